@@ -265,12 +265,13 @@ clean-dist:
 	@rm -rf dist
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck
+lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names of tests and commits
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
 	@$(GO) vet -tags vm,engines,packages ./...
 	@$(GO) tool staticcheck -tags vm,engines,packages ./...
+	@$(GO) run ./integration/wording
 
 .PHONY: licences
 licences: ## list the Go modules in use and their licences; make test fails where one is not allowed

@@ -26,52 +26,49 @@ const (
 	KindNIC  = Vendor + "/nic"
 )
 
-// Kinds are all kinds of device that a host may offer, whether it does or not.
-// Files of those that it does not are removed, so a kind stays here for good.
+// Kinds lists every kind of device that a host may offer. Write removes the files of kinds that
+// the host does not offer, so a kind stays in the list for good.
 var Kinds = []string{KindLane, KindGPU, KindNIC}
 
-// All is the name of the device that stands for every GPU with a lane, and for
-// every NIC.
+// All is the name of the device for every GPU with a lane, and of the device for every NIC.
 const All = "all"
 
-// auto is the lane= device that stands for all GPUs that the engine gives the container.
+// auto is the lane= device for the GPUs that the engine gives the container.
 const auto = "auto"
 
-// Options say what a specification refers to on the host.
+// Options are the host paths and policies of a specification.
 type Options struct {
 	// Layout holds the anchor that is mounted and the root that the hook is
 	// given.
 	Layout paths.Layout
-	// HookPath is the absolute path of peerlane-hook. Engines keep it for a
-	// container's whole life, so it has to survive an upgrade.
+	// HookPath is the absolute path of peerlane-hook. Engines keep the path for the life of a
+	// container, so the path must survive an upgrade.
 	HookPath string
-	// Tenancy is config.TenancySingle, also when empty, or config.TenancyMulti:
-	// lane= only, because the holder of a gpu= can reach its server GPUs, and that
-	// of a nic= the network.
+	// Tenancy is config.TenancySingle (the default) or config.TenancyMulti. With TenancyMulti
+	// there is lane= only: a container with gpu= can reach the server GPUs, and a container with
+	// nic= can reach the network.
 	Tenancy string
 	// DevRoot is the directory that holds dev/; empty for "/".
 	DevRoot string
 	// Proc is the root of procfs, where FindPeermem looks for how programs register
 	// GPU memory with NICs; empty for "/proc".
 	Proc string
-	// LibraryDir is the directory of what is mounted into containers for programs
-	// to load; empty for the layout's.
+	// LibraryDir is the directory of the files that are mounted into containers; empty for the
+	// layout's directory.
 	LibraryDir string
 }
 
-// hookEnv is never empty: given no environment, a runtime hands a hook its own
-// or, in some versions, the image's, LD_PRELOAD included (CVE-2025-23266). The
-// rest spares a Go program, of which the start is half of a hook's time, the setting
-// up of a scheduler for each of the host's processors, and the reading of its time
-// zone. One processor for a hook that does one thing, four for one that overlaps
-// several.
+// hookEnv returns the environment of a hook, never empty: without an environment a runtime gives
+// a hook the environment of the runtime or, in some versions, of the image, with LD_PRELOAD
+// (CVE-2025-23266). The other variables shorten the start of a Go program, which is half of a
+// hook's time: the Go runtime sets up a scheduler per processor and reads the time zone. One
+// processor is enough for a hook with one task, four for a hook that overlaps several.
 func hookEnv(processors int) []string {
 	return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TZ=UTC", fmt.Sprintf("GOMAXPROCS=%d", processors)}
 }
 
-// Generate makes the specifications of a plan: KindLane, and where the tenancy
-// permits it KindGPU, if the nodes of a GPU are known, and KindNIC, if there is
-// one.
+// Generate returns the specifications of a plan: KindLane, and if the tenancy permits, KindGPU
+// when the nodes of a GPU are known, and KindNIC when a NIC exists.
 func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
@@ -102,10 +99,9 @@ func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
 	return out, nil
 }
 
-// Notes says in sentences what the specifications of a plan mean for the one
-// who installs them: what gpu= and nic= give away, how containers register GPU
-// memory where that is not the best way, and which devices and libraries are not
-// offered and why.
+// Notes explains the specifications of a plan to an administrator: the access that gpu= and nic=
+// give away, the registration of GPU memory where a better way exists, and the devices and
+// libraries that the host does not offer, with the reason.
 func Notes(plan *topo.Plan, o Options) ([]string, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
@@ -139,7 +135,7 @@ type generator struct {
 	o       Options
 	tenancy string
 	gpus    map[string]topo.GPU // by PCI address
-	// libraries are what containers with a lane get to load.
+	// libraries are the files that containers with a lane load.
 	libraries libraries
 	peermem   Peermem
 }
@@ -172,8 +168,8 @@ func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
 	return g, nil
 }
 
-// offered is the lanes that become devices of a kind, in the order of their
-// GPUs' indices, and a sentence on each of the others.
+// offered returns the lanes that become devices of a kind, ordered by GPU index, and a sentence
+// for every other lane.
 func (g *generator) offered(kind string) (lanes []topo.Lane, missing []string) {
 	for _, lane := range g.plan.Lanes {
 		if err := g.refusal(kind, lane); err != nil {
@@ -204,14 +200,14 @@ func (g *generator) refusal(kind string, lane topo.Lane) error {
 			return fmt.Errorf("the device node of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", busID)
 		}
 	}
-	// Without it the server GPUs would appear to CUDA as devices to compute on.
+	// Without a UUID, the server GPUs would appear to CUDA as devices to compute on.
 	if g.gpus[lane.GPU].UUID == "" {
 		return fmt.Errorf("the UUID of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", lane.GPU)
 	}
 	return nil
 }
 
-// nothing says why a plan has no device at all.
+// nothing explains a plan without a device.
 func (g *generator) nothing() error {
 	if len(g.plan.Lanes) == 0 {
 		return errors.New("the plan has no lane, because there is no NVIDIA GPU; `peerlane topo` shows what there is")
@@ -242,7 +238,7 @@ func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
 	return spec
 }
 
-// finish checks a specification and states its version.
+// finish checks a specification and sets its version.
 func finish(spec *specs.Spec) error {
 	if err := checkNames(spec); err != nil {
 		return err
@@ -255,8 +251,8 @@ func finish(spec *specs.Spec) error {
 	return nil
 }
 
-// membersOf are a group's lanes among those that are offered, and whether they
-// are all of it: a group that lacks one is not offered.
+// membersOf returns the offered lanes of a group. The second result reports whether every lane of the
+// group is offered: a group that lacks a lane is not offered.
 func membersOf(group topo.Group, offered []topo.Lane) (members []topo.Lane, whole bool) {
 	for _, lane := range offered {
 		if slices.Contains(group.GPUs, lane.GPU) {
@@ -266,14 +262,14 @@ func membersOf(group topo.Group, offered []topo.Lane) (members []topo.Lane, whol
 	return members, len(members) == len(group.GPUs)
 }
 
-// names are what a user may call a GPU.
+// names returns the names of a GPU for users.
 func names(gpu topo.GPU) []string {
 	all := []string{strconv.Itoa(gpu.Index), gpu.UUID, gpu.BusID}
 	return slices.DeleteFunc(all, func(name string) bool { return name == "" })
 }
 
-// checkNames refuses a plan that would make a specification which no engine
-// loads, naming the device; engines tell their log at best.
+// checkNames refuses a plan whose specification no engine would load, and names the device.
+// Engines report the defect only in a log.
 func checkNames(spec *specs.Spec) error {
 	seen := map[string]bool{}
 	for _, d := range spec.Devices {
@@ -288,8 +284,8 @@ func checkNames(spec *specs.Spec) error {
 	return nil
 }
 
-// commonEdits hold for every container with a lane, once however many devices of
-// the kind it has.
+// commonEdits returns the edits for every container with a lane. They apply once, for any number
+// of devices of the kind.
 func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	edits := specs.ContainerEdits{
 		Mounts: append([]*specs.Mount{{
@@ -313,7 +309,7 @@ func (g *generator) registration() string {
 	return RegistrationVariable + "=" + way
 }
 
-// deviceEdits are what the device of these lanes adds.
+// deviceEdits returns the edits of the device of these lanes.
 func (g *generator) deviceEdits(kind string, lanes ...topo.Lane) specs.ContainerEdits {
 	option := "--lane"
 	if kind == KindGPU {
@@ -342,9 +338,9 @@ func (g *generator) hook(at, command string, args ...string) *specs.Hook {
 	return &specs.Hook{HookName: at, Path: g.o.HookPath, Args: append(all, args...), Env: hookEnv(processors)}
 }
 
-// addNodes adds the nodes of the lanes' GPUs, of their server GPUs and of their
-// NICs, each once. Server GPUs are there to import memory from, not to compute
-// on, so CUDA_VISIBLE_DEVICES names the others; importing works under it.
+// addNodes adds the nodes of the GPUs, server GPUs and NICs of the lanes, without duplicates.
+// Containers import memory from server GPUs and do not compute on server GPUs, so
+// CUDA_VISIBLE_DEVICES hides them; importing memory works under the variable.
 func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []topo.Lane) {
 	var clients, gpus, uverbs []string
 	for _, lane := range lanes {
@@ -377,8 +373,8 @@ func unique(names []string) []string {
 	})
 }
 
-// node is a device node below /dev. Its numbers are read at each container's
-// start, and "rw" leaves out mknod, which the default would grant.
+// node returns a device node below /dev. The engine reads the numbers of the node when a
+// container starts. "rw" leaves out mknod, which the default would grant.
 func (g *generator) node(name string) *specs.DeviceNode {
 	n := &specs.DeviceNode{Path: "/dev/" + name, Permissions: "rw"}
 	if root := filepath.Clean(cmp.Or(g.o.DevRoot, "/")); root != "/" {

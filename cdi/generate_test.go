@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// testPlan has a near GPU, a far one that it serves, and one that is refused.
+// testPlan has a near GPU, a far GPU that the near GPU serves, and a refused GPU.
 func testPlan() *topo.Plan {
 	return &topo.Plan{
 		Version: topo.PlanVersion,
@@ -34,8 +34,8 @@ func testPlan() *topo.Plan {
 	}
 }
 
-// testOptions refer to a made root whose /dev holds the named nodes. They are
-// FIFOs, which anybody may make and CDI accepts.
+// testOptions refer to a test root whose /dev has the named nodes. The nodes are FIFOs: any user
+// may make a FIFO, and CDI accepts FIFOs.
 func testOptions(t *testing.T, nodes ...string) Options {
 	t.Helper()
 	root := t.TempDir()
@@ -50,7 +50,7 @@ func testOptions(t *testing.T, nodes ...string) Options {
 
 var allNodes = []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia5", "infiniband/uverbs3", "infiniband/rdma_cm"}
 
-// The files of testdata are what an administrator finds in /etc/cdi.
+// The files of testdata are the files of /etc/cdi on such a host.
 func TestSpecificationsOfAPlan(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	list, err := Generate(testPlan(), o)
@@ -151,12 +151,12 @@ func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 	}
 }
 
-func TestWhatIsOffered(t *testing.T) {
+func TestGenerateTenancyLimitsDevices(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		edit  func(*topo.Plan, *Options)
 		want  map[string][]string // device names by kind, without all
-		notes []string            // a part of each
+		notes []string            // substrings
 	}{
 		{
 			name: "one tenant",
@@ -300,7 +300,7 @@ func TestGroupsAreDevices(t *testing.T) {
 		for _, d := range spec.Devices {
 			found[d.Name] = d
 		}
-		// All lanes that are offered are those of the group.
+		// The group contains every offered lane.
 		if diff := cmp.Diff(found[All].ContainerEdits, found["half0"].ContainerEdits); diff != "" || len(found["half0"].ContainerEdits.Hooks) == 0 {
 			t.Errorf("%s=half0 (-all +half0): %s", spec.Kind, diff)
 		}

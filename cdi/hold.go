@@ -12,19 +12,18 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// holdTimeout is how long another command is waited for. One takes a tenth of a
-// second, and a few where NVIDIA's driver wakes up first; udev ends what it runs
-// after three minutes.
+// holdTimeout limits the wait for another command. A command takes a tenth of a second, and a few
+// seconds when NVIDIA's driver wakes up first; udev ends a program after three minutes.
 const holdTimeout = 60 * time.Second
 
-// Hold keeps all others that change a layout's plan and specifications waiting
-// until it is closed. It is taken before the host is read: of two that see a
-// host change, the one that read it last writes last.
+// Hold locks the plan and the specifications of a layout against other commands until the caller
+// closes the lock. Take the lock before reading the host: of two commands that see a host change,
+// the command that read the host last writes last.
 func Hold(l paths.Layout) (io.Closer, error) { return hold(l, holdTimeout) }
 
 func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
-	// The directory itself, so that nothing is left for the lock's sake; that of
-	// the state, because what others can open they can lock.
+	// Lock the directory itself, so that no lock file remains. Lock the state directory, because
+	// any user can lock a directory that the user can open.
 	if err := l.CreateState(); err != nil {
 		return nil, fmt.Errorf("making the directory of the plan: %w", err)
 	}

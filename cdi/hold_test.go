@@ -38,7 +38,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 	case <-time.After(holdTimeout):
 		t.Fatal("it is still held")
 	}
-	// What others can open, they can lock.
+	// Any user can lock a directory that the user can open.
 	info, err := os.Stat(l.State())
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 	if info.Mode().Perm() != 0o700 {
 		t.Errorf("what is locked has mode %v", info.Mode())
 	}
-	// What is above it may hold files that everybody reads.
+	// The parent directory may hold files that every user reads.
 	if info, err = os.Stat(filepath.Dir(l.State())); err != nil || info.Mode().Perm() != 0o755 {
 		t.Errorf("what is above it has mode %v, %v", info.Mode(), err)
 	}

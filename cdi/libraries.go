@@ -15,33 +15,31 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// loaderDirs are where the loader of every glibc image looks at last, with and
-// without a cache (ld.so.cache) and whatever LD_LIBRARY_PATH says: Debian's and
-// Arch's in /usr/lib, Fedora's and SUSE's in /usr/lib64. A file that lies in both
-// is the same file.
+// loaderDirs are the last directories that the loader of a glibc image searches, with and without
+// a cache (ld.so.cache) and with any LD_LIBRARY_PATH: /usr/lib on Debian and Arch, /usr/lib64 on
+// Fedora and SUSE. A file in both directories is the same file.
 var loaderDirs = []string{"/usr/lib", "/usr/lib64"}
 
 // NCCLTopology is the file in the directory of libraries that becomes ncclTopology in
 // containers.
 const NCCLTopology = "nccl-topology.xml"
 
-// ncclTopology is the host with the virtual switch that its lanes make
-// (`peerlane topo -o xml --virtual`), for NCCL_TOPO_FILE. It is the same in
-// all containers: NCCL leaves out GPUs that a rank has not, and NICs that the plugin
-// does not name. It tells nothing that /sys does not.
+// ncclTopology is the topology of the host with the virtual switch of the lanes (`peerlane topo
+// -o xml --virtual`), for NCCL_TOPO_FILE. Every container gets the same file: NCCL ignores GPUs
+// that a rank does not have, and NICs that the plugin does not name. The file has no information
+// beyond /sys.
 const ncclTopology = "/etc/nccl-topology.xml"
 
-// libraries are what containers with a lane get to load.
+// libraries are the files that containers with a lane load.
 type libraries struct {
 	mounts []*specs.Mount
-	// refused says of each file that is not mounted why.
+	// refused explains, for every file that is not mounted, the reason.
 	refused []string
 }
 
-// findLibraries looks for shared libraries in a directory of the host, by the
-// names that programs load them by, and for NCCL's topology. What an
-// administrator did not put there is no library, and a link none either: a
-// specification names what it mounts for as long as a container lives.
+// findLibraries searches a directory of the host for shared libraries, by the names that programs
+// load, and for NCCL's topology. A link, or a file that another user than the administrator could
+// have written, is not a library: a specification mounts the file for the life of a container.
 func findLibraries(dir string) (libraries, error) {
 	var found libraries
 	entries, err := os.ReadDir(dir)

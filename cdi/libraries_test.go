@@ -12,7 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// libraryDir fills a directory with files of these names, trusted as a package's.
+// libraryDir fills a directory with files of these names, owned and protected like the files of a
+// package.
 func libraryDir(t *testing.T, names ...string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "peerlane")
@@ -40,7 +41,7 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 		"/etc/nccl-topology.xml": "nccl-topology.xml", "/run/peerlane": "anchor",
 	}
 	for _, spec := range list {
-		if spec.Kind == KindNIC { // the relay's libraries serve nobody without a lane
+		if spec.Kind == KindNIC { // a container without a lane does not use the relay's libraries
 			if len(spec.ContainerEdits.Mounts) > 0 {
 				t.Errorf("%s mounts %v", spec.Kind, spec.ContainerEdits.Mounts)
 			}
@@ -68,7 +69,7 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 	}
 }
 
-// What anybody could have written is not loaded into everybody's programs.
+// A library that an unprivileged user could have written is not mounted.
 func TestLibrariesThatAreNotMounted(t *testing.T) {
 	for _, test := range []struct {
 		name string

@@ -14,16 +14,15 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// Device is one device of a specification, and what a container gets that asks
-// for it.
+// Device is one device of a specification, with the effects on a container.
 type Device struct {
-	// Name is what an engine is given, "peerlane.dev/lane=3", and Aliases are the
-	// other names, without the kind, that inject the same.
+	// Name is the device for an engine, "peerlane.dev/lane=3". Aliases are further names, without
+	// the kind, with the same edits.
 	Name    string   `json:"name"`
 	Aliases []string `json:"aliases"`
-	// File is the specification's; empty where it is not installed.
+	// File is the path of the specification; empty if the specification is not installed.
 	File string `json:"file,omitempty"`
-	// Ignored says why engines do not use this definition; empty where they do.
+	// Ignored is the reason why engines ignore this definition; empty if engines use it.
 	Ignored string `json:"ignored,omitempty"`
 
 	Nodes       []*specs.DeviceNode     `json:"nodes"`
@@ -40,12 +39,12 @@ type HookCall struct {
 	Stage string   `json:"stage"` // "createRuntime"
 	Path  string   `json:"path"`
 	Args  []string `json:"args"` // the first is the program's name
-	// Does says in words what it is for, and Brief in one or two.
+	// Does describes the purpose in a sentence, and Brief in one or two words.
 	Does  string `json:"does"`
 	Brief string `json:"-"`
 }
 
-// Devices are the devices of files, those of one definition once.
+// Devices returns the devices of files. Devices with one definition appear once.
 func Devices(files []File) []Device {
 	var all []Device
 	for _, f := range files {
@@ -61,8 +60,7 @@ func Devices(files []File) []Device {
 	return all
 }
 
-// sameEdits are the devices of a specification by what they inject, in their
-// order.
+// sameEdits groups the devices of a specification by their edits, in order.
 func sameEdits(spec *specs.Spec) (groups [][]specs.Device) {
 	place := map[string]int{}
 	for _, d := range spec.Devices {
@@ -89,7 +87,7 @@ func newDevice(spec *specs.Spec, same []specs.Device) Device {
 	for _, alias := range same[1:] {
 		d.Aliases = append(d.Aliases, alias.Name)
 	}
-	// Engines apply the device's edits, and then those for all.
+	// Engines apply the edits of the device, and then the common edits.
 	for _, e := range []specs.ContainerEdits{same[0].ContainerEdits, spec.ContainerEdits} {
 		d.Nodes = append(d.Nodes, e.DeviceNodes...)
 		d.Mounts = append(d.Mounts, e.Mounts...)
@@ -108,7 +106,7 @@ func newDevice(spec *specs.Spec, same []specs.Device) Device {
 	return d
 }
 
-// does says what a hook is for, and in one or two words.
+// does describes the purpose of a hook, in a sentence and in one or two words.
 func does(h *specs.Hook) (sentence, brief string) {
 	a := arguments(h)
 	const attaches = ", and attaches its socket at " + paths.ContainerDir
@@ -129,12 +127,12 @@ func does(h *specs.Hook) (sentence, brief string) {
 	return "is given " + strings.Join(a.rest, " "), a.command
 }
 
-// hookArguments are what a specification tells peerlane-hook.
+// hookArguments are the arguments of peerlane-hook in a specification.
 type hookArguments struct {
 	command     string
-	root        string // "/" where none is named
+	root        string // default "/"
 	lanes, nics []string
-	rest        []string // all but the program's name
+	rest        []string // the arguments after the program's name
 }
 
 func arguments(h *specs.Hook) hookArguments {
@@ -217,7 +215,7 @@ func Generated(list []*specs.Spec) (files []File) {
 	return files
 }
 
-// sameJSON compares what two values are in JSON.
+// sameJSON reports whether two values have the same JSON.
 func sameJSON(a, b any) bool {
 	x, errX := json.Marshal(a)
 	y, errY := json.Marshal(b)

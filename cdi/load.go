@@ -18,10 +18,10 @@ import (
 // kinds.
 type File struct {
 	Path string
-	// Priority is the place of its directory among those that were read; a
-	// device in a later one hides the same in an earlier.
+	// Priority is the position of the directory in the list. A device in a later directory hides
+	// the same device in an earlier directory.
 	Priority int
-	// Mode and UID are those of the file itself, not of what a link leads to.
+	// Mode and UID are the attributes of the file itself, not of the target of a link.
 	Mode fs.FileMode
 	UID  int
 	// Spec is nil where Err says why engines do not load the file.
@@ -29,8 +29,8 @@ type File struct {
 	Err  error
 }
 
-// Load reads the directories of specifications as engines do. A directory that
-// does not exist is empty; what cannot be read is an error.
+// Load reads the directories of specifications as engines do. A missing directory is empty; an
+// unreadable directory or file is an error.
 func Load(dirs []string) ([]File, error) {
 	var files []File
 	for priority, dir := range dirs {
@@ -60,7 +60,7 @@ func Load(dirs []string) ([]File, error) {
 	return files, nil
 }
 
-// load is nil for a file that is none of our business.
+// load returns nil for a file without devices of Peerlane.
 func load(path string, priority int) (*File, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -72,7 +72,7 @@ func load(path string, priority int) (*File, error) {
 	switch {
 	case err != nil && named:
 		if errors.Is(err, fs.ErrPermission) {
-			return nil, err // it is there for root
+			return nil, err // root can read the file
 		}
 		f.Err = err
 		return f, nil
@@ -93,7 +93,7 @@ func load(path string, priority int) (*File, error) {
 	return f, nil
 }
 
-// isOurName says whether a file's name is one that we write.
+// isOurName reports whether Peerlane writes files with this name.
 func isOurName(name string) bool {
 	for _, kind := range Kinds {
 		for _, f := range []Format{JSON, YAML} {
@@ -105,8 +105,8 @@ func isOurName(name string) bool {
 	return false
 }
 
-// InstalledHook is the hook that specifications of these directories call, if it
-// is still there; otherwise empty. Directories that cannot be read have none.
+// InstalledHook returns the hook that the specifications of these directories call, if the file
+// exists, and else "". An unreadable directory has no hook.
 func InstalledHook(dirs []string) string {
 	for _, dir := range dirs {
 		for _, kind := range Kinds {

@@ -11,13 +11,13 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// rdmaCM is the node of the kernel's connection manager; a host has it while the
-// module rdma_ucm is loaded. Neither umad nor issm is ever given away: they send
-// management packets, and make a port a subnet manager's.
+// rdmaCM is the node of the kernel's connection manager. The node exists while the module
+// rdma_ucm is loaded. Containers never get the nodes umad and issm: a process with umad or issm
+// can send management packets and make a port a subnet manager.
 const rdmaCM = "infiniband/rdma_cm"
 
-// offeredNICs are the NICs that become devices of KindNIC, and a sentence on each
-// of the others that have RDMA.
+// offeredNICs returns the NICs that become devices of KindNIC, and a sentence for every other NIC
+// with RDMA.
 func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 	if g.tenancy == config.TenancyMulti {
 		return nil, nil
@@ -34,7 +34,7 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 			missing = append(missing, fmt.Sprintf("%s=%s is not offered: the kernel has no device node for it; load the module ib_uverbs", KindNIC, nic.Name))
 			continue
 		}
-		// The kernel lets a NIC be renamed to what CDI does not allow.
+		// The kernel accepts names of NICs that CDI refuses.
 		if err := parser.ValidateDeviceName(nic.Name); err != nil || nic.Name == All {
 			missing = append(missing, fmt.Sprintf("%s=%s is not offered: that is no name for a CDI device; rename the NIC (rdma dev set)", KindNIC, nic.Name))
 			continue
@@ -44,8 +44,8 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 	return nics, missing
 }
 
-// nicSpec is the specification of these NICs: by name, by PCI address where only
-// one has it, and all.
+// nicSpec returns the specification of these NICs: by name, by PCI address if only one NIC has
+// the address, and as "all".
 func (g *generator) nicSpec(nics []topo.NIC) *specs.Spec {
 	spec := &specs.Spec{Kind: KindNIC, ContainerEdits: specs.ContainerEdits{
 		Env:         []string{g.registration()},
@@ -66,8 +66,8 @@ func (g *generator) nicSpec(nics []topo.NIC) *specs.Spec {
 	return spec
 }
 
-// nicEdits are what the device of these NICs adds. Its hook checks that they are
-// still who they were, and lifts the limit of locked memory.
+// nicEdits returns the edits of the device of these NICs. The hook checks that the NICs have not
+// changed, and lifts the limit of locked memory.
 func (g *generator) nicEdits(nics ...topo.NIC) specs.ContainerEdits {
 	var edits specs.ContainerEdits
 	var args []string

@@ -15,16 +15,15 @@ import (
 	"time"
 )
 
-// Peermem is what lets a NIC read and write the memory of GPUs: the kernel's
-// DMA-BUF, or a module that registers the memory behind a CUDA pointer.
+// Peermem describes how NICs can read and write GPU memory on this host: by the kernel's DMA-BUF,
+// or by a module that registers the memory behind a CUDA pointer.
 type Peermem struct {
 	// DMABUF says that the kernel and NVIDIA's driver can export a GPU's memory
 	// as a DMA-BUF.
 	DMABUF bool `json:"dmabuf"`
 	// NoDMABUF says why not.
 	NoDMABUF string `json:"noDmabuf,omitempty"`
-	// Module is nvidia_peermem, or its predecessor nv_peer_mem; empty where
-	// neither is loaded.
+	// Module is nvidia_peermem, or its predecessor nv_peer_mem; empty if neither is loaded.
 	Module string `json:"module,omitempty"`
 	// Loaded says that the module was loaded just now.
 	Loaded bool `json:"loaded,omitempty"`
@@ -88,9 +87,9 @@ func readIfThere(root, name string) (string, error) {
 	return string(text), err
 }
 
-// noDMABUF says why there is none, given /proc/driver/nvidia/version and
-// /proc/sys/kernel/osrelease. The driver exports DMA-BUFs since 515, where its
-// kernel modules are the open ones, and RDMA imports them since Linux 5.12.
+// noDMABUF returns the reason why the host has no DMA-BUF, from /proc/driver/nvidia/version and
+// /proc/sys/kernel/osrelease. The driver exports DMA-BUFs since 515 with open kernel modules, and
+// RDMA imports DMA-BUFs since Linux 5.12.
 func noDMABUF(driver, kernel string) string {
 	if driver == "" {
 		return "NVIDIA's driver is not loaded"
@@ -116,9 +115,8 @@ func noDMABUF(driver, kernel string) string {
 	return ""
 }
 
-// LoadPeermem is FindPeermem for a host that wants the module: it is loaded
-// with modprobe where it is missing. Without RDMA devices nobody would use it.
-// What is there is returned beside an error, too.
+// LoadPeermem is FindPeermem for a host that needs the module: modprobe loads a missing module.
+// On a host without RDMA devices it loads nothing. The result is valid beside an error.
 func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peermem, error) {
 	p, err := FindPeermem(sysfs, proc)
 	if err != nil || p.Module != "" {
@@ -128,7 +126,7 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 		return p, nil
 	}
 	if _, err := os.Stat(filepath.Join(proc, "driver/nvidia/version")); err != nil {
-		return p, nil // and a refresh runs again when it is
+		return p, nil // the next refresh finds the module
 	}
 	var failures []error
 	for _, module := range peermemModules {
@@ -152,9 +150,9 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 func Modprobe(module string) error {
 	path, err := exec.LookPath("modprobe")
 	if err != nil {
-		path = "/sbin/modprobe" // the PATH of what udev runs is short
+		path = "/sbin/modprobe" // udev runs programs with a short PATH
 	}
-	// A module that waits for its device would hold whoever loads it.
+	// A module that waits for its device would block the caller.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	said, err := exec.CommandContext(ctx, path, module).CombinedOutput()

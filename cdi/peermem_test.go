@@ -12,7 +12,7 @@ import (
 
 const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)  Wed\nGCC version: gcc 12\n"
 
-// trees are sysfs and procfs with these files.
+// trees returns roots of sysfs and procfs with these files.
 func trees(t *testing.T, files map[string]string) (sysfs, proc string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,7 +28,7 @@ func trees(t *testing.T, files map[string]string) (sysfs, proc string) {
 	return filepath.Join(dir, "sys"), filepath.Join(dir, "proc")
 }
 
-func TestHowNICsReachGPUs(t *testing.T) {
+func TestFindPeermemReportsModuleAndDMABUF(t *testing.T) {
 	const (
 		driver = "proc/driver/nvidia/version"
 		kernel = "proc/sys/kernel/osrelease"
@@ -59,7 +59,7 @@ func TestHowNICsReachGPUs(t *testing.T) {
 	}
 }
 
-func TestLoadPeermem(t *testing.T) {
+func TestLoadPeermemLoadsMissingModule(t *testing.T) {
 	host := map[string]string{"proc/sys/kernel/osrelease": "6.8.0\n", "proc/driver/nvidia/version": openDriver, "sys/class/infiniband/mlx5_0": "", "sys/module/nvidia/version": "580\n"}
 	without := func(name string) map[string]string {
 		files := map[string]string{}
@@ -116,8 +116,8 @@ func TestLoadPeermem(t *testing.T) {
 	}
 }
 
-// The machine's own modprobe has its say in a failure.
-func TestModprobe(t *testing.T) {
+// The error includes the output of modprobe.
+func TestLoadPeermemReportsModprobeOutput(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
 	write := func(script string) {

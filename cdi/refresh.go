@@ -14,9 +14,9 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Install holds the layout, reads the host with read, and installs what that
-// returns: a plan and its specifications, or neither. With dry nothing is held
-// or written, and the changes are those that there would be.
+// Install locks the layout, calls read to read the host, and installs the plan and specifications
+// that read returns, or neither. With dry, Install locks and writes nothing, and returns the
+// changes that it would make.
 func (i Installation) Install(dry bool, read func() (*topo.Plan, []*specs.Spec, error)) (changes []Change, err error) {
 	if !dry {
 		held, err := Hold(i.Layout)
@@ -34,8 +34,8 @@ func (i Installation) Install(dry bool, read func() (*topo.Plan, []*specs.Spec, 
 	return i.Apply()
 }
 
-// Remove removes specifications and plan. Where there is no state there is
-// nobody to wait for.
+// Remove removes the specifications and the plan. Without a state directory, Remove takes no
+// lock.
 func (i Installation) Remove(dry bool) ([]Change, error) {
 	if _, err := os.Stat(i.Layout.State()); errors.Is(err, fs.ErrNotExist) {
 		i.Plan, i.Specs = nil, nil
@@ -47,21 +47,20 @@ func (i Installation) Remove(dry bool) ([]Change, error) {
 	return i.Install(dry, func() (*topo.Plan, []*specs.Spec, error) { return nil, nil, nil })
 }
 
-// Refreshed is what a refresh found.
+// Refreshed is the result of a refresh.
 type Refreshed struct {
 	Changes []Change `json:"changes"`
-	// Nothing says why this host offers no device; empty where it does. What was
-	// installed is removed then, because all of it names what is gone.
+	// Nothing is the reason why the host offers no device; empty if it offers devices. The
+	// refresh then removes the installed files, because the files name devices that are gone.
 	Nothing string `json:"nothing,omitempty"`
-	// Kept says why what is installed is left as it is, whatever could be read;
-	// empty where it is not.
+	// Kept is the reason why the refresh kept the installed files; empty if the refresh compared
+	// the files with the host.
 	Kept string `json:"kept,omitempty"`
 }
 
-// Refresh is Install for a machine that changes by itself: a host without a GPU
-// is no error, and a host that cannot tell yet is left alone. Without
-// directories it is those of all that have specifications of ours, and the first
-// of all where none has.
+// Refresh is Install for a machine that changes by itself: a host without a GPU is no error, and
+// a host whose driver is not ready keeps its files. Without Dirs, Refresh writes to the
+// directories of all with specifications of Peerlane, or else to the first directory of all.
 func (i Installation) Refresh(dry bool, all []string, read func() (*topo.Plan, Options, error)) (r Refreshed, err error) {
 	if len(i.Dirs) == 0 {
 		if i.Dirs, err = InUse(all); err != nil {
@@ -103,9 +102,9 @@ func Offers(plan *topo.Plan) bool {
 	return slices.ContainsFunc(plan.Lanes, func(l topo.Lane) bool { return l.Role != topo.RoleRefused })
 }
 
-// early says why a host cannot be asked yet: early in a boot its GPUs are there
-// and NVIDIA's driver is not, so that neither their names nor their nodes are
-// known. What was installed for the same GPUs still fits.
+// early returns the reason why the host cannot be read yet: early in a boot the GPUs exist
+// without NVIDIA's driver, so that their names and nodes are unknown. The files that an earlier
+// refresh installed for the same GPUs are still right.
 func (i Installation) early(live *topo.Plan) string {
 	installed, err := topo.ReadPlan(i.Layout.PlanFile())
 	if err != nil || len(live.GPUs) == 0 {
@@ -139,8 +138,7 @@ func (i Installation) early(live *topo.Plan) string {
 	return fmt.Sprintf("NVIDIA's driver is not loaded, so this host tells less of its %d GPUs than is installed", len(live.GPUs))
 }
 
-// InUse are those of the directories that have a file of ours, and the first of
-// all where none has.
+// InUse returns the directories with a file of Peerlane, or else the first directory.
 func InUse(dirs []string) ([]string, error) {
 	if len(dirs) == 0 {
 		return nil, errors.New("no directory of CDI specifications is named")

@@ -8,21 +8,21 @@ const RegistrationVariable = "PEERLANE_REGISTRATION"
 
 // Ways of registering GPU memory with a NIC, best first.
 const (
-	// registrationDMABUF is by a DMA-BUF descriptor of it (ibv_reg_dmabuf_mr).
+	// registrationDMABUF registers a DMA-BUF descriptor of the memory (ibv_reg_dmabuf_mr).
 	registrationDMABUF = "dmabuf"
-	// registrationPeermem is by its address (ibv_reg_mr), which the module
-	// nvidia-peermem, or nv_peer_mem before it, makes out.
+	// registrationPeermem registers the address of the memory (ibv_reg_mr); the module
+	// nvidia-peermem, or nv_peer_mem, resolves the address.
 	registrationPeermem = "peermem"
-	// RegistrationBounce is not at all: host memory is registered, and data is
-	// copied through it.
+	// RegistrationBounce registers host memory instead, and relays copy the data through host
+	// memory.
 	RegistrationBounce = "bounce"
 )
 
-// Registration is the best way of registering GPU memory, and why it is not a
-// better one, a sentence that is empty for DMA-BUF. A kernel or driver that a
-// distributor has changed may do more than its number says, and whether one GPU
-// and one NIC do it, only trying tells (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
-// ibv_reg_dmabuf_mr): it is where a program begins.
+// Registration returns the best way to register GPU memory, and the reason why no better way is
+// possible, empty for DMA-BUF. A distributor's kernel or driver may support more than the version
+// says, and only a test shows whether a GPU and a NIC support a way
+// (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, ibv_reg_dmabuf_mr): a program starts with the way
+// returned.
 func (p Peermem) Registration() (way, reason string) {
 	switch {
 	case p.DMABUF:

@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// What /proc/driver/nvidia/version says.
+// Contents of /proc/driver/nvidia/version.
 const (
 	openModule   = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22-I3-AM02-24-3)  Wed Sep 17 08:33:35 UTC 2025\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
 	closedModule = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
 	earlyModule  = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  495.29.05  Release Build  (archlinux-builder@)\n"
 )
 
-// procfs is a root of procfs with these files, as far as they are not empty.
+// procfs returns a root of procfs with these files; an empty content means no file.
 func procfs(t *testing.T, osrelease, driver string) string {
 	t.Helper()
 	proc := t.TempDir()
@@ -33,7 +33,7 @@ func procfs(t *testing.T, osrelease, driver string) string {
 	return proc
 }
 
-func TestRegistration(t *testing.T) {
+func TestRegistrationFollowsDriverAndKernel(t *testing.T) {
 	for _, test := range []struct {
 		name           string
 		kernel, driver string

@@ -21,32 +21,32 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Drift is one way in which what is installed does not fit the host.
+// Drift is one difference between the installed files and the host.
 type Drift struct {
-	// Kind is a word for programs, one of the constants below.
+	// Kind is a word for programs: a constant below.
 	Kind string `json:"kind"`
-	// Subject is the file or device that it is about.
+	// Subject is the file or device of the difference.
 	Subject string `json:"subject"`
-	// Message says what is different, and Remedy what to do about it.
+	// Message describes the difference, and Remedy the correction.
 	Message string `json:"message"`
 	Remedy  string `json:"remedy"`
 }
 
-// Kinds of drift. They are a public interface: scripts look for them.
+// Kinds of drift. They are a public interface for scripts.
 const (
 	driftMissing     = "missing"      // a specification or the plan is not there
 	driftDamaged     = "damaged"      // a file that engines cannot load
 	driftMode        = "mode"         // mode or owner of a file
 	driftVersion     = "version"      // a CDI version that is higher than needed
-	driftConflict    = "conflict"     // two files define a device, so engines ignore it
+	driftConflict    = "conflict"     // two files define a device, so engines ignore the device
 	driftLayout      = "layout"       // a specification of another layout
 	DriftHook        = "hook"         // peerlane-hook is not there, or not root's
-	driftTenancy     = "tenancy"      // what is offered does not fit the tenancy
+	driftTenancy     = "tenancy"      // the offered devices do not fit the tenancy
 	driftKind        = "kind"         // a kind of device came or went
 	driftGPUMoved    = "gpu-moved"    // a GPU has another PCI address
 	driftGPUGone     = "gpu-gone"     // a GPU is not there any more
 	driftGPUAdded    = "gpu-added"    // a GPU has no device yet
-	driftGPUReplaced = "gpu-replaced" // another GPU, with another UUID, is in its place
+	driftGPUReplaced = "gpu-replaced" // another GPU, with another UUID, has its address
 	driftGPUIndex    = "gpu-index"    // a GPU has another index
 	driftGPURefused  = "gpu-refused"  // a GPU can have no lane any more
 	driftMinor       = "minor"        // a GPU has another device node
@@ -58,7 +58,7 @@ const (
 	driftPortDown    = "port-down"    // no port of a NIC is active any more
 	driftPortUp      = "port-up"      // a port of a NIC is active again
 	driftPlan        = "plan"         // the plan is older, damaged or different
-	driftLanes       = "lanes"        // lanes would be others
+	driftLanes       = "lanes"        // the host would get other lanes
 	driftNode        = "node"         // a device node is not there
 	driftContent     = "content"      // anything else
 )
@@ -69,23 +69,22 @@ const (
 	remedyPort    = "see to its link, or run peerlane cdi refresh for lanes without it"
 )
 
-// Validator compares what is installed with the host that it is for.
+// Validator compares the installed files with the host.
 type Validator struct {
-	Installation // Plan and Specs are what Validate fills in
-	// Files are those of the directories (Load).
+	Installation // Validate sets Plan and Specs
+	// Files are the loaded files of the directories (Load).
 	Files []File
-	// Live is the host's plan by now, and Options what its specifications refer
-	// to; without a HookPath it is that of the installed ones.
+	// Live is the present plan of the host. Options are the options of its specifications; an
+	// empty HookPath means the hook of the installed specifications.
 	Live    *topo.Plan
 	Options Options
 
 	drift []Drift
-	old   *topo.Plan // the installed one; nil where it cannot be read
+	old   *topo.Plan // the installed plan; nil if unreadable
 }
 
-// Validate returns the drift, none where all fits. An error says that it cannot
-// be told: a file may not be read by whoever runs this, or the host itself does
-// not tell yet.
+// Validate returns the drift, empty if the installed files fit. Validate returns an error if the
+// comparison is impossible: the user may not read a file, or the driver of the host is not ready.
 func (v *Validator) Validate() ([]Drift, error) {
 	if why := v.early(v.Live); why != "" {
 		return nil, fmt.Errorf("%s; try again when it is", why)
@@ -130,8 +129,8 @@ func (v *Validator) add(kind, subject, remedy, format string, args ...any) {
 	}
 }
 
-// ours are the loaded files of our names: what others write of our kinds is
-// theirs to compare.
+// ours returns the loaded files with names of Peerlane. Files of other programs with devices of
+// our kinds are not compared.
 func (v *Validator) ours() (files []File) {
 	for _, f := range v.Files {
 		if f.Spec != nil && isOurName(filepath.Base(f.Path)) {
@@ -141,8 +140,8 @@ func (v *Validator) ours() (files []File) {
 	return files
 }
 
-// hookInFiles is the hook that the installed specifications name, whether it is
-// there or not, so that another one's place is no difference by itself.
+// hookInFiles returns the hook that the installed specifications name, existing or not, so that
+// another path of the hook is no difference.
 func (v *Validator) hookInFiles() string {
 	for _, f := range v.ours() {
 		for _, h := range f.Spec.ContainerEdits.Hooks {
@@ -152,7 +151,7 @@ func (v *Validator) hookInFiles() string {
 	return "/usr/libexec/peerlane/peerlane-hook"
 }
 
-// readPlan reads the installed plan, and says what is wrong with the file.
+// readPlan reads the installed plan, and reports defects of the file.
 func (v *Validator) readPlan() (err error) {
 	path := v.Layout.PlanFile()
 	v.old, err = topo.ReadPlan(path)
@@ -199,8 +198,8 @@ func (v *Validator) checkFiles() {
 	}
 }
 
-// checkOwner looks for who could change what root acts on, and for who could
-// not read it.
+// checkOwner reports users other than root who could change a file that root acts on, and users
+// who could not read the file.
 func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -221,8 +220,8 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	}
 }
 
-// checkConflicts finds devices that engines ignore because two files of the
-// same priority define them.
+// checkConflicts finds devices that engines ignore because two files of the same priority define
+// the device.
 func (v *Validator) checkConflicts() {
 	for i, a := range v.Files {
 		for _, b := range v.Files[i+1:] {
@@ -242,7 +241,7 @@ func (v *Validator) checkConflicts() {
 			if len(both) > 1 {
 				which += fmt.Sprintf(" and %d more", len(both)-1)
 			}
-			remedy := remedyRefresh // one is of the other format
+			remedy := remedyRefresh // one file has the other format
 			for _, f := range []File{a, b} {
 				if !isOurName(filepath.Base(f.Path)) {
 					remedy = "remove " + f.Path
@@ -337,7 +336,7 @@ func otherRoot(spec *specs.Spec, l paths.Layout) string {
 	return ""
 }
 
-// checkHooks looks whether what runtimes call is there, and root's.
+// checkHooks checks that the programs of hooks exist and belong to root.
 func (v *Validator) checkHooks() {
 	var hostPaths []string
 	for _, f := range v.ours() {
@@ -379,13 +378,13 @@ func (v *Validator) checkHooks() {
 	}
 }
 
-// installedGPU is a GPU as the specifications know it.
+// installedGPU is a GPU of the installed specifications.
 type installedGPU struct {
 	uuid, busID string
 	index       int // -1 where unknown
 }
 
-// name is what people call it.
+// name returns the name of the GPU for messages.
 func (g installedGPU) name() string {
 	if g.index >= 0 {
 		return fmt.Sprintf("GPU %d", g.index)
@@ -393,12 +392,12 @@ func (g installedGPU) name() string {
 	return "GPU " + g.busID
 }
 
-// installedGPUs are the GPUs of the installed specifications by their addresses.
+// installedGPUs returns the GPUs of the installed specifications, by address.
 func (v *Validator) installedGPUs() []installedGPU {
 	found := map[string]installedGPU{}
 	for _, f := range v.ours() {
 		if otherRoot(f.Spec, v.Layout) != "" {
-			continue // of another host, for all that is known
+			continue // possibly of another host
 		}
 		for _, d := range f.Spec.Devices {
 			for _, h := range d.ContainerEdits.Hooks {
@@ -420,7 +419,7 @@ func (v *Validator) installedGPUs() []installedGPU {
 	return slices.SortedFunc(maps.Values(found), func(a, b installedGPU) int { return strings.Compare(a.busID, b.busID) })
 }
 
-// checkGPUs compares the GPUs that devices are of with those that there are.
+// checkGPUs compares the GPUs of the devices with the GPUs of the host.
 func (v *Validator) checkGPUs() {
 	installed := v.installedGPUs()
 	known := map[string]bool{}
@@ -472,7 +471,7 @@ func (v *Validator) checkGPUs() {
 	}
 }
 
-// checkNICs compares the NICs of the plan with those that there are.
+// checkNICs compares the NICs of the plan with the NICs of the host.
 func (v *Validator) checkNICs() {
 	if v.old == nil {
 		return
@@ -526,7 +525,7 @@ func verbsNode(n topo.NIC) string {
 	return "/dev/infiniband/" + n.Uverbs
 }
 
-// checkLanes compares the lanes of the plan with those that there would be.
+// checkLanes compares the lanes of the plan with the lanes of a new plan.
 func (v *Validator) checkLanes() {
 	if v.old == nil || v.Plan == nil {
 		return
@@ -556,8 +555,8 @@ func (v *Validator) checkLanes() {
 
 var gpuNode = regexp.MustCompile(`^/dev/nvidia[a-z0-9-]*$`)
 
-// checkNodes finds device nodes that are not there: an engine refuses to start
-// a container for want of one.
+// checkNodes finds missing device nodes: an engine refuses to start a container if a node is
+// missing.
 func (v *Validator) checkNodes() {
 	var gpus, nics []string
 	for _, f := range v.ours() {
@@ -590,12 +589,11 @@ func (v *Validator) checkNodes() {
 	}
 }
 
-// checkRest is for what none of the others has a word for: whatever a refresh
-// would write is a difference.
+// checkRest reports changes that a refresh would make and that no other check explains.
 func (v *Validator) checkRest(changes []Change) {
 	for _, d := range v.drift {
 		if !slices.Contains([]string{driftNode, DriftHook, driftMode}, d.Kind) && (d.Kind != driftConflict || d.Remedy == remedyRefresh) {
-			return // what was said explains it
+			return // another drift explains the change
 		}
 	}
 	for _, c := range changes {

@@ -32,7 +32,7 @@ const (
 	YAML Format = "yaml"
 )
 
-// Formats are the names of all.
+// Formats lists the names of the formats.
 var Formats = []string{string(JSON), string(YAML)}
 
 // FileName is the name of a kind's file in a directory of specifications,
@@ -41,7 +41,7 @@ func (f Format) FileName(kind string) string {
 	return cdi.GenerateSpecName(parser.ParseQualifier(kind)) + "." + string(f)
 }
 
-// other is the format that f is not.
+// other returns the other format.
 func (f Format) other() Format {
 	if f == JSON {
 		return YAML
@@ -49,7 +49,7 @@ func (f Format) other() Format {
 	return JSON
 }
 
-// Encode writes specifications as documents, one after another.
+// Encode writes the specifications as consecutive documents.
 func (f Format) Encode(w io.Writer, list ...*specs.Spec) error {
 	for _, spec := range list {
 		var err error
@@ -75,7 +75,7 @@ func (f Format) Encode(w io.Writer, list ...*specs.Spec) error {
 // FileName is the name of a kind's file in JSON.
 func FileName(kind string) string { return JSON.FileName(kind) }
 
-// encode writes specifications as JSON documents, one after another.
+// encode writes the specifications as consecutive JSON documents.
 func encode(w io.Writer, list ...*specs.Spec) error { return JSON.Encode(w, list...) }
 
 // Write installs specifications as JSON in a directory that engines read, and
@@ -88,41 +88,38 @@ func Write(dir string, list []*specs.Spec) error {
 	return apply(changes)
 }
 
-// Installation is what a host is to have of Peerlane for its engines: a plan,
-// and specifications in one or more directories.
+// Installation describes the plan and CDI specifications to install on a host.
 //
-// Each file is replaced in one step, so that an engine reads the old or the new
-// one, and has mode 0644, so that rootless engines read it too. A file that is
-// as it should be is not touched. A file of ours for a kind that is not among
-// the specifications is removed: it would offer what the host no longer does;
-// so is one of the same kind in the other format, because engines ignore a
-// device that two files define.
+// Apply replaces a file in one step, so that an engine reads the old or the new file, with mode
+// 0644, so that rootless engines can read the file. Apply does not touch a current file. It
+// removes a file of Peerlane for a kind without a specification, because the file would offer
+// devices that the host has lost, and a file of the same kind in the other format, because
+// engines ignore a device that two files define.
 type Installation struct {
 	Layout paths.Layout
-	// Dirs are the directories of specifications, made where they are missing.
+	// Dirs are the directories of specifications. Apply creates missing directories.
 	Dirs []string
-	// Format is that of the files; empty keeps what a directory has, and is JSON
-	// where it has none.
+	// Format is the format of the files. Empty keeps the format of a directory; the default is
+	// JSON.
 	Format Format
-	// Plan and Specs are what is to be there. Without a plan there shall be none,
-	// and without specifications no file of ours.
+	// Plan and Specs are the content to install. A nil Plan removes the plan; empty Specs remove
+	// the files of Peerlane.
 	Plan  *topo.Plan
 	Specs []*specs.Spec
 }
 
-// Change is one file that is not as it should be.
+// Change is one file that Apply writes or removes.
 type Change struct {
-	// Path is the file, and Kind its kind of device; empty for the plan.
+	// Path is the path of the file. Kind is its kind of device; empty for the plan.
 	Path string `json:"path"`
 	Kind string `json:"kind,omitempty"`
-	// Removed says that the file goes; otherwise it is written.
+	// Removed reports that Apply removes the file; otherwise Apply writes the file.
 	Removed bool `json:"removed,omitempty"`
 	// Devices is the number of names that the file will have.
 	Devices int `json:"devices,omitempty"`
 
 	old, text []byte
-	// replaces is the file of the other format that this one takes the place of;
-	// empty for none.
+	// replaces is the file of the other format that this file replaces; empty for none.
 	replaces string
 	format   Format
 	plan     *topo.Plan
@@ -142,7 +139,7 @@ func (c Change) Diff() string {
 	return udiff.Unified(from, to, string(c.old), string(c.text))
 }
 
-// Changes are what Apply would do now, in its order. It writes nothing.
+// Changes returns the file changes that Apply would make, in order. It does not modify the host.
 func (i Installation) Changes() ([]Change, error) {
 	var plan, all []Change
 	change, err := i.planChange()
@@ -163,17 +160,17 @@ func (i Installation) Changes() ([]Change, error) {
 		}
 		all = append(all, changes...)
 	}
-	// The plan is there before the specifications that lead a hook to it, and
-	// goes after them.
+	// Write the plan before the specifications that lead a hook to the plan, and remove the plan
+	// after the specifications.
 	if i.Plan == nil {
 		return append(all, plan...), nil
 	}
 	return append(plan, all...), nil
 }
 
-// Apply makes the host have it, and returns what had to change. Callers hold
-// the layout (Hold): otherwise what one has read of the host can be replaced by
-// what another read earlier.
+// Apply writes and removes files until the host matches i, and returns the changes. The caller
+// holds the layout's lock (Hold): otherwise a command that read the host earlier could replace
+// the files of a later command.
 func (i Installation) Apply() ([]Change, error) {
 	if i.Plan != nil {
 		if err := i.Layout.Create(); err != nil {
@@ -192,7 +189,7 @@ func (i Installation) Apply() ([]Change, error) {
 	return changes, apply(changes)
 }
 
-// planChange is what has to be done about the plan; nil for nothing.
+// planChange returns the change to the plan file, or nil if the file is current.
 func (i Installation) planChange() (*Change, error) {
 	path := i.Layout.PlanFile()
 	old, ours, err := readOurs(path)
@@ -210,14 +207,14 @@ func (i Installation) planChange() (*Change, error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing the plan: %w", err)
 	}
-	text = append(text, '\n') // as Plan.Write has it
+	text = append(text, '\n') // like Plan.Write
 	if ours && bytes.Equal(old, text) {
 		return nil, nil
 	}
 	return &Change{Path: path, old: old, text: text, plan: plan}, nil
 }
 
-// settled is a plan without what changes from one moment to the next: an idle
+// settled returns a copy of the plan without values that change from moment to moment: an idle
 // GPU lowers the speed of its link.
 func settled(p *topo.Plan) *topo.Plan {
 	s := *p
@@ -231,8 +228,7 @@ func settled(p *topo.Plan) *topo.Plan {
 	return &s
 }
 
-// directoryChanges is what has to be done about the specifications of a
-// directory.
+// directoryChanges returns the changes to the specifications of a directory.
 func directoryChanges(dir string, format Format, list []*specs.Spec) ([]Change, error) {
 	var changes []Change
 	var stale []string
@@ -264,7 +260,7 @@ func directoryChanges(dir string, format Format, list []*specs.Spec) ([]Change, 
 	return changes, nil
 }
 
-// addRemoval adds the removal of a kind's file, if it is there and ours.
+// addRemoval adds the removal of a kind's file, if the file exists and is Peerlane's.
 func addRemoval(changes []Change, dir string, format Format, kind string) ([]Change, error) {
 	path := filepath.Join(dir, format.FileName(kind))
 	old, _, err := readOurs(path)
@@ -307,8 +303,8 @@ func specChange(dir string, format Format, spec *specs.Spec) (*Change, error) {
 	return c, nil
 }
 
-// readOurs reads a file, nil where there is none, and says whether it is as we
-// write it: a regular file of whoever runs this, mode 0644.
+// readOurs returns the content of path: nil if path does not exist, empty if path is not a
+// regular file. ours reports a regular file with mode 0644 that the effective user owns.
 func readOurs(path string) (text []byte, ours bool, err error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -328,8 +324,8 @@ func readOurs(path string) (text []byte, ours bool, err error) {
 	return append([]byte{}, text...), ours, nil
 }
 
-// isOfKind says whether a file at a kind's name is to be taken for ours: all
-// that is not somebody else's specification.
+// isOfKind reports whether Peerlane may replace a file at the path of a kind: a file that is not
+// the specification of another program.
 func isOfKind(text []byte, kind string) bool {
 	spec, err := cdi.ParseSpec(text)
 	return err != nil || spec == nil || spec.Kind == kind
@@ -345,8 +341,8 @@ func formatOf(dir string) Format {
 	return JSON
 }
 
-// apply does it. Directories are flushed, so that a power failure leaves the
-// old or the new.
+// apply makes the changes in order and then syncs every directory, so that a power failure leaves
+// the old or the new file.
 func apply(changes []Change) error {
 	var touched []string
 	for _, c := range changes {
@@ -392,10 +388,9 @@ func (c Change) write() error {
 	if c.replaces == "" {
 		return replace(c.Path, c.text)
 	}
-	// A file of the other format goes in steps that leave one file at any moment:
-	// none would be a device that is not there, two one that engines ignore.
-	// JSON is YAML, too, so it may have that name for a moment, and not the other
-	// way round.
+	// Replace a file of the other format in steps that leave one file at any moment: without a
+	// file the device is missing, and with two files engines ignore the device. JSON is YAML, so
+	// the YAML name may hold JSON for a moment, but the JSON name may not hold YAML.
 	if c.format == YAML {
 		if err := os.Rename(c.replaces, c.Path); err != nil {
 			return err
@@ -408,12 +403,12 @@ func (c Change) write() error {
 	return os.Rename(c.replaces, c.Path)
 }
 
-// temporary is a pattern for files that are not yet whole. Their names end in
-// neither .json nor .yaml, so no engine reads them.
+// temporary is the pattern of incomplete files. The names end in neither .json nor .yaml, so no
+// engine reads such a file.
 const temporary = "." + Vendor + "-*.tmp"
 
-// replace writes a specification in one step. The CDI library's own writer is
-// not used: it leaves mode 0600, and a file that a power failure can empty.
+// replace writes a specification in one step. The writer of the CDI library is not used: its
+// files have mode 0600, and a power failure can leave a file empty.
 func replace(path string, text []byte) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), temporary)
 	if err != nil {
@@ -426,7 +421,7 @@ func replace(path string, text []byte) (err error) {
 	}()
 	_, err = tmp.Write(text)
 	if err == nil {
-		err = tmp.Chmod(0o644) // whatever the umask is
+		err = tmp.Chmod(0o644) // with any umask
 	}
 	if err == nil {
 		err = tmp.Sync()
@@ -434,16 +429,16 @@ func replace(path string, text []byte) (err error) {
 	if err = errors.Join(err, tmp.Close()); err != nil {
 		return err
 	}
-	// What engines do with it: a specification that the library refuses must
-	// not replace one that works.
+	// Engines read the file with this library: a specification that the library refuses must not
+	// replace a working specification.
 	if _, err = cdi.ReadSpec(tmp.Name(), 0); err != nil {
 		return err
 	}
 	return os.Rename(tmp.Name(), path)
 }
 
-// removeLeftovers removes what a writer left that was killed. One of another
-// layout, whom nothing keeps waiting, may be at work in the same directory.
+// removeLeftovers removes the temporary file of a killed writer. A writer of another layout,
+// which the lock does not cover, may be at work in the same directory.
 func removeLeftovers(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -52,8 +52,8 @@ func entries(t *testing.T, dir string) []string {
 }
 
 func TestWriteInstallsWhatRootlessEnginesCanRead(t *testing.T) {
-	// A strict umask, as an administrator's shell may have. Not parallel: it
-	// is the whole process's.
+	// A strict umask, as an administrator's shell may have. Not parallel: the umask is the
+	// process's.
 	old := unix.Umask(0o077)
 	defer unix.Umask(old)
 	dir := filepath.Join(t.TempDir(), "cdi")
@@ -124,7 +124,7 @@ func TestWriteKeepsTheOldFileWhenTheNewOneIsRefused(t *testing.T) {
 	}
 }
 
-// inject lets the CDI library do to a container what every engine does.
+// inject applies devices to a container by the CDI library, as engines do.
 func inject(t *testing.T, o Options, devices ...string) *oci.Spec {
 	t.Helper()
 	dir := t.TempDir()
@@ -197,7 +197,7 @@ func TestTwoLanesInOneContainer(t *testing.T) {
 	}
 }
 
-func TestAGPUComesWithItsServersAndItsNIC(t *testing.T) {
+func TestGPUDeviceHasServersAndNIC(t *testing.T) {
 	o := testOptions(t, allNodes...)
 	for _, test := range []struct {
 		device  string
@@ -254,7 +254,7 @@ func TestUnknownDeviceIsNamedByTheLibrary(t *testing.T) {
 	}
 }
 
-// A writer that was killed leaves its file behind.
+// A killed writer leaves a temporary file.
 func TestApplyRemovesLeftovers(t *testing.T) {
 	l := paths.New(t.TempDir())
 	dir := filepath.Join(l.Root, "etc/cdi")

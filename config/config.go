@@ -1,8 +1,7 @@
 // Package config reads the administrator's configuration, config.toml.
 //
-// Everything in it is optional; a missing file is the default configuration. A
-// key that is not known is an error, so that a misspelt one is not silently
-// without effect.
+// Every key is optional; a missing file is the default configuration. An unknown key is an error,
+// so that a misspelt key cannot be without effect in silence.
 package config
 
 import (
@@ -24,8 +23,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Config is the whole file. What a field's comment says, docs/configuration.md
-// says to administrators.
+// Config is the content of the file. The comments of the fields are the text of
+// docs/configuration.md.
 type Config struct {
 	Hook    Hook           `toml:"hook"`
 	Relay   Relay          `toml:"relay"`
@@ -41,11 +40,11 @@ type Config struct {
 	Network Network             `toml:"network"`
 	Log     Log                 `toml:"log"`
 	Verbs   Verbs               `toml:"verbs"`
-	// What `peerlane exporter` may show.
+	// The metrics of `peerlane exporter`.
 	Exporter Exporter `toml:"exporter"`
 }
 
-// Exporter is what `peerlane exporter` may show.
+// Exporter configures `peerlane exporter`.
 type Exporter struct {
 	// Have `peerlane exporter` serve metrics also where cdi.tenancy is multi. Every user
 	// of the host can read them on loopback, without containers' ids.
@@ -54,11 +53,10 @@ type Exporter struct {
 
 // Log is how events are written.
 type Log struct {
-	// The form of a line, one for each event, of what the hook, a supervisor and its relay
-	// log: text, words and name=value; or json, one object. Lines of one life of one
-	// container have its generation. It holds for containers that start from then on. What
-	// a hook tells its runtime, which shows it to users, stays a sentence; `peerlane` has
-	// --log-format.
+	// The form of log lines of the hook, a supervisor and its relay, one line per event: text,
+	// words and name=value; or json, one object. The lines of a run of a container have its
+	// generation. A change applies to containers that start later. The message of a hook to its
+	// runtime, which shows the message to users, stays a sentence; `peerlane` has --log-format.
 	Format string `toml:"format"`
 }
 
@@ -79,80 +77,78 @@ func LogFormatter(form string) logrus.Formatter {
 // SetLogFormat has this process log in a form.
 func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
-// Hook is what happens in front of a container.
+// Hook configures the steps before the start of a container.
 type Hook struct {
-	// What becomes of a container whose relay does not start: with fail it does not
-	// start either; with warn it starts without its lane, the host's log says why,
-	// and its clients hear where to look. A configuration that cannot be read, and
-	// devices that would hide one another, fail always.
+	// The start of a container whose relay does not start: with fail the container does not start
+	// either; with warn the container starts without its lane, the host's log has the reason, and
+	// its clients get an error that names the log. An unreadable configuration, and devices that
+	// would hide each other, always fail.
 	OnFailure string `toml:"on_failure"`
 	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
 	// engines with a directory of hooks; an image can carry an annotation, too.
 	Annotations bool `toml:"annotations"`
 }
 
-// What becomes of a container whose relay does not start.
+// Values of Hook.OnFailure.
 const (
-	OnFailureFail = "fail" // it does not start
-	OnFailureWarn = "warn" // it starts without a lane
+	OnFailureFail = "fail" // the container does not start
+	OnFailureWarn = "warn" // the container starts without a lane
 )
 
-// Plan is what the plan of lanes is not left to decide by itself.
+// Plan configures the plan of lanes.
 type Plan struct {
-	// How GPUs that are near a NIC use the network. With auto their traffic also goes over
-	// NICs near other GPUs, staged on these, and through the CPU's memory, where by the
-	// estimate that makes the slowest GPU faster. With direct it goes over NICs near them
-	// alone, which read and write their memory.
+	// The use of the network by GPUs that are near a NIC. With auto the traffic of such a GPU
+	// also uses NICs near other GPUs, staged on those GPUs, and goes through the CPU's memory, if
+	// the estimate says that the slowest GPU becomes faster. With direct the traffic uses only
+	// NICs near the GPU, which read and write its memory.
 	Near string `toml:"near"`
 	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
 	// trying things out.
 	Software bool `toml:"software"`
-	// Use the virtual functions and subfunctions of NICs that lanes can use
-	// themselves, too. Without it they are left to virtual machines and other tenants;
-	// where the physical function is not usable, its functions are planned all the same.
+	// Use the virtual functions and subfunctions of NICs that lanes can use directly. Without the
+	// key, functions are left to virtual machines and other tenants, except functions of an
+	// unusable physical function, which are planned.
 	VirtualFunctions bool `toml:"virtual_functions"`
-	// The rail of single NICs, by name, so that the hosts of a cluster agree:
-	// `mlx5_0 = 0`. The others have their place among the host's NICs.
+	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. A NIC
+	// without a key has its position among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
-	// A lane as you want it, whatever the topology and the estimate say.
+	// A lane in place of the lane that topology and estimate give.
 	Lanes   []topo.Assignment `toml:"lane,omitempty"`
 	Exclude topo.Exclude      `toml:"exclude"`
 }
 
-// Staging bounds what relays take from server GPUs.
+// Staging limits the memory of server GPUs that relays use.
 type Staging struct {
-	// The most that the relays of this host together may take from a server GPU;
-	// without it that is a quarter of the GPU's memory, and 0 keeps relays off it. A
-	// GPU whose limit has no room for a lane's slots does not serve it; `peerlane
-	// plan` shows what the lanes come to. A relay that comes when others have taken
-	// the rest takes smaller slots, or another server GPU, or its clients hear who
-	// has it. A limit that is changed holds for what is taken from then on.
+	// The maximum that the relays of this host together may take from a server GPU; by default a
+	// quarter of the GPU's memory; 0 keeps relays off the GPU. A GPU whose limit has no room for
+	// the slots of a lane does not serve the lane; `peerlane plan` shows the sum of the lanes. If
+	// the rest is too small, a relay takes smaller slots, or another server GPU, or its clients
+	// get an error that names the holders. A changed limit applies to later allocations.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
 	GPUs map[string]Size `toml:"gpus,omitempty"`
-	// What becomes of a lane when no server GPU has room: with allow its relay stages
-	// in the host's memory, through which everything bounces, slower many times, and
-	// says so in its log and in `peerlane relay inspect`; with never its clients are
-	// refused.
+	// The use of a lane when no server GPU has room: with allow its relay stages in the host's
+	// memory, through which all data bounces, many times slower, and the relay reports the bounce
+	// in its log and in `peerlane relay inspect`; with never the relay refuses its clients.
 	Bounce string `toml:"bounce"`
-	// The most host memory that one relay stages in, and no more than a quarter of
-	// relay.memory. A lane that finds less left takes smaller slots.
+	// The maximum of host memory that one relay stages in, at most a quarter of relay.memory. If
+	// the rest is smaller, a lane takes smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
-	// The most host memory that the relays of this host together may allocate for
-	// their containers, as slots and as memory of clients; without it that is a quarter
-	// of the host's memory. A relay that comes when others have allocated the rest
-	// refuses its clients with this key. Each relay by itself has a limit of a quarter
-	// of its container's memory limit, if that has one.
+	// The maximum of host memory that the relays of this host together may allocate for their
+	// containers, as slots and as memory of clients; by default a quarter of the host's memory.
+	// If the rest is too small, a relay refuses its clients with an error that names this key.
+	// Every relay has its own limit, too: a quarter of the memory limit of its container, if the
+	// container has a limit.
 	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
-// What becomes of a lane when no server GPU has room.
+// Values of Staging.Bounce.
 const (
-	BounceAllow = "allow" // it stages in the host's memory
-	BounceNever = "never" // its clients are refused
+	BounceAllow = "allow" // stage in the host's memory
+	BounceNever = "never" // refuse the clients
 )
 
-// Bounce is what launch.Config says of that, bytes.
+// Bounce returns launch.Config.Bounce, in bytes.
 func (c Config) Bounce() uint64 {
 	if c.Staging.Bounce == BounceNever {
 		return 0
@@ -160,146 +156,138 @@ func (c Config) Bounce() uint64 {
 	return uint64(min(c.Staging.BounceLimit, c.Relay.Memory/4))
 }
 
-// Relay is how relays are started and what they are told.
+// Relay configures the start of relays, and relays.
 type Relay struct {
-	// Absolute path of peerlane-relay; empty stands for the one beside
-	// peerlane-hook.
+	// Absolute path of peerlane-relay; empty means the program beside peerlane-hook.
 	Binary string `toml:"binary"`
-	// Who starts relays: systemd, as peerlane-relay@.service, or the hook itself
-	// (fork), as a process of its own. With auto it is systemd where that is
-	// process 1 and peerlane-relay.socket is there, and the hook elsewhere, or when
-	// systemd does not answer.
+	// The parent of relays: systemd, as peerlane-relay@.service, or the hook itself (fork), as a
+	// separate process. With auto the parent is systemd if systemd is process 1 and
+	// peerlane-relay.socket exists, and the hook otherwise, or if systemd does not answer.
 	Launcher string `toml:"launcher"`
 	// The way of a message between two containers of this host: auto, staged or
 	// direct.
 	Route string `toml:"route"`
-	// What carries messages: loop and local do within this host, tcp and verbs (RDMA)
-	// between all hosts, and within this one as well; auto takes verbs or, where a lane has
-	// no NIC that can, tcp, for other hosts alone.
+	// The transport of messages: loop and local work within this host, tcp and verbs (RDMA)
+	// between hosts, and within this host as well; auto uses verbs or, if a lane has no NIC with
+	// RDMA, tcp, for other hosts only.
 	Transport string `toml:"transport"`
-	// Where the peers of containers are: on this host (host), on any host (cluster), or
-	// auto: on this host as long as it has no cluster key. With cluster the relay tells
-	// NCCL the rate and the guid of the lane's NIC, which NCCL divides among the lanes that
-	// share it; with host the rate of the GPU's links to its peers, and that each lane is by
-	// itself.
+	// The location of the peers of containers: on this host (host), on any host (cluster), or
+	// auto: on this host while the host has no cluster key. With cluster the relay tells NCCL the
+	// rate and the guid of the lane's NIC, and NCCL divides the rate among the lanes of the NIC;
+	// with host the relay tells the rate of the GPU's links to its peers, and NCCL treats every
+	// lane as independent.
 	Scope string `toml:"scope"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
-	// When a relay takes its staging: when a client first needs it (attach), or when
-	// the container starts (start), so that a job that fills the server GPUs later
-	// finds it taken. With start each container has its CUDA context, some 265 MiB on
-	// its own GPU, from its start on, whether it uses its lane or not.
+	// The time at which a relay allocates its staging: when a client first needs staging
+	// (attach), or when the container starts (start), so that a later job cannot fill the server
+	// GPUs first. With start every container has its CUDA context, some 265 MiB on its own GPU,
+	// from its start on, even if the container never uses its lane.
 	Reserve string `toml:"reserve"`
-	// Whether a pair of GPUs is tested before a lane stages one's bytes on the other:
-	// with once the first container after a boot, or after another driver was loaded,
-	// has it tested while it starts, a second or so a pair; one that fails, or is
-	// slower than the bounce, is replaced by a spare or the bounce, and one that could
-	// not be tested, because a GPU is full, say, is used. With required only a pair
-	// that has passed is used. With off none is tested. `peerlane self-test` tests
-	// them at any time, and docs/relay.md says how.
+	// The test of a pair of GPUs before a lane of one GPU stages on the other: with once the
+	// first container after a boot, or after a driver change, has the pair tested during its
+	// start, about a second per pair; a pair that fails, or is slower than the bounce, is
+	// replaced by a spare or the bounce, and a pair that could not be tested, for example because
+	// a GPU is full, is used. With required a relay uses only a pair that has passed. With off no
+	// pair is tested. `peerlane self-test` tests pairs at any time, and docs/relay.md describes
+	// the test.
 	SelfTest string `toml:"self_test"`
-	// What decides how large the pieces are that a message is copied in, how many are
-	// under way, and by how many streams: auto, the calibration that comes with the
-	// self-test of a pair, within the memory of slots and slot_size; or off, slots,
-	// slot_size and one stream.
+	// The source of the size of the pieces in which a message is copied, their number in flight,
+	// and the number of streams: auto, the calibration of the self-test of a pair, within the
+	// memory of slots and slot_size; or off: slots, slot_size and one stream.
 	Calibration string `toml:"calibration"`
-	// The size of these pieces whatever the calibration says, a multiple of 64KiB; 0
-	// leaves it that.
+	// The size of the pieces, in place of the calibration, a multiple of 64KiB; 0 means the
+	// calibration.
 	Chunk Size `toml:"chunk"`
-	// The same for how many are under way; 0 leaves it the calibration.
+	// The number of pieces in flight, in place of the calibration; 0 means the calibration.
 	Depth int `toml:"depth"`
-	// The same for the streams of each direction; 0 leaves it the calibration.
+	// The number of streams per direction, in place of the calibration; 0 means the calibration.
 	Streams int `toml:"streams"`
-	// Whether clients may hand over memory of cudaMalloc by its IPC handle: allow or
-	// never. Such a handle is a number and no secret: who guesses another container's
-	// has its memory, and a client that frees what is handed over can make its relay
-	// fail. Hence not with cdi.tenancy = "multi". Memory of cuMemCreate needs none of
-	// it.
+	// Whether clients may export memory of cudaMalloc by its IPC handle: allow or never. Such a
+	// handle is a number and no secret: a process that guesses the handle of another container
+	// has its memory, and a client that frees exported memory can make its relay fail. Hence not
+	// with cdi.tenancy = "multi". Memory of cuMemCreate needs no handle.
 	CUDAIPC string `toml:"cuda_ipc"`
-	// What operations may wait for beside timelines, which always work: with ipc also
-	// events of CUDA's IPC (cudaIpcGetEventHandle), with timeline nothing. The driver
-	// keeps such events in /dev/shm for one uid, so they take containers that share the
-	// host's (`--ipc host`) and are root there, and relays with sandbox = "off". Not with
-	// cdi.tenancy = "multi".
+	// The objects that operations may wait for, in addition to timelines, which always work: with
+	// ipc events of CUDA's IPC (cudaIpcGetEventHandle), with timeline nothing else. The driver
+	// keeps such events in /dev/shm for one uid, so the containers need the host's IPC namespace
+	// (`--ipc host`) and root, and the relays sandbox = "off". Not with cdi.tenancy = "multi".
 	Events string `toml:"events"`
-	// Added to a relay's environment, `"NAME=value"` each; beside it there is only
-	// PATH.
+	// Additions to a relay's environment, as `"NAME=value"`; the only other variable is PATH.
 	Environment []string `toml:"environment"`
-	// What a relay is kept in: with auto all that the host offers, a uid of its own,
-	// no capabilities, a root of its own with its devices and libraries, Landlock, a
-	// filter of system calls, limits; `peerlane relay inspect` shows what it is.
-	// With off, for finding a fault, nothing.
+	// The sandbox of a relay: with auto every protection that the host supports: a private uid,
+	// no capabilities, a private root with its devices and libraries, Landlock, a filter of
+	// system calls, limits; `peerlane relay inspect` shows the protections. With off, for
+	// debugging, none.
 	Sandbox string `toml:"sandbox"`
-	// The uids of relays, first to last, and gids of the same numbers: nobody else
-	// on the host may have them. The first is the group of all relays, and each
-	// relay gets one of the others to itself.
+	// The uids of relays, first to last, and gids of the same numbers: no other user of the host
+	// may have them. The first is the group of all relays, and every relay gets one of the rest
+	// for itself.
 	UIDs string `toml:"uids"`
-	// Files and directories that relays may read, in their sandbox as well, beside
-	// what every driver needs: for libraries of a driver in an unusual place. What
-	// environment names by PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH is among them.
+	// Files and directories that relays may read, also in their sandbox, in addition to the files
+	// that every driver needs: for libraries of a driver in an unusual place. The files that
+	// environment names by PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH are included.
 	SandboxRead []string `toml:"sandbox_read,omitempty"`
-	// The same for what they may change: for traces, or a driver's files in /dev/shm.
+	// Files and directories that relays may change: for traces, or a driver's files in /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
-	// The most memory of the host that a relay may take, with its supervisor; a
-	// GPU's does not count, unless it is a simulated one. It ends when it takes more.
+	// The maximum of host memory that a relay may use, with its supervisor; GPU memory does not
+	// count, except the memory of a simulated GPU. The relay ends when it uses more.
 	Memory Size `toml:"memory"`
 	// The most processors that a relay may keep busy.
 	CPUs int `toml:"cpus"`
 	// The most threads that a relay may have.
 	Tasks int `toml:"tasks"`
-	// What the clients of one container may have of their relay.
+	// The resources of a relay that the clients of a container may use.
 	Limits Limits `toml:"limits"`
 }
 
-// What decides on the sizes of copies.
+// Values of Relay.Calibration.
 const (
 	CalibrationAuto = "auto" // the self-test of the pair
 	CalibrationOff  = "off"  // slots and slot_size
 )
 
-// Whether memory of cudaMalloc is taken by its IPC handle.
+// Values of Relay.CUDAIPC.
 const (
 	CUDAIPCAllow = "allow"
 	CUDAIPCNever = "never"
 )
 
-// What operations may wait for.
+// Values of Relay.Events.
 const (
 	EventsTimeline = "timeline"
 	EventsIPC      = "ipc" // events of CUDA's IPC, too
 )
 
-// Limits bound what the clients of one container have of their relay, all of them
-// together, so that no client can have it grow without end.
+// Limits bounds the resources of a relay that the clients of one container use together, so that
+// no client can make the relay grow without end.
 type Limits struct {
-	// Processes that are attached at a time. Each has two rings in shared memory,
-	// 180 KiB together.
+	// Attached processes at a time. A process has two rings in shared memory, 180 KiB together.
 	Clients int `toml:"clients"`
 	// Memories that are exported at a time.
 	Memories int `toml:"memories"`
 	// Connections that are open at a time, sending and receiving.
 	Connections int `toml:"connections"`
-	// Files that the relay has open for them at a time: six for a process, one for
-	// each event, one for each allocation of a memory, two for host memory, up to three for a connection
-	// and, while another container's memory is mapped for it, one for each allocation
-	// of that. Where the relay may not open as many
-	// (ulimit -n) it is fewer.
+	// Files that the relay has open for clients at a time: six for a process, one for an event,
+	// one for an allocation of a memory, two for host memory, up to three for a connection and,
+	// while memory of another container is mapped for the connection, one for an allocation of
+	// that memory. If the relay may open fewer files (ulimit -n), the limit is lower.
 	Descriptors int `toml:"descriptors"`
-	// Host memory that the relay makes for them, and the host memory of other
-	// containers that it writes into, each; no more than half of relay.memory.
+	// Host memory that the relay makes for clients, and, separately, the host memory of other
+	// containers that the relay writes into; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
-	// Of that, what one process may have.
+	// The share of host_memory for a single process.
 	ClientHostMemory Size `toml:"client_host_memory"`
-	// Memory on server GPUs for clients that copy themselves, in containers that have
-	// `gpu=`; beside the slots, and within what staging.limit leaves.
+	// Memory on server GPUs for clients that copy with their own streams, in containers with
+	// `gpu=`; in addition to the slots, and within the rest of staging.limit.
 	Staging Size `toml:"staging"`
-	// Of that, what one process may have.
+	// The share of staging for a single process.
 	ClientStaging Size `toml:"client_staging"`
 }
 
-// Launch is what a relay is told of its limits.
+// Launch returns the limits for a relay.
 func (r Relay) Launch() launch.Limits {
 	l := r.Limits
 	return launch.Limits{
@@ -309,44 +297,42 @@ func (r Relay) Launch() launch.Limits {
 	}
 }
 
-// What a relay is kept in.
+// Values of Relay.Sandbox.
 const (
-	SandboxAuto = "auto" // all that the host offers
+	SandboxAuto = "auto" // every protection that the host supports
 	SandboxOff  = "off"  // nothing
 )
 
-// CDI is what `cdi generate` offers to container engines.
+// CDI configures the devices that `cdi generate` offers to container engines.
 type CDI struct {
-	// Who shares this host: with single, containers may get server GPUs and NICs;
-	// with multi, only `lane=` is offered.
+	// The tenants of this host: with single, containers may get server GPUs and NICs; with multi,
+	// only `lane=` is offered.
 	Tenancy string `toml:"tenancy"`
-	// Have `peerlane cdi refresh` load nvidia-peermem, or its predecessor
-	// nv_peer_mem, on a host with RDMA devices where neither is loaded. DMA-BUF
-	// needs no module.
+	// Have `peerlane cdi refresh` load nvidia-peermem, or its predecessor nv_peer_mem, on a host
+	// with RDMA devices if neither is loaded. DMA-BUF needs no module.
 	LoadPeermem bool `toml:"load_peermem"`
 }
 
-// Runtime is what peerlane-runtime does, for engines without CDI.
+// Runtime configures peerlane-runtime, for engines without CDI.
 type Runtime struct {
 	// Absolute path of the OCI runtime that peerlane-runtime runs; empty stands for
 	// the first of runc and crun in /usr/local/sbin, /usr/local/bin, /usr/sbin,
 	// /usr/bin, /sbin and /bin.
 	Path string `toml:"path"`
-	// The CDI devices that a container may ask peerlane-runtime for by the variable
-	// PEERLANE_DEVICES or the annotation peerlane.dev/devices, which an image can set
-	// as well as a user: `"peerlane.dev/lane=*"`, where * stands for any name. None
-	// unless stated.
+	// The CDI devices that a container may request from peerlane-runtime by the variable
+	// PEERLANE_DEVICES or the annotation peerlane.dev/devices, which an image can set as well as
+	// a user: `"peerlane.dev/lane=*"`, where * matches any name. Empty by default.
 	Devices []string `toml:"devices,omitempty"`
 }
 
-// Network is how relays of different hosts reach and trust each other.
+// Network configures how relays of different hosts reach and authenticate each other.
 type Network struct {
-	// Whether relays listen for those of other hosts, and connect to them: with auto where
-	// there is a cluster key when their container starts, with off never.
+	// Whether relays listen for relays of other hosts, and connect to other hosts: with auto if a
+	// cluster key exists when their container starts, with off never.
 	Listen string `toml:"listen"`
-	// Absolute path of the cluster key, which only root may read; empty stands for
-	// /etc/peerlane/cluster.key. `peerlane key` makes it, and docs/network.md says how
-	// it is changed.
+	// Absolute path of the cluster key, which only root may read; empty means
+	// /etc/peerlane/cluster.key. `peerlane key` makes the key, and docs/network.md describes its
+	// rotation.
 	Key string `toml:"key"`
 	// The name of an annotation of config.json whose value is the container's tenant, such as
 	// "io.kubernetes.cri.sandbox-namespace"; empty for none. The relay gets a key that is
@@ -355,66 +341,66 @@ type Network struct {
 	// the network. All hosts of a cluster need the same. Images and users must not be able to
 	// set the annotation; docs/security.md has more.
 	TenantAnnotation string `toml:"tenant_annotation"`
-	// The network interfaces that relays use, as NCCL_SOCKET_IFNAME names them:
-	// beginnings of names with commas between them, "=" in front for whole names, "^" in
-	// front for all but those. Empty stands for all but loopback, docker* and virbr*, which
-	// have to be named, ib* first.
+	// The network interfaces that relays use, in the form of NCCL_SOCKET_IFNAME: beginnings of
+	// names with commas between them, "=" in front for whole names, "^" in front for exclusion.
+	// Empty means all interfaces except loopback, docker* and virbr*, which must be named, with
+	// ib* first.
 	Interfaces string `toml:"interfaces"`
-	// This host's interfaces, or RDMA devices, in the order of the cluster's rails: the
-	// first names of all hosts are on one network, the second ones on another, and so on.
-	// Empty stands for the order that docs/network.md says. What is not among them is used
-	// only where there is no other way.
+	// This host's interfaces, or RDMA devices, in the order of the cluster's rails: the first
+	// names of all hosts are on one network, the second names on another, and so on. Empty means
+	// the order in docs/network.md. Relays use other interfaces only if no listed interface
+	// works.
 	Rails []string `toml:"rails,omitempty"`
-	// One address of this host that relays listen at, instead of those of the interfaces.
+	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
 	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
 	Family string `toml:"family"`
-	// The TCP ports that relays listen on, first to last; each relay takes one. All hosts
-	// of a cluster need the same: relays connect to no others.
+	// The TCP ports that relays listen on, first to last; a relay takes one port. All hosts of a
+	// cluster need the same range: relays connect to no other ports.
 	Ports string `toml:"ports"`
-	// How many TCP connections carry the data from one relay to another, 1 to 64, beside
-	// one for control. All clients of the two share them.
+	// The number of TCP connections for data from one relay to another, 1 to 64, in addition to a
+	// connection for control. The clients of the two relays share the connections.
 	Streams int `toml:"streams"`
-	// Absolute path of this host's certificate in PEM, with those between it and the
-	// authority: the first connection of two relays is TLS 1.3 then, and all hosts of the
-	// cluster need one. Streams of data are not encrypted.
+	// Absolute path of this host's certificate in PEM, with the intermediate certificates: with a
+	// certificate the first connection of two relays is TLS 1.3, and all hosts of the cluster
+	// need a certificate. Streams of data are not encrypted.
 	TLSCertificate string `toml:"tls_certificate"`
-	// Absolute path of its key, which only root may read.
+	// Absolute path of the private key of the certificate, which only root may read.
 	TLSKey string `toml:"tls_key"`
-	// Absolute path of the certificates of the authority that all hosts' are of, and
-	// nobody else's.
+	// Absolute path of the certificates of the authority that signs the certificates of all
+	// hosts, and of no other hosts.
 	TLSAuthority string `toml:"tls_authority"`
 }
 
-// Verbs is RDMA to other hosts: verbs.tc is for relays what NCCL_IB_TC is for NCCL, and so
-// on.
+// Verbs configures RDMA to other hosts: verbs.tc is for relays the same as NCCL_IB_TC for NCCL,
+// and so on.
 type Verbs struct {
-	// The traffic class of packets, 0 to 255: on RoCE its upper six bits are the DSCP,
-	// by which switches know what must not be dropped. NCCL_IB_TC.
+	// The traffic class of packets, 0 to 255: on RoCE its upper six bits are the DSCP, by which
+	// switches recognise lossless traffic. NCCL_IB_TC.
 	TC int `toml:"tc"`
 	// The service level, 0 to 15; on RoCE without DSCP the priority. NCCL_IB_SL.
 	SL int `toml:"sl"`
 	// Which of a port's partition keys, an index. NCCL_IB_PKEY.
 	PKey int `toml:"pkey"`
-	// The most bytes of a packet: 256, 512, 1024, 2048 or 4096; 0 for what both ports
-	// have.
+	// The maximum of bytes of a packet: 256, 512, 1024, 2048 or 4096; 0 means the smaller MTU of
+	// the two ports.
 	MTU int `toml:"mtu"`
-	// How long a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
-	// power of it, 67 ms for 14. NCCL_IB_TIMEOUT.
+	// The time that a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
+	// power of the value, 67 ms for 14. NCCL_IB_TIMEOUT.
 	Timeout int `toml:"timeout"`
 	// How often a packet is sent again before the connection has failed, 0 to 7.
 	// NCCL_IB_RETRY_CNT.
 	RetryCount int `toml:"retry_cnt"`
-	// Which of a port's addresses, an index into its table of GIDs; -1 for the one of
-	// RoCE version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
+	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
+	// version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
-	// How many queue pairs two NICs have between each two relays, 1 to 8; the data is
-	// spread over them. More than one helps where switches hash connections to paths.
+	// The number of queue pairs between two NICs for two relays, 1 to 8, over which the data is
+	// spread. More than one queue pair helps where switches hash connections to paths.
 	// NCCL_IB_QPS_PER_CONNECTION.
 	QueuePairs int `toml:"qps_per_connection"`
 }
 
-// Launch is what a relay is told of it.
+// Launch returns the settings for a relay.
 func (v Verbs) Launch() *launch.Verbs {
 	return &launch.Verbs{
 		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
@@ -440,19 +426,19 @@ func (v Verbs) check() error {
 	return nil
 }
 
-// maxRails is how many a relay tells others of.
+// maxRails is the number of rails that a relay reports to other relays.
 const maxRails = 16
 
-// Whether relays listen for those of other hosts.
+// Values of Network.Listen.
 const (
 	ListenAuto = "auto" // where there is a cluster key
 	ListenOff  = "off"
 )
 
-// check is about one's own keys; what they name need not be there.
 // mostAnnotation bounds the name of an annotation, bytes; Kubernetes has 317.
 const mostAnnotation = 317
 
+// check checks the keys alone; the named files need not exist.
 func (n Network) check() error {
 	for _, file := range []struct{ key, path string }{
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
@@ -497,16 +483,16 @@ func (n Network) check() error {
 	return nil
 }
 
-// Who starts relays.
+// Values of Relay.Launcher.
 const (
-	LauncherAuto    = "auto"    // systemd where it offers that, else the hook
+	LauncherAuto    = "auto"    // systemd if the host offers the launcher, else the hook
 	LauncherSystemd = "systemd" // a service of systemd's, or the container does not start
 	LauncherFork    = "fork"    // the hook
 )
 
-// Who shares a host.
+// Values of CDI.Tenancy.
 const (
-	TenancySingle = "single" // one tenant: containers may get server GPUs and NICs
+	TenancySingle = "single" // a single tenant: containers may get server GPUs and NICs
 	TenancyMulti  = "multi"  // several: only `lane=` is offered
 )
 
@@ -516,8 +502,8 @@ func Default() Config {
 		Hook: Hook{OnFailure: OnFailureFail},
 		Relay: Relay{
 			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeAuto, Slots: 8, SlotSize: 32 << 20,
-			// Between the uids of systemd's containers and those of its foreign images;
-			// https://systemd.io/UIDS-GIDS has nobody there.
+			// Between the uids of systemd's containers and of systemd's foreign images;
+			// https://systemd.io/UIDS-GIDS assigns no uid of the range.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
 			SelfTest: launch.SelfTestOnce, Calibration: CalibrationAuto,
 			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Events: EventsTimeline, Limits: defaultLimits(),
@@ -543,7 +529,7 @@ func defaultLimits() Limits {
 	}
 }
 
-// Planning is what topo.MakePlan is to know.
+// Planning returns the configuration for topo.MakePlan.
 func (c Config) Planning() topo.PlanConfig {
 	p := topo.PlanConfig{
 		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
@@ -557,8 +543,7 @@ func (c Config) Planning() topo.PlanConfig {
 	return p
 }
 
-// Load reads a configuration file. Keys that it does not state keep their
-// defaults, and so do all where there is no file.
+// Load reads a configuration file. A missing key, or a missing file, means the default.
 func Load(path string) (Config, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -586,12 +571,12 @@ func Parse(path string, text []byte) (Config, error) {
 	return c, nil
 }
 
-// UIDRange is what UIDs says.
+// UIDRange returns the range of UIDs.
 func (r Relay) UIDRange() (first, last int, err error) {
 	from, to, ok := strings.Cut(r.UIDs, "-")
 	first, errFirst := strconv.Atoi(from)
 	last, errLast := strconv.Atoi(to)
-	// 2^32-1 is nobody, as a 32-bit number.
+	// 2^32-1 means no user, as a 32-bit number.
 	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
 		return 0, 0, fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)
 	}
@@ -662,7 +647,7 @@ func (c Config) check() error {
 			return fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible", limit.key, limit.value)
 		}
 	}
-	// A key that means none would mean the default to a relay.
+	// A relay would take an explicit 0 for the default.
 	for _, size := range []struct {
 		key   string
 		value Size

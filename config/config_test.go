@@ -42,7 +42,7 @@ func TestDefaultsAreValid(t *testing.T) {
 	}
 }
 
-func TestEveryKey(t *testing.T) {
+func TestLoadEveryKeyIsRead(t *testing.T) {
 	got, _, err := load(t, `
 [hook]
 on_failure = "warn"
@@ -181,7 +181,7 @@ qps_per_connection = 4
 }
 
 // An error names the file and the key.
-func TestRefused(t *testing.T) {
+func TestLoadBadValueIsRefused(t *testing.T) {
 	for _, test := range []struct{ name, text, says string }{
 		{"unknown key", "[relay]\nslotsize = \"1MiB\"", "unknown key relay.slotsize; the nearest that there is is relay.slot_size"},
 		{"an old key", "[plan]\ngdr_max_path = \"PXB\"", "unknown key plan.gdr_max_path; the nearest that there is is gdr.max_path"},
@@ -260,13 +260,13 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestUnreadableFile(t *testing.T) {
+func TestLoadUnreadableFileIsRefused(t *testing.T) {
 	if _, err := config.Load(t.TempDir()); err == nil {
 		t.Error("a directory was read as configuration")
 	}
 }
 
-func TestDeviceMatches(t *testing.T) {
+func TestDeviceMatchesPatternOfDevices(t *testing.T) {
 	for _, test := range []struct {
 		pattern, device string
 		want            bool

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// DeviceMatches says whether a pattern of Runtime.Devices permits a CDI device.
-// Vendor and class are what they are; in the name, * is any run of letters, ?
-// one letter and [abc] one of these.
+// DeviceMatches reports whether a pattern of Runtime.Devices permits a CDI device. Vendor and
+// class are literal; in the name, * matches any letters, ? one letter and [abc] one of a, b and
+// c.
 func DeviceMatches(pattern, device string) bool {
 	kind, names, _ := strings.Cut(pattern, "=")
 	deviceKind, name, qualified := strings.Cut(device, "=")
@@ -20,7 +20,7 @@ func DeviceMatches(pattern, device string) bool {
 	return matches && err == nil
 }
 
-// checkPattern refuses what permits nothing, or more than one class.
+// checkPattern refuses a pattern that permits nothing, or more than one class.
 func checkPattern(pattern string) error {
 	kind, names, ok := strings.Cut(pattern, "=")
 	vendor, class, two := strings.Cut(kind, "/")

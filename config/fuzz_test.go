@@ -12,8 +12,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 )
 
-// A file is refused with its path, or it is a configuration: what is written of that
-// reads as the same again.
+// Load refuses a file with its path, or returns a configuration that Write and Load reproduce.
 func FuzzLoad(f *testing.F) {
 	f.Add([]byte("[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" = \"0\" }\n"))
 	f.Add([]byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = [\"0\"]\n[cdi]\ntenancy = \"multi\"\n"))

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// key is one that a configuration file can have.
+// key is a key of a configuration file.
 type key struct {
-	name string // "relay.slots"; NAME in it is the administrator's choice
+	name string // "relay.slots"; NAME in a key is the administrator's choice
 	// owner is the type that has the field.
 	owner reflect.Type
 	field reflect.StructField
@@ -17,7 +17,7 @@ type key struct {
 	value reflect.Value
 }
 
-// keys lists all keys, in the order of the fields.
+// keys lists every key, in the order of the fields.
 func keys() []key { return keysBelow("", reflect.ValueOf(Default())) }
 
 func keysBelow(prefix string, v reflect.Value) (found []key) {
@@ -42,7 +42,7 @@ func keysBelow(prefix string, v reflect.Value) (found []key) {
 	return found
 }
 
-// Keys are the names of all keys, such as "relay.slots".
+// Keys lists the names of every key, such as "relay.slots".
 func Keys() (names []string) {
 	for _, k := range keys() {
 		names = append(names, strings.TrimSuffix(strings.Trim(k.name, "[]"), ".NAME"))
@@ -50,14 +50,14 @@ func Keys() (names []string) {
 	return names
 }
 
-// unknownKey says that there is no such key, and which one is meant.
+// unknownKey returns the error for an unknown key, with a suggestion.
 func unknownKey(name string) string {
 	nearest, _ := Nearest(name, Keys())
 	return fmt.Sprintf("unknown key %s; the nearest that there is is %s (docs/configuration.md has all)", name, nearest)
 }
 
-// Nearest is the known word that a misspelt one is nearest to, and how many letters
-// are between them. It is empty where none is known.
+// Nearest returns the known word with the smallest distance to a misspelt word, and the distance
+// in letters; empty without known words.
 func Nearest(word string, known []string) (nearest string, letters int) {
 	for _, k := range known {
 		if d := distance(word, k); nearest == "" || d < letters {

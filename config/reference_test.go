@@ -40,8 +40,8 @@ This page is made of the code (` + "`go test ./config -update`" + `).
 
 `
 
-// The reference is the comments of the fields, so that it cannot fall behind.
-func TestReference(t *testing.T) {
+// The comments of the fields are the reference, so that the reference cannot fall behind.
+func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	comments := fieldComments(t, "config.go", "../topo/plan.go")
 	var text bytes.Buffer
 	text.WriteString(introduction)
@@ -120,7 +120,7 @@ func typeName(t reflect.Type) string {
 	return "text"
 }
 
-// standing is the default, where there is one to name.
+// standing describes the default, if the type has a printable default.
 func standing(v reflect.Value) string {
 	if v.IsZero() || v.Kind() == reflect.Slice {
 		return ""
@@ -166,7 +166,7 @@ func fieldComments(t *testing.T, files ...string) map[string]string {
 	return comments
 }
 
-func TestDistance(t *testing.T) {
+func TestDistanceCountsEdits(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int

@@ -10,9 +10,8 @@ import (
 
 // Size is a number of bytes, written as "8MiB" or "8388608".
 //
-// The hook reads sizes before every container, and to load the library that reads
-// them elsewhere takes it longer than all sizes of a file: these functions do what
-// those of go-humanize do, to which a test holds them.
+// The hook reads sizes before every container, and loading go-humanize takes longer than parsing
+// the sizes of a file. These functions do the same as go-humanize, which a test checks.
 type Size uint64
 
 var units = [...]string{"", "k", "m", "g", "t", "p", "e"}
@@ -54,7 +53,7 @@ func parseSize(text string) (Size, bool) {
 	return 0, false
 }
 
-// String is what humanize.IBytes says: "512 MiB".
+// String returns the text of humanize.IBytes: "512 MiB".
 func (s Size) String() string {
 	value, exponent := float64(s), 0
 	for ; value >= 1024; exponent++ {

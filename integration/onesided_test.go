@@ -106,7 +106,7 @@ func owner() error {
 	if err := m.fill(1); err != nil {
 		return err
 	}
-	offer, err := c.listener.Offer(ctx, m.Memory, 0, sidedBytes, wire.RemoteRead|wire.RemoteWrite)
+	offer, err := c.listener.Expose(ctx, m.Memory, 0, sidedBytes, wire.RemoteRead|wire.RemoteWrite)
 	if err != nil {
 		return err
 	}

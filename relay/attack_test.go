@@ -466,7 +466,7 @@ func TestHalfMessages(t *testing.T) {
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
 		&wire.Hello{}, &wire.Export{}, &wire.Unexport{}, &wire.Listen{}, &wire.Unlisten{}, &wire.Accept{}, &wire.Connect{},
-		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Offer{}, &wire.Withdraw{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.NICWrite{},
+		&wire.Disconnect{}, &wire.Goodbye{}, &wire.Statistics{}, &wire.Lanes{}, &wire.LaneNIC{}, &wire.Staging{}, &wire.Event{}, &wire.EventClose{}, &wire.Expose{}, &wire.Revoke{}, &wire.DMABuf{}, &wire.PeerHello{}, &wire.PeerGrant{}, &wire.NICWrite{},
 	} {
 		whole := wire.Encode(m, 1)
 		lengths := []int{len(whole) + 1, 1, 7}

@@ -125,7 +125,7 @@ func (s *sender) noWayBack(why error) {
 	r := s.session.relay
 	r.grumble.warn(s.session.log, why, "no way back for reads")
 	s.reading.again = r.loop.Now() + againTime
-	s.stopReads(wire.StatusNoWayBack)
+	s.stopReads(wire.StatusNoReverseConnection)
 }
 
 // stopReads fails the reads whose data has not begun to come.

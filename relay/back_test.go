@@ -85,13 +85,13 @@ func TestAReadWithoutAWayBack(t *testing.T) {
 		s.receive(&wire.PeerBackRefused{Status: uint32(wire.StatusLimit)}, 0, nil)
 		w.read()
 		for _, op := range reads {
-			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoWayBack) {
+			if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) {
 				t.Errorf("a read ended with %+v", done)
 			}
 		}
 		next := w.post(s.connection, wire.OpRead, 0, 0, 8)
 		w.read()
-		if done := w.ended[next.cookie]; done.Status != uint32(wire.StatusNoWayBack) {
+		if done := w.ended[next.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) {
 			t.Errorf("the next ended with %+v", done)
 		}
 		if s.down != nil || len(w.relay.listeners) > 0 {
@@ -133,7 +133,7 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 	}
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
 	w.read()
-	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoWayBack) || s.down != nil || s.reading.back != nil {
+	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.down != nil || s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
 	w.relay.giveBack(full)
@@ -150,11 +150,11 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 func TestOffersHaveALimit(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
-	m := &wire.Offer{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
-	for range wire.MaxOffers {
+	m := &wire.Expose{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
+	for range wire.MaxRegions {
 		w.session.offer(m, 1)
 	}
-	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxOffers || len(w.relay.offers) != wire.MaxOffers {
+	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxRegions || len(w.relay.offers) != wire.MaxRegions {
 		t.Errorf("after %d: %v", len(w.session.offers), err)
 	}
 	w.mine.users++ // so that it stays, as the world's

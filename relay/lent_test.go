@@ -303,7 +303,7 @@ func TestOneSidedInPlace(t *testing.T) {
 		t.Error("no write went in place")
 	}
 	o := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
-	p.takenBackUnderTraffic(t, o, func() error { return o.Withdraw(within(t)) })
+	p.takenBackUnderTraffic(t, o, func() error { return o.Revoke(within(t)) })
 	p.target.lend(p.b, 0, pairBytes)
 	o = p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
 	p.takenBackUnderTraffic(t, o, func() error { return p.target.Unexport(within(t)) })

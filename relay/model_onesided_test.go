@@ -63,7 +63,7 @@ func (w *world) oneSided(t *rapid.T) {
 	ctx, cancel := soon()
 	defer cancel()
 	// Some of what is behind it is offered as well, so that an offset leads there.
-	offer, err := p.receiving.Offer(ctx, p.to.memory, o.there, n+guard, wire.RemoteRead|wire.RemoteWrite)
+	offer, err := p.receiving.Expose(ctx, p.to.memory, o.there, n+guard, wire.RemoteRead|wire.RemoteWrite)
 	if err != nil {
 		t.Fatalf("offer: %v", err)
 	}
@@ -113,7 +113,7 @@ func (w *world) oneSided(t *rapid.T) {
 	if rapid.IntRange(0, 3).Draw(t, "withdraws") == 0 {
 		w.say(t, "withdraw the offer of %s", o.name)
 		o.withdrawn = true
-		if err := offer.Withdraw(ctx); err != nil {
+		if err := offer.Revoke(ctx); err != nil {
 			t.Fatal(err)
 		}
 		o.frozen = slices.Clone(p.to.place.view[o.there : o.there+n])

@@ -40,7 +40,7 @@ func (v *serving) over() {
 	v.offering.memory.settle()
 }
 
-func (s *session) offer(m *wire.Offer, sequence uint32) {
+func (s *session) offer(m *wire.Expose, sequence uint32) {
 	o, err := s.newOffering(m)
 	if err == nil {
 		_, err = rand.Read(o.key[:])
@@ -52,11 +52,11 @@ func (s *session) offer(m *wire.Offer, sequence uint32) {
 	s.offers[o.number] = o
 	s.relay.offers[o.key] = o
 	o.memory.offers[o] = true
-	s.reply(&wire.Offered{Offer: o.number, Key: o.key}, sequence)
+	s.reply(&wire.Exposed{Region: o.number, Key: o.key}, sequence)
 }
 
 // newOffering checks what is to be offered.
-func (s *session) newOffering(m *wire.Offer) (*offering, error) {
+func (s *session) newOffering(m *wire.Expose) (*offering, error) {
 	memory := s.memories[m.Memory]
 	if memory == nil || memory.retired || memory.empty {
 		return nil, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", m.Memory)
@@ -76,7 +76,7 @@ func (s *session) newOffering(m *wire.Offer) (*offering, error) {
 		return nil, wire.Errorf(wire.StatusNotPermitted, "memory %d is offered for more than it was exported for: to be read it has to be for sending, to be written for receiving", m.Memory)
 	case m.Length == 0 || m.Offset > memory.length || m.Length > memory.length-m.Offset:
 		return nil, wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d is offered of memory of %d", m.Length, m.Offset, memory.length)
-	case len(s.offers) >= wire.MaxOffers:
+	case len(s.offers) >= wire.MaxRegions:
 		return nil, wire.Errorf(wire.StatusLimit, "%d ranges of memory are offered, which is the limit", len(s.offers))
 	case (m.Listener == 0) == (m.Connection == 0):
 		return nil, wire.Errorf(wire.StatusMalformed, "memory is offered to the connections of one listener, or to one connection")

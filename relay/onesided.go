@@ -38,7 +38,7 @@ func (s *sender) write(op *operation) {
 // read asks for what a one-sided read is to bring.
 func (s *sender) read(op *operation) {
 	if s.reading.back == nil && s.session.relay.loop.Now() < s.reading.again {
-		op.finish(wire.StatusNoWayBack)
+		op.finish(wire.StatusNoReverseConnection)
 		return
 	}
 	s.reading.last++

@@ -26,9 +26,9 @@ func byWay(t *testing.T, way string) *pair {
 }
 
 // offer lets the pair's sender at [offset, offset+n) of the receiver's memory.
-func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access uint32) *client.Offer {
+func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access uint32) *client.Region {
 	t.Helper()
-	o, err := p.receiving.Offer(within(t), m, offset, n, access)
+	o, err := p.receiving.Expose(within(t), m, offset, n, access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestOneSided(t *testing.T) {
 			t.Run("keys", p.whatAKeyDoesNotAllow)
 			t.Run("withdrawal", func(t *testing.T) {
 				o := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth)
-				p.takenBackUnderTraffic(t, o, func() error { return o.Withdraw(within(t)) })
+				p.takenBackUnderTraffic(t, o, func() error { return o.Revoke(within(t)) })
 			})
 			t.Run("unexport", func(t *testing.T) {
 				again, err := p.b.Export(within(t), client.Allocation{FD: p.target.fd, Bytes: pairBytes, GPU: uuid(t, 3)})
@@ -183,13 +183,13 @@ func (p *pair) whatAKeyDoesNotAllow(t *testing.T) {
 	both, toRead, toWrite := p.offer(t, p.target.Memory, n, n, remoteBoth), p.offer(t, p.target.Memory, 0, n, wire.RemoteRead), p.offer(t, p.target.Memory, 0, n, wire.RemoteWrite)
 	wrong := wire.NewRemoteKey(wire.UUID{1}, n, remoteBoth)
 	gone := p.offer(t, p.target.Memory, 0, n, remoteBoth)
-	if err := gone.Withdraw(within(t)); err != nil {
+	if err := gone.Revoke(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	demand(t, gone.Withdraw(within(t)), wire.StatusUnknownMemory)
+	demand(t, gone.Revoke(within(t)), wire.StatusUnknownMemory)
 	// Of another connection of the same client, and of another client.
 	other, others, _ := join(t, p.a, 0, p.b, 3)
-	elsewhere, err := others.Offer(within(t), p.target.Memory, 0, n, remoteBoth)
+	elsewhere, err := others.Expose(within(t), p.target.Memory, 0, n, remoteBoth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestOffersThatAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	offer := func(c *client.Connection, m *client.Memory, offset, n uint64, access uint32) error {
-		_, err := c.Offer(within(t), m, offset, n, access)
+		_, err := c.Expose(within(t), m, offset, n, access)
 		return err
 	}
 	demand(t, offer(h, toSend, 0, 8, wire.RemoteWrite), wire.StatusNotPermitted)
@@ -300,7 +300,7 @@ func TestAnOfferToAListenersConnections(t *testing.T) {
 		return c
 	}
 	first := connect()
-	offer, err := listener.Offer(within(t), p.target.Memory, 0, 4096, remoteBoth)
+	offer, err := listener.Expose(within(t), p.target.Memory, 0, 4096, remoteBoth)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -333,7 +333,7 @@ func TestAnOfferToAListenersConnections(t *testing.T) {
 
 // What is withdrawn, or unexported, under traffic is not touched any more once that has
 // returned, and what had begun ended well or with the key's error.
-func (p *pair) takenBackUnderTraffic(t *testing.T, o *client.Offer, end func() error) {
+func (p *pair) takenBackUnderTraffic(t *testing.T, o *client.Region, end func() error) {
 	const each = 1 << 20
 	p.source.write(0, bytes.Repeat([]byte{0xaa}, each))
 	var ops []*client.Operation
@@ -646,7 +646,7 @@ func TestManyWaysBackAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	offer, err := listener.Offer(within(t), p.target.Memory, 0, 8, wire.RemoteRead)
+	offer, err := listener.Expose(within(t), p.target.Memory, 0, 8, wire.RemoteRead)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -360,10 +360,10 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.openEvent(m, sequence)
 	case *wire.EventClose:
 		s.answer(sequence, s.closeEvent(m.Event))
-	case *wire.Offer:
+	case *wire.Expose:
 		s.offer(m, sequence)
-	case *wire.Withdraw:
-		s.withdraw(m.Offer, sequence)
+	case *wire.Revoke:
+		s.withdraw(m.Region, sequence)
 	case *wire.Unexport:
 		s.unexport(m.Memory, sequence)
 	case *wire.Listen:

@@ -28,7 +28,7 @@ type flow struct {
 	queue       []int32
 }
 
-// edge is one of a flow; the edge back is its neighbour, at index^1.
+// edge is a directed edge of a flow; its reverse edge is at index^1.
 type edge struct {
 	to, room int32
 	cost     int64

@@ -24,7 +24,7 @@ import (
 // askTimeout is how long a daemon or a program may think.
 const askTimeout = 10 * time.Second
 
-// daemons are asked at their sockets.
+// daemons are the functions that ask a daemon for its version at a socket.
 var daemons = map[string]func(ctx context.Context, address string) (version string, err error){
 	docker:     askDocker,
 	Containerd: askContainerd,
@@ -33,9 +33,8 @@ var daemons = map[string]func(ctx context.Context, address string) (version stri
 // errOther is of a socket at which another engine answers.
 var errOther = errors.New("another engine answers there")
 
-// Ask asks an engine of this host for its version: its daemon at the path of a
-// socket, if that runs, and the program otherwise. Where there is neither the error
-// is ErrNotInstalled.
+// Ask returns the version of an engine of this host: of the running daemon at the socket, or else
+// of the program. Without a daemon and a program the error is ErrNotInstalled.
 func Ask(ctx context.Context, name, socket string) (Answer, error) {
 	var silent error
 	if daemon := daemons[name]; daemon != nil {
@@ -66,8 +65,8 @@ func askDaemon(ctx context.Context, daemon func(context.Context, string) (string
 	return daemon(ctx, socket)
 }
 
-// programs are those that say an engine's version, if they are not named like it,
-// and which word of their first line that is; 0 is the last.
+// programs lists the programs whose name differs from the engine's, and the word of the first
+// line that is the version; 0 is the last word.
 var programs = map[string]struct {
 	name string
 	word int
@@ -98,7 +97,7 @@ func askProgram(ctx context.Context, name string) (string, error) {
 	return strings.TrimPrefix(strings.TrimSuffix(words[at-1], ","), "v"), nil
 }
 
-// output is what a program says.
+// output returns the standard output of a program.
 func output(ctx context.Context, program string, arguments ...string) (string, error) {
 	c := exec.CommandContext(ctx, program, arguments...)
 	c.WaitDelay = time.Second
@@ -119,8 +118,8 @@ func saying(program string, err error, said string) error {
 	return fmt.Errorf("%s: %w: %s", program, err, said)
 }
 
-// askDocker asks the daemon by its API. Its client would ask where DOCKER_HOST or a
-// context say, which may be another host, and may be Podman's.
+// askDocker asks the daemon by its API. The docker client would connect to the host of
+// DOCKER_HOST or of a context, which may be another host or Podman.
 func askDocker(ctx context.Context, socket string) (version string, err error) {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)

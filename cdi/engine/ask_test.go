@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// daemon is what of containerd is asked.
+// daemon implements the version service of containerd.
 type daemon struct {
 	versions.UnimplementedVersionServer
 }
@@ -88,7 +88,7 @@ func TestProgramsAreAsked(t *testing.T) {
 			t.Errorf("of %s it said %v", name, err)
 		}
 	}
-	// What is there and does not answer is not taken for what is not there.
+	// A daemon that does not answer is an error, not a missing engine.
 	for _, name := range []string{docker, Containerd} {
 		if _, err := Ask(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("of %s it said %v", name, err)
@@ -105,7 +105,7 @@ func TestDockerIsAsked(t *testing.T) {
 		says string
 		code int
 		want Answer
-		err  error // nil for any other
+		err  error // nil: any other error
 	}{
 		{`{"Version": "28.2.2", "Components": [{"Name": "Engine"}, {"Name": "containerd"}]}`, 200, Answer{Version: "28.2.2", Daemon: true}, nil},
 		{`{"Version": "19.3.0"}`, 200, Answer{Version: "19.3.0", Daemon: true}, nil},

@@ -19,22 +19,23 @@ import (
 	"github.com/peerlane/peerlane/cdi/engine/edit"
 )
 
-// Change is what becomes of an engine's configuration file.
+// Change is the change of an engine's configuration file.
 type Change struct {
 	Engine string
-	// Path is the file that is written: where it is a link, what that leads to.
+	// Path is the file to write; the target, if the configuration is a link.
 	Path string
-	// Old and New are its texts; nil for a file that is not there.
+	// Old and New are the contents; nil for a missing file.
 	Old, New []byte
-	// Restart is the command that lets the engine see it; empty where none is needed.
+	// Restart is the command that makes the engine read the change; empty if the engine reads the
+	// change by itself.
 	Restart string
-	// Notes are for who changes it.
+	// Notes are sentences for the administrator.
 	Notes  []string
-	record *record // that is kept afterwards; nil for none
+	record *record // the record to keep after the change; nil for none
 	store  string  // where
 }
 
-// None says that there is nothing to do.
+// None reports whether the change changes nothing.
 func (c Change) None() bool { return bytes.Equal(c.Old, c.New) && (c.Old == nil) == (c.New == nil) }
 
 // Diff is the change as a unified diff.
@@ -49,8 +50,7 @@ func (c Change) Diff() string {
 	return udiff.Unified(from, to, string(c.Old), string(c.New))
 }
 
-// Backup is where the file as it was before Peerlane is kept; empty where there
-// was none.
+// Backup returns the path of the original file; empty if there was no file.
 func (c Change) Backup() string {
 	if c.record == nil || !c.record.Existed {
 		return ""
@@ -58,17 +58,17 @@ func (c Change) Backup() string {
 	return filepath.Join(c.store, backupName)
 }
 
-// record is what is known of an engine's configuration that Peerlane has changed.
-// Beside it lies the file as it was.
+// record describes an engine's configuration that Peerlane has changed. The original file lies
+// beside the record.
 type record struct {
 	Path    string `json:"path"`
 	Existed bool   `json:"existed"`
-	// Result is the SHA-256 of what Peerlane wrote; empty where somebody else had
-	// changed the file in between, so that it cannot simply be put back.
+	// Result is the SHA-256 of the file that Peerlane wrote; empty if another program changed the
+	// file between two changes of Peerlane, so that Remove must not restore the original.
 	Result string `json:"result,omitempty"`
-	// Keys are those that were set.
+	// Keys are the keys that Peerlane set.
 	Keys []edit.Key `json:"keys"`
-	// Restart is what the engine needed to see them.
+	// Restart is the command that makes the engine read the keys.
 	Restart string `json:"restart,omitempty"`
 
 	original []byte
@@ -79,11 +79,10 @@ const (
 	backupName = "original"
 )
 
-// store is where what Peerlane has done to an engine is kept, below a directory
-// of root's.
+// storeOf returns the directory of the records of an engine, below a directory of root.
 func storeOf(dir, engine string) string { return filepath.Join(dir, engine) }
 
-// readRecord is nil where there is none.
+// readRecord returns nil if the engine has no record.
 func readRecord(store string) (*record, error) {
 	text, err := os.ReadFile(filepath.Join(store, recordName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,12 +124,12 @@ func hash(text []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// resolve follows links, of which the last may lead to what is not there yet.
+// resolve follows links, of which the last may have a missing target.
 func resolve(path string) (string, error) {
 	for range 40 {
 		to, err := os.Readlink(path)
 		switch {
-		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL): // none, or no link
+		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EINVAL): // missing, or no link
 			dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 			if errors.Is(err, fs.ErrNotExist) {
 				dir, err = resolve(filepath.Dir(path))
@@ -146,8 +145,8 @@ func resolve(path string) (string, error) {
 	return "", fmt.Errorf("%s: too many links", path)
 }
 
-// Configure says how an engine's configuration has to be changed for what is
-// wanted. Below dir is what Peerlane keeps of it. Nothing is written.
+// Configure returns the change of an engine's configuration that w needs. dir is the directory of
+// Peerlane's records. Configure writes nothing.
 func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change, State, error) {
 	s, err := h.Look(ctx, name, w)
 	if err != nil {
@@ -188,7 +187,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 	return c, s, nil
 }
 
-// add adds keys, each at most once.
+// add adds keys without duplicates.
 func (r *record) add(keys []edit.Key) {
 	for _, k := range keys {
 		kept := r.Keys[:0:0]
@@ -201,8 +200,8 @@ func (r *record) add(keys []edit.Key) {
 	}
 }
 
-// reaches demands that a change does what it is for: another file that is read
-// later may have the last word.
+// reaches checks that a change has its effect: another file that the engine reads later may
+// override a key.
 func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	e := engines[name]
 	d, err := e.find(h)
@@ -218,8 +217,8 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	if one := d.of(s.File); one != nil {
 		*one = changed
 	} else {
-		// Files that are not there yet are read where their name has them; the main
-		// one first, and Peerlane's own after all others that are before it by name.
+		// Insert a missing file at the position of its name: the main file first, and the file of
+		// Peerlane after the files with smaller names.
 		d.all = insertByName(d.all, changed, s.File == d.main && filepath.Base(s.File) != dropIn)
 	}
 	v, err := parseVersion(s.Version)
@@ -249,10 +248,9 @@ func insertByName(all []document, one document, first bool) []document {
 	return append(all[:at:at], append([]document{one}, all[at:]...)...)
 }
 
-// Remove says how an engine's configuration becomes what it was before Peerlane:
-// exactly that, if nobody else has changed it since; otherwise the keys that
-// Peerlane set become what they were. It is no change where Peerlane has done
-// nothing.
+// Remove returns the change that restores an engine's configuration: exactly the original, if no
+// other program has changed the file since; otherwise the keys of Peerlane get their former
+// values. Without a record the change is none.
 func Remove(dir, name string) (c Change, err error) {
 	c = Change{Engine: name, store: storeOf(dir, name)}
 	r, err := readRecord(c.store)
@@ -260,7 +258,7 @@ func Remove(dir, name string) (c Change, err error) {
 		return c, err
 	}
 	c.Path, c.Restart = r.Path, r.Restart
-	// The path was without links when it was recorded.
+	// The recorded path had no links.
 	now, err := resolve(r.Path)
 	if err != nil {
 		return c, err
@@ -292,7 +290,7 @@ func Remove(dir, name string) (c Change, err error) {
 	var keys []edit.Key
 	for _, k := range r.Keys {
 		if isForm(k) {
-			continue // what others have added may be of that version
+			continue // entries of other programs may need that version
 		}
 		if !sameAfterRecord(edit.Get(have, k.Path...), k.Value) {
 			c.Notes = append(c.Notes, fmt.Sprintf("somebody else has changed %s, which stays", k))
@@ -309,7 +307,7 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	i := slices.IndexFunc(r.Keys, isForm)
 	form := i >= 0 && sameAfterRecord(left["version"], r.Keys[i].Value)
-	// Of these languages a text without a value but numbers has a # only in comments.
+	// In these languages a text of numbers alone has a # only in comments.
 	if alone := len(left) == 0 || form && len(left) == 1; alone && !bytes.ContainsRune(c.New, '#') {
 		c.New = nil
 	} else if form {
@@ -330,7 +328,7 @@ func sameAfterRecord(have, recorded any) bool {
 	return edit.Same(have, recorded)
 }
 
-// restorable is a value as edit sets it.
+// restorable returns a value in the form that edit sets.
 func restorable(value any) any {
 	if list := edit.Texts(value); list != nil {
 		return list
@@ -338,14 +336,14 @@ func restorable(value any) any {
 	return value
 }
 
-// Apply writes the file and what is kept of it. A file that has changed since it
-// was read is left alone.
+// Apply writes the file and the record. If the file has changed since Configure read it, Apply
+// returns an error and writes nothing.
 func (c Change) Apply() error {
 	if c.Path == "" {
 		return nil
 	}
 	if c.record != nil && c.New != nil && !c.None() {
-		// First: what is changed can then be undone whatever happens.
+		// Write the record first, so that Remove can undo a partial change.
 		if err := c.record.write(c.store); err != nil {
 			return fmt.Errorf("keeping %s as it was: %w", c.Path, err)
 		}
@@ -378,7 +376,7 @@ func (c Change) write() error {
 	return errors.Join(replace(c.Path, c.New, 0o644, true), flush(filepath.Dir(c.Path)))
 }
 
-// forget removes what is kept of an engine.
+// forget removes the record of an engine.
 func forget(store string) error {
 	for _, name := range []string{recordName, backupName} {
 		if err := os.Remove(filepath.Join(store, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -8,8 +8,8 @@ import (
 	"github.com/peerlane/peerlane/cdi/engine/edit"
 )
 
-// findContainerd reads the configuration and what it imports, in containerd's
-// order: the one that imports first.
+// findContainerd reads the configuration and its imports, in containerd's order: the importing
+// file first.
 func findContainerd(h Host) (d documents, err error) {
 	d.main = h.ConfigFile
 	if d.main == "" {
@@ -41,8 +41,8 @@ func findContainerd(h Host) (d documents, err error) {
 	return d, nil
 }
 
-// containerdSocket is where the daemon listens; from version 4 of the configuration
-// on it is a plugin's.
+// containerdSocket returns the address of the daemon; from version 4 of the configuration on, a
+// plugin has the address.
 func containerdSocket(d documents) string {
 	for _, path := range [][]string{{"plugins", "io.containerd.server.v1.grpc", "address"}, {"grpc", "address"}} {
 		value, _ := d.get(path...)
@@ -53,17 +53,16 @@ func containerdSocket(d documents) string {
 	return "/run/containerd/containerd.sock"
 }
 
-// planContainerd: the CRI has CDI where enable_cdi says so from 1.7 on, unless it
-// says no from 2.0 on, and whatever it says from 2.4 on. Its Go client and ctr, from 2.0 on, apply CDI by
-// themselves and need no configuration.
+// planContainerd: the CRI has CDI with enable_cdi from 1.7 on, by default from 2.0 on, and always
+// from 2.4 on. The Go client and ctr apply CDI without configuration from 2.0 on.
 func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 	table, form, err := criTable(v, d)
 	if err != nil {
 		return p, err
 	}
 	at := func(names ...string) []string { return slices.Concat(table, names) }
-	// 1.x takes the whole table of a plugin from the file that has it last, and 2.x
-	// what that one has; so there it is changed.
+	// 1.x takes the whole table of a plugin from the last file with the table, and 2.x takes the
+	// keys of that file; so change that file.
 	p.file = d.main
 	for _, one := range d.all {
 		if edit.Get(one.tree, table...) != nil {
@@ -72,7 +71,7 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 	}
 	cri := d
 	if !v.atLeast(2, 0) {
-		cri.all = nil // 1.x takes nothing of that table from other files
+		cri.all = nil // 1.x takes no key of the table from other files
 		if one := d.of(p.file); one != nil {
 			cri.all = []document{*one}
 		}
@@ -142,12 +141,12 @@ func criTable(v version, d documents) (table []string, form int64, err error) {
 		}
 	}
 	switch {
-	case form <= 1: // 2.x migrates it when it reads it
+	case form <= 1: // 2.x migrates the file when it reads the file
 		return []string{"plugins", "cri"}, form, nil
 	case form == 2:
 		return []string{"plugins", "io.containerd.grpc.v1.cri"}, form, nil
 	case form > 4:
-		// containerd migrates versions, and one may have moved the table.
+		// containerd migrates versions, and a migration may have moved the table.
 		return nil, 0, fmt.Errorf("%s is of version %d, and this Peerlane knows versions up to 4", d.main, form)
 	}
 	return []string{"plugins", "io.containerd.cri.v1.runtime"}, form, nil

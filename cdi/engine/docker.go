@@ -28,10 +28,10 @@ func dockerSocket(d documents) string {
 	return "/var/run/docker.sock"
 }
 
-// planDocker: 25.0 has CDI where features.cdi says so, 28.2 unless it says no.
+// planDocker: 25.0 has CDI with features.cdi, and 28.2 by default.
 func planDocker(v version, d documents, w Wanted) (p decision, err error) {
-	// Moby numbers its module anew: its version 2 is Docker 29. Docker itself went
-	// from 1 to 17.
+	// Moby numbers its module from 1 again: its version 2 is Docker 29. Docker itself went from 1
+	// to 17.
 	if v.major == 2 {
 		v = version{29, 0}
 	}
@@ -77,7 +77,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 	return p, nil
 }
 
-// different are keys that do not have their value yet.
+// different returns the keys that have another value.
 func different(d documents, keys ...edit.Key) (list []edit.Key) {
 	for _, k := range keys {
 		if value, _ := d.get(k.Path...); !edit.Same(value, k.Value) {

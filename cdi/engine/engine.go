@@ -1,9 +1,8 @@
-// Package engine finds the container engines of a host and what they are
-// configured to, changes the least that makes CDI devices work in them, and takes
-// that back.
+// Package engine finds the container engines of a host and their configuration, makes the
+// smallest change that enables CDI devices, and reverts the change.
 //
-// Engines that know CDI have it on by default in their newer versions, and then
-// nothing is changed. Those that do not get peerlane-runtime as a runtime.
+// Newer versions of engines enable CDI by default, and need no change. Engines without CDI get
+// peerlane-runtime as a runtime.
 package engine
 
 import (
@@ -27,7 +26,7 @@ const (
 	CRIO       = "crio"
 )
 
-// Names are those of all engines.
+// Names lists the engines.
 var Names = []string{docker, Containerd, Podman, CRIO}
 
 // DefaultSpecDirs are where every engine looks for CDI specifications.
@@ -38,86 +37,82 @@ const RuntimeName = "peerlane"
 
 // Host is where engines are looked for.
 type Host struct {
-	// Root is what etc and usr hang below; "/" on a host.
+	// Root is the directory of etc and usr; "/" on a host.
 	Root string
-	// ConfigFile is an engine's configuration, if it is not where the engine looks
-	// by default.
+	// ConfigFile is the path of an engine's configuration, if it is not the default path.
 	ConfigFile string
-	// Version is that of the engine, if it is not to be asked.
+	// Version is the version of the engine; empty means to ask the engine.
 	Version string
-	// Ask asks an engine for its version, its daemon at a socket; nil for Ask of this
-	// package.
+	// Ask asks an engine, by its daemon's socket, for its version; nil means Ask of this package.
 	Ask func(ctx context.Context, engine, socket string) (Answer, error)
 }
 
-// Answer is what an engine says of itself.
+// Answer is the version that an engine reports.
 type Answer struct {
-	// Version is as the engine writes it, "28.2.2".
+	// Version has the engine's form, "28.2.2".
 	Version string
-	// Daemon says that the running daemon has said it, and not the program.
+	// Daemon reports whether the running daemon answered, and not the program.
 	Daemon bool
 }
 
-// Wanted is what an engine is to be made able to.
+// Wanted is the configuration that an engine needs.
 type Wanted struct {
-	// SpecDirs are directories of CDI specifications beside the default ones.
+	// SpecDirs are the directories of CDI specifications, in addition to the default directories.
 	SpecDirs []string
 	// HooksDirs are directories of OCI hooks, for Podman and CRI-O.
 	HooksDirs []string
 	// Runtime asks for peerlane-runtime as a runtime even of an engine with CDI.
 	Runtime bool
-	// RuntimePath is that of peerlane-runtime, and RuntimeArgs are its arguments,
-	// for Docker.
+	// RuntimePath is the path of peerlane-runtime, and RuntimeArgs are its arguments, for Docker.
 	RuntimePath string
 	RuntimeArgs []string
 }
 
-// CDI is what an engine makes of CDI devices.
+// CDI is the support of an engine for CDI devices.
 type CDI string
 
-// What it may be.
+// Values of CDI.
 const (
 	CDIOn      CDI = "on"
-	CDIOff     CDI = "off"  // it knows them, and is configured not to
-	CDIUnknown CDI = "none" // its version does not know them
+	CDIOff     CDI = "off"  // the version supports CDI, and the configuration disables CDI
+	CDIUnknown CDI = "none" // the version does not support CDI
 )
 
-// State is an engine on a host, and what there is to do about it.
+// State is an engine of a host, with the change that it needs.
 type State struct {
 	Engine  string `json:"engine"`
-	Version string `json:"version"` // "" where it is not installed
-	Daemon  bool   `json:"daemon"`  // the running daemon has said its version
+	Version string `json:"version"` // "" if not installed
+	Daemon  bool   `json:"daemon"`  // the running daemon reported Version
 	CDI     CDI    `json:"cdi,omitempty"`
-	// File is the configuration that is changed, or would be, and Exists whether
-	// there is one.
+	// File is the configuration file to change. Exists reports whether the file exists.
 	File   string `json:"file"`
 	Exists bool   `json:"exists"`
-	// Configured says that Peerlane has changed it.
+	// Configured reports whether Peerlane has changed the configuration.
 	Configured bool `json:"configured"`
 	// Change are the keys that have to be set, "features.cdi = true".
 	Change []string `json:"change"`
-	// Restart is the command that lets the engine see a change, and why; empty where
-	// none is needed.
+	// Restart is the command that makes the engine read a change, with the reason; empty if no
+	// restart is necessary.
 	Restart string   `json:"restart,omitempty"`
 	Notes   []string `json:"notes"`
-	// Error is why it could not be looked at; one that is not installed has none.
+	// Error is the reason why Look failed; empty for an engine that is not installed.
 	Error string `json:"error,omitempty"`
 
 	keys []edit.Key
-	text []byte // of File; nil where there is none
+	text []byte // of File; nil if the file is missing
 }
 
 // ErrNotInstalled is of an engine that is not there.
 var ErrNotInstalled = errors.New("is not installed")
 
-// engine is one of them.
+// engine holds the functions for one engine.
 type engine struct {
 	language edit.Language
-	// find reads its configuration.
+	// find reads the configuration.
 	find func(h Host) (documents, error)
-	// plan says what has to be set.
+	// plan returns the keys to set.
 	plan func(v version, d documents, w Wanted) (decision, error)
-	// socket is where its daemon listens; nil where there is none.
+	// socket returns the address of the daemon; nil without a daemon.
 	socket func(d documents) string
 }
 
@@ -128,7 +123,7 @@ var engines = map[string]engine{
 	CRIO:       {edit.TOML, findCRIO, planCRIO, nil},
 }
 
-// decision is what has to be done about an engine.
+// decision is the change that an engine needs.
 type decision struct {
 	cdi     CDI
 	file    string // to change
@@ -137,9 +132,8 @@ type decision struct {
 	notes   []string
 }
 
-// Look finds an engine and says what has to be done for what is wanted. An engine
-// that is not there is ErrNotInstalled; a configuration that cannot be read, an
-// error with file, line and reason.
+// Look finds an engine and plans the change for w. The error is ErrNotInstalled for a missing
+// engine, and has file, line and reason for a configuration that cannot be read.
 func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	s := State{Engine: name, Change: []string{}, Notes: []string{}}
 	e, known := engines[name]
@@ -209,8 +203,8 @@ type document struct {
 	tree map[string]any
 }
 
-// documents are an engine's configuration files, the first that it reads first.
-// What two of them say, the later one decides.
+// documents are the configuration files of an engine, in the order of reading. A later file
+// overrides an earlier file.
 type documents struct {
 	root string // that of the host
 	main string // the file that is an engine's own, which need not be there
@@ -226,7 +220,7 @@ func (d documents) of(path string) *document {
 	return nil
 }
 
-// get is the value of a key, and the file that decides it.
+// get returns the value of a key, and the file with the value that counts.
 func (d documents) get(path ...string) (value any, file string) {
 	for _, one := range d.all {
 		if v := edit.Get(one.tree, path...); v != nil {
@@ -236,7 +230,7 @@ func (d documents) get(path ...string) (value any, file string) {
 	return value, file
 }
 
-// read adds a file, if it is there.
+// read adds a file, if the file exists.
 func (d *documents) read(l edit.Language, path string) error {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -262,7 +256,7 @@ func inFile(path string, err error) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-// dropIns are the files of a directory, in their order.
+// dropIns returns the files that match the pattern, in order.
 func dropIns(pattern string) []string {
 	files, err := filepath.Glob(pattern)
 	if err != nil {
@@ -275,8 +269,8 @@ func dropIns(pattern string) []string {
 	})
 }
 
-// withDirs is a list with directories that it lacks, at its end; changed says
-// that it lacked one. /run/cdi and /var/run/cdi may be the same.
+// withDirs appends to list the missing directories of dirs; changed reports an addition. /run/cdi
+// and /var/run/cdi may be one directory.
 func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	all = slices.Clone(list)
 	for _, dir := range dirs {
@@ -301,8 +295,8 @@ func (d documents) directory(path string) string {
 	return filepath.Join("/", below)
 }
 
-// listed is the decision about a list of directories: nil where nothing has to be
-// set. standing is what the engine takes where nothing is configured.
+// listed returns the key for a list of directories: nil if the list is complete. standing is the
+// engine's default list.
 func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 	value, file := d.get(path...)
 	list := standing

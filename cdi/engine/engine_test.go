@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// files are those below a directory, with their modes and what links lead to.
+// files describes the files below a directory, with modes and targets of links.
 func files(t *testing.T, root string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -68,8 +68,8 @@ const (
 	runtimeFile = "/usr/bin/peerlane-runtime"
 )
 
-// debian12 is the file of Debian's containerd 1.6, debian13 what `containerd config
-// default` of 2.x begins like, and kind a file as Kubernetes' tools write them.
+// debian12 is the file of Debian's containerd 1.6, debian13 the first lines of `containerd config
+// default` of 2.x, and kind a file as Kubernetes tools write.
 const (
 	debian12 = `version = 2
 
@@ -102,8 +102,8 @@ var golden = []struct {
 	files                 map[string]string
 	file, want            string // "" for no change
 	cdi                   CDI
-	restart               string // a part of it
-	note                  string // a part of one
+	restart               string // substring
+	note                  string // substring of a note
 }{
 	{name: "Docker 20.10 without a configuration", engine: docker, version: "20.10.24", cdi: CDIUnknown, restart: "reload", note: "docker run --runtime peerlane",
 		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
@@ -199,9 +199,8 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		file:  crioFile, want: "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\", \"/etc/cdi\", \"/var/run/cdi\"]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/opt/hooks\"]\n"},
 }
 
-// Each version of each engine: what is changed, that a second time changes nothing,
-// and that it is taken back to the byte.
-func TestConfigure(t *testing.T) {
+// For every version of every engine: the change, no second change, and the removal to the byte.
+func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 	for _, c := range golden {
 		t.Run(c.name, func(t *testing.T) {
 			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
@@ -273,7 +272,7 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
-// What another has changed meanwhile stays, and what was set becomes what it was.
+// Changes of other programs stay, and the keys of Peerlane get their former values.
 func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version, file string
@@ -345,8 +344,8 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// Whatever is refused, nothing is changed.
-func TestConfigureRefuses(t *testing.T) {
+// A refusal changes nothing.
+func TestConfigureRefusedChangesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, engine, version string
 		files                 map[string]string
@@ -379,7 +378,7 @@ func TestConfigureRefuses(t *testing.T) {
 	}
 }
 
-// One directory by two names is not added; links are followed below the root alone.
+// A directory under a second name is not added; links are resolved below the root alone.
 func TestDirectoriesByOtherNames(t *testing.T) {
 	for _, link := range []string{"/run", "../run"} {
 		root := t.TempDir()
@@ -404,8 +403,8 @@ func TestDirectoriesByOtherNames(t *testing.T) {
 	}
 }
 
-// Where the daemons listen is what their configurations say.
-func TestSockets(t *testing.T) {
+// The addresses of daemons come from their configurations.
+func TestSocketFollowsConfiguration(t *testing.T) {
 	for _, c := range []struct{ engine, file, text, want string }{
 		{docker, daemonJSON, `{}`, "/var/run/docker.sock"},
 		{docker, daemonJSON, `{"hosts": ["tcp://0.0.0.0:2376", "unix:///srv/d.sock"]}`, "/srv/d.sock"},
@@ -428,8 +427,8 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// A link stays one, what it leads to keeps its mode, and what changed in between is
-// nobody's to overwrite.
+// A link stays a link, the target keeps its mode, and a change by another program is not
+// overwritten.
 func TestLinksModesAndOthers(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	put(t, filepath.Join(root, "srv/docker.json"), "{}")
@@ -474,9 +473,9 @@ func TestLinksModesAndOthers(t *testing.T) {
 	}
 }
 
-// Who configures again what somebody else has changed in between takes that for
-// nobody's original.
-func TestWhatOthersChangedBetweenStays(t *testing.T) {
+// A second configuration after a change by another program does not take the file for the
+// original.
+func TestConfigureAfterForeignChangeKeepsOriginal(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	path := filepath.Join(root, daemonJSON)
 	configure := func(w Wanted) {
@@ -508,8 +507,8 @@ func TestWhatOthersChangedBetweenStays(t *testing.T) {
 	}
 }
 
-// The first original is kept, however often it is configured.
-func TestTheOriginalIsKept(t *testing.T) {
+// Repeated configuration keeps the first original.
+func TestConfigureRepeatedKeepsOriginal(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	put(t, filepath.Join(root, daemonJSON), "{ }\n")
 	for _, w := range []Wanted{{}, {RuntimePath: runtimeFile, Runtime: true}, {SpecDirs: []string{"/opt/cdi"}}} {

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replace writes a file in one step. Where there is one already and alike is asked
-// for, the new one has its owner, mode, SELinux label and access control list, and
-// otherwise the mode.
+// replace writes a file in one step. With alike, the new file has the owner, mode, SELinux label
+// and access control list of the present file, and otherwise mode.
 func replace(path string, text []byte, mode fs.FileMode, alike bool) (err error) {
 	var old fs.FileInfo
 	if alike {
@@ -23,7 +22,7 @@ func replace(path string, text []byte, mode fs.FileMode, alike bool) (err error)
 			return err
 		}
 	}
-	// No engine takes a name like this one for a drop-in.
+	// Engines do not read a file of this name as a drop-in.
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".peerlane-*.tmp")
 	if err != nil {
 		return err
@@ -56,8 +55,7 @@ func replace(path string, text []byte, mode fs.FileMode, alike bool) (err error)
 	return os.Rename(tmp.Name(), path)
 }
 
-// copyAttributes gives one file the extended attributes of another that say who may
-// read and write it.
+// copyAttributes copies the extended attributes that control access from one file to another.
 func copyAttributes(from, to string) error {
 	for _, name := range []string{"security.selinux", "system.posix_acl_access"} {
 		want, err := attribute(from, name)
@@ -79,7 +77,7 @@ func copyAttributes(from, to string) error {
 	return nil
 }
 
-// attribute is an extended attribute, nil where there is none.
+// attribute returns an extended attribute, nil if the file lacks it.
 func attribute(path, name string) ([]byte, error) {
 	value := make([]byte, 1<<16) // the longest that Linux has
 	n, err := unix.Getxattr(path, name, value)

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// accessList is an access control list as the kernel has it, by which a user may
-// read a file beside its owner.
+// accessList returns an access control list in the kernel's form, by which a user may read a file
+// beside the owner.
 func accessList(user uint32) []byte {
 	const nobody = 1<<32 - 1
 	list := binary.LittleEndian.AppendUint32(nil, 2)
@@ -29,14 +29,14 @@ func accessList(user uint32) []byte {
 	return list
 }
 
-// Whoever might read the file may read it afterwards, and nobody else.
+// The same users may read the file before and after the change.
 func TestAccessListsAreKept(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	path := filepath.Join(root, daemonJSON)
 	put(t, path, "{}")
 	list := accessList(12345)
 	if err := unix.Setxattr(path, "system.posix_acl_access", list, 0); errors.Is(err, unix.ENOTSUP) {
-		list = nil // a file system without lists; then there is none afterwards
+		list = nil // a file system without access control lists
 	} else if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestAccessListsAreKept(t *testing.T) {
 	if list == nil {
 		return
 	}
-	// What the directory would give new files is not for this one.
+	// The default list of the directory does not apply to the file.
 	if err := unix.Removexattr(path, "system.posix_acl_access"); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestAccessListsAreKept(t *testing.T) {
 	}
 }
 
-// What has become a link since is not replaced, and neither is what it leads to.
+// A path that has become a link is not replaced, and its target is not changed.
 func TestRemoveRefusesAnotherFile(t *testing.T) {
 	root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 	path, other := filepath.Join(root, daemonJSON), filepath.Join(root, "srv/daemon.json")

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// version is an engine's, as far as anything hangs on it.
+// version is the part of an engine's version that plans depend on.
 type version struct{ major, minor int }
 
 var numbers = regexp.MustCompile(`(\d+)\.(\d+)(\.\d+)?`)

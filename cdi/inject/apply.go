@@ -13,10 +13,9 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// apply returns the text of a config.json with CDI devices of the
-// specifications in these directories, the last of which has precedence. What
-// the text has already is not added once more, so that apply may be called
-// again on its result.
+// apply returns the text of a config.json with CDI devices of the specifications in these
+// directories; the last directory has precedence. apply does not repeat edits that the text has,
+// so a caller may apply devices to the result again.
 func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
@@ -51,8 +50,8 @@ func inject(spec *specs.Spec, specDirs, devices []string) error {
 	return nil
 }
 
-// unresolved says why devices are not known: nothing describes them, or two
-// specifications do, or one cannot be read.
+// unresolved explains unknown devices: no specification has the device, two specifications have
+// it, or a specification cannot be read.
 func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 	said := map[string]bool{}
 	var why []string
@@ -79,8 +78,8 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 	return fmt.Errorf("%s; the vendor's toolkit makes one", text)
 }
 
-// removeDuplicates takes back what the library has added a second time. It replaces
-// variables, nodes and mounts of one name, and adds hooks and rules.
+// removeDuplicates removes the hooks and rules that the library added a second time. The library
+// replaces variables, nodes and mounts of one name, but appends hooks and rules.
 func removeDuplicates(before, after *specs.Spec) {
 	if before.Hooks != nil && after.Hooks != nil {
 		for i, list := range hooks(after.Hooks) {
@@ -90,7 +89,7 @@ func removeDuplicates(before, after *specs.Spec) {
 	}
 	if before.Linux != nil && before.Linux.Resources != nil {
 		had := before.Linux.Resources.Devices
-		// A later rule wins, so one in front of a denial has to come again.
+		// A later rule wins, so a rule before a denial must be repeated.
 		valid := had
 		for i, rule := range had {
 			if !rule.Allow {
@@ -101,15 +100,14 @@ func removeDuplicates(before, after *specs.Spec) {
 	}
 }
 
-// withoutRepeats drops from a list, of what follows its first elements, whatever
-// is in `had`.
+// withoutRepeats removes, after the first elements of a list, the elements of had.
 func withoutRepeats[T any](had []T, first int, list []T) []T {
 	return append(list[:first:first], slices.DeleteFunc(list[first:], func(added T) bool {
 		return slices.ContainsFunc(had, func(h T) bool { return reflect.DeepEqual(h, added) })
 	})...)
 }
 
-// hookList is the hooks of one point in a container's life.
+// hookList is the list of hooks of one stage of a container.
 type hookList struct {
 	name  string // the key in config.json
 	hooks *[]specs.Hook
@@ -130,8 +128,8 @@ func hooks(h *specs.Hooks) []hookList {
 // object is a JSON object of which only the keys are known.
 type object map[string]json.RawMessage
 
-// merge puts into a text what differs between two specifications, the first of
-// which it was decoded as.
+// merge writes into a text the differences between two specifications. before is the decoded
+// text.
 func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	var top object
 	if err := json.Unmarshal(config, &top); err != nil {
@@ -182,8 +180,8 @@ func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	return text, check(text, after)
 }
 
-// check demands that a text decodes to a specification: that nothing of what
-// the library changed is lacking, whatever its next version changes.
+// check checks that a text decodes to a specification, so that no change of the library is
+// missing, also of a later version of the library.
 func check(text []byte, want *specs.Spec) error {
 	var got specs.Spec
 	if err := json.Unmarshal(text, &got); err != nil {
@@ -212,7 +210,7 @@ func (m *merger) fail(err error) {
 	}
 }
 
-// below changes the object at a key, and makes one only where it gets a key.
+// below changes the object at a key. It creates the object only if change adds a key.
 func (m *merger) below(o object, key string, change func(object)) {
 	var inner object
 	if raw, ok := o[key]; ok {
@@ -240,8 +238,7 @@ func (m *merger) set(o object, key string, value any) {
 	o[key] = raw
 }
 
-// mergeList replaces a list that has changed. Elements that were there keep
-// their text.
+// mergeList replaces a changed list. Present elements keep their text.
 func mergeList[T any](m *merger, o object, key string, before, after []T) {
 	if reflect.DeepEqual(before, after) || len(before) == 0 && len(after) == 0 {
 		return
@@ -272,7 +269,7 @@ func mergeList[T any](m *merger, o object, key string, before, after []T) {
 	m.set(o, key, merged)
 }
 
-// orZero is what a pointer points to, or nothing.
+// orZero returns the target of p, or the zero value for nil.
 func orZero[T any](p *T) T {
 	if p == nil {
 		var zero T

@@ -12,8 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// everything is a specification with each edit that CDI has and that needs
-// nothing of the host.
+// everything is a specification with every edit of CDI that needs no file of the host.
 const everything = `{
 	"cdiVersion": "1.1.0", "kind": "probe.dev/thing",
 	"containerEdits": {
@@ -80,14 +79,14 @@ func decode(t *testing.T, text []byte) map[string]any {
 	t.Helper()
 	var v map[string]any
 	d := json.NewDecoder(strings.NewReader(string(text)))
-	d.UseNumber() // digits as they are
+	d.UseNumber() // keeps the digits
 	if err := d.Decode(&v); err != nil {
 		t.Fatal(err)
 	}
 	return v
 }
 
-func TestWhatCDIDoesNotTouchStays(t *testing.T) {
+func TestApplyKeepsForeignFields(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	changed, err := apply([]byte(newer), []string{dir}, []string{"probe.dev/thing=0", "probe.dev/thing=1"})
 	if err != nil {
@@ -112,7 +111,7 @@ func TestWhatCDIDoesNotTouchStays(t *testing.T) {
 	process := at("process")
 	process["env"] = []any{"PATH=/probe", "KEPT=<&>", "COMMON=1"}
 	at("process", "user")["additionalGids"] = []any{number(7)}
-	// The library puts a mount in front of those below it.
+	// The library orders a mount before mounts below it.
 	mounts := want["mounts"].([]any)
 	want["mounts"] = []any{mounts[1], map[string]any{"destination": "/run/probe", "source": "/anchor", "options": []any{"ro", "bind"}}, mounts[0]}
 	hooks := at("hooks")
@@ -133,7 +132,7 @@ func TestWhatCDIDoesNotTouchStays(t *testing.T) {
 	}
 }
 
-func TestASecondTimeChangesNothing(t *testing.T) {
+func TestApplyTwiceChangesNothing(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	for _, text := range []string{newer, `{"ociVersion":"1.0.2"}`, `{"process":null,"hooks":null,"linux":{"resources":null},"mounts":null}`} {
 		devices := []string{"probe.dev/thing=0", "probe.dev/thing=1"}
@@ -151,8 +150,8 @@ func TestASecondTimeChangesNothing(t *testing.T) {
 	}
 }
 
-// A rule in front of one that denies is void, so it has to come once more.
-func TestARuleBeforeADenialIsNoRepetition(t *testing.T) {
+// A rule before a denial has no effect, so the rule must be repeated.
+func TestApplyRepeatsRuleBeforeDenial(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
 	const text = `{"linux":{"resources":{"devices":[{"allow":true,"type":"c","major":1,"minor":3,"access":"rw"},{"allow":false,"access":"rwm"}]}}}`
 	changed, err := apply([]byte(text), []string{dir}, []string{"probe.dev/thing=0"})
@@ -198,7 +197,7 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 	}
 }
 
-// Whatever an engine wrote: a change is complete, and a second one is none.
+// For every text of an engine: a change is complete, and a second change is empty.
 func FuzzApply(f *testing.F) {
 	dir := specDir(f, map[string]string{"probe.json": everything})
 	for _, text := range []string{newer, `{}`, `{"mounts":[null,{}],"hooks":{"poststop":[{"path":"/hook"}]}}`, `{"Process":{"env":["A"]},"process":{"env":["B"]}}`, `{"linux":{"netDevices":{"eth7":{"name":"x"}}}}`} {

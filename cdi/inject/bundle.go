@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say who may ask for what.
+// Options are the policies for requests of containers.
 type Options struct {
-	// Devices are those that the administrator gives to every container.
+	// Devices are the devices that every container gets, by the administrator.
 	Devices []string
-	// Allowed are patterns of what containers may ask for themselves.
+	// Allowed are the patterns of devices that a container may request.
 	Allowed []string
 	// ConfigFile is where Allowed comes from, for messages.
 	ConfigFile string
@@ -28,9 +28,9 @@ type Options struct {
 // maxConfig bounds the bytes of a config.json. Docker's are 20 KiB.
 const maxConfig = 32 << 20
 
-// Bundle applies to a bundle's config.json, named by its path, the devices that
-// are asked for. The file is replaced in one step, and left alone where nothing
-// is asked for. A file that is not there is the runtime's to complain about.
+// Bundle applies the requested devices to the config.json of a bundle, by its path. It replaces
+// the file in one step, and leaves the file alone without a request. A missing file is no error:
+// the runtime reports it.
 func Bundle(path string, o Options) error {
 	text, info, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,8 +80,8 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 	return text, info, err
 }
 
-// replace puts a text in place of a file in one step, with its owner and mode.
-// Nothing is synced: an engine writes a bundle anew for each start.
+// replace replaces a file with a text in one step, with its owner and mode. It does not sync: an
+// engine writes a new bundle for every start.
 func replace(path string, text []byte, like fs.FileInfo) (err error) {
 	if link, err := os.Lstat(path); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestWhoMayAskForWhat(t *testing.T) {
+func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 	const (
 		byVariable   = `{"process":{"env":["PEERLANE_DEVICES=%s"]}}`
 		byAnnotation = `{"annotations":{"peerlane.dev/devices":"%s"}}`
@@ -94,7 +94,7 @@ func TestOwnerAndModeStay(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(path, 0o646); err != nil { // none that a umask would make
+	if err := os.Chmod(path, 0o646); err != nil { // a mode that no umask produces
 		t.Fatal(err)
 	}
 	if os.Geteuid() == 0 {
@@ -169,8 +169,8 @@ func TestFilesThatAreNoConfig(t *testing.T) {
 	}
 }
 
-// A container that asks for nothing pays for reading config.json; one that
-// asks, for the CDI library as well.
+// A container without a request costs the reading of config.json; a container with a request
+// costs the CDI library as well.
 func BenchmarkBundle(b *testing.B) {
 	dir := specDir(b, map[string]string{"probe.json": everything})
 	path := filepath.Join(b.TempDir(), "config.json")

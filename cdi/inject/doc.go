@@ -1,13 +1,11 @@
-// Package inject applies CDI devices to the config.json of an OCI bundle, for
-// engines that cannot do it themselves: `peerlane-runtime` calls it between the
-// engine and the runtime.
+// Package inject applies CDI devices to the config.json of an OCI bundle, for engines without
+// CDI: `peerlane-runtime` calls it between the engine and the runtime.
 //
-// Who asks matters. What the administrator put on the runtime's command line is
-// done. What the container's environment or annotations say can come from an
-// image, so it is done as far as the administrator's list goes, and refused with
-// a sentence beyond it.
+// The origin of a request matters. The administrator's devices are on the runtime's command line,
+// and always apply. Requests in the environment or annotations of a container can come from an
+// image: they apply only if the administrator's list permits the device, and are refused
+// otherwise.
 //
-// [Bundle] does all of it, apply only the change of the text: of that,
-// everything stays as it was which CDI does not touch, fields that this program
-// has never heard of included.
+// [Bundle] reads requests and replaces the file; apply only changes the text. Fields that CDI
+// does not touch stay unchanged, also fields that this program does not know.
 package inject

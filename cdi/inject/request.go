@@ -17,14 +17,14 @@ const (
 	annotation = "peerlane.dev/devices"
 )
 
-// request is one device that is asked for.
+// request is a requested device.
 type request struct {
 	device string
 	// by is the variable or annotation; empty where the administrator asks.
 	by string
 }
 
-// requested lists what a config.json asks for.
+// requested returns the requests of a config.json.
 func requested(text []byte) ([]request, error) {
 	var spec struct {
 		Process struct {
@@ -44,7 +44,7 @@ func requested(text []byte) ([]request, error) {
 		}
 	}
 	add(spec.Annotations[annotation], "the annotation "+annotation)
-	// Of a variable that is there twice the last one counts, as for runc.
+	// Of a repeated variable the last value counts, as in runc.
 	for _, e := range slices.Backward(spec.Process.Env) {
 		if value, ok := strings.CutPrefix(e, variable+"="); ok {
 			add(value, "the variable "+variable)
@@ -54,8 +54,8 @@ func requested(text []byte) ([]request, error) {
 	return all, nil
 }
 
-// permitted are the devices of requests, each once, or an error that names the
-// first that the administrator's list does not permit.
+// permitted returns the devices of requests without duplicates, or an error with the first device
+// that the administrator's list does not permit.
 func permitted(all []request, allowed []string, configFile string) ([]string, error) {
 	var devices []string
 	for _, r := range all {

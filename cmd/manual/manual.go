@@ -13,32 +13,32 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Command is all that is known of a command. Hidden ones, their hidden flags, and
-// what cobra adds by itself (help, completion) are left out.
+// Command describes a command. Hidden commands, hidden flags, and the commands that cobra adds
+// (help, completion) are left out.
 type Command struct {
 	Path    string `json:"path"`  // "peerlane cdi generate"
 	Usage   string `json:"usage"` // "peerlane cdi generate [flags]"
 	Short   string `json:"short"` // one line
-	Long    string `json:"long"`  // paragraphs; what is indented stands as it is
+	Long    string `json:"long"`  // paragraphs; indented lines are preformatted
 	Example string `json:"example,omitempty"`
-	// Exit has a line for each exit status: two blanks, the status, two blanks, what
-	// it means. A meaning may go on below, further in.
+	// Exit has a line for every exit status: two blanks, the status, two blanks, the meaning. A
+	// meaning may go on in further lines with more indentation.
 	Exit     string    `json:"exit,omitempty"`
-	Flags    []Flag    `json:"flags,omitempty"`  // its own
-	Global   []Flag    `json:"global,omitempty"` // those of the commands above it
+	Flags    []Flag    `json:"flags,omitempty"`  // flags of this command
+	Global   []Flag    `json:"global,omitempty"` // flags of the parent commands
 	Commands []Command `json:"commands,omitempty"`
 }
 
 // Flag is an option of a command.
 type Flag struct {
 	Name      string `json:"name"`
-	Shorthand string `json:"shorthand,omitempty"` // one letter
-	Value     string `json:"value,omitempty"`     // what its value is called; empty for none
+	Shorthand string `json:"shorthand,omitempty"` // a letter
+	Value     string `json:"value,omitempty"`     // name of the value; empty without a value
 	Usage     string `json:"usage"`
 	Default   string `json:"default,omitempty"`
 }
 
-// DefaultExit is the exit status of a command that says nothing of it.
+// DefaultExit is the exit status of a command whose help has no section about it.
 const DefaultExit = `  0  done
   1  failed; one sentence on standard error says what, on what, and what to do
   2  the command line was wrong
@@ -46,8 +46,8 @@ const DefaultExit = `  0  done
 
 const exitHeading = "Exit status:\n"
 
-// Exit separates a command's long text from what it says of its exit status,
-// which is at the end, below "Exit status:".
+// Exit separates the long text of a command from the section "Exit status:" at the end of the
+// text.
 func Exit(long string) (text, exit string) {
 	text, exit, found := strings.Cut(long, exitHeading)
 	if !found {
@@ -60,9 +60,9 @@ func Exit(long string) (text, exit string) {
 	return strings.TrimSpace(text), exit
 }
 
-// Describe describes a command and those below it.
+// Describe describes a command and its subcommands.
 func Describe(cmd *cobra.Command) Command {
-	cmd.InitDefaultHelpFlag() // the line of usage says [flags] with it
+	cmd.InitDefaultHelpFlag() // adds [flags] to the usage line
 	long, exit := Exit(cmd.Long)
 	c := Command{
 		Path: cmd.CommandPath(), Usage: cmd.UseLine(), Short: cmd.Short, Long: cmp.Or(long, cmd.Short), Example: cmd.Example, Exit: exit,
@@ -91,7 +91,7 @@ func flags(set *pflag.FlagSet) (list []Flag) {
 	return list
 }
 
-// All are a command and those below it, each before those below it.
+// All returns a command and its subcommands, parents first.
 func (c Command) All() []Command {
 	all := []Command{c}
 	for _, below := range c.Commands {
@@ -100,8 +100,8 @@ func (c Command) All() []Command {
 	return all
 }
 
-// NewCommand is a hidden command that describes the one that it is added to, in
-// JSON, for Read: what makes man pages is then no part of the program.
+// NewCommand returns a hidden command that writes the description of its parent in JSON, for
+// Read: so the program needs no code that makes man pages.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "manual", Hidden: true, Short: "Describe all commands in JSON, for packaging/manpages", Args: cobra.NoArgs,
@@ -111,7 +111,7 @@ func NewCommand() *cobra.Command {
 	}
 }
 
-// Read reads what the command of NewCommand wrote.
+// Read reads the output of the command of NewCommand.
 func Read(r io.Reader) (c Command, err error) {
 	err = json.NewDecoder(r).Decode(&c)
 	return c, err

@@ -33,7 +33,7 @@ Exit status:
 	return root
 }
 
-func TestManPages(t *testing.T) {
+func TestManualPagesEqualGolden(t *testing.T) {
 	var out bytes.Buffer
 	root := example()
 	root.SetOut(&out)
@@ -123,7 +123,7 @@ say more
 	}
 }
 
-func TestReference(t *testing.T) {
+func TestManualMarkdownEqualsGolden(t *testing.T) {
 	got := Describe(example()).Markdown()
 	for _, want := range []string{
 		"## tool\n\nA tool.\n\n```\ntool [flags]\n```\n",
@@ -141,7 +141,7 @@ func TestReference(t *testing.T) {
 	}
 }
 
-func TestAPageOfADocument(t *testing.T) {
+func TestManualFromMarkdownMakesPage(t *testing.T) {
 	got := FromMarkdown(Page{Name: "tool.conf", Section: 5, Version: "v1", Brief: "a file"}, "# Tool\n\n`tool` reads\nit, see [there](x.md).\n\n## part\n\n`part.key`, text: a `-f`.\n")
 	want := `.TH "TOOL.CONF" "5" "" "Peerlane v1" "Peerlane"
 .SH NAME

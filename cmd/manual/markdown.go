@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Markdown is a reference of a command and those below it.
+// Markdown returns the reference of a command and its subcommands.
 func (c Command) Markdown() string {
 	var b strings.Builder
 	for _, one := range c.All() {
@@ -59,5 +59,5 @@ func markdownText(s string) string {
 	return strings.NewReplacer("*", `\*`, "_", `\_`, "<", `\<`, "[", `\[`).Replace(s)
 }
 
-// cell keeps a text in its cell of a table.
+// cell escapes a text for a cell of a table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// FromMarkdown is a man page of a document: of Markdown it knows headings,
-// paragraphs, `code` and links. A paragraph that begins with code is an entry
-// below that name.
+// FromMarkdown returns the man page of a document. It supports headings, paragraphs, `code` and
+// links of Markdown. A paragraph that begins with code is an entry with that name.
 func FromMarkdown(p Page, text string) string {
 	var b strings.Builder
 	p.head(&b)

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Page is what stands at the head and the foot of a man page.
+// Page is the head and the foot of a man page.
 type Page struct {
 	Name    string // "peerlane-cdi-generate"
 	Section int
 	Version string // of Peerlane
-	Brief   string // one line
+	Brief   string // a line
 	SeeAlso []string
 }
 
@@ -49,8 +49,7 @@ func (c Command) roff(p Page) string {
 // pageName is the name of a command's page: "peerlane-cdi-generate".
 func (c Command) pageName() string { return strings.ReplaceAll(c.Path, " ", "-") }
 
-// Pages are the man pages of a command and those below it, by their files'
-// names.
+// Pages returns the man pages of a command and its subcommands, by file name.
 func (c Command) Pages(section int, version string) map[string]string {
 	pages := map[string]string{}
 	for _, one := range c.All() {
@@ -66,7 +65,7 @@ func (c Command) Pages(section int, version string) map[string]string {
 	return pages
 }
 
-// Prose is a man page of one text, such as a program's help.
+// Prose returns the man page of a text, such as the help of a program.
 func Prose(p Page, text string) string {
 	var b strings.Builder
 	p.head(&b)
@@ -118,7 +117,8 @@ func options(b *strings.Builder, heading string, flags []Flag) {
 	}
 }
 
-// sentence is what a flag does, with its default where the words have none.
+// sentence returns the description of a flag, with its default if the description lacks the
+// default.
 func (f Flag) sentence() string {
 	if f.Default == "" || strings.Contains(f.Usage, "(default") {
 		return f.Usage
@@ -126,7 +126,7 @@ func (f Flag) sentence() string {
 	return fmt.Sprintf("%s (default %s)", f.Usage, f.Default)
 }
 
-// prose writes paragraphs, and what is indented as it stands.
+// prose writes paragraphs, and indented lines as preformatted text.
 func prose(b *strings.Builder, text string) {
 	for i, block := range blocks(text) {
 		if block.verbatim {
@@ -142,7 +142,7 @@ func prose(b *strings.Builder, text string) {
 	}
 }
 
-// block is a paragraph, or lines that stand as they are.
+// block is a paragraph or preformatted lines.
 type block struct {
 	text     string
 	verbatim bool
@@ -185,7 +185,7 @@ func verbatim(b *strings.Builder, text string) {
 	b.WriteString(".fi\n.RE\n")
 }
 
-// unindent takes two blanks from the front of each line.
+// unindent removes two leading blanks from every line.
 func unindent(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
@@ -194,7 +194,7 @@ func unindent(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// line is a line of text, which is no request of roff's whatever it begins with.
+// line escapes a line that roff would read as a request.
 func line(s string) string {
 	if s = escape(s); strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
 		return `\&` + s
@@ -202,7 +202,7 @@ func line(s string) string {
 	return s
 }
 
-// escape keeps hyphens what can be copied into a shell.
+// escaper keeps hyphens as characters that users can copy into a shell.
 var escaper = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", "\\`", "^", `\(ha`, "~", `\(ti`, `"`, `\(dq`)
 
 func escape(s string) string { return escaper.Replace(s) }

@@ -7,7 +7,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 )
 
-// accept is what peerlane-relay@.service runs.
+// accept is the command of peerlane-relay@.service.
 func accept(args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("accept: unexpected argument %q; %w", args[0], errUsage)

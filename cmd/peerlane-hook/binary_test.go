@@ -8,8 +8,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// The hook runs in front of every container: nothing of an image can be loaded
-// into it, and it is small.
+// The hook runs before every container: it loads no file of an image, and is small.
 func TestBinaryIsStaticAndSmall(t *testing.T) {
 	path := programs.Path(t, programs.Hook)
 	f, err := elf.Open(path)

@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// A configuration with a fault does not stop containers: the hook takes the last one that had
-// none, and tells the journal. Without such a copy the fault is an error.
+// A faulty configuration does not stop containers: the hook uses the last good configuration, and
+// reports the fault to the journal. Without a copy of a good configuration the fault is an error.
 func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 	root := shortRoot(t)
 	journal := hostLog(t, root, "run/systemd/journal/socket")
@@ -53,7 +53,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 			t.Errorf("%s: the journal has %s", name, entry)
 		}
 	}
-	// The copy follows the file, and no copy is taken of a wrong one.
+	// The copy follows the file, and the hook copies no faulty file.
 	const other = "[hook]\non_failure = \"fail\"\n"
 	write(other)
 	create(1)
@@ -80,7 +80,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 	if left, err := filepath.Glob(temporary); err != nil || len(left) > 0 {
 		t.Errorf("left: %v %v", left, err)
 	}
-	// A copy that others can write is not believed.
+	// The hook ignores a copy that other users can write.
 	write(wrong)
 	if err := os.Chmod(l.GoodConfig(), 0o666); err != nil {
 		t.Fatal(err)

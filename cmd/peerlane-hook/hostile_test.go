@@ -11,10 +11,9 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// Whatever a runtime says, and however much of it, the hook is small and ends with
-// a sentence.
-func TestAStateOfHundredMegabytes(t *testing.T) {
-	const limit = 160 << 10 // KiB: the text as it grows, and twice that before it is collected
+// For every text of a runtime, of any size, the hook stays small and ends with a sentence.
+func TestHookStateOfHundredMegabytesIsRefused(t *testing.T) {
+	const limit = 160 << 10 // KiB: the growing text, and twice its size before a collection
 	root := t.TempDir()
 	for name, part := range map[string]string{"one value": "x", "many values": `","x":"`, "depth": `{"annotations":`} {
 		text := io.MultiReader(strings.NewReader(`{"annotations":{"x":"`), io.LimitReader(&repeated{part: part}, 100<<20))

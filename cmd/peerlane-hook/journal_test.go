@@ -51,7 +51,7 @@ func shortRoot(t *testing.T) string {
 
 const noPlan = `{"id":"the container","status":"creating","pid":2,"bundle":"/b"}`
 
-// A runtime may swallow what a hook writes; the host's log has it.
+// A runtime may drop the output of a hook; the host's log has the error.
 func TestErrorsGoToTheJournal(t *testing.T) {
 	root := shortRoot(t)
 	journal := hostLog(t, root, "run/systemd/journal/socket")
@@ -69,7 +69,7 @@ func TestErrorsGoToTheJournal(t *testing.T) {
 			t.Errorf("the entry lacks %q:\n%s", want, entry)
 		}
 	}
-	// One log is enough.
+	// The hook writes to one log only.
 	if err := syslog.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +88,8 @@ func TestErrorsGoToSyslog(t *testing.T) {
 	}
 }
 
-// warn is believed only where it can be read.
-func TestATornConfigurationIsNoWarning(t *testing.T) {
+// on_failure = "warn" counts only in a readable file.
+func TestHookTornConfigurationFailsStart(t *testing.T) {
 	for text, want := range map[string]int{
 		"[hook]\non_failure = \"warn\"\n":                0,
 		"[hook]\non_failure = \"fail\"\n":                1,

@@ -1,6 +1,6 @@
-// Command peerlane-hook is the OCI hook of Peerlane: container runtimes run it
-// as a CDI specification says. Its command line is a public interface, which
-// engines keep in their containers for months.
+// Command peerlane-hook is the OCI hook of Peerlane: container runtimes run the hook by a CDI
+// specification. Its command line is a public interface, which engines keep in their containers
+// for months.
 package main
 
 import (
@@ -54,7 +54,7 @@ Exit status: 0 done, 1 failed, 2 a wrong command line.
 var errUsage = errors.New("peerlane-hook help shows the command line")
 
 func main() {
-	// Runtimes show what a failed hook wrote, often as one line.
+	// Runtimes show the output of a failed hook, often as one line.
 	config.SetLogFormat(config.LogText)
 	err := version.Sentence(func() error { return run(os.Args[1:]) })
 	if err == nil {
@@ -104,11 +104,11 @@ func (l *list) Set(s string) error {
 	return nil
 }
 
-// parse parses the flags of a command that takes no other arguments. Every
-// command has --root, the default of which is /.
+// parse parses the flags of a command without other arguments. Every command has --root, with the
+// default /.
 func parse(flags *flag.FlagSet, args []string) (paths.Layout, error) {
 	root := flags.String("root", "/", "")
-	flags.SetOutput(io.Discard) // the error says it
+	flags.SetOutput(io.Discard) // the error has the text
 	if err := flags.Parse(args); err != nil {
 		return paths.Layout{}, fmt.Errorf("%s: %w; %w", flags.Name(), err, errUsage)
 	}
@@ -148,8 +148,8 @@ func create(args []string) error {
 	return told(l, state.ID, err)
 }
 
-// told writes an error to the host's log, where it is found when the runtime
-// shows nothing of a failed hook, and returns it.
+// told writes an error to the host's log, because a runtime may show no output of a failed hook,
+// and returns the error.
 func told(l paths.Layout, container string, err error) error {
 	if err != nil {
 		tell(l, hook.SeverityError, container, err)
@@ -171,9 +171,9 @@ func remove(args []string) error {
 	if err != nil {
 		return err
 	}
-	// Which container has ended is in its state, but it may be reported late, by
-	// a name that a living one has by now. Who has ended, Collect can see. It is
-	// read all the same: some runtimes fail where nobody does.
+	// The state names the ended container, but the report may be late, and a running container
+	// may have the name by now. Collect finds ended containers without the name. Read the state
+	// nevertheless: some runtimes fail if the hook does not read it.
 	_, read := io.Copy(io.Discard, os.Stdin)
 	_, err = hook.Collect(l)
 	return told(l, "", errors.Join(err, read))
@@ -189,9 +189,9 @@ func supervise(args []string) error {
 	return told(l, "", hook.Supervise(l, *generation))
 }
 
-// runtimeRoot is the --root of the runtime that runs this hook: the directory
-// in which it keeps its containers, which alone tells two of one id apart in a
-// list. Empty where the runtime uses its default, or cannot be read.
+// runtimeRoot returns the --root of the runtime that runs this hook: the directory of the
+// runtime's containers, which distinguishes two containers of one id in a list. Empty for the
+// runtime's default, or if /proc is unreadable.
 func runtimeRoot() string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", os.Getppid()))
 	if err != nil {

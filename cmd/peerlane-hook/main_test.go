@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The test binary is peerlane-hook itself where it is told so.
+// The test binary is peerlane-hook itself if the environment says so.
 func TestMain(m *testing.M) {
 	if os.Getenv("PEERLANE_HOOK_TEST") == "main" {
 		main()
@@ -36,7 +36,7 @@ func command(t *testing.T, stdin string, args ...string) (out string, status int
 	return string(text), cmd.ProcessState.ExitCode()
 }
 
-func TestCommandLine(t *testing.T) {
+func TestHookCommandLineIsParsed(t *testing.T) {
 	const state = `{"id":"c","status":"creating","pid":%d,"bundle":"/nowhere"}`
 	root := t.TempDir()
 	for _, test := range []struct {
@@ -79,7 +79,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-func TestRootArgument(t *testing.T) {
+func TestHookRootArgumentIsFound(t *testing.T) {
 	for cmdline, want := range map[string]string{
 		"runc\x00--root\x00/run/docker/runtime-runc/moby\x00--log\x00x\x00create\x00id\x00": "/run/docker/runtime-runc/moby",
 		"crun\x00--root=/run/crun\x00run\x00id\x00":                                         "/run/crun",

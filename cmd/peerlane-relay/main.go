@@ -1,5 +1,5 @@
-// Command peerlane-relay is the process that serves one container. The hook's
-// supervisor starts it; nobody has to by hand.
+// Command peerlane-relay is the process that serves one container. The hook's supervisor starts
+// the relay; users do not.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-// run is main with its surroundings as parameters.
+// run is main with arguments and outputs as parameters.
 func run(args []string, out, errOut io.Writer) int {
 	root := &cobra.Command{
 		Use:           "peerlane-relay",
@@ -53,7 +53,7 @@ func run(args []string, out, errOut io.Writer) int {
 	})
 	root.SetArgs(args)
 	root.SetOut(out)
-	// Whatever is wrong before a command begins is the command line.
+	// An error before a command begins is an error of the command line.
 	status := 2
 	for _, c := range root.Commands() {
 		do := c.RunE

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Its man page says what the exit status means.
-func TestExitStatus(t *testing.T) {
+// The man page explains the exit status.
+func TestRelayExitStatusEqualsManPage(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int

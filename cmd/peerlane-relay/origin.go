@@ -8,22 +8,23 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// origin adds to each line of the log whose relay has written it: the generation, by
-// which the hook's entries in the host's log, the supervisor's lines and the relay's are
-// those of one life of one container; and the container, as the runtime calls it.
+// origin adds two fields to every line of the log: the generation, which the entries of the hook,
+// the supervisor and the relay for one run of a container share, and the container, by the
+// runtime's name.
 type origin struct{ generation, container string }
 
 var signed sync.Once
 
-// sign has lines say so from the first configuration on: what it names does not change.
+// sign adds the origin to log lines from the first configuration on: the generation and the
+// container do not change.
 func sign(c launch.Config) {
 	signed.Do(func() { logrus.AddHook(&origin{c.Generation, c.Container}) })
 }
 
-// Levels are all.
+// Levels returns all levels.
 func (*origin) Levels() []logrus.Level { return logrus.AllLevels }
 
-// Fire adds what the line does not have itself.
+// Fire adds the fields that the line lacks.
 func (o *origin) Fire(e *logrus.Entry) error {
 	if e.Data == nil {
 		e.Data = logrus.Fields{}

@@ -27,7 +27,7 @@ it; it serves nobody.`,
 	}
 }
 
-// maxJob bounds what is asked for, bytes.
+// maxJob limits a job, in bytes.
 const maxJob = 4 << 20
 
 func selfTest(in io.Reader, out io.Writer) error {
@@ -59,7 +59,7 @@ func selfTest(in io.Reader, out io.Writer) error {
 			failed = err
 		}
 	}
-	// What does not end holds the driver: nothing is let go of in order.
+	// A test without an end blocks the driver, so the process exits without cleanup.
 	stuck := func(p launch.Pair) {
 		tell(p)
 		os.Exit(1)

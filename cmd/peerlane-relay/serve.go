@@ -35,8 +35,8 @@ descriptor 5.`,
 }
 
 func serve() error {
-	// Nobody who got hold of another relay looks into this one, and no core of it is
-	// written: it maps what containers have.
+	// No other relay may read the memory of this relay, and the kernel writes no core file: the
+	// relay maps memory of containers.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return os.NewSyscallError("PR_SET_DUMPABLE", err)
 	}
@@ -61,8 +61,8 @@ func serve() error {
 		return err
 	}
 	r.AskBy(supervisor.ask)
-	// A client that came before the first configuration would hear that it has no
-	// lane; in the listener's queue it waits.
+	// Before the first configuration, a client would learn that it has no lane; in the listener's
+	// queue the client waits.
 	for configured := false; !configured; {
 		if configured, err = configure(r, supervisor); err != nil {
 			return fmt.Errorf("the supervisor went before it had configured this relay: %w", err)
@@ -79,18 +79,18 @@ func serve() error {
 	return err
 }
 
-// supervisor is the other end of descriptor 5.
+// supervisor is the supervisor at the other end of descriptor 5.
 type supervisor struct {
 	conn *net.UnixConn
 
 	mu     sync.Mutex
 	claims map[uint64]chan launch.Admission // that wait for an answer, by number
-	gone   chan struct{}                    // closed when there will be none
-	hears  atomic.Bool                      // that a relay says why it ends
+	gone   chan struct{}                    // closed when no more answers will come
+	hears  atomic.Bool                      // the supervisor reads reasons for an end
 }
 
-// farewell tells the supervisor why this relay ends. One that is gone, or reads nothing,
-// keeps no relay.
+// farewell reports to the supervisor the reason why this relay ends. A supervisor that is gone,
+// or does not read, does not delay the relay.
 func (s *supervisor) farewell(e launch.Ending) {
 	text, err := json.Marshal(struct {
 		Ending launch.Ending `json:"ending"`
@@ -126,7 +126,7 @@ func (s *supervisor) ask(c launch.Claim) (launch.Admission, error) {
 	}
 }
 
-// answered hands an admission to who asked.
+// answered passes an admission to the waiting request.
 func (s *supervisor) answered(a launch.Admission) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +136,8 @@ func (s *supervisor) answered(a launch.Admission) {
 	}
 }
 
-// reconfigure applies what the supervisor sends later. A supervisor that is gone
-// stops nothing: the container lives and is served.
+// reconfigure applies later messages of the supervisor. The relay goes on without a supervisor:
+// it serves the container as before.
 func reconfigure(r *relay.Relay, s *supervisor) {
 	for {
 		if _, err := configure(r, s); err != nil {
@@ -149,9 +149,8 @@ func reconfigure(r *relay.Relay, s *supervisor) {
 	}
 }
 
-// configure reads one configuration, request or answer, applies it, answers, and
-// reports whether it was a good configuration. An error says that the supervisor
-// is gone.
+// configure reads a configuration, request or answer, applies the message, answers, and reports
+// whether the message was a good configuration. An error means that the supervisor is gone.
 func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	buffer := make([]byte, launch.MaxDatagram)
 	n, err := s.conn.Read(buffer)
@@ -223,7 +222,7 @@ func listener(fd int, what string) (*net.UnixListener, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("descriptor %d should be %s, a Unix socket", fd, what), l.Close())
 	}
-	// The file belongs to the hook: a successor of this process serves on it.
+	// The file belongs to the hook: the successor of this process serves on the same socket.
 	u.SetUnlinkOnClose(false)
 	return u, nil
 }

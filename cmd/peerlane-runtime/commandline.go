@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// commandLine is what this program has to know of a runtime's command line.
+// commandLine holds the parts of a runtime's command line that this program needs.
 type commandLine struct {
 	own
-	// forward is what the runtime gets: all that is not this program's.
+	// forward holds the arguments for the runtime: all arguments except this program's own.
 	forward []string
-	// command is the runtime's command; empty where there is none.
+	// command is the runtime's command; empty if missing.
 	command string
-	// bundle and config are the last --bundle and (crun) --config of the command;
-	// empty where there is none.
+	// bundle and config are the last --bundle and (crun) --config of the command; empty if
+	// missing.
 	bundle, config string
-	// log and logFormat are where, and how, an engine reads what went wrong.
+	// log and logFormat are the path and the format of the log in which an engine reads errors.
 	log, logFormat string
 }
 
@@ -35,24 +35,23 @@ type own struct {
 // runtime.
 const ownPrefix = "--peerlane-"
 
-// The options that take a value, the next argument where there is no "=". Those
-// of runc and crun; where an engine uses others, see word.
+// The options with a value, which is the next argument if there is no "=". The lists have the
+// options of runc and crun; for other options of engines, see word.
 var (
 	globalValues = []string{"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"}
 	createValues = []string{"bundle", "b", "config", "f", "console-socket", "pidfd-socket", "pid-file", "preserve-fds"}
 	globalFlags  = []string{"debug", "systemd-cgroup", "help", "h", "?", "usage", "version", "v", "V"}
 )
 
-// commands are those of which an unknown global option cannot have meant one as
-// its value.
+// commands are words that cannot be the value of an unknown global option.
 var commands = []string{
 	"checkpoint", "create", "delete", "events", "exec", "features", "init", "kill", "list", "mounts", "pause", "ps",
 	"restore", "resume", "run", "spec", "start", "state", "update",
 }
 
-// parse reads a command line as runc does (one or two dashes, "=" or not) and as
-// crun does (-bDIR), and leaves its mistakes to the runtime. The error is about
-// this program's own options; where the runtime's log is, is known all the same.
+// parse reads a command line as runc does (one or two dashes, "=" or not) and as crun does
+// (-bDIR), and leaves mistakes to the runtime. The error is about this program's own options;
+// beside an error, log and logFormat are valid.
 func parse(args []string) (c commandLine, err error) {
 	for len(args) > 0 && c.command == "" {
 		arg := args[0]
@@ -97,8 +96,8 @@ func parse(args []string) (c commandLine, err error) {
 	return c, err
 }
 
-// word takes one option, or another argument (which has no name), from the front
-// of args. n is how many arguments it is.
+// word takes an option, or an argument (with an empty name), from the front of args. n is its
+// number of arguments.
 func word(args []string, withValue []string) (name, value string, n int) {
 	arg := args[0]
 	if len(arg) < 2 || arg[0] != '-' || arg == "--" {
@@ -114,8 +113,8 @@ func word(args []string, withValue []string) (name, value string, n int) {
 	return name, "", 1
 }
 
-// takesNext guesses whether a global option that neither runc nor crun has takes
-// the argument behind it: another runtime's may.
+// takesNext guesses whether a global option, unknown to runc and crun, takes the next argument:
+// an option of another runtime may.
 func takesNext(name string, args []string) bool {
 	if slices.Contains(globalFlags, name) || len(args) < 2 {
 		return false
@@ -153,11 +152,11 @@ func (o *own) set(arg string) error {
 	return nil
 }
 
-// configFile is the bundle's config.json, as the runtime finds it.
+// configFile returns the path of the bundle's config.json, by the runtime's rules.
 func (c commandLine) configFile() (string, error) {
 	switch {
 	case c.config != "" && c.config != "config.json":
-		return filepath.Abs(c.config) // crun looks for it here and not in the bundle
+		return filepath.Abs(c.config) // crun reads this file instead of the bundle's
 	case c.bundle == "":
 		return filepath.Abs("config.json")
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestParse(t *testing.T) {
+func TestParseFindsCommandAndBundle(t *testing.T) {
 	for _, test := range []struct {
 		line    string // arguments, without this program's own the same
 		command string
@@ -81,8 +81,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// What an engine hands over behind the command is the runtime's, whatever it is
-// called.
+// Arguments behind the command belong to the runtime, with any name.
 func TestOwnOptionsStandInFrontOfTheCommand(t *testing.T) {
 	args := strings.Fields("--root /r --peerlane-device=a.b/c=d exec c1 --peerlane-device=x")
 	c, err := parse(args)
@@ -105,7 +104,7 @@ func TestOwnOptionsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-// The runtime gets each argument that is not this program's, in order.
+// The runtime gets the arguments that are not this program's, in order.
 func FuzzParse(f *testing.F) {
 	f.Add("--root\x00/r\x00--log=l\x00create\x00--bundle\x00/b\x00c1")
 	f.Add("--peerlane-device=a.b/c=d\x00run\x00-b")

@@ -1,6 +1,6 @@
-// Command peerlane-runtime gives the containers of engines without CDI their
-// devices: it stands in front of an OCI runtime, edits the config.json of a
-// container that asks for a device, and becomes the runtime.
+// Command peerlane-runtime adds devices to containers of engines without CDI. The engine runs it
+// in place of an OCI runtime; it edits the config.json of a container that requests a device, and
+// executes the runtime.
 package main
 
 import (
@@ -111,8 +111,8 @@ func run(c commandLine) error {
 	return fmt.Errorf("executing %s: %w", program, err)
 }
 
-// treeRoot is what the configuration hangs on: for an engine without root, what
-// its user has for as long as being logged in.
+// treeRoot returns the root of the configuration: for a rootless engine, the user's runtime
+// directory.
 func (c commandLine) treeRoot() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); c.root == "" && filepath.IsAbs(dir) && (os.Geteuid() != 0 || hook.Rootless()) {
 		return filepath.Join(dir, "peerlane")
@@ -120,8 +120,8 @@ func (c commandLine) treeRoot() string {
 	return c.root
 }
 
-// specDirs are the directories that engines read, and before all others (the last
-// wins) those of a tree that is not the host's.
+// specDirs returns the directories that engines read, and last, with precedence, the directory of
+// a tree that is not the host's.
 func specDirs(l paths.Layout) []string {
 	dirs := slices.Clone(cdi.DefaultSpecDirs)
 	if !l.IsDefault() {
@@ -135,7 +135,7 @@ func specDirs(l paths.Layout) []string {
 // logError appends an error to the log that an engine has named, as runc and
 // crun do.
 func (c commandLine) logError(failed error) (err error) {
-	path := strings.TrimPrefix(c.log, "file:") // crun's way to say it
+	path := strings.TrimPrefix(c.log, "file:") // crun's form of a path
 	if path == "" || strings.HasPrefix(path, "syslog:") || strings.HasPrefix(path, "journald:") {
 		return nil
 	}

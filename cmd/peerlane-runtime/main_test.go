@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The test binary is peerlane-runtime itself where it is told so.
+// The test binary is peerlane-runtime itself if the environment says so.
 func TestMain(m *testing.M) {
 	if os.Getenv("PEERLANE_RUNTIME_TEST") == "main" {
 		main()
@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// host is a root with a configuration and a runtime that prints its arguments
-// and its process number.
+// host returns a root with a configuration and a runtime that prints its arguments and its
+// process number.
 func host(t *testing.T, config string) (root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -73,7 +73,7 @@ func TestItBecomesTheRuntime(t *testing.T) {
 	}
 }
 
-func TestAContainerThatAsksIsChangedBeforeTheRuntimeSeesIt(t *testing.T) {
+func TestRuntimeCreateAppliesRequestedDevices(t *testing.T) {
 	root := host(t, ownRuntime+"devices = [\"probe.dev/thing=*\"]\n")
 	write := func(name, text string) {
 		t.Helper()
@@ -117,7 +117,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 					t.Fatal(err)
 				}
 				log := filepath.Join(root, "log")
-				// The runtime's log is what engines read, the one that is there included.
+				// Engines read the runtime's log, and its present lines stay.
 				if err := os.WriteFile(log, []byte("before\n"), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -155,7 +155,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 	}
 }
 
-func TestWhichRuntime(t *testing.T) {
+func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	dirs := []string{first, second}
 	put := func(path string, mode os.FileMode) string {
@@ -176,7 +176,7 @@ func TestWhichRuntime(t *testing.T) {
 	crun := put(filepath.Join(first, "crun"), 0o755)
 	is("", crun, "")
 	runc := put(filepath.Join(second, "runc"), 0o755)
-	is("", runc, "") // wherever it is, it comes before crun
+	is("", runc, "") // runc comes before crun in any directory
 	is(crun, crun, "")
 	put(filepath.Join(first, "runc"), 0o644)
 	is("", "", "is no program")
@@ -195,13 +195,13 @@ func TestWhichRuntime(t *testing.T) {
 	}
 }
 
-// An engine without root runs its runtime in a user namespace, and its user has
-// files in XDG_RUNTIME_DIR alone. The host's runtime is nobody's there.
+// A rootless engine runs its runtime in a user namespace, and the user's files are in
+// XDG_RUNTIME_DIR only. The host's runtime has no mapped owner there.
 func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it maps users")
 	}
-	// Other users get into none of the directories that tests are given.
+	// Directories of tests are closed to other users.
 	dir, err := os.MkdirTemp("", "peerlane-runtime-")
 	if err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// All is user 4711's, who is root there; the runtime stays root's.
+	// The files belong to user 4711, which is root in the namespace; the runtime belongs to root.
 	if err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		if filepath.Base(path) == "oci" {
 			return err

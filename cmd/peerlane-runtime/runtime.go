@@ -17,8 +17,8 @@ import (
 // nothing about whom to trust.
 var searchPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// findRuntime is the runtime that configuration names, or the first of runc and
-// crun in these directories.
+// findRuntime returns the configured runtime, or else the first of runc and crun in these
+// directories.
 func findRuntime(configured string, dirs []string) (string, error) {
 	if configured != "" {
 		if err := check(configured); err != nil {
@@ -39,8 +39,8 @@ func findRuntime(configured string, dirs []string) (string, error) {
 	return "", fmt.Errorf("there is neither runc nor crun in %s; install one, or name a runtime by runtime.path in config.toml", strings.Join(dirs, ", "))
 }
 
-// check refuses what is no program, what somebody else could have written, and
-// this very program, which would run itself for ever.
+// check refuses a file that is no program, a file that other users could have written, and this
+// program itself, which would run itself without end.
 func check(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -65,8 +65,8 @@ func check(path string) error {
 	return nil
 }
 
-// unmapped says that a file's owner has no number in this user namespace, which
-// is the host's root for all that can be told: a rootless engine's runtime.
+// unmapped reports whether a file's owner has no number in this user namespace. The owner may be
+// the host's root: the runtime of a rootless engine.
 func unmapped(uid uint32) bool {
 	overflow, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if err != nil || strings.TrimSpace(string(overflow)) != strconv.Itoa(int(uid)) {

@@ -13,10 +13,10 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// BenchmarkStart tells what a start costs more, from `runc run` to the end of a
-// container that does nothing: through peerlane-runtime without a device, and
-// with one of a specification that adds a variable. The three take turns. CPU
-// time, in which others on the host do not show, is beside the wall clock's.
+// BenchmarkStart measures the cost of a start, from `runc run` to the end of a container without
+// work: alone, through peerlane-runtime without a device, and with a device that adds a variable.
+// The three cases take turns. CPU time excludes other processes of the host; wall-clock time is
+// printed beside it.
 func BenchmarkStart(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root: an OCI runtime makes namespaces and cgroups")
@@ -59,7 +59,7 @@ func BenchmarkStart(b *testing.B) {
 	for b.Loop() {
 		for i := range ways {
 			way := &ways[i]
-			if err := container.Write(); err != nil { // as an engine does for each start
+			if err := container.Write(); err != nil { // an engine writes the bundle for every start
 				b.Fatal(err)
 			}
 			n++
@@ -78,7 +78,7 @@ func BenchmarkStart(b *testing.B) {
 		return times[len(times)/2].Seconds() * 1e3
 	}
 	plain, plainCPU := median(ways[0].wall), median(ways[0].cpu)
-	b.ReportMetric(0, "ns/op") // of three starts, which nobody asks about
+	b.ReportMetric(0, "ns/op") // the sum of three starts, which has no meaning
 	b.ReportMetric(plain, "runc-ms")
 	for _, way := range ways[1:] {
 		took := median(way.wall)

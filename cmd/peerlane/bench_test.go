@@ -29,7 +29,7 @@ const aBench = `{
   "missing": [{"table": "cpu", "what": "idle", "why": "/proc is not there"}]
 }`
 
-func TestBenchOutput(t *testing.T) {
+func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "result.json")
 	if err := os.WriteFile(file, []byte(aBench), 0o644); err != nil {
 		t.Fatal(err)

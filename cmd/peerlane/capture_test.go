@@ -23,7 +23,7 @@ func captured(t *testing.T) (file string, flags []string) {
 	return file, flags
 }
 
-func TestACaptureStandsInForTheHostThatItIsOf(t *testing.T) {
+func TestCaptureReplacesHost(t *testing.T) {
 	file, flags := captured(t)
 	for _, command := range []string{"topo", "plan"} {
 		on := peerlane(t, append([]string{command, "--root", t.TempDir()}, flags...)...)
@@ -49,7 +49,7 @@ func TestACaptureStandsInForTheHostThatItIsOf(t *testing.T) {
 	}
 }
 
-func TestACaptureThatCannotBeWrittenIsAnError(t *testing.T) {
+func TestCaptureUnwritableFileIsError(t *testing.T) {
 	_, flags := recordedHost(t)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -62,7 +62,7 @@ func TestACaptureThatCannotBeWrittenIsAnError(t *testing.T) {
 	}
 }
 
-func TestATornCaptureIsAnErrorWithItsName(t *testing.T) {
+func TestCaptureTornFileIsNamed(t *testing.T) {
 	file, _ := captured(t)
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // A package has the hook elsewhere than the command.
-func TestWhereTheHookIs(t *testing.T) {
+func TestHookPathOfPackageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	beside, packaged := filepath.Join(dir, "bin", "peerlane-hook"), filepath.Join(dir, "libexec", "peerlane-hook")
 	check := func(want string, says ...string) {

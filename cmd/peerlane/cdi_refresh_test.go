@@ -338,7 +338,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 
 // A file in the other format would define each device twice, and engines ignore
 // a device that two files define.
-func TestFormats(t *testing.T) {
+func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	for _, test := range []struct{ args, names []string }{
@@ -465,7 +465,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-func TestRemove(t *testing.T) {
+func TestRemoveDeletesInstalledFiles(t *testing.T) {
 	h := newCDIHost(t)
 	if out := h.run("remove"); out != "Nothing is left to remove.\n" {
 		t.Errorf("on a host without any it printed %q", out)

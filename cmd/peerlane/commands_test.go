@@ -99,10 +99,10 @@ func TestEveryCommandIsWhole(t *testing.T) {
 }
 
 // docs/cli.md is the help of all commands, so that it cannot fall behind.
-func TestTheReferenceOfCommands(t *testing.T) {
+func TestReferenceOfCommandsIsCurrent(t *testing.T) {
 	const reference = "../../docs/cli.md"
 	got := "# Commands\n\n" +
-		"Each command's help, and its man page, in one file; both are made of the code (`go test\n./cmd/peerlane -run TestTheReferenceOfCommands -update`). Unless a command says otherwise its exit\nstatus is\n\n```\n" +
+		"Each command's help, and its man page, in one file; both are made of the code (`go test\n./cmd/peerlane -run TestReferenceOfCommandsIsCurrent -update`). Unless a command says otherwise its exit\nstatus is\n\n```\n" +
 		manual.DefaultExit + "```\n\n" + manual.Describe(newRootCommand(&app{log: logrus.New()})).Markdown()
 	if *update {
 		if err := os.WriteFile(reference, []byte(got), 0o644); err != nil {
@@ -118,7 +118,7 @@ func TestTheReferenceOfCommands(t *testing.T) {
 	}
 }
 
-func TestMisspeltFlags(t *testing.T) {
+func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 	for given, want := range map[string]string{
 		"plan --explian 3":                "did you mean --explain?",
 		"plan --ouput json":               "did you mean --output?",

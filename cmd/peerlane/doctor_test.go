@@ -109,7 +109,7 @@ func TestDoctorForOneLane(t *testing.T) {
 
 // What is wrong comes with its reason and remedy behind the table, the worst first, and
 // nobody's text reaches the terminal as it is.
-func TestDoctorsTable(t *testing.T) {
+func TestDoctorTableListsWorstFirst(t *testing.T) {
 	var printed bytes.Buffer
 	a := &app{out: terminal.New(&printed)}
 	a.printDoctor(doctorReport{Findings: []doctor.Finding{

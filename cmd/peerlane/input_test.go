@@ -21,7 +21,7 @@ NIC Legend:
   NIC0: mlx5_3
 `
 
-func TestAMatrixOfNvidiaSMIHasTypesAlone(t *testing.T) {
+func TestMatrixOfNvidiaSMIHasTypesOnly(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.txt")
 	if err := os.WriteFile(file, []byte(smiText), 0o644); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestAMatrixOfNvidiaSMIHasTypesAlone(t *testing.T) {
 	}
 }
 
-func TestATornFileIsRefusedWithItsPlace(t *testing.T) {
+func TestTopologyTornFileIsRefusedWithPlace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.txt")
 	if err := os.WriteFile(file, []byte(strings.Replace(smiText, "\tSYS\t X", "\t X", 1)), 0o644); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestATornFileIsRefusedWithItsPlace(t *testing.T) {
 }
 
 // A file that cannot be planned is at fault, and not the configuration.
-func TestAPlanOfSeveralHostsIsRefusedWithTheFile(t *testing.T) {
+func TestPlanOfSeveralHostsIsRefused(t *testing.T) {
 	one := `<cpu host_hash="0x%d" numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"><pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="90"/></pci></cpu>`
 	file := filepath.Join(t.TempDir(), "two.xml")
 	if err := os.WriteFile(file, []byte(`<system version="1">`+fmt.Sprintf(one+one, 1, 2)+`</system>`), 0o644); err != nil {

@@ -39,7 +39,7 @@ func refused(t *testing.T, code int, says string, args ...string) {
 	}
 }
 
-func TestTheLifeOfAClusterKey(t *testing.T) {
+func TestClusterKeyCanBeRotated(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "etc/peerlane/cluster.key")
 	at := []string{"--root", root}
@@ -93,7 +93,7 @@ func TestTheLifeOfAClusterKey(t *testing.T) {
 }
 
 // What others than the key's owner can lock keeps nobody from changing it.
-func TestNobodyElseLocksTheKey(t *testing.T) {
+func TestClusterKeyLockByOthersIsIgnored(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "key", "generate", "--root", root)
 	dir := filepath.Join(root, "etc/peerlane")
@@ -137,7 +137,7 @@ func TestNobodyElseLocksTheKey(t *testing.T) {
 }
 
 // A file that is no secret any more, or damaged, is neither used nor replaced.
-func TestAKeyFileThatIsNotToBeTrusted(t *testing.T) {
+func TestClusterKeyUntrustedFileIsRefused(t *testing.T) {
 	root := t.TempDir()
 	path := filepath.Join(root, "etc/peerlane/cluster.key")
 	peerlane(t, "key", "generate", "--root", root)
@@ -162,7 +162,7 @@ func TestAKeyFileThatIsNotToBeTrusted(t *testing.T) {
 	}
 }
 
-func TestTheKeyFileOfTheConfiguration(t *testing.T) {
+func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "mine.key")
 	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // whatever the umask is
 		t.Fatal(err)

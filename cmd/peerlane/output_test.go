@@ -68,7 +68,7 @@ func onTerminal(t *testing.T, columns uint16, args ...string) string {
 
 var escape = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
-func TestATerminalGetsColoursAndItsWidth(t *testing.T) {
+func TestTerminalGetsColoursAndWidth(t *testing.T) {
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")
 	_, host := recordedHost(t)
@@ -132,7 +132,7 @@ func largeHost(t *testing.T, gpus int) *topo.Host {
 
 // A matrix looks as go-pretty's table of the same cells does, with colours and
 // without.
-func TestAMatrixLooksAsOtherTablesDo(t *testing.T) {
+func TestMatrixEqualsPrettyTable(t *testing.T) {
 	paths := largeHost(t, 12).PathTable(topo.RulesNCCL)
 	labels, _ := matrixLabels(largeHost(t, 12))
 	odd := slices.Clone(labels)
@@ -260,7 +260,7 @@ func (s *shut) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestAReaderThatGoesAwayIsAnError(t *testing.T) {
+func TestOutputClosedByReaderIsError(t *testing.T) {
 	file := largeXML(t, 64)
 	for _, args := range [][]string{{"topo", "--input", file}, {"topo", "--input", file, "-o", "json"}} {
 		for _, left := range []int{0, 1000, 100_000} {
@@ -273,7 +273,7 @@ func TestAReaderThatGoesAwayIsAnError(t *testing.T) {
 }
 
 // What a large host prints is not held as a whole.
-func TestALargeHostIsPrintedInLittleMemory(t *testing.T) {
+func TestLargeHostIsPrintedInLittleMemory(t *testing.T) {
 	file := largeXML(t, 256)
 	for _, tt := range []struct {
 		form            string

@@ -37,7 +37,7 @@ func TestPictures(t *testing.T) {
 }
 
 // The README says which command made its picture.
-func TestThePictureOfTheREADME(t *testing.T) {
+func TestPictureOfReadmeIsCurrent(t *testing.T) {
 	const command = "peerlane plan --input docs/hgx-4-nics.xml -o svg > docs/picture.svg"
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {

@@ -94,7 +94,7 @@ func TestPlanSaysWhatItCannotDo(t *testing.T) {
 	}
 }
 
-func TestAnEstimateWithoutGPUsIsASentence(t *testing.T) {
+func TestEstimateWithoutGPUsIsSentence(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.xml")
 	if err := os.WriteFile(file, []byte(`<system version="1"><cpu numaid="0"/></system>`), 0o644); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 )
 
 // What the README shows has to work as it stands.
-func TestTheConfigurationOfTheREADME(t *testing.T) {
+func TestConfigurationOfReadmeIsValid(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)

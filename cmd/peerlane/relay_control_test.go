@@ -143,7 +143,7 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 }
 
 // What a relay says is a stranger's: it may have been taken over.
-func TestWhatARelaySaysIsTamed(t *testing.T) {
+func TestRelayTextIsSanitised(t *testing.T) {
 	const escape = "\x1b]0;evil\x07\u009b2Jtext\nforged"
 	root := t.TempDir()
 	id := strings.Repeat("b", 32)

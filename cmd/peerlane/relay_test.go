@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-func TestAHostWithoutRelays(t *testing.T) {
+func TestHostWithoutRelaysPrintsNone(t *testing.T) {
 	root := t.TempDir()
 	if out := peerlane(t, "relay", "list", "--root", root); out != "No container has a relay.\n" {
 		t.Errorf("list printed %q", out)
@@ -29,7 +29,7 @@ func TestAHostWithoutRelays(t *testing.T) {
 	}
 }
 
-func TestRelayTable(t *testing.T) {
+func TestRelayTableShowsStates(t *testing.T) {
 	generation := hook.Generation{
 		ID:        "0123456789abcdef0123456789abcdef",
 		Container: hook.Container{ID: "trainer"},

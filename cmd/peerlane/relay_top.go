@@ -25,9 +25,9 @@ func newTopCommand(a *app) *cobra.Command {
 bytes and operations a second, operations in flight, how long they took, and what
 they waited for:
 
-  no grant   the receiver has posted no receive, or has no slot free
-  no slot    no staging slot is free here, or the connection has its share
-  ring full  the client does not read its completions, or has as many operations
+  no_grant   the receiver has posted no receive, or has no slot free
+  no_slot    no staging slot is free here, or the connection has its share
+  ring_full  the client does not read its completions, or has as many operations
              under way as its ring holds
   pacing     the NIC is at its rate
 

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-func TestTopTable(t *testing.T) {
+func TestTopTableShowsStalls(t *testing.T) {
 	rate := hook.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
 	byClient := rate
@@ -26,8 +26,8 @@ func TestTopTable(t *testing.T) {
 		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},
 	}, true)
 	for _, want := range []string{
-		`trainer +0000:17:00.0 +sends +30.00 +1,500 +16 +0 +81.2µs +1.25ms +no grant 1.5`,
-		`trainer +0000:17:00.0 +sends, 75 % in place +30.00 .*no slot \(3 now, for 12s\), ring full 0.5 \(1 now, for 1ms\)`,
+		`trainer +0000:17:00.0 +sends +30.00 +1,500 +16 +0 +81.2µs +1.25ms +no_grant 1.5`,
+		`trainer +0000:17:00.0 +sends, 75 % in place +30.00 .*no_slot \(3 now, for 12s\), ring_full 0.5 \(1 now, for 1ms\)`,
 		`trainer +4711 +3, staged with container .\[2Jb +0000:17:00.0 +sends`,
 		`idle .*nothing has been sent or received`, `5 more connections`, `dead: its relay is down`,
 	} {

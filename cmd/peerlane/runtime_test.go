@@ -14,7 +14,7 @@ import (
 )
 
 // The way of an administrator: look, try, change, see, take back.
-func TestAnEngineIsConfigured(t *testing.T) {
+func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/docker/daemon.json")
 	check(t, os.MkdirAll(filepath.Dir(file), 0o755))
@@ -106,7 +106,7 @@ func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
 }
 
 // In front of everything that is torn the command stops, and says where.
-func TestATornConfigurationIsLeftAlone(t *testing.T) {
+func TestRuntimeTornConfigurationIsKept(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/containerd/config.toml")
 	check(t, os.MkdirAll(filepath.Dir(file), 0o755))

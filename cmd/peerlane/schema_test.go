@@ -50,7 +50,7 @@ func (s schema) check(t *testing.T, at string, value any) {
 	}
 }
 
-func TestTheSchemaKnowsWhatTopoPrints(t *testing.T) {
+func TestSchemaCoversTopoOutput(t *testing.T) {
 	text, err := os.ReadFile("../../docs/topology.schema.json")
 	if err != nil {
 		t.Fatal(err)

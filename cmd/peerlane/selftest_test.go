@@ -114,7 +114,7 @@ func TestPairsInWords(t *testing.T) {
 }
 
 // What could not be written down is not said to be kept.
-func TestASelfTestThatIsNotKept(t *testing.T) {
+func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

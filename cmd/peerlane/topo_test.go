@@ -240,7 +240,7 @@ const ncclXML = `<system version="1">
 </system>
 `
 
-func TestATopologyFileStandsInForTheHost(t *testing.T) {
+func TestTopologyFileReplacesHost(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.xml")
 	if err := os.WriteFile(file, []byte(ncclXML), 0o644); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,7 @@
-// Package terminal writes text to terminals. Names of devices and containers, logs of
-// relays and messages of tenants are untrusted: a terminal executes the control
-// characters in them. Every argument of a Writer and every cell of package table is
-// sanitised, except Styled text, which this program made.
+// Package terminal writes text to terminals. Names of devices and containers, logs of relays and
+// messages of tenants are untrusted: a terminal executes control characters in the text. Every
+// argument of a Writer and every cell of package table is sanitised, except Styled text, which
+// this program made.
 package terminal
 
 import (
@@ -27,7 +27,7 @@ func Sanitise(s string) string {
 	}, s)
 }
 
-// Lines sanitises each line of s, and keeps line feeds and tabs.
+// Lines sanitises every line of s, and keeps line feeds and tabs.
 func Lines(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && hostile(r) {
@@ -41,9 +41,9 @@ func hostile(r rune) bool {
 	return unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp)
 }
 
-// JSON replaces the characters in a JSON document that encoding/json writes as they are
-// and terminals execute, DEL and C1 for example, by their \u escapes. The value of the
-// document stays the same.
+// JSON replaces the characters in a JSON document that encoding/json writes unchanged and
+// terminals execute, DEL and C1 for example, by their \u escapes. The value of the document stays
+// the same.
 func JSON(document []byte) []byte {
 	if !bytes.ContainsFunc(document, escapes) {
 		return document
@@ -65,6 +65,6 @@ func JSON(document []byte) []byte {
 	return b.Bytes()
 }
 
-// escapes says whether JSON escapes r. Characters below DEL are part of the document's
-// own layout, and encoding/json escapes them in strings.
+// escapes reports whether JSON escapes r. Characters below DEL belong to the layout of the
+// document, and encoding/json escapes them in strings.
 func escapes(r rune) bool { return r >= 0x7f && hostile(r) }

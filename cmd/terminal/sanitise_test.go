@@ -124,9 +124,8 @@ func TestWriterKeepsFirstError(t *testing.T) {
 	}
 }
 
-// documents are the functions of the commands that write bytes as they are: JSON, XML,
-// pictures and metrics for programs, the protocols of test clients, and text that is
-// sanitised before.
+// documents are the functions of the commands that write unchanged bytes: JSON, XML, pictures and
+// metrics for programs, the protocols of test clients, and sanitised text.
 var documents = []string{
 	"cmd/peerlane/bench.go:newBenchClientCommand", "cmd/peerlane/bench.go:printBench", "cmd/peerlane/capture.go:newCaptureCommand",
 	"cmd/peerlane/cdi.go:printSpecs", "cmd/peerlane/demo.go:newDemoClientCommand", "cmd/peerlane/demo.go:newMeasureCommand",
@@ -137,7 +136,7 @@ var documents = []string{
 }
 
 // Commands print through a Writer: no table of another package, no unsanitised text.
-func TestTheTerminalHasOneWriter(t *testing.T) {
+func TestCommandsPrintThroughOneWriter(t *testing.T) {
 	var found []string
 	files := token.NewFileSet()
 	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {

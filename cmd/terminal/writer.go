@@ -10,14 +10,14 @@ import (
 	"golang.org/x/term"
 )
 
-// Styled is text of this program's own making, with escape sequences for colours. A
-// Writer prints it as it is.
+// Styled is text that this program made, with escape sequences for colours. A Writer prints the
+// text unchanged.
 type Styled struct{ text string }
 
 func (s Styled) String() string { return s.text }
 
-// Trusted makes Styled of text that is sanitised already and has escape sequences of
-// this program. Only packages below cmd/terminal call it.
+// Trusted makes Styled of sanitised text with escape sequences of this program. Only packages
+// below cmd/terminal call Trusted.
 func Trusted(text string) Styled { return Styled{text} }
 
 // Concat joins text and Styled. Text is sanitised.
@@ -45,8 +45,8 @@ func Paint(s string, attributes ...int) Styled {
 	return Styled{"\x1b[" + strings.Join(codes, ";") + "m" + Sanitise(s) + "\x1b[0m"}
 }
 
-// Writer is the standard output or standard error of a command. It keeps the first
-// error of a write; Err returns it.
+// Writer is the standard output or standard error of a command. The Writer keeps the first error
+// of a write; Err returns the error.
 type Writer struct {
 	w   io.Writer
 	err error
@@ -58,7 +58,7 @@ func New(w io.Writer) *Writer { return &Writer{w: w} }
 // Err is the first error of a write.
 func (w *Writer) Err() error { return w.err }
 
-// Printf prints by a format. Each argument is sanitised.
+// Printf prints by a format. Every argument is sanitised.
 func (w *Writer) Printf(format string, arguments ...any) {
 	fmt.Fprintf(document{w}, format, sanitised(arguments)...)
 }
@@ -66,12 +66,12 @@ func (w *Writer) Printf(format string, arguments ...any) {
 // Println prints a line. Each argument is sanitised.
 func (w *Writer) Println(arguments ...any) { fmt.Fprintln(document{w}, sanitised(arguments)...) }
 
-// PrintLines prints text of several lines, a diff for example. It ends with a line feed
-// where text does.
+// PrintLines prints text of several lines, a diff for example. The output ends with a line feed
+// if text does.
 func (w *Writer) PrintLines(text string) { _, _ = io.WriteString(document{w}, Lines(text)) }
 
-// Document is for documents that programs read, JSON or XML for example, and for text
-// that has no untrusted part. It writes bytes as they are.
+// Document returns a writer for documents that programs read, such as JSON or XML, and for text
+// without untrusted parts. The writer does not change the bytes.
 func (w *Writer) Document() io.Writer { return document{w} }
 
 // document writes to a Writer and is no Writer itself: fmt.Fprintf to a Writer does not
@@ -86,8 +86,8 @@ func (d document) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// sanitised wraps arguments so that fmt sanitises them. Numbers stay, because fmt takes
-// widths and precisions from them.
+// sanitised wraps arguments so that fmt sanitises the text. Numbers stay, because fmt takes
+// widths and precisions from numbers.
 func sanitised(arguments []any) []any {
 	list := make([]any, len(arguments))
 	for i, a := range arguments {
@@ -106,13 +106,13 @@ type argument struct{ value any }
 func (a argument) Format(f fmt.State, verb rune) {
 	text := fmt.Sprintf(fmt.FormatString(f, verb), a.value)
 	if err, ok := a.value.(error); ok && err != nil {
-		_, _ = io.WriteString(f, Lines(text)) // joined errors have a line each
+		_, _ = io.WriteString(f, Lines(text)) // a line per joined error
 		return
 	}
 	_, _ = io.WriteString(f, Sanitise(text))
 }
 
-// File is the terminal that w writes to, nil where that is none.
+// File returns the terminal that w writes to, nil for another file.
 func (w *Writer) File() *os.File {
 	if f, ok := w.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return f
@@ -120,13 +120,13 @@ func (w *Writer) File() *os.File {
 	return nil
 }
 
-// Colours says whether readers see colours: a terminal shows them, unless NO_COLOR
+// Colours reports whether readers see colours: a terminal shows colours, unless NO_COLOR
 // (https://no-color.org) is set or TERM is dumb.
 func (w *Writer) Colours() bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && w.File() != nil
 }
 
-// Columns is the width of the terminal, 0 where there is none or it tells none.
+// Columns returns the width of the terminal, 0 if unknown.
 func (w *Writer) Columns() int {
 	f := w.File()
 	if f == nil {
@@ -139,7 +139,7 @@ func (w *Writer) Columns() int {
 	return wide
 }
 
-// PrintError prints "program: error", a line for each line of the error's text.
+// PrintError prints "program: error", with a line per line of the text.
 func PrintError(w io.Writer, program string, err error) {
 	_, _ = fmt.Fprintf(w, "%s: %s\n", program, Lines(err.Error()))
 }

@@ -12,9 +12,8 @@ func (f Fault) Error() string {
 	return fmt.Sprintf("this is a fault of Peerlane %s itself: %v; please report it, with what the same command prints with GOTRACEBACK=all in its environment", Get().Version, f.what)
 }
 
-// Sentence does something, and makes of a panic an error, a Fault: whoever types
-// a command gets no stack trace. With GOTRACEBACK in the environment it stays
-// one.
+// Sentence calls do, and returns a panic as an error, a Fault: a user gets no stack trace. With
+// GOTRACEBACK in the environment the panic goes on.
 func Sentence(do func() error) (err error) {
 	if os.Getenv("GOTRACEBACK") == "" {
 		defer func() {

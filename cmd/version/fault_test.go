@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestAPanicBecomesASentence(t *testing.T) {
+func TestSentencePanicBecomesError(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "")
 	err := Sentence(func() error {
 		return errors.New(strings.Repeat("x", -len(t.Name())))
@@ -20,7 +20,7 @@ func TestAPanicBecomesASentence(t *testing.T) {
 	}
 }
 
-func TestATraceIsThereForWhoAsks(t *testing.T) {
+func TestSentenceGotracebackKeepsTrace(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "all")
 	defer func() {
 		if recover() == nil {

@@ -15,11 +15,11 @@ import (
 // record of the module and the commit stands in.
 var version, commit, date string
 
-// Build is one build of a command. A part that neither the linker nor the
-// toolchain recorded is "unknown".
+// Build describes a build of a command. A part that neither the linker nor the toolchain recorded
+// is "unknown".
 type Build struct {
-	Version string `json:"version"` // a tag, or the description of a commit by its nearest tag
-	Commit  string `json:"commit"`  // full hash; "-dirty" is added where files differed from it
+	Version string `json:"version"` // a tag, or the description of a commit by the nearest tag
+	Commit  string `json:"commit"`  // full hash; with "-dirty" if files differed from the commit
 	Date    string `json:"date"`    // of the commit, RFC 3339
 	Go      string `json:"go"`      // the toolchain
 	Arch    string `json:"arch"`    // as "linux/amd64"
@@ -31,7 +31,7 @@ func Get() Build {
 	return merge(version, commit, date, info)
 }
 
-// merge prefers what the linker was told over the toolchain's record.
+// merge prefers the values of the linker over the toolchain's record.
 func merge(version, commit, date string, info *debug.BuildInfo) Build {
 	recorded := Build{Version: "unknown", Commit: "unknown", Date: "unknown"}
 	if info != nil {
@@ -69,7 +69,7 @@ func first(a, b string) string {
 	return b
 }
 
-// String is one line: "v1.2.3 (commit 0123…, 2026-01-02T03:04:05Z, go1.26.0 linux/amd64)".
+// String returns one line: "v1.2.3 (commit 0123…, 2026-01-02T03:04:05Z, go1.26.0 linux/amd64)".
 func (b Build) String() string {
 	return fmt.Sprintf("%s (commit %s, %s, %s %s)", b.Version, b.Commit, b.Date, b.Go, b.Arch)
 }

@@ -18,18 +18,18 @@ const anchorMode = 0o555
 // anchorSource names the anchor's mount in /proc/self/mountinfo.
 const anchorSource = "peerlane-anchor"
 
-// Anchor is the empty, root-owned directory that CDI mounts at ContainerDir. As
-// root of the host it is a mount, MountAnchor's: crun makes mount points below it
-// before the container's copy is read-only, and an image chooses their names.
-// On a host without root it is a plain directory of the user.
+// Anchor is the empty, root-owned directory that CDI mounts at ContainerDir. As root of the host,
+// the anchor is a mount of MountAnchor: crun makes mount points below it before the container's
+// copy is read-only, and an image chooses their names. On a host without root, the anchor is a
+// plain directory of the user.
 func (l Layout) Anchor() string { return filepath.Join(l.State(), "anchor") }
 
 // MountsAnchor reports whether this process is root of the host, for which the
 // anchor is a mount.
 func MountsAnchor() bool { return os.Geteuid() == 0 && !InUserNamespace() }
 
-// InUserNamespace reports whether this process is in a user namespace into which
-// not all users of the host are mapped, as that of an engine without root.
+// InUserNamespace reports whether this process is in a user namespace that does not map every
+// user of the host, as a rootless engine is.
 func InUserNamespace() bool {
 	uids, err := os.ReadFile("/proc/self/uid_map")
 	return err == nil && !slices.Equal(strings.Fields(string(uids)), []string{"0", "0", "4294967295"})
@@ -46,11 +46,10 @@ func (l Layout) AnchorCommand() string {
 // ErrAnchorHidden says that process 1 does not have the anchor's mount.
 var ErrAnchorHidden = errors.New("it is mounted in the mount namespace of this command, and not in that of process 1, where engines start; run it outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=")
 
-// MountAnchor mounts the anchor, where it is not mounted: a tmpfs that is
-// read-only and has one inode, its root, so that it cannot hold any file. It
-// needs CAP_SYS_ADMIN. MountAnchor removes the files that earlier releases left in
-// the directory below the mount. An error that is ErrAnchorHidden is about a mount
-// that was made.
+// MountAnchor mounts the anchor, if missing: a read-only tmpfs with one inode, its root, so that
+// the anchor cannot hold any file. The mount needs CAP_SYS_ADMIN. MountAnchor removes the files
+// that earlier releases left in the directory below the mount. With the error ErrAnchorHidden the
+// mount was made.
 func (l Layout) MountAnchor() error {
 	if err := l.mountAnchor(); err != nil {
 		return fmt.Errorf("mounting the anchor %s: %w", l.Anchor(), err)
@@ -76,7 +75,7 @@ func (l Layout) mountAnchor() error {
 	if err := mountTmpfs(below); err != nil {
 		return err
 	}
-	// A mount on a shared one, as / is with systemd, is shared as well.
+	// A mount on a shared mount, as / is with systemd, is shared as well.
 	if err := unix.Mount("", l.Anchor(), "", unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making it private: %w", err)
 	}
@@ -88,7 +87,7 @@ func (l Layout) mountAnchor() error {
 	if err := CheckAnchor(mounted); err != nil {
 		return err
 	}
-	// Another mount below it is not Peerlane's.
+	// Another mount below the anchor is not Peerlane's.
 	if own, err := isMount(below); err == nil && !own {
 		if err := removeContents(int(below.Fd())); err != nil {
 			return fmt.Errorf("it is mounted; removing the files in the directory below the mount: %w", err)
@@ -97,7 +96,7 @@ func (l Layout) mountAnchor() error {
 	return seenByInit(mounted)
 }
 
-// openAnchor opens the anchor for reading; it follows no symbolic link.
+// openAnchor opens the anchor for reading, without following symbolic links.
 func (l Layout) openAnchor() (*os.File, error) {
 	fd, err := unix.Open(l.Anchor(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -216,12 +215,12 @@ func seenByInit(dir *os.File) error {
 	return ErrAnchorHidden
 }
 
-// UnmountAnchor unmounts the anchor, if it is mounted, and reports whether it was.
-// Containers that live keep their copies of the mount.
+// UnmountAnchor unmounts the anchor, if mounted, and reports whether the anchor was mounted.
+// Running containers keep their copies of the mount.
 func (l Layout) UnmountAnchor() (was bool, err error) {
 	for {
 		if l.CheckAnchor() != nil {
-			return was, nil // it is no mount of MountAnchor, or there is none
+			return was, nil // no mount, or not a mount of MountAnchor
 		}
 		if err := unix.Unmount(l.Anchor(), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return was, fmt.Errorf("unmounting the anchor %s: %w", l.Anchor(), err)
@@ -230,13 +229,12 @@ func (l Layout) UnmountAnchor() (was bool, err error) {
 	}
 }
 
-// EmptyAnchor removes the files that runtimes made in an anchor that is a plain
-// directory: on a host without root, or of an earlier release. None of them is of
-// use to a process.
+// EmptyAnchor removes the files that runtimes made in an anchor that is a plain directory: on a
+// host without root, or of an earlier release. No process uses such a file.
 func (l Layout) EmptyAnchor() error {
 	dir, err := l.openAnchor()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // Attach says more about it
+		return nil // Attach has a better error
 	}
 	if err == nil {
 		defer dir.Close()

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// anchored is a root with the directories of a host, and unmounts its anchor.
+// anchored returns a root with the directories of a host, and unmounts its anchor at the end of
+// the test.
 func anchored(t *testing.T) Layout {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -58,7 +59,7 @@ func TestMountAnchorTwiceMountsOnce(t *testing.T) {
 	if err := l.CheckAnchor(); err != nil {
 		t.Error(err)
 	}
-	if err := l.Create(); err != nil { // each hook calls it
+	if err := l.Create(); err != nil { // the hook calls Create at every start
 		t.Error(err)
 	}
 	for i, want := range []bool{true, false} {
@@ -143,7 +144,7 @@ func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
 			if err := l.CheckAnchor(); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v", err)
 			}
-			if was, err := l.UnmountAnchor(); was || err != nil { // it is not Peerlane's
+			if was, err := l.UnmountAnchor(); was || err != nil { // the mount is not Peerlane's
 				t.Errorf("unmounted: %v, %v", was, err)
 			}
 			if err := errors.Join(l.MountAnchor(), l.CheckAnchor()); err != nil { // the remedy
@@ -166,7 +167,7 @@ func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {
 	}
 	l := anchored(t)
 	run := func(between ...string) string {
-		// Process 1 is the shell, which does not execute the last command in its place.
+		// Process 1 is the shell, which does not execute the last command in place.
 		args := append([]string{"--pid", "--mount", "--fork", "--mount-proc", "sh", "-c", `"$@"; exit $?`, "sh"}, between...)
 		cmd := exec.Command("unshare", append(args, os.Args[0], "-test.run=^"+t.Name()+"$")...)
 		cmd.Env = append(os.Environ(), hiddenRoot+"="+l.Root)

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// removeContents removes files of any type at any depth from the directory with the
-// descriptor top. It enters no other mount and follows no link. Whatever the depth,
-// it holds two descriptors: it moves the entries of a directory that is not empty
-// up into top, and removes the directory.
+// removeContents removes files of any type at any depth from the directory with the descriptor
+// top. removeContents enters no other mount and follows no link. At any depth, removeContents
+// holds two descriptors: it moves the entries of a directory that is not empty up into top, and
+// removes the directory.
 func removeContents(top int) error {
 	moved := 0
 	for {
@@ -69,8 +69,8 @@ func removeEntry(dir int, name string) error {
 	return err
 }
 
-// raise removes a directory of top. It moves the directories in it that are not
-// empty to top, under names that it counts in moved.
+// raise removes a directory of top. raise moves subdirectories that are not empty to top, under
+// names that it counts in moved.
 func raise(top int, name string, moved *int) error {
 	dir, err := openBeneath(top, name)
 	if err != nil {
@@ -94,7 +94,7 @@ func raise(top int, name string, moved *int) error {
 	}
 	err = removeEntry(top, name)
 	if err == unix.ENOTEMPTY || err == unix.EEXIST {
-		return nil // a runtime has made another entry; the next pass removes it
+		return nil // a runtime has made another entry; the next pass removes the entry
 	}
 	return err
 }

@@ -1,9 +1,8 @@
-// Package paths says where Peerlane keeps its files on a host.
+// Package paths returns the paths of Peerlane's files on a host.
 //
-// Three trees hang on one root: state (root only: identities and plans),
-// run (sockets, the only tree of which a part is ever mounted into a
-// container) and configuration. Tests and `peerlane demo` use a root of
-// their own; packages use "/".
+// Three trees have a common root: state (root only: identities and plans), run (sockets, the only
+// tree of which containers get a mount) and configuration. Tests and `peerlane demo` use private
+// roots; packages use "/".
 package paths
 
 import (
@@ -15,23 +14,23 @@ import (
 	"path/filepath"
 )
 
-// Where a container finds its relay. Both are a public interface: engines bake
-// them into containers that live for months.
+// The paths of the relay in a container. Both names are a public interface: engines keep the
+// names in containers that live for months.
 const (
 	// ContainerDir is the directory that the CDI specification mounts an empty
 	// anchor on, and over which the hook attaches the socket directory.
 	ContainerDir = "/run/peerlane"
 	// SocketName is the relay's socket in ContainerDir and in SocketDir.
 	SocketName = "relay.sock"
-	// TopologyName is the virtual switch as the container has it, beside the socket: a
-	// topology file of NCCL, which Peerlane's plugin finds there.
+	// TopologyName is the topology file of the virtual switch, in NCCL's format, beside the
+	// socket. Peerlane's plugin reads the file.
 	TopologyName = "nccl-topology.xml"
-	// NCCLConfName is the container's copy of Layout.NCCLConf, beside the socket: the
-	// hook links the container's /etc/nccl.conf to it.
+	// NCCLConfName is the container's copy of Layout.NCCLConf, beside the socket: the hook links
+	// the container's /etc/nccl.conf to the copy.
 	NCCLConfName = "nccl.conf"
 )
 
-// Layout is the set of paths below one root.
+// Layout is the set of paths below a root.
 type Layout struct{ Root string }
 
 // New returns the layout below root; an empty root is "/".
@@ -57,53 +56,52 @@ func (l Layout) Config() string { return filepath.Join(l.Root, "etc/peerlane") }
 // ConfigFile is the administrator's configuration, TOML.
 func (l Layout) ConfigFile() string { return filepath.Join(l.Config(), "config.toml") }
 
-// GoodConfig is a copy of the last ConfigFile that had no fault: the hook starts containers
-// with it while ConfigFile has one.
+// GoodConfig is a copy of the last ConfigFile without a fault: the hook starts containers with
+// the copy while ConfigFile has a fault.
 func (l Layout) GoodConfig() string { return filepath.Join(l.State(), "config.good.toml") }
 
 // NCCLConf has NCCL's defaults for containers with a lane.
 func (l Layout) NCCLConf() string { return filepath.Join(l.Config(), NCCLConfName) }
 
-// PlanFile is what `cdi generate` wrote and the hook believes.
+// PlanFile is the plan that `cdi generate` writes and the hook reads.
 func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
 
-// SelfTestFile is what is known of pairs of GPUs, of one boot.
+// SelfTestFile holds the results of the tests of pairs of GPUs, of the present boot.
 func (l Layout) SelfTestFile() string { return filepath.Join(l.State(), "self-test.json") }
 
 // SelfTestLock is locked while pairs are tested.
 func (l Layout) SelfTestLock() string { return filepath.Join(l.State(), "self-test.lock") }
 
-// Libraries holds what containers get to load, by the names that programs load
-// it by: shared libraries, and a topology file for NCCL.
+// Libraries holds the files that containers load, by the names that programs use: shared
+// libraries, and a topology file for NCCL.
 func (l Layout) Libraries() string { return filepath.Join(l.Root, "usr/lib/peerlane") }
 
-// Generations holds one directory for each container that lives, named by the
-// generation's 32 hexadecimal digits.
+// Generations holds a directory for every running container, named by the generation's 32
+// hexadecimal digits.
 func (l Layout) Generations() string { return filepath.Join(l.State(), "generations") }
 
-// UIDs holds one file for each uid that a relay has: a second name of the lock of
-// its generation's supervisor.
+// UIDs holds a file for every uid of a relay: a second name of the lock of its generation's
+// supervisor.
 func (l Layout) UIDs() string { return filepath.Join(l.State(), "uids") }
 
-// GenerationDir is the state of one generation.
+// GenerationDir is the state of a generation.
 func (l Layout) GenerationDir(generation string) string {
 	return filepath.Join(l.Generations(), generation)
 }
 
-// Sockets is the 0700 parent of all socket directories.
+// Sockets is the 0700 parent of the socket directories.
 func (l Layout) Sockets() string { return filepath.Join(l.Run(), "sockets") }
 
-// SocketDir is the directory of one generation that is mounted into its
-// container. It holds one socket, SocketName, the files TopologyName and NCCLConfName,
-// and nothing else.
+// SocketDir is the directory of a generation that is mounted into its container. The directory
+// holds the socket SocketName, the files TopologyName and NCCLConfName, and nothing else.
 func (l Layout) SocketDir(generation string) string {
 	return filepath.Join(l.Sockets(), generation)
 }
 
-// Peers holds the sockets on which the relays of one host reach each other.
+// Peers holds the sockets between the relays of a host.
 func (l Layout) Peers() string { return filepath.Join(l.Run(), "peers") }
 
-// PeerSocket is the socket on which other relays reach this generation's.
+// PeerSocket is the socket at which relays connect to this generation's relay.
 func (l Layout) PeerSocket(generation string) string {
 	return filepath.Join(l.Peers(), generation+".sock")
 }
@@ -111,7 +109,7 @@ func (l Layout) PeerSocket(generation string) string {
 // EmulatedNICs holds the sockets of emulated NICs (transport loop).
 func (l Layout) EmulatedNICs() string { return filepath.Join(l.Run(), "nics") }
 
-// EmulatedNIC is the socket of one emulated NIC.
+// EmulatedNIC is the socket of an emulated NIC.
 func (l Layout) EmulatedNIC(name string) string {
 	return filepath.Join(l.EmulatedNICs(), name+".sock")
 }
@@ -120,8 +118,8 @@ func (l Layout) EmulatedNIC(name string) string {
 // supervisors; root only.
 func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
 
-// Cgroup names the control group, below cgroup2's root, that holds one group a
-// generation. Layouts that live on one host side by side have different ones.
+// Cgroup names the control group, below cgroup2's root, with a group per generation. Layouts that
+// live on a host side by side have different groups.
 func (l Layout) Cgroup() string {
 	if l.IsDefault() {
 		return "peerlane"
@@ -131,8 +129,8 @@ func (l Layout) Cgroup() string {
 	return fmt.Sprintf("peerlane-%08x", h.Sum32())
 }
 
-// Create makes the directories that a host needs, with their modes, and gives
-// them these modes where they are there. It is idempotent.
+// Create makes the directories that a host needs, with their modes, and corrects the modes of
+// present directories. Create is idempotent.
 func (l Layout) Create() error {
 	for _, d := range []struct {
 		path string
@@ -148,7 +146,7 @@ func (l Layout) Create() error {
 		{l.EmulatedNICs(), 0o755},
 		{l.Config(), 0o755},
 	} {
-		// Every hook does this: it changes nothing where nothing is to be changed.
+		// Every hook calls Create: change nothing if the directories are right.
 		if info, err := os.Stat(d.path); err == nil && info.IsDir() && info.Mode().Perm() == d.mode && info.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0 {
 			continue
 		}
@@ -162,16 +160,15 @@ func (l Layout) Create() error {
 	return nil
 }
 
-// CreateState makes the directory of the state alone, if it is missing.
+// CreateState makes the directory of the state, if it is missing.
 func (l Layout) CreateState() error { return directory(l.State(), stateMode) }
 
-// stateMode keeps everybody but root out of the state: what others can open they
-// can lock.
+// stateMode keeps every user but root out of the state: any user can lock a file that the user
+// can open.
 const stateMode = 0o700
 
-// directory makes a directory with a mode, if it is missing, whatever the umask.
-// Parents that are missing too are for everybody to pass: /var/lib does not
-// belong to Peerlane.
+// directory makes a missing directory with a mode, independent of the umask. Every user may pass
+// missing parents: /var/lib does not belong to Peerlane.
 func directory(path string, mode os.FileMode) error {
 	info, err := os.Stat(path)
 	switch {

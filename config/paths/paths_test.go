@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modes are those of all directories below a root.
+// modes returns the modes of the directories below a root.
 func modes(t *testing.T, root string) map[string]fs.FileMode {
 	t.Helper()
 	found := map[string]fs.FileMode{}
@@ -30,8 +30,8 @@ func modes(t *testing.T, root string) map[string]fs.FileMode {
 	return found
 }
 
-// What is missing above Peerlane's directories is for others as well; their own
-// modes are theirs, and neither depends on who makes what first, nor on the umask.
+// Missing parents of Peerlane's directories are open to other users; Peerlane's directories have
+// stricter modes; neither depends on the order of creation or on the umask.
 func TestModesOfWhatIsMade(t *testing.T) {
 	state := map[string]fs.FileMode{"var": 0o755, "var/lib": 0o755, "var/lib/peerlane": 0o700}
 	all := map[string]fs.FileMode{
@@ -65,7 +65,7 @@ func TestModesOfWhatIsMade(t *testing.T) {
 	}
 }
 
-// Whatever modes there are, Create makes its own right, and leaves the others.
+// For any present modes, Create corrects the modes of its directories, and no other modes.
 func TestModesOfWhatIsThere(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.MkdirAll(l.State(), 0o750); err != nil {
@@ -85,7 +85,7 @@ func TestModesOfWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestAFileInTheWay(t *testing.T) {
+func TestCreateStateFileInWayIsRefused(t *testing.T) {
 	l := New(t.TempDir())
 	if err := os.WriteFile(filepath.Join(l.Root, "var"), nil, 0o644); err != nil {
 		t.Fatal(err)

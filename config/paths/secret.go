@@ -11,8 +11,8 @@ import (
 // ClusterKey is the key that relays of different hosts share; root only.
 func (l Layout) ClusterKey() string { return filepath.Join(l.Config(), "cluster.key") }
 
-// ReadSecret reads a file of at most limit bytes that only root, or who runs this, can
-// have read, written or replaced, and refuses any other.
+// ReadSecret reads a file of at most limit bytes that only root, or the effective user, can have
+// read, written or replaced, and refuses any other file.
 func ReadSecret(path string, limit int64) ([]byte, error) {
 	if err := Trusted(path); err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	type secret struct {
 		name string
 		make func(path string) error
-		says string // empty where it is read
+		says string // empty: readable
 	}
 	secrets := []secret{
 		{"root's alone", file(0o600), ""},
@@ -55,7 +55,7 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	for _, c := range secrets {
 		t.Run(c.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "key")
-			if err := os.Chmod(filepath.Dir(path), 0o755); err != nil { // whatever the umask is
+			if err := os.Chmod(filepath.Dir(path), 0o755); err != nil { // with any umask
 				t.Fatal(err)
 			}
 			if err := c.make(path); err != nil {

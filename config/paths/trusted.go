@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Trusted refuses a file that anybody but root, or who runs this, could have
-// written or replaced.
+// Trusted refuses a file that a user other than root and the effective user could have written or
+// replaced.
 func Trusted(path string) error {
 	for _, name := range []string{filepath.Dir(path), path} {
 		info, err := os.Lstat(name)

@@ -1,6 +1,6 @@
-// Package across is a client that exchanges verified messages with another one, many at
-// a time in both directions, out of GPU memory into GPU memory, and says what has become
-// of each: what tests of a network run in a container of each host.
+// Package across is a client that exchanges verified messages with another client, many in flight
+// in both directions, between GPU memories, and reports the result of every message. Tests of
+// networks run the client in a container of each host.
 package across
 
 import (
@@ -22,37 +22,37 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What a client can be told to do.
+// Commands for a client.
 const (
-	// Connect is to connect with the other client's Handle, to accept its connection, and
-	// to exchange messages until Bytes are sent, Finish comes, or something fails.
+	// Connect connects with the other client's Handle, accepts its connection, and exchanges
+	// messages until Bytes are sent, Finish comes, or an operation fails.
 	Connect = "connect"
 	Finish  = "finish"
-	Count   = "count" // answered at once, whatever hangs
+	Count   = "count" // answered at once, even while an operation hangs
 )
 
 // Order is a JSON line of a client's input.
 type Order struct {
 	Do     string      `json:"do"`
 	Handle wire.Handle `json:"handle"`
-	// Side is 0 at one client and 1 at the other; the rest is the same at both.
+	// Side is 0 at one client and 1 at the other; the other fields are equal at both.
 	Side    int    `json:"side"`
 	Seed    uint64 `json:"seed"`
-	Bytes   uint64 `json:"bytes"`   // each way, at least; 0: until it is told to finish
+	Bytes   uint64 `json:"bytes"`   // per direction, minimum; 0: until Finish
 	Largest uint64 `json:"largest"` // message, bytes, up to slotBytes
 }
 
-// What a client says.
+// Messages of a client.
 const (
 	Listening = "listening" // with a Handle, for the next Connect
 	Moving    = "moving"    // the first messages have come
 	Counted   = "counted"
 	Done      = "done"
 	Failed    = "failed" // its connections are closed; Listening follows
-	Wrong     = "error"  // and it ends
+	Wrong     = "error"  // and the client ends
 )
 
-// Line is a JSON line of its output.
+// Line is a JSON line of a client's output.
 type Line struct {
 	Kind   string      `json:"kind"`
 	Handle wire.Handle `json:"handle"`
@@ -61,33 +61,33 @@ type Line struct {
 	Report Report      `json:"report"`
 }
 
-// Report is what has become of one exchange, so far.
+// Report is the result of an exchange so far.
 type Report struct {
 	Posted        int      `json:"posted"` // sends, of messages
-	Sent          int      `json:"sent"`   // those that ended well
+	Sent          int      `json:"sent"`   // operations that ended well
 	Received      int      `json:"received"`
 	BytesReceived uint64   `json:"bytesReceived"`
-	Pending       int      `json:"pending"`  // operations when the first failed, that one too
-	Failures      []string `json:"failures"` // errors of those; the others of them ended well
+	Pending       int      `json:"pending"`  // operations at the first failure, with the failed operation
+	Failures      []string `json:"failures"` // errors of the pending operations; the others ended well
 }
 
 const (
-	// slotBytes is the room for each message that is on its way.
+	// slotBytes is the room for a message in flight.
 	slotBytes = 6 << 20
-	// AtOnce is how many of each direction are.
+	// AtOnce is the number of messages in flight per direction.
 	AtOnce = 4
 )
 
-// hangs is when an operation that has to end counts as one that never will.
+// hangs is the time after which an operation counts as endless.
 const hangs = 2 * time.Minute
 
-// Serve is the client's process: it does what comes in until there is no more.
+// Serve is the client's process: it executes commands until the end of in.
 func Serve(in io.Reader, out io.Writer, socket string) error {
-	// A CUDA context is current on one thread.
+	// A CUDA context is current on a single thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, slotBytes)}
-	ctx := context.Background() // who gives the orders kills what does not end
+	ctx := context.Background() // the parent kills a client that does not end
 	if err := c.start(ctx, socket); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ type process struct {
 	connect  chan Order
 	finish   atomic.Bool
 
-	mu     sync.Mutex // of what follows: orders are read beside the exchange
+	mu     sync.Mutex // guards the next fields: commands are read beside the exchange
 	out    *json.Encoder
 	report Report
 }
@@ -242,8 +242,8 @@ func (c *process) share(ctx context.Context, device cuda.Device) (m memory, err 
 // posted is a send or a receive that is pending.
 type posted struct {
 	*client.Operation
-	number uint64 // of its message: they meet in order, though they may end in another
-	size   uint64 // bytes; 0 of the end of what a side sends
+	number uint64 // of its message: messages meet in order, but may end in any order
+	size   uint64 // bytes; 0 at the end of a direction
 }
 
 func (p posted) slot() uint64 { return p.number % AtOnce }
@@ -258,7 +258,7 @@ type connected struct {
 	finished           bool     // the end of ours is posted
 }
 
-// exchange does what Connect says. Its error is one that no network explains.
+// exchange executes Connect. It returns an error that no fault of the network explains.
 func (c *process) exchange(ctx context.Context, listener *client.Listener, o Order) error {
 	c.count(func(r *Report) { *r = Report{} })
 	x := &connected{process: c, ours: newMessages(o.Seed, o.Side, o.Largest), theirs: newMessages(o.Seed, 1-o.Side, o.Largest)}
@@ -292,7 +292,7 @@ func (c *process) exchange(ctx context.Context, listener *client.Listener, o Ord
 	return c.say(Line{Kind: Done})
 }
 
-// meet makes a connection each way.
+// meet makes a connection in each direction.
 func (x *connected) meet(ctx context.Context, listener *client.Listener, to wire.Handle) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, hangs, errors.New("the other client does not connect"))
 	defer cancel()
@@ -303,7 +303,7 @@ func (x *connected) meet(ctx context.Context, listener *client.Listener, to wire
 	return err
 }
 
-// wrongError is a message that is not what it has to be, or an operation without an end.
+// wrongError reports a message with wrong content, or an operation without an end.
 type wrongError struct{ error }
 
 // wait waits for an operation that ends by itself or by the promise.
@@ -320,8 +320,8 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 // moving is how many messages have to come before traffic counts as flowing.
 const moving = 8
 
-// run posts receives and sends, waits for each in its turn and posts the next in its
-// place. The end of each direction is a message of no bytes.
+// run posts receives and sends, waits for them in order and posts the next operation in place of
+// the ended. A message of no bytes ends a direction.
 func (x *connected) run(ctx context.Context, bytes uint64) error {
 	for range AtOnce {
 		if err := x.receive(); err != nil {
@@ -362,8 +362,8 @@ func (x *connected) run(ctx context.Context, bytes uint64) error {
 	return nil
 }
 
-// gather waits for what was pending when the first operation failed: some may have ended
-// well.
+// gather waits for the operations that were pending when the first operation failed: some may
+// have ended well.
 func (x *connected) gather(ctx context.Context) error {
 	var failures []string
 	for i, op := range slices.Concat(x.receives, x.sends) {
@@ -396,7 +396,7 @@ func (x *connected) receive() error {
 	return err
 }
 
-// take compares a message of n bytes with what it has to be.
+// take compares a message of n bytes with the expected message.
 func (x *connected) take(p posted, n uint64) error {
 	if n != p.size {
 		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: one was lost or came twice", p.number, n, p.size)}

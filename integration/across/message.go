@@ -7,8 +7,8 @@ import (
 	"math/rand/v2"
 )
 
-// Messages that one side sends: both sides derive the sizes and the bytes of each from
-// the seed, the side and the message's number.
+// messages are the messages that a side sends: both sides derive sizes and bytes from the seed,
+// the side and the message's number.
 type messages struct {
 	random  *rand.Rand
 	largest uint64
@@ -21,12 +21,12 @@ func newMessages(seed uint64, side int, largest uint64) *messages {
 	return &messages{random: rand.New(rand.NewPCG(seed, uint64(side))), largest: largest, seed: seed, side: side}
 }
 
-// edges are sizes that each exchange begins with, bytes: what goes with the messages of
-// relays, the first that does not, and those around a piece of a write and a slot.
+// edges are the first sizes of an exchange, bytes: the sizes around the maximum for messages
+// beside the relays' own, around a piece of a write, and around a slot.
 var edges = []uint64{1, 8, 4095, 4096, 4097, 256<<10 - 1, 256<<10 + 1, 1 << 20, 4<<20 + 3}
 
-// next gives the next message's number and size, bytes: 1 to largest, each power of two
-// as likely.
+// next returns the next message's number and size, bytes: 1 to largest, with every power of two
+// equally likely.
 func (m *messages) next() (number, size uint64) {
 	number = m.number
 	m.number++
@@ -51,7 +51,7 @@ func (m *messages) fill(number uint64, to []byte) {
 	}
 }
 
-// check compares what came with what was to come as that message.
+// check compares the received bytes with the expected message.
 func (m *messages) check(number uint64, got, scratch []byte) error {
 	want := scratch[:len(got)]
 	m.fill(number, want)

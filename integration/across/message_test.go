@@ -2,9 +2,9 @@ package across
 
 import "testing"
 
-// Both sides derive the same messages, of all sizes up to the largest, and none is taken
-// for another one, or for itself with a byte changed.
-func TestMessages(t *testing.T) {
+// Both sides derive the same messages, of sizes up to the largest, and check takes no message for
+// another message, or for itself with a changed byte.
+func TestMessagesOfBothSidesAreEqual(t *testing.T) {
 	const largest = 1 << 20
 	ours, theirs := newMessages(7, 0, largest), newMessages(7, 0, largest)
 	buffer, scratch := make([]byte, largest), make([]byte, largest)

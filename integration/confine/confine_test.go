@@ -58,7 +58,7 @@ func TestConfineCopiesAllOutput(t *testing.T) {
 	}
 }
 
-// A silent command is killed; one that prints now and then is not.
+// A silent command is killed; a command that prints now and then is not.
 func TestConfineIdleCommandIsKilled(t *testing.T) {
 	c := command(t, "-idle", "300ms", "sh", "-c", "sleep 600")
 	c.Stderr = nil
@@ -70,8 +70,8 @@ func TestConfineIdleCommandIsKilled(t *testing.T) {
 	}
 }
 
-// TestKilledTestBinaryLeavesNothing kills the command's parent, as a terminal or CI
-// would: no process of a session of its own remains.
+// TestKilledTestBinaryLeavesNothing kills the command's parent, as a terminal or CI would: no
+// process with a private session remains.
 func TestKilledTestBinaryLeavesNothing(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("an ordinary user has no PID namespace")
@@ -82,7 +82,7 @@ func TestKilledTestBinaryLeavesNothing(t *testing.T) {
 			if err := unix.Mkfifo(pidFile, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// The second process has a session of its own and holds the FIFO open.
+			// The second process has a private session and holds the FIFO open.
 			c := command(t, "sh", "-c", "setsid sh -c 'exec 9<>"+pidFile+"; echo ready; exec sleep 600' & wait")
 			out, err := c.StdoutPipe()
 			if err != nil {

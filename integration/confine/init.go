@@ -27,9 +27,8 @@ func initCommand(command []string) *exec.Cmd {
 	return cmd
 }
 
-// runInit executes a command and reaps every process that the kernel gives to init.
-// The command's end ends init, and with it the PID namespace. Init survives the
-// SIGQUIT of its process group.
+// runInit executes a command and reaps every process that the kernel gives to init. The command's
+// end ends init, and with it the PID namespace. Init survives the SIGQUIT of its process group.
 func runInit(command []string) int {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGQUIT)
 	if os.Getpid() == 1 {
@@ -41,7 +40,7 @@ func runInit(command []string) int {
 	if err != nil {
 		return failed("starting "+command[0], err)
 	}
-	// The process is reaped below, with all others, and not by package os.
+	// The loop below reaps the process, and not package os.
 	child, err := syscall.ForkExec(path, command, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		return failed("starting "+command[0], err)
@@ -62,7 +61,7 @@ func runInit(command []string) int {
 	}
 }
 
-// mountProc makes all mounts private and mounts a /proc of this PID namespace.
+// mountProc makes the mounts private and mounts a /proc of this PID namespace.
 func mountProc() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("mount / private: %w", err)

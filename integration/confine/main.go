@@ -109,7 +109,7 @@ func watch(signals context.Context, group int, idle time.Duration, progress <-ch
 	}
 }
 
-// progressReader reports each successful read without blocking.
+// progressReader reports successful reads without blocking.
 type progressReader struct {
 	io.Reader
 	progress chan<- struct{}

@@ -67,11 +67,11 @@ func main() {
 
 // target is a fuzz function.
 type target struct {
-	pkg  string // its import path
+	pkg  string // import path
 	name string
 }
 
-// find are the fuzz targets of packages, as `go list` names those.
+// find returns the fuzz targets of packages, by the names for `go list`.
 func find(goCommand string, packages []string) ([]target, error) {
 	list := exec.Command(goCommand, append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, packages...)...)
 	list.Stderr = os.Stderr
@@ -117,8 +117,8 @@ func targetsOf(path string) ([]string, error) {
 	return names, nil
 }
 
-// each fuzzes targets, some at once, and says what became of each. It returns how many
-// failed.
+// each fuzzes targets, some in parallel, and prints the result of every target. It returns the
+// number of failures.
 func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (said string, good bool)) (failed int) {
 	next := make(chan target)
 	var mu sync.Mutex
@@ -148,7 +148,7 @@ func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (said s
 // endedByItsDeadline tells.
 const tries = 3
 
-// fuzz runs a target, and returns what is to be said of it.
+// fuzz runs a target, and returns a sentence with the result.
 func (t target) fuzz(goCommand string, length time.Duration) (said string, good bool) {
 	return t.fuzzBy(func() (string, error) {
 		c := exec.Command(goCommand, "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", length.String(), "-fuzzminimizetime", "10x", "-parallel", "1", t.pkg)
@@ -171,10 +171,10 @@ func (t target) fuzzBy(run func() (string, error)) (said string, good bool) {
 	}
 }
 
-// endedByItsDeadline reports whether a run failed by nothing but the fault of Go before
-// 1.27 by which the end of -fuzztime can count as a failure of the target
-// (golang/go#75804). An input that fails is always written to a file, which the
-// output says, and what the target says to it is in the output too; so is a panic.
+// endedByItsDeadline reports whether a run failed only by the fault of Go before 1.27 by which
+// the end of -fuzztime can count as a failure of the target (golang/go#75804). A failing input is
+// always written to a file, which the output names, together with the message of the target; so
+// is a panic.
 func (t target) endedByItsDeadline(out string) bool {
 	failures, expected := 0, false
 	lines := bufio.NewScanner(strings.NewReader(out))
@@ -198,7 +198,7 @@ func (t target) endedByItsDeadline(out string) bool {
 
 var lastLine = regexp.MustCompile(`(?m)^fuzz: elapsed: (\S+), (execs: \d+).*?(new interesting: \d+)`)
 
-// figures are the last ones that the fuzzer printed.
+// figures returns the last figures of the fuzzer.
 func figures(out string) string {
 	found := lastLine.FindAllStringSubmatch(out, -1)
 	if len(found) == 0 {

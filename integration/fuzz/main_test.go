@@ -19,7 +19,7 @@ exit status 1
 FAIL	example.com/it	10.112s
 `
 
-// As go test writes it, each line of the target's beside the fuzzer's own.
+// In the form of go test, with the target's lines beside the fuzzer's own.
 const found = `fuzz: elapsed: 1s, execs: 841 (767/sec), new interesting: 3 (total: 5)
 --- FAIL: FuzzIt (1.08s)
     --- FAIL: FuzzIt (0.00s)
@@ -33,7 +33,7 @@ exit status 1
 FAIL	example.com/it	1.112s
 `
 
-func TestTheEndOfItsTimeIsNoFailure(t *testing.T) {
+func TestFuzzDeadlineIsNoFailure(t *testing.T) {
 	it := target{pkg: "example.com/it", name: "FuzzIt"}
 	for _, c := range []struct {
 		name, out string
@@ -58,7 +58,7 @@ func TestTheEndOfItsTimeIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestATargetIsTriedAgainAFewTimes(t *testing.T) {
+func TestFuzzTargetIsRetriedFewTimes(t *testing.T) {
 	it := target{pkg: "example.com/it", name: "FuzzIt"}
 	type run struct {
 		out string

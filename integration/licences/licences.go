@@ -1,6 +1,5 @@
-// Command licences tells under which licences the Go modules come that Peerlane
-// is built, checked and tested with, and fails where one is not allowed. It runs in
-// the root of the repository.
+// Command licences lists the licences of the Go modules that Peerlane is built, checked and
+// tested with, and fails if a licence is not allowed. It runs in the root of the repository.
 package main
 
 import (
@@ -16,17 +15,17 @@ import (
 	"strings"
 )
 
-// allowed are the licences that go with Peerlane's own, Apache-2.0, in a binary
-// and in its source, by their SPDX identifiers.
+// allowed are the licences that are compatible with Peerlane's own, Apache-2.0, in a binary and
+// in its source, by SPDX identifier.
 var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// allowedBeside are those that may be used as well where nothing of a module gets into
-// what is installed: they ask something of whoever passes a binary on.
+// allowedBeside are further licences for modules without code in an installed binary: their
+// conditions apply to the distribution of a binary.
 var allowedBeside = []string{"MPL-2.0"}
 
-// texts are how licences are recognised: by words that stand in each copy of one,
-// and words that make it another. Beside those that are allowed are those that a
-// module could have instead, so that a file with two licences gives both.
+// texts recognise licences: by words in every copy of a licence, and words that make the text
+// another licence. The list has more licences than the allowed, so that a file with two licences
+// gives both.
 var texts = []struct {
 	id       string
 	has, not string
@@ -54,7 +53,8 @@ var texts = []struct {
 
 var noWord = regexp.MustCompile(`[^a-z0-9]+`)
 
-// secondary is where the Mozilla Public License names others, under which it is not.
+// secondary is the place where the Mozilla Public License names other licences, which do not
+// apply.
 const secondary = "secondary license means either the gnu general public license version 2 0 the gnu lesser general public license version 2 1 the gnu affero general public license version 3 0 or any later versions of those licenses"
 
 // recognise returns the licences that a text states.
@@ -69,20 +69,19 @@ func recognise(text []byte) (ids []string) {
 	return ids
 }
 
-// module is one that a package of this repository, one of its tests, or a tool of
-// go.mod imports.
+// module is a module that a package of this repository, a test, or a tool of go.mod imports.
 type module struct {
 	path, version string
-	// shipped says that it is linked into what is installed.
+	// shipped reports that an installed binary links the module.
 	shipped  bool
 	licences []string
 }
 
-// file is what a module's licences are called.
+// file matches the names of licence files.
 var file = regexp.MustCompile(`(?i)^(licen[cs]e|copying|unlicense)`)
 
-// ofModule reads the licences of a module whose files lie in dir, and says whether
-// they allow its use: linked into what is installed, or to build and test.
+// ofModule reads the licences of a module whose files lie in dir, and reports whether they allow
+// its use: linked into an installed binary, or to build and test.
 func ofModule(dir string, shipped bool) (ids []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -121,8 +120,8 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	return ids, nil
 }
 
-// check reads the licences of all modules that the one in the working directory
-// uses, by the go command's own cache. The error has each that must not be used.
+// check reads the licences of the modules that the module in the working directory uses, from the
+// go command's cache. The error lists every module that must not be used.
 func check() ([]module, error) {
 	shipped, err := dependencies("./cmd/...")
 	if err != nil {
@@ -153,8 +152,8 @@ func check() ([]module, error) {
 	return modules, errors.Join(errs...)
 }
 
-// dependencies are other modules that packages are built from: folders by name
-// and version.
+// dependencies returns the other modules that packages are built from: folders by name and
+// version.
 func dependencies(arguments ...string) (map[string]string, error) {
 	const form = "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}\t{{.Dir}}{{end}}{{end}}"
 	c := exec.Command("go", append([]string{"list", "-deps", "-f", form}, arguments...)...)

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// The beginnings of licences, and what makes one another.
+// The beginnings of licences, and the words that make a text another licence.
 const (
 	mit = `The MIT License (MIT)
 Copyright (c) 2013 Somebody

@@ -125,7 +125,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	for i, g := range all {
 		lane := topo.Assignment{GPU: g.BusID, NICs: []string{"emulated0"}}
 		if len(all) > 1 {
-			// On route staged each stages on its neighbour.
+			// On route staged each GPU stages on the next GPU.
 			lane.Servers = []string{all[(i+1)%len(all)].BusID}
 		} else {
 			lane.Kind = topo.KindBounce

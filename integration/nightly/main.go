@@ -30,7 +30,7 @@ const maxAge = 7 * 24 * time.Hour
 // testCase is a command of the nightly list.
 type testCase struct{ Name, Command string }
 
-// cases are in the order in which they run: short ones first.
+// cases are in the order of the run: short cases first.
 var cases = []testCase{
 	{"race", "make test-race"},
 	{"network", "make soak-network"},
@@ -50,7 +50,7 @@ var cases = []testCase{
 // result is the last result of a case.
 type result struct {
 	testCase
-	Date    time.Time // when it began
+	Date    time.Time // start of the run
 	Commit  string    // with "-dirty" if files differed
 	Seconds float64
 	Passed  bool
@@ -131,8 +131,7 @@ func set(results []result, r result) []result {
 	return append(results, r)
 }
 
-// verify returns an error that names each case without a passed result of the last
-// seven days.
+// verify returns an error with every case that has not passed in the last seven days.
 func verify(results []result, now time.Time) error {
 	var wrong []string
 	for _, c := range cases {
@@ -152,7 +151,7 @@ func verify(results []result, now time.Time) error {
 	return nil
 }
 
-// read returns the results of a file; none of a file that does not exist.
+// read returns the results of a file, empty if the file does not exist.
 func read(file string) (results []result, err error) {
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,7 +186,7 @@ func writeTable(document string, results []result) error {
 	return os.WriteFile(document, []byte(before+tableBegin+table(results)+tableEnd+after), 0o644)
 }
 
-// table is a row for each case, in the order of the list.
+// table has a row per case, in the order of the list.
 func table(results []result) string {
 	var b strings.Builder
 	b.WriteString("| case | command | last run | commit | duration | result |\n|---|---|---|---|---|---|\n")

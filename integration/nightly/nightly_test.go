@@ -41,8 +41,8 @@ func TestCasesAreTargetsOfTheMakefile(t *testing.T) {
 	}
 }
 
-// A run writes a result for each chosen case, keeps those of others, and fails if a case
-// does.
+// A run writes a result per chosen case, keeps the results of other cases, and fails if a case
+// fails.
 func TestRunRecordsResults(t *testing.T) {
 	old := cases
 	defer func() { cases = old }()

@@ -18,14 +18,15 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// hardening is what a file's headers have to show beside what all of them have.
+// hardening is the hardening that a file's headers must show, in addition to the common
+// hardening.
 type hardening struct {
-	// static: nothing is loaded into it, so that there is nothing to relocate.
+	// static: the binary loads no library and has no relocations.
 	static bool
-	// lazy: functions are found when they are called first.
+	// lazy: functions are resolved at the first call.
 	lazy bool
-	// c: C that writes to buffers, and so calls the functions that watch it. What is
-	// linked by the go command has too little C of its own to tell.
+	// c: C code that writes to buffers, and so calls the functions that watch buffers. A binary
+	// of the go command has too little C code for the check.
 	c bool
 }
 
@@ -34,15 +35,15 @@ var hardened = map[string]hardening{
 	programs.Hook:    {static: true},
 	programs.Runtime: {static: true},
 	programs.Relay:   {},
-	// go-nvml leaves NVML's functions undefined until it has opened the library:
-	// bound at once, the program would not start on a host without a driver.
+	// go-nvml leaves NVML's functions undefined until it has opened the library: with immediate
+	// binding, the program would not start on a host without a driver.
 	programs.Peerlane:         {lazy: true},
 	"libpeerlane-cuda-sim.so": {c: true},
 	"libpeerlane.so.0":        {c: true},
 	"libnccl-net-peerlane.so": {c: true},
 }
 
-// lacks says what a file has not.
+// lacks returns the missing hardening of a file.
 func lacks(f *elf.File, want hardening) (missing []string) {
 	say := func(right bool, format string, arguments ...any) {
 		if !right {
@@ -128,8 +129,8 @@ func TestBinariesAreHardened(t *testing.T) {
 	}
 }
 
-// A file that has nothing of it is told so, in each point.
-func TestWhatABinaryLacksIsNamed(t *testing.T) {
+// A file without hardening is reported in every point.
+func TestBinaryMissingHardeningIsNamed(t *testing.T) {
 	compiler, err := exec.LookPath("gcc")
 	programs.MustHave(t, err)
 	dir := t.TempDir()
@@ -141,7 +142,7 @@ func TestWhatABinaryLacksIsNamed(t *testing.T) {
 	for _, test := range []struct {
 		flags string
 		want  hardening
-		lacks []string // how each begins
+		lacks []string // prefixes of the lines
 	}{
 		{"-fno-stack-protector -U_FORTIFY_SOURCE -no-pie -Wl,-z,norelro,-z,lazy,-z,execstack,-rpath,/tmp", hardening{c: true},
 			[]string{"a stack that", "an address", "tables", "functions", "no directories", "a guarded stack", "checked buffers"}},

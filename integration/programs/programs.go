@@ -1,6 +1,6 @@
-// Package programs gives tests the programs of this repository: built with the
-// go command or, on a machine without one, out of a directory that was filled on
-// another. It imports nothing of Peerlane, so the tests of each package can use it.
+// Package programs gives tests the programs of this repository: built with the go command or, on
+// a machine without Go, from a directory that was filled on another machine. It imports no
+// package of Peerlane, so that the tests of every package can use it.
 package programs
 
 import (
@@ -15,12 +15,12 @@ import (
 	"testing"
 )
 
-// Variable names the directory of the programs that are built already. A machine
-// where it is set builds nothing.
+// Variable names the directory of programs that are built already. With the variable, a machine
+// builds nothing.
 const Variable = "PEERLANE_TEST_BINARIES"
 
-// RunVariable names the directory of the programs that `make test` has built for all
-// packages of its run, on a machine that can build.
+// RunVariable names the directory of the programs that `make test` has built for the packages of
+// its run, on a machine that can build.
 const RunVariable = "PEERLANE_TEST_PROGRAMS"
 
 const module = "github.com/peerlane/peerlane/"
@@ -34,7 +34,7 @@ const (
 	WireGenerate = "wire-generate"
 )
 
-// program is where a program's source is, and whether it is linked with C.
+// program is the source folder of a program, and whether it links C.
 type program struct {
 	folder string
 	cgo    bool
@@ -42,16 +42,16 @@ type program struct {
 
 var all = map[string]program{
 	Peerlane:     {"cmd/peerlane", true},
-	Hook:         {"cmd/peerlane-hook", false}, // static, as it is shipped
+	Hook:         {"cmd/peerlane-hook", false}, // static, as in packages
 	Relay:        {"cmd/peerlane-relay", true},
-	Runtime:      {"cmd/peerlane-runtime", false}, // static, as it is shipped
+	Runtime:      {"cmd/peerlane-runtime", false}, // static, as in packages
 	WireGenerate: {"relay/wire/generate", false},
 }
 
-// Build builds programs into dir, which must be there; without names, every one
-// that a test wants, so that dir can be what Variable names elsewhere. The library
-// of the CUDA simulator is none of them: cuda/sim builds it, and looks for it
-// beside each program that runs.
+// Build builds programs into dir, an existing directory; without names, every program that a test
+// needs, so that dir can be the directory of Variable on another machine. The library of the CUDA
+// simulator is not included: cuda/sim builds the library, and looks for it beside the running
+// program.
 func Build(dir string, names ...string) error {
 	if len(names) == 0 {
 		names = slices.Sorted(maps.Keys(all))
@@ -61,7 +61,7 @@ func Build(dir string, names ...string) error {
 			return fmt.Errorf("building %s: no test has a program of this name", name)
 		}
 	}
-	// One go command for all programs that are linked alike and keep their folder's name.
+	// One go command builds the programs that are linked alike and keep their folder's name.
 	together := map[string][]string{}
 	for _, name := range names {
 		p := all[name]
@@ -100,8 +100,8 @@ func Build(dir string, names ...string) error {
 	return nil
 }
 
-// Directory returns a directory that has the programs of these names, and what to
-// call when they are not needed any more.
+// Directory returns a directory with the programs of these names, and a function for the caller
+// to call at the end.
 func Directory(names ...string) (dir string, remove func() error, err error) {
 	for _, variable := range []string{Variable, RunVariable} {
 		dir := os.Getenv(variable)
@@ -128,7 +128,7 @@ func Directory(names ...string) (dir string, remove func() error, err error) {
 	return dir, remove, nil
 }
 
-// Path returns where a test finds one program.
+// Path returns the path of a program for a test.
 func Path(t testing.TB, name string) string {
 	t.Helper()
 	dir, remove, err := Directory(name)
@@ -143,9 +143,9 @@ func Path(t testing.TB, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// MustHave is for a test of how Peerlane is built, with the error of looking for a
-// compiler or the like: a machine that builds Peerlane has it, and one that is
-// given its programs may lack it.
+// MustHave is for a test of Peerlane's build, with the error of a search for a compiler, for
+// example: a machine that builds Peerlane has the compiler; a machine that gets its programs may
+// lack it.
 func MustHave(t testing.TB, err error) {
 	t.Helper()
 	switch {

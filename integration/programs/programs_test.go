@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-func TestAProgramIsBuiltAndRemoved(t *testing.T) {
+func TestProgramIsBuiltAndRemoved(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
 	t.Setenv(programs.Variable, "")
@@ -80,7 +80,7 @@ func (e *ending) Helper()              {}
 func (e *ending) Fatal(...any)         { e.how = "failed"; runtime.Goexit() }
 func (e *ending) Skipf(string, ...any) { e.how = "skipped"; runtime.Goexit() }
 
-func TestMustHave(t *testing.T) {
+func TestMustHaveSkipsWithGivenPrograms(t *testing.T) {
 	for _, test := range []struct {
 		name, given string
 		err         error

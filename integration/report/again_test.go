@@ -6,7 +6,7 @@ import (
 )
 
 // Tests of a made module fail for real, and some of them only once.
-func TestWhatFailedIsTriedAgain(t *testing.T) {
+func TestReportRetriesFailedTests(t *testing.T) {
 	// once is true in the first run of a module.
 	const once = `package a
 import ("errors"; "fmt"; "io/fs"; "os"; "testing")

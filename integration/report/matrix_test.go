@@ -26,7 +26,7 @@ func judged(t *testing.T, places []string, matrix string, stream ...string) *sum
 	return s
 }
 
-func TestCompare(t *testing.T) {
+func TestMatrixDemandsCells(t *testing.T) {
 	passes := []string{"run - a TestGood", "pass - a TestGood"}
 	skips := []string{"run - a TestA", "output - a TestA     a_test.go:1: no rain", "skip - a TestA"}
 	rootless := []string{"run - a TestA", "output - a TestA     a_test.go:1: needs root: it mounts", "skip - a TestA"}
@@ -153,7 +153,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-func TestTheSameTestInTwoPlacesIsTwoCells(t *testing.T) {
+func TestMatrixTestInTwoPlacesIsTwoCells(t *testing.T) {
 	s := judged(t, []string{placeVMSmall, placeVMFull}, `
 vm-small  demo  tested    a.TestDemo
 vm-full   demo  tested    a.TestDemo
@@ -175,7 +175,7 @@ vm-full   rain  tested    a.TestRain
 	}
 }
 
-func TestAnIntegrationCaseThatIsInNoCell(t *testing.T) {
+func TestMatrixReportsCaseWithoutCell(t *testing.T) {
 	s := judged(t, []string{placeVMSmall, placeVMFull}, `
 vm-small  one  tested  integration/vm/cases/a.TestOne/part
 vm-full   two  absent  elsewhere
@@ -190,7 +190,7 @@ vm-full   two  absent  elsewhere
 	}
 }
 
-func TestWhatNeedsRootIsOneSentence(t *testing.T) {
+func TestReportOfRootTestsIsOneSentence(t *testing.T) {
 	s := judged(t, []string{placeHost}, "host one tested a.TestA/one\nhost two tested a.TestA/two",
 		"run - a TestGood", "pass - a TestGood",
 		"run - a TestA", "output - a TestA     a_test.go:1: needs root: it mounts", "skip - a TestA", "pass - a")
@@ -206,7 +206,7 @@ not covered, because root alone can run it: one, two
 	}
 }
 
-func TestATornMatrixIsRefused(t *testing.T) {
+func TestMatrixTornLineIsRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"host a tested":                                        "a test or a reason",
 		"runc a tested a.TestA":                                `no place "runc"`,
@@ -280,7 +280,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 	}
 }
 
-func TestTheRepositorysMatrixCanBeRead(t *testing.T) {
+func TestMatrixOfRepositoryIsValid(t *testing.T) {
 	cells, err := readMatrix("../matrix.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -292,7 +292,7 @@ func TestTheRepositorysMatrixCanBeRead(t *testing.T) {
 	}
 }
 
-func TestParsePlaces(t *testing.T) {
+func TestParsePlacesReadsList(t *testing.T) {
 	got, err := parsePlaces("vm-small,vm-pair")
 	if diff := cmp.Diff([]string{placeVMSmall, placeVMPair}, got); diff != "" || err != nil {
 		t.Error(diff, err)

@@ -210,7 +210,7 @@ skipped     vm-small a.TestY: no rain
 }
 
 // The go command ends each package, a virtual machine may not live to do it.
-func TestAStreamThatStopsInTheMiddleIsAFailure(t *testing.T) {
+func TestStreamWithoutEndIsFailure(t *testing.T) {
 	var out strings.Builder
 	s, err := read([]string{placeVMFull}, events(t,
 		"start - a", "run - a TestX", "pass - a TestX", "pass - a",
@@ -230,7 +230,7 @@ func TestAStreamThatStopsInTheMiddleIsAFailure(t *testing.T) {
 	}
 }
 
-func TestAPlaceWhereNothingRanIsAFailure(t *testing.T) {
+func TestPlaceWithoutTestsIsFailure(t *testing.T) {
 	var out strings.Builder
 	s, err := read([]string{placeVMSmall, placeVMPair}, events(t, "run - a TestX", "pass - a TestX", "pass - a"), &out, false)
 	if err != nil {
@@ -246,7 +246,7 @@ func TestAPlaceWhereNothingRanIsAFailure(t *testing.T) {
 	}
 }
 
-func TestAnEventOfAnotherPlaceIsRefused(t *testing.T) {
+func TestEventOfAnotherPlaceIsRefused(t *testing.T) {
 	_, err := read([]string{placeHost}, events(t, "run vm-full a TestX"), io.Discard, false)
 	if err == nil || !strings.Contains(err.Error(), `"vm-full"`) {
 		t.Errorf("err = %v", err)

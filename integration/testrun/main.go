@@ -2,11 +2,11 @@
 //
 //	testrun -build [-plain PACKAGES] DIR PACKAGE...     build what is not up to date in DIR
 //	testrun [-plain PACKAGES] [-p N] DIR PACKAGE...     run it, and print the events
-//	testrun -cost [-plain PACKAGES] DIR PACKAGE...      run each test alone, and print its processor time
+//	testrun -cost [-plain PACKAGES] DIR PACKAGE...      run every test alone, and print its processor time
 //
-// A run writes the processor time of each package into DIR/usage.txt, the largest first.
+// A run writes the processor time of packages into DIR/usage.txt, the largest first.
 //
-// `go test -count=1` links the binary of each package in each run, which is a sixth of the
+// `go test -count=1` links the binary of every package in every run, which is a sixth of the
 // processor time of `make test`; the binaries in DIR are linked when their code changes.
 // Packages run in the order of the arguments, N at once. The race detector is on, but in
 // the packages of -plain, which are separated by spaces.
@@ -60,7 +60,7 @@ func main() {
 	}
 }
 
-// options are those of a run of all packages.
+// options are the options of a run of packages.
 type options struct {
 	dir    string // of the binaries
 	atOnce int    // how many packages run at once
@@ -116,8 +116,8 @@ func list(patterns []string) (packages []testPackage, err error) {
 	return packages, nil
 }
 
-// place says where each binary lies. The go command names a binary by the last element of
-// the package's path, so packages of the same name lie in directories of their own.
+// place sets the paths of binaries. The go command names a binary by the last element of the
+// package's path, so packages of the same name lie in separate directories.
 func place(packages []testPackage, dir string) {
 	for i := range packages {
 		p := &packages[i]
@@ -130,8 +130,7 @@ func place(packages []testPackage, dir string) {
 	}
 }
 
-// buildAll builds the binaries that are not up to date. One go command builds all of a
-// directory.
+// buildAll builds the outdated binaries. One go command builds the binaries of a directory.
 func buildAll(packages []testPackage, _ options) error {
 	type target struct {
 		dir  string
@@ -147,13 +146,13 @@ func buildAll(packages []testPackage, _ options) error {
 		together[t] = append(together[t], p.path)
 	}
 	var builds errgroup.Group
-	builds.SetLimit(2) // each uses all processors
+	builds.SetLimit(2) // a build uses every processor
 	for _, t := range targets {
 		builds.Go(func() error {
 			if err := os.MkdirAll(t.dir, 0o755); err != nil {
 				return err
 			}
-			// Nobody debugs them: without DWARF a third of the linking is saved.
+			// No one debugs the binaries: without DWARF a third of the linking is saved.
 			c := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-o", t.dir+string(filepath.Separator))
 			if t.race {
 				c.Args = append(c.Args, "-race")
@@ -171,7 +170,7 @@ func buildAll(packages []testPackage, _ options) error {
 // errFailed says that tests failed, which the events tell.
 var errFailed = errors.New("tests failed")
 
-// runAll runs the binaries, some at once, and writes their events, each line whole.
+// runAll runs the binaries, some in parallel, and writes their events in whole lines.
 func runAll(packages []testPackage, o options) error {
 	text, err := exec.Command("go", "tool", "-n", "test2json").Output()
 	if err != nil {
@@ -237,11 +236,11 @@ func (p testPackage) command(name string, arguments ...string) *exec.Cmd {
 	return c
 }
 
-// processorTime is the user and system time of a process that has ended, and of those of its
-// descendants for which an ancestor has waited.
+// processorTime is the user and system time of an ended process, and of the descendants for which
+// an ancestor has waited.
 func processorTime(s *os.ProcessState) time.Duration { return s.UserTime() + s.SystemTime() }
 
-// costAll runs each test of the packages alone and prints a table for each package.
+// costAll runs every test of the packages alone and prints a table per package.
 func costAll(packages []testPackage, o options) error {
 	for _, p := range packages {
 		list, err := p.command(p.binary, "-test.list", "^Test").Output()

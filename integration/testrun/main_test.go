@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// Two packages of one name, of which one fails, give the events that the go command gives.
+// Two packages of one name, a failing and a passing package, give the events of the go command.
 func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
@@ -64,8 +64,7 @@ func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 	}
 }
 
-// A test that computes for 0.3 s is charged more than one that does nothing, also where the
-// work is a child's.
+// A test that computes for 0.3 s is charged more than an idle test, also if a child computes.
 func TestCostChargesEachTestItsProcessorTime(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)

@@ -29,8 +29,8 @@ func main() {
 	os.Exit(check(*database, patience, flag.Args(), os.Stdout, os.Stderr))
 }
 
-// check returns the exit status: 1 where nothing was checked, else govulncheck's
-// own, which is 0 if it found nothing and 3 if it did.
+// check returns the exit status: 1 if it checked nothing, else govulncheck's own, which is 0
+// without findings and 3 with findings.
 func check(database string, patience time.Duration, arguments []string, out, errOut io.Writer) int {
 	if err := reach(database, patience); err != nil {
 		fmt.Fprintf(errOut, "vulncheck: nothing is checked, because the database of vulnerabilities cannot be read: %v; run it where %s can be reached, or name a copy of it: make vulncheck DB=file:///DIR\n", err, database)
@@ -50,7 +50,8 @@ func check(database string, patience time.Duration, arguments []string, out, err
 	return 1
 }
 
-// reach asks for what govulncheck reads first: https://go.dev/doc/security/vuln/database.
+// reach requests the first file that govulncheck reads:
+// https://go.dev/doc/security/vuln/database.
 func reach(database string, patience time.Duration) error {
 	location, err := url.Parse(database)
 	if err != nil {

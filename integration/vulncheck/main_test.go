@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-func TestADatabaseThatCannotBeReadIsOneSentence(t *testing.T) {
+func TestDatabaseUnreachableIsOneSentence(t *testing.T) {
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer silent.Close()
 	empty := httptest.NewServer(http.NotFoundHandler())
@@ -42,7 +42,7 @@ func TestADatabaseThatCannotBeReadIsOneSentence(t *testing.T) {
 	}
 }
 
-func TestAVulnerabilityIsFound(t *testing.T) {
+func TestVulnerabilityOfModuleIsFound(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
 	dir := t.TempDir()

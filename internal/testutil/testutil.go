@@ -61,13 +61,13 @@ func (w Wait) rest() time.Duration {
 	return max(interval, w.limit+w.queued(elapsed)-elapsed)
 }
 
-// Until waits until a condition holds. It fails the test, with the words that name what is
-// awaited or missing, if the wait is over before.
-func Until(t testing.TB, what string, holds func() bool) {
+// Until waits until a condition holds. It fails the test, with a description of the
+// awaited condition, if the wait is over before.
+func Until(t testing.TB, condition string, holds func() bool) {
 	t.Helper()
 	for w := Begin(); !holds(); time.Sleep(interval) {
 		if w.Over() {
-			t.Fatalf("%s: waited %v", what, time.Since(w.begin).Round(time.Second))
+			t.Fatalf("%s: waited %v", condition, time.Since(w.begin).Round(time.Second))
 		}
 	}
 }
@@ -149,8 +149,8 @@ func After(limit time.Duration) <-chan struct{} {
 	return ctx.Done()
 }
 
-// Deadline returns the latest end of a wait on any machine, for what takes a time of the
-// clock, such as the deadline of a socket.
+// Deadline returns the latest end of a wait on any machine, for operations that need a time of
+// the clock, such as the deadline of a socket.
 func Deadline() time.Time { return time.Now().Add(patience * limit) }
 
 // limited is a context whose wait can be over.
@@ -176,8 +176,8 @@ var lastStall struct {
 	total time.Duration
 }
 
-// stalled is the time since the machine's start in which some process queued for a
-// processor; zero where the kernel does not measure it.
+// stalled is the time since the machine's start in which some process queued for a processor;
+// zero if the kernel does not measure it.
 func stalled() time.Duration {
 	lastStall.Lock()
 	defer lastStall.Unlock()

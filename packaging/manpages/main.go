@@ -25,8 +25,8 @@ func main() {
 	}
 }
 
-// programs are those that have one page, of their help. Section 8: engines and
-// systemd run them.
+// programs are the programs with a single page, of their help. Section 8: engines and systemd run
+// them.
 var programs = map[string]string{
 	"peerlane-hook":    "the OCI hook that gives containers their relays",
 	"peerlane-runtime": "an OCI runtime that gives CDI devices to containers of engines without CDI",
@@ -70,7 +70,7 @@ func write(bin, configuration, out string) error {
 		Name: "peerlane-config.toml", Section: 5, Version: release, Brief: "Peerlane's configuration, /etc/peerlane/config.toml",
 		SeeAlso: []string{"peerlane(1)", "peerlane-hook(8)"},
 	}, string(markdown))
-	// What an earlier version had goes.
+	// Remove the pages of an earlier version.
 	if err := os.RemoveAll(out); err != nil {
 		return err
 	}

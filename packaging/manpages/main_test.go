@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// What programs say of themselves becomes a page for each command and program, and
-// nothing of an earlier version stays.
-func TestWrite(t *testing.T) {
+// The help of programs becomes a page per command and program, and no page of an earlier version
+// stays.
+func TestWriteMakesPagePerCommand(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
 		t.Helper()

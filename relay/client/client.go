@@ -388,8 +388,8 @@ func (s *Session) giveBack(m wire.Message) {
 		request = &wire.Unexport{Memory: m.Memory}
 	case *wire.Listening:
 		request = &wire.Unlisten{Listener: m.Listener}
-	case *wire.Offered:
-		request = &wire.Withdraw{Offer: m.Offer}
+	case *wire.Exposed:
+		request = &wire.Revoke{Region: m.Region}
 	case *wire.Connected:
 		request = &wire.Disconnect{Connection: m.Connection}
 	default:
@@ -651,7 +651,7 @@ func (m *Memory) forget() (unmap func() error) {
 }
 
 // Unexport takes memory back: no new operation can use it, and the relay's
-// mapping goes when those under way have ended. Its offers are withdrawn, and it returns
+// mapping goes when those under way have ended. Its regions are revoked, and it returns
 // when nobody else's operation touches the memory any more; of its own the program knows.
 // No stream of this process may use staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {

@@ -6,64 +6,64 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Offer is a range of this process's memory that others read or write by themselves.
-type Offer struct {
+// Region is a range of this process's memory that the other sides of connections read or
+// write. The relays move the bytes; this process does nothing.
+type Region struct {
 	session *Session
 	number  uint32
 	key     wire.RemoteKey
 }
 
-// Offer lets the other sides of the listener's connections, those of now and those to come,
-// which need not be accepted for it, read or write [offset, offset+n) of a memory that is of the listener's GPU, by the key of
-// the offer. access is wire.RemoteRead, for which the memory has to be exported for sending,
-// wire.RemoteWrite, for receiving, or both. The relays do it alone: this process may be
-// stopped, or do other things.
-func (l *Listener) Offer(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Offer, error) {
-	return l.session.offer(ctx, &wire.Offer{Memory: m.number, Offset: offset, Length: n, Access: access, Listener: l.number})
+// Expose lets the other sides of the listener's connections, present and later, read or write
+// [offset, offset+n) bytes of m by the key of the region. This process need not accept the
+// connections, and may be stopped. m is memory of the listener's GPU. access is
+// wire.RemoteRead, which needs memory exported for sending, wire.RemoteWrite, which needs
+// memory exported for receiving, or both.
+func (l *Listener) Expose(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Region, error) {
+	return l.session.expose(ctx, &wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Listener: l.number})
 }
 
-// Offer is Listener.Offer to the other side of one connection, which was accepted here.
-func (c *Connection) Offer(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Offer, error) {
-	return c.session.offer(ctx, &wire.Offer{Memory: m.number, Offset: offset, Length: n, Access: access, Connection: c.number})
+// Expose is Listener.Expose for the other side of one connection, which this process accepted.
+func (c *Connection) Expose(ctx context.Context, m *Memory, offset, n uint64, access uint32) (*Region, error) {
+	return c.session.expose(ctx, &wire.Expose{Memory: m.number, Offset: offset, Length: n, Access: access, Connection: c.number})
 }
 
-func (s *Session) offer(ctx context.Context, m *wire.Offer) (*Offer, error) {
-	offered, err := ask[*wire.Offered](ctx, s, m)
+func (s *Session) expose(ctx context.Context, m *wire.Expose) (*Region, error) {
+	exposed, err := ask[*wire.Exposed](ctx, s, m)
 	if err != nil {
 		return nil, err
 	}
-	return &Offer{session: s, number: offered.Offer, key: wire.NewRemoteKey(offered.Key, m.Length, m.Access)}, nil
+	return &Region{session: s, number: exposed.Region, key: wire.NewRemoteKey(exposed.Key, m.Length, m.Access)}, nil
 }
 
-// Key is what the other side needs, by whatever way the two have: a message, say. Whoever
-// has it, at the other side of a connection that the offer is for, may do what it allows.
-func (o *Offer) Key() wire.RemoteKey { return o.key }
+// Key returns the key of the region, for the program at the other side. A program with the key
+// has the access of the region, on the connections of the region.
+func (r *Region) Key() wire.RemoteKey { return r.key }
 
-// Withdraw ends the offer, and returns when no operation touches the memory on its behalf
-// any more. Those that have begun go on to their end; closing their connection ends them.
-// Unexport withdraws all offers of a memory.
-func (o *Offer) Withdraw(ctx context.Context) error {
-	_, err := ask[*wire.Done](ctx, o.session, &wire.Withdraw{Offer: o.number})
+// Revoke ends the access, and returns when no operation on the region touches the memory.
+// Operations that have begun go on to their end; closing their connection ends them. Unexport
+// revokes the regions of a memory.
+func (r *Region) Revoke(ctx context.Context) error {
+	_, err := ask[*wire.Done](ctx, r.session, &wire.Revoke{Region: r.number})
 	return err
 }
 
-// Write writes n bytes of a memory of this process to byte `at` of what the other side has
-// offered. It needs a connection that was made here, and nothing of the process at the other
-// side. It has ended when the bytes are there; one of 0 bytes looks whether it might.
+// Write writes n bytes of a memory of this process to byte `at` of a region of the other
+// side. This process made the connection; the process at the other side does nothing. It has ended when the bytes are there; one of 0 bytes looks whether it might.
 //
 // Like sends, writes and reads begin in the order in which they are posted, and end in any:
 // what is to come after one waits for its end, or for a Flush. It ends with
-// wire.StatusBadKey where nothing is offered under this key to this connection,
-// wire.StatusOutOfRange beyond the offer's bounds, wire.StatusNotPermitted where it is not
-// for writing.
+// wire.StatusBadKey where the key names no region of this connection,
+// wire.StatusOutOfRange beyond the bounds of the region, wire.StatusNotPermitted where the
+// region is for reading alone.
 func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
 	return c.oneSided(wire.OpWrite, m, offset, n, to, at, options)
 }
 
-// Read reads n bytes from byte `at` of what the other side has offered into a memory of
+// Read reads n bytes from byte `at` of a region of the other side into a memory of
 // this process; the rest is as with Write. The first read of a connection opens another
 // one, the other way, which counts among both sides' connections. Where the relays cannot
-// open it, reads end with wire.StatusNoWayBack, the connection stays up, and the relays' logs
+// open it, reads end with wire.StatusNoReverseConnection, the connection stays up, and the relays' logs
 // have the reason; reads of the next second end so too, a later one tries again.
 func (c *Connection) Read(m *Memory, offset, n uint64, from wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
 	return c.oneSided(wire.OpRead, m, offset, n, from, at, options)
@@ -72,7 +72,7 @@ func (c *Connection) Read(m *Memory, offset, n uint64, from wire.RemoteKey, at u
 func (c *Connection) oneSided(kind uint32, m *Memory, offset, n uint64, key wire.RemoteKey, at uint64, options []Option) (*Operation, error) {
 	k, ok := key.Layout()
 	if !ok {
-		return nil, wire.Errorf(wire.StatusBadKey, "these %d bytes are not the key of an offer", len(key))
+		return nil, wire.Errorf(wire.StatusBadKey, "these %d bytes are not the key of a region", len(key))
 	}
 	return c.post(kind, m, offset, n, append([]Option{func(d *wire.Descriptor) { d.Key, d.RemoteOffset = k.Key, at }}, options...))
 }

@@ -76,8 +76,13 @@ func TestTheLibraryNeedsLittle(t *testing.T) {
 	}
 }
 
-// What the header declares is there, with the library's version, and nothing else.
-func TestTheLibraryShowsItsInterface(t *testing.T) {
+// earlierNames are the names of functions in earlier packages of libpeerlane.so.0, with the
+// names of today.
+var earlierNames = map[string]string{"peerlane_offer": "peerlane_expose", "peerlane_withdraw": "peerlane_revoke"}
+
+// The library exports the functions that the header declares and the earlier names of
+// functions, with the version of the library, and no other symbol.
+func TestLibraryExportsHeaderAndEarlierNames(t *testing.T) {
 	dir := library(t)
 	f, err := elf.Open(filepath.Join(dir, libpeerlane.Name))
 	if err != nil {
@@ -89,9 +94,11 @@ func TestTheLibraryShowsItsInterface(t *testing.T) {
 		t.Fatal(err)
 	}
 	var shown []string
+	address := map[string]uint64{}
 	for _, s := range symbols {
 		if s.Section != elf.SHN_UNDEF && s.Name != "PEERLANE_0" {
 			shown = append(shown, s.Name)
+			address[s.Name] = s.Value
 			if s.Version != "PEERLANE_0" {
 				t.Errorf("%s has the version %q", s.Name, s.Version)
 			}
@@ -109,10 +116,16 @@ func TestTheLibraryShowsItsInterface(t *testing.T) {
 			declared = append(declared, fields[len(fields)-1])
 		}
 	}
+	for earlier, now := range earlierNames {
+		declared = append(declared, earlier)
+		if address[earlier] == 0 || address[earlier] != address[now] {
+			t.Errorf("%s is at %#x, and %s at %#x", earlier, address[earlier], now, address[now])
+		}
+	}
 	slices.Sort(shown)
 	slices.Sort(declared)
 	if !slices.Equal(shown, declared) {
-		t.Errorf("it shows %v, and the header declares %v", shown, declared)
+		t.Errorf("the library exports %v, want %v", shown, declared)
 	}
 }
 

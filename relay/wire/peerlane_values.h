@@ -19,7 +19,7 @@
 #define PEERLANE_MAX_CONNECTIONS (1024)
 #define PEERLANE_MAX_LISTENERS (256)
 #define PEERLANE_MAX_EVENTS (1024)
-#define PEERLANE_MAX_OFFERS (4096)
+#define PEERLANE_MAX_REGIONS (4096)
 /* Server GPUs that one Statistics reports. */
 #define PEERLANE_MAX_SERVERS (8)
 /* Lanes of a container that one LanesReply names. */
@@ -67,8 +67,8 @@ enum peerlane_status {
 	PEERLANE_STATUS_NO_STAGING = 25, /* no staging memory */
 	PEERLANE_STATUS_BAD_RING = 26, /* the ring does not hold what the protocol allows */
 	PEERLANE_STATUS_UNKNOWN_EVENT = 27, /* no such event */
-	PEERLANE_STATUS_BAD_KEY = 28, /* no memory is offered under this key to this connection */
-	PEERLANE_STATUS_NO_WAY_BACK = 29, /* the two relays could not open the way back that a read needs */
+	PEERLANE_STATUS_BAD_KEY = 28, /* no memory is exposed under this key to this connection */
+	PEERLANE_STATUS_NO_REVERSE_CONNECTION = 29, /* the two relays could not open the reverse connection that a read needs */
 	PEERLANE_STATUS_BUSY = 30, /* the relay accepts no connection for now */
 };
 

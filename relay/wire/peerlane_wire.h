@@ -90,8 +90,8 @@
 	X(25, "no staging memory") \
 	X(26, "the ring does not hold what the protocol allows") \
 	X(27, "no such event") \
-	X(28, "no memory is offered under this key to this connection") \
-	X(29, "the two relays could not open the way back that a read needs") \
+	X(28, "no memory is exposed under this key to this connection") \
+	X(29, "the two relays could not open the reverse connection that a read needs") \
 	X(30, "the relay accepts no connection for now")
 
 enum peerlane_message {
@@ -127,9 +127,9 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_EVENT = 21,
 	PEERLANE_MESSAGE_EVENT_OPENED = 22,
 	PEERLANE_MESSAGE_EVENT_CLOSE = 23,
-	PEERLANE_MESSAGE_OFFER = 80,
-	PEERLANE_MESSAGE_OFFERED = 81,
-	PEERLANE_MESSAGE_WITHDRAW = 82,
+	PEERLANE_MESSAGE_EXPOSE = 80,
+	PEERLANE_MESSAGE_EXPOSED = 81,
+	PEERLANE_MESSAGE_REVOKE = 82,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
 	PEERLANE_MESSAGE_PEER_REGION = 34,
@@ -779,9 +779,9 @@ _Static_assert(offsetof(struct peerlane_event_close, sequence) == 4, "peerlane_e
 _Static_assert(offsetof(struct peerlane_event_close, event) == 8, "peerlane_event_close.event");
 _Static_assert(offsetof(struct peerlane_event_close, reserved) == 12, "peerlane_event_close.reserved");
 
-/* A range of exported memory is offered to the connections that a listener has accepted */
-/* and will accept, or to one connection that was accepted: the other is 0. */
-struct peerlane_offer {
+/* The client exposes a range of exported memory to the present and later connections of a */
+/* listener, or to one accepted connection: the other field is 0. */
+struct peerlane_expose {
 	uint32_t type;
 	uint32_t sequence;
 	uint64_t offset;
@@ -791,42 +791,42 @@ struct peerlane_offer {
 	uint32_t listener;
 	uint32_t connection;
 };
-_Static_assert(sizeof(struct peerlane_offer) == 40, "peerlane_offer");
-_Static_assert(offsetof(struct peerlane_offer, type) == 0, "peerlane_offer.type");
-_Static_assert(offsetof(struct peerlane_offer, sequence) == 4, "peerlane_offer.sequence");
-_Static_assert(offsetof(struct peerlane_offer, offset) == 8, "peerlane_offer.offset");
-_Static_assert(offsetof(struct peerlane_offer, length) == 16, "peerlane_offer.length");
-_Static_assert(offsetof(struct peerlane_offer, memory) == 24, "peerlane_offer.memory");
-_Static_assert(offsetof(struct peerlane_offer, access) == 28, "peerlane_offer.access");
-_Static_assert(offsetof(struct peerlane_offer, listener) == 32, "peerlane_offer.listener");
-_Static_assert(offsetof(struct peerlane_offer, connection) == 36, "peerlane_offer.connection");
+_Static_assert(sizeof(struct peerlane_expose) == 40, "peerlane_expose");
+_Static_assert(offsetof(struct peerlane_expose, type) == 0, "peerlane_expose.type");
+_Static_assert(offsetof(struct peerlane_expose, sequence) == 4, "peerlane_expose.sequence");
+_Static_assert(offsetof(struct peerlane_expose, offset) == 8, "peerlane_expose.offset");
+_Static_assert(offsetof(struct peerlane_expose, length) == 16, "peerlane_expose.length");
+_Static_assert(offsetof(struct peerlane_expose, memory) == 24, "peerlane_expose.memory");
+_Static_assert(offsetof(struct peerlane_expose, access) == 28, "peerlane_expose.access");
+_Static_assert(offsetof(struct peerlane_expose, listener) == 32, "peerlane_expose.listener");
+_Static_assert(offsetof(struct peerlane_expose, connection) == 36, "peerlane_expose.connection");
 
-struct peerlane_offered {
+struct peerlane_exposed {
 	uint32_t type;
 	uint32_t sequence;
-	uint32_t offer;
+	uint32_t region;
 	uint32_t reserved;
 	uint8_t key[16];
 };
-_Static_assert(sizeof(struct peerlane_offered) == 32, "peerlane_offered");
-_Static_assert(offsetof(struct peerlane_offered, type) == 0, "peerlane_offered.type");
-_Static_assert(offsetof(struct peerlane_offered, sequence) == 4, "peerlane_offered.sequence");
-_Static_assert(offsetof(struct peerlane_offered, offer) == 8, "peerlane_offered.offer");
-_Static_assert(offsetof(struct peerlane_offered, reserved) == 12, "peerlane_offered.reserved");
-_Static_assert(offsetof(struct peerlane_offered, key) == 16, "peerlane_offered.key");
+_Static_assert(sizeof(struct peerlane_exposed) == 32, "peerlane_exposed");
+_Static_assert(offsetof(struct peerlane_exposed, type) == 0, "peerlane_exposed.type");
+_Static_assert(offsetof(struct peerlane_exposed, sequence) == 4, "peerlane_exposed.sequence");
+_Static_assert(offsetof(struct peerlane_exposed, region) == 8, "peerlane_exposed.region");
+_Static_assert(offsetof(struct peerlane_exposed, reserved) == 12, "peerlane_exposed.reserved");
+_Static_assert(offsetof(struct peerlane_exposed, key) == 16, "peerlane_exposed.key");
 
 /* Answered by Done when no operation touches the range any more. */
-struct peerlane_withdraw {
+struct peerlane_revoke {
 	uint32_t type;
 	uint32_t sequence;
-	uint32_t offer;
+	uint32_t region;
 	uint32_t reserved;
 };
-_Static_assert(sizeof(struct peerlane_withdraw) == 16, "peerlane_withdraw");
-_Static_assert(offsetof(struct peerlane_withdraw, type) == 0, "peerlane_withdraw.type");
-_Static_assert(offsetof(struct peerlane_withdraw, sequence) == 4, "peerlane_withdraw.sequence");
-_Static_assert(offsetof(struct peerlane_withdraw, offer) == 8, "peerlane_withdraw.offer");
-_Static_assert(offsetof(struct peerlane_withdraw, reserved) == 12, "peerlane_withdraw.reserved");
+_Static_assert(sizeof(struct peerlane_revoke) == 16, "peerlane_revoke");
+_Static_assert(offsetof(struct peerlane_revoke, type) == 0, "peerlane_revoke.type");
+_Static_assert(offsetof(struct peerlane_revoke, sequence) == 4, "peerlane_revoke.sequence");
+_Static_assert(offsetof(struct peerlane_revoke, region) == 8, "peerlane_revoke.region");
+_Static_assert(offsetof(struct peerlane_revoke, reserved) == 12, "peerlane_revoke.reserved");
 
 struct peerlane_peer_hello {
 	uint32_t type;

@@ -52,7 +52,7 @@ const (
 	MaxConnections = 1024
 	MaxListeners   = 256
 	MaxEvents      = 1024
-	MaxOffers      = 4096
+	MaxRegions     = 4096
 	// Server GPUs that one Statistics reports.
 	MaxServers = 8
 	// Lanes of a container that one LanesReply names.
@@ -96,71 +96,71 @@ const (
 
 // Outcomes of requests and operations.
 const (
-	StatusOK                Status = 0  // done
-	StatusInternal          Status = 1  // the relay met an error of its own
-	StatusMalformed         Status = 2  // malformed message
-	StatusVersion           Status = 3  // no common version of the protocol
-	StatusNoCUDA            Status = 4  // the CUDA driver cannot be used
-	StatusCUDA              Status = 5  // the CUDA driver failed
-	StatusWrongGPU          Status = 6  // memory of a GPU whose lane this container was not given
-	StatusBadDescriptor     Status = 7  // the file descriptor is not memory that can be imported
-	StatusLimit             Status = 8  // a limit of the session is reached
-	StatusUnknownMemory     Status = 9  // no such memory
-	StatusUnknownConnection Status = 10 // no such connection
-	StatusUnknownListener   Status = 11 // no such listener
-	StatusOutOfRange        Status = 12 // outside the exported memory
-	StatusNotPermitted      Status = 13 // the memory was not exported for this
-	StatusBadHandle         Status = 14 // no listener answers to this handle
-	StatusUnreachable       Status = 15 // the other relay cannot be reached
-	StatusTruncated         Status = 16 // the message is longer than the receive
-	StatusCanceled          Status = 17 // canceled
-	StatusClosed            Status = 18 // the connection was closed here
-	StatusPeerClosed        Status = 19 // the other side closed the connection
-	StatusPeerClientDied    Status = 20 // the client at the other side died
-	StatusPeerRelayDied     Status = 21 // the relay at the other side died
-	StatusRelayDied         Status = 22 // the relay of this container died
-	StatusPeerContainerDied Status = 23 // the container at the other side ended
-	StatusNICDied           Status = 24 // the emulated NIC died
-	StatusNoStaging         Status = 25 // no staging memory
-	StatusBadRing           Status = 26 // the ring does not hold what the protocol allows
-	StatusUnknownEvent      Status = 27 // no such event
-	StatusBadKey            Status = 28 // no memory is offered under this key to this connection
-	StatusNoWayBack         Status = 29 // the two relays could not open the way back that a read needs
-	StatusBusy              Status = 30 // the relay accepts no connection for now
+	StatusOK                  Status = 0  // done
+	StatusInternal            Status = 1  // the relay met an error of its own
+	StatusMalformed           Status = 2  // malformed message
+	StatusVersion             Status = 3  // no common version of the protocol
+	StatusNoCUDA              Status = 4  // the CUDA driver cannot be used
+	StatusCUDA                Status = 5  // the CUDA driver failed
+	StatusWrongGPU            Status = 6  // memory of a GPU whose lane this container was not given
+	StatusBadDescriptor       Status = 7  // the file descriptor is not memory that can be imported
+	StatusLimit               Status = 8  // a limit of the session is reached
+	StatusUnknownMemory       Status = 9  // no such memory
+	StatusUnknownConnection   Status = 10 // no such connection
+	StatusUnknownListener     Status = 11 // no such listener
+	StatusOutOfRange          Status = 12 // outside the exported memory
+	StatusNotPermitted        Status = 13 // the memory was not exported for this
+	StatusBadHandle           Status = 14 // no listener answers to this handle
+	StatusUnreachable         Status = 15 // the other relay cannot be reached
+	StatusTruncated           Status = 16 // the message is longer than the receive
+	StatusCanceled            Status = 17 // canceled
+	StatusClosed              Status = 18 // the connection was closed here
+	StatusPeerClosed          Status = 19 // the other side closed the connection
+	StatusPeerClientDied      Status = 20 // the client at the other side died
+	StatusPeerRelayDied       Status = 21 // the relay at the other side died
+	StatusRelayDied           Status = 22 // the relay of this container died
+	StatusPeerContainerDied   Status = 23 // the container at the other side ended
+	StatusNICDied             Status = 24 // the emulated NIC died
+	StatusNoStaging           Status = 25 // no staging memory
+	StatusBadRing             Status = 26 // the ring does not hold what the protocol allows
+	StatusUnknownEvent        Status = 27 // no such event
+	StatusBadKey              Status = 28 // no memory is exposed under this key to this connection
+	StatusNoReverseConnection Status = 29 // the two relays could not open the reverse connection that a read needs
+	StatusBusy                Status = 30 // the relay accepts no connection for now
 )
 
 var statusText = map[Status]string{
-	StatusOK:                "done",
-	StatusInternal:          "the relay met an error of its own",
-	StatusMalformed:         "malformed message",
-	StatusVersion:           "no common version of the protocol",
-	StatusNoCUDA:            "the CUDA driver cannot be used",
-	StatusCUDA:              "the CUDA driver failed",
-	StatusWrongGPU:          "memory of a GPU whose lane this container was not given",
-	StatusBadDescriptor:     "the file descriptor is not memory that can be imported",
-	StatusLimit:             "a limit of the session is reached",
-	StatusUnknownMemory:     "no such memory",
-	StatusUnknownConnection: "no such connection",
-	StatusUnknownListener:   "no such listener",
-	StatusOutOfRange:        "outside the exported memory",
-	StatusNotPermitted:      "the memory was not exported for this",
-	StatusBadHandle:         "no listener answers to this handle",
-	StatusUnreachable:       "the other relay cannot be reached",
-	StatusTruncated:         "the message is longer than the receive",
-	StatusCanceled:          "canceled",
-	StatusClosed:            "the connection was closed here",
-	StatusPeerClosed:        "the other side closed the connection",
-	StatusPeerClientDied:    "the client at the other side died",
-	StatusPeerRelayDied:     "the relay at the other side died",
-	StatusRelayDied:         "the relay of this container died",
-	StatusPeerContainerDied: "the container at the other side ended",
-	StatusNICDied:           "the emulated NIC died",
-	StatusNoStaging:         "no staging memory",
-	StatusBadRing:           "the ring does not hold what the protocol allows",
-	StatusUnknownEvent:      "no such event",
-	StatusBadKey:            "no memory is offered under this key to this connection",
-	StatusNoWayBack:         "the two relays could not open the way back that a read needs",
-	StatusBusy:              "the relay accepts no connection for now",
+	StatusOK:                  "done",
+	StatusInternal:            "the relay met an error of its own",
+	StatusMalformed:           "malformed message",
+	StatusVersion:             "no common version of the protocol",
+	StatusNoCUDA:              "the CUDA driver cannot be used",
+	StatusCUDA:                "the CUDA driver failed",
+	StatusWrongGPU:            "memory of a GPU whose lane this container was not given",
+	StatusBadDescriptor:       "the file descriptor is not memory that can be imported",
+	StatusLimit:               "a limit of the session is reached",
+	StatusUnknownMemory:       "no such memory",
+	StatusUnknownConnection:   "no such connection",
+	StatusUnknownListener:     "no such listener",
+	StatusOutOfRange:          "outside the exported memory",
+	StatusNotPermitted:        "the memory was not exported for this",
+	StatusBadHandle:           "no listener answers to this handle",
+	StatusUnreachable:         "the other relay cannot be reached",
+	StatusTruncated:           "the message is longer than the receive",
+	StatusCanceled:            "canceled",
+	StatusClosed:              "the connection was closed here",
+	StatusPeerClosed:          "the other side closed the connection",
+	StatusPeerClientDied:      "the client at the other side died",
+	StatusPeerRelayDied:       "the relay at the other side died",
+	StatusRelayDied:           "the relay of this container died",
+	StatusPeerContainerDied:   "the container at the other side ended",
+	StatusNICDied:             "the emulated NIC died",
+	StatusNoStaging:           "no staging memory",
+	StatusBadRing:             "the ring does not hold what the protocol allows",
+	StatusUnknownEvent:        "no such event",
+	StatusBadKey:              "no memory is exposed under this key to this connection",
+	StatusNoReverseConnection: "the two relays could not open the reverse connection that a read needs",
+	StatusBusy:                "the relay accepts no connection for now",
 }
 
 // Message types.
@@ -197,9 +197,9 @@ const (
 	TypeEvent               uint32 = 21
 	TypeEventOpened         uint32 = 22
 	TypeEventClose          uint32 = 23
-	TypeOffer               uint32 = 80
-	TypeOffered             uint32 = 81
-	TypeWithdraw            uint32 = 82
+	TypeExpose              uint32 = 80
+	TypeExposed             uint32 = 81
+	TypeRevoke              uint32 = 82
 	TypePeerHello           uint32 = 32
 	TypePeerWelcome         uint32 = 33
 	TypePeerRegion          uint32 = 34
@@ -678,10 +678,10 @@ func (m *EventClose) bytes() []byte {
 
 func (m *EventClose) messageType() uint32 { return TypeEventClose }
 
-// Offer is 40 bytes.
-// A range of exported memory is offered to the connections that a listener has accepted
-// and will accept, or to one connection that was accepted: the other is 0.
-type Offer struct {
+// Expose is 40 bytes.
+// The client exposes a range of exported memory to the present and later connections of a
+// listener, or to one accepted connection: the other field is 0.
+type Expose struct {
 	Header
 	Offset     uint64
 	Length     uint64
@@ -691,33 +691,33 @@ type Offer struct {
 	Connection uint32
 }
 
-func (m *Offer) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+func (m *Expose) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Offer) messageType() uint32 { return TypeOffer }
+func (m *Expose) messageType() uint32 { return TypeExpose }
 
-// Offered is 32 bytes.
-type Offered struct {
+// Exposed is 32 bytes.
+type Exposed struct {
 	Header
-	Offer    uint32
+	Region   uint32
 	Reserved uint32
 	Key      UUID
 }
 
-func (m *Offered) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+func (m *Exposed) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Offered) messageType() uint32 { return TypeOffered }
+func (m *Exposed) messageType() uint32 { return TypeExposed }
 
-// Withdraw is 16 bytes.
+// Revoke is 16 bytes.
 // Answered by Done when no operation touches the range any more.
-type Withdraw struct {
+type Revoke struct {
 	Header
-	Offer    uint32
+	Region   uint32
 	Reserved uint32
 }
 
-func (m *Withdraw) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+func (m *Revoke) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Withdraw) messageType() uint32 { return TypeWithdraw }
+func (m *Revoke) messageType() uint32 { return TypeRevoke }
 
 // PeerHello is 184 bytes.
 type PeerHello struct {
@@ -1345,12 +1345,12 @@ func newMessage(messageType uint32) Message {
 		return &EventOpened{}
 	case TypeEventClose:
 		return &EventClose{}
-	case TypeOffer:
-		return &Offer{}
-	case TypeOffered:
-		return &Offered{}
-	case TypeWithdraw:
-		return &Withdraw{}
+	case TypeExpose:
+		return &Expose{}
+	case TypeExposed:
+		return &Exposed{}
+	case TypeRevoke:
+		return &Revoke{}
 	case TypePeerHello:
 		return &PeerHello{}
 	case TypePeerWelcome:
@@ -1451,9 +1451,9 @@ var layouts = []struct {
 	{"Event", unsafe.Sizeof(Event{}), []uintptr{unsafe.Offsetof(Event{}.Header.Type), unsafe.Offsetof(Event{}.Header.Sequence), unsafe.Offsetof(Event{}.GPU), unsafe.Offsetof(Event{}.Handle)}},
 	{"EventOpened", unsafe.Sizeof(EventOpened{}), []uintptr{unsafe.Offsetof(EventOpened{}.Header.Type), unsafe.Offsetof(EventOpened{}.Header.Sequence), unsafe.Offsetof(EventOpened{}.Event), unsafe.Offsetof(EventOpened{}.Reserved)}},
 	{"EventClose", unsafe.Sizeof(EventClose{}), []uintptr{unsafe.Offsetof(EventClose{}.Header.Type), unsafe.Offsetof(EventClose{}.Header.Sequence), unsafe.Offsetof(EventClose{}.Event), unsafe.Offsetof(EventClose{}.Reserved)}},
-	{"Offer", unsafe.Sizeof(Offer{}), []uintptr{unsafe.Offsetof(Offer{}.Header.Type), unsafe.Offsetof(Offer{}.Header.Sequence), unsafe.Offsetof(Offer{}.Offset), unsafe.Offsetof(Offer{}.Length), unsafe.Offsetof(Offer{}.Memory), unsafe.Offsetof(Offer{}.Access), unsafe.Offsetof(Offer{}.Listener), unsafe.Offsetof(Offer{}.Connection)}},
-	{"Offered", unsafe.Sizeof(Offered{}), []uintptr{unsafe.Offsetof(Offered{}.Header.Type), unsafe.Offsetof(Offered{}.Header.Sequence), unsafe.Offsetof(Offered{}.Offer), unsafe.Offsetof(Offered{}.Reserved), unsafe.Offsetof(Offered{}.Key)}},
-	{"Withdraw", unsafe.Sizeof(Withdraw{}), []uintptr{unsafe.Offsetof(Withdraw{}.Header.Type), unsafe.Offsetof(Withdraw{}.Header.Sequence), unsafe.Offsetof(Withdraw{}.Offer), unsafe.Offsetof(Withdraw{}.Reserved)}},
+	{"Expose", unsafe.Sizeof(Expose{}), []uintptr{unsafe.Offsetof(Expose{}.Header.Type), unsafe.Offsetof(Expose{}.Header.Sequence), unsafe.Offsetof(Expose{}.Offset), unsafe.Offsetof(Expose{}.Length), unsafe.Offsetof(Expose{}.Memory), unsafe.Offsetof(Expose{}.Access), unsafe.Offsetof(Expose{}.Listener), unsafe.Offsetof(Expose{}.Connection)}},
+	{"Exposed", unsafe.Sizeof(Exposed{}), []uintptr{unsafe.Offsetof(Exposed{}.Header.Type), unsafe.Offsetof(Exposed{}.Header.Sequence), unsafe.Offsetof(Exposed{}.Region), unsafe.Offsetof(Exposed{}.Reserved), unsafe.Offsetof(Exposed{}.Key)}},
+	{"Revoke", unsafe.Sizeof(Revoke{}), []uintptr{unsafe.Offsetof(Revoke{}.Header.Type), unsafe.Offsetof(Revoke{}.Header.Sequence), unsafe.Offsetof(Revoke{}.Region), unsafe.Offsetof(Revoke{}.Reserved)}},
 	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Shares), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
 	{"PeerRegion", unsafe.Sizeof(PeerRegion{}), []uintptr{unsafe.Offsetof(PeerRegion{}.Header.Type), unsafe.Offsetof(PeerRegion{}.Header.Sequence), unsafe.Offsetof(PeerRegion{}.Region), unsafe.Offsetof(PeerRegion{}.Kind), unsafe.Offsetof(PeerRegion{}.Bytes), unsafe.Offsetof(PeerRegion{}.GPU)}},

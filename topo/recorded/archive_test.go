@@ -72,14 +72,14 @@ func TestFilesKeepEveryByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := archive{}
-			// Its neighbour shows where it ends.
+			// The next file shows where it ends.
 			for _, file := range []string{"x", "y"} {
 				if err := a.addFile("d", file, c.data); err != nil {
 					t.Fatal(err)
 				}
 			}
-			neighbour := strings.Replace(c.text, "    x", "    y", 1)
-			if diff := cmp.Diff(header+"\nd/\n"+c.text+neighbour, a.String()); diff != "" {
+			next := strings.Replace(c.text, "    x", "    y", 1)
+			if diff := cmp.Diff(header+"\nd/\n"+c.text+next, a.String()); diff != "" {
 				t.Error(diff)
 			}
 			dir := t.TempDir()

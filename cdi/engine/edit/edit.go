@@ -1,9 +1,9 @@
-// Package edit changes single keys of somebody else's configuration file, in TOML
-// or JSON, and leaves every other byte as it is: comments, order and blanks.
+// Package edit changes single keys of a configuration file in TOML or JSON, and leaves every
+// other byte unchanged: comments, order and blanks.
 //
-// What comes out is read again before anybody gets it: it has to mean what the
-// text meant before, but for the keys. What cannot be changed in that manner is
-// refused, and the error says at which line.
+// Set reads its result again before it returns the text: the text must have the former meaning,
+// except for the keys. Set refuses a change that is not possible in this manner, with the line in
+// the error.
 package edit
 
 import (
@@ -14,22 +14,22 @@ import (
 	"strings"
 )
 
-// Key is one that is to have a value, or to go.
+// Key is a key to set or to remove.
 type Key struct {
-	// Path are the tables that the key is in, outermost first, and its name.
+	// Path is the list of the tables of the key, outermost first, and the name of the key.
 	Path []string `json:"path"`
 	// Value is a bool, an int64, a string or a []string; nil takes the key away.
 	Value any `json:"value"`
-	// Keep is how many of the outer tables stay when nothing is left in them. It is
-	// of interest only where the key goes.
+	// Keep is the number of outer tables that stay when they are empty. Keep matters only for a
+	// key to remove.
 	Keep int `json:"keep,omitempty"`
 }
 
 func (k Key) String() string { return strings.Join(k.Path, ".") }
 
-// Error is where a text is not what it should be, or cannot be changed.
+// Error is the position and cause of a malformed text or of a change that is not possible.
 type Error struct {
-	Line   int // from 1; 0 where it is of no one line
+	Line   int // from 1; 0 if no single line is the cause
 	Reason string
 }
 
@@ -44,12 +44,12 @@ func (e *Error) Error() string {
 type Language interface {
 	// Read reads a text; the error is an *Error.
 	Read(text []byte) (map[string]any, error)
-	// Set changes one key.
+	// set changes a single key.
 	set(text []byte, k Key) ([]byte, error)
 }
 
-// Set gives keys their values, or takes them away. A text without a byte is one
-// without keys. An error is an *Error, and then nothing is changed.
+// Set sets or removes keys. An empty text has no keys. An error is an *Error, and then the text
+// is unchanged.
 func Set(l Language, text []byte, keys ...Key) ([]byte, error) {
 	for _, k := range keys {
 		if len(k.Path) == 0 {
@@ -81,7 +81,7 @@ func Set(l Language, text []byte, keys ...Key) ([]byte, error) {
 	return text, nil
 }
 
-// Get is the value of a key, nil where it is not there.
+// Get returns the value of a key, nil if the key is missing.
 func Get(tree map[string]any, path ...string) any {
 	for i, name := range path {
 		value, there := tree[name]
@@ -100,7 +100,7 @@ func Get(tree map[string]any, path ...string) any {
 	return tree
 }
 
-// Texts is a list of texts, nil where it is something else.
+// Texts returns a list of strings, nil for another value.
 func Texts(value any) []string {
 	if list, ok := value.([]string); ok {
 		return list
@@ -120,10 +120,10 @@ func Texts(value any) []string {
 	return texts
 }
 
-// Same says whether two values are the same, one of them perhaps from a file.
+// Same reports whether two values are equal; either value may come from a file.
 func Same(a, b any) bool { return reflect.DeepEqual(plain(a), plain(b)) }
 
-// plain is a value as Read has it.
+// plain returns a value in the form of Read.
 func plain(value any) any {
 	if list, ok := value.([]string); ok {
 		all := make([]any, len(list))
@@ -147,7 +147,7 @@ func Depth(tree map[string]any, path []string) int {
 	return len(path) - 1
 }
 
-// apply does to what was read what set does to the text.
+// apply makes the change of set on the tree of Read.
 func apply(tree map[string]any, k Key) error {
 	tables := []map[string]any{tree}
 	for i, name := range k.Path[:len(k.Path)-1] {

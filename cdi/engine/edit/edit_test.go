@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestSet(t *testing.T) {
+func TestSetChangesOneKey(t *testing.T) {
 	cri := []string{"plugins", "io.containerd.grpc.v1.cri", "enable_cdi"}
 	cdi := []string{"features", "cdi"}
 	for _, c := range []struct {
@@ -68,8 +68,8 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// What cannot be changed alone is refused, at its line.
-func TestSetRefuses(t *testing.T) {
+// A key that cannot be changed alone is refused, with its line.
+func TestSetImpossibleChangeIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		language   Language
@@ -102,8 +102,8 @@ func TestSetRefuses(t *testing.T) {
 // values for any key.
 var values = []any{true, "a \"text\"", []string{"/etc/cdi", "/run/cdi"}, int64(3)}
 
-// checkSet demands that a key is set and nothing else changes, and that the text is
-// the old one when the key is taken away again.
+// checkSet checks that Set changes one key and no other, and that removing the key restores the
+// text.
 func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8, normal func([]byte) string) {
 	before, err := l.Read(text)
 	if err != nil {
@@ -112,7 +112,7 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	value := values[int(which)%len(values)]
 	after, err := Set(l, text, Key{Path: path, Value: value})
 	if err != nil {
-		return // what it cannot change, it leaves
+		return // a refused change leaves the text
 	}
 	tree, err := l.Read(after)
 	if err != nil {
@@ -126,7 +126,7 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	case nil:
 	case bool, string, int64:
 	default:
-		return // Set does not make others again
+		return // Set does not remove an empty table
 	}
 	back, err := Set(l, after, Key{Path: path, Value: had, Keep: Depth(before, path)})
 	if err != nil {
@@ -136,7 +136,7 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	if err != nil || !reflect.DeepEqual(before, again) {
 		t.Fatalf("%q became %q and then %q, %v", text, after, back, err)
 	}
-	// The header of a table that there was without one stays, which means nothing.
+	// The header of an existing empty table stays, which has no effect.
 	header := "[" + tomlKey(path[:len(path)-1]) + "]"
 	if had == nil && normal(text) != normal(back) && normal(text) != normal(bytes.TrimSuffix(bytes.TrimRight(back, "\r\n"), []byte(header))) {
 		t.Fatalf("%q became %q and then %q", text, after, back)

@@ -43,20 +43,20 @@ func (jsonLanguage) Read(text []byte) (map[string]any, error) {
 	return tree, nil
 }
 
-// object is one of a text: where it is, and its members.
+// object is an object of the text: its position and its members.
 type object struct {
-	start, end int // of the braces, the last one included
+	start, end int // of the braces, inclusive
 	members    []member
 }
 
-// member is a name and its value. before is where what separates it from the
-// brace or comma in front begins.
+// member is a name and its value. before is the start of the separator behind the preceding brace
+// or comma.
 type member struct {
 	name       string
 	before     int
 	start      int // of the name
 	value, end int
-	object     *object // the value, where it is one
+	object     *object // the value, if it is an object
 }
 
 func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
@@ -95,7 +95,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 	return text, nil
 }
 
-// find is the last member of a name, which is the one that counts.
+// find returns the last member of a name, which is the effective member.
 func (o *object) find(name string) *member {
 	for i := len(o.members) - 1; i >= 0; i-- {
 		if o.members[i].name == name {
@@ -112,8 +112,7 @@ func nested(path []string, value any) any {
 	return value
 }
 
-// insert adds a member to the innermost of some objects, in the manner of those
-// that are there.
+// insert adds a member to the innermost object, in the layout of the present members.
 func insert(text []byte, trail []*object, name string, value any) ([]byte, error) {
 	const unit = "  "
 	o := trail[len(trail)-1]
@@ -199,7 +198,7 @@ func (s *jsonScanner) object() *object {
 		}
 		m := member{before: before, start: s.at}
 		s.skipText()
-		// The text was read before, so this is one.
+		// The text is valid JSON, so the name is a string.
 		_ = json.Unmarshal(s.text[m.start:s.at], &m.name)
 		s.blanks()
 		s.at++ // :
@@ -249,5 +248,5 @@ func (s *jsonScanner) skipValue() {
 	}
 }
 
-// trimmed is a text without JSON's blanks around it.
+// trimmed returns a text without leading and trailing JSON blanks.
 func trimmed(text []byte) []byte { return bytes.Trim(text, " \t\r\n") }

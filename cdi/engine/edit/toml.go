@@ -35,10 +35,10 @@ func (tomlLanguage) Read(text []byte) (map[string]any, error) {
 // statement is the header of a table, or a key with its value.
 type statement struct {
 	header, array bool     // [table], [[table]]
-	table         []string // that it opens, or stands in
+	table         []string // the table of the statement
 	key           []string // of a key, below the table
 	inArray       bool     // the key is of an element of a list of tables
-	start, end    int      // its lines, the end of the last one included
+	start, end    int      // position of the lines, with the final line end
 	value         [2]int   // where a key's value begins and ends
 }
 
@@ -66,7 +66,7 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 	}
 	table, name := k.Path[:len(k.Path)-1], k.Path[len(k.Path)-1:]
 	end := newline(text)
-	// After what is the last of the table, with its indentation.
+	// Insert after the last statement of the table, with its indentation.
 	var after *statement
 	for i, s := range all {
 		if slices.Equal(s.table, table) && !s.array && !s.inArray {
@@ -74,7 +74,7 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 		}
 	}
 	if after == nil {
-		// A table may exist by dotted keys alone, and then it has no header.
+		// A table may exist by dotted keys alone, without a header.
 		for i, s := range all {
 			if !s.header && !s.inArray && len(s.path()) > len(table) && slices.Equal(s.path()[:len(table)], table) && len(s.table) < len(table) {
 				after = &all[i]
@@ -110,8 +110,7 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 	return splice(text, len(text), len(text), head+"["+tomlKey(table)+"]"+end+line), nil
 }
 
-// refuseInline refuses a key whose table stands in one line, as a value, or is an
-// element of a list.
+// refuseInline refuses a key whose table is an inline value or an element of a list.
 func refuseInline(text []byte, all []statement, k Key) error {
 	for _, s := range all {
 		path := s.path()
@@ -128,8 +127,8 @@ func refuseInline(text []byte, all []statement, k Key) error {
 	return nil
 }
 
-// withoutKey takes away a key, and the headers of the tables, from its own outwards,
-// in which nothing is left.
+// withoutKey removes a key, and the headers of tables, from the innermost outwards, that are then
+// empty.
 func withoutKey(text []byte, all []statement, at int, k Key) []byte {
 	gone := []int{at}
 	for depth := len(k.Path) - 1; depth > k.Keep; depth-- {
@@ -152,7 +151,7 @@ func withoutKey(text []byte, all []statement, at int, k Key) []byte {
 			gone = append(gone, header)
 		}
 	}
-	// Nothing stands between them but comments, which are somebody's: they stay.
+	// Between the statements are only comments of users, which stay.
 	slices.Sort(gone)
 	for _, i := range slices.Backward(gone) {
 		from := all[i].start
@@ -167,7 +166,7 @@ func withoutKey(text []byte, all []statement, at int, k Key) []byte {
 	return text
 }
 
-// statements are those of a text that can be read.
+// statements returns the statements of a valid text.
 func statements(text []byte) (all []statement, err error) {
 	s := scanner{text: text}
 	var table []string
@@ -191,7 +190,7 @@ func statements(text []byte) (all []statement, err error) {
 			if one.array {
 				inArray[strings.Join(table, "\x00")] = true
 			}
-			s.at++ // one bracket; another is the line's rest
+			s.at++ // one bracket; the caller skips another bracket with the line
 		} else {
 			if one.key, err = s.keys(); err != nil {
 				return nil, err
@@ -216,7 +215,7 @@ func statements(text []byte) (all []statement, err error) {
 
 const byteOrderMark = "\ufeff"
 
-// scanner goes through a text that can be read: it need not look for mistakes.
+// scanner reads a valid text: it does not look for mistakes.
 type scanner struct {
 	text []byte
 	at   int
@@ -262,7 +261,7 @@ func (s *scanner) line() {
 	}
 }
 
-// keys reads a dotted key, up to what follows it.
+// keys reads a dotted key, up to the next token.
 func (s *scanner) keys() (path []string, err error) {
 	for {
 		s.blanks(false)
@@ -288,7 +287,7 @@ func (s *scanner) keys() (path []string, err error) {
 	}
 }
 
-// skipText goes behind a text in quotes, of one line or several.
+// skipText skips a quoted text, of one line or several lines.
 func (s *scanner) skipText() {
 	quote := s.text[s.at]
 	mark := strings.Repeat(string(quote), 3)
@@ -302,7 +301,7 @@ func (s *scanner) skipText() {
 		}
 		if s.next(mark) {
 			s.at += len(mark)
-			// A text of several lines may end in one or two quotes of its own.
+			// A text of several lines may end with one or two quotes of its own.
 			for n := 0; n < 2 && len(mark) == 3 && s.next(string(quote)); n++ {
 				s.at++
 			}

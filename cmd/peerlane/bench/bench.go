@@ -1,7 +1,6 @@
-// Package bench measures what a relay costs and gives beside raw copies, the
-// bounce through host memory and copies of one process: `peerlane bench` runs it.
-// Clients are processes of their own, each with one GPU and with a relay that is
-// started as a container's is.
+// Package bench measures the cost and the rates of a relay beside raw copies, the bounce through
+// host memory and copies of one process: `peerlane bench` runs it. Clients are separate
+// processes, with one GPU and a relay that starts as a container's relay does.
 package bench
 
 import (
@@ -39,51 +38,50 @@ const (
 	BaselineLocal  = measure.Local
 )
 
-// Options are those of a run.
+// Options are the options of a run.
 type Options struct {
 	Tables    []string // names of Tables
-	Sizes     []uint64 // of messages; none for each table's own
+	Sizes     []uint64 // of messages; empty for the table's own sizes
 	Depths    []int    // messages in flight; the same
 	Routes    []string
 	Baselines []string
-	// Busy are the GPUs that table busy keeps busy, of BusyClient and its like; none
-	// for all of them in turn.
+	// Busy are the GPUs that table busy keeps busy, of BusyClient and so on; empty for every GPU
+	// in turn.
 	Busy []string
-	// Pace is what the emulated NICs write at, in GB/s, each; none for each table's own.
+	// Pace is the rate of emulated NICs, in GB/s; empty for the table's own rates.
 	Pace     []float64
-	Duration time.Duration // of each measurement; 0 for the host's own
-	// Transport is what carries messages to another host: launch.TransportAuto, as relays
-	// choose, or one that they must take.
+	Duration time.Duration // of a measurement; 0 for the host's own
+	// Transport carries messages to another host: launch.TransportAuto, as relays choose, or a
+	// transport that relays must take.
 	Transport string
 	// Network is how this host is on the network, of Listen and Connect.
 	Network config.Network
-	// Verbs is how it uses RDMA, of the same; nil for the default.
+	// Verbs is the use of RDMA, of that transport; nil for the default.
 	Verbs *config.Verbs
-	// Plan is what it says of its lanes, of the same: of real GPUs.
+	// Plan is the configured plan of lanes, of that transport: of real GPUs.
 	Plan config.Plan
 	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
 	Quick bool
-	GPUs  string // one of package testbed's
+	GPUs  string // a value of package testbed
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
 	Release  string
 	Command  []string
-	// Progress is called with what is being measured.
+	// Progress is called with the name of the measurement.
 	Progress func(string)
-	// Measured is called after each table with all that there is so far: a run may be
-	// ended before its end.
+	// Measured is called after a table with the whole result so far: a run may be ended early.
 	Measured func(*Report) error
 }
 
-// table is a part of what is asked of Peerlane's speed.
+// table is a part of the goals for Peerlane's speed.
 type table struct {
 	name, what string
 	run        func(*run) error
-	// two says that nothing of it can be measured with one GPU.
+	// two reports that the table needs two GPUs.
 	two bool
 }
 
-// tables in their order.
+// tables returns the tables in order.
 func tables() []table {
 	return []table{
 		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
@@ -102,7 +100,7 @@ func tables() []table {
 	}
 }
 
-// Tables are the names of what can be run, and what each measures.
+// Tables returns the names of the tables, and their contents.
 func Tables() (names, what []string) {
 	for _, t := range tables() {
 		names, what = append(names, t.name), append(what, t.what)
@@ -110,12 +108,12 @@ func Tables() (names, what []string) {
 	return names, what
 }
 
-// Transports are those that Options.Transport can name.
+// Transports returns the values of Options.Transport.
 func Transports() []string {
 	return []string{launch.TransportAuto, launch.TransportTCP, launch.TransportVerbs}
 }
 
-// Check says what of the options makes no sense.
+// Check returns an error for options that exclude each other or are out of range.
 func (o Options) Check() error {
 	names, _ := Tables()
 	for _, list := range []struct {
@@ -168,7 +166,7 @@ func repeats[T cmp.Ordered](list []T) bool {
 	return len(slices.Compact(list)) < len(list)
 }
 
-// run is one run.
+// run is a run.
 type run struct {
 	Options
 	ctx     context.Context
@@ -183,7 +181,7 @@ type run struct {
 	// pairs are the GPUs that were tested together, and testing how long that took.
 	pairs   []launch.Pair
 	testing time.Duration
-	// untestable says that the self-test itself failed: it is not tried again.
+	// untestable reports that the self-test itself failed: the run does not try it again.
 	untestable bool
 }
 
@@ -208,7 +206,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		}
 		start := time.Now()
 		if err := t.run(r); err != nil {
-			// What the other tables say stands.
+			// The other tables stay valid.
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("table %s: %v", t.name, err))
 		}
 		if err := ctx.Err(); err != nil {
@@ -241,7 +239,7 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 			err = errors.Join(err, remove())
 		}
 	}()
-	// Relays, who are not root, go through it where they have no root of their own.
+	// Relays, which are not root, traverse the directory if they have no private root.
 	if err := os.Chmod(root, 0o711); err != nil {
 		return nil, nil, err
 	}
@@ -284,7 +282,7 @@ func (r *run) chooseRoutes() error {
 	return nil
 }
 
-// needsTwo is why a table, or a part of it, was not measured on a host with one GPU.
+// needsTwo is the reason why a table, or a part of it, was not measured on a host with one GPU.
 const needsTwo = "this host has 1 GPU; two are needed"
 
 // driverVersion is CUDA's, 0 on the simulator.
@@ -299,7 +297,7 @@ func driverVersion(h *testbed.Host) (int, error) {
 	return d.DriverVersion()
 }
 
-// sizes are those that were asked for, or a table's own.
+// sizes returns the requested sizes, or a table's own.
 func (r *run) sizes(own ...uint64) []uint64 {
 	if len(r.Sizes) > 0 {
 		return r.Sizes
@@ -328,13 +326,13 @@ func progress(o Options, format string, arguments ...any) {
 
 func (r *run) row(row Row) { r.report.Rows = append(r.report.Rows, row) }
 
-// miss says what of a table this run has no way to measure.
+// miss records a part of a table that this run cannot measure.
 func (r *run) miss(table, what, why string) {
 	r.report.Missing = append(r.report.Missing, Missing{table, what, why})
 }
 
-// baseline measures a job that rows are compared with, once in a run, and names
-// it; the name is empty where this kind was not asked for.
+// baseline measures a job that rows are compared with, once in a run, and returns its name; empty
+// if this kind was not requested.
 func (r *run) baseline(j measure.Job) (string, error) {
 	if !r.wants(j.Kind) {
 		return "", nil
@@ -373,7 +371,7 @@ func (r *run) compareWith(name string, value float64, unit string) string {
 	return name
 }
 
-// do measures a job. A rate is the median of three, each a third of the time.
+// do measures a job. A rate is the median of three measurements of a third of the time.
 func (r *run) do(j measure.Job) (measure.Result, error) {
 	r.progress("%s, %s", j.Kind, sizeText(j.Size))
 	if j.Depth == 0 {
@@ -409,19 +407,19 @@ func (r *run) do(j measure.Job) (measure.Result, error) {
 type stage struct {
 	run     *run
 	route   string
-	staging uint64 // of clients that copy themselves, bytes in each direction
+	staging uint64 // of clients that copy themselves, bytes per direction
 	workers []*worker
 	stop    func() error
 }
 
-// stage configures the host for a route, and starts emulated NICs where it needs
-// some. With pace 0 they are not paced.
+// stage configures the host for a route, and starts emulated NICs if the route needs NICs. With
+// pace 0 the NICs have no limit.
 func (r *run) stage(route string, lanes []topo.Assignment, pace float64) (*stage, error) {
 	return r.stageWith(route, lanes, pace, nil, func(*config.Config) {})
 }
 
-// stageWith is stage with more of the configuration changed. Emulated NICs have the
-// GPUs that are named beside them, by name; with none those that serve the lanes.
+// stageWith is stage with further changes of the configuration. Emulated NICs have the named GPUs
+// beside them; without names, the GPUs that serve the lanes.
 func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
 	r.host.Pace = pace
 	if err := r.configure(lanes, func(c *config.Config) {
@@ -432,7 +430,7 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 	}
 	if !r.untestable {
 		if err := r.selfTest(); err != nil {
-			// Relays stage without it, too.
+			// Relays stage without the test, too.
 			r.untestable = true
 			r.report.Problems = append(r.report.Problems, fmt.Sprintf("the self-test: %v", err))
 		}
@@ -464,8 +462,8 @@ func (r *run) configure(lanes []topo.Assignment, change func(*config.Config)) er
 	})
 }
 
-// selfTest tests the pairs of GPUs that the lanes can stage on, which were not yet: else
-// the supervisor of the first relay does, beside what is measured.
+// selfTest tests the untested pairs of GPUs that the lanes can stage on: otherwise the supervisor
+// of the first relay would test beside the measurement.
 func (r *run) selfTest() error {
 	names, err := hook.PlannedPairs(r.host.Plan, r.host.Config)
 	if err != nil {
@@ -496,8 +494,8 @@ func (r *run) selfTest() error {
 // close ends everything.
 func (s *stage) close() error { return errors.Join(s.end(), s.stop()) }
 
-// end ends the clients, and waits for their relays, so that they are in nobody's
-// way.
+// end ends the clients, and waits for their relays, so that no relay disturbs the next
+// measurement.
 func (s *stage) end() error {
 	var err error
 	for _, w := range s.workers {
@@ -517,8 +515,8 @@ func (s *stage) end() error {
 	return err
 }
 
-// client starts a client on a lane; where `beside` is not nil it shares that one's
-// relay. It is not attached.
+// client starts a client on a lane; with beside, the client shares the relay of beside. The
+// client is not attached.
 func (s *stage) client(lane topo.Lane, beside *worker) (*worker, error) {
 	h := s.run.host
 	g, err := h.Plan.GPU(lane.GPU)
@@ -604,7 +602,7 @@ func (s *stage) pair(bytes uint64) (a, b *worker, err error) {
 	return a, b, errors.Join(s.connect(a, b), s.connect(b, a))
 }
 
-// transportOf names the way of a route between two relays of one host.
+// transportOf returns the transport of a route between two relays of one host.
 func transportOf(route string) string {
 	if route == staged {
 		return launch.TransportLoop
@@ -612,12 +610,12 @@ func transportOf(route string) string {
 	return launch.TransportLocal
 }
 
-// stream sends from a to b and tells the rate, and the time of each message.
+// stream sends from a to b and returns the rate, and the time of every message.
 func (r *run) stream(a, b *worker, size uint64, depth int) (reply, error) {
 	return r.streamFor(a, b, size, depth, r.Duration)
 }
 
-// streamFor is stream for a time of its own.
+// streamFor is stream for a given time.
 func (r *run) streamFor(a, b *worker, size uint64, depth int, duration time.Duration) (reply, error) {
 	return r.sendAs(a, b, order{Size: size, Depth: depth, Duration: duration})
 }

@@ -35,7 +35,7 @@ func result() *Report {
 	}
 }
 
-func TestARatioNeedsItsBaseline(t *testing.T) {
+func TestResultWithoutBaselineIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Report)
@@ -66,7 +66,7 @@ func TestARatioNeedsItsBaseline(t *testing.T) {
 	}
 }
 
-func TestWhatIsReached(t *testing.T) {
+func TestRatioOfRowReachesBound(t *testing.T) {
 	r := result()
 	for i, want := range []struct {
 		ratio    float64
@@ -88,14 +88,14 @@ func TestWhatIsReached(t *testing.T) {
 	if got := r.Summary(); !strings.Contains(got, "simulated") {
 		t.Errorf("the summary is %q", got)
 	}
-	// Without its baseline a row has no ratio, and none is shown.
+	// Without its baseline a row has no ratio, and the output shows none.
 	r.Rows[0].Baseline = ""
 	if _, has := r.Ratio(r.Rows[0]); has {
 		t.Error("a row without a baseline has a ratio")
 	}
 }
 
-func TestVerdicts(t *testing.T) {
+func TestVerdictsNameWorstRow(t *testing.T) {
 	of := func(r *Report, what string) Verdict {
 		for _, v := range r.Verdicts() {
 			if strings.HasPrefix(v.What, what) {
@@ -139,8 +139,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// A result that was saved is read as it was, with bounds of 0 too.
-func TestAResultAsItWasSaved(t *testing.T) {
+// A saved result is read back unchanged, also with bounds of 0.
+func TestResultSavedIsReadBack(t *testing.T) {
 	r := result()
 	r.Rows[3].Asked = most(0)
 	r.Missing = []Missing{{"memory", "all of it", "why"}}
@@ -158,7 +158,7 @@ func TestAResultAsItWasSaved(t *testing.T) {
 	if met, known := again.Met(again.Rows[3]); met || !known {
 		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
 	}
-	// What was measured before there were verdicts.
+	// Results of earlier versions without verdicts.
 	files, err := filepath.Glob("../../../docs/benchmarks/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -175,9 +175,8 @@ func TestAResultAsItWasSaved(t *testing.T) {
 	}
 }
 
-// Four GPUs to a NIC where there are as many, half of them near it, and each with a
-// stream.
-func TestWhoSharesANIC(t *testing.T) {
+// Four GPUs per NIC if the host has enough, half of them near the NIC, and a stream per GPU.
+func TestSharingGivesFourGPUsPerNIC(t *testing.T) {
 	for _, c := range []struct {
 		gpus, nics, used, near, lanes int
 	}{{2, 1, 2, 1, 2}, {3, 1, 2, 1, 2}, {4, 1, 4, 2, 2}, {6, 1, 4, 2, 2}, {8, 2, 8, 4, 4}} {
@@ -206,7 +205,7 @@ func TestWhoSharesANIC(t *testing.T) {
 	}
 }
 
-func TestThePlotIsWellFormed(t *testing.T) {
+func TestPlotOfResultIsWellFormed(t *testing.T) {
 	r := result()
 	page, err := r.HTML()
 	if err != nil {
@@ -250,7 +249,7 @@ func TestThePlotIsWellFormed(t *testing.T) {
 	}
 }
 
-func TestJain(t *testing.T) {
+func TestJainOfRatesIsExact(t *testing.T) {
 	for _, c := range []struct {
 		rates []float64
 		want  float64

@@ -10,14 +10,14 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 )
 
-// Who is kept busy, in table busy.
+// GPUs that table busy keeps busy.
 const (
 	BusyClient = "client"
 	BusyServer = "server"
 	BusyBoth   = "both"
 )
 
-// loads are what keeps GPUs busy, and how many times slower small copies may be.
+// loads are the loads of GPUs, and the limit for the slowdown of small copies.
 var loads = []struct {
 	kind, words string
 	slower      float64
@@ -29,11 +29,11 @@ var loads = []struct {
 // way is a relay's copy, issued by the client's GPU.
 type way struct{ what, from, to string }
 
-// busy measures a relay's copies while another process's kernels keep GPUs busy, beside
-// the same when they are idle, and beside raw copies in the same state. These are issued
-// and executed by the client's GPU, as the relay's are: a copy has to wait for a time
-// slice of the GPU that executes it. Out of a slot there is a second one, which the
-// server's GPU executes: what a context of the relay's there would bring.
+// busy measures a relay's copies while another process's kernels keep GPUs busy, beside the same
+// copies on idle GPUs, and beside raw copies in the same state. The client's GPU issues and
+// executes the raw copies, like the relay's: a copy waits for a time slice of the executing GPU.
+// Out of a slot there is a second raw copy, which the server's GPU executes: the effect of a
+// context of the relay there.
 func (r *run) busy() (err error) {
 	client, server, _, _, err := r.configured()
 	if err != nil {
@@ -67,7 +67,7 @@ func (r *run) busy() (err error) {
 			started := occupied[who]
 			for _, busID := range started {
 				if _, err := occupants[busID].Do(measure.Job{Kind: measure.Occupy, From: busID, Load: load.kind}); err != nil {
-					return err // the occupants end with it, and their kernels with them
+					return err // the occupants end with the stage, and their kernels with the occupants
 				}
 			}
 			for _, w := range ways {
@@ -92,8 +92,8 @@ func (r *run) whoIsBusy() []string {
 	return []string{BusyClient, BusyServer, BusyBoth}
 }
 
-// busyState is a state of the GPUs and what was measured in it: small copies in µs,
-// large ones in GB/s, by way.
+// busyState is a state of the GPUs with its measurements: small copies in µs, large copies in
+// GB/s, by way.
 type busyState struct {
 	run   *run
 	name  string
@@ -105,8 +105,8 @@ func (r *run) busyState(name string) *busyState {
 	return &busyState{r, name, map[string]*measure.Times{}, map[string]float64{}}
 }
 
-// measure measures one way in this state, and where there is an idle state to compare
-// with makes the rows.
+// measure measures a way in this state, and makes the rows if there is an idle state to compare
+// with.
 func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	const small, large = 8, 16 << 20
 	r := s.run
@@ -138,7 +138,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	if err != nil {
 		return err
 	}
-	// compared makes a row beside a baseline of its own, where that is asked for.
+	// compared makes a row with a baseline of its own, if requested.
 	compared := func(row Row, kind, of, state string, value float64) {
 		row.Table, row.State = "busy", s.name
 		if kind == "" || r.wants(kind) {
@@ -178,10 +178,10 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 	return nil
 }
 
-// bystander measures what the owner of a server GPU loses by a relay that copies to and
-// from its slots there at full rate: kernels of its own process get so much less done.
-// The copies are a relay's queue's alone. Behind a whole route there is more on that GPU:
-// an emulated NIC's context, and on a host of two GPUs the other client's relay.
+// bystander measures the loss of a server GPU's owner by a relay that copies to and from its
+// slots there at full rate: the drop in the rate of kernels of the owner's process. Only a
+// relay's queue copies. Behind a whole route there is more work on that GPU: an emulated NIC's
+// context, and on a host of two GPUs the other client's relay.
 func (r *run) bystander() (err error) {
 	const size = 16 << 20
 	client, server, _, _, err := r.configured()

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// goal is a line of what is asked of Peerlane's speed, and the rows that are of it.
+// goal is a goal for Peerlane's speed, and its rows.
 type goal struct {
 	what, asked string
 	table       string
-	of          func(Row) bool // of the table's rows; nil for all
+	of          func(Row) bool // selects rows of the table; nil for every row
 }
 
-// goals are what is asked of Peerlane's speed, in the order of the tables.
+// goals returns the goals for Peerlane's speed, in the order of the tables.
 func goals() []goal {
 	has := func(text string) func(Row) bool {
 		return func(row Row) bool { return strings.Contains(row.What, text) }
@@ -41,18 +41,17 @@ func goals() []goal {
 	}
 }
 
-// Verdict is a goal and what a run says of it.
+// Verdict is a goal with the result of a run.
 type Verdict struct {
 	What, Asked string
-	// Reached is the worst row's ratio or value, and which it is; empty where nothing
-	// was measured.
+	// Reached is the worst row's ratio or value, with the row; empty if nothing was measured.
 	Reached string
 	// Verdict is yes, no with how many rows fall short, reported, simulated or not
 	// measured with the reason.
 	Verdict string
 }
 
-// Verdicts are the goals of one host, or those of two, all of them, whatever was measured.
+// Verdicts returns the goals of a run on one host, or of a run between two, measured or not.
 func (r *Report) Verdicts() []Verdict {
 	var list []Verdict
 	for _, g := range goals() {
@@ -116,7 +115,7 @@ func (r *Report) verdict(g goal) Verdict {
 	return v
 }
 
-// what is a row in words, with all that tells it from the table's others.
+// what describes a row in words that distinguish it from the table's other rows.
 func (row Row) what() string {
 	text := row.What
 	for _, more := range []string{row.State, row.Route, sizeText(row.Size)} {

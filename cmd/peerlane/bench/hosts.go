@@ -16,13 +16,13 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// far is the other host's bench, as the one that connects sees it.
+// far is the other host's bench, on the connecting side.
 type far struct {
 	name string
 	*lines
 }
 
-// ask has the other bench do something, and waits for that.
+// ask sends a task to the other bench, and waits for the result.
 func (f *far) ask(e benchTask) (taskResult, error) {
 	limit := patience + 2*e.Duration
 	if e.Plain != nil {
@@ -55,11 +55,11 @@ func (f *far) order(o order) (reply, error) {
 	return done.reply, err
 }
 
-// abandon ends what it does for us: all of it.
+// abandon ends every task that the other bench does for this bench.
 func (f *far) abandon() { f.conn.Close() }
 
-// Connect measures lanes to another host, HOST or HOST:PORT, where Listen waits. That one
-// does as this one says, and has the result at the end.
+// Connect measures lanes to another host, HOST or HOST:PORT, where Listen waits. The other bench
+// follows this bench, and gets the result at the end.
 func Connect(ctx context.Context, o Options, to string) (report *Report, err error) {
 	own, err := local(o.Network)
 	if err != nil {
@@ -81,8 +81,8 @@ func Connect(ctx context.Context, o Options, to string) (report *Report, err err
 	return r.report, nil
 }
 
-// outward is a lane by which this host reaches others: its GPU, by PCI address, and the
-// [plan] that makes it.
+// outward is a lane by which this host reaches other hosts: its GPU, by PCI address, and the
+// [plan] that makes the lane.
 type outward struct {
 	gpu  string
 	plan config.Plan
@@ -134,9 +134,9 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 	return &far{session.Peer, newLines(session.Conn)}, nil
 }
 
-// giveUp tells the other bench why it is over.
+// giveUp tells the other bench the reason for the end.
 func (f *far) giveUp(why error) error {
-	// It may have gone: what is returned says so then.
+	// The other bench may be gone: the returned error says so.
 	_ = f.conn.SetDeadline(time.Now().Add(network.HandshakeTime))
 	_ = f.say(benchTask{Task: taskEnd, Why: why.Error()})
 	return why
@@ -144,7 +144,7 @@ func (f *far) giveUp(why error) error {
 
 // withHost measures with another host's bench.
 func (r *run) withHost(f *far) (err error) {
-	// A run that is ended does not wait for the other side.
+	// A run that ends does not wait for the other side.
 	defer context.AfterFunc(r.ctx, f.abandon)()
 	side, err := r.side()
 	if err != nil {
@@ -197,7 +197,8 @@ func (r *run) withHost(f *far) (err error) {
 
 func (s *stage) transport() string { return s.run.host.Config.Relay.Transport }
 
-// acrossHosts has the other host start a client, and connects it with the one here, both ways.
+// acrossHosts has the other host start a client, and connects it with the client here, in both
+// directions.
 func (r *run) acrossHosts(s *stage, f *far, here *worker, bytes uint64) (b between, err error) {
 	there := &worker{name: "of " + f.name, far: f}
 	if _, err := f.ask(benchTask{Task: taskAttach, Transport: s.transport(), order: order{Bytes: bytes}}); err != nil {
@@ -211,7 +212,7 @@ func (r *run) acrossHosts(s *stage, f *far, here *worker, bytes uint64) (b betwe
 		look:  func() ([2]launch.ConnectionFigures, error) { return r.lookWith(f, here) }}, nil
 }
 
-// lookWith is what the relays of both hosts say of the connections that they send by.
+// lookWith returns the reports of both relays on their sending connections.
 func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, err error) {
 	if sees[0], err = r.sending(here); err != nil {
 		return sees, err
@@ -226,7 +227,7 @@ func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, 
 	return sees, err
 }
 
-// plainWith is plain sockets to the address where the other host's relay is reached.
+// plainWith measures plain sockets to the address of the other host's relay.
 func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	there, err := f.ask(benchTask{Task: taskPlain, Plain: &p})
 	if err != nil {
@@ -237,7 +238,7 @@ func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 		return measure.Result{}, fmt.Errorf("the bench on %s has plain sockets at %q, with a token of %d bytes", f.name, there.Address, len(there.Token))
 	}
 	if zone, err := netip.ParseAddrPort(f.conn.RemoteAddr().String()); err == nil && at.Addr().Is6() && at.Addr().IsLinkLocalUnicast() {
-		at = netip.AddrPortFrom(at.Addr().WithZone(zone.Addr().Zone()), at.Port()) // its own says nothing here
+		at = netip.AddrPortFrom(at.Addr().WithZone(zone.Addr().Zone()), at.Port()) // the zone of the other host has no meaning here
 	}
 	ours, err := dialPlain(r.ctx, at, there.Token, p)
 	if err != nil {

@@ -48,8 +48,7 @@ func locally(t *testing.T) net.Listener {
 	return l
 }
 
-// answering is a host whose bench does with each connection as `talk` does, after a
-// handshake.
+// answering is a host whose bench calls talk for a connection, after a handshake.
 func answering(t *testing.T, own *network.Local, talk func(*lines)) string {
 	t.Helper()
 	l := locally(t)
@@ -158,7 +157,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	}
 }
 
-// Where plain sockets fail because the other bench has ended, that is said.
+// A failure of plain sockets because the other bench has ended is reported as such.
 func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	o := withKey(t, newKeys())
 	gone := locally(t)
@@ -180,8 +179,8 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	}
 }
 
-// What a bench that listens makes of who connects.
-func TestWhoConnects(t *testing.T) {
+// The judgement of a listening bench on a connecting bench.
+func TestListenJudgesConnectingBench(t *testing.T) {
 	o := withKey(t, newKeys())
 	side := `{"task": "meet", "side": {"name": "a", "simulated": true}}`
 	r, end, err := begin(context.Background(), o)
@@ -230,7 +229,7 @@ func TestWhoConnects(t *testing.T) {
 				if last := i == len(c.says)-1; last && c.answer != "" && (err != nil || !strings.Contains(string(line), c.answer)) {
 					t.Errorf("%s is answered %q, %v; want %q", text, line, err, c.answer)
 				} else if last && c.answer != "" {
-					// Who comes now hears that there is one already.
+					// A second bench gets the answer that the place is taken.
 					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil || !strings.Contains(err.Error(), "takes no more connections") {
 						t.Errorf("a second one: %v", err)
 					}
@@ -251,9 +250,9 @@ func TestWhoConnects(t *testing.T) {
 	}
 }
 
-// A bench that is gone is noticed while this one's client does something for it, whatever
-// that waits for: it ends.
-func TestABenchThatGoesMeanwhile(t *testing.T) {
+// The bench notices the end of the other bench while its client works on a task, and ends any
+// wait.
+func TestListenNoticesLostBench(t *testing.T) {
 	for name, says := range map[string]string{
 		"it waits for a connection": `{"do": "accept"}`,
 		"it waits for messages":     `{"do": "receive", "size": 8, "depth": 1, "duration": 1000}`,
@@ -262,7 +261,7 @@ func TestABenchThatGoesMeanwhile(t *testing.T) {
 			conn, theirs := net.Pipe()
 			r := &run{ctx: t.Context()}
 			g := r.guest("a", theirs)
-			client := exec.Command("sleep", "3600") // it answers nothing
+			client := exec.Command("sleep", "3600") // never answers
 			orders, in := io.Pipe()
 			answers, silence := io.Pipe()
 			if err := client.Start(); err != nil {
@@ -282,7 +281,7 @@ func TestABenchThatGoesMeanwhile(t *testing.T) {
 			if _, err := conn.Write([]byte(says + "\n")); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // now it is under way
+			if _, err := bufio.NewReader(orders).ReadString('\n'); err != nil { // the task has begun
 				t.Fatal(err)
 			}
 			conn.Close()
@@ -301,7 +300,7 @@ func TestABenchThatGoesMeanwhile(t *testing.T) {
 	}
 }
 
-func TestWhereABenchListens(t *testing.T) {
+func TestHostAndPortAreParsed(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "|19999", "host1": "host1|19999", "host1:7": "host1|7", ":7": "|7", "10.0.0.1": "10.0.0.1|19999", "fe80::1%eth0": "fe80::1%eth0|19999", "[fe80::1]:7": "fe80::1|7",
 	} {
@@ -326,7 +325,7 @@ func jsonOf(t *testing.T, v any) string {
 	return string(text)
 }
 
-// Who has the result of plain sockets: who receives, or who asks.
+// The receiver of plain sockets, or the asking side, has the result.
 func TestPlainSocketsBothWays(t *testing.T) {
 	r := &run{ctx: context.Background()}
 	for _, back := range []bool{false, true} {
@@ -361,8 +360,8 @@ func TestPlainSocketsBothWays(t *testing.T) {
 	}
 }
 
-// Rows of a lane name one transport each way, or there are none.
-func TestALaneWhoseTransportChanges(t *testing.T) {
+// Rows of a lane name one transport per direction, or are refused.
+func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 	by := func(there, back string) (sees [2]launch.ConnectionFigures) {
 		sees[0].Transport, sees[1].Transport = there, back
 		return sees
@@ -384,7 +383,7 @@ func TestALaneWhoseTransportChanges(t *testing.T) {
 	}
 }
 
-func TestAResultOfTwoHosts(t *testing.T) {
+func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 	r := &Report{
 		Version: version, Host: "A is a; B is b", GPUs: []string{"GPU"}, Hosts: []Side{{Name: "a"}, {Name: "b"}},
 		Rows: []Row{
@@ -422,7 +421,7 @@ func TestAResultOfTwoHosts(t *testing.T) {
 	}
 }
 
-// Whatever another bench asks for, it is refused or within what one may ask.
+// For any text of another bench, the task is refused or within the limits.
 func FuzzTaskParseKeepsValue(f *testing.F) {
 	for _, text := range []string{
 		`{"do": "send", "size": 8, "depth": 1, "duration": 1000}`, `{"task": "plain", "plain": {"threads": 4, "each": 2, "duration": 5}}`,

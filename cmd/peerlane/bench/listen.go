@@ -13,13 +13,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// maxRefused bounds what is said of connections that are refused: strangers can make any
-// number.
+// maxRefused limits the log of refused connections: strangers can make any number.
 const maxRefused = 10
 
-// Listen waits at ADDRESS, ADDRESS:PORT, :PORT or, of an empty text, at all addresses for
-// one bench that connects and has this cluster key, does as it says, and returns the
-// result that it has measured.
+// Listen waits at ADDRESS, ADDRESS:PORT, :PORT or, for an empty text, at all addresses for a
+// bench with this cluster key, does its tasks, and returns its result.
 func Listen(ctx context.Context, o Options, at string) (report *Report, err error) {
 	own, err := local(o.Network)
 	if err != nil {
@@ -44,9 +42,9 @@ func Listen(ctx context.Context, o Options, at string) (report *Report, err erro
 	return r.forHost(own, listener)
 }
 
-// forHost does what the first bench asks for that connects.
+// forHost does the tasks of the first bench that connects.
 func (r *run) forHost(own *network.Local, listener net.Listener) (*Report, error) {
-	// It answers until the run is over, so that who comes late hears why.
+	// It answers until the end of the run, so that late benches learn the reason.
 	served := make(chan struct{})
 	defer func() {
 		listener.Close()
@@ -60,8 +58,8 @@ func (r *run) forHost(own *network.Local, listener net.Listener) (*Report, error
 	return r.guest(session.Peer, session.Conn).serve()
 }
 
-// awaitOne is the first bench that comes through; others are told that there is no room
-// while this one runs.
+// awaitOne returns the first bench that passes the handshake; during a run, other benches get the
+// answer that the place is taken.
 func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- struct{}) (*network.Session, error) {
 	var taken atomic.Bool
 	var refused atomic.Int32
@@ -112,7 +110,7 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
-	// here lasts until the other bench is gone: what this one does for it ends then.
+	// here lasts until the other bench is gone: tasks for the bench end then.
 	here context.Context
 	gone func()
 	// spare has the client not end then.
@@ -125,7 +123,7 @@ func (r *run) guest(name string, conn net.Conn) *guest {
 	return g
 }
 
-// socketJob is this side of plain sockets, while it is under way.
+// socketJob is this side of plain sockets, during the task.
 type socketJob struct {
 	listener *plainListener
 	done     chan struct{}
@@ -133,16 +131,16 @@ type socketJob struct {
 	err      error
 }
 
-// serve does what the other bench asks for until it says that this is all.
+// serve does the other bench's tasks until the bench ends the run.
 func (g *guest) serve() (report *Report, err error) {
-	over, said := make(chan struct{}), make(chan line, 1) // one, so that the end after it is noticed
+	over, said := make(chan struct{}), make(chan line, 1) // buffered, so that the next end is noticed
 	go g.hear(said, over)
 	defer func() {
 		close(over)
 		if g.spare != nil {
-			g.spare() // the client ends by itself, also where the other bench goes meanwhile
+			g.spare() // the client ends by itself, also if the other bench goes meanwhile
 		}
-		g.gone() // what waits for plain sockets
+		g.gone() // waits for plain sockets
 		if g.plain != nil {
 			<-g.plain.done
 		}
@@ -176,14 +174,13 @@ func (g *guest) serve() (report *Report, err error) {
 	}
 }
 
-// line is one that the other bench says, or why there are no more.
+// line is a line of the other bench, or the reason for the end.
 type line struct {
 	text []byte
 	err  error
 }
 
-// hear reads what the other bench says, also while this one does something for it: so that
-// its end is noticed then, too.
+// hear reads the other bench's lines, also during a task, to notice the end of the bench.
 func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 	for {
 		text, err := g.next()
@@ -201,7 +198,7 @@ func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 	}
 }
 
-// end takes the result, and says that it has it.
+// end takes the result, and acknowledges it.
 func (g *guest) end(e benchTask) (*Report, error) {
 	if e.After == nil {
 		return nil, fmt.Errorf("the bench on %s gave up: %.1000s", g.name, e.Why)
@@ -253,7 +250,7 @@ func (g *guest) attach(e benchTask) error {
 	return err
 }
 
-// has takes a client, which ends what it does when the other bench is gone.
+// has registers a client, which ends its work when the other bench is gone.
 func (g *guest) has(w *worker) {
 	g.client, g.spare = w, context.AfterFunc(g.here, w.abandon)
 }
@@ -276,7 +273,7 @@ func (g *guest) beginPlain(p plain) (o taskResult, err error) {
 	return o, nil
 }
 
-// accepts takes the other bench's plain sockets.
+// accepts accepts the other bench's plain sockets.
 func (g *guest) accepts(l *plainListener, p plain) {
 	j := &socketJob{listener: l, done: make(chan struct{})}
 	go func() {

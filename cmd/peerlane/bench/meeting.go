@@ -25,21 +25,21 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Port is where a bench listens for another host's: below those of relays.
+// Port is the port of a listening bench: below the ports of relays.
 const Port = 19999
 
-// meetingVersion is that of what two benches say to each other.
+// meetingVersion is the version of the protocol between two benches.
 const meetingVersion = 2
 
-// meetingPlace is what a bench that listens is called: no relay's host has this name, so
-// nobody is taken for the other.
+// meetingPlace is the name of a listening bench: no relay's host has the name, so a bench cannot
+// be mistaken for a relay.
 var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")), Token: wire.UUID([]byte("the only listene"))}
 
-// vanished is how long the other host may acknowledge nothing before it is taken to be
-// gone.
+// vanished is the time without acknowledgements after which the other host counts as gone.
 const vanished = 15 * time.Second
 
-// CanMeet says why this host can meet no other: the cluster key, or its certificates.
+// CanMeet returns the reason why this host can meet no other host: the cluster key, or its
+// certificates.
 func CanMeet(n config.Network) error {
 	_, err := local(n)
 	return err
@@ -60,7 +60,7 @@ func local(n config.Network) (*network.Local, error) {
 		return nil, fmt.Errorf("cluster key %s: %w", n.Key, err)
 	}
 	l := &network.Local{
-		// The other bench takes whoever it hears first: no two addresses beside each other.
+		// The other bench takes the first connection: do not try two addresses in parallel.
 		Delay: 2 * network.HandshakeTime,
 		Host:  meetingPlace.Host, Name: hostname() + ", peerlane bench", Oldest: meetingVersion, Newest: meetingVersion,
 		Keys: func() network.Keys { return keys },
@@ -96,8 +96,8 @@ func hostname() string {
 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: vanished / 3, Interval: vanished / 3, Count: 2}
 
-// noticeTheEnd has a connection end when what is sent is not acknowledged: keep-alives
-// look after one that nothing is sent on.
+// noticeTheEnd ends a connection whose data is not acknowledged; keep-alives watch an idle
+// connection.
 func noticeTheEnd(_, _ string, c syscall.RawConn) error {
 	var failed error
 	err := c.Control(func(fd uintptr) {
@@ -106,7 +106,7 @@ func noticeTheEnd(_, _ string, c syscall.RawConn) error {
 	return errors.Join(err, failed)
 }
 
-// addresses are those of HOST or HOST:PORT.
+// addresses returns the addresses of HOST or HOST:PORT.
 func addresses(ctx context.Context, to string) ([]netip.AddrPort, error) {
 	host, port, err := hostAndPort(to)
 	if err != nil {
@@ -143,7 +143,7 @@ func hostAndPort(text string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// Side is one of two hosts.
+// Side is a host of a run between two hosts.
 type Side struct {
 	Name      string   `json:"name"` // the host's own
 	Host      string   `json:"host"` // in words
@@ -151,8 +151,8 @@ type Side struct {
 	Driver    int      `json:"driver"`
 	Release   string   `json:"release"`
 	Simulated bool     `json:"simulated"`
-	// Boot names the kernel's life (/proc/sys/kernel/random/boot_id), as relays tell one
-	// host from another; in no result.
+	// Boot names the boot of the kernel (/proc/sys/kernel/random/boot_id), by which relays
+	// distinguish hosts; results omit it.
 	Boot string `json:"boot,omitempty"`
 }
 
@@ -164,7 +164,7 @@ func (r *run) side() (Side, error) {
 	}, err
 }
 
-// with says why this side's figures and the other's cannot be of one result.
+// with returns the reason why the figures of this side and of the other cannot be in one result.
 func (s Side) with(other Side) error {
 	if s.Simulated == other.Simulated {
 		return nil
@@ -173,24 +173,24 @@ func (s Side) with(other Side) error {
 	return fmt.Errorf("the GPUs of this host (%s) are %s, and those of %s are %s; give --gpus simulated to both, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
 }
 
-// known is a side as a result has it.
+// known returns a side in the form of a result.
 func (s Side) known() Side {
 	s.Boot = ""
 	return s
 }
 
-// What the bench that connects asks the other for, beside the orders of its client.
+// Tasks of the other bench, in addition to the orders of its client.
 const (
-	taskMeet    = "meet"    // who is there
+	taskMeet    = "meet"    // describe the host
 	taskAttach  = "attach"  // a relay, and a client with buffers
-	taskSending = "sending" // the connection that it sends by
-	taskPlain   = "plain"   // its side of plain sockets, beside what follows
-	taskEnd     = "end"     // that is all, or Why it is
+	taskSending = "sending" // the sending connection
+	taskPlain   = "plain"   // its side of plain sockets, beside the next tasks
+	taskEnd     = "end"     // the end, or the reason in Why
 	// taskPlainEnd waits for the end of taskPlain.
 	taskPlainEnd = "plain-end"
 )
 
-// benchTask is what the bench that connects asks for: a line of JSON.
+// benchTask is a task from the connecting bench: a line of JSON.
 type benchTask struct {
 	order         // of the client, where there is no Task
 	Task  string  `json:"task,omitempty"`
@@ -198,21 +198,21 @@ type benchTask struct {
 	Plain *plain  `json:"plain,omitempty"`
 	After *Report `json:"report,omitempty"`
 	Why   string  `json:"why,omitempty"`
-	// Transport is what the relay has to take.
+	// Transport is the transport that the relay must take.
 	Transport string `json:"transport,omitempty"`
 }
 
-// taskResult answers it.
+// taskResult answers a task.
 type taskResult struct {
 	reply
 	Side    *Side  `json:"side,omitempty"`
 	Address string `json:"address,omitempty"` // of plain sockets
 	Token   []byte `json:"token,omitempty"`
-	// Sending is what of the connection its relay tells.
+	// Sending is the relay's report on the connection.
 	Sending *launch.ConnectionFigures `json:"sending,omitempty"`
 }
 
-// maxBytes, maxDuration, maxDepth and maxRounds bound what one bench has another do.
+// maxBytes, maxDuration, maxDepth and maxRounds limit the tasks for another bench.
 const (
 	maxBytes    = 1 << 30
 	maxDuration = time.Minute
@@ -221,7 +221,7 @@ const (
 	maxSockets  = 256
 )
 
-// check says what no bench asks for.
+// check refuses tasks that no bench sends.
 func (e benchTask) check() error {
 	o := e.order
 	if o.Bytes > maxBytes || o.Size > maxBytes || o.Duration < 0 || o.Duration > maxDuration || o.Depth < 0 || o.Depth > maxDepth || o.Rounds < 0 || o.Rounds > maxRounds {
@@ -248,7 +248,7 @@ func (e benchTask) check() error {
 		}
 	case taskPlain:
 		p := e.Plain
-		// Each factor first: their product can be anything.
+		// Check the factors first: their product may overflow.
 		if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets || p.Count() > maxSockets ||
 			p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > maxDuration {
 			return fmt.Errorf("plain sockets %+v", p)
@@ -260,7 +260,7 @@ func (e benchTask) check() error {
 	return nil
 }
 
-// parseTask reads what another bench asks for.
+// parseTask reads a task of another bench.
 func parseTask(line []byte) (e benchTask, err error) {
 	if err := json.Unmarshal(line, &e); err != nil {
 		return e, err
@@ -268,7 +268,7 @@ func parseTask(line []byte) (e benchTask, err error) {
 	return e, e.check()
 }
 
-// maxLine bounds a line, bytes: a whole result is one.
+// maxLine limits a line, bytes: a whole result is a line.
 const maxLine = 4 << 20
 
 // lines are both directions of a connection between two benches.

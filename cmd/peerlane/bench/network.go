@@ -24,18 +24,18 @@ const (
 	tableHosts   = "hosts"   // between two hosts
 )
 
-// plain is a measurement of plain TCP sockets: a stream by so many of them, or, with a
-// Size, messages that are answered one by one.
+// plain is a measurement of plain TCP sockets: a stream by a number of sockets, or, with a Size,
+// messages with an answer per message.
 type plain struct {
 	measure.Sockets
 	Size     uint64        `json:"size,omitempty"`
 	Duration time.Duration `json:"duration"`
-	// Back says that who accepted the connections sends.
+	// Back reports that the accepting side sends.
 	Back bool `json:"back,omitempty"`
 }
 
-// do does this side's part of it, on connections that are there. Who does not receive, or
-// ask, has no result.
+// do does this side's part, on present connections. A side that does not receive, or ask, has no
+// result.
 func (p plain) do(conns []*net.TCPConn, sends bool) (r measure.Result, err error) {
 	end := time.Now().Add(patience + 2*p.Duration)
 	for _, c := range conns {
@@ -58,15 +58,15 @@ func (p plain) do(conns []*net.TCPConn, sends bool) (r measure.Result, err error
 	return r, err
 }
 
-// between is two clients whose relays reach each other over the network, and what else
-// there is between the two.
+// between is two clients whose relays reach each other over the network, with the further
+// measurements between their hosts.
 type between struct {
 	table string
 	ends  [2]*worker
 	names [2]string
-	// look asks the relay of each end for what it says of the connection that it sends by.
+	// look asks the relay of both ends for its report on the sending connection.
 	look func() ([2]launch.ConnectionFigures, error)
-	// plain measures plain sockets, from one end to the other.
+	// plain measures plain sockets between the ends.
 	plain func(from int, p plain) (measure.Result, error)
 }
 
@@ -84,7 +84,7 @@ func (r *run) socketSets() (list []measure.Sockets) {
 	return list
 }
 
-// bestSockets makes the fastest use of plain sockets from one end to the other a baseline.
+// bestSockets makes the fastest use of plain sockets between the ends a baseline.
 func (r *run) bestSockets(b between, from int, way string) (string, error) {
 	var best measure.Result
 	var how measure.Sockets
@@ -103,10 +103,10 @@ func (r *run) bestSockets(b between, from int, way string) (string, error) {
 	return name, nil
 }
 
-// sizesOfNetwork are those of the tables of lanes over the network, bytes.
+// sizesOfNetwork returns the sizes of the tables of lanes over the network, bytes.
 func (r *run) sizesOfNetwork() []uint64 { return r.sizes(64<<10, 1<<20, 16<<20, 256<<20) }
 
-// between measures both ways, each beside plain sockets of the same way.
+// between measures both directions, beside plain sockets of the same direction.
 func (r *run) between(b between) error {
 	sees, err := b.look()
 	if err != nil {
@@ -151,7 +151,7 @@ func (r *run) between(b between) error {
 	return unchanged(b.names, sees, after)
 }
 
-// bothWays is what carries what goes to and fro.
+// bothWays names the transports of both directions.
 func bothWays(sees [2]launch.ConnectionFigures) string {
 	if sees[0].Transport == sees[1].Transport {
 		return sees[0].Transport
@@ -159,8 +159,8 @@ func bothWays(sees [2]launch.ConnectionFigures) string {
 	return sees[0].Transport + " there, " + sees[1].Transport + " back"
 }
 
-// unchanged demands that what was measured went over one transport each way: no row says of
-// which part of it another one was.
+// unchanged checks that a measurement went over one transport per direction: a row cannot name
+// two transports.
 func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
 	for from, name := range names {
 		if was, is := before[from].Transport, after[from].Transport; was != is {
@@ -170,8 +170,8 @@ func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error
 	return nil
 }
 
-// shortMessages measures how long 8 bytes take, beside as many that a plain socket's
-// other side answers by one.
+// shortMessages measures the time of 8 bytes, beside 8 bytes on a plain socket with an answer of
+// one byte.
 func (r *run) shortMessages(b between, from int, row Row) error {
 	const size = 8
 	r.progress("%s over %s, %s", row.What, row.Transport, sizeText(size))
@@ -194,7 +194,7 @@ func (r *run) shortMessages(b between, from int, row Row) error {
 	return nil
 }
 
-// sending is what a client's relay says of the connection that it sends by.
+// sending returns the report of a client's relay on the sending connection.
 func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
 	report, err := r.reportOf(w)
 	if err != nil {
@@ -208,8 +208,8 @@ func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
 	return launch.ConnectionFigures{}, fmt.Errorf("the relay of client %s has no connection that sends", w.name)
 }
 
-// reportOf is what a client's relay does. Its supervisor may hear after its client that it
-// has started.
+// reportOf returns the report of a client's relay. The supervisor may learn of the start of the
+// relay after the client.
 func (r *run) reportOf(w *worker) (*launch.Report, error) {
 	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
 	for err == nil && info.Report == nil && info.Status.State == hook.StateStarting {
@@ -242,8 +242,8 @@ func (r *run) reached(w *worker) (netip.AddrPort, error) {
 	return netip.ParseAddrPort(report.Network.Listening)
 }
 
-// networked is a stage whose relays are on the network as it says, take a transport, and
-// have lanes of this plan.
+// networked is a stage whose relays use this network, take a transport, and have lanes of this
+// plan.
 func (r *run) networked(transport string, n config.Network, plan config.Plan) (*stage, error) {
 	if err := r.configure(r.lanes, func(c *config.Config) {
 		c.Relay.Route, c.Relay.Transport = launch.RouteAuto, cmp.Or(transport, launch.TransportAuto)
@@ -257,15 +257,13 @@ func (r *run) networked(transport string, n config.Network, plan config.Plan) (*
 	return &stage{run: r, route: staged, stop: func() error { return nil }}, nil
 }
 
-// network measures two relays of this host over TCP, by loopback, with a cluster key that
-// nobody else has.
+// network measures two relays of this host over TCP, by loopback, with a private cluster key.
 func (r *run) network() (err error) {
 	if err := os.WriteFile(r.host.Layout.ClusterKey(), network.Keys{Current: network.NewKey(time.Now())}.Text(), 0o600); err != nil {
 		return err
 	}
 	n := config.Default().Network
-	// As many streams as the plain sockets beside them may have: 16 of these are among those
-	// that are tried.
+	// As many streams as the plain sockets: the search includes 16.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
 	s, err := r.networked(launch.TransportTCP, n, config.Plan{Lanes: r.lanes})
 	if err != nil {
@@ -309,7 +307,7 @@ func (r *run) onLoopback(_ int, p plain) (measure.Result, error) {
 	return ours, errors.Join(err, theirs.err)
 }
 
-// receives says whether who dials has the result, or who accepts.
+// receives reports whether the dialing side has the result, or the accepting side.
 func (p plain) receives(dials bool) bool {
 	asks := p.Size > 0
 	dialerSends := !p.Back

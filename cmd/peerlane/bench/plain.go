@@ -16,13 +16,13 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// plainTimeout is how long plain sockets have to connect, each, and to say whose they are.
+// plainTimeout limits the time of a plain socket to connect, and to send its token.
 const plainTimeout = 30 * time.Second
 
 const tokenBytes = 16
 
-// plainListener accepts plain sockets where relays do: what lets those through lets these.
-// Each begins with a token that the two sides have agreed on, so that strangers do not
+// plainListener accepts plain sockets at the addresses of relays, so that the same firewall rules
+// apply. A socket begins with a token that the two sides have agreed on, so that strangers do not
 // count.
 type plainListener struct {
 	*net.TCPListener
@@ -71,7 +71,7 @@ func (l *plainListener) accept() {
 		go func() {
 			defer func() { <-strangers }()
 			said := make([]byte, tokenBytes)
-			_ = c.SetReadDeadline(time.Now().Add(plainTimeout)) // fails where it is closed, as the read does
+			_ = c.SetReadDeadline(time.Now().Add(plainTimeout)) // fails if the socket is closed, as the read does
 			if _, err := io.ReadFull(c, said); err != nil || !hmac.Equal(said, l.token) {
 				c.Close()
 				return

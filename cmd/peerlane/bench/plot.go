@@ -19,18 +19,18 @@ var sheet string
 //go:embed plot.html
 var page string
 
-// point is one of a series: where, and how high. Both axes are logarithmic.
+// point is a point of a series. Both axes are logarithmic.
 type point struct{ x, y float64 }
 
-// series is one line of a panel. Its name is the same in all panels of a figure where
-// it is the same variant, and so is its style.
+// series is a line of a panel. A variant has the same name and the same style in every panel of a
+// figure.
 type series struct {
 	name     string
 	points   []point
 	baseline bool
 }
 
-// panel is one small diagram of a figure: one measured quantity.
+// panel is a small diagram of a figure: a single measured quantity.
 type panel struct {
 	title  string
 	series []series
@@ -41,7 +41,7 @@ type panel struct {
 type figure struct {
 	title, unit string
 	panels      []panel
-	ticks       map[float64]string // of x, where they are words
+	ticks       map[float64]string // of x, if the ticks are words
 }
 
 func (f *figure) add(title, name string, baseline bool, at point) *panel {
@@ -66,7 +66,7 @@ func (f *figure) add(title, name string, baseline bool, at point) *panel {
 	return p
 }
 
-// classes returns the style of each series by its name, the same in all figures.
+// classes returns the style of a series by its name, the same in every figure.
 func classes(figures []figure) map[string]string {
 	class := map[string]string{}
 	measured, baselines := 0, 0
@@ -91,7 +91,7 @@ func classes(figures []figure) map[string]string {
 	return class
 }
 
-// names returns the names of the series of all panels: measured ones, then baselines.
+// names returns the names of the series of the panels: measured series, then baselines.
 func (f *figure) names() []string {
 	var measured, baselines []string
 	for _, p := range f.panels {
@@ -107,8 +107,8 @@ func (f *figure) names() []string {
 	return slices.Concat(measured, baselines)
 }
 
-// figures are bandwidth by size, its ratios, and percentiles of latency; those that
-// the report has rows for.
+// figures returns bandwidth by size, its ratios, and percentiles of latency, as far as the report
+// has rows.
 func (r *Report) figures() []figure {
 	bandwidth := figure{title: "Bandwidth by message", unit: "GB/s"}
 	ratios := figure{title: "Ratio to a baseline of the same run", unit: "dotted: asked for"}
@@ -201,7 +201,7 @@ func (r *Report) SVG() []byte {
 	return []byte(b.String())
 }
 
-// title says what was measured, and never hides that it was simulated.
+// title describes the measurement, and always states a simulation.
 func (r *Report) title() string {
 	what := "simulated GPUs"
 	if !r.Simulated && len(r.GPUs) > 0 {
@@ -213,8 +213,7 @@ func (r *Report) title() string {
 	return fmt.Sprintf("%s, %s", what, r.Date.Format("2006-01-02"))
 }
 
-// draw draws the heading, one legend for all panels and the panels, and returns the y
-// below them.
+// draw draws the heading, a common legend and the panels, and returns the y below the figure.
 func (f figure) draw(b *strings.Builder, class map[string]string, top float64) float64 {
 	text := template.HTMLEscapeString
 	fmt.Fprintf(b, "<text class=\"heading\" x=\"%.0f\" y=\"%.1f\">%s</text>\n", plotMargin, top, text(f.title+", "+f.unit))
@@ -244,7 +243,7 @@ func (f figure) draw(b *strings.Builder, class map[string]string, top float64) f
 // styles is the number of colours of measured series.
 const styles = 6
 
-// draw draws one panel at a place, by the axes of its figure.
+// draw draws a panel at a place, by the axes of its figure.
 func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left, top float64, x, y axis) {
 	text := template.HTMLEscapeString
 	across := func(v float64) float64 { return left + panelWidth*x.at(v) }
@@ -293,7 +292,7 @@ func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left,
 	b.WriteString("</g>\n")
 }
 
-// axis is logarithmic, with a rule at each step.
+// axis is logarithmic, with a rule at every step.
 type axis struct{ from, to, step float64 }
 
 func (a axis) at(v float64) float64 {
@@ -303,7 +302,7 @@ func (a axis) at(v float64) float64 {
 	return math.Log(v/a.from) / math.Log(a.to/a.from)
 }
 
-// bounds returns axes with room for all points of a figure.
+// bounds returns axes with room for the points of a figure.
 func bounds(f figure) (x, y axis) {
 	low, high := point{math.Inf(1), math.Inf(1)}, point{}
 	for _, p := range f.panels {
@@ -331,7 +330,7 @@ func bounds(f figure) (x, y axis) {
 	return x, y
 }
 
-// HTML is the plot and the rows as one page that loads nothing.
+// HTML returns the plot and the rows as a page that loads nothing.
 func (r *Report) HTML() ([]byte, error) {
 	t, err := template.New("page").Parse(page)
 	if err != nil {

@@ -30,8 +30,8 @@ func (r *run) cpu() error {
 	return nil
 }
 
-// idle tells what a relay takes while it does nothing: one with a client, beside one
-// that has none, and beside a process that has a CUDA context and nothing else.
+// idle measures the resources of an idle relay: a relay with a client, beside a relay without,
+// and beside a process with only a CUDA context.
 func (r *run) idle(s *stage, a *worker) error {
 	r.progress("processor time of an idle relay, route %s", s.route)
 	alone, err := s.client(a.lane, nil) // which never attaches
@@ -56,7 +56,7 @@ func (r *run) idle(s *stage, a *worker) error {
 	case r.Quick:
 		idle = 5 * time.Second
 	}
-	time.Sleep(settle) // their last spin, and what their runtimes put in order after work
+	time.Sleep(settle) // their last spin, and the work of their runtimes after load
 	processes := []int{relay, unused, alone.command.Process.Pid}
 	var before []processorTimes
 	for _, pid := range processes {
@@ -95,7 +95,7 @@ func (r *run) idle(s *stage, a *worker) error {
 	return nil
 }
 
-// busyRelay tells what the sender's relay takes at full rate, and what rate that is.
+// busyRelay measures the resources of the sender's relay at full rate, and the rate.
 func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
 	r.progress("processor time at full rate, route %s", route)
 	pid, err := r.relayOf(a)
@@ -144,7 +144,7 @@ func (r *run) relayOf(w *worker) (int, error) {
 	return 0, fmt.Errorf("client %s has no relay that runs", w.name)
 }
 
-// processorTimes are what a process's threads have had since they began.
+// processorTimes are the processor times of a process's threads since their begin.
 type processorTimes struct {
 	sum    time.Duration
 	byName map[string]time.Duration // of threads
@@ -188,7 +188,7 @@ func processorTime(pid int) (t processorTimes, err error) {
 			return t, fmt.Errorf("%s: %w", file, err)
 		}
 		t.sum += time.Duration(n)
-		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm")) // it may end now
+		name, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "comm")) // the thread may end now
 		t.byName[strings.TrimSpace(string(name))] += time.Duration(n)
 	}
 	return t, nil
@@ -215,8 +215,8 @@ func (r *run) firstCopy() error {
 	return nil
 }
 
-// first starts clients and relays anew several times: CUDA's own start takes a
-// different time each time.
+// first restarts clients and relays several times: CUDA's own start takes a different time at
+// every start.
 func (r *run) first(route string) (err error) {
 	s, err := r.stage(route, r.lanes, 0)
 	if err != nil {
@@ -228,7 +228,7 @@ func (r *run) first(route string) (err error) {
 		return err
 	}
 	if route == staged {
-		// An emulated NIC makes its contexts for the first connection; a NIC has none.
+		// An emulated NIC makes its contexts for the first connection; a NIC has no contexts.
 		if err := r.wake(s, lanes); err != nil {
 			return err
 		}
@@ -257,8 +257,8 @@ func (r *run) first(route string) (err error) {
 	return nil
 }
 
-// firstOnce tells in ms what the first of two new clients needs from attaching to the
-// end of the first messages, and what CUDA needs to start in each.
+// firstOnce returns, in ms, the time of the first of two new clients from attaching to the end of
+// the first messages, and the time of CUDA's start in both.
 func (r *run) firstOnce(s *stage, lanes [2]topo.Lane) (ours float64, theirs []float64, err error) {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 	var pair [2]*worker
@@ -311,8 +311,8 @@ func (r *run) wake(s *stage, lanes [2]topo.Lane) error {
 	return s.end()
 }
 
-// free is what each GPU of the host has left, bytes, by PCI address. The process that
-// asks has its contexts before it does so for the first time.
+// free returns the free memory of the host's GPUs, bytes, by PCI address. The asking process has
+// its contexts before the first call.
 func (r *run) free() (map[string]uint64, error) {
 	left := map[string]uint64{}
 	for range 2 { // the first time makes contexts
@@ -327,8 +327,8 @@ func (r *run) free() (map[string]uint64, error) {
 	return left, nil
 }
 
-// settled is what each GPU has left once that does not change any more: contexts of
-// processes that have ended go a little later than these.
+// settled returns the free memory of the GPUs once the values are stable: contexts of ended
+// processes go a little later than the processes.
 func (r *run) settled() (map[string]uint64, error) {
 	const quiet, patience = time.Second, 30 * time.Second
 	last, err := r.free()
@@ -342,9 +342,9 @@ func (r *run) settled() (map[string]uint64, error) {
 	return last, err
 }
 
-// memory tells what a relay takes of GPUs: it starts, and has a connection on route
-// staged. One client is enough, which is connected with itself: with two, on a host of
-// two GPUs, each one's GPU would be the other's server.
+// memory measures the GPU memory of a relay: the relay starts, and has a connection on route
+// staged. A single client is enough, connected with itself: with two clients, on a host of two
+// GPUs, the GPU of a client would be the other's server.
 func (r *run) memory() (err error) {
 	r.progress("memory of GPUs")
 	s, err := r.stage(staged, r.lanes, 0)
@@ -356,7 +356,7 @@ func (r *run) memory() (err error) {
 	if err != nil {
 		return err
 	}
-	// What emulated NICs take is theirs.
+	// The memory of emulated NICs is not the relay's.
 	if err := r.wake(s, lanes); err != nil {
 		return err
 	}
@@ -398,7 +398,7 @@ func (r *run) memory() (err error) {
 		staging[s.GPU] += float64(s.Bytes) / mib
 	}
 	if r.host.Simulated {
-		// All of it has been done, and its figures would be wrong.
+		// A previous measurement has used the memory, so its figures would be wrong.
 		for _, what := range []string{"of the client's own GPU", "of other GPUs"} {
 			r.miss("memory", what, "the simulator knows what one process took of a GPU, and not what all did")
 		}
@@ -427,8 +427,8 @@ func (r *run) memory() (err error) {
 	return r.secondContext(w.lane.Servers[0], after)
 }
 
-// secondContext measures what a context like a relay's takes of a server GPU. No relay
-// has one there; table busy shows what it would bring.
+// secondContext measures the memory of a context like a relay's on a server GPU. No relay has a
+// context there; table busy shows the effect of a context.
 func (r *run) secondContext(server string, before map[string]uint64) (err error) {
 	m, err := r.host.StartMeasuring(r.ctx)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 // version of a Report as JSON.
 const version = 1
 
-// Report is what one run measured. A ratio is never stored: it is made of a row
-// and a baseline of the same run.
+// Report is the result of a run. It stores no ratio: a ratio is computed from a row and a
+// baseline of the same run.
 type Report struct {
 	Version   int        `json:"version"`
 	Date      time.Time  `json:"date"`
@@ -30,14 +30,14 @@ type Report struct {
 	Simulated bool       `json:"simulated"`
 	Rows      []Row      `json:"rows"`
 	Baselines []Baseline `json:"baselines"`
-	// Problems are the tables that could not be measured to their end, and why.
+	// Problems are the tables that were not measured to their end, with the reason.
 	Problems []string `json:"problems,omitempty"`
-	// Seconds are what each table took.
+	// Seconds are the durations of the tables.
 	Seconds map[string]float64 `json:"seconds,omitempty"`
-	// Missing is what something is asked of and this run had no way to measure.
+	// Missing are the goals that this run had no way to measure.
 	Missing []Missing `json:"missing,omitempty"`
-	// Hosts are the two hosts of a run between hosts, A, which connected, and B; empty of a
-	// run on one. Host, GPUs and Driver are A's.
+	// Hosts are the two hosts of a run between hosts, A, which connected, and B; empty for a run
+	// on one host. Host, GPUs and Driver are A's.
 	Hosts []Side `json:"hosts,omitempty"`
 }
 
@@ -59,7 +59,7 @@ const (
 	index        = "index" // Jain's, or the slowest over the fastest
 )
 
-// Row is one thing that was measured.
+// Row is a measured value.
 type Row struct {
 	Table     string         `json:"table"`
 	What      string         `json:"what"`
@@ -67,18 +67,18 @@ type Row struct {
 	Transport string         `json:"transport,omitempty"`
 	Size      uint64         `json:"size,omitempty"` // bytes of a message
 	Depth     int            `json:"depth,omitempty"`
-	State     string         `json:"state,omitempty"` // who is busy; empty for nobody
+	State     string         `json:"state,omitempty"` // the busy GPUs; empty if idle
 	Value     float64        `json:"value"`
 	Unit      string         `json:"unit"`
 	Times     *measure.Times `json:"times,omitempty"`
-	// Baseline names what Value is compared with; empty where nothing was.
+	// Baseline names the baseline of Value; empty without a baseline.
 	Baseline string `json:"baseline,omitempty"`
-	// Asked is what the ratio must reach, or without a baseline the value.
+	// Asked is the bound for the ratio, or without a baseline for the value.
 	Asked *Bound `json:"asked,omitempty"`
 	Note  string `json:"note,omitempty"`
 }
 
-// Baseline is what rows are compared with.
+// Baseline is a value that rows are compared with.
 type Baseline struct {
 	Name  string         `json:"name"`
 	Value float64        `json:"value"`
@@ -86,7 +86,7 @@ type Baseline struct {
 	Times *measure.Times `json:"times,omitempty"`
 }
 
-// Bound is what is asked for: at least or at most so much, one of them.
+// Bound is a minimum or a maximum, never both.
 type Bound struct {
 	Least *float64 `json:"least,omitempty"`
 	Most  *float64 `json:"most,omitempty"`
@@ -112,8 +112,7 @@ func (b *Bound) met(value float64) bool {
 	return value >= *b.Least
 }
 
-// margin is how well a value does: 1 where it is just what is asked for, less where
-// it falls short.
+// margin is 1 for a value at the bound, and less for a value that misses the bound.
 func (b *Bound) margin(value float64) float64 {
 	switch {
 	case b.Most == nil:
@@ -134,8 +133,8 @@ func (r *Report) Of(row Row) (Baseline, bool) {
 	return Baseline{}, false
 }
 
-// Ratio is a row's value over its baseline's. There is none without a baseline
-// that was measured in the same run.
+// Ratio returns a row's value over its baseline's. Without a baseline of the same run there is no
+// ratio.
 func (r *Report) Ratio(row Row) (float64, bool) {
 	b, ok := r.Of(row)
 	if !ok || b.Value == 0 {
@@ -144,8 +143,8 @@ func (r *Report) Ratio(row Row) (float64, bool) {
 	return row.Value / b.Value, true
 }
 
-// Met says whether a row reaches what is asked of it; ok is false where nothing
-// is, or nothing can be said.
+// Met reports whether a row meets its bound; ok is false without a bound, or without a value to
+// judge.
 func (r *Report) Met(row Row) (met, ok bool) {
 	if row.Asked == nil || r.Simulated {
 		return false, false
@@ -154,8 +153,8 @@ func (r *Report) Met(row Row) (met, ok bool) {
 	return ok && row.Asked.met(value), ok
 }
 
-// judged is what something is asked of: a row's ratio, or its value where it is
-// compared with nothing.
+// judged returns the value that a bound applies to: a row's ratio, or its value without a
+// baseline.
 func (r *Report) judged(row Row) (value float64, ok bool) {
 	if row.Baseline == "" {
 		return row.Value, true
@@ -174,7 +173,7 @@ func Read(in io.Reader) (*Report, error) {
 	return &r, r.check()
 }
 
-// check says what cannot be shown.
+// check returns an error for a report that cannot be shown.
 func (r *Report) check() error {
 	if r.Version != version {
 		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, version)
@@ -230,8 +229,8 @@ func sizeText(n uint64) string {
 	return humanize.IBytes(n)
 }
 
-// worst is the row that does least well against what is asked of it, and the value
-// that is judged; nothing is asked of the row where there is none.
+// worst returns the row with the smallest margin, and the judged value; without bounds the row
+// has no bound.
 func (r *Report) worst(rows []Row) (worst Row, value float64) {
 	least := math.Inf(1)
 	for _, row := range rows {
@@ -249,7 +248,7 @@ func (r *Report) worst(rows []Row) (worst Row, value float64) {
 	return worst, value
 }
 
-// Summary is the run in one sentence.
+// Summary describes the run in a sentence.
 func (r *Report) Summary() string {
 	if len(r.Hosts) == 2 {
 		return r.summaryOfHosts()
@@ -277,7 +276,7 @@ func (r *Report) Summary() string {
 	return text + "."
 }
 
-// summaryOfHosts says what the lanes between two hosts reach, each way at its best.
+// summaryOfHosts describes the rates of the lanes between two hosts, the best per direction.
 func (r *Report) summaryOfHosts() string {
 	var ways []string
 	short := ""

@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// gpusOf are the PCI addresses of the two clients and their servers, for a host
-// that stage has configured. With one GPU there are no servers.
+// gpusOf returns the PCI addresses of the two clients and their servers, for a host that stage
+// has configured. With one GPU there are no servers.
 func (r *run) gpusOf() (clientA, serverA, serverB, clientB string, err error) {
 	lanes, err := r.host.TwoClients()
 	if err != nil {
@@ -41,8 +41,8 @@ func (r *run) configured() (clientA, serverA, serverB, clientB string, err error
 	return r.gpusOf()
 }
 
-// legJob is a leg with slots as a relay has them: those of the configuration, or in
-// their memory pieces as large as the self-test of the pair has found to be best.
+// legJob is a leg with slots like a relay's: the slots of the configuration, or in their memory
+// pieces of the size that the self-test of the pair has found best.
 func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Job {
 	c := r.host.Config.Relay
 	j := measure.Job{Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth, Slots: c.Slots, SlotBytes: uint64(c.SlotSize)}
@@ -56,7 +56,7 @@ func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Jo
 	return j
 }
 
-// askedOfCopies is what a relay's copy must reach of a raw one.
+// askedOfCopies is the goal for a relay's copy as a share of a raw copy.
 func askedOfCopies(size uint64) *Bound {
 	switch {
 	case size >= 4<<20:
@@ -94,7 +94,7 @@ func (r *run) copies() error {
 		if size >= 1<<20 {
 			continue
 		}
-		// What small copies would gain by one call for several.
+		// The gain of small copies by a call for several copies.
 		name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size})
 		if err != nil {
 			return err
@@ -239,9 +239,8 @@ func (r *run) routes() error {
 	return nil
 }
 
-// rawOf makes the raw copy that a route is compared with a baseline. It says whether
-// something can be asked of the ratio: with two GPUs the staged route crosses one
-// link twice.
+// rawOf makes the raw copy for a route a baseline. comparable reports whether a goal applies to
+// the ratio: with two GPUs the staged route crosses one link twice.
 func (r *run) rawOf(route string, size uint64) (name string, comparable bool, err error) {
 	clientA, serverA, serverB, clientB, err := r.gpusOf()
 	if err != nil {
@@ -284,7 +283,7 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 	return nil
 }
 
-// askedOfClientCopies is what a client's own copy must reach of a raw one.
+// askedOfClientCopies is the goal for a client's own copy as a share of a raw copy.
 func askedOfClientCopies(size uint64) *Bound {
 	if size >= 4<<20 {
 		return least(0.95)

@@ -66,7 +66,7 @@ func mixed(gpus []topo.GPU) sharing {
 	return s
 }
 
-// staging is the same GPUs, all of them far: each stages on its neighbour.
+// staging returns the same GPUs, all of them far: each GPU stages on the next GPU.
 func (s sharing) staging() sharing {
 	all := sharing{nics: s.nics, beside: map[string][]string{}, gpus: s.gpus}
 	for i, far := range s.far {

@@ -1,6 +1,6 @@
-// Package bundle makes OCI bundles from nothing but files of the host, injects
-// CDI devices into them with the CDI library, and runs them with a real
-// low-level runtime. `peerlane demo` and the integration tests use it.
+// Package bundle makes OCI bundles from files of the host, injects CDI devices with the CDI
+// library, and runs the bundles with a real low-level runtime. `peerlane demo` and the
+// integration tests use the package.
 package bundle
 
 import (
@@ -13,15 +13,15 @@ import (
 	cdilibrary "tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// Bundle is an OCI bundle before it is written.
+// Bundle is an OCI bundle in memory.
 type Bundle struct {
 	// Dir is the bundle's directory; the root file system lies in Dir/rootfs.
 	Dir  string
 	Spec *specs.Spec
 }
 
-// New makes a bundle whose process runs with these arguments, in namespaces of
-// its own, without capabilities, with a /dev/shm of its own and no network.
+// New returns a bundle whose process runs with these arguments, in new namespaces, without
+// capabilities, with a private /dev/shm and no network.
 func New(dir string, arguments ...string) *Bundle {
 	return &Bundle{Dir: dir, Spec: &specs.Spec{
 		Version: "1.0.2",

@@ -21,10 +21,9 @@ var libraryDirs = []string{
 	"/lib64", "/usr/lib64", "/lib", "/usr/lib",
 }
 
-// RootFS makes a root file system of these files, everything that they are
-// linked with, and the directories that a container's mounts need. `also` are
-// libraries that will be mounted into the container, whose own needs are
-// copied.
+// RootFS makes a root file system of these files, the libraries that the files are linked with,
+// and the directories for a container's mounts. also lists libraries that will be mounted into
+// the container; RootFS copies the libraries that they need.
 func RootFS(dir string, files []File, also ...string) error {
 	for _, d := range []string{"proc", "dev", "run", "tmp", "etc", "usr/bin", "usr/lib"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {

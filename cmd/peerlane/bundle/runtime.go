@@ -22,8 +22,8 @@ type Runtime struct {
 	path string
 	// State is the runtime's own directory (--root).
 	State string
-	// Before is a program, with arguments of its own, that runs the runtime; nil
-	// for none. It gets the runtime's arguments behind its own.
+	// Before is a program with arguments that runs the runtime; nil for none. The runtime's
+	// arguments follow the program's arguments.
 	Before []string
 }
 
@@ -46,9 +46,9 @@ func (r *Runtime) Command(ctx context.Context, arguments ...string) *exec.Cmd {
 		path, arguments = r.Before[0], slices.Concat(r.Before[1:], arguments)
 	}
 	if r.Name == "crun" && hybridControllers() {
-		// crun refuses hosts whose cgroup v2 hierarchy has controllers beside v1
-		// ones. A mount namespace without that hierarchy lets it use v1. What else is
-		// shared stays shared, as it is for a runtime without all this.
+		// crun refuses hosts whose cgroup v2 hierarchy has controllers beside v1 controllers. A
+		// mount namespace without the v2 hierarchy lets crun use v1. Other mounts stay shared, as
+		// without the script.
 		script := `mount --make-rprivate /sys/fs/cgroup && umount /sys/fs/cgroup/unified && exec "$@"`
 		arguments = append([]string{"-m", "--propagation", "unchanged", "sh", "-c", script, "sh", path}, arguments...)
 		return exec.CommandContext(ctx, "unshare", arguments...)
@@ -71,17 +71,16 @@ func (r *Runtime) Kill(ctx context.Context, id, signal string) error {
 	return r.do(ctx, &bytes.Buffer{}, "kill", id, signal)
 }
 
-// Delete removes a container, whatever its state. One that is not there is no
-// error.
+// Delete removes a container in any state. A missing container is no error.
 func (r *Runtime) Delete(ctx context.Context, id string) error {
-	// Where init has ended, `run` is removing it as well, and either of the two
-	// may find that half of it has gone.
+	// After the end of init, `run` removes the container as well, and either command may find a
+	// half-removed container.
 	var err error
 	for range 20 {
 		var stderr bytes.Buffer
 		if err = r.do(ctx, &stderr, "delete", "--force", id); err == nil {
-			// crun 1.8 waits for about a second until the killed have left their cgroups,
-			// and then says so, and leaves these behind.
+			// crun 1.8 waits for about a second until killed processes have left their cgroups,
+			// then reports an error, and leaves the cgroups.
 			if strings.Contains(stderr.String(), "cannot destroy subsystem") {
 				err = removeGroups(ctx, id)
 			}
@@ -95,7 +94,7 @@ func (r *Runtime) Delete(ctx context.Context, id string) error {
 	return err
 }
 
-// removeGroups removes a container's cgroups, when nobody is in them any more.
+// removeGroups removes a container's cgroups after the last process has left.
 func removeGroups(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// A group goes when its last process has ended, and not before.
-func TestRemoveGroups(t *testing.T) {
-	parents, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs") // of each hierarchy, version 1 or hybrid
+// A cgroup is removed after the end of its last process, and not before.
+func TestRemoveGroupsWaitsForLastProcess(t *testing.T) {
+	parents, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs") // per hierarchy, version 1 or hybrid
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,8 @@ func TestRemoveGroups(t *testing.T) {
 	if err := last.Start(); err != nil {
 		t.Fatal(err)
 	}
-	// cpuset takes nobody before it has processors: one of the groups is enough.
+	// cpuset accepts no process before it has processors: a cgroup in another hierarchy is
+	// enough.
 	taken := ""
 	for _, group := range groups {
 		if os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(fmt.Sprint(last.Process.Pid)), 0) == nil {

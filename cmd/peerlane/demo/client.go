@@ -21,16 +21,16 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ClientOptions are those of the process in a container.
+// ClientOptions are the options of the process in a container.
 type ClientOptions struct {
 	Socket string
 	Name   string // "A" or "B"
 	Script Script
 }
 
-// RunClient is the process in a container: it looks at what was injected,
-// attaches to its relay, and exchanges messages with the other container as
-// the script says. It talks to the orchestrator in JSON lines.
+// RunClient is the process in a container: it reads the injected environment, attaches to its
+// relay, and exchanges messages with the other container by the script. It talks to the
+// orchestrator in JSON lines.
 func RunClient(in io.Reader, out io.Writer, o ClientOptions) error {
 	// A CUDA context is current on one thread.
 	runtime.LockOSThread()
@@ -124,7 +124,7 @@ func (c *demoClient) run(orders *json.Decoder) (err error) {
 	return nil
 }
 
-// lookAround reads from inside what a container was given.
+// lookAround reads, from inside, the files and variables that a container was given.
 func lookAround() (*Injected, error) {
 	i := &Injected{Environment: map[string]string{}}
 	for _, pattern := range []string{"/dev/nvidia*", "/dev/infiniband/*"} {
@@ -148,8 +148,8 @@ func lookAround() (*Injected, error) {
 		if f[6] != "-" {
 			propagation = f[6]
 		}
-		// A later mount at one place hides the earlier one, as the relay's socket
-		// does the specification's anchor.
+		// A later mount at a place hides the earlier mount, as the relay's socket hides the
+		// specification's anchor.
 		i.Mounts = slices.DeleteFunc(i.Mounts, func(m string) bool { return strings.HasPrefix(m, f[4]+" ") })
 		i.Mounts = append(i.Mounts, fmt.Sprintf("%s (%s, %s)", f[4], f[5], propagation))
 	}
@@ -233,9 +233,8 @@ func (c *demoClient) connect(orders *json.Decoder) error {
 	return c.out.Encode(event{Kind: "connected", Connection: c.Sending.Peer, Route: route})
 }
 
-// exchange sends and receives the script's messages, both at once, each handed
-// over by timelines: our stream says when a message may go, and waits until
-// one has come.
+// exchange sends and receives the script's messages at the same time, with hand-over by
+// timelines: our stream reports that a message may go, and waits for the arrival of a message.
 func (c *demoClient) exchange(ctx context.Context) error {
 	done := uint64(0)
 	reported := uint64(0)
@@ -298,20 +297,20 @@ func (c *demoClient) exchange(ctx context.Context) error {
 	return nil
 }
 
-// Tags of the measurements, apart from those of the exchange.
+// Tags of the measurements, separate from the tags of the exchange.
 const (
 	rateTag    = 1 << 32
 	handOffTag = 2 << 32
 )
 
-// rates measures one direction, A to B, several messages in flight. The sender
-// takes the time from the first post to the last completion, which says that
-// the bytes are in the receiver's memory.
+// rates measures one direction, A to B, with several messages in flight. The sender measures the
+// time from the first post to the last completion, which reports that the bytes are in the
+// receiver's memory.
 func (c *demoClient) rates(ctx context.Context) error {
 	for _, size := range c.Script.RateSizes {
 		count := int(max(c.Script.RateBytes/size, uint64(2*c.Script.Depth)))
-		// One message each way before, so that neither side starts early, and the
-		// way is warm.
+		// A message in each direction first, so that neither side starts early, and the
+		// connection is warm.
 		if err := c.meet(ctx, rateTag+size); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
-// Package demo is the main job from end to end: two containers, each with a GPU
-// far from every NIC, exchange data through their relays. `peerlane demo` runs
-// it, on real GPUs or on the simulator.
+// Package demo is the main job from end to end: two containers, with GPUs far from every NIC,
+// exchange data through their relays. `peerlane demo` runs the demo, on real GPUs or on the
+// simulator.
 package demo
 
 import (
@@ -40,39 +40,39 @@ const (
 	RuntimeNone = "none" // plain processes, also without root
 )
 
-// Who copies between a client's GPU and its server GPU.
+// The process that copies between a client's GPU and its server GPU.
 const (
 	CopyRelay  = "relay"
 	CopyClient = "client" // on its own stream; the containers get peerlane.dev/gpu=
 )
 
-// Options are those of a run.
+// Options are the options of a run.
 type Options struct {
 	Runtime string // RuntimeRunc, RuntimeCrun or RuntimeNone
-	// Route is launch.RouteStaged, launch.RouteDirect or launch.RouteAuto: staged where the
-	// host has two GPUs, direct where both containers share its only one.
+	// Route is launch.RouteStaged, launch.RouteDirect or launch.RouteAuto: staged if the host has
+	// two GPUs, direct if both containers share a single GPU.
 	Route string
-	Copy  string // CopyRelay, also where it is empty, or CopyClient
-	GPUs  string // one of package testbed's
-	Bytes uint64 // moved and verified in each direction, at least
+	Copy  string // CopyRelay (also if empty) or CopyClient
+	GPUs  string // a value of package testbed
+	Bytes uint64 // moved and verified in each direction, minimum
 	Seed  uint64
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
 	Binaries string
-	// Root is the directory of the host that the demo makes, which is removed; empty
-	// for a temporary one.
+	// Root is the directory of the demo's host, which the demo removes; empty for a temporary
+	// directory.
 	Root string
-	// Slots and SlotBytes override the configuration's defaults; 0 leaves them.
+	// Slots and SlotBytes override the configuration's defaults; 0 keeps the default.
 	Slots     int
 	SlotBytes uint64
-	// RelayEnvironment is added to the relays': "NAME=value". Tests make relays
-	// fail with it.
+	// RelayEnvironment is added to the environment of relays: "NAME=value". Tests make relays
+	// fail by it.
 	RelayEnvironment []string
-	// Rates has the simulator's rates and hand-off measured; those of real GPUs always are.
+	// Rates measures rates and hand-off on the simulator; on real GPUs the demo always measures.
 	Rates bool
-	// Quick has messages of 8 MiB at the most on simulated GPUs, and rates measured of one
-	// size and few bytes, for tests.
+	// Quick limits messages to 8 MiB on simulated GPUs, and measures the rates of one size and
+	// few bytes, for tests.
 	Quick bool
-	// Progress is called with what is being done.
+	// Progress is called at every step.
 	Progress func(Progress)
 }
 
@@ -91,20 +91,20 @@ type Report struct {
 	Copy      string     `json:"copy"`
 	Topology  *topo.Host `json:"topology"`
 	Plan      *topo.Plan `json:"plan"`
-	// Estimate is of the plan; nil where the host does not tell all bandwidths.
+	// Estimate is the estimate of the plan; nil if the host lacks bandwidths.
 	Estimate   *topo.Estimate `json:"estimate,omitempty"`
 	Containers []Container    `json:"containers"`
 	Servers    []Server       `json:"servers"`
 	Baselines  *Baselines     `json:"baselines"`
-	Left       []string       `json:"left"` // what is left on the host
+	Left       []string       `json:"left"` // objects left on the host
 	Problems   []string       `json:"problems"`
 }
 
 // OK reports whether everything was verified and nothing is left.
 func (r *Report) OK() bool { return len(r.Problems) == 0 && len(r.Left) == 0 }
 
-// WholeRoute is the rate of the largest messages over the staged route, and of
-// its slowest leg, GB/s; ok is false on another route.
+// WholeRoute returns the rate of the largest messages over the staged route, and of its slowest
+// leg, GB/s; ok is false on another route.
 func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
 	rates := r.Containers[0].Client.Rates
 	if r.Baselines == nil || len(r.Baselines.Legs) == 0 || len(rates) == 0 || r.Route != launch.RouteStaged {
@@ -117,15 +117,14 @@ func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
 	return rates[len(rates)-1].GBs, slowest, true
 }
 
-// Baselines are what the exchange is compared with, measured in the same run
-// by one process that sees all GPUs.
+// Baselines are the rates to compare the exchange with, measured in the same run by one process
+// that sees every GPU.
 type Baselines struct {
 	// Raw is cuMemcpyPeerAsync from client GPU A to client GPU B, Bounce the same
 	// through pinned host memory, pipelined in chunks.
 	Raw    []Rate `json:"raw"`
 	Bounce []Rate `json:"bounce"`
-	// Legs of the staged route, each beside a raw copy in its direction that the
-	// same GPU issues.
+	// Legs of the staged route, with a raw copy in the direction of the leg by the same GPU.
 	Legs []Leg `json:"legs"`
 }
 
@@ -137,7 +136,7 @@ type Leg struct {
 	Raw  float64 `json:"raw"`  // by cuMemcpyPeerAsync
 }
 
-// Container is one of the two.
+// Container is one of the two containers.
 type Container struct {
 	Name     string    `json:"name"`
 	ID       string    `json:"id"`
@@ -158,8 +157,8 @@ type Server struct {
 	DeviceOut int64 `json:"deviceOut"`
 }
 
-// Run runs the demo. An error says that it could not be run; a Report that is
-// not OK that it ran and something was wrong.
+// Run runs the demo. An error means that the demo could not run; a Report that is not OK means
+// that the demo ran with a fault.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Runtime != RuntimeNone && os.Geteuid() != 0 {
 		return nil, fmt.Errorf("the demo with %s needs root: an OCI runtime makes namespaces and cgroups, and its hook mounts the relay's socket; run it with sudo, or with --runtime none for plain processes", o.Runtime)
@@ -173,7 +172,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if root, err = os.MkdirTemp("", "pldemo-"); err != nil {
 			return nil, err
 		}
-		// Relays, who are not root, go through it where they have no root of their own.
+		// Relays, which are not root, traverse the directory if they have no private root.
 		if err := os.Chmod(root, 0o711); err != nil {
 			return nil, err
 		}
@@ -255,8 +254,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 		return err
 	}
 	d.Progress(Progress{Step: "looking for what is left"})
-	// The runtime's own directory is no leftover of a container, unless it still
-	// knows one.
+	// The runtime's own directory is no leftover of a container, unless it holds a container.
 	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
 		d.report.Problems = append(d.report.Problems, err.Error())
 	}
@@ -264,7 +262,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	return err
 }
 
-// newHost makes the host: of simulated GPUs the half-populated one, which shows the benefit.
+// newHost makes the host: with simulated GPUs the half-populated host, which shows the benefit.
 func (d *demo) newHost(root string) (*testbed.Host, error) {
 	switch d.GPUs {
 	case testbed.GPUsSimulated:
@@ -299,7 +297,7 @@ func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) err
 	return errors.Join(cause, collected, removed, err)
 }
 
-// chooseRoute resolves route auto, and refuses what needs a second GPU.
+// chooseRoute resolves route auto, and refuses options that need a second GPU.
 func (d *demo) chooseRoute() error {
 	one := d.host.OneGPU()
 	switch {
@@ -344,7 +342,7 @@ func (d *demo) configure() error {
 	d.script.Seed, d.script.Bytes, d.script.Timeout = d.Seed, d.Bytes, 5*time.Minute
 	if err := d.host.Configure(func(c *config.Config) {
 		c.Relay.Route = d.Route
-		c.Staging.Bounce = config.BounceNever // its figures are those of server GPUs
+		c.Staging.Bounce = config.BounceNever // the figures are about server GPUs
 		c.Relay.Environment = append(slices.Clone(c.Relay.Environment), d.RelayEnvironment...)
 		if d.Slots > 0 {
 			c.Relay.Slots = d.Slots
@@ -438,7 +436,7 @@ func (d *demo) exchange(ctx context.Context) error {
 			if problems[i] != nil {
 				// Before anything is removed.
 				once.Do(func() { logs = d.relayLogs() })
-				cancel() // the other one waits for this one
+				cancel() // the other container waits for this container
 			}
 		}()
 	}
@@ -461,8 +459,8 @@ func (d *demo) exchange(ctx context.Context) error {
 	return nil
 }
 
-// relayLogs are the ends of what relays and their supervisors have said, as far
-// as their containers still live.
+// relayLogs returns the ends of the logs of relays and their supervisors, while their containers
+// live.
 func (d *demo) relayLogs() string {
 	files, err := filepath.Glob(filepath.Join(d.host.Layout.GenerationDir("*"), "relay.log"))
 	if err != nil {
@@ -472,7 +470,7 @@ func (d *demo) relayLogs() string {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // it went with its container
+			continue // the log ended with its container
 		}
 		text = text[max(0, len(text)-2000):]
 		fmt.Fprintf(&all, "\nrelay %s said last:\n%s", filepath.Base(filepath.Dir(file)), text)
@@ -490,8 +488,7 @@ type running struct {
 	errors    bytes.Buffer
 }
 
-// start starts a client: in a container, by the runtime and its hooks, or as a
-// process.
+// start starts a client: in a container, by the runtime and its hooks, or as a process.
 func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 	script, err := json.Marshal(d.script)
 	if err != nil {
@@ -509,7 +506,7 @@ func (d *demo) start(ctx context.Context, c *Container) (*running, error) {
 	}
 	r.command.Stderr = &r.errors
 	// A terminal's Ctrl-C goes to the whole process group: it would end runtimes and hooks
-	// half-way. An interrupted demo ends them itself.
+	// half-way. An interrupted demo ends the processes by itself.
 	r.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if d.runtime != nil {
 		r.command.Cancel = func() error { return r.cancel(context.WithoutCancel(ctx)) }
@@ -544,14 +541,13 @@ func (d *demo) bundle(ctx context.Context, c *Container, arguments []string) (*e
 	return d.runtime.Run(ctx, b, c.ID), nil
 }
 
-// process is a client without a container. Its socket is named once its relay
-// exists.
+// process is a client without a container. Its socket is named after its relay exists.
 func (d *demo) process(ctx context.Context, c *Container, arguments []string) (*exec.Cmd, error) {
 	return d.host.Process(ctx, c.GPU, append(arguments, "--socket", "-")...)
 }
 
-// launch gives a plain process its relay, as the hook gives one to a container,
-// and tells it the socket.
+// launch starts the relay of a plain process, as the hook does for a container, and passes the
+// socket to the process.
 func (d *demo) launch(c *Container, r *running) error {
 	g, err := d.host.Launch(c.ID, c.GPU, r.command.Process.Pid)
 	if err != nil {
@@ -563,7 +559,7 @@ func (d *demo) launch(c *Container, r *running) error {
 
 func (r *running) tell(o order) error { return json.NewEncoder(r.in).Encode(o) }
 
-// follow reads the client's lines until it is done.
+// follow reads the client's lines until the client is done.
 func (r *running) follow(act func(event) error) error {
 	lines := bufio.NewScanner(r.out)
 	lines.Buffer(nil, 1<<20)
@@ -585,12 +581,12 @@ func (r *running) follow(act func(event) error) error {
 	return errors.Join(errors.New("it ended before it was done"), lines.Err())
 }
 
-// stop waits for the end, or makes it.
+// stop waits for the end, or forces the end.
 func (r *running) stop(ctx context.Context) error {
 	r.in.Close()
 	ended := make(chan error, 1)
 	go func() {
-		// Whatever it still says is not wanted; its pipe must not be full.
+		// Drop the remaining output; a full pipe would block the process.
 		_, drained := io.Copy(io.Discard, r.out)
 		ended <- errors.Join(drained, r.command.Wait())
 	}()
@@ -606,8 +602,8 @@ func (r *running) stop(ctx context.Context) error {
 	}
 }
 
-// cancel removes the container, so that `run` ends by itself: killed, it would leave a
-// container that it is still making.
+// cancel removes the container, so that `run` ends by itself: a killed `run` would leave a
+// container half-made.
 func (r *running) cancel(ctx context.Context) error {
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err := r.remove(ctx); err != nil {
@@ -629,8 +625,8 @@ func (r *running) remove(ctx context.Context) error {
 	return r.demo.runtime.Delete(ctx, r.container.ID)
 }
 
-// said is what the client, its runtime and its hooks wrote to standard error,
-// and its relay to its log.
+// said returns the standard error of the client, its runtime and its hooks, and the log of its
+// relay.
 func (r *running) said() string {
 	text := strings.TrimSpace(r.errors.String())
 	if text == "" {
@@ -639,8 +635,7 @@ func (r *running) said() string {
 	return "\n" + text
 }
 
-// measure runs the baselines in a process of their own, whose contexts end with
-// it.
+// measure runs the baselines in a separate process, whose contexts end with it.
 func (d *demo) measure(ctx context.Context) (err error) {
 	a, b := d.report.Containers[0], d.report.Containers[1]
 	m, err := d.host.StartMeasuring(ctx)
@@ -665,8 +660,8 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		return nil // no GPU stages for another
 	}
 	serverA, serverB := a.Servers[0], b.Servers[0]
-	// Issued by who issues them on the staged route: the relays on the clients'
-	// GPUs, the emulated NIC on the receiver's server.
+	// By the issuer on the staged route: the relays on the clients' GPUs, the emulated NIC on the
+	// receiver's server.
 	for _, leg := range []struct{ name, from, to, issuer string }{
 		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},
 		{"slot to slot, by the NIC", serverA, serverB, serverB},
@@ -690,8 +685,8 @@ func (d *demo) measure(ctx context.Context) (err error) {
 	return nil
 }
 
-// countServers compares what the relays count with the devices' own logs, and
-// demands that every staged byte crossed a server GPU.
+// countServers compares the counters of the relays with the devices' logs, and checks that every
+// staged byte crossed a server GPU.
 func (d *demo) countServers(before map[string]testbed.Bytes) error {
 	after, err := d.host.Log()
 	if err != nil {
@@ -735,15 +730,14 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 		out += s.RelayOut
 		d.report.Servers = append(d.report.Servers, *s)
 	}
-	// Sent bytes enter and leave the sender's server, received ones the
-	// receiver's.
+	// Sent bytes enter and leave the sender's server, received bytes the receiver's server.
 	problem := func(format string, arguments ...any) {
 		d.report.Problems = append(d.report.Problems, fmt.Sprintf(format, arguments...))
 	}
 	switch {
 	case d.Copy == CopyClient:
-		// Its own copies are no relay's: what is sent enters the server GPU, and what is
-		// received leaves it, unseen by any, on both routes.
+		// No relay counts the client's own copies: sent bytes enter the server GPU, and received
+		// bytes leave it, on both routes.
 		if out != sent || in != received {
 			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent, received, out, in)
 		}
@@ -761,8 +755,8 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 	return nil
 }
 
-// sharedServers reports whether both clients stage on one GPU: then the NIC's
-// copy stays within it, and its log does not show it.
+// sharedServers reports whether both clients stage on one GPU: then the NIC's copy stays within
+// the GPU, and the log of the GPU lacks the copy.
 func (d *demo) sharedServers() bool {
 	for _, s := range d.lanes[0].Servers {
 		if slices.Contains(d.lanes[1].Servers, s) {

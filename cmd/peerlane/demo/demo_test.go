@@ -45,7 +45,7 @@ func TestStagedBytesMustCrossAServer(t *testing.T) {
 	}
 }
 
-func TestThePatternTellsEveryByte(t *testing.T) {
+func TestPatternDiffersAtEveryByte(t *testing.T) {
 	p := patternOf(3, "A", 5)
 	for _, n := range []int{0, 1, 7, 8, 9, 4099} {
 		b := make([]byte, n)
@@ -71,7 +71,7 @@ func TestThePatternTellsEveryByte(t *testing.T) {
 	}
 }
 
-func TestTheScriptCoversItsSizes(t *testing.T) {
+func TestScriptCoversMessageSizes(t *testing.T) {
 	sizes := Script{Bytes: 256 << 20}.sizes()
 	total, least, most, odd := uint64(0), sizes[0], uint64(0), false
 	for _, n := range sizes {
@@ -84,7 +84,7 @@ func TestTheScriptCoversItsSizes(t *testing.T) {
 	}
 }
 
-func TestAFailedDemoHasTheRelaysLastWords(t *testing.T) {
+func TestDemoFailureReportsRelayLog(t *testing.T) {
 	d := &demo{host: &testbed.Host{Layout: paths.New(t.TempDir())}}
 	if said := d.relayLogs(); said != "" {
 		t.Errorf("without a relay: %q", said)

@@ -9,7 +9,7 @@ import (
 // word i of message m is a mix (splitmix64's) of both.
 type pattern struct{ seed uint64 }
 
-// patternOf is the pattern of one message in one direction.
+// patternOf returns the pattern of a message in a direction.
 func patternOf(seed uint64, direction string, message int) pattern {
 	for _, b := range []byte(direction) {
 		seed = mix(seed ^ uint64(b))

@@ -7,26 +7,24 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Script is what both clients are told to do; each derives the same steps from
-// it.
+// Script is the input of both clients, which derive the same steps from the script.
 type Script struct {
 	Seed uint64 `json:"seed"`
-	// Bytes is the least that each direction moves verified.
+	// Bytes is the minimum of verified bytes per direction.
 	Bytes uint64 `json:"bytes"`
-	// Largest is the size of the largest message, and of each of a client's two buffers; 0
-	// for maxMessage.
+	// Largest is the size of the largest message, and of a client's buffers; 0 for maxMessage.
 	Largest uint64 `json:"largest,omitempty"`
-	// RateSizes are the message sizes whose rate is measured, RateBytes what is
-	// moved at each, Depth the messages in flight.
+	// RateSizes are the message sizes whose rate is measured, RateBytes the bytes to move per
+	// size, Depth the messages in flight.
 	RateSizes []uint64 `json:"rateSizes"`
 	RateBytes uint64   `json:"rateBytes"`
 	Depth     int      `json:"depth"`
-	// Staging is the staging memory that a client has in each direction who copies
-	// itself, bytes; 0 leaves copies to the relays.
+	// Staging is the staging memory per direction of a client that copies itself, bytes; 0 leaves
+	// copies to the relays.
 	Staging uint64 `json:"staging,omitempty"`
 	// Rounds of the hand-off measurement.
 	Rounds int `json:"rounds"`
-	// Timeout bounds each step.
+	// Timeout limits a step.
 	Timeout time.Duration `json:"timeout"`
 }
 
@@ -73,7 +71,7 @@ type event struct {
 	Error      string      `json:"error,omitempty"`
 }
 
-// Injected is what a container finds in itself.
+// Injected is the content that a container finds in itself.
 type Injected struct {
 	Devices     []string          `json:"devices"`
 	Mounts      []string          `json:"mounts"`
@@ -82,13 +80,13 @@ type Injected struct {
 	PIDs        int               `json:"pids"` // processes visible
 }
 
-// Client is what one client did.
+// Client is the result of a client.
 type Client struct {
 	Sent            uint64        `json:"sent"`
 	Received        uint64        `json:"received"`
 	Messages        int           `json:"messages"`
 	VerifiedBytes   uint64        `json:"verifiedBytes"` // received and compared
-	Verified        bool          `json:"verified"`      // all of them
+	Verified        bool          `json:"verified"`      // every message
 	Rates           []Rate        `json:"rates,omitempty"`
 	HandOffMedian   time.Duration `json:"handOffMedian,omitempty"`
 	HandOff99       time.Duration `json:"handOff99,omitempty"`
@@ -103,7 +101,7 @@ type Rate struct {
 	GBs  float64 `json:"gbs"`  // 1e9 bytes a second
 }
 
-// RelayCounters are what a container's relay says of itself, bytes.
+// RelayCounters are the counters of a container's relay, bytes.
 type RelayCounters struct {
 	Sent     uint64          `json:"sent"`
 	Received uint64          `json:"received"`
@@ -113,7 +111,7 @@ type RelayCounters struct {
 	Servers  []ServerCounter `json:"servers"`
 }
 
-// ServerCounter is what went through a server GPU.
+// ServerCounter is the traffic through a server GPU.
 type ServerCounter struct {
 	GPU string `json:"gpu"`
 	In  uint64 `json:"in"`

@@ -20,7 +20,7 @@ import (
 )
 
 // What this user may not see, or what gives no answer, is said and is no fault.
-func TestWhatCannotBeSeen(t *testing.T) {
+func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
 		name  string
@@ -73,7 +73,7 @@ func TestWhatCannotBeSeen(t *testing.T) {
 }
 
 // A configuration that cannot be read is one fault, which the others do not hide behind.
-func TestAConfigurationThatIsNone(t *testing.T) {
+func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 	m := newMade(t)
 	m.write("etc/peerlane/config.toml", "[relay]\nslotsize = 4")
 	found := Examine(context.Background(), m.host(), All())
@@ -84,7 +84,7 @@ func TestAConfigurationThatIsNone(t *testing.T) {
 	}
 }
 
-func TestAHostWithNothing(t *testing.T) {
+func TestDoctorHostWithoutDevicesIsReported(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
 		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
@@ -98,7 +98,7 @@ func TestAHostWithNothing(t *testing.T) {
 }
 
 // A driver can hold whoever asks it: the others tell what they found all the same.
-func TestACheckThatGivesNoAnswer(t *testing.T) {
+func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
 	checks := []Check{
@@ -126,7 +126,7 @@ func (h *held) GPUs() ([]topo.NVMLGPU, error) {
 }
 
 // The name of a GPU is looked up before all checks, and within a time as they are.
-func TestTheNameOfAGPUOnAHungDriver(t *testing.T) {
+func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	m := newMade(t)
 	driver := &held{m.fake, make(chan struct{})}
 	h := m.host()
@@ -178,7 +178,7 @@ func TestLanesThatFaultsTouch(t *testing.T) {
 }
 
 // A tester that was just run is believed rather than what is kept.
-func TestASelfTestThatWasJustMade(t *testing.T) {
+func TestDoctorFreshSelfTestOverridesRecord(t *testing.T) {
 	m := newMade(t)
 	h := m.host()
 	names, err := h.pairs()
@@ -202,7 +202,7 @@ func TestDockerWithPeerlaneRuntime(t *testing.T) {
 }
 
 // What looks like a fault and is none, or less of one.
-func TestWhatIsLessThanItSeems(t *testing.T) {
+func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
 		name   string
@@ -254,7 +254,7 @@ func TestWhatIsLessThanItSeems(t *testing.T) {
 	}
 }
 
-func TestMountOf(t *testing.T) {
+func TestMountOfPathIsFound(t *testing.T) {
 	const mounts = `22 1 8:1 / / rw - ext4 /dev/sda1 rw
 23 22 8:2 / /usr rw,noexec - ext4 /dev/sda2 rw
 24 23 8:3 / /usr/lib\040exec rw,nosuid shared:1 - ext4 /dev/sda3 rw

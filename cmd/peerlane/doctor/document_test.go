@@ -64,7 +64,7 @@ made host with its fault, on which it must find that and nothing else may find a
 	return b.String()
 }
 
-func TestTheDocumentIsCurrent(t *testing.T) {
+func TestDoctorDocumentIsCurrent(t *testing.T) {
 	const path = "../../../docs/doctor.md"
 	want := document()
 	if *update {
@@ -81,7 +81,7 @@ func TestTheDocumentIsCurrent(t *testing.T) {
 	}
 }
 
-func TestTheTableIsWhole(t *testing.T) {
+func TestDoctorChecksHaveAllFields(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range append(All(), Others()...) {
 		if seen[c.Name] {

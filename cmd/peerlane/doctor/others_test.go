@@ -149,7 +149,7 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 }
 
 // A host that holds a meeting up holds no check beyond its time.
-func TestAMeetingThatDoesNotEnd(t *testing.T) {
+func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 	meetings, _ := twoHosts()
 	release := make(chan struct{})
 	defer close(release)

@@ -13,7 +13,7 @@ import (
 
 // Each NIC has the GPUs below its switch: those hold the staging of far ones, and are
 // near themselves.
-func TestTheJobOfRDMAIsThatOfTheLanes(t *testing.T) {
+func TestRDMAJobFollowsLanes(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
 	must(t, err)
@@ -33,7 +33,7 @@ func TestTheJobOfRDMAIsThatOfTheLanes(t *testing.T) {
 }
 
 // It goes as relays do.
-func TestTheJobOfRDMAHasTheConfiguration(t *testing.T) {
+func TestRDMAJobFollowsConfiguration(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
 	must(t, err)
@@ -46,7 +46,7 @@ func TestTheJobOfRDMAHasTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestWhatTheTestOfRDMAComesTo(t *testing.T) {
+func TestRDMAResultsBecomeFindings(t *testing.T) {
 	m := newMade(t)
 	h := m.host()
 	job, err := h.RDMAJob()

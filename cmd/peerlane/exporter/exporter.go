@@ -1,5 +1,5 @@
-// Package exporter gives the figures of a host's relays to Prometheus: those that
-// `peerlane relay top` and `peerlane relay list` show.
+// Package exporter exports the figures of a host's relays to Prometheus: the figures of `peerlane
+// relay top` and `peerlane relay list`.
 package exporter
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// States are those that relays are counted by: a supervisor's words, and where there is
-// none "left", or "ended" of what is left of a container that has ended.
+// States are the states of the relay metric: the states of supervisors, "left" for a relay
+// without a supervisor, and "ended" for the remains of an ended container.
 var States = []string{
 	hook.StateStarting, hook.StateReady, hook.StateWaiting, hook.StateDown, hook.StateStopping, hook.StateStopped,
 	hook.StateDraining, hook.StateDrained, hook.StateEnding, stateLeft, stateEnded,
@@ -28,9 +28,9 @@ const stateLeft, stateEnded = "left", "ended"
 // unwanted are the states of relays that are not meant to answer.
 var unwanted = []string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained, hook.StateEnding}
 
-// Labels of metrics. relay is opaque and differs for each start of a container; container
-// is empty unless names are shown. A lane is named by the PCI address and the index of its
-// GPU, and by the NICs that it is striped over, with commas between them.
+// Labels of metrics. relay is opaque and differs for every start of a container; container is
+// empty unless names are shown. The labels of a lane are the PCI address and the index of its
+// GPU, and its NICs, separated by commas.
 var (
 	ofRelay     = []string{"container", "relay"}
 	ofLane      = append(slices.Clone(ofRelay), "gpu", "index", "nic", "direction")
@@ -82,12 +82,12 @@ var (
 	}
 )
 
-// answerTimeout is what relays have to answer in: less than the 10 s after which Prometheus
-// gives a scrape up, and with it all other relays.
+// answerTimeout limits the wait for relays: below the 10 s after which Prometheus gives up a
+// scrape of the host.
 const answerTimeout = 3 * time.Second
 
-// Source reads the state of a host's relays. The error is for what could not be read;
-// the snapshot has the rest.
+// Source reads the state of a host's relays. The error reports unreadable relays; the snapshot
+// has the readable relays.
 type Source func() (Snapshot, error)
 
 // Host reads the state itself, which root can.
@@ -104,15 +104,15 @@ func Host(l paths.Layout) Source {
 	}
 }
 
-// Collector reads from a source whenever it is scraped.
+// Collector reads from a source at every scrape.
 type Collector struct {
 	look  Source
 	log   func(error)
 	names bool
 }
 
-// New is the collector of a source. The metrics have containers' ids only with names. log
-// receives what could not be read.
+// New returns the collector of a source. The metrics have ids of containers only with names. log
+// receives read errors.
 func New(source Source, names bool, log func(error)) *Collector {
 	return &Collector{source, log, names}
 }
@@ -124,7 +124,7 @@ func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect asks. What can be read is there, whatever the rest is.
+// Collect reads the source, and sends the metrics of readable relays.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	state, err := c.look()
 	failed := 0.0
@@ -175,7 +175,7 @@ func (e emitter) counter(d *prometheus.Desc, value uint64, labels ...string) {
 	e <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
 }
 
-// label is text of a runtime or a relay as a label can have it.
+// label returns text of a runtime or a relay as a valid label.
 func label(text string) string { return strings.ToValidUTF8(text, "?") }
 
 func (e emitter) relay(is Relay) {
@@ -209,8 +209,8 @@ func (e emitter) relay(is Relay) {
 	}
 }
 
-// gpus are those that a relay has lanes of, and those that these may stage on. What it tells
-// of others is left out: its word makes no series of which there is no end.
+// gpus returns the GPUs of a relay's lanes, and the server GPUs of the lanes. The exporter
+// ignores other GPUs in the relay's report: a relay must not create series without limit.
 func gpus(lanes []launch.Lane) (has, stages map[string]bool) {
 	has, stages = map[string]bool{}, map[string]bool{}
 	for _, l := range lanes {
@@ -225,7 +225,7 @@ func gpus(lanes []launch.Lane) (has, stages map[string]bool) {
 	return has, stages
 }
 
-// lane is a lane's GPU by its index, and its NICs, as labels.
+// lane returns the index of a lane's GPU, and the lane's NICs, as labels.
 func lane(lanes []launch.Lane, gpu string) (index, nics string) {
 	for _, l := range lanes {
 		if l.GPU.BusID == gpu {
@@ -235,7 +235,7 @@ func lane(lanes []launch.Lane, gpu string) (index, nics string) {
 	return "", ""
 }
 
-// staging sums what several lanes have of one GPU, or of the host's memory.
+// staging sums the staging of several lanes on a GPU, or in host memory.
 func (e emitter) staging(list []launch.Staging, has, stages map[string]bool, of []string) {
 	type place struct{ gpu, memory string }
 	type sum struct{ bytes, wanted, clients float64 }
@@ -271,10 +271,11 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	e.gauge(laneInFlight, float64(f.InFlight), of...)
 	count, sum, buckets := histogram(f.Latency)
 	e <- prometheus.MustNewConstHistogram(laneLatency, count, sum, buckets, of...)
-	// All causes are there from the beginning, so that a rate has something to begin with.
+	// Every cause has a series from the beginning, so that a rate has a first value.
 	for _, cause := range causes {
 		var s launch.Stall
-		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return s.Cause == cause }); i >= 0 {
+		// A relay that started before an upgrade reports "no grant" for no_grant.
+		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return strings.ReplaceAll(s.Cause, " ", "_") == cause }); i >= 0 {
 			s = f.Stalls[i]
 		}
 		of := append(slices.Clone(of), cause)
@@ -292,7 +293,7 @@ var causes = []string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingF
 // have theirs, from 1 µs to 34 s.
 const firstBound, lastBound = 10, 35
 
-// histogram is what Prometheus calls one: how many operations took up to each bound.
+// histogram returns a Prometheus histogram: the number of operations up to every bound.
 func histogram(list []launch.Bucket) (count uint64, sum float64, buckets map[float64]uint64) {
 	buckets = map[float64]uint64{}
 	for power := firstBound; power <= lastBound; power++ {

@@ -30,8 +30,8 @@ var update = flag.Bool("update", false, "write docs/metrics.md")
 
 const gpu3 = "0000:3b:00.0"
 
-// working is a host with one relay that works, one that is silent, one that nobody looks
-// after, one that was drained, and what is left of one whose container has ended.
+// working returns a host with a working relay, a silent relay, a relay without a supervisor, a
+// drained relay, and the remains of an ended container.
 func working() ([]hook.Info, hook.Reports, error) {
 	info := func(id, container, state string, supervised bool) hook.Info {
 		return hook.Info{
@@ -46,7 +46,8 @@ func working() ([]hook.Info, hook.Reports, error) {
 	}
 	sent := launch.Figures{
 		Operations: 10, Bytes: 4096, Failed: 1, InPlace: 100, InFlight: 3,
-		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}},
+		// Relays of earlier releases spell the second cause with a blank.
+		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}, {Cause: "ring full", Count: 5}},
 		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7}, {From: 7 << 33, To: 1 << 36, Count: 1}},
 	}
 	report := &launch.Report{
@@ -56,7 +57,7 @@ func working() ([]hook.Info, hook.Reports, error) {
 			{GPU: "0000:18:00.0", Bytes: 100, Wanted: 200, Clients: 5}, {GPU: "0000:18:00.0", Bytes: 11, Wanted: 22},
 			{GPU: "0000:5d:00.0", Bytes: 7},
 			{Host: true, Lane: gpu3, Bytes: 64},
-			// No GPUs of its configuration.
+			// GPUs outside its configuration.
 			{GPU: "0000:99:00.0", Bytes: 1}, {Host: true, Lane: "0000:99:00.0", Bytes: 1},
 		},
 	}
@@ -77,7 +78,7 @@ func registry(t *testing.T) (*prometheus.Registry, *[]error) {
 	return r, &logged
 }
 
-func TestMetrics(t *testing.T) {
+func TestExporterMetricsHaveReportedValues(t *testing.T) {
 	r, logged := registry(t)
 	const lane = `container="trainer",direction="sent",gpu="0000:3b:00.0",index="3",nic="mlx5_0,mlx5_1",relay="068620d1ac2ad8e4"`
 	want := `
@@ -139,14 +140,15 @@ peerlane_exporter_last_scrape_error 1
 		}
 	}
 	relay := `{container="trainer",relay="068620d1ac2ad8e4"}`
-	cause := `{cause="no grant",` + lane + `}`
+	cause := `{cause="no_grant",` + lane + `}`
 	for key, want := range map[string]float64{
 		"relay_starts_total" + relay: 2, "relay_clients" + relay: 2, "relay_connections" + relay: 5, "relay_memories" + relay: 7, "relay_host_memory_bytes" + relay: 1 << 20,
 		"relay_bad_handles_total" + relay: 6, "relay_staged_bytes_total" + relay: 8192, "relay_direct_bytes_total" + relay: 1024,
 		"lane_bytes_total{" + lane + "}": 4096, "lane_operations_total{" + lane + "}": 10, "lane_failed_operations_total{" + lane + "}": 1,
 		"lane_in_place_bytes_total{" + lane + "}": 100, "lane_operations_in_flight{" + lane + "}": 3,
 		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2, "lane_longest_stall_seconds" + cause: 1,
-		"lane_stalls_total" + strings.Replace(cause, "no grant", "pacing", 1):                                0,
+		"lane_stalls_total" + strings.Replace(cause, "no_grant", "pacing", 1):                                0,
+		"lane_stalls_total" + strings.Replace(cause, "no_grant", "ring_full", 1):                             5,
 		`staging_wanted_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 222,
 		`staging_client_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 5,
 	} {
@@ -269,7 +271,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	}
 }
 
-// What promtool check metrics says; and all metrics that are described are there.
+// The rules of promtool check metrics; and every described metric exists.
 func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	r, _ := registry(t)
 	problems, err := testutil.GatherAndLint(r)
@@ -284,7 +286,7 @@ func TestMetricsAreNamedAsPrometheusWants(t *testing.T) {
 	}
 }
 
-// labelsOf are the labels of each metric, by the names that queries use.
+// labelsOf returns the labels of every metric, by the name in queries.
 func labelsOf(t *testing.T) map[string][]string {
 	t.Helper()
 	r, _ := registry(t)
@@ -310,7 +312,8 @@ var (
 	matcher    = regexp.MustCompile(`([a-z_]+)(?:=~|!~|!=|=)"`)
 )
 
-// checkQuery says what a query names that the exporter has not. Each has one metric.
+// checkQuery returns the names in a query, with a single metric, that the exporter does not
+// export.
 func checkQuery(known map[string][]string, query string) (wrong []string) {
 	names := metricName.FindAllString(query, -1)
 	if len(names) == 0 {
@@ -338,7 +341,7 @@ func checkQuery(known map[string][]string, query string) (wrong []string) {
 	return wrong
 }
 
-func TestTheDashboardNamesMetricsThatThereAre(t *testing.T) {
+func TestDashboardNamesExistingMetrics(t *testing.T) {
 	known := labelsOf(t)
 	text, err := os.ReadFile("../../../packaging/prometheus/dashboard.json")
 	if err != nil {
@@ -373,7 +376,7 @@ func TestTheDashboardNamesMetricsThatThereAre(t *testing.T) {
 	if queries < 10 {
 		t.Errorf("%d queries were looked at", queries)
 	}
-	// The test sees what is wrong.
+	// checkQuery finds wrong names.
 	for query, want := range map[string]string{
 		`rate(peerlane_lane_octets_total[5m])`: "peerlane_lane_octets_total", `sum by (rail) (peerlane_relays)`: "no label rail",
 		`peerlane_relays{nic="x"}`: "no label nic", `up`: "no metric",
@@ -387,7 +390,7 @@ func TestTheDashboardNamesMetricsThatThereAre(t *testing.T) {
 // duration is Prometheus'.
 var duration = regexp.MustCompile(`^([0-9]+(ms|[smhdwy]))+$`)
 
-func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
+func TestAlertsNameExistingMetrics(t *testing.T) {
 	known := labelsOf(t)
 	f, err := os.Open("../../../packaging/prometheus/alerts.yaml")
 	if err != nil {
@@ -449,7 +452,7 @@ func TestTheAlertsNameMetricsThatThereAre(t *testing.T) {
 	}
 }
 
-func TestTheDocumentIsCurrent(t *testing.T) {
+func TestMetricsDocumentIsCurrent(t *testing.T) {
 	const path = "../../../docs/metrics.md"
 	r, _ := registry(t)
 	var b strings.Builder
@@ -509,7 +512,7 @@ NICs that it is striped over, with commas between them.
 	}
 }
 
-// What runs in front of every container, and beside it, has nothing of Prometheus.
+// The hook and the relay do not link Prometheus.
 func TestHookAndRelayDoNotGrow(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "../../peerlane-hook", "../../peerlane-relay", "../../peerlane-runtime").Output()
 	if err != nil {

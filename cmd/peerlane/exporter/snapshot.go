@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Snapshot is the state of a host's relays at one moment, as `peerlane exporter collect`
-// writes it.
+// Snapshot is the state of a host's relays at a moment, in the form of `peerlane exporter
+// collect`.
 type Snapshot struct {
 	Relays []Relay `json:"relays"`
 	// Error is the state that could not be read.
@@ -24,7 +24,7 @@ type Snapshot struct {
 
 // Relay is the state of one relay.
 type Relay struct {
-	// Label is opaque: a relay's generation cannot be computed from it.
+	// Label is opaque: no one can compute a relay's generation from the label.
 	Label      string         `json:"label"`
 	Container  string         `json:"container"`
 	Lanes      []launch.Lane  `json:"lanes"`
@@ -52,7 +52,7 @@ func snapshot(infos []hook.Info, reports hook.Reports) Snapshot {
 	return s
 }
 
-// Write writes what a source reads, for Remote.
+// Write writes the snapshot of a source, for Remote.
 func Write(w io.Writer, source Source) error {
 	s, err := source()
 	if err != nil {
@@ -67,8 +67,8 @@ const (
 	remoteTimeout = 8 * time.Second // less than Prometheus' 10 s
 )
 
-// Remote reads snapshots from the socket of peerlane-exporter-collector.socket: each
-// connection gets one.
+// Remote reads snapshots from the socket of peerlane-exporter-collector.socket, one per
+// connection.
 func Remote(socket string) Source {
 	return func() (Snapshot, error) {
 		var s Snapshot

@@ -14,9 +14,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Client is this process attached to its relay, with two buffers of GPU memory
-// that the relay has mapped, and a connection each way once they are set. It
-// belongs to the thread that has the context.
+// Client is this process attached to its relay, with two buffers of GPU memory that the relay has
+// mapped, and a connection in each direction after the setup. The client belongs to the thread
+// with the context.
 type Client struct {
 	Driver    *cuda.Driver
 	GPU       wire.UUID
@@ -27,20 +27,20 @@ type Client struct {
 	Sending   *client.Connection
 	Receiving *client.Connection
 
-	// Handed is how much of a message this process sends after it has copied the whole
-	// one to staging memory: 8, say, to measure the copy and its hand-over without the
-	// way to the receiver, which then receives messages of that size. 0 is all of it.
+	// Handed is the part of a message that this process sends after it has copied the whole
+	// message to staging memory: 8, for example, to measure the copy and its hand-over without
+	// the transport. The receiver then receives messages of that size. 0 means the whole message.
 	Handed uint64
 
 	context cuda.Context
-	// Where this process copies itself: messages that were copied to Outgoing's
-	// staging memory, and those that come into Incoming's.
+	// For a process that copies itself: the messages copied to Outgoing's staging memory, and the
+	// messages that arrive in Incoming's staging memory.
 	copied   uint64
 	landed   uint64
-	follower *client.Follower // of Outgoing's stream, where a Stream wants one; nil before
+	follower *client.Follower // of Outgoing's stream, for a Stream that needs a follower; nil before
 }
 
-// Timelines of a session as its Client uses them.
+// Timelines of a session, by their use in a Client.
 const (
 	Filled  = 0 // our stream: outgoing bytes are in place
 	Arrived = 1 // the relay: incoming bytes are in place
@@ -49,14 +49,14 @@ const (
 	// Of a Stream, where this process copies itself.
 	copiedLine  = 5 // our stream, or its follower: a message is in its slot
 	emptiedLine = 4 // our stream: a slot may be received into again
-	// The relay: a message has come into its slot. One for each slot, since nobody
-	// promises that messages end in their order.
+	// The relay: a message has arrived in its slot. One timeline per slot, because messages may
+	// end in any order.
 	landedLines = 64
 	maxSlots    = 128
 )
 
-// Buffer is GPU memory, a stream of its own, and what messages are sent out of or
-// received into: that memory, or staging memory to which this process copies itself.
+// Buffer is GPU memory, a stream of its own, and the memory of messages: that GPU memory, or the
+// staging memory to which this process copies.
 type Buffer struct {
 	Ptr    cuda.Ptr
 	Stream cuda.Stream
@@ -67,11 +67,11 @@ type Buffer struct {
 // copies reports whether this process copies to and from staging memory itself.
 func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 
-// AttachCopying attaches to the relay at a socket, with buffers of so many bytes on the device,
-// whose context is current. The process copies itself, to and from staging bytes of
-// staging memory in each direction: as many as StreamSend is to have in flight. With 0
-// the relay copies. It takes a container, or a plain process, that sees the lane's server
-// GPUs (Host.ClientCopy of package testbed).
+// AttachCopying attaches to the relay at a socket, with buffers of bytes on the device, whose
+// context is current. With staging this process copies itself, to and from staging memory of
+// that size in each direction, enough for the messages that StreamSend has in flight; it takes
+// a container, or a plain process, that sees the lane's server GPUs (Host.ClientCopy of package
+// testbed). With 0 the relay copies.
 func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes, staging uint64) (*Client, error) {
 	c := &Client{Driver: d, GPU: gpu}
 	var err error
@@ -149,7 +149,7 @@ func HostBuffer(d *cuda.Driver, bytes uint64) ([]byte, error) {
 	return unsafe.Slice((*byte)(host), bytes), nil
 }
 
-// Timeline is one of the session's, by one of the numbers above.
+// Timeline returns a timeline of the session, by a number above.
 func (c *Client) Timeline(number uint32) *client.Timeline {
 	t, err := c.Session.Timeline(number)
 	if err != nil {
@@ -158,7 +158,7 @@ func (c *Client) Timeline(number uint32) *client.Timeline {
 	return t
 }
 
-// Meet lets both sides come to the same point: a message of 8 bytes each way.
+// Meet synchronises both sides by a message of 8 bytes in each direction.
 func (c *Client) Meet(ctx context.Context, tag uint64) error {
 	receives, sends := c.NewStream(false, 8, 1, tag), c.NewStream(true, 8, 1, tag)
 	receive, err := receives.Post()
@@ -177,11 +177,10 @@ func (c *Client) Meet(ctx context.Context, tag uint64) error {
 	return errors.Join(receives.End(), sends.End())
 }
 
-// HandOff sends 8 bytes to and fro and returns half of each round's time. No CPU
-// of a client takes part between posting and looking at the clock: a relay
-// advances a timeline, the client's stream waits for it and advances another, on
-// which the next send waits. One side starts; values of the timelines begin
-// after `base`.
+// HandOff sends 8 bytes to and fro and returns half of the time of every iteration. No CPU of a
+// client takes part between posting and reading the clock: a relay advances a timeline, the
+// client's stream waits for it and advances another timeline, on which the next send waits. One
+// side starts; values of the timelines begin after base.
 func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag uint64) ([]time.Duration, error) {
 	var times []time.Duration
 	for round := range rounds {
@@ -218,8 +217,8 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 	return times, c.Driver.StreamSynchronize(c.Incoming.Stream)
 }
 
-// CopyOut has the stream of Outgoing copy what is about to be sent, from its begin, to
-// the staging memory; where the relay copies it does nothing.
+// CopyOut has the stream of Outgoing copy the next message, from its begin, to the staging
+// memory; if the relay copies, CopyOut does nothing.
 func (c *Client) CopyOut(n uint64) error { return c.copyOut(c.Outgoing.Stream, n) }
 
 func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
@@ -229,8 +228,8 @@ func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
 	return c.Driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
 }
 
-// CopyIn has the stream of Incoming copy what has been received out of the staging
-// memory; where the relay copies it does nothing.
+// CopyIn has the stream of Incoming copy the received message out of the staging memory; if the
+// relay copies, CopyIn does nothing.
 func (c *Client) CopyIn(n uint64) error {
 	if !c.Incoming.copies() {
 		return nil
@@ -238,16 +237,16 @@ func (c *Client) CopyIn(n uint64) error {
 	return c.Driver.MemcpyAsync(c.Incoming.Ptr, c.Incoming.Memory.Ptr, n, c.Incoming.Stream)
 }
 
-// Stream posts messages of one size, one after the other. Where this process copies
-// itself the staging memory is a ring of slots: a message is copied to the next one and
-// handed over by a timeline, or received there and copied out when the relay's timeline
-// says that it has come. No thread waits for any copy.
+// Stream posts consecutive messages of one size. If this process copies itself, the staging
+// memory is a ring of slots: the stream copies a message to the next slot and hands the slot over
+// by a timeline, or receives into the slot and copies out when the relay's timeline reports the
+// arrival. No thread waits for a copy.
 type Stream struct {
 	// Depth is how many messages may be in flight: as was asked for, or as there are
 	// slots.
 	Depth int
-	// Followed has a follower of the stream say that a message is in its slot, in place
-	// of the stream itself.
+	// Followed has a follower of the stream report that a message is in its slot, in place of the
+	// stream.
 	Followed bool
 
 	c     *Client
@@ -275,7 +274,7 @@ func (s *Stream) buffer() *Buffer {
 	return s.c.Incoming
 }
 
-// Post posts the next message. Of sends the one Depth before it has to have ended.
+// Post posts the next message. A send first waits for the end of the send Depth before.
 func (s *Stream) Post() (*client.Operation, error) {
 	c, b, d := s.c, s.buffer(), s.c.Driver
 	post := c.Receiving.Receive
@@ -325,7 +324,7 @@ func (s *Stream) Post() (*client.Operation, error) {
 		c.Streams.Write(b.Stream, emptied, c.landed))
 }
 
-// End waits for this process's own copies. All messages have to have ended.
+// End waits for this process's own copies. Every message must have ended.
 func (s *Stream) End() error {
 	b := s.buffer()
 	if !b.copies() {
@@ -337,10 +336,9 @@ func (s *Stream) End() error {
 // keptTimes bounds the messages whose times are kept.
 const keptTimes = 1 << 18
 
-// StreamSend sends messages of one size, `depth` of them in flight, and then an
-// empty one, which ends the stream. After a tenth of the duration to warm up it
-// measures for that long: GB/s, and how long each message took from its post. `as`
-// changes what the Stream is like.
+// StreamSend sends messages of one size, depth messages in flight, and then an empty message,
+// which ends the stream. After a tenth of the duration as warm-up it measures GB/s, and the time
+// of every message from its post. as edits the Stream.
 func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64, as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
 		op *client.Operation
@@ -392,10 +390,10 @@ func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duratio
 	return float64(bytes) / elapsed.Seconds() / 1e9, times, messages.End()
 }
 
-// StreamReceive is the other side of StreamSend. Receives are always posted: of
-// those that no message came for it takes leave.
+// StreamReceive is the other side of StreamSend. Receives are always posted: StreamReceive
+// abandons the receives without a message.
 func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag uint64) (err error) {
-	// It may be another thread than that which has the context.
+	// The thread may differ from the thread with the context.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	before, err := c.Driver.CtxGetCurrent()

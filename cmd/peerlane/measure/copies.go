@@ -1,6 +1,5 @@
-// Package measure is what `peerlane demo` and `peerlane bench` measure with:
-// copies by one process that sees all GPUs, and messages of a process that is
-// attached to its relay.
+// Package measure has the measurements of `peerlane demo` and `peerlane bench`: copies by one
+// process that sees every GPU, and messages of a process that is attached to its relay.
 package measure
 
 import (
@@ -17,9 +16,9 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// What a Job measures.
+// Kinds of a Job.
 const (
-	// Raw is cuMemcpyPeerAsync, all copies queued on one stream of the issuer; or, Mapped,
+	// Raw is cuMemcpyPeerAsync, with every copy queued on one stream of the issuer; or, Mapped,
 	// cuMemcpyAsync.
 	Raw = "raw"
 	// Batch is the same copies, eight to a call (cuMemcpyBatchAsync).
@@ -30,58 +29,57 @@ const (
 	// Leg is a part of the staged route: copies between imported memory and a
 	// ring of slots, slot by slot, in a queue of a relay's.
 	Leg = "leg"
-	// Local is one such copy and a wait for it, in one process.
+	// Local is a single such copy and the wait for its end, in one process.
 	Local = "local"
-	// Queue is one copy that a relay's queue is given, until it reports the end.
+	// Queue is a copy by a relay's queue, until the queue reports the end.
 	Queue = "queue"
-	// Ring is one operation through a session's rings and back, without a copy.
+	// Ring is an operation through a session's rings and back, without a copy.
 	Ring = "ring"
-	// PrepareNIC makes what NIC needs.
+	// PrepareNIC prepares NIC.
 	PrepareNIC = "prepare-nic"
-	// NIC is an emulated NIC's writes from memory of one GPU to another's, both of which
-	// it reaches directly.
+	// NIC is the writes of an emulated NIC between the memory of two GPUs, both of which the NIC
+	// reaches directly.
 	NIC = "nic"
 	// Occupy keeps a GPU, From, busy with a Load until Vacate.
 	Occupy = "occupy"
 	Vacate = "vacate"
-	// Work runs a Load on a GPU, From, and tells what it got done.
+	// Work runs a Load on a GPU, From, and returns its rate.
 	Work = "work"
 	// Free is how much memory a GPU, From, has left for everybody (cuMemGetInfo).
 	Free = "free"
 )
 
-// Job is one measurement. GPUs are named by PCI address.
+// Job is a measurement. GPUs are named by PCI address.
 type Job struct {
 	Kind             string
 	From, To, Issuer string
 	Size             uint64 // bytes of a message
 	Depth            int    // messages in flight
-	// Bytes are the least to move; where it is 0 Duration says how long.
+	// Bytes is the minimum to move; with 0, Duration limits the job.
 	Bytes    uint64
 	Duration time.Duration
 	// Of a Leg.
 	Slots     int
 	SlotBytes uint64
-	// Of a Bounce: its pieces, and the host buffers that they go through.
+	// Of a Bounce: its pieces, and the host buffers.
 	Chunk   uint64
 	Buffers int
 	// Socket is an emulated NIC's, of PrepareNIC.
 	Socket string
-	// Load is one of LoadSMs and LoadMemory, of Occupy and Work.
+	// Load is LoadSMs or LoadMemory, for Occupy and Work.
 	Load string
-	// Mapped has Raw and Local copy by cuMemcpyAsync between memory that the issuer's
-	// context has mapped, as a relay's has: the issuer's GPU executes that. Without, it
-	// is cuMemcpyPeerAsync, which the GPU executes that has the source, whoever issues it.
+	// Mapped has Raw and Local copy by cuMemcpyAsync between memory that the issuer's context has
+	// mapped, like a relay: the issuer's GPU executes the copy. Without Mapped, cuMemcpyPeerAsync
+	// copies, which the GPU of the source executes for any issuer.
 	Mapped bool
 }
 
-// Result is what a Job found: a rate, for one copy at a time how long each took, or
-// bytes.
+// Result is the result of a Job: a rate, the times of single copies, or bytes.
 type Result struct {
 	GBs   float64 `json:"gbs,omitempty"` // 1e9 bytes a second
 	Times *Times  `json:"times,omitempty"`
 	Bytes uint64  `json:"bytes,omitempty"`
-	// PerSecond is rounds of a Load, by all of its blocks.
+	// PerSecond is the rate of iterations of a Load, by its blocks together.
 	PerSecond float64 `json:"perSecond,omitempty"`
 }
 
@@ -95,8 +93,7 @@ type Times struct {
 	Max   float64 `json:"max"`
 }
 
-// TimesOf are the percentiles of durations, which it sorts; nil where there are
-// none.
+// TimesOf returns the percentiles of durations, which it sorts; nil without durations.
 func TimesOf(list []time.Duration) *Times {
 	if len(list) == 0 {
 		return nil
@@ -108,7 +105,7 @@ func TimesOf(list []time.Duration) *Times {
 	return &Times{Count: len(list), P50: at(500), P90: at(900), P99: at(990), P999: at(999), Max: at(1000)}
 }
 
-// copies measures with contexts of this process on all GPUs that a Job names.
+// copies measures with contexts of this process on the GPUs of a Job.
 type copies struct {
 	driver *cuda.Driver
 	gpus   map[string]*device.Device
@@ -205,7 +202,7 @@ func (j Job) rate(f func(n int) error) (float64, error) {
 		return 0, err
 	}
 	if j.Bytes == 0 {
-		// One more round to know how many fill the time.
+		// Measure one more iteration, to compute the number for the duration.
 		start := time.Now()
 		if err := f(count); err != nil {
 			return 0, err
@@ -219,7 +216,7 @@ func (j Job) rate(f func(n int) error) (float64, error) {
 	return float64(j.Size) * float64(count) / time.Since(start).Seconds() / 1e9, nil
 }
 
-// times takes the time of one after the other, after some to warm up.
+// times measures consecutive calls, after some calls as warm-up.
 func (j Job) times(f func() error) (*Times, error) {
 	const warm, least, most = 100, 10, 1 << 20
 	for i, end := 0, time.Now().Add(j.Duration); i < warm && (i == 0 || time.Now().Before(end)); i++ {
@@ -238,7 +235,7 @@ func (j Job) times(f func() error) (*Times, error) {
 	return TimesOf(list), nil
 }
 
-// plain is memory of a GPU as cuMemAlloc gives it.
+// plain returns memory of a GPU from cuMemAlloc.
 func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 	if err := on.Use(); err != nil {
 		return 0, err
@@ -246,8 +243,8 @@ func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 	return c.driver.MemAlloc(size)
 }
 
-// peers are plain memory on two GPUs that reach each other, and a stream of the
-// issuer, whose context stays current. free lets them go.
+// peers returns plain memory on two GPUs that reach each other, and a stream of the issuer, whose
+// context stays current. free releases them.
 func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream, free func() error, err error) {
 	d := c.driver
 	free = func() error { return nil }
@@ -278,7 +275,7 @@ func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 	return
 }
 
-// copier is one copy of a Job in a stream of the issuer, whose context stays current.
+// copier returns a copy of a Job in a stream of the issuer, whose context stays current.
 func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream, free func() error, err error) {
 	d := c.driver
 	if !j.Mapped {
@@ -321,8 +318,8 @@ func (c *copies) raw(j Job, from, to, issuer *device.Device) (float64, error) {
 	return result, errors.Join(err, free())
 }
 
-// batch copies as raw does, batchCopies to a call, each with a place of its own: copies of
-// one call have no order.
+// batch copies as raw does, batchCopies in a call, at separate places: copies of a call have no
+// order.
 func (c *copies) batch(j Job, from, to, issuer *device.Device) (float64, error) {
 	const batchCopies = 8
 	d := c.driver
@@ -441,8 +438,8 @@ func (c *copies) bounce(j Job, a, b *device.Device) (result float64, err error) 
 	})
 }
 
-// imports is what a leg works on: a message and a ring of slots, as other
-// processes would export them, and a queue.
+// imports are the objects of a leg: a message and a ring of slots, as other processes would
+// export them, and a queue.
 type imports struct {
 	message, ring *device.Memory
 	queue         *device.Queue
@@ -536,7 +533,7 @@ func (c *copies) queue(j Job, from, to, issuer *device.Device) (*Times, error) {
 	return result, errors.Join(err, i.close())
 }
 
-// imported makes memory as another process would export it, and imports it.
+// imported makes memory as another process would export it, and imports the memory.
 func (c *copies) imported(on, issuer *device.Device, bytes uint64) (*device.Memory, error) {
 	access := cuda.Access{Device: issuer.Ordinal, Write: true}
 	exported, err := device.Create(c.driver, on.Ordinal, bytes, access)

@@ -13,16 +13,16 @@ import (
 // Loads that keep a GPU busy.
 const (
 	LoadSMs    = "sms"    // a kernel that holds every SM and never yields
-	LoadMemory = "memory" // one that reads and writes memory, more than any cache has
+	LoadMemory = "memory" // reads and writes memory, more than a cache has
 )
 
-// loadBytes is what LoadMemory works on; less on the simulator.
+// loadBytes is the memory of LoadMemory; less on the simulator.
 const loadBytes, simulatedLoadBytes = 1 << 30, 1 << 20
 
 // neverEnds is longer than any measurement.
 const neverEnds = time.Hour
 
-// load is kernels on a GPU that keep it busy.
+// load is the kernels that keep a GPU busy.
 type load struct {
 	on      *device.Device
 	kernels *kernels.Kernels
@@ -33,7 +33,7 @@ type load struct {
 	running bool
 }
 
-// load makes what the kernels need on a GPU, once.
+// load prepares the kernels on a GPU, once.
 func (c *copies) load(on *device.Device) (*load, error) {
 	if l := c.loads[on.BusID]; l != nil {
 		return l, nil
@@ -90,12 +90,12 @@ func (c *copies) occupy(j Job, on *device.Device) error {
 		return err
 	}
 	l.running = true
-	// Nothing tells that it has begun; on a GPU that has nothing else to do it has.
+	// No event reports the begin of the kernel; an idle GPU has begun by now.
 	time.Sleep(20 * time.Millisecond)
 	return nil
 }
 
-// vacate ends what occupy began.
+// vacate ends the kernel of occupy.
 func (c *copies) vacate(on *device.Device) error {
 	l := c.loads[on.BusID]
 	if l == nil || !l.running {
@@ -108,8 +108,8 @@ func (c *copies) vacate(on *device.Device) error {
 	return err
 }
 
-// work runs a kernel for a time and tells what it got done: rounds a second, and for
-// LoadMemory GB/s that were read and written.
+// work runs a kernel for a time and returns its rate: iterations a second, and for LoadMemory
+// GB/s read and written.
 func (c *copies) work(j Job, on *device.Device) (r Result, err error) {
 	l, err := c.load(on)
 	if err != nil {

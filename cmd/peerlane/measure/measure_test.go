@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestPercentiles(t *testing.T) {
+func TestPercentilesOfSamplesAreExact(t *testing.T) {
 	if TimesOf(nil) != nil {
 		t.Error("no times have percentiles")
 	}
@@ -23,7 +23,7 @@ func TestPercentiles(t *testing.T) {
 	}
 }
 
-func TestRingTimes(t *testing.T) {
+func TestRingTimesArePositive(t *testing.T) {
 	r, err := (&copies{}).Do(Job{Kind: Ring, Duration: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func aPipe(t *testing.T, n int) (ours, theirs []*net.TCPConn) {
 	return ours, theirs
 }
 
-func TestPlainSockets(t *testing.T) {
+func TestPlainSocketsMoveBytes(t *testing.T) {
 	how := Sockets{Threads: 2, Each: 2}
 	ours, theirs := aPipe(t, how.Count())
 	sent := make(chan error, 1)
@@ -79,7 +79,7 @@ func TestPlainSockets(t *testing.T) {
 	if err := errors.Join(err, <-answered); err != nil || len(times) == 0 {
 		t.Errorf("%d answers, %v", len(times), err)
 	}
-	// Who goes away is an error, and no rate.
+	// A peer that closes its connections is an error, not a rate.
 	ours, theirs = aPipe(t, 1)
 	if err := ours[0].SetLinger(0); err != nil {
 		t.Fatal(err)

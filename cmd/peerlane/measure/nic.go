@@ -16,9 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// near is a stream of a GPU that a NIC reaches directly: memory of both ends is
-// registered with the emulated NIC, which writes from one to the other. No relay has
-// a part in it.
+// near is a stream of a GPU that a NIC reaches directly: memory of both ends is registered with
+// the emulated NIC, which writes between them. No relay takes part.
 type near struct {
 	job       Job
 	on        *device.Device // of the sender
@@ -30,7 +29,7 @@ type near struct {
 	// Of the loop.
 	posted   uint64
 	bytes    uint64
-	from     time.Time // when it began to count; zero before
+	from     time.Time // start of the measurement; zero before
 	underWay int
 	over     bool
 	ended    chan error
@@ -57,7 +56,7 @@ func (c *copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	}
 	defer unix.Close(theirs)
 	n.loop.Call(func() {
-		// The receiver does nothing with what it is told: its memory is its own.
+		// The receiver ignores the immediates: the memory belongs to the receiver.
 		n.receiving, err = loop.Receive(n.loop, ours, func(uint64, uint64) {}, func(error) {})
 	})
 	if err != nil {
@@ -101,8 +100,8 @@ func (c *copies) prepareNear(j Job, from, to *device.Device) (err error) {
 	return err
 }
 
-// runNear keeps as many writes as Depth in flight for the time, after a tenth of it to warm up,
-// and then ends what prepareNear has made. With no time it makes one write.
+// runNear keeps Depth writes in flight for the time, after a tenth of it as warm-up, and then
+// ends the objects of prepareNear. Without a time it makes a single write.
 func (c *copies) runNear(j Job) (gbs float64, err error) {
 	n := c.near
 	if n == nil {
@@ -161,7 +160,7 @@ func (n *near) end(err error) {
 	n.over = true
 	select {
 	case n.ended <- err:
-	default: // the first one counts
+	default: // the first error counts
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ringTimes posts one operation after the other and looks for its completion,
-// while another thread takes and completes them as a busy relay does: what rings
-// cost between two processors, without any copy.
+// ringTimes posts consecutive operations and polls for the completion, while another thread takes
+// and completes them as a busy relay does: the cost of rings between two processors, without a
+// copy.
 func ringTimes(j Job) (*Times, error) {
 	relay, err := ring.NewRelay()
 	if err != nil {
@@ -49,7 +49,7 @@ func ringTimes(j Job) (*Times, error) {
 				return nil
 			}
 			if n%1024 == 1023 {
-				// With one processor the other thread has to have its turn.
+				// On one processor, let the other thread run.
 				runtime.Gosched()
 				if time.Since(start) > patience {
 					return errors.New("an operation was not completed")

@@ -11,8 +11,8 @@ type answer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Serve does the Jobs that come in, and answers each, JSON both ways, until there
-// are no more. One process does all of a run: its contexts take time and memory.
+// Serve does Jobs and answers with Results, JSON in both directions, until the end of in. One
+// process serves a whole run, because its contexts take time and memory.
 func Serve(in io.Reader, out io.Writer) error {
 	jobs, answers := json.NewDecoder(in), json.NewEncoder(out)
 	var c *copies

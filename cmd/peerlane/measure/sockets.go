@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// Sockets is a way to move bytes by plain sockets, as NCCL names it: so many threads, each
-// of which writes to so many sockets in turn (NCCL_SOCKET_NTHREADS,
-// NCCL_NSOCKS_PERTHREAD).
+// Sockets is a number of threads and a number of sockets that a thread writes to in turn
+// (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD).
 type Sockets struct {
 	Threads int `json:"threads"`
 	Each    int `json:"each"`
@@ -23,15 +22,15 @@ func (s Sockets) String() string { return fmt.Sprintf("%d × %d", s.Threads, s.E
 // Count is how many sockets that takes.
 func (s Sockets) Count() int { return s.Threads * s.Each }
 
-// socketPiece is what is written to a socket, or read, at a time, bytes.
+// socketPiece is the size of a write or a read, bytes.
 const socketPiece = 1 << 20
 
 // warmUp is the part of a stream's time that does not count.
 func warmUp(d time.Duration) time.Duration { return d / 10 }
 
-// Send writes for a time, a tenth of it to warm up, and then ends its side of each
-// connection. There are Count of them, and each gets at least one write: where the threads
-// begin late the time is over before the first.
+// Send writes for a time, a tenth of it as warm-up, and then ends its side of the connections.
+// There are Count connections, and every connection gets at least one write: if the threads begin
+// late, the time may be over before the first write.
 func (s Sockets) Send(to []*net.TCPConn, d time.Duration) error {
 	piece := make([]byte, socketPiece)
 	failed := make([]error, s.Threads)
@@ -60,9 +59,9 @@ func (s Sockets) Send(to []*net.TCPConn, d time.Duration) error {
 	return errors.Join(failed...)
 }
 
-// ReceiveAll reads what Send writes, until the end of all connections, and tells the rate
-// in GB/s of what came after the warm-up of a stream of that time; of all, where nothing
-// came that late.
+// ReceiveAll reads the bytes of Send, until the end of every connection, and returns the rate in
+// GB/s after the warm-up of a stream of that time; without bytes that late, the rate of the whole
+// stream.
 func ReceiveAll(from []*net.TCPConn, d time.Duration) (gbs float64, err error) {
 	var first time.Time
 	var begin sync.Once
@@ -103,8 +102,8 @@ func ReceiveAll(from []*net.TCPConn, d time.Duration) (gbs float64, err error) {
 	return float64(counted.Load()) / (took - warmUp(d)).Seconds() / 1e9, nil
 }
 
-// AskSocket sends messages of one size for a time, each when the byte that answers the one
-// before has come, and returns how long each took. It ends its side of the connection.
+// AskSocket sends messages of one size for a time, the next message after the answer of one byte,
+// and returns the time of every message. It ends its side of the connection.
 func AskSocket(c *net.TCPConn, size uint64, d time.Duration) (times []time.Duration, err error) {
 	message, word := make([]byte, size), make([]byte, 1)
 	begin := time.Now()

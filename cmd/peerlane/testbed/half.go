@@ -15,9 +15,9 @@ import (
 //go:embed half.xml
 var halfPopulated []byte
 
-// half makes it the half-populated host of the README's picture, on the CUDA simulator. The
-// XML tells neither UUIDs nor device nodes, so they are made up, and of sysfs there is as much
-// as the hook looks at.
+// half makes h the half-populated host of the README's picture, on the CUDA simulator. The XML
+// has neither UUIDs nor device nodes, so half makes them up; sysfs has only the files that the
+// hook reads.
 func (h *Host) half() error {
 	_, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
 	if err != nil {

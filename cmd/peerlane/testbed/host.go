@@ -1,7 +1,7 @@
-// Package testbed is a host to run containers on, in a directory of its own:
-// this machine's GPUs, or a recorded host on the CUDA simulator; with
-// Peerlane's configuration, plan and CDI specifications, a stand-in for the GPU
-// vendor's, and emulated NICs. `peerlane demo` and the integration tests use it.
+// Package testbed is a host to run containers on, in a private directory: this machine's GPUs, or
+// a recorded host on the CUDA simulator; with Peerlane's configuration, plan and CDI
+// specifications, a fake of the GPU vendor's specification, and emulated NICs. `peerlane demo`
+// and the integration tests use the package.
 package testbed
 
 import (
@@ -35,16 +35,16 @@ import (
 
 // Which GPUs a Host has.
 const (
-	GPUsAuto      = "auto" // real ones where there are any
+	GPUsAuto      = "auto" // real GPUs if the machine has GPUs
 	GPUsReal      = "real"
 	GPUsSimulated = "simulated"
 	GPUsOne       = "simulated-one"  // a single simulated GPU
-	GPUsHalf      = "simulated-half" // those of the half-populated host of the README's picture
-	GPUsOfKernel  = "kernel"         // simulated ones, where this kernel shows GPUs
+	GPUsHalf      = "simulated-half" // the GPUs of the half-populated host of the README's picture
+	GPUsOfKernel  = "kernel"         // simulated GPUs, on a kernel that shows GPUs
 )
 
-// containers begins the names of this host's containers: a process may have several
-// hosts, and others have some beside it.
+// containers returns the prefix of the names of this host's containers: a process may have
+// several hosts, beside hosts of other processes.
 func (h *Host) containers() string {
 	f := fnv.New32a()
 	f.Write([]byte(h.Root)) // a hash's Write never fails
@@ -54,9 +54,9 @@ func (h *Host) containers() string {
 // ContainerID is a name for a container.
 func (h *Host) ContainerID(name string) string { return h.containers() + name }
 
-// Host is the machine that containers run on, or one that it plays.
+// Host is the machine that containers run on, real or simulated.
 type Host struct {
-	// Root is its directory. The caller made it and removes it.
+	// Root is the directory of the host. The caller makes and removes it.
 	Root   string
 	Layout paths.Layout
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
@@ -68,16 +68,16 @@ type Host struct {
 	// Config and Plan are set by Configure.
 	Config config.Config
 	Plan   *topo.Plan
-	// Environment is that of whoever uses CUDA on the host.
+	// Environment is the environment of processes that use CUDA on the host.
 	Environment []string
 	// Libraries are mounted into containers.
 	Libraries []string
-	// Lanes are those that the next Configure makes by configuration.
+	// Lanes are the lanes that the next Configure requests by configuration.
 	Lanes []topo.Assignment
-	// ClientCopy has plain processes see the server GPUs of their lanes, so that they can
-	// copy themselves.
+	// ClientCopy lets plain processes see the server GPUs of their lanes, so that the processes
+	// can copy themselves.
 	ClientCopy bool
-	// Pace is the rate of each emulated NIC in GB/s; 0 for no bound.
+	// Pace is the rate of an emulated NIC in GB/s; 0 for no limit.
 	Pace float64
 
 	devRoot string
@@ -85,7 +85,7 @@ type Host struct {
 	simDir  string
 }
 
-// Bytes are those of a device's own log.
+// Bytes are the counters of a device's log.
 type Bytes struct{ In, Out uint64 }
 
 // New makes a host below root.
@@ -109,8 +109,8 @@ func New(root, binaries, gpus string) (*Host, error) {
 	return h, h.simulated(gpus == GPUsOne)
 }
 
-// OneGPU reports whether the host has a single GPU: its containers share that GPU, and no
-// other GPU can stage for it, so that route direct is the only route.
+// OneGPU reports whether the host has a single GPU: its containers share that GPU, and no other
+// GPU can stage for it, so that route direct is the only route.
 func (h *Host) OneGPU() bool { return len(h.Topology.GPUs) == 1 }
 
 // RuntimeState is the OCI runtime's own directory.
@@ -122,20 +122,19 @@ func (h *Host) CDIDir() string { return filepath.Join(h.Root, "cdi") }
 // HookBinary is peerlane-hook.
 func (h *Host) HookBinary() string { return filepath.Join(h.Binaries, "peerlane-hook") }
 
-// Configure does what an administrator and `peerlane cdi generate` do: it
-// writes the configuration, after `change` had its way with it, the plan, and
-// the specifications.
+// Configure writes the configuration, after change has edited it, the plan, and the
+// specifications, as an administrator and `peerlane cdi generate` do.
 func (h *Host) Configure(change func(*config.Config)) error {
 	h.Config = config.Default()
 	h.Config.Relay.Environment = h.Environment
 	h.Config.Relay.SandboxRead = h.Libraries
-	if h.simDir != "" { // the devices' logs are written by whoever copies
+	if h.simDir != "" { // the process that copies writes the devices' logs
 		h.Config.Relay.SandboxWrite = []string{h.simDir}
 	}
 	h.Config.Relay.Binary = filepath.Join(h.Binaries, "peerlane-relay")
 	h.Config.Plan.Lanes = h.Lanes
-	// It copies, and has contexts on server GPUs, while others count both: who wants
-	// it says so.
+	// The self-test copies and has contexts on server GPUs, which tests count: a test that needs
+	// the self-test sets it.
 	h.Config.Relay.SelfTest = launch.SelfTestOff
 	change(&h.Config)
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
@@ -161,7 +160,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	return cdi.Write(h.CDIDir(), append(list, vendor))
 }
 
-// Bundle makes a bundle of a program, linked as it is, and injects devices.
+// Bundle makes a bundle of a program, with its libraries, and injects devices.
 func (h *Host) Bundle(name string, program bundle.File, devices []string, arguments ...string) (*bundle.Bundle, error) {
 	dir := filepath.Join(h.Root, "bundles", name)
 	b := bundle.New(dir, append([]string{program.Container}, arguments...)...)
@@ -174,19 +173,18 @@ func (h *Host) Bundle(name string, program bundle.File, devices []string, argume
 	return b, b.Write()
 }
 
-// Devices are the CDI names of a GPU and its lane.
+// Devices returns the CDI names of a GPU and its lane.
 func Devices(g topo.GPU) []string {
 	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindLane, g.Index)}
 }
 
-// DevicesWithServers are those of a container that sees the lane's server GPUs as well:
-// the vendor's, which bring the driver's libraries, and peerlane.dev/gpu=.
+// DevicesWithServers returns the CDI names for a container that sees the lane's server GPUs as
+// well: the vendor's devices, which bring the driver's libraries, and peerlane.dev/gpu=.
 func DevicesWithServers(g topo.GPU) []string {
 	return []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index), fmt.Sprintf("%s=%d", cdi.KindGPU, g.Index)}
 }
 
-// StartNICs starts an emulated NIC process for each NIC of the lanes. stop ends
-// them.
+// StartNICs starts an emulated NIC process for every NIC of the lanes. stop ends the processes.
 func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() error, err error) {
 	beside := map[string][]string{}
 	for _, lane := range lanes {
@@ -201,8 +199,8 @@ func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() e
 	return h.StartNICsBeside(ctx, beside)
 }
 
-// StartNICsBeside starts emulated NIC processes by name, each with the GPUs that are
-// beside it, by PCI address. stop ends them.
+// StartNICsBeside starts emulated NIC processes by name, with the GPUs beside the NIC, by PCI
+// address. stop ends the processes.
 func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) (stop func() error, err error) {
 	var started []*exec.Cmd
 	stop = func() error {
@@ -225,7 +223,7 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
 		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
 		c.Stderr = &bytes.Buffer{}
-		// A killed one would leave its socket.
+		// A killed process would leave its socket.
 		c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
 		if err := c.Start(); err != nil {
 			return nil, errors.Join(err, stop())
@@ -243,7 +241,7 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 	return stop, nil
 }
 
-// real makes it this machine, if that has a GPU and a driver.
+// real makes h this machine, if the machine has a GPU and a driver.
 func (h *Host) real() error {
 	topology, err := topo.ReadSysfs(topo.Options{NVML: nvml.New()})
 	if err != nil {
@@ -267,7 +265,7 @@ func (h *Host) real() error {
 	if len(relayed(plan)) >= 2 || len(topology.GPUs) == 1 {
 		return nil
 	}
-	// No NIC makes one a server: by configuration then, beside emulated NICs.
+	// No NIC makes a GPU a server: the configuration makes servers, beside emulated NICs.
 	name := func(i int) string { return topology.GPUs[i].BusID }
 	a, serverA, b, serverB := 0, 1, 1, 0
 	if len(topology.GPUs) >= 4 {
@@ -289,7 +287,7 @@ func counted(n int, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// driverLibrary is where the driver's library lies, found by loading it.
+// driverLibrary returns the path of the driver's library, found by loading the library.
 func driverLibrary() (string, error) {
 	d, err := cuda.Open()
 	if err != nil {
@@ -307,8 +305,8 @@ func driverLibrary() (string, error) {
 	return "", fmt.Errorf("the CUDA driver's library %s is loaded from no file", d.Library())
 }
 
-// simulated makes it a recorded host on the CUDA simulator: with all its GPUs, or with the
-// first one only.
+// simulated makes h a recorded host on the CUDA simulator: with every GPU, or with the first GPU
+// only.
 func (h *Host) simulated(one bool) error {
 	sysfs, proc, err := recorded.Unpack(filepath.Join(h.Root, "host"))
 	if err != nil {
@@ -329,8 +327,8 @@ func (h *Host) simulated(one bool) error {
 	return h.makeNodes(h.devRoot)
 }
 
-// ofKernel makes it this machine, whose PCIe tree has GPUs that nothing answers behind: a
-// guest of integration/vm. Their device nodes stay when it is gone.
+// ofKernel makes h this machine, whose PCIe tree has GPUs without hardware: a guest of
+// integration/vm. The device nodes stay after the test.
 func (h *Host) ofKernel() error {
 	topology, err := topo.ReadSysfs(topo.Options{})
 	if err != nil {
@@ -367,8 +365,8 @@ func (h *Host) simulate(topology *topo.Host) error {
 	return nil
 }
 
-// makeNodes makes what stands for the GPUs' device nodes: real ones of the GPUs'
-// numbers or the null device where that is permitted, which CDI demands, files elsewhere.
+// makeNodes makes fakes of the GPUs' device nodes: device nodes with the GPUs' numbers or of the
+// null device if permitted, which CDI demands, and files otherwise.
 func (h *Host) makeNodes(root string) error {
 	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
 	for _, g := range h.Topology.GPUs {
@@ -388,7 +386,7 @@ func (h *Host) makeNodes(root string) error {
 		number := unix.Mkdev(1, 3)
 		var minor uint32
 		if n, _ := fmt.Sscanf(name, "nvidia%d", &minor); n == 1 {
-			number = unix.Mkdev(195, minor) // by which the hook knows a GPU; nobody opens it
+			number = unix.Mkdev(195, minor) // the hook identifies a GPU by the number; no process opens the node
 		}
 		err := unix.Mknod(path, unix.S_IFCHR|0o666, int(number))
 		switch {
@@ -415,8 +413,8 @@ func relayed(p *topo.Plan) []topo.Lane {
 	return list
 }
 
-// TwoClients picks two far GPUs of the plan, of two NICs where that is possible. On a host
-// with one GPU both clients have its lane.
+// TwoClients picks two far GPUs of the plan, of two NICs if possible. On a host with one GPU both
+// clients have the lane of the GPU.
 func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) {
 	if !h.OneGPU() {
 		return twoOf(h.Plan)
@@ -443,7 +441,7 @@ func twoOf(p *topo.Plan) (lanes [2]topo.Lane, err error) {
 	return lanes, nil
 }
 
-// vendorSpec is what the GPU vendor's toolkit would write.
+// vendorSpec returns a specification like the GPU vendor's toolkit writes.
 func (h *Host) vendorSpec() (*specs.Spec, error) {
 	s := &specs.Spec{Version: "0.5.0", Kind: "nvidia.com/gpu"}
 	shared := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
@@ -452,7 +450,7 @@ func (h *Host) vendorSpec() (*specs.Spec, error) {
 	}
 	s.ContainerEdits.Env = slices.Clone(h.Environment)
 	if h.Simulated {
-		// The devices' logs are written by whoever copies.
+		// The process that copies writes the devices' logs.
 		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts,
 			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir, Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
 		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "PEERLANE_SIM_VISIBLE=nodes")
@@ -466,7 +464,7 @@ func (h *Host) vendorSpec() (*specs.Spec, error) {
 			}
 			if _, err := os.Stat(filepath.Join("/", h.devRoot, "dev", name)); err != nil {
 				if name == shared[2] {
-					continue // some hosts have none
+					continue // some hosts lack the file
 				}
 				return nil, err
 			}
@@ -481,8 +479,8 @@ func readOnly(path string) *specs.Mount {
 	return &specs.Mount{HostPath: path, ContainerPath: path, Options: []string{"ro", "bind", "nosuid", "nodev"}}
 }
 
-// PlainEnvironment lets a process outside of any container see one GPU only. Where
-// clients copy themselves it has the device nodes of the lane's servers, too.
+// PlainEnvironment returns the environment of a process outside of a container that sees one GPU
+// only. If clients copy themselves, the process also has the device nodes of the lane's servers.
 func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 	if !h.Simulated {
 		return append(slices.Clone(h.Environment), "CUDA_VISIBLE_DEVICES="+g.UUID), nil
@@ -510,7 +508,7 @@ func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir, "CUDA_VISIBLE_DEVICES="+g.UUID), nil
 }
 
-// Log is each simulated device's own log, by PCI address; empty on real GPUs.
+// Log returns the log of every simulated device, by PCI address; empty on real GPUs.
 func (h *Host) Log() (map[string]Bytes, error) {
 	if !h.Simulated {
 		return nil, nil

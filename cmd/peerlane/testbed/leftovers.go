@@ -10,12 +10,11 @@ import (
 	"time"
 )
 
-// Snapshot is what a host has of things that Peerlane or an OCI runtime makes:
-// a set of sentences, so that two can be compared.
+// Snapshot is the set of objects that Peerlane or an OCI runtime has made on a host, as
+// sentences, so that a test can compare two snapshots.
 type Snapshot map[string]bool
 
-// Look takes a snapshot of what belongs to this host: others may work beside
-// it.
+// Look takes a snapshot of the objects of this host: other hosts may work beside it.
 func (h *Host) Look() (Snapshot, error) {
 	s := Snapshot{}
 	for _, f := range []func(Snapshot) error{h.processes, h.mounts, h.sockets, h.files, h.cgroups} {
@@ -26,8 +25,7 @@ func (h *Host) Look() (Snapshot, error) {
 	return s, nil
 }
 
-// processes are those of Peerlane's programs, of the runtime's, and in the
-// containers.
+// processes adds the processes of Peerlane's programs, of the runtime, and in the containers.
 func (h *Host) processes(s Snapshot) error {
 	self := fmt.Sprint(os.Getpid())
 	entries, err := os.ReadDir("/proc")
@@ -39,7 +37,7 @@ func (h *Host) processes(s Snapshot) error {
 			continue
 		}
 		dir := filepath.Join("/proc", e.Name())
-		// A process that ends while we look is none that is left.
+		// A process that ends meanwhile is not left.
 		command, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || len(command) == 0 {
 			continue
@@ -61,8 +59,8 @@ func (h *Host) mounts(s Snapshot) error {
 	})
 }
 
-// sockets are those with a path of their own; those of generations are bound by
-// a shorter one, and show among the files.
+// sockets adds the sockets with a path of their own; sockets of generations are bound by a
+// shorter path, and appear among the files.
 func (h *Host) sockets(s Snapshot) error {
 	return lines("/proc/net/unix", func(line string) {
 		if f := strings.Fields(line); len(f) == 8 && strings.HasPrefix(f[7], h.Root) {
@@ -82,7 +80,7 @@ func lines(path string, each func(string)) error {
 	return nil
 }
 
-// files are those of Peerlane's trees and of the runtime's.
+// files adds the files of Peerlane's trees and of the runtime's.
 func (h *Host) files(s Snapshot) error {
 	for _, dir := range []string{h.Layout.State(), h.Layout.Run(), h.RuntimeState()} {
 		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -93,7 +91,7 @@ func (h *Host) files(s Snapshot) error {
 				return err
 			}
 			if strings.HasPrefix(path, h.Layout.GoodConfig()) {
-				return nil // it stays for the next container
+				return nil // the file stays for the next container
 			}
 			s["file "+path] = true
 			return nil
@@ -110,7 +108,7 @@ func (h *Host) cgroups(s Snapshot) error {
 	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case os.IsNotExist(err):
-			return nil // a cgroup that went while we looked, or no cgroups at all
+			return nil // the cgroup ended meanwhile, or the host has no cgroups
 		case err != nil:
 			return err
 		case d.IsDir() && (strings.Contains(path, h.Layout.Cgroup()) || strings.Contains(path, h.containers())):
@@ -120,8 +118,8 @@ func (h *Host) cgroups(s Snapshot) error {
 	})
 }
 
-// Left compares with an earlier snapshot until they are alike or the time is
-// over: a supervisor needs a moment after its container. It lists what is more.
+// Left compares with an earlier snapshot until both are equal or the time is over: a supervisor
+// needs a moment after its container. It lists the additional objects.
 func (h *Host) Left(before Snapshot, patience time.Duration) ([]string, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		after, err := h.Look()

@@ -7,13 +7,13 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Outward is the lane by which clients of this host reach another one: its GPU, by PCI
-// address, and the [plan] of the configuration that makes it, of the host's own one.
+// Outward returns the lane by which clients of this host reach another host: its GPU, by PCI
+// address, and the [plan] of the configuration that makes the lane, from the host's own plan.
 //
-// It is the first far GPU's whose NICs this host has, else that of the first GPU beside one.
-// Simulated GPUs are beside no NIC: a far one's lane is given NIC, the host's first with an
-// active port, so that RDMA can be tried where no GPU is. A host without NICs reaches others
-// by TCP, with lanes as within the host.
+// The lane is the lane of the first far GPU whose NICs this host has, or else of the first GPU
+// beside a NIC. Simulated GPUs are beside no NIC: the lane of a far GPU gets NIC, the host's
+// first NIC with an active port, so that tests can use RDMA without a GPU. A host without NICs
+// reaches others by TCP, with lanes as within the host.
 func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic string, err error) {
 	if h.proc != "" { // a recorded host
 		kernel, err := topo.ReadSysfs(topo.Options{})
@@ -32,7 +32,7 @@ func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic strin
 	return h.outwardNIC(&topo.Host{}, nil)
 }
 
-// outwardNIC is Outward where the GPUs are beside none of the NICs that there are.
+// outwardNIC is Outward for GPUs that are beside no NIC of the host.
 func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan config.Plan, nic string, err error) {
 	plan.Lanes = slices.Clone(h.Lanes)
 	made, err := topo.MakePlan(h.Topology, topo.PlanConfig{Lanes: plan.Lanes})
@@ -50,7 +50,7 @@ func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan 
 	return first.GPU, plan, nic, nil
 }
 
-// reaching is the lane of a plan that reaches other hosts by NICs; nil where none does.
+// reaching returns the lane of a plan that reaches other hosts by NICs; nil for none.
 func reaching(p *topo.Plan) *topo.Lane {
 	there := func(name string) bool {
 		return slices.ContainsFunc(p.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" })
@@ -65,7 +65,7 @@ func reaching(p *topo.Plan) *topo.Lane {
 	return nil
 }
 
-// firstNIC is a NIC that relays can use, one of hardware where there is one; empty for none.
+// firstNIC returns a NIC that relays can use, preferably of hardware; empty for none.
 func firstNIC(h *topo.Host, excluded []string) string {
 	for _, software := range []bool{false, true} {
 		for _, n := range h.NICs {

@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// twoNICs reads the recorded host: GPUs 0, 1, 4 and 5 are beside a NIC, and the others far.
-// What changes its NICs has a copy of these.
+// twoNICs reads the recorded host: GPUs 0, 1, 4 and 5 are beside a NIC, and the others far. A
+// caller that changes the NICs gets a copy.
 func twoNICs(t *testing.T) func() *topo.Host {
 	t.Helper()
 	sysfs, proc, err := recorded.Unpack(t.TempDir())
@@ -38,9 +38,9 @@ func excluding(gpus string) config.Plan {
 	return config.Plan{Exclude: topo.Exclude{GPUs: strings.Fields(gpus)}}
 }
 
-// A host of real GPUs reaches others by a lane whose NICs it has, as its configuration
-// plans it; where it has none, by those that are made for this.
-func TestTheLaneOfRealGPUs(t *testing.T) {
+// A host of real GPUs reaches other hosts by a planned lane with a NIC of the host; without such
+// a lane, by a lane that Outward makes.
+func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	host := twoNICs(t)
 	emulated := []topo.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
 	for name, c := range map[string]struct {
@@ -78,8 +78,8 @@ func TestTheLaneOfRealGPUs(t *testing.T) {
 	}
 }
 
-// Simulated GPUs use a NIC of the host, whatever NICs the recorded host has.
-func TestTheLaneOfSimulatedGPUs(t *testing.T) {
+// Simulated GPUs use a NIC of the host, for any NICs of the recorded host.
+func TestOutwardSimulatedGPUsUseHostNIC(t *testing.T) {
 	host := twoNICs(t)
 	active, down := []topo.Port{{Number: 1, State: "ACTIVE"}}, []topo.Port{{Number: 1, State: "DOWN"}}
 	for name, c := range map[string]struct {
@@ -87,7 +87,7 @@ func TestTheLaneOfSimulatedGPUs(t *testing.T) {
 		excluded []string
 		want     string
 	}{
-		"none":              {want: "mlx5_0"}, // which is not there: it goes over TCP
+		"none":              {want: "mlx5_0"}, // the NIC is missing: TCP
 		"one":               {nics: []topo.NIC{{Name: "rocep0", Uverbs: "uverbs3", Ports: active}}, want: "rocep0"},
 		"of software":       {nics: []topo.NIC{{Name: "rxe0", Uverbs: "uverbs0", Software: true, Ports: active}}, want: "rxe0"},
 		"hardware first":    {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Software: true, Ports: active}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
@@ -111,7 +111,7 @@ func TestTheLaneOfSimulatedGPUs(t *testing.T) {
 	}
 }
 
-// mustHave demands what a plan has of the lane.
+// mustHave checks the lane of a plan.
 func (h *Host) mustHave(t *testing.T, gpu string, plan config.Plan, index int, nics string, relayed bool) {
 	t.Helper()
 	p, err := topo.MakePlan(h.Topology, config.Config{Plan: plan}.Planning())

@@ -16,9 +16,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Process is `peerlane` with arguments, outside of any container, that sees one
-// GPU, and where clients copy themselves has the nodes of its server GPUs. It is not
-// started.
+// Process returns a command of `peerlane`, outside of a container, that sees one GPU, and also
+// the nodes of its server GPUs if clients copy themselves. The command is not started.
 func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
 	environment, err := h.PlainEnvironment(g)
 	if err != nil {
@@ -29,8 +28,7 @@ func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*e
 	return c, nil
 }
 
-// Launch gives a plain process the relay of a GPU's lane, as the hook gives one to
-// a container.
+// Launch starts the relay of a GPU's lane for a plain process, as the hook does for a container.
 func (h *Host) Launch(id string, g topo.GPU, pid int) (*hook.Generation, error) {
 	lanes, err := hook.Lanes(h.Plan, []string{g.UUID + "@" + g.BusID})
 	if err != nil {
@@ -50,7 +48,7 @@ func (h *Host) Socket(g *hook.Generation) string {
 	return filepath.Join(h.Layout.SocketDir(g.ID), paths.SocketName)
 }
 
-// Measuring is a process that sees all GPUs and does measure.Jobs.
+// Measuring is a process that sees every GPU and does measure.Jobs.
 type Measuring struct {
 	command *exec.Cmd
 	in      io.WriteCloser
@@ -58,7 +56,7 @@ type Measuring struct {
 	errors  Tail
 }
 
-// StartMeasuring starts one.
+// StartMeasuring starts a process for measurements.
 func (h *Host) StartMeasuring(ctx context.Context) (*Measuring, error) {
 	m := &Measuring{command: exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane"), "measure")}
 	m.command.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
@@ -90,7 +88,7 @@ func (m *Measuring) Close() error {
 	return m.command.Wait()
 }
 
-// Tail keeps the end of what a process says, which can be read while it does.
+// Tail keeps the end of a process's output, which a caller can read while the process writes.
 type Tail struct {
 	mu   sync.Mutex
 	text []byte

@@ -15,26 +15,26 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What a client's buffers are.
+// Kinds of a client's buffers.
 const (
 	MemoryGPU     = "gpu"     // exported
 	MemoryStaging = "staging" // on a server GPU, made by the relay: the client copies
 	MemoryHost    = "host"
 )
 
-// order is what a client is told to do, one at a time.
+// order is a command for a client, one at a time.
 type order struct {
 	Do     string
 	Socket string      `json:",omitempty"`
-	Bytes  uint64      `json:",omitempty"` // of each buffer
-	Out    string      `json:",omitempty"` // MemoryGPU and its like
+	Bytes  uint64      `json:",omitempty"` // per buffer
+	Out    string      `json:",omitempty"` // MemoryGPU and so on
 	In     string      `json:",omitempty"`
 	Handle wire.Handle // of doConnect
 	Side   int         `json:",omitempty"` // 0 or 1, of doRound
 	Round  Round
 }
 
-// What a client can be told to do.
+// Commands for a client.
 const (
 	doAttach  = "attach"
 	doListen  = "listen"
@@ -74,9 +74,9 @@ func (d *Decades) add(more Decades) {
 	}
 }
 
-// Serve is a client's process: it does what comes in until there is no more.
+// Serve is a client's process: it executes orders until the end of in.
 func Serve(in io.Reader, out io.Writer) error {
-	// A CUDA context is current on one thread.
+	// A CUDA context is current on a single thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	orders, replies := json.NewDecoder(in), json.NewEncoder(out)
@@ -100,15 +100,14 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// process is a client: CUDA on the one GPU that it sees, and a session while it is
-// attached.
+// process is a client: CUDA on the GPU that it sees, and a session while it is attached.
 type process struct {
 	driver  *cuda.Driver
 	device  cuda.Device
 	gpu     wire.UUID
-	stream  cuda.Stream // of what is sent
+	stream  cuda.Stream // of sent messages
 	verify  *verifier
-	own     [2]cuda.Ptr // GPU memory that is exported, of what is sent and received
+	own     [2]cuda.Ptr // exported GPU memory, for sent and received messages
 	handles [2]cuda.MemHandle
 	bytes   uint64
 
@@ -121,7 +120,7 @@ type process struct {
 	rounds    uint64 // of this session
 }
 
-// buffer is what messages are sent out of or received into.
+// buffer is the memory that messages are sent out of or received into.
 type buffer struct {
 	memory *client.Memory
 	ptr    cuda.Ptr // 0 of host memory
@@ -130,7 +129,7 @@ type buffer struct {
 const outgoing, incoming = 0, 1
 
 func (p *process) do(o order, r *reply) (err error) {
-	ctx := context.Background() // who gives the orders kills what does not end
+	ctx := context.Background() // the parent kills a client that does not end
 	switch o.Do {
 	case doAttach:
 		return p.attach(ctx, o)
@@ -254,8 +253,8 @@ func (p *process) buffer(ctx context.Context, i int, kind string, access uint32)
 	return b, err
 }
 
-// detach ends the session, and before that its connections: then no stream waits for
-// any of them, and the streams can be waited for.
+// detach ends the connections and then the session: after that no stream waits for a connection,
+// and the client can wait for the streams.
 func (p *process) detach() error {
 	if p.session == nil {
 		return nil
@@ -279,11 +278,11 @@ const (
 	filledLine  = 0
 	sendTurns   = 1
 	receiveTurn = 2
-	arrivedLine = 64 // and atOnce - 1 more, one a message: nobody promises their order
+	arrivedLine = 64 // and atOnce - 1 more, one per message: messages may end in any order
 )
 
-// round sends one side's messages, receives the other's and compares them. After a
-// failure it has ended the session, and compared what arrived.
+// round sends the messages of one side, receives the messages of the other side and compares
+// them. After a failure it has ended the session, and compared the arrived messages.
 func (p *process) round(ctx context.Context, o order, r *reply) error {
 	p.rounds++
 	sends, receives := o.Round.messages(o.Side, p.bytes), o.Round.messages(1-o.Side, p.bytes)
@@ -302,7 +301,7 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 		leaving, err = p.send(o.Round, sends)
 	}
 	if err != nil {
-		// Of those that were posted none goes on after the session.
+		// No posted operation goes on after the session.
 		return errors.Join(err, p.detach())
 	}
 	failed := make([]error, len(arriving))
@@ -349,7 +348,7 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 	return nil
 }
 
-// receive posts receives; but of plain ones the stream reads each when it has come.
+// receive posts receives; for plain receives the stream reads the message after its arrival.
 func (p *process) receive(r Round, list []message) ([]*client.Operation, error) {
 	b, c := p.buffers[incoming], p.receiving
 	hand := r.Hand
@@ -386,7 +385,7 @@ func (p *process) receive(r Round, list []message) ([]*client.Operation, error) 
 		case HandTimeline:
 			err = errors.Join(p.lines.Wait(p.verify.stream, line, p.rounds), p.verify.read(i, m, b.ptr))
 		case HandOver:
-			// It fails where the hand-over has ended, and the operation with it.
+			// Take fails if the hand-over has ended, and the operation with it.
 			if err = p.lines.Take(p.verify.stream, turns); err == nil {
 				err = errors.Join(p.verify.read(i, m, b.ptr), p.lines.Give(p.verify.stream, turns))
 			}

@@ -22,21 +22,21 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Options are those of a Fleet.
+// Options are the options of a Fleet.
 type Options struct {
-	// GPUs that have lanes, of the host's; 0 for all.
+	// number of GPUs with lanes; 0 for every GPU
 	GPUs int
-	// PerGPU is how many containers each GPU has for each route.
+	// PerGPU is the number of containers per GPU and route.
 	PerGPU int
-	NICs   int // emulated ones
+	NICs   int // emulated NICs
 	// Client is the command of peerlane that is a client, Serve.
 	Client []string
 	// Change is the host's configuration's.
 	Change func(*config.Config)
 }
 
-// Fleet is containers with their relays, emulated NICs, and clients. A container is here
-// a process that does nothing; clients are plain processes.
+// Fleet is containers with their relays, emulated NICs, and clients. A container is here an idle
+// process; clients are plain processes.
 type Fleet struct {
 	Options
 	ctx        context.Context
@@ -51,24 +51,24 @@ type Fleet struct {
 	report  Report
 }
 
-// Report is what happened.
+// Report is the result of a Fleet.
 type Report struct {
 	Transfers int            // messages that were received and verified
-	Bytes     uint64         // of these
-	Routes    map[string]int // of these
-	Hands     map[string]int // the same, by how they were handed over
+	Bytes     uint64         // of the messages
+	Routes    map[string]int // messages by route
+	Hands     map[string]int // messages by hand-over
 	Sizes     Decades        // the same, by size
 	Pairs     map[string]int // the same, by the GPUs' numbers, "0 to 1"
 	Rounds    int            // that ended well
 	Lives     int            // of two clients, from attach to leave
-	Kills     map[string]int // by what was killed
+	Kills     map[string]int // by kind of the killed process
 	Stops     int            // of clients, by SIGSTOP
-	Explained map[string]int // ends of lives by what was killed, by the error's name
+	Explained map[string]int // ends of lives with a killed process as the cause, by the error's name
 	Wrong     int            // messages
 	Problems  []string       // errors that nothing explains, hangs, wrong bytes
 }
 
-// maxProblems bounds those that are told in words.
+// maxProblems limits the problems in words.
 const maxProblems = 20
 
 func (r *Report) problem(text string) {
@@ -77,13 +77,13 @@ func (r *Report) problem(text string) {
 	}
 }
 
-// death is something that was killed, until it has ended or is there again.
+// death is a killed process, until it has ended or a successor works.
 type death struct {
 	what     string
 	from, to time.Time // to is zero before
 }
 
-// container is one with a lane, and a relay that sends by one route.
+// container is a container with a lane, and a relay that sends by one route.
 type container struct {
 	Name   string
 	Number int
@@ -96,7 +96,7 @@ type container struct {
 	generation *hook.Generation
 	kills      []time.Time // of its relay
 
-	ending bool // of the fleet's lock: nothing begins in it
+	ending bool // guarded by the fleet's lock: nothing begins in it
 }
 
 // Generation is that of the container's present life.
@@ -130,7 +130,7 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 		f.nics = append(f.nics, &nic{name: fmt.Sprintf("emulated%d", i)})
 	}
 	for i, g := range gpus {
-		// Each stages on its neighbour.
+		// Each GPU stages on the next GPU.
 		server, n := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
 		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
 		if !slices.Contains(n.gpus, server) {
@@ -214,7 +214,7 @@ func (f *Fleet) startNIC(n *nic) error {
 		return err
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		// Others may connect from then on.
+		// From then on other relays may connect.
 		if info, err := os.Stat(socket); err == nil && info.Mode().Perm() == 0o666 {
 			return nil
 		}
@@ -224,15 +224,15 @@ func (f *Fleet) startNIC(n *nic) error {
 	}
 }
 
-// killed notes a death before it happens; over is called when the thing has ended, or is
-// there again.
+// killed records a death before it happens; the caller calls over when the process has ended, or
+// a successor works.
 func (f *Fleet) killed(kind string, what ...string) (over func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.killedLocked(kind, what...)
 }
 
-// killedLocked is killed for who has the fleet's lock.
+// killedLocked is killed for a caller that holds the fleet's lock.
 func (f *Fleet) killedLocked(kind string, what ...string) (over func()) {
 	f.report.Kills[kind]++
 	var list []*death
@@ -249,7 +249,7 @@ func (f *Fleet) killedLocked(kind string, what ...string) (over func()) {
 	}
 }
 
-// explained reports whether one of these died between begin and now.
+// explained reports whether one of the things died between begin and now.
 func (f *Fleet) explained(begin time.Time, things []string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -274,7 +274,7 @@ func (f *Fleet) KillClient(any func(n int) int) bool {
 	return true
 }
 
-// StopClient stops any client for a while; nothing may fail of it.
+// StopClient stops a client for a while; nothing may fail because of the stop.
 func (f *Fleet) StopClient(any func(n int) int, d time.Duration) bool {
 	v := f.pick(any)
 	if v == nil || v.command.Process.Signal(syscall.SIGSTOP) != nil {
@@ -321,7 +321,7 @@ func (f *Fleet) KillRelay(c *container) (bool, error) {
 	if err != nil || pid == 0 {
 		return false, err
 	}
-	process, err := os.FindProcess(pid) // by a pidfd: no other can have its number
+	process, err := os.FindProcess(pid) // by a pidfd: no other process can have its number
 	if err != nil {
 		return false, nil
 	}
@@ -334,7 +334,7 @@ func (f *Fleet) KillRelay(c *container) (bool, error) {
 	if err := process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return false, err
 	}
-	// Its supervisor waits for it; no zombie is left when it has.
+	// Its supervisor waits for it, so no zombie is left after that.
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if err := process.Signal(syscall.Signal(0)); err != nil {
 			break
@@ -347,7 +347,7 @@ func (f *Fleet) KillRelay(c *container) (bool, error) {
 	return true, nil
 }
 
-// relay is the process of a container's relay; 0 where none runs.
+// relay returns the process of a container's relay; 0 without a relay.
 func (f *Fleet) relay(c *container) (int, error) {
 	infos, err := hook.Find(f.host.Layout, c.generation.ID)
 	if err != nil {
@@ -359,9 +359,9 @@ func (f *Fleet) relay(c *container) (int, error) {
 	return infos[0].Status.Relay.PID, nil
 }
 
-// KillContainer ends a container, and starts another in its place. As in a PID namespace
-// the others are killed before the end of init can be seen: a relay that learns of that
-// takes the host memory back that it has made.
+// KillContainer ends a container, and starts another container in its place. As in a PID
+// namespace, the other processes are killed before the end of init is visible: a relay that
+// learns of the end takes its host memory back.
 func (f *Fleet) KillContainer(c *container) error {
 	f.mu.Lock()
 	c.ending = true
@@ -372,7 +372,7 @@ func (f *Fleet) KillContainer(c *container) error {
 			clients, names = append(clients, v), append(names, v.name)
 		}
 	}
-	over := f.killedLocked("container", names...) // before anything hears that it is ending
+	over := f.killedLocked("container", names...) // before any process learns of the end
 	f.mu.Unlock()
 	defer over()
 	for _, v := range clients {
@@ -448,7 +448,7 @@ func (f *Fleet) Close() error {
 	return err
 }
 
-// Report is what has happened so far.
+// Report returns the result so far.
 func (f *Fleet) Report() Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -470,7 +470,7 @@ var ofDeaths = []wire.Status{
 	wire.StatusNICDied, wire.StatusBadHandle, wire.StatusUnreachable,
 }
 
-// failed judges how a life ended that these things took part in.
+// failed judges the end of a life with these things.
 func (f *Fleet) failed(err error, begin time.Time, things []string) {
 	explained := f.explained(begin, things)
 	f.mu.Lock()
@@ -505,7 +505,7 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-// Any is a container whose number of its GPU and route is wanted.
+// Any returns a container with a wanted number of its GPU and route.
 func (f *Fleet) Any(r *rand.Rand, wanted func(number int) bool) *container {
 	var list []*container
 	for _, c := range f.Containers {
@@ -528,7 +528,7 @@ func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
 	return func(*rand.Rand) [2]*container { return [2]*container(list) }
 }
 
-// AnyPair is two containers of different GPUs that send by one route.
+// AnyPair returns two containers of different GPUs that send by one route.
 func (f *Fleet) AnyPair(r *rand.Rand) [2]*container {
 	a := anyOf(r, f.Containers)
 	for {

@@ -10,15 +10,15 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Life is what two clients do together.
+// Life is the parameters of two clients' exchange.
 type Life struct {
-	Bytes    uint64 // of each buffer
-	Messages int    // of a round, in each direction, at most
+	Bytes    uint64 // per buffer
+	Messages int    // per round and direction, at most
 	Largest  uint64 // message
 	Rounds   int    // at most
 	Memory   []string
 	Hands    []string
-	// Stays says that clients stay for the next life, but for those that were killed.
+	// Stays keeps clients for the next life, except killed clients.
 	Stays bool
 }
 
@@ -31,15 +31,15 @@ type Slot struct {
 	now    [2]*worker
 }
 
-// NewSlot makes one; pick says which containers the next life is in.
+// NewSlot returns a slot; pick chooses the containers of the next life.
 func (f *Fleet) NewSlot(random *rand.Rand, pick func(*rand.Rand) [2]*container, life Life) *Slot {
 	return &Slot{fleet: f, random: random, pick: pick, life: life}
 }
 
 func anyOf[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
-// Live is one life: two clients attach, connect both ways, exchange messages until it is
-// over, and leave. Its errors go into the report, where nothing explains them.
+// Live runs a life: two clients attach, connect in both directions, exchange messages until over,
+// and leave. Unexplained errors go into the report.
 func (s *Slot) Live(over func() bool) {
 	f, r := s.fleet, s.random
 	in := s.pick(r)
@@ -64,8 +64,8 @@ func (s *Slot) Live(over func() bool) {
 	f.report.Lives++
 }
 
-// names are what a life depends on: both containers and their relays, the clients, and
-// the NICs.
+// names returns the things that a life depends on: both containers and their relays, the clients,
+// and the NICs.
 func (f *Fleet) names(in [2]*container, s *Slot) []string {
 	things := []string{in[0].Name, in[1].Name}
 	for _, w := range s.now {
@@ -81,7 +81,7 @@ func (f *Fleet) names(in [2]*container, s *Slot) []string {
 	return things
 }
 
-// fill has a client in each of both containers.
+// fill starts a client in both containers.
 func (s *Slot) fill(in [2]*container) error {
 	for i, c := range in {
 		if w := s.now[i]; w != nil && w.container == c {
@@ -99,7 +99,7 @@ func (s *Slot) fill(in [2]*container) error {
 	return nil
 }
 
-// meet attaches both clients and connects them.
+// meet attaches and connects the clients.
 func (s *Slot) meet(in [2]*container) error {
 	a, b := s.now[0], s.now[1]
 	attach := func(c *container) order {
@@ -159,7 +159,7 @@ func (s *Slot) round(in [2]*container) error {
 	return err
 }
 
-// part ends a life: clients detach or leave, in one way or another.
+// part ends a life: clients detach or leave.
 func (s *Slot) part(well bool) error {
 	var failed error
 	for i, w := range s.now {

@@ -7,35 +7,35 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// Round is messages that two clients send each other at once. Both derive all of it
+// Round is the messages that two clients send each other at the same time. Both derive the round
 // from the seed.
 type Round struct {
 	Seed     uint64
-	Messages int    // in each direction, at most: as many as the buffers have room for
+	Messages int    // per direction, at most: as many as fit into the buffers
 	Largest  uint64 // bytes; sizes are log-uniform from 1 on
-	// How a message that is sent, and one that is received, is handed over.
+	// The hand-over of sent messages, and of received messages.
 	Hand string
 }
 
-// How GPU memory is handed over between a client's stream and its relay.
+// Kinds of hand-over of GPU memory between a client's stream and its relay.
 const (
 	HandPlain    = "plain"    // the CPU waits for the stream, and for the operation
 	HandTimeline = "timeline" // After and Signal
 	HandOver     = "hand-over"
 )
 
-// message is one of a round: where it begins in the sender's buffer, and in the
-// receiver's, of which the bytes beside it must stay as they were.
+// message is a message of a round: its offset in the sender's buffer, and in the receiver's,
+// whose neighbouring bytes must not change.
 type message struct {
 	size, from, to uint64
-	pattern        kernels.Pattern // of the word that `from` lies in, and those after it
+	pattern        kernels.Pattern // of the word of from, and of the following words
 }
 
-// margin is how many bytes before and after each message are compared, and belong to no
-// other one.
+// margin is the number of bytes before and after a message that are compared, and belong to no
+// other message.
 const margin = 64
 
-// messages are those that one side sends; both sides' buffers have so many bytes.
+// messages returns the messages that a side sends; the buffers of both sides have that size.
 func (r Round) messages(sender int, bytes uint64) []message {
 	random := rand.New(rand.NewPCG(r.Seed, uint64(sender)))
 	// A gap is as odd as a size.
@@ -50,7 +50,7 @@ func (r Round) messages(sender int, bytes uint64) []message {
 			if len(list) > 0 {
 				break
 			}
-			// The first one is cut to what there is.
+			// The first message is cut to the buffer.
 			m.from, m.to = m.from%margin+margin, m.to%margin+margin
 			m.size = min(size, bytes-4*margin)
 			return append(list, m)
@@ -60,7 +60,7 @@ func (r Round) messages(sender int, bytes uint64) []message {
 	return list
 }
 
-// canary is what the receiver's buffer has before a round.
+// canary is the content of the receiver's buffer before a round.
 func (r Round) canary(sender int) kernels.Pattern {
 	return kernels.Pattern{Seed: ^(r.Seed + uint64(sender))}
 }
@@ -68,5 +68,5 @@ func (r Round) canary(sender int) kernels.Pattern {
 // byteOf is a byte of a pattern.
 func byteOf(p kernels.Pattern, i uint64) byte { return byte(p.Word(i/8) >> (i % 8 * 8)) }
 
-// shift is where a message begins in its pattern.
+// shift is the offset of a message in its pattern.
 func (m message) shift() uint64 { return m.from % 8 }

@@ -17,33 +17,33 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Torture is messages between all GPUs of a host, by both routes and in both directions,
-// while kernels of other processes run on all of them, and clients and relays are killed.
+// Torture is messages between every two GPUs of a host, by both routes and in both directions,
+// while kernels of other processes run on every GPU, and clients and relays are killed.
 type Torture struct {
-	GPUs      string // one of package testbed's
-	Most      int    // GPUs; 0 for all
+	GPUs      string // a value of package testbed
+	Most      int    // GPUs; 0 for every GPU
 	Binaries  string // the directory of peerlane, peerlane-hook and peerlane-relay
 	Seed      uint64
-	Transfers int           // at least; half of them by each route
-	Limit     time.Duration // within this time, or it has failed
-	// Containers that each GPU has for each route; 0 for two.
+	Transfers int           // minimum; half of them by each route
+	Limit     time.Duration // maximum time
+	// Containers per GPU and route; 0 for two.
 	Containers int
-	// Pairs of clients for each two GPUs and route; 0 for enough to keep them busy.
+	// Pairs of clients per two GPUs and route; 0 for enough to keep the GPUs busy.
 	Pairs    int
-	Bytes    uint64 // of each client's buffers
+	Bytes    uint64 // per buffer of a client
 	Largest  uint64 // message
 	Memory   []string
-	Load     string        // one of Loads
+	Load     string        // a value of Loads
 	KillEach time.Duration // on average; 0 for never
 	Kills    int           // at most; 0 for no bound
 	Change   func(*config.Config)
 	Progress func(string)
 }
 
-// Loads that keep all GPUs busy.
+// Loads keep every GPU busy.
 var Loads = []string{"both", measure.LoadMemory, measure.LoadSMs, "none"}
 
-// Result is what came of it.
+// Result is the result of a Torture.
 type Result struct {
 	Host      string
 	Simulated bool
@@ -52,27 +52,27 @@ type Result struct {
 	Seconds   float64 // of the transfers
 	PerSecond float64 // transfers
 	Load      string
-	// Computed is the share of that time in which a GPU's kernels ran, the least of all.
+	// Computed is the share of the time in which a GPU's kernels ran, the minimum of the GPUs.
 	Computed float64
 	Report
 	Left []string // on the host
-	// Logs are the ends of what relays have said, where something was wrong.
+	// Logs are the ends of the logs of relays, after a failure.
 	Logs map[string]string `json:",omitempty"`
 }
 
-// OK says whether all is as it was asked for.
+// OK reports whether the result has the requested size and no problem.
 func (r *Result) OK(t Torture) bool {
 	return r.Transfers >= t.Transfers && 2*min(r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
 }
 
-// Run runs it. An error says that it could not be run.
+// Run runs the messages. An error means that they could not run.
 func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	root, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
-	// Relays, who are not root, go through it where they have no root of their own.
+	// Relays, which are not root, traverse the directory if they have no private root.
 	if err := os.Chmod(root, 0o711); err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 	return err
 }
 
-// logs are the ends of what relays and their supervisors have said, by container.
+// logs returns the ends of the logs of relays and their supervisors, by container.
 func (f *Fleet) logs() map[string]string {
 	all := map[string]string{}
 	for _, c := range f.Containers {
@@ -193,8 +193,7 @@ func (f *Fleet) logs() map[string]string {
 	return all
 }
 
-// pairs are the containers of clients that talk to each other: for each two GPUs and
-// route, as many times as there are to be.
+// pairs returns the containers of connected clients, repeated, per two GPUs and route.
 func (t Torture) pairs(f *Fleet) (list [][2]*container) {
 	const busy = 8 // pairs
 	var once [][2]*container
@@ -220,7 +219,7 @@ func (t Torture) pairs(f *Fleet) (list [][2]*container) {
 	return list
 }
 
-// same is the container of a number of that one's GPU and route.
+// same returns the container with a number of that container's GPU and route.
 func (f *Fleet) same(c *container, number int) *container {
 	for _, other := range f.Containers {
 		if other.gpu.BusID == c.gpu.BusID && other.Route == c.Route && other.Number == number {
@@ -230,8 +229,8 @@ func (f *Fleet) same(c *container, number int) *container {
 	return c
 }
 
-// compute keeps a GPU's SMs and memory busy by kernels of a process of its own, one after
-// the other, and tells how long they have run, in seconds.
+// compute keeps a GPU's SMs and memory busy by consecutive kernels of a separate process, and
+// returns their running time, in seconds.
 func (t Torture) compute(f *Fleet, busID string, ended <-chan struct{}) (seconds float64, err error) {
 	m, err := f.host.StartMeasuring(context.Background())
 	if err != nil {

@@ -44,7 +44,7 @@ func TestMessagesOfARound(t *testing.T) {
 	if odd[0] < 100 || odd[1] < 100 {
 		t.Errorf("offsets that are odd: %v", odd)
 	}
-	// One that is larger than the buffer is cut.
+	// A message above the buffer's size is cut.
 	r := Round{Seed: 1, Messages: 1, Largest: 1 << 40}
 	for r.Seed = range uint64(50) {
 		if m := r.messages(0, 4096)[0]; m.to < margin || max(m.from, m.to)+m.size+margin > 4096 {
@@ -53,7 +53,7 @@ func TestMessagesOfARound(t *testing.T) {
 	}
 }
 
-// Each byte of a message and beside it is looked at.
+// Every byte of a message and beside it is compared.
 func TestCompareSeesEveryByte(t *testing.T) {
 	r := Round{Seed: 7, Messages: 3, Largest: 300}
 	const bytes = 64 << 10
@@ -83,8 +83,8 @@ func TestCompareSeesEveryByte(t *testing.T) {
 	}
 }
 
-// What a death explains, and what none does.
-func TestWhatADeathExplains(t *testing.T) {
+// Errors with and without a death as an explanation.
+func TestFleetDeathExplainsError(t *testing.T) {
 	died := func(status wire.Status) error { return &failure{status: status, text: "client 1: " + status.String()} }
 	for _, c := range []struct {
 		name    string
@@ -118,7 +118,7 @@ func TestWhatADeathExplains(t *testing.T) {
 			t.Errorf("%s: problems %v, explained %v", c.name, r.Problems, r.Explained)
 		}
 	}
-	// What is dead and not there again explains what comes later.
+	// A thing that is dead, without a successor, explains later errors.
 	f := &Fleet{report: Report{Kills: map[string]int{}, Explained: map[string]int{}}}
 	f.killed("NIC", "nic0")
 	f.failed(died(wire.StatusNICDied), time.Now().Add(time.Hour), []string{"nic0"})

@@ -15,21 +15,21 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// patience bounds every step of a client: what takes longer hangs.
+// patience limits a step of a client: a longer step hangs.
 const patience = 2 * time.Minute
 
-// victim is a client's process, in Go or C, as who kills sees it.
+// victim is a client's process, in Go or C, for the killer.
 type victim struct {
 	name    string
 	in      *container
 	command *exec.Cmd
-	ended   chan struct{} // closed when it has
+	ended   chan struct{} // closed after its end
 	err     error         // set before
 	stderr  testbed.Tail
 }
 
-// begin starts a process that can be killed; of its output `read` reads all before the
-// process is waited for.
+// begin starts a process that the fleet may kill; read reads the whole output before begin waits
+// for the process.
 func (f *Fleet) begin(name string, in *container, command *exec.Cmd, read func(io.Reader)) (*victim, error) {
 	v := &victim{name: name, in: in, command: command, ended: make(chan struct{})}
 	command.Stderr = &v.stderr
@@ -57,7 +57,7 @@ func (f *Fleet) begin(name string, in *container, command *exec.Cmd, read func(i
 	return v, nil
 }
 
-// worker is a client's process as the fleet sees it.
+// worker is a client's process.
 type worker struct {
 	*victim
 	container *container
@@ -67,7 +67,7 @@ type worker struct {
 
 // worker starts a client in a container.
 func (f *Fleet) worker(c *container) (*worker, error) {
-	// Not by the fleet's context: who orders it to end waits for that.
+	// Not by the fleet's context: the orders end the process.
 	command, err := f.host.Process(context.Background(), c.gpu, f.Client...)
 	if err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 
 // failure is how a client's step failed.
 type failure struct {
-	status wire.Status // 0: it says none
+	status wire.Status // 0: no status
 	killed bool        // the process was
-	late   bool        // its container was ending before it could begin
+	late   bool        // its container was ending before its begin
 	hangs  bool
 	text   string
 }
@@ -138,7 +138,7 @@ func (w *worker) do(o order) (reply, error) {
 	}
 }
 
-// hangs ends a client that does not answer, which says where it is.
+// hangs ends a client that does not answer; the client prints its goroutines.
 func (w *worker) hangs(what string) error {
 	_ = w.command.Process.Signal(syscall.SIGQUIT)
 	select {
@@ -150,7 +150,7 @@ func (w *worker) hangs(what string) error {
 	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience, &w.stderr)}
 }
 
-// leave ends a client as programs do: it closes its session.
+// leave ends a client as programs do: by closing its session.
 func (w *worker) leave() error {
 	w.in.Close()
 	select {
@@ -164,7 +164,7 @@ func (w *worker) leave() error {
 	return nil
 }
 
-// kill ends a client in the midst of whatever it does.
+// kill ends a client during any step.
 func (w *worker) kill() {
 	_ = w.command.Process.Kill() // it may have ended
 	w.in.Close()

@@ -12,11 +12,11 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 )
 
-// Row is the cells of a row: numbers, terminal.Styled, Lines, or any other value, which
-// is sanitised.
+// Row holds the cells of a row: numbers, terminal.Styled, Lines, or another value, which the
+// table sanitises.
 type Row []any
 
-// Lines is a cell of several lines. Each is sanitised.
+// Lines is a cell of several lines. The table sanitises every line.
 type Lines []string
 
 // Writer is a table.
@@ -50,8 +50,8 @@ func (w *Writer) Length() int { return w.table.Length() }
 // Render formats the table, without a line feed at the end.
 func (w *Writer) Render() terminal.Styled { return terminal.Trusted(w.table.Render()) }
 
-// Wrap gives the column of a heading, the table's last, the part of a width that the
-// others leave, but at least 24, and wraps its text there.
+// Wrap gives the column of a heading, the last of the table, the remaining part of a width, but
+// at least 24, and wraps its text.
 func (w *Writer) Wrap(heading string, width int) {
 	before := 0
 	for line := range strings.Lines(w.table.Render()) {

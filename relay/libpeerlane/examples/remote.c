@@ -98,12 +98,12 @@ int main(int argc, char **argv)
 
 	if (offers) {
 		peerlane_listener listener;
-		peerlane_offering offering;
+		peerlane_region region;
 
 		fill(host, bytes, seed);
 		gpu_write(&gpu, room.address, host, bytes);
 		check(peerlane_listen(session, &gpu.uuid, &listener, &handle), "listening");
-		check(peerlane_offer(session, listener, 0, memory, 0, bytes, PEERLANE_REMOTE_READ | PEERLANE_REMOTE_WRITE, &offering, &key), "offering");
+		check(peerlane_expose(session, listener, 0, memory, 0, bytes, PEERLANE_REMOTE_READ | PEERLANE_REMOTE_WRITE, &region, &key), "exposing");
 		print_hex(handle.bytes, sizeof handle.bytes, ' ');
 		print_hex(key.bytes, sizeof key.bytes, '\n');
 
@@ -112,7 +112,7 @@ int main(int argc, char **argv)
 		getchar();
 
 		/* Nobody touches the memory any more when this returns. */
-		check(peerlane_withdraw(session, offering), "withdrawing");
+		check(peerlane_revoke(session, region), "revoking");
 		gpu_read(&gpu, host, room.address, bytes);
 		demand(host, bytes, seed + 1);
 	} else {

@@ -435,36 +435,43 @@ int peerlane_connection_status(peerlane_session *s, peerlane_connection connecti
 
 _Static_assert(sizeof(peerlane_remote_key) == sizeof(struct peerlane_remote_key_layout), "a key is as the protocol has it");
 
-int peerlane_offer(peerlane_session *s, peerlane_listener listener, peerlane_connection connection, peerlane_memory memory,
-	uint64_t offset, uint64_t length, uint32_t access, peerlane_offering *offering, peerlane_remote_key *key)
+int peerlane_expose(peerlane_session *s, peerlane_listener listener, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, uint32_t access, peerlane_region *region, peerlane_remote_key *key)
 {
-	struct peerlane_offer m = {
-		.type = PEERLANE_MESSAGE_OFFER, .listener = listener, .connection = connection, .memory = memory,
+	struct peerlane_expose m = {
+		.type = PEERLANE_MESSAGE_EXPOSE, .listener = listener, .connection = connection, .memory = memory,
 		.offset = offset, .length = length, .access = access,
 	};
 	struct peerlane_remote_key_layout layout = {.magic = PEERLANE_REMOTE_KEY_MAGIC, .length = length, .access = access};
-	struct peerlane_offered answer;
+	struct peerlane_exposed answer;
 	int status;
 
-	if (!offering || !key)
-		return fail_call(PEERLANE_STATUS_INVALID, "offering memory: nowhere to write the offer or its key: NULL");
-	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_OFFERED, sizeof answer, NULL);
-	if (!status && !answer.offer)
-		status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay gave the number 0 to an offer");
+	if (!region || !key)
+		return fail_call(PEERLANE_STATUS_INVALID, "exposing memory: nowhere to write the region or its key: NULL");
+	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_EXPOSED, sizeof answer, NULL);
+	if (!status && !answer.region)
+		status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay gave the number 0 to a region");
 	if (!status) {
 		memcpy(layout.key, answer.key, sizeof layout.key);
 		memcpy(key->bytes, &layout, sizeof key->bytes);
-		*offering = answer.offer;
+		*region = answer.region;
 	}
 	return status;
 }
 
-int peerlane_withdraw(peerlane_session *s, peerlane_offering offering)
+int peerlane_revoke(peerlane_session *s, peerlane_region region)
 {
-	struct peerlane_withdraw m = {.type = PEERLANE_MESSAGE_WITHDRAW, .offer = offering};
+	struct peerlane_revoke m = {.type = PEERLANE_MESSAGE_REVOKE, .region = region};
 
 	return tell(s, &m, sizeof m);
 }
+
+/* Earlier packages of libpeerlane.so.0 have these two functions under other names. Programs
+ * that were linked then still start; no header declares the names. */
+PEERLANE_API int peerlane_offer(peerlane_session *s, peerlane_listener listener, peerlane_connection connection, peerlane_memory memory,
+	uint64_t offset, uint64_t length, uint32_t access, peerlane_region *region, peerlane_remote_key *key)
+	__attribute__((alias("peerlane_expose")));
+PEERLANE_API int peerlane_withdraw(peerlane_session *s, peerlane_region region) __attribute__((alias("peerlane_revoke")));
 
 /* --- what the relay tells ---------------------------------------------------------- */
 

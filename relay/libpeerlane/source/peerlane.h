@@ -96,8 +96,8 @@ typedef uint32_t peerlane_connection;
 /* A send, a receive or another operation that was posted; 0 is none. A number is never used twice. */
 typedef uint64_t peerlane_operation;
 
-/* A range of memory that others may read or write by themselves. */
-typedef uint32_t peerlane_offering;
+/* A range of memory that the other sides of connections may read or write. */
+typedef uint32_t peerlane_region;
 
 /* A GPU's UUID, as cuDeviceGetUuid() and `nvidia-smi -L` (in hexadecimal) have it. */
 typedef struct peerlane_gpu {
@@ -109,8 +109,8 @@ typedef struct peerlane_handle {
 	uint8_t bytes[128];
 } peerlane_handle;
 
-/* What who reads or writes an offered range needs. Whoever has it, at the other side of
- * a connection that the offer is for, can. */
+/* The key of a region. A program with the key has the access of the region, on the
+ * connections of the region. */
 typedef struct peerlane_remote_key {
 	uint8_t bytes[64];
 } peerlane_remote_key;
@@ -291,8 +291,8 @@ PEERLANE_API int peerlane_export_pointer_ipc(peerlane_session *session, const vo
 PEERLANE_API int peerlane_pointer_id(const void *pointer, uint64_t length, uint64_t *id);
 
 /* Takes memory back: no new operation can use it, and the relay's mapping, which pins
- * the memory, goes when those under way have ended. Its offers are withdrawn, and as with
- * peerlane_withdraw() it returns when nobody else's operation touches the memory any more;
+ * the memory, goes when those under way have ended. Its regions are revoked, and as with
+ * peerlane_revoke() it returns when nobody else's operation touches the memory any more;
  * of its own the program knows. Host memory and staging memory are
  * unmapped here, also where the session has failed. */
 PEERLANE_API int peerlane_unexport(peerlane_session *session, peerlane_memory memory);
@@ -431,51 +431,51 @@ PEERLANE_API int peerlane_event_descriptor(peerlane_session *session, int *fd);
 
 /* --- one-sided operations -------------------------------------------------- */
 
-/* The side that accepted a connection offers memory, the side that connected reads and
- * writes it. The relays do it alone: of the process that offers nothing is needed, which
- * may do other things, or be stopped.
+/* The side that accepted a connection exposes memory; the side that connected reads and
+ * writes the memory. The relays move the bytes without the process that exposes the
+ * memory: the process may be stopped.
  *
- *	peerlane_offer(session, listener, 0, memory, 0, n, PEERLANE_REMOTE_READ, &offering, &key);
+ *	peerlane_expose(session, listener, 0, memory, 0, n, PEERLANE_REMOTE_READ, &region, &key);
  *	give the key away, by a message, say
  *	peerlane_read(session, sending, mine, 0, n, &key, 0, NULL, &operation);      there */
 
-/* Offers [offset, offset+length) of a memory to the connections of a listener, those of
- * now and those to come, which need not be accepted for it, or to one connection that was
- * accepted here; the other of the two is 0. The memory is of the GPU of that lane.
+/* Exposes [offset, offset+length) of a memory to the present and later connections of a
+ * listener, accepted or not, or to one connection that this process accepted; the other
+ * argument is 0. The memory is of the GPU of that lane.
  *
- * access: PEERLANE_REMOTE_READ, for which it has to be exported with
- * PEERLANE_ACCESS_SEND, PEERLANE_REMOTE_WRITE, with PEERLANE_ACCESS_RECEIVE, or both.
+ * access: PEERLANE_REMOTE_READ, which needs memory exported with PEERLANE_ACCESS_SEND,
+ * PEERLANE_REMOTE_WRITE, which needs PEERLANE_ACCESS_RECEIVE, or both.
  *
  * PEERLANE_STATUS_NOT_PERMITTED, PEERLANE_STATUS_OUT_OF_RANGE,
- * PEERLANE_STATUS_WRONG_GPU, PEERLANE_STATUS_LIMIT (PEERLANE_MAX_OFFERS). */
-PEERLANE_API int peerlane_offer(peerlane_session *session, peerlane_listener listener, peerlane_connection connection,
-	peerlane_memory memory, uint64_t offset, uint64_t length, uint32_t access, peerlane_offering *offering, peerlane_remote_key *key);
+ * PEERLANE_STATUS_WRONG_GPU, PEERLANE_STATUS_LIMIT (PEERLANE_MAX_REGIONS). */
+PEERLANE_API int peerlane_expose(peerlane_session *session, peerlane_listener listener, peerlane_connection connection,
+	peerlane_memory memory, uint64_t offset, uint64_t length, uint32_t access, peerlane_region *region, peerlane_remote_key *key);
 
-/* Ends an offer, and returns when no operation touches the memory on its behalf any more.
- * Those that have begun go on to their end, which is soon; peerlane_disconnect() ends
- * them. After PEERLANE_STATUS_TIMED_OUT, a minute later, no new one begins, and some have
- * not ended. peerlane_unexport() withdraws all offers of a memory. */
-PEERLANE_API int peerlane_withdraw(peerlane_session *session, peerlane_offering offering);
+/* Ends the access to a region, and returns when no operation on the region touches the
+ * memory. Operations that have begun go on to their end; peerlane_disconnect() ends them.
+ * After PEERLANE_STATUS_TIMED_OUT, a minute later, no new operation begins, and some have
+ * not ended. peerlane_unexport() revokes the regions of a memory. */
+PEERLANE_API int peerlane_revoke(peerlane_session *session, peerlane_region region);
 
 /* Writes `length` bytes of a memory here to byte `at` of what the other side of a
- * connection has offered; it has ended when they are there. One of 0 bytes looks whether
- * it might. The rest as peerlane_send().
+ * connection has exposed; the operation ends when the bytes are there. An operation of 0
+ * bytes checks the access. The rest as peerlane_send().
  *
  * Sends, reads and writes begin in the order in which they are posted, and end in any:
  * what is to come after one waits for its end, or peerlane_flush().
  *
- * As results: PEERLANE_STATUS_BAD_KEY where nothing is offered to this connection under
- * this key, or not any more; PEERLANE_STATUS_OUT_OF_RANGE beyond the offer's bounds;
+ * As results: PEERLANE_STATUS_BAD_KEY where the key names no region of this connection,
+ * or a revoked region; PEERLANE_STATUS_OUT_OF_RANGE beyond the bounds of the region;
  * PEERLANE_STATUS_NOT_PERMITTED where it is for reading alone. The call itself gives
  * PEERLANE_STATUS_BAD_KEY for bytes that are no key. */
 PEERLANE_API int peerlane_write(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,
 	peerlane_operation *operation);
 
-/* Reads `length` bytes from byte `at` of what the other side has offered into a memory
+/* Reads `length` bytes from byte `at` of a region of the other side into a memory
  * here; the rest as peerlane_write(). The first read of a connection opens another one,
  * the other way, which counts among both sides' connections. Where the relays cannot open
- * it, reads end with PEERLANE_STATUS_NO_WAY_BACK, the connection stays up, and the relays'
+ * it, reads end with PEERLANE_STATUS_NO_REVERSE_CONNECTION, the connection stays up, and the relays'
  * logs have the reason; reads of the next second end so too, a later one tries again. */
 PEERLANE_API int peerlane_read(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,

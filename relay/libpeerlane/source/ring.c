@@ -295,7 +295,7 @@ int peerlane_flush(peerlane_session *s, peerlane_connection connection, const st
 	return submit(s, d, options, operation);
 }
 
-/* one_sided posts an operation on what the other side has offered. */
+/* one_sided posts an operation on a region of the other side. */
 static int one_sided(peerlane_session *s, struct peerlane_descriptor d, const peerlane_remote_key *key,
 	const struct peerlane_options *options, peerlane_operation *operation)
 {
@@ -305,7 +305,7 @@ static int one_sided(peerlane_session *s, struct peerlane_descriptor d, const pe
 		return fail_call(PEERLANE_STATUS_INVALID, "a one-sided operation without a key: NULL");
 	memcpy(&layout, key->bytes, sizeof layout);
 	if (layout.magic != PEERLANE_REMOTE_KEY_MAGIC)
-		return fail_call(PEERLANE_STATUS_BAD_KEY, "these %zu bytes are not the key of an offer", sizeof key->bytes);
+		return fail_call(PEERLANE_STATUS_BAD_KEY, "these %zu bytes are not the key of a region", sizeof key->bytes);
 	memcpy(d.key, layout.key, sizeof d.key);
 	return submit(s, d, options, operation);
 }
@@ -387,7 +387,7 @@ static bool of_operation(int status)
 	case PEERLANE_STATUS_OK:
 	case PEERLANE_STATUS_TRUNCATED:
 	case PEERLANE_STATUS_BAD_KEY:
-	case PEERLANE_STATUS_NO_WAY_BACK:
+	case PEERLANE_STATUS_NO_REVERSE_CONNECTION:
 	case PEERLANE_STATUS_CANCELED:
 	case PEERLANE_STATUS_MALFORMED:
 	case PEERLANE_STATUS_UNKNOWN_MEMORY:

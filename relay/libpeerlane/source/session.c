@@ -321,8 +321,8 @@ void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number)
 	case PEERLANE_MESSAGE_EVENT_OPENED:
 		type = PEERLANE_MESSAGE_EVENT_CLOSE;
 		break;
-	case PEERLANE_MESSAGE_OFFERED:
-		type = PEERLANE_MESSAGE_WITHDRAW;
+	case PEERLANE_MESSAGE_EXPOSED:
+		type = PEERLANE_MESSAGE_REVOKE;
 		break;
 	case PEERLANE_MESSAGE_LISTENING:
 		type = PEERLANE_MESSAGE_UNLISTEN;
@@ -346,9 +346,9 @@ _Static_assert(sizeof(struct peerlane_unexport) == sizeof(struct peerlane_unlist
 		       sizeof(struct peerlane_unexport) == sizeof(struct peerlane_event_close) &&
 		       offsetof(struct peerlane_event_close, event) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_event_opened, event) == 8 &&
-		       sizeof(struct peerlane_unexport) == sizeof(struct peerlane_withdraw) &&
-		       offsetof(struct peerlane_withdraw, offer) == offsetof(struct peerlane_unexport, memory) &&
-		       offsetof(struct peerlane_offered, offer) == 8 &&
+		       sizeof(struct peerlane_unexport) == sizeof(struct peerlane_revoke) &&
+		       offsetof(struct peerlane_revoke, region) == offsetof(struct peerlane_unexport, memory) &&
+		       offsetof(struct peerlane_exposed, region) == 8 &&
 		       offsetof(struct peerlane_unlisten, listener) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_disconnect, connection) == offsetof(struct peerlane_unexport, memory) &&
 		       offsetof(struct peerlane_exported, memory) == 8 && offsetof(struct peerlane_listening, listener) == 8 &&
@@ -387,8 +387,8 @@ static size_t size_of(uint32_t type)
 		return sizeof(struct peerlane_staging_made);
 	case PEERLANE_MESSAGE_EVENT_OPENED:
 		return sizeof(struct peerlane_event_opened);
-	case PEERLANE_MESSAGE_OFFERED:
-		return sizeof(struct peerlane_offered);
+	case PEERLANE_MESSAGE_EXPOSED:
+		return sizeof(struct peerlane_exposed);
 	case PEERLANE_MESSAGE_LISTENING:
 		return sizeof(struct peerlane_listening);
 	case PEERLANE_MESSAGE_CONNECTED:

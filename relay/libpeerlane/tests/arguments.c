@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 	peerlane_listener listener;
 	peerlane_handle handle = {{0}};
 	peerlane_session *s = NULL;
-	peerlane_offering offering;
+	peerlane_region region;
 	peerlane_remote_key key = {{0}};
 	peerlane_memory memory;
 	uint64_t value;
@@ -59,10 +59,10 @@ int main(int argc, char **argv)
 	demand(INVALID, peerlane_write(NULL, 1, 1, 0, 0, NULL, 0, NULL, &operation));
 	demand(INVALID, peerlane_read(NULL, 1, 1, 0, 0, NULL, 0, NULL, &operation));
 	demand(PEERLANE_STATUS_BAD_KEY, peerlane_read(NULL, 1, 1, 0, 0, &key, 0, NULL, &operation));
-	demand(INVALID, peerlane_offer(NULL, 1, 0, 1, 0, 1, PEERLANE_REMOTE_READ, &offering, &key));
-	demand(INVALID, peerlane_offer(NULL, 1, 0, 1, 0, 1, PEERLANE_REMOTE_READ, NULL, &key));
-	demand(INVALID, peerlane_offer(NULL, 1, 0, 1, 0, 1, PEERLANE_REMOTE_READ, &offering, NULL));
-	demand(INVALID, peerlane_withdraw(NULL, 1));
+	demand(INVALID, peerlane_expose(NULL, 1, 0, 1, 0, 1, PEERLANE_REMOTE_READ, &region, &key));
+	demand(INVALID, peerlane_expose(NULL, 1, 0, 1, 0, 1, PEERLANE_REMOTE_READ, NULL, &key));
+	demand(INVALID, peerlane_expose(NULL, 1, 0, 1, 0, 1, PEERLANE_REMOTE_READ, &region, NULL));
+	demand(INVALID, peerlane_revoke(NULL, 1));
 	demand(INVALID, peerlane_test(NULL, 1, NULL));
 	demand(INVALID, peerlane_wait(NULL, 1, 0, NULL));
 	demand(INVALID, peerlane_poll(NULL, results, 4, &count));

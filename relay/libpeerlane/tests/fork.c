@@ -53,7 +53,7 @@ static int child(peerlane_operation pending, int deep)
 	peerlane_operation operation;
 	peerlane_memory memory;
 	peerlane_handle handle = {{0}};
-	peerlane_offering offering;
+	peerlane_region region;
 	peerlane_remote_key key;
 	struct peerlane_counters counters;
 	struct peerlane_connection_info info;
@@ -74,8 +74,8 @@ static int child(peerlane_operation pending, int deep)
 	demand(F, peerlane_send(a.session, a.connection, a.memory, 0, 8, NULL, &operation));
 	demand(F, peerlane_receive(b.session, b.connection, b.memory, 0, 8, NULL, &operation));
 	demand(F, peerlane_flush(a.session, a.connection, NULL, &operation));
-	demand(F, peerlane_offer(b.session, 0, b.connection, b.memory, 0, 8, PEERLANE_REMOTE_READ, &offering, &key));
-	demand(F, peerlane_withdraw(b.session, 1));
+	demand(F, peerlane_expose(b.session, 0, b.connection, b.memory, 0, 8, PEERLANE_REMOTE_READ, &region, &key));
+	demand(F, peerlane_revoke(b.session, 1));
 	demand(F, peerlane_cancel(b.session, pending));
 	demand(F, peerlane_wait(b.session, pending, -1, &value));
 	demand(PEERLANE_STATUS_INVALID, peerlane_test(b.session, pending, &value));

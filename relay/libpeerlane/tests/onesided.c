@@ -20,7 +20,7 @@ int main(int argc, char **argv)
 {
 	struct peerlane_options context = {.context = 77};
 	peerlane_remote_key key, other, wrong;
-	peerlane_offering offering, second;
+	peerlane_region region, second;
 	peerlane_operation operation, operations[MANY];
 	peerlane_listener listener;
 	peerlane_handle handle;
@@ -41,7 +41,7 @@ int main(int argc, char **argv)
 	must(!status);
 
 	/* Whole ranges, to and fro. */
-	ok(peerlane_offer(b.session, listener, 0, b.memory, HALF, HALF, PEERLANE_REMOTE_READ | PEERLANE_REMOTE_WRITE, &offering, &key));
+	ok(peerlane_expose(b.session, listener, 0, b.memory, HALF, HALF, PEERLANE_REMOTE_READ | PEERLANE_REMOTE_WRITE, &region, &key));
 	gpu_check(cuda.set_context(b.gpu.context), "cuCtxSetCurrent");
 	put(&b, HALF, BYTES, 1);
 	ok(peerlane_read(a.session, a.connection, a.memory, 5, BYTES, &key, 0, NULL, &operation));
@@ -72,8 +72,8 @@ int main(int argc, char **argv)
 	must(result.operation == operation && result.context == 77 && result.status == 0);
 
 	/* What keys do not allow. */
-	ok(peerlane_offer(b.session, 0, b.connection, b.memory, 0, 8, PEERLANE_REMOTE_READ, &second, &other));
-	must(offering != second && memcmp(&key, &other, sizeof key));
+	ok(peerlane_expose(b.session, 0, b.connection, b.memory, 0, 8, PEERLANE_REMOTE_READ, &second, &other));
+	must(region != second && memcmp(&key, &other, sizeof key));
 	ended(PEERLANE_STATUS_OK, peerlane_read(a.session, a.connection, a.memory, 0, 8, &other, 0, NULL, &operation));
 	ended(PEERLANE_STATUS_NOT_PERMITTED, peerlane_write(a.session, a.connection, a.memory, 0, 8, &other, 0, NULL, &operation));
 	must(strstr(peerlane_error(), "container b"));
@@ -82,12 +82,12 @@ int main(int argc, char **argv)
 	ended(PEERLANE_STATUS_BAD_KEY, peerlane_read(a.session, a.connection, a.memory, 0, 8, &wrong, 0, NULL, &operation));
 	wrong.bytes[0] ^= 1;
 	demand(PEERLANE_STATUS_BAD_KEY, peerlane_read(a.session, a.connection, a.memory, 0, 8, &wrong, 0, NULL, &operation));
-	ok(peerlane_withdraw(b.session, offering));
-	demand(PEERLANE_STATUS_UNKNOWN_MEMORY, peerlane_withdraw(b.session, offering));
+	ok(peerlane_revoke(b.session, region));
+	demand(PEERLANE_STATUS_UNKNOWN_MEMORY, peerlane_revoke(b.session, region));
 	ended(PEERLANE_STATUS_BAD_KEY, peerlane_read(a.session, a.connection, a.memory, 0, 8, &key, 0, NULL, &operation));
-	demand(PEERLANE_STATUS_MALFORMED, peerlane_offer(b.session, 0, 0, b.memory, 0, 8, PEERLANE_REMOTE_READ, &offering, &key));
-	demand(PEERLANE_STATUS_MALFORMED, peerlane_offer(b.session, listener, 0, b.memory, 0, 8, 0, &offering, &key));
-	demand(PEERLANE_STATUS_MALFORMED, peerlane_offer(a.session, 0, a.connection, a.memory, 0, 8, PEERLANE_REMOTE_READ, &offering, &key));
+	demand(PEERLANE_STATUS_MALFORMED, peerlane_expose(b.session, 0, 0, b.memory, 0, 8, PEERLANE_REMOTE_READ, &region, &key));
+	demand(PEERLANE_STATUS_MALFORMED, peerlane_expose(b.session, listener, 0, b.memory, 0, 8, 0, &region, &key));
+	demand(PEERLANE_STATUS_MALFORMED, peerlane_expose(a.session, 0, a.connection, a.memory, 0, 8, PEERLANE_REMOTE_READ, &region, &key));
 	must(strstr(peerlane_error(), "accepted"));
 
 	/* One that waits is canceled, and the rest ends with the session. */

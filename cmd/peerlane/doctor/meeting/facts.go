@@ -6,25 +6,26 @@ import (
 	"strings"
 )
 
-// Facts are what a host tells the doctor of another one.
+// Facts are the facts that a host tells the doctor of another host.
 type Facts struct {
-	Host    string `json:"host"`    // its name
+	Host    string `json:"host"`    // name of the host
 	Release string `json:"release"` // of Peerlane
-	// Oldest and Newest are the versions of the protocol between relays that it speaks.
+	// Oldest and Newest are the versions of the protocol between relays that the host speaks.
 	Oldest uint32 `json:"oldest"`
 	Newest uint32 `json:"newest"`
-	// Keys are the ids of the cluster's keys, the one in use first.
+	// Keys are the ids of the cluster's keys, the key in use first.
 	Keys []string `json:"keys"`
 	// TLS says that network.tls_certificate is configured.
 	TLS bool `json:"tls"`
 	// Ports is network.ports.
 	Ports string `json:"ports"`
-	// Interfaces are those that relays use, best first, and Why says why there is none.
+	// Interfaces are the interfaces that relays use, best first. Why is the reason for an empty
+	// list.
 	Interfaces []Interface `json:"interfaces"`
 	Why        string      `json:"why,omitempty"`
-	// Rails are the NICs of these interfaces, by the rail that relays number them.
+	// Rails are the NICs of these interfaces, by the rail numbers of relays.
 	Rails []Rail `json:"rails"`
-	// Numbered says that the configuration numbers them: network.rails or plan.rails.
+	// Numbered reports that the configuration numbers the rails: network.rails or plan.rails.
 	Numbered bool `json:"numbered,omitempty"`
 }
 
@@ -36,7 +37,7 @@ type Interface struct {
 	Mbps      int      `json:"mbps,omitempty"` // 1e6 bits/s; 0 where the kernel does not say
 }
 
-// Rail is a NIC by which relays talk: an RDMA device, or an interface that is of none.
+// Rail is a NIC of relays: an RDMA device, or an interface without an RDMA device.
 type Rail struct {
 	Rail      int     `json:"rail"`
 	NIC       string  `json:"nic"`
@@ -44,7 +45,7 @@ type Rail struct {
 	Gbps      float64 `json:"gbps"` // 1e9 bits/s; 0 where the kernel does not say
 }
 
-// Bounds of what is taken of another host.
+// Limits of the facts of another host.
 const (
 	maxFacts = 256 << 10
 	maxList  = 256
@@ -60,8 +61,8 @@ func (f Facts) text() ([]byte, error) {
 	return text, err
 }
 
-// parseFacts reads another host's facts. It has the cluster key, and may lie all the same:
-// lists are bounded, and texts have nothing that moves a terminal.
+// parseFacts reads another host's facts. The host has the cluster key, and may lie nevertheless:
+// parseFacts limits lists, and removes control characters from texts.
 func parseFacts(text []byte) (Facts, error) {
 	var f Facts
 	if len(text) > maxFacts {

@@ -28,24 +28,23 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Versions of this protocol. They are not those of the protocol between relays, which
-// Facts have.
+// Version of this protocol. Facts have the versions of the protocol between relays.
 const version = 2
 
-// Who is asked for by a doctor: of a relay no listener has that name, and it says so.
+// target is the name of a doctor: no listener of a relay has the name, and a relay answers so.
 var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}
 
 const (
-	// bulkBytes go each way to see whether full packets arrive.
+	// bulkBytes go in each direction to test whether full packets arrive.
 	bulkBytes = 1 << 20
-	// stepTimeout bounds each answer, and bulkTimeout what bulkBytes take.
+	// stepTimeout limits an answer, and bulkTimeout the transfer of bulkBytes.
 	stepTimeout = 3 * time.Second
 	bulkTimeout = 8 * time.Second
 	// meetTimeout bounds a meeting: less than a check may take.
 	meetTimeout = 18 * time.Second
-	// readings of the clock: the one with the shortest way counts.
+	// readings of the clock: the reading with the shortest round trip counts.
 	readings = 8
-	// guests at a time, and how long each may stay.
+	// guests at a time, and the maximum stay of a guest.
 	guests       = 16
 	guestTimeout = time.Minute
 )
@@ -54,9 +53,9 @@ const (
 type Side struct {
 	Name string
 	Keys func() network.Keys
-	// Certificates are the configuration's; nil where it has none.
+	// Certificates are the configuration's; nil without certificates.
 	Certificates *network.Certificates
-	// BulkTimeout stands for the constant where it is not 0.
+	// BulkTimeout replaces the constant if it is not 0.
 	BulkTimeout time.Duration
 }
 
@@ -70,8 +69,8 @@ func (s Side) local() (*network.Local, error) {
 	return l, err
 }
 
-// Serve answers doctors of other hosts until the listener is closed. Refused is told of
-// those that came to nothing.
+// Serve answers doctors of other hosts until the listener is closed. It reports failed meetings
+// to refused.
 func Serve(listener net.Listener, side Side, facts func() Facts, refused func(net.Addr, error)) error {
 	local, err := side.local()
 	if err != nil {
@@ -108,7 +107,7 @@ func Serve(listener net.Listener, side Side, facts func() Facts, refused func(ne
 	return nil
 }
 
-// answer answers one doctor.
+// answer answers a doctor.
 func answer(conn net.Conn, facts func() Facts) error {
 	if err := conn.SetDeadline(time.Now().Add(guestTimeout)); err != nil {
 		return err
@@ -145,12 +144,12 @@ func answer(conn net.Conn, facts func() Facts) error {
 	}
 }
 
-// onlyReader hides what would have io.CopyBuffer do without its buffer.
+// onlyReader hides methods by which io.CopyBuffer would not use its buffer.
 type onlyReader struct{ io.Reader }
 
-// Meeting is what came of one.
+// Meeting is the result of a meeting.
 type Meeting struct {
-	// At is where the other doctor was looked for, and Peer its name.
+	// At is the address of the other doctor, and Peer its name.
 	At   netip.AddrPort
 	Peer string
 	// Connected says that something there took the connection.
@@ -158,20 +157,21 @@ type Meeting struct {
 	// Err is why there are no Theirs; nil where there are.
 	Err    error
 	Theirs Facts
-	// Proven says that the other side has the cluster key.
+	// Proven reports that the other side has the cluster key.
 	Proven bool
-	// Offset is their clock less ours, and Uncertainty by how much it may be wrong:
-	// half the way there and back.
+	// Offset is their clock minus our clock, and Uncertainty the maximum error: half of the round
+	// trip.
 	Offset, Uncertainty time.Duration
 	// Ours is the address that the connection has on this side.
 	Ours netip.Addr
-	// PathMTU is what the kernel has found out of the path, bytes; 0 where it does not say.
+	// PathMTU is the MTU that the kernel has found for the path, bytes; 0 if unknown.
 	PathMTU int
-	// Stuck is what became of bulkBytes each way; nil where they arrived.
+	// Stuck is the error of the transfer of bulkBytes in each direction; nil if the bytes
+	// arrived.
 	Stuck error
 }
 
-// Meet meets the doctor at an address. It takes meetTimeout at most.
+// Meet meets the doctor at an address. It takes at most meetTimeout.
 func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
@@ -181,7 +181,7 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 		m.Err = err
 		return m
 	}
-	var connected atomic.Bool // several addresses are tried beside each other
+	var connected atomic.Bool // several addresses are tried in parallel
 	local.Connect = func(ctx context.Context, to netip.AddrPort, _ string) (net.Conn, error) {
 		conn, err := (&net.Dialer{Timeout: stepTimeout}).DialContext(ctx, "tcp", to.String())
 		if err == nil {
@@ -192,7 +192,7 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	session, err := local.Dial(ctx, target, at)
 	m.Connected = connected.Load()
 	if err != nil {
-		// Only who has the key can say any of these.
+		// Only a host with the key can answer so.
 		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion || wire.StatusOf(err) == wire.StatusUnreachable
 		m.Err = err
 		return m

@@ -65,13 +65,13 @@ func TestTwoDoctorsMeet(t *testing.T) {
 	if m.Err != nil || m.Stuck != nil || !m.Connected || !m.Proven || !reflect.DeepEqual(m.Theirs, theirs) {
 		t.Fatalf("%+v", m)
 	}
-	// One clock, seen over loopback.
+	// A single clock, over loopback.
 	if m.Offset.Abs() > m.Uncertainty || m.Uncertainty <= 0 || m.PathMTU < 1500 || m.Ours != netip.MustParseAddr("127.0.0.1") || !strings.HasPrefix(m.Peer, "there at ") {
 		t.Errorf("%+v", m)
 	}
 }
 
-func TestWhoHasNotTheKeyHearsNothing(t *testing.T) {
+func TestMeetingWithoutKeyGetsNoAnswer(t *testing.T) {
 	l, at := listen(t, asItIs)
 	serve(t, l, side("there", network.NewKey(time.Now())))
 	m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at})
@@ -80,7 +80,7 @@ func TestWhoHasNotTheKeyHearsNothing(t *testing.T) {
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestMeetingWithoutListenerFails(t *testing.T) {
 	l, at := listen(t, asItIs)
 	l.Close()
 	if m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at}); m.Err == nil || m.Connected {
@@ -88,7 +88,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-func TestARelayIsNoDoctor(t *testing.T) {
+func TestMeetingWithRelayFails(t *testing.T) {
 	key := network.NewKey(time.Now())
 	l, at := listen(t, asItIs)
 	relay := &network.Server{
@@ -142,7 +142,7 @@ func (c narrowConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestWhatDoesNotGetThrough(t *testing.T) {
+func TestMeetingReportsStuckBytes(t *testing.T) {
 	key := network.NewKey(time.Now())
 	l, at := listen(t, func(l net.Listener) net.Listener { return narrow{l, 100 << 10} })
 	serve(t, l, side("there", key))
@@ -154,7 +154,7 @@ func TestWhatDoesNotGetThrough(t *testing.T) {
 	}
 }
 
-// Who is told nothing in time goes.
+// A guest without an answer in time leaves.
 func TestMeetingEndsWithItsContext(t *testing.T) {
 	l, at := listen(t, asItIs)
 	defer l.Close()

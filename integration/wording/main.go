@@ -1,0 +1,52 @@
+// Wording checks the texts of this project: comments and errors of packages, names of tests,
+// and subjects of commits. docs/contributing.md has the rules. limits.txt lists the packages
+// above the limits, with the largest values that pass. Wording skips relay/.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+)
+
+func main() {
+	history := flag.Bool("history", false, "fail without a repository, in place of a notice: for CI")
+	update := flag.Bool("update", false, "lower the values of limits.txt to the measured values")
+	root := flag.String("root", ".", "the root of the repository")
+	flag.Parse()
+	if err := run(os.Stdout, *root, *history, *update); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// run makes the checks, and returns the violations in one error.
+func run(out io.Writer, root string, history, update bool) error {
+	list, err := readLimits(root)
+	if err != nil {
+		return err
+	}
+	found, err := measureAll(root)
+	if err != nil {
+		return err
+	}
+	if update {
+		list.values = lowered(list.values, found)
+		if err := list.write(root); err != nil {
+			return err
+		}
+	}
+	errs := check(list.values, found)
+	count, err := checkCommits(root, list)
+	switch {
+	case errors.Is(err, errNoHistory) && !history:
+		fmt.Fprintf(out, "wording: subjects of commits are not checked: %v\n", err)
+	case err != nil:
+		errs = append(errs, err)
+	default:
+		fmt.Fprintf(out, "wording: %d packages, %d commits\n", len(found), count)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestScoreOfSourceCountsCommentsAndErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		source string
+		want   score
+	}{
+		"a comment over two lines": {"package x\n\n// a tells b what c\n// has of it\n", score{words: 8, relatives: 1, pronouns: 1}},
+		"two comments":             {"package x\n\n// whoever reads this\n\n// finds them all\n", score{words: 6, relatives: 1, pronouns: 2}},
+		"a label":                  {"package x\n\nvar y int // all those\n", score{}},
+		"a quoted question":        {"package x\n\n// the user asks Who? and waits\n", score{words: 6}},
+		"a directive":              {"package x\n\n//go:build linux && what they say\n", score{}},
+		"an error":                 {"package x\n\nvar e = errors.New(\"it is what nobody knows\")\n", score{words: 5, relatives: 1, pronouns: 2}},
+		"a format of an error":     {"package x\n\nvar e = fmt.Errorf(\n\"they meet %s there\", s)\n", score{words: 4, pronouns: 1}}, // "s" of the verb counts
+		"another string":           {"package x\n\nvar e = f(\"it is what nobody knows\")\n", score{}},
+		"a block comment":          {"package x\n\n/* all of these words\ncount */\n", score{words: 5, pronouns: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s score
+			s.measure("x.go", []byte(c.source))
+			if diff := cmp.Diff(c.want, s, cmp.AllowUnexported(score{})); diff != "" {
+				t.Errorf("measure %q (-want +got):\n%s", c.source, diff)
+			}
+		})
+	}
+}
+
+func TestScoreOfTestFileCountsNamesWithoutForm(t *testing.T) {
+	source := []byte("package x\n\nfunc TestTheEndOfIt(t *testing.T) {}\nfunc TestReaderEmptyFileReturnsEOF(t *testing.T) {}\nfunc TestMain(m *testing.M) {}\n")
+	var test, other score
+	test.measure("x_test.go", source)
+	other.measure("x.go", source)
+	if test.tests != 1 || other.tests != 0 {
+		t.Errorf("got %d names in x_test.go and %d in x.go, want 1 and 0", test.tests, other.tests)
+	}
+}
+
+func TestTestNameWithoutFormIsRefused(t *testing.T) {
+	for _, name := range []string{"TestABIFieldOffsetsMatch", "TestACSDisabledAllowsP2P", "TestListenerEvictsOldestHandshake", "TestMain", "FuzzLoad", "Testify", "helper", "TestThemeOfPictureIsDark"} {
+		if err := checkTestName(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"TestTheEndOfWhoOffers", "TestWhoHasToGo", "TestWhatIsReached", "TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens"} {
+		if checkTestName(name) == nil {
+			t.Errorf("%s passes", name)
+		}
+	}
+}
+
+func TestCommitSubjectWithoutFormIsRefused(t *testing.T) {
+	for _, subject := range []string{
+		"topo: price no link that pinned lanes alone cross",
+		"config, config/paths: take both packages out of hook",
+		".ci: check the subjects of commits",
+		"Makefile: embed the version",
+		"docs: say " + strings.Repeat("é", maxSubject-len("docs: say ")),
+	} {
+		if err := checkSubject(subject); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, subject := range []string{
+		"Guests: the end of an iWARP connection may be heard of first",
+		"topo: the price of a link", "topo: pricing of links", "topo: added a price", "topo: Add a price",
+		"topo add a price", "add a price", "", "a package: add a price",
+		"docs: say " + strings.Repeat("a", maxSubject),
+	} {
+		if checkSubject(subject) == nil {
+			t.Errorf("%q passes", subject)
+		}
+	}
+}
+
+func TestLimitExceededIsReported(t *testing.T) {
+	list := map[string]allowed{"a": {relatives: 5, pronouns: 60, tests: 1}, "gone": {pronouns: 40}}
+	for name, c := range map[string]struct {
+		found map[string]score
+		want  int // errors, beside the one about "gone"
+	}{
+		"at the values of the list":    {map[string]score{"a": {words: 1000, relatives: 5, pronouns: 60, tests: 1}}, 0},
+		"above all values of the list": {map[string]score{"a": {words: 1000, relatives: 6, pronouns: 61, tests: 2}}, 3},
+		"at the general limits":        {map[string]score{"b": {words: 1000, relatives: 2, pronouns: 30}}, 0},
+		"above the general limits":     {map[string]score{"b": {words: 1000, relatives: 3, pronouns: 31, tests: 1}}, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := maps.Clone(c.found)
+			found["a"] = c.found["a"]
+			if errs := check(list, found); len(errs) != c.want+1 {
+				t.Errorf("check: %v; want %d errors", errs, c.want+1)
+			}
+		})
+	}
+}
+
+func TestUpdateLowersValuesAndNeverRaises(t *testing.T) {
+	list := map[string]allowed{
+		"lower":  {relatives: 9, pronouns: 60, tests: 3},
+		"higher": {relatives: 9, pronouns: 60, tests: 3},
+		"plain":  {relatives: 9, pronouns: 60, tests: 3},
+		"gone":   {relatives: 9, pronouns: 60, tests: 3},
+	}
+	got := lowered(list, map[string]score{
+		"lower":  {words: 1000, relatives: 8, pronouns: 41, tests: 2},
+		"higher": {words: 1000, relatives: 10, pronouns: 61, tests: 4},
+		"plain":  {words: 1000, relatives: 1, pronouns: 30},
+		"new":    {words: 1000, relatives: 10, pronouns: 61, tests: 4},
+	})
+	want := map[string]allowed{"lower": {8, 41, 2}, "higher": {9, 60, 3}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(allowed{})); diff != "" {
+		t.Errorf("lowered (-want +got):\n%s", diff)
+	}
+}
+
+func TestLimitsFileWithoutFormIsRefused(t *testing.T) {
+	for _, text := range []string{"", "a 1 2 3\n", "base abc\n", "base abc 2026-11-26\na 1 2\n", "base abc 2026-11-26\na x 2 3\n"} {
+		if _, err := parseLimits(text); err == nil {
+			t.Errorf("parse %q: no error", text)
+		}
+	}
+}
+
+// repository makes a repository with commits of these subjects and a file of limits, and
+// returns its folder and the first commit.
+func repository(t *testing.T, subjects ...string) (root, first string) {
+	t.Helper()
+	root = t.TempDir()
+	must := func(args ...string) string {
+		t.Helper()
+		out, err := git(root, append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	must("init", "-q")
+	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(limitsFile)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "x.go"), []byte("package x\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for i, subject := range subjects {
+		must("commit", "-q", "--allow-empty", "-m", subject)
+		if i == 0 {
+			first = must("rev-parse", "HEAD")
+			if err := (limits{base: first, date: "2026-01-01", values: map[string]allowed{}}).write(root); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return root, first
+}
+
+func TestCommitsAfterBaseAreChecked(t *testing.T) {
+	root, _ := repository(t, "The first commit", "x: add a file", "x: say more")
+	var out bytes.Buffer
+	if err := run(&out, root, true, false); err != nil || !strings.Contains(out.String(), "2 commits") {
+		t.Errorf("run: %v, %s; want 2 commits", err, &out)
+	}
+	root, _ = repository(t, "The first commit", "x: add a file", "Say more")
+	if err := run(&out, root, true, false); err == nil || !strings.Contains(err.Error(), `"Say more"`) {
+		t.Errorf("run: %v; want an error about the subject", err)
+	}
+}
+
+func TestShallowCloneChecksItsOwnCommits(t *testing.T) {
+	for subject, want := range map[string]bool{"x: say more": true, "Say more": false} {
+		root, _ := repository(t, "The first commit", "x: add a file", subject)
+		clone := filepath.Join(t.TempDir(), "clone")
+		if out, err := exec.Command("git", "clone", "-q", "--depth", "1", "file://"+root, clone).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		l, err := readLimits(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count, err := checkCommits(clone, l)
+		if count != 1 || (err == nil) != want {
+			t.Errorf("%q: %d commits, %v; want 1 commit, and success %v", subject, count, err, want)
+		}
+	}
+}
+
+func TestArchiveWithoutHistoryFailsOnlyInCI(t *testing.T) {
+	root, _ := repository(t, "The first commit")
+	if err := os.RemoveAll(filepath.Join(root, ".git")); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("GIT_CEILING_DIRECTORIES", filepath.Dir(root))
+	var out bytes.Buffer
+	if err := run(&out, root, false, false); err != nil || !strings.Contains(out.String(), "not checked") {
+		t.Errorf("run: %v, %q; want a notice that subjects are not checked", err, &out)
+	}
+	if err := run(&out, root, true, false); !errors.Is(err, errNoHistory) {
+		t.Errorf("run with -history: %v; want errNoHistory", err)
+	}
+}
+
+func TestLimitRaisedSinceEarlierCommitIsRefused(t *testing.T) {
+	root, first := repository(t, "The first commit")
+	for _, step := range []struct {
+		pronouns float64
+		refused  bool
+	}{{50, false}, {40, false}, {45, true}} {
+		l := limits{base: first, date: "2026-01-01", values: map[string]allowed{"x": {pronouns: step.pronouns}}}
+		if err := l.write(root); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := git(root, "add", "-A"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := git(root, "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-qm", "x: set the limit"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := checkCommits(root, l); (err != nil) != step.refused {
+			t.Errorf("limit %.0f: %v; want refusal %v", step.pronouns, err, step.refused)
+		}
+	}
+}
