@@ -339,7 +339,7 @@ func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 	if status := send(); status != wire.StatusUnknownMemory {
 		t.Errorf("a send of memory without pages ends with status %d", status)
 	}
-	refuse(&wire.Offer{Memory: memory, Length: 8, Access: wire.RemoteRead, Connection: connection.Connection}, wire.StatusUnknownMemory)
+	refuse(&wire.Expose{Memory: memory, Length: 8, Access: wire.RemoteRead, Connection: connection.Connection}, wire.StatusUnknownMemory)
 	refuse(&wire.HostMemoryPopulated{Memory: memory + 1000}, wire.StatusUnknownMemory)
 	if answer, _ := ask(&wire.HostMemoryPopulated{Memory: memory}); pages(fd) != n {
 		t.Errorf("%d bytes are allocated after %#v, want %d", pages(fd), answer, n)
