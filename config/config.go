@@ -319,6 +319,12 @@ type Network struct {
 	// /etc/peerlane/cluster.key. `peerlane key` makes the key, and docs/network.md describes its
 	// rotation.
 	Key string `toml:"key"`
+	// The name of an annotation of config.json whose value is the container's tenant, such as
+	// "io.kubernetes.cri.sandbox-namespace"; empty for none. Relays get a key derived from the
+	// cluster key and the tenant: relays of two tenants on two hosts refuse each other, and a
+	// container without the annotation is not on the network. All hosts of a cluster need the
+	// same. Images and users must not be able to set the annotation (docs/security.md).
+	TenantAnnotation string `toml:"tenant_annotation"`
 	// Interfaces of relays in the syntax of NCCL_SOCKET_IFNAME: name prefixes with commas,
 	// "=" in front for whole names, "^" in front for exclusion. Empty for all except
 	// loopback, docker* and virbr*; ib* first.
@@ -410,6 +416,9 @@ const (
 	ListenOff  = "off"
 )
 
+// mostAnnotation bounds the name of an annotation, bytes; Kubernetes has 317.
+const mostAnnotation = 317
+
 // check checks the keys alone; the named files need not exist.
 func (n Network) check() error {
 	for _, file := range []struct{ key, path string }{
@@ -421,6 +430,9 @@ func (n Network) check() error {
 	}
 	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} && given != [3]bool{true, true, true} {
 		return errors.New("of network.tls_certificate, network.tls_key and network.tls_authority all are needed, or none")
+	}
+	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf("network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation, mostAnnotation)
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return fmt.Errorf("network.interfaces: %w", err)

@@ -249,6 +249,9 @@ func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *sp
 		return warning, nil
 	}
 	r := Request{Container: c, Lanes: lanes, Config: config, Ignored: ignored(spec.Process.Env)}
+	if name := config.Network.TenantAnnotation; name != "" {
+		r.Tenant = s.Annotations[name]
+	}
 	var defaults error
 	g, starting, err := start(l, r, func(g *Generation) error {
 		if err := Attach(l, g, spec.rootfs(s.Bundle)); err != nil {

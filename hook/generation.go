@@ -52,6 +52,8 @@ type Generation struct {
 	// for other hosts may take NetworkMemory of the host's, bytes.
 	Network       config.Network `json:"network"`
 	NetworkMemory uint64         `json:"networkMemory,omitempty"`
+	// Tenant is the value of the container's annotation that Network names; empty for none.
+	Tenant string `json:"tenant,omitempty"`
 	// Rails are those of RDMA devices, by their names, that the configuration states.
 	Rails map[string]int `json:"rails,omitempty"`
 	// Ignored are sentences about variables of the job's that have no effect on relays.

@@ -15,9 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A relay allocates host memory for its container: memory of clients, slots, rings. The
-// kernel charges the pages to the relay's control group, which the container's limit
-// does not bound, so the hook derives a limit for the relay from the container's.
+// A relay makes host memory for its container: memory of clients, slots, rings. The
+// kernel charges the pages that the relay touches first to the relay's control group, which
+// the container's limit does not bound, so the hook derives a limit for the relay from the
+// container's.
 
 const (
 	// minOwnHostMemory lets a relay serve some clients of the smallest container.

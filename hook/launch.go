@@ -45,6 +45,8 @@ type Request struct {
 	HookBinary string
 	// Ignored becomes the generation's.
 	Ignored []string
+	// Tenant is the value of the container's annotation network.tenant_annotation.
+	Tenant string
 }
 
 // Launch gives a container its generation: sockets that accept connections
@@ -157,7 +159,7 @@ func claim(l paths.Layout, init Process, r Request, relay string) (g *Generation
 		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(), Machine: machineID(l),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
-		Network: r.Config.Network, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
+		Network: r.Config.Network, Tenant: r.Tenant, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err

@@ -61,7 +61,7 @@ func setsSendChannels(text []byte) bool {
 func reachesHostOnly(l paths.Layout, g *Generation) bool {
 	c := g.Config
 	if c.Scope == launch.ScopeAuto {
-		n, _ := newNetworking(l, g.Network, g.Rails, g.NetworkMemory)
+		n, _ := newNetworking(l, g.Network, g.Tenant, g.Rails, g.NetworkMemory)
 		c.Network = n.where
 	}
 	return c.Local()

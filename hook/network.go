@@ -16,12 +16,14 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	addresses "github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
 // networking is what a relay is told to be on the network: where, and the secrets.
 type networking struct {
 	where   *launch.Network // nil where it is on none
 	why     string          // and why
+	file    []byte          // the cluster key's text
 	secrets launch.Secrets
 }
 
@@ -43,7 +45,7 @@ const (
 
 // newNetworking reads what a relay needs for the network. Without a key that is nothing,
 // and no error.
-func newNetworking(l paths.Layout, c config.Network, rails map[string]int, memory uint64) (n networking, err error) {
+func newNetworking(l paths.Layout, c config.Network, tenant string, rails map[string]int, memory uint64) (n networking, err error) {
 	if c.Listen != config.ListenAuto {
 		n.why = "network.listen in config.toml is off"
 		return n, nil
@@ -58,11 +60,14 @@ func newNetworking(l paths.Layout, c config.Network, rails map[string]int, memor
 		n.why = "the cluster key cannot be read: " + err.Error()
 		return n, fmt.Errorf("the cluster key: %w", err)
 	}
-	n.secrets.ClusterKey = launch.NewSecret(text)
-	if err = n.certificates(c); err == nil {
+	if err = n.key(text, c, tenant); err == nil {
+		err = n.certificates(c)
+	}
+	if err == nil {
 		n.where, err = where(c, rails, memory)
 	}
 	if err == nil {
+		n.where.Tenant = tenant
 		// Of a relay that refuses its network the container would have no relay at all.
 		err = n.where.Check()
 	}
@@ -88,6 +93,25 @@ func keyFile(l paths.Layout, c config.Network) string {
 		return c.Key
 	}
 	return l.ClusterKey()
+}
+
+// key takes the text of the cluster key's file: the relay gets its tenant's key where the
+// configuration names an annotation for tenants, else the cluster's.
+func (n *networking) key(text []byte, c config.Network, tenant string) error {
+	n.file = text
+	if c.TenantAnnotation == "" {
+		n.secrets.ClusterKey = launch.NewSecret(text)
+		return nil
+	}
+	if tenant == "" {
+		return fmt.Errorf("the container has no annotation %s, which names its tenant (network.tenant_annotation in config.toml); have the engine set it, or its relay is on no network", c.TenantAnnotation)
+	}
+	own, err := clusterkey.Tenant(text, tenant)
+	if err != nil {
+		return fmt.Errorf("annotation %s: %w", c.TenantAnnotation, err)
+	}
+	n.secrets.ClusterKey = launch.NewSecret(own)
+	return nil
 }
 
 func (n *networking) certificates(c config.Network) error {
@@ -201,7 +225,7 @@ func ignored(environment []string) (sentences []string) {
 // goOnNetwork finds out, before a relay is started, what it can have of the network.
 func (s *supervisor) goOnNetwork() {
 	var err error
-	if s.networking, err = newNetworking(s.layout, s.generation.Network, s.generation.Rails, s.generation.NetworkMemory); err != nil {
+	if s.networking, err = newNetworking(s.layout, s.generation.Network, s.generation.Tenant, s.generation.Rails, s.generation.NetworkMemory); err != nil {
 		s.log.WithError(err).Error("this container's relay is not on the network")
 	}
 }
@@ -238,9 +262,12 @@ func (s *supervisor) lookAtKey() {
 		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay goes on with the one that it had: %v", err))
 		return
 	}
-	if !bytes.Equal(text, s.networking.secrets.ClusterKey.Bytes()) {
+	if !bytes.Equal(text, s.networking.file) {
 		s.log.Info("the cluster key has changed")
-		s.networking.secrets.ClusterKey = launch.NewSecret(text)
+		if err := s.networking.key(text, s.generation.Network, s.generation.Tenant); err != nil {
+			s.complain(fmt.Sprintf("the relay goes on with the key that it had: %v", err))
+			return
+		}
 		s.relay.told, s.relay.tellAgain = false, time.Time{}
 	}
 	switch {

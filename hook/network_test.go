@@ -179,7 +179,7 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 			}
 			settings := config.Default().Network
 			c.set(&settings)
-			n, err := newNetworking(l, settings, nil, 1<<20)
+			n, err := newNetworking(l, settings, "", nil, 1<<20)
 			if (err != nil) != c.error || (n.where != nil) != c.on || !strings.Contains(n.why, c.why) {
 				t.Fatalf("%+v, %v", n, err)
 			}

@@ -38,7 +38,7 @@ func (c *container) do(arguments ...string) {
 // says.
 func (c *container) exec(role ...string) []said {
 	c.bed.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*patience)
 	defer cancel()
 	cmd := c.bed.runtime.Command(ctx, append([]string{"exec", c.id, "/usr/bin/test", "role"}, role...)...)
 	var errs bytes.Buffer

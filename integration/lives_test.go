@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -20,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // Of `make soak-containers`: how many lives, of all runtimes together, what the random
@@ -461,7 +463,11 @@ func (l *life) removeObject() {
 	l.did1("remove an object: %s", short)
 	l.learn()
 	l.resume() // the runtime may not find it any more
-	if err := os.RemoveAll(object); err != nil {
+	// A supervisor that lives writes files into the directory meanwhile.
+	err := os.RemoveAll(object)
+	for end := testutil.Begin(); errors.Is(err, unix.ENOTEMPTY) && !end.Over(); err = os.RemoveAll(object) {
+	}
+	if err != nil {
 		l.errorf("%v", err)
 	}
 	l.broken = true

@@ -27,7 +27,7 @@ import (
 
 // said is one line of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness, spying, spied, crowd
+	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness, spying, spied, crowd, escaped, flooding
 	Handle wire.Handle `json:"handle"`
 	// Key is of what a role offers.
 	Key    wire.RemoteKey `json:"key,omitzero"`
@@ -83,6 +83,10 @@ func play(arguments []string) int {
 		"across":    func([]string) error { return across.Serve(os.Stdin, os.Stdout, client.DefaultSocket) },
 		"spy":       spy,
 		"crowd":     crowd,
+		"escape":    func([]string) error { return escape() },
+		"accept":    func([]string) error { return acceptAll() },
+		"connects":  connectOften,
+		"flood":     flood,
 		"linger":    func([]string) error { return linger() },
 		"sleep":     func([]string) error { time.Sleep(time.Minute); return nil },
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -263,6 +264,118 @@ func (v *victim) made(c interface {
 		v.t.Fatalf("%#v and %d descriptors", m, len(fds))
 	}
 	return made.Memory, fds[0]
+}
+
+// The client allocates the pages of host memory, and no operation uses the memory before. A
+// client that has not allocated them has the relay allocate them.
+func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
+	h := newHost(t)
+	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
+	c := attachRaw(t, socket)
+	ask := func(m wire.Message) (wire.Message, []int) {
+		t.Helper()
+		answer, fds, err := c.Exchange(m, time.Minute)
+		if err != nil {
+			t.Fatalf("%T: %v", m, err)
+		}
+		return answer, fds
+	}
+	const n = 1 << 20
+	made := func() (memory uint32, fd int) {
+		t.Helper()
+		answer, fds := ask(&wire.HostMemory{Bytes: n, GPU: uuid(t, 0), Access: wire.AccessSend, Populates: 1})
+		m, ok := answer.(*wire.HostMemoryMade)
+		if !ok || len(fds) != 1 {
+			t.Fatalf("%#v and %d descriptors", answer, len(fds))
+		}
+		t.Cleanup(func() { unix.Close(fds[0]) })
+		return m.Memory, fds[0]
+	}
+	pages := func(fd int) int64 {
+		t.Helper()
+		var is unix.Stat_t
+		if err := unix.Fstat(fd, &is); err != nil {
+			t.Fatal(err)
+		}
+		return is.Blocks * 512
+	}
+	refuse := func(m wire.Message, want wire.Status) {
+		t.Helper()
+		_, fds, err := c.Exchange(m, time.Minute)
+		packet.CloseAll(fds)
+		demand(t, err, want)
+	}
+	memory, fd := made()
+	if has := pages(fd); has != 0 {
+		t.Errorf("the relay has allocated %d bytes before its client", has)
+	}
+	a := attach(t, socket)
+	listener, err := a.Listen(within(t), uuid(t, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, _ := ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()})
+	connection, ok := answer.(*wire.Connected)
+	if !ok {
+		t.Fatalf("%#v", answer)
+	}
+	send := func() wire.Status {
+		t.Helper()
+		wake, err := c.Post(wire.Descriptor{Operation: wire.OpSend, Connection: connection.Connection, Memory: memory, Length: 8, WaitTimeline: wire.NoTimeline, SignalTimeline: wire.NoTimeline})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if one := [8]byte{1}; wake {
+			_, _ = unix.Write(c.wakeRelay, one[:]) // a full eventfd has woken the relay already
+		}
+		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+			if done, ok := c.Next(); ok {
+				return wire.Status(done.Status)
+			}
+			if end.Over() {
+				t.Fatal("the operation does not end")
+			}
+		}
+	}
+	if status := send(); status != wire.StatusUnknownMemory {
+		t.Errorf("a send of memory without pages ends with status %d", status)
+	}
+	refuse(&wire.Expose{Memory: memory, Length: 8, Access: wire.RemoteRead, Connection: connection.Connection}, wire.StatusUnknownMemory)
+	refuse(&wire.HostMemoryPopulated{Memory: memory + 1000}, wire.StatusUnknownMemory)
+	if answer, _ := ask(&wire.HostMemoryPopulated{Memory: memory}); pages(fd) != n {
+		t.Errorf("%d bytes are allocated after %#v, want %d", pages(fd), answer, n)
+	}
+	refuse(&wire.HostMemoryPopulated{Memory: memory}, wire.StatusMalformed)
+	receiving, err := listener.Accept(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := hostMemory(t, a, 0, n)
+	receive, err := receiving.Receive(target, 0, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status := send(); status != wire.StatusOK {
+		t.Errorf("a send of the memory with its pages ends with status %d", status)
+	}
+	if _, err := wait(t, receive, nil); err != nil {
+		t.Error(err)
+	}
+	// Memory whose client never answers counts until its session ends.
+	if _, fd = made(); pages(fd) != 0 {
+		t.Errorf("the relay has allocated %d bytes", pages(fd))
+	}
+	if used := r.Report().Used.HostMemory; used != 3*n {
+		t.Errorf("%d bytes of host memory are counted, want %d", used, 3*n)
+	}
+	if err := c.Conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for end := testutil.Begin(); r.Report().Used.HostMemory != n; time.Sleep(10 * time.Millisecond) {
+		if end.Over() {
+			t.Fatalf("in use are %+v", r.Report().Used)
+		}
+	}
 }
 
 // A client that does to its host memory what it likes hurts nobody, and keeps

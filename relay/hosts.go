@@ -420,8 +420,11 @@ func (m *meeting) end() {
 func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout, from *lane) (*tcp.Peer, error) {
 	target := network.Target{Host: handle.Host, Token: handle.Token}
 	at, err := h.local.Keys().OpenContact(target, handle.Generation, handle.Contact)
+	if errors.Is(err, network.ErrOtherKey) && h.where.Tenant != "" {
+		err = fmt.Errorf("connect to another host's relay: this container's relay has the key of tenant %q, and the relay of the handle has another tenant's key, or another cluster's: tenants' keys differ (network.tenant_annotation); connect containers of one tenant, or compare `peerlane key show` on both hosts: %w", h.where.Tenant, err)
+	}
 	if err != nil {
-		return nil, wire.Errorf(wire.StatusUnreachable, "%v", err)
+		return nil, wire.Errorf(wire.StatusUnreachable, "%w", err)
 	}
 	key := tcp.Key{Relay: handle.Host.String() + "/" + handle.Generation.String(), Local: fmt.Sprint(h.rails.of(from)), Remote: netip.AddrPortFrom(at.Address, at.Port).String()}
 	for {

@@ -33,6 +33,9 @@ type memory struct {
 	served  int // of these, what the relay does for others (offering)
 	takes   use // of the relay's limits
 	retired bool
+	// empty is host memory whose client has not said that it allocated the pages: the relay
+	// has not pinned it, and no operation uses it.
+	empty bool
 	// gone is called when it has been freed, or when nothing but operations of its own
 	// client use it any more; nil where nobody waits for that.
 	gone func()
@@ -370,7 +373,7 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 		return
 	}
 	memory := &memory{
-		session: s, number: s.number(), kind: wire.MemoryHost,
+		session: s, number: s.number(), kind: wire.MemoryHost, empty: m.Populates == 1,
 		length: m.Bytes, access: m.Access, takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{},
 	}
 	s.provide(memory, sequence, func() error { return memory.make(m.GPU) }, func() wire.Message {
@@ -413,14 +416,16 @@ func (m *memory) make(gpu wire.UUID) error {
 	if err := m.session.relay.claims.takeHost(m.takes.host); err != nil {
 		return err
 	}
-	if m.mapped, err = device.CreateHost("peerlane-host", m.length); err != nil {
+	if m.mapped, err = device.CreateEmptyHost("peerlane-host", m.length); err != nil {
 		m.session.relay.claims.giveBackHost(m.takes.host)
 		return err
 	}
+	m.lane = lane
+	if !m.empty {
+		err = m.pin()
+	}
 	var fd int
-	if err = m.mapped.Pin(lane.device); err != nil {
-		err = wire.Errorf(wire.StatusCUDA, "%w", err)
-	} else {
+	if err == nil {
 		fd, err = m.mapped.Export()
 	}
 	if err != nil {
@@ -428,8 +433,39 @@ func (m *memory) make(gpu wire.UUID) error {
 		m.session.relay.claims.giveBackHost(m.takes.host)
 		return err
 	}
-	m.lane, m.parts = lane, []device.Part{{FD: fd, Bytes: m.mapped.Bytes}}
+	m.parts = []device.Part{{FD: fd, Bytes: m.mapped.Bytes}}
 	return nil
+}
+
+// pin allocates the pages of host memory that are missing, and registers it with CUDA.
+func (m *memory) pin() error {
+	if err := m.mapped.Populate(); err != nil {
+		return err
+	}
+	if err := m.mapped.Pin(m.lane.device); err != nil {
+		return wire.Errorf(wire.StatusCUDA, "%w", err)
+	}
+	return nil
+}
+
+// populated pins host memory whose pages its client has allocated. If pinning fails, the
+// memory stays as it was until the client unexports it.
+func (s *session) populated(number, sequence uint32) {
+	m := s.memories[number]
+	switch {
+	case m == nil || m.retired:
+		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", number))
+		return
+	case !m.empty || m.users > 0: // users: the pinning of an earlier message
+		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "memory %d does not wait for the pages of its client", number))
+		return
+	}
+	m.users++
+	s.block(sequence, m.pin, func(err error) {
+		m.empty = err != nil
+		m.release()
+		s.answer(sequence, err)
+	})
 }
 
 // unexport answers when the memory is gone, or where operations of the client's, which it

@@ -58,7 +58,7 @@ func (s *session) offer(m *wire.Expose, sequence uint32) {
 // newOffering checks what is to be offered.
 func (s *session) newOffering(m *wire.Expose) (*offering, error) {
 	memory := s.memories[m.Memory]
-	if memory == nil || memory.retired {
+	if memory == nil || memory.retired || memory.empty {
 		return nil, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", m.Memory)
 	}
 	const all = wire.RemoteRead | wire.RemoteWrite

@@ -352,6 +352,8 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.exportIPC(m, sequence)
 	case *wire.HostMemory:
 		s.hostMemory(m, sequence)
+	case *wire.HostMemoryPopulated:
+		s.populated(m.Memory, sequence)
 	case *wire.Staging:
 		s.stagingMemory(m, sequence)
 	case *wire.Event:
@@ -623,7 +625,7 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 	}
 	m := op.session.memories[number]
 	switch {
-	case m == nil || m.retired:
+	case m == nil || m.retired || m.empty:
 		return wire.StatusUnknownMemory
 	case m.lane != c.lane:
 		return wire.StatusWrongGPU

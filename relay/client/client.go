@@ -586,13 +586,17 @@ type HostMemory struct {
 	Access uint32
 }
 
-// HostMemory has the relay make host memory, which is zeros, and maps it here. The
-// container needs no GPU for it but the lane's own.
+// HostMemory has the relay make host memory, which is zeros, and maps it here. This process
+// allocates the pages, so they count in its container's memory. The container needs no GPU for it but the lane's own.
 func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error) {
 	if h.Access == 0 {
 		h.Access = wire.AccessSend | wire.AccessReceive
 	}
-	answer, fds, err := s.exchange(ctx, &wire.HostMemory{Bytes: h.Bytes, GPU: h.GPU, Access: h.Access})
+	request := &wire.HostMemory{Bytes: h.Bytes, GPU: h.GPU, Access: h.Access}
+	if s.version >= wire.PopulateVersion {
+		request.Populates = 1
+	}
+	answer, fds, err := s.exchange(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -605,6 +609,17 @@ func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error)
 	if err != nil {
 		s.giveBack(made)
 		return nil, fmt.Errorf("host memory: %w", os.NewSyscallError("mmap", err))
+	}
+	if request.Populates == 1 {
+		// The kernel charges the pages to the control group of this process, not to the relay's.
+		err := ring.Populate(data, true)
+		if err == nil {
+			_, err = ask[*wire.Done](ctx, s, &wire.HostMemoryPopulated{Memory: made.Memory})
+		}
+		if err != nil {
+			s.giveBack(made)
+			return nil, errors.Join(fmt.Errorf("host memory: %w", err), os.NewSyscallError("munmap", unix.Munmap(data)))
+		}
 	}
 	return s.keep(&Memory{session: s, number: made.Memory, Bytes: h.Bytes, Data: data[:h.Bytes:h.Bytes],
 		unmap: func() error { return os.NewSyscallError("munmap", unix.Munmap(data)) }})

@@ -24,9 +24,23 @@ const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 // takeAtOnce bounds one call that allocates pages: a signal makes it begin anew.
 const takeAtOnce = 16 << 20
 
-// CreateHost makes host memory of zeros, in whole pages. All pages are there when
-// it returns, and count as this process's.
+// CreateHost makes host memory of zeros, in whole pages, and allocates all pages: the kernel
+// charges them to this process's control group.
 func CreateHost(name string, bytes uint64) (*Memory, error) {
+	m, err := CreateEmptyHost(name, bytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Populate(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// CreateEmptyHost makes host memory without pages. The kernel charges a page to the control
+// group of the process that touches it first. Nothing else may use the memory before Populate:
+// without pages an access could end the process for want of memory.
+func CreateEmptyHost(name string, bytes uint64) (*Memory, error) {
 	page := uint64(os.Getpagesize())
 	if bytes == 0 || bytes > math.MaxInt64-page {
 		return nil, fmt.Errorf("host memory of %d bytes", bytes)
@@ -38,9 +52,6 @@ func CreateHost(name string, bytes uint64) (*Memory, error) {
 	}
 	m := &Memory{Bytes: bytes, fd: fd, made: true}
 	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(bytes))); err == nil {
-		err = populate(fd, bytes)
-	}
-	if err == nil {
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, hostSeals|unix.F_SEAL_SEAL)
 		err = os.NewSyscallError("F_ADD_SEALS", err)
 	}
@@ -53,11 +64,13 @@ func CreateHost(name string, bytes uint64) (*Memory, error) {
 	return m, nil
 }
 
-func populate(fd int, bytes uint64) error {
-	for at := uint64(0); at < bytes; {
-		n := min(takeAtOnce, bytes-at)
-		if err := fallocate(fd, 0, at, n); err != nil {
-			return err
+// Populate allocates the pages of host memory that are missing: the kernel charges these to
+// this process's control group.
+func (m *Memory) Populate() error {
+	for at := uint64(0); at < m.Bytes; {
+		n := min(takeAtOnce, m.Bytes-at)
+		if err := fallocate(m.fd, 0, at, n); err != nil {
+			return fmt.Errorf("%s of host memory: %w", humanize.IBytes(m.Bytes), err)
 		}
 		at += n
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
 // Network is where a relay meets those of other hosts. It goes on the network when it has
@@ -23,6 +24,8 @@ type Network struct {
 	Slots     int    `json:"slots"`
 	SlotBytes uint64 `json:"slotBytes"`
 	Memory    uint64 `json:"memory"`
+	// Tenant is whose key the relay gets in place of the cluster's; empty for the cluster's.
+	Tenant string `json:"tenant,omitempty"`
 }
 
 // Bounds of a Network.
@@ -47,6 +50,8 @@ func (n *Network) Check() error {
 		return fmt.Errorf("relay configuration: %d streams; 1 to %d are possible", n.Streams, MaxNetworkStreams)
 	case n.Slots < 2 || n.Slots > 1024 || n.SlotBytes < 64<<10 || n.SlotBytes > 1<<30 || n.SlotBytes%(64<<10) != 0:
 		return fmt.Errorf("relay configuration: %d slots of %d bytes for the network", n.Slots, n.SlotBytes)
+	case n.Tenant != "":
+		return clusterkey.CheckTenant(n.Tenant)
 	}
 	return nil
 }

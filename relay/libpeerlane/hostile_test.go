@@ -202,7 +202,7 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 			f.raw(wire.Encode(wire.NewFailure(err), 1))
 			f.hear()
 		}, call{"dial", wire.StatusVersion, "install the same release of Peerlane in the image and on the host"}},
-		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, "speaks version 99 of Peerlane's protocol, this client 1 to 3; install the same release"}},
+		"a version of its own":    {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 99 }), call{"dial", wire.StatusVersion, "speaks version 99 of Peerlane's protocol, this client 1 to 4; install the same release"}},
 		"version 0":               {welcome(func(w *wire.Welcome, _ *[]int) { w.Version = 0 }), call{"dial", wire.StatusVersion, "version 0"}},
 		"another message":         {answer(wire.Encode(&wire.Done{}, 1)), call{"dial", wire.StatusMalformed, "no welcome"}},
 		"a byte":                  {answer([]byte{1}), call{"dial", wire.StatusMalformed, "no welcome"}},
@@ -374,18 +374,26 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 		size  int64  // of the memory
 		seals int
 		want  call
+		older bool // the relay speaks the version before wire.PopulateVersion
+		full  bool // it refuses the memory once the client has allocated the pages
 	}{
-		"good":                    {8192, 8192, unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, call{"host", wire.StatusOK, ""}},
-		"less than was asked for": {4095, 4095, unix.F_SEAL_SHRINK, call{"host", wire.StatusMalformed, "4095 bytes"}},
-		"less than it says":       {8192, 4096, unix.F_SEAL_SHRINK, call{"host", wire.StatusMalformed, "has 4096 bytes, not 8192"}},
-		"more than an address":    {1 << 63, 4096, unix.F_SEAL_SHRINK, call{"host", wire.StatusMalformed, "has 4096 bytes"}},
-		"that can shrink":         {8192, 8192, 0, call{"host", wire.StatusMalformed, "not sealed"}},
+		"good":                    {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusOK, ""}},
+		"of an older relay":       {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusOK, ""}, older: true},
+		"that cannot be pinned":   {bytes: 8192, size: 8192, seals: unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, want: call{"host", wire.StatusCUDA, "no pin"}, full: true},
+		"less than was asked for": {bytes: 4095, size: 4095, seals: unix.F_SEAL_SHRINK, want: call{"host", wire.StatusMalformed, "4095 bytes"}},
+		"less than it says":       {bytes: 8192, size: 4096, seals: unix.F_SEAL_SHRINK, want: call{"host", wire.StatusMalformed, "has 4096 bytes, not 8192"}},
+		"more than an address":    {bytes: 1 << 63, size: 4096, seals: unix.F_SEAL_SHRINK, want: call{"host", wire.StatusMalformed, "has 4096 bytes"}},
+		"that can shrink":         {bytes: 8192, size: 8192, seals: 0, want: call{"host", wire.StatusMalformed, "not sealed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostile(t, "requests", func(f *fake) {
-				f.welcome(nil)
+				f.welcome(func(w *wire.Welcome, _ *[]int) {
+					if c.older {
+						w.Version = wire.PopulateVersion - 1
+					}
+				})
 				defer f.free()
-				returned := false
+				returned, populated, kept := false, false, -1
 				for {
 					m, sequence := f.hear()
 					if _, bye := m.(*wire.Goodbye); m == nil || bye {
@@ -395,7 +403,22 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 						returned = true
 						continue
 					}
-					if _, ok := m.(*wire.HostMemory); !ok {
+					if p, ok := m.(*wire.HostMemoryPopulated); ok && p.Memory == 5 {
+						populated = true
+						var is unix.Stat_t
+						if err := unix.Fstat(kept, &is); err != nil || is.Blocks*512 != c.size {
+							f.Errorf("the client says that it has allocated %d bytes, and has %d, %v", c.size, is.Blocks*512, err)
+						}
+						var answer wire.Message = &wire.Done{}
+						if c.full {
+							answer = wire.NewFailure(wire.Errorf(wire.StatusCUDA, "no pin"))
+						}
+						f.raw(wire.Encode(answer, sequence))
+						continue
+					}
+					if h, ok := m.(*wire.HostMemory); ok && (h.Populates == 1) == c.older {
+						f.Errorf("populates is %d", h.Populates)
+					} else if !ok {
 						f.raw(wire.Encode(wire.NewFailure(wire.Errorf(wire.StatusLimit, "enough")), sequence))
 						continue
 					}
@@ -412,7 +435,11 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 					if err != nil {
 						f.Error(err)
 					}
-					unix.Close(fd)
+					kept = fd
+				}
+				unix.Close(kept)
+				if pinned := c.full || c.want.status == wire.StatusOK && !c.older; populated != pinned {
+					f.Errorf("the relay hears that the client has allocated the pages: %v", populated)
 				}
 				if mapped := c.want.status == wire.StatusOK; returned == mapped {
 					f.Errorf("the relay hears that the memory is not wanted: %v", returned)

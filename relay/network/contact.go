@@ -16,6 +16,9 @@ const ContactBytes = address.EndpointBytes + 2*contactTag
 
 const contactTag = 16
 
+// ErrOtherKey is a handle that no relay with these keys has given out.
+var ErrOtherKey = errors.New("the address in the handle was given out by no relay that has this cluster key; compare `peerlane key show` on both hosts")
+
 // SealContact says where the relay of a listener is reached, for the listener's handle.
 // Handles go through the hands of tenants; a relay that connected wherever one says
 // would be theirs to send about, in networks that they have no part of. So an address in a
@@ -46,7 +49,7 @@ func (k Keys) OpenContact(of Target, generation wire.UUID, c [ContactBytes]byte)
 		}
 	}
 	if !known {
-		return address.Endpoint{}, errors.New("the address in the handle was given out by no relay that has this cluster key; compare `peerlane key show` on both hosts")
+		return address.Endpoint{}, ErrOtherKey
 	}
 	return address.DecodeEndpoint(at)
 }

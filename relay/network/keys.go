@@ -2,9 +2,7 @@ package network
 
 import (
 	"bytes"
-	"crypto/hkdf"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -12,15 +10,17 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
 // KeyBytes is the length of a cluster key's secret.
-const KeyBytes = 32
+const KeyBytes = clusterkey.Bytes
 
 // KeyID names a key without telling it: 8 bytes that HKDF makes of the secret, so that
 // the same key has the same id on every host, and a file whose secret was changed is
 // noticed.
-type KeyID [8]byte
+type KeyID [clusterkey.IDBytes]byte
 
 func (id KeyID) String() string { return hex.EncodeToString(id[:]) }
 
@@ -44,18 +44,14 @@ func NewKey(now time.Time) Key {
 
 func keyOf(secret [KeyBytes]byte, created time.Time) Key {
 	k := Key{Created: created.UTC().Truncate(time.Second), secret: func() [KeyBytes]byte { return secret }}
-	copy(k.ID[:], k.derive(nil, "key id", len(k.ID)))
+	copy(k.ID[:], clusterkey.ID(secret[:]))
 	return k
 }
 
 // derive makes n bytes of the key, for one purpose.
 func (k Key) derive(salt []byte, label string, n int) []byte {
 	secret := k.secret()
-	derived, err := hkdf.Key(sha256.New, secret[:], salt, "peerlane network 1 "+label, n)
-	if err != nil {
-		panic(err) // of a length that no hash makes
-	}
-	return derived
+	return clusterkey.Derive(secret[:], salt, label, n)
 }
 
 // String is the key's id and date.

@@ -207,7 +207,45 @@ func OpenClient(submitFD, completeFD int) (*Client, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("mapping the complete memory: %w", err), unix.Munmap(submit))
 	}
+	// Of the client's control group, as far as the relay has not touched them.
+	if err := errors.Join(Populate(submit, true), Populate(complete, false)); err != nil {
+		return nil, errors.Join(err, unix.Munmap(submit), unix.Munmap(complete))
+	}
 	return &Client{shared: view(submit, complete)}, nil
+}
+
+// Populate allocates the pages of shared memory that are missing, so that the kernel charges
+// them to this process's control group. It keeps the bytes, and only reads memory that is not
+// writable.
+func Populate(memory []byte, writable bool) error {
+	advice := unix.MADV_POPULATE_READ
+	if writable {
+		advice = unix.MADV_POPULATE_WRITE
+	}
+	for {
+		switch err := unix.Madvise(memory, advice); err {
+		case nil:
+			return nil
+		case unix.EINTR, unix.EAGAIN: // a signal, or a race of the kernel's: it keeps what it has allocated
+		case unix.EINVAL: // before Linux 5.14
+			touch(memory, writable)
+			return nil
+		default:
+			return fmt.Errorf("allocating %d bytes of memory shared with the relay: %w; raise the container's memory limit", len(memory), err)
+		}
+	}
+}
+
+// touch accesses a word of each page.
+func touch(memory []byte, writable bool) {
+	for at := 0; at < len(memory); at += os.Getpagesize() {
+		word := (*uint32)(unsafe.Pointer(&memory[at]))
+		if writable {
+			atomic.AddUint32(word, 0)
+		} else {
+			atomic.LoadUint32(word)
+		}
+	}
 }
 
 // Close unmaps the memory.

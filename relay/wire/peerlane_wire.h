@@ -13,13 +13,16 @@
 #define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
-#define PEERLANE_NEWEST_VERSION (3)
+#define PEERLANE_NEWEST_VERSION (4)
 /* The version from which a relay knows a message. One that does not ends the session */
 /* that has it, so a client whose relay is older does not send it. */
 #define PEERLANE_LANE_NIC_VERSION (2)
 /* The version from which two relays of a host have windows on route direct: the memory of */
 /* PeerShare ends with them. */
 #define PEERLANE_WINDOWS_VERSION (3)
+/* The version from which a client allocates the pages of its host memory: HostMemory has */
+/* populates, and HostMemoryPopulated exists. */
+#define PEERLANE_POPULATE_VERSION (4)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
 /* Flags of a Descriptor. InTurn: the operation begins when wait_timeline is */
@@ -118,6 +121,7 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_EXPORT_IPC = 27,
 	PEERLANE_MESSAGE_HOST_MEMORY = 24,
 	PEERLANE_MESSAGE_HOST_MEMORY_MADE = 25,
+	PEERLANE_MESSAGE_HOST_MEMORY_POPULATED = 30,
 	PEERLANE_MESSAGE_STAGING = 28,
 	PEERLANE_MESSAGE_STAGING_MADE = 29,
 	PEERLANE_MESSAGE_EVENT = 21,
@@ -649,14 +653,16 @@ _Static_assert(offsetof(struct peerlane_export_ipc, access) == 40, "peerlane_exp
 _Static_assert(offsetof(struct peerlane_export_ipc, reserved) == 44, "peerlane_export_ipc.reserved");
 _Static_assert(offsetof(struct peerlane_export_ipc, handle) == 48, "peerlane_export_ipc.handle");
 
-/* The relay makes host memory for the lane of a GPU, and pins it there. */
+/* The relay makes host memory for the lane of a GPU, and pins it there. populates is 1, from */
+/* PopulateVersion on, if the client allocates the pages: no operation can use the memory before */
+/* the client has sent HostMemoryPopulated, and the relay pins it then. */
 struct peerlane_host_memory {
 	uint32_t type;
 	uint32_t sequence;
 	uint64_t bytes;
 	uint8_t gpu[16];
 	uint32_t access;
-	uint32_t reserved;
+	uint32_t populates;
 };
 _Static_assert(sizeof(struct peerlane_host_memory) == 40, "peerlane_host_memory");
 _Static_assert(offsetof(struct peerlane_host_memory, type) == 0, "peerlane_host_memory.type");
@@ -664,7 +670,7 @@ _Static_assert(offsetof(struct peerlane_host_memory, sequence) == 4, "peerlane_h
 _Static_assert(offsetof(struct peerlane_host_memory, bytes) == 8, "peerlane_host_memory.bytes");
 _Static_assert(offsetof(struct peerlane_host_memory, gpu) == 16, "peerlane_host_memory.gpu");
 _Static_assert(offsetof(struct peerlane_host_memory, access) == 32, "peerlane_host_memory.access");
-_Static_assert(offsetof(struct peerlane_host_memory, reserved) == 36, "peerlane_host_memory.reserved");
+_Static_assert(offsetof(struct peerlane_host_memory, populates) == 36, "peerlane_host_memory.populates");
 
 /* With one descriptor: the memory, to be mapped for reading and writing: as many */
 /* bytes as were asked for, in whole pages. From here on it is like exported memory. */
@@ -681,6 +687,20 @@ _Static_assert(offsetof(struct peerlane_host_memory_made, sequence) == 4, "peerl
 _Static_assert(offsetof(struct peerlane_host_memory_made, bytes) == 8, "peerlane_host_memory_made.bytes");
 _Static_assert(offsetof(struct peerlane_host_memory_made, memory) == 16, "peerlane_host_memory_made.memory");
 _Static_assert(offsetof(struct peerlane_host_memory_made, reserved) == 20, "peerlane_host_memory_made.reserved");
+
+/* The client has allocated the pages of host memory, so that the kernel charges them to the */
+/* client's control group. The relay allocates the pages that are missing. Answered by Done. */
+struct peerlane_host_memory_populated {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t memory;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_host_memory_populated) == 16, "peerlane_host_memory_populated");
+_Static_assert(offsetof(struct peerlane_host_memory_populated, type) == 0, "peerlane_host_memory_populated.type");
+_Static_assert(offsetof(struct peerlane_host_memory_populated, sequence) == 4, "peerlane_host_memory_populated.sequence");
+_Static_assert(offsetof(struct peerlane_host_memory_populated, memory) == 8, "peerlane_host_memory_populated.memory");
+_Static_assert(offsetof(struct peerlane_host_memory_populated, reserved) == 12, "peerlane_host_memory_populated.reserved");
 
 /* The relay makes staging memory for the client itself to copy to and from: on a */
 /* server GPU of the lane of a GPU. Only for a container that has the server GPUs' */

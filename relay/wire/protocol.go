@@ -12,13 +12,16 @@ const (
 	RemoteKeyMagic = 0x59454b52454e414c
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
-	NewestVersion = 3
+	NewestVersion = 4
 	// The version from which a relay knows a message. One that does not ends the session
 	// that has it, so a client whose relay is older does not send it.
 	LaneNICVersion = 2
 	// The version from which two relays of a host have windows on route direct: the memory of
 	// PeerShare ends with them.
 	WindowsVersion = 3
+	// The version from which a client allocates the pages of its host memory: HostMemory has
+	// populates, and HostMemoryPopulated exists.
+	PopulateVersion = 4
 	// Entries in each of a session's two rings; a power of two.
 	RingEntries = 1024
 	// Timelines of a session, and the distance between two of them in bytes.
@@ -162,69 +165,70 @@ var statusText = map[Status]string{
 
 // Message types.
 const (
-	TypeHello           uint32 = 1
-	TypeWelcome         uint32 = 2
-	TypeFailure         uint32 = 3
-	TypeExport          uint32 = 4
-	TypeExported        uint32 = 5
-	TypeUnexport        uint32 = 6
-	TypeDone            uint32 = 7
-	TypeListen          uint32 = 8
-	TypeListening       uint32 = 9
-	TypeUnlisten        uint32 = 10
-	TypeAccept          uint32 = 11
-	TypeConnect         uint32 = 12
-	TypeConnected       uint32 = 13
-	TypeDisconnect      uint32 = 14
-	TypeConnectionDown  uint32 = 15
-	TypeStatistics      uint32 = 16
-	TypeStatisticsReply uint32 = 17
-	TypeLanes           uint32 = 19
-	TypeLanesReply      uint32 = 20
-	TypeLaneNIC         uint32 = 120
-	TypeLaneNICReply    uint32 = 121
-	TypeGoodbye         uint32 = 18
-	TypeExportPart      uint32 = 26
-	TypeExportIPC       uint32 = 27
-	TypeHostMemory      uint32 = 24
-	TypeHostMemoryMade  uint32 = 25
-	TypeStaging         uint32 = 28
-	TypeStagingMade     uint32 = 29
-	TypeEvent           uint32 = 21
-	TypeEventOpened     uint32 = 22
-	TypeEventClose      uint32 = 23
-	TypeExpose          uint32 = 80
-	TypeExposed         uint32 = 81
-	TypeRevoke          uint32 = 82
-	TypePeerHello       uint32 = 32
-	TypePeerWelcome     uint32 = 33
-	TypePeerRegion      uint32 = 34
-	TypePeerRegionPart  uint32 = 42
-	TypePeerQuota       uint32 = 47
-	TypePeerEager       uint32 = 48
-	TypePeerSend        uint32 = 35
-	TypePeerGrant       uint32 = 36
-	TypePeerWritten     uint32 = 37
-	TypePeerDelivered   uint32 = 38
-	TypePeerWithdraw    uint32 = 39
-	TypePeerClose       uint32 = 40
-	TypePeerForget      uint32 = 41
-	TypePeerShare       uint32 = 44
-	TypePeerShared      uint32 = 45
-	TypePeerBell        uint32 = 46
-	TypePeerWrite       uint32 = 88
-	TypePeerRead        uint32 = 89
-	TypePeerReadRefused uint32 = 90
-	TypePeerReadData    uint32 = 91
-	TypePeerBack        uint32 = 92
-	TypePeerBackRefused uint32 = 93
-	TypeNICHello        uint32 = 64
-	TypeNICRegion       uint32 = 65
-	TypeNICWrite        uint32 = 66
-	TypeNICWritten      uint32 = 67
-	TypeNICImmediate    uint32 = 68
-	TypeNICForget       uint32 = 69
-	TypeDMABuf          uint32 = 122
+	TypeHello               uint32 = 1
+	TypeWelcome             uint32 = 2
+	TypeFailure             uint32 = 3
+	TypeExport              uint32 = 4
+	TypeExported            uint32 = 5
+	TypeUnexport            uint32 = 6
+	TypeDone                uint32 = 7
+	TypeListen              uint32 = 8
+	TypeListening           uint32 = 9
+	TypeUnlisten            uint32 = 10
+	TypeAccept              uint32 = 11
+	TypeConnect             uint32 = 12
+	TypeConnected           uint32 = 13
+	TypeDisconnect          uint32 = 14
+	TypeConnectionDown      uint32 = 15
+	TypeStatistics          uint32 = 16
+	TypeStatisticsReply     uint32 = 17
+	TypeLanes               uint32 = 19
+	TypeLanesReply          uint32 = 20
+	TypeLaneNIC             uint32 = 120
+	TypeLaneNICReply        uint32 = 121
+	TypeGoodbye             uint32 = 18
+	TypeExportPart          uint32 = 26
+	TypeExportIPC           uint32 = 27
+	TypeHostMemory          uint32 = 24
+	TypeHostMemoryMade      uint32 = 25
+	TypeHostMemoryPopulated uint32 = 30
+	TypeStaging             uint32 = 28
+	TypeStagingMade         uint32 = 29
+	TypeEvent               uint32 = 21
+	TypeEventOpened         uint32 = 22
+	TypeEventClose          uint32 = 23
+	TypeExpose              uint32 = 80
+	TypeExposed             uint32 = 81
+	TypeRevoke              uint32 = 82
+	TypePeerHello           uint32 = 32
+	TypePeerWelcome         uint32 = 33
+	TypePeerRegion          uint32 = 34
+	TypePeerRegionPart      uint32 = 42
+	TypePeerQuota           uint32 = 47
+	TypePeerEager           uint32 = 48
+	TypePeerSend            uint32 = 35
+	TypePeerGrant           uint32 = 36
+	TypePeerWritten         uint32 = 37
+	TypePeerDelivered       uint32 = 38
+	TypePeerWithdraw        uint32 = 39
+	TypePeerClose           uint32 = 40
+	TypePeerForget          uint32 = 41
+	TypePeerShare           uint32 = 44
+	TypePeerShared          uint32 = 45
+	TypePeerBell            uint32 = 46
+	TypePeerWrite           uint32 = 88
+	TypePeerRead            uint32 = 89
+	TypePeerReadRefused     uint32 = 90
+	TypePeerReadData        uint32 = 91
+	TypePeerBack            uint32 = 92
+	TypePeerBackRefused     uint32 = 93
+	TypeNICHello            uint32 = 64
+	TypeNICRegion           uint32 = 65
+	TypeNICWrite            uint32 = 66
+	TypeNICWritten          uint32 = 67
+	TypeNICImmediate        uint32 = 68
+	TypeNICForget           uint32 = 69
+	TypeDMABuf              uint32 = 122
 )
 
 // Hello is 32 bytes.
@@ -552,13 +556,15 @@ func (m *ExportIPC) bytes() []byte {
 func (m *ExportIPC) messageType() uint32 { return TypeExportIPC }
 
 // HostMemory is 40 bytes.
-// The relay makes host memory for the lane of a GPU, and pins it there.
+// The relay makes host memory for the lane of a GPU, and pins it there. populates is 1, from
+// PopulateVersion on, if the client allocates the pages: no operation can use the memory before
+// the client has sent HostMemoryPopulated, and the relay pins it then.
 type HostMemory struct {
 	Header
-	Bytes    uint64
-	GPU      UUID
-	Access   uint32
-	Reserved uint32
+	Bytes     uint64
+	GPU       UUID
+	Access    uint32
+	Populates uint32
 }
 
 func (m *HostMemory) bytes() []byte {
@@ -582,6 +588,21 @@ func (m *HostMemoryMade) bytes() []byte {
 }
 
 func (m *HostMemoryMade) messageType() uint32 { return TypeHostMemoryMade }
+
+// HostMemoryPopulated is 16 bytes.
+// The client has allocated the pages of host memory, so that the kernel charges them to the
+// client's control group. The relay allocates the pages that are missing. Answered by Done.
+type HostMemoryPopulated struct {
+	Header
+	Memory   uint32
+	Reserved uint32
+}
+
+func (m *HostMemoryPopulated) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *HostMemoryPopulated) messageType() uint32 { return TypeHostMemoryPopulated }
 
 // Staging is 40 bytes.
 // The relay makes staging memory for the client itself to copy to and from: on a
@@ -1312,6 +1333,8 @@ func newMessage(messageType uint32) Message {
 		return &HostMemory{}
 	case TypeHostMemoryMade:
 		return &HostMemoryMade{}
+	case TypeHostMemoryPopulated:
+		return &HostMemoryPopulated{}
 	case TypeStaging:
 		return &Staging{}
 	case TypeStagingMade:
@@ -1420,8 +1443,9 @@ var layouts = []struct {
 	{"Goodbye", unsafe.Sizeof(Goodbye{}), []uintptr{unsafe.Offsetof(Goodbye{}.Header.Type), unsafe.Offsetof(Goodbye{}.Header.Sequence)}},
 	{"ExportPart", unsafe.Sizeof(ExportPart{}), []uintptr{unsafe.Offsetof(ExportPart{}.Header.Type), unsafe.Offsetof(ExportPart{}.Header.Sequence), unsafe.Offsetof(ExportPart{}.Bytes), unsafe.Offsetof(ExportPart{}.Offset)}},
 	{"ExportIPC", unsafe.Sizeof(ExportIPC{}), []uintptr{unsafe.Offsetof(ExportIPC{}.Header.Type), unsafe.Offsetof(ExportIPC{}.Header.Sequence), unsafe.Offsetof(ExportIPC{}.Offset), unsafe.Offsetof(ExportIPC{}.Length), unsafe.Offsetof(ExportIPC{}.GPU), unsafe.Offsetof(ExportIPC{}.Access), unsafe.Offsetof(ExportIPC{}.Reserved), unsafe.Offsetof(ExportIPC{}.Handle)}},
-	{"HostMemory", unsafe.Sizeof(HostMemory{}), []uintptr{unsafe.Offsetof(HostMemory{}.Header.Type), unsafe.Offsetof(HostMemory{}.Header.Sequence), unsafe.Offsetof(HostMemory{}.Bytes), unsafe.Offsetof(HostMemory{}.GPU), unsafe.Offsetof(HostMemory{}.Access), unsafe.Offsetof(HostMemory{}.Reserved)}},
+	{"HostMemory", unsafe.Sizeof(HostMemory{}), []uintptr{unsafe.Offsetof(HostMemory{}.Header.Type), unsafe.Offsetof(HostMemory{}.Header.Sequence), unsafe.Offsetof(HostMemory{}.Bytes), unsafe.Offsetof(HostMemory{}.GPU), unsafe.Offsetof(HostMemory{}.Access), unsafe.Offsetof(HostMemory{}.Populates)}},
 	{"HostMemoryMade", unsafe.Sizeof(HostMemoryMade{}), []uintptr{unsafe.Offsetof(HostMemoryMade{}.Header.Type), unsafe.Offsetof(HostMemoryMade{}.Header.Sequence), unsafe.Offsetof(HostMemoryMade{}.Bytes), unsafe.Offsetof(HostMemoryMade{}.Memory), unsafe.Offsetof(HostMemoryMade{}.Reserved)}},
+	{"HostMemoryPopulated", unsafe.Sizeof(HostMemoryPopulated{}), []uintptr{unsafe.Offsetof(HostMemoryPopulated{}.Header.Type), unsafe.Offsetof(HostMemoryPopulated{}.Header.Sequence), unsafe.Offsetof(HostMemoryPopulated{}.Memory), unsafe.Offsetof(HostMemoryPopulated{}.Reserved)}},
 	{"Staging", unsafe.Sizeof(Staging{}), []uintptr{unsafe.Offsetof(Staging{}.Header.Type), unsafe.Offsetof(Staging{}.Header.Sequence), unsafe.Offsetof(Staging{}.Bytes), unsafe.Offsetof(Staging{}.GPU), unsafe.Offsetof(Staging{}.Access), unsafe.Offsetof(Staging{}.Reserved)}},
 	{"StagingMade", unsafe.Sizeof(StagingMade{}), []uintptr{unsafe.Offsetof(StagingMade{}.Header.Type), unsafe.Offsetof(StagingMade{}.Header.Sequence), unsafe.Offsetof(StagingMade{}.Bytes), unsafe.Offsetof(StagingMade{}.Memory), unsafe.Offsetof(StagingMade{}.Index), unsafe.Offsetof(StagingMade{}.Server)}},
 	{"Event", unsafe.Sizeof(Event{}), []uintptr{unsafe.Offsetof(Event{}.Header.Type), unsafe.Offsetof(Event{}.Header.Sequence), unsafe.Offsetof(Event{}.GPU), unsafe.Offsetof(Event{}.Handle)}},

@@ -156,11 +156,20 @@ int peerlane_export_ipc(peerlane_session *s, const uint8_t handle[64], uint64_t 
 	return status;
 }
 
+/* tell asks for something whose answer says nothing. */
+static int tell(peerlane_session *s, void *message, size_t length)
+{
+	struct peerlane_done done;
+
+	return ask(s, message, length, -1, &done, PEERLANE_MESSAGE_DONE, sizeof done, NULL);
+}
+
 int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu *gpu, uint32_t access, void **data, peerlane_memory *memory)
 {
 	struct peerlane_host_memory m = {.type = PEERLANE_MESSAGE_HOST_MEMORY, .bytes = bytes, .access = access ? access : EVERYTHING};
 	struct peerlane_host_memory_made made = {0};
 	struct mapped *host;
+	void *at = NULL;
 	int status, fd;
 
 	if (!gpu || !data || !memory)
@@ -169,29 +178,44 @@ int peerlane_host_memory(peerlane_session *s, uint64_t bytes, const peerlane_gpu
 	if (!host)
 		return fail_call(PEERLANE_STATUS_SYSTEM, "host memory: out of memory");
 	memcpy(m.gpu, gpu->bytes, sizeof m.gpu);
+	m.populates = s && s->version >= PEERLANE_POPULATE_VERSION;
 	status = ask_for_fd(s, &m, sizeof m, &made, PEERLANE_MESSAGE_HOST_MEMORY_MADE, sizeof made, &fd);
-	if (!status && !(status = enter(s))) {
-		host->number = made.memory;
-		host->bytes = (size_t)made.bytes;
+	if (!status) {
 		if (fd < 0 || !made.memory || made.bytes < bytes || made.bytes > SIZE_MAX)
 			status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay answered for host memory with %llu bytes and %s descriptor",
 				(unsigned long long)made.bytes, fd < 0 ? "no" : "a");
 		else
-			status = map("host", fd, host->bytes, PROT_READ | PROT_WRITE, true, &host->data);
-		if (!status) {
+			status = map("host", fd, (size_t)made.bytes, PROT_READ | PROT_WRITE, true, &at);
+		host->number = made.memory;
+		host->bytes = (size_t)made.bytes;
+		host->data = at;
+		if (!status && m.populates && !(status = populate("host", at, host->bytes, true))) {
+			struct peerlane_host_memory_populated populated = {.type = PEERLANE_MESSAGE_HOST_MEMORY_POPULATED, .memory = made.memory};
+
+			status = tell(s, &populated, sizeof populated);
+		}
+		if (!status && !(status = enter(s))) {
 			host->next = s->mapped;
 			s->mapped = host;
+			leave(s);
 			*data = host->data;
 			*memory = made.memory;
+			host = NULL;
 		} else if (made.memory) {
-			give_back(s, made.type, made.memory);
+			struct reason why = {.status = status};
+
+			memcpy(why.text, peerlane_error(), strlen(peerlane_error()));
+			if (!enter(s)) {
+				give_back(s, made.type, made.memory);
+				leave(s);
+			}
+			fail_for(&why);
 		}
-		leave(s);
 	}
 	if (fd >= 0)
 		close(fd);
-	if (status)
-		free(host);
+	if (host)
+		unmap(host, s && s->forked);
 	return status;
 }
 
@@ -252,14 +276,6 @@ void unmap(struct mapped *m, bool forked)
 	if (m->address && !forked)
 		unmap_staging(m);
 	free(m);
-}
-
-/* tell asks for something whose answer says nothing. */
-static int tell(peerlane_session *s, void *message, size_t length)
-{
-	struct peerlane_done done;
-
-	return ask(s, message, length, -1, &done, PEERLANE_MESSAGE_DONE, sizeof done, NULL);
 }
 
 int peerlane_unexport(peerlane_session *s, peerlane_memory memory)

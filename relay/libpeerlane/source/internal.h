@@ -216,6 +216,10 @@ void unmap_staging(const struct mapped *m);
  * *memory mapped. */
 int map(const char *what, int fd, size_t bytes, int protection, bool shared_with_children, void **memory);
 
+/* Allocates the pages of shared memory that are missing, so that the kernel charges them to
+ * this process's control group. It keeps the bytes, and only reads memory that is not writable. */
+int populate(const char *what, const void *memory, size_t bytes, bool writable);
+
 struct link *find_link(struct peerlane_session *s, uint32_t number);
 int start_watcher(struct peerlane_session *s);
 

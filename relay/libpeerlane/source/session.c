@@ -1165,6 +1165,28 @@ int map(const char *what, int fd, size_t bytes, int protection, bool shared_with
 	return 0;
 }
 
+/* MADV_POPULATE_*, since Linux 5.14. */
+#define POPULATE_READ 22
+#define POPULATE_WRITE 23
+
+int populate(const char *what, const void *memory, size_t bytes, bool writable)
+{
+	while (madvise((void *)(uintptr_t)memory, bytes, writable ? POPULATE_WRITE : POPULATE_READ)) {
+		if (errno == EINTR || errno == EAGAIN) /* the kernel keeps the pages that are there */
+			continue;
+		if (errno != EINVAL)
+			return fail_call(PEERLANE_STATUS_SYSTEM, "allocating %zu bytes of %s memory: %m; raise the container's memory limit", bytes, what);
+		for (size_t at = 0; at < bytes; at += 4096) { /* before Linux 5.14 */
+			if (writable)
+				__atomic_fetch_add((uint32_t *)(uintptr_t)memory + at / sizeof(uint32_t), 0, __ATOMIC_RELAXED);
+			else
+				(void)*((const volatile uint32_t *)memory + at / sizeof(uint32_t));
+		}
+		break;
+	}
+	return 0;
+}
+
 /* bell checks a descriptor that is written to or read without waiting. */
 static int bell(int fd, bool pipe)
 {
@@ -1199,6 +1221,8 @@ static int take_welcome(struct peerlane_session *s, const char *path, const uint
 	if (!status)
 		status = map("complete", fds[1], PEERLANE_COMPLETE_BYTES, PROT_READ, false, &memory);
 	s->complete = memory;
+	if (!status && !(status = populate("submit", s->submit, PEERLANE_SUBMIT_BYTES, true)))
+		status = populate("complete", s->complete, PEERLANE_COMPLETE_BYTES, false);
 	if (status || (status = bell(fds[2], false)) || (status = bell(fds[3], true)))
 		return status;
 	s->version = m.version;

@@ -1,0 +1,168 @@
+package integration_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
+	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// firstLane is the GPU of the first lane of this container, and a session with its relay.
+func firstLane(ctx context.Context) (*client.Session, wire.UUID, error) {
+	s, err := client.Dial(ctx, client.DefaultSocket)
+	if err != nil {
+		return nil, wire.UUID{}, err
+	}
+	lanes, err := s.Lanes(ctx)
+	if err != nil {
+		return nil, wire.UUID{}, err
+	}
+	return s, lanes[0].GPU, nil
+}
+
+// acceptAll accepts each connection, tells its listener's handle, and stays until it is killed.
+func acceptAll() error {
+	ctx := context.Background()
+	s, gpu, err := firstLane(ctx)
+	if err != nil {
+		return err
+	}
+	listener, err := s.Listen(ctx, gpu)
+	if err != nil {
+		return err
+	}
+	say(said{Kind: "listening", Handle: listener.Handle()})
+	go func() {
+		for {
+			c, err := listener.Accept(ctx)
+			if err != nil {
+				return
+			}
+			_ = c.Close(ctx) // the other side may have ended it
+		}
+	}()
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// connectOften connects to the handle that its input has, and tells how many connects failed.
+func connectOften(arguments []string) error {
+	n, err := strconv.Atoi(arguments[0])
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	s, gpu, err := firstLane(ctx)
+	if err != nil {
+		return err
+	}
+	say(said{Kind: "hello"})
+	var order said
+	if err := json.NewDecoder(os.Stdin).Decode(&order); err != nil {
+		return err
+	}
+	failed, first := 0, error(nil)
+	for range n {
+		limited, cancel := testutil.WithLimit(ctx, time.Minute)
+		c, err := s.Connect(limited, gpu, order.Handle)
+		cancel()
+		if err != nil {
+			failed, first = failed+1, errors.Join(first, err)
+			continue
+		}
+		_ = c.Close(ctx) // the other side may have ended it
+	}
+	connected := said{Kind: "connected", Peer: strconv.Itoa(n - failed)}
+	if first != nil {
+		connected.Error = fmt.Sprintf("%.2000s", first)
+	}
+	say(connected)
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// flood opens connections to a relay's peer socket as another relay's user, as fast as it can, and
+// keeps a hundred silent ones, until its input ends.
+func flood(arguments []string) error {
+	socket := arguments[0]
+	uid, err := strconv.Atoi(arguments[1])
+	if err != nil {
+		return err
+	}
+	// The path is short, and needs no rights on the directories above.
+	if err := os.Chdir(filepath.Dir(socket)); err != nil {
+		return err
+	}
+	var is unix.Stat_t // relays have the group that may connect
+	if err := unix.Stat(filepath.Base(socket), &is); err != nil {
+		return err
+	}
+	if err := errors.Join(unix.Setresgid(int(is.Gid), int(is.Gid), int(is.Gid)), unix.Setresuid(uid, uid, uid)); err != nil {
+		return err
+	}
+	first := sync.OnceFunc(func() { say(said{Kind: "flooding"}) })
+	for thread := range 2 {
+		go func() {
+			var held []packet.Conn
+			for {
+				c, err := packet.Dial(filepath.Base(socket))
+				if err != nil {
+					continue // the queue is full: at once again
+				}
+				first()
+				if thread == 0 { // this one says hello to no listener
+					_ = c.Send(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
+				}
+				if held = append(held, c); len(held) > 100 {
+					held[0].Close()
+					held = held[1:]
+				}
+			}
+		}()
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// Three processes, with uids as relays that were taken over have them, flood the peer socket
+// of a container's relay. Another container connects to it all the same, each time.
+func TestFloodedRelayOfAContainerAcceptsConnects(t *testing.T) {
+	const connects = 4
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			accepting := b.start(b.lanes[0], "accept")
+			handle := accepting.next("listening").Handle
+			connecting := b.start(b.lanes[1], "connects", strconv.Itoa(connects))
+			connecting.next("hello")
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			socket := b.Layout.PeerSocket(accepting.generation().ID)
+			for _, uid := range []string{"64001", "64002", "64003"} {
+				b.follow("flood-"+uid, exec.Command(self, "role", "flood", socket, uid), func(context.Context) error { return nil }).next("flooding")
+			}
+			connecting.tell(said{Handle: handle})
+			if s := connecting.next("connected"); s.Peer != strconv.Itoa(connects) {
+				t.Errorf("%s of %d connects beside a flood succeed: %s", s.Peer, connects, s.Error)
+			}
+		})
+	}
+}
