@@ -38,8 +38,8 @@ func attributes(t *testing.T, pid int) map[string]string {
 	return all
 }
 
-// A runtime that has limits and a low priority of its own hands them to its hook. Neither
-// the relay nor its supervisor keeps them, and clients can attach.
+// A runtime with limits and a low priority passes both to the hook. Relay and supervisor
+// reset both, and clients can attach.
 func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {

@@ -49,9 +49,9 @@ func crowd(arguments []string) error {
 	return err
 }
 
-// A container that has CAP_SETUID takes a relay's uid and has as many processes of it as
-// the relay may have tasks. The relay, whose limit is that of its own control group, is
-// started again after its death, has threads and serves.
+// A container with CAP_SETUID takes a relay's uid and starts as many processes with the uid as
+// the relay may have tasks. The limit of the relay is the limit of the relay's control group:
+// after its death the relay starts again, has threads and serves.
 func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	if err != nil || !strings.Contains(string(controllers), "pids") {

@@ -181,8 +181,8 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 	}
 }
 
-// A container that is limited pays for the host memory that its relay makes for it: the
-// client allocates the pages. The relay's control group does not have them.
+// The kernel charges host memory of a client to the container's control group, because the
+// client allocates the pages. The relay's control group does not have the pages.
 func TestHostMemoryIsChargedToTheContainer(t *testing.T) {
 	beside(t)
 	const limit = 48 << 20

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// outputFlag and commonOutput are the option for the form of output, and the beginning of its
-// text in commands that print tables and JSON. The reference does not repeat it for each.
+// outputFlag is the option for the form of output. commonOutput is the beginning of the help of
+// the option in commands that print tables and JSON, which the reference does not repeat.
 const (
 	outputFlag   = "output"
 	commonOutput = "print in FORM: table, json ("
@@ -20,7 +20,7 @@ func (c Command) Markdown() string {
 	for _, one := range c.All() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
 		var commands []Command
-		if one.Path == c.Path { // the others' commands follow them
+		if one.Path == c.Path { // the commands of a subcommand follow the subcommand
 			commands = one.Commands
 		}
 		for i, below := range commands {

@@ -89,7 +89,7 @@ func TestPlanFits100Columns(t *testing.T) {
 	}
 }
 
-// A user who may not read the state hears that, and not that a container has no relay.
+// The error for a user without access to the state names the access, not a missing relay.
 func TestStateThatCannotBeReadIsNamedFirst(t *testing.T) {
 	if os.Geteuid() == 0 {
 		// Root reads everything: a file in place of the directory is as unreadable.

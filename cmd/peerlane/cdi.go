@@ -297,7 +297,7 @@ func (a *app) printSpecs(list []*specs.Spec, class string, format cdi.Format) er
 	return fmt.Errorf("this host offers no device of %s/%s", cdi.Vendor, class)
 }
 
-// printDiffs prints what would change.
+// printDiffs prints the changes.
 func (a *app) printDiffs(changes []cdi.Change) {
 	for _, c := range changes {
 		if diff := c.Diff(); diff != "" {

@@ -169,7 +169,7 @@ func listen(address string) (net.Listener, error) {
 	return l, err
 }
 
-// exporterPage is what a browser finds at the exporter's address.
+// exporterPage is the page at the exporter's address, for browsers.
 const exporterPage = `<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>peerlane exporter</title></head>
 <body><h1>peerlane exporter</h1><p><a href="/metrics">Metrics</a></p></body></html>

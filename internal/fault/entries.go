@@ -57,9 +57,9 @@ const (
 type Entry struct {
 	Code  Code   `json:"code"`
 	Title string `json:"title"`
-	// Cause explains the error in one or two sentences.
+	// Cause explains the error in a sentence or two.
 	Cause string `json:"cause"`
-	// Remedies are actions, the most frequent one first. Text between backquotes is a
+	// Remedies are actions, the most frequent action first. Text between backquotes is a
 	// command, a path or a key of config.toml.
 	Remedies []string `json:"remedies"`
 	// See is a page of the documentation, such as "cdi.md"; empty for none.

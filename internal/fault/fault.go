@@ -1,5 +1,5 @@
-// Package fault defines the errors that an operator searches for. Each has a stable code,
-// such as PL1203, that the error's text prints and `peerlane explain CODE` describes.
+// Package fault defines the errors that an operator searches for. An [Error] has a
+// stable code, such as PL1203, that the text of the error prints and `peerlane explain CODE` describes.
 //
 // A package returns an [Error] with the operation, the object, the cause and the remedy as
 // fields. Callers and tests select an error by its code:
@@ -8,7 +8,7 @@
 //	if errors.As(err, &f) && f.Code == fault.AnchorNotMounted { … }
 //	errors.Is(err, fault.AnchorNotMounted)
 //
-// Errors without a code are internal: their text states the cause, and no page describes them.
+// Errors without a code are internal: the text states the cause, and no page describes the error.
 package fault
 
 import "strings"
@@ -20,7 +20,7 @@ type Code string
 // Error returns the code, so that a Code is a target for errors.Is.
 func (c Code) Error() string { return string(c) }
 
-// In reports whether text is that of an Error with the code.
+// In reports whether text is the text of an Error with the code.
 func (c Code) In(text string) bool { return strings.Contains(text, "["+string(c)+"]") }
 
 // Error is a failed operation with a code.

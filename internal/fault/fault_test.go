@@ -65,7 +65,7 @@ func TestCatalogueEntriesAreWholeAndInOrder(t *testing.T) {
 	}
 }
 
-// constants returns the declared codes of this package, by the name of their constant.
+// constants returns the declared codes of this package, by the name of the constant.
 func constants(t *testing.T) map[string]Code {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), "entries.go", nil, parser.SkipObjectResolution)
@@ -88,7 +88,7 @@ func constants(t *testing.T) map[string]Code {
 	return codes
 }
 
-// Each code has one entry, and a program outside of this package returns it.
+// Every code has an entry, and a program outside of this package returns it.
 func TestEachCodeHasAnEntryAndAUse(t *testing.T) {
 	codes := constants(t)
 	if len(codes) != len(Entries()) {

@@ -5,8 +5,7 @@
 //	go run ./integration/vm/run test --place vm-small ./hook --run TestContainer
 //	go run ./integration/vm/run shell --image full
 //
-// It exits with 1 when nothing but tests failed, which is in their events, and
-// with 2 for everything else.
+// Run exits with 1 if tests failed, which the events report, and with 2 after any other error.
 package main
 
 import (
@@ -46,7 +45,7 @@ func main() {
 
 var began = time.Now()
 
-// say tells on standard error what is being done, and since when.
+// say prints the current step and the elapsed time on standard error.
 func say(format string, arguments ...any) {
 	fmt.Fprintf(os.Stderr, "vm: [%5.1f s] "+format+"\n", append([]any{time.Since(began).Seconds()}, arguments...)...)
 }

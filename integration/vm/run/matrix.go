@@ -31,7 +31,7 @@ func (p place) ofMatrix(path string) ([]target, error) {
 		}
 		pkg, test, found := strings.Cut(words[3], ".")
 		if !found {
-			return nil, fmt.Errorf("%s: %q: a test is named by its package's folder, a full stop, and its own name", path, words[3])
+			return nil, fmt.Errorf("%s: %q: the form of a test is FOLDER.TEST", path, words[3])
 		}
 		if slices.Contains(p.whole, pkg) {
 			continue
@@ -46,7 +46,7 @@ func (p place) ofMatrix(path string) ([]target, error) {
 	return targets, nil
 }
 
-// patternOf is what matches these tests and their parts, and no others.
+// patternOf returns the pattern that matches exactly the tests and the subtests of the tests.
 func patternOf(tests []string) string {
 	var patterns []string
 	for _, test := range tests {
@@ -59,7 +59,7 @@ func patternOf(tests []string) string {
 	return strings.Join(patterns, "|")
 }
 
-// topLevel is the test that another one is a part of, or itself.
+// topLevel returns the top-level test of a subtest, or the test itself.
 func topLevel(test string) string {
 	top, _, _ := strings.Cut(test, "/")
 	return top

@@ -64,8 +64,8 @@ var places = []place{
 	{name: "vm-nightly", image: vm.Small, guests: 1, nightly: true},
 }
 
-// atOnce is how many places run beside each other. A guest uses one processor of the
-// host, whatever it has itself.
+// atOnce is the number of places that run at the same time. A guest uses one processor of the
+// host, for any number of its processors.
 const atOnce = 2
 
 // margin is what a test binary has beyond its own time-out to end and say why.
@@ -148,7 +148,7 @@ func (o *testOptions) run(ctx context.Context) error {
 	return nil
 }
 
-// choose finds what runs where.
+// choose returns the tests of every place.
 func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	names := o.places
 	if len(names) == 0 && len(o.packages) > 0 {
