@@ -79,8 +79,8 @@ func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook configures the steps before the start of a container.
 type Hook struct {
-	// A container whose relay does not start: fail, it does not start; warn, it starts
-	// without its lane, the host's log has the reason, and clients hear where to look. An
+	// A container whose relay does not start: fail, no start; warn, a start
+	// without the lane, the host's log has the reason, and clients hear where to look. An
 	// unreadable configuration and devices that would hide one another always fail.
 	OnFailure string `toml:"on_failure"`
 	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
@@ -117,9 +117,9 @@ type Plan struct {
 // Staging limits the memory of server GPUs that relays use.
 type Staging struct {
 	// Maximum memory of a server GPU for all relays of this host; by default a quarter of
-	// the GPU's memory; 0 keeps relays off it. A GPU whose limit has no room for a lane's
-	// slots does not serve it (`peerlane plan` shows the sums). A later relay takes
-	// smaller slots or another GPU, or its clients hear the holders. A change counts for
+	// the GPU's memory; 0 keeps relays off the GPU. A GPU whose limit has no room for a lane's
+	// slots does not serve the lane (`peerlane plan` shows the sums). A later relay takes
+	// smaller slots or another GPU, or the error of clients names the holders. A change counts for
 	// new allocations.
 	Limit *Size `toml:"limit,omitempty"`
 	// The same for single GPUs, by index, UUID or PCI address: `"3" = "1GiB"`.
@@ -127,13 +127,13 @@ type Staging struct {
 	// A lane when no server GPU has room: allow stages in host memory, many times slower,
 	// with a warning in log and `peerlane relay inspect`; never refuses clients.
 	Bounce string `toml:"bounce"`
-	// The maximum of host memory that one relay stages in, at most a quarter of relay.memory. If
+	// The maximum of host memory that a relay stages in, at most a quarter of relay.memory. If
 	// the rest is smaller, a lane takes smaller slots.
 	BounceLimit Size `toml:"bounce_limit"`
 	// Maximum host memory that all relays of this host allocate for containers, as slots
 	// and clients' memory; by default a quarter of the host's. A later relay refuses
-	// clients with this key. Each relay is also limited to a quarter of its container's
-	// memory limit.
+	// clients with this key. A relay is also limited to a quarter of the memory limit of
+	// the container.
 	HostLimit *Size `toml:"host_limit,omitempty"`
 }
 
@@ -156,7 +156,7 @@ type Relay struct {
 	// Absolute path of peerlane-relay; empty means the program beside peerlane-hook.
 	Binary string `toml:"binary"`
 	// The starter of relays: systemd (peerlane-relay@.service) or fork (the hook). auto is
-	// systemd if it is process 1 and peerlane-relay.socket answers, else the hook.
+	// systemd if systemd is process 1 and peerlane-relay.socket answers, else the hook.
 	Launcher string `toml:"launcher"`
 	// The route between two containers of this host: auto, staged or direct.
 	Route string `toml:"route"`
@@ -166,21 +166,21 @@ type Relay struct {
 	Transport string `toml:"transport"`
 	// The peers of containers: host (this one), cluster (any), or auto (host without a
 	// cluster key). With cluster the relay tells NCCL rate and guid of the lane's NIC,
-	// which NCCL divides among its lanes; with host the rate of the GPU's links, for each
-	// lane by itself.
+	// which NCCL divides among the lanes of the NIC; with host the rate of the GPU's links,
+	// for every lane separately.
 	Scope string `toml:"scope"`
 	// Staging slots of a lane in each direction, striped over its server GPUs.
 	Slots int `toml:"slots"`
 	// The size of a slot: a multiple of 64KiB up to 1GiB.
 	SlotSize Size `toml:"slot_size"`
 	// The time at which a relay allocates staging: attach (a client first needs it) or
-	// start (the container starts, before a job fills the server GPUs). With start each
-	// container has a CUDA context of some 265 MiB on its own GPU, even if it does not use
-	// its lane.
+	// start (the container starts, before a job fills the server GPUs). With start a
+	// container has a CUDA context of some 265 MiB on the container's own GPU, even if no
+	// client uses the lane.
 	Reserve string `toml:"reserve"`
 	// The test of a pair of GPUs before a lane stages on it: once tests after a boot or
 	// driver change, while the first container starts, a second or so per pair; a pair
-	// that fails or is slower than the bounce is replaced, an untested one is used.
+	// that fails or is slower than the bounce is replaced, an untested pair is used.
 	// required uses tested pairs only. off tests none. See `peerlane self-test` and
 	// docs/relay.md.
 	SelfTest string `toml:"self_test"`
@@ -198,20 +198,20 @@ type Relay struct {
 	// Memory of cudaMalloc by its IPC handle: allow or never. The handle is no secret: a
 	// process that guesses another container's has its memory, and a client that frees the
 	// memory can make its relay fail. Not with cdi.tenancy = "multi". Memory of
-	// cuMemCreate does not need it.
+	// cuMemCreate does not need the key.
 	CUDAIPC string `toml:"cuda_ipc"`
 	// Waits besides timelines: ipc adds events of CUDA's IPC (cudaIpcGetEventHandle),
-	// timeline nothing. They need containers that share the host's IPC namespace (`--ipc
+	// timeline nothing. Events need containers that share the host's IPC namespace (`--ipc
 	// host`) as root, and relays with sandbox = "off". Not with cdi.tenancy = "multi".
 	Events string `toml:"events"`
 	// Additions to a relay's environment, as `"NAME=value"`; the only other variable is PATH.
 	Environment []string `toml:"environment"`
 	// auto gives a relay everything that the host offers: a uid, no capabilities, a root
 	// with its devices and libraries, Landlock, a filter of system calls, limits
-	// (`peerlane relay inspect` shows it). off gives nothing, to find a fault.
+	// (`peerlane relay inspect` shows the sandbox). off gives nothing, to find a fault.
 	Sandbox string `toml:"sandbox"`
 	// Uids of relays, first to last, and gids of the same numbers, reserved for relays.
-	// The first is the group of all relays; each relay gets another.
+	// The first is the group of all relays; every relay gets another number.
 	UIDs string `toml:"uids"`
 	// Files and directories that relays may also read in their sandbox, for libraries of a
 	// driver in an unusual place. Paths of PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH in
@@ -220,7 +220,7 @@ type Relay struct {
 	// The same for writing: traces, or a driver's files in /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
 	// Maximum host memory of a relay with its supervisor, including simulated GPUs'; the
-	// kernel ends a relay above it.
+	// kernel ends a relay above the limit.
 	Memory Size `toml:"memory"`
 	// The most processors that a relay may keep busy.
 	CPUs int `toml:"cpus"`
@@ -262,7 +262,7 @@ type Limits struct {
 	// mapped allocation of another container. A lower ulimit -n counts.
 	Descriptors int `toml:"descriptors"`
 	// Host memory that the relay makes for clients, and that of other containers it writes
-	// into, each; at most half of relay.memory.
+	// into, both; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
 	// The share of host_memory for a single process.
 	ClientHostMemory Size `toml:"client_host_memory"`
@@ -330,8 +330,8 @@ type Network struct {
 	// loopback, docker* and virbr*; ib* first.
 	Interfaces string `toml:"interfaces"`
 	// Interfaces or RDMA devices in the order of the cluster's rails: the first of all
-	// hosts share a network, and so on. Empty for the order of docs/network.md. Others are
-	// used only if nothing else works.
+	// hosts share a network, and so on. Empty for the order of docs/network.md. Other
+	// devices are used only if nothing else works.
 	Rails []string `toml:"rails,omitempty"`
 	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
