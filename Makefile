@@ -152,7 +152,7 @@ test: test-needs build bin/tests ## vet, lint and test everything, race detector
 test-cost: test-needs build bin/tests ## run each test alone and print its processor seconds, for each package (PACKAGES=./relay)
 	@programs=$$(mktemp -d); trap 'rm -rf "$$programs"' EXIT; \
 	cp bin/test-programs/* "$$programs"; export PEERLANE_TEST_PROGRAMS=$$programs GORACE=atexit_sleep_ms=0; \
-	$(testrun) -cost bin/tests $(all_packages) 2>/dev/null
+	$(testrun) -cost bin/tests $(all_packages)
 
 .PHONY: test-race
 test-race: ## make test with the race detector on in all packages

@@ -211,7 +211,7 @@ func TestPodmanWithPeerlaneRuntime(t *testing.T) {
 	}{
 		{"--annotation=peerlane.dev/devices=peerlane.dev/lane=0", true, `"hello"`},
 		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=0", true, `"hello"`},
-		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=1", false, "PEERLANE_DEVICES asks for the device peerlane.dev/lane=1, which runtime.devices in"},
+		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=1", false, "PEERLANE_DEVICES asks for the device peerlane.dev/lane=1: runtime.devices in "},
 	} {
 		out, err := p.run([]string{test.option}, "hello")
 		if (err == nil) != test.works || !strings.Contains(out, test.says) {
