@@ -50,10 +50,25 @@ func git(root string, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// isMerge reports whether a commit is a merge. parents holds the parents that git log prints:
+// git log prints none for the oldest commits of a shallow clone, and isMerge reads the parents
+// of these commits from the object.
+func isMerge(root, commit string, parents []string) (bool, error) {
+	if len(parents) > 0 {
+		return len(parents) > 1, nil
+	}
+	object, err := git(root, "cat-file", "-p", commit)
+	if err != nil {
+		return false, err
+	}
+	header, _, _ := strings.Cut(object, "\n\n")
+	return strings.Count(header, "\nparent ") > 1, nil
+}
+
 // checkCommits checks the subjects of the commits after l.base, and that no commit raised a
 // value of limits.txt. In a shallow clone without the base, checkCommits checks the commits of
-// the clone that are newer than the base. It returns the number of commits, and errNoHistory if
-// git or the repository is missing.
+// the clone that are newer than the base. It returns the number of commits that are not merges,
+// and errNoHistory if git or the repository is missing.
 func checkCommits(root string, l limits) (int, error) {
 	shallow, err := git(root, "rev-parse", "--is-shallow-repository")
 	if err != nil {
@@ -66,20 +81,28 @@ func checkCommits(root string, l limits) (int, error) {
 		}
 		commits = []string{"--since=" + l.date, "HEAD"}
 	}
-	log, err := git(root, append([]string{"log", "--no-merges", "--format=%h %s"}, commits...)...)
+	log, err := git(root, append([]string{"log", "--format=%h%x09%P%x09%s"}, commits...)...)
 	if err != nil {
 		return 0, fmt.Errorf("check the subjects of commits: %w", err)
 	}
 	var errs []error
 	count := 0
 	for line := range strings.Lines(log) {
-		hash, subject, _ := strings.Cut(strings.TrimSpace(line), " ")
+		hash, rest, _ := strings.Cut(strings.TrimRight(line, "\n"), "\t")
+		parents, subject, _ := strings.Cut(rest, "\t")
+		merge, err := isMerge(root, hash, strings.Fields(parents))
+		if err != nil {
+			return 0, fmt.Errorf("check the subjects of commits: %w", err)
+		}
+		if merge {
+			continue
+		}
 		count++
 		if err := checkSubject(subject); err != nil {
 			errs = append(errs, fmt.Errorf("commit %s: %w", hash, err))
 		}
 	}
-	if count == 0 && shallow == "true" {
+	if log == "" && shallow == "true" {
 		errs = append(errs, errors.New("check the subjects of commits: the shallow clone has no commit after the base; run git fetch --unshallow"))
 	}
 	versions, err := git(root, append(append([]string{"log", "--format=%h"}, commits...), "--", limitsFile)...)

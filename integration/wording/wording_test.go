@@ -133,20 +133,32 @@ func TestLimitsFileWithoutFormIsRefused(t *testing.T) {
 	}
 }
 
+// mustGit returns the output of a git command in root, and ends the test if the command fails.
+func mustGit(t *testing.T, root string, args ...string) string {
+	t.Helper()
+	out, err := git(root, append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// mustCommit writes the file of limits and commits the tree.
+func mustCommit(t *testing.T, root string, l limits) {
+	t.Helper()
+	if err := l.write(root); err != nil {
+		t.Fatal(err)
+	}
+	mustGit(t, root, "add", "-A")
+	mustGit(t, root, "commit", "-qm", "x: set the limits")
+}
+
 // repository makes a repository with commits of these subjects and a file of limits, and
 // returns its folder and the first commit.
 func repository(t *testing.T, subjects ...string) (root, first string) {
 	t.Helper()
 	root = t.TempDir()
-	must := func(args ...string) string {
-		t.Helper()
-		out, err := git(root, append([]string{"-c", "user.name=a", "-c", "user.email=a@example.com"}, args...)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return out
-	}
-	must("init", "-q")
+	mustGit(t, root, "init", "-q")
 	if err := os.MkdirAll(filepath.Join(root, filepath.Dir(limitsFile)), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -154,9 +166,9 @@ func repository(t *testing.T, subjects ...string) (root, first string) {
 		t.Fatal(err)
 	}
 	for i, subject := range subjects {
-		must("commit", "-q", "--allow-empty", "-m", subject)
+		mustGit(t, root, "commit", "-q", "--allow-empty", "-m", subject)
 		if i == 0 {
-			first = must("rev-parse", "HEAD")
+			first = mustGit(t, root, "rev-parse", "HEAD")
 			if err := (limits{base: first, date: "2026-01-01", values: map[string]allowed{}}).write(root); err != nil {
 				t.Fatal(err)
 			}
@@ -178,20 +190,42 @@ func TestCommitsAfterBaseAreChecked(t *testing.T) {
 }
 
 func TestShallowCloneChecksItsOwnCommits(t *testing.T) {
-	for subject, want := range map[string]bool{"x: say more": true, "Say more": false} {
-		root, _ := repository(t, "The first commit", "x: add a file", subject)
-		clone := filepath.Join(t.TempDir(), "clone")
-		if out, err := exec.Command("git", "clone", "-q", "--depth", "1", "file://"+root, clone).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		l, err := readLimits(root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		count, err := checkCommits(clone, l)
-		if count != 1 || (err == nil) != want {
-			t.Errorf("%q: %d commits, %v; want 1 commit, and success %v", subject, count, err, want)
-		}
+	for name, c := range map[string]struct {
+		subject string // of the newest commit that is not a merge
+		merge   bool   // the tip is a merge of a branch with that commit
+		depth   string
+		count   int
+		ok      bool
+	}{
+		"a subject with the form":    {"x: say more", false, "1", 1, true},
+		"a subject without the form": {"Say more", false, "1", 1, false},
+		"a merge":                    {"Say more", true, "1", 0, true},
+		"a merge with two commits":   {"x: say more", true, "2", 2, true},
+		"a merge of a bad subject":   {"Say more", true, "2", 2, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, _ := repository(t, "The first commit", "x: add a file")
+			if c.merge {
+				mustGit(t, root, "checkout", "-q", "-b", "side")
+			}
+			mustGit(t, root, "commit", "-q", "--allow-empty", "-m", c.subject)
+			if c.merge {
+				mustGit(t, root, "checkout", "-q", "-")
+				mustGit(t, root, "merge", "-q", "--no-ff", "-m", "Merge branch 'side'", "side")
+			}
+			clone := filepath.Join(t.TempDir(), "clone")
+			if out, err := exec.Command("git", "clone", "-q", "--depth", c.depth, "file://"+root, clone).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			l, err := readLimits(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			count, err := checkCommits(clone, l)
+			if count != c.count || (err == nil) != c.ok {
+				t.Errorf("%d commits, %v; want %d commits, and success %v", count, err, c.count, c.ok)
+			}
+		})
 	}
 }
 
@@ -217,15 +251,7 @@ func TestLimitRaisedSinceEarlierCommitIsRefused(t *testing.T) {
 		refused  bool
 	}{{50, false}, {40, false}, {45, true}} {
 		l := limits{base: first, date: "2026-01-01", values: map[string]allowed{"x": {pronouns: step.pronouns}}}
-		if err := l.write(root); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := git(root, "add", "-A"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := git(root, "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-qm", "x: set the limit"); err != nil {
-			t.Fatal(err)
-		}
+		mustCommit(t, root, l)
 		if _, err := checkCommits(root, l); (err != nil) != step.refused {
 			t.Errorf("limit %.0f: %v; want refusal %v", step.pronouns, err, step.refused)
 		}
