@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -65,8 +67,8 @@ func isMerge(root, commit string, parents []string) (bool, error) {
 	return strings.Count(header, "\nparent ") > 1, nil
 }
 
-// checkCommits checks the subjects of the commits after l.base, and that no commit raised a
-// value of limits.txt. In a shallow clone without the base, checkCommits checks the commits of
+// checkCommits checks the subjects of the commits after l.base, and that l raises no value
+// and adds no package to limits.txt, compared with the base and each commit after it. In a shallow clone without the base, checkCommits checks the commits of
 // the clone that are newer than the base. It returns the number of commits that are not merges,
 // and errNoHistory if git or the repository is missing.
 func checkCommits(root string, l limits) (int, error) {
@@ -75,10 +77,12 @@ func checkCommits(root string, l limits) (int, error) {
 		return 0, fmt.Errorf("check the subjects of commits: %w: %w; run it in a clone of the repository", errNoHistory, err)
 	}
 	commits := []string{l.base + "..HEAD"}
+	baseMissing := false
 	if _, err := git(root, "cat-file", "-e", l.base+"^{commit}"); err != nil {
 		if shallow != "true" {
 			return 0, fmt.Errorf("check the subjects of commits: the base of %s is not in the repository: %w", limitsFile, err)
 		}
+		baseMissing = true
 		commits = []string{"--since=" + l.date, "HEAD"}
 	}
 	log, err := git(root, append([]string{"log", "--format=%h%x09%P%x09%s"}, commits...)...)
@@ -105,14 +109,27 @@ func checkCommits(root string, l limits) (int, error) {
 	if log == "" && shallow == "true" {
 		errs = append(errs, errors.New("check the subjects of commits: the shallow clone has no commit after the base; run git fetch --unshallow"))
 	}
-	versions, err := git(root, append(append([]string{"log", "--format=%h"}, commits...), "--", limitsFile)...)
+	// git log without --full-history leaves out the versions of the branches whose file a merge
+	// replaced.
+	versions, err := git(root, append(append([]string{"log", "--full-history", "--format=%h"}, commits...), "--", limitsFile)...)
 	if err != nil {
 		return 0, fmt.Errorf("check that limits fall: %w", err)
 	}
-	for _, commit := range strings.Fields(versions) {
-		text, err := git(root, "show", commit+":"+limitsFile)
+	earlier := strings.Fields(versions)
+	if !baseMissing {
+		earlier = append(earlier, l.base)
+	}
+	for _, commit := range earlier {
+		file, err := git(root, "ls-tree", "--name-only", commit, "--", limitsFile)
 		if err != nil {
-			continue // the commit removed the file
+			return 0, fmt.Errorf("check that limits fall: %w", err)
+		}
+		if file == "" {
+			continue // no limits yet, or the commit removed the file
+		}
+		text, err := git(root, "cat-file", "blob", commit+":"+limitsFile)
+		if err != nil {
+			return 0, fmt.Errorf("check that limits fall: %w", err)
 		}
 		before, err := parseLimits(text)
 		if err != nil {
@@ -124,14 +141,48 @@ func checkCommits(root string, l limits) (int, error) {
 	return count, errors.Join(errs...)
 }
 
-// risen returns an error for each package of which a value is above that of an earlier
-// commit.
+// risen returns an error for each package of which a value is above that of an earlier commit,
+// and for each package that the earlier commit does not list, unless the package is a renamed
+// one.
 func risen(commit string, before, now map[string]allowed) (errs []error) {
-	for name, a := range now {
+	renamed := renames(before, now)
+	for _, name := range slices.Sorted(maps.Keys(now)) {
 		b, known := before[name]
-		if known && (a.relatives > b.relatives || a.pronouns > b.pronouns || a.tests > b.tests) {
+		if known && !now[name].within(b) {
 			errs = append(errs, fmt.Errorf("%s raises the limits of %s above those of commit %s; rewrite the texts instead", limitsFile, name, commit))
+		}
+		if !known && renamed[name] == "" {
+			errs = append(errs, fmt.Errorf("%s adds %s, which commit %s does not list, and no package with values as large has left the list for it; rewrite the texts instead", limitsFile, name, commit))
 		}
 	}
 	return errs
+}
+
+// renames returns the former names of new packages. A package that is in now and not in before
+// is new. Its former name is in before and not in now, has values at least as large, and serves
+// one new package. As many new packages as possible have a former name.
+func renames(before, now map[string]allowed) map[string]string {
+	former, renamed := map[string]string{}, map[string]string{} // by new name, by former name
+	// assign finds a former name for a new package, and moves other new packages to other former
+	// names if necessary.
+	var assign func(name string, tried map[string]bool) bool
+	assign = func(name string, tried map[string]bool) bool {
+		for old, b := range before {
+			if _, stays := now[old]; stays || tried[old] || !now[name].within(b) {
+				continue
+			}
+			tried[old] = true
+			if renamed[old] == "" || assign(renamed[old], tried) {
+				former[name], renamed[old] = old, name
+				return true
+			}
+		}
+		return false
+	}
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if _, known := before[name]; !known {
+			assign(name, map[string]bool{})
+		}
+	}
+	return former
 }

@@ -26,6 +26,11 @@ type allowed struct {
 	tests               int
 }
 
+// within reports whether no value of a is above that of b.
+func (a allowed) within(b allowed) bool {
+	return a.relatives <= b.relatives && a.pronouns <= b.pronouns && a.tests <= b.tests
+}
+
 // limits holds the content of limits.txt.
 type limits struct {
 	base, date string

@@ -150,7 +150,7 @@ func mustCommit(t *testing.T, root string, l limits) {
 		t.Fatal(err)
 	}
 	mustGit(t, root, "add", "-A")
-	mustGit(t, root, "commit", "-qm", "x: set the limits")
+	mustGit(t, root, "commit", "-q", "--allow-empty", "-m", "x: set the limits")
 }
 
 // repository makes a repository with commits of these subjects and a file of limits, and
@@ -255,5 +255,81 @@ func TestLimitRaisedSinceEarlierCommitIsRefused(t *testing.T) {
 		if _, err := checkCommits(root, l); (err != nil) != step.refused {
 			t.Errorf("limit %.0f: %v; want refusal %v", step.pronouns, err, step.refused)
 		}
+	}
+}
+
+func TestLimitsWithNewNameNeedRenamedPackage(t *testing.T) {
+	before := map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}
+	for name, c := range map[string]struct {
+		now  map[string]allowed
+		want int // errors
+	}{
+		"no change":                 {before, 0},
+		"a package left":            {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}}, 0},
+		"a new name":                {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}, "x": {40, 90, 50}}, 1},
+		"a new name of low values":  {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}, "x": {}}, 1},
+		"a rename":                  {map[string]allowed{"x": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 0},
+		"a rename with more":        {map[string]allowed{"x": {5, 50, 2}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 1},
+		"two names for one":         {map[string]allowed{"x": {1, 31, 1}, "y": {1, 31, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 1},
+		"three renames":             {map[string]allowed{"x": {9, 60, 7}, "y": {5, 50, 1}, "z": {3, 40, 0}}, 0},
+		"three renames, order back": {map[string]allowed{"x": {3, 40, 0}, "y": {5, 50, 1}, "z": {9, 60, 7}}, 0},
+		"three renames, one larger": {map[string]allowed{"x": {3, 40, 0}, "y": {6, 50, 1}, "z": {9, 60, 7}}, 1},
+		"a value raised":            {map[string]allowed{"a": {5, 51, 1}, "b": {3, 40, 0}}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if errs := risen("abc", before, c.now); len(errs) != c.want {
+				t.Errorf("risen: %v; want %d errors", errs, c.want)
+			}
+		})
+	}
+}
+
+func TestLimitsOfBaseAndCommitsCoverNewNames(t *testing.T) {
+	x, y := map[string]allowed{"x": {pronouns: 50}}, map[string]allowed{"y": {pronouns: 50}}
+	both := map[string]allowed{"x": {pronouns: 50}, "y": {pronouns: 50}}
+	for name, c := range map[string]struct {
+		base    map[string]allowed
+		commits []map[string]allowed // after the base
+		now     map[string]allowed   // in the working tree
+		refused bool
+	}{
+		"a new name since the base":             {x, nil, both, true},
+		"a new name in a commit":                {x, []map[string]allowed{both}, both, true},
+		"a new name before the newest commit":   {x, []map[string]allowed{both, both}, both, true},
+		"a rename since the base":               {x, nil, y, false},
+		"a rename in a commit":                  {x, []map[string]allowed{y}, y, false},
+		"a rename and back":                     {x, []map[string]allowed{y, x}, x, false},
+		"a return after the package left":       {x, []map[string]allowed{nil}, x, true},
+		"a return in a commit":                  {x, []map[string]allowed{nil, x}, x, true},
+		"a new name after another package left": {x, []map[string]allowed{nil}, y, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, first := repository(t, "The first commit")
+			mustCommit(t, root, limits{base: first, date: "2026-01-01", values: c.base})
+			base := mustGit(t, root, "rev-parse", "HEAD")
+			for _, values := range c.commits {
+				mustCommit(t, root, limits{base: base, date: "2026-01-01", values: values})
+			}
+			_, err := checkCommits(root, limits{base: base, date: "2026-01-01", values: c.now})
+			if (err != nil) != c.refused {
+				t.Errorf("check: %v; want refusal %v", err, c.refused)
+			}
+		})
+	}
+}
+
+func TestLimitsOfMergeThatRestoresPackageAreRefused(t *testing.T) {
+	root, first := repository(t, "The first commit")
+	l := limits{base: first, date: "2026-01-01", values: map[string]allowed{"x": {pronouns: 50}}}
+	mustCommit(t, root, l)
+	mustGit(t, root, "checkout", "-q", "-b", "side")
+	mustCommit(t, root, limits{base: first, date: "2026-01-01"})
+	mustGit(t, root, "checkout", "-q", "-")
+	if _, err := checkCommits(root, l); err != nil {
+		t.Errorf("check before the merge: %v", err)
+	}
+	mustGit(t, root, "merge", "-q", "--no-ff", "-s", "ours", "-m", "Merge branch 'side'", "side")
+	if _, err := checkCommits(root, l); err == nil {
+		t.Error("check after the merge: no error")
 	}
 }
