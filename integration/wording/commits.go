@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,7 +19,8 @@ import (
 const maxSubject = 72
 
 var (
-	// errNoHistory reports a tree without a repository: an archive of the source.
+	// errNoHistory reports a tree without the history of this project: an archive of the source,
+	// or an import of the source into another repository.
 	errNoHistory = errors.New("no history")
 
 	subjectForm = regexp.MustCompile(`^\.?[a-zA-Z0-9][\w./+-]*(, \.?[a-zA-Z0-9][\w./+-]*)*: ([a-z]+)\b`)
@@ -40,9 +44,10 @@ func checkSubject(subject string) error {
 	return nil
 }
 
-// git returns the output of a git command in root.
+// git returns the output of a git command in root. safe.directory makes git accept a checkout
+// that another user owns.
 func git(root string, args ...string) (string, error) {
-	c := exec.Command("git", append([]string{"-C", root}, args...)...)
+	c := exec.Command("git", append([]string{"-c", "safe.directory=*", "-C", root}, args...)...)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	out, err := c.Output()
@@ -50,6 +55,32 @@ func git(root string, args ...string) (string, error) {
 		return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return strings.TrimSpace(string(out)), nil
+}
+
+// checkRepository returns errNoHistory if root is not the top of a repository. A repository of a
+// folder above root does not count. Other failures of git are errors too, without errNoHistory.
+func checkRepository(root string) error {
+	if _, err := os.Stat(filepath.Join(root, ".git")); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s has no .git; run it in a clone of the repository", errNoHistory, root)
+	} else if err != nil {
+		return fmt.Errorf("find the repository: %w", err)
+	}
+	top, err := git(root, "rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+	for _, folder := range []*string{&root, &top} {
+		if *folder, err = filepath.Abs(*folder); err != nil {
+			return fmt.Errorf("find the repository: %w", err)
+		}
+		if *folder, err = filepath.EvalSymlinks(*folder); err != nil {
+			return fmt.Errorf("find the repository: %w", err)
+		}
+	}
+	if top != root {
+		return fmt.Errorf("%w: the repository of %s is %s; run it in a clone of the repository", errNoHistory, root, top)
+	}
+	return nil
 }
 
 // isMerge reports whether a commit is a merge. parents holds the parents that git log prints:
@@ -70,17 +101,24 @@ func isMerge(root, commit string, parents []string) (bool, error) {
 // checkCommits checks the subjects of the commits after l.base, and that l raises no value
 // and adds no package to limits.txt, compared with the base and each commit after it. In a shallow clone without the base, checkCommits checks the commits of
 // the clone that are newer than the base. It returns the number of commits that are not merges,
-// and errNoHistory if git or the repository is missing.
+// and errNoHistory if root is not a repository or a complete clone lacks the base.
 func checkCommits(root string, l limits) (int, error) {
+	if err := checkRepository(root); err != nil {
+		return 0, fmt.Errorf("check the subjects of commits: %w", err)
+	}
 	shallow, err := git(root, "rev-parse", "--is-shallow-repository")
 	if err != nil {
-		return 0, fmt.Errorf("check the subjects of commits: %w: %w; run it in a clone of the repository", errNoHistory, err)
+		return 0, fmt.Errorf("check the subjects of commits: %w", err)
 	}
 	commits := []string{l.base + "..HEAD"}
 	baseMissing := false
-	if _, err := git(root, "cat-file", "-e", l.base+"^{commit}"); err != nil {
+	if _, err := git(root, "cat-file", "-e", l.base); err != nil {
+		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+			return 0, fmt.Errorf("check the subjects of commits: find the base of %s: %w", limitsFile, err)
+		}
+		// Exit status 1 means that the object is missing; other failures have 128.
 		if shallow != "true" {
-			return 0, fmt.Errorf("check the subjects of commits: the base of %s is not in the repository: %w", limitsFile, err)
+			return 0, fmt.Errorf("check the subjects of commits: %w: the base %s of %s is not in the repository; fetch it, or run it in a clone of the repository", errNoHistory, l.base, limitsFile)
 		}
 		baseMissing = true
 		commits = []string{"--since=" + l.date, "HEAD"}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -229,19 +230,110 @@ func TestShallowCloneChecksItsOwnCommits(t *testing.T) {
 	}
 }
 
-func TestArchiveWithoutHistoryFailsOnlyInCI(t *testing.T) {
-	root, _ := repository(t, "The first commit")
-	if err := os.RemoveAll(filepath.Join(root, ".git")); err != nil {
+func TestTreeWithoutHistoryFailsOnlyInCI(t *testing.T) {
+	missing := strings.Repeat("1", 40)
+	for name, change := range map[string]func(t *testing.T, root string) error{
+		"an archive": func(t *testing.T, root string) error {
+			return os.RemoveAll(filepath.Join(root, ".git"))
+		},
+		"an archive in another repository": func(t *testing.T, root string) error {
+			mustGit(t, filepath.Dir(root), "init", "-q")
+			return os.RemoveAll(filepath.Join(root, ".git"))
+		},
+		"an empty .git in another repository": func(t *testing.T, root string) error {
+			mustGit(t, filepath.Dir(root), "init", "-q")
+			if err := os.RemoveAll(filepath.Join(root, ".git")); err != nil {
+				return err
+			}
+			return os.Mkdir(filepath.Join(root, ".git"), 0o755)
+		},
+		"a repository without the base": func(t *testing.T, root string) error {
+			return limits{base: missing, date: "2026-01-01"}.write(root)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, _ := repository(t, "The first commit", "Say more")
+			if err := change(t, root); err != nil {
+				t.Fatal(err)
+			}
+			var out bytes.Buffer
+			if err := run(&out, root, false, false); err != nil || !strings.Contains(out.String(), "not checked") {
+				t.Errorf("run: %v, %q; want a notice that subjects are not checked", err, &out)
+			}
+			if err := run(&out, root, true, false); !errors.Is(err, errNoHistory) {
+				t.Errorf("run with -history: %v; want errNoHistory", err)
+			}
+		})
+	}
+}
+
+func TestGitFailureIsNotTakenForMissingHistory(t *testing.T) {
+	for name, change := range map[string]func(root string) error{
+		"a .git that is not a repository": func(root string) error {
+			return os.Remove(filepath.Join(root, ".git", "HEAD"))
+		},
+		"a worktree whose repository moved": func(root string) error {
+			if err := os.RemoveAll(filepath.Join(root, ".git")); err != nil {
+				return err
+			}
+			return os.WriteFile(filepath.Join(root, ".git"), []byte("gitdir: /nowhere\n"), 0o644)
+		},
+		"a base that is no hash": func(root string) error {
+			return limits{base: "no-hash", date: "2026-01-01"}.write(root)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root, _ := repository(t, "The first commit")
+			if err := change(root); err != nil {
+				t.Fatal(err)
+			}
+			t.Setenv("GIT_CEILING_DIRECTORIES", filepath.Dir(root))
+			if err := run(io.Discard, root, false, false); err == nil || errors.Is(err, errNoHistory) {
+				t.Errorf("run: %v; want a failure of git", err)
+			}
+		})
+	}
+	t.Run("no git", func(t *testing.T) {
+		root, _ := repository(t, "The first commit")
+		t.Setenv("PATH", t.TempDir())
+		if err := run(io.Discard, root, false, false); !errors.Is(err, exec.ErrNotFound) {
+			t.Errorf("run: %v; want %v", err, exec.ErrNotFound)
+		}
+	})
+}
+
+func TestCheckoutOfAnyFormIsChecked(t *testing.T) {
+	root, _ := repository(t, "The first commit", "Say more")
+	link, tree := filepath.Join(t.TempDir(), "link"), filepath.Join(t.TempDir(), "tree")
+	if err := os.Symlink(root, link); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("GIT_CEILING_DIRECTORIES", filepath.Dir(root))
-	var out bytes.Buffer
-	if err := run(&out, root, false, false); err != nil || !strings.Contains(out.String(), "not checked") {
-		t.Errorf("run: %v, %q; want a notice that subjects are not checked", err, &out)
+	mustGit(t, root, "worktree", "add", "-q", tree)
+	check := func(t *testing.T, at string) {
+		t.Helper()
+		l, err := readLimits(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if count, err := checkCommits(at, l); count != 1 || err == nil || !strings.Contains(err.Error(), `"Say more"`) {
+			t.Errorf("check: %d commits, %v; want one, and an error about its subject", count, err)
+		}
 	}
-	if err := run(&out, root, true, false); !errors.Is(err, errNoHistory) {
-		t.Errorf("run with -history: %v; want errNoHistory", err)
-	}
+	t.Run("a symbolic link", func(t *testing.T) { check(t, link) })
+	t.Run("a worktree", func(t *testing.T) { check(t, tree) })
+	t.Run("the working directory", func(t *testing.T) {
+		t.Chdir(link)
+		check(t, ".")
+	})
+	t.Run("the checkout of another user", func(t *testing.T) {
+		t.Setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+		t.Setenv("GIT_CONFIG_NOSYSTEM", "1")
+		t.Setenv("GIT_CONFIG_GLOBAL", os.DevNull)
+		if out, err := exec.Command("git", "-C", root, "rev-parse", "HEAD").CombinedOutput(); err == nil {
+			t.Skipf("git accepts the checkout of another user: %s", out)
+		}
+		check(t, root)
+	})
 }
 
 func TestLimitRaisedSinceEarlierCommitIsRefused(t *testing.T) {
