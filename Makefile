@@ -121,7 +121,9 @@ without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane/
 	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
-testrun      = bin/testrun $(if $(RACE),,-plain '$(without_race)') -p $(shell expr 2 \* $$(nproc))
+# The tests of these wait for longer than all others together, so several processes share them.
+in_parts     = ./relay=4 ./integration=2 ./relay/libpeerlane=2
+testrun      = bin/testrun -parts '$(in_parts)' $(if $(RACE),,-plain '$(without_race)') -p $(shell expr 2 \* $$(nproc))
 
 vetting      = nice $(MAKE) --no-print-directory lint
 

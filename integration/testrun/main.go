@@ -8,7 +8,9 @@
 //
 // `go test -count=1` links the binary of every package in every run, which is a sixth of the
 // processor time of `make test`; the binaries in DIR are linked when their code changes.
-// Packages run in the order of the arguments, N at once. The race detector is on, but in
+// Packages run in the order of the arguments, N at once. The tests of a package of -parts run
+// in that number of processes, because tests wait more than they compute: the events are those
+// of one process. The race detector is on, but in
 // the packages of -plain, which are separated by spaces.
 package main
 
@@ -16,6 +18,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -26,6 +29,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -37,6 +41,7 @@ func main() {
 	build := flag.Bool("build", false, "build the binaries and run nothing")
 	cost := flag.Bool("cost", false, "run each test alone, and print the processor seconds of each")
 	plain := flag.String("plain", "", "the `packages` whose tests run without the race detector")
+	parts := flag.String("parts", "", "the packages whose tests run in several processes: `PACKAGE=N ...`")
 	atOnce := flag.Int("p", 4, "how many packages run at once")
 	flag.Parse()
 	if flag.NArg() < 2 || *atOnce < 1 {
@@ -50,7 +55,12 @@ func main() {
 	case *cost:
 		what = costAll
 	}
-	err := run(what, options{dir: flag.Arg(0), atOnce: *atOnce, out: os.Stdout}, strings.Fields(*plain), flag.Args()[1:])
+	divided, err := parseParts(*parts)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testrun:", err)
+		os.Exit(2)
+	}
+	err = run(what, options{parts: divided, dir: flag.Arg(0), atOnce: *atOnce, out: os.Stdout}, strings.Fields(*plain), flag.Args()[1:])
 	if errors.Is(err, errFailed) {
 		os.Exit(1)
 	}
@@ -65,6 +75,21 @@ type options struct {
 	dir    string // of the binaries
 	atOnce int    // how many packages run at once
 	out    io.Writer
+	parts  map[string]int // of packages that run in several processes, by pattern
+}
+
+// parseParts reads PACKAGE=N, separated by spaces.
+func parseParts(text string) (map[string]int, error) {
+	parts := map[string]int{}
+	for _, word := range strings.Fields(text) {
+		name, number, _ := strings.Cut(word, "=")
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("-parts %s: give PACKAGE=N with a number of at least 1", word)
+		}
+		parts[name] = n
+	}
+	return parts, nil
 }
 
 func run(what func([]testPackage, options) error, o options, plain, patterns []string) error {
@@ -85,6 +110,17 @@ func run(what func([]testPackage, options) error, o options, plain, patterns []s
 	for i := range packages {
 		packages[i].race = !without[packages[i].path]
 	}
+	for pattern, n := range o.parts {
+		list, err := list([]string{pattern})
+		if err != nil {
+			return err
+		}
+		for _, divided := range list {
+			if i := slices.IndexFunc(packages, func(p testPackage) bool { return p.path == divided.path }); i >= 0 {
+				packages[i].parts = n
+			}
+		}
+	}
 	if o.dir, err = filepath.Abs(o.dir); err != nil {
 		return err
 	}
@@ -97,6 +133,8 @@ type testPackage struct {
 	path, dir string
 	race      bool
 	binary    string
+	parts     int    // processes that share its tests; 0 is 1
+	pattern   string // of the tests of a part; empty for all
 }
 
 // list returns the packages that have tests, in the order of the patterns.
@@ -177,26 +215,30 @@ func runAll(packages []testPackage, o options) error {
 		return fmt.Errorf("looking for test2json: %w", err)
 	}
 	converter := strings.TrimSpace(string(text))
-	var mu sync.Mutex
-	write := func(line []byte) error {
-		mu.Lock()
-		defer mu.Unlock()
-		_, err := o.out.Write(line)
-		return err
+	var processes []testPackage
+	for _, p := range packages {
+		list, err := p.divide()
+		if err != nil {
+			return err
+		}
+		processes = append(processes, list...)
+	}
+	m := &merger{out: o.out, left: map[string]int{}, ends: map[string]packageEvent{}}
+	for _, p := range processes {
+		m.left[p.path]++
 	}
 	var runs errgroup.Group
 	runs.SetLimit(o.atOnce)
+	var mu sync.Mutex
 	failed := false
 	used := map[string]time.Duration{}
-	for _, p := range packages {
+	for _, p := range processes {
 		runs.Go(func() error {
-			seconds, err := p.run(converter, write)
+			seconds, err := p.run(converter, m.write)
 			mu.Lock()
-			used[p.path] = seconds
-			mu.Unlock()
+			defer mu.Unlock()
+			used[p.path] += seconds
 			if errors.Is(err, errFailed) {
-				mu.Lock()
-				defer mu.Unlock()
 				failed = true
 				return nil
 			}
@@ -213,6 +255,84 @@ func runAll(packages []testPackage, o options) error {
 		return errFailed
 	}
 	return nil
+}
+
+// divide returns the processes that share the tests of a package.
+func (p testPackage) divide() ([]testPackage, error) {
+	if p.parts <= 1 {
+		return []testPackage{p}, nil
+	}
+	text, err := p.command(p.binary, "-test.list", "^(Test|Fuzz|Example)").Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the tests of %s: %w; run testrun -build first", p.path, err)
+	}
+	names := make([][]string, p.parts)
+	for i, name := range strings.Fields(string(text)) {
+		names[i%p.parts] = append(names[i%p.parts], name)
+	}
+	var list []testPackage
+	for _, n := range names {
+		if len(n) > 0 {
+			part := p
+			part.pattern = "^(" + strings.Join(n, "|") + ")$"
+			list = append(list, part)
+		}
+	}
+	return list, nil
+}
+
+// packageEvent is an event of a whole package, as test2json prints it.
+type packageEvent struct {
+	Time    time.Time
+	Action  string
+	Package string
+	Test    string  `json:",omitempty"`
+	Elapsed float64 `json:",omitempty"`
+}
+
+// merger writes the events of all processes, each line whole. Of a package that runs in several
+// processes it writes one beginning, and one end after the last process has ended: a failure if
+// one failed, with the longest time.
+type merger struct {
+	mu    sync.Mutex
+	out   io.Writer
+	left  map[string]int          // processes that have not ended, by package
+	ends  map[string]packageEvent // the end so far
+	begun []string                // packages
+}
+
+func (m *merger) write(line []byte) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var e packageEvent
+	if err := json.Unmarshal(line, &e); err == nil && e.Test == "" {
+		switch e.Action {
+		case "start":
+			if slices.Contains(m.begun, e.Package) {
+				return nil
+			}
+			m.begun = append(m.begun, e.Package)
+		case "pass", "fail", "skip":
+			m.left[e.Package]--
+			if end, others := m.ends[e.Package]; others {
+				e.Elapsed = max(e.Elapsed, end.Elapsed)
+				if end.Action == "fail" || e.Action == "skip" {
+					e.Action = end.Action
+				}
+			}
+			m.ends[e.Package] = e
+			if m.left[e.Package] > 0 {
+				return nil
+			}
+			text, err := json.Marshal(e)
+			if err != nil {
+				return err
+			}
+			line = append(text, '\n')
+		}
+	}
+	_, err := m.out.Write(line)
+	return err
 }
 
 // usage is a table of processor seconds, the largest first.
@@ -272,6 +392,9 @@ func (p testPackage) run(converter string, write func(line []byte) error) (time.
 		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)
 	}
 	c := p.command(converter, "-t", "-p", p.path, p.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=0", "-test.parallel=4")
+	if p.pattern != "" {
+		c.Args = append(c.Args, "-test.run="+p.pattern)
+	}
 	events, err := c.StdoutPipe()
 	if err != nil {
 		return 0, err

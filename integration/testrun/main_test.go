@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,6 +62,49 @@ func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 		if ends[name] != want {
 			t.Errorf("%q ended with %q, want %q", name, ends[name], want)
 		}
+	}
+}
+
+// Three tests in two processes have one beginning and one end, which fails because one test does.
+func TestRunOfAPackageInPartsGivesOneEnd(t *testing.T) {
+	_, err := exec.LookPath("go")
+	programs.MustHave(t, err)
+	t.Chdir(t.TempDir())
+	const text = `package x
+import ("os"; "testing")
+func TestFirst(t *testing.T) {}
+func TestBad(t *testing.T) { t.Error("wrong") }
+func TestLast(t *testing.T) { if err := os.WriteFile("last", nil, 0o600); err != nil { t.Error(err) } }
+`
+	for name, text := range map[string]string{"go.mod": "module probe\n\ngo 1.26\n", "x_test.go": text} {
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out bytes.Buffer
+	o := options{dir: "bin", atOnce: 2, out: &out, parts: map[string]int{".": 2}}
+	if err := run(buildAll, o, []string{"."}, []string{"."}); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(runAll, o, []string{"."}, []string{"."}); !errors.Is(err, errFailed) {
+		t.Errorf("the error is %v, and a test fails", err)
+	}
+	seen := map[string]int{}
+	for line := range bytes.Lines(out.Bytes()) {
+		var e struct{ Action, Test string }
+		if err := json.Unmarshal(line, &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		if e.Action != "output" {
+			seen[e.Action+" "+e.Test]++
+		}
+	}
+	want := map[string]int{"start ": 1, "run TestFirst": 1, "pass TestFirst": 1, "run TestBad": 1, "fail TestBad": 1, "run TestLast": 1, "pass TestLast": 1, "fail ": 1}
+	if !maps.Equal(seen, want) {
+		t.Errorf("the events are %v, want %v", seen, want)
+	}
+	if _, err := os.Stat("last"); err != nil {
+		t.Error(err)
 	}
 }
 
