@@ -27,7 +27,9 @@ type allocation struct {
 	rough bool
 	parts *pieces // where it is rough
 	owner []int   // [row]: its pipe
-	// places is a power of two that is greater than the index of each GPU.
+	// places is the smallest power of two, and at least two, that is greater than the index of
+	// each GPU. It changes where the GPU of the highest index is missing and that index is a
+	// power of two above one.
 	places int
 	// steps counts the evaluations.
 	steps int
@@ -73,7 +75,7 @@ func (m mix) scaled() mix {
 // newAllocation finds the candidates of each GPU that configuration gives no lane.
 // staged says whether lanes can be staged.
 func (p *planner) newAllocation(staged bool) *allocation {
-	a := &allocation{p: p, places: 1}
+	a := &allocation{p: p, places: 2}
 	for _, g := range p.host.GPUs {
 		for a.places <= g.Index {
 			a.places *= 2
@@ -271,8 +273,10 @@ func (a *allocation) rank(g int, c *candidate) {
 
 // costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
 // goes through the CPU's memory, then what is far. After that GPUs and NICs go together in
-// their order, and the first server comes first. A GPU that is missing changes the place of
-// no other.
+// their order, and the first server comes first. The order of GPUs is Index, and the number of
+// GPUs does not matter: a missing GPU changes the cost of no other way as long as the other
+// GPUs keep their Index and places stays. ReadSysfs numbers the GPUs that it finds from 0: a
+// GPU after the missing one can then change to another NIC at the same distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
@@ -282,7 +286,7 @@ func (a *allocation) costOf(g int, c *candidate) float64 {
 	case KindBounce:
 		cost += 0.2
 	case KindStaged:
-		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(q.server, len(n.h.GPUs)))
+		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(n.h.GPUs[q.server].Index, a.places))
 	}
 	return cost
 }
