@@ -182,7 +182,7 @@ func TestPlanOfAnySmallHostReachesTheOptimum(t *testing.T) {
 // Hosts of up to 256 GPUs and NICs, one of each size and with make soak-plan a hundred.
 func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 	sizes := []int{40, 64, 128, 256}
-	worst, slowest := 1.0, time.Duration(0)
+	worst, slowest, judgedHosts := 1.0, time.Duration(0), map[int]int{}
 	for seed := range uint64(max(len(sizes), soakHosts(t, 0)/100)) {
 		r := rand.New(rand.NewPCG(seed, 27))
 		size := sizes[int(seed)%len(sizes)]
@@ -197,8 +197,14 @@ func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 		if !ok {
 			continue
 		}
+		judgedHosts[size]++
 		worst, slowest = min(worst, j.planned/j.optimum), max(slowest, took)
 		t.Logf("%s: %.3f of the bound, %.2f of NCCL, %v of processor time", name, j.planned/j.optimum, j.planned/j.nccl, took.Round(time.Millisecond))
+	}
+	for _, size := range sizes {
+		if judgedHosts[size] == 0 {
+			t.Errorf("no host of %d GPUs and NICs has an estimate to compare with the bound", size)
+		}
 	}
 	t.Logf("at least %.4f of the bound, at most %v of processor time", worst, slowest.Round(time.Millisecond))
 }
