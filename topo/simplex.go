@@ -31,14 +31,16 @@ type tableau struct {
 	pivots        int
 }
 
-// Values below these are what rounding left: of cells and of reduced costs. What links carry
-// and flows have is larger by up to apart, each by something else: where many choices meet in
-// one, the algorithm would else go from one to the next without getting on.
+// Values below these are what rounding left: of cells and of reduced costs.
 const (
 	tinyCell = 1e-9
 	tinyCost = 1e-8
-	apart    = 1e-6
 )
+
+// What links carry and flows have is larger by up to apart, each by something else: where
+// many choices meet in one, the algorithm would else go from one to the next without getting
+// on. Only tests change it.
+var apart = 1e-6
 
 func (t *tableau) row(i int) []float64 { return t.cells[i*t.columns : (i+1)*t.columns] }
 
