@@ -271,6 +271,30 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 	}
 }
 
+// Rounding can leave no full link with a positive price, and the first link is not full.
+func TestMasterWithoutAPositivePriceFixesAllFlows(t *testing.T) {
+	for _, price := range []float64{0, 1e-12, -0.5, 0.5} {
+		m := newMaster(2)
+		m.add(0, part{}, load{{0, 1}, {1, 2}}, 0)
+		m.add(1, part{}, load{{0, 1}, {1, 2}}, 0)
+		if !m.enter(theLevel) || m.levelAt < 0 || !slices.Equal(m.full, []int{1}) {
+			t.Fatalf("the level is at %d, and rows %v are full, want row 1", m.levelAt, m.full)
+		}
+		rate := m.now()
+		m.inverse[1][m.levelAt] = price
+		if m.fix() {
+			t.Errorf("price %g: a flow is left", price)
+		}
+		m.settle()
+		if !m.improve(10) {
+			t.Errorf("price %g: the cost does not settle", price)
+		}
+		if diff := cmp.Diff([]float64{rate, rate}, m.rate); diff != "" || !m.fixed[0] || !m.fixed[1] {
+			t.Errorf("price %g: fixed %v, rates %s", price, m.fixed, diff)
+		}
+	}
+}
+
 // pinSome assigns lanes to some GPUs: any NIC, directly, through memory or by another GPU.
 func pinSome(r *rand.Rand, h *Host) (c PlanConfig) {
 	for g := range h.GPUs {
