@@ -281,7 +281,7 @@ func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
 	apart := place(n.h.GPUs[g].Index, a.places) - place(q.nic, len(n.h.NICs))
-	cost := c.crossings + 1e-2*float64(n.toNIC[g][q.nic].Type) + 1e-4*apart*apart
+	cost := c.crossings + float64(1e-2*float64(n.toNIC[g][q.nic].Type)) + float64(1e-4*apart*apart)
 	switch q.kind(g) {
 	case KindBounce:
 		cost += 0.2
@@ -546,12 +546,12 @@ func rounded(m mix) mix {
 		for i := len(m) - 1; i > 0; i-- {
 			w := math.Round(m[i].weight * float64(sum))
 			if sum == MaxWeights || w > m[i].weight*float64(sum)*1.01 {
-				w = math.Floor(m[i].weight*float64(sum) + 1e-9)
+				w = math.Floor(float64(m[i].weight*float64(sum)) + 1e-9)
 			}
 			out[i].weight = max(1, w)
 			left -= int(out[i].weight)
 			off := out[i].weight/float64(sum) - m[i].weight
-			good = good && off <= 0.01*m[i].weight+1e-9 && off >= -exact
+			good = good && off <= float64(0.01*m[i].weight)+1e-9 && off >= -exact
 		}
 		out[0].weight = float64(left)
 		good = good && left >= 1 && left <= sum && math.Abs(float64(left)/float64(sum)-m[0].weight) <= exact

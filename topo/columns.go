@@ -88,8 +88,8 @@ func (m *master) add(flow int, way part, l load, cost float64) bool {
 		if !is {
 			r = len(m.pipes)
 			m.rowOf[on.pipe], m.pipes = r, append(m.pipes, on.pipe)
-			_, golden := math.Modf(float64(r+1) * math.Phi)
-			m.basis, m.value = append(m.basis, slackOf(r)), append(m.value, 1+apart*(0.1+golden))
+			_, golden := math.Modf(float64(float64(r+1) * math.Phi))
+			m.basis, m.value = append(m.basis, slackOf(r)), append(m.value, 1+float64(apart*(0.1+golden)))
 			for _, f := range m.full {
 				m.inverse[f] = append(m.inverse[f], 0)
 			}

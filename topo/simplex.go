@@ -113,7 +113,7 @@ func (p *program) tableau() *tableau {
 	}
 	for i := range t.rows {
 		t.row(i)[p.slack(i)], t.basis[i] = 1, p.slack(i)
-		_, golden := math.Modf(float64(i+1) * math.Phi)
+		_, golden := math.Modf(float64(float64(i+1) * math.Phi))
 		t.right[i] = apart * (0.1 + golden)
 		if i < p.rows {
 			t.right[i]++
@@ -232,7 +232,7 @@ func (t *tableau) pivot(leave, enter int) {
 		row := t.row(i)
 		if factor := row[enter]; factor != 0 {
 			take(row, factor)
-			t.right[i] = max(0, t.right[i]-factor*t.right[leave])
+			t.right[i] = max(0, t.right[i]-float64(factor*t.right[leave]))
 		}
 	}
 	if factor := t.objective[enter]; factor != 0 {
