@@ -27,7 +27,9 @@ type allocation struct {
 	rough bool
 	parts *pieces // where it is rough
 	owner []int   // [row]: its pipe
-	// places is a power of two that is greater than the index of each GPU.
+	// places is the smallest power of two, and at least two, that is greater than the index of
+	// each GPU. It changes where the GPU of the highest index is missing and that index is a
+	// power of two above one.
 	places int
 	// steps counts the evaluations.
 	steps int
@@ -73,7 +75,7 @@ func (m mix) scaled() mix {
 // newAllocation finds the candidates of each GPU that configuration gives no lane.
 // staged says whether lanes can be staged.
 func (p *planner) newAllocation(staged bool) *allocation {
-	a := &allocation{p: p, places: 1}
+	a := &allocation{p: p, places: 2}
 	for _, g := range p.host.GPUs {
 		for a.places <= g.Index {
 			a.places *= 2
@@ -271,18 +273,20 @@ func (a *allocation) rank(g int, c *candidate) {
 
 // costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
 // goes through the CPU's memory, then what is far. After that GPUs and NICs go together in
-// their order, and the first server comes first. A GPU that is missing changes the place of
-// no other.
+// their order, and the first server comes first. The order of GPUs is Index, and the number of
+// GPUs does not matter: a missing GPU changes the cost of no other way as long as the other
+// GPUs keep their Index and places stays. ReadSysfs numbers the GPUs that it finds from 0: a
+// GPU after the missing one can then change to another NIC at the same distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
 	apart := place(n.h.GPUs[g].Index, a.places) - place(q.nic, len(n.h.NICs))
-	cost := c.crossings + 1e-2*float64(n.toNIC[g][q.nic].Type) + 1e-4*apart*apart
+	cost := c.crossings + float64(1e-2*float64(n.toNIC[g][q.nic].Type)) + float64(1e-4*apart*apart)
 	switch q.kind(g) {
 	case KindBounce:
 		cost += 0.2
 	case KindStaged:
-		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(q.server, len(n.h.GPUs)))
+		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(n.h.GPUs[q.server].Index, a.places))
 	}
 	return cost
 }
@@ -542,12 +546,12 @@ func rounded(m mix) mix {
 		for i := len(m) - 1; i > 0; i-- {
 			w := math.Round(m[i].weight * float64(sum))
 			if sum == MaxWeights || w > m[i].weight*float64(sum)*1.01 {
-				w = math.Floor(m[i].weight*float64(sum) + 1e-9)
+				w = math.Floor(float64(m[i].weight*float64(sum)) + 1e-9)
 			}
 			out[i].weight = max(1, w)
 			left -= int(out[i].weight)
 			off := out[i].weight/float64(sum) - m[i].weight
-			good = good && off <= 0.01*m[i].weight+1e-9 && off >= -exact
+			good = good && off <= float64(0.01*m[i].weight)+1e-9 && off >= -exact
 		}
 		out[0].weight = float64(left)
 		good = good && left >= 1 && left <= sum && math.Abs(float64(left)/float64(sum)-m[0].weight) <= exact

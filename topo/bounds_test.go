@@ -182,7 +182,7 @@ func TestPlanOfAnySmallHostReachesTheOptimum(t *testing.T) {
 // Hosts of up to 256 GPUs and NICs, one of each size and with make soak-plan a hundred.
 func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 	sizes := []int{40, 64, 128, 256}
-	worst, slowest := 1.0, time.Duration(0)
+	worst, slowest, judgedHosts := 1.0, time.Duration(0), map[int]int{}
 	for seed := range uint64(max(len(sizes), soakHosts(t, 0)/100)) {
 		r := rand.New(rand.NewPCG(seed, 27))
 		size := sizes[int(seed)%len(sizes)]
@@ -197,8 +197,14 @@ func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 		if !ok {
 			continue
 		}
+		judgedHosts[size]++
 		worst, slowest = min(worst, j.planned/j.optimum), max(slowest, took)
 		t.Logf("%s: %.3f of the bound, %.2f of NCCL, %v of processor time", name, j.planned/j.optimum, j.planned/j.nccl, took.Round(time.Millisecond))
+	}
+	for _, size := range sizes {
+		if judgedHosts[size] == 0 {
+			t.Errorf("no host of %d GPUs and NICs has an estimate to compare with the bound", size)
+		}
 	}
 	t.Logf("at least %.4f of the bound, at most %v of processor time", worst, slowest.Round(time.Millisecond))
 }
@@ -262,6 +268,30 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 			}
 			t.Logf("at least %.4f of the dense algorithm", worst)
 		})
+	}
+}
+
+// Rounding can leave no full link with a positive price, and the first link is not full.
+func TestMasterWithoutAPositivePriceFixesAllFlows(t *testing.T) {
+	for _, price := range []float64{0, 1e-12, -0.5, 0.5} {
+		m := newMaster(2)
+		m.add(0, part{}, load{{0, 1}, {1, 2}}, 0)
+		m.add(1, part{}, load{{0, 1}, {1, 2}}, 0)
+		if !m.enter(theLevel) || m.levelAt < 0 || !slices.Equal(m.full, []int{1}) {
+			t.Fatalf("the level is at %d, and rows %v are full, want row 1", m.levelAt, m.full)
+		}
+		rate := m.now()
+		m.inverse[1][m.levelAt] = price
+		if m.fix() {
+			t.Errorf("price %g: a flow is left", price)
+		}
+		m.settle()
+		if !m.improve(10) {
+			t.Errorf("price %g: the cost does not settle", price)
+		}
+		if diff := cmp.Diff([]float64{rate, rate}, m.rate); diff != "" || !m.fixed[0] || !m.fixed[1] {
+			t.Errorf("price %g: fixed %v, rates %s", price, m.fixed, diff)
+		}
 	}
 }
 

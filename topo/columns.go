@@ -88,8 +88,8 @@ func (m *master) add(flow int, way part, l load, cost float64) bool {
 		if !is {
 			r = len(m.pipes)
 			m.rowOf[on.pipe], m.pipes = r, append(m.pipes, on.pipe)
-			_, golden := math.Modf(float64(r+1) * math.Phi)
-			m.basis, m.value = append(m.basis, slackOf(r)), append(m.value, 1+apart*(0.1+golden))
+			_, golden := math.Modf(float64(float64(r+1) * math.Phi))
+			m.basis, m.value = append(m.basis, slackOf(r)), append(m.value, 1+float64(apart*(0.1+golden)))
 			for _, f := range m.full {
 				m.inverse[f] = append(m.inverse[f], 0)
 			}
@@ -506,11 +506,27 @@ func (m *master) improve(most int) bool {
 func (m *master) fix() bool {
 	m.priceLevel()
 	rate := m.now()
-	most := 0
+	most := -1 // a full link: the inverse has no row for another
 	for r, y := range m.price {
-		if y > m.price[most] {
+		if m.slackAt[r] < 0 && (most < 0 || y > m.price[most]) {
 			most = r
 		}
+	}
+	if most >= 0 && m.price[most] <= masterPivot { // rounding, or too few pivots
+		for _, r := range m.full {
+			if math.Abs(m.price[r]) > math.Abs(m.price[most]) {
+				most = r
+			}
+		}
+	}
+	if most < 0 || math.Abs(m.price[most]) <= masterPivot {
+		// No link can take the place of the level, which stays in the basis.
+		for f := range m.flows {
+			if !m.fixed[f] {
+				m.fixed[f], m.rate[f] = true, rate
+			}
+		}
+		return false
 	}
 	// The slack of the dearest link takes the place of the level, and stays zero.
 	for _, i := range m.taken {

@@ -267,7 +267,7 @@ func share(flows []load, capacity []float64) (rates []float64, full []int) {
 		}
 		level += step
 		for _, p := range busy {
-			left[p] = max(0, left[p]-open[p]*step)
+			left[p] = max(0, left[p]-float64(open[p]*step))
 		}
 		for _, f := range crossing[users[first]:users[first+1]] {
 			if full[f] >= 0 {

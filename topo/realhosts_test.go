@@ -111,9 +111,11 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 	}
 }
 
-// A GPU that fails changes the lane of another only where rates change: that is where others
-// get what it has left.
-func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesStay(t *testing.T) {
+// A missing GPU changes the lane of another GPU only where a rate changes, because other lanes
+// get the bandwidth of the missing one, or where the others lose their Index: ReadSysfs
+// numbers the GPUs that it finds. A new Index can change the lane, and the rate of the
+// slowest lane by no more than fewer members and whole weights may cost.
+func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) {
 	files, err := filepath.Glob(topologies + "/*.xml")
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +124,7 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config, compared := PlanConfig{AnyVendor: true}, 0
+	config, compared, renumbered := PlanConfig{AnyVendor: true}, 0, 0
 	for _, file := range slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}) {
 		h, err := readInputFile(file)
 		if err != nil {
@@ -140,6 +142,14 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesStay(t *testing.T) {
 				}
 			}
 			after := planOf(t, 0, &less, config).Lanes
+			less.GPUs = slices.Clone(less.GPUs)
+			for k := range less.GPUs {
+				less.GPUs[k].Index = k
+			}
+			renumbered++
+			if with, kept := slowestLane(planOf(t, 0, &less, config).Lanes), slowestLane(after); max(with, kept)*(1-simplerCost-roundCost) > min(with, kept) {
+				t.Errorf("%s less %s: with new indexes the slowest lane has %g GB/s, and with the old ones %g", filepath.Base(file), gpu.BusID, with, kept)
+			}
 			if !slices.EqualFunc(before, after, func(x, y Lane) bool {
 				return x.Bandwidth > 0 && compareRoughly(x.Bandwidth, y.Bandwidth) == 0 && !slices.Contains(x.Servers, gpu.BusID)
 			}) {
@@ -153,10 +163,36 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesStay(t *testing.T) {
 			}
 		}
 	}
-	if compared < 100 {
-		t.Errorf("%d lanes were compared", compared)
+	if compared < 100 || renumbered < 50 {
+		t.Errorf("%d lanes and %d hosts with new indexes were compared", compared, renumbered)
 	}
-	t.Logf("%d lanes", compared)
+	t.Logf("%d lanes, %d hosts with new indexes", compared, renumbered)
+}
+
+// The index of the last of two GPUs is a power of two.
+func TestPlanOfTwoGPUsLessTheLastKeepsTheLane(t *testing.T) {
+	const sw, bridge = "00aa:00:00.0", "pci0000:10"
+	h := build(1).sw(sw, 0, bridge, "").gpu(0, bridge, sw).gpu(0, bridge, sw).
+		nic("mlx5_0", 0, bridge, sw, up(100)).nic("mlx5_1", 0, bridge, sw, up(100)).host()
+	for i := range h.GPUs {
+		h.GPUs[i].Link = 12 // less than a NIC has
+	}
+	whole := planOf(t, 0, h, PlanConfig{})
+	h.GPUs = h.GPUs[:1]
+	less := planOf(t, 0, h, PlanConfig{})
+	if before, after := whole.Lanes[0].Members, less.Lanes[0].Members; !slices.Equal(before, after) {
+		t.Errorf("the lane of GPU 0 changes from %v to %v", before, after)
+	}
+}
+
+// slowestLane is the rate of the slowest lane that has one; 0 for none.
+func slowestLane(lanes []Lane) (rate float64) {
+	for _, l := range lanes {
+		if l.Bandwidth > 0 && (rate == 0 || l.Bandwidth < rate) {
+			rate = l.Bandwidth
+		}
+	}
+	return rate
 }
 
 func TestExplainOfRealHostsHasAtMost25Lines(t *testing.T) {

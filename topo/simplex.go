@@ -31,14 +31,16 @@ type tableau struct {
 	pivots        int
 }
 
-// Values below these are what rounding left: of cells and of reduced costs. What links carry
-// and flows have is larger by up to apart, each by something else: where many choices meet in
-// one, the algorithm would else go from one to the next without getting on.
+// Values below these are what rounding left: of cells and of reduced costs.
 const (
 	tinyCell = 1e-9
 	tinyCost = 1e-8
-	apart    = 1e-6
 )
+
+// What links carry and flows have is larger by up to apart, each by something else: where
+// many choices meet in one, the algorithm would else go from one to the next without getting
+// on. Only tests change it.
+var apart = 1e-6
 
 func (t *tableau) row(i int) []float64 { return t.cells[i*t.columns : (i+1)*t.columns] }
 
@@ -111,7 +113,7 @@ func (p *program) tableau() *tableau {
 	}
 	for i := range t.rows {
 		t.row(i)[p.slack(i)], t.basis[i] = 1, p.slack(i)
-		_, golden := math.Modf(float64(i+1) * math.Phi)
+		_, golden := math.Modf(float64(float64(i+1) * math.Phi))
 		t.right[i] = apart * (0.1 + golden)
 		if i < p.rows {
 			t.right[i]++
@@ -230,7 +232,7 @@ func (t *tableau) pivot(leave, enter int) {
 		row := t.row(i)
 		if factor := row[enter]; factor != 0 {
 			take(row, factor)
-			t.right[i] = max(0, t.right[i]-factor*t.right[leave])
+			t.right[i] = max(0, t.right[i]-float64(factor*t.right[leave]))
 		}
 	}
 	if factor := t.objective[enter]; factor != 0 {

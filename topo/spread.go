@@ -101,7 +101,7 @@ func (s *spreading) choose() []int {
 		c := make([]int, len(all))
 		for n := range c {
 			// More than all lanes is no bound, and each of them costs an edge.
-			c[n] = int(math.Floor(min((bound*s.rate[n]-s.onNIC[n])*(1+1e-9), float64(len(s.option)))))
+			c[n] = int(math.Floor(min((float64(bound*s.rate[n])-s.onNIC[n])*(1+1e-9), float64(len(s.option)))))
 		}
 		return c
 	}
