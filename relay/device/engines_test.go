@@ -206,6 +206,84 @@ func copyWithin() error {
 	return q.Close()
 }
 
+// oneDevice opens the only simulated GPU, with memory and a queue.
+func oneDevice(bytes uint64) (*device.Memory, *device.Queue, error) {
+	runtime.LockOSThread()
+	d, err := cuda.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	busID, err := d.DevicePCIBusID(0)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := device.Open(d, busID)
+	if err != nil {
+		return nil, nil, err
+	}
+	memory, err := device.Create(d, g.Ordinal, bytes, cuda.Access{Device: g.Ordinal, Write: true})
+	if err == nil {
+		err = g.Use()
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	q, err := g.NewQueue()
+	return memory, q, err
+}
+
+// failLater makes a copy within a GPU and one out of host memory, and prints their errors.
+func failLater() error {
+	const half = 64 << 10
+	memory, q, err := oneDevice(2 * half)
+	if err != nil {
+		return err
+	}
+	host, err := device.CreateHost("peerlane-test", half)
+	if err != nil {
+		return err
+	}
+	report := func(err error) {
+		fmt.Println(errors.Is(err, cuda.ErrInvalidValue), errors.Is(err, cuda.ErrOutOfMemory))
+	}
+	q.Move(memory.At(0), host.At(0), 8, report) // the stream has no copy engine yet
+	q.Move(memory.At(half), memory.At(0), half, report)
+	return q.Close()
+}
+
+// runAlone runs this program in a mode, with one simulated GPU.
+func runAlone(t *testing.T, mode string, variables ...string) (string, error) {
+	t.Helper()
+	dir := t.TempDir()
+	devices := []sim.Device{{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"}}
+	if err := sim.Write(dir, devices); err != nil {
+		t.Fatal(err)
+	}
+	environment, err := sim.Environment(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), append(environment, queueVariable+"="+mode)...), variables...)
+	cmd.WaitDelay = time.Minute
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// A copy of several calls, of which a later one fails, ends after the earlier ones: the queue
+// waits for its stream, and reports the error of that, too.
+func TestQueueCopyFailsAfterAQueuedPieceEndsBehindIt(t *testing.T) {
+	const piece = "PEERLANE_SIM_FAULT=cuMemcpyHtoDAsync:error=1;cuStreamWriteValue64*:error=1"
+	for _, c := range []struct{ faults, want string }{
+		{piece, "true false\ntrue false\n"},
+		{piece + ";cuStreamSynchronize:error=2", "true true\ntrue true\n"},
+	} {
+		if out, err := runAlone(t, "fails", c.faults); err != nil || out != c.want {
+			t.Errorf("%s: %v\n got %q\nwant %q", c.faults, err, out, c.want)
+		}
+	}
+}
+
 // After a copy within a GPU that has waited for a time slice, the next 255 go by way of host
 // memory. Then one tries again.
 func TestQueueCopyWithinWaitedForASliceNextGoByHostMemory(t *testing.T) {

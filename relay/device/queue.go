@@ -175,9 +175,9 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	switch {
 	case err != nil:
 	case bounce:
-		err = q.copyWithin(to.Ptr, from.Ptr, n)
+		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
 	case row:
-		err = q.write(to.Ptr, from.Host, n)
+		err = q.settled(q.write(to.Ptr, from.Host, n))
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
 		q.copyEngine = !within
@@ -196,6 +196,15 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
+}
+
+// settled waits for the stream if err is that of a copy of several calls: the earlier ones are
+// queued, and the caller unmaps the memory or closes the queue after done.
+func (q *Queue) settled(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, q.device.Driver.StreamSynchronize(q.stream))
 }
 
 // bouncesWithin reports whether a copy within the device goes by way of host memory.

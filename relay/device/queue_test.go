@@ -22,7 +22,7 @@ const queueVariable = "PEERLANE_TEST_QUEUE"
 
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(queueVariable); mode != "" {
-		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin}
+		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin, "fails": failLater}
 		work, ok := works[mode]
 		if !ok {
 			work = copySix
