@@ -6,6 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/peerlane/peerlane/config/paths"
 )
 
 // aBench is a result as it is saved: of each kind of row one, a row without what it
@@ -91,5 +95,21 @@ func TestBenchCommandLine(t *testing.T) {
 	var out, errOut bytes.Buffer
 	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "network.listen in config.toml is off") {
 		t.Errorf("on a host that is on no network: exit status %d: %s", code, errOut.String())
+	}
+}
+
+// Relays of a bench have no container, and so no annotation.
+func TestBenchNetworkTenantAnnotationIsCleared(t *testing.T) {
+	l := paths.New(t.TempDir())
+	if err := os.MkdirAll(filepath.Dir(l.ConfigFile()), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(l.ConfigFile(), []byte("[network]\ntenant_annotation = \"example.com/tenant\"\nports = \"7000-7010\"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	a := &app{log: logrus.New(), layout: l}
+	c, err := a.onNetwork()
+	if err != nil || c.Network.TenantAnnotation != "" || c.Network.Ports != "7000-7010" || c.Network.Key != l.ClusterKey() {
+		t.Errorf("%v: %+v", err, c.Network)
 	}
 }

@@ -20,8 +20,25 @@ type Code string
 // Error returns the code, so that a Code is a target for errors.Is.
 func (c Code) Error() string { return string(c) }
 
-// In reports whether text is the text of an Error with the code.
-func (c Code) In(text string) bool { return strings.Contains(text, "["+string(c)+"]") }
+// In reports whether text is the text of an Error with the code: the code ends it.
+func (c Code) In(text string) bool { return strings.HasSuffix(text, " ["+string(c)+"]") }
+
+// Suffix returns the code that ends text as [Error.Error] writes it, " [PLnnnn]", or "".
+func Suffix(text string) string {
+	const form = " [PL0000]"
+	at := len(text) - len(form)
+	if at < 0 {
+		return ""
+	}
+	for i := range len(form) {
+		switch c := text[at+i]; {
+		case form[i] == '0' && '0' <= c && c <= '9', form[i] != '0' && c == form[i]:
+		default:
+			return ""
+		}
+	}
+	return text[at:]
+}
 
 // Error is a failed operation with a code.
 type Error struct {

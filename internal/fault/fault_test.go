@@ -43,6 +43,28 @@ func TestErrorMatchesItsCodeAndItsCause(t *testing.T) {
 	}
 }
 
+func TestCodeInOnlyAtTheEndOfATextMatches(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": false, "[PL1306]": false, "drained [PL1306]": true, "container \"[PL1306]\" has no lane [PL1402]": false,
+		"drained [PL1306]; and more": false, "drained [PL1306] ": false, "drained [PL13061]": false,
+	} {
+		if got := Drained.In(text); got != want {
+			t.Errorf("%q: %t, want %t", text, got, want)
+		}
+	}
+}
+
+func TestSuffixOfATextIsItsCode(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "[PL1306]": "", " [PL1306]": " [PL1306]", "a [PL1402] b [PL1306]": " [PL1306]", "a [PL130]": "", "a [PL130x]": "", "a [PL1306": "", "a [QL1306]": "",
+		(&Error{Code: NoLane, Operation: "connect"}).Error(): " [PL1402]",
+	} {
+		if got := Suffix(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
 func TestCatalogueEntriesAreWholeAndInOrder(t *testing.T) {
 	if n := len(Entries()); n < 30 || n >= 40 {
 		t.Errorf("%d entries", n)

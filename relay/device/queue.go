@@ -24,9 +24,10 @@ type Queue struct {
 
 	// Host memory of copyWithin and of write, nil before the first use.
 	bounce, prime unsafe.Pointer
-	noHostMemory  bool // the driver gave none
-	bounces       int  // large copies within the device that go by way of it
-	copyEngine    bool // the stream's last work is a copy engine's: see write
+	noHostMemory  bool      // the driver gave none
+	bounces       int       // large copies within the device that go by way of it, and one that tries again
+	looked        time.Time // when the copy that judge is to judge was last seen under way
+	copyEngine    bool      // the stream's last work is a copy engine's: see write
 
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
@@ -49,7 +50,7 @@ type Queue struct {
 type mark struct {
 	event  cuda.Event
 	number uint64
-	within time.Time // when it was issued, of a copy within the device; zero of others
+	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
 }
 
 // A copy of largeCopy, bytes, is issued by itself and has an event behind it. Smaller
@@ -83,9 +84,9 @@ const leastLinear = 32 << 10
 // takes 2.0 ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have
 // engines that do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB
 // (docs/benchmarks.md). So copies of bounceLeast to bounceAlways, bytes, within one device go by
-// way of host memory. Larger ones, to bounceMost, do so after one that has taken longer than
-// sliceWait: the next bounceCopies of them, and then one is tried again. Below bounceLeast a
-// rectangle cannot write 8 bytes at once.
+// way of host memory. Larger ones, to bounceMost, do so after one that has waited for a slice
+// ([Queue.judge]): the next bounceCopies of them, and then the first of an empty stream tries
+// again. Below bounceLeast a rectangle cannot write 8 bytes at once.
 const (
 	bounceLeast  = 16
 	bounceAlways = 64 << 10
@@ -93,6 +94,7 @@ const (
 	bouncePiece  = 2 << 20 // of it, in host memory at a time
 	bounceCopies = 255
 	sliceWait    = 500 * time.Microsecond
+	latePoll     = 100 * time.Microsecond
 )
 
 // primeBytes is the host memory of [Queue.write].
@@ -161,7 +163,8 @@ const shortMove = 4 << 10
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	row := from.Host != nil && to.Host == nil && n < leastLinear
 	within := sameDevice(to, from)
-	bounce := within && q.bouncesWithin(n)
+	alone := q.ended == q.issued && q.gathered.n == 0
+	bounce := within && q.bouncesWithin(n, alone)
 	if n < largeCopy && !row && !within && !q.unbatched {
 		q.gathered.add(to.Ptr, from.Ptr, n, done)
 		if q.gathered.n == manyCopies {
@@ -175,9 +178,9 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	switch {
 	case err != nil:
 	case bounce:
-		err = q.copyWithin(to.Ptr, from.Ptr, n)
+		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
 	case row:
-		err = q.write(to.Ptr, from.Host, n)
+		err = q.settled(q.write(to.Ptr, from.Host, n))
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
 		q.copyEngine = !within
@@ -190,26 +193,40 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	switch {
 	case within && !bounce:
 		q.mark()
-		if q.marks.len() > 0 {
-			q.marks.at(q.marks.tail - 1).within = time.Now()
+		if alone && n <= bounceMost && q.marks.len() > 0 {
+			q.looked = time.Now()
+			q.marks.at(q.marks.tail - 1).sample = q.looked
 		}
 	case n >= largeCopy || q.issued-q.marked >= manyCopies:
 		q.mark()
 	}
 }
 
-// bouncesWithin reports whether a copy within the device goes by way of host memory.
-func (q *Queue) bouncesWithin(n uint64) bool {
+// settled waits for the stream if err is that of a copy of several calls: the earlier ones are
+// queued, and the caller unmaps the memory or closes the queue after done.
+func (q *Queue) settled(err error) error {
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, q.device.Driver.StreamSynchronize(q.stream))
+}
+
+// bouncesWithin reports whether a copy within the device goes by way of host memory. alone is
+// whether the stream is empty: only then can [Queue.judge] judge the copy that tries again.
+func (q *Queue) bouncesWithin(n uint64, alone bool) bool {
 	switch {
 	case n < bounceLeast || n > bounceMost || q.noHostMemory:
 		return false
 	case n <= bounceAlways:
 		return true
-	case q.bounces == 0:
-		return false
+	case q.bounces > 1:
+		q.bounces--
+		return true
+	case q.bounces == 1 && !alone:
+		return true
 	}
-	q.bounces--
-	return true
+	q.bounces = 0
+	return false
 }
 
 // copyWithin copies within the device by way of host memory. The stream makes one copy after
@@ -384,17 +401,31 @@ func (q *Queue) Poll() bool {
 		head := q.marks.first()
 		ready, err := q.device.Driver.EventQuery(head.event)
 		if err == nil && !ready {
+			if !head.sample.IsZero() {
+				q.looked = time.Now()
+			}
 			break
 		}
 		q.marks.pop()
 		q.idle = append(q.idle, head.event)
 		progress = true
-		if !head.within.IsZero() && time.Since(head.within) > sliceWait {
-			q.bounces = bounceCopies
+		if !head.sample.IsZero() {
+			q.judge(head.sample)
 		}
 		q.end(head.number, q.named(err))
 	}
 	return q.pollHosts() || progress
+}
+
+// judge has the next copies bounce if the one that was issued at a time, and has ended, took
+// longer than sliceWait. Such a copy is at most bounceMost and was alone on the stream, so that
+// it waited for no other copy and its bytes alone take less. Where the previous look at it was
+// more than latePoll ago its end is not known well enough, and judge draws no conclusion.
+func (q *Queue) judge(issued time.Time) {
+	now := time.Now()
+	if now.Sub(q.looked) <= latePoll && now.Sub(issued) > sliceWait {
+		q.bounces = bounceCopies + 1 // with the one that tries again
+	}
 }
 
 func (q *Queue) pollHosts() bool {

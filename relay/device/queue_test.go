@@ -22,7 +22,10 @@ const queueVariable = "PEERLANE_TEST_QUEUE"
 
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(queueVariable); mode != "" {
-		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin}
+		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin, "fails": failLater, "always busy": alwaysBusy}
+		for _, which := range []string{"large", "queued", "late"} {
+			works[which] = func() error { return neverBounce(which) }
+		}
 		work, ok := works[mode]
 		if !ok {
 			work = copySix

@@ -278,8 +278,7 @@ struct peerlane_handle_layout {
 	uint8_t generation[16];
 	uint8_t host[16];
 	char contact[56];
-	uint64_t reserved0;
-	uint64_t reserved1;
+	char note[16];
 };
 _Static_assert(sizeof(struct peerlane_handle_layout) == 128, "peerlane_handle_layout");
 _Static_assert(offsetof(struct peerlane_handle_layout, magic) == 0, "peerlane_handle_layout.magic");
@@ -287,8 +286,7 @@ _Static_assert(offsetof(struct peerlane_handle_layout, token) == 8, "peerlane_ha
 _Static_assert(offsetof(struct peerlane_handle_layout, generation) == 24, "peerlane_handle_layout.generation");
 _Static_assert(offsetof(struct peerlane_handle_layout, host) == 40, "peerlane_handle_layout.host");
 _Static_assert(offsetof(struct peerlane_handle_layout, contact) == 56, "peerlane_handle_layout.contact");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved0) == 112, "peerlane_handle_layout.reserved0");
-_Static_assert(offsetof(struct peerlane_handle_layout, reserved1) == 120, "peerlane_handle_layout.reserved1");
+_Static_assert(offsetof(struct peerlane_handle_layout, note) == 112, "peerlane_handle_layout.note");
 
 /* What who offers memory gives to who is to read or write it, by whatever way the two */
 /* have: 64 bytes. The bounds are the relay's to enforce, and here to be known. */

@@ -1237,8 +1237,7 @@ type HandleLayout struct {
 	Generation UUID
 	Host       UUID
 	Contact    [56]byte
-	Reserved0  uint64
-	Reserved1  uint64
+	Note       [16]byte
 }
 
 func (m *HandleLayout) bytes() []byte {
@@ -1488,7 +1487,7 @@ var layouts = []struct {
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
-	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Reserved0), unsafe.Offsetof(HandleLayout{}.Reserved1)}},
+	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Note)}},
 	{"RemoteKeyLayout", unsafe.Sizeof(RemoteKeyLayout{}), []uintptr{unsafe.Offsetof(RemoteKeyLayout{}.Magic), unsafe.Offsetof(RemoteKeyLayout{}.Key), unsafe.Offsetof(RemoteKeyLayout{}.Length), unsafe.Offsetof(RemoteKeyLayout{}.Access), unsafe.Offsetof(RemoteKeyLayout{}.Reserved), unsafe.Offsetof(RemoteKeyLayout{}.Reserved0), unsafe.Offsetof(RemoteKeyLayout{}.Reserved1), unsafe.Offsetof(RemoteKeyLayout{}.Reserved2)}},
 	{"DMABuf", unsafe.Sizeof(DMABuf{}), []uintptr{unsafe.Offsetof(DMABuf{}.Header.Type), unsafe.Offsetof(DMABuf{}.Header.Sequence), unsafe.Offsetof(DMABuf{}.Memory), unsafe.Offsetof(DMABuf{}.Reserved), unsafe.Offsetof(DMABuf{}.Reason)}},
 }

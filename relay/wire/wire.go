@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/peerlane/peerlane/internal/fault"
@@ -193,10 +194,36 @@ func Text(field []byte) string {
 	}, strings.ToValidUTF8(string(field), "?"))
 }
 
-// SetText fills a zero-padded field, cutting what does not fit.
+// SetText fills a zero-padded field. It cuts a text that does not fit at the end of a character.
+// Of an error with a code of package fault the code remains, behind "…": the other process
+// selects the error by that.
 func SetText(field []byte, s string) {
 	clear(field)
-	copy(field[:len(field)-1], s)
+	room := len(field) - 1
+	if len(s) <= room {
+		copy(field, s)
+		return
+	}
+	var end string
+	if code := fault.Suffix(s); code != "" && len("…"+code) <= room {
+		end = "…" + code
+		s = s[:len(s)-len(code)]
+	}
+	n := copy(field, prefix(s, room-len(end)))
+	copy(field[n:], end)
+}
+
+// prefix returns at most n bytes of s, without a part of a character at their end.
+func prefix(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for cut := n; cut >= max(0, n-utf8.UTFMax+1); cut-- {
+		if utf8.RuneStart(s[cut]) {
+			return s[:cut]
+		}
+	}
+	return s[:n] // it is not UTF-8
 }
 
 // NewFailure is the reply that carries err.

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 func TestGeneratedFilesAreThoseOfTheDescription(t *testing.T) {
@@ -145,6 +146,38 @@ func TestTextOfAStrangerIsTamed(t *testing.T) {
 	}
 	if got := Text([]byte("a\x1b[31m\nb\xff\x00c")); got != "a?[31m?b?" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestSetTextLongTextKeepsWholeCharactersAndTheCode(t *testing.T) {
+	for _, c := range []struct {
+		room       int
+		text, want string
+	}{
+		{16, "no lane [PL1402]", "no … [PL1402]"},
+		{17, "no lane [PL1402]", "no lane [PL1402]"},
+		{17, "no lanes [PL1402]", "no l… [PL1402]"},
+		{17, "noäöü lanes [PL1402]", "noä… [PL1402]"},
+		{13, "no lanes [PL1402]", "… [PL1402]"},
+		{12, "no lanes [PL1402]", "no lanes [P"},
+		{8, "no läne", "no län"},
+		{5, "no läne", "no l"},
+		{6, "no läne", "no l"},
+		{4, "\x80\x80\x80\x80\x80", "?"},
+	} {
+		field := make([]byte, c.room)
+		SetText(field, c.text)
+		if got := Text(field); got != c.want || field[c.room-1] != 0 {
+			t.Errorf("%q in %d bytes: %q, want %q", c.text, c.room, got, c.want)
+		}
+	}
+}
+
+func TestFailureWithALongReasonMatchesItsCode(t *testing.T) {
+	cause := errors.New(strings.Repeat("nö ", 1000))
+	err := NewFailure(&fault.Error{Code: fault.Unreachable, Operation: "connect", Cause: cause}).Err()
+	if !errors.Is(err, fault.Unreachable) || errors.Is(err, fault.NoPort) || !strings.HasPrefix(err.Error(), "connect: nö nö ") {
+		t.Errorf("%q", err)
 	}
 }
 

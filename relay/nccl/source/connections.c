@@ -103,6 +103,7 @@ int listen_on(struct relay *given, int device, void *handle, void **out)
 	} else if (!error && !(error = on_device(r, device, "listening"))) {
 		*l = (struct listener){.relay = r, .device = device};
 		if (!(status = use_tie(r, &l->tie)) && !(status = peerlane_listen(l->tie->session, &r->lane[device].gpu, &l->number, handle))) {
+			put_settings(r, handle);
 			*out = l;
 			return NCCL_SUCCESS;
 		}
@@ -219,6 +220,18 @@ static int begin(struct relay *r, int device, const void *handle, struct attempt
 	return status;
 }
 
+/* alike refuses a listener whose NCCL has other settings: NCCL would hang. */
+static int alike(const struct relay *r, int device, const void *handle)
+{
+	char text[PLACE], difference[DIFFERENCE];
+
+	compare_settings(r, handle, difference);
+	if (!*difference)
+		return 0;
+	warn("connecting: %s: %s", place(r, device, text), difference);
+	return NCCL_INVALID_USAGE;
+}
+
 int connect_to(struct relay *given, int device, void *handle, void **out)
 {
 	struct relay *r;
@@ -229,7 +242,7 @@ int connect_to(struct relay *given, int device, void *handle, void **out)
 	*out = NULL;
 	if (error)
 		return error;
-	if ((error = on_device(r, device, "connecting"))) {
+	if ((error = on_device(r, device, "connecting")) || (error = alike(r, device, handle))) {
 		leave_relay(r);
 		return error;
 	}

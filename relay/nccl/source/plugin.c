@@ -251,14 +251,21 @@ static void enlarge_messages(const struct relay *r)
 			inform("%s is %s now: the only lane of this container reaches only this host (a value of your own takes precedence)", of_one_host[i].name, of_one_host[i].value);
 }
 
+bool reaches_only_host(const struct relay *r)
+{
+	bool local = r->lanes && !other_network();
+
+	for (unsigned i = 0; local && i < r->lanes; i++)
+		local = is_local(&r->nic[i]);
+	return local;
+}
+
 bool lanes_are_local(void)
 {
 	bool local;
 
 	pthread_mutex_lock(&lock);
-	local = current && current->lanes && !other_network();
-	for (unsigned i = 0; local && i < current->lanes; i++)
-		local = is_local(&current->nic[i]);
+	local = current && reaches_only_host(current);
 	pthread_mutex_unlock(&lock);
 	return local;
 }

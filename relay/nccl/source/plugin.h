@@ -34,6 +34,24 @@
 
 _Static_assert(MOST_SENDS >= NCCL_MAX_REQUESTS && MOST_RECEIVES >= NCCL_MAX_REQUESTS && MOST_RECEIVES <= MOST_SENDS, "what NCCL counts on");
 
+/* What all ranks of a job must have alike: where two differ, NCCL's sends or collectives
+ * between them hang. It travels in the last bytes of a handle, all of which relays leave
+ * zero. Numbers are the machine's, little-endian. */
+struct settings {
+	uint8_t form;      /* SETTINGS_FORM; 0: of a plugin that tells none, which is not compared */
+	uint8_t tuner;     /* of enum choice */
+	uint8_t lanes;     /* of the container: for the log, not compared */
+	uint8_t local;     /* whether all reach only this host: likewise */
+	uint32_t channels; /* NCCL_NCHANNELS_PER_NET_PEER; 0: NCCL's own number */
+	uint32_t buffer;   /* NCCL_BUFFSIZE, bytes */
+	uint32_t chunk;    /* NCCL_P2P_NET_CHUNKSIZE, bytes, as NCCL limits it */
+};
+
+#define SETTINGS_FORM 1
+
+/* The source of protocols and channels of a collective. */
+enum choice { CHOICE_OF_NCCL, CHOICE_OF_LL, CHOICE_OF_LL_AND_CHANNELS };
+
 /* A session. Its uses are listeners, attempts to connect, and communicators. */
 struct tie {
 	peerlane_session *session;
@@ -146,6 +164,8 @@ const char *place(const struct relay *relay, int device, char text[PLACE]);
 /* Reports whether all lanes of this container reach only this host, and NCCL has not been
  * told to take another network. */
 bool lanes_are_local(void);
+/* The same of a relay's lanes. */
+bool reaches_only_host(const struct relay *relay);
 
 int count_devices(int *n);
 int describe(int device, struct nccl_net_properties_v12 *properties);
@@ -182,7 +202,16 @@ int receive_group(void *communicator, int n, void **data, const size_t *sizes, c
 int flush(void *communicator, int n, void **data, int *sizes, void **memories, void **request);
 int test(void *request, int *done, int *sizes);
 
+/* --- settings.c */
+/* Writes the settings of this process into a handle that it gives out. */
+void put_settings(const struct relay *relay, void *handle);
+/* Compares them with those in a handle. Text says how they differ, "" if they do not. */
+#define DIFFERENCE 1024
+void compare_settings(const struct relay *relay, const void *handle, char text[DIFFERENCE]);
+
 /* --- tuner.c */
+/* Reports whether the user has chosen channels, which the tuner then leaves. */
+bool channels_are_set(void);
 /* Refuses an NCCL that would use LL128 between nodes. */
 int check_ll128(nccl_logger logger);
 

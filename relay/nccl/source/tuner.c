@@ -25,9 +25,18 @@ struct tuner {
 	bool set_channels; /* and the user has not chosen channels */
 };
 
-static int init_4(size_t ranks, size_t nodes, nccl_logger logger, void **context)
+bool channels_are_set(void)
 {
 	static const char *const of_channels[] = {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"};
+
+	for (size_t i = 0; i < sizeof of_channels / sizeof *of_channels; i++)
+		if (getenv(of_channels[i]))
+			return true;
+	return false;
+}
+
+static int init_4(size_t ranks, size_t nodes, nccl_logger logger, void **context)
+{
 	struct tuner *t = calloc(1, sizeof *t);
 
 	(void)logger;
@@ -36,10 +45,7 @@ static int init_4(size_t ranks, size_t nodes, nccl_logger logger, void **context
 	t->ranks = ranks ? ranks : 1;
 	t->networked = nodes > 1;
 	t->local = t->networked && lanes_are_local();
-	t->set_channels = t->local;
-	for (size_t i = 0; i < sizeof of_channels / sizeof *of_channels; i++)
-		if (getenv(of_channels[i]))
-			t->set_channels = false;
+	t->set_channels = t->local && !channels_are_set();
 	*context = t;
 	return NCCL_SUCCESS;
 }
