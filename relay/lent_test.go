@@ -107,7 +107,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 			ask: func(a *client.Allocation) { a.DMABuf = nil }},
 		{name: "a DMA-BUF that CUDA does not make", a: bounce("its process has no DMA-BUF of it: not supported"), b: bounce("its process has no DMA-BUF of it: not supported"),
 			ask: func(a *client.Allocation) { a.DMABuf = func() (int, error) { return -1, errors.New("not supported") } }},
-		{name: "a descriptor that is none", a: bounce("the exported descriptor: it is not simulated GPU memory"), b: bounce("the exported descriptor: it is not simulated GPU memory"),
+		{name: "a descriptor that is none", a: bounce("import the exported descriptor: it is not simulated GPU memory"), b: bounce("import the exported descriptor: it is not simulated GPU memory"),
 			ask: func(a *client.Allocation) {
 				a.DMABuf = func() (int, error) { return unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0) }
 			}},

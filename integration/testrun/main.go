@@ -8,10 +8,9 @@
 //
 // `go test -count=1` links the binary of every package in every run, which is a sixth of the
 // processor time of `make test`; the binaries in DIR are linked when their code changes.
-// Packages run in the order of the arguments, N at once. The tests of a package of -parts run
-// in that number of processes, because tests wait more than they compute: the events are those
-// of one process. The race detector is on, but in
-// the packages of -plain, which are separated by spaces.
+// Packages run in the order of the arguments, N at once. The tests of a package of -parts run in
+// N processes, because tests wait longer than tests compute. The race detector is off in the
+// packages of -plain, a list with spaces.
 package main
 
 import (
@@ -133,8 +132,8 @@ type testPackage struct {
 	path, dir string
 	race      bool
 	binary    string
-	parts     int    // processes that share its tests; 0 is 1
-	pattern   string // of the tests of a part; empty for all
+	parts     int    // number of processes; 0 is 1
+	pattern   string // of a part's tests; empty without parts
 }
 
 // list returns the packages that have tests, in the order of the patterns.
@@ -190,7 +189,7 @@ func buildAll(packages []testPackage, _ options) error {
 			if err := os.MkdirAll(t.dir, 0o755); err != nil {
 				return err
 			}
-			// No one debugs the binaries: without DWARF a third of the linking is saved.
+			// DWARF would take a third of the linking.
 			c := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-w", "-o", t.dir+string(filepath.Separator))
 			if t.race {
 				c.Args = append(c.Args, "-race")
@@ -205,7 +204,7 @@ func buildAll(packages []testPackage, _ options) error {
 	return builds.Wait()
 }
 
-// errFailed says that tests failed, which the events tell.
+// errFailed reports failed tests; the events name the tests.
 var errFailed = errors.New("tests failed")
 
 // runAll runs the binaries, some in parallel, and writes their events in whole lines.
@@ -257,7 +256,7 @@ func runAll(packages []testPackage, o options) error {
 	return nil
 }
 
-// divide returns the processes that share the tests of a package.
+// divide returns the processes of a package.
 func (p testPackage) divide() ([]testPackage, error) {
 	if p.parts <= 1 {
 		return []testPackage{p}, nil
@@ -281,7 +280,7 @@ func (p testPackage) divide() ([]testPackage, error) {
 	return list, nil
 }
 
-// packageEvent is an event of a whole package, as test2json prints it.
+// packageEvent is an event of a package in the form of test2json.
 type packageEvent struct {
 	Time    time.Time
 	Action  string
@@ -290,13 +289,12 @@ type packageEvent struct {
 	Elapsed float64 `json:",omitempty"`
 }
 
-// merger writes the events of all processes, each line whole. Of a package that runs in several
-// processes it writes one beginning, and one end after the last process has ended: a failure if
-// one failed, with the longest time.
+// merger writes events in whole lines. For a package in parts merger writes one start, and one end
+// after the last process: "fail" after a failed process, with the longest time.
 type merger struct {
 	mu    sync.Mutex
 	out   io.Writer
-	left  map[string]int          // processes that have not ended, by package
+	left  map[string]int          // running and waiting processes, by package
 	ends  map[string]packageEvent // the end so far
 	begun []string                // packages
 }

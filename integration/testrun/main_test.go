@@ -65,7 +65,7 @@ func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 	}
 }
 
-// Three tests in two processes have one beginning and one end, which fails because one test does.
+// Three tests in two processes give one start and one end: a failure, because TestBad fails.
 func TestRunOfAPackageInPartsGivesOneEnd(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
