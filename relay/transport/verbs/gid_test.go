@@ -96,6 +96,9 @@ func TestAConfiguredGIDThatIsNoMore(t *testing.T) {
 	}
 	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is its address no more", "b0 port 1", "GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}
 	w.b.until("the reason", func(s *Set) bool { return strings.Contains(s.lastFault, "GID index 3") })
-	w.b.loop.Call(func() { w.b.fabric.config.Redial = time.Nanosecond })
+	w.b.loop.Call(func() {
+		w.b.fabric.raising.Wait() // goroutines beside the loop read the configuration
+		w.b.fabric.config.Redial = time.Nanosecond
+	})
 	demand(t, receive(t, w.b.down, "the Peer's end"), words)
 }

@@ -313,7 +313,10 @@ func TestFaultsThatStay(t *testing.T) {
 			})
 		}
 		for _, e := range []*side{w.a, w.b} {
-			e.loop.Call(func() { e.fabric.config.Redial = time.Nanosecond })
+			e.loop.Call(func() {
+				e.fabric.raising.Wait() // goroutines beside the loop read the configuration
+				e.fabric.config.Redial = time.Nanosecond
+			})
 		}
 		for range streamWrites {
 			if err := receive(t, s.done, "a write's end"); err != nil {
