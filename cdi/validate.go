@@ -198,8 +198,8 @@ func (v *Validator) checkFiles() {
 	}
 }
 
-// checkOwner reports users other than root who could change a file that root acts on, and users
-// who could not read the file.
+// checkOwner reports a file that users other than root can write, or cannot read. Root's hook
+// and the container engine act on such files.
 func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -77,8 +77,9 @@ func newNetworking(l paths.Layout, c config.Network, tenant string, rails map[st
 	return n, err
 }
 
-// maxReason bounds what a relay is told of why it is on no network, bytes: the reasons of a
-// host with a thousand interfaces leave no room for the rest of its configuration.
+// maxReason is the maximum length, in bytes, of the reason that the supervisor gives a relay
+// for having no network. Reasons list interfaces; those of a host with a thousand interfaces
+// would leave no room for the rest of the relay's configuration.
 const maxReason = 2 << 10
 
 func short(why string) string {

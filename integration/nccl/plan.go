@@ -165,8 +165,8 @@ func plan(o options, ranks int) (list []settings) {
 		sizes = []int{8, 64 << 10, 5*mib + 24}
 	}
 	add("peerlane-checks", byPeerlane, job{Checks: checks(sizes...), Groups: groups(ranks)})
-	// A channel is as fast as the one SM that it has: NCCL takes so many for a fast network,
-	// and two for what it thinks that this one is. Larger buffers are larger pieces.
+	// A channel uses one SM. NCCL uses 32 channels for a fast network and two for this one.
+	// Larger buffers give larger chunks.
 	many := []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
 	add("peerlane-rates-32", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, many...)
 	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)

@@ -20,7 +20,7 @@ func TestScoreOfSourceCountsCommentsAndErrors(t *testing.T) {
 		want   score
 	}{
 		"a comment over two lines": {"package x\n\n// a tells b what c\n// has of it\n", score{words: 8, relatives: 1, pronouns: 1}},
-		"two comments":             {"package x\n\n// whoever reads this\n\n// finds them all\n", score{words: 6, relatives: 1, pronouns: 2}},
+		"two comments":             {"package x\n\n// relays copy this\n\n// NICs send them all\n", score{words: 7, pronouns: 2}},
 		"a label":                  {"package x\n\nvar y int // all those\n", score{}},
 		"a quoted question":        {"package x\n\n// the user asks Who? and waits\n", score{words: 6}},
 		"a directive":              {"package x\n\n//go:build linux && what they say\n", score{}},
@@ -329,9 +329,8 @@ func TestCheckoutOfAnyFormIsChecked(t *testing.T) {
 		t.Setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
 		t.Setenv("GIT_CONFIG_NOSYSTEM", "1")
 		t.Setenv("GIT_CONFIG_GLOBAL", os.DevNull)
-		if out, err := exec.Command("git", "-C", root, "rev-parse", "HEAD").CombinedOutput(); err == nil {
-			t.Skipf("git accepts the checkout of another user: %s", out)
-		}
+		// A git before 2.35.2 accepts the checkout anyway, so the program has to pass with
+		// every git.
 		check(t, root)
 	})
 }
