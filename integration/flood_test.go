@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
-	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/packet/packettest"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -115,26 +114,7 @@ func flood(arguments []string) error {
 	if err := errors.Join(unix.Setresgid(int(is.Gid), int(is.Gid), int(is.Gid)), unix.Setresuid(uid, uid, uid)); err != nil {
 		return err
 	}
-	first := sync.OnceFunc(func() { say(said{Kind: "flooding"}) })
-	for thread := range 2 {
-		go func() {
-			var held []packet.Conn
-			for {
-				c, err := packet.Dial(filepath.Base(socket))
-				if err != nil {
-					continue // the queue is full: at once again
-				}
-				first()
-				if thread == 0 { // this one says hello to no listener
-					_ = c.Send(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
-				}
-				if held = append(held, c); len(held) > 100 {
-					held[0].Close()
-					held = held[1:]
-				}
-			}
-		}()
-	}
+	packettest.Flood(filepath.Base(socket), func() { say(said{Kind: "flooding"}) })
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
+	"github.com/peerlane/peerlane/relay/packet/packettest"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -24,9 +24,6 @@ const (
 	floodSocket = "PEERLANE_TEST_SOCKET"
 	floodUID    = "PEERLANE_TEST_UID"
 )
-
-// floodHeld is how many silent connections one thread of a flooder keeps open.
-const floodHeld = 100
 
 // playFlooder floods a socket as another user, until its standard input ends. It writes to
 // descriptor 3 when its first connection is open.
@@ -43,26 +40,7 @@ func playFlooder() error {
 	if err := syscall.Setresuid(uid, uid, uid); err != nil {
 		return err
 	}
-	first := sync.OnceFunc(func() { _, _ = unix.Write(3, []byte{1}) })
-	for thread := range 2 {
-		go func() {
-			var held []packet.Conn
-			for {
-				c, err := packet.Dial(filepath.Base(socket))
-				if err != nil {
-					continue // the queue is full: at once again
-				}
-				first()
-				if thread == 0 { // this one says hello to no listener
-					_ = c.Send(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
-				}
-				if held = append(held, c); len(held) > floodHeld {
-					held[0].Close()
-					held = held[1:]
-				}
-			}
-		}()
-	}
+	packettest.Flood(filepath.Base(socket), func() { _, _ = unix.Write(3, []byte{1}) })
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }

@@ -26,10 +26,11 @@ func (r results) row(file string) string {
 	return fmt.Sprintf("| %s | %s | %.2f | %.2f | %.2f | %.2f |\n", file, less, r.nccl, r.pxn, r.planned, r.optimum)
 }
 
-// Real machines, and the same less each of their NICs in turn: what a failed NIC leaves. The
-// table of docs/estimate.md has the results. PEERLANE_TEST_UPDATE=1 writes it anew.
-func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
-	files, err := filepath.Glob(topologies + "/*")
+// realHosts lists the files of other projects' hosts that match pattern, where the directory is
+// present, and the files of this repository. shared reports whether other projects' are listed.
+func realHosts(t *testing.T, pattern string) (files []string, shared bool) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(topologies, pattern))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,10 +38,16 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared := len(files) > 0 // the files of others are not in the repository
+	return slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}), len(files) > 0
+}
+
+// Real machines, and the same less each of their NICs in turn: what a failed NIC leaves. The
+// table of docs/estimate.md has the results. PEERLANE_TEST_UPDATE=1 writes it anew.
+func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
+	files, shared := realHosts(t, "*")
 	var table strings.Builder
 	hosts := 0
-	for _, file := range slices.Concat(files, append(own, "../docs/hgx-4-nics.xml")) {
+	for _, file := range files {
 		if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
 			continue
 		}
@@ -116,16 +123,9 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 // numbers the GPUs that it finds. A new Index can change the lane, and the rate of the
 // slowest lane by no more than fewer members and whole weights may cost.
 func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) {
-	files, err := filepath.Glob(topologies + "/*.xml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := filepath.Glob("../docs/hosts/*.xml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files, _ := realHosts(t, "*.xml")
 	config, compared, renumbered := PlanConfig{AnyVendor: true}, 0, 0
-	for _, file := range slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}) {
+	for _, file := range files {
 		h, err := readInputFile(file)
 		if err != nil {
 			t.Logf("%s: %v", filepath.Base(file), err)
@@ -196,16 +196,9 @@ func slowestLane(lanes []Lane) (rate float64) {
 }
 
 func TestExplainOfRealHostsHasAtMost25Lines(t *testing.T) {
-	files, err := filepath.Glob(topologies + "/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, err := filepath.Glob("../docs/hosts/*.xml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files, _ := realHosts(t, "*")
 	lanes, longest := 0, 0
-	for _, file := range slices.Concat(files, own, []string{"../docs/hgx-4-nics.xml"}) {
+	for _, file := range files {
 		if info, err := os.Stat(file); err != nil || info.IsDir() || strings.HasSuffix(file, ".md") {
 			continue
 		}

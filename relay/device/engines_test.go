@@ -143,15 +143,7 @@ func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
 // copyWithin makes large copies within a GPU, one after the other.
 func copyWithin() error {
 	runtime.LockOSThread()
-	d, err := cuda.Open()
-	if err != nil {
-		return err
-	}
-	busID, err := d.DevicePCIBusID(0)
-	if err != nil {
-		return err
-	}
-	g, err := device.Open(d, busID)
+	d, g, err := openFirst()
 	if err != nil {
 		return err
 	}
@@ -209,15 +201,7 @@ func copyWithin() error {
 // oneDevice opens the only simulated GPU, with memory and a queue.
 func oneDevice(bytes uint64) (*device.Memory, *device.Queue, error) {
 	runtime.LockOSThread()
-	d, err := cuda.Open()
-	if err != nil {
-		return nil, nil, err
-	}
-	busID, err := d.DevicePCIBusID(0)
-	if err != nil {
-		return nil, nil, err
-	}
-	g, err := device.Open(d, busID)
+	d, g, err := openFirst()
 	if err != nil {
 		return nil, nil, err
 	}

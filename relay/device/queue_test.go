@@ -41,19 +41,25 @@ func TestMain(m *testing.M) {
 
 const queued = 6
 
+// openFirst opens the driver and its first GPU, in a process that the test has started.
+func openFirst() (*cuda.Driver, *device.Device, error) {
+	d, err := cuda.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	busID, err := d.DevicePCIBusID(0)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, err := device.Open(d, busID)
+	return d, g, err
+}
+
 // copySix makes six small copies at once, and one more for each that fails; it prints
 // what became of them in the order in which they were told of.
 func copySix() error {
 	runtime.LockOSThread()
-	d, err := cuda.Open()
-	if err != nil {
-		return err
-	}
-	busID, err := d.DevicePCIBusID(0)
-	if err != nil {
-		return err
-	}
-	g, err := device.Open(d, busID)
+	d, g, err := openFirst()
 	if err != nil {
 		return err
 	}
@@ -94,7 +100,7 @@ func copySix() error {
 				fmt.Print(to, " ")
 				return
 			}
-			call, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "GPU "+busID+": "), " (")
+			call, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "GPU "+g.BusID+": "), " (")
 			fmt.Print(to, " ", call, " ")
 			if to < 2*queued {
 				begin(from, to+queued)
