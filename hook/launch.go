@@ -117,7 +117,7 @@ func start(l paths.Layout, r Request, meanwhile func(*Generation) error) (*Gener
 		}
 		s, err := g.start(l, supervisor, r.Config.Relay.Launcher, pidfd, meanwhile)
 		if err != nil {
-			return nil, nil, errors.Join(err, remove(l, g.ID), sweepUIDs(l))
+			return nil, nil, errors.Join(err, remove(l, g.ID), g.returnUID(l))
 		}
 		return g, s, nil
 	}
@@ -472,7 +472,7 @@ func (s *starting) wait(l paths.Layout, g *Generation) error {
 		return errors.Join(err, locked)
 	}
 	defer held.Close()
-	return errors.Join(err, remove(l, g.ID), sweepUIDs(l))
+	return errors.Join(err, remove(l, g.ID), g.returnUID(l))
 }
 
 // failed is wait for what is known by now: most relays that cannot be executed

@@ -172,6 +172,24 @@ func sweepUIDs(l paths.Layout) error {
 	return sweep(l)
 }
 
+// returnUID removes the mark of a generation that the caller has removed. A relay whose
+// supervisor was killed dies by its parent-death signal a moment later, and a process that the
+// supervisor was forking holds the lock until it dies: so returnUID sweeps until the mark has
+// gone, for at most endTimeout. A later collector removes a mark that stays.
+func (g *Generation) returnUID(l paths.Layout) error {
+	for end := time.Now().Add(endTimeout); ; time.Sleep(2 * time.Millisecond) {
+		if err := sweepUIDs(l); err != nil || g.Sandbox.UID == 0 {
+			return err
+		}
+		var mark unix.Stat_t
+		err := unix.Lstat(uidMark(l, g.Sandbox.UID), &mark)
+		// A mark with a second name belongs to another generation, which has taken the uid.
+		if err != nil || mark.Nlink > 1 || time.Now().After(end) {
+			return nil
+		}
+	}
+}
+
 // sweep is sweepUIDs for a caller that holds the host's lock. It never removes the mark of
 // a relay that lives or that a supervisor may start: such a supervisor holds the lock of
 // the mark's file, and the file names the last relay. Other processes of that uid are

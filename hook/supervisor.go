@@ -601,5 +601,5 @@ func (s *supervisor) end() error {
 	// No relay is started any more; where this one may live, Collect looks at it.
 	errs = append(errs, s.alive.Close())
 	_, err = Collect(s.layout)
-	return errors.Join(append(errs, err)...)
+	return errors.Join(append(errs, err, s.generation.returnUID(s.layout))...)
 }
