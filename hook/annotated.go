@@ -11,6 +11,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // LanesAnnotation asks for lanes where a directory of hooks stands for CDI:
@@ -67,7 +68,7 @@ func hasAnchor(l paths.Layout, s State) error {
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.
-func annotated(plan *topo.Plan, value string) ([]string, error) {
+func annotated(plan *planner.Plan, value string) ([]string, error) {
 	var names []string
 	for word := range strings.SplitSeq(value, ",") {
 		gpus, err := meant(plan, strings.TrimSpace(word))
@@ -84,12 +85,12 @@ func annotated(plan *topo.Plan, value string) ([]string, error) {
 }
 
 // meant are the GPUs of one word: all that have a lane, a group, or one GPU.
-func meant(plan *topo.Plan, word string) ([]topo.GPU, error) {
+func meant(plan *planner.Plan, word string) ([]topo.GPU, error) {
 	var members []string
-	switch i := slices.IndexFunc(plan.Groups, func(g topo.Group) bool { return g.Name == word }); {
+	switch i := slices.IndexFunc(plan.Groups, func(g planner.Group) bool { return g.Name == word }); {
 	case word == "all":
 		for _, lane := range plan.Lanes {
-			if lane.Role != topo.RoleRefused {
+			if lane.Role != planner.RoleRefused {
 				members = append(members, lane.GPU)
 			}
 		}

@@ -12,12 +12,12 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func TestLanesOfAnAnnotation(t *testing.T) {
 	plan := testPlan("/sys")
-	plan.Groups = []topo.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
+	plan.Groups = []planner.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
 	first, second := uuid0+"@0000:17:00.0", uuid1+"@0000:2a:00.0"
 	for value, want := range map[string][]string{
 		"1":                 {second},

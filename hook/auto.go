@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Device numbers of GPUs: the driver's major number is fixed, and minor numbers from
@@ -27,7 +28,7 @@ const (
 // takes them: those of linux.devices in config.json, and GPUs' nodes that are mounted
 // one by one, as engines do where they cannot make nodes. An image can influence
 // neither; NVIDIA_VISIBLE_DEVICES, which an image can set, is not read.
-func autoLanes(plan *topo.Plan, s *spec, c Container, rootfs string) ([]string, error) {
+func autoLanes(plan *planner.Plan, s *spec, c Container, rootfs string) ([]string, error) {
 	if slices.ContainsFunc(s.requestedDevices(), func(a requested) bool { return len(a.gpus) > 0 }) {
 		return nil, errors.New("peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto")
 	}
@@ -58,7 +59,7 @@ func autoLanes(plan *topo.Plan, s *spec, c Container, rootfs string) ([]string, 
 
 // stillHasMinor compares a GPU's minor number in the plan with the driver's: it can
 // change with a boot.
-func stillHasMinor(plan *topo.Plan, gpu topo.GPU) error {
+func stillHasMinor(plan *planner.Plan, gpu topo.GPU) error {
 	if plan.Source.Sysfs != "/sys" {
 		return nil // a host of tests has no such driver
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // State is what a runtime tells a hook on standard input: the state of the OCI
@@ -140,13 +140,13 @@ type Devices struct {
 // what a hook reads.
 type Ahead struct {
 	layout paths.Layout
-	plan   func() (*topo.Plan, error)
+	plan   func() (*planner.Plan, error)
 	config func() (hostConfig, error)
 }
 
 // ReadAhead begins to read the host's plan and configuration.
 func ReadAhead(l paths.Layout) Ahead {
-	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (hostConfig, error) { return readConfig(l) })}
+	return Ahead{l, begun(func() (*planner.Plan, error) { return readPlan(l) }), begun(func() (hostConfig, error) { return readConfig(l) })}
 }
 
 // begun calls a function at once, and returns one that waits for its result.
@@ -207,7 +207,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 }
 
 // attachLanes starts the relay of the container and mounts its socket directory.
-func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
 	if err := spec.nothingBelow(); err != nil {

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // visibleDevices is the variable by which a device peerlane.dev/gpu= keeps its
@@ -55,7 +55,7 @@ func (a requested) visible() string {
 // checkVisibleDevices refuses a container one of whose devices peerlane.dev/gpu= hides
 // the GPU of another device from CUDA. A value that none of them has set is
 // somebody's intention, and left alone.
-func checkVisibleDevices(plan *topo.Plan, s *spec) error {
+func checkVisibleDevices(plan *planner.Plan, s *spec) error {
 	value, set := "", false
 	for _, e := range s.Process.Env {
 		if v, found := strings.CutPrefix(e, visibleDevices+"="); found {
@@ -100,7 +100,7 @@ func address(gpu string) string {
 }
 
 // numbers names GPUs as users do.
-func numbers(plan *topo.Plan, gpus []string) string {
+func numbers(plan *planner.Plan, gpus []string) string {
 	var list []string
 	for _, name := range gpus {
 		if gpu, err := plan.GPU(address(name)); err == nil {

@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // host is a root with what Launch needs on it.
@@ -202,8 +203,8 @@ func waitDead(t *testing.T, pid int) {
 }
 
 // planOf is a plan of the lanes that lane makes.
-func planOf(sysfs string, indices ...int) *topo.Plan {
-	p := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}}
+func planOf(sysfs string, indices ...int) *planner.Plan {
+	p := &planner.Plan{Version: planner.Version, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}}
 	for _, i := range indices {
 		l := lane(i)
 		var servers []string
@@ -215,7 +216,7 @@ func planOf(sysfs string, indices ...int) *topo.Plan {
 		for _, s := range l.Servers {
 			servers = append(servers, s.BusID)
 		}
-		p.Lanes = append(p.Lanes, topo.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs})
+		p.Lanes = append(p.Lanes, planner.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs})
 	}
 	return p
 }

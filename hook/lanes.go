@@ -13,6 +13,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
 // again is what to do about a plan that does not fit the host.
@@ -20,14 +22,14 @@ const again = "run peerlane cdi refresh"
 
 // readPlan reads the host's plan, which decides what runs as root: one that
 // somebody else could have written is refused, and so is one of another host.
-func readPlan(l paths.Layout) (*topo.Plan, error) {
+func readPlan(l paths.Layout) (*planner.Plan, error) {
 	path := l.PlanFile()
 	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Cause: err, Remedy: again}
 	} else if err != nil {
 		return nil, err
 	}
-	plan, err := topo.ReadPlan(path)
+	plan, err := planner.Read(path)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +49,7 @@ func seeing(lanes []launch.Lane) {
 // Lanes finds lanes of a plan by the identity of their GPUs, "UUID@PCI
 // address", as a CDI specification carries them. The UUID may be empty, on
 // either side.
-func Lanes(plan *topo.Plan, names []string) ([]launch.Lane, error) {
+func Lanes(plan *planner.Plan, names []string) ([]launch.Lane, error) {
 	var lanes []launch.Lane
 	for _, name := range names {
 		lane, err := findLane(plan, name)
@@ -64,7 +66,7 @@ func staleGPU(gpu string, cause error) error {
 	return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU", Object: gpu, Cause: cause, Remedy: again + ", so that the CDI specification fits the host"}
 }
 
-func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
+func findLane(plan *planner.Plan, name string) (launch.Lane, error) {
 	uuid, busID, ok := strings.Cut(name, "@")
 	if !ok {
 		return launch.Lane{}, errors.New(`a lane is named as "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
@@ -89,19 +91,19 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	if err != nil {
 		return launch.Lane{}, err
 	}
-	if lane.Role == topo.RoleRefused {
+	if lane.Role == planner.RoleRefused {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have one: %s", lane.Reason)
 	}
-	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == planner.KindDirect, GPU: identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
 	for _, m := range lane.Members {
-		out.Direct = out.Direct || lane.KindOf(m) == topo.KindDirect
+		out.Direct = out.Direct || lane.KindOf(m) == planner.KindDirect
 		out.Members = append(out.Members, launch.Member{Server: m.Server, NIC: m.NIC, Weight: m.Weight})
 	}
 	if len(lane.NICs) > 0 {
-		n := plan.NCCLNIC(lane.NICs[0])
+		n := virtualswitch.NICOf(plan, lane.NICs[0])
 		out.NIC = &launch.NIC{Name: lane.NICs[0], GUID: n.GUID, Mbps: n.Mbps, Port: n.Port}
 	}
-	out.PeerMbps = gpu.PeerMbps()
+	out.PeerMbps = virtualswitch.PeerMbps(gpu)
 	for _, s := range lane.Servers {
 		server, err := plan.GPU(s)
 		if err != nil {
@@ -119,7 +121,7 @@ const maxSpares = 4
 // serve other lanes of the plan, first the ones beside its own NICs. A lane by
 // configuration has none: it is as the administrator wants it. Nor does a GPU stand
 // in where configuration excludes it in a pair, with the lane's GPU or with a NIC.
-func addSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
+func addSpares(plan *planner.Plan, lanes []launch.Lane, excluded [][]string) {
 	for i := range lanes {
 		planned, err := plan.Lane(lanes[i].GPU.BusID)
 		if err != nil || !planned.Relay || planned.Pinned {
@@ -156,7 +158,7 @@ func addSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
 
 // excludes reports whether configuration excludes a pair of a GPU, by PCI address,
 // and a GPU or a NIC.
-func excludes(plan *topo.Plan, pairs [][]string, gpu, other string) bool {
+func excludes(plan *planner.Plan, pairs [][]string, gpu, other string) bool {
 	address := func(name string) string {
 		if g, err := plan.GPU(name); err == nil {
 			return g.BusID
@@ -177,7 +179,7 @@ func identity(g topo.GPU) launch.GPU {
 }
 
 // present checks that the GPUs of lanes are still where the plan has them.
-func present(plan *topo.Plan, lanes []launch.Lane) error {
+func present(plan *planner.Plan, lanes []launch.Lane) error {
 	const nvidia = "0x10de" // PCI vendor
 	for _, lane := range lanes {
 		for _, gpu := range append([]launch.GPU{lane.GPU}, lane.Servers...) {
@@ -197,7 +199,7 @@ func present(plan *topo.Plan, lanes []launch.Lane) error {
 // presentNICs checks that the NICs of these lanes, as far as they have device
 // nodes, and the named ones are still what the plan has them for: a node is
 // numbered anew at each boot, and would be another NIC's.
-func presentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
+func presentNICs(plan *planner.Plan, lanes []launch.Lane, names []string) error {
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
 		if i < 0 || plan.NICs[i].Uverbs == "" {

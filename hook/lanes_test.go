@@ -17,6 +17,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 const (
@@ -25,9 +26,9 @@ const (
 	uuid9 = "GPU-99999999-9999-9999-9999-999999999999"
 )
 
-func testPlan(sysfs string) *topo.Plan {
-	return &topo.Plan{
-		Version: topo.PlanVersion,
+func testPlan(sysfs string) *planner.Plan {
+	return &planner.Plan{
+		Version: planner.Version,
 		Source:  topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs},
 		GPUs: []topo.GPU{
 			{Index: 0, UUID: uuid0, BusID: "0000:17:00.0"},
@@ -35,10 +36,10 @@ func testPlan(sysfs string) *topo.Plan {
 			{Index: 2, BusID: "0000:3b:00.0"},
 		},
 		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:18:00.0", GUID: "a088:c203:00a1:40e0", Ports: []topo.Port{{Number: 1, State: "ACTIVE", RateGbps: 400}}}},
-		Lanes: []topo.Lane{
-			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
-			{GPU: "0000:2a:00.0", Role: topo.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
-			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
+		Lanes: []planner.Lane{
+			{GPU: "0000:17:00.0", Role: planner.RoleNear, NICs: []string{"mlx5_0"}},
+			{GPU: "0000:2a:00.0", Role: planner.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
+			{GPU: "0000:3b:00.0", Role: planner.RoleRefused, Reason: "MIG is on"},
 		},
 	}
 }
@@ -62,7 +63,7 @@ func TestLanes(t *testing.T) {
 // NICs reach a GPU's own memory where the plan says so, and not where the GPU is near them and
 // the administrator has it bounce.
 func TestLanesWhoseOwnMemoryNICsReach(t *testing.T) {
-	for kind, want := range map[string]bool{topo.KindDirect: true, topo.KindBounce: false, topo.KindStaged: false, "": false} {
+	for kind, want := range map[string]bool{planner.KindDirect: true, planner.KindBounce: false, planner.KindStaged: false, "": false} {
 		plan := testPlan("/sys")
 		plan.Lanes[0].Kind = kind
 		lanes, err := Lanes(plan, []string{"@0000:17:00.0"})
@@ -99,19 +100,19 @@ func TestPairsOfAPlan(t *testing.T) {
 func TestSpares(t *testing.T) {
 	gpu := func(i int) topo.GPU { return topo.GPU{Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", 16+i)} }
 	id := func(i int) string { return gpu(i).BusID }
-	plan := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: "/sys"}}
+	plan := &planner.Plan{Version: planner.Version, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: "/sys"}}
 	for i := range 8 {
 		plan.GPUs = append(plan.GPUs, gpu(i))
 	}
-	staged := func(i int, nic string, servers ...int) topo.Lane {
-		l := topo.Lane{GPU: id(i), Role: topo.RoleFar, Relay: true, NICs: []string{nic}}
+	staged := func(i int, nic string, servers ...int) planner.Lane {
+		l := planner.Lane{GPU: id(i), Role: planner.RoleFar, Relay: true, NICs: []string{nic}}
 		for _, s := range servers {
 			l.Servers = append(l.Servers, id(s))
 		}
 		return l
 	}
-	plan.Lanes = []topo.Lane{
-		{GPU: id(0), Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+	plan.Lanes = []planner.Lane{
+		{GPU: id(0), Role: planner.RoleNear, NICs: []string{"mlx5_0"}},
 		staged(2, "mlx5_0", 0), staged(3, "mlx5_1", 4, 5), staged(6, "mlx5_0", 1), staged(7, "mlx5_0", 0),
 	}
 	plan.Lanes[4].Pinned = true
@@ -238,7 +239,7 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	if _, err := readPlan(l); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, fault.UnreadablePlan) {
 		t.Errorf("no plan: %v", err)
 	}
-	write := func(p *topo.Plan) {
+	write := func(p *planner.Plan) {
 		if err := errors.Join(l.Create(), p.Write(l.PlanFile())); err != nil {
 			t.Fatal(err)
 		}
@@ -356,8 +357,8 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 func TestLanesWithMembersCarryWeights(t *testing.T) {
 	plan := testPlan("/sys")
 	far := &plan.Lanes[1]
-	far.Kind = topo.KindStaged
-	far.Members = []topo.Member{{Server: far.GPU, NIC: "mlx5_0", Weight: 3}, {Server: far.Servers[0], NIC: "mlx5_0", Weight: 2}, {NIC: "mlx5_0", Weight: 1}}
+	far.Kind = planner.KindStaged
+	far.Members = []planner.Member{{Server: far.GPU, NIC: "mlx5_0", Weight: 3}, {Server: far.Servers[0], NIC: "mlx5_0", Weight: 2}, {NIC: "mlx5_0", Weight: 1}}
 	lanes, err := Lanes(plan, []string{"@" + far.GPU})
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Pairs of GPUs are tested by a process that serves nobody, `peerlane-relay
@@ -347,7 +348,7 @@ func (w *firstWords) Write(p []byte) (int, error) {
 }
 
 // PlannedPairs are those that the lanes of a plan can stage on, spares included.
-func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
+func PlannedPairs(plan *planner.Plan, c config.Config) ([]launch.PairName, error) {
 	var names []string
 	for _, l := range plan.Lanes {
 		if l.Relay {
@@ -364,10 +365,10 @@ func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 
 // AllPairs are some pairs, and each two GPUs of a plan that are none of them, but for
 // GPUs that cannot have lanes.
-func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
+func AllPairs(plan *planner.Plan, list []launch.PairName) []launch.PairName {
 	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
 		lane, err := plan.Lane(g.BusID)
-		return err == nil && lane.Role == topo.RoleRefused
+		return err == nil && lane.Role == planner.RoleRefused
 	})
 	for i, a := range gpus {
 		for _, b := range gpus[i+1:] {

@@ -1,6 +1,9 @@
 package hook
 
-import "github.com/peerlane/peerlane/config/paths"
+import (
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
+)
 
 // writeTopology puts the container's virtual switch beside its socket, where NCCL's plugin
 // finds it, before the relay is told of the lanes: who has heard of them finds it. Without
@@ -22,7 +25,7 @@ func writeTopology(l paths.Layout, g *Generation, local bool) error {
 	for _, lane := range g.Config.Lanes {
 		gpus = append(gpus, lane.GPU.BusID)
 	}
-	text, err := plan.ContainerXML(gpus, local)
+	text, err := virtualswitch.ContainerXML(plan, gpus, local)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // ordinary is a user who may have containers of its own: one with subordinate
@@ -179,7 +180,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 			t.Errorf("podman system migrate: %v: %s", err, out)
 		}
 	})
-	start := func(name string, lane topo.Lane) *container {
+	start := func(name string, lane planner.Lane) *container {
 		option := "--env=PEERLANE_DEVICES=" + strings.Join(testbed.Devices(b.gpu(lane)), ",")
 		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"), func(ctx context.Context) error {
 			out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()

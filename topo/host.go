@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/peerlane/peerlane/topo/internal/lazyregexp"
 )
 
 // Kinds of Source.
@@ -103,8 +105,8 @@ type PCIIdentity struct {
 	SubsystemDevice string `json:"subsystemDevice,omitempty"`
 }
 
-// number is the last four as one, 16 bits each.
-func (d PCIIdentity) number() uint64 {
+// Number is the last four as one, 16 bits each.
+func (d PCIIdentity) Number() uint64 {
 	var all uint64
 	for _, text := range []string{d.Vendor, d.Device, d.SubsystemVendor, d.SubsystemDevice} {
 		n, _ := strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, 16) // absent: 0, as in NCCL
@@ -176,8 +178,8 @@ type GPU struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// refusal is Reason, or the one that the other fields give.
-func (g GPU) refusal() string {
+// Refusal is Reason, or the one that the other fields give.
+func (g GPU) Refusal() string {
 	switch {
 	case g.Reason != "":
 		return g.Reason
@@ -277,18 +279,18 @@ type Function struct {
 }
 
 // card is the PCI function that stands for the NIC's card, for GPUs; empty for none.
-func (n NIC) card() string { return cmp.Or(n.DataDirect, n.Card, n.BusID) }
+func (n NIC) CardFunction() string { return cmp.Or(n.DataDirect, n.Card, n.BusID) }
 
 // own is the NIC as its own function shows it.
-func (n NIC) own() NIC {
+func (n NIC) OwnFunction() NIC {
 	if n.Own != nil {
 		n.DataDirect, n.NUMA, n.Place, n.Own = "", n.Own.NUMA, n.Own.Place, nil
 	}
 	return n
 }
 
-// refusal is Reason, or the one that the other fields give, ports apart.
-func (n NIC) refusal() string {
+// Refusal is Reason, or the one that the other fields give, ports apart.
+func (n NIC) Refusal() string {
 	switch {
 	case n.Reason != "":
 		return n.Reason
@@ -345,19 +347,10 @@ func (n NIC) RateGbps() float64 {
 	return rate
 }
 
-// Read reads the topology file that input names, of any kind that ReadInput
-// knows, and the running host where it names none.
-func Read(input string, o Options) (*Host, error) {
-	if input == "" {
-		return ReadSysfs(o)
-	}
-	return readInputFile(input)
-}
-
 // FindGPU is the GPU that name means: an index, a UUID or a PCI address.
-func (h *Host) FindGPU(name string) (GPU, error) { return findGPU(h.GPUs, name) }
+func (h *Host) FindGPU(name string) (GPU, error) { return FindGPU(h.GPUs, name) }
 
-func findGPU(gpus []GPU, name string) (GPU, error) {
+func FindGPU(gpus []GPU, name string) (GPU, error) {
 	if index, err := strconv.Atoi(name); err == nil {
 		for _, g := range gpus {
 			if g.Index == index {
@@ -397,13 +390,13 @@ func (e *UnknownGPUError) Error() string {
 		e.Name, strings.Join(known, ", "))
 }
 
-var busIDPattern = newPattern(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
+var busIDPattern = lazyregexp.New(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
 
 // ParseBusID brings a PCI address to the kernel's form, "0000:17:00.0": lower
 // case, with a domain of four digits or of as many as it needs. It accepts the
 // eight digits of nvidia-smi, and an address without a domain.
 func ParseBusID(s string) (string, error) {
-	if len(s) == len("0000:00:00.0") && isDevice(s) {
+	if len(s) == len("0000:00:00.0") && lazyregexp.IsDevice(s) {
 		return s, nil
 	}
 	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
@@ -413,15 +406,15 @@ func ParseBusID(s string) (string, error) {
 	return fmt.Sprintf("%04s:%02s:%02s.%s", strings.TrimLeft(m[1], "0"), m[2], m[3], m[4]), nil
 }
 
-// compareBusID orders PCI addresses as the kernel and NVML do. The arguments
+// CompareBusID orders PCI addresses as the kernel and NVML do. The arguments
 // come from ParseBusID, so their digits after the domain align.
-func compareBusID(a, b string) int {
+func CompareBusID(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
-// compareNatural orders names with the numbers in them as numbers: mlx5_2
+// CompareNatural orders names with the numbers in them as numbers: mlx5_2
 // before mlx5_10.
-func compareNatural(a, b string) int {
+func CompareNatural(a, b string) int {
 	split := func(s string) (prefix string, n int) {
 		digits := len(s) - len(strings.TrimRight(s, "0123456789"))
 		n, err := strconv.Atoi(s[len(s)-digits:])
@@ -438,33 +431,33 @@ func compareNatural(a, b string) int {
 // Bounds of the numbers that a source gives to devices. Drivers number GPUs from 0
 // on, and no kernel has more than 1024 NUMA nodes.
 const (
-	maxIndex = maxDevices - 1
+	MaxIndex = MaxDevices - 1
 	maxNUMA  = 1<<16 - 1
 )
 
-// checkNUMA refuses a number that no NUMA node has; -1 stands for unknown.
-func checkNUMA(numa int) error {
+// CheckNUMA refuses a number that no NUMA node has; -1 stands for unknown.
+func CheckNUMA(numa int) error {
 	if numa < -1 || numa > maxNUMA {
 		return fmt.Errorf("%d is no NUMA node; they are numbered from 0 to %d at most", numa, maxNUMA)
 	}
 	return nil
 }
 
-// checkIndex refuses a number that no GPU has.
-func checkIndex(index int) error {
-	if index < 0 || index > maxIndex {
-		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, maxIndex)
+// CheckIndex refuses a number that no GPU has.
+func CheckIndex(index int) error {
+	if index < 0 || index > MaxIndex {
+		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, MaxIndex)
 	}
 	return nil
 }
 
-// judge writes down why devices cannot be used.
-func (h *Host) judge() {
+// Judge writes down why devices cannot be used.
+func (h *Host) Judge() {
 	for i := range h.GPUs {
-		h.GPUs[i].Reason = h.GPUs[i].refusal()
+		h.GPUs[i].Reason = h.GPUs[i].Refusal()
 	}
 	for i := range h.NICs {
-		h.NICs[i].Reason = h.NICs[i].refusal()
+		h.NICs[i].Reason = h.NICs[i].Refusal()
 	}
 }
 
@@ -525,6 +518,10 @@ func onHost[D any](all []D, host func(*D) *string, name string) (some []D) {
 	return some
 }
 
-func (h *Host) note(format string, args ...any) {
+func (h *Host) Note(format string, args ...any) {
 	h.Notes = append(h.Notes, fmt.Sprintf(format, args...))
 }
+
+// MaxDevices is how many GPUs, and how many RDMA devices, a host can have: every
+// two of them have a path.
+const MaxDevices = 4096

@@ -64,3 +64,54 @@ func (t *PathType) UnmarshalText(text []byte) error {
 	*t = parsed
 	return nil
 }
+
+// Path is the nearest way between two devices.
+type Path struct {
+	Type PathType `json:"type"`
+	// Bandwidth is that of the narrowest link on the way, GB/s (1e9 bytes) in
+	// one direction, as NCCL reckons it; 0 where the source tells none.
+	Bandwidth float64 `json:"bandwidth"`
+}
+
+// Rules say by whose words paths are named, where two name a pair differently.
+type Rules string
+
+// The rules that there are.
+const (
+	// RulesNCCL names as NCCL 2.30 does (src/graph/paths.cc, ncclTopoSetPaths).
+	RulesNCCL Rules = "nccl"
+	// RulesSMI names as `nvidia-smi topo -m` does: two host bridges of one NUMA
+	// node are NODE and not PHB, only direct NVLinks and NVSwitches are NVL, and
+	// no two switches count as one.
+	RulesSMI Rules = "smi"
+	// RulesPlan are NCCL's, but for NODE, which gdr.max_path can tell from PHB, and
+	// P2C, which NCCL finds only later.
+	RulesPlan Rules = "plan"
+)
+
+// ParseRules reads the name of rules.
+func ParseRules(s string) (Rules, error) {
+	switch r := Rules(s); r {
+	case RulesNCCL, RulesSMI:
+		return r, nil
+	}
+	return "", fmt.Errorf("rules %q are none of nccl, smi", s)
+}
+
+// PXNPath is a way to a NIC over NVLink and the GPU Via, a PCI address, that is
+// near it.
+type PXNPath struct {
+	Via       string  `json:"via"`
+	Bandwidth float64 `json:"bandwidth"` // GB/s in one direction
+}
+
+// PolicyPath is a path after NCCL's policies (src/graph/paths.cc,
+// ncclTopoComputePaths): GPUs that may not use P2P, and GPUs and NICs that may
+// not use GPUDirect RDMA, meet in the CPU's memory.
+type PolicyPath struct {
+	Path
+	// Direct says that the one device reads and writes the other's memory: P2P
+	// between GPUs, GPUDirect RDMA between a GPU (for PXN the one on the way)
+	// and a NIC.
+	Direct bool `json:"direct"`
+}

@@ -13,6 +13,8 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // refreshed is what "peerlane cdi refresh -o json" prints.
@@ -73,7 +75,7 @@ Exit status:
 		began := time.Now()
 		i := cdi.Installation{Layout: a.layout, Dirs: f.dirs, Format: cdi.Format(f.format)}
 		var err error
-		r.Refreshed, err = i.Refresh(dry, a.specDirs(f), func() (*topo.Plan, cdi.Options, error) {
+		r.Refreshed, err = i.Refresh(dry, a.specDirs(f), func() (*planner.Plan, cdi.Options, error) {
 			r.lap("waiting", &began)
 			return a.refreshPlan(&r, host, f, dry, &began)
 		})
@@ -113,7 +115,7 @@ func (r *refreshed) lap(part string, began *time.Time) {
 
 // refreshPlan plans the host that it finds, after it looked for what lets NICs
 // reach GPUs.
-func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan, cdi.Options, error) {
+func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*planner.Plan, cdi.Options, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return nil, cdi.Options{}, err
@@ -134,7 +136,7 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 	if o.NVML != nil {
 		o.NVML = timedNVML{o.NVML, r.Took}
 	}
-	h, err := topo.ReadSysfs(o)
+	h, err := reader.Sysfs(o)
 	if err != nil {
 		return nil, cdi.Options{}, err
 	}

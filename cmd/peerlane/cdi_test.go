@@ -16,7 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // hookFile is something that may stand for the hook's binary.
@@ -48,7 +48,7 @@ func TestGenerateInstallsSpecificationsAndPlan(t *testing.T) {
 		t.Errorf("it does not say what gpu= gives away: %q", errOut.String())
 	}
 
-	plan, err := topo.ReadPlan(planFile)
+	plan, err := planner.Read(planFile)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // measuredFile has what peerlane plan --measure found.
@@ -43,12 +44,12 @@ func (a *app) useMeasured(h *topo.Host) {
 }
 
 // printModelLinks prints what the model takes links to carry, and by what.
-func (a *app) printModelLinks(h *topo.Host, p *topo.Plan) {
+func (a *app) printModelLinks(h *topo.Host, p *planner.Plan) {
 	if h.Measured == nil {
 		return
 	}
 	t := a.newTable("LINK", "GB/S", "FROM")
-	for _, l := range h.ModelLinks(p) {
+	for _, l := range p.ModelLinks(h) {
 		t.AppendRow(table.Row{l.Name, gigabytes(l.Rate), l.Source})
 	}
 	a.section("Links that neither PCIe nor NVLink tells", t)

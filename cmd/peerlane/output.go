@@ -16,7 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
 )
 
 // Forms of output.
@@ -85,8 +85,8 @@ func indented(v any) ([]byte, error) {
 // printTopology prints t and, as its last field, each pair of devices once: the
 // places of the two among the GPUs and then the NICs, and the places in t.Ways of the
 // way there and of the way back. Large hosts have millions of pairs.
-func (a *app) printTopology(t topology, ways *topo.WayTable) error {
-	t.Ways, t.Paths = append([]topo.Way{}, ways.Ways...), [][4]int{}
+func (a *app) printTopology(t topology, ways *graph.WayTable) error {
+	t.Ways, t.Paths = append([]graph.Way{}, ways.Ways...), [][4]int{}
 	text, err := indented(t)
 	if err != nil {
 		return err
@@ -189,7 +189,7 @@ type column struct {
 // in the manner of `nvidia-smi topo -m`. It looks as a section with a newTable
 // does, which keeps every cell several times: of hundreds of devices there are
 // as many as the square of that, and few differ.
-func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable, show cells, after ...column) {
+func (a *app) printMatrix(title string, devices []string, paths *graph.Table, show cells, after ...column) {
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	fmt.Fprintln(w, a.paint(title, bold, cyan))
 	writeMatrix(w, devices, paths, show, func(s string) terminal.Styled { return a.paint(s, bold) }, after...)
@@ -199,7 +199,7 @@ func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable,
 
 // writeMatrix writes one line after the other; heading styles each word of the first.
 // Names of devices and the columns after them are sanitised.
-func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) terminal.Styled, after ...column) {
+func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cells, heading func(string) terminal.Styled, after ...column) {
 	at := func(i, j int, path int32) int32 {
 		if show.at == nil {
 			return path

@@ -8,11 +8,12 @@ import (
 
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/picture"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // printPicture draws a host and, where p is not nil, the lanes of its plan.
-func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
-	var e *topo.Estimate
+func (a *app) printPicture(form string, h *topo.Host, p *planner.Plan) error {
+	var e *planner.Estimate
 	switch {
 	case p != nil && len(p.Lanes) == 0:
 		return fmt.Errorf("%s: there is no GPU, so there is no lane to draw; peerlane topo -o %s draws what there is", origin(h.Source), form)
@@ -20,7 +21,7 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 		return fmt.Errorf("%s: there is neither GPU nor NIC to draw; peerlane topo says what is missing", origin(h.Source))
 	case p != nil:
 		var err error
-		if e, err = h.Estimate(p); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+		if e, err = p.Estimate(h); err != nil && !errors.Is(err, planner.ErrNoBandwidths) {
 			return fmt.Errorf("%s: %w", origin(h.Source), err)
 		}
 	}

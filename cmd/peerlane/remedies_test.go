@@ -14,7 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/integration/documents"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // messages is the name of the extracted messages among the documents, one a line.
@@ -231,7 +231,7 @@ func TestRefreshReplacesAWrongPlan(t *testing.T) {
 				}
 			}
 			h.run("refresh")
-			p, err := topo.ReadPlan(file)
+			p, err := planner.Read(file)
 			if err != nil {
 				t.Fatal(err)
 			}

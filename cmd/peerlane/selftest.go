@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // selfTestReport is what peerlane self-test prints.
@@ -124,7 +124,7 @@ Exit status:
 
 // selfTested is a host whose pairs are tested.
 type selfTested struct {
-	plan   *topo.Plan
+	plan   *planner.Plan
 	config config.Config
 	tester *hook.Tester
 	words  string

@@ -14,7 +14,11 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/reader"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
 // hostFlags say which host a command looks at.
@@ -58,12 +62,12 @@ func (f *hostFlags) read() (*topo.Host, error) {
 		}
 	}
 	if !f.cmd.Flags().Changed("host") {
-		return topo.Read(f.input, f.options())
+		return reader.Read(f.input, f.options())
 	}
 	if f.input == "" {
 		return nil, usageError{f.cmd.CommandPath(), errors.New("--host is a host of a file: give --input as well")}
 	}
-	h, err := topo.Read(f.input, f.options())
+	h, err := reader.Read(f.input, f.options())
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +84,7 @@ func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
 	if f.input == "" || f.input == "-" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	h, err := topo.Read(f.input, f.options())
+	h, err := reader.Read(f.input, f.options())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -176,9 +180,9 @@ draws the lanes as well.`,
 		if form.value == formJSON {
 			// Tables of pairs are most of what it holds, and they are not garbage.
 			defer debug.SetGCPercent(debug.SetGCPercent(20))
-			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, h.WayTable(by))
+			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, graph.NewWayTable(h, by))
 		}
-		a.printTopo(h, h.PathTable(by))
+		a.printTopo(h, graph.NewTable(h, by))
 		return nil
 	}
 	return cmd
@@ -191,11 +195,11 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 		if err != nil {
 			return err
 		}
-		if h, err = h.VirtualSwitch(p.plan); err != nil {
+		if h, err = virtualswitch.New(h, p.plan); err != nil {
 			return err
 		}
 	}
-	text, err := h.NCCLXML()
+	text, err := ncclxml.Write(h)
 	if err != nil {
 		return err
 	}
@@ -211,8 +215,8 @@ type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
 	*topo.Host
-	Ways  []topo.Way `json:"ways"`
-	Paths [][4]int   `json:"paths"`
+	Ways  []graph.Way `json:"ways"`
+	Paths [][4]int    `json:"paths"`
 }
 
 // withLists is a host whose lists are lists in JSON when they are empty, too.
@@ -239,7 +243,7 @@ func foldedFunctions(h *topo.Host, functions topo.Functions) (sentences []string
 	return sentences
 }
 
-func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
+func (a *app) printTopo(h *topo.Host, paths *graph.Table) {
 	a.out.Printf("Host read from %s\n\n", origin(h.Source))
 	if len(h.GPUs) == 0 {
 		a.out.PrintLines("No GPU.\n\n")
@@ -539,7 +543,7 @@ func (c nvlinkCounts) of(from, to int, p topo.Path) int {
 // typeCells are the types of paths as nvidia-smi writes them: with the number of
 // NVLinks, where that is known. The types that occur are without these paths,
 // whether there are any is counted.
-func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map[topo.PathType]bool, counted bool) {
+func (a *app) typeCells(h *topo.Host, paths *graph.Table) (c cells, occur map[topo.PathType]bool, counted bool) {
 	links := newNVLinkCounts(h)
 	places := map[int]int32{} // in the texts, by the number of NVLinks
 	occur = map[topo.PathType]bool{}
@@ -578,7 +582,7 @@ func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map
 }
 
 // bandwidthCells are the bandwidths of paths.
-func bandwidthCells(paths *topo.PathTable) (c cells) {
+func bandwidthCells(paths *graph.Table) (c cells) {
 	for _, p := range paths.Paths {
 		c.texts = append(c.texts, terminal.Paint(bandwidthOf(p)))
 	}

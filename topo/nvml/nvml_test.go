@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 func address(s string) (chars [32]int8) {
@@ -487,11 +489,11 @@ func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alone, err := topo.ReadSysfs(topo.Options{})
+	alone, err := reader.Sysfs(topo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := topo.ReadSysfs(topo.Options{NVML: New()})
+	h, err := reader.Sysfs(topo.Options{NVML: New()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -506,7 +508,7 @@ func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	}
 	for i, a := range h.GPUs {
 		for _, b := range h.GPUs[:i] {
-			path, err := h.Path(a.BusID, b.BusID)
+			path, err := graph.Between(h, a.BusID, b.BusID)
 			t.Logf("%s to %s: %v, %v", a.BusID, b.BusID, path, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // describe writes down what a reader sees who stops at a lane.
@@ -33,11 +34,11 @@ func (p *Picture) route(l *lane) string {
 		return shares
 	}
 	switch l.Kind {
-	case topo.KindDirect:
+	case planner.KindDirect:
 		return "direct to " + to
-	case topo.KindStaged:
+	case planner.KindStaged:
 		return "staged on " + p.serverNames(l) + ", to " + to
-	case topo.KindBounce:
+	case planner.KindBounce:
 		return "bounces through host memory, to " + to
 	}
 	return "no lane (" + l.Role + ")"
@@ -57,9 +58,9 @@ func (p *Picture) shares(l *lane) string {
 	for _, m := range l.Members {
 		percent := fmt.Sprintf("%d %% ", (100*m.Weight+l.Weights()/2)/l.Weights())
 		switch l.KindOf(m) {
-		case topo.KindDirect:
+		case planner.KindDirect:
 			percent += "direct to "
-		case topo.KindBounce:
+		case planner.KindBounce:
 			percent += "through host memory to "
 		default:
 			if n := p.tree.gpus[m.Server]; n != nil {

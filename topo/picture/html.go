@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 var (
@@ -92,7 +93,7 @@ func scriptHash(script string) string {
 
 func share(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) }
 
-func printed(r topo.Rates, figure func(float64) string) *rates {
+func printed(r planner.Rates, figure func(float64) string) *rates {
 	return &rates{
 		Planned: figure(r.Relay), Today: figure(r.NCCL), Off: figure(r.HostMemory),
 		AlonePlanned: figure(r.Alone.Relay), AloneToday: figure(r.Alone.NCCL), AloneOff: figure(r.Alone.HostMemory),
@@ -105,9 +106,9 @@ func (p *Picture) row(l *lane) row {
 		NICs: plain(list(l.NICs)), Reason: plain(l.Reason),
 	}
 	switch l.Kind {
-	case topo.KindStaged:
+	case planner.KindStaged:
 		r.Through = p.serverNames(l)
-	case topo.KindBounce:
+	case planner.KindBounce:
 		r.Through = "host memory"
 	}
 	if l.Rail >= 0 {

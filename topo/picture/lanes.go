@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // bins are the colours of lanes, from the slowest to the fastest.
@@ -15,13 +16,13 @@ const bins = 5
 
 // lane is a lane of the plan, drawn as a line that visits devices.
 type lane struct {
-	topo.Lane
+	planner.Lane
 	index int // in the plan
 	start *node
 	stops []*port // start first
 	// bin is the colour, from 0; -1 where nothing was estimated.
 	bin      int
-	estimate *topo.GPUEstimate
+	estimate *planner.GPUEstimate
 	track    int
 	path     string
 	label    text
@@ -63,7 +64,7 @@ func (p *Picture) addLanes() {
 		switch l.Kind {
 		case "":
 			continue
-		case topo.KindStaged:
+		case planner.KindStaged:
 			for _, s := range l.Servers {
 				p.stop(drawn, p.tree.gpus[s])
 			}
@@ -85,12 +86,12 @@ func (p *Picture) addLanes() {
 }
 
 // bounced are the NICs that a lane reaches through host memory.
-func bounced(l topo.Lane) (nics []string) {
-	if l.Kind == topo.KindBounce {
+func bounced(l planner.Lane) (nics []string) {
+	if l.Kind == planner.KindBounce {
 		return l.NICs
 	}
 	for _, m := range l.Members {
-		if l.KindOf(m) == topo.KindBounce && !slices.Contains(nics, m.NIC) {
+		if l.KindOf(m) == planner.KindBounce && !slices.Contains(nics, m.NIC) {
 			nics = append(nics, m.NIC)
 		}
 	}
@@ -326,12 +327,12 @@ func (p *Picture) markLinks(l *lane) {
 	for _, m := range membersOf(l.Lane) {
 		nic := p.tree.nics[m.NIC]
 		switch l.KindOf(m) {
-		case topo.KindDirect:
+		case planner.KindDirect:
 			add(l.start, nic, l.Path)
-		case topo.KindStaged:
+		case planner.KindStaged:
 			add(l.start, p.tree.gpus[m.Server], first(l.Copy))
 			add(p.tree.gpus[m.Server], nic, first(l.Network))
-		case topo.KindBounce:
+		case planner.KindBounce:
 			if l.Path != topo.DIS {
 				add(l.start, l.start.root(), topo.SYS)
 				add(nic, nic.root(), topo.SYS)
@@ -347,7 +348,7 @@ func (p *Picture) markLinks(l *lane) {
 
 // membersOf are the members of a lane, or of one that has none all pairs of its servers and
 // NICs.
-func membersOf(l topo.Lane) []topo.Member {
+func membersOf(l planner.Lane) []planner.Member {
 	if len(l.Members) > 0 {
 		return l.Members
 	}

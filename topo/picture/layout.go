@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Measures, pixels.
@@ -50,8 +51,8 @@ type Picture struct {
 	notes         []text
 	portRate      float64 // GB/s; the scale of the colours
 	// What the picture is of.
-	plan     *topo.Plan
-	estimate *topo.Estimate
+	plan     *planner.Plan
+	estimate *planner.Estimate
 }
 
 // text is words at a place. anchor is SVG's: "", "middle" or "end".
@@ -84,7 +85,7 @@ type bar struct {
 // New lays out a host and, where p is not nil, the lanes of its plan, coloured by
 // the estimate e; e is nil where nothing can be estimated
 // ([topo.ErrNoBandwidths]).
-func New(h *topo.Host, p *topo.Plan, e *topo.Estimate) *Picture {
+func New(h *topo.Host, p *planner.Plan, e *planner.Estimate) *Picture {
 	pic := &Picture{tree: newTree(h, p), plan: p, estimate: e}
 	pic.addLanes()
 	deck := pic.placeTree()
@@ -356,14 +357,14 @@ func (p *Picture) lanesInWords() string {
 	kinds := map[string]int{}
 	refused := 0
 	for _, l := range p.plan.Lanes {
-		if l.Role == topo.RoleRefused {
+		if l.Role == planner.RoleRefused {
 			refused++
 			continue
 		}
 		kinds[l.Kind]++
 	}
 	var words []string
-	for _, k := range []string{topo.KindDirect, topo.KindStaged, topo.KindBounce} {
+	for _, k := range []string{planner.KindDirect, planner.KindStaged, planner.KindBounce} {
 		if kinds[k] > 0 {
 			words = append(words, count(kinds[k], k+" lane"))
 		}

@@ -3,7 +3,7 @@ package picture
 import (
 	"slices"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // legend explains the lines, colours and bars that occur.
@@ -39,9 +39,9 @@ func (p *Picture) placeLegends() {
 	}
 	var lines, narrowLines, colours, narrowColours, bars []legendItem
 	for _, k := range []struct{ kind, words string }{
-		{topo.KindDirect, "direct: the NIC reads and writes the GPU's memory"},
-		{topo.KindStaged, "staged by a relay on the GPUs marked ■"},
-		{topo.KindBounce, "bounce, through the host memory marked ◆"},
+		{planner.KindDirect, "direct: the NIC reads and writes the GPU's memory"},
+		{planner.KindStaged, "staged by a relay on the GPUs marked ■"},
+		{planner.KindBounce, "bounce, through the host memory marked ◆"},
 	} {
 		if kinds[k.kind] {
 			lines = append(lines, legendItem{lane: k.kind, bin: -1, words: text{words: k.words}})
@@ -62,8 +62,8 @@ func (p *Picture) placeLegends() {
 			upTo += " GB/s"
 			words = "over " + figure(p.portRate*float64(b)/bins) + " GB/s (a port has " + figure(p.portRate) + ")"
 		}
-		colours = append(colours, legendItem{lane: topo.KindDirect, bin: b, words: text{words: words}})
-		narrowColours = append(narrowColours, legendItem{lane: topo.KindDirect, bin: b, words: text{words: upTo}})
+		colours = append(colours, legendItem{lane: planner.KindDirect, bin: b, words: text{words: words}})
+		narrowColours = append(narrowColours, legendItem{lane: planner.KindDirect, bin: b, words: text{words: upTo}})
 	}
 	if len(p.bars) > 0 {
 		for i, words := range []string{"as planned", "as NCCL does it today", "GPUDirect RDMA off"} {

@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // wellFormed reads all of an XML document and calls f for each element's start.
@@ -86,7 +88,7 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 			}
 			for _, l := range p.lanes {
 				ends := 1 + len(l.NICs)
-				if l.Kind == topo.KindStaged {
+				if l.Kind == planner.KindStaged {
 					ends += len(l.Servers)
 				}
 				if len(l.stops) < ends {
@@ -109,8 +111,8 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 		{"slower now", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 3}, topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s (now 3)"},
 		{"no speed", topo.Place{Link: 12, LinkSpeed: "Unknown", LinkWidth: 16}, topo.SourceNCCLXML, "PCIe x16", "12 GB/s assumed"},
 		{"no width", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe"}, topo.SourceNCCLXML, "PCIe 5.0", "48 GB/s assumed"},
-		{"nothing but hwloc's bandwidth", topo.Place{Link: 15.75}, topo.SourceHwlocXML, "PCIe", "15.8 GB/s"},
-		{"nothing", topo.Place{}, topo.SourceHwlocXML, "", ""},
+		{"nothing but hwloc's bandwidth", topo.Place{Link: 15.75}, reader.SourceHwlocXML, "PCIe", "15.8 GB/s"},
+		{"nothing", topo.Place{}, reader.SourceHwlocXML, "", ""},
 		{"no link at all", topo.Place{Link: 5000}, topo.SourceSysfs, "", ""},
 	} {
 		n := &node{kind: kindSwitch, place: test.place}
@@ -270,16 +272,16 @@ func disjoint(from, to float64, other *lane) bool {
 func TestTheLinksThatALanePasses(t *testing.T) {
 	b := build(2).sw("00aa:00:00.0", "", 0, gen(5)).sw("00aa:01:00.0", "", 1, gen(5)).
 		gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:01:00.0", 1, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
-	far := topo.Lane{GPU: b.h.GPUs[1].BusID, Role: topo.RoleFar, Kind: topo.KindStaged, Relay: true, Servers: []string{b.h.GPUs[0].BusID},
+	far := planner.Lane{GPU: b.h.GPUs[1].BusID, Role: planner.RoleFar, Kind: planner.KindStaged, Relay: true, Servers: []string{b.h.GPUs[0].BusID},
 		NICs: []string{"mlx5_0"}, Path: topo.SYS, Copy: &topo.Path{Type: topo.SYS}, Network: &topo.Path{Type: topo.PIX}}
-	near := topo.Lane{GPU: b.h.GPUs[0].BusID, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	near := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
 	nvlink := far
 	nvlink.Copy = &topo.Path{Type: topo.NVL}
 	bounce := far
-	bounce.Kind, bounce.Servers = topo.KindBounce, nil
+	bounce.Kind, bounce.Servers = planner.KindBounce, nil
 	for _, test := range []struct {
 		name string
-		lane topo.Lane
+		lane planner.Lane
 		want []string
 	}{
 		{"direct", near, []string{"GPU 0", "mlx5_0"}},
@@ -287,7 +289,7 @@ func TestTheLinksThatALanePasses(t *testing.T) {
 		{"staged over NVLink", nvlink, []string{"GPU 0", "mlx5_0"}},
 		{"bounce", bounce, []string{"00aa:00:00.0", "00aa:01:00.0", "GPU 1", "mlx5_0"}},
 	} {
-		p := New(&b.h, &topo.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []topo.Lane{test.lane}}, nil)
+		p := New(&b.h, &planner.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []planner.Lane{test.lane}}, nil)
 		var got []string
 		for _, l := range p.links {
 			if l.node != nil && len(l.node.lanes) > 0 {
@@ -387,11 +389,11 @@ func TestColourScaleIsThePortRate(t *testing.T) {
 // A GPU without a lane is not a GPU whose lane carries nothing.
 func TestGPUWithoutLaneHasNoBar(t *testing.T) {
 	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
-	lane := topo.Lane{GPU: b.h.GPUs[0].BusID, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
-	none := topo.Lane{GPU: b.h.GPUs[1].BusID}
-	e := &topo.Estimate{GPUs: []topo.GPUEstimate{{GPU: lane.GPU}, {GPU: none.GPU}}}
+	lane := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	none := planner.Lane{GPU: b.h.GPUs[1].BusID}
+	e := &planner.Estimate{GPUs: []planner.GPUEstimate{{GPU: lane.GPU}, {GPU: none.GPU}}}
 	e.GPUs[0].NCCL, e.GPUs[1].NCCL = 20, 20
-	p := New(&b.h, &topo.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []topo.Lane{lane, none}}, e)
+	p := New(&b.h, &planner.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []planner.Lane{lane, none}}, e)
 	var got []string
 	for _, bar := range p.bars {
 		got = append(got, fmt.Sprintf("%s %v", bar.texts[0].words, bar.widths[0]))

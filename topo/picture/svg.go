@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 //go:embed picture.css
@@ -102,7 +102,7 @@ func (p *Picture) node(w *writer, n *node) {
 			own, role = l, l.Role
 		}
 	}
-	if role == topo.RoleRefused || n.kind == kindGPU && own == nil && n.gpu.Reason != "" || n.kind == kindNIC && (n.nic.Reason != "" || !n.nic.Active()) {
+	if role == planner.RoleRefused || n.kind == kindGPU && own == nil && n.gpu.Reason != "" || n.kind == kindNIC && (n.nic.Reason != "" || !n.nic.Active()) {
 		class += " off"
 	}
 	w.open("g", "class", "node "+class)
@@ -251,7 +251,7 @@ func (w *writer) lane(l *lane) {
 		thick := l.thickness()
 		w.path("halo", l.path, thick+4)
 		w.path("line", l.path, thick)
-		if l.Kind == topo.KindStaged {
+		if l.Kind == planner.KindStaged {
 			w.path("core", l.path, 0)
 		}
 		for _, s := range l.stops {
@@ -307,14 +307,14 @@ func (g legend) write(w *writer, width float64) {
 		middle := item.y - 4
 		switch {
 		case item.lane != "":
-			l := &lane{Lane: topo.Lane{Kind: item.lane}, bin: item.bin}
+			l := &lane{Lane: planner.Lane{Kind: item.lane}, bin: item.bin}
 			if item.words.style == styleNarrow {
 				middle -= 5
 			}
 			path := fmt.Sprintf("M%s %sH%s", coordinate(item.x), coordinate(middle), coordinate(item.x+sampleWidth))
 			w.open("g", "class", "lane "+item.lane+binClass(item.bin))
 			w.path("line", path, l.thickness())
-			if item.lane == topo.KindStaged {
+			if item.lane == planner.KindStaged {
 				w.path("core", path, 0)
 			}
 			w.close("g")

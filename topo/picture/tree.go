@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 type kind int
@@ -63,7 +65,7 @@ type tree struct {
 
 type key struct{ host, name string }
 
-func newTree(h *topo.Host, p *topo.Plan) *tree {
+func newTree(h *topo.Host, p *planner.Plan) *tree {
 	t := &tree{host: h, gpus: map[string]*node{}, nics: map[string]*node{}}
 	roots := map[key]*node{}
 	root := func(host string, numa int) *node {
@@ -164,7 +166,7 @@ const notThere = "it is not in the topology"
 
 // addMissing adds the NICs that lanes go to and the host does not have, as
 // configuration can say.
-func (t *tree) addMissing(p *topo.Plan) {
+func (t *tree) addMissing(p *planner.Plan) {
 	var missing *node
 	for _, l := range p.Lanes {
 		for _, name := range l.NICs {
@@ -183,7 +185,7 @@ func (t *tree) addMissing(p *topo.Plan) {
 }
 
 // addMemory adds the CPU's memory where lanes bounce: beside their NICs.
-func (t *tree) addMemory(p *topo.Plan) {
+func (t *tree) addMemory(p *planner.Plan) {
 	for _, l := range p.Lanes {
 		for _, name := range bounced(l) {
 			r := t.nics[name].root()
@@ -294,7 +296,7 @@ func linkLabel(p topo.Place, source topo.Source) (link, bandwidth string, assume
 	link = strings.Join(append([]string{"PCIe"}, words...), " ")
 	bandwidth = gbs(p.Link)
 	// hwloc tells the bandwidth itself.
-	assumed = len(words) < 2 && source.Kind != topo.SourceHwlocXML
+	assumed = len(words) < 2 && source.Kind != reader.SourceHwlocXML
 	switch {
 	case assumed:
 		bandwidth += " assumed"

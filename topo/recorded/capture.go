@@ -3,7 +3,7 @@ package recorded
 import (
 	"path"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // Capture reads a host's sysfs and procfs, usually /sys and /proc, and returns
@@ -15,13 +15,13 @@ import (
 // these devices.
 func Capture(sysfs, proc string) (string, error) {
 	a := archive{}
-	if err := topo.Record(sysfs, proc, topo.DevicesOnly, a); err != nil {
+	if err := reader.Record(sysfs, proc, reader.DevicesOnly, a); err != nil {
 		return "", err
 	}
 	return a.String(), nil
 }
 
-var _ topo.Recorder = archive{}
+var _ reader.Recorder = archive{}
 
 func (a archive) Directory(p string) error { return a.addDirectory(p) }
 

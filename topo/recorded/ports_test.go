@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // What the place in the tree tells of the ports must be what their configuration
@@ -18,7 +19,7 @@ func TestPortsOfTheRecordedHostAreInferredAsTheyAre(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func() *topo.Host {
-		h, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+		h, err := reader.Sysfs(topo.Options{Sysfs: sysfs, Proc: proc})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // order is what a client is told to do, one at a time.
@@ -201,7 +202,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 // worker is a client's process as the run sees it.
 type worker struct {
 	name    string
-	lane    topo.Lane
+	lane    planner.Lane
 	gpu     topo.GPU
 	command *exec.Cmd
 	in      io.WriteCloser

@@ -7,6 +7,8 @@ import (
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // RDMAJob is what an active test of RDMA tries on this host: each lane's NICs with the
@@ -29,7 +31,7 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 				continue
 			}
 			holders := l.Servers
-			if l.Kind == topo.KindDirect {
+			if l.Kind == planner.KindDirect {
 				holders = []string{l.GPU}
 			}
 			for _, busID := range holders {
@@ -43,7 +45,7 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 				}
 			}
 		}
-		if slices.ContainsFunc(p.Lanes, func(l topo.Lane) bool { return slices.Contains(l.NICs, n.Name) }) {
+		if slices.ContainsFunc(p.Lanes, func(l planner.Lane) bool { return slices.Contains(l.NICs, n.Name) }) {
 			job.NICs = append(job.NICs, nic)
 		}
 	}
@@ -146,7 +148,7 @@ func (h *Host) expected(r launch.RDMAResult) float64 {
 	if r.GPU == nil {
 		return estimate
 	}
-	for p := range t.EachPath(topo.RulesNCCL) {
+	for p := range graph.Each(t, topo.RulesNCCL) {
 		if p.From == r.GPU.BusID && p.To == r.NIC {
 			return min(estimate, p.Bandwidth)
 		}

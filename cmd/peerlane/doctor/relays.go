@@ -11,6 +11,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 var relayChecks = []Check{
@@ -158,7 +159,7 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 		if err != nil {
 			gpu = topo.GPU{BusID: s.GPU}
 		}
-		lanes := h.lanesWith(func(l topo.Lane) bool { return slices.Contains(l.Servers, s.GPU) })
+		lanes := h.lanesWith(func(l planner.Lane) bool { return slices.Contains(l.Servers, s.GPU) })
 		health, why := h.healthOf(s.GPU)
 		if health == nil || health.Memory == 0 {
 			if health != nil {

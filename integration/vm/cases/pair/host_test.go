@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/relay/client"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // The test binary is also, in each guest, who plays an administrator that installs
@@ -145,7 +145,7 @@ func install(root, key, transport string) (*testbed.Host, error) {
 	if _, err := program("--root", root, "cdi", "generate", "--spec-dir", h.CDIDir(), "--hook", h.HookBinary()); err != nil {
 		return nil, err
 	}
-	h.Plan, err = topo.ReadPlan(h.Layout.PlanFile())
+	h.Plan, err = planner.Read(h.Layout.PlanFile())
 	return h, err
 }
 

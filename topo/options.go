@@ -1,0 +1,77 @@
+package topo
+
+import (
+	"cmp"
+	"errors"
+)
+
+// NVML is what topo asks of NVIDIA's management library; topo/nvml implements
+// it on the real one.
+type NVML interface {
+	// GPUs lists the GPUs that the driver manages. An error that is
+	// ErrNoNVML says that there is no library, and is no fault. GPUs beside an
+	// error are right.
+	GPUs() ([]NVMLGPU, error)
+}
+
+// ErrNoNVML is what an NVML answers on a host without the library.
+var ErrNoNVML = errors.New("no NVML library")
+
+// NVMLGPU is what NVML tells of a GPU.
+type NVMLGPU struct {
+	Index int // nvmlDeviceGetIndex
+	// BusID is nvmlDeviceGetPciInfo's, in any form that ParseBusID reads.
+	BusID string
+	UUID  string // nvmlDeviceGetUUID
+	Name  string // nvmlDeviceGetName
+	Minor int    // nvmlDeviceGetMinorNumber, -1 where unknown
+	MIG   bool   // nvmlDeviceGetMigMode, the current mode
+	VGPU  bool   // nvmlDeviceGetVirtualizationMode: a share, in a guest
+	// ComputeMode is nvmlDeviceGetComputeMode's, in the words of
+	// GPU.ComputeMode; empty for the default.
+	ComputeMode string
+	// NoP2P says that nvmlDeviceGetP2PStatus is OK with no other GPU, of those
+	// that there are.
+	NoP2P bool
+	// Capability is the compute capability times ten, 90 for 9.0.
+	Capability int
+	// NVLinks counts the active links by peer, a PCI address in any form; ""
+	// for NVSwitches (nvmlDeviceGetNvLinkRemoteDeviceType, ..RemotePciInfo).
+	NVLinks map[string]int
+	// NVLinksCPU counts those to the CPU, as POWER9 has them.
+	NVLinksCPU int `json:",omitempty"`
+	// C2C counts the active chip-to-chip links to the CPU
+	// (NVML_FI_DEV_C2C_LINK_COUNT, .._GET_STATUS), and C2CBandwidth is what each
+	// carries at most, MB/s (.._GET_MAX_BW).
+	C2C          int `json:",omitempty"`
+	C2CBandwidth int `json:",omitempty"`
+	// Lost says that the GPU does not answer any more (NVML_ERROR_GPU_IS_LOST).
+	Lost bool `json:",omitempty"`
+	// Failures are the calls that gave no answer, "nvmlDeviceGetUUID: Unknown
+	// Error"; what they would have told is unknown.
+	Failures []string `json:",omitempty"`
+}
+
+// GPUProcess is a process that uses a GPU
+// (nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses).
+type GPUProcess struct {
+	GPU      int // nvmlDeviceGetIndex
+	PID      int
+	Graphics bool   // it draws; else it computes
+	Memory   uint64 // bytes of the GPU's memory; 0 where unknown
+}
+
+// Options say where ReadSysfs reads.
+type Options struct {
+	// Sysfs is the root of sysfs; empty for "/sys".
+	Sysfs string
+	// Proc is the root of procfs; empty for "/proc".
+	Proc string
+	// NVML completes what sysfs cannot tell (index, NVLinks, MIG); nil for
+	// none. It speaks of the running host, so it fits no other Sysfs.
+	NVML NVML
+}
+
+func (o Options) Roots() (sysfs, proc string) {
+	return cmp.Or(o.Sysfs, "/sys"), cmp.Or(o.Proc, "/proc")
+}

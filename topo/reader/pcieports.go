@@ -1,0 +1,116 @@
+package reader
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// configuration reads /sys/bus/pci/devices/ADDRESS/config, once.
+func (s *sysfs) configuration(device string) (configuration, error) {
+	if c, known := s.configs[device]; known {
+		return c, nil
+	}
+	c, err := s.readConfiguration(device)
+	if err != nil {
+		return c, err
+	}
+	s.configs[device] = c
+	return c, nil
+}
+
+func (s *sysfs) readConfiguration(device string) (configuration, error) {
+	file := s.path("bus/pci/devices", device, "config")
+	f, err := s.files.Open(file)
+	if gone(err) || errors.Is(err, fs.ErrPermission) {
+		return configuration{}, nil
+	}
+	if err == nil {
+		defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
+		var c configuration
+		if c, err = readConfiguration(f); err == nil {
+			if c.kind == "" {
+				s.cut = true
+			}
+			return c, nil
+		}
+	}
+	if refused(err) {
+		s.host.Note("the configuration space of PCI function %s cannot be read, and its type is inferred: %v", device, err)
+		return configuration{}, nil
+	}
+	return configuration{}, err
+}
+
+// addPorts adds what lies between a host bridge and a device, top down and with
+// the device, to the host.
+func (s *sysfs) addPorts(devices []string) error {
+	for i, device := range devices {
+		if s.ports[device] {
+			continue
+		}
+		s.ports[device] = true
+		c, err := s.configuration(device)
+		if err != nil {
+			return err
+		}
+		p := topo.PCIePort{BusID: device, Type: c.kind, Slot: c.slot, ACS: c.acs}
+		if i > 0 {
+			p.Above = devices[i-1]
+		}
+		if p.Type == "" {
+			p.Type, p.Inferred = inferredType(i, len(devices)), true
+		}
+		s.host.PCIePorts = append(s.host.PCIePorts, p)
+	}
+	return nil
+}
+
+// inferredType tells a function's type by its place, counted from the host
+// bridge, on a way of so many functions: below a port of the CPU there is a
+// device or a switch, and a switch is an upstream port and those below it.
+func inferredType(place, length int) string {
+	switch {
+	case place == length-1 && place == 0:
+		return topo.PortIntegratedEndpoint
+	case place == length-1:
+		return topo.PortEndpoint
+	case place == 0:
+		return topo.PortRoot
+	case place%2 == 1:
+		return topo.PortUpstream
+	}
+	return topo.PortDownstream
+}
+
+// mostNamed is how many devices a note names.
+const mostNamed = 16
+
+// noteACS says which switch ports keep GPUs and NICs below one switch from
+// reaching each other in it, or that this cannot be seen.
+func (s *sysfs) noteACS() {
+	redirect, unknown := s.host.ACSRedirects()
+	var ports []string
+	for _, p := range redirect {
+		ports = append(ports, p.BusID)
+	}
+	if len(ports) > 0 {
+		s.host.Note("ACS redirects what GPUs and NICs below one PCIe switch send to each other to the root complex, so GPUDirect passes the CPU and is slow; "+
+			"it does so at the switch ports %s; on a host whose devices need no isolation from each other (no virtual machines), start the kernel with "+
+			"pci=disable_acs_redir=ADDRESS;ADDRESS for these, or until the next start `setpci -s ADDRESS ECAP_ACS+6.w=0`", named(ports))
+	}
+	if len(unknown) > 0 && s.cut {
+		s.host.Note("the kernel shows configuration space to root alone: the types of PCIe ports are inferred, and whether ACS redirects what GPUs and NICs send to each other is unknown")
+	}
+}
+
+// named lists names, not more than a reader can take in.
+func named(names []string) string {
+	if len(names) <= mostNamed {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:mostNamed], ", "), len(names)-mostNamed)
+}
