@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Each mistake ends with a status that is not 0 and one sentence that names it.
+// A mistake ends with a status other than 0 and one sentence that names the mistake.
 func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 	root := t.TempDir()
 	for _, c := range []struct {
@@ -75,7 +75,7 @@ func TestInputDashReadsStandardInput(t *testing.T) {
 	}
 }
 
-// The plan of eight GPUs fits 100 columns, and its wide form has a line for each lane.
+// The plan of eight GPUs fits 100 columns; the wide form has one line per lane.
 func TestPlanFits100Columns(t *testing.T) {
 	root := t.TempDir()
 	for line := range strings.Lines(peerlane(t, "plan", "--root", root, "--input", "../../docs/hgx-4-nics.xml")) {
@@ -85,7 +85,7 @@ func TestPlanFits100Columns(t *testing.T) {
 	}
 	wide := peerlane(t, "plan", "--root", root, "--input", "../../docs/hgx-4-nics.xml", "-o", "wide")
 	if !strings.Contains(wide, "is staged on GPU 1, near that NIC") {
-		t.Errorf("the wide plan wraps its reasons:\n%s", wide)
+		t.Errorf("the wide plan wraps the column of reasons:\n%s", wide)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print to testdata")
 
-// recordedHost is the flags that read the recorded host, and its directory.
+// recordedHost returns the recorded host's directory and the flags that read it.
 func recordedHost(t *testing.T) (dir string, flags []string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -29,7 +29,7 @@ func recordedHost(t *testing.T) (dir string, flags []string) {
 	return dir, []string{"--sysfs", sysfs, "--proc", proc}
 }
 
-// peerlane runs a command line; it must succeed.
+// peerlane runs a command line and requires success.
 func peerlane(t *testing.T, args ...string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
@@ -39,7 +39,7 @@ func peerlane(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// decode runs a command line and reads its JSON.
+// decode runs a command line and decodes the JSON output.
 func decode[T any](t *testing.T, args ...string) (v T) {
 	t.Helper()
 	text := peerlane(t, args...)
@@ -49,7 +49,7 @@ func decode[T any](t *testing.T, args ...string) (v T) {
 	return v
 }
 
-// golden compares what a command printed with a file of testdata.
+// golden compares output with a file in testdata.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -63,7 +63,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; go test -update accepts it):\n%s", path, diff)
+		t.Errorf("%s (-want +got; accept with go test -update):\n%s", path, diff)
 	}
 }
 
@@ -131,7 +131,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 				t.Errorf("exit status %d, want %d", code, test.code)
 			}
 			if out.Len() > 0 {
-				t.Errorf("it printed %q to standard output", out.String())
+				t.Errorf("standard output %q", out.String())
 			}
 			lines := strings.Split(strings.TrimSuffix(errOut.String(), "\n"), "\n")
 			if want := test.code; len(lines) != want { // a sentence, and for usage where to read on
@@ -177,7 +177,7 @@ func TestVersion(t *testing.T) {
 		t.Errorf("-o json (-want +got):\n%s", diff)
 	}
 	if out := peerlane(t, "version"); !strings.HasPrefix(out, "peerlane ") || !strings.Contains(out, version.Get().Commit) {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 }
 
