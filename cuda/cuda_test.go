@@ -15,7 +15,7 @@ func TestLibraryThatIsNotThere(t *testing.T) {
 		t.Fatalf("OpenLibrary: %#v; want a LibraryError with the loader's reason", err)
 	}
 	if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), LibraryVariable) {
-		t.Errorf("%q names neither the library nor what to check", err)
+		t.Errorf("%q lacks the library or the remedy", err)
 	}
 }
 

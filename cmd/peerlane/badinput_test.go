@@ -16,15 +16,15 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 		code int
 		says string
 	}{
-		{"topo --sysfs /nosuch", 1, "--sysfs /nosuch is no directory"},
-		{"plan --root ROOT --proc /nosuch", 1, "--proc /nosuch is no directory"},
-		{"topo --log-level trace", 2, "--log-level trace is none of debug, info, warning, error"},
+		{"topo --sysfs /nosuch", 1, "--sysfs /nosuch: not a readable directory"},
+		{"plan --root ROOT --proc /nosuch", 1, "--proc /nosuch: not a readable directory"},
+		{"topo --log-level trace", 2, "--log-level trace: unknown level; use debug, info, warning or error"},
 		{"topo --log-level panic", 2, "none of debug, info"},
-		{"relay list --root relative", 2, "--root relative is no absolute path"},
+		{"relay list --root relative", 2, "--root relative: not an absolute path"},
 		{"help nosuch", 2, `no command "nosuch"`},
 		{"help cdi nosuch", 2, `no command "cdi nosuch"`},
 		{"completion tcsh", 2, `unknown command "tcsh"`},
-		{"demo --bytes -5MiB", 2, `--bytes "-5MiB" is no size`},
+		{"demo --bytes -5MiB", 2, `--bytes "-5MiB": invalid size`},
 		{"demo --bytes 999PiB", 2, "--bytes 999PiB: 8 B to 1.0 TiB are possible"},
 		{"demo --bytes 0", 2, "--bytes 0:"},
 		{"demo --slot-size 8GiB", 2, "--slot-size 8GiB:"},

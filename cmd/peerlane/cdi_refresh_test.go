@@ -527,7 +527,7 @@ func TestRemoveWhileContainersLive(t *testing.T) {
 	h.generate()
 	h.aliveContainer("trainer")
 	before := h.state()
-	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut, "containers with a lane live (trainer), and could not be restarted; end them first, or remove with --force") {
+	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut, "containers with a lane live (trainer), and could not be restarted; stop these containers first, or remove with --force") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	h.run("remove", "--dry-run")

@@ -47,7 +47,7 @@ func wholeHost(t *testing.T, tree string) *cdiHost {
 func (h *cdiHost) drift() (list []cdi.Drift) {
 	h.t.Helper()
 	out, errOut := h.fails(3, "validate", "-o", "json")
-	if !strings.Contains(errOut, "does not fit this host") {
+	if !strings.Contains(errOut, "differ from this host") {
 		h.t.Errorf("standard error: %q", errOut)
 	}
 	var got struct {
@@ -316,7 +316,7 @@ func TestValidateForPeople(t *testing.T) {
 	if out != want {
 		t.Errorf("output %q, want %q", out, want)
 	}
-	if errOut != "peerlane: what is installed does not fit this host: 2 differences\n" {
+	if errOut != "peerlane: installed specifications differ from this host: 2 differences\n" {
 		t.Errorf("standard error: %q", errOut)
 	}
 }

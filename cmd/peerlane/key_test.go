@@ -61,7 +61,7 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(t, exitFailure, "is there, with key "+first.Keys[0].ID, key("generate")...)
+	refused(t, exitFailure, "exists, with key "+first.Keys[0].ID, key("generate")...)
 	refused(t, exitFailure, "no rotation is under way", key("rotate", "--finish")...)
 	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("a refused change modified the file: %v", err)

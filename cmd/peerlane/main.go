@@ -100,7 +100,7 @@ Exit status:
   0  done
   1  failed; one sentence on standard error says what, on what, and what to do
   2  the command line was wrong
-  3  peerlane cdi validate: what is installed does not fit this host
+  3  peerlane cdi validate: installed specifications differ from this host
   4  peerlane self-test: a pair of GPUs is not fit to stage on
   5  peerlane doctor: nothing is wrong that could be seen, and something could not be told
   6  peerlane doctor: a warning
