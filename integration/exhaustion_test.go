@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/config"
 )
 
-// crowd takes a uid and makes as many threads as it can, more than a relay may have, and
-// stays until its input ends.
+// crowd takes a uid and creates as many threads as possible, more than a relay's limit, and waits
+// for the end of input.
 func crowd(arguments []string) error {
 	uid, err := strconv.Atoi(arguments[0])
 	if err != nil {
@@ -29,8 +29,7 @@ func crowd(arguments []string) error {
 	if err := errors.Join(unix.Setresgid(uid, uid, uid), unix.Setresuid(uid, uid, uid)); err != nil {
 		return err
 	}
-	// Processes, in place of threads, that share all of their memory: a Go program cannot
-	// use a thread that it has not made.
+	// Processes with shared memory instead of threads: a Go program cannot use a foreign thread.
 	made := 0
 	for range count {
 		c := exec.Command("/bin/sleep", "1000000")
@@ -49,9 +48,9 @@ func crowd(arguments []string) error {
 	return err
 }
 
-// A container with CAP_SETUID takes a relay's uid and starts as many processes with the uid as
-// the relay may have tasks. The limit of the relay is the limit of the relay's control group:
-// after its death the relay starts again, has threads and serves.
+// A container with CAP_SETUID takes a relay's uid and starts as many processes with the uid as the
+// relay may have tasks. The limit of the relay is the limit of the relay's control group: after its
+// death the relay starts again, has threads and serves.
 func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 	controllers, err := os.ReadFile("/sys/fs/cgroup/cgroup.controllers")
 	if err != nil || !strings.Contains(string(controllers), "pids") {
@@ -74,7 +73,7 @@ func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 				t.Fatalf("%s processes of the relay's uid are made", made)
 			}
 			if limits := read(t, fmt.Sprintf("/proc/%d/limits", i.Status.Relay.PID)); !strings.Contains(strings.Join(strings.Fields(limits), " "), "Max processes unlimited unlimited") {
-				t.Errorf("other processes of its uid count in the relay's limit: %s", limits)
+				t.Errorf("other processes of the relay's uid count in the relay's limit: %s", limits)
 			}
 			if limit := strings.TrimSpace(read(t, i.Cgroup+"/pids.max")); limit != fmt.Sprint(tasks) {
 				t.Errorf("the relay's control group permits %s tasks", limit)

@@ -17,9 +17,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// withoutCDI is a host whose engine applies no CDI specification: bundles go to
-// peerlane-runtime as a user's wishes make them. own are peerlane-runtime's
-// arguments.
+// withoutCDI creates a host whose engine applies no CDI specification: peerlane-runtime receives
+// bundles with the user's settings. own are arguments of peerlane-runtime.
 func withoutCDI(t *testing.T, runtimeName string, allowed []string, own ...string) *bed {
 	t.Helper()
 	b := newBed(t, runtimeName, func(c *config.Config) {

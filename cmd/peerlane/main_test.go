@@ -102,7 +102,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"the virtual switch as a table", append([]string{"topo", "--virtual"}, host...), 2, []string{"--virtual goes with -o xml"}},
 		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2, []string{"--rules changes path names"}},
 		{"rules in a picture", append([]string{"topo", "-o", "svg", "--rules", "smi"}, host...), 2, []string{"--rules changes path names, and -o svg has none"}},
-		{"sentences in a picture", append([]string{"plan", "-o", "html", "--explain", "0"}, host...), 2, []string{"-o html is a picture"}},
+		{"sentences in a picture", append([]string{"plan", "-o", "html", "--explain", "0"}, host...), 2, []string{"-o html draws the plan"}},
 		{"rules that there are not", []string{"topo", "--rules", "hwloc"}, 2, []string{`rules "hwloc" are none of nccl, smi`}},
 		{"an argument too many", []string{"plan", "gpu3"}, 2, []string{`peerlane plan takes no arguments, got "gpu3"`}},
 		{"two hosts at once", []string{"topo", "--input", "x.xml", "--sysfs", "/sys"}, 2, []string{"--input reads a file"}},
@@ -122,7 +122,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1, []string{"there is no hook /nowhere/peerlane-hook", "--hook"}},
 		{"a hook that cannot run", append([]string{"cdi", "generate", "--hook", notExecutable}, host...), 1, []string{"is no executable file"}},
 		{"a picture of a plan without a GPU", []string{"plan", "-o", "svg", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"no GPU found, so no lane to draw", "peerlane topo -o svg"}},
-		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is neither GPU nor NIC to draw"}},
+		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"no GPU and no NIC found"}},
 		{"no GPU", []string{"cdi", "generate", "--hook", os.Args[0], "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is no NVIDIA GPU"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -265,7 +265,7 @@ func TestOutputClosedByReaderIsError(t *testing.T) {
 	for _, args := range [][]string{{"topo", "--input", file}, {"topo", "--input", file, "-o", "json"}} {
 		for _, left := range []int{0, 1000, 100_000} {
 			var errOut bytes.Buffer
-			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "nobody reads") {
+			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "closed by the reader") {
 				t.Errorf("%v with %d bytes read: exit status %d, %s", args, left, code, errOut.String())
 			}
 		}
