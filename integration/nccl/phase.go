@@ -31,22 +31,22 @@ const noticed = 10 * time.Second
 // phase is the result of a phase.
 type phase struct {
 	settings
-	Skipped  string         `json:"skipped,omitempty"`
-	Problems []string       `json:"problems"`
-	Seconds  float64        `json:"seconds"`
-	Torch    string         `json:"torch,omitempty"`
-	NCCL     string         `json:"nccl,omitempty"`
-	GPU      string         `json:"gpu,omitempty"`
-	Rates    []RateFound    `json:"rates,omitempty"`
-	Checked  int            `json:"checked,omitempty"` // compared buffers of every rank
-	Trained  []TrainFound   `json:"trained,omitempty"`
+	Skipped  string       `json:"skipped,omitempty"`
+	Problems []string     `json:"problems"`
+	Seconds  float64      `json:"seconds"`
+	Torch    string       `json:"torch,omitempty"`
+	NCCL     string       `json:"nccl,omitempty"`
+	GPU      string       `json:"gpu,omitempty"`
+	Rates    []RateFound  `json:"rates,omitempty"`
+	Checked  int          `json:"checked,omitempty"` // compared buffers of every rank
+	Trained  []TrainFound `json:"trained,omitempty"`
 	// seconds from the kill to the error, or end, of each other rank
-	Noticed  []float64      `json:"noticed,omitempty"`
-	Said     []string       `json:"said,omitempty"`    // errors of these ranks, in the same order
-	Chosen   *chosen        `json:"chosen,omitempty"`  // NCCL's choice, from the log of rank 0
-	Log      []string       `json:"log,omitempty"`     // distinct lines about the network in NCCL's log of rank 0
-	Relays   []relayUsage   `json:"relays,omitempty"`
-	Doing    map[int]string `json:"doing,omitempty"` // last action of each rank, after a problem
+	Noticed []float64      `json:"noticed,omitempty"`
+	Said    []string       `json:"said,omitempty"`   // errors of these ranks, in the same order
+	Chosen  *chosen        `json:"chosen,omitempty"` // NCCL's choice, from the log of rank 0
+	Log     []string       `json:"log,omitempty"`    // distinct lines about the network in NCCL's log of rank 0
+	Relays  []relayUsage   `json:"relays,omitempty"`
+	Doing   map[int]string `json:"doing,omitempty"` // last action of each rank, after a problem
 }
 
 // RateFound is a rate that rank 0 measured.

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 )
 
-// What the configuration has as comments is right, too.
+// The configuration in comments is valid too.
 func TestPackagedConfiguration(t *testing.T) {
 	path := filepath.Join(unpacked(t, "peerlane", "amd64"), "etc/peerlane/config.toml")
 	text, err := os.ReadFile(path)
@@ -64,8 +64,8 @@ func TestARM64(t *testing.T) {
 	}
 	emulate(t, filepath.Join(foreign, "usr/libexec/peerlane/peerlane-hook"), "help")
 
-	// The simulator of that processor. Its tests with a second process are left out,
-	// which the emulator of one does not start: a demo, too.
+	// The simulator of that processor. Tests with a second process are omitted, because the
+	// emulator of one process starts no other; so is a demo.
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test", "./cuda/conformance")
 	build.Dir = source
@@ -84,7 +84,7 @@ func TestARM64(t *testing.T) {
 	}
 }
 
-// single are tests of package conformance in one process.
+// single are the tests of package conformance in one process.
 var single = []string{
 	"CopiesBothWaysOfEverySize", "ABatchOfCopies", "PeerCopies", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
 	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive", "StreamsInterleave",

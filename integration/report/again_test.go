@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Tests of a made module fail for real, and some of them only once.
+// Tests of a fixture module really fail, some of them only once.
 func TestReportRetriesFailedTests(t *testing.T) {
 	// once is true in the first run of a module.
 	const once = `package a

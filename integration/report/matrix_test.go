@@ -226,11 +226,12 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 	}
 }
 
-// A cell of a guest that goes is missed: nothing else would run its test there, or not.
+// A lost cell of a guest is an error: no other place would run its test.
 func TestCellsOfGuestsAreCounted(t *testing.T) {
 	for text, words := range map[string]string{
-		"host a tested a.TestA":                                                                   "",
-		"vm-small a tested integration/vm/cases/small.TestA":                                      "", // all of these run there
+		"host a tested a.TestA": "",
+		// every test runs in the guest
+		"vm-small a tested integration/vm/cases/small.TestA":                                      "",
 		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and its count is 0",
 		"vm-small a count 1\nvm-small x tested a.TestA":                                           "",
 		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and its count is 2",
@@ -253,7 +254,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 			}
 		}
 	}
-	// Each one of the repository's own.
+	// The cells of the repository.
 	cells, err := readMatrix("../matrix.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +266,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 		}
 		gone++
 		if checkCounts(slices.Delete(slices.Clone(cells), i, i+1)) == nil {
-			t.Errorf("nobody misses %s", c)
+			t.Errorf("removal of the cell of %s goes unnoticed", c)
 		}
 	}
 	if gone == 0 {
@@ -276,7 +277,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := readMatrix(path); err == nil || !strings.Contains(err.Error(), "its count is 0") {
-		t.Errorf("a matrix without its count is read: %v", err)
+		t.Errorf("a matrix without its count is accepted: %v", err)
 	}
 }
 

@@ -17,9 +17,8 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 )
 
-// What goes wrong in a guest has to be an error with the console's end, in
-// bounded time: else it is a run of tests that never ends, or one that says
-// nothing.
+// A fault in a guest must become an error with the end of the console's text within bounded time;
+// otherwise a run of tests would hang or end without a cause.
 
 func options(t *testing.T) vm.Options {
 	t.Helper()
@@ -90,13 +89,13 @@ func TestAHangIsAnError(t *testing.T) {
 
 func TestAProcessWithoutEndIsAnError(t *testing.T) {
 	m := start(t, options(t))
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("its time is over"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
 	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "its time is over", "the console's end")
 	// The machine is as good as before.
 	var status *control.ExitError
 	if err := m.Run(t.Context(), control.Command{Argv: []string{"pgrep", "sleep"}}, nil, nil, nil); !errors.As(err, &status) || status.Status != 1 {
-		t.Errorf("looking for what is left, and pgrep's status for nothing is 1: %v", err)
+		t.Errorf("looking for remaining processes (pgrep exits with 1 if none match): %v", err)
 	}
 }
 
@@ -149,14 +148,14 @@ func TestStoppingLeavesNoProcess(t *testing.T) {
 	o := options(t)
 	m := start(t, o)
 	m.Stop()
-	// The command line of whatever runs from this machine's folder names it.
+	// Command lines of processes from this machine's folder contain its path.
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil || len(lines) == 0 {
 		t.Fatalf("%d processes: %v", len(lines), err)
 	}
 	for _, file := range lines {
 		text, err := os.ReadFile(file)
-		if err == nil && strings.Contains(string(text), o.Dir+"/") { // else it has ended meanwhile
+		if err == nil && strings.Contains(string(text), o.Dir+"/") { // otherwise ended meanwhile
 			t.Errorf("%s is left: %q", filepath.Dir(file), text)
 		}
 	}

@@ -1,5 +1,5 @@
 // Command install installs the container engines of `make test-engines` that this Debian does not
-// package, in the user's cache directory. Run it in the folder of package engines.
+// package, in the user's cache directory. The working directory is the folder of package engines.
 package main
 
 import (

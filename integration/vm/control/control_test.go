@@ -41,7 +41,7 @@ func TestAProcessHasItsInputsAndOutputs(t *testing.T) {
 	}, strings.NewReader(input), &out, &errs)
 	var status *ExitError
 	if !errors.As(err, &status) || status.Status != 3 {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("ended with %v", err)
 	}
 	if out.String() != input || errs.String() != "word in /\n" {
 		t.Errorf("%d bytes out of %d, and %q", out.Len(), len(input), errs.String())
@@ -50,7 +50,7 @@ func TestAProcessHasItsInputsAndOutputs(t *testing.T) {
 
 func TestProcessesRunAtOnce(t *testing.T) {
 	c := agent(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("its time is over"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("time limit reached"))
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, Command{Argv: []string{"sh", "-c", "sleep 100 & wait"}}, nil, nil, nil) }()
@@ -97,7 +97,7 @@ func TestAGuestThatIsGoneIsAnError(t *testing.T) {
 	}
 }
 
-// never is an input or an output whose other side waits for ever.
+// never is an input or output that blocks forever.
 type never struct{ t *testing.T }
 
 func (n never) Write([]byte) (int, error) {
@@ -107,13 +107,13 @@ func (n never) Write([]byte) (int, error) {
 
 func TestInputThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	c := agent(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("its time is over"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- c.Run(ctx, Command{Argv: []string{"sleep", "100"}}, strings.NewReader(strings.Repeat("x", 10<<20)), nil, nil)
 	}()
-	time.Sleep(300 * time.Millisecond) // the input is on its way
+	time.Sleep(300 * time.Millisecond) // let the input arrive
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -272,7 +272,7 @@ host-bridge 0000:15 numa=1
 		t.Error(diff)
 	}
 	if !uuidPattern.MatchString(want[1].UUID) {
-		t.Errorf("the UUID that follows from an address is none: %q", want[1].UUID)
+		t.Errorf("invalid UUID derived from an address: %q", want[1].UUID)
 	}
 	// A GPU that the driver does not manage is not in /proc and has no minor.
 	if text := find(t, tree, "0000:16:00.0").information(); text != "" {
@@ -376,7 +376,7 @@ func TestParseRefuses(t *testing.T) {
 				t.Fatalf("it was taken: %v", addresses(tree))
 			}
 			if !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %q, want it to say %q", err, c.want)
+				t.Errorf("got %q, want %q", err, c.want)
 			}
 		})
 	}
@@ -394,7 +394,7 @@ func manyRoots(n int) string {
 	return b.String()
 }
 
-// manyGPUs is a table of 180 GPUs below one host bridge.
+// manyGPUs returns a table of 180 GPUs below one host bridge.
 func manyGPUs() string {
 	var b strings.Builder
 	b.WriteString("host-bridge 0000:00\n")
@@ -418,7 +418,7 @@ func FuzzParse(f *testing.F) {
 		tree, err := Parse(text)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "PCIe table") {
-				t.Errorf("the error does not say where it is from: %v", err)
+				t.Errorf("the error does not name its source: %v", err)
 			}
 			return
 		}
@@ -428,7 +428,7 @@ func FuzzParse(f *testing.F) {
 		}
 		slices.Sort(all)
 		if len(all) > maxFunctions || len(slices.Compact(all)) != len(tree.functions) {
-			t.Errorf("addresses are there twice, or too many: %v", all)
+			t.Errorf("duplicate or excess addresses: %v", all)
 		}
 		for _, f := range tree.functions {
 			if f.portType != endpoint && (f.secondary <= f.bus || f.subordinate < f.secondary || f.subordinate > 0xff) {

@@ -1,7 +1,7 @@
 //go:build vm
 
-// Package full_test runs in the full image: a host as operators have it, with
-// systemd, cgroup v2 and a container engine.
+// Package full_test runs in the full image: a host of an operator, with systemd, cgroup v2 and a
+// container engine.
 package full_test
 
 import (
@@ -119,8 +119,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Podman runs a container of its own, as root and as trainer: what later cases
-// stand on.
+// Podman runs a container, as root and as trainer: later cases rely on both.
 func TestPodmanRunsAContainer(t *testing.T) {
 	busybox := bundle.File{Host: "/bin/busybox", Container: "/bin/busybox"}
 	for _, user := range []string{"root", "trainer"} {

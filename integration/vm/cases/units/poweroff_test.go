@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
-// TestPowerOff ends the machine with relays in it, whose containers nobody ends.
-// A test on the host waits for that: integration/vm.TestAHostWithRelaysShutsDown.
+// TestPowerOff powers the machine off while relays and containers run.
+// integration/vm.TestAHostWithRelaysShutsDown waits for the power-off on the host.
 func TestPowerOff(t *testing.T) {
 	if os.Getenv("PEERLANE_VM_POWEROFF") == "" {
 		t.Skip("it ends the machine; vm-host shutdown-with-relays runs it in one of its own")
