@@ -51,10 +51,10 @@ func TestLicencesOfAModule(t *testing.T) {
 		"COPYING":                 {map[string]string{"COPYING": mit}, []string{"MIT"}, ""},
 		"not allowed":             {map[string]string{"LICENSE": mpl}, []string{"MPL-2.0"}, "MPL-2.0 is not among Apache-2.0, BSD-2-Clause, "},
 		"one of two not allowed":  {map[string]string{"LICENSE": mit, "LICENSE-THIRD-PARTY": mpl}, []string{"MIT", "MPL-2.0"}, "MPL-2.0 is not among"},
-		"BSD with the old clause": {map[string]string{"LICENSE": bsd3 + " All advertising materials mentioning features or use of this software must display the following"}, []string{"BSD-4-Clause"}, "BSD-4-Clause is none of"},
-		"unknown":                 {map[string]string{"LICENSE": "Ask Somebody."}, nil, "its LICENSE is none that this check knows"},
-		"one of two unknown":      {map[string]string{"LICENSE": mit, "LICENSE-2": "Ask Somebody."}, nil, "its LICENSE-2 is none that this check knows"},
-		"none":                    {map[string]string{"README": mit}, nil, "it has no licence"},
+		"BSD with the old clause": {map[string]string{"LICENSE": bsd3 + " All advertising materials mentioning features or use of this software must display the following"}, []string{"BSD-4-Clause"}, "BSD-4-Clause is not among"},
+		"unknown":                 {map[string]string{"LICENSE": "Ask Somebody."}, nil, "unknown licence text in LICENSE;"},
+		"one of two unknown":      {map[string]string{"LICENSE": mit, "LICENSE-2": "Ask Somebody."}, nil, "unknown licence text in LICENSE-2;"},
+		"none":                    {map[string]string{"README": mit}, nil, "no licence found"},
 	} {
 		dir := t.TempDir()
 		for name, text := range test.files {

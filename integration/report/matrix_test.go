@@ -211,7 +211,7 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 		"host a tested":                                        "a test or a reason",
 		"runc a tested a.TestA":                                `no place "runc"`,
 		"host a maybe a.TestA":                                 `the state "maybe"`,
-		"host a tested a.TestA y":                              "one test covers",
+		"host a tested a.TestA y":                              "exactly one test",
 		"host a may-skip a.TestA":                              "reason",
 		"host a tested TestA":                                  "folder",
 		"vm-small a count":                                     "a test or a reason",
@@ -232,12 +232,12 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 		"host a tested a.TestA": "",
 		// every test runs in the guest
 		"vm-small a tested integration/vm/cases/small.TestA":                                      "",
-		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and its count is 0",
+		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and the count is 0",
 		"vm-small a count 1\nvm-small x tested a.TestA":                                           "",
-		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and its count is 2",
-		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells of a, and its count is 1",
-		"vm-full a count 1\nvm-small x tested a.TestA":                                            "vm-full has 0 cells of a, and its count is 1\x00vm-small has 1 cells of a, and its count is 0",
-		"vm-small a count 1\nvm-small x tested a/b.TestA":                                         "vm-small has 0 cells of a, and its count is 1\x00vm-small has 1 cells of a/b, and its count is 0",
+		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and the count is 2",
+		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells of a, and the count is 1",
+		"vm-full a count 1\nvm-small x tested a.TestA":                                            "vm-full has 0 cells of a, and the count is 1\x00vm-small has 1 cells of a, and the count is 0",
+		"vm-small a count 1\nvm-small x tested a/b.TestA":                                         "vm-small has 0 cells of a, and the count is 1\x00vm-small has 1 cells of a/b, and the count is 0",
 	} {
 		cells, err := parseMatrix(strings.NewReader(text))
 		if err != nil {

@@ -91,7 +91,7 @@ func TestAProcessWithoutEndIsAnError(t *testing.T) {
 	m := start(t, options(t))
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
-	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "its time is over", "the console's end")
+	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "time limit reached", "the console's end")
 	// The machine is as good as before.
 	var status *control.ExitError
 	if err := m.Run(t.Context(), control.Command{Argv: []string{"pgrep", "sleep"}}, nil, nil, nil); !errors.As(err, &status) || status.Status != 1 {

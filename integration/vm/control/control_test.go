@@ -60,7 +60,7 @@ func TestProcessesRunAtOnce(t *testing.T) {
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "its time is over") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "time limit reached") {
 		t.Errorf("a process without end: %v", err)
 	}
 }
@@ -117,7 +117,7 @@ func TestInputThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "its time is over") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "time limit reached") {
 		t.Error(err)
 	}
 }

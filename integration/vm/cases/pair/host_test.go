@@ -251,7 +251,7 @@ func take(h *testbed.Host, id string, to io.WriteCloser, write func([]byte) erro
 	return lines.Err()
 }
 
-// programs runs the further programs of the test binary, for the other guest and for containers.
+// programs runs the further programs of the test binary, for the second guest and for containers.
 func programs(arguments []string) (is bool, err error) {
 	switch {
 	case len(arguments) == 2 && arguments[0] == "receive":

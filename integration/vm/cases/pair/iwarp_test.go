@@ -84,7 +84,7 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 	}
 	for range wiring.Guests {
 		if err := <-ended; err != nil {
-			cancel() // end the other guest's wait
+			cancel() // end the second guest's wait
 			t.Error(err)
 		}
 	}

@@ -352,7 +352,7 @@ func (p *hosts) mustFail(i int) string {
 	return l.Error
 }
 
-// skew shifts the other guest's clock until the test ends.
+// skew shifts the second guest's clock until the test ends.
 func (p *hosts) skew(t *testing.T, by time.Duration) {
 	t.Helper()
 	ahead := func() time.Duration {

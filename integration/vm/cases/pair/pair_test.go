@@ -98,13 +98,13 @@ func rdmaNamed(t *testing.T, kind string, names ...string) *control.Client {
 	return other
 }
 
-// started is a program in the other guest.
+// started is a program in the second guest.
 type started struct {
 	out   *lines
 	ended chan error
 }
 
-// start runs a program in the other guest until the test ends.
+// start runs a program in the second guest until the test ends.
 func start(t *testing.T, other *control.Client, argv ...string) *started {
 	t.Helper()
 	s, end := startUntil(context.Background(), other, argv...)
@@ -112,7 +112,7 @@ func start(t *testing.T, other *control.Client, argv ...string) *started {
 	return s
 }
 
-// startUntil runs a program in the other guest until end is called; end waits for it.
+// startUntil runs a program in the second guest until end is called; end waits for it.
 func startUntil(ctx context.Context, other *control.Client, argv ...string) (s *started, end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	s = &started{out: &lines{}, ended: make(chan error, 1)}
@@ -138,7 +138,7 @@ func (s *started) wait(t *testing.T) string {
 	return s.out.String()
 }
 
-// listens waits until a process in the other guest listens on a TCP port.
+// listens waits until a process in the second guest listens on a TCP port.
 func listens(t *testing.T, other *control.Client, port int) {
 	t.Helper()
 	hex := fmt.Sprintf(":%04X ", port)
@@ -176,7 +176,7 @@ func tried(t *testing.T, do func(ctx context.Context, try int) error) {
 	}
 }
 
-// both runs a program in the other guest, and then, once that listens, a program here, and returns
+// both runs a program in the second guest, and then, once that listens, a program here, and returns
 // both outputs.
 func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server, client string, err error) {
 	t.Helper()

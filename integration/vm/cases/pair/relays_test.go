@@ -35,7 +35,7 @@ import (
 // exchangeTimeout is far more than the messages need, in the slowest of guests.
 const exchangeTimeout = 4 * time.Minute
 
-// sizes are the sizes of the messages in each direction: 0, inline with the announcement, around
+// sizes are the sizes of the messages per direction: 0, inline with the announcement, around
 // parts and slots, and MiBs.
 var sizes = []uint64{0, 1, 127, 4096, 4097, 64 << 10, 256<<10 - 1, 256<<10 + 1, 1 << 20, 3<<20 + 5}
 
@@ -124,7 +124,7 @@ func content(from, message int, n uint64) []byte {
 	return b
 }
 
-// exchange sends the messages to the other guest's listener, and receives and verifies the peer's
+// exchange sends the messages to the peer's listener, and receives and verifies the peer's
 // messages.
 func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 	sending, err := s.client.Connect(ctx, s.gpu, to)
@@ -180,7 +180,7 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 }
 
 // relayTo runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints the handle of
-// its listener, and reads the other guest's handle.
+// its listener, and reads the second guest's handle.
 func relayTo(from io.Reader, guest, transport string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
 	defer cancel()

@@ -82,7 +82,7 @@ func TestBenchOverRoCE(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Rows) != 5 { // a stream and 8 bytes in each direction, and the hand-off
+	if len(r.Rows) != 5 { // a stream and 8 bytes per direction, and the hand-off
 		t.Errorf("%d rows: %+v", len(r.Rows), r.Rows)
 	}
 	streamed := map[string]float64{} // bytes at least, by the way

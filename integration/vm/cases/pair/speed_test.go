@@ -40,15 +40,15 @@ func oneNIC(pairs int) func(*launch.Config) {
 	}
 }
 
-// talk is a relay's client, connected with the other guest's client in both directions.
+// talk is a relay's client, connected with the second guest's client in both directions.
 type talk struct {
 	*side
 	sending, receiving *client.Connection
 	memory             *client.Memory // host memory, inFlight messages
-	room               uint64         // of each direction
+	room               uint64         // per direction
 }
 
-// meet connects a side with the other guest's.
+// meet connects a side with the second guest's.
 func (s *side) meet(ctx context.Context, to wire.Handle, room uint64) (*talk, error) {
 	t := &talk{side: s, room: room}
 	var err error
@@ -130,7 +130,7 @@ func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64,
 	return took, nil
 }
 
-// talkTo runs in the other guest: it reads the key, the handle of this guest's listener, the number
+// talkTo runs in the second guest: it reads the key, the handle of this guest's listener, the number
 // of queue pairs and the room for a message, prints its own handle, and executes orders.
 func talkTo(from io.Reader) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), speedTimeout)
@@ -199,7 +199,7 @@ type other struct {
 	ended  chan error
 }
 
-// says waits for a line of the other guest with a prefix, and returns the rest of the line.
+// says waits for a line of the second guest with a prefix, and returns the rest of the line.
 func (o *other) says(word string) (rest string) {
 	o.Helper()
 	deadline := time.Now().Add(exchangeTimeout)
@@ -221,7 +221,7 @@ func (o *other) says(word string) (rest string) {
 	}
 }
 
-// order makes the other guest run an operation, and waits until it has begun.
+// order makes the second guest run an operation, and waits until it has begun.
 func (o *other) order(what string, messages int, bytes uint64) {
 	o.Helper()
 	o.number++
