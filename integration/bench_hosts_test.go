@@ -178,7 +178,7 @@ func TestBenchBetweenHosts(t *testing.T) {
 }
 
 // A bench that is interrupted ends the other bench, which reports the cause; no files remain.
-func TestABenchWhoseOtherSideEnds(t *testing.T) {
+func TestBenchInterruptedEndsBothSides(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
 	b.await(listening, "listening at")
@@ -206,7 +206,7 @@ func (b *benches) leftNothing() {
 }
 
 // A bench that is killed at any step ends the other bench within a minute, which reports the cause.
-func TestABenchThatIsKilled(t *testing.T) {
+func TestBenchKilledEndsOtherSide(t *testing.T) {
 	if !networkSoak() {
 		t.Skip("it takes minutes; make soak-network runs it")
 	}

@@ -555,7 +555,7 @@ func supervisor(t *testing.T, relay int) int {
 	return 0
 }
 
-func TestALaneWithoutItsGPU(t *testing.T) {
+func TestLaneWithoutGPUNamesTheDevice(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -567,7 +567,7 @@ func TestALaneWithoutItsGPU(t *testing.T) {
 }
 
 // Two lanes, and neither GPU.
-func TestALaneWithoutItsGPUTwice(t *testing.T) {
+func TestTwoLanesWithoutGPUsNameBothDevices(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -577,7 +577,7 @@ func TestALaneWithoutItsGPUTwice(t *testing.T) {
 }
 
 // A gpu= brings the nodes, and the image or the vendor's device libcuda.
-func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
+func TestGPUWithoutLibcudaNamesTheLibrary(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -587,7 +587,7 @@ func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
 }
 
 // Neither lane nor GPU: the program first misses libcuda.
-func TestAContainerWithoutAnyDevice(t *testing.T) {
+func TestContainerWithoutDeviceNamesTheLibrary(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	g := b.gpu(b.lanes[0])
@@ -595,7 +595,7 @@ func TestAContainerWithoutAnyDevice(t *testing.T) {
 	b.mustFail(b.run(b.bundle(g, nil, "hello")), "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=N")
 }
 
-func TestAGPUWithoutItsLane(t *testing.T) {
+func TestGPUWithoutLaneIsRefused(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -604,7 +604,7 @@ func TestAGPUWithoutItsLane(t *testing.T) {
 	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "start the container with --device peerlane.dev/lane="+g.UUID)
 }
 
-func TestTheLaneOfAnotherGPU(t *testing.T) {
+func TestLaneOfAnotherGPUIsRefused(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -613,7 +613,7 @@ func TestTheLaneOfAnotherGPU(t *testing.T) {
 	b.mustFail(c, g.UUID, other.UUID, "start it with --device peerlane.dev/lane="+g.UUID)
 }
 
-func TestARelayWithoutCUDA(t *testing.T) {
+func TestRelayWithoutCUDAReportsCause(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
 	b.leavesNothing()
@@ -621,7 +621,7 @@ func TestARelayWithoutCUDA(t *testing.T) {
 	b.start(b.lanes[0], "hello").next("hello") // hello needs no GPU
 }
 
-func TestAHostWithoutTheRelayBinary(t *testing.T) {
+func TestHostWithoutRelayBinaryRefusesContainer(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Binary = "/nowhere/peerlane-relay" })
 	journal := b.hostLog()
@@ -677,7 +677,7 @@ func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 
 // With on_failure = "warn" a relay that does not start stops no container; the client's error names
 // the log.
-func TestAHostThatOnlyWarns(t *testing.T) {
+func TestHostThatWarnsStartsContainer(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -694,7 +694,7 @@ func TestAHostThatOnlyWarns(t *testing.T) {
 	}
 }
 
-func TestAnUnknownDevice(t *testing.T) {
+func TestUnknownDeviceIsRefused(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	err := bundle.New(t.TempDir(), "/x").Inject(b.CDIDir(), "peerlane.dev/lane=99")
@@ -725,11 +725,11 @@ func (b *bed) mustFail(c *container, words ...string) {
 	b.Errorf("the container ended without an error: %s", c.stderr.String())
 }
 
-// starts is how many containers TestTheFirstActionOfAContainer starts; `make
+// starts is how many containers TestContainerConnectsAsFirstAction starts; `make
 // soak-containers` starts more.
 const starts = 24
 
-func TestTheFirstActionOfAContainer(t *testing.T) {
+func TestContainerConnectsAsFirstAction(t *testing.T) {
 	beside(t)
 	starts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", starts))
 	b := newBed(t, "runc", asItIs)
@@ -786,7 +786,7 @@ func (b *bed) mustPeerlane(arguments ...string) string {
 
 // A relay that dies repeatedly stays down; the list, the log and the client report this. The
 // administrator restarts the relay.
-func TestARelayThatDiesTooOften(t *testing.T) {
+func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	journal := b.hostLog()
@@ -836,7 +836,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 
 // Draining releases the GPUs during a transfer; the clients receive the reason, as do clients of a
 // container that starts meanwhile.
-func TestDrain(t *testing.T) {
+func TestDrainReleasesGPUs(t *testing.T) {
 	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		t.Run(route, func(t *testing.T) {

@@ -32,7 +32,7 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 			t.Run(runtimeName+"/"+route, func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestDemoOfClientCopy(t *testing.T) {
 }
 
 // Every table of the bench runs with real processes and relays. The test ignores the figures.
-func TestBench(t *testing.T) {
+func TestBenchMeasuresEveryTable(t *testing.T) {
 	names, _ := bench.Tables()
 	r, err := bench.Run(context.Background(), bench.Options{
 		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
@@ -239,7 +239,7 @@ func TestBench(t *testing.T) {
 }
 
 // The demo's verdict can fail: one corrupt byte, one failed copy.
-func TestTheDemoSeesWhatIsWrong(t *testing.T) {
+func TestDemoDetectsCorruptData(t *testing.T) {
 	for _, c := range []struct{ name, fault, words string }{
 		{"a wrong byte", "cuMemcpyAsync:after=40:times=1:corrupt=1", "WRONG"},
 		{"a failed copy", "cuMemcpyAsync:after=40:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},

@@ -37,7 +37,7 @@ func (l *look) variables(name string) (values []string) {
 }
 
 // Each kind of device adds its edits and no edits of another kind.
-func TestWhatAContainerGets(t *testing.T) {
+func TestContainerGetsRequestedDevices(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 }
 
 // A container created by an earlier release has --lane alone in its hooks, even with gpu=.
-func TestAContainerOfAnEarlierRelease(t *testing.T) {
+func TestContainerOfEarlierReleaseStarts(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -188,7 +188,7 @@ func TestAContainerOfAnEarlierRelease(t *testing.T) {
 
 // Containers that register memory have no limit of locked memory. Processes started by `exec` keep
 // the runtime's limit.
-func TestLockedMemory(t *testing.T) { // not parallel: lowers the limit of this process
+func TestLockedMemoryIsUnlimitedForInit(t *testing.T) { // not parallel: lowers the limit of this process
 	const low = 64 << 10
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err != nil {

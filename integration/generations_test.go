@@ -41,7 +41,7 @@ func wrap(hooks []specs.Hook, program string) {
 }
 
 // A container id is unique within a runtime root only; two runtimes can use the same id.
-func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
+func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -83,13 +83,13 @@ func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
 	}
 }
 
-// restarts is the number of containers of one id in TestOverlappingRestarts; `make soak-containers`
+// restarts is the number of containers of one id in TestOverlappingRestartsKeepGenerationsApart; `make soak-containers`
 // starts more.
 const restarts = 40
 
 // An engine starts the next container of an id before poststop of the former: poststop is 2 seconds
 // late, so a dozen are pending at any time.
-func TestOverlappingRestarts(t *testing.T) {
+func TestOverlappingRestartsKeepGenerationsApart(t *testing.T) {
 	restarts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", restarts))
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -165,7 +165,7 @@ func recycle(t *testing.T, pid int) *exec.Cmd {
 // The runtime is killed after the hook's work and before the hook returns; then another process
 // gets the pid of the container's init.
 // not parallel: other tests' processes would reuse pids
-func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
+func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -238,7 +238,7 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) {
 
 // gVisor, and runtimes of virtual machines, report a process of the host in
 // place of the container's init: nothing may be mounted for that.
-func TestARuntimeThatReportsAHostPID(t *testing.T) {
+func TestRuntimeReportingHostPIDIsRefused(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

@@ -590,7 +590,7 @@ func setFlags(f *os.File, flags int) error {
 	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
 }
 
-func TestHostileImage(t *testing.T) {
+func TestHostileImageLeavesHostUntouched(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)
@@ -704,13 +704,13 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 	}
 }
 
-// swaps is the number of containers of each runtime in TestAParentSwappedDuringTheHook;
+// swaps is the number of containers of each runtime in TestParentSwappedDuringHookLeavesHostUntouched;
 // PEERLANE_HOSTILE_SWAPS overrides it.
 const swaps = 12
 
 // During the hook another writer of the image (a container with the same volume) continually swaps
 // a directory on the hook's path for a symbolic link and back.
-func TestAParentSwappedDuringTheHook(t *testing.T) {
+func TestParentSwappedDuringHookLeavesHostUntouched(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			self, err := os.Executable()

@@ -44,7 +44,7 @@ func onCPU(t *testing.T, pid int) time.Duration {
 
 // An idle relay and its supervisor take almost no CPU. The test measures for a fraction of the
 // promise's period, and allows ten times the share.
-func TestAnIdleRelay(t *testing.T) {
+func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hold")

@@ -217,7 +217,7 @@ func (b *bed) installLibraries() {
 
 // Each distribution's loader finds a library by name, with and without a cache; the container gets
 // no variable for it.
-func TestAnImagesLoaderFindsTheLibraries(t *testing.T) {
+func TestImageLoaderFindsLibraries(t *testing.T) {
 	beside(t)
 	fedora := []string{"/lib64", "/usr/lib64"}
 	images := map[string]func(*image){

@@ -108,7 +108,7 @@ func TestPauseAndResume(t *testing.T) {
 }
 
 // A process started by exec uses the same relay.
-func TestExec(t *testing.T) {
+func TestExecUsesTheSameRelay(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -130,7 +130,7 @@ func TestExec(t *testing.T) {
 }
 
 // Engines change limits of a running container (docker update), and rewrite the list of devices.
-func TestUpdate(t *testing.T) {
+func TestUpdateKeepsRelayAndDevices(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -271,7 +271,7 @@ func install(t *testing.T, from, to string) {
 
 // criu refuses a container with an attached client, which continues. A container without clients
 // can be checkpointed; its relay ends, and the hook refuses to restore the container.
-func TestCheckpoint(t *testing.T) {
+func TestCheckpointWithClientIsRefused(t *testing.T) {
 	if out, err := exec.Command("criu", "check").CombinedOutput(); err != nil {
 		t.Skipf("needs criu, and a kernel that it knows: %v: %s", err, out)
 	}

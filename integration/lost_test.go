@@ -82,7 +82,7 @@ func (c *container) answers() time.Time {
 // that container's operations with the reason. The relay's successor starts soon, and streams of
 // other containers on the same GPUs continue. If the GPU stays lost, the successor reports so to
 // each client and keeps running.
-func TestALostGPU(t *testing.T) {
+func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 	beside(t)
 	faults := []struct{ name, rule, says, cause string }{
 		{"illegal-address", "cuMemcpyAsync:process=%s:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS", "sticky CUDA error"},

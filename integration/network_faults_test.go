@@ -342,7 +342,7 @@ var networkFaults = []networkFault{
 
 // Faults of the network during an exchange in both directions. Cases that wait for heartbeats have
 // separate hosts and run concurrently; meanwhile two further hosts run the short cases.
-func TestNetworkFaults(t *testing.T) {
+func TestNetworkFaultsLoseNoMessage(t *testing.T) {
 	type waiting struct {
 		networkFault
 		pair  *pair

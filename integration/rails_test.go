@@ -124,7 +124,7 @@ func TestRailsOfTwoHosts(t *testing.T) {
 
 // Operations on a rail that fails end with an error that names the rail, at both hosts, and new
 // connections use the other rail. The timeout is long, so `make soak-network` runs this test.
-func TestARailThatIsPulled(t *testing.T) {
+func TestRailUnpluggedMovesConnections(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")
 	}

@@ -148,7 +148,7 @@ func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 	})
 }
 
-func TestRootlessPodman(t *testing.T) {
+func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	for _, launcher := range []string{config.LauncherFork, config.LauncherSystemd} {
 		t.Run(launcher, func(t *testing.T) { testRootlessPodman(t, launcher) })
 	}

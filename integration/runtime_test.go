@@ -52,7 +52,7 @@ func (b *bed) asking(lane topo.Lane, by string, devices []string, role ...string
 	return built
 }
 
-func TestAnEngineWithoutCDI(t *testing.T) {
+func TestEngineWithoutCDIGetsLanes(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestAnEngineWithoutCDI(t *testing.T) {
 }
 
 // An engine may use a bundle once more, in which everything is by then.
-func TestABundleIsUsedTwice(t *testing.T) {
+func TestBundleUsedTwiceStartsTwice(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestABundleIsUsedTwice(t *testing.T) {
 	}
 }
 
-func TestAnImageGetsWhatTheListAllows(t *testing.T) {
+func TestImageGetsAllowedDevicesOnly(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

@@ -30,7 +30,7 @@ func (b *bed) inspection(c *container) hook.Inspection {
 }
 
 // The kernel's view of the relays of two containers that exchange data.
-func TestTheSandboxOfARelay(t *testing.T) {
+func TestRelaySandboxRestrictsProcess(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -78,7 +78,7 @@ func TestTheSandboxOfARelay(t *testing.T) {
 
 // Relays without admission on any server GPU stage in host memory, which they create, seal, pin and
 // share with the NIC from within the sandbox.
-func TestTheBounceInTheSandbox(t *testing.T) {
+func TestBounceWorksInSandbox(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 // The installed command tests every pair that the lanes of a host can stage on, including spares,
 // and leaves no files.
-func TestSelfTest(t *testing.T) {
+func TestSelfTestCoversEveryPair(t *testing.T) {
 	temporary := t.TempDir()
 	cmd := exec.Command(filepath.Join(binaries, "peerlane"), "self-test", "--gpus", "simulated", "-o", "json")
 	cmd.Env = append(cmd.Environ(), "TMPDIR="+temporary)

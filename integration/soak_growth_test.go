@@ -178,7 +178,7 @@ func grew(values []float64, slack float64) (by float64, grows bool) {
 	return by, by > slack && slices.Min(values[n-third:]) > slices.Max(values[:third])
 }
 
-func TestWhatGrows(t *testing.T) {
+func TestGrowthIsDetected(t *testing.T) {
 	line := func(n int, f func(i int) float64) (list []float64) {
 		for i := range n {
 			list = append(list, f(i))

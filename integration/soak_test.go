@@ -56,9 +56,9 @@ func fromEnvironment(t *testing.T, name string, value uint64) uint64 {
 	return n
 }
 
-// TestSoak starts containers and kills participating processes at random moments: no object remains
+// TestSoakLeavesNothing starts containers and kills participating processes at random moments: no object remains
 // on the host, and a start fails only if its container, hook, supervisor or runtime was killed.
-func TestSoak(t *testing.T) {
+func TestSoakLeavesNothing(t *testing.T) {
 	n := int(fromEnvironment(t, soakVariable, soakContainers))
 	seed := fromEnvironment(t, soakSeedVariable, uint64(time.Now().UnixNano()))
 	t.Logf("%d containers; %s=%d makes the same choices again", n, soakSeedVariable, seed)

@@ -96,7 +96,7 @@ func TestStagingOfManyContainers(t *testing.T) {
 
 // The start of a boot's first container tests its pairs, and the next container uses the results; a
 // failed pair is replaced, and reported by relays and supervisors as by the command.
-func TestAPairThatFailsItsSelfTest(t *testing.T) {
+func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) {
 		c.Relay.Slots, c.Relay.SlotSize = 8, 1<<20

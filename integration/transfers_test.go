@@ -21,7 +21,7 @@ func torture(transfers int) traffic.Torture {
 
 // A small run of integration/gpus/transfers on simulated GPUs: messages between all GPUs by both
 // routes and in both directions, beside kernels, while clients and relays are killed.
-func TestTransfers(t *testing.T) {
+func TestTransfersSurviveKills(t *testing.T) {
 	o := torture(200)
 	r, err := o.Run(context.Background())
 	if err != nil {

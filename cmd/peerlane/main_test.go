@@ -172,7 +172,7 @@ func TestGroupsPrintTheirHelp(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionPrintsReleaseAndCommit(t *testing.T) {
 	if diff := cmp.Diff(version.Get(), decode[version.Build](t, "version", "-o", "json")); diff != "" {
 		t.Errorf("-o json (-want +got):\n%s", diff)
 	}
@@ -181,7 +181,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestCompletion(t *testing.T) {
+func TestCompletionOfEachShellIsPrinted(t *testing.T) {
 	_, host := recordedHost(t)
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		if peerlane(t, "completion", shell) == "" {

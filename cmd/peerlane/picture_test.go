@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestPictures(t *testing.T) {
+func TestPicturesHaveRequestedForm(t *testing.T) {
 	_, host := recordedHost(t)
 	for _, test := range []struct {
 		command, form string

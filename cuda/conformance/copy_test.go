@@ -39,7 +39,7 @@ func TestCopiesBothWaysOfEverySize(t *testing.T) {
 }
 
 // A batch copies any sizes, also between two devices, before later work of the stream.
-func TestABatchOfCopies(t *testing.T) {
+func TestBatchOfCopiesIsComplete(t *testing.T) {
 	use(t, 0)
 	const each = 512 << 10
 	sizes := []uint64{8, each, 4096, 64 << 10, each}
@@ -190,7 +190,7 @@ func TestPageableMemoryIsFreeAgainAtOnce(t *testing.T) {
 	check(t, driver.StreamSynchronize(s))
 }
 
-func TestPeerCopies(t *testing.T) {
+func TestPeerCopyNeedsOneContextPerEnd(t *testing.T) {
 	needDevices(t, 2)
 	theirCtx := use(t, 1)
 	ourCtx := use(t, 0)

@@ -145,7 +145,7 @@ func TestReplaysTakeTurnsWithTheCPU(t *testing.T) {
 	check(t, driver.StreamSynchronize(s))
 }
 
-func TestWhatCannotBeCaptured(t *testing.T) {
+func TestCaptureRefusesBlockingCalls(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, 2*mib, 0)
 	s, other := stream(t), stream(t)
@@ -219,7 +219,7 @@ func TestWhatCannotBeCaptured(t *testing.T) {
 	end("the end of the other", other, cuda.ErrStreamCaptureInvalidated)
 }
 
-func TestACaptureEndsInItsThread(t *testing.T) {
+func TestCaptureEndsInItsThread(t *testing.T) {
 	ctx := use(t, 0)
 	s := stream(t)
 	elsewhere := func() error {

@@ -44,7 +44,7 @@ func wrongAddress(p *peer) error {
 	return nil
 }
 
-func TestAKernelOnAWrongAddressLosesTheContext(t *testing.T) {
+func TestKernelAtWrongAddressLosesContext(t *testing.T) {
 	p := child(t, "kernel on a wrong address", nil)
 	p.hear(t) // the launch itself succeeds
 	for _, call := range []string{"waiting for it", "the next launch"} {
@@ -78,7 +78,7 @@ func kernelPage(t testing.TB, k *kernels.Kernels) *kernels.Page {
 	return p
 }
 
-func TestModules(t *testing.T) {
+func TestModuleLoadsAndUnloads(t *testing.T) {
 	use(t, 0)
 	_, err := driver.ModuleLoadPTX(".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry broken() { brea; }\n")
 	refused(t, "PTX that does not compile", err, cuda.ErrInvalidPTX, cuda.ErrInvalidImage)
@@ -175,7 +175,7 @@ func compared(t testing.TB, page *kernels.Page, n uint64) {
 	})
 }
 
-func TestAReaderSeesWhatArrivesWhileItRuns(t *testing.T) {
+func TestReaderSeesDataWhileRunning(t *testing.T) {
 	use(t, 0)
 	const n, total = 4 * mib, 40
 	m := deviceMemory(t, 0, n, 0)
@@ -206,7 +206,7 @@ func TestAReaderSeesWhatArrivesWhileItRuns(t *testing.T) {
 	}
 }
 
-func TestAReaderFindsWhatIsWrong(t *testing.T) {
+func TestReaderFindsWrongData(t *testing.T) {
 	use(t, 0)
 	const n = mib
 	m := deviceMemory(t, 0, 2*mib, 0)
@@ -236,7 +236,7 @@ func TestAReaderFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestAReaderGivesUp(t *testing.T) {
+func TestReaderWithoutFlagGivesUp(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, 2*mib, 0)
 	k := load(t, 0)

@@ -367,7 +367,7 @@ func TestMoreMemoryThanThereIs(t *testing.T) {
 	refused(t, "more memory than the device has", err, cuda.ErrOutOfMemory)
 }
 
-func TestRDMACapableMemory(t *testing.T) {
+func TestRDMACapableMemoryIsReported(t *testing.T) {
 	use(t, 0)
 	can, err := driver.DeviceAttribute(0, cuda.AttributeRDMAWithVMM)
 	check(t, err)

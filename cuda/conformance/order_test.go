@@ -58,7 +58,7 @@ func TestCopyReturnsBeforeItsBytesArrive(t *testing.T) {
 	}
 }
 
-func TestStreamsInterleave(t *testing.T) {
+func TestStreamsWaitForEachOther(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	flags, _ := newPage(t)
@@ -83,7 +83,7 @@ func TestStreamsInterleave(t *testing.T) {
 	}
 }
 
-func TestAStreamIsInOrder(t *testing.T) {
+func TestStreamRunsInOrder(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	flags, _ := newPage(t)
@@ -182,7 +182,7 @@ func TestStreamsWaitForEvents(t *testing.T) {
 	check(t, verify(driver, m.p+2*mib, mib, 50))
 }
 
-func TestADestroyedStreamFinishesItsWork(t *testing.T) {
+func TestDestroyedStreamFinishesItsWork(t *testing.T) {
 	use(t, 0)
 	gate, _ := newPage(t)
 	s, err := driver.StreamCreate()

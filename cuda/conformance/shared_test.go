@@ -138,7 +138,7 @@ func gatedEvent(t *testing.T) (*page, []byte) {
 	return gate, h[:]
 }
 
-func TestIPCEvent(t *testing.T) {
+func TestIPCEventOrdersProcesses(t *testing.T) {
 	use(t, 0)
 	gate, handle := gatedEvent(t)
 	p := child(t, "ipc event", nil)

@@ -87,7 +87,7 @@ func graphLate() error {
 	return p.StreamSynchronize(p.s)
 }
 
-func TestLateGraphs(t *testing.T) {
+func TestLateGraphNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "graph late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 

@@ -81,7 +81,7 @@ func kernelLate() error {
 	return nil
 }
 
-func TestLateKernels(t *testing.T) {
+func TestLateKernelNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "kernel late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 

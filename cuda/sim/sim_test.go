@@ -128,7 +128,7 @@ func list() error {
 	return nil
 }
 
-func TestVisibleDevices(t *testing.T) {
+func TestVisibleDevicesFollowEnvironment(t *testing.T) {
 	dir := host(t, 4)
 	some := []string{"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV=" + nodes(t, 1, 3)}
 	none := []string{"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV=" + nodes(t)}
@@ -237,7 +237,7 @@ func init() {
 	}
 }
 
-// copies makes the copies that TestLog counts.
+// copies makes the copies that TestLogCountsCopies counts.
 func copies() error {
 	p, err := begin(0, 1)
 	if err != nil {
@@ -257,7 +257,7 @@ func copies() error {
 		p.StreamSynchronize(p.s), p.CtxDestroy(p.ctx))
 }
 
-func TestLog(t *testing.T) {
+func TestLogCountsCopies(t *testing.T) {
 	dir := host(t, 3)
 	// Several concurrent processes; one more is killed while copying on device 2.
 	killed := command(t, dir, "copy for ever", "CUDA_VISIBLE_DEVICES=2")
@@ -301,7 +301,7 @@ func copyForEver() error {
 	return err
 }
 
-func TestAProcessWithoutItsHostSaysSo(t *testing.T) {
+func TestProcessWithoutHostIsError(t *testing.T) {
 	dir := host(t, 1)
 	for _, c := range []struct{ name, env, want string }{
 		{"no directory", "PEERLANE_SIM=" + filepath.Join(dir, "none"), "none/host: No such file or directory"},
@@ -348,7 +348,7 @@ func result(err error) string {
 	return strconv.Itoa(int(r))
 }
 
-func TestFaults(t *testing.T) {
+func TestFaultsChangeResults(t *testing.T) {
 	dir := host(t, 1)
 	const good = "0 0 abcdefgh0;"
 	of := func(process string) string {
@@ -425,7 +425,7 @@ func late() error {
 	return errors.Join(p.MemcpyAsync(p.b, p.a, mib, p.s), p.CtxDestroy(p.ctx))
 }
 
-func TestLate(t *testing.T) {
+func TestLateCopyNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 
@@ -514,7 +514,7 @@ func misuse() error {
 	return errors.Join(wrong...)
 }
 
-func TestMisuse(t *testing.T) { answer(t, host(t, 1), "misuse") }
+func TestMisuseIsRefused(t *testing.T) { answer(t, host(t, 1), "misuse") }
 
 // A killed process leaves only the files of its interprocess events, until the next process creates
 // such an event.

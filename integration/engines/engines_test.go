@@ -440,8 +440,8 @@ func gpusWithLanes(indices ...int) []string {
 	return list
 }
 
-// TestEngine runs the cases of the matrix in every engine.
-func TestEngine(t *testing.T) {
+// TestEngineRunsEachCase runs the cases of the matrix in every engine.
+func TestEngineRunsEachCase(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}

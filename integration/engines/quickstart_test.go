@@ -55,7 +55,7 @@ var quickstarts = []struct {
 
 // Every block of the quickstart runs unchanged on a separate Debian for each engine, from the
 // packages of `make packages`, or else from bin, to a container with a lane, and to removal.
-func TestQuickstart(t *testing.T) {
+func TestQuickstartRunsUnchanged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}

@@ -102,7 +102,7 @@ func (b *bed) mustBeTrainers(g hook.Info) {
 
 // An unprivileged user's podman provides lanes, from a relay with the user's privileges only.
 // Requests that need root of the host are refused with the reason, which crun drops.
-func TestRootlessPodman(t *testing.T) {
+func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an engine gets a mount namespace of its own")
 	}

@@ -102,7 +102,7 @@ func command() *cobra.Command {
 // run runs every phase, and writes the results even if phases fail.
 func run(ctx context.Context, o options) (err error) {
 	begun := time.Now()
-	// PyTorch aborts its process, whose core file would have gigabytes.
+	// PyTorch aborts the process, whose core file would have gigabytes.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return err
 	}

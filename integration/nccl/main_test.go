@@ -388,7 +388,7 @@ func TestRanksExchangeAsBetweenHosts(t *testing.T) {
 	}
 }
 
-func TestWhoeverIsKilledIsNoticed(t *testing.T) {
+func TestKillOfRankOrRelayIsNoticed(t *testing.T) {
 	o := simulated(t, "well", "peerlane-kill-rank", "peerlane-kill-relay")
 	if err := run(context.Background(), o); err != nil {
 		t.Fatal(err)
@@ -400,7 +400,7 @@ func TestWhoeverIsKilledIsNoticed(t *testing.T) {
 	}
 }
 
-func TestWhatGoesWrongIsSaid(t *testing.T) {
+func TestProblemsOfPhasesAreReported(t *testing.T) {
 	for how, want := range map[string]string{
 		"dies":    "rank 1: it did",
 		"wrong":   "rank 1: all_reduce of 8 bytes: 1 of 2 elements are wrong",
@@ -414,7 +414,7 @@ func TestWhatGoesWrongIsSaid(t *testing.T) {
 	}
 }
 
-func TestAPhaseHasALimit(t *testing.T) {
+func TestPhaseEndsAtItsLimit(t *testing.T) {
 	o := simulated(t, "hangs", "peerlane-rates")
 	dir, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
 	if err != nil {
@@ -474,7 +474,7 @@ func TestPlanOfAQuickRunIsPartOfTheWhole(t *testing.T) {
 	}
 }
 
-func TestGoals(t *testing.T) {
+func TestGoalsAreJudged(t *testing.T) {
 	measured := func(name string, microseconds float64, losses ...float64) *phase {
 		if len(losses) > 0 {
 			return &phase{settings: settings{Name: name}, Trained: []TrainFound{{Losses: losses}}}

@@ -77,7 +77,7 @@ type runningRank struct {
 	ended     bool
 }
 
-// start starts a rank, which sends its events to events.
+// start starts a rank, which sends events to events.
 func (h *host) start(ctx context.Context, s settings, number int, dir, master string, events chan<- event) (*runningRank, error) {
 	h.starts++
 	g := h.gpus[number]
@@ -169,7 +169,7 @@ func (h *host) giveRelay(s settings, r *runningRank, g topo.GPU) error {
 	return err
 }
 
-// follow forwards the rank's events, and finally its end.
+// follow forwards the rank's events, and finally the end.
 func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 4<<20)

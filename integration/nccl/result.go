@@ -132,7 +132,7 @@ func (p *phase) readLogs(dir string, ranks int) {
 	}
 }
 
-// row returns the key of the measurement, without its times.
+// row returns the key of the measurement, without the times.
 func (r RateFound) row() rate { return rate{Operation: r.Operation, Bytes: r.Bytes, Queued: r.Queued} }
 
 // find returns a phase's measurement.

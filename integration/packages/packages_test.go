@@ -100,7 +100,7 @@ var manPage = regexp.MustCompile(`(?m)^.*/usr/share/man/man[158]/(\S+)\.gz.*\n`)
 // docPage is a document of the repository in a list of files.
 var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/[A-Za-z]+\.md.*\n`)
 
-func TestFileLists(t *testing.T) {
+func TestFileListsAreCurrent(t *testing.T) {
 	for _, name := range names {
 		for _, format := range []string{"deb", "rpm"} {
 			t.Run(name+"."+format, func(t *testing.T) {
@@ -218,7 +218,7 @@ func floor(t testing.TB, path string) int {
 }
 
 // The dependencies say which glibc is needed, and so does the README.
-func TestGlibcFloors(t *testing.T) {
+func TestGlibcFloorsMatchDependencies(t *testing.T) {
 	readme, err := os.ReadFile(source + "/README.md")
 	check(t, err)
 	for _, arch := range []string{"amd64", "arm64"} {
@@ -317,7 +317,7 @@ func TestBillOfMaterials(t *testing.T) {
 }
 
 // Another folder, umask, time zone and language give the same bytes.
-func TestReproducible(t *testing.T) {
+func TestPackagesAreReproducible(t *testing.T) {
 	copied := filepath.Join(t.TempDir(), "elsewhere")
 	check(t, os.Mkdir(copied, 0o755))
 	run(t, "sh", "-c", `cd "$1" && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$2"`, "sh", source, copied)

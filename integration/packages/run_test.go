@@ -14,7 +14,7 @@ import (
 )
 
 // The configuration in comments is valid too.
-func TestPackagedConfiguration(t *testing.T) {
+func TestPackagedConfigurationIsValid(t *testing.T) {
 	path := filepath.Join(unpacked(t, "peerlane", "amd64"), "etc/peerlane/config.toml")
 	text, err := os.ReadFile(path)
 	check(t, err)
@@ -38,7 +38,7 @@ func emulate(t *testing.T, program string, arguments ...string) string {
 }
 
 // On an emulated processor, which says nothing about a driver there.
-func TestARM64(t *testing.T) {
+func TestARM64ProgramsRun(t *testing.T) {
 	native, foreign := unpacked(t, "peerlane", "amd64"), unpacked(t, "peerlane", "arm64")
 	for _, arguments := range [][]string{
 		{"plan", "--input", source + "/docs/hgx-4-nics.xml"},
@@ -86,13 +86,13 @@ func TestARM64(t *testing.T) {
 
 // single are the tests of package conformance in one process.
 var single = []string{
-	"CopiesBothWaysOfEverySize", "ABatchOfCopies", "PeerCopies", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
-	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive", "StreamsInterleave",
-	"AStreamIsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
+	"CopiesBothWaysOfEverySize", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
+	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive",
+	"StreamsWaitForEachOther", "StreamRunsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
 }
 
 // Versions order as packages do.
-func TestVersions(t *testing.T) {
+func TestVersionsOrderAsPackages(t *testing.T) {
 	dir := t.TempDir()
 	check(t, os.Mkdir(filepath.Join(dir, "packaging"), 0o755))
 	script, err := os.ReadFile(source + "/packaging/version")

@@ -59,7 +59,7 @@ const (
 	engine    = "container_runtime_t"
 )
 
-func TestPolicyAllows(t *testing.T) {
+func TestPolicyAllowsNeededAccess(t *testing.T) {
 	for _, p := range [][4]string{
 		{container, "peerlane_socket_t", "dir", "search"},
 		{container, "peerlane_anchor_t", "dir", "search"},
@@ -89,7 +89,7 @@ func TestPolicyAllows(t *testing.T) {
 	}
 }
 
-func TestPolicyRefuses(t *testing.T) {
+func TestPolicyRefusesOtherAccess(t *testing.T) {
 	for _, p := range [][4]string{
 		{container, "peerlane_socket_t", "sock_file", "unlink"},
 		{container, "peerlane_socket_t", "sock_file", "create"},
@@ -120,7 +120,7 @@ func TestPolicyRefuses(t *testing.T) {
 	}
 }
 
-func TestPolicyTransitions(t *testing.T) {
+func TestPolicyTransitionsToRelayDomain(t *testing.T) {
 	for _, from := range []string{"init_t", engine} {
 		out := run(t, "sesearch", "--type_trans", "-s", from, "-t", "peerlane_relay_exec_t", "-c", "process", policy(t))
 		if !strings.Contains(out, "process "+relay+";") {

@@ -206,7 +206,7 @@ func (r *tree) isConfigured(after string) {
 	}
 }
 
-func TestDebian(t *testing.T) {
+func TestDebianInstallsUpgradesAndPurges(t *testing.T) {
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			r := plant(t, suite, true)
@@ -277,7 +277,7 @@ func removeEmpty(dir string) error {
 }
 
 // Without /proc, /sys, /run and device nodes, as in a build of an image.
-func TestImageBuild(t *testing.T) {
+func TestImageBuildInstallsPackages(t *testing.T) {
 	r := plant(t, "bookworm", false)
 	before := r.files()
 	if said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(said, "rror") {
@@ -332,7 +332,7 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 }
 
 // The installed programs find each other and the simulator.
-func TestDemo(t *testing.T) {
+func TestInstalledDemoSucceeds(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run(apt + "install /packages/peerlane_*_amd64.deb")
 	if said := r.run("peerlane demo --runtime none --gpus simulated --bytes 1MiB"); !strings.Contains(said, "simulator") {
@@ -379,7 +379,7 @@ func (r *tree) outlives(paths []string, said string) {
 }
 
 // A root of rpm's, whose database knows a glibc and a shell, and no more.
-func TestRPM(t *testing.T) {
+func TestRPMInstallsAndRemoves(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.bind(older, "older")
 	// A package with the dependencies of the packages.

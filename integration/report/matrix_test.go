@@ -210,7 +210,7 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"host a tested":                                        "a test or a reason",
 		"runc a tested a.TestA":                                `no place "runc"`,
-		"host a maybe a.TestA":                                 `the state "maybe"`,
+		"host a maybe a.TestA":                                 `unknown state "maybe"`,
 		"host a tested a.TestA y":                              "exactly one test",
 		"host a may-skip a.TestA":                              "reason",
 		"host a tested TestA":                                  "folder",
@@ -276,7 +276,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 	if err := os.WriteFile(path, []byte("vm-small x tested a.TestA"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readMatrix(path); err == nil || !strings.Contains(err.Error(), "its count is 0") {
+	if _, err := readMatrix(path); err == nil || !strings.Contains(err.Error(), "the count is 0") {
 		t.Errorf("a matrix without its count is accepted: %v", err)
 	}
 }

@@ -71,13 +71,13 @@ func demand(t *testing.T, err error, words ...string) {
 // forever is a process that does not end by itself.
 func forever() control.Command { return control.Command{Argv: []string{"sleep", "infinity"}} }
 
-func TestAPanicIsAnError(t *testing.T) {
+func TestGuestPanicIsError(t *testing.T) {
 	m := start(t, options(t))
 	err := m.Run(t.Context(), control.Command{Argv: []string{"sh", "-c", "echo c > /proc/sysrq-trigger; sleep infinity"}}, nil, nil, nil)
 	demand(t, err, "the machine ended", "Kernel panic")
 }
 
-func TestAHangIsAnError(t *testing.T) {
+func TestGuestHangIsError(t *testing.T) {
 	o := options(t)
 	o.HangTimeout = 12 * time.Second
 	m := start(t, o)
@@ -87,7 +87,7 @@ func TestAHangIsAnError(t *testing.T) {
 	demand(t, m.Run(t.Context(), forever(), nil, nil, nil), "it hangs", "the console's end")
 }
 
-func TestAProcessWithoutEndIsAnError(t *testing.T) {
+func TestEndlessProcessIsError(t *testing.T) {
 	m := start(t, options(t))
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
@@ -99,7 +99,7 @@ func TestAProcessWithoutEndIsAnError(t *testing.T) {
 	}
 }
 
-func TestAFullDiskIsAnError(t *testing.T) {
+func TestFullDiskIsError(t *testing.T) {
 	m := start(t, options(t))
 	sh := func(line string) (string, error) {
 		var out bytes.Buffer
@@ -118,7 +118,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 	}
 }
 
-func TestAMachineThatCannotBootIsAnError(t *testing.T) {
+func TestMachineWithoutBootIsError(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 )
 
 // A host with relays as systemd units and running containers shuts down.
-func TestAHostWithRelaysShutsDown(t *testing.T) {
+func TestHostWithRelaysShutsDown(t *testing.T) {
 	source, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func TestAHostWithRelaysShutsDown(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 6*time.Minute, errors.New("no shutdown"))
 	defer cancel()
 	err = m.Run(ctx, control.Command{
-		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOff$", "-test.v"},
+		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOffWithRelays$", "-test.v"},
 		Env:  []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, Dir: "/source/integration/vm/cases/units",
 	}, nil, t.Output(), t.Output())
 	// QEMU exits during the conversation, so the error varies.

@@ -152,7 +152,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	without.Network.Key += ".none"
 	for what, do := range map[string]func(context.Context, Options, string) (*Report, error){"connects": Connect, "listens": Listen} {
 		if _, err := do(context.Background(), without, ""); err == nil || !strings.Contains(err.Error(), "peerlane key generate") {
-			t.Errorf("one without a key %s: %v", what, err)
+			t.Errorf("bench without a key %s: %v", what, err)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	r := &run{ctx: context.Background()}
 	_, err = r.plainWith(f, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Duration: time.Millisecond})
 	if err == nil || !strings.Contains(err.Error(), "refused") || !strings.Contains(err.Error(), "went away") {
-		t.Errorf("it fails with %v", err)
+		t.Errorf("error %v", err)
 	}
 }
 
@@ -231,13 +231,13 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 				} else if last && c.answer != "" {
 					// A second bench gets the answer that the place is taken.
 					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil || !strings.Contains(err.Error(), "takes no more connections") {
-						t.Errorf("a second one: %v", err)
+						t.Errorf("second bench: %v", err)
 					}
 				}
 			}
 			s.Conn.Close()
 			if got := <-ended; got.err == nil || !strings.Contains(got.err.Error(), c.want) {
-				t.Errorf("it ends with %v, %v; want %q", got.Report, got.err, c.want)
+				t.Errorf("error %v, %v; want %q", got.Report, got.err, c.want)
 			}
 		})
 	}
@@ -246,7 +246,7 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 	cancel(enough)
 	r.ctx = ctx
 	if _, err := r.forHost(mustLocal(t, o), locally(t)); !errors.Is(err, enough) {
-		t.Errorf("one that is ended while it waits: %v", err)
+		t.Errorf("bench stopped while waiting: %v", err)
 	}
 }
 
@@ -288,7 +288,7 @@ func TestListenNoticesLostBench(t *testing.T) {
 			select {
 			case err := <-ended:
 				if err == nil || !strings.Contains(err.Error(), "went away") {
-					t.Errorf("it ends with %v", err)
+					t.Errorf("error %v", err)
 				}
 			case <-testutil.After(time.Minute):
 				t.Error("it waits")
@@ -409,7 +409,7 @@ func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 	}
 	r.Simulated = true
 	if err := r.check(); err == nil || !strings.Contains(err.Error(), "beside simulated ones") {
-		t.Errorf("real GPUs beside simulated ones: %v", err)
+		t.Errorf("real and simulated GPUs: %v", err)
 	}
 	r.Hosts[0].Simulated, r.Hosts[1].Simulated = true, true
 	if got := r.Summary(); !strings.Contains(got, "simulated") {

@@ -32,7 +32,7 @@ func agent(t *testing.T) *Client {
 	return c
 }
 
-func TestAProcessHasItsInputsAndOutputs(t *testing.T) {
+func TestProcessHasInputAndOutputs(t *testing.T) {
 	c := agent(t)
 	var out, errs bytes.Buffer
 	input := strings.Repeat("0123456789abcdef", 50_000)
@@ -65,7 +65,7 @@ func TestProcessesRunAtOnce(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeStartedSaysWhy(t *testing.T) {
+func TestFailedStartReturnsCause(t *testing.T) {
 	c := agent(t)
 	err := c.Run(t.Context(), Command{Argv: []string{"/no/such/program"}}, nil, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "no such file") {
@@ -76,7 +76,7 @@ func TestWhatCannotBeStartedSaysWhy(t *testing.T) {
 	}
 }
 
-func TestATerminalIsOne(t *testing.T) {
+func TestTerminalHasSizeAndSession(t *testing.T) {
 	c := agent(t)
 	var out bytes.Buffer
 	err := c.Run(t.Context(), Command{Argv: []string{"sh", "-c", "test -t 0 && stty size"}, Terminal: &Size{Rows: 33, Cols: 99}}, nil, &out, nil)
@@ -85,7 +85,7 @@ func TestATerminalIsOne(t *testing.T) {
 	}
 }
 
-func TestAGuestThatIsGoneIsAnError(t *testing.T) {
+func TestLostGuestIsError(t *testing.T) {
 	host, guest := net.Pipe()
 	c := NewClient(host)
 	guest.Close()

@@ -106,7 +106,7 @@ func loadModules(dir string) error {
 	return nil
 }
 
-// waitFor waits for a device node, which the kernel creates when it has found the device.
+// waitFor waits for a device node, which the kernel creates after it has found the device.
 func waitFor(path string) error {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		_, err := os.Stat(path)

@@ -5,7 +5,7 @@
 //	guest serve    the agent: the network, then processes for the host
 //	guest tree X   put the PCIe tree X in place (package pcitree); none removes it
 //
-// It is static and makes system calls instead of running programs: under emulation a fork and an
+// Guest is static and makes system calls instead of running programs: under emulation a fork and an
 // exec cost 60 ms.
 package main
 

@@ -25,7 +25,7 @@ func tree(arguments []string) error {
 	if err != nil {
 		file, readErr := os.ReadFile(name)
 		if readErr != nil {
-			return fmt.Errorf("%w; and not a file: %w", err, readErr)
+			return fmt.Errorf("%w; and as a file: %w", err, readErr)
 		}
 		text = string(file)
 	}

@@ -178,7 +178,7 @@ func TestNamedTablesHaveTheirMachines(t *testing.T) {
 	}
 }
 
-func TestAnUnknownNameSaysWhichThereAre(t *testing.T) {
+func TestUnknownNameListsKnownNames(t *testing.T) {
 	_, err := Named("three-nics")
 	if err == nil || !strings.Contains(err.Error(), "dgx, no-switch, one-switch, two-nics") {
 		t.Errorf("got %v", err)
@@ -328,7 +328,7 @@ func TestRecordsHaveTheModulesLayout(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRefusesInvalidTables(t *testing.T) {
 	const head = "host-bridge 0000:15 numa=0\n root-port 8086:352a gen5 x16\n"
 	const sw = head + "  switch 1000:c030 gen5 x16\n"
 	many := func(n int, line string) string { return strings.Repeat(line, n) }

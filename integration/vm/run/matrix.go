@@ -9,7 +9,7 @@ import (
 )
 
 // matrix is the file in the repository that assigns tests to places. The report of the run checks
-// that they ran.
+// that the tests ran.
 const matrix = "integration/matrix.txt"
 
 // ofMatrix returns the whole packages of a place, and tests of other packages with a cell for it:

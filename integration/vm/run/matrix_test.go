@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestWhatRunsInAPlace(t *testing.T) {
+func TestPlaceRunsTestsOfMatrix(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "matrix.txt")
 	text := `# a comment
 vm-small  integration  count  2

@@ -1,5 +1,5 @@
-// Package rules parses the files of packaging/prometheus with Prometheus' own parsers, as `promtool
-// check rules` does for rules, and checks the queries of the dashboard. It is a separate module,
+// Package rules parses the files of packaging/prometheus with Prometheus' parsers, as `promtool
+// check rules` does for rules, and checks the queries of the dashboard. Rules is a separate module,
 // because Peerlane's programs do not depend on Prometheus.
 package rules
 
@@ -53,7 +53,7 @@ func TestAlertsAreThoseOfPrometheus(t *testing.T) {
 	}
 }
 
-// variable matches a variable of Grafana, which replaces it before the query.
+// variable matches a variable of Grafana, replaced before the query.
 var variable = regexp.MustCompile(`\$__(?:rate_)?interval|\$\{?[a-z_]+\}?`)
 
 func fill(query string) string {

@@ -90,7 +90,7 @@ func installFor(t testing.TB, files map[string]string) {
 
 // A container of an ordinary user's, whose relay is a unit of the user's own
 // systemd, or a child of Podman's where the socket is not.
-func TestARootlessContainer(t *testing.T) {
+func TestRootlessContainerGetsRelay(t *testing.T) {
 	const libexec, userUnits = "/usr/libexec/peerlane/", "/etc/systemd/user/"
 	files := map[string]string{
 		libexec + "peerlane-hook":   inside.Binaries + "/peerlane-hook",
@@ -228,7 +228,7 @@ func TestARootlessContainer(t *testing.T) {
 
 // The user's unit plans and writes specifications by the user's configuration, and again after a
 // change of the configuration.
-func TestTheCDIUnitOfAUser(t *testing.T) {
+func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 	const unit, own = "peerlane-cdi.service", trainerRun + "/peerlane"
 	installFor(t, map[string]string{
 		"/usr/bin/peerlane":                    inside.Binaries + "/peerlane",

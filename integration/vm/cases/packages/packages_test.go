@@ -221,7 +221,7 @@ func ownFiles(t testing.TB) []string {
 	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*", "-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
 }
 
-func TestThePackageUnderSystemd(t *testing.T) {
+func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	for _, unit := range engines {
 		text := "[Service]\nExecStart=/bin/sleep infinity\n"
 		if err := os.WriteFile(filepath.Join("/etc/systemd/system", unit), []byte(text), 0o644); err != nil {

@@ -153,7 +153,7 @@ func cutOne(t *testing.T, address string) {
 
 // Two hosts, of which only one has RDMA, transfer data over TCP, and both report the reason in the
 // log and to the administrator.
-func TestAHostWithoutRDMA(t *testing.T) {
+func TestHostWithoutRDMAUsesTCP(t *testing.T) {
 	other := inside.Other(t)
 	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: inside.IWARP, Card: "rail0"}, inside.Device{Name: "mlx5_1", Kind: inside.IWARP, Card: "rail1"})
 	for guest, out := range exchanged(t, other, launch.TransportAuto) {

@@ -276,7 +276,7 @@ func amount(t *testing.T) uint64 {
 	return bytes
 }
 
-// Containers on two machines, each with its own kernel, PCIe tree and clock, with an
+// Containers on two machines, with separate kernels, PCIe trees and clocks, with an
 // administrator's installation: a far GPU sends to a far GPU. Faults of network, host and clock
 // lose no acknowledged message, and duplicate none.
 func TestContainersOfTwoGuests(t *testing.T) {

@@ -234,7 +234,7 @@ func TestWriteWithPerftest(t *testing.T) {
 	})
 }
 
-func TestIWARP(t *testing.T) {
+func TestIWARPCarriesPings(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	tried(t, func(ctx context.Context, try int) error {
 		port := 7174 + try // iWARP runs over TCP
@@ -249,7 +249,7 @@ func TestIWARP(t *testing.T) {
 	})
 }
 
-func TestAPulledCable(t *testing.T) {
+func TestUnpluggedCableLosesLink(t *testing.T) {
 	rdma(t, inside.RoCE)
 	inside.Plug(t, "rail0", false)
 	inside.Eventually(t, "mlx5_0's port is down", func() (bool, string) {
@@ -282,7 +282,7 @@ func reaches(t *testing.T, address string) bool {
 	return strings.Contains(err.Error(), "refused")
 }
 
-func TestDelay(t *testing.T) {
+func TestDelayIsMeasured(t *testing.T) {
 	round := func() time.Duration {
 		began := time.Now()
 		if !reaches(t, wiring.Address(0, 1)) {
@@ -370,7 +370,7 @@ func TestNothingIsLostUndisturbed(t *testing.T) {
 	}
 }
 
-func TestLoss(t *testing.T) {
+func TestLossDropsDatagrams(t *testing.T) {
 	known(t)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 30})
 	const n = 400
@@ -380,7 +380,7 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-func TestReordering(t *testing.T) {
+func TestReorderingChangesOrder(t *testing.T) {
 	known(t)
 	// Three quarters are delayed; the rest overtakes.
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Latency: 50_000, ReorderProb: 25, Gap: 1})
@@ -415,7 +415,7 @@ func TestPingpongOverALossyRail(t *testing.T) {
 	server.wait(t)
 }
 
-func TestTheOtherGuestIsAnother(t *testing.T) {
+func TestOtherGuestIsDistinct(t *testing.T) {
 	other := inside.Other(t)
 	here, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -222,7 +222,7 @@ func handleIn(text string) (handle string, ok bool) {
 	return handle, found && whole
 }
 
-// Two relays, one per guest, exchange messages of many sizes over RoCE, by two NICs with two queue
+// Two relays, one per guest, exchange messages of many sizes over RoCE on two NICs with two queue
 // pairs each.
 func TestRelaysOverRoCE(t *testing.T) {
 	heavy(t)

@@ -45,7 +45,7 @@ func resources(t *testing.T, run func(name string, arguments ...string) string) 
 // A relay's report on a NIC equals the kernel's list: reliable connected queue pairs in state RTS,
 // each connected to a queue pair of the other relay, completion queues, and memory regions. After
 // the relay's end the list is empty.
-func TestTheKernelsResourcesOfRelays(t *testing.T) {
+func TestRelayResourcesMatchKernel(t *testing.T) {
 	agent := rdma(t, inside.RoCE)
 	known(t)
 	ctx, cancel := context.WithTimeout(t.Context(), speedTimeout)

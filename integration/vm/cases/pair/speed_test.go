@@ -339,7 +339,7 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// Compares relays with perftest on the same device, as the median over pairs of consecutive runs.
+// Compares relays with perftest on the same device, as the median over consecutive runs.
 // The test does not judge the ratio: the guests are emulated on a shared machine. `make
 // bench-verbs` runs five pairs.
 func TestRelaysBesidePerftest(t *testing.T) {

@@ -153,7 +153,7 @@ func register(bytes int) error {
 
 // With nic= the init of a container registers more memory than the memlock limit of the test; a
 // process started by exec is bound by that limit, or by the container's configuration.
-func TestAContainerRegistersMemory(t *testing.T) {
+func TestContainerWithNICRegistersMemory(t *testing.T) {
 	const (
 		few, many = 1 << 20, 32 << 20
 		ownLimit  = 8 << 20

@@ -48,7 +48,7 @@ func attribute(t *testing.T, address, name string) string {
 }
 
 // The kernel shows each function of every table with the table's attributes.
-func TestTheKernelShowsTheTables(t *testing.T) {
+func TestKernelShowsTables(t *testing.T) {
 	for _, name := range pcitree.Names() {
 		t.Run(name, func(t *testing.T) {
 			tree := inside.NamedTree(t, name)
@@ -76,7 +76,7 @@ func TestTheKernelShowsTheTables(t *testing.T) {
 }
 
 // Generations and widths of links, in tables with several.
-func TestTheKernelShowsTheLinks(t *testing.T) {
+func TestKernelShowsLinks(t *testing.T) {
 	for name, want := range map[string][]string{
 		"two-nics": {"32.0 GT/s PCIe x16"}, "dgx": {"16.0 GT/s PCIe x4", "32.0 GT/s PCIe x16"},
 		"no-switch": {"16.0 GT/s PCIe x16"},
@@ -95,7 +95,7 @@ func TestTheKernelShowsTheLinks(t *testing.T) {
 	}
 }
 
-func TestATableCanBeChanged(t *testing.T) {
+func TestTableReplacesFormerTree(t *testing.T) {
 	text, err := pcitree.Named("no-switch")
 	if err != nil {
 		t.Fatal(err)
@@ -243,7 +243,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 	}
 }
 
-func TestWhoIsNearOnOtherTrees(t *testing.T) {
+func TestNearNICsOnOtherTrees(t *testing.T) {
 	for _, c := range []struct {
 		tree string
 		role string // of every GPU
@@ -294,7 +294,7 @@ func TestRDMADevicesAreInTheTree(t *testing.T) {
 	}
 }
 
-func TestAPortsRate(t *testing.T) {
+func TestPortShowsItsRate(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	for _, gbps := range []int{100, 200, 400} {
 		inside.Command(t, "ethtool", "-s", "rail0", "speed", fmt.Sprint(gbps*1000), "duplex", "full")
@@ -304,7 +304,7 @@ func TestAPortsRate(t *testing.T) {
 	}
 }
 
-func TestAPortGoesDownAndUp(t *testing.T) {
+func TestPortGoesDownAndUp(t *testing.T) {
 	for _, kind := range []string{inside.RoCE, inside.IWARP} {
 		t.Run(kind, func(t *testing.T) {
 			twoNICs(t, kind)
@@ -327,7 +327,7 @@ func TestAPortGoesDownAndUp(t *testing.T) {
 }
 
 // The recorded host of `make test` equals this kernel's tree.
-func TestTheRecordedHostIsThisOne(t *testing.T) {
+func TestRecordedHostMatchesKernel(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	got, err := recorded.Capture("/sys", "/proc")
 	if err != nil {
@@ -347,7 +347,7 @@ func TestTheRecordedHostIsThisOne(t *testing.T) {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, name := range []string{demo.RuntimeRunc, demo.RuntimeCrun} {
 		t.Run(name, func(t *testing.T) {
 			var report demo.Report

@@ -19,7 +19,7 @@ import (
 // The suite of relay/verbs, with rdma-core and the kernel's devices: rxe, whose queue pairs are
 // connected out of band, and siw by the connection manager. Each device has a separate process,
 // because librdmacm keeps a siw device open during the life of a process.
-func TestVerbsConform(t *testing.T) {
+func TestVerbsConformOnKernelDevices(t *testing.T) {
 	const variable = "PEERLANE_VERBS_DEVICE"
 	fixtures := map[string]conformance.Fixture{
 		// The kernel's rxe overwrites the status of the request that failed.
@@ -34,9 +34,9 @@ func TestVerbsConform(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			if os.Getenv(variable) == "" {
 				inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: kind, Card: "rail0"})
-				c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m", "-test.run=^TestVerbsConform$/^"+kind+"$")
+				c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m", "-test.run=^TestVerbsConformOnKernelDevices$/^"+kind+"$")
 				c.Env = append(os.Environ(), variable+"=mlx5_0")
-				if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestVerbsConform/"+kind)) {
+				if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestVerbsConformOnKernelDevices/"+kind)) {
 					t.Fatalf("%v\n%s", err, out)
 				}
 				return

@@ -396,7 +396,7 @@ func TestUnitsAreValid(t *testing.T) {
 	}
 }
 
-func TestARelayIsAUnit(t *testing.T) {
+func TestRelayIsSystemdUnit(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
 	unit := o.unitOf(g)
@@ -479,7 +479,7 @@ func TestTwentyUnitsAtOnce(t *testing.T) {
 }
 
 // The relay survives its supervisor, ends with its container, and the hook collects it at poststop.
-func TestAKilledSupervisorOfAUnit(t *testing.T) {
+func TestUnitSupervisorKilledKeepsRelay(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
 	o.unitOf(g)
@@ -493,7 +493,7 @@ func TestAKilledSupervisorOfAUnit(t *testing.T) {
 }
 
 // A stop is the administrator's word: the relay ends, the container does not.
-func TestStoppedUnits(t *testing.T) {
+func TestStoppedUnitsEndRelays(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
 	o.unitOf(g)
@@ -537,7 +537,7 @@ func TestWithoutTheSocket(t *testing.T) {
 }
 
 // If the service fails to start, the hook starts the relay itself.
-func TestAServiceThatCannotStart(t *testing.T) {
+func TestServiceFailingToStartFallsBack(t *testing.T) {
 	o := newOperator(t, asItIs)
 	if err := os.Remove(filepath.Join(units, relayService)); err != nil {
 		t.Fatal(err)
