@@ -234,7 +234,7 @@ func (p *hosts) sizes(amount uint64) {
 func (p *hosts) mustSee(transport, way string) {
 	p.Helper()
 	p.exchange(0, 64<<10)
-	h := p.both[1] // a single host: with load an inspection takes ten seconds
+	h := p.both[1] // a single host: under load an inspection takes ten seconds
 	h.order(across.Order{Do: inspect})
 	r := h.next(inspected).Inspection.Report
 	if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") || len(r.Network.Peers) != 2 || len(r.Connections) != 2 {

@@ -112,7 +112,7 @@ func start(t *testing.T, other *control.Client, argv ...string) *started {
 	return s
 }
 
-// startUntil runs a program in the second guest until end is called; end waits for it.
+// startUntil runs a program in the second guest until end is called; end waits for the exit.
 func startUntil(ctx context.Context, other *control.Client, argv ...string) (s *started, end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	s = &started{out: &lines{}, ended: make(chan error, 1)}
@@ -154,7 +154,7 @@ func listens(t *testing.T, other *control.Client, port int) {
 }
 
 // Third-party programs over rxe and siw in a busy emulated guest hung about once in ten runs, or
-// measured nothing. So they get this number of tries with this limit.
+// measured nothing. So the tests repeat such programs, with a limit per try.
 const (
 	strangersTries = 3
 	strangersTime  = 90 * time.Second
@@ -234,7 +234,7 @@ func TestWriteWithPerftest(t *testing.T) {
 	})
 }
 
-func TestIWARPCarriesPings(t *testing.T) {
+func TestPingsOverIWARPArrive(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	tried(t, func(ctx context.Context, try int) error {
 		port := 7174 + try // iWARP runs over TCP
@@ -400,7 +400,7 @@ func inOrder(numbers []uint64) bool {
 	return true
 }
 
-// RDMA must survive these faults: RC retransmits lost packets.
+// RDMA must survive the faults: RC retransmits lost packets.
 func TestPingpongOverALossyRail(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 2})
