@@ -296,7 +296,7 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	h := m.host()
 	h.ask = nil
 	for _, f := range checkEngines(context.Background(), h) {
-		if f.Status != Unknown || !strings.Contains(f.Found, "is not run") {
+		if f.Status != Unknown || !strings.Contains(f.Found, "not run, because") {
 			t.Errorf("%v on %s: %s", f.Status, f.On, f.Found)
 		}
 	}

@@ -75,7 +75,7 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		{"half a rotation", func(ms *Meetings, m *meeting.Meeting) { ms.Ours.Keys = []string{"k1", "k0"} }, []string{"warning cluster-keys"}, "still believes"},
 		{"certificates on one side", func(_ *Meetings, m *meeting.Meeting) {
 			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusUnreachable, "host2 has no address")}
-		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates", "reached")...), "host2 has none"},
+		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates", "reached")...), "host2 has no address"},
 		{"doctors of two ages", func(_ *Meetings, m *meeting.Meeting) {
 			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusVersion, "versions 2 to 3")}
 		}, append([]string{"failure protocol"}, all("cluster-keys", "protocol", "reached")...), "versions 2 to 3"},
