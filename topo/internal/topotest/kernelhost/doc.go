@@ -1,0 +1,2 @@
+// Package kernelhost has a host for tests that is read from a tree of sysfs.
+package kernelhost
