@@ -5,15 +5,14 @@ import (
 	"strings"
 )
 
-// PCIeSpeed is a speed that NCCL knows, and what a lane of it carries, 100
-// Mbit/s.
+// PCIeSpeed is a PCIe speed of NCCL's table, and the rate of one lane, in 100 Mbit/s.
 type PCIeSpeed struct {
 	Begins string
 	lane   float64
 }
 
-// PCIeSpeeds are those of src/graph/topo.cc, kvDictPciGen. A text is looked up
-// by its beginning, in this order.
+// PCIeSpeeds is the table kvDictPciGen of src/graph/topo.cc. PCIe compares the beginning of a text
+// with the entries in order.
 var PCIeSpeeds = []PCIeSpeed{
 	{"2.5 GT/s", 15}, {"5 GT/s", 30}, {"8 GT/s", 60}, {"16 GT/s", 120}, {"32 GT/s", 240}, // Linux before 5.7
 	{"5.0 GT/s PCIe", 30}, {"8.0 GT/s PCIe", 60}, {"16.0 GT/s PCIe", 120}, {"32.0 GT/s PCIe", 240}, {"64.0 GT/s PCIe", 480},
@@ -21,9 +20,8 @@ var PCIeSpeeds = []PCIeSpeed{
 
 // PCIe is the usable bandwidth of a PCIe link, GB/s in each direction.
 // speed is the kernel's max_link_speed ("16.0 GT/s PCIe") or NCCL's link_speed
-// ("16 GT/s"). What is not told, or in words that NCCL does not know, is taken,
-// as NCCL takes it, for 8 GT/s and 16 lanes; 255 lanes, the kernel's word for
-// unknown, are as many.
+// ("16 GT/s"). Like NCCL, PCIe assumes 8 GT/s for an empty or unknown speed, and 16 lanes for an
+// unknown width; 255 lanes, the kernel's value for unknown, count as 255.
 func PCIe(speed string, width int) float64 {
 	lane := 60.0
 	for _, known := range PCIeSpeeds {
@@ -38,8 +36,8 @@ func PCIe(speed string, width int) float64 {
 	return float64(width) * lane / 80
 }
 
-// LinkSpeed reads "16.0 GT/s PCIe", 10^9 transfers a second; 0 where the text
-// states none, as "Unknown" and "" do.
+// LinkSpeed reads "16.0 GT/s PCIe", 10^9 transfers a second. LinkSpeed returns 0 for a text
+// without a speed: "Unknown" or "".
 func LinkSpeed(text string) float64 {
 	number, _, _ := strings.Cut(text, " ")
 	transfers, err := strconv.ParseFloat(number, 64)
@@ -51,8 +49,8 @@ func LinkSpeed(text string) float64 {
 
 // Socket is NCCL's figure for the link between two NUMA nodes, GB/s in
 // each direction (src/graph/topo.cc, ncclTopoGetInterCpuBw). arch is "x86_64",
-// "arm64" or "ppc64", vendor as CPUID has it. For a processor that NCCL has no
-// figure for, the link is no limit: localBandwidth.
+// "arm64" or "ppc64", vendor as CPUID has it. For a processor
+// outside NCCL's table, Socket returns Local: the link is no limit.
 func Socket(arch, vendor string, family, model int) float64 {
 	switch {
 	case strings.HasPrefix(arch, "ppc64"):
@@ -111,5 +109,5 @@ func XGMI(gcn string) float64 {
 	return 24 // Vega, MI100
 }
 
-// Local is NCCL's figure for a way that passes no link (LOC_BW).
+// Local is NCCL's rate of a path without links (LOC_BW).
 const Local = 5000

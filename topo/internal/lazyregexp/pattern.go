@@ -5,12 +5,10 @@ import (
 	"sync"
 )
 
-// pattern is a regular expression that is compiled at its first use: the hook,
-// which runs in front of every container, needs hardly one of them.
+// Regexp is a regular expression that MatchString and the other methods compile at the first use.
 type Regexp struct {
 	compile func() *regexp.Regexp
-	// matches says the same as the expression, for patterns that every command needs;
-	// nil for others.
+	// matches replaces the expression in MatchString; nil for none.
 	matches func(string) bool
 }
 
@@ -18,7 +16,7 @@ func New(expression string) *Regexp {
 	return &Regexp{compile: sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })}
 }
 
-// by makes a pattern match without its expression.
+// by sets a function that matches the same strings as the expression.
 func (p *Regexp) by(matches func(string) bool) *Regexp {
 	p.matches = matches
 	return p
@@ -31,7 +29,7 @@ func (p *Regexp) MatchString(s string) bool {
 	return p.compile().MatchString(s)
 }
 
-// hexadecimal says whether s is digits of the kernel's addresses, at least so many.
+// hexadecimal reports whether s has at least the given number of lower-case hexadecimal digits and nothing else.
 func hexadecimal(s string, least int) bool {
 	for i := range len(s) {
 		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {

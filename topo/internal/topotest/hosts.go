@@ -43,8 +43,8 @@ func Hgx(link, rate float64, switches ...int) *Builder {
 	return b.Gen(link)
 }
 
-// CubeMesh joins eight GPUs as a DGX-1 does: two quads, and each GPU with its
-// like in the other.
+// CubeMesh joins eight GPUs as a DGX-1 does: two quads, and each GPU with the
+// GPU of the same place in the other quad.
 func (b *Builder) CubeMesh() *Builder {
 	for i := range 8 {
 		for j := range 8 {
@@ -79,7 +79,7 @@ func (b *Builder) Sw(busID string, numa int, hostBridge, above string) *Builder 
 	return b
 }
 
-// GPU adds the next GPU; its address begins with its index.
+// GPU adds the next GPU; the address begins with the index.
 func (b *Builder) GPU(numa int, hostBridge, sw string) *Builder {
 	i := len(b.H.GPUs)
 	n, p := at(numa, hostBridge, sw)
@@ -178,7 +178,7 @@ func MachineOf(r *rand.Rand) *topo.Host {
 		for i := range r.IntN(4) {
 			n := topo.NIC{Host: host, Name: fmt.Sprintf("mlx5_%d", i), BusID: fmt.Sprintf("0000:%02x:00.0", 0x80+i/2)}
 			n.NUMA, n.Place = place()
-			if i%2 == 1 { // a second port of the one before
+			if i%2 == 1 { // a second port of the previous NIC
 				n.Place = h.NICs[len(h.NICs)-1].Place
 				n.NUMA = h.NICs[len(h.NICs)-1].NUMA
 			}

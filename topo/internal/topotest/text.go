@@ -15,8 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Plain leaves out of a comparison what a device and a processor are called,
-// and in which words a link's bandwidth is told; the tests below look at these.
+// Plain excludes names of devices and processors and texts of link speeds from a comparison.
 var Plain = cmp.Options{
 	cmpopts.IgnoreFields(topo.CPU{}, "Arch", "Vendor", "Family", "Model"),
 	cmpopts.IgnoreFields(topo.Place{}, "LinkSpeed", "LinkWidth"),
@@ -25,15 +24,12 @@ var Plain = cmp.Options{
 	cmpopts.IgnoreFields(topo.NIC{}, "Device", "SystemGUID"),
 }
 
-// ReadAsNCCLDoes parses as NCCL 2.30's src/graph/xml.cc does, byte by byte, and
-// compares with what a parser of XML sees.
-
-// Topologies is a collection of topology files of real machines that some
-// checkouts have beside them, with what NCCL makes of each.
+// Topologies is the folder of topology files of real machines, with NCCL's results for each
+// file. A checkout may lack the folder.
 const Topologies = "../../../shared/topologies"
 
-// SmallHost: two GPUs and a NIC under one switch, a GPU under a switch below
-// it, one at the same CPU, one at the other.
+// SmallHost has two GPUs and a NIC below a switch, a GPU below a second-level switch, a GPU at the
+// same CPU, and a GPU at the other CPU.
 const SmallHost = `<?xml version="1.0"?>
 <!-- a comment -->
 <system version="1">
@@ -56,7 +52,7 @@ const SmallHost = `<?xml version="1.0"?>
   </cpu>
 </system>`
 
-// Bridge is a <pci> that others are below; identity is vendor, device,
+// Bridge returns a <pci> element with children; identity is vendor, device,
 // subsystem_vendor and subsystem_device.
 func Bridge(busID, identity, inner string) string {
 	f := strings.Fields(identity)
@@ -80,7 +76,7 @@ func CPUXML(numa int, inner ...string) string {
 	return fmt.Sprintf(`<cpu numaid="%d" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">%s</cpu>`, numa, strings.Join(inner, "\n"))
 }
 
-// Allocated is what something takes of memory, given back or not, bytes.
+// Allocated returns the bytes that a function allocates, freed bytes included.
 func Allocated(what func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -89,7 +85,7 @@ func Allocated(what func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// SMIMatrix is what a driver of today prints, but for its colours.
+// SMIMatrix is the matrix of a current driver, without colours.
 const SMIMatrix = "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n" +
 	"GPU0\t X \tNV12\tSYS\tPIX\tSYS\t0-31,64-95\t0\t\tN/A\n" +
 	"GPU1\tNV12\t X \tSYS\tNODE\tSYS\t0-31,64-95\t0\t\tN/A\n" +
@@ -110,8 +106,8 @@ NIC Legend:
   NIC1: mlx5_2
 `
 
-// AddSeeds adds texts to the seeds of a fuzz test, and the files of the collection
-// whose names match, where the collection is there.
+// AddSeeds adds texts to the seeds of a fuzz test, and the files in
+// Topologies with matching names, if the folder exists.
 func AddSeeds(f *testing.F, pattern string, texts ...string) {
 	f.Helper()
 	for _, text := range texts {
@@ -130,7 +126,7 @@ func AddSeeds(f *testing.F, pattern string, texts ...string) {
 	}
 }
 
-// CheckNumbers: no GPU and no NUMA node has a number that none can have.
+// CheckNumbers fails the test if a GPU or NUMA node has a number outside the bounds.
 func CheckNumbers(t *testing.T, h *topo.Host) {
 	for _, c := range h.CPUs {
 		if err := topo.CheckNUMA(c.NUMA); err != nil {

@@ -25,7 +25,7 @@ func RDMADevice(files map[string]string, function, name string, attributes ...st
 }
 
 // Tree writes a fake system: files by path, a text that begins with "-> " being
-// a symbolic link. It returns what ReadSysfs takes.
+// a symbolic link. Tree returns options for reader.Sysfs.
 func Tree(t *testing.T, files map[string]string) topo.Options {
 	t.Helper()
 	root := t.TempDir()
@@ -59,7 +59,7 @@ func Device(files map[string]string, path string, attributes ...string) {
 
 const GPUClass, GPUVendor = "class=0x030200", "vendor=0x10de"
 
-// VPD is vital product data as a ConnectX has it: a name, and keywords.
+// VPD returns the vital product data of a ConnectX: a name and keywords.
 func VPD(keywords ...string) string {
 	large := func(tag byte, data []byte) []byte {
 		return append(binary.LittleEndian.AppendUint16([]byte{tag}, uint16(len(data))), data...)

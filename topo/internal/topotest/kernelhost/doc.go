@@ -1,2 +1,2 @@
-// Package kernelhost has a host for tests that is read from a tree of sysfs.
+// Package kernelhost reads a host for tests from a tree of sysfs.
 package kernelhost

@@ -9,8 +9,7 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// A host as the kernel shows it: a dual-port card of two functions and one of
-// another maker, software RDMA, a NIC without a link, a processor with an
+// KernelsHost reads a host from sysfs: a dual-port card of two functions, a card of a second maker, software RDMA, a NIC without a link, a processor with an
 // extended family, a node of memory alone.
 func KernelsHost(t *testing.T) *topo.Host {
 	t.Helper()
@@ -56,7 +55,7 @@ func KernelsHost(t *testing.T) *topo.Host {
 	return h
 }
 
-// answer is an NVML that knows these GPUs.
+// answer is a fake NVML with the listed GPUs.
 type answer []topo.NVMLGPU
 
 func (a answer) GPUs() ([]topo.NVMLGPU, error) { return a, nil }

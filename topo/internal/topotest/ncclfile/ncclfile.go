@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo/ncclxml"
 )
 
-// PairOf is the pair of two devices, by name.
+// PairOf returns the pair of two devices with the given names.
 func PairOf(t *testing.T, pairs []graph.Pair, from, to string) graph.Pair {
 	t.Helper()
 	for _, p := range pairs {
@@ -27,6 +27,7 @@ func PairOf(t *testing.T, pairs []graph.Pair, from, to string) graph.Pair {
 	return graph.Pair{}
 }
 
+// ReadXML reads a file of NCCL from a text.
 func ReadXML(t *testing.T, text string) *topo.Host {
 	t.Helper()
 	h, err := ncclxml.Read(strings.NewReader(text), "test.xml")
@@ -36,6 +37,8 @@ func ReadXML(t *testing.T, text string) *topo.Host {
 	return h
 }
 
+// ReadAsNCCLDoes parses text byte by byte like src/graph/xml.cc of NCCL 2.30, and compares the
+// result with a parser of XML.
 func ReadAsNCCLDoes(t *testing.T, text string) {
 	t.Helper()
 	r := bytes.NewReader([]byte(text))
@@ -135,4 +138,5 @@ func ReadAsNCCLDoes(t *testing.T, text string) {
 	}
 }
 
-const maxValue = 253 // bytes, of NCCL's reader
+// maxValue is NCCL's bound on an attribute, in bytes.
+const maxValue = 253
