@@ -187,7 +187,7 @@ func TestBenchInterruptedEndsBothSides(t *testing.T) {
 	if err := listening.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if said, err := b.ended(connecting); err == nil || !strings.Contains(said, "went away") || connecting.out.Len() > 0 {
+	if said, err := b.ended(connecting); err == nil || !strings.Contains(said, "disconnected") || connecting.out.Len() > 0 {
 		t.Errorf("the bench that had connected ends with %v: %s%s", err, said, &connecting.out)
 	}
 	if said, err := b.ended(listening); err == nil {
@@ -244,7 +244,7 @@ func TestBenchKilledEndsOtherSide(t *testing.T) {
 				if !late.Stop() {
 					t.Errorf("killed after %q: the other bench ended only by a signal, after %v: %s", last, time.Since(begun), said)
 				}
-				if err == nil || !strings.Contains(said, "went away") && !strings.Contains(said, "no peerlane bench --listen answers") {
+				if err == nil || !strings.Contains(said, "disconnected") && !strings.Contains(said, "no peerlane bench --listen answers") {
 					t.Errorf("killed after %q: the other bench ended with %v: %s", last, err, said)
 				}
 				t.Logf("after %q: %v", strings.TrimSpace(last), time.Since(begun).Round(time.Millisecond))
