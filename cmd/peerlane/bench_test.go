@@ -81,7 +81,7 @@ func TestBenchCommandLine(t *testing.T) {
 	root := t.TempDir()
 	for _, arguments := range [][]string{{"--listen"}, {"--listen", "127.0.0.1"}, {"--connect", "127.0.0.1"}} {
 		var out, errOut bytes.Buffer
-		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "no cluster key, "+root) {
+		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "no cluster key at "+root) {
 			t.Errorf("bench %q without a key: exit status %d: %s", arguments, code, errOut.String())
 		}
 	}

@@ -23,10 +23,10 @@ import (
 func newCDICommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
-		Short: "Look after the specifications that make lanes devices of container engines",
-		Long: `Look after the specifications (CDI, the Container Device Interface) that make lanes
-devices of container engines. peerlane cdi generate makes them, with the plan of this
-host's lanes; the other commands show, check and remove them.`,
+		Short: "Manage the specifications that offer lanes to container engines",
+		Long: `Manage the specifications (CDI, the Container Device Interface) that offer lanes as
+devices to container engines. peerlane cdi generate writes them with the plan of this
+host's lanes; the other commands list, check and remove them.`,
 		Example: `  peerlane cdi generate --spec-dir /etc/cdi
   peerlane cdi list
   peerlane cdi validate`,
@@ -135,19 +135,19 @@ func newGenerateCommand(a *app) *cobra.Command {
 
   peerlane.dev/lane=N  the relay and its socket; the GPU itself comes from
                        nvidia.com/gpu=N
-  peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
-                       GPUs and its NIC; not with tenancy = "multi"
+  peerlane.dev/gpu=N   also the device nodes of the GPU, its server GPUs and
+                       its NIC; not with tenancy = "multi"
   peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
 N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
-and M a NIC's name or PCI address, or "all". peerlane.dev/lane=auto stands for the
-lanes of all GPUs that the engine gives the container.
+and M a NIC's name or PCI address, or "all". peerlane.dev/lane=auto selects the
+lanes of the GPUs that the engine gives the container.
 
-With --spec-dir the specifications are installed there, and the plan is written
+With --spec-dir the command installs the specifications there, and writes the plan
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
-Root also mounts the empty directory that containers get (peerlane cdi anchor).
-Files that are as they should be are not touched. Otherwise specifications are
-printed, and nothing on the host is changed.`,
+As root it also mounts the empty directory for containers (peerlane cdi anchor).
+Current files are not touched. Without --spec-dir it prints the specifications and
+changes nothing.`,
 		Example: `  peerlane cdi generate --spec-dir /etc/cdi
   peerlane cdi generate --spec-dir /etc/cdi --dry-run
   peerlane cdi generate --class lane --format yaml`,
@@ -159,7 +159,7 @@ printed, and nothing on the host is changed.`,
 	addContents(cmd, f, defaultHook)
 	addFormat(cmd, f, "that of the installed ones, or json")
 	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: "+strings.Join(classes(), ", "))
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what --spec-dir would change as a unified diff, and change nothing")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the changes of --spec-dir as a unified diff, and change nothing")
 	complete(cmd, "class", classes()...)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		switch {

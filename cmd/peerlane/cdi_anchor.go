@@ -16,7 +16,7 @@ import (
 func newCDIAnchorCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "anchor",
-		Short: "Mount the empty directory that containers get at " + paths.ContainerDir,
+		Short: "Mount the empty directory for containers at " + paths.ContainerDir,
 		Long: `Mount the anchor: the empty directory that containers get at ` + paths.ContainerDir + `, over
 which the hook mounts the relay's socket. The mount is a read-only tmpfs of one
 inode, so no container runtime can write in it. Without it the hook refuses

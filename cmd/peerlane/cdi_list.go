@@ -19,13 +19,13 @@ func newCDIListCommand(a *app) *cobra.Command {
 	var generated bool
 	cmd := &cobra.Command{
 		Use:   "list [DEVICE...]",
-		Short: "Show what each device would inject into a container",
-		Long: `Show the devices of the installed specifications, and what a container gets that
-asks for one: device nodes, mounts, environment, and hooks. With --generated they
-are those that peerlane cdi generate would write.
+		Short: "List devices and their edits to a container",
+		Long: `Show the devices of the installed specifications and the edits of each to a
+container: device nodes, mounts, environment and hooks. With --generated, show the
+devices that peerlane cdi generate would write.
 
-A DEVICE is a name as engines take it, lane=3 or peerlane.dev/lane=3; it is shown
-with all details. Names that inject the same are one device.`,
+A DEVICE is a name as for engines, lane=3 or peerlane.dev/lane=3; it is shown in
+detail. Names with the same edits are one device.`,
 		Example: `  peerlane cdi list
   peerlane cdi list lane=3 gpu=all
   peerlane cdi list --generated
@@ -35,7 +35,7 @@ with all details. Names that inject the same are one device.`,
 	host.addSoftware()
 	addSpecDirs(cmd, f, "read the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	addContents(cmd, f, defaultHook)
-	cmd.Flags().BoolVar(&generated, "generated", false, "show what peerlane cdi generate would write on this host")
+	cmd.Flags().BoolVar(&generated, "generated", false, "list the devices that peerlane cdi generate would write")
 	devices := func() ([]cdi.Device, error) {
 		if !generated {
 			files, err := cdi.Load(a.specDirs(f))

@@ -38,23 +38,23 @@ func newExporterCommand(a *app) *cobra.Command {
 	var once, names bool
 	cmd := &cobra.Command{
 		Use:   "exporter",
-		Short: "Give the figures of relays to Prometheus",
-		Long: `Give the figures of this host's relays to Prometheus, at /metrics: for each container
-and lane bytes, operations, how long they took, what they wait for and what failed, the
-staging memory of each relay, and how many relays are in which state. docs/metrics.md
-has all of them. Relays are asked whenever it is scraped, and nothing runs between.
+		Short: "Export metrics of relays to Prometheus",
+		Long: `Export metrics of this host's relays to Prometheus, at /metrics: for each container and
+lane bytes, operations, durations, waits and failures, the staging memory of each relay,
+and the number of relays in each state. docs/metrics.md lists every metric. Each scrape
+queries the relays; nothing runs in between.
 
-It listens on loopback, unless --listen says otherwise. --web-config is a file of
-Prometheus' exporter-toolkit, by which it speaks TLS and asks for a password.
+The default address is on loopback; --listen sets others. --web-config is a file of
+Prometheus' exporter-toolkit for TLS and passwords.
 
-Every user of the host can connect to loopback. So the label container is empty there;
-metrics have it at a socket, --listen unix:PATH, which only the user and the group of the
-exporter can open, and everywhere with --container-labels. With tenancy = "multi" the
-exporter does not start unless exporter.multi_tenancy of config.toml is true.
+Every user of the host can connect to loopback, so the label container is empty there.
+It is set at a socket, --listen unix:PATH, which only user and group of the exporter can
+open, and at every address with --container-labels. With tenancy = "multi" the exporter
+starts only if exporter.multi_tenancy of config.toml is true.
 
-The state of relays is root's. peerlane-exporter.service runs as the user
-peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.socket
-(--collector).`,
+Only root can read the state of relays. peerlane-exporter.service runs as the user
+peerlane-exporter, and reads the state from the socket of
+peerlane-exporter-collector.socket (--collector).`,
 		Example: `  peerlane exporter
   peerlane exporter --listen unix:/run/peerlane-exporter/metrics.sock
   peerlane exporter --listen :9836 --web-config /etc/peerlane/web.yaml
@@ -64,9 +64,9 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 	flags := cmd.Flags()
 	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress}, "listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
 	flags.StringVar(&webConfig, "web-config", "", "take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
-	flags.StringVar(&collector, "collector", "", "read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, and not as root")
-	flags.BoolVar(&names, "container-labels", false, "show containers' ids in the metrics to everyone who can connect")
-	flags.BoolVar(&once, "once", false, "print the metrics once, and end")
+	flags.StringVar(&collector, "collector", "", "read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, without root")
+	flags.BoolVar(&names, "container-labels", false, "export container ids at every address")
+	flags.BoolVar(&once, "once", false, "print the metrics once, and exit")
 	completeFiles(cmd, "web-config", "yaml", "yml")
 	completeFiles(cmd, "collector", "sock")
 	cmd.AddCommand(newCollectCommand(a))

@@ -92,17 +92,17 @@ func newRootCommand(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "peerlane",
 		Short: "A virtual PCIe switch: every GPU of a host beside an RDMA NIC",
-		Long: `Peerlane gives every GPU of a host a lane to the network that is as good as that
-of the GPUs beside an RDMA NIC: the traffic of a far GPU is relayed through GPUs
-that share a PCIe switch with a NIC.
+		Long: `Peerlane gives every GPU of a host a lane to the network as fast as that of the GPUs
+beside an RDMA NIC: a relay stages the traffic of a far GPU through GPUs that share a
+PCIe switch with a NIC.
 
 Exit status:
-  0  done
-  1  failed; one sentence on standard error says what, on what, and what to do
-  2  the command line was wrong
+  0  success
+  1  failed; standard error has operation, object, cause and remedy
+  2  wrong command line
   3  peerlane cdi validate: installed specifications differ from this host
-  4  peerlane self-test: a pair of GPUs is not fit to stage on
-  5  peerlane doctor: nothing is wrong that could be seen, and something could not be told
+  4  peerlane self-test: a pair of GPUs is unfit for staging
+  5  peerlane doctor: no problem found, but some results are unknown
   6  peerlane doctor: a warning
   7  peerlane doctor: a failure`,
 		Example: `  peerlane topo                            how near are GPUs and NICs
@@ -121,8 +121,8 @@ Exit status:
 	setTemplates(root)
 
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.root, "root", "/", "look for var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
-	flags.StringVar(&a.logLevel, "log-level", "info", "log messages from `LEVEL` up: debug, info, warning, error")
+	flags.StringVar(&a.root, "root", "/", "use var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
+	flags.StringVar(&a.logLevel, "log-level", "info", "minimum `LEVEL` of log messages: debug, info, warning, error")
 	flags.StringVar(&a.logFormat, "log-format", "text", "log to standard error in `FORM`: text, json")
 	must(root.MarkPersistentFlagDirname("root"))
 	complete(root, "log-level", logLevels...)

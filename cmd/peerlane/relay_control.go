@@ -30,9 +30,8 @@ func newInspectCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect NAME...",
 		Short: "Show a container's relay in detail",
-		Long: `Show a container's relay in detail: its lanes, sockets, processes and control
-group, what the relay says of its clients, memory and CUDA contexts, and the end
-of its log.
+		Long: `Show a container's relay in detail: lanes, sockets, processes and control group, the
+relay's report on clients, memory and CUDA contexts, and the end of its log.
 
 ` + relayNames,
 		Example: `  peerlane relay inspect trainer
@@ -290,10 +289,9 @@ func printSandbox(row func(what, value string), s hook.Confinement) {
 func newStopCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stop NAME...",
-		Short: "End a container's relay until it is resumed",
-		Long: `End a container's relay, which is killed if that takes more than 5 seconds. Its
-clients' operations fail, and clients that attach are refused with the reason,
-until peerlane relay resume.
+		Short: "Stop a container's relay until it is resumed",
+		Long: `End a container's relay, by SIGKILL after 5 seconds. The operations of clients fail, and
+the relay's socket refuses clients with the reason, until peerlane relay resume.
 
 ` + relayNames,
 		Example: `  peerlane relay stop trainer
@@ -340,21 +338,20 @@ func (a *app) tellAwaited(relays awaited, err error, form string) error {
 func newDrainCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NAME... | --all",
-		Short: "Have relays let go of the GPUs, for a driver update or a reset",
-		Long: `Have relays let go of the GPUs: no new work starts, memory is unmapped when the
-last copy on it has ended, and then the relay ends, and its CUDA context with it.
-Clients hear that it was drained and are refused until peerlane relay resume.
+		Short: "Make relays release the GPUs, for a driver update or a reset",
+		Long: `Make relays release the GPUs: a relay starts no new work, unmaps memory after the last
+copy, and ends, and with it its CUDA context. Clients get the error that the relay was
+drained, and new clients are refused until peerlane relay resume.
 
-With --all also containers that are started from now on get no relay until
-peerlane relay resume --all, or the next boot: they start, and their clients are
-refused with the reason.
+With --all, containers that start later get no relay either, until peerlane relay resume
+--all or the next boot: they start, and their clients are refused with the reason.
 
-It waits until the relays have let go, and then lists the other processes that
-use a GPU: the containers' own among them. Exit status 1: the time was over
-before; the relays let go all the same as soon as they can.
+The command waits until the relays have ended, and then lists the other processes that
+use a GPU, including processes of the containers. Exit status 1: the timeout expired;
+the relays still end as soon as they can.
 
-Who has a GPU open /proc says; NVML, where it is installed, says who computes or
-draws on which, and with how much of its memory.
+/proc shows the processes with an open GPU device; NVML, if installed, shows those that
+compute or draw, and their GPU memory.
 
 ` + relayNames,
 		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3
@@ -362,7 +359,7 @@ draws on which, and with how much of its memory.
 	}
 	all, timeout := false, time.Minute
 	cmd.Flags().BoolVar(&all, "all", false, "every relay of this host, and those of containers that start later")
-	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "how long to wait")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "maximum time to wait")
 	form := addForm(cmd)
 	cmd.Args = namesOr(&all)
 	cmd.ValidArgsFunction = a.completeRelays
@@ -442,10 +439,10 @@ func (a *app) holderTable(holders []hook.Holder) *table.Writer {
 func newResumeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume NAME... | --all",
-		Short: "Start relays again that were stopped or drained, or had given up",
-		Long: `Start relays again that were stopped or drained, or that stay down after too many
-failures. --all ends what drain --all began: every relay that was drained is
-started. One that was stopped stays so until it is named.
+		Short: "Restart relays that are stopped, drained or down",
+		Long: `Start relays again that were stopped or drained, or that are down after repeated
+failures. --all reverts drain --all and starts every drained relay. A stopped relay
+starts only by name.
 
 ` + relayNames,
 		Example: `  peerlane relay resume trainer

@@ -42,29 +42,28 @@ func newSelfTestCommand(a *app) *cobra.Command {
 	var all, again bool
 	cmd := &cobra.Command{
 		Use:   "self-test",
-		Short: "Test the pairs of GPUs that lanes stage on: are bytes right, and how fast",
-		Long: `Test the pairs of GPUs that the plan's lanes can stage on, spares included, or each
-two GPUs where it stages on none: whether copies arrive bit by bit, at odd sizes
-and places, in both directions, and for a kernel that runs meanwhile; and how fast
-they are beside the bounce through the host's memory. From that it chooses the
-size of pieces, how many are under way, and by how many streams.
+		Short: "Test correctness and speed of copies between GPUs that lanes stage on",
+		Long: `Test the pairs of GPUs that the plan's lanes can stage on, including spares, or every
+two GPUs if no lane is staged: bit-exact copies at odd sizes and offsets, in both
+directions, also for a running kernel; and rates compared with the bounce through host
+memory. The test chooses size, number and streams of pieces.
 
-What it finds as root is kept, and relays go by it until the next boot or another
-driver: a pair that is wrong, or slower than the bounce, is replaced by a spare or
-the bounce. What is known already is shown and not tested anew, unless --again is
-given. The first container after a boot has its own pairs tested all the same.
+As root the results are stored, and relays use them until the next boot or driver
+change: a pair that corrupts data, or is slower than the bounce, is replaced by a spare
+or the bounce. Known results are shown without a new test, unless --again is given. The
+first container after a boot still has its own pairs tested.
 
-For a second or so a pair it has contexts and 32 MiB on both GPUs. One that is full
-or taken cannot be tested, which is no verdict on the pair.
+A test takes about a second per pair, and contexts and 32 MiB on both GPUs. A GPU that is
+full or in exclusive use cannot be tested, which is no verdict on the pair.
 
-OUT and IN are copies out of the GPU and into it, issued by that GPU, as relays do;
-BY SERVER are those that the server's GPU issues, for which a relay would need a
-second context.
+OUT and IN are copies from the GPU and to the GPU, issued by that GPU, as relays do;
+BY SERVER are copies issued by the server GPU, which would need a second context in a
+relay.
 
 Exit status:
   0  every pair is fit
-  1  a pair could not be tested, or nothing was
-  4  a pair is not fit`,
+  1  a pair could not be tested, or no pair was
+  4  a pair is unfit`,
 		Example: `  peerlane self-test
   peerlane self-test --again --all
   peerlane self-test --gpus simulated -o json`,
@@ -73,9 +72,9 @@ Exit status:
 	host, form := addLiveHost(cmd), addForm(cmd)
 	host.addSoftware()
 	flags := cmd.Flags()
-	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real, simulated (whose figures say nothing about GPUs)")
-	flags.BoolVar(&all, "all", false, "test each two GPUs, whatever the lanes are")
-	flags.BoolVar(&again, "again", false, "test what is known already, too")
+	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real or simulated")
+	flags.BoolVar(&all, "all", false, "test every two GPUs, regardless of lanes")
+	flags.BoolVar(&again, "again", false, "also repeat known results")
 	flags.StringVar(&hookBinary, "hook", "", "peerlane-hook is at `PATH` (default: "+defaultHook+")")
 	must(cmd.MarkFlagFilename("hook"))
 	complete(cmd, "gpus", testbed.GPUsReal, testbed.GPUsSimulated)

@@ -29,7 +29,7 @@ type hostFlags struct {
 // addHost gives a command the flags that choose a host.
 func addHost(cmd *cobra.Command) *hostFlags {
 	f := addLiveHost(cmd)
-	cmd.Flags().StringVar(&f.input, "input", "", "read `FILE`, or standard input for -, in place of this host: a capture, NCCL's or hwloc's XML, or nvidia-smi topo -m")
+	cmd.Flags().StringVar(&f.input, "input", "", "read `FILE` (- for standard input) instead of this host: a capture, XML of NCCL or hwloc, or nvidia-smi topo -m")
 	completeFiles(cmd, "input", "xml", "txt", "gz")
 	return f
 }
@@ -45,7 +45,7 @@ func addLiveHost(cmd *cobra.Command) *hostFlags {
 
 // addSoftware lets plans use software RDMA.
 func (f *hostFlags) addSoftware() {
-	f.cmd.Flags().BoolVar(&f.software, "software", false, "plan with software RDMA (rxe, siw), too, which cannot reach a GPU's memory")
+	f.cmd.Flags().BoolVar(&f.software, "software", false, "also use software RDMA (rxe, siw), which cannot reach GPU memory")
 }
 
 func (f *hostFlags) read() (*topo.Host, error) {
@@ -106,22 +106,21 @@ func (f *hostFlags) options() topo.Options {
 func newTopoCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topo",
-		Short: "Show GPUs, RDMA NICs, and how near they are to each other",
-		Long: `Show the GPUs and RDMA NICs of this host, or of a file, and for each pair the
-type and the bandwidth of the path between them.
+		Short: "Show GPUs, RDMA NICs and the paths between them",
+		Long: `Show the GPUs and RDMA NICs of this host, or of a file, and for each pair the type and
+the bandwidth of the path between them.
 
-A file is told by its content: a capture (peerlane topo capture), a topology of
-NCCL (NCCL_TOPO_DUMP_FILE) or of hwloc 2 (lstopo --of xml), or the text of
+The content of a file identifies its format: a capture (peerlane topo capture), a
+topology of NCCL (NCCL_TOPO_DUMP_FILE) or of hwloc 2 (lstopo --of xml), or the output of
 nvidia-smi topo -m, which has path types and no bandwidths.
 
-With -o xml the host is written as a topology of NCCL 2.30, for NCCL_TOPO_FILE.
-With --virtual as well it is that of the virtual switch: beside each GPU a
-virtual NIC peerlane_N, with the GUID and the speed of the NIC that the plan
-gives GPU N. The configuration file has its say in the plan.
+With -o xml the output is a topology file of NCCL 2.30, for NCCL_TOPO_FILE. With
+--virtual it describes the virtual switch: beside each GPU a virtual NIC peerlane_N,
+with the GUID and the speed of the NIC that the plan assigns to GPU N. The configuration
+file affects the plan.
 
-With -o svg or -o html the host is a picture in one file: NUMA nodes, PCIe
-switches, GPUs and NICs as a tree, with what each link can do. peerlane plan
-draws the lanes as well.`,
+With -o svg or -o html the output is a picture in one file: NUMA nodes, PCIe switches,
+GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws lanes.`,
 		Example: `  peerlane topo
   peerlane topo --nics
   peerlane topo --input topo.xml
@@ -136,9 +135,9 @@ draws the lanes as well.`,
 	host, form, rules, virtual, facts, functions := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false, false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
-	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
-	cmd.Flags().BoolVar(&functions, "functions", false, "show virtual functions and subfunctions as NICs of their own; JSON always has them")
-	cmd.Flags().BoolVar(&facts, "nics", false, "show of NICs alone what ibstat says: firmware, GUIDs, states, LIDs")
+	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch instead of the host; needs -o xml")
+	cmd.Flags().BoolVar(&functions, "functions", false, "show virtual functions and subfunctions as separate NICs; JSON always does")
+	cmd.Flags().BoolVar(&facts, "nics", false, "show only the facts of ibstat: firmware, GUIDs, states, LIDs")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
 		switch {
