@@ -65,7 +65,8 @@ func Describe(cmd *cobra.Command) Command {
 	cmd.InitDefaultHelpFlag() // adds [flags] to the usage line
 	long, exit := Exit(cmd.Long)
 	c := Command{
-		Path: cmd.CommandPath(), Usage: cmd.UseLine(), Short: cmd.Short, Long: cmp.Or(long, cmd.Short), Example: cmd.Example, Exit: exit,
+		Path: cmd.CommandPath(), Usage: cmd.UseLine(), Short: cmd.Short, Long: cmp.Or(long,
+			cmd.Short), Example: cmd.Example, Exit: exit,
 		Flags: flags(cmd.NonInheritedFlags()), Global: flags(cmd.InheritedFlags()),
 	}
 	for _, below := range cmd.Commands() {

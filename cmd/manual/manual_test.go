@@ -141,7 +141,8 @@ func TestManualMarkdownEqualsGolden(t *testing.T) {
 }
 
 func TestManualFromMarkdownMakesPage(t *testing.T) {
-	got := FromMarkdown(Page{Name: "tool.conf", Section: 5, Version: "v1", Brief: "a file"}, "# Tool\n\n`tool` reads\nit, see [there](x.md).\n\n## part\n\n`part.key`, text: a `-f`.\n")
+	got := FromMarkdown(Page{Name: "tool.conf", Section: 5, Version: "v1", Brief: "a file"},
+		"# Tool\n\n`tool` reads\nit, see [there](x.md).\n\n## part\n\n`part.key`, text: a `-f`.\n")
 	want := `.TH "TOOL.CONF" "5" "" "Peerlane v1" "Peerlane"
 .SH NAME
 tool.conf \- a file

@@ -77,17 +77,22 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	}
 	form := addForm(cmd, formSVG, formHTML)
 	flags := cmd.Flags()
-	flags.StringSliceVar(&o.Tables, "table", []string{"copy", "latency", "routes", "bounce"}, "which tables `NAME,...` to measure, or all")
+	flags.StringSliceVar(&o.Tables, "table", []string{"copy", "latency", "routes", "bounce"},
+		"which tables `NAME,...` to measure, or all")
 	flags.StringSliceVar(&sizes, "sizes", nil, "message `SIZE,...` in place of each table's own")
 	flags.IntSliceVar(&o.Depths, "depths", nil, "messages in flight `N,...` in place of each table's own")
-	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged}, "routes to measure: direct, staged (over loop, an emulated NIC)")
-	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
-	flags.StringSliceVar(&o.Busy, "busy", nil, "whose GPUs table busy keeps busy: `client,server,both` (default all in turn)")
+	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged},
+		"routes to measure: direct, staged (over loop, an emulated NIC)")
+	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce,
+		bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
+	flags.StringSliceVar(&o.Busy, "busy", nil,
+		"whose GPUs table busy keeps busy: `client,server,both` (default all in turn)")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes and shorter measurements")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
-	flags.StringVar(&listen, "listen", "", "listen for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
+	flags.StringVar(&listen, "listen", "",
+		"listen for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
 	flags.Lookup("listen").NoOptDefVal = everywhere
 	flags.StringVar(&connect, "connect", "", "measure lanes to `HOST` or HOST:PORT, where a bench listens")
 	flags.StringVar(&o.Transport, "transport", launch.TransportAuto, "transport to the other host: auto, tcp or verbs")
@@ -202,7 +207,9 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	}
 	for _, name := range no {
 		if flags.Changed(name) {
-			return fmt.Errorf("--%s has no meaning between two hosts; use --connect with --sizes, --depths, --duration, --quick and --transport", name)
+			return fmt.Errorf(
+				"--%s has no meaning between two hosts; use --connect with --sizes, --depths, --duration, --quick and "+
+					"--transport", name)
 		}
 	}
 	return nil
@@ -216,7 +223,8 @@ func (a *app) onNetwork() (config.Config, error) {
 		return c, err
 	}
 	if c.Network.Listen == config.ListenOff {
-		return c, errors.New("network.listen in config.toml is off, so relays of this host accept no connection of another host; set it")
+		return c, errors.New(
+			"network.listen in config.toml is off, so relays of this host accept no connection of another host; set it")
 	}
 	c.Network.TenantAnnotation = ""
 	c.Network.Key, err = a.keyFile()
@@ -250,7 +258,8 @@ func saveBench(file string, r *bench.Report) error {
 // given returns the flags of the command line, without those that name files.
 func given(cmd *cobra.Command) []string {
 	var list []string
-	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus", "listen", "connect", "transport"} {
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick",
+		"gpus", "listen", "connect", "transport"} {
 		switch f := cmd.Flags().Lookup(name); {
 		case f.Changed && f.NoOptDefVal != "":
 			list = append(list, "--"+name+"="+f.Value.String())
@@ -273,7 +282,8 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 		_, _ = a.out.Document().Write(page)
 		return err
 	}
-	a.out.Printf("Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release, r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
+	a.out.Printf("Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release,
+		r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
 	heading, cells := r.Table()
 	columns := make([]any, len(heading))
 	for i, h := range heading {
@@ -311,7 +321,8 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 // newBenchClientCommand is a client of peerlane bench.
 func newBenchClientCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "bench-client", Hidden: true, Short: "Run a client of peerlane bench, with JSON orders on standard input", Args: noArgs,
+		Use: "bench-client", Hidden: true, Short: "Run a client of peerlane bench, with JSON orders on standard " +
+			"input", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error { return bench.Serve(os.Stdin, a.out.Document()) },
 	}
 }

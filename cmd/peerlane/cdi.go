@@ -31,7 +31,8 @@ host's lanes; the other commands list, check and remove them.`,
   peerlane cdi list
   peerlane cdi validate`,
 	}
-	cmd.AddCommand(newGenerateCommand(a), newCDIAnchorCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
+	cmd.AddCommand(newGenerateCommand(a), newCDIAnchorCommand(a), newCDIListCommand(a), newCDIValidateCommand(a),
+		newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)
 }
 
@@ -66,7 +67,8 @@ func addFormat(cmd *cobra.Command, f *specFlags, otherwise string) {
 
 func (f *specFlags) checkFormat() error {
 	if f.format != "" && !slices.Contains(cdi.Formats, f.format) {
-		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s: unknown format; use %s", f.format, strings.Join(cdi.Formats, ", "))}
+		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s: unknown format; use %s", f.format,
+			strings.Join(cdi.Formats, ", "))}
 	}
 	return nil
 }
@@ -86,7 +88,8 @@ func (a *app) specDirs(f *specFlags) []string {
 
 // specOptions returns the options of specifications for a plan.
 func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
-	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc, LibraryDir: a.libraryDir()}
+	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc,
+		LibraryDir: a.libraryDir()}
 }
 
 // libraryDir returns the directory of the libraries for containers if this command has another
@@ -164,9 +167,12 @@ changes nothing.`,
 	cmd.RunE = func(*cobra.Command, []string) error {
 		switch {
 		case class != "" && len(f.dirs) > 0:
-			return usageError{cmd.CommandPath(), errors.New("--class selects a specification to print; --spec-dir always installs all classes: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--class selects a specification to print; --spec-dir always installs all classes: give one or the " +
+					"other")}
 		case dry && len(f.dirs) == 0:
-			return usageError{cmd.CommandPath(), errors.New("--dry-run needs --spec-dir; without --spec-dir the command only prints")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--dry-run needs --spec-dir; without --spec-dir the command only prints")}
 		}
 		if err := f.checkFormat(); err != nil {
 			return err
@@ -248,7 +254,8 @@ func hookPath(named string) (string, error) {
 		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name its path with --hook", err)
 	}
 	dir := filepath.Dir(self)
-	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"), packagedHook)
+	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"),
+		packagedHook)
 }
 
 // binaries is the directory that has peerlane, peerlane-hook and peerlane-relay: this
@@ -265,14 +272,17 @@ func firstHook(paths ...string) (path string, err error) {
 			return checkHook(path)
 		}
 	}
-	return path, fmt.Errorf("there is no hook, neither %s, and a container with a lane could not start; name the hook with --hook", strings.Join(paths, " nor "))
+	return path, fmt.Errorf(
+		"there is no hook, neither %s, and a container with a lane could not start; name the hook with --hook", strings.Join(
+			paths, " nor "))
 }
 
 func checkHook(path string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return path, fmt.Errorf("there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
+		return path, fmt.Errorf(
+			"there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
 	case err != nil:
 		return path, fmt.Errorf("looking at the hook: %w", err)
 	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
@@ -319,7 +329,8 @@ func changeWords(c cdi.Change) string {
 // asRoot adds the remedy to an error of permission.
 func asRoot(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
-		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err, Remedy: "run it as root, or on files of your own (--root, --spec-dir)"}
+		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err,
+			Remedy: "run it as root, or on files of your own (--root, --spec-dir)"}
 	}
 	return err
 }

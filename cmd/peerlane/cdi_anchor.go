@@ -32,7 +32,10 @@ the user.`,
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if !paths.MountsAnchor() {
-			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(), Cause: errors.New("mounting the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user namespace"}
+			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(),
+				Cause: errors.New(
+					"mounting the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user " +
+					"namespace"}
 		}
 		if err := a.mountAnchor(); err != nil || form.value != formJSON {
 			return err

@@ -33,7 +33,8 @@ detail. Names with the same edits are one device.`,
 	}
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
-	addSpecDirs(cmd, f, "read the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	addSpecDirs(cmd, f,
+		"read the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	addContents(cmd, f, defaultHook)
 	cmd.Flags().BoolVar(&generated, "generated", false, "list the devices that peerlane cdi generate would write")
 	devices := func() ([]cdi.Device, error) {
@@ -75,7 +76,8 @@ detail. Names with the same edits are one device.`,
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		if generated && len(f.dirs) > 0 {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--generated reads this host and --spec-dir reads files: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				fmt.Errorf("--generated reads this host and --spec-dir reads files: give one or the other")}
 		}
 		all, err := devices()
 		if err != nil {
@@ -131,7 +133,8 @@ func (a *app) deviceTable(devices []cdi.Device) *table.Writer {
 			hooks = append(hooks, h.Stage+": "+h.Brief)
 		}
 		row := table.Row{
-			d.Name, dashLines(d.Aliases), dashLines(inLines(nodes)), dashLines(inLines(mounts)), dashLines(variables), dashLines(hooks),
+			d.Name, dashLines(d.Aliases), dashLines(inLines(nodes)), dashLines(inLines(mounts)), dashLines(
+				variables), dashLines(hooks),
 		}
 		if withIgnored {
 			row = append(row, dash(d.Ignored))
@@ -198,7 +201,8 @@ func (a *app) printDevices(devices []cdi.Device) {
 			nodes = append(nodes, line)
 		}
 		for _, m := range d.Mounts {
-			mounts = append(mounts, fmt.Sprintf("%s, the host's %s (%s)", m.ContainerPath, m.HostPath, strings.Join(m.Options, ",")))
+			mounts = append(mounts, fmt.Sprintf("%s, the host's %s (%s)", m.ContainerPath, m.HostPath,
+				strings.Join(m.Options, ",")))
 		}
 		for _, h := range d.Hooks {
 			hooks = append(hooks, fmt.Sprintf("at %s %s %s", h.Stage, path.Base(h.Path), h.Does))

@@ -111,7 +111,8 @@ func (r *refreshed) lap(part string, began *time.Time) {
 }
 
 // refreshPlan looks for GPUDirect RDMA support, then reads the host and plans.
-func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan, cdi.Options, error) {
+func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan,
+	cdi.Options, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return nil, cdi.Options{}, err

@@ -34,7 +34,8 @@ Exit status:
 		Args: noArgs,
 	}
 	f, form := &specFlags{cmd: cmd}, addForm(cmd)
-	addSpecDirs(cmd, f, "remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	addSpecDirs(cmd, f,
+		"remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	cmd.Flags().BoolVar(&force, "force", false, "remove while containers with a lane run")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the files to remove, and remove nothing")
 	cmd.RunE = func(*cobra.Command, []string) error {

@@ -31,7 +31,8 @@ Exit status:
 	}
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
-	addSpecDirs(cmd, f, "look at the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	addSpecDirs(cmd, f,
+		"look at the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	addContents(cmd, f, "the installed one")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		dirs := a.specDirs(f)
@@ -80,7 +81,8 @@ Exit status:
 		case 1:
 			return findingError{exitDrift, errors.New("installed specifications differ from this host: 1 difference")}
 		}
-		return findingError{exitDrift, fmt.Errorf("installed specifications differ from this host: %d differences", len(drift))}
+		return findingError{exitDrift, fmt.Errorf("installed specifications differ from this host: %d differences",
+			len(drift))}
 	}
 	return cmd
 }

@@ -55,9 +55,12 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 	}
 	form := addForm(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc, "OCI runtime: runc, crun, or none for plain processes (needs no root)")
-	flags.StringVar(&o.Route, "route", launch.RouteAuto, "route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
-	flags.StringVar(&o.Copy, "copy", demo.CopyRelay, "process that copies between a client's GPU and its server GPU: relay or client")
+	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc,
+		"OCI runtime: runc, crun, or none for plain processes (needs no root)")
+	flags.StringVar(&o.Route, "route", launch.RouteAuto,
+		"route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
+	flags.StringVar(&o.Copy, "copy", demo.CopyRelay,
+		"process that copies between a client's GPU and its server GPU: relay or client")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
 	flags.StringVar(&size, "bytes", "256MiB", "minimum `SIZE` to move and verify in each direction")
 	flags.BoolVar(&o.Rates, "rates", false, "also measure the simulator's rates; rates of real GPUs are always measured")
@@ -79,7 +82,8 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 		} {
 			if !slices.Contains(f.allowed, f.value) {
-				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s: unknown value; use %s", f.name, f.value, strings.Join(f.allowed, ", "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s: unknown value; use %s", f.name, f.value,
+					strings.Join(f.allowed, ", "))}
 			}
 		}
 		var err error
@@ -112,7 +116,8 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 			a.printDemo(report)
 		}
 		if err == nil && !report.OK() {
-			err = errors.New("the demo ran, and not everything is right: " + strings.Join(append(report.Problems, report.Left...), "; "))
+			err = errors.New("the demo ran, and not everything is right: " +
+				strings.Join(append(report.Problems, report.Left...), "; "))
 		}
 		return err
 	}
@@ -288,7 +293,8 @@ func (a *app) exchangeTable(r *demo.Report) *table.Writer {
 		if r.Route == launch.RouteDirect {
 			path += ", one copy"
 		}
-		t.AppendRow(table.Row{c.Name, other.Name, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes), verified, path})
+		t.AppendRow(table.Row{c.Name, other.Name, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes),
+			verified, path})
 	}
 	return t
 }
@@ -303,14 +309,16 @@ func (a *app) serverTable(r *demo.Report) *table.Writer {
 	}
 	for _, s := range r.Servers {
 		t.AppendRow(table.Row{
-			s.GPU.Index, s.GPU.BusID, humanize.Comma(int64(s.RelayIn)), humanize.Comma(int64(s.RelayOut)), logged(s.DeviceIn), logged(s.DeviceOut),
+			s.GPU.Index, s.GPU.BusID, humanize.Comma(int64(s.RelayIn)), humanize.Comma(int64(s.RelayOut)), logged(
+				s.DeviceIn), logged(s.DeviceOut),
 		})
 	}
 	return t
 }
 
 func (a *app) rateTable(r *demo.Report) *table.Writer {
-	t := a.newTable("MESSAGE", strings.ToUpper(r.Copy+", "+r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY", "RATIO")
+	t := a.newTable("MESSAGE", strings.ToUpper(r.Copy+", "+r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY",
+		"RATIO")
 	for i, rate := range r.Containers[0].Client.Rates {
 		raw, bounce := r.Baselines.Raw[i].GBs, r.Baselines.Bounce[i].GBs
 		t.AppendRow(table.Row{
@@ -337,7 +345,8 @@ func newDemoClientCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{Use: "demo-client", Hidden: true, Short: "Run a client of the demo", Args: noArgs}
 	cmd.Flags().StringVar(&o.Name, "name", "", "A or B")
 	cmd.Flags().StringVar(&script, "script", "", "what to do, JSON")
-	cmd.Flags().StringVar(&o.Socket, "socket", paths.ContainerDir+"/"+paths.SocketName, "the relay's socket; - to read its path from the first line of standard input")
+	cmd.Flags().StringVar(&o.Socket, "socket", paths.ContainerDir+"/"+paths.SocketName,
+		"the relay's socket; - to read its path from the first line of standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := json.Unmarshal([]byte(script), &o.Script); err != nil {
 			return usageError{cmd.CommandPath(), fmt.Errorf("--script: %w", err)}

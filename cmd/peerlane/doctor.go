@@ -74,16 +74,22 @@ Exit status:
 	flags := cmd.Flags()
 	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run no program there")
 	flags.StringVar(&lane, "for", "", "only findings about the lane of `GPU`")
-	flags.BoolVar(&selfTest, "selftest", false, "also test the pairs of GPUs that lanes stage on (about a second per pair)")
-	flags.BoolVar(&rdma, "rdma", false, "also test the NICs of lanes by RDMA on this host (about a second per NIC and GPU)")
+	flags.BoolVar(&selfTest, "selftest", false,
+		"also test the pairs of GPUs that lanes stage on (about a second per pair)")
+	flags.BoolVar(&rdma, "rdma", false,
+		"also test the NICs of lanes by RDMA on this host (about a second per NIC and GPU)")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
-	flags.StringSliceVar(&connect, "connect", nil, "also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
-	flags.StringVar(&serve, "serve", "", "only answer doctors of other hosts, at `ADDRESS[:PORT]` (default: the relays' address, the last port of network.ports)")
+	flags.StringSliceVar(&connect, "connect", nil,
+		"also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
+	flags.StringVar(&serve, "serve", "",
+		"only answer doctors of other hosts, at `ADDRESS[:PORT]` (default: the relays' address, the last port of "+
+			"network.ports)")
 	flags.Lookup("serve").NoOptDefVal = serveAuto
 	complete(cmd, "serve", serveAuto)
 	complete(cmd, "connect") // names of hosts, not of files
 	must(cmd.MarkFlagDirname("host-root"))
-	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return a.completeGPUs(cmd, host)
 	}))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -163,7 +169,8 @@ func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 // testForDoctor runs the self-test of GPU pairs before the checks read the results.
 func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
 	if !host.live() {
-		return usageError{cmd.CommandPath(), errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
+		return usageError{cmd.CommandPath(),
+			errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {
@@ -191,9 +198,11 @@ func diagnosis(r doctorReport) error {
 	}
 	switch r.Worst {
 	case doctor.Failure:
-		return findingError{exitDoctorFailure, fmt.Errorf("failures: %d, warnings: %d, could not tell: %d", count[doctor.Failure], count[doctor.Warning], count[doctor.Unknown])}
+		return findingError{exitDoctorFailure, fmt.Errorf("failures: %d, warnings: %d, could not tell: %d",
+			count[doctor.Failure], count[doctor.Warning], count[doctor.Unknown])}
 	case doctor.Warning:
-		return findingError{exitDoctorWarning, fmt.Errorf("warnings: %d, could not tell: %d", count[doctor.Warning], count[doctor.Unknown])}
+		return findingError{exitDoctorWarning, fmt.Errorf("warnings: %d, could not tell: %d", count[doctor.Warning],
+			count[doctor.Unknown])}
 	case doctor.Unknown:
 		return findingError{exitDoctorUnknown, fmt.Errorf("could not tell: %d", count[doctor.Unknown])}
 	}
@@ -214,8 +223,10 @@ func (a *app) printDoctor(r doctorReport) {
 	wrong := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Status <= doctor.OK })
 	slices.SortStableFunc(wrong, func(a, b doctor.Finding) int { return int(b.Status) - int(a.Status) })
 	for _, f := range wrong {
-		a.out.Printf("\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], bold), f.Check, f.On, f.Found)
-		for _, line := range [][2]string{{"looked at", f.LookedAt}, {"why", f.Why}, {"remedy", f.Remedy}, {"lanes", laneWords(f.Lanes)}} {
+		a.out.Printf("\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], bold),
+			f.Check, f.On, f.Found)
+		for _, line := range [][2]string{{"looked at", f.LookedAt}, {"why", f.Why}, {"remedy", f.Remedy},
+			{"lanes", laneWords(f.Lanes)}} {
 			a.out.Printf("  %-10s %s\n", line[0]+":", line[1])
 		}
 	}

@@ -70,7 +70,8 @@ func explained(typed string) (fault.Entry, error) {
 		known = append(known, string(e.Code))
 	}
 	nearest, _ := config.Nearest(code, known)
-	return fault.Entry{}, fmt.Errorf("unknown code %s; the nearest is %s; list all codes with peerlane explain", typed, nearest)
+	return fault.Entry{}, fmt.Errorf("unknown code %s; the nearest is %s; list all codes with peerlane explain", typed,
+		nearest)
 }
 
 // printEntry prints an entry for a terminal of 80 columns.

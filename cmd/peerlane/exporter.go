@@ -62,9 +62,12 @@ peerlane-exporter-collector.socket (--collector).`,
 		Args: noArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress}, "listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
-	flags.StringVar(&webConfig, "web-config", "", "take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
-	flags.StringVar(&collector, "collector", "", "read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, without root")
+	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress},
+		"listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
+	flags.StringVar(&webConfig, "web-config", "",
+		"take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
+	flags.StringVar(&collector, "collector", "",
+		"read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, without root")
 	flags.BoolVar(&names, "container-labels", false, "export container ids at every address")
 	flags.BoolVar(&once, "once", false, "print the metrics once, and exit")
 	completeFiles(cmd, "web-config", "yaml", "yml")
@@ -99,7 +102,8 @@ peerlane-exporter-collector.socket (--collector).`,
 // newCollectCommand is peerlane-exporter-collector@.service.
 func newCollectCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter --collector", Args: noArgs,
+		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter " +
+			"--collector", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := a.mayExport(); err != nil {
 				return err
@@ -117,7 +121,9 @@ func (a *app) mayExport() error {
 		return err
 	}
 	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf("exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
+		return fmt.Errorf(
+			"exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set "+
+				"exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
 	}
 	return nil
 }
@@ -125,7 +131,10 @@ func (a *app) mayExport() error {
 // metrics is a registry that reads from a source.
 func (a *app) metrics(source exporter.Source, names bool) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(exporter.New(source, names, func(err error) { a.log.WithError(err).Warn("reading the state of relays") }))
+	registry.MustRegister(exporter.New(source, names, func(
+		err error) {
+		a.log.WithError(err).Warn("reading the state of relays")
+	}))
 	return registry
 }
 
@@ -176,7 +185,8 @@ const exporterPage = `<!DOCTYPE html>
 `
 
 // export serves metrics until ctx ends: withNames at Unix sockets, metrics at TCP addresses.
-func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string, webConfig string) error {
+func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string,
+	webConfig string) error {
 	var network, files []net.Listener
 	for _, address := range addresses {
 		l, err := listen(address)
@@ -232,7 +242,8 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		count++
 		systemd := false
 		go func() {
-			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses, WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
+			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses,
+				WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
 				slog.New(slog.NewTextHandler(a.errOut.Document(), &slog.HandlerOptions{Level: slog.LevelWarn})))
 		}()
 	}

@@ -217,7 +217,8 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 	// The lock is a separate file with mode 0600: any process that can open a file can keep it
 	// locked, and every user can open the directory. The lock file stays, or two commands could
 	// each lock their own inode.
-	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW,
+		0o600)
 	if err != nil {
 		return path, asRoot(fmt.Errorf("cluster key: %w", err))
 	}
@@ -264,5 +265,6 @@ func writeSecret(path string, text []byte) error {
 
 // noClusterKey returns the error of a host without a cluster key.
 func noClusterKey(path string) error {
-	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path, Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
+	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path,
+		Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
 }

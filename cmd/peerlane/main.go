@@ -117,7 +117,10 @@ Exit status:
 	}
 	root.SetOut(a.out.Document())
 	root.SetErr(a.errOut.Document())
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), nearFlag(cmd, err)} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{cmd.CommandPath(),
+			nearFlag(cmd, err)}
+	})
 	setTemplates(root)
 
 	flags := root.PersistentFlags()
@@ -169,7 +172,8 @@ var logLevels = []string{"debug", "info", "warning", "error"}
 func (a *app) start(cmd *cobra.Command) error {
 	level, err := logrus.ParseLevel(a.logLevel)
 	if err != nil || !slices.Contains(logLevels, a.logLevel) {
-		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s: unknown level; use debug, info, warning or error", a.logLevel)}
+		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s: unknown level; use debug, info, warning or error",
+			a.logLevel)}
 	}
 	switch a.logFormat {
 	case "text":
@@ -182,7 +186,8 @@ func (a *app) start(cmd *cobra.Command) error {
 	a.log.SetLevel(level)
 	a.log.SetOutput(a.errOut.Document())
 	if !filepath.IsAbs(a.root) {
-		return usageError{cmd.CommandPath(), fmt.Errorf("--root %s: not an absolute path; the hook and the relays run in other directories", a.root)}
+		return usageError{cmd.CommandPath(),
+			fmt.Errorf("--root %s: not an absolute path; the hook and the relays run in other directories", a.root)}
 	}
 	a.layout = paths.New(a.root)
 	return nil
@@ -252,7 +257,8 @@ func newHelpCommand(root *cobra.Command) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{cmd.CommandPath(), fmt.Errorf("unknown command %q; list commands with peerlane --help", strings.Join(args, " "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("unknown command %q; list commands with peerlane --help",
+					strings.Join(args, " "))}
 			}
 			of.InitDefaultHelpFlag()
 			return of.Help()

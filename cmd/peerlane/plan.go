@@ -56,24 +56,32 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 	}
 	host, form := addHost(cmd), addForm(cmd, formWide, formSVG, formHTML)
 	host.addSoftware()
-	cmd.Flags().StringVar(&host.one, "host", "", "plan host `N` of a file that describes several: a number from 0, or its host_hash")
-	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cmd.Flags().StringVar(&host.one, "host", "",
+		"plan host `N` of a file that describes several: a number from 0, or its host_hash")
+	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return host.completeHosts()
 	}))
-	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any vendor, for study; relays need NVIDIA GPUs")
+	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false,
+		"plan GPUs of any vendor, for study; relays need NVIDIA GPUs")
 	cmd.Flags().StringVar(&explain, "explain", "", "explain the lane of `GPU` in sentences")
-	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return a.completeGPUs(cmd, host)
 	}))
-	cmd.Flags().BoolVar(&measure, "measure", false, "first measure copies between GPUs and to host memory, for all plans of this host; needs root, seconds, and memory on idle GPUs")
+	cmd.Flags().BoolVar(&measure, "measure", false,
+		"first measure copies between GPUs and to host memory, for all plans of this host; needs root, seconds, and "+
+			"memory on idle GPUs")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
 		if explains && estimate {
-			return usageError{cmd.CommandPath(), errors.New("--explain describes one GPU and --estimate all GPUs: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--explain describes one GPU and --estimate all GPUs: give one or the other")}
 		}
 		if form.picture() && (explains || estimate) {
-			return usageError{cmd.CommandPath(), fmt.Errorf("-o %s draws the plan with its estimate: omit --explain and --estimate", form.value)}
+			return usageError{cmd.CommandPath(),
+				fmt.Errorf("-o %s draws the plan with its estimate: omit --explain and --estimate", form.value)}
 		}
 		if measure {
 			if err := a.measureHost(cmd, host); err != nil {
@@ -340,7 +348,9 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 	}
 	a.out.Println("NCCL TODAY: NCCL's defaults without PXN.")
 	if e.PXN {
-		a.out.Println("NCCL WITH PXN: sending / receiving. PXN sends through a GPU near the NIC, where the ranks of both share a container.")
+		a.out.Println(
+			"NCCL WITH PXN: sending / receiving. PXN sends through a GPU near the NIC, where the ranks of both share a " +
+				"container.")
 	}
 	a.out.Println("GPUDIRECT OFF: the same NICs, all traffic through host memory.")
 	a.out.Println("AS PLANNED: the lanes of this plan.")

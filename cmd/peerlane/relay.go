@@ -27,7 +27,8 @@ which starts and ends with the container.`,
   peerlane relay inspect trainer
   peerlane relay top`,
 	}
-	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
+	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a),
+		newResumeCommand(a), newGCCommand(a))
 	return group(cmd)
 }
 
@@ -75,7 +76,8 @@ ids, processes and generations.`,
 		}
 		drained, markErr := hook.AllDrained(a.layout)
 		if drained != nil {
-			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
+			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n",
+				drained.Since.Format(time.RFC3339))
 		}
 		return asRoot(errors.Join(err, markErr))
 	}

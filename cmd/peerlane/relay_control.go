@@ -93,7 +93,8 @@ func (a *app) printInspection(i hook.Inspection) {
 		for _, s := range lane.Spares {
 			spares = append(spares, strconv.Itoa(s.Index))
 		}
-		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
+		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID,
+			dash(lane.GPU.UUID), lane.Role,
 			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
 	}
 	for _, p := range i.Pairs {
@@ -147,7 +148,8 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		printNetwork(row, r.Network)
 		for _, c := range r.Connections {
-			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route, dash(c.Transport), dash(c.Path)))
+			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route,
+				dash(c.Transport), dash(c.Path)))
 			if c.Registration != "" {
 				row("  memory", c.Registration)
 			}
@@ -163,18 +165,25 @@ func (a *app) printInspection(i hook.Inspection) {
 			if c.IPCMemories > 0 {
 				host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
 			}
-			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), host, c.Connections))
+			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
+				humanize.IBytes(c.Bytes), host, c.Connections))
 		}
 		if r.MoreClients > 0 {
 			row("client", fmt.Sprintf("and %d more", r.MoreClients))
 		}
-		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent),
+			humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
 		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
-		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(r.Used.Clients, r.Limits.Clients),
-			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors),
-			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
+		row("in use", fmt.Sprintf(
+			"clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(
+				r.Used.Clients, r.Limits.Clients),
+			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors,
+				r.Limits.Descriptors),
+			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(
+				r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
 		if own := i.Config.OwnHostMemory; own > 0 {
-			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit", humanize.IBytes(own)))
+			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit",
+				humanize.IBytes(own)))
 		}
 		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
@@ -231,8 +240,10 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		if p.Dialed {
 			who = "to"
 		}
-		row("other relay", fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them with the messages",
-			who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
+		row("other relay",
+			fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them "+
+				"with the messages",
+				who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
 		switch p.Transport {
 		case launch.TransportVerbs:
 			row("  its data", "over verbs, "+p.Way)
@@ -257,7 +268,8 @@ func networkRail(r launch.NetworkRail) string {
 	if r.Down {
 		words = append(words, "down")
 	}
-	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent), humanize.Bytes(r.Received))
+	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent),
+		humanize.Bytes(r.Received))
 }
 
 func printSandbox(row func(what, value string), s hook.Confinement) {
@@ -272,7 +284,8 @@ func printSandbox(row func(what, value string), s hook.Confinement) {
 		for _, is := range []struct {
 			what string
 			so   bool
-		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network", r.OwnNetwork}} {
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network",
+			r.OwnNetwork}} {
 			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
 		}
 		landlock := "no"
@@ -400,7 +413,8 @@ func (a *app) holders(library interface {
 }) ([]hook.Holder, error) {
 	named, err := library.Processes()
 	if err != nil && !errors.Is(err, topo.ErrNoNVML) {
-		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return hook.Holders(a.layout, named)
 }
@@ -528,7 +542,9 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 			case is.Status.State == state:
 				tell(info, state)
 			case is.Status.State == hook.StateDown:
-				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
+				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s",
+					terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(
+						is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
 				if is.Status.Relay != nil {
@@ -543,7 +559,8 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 			return relays, down
 		}
 		if time.Now().After(end) {
-			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state, limit, strings.Join(waiting, ", "))
+			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state,
+				limit, strings.Join(waiting, ", "))
 		}
 	}
 }
@@ -607,6 +624,7 @@ func namesOr(all *bool) cobra.PositionalArgs {
 		if *all != (len(args) > 0) {
 			return nil
 		}
-		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
+		return usageError{cmd.CommandPath(),
+			fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
 	}
 }

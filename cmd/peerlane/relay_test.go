@@ -40,8 +40,10 @@ func TestRelayTableShowsStates(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
 	relays := []hook.Info{
-		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 4712}, Starts: 2}},
-		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateDown, Starts: 5, Error: "no libcuda"}},
+		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateReady,
+			Relay: &hook.Process{PID: 4712}, Starts: 2}},
+		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateDown, Starts: 5,
+			Error: "no libcuda"}},
 		{Generation: generation, Supervised: true},
 		{Generation: generation, Status: hook.Status{State: hook.StateReady}},
 	}

@@ -83,7 +83,8 @@ func (a *app) topText(rates []hook.Rates, connections bool) string {
 		return "No container has a relay.\n"
 	}
 	lanes := a.newTable("CONTAINER", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
-	each := a.newTable("CONTAINER", "PROCESS", "CONNECTION", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
+	each := a.newTable("CONTAINER", "PROCESS", "CONNECTION", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED",
+		"P50", "P99", "WAITING FOR")
 	more, missing := 0, ""
 	for _, r := range rates {
 		name := r.Container

@@ -17,12 +17,14 @@ func TestTopTableShowsStalls(t *testing.T) {
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
 	byClient := rate
 	byClient.InPlace = 45e9
-	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second}, {Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
+	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second},
+		{Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
 	connection := rate
 	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
 	a := &app{out: terminal.New(&bytes.Buffer{})}
 	text := a.topText([]hook.Rates{
-		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate, byClient}, Connections: []hook.Rate{connection}, MoreConnections: 5},
+		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate, byClient}, Connections: []hook.Rate{connection},
+			MoreConnections: 5},
 		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},
 	}, true)
 	for _, want := range []string{
@@ -50,7 +52,8 @@ func TestTopCommandLine(t *testing.T) {
 	}
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
 	got := decode[[]hook.Rates](t, "relay", "top", "trainer", "--root", root, "--interval", "10ms", "-o", "json")
-	if len(got) != 1 || got[0].Container != "trainer" || got[0].NoReport == "" || got[0].Lanes == nil || got[0].Connections == nil {
+	if len(got) != 1 || got[0].Container != "trainer" || got[0].NoReport == "" || got[0].Lanes == nil ||
+		got[0].Connections == nil {
 		t.Errorf("top of a relay without a supervisor gives %+v", got)
 	}
 	var out, errOut bytes.Buffer

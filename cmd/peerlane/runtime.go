@@ -265,11 +265,15 @@ the last line states whether a restart is needed, and its command.`,
 	f.addFile(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&dry, "dry-run", false, "print the changes as a unified diff, and change nothing")
-	flags.StringArrayVar(&f.wanted.SpecDirs, "spec-dir", nil, "CDI specifications are in `DIR`, too; may be given more than once")
-	flags.StringArrayVar(&f.wanted.HooksDirs, "hooks-dir", nil, "OCI hooks are in `DIR`, too (podman, crio); may be given more than once")
+	flags.StringArrayVar(&f.wanted.SpecDirs, "spec-dir", nil,
+		"CDI specifications are in `DIR`, too; may be given more than once")
+	flags.StringArrayVar(&f.wanted.HooksDirs, "hooks-dir", nil,
+		"OCI hooks are in `DIR`, too (podman, crio); may be given more than once")
 	flags.BoolVar(&f.wanted.Runtime, "set-as-runtime", false, "add peerlane-runtime as runtime peerlane for any version")
-	flags.StringVar(&f.wanted.RuntimePath, "peerlane-runtime", "", "absolute `PATH` of peerlane-runtime (default: beside this command, or "+packagedRuntime+")")
-	flags.StringArrayVar(&f.wanted.RuntimeArgs, "runtime-arg", nil, "give peerlane-runtime the argument `ARG` (docker); may be given more than once")
+	flags.StringVar(&f.wanted.RuntimePath, "peerlane-runtime", "",
+		"absolute `PATH` of peerlane-runtime (default: beside this command, or "+packagedRuntime+")")
+	flags.StringArrayVar(&f.wanted.RuntimeArgs, "runtime-arg", nil,
+		"give peerlane-runtime the argument `ARG` (docker); may be given more than once")
 	completeDirectories(cmd, "spec-dir", "hooks-dir")
 	completeFiles(cmd, "peerlane-runtime")
 	complete(cmd, "runtime-arg")

@@ -143,7 +143,8 @@ func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error)
 	if err != nil {
 		return nil, err
 	}
-	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source), kept: true, remove: func() {}}
+	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source),
+		kept: true, remove: func() {}}
 	if os.Geteuid() != 0 {
 		a.log.Warn("only root can have relays go by a self-test: what it finds is shown, and not kept")
 		t.tester, t.kept = tester.Unkept(), false
@@ -184,7 +185,8 @@ func simulatedPairs() (*selfTested, error) {
 }
 
 // selfTest tests pairs and shows progress. The report is valid even with an error.
-func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport, error) {
+func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport,
+	error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
 	defer stop()
 	report := selfTestReport{Host: t.words, Kept: t.kept, Pairs: []launch.Pair{}}
@@ -214,7 +216,9 @@ func judged(pairs []launch.Pair) error {
 		count[p.Verdict]++
 	}
 	if bad := count[launch.VerdictWrong] + count[launch.VerdictSlow]; bad > 0 {
-		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair, Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad, len(pairs)), Remedy: "run peerlane doctor"}}
+		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair,
+			Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad,
+				len(pairs)), Remedy: "run peerlane doctor"}}
 	}
 	if n := count[launch.VerdictUntested]; n > 0 {
 		return fmt.Errorf("%d of %d pairs of GPUs could not be tested", n, len(pairs))
@@ -228,14 +232,16 @@ func (a *app) printSelfTest(r selfTestReport) {
 		a.out.Println("These GPUs are simulated: the figures say nothing about GPUs.")
 	}
 	a.out.Println()
-	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN", "BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
+	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN",
+		"BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
 	for _, p := range r.Pairs {
 		kernel := p.Reader
 		if len(kernel) > 10 {
 			kernel = "not tried"
 		}
 		row := table.Row{p.GPU.Index, p.Server.Index, a.verdict(p.Verdict), humanize.IBytes(p.Bytes), dash(kernel)}
-		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server, p.Pull.Server} {
+		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server,
+			p.Pull.Server} {
 			row = append(row, rateWord(rate))
 		}
 		why := p.Reason
@@ -283,7 +289,8 @@ func pairWords(p launch.Pair) string {
 		words[0] += ": " + p.Reason
 	}
 	if p.Push.Client > 0 {
-		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client), rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
+		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client),
+			rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
 	}
 	if c := chosen(p); c != "" {
 		words = append(words, "pieces of "+c+" streams")
@@ -301,7 +308,8 @@ func tuningWords(c launch.Config) string {
 		name  string
 		value uint64
 		text  string
-	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams", uint64(c.Streams), fmt.Sprint(c.Streams)}} {
+	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams",
+		uint64(c.Streams), fmt.Sprint(c.Streams)}} {
 		switch {
 		case k.value > 0:
 			words = append(words, fmt.Sprintf("%s %s by relay.%s", k.name, k.text, k.name))
@@ -333,7 +341,8 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 		a.log.Warnf("what is kept of self-tests is ignored: %v", err)
 	}
 	for _, n := range names {
-		if pair := launch.FindPair(known.Pairs, n); pair != nil && !pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
+		if pair := launch.FindPair(known.Pairs, n); pair != nil &&
+			!pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
 			a.log.Warnf("relays do not stage on this pair: %v: %s: %s", n, pair.Verdict, pair.Reason)
 		}
 	}

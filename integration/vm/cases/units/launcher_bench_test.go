@@ -23,7 +23,8 @@ import (
 const (
 	nullAddress = "/run/null.sock"
 	nullSocket  = "[Socket]\nListenSequentialPacket=" + nullAddress + "\nAccept=yes\nTriggerLimitIntervalSec=0\n"
-	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox echo here\nStandardInput=socket\nStandardOutput=socket\n"
+	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox " +
+		"echo here\nStandardInput=socket\nStandardOutput=socket\n"
 )
 
 // BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends one byte, for a
