@@ -153,7 +153,7 @@ func arrange(root *cobra.Command) {
 	}{
 		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor", "explain"}},
 		{"Make lanes, and give them to containers:", []string{"cdi", "runtime", "key"}},
-		{"Look after what runs:", []string{"relay", "exporter", "self-test"}},
+		{"Monitoring and control:", []string{"relay", "exporter", "self-test"}},
 		{"Try and measure:", []string{"demo", "bench"}},
 	} {
 		root.AddGroup(&cobra.Group{ID: part.title, Title: part.title})

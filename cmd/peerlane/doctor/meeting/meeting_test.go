@@ -176,7 +176,7 @@ func TestFactsAreTame(t *testing.T) {
 		`{"host":"a\u001b[2Jb","release":"` + strings.Repeat("x", 1000) + `"}`: "",
 		`{"keys":["1","2","3"]}`:        "3 keys",
 		`{"oldest":2,"newest":1}`:       "versions 2 to 1",
-		`{"host":7}`:                    "make no sense",
+		`{"host":7}`:                    "invalid facts from the other host",
 		strings.Repeat(" ", maxFacts+1): "at most",
 	} {
 		f, err := parseFacts([]byte(text))
