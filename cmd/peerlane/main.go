@@ -151,10 +151,10 @@ func arrange(root *cobra.Command) {
 		title string
 		names []string
 	}{
-		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor", "explain"}},
-		{"Make lanes, and give them to containers:", []string{"cdi", "runtime", "key"}},
+		{"Topology and diagnosis:", []string{"topo", "plan", "doctor", "explain"}},
+		{"Configuration:", []string{"cdi", "runtime", "key"}},
 		{"Monitoring and control:", []string{"relay", "exporter", "self-test"}},
-		{"Try and measure:", []string{"demo", "bench"}},
+		{"Demos and benchmarks:", []string{"demo", "bench"}},
 	} {
 		root.AddGroup(&cobra.Group{ID: part.title, Title: part.title})
 		for _, cmd := range root.Commands() {
