@@ -33,6 +33,9 @@ const (
 	commandResume  = "resume"  // start one again
 )
 
+// acceptPause is the time between two calls of accept after a failure.
+const acceptPause = 100 * time.Millisecond
+
 type adminRequest struct {
 	Version int    `json:"version"`
 	Command string `json:"command"`
@@ -139,7 +142,7 @@ func listenAdmin(f *os.File) (<-chan request, error) {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				time.Sleep(firstPause) // out of descriptors or memory: it passes
+				time.Sleep(acceptPause) // out of descriptors or memory: it passes
 				continue
 			}
 			go serveAdmin(conn, requests)

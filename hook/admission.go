@@ -72,18 +72,18 @@ func lockStaging(l paths.Layout) (*os.File, error) {
 
 // admit decides on a relay's claim, and writes down what it then has.
 func admit(l paths.Layout, id string, relay Process, c launch.Claim) (launch.Admission, error) {
-	generation, err := readGeneration(l, id)
+	g, err := readGeneration(l, id)
 	if err != nil {
 		return launch.Admission{}, err
 	}
 	if c.GPU == launch.HostMemory {
-		return admitHost(l, generation, relay, c)
+		return admitHost(l, g, relay, c)
 	}
-	gpu, err := serverOf(generation.Config.Lanes, c.GPU)
+	gpu, err := serverOf(g.Config.Lanes, c.GPU)
 	if err != nil {
 		return launch.Admission{}, err
 	}
-	if most := granted(generation.Config, gpu.BusID); c.Bytes > most {
+	if most := granted(g.Config, gpu.BusID); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf("%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
 			config.Size(c.Bytes), gpu.Index, gpu.BusID, config.Size(most))
 	}
@@ -101,7 +101,7 @@ func admit(l paths.Layout, id string, relay Process, c launch.Claim) (launch.Adm
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{Relay: relay, Container: generation.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
 	}
 	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
 	if err != nil {
@@ -130,8 +130,8 @@ func admit(l paths.Layout, id string, relay Process, c launch.Claim) (launch.Adm
 }
 
 // admitHost is admit for the host's memory.
-func admitHost(l paths.Layout, generation *Generation, relay Process, c launch.Claim) (launch.Admission, error) {
-	if most := grantedHost(generation); c.Bytes > most {
+func admitHost(l paths.Layout, g *Generation, relay Process, c launch.Claim) (launch.Admission, error) {
+	if most := grantedHost(g); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf("%s of host memory asked for, and the relay's configuration comes to %s", config.Size(c.Bytes), config.Size(most))
 	}
 	conf, err := ReadConfig(l)
@@ -147,14 +147,14 @@ func admitHost(l paths.Layout, generation *Generation, relay Process, c launch.C
 		return launch.Admission{}, err
 	}
 	defer held.Close()
-	own, err := readShare(l, generation.ID)
+	own, err := readShare(l, g.ID)
 	if err != nil {
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{Relay: relay, Container: generation.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
 	}
-	holders, err := holdersOf(l, generation.ID, func(s share) uint64 { return s.Host })
+	holders, err := holdersOf(l, g.ID, func(s share) uint64 { return s.Host })
 	if err != nil {
 		return launch.Admission{}, err
 	}
@@ -170,7 +170,7 @@ func admitHost(l paths.Layout, generation *Generation, relay Process, c launch.C
 		}, nil
 	}
 	own.Host = c.Bytes
-	if err := writeJSON(shareFile(l, generation.ID), own); err != nil {
+	if err := writeJSON(shareFile(l, g.ID), own); err != nil {
 		return launch.Admission{}, err
 	}
 	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil

@@ -37,7 +37,7 @@ func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
 	if err := os.Chmod(own.dir, 0o777); err != nil { // relays report, and are not root
 		t.Fatal(err)
 	}
-	r := own.request(id, process(t).Process.Pid, "", lane)
+	r := own.request(id, startProcess(t).Process.Pid, "", lane)
 	r.Config.Relay.Slots, r.Config.Relay.SlotSize = 512, 4*mib // 4 GiB in both directions
 	g, err := hook.Launch(h.layout, r)
 	if err != nil {
@@ -214,7 +214,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 
 	// A relay without its supervisor goes on, and has what it has.
 	survivor := h.info(t, b.generation).Status.Relay.PID
-	kill(supervisor(t, b.generation))
+	kill(supervisorPID(t, b.generation))
 	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB")
 	kill(survivor)
 	free(a)

@@ -15,6 +15,10 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
+// causeUnsupervised is the cause of a relay's end after its supervisor was killed: the relay
+// ended with its container.
+const causeUnsupervised = "supervisor gone"
+
 // Collect removes the generations whose container has ended and whose
 // supervisor is no longer there to do it, and returns the names of those that are
 // removed; the error names those that are not. It stops

@@ -37,7 +37,7 @@ func (h host) collect(t *testing.T, want ...string) {
 // lock is free.
 func (h host) killSupervisor(t *testing.T, id string) {
 	t.Helper()
-	if err := unix.Kill(supervisor(t, id), unix.SIGKILL); err != nil {
+	if err := unix.Kill(supervisorPID(t, id), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "end of the supervisor", func() error {
@@ -56,7 +56,7 @@ func TestCollectOnAHostWithoutAnything(t *testing.T) {
 func TestCollectTouchesNothingThatLives(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	h.collect(t)
 	if _, err := h.ask(g.ID); err != nil {
@@ -68,11 +68,11 @@ func TestCollectTouchesNothingThatLives(t *testing.T) {
 func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	old := process(t)
+	old := startProcess(t)
 	first := h.launch(t, "same id", old.Process.Pid, "")
 	h.state(t, first.ID, hook.StateReady)
 	h.killSupervisor(t, first.ID)
-	second := h.launch(t, "same id", process(t).Process.Pid, "")
+	second := h.launch(t, "same id", startProcess(t).Process.Pid, "")
 	h.state(t, second.ID, hook.StateReady)
 
 	end(old)
@@ -87,7 +87,7 @@ func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 func TestKilledSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
@@ -115,7 +115,7 @@ func TestKilledSupervisor(t *testing.T) {
 func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "slow end")
 	h.state(t, g.ID, hook.StateReady)
 	h.killSupervisor(t, g.ID)
@@ -131,7 +131,7 @@ func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 func TestSupervisorsCollectForEachOther(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	a, b := process(t), process(t)
+	a, b := startProcess(t), startProcess(t)
 	killed := h.launch(t, "a", a.Process.Pid, "")
 	other := h.launch(t, "b", b.Process.Pid, "")
 	h.state(t, killed.ID, hook.StateReady)
@@ -179,7 +179,7 @@ func TestPIDReuse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			init := process(t)
+			init := startProcess(t)
 			g := h.launch(t, "c", init.Process.Pid, "")
 			h.state(t, g.ID, hook.StateReady)
 			h.killSupervisor(t, g.ID)
@@ -243,10 +243,10 @@ func TestCollectWhatIsDamaged(t *testing.T) {
 func TestDeletedState(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
-	watcher := supervisor(t, g.ID)
+	watcher := supervisorPID(t, g.ID)
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestDeletedState(t *testing.T) {
 func TestCollectWaitsForNoLock(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	h.killSupervisor(t, g.ID)
@@ -286,11 +286,11 @@ func TestKilledHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		init := process(t)
+		init := startProcess(t)
 		g := h.launch(t, "c", init.Process.Pid, "late")
 		h.killSupervisor(t, g.ID) // before the relay has answered
 		end(init)
-		h.launch(t, "c", process(t).Process.Pid, "")
+		h.launch(t, "c", startProcess(t).Process.Pid, "")
 	}
 	// Somebody else may be removing one at this moment.
 	testutil.Succeeds(t, "collection", func() error {
@@ -319,7 +319,7 @@ func TestKilledHook(t *testing.T) {
 func TestAfterABoot(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	stranger := process(t)
+	stranger := startProcess(t)
 	g := h.launch(t, "c", stranger.Process.Pid, "stubborn")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
@@ -338,7 +338,7 @@ func TestAfterABoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Whatever runs next: here, the start of a container.
-	next := h.launch(t, "c", process(t).Process.Pid, "")
+	next := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	h.state(t, next.ID, hook.StateReady)
 	testutil.Succeeds(t, "collection", func() error {
 		if _, err := os.Stat(h.layout.GenerationDir(g.ID)); !errors.Is(err, os.ErrNotExist) {
@@ -357,7 +357,7 @@ func TestAfterABoot(t *testing.T) {
 // left is a generation whose container and whose supervisor have ended.
 func (h host) left(t *testing.T) (id string) {
 	t.Helper()
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
@@ -411,7 +411,7 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
@@ -447,7 +447,7 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 		}
 	}
 	name("1")
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	h.killSupervisor(t, g.ID)
@@ -472,7 +472,7 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	// The supervisor's next file is one that it cannot make.
 	full := filepath.Join(h.layout.GenerationDir(g.ID), "status.json.new")

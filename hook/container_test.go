@@ -306,7 +306,7 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"root":{"path":"/"}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	init := process(t)
+	init := startProcess(t)
 	name := lane(3).GPU.UUID + "@" + lane(3).GPU.BusID
 	_, err := hook.Create(hook.ReadAhead(h.layout), hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", hook.Devices{Lanes: []string{name}})
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {

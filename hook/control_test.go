@@ -59,7 +59,7 @@ func TestStopAndResume(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []string{"", "stubborn"} {
 		h := newHost(t)
-		init := process(t)
+		init := startProcess(t)
 		g := h.launch(t, "c", init.Process.Pid, fault)
 		pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 		for range 2 { // twice is no error
@@ -91,7 +91,7 @@ func TestStopAndResume(t *testing.T) {
 func TestResumeOfARelayThatIsDown(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "dies")
 	h.state(t, g.ID, hook.StateDown)
 	if err := hook.Resume(h.layout, g.ID); err != nil {
@@ -111,7 +111,7 @@ func TestResumeOfARelayThatIsDown(t *testing.T) {
 func TestDrainWaitsForTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "slow drain")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	if err := hook.Drain(h.layout, g.ID); err != nil {
@@ -139,7 +139,7 @@ func TestDrainWaitsForTheRelay(t *testing.T) {
 func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "never drained")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "never drained")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	if err := hook.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
 func TestDrainedHost(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	before := h.launch(t, "before", process(t).Process.Pid, "")
+	before := h.launch(t, "before", startProcess(t).Process.Pid, "")
 	h.state(t, before.ID, hook.StateReady)
 	if err := hook.DrainAll(h.layout); err != nil {
 		t.Fatal(err)
@@ -169,7 +169,7 @@ func TestDrainedHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.state(t, before.ID, hook.StateDrained)
-	after := h.launch(t, "after", process(t).Process.Pid, "")
+	after := h.launch(t, "after", startProcess(t).Process.Pid, "")
 	if s := h.state(t, after.ID, hook.StateDrained).Status; s.Starts != 0 {
 		t.Errorf("status %+v", s)
 	}
@@ -212,13 +212,13 @@ func TestDrainedHostIsNotAfterABoot(t *testing.T) {
 	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, h.launch(t, "c", process(t).Process.Pid, "").ID, hook.StateReady)
+	h.state(t, h.launch(t, "c", startProcess(t).Process.Pid, "").ID, hook.StateReady)
 }
 
 func TestInspect(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	info := h.state(t, g.ID, hook.StateReady)
 	found, err := hook.Find(h.layout, g.ID[:5])
@@ -238,7 +238,7 @@ func TestInspect(t *testing.T) {
 	if i.Report == nil || len(i.Report.Contexts) != 1 || i.Report.Contexts[0] != "0000:17:00.0" {
 		t.Errorf("the relay's report is %+v (%s)", i.Report, i.NoReport)
 	}
-	if len(i.Processes) != 2 || i.Processes[0].PID != supervisor(t, g.ID) || i.Processes[1].PID != info.Status.Relay.PID {
+	if len(i.Processes) != 2 || i.Processes[0].PID != supervisorPID(t, g.ID) || i.Processes[1].PID != info.Status.Relay.PID {
 		t.Errorf("processes %+v", i.Processes)
 	}
 	for _, p := range i.Processes {
@@ -286,11 +286,11 @@ func punctual(t *testing.T, pid int) {
 func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "no report")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "no report")
 	h.state(t, g.ID, hook.StateReady)
 	open := func() int {
 		t.Helper()
-		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", supervisor(t, g.ID)))
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", supervisorPID(t, g.ID)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -324,7 +324,7 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 func TestAnotherReleasesSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	socket := filepath.Join(h.layout.GenerationDir(g.ID), "admin.sock")
 	for request, answer := range map[string]string{

@@ -224,16 +224,16 @@ func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *sp
 		}
 		d.Lanes = slices.Concat(d.Lanes, names)
 	}
-	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
+	given, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	seeing(lanes[len(d.Lanes):])
-	if err := present(plan, lanes); err != nil {
+	seeing(given[len(d.Lanes):])
+	if err := present(plan, given); err != nil {
 		return warning, err
 	}
-	addSpares(plan, lanes, config.Plan.Exclude.Pairs)
-	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
+	addSpares(plan, given, config.Plan.Exclude.Pairs)
+	if err := presentNICs(plan, given[len(d.Lanes):], d.NICs); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	// Looked at first, so that no relay is started for what is no container.
@@ -245,10 +245,10 @@ func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *sp
 			warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
 		}
 	}
-	if len(lanes) == 0 {
+	if len(given) == 0 {
 		return warning, nil
 	}
-	r := Request{Container: c, Lanes: lanes, Config: config, Ignored: ignored(spec.Process.Env)}
+	r := Request{Container: c, Lanes: given, Config: config, Ignored: ignored(spec.Process.Env)}
 	if name := config.Network.TenantAnnotation; name != "" {
 		r.Tenant = s.Annotations[name]
 	}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/peerlane/peerlane/config/paths"
@@ -21,11 +20,6 @@ type Drained struct {
 }
 
 func drainedFile(l paths.Layout) string { return filepath.Join(l.State(), "drained.json") }
-
-func bootID() (string, error) {
-	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(text)), err
-}
 
 // AllDrained is the mark, or nil where there is none.
 func AllDrained(l paths.Layout) (*Drained, error) {

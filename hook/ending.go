@@ -19,18 +19,17 @@ import (
 // Causes of a relay's end, as the one line has them that it leaves ("cause", and in the
 // journal PEERLANE_CAUSE). A relay that ends by itself brings its own; see package launch.
 const (
-	causeContainer    = launch.EndContainer
-	causeDrained      = "drained"
-	causeStopped      = "stopped"
-	causeRenewed      = "another sandbox"    // an added lane needs devices that it has not
-	causeSupervisor   = "supervisor stopped" // somebody asked it to end
-	causeUnsupervised = "supervisor gone"    // it had been killed, and the relay ended with its container
-	causeKilled       = "killed"             // by a signal: field signal
-	causeMemory       = "out of memory"      // the kernel's killer, in its control group
-	causePanic        = "panic"
-	causeUseless      = "killed by its supervisor"
-	causeFailed       = "failed" // by itself, with a status
-	causeItself       = "ended by itself"
+	causeContainer  = launch.EndContainer
+	causeDrained    = "drained"
+	causeStopped    = "stopped"
+	causeRenewed    = "another sandbox"    // an added lane needs devices that it has not
+	causeSupervisor = "supervisor stopped" // somebody asked it to end
+	causeKilled     = "killed"             // by a signal: field signal
+	causeMemory     = "out of memory"      // the kernel's killer, in its control group
+	causePanic      = "panic"
+	causeUseless    = "killed by its supervisor"
+	causeFailed     = "failed" // by itself, with a status
+	causeItself     = "ended by itself"
 )
 
 // ending is what a supervisor knows of a relay that has ended.

@@ -126,7 +126,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		{"stop", "stopped", "by the administrator", func(t *testing.T, h host, g *hook.Generation, _ int) { h.hold(t, g, hook.Stop) }, false},
 		{"container", "container ended", "its container has ended", func(t *testing.T, _ host, g *hook.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
 		{"supervisor stopped", "supervisor stopped", "was asked to end", func(t *testing.T, _ host, g *hook.Generation, _ int) {
-			kill(t, supervisor(t, g.ID), unix.SIGTERM)
+			kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
 		}, true},
 		{"supervisor gone", "supervisor gone", "its supervisor was not there any more", func(t *testing.T, h host, g *hook.Generation, relay int) {
 			h.killSupervisor(t, g.ID)
@@ -142,7 +142,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			nextEnd := h.journal(t)
-			init := process(t)
+			init := startProcess(t)
 			g := h.launch(t, "the-container", init.Process.Pid, "ends")
 			relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 			c.end(t, h, g, relay)
@@ -190,7 +190,7 @@ func (h host) hold(t *testing.T, g *hook.Generation, how func(paths.Layout, stri
 func TestALogOfJSON(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	r := h.request("c", init.Process.Pid, "ends", lane(3))
 	r.Config.Log.Format = config.LogJSON
 	g, err := hook.Launch(h.layout, r)
@@ -244,7 +244,7 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 	}
 	h := newHost(t)
 	nextEnd := h.journal(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "ends")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	narrow(t, h, g, relay)
@@ -295,7 +295,7 @@ func narrow(t *testing.T, h host, g *hook.Generation, relay int) {
 		testutil.Succeeds(t, "the control group", func() error { return os.Remove(group) })
 	})
 	for _, set := range [][2]string{
-		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisor(t, g.ID))}, {"cgroup.procs", fmt.Sprint(relay)},
+		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisorPID(t, g.ID))}, {"cgroup.procs", fmt.Sprint(relay)},
 	} {
 		if err := os.WriteFile(filepath.Join(group, set[0]), []byte(set[1]), 0); err != nil {
 			t.Skipf("no memory controller to be had: %v", err)

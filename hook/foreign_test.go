@@ -57,7 +57,7 @@ func withUID(t *testing.T, uid int) (pid int) {
 func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	foreign := withUID(t, g.Sandbox.UID)
@@ -72,7 +72,7 @@ func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	})
 	end(init)
 	h.gone(t)
-	next := process(t)
+	next := startProcess(t)
 	r := h.request("next", next.Process.Pid, "", lane(3))
 	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", g.Sandbox.UID-1, g.Sandbox.UID) // the first is the group
 	another, err := hook.Launch(h.layout, r)
@@ -132,7 +132,7 @@ func childless(call uintptr, arguments ...uintptr) error {
 func TestRelayCannotMakeProcesses(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "forks")
 	h.state(t, g.ID, hook.StateReady) // which takes threads
 	went := reports[map[string]string](t, h.dir, "forks")
@@ -156,7 +156,7 @@ func TestRelayCannotMakeProcesses(t *testing.T) {
 // tries again.
 func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) { // not parallel: it changes how processes are killed
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)

@@ -118,7 +118,7 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 	if _, err := fmt.Fscan(out, &child); err != nil {
 		t.Fatal(err)
 	}
-	outside := process(t)
+	outside := startProcess(t)
 	h.launch(t, "trainer", inside.Process.Pid, "")
 	const gone = 1 << 30 // more than a kernel's largest
 	list, err := hook.HoldersOf(h.layout, "/no/such/node", []topo.GPUProcess{

@@ -164,9 +164,9 @@ func (h host) state(t *testing.T, id, state string) hook.Info {
 	return info
 }
 
-// supervisor is the pid of the process that supervises a generation, by its
+// supervisorPID is the pid of the process that supervises a generation, by its
 // command line.
-func supervisor(t *testing.T, generation string) int {
+func supervisorPID(t *testing.T, generation string) int {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

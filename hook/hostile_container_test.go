@@ -129,7 +129,7 @@ func TestIDsAreNoPaths(t *testing.T) {
 	for _, id := range []string{
 		"..", "../../../../../../tmp/peerlane-hostile", "/etc/peerlane-hostile", ".", "", "a/b", "a\nPRIORITY=0", "a\x00b", "\x1b[2J", "%s%n", "--root=/", "$(touch /tmp/peerlane-hostile)", strings.Repeat("i", 1024),
 	} {
-		init := process(t)
+		init := startProcess(t)
 		g := h.launch(t, id, init.Process.Pid, "")
 		if info := h.state(t, g.ID, hook.StateReady); info.Container.ID != id || info.Config.Container != id {
 			t.Errorf("%q is %q to the host, and %q to its relay", id, info.Container.ID, info.Config.Container)

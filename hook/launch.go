@@ -83,7 +83,7 @@ func start(l paths.Layout, r Request, meanwhile func(*Generation) error) (*Gener
 	if len(r.Lanes) == 0 {
 		return nil, nil, errors.New("no lane is asked for")
 	}
-	supervisor, relay, err := binaries(r)
+	supervisor, relay, err := binaries(r.HookBinary, r.Config.Relay.Binary)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -524,8 +524,8 @@ func tail(log *os.File) string {
 }
 
 // binaries finds the programs that Launch needs.
-func binaries(r Request) (supervisor, relay string, err error) {
-	supervisor = r.HookBinary
+func binaries(hookBinary, relayBinary string) (supervisor, relay string, err error) {
+	supervisor = hookBinary
 	if supervisor == "" {
 		if supervisor, err = os.Executable(); err != nil {
 			return "", "", err
@@ -537,7 +537,7 @@ func binaries(r Request) (supervisor, relay string, err error) {
 	if err := executable(supervisor); err != nil {
 		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the hook binary", Cause: err, Remedy: "install peerlane and peerlane-hook in one directory"}
 	}
-	relay = r.Config.Relay.Binary
+	relay = relayBinary
 	if relay == "" {
 		relay = filepath.Join(filepath.Dir(supervisor), "peerlane-relay")
 	}

@@ -35,7 +35,7 @@ func peerMode() fs.FileMode {
 func TestOneLifeOfAContainer(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "../an id/is data", init.Process.Pid, "")
 
 	info := h.state(t, g.ID, hook.StateReady)
@@ -93,7 +93,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 		t.Errorf("start of the relay (-want +got)\n%s", diff)
 	}
 
-	watcher := supervisor(t, g.ID)
+	watcher := supervisorPID(t, g.ID)
 	end(init)
 	h.gone(t)
 	waitDead(t, pid)
@@ -141,7 +141,7 @@ func noCgroup(t *testing.T, generation string) {
 // relay. Not parallel: programs that other tests start would have it.
 func TestInheritsNothing(t *testing.T) {
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestInheritsNothing(t *testing.T) {
 func TestEarlyClientsWait(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "late")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "late")
 	var clients sync.WaitGroup
 	for range 200 {
 		clients.Go(func() {
@@ -180,7 +180,7 @@ func TestEarlyClientsWait(t *testing.T) {
 func TestDeadRelayIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	if err := unix.Kill(first, unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func TestUselessRelayStaysDown(t *testing.T) {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			init := process(t)
+			init := startProcess(t)
 			g := h.launch(t, "c", init.Process.Pid, fault)
 			info := h.state(t, g.ID, hook.StateDown)
 			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, says) {
@@ -235,7 +235,7 @@ func TestUselessRelayStaysDown(t *testing.T) {
 func TestSilentRelayIsKilled(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "silent")
 	first := h.info(t, g.ID).Status.Relay.PID
 	waitDead(t, first)
@@ -256,7 +256,7 @@ func TestSilentRelayIsKilled(t *testing.T) {
 func TestStubbornRelayIsKilled(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	end(init)
@@ -268,9 +268,9 @@ func TestStubbornRelayIsKilled(t *testing.T) {
 func TestSupervisorStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
-	if err := unix.Kill(supervisor(t, g.ID), unix.SIGTERM); err != nil {
+	if err := unix.Kill(supervisorPID(t, g.ID), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	h.gone(t)
@@ -280,7 +280,7 @@ func TestSupervisorStopsOnRequest(t *testing.T) {
 func TestLanesOneByOneAreOneRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	first := h.launch(t, "c", init.Process.Pid, "", lane(2))
 	second := h.launch(t, "c", init.Process.Pid, "", lane(3), lane(2))
 	third := h.launch(t, "c", init.Process.Pid, "", lane(3))
@@ -306,7 +306,7 @@ func TestLanesOneByOneAreOneRelay(t *testing.T) {
 func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "refuses changes", lane(2))
 	h.state(t, g.ID, hook.StateReady)
 	h.launch(t, "c", init.Process.Pid, "", lane(3))
@@ -334,7 +334,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 func TestHooksOfOneContainerAtOnce(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	const n = 12
 	generations := make([]*hook.Generation, n)
 	var hooks sync.WaitGroup
@@ -364,7 +364,7 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 	var hooks sync.WaitGroup
 	var inits []*exec.Cmd
 	for range 12 {
-		init := process(t)
+		init := startProcess(t)
 		inits = append(inits, init)
 		hooks.Go(func() {
 			if _, err := hook.Collect(h.layout); err != nil {
@@ -393,8 +393,8 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 
 func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	init := process(t)
-	dead := process(t)
+	init := startProcess(t)
+	dead := startProcess(t)
 	end(dead)
 	text := filepath.Join(t.TempDir(), "text")
 	if err := programs.Write(text, []byte("no program")); err != nil {
@@ -457,7 +457,7 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 func TestSuperviseByHandIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	for _, id := range []string{g.ID, "../" + g.ID, strings.Repeat("0", 32)} {
 		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation", id).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "only peerlane-hook create") {

@@ -107,7 +107,7 @@ func linger() {
 func TestARelayWhoseLastMessageLingers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	// A client can give a relay such a connection; in its sandbox it makes none itself.
 	r := h.request("c", init.Process.Pid, "lingers", lane(3))
 	r.Config.Relay.Sandbox = config.SandboxOff
@@ -130,7 +130,7 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 func TestRefusedClientsThatLinger(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	if err := hook.Stop(h.layout, g.ID); err != nil {
@@ -144,7 +144,7 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	defer dir.Close()
 	hello := wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
 	// It reads none before this process has closed its own, and would linger.
-	pid := supervisor(t, g.ID)
+	pid := supervisorPID(t, g.ID)
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "threads of its supervisor that wait", func() error {
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", supervisor(t, g.ID)))
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", supervisorPID(t, g.ID)))
 		if err == nil && len(threads) <= 64 {
 			err = fmt.Errorf("%d threads", len(threads))
 		}

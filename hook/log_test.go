@@ -26,7 +26,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			if by == config.LauncherSystemd {
 				systemd = startLauncher(t, h, nil)
 			}
-			init := process(t)
+			init := startProcess(t)
 			g := h.launchBy(t, by, "c", init.Process.Pid, "talks")
 			path := filepath.Join(h.layout.GenerationDir(g.ID), "relay.log")
 			testutil.Succeeds(t, "the end of what it says", func() error {

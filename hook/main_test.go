@@ -367,8 +367,8 @@ func reports[T any](t *testing.T, dir, kind string) []T {
 	return out
 }
 
-// process starts a program that lives until it is killed.
-func process(t *testing.T) *exec.Cmd {
+// startProcess starts a program that lives until it is killed.
+func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000000")
 	if err := cmd.Start(); err != nil {

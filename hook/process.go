@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,9 @@ type Process struct {
 	// Boot names the kernel's boot: /proc/sys/kernel/random/boot_id.
 	Boot string `json:"boot"`
 }
+
+// endTimeout is the time that a process has to end by itself before SIGKILL.
+const endTimeout = 5 * time.Second
 
 // errEnded says that a process has ended.
 var errEnded = errors.New("the process has ended")
@@ -56,6 +60,12 @@ func identify(pid int) (Process, *os.File, error) {
 		return fail(err)
 	}
 	return Process{PID: pid, Start: start, Boot: boot}, file, nil
+}
+
+// bootID returns the name of the kernel's boot.
+func bootID() (string, error) {
+	text, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(text)), err
 }
 
 // startTime reads field 22 of /proc/PID/stat.

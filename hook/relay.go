@@ -20,11 +20,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Bounds on what a relay may take.
-const (
-	answerTimeout = 30 * time.Second // for its answer to a configuration; a busy host is slow, and no reason to kill
-	endTimeout    = 5 * time.Second  // to end by itself, before SIGKILL
-)
+// answerTimeout limits the wait for a relay's answer to a configuration. A busy host is slow.
+const answerTimeout = 30 * time.Second
 
 // relay is one run of peerlane-relay.
 type relay struct {
@@ -140,9 +137,9 @@ func startRelay(g *Generation, network *launch.Network, limited bool, clients, p
 		return nil, err
 	}
 	// It cannot be reaped before Wait, so the number is its own.
-	process, pidfd, err := identify(r.cmd.Process.Pid)
+	found, pidfd, err := identify(r.cmd.Process.Pid)
 	if err == nil {
-		r.process = process
+		r.process = found
 		pidfd.Close()
 	} else if !errors.Is(err, errEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())

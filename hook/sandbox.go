@@ -48,6 +48,13 @@ type Limits struct {
 // connections that it takes.
 const maxOpen = 65536
 
+// libraryVariable is package cuda's, which the hook does not import, and verbsVariable
+// package relay/verbs'.
+const (
+	libraryVariable = "PEERLANE_CUDA_LIBRARY"
+	verbsVariable   = "PEERLANE_VERBS_LIBRARY"
+)
+
 func newSandbox(c config.Relay) (Sandbox, error) {
 	s := Sandbox{
 		Mode: c.Sandbox, Read: c.SandboxRead, Write: c.SandboxWrite,

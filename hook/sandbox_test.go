@@ -278,7 +278,7 @@ func attack() map[string]string {
 // victim starts a relay, and says what an attacker would like of it.
 func (h host) victim(t *testing.T) targets {
 	t.Helper()
-	g := h.launch(t, "victim", process(t).Process.Pid, "")
+	g := h.launch(t, "victim", startProcess(t).Process.Pid, "")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -337,7 +337,7 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := h.request("attacker", process(t).Process.Pid, "attacks", lane(4))
+			r := h.request("attacker", startProcess(t).Process.Pid, "attacks", lane(4))
 			r.Config.Relay.Environment = append(r.Config.Relay.Environment, targetsVariable+"="+string(text))
 			r.Config.Relay.Sandbox = mode
 			g, err := hook.Launch(h.layout, r)
@@ -525,7 +525,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 	inits := make([]*exec.Cmd, count)
 	var wait sync.WaitGroup
 	for i := range inits {
-		inits[i] = process(t)
+		inits[i] = startProcess(t)
 		wait.Go(func() {
 			if _, err := hook.Launch(h.layout, request(fmt.Sprint("c", i), inits[i].Process.Pid)); err != nil {
 				t.Error(err)
@@ -549,7 +549,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		}
 		users[is.Uid] = pid
 	}
-	_, err = hook.Launch(h.layout, request("one more", process(t).Process.Pid))
+	_, err = hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid))
 	if err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
 		t.Errorf("a relay too many: %v", err)
 	}
@@ -561,7 +561,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := hook.Launch(h.layout, request("one more", process(t).Process.Pid)); err != nil {
+	if _, err := hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid)); err != nil {
 		t.Errorf("after one has ended: %v", err)
 	}
 }
@@ -643,7 +643,7 @@ func TestASandboxedProgramThatIsNone(t *testing.T) {
 func TestARelayThatIsKilledInItsSandbox(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "killed in its sandbox")
 	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 {
@@ -695,7 +695,7 @@ test "$GOMAXPROCS" -ge 1
 func TestAddedLaneWithItsOwnDevices(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	added := lane(4)

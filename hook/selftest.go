@@ -28,15 +28,8 @@ import (
 // may be taken over, have no part in it: supervisors and the administrator start
 // it, look at what it says, and keep that for all containers of this boot.
 
-// libraryVariable is package cuda's, which the hook does not import, and simulator how
-// the names of the simulator's variables begin.
-const (
-	libraryVariable = "PEERLANE_CUDA_LIBRARY"
-	simulator       = "PEERLANE_SIM"
-
-	// verbsVariable is package relay/verbs'.
-	verbsVariable = "PEERLANE_VERBS_LIBRARY"
-)
+// simulator is how the names of the simulator's variables begin.
+const simulator = "PEERLANE_SIM"
 
 // moduleVersion is that of the driver that is loaded; tests have another.
 var moduleVersion = "/sys/module/nvidia/version"
@@ -70,7 +63,7 @@ type Tester struct {
 
 // NewTester is the tester of a host's configuration, for any process.
 func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, error) {
-	hookBinary, relay, err := binaries(Request{Config: c, HookBinary: hookBinary})
+	hookBinary, relay, err := binaries(hookBinary, c.Relay.Binary)
 	if err != nil {
 		return nil, err
 	}
@@ -354,12 +347,12 @@ func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 			names = append(names, "@"+l.GPU)
 		}
 	}
-	lanes, err := Lanes(plan, names)
+	planned, err := Lanes(plan, names)
 	if err != nil {
 		return nil, err
 	}
-	addSpares(plan, lanes, c.Plan.Exclude.Pairs)
-	return launch.StagingPairs(lanes), nil
+	addSpares(plan, planned, c.Plan.Exclude.Pairs)
+	return launch.StagingPairs(planned), nil
 }
 
 // AllPairs are some pairs, and each two GPUs of a plan that are none of them, but for

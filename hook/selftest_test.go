@@ -140,7 +140,7 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	l := lane(3)
 	l.Spares = []launch.Spare{{GPU: lane(spare).GPU, NICs: []string{"mlx5_1"}}}
 	for i := range 2 {
-		c := process(t)
+		c := startProcess(t)
 		g := h.start(t, h.tested(fmt.Sprintf("c%d", i), c.Process.Pid, launch.SelfTestOnce, "wrong first", l))
 		told := h.told(t, func(c launch.Config) bool { return c.Generation == g.ID && len(c.Pairs) == 2 })
 		if told.SelfTest != launch.SelfTestOnce || !told.Calibrated {
@@ -177,7 +177,7 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 	for i := range 3 {
 		l.Spares = append(l.Spares, launch.Spare{GPU: lane(spare + i).GPU, NICs: []string{"mlx5_1"}})
 	}
-	h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "", l))
+	h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "", l))
 	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 4 })
 	jobs := h.jobs(t)
 	if len(jobs) != 4 {
@@ -200,7 +200,7 @@ func TestPairsOfOtherContainers(t *testing.T) {
 			t.Fatalf("%s, %v", said, err)
 		}
 	}
-	r := h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "")
+	r := h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "")
 	r.Config.Relay.Environment = h.request("", 0, "wrong first").Config.Relay.Environment
 	g := h.start(t, r)
 	told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
@@ -216,7 +216,7 @@ func TestPairsOfOtherContainers(t *testing.T) {
 // A relay does not wait to be started, and hears that it is to wait with its staging.
 func TestARelayStartsBesideTheSelfTest(t *testing.T) {
 	h := newHost(t)
-	g := h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "slowly"))
+	g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "slowly"))
 	if _, err := h.ask(g.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestATesterThatFails(t *testing.T) {
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			h := newHost(t)
-			g := h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestRequired, c.fault))
+			g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestRequired, c.fault))
 			told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 			if p := told.Pairs[0]; p.Verdict != launch.VerdictUntested || !strings.Contains(p.Reason, c.reason) {
 				t.Errorf("it knows %s: %s", p.Verdict, p.Reason)
@@ -273,7 +273,7 @@ func TestATesterEndsWithItsContainer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			c := process(t)
+			c := startProcess(t)
 			g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
 			testutil.Succeeds(t, "the tester runs", func() error {
 				if len(h.jobs(t)) != 1 {
@@ -340,7 +340,7 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	if err := h.tester(t, "").Test(ctx, names(1), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
 	}
-	c := process(t)
+	c := startProcess(t)
 	g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, ""))
 	if err := hook.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)

@@ -166,7 +166,7 @@ func handed(l paths.Layout, id string, alive int) error {
 }
 
 // begin makes ready for the first relay. An error of it is Launch's.
-func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
+func (s *supervisor) begin(id string, socket *os.File) (<-chan request, error) {
 	generation, err := readGeneration(s.layout, id)
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (s *supervisor) begin(id string, admin *os.File) (<-chan request, error) {
 	s.generation = generation
 	config.SetLogFormat(generation.LogFormat)
 	s.log = s.log.WithField("container", generation.Container.ID)
-	requests, err := listenAdmin(admin)
+	requests, err := listenAdmin(socket)
 	if err != nil {
 		return nil, err
 	}

@@ -155,7 +155,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherAuto, "sixty four", init.Process.Pid, "")
 	info := h.state(t, g.ID, hook.StateReady)
 	pid, err := h.ask(g.ID)
@@ -225,7 +225,7 @@ func TestServiceStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	g := h.launchBy(t, config.LauncherSystemd, "c", process(t).Process.Pid, "")
+	g := h.launchBy(t, config.LauncherSystemd, "c", startProcess(t).Process.Pid, "")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	if err := unix.Kill(l.started()[0].Process.Pid, unix.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherSystemd, "c", init.Process.Pid, "")
 	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	service := l.started()[0].Process.Pid
@@ -274,7 +274,7 @@ func TestManyServicesAtOnce(t *testing.T) {
 	var inits []*exec.Cmd
 	const n = 12
 	for range n {
-		init := process(t)
+		init := startProcess(t)
 		inits = append(inits, init)
 		hooks.Go(func() {
 			g, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "same id", init.Process.Pid, ""))
@@ -364,7 +364,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			test.host(t, h)
-			init := process(t)
+			init := startProcess(t)
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
 			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
 				t.Errorf("by systemd alone: %v; it should say %q", err, test.says)
@@ -385,7 +385,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 
 			g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
 			h.state(t, g.ID, hook.StateReady)
-			supervisor(t, g.ID) // a forked one
+			supervisorPID(t, g.ID) // a forked one
 			log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
 			if err != nil || strings.Contains(string(log), test.says) != test.note {
 				t.Errorf("log %q, %v; whether it should say %q: %v", log, err, test.says, test.note)
@@ -400,7 +400,7 @@ func TestForkIsForkAlsoWithSystemd(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	if n := len(l.started()); n > 0 {
@@ -420,7 +420,7 @@ func TestLateServiceFindsNothing(t *testing.T) {
 		<-come
 		return true
 	})
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)
 	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
@@ -448,7 +448,7 @@ func TestServiceThatFailsFailsTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	startLauncher(t, h, nil)
-	r := h.requestBy(config.LauncherAuto, "c", process(t).Process.Pid, "")
+	r := h.requestBy(config.LauncherAuto, "c", startProcess(t).Process.Pid, "")
 	r.Config.Relay.Binary = script
 	_, err := hook.Launch(h.layout, r)
 	if err == nil || !strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), "journalctl") {
@@ -519,7 +519,7 @@ func TestHostileHandovers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	// A generation that has a supervisor.
 	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
 	h.state(t, g.ID, hook.StateReady)

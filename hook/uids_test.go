@@ -52,7 +52,7 @@ func (h host) stays(t *testing.T, uid int, what string) {
 			t.Fatalf("%s, and the uids in use are %v", what, marks)
 		}
 	}
-	r := h.request("another", process(t).Process.Pid, "", lane(4))
+	r := h.request("another", startProcess(t).Process.Pid, "", lane(4))
 	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", uid-1, uid) // the first is the group
 	if _, err := hook.Launch(h.layout, r); err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
 		t.Errorf("%s, and another relay with its uid: %v", what, err)
@@ -88,7 +88,7 @@ func TestUIDOfAKilledHook(t *testing.T) {
 func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
@@ -120,7 +120,7 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
 	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
