@@ -13,6 +13,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/staging"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -43,7 +45,7 @@ func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own.state(t, g.ID, hook.StateReady)
+	own.state(t, g.ID, generation.StateReady)
 	return &tenant{host: own, id: id, generation: g.ID}
 }
 
@@ -127,7 +129,7 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) 
 // staged is what all relays have of the lanes' server GPU.
 func (h host) staged(t *testing.T, want uint64) {
 	t.Helper()
-	got, err := hook.Staged(h.layout)
+	got, err := staging.Staged(h.layout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +207,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	free(b)
 	h.staged(t, 1<<30) // b's alone
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, a.generation).Status; s.State != hook.StateReady || s.Relay == nil || s.Relay.PID == first {
+		if s := h.info(t, a.generation).Status; s.State != generation.StateReady || s.Relay == nil || s.Relay.PID == first {
 			return errors.New("not ready")
 		}
 		return nil

@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -85,7 +86,7 @@ func (p *probe) look() (err error) {
 	}
 	p.Create = text(os.WriteFile(paths.ContainerDir+"/file", nil, 0o600))
 	p.Chmod = text(os.Chmod(paths.ContainerDir+"/relay.sock", 0))
-	if p.Relay, err = ask(paths.ContainerDir + "/relay.sock"); err != nil {
+	if p.Relay, err = Ask(paths.ContainerDir + "/relay.sock"); err != nil {
 		return err
 	}
 	if conf, err := os.ReadFile("/etc/nccl.conf"); err != nil {
@@ -148,7 +149,7 @@ func TestContainer(t *testing.T) {
 					t.Errorf("this test should see that a container's mounts stay there, but it cannot mount: %s", p.Covering)
 				}
 				testutil.Succeeds(t, "the relay that answered", func() error { // its supervisor writes it down a moment later
-					all, err := hook.List(b.layout)
+					all, err := generation.List(b.layout)
 					if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
 						return fmt.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
 					}

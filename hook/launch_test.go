@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
@@ -38,7 +40,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 	init := startProcess(t)
 	g := h.launch(t, "../an id/is data", init.Process.Pid, "")
 
-	info := h.state(t, g.ID, hook.StateReady)
+	info := h.state(t, g.ID, generation.StateReady)
 	if !info.Alive || !info.Supervised || info.Status.Starts != 1 || info.Container.ID != "../an id/is data" {
 		t.Errorf("List says %+v", info)
 	}
@@ -151,7 +153,7 @@ func TestInheritsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	write.Close()
 	if err := read.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
@@ -181,7 +183,7 @@ func TestDeadRelayIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
-	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	first := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	if err := unix.Kill(first, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +192,7 @@ func TestDeadRelayIsStartedAgain(t *testing.T) {
 	if err != nil || second == first {
 		t.Fatalf("relay %d answers after %d died: %v", second, first, err)
 	}
-	info := h.state(t, g.ID, hook.StateReady)
+	info := h.state(t, g.ID, generation.StateReady)
 	if info.Status.Starts != 2 || info.Status.Relay.PID != second {
 		t.Errorf("status %+v", info.Status)
 	}
@@ -209,7 +211,7 @@ func TestUselessRelayStaysDown(t *testing.T) {
 			h := newHost(t)
 			init := startProcess(t)
 			g := h.launch(t, "c", init.Process.Pid, fault)
-			info := h.state(t, g.ID, hook.StateDown)
+			info := h.state(t, g.ID, generation.StateDown)
 			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, says) {
 				t.Errorf("status %+v; the error should say %q", info.Status, says)
 			}
@@ -258,7 +260,7 @@ func TestStubbornRelayIsKilled(t *testing.T) {
 	h := newHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	end(init)
 	h.gone(t)
 	waitDead(t, pid)
@@ -269,7 +271,7 @@ func TestSupervisorStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	if err := unix.Kill(supervisorPID(t, g.ID), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -308,10 +310,10 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	h := newHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "refuses changes", lane(2))
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	h.launch(t, "c", init.Process.Pid, "", lane(3))
 	testutil.Succeeds(t, "the refusal", func() error {
-		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || !strings.Contains(s.Error, "no such GPU") {
+		if s := h.info(t, g.ID).Status; s.State != generation.StateReady || !strings.Contains(s.Error, "no such GPU") {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -321,7 +323,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	}
 	testutil.Succeeds(t, "the second relay", func() error {
 		s := h.info(t, g.ID).Status
-		if s.Starts != 2 || s.State != hook.StateReady || s.Error != "" {
+		if s.Starts != 2 || s.State != generation.StateReady || s.Error != "" {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -336,7 +338,7 @@ func TestHooksOfOneContainerAtOnce(t *testing.T) {
 	h := newHost(t)
 	init := startProcess(t)
 	const n = 12
-	generations := make([]*hook.Generation, n)
+	generations := make([]*generation.Generation, n)
 	var hooks sync.WaitGroup
 	for i := range n {
 		hooks.Go(func() {
@@ -348,11 +350,11 @@ func TestHooksOfOneContainerAtOnce(t *testing.T) {
 		})
 	}
 	hooks.Wait()
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil || len(all) != 1 || len(all[0].Config.Lanes) != n {
 		t.Fatalf("generations %+v, %v", all, err)
 	}
-	h.state(t, all[0].ID, hook.StateReady)
+	h.state(t, all[0].ID, generation.StateReady)
 	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
 		t.Errorf("%d relays were started", len(starts))
 	}
@@ -367,7 +369,7 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 		init := startProcess(t)
 		inits = append(inits, init)
 		hooks.Go(func() {
-			if _, err := hook.Collect(h.layout); err != nil {
+			if _, err := collector.Collect(h.layout); err != nil {
 				t.Error(err)
 			}
 			g, err := hook.Launch(h.layout, h.request("same id", init.Process.Pid, "", lane(3)))
@@ -381,7 +383,7 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 		})
 	}
 	hooks.Wait()
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil || len(all) != len(inits) {
 		t.Errorf("%d generations, %v", len(all), err)
 	}

@@ -15,6 +15,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -121,7 +123,7 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 		}
 		return nil
 	})
-	h.state(t, g.ID, hook.StateStarting)
+	h.state(t, g.ID, generation.StateStarting)
 	end(init)
 	h.gone(t)
 }
@@ -132,11 +134,11 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	h := newHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
-	if err := hook.Stop(h.layout, g.ID); err != nil {
+	h.state(t, g.ID, generation.StateReady)
+	if err := control.Stop(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateStopped)
+	h.state(t, g.ID, generation.StateStopped)
 	dir, err := os.Open(filepath.Dir(h.clients(g.ID))) // for a short name
 	if err != nil {
 		t.Fatal(err)
@@ -177,10 +179,10 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 		}
 		return err
 	})
-	if err := hook.Resume(h.layout, g.ID); err != nil {
+	if err := control.Resume(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	end(init)
 	h.gone(t)
 }

@@ -17,7 +17,10 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -107,7 +110,7 @@ func (h host) tested(id string, pid int, mode, faults string, lanes ...launch.La
 	return r
 }
 
-func (h host) start(t *testing.T, r hook.Request) *hook.Generation {
+func (h host) start(t *testing.T, r hook.Request) *generation.Generation {
 	t.Helper()
 	g, err := hook.Launch(h.layout, r)
 	if err != nil {
@@ -128,9 +131,9 @@ func module(t *testing.T, version string) {
 	if err := os.WriteFile(file, []byte(version+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	before := *hook.ModuleVersion
-	*hook.ModuleVersion = file
-	t.Cleanup(func() { *hook.ModuleVersion = before })
+	before := selftest.ModuleVersion
+	selftest.ModuleVersion = file
+	t.Cleanup(func() { selftest.ModuleVersion = before })
 }
 
 // The first container of a boot has its pairs tested while its relay starts, and the
@@ -207,7 +210,7 @@ func TestPairsOfOtherContainers(t *testing.T) {
 	if launch.FindPair(told.Pairs, other) == nil {
 		t.Errorf("it was told of %v", told.Pairs)
 	}
-	inspected, err := hook.Inspect(h.layout, g.ID)
+	inspected, err := control.Inspect(h.layout, g.ID)
 	if err != nil || len(inspected.Pairs) != 2 || inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
 		t.Errorf("inspect tells of %v, %v", inspected.Pairs, err)
 	}
@@ -256,19 +259,19 @@ func TestATesterThatFails(t *testing.T) {
 // A container that ends takes its tester along, and so does one whose relay is stopped
 // or drained: when it says that it is, nothing of its has a GPU.
 func TestATesterEndsWithItsContainer(t *testing.T) {
-	for name, stop := range map[string]func(t *testing.T, h host, g *hook.Generation){
+	for name, stop := range map[string]func(t *testing.T, h host, g *generation.Generation){
 		"ends": nil,
-		"stopped": func(t *testing.T, h host, g *hook.Generation) {
-			if err := hook.Stop(h.layout, g.ID); err != nil {
+		"stopped": func(t *testing.T, h host, g *generation.Generation) {
+			if err := control.Stop(h.layout, g.ID); err != nil {
 				t.Fatal(err)
 			}
-			h.state(t, g.ID, hook.StateStopped)
+			h.state(t, g.ID, generation.StateStopped)
 		},
-		"drained": func(t *testing.T, h host, g *hook.Generation) {
-			if err := hook.Drain(h.layout, g.ID); err != nil {
+		"drained": func(t *testing.T, h host, g *generation.Generation) {
+			if err := control.Drain(h.layout, g.ID); err != nil {
 				t.Fatal(err)
 			}
-			h.state(t, g.ID, hook.StateDrained)
+			h.state(t, g.ID, generation.StateDrained)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -305,11 +308,11 @@ func TestATesterThatADriverHolds(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
 	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
-	if err := hook.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
+	if err := selftest.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
 		t.Errorf("of one that is held it is %v", err)
 	}
 	status := errors.New("exit status 1")
-	if err := hook.WaitOr(t.Context(), func() error { return status }); err != status {
+	if err := selftest.WaitOr(t.Context(), func() error { return status }); err != status {
 		t.Errorf("of one that ends it is %v", err)
 	}
 }
@@ -342,11 +345,11 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	}
 	c := startProcess(t)
 	g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, ""))
-	if err := hook.Drain(h.layout, g.ID); err != nil {
+	if err := control.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateDrained)
-	if err := hook.Resume(h.layout, g.ID); err != nil {
+	h.state(t, g.ID, generation.StateDrained)
+	if err := control.Resume(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
 	letGo()
@@ -357,10 +360,10 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	}
 }
 
-func (h host) tester(t *testing.T, faults string) *hook.Tester {
+func (h host) tester(t *testing.T, faults string) *selftest.Tester {
 	t.Helper()
 	r := h.request("", 0, faults)
-	tester, err := hook.NewTester(h.layout, r.Config, r.HookBinary)
+	tester, err := selftest.NewTester(h.layout, r.Config, r.HookBinary)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +378,7 @@ func names(n int) (list []launch.PairName) {
 }
 
 // verdicts has pairs tested, and says what came of each.
-func verdicts(t *testing.T, tester *hook.Tester, again bool, list []launch.PairName) (string, error) {
+func verdicts(t *testing.T, tester *selftest.Tester, again bool, list []launch.PairName) (string, error) {
 	t.Helper()
 	var said []string
 	err := tester.Test(t.Context(), list, again, func(_ launch.PairHost, p launch.Pair) {

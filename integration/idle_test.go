@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 )
 
 // What an idle relay may take: 10 ms of CPU in 60 s, and 25 MB.
@@ -50,8 +50,8 @@ func TestAnIdleRelay(t *testing.T) {
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hold")
 	c.next("hello") // a client was there, and has left
-	var inspected []hook.Inspection
-	look := func() hook.Inspection {
+	var inspected []control.Inspection
+	look := func() control.Inspection {
 		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &inspected); err != nil {
 			t.Fatal(err)
 		}
@@ -61,7 +61,7 @@ func TestAnIdleRelay(t *testing.T) {
 	if i.Report == nil || len(i.Report.Contexts) > 0 || len(i.Report.Clients) > 0 || len(i.Report.Staging) > 0 {
 		t.Errorf("an idle relay reports %+v (%s)", i.Report, i.NoReport)
 	}
-	var rates []hook.Rates
+	var rates []control.Rates
 	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")), &rates); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -89,7 +90,7 @@ func TestSoak(t *testing.T) {
 			workers.Wait()
 			t.Logf("%d containers in %v: %v", share, time.Since(begun).Round(time.Second), s.outcomes)
 			// Whatever runs next collects what a killed supervisor or hook has left.
-			if _, err := hook.Collect(b.Layout); err != nil {
+			if _, err := collector.Collect(b.Layout); err != nil {
 				t.Error(err)
 			}
 		})
@@ -169,7 +170,7 @@ func (s *soak) kill(victim, id string, runtime int) bool {
 		case killHook:
 			pid = s.process(runtime, "peerlane-hook\x00create\x00")
 		default:
-			infos, _ := hook.Find(s.Layout, id) // none there yet
+			infos, _ := control.Find(s.Layout, id) // none there yet
 			if len(infos) == 0 {
 				continue
 			}

@@ -1,0 +1,65 @@
+package generation
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/process"
+)
+
+// Drained is the mark that all relays of a host are to let go of the GPUs. A
+// supervisor that finds it starts no relay: containers start, and their clients
+// are refused until ResumeAll. It ends with the boot that it was made in.
+type Drained struct {
+	Since time.Time `json:"since"`
+	Boot  string    `json:"boot"`
+}
+
+func drainedFile(l paths.Layout) string { return filepath.Join(l.State(), "drained.json") }
+
+// AllDrained is the mark, or nil where there is none.
+func AllDrained(l paths.Layout) (*Drained, error) {
+	var d Drained
+	err := ReadJSON(drainedFile(l), &d)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	boot, err := process.BootID()
+	if err != nil || d.Boot != boot {
+		return nil, err
+	}
+	return &d, nil
+}
+
+// DrainAll sets the mark. The generations that are there already are to be
+// drained one by one, after it.
+func DrainAll(l paths.Layout) error {
+	if err := l.Create(); err != nil {
+		return err
+	}
+	if d, err := AllDrained(l); err == nil && d != nil {
+		return nil
+	}
+	boot, err := process.BootID()
+	if err != nil {
+		return err
+	}
+	return WriteJSON(drainedFile(l), Drained{time.Now().UTC(), boot})
+}
+
+// ResumeAll takes the mark away; the generations are to be resumed one by one,
+// after it.
+func ResumeAll(l paths.Layout) error {
+	err := os.Remove(drainedFile(l))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

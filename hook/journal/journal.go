@@ -1,0 +1,108 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/internal/unixsocket"
+)
+
+// Severities of a message, as in syslog(3).
+const (
+	SeverityError   = 3 // LOG_ERR
+	SeverityWarning = 4 // LOG_WARNING
+	SeverityInfo    = 6 // LOG_INFO
+)
+
+// identifier is what the host's log has our messages under.
+const identifier = "peerlane-hook"
+
+// Tell writes a message about a container, whose id may be empty, to the host's
+// journal, or to its syslog where there is no journal: some runtimes swallow what
+// a hook writes, and a relay's log goes with its container. The sockets are
+// looked for below the layout's root, so that tests have a log of their own. A
+// host can have neither, which is no error.
+func Tell(l paths.Layout, severity int, container, generation, message string) error {
+	return TellCause(l, severity, container, generation, message, "")
+}
+
+// TellCause is Tell; the cause is that of a relay's end, and empty for all else.
+func TellCause(l paths.Layout, severity int, container, generation, message, cause string) error {
+	native := filepath.Join(l.Root, "run/systemd/journal/socket")
+	err := datagram(native, journalEntry(severity, container, generation, message, cause))
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+		return err
+	}
+	err = datagram(filepath.Join(l.Root, "dev/log"), syslogLine(severity, container, message))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil
+	}
+	return err
+}
+
+// journalEntry is an entry in systemd's native protocol
+// (https://systemd.io/JOURNAL_NATIVE_PROTOCOL).
+func journalEntry(severity int, container, generation, message, cause string) []byte {
+	var b bytes.Buffer
+	for _, field := range []struct{ name, value string }{
+		{"MESSAGE", prefixed(container, message)},
+		{"PRIORITY", fmt.Sprint(severity)},
+		{"SYSLOG_IDENTIFIER", identifier},
+		{"PEERLANE_CONTAINER", container},
+		{"PEERLANE_GENERATION", generation},
+		{"PEERLANE_CAUSE", cause}, // of a relay's end
+	} {
+		switch {
+		case field.value == "":
+		case strings.ContainsRune(field.value, '\n'):
+			b.WriteString(field.name + "\n")
+			b.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(field.value))))
+			b.WriteString(field.value + "\n")
+		default:
+			b.WriteString(field.name + "=" + field.value + "\n")
+		}
+	}
+	return b.Bytes()
+}
+
+// syslogLine is what syslog(3) writes into /dev/log, but for the time, which the
+// receiver knows.
+func syslogLine(severity int, container, message string) []byte {
+	const daemon = 3 << 3 // LOG_DAEMON
+	return fmt.Appendf(nil, "<%d>%s[%d]: %s", daemon|severity, identifier, os.Getpid(),
+		strings.ReplaceAll(prefixed(container, message), "\n", "; "))
+}
+
+func prefixed(container, message string) string {
+	if container == "" || strings.Contains(message, fmt.Sprintf("container %q", container)) {
+		return message
+	}
+	return fmt.Sprintf("container %q: %s", container, message)
+}
+
+// datagram sends one to a socket, and does not wait for a reader that is stuck.
+func datagram(path string, text []byte) error {
+	// What does not fit into a datagram, a relay's last words say, is cut.
+	text = text[:min(len(text), 64<<10)]
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	return unixsocket.Through(path, func(short string) error {
+		err := unix.Sendto(fd, text, unix.MSG_NOSIGNAL, &unix.SockaddrUnix{Name: short})
+		if err != nil {
+			return fmt.Errorf("writing to %s: %w", path, err)
+		}
+		return nil
+	})
+}
