@@ -24,12 +24,10 @@ import (
 // ended with its container.
 const CauseUnsupervised = "supervisor gone"
 
-// Collect removes the generations whose container has ended and whose
-// supervisor is no longer there to do it, and returns the names of those that are
-// removed; the error names those that are not. It stops
-// nothing of a container that lives, waits for no lock, and may run any number
-// of times at once. A relay that does not end with its container is killed after
-// endTimeout.
+// Collect removes the generations whose container has ended and whose supervisor was killed, and
+// returns the names of removed generations; the error names the failures. Collect stops nothing
+// of a live container, waits for no lock, and may run any number of times at once. It kills a
+// relay that does not end with its container after process.EndTimeout.
 func Collect(l paths.Layout) (removed []string, err error) {
 	all, err := generation.IDs(l)
 	if err != nil {
@@ -56,8 +54,8 @@ func Collect(l paths.Layout) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// orphanGenerations lists the generations of which sockets or a control group are there, and no
-// directory: the directory is made first and removed last, so it was deleted by hand.
+// orphanGenerations lists the generations that have sockets or a control group but no directory.
+// The directory is made first and removed last, so an administrator deleted it.
 func orphanGenerations(l paths.Layout) ([]string, error) {
 	dirs := []string{l.Sockets(), l.Peers()}
 	if group, ok, err := cgroup.Find(l, ""); err == nil && ok {
@@ -82,13 +80,13 @@ func orphanGenerations(l paths.Layout) ([]string, error) {
 	return list, nil
 }
 
-// sweepOrphans removes what orphanGenerations lists, where neither a supervisor nor a relay is left:
-// one that lives listens on its sockets.
+// sweepOrphans removes the generations of orphanGenerations that have neither supervisor nor
+// relay: a live one listens on its sockets.
 func sweepOrphans(l paths.Layout) (removed []string, err error) {
 	if list, err := orphanGenerations(l); err != nil || len(list) == 0 {
 		return nil, err
 	}
-	host, err := generation.LockHost(l) // so that no hook makes one
+	host, err := generation.LockHost(l) // so that no hook makes a generation
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -117,7 +115,7 @@ func sweepOrphans(l paths.Layout) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// listens reports whether a process listens on one of these sockets.
+// listens reports whether a process listens on a socket of the list.
 func listens(sockets ...string) (bool, error) {
 	for _, path := range sockets {
 		conn, err := unixsocket.ConnectWithin(path, time.Millisecond)
@@ -125,7 +123,7 @@ func listens(sockets ...string) (bool, error) {
 		case err == nil:
 			conn.Close()
 			return true, nil
-		case errors.Is(err, unix.EAGAIN): // its queue is full
+		case errors.Is(err, unix.EAGAIN): // the queue is full
 			return true, nil
 		case !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist):
 			return false, err
@@ -135,8 +133,7 @@ func listens(sockets ...string) (bool, error) {
 }
 
 func collect(l paths.Layout, id string) (bool, error) {
-	// Most generations have one that sees the end of init by itself, and removes
-	// more gently.
+	// Most generations have a supervisor that sees the end of init, and removes more gently.
 	if alive, err := generation.Supervised(l, id); err != nil || alive {
 		return false, err
 	}
@@ -165,11 +162,11 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 		return false, notOurs(err)
 	}
 	defer held.Close()
-	// One may have been started since.
+	// A supervisor may have started since.
 	if alive, err := generation.Supervised(l, id); err != nil || alive {
 		return false, err
 	}
-	status, _ := generation.ReadStatus(l, id) // remove says what cannot be read
+	status, _ := generation.ReadStatus(l, id) // remove reports a read failure
 	container := ""
 	if g, err := generation.Read(l, id); err == nil {
 		container = g.Container.ID
@@ -180,17 +177,16 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 	if status.Relay == nil {
 		return true, nil
 	}
-	// Its supervisor would have said it; the relay itself has nobody to tell.
-	message := fmt.Sprintf("relay %d has ended: %s: it ended with its container, or with the host, and its supervisor was not there any more", status.Relay.PID, CauseUnsupervised)
+	// The supervisor would have reported this; the relay has no receiver.
+	message := fmt.Sprintf("relay %d has ended: %s: the relay ended with the container, or with the host, after the end of the supervisor", status.Relay.PID, CauseUnsupervised)
 	if err := journal.TellCause(l, journal.SeverityWarning, container, id, message, CauseUnsupervised); err != nil {
 		return true, fmt.Errorf("saying in the host's log that relay %d has ended: %w", status.Relay.PID, err)
 	}
 	return true, nil
 }
 
-// collectEmpty removes what a hook left that was killed between making a
-// generation's directory and writing down whose it is. The host's lock is held
-// by who makes one.
+// collectEmpty removes the directory of a hook that was killed before it wrote generation.json. A
+// hook that makes a generation holds the host's lock.
 func collectEmpty(l paths.Layout, id string) (bool, error) {
 	host, err := generation.LockHost(l)
 	if err != nil {
@@ -211,8 +207,7 @@ func collectEmpty(l paths.Layout, id string) (bool, error) {
 	return true, nil
 }
 
-// notOurs drops the errors that say that somebody else removes, or has
-// removed, a generation.
+// notOurs drops the errors of a generation that another process removes, or has removed.
 func notOurs(err error) error {
 	if errors.Is(err, generation.ErrLocked) || errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -220,9 +215,9 @@ func notOurs(err error) error {
 	return err
 }
 
-// Remove removes all of a generation but the mark of its uid; the caller holds its
-// lock. Its own directory goes last: what is left of an interrupted removal is
-// found again. So is the mark: the supervisor gives the uid back, or sweepUIDs.
+// Remove removes a generation, except the mark of the uid; the caller holds the lock. The
+// directory goes last, so that the next collector finds an interrupted removal. The supervisor,
+// or SweepUIDs, removes the mark.
 func Remove(l paths.Layout, id string) error {
 	var errs []error
 	status, err := generation.ReadStatus(l, id)
@@ -230,8 +225,8 @@ func Remove(l paths.Layout, id string) error {
 		errs = append(errs, err)
 	}
 	if status.Relay != nil {
-		// A relay without a supervisor ends with its container by itself, and tells
-		// its peers why; killed before it has, it could not.
+		// A relay without a supervisor ends with the container, and tells peers the reason; a killed
+		// relay could not.
 		errs = append(errs, status.Relay.End(process.EndTimeout))
 	}
 	errs = append(errs, cgroup.Remove(l, id))

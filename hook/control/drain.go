@@ -7,13 +7,12 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/admin"
 )
 
-// Stop ends a generation's relay, which is killed if that takes longer than
-// endTimeout, and has none started until Resume. It does not wait for the end.
+// Stop ends a generation's relay, by SIGKILL after process.EndTimeout, and starts no relay until
+// Resume. Stop does not wait for the end.
 func Stop(l paths.Layout, id string) error { return command(l, id, admin.Stop) }
 
-// Drain has a generation's relay let go of its GPUs: no new work starts, and it
-// ends when the last copy has; none is started until Resume. It does not wait
-// for the end.
+// Drain has a generation's relay release the GPUs: no new work starts, and the relay ends after
+// the last copy. No relay starts until Resume. Drain does not wait for the end.
 func Drain(l paths.Layout, id string) error { return command(l, id, admin.Drain) }
 
 // Resume has a relay started again after Stop, Drain, or too many failures.

@@ -18,24 +18,23 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// gpuNodes begins the names of the GPUs' device nodes. Whoever uses a GPU has
-// its node open; nvidiactl and nvidia-uvm are open for as long as well.
+// gpuNodes begins the names of the GPUs' device nodes. A process that uses a GPU has the node
+// open, and also nvidiactl and nvidia-uvm.
 const gpuNodes = "/dev/nvidia"
 
-// Holder is a process that has GPUs' device nodes open, or that NVML names: the
-// driver cannot be unloaded, nor the GPU be reset, before it lets go.
+// Holder is a process that has GPUs' device nodes open, or that NVML names: the driver cannot be
+// unloaded, nor the GPU be reset, before the process releases them.
 type Holder struct {
 	PID int `json:"pid"`
 	// Command is the name of the program, /proc/PID/comm; empty where NVML names a
 	// process that this /proc does not show.
 	Command string `json:"command"`
-	// Container is the id of the container that it is in, by the mount namespaces of
-	// the containers that have a relay, else by the names that engines give control
-	// groups; empty where neither tells.
+	// Container is the id of the process's container, by the mount namespaces of the containers
+	// that have a relay, else by the names that engines give control groups; empty if unknown.
 	Container string `json:"container,omitempty"`
-	// Devices are the nodes that it has open.
+	// Devices are the open nodes.
 	Devices []string `json:"devices"`
-	// Uses is what NVML knows of it.
+	// Uses is NVML's report.
 	Uses []Use `json:"uses"`
 }
 
@@ -43,14 +42,13 @@ type Holder struct {
 type Use struct {
 	GPU  int    `json:"gpu"`  // NVML's index
 	Kind string `json:"kind"` // compute or graphics
-	// Memory is how much of the GPU's memory it has, in bytes; 0 where NVML does not
-	// know.
+	// Memory is the used memory of the GPU, in bytes; 0 if NVML does not know.
 	Memory uint64 `json:"memory,omitempty"`
 }
 
-// Holders lists the processes of the host that have a GPU's device node open, as
-// links in /proc/PID/fd say, and those that NVML names. Open nodes of other users'
-// processes show to root only. The caller is none of them.
+// Holders lists the processes of the host that have a GPU's device node open, by the links in
+// /proc/PID/fd, and the processes that NVML names. Open nodes of other users' processes show to
+// root only. The list omits the caller.
 func Holders(l paths.Layout, named []topo.GPUProcess) ([]Holder, error) {
 	return HoldersOf(l, gpuNodes, named)
 }
@@ -87,7 +85,7 @@ func HoldersOf(l paths.Layout, nodes string, named []topo.GPUProcess) ([]Holder,
 	list := []Holder{}
 	for _, pid := range slices.Sorted(maps.Keys(found)) {
 		h := found[pid]
-		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // it may be ending
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)) // the process may be ending
 		h.Command = strings.TrimSpace(string(name))
 		mounts, _ := mountNamespace(pid)
 		if h.Container = inside[mounts]; h.Container == "" {
@@ -99,11 +97,10 @@ func HoldersOf(l paths.Layout, nodes string, named []topo.GPUProcess) ([]Holder,
 	return list, nil
 }
 
-// containersByMounts are the ids of the containers that have a relay, by their
-// mount namespaces.
+// containersByMounts returns the ids of the containers that have a relay, by mount namespace.
 func containersByMounts(l paths.Layout) map[string]string {
 	ids := map[string]string{}
-	generations, _ := generation.List(l) // those that can be read
+	generations, _ := generation.List(l) // the readable generations
 	own, err := mountNamespace(os.Getpid())
 	if err != nil {
 		return ids
@@ -119,7 +116,7 @@ func containersByMounts(l paths.Layout) map[string]string {
 	return ids
 }
 
-// mountNamespace names the one that a process is in, as namespaces(7) says.
+// mountNamespace names the mount namespace of a process (namespaces(7)).
 func mountNamespace(pid int) (string, error) {
 	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,11 +125,10 @@ func mountNamespace(pid int) (string, error) {
 	return name, err
 }
 
-// containerGroup is what engines call a container's control group: its id, or
-// with systemd a scope of that id: docker-ID.scope, libpod-ID.scope,
-// cri-containerd-ID.scope. The monitor of podman's, libpod-conmon-ID.scope, is
-// beside the container.
-// Compiled when somebody asks, which is not before a container.
+// containerGroup matches the name that engines give a container's control group: its id, or with
+// systemd a scope of the id: docker-ID.scope, libpod-ID.scope, cri-containerd-ID.scope. Podman's
+// monitor, libpod-conmon-ID.scope, is beside the container. It is compiled on the first use,
+// never in a hook.
 var containerGroup = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:[a-z]+-|cri-[a-z]+-)?([0-9a-f]{64})(?:\.scope)?$`)
 })

@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Inspection is all that is known of one generation.
+// Inspection is the full state of one generation.
 type Inspection struct {
 	generation.Info
 	// Sockets of the clients, on the host, of the peer relays, and of the
@@ -24,26 +24,26 @@ type Inspection struct {
 	ClientSocket string `json:"clientSocket"`
 	PeerSocket   string `json:"peerSocket"`
 	AdminSocket  string `json:"adminSocket"`
-	// Cgroup is the control group of supervisor and relay; empty where they have
-	// none of their own.
+	// Cgroup is the control group of supervisor and relay; empty if the host has no group for
+	// them.
 	Cgroup string `json:"cgroup,omitempty"`
 	Log    string `json:"log"`
 	// LogTail is the end of Log, in lines.
 	LogTail []string `json:"logTail"`
-	// Sandbox is what the relay is kept in.
+	// Sandbox describes the relay's sandbox.
 	Sandbox Confinement `json:"confinement"`
-	// Processes are the supervisor and the relay, as far as they run.
+	// Processes are the supervisor and the relay, if running.
 	Processes []Usage `json:"processes"`
-	// Pairs is what self-tests have found of the GPUs that its lanes can stage on.
+	// Pairs has the results of self-tests of the GPUs that the lanes can stage on.
 	Pairs []launch.Pair `json:"pairs"`
-	// NCCLConf is where NCCL in the container has its variables from.
+	// NCCLConf is the source of NCCL's variables in the container.
 	NCCLConf NCCLConf `json:"ncclConf"`
-	// Report is the relay's own; where there is none NoReport says why.
+	// Report is the relay's own report; without one NoReport has the reason.
 	Report   *launch.Report `json:"report,omitempty"`
 	NoReport string         `json:"noReport,omitempty"`
 }
 
-// Usage is what one process takes.
+// Usage is the use of resources by one process.
 type Usage struct {
 	PID  int    `json:"pid"`
 	Role string `json:"role"` // supervisor or relay
@@ -51,11 +51,11 @@ type Usage struct {
 	Resident uint64 `json:"resident"`
 	// CPU is user and system time in seconds, fields 14 and 15 of /proc/PID/stat.
 	CPU float64 `json:"cpu"`
-	// Devices are the GPUs' nodes that it has open.
+	// Devices are the open nodes of GPUs.
 	Devices []string `json:"devices"`
 }
 
-// Inspect looks at one generation, and asks its relay.
+// Inspect reads the state of one generation, and asks its relay.
 func Inspect(l paths.Layout, id string) (Inspection, error) {
 	info, err := generation.Look(l, id)
 	if err != nil {
@@ -77,7 +77,7 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 	i.Sandbox = confinement(info)
 	i.NCCLConf = ncclConf(l, info)
 	if i.Pairs, err = selftest.PairsOf(&info.Generation, l); err != nil {
-		i.LogTail = append(i.LogTail, fmt.Sprintf("what is kept of self-tests is ignored: %v", err))
+		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the kept results of self-tests: %v", err))
 	}
 	answer, err := admin.Ask(l, id, admin.Inspect)
 	if err != nil {
@@ -94,19 +94,18 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 	return i, nil
 }
 
-// Confinement is what a relay is kept in.
+// Confinement describes a relay's sandbox.
 type Confinement struct {
 	Mode string `json:"mode"` // of the configuration: auto or off
-	// Relay is the kernel's word on the relay that runs; nil where none does.
+	// Relay is the kernel's view of the running relay; nil without one.
 	Relay *Confined `json:"relay,omitempty"`
-	// Landlock is the version of its interface by which the relay is confined; 0 for
-	// none.
+	// Landlock is the version of Landlock's interface in use; 0 without Landlock.
 	Landlock int `json:"landlock"`
-	// Missing says what the host did not offer, and why.
+	// Missing lists the parts that the host did not offer, with reasons.
 	Missing []string `json:"missing"`
 }
 
-// Confined is what the kernel says of a process: /proc/PID/status, and its root.
+// Confined is the kernel's view of a process: /proc/PID/status, and its root.
 type Confined struct {
 	UID        int   `json:"uid"` // effective
 	GID        int   `json:"gid"` // effective
@@ -114,11 +113,11 @@ type Confined struct {
 	NoNewPrivs bool  `json:"noNewPrivs"`
 	// Seccomp says that a filter of system calls is in effect.
 	Seccomp bool `json:"seccomp"`
-	// Capabilities are all that it has or could get, of the five sets; 0 for none.
+	// Capabilities is the union of the five sets of capabilities; 0 for no capability.
 	Capabilities uint64 `json:"capabilities"`
-	// OwnRoot says that its root directory and mount namespace are not the host's.
+	// OwnRoot reports a root directory and mount namespace other than the host's.
 	OwnRoot bool `json:"ownRoot"`
-	// OwnNetwork says that its network namespace is not the host's.
+	// OwnNetwork reports a network namespace other than the host's.
 	OwnNetwork bool `json:"ownNetwork"`
 }
 
@@ -202,7 +201,7 @@ func confined(pid int) (*Confined, error) {
 	return c, nil
 }
 
-// usage looks at a process; what it cannot see is 0.
+// usage reads the use of resources; unreadable values are 0.
 func usage(pid int, role string) Usage {
 	u := Usage{PID: pid, Role: role, Devices: openNodes(pid, gpuNodes)}
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -222,11 +221,11 @@ func usage(pid int, role string) Usage {
 	return u
 }
 
-// openNodes are the character devices that a process has open whose names begin with
-// nodes. A container can give any other file such a name.
+// openNodes returns the open character devices of a process whose names begin with nodes. A
+// container can give any other file such a name.
 func openNodes(pid int, nodes string) []string {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, _ := os.ReadDir(dir) // it may have ended
+	entries, _ := os.ReadDir(dir) // the process may have ended
 	list := []string{}
 	for _, e := range entries {
 		to, err := os.Readlink(filepath.Join(dir, e.Name()))

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
 )
 
-// nameAnnotations are those of config.json by which engines name a container.
+// nameAnnotations are the annotations of config.json by which engines name a container.
 var nameAnnotations = []string{"io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"}
 
 // podAnnotations name the pod of a container, and its namespace.
@@ -22,10 +22,10 @@ var podAnnotations = [][2]string{
 	{"io.kubernetes.pod.name", "io.kubernetes.pod.namespace"},
 }
 
-// Names are the names that the engine shows for a container, the container's own name
-// first: of Docker, Podman and nerdctl the name of `ps`; of a pod the container's name,
-// the pod's, and NAMESPACE/POD. They are read from files of the engine, which may be gone,
-// and are for users alone: nothing that the hook does depends on them.
+// Names returns the names that the engine shows for a container, the container's own name first:
+// for Docker, Podman and nerdctl the name of `ps`; for a pod the container's name, the pod's, and
+// NAMESPACE/POD. The source is the engine's files, which may be gone. The names are for users
+// only: the hook never depends on them.
 func Names(c generation.Container) []string {
 	var names []string
 	add := func(name string) {
@@ -48,7 +48,7 @@ func Names(c generation.Container) []string {
 		return nil
 	}
 	for _, m := range spec.Mounts {
-		// Docker keeps a container's files, these two among them, in one directory.
+		// Docker keeps a container's files, including these two, in one directory.
 		if m.Destination == "/etc/hostname" || m.Destination == "/etc/resolv.conf" {
 			add(dockerName(filepath.Dir(m.Source), c.ID))
 		}
@@ -67,7 +67,7 @@ func Names(c generation.Container) []string {
 	return names
 }
 
-// maxEngineFile bounds what is read of an engine's own files.
+// maxEngineFile limits the read bytes of an engine's file.
 const maxEngineFile = 16 << 20
 
 // dockerName is the name in the file that Docker keeps of a container.
@@ -106,8 +106,8 @@ func podmanName(c generation.Container) string {
 	return ""
 }
 
-// Find picks the generations that a name means: a container's id or name, its pod's name,
-// of which there can be several, a generation, or the beginning of one id or generation.
+// Find returns the generations that a name means: a container's id or name, the name of a pod,
+// which can have several, a generation, or the prefix of one id or generation.
 func Find(l paths.Layout, name string) ([]generation.Info, error) {
 	all, err := generation.List(l)
 	if err != nil && len(all) == 0 {
@@ -132,12 +132,12 @@ func Find(l paths.Layout, name string) ([]generation.Info, error) {
 	case len(begin) == 1 || len(begin) > 1 && sameContainer(begin):
 		return begin, nil
 	case len(begin) > 1:
-		return nil, fmt.Errorf("%q begins the ids of %d containers or generations; give more of it", name, len(begin))
+		return nil, fmt.Errorf("%q begins the ids of %d containers or generations; give a longer prefix", name, len(begin))
 	}
-	return nil, errors.Join(fmt.Errorf("no container or generation %q has a relay; peerlane relay list shows those that have", name), err)
+	return nil, errors.Join(fmt.Errorf("no container or generation %q has a relay; run peerlane relay list", name), err)
 }
 
-// sameContainer reports whether all are lives of one container.
+// sameContainer reports whether the generations are lives of one container.
 func sameContainer(list []generation.Info) bool {
 	return !slices.ContainsFunc(list, func(i generation.Info) bool {
 		return i.Container.ID != list[0].Container.ID || i.Container.RuntimeRoot != list[0].Container.RuntimeRoot

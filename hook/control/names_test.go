@@ -10,9 +10,9 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// Names come from the files of each engine: Docker's beside the mounted /etc/hostname,
-// Podman's list beside the bundle, and annotations of the CRI.
-func TestNamesOfAContainerAreThoseOfItsEngine(t *testing.T) {
+// Names come from the files of every engine: Docker's beside the mounted /etc/hostname, Podman's
+// list beside the bundle, and annotations of the CRI.
+func TestNamesReadsFilesOfEngines(t *testing.T) {
 	const id = "0123456789ab0123456789ab0123456789ab0123456789ab0123456789abcdef"
 	write := func(path, text string) {
 		t.Helper()
@@ -47,7 +47,7 @@ func TestNamesOfAContainerAreThoseOfItsEngine(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.bundle, got, c.want)
 		}
 	}
-	// The bundle of another container, whose mounts an image cannot choose, names nobody.
+	// The bundle of another container, whose mounts an image cannot choose, gives no name.
 	write(filepath.Join(dockers, "config.v2.json"), `{"ID": "another", "Name": "/trainer"}`)
 	if got := Names(generation.Container{ID: id, Bundle: docker}); got != nil {
 		t.Errorf("of another container: %q", got)

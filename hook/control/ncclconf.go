@@ -24,12 +24,12 @@ const (
 	NCCLConfNone      = "none"
 )
 
-// NCCLConf says where NCCL in a container has its variables from.
+// NCCLConf is the source of NCCL's variables in a container.
 type NCCLConf struct {
 	// File is which file /etc/nccl.conf is: NCCLConfPeerlane, NCCLConfContainer or
 	// NCCLConfNone.
 	File string `json:"file"`
-	// Reason says why it is NCCLConfNone.
+	// Reason is the reason for NCCLConfNone.
 	Reason string `json:"reason,omitempty"`
 	// Environment are the variables of the container's configuration by which another
 	// file or another network comes first, "NAME=value".
@@ -71,12 +71,12 @@ func ncclConf(l paths.Layout, info generation.Info) NCCLConf {
 	case hook.Absent != "":
 		c.Reason = hook.Absent
 	default:
-		c.Reason = "it was removed in the container, or is a symbolic link that leads nowhere"
+		c.Reason = "the file was removed in the container, or is a dangling symbolic link"
 	}
 	return c
 }
 
-// statIn looks at a file of a process's root file system as that process sees it.
+// statIn stats a file as a process with another root directory sees it.
 func statIn(pid int, path string) (os.FileInfo, error) {
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -14,22 +14,22 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Rates are what a relay did in a time.
+// Rates is the work of a relay in an interval.
 type Rates struct {
 	ID        string `json:"id"` // of the generation
 	Container string `json:"container"`
 	// NoReport says why there is nothing else.
 	NoReport string `json:"noReport,omitempty"`
-	// Seconds are the time; 0 where the relay is new since then, and what follows is
-	// of its whole life.
+	// Seconds is the interval; 0 for a relay that is new since then: the rest is of its whole
+	// life.
 	Seconds     float64 `json:"seconds"`
 	Lanes       []Rate  `json:"lanes"`
 	Connections []Rate  `json:"connections"`
-	// MoreConnections moved less than those, and are not shown.
+	// MoreConnections moved less, and are not shown.
 	MoreConnections int `json:"moreConnections,omitempty"`
 }
 
-// Rate is what a lane or a connection did in one direction.
+// Rate is the work of a lane or a connection in one direction.
 type Rate struct {
 	GPU   string `json:"gpu"` // PCI address
 	Sends bool   `json:"sends"`
@@ -42,7 +42,7 @@ type Rate struct {
 	Bytes      uint64         `json:"bytes"`
 	Operations uint64         `json:"operations"` // that ended
 	Failed     uint64         `json:"failed"`
-	InPlace    uint64         `json:"inPlace"` // of Bytes, as launch.Figures has it
+	InPlace    uint64         `json:"inPlace"` // of Bytes; see launch.Figures
 	InFlight   int            `json:"inFlight"`
 	Slots      int            `json:"slots,omitempty"` // of the lane, that a connection holds now
 	Stalls     []launch.Stall `json:"stalls"`
@@ -51,8 +51,8 @@ type Rate struct {
 	P99 float64 `json:"p99"`
 }
 
-// Watch asks relays twice, an interval apart, and tells what they did between. With
-// an earlier answer it asks once: `before` is what it returned as now.
+// Watch asks relays twice, an interval apart, and returns the work in between. With an earlier
+// answer Watch asks once: before is the previous result now.
 func Watch(l paths.Layout, infos []generation.Info, before Reports, interval time.Duration) (list []Rates, now Reports) {
 	if before == nil {
 		before = Ask(l, infos, admin.Timeout)
@@ -74,22 +74,22 @@ func Watch(l paths.Layout, infos []generation.Info, before Reports, interval tim
 	return list, now
 }
 
-// Reports are what relays said, by generation.
+// Reports are reports of relays, by generation.
 type Reports map[string]Answer
 
-// Answer is what a relay said of itself.
+// Answer is a relay's report.
 type Answer struct {
 	*launch.Report // nil where NoReport says why
 	NoReport       string
 	relay          int // process
 }
 
-// askedAtOnce is how many relays are asked at a time; one that hangs takes all of the time
-// that there is.
+// askedAtOnce is the number of relays that are asked at a time; a relay that hangs takes the
+// whole time limit.
 const askedAtOnce = 64
 
-// Ask asks relays what they did since they were started, for no longer than the limit:
-// of one that has not answered by then NoReport says so.
+// Ask asks relays for their work since the start, within the limit. NoReport names a relay that
+// has not answered.
 func Ask(l paths.Layout, infos []generation.Info, limit time.Duration) Reports {
 	until := time.Now().Add(limit)
 	all := Reports{}
@@ -114,13 +114,13 @@ func askRelay(l paths.Layout, id string, until time.Time) Answer {
 	answer, err := admin.AskUntil(l, id, admin.Inspect, until)
 	r := Answer{answer.Report, answer.NoReport, 0}
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EAGAIN) { // connect's
-		err = errors.New("it gave no answer in time")
+		err = errors.New("no answer in time")
 	}
 	if err != nil {
 		r.NoReport = err.Error()
 	}
 	if r.Report == nil && r.NoReport == "" {
-		r.NoReport = "its relay did not answer"
+		r.NoReport = "the relay did not answer"
 	}
 	if info, err := generation.Look(l, id); err == nil && info.Status.Relay != nil {
 		r.relay = info.Status.Relay.PID
@@ -128,8 +128,7 @@ func askRelay(l paths.Layout, id string, until time.Time) Answer {
 	return r
 }
 
-// between fills in what happened since the earlier report, where that is of the
-// same process.
+// between computes the work since the earlier report of the same process.
 func (r *Rates) between(now, before Answer) {
 	if before.Report == nil || before.relay != now.relay || before.At >= now.At {
 		before = Answer{Report: &launch.Report{At: now.At}}
@@ -149,7 +148,7 @@ func (r *Rates) between(now, before Answer) {
 	r.MoreConnections = now.MoreConnections
 	for _, c := range now.Connections {
 		var old launch.ConnectionFigures
-		known := before.MoreConnections == 0 // a connection that was not among those told is new
+		known := before.MoreConnections == 0 // a connection outside the earlier report is new
 		for _, b := range before.Connections {
 			// Numbers are a session's own.
 			if b.PID == c.PID && b.Number == c.Number && b.GPU == c.GPU && b.Operations <= c.Operations {

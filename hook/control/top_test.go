@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A relay that hangs costs who asks no more than the time that he has.
-func TestAskingARelayThatHangs(t *testing.T) {
+// A relay that hangs takes no more than the caller's time limit.
+func TestAskHangingRelayEndsAtLimit(t *testing.T) {
 	l := paths.New(t.TempDir())
 	listen := func(id string) net.Listener {
 		if err := os.MkdirAll(l.GenerationDir(id), 0o700); err != nil {
@@ -29,7 +29,7 @@ func TestAskingARelayThatHangs(t *testing.T) {
 		t.Cleanup(func() { listener.Close() })
 		return listener
 	}
-	listen("hung") // the kernel connects, and nobody reads
+	listen("hung") // the kernel connects, and no process reads
 	answers := listen("well")
 	served := make(chan error, 1)
 	go func() {
@@ -46,10 +46,10 @@ func TestAskingARelayThatHangs(t *testing.T) {
 	before := time.Now()
 	hung := Ask(l, []generation.Info{{Generation: generation.Generation{ID: "hung"}}}, 50*time.Millisecond)["hung"]
 	if took := time.Since(before); took > admin.Timeout*5/6 {
-		t.Errorf("it took %v", took)
+		t.Errorf("Ask took %v", took)
 	}
 	if hung.Report != nil || !strings.Contains(hung.NoReport, "no answer in time") {
-		t.Errorf("of the one that hangs: %+v", hung)
+		t.Errorf("the relay that hangs: %+v", hung)
 	}
 	well := Ask(l, []generation.Info{{Generation: generation.Generation{ID: "well"}}}, admin.Timeout)["well"]
 	if err := <-served; err != nil || well.Report == nil || well.At != 7 {
@@ -57,7 +57,7 @@ func TestAskingARelayThatHangs(t *testing.T) {
 	}
 }
 
-func TestRatesBetweenTwoReports(t *testing.T) {
+func TestRatesAreDifferencesOfReports(t *testing.T) {
 	figures := func(n uint64) launch.Figures {
 		return launch.Figures{
 			Operations: n, Bytes: 10 * n, InPlace: 3 * n, InFlight: int(n % 7),
@@ -98,7 +98,7 @@ func TestRatesBetweenTwoReports(t *testing.T) {
 		}
 	}
 
-	// One that a full report did not tell of has no rate: all of its life would be in it.
+	// A connection outside a full report has no rate, which would cover the whole life.
 	before := at(3, 100, 1)
 	before.Connections[0].Number = 2
 	var r Rates

@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/hook/process"
 )
 
-// Drained is the mark that all relays of a host are to let go of the GPUs. A
-// supervisor that finds it starts no relay: containers start, and their clients
-// are refused until ResumeAll. It ends with the boot that it was made in.
+// Drained is the mark that the relays of a host release the GPUs. A supervisor that finds the
+// mark starts no relay: containers start, and their clients are refused until ResumeAll. The mark
+// ends with the boot.
 type Drained struct {
 	Since time.Time `json:"since"`
 	Boot  string    `json:"boot"`
@@ -21,7 +21,7 @@ type Drained struct {
 
 func drainedFile(l paths.Layout) string { return filepath.Join(l.State(), "drained.json") }
 
-// AllDrained is the mark, or nil where there is none.
+// AllDrained returns the mark, or nil without one.
 func AllDrained(l paths.Layout) (*Drained, error) {
 	var d Drained
 	err := ReadJSON(drainedFile(l), &d)
@@ -38,8 +38,7 @@ func AllDrained(l paths.Layout) (*Drained, error) {
 	return &d, nil
 }
 
-// DrainAll sets the mark. The generations that are there already are to be
-// drained one by one, after it.
+// DrainAll sets the mark. The caller then drains the existing generations.
 func DrainAll(l paths.Layout) error {
 	if err := l.Create(); err != nil {
 		return err
@@ -54,8 +53,7 @@ func DrainAll(l paths.Layout) error {
 	return WriteJSON(drainedFile(l), Drained{time.Now().UTC(), boot})
 }
 
-// ResumeAll takes the mark away; the generations are to be resumed one by one,
-// after it.
+// ResumeAll removes the mark. The caller then resumes the generations.
 func ResumeAll(l paths.Layout) error {
 	err := os.Remove(drainedFile(l))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -9,9 +9,8 @@ import (
 	"path/filepath"
 )
 
-// ErrTorn says that a file of ours makes no sense. writeJSON replaces files at
-// once, so only a host that stopped before its disk had caught up leaves one:
-// it is of an earlier boot.
+// ErrTorn reports a damaged file of the state. WriteJSON replaces files atomically, so only a
+// host that stopped before a write to the disk leaves a damaged file, of an earlier boot.
 var ErrTorn = errors.New("the file is damaged")
 
 func ReadJSON(path string, value any) error {
@@ -25,8 +24,8 @@ func ReadJSON(path string, value any) error {
 	return nil
 }
 
-// WriteJSON replaces a file at once. Each file has one writer at a time, so
-// the temporary name is free. Nothing is synced: no generation outlives a boot.
+// WriteJSON replaces a file atomically. A file has one writer at a time, so the temporary name is
+// free. Nothing is synced: no generation outlives a boot.
 func WriteJSON(path string, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -39,8 +38,7 @@ func WriteJSON(path string, value any) error {
 	return os.Rename(temporary, path)
 }
 
-// WriteFile writes a file that everybody may read: a reader has the old file or the
-// new one, whole.
+// WriteFile writes a world-readable file atomically: a reader has the old file or the new.
 func WriteFile(dir, name string, text []byte) error {
 	f, err := os.CreateTemp(dir, "."+name+".*")
 	if err != nil {

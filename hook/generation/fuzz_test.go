@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// A generation's files are those of one generation, or damaged: nothing that they
-// say makes a reader fail, and what ends by them is no process of somebody else.
+// The files of a generation are valid, or damaged: no content makes a reader fail or ends a
+// process of another owner.
 func FuzzGeneration(f *testing.F) {
 	const id = "00112233445566778899aabbccddeeff"
 	l := paths.New(f.TempDir())
@@ -48,7 +48,7 @@ func FuzzGeneration(f *testing.F) {
 		if _, err := List(l); err != nil && !strings.Contains(err.Error(), id) {
 			t.Errorf("the error names no generation: %v", err)
 		}
-		// It may name any process: none of another start or boot is its relay's.
+		// The file may name any process: a process of another start or boot is not the relay.
 		if s, err := ReadStatus(l, id); err == nil && s.Relay != nil {
 			if process, err := s.Relay.Open(); err == nil {
 				process.Close()

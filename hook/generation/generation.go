@@ -21,17 +21,16 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Container is what a runtime says about one of its containers.
+// Container is a container as the runtime describes it.
 type Container struct {
-	// ID is the runtime's name for it. It is never part of a path.
+	// ID is the runtime's name for the container. No path contains it.
 	ID string `json:"id"`
-	// RuntimeRoot is the directory in which the runtime keeps its containers;
-	// empty for the runtime's default. Two runtimes may use one id.
+	// RuntimeRoot is the directory in which the runtime keeps its containers; empty for the
+	// runtime's default. Two runtimes may use one id.
 	RuntimeRoot string `json:"runtimeRoot,omitempty"`
-	// Bundle is the directory of its config.json; empty where there is none,
-	// for a plain process.
+	// Bundle is the directory of config.json; empty for a plain process.
 	Bundle string `json:"bundle,omitempty"`
-	// PID is its init, in the namespace of the caller.
+	// PID is the container's init, in the namespace of the caller.
 	PID int `json:"-"`
 }
 
@@ -41,26 +40,26 @@ type Generation struct {
 	Container Container       `json:"container"`
 	Init      process.Process `json:"init"`
 	Created   time.Time       `json:"created"`
-	// Machine is the host's /etc/machine-id, empty where there is none. A generation of
-	// another machine is in a state directory that is on a shared disk: its processes are
-	// none of this host's, and nothing here may remove it.
+	// Machine is the host's /etc/machine-id, empty without the file. A generation of another
+	// machine is in a state directory on a shared disk: its processes run on another host, and
+	// this host must not remove it.
 	Machine string  `json:"machine,omitempty"`
 	Relay   Command `json:"relay"`
-	// Sandbox is what the relay is kept in.
+	// Sandbox describes the relay's sandbox.
 	Sandbox Sandbox `json:"sandbox"`
-	// Network is the configuration's: where its secrets are, not what they are. The slots
-	// for other hosts may take NetworkMemory of the host's, bytes.
+	// Network is the configuration's section: paths of secrets, no secrets. The slots for other
+	// hosts may take NetworkMemory bytes of the host's memory.
 	Network       config.Network `json:"network"`
 	NetworkMemory uint64         `json:"networkMemory,omitempty"`
-	// Tenant is the value of the container's annotation that Network names; empty for none.
+	// Tenant is the value of the container's annotation that Network names; empty without one.
 	Tenant string `json:"tenant,omitempty"`
-	// Rails are those of RDMA devices, by their names, that the configuration states.
+	// Rails has the configured rails of RDMA devices, by device name.
 	Rails map[string]int `json:"rails,omitempty"`
 	// Ignored are sentences about variables of the job's that have no effect on relays.
 	Ignored []string `json:"ignored,omitempty"`
 	// LogFormat is the configuration's log.format.
 	LogFormat string `json:"logFormat,omitempty"`
-	// Config is what the relay is told.
+	// Config is the configuration that the relay receives.
 	Config launch.Config `json:"config"`
 }
 
@@ -72,41 +71,41 @@ type Command struct {
 
 // States of a generation's relay.
 const (
-	StateStarting = "starting" // it has not answered yet
-	StateReady    = "ready"    // it serves the container's lanes
-	StateWaiting  = "waiting"  // it died and will be started again
-	StateDown     = "down"     // it died too often; clients are refused
-	StateStopping = "stopping" // somebody stopped it, and it is ending
-	StateStopped  = "stopped"  // it has ended; clients are refused
-	StateDraining = "draining" // it starts no new work, and copies are under way
-	StateDrained  = "drained"  // it has let go of the GPUs; clients are refused
-	StateEnding   = "ending"   // init has ended, or somebody stopped the supervisor
+	StateStarting = "starting" // no answer yet
+	StateReady    = "ready"    // serves the container's lanes
+	StateWaiting  = "waiting"  // died and will be started again
+	StateDown     = "down"     // died too often; clients are refused
+	StateStopping = "stopping" // stopped by the administrator, and ending
+	StateStopped  = "stopped"  // has ended; clients are refused
+	StateDraining = "draining" // starts no new work, and copies are under way
+	StateDrained  = "drained"  // has released the GPUs; clients are refused
+	StateEnding   = "ending"   // init has ended, or the supervisor was asked to end
 )
 
-// Status is what a supervisor last saw.
+// Status is the last report of a supervisor.
 type Status struct {
 	State string `json:"state"`
-	// Relay is the process that runs; nil where none does.
+	// Relay is the running process; nil without one.
 	Relay *process.Process `json:"relay,omitempty"`
 	// Starts counts how often a relay was started.
 	Starts int `json:"starts"`
-	// Sandbox is what could be had of the sandbox; nil without one.
+	// Sandbox reports the relay's sandbox; nil without one.
 	Sandbox *sandbox.Report `json:"sandbox,omitempty"`
-	// Error says why the last relay failed, or refused its configuration.
+	// Error is the reason why the last relay failed, or refused its configuration.
 	Error string `json:"error,omitempty"`
 }
 
-// Info is one generation as List sees it.
+// Info is one generation in a list.
 type Info struct {
 	Generation
 	Status Status `json:"status"`
 	// Alive says that the container's init runs.
 	Alive bool `json:"alive"`
-	// Supervised says that its supervisor runs.
+	// Supervised reports that the supervisor runs.
 	Supervised bool `json:"supervised"`
 }
 
-// MachineID is the host's, as machine-id(5) has it; empty where there is none.
+// MachineID returns the host's id (machine-id(5)); empty without one.
 func MachineID(l paths.Layout) string {
 	text, err := os.ReadFile(filepath.Join(l.Root, "etc/machine-id"))
 	if id := strings.TrimSpace(string(text)); err == nil && IsID(id) {
@@ -115,7 +114,7 @@ func MachineID(l paths.Layout) string {
 	return ""
 }
 
-// Foreign reports whether a generation is of another machine than this one.
+// Foreign reports whether a generation is of another machine.
 func (g *Generation) Foreign(l paths.Layout) bool {
 	own := MachineID(l)
 	return g.Machine != "" && own != "" && g.Machine != own
@@ -124,14 +123,14 @@ func (g *Generation) Foreign(l paths.Layout) bool {
 // NewID is a name that nothing else has: 128 random bits.
 func NewID() string {
 	var bits [16]byte
-	// Package crypto/rand would have its algorithms test themselves in every hook.
+	// Package crypto/rand would run self-tests of algorithms in every hook.
 	if _, err := unix.Getrandom(bits[:], 0); err != nil { // so few bytes are never interrupted
 		panic(os.NewSyscallError("getrandom", err))
 	}
 	return hex.EncodeToString(bits[:])
 }
 
-// IsID reports whether a name is one of newID's.
+// IsID reports whether a name has the form of NewID.
 func IsID(name string) bool {
 	return len(name) == 32 && strings.Trim(name, "0123456789abcdef") == ""
 }
@@ -145,7 +144,7 @@ func InitMark(l paths.Layout, id string, init process.Process) string {
 	return filepath.Join(l.GenerationDir(id), fmt.Sprintf("init-%d-%d", init.PID, init.Start))
 }
 
-// LogName is what a supervisor and its relay write, in GenerationDir.
+// LogName is the log of supervisor and relay, in GenerationDir.
 const LogName = "relay.log"
 
 func StatusFile(l paths.Layout, id string) string {
@@ -169,8 +168,7 @@ func (g *Generation) Write(l paths.Layout) error {
 	return WriteJSON(File(l, g.ID), g)
 }
 
-// ReadStatus reads what the supervisor wrote; a zero Status where it has not
-// come to that.
+// ReadStatus reads the supervisor's status; a zero Status before the first.
 func ReadStatus(l paths.Layout, id string) (Status, error) {
 	var s Status
 	err := ReadJSON(StatusFile(l, id), &s)
@@ -199,8 +197,8 @@ func IDs(l paths.Layout) ([]string, error) {
 	return ids, nil
 }
 
-// List tells of all generations of a host, oldest first. Those that cannot be
-// read are left out and reported in the error.
+// List returns the generations of a host, oldest first. The error names unreadable generations,
+// which the list lacks.
 func List(l paths.Layout) ([]Info, error) {
 	ids, err := IDs(l)
 	if err != nil {
@@ -213,7 +211,7 @@ func List(l paths.Layout) ([]Info, error) {
 		switch {
 		case err == nil:
 			infos = append(infos, info)
-		case !errors.Is(err, fs.ErrNotExist): // it was removed just now, or is being made
+		case !errors.Is(err, fs.ErrNotExist): // removed just now, or not complete yet
 			errs = append(errs, fmt.Errorf("generation %s: %w", id, err))
 		}
 	}
@@ -239,8 +237,8 @@ func Look(l paths.Layout, id string) (Info, error) {
 	return info, info.Status.correct(info.Supervised)
 }
 
-// correct replaces the state of a relay that has ended and whose end the supervisor
-// has not written: yet, because the disk is full, or because it is not there.
+// correct replaces the state of a relay whose end the supervisor has not written: not yet,
+// because the disk is full, or because the supervisor is gone.
 func (s *Status) correct(supervised bool) error {
 	if s.Relay == nil {
 		return nil
@@ -249,7 +247,7 @@ func (s *Status) correct(supervised bool) error {
 	if err != nil || lives {
 		return err
 	}
-	s.Error = cmp.Or(s.Error, fmt.Sprintf("relay %d has ended, and its supervisor has not written that", s.Relay.PID))
+	s.Error = cmp.Or(s.Error, fmt.Sprintf("relay %d has ended, and the supervisor has not recorded that", s.Relay.PID))
 	s.Relay = nil
 	switch s.State {
 	case StateStarting, StateReady, StateDraining, StateStopping:

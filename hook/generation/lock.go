@@ -13,24 +13,22 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// LockTimeout is how long a lock is waited for. Locks are held for milliseconds,
-// and for no longer than startTimeout while systemd is waited for and again while
-// a supervisor is started; who holds one for longer is stopped or cannot make
-// progress.
+// LockTimeout limits the wait for a lock. Locks are held for milliseconds, and for at most
+// StartTimeout of package handover while the hook waits for systemd, and again while it starts a
+// supervisor. A longer holder is stopped or cannot make progress.
 const LockTimeout = 75 * time.Second
 
 var ErrLocked = errors.New("held by another process")
 
 // Lock takes an flock on an open file or directory: unix.LOCK_EX or LOCK_SH.
 //
-// The kernel lets who waits have it in turn. Asking again and again would be
-// without order, and on a starved host with many containers somebody would ask
-// in vain for ever.
+// The kernel serves waiting processes in order. Polling has no order, and on a starved host with
+// many containers a process could poll in vain for ever.
 func Lock(f *os.File, how int, wait time.Duration) error {
 	return LockUnless(context.Background(), f, how, wait)
 }
 
-// LockUnless is lock, as long as the context is not done: then its cause is the error.
+// LockUnless is Lock until the context is done: then its cause is the error.
 func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) error {
 	fd := int(f.Fd())
 	err := flock(fd, how|unix.LOCK_NB)
@@ -38,9 +36,8 @@ func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) er
 		if wait == 0 {
 			return fmt.Errorf("locking %s: %w", f.Name(), ErrLocked)
 		}
-		// The thread of who has waited long enough stays behind, so it has a
-		// descriptor of its own: f's number may be another file's by then. What it
-		// gets in the end it gives back.
+		// After the timeout the thread stays behind. It has its own descriptor, because the
+		// number of f may become another file's, and it releases a lock that it gets in the end.
 		again, failed := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if failed != nil {
 			return fmt.Errorf("locking %s: %w", f.Name(), os.NewSyscallError("dup", failed))
@@ -72,8 +69,8 @@ func flock(fd, how int) error {
 	}
 }
 
-// LockHost takes the lock under which generations are found and made. Closing
-// the file lets it go.
+// LockHost takes the lock under which generations are found and made. Closing the file releases
+// the lock.
 func LockHost(l paths.Layout) (*os.File, error) {
 	// The directory itself, so that nothing is left for the lock's sake.
 	f, err := os.Open(l.Generations())
@@ -87,9 +84,8 @@ func LockHost(l paths.Layout) (*os.File, error) {
 	return f, nil
 }
 
-// LockGeneration takes the lock of a generation. The error is fs.ErrNotExist
-// where it is gone, also where it went while the lock was waited for. Closing
-// the file lets the lock go.
+// LockGeneration takes the lock of a generation. The error is fs.ErrNotExist if the generation is
+// gone, or went during the wait. Closing the file releases the lock.
 func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, error) {
 	dir := l.GenerationDir(id)
 	f, err := os.Open(dir)
@@ -100,7 +96,7 @@ func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, er
 		f.Close()
 		return nil, err
 	}
-	// A removed directory can still be locked by who had opened it before.
+	// A process that opened a removed directory before can still lock it.
 	was, err := f.Stat()
 	if err == nil {
 		var is os.FileInfo
@@ -115,7 +111,7 @@ func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, er
 	return f, nil
 }
 
-// SupervisorLock is the file that a supervisor keeps locked while it lives.
+// SupervisorLock returns the file that a supervisor keeps locked while it lives.
 func SupervisorLock(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "supervisor")
 }
@@ -138,8 +134,7 @@ func Supervised(l paths.Layout, id string) (bool, error) {
 		return false, err
 	}
 	defer f.Close()
-	// A shared lock: two that look at once do not take each other for the
-	// supervisor.
+	// A shared lock: two callers at once do not take each other for the supervisor.
 	err = Lock(f, unix.LOCK_SH, 0)
 	if errors.Is(err, ErrLocked) {
 		return true, nil

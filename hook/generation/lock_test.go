@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who gives up waiting for a lock does not get it later on.
-func TestALockThatIsNotWaitedForAnyMore(t *testing.T) {
+// A caller that stopped waiting for a lock does not get the lock later.
+func TestLockAfterTimeoutIsReleased(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")
 	open := func() *os.File {

@@ -24,7 +24,7 @@ func Tail(log *os.File) string {
 		return err.Error()
 	}
 	if n == 0 {
-		return "its log is empty"
+		return "the log is empty"
 	}
 	return strings.TrimSpace(string(text[:n]))
 }
@@ -39,7 +39,7 @@ func (g *Generation) NoteInLog(l paths.Layout, line string) error {
 	return errors.Join(err, log.Close())
 }
 
-// OpenLog opens a generation's log, and makes it where there is none.
+// OpenLog opens or creates a generation's log.
 func OpenLog(l paths.Layout, id string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(l.GenerationDir(id), LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 }

@@ -10,7 +10,7 @@ import (
 // NCCL_CONF_FILE and ~/.nccl.conf. NCCL replaces no variable that is set.
 const ContainerNCCLConf = "/etc/nccl.conf"
 
-// NCCLConfRecord is what the hook writes down for NCCLConf.
+// NCCLConfRecord is the hook's record for package control.
 type NCCLConfRecord struct {
 	// Absent says why the hook made no link, although the container has no file.
 	Absent string `json:"absent,omitempty"`

@@ -9,21 +9,21 @@ import (
 	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
-// Sandbox is what a relay is to be kept in. What could be had of it the status
-// says.
+// Sandbox configures the sandbox of a relay. The status reports the sandbox that the host
+// permitted.
 type Sandbox struct {
 	Mode string `json:"mode"` // auto or off
-	// UID is the relay's own, on this host, for as long as the generation is there;
-	// 0 where it runs as whoever started it.
+	// UID is the relay's own uid on this host while the generation exists; 0 if the relay runs as
+	// the user that started it.
 	UID int `json:"uid,omitempty"`
-	// Group is that of all relays, who may connect to each other; 0 for none.
+	// Group is the common group of relays, which may connect to each other; 0 for no group.
 	Group  int      `json:"group,omitempty"`
 	Read   []string `json:"read,omitempty"`
 	Write  []string `json:"write,omitempty"`
 	Limits Limits   `json:"limits"`
 }
 
-// Limits are those of the control group.
+// Limits are the limits of the control group.
 type Limits struct {
 	Memory uint64 `json:"memory"` // bytes
 	CPUs   int    `json:"cpus"`
@@ -52,8 +52,7 @@ func NewSandbox(c config.Relay) (Sandbox, error) {
 	return s, nil
 }
 
-// AddFiles adds what the configuration names for all relays of a host, and what their
-// environment does.
+// AddFiles adds the paths of the configuration, and of the relay's environment, to a sandbox.
 func (c Sandbox) AddFiles(s *sandbox.Spec, environment []string) {
 	s.Read = append(s.Read, c.Read...)
 	for _, e := range environment {

@@ -20,12 +20,12 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// ClaimUID takes a uid that no other generation of this root has. The caller holds the
-// host's lock, and the generation's directory exists.
+// ClaimUID takes a uid that no other generation of this root has. The caller holds the host's
+// lock, and the generation's directory exists.
 //
-// The mark of a uid is a second name of the generation's supervisorLock, so two facts
-// about it survive the deletion of the rest: a supervisor that lives holds its lock, and
-// the file names the supervisor's last relay.
+// The mark of a uid is a second name of the generation's SupervisorLock, so two facts about it
+// survive the deletion of the rest: a live supervisor holds its lock, and the file names the
+// supervisor's last relay.
 func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 	if g.Sandbox.Mode != config.SandboxAuto || g.Sandbox.Group == 0 {
 		return nil
@@ -47,10 +47,10 @@ func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 	return err
 }
 
-// LinkUID marks a free uid of first to last as a generation's; 0 where none is free.
+// LinkUID marks a free uid of first to last as a generation's; 0 if no uid is free.
 //
-// The search begins at a random uid, which follows from no published name: a process that
-// can take any uid must not be able to compute a relay's.
+// The search begins at a random uid: a process that can take any uid must not be able to compute
+// a relay's from a published name.
 func LinkUID(l paths.Layout, id string, first, last int) (int, error) {
 	count := uint64(last - first + 1)
 	start := random() % count
@@ -64,8 +64,8 @@ func LinkUID(l paths.Layout, id string, first, last int) (int, error) {
 	return 0, nil
 }
 
-// random returns 64 random bits of the kernel. Package crypto/rand would have its
-// algorithms test themselves in every hook.
+// random returns 64 random bits of the kernel. Package crypto/rand would run self-tests of
+// algorithms in every hook.
 func random() uint64 {
 	var bits [8]byte
 	if _, err := unix.Getrandom(bits[:], 0); err != nil { // so few bytes are never interrupted
@@ -79,8 +79,8 @@ func uidMark(l paths.Layout, uid int) string {
 	return filepath.Join(l.UIDs(), strconv.Itoa(uid))
 }
 
-// hasUID reports whether the generation of this lock has its uid's mark; else
-// somebody has deleted that, or the uid is given back.
+// hasUID reports whether the generation of this lock has the mark of its uid; else the mark was
+// deleted by hand, or the uid is released.
 func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 	if g.Sandbox.UID == 0 {
 		return false, nil
@@ -89,10 +89,9 @@ func (g *Generation) hasUID(l paths.Layout, lock os.FileInfo) (bool, error) {
 	return err == nil && os.SameFile(mark, lock), UnlessGone(err)
 }
 
-// ReleaseUID removes the mark of the uid. Only the supervisor may, when it has reaped its
-// relay and starts none any more: a relay cannot make processes, so nothing else of it is
-// left. Where the sandbox lacks the filter of system calls, the control group is emptied
-// first.
+// ReleaseUID removes the mark of the uid. Only the supervisor calls it, after the end of its last
+// relay: a relay cannot make processes, so no process of the uid is left. If the sandbox lacks
+// the filter of system calls, the control group is emptied first.
 func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	own, err := lock.Stat()
 	if err != nil {
@@ -104,13 +103,13 @@ func (g *Generation) ReleaseUID(l paths.Layout, lock *os.File) error {
 	return UnlessGone(os.Remove(uidMark(l, g.Sandbox.UID)))
 }
 
-// SweepUIDs removes the marks of generations that are gone: of a hook that was
-// killed, or where somebody has deleted the state.
+// SweepUIDs removes the marks of removed generations: of a killed hook, or after a deletion of
+// the state by hand.
 func SweepUIDs(l paths.Layout) error {
 	if left, err := orphans(l); err != nil || len(left) == 0 {
 		return err
 	}
-	host, err := LockHost(l) // which hooks hold that claim one
+	host, err := LockHost(l) // held by hooks that claim a uid
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // no hook claims a uid here, so the marks may stay
 	}
@@ -123,8 +122,8 @@ func SweepUIDs(l paths.Layout) error {
 
 // ReturnUID removes the mark of a generation that the caller has removed. A relay whose
 // supervisor was killed dies by its parent-death signal a moment later, and a process that the
-// supervisor was forking holds the lock until it dies: so returnUID sweeps until the mark has
-// gone, for at most endTimeout. A later collector removes a mark that stays.
+// supervisor was forking holds the lock until it dies: so ReturnUID sweeps until the mark has
+// gone, for at most process.EndTimeout. A later collector removes a mark that stays.
 func (g *Generation) ReturnUID(l paths.Layout) error {
 	for end := time.Now().Add(process.EndTimeout); ; time.Sleep(2 * time.Millisecond) {
 		if err := SweepUIDs(l); err != nil || g.Sandbox.UID == 0 {
@@ -139,10 +138,10 @@ func (g *Generation) ReturnUID(l paths.Layout) error {
 	}
 }
 
-// SweepUIDsLocked is sweepUIDs for a caller that holds the host's lock. It never removes the mark of
-// a relay that lives or that a supervisor may start: such a supervisor holds the lock of
-// the mark's file, and the file names the last relay. Other processes of that uid are
-// none of Peerlane's, and block nothing.
+// SweepUIDsLocked is SweepUIDs for a caller that holds the host's lock. It never removes the mark
+// of a relay that lives or that a supervisor may start: such a supervisor holds the lock of the
+// mark's file, and the file names the last relay. Other processes of that uid do not belong to
+// Peerlane, and block nothing.
 func SweepUIDsLocked(l paths.Layout) error {
 	left, err := orphans(l)
 	if err != nil {
@@ -154,7 +153,7 @@ func SweepUIDsLocked(l paths.Layout) error {
 		if err == nil && !used {
 			err = os.Remove(uidMark(l, uid))
 		}
-		errs = append(errs, UnlessGone(err)) // a supervisor may have removed it just now
+		errs = append(errs, UnlessGone(err)) // a supervisor may have removed the mark just now
 	}
 	return errors.Join(errs...)
 }
@@ -180,8 +179,8 @@ func markInUse(mark string) (bool, error) {
 	return lives, err
 }
 
-// RecordRelay writes a relay's process to the file of its supervisor's lock, which the
-// mark of its uid is, too.
+// RecordRelay writes a relay's process to the file of its supervisor's lock, which is also the
+// mark of the uid.
 func RecordRelay(lock *os.File, relay process.Process) error {
 	text, err := json.Marshal(relay)
 	if err == nil {
@@ -193,9 +192,9 @@ func RecordRelay(lock *os.File, relay process.Process) error {
 	return err
 }
 
-// recordedRelay reads the process that recordRelay wrote. It is nil where there is none: no
-// relay was started yet, the supervisor is of a release before this record, or the host
-// stopped before its disk had caught up.
+// recordedRelay reads the process that RecordRelay wrote. The result is nil before the first
+// relay, for a supervisor of a release before this record, and after a stop of the host before a
+// write to the disk.
 func recordedRelay(lock *os.File) (*process.Process, error) {
 	const maxRecord = 1 << 10
 	text, err := io.ReadAll(io.LimitReader(lock, maxRecord))
@@ -209,7 +208,7 @@ func recordedRelay(lock *os.File) (*process.Process, error) {
 	return relay, nil
 }
 
-// orphans are the uids whose marks have no other name: their generation is gone.
+// orphans returns the uids whose marks have no other name: the generation is gone.
 func orphans(l paths.Layout) (uids []int, err error) {
 	entries, err := os.ReadDir(l.UIDs())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,7 +220,7 @@ func orphans(l paths.Layout) (uids []int, err error) {
 	for _, e := range entries {
 		uid, err := strconv.Atoi(e.Name())
 		if err != nil || uid <= 0 {
-			continue // none of ours
+			continue // not a uid
 		}
 		var mark unix.Stat_t
 		err = unix.Lstat(uidMark(l, uid), &mark)

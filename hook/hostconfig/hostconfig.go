@@ -21,9 +21,9 @@ type Config struct {
 	Replaced error
 }
 
-// Read reads the configuration, which names programs that run as root: one
-// that somebody else could have written is refused. A file with a fault is replaced by
-// its last good copy, because a misspelt key would else stop every container with a lane.
+// Read reads the configuration, which names programs that run as root: a file that another user
+// could have written is refused. The last good copy replaces a file with a fault, because a
+// misspelt key would else stop every container with a lane.
 func Read(l paths.Layout) (config.Config, error) {
 	c, err := Load(l)
 	return c.Config, err
@@ -44,7 +44,7 @@ func Load(l paths.Layout) (Config, error) {
 	}
 	good := l.GoodConfig()
 	if err := paths.Trusted(good); err != nil {
-		return Config{}, fault // there is none, or none to trust
+		return Config{}, fault // no copy, or an untrusted copy
 	}
 	if text, err = os.ReadFile(good); err != nil {
 		return Config{}, fault
@@ -76,8 +76,8 @@ func (c Config) Keep(l paths.Layout) error {
 	return nil
 }
 
-// replace writes the file at path. Several hooks may do so at once: one of them does, and a
-// temporary file that a killed one has left is removed after a minute.
+// replace writes the file at path. Of several hooks at once one writes. A temporary file of a
+// killed hook is removed after a minute.
 func (c Config) replace(path string) error {
 	temporary := path + ".new"
 	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)

@@ -16,24 +16,24 @@ import (
 	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
-// Networking is what a relay is told to be on the network: where, and the secrets.
+// Networking is a relay's network: addresses and secrets.
 type Networking struct {
-	Where   *launch.Network // nil where it is on none
+	Where   *launch.Network // nil without a network
 	Why     string          // and why
 	File    []byte          // the cluster key's text
 	Secrets launch.Secrets
 }
 
-// slots of a lane for other hosts, in each direction. A message has one, however short it
-// is, so that there are many: NCCL's channels have some thirty messages of at most 512 KiB
-// under way. TCP needs no larger ones: what it moves in the time of a copy is less.
+// Slots of a lane for other hosts, in each direction. Every message takes a slot, even a short
+// one, so slots are many: NCCL's channels have some thirty messages of at most 512 KiB under way.
+// Larger slots bring nothing over TCP, which moves less than a slot in the time of a copy.
 const (
 	networkSlots     = 32
 	networkSlotBytes = 1 << 20
 )
 
-// New reads what a relay needs for the network. Without a key that is nothing,
-// and no error.
+// New reads the configuration and secrets of a relay's network. Without a key the result is no
+// network, and no error.
 func New(l paths.Layout, c config.Network, tenant string, rails map[string]int, memory uint64) (n Networking, err error) {
 	if c.Listen != config.ListenAuto {
 		n.Why = "network.listen in config.toml is off"
@@ -42,7 +42,7 @@ func New(l paths.Layout, c config.Network, tenant string, rails map[string]int, 
 	key := KeyFile(l, c)
 	text, err := paths.ReadSecret(key, launch.MaxSecret)
 	if errors.Is(err, fs.ErrNotExist) {
-		n.Why = fmt.Sprintf("there is no cluster key, %s; peerlane key generate makes one", key)
+		n.Why = fmt.Sprintf("no cluster key, %s; run peerlane key generate", key)
 		return n, nil
 	}
 	if err != nil {
@@ -57,7 +57,7 @@ func New(l paths.Layout, c config.Network, tenant string, rails map[string]int, 
 	}
 	if err == nil {
 		n.Where.Tenant = tenant
-		// Of a relay that refuses its network the container would have no relay at all.
+		// A relay refuses a bad network, and the container would have no relay at all.
 		err = n.Where.Check()
 	}
 	if err != nil {
@@ -66,9 +66,9 @@ func New(l paths.Layout, c config.Network, tenant string, rails map[string]int, 
 	return n, err
 }
 
-// maxReason is the maximum length, in bytes, of the reason that the supervisor gives a relay
-// for having no network. Reasons list interfaces; those of a host with a thousand interfaces
-// would leave no room for the rest of the relay's configuration.
+// maxReason is the maximum length, in bytes, of the reason that the supervisor gives a relay for
+// having no network. Reasons list interfaces; a thousand interfaces would leave no room for the
+// rest of the relay's configuration.
 const maxReason = 2 << 10
 
 func short(why string) string {
@@ -85,8 +85,8 @@ func KeyFile(l paths.Layout, c config.Network) string {
 	return l.ClusterKey()
 }
 
-// Key takes the text of the cluster key's file: the relay gets its tenant's key where the
-// configuration names an annotation for tenants, else the cluster's.
+// Key sets the key from the text of the cluster key's file: the tenant's key if the configuration
+// names an annotation for tenants, else the cluster's.
 func (n *Networking) Key(text []byte, c config.Network, tenant string) error {
 	n.File = text
 	if c.TenantAnnotation == "" {
@@ -94,7 +94,7 @@ func (n *Networking) Key(text []byte, c config.Network, tenant string) error {
 		return nil
 	}
 	if tenant == "" {
-		return fmt.Errorf("the container has no annotation %s, which names its tenant (network.tenant_annotation in config.toml); have the engine set it, or its relay is on no network", c.TenantAnnotation)
+		return fmt.Errorf("the container has no annotation %s, which names the tenant (network.tenant_annotation in config.toml), so the relay is on no network; have the engine set the annotation", c.TenantAnnotation)
 	}
 	own, err := clusterkey.Tenant(text, tenant)
 	if err != nil {
@@ -136,14 +136,14 @@ func where(c config.Network, rails map[string]int, memory uint64) (*launch.Netwo
 		return nil, err
 	}
 	n, err := whereOf(all, c, memory)
-	if err != nil || c.Address != "" { // which is one rail
+	if err != nil || c.Address != "" { // a single rail
 		return n, err
 	}
 	return n, SetRails("/sys", n.Addresses, c, rails)
 }
 
-// whereOf is where on a host with these interfaces. Of more addresses than a relay takes
-// they are the best.
+// whereOf returns the network of a host with these interfaces, with the best addresses up to a
+// relay's limit.
 func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launch.Network, error) {
 	ports, err := addresses.ParsePorts(c.Ports)
 	if err != nil {
@@ -169,8 +169,8 @@ func whereOf(all []addresses.Interface, c config.Network, memory uint64) (*launc
 	return n, err
 }
 
-// Fitting is a configuration with as many of its addresses, the best, as a datagram has
-// room for beside the lanes; at least one.
+// Fitting removes the last half of the addresses until the configuration fits into a datagram; at
+// least one address stays.
 func Fitting(c launch.Config) launch.Config {
 	for c.Network != nil && len(c.Network.Addresses) > 1 {
 		if text, err := json.Marshal(c); err != nil || len(text) <= launch.MaxDatagram {
@@ -183,7 +183,7 @@ func Fitting(c launch.Config) launch.Config {
 	return c
 }
 
-// interfaceOf names the interface of an address; an empty name where it has none now.
+// interfaceOf returns the name of the interface that has an address; empty if no interface has.
 func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 	for _, i := range all {
 		for _, a := range i.Addresses {
@@ -195,14 +195,14 @@ func interfaceOf(all []addresses.Interface, at netip.Addr) string {
 	return ""
 }
 
-// maxIgnored bounds what is said of a job's environment, which is the image's.
+// maxIgnored limits the sentences about a job's environment, which the image controls.
 const maxIgnored = 16
 
 // IgnoredVariables says which variables of a job relays do not go by.
 func IgnoredVariables(environment []string) (sentences []string) {
 	for _, i := range addresses.IgnoredVariables(environment) {
 		if strings.Trim(i.Name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || len(i.Name) > 64 {
-			continue // none of NCCL's
+			continue // not a variable of NCCL
 		}
 		if len(sentences) == maxIgnored {
 			return append(sentences, "and more variables of NCCL's have no effect on Peerlane's relays")

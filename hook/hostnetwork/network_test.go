@@ -15,9 +15,8 @@ import (
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
-// What a job sets for NCCL is said to have no effect, and what only looks so is not
-// repeated.
-func TestVariablesOfAJobThatHaveNoEffect(t *testing.T) {
+// The warning names the variables of NCCL without effect, and repeats no other variable.
+func TestIgnoredVariablesListsVariablesOfNCCL(t *testing.T) {
 	environment := []string{"NCCL_SOCKET_IFNAME=eth0", "NCCL_IB_\x1b[2J=1", "NCCL_IB_" + strings.Repeat("A", 100) + "=1"}
 	if got := IgnoredVariables(environment); len(got) != 1 || !strings.Contains(got[0], "network.interfaces") {
 		t.Errorf("said %q", got)
@@ -30,11 +29,11 @@ func TestVariablesOfAJobThatHaveNoEffect(t *testing.T) {
 	}
 }
 
-// What becomes of a relay's network, by what its host has.
-func TestWhatARelayHasOfTheNetwork(t *testing.T) {
+// A relay's network by the host's configuration and secrets.
+func TestNetworkingFollowsConfigurationAndSecrets(t *testing.T) {
 	loopback := func(c *config.Network) { c.Interfaces = "=lo" }
 	for name, c := range map[string]struct {
-		mode  os.FileMode // of the key's file; 0 for none
+		mode  os.FileMode // size of the key's file; 0 for no file
 		set   func(*config.Network)
 		on    bool
 		error bool
@@ -78,9 +77,9 @@ func TestWhatARelayHasOfTheNetwork(t *testing.T) {
 	}
 }
 
-// On a host with more addresses than a relay takes it has the best of them, and as many
-// as its configuration has room for.
-func TestAHostWithManyAddresses(t *testing.T) {
+// A relay gets the best addresses of a host, as many as the limit and the configuration's
+// datagram permit.
+func TestFittingKeepsBestAddresses(t *testing.T) {
 	var all []addresses.Interface
 	for i := range 10 {
 		one := addresses.Interface{Name: fmt.Sprintf("interface%06d", i), Up: true}
@@ -114,7 +113,7 @@ func TestAHostWithManyAddresses(t *testing.T) {
 		t.Error("what the next configuration begins with has become less")
 	}
 
-	// And where none of many can be had, the reason has bounds, too.
+	// The reason of a failure has a limit, too.
 	settings.Interfaces = "=" + strings.Repeat("x", 15)
 	for i := range 2000 {
 		all = append(all, addresses.Interface{Name: fmt.Sprintf("veth%08x", i), Up: true})

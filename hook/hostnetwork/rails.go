@@ -16,26 +16,25 @@ import (
 	addresses "github.com/peerlane/peerlane/relay/network/address"
 )
 
-// adapter is the hardware of a network interface, as sysfs shows it. A relay cannot look
-// there.
+// adapter is the hardware of a network interface in sysfs, which a relay cannot read.
 type adapter struct {
-	device string // the RDMA device; empty where it has none
+	device string // the RDMA device; empty without RDMA
 	place  int    // of that among the host's
-	pci    string // address of the function; empty where it has none
+	pci    string // address of the PCI function, or empty
 	speed  int    // Mbit/s; 0 where the kernel does not tell
 }
 
-// maxStacked bounds the interfaces that lie on each other: a VLAN on a bond, and so on.
+// maxStacked limits the interfaces on top of each other: a VLAN on a bond, and so on.
 const maxStacked = 8
 
-// maxGIDs is how many entries of a port's GID table are looked at: of each interface of a
-// port the first ones are among them.
+// maxGIDs limits the read entries of a port's GID table: the first GIDs of every interface of the
+// port are among these.
 const maxGIDs = 32
 
 var pciFunction = regexp.MustCompile(`[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]`)
 
-// readAdapters finds what interfaces are of, below /sys. What it does not find there, or
-// cannot read, is empty: an interface may be of another network namespace, or gone.
+// readAdapters reads the hardware of interfaces below /sys. Missing and unreadable values are
+// empty: an interface may be of another network namespace, or gone.
 func readAdapters(sys string, names []string) map[string]adapter {
 	rdma := rdmaDevices(sys)
 	all := map[string]adapter{}
@@ -57,7 +56,7 @@ func readAdapters(sys string, names []string) map[string]adapter {
 	return all
 }
 
-// pciOf is the function of an interface, or of the first of those that it lies on.
+// pciOf returns the PCI function of an interface, or of the first interface below.
 func pciOf(sys, name string, depth int) string {
 	dir := filepath.Join(sys, "class/net", name)
 	if path, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
@@ -82,13 +81,13 @@ type rdmaDevice struct {
 	interfaces []string
 }
 
-// rdmaDevices are those of /sys/class/infiniband in the order of a plan, with the
-// interfaces of their functions (device/net), and those that their GIDs are of
-// (ports/N/gid_attrs/ndevs): bonds and VLANs, too.
+// rdmaDevices lists /sys/class/infiniband in the order of a plan, with the interfaces of the
+// functions (device/net) and of the GIDs (ports/N/gid_attrs/ndevs), which include bonds and
+// VLANs.
 func rdmaDevices(sys string) (all []rdmaDevice) {
 	entries, err := os.ReadDir(filepath.Join(sys, "class/infiniband"))
 	if err != nil {
-		return nil // it has none
+		return nil // no RDMA
 	}
 	for _, e := range entries {
 		d := rdmaDevice{name: e.Name()}
@@ -98,7 +97,7 @@ func rdmaDevices(sys string) (all []rdmaDevice) {
 				d.interfaces = append(d.interfaces, n.Name())
 			}
 		}
-		ports, _ := filepath.Glob(filepath.Join(dir, "ports/*/gid_attrs/ndevs")) // the pattern is a good one
+		ports, _ := filepath.Glob(filepath.Join(dir, "ports/*/gid_attrs/ndevs")) // the pattern is valid
 		for _, port := range ports {
 			for n := range maxGIDs {
 				if text, err := os.ReadFile(filepath.Join(port, strconv.Itoa(n))); err == nil {
@@ -124,8 +123,8 @@ func compareNatural(a, b string) int {
 	return cmp.Or(strings.Compare(textA, textB), cmp.Compare(a1, b1), strings.Compare(a, b))
 }
 
-// SetRails numbers the rails of addresses as relays of this host have them, and names
-// their RDMA devices. planned is plan.rails.
+// SetRails numbers the rails of addresses as relays of this host do, and names the RDMA devices.
+// planned is plan.rails.
 func SetRails(sys string, chosen []addresses.Chosen, c config.Network, planned map[string]int) error {
 	var names []string
 	for _, a := range chosen {
@@ -134,12 +133,11 @@ func SetRails(sys string, chosen []addresses.Chosen, c config.Network, planned m
 	return setRails(chosen, readAdapters(sys, names), c.Rails, planned, c.Interfaces != "")
 }
 
-// setRails numbers the rails of the addresses that a relay uses: as named
-// (network.rails) or planned (plan.rails) says, and else by what the interfaces are of.
-// Where there are RDMA devices each is a rail, by its place among the host's; elsewhere
-// each PCI function, in the order of their addresses. Without either it is the interfaces
-// that network.interfaces names, in their order; where it names none one rail has them
-// all. What is not half as fast as the fastest is on no rail.
+// setRails numbers the rails of a relay's addresses by network.rails (named) or plan.rails
+// (planned), else by hardware. With RDMA devices, a device is a rail, numbered by position in the
+// host's list; without, a PCI function is, in the order of addresses. Without either, the
+// interfaces of network.interfaces count, in their order; an empty list makes one rail. An
+// interface below half the speed of the fastest is on no rail.
 func setRails(chosen []addresses.Chosen, of map[string]adapter, named []string, planned map[string]int, listed bool) error {
 	for i := range chosen {
 		chosen[i].Device = of[chosen[i].Interface].device
@@ -153,7 +151,7 @@ func setRails(chosen []addresses.Chosen, of map[string]adapter, named []string, 
 			}
 		}
 		if !some {
-			return fmt.Errorf("network.rails in config.toml names %s, and none of them is a usable interface of this host, or its RDMA device", strings.Join(named, ", "))
+			return fmt.Errorf("network.rails in config.toml names %s, but this host has no usable interface or RDMA device of such a name", strings.Join(named, ", "))
 		}
 		return nil
 	}
@@ -181,8 +179,8 @@ func setRails(chosen []addresses.Chosen, of map[string]adapter, named []string, 
 	return nil
 }
 
-// railNumbers are the rails of the interfaces that are of RDMA devices, or else of PCI
-// functions; nil where none is.
+// railNumbers returns the rails of interfaces with RDMA devices, or else PCI functions; nil if no
+// interface has either.
 func railNumbers(chosen []addresses.Chosen, of map[string]adapter, planned map[string]int) map[string]int {
 	var functions []string
 	number := map[string]int{}

@@ -41,10 +41,10 @@ func madeSysfs(t *testing.T, lines string) string {
 	return root
 }
 
-// Hosts as their kernels show them.
+// Hosts as kernels show them.
 const (
-	// Two NICs with RDMA, of which the first device's function comes last, a bond with
-	// RDMA, a VLAN on the first one, and a slow card that has RDMA as well.
+	// Two NICs with RDMA, with the first device's function last, a bond with RDMA, a VLAN on the
+	// first NIC, and a slow card with RDMA.
 	sysRDMA = `
 link class/net/ens2/device devices/pci0000:00/0000:00:02.0/0000:9c:00.0
 link class/net/ens1/device devices/pci0000:00/0000:00:01.0/0000:1a:00.0
@@ -77,9 +77,9 @@ file class/net/br-1/speed 10000`
 	sysNone = "dir class/net"
 )
 
-// Rails are numbered as the configuration says, or the plan, or by what the interfaces
-// are of; the same on hosts whose kernels found them in another order.
-func TestRailsOfInterfaces(t *testing.T) {
+// Rails are numbered by the configuration, the plan, or the hardware, independent of the order of
+// the kernel's list.
+func TestSetRailsNumbersByHardware(t *testing.T) {
 	for name, c := range map[string]struct {
 		sys, interfaces string
 		named           []string
@@ -119,7 +119,7 @@ func TestRailsOfInterfaces(t *testing.T) {
 	}
 }
 
-func TestNaturalOrder(t *testing.T) {
+func TestCompareNaturalOrdersNumbers(t *testing.T) {
 	names := []string{"mlx5_10", "mlx5_9", "bnxt_re0", "mlx5_bond_0", "7", "mlx5_09"}
 	slices.SortFunc(names, compareNatural)
 	if got := strings.Join(names, " "); got != "7 bnxt_re0 mlx5_09 mlx5_9 mlx5_10 mlx5_bond_0" {

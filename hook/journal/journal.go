@@ -23,19 +23,18 @@ const (
 	SeverityInfo    = 6 // LOG_INFO
 )
 
-// identifier is what the host's log has our messages under.
+// identifier is the name of Peerlane's messages in the host's log.
 const identifier = "peerlane-hook"
 
-// Tell writes a message about a container, whose id may be empty, to the host's
-// journal, or to its syslog where there is no journal: some runtimes swallow what
-// a hook writes, and a relay's log goes with its container. The sockets are
-// looked for below the layout's root, so that tests have a log of their own. A
-// host can have neither, which is no error.
+// Tell writes a message about a container, whose id may be empty, to the host's journal, or to
+// syslog on a host without a journal: some runtimes drop a hook's output, and a relay's log goes
+// with the container. The sockets are below the layout's root, so that tests have a log of their
+// own. A host without both logs is no error.
 func Tell(l paths.Layout, severity int, container, generation, message string) error {
 	return TellCause(l, severity, container, generation, message, "")
 }
 
-// TellCause is Tell; the cause is that of a relay's end, and empty for all else.
+// TellCause is Tell with the cause of a relay's end.
 func TellCause(l paths.Layout, severity int, container, generation, message, cause string) error {
 	native := filepath.Join(l.Root, "run/systemd/journal/socket")
 	err := datagram(native, journalEntry(severity, container, generation, message, cause))
@@ -74,8 +73,7 @@ func journalEntry(severity int, container, generation, message, cause string) []
 	return b.Bytes()
 }
 
-// syslogLine is what syslog(3) writes into /dev/log, but for the time, which the
-// receiver knows.
+// syslogLine formats a line of syslog(3) for /dev/log without the time, which the receiver adds.
 func syslogLine(severity int, container, message string) []byte {
 	const daemon = 3 << 3 // LOG_DAEMON
 	return fmt.Appendf(nil, "<%d>%s[%d]: %s", daemon|severity, identifier, os.Getpid(),
@@ -89,9 +87,9 @@ func prefixed(container, message string) string {
 	return fmt.Sprintf("container %q: %s", container, message)
 }
 
-// datagram sends one to a socket, and does not wait for a reader that is stuck.
+// datagram sends a datagram to a socket, and does not wait for a blocked reader.
 func datagram(path string, text []byte) error {
-	// What does not fit into a datagram, a relay's last words say, is cut.
+	// Truncate: the last words of a relay may exceed a datagram.
 	text = text[:min(len(text), 64<<10)]
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

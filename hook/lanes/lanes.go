@@ -15,11 +15,11 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Refresh is what to do about a plan that does not fit the host.
+// Refresh is the remedy for a plan that does not fit the host.
 const Refresh = "run peerlane cdi refresh"
 
-// ReadPlan reads the host's plan, which decides what runs as root: one that
-// somebody else could have written is refused, and so is one of another host.
+// ReadPlan reads the host's plan, which decides about processes of root: a plan that another user
+// could have written, or of another host, is refused.
 func ReadPlan(l paths.Layout) (*topo.Plan, error) {
 	path := l.PlanFile()
 	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
@@ -32,7 +32,7 @@ func ReadPlan(l paths.Layout) (*topo.Plan, error) {
 		return nil, err
 	}
 	if plan.Source.Kind != topo.SourceSysfs {
-		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: fmt.Errorf("it was made from the file %s and not from this host", plan.Source.File), Remedy: Refresh}
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File), Remedy: Refresh}
 	}
 	return plan, nil
 }
@@ -44,9 +44,8 @@ func Seeing(lanes []launch.Lane) {
 	}
 }
 
-// Find finds lanes of a plan by the identity of their GPUs, "UUID@PCI
-// address", as a CDI specification carries them. The UUID may be empty, on
-// either side.
+// Find returns lanes of a plan by the identity of their GPUs, "UUID@PCI address", as in a CDI
+// specification. The UUID may be empty, on either side.
 func Find(plan *topo.Plan, names []string) ([]launch.Lane, error) {
 	var lanes []launch.Lane
 	for _, name := range names {
@@ -59,7 +58,7 @@ func Find(plan *topo.Plan, names []string) ([]launch.Lane, error) {
 	return lanes, nil
 }
 
-// staleGPU returns the error of a GPU that is not the one of the CDI specification.
+// staleGPU returns the error of a GPU other than that of the CDI specification.
 func staleGPU(gpu string, cause error) error {
 	return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU", Object: gpu, Cause: cause, Remedy: Refresh + ", so that the CDI specification fits the host"}
 }
@@ -83,14 +82,14 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 		return launch.Lane{}, staleGPU(busID, err)
 	}
 	if uuid != "" && gpu.UUID != "" && !strings.EqualFold(uuid, gpu.UUID) {
-		return launch.Lane{}, staleGPU(busID, fmt.Errorf("it is another GPU by now, %s", gpu.UUID))
+		return launch.Lane{}, staleGPU(busID, fmt.Errorf("another GPU is there now, %s", gpu.UUID))
 	}
 	lane, err := plan.Lane(busID)
 	if err != nil {
 		return launch.Lane{}, err
 	}
 	if lane.Role == topo.RoleRefused {
-		return launch.Lane{}, fmt.Errorf("that GPU cannot have one: %s", lane.Reason)
+		return launch.Lane{}, fmt.Errorf("that GPU cannot have a lane: %s", lane.Reason)
 	}
 	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: Identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
 	for _, m := range lane.Members {
@@ -112,13 +111,13 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	return out, nil
 }
 
-// maxSpares bounds the spares of a lane: a relay's configuration is one datagram.
+// maxSpares limits the spares of a lane: a relay's configuration is one datagram.
 const maxSpares = 4
 
-// AddSpares names the GPUs that can take the place of a lane's servers: those that
-// serve other lanes of the plan, first the ones beside its own NICs. A lane by
-// configuration has none: it is as the administrator wants it. Nor does a GPU stand
-// in where configuration excludes it in a pair, with the lane's GPU or with a NIC.
+// AddSpares names the GPUs that can replace a lane's servers: servers of other lanes of the plan,
+// first the GPUs beside the lane's NICs. A lane by configuration has no spares: the administrator
+// chose its servers. A GPU that the configuration excludes in a pair with the lane's GPU or with
+// a NIC is no spare.
 func AddSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
 	for i := range lanes {
 		planned, err := plan.Lane(lanes[i].GPU.BusID)
@@ -176,7 +175,7 @@ func Identity(g topo.GPU) launch.GPU {
 	return launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
 }
 
-// Present checks that the GPUs of lanes are still where the plan has them.
+// Present checks that the GPUs of lanes are at the addresses of the plan.
 func Present(plan *topo.Plan, lanes []launch.Lane) error {
 	const nvidia = "0x10de" // PCI vendor
 	for _, lane := range lanes {
@@ -194,9 +193,8 @@ func Present(plan *topo.Plan, lanes []launch.Lane) error {
 	return nil
 }
 
-// PresentNICs checks that the NICs of these lanes, as far as they have device
-// nodes, and the named ones are still what the plan has them for: a node is
-// numbered anew at each boot, and would be another NIC's.
+// PresentNICs checks that the device nodes of the lanes' NICs, and of the named NICs, belong to
+// the NICs of the plan: every boot numbers the nodes again.
 func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
@@ -215,7 +213,7 @@ func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
 	}
 	for _, lane := range lanes {
 		for _, name := range lane.NICs {
-			// An emulated one, or one without RDMA, has none.
+			// An emulated NIC, or a NIC without RDMA, has no node.
 			if !slices.ContainsFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" }) {
 				continue
 			}

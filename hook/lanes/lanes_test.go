@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-func TestLanes(t *testing.T) {
+func TestFindReturnsLanesByIdentity(t *testing.T) {
 	got, err := Find(testplan.New("/sys"), []string{testplan.UUID1 + "@0000:2A:00.0", "@0000:17:00.0"})
 	if err != nil {
 		t.Fatal(err)
@@ -34,9 +34,9 @@ func TestLanes(t *testing.T) {
 	}
 }
 
-// NICs reach a GPU's own memory where the plan says so, and not where the GPU is near them and
-// the administrator has it bounce.
-func TestLanesWhoseOwnMemoryNICsReach(t *testing.T) {
+// NICs reach a GPU's own memory if the plan permits, and not for a near GPU that the
+// administrator has bounce.
+func TestFindLaneOfNearGPUIsDirect(t *testing.T) {
 	for kind, want := range map[string]bool{topo.KindDirect: true, topo.KindBounce: false, topo.KindStaged: false, "": false} {
 		plan := testplan.New("/sys")
 		plan.Lanes[0].Kind = kind
@@ -47,7 +47,7 @@ func TestLanesWhoseOwnMemoryNICsReach(t *testing.T) {
 	}
 }
 
-func TestSpares(t *testing.T) {
+func TestAddSparesPrefersOwnNICs(t *testing.T) {
 	gpu := func(i int) topo.GPU { return topo.GPU{Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", 16+i)} }
 	id := func(i int) string { return gpu(i).BusID }
 	plan := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: "/sys"}}
@@ -89,8 +89,8 @@ func TestSpares(t *testing.T) {
 	}
 }
 
-// A specification that no longer fits the plan is refused by what changed.
-func TestLanesThatDoNotFitThePlan(t *testing.T) {
+// A specification that no longer fits the plan is refused with the difference.
+func TestFindStaleLaneFails(t *testing.T) {
 	for name, stale := range map[string][2]string{ // object and cause
 		"@0000:99:00.0":                  {"0000:99:00.0", "0000:99:00.0"},
 		testplan.UUID0 + "@0000:2a:00.0": {testplan.UUID0, "0000:17:00.0"},
@@ -107,18 +107,18 @@ func TestLanesThatDoNotFitThePlan(t *testing.T) {
 		"0":                                "a lane is named as",
 		"@":                                "no PCI address",
 		"@0000:3b:00.0":                    "MIG is on",
-		testplan.UUID9 + "@0000:3b:00.0":   "MIG is on", // the plan does not know its UUID
+		testplan.UUID9 + "@0000:3b:00.0":   "MIG is on", // the plan has no UUID
 		testplan.UUID1 + "@../../etc":      "no PCI address",
 		testplan.UUID1 + "@0000:2a:00.0\n": "no PCI address",
 	} {
 		_, err := Find(testplan.New("/sys"), []string{name})
 		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("lane %q: %v; it should say %q", name, err, says)
+			t.Errorf("lane %q: %v; want %q", name, err, says)
 		}
 	}
 }
 
-func TestPresent(t *testing.T) {
+func TestPresentFindsMissingGPU(t *testing.T) {
 	sysfs := t.TempDir()
 	plan := testplan.New(sysfs)
 	lanes, err := Find(plan, []string{"@0000:2a:00.0"})
@@ -136,13 +136,13 @@ func TestPresent(t *testing.T) {
 		err := Present(plan, lanes)
 		for _, s := range append(says, Refresh) {
 			if err == nil || !strings.Contains(err.Error(), s) {
-				t.Errorf("%v; it should say %q", err, s)
+				t.Errorf("%v; want %q", err, s)
 			}
 		}
 	}
 	refused("GPU 1 (0000:2a:00.0)", "no such file")
 	vendor("0000:2a:00.0", "0x10de\n")
-	refused("GPU 0 (0000:17:00.0)") // its server
+	refused("GPU 0 (0000:17:00.0)") // the server
 	vendor("0000:17:00.0", "0x8086\n")
 	refused("GPU 0 (0000:17:00.0)", "0x8086")
 	vendor("0000:17:00.0", "0x10de\n")
@@ -151,7 +151,7 @@ func TestPresent(t *testing.T) {
 	}
 }
 
-func TestPresentNICs(t *testing.T) {
+func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 	sysfs := t.TempDir()
 	plan := testplan.New(sysfs)
 	plan.NICs = []topo.NIC{{Name: "mlx5_0", Uverbs: "uverbs0"}, {Name: "mlx5_1", Uverbs: "uverbs1"}, {Name: "eth0", Ethernet: true}}
@@ -166,7 +166,7 @@ func TestPresentNICs(t *testing.T) {
 		t.Helper()
 		err := PresentNICs(plan, lanes, names)
 		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), Refresh)) {
-			t.Errorf("%v; it should say %q", err, says)
+			t.Errorf("%v; want %q", err, says)
 		}
 	}
 	check(nil, []string{"mlx5_1"}, "no such file")
@@ -184,7 +184,7 @@ func TestPresentNICs(t *testing.T) {
 	check(nil, []string{"mlx5_1"}, "says mlx5_0")
 }
 
-func TestReadPlanTrustsNobodyElse(t *testing.T) {
+func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
 	l := paths.New(t.TempDir())
 	if _, err := ReadPlan(l); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, fault.UnreadablePlan) {
 		t.Errorf("no plan: %v", err)
@@ -204,7 +204,7 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := ReadPlan(l); !errors.Is(err, fault.UntrustedFile) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v; it should say %q", err, says)
+			t.Errorf("%v; want %q", err, says)
 		}
 		if err := mend(); err != nil {
 			t.Fatal(err)
@@ -231,8 +231,8 @@ func TestReadPlanTrustsNobodyElse(t *testing.T) {
 	}
 }
 
-// A relay learns the weights of its lane's members, and that a part of it is direct.
-func TestLanesWithMembersCarryWeights(t *testing.T) {
+// A relay learns the weights of its lane's members, and that a part of the lane is direct.
+func TestFindLaneReturnsWeightsOfMembers(t *testing.T) {
 	plan := testplan.New("/sys")
 	far := &plan.Lanes[1]
 	far.Kind = topo.KindStaged

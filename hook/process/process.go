@@ -14,12 +14,10 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Process is one process, told apart from every other that has or had its
-// number.
+// Process identifies one process, also among earlier and later processes of the same number.
 type Process struct {
 	PID int `json:"pid"`
-	// Start is when it started, in clock ticks since the boot: field 22 of
-	// /proc/PID/stat.
+	// Start is the start time in clock ticks since the boot: field 22 of /proc/PID/stat.
 	Start uint64 `json:"start"`
 	// Boot names the kernel's boot: /proc/sys/kernel/random/boot_id.
 	Boot string `json:"boot"`
@@ -31,7 +29,7 @@ const EndTimeout = 5 * time.Second
 // ErrEnded says that a process has ended.
 var ErrEnded = errors.New("the process has ended")
 
-// Identify says which process now has a number, and returns a pidfd of it.
+// Identify returns the process that has a number now, and a pidfd of the process.
 func Identify(pid int) (Process, *os.File, error) {
 	fail := func(err error) (Process, *os.File, error) {
 		return Process{}, nil, fmt.Errorf("identifying process %d: %w", pid, err)
@@ -50,8 +48,8 @@ func Identify(pid int) (Process, *os.File, error) {
 	}
 	file := os.NewFile(uintptr(fd), "pidfd")
 	start, err := startTime(pid)
-	// As long as the process of the pidfd lives the number is its own, and what
-	// was read is about it.
+	// While the process of the pidfd lives, no other process has the number, and the read values
+	// are of this process.
 	if Ended(fd) {
 		err = ErrEnded
 	}
@@ -84,8 +82,7 @@ func startTime(pid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[starttime]), 10, 64)
 }
 
-// Ended reports whether the process of a pidfd has ended; it may still wait to
-// be reaped.
+// Ended reports whether the process of a pidfd has ended; a zombie has ended.
 func Ended(pidfd int) bool {
 	return EndsWithin(pidfd, 0)
 }
@@ -101,8 +98,8 @@ func WaitEnd(pidfd int) error {
 	}
 }
 
-// EndsWithin waits for the process of a pidfd to end, and reports whether it
-// did so in time.
+// EndsWithin waits for the end of a pidfd's process, and reports whether the process ended in
+// time.
 func EndsWithin(pidfd int, limit time.Duration) bool {
 	for deadline := time.Now().Add(limit); ; {
 		left := max(0, time.Until(deadline))
@@ -114,8 +111,8 @@ func EndsWithin(pidfd int, limit time.Duration) bool {
 	}
 }
 
-// Open returns a pidfd of the process; errEnded where it has ended, also where
-// its number is now another's.
+// Open returns a pidfd of the process. The error is ErrEnded if the process has ended, even if
+// another process has the number.
 func (p Process) Open() (*os.File, error) {
 	now, pidfd, err := Identify(p.PID)
 	if err != nil {
@@ -123,13 +120,12 @@ func (p Process) Open() (*os.File, error) {
 	}
 	if now != p {
 		pidfd.Close()
-		return nil, fmt.Errorf("process %d: %w, and its number is now another's", p.PID, ErrEnded)
+		return nil, fmt.Errorf("process %d: %w, and another process has the number", p.PID, ErrEnded)
 	}
 	return pidfd, nil
 }
 
-// Lives reports whether the process runs. An error is a reason to think that
-// it does.
+// Lives reports whether the process runs. With an error, assume that the process lives.
 func (p Process) Lives() (bool, error) {
 	pidfd, err := p.Open()
 	if errors.Is(err, ErrEnded) {
@@ -142,8 +138,8 @@ func (p Process) Lives() (bool, error) {
 	return true, nil
 }
 
-// End waits for the process to end by itself, which is under way, kills it if it has not
-// within the limit, and waits again. An error says that it may live still.
+// End waits for an end that is under way, kills the process after the limit, and waits again.
+// After an error the process may live.
 func (p Process) End(limit time.Duration) error {
 	pidfd, err := p.Open()
 	if errors.Is(err, ErrEnded) {
@@ -165,7 +161,7 @@ func (p Process) End(limit time.Duration) error {
 	return nil
 }
 
-// KillByPidfd kills a process; tests have one that does not die.
+// KillByPidfd kills a process. A test replaces the function to simulate a process that survives.
 var KillByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 
 // Unkillable returns the error of a process that outlives SIGKILL.

@@ -11,9 +11,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Each two GPUs, but for those whose pair is named already, and for one that can have
-// no lane.
-func TestPairsOfAPlan(t *testing.T) {
+// The list gets every two GPUs, except known pairs and a GPU without a lane.
+func TestAllPairsOmitsRefusedGPU(t *testing.T) {
 	plan := testplan.New("/sys")
 	plan.GPUs = append(plan.GPUs, topo.GPU{Index: 3, BusID: "0000:4c:00.0"})
 	planned, err := PlannedPairs(plan, config.Default())

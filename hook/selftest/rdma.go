@@ -14,13 +14,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// rdmaTestTimeout is how long the test of one NIC and memory may take; a context on a GPU and
-// the first completion on a network that fails are in it.
+// rdmaTestTimeout limits the test of one NIC and memory, including a context on a GPU and the
+// first completion on a failing network.
 const rdmaTestTimeout = time.Minute
 
-// RDMA has `peerlane-relay rdma-test` test NICs of this host, as the user that asks, and
-// tells of each NIC and memory that it came to. It is not in a sandbox: a uid that no
-// relay has may open no NIC.
+// RDMA runs `peerlane-relay rdma-test` for NICs of this host, as the calling user, and reports
+// the result for every NIC and memory. The process has no sandbox: a uid that no relay has may
+// open no NIC.
 func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.RDMAResult)) error {
 	limit := testerTimeout
 	for _, n := range job.NICs {
@@ -36,7 +36,7 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 	cmd := exec.CommandContext(ctx, t.relay.Path, "rdma-test")
 	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(text), said
-	cmd.WaitDelay = time.Second // for what others have of its pipes, and where a driver holds it
+	cmd.WaitDelay = time.Second // for other holders of the pipes, and a process that a driver holds
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -45,7 +45,7 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 		return fmt.Errorf("starting the test of RDMA: %w", err)
 	}
 	if err = launch.ReadRDMA(out, job, tell); err != nil {
-		err = errors.Join(err, cmd.Process.Kill()) // it is not what was started, or mad
+		err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
 	}
 	ended := WaitOr(ctx, cmd.Wait)
 	switch {

@@ -12,9 +12,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A test that does not end, and whose output stays open though it is killed, is not waited
-// for beyond the limit.
-func TestARDMATestThatIsHeld(t *testing.T) {
+// A test that does not end, and whose output stays open after the kill, ends the wait at the
+// limit.
+func TestRDMAHungTestEndsAtLimit(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "relay")
 	if err := programs.Write(program, []byte("#!/bin/sh\nsleep 20 &\nwait\n")); err != nil {
 		t.Fatal(err)
@@ -25,9 +25,9 @@ func TestARDMATestThatIsHeld(t *testing.T) {
 	began := time.Now()
 	tester := &Tester{relay: generation.Command{Path: program}}
 	if err := tester.RDMA(ctx, launch.RDMAJob{}, func(launch.RDMAResult) {}); !errors.Is(err, late) {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("RDMA returned %v", err)
 	}
 	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("RDMA took %v", took)
 	}
 }

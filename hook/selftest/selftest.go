@@ -27,10 +27,10 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Pairs of GPUs are tested by a process that serves nobody, `peerlane-relay
-// self-test`, in a sandbox like a relay's with a uid that no relay has. Relays, which
-// may be taken over, have no part in it: supervisors and the administrator start
-// it, look at what it says, and keep that for all containers of this boot.
+// A process without clients, `peerlane-relay self-test`, tests pairs of GPUs in a sandbox like a
+// relay's, with a uid that no relay has. A relay, which may be compromised, takes no part:
+// supervisors and the administrator start the process, check the results, and keep the results
+// for the containers of this boot.
 
 // simulator is how the names of the simulator's variables begin.
 const simulator = "PEERLANE_SIM"
@@ -40,8 +40,8 @@ var ModuleVersion = "/sys/module/nvidia/version"
 
 // Times of self-tests.
 const (
-	// pairTimeout is how long a tester may take for a pair, and simulatedTimeout for one of
-	// simulated GPUs: it keeps itself to less. testerTimeout is what it may take besides.
+	// pairTimeout limits the test of a pair, and simulatedTimeout that of simulated GPUs: the
+	// tester stops earlier. testerTimeout is the additional time.
 	pairTimeout      = 45 * time.Second
 	simulatedTimeout = 5 * time.Minute
 	testerTimeout    = 15 * time.Second
@@ -51,7 +51,8 @@ const (
 	testLockTimeout = time.Minute
 	// untestedTime is how long a pair that could not be tested is left alone.
 	untestedTime = 10 * time.Minute
-	// slowTime is how long a pair counts as slow: others' copies may have been in its way.
+	// slowTime is the time for which a pair counts as slow: copies of other processes may have
+	// disturbed the test.
 	slowTime = time.Hour
 )
 
@@ -78,18 +79,18 @@ func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, err
 	return &Tester{layout: l, relay: generation.Command{Path: relay, Environment: c.Relay.Environment}, sandbox: s, hook: hookBinary, slotBytes: uint64(c.Relay.SlotSize)}, nil
 }
 
-// Unkept has nothing of what is found kept, nor anything used that was.
+// Unkept keeps no results, and uses no kept results.
 func (t *Tester) Unkept() *Tester {
 	t.unkept = true
 	return t
 }
 
-// OfGeneration is the one of a generation's supervisor.
+// OfGeneration returns the tester of a generation's supervisor.
 func OfGeneration(g *generation.Generation, l paths.Layout) *Tester {
 	return &Tester{layout: l, relay: g.Relay, sandbox: g.Sandbox, hook: "/proc/self/exe", slotBytes: g.Config.SlotBytes}
 }
 
-// library is what stands for the driver in this environment.
+// library returns the variables that replace the driver.
 func library(environment []string) string {
 	var list []string
 	for _, e := range environment {
@@ -101,7 +102,7 @@ func library(environment []string) string {
 	return strings.Join(list, " ")
 }
 
-// record is an empty one of this boot and driver.
+// record returns an empty record of this boot and driver.
 func (t *Tester) record() (launch.PairRecord, error) {
 	boot, err := process.BootID()
 	if err != nil {
@@ -116,9 +117,8 @@ func (t *Tester) record() (launch.PairRecord, error) {
 	}, nil
 }
 
-// Known is what was found on this boot and with this driver, as far as it holds
-// still. Where the error is not nil, what was kept is damaged or not to be trusted,
-// and nothing is known.
+// Known returns the valid results of this boot and driver. With an error the kept results are
+// damaged or untrusted, and the record is empty.
 func (t *Tester) Known() (launch.PairRecord, error) {
 	r, err := t.record()
 	if err != nil || t.unkept {
@@ -164,9 +164,9 @@ func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 	return slices.DeleteFunc(slices.Clone(names), func(n launch.PairName) bool { return launch.FindPair(list, n) != nil })
 }
 
-// Test tests pairs, those that are known already only if again is set, keeps what it
-// finds, and tells of each, the known ones first. A pair that cannot be tested is
-// one of VerdictUntested; what Test itself fails by is the lock, or the keeping.
+// Test tests pairs, keeps the results, and reports every result, known results first. It repeats
+// known results only if again is set. A pair that cannot be tested has VerdictUntested. Test
+// fails only if the lock or the record fails.
 func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, tell func(launch.PairHost, launch.Pair)) error {
 	if len(names) == 0 {
 		return nil
@@ -178,9 +178,9 @@ func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, 
 		}
 		defer held.Close()
 	}
-	kept, err := t.Known() // another process may just have tested them
+	kept, err := t.Known() // another process may just have tested the pairs
 	if kept.Version == 0 {
-		return err // else what was kept is damaged, and written anew
+		return err // else the record is damaged, and replaced
 	}
 	if again {
 		kept.Pairs = slices.DeleteFunc(kept.Pairs, func(p launch.Pair) bool { return Contains(names, p) })
@@ -206,7 +206,7 @@ func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, 
 			return context.Cause(ctx)
 		}
 		if len(kept.Pairs) > before {
-			continue // a tester that has met a bad pair ends; the next one goes on
+			continue // a tester ends after a bad pair; the next tests the rest
 		}
 		reason := "the self-test ended without a word"
 		if err != nil {
@@ -221,7 +221,7 @@ func Contains(names []launch.PairName, p launch.Pair) bool {
 	return slices.ContainsFunc(names, func(n launch.PairName) bool { return launch.FindPair([]launch.Pair{p}, n) != nil })
 }
 
-// OneLine is a sentence as a launch.Pair can have it.
+// OneLine returns a sentence in the form of launch.Pair.
 func OneLine(text string) string {
 	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "?"), func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == ' ' }), " ")
 	if len(text) > 400 {
@@ -230,7 +230,7 @@ func OneLine(text string) string {
 	return text
 }
 
-// lock keeps two from testing at the same time: each would measure the other.
+// lock prevents two tests at the same time, which would disturb the measurements.
 func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err := t.layout.CreateState(); err != nil {
 		return nil, err
@@ -246,17 +246,18 @@ func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	return f, nil
 }
 
-// spec is what a tester is left with: of the files what relays have, and nobody's
-// sockets. The uid is the one of relays that no relay has.
+// spec returns the sandbox of a tester: the files of relays, and no sockets. The uid is the uid
+// of the relays' range that no relay has.
 func (t *Tester) spec() sandbox.Spec {
 	s := sandbox.Standard()
-	// No limit of tasks: RLIMIT_NPROC counts all processes of the uid, which a container can take.
+	// No limit of tasks: RLIMIT_NPROC counts the processes of the uid, and a container can use
+	// that up.
 	s.UID, s.Open = t.sandbox.Group, 4096
 	t.sandbox.AddFiles(&s, t.relay.Environment)
 	return s
 }
 
-// run has one process test pairs, and tells of those that it came to.
+// run tests pairs in one process, and reports the results.
 func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
 	each := pairTimeout
 	if strings.Contains(library(t.relay.Environment), simulator) {
@@ -284,7 +285,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	said := &firstWords{}
 	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
-	cmd.WaitDelay = time.Second // for what others have of its pipes
+	cmd.WaitDelay = time.Second // for other holders of the pipes
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -293,14 +294,14 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		return fmt.Errorf("starting the self-test: %w", err)
 	}
 	if report != nil {
-		cmd.ExtraFiles[0].Close() // so that its end is seen
+		cmd.ExtraFiles[0].Close() // else the end of the pipe would not show
 		if _, err = sandbox.ReadReport(report); err != nil {
 			err = errors.Join(err, cmd.Process.Kill())
 		}
 	}
 	if err == nil {
 		if err = launch.ReadPairs(out, names, tell); err != nil {
-			err = errors.Join(err, cmd.Process.Kill()) // it is not what was started, or mad
+			err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
 		}
 	}
 	ended := WaitOr(ctx, cmd.Wait)
@@ -315,8 +316,8 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	return nil
 }
 
-// WaitOr is a wait for a process that ends with a context. One that a driver holds does
-// not even then, and is left to itself after heldTime: no other test shall wait for it.
+// WaitOr waits for a process until the context is done. A process that a driver holds survives
+// even that, and WaitOr leaves it after heldTime: no other test waits for it.
 func WaitOr(ctx context.Context, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
@@ -329,12 +330,12 @@ func WaitOr(ctx context.Context, wait func() error) error {
 	case err := <-ended:
 		return err
 	case <-time.After(heldTime):
-		logrus.Warnf("the self-test does not end within %v of SIGKILL: a system call of it, of a driver perhaps, does not return", heldTime)
+		logrus.Warnf("the self-test does not end within %v of SIGKILL: a system call, of a driver perhaps, does not return", heldTime)
 		return context.Cause(ctx)
 	}
 }
 
-// firstWords keeps the beginning of what a process says.
+// firstWords keeps the first output of a process.
 type firstWords struct{ bytes.Buffer }
 
 func (w *firstWords) Write(p []byte) (int, error) {
@@ -343,7 +344,7 @@ func (w *firstWords) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// PlannedPairs are those that the lanes of a plan can stage on, spares included.
+// PlannedPairs returns the pairs that the lanes of a plan can stage on, including spares.
 func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 	var names []string
 	for _, l := range plan.Lanes {
@@ -359,8 +360,8 @@ func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 	return launch.StagingPairs(planned), nil
 }
 
-// AllPairs are some pairs, and each two GPUs of a plan that are none of them, but for
-// GPUs that cannot have lanes.
+// AllPairs adds to a list every other pair of two GPUs of a plan, without GPUs that cannot have
+// lanes.
 func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
 	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
 		lane, err := plan.Lane(g.BusID)
@@ -377,8 +378,8 @@ func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
 	return list
 }
 
-// PairsOf is what is known of the pairs that the generation's lanes can stage on, where
-// nothing is with the reason, and then of the others that matter to them.
+// PairsOf returns the results for the pairs that the generation's lanes can stage on, with the
+// reason for a missing result, and then for other pairs that matter to the lanes.
 func PairsOf(g *generation.Generation, l paths.Layout) ([]launch.Pair, error) {
 	names := launch.StagingPairs(g.Config.Lanes)
 	reason := "not tested yet"
@@ -400,8 +401,8 @@ func PairsOf(g *generation.Generation, l paths.Layout) ([]launch.Pair, error) {
 	return append(list, slices.DeleteFunc(known, func(p launch.Pair) bool { return Contains(names, p) })...), err
 }
 
-// About reports whether a pair matters to lanes: they can stage on it, or it is not fit
-// and has one of their GPUs, to which another container's could copy directly.
+// About reports whether a pair matters to lanes: a lane can stage on it, or it failed and has a
+// GPU of a lane, to which another container could copy directly.
 func About(lanes []launch.Lane, p launch.Pair) bool {
 	bad := p.Verdict == launch.VerdictWrong || p.Verdict == launch.VerdictSlow
 	return Contains(launch.StagingPairs(lanes), p) || bad && slices.ContainsFunc(lanes, func(l launch.Lane) bool {
@@ -409,7 +410,7 @@ func About(lanes []launch.Lane, p launch.Pair) bool {
 	})
 }
 
-// KnownPairs is what is known of the pairs that matter to lanes.
+// KnownPairs returns the known results that matter to lanes.
 func (t *Tester) KnownPairs(lanes []launch.Lane) ([]launch.Pair, error) {
 	known, err := t.Known()
 	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !About(lanes, p) }), err

@@ -21,18 +21,16 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Staging is admitted per host, and relays can open nothing that they have in
-// common. So their supervisors keep the account: each writes down what its relay
-// has, in its generation's directory, under one lock of the host. An entry counts
-// for as long as the process lives that it names, so that nothing has to be given
-// back for a relay, or a supervisor, that is killed.
+// Staging is admitted per host, and relays have nothing in common that they can open. So
+// supervisors keep the account: a supervisor records its relay's share in the generation's
+// directory, under one lock of the host. A record counts while the process in it lives, so a
+// killed relay or supervisor needs no release.
 //
-// What is bounded is what relays take that keep to the protocol. One that was
-// taken over has its devices open, and can ask the driver for more. It cannot take
-// the account away from others: what it claims counts no further than its
-// configuration goes, and the memory that it states bounds its own claims alone.
+// The limits bind relays that keep to the protocol. A compromised relay has devices open, and
+// can ask the driver for more. The account protects containers: claims count no
+// further than the configuration, and the stated memory limits only the claims of the same relay.
 
-// share is what one relay has of the server GPUs.
+// share is a relay's part of the server GPUs.
 type share struct {
 	Relay     process.Process   `json:"relay"`
 	Container string            `json:"container"` // the runtime's id
@@ -45,8 +43,7 @@ func shareFile(l paths.Layout, id string) string {
 	return filepath.Join(l.GenerationDir(id), "staging.json")
 }
 
-// readShare reads what a generation's relay has: nothing, where it has asked for
-// nothing.
+// readShare reads the share of a generation's relay; empty before the first claim.
 func readShare(l paths.Layout, id string) (share, error) {
 	var s share
 	err := generation.ReadJSON(shareFile(l, id), &s)
@@ -56,8 +53,8 @@ func readShare(l paths.Layout, id string) (share, error) {
 	return s, err
 }
 
-// lockStaging takes the lock under which shares are counted and written. Closing
-// the file lets it go.
+// lockStaging takes the lock under which shares are counted and written. Closing the file
+// releases the lock.
 func lockStaging(l paths.Layout) (*os.File, error) {
 	// The directory itself, so that nothing is left for the lock's sake.
 	f, err := os.Open(l.State())
@@ -71,7 +68,7 @@ func lockStaging(l paths.Layout) (*os.File, error) {
 	return f, nil
 }
 
-// Admit decides on a relay's claim, and writes down what it then has.
+// Admit decides on a relay's claim, and records the result.
 func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (launch.Admission, error) {
 	g, err := generation.Read(l, id)
 	if err != nil {
@@ -102,7 +99,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // the share of the previous relay is free
 	}
 	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
 	if err != nil {
@@ -153,7 +150,7 @@ func admitHost(l paths.Layout, g *generation.Generation, relay process.Process, 
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // its predecessor's is free
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // the share of the previous relay is free
 	}
 	holders, err := holdersOf(l, g.ID, func(s share) uint64 { return s.Host })
 	if err != nil {
@@ -177,8 +174,8 @@ func admitHost(l paths.Layout, g *generation.Generation, relay process.Process, 
 	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
 }
 
-// hostLimit is the most host memory that all relays together may have, and the key that
-// says so.
+// hostLimit returns the host memory that the relays together may have, and the key that sets the
+// limit.
 func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	if s.HostLimit != nil {
 		return uint64(*s.HostLimit), "staging.host_limit", nil
@@ -187,7 +184,7 @@ func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	if err := unix.Sysinfo(&system); err != nil {
 		return 0, "", os.NewSyscallError("sysinfo", err)
 	}
-	return uint64(system.Totalram) * uint64(system.Unit) / 4, "a quarter of its memory, as staging.host_limit states nothing else", nil
+	return uint64(system.Totalram) * uint64(system.Unit) / 4, "a quarter of the host's memory, the default of staging.host_limit", nil
 }
 
 // grantedHost is the most host memory, bytes, that a relay's configuration comes to.
@@ -198,7 +195,7 @@ func grantedHost(g *generation.Generation) uint64 {
 	return g.Config.Limits.WithDefaults().HostMemory + g.Config.Bounce + g.NetworkMemory + maxGranule
 }
 
-// serverOf is the server GPU at a PCI address: of these lanes, or a spare.
+// serverOf returns the server GPU at a PCI address, among the servers and spares of lanes.
 func serverOf(lanes []launch.Lane, busID string) (launch.GPU, error) {
 	for _, lane := range lanes {
 		servers := slices.Clone(lane.Servers)
@@ -212,12 +209,12 @@ func serverOf(lanes []launch.Lane, busID string) (launch.GPU, error) {
 	return launch.GPU{}, fmt.Errorf("GPU %q serves no lane of this container", busID)
 }
 
-// maxGranule is more than what drivers round allocations up to: 2 MiB.
+// maxGranule exceeds the granule of drivers' allocations, 2 MiB.
 const maxGranule = 32 << 20
 
-// granted is the most that a relay's configuration comes to on a GPU, bytes: of each
-// lane that it serves, all of it or as a spare, the slots of both directions, and
-// what clients have there that copy themselves.
+// granted returns the bytes on a GPU that a relay's configuration permits: the slots of both
+// directions of every lane that the GPU serves, also as a spare, and the staging memory of
+// clients that copy themselves.
 func granted(c launch.Config, busID string) uint64 {
 	bytes, copies := uint64(0), false
 	for _, lane := range c.Lanes {
@@ -238,8 +235,8 @@ type holder struct {
 	bytes     uint64
 }
 
-// holdersOf are the relays, but one generation's, that have something of which their
-// share tells the bytes, the greatest first. The lock is held.
+// holdersOf lists the other generations' relays that have bytes of a resource, the largest first.
+// The caller holds the lock.
 func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, error) {
 	all, err := generation.IDs(l)
 	if err != nil {
@@ -257,8 +254,7 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 		if bytes(s) == 0 {
 			continue
 		}
-		// Where that cannot be found out it counts: too little is admitted then, and
-		// not too much.
+		// Count an unknown process: too little is admitted then, and not too much.
 		if lives, err := s.Relay.Lives(); lives || err != nil {
 			list = append(list, holder{s.Container, bytes(s)})
 		}
@@ -276,8 +272,8 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 // anything.
 const unlimited = ^uint64(0)
 
-// stagingLimit is what all relays together may take from a GPU that has so much
-// memory, and what says so.
+// stagingLimit returns the limit for the relays together on a GPU with this memory, and the key
+// that sets the limit.
 func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64, key string) {
 	for _, name := range slices.Sorted(maps.Keys(s.GPUs)) {
 		if name == strconv.Itoa(gpu.Index) || gpu.UUID != "" && strings.EqualFold(name, gpu.UUID) || strings.EqualFold(name, gpu.BusID) {
@@ -288,16 +284,15 @@ func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64
 	case s.Limit != nil:
 		return uint64(*s.Limit), "staging.limit"
 	case memory > 0:
-		return memory / 4, "a quarter of its memory, as staging.limit states nothing else"
+		return memory / 4, "a quarter of the GPU's memory, the default of staging.limit"
 	}
 	return unlimited, ""
 }
 
-// maxHolders bounds those that a sentence names.
+// maxHolders limits the holders in a sentence.
 const maxHolders = 4
 
-// full is the sentence for a claim that is not admitted. Tenants are not told of
-// each other.
+// full formats the refusal of a claim. Tenants learn nothing of each other.
 func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
 	text := fmt.Sprintf("%s: all relays of this host may have %s (%s)", asked, config.Size(limit), key)
 	switch {
@@ -316,8 +311,8 @@ func full(asked string, limit uint64, key string, taken uint64, holders []holder
 	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
 }
 
-// Staged is what the relays of a host have of each GPU by its PCI address, bytes.
-// Relays that take or give back meanwhile are counted as before or after.
+// Staged returns the staging memory of relays on a host's GPUs, by PCI address, in bytes.
+// Concurrent claims count as before or after.
 func Staged(l paths.Layout) (map[string]uint64, error) {
 	all, err := generation.IDs(l)
 	if err != nil {

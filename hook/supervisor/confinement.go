@@ -11,12 +11,11 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// maxOpen limits a relay's descriptors: some for each of the clients and
-// connections that it takes.
+// maxOpen limits a relay's descriptors: a client and a connection take some.
 const maxOpen = 65536
 
-// confinement is what the relay of a generation is left with. TCP it has where it is on
-// the network, and there the ports of relays alone.
+// confinement returns the sandbox of the relay of a generation. A relay on the network has TCP to
+// the ports of relays; other relays have no TCP.
 func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec {
 	s := sandbox.Standard()
 	if network != nil {
@@ -26,11 +25,11 @@ func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}
 	}
-	// To connect to those who listen there.
+	// For connections to the listeners in these directories.
 	s.Read = append(s.Read, g.Config.Peers, g.Config.NICs)
 	g.Sandbox.AddFiles(&s, g.Relay.Environment)
-	// CUDA's IPC creates abstract Unix sockets (cuda-uvmfd-…), which other processes reach in
-	// the same network namespace only.
+	// CUDA's IPC creates abstract Unix sockets (cuda-uvmfd-…), which only processes of the same
+	// network namespace reach.
 	s.HostNetwork = network != nil || g.Config.CUDAIPC
 	for _, lane := range g.Config.Lanes {
 		nics := slices.Clone(lane.NICs)
@@ -52,15 +51,15 @@ func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec
 // Uverbs has the character devices of RDMA; tests have another.
 var Uverbs = "/sys/class/infiniband_verbs"
 
-// VerbsNodes are the device nodes of an RDMA device, also of one that no PCI function is
-// behind (rxe, siw): those whose uverbsN/ibdev names it. None of an emulated one.
+// VerbsNodes returns the device nodes of an RDMA device, with or without a PCI function (rxe,
+// siw): the nodes whose uverbsN/ibdev has the name. An emulated device has no nodes.
 func VerbsNodes(nic string) (nodes []string) {
 	entries, err := os.ReadDir(Uverbs)
 	if err != nil {
 		return nil
 	}
 	for _, e := range entries {
-		// abi_version lies beside them.
+		// abi_version is in the same directory.
 		if is, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil && strings.TrimSpace(string(is)) == nic {
 			nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
 		}

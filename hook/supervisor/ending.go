@@ -16,42 +16,42 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Causes of a relay's end, as the one line has them that it leaves ("cause", and in the
-// journal PEERLANE_CAUSE). A relay that ends by itself brings its own; see package launch.
+// Causes of a relay's end: the field "cause" of the log line, and PEERLANE_CAUSE in the journal.
+// A relay that ends by itself sends a cause of package launch.
 const (
 	causeContainer  = launch.EndContainer
 	causeDrained    = "drained"
 	causeStopped    = "stopped"
-	causeRenewed    = "another sandbox"    // an added lane needs devices that it has not
-	causeSupervisor = "supervisor stopped" // somebody asked it to end
+	causeRenewed    = "another sandbox"    // an added lane needs devices outside the sandbox
+	causeSupervisor = "supervisor stopped" // the supervisor was asked to end
 	causeKilled     = "killed"             // by a signal: field signal
-	causeMemory     = "out of memory"      // the kernel's killer, in its control group
+	causeMemory     = "out of memory"      // the kernel's killer, in the relay's control group
 	causePanic      = "panic"
 	causeUseless    = "killed by its supervisor"
 	causeFailed     = "failed" // by itself, with a status
 	causeItself     = "ended by itself"
 )
 
-// ending is what a supervisor knows of a relay that has ended.
+// ending is the supervisor's knowledge about a relay that has ended.
 type ending struct {
-	// err is what Wait told; nil for the status 0.
+	// err is the result of Wait; nil for the status 0.
 	err error
-	// held is what the administrator asked for, renew that another one was to follow;
-	// container that its container has ended, and asked that the supervisor was to end.
+	// held is the state that the administrator asked for. renew: another relay follows.
+	// container: the container has ended. asked: the supervisor was asked to end.
 	held                    string
 	renew, container, asked bool
-	// killReason is why the supervisor killed it.
+	// killReason is the supervisor's reason to kill the relay.
 	killReason string
-	// memory says that its control group has met its limit, or the host's, meanwhile.
+	// memory reports that the control group, or the host, reached the memory limit while the
+	// relay ran.
 	memory bool
-	// panicked is the first line of what Go says of a panic, and last the last line that
-	// the relay said at all.
+	// panicked is the first line of Go's panic message, and last the last line of standard error.
 	panicked, last string
-	// word is its own, which may be a lie; zero where there is none.
+	// word is the relay's own report, which may be a lie; zero without a report.
 	word launch.Ending
 }
 
-// signal is the one that ended it; 0 where none did.
+// signal returns the signal that ended the relay; 0 for an exit.
 func (e ending) signal() syscall.Signal {
 	if failed, ok := e.err.(*exec.ExitError); ok {
 		if status := failed.Sys().(syscall.WaitStatus); status.Signaled() { // as package os documents for Linux
@@ -61,7 +61,7 @@ func (e ending) signal() syscall.Signal {
 	return 0
 }
 
-// status is the one that it ended with; -1 for a signal.
+// status returns the exit status; -1 for a signal.
 func (e ending) status() int {
 	if failed, ok := e.err.(*exec.ExitError); ok {
 		return failed.ExitCode()
@@ -69,38 +69,38 @@ func (e ending) status() int {
 	return 0
 }
 
-// cause is the cause, a public interface, and a sentence on it. What the kernel says goes
-// before what the supervisor knows, and that before the relay's own word.
+// cause returns the cause, a public interface, and a sentence. The kernel's facts come before the
+// supervisor's knowledge, and that before the relay's own report.
 func (e ending) cause() (cause, why string) {
 	signal := e.signal()
 	switch {
 	case signal == unix.SIGKILL && e.killReason == "" && e.memory:
-		return causeMemory, "the kernel killed it, because it, or what is in its control group, took more memory than relay.memory, or the host, has"
+		return causeMemory, "the kernel killed the relay: the control group exceeded relay.memory, or the memory of the host"
 	case e.panicked != "" && (e.status() == 2 || signal == unix.SIGABRT): // as Go's runtime ends
 		return causePanic, e.panicked
-	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // its supervisor's
+	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // sent by the supervisor
 	case signal != 0 && e.killReason == "":
-		return causeKilled, fmt.Sprintf("signal %d, %v, of which the kernel does not say who has sent it", int(signal), signal)
+		return causeKilled, fmt.Sprintf("signal %d, %v, of an unknown sender", int(signal), signal)
 	case e.word.Cause == launch.EndGPU, e.word.Cause == launch.EndCUDA, e.word.Cause == launch.EndKept, e.word.Cause == launch.EndPair:
 		return e.word.Cause, e.word.Reason
 	}
-	// What was meant to end has ended, if need be by force.
+	// The end was requested, and the supervisor may have used force.
 	why = e.killReason
 	switch {
 	case e.container:
-		return causeContainer, or(why, "its container has ended")
+		return causeContainer, or(why, "the container has ended")
 	case e.asked:
-		return causeSupervisor, or(why, "its supervisor was asked to end, although the container lives")
+		return causeSupervisor, or(why, "the supervisor was asked to end, although the container lives")
 	case e.held == generation.StateDrained:
 		return causeDrained, or(why, "by the administrator")
 	case e.held == generation.StateStopped:
 		return causeStopped, or(why, "by the administrator")
 	case e.renew:
-		return causeRenewed, or(why, "an added lane has devices that its sandbox has not")
+		return causeRenewed, or(why, "an added lane has devices that the relay's sandbox lacks")
 	case e.killReason != "":
 		return causeUseless, e.killReason
 	case e.word.Cause == launch.EndSignal:
-		return causeKilled, "it was asked to end by a signal: " + e.word.Reason
+		return causeKilled, "a signal asked the relay to end: " + e.word.Reason
 	case e.err != nil:
 		return causeFailed, strings.TrimSuffix(fmt.Sprintf("%v: %s", e.err, e.last), ": ")
 	}
@@ -114,10 +114,10 @@ func or(a, b string) string {
 	return a
 }
 
-// telling are the causes that say more than what Wait told.
+// telling lists the causes that say more than the result of Wait.
 var telling = []string{causeMemory, causePanic, launch.EndGPU, launch.EndCUDA, launch.EndKept, launch.EndPair}
 
-// expected reports whether somebody wanted the relay to end.
+// expected reports whether the end of the relay was requested.
 func expected(cause string) bool {
 	switch cause {
 	case causeContainer, causeDrained, causeStopped, causeRenewed, causeSupervisor:
@@ -126,8 +126,8 @@ func expected(cause string) bool {
 	return false
 }
 
-// ended writes the one line that a relay's end leaves, with its cause: in the
-// generation's log, which goes with its container, and in the host's.
+// ended writes one line with the cause of a relay's end to the generation's log, which goes with
+// the container, and to the host's log.
 func (s *supervisor) ended(e ending) (cause, why string) {
 	if kills, err := cgroup.MemoryKills(); err == nil {
 		e.memory = kills > s.relay.kills
@@ -148,12 +148,12 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 	line.Log(level, "the relay has ended")
 	message := fmt.Sprintf("relay %d has ended: %s: %s", s.relay.process.PID, cause, why)
 	if err := journal.TellCause(s.layout, severity, s.generation.Container.ID, s.generation.ID, message, cause); err != nil {
-		s.log.WithError(err).Warn("the host's log has not taken it")
+		s.log.WithError(err).Warn("writing to the host's log failed")
 	}
 	return cause, why
 }
 
-// endingIn is the ending that a datagram of a relay holds, if it is one.
+// endingIn parses a datagram of a relay as the report of an end.
 func endingIn(datagram []byte) (*launch.Ending, bool) {
 	var m struct {
 		Ending *launch.Ending `json:"ending"`

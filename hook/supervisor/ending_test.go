@@ -13,13 +13,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// exitOf is what Wait tells of a shell's command.
+// exitOf returns the result of Wait for a shell command.
 func exitOf(t *testing.T, script string) error {
 	t.Helper()
 	return exec.Command("sh", "-c", script).Run()
 }
 
-func TestCausesOfAnEnd(t *testing.T) {
+func TestCauseOrdersEvidence(t *testing.T) {
 	killed, two, aborted, one := exitOf(t, "kill -9 $$"), exitOf(t, "exit 2"), exitOf(t, "kill -ABRT $$"), exitOf(t, "exit 1")
 	gpu := launch.Ending{Cause: launch.EndGPU, Reason: "off the bus"}
 	for _, c := range []struct {
@@ -40,8 +40,8 @@ func TestCausesOfAnEnd(t *testing.T) {
 		{"a relay that is dead does not lie", ending{err: killed, word: gpu}, causeKilled, "signal 9"},
 		{"a word of its own making", ending{word: launch.Ending{Cause: "container ended", Reason: "x"}}, causeItself, "x"},
 		{"SIGTERM", ending{word: launch.Ending{Cause: launch.EndSignal, Reason: "terminated"}}, causeKilled, "terminated"},
-		{"container", ending{container: true}, causeContainer, "its container has ended"},
-		{"container, and a relay that catches nothing", ending{err: exitOf(t, "kill -TERM $$"), container: true}, causeContainer, "its container has ended"},
+		{"container", ending{container: true}, causeContainer, "the container has ended"},
+		{"container, and a relay that catches nothing", ending{err: exitOf(t, "kill -TERM $$"), container: true}, causeContainer, "the container has ended"},
 		{"container, stubborn", ending{err: killed, container: true, killReason: "it did not end"}, causeContainer, "it did not end"},
 		{"supervisor", ending{asked: true}, causeSupervisor, "asked to end"},
 		{"drained", ending{held: generation.StateDrained}, causeDrained, "administrator"},
@@ -57,7 +57,7 @@ func TestCausesOfAnEnd(t *testing.T) {
 	}
 }
 
-func TestWhatARelaySaysOfItsEndIsTame(t *testing.T) {
+func TestEndingInSanitisesReport(t *testing.T) {
 	text, err := json.Marshal(map[string]launch.Ending{"ending": {Cause: "a\nb\x1b[2J", Reason: strings.Repeat("ü", 4000)}})
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func FuzzEnding(f *testing.F) {
 	})
 }
 
-func TestWhatIsHeardMovesNoTerminal(t *testing.T) {
+func TestStderrTeeSanitisesLines(t *testing.T) {
 	h := &stderrTee{to: &bytes.Buffer{}}
 	if _, err := h.Write([]byte("panic: \x1b[2Jx\n\x1b]0;y\a\n")); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestWhatIsHeardMovesNoTerminal(t *testing.T) {
 	}
 }
 
-func TestWhatIsHeardOfARelay(t *testing.T) {
+func TestStderrTeeKeepsPanicAndLastLine(t *testing.T) {
 	var log bytes.Buffer
 	h := &stderrTee{to: &log}
 	for _, part := range []string{"level=info a\npan", "ic: x\n\ngoroutine 1\n", strings.Repeat("y", 1<<20), "\n", "last"} {
@@ -122,8 +122,8 @@ func TestWhatIsHeardOfARelay(t *testing.T) {
 	}
 }
 
-// docs/relay.md says of each cause what it means.
-func TestEachCauseIsInTheTable(t *testing.T) {
+// docs/relay.md describes every cause.
+func TestCausesAreDocumented(t *testing.T) {
 	page, err := os.ReadFile("../../docs/relay.md")
 	if err != nil {
 		t.Fatal(err)

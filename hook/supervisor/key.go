@@ -11,15 +11,15 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// keyInterval is how often it is looked whether the cluster key has been changed: a rotation
-// that is not finished has both keys for as long as it takes.
+// keyInterval is the time between two checks for a changed cluster key. During a rotation the
+// file has both keys.
 const keyInterval = 5 * time.Second
 
-// refusedInterval is how soon a relay is sent the same secrets again that it has refused: a
-// certificate can become valid without a change of its file.
+// refusedInterval is the time until the supervisor sends refused secrets again: a certificate can
+// become valid without a change of the file.
 const refusedInterval = time.Minute
 
-// goOnNetwork finds out, before a relay is started, what it can have of the network.
+// goOnNetwork finds the relay's part of the network before the relay starts.
 func (s *supervisor) goOnNetwork() {
 	var err error
 	if s.networking, err = hostnetwork.New(s.layout, s.generation.Network, s.generation.Tenant, s.generation.Rails, s.generation.NetworkMemory); err != nil {
@@ -27,8 +27,7 @@ func (s *supervisor) goOnNetwork() {
 	}
 }
 
-// tellSecrets sends the relay what nobody else may hear. Its answer says whether it was
-// heard.
+// tellSecrets sends the secrets to the relay. The relay's answer reports success.
 func (s *supervisor) tellSecrets() {
 	if s.networking.Where == nil {
 		return
@@ -38,31 +37,31 @@ func (s *supervisor) tellSecrets() {
 	}
 }
 
-// toldSecrets notes the relay's answer to them.
+// toldSecrets handles the relay's answer to the secrets.
 func (s *supervisor) toldSecrets(a launch.Status) {
 	if s.relay.told = a.OK; a.OK {
 		s.keyError = ""
 		return
 	}
 	s.relay.tellAgain = time.Now().Add(refusedInterval)
-	s.complain("the relay refuses its cluster key, or certificates: " + a.Error)
+	s.complain("the relay refuses the cluster key, or certificates: " + a.Error)
 }
 
-// lookAtKey tells a relay that is on the network of a key that has changed, until it has
-// taken it: one that was not heard would cut it off when the rotation is finished.
+// lookAtKey sends a changed key to a relay on the network until the relay accepts the key. A
+// relay without the new key would lose its connections when the rotation ends.
 func (s *supervisor) lookAtKey() {
 	if s.relay == nil || s.networking.Where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
 		return
 	}
 	text, err := paths.ReadSecret(hostnetwork.KeyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
-		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay goes on with the one that it had: %v", err))
+		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay keeps the previous key: %v", err))
 		return
 	}
 	if !bytes.Equal(text, s.networking.File) {
 		s.log.Info("the cluster key has changed")
 		if err := s.networking.Key(text, s.generation.Network, s.generation.Tenant); err != nil {
-			s.complain(fmt.Sprintf("the relay goes on with the key that it had: %v", err))
+			s.complain(fmt.Sprintf("the relay keeps the previous key: %v", err))
 			return
 		}
 		s.relay.told, s.relay.tellAgain = false, time.Time{}
@@ -75,7 +74,7 @@ func (s *supervisor) lookAtKey() {
 	}
 }
 
-// complain logs what is wrong with the key, once and not each time that it is looked at.
+// complain logs a fault of the key once, not at every check.
 func (s *supervisor) complain(text string) {
 	if text != s.keyError {
 		s.keyError = text

@@ -20,8 +20,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A relay that is on the network is told of a key that has changed, and of no other.
-func TestARelayIsToldOfAChangedKey(t *testing.T) {
+// The supervisor sends a changed key to a relay on the network, and no other key.
+func TestLookAtKeySendsChangedKey(t *testing.T) {
 	l := paths.New(t.TempDir())
 	if err := l.Create(); err != nil {
 		t.Fatal(err)
@@ -86,12 +86,12 @@ func TestARelayIsToldOfAChangedKey(t *testing.T) {
 	}
 	s.tellSecrets()
 	if got := told(); got != "old" {
-		t.Fatalf("at its start it is told %q", got)
+		t.Fatalf("at the start the relay gets %q", got)
 	}
 	for _, step := range []struct {
 		what string
 		do   func()
-		want string // that it is told then; empty for nothing
+		want string // the key that the supervisor then sends; empty for no key
 	}{
 		{"before it has answered", func() { write("new") }, ""},
 		{"a new key", func() { s.answered(takes) }, "new"},
@@ -108,13 +108,13 @@ func TestARelayIsToldOfAChangedKey(t *testing.T) {
 		step.do()
 		s.lookAtKey()
 		if got := told(); got != step.want {
-			t.Errorf("%s: it is told %q, want %q", step.what, got, step.want)
+			t.Errorf("%s: the relay gets %q, want %q", step.what, got, step.want)
 		}
 	}
 }
 
-// What is wrong with the key is said once, and again when it was right in between.
-func TestComplaintsOfAKey(t *testing.T) {
+// The supervisor logs a fault of the key once, and again after a correct key in between.
+func TestComplainLogsFaultOnce(t *testing.T) {
 	var log bytes.Buffer
 	s := &supervisor{log: logrus.NewEntry(logrus.New()), relay: &relay{}}
 	s.log.Logger.SetOutput(&log)

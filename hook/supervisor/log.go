@@ -13,23 +13,22 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// maxLog bounds a generation's log, bytes; what was there before it was full is
-// beside it, once.
+// maxLog limits a generation's log, in bytes. The log before the last limit is kept beside the
+// log, once.
 const maxLog = 8 << 20
 
-// boundedLog writes to standard error: what the supervisor says, and what its relay
-// says in a pipe. The relay has no descriptor of the file, which it could make as
-// long as the disk is.
+// boundedLog writes to standard error: messages of the supervisor, and the output of the relay,
+// which comes through a pipe. A relay with a descriptor of the file could fill the disk.
 type boundedLog struct {
 	mutex  sync.Mutex
-	before string // the file for what is moved out
+	before string // the file for the previous text
 }
 
 func newBoundedLog(l paths.Layout, id string) *boundedLog {
 	return &boundedLog{before: filepath.Join(l.GenerationDir(id), generation.LogName+".1")}
 }
 
-// Write always succeeds: whoever writes cannot do anything about a full disk.
+// Write always succeeds: no caller can act on a full disk.
 func (b *boundedLog) Write(text []byte) (int, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
@@ -40,7 +39,7 @@ func (b *boundedLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// makeRoom empties a log that is full. Who has it open appends.
+// makeRoom empties a full log. Processes with an open descriptor append.
 func (b *boundedLog) makeRoom(more int64) error {
 	info, err := os.Stderr.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size()+more <= maxLog {
@@ -51,7 +50,7 @@ func (b *boundedLog) makeRoom(more int64) error {
 		_, err = io.Copy(before, io.NewSectionReader(os.Stderr, 0, info.Size()))
 		err = errors.Join(err, before.Close())
 	}
-	if errors.Is(err, fs.ErrNotExist) { // somebody has deleted the state
+	if errors.Is(err, fs.ErrNotExist) { // the state was deleted by hand
 		err = nil
 	}
 	return errors.Join(err, os.Stderr.Truncate(0))

@@ -9,8 +9,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// refusalTimeout is how long who connects may take until it has said hello, and
-// maxRefused how many may take it at once.
+// refusalTimeout limits the time of a connection until the hello, and maxRefused the number of
+// connections at once.
 const (
 	refusalTimeout = time.Second
 	maxRefused     = 64
@@ -20,10 +20,10 @@ const (
 type refusal struct {
 	listeners []net.Listener
 	stop      chan struct{} // closed by end
-	ended     chan struct{} // one value for each listener that is done
+	ended     chan struct{} // one value for a listener that is done
 }
 
-// refuse tells clients and peer relays why they are not served.
+// refuse sends the reason to clients and peer relays that connect.
 func refuse(clients, peers *os.File, reason string) (*refusal, error) {
 	r := &refusal{stop: make(chan struct{}), ended: make(chan struct{}, 2)}
 	for _, to := range []struct {
@@ -52,11 +52,11 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 			return
 		}
 		if err != nil {
-			time.Sleep(firstPause) // out of descriptors or memory: it passes
+			time.Sleep(firstPause) // out of descriptors or memory, for a moment
 			continue
 		}
-		// A hello can bring the descriptor of a socket that lingers: reading it, and
-		// closing, then takes for as long as who sent it likes.
+		// A hello can bring the descriptor of a socket that lingers: the sender then controls the
+		// time of reading and closing.
 		select {
 		case room <- struct{}{}:
 		case <-stop:
@@ -68,17 +68,17 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
 				return // gone already
 			}
-			// Its hello first: who is sent an end while it speaks does not read on. Who
-			// says nothing is told as well.
+			// Read the hello first: a client that receives an end while sending does not read on.
+			// A silent client gets the message as well.
 			_, err := conn.Read(make([]byte, wire.MaxMessage))
 			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
-				_, _ = conn.Write(message) // it may be gone by now
+				_, _ = conn.Write(message) // the client may be gone
 			}
 		}()
 	}
 }
 
-// end leaves the sockets to a relay. Nobody is refused after it.
+// end leaves the sockets to a relay, and refuses no client after that.
 func (r *refusal) end() error {
 	if r == nil {
 		return nil

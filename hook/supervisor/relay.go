@@ -27,50 +27,51 @@ import (
 // answerTimeout limits the wait for a relay's answer to a configuration. A busy host is slow.
 const answerTimeout = 30 * time.Second
 
-// relay is one run of peerlane-relay.
+// relay is one process of peerlane-relay.
 type relay struct {
 	cmd     *exec.Cmd
 	process process.Process
 	control *net.UnixConn
-	// stderr receives the standard error of the process, and word what it says of its end.
+	// stderr receives the standard error of the process, and word the process's report of its
+	// end.
 	stderr *stderrTee
 	word   atomic.Pointer[launch.Ending]
-	// kills is memoryKills before it began.
+	// kills is memoryKills before the start of the process.
 	kills uint64
 	// answers has the relay's answers, in order; closed when there will be no
 	// more.
 	answers chan launch.Status
-	// claims has what it asks for, and is closed with answers.
+	// claims has the relay's claims, and is closed with answers.
 	claims chan launch.Claim
-	// exited has one value, when the process has ended.
+	// exited has one value, after the end of the process.
 	exited chan error
 	// overdue fires when the answer to a configuration is late.
 	overdue *time.Timer
-	// asked has what is not answered yet, a launch.Request's word or "" for a
+	// asked lists the requests without an answer: a launch.Request's word, or "" for a
 	// configuration.
 	asked []string
-	// killReason says why it was killed; empty while it was not.
+	// killReason is the supervisor's reason to kill the process, or empty.
 	killReason string
-	// sandbox is what was done to it, and devices what it was left; nil without a
-	// sandbox.
+	// sandbox reports the sandbox of the process, and devices the devices in the sandbox; nil
+	// without a sandbox.
 	sandbox *sandbox.Report
 	report  *os.File // where that comes from
 	devices []string
-	// renew says that it was ended for the next one's sake.
+	// renew reports that the supervisor ended the process to start the next.
 	renew bool
-	// told says that it has taken the secrets; those that it has refused it is sent again
-	// after tellAgain.
+	// told reports that the relay accepted the secrets. The supervisor sends refused secrets
+	// again after tellAgain.
 	told      bool
 	tellAgain time.Time
 }
 
-// lastWords is how long what a relay has said is waited for when it has ended: who
-// has its standard error still can be anybody.
+// lastWords limits the wait for the last output of an ended relay: an unknown process can keep
+// standard error open.
 const lastWords = 500 * time.Millisecond
 
-// startRelay executes a relay with the descriptors of package launch. What it says
-// on its standard error goes to the log. Without a network its sandbox lets it to none.
-// limited says that its control group limits its tasks.
+// startRelay executes a relay with the descriptors of package launch. Standard error goes to the
+// log. Without a network the sandbox forbids TCP. limited reports that the control group limits
+// tasks.
 func startRelay(g *generation.Generation, network *launch.Network, limited bool, clients, peers, init *os.File, log io.Writer) (*relay, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -84,7 +85,7 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 		return nil, err
 	}
 	r := &relay{
-		control: conn.(*net.UnixConn), // of a Unix socket it is one
+		control: conn.(*net.UnixConn), // always, for a Unix socket
 		answers: make(chan launch.Status),
 		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
@@ -93,7 +94,7 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 	}
 	r.overdue.Stop()
 	if kills, err := cgroup.MemoryKills(); err == nil {
-		r.kills = kills // of a host that counts none, none are told
+		r.kills = kills // a host without the counter reports no kills
 	}
 	files := map[int]*os.File{
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
@@ -118,14 +119,14 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 		}
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell
-		// This program again, also when its file has been replaced.
+		// The same program, even after a replacement of the file.
 		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, arguments...)...)...)
 	}
 	r.cmd.Dir = "/"
 	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)
 	said, says, err := os.Pipe()
 	if err != nil {
-		r.report.Close() // of none it is an error, which does not matter
+		r.report.Close() // nil has no descriptor to close
 		r.control.Close()
 		return nil, err
 	}
@@ -140,7 +141,7 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 		r.control.Close()
 		return nil, err
 	}
-	// It cannot be reaped before Wait, so the number is its own.
+	// Only Wait reaps the process, so the number is unambiguous.
 	found, pidfd, err := process.Identify(r.cmd.Process.Pid)
 	if err == nil {
 		r.process = found
@@ -162,7 +163,7 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 	go func() {
 		defer close(heard)
 		defer said.Close()
-		_, _ = io.Copy(r.stderr, said) // until nobody has the other end
+		_, _ = io.Copy(r.stderr, said) // until every writer has closed the pipe
 	}()
 	go func() {
 		err := r.cmd.Wait()
@@ -179,8 +180,8 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 	return r, nil
 }
 
-// executed waits until the sandbox is made and the relay executed in it. The relay
-// has ended where that fails.
+// executed waits until the sandbox exists and the relay is executed. After a failure the relay
+// has ended.
 func (r *relay) executed() error {
 	if r.report == nil {
 		return nil
@@ -188,7 +189,7 @@ func (r *relay) executed() error {
 	defer r.report.Close()
 	var err error
 	if r.sandbox, err = sandbox.ReadReport(r.report); err != nil {
-		err = errors.Join(err, r.kill("it was not executed"))
+		err = errors.Join(err, r.kill("the relay was not executed"))
 		<-r.exited
 	}
 	return err
@@ -201,7 +202,7 @@ func (r *relay) read() {
 	for {
 		n, err := r.control.Read(buffer)
 		if err != nil || n == 0 {
-			return // the relay's end has a reason of its own, which Wait tells
+			return // Wait has the reason of the relay's end
 		}
 		if c, ok := claimIn(buffer[:n]); ok {
 			r.claims <- c
@@ -213,7 +214,7 @@ func (r *relay) read() {
 		}
 		var s launch.Status
 		if err := json.Unmarshal(buffer[:n], &s); err != nil {
-			s = launch.Status{Error: fmt.Sprintf("its answer to the supervisor makes no sense: %v", err)}
+			s = launch.Status{Error: fmt.Sprintf("malformed answer of the relay: %v", err)}
 		}
 		r.answers <- s
 	}
@@ -251,8 +252,7 @@ func (r *relay) send(message any) error {
 	return err
 }
 
-// answered takes note of one answer, and says to what it is one. It is false where
-// nobody asked.
+// answered removes the oldest request and returns its word; false without an open request.
 func (r *relay) answered() (string, bool) {
 	if len(r.asked) == 0 {
 		return "", false
@@ -265,7 +265,7 @@ func (r *relay) answered() (string, bool) {
 	return to, true
 }
 
-// kill ends the relay for a reason; exited tells when it has ended.
+// kill ends the relay for a reason; exited reports the end.
 func (r *relay) kill(reason string) error {
 	r.killReason = reason
 	r.overdue.Stop()
@@ -275,8 +275,8 @@ func (r *relay) kill(reason string) error {
 	return nil
 }
 
-// end asks the relay to end, insists after a while, and returns when it has
-// ended, with what Wait told; with nil where it has not.
+// end asks the relay to end, kills after endTimeout, and returns the result of Wait; nil if the
+// relay survives.
 func (r *relay) end() (exit *error, err error) {
 	defer r.close()
 	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -298,8 +298,8 @@ func (r *relay) end() (exit *error, err error) {
 	}
 }
 
-// close drops the conversation with a relay that has ended. It waits for nothing:
-// with a message can come a descriptor, to be dropped, of a socket that lingers.
+// close drops the connection to an ended relay. close does not wait: a message can bring the
+// descriptor of a socket that lingers.
 func (r *relay) close() {
 	r.overdue.Stop()
 	go r.control.Close()
@@ -312,14 +312,14 @@ func (r *relay) close() {
 // slack is how late the kernel may end a nap of a relay's threads, in place of the usual 50 µs.
 const slack = time.Microsecond
 
-// startPunctual starts a program whose threads all have so little slack. Go's scheduler naps
-// for 3 µs before it takes a goroutine over that a thread has woken and does not run itself,
-// as the relay's loop does with each message to another host.
+// startPunctual starts a program whose threads have this slack. Go's scheduler sleeps for 3 µs
+// before a thread takes over a goroutine that another thread has woken and does not run, as the
+// relay's loop does for each message to another host.
 func startPunctual(c *exec.Cmd) error {
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and it ends with its thread
-		// Where it is refused naps are longer, and right all the same.
+		runtime.LockOSThread() // the slack ends with the thread
+		// Without permission sleeps are longer, and the relay works all the same.
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack.Nanoseconds()), 0, 0, 0)
 		started <- c.Start()
 	}()

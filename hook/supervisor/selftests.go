@@ -15,16 +15,16 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// selfTests is a supervisor's part in self-tests. It belongs to its loop.
+// selfTests is the supervisor's state of self-tests. The loop owns the state.
 type selfTests struct {
 	cancel context.CancelFunc // while some are tested
-	found  chan launch.Pair   // one by one
+	found  chan launch.Pair   // results in order
 	done   chan tested
-	pairs  []launch.Pair // what is known
+	pairs  []launch.Pair // known results
 	told   bool          // that the servers' pairs are
 }
 
-// tested is what a test of some pairs has come to.
+// tested is the result of a test of some pairs.
 type tested struct {
 	names []launch.PairName
 	pairs []launch.Pair
@@ -32,8 +32,8 @@ type tested struct {
 	err   error
 }
 
-// selfTest reads what is known of the generation's pairs, and has the others
-// tested while the relay starts.
+// selfTest reads the known results of the generation's pairs, and tests the rest while the relay
+// starts.
 func (s *supervisor) selfTest() {
 	mode := s.generation.Config.SelfTest
 	if mode == "" || mode == launch.SelfTestOff {
@@ -42,7 +42,7 @@ func (s *supervisor) selfTest() {
 	tester := selftest.OfGeneration(s.generation, s.layout)
 	known, err := tester.KnownPairs(s.generation.Config.Lanes)
 	if err != nil {
-		s.log.WithError(err).Warn("what is kept of self-tests is ignored")
+		s.log.WithError(err).Warn("ignoring the kept results of self-tests")
 	}
 	s.tests.pairs = slices.DeleteFunc(s.tests.pairs, selftest.Stale)
 	s.learn(known)
@@ -58,8 +58,9 @@ func (s *supervisor) selfTest() {
 	go func() {
 		begun := time.Now()
 		t := tested{names: names}
-		// Spares last, and each apart: of containers that start together each has its
-		// servers tested before anybody has spares, and waits for one of another's at most.
+		// Test spares last, in single steps: of containers that start together, every container
+		// has the pairs of its servers tested before any spare, and waits for at most one spare
+		// of another.
 		servers, spares := parted(names, lanes)
 		for _, part := range append([][]launch.PairName{servers}, slices.Collect(slices.Chunk(spares, 1))...) {
 			err := tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
@@ -76,8 +77,8 @@ func (s *supervisor) selfTest() {
 	}()
 }
 
-// testFound tells the relay when all that its lanes are planned on is tested: it need
-// not wait for the spares then.
+// testFound sends the results to the relay when the servers' pairs are tested: the relay need not
+// wait for the spares.
 func (s *supervisor) testFound(p launch.Pair) {
 	s.learn([]launch.Pair{p})
 	servers, _ := parted(launch.StagingPairs(s.generation.Config.Lanes), s.generation.Config.Lanes)
@@ -88,7 +89,7 @@ func (s *supervisor) testFound(p launch.Pair) {
 	s.configure()
 }
 
-// parted are the pairs of lanes' own servers, and those of their spares.
+// parted returns the pairs of the lanes' servers, and the pairs of the spares.
 func parted(names []launch.PairName, lanes []launch.Lane) (servers, spares []launch.PairName) {
 	lanes = slices.Clone(lanes)
 	for i := range lanes {
@@ -105,7 +106,7 @@ func parted(names []launch.PairName, lanes []launch.Lane) (servers, spares []lau
 	return servers, spares
 }
 
-// learn takes what is found in place of what was known.
+// learn replaces known results by new results.
 func (s *supervisor) learn(found []launch.Pair) {
 	for _, p := range found {
 		s.tests.pairs = slices.DeleteFunc(s.tests.pairs, func(o launch.Pair) bool { return selftest.Contains([]launch.PairName{p.PairName}, o) })
@@ -113,7 +114,7 @@ func (s *supervisor) learn(found []launch.Pair) {
 	}
 }
 
-// testsDone tells log and relay what a test has found.
+// testsDone reports the results of a test to log and relay.
 func (s *supervisor) testsDone(t tested) {
 	s.tests.cancel()
 	s.tests.cancel, s.tests.told = nil, true
@@ -128,8 +129,8 @@ func (s *supervisor) testsDone(t tested) {
 	if t.err != nil {
 		s.log.WithError(t.err).Warn("testing pairs of GPUs")
 	}
-	for _, n := range selftest.Unknown(t.pairs, t.names) { // so that nobody waits for them
-		reason := "the self-test has not come to it"
+	for _, n := range selftest.Unknown(t.pairs, t.names) { // so that no process waits for the pair
+		reason := "the self-test has not reached this pair"
 		if t.err != nil {
 			reason = t.err.Error()
 		}
@@ -156,8 +157,8 @@ func (s *supervisor) testsDone(t tested) {
 	}
 }
 
-// endTests ends a test that is under way and waits for its end, when it has no context
-// any more. ended says whether there was one, and what it has come to.
+// endTests cancels a running test and waits until the test has no CUDA context. ended reports
+// whether a test ended, and t the results.
 func (s *supervisor) endTests() (t tested, ended bool) {
 	if s.tests.cancel == nil {
 		return t, false
@@ -167,13 +168,13 @@ func (s *supervisor) endTests() (t tested, ended bool) {
 	case t = <-s.tests.done:
 		return t, true
 	case <-time.After(process.EndTimeout):
-		s.log.Warn("the self-test does not end: a system call of it, of a driver perhaps, does not return")
+		s.log.Warn("the self-test does not end: a system call, of a driver perhaps, does not return")
 		return t, false
 	}
 }
 
-// knowing is a configuration with what is known of its pairs, as much of it as a
-// datagram has room for: what speaks against pairs first.
+// knowing adds the known pairs to a configuration, up to the size of a datagram: faults of pairs
+// first.
 func (s *supervisor) knowing(c launch.Config) launch.Config {
 	if c.SelfTest == "" || c.SelfTest == launch.SelfTestOff {
 		return c

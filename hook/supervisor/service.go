@@ -18,14 +18,12 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/handover"
 )
 
-// TakeOver is the supervisor of a generation as a service of systemd's:
-// `peerlane-hook accept`, which peerlane-relay@.service runs with a connection
-// of peerlane-relay.socket as standard input, and the journal as standard error.
-// It returns when the container's init has ended and everything of the
-// generation is gone.
+// TakeOver runs the supervisor of a generation as a service of systemd: `peerlane-hook accept`,
+// which peerlane-relay@.service runs with a connection of peerlane-relay.socket as standard
+// input, and the journal as standard error. It returns when the container's init has ended and
+// the generation is removed.
 //
-// Standard error is the generation's log meanwhile; what is written there goes
-// to the journal as well.
+// Standard error is the generation's log meanwhile, and the journal gets a copy.
 func TakeOver(connection *os.File) error {
 	l, g, d, err := takeOver(connection)
 	if errors.Is(err, io.EOF) {
@@ -40,7 +38,7 @@ func TakeOver(connection *os.File) error {
 		_, tell := fmt.Fprint(d.Started, err)
 		return errors.Join(err, tell)
 	}
-	// So that the journal tells whose unit it is also when all goes well.
+	// The journal then names the unit's container even without a fault.
 	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).Info("taking over the relay of a container")
 	err = supervise(l, g.ID, true, d)
 	return errors.Join(err, restore())
@@ -53,7 +51,7 @@ func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d 
 		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this, for peerlane-relay.socket", err)
 	}
 	defer conn.Close()
-	// Also of who never says anything.
+	// Also for a silent peer.
 	if err := conn.SetDeadline(time.Now().Add(handover.StartTimeout)); err != nil {
 		return l, nil, d, err
 	}
@@ -66,7 +64,7 @@ func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d 
 		handover.CloseAll(files)
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
-		return l, nil, d, io.EOF // it hung up, before or after it had read the greeting
+		return l, nil, d, io.EOF // the hook hung up, before or after reading the greeting
 	}
 	if told := handover.Send(conn, handover.Answer{Version: handover.Version, Error: err.Error()}); !errors.Is(told, unix.EPIPE) {
 		err = errors.Join(err, told)
@@ -91,10 +89,10 @@ func converse(conn *net.UnixConn) (h handover.Message, files []*os.File, err err
 	return h, files, err
 }
 
-// asConnection takes the connection out of a descriptor, which is /dev/null
-// afterwards: as standard input the relays would have it.
+// asConnection takes the connection out of a descriptor, which then is /dev/null: relays would
+// inherit standard input.
 func asConnection(f *os.File) (*net.UnixConn, error) {
-	fd := int(f.Fd()) // first: it makes the connection blocking, and FileConn not
+	fd := int(f.Fd()) // before FileConn: Fd makes the connection blocking, FileConn does not
 	c, err := net.FileConn(f)
 	if err != nil {
 		return nil, err
@@ -102,7 +100,7 @@ func asConnection(f *os.File) (*net.UnixConn, error) {
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
 		c.Close()
-		return nil, fmt.Errorf("it is a %s connection", c.LocalAddr().Network())
+		return nil, fmt.Errorf("not a Unix socket but a %s connection", c.LocalAddr().Network())
 	}
 	null, err := os.Open(os.DevNull)
 	if err == nil {
@@ -116,7 +114,7 @@ func asConnection(f *os.File) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// checkPeer refuses everybody but who could run a supervisor himself.
+// checkPeer refuses a process of another user.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -138,7 +136,7 @@ func checkPeer(conn *net.UnixConn) error {
 	return nil
 }
 
-// checkHandover refuses what is not the handover of a generation whose hook waits.
+// checkHandover refuses a message other than the handover of a generation whose hook waits.
 func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*generation.Generation, error) {
 	if h.Version != handover.Version {
 		return nil, fmt.Errorf("the hook speaks version %d and this service %d", h.Version, handover.Version)
@@ -205,33 +203,33 @@ func checkPidfd(f *os.File, pid int) error {
 	return fmt.Errorf("descriptor %d is no pidfd", f.Fd())
 }
 
-// checkLock checks that a file is the generation's lock, locked by who opened
-// it: else another supervisor has the generation, or nobody makes it any more.
+// checkLock checks that a file is the generation's lock and that the opener holds the lock: else
+// another supervisor has the generation, or the hook has gone.
 func checkLock(l paths.Layout, id string, f *os.File) error {
 	if err := handed(l, id, int(f.Fd())); err != nil {
 		return fmt.Errorf("generation %q: %w", id, err)
 	}
 	if held, err := generation.Supervised(l, id); err != nil || !held {
-		return fmt.Errorf("generation %s: nobody holds its lock (%v)", id, err)
+		return fmt.Errorf("generation %s: no process holds the lock (%v)", id, err)
 	}
-	// It changes nothing for who holds it already.
+	// No effect for the present holder.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("generation %s has a supervisor: %w", id, os.NewSyscallError("flock", err))
 	}
 	return nil
 }
 
-// logToBoth makes standard error the generation's log, and copies what comes
-// there to what it was, the journal. restore ends that.
+// logToBoth makes standard error the generation's log, and copies the log to the journal, the
+// previous standard error, until restore.
 //
-// Who writes is not made to wait for the journal.
+// A writer does not wait for the journal.
 func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	log, err := generation.OpenLog(l, id)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// Not the same open file: who appends moves its offset.
+	// A separate open file: an append moves the offset.
 	copied, err := os.Open(log.Name())
 	if err != nil {
 		return nil, err
@@ -252,8 +250,8 @@ func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	}, nil
 }
 
-// follow copies a log to the journal as it grows. stop copies the rest, closes
-// both, and does not wait for a journal that takes nothing.
+// follow copies a log to the journal as the log grows. stop copies the rest, closes both files,
+// and does not wait for a blocked journal.
 func follow(log, journal *os.File) (stop func()) {
 	changes, err := watch(log.Name())
 	if err != nil {
@@ -285,12 +283,12 @@ func follow(log, journal *os.File) (stop func()) {
 	}
 }
 
-// copyLog copies what is new in a log. A journal that fails is no reason to do
-// anything to the relay, and there is nowhere to say so.
+// copyLog copies the new text of a log. A failure of the journal has no consequence for the
+// relay, and no place to be reported.
 func copyLog(journal, log *os.File) {
 	at, err := log.Seek(0, io.SeekCurrent)
 	if info, is := log.Stat(); err == nil && is == nil && info.Size() < at {
-		_, _ = log.Seek(0, io.SeekStart) // it was full, and begins anew
+		_, _ = log.Seek(0, io.SeekStart) // the log was emptied at its limit
 	}
 	_, _ = io.Copy(journal, log)
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/handover"
 )
 
-// A message is read or refused; nothing of it is a path or a number before it
-// has been checked.
+// A message is read or refused; no part is used as a path or number before a check.
 func FuzzHandover(f *testing.F) {
 	for _, text := range []string{
 		`{"version":1,"root":"/","generation":"00112233445566778899aabbccddeeff"}`,
@@ -32,7 +31,7 @@ func FuzzHandover(f *testing.F) {
 		if err := handover.ParseMessage(again, &same); err != nil || same != h {
 			t.Errorf("%+v is %+v after another reading, %v", h, same, err)
 		}
-		// Without descriptors it is never a generation, whatever it says.
+		// Without descriptors a message is never a generation.
 		if g, err := checkHandover(h, paths.New(h.Root), nil); err == nil {
 			t.Errorf("%+v is generation %+v", h, g)
 		}

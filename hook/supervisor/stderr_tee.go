@@ -11,12 +11,12 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// stderrTee copies the standard error of a relay into the generation's
-// log: remembered are the line that a panic begins with, and the last one.
+// stderrTee copies the standard error of a relay into the generation's log, and keeps the first
+// line of a panic and the last line.
 type stderrTee struct {
 	to io.Writer
-	// wrap makes an entry of each line that is none: of a log in JSON each line is one,
-	// also where Go's runtime, or a library in C, says something. Its fields are own.
+	// wrap makes a JSON entry of a line that is none: Go's runtime and C libraries print plain
+	// lines. own has the fields of such an entry.
 	wrap bool
 	own  map[string]string
 
@@ -25,13 +25,13 @@ type stderrTee struct {
 	panicked, last string
 }
 
-// maxLine bounds what is kept of a line, bytes: a relay may never end one.
+// maxLine limits the kept bytes of a line: a relay may never end a line.
 const maxLine = 16 << 10
 
-// maxWord bounds what a line of the log tells of what a relay has said.
+// maxWord limits the bytes of a relay's line in a log line of the supervisor.
 const maxWord = 400
 
-// Write is of one goroutine.
+// Write has one caller at a time.
 func (h *stderrTee) Write(text []byte) (int, error) {
 	if !h.wrap {
 		if n, err := h.to.Write(text); err != nil {
@@ -51,7 +51,7 @@ func (h *stderrTee) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// end takes note of a line, or of what there is of one.
+// end handles a line, complete or not.
 func (h *stderrTee) end() error {
 	line := string(h.line)
 	h.line = h.line[:0]
@@ -84,7 +84,7 @@ func (h *stderrTee) end() error {
 	return err
 }
 
-// isPanic reports whether Go's runtime ends the process with what such a line begins.
+// isPanic reports whether a line is the first of a fatal error of Go's runtime.
 func isPanic(line string) bool {
 	for _, begins := range []string{"panic: ", "fatal error: ", "SIGSEGV: ", "SIGBUS: ", "SIGILL: ", "SIGFPE: ", "SIGABRT: ", "runtime: out of memory"} {
 		if strings.HasPrefix(line, begins) {
@@ -94,7 +94,7 @@ func isPanic(line string) bool {
 	return false
 }
 
-// words are the panic's first line, empty where there was none, and the last one of all.
+// words returns the first line of a panic, empty without a panic, and the last line.
 func (h *stderrTee) words() (panicked, last string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

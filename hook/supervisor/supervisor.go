@@ -27,49 +27,47 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A relay that fails is started again after firstPause, which doubles with
-// each failure; maxFailures within failureTime, and it stays down.
+// The supervisor starts a failed relay again after firstPause, which doubles with every failure.
+// After maxFailures within failureTime the relay stays down.
 const (
 	firstPause  = 100 * time.Millisecond
 	maxFailures = 5
 	failureTime = time.Minute
 )
 
-// supervisor keeps one generation's relay running. All its state belongs to
-// the goroutine of loop.
+// supervisor keeps one generation's relay running. The goroutine of loop owns the state.
 type supervisor struct {
 	layout                paths.Layout
 	generation            *generation.Generation
 	log                   *logrus.Entry
-	bounded               *boundedLog // where log goes, and what relays say
+	bounded               *boundedLog // receives log and the relay's output
 	clients, peers, alive *os.File
 	init                  *os.File
-	unit                  bool // it is a service of systemd, and so is its control group
-	limited               bool // by pids.max of its control group, which its relay is in
+	unit                  bool // a service of systemd, which has a control group
+	limited               bool // by pids.max of the control group of supervisor and relay
 
-	relay    *relay      // nil while none runs
+	relay    *relay      // nil without a process
 	failures []time.Time // of the last failureTime
 	restart  *time.Timer
 	status   generation.Status
-	// held is the state without a relay that somebody has asked for, StateStopped
-	// or StateDrained; empty while one shall run.
+	// held is the requested state without a relay, StateStopped or StateDrained; else empty.
 	held string
 	// insist fires when a relay that was stopped should have ended.
 	insist *time.Timer
-	// refusal answers in place of a relay; nil while one does, or soon will.
+	// refusal answers in place of a relay; nil while a relay answers, or soon will.
 	refusal *refusal
 	// inspecting are the requests that wait for the relay's report.
 	inspecting []admin.Request
 	tests      selfTests
-	// networking is what the relay was told at its start, or since.
+	// networking is the network configuration that the relay has.
 	networking hostnetwork.Networking
-	keyError   string // what was complained of last; see complain
+	keyError   string // last complaint; see complain
 	asked      bool   // to end, although the container lives
 }
 
-// Supervise is the supervisor of a generation: `peerlane-hook supervise`, run
-// by Launch with the descriptors above. It returns when the container's init
-// has ended and everything of the generation is gone.
+// Supervise runs the supervisor of a generation: `peerlane-hook supervise`, which Launch starts
+// with the descriptors of package handover. It returns when the container's init has ended and
+// the generation is removed.
 func Supervise(l paths.Layout, id string) error {
 	if err := handed(l, id, handover.FDAlive); err != nil {
 		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
@@ -107,25 +105,25 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 	}
 	answer := handover.Started
 	if err := s.start(); err != nil {
-		// Of what was killed no start fails: there is a next one.
+		// A killed sandbox is no failure of the start: the supervisor tries again.
 		if !errors.Is(err, sandbox.ErrSilent) {
 			answer = err.Error()
 		}
 		// Launch ends this process; but a hook may not have waited.
 		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
-	_, _ = fmt.Fprint(d.Started, answer) // nobody reads it where the hook has not waited
+	_, _ = fmt.Fprint(d.Started, answer) // a hook that has not waited does not read the answer
 	d.Started.Close()
 	go func() {
 		if _, err := collector.Collect(l); err != nil {
-			s.log.WithError(err).Warn("removing what ended containers have left")
+			s.log.WithError(err).Warn("removing the generations of ended containers")
 		}
 	}()
 	return s.loop(requests, stop)
 }
 
-// limit sets the limits of the control group that the hook has made. A unit of
-// systemd brings its own.
+// limit sets the limits of the control group that the hook made. A unit of systemd has limits
+// already.
 func (s *supervisor) limit() {
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
@@ -134,13 +132,13 @@ func (s *supervisor) limit() {
 		}
 	}
 	if err != nil {
-		s.log.WithError(err).Warn("the relay's control group has not all of its limits")
+		s.log.WithError(err).Warn("the relay's control group lacks limits")
 	}
 	s.limited = cgroup.LimitsTasks("/proc", s.generation.ID, s.unit)
 }
 
-// handed checks that Launch handed this generation to this process: a descriptor
-// is of its lock.
+// handed checks that Launch handed this generation to this process: the descriptor is the
+// generation's lock.
 func handed(l paths.Layout, id string, alive int) error {
 	if !generation.IsID(id) {
 		return errors.New("that is not 32 hexadecimal digits")
@@ -158,7 +156,7 @@ func handed(l paths.Layout, id string, alive int) error {
 	return nil
 }
 
-// begin makes ready for the first relay. An error of it is Launch's.
+// begin prepares the first relay. Launch reports an error.
 func (s *supervisor) begin(id string, socket *os.File) (<-chan admin.Request, error) {
 	generation, err := generation.Read(s.layout, id)
 	if err != nil {
@@ -190,7 +188,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 		}
 		select {
 		case err := <-initEnded:
-			// An error was never seen; but who cannot watch must not stay.
+			// Not seen in practice: a supervisor that cannot watch init must not stay.
 			return errors.Join(err, s.end())
 		case <-stop:
 			s.log.Info("asked to stop: ending the relay, although the container lives")
@@ -200,17 +198,17 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 			if ok {
 				s.answered(answer)
 			} else {
-				s.relay.answers = nil // it is ending; exited comes next
+				s.relay.answers = nil // the relay is ending; exited comes next
 			}
 		case err := <-exited:
-			if process.Ended(init) { // as it should
+			if process.Ended(init) { // the expected order
 				s.ended(ending{err: err, container: true, held: s.held, killReason: s.relay.killReason})
 				s.drop()
 				return s.end()
 			}
 			s.exited(err)
 		case <-s.insist.C:
-			s.kill(fmt.Sprintf("it did not end within %v", process.EndTimeout))
+			s.kill(fmt.Sprintf("the relay did not end within %v", process.EndTimeout))
 		case <-overdue:
 			s.kill(fmt.Sprintf("the relay has not answered its configuration within %v and was killed", answerTimeout))
 		case <-s.restart.C:
@@ -229,7 +227,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 	}
 }
 
-// requested does what the administrator, or a hook, asks for.
+// requested handles a request of the administrator or of a hook.
 func (s *supervisor) requested(r admin.Request) {
 	switch r.Command {
 	case admin.Lanes:
@@ -249,10 +247,10 @@ func (s *supervisor) requested(r admin.Request) {
 	}
 }
 
-// inspect asks the relay, if there is one that answers.
+// inspect asks a ready relay for a report.
 func (s *supervisor) inspect(r admin.Request) {
 	if s.status.State == generation.StateReady {
-		// One that does not answer is not asked again.
+		// Do not ask again while an answer is due.
 		var err error
 		s.inspecting = slices.DeleteFunc(s.inspecting, func(r admin.Request) bool { return time.Now().After(r.Late) })
 		if !slices.Contains(s.relay.asked, launch.RequestReport) {
@@ -267,7 +265,7 @@ func (s *supervisor) inspect(r admin.Request) {
 	r.Answer <- admin.Answer{Version: admin.Version, Supervisor: os.Getpid(), NoReport: "the relay is " + s.status.State}
 }
 
-// inspected answers those who wait for a report.
+// inspected answers the waiting requests for a report.
 func (s *supervisor) inspected(report *launch.Report, why string) {
 	for _, r := range s.inspecting {
 		r.Answer <- admin.Answer{Version: admin.Version, Supervisor: os.Getpid(), Report: report, NoReport: why}
@@ -275,8 +273,8 @@ func (s *supervisor) inspected(report *launch.Report, why string) {
 	s.inspecting = nil
 }
 
-// hold ends the relay and has none started. What is drained can be stopped: a
-// copy that never ends would hold it for ever.
+// hold ends the relay and starts no other. A drained relay can be stopped: a copy that never ends
+// would hold the relay for ever.
 func (s *supervisor) hold(state string) {
 	if s.held == generation.StateStopped || s.held == state {
 		return
@@ -284,7 +282,7 @@ func (s *supervisor) hold(state string) {
 	s.log.Infof("asked for %s", state)
 	s.held = state
 	s.restart.Stop()
-	if s.tests.cancel != nil { // it has contexts of its own
+	if s.tests.cancel != nil { // the tester has CUDA contexts
 		s.tests.cancel()
 	}
 	if s.relay == nil {
@@ -304,7 +302,7 @@ func (s *supervisor) hold(state string) {
 
 // rest is the state without a relay that was asked for.
 func (s *supervisor) rest() {
-	if t, ended := s.endTests(); ended { // whoever hears of this state may unload the driver
+	if t, ended := s.endTests(); ended { // a reader of this state may unload the driver
 		s.testsDone(t)
 	}
 	s.note(s.held, s.status.Error)
@@ -315,8 +313,7 @@ func (s *supervisor) rest() {
 	}[s.held])
 }
 
-// refuse answers clients and peers while there is no relay: they are told why,
-// and do not wait.
+// refuse sends the reason to clients and peers while no relay runs, so that clients do not wait.
 func (s *supervisor) refuse(reason string) {
 	if err := s.refusal.end(); err != nil {
 		s.log.WithError(err).Warn("leaving the sockets")
@@ -327,14 +324,14 @@ func (s *supervisor) refuse(reason string) {
 	}
 }
 
-// resume starts a relay after hold, or after it has given up.
+// resume starts a relay after hold, or after too many failures.
 func (s *supervisor) resume() error {
 	switch s.status.State {
 	case generation.StateStopped, generation.StateDrained, generation.StateDown:
 	case generation.StateStopping, generation.StateDraining:
-		return fmt.Errorf("its relay is %s still; resume it when that has ended", s.status.State)
+		return fmt.Errorf("the relay is still %s; resume the relay after that", s.status.State)
 	default:
-		return nil // it runs, or will
+		return nil // a relay runs, or will
 	}
 	drained, err := generation.AllDrained(s.layout)
 	if err != nil {
@@ -351,12 +348,11 @@ func (s *supervisor) resume() error {
 	return nil
 }
 
-// start starts a relay and sends it its configuration, unless all relays of the
-// host are drained.
+// start starts a relay and sends the configuration, unless the relays of the host are drained.
 func (s *supervisor) start() error {
 	drained, err := generation.AllDrained(s.layout)
 	if err != nil {
-		s.log.WithError(err).Error("looking whether all relays are drained")
+		s.log.WithError(err).Error("checking whether the host's relays are drained")
 	}
 	if drained != nil {
 		s.hold(generation.StateDrained)
@@ -372,13 +368,12 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return err
 	}
-	// Written down before anybody can meet it: what is to become the relay makes its
-	// sandbox still.
+	// Record the process before any client can meet the relay: the sandbox is not complete yet.
 	s.relay = r
 	s.status.Starts++
 	s.status.Relay = &r.process
 	if err := generation.RecordRelay(s.alive, r.process); err != nil {
-		s.log.WithError(err).Error("writing down the relay's process beside its uid")
+		s.log.WithError(err).Error("recording the relay's process beside the uid")
 	}
 	s.note(generation.StateStarting, "")
 	go admitClaims(s.layout, s.generation.ID, s.log, r)
@@ -401,7 +396,7 @@ func (s *supervisor) start() error {
 func (s *supervisor) answered(a launch.Status) {
 	to, asked := s.relay.answered()
 	if !asked {
-		return // a relay may say so as often as it likes
+		return // a relay may send answers at any rate
 	}
 	switch to {
 	case launch.RequestReport:
@@ -423,11 +418,11 @@ func (s *supervisor) answered(a launch.Status) {
 		s.log.Infof("relay %d is ready", s.relay.process.PID)
 		s.note(generation.StateReady, "")
 	case s.status.State == generation.StateReady:
-		// It goes on with the lanes that it had.
-		s.log.Errorf("the relay refuses its changed lanes: %s", a.Error)
-		s.note(generation.StateReady, "the relay refuses its changed lanes: "+a.Error)
+		// The relay keeps its previous lanes.
+		s.log.Errorf("the relay refuses the changed lanes: %s", a.Error)
+		s.note(generation.StateReady, "the relay refuses the changed lanes: "+a.Error)
 	default:
-		s.kill("the relay refuses its configuration: " + a.Error)
+		s.kill("the relay refuses the configuration: " + a.Error)
 	}
 }
 
@@ -474,7 +469,7 @@ func (s *supervisor) drop() {
 	s.inspected(nil, "the relay has just ended")
 }
 
-// failed starts the next relay a little later, or not at all.
+// failed starts the next relay after a pause, or gives up.
 func (s *supervisor) failed(reason string) {
 	now := time.Now()
 	s.failures = slices.DeleteFunc(s.failures, func(f time.Time) bool { return now.Sub(f) > failureTime })
@@ -495,17 +490,17 @@ func (s *supervisor) failed(reason string) {
 	s.refuse(down.Error())
 }
 
-// tell writes to the host's log: the generation's goes with its container.
+// tell writes to the host's log: the generation's log goes with the container.
 func (s *supervisor) tell(severity int, message string) {
 	if err := journal.Tell(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
-		s.log.WithError(err).Warn("the host's log has not taken it")
+		s.log.WithError(err).Warn("writing to the host's log failed")
 	}
 }
 
 // lanesChanged reads the generation again and tells the relay.
 func (s *supervisor) lanesChanged() error {
 	if s.status.State == generation.StateDown {
-		return fmt.Errorf("its relay is down: %s", s.status.Error)
+		return fmt.Errorf("the relay is down: %s", s.status.Error)
 	}
 	generation, err := generation.Read(s.layout, s.generation.ID)
 	if err != nil {
@@ -513,12 +508,12 @@ func (s *supervisor) lanesChanged() error {
 	}
 	s.generation = generation
 	if s.relay == nil {
-		return nil // the next one gets it
+		return nil // the next relay gets the lanes
 	}
 	s.selfTest()
 	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil).Devices) {
-		// What it has is for good. A hook adds lanes, so no client has come yet.
-		s.log.Info("the added lane has devices that the relay's sandbox has not: starting it anew")
+		// Devices of a sandbox are final. Only a hook adds lanes, so no client has connected yet.
+		s.log.Info("the relay's sandbox lacks devices of the added lane: restarting the relay")
 		s.relay.renew = true
 		s.insist.Reset(process.EndTimeout)
 		return os.NewSyscallError("kill", s.relay.cmd.Process.Signal(unix.SIGTERM))
@@ -537,18 +532,18 @@ func (s *supervisor) told() launch.Config {
 	return config
 }
 
-// configure sends the relay what it has to know.
+// configure sends the configuration to the relay.
 func (s *supervisor) configure() {
 	s.writeTopology()
 	config := s.told()
-	config.Admission, config.HostAdmission, config.Endings = true, true, true // this supervisor answers claims and hears ends, whoever made the generation
+	config.Admission, config.HostAdmission, config.Endings = true, true, true // this supervisor answers claims and reads reports of ends, also for a generation of an earlier release
 	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
-		// It has closed its end, so it is ending, and the next one gets it.
-		s.log.WithError(err).Warn("sending the relay its configuration")
+		// The relay has closed the socket and is ending; the next relay gets the configuration.
+		s.log.WithError(err).Warn("sending the configuration to the relay")
 	}
 }
 
-// note writes down what has become of the relay.
+// note writes the status of the relay.
 func (s *supervisor) note(state, reason string) {
 	s.status.State, s.status.Error = state, reason
 	if err := generation.WriteJSON(generation.StatusFile(s.layout, s.generation.ID), s.status); err != nil {
@@ -556,8 +551,7 @@ func (s *supervisor) note(state, reason string) {
 	}
 }
 
-// end ends the relay and removes the generation, and whatever other
-// generations have been left behind.
+// end ends the relay, removes the generation, and collects the generations of ended containers.
 func (s *supervisor) end() error {
 	s.note(generation.StateEnding, s.status.Error)
 	s.endTests()
@@ -566,7 +560,7 @@ func (s *supervisor) end() error {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
 			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
-			s.status.Relay = nil // else the generation stays until it has ended
+			s.status.Relay = nil // else the generation stays until the relay has ended
 		}
 		s.relay = nil
 		s.note(generation.StateEnding, s.status.Error) // where the rest fails Collect says nothing of a relay whose end is told
@@ -583,15 +577,15 @@ func (s *supervisor) end() error {
 	switch {
 	case err == nil:
 		defer held.Close()
-	case errors.Is(err, fs.ErrNotExist): // somebody has deleted the state, and not the rest
+	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, the rest was not
 	default:
 		return errors.Join(append(errs, err)...)
 	}
 	errs = append(errs, collector.Remove(s.layout, s.generation.ID))
-	if errors.Join(errs...) == nil { // the relay is reaped, and its group is empty
+	if errors.Join(errs...) == nil { // the relay is reaped, and the control group is empty
 		errs = append(errs, s.generation.ReleaseUID(s.layout, s.alive))
 	}
-	// No relay is started any more; where this one may live, Collect looks at it.
+	// No relay starts any more; Collect handles a relay that may live.
 	errs = append(errs, s.alive.Close())
 	_, err = collector.Collect(s.layout)
 	return errors.Join(append(errs, err, s.generation.ReturnUID(s.layout))...)

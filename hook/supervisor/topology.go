@@ -6,17 +6,17 @@ import (
 	"github.com/peerlane/peerlane/hook/lanes"
 )
 
-// writeTopology puts the container's virtual switch beside its socket, where NCCL's plugin
-// finds it, before the relay is told of the lanes: who has heard of them finds it. Without
-// it NCCL takes what it sees of the host.
+// writeTopology puts the container's virtual switch beside the socket, for NCCL's plugin, before
+// the relay learns the lanes: every client that knows the lanes finds the file. Without the file
+// NCCL uses the topology of the host.
 func (s *supervisor) writeTopology() {
 	if err := writeTopology(s.layout, s.generation, s.told().Local()); err != nil {
 		s.log.WithError(err).Warn("NCCL gets no topology file for this container")
 	}
 }
 
-// writeTopology writes the container's topology file. local says that its lanes reach only
-// this host.
+// writeTopology writes the container's topology file. local reports that the lanes reach only this
+// host.
 func writeTopology(l paths.Layout, g *generation.Generation, local bool) error {
 	plan, err := lanes.ReadPlan(l)
 	if err != nil {

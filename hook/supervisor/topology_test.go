@@ -15,9 +15,9 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// The file that NCCL's plugin finds beside the socket has the container's GPUs, also those
-// that it was given later, and no others.
-func TestTheTopologyFileOfAContainer(t *testing.T) {
+// The file for NCCL's plugin beside the socket lists the GPUs of the container, including later
+// GPUs, and no others.
+func TestWriteTopologyListsGPUsOfContainer(t *testing.T) {
 	dir := t.TempDir()
 	l := paths.New(dir)
 	plan := testplan.New("/sys")
@@ -48,7 +48,7 @@ func TestTheTopologyFileOfAContainer(t *testing.T) {
 			}
 		}
 		if info, err := os.Stat(file); err != nil || info.Mode() != 0o644 {
-			t.Errorf("its mode is %v, %v: whoever is in the container reads it", info.Mode(), err)
+			t.Errorf("mode %v, %v: every user of the container reads the file", info.Mode(), err)
 		}
 		g.Config.Lanes = append(g.Config.Lanes, launch.Lane{GPU: launch.GPU{BusID: "0000:17:00.0"}})
 	}

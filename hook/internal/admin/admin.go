@@ -16,22 +16,22 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The administration socket takes one request a connection and gives one answer,
-// a JSON document each, in one packet. It lies in the state tree, where only
-// root comes. A container keeps the supervisor that it was started with, so the
-// two ends can be of different releases: adminVersion says what they mean.
+// The administration socket takes one request a connection and gives one answer, both a JSON
+// document in one packet. The socket is in the state tree, which only root can enter. A container
+// keeps the first supervisor, so client and supervisor can be of different releases: Version
+// identifies the protocol.
 const (
 	Version = 1
 	Timeout = 30 * time.Second // longer than the start of a supervisor on a starved host
-	// replyTimeout is how long a supervisor may take, or the relay that it asks: who
-	// has asked it waits for adminTimeout.
+	// replyTimeout limits the answer of a supervisor, including the relay's: the client waits for
+	// Timeout.
 	replyTimeout = Timeout - 5*time.Second
 
 	Lanes   = "lanes"   // the generation has more lanes
-	Inspect = "inspect" // answered with what the relay reports
-	Stop    = "stop"    // end the relay, and start none
-	Drain   = "drain"   // the same, as gently as its copies need
-	Resume  = "resume"  // start one again
+	Inspect = "inspect" // answered with the relay's report
+	Stop    = "stop"    // end the relay, and start no other
+	Drain   = "drain"   // the same, after the relay's copies
+	Resume  = "resume"  // start a relay again
 )
 
 // acceptPause is the time between two calls of accept after a failure.
@@ -48,7 +48,7 @@ type Answer struct {
 	// Of commandInspect.
 	Supervisor int            `json:"supervisor,omitempty"` // process
 	Report     *launch.Report `json:"report,omitempty"`
-	// NoReport says why there is none.
+	// NoReport is the reason for a missing report.
 	NoReport string `json:"noReport,omitempty"`
 }
 
@@ -61,10 +61,11 @@ func Ask(l paths.Layout, id, command string) (Answer, error) {
 	return AskUntil(l, id, command, time.Now().Add(Timeout))
 }
 
-// AskUntil waits for the answer until then. What was asked is done all the same.
+// AskUntil waits for the answer until a time. The supervisor carries out the request all the
+// same.
 func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, error) {
 	fail := func(err error) (Answer, error) {
-		return Answer{}, fmt.Errorf("asking its supervisor: %w", err)
+		return Answer{}, fmt.Errorf("asking the supervisor: %w", err)
 	}
 	left := time.Until(until)
 	if left <= 0 {
@@ -72,7 +73,7 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	}
 	socket, err := unixsocket.ConnectWithin(Socket(l, id), min(left, unixsocket.ConnectTimeout))
 	if errors.Is(err, unix.ECONNREFUSED) {
-		return Answer{}, errors.New("its supervisor has been killed; restart the container")
+		return Answer{}, errors.New("the supervisor has been killed; restart the container")
 	}
 	if err != nil {
 		return fail(err)
@@ -100,7 +101,7 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	}
 	var answer Answer
 	if err := json.Unmarshal(buffer[:n], &answer); err != nil || answer.Version != Version {
-		return Answer{}, fmt.Errorf("its supervisor is of another release of Peerlane, which does not understand %q; restart the container", command)
+		return Answer{}, fmt.Errorf("the supervisor is of another release of Peerlane, which does not understand %q; restart the container", command)
 	}
 	if answer.Error != "" {
 		return answer, errors.New(answer.Error)
@@ -108,18 +109,18 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	return answer, nil
 }
 
-// TellLanesChanged has a supervisor read its generation again. It returns when
-// the relay has been told, not when it has answered.
+// TellLanesChanged has a supervisor read the generation again. The answer comes after the message
+// to the relay, before the relay's answer.
 func TellLanesChanged(l paths.Layout, id string) error {
 	_, err := Ask(l, id, Lanes)
 	return err
 }
 
-// Request is one request to a supervisor; answer has room for its answer.
+// Request is one request to a supervisor; answer has room for one value.
 type Request struct {
 	Command string
 	Answer  chan Answer
-	Late    time.Time // nobody waits for it then
+	Late    time.Time // the client has stopped waiting by then
 }
 
 // Reply answers a request.
@@ -143,7 +144,7 @@ func Listen(f *os.File) (<-chan Request, error) {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				time.Sleep(acceptPause) // out of descriptors or memory: it passes
+				time.Sleep(acceptPause) // out of descriptors or memory, for a moment
 				continue
 			}
 			go serveAdmin(conn, requests)
@@ -155,7 +156,7 @@ func Listen(f *os.File) (<-chan Request, error) {
 func serveAdmin(conn net.Conn, requests chan<- Request) {
 	defer conn.Close()
 	if conn.SetDeadline(time.Now().Add(Timeout)) != nil {
-		return // the other side has gone, and with it who would hear an error
+		return // the client has gone
 	}
 	buffer := make([]byte, 4<<10)
 	n, err := conn.Read(buffer)
@@ -168,7 +169,7 @@ func serveAdmin(conn net.Conn, requests chan<- Request) {
 	case err != nil:
 		answer.Error = fmt.Sprintf("the request %q makes no sense: %v", buffer[:n], err)
 	case asked.Version != Version:
-		answer.Error = fmt.Sprintf("its supervisor speaks version %d, and was asked in version %d; restart the container", Version, asked.Version)
+		answer.Error = fmt.Sprintf("the supervisor speaks version %d, and was asked in version %d; restart the container", Version, asked.Version)
 	default:
 		r := Request{asked.Command, make(chan Answer, 1), time.Now().Add(replyTimeout)}
 		late := time.After(replyTimeout)
@@ -180,7 +181,7 @@ func serveAdmin(conn net.Conn, requests chan<- Request) {
 				answer.Error = fmt.Sprintf("there is no answer to %q within %v", asked.Command, replyTimeout)
 			}
 		case <-late:
-			answer.Error = fmt.Sprintf("its supervisor has not come to %q within %v", asked.Command, replyTimeout)
+			answer.Error = fmt.Sprintf("the supervisor has not reached %q within %v", asked.Command, replyTimeout)
 		}
 	}
 	text, err := json.Marshal(answer)

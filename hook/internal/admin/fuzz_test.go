@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// Each request to a supervisor has one answer, whatever it is; only one that makes
-// sense reaches the supervisor.
+// A request to a supervisor has one answer; only a valid request reaches the supervisor.
 func FuzzAdmin(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		if len(text) == 0 || len(text) > 4<<10 {

@@ -16,12 +16,11 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// Group is the control group of a supervisor and its relay, in the cgroup2
-// hierarchy: without one of their own they would stay in that of whatever ran
-// the hook, and be counted, limited and killed with it.
+// Group is the control group of a supervisor and its relay, in the cgroup2 hierarchy: else the
+// group of the hook's caller would count, limit and kill both.
 type Group struct {
 	root   string // mount point of cgroup2
-	family string // name of the parent of all groups of one layout
+	family string // parent of the groups of one layout
 	id     string // of the generation
 }
 
@@ -35,9 +34,8 @@ func Find(l paths.Layout, id string) (Group, bool, error) {
 	return Group{root, l.Cgroup(), id}, ok, nil
 }
 
-// Remove removes a generation's group. In a mount namespace without cgroup2 it
-// mounts that nowhere, for its own use: a supervisor with another mount namespace may
-// have made the group.
+// Remove removes a generation's group. In a mount namespace without cgroup2 it makes a detached
+// mount: a supervisor with another mount namespace may have made the group.
 func Remove(l paths.Layout, id string) error {
 	group, ok, err := Find(l, id)
 	if err != nil {
@@ -74,8 +72,8 @@ func detachedCgroups() (*os.File, error) {
 	return os.NewFile(uintptr(mount), "cgroup2"), nil
 }
 
-// Make makes a generation's group, and opens it for a process to be started
-// in it; nil on a host without cgroup2.
+// Make makes a generation's group, and opens the group for the start of a process; nil on a host
+// without cgroup2.
 func Make(l paths.Layout, id string) (*os.File, error) {
 	group, ok, err := Find(l, id)
 	if err != nil || !ok {
@@ -105,10 +103,10 @@ func (c Group) Parent() string { return filepath.Join(c.root, c.family) }
 
 func (c Group) Path() string { return filepath.Join(c.Parent(), c.id) }
 
-// leaving has the supervisors that have left their groups, and end.
+// leaving has the ending supervisors that left their groups.
 func (c Group) leaving() string { return filepath.Join(c.Parent(), "ending") }
 
-// create makes the group and opens it, for a process to be started in it.
+// create makes the group and opens it for the start of a process.
 func (c Group) create() (*os.File, error) {
 	// Another generation's end may remove the parent at any moment.
 	err := os.ErrNotExist
@@ -121,8 +119,8 @@ func (c Group) create() (*os.File, error) {
 	return os.Open(c.Path())
 }
 
-// Limit sets the group's limits, as far as the hierarchy has the controllers: on
-// many hosts those are in cgroup version 1.
+// Limit sets the group's limits, if the hierarchy has the controllers: on many hosts cgroup
+// version 1 has them.
 func (c Group) Limit(l generation.Limits) error {
 	const period = 100_000 // microseconds, the kernel's default
 	var errs []error
@@ -155,9 +153,9 @@ func (c Group) delegate(controller string) error {
 	return nil
 }
 
-// LimitsTasks reports whether pids.max limits the tasks of a control group that only the
-// calling supervisor and its relay are in: the generation's, or that of the unit. Without
-// one, RLIMIT_NPROC limits the relay, and counts other processes of its uid as well.
+// LimitsTasks reports whether pids.max limits the tasks of a control group that only the calling
+// supervisor and its relay are in: the generation's, or the unit's. Else RLIMIT_NPROC limits the
+// relay, and counts other processes of the uid as well.
 func LimitsTasks(proc, id string, unit bool) bool {
 	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if err != nil {
@@ -195,9 +193,9 @@ func LimitsTasks(proc, id string, unit bool) bool {
 	return false
 }
 
-// Leave moves the calling process out of the group: to the hierarchy's root. Where
-// that is only the root of a cgroup namespace it may hold none, as little as the
-// parent may, when they have controllers at work below them: then to a group beside.
+// Leave moves the calling process out of the group, to the hierarchy's root. The root of a cgroup
+// namespace may hold no process, and neither may the parent, while controllers work below: then
+// Leave uses a group beside.
 func (c Group) Leave() error {
 	if _, err := os.Stat(c.Path()); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -205,7 +203,7 @@ func (c Group) Leave() error {
 	if enter(c.root) == nil {
 		return nil
 	}
-	// Another generation's end may remove it at any moment.
+	// Another generation's end may remove the group at any moment.
 	err := os.ErrNotExist
 	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
 		if err = os.MkdirAll(c.leaving(), 0o755); err == nil {
@@ -219,8 +217,7 @@ func enter(group string) error {
 	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
 }
 
-// Remove kills what is left in the group, and removes it; nothing where there
-// is none.
+// Remove kills the processes of the group, and removes the group if present.
 func (c Group) Remove() error {
 	err := os.WriteFile(filepath.Join(c.Path(), "cgroup.kill"), []byte("1"), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
@@ -238,8 +235,8 @@ func (c Group) Remove() error {
 		}
 		break
 	}
-	// The parent goes with the last generation, or with the next one's end where the
-	// last supervisor is still there.
+	// The parent goes with the last generation, or with the next end while the last supervisor is
+	// still in the group.
 	for _, group := range []string{c.leaving(), c.Parent()} {
 		if err := unix.Rmdir(group); err != nil && err != unix.ENOENT && err != unix.ENOTEMPTY && err != unix.EBUSY {
 			return &os.PathError{Op: "rmdir", Path: group, Err: err}

@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestCgroupRoot(t *testing.T) {
+func TestRootFindsCgroup2Mount(t *testing.T) {
 	for _, test := range []struct {
 		mountinfo, root string
 	}{

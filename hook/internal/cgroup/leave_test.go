@@ -9,7 +9,7 @@ import (
 
 // In a container's cgroup namespace neither the root of the hierarchy nor the parent
 // of the generations' groups takes processes, when controllers work below them.
-func TestASupervisorLeavesItsGroupInACgroupNamespace(t *testing.T) {
+func TestLeaveInCgroupNamespaceUsesGroupBeside(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	family := filepath.Join(root, "family")
@@ -29,7 +29,7 @@ func TestASupervisorLeavesItsGroupInACgroupNamespace(t *testing.T) {
 	}
 	procs := filepath.Join(family, "ending/cgroup.procs")
 	if err := errors.Join(os.Chmod(procs, 0o600), os.Remove(procs)); err != nil { // as the process ends
-		t.Errorf("it is elsewhere: %v", err)
+		t.Errorf("the process is elsewhere: %v", err)
 	}
 	if err := errors.Join(os.Remove(filepath.Join(family, "cgroup.procs")), os.Remove(filepath.Join(family, "id")), group.Remove()); err != nil {
 		t.Error(err)

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// MemoryKills counts how often the kernel has killed something for its memory in this
-// process's control group, which a relay shares with its supervisor: memory.events of
-// cgroup2, or memory.oom_control of the first version (cgroup-v2.rst, cgroup-v1/memory.rst).
+// MemoryKills returns the number of kills for memory in this process's control group, which a
+// relay shares with the supervisor: memory.events of cgroup2, or memory.oom_control of the first
+// version (cgroup-v2.rst, cgroup-v1/memory.rst).
 func MemoryKills() (uint64, error) {
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -71,7 +71,7 @@ func memoryRoot(mountinfo string) (string, bool) {
 	return "", false
 }
 
-// oomKills is what a memory.events or a memory.oom_control says of it.
+// oomKills reads the number from a memory.events or a memory.oom_control.
 func oomKills(text string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		if count, is := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); is {

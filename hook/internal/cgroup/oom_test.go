@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWhereTheKernelCountsItsKills(t *testing.T) {
+func TestMemoryFilesFindCountersOfKills(t *testing.T) {
 	const v2 = "22 1 0:20 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	const v1 = "30 1 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n31 1 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 	for _, c := range []struct {

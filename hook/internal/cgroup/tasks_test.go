@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// pids.max limits a relay's tasks where it is that of the generation's own group, or of the
-// unit. A limit of a group with other processes is none of the relay's.
+// pids.max limits a relay's tasks in the generation's own group, or the unit's. The limit of a
+// group with other processes does not count.
 func TestLimitsTasksOwnControlGroupOnly(t *testing.T) {
 	const id = "0123456789abcdef0123456789abcdef"
 	v1 := "31 25 0:28 / %s/v1 rw,nosuid - cgroup cgroup rw,pids\n"

@@ -13,13 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartTimeout is how long a supervisor may take until it has executed the
-// relay: milliseconds, on a host that is not starved. One that is starved shall
-// start its containers late, and not never.
+// StartTimeout limits the time until a supervisor has executed the relay: milliseconds, but a
+// starved host shall start containers late, and not never.
 const StartTimeout = 30 * time.Second
 
-// Descriptors of a supervisor at its start. Standard error is the
-// generation's log.
+// Descriptors of a supervisor at the start. Standard error is the generation's log.
 const (
 	FDClients = 3 // listening socket of the clients
 	FDPeers   = 4 // listening socket of the peer relays
@@ -31,23 +29,21 @@ const (
 
 const Started = "started"
 
-// Descriptors are what a supervisor works on, wherever it has them from.
+// Descriptors are the files of a supervisor, inherited or received.
 type Descriptors struct{ Clients, Peers, Init, Started, Admin, Alive *os.File }
 
-// With systemd a hook does not fork its supervisor, which would be a child of
-// the container runtime's and live under its limits. It connects to
-// peerlane-relay.socket, for which systemd starts a peerlane-relay@.service, and
-// the two say, a datagram of JSON each:
+// With systemd a hook does not fork its supervisor, which would be a child of the container
+// runtime, under the runtime's limits. The hook connects to peerlane-relay.socket, systemd starts
+// a peerlane-relay@.service, and both exchange datagrams of JSON:
 //
-//	service → hook  answer, with a pidfd of the service
-//	hook → service  handover, with the descriptors fdClients to fdAlive
-//	service → hook  answer with an error, if it does not take the generation
+//	service → hook  Answer, with a pidfd of the service
+//	hook → service  Message, with the descriptors FDClients to FDAlive
+//	service → hook  Answer with an error, if the service refuses the generation
 //
-// Nothing of the generation leaves the hook before a service is there to take
-// it. A hook that has waited long enough hangs up, and a service that comes late
-// finds that: it has no descriptor to work with, so that a generation never has
-// two supervisors. With the handover the decision has been made; from then on it
-// is as with a supervisor that was forked, down to the pipe of startedAnswer.
+// The hook keeps the generation until the service has answered. A hook hangs up after its time
+// limit, and a late service then has no descriptor, so that a generation never has two
+// supervisors. After the Message the rest is as with a forked supervisor, including the pipe of
+// Started.
 type (
 	Answer struct {
 		Version int    `json:"version"`
@@ -60,19 +56,18 @@ type (
 	}
 )
 
-// Version changes with the meaning of the messages and the order of
-// the descriptors. Units and hook are of one package, and differ in the moment
-// of an upgrade only.
+// Version changes with the meaning of the messages and the order of the descriptors. Units and
+// hook are of one package, and differ during an upgrade only.
 const Version = 1
 
-// maxHandover bounds each of the messages, bytes. A root is a path (4,096 bytes
-// at most), which JSON can make six times as long.
+// maxHandover limits the messages, in bytes. A root is a path (4,096 bytes at most), which JSON
+// can make six times as long.
 const maxHandover = 32 << 10
 
 // Count is how many descriptors a handover has.
 const Count = FDAlive - FDClients + 1
 
-// Send sends one message with descriptors, which stay the caller's.
+// Send sends one message with descriptors, which the caller keeps.
 func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 	text, err := json.Marshal(message)
 	if err != nil {
@@ -80,7 +75,7 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 	}
 	var fds []int
 	for _, f := range files {
-		// Fd makes them blocking, as the other side, which has the same open file,
+		// Fd makes the descriptors blocking, as the receiver, which has the same open file,
 		// expects.
 		fds = append(fds, int(f.Fd()))
 	}
@@ -92,13 +87,12 @@ func Send(conn *net.UnixConn, message any, files ...*os.File) error {
 	return err
 }
 
-// maxDescriptors is more than any message has, so that what is too many can be
-// counted, and closed. The kernel passes 253 (SCM_MAX_FD).
+// maxDescriptors exceeds any message, so that Receive can count and close excess descriptors. The
+// kernel passes 253 (SCM_MAX_FD).
 const maxDescriptors = 253
 
-// Receive receives one message and its descriptors, which are the caller's. Of
-// a message that is refused none stays open. The end of the conversation is
-// io.EOF.
+// Receive receives one message and the descriptors, which the caller owns. It closes the
+// descriptors of a refused message. The end of the conversation is io.EOF.
 func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	text, rights := make([]byte, maxHandover+1), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(text, rights)
@@ -124,8 +118,8 @@ func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
 	return files, nil
 }
 
-// descriptorsOf takes the descriptors out of a message's control data. They are
-// close-on-exec already, by package net.
+// descriptorsOf takes the descriptors out of a message's control data. Package net has made them
+// close-on-exec.
 func descriptorsOf(control []byte) (files []*os.File, err error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
@@ -133,7 +127,7 @@ func descriptorsOf(control []byte) (files []*os.File, err error) {
 	}
 	for _, m := range messages {
 		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
-			continue // credentials, if somebody wants to send them
+			continue // credentials of the sender
 		}
 		fds, err := unix.ParseUnixRights(&m)
 		if err != nil {
@@ -153,14 +147,14 @@ func CloseAll(files []*os.File) {
 	}
 }
 
-// ParseMessage reads exactly one JSON value with no key that is not known.
+// ParseMessage reads exactly one JSON value without unknown keys.
 func ParseMessage(text []byte, message any) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(message)
 	if err == nil {
 		if _, more := dec.Token(); more != io.EOF {
-			err = errors.New("there is more after it")
+			err = errors.New("data after the message")
 		}
 	}
 	if err != nil {
@@ -169,7 +163,7 @@ func ParseMessage(text []byte, message any) error {
 	return nil
 }
 
-// Named gives the descriptors of a handover their names.
+// Named names the descriptors of a handover.
 func Named(files []*os.File) Descriptors {
 	at := func(fd int) *os.File { return files[fd-FDClients] }
 	return Descriptors{Clients: at(FDClients), Peers: at(FDPeers), Init: at(FDInit), Started: at(FDStarted), Admin: at(FDAdmin), Alive: at(FDAlive)}

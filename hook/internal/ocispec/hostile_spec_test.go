@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Of what is there twice in a config.json, nothing is taken.
-func TestSpecsWithKeysThatAreThereTwice(t *testing.T) {
+// A config.json with a duplicate key is refused.
+func TestParseDuplicateKeyFails(t *testing.T) {
 	for _, text := range []string{
 		`{"root": {"path": "a"}, "root": {"path": "b"}}`,
 		`{"root": {"path": "a", "path": "b"}}`,
@@ -24,14 +24,14 @@ func TestSpecsWithKeysThatAreThereTwice(t *testing.T) {
 			t.Errorf("%s is %+v, %v", text, s, err)
 		}
 	}
-	// Names that are not ours may be what they like.
+	// Unknown keys may be duplicate.
 	if _, err := Parse([]byte(`{"root": {"path": "a"}, "annotations": {"a": "b", "a": "c"}, "x": 1, "x": 2}`)); err != nil {
 		t.Error(err)
 	}
 }
 
-// A config.json that is too long is refused before it is read.
-func TestASpecOfHundredMegabytes(t *testing.T) {
+// A config.json over the limit is refused unread.
+func TestReadHugeSpecFailsUnread(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.json")
 	if err := os.WriteFile(path, []byte(`{"root":{"path":"r"}}`), 0o600); err != nil {
@@ -46,11 +46,11 @@ func TestASpecOfHundredMegabytes(t *testing.T) {
 		}
 	})
 	if allocated > 100 {
-		t.Errorf("it takes %v allocations", allocated)
+		t.Errorf("%v allocations", allocated)
 	}
 }
 
-func TestMountsBelowTheSocket(t *testing.T) {
+func TestMountBelowSocketIsRefused(t *testing.T) {
 	for destination, refused := range map[string]bool{
 		"/run/peerlane": false, "/run/peerlanes/x": false, "/run": false, "/": false, "": false,
 		"/run/peerlane/x": true, "run/peerlane/x": true, "/run//peerlane/./x/y": true, "/a/../run/peerlane/x": true, "/../run/peerlane/relay.sock": true,

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// NoDuplicateKeys rejects a key that a document has twice: JSON parsers differ in the value
-// that they keep, so the hook and the runtime could act on different values.
+// NoDuplicateKeys rejects duplicate keys: JSON parsers differ in the value that they keep, so the
+// hook and the runtime could act on different values.
 type NoDuplicateKeys[T any] struct {
 	Value T
 	given bool

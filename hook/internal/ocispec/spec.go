@@ -15,11 +15,11 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// MaxBytes bounds a config.json, bytes. Engines write some ten thousand; but its
-// environment is the image's, and its mounts are whoever's who asked for them.
+// MaxBytes limits a config.json, in bytes. Engines write some ten thousand; but the image
+// controls the environment, and the user of the container the mounts.
 const MaxBytes = 16 << 20
 
-// Spec is what matters here of a container's config.json.
+// Spec is the part of a container's config.json that the hook reads.
 type Spec struct {
 	Root struct {
 		Path string
@@ -72,7 +72,7 @@ func Read(bundle string) (*Spec, error) {
 	return s, nil
 }
 
-// specDocument is a spec as it is written.
+// specDocument is the JSON form of a Spec.
 type specDocument struct {
 	Root    NoDuplicateKeys[specRoot]    `json:"root"`
 	Process NoDuplicateKeys[specProcess] `json:"process"`
@@ -109,7 +109,7 @@ func Parse(text []byte) (*Spec, error) {
 	s.Root.Path = d.Root.Value.Path.Value
 	s.Hooks.Prestart, s.Hooks.CreateRuntime = d.Hooks.Value.Prestart.Value, d.Hooks.Value.CreateRuntime.Value
 	if s.Root.Path == "" {
-		return nil, errors.New("it names no root file system")
+		return nil, errors.New("no root file system")
 	}
 	return s, nil
 }
@@ -121,8 +121,8 @@ func RootOnly(path string) *Spec {
 	return s
 }
 
-// ReadBounded reads a regular file of no more than limit bytes. Nothing else can
-// make it wait.
+// ReadBounded reads a regular file of at most limit bytes. It refuses other files, which could
+// block.
 func ReadBounded(path string, limit int64) (text []byte, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -140,15 +140,14 @@ func ReadBounded(path string, limit int64) (text []byte, err error) {
 		return nil, fmt.Errorf("%s has more than %d bytes", path, limit)
 	}
 	text, err = io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit { // it has grown
+	if err == nil && int64(len(text)) > limit { // the file has grown
 		err = fmt.Errorf("%s has more than %d bytes", path, limit)
 	}
 	return text, err
 }
 
-// NothingBelow refuses a mount below the place of the relay's socket: a volume
-// that an image asks for, say. Some runtimes make its mount point before they make
-// the anchor read-only, and so on the host.
+// NothingBelow refuses a mount below the relay's socket directory: a volume of an image, say.
+// Some runtimes make the mount point before the anchor is read-only, and so on the host.
 func (s *Spec) NothingBelow() error {
 	for _, m := range s.Mounts {
 		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestReadSpec(t *testing.T) {
+func TestReadSpecReturnsFields(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "linux": {"resources": 5, "devices": [{"path": "/dev/nvidia3", "type": "c", "major": 195, "minor": 3, "fileMode": 438}]},
 		"process": {"env": ["A=b"], "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 1, "hard": 1}]},
@@ -31,9 +31,9 @@ func TestReadSpec(t *testing.T) {
 	}
 }
 
-// Whatever an image or a user can bring to be in a config.json, it costs no more
-// than its bytes and ends in a sentence.
-func TestSpecsThatCannotBeRead(t *testing.T) {
+// Hostile content of a config.json costs no more than the bytes of the file, and ends in an
+// error.
+func TestReadMalformedSpecFails(t *testing.T) {
 	write := func(text string) func(string) error {
 		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
 	}
@@ -60,7 +60,7 @@ func TestSpecsThatCannotBeRead(t *testing.T) {
 			}
 			_, err := Read(dir)
 			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), dir) {
-				t.Errorf("%v; it should say %q and name the file", err, test.says)
+				t.Errorf("%v; want %q and the name of the file", err, test.says)
 			}
 		})
 	}

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InRoot opens a path as a process sees it whose root directory is root: no
-// symbolic link leads out of it.
+// InRoot opens a path below a root directory. The kernel resolves symbolic links as for a process
+// with that root.
 func InRoot(root int, path string, flags, resolve uint64) (fd int, err error) {
 	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | resolve}
 	// EAGAIN: something was renamed meanwhile.

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// SearchPath is the PATH of supervisors and relays. Nothing else of the
-// environment of a runtime, which may be an image's, reaches them.
+// SearchPath is the PATH of supervisors and relays. An image may control the rest of a
+// runtime's environment.
 const SearchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Find finds the programs that Launch needs.
@@ -57,15 +57,15 @@ func executable(path string) error {
 	return err
 }
 
-// runnable finds what would stop a program from being executed, beyond its mode:
-// the supervisor that executes it does so when the hook has gone.
+// runnable reports obstacles to the execution of a program, beyond the mode: the supervisor
+// executes the program after the hook has ended.
 func runnable(path string) error {
 	if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil {
 		return &os.PathError{Op: "exec", Path: path, Err: err} // on a file system that is mounted noexec, say
 	}
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrPermission) {
-		return nil // without root it can be executed, and not be read: packages have it so
+		return nil // without root a program may be executable and not readable: packages install it so
 	}
 	if err != nil {
 		return err
@@ -81,9 +81,9 @@ func runnable(path string) error {
 	return nil
 }
 
-// interpreter is the dynamic linker that an ELF file names (elf(5), 64 bits,
-// little-endian: amd64 and arm64), or the program of a script; empty where there
-// is none. What the kernel executes by other means is not known here.
+// interpreter returns the dynamic linker of an ELF file (elf(5), 64 bits, little-endian: amd64
+// and arm64); empty for a script or a static program. Other formats of the kernel
+// are unknown here.
 func interpreter(f io.ReaderAt) (string, error) {
 	header := make([]byte, 64)
 	n, err := f.ReadAt(header, 0)

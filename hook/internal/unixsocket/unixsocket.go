@@ -27,8 +27,7 @@ func Listen(path string, mode uint32) (*os.File, error) {
 	err = Through(path, func(short string) error {
 		err := os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: short}))
 		if err == nil {
-			// Nobody can connect before listen, so the mode that umask made is
-			// never in effect.
+			// No client can connect before listen, so the mode of umask is never in effect.
 			err = errors.Join(
 				os.NewSyscallError("chmod", unix.Chmod(short, mode)),
 				os.NewSyscallError("listen", unix.Listen(fd, backlog)))
