@@ -134,7 +134,7 @@ func (l *life) did1(format string, arguments ...any) {
 
 // runtimeDo runs a command of the runtime, and returns what it says where it fails.
 func (l *life) runtimeDo(arguments ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	// No pipe: processes of the container could keep it.
 	said, err := os.CreateTemp("", "peerlane-life-")
@@ -198,7 +198,7 @@ func (l *life) create() {
 	}
 	l.out = out.Name()
 	defer out.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	pidFile := l.out + ".pid"
 	defer os.Remove(pidFile)
@@ -277,13 +277,18 @@ func hasEnded(process *os.File, wait time.Duration) bool {
 	if process == nil {
 		return true
 	}
-	for end := time.Now().Add(wait); ; {
+	step := min(wait, 100*time.Millisecond)
+	for w := testutil.BeginFor(wait); ; {
 		fds := []unix.PollFd{{Fd: int32(process.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
-		if err == unix.EINTR {
-			continue
+		n, err := unix.Poll(fds, int(step.Milliseconds()))
+		switch {
+		case err != nil && err != unix.EINTR:
+			return false
+		case n > 0:
+			return true
+		case w.Over():
+			return false
 		}
-		return err == nil && n > 0
 	}
 }
 
@@ -327,7 +332,14 @@ func (l *life) pause() {
 		return
 	}
 	l.did1("pause")
-	if err := l.runtimeDo("pause", l.id); err != nil {
+	err := l.runtimeDo("pause", l.id)
+	// On control groups of version 1 runc makes 1,000 tries to freeze a container, thaws the
+	// container and fails: on a busy host the kernel stops no process that fast.
+	for w := testutil.Begin(); err != nil && strings.Contains(err.Error(), "unable to freeze") && !w.Over(); {
+		l.did1("pause again")
+		err = l.runtimeDo("pause", l.id)
+	}
+	if err != nil {
 		l.errorf("%v", err)
 		return
 	}
@@ -394,12 +406,12 @@ func (l *life) mustGo() {
 		l.errorf("its supervisor has not ended within %v of init", patience)
 		return
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for w := testutil.BeginFor(patience); ; time.Sleep(10 * time.Millisecond) {
 		left := l.left()
 		if len(left) == 0 {
 			return
 		}
-		if time.Now().After(end) {
+		if w.Over() {
 			l.errorf("its supervisor has ended, and left %v", left)
 			return
 		}
@@ -543,11 +555,11 @@ func (l *life) end() {
 	l.clean(l.id)
 	defer os.Remove(l.out)
 	var left []string
-	for end := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
+	for w := testutil.BeginFor(2 * patience); ; time.Sleep(20 * time.Millisecond) {
 		if left = l.left(); len(left) == 0 {
 			break
 		}
-		if time.Now().After(end) {
+		if w.Over() {
 			l.errorf("left at its end: %s", strings.Join(left, ", "))
 			break
 		}

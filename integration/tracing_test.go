@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -67,19 +66,18 @@ func spy(arguments []string) error {
 			if err != nil || n == 0 {
 				return fmt.Errorf("process %d has %q for a uid", pid, uid)
 			}
-			attacks.Go(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+			attacks.Go(func() {
+				onThread(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+			})
 		}
 	}
 }
 
 // trespass tries as a uid to look into a process until spyTime is over, and returns the
-// ways that succeeded.
+// ways that succeeded. The calling thread keeps the uid, so trespass runs in onThread.
 func trespass(pid int, uid uint32) (ways []string) {
-	runtime.LockOSThread() // and never unlocked: only this thread has the uid
-	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
-		if _, _, errno := unix.RawSyscall(call, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			return []string{"setresuid: " + errno.Error()}
-		}
+	if errno := takeUID(uid); errno != 0 {
+		return []string{"setresuid: " + errno.Error()}
 	}
 	succeeded := func(way string) {
 		if !slices.Contains(ways, way) {
