@@ -166,7 +166,7 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	notAdmitted(t, b.claim(t, 600*mib), 0, `600 MiB (staging.gpus."100")`)
 	// Without any limit it is a quarter of the memory.
 	h.configure(t, func(*config.Config) {})
-	notAdmitted(t, b.claim(t, 2<<30), 2<<30-640*mib, "2.0 GiB (a quarter of its memory")
+	notAdmitted(t, b.claim(t, 2<<30), 2<<30-640*mib, "2.0 GiB (a quarter of the GPU's memory")
 	h.configure(t, func(c *config.Config) { c.CDI.Tenancy = config.TenancyMulti })
 	multi := b.claim(t, 2<<30)
 	notAdmitted(t, multi, 2<<30-640*mib, "2 others have 640 MiB")
@@ -244,7 +244,7 @@ func TestFalseClaims(t *testing.T) {
 	// And by saying that there is next to none nobody else's is less.
 	liar.memory = 4
 	admitted(t, liar.claim(t, 0))
-	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of its memory")
+	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of the GPU's memory")
 	admitted(t, honest.claim(t, 1<<30))
 	admitted(t, honest.claim(t, 2<<30))
 	// One whose clients may copy themselves has their staging memory as well.

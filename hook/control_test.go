@@ -121,7 +121,7 @@ func TestDrainWaitsForTheRelay(t *testing.T) {
 	if s := h.info(t, g.ID).Status; s.State != generation.StateDraining || s.Relay == nil {
 		t.Errorf("status %+v", s)
 	}
-	if err := control.Resume(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "draining still") {
+	if err := control.Resume(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "still draining") {
 		t.Errorf("resuming a relay that is being drained: %v", err)
 	}
 	h.state(t, g.ID, generation.StateDrained)

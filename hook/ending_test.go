@@ -127,11 +127,11 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		{"CUDA", "sticky CUDA error", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "farewell:"+launch.EndCUDA) }, false},
 		{"drain", "drained", "by the administrator", func(t *testing.T, h host, g *generation.Generation, _ int) { h.hold(t, g, control.Drain) }, false},
 		{"stop", "stopped", "by the administrator", func(t *testing.T, h host, g *generation.Generation, _ int) { h.hold(t, g, control.Stop) }, false},
-		{"container", "container ended", "its container has ended", func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
+		{"container", "container ended", "the container has ended", func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
 		{"supervisor stopped", "supervisor stopped", "was asked to end", func(t *testing.T, _ host, g *generation.Generation, _ int) {
 			kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
 		}, true},
-		{"supervisor gone", "supervisor gone", "its supervisor was not there any more", func(t *testing.T, h host, g *generation.Generation, relay int) {
+		{"supervisor gone", "supervisor gone", "after the end of the supervisor", func(t *testing.T, h host, g *generation.Generation, relay int) {
 			h.killSupervisor(t, g.ID)
 			kill(t, g.Init.PID, unix.SIGKILL)
 			waitDead(t, g.Init.PID)

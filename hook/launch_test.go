@@ -73,7 +73,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(), NICs: h.layout.EmulatedNICs(),
 		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach", Scope: launch.ScopeHost, SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30, Limits: launch.DefaultLimits,
-		NoNetwork: "there is no cluster key, " + h.layout.ClusterKey() + "; peerlane key generate makes one",
+		NoNetwork: "no cluster key, " + h.layout.ClusterKey() + "; run peerlane key generate",
 		Verbs:     &launch.Verbs{Timeout: 14, Retries: 7, GIDIndex: -1, QueuePairs: 1},
 	}}
 	if diff := cmp.Diff(want, configs); diff != "" {

@@ -69,7 +69,7 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 			b.image("data/conf", ownDefaults)
 			b.dangling("../data/conf", "etc/nccl.conf")
 		}, ownDefaults, control.NCCLConfContainer, "", false},
-		"dangling link of the image": {func(b *bundle) { b.dangling("/nowhere", "etc/nccl.conf") }, none, control.NCCLConfNone, "leads nowhere", false},
+		"dangling link of the image": {func(b *bundle) { b.dangling("/nowhere", "etc/nccl.conf") }, none, control.NCCLConfNone, "dangling symbolic link", false},
 		"volume at the file": {func(b *bundle) {
 			own := filepath.Join(b.outside(), "..", "own.conf")
 			if err := os.WriteFile(own, []byte(ownDefaults), 0o644); err != nil {

@@ -210,7 +210,7 @@ func checkLock(l paths.Layout, id string, f *os.File) error {
 		return fmt.Errorf("generation %q: %w", id, err)
 	}
 	if held, err := generation.Supervised(l, id); err != nil || !held {
-		return fmt.Errorf("generation %s: no process holds the lock (%v)", id, err)
+		return fmt.Errorf("generation %s: nobody holds its lock (%v)", id, err)
 	}
 	// No effect for the present holder.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
