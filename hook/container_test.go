@@ -86,7 +86,7 @@ func (p *probe) look() (err error) {
 	}
 	p.Create = text(os.WriteFile(paths.ContainerDir+"/file", nil, 0o600))
 	p.Chmod = text(os.Chmod(paths.ContainerDir+"/relay.sock", 0))
-	if p.Relay, err = Ask(paths.ContainerDir + "/relay.sock"); err != nil {
+	if p.Relay, err = ask(paths.ContainerDir + "/relay.sock"); err != nil {
 		return err
 	}
 	if conf, err := os.ReadFile("/etc/nccl.conf"); err != nil {

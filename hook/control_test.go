@@ -333,13 +333,13 @@ func TestAnotherReleasesSupervisor(t *testing.T) {
 		`{"version":2,"command":"inspect"}`: "speaks version 1",
 		`{"version":1,"command":"dance"}`:   "dance",
 	} {
-		if got := TellCause(t, socket, request); !strings.Contains(got, answer) {
+		if got := tell(t, socket, request); !strings.Contains(got, answer) {
 			t.Errorf("%s is answered %q", request, got)
 		}
 	}
 }
 
-func TellCause(t *testing.T, socket, text string) string {
+func tell(t *testing.T, socket, text string) string {
 	t.Helper()
 	dir, err := os.Open(filepath.Dir(socket))
 	if err != nil {

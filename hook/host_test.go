@@ -118,10 +118,10 @@ func (h host) ask(generation string) (int, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	return Ask(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), paths.SocketName))
+	return ask(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), paths.SocketName))
 }
 
-func Ask(path string) (int, error) {
+func ask(path string) (int, error) {
 	conn, err := net.Dial("unixpacket", path)
 	if err != nil {
 		return 0, err
