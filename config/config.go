@@ -511,7 +511,7 @@ func defaultLimits() Limits {
 	}
 }
 
-// Planning returns the configuration for topo.MakePlan.
+// Planning returns the configuration for planner.Make.
 func (c Config) Planning() planner.Config {
 	p := planner.Config{
 		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,

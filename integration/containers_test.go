@@ -25,7 +25,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -220,7 +221,8 @@ func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bun
 		b.Fatal(err)
 	}
 	b.count++
-	built, err := b.Bundle(fmt.Sprintf("%d-%d", gpu.Index, b.count), bundle.File{Host: self, Container: "/usr/bin/test"}, devices, append([]string{"role"}, role...)...)
+	built, err := b.Bundle(fmt.Sprintf("%d-%d", gpu.Index, b.count), bundle.File{Host: self, Container: "/usr/bin/test"},
+		devices, append([]string{"role"}, role...)...)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -254,7 +256,8 @@ func (b *bed) start(lane planner.Lane, role ...string) *container {
 func (b *bed) run(built *bundle.Bundle) *container {
 	b.Helper()
 	id := b.ContainerID(filepath.Base(built.Dir))
-	return b.follow(id, b.runtime.Run(context.Background(), built, id), func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
+	return b.follow(id, b.runtime.Run(context.Background(), built, id),
+		func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
 }
 
 // follow starts a command that ends with its container, and registers remove for cleanup.
@@ -379,9 +382,9 @@ func child(t *testing.T, of int) int {
 }
 
 // generation returns the container's generation.
-func (c *container) generation() hook.Info {
+func (c *container) generation() generation.Info {
 	c.bed.Helper()
-	list, err := hook.List(c.bed.Layout)
+	list, err := generation.List(c.bed.Layout)
 	if err != nil {
 		c.bed.Fatal(err)
 	}
@@ -391,7 +394,7 @@ func (c *container) generation() hook.Info {
 		}
 	}
 	c.bed.Fatalf("no generation of container %s among %d", c.id, len(list))
-	return hook.Info{}
+	return generation.Info{}
 }
 
 // streaming starts two containers that exchange messages; the first has this
@@ -451,7 +454,8 @@ func TestDeathOfAClient(t *testing.T) {
 		for _, c := range []struct {
 			name string
 			role []string
-		}{{"alone", []string{"parent", "stream"}}, {"with a forked child that lives on", []string{"parent", "stream", "fork"}}} {
+		}{{"alone", []string{"parent", "stream"}}, {"with a forked child that lives on",
+			[]string{"parent", "stream", "fork"}}} {
 			t.Run(route+"/"+c.name, func(t *testing.T) {
 				b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
 				b.nics()
@@ -462,7 +466,7 @@ func TestDeathOfAClient(t *testing.T) {
 					t.Errorf("the client ended by %q", e.Error)
 				}
 				// The relay of a container whose client died goes on.
-				if g := a.generation(); g.Status.State != hook.StateReady || g.Status.Starts != 1 {
+				if g := a.generation(); g.Status.State != generation.StateReady || g.Status.Starts != 1 {
 					t.Errorf("the relay is %s after %d starts", g.Status.State, g.Status.Starts)
 				}
 				z.next("again")
@@ -564,7 +568,8 @@ func TestLaneWithoutGPUNamesTheDevice(t *testing.T) {
 	// The relay answers; the container lacks CUDA.
 	b.run(b.bundle(g, testbed.Devices(g)[1:], "hello")).next("hello")
 	c := b.run(b.bundle(g, testbed.Devices(g)[1:], "export"))
-	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index), fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index),
+		fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
 // Two lanes, and neither GPU.
@@ -574,7 +579,8 @@ func TestTwoLanesWithoutGPUsNameBothDevices(t *testing.T) {
 	b.leavesNothing()
 	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
 	c := b.run(b.bundle(g, []string{device(cdi.KindLane, g), device(cdi.KindLane, other)}, "export"))
-	b.mustFail(c, fmt.Sprintf("the lanes of GPUs %d, %d ", g.Index, other.Index), fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
+	b.mustFail(c, fmt.Sprintf("the lanes of GPUs %d, %d ", g.Index, other.Index),
+		fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
 }
 
 // A gpu= brings the nodes, and the image or the vendor's device libcuda.
@@ -584,7 +590,8 @@ func TestGPUWithoutLibcudaNamesTheLibrary(t *testing.T) {
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
 	c := b.run(b.bundle(g, []string{device(cdi.KindGPU, g)}, "export"))
-	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file",
+		fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
 // Neither lane nor GPU: the program first misses libcuda.
@@ -616,7 +623,8 @@ func TestLaneOfAnotherGPUIsRefused(t *testing.T) {
 
 func TestRelayWithoutCUDAReportsCause(t *testing.T) {
 	beside(t)
-	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
+	b := newBed(t, "runc",
+		func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
 	b.leavesNothing()
 	b.mustFail(b.start(b.lanes[0], "export"), "the relay cannot use the CUDA driver", "/nowhere/libcuda.so.1")
 	b.start(b.lanes[0], "hello").next("hello") // hello needs no GPU
@@ -764,7 +772,8 @@ func TestContainerConnectsAsFirstAction(t *testing.T) {
 	}
 	close(work)
 	wait.Wait()
-	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts, (time.Since(begun) / time.Duration(starts)).Round(time.Millisecond))
+	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts,
+		(time.Since(begun) / time.Duration(starts)).Round(time.Millisecond))
 }
 
 // peerlane runs the administrator's command on this host.
@@ -772,7 +781,8 @@ func (b *bed) peerlane(arguments ...string) (string, error) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"), append(arguments, "--root", b.Root)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"),
+		append(arguments, "--root", b.Root)...).CombinedOutput()
 	return string(out), err
 }
 
@@ -797,11 +807,11 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	deaths := 0
 	for end := testutil.BeginFor(2 * patience); ; {
 		g = a.generation()
-		if g.Status.State == hook.StateDown {
+		if g.Status.State == generation.StateDown {
 			break
 		}
 		// StateReady, because an earlier relay is still setting up the sandbox.
-		if g.Status.State == hook.StateReady && g.Status.Starts > deaths {
+		if g.Status.State == generation.StateReady && g.Status.Starts > deaths {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
 		}
@@ -814,14 +824,17 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	const says = "the relay died: signal: killed"
-	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, hook.StateDown) || !strings.Contains(list, "signal: killed") {
+	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, generation.StateDown) ||
+		!strings.Contains(list, "signal: killed") {
 		t.Errorf("peerlane relay list does not say so: %s", list)
 	}
-	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") || !strings.Contains(text, says) {
+	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") ||
+		!strings.Contains(text, says) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
 	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
-	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") || !strings.Contains(err.Error(), says) {
+	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") ||
+		!strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)
@@ -844,7 +857,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
 			b.nics()
 			a, z := b.waiting()
-			var inspected []hook.Inspection
+			var inspected []control.Inspection
 			if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", a.id, "-o", "json")), &inspected); err != nil {
 				t.Fatal(err)
 			}
@@ -858,7 +871,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			t.Logf("drained after %v: %s", time.Since(begun).Round(time.Millisecond), out)
 			for _, c := range []*container{a, z} {
 				c.mustLearn(begun, "drained by the administrator; attach again later")
-				if g := c.generation(); g.Status.State != hook.StateDrained || g.Status.Relay != nil {
+				if g := c.generation(); g.Status.State != generation.StateDrained || g.Status.Relay != nil {
 					t.Errorf("the relay of %s: %+v", c.id, g.Status)
 				}
 			}
@@ -873,7 +886,8 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
 			// The same for a script: one relay, with its states as JSON.
-			for _, step := range []struct{ command, state string }{{"stop", hook.StateStopped}, {"resume", hook.StateReady}, {"drain", hook.StateDrained}, {"resume", hook.StateReady}} {
+			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped},
+				{"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
 				var told struct {
 					Relays []struct{ ID, Container, State string }
 				}
@@ -881,7 +895,8 @@ func TestDrainReleasesGPUs(t *testing.T) {
 				if err := json.Unmarshal([]byte(text), &told); err != nil {
 					t.Fatalf("relay %s: %v: %s", step.command, err, text)
 				}
-				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id || r[0].State != step.state {
+				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id ||
+					r[0].State != step.state {
 					t.Errorf("relay %s says %s", step.command, text)
 				}
 			}

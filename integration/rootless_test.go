@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
@@ -87,7 +87,8 @@ func (b *bed) mountNodes(kind string) {
 	}
 	for _, edits := range all {
 		for _, node := range edits.DeviceNodes {
-			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path, Options: []string{"bind", "rw"}})
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path,
+				Options: []string{"bind", "rw"}})
 		}
 		edits.DeviceNodes = nil
 	}
@@ -104,7 +105,8 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	c.Dir = b.Root
 	c.Env = []string{
-		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR=" + filepath.Join(b.Root, "xdg"),
+		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + filepath.Join(b.Root,
+			"home"), "XDG_RUNTIME_DIR=" + filepath.Join(b.Root, "xdg"),
 	}
 	return c
 }
@@ -180,13 +182,14 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	})
 	start := func(name string, lane planner.Lane) *container {
 		option := "--env=PEERLANE_DEVICES=" + strings.Join(testbed.Devices(b.gpu(lane)), ",")
-		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"), func(ctx context.Context) error {
-			out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("podman rm %s: %w: %s", name, err, out)
-			}
-			return nil
-		})
+		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"),
+			func(ctx context.Context) error {
+				out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("podman rm %s: %w: %s", name, err, out)
+				}
+				return nil
+			})
 	}
 	a, z := start("a", b.lanes[0]), start("z", b.lanes[1])
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
@@ -219,16 +222,18 @@ func testRootlessPodman(t *testing.T, launcher string) {
 			t.Errorf("%s: %v: %s", option, err, out)
 		}
 	}
-	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)}, "hello")
-	if err == nil || !strings.Contains(out, "an engine that runs without root") || !strings.Contains(out, "ask for peerlane.dev/lane=") {
+	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)},
+		"hello")
+	if err == nil || !strings.Contains(out, "an engine that runs without root") ||
+		!strings.Contains(out, "ask for peerlane.dev/lane=") {
 		t.Errorf("a device peerlane.dev/gpu=: %v: %s", err, out)
 	}
 }
 
 // generationOf returns the generation with a GPU's lane.
-func (b *bed) generationOf(g topo.GPU) hook.Info {
+func (b *bed) generationOf(g topo.GPU) generation.Info {
 	b.Helper()
-	list, err := hook.List(b.Layout)
+	list, err := generation.List(b.Layout)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -238,5 +243,5 @@ func (b *bed) generationOf(g topo.GPU) hook.Info {
 		}
 	}
 	b.Fatalf("no generation of GPU %d among %d", g.Index, len(list))
-	return hook.Info{}
+	return generation.Info{}
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/topo"
@@ -29,14 +31,15 @@ func delegate(args []string) error {
 	}
 	program := behindFront(self)
 	err = syscall.Exec(program, append([]string{"peerlane"}, args...), os.Environ())
-	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane", filepath.Clean(program), err)
+	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane",
+		filepath.Clean(program), err)
 }
 
 func setTemplates(*cobra.Command) {}
 
 // Stubs for files that the front shares: the front has neither pictures nor plans.
 
-func (a *app) printPicture(string, *topo.Host, *topo.Plan) error { return os.ErrInvalid }
+func (a *app) printPicture(string, *topo.Host, *planner.Plan) error { return os.ErrInvalid }
 
 func hookPath(string) (string, error)                       { return "", os.ErrNotExist }
 func (a *app) measureHost(*cobra.Command, *hostFlags) error { return os.ErrInvalid }

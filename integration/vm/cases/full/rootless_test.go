@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -106,8 +106,10 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
 		return err == nil, string(out)
 	})
-	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket", userUnits+"peerlane-relay@.service")
-	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil || strings.Contains(string(out), "peerlane") {
+	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket",
+		userUnits+"peerlane-relay@.service")
+	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil ||
+		strings.Contains(string(out), "peerlane") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	runAsTrainer(t, "systemctl", "--user", "daemon-reload")
@@ -146,7 +148,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 				runAsTrainer(t, "systemctl", "--user", "start", "peerlane-relay.socket")
 				t.Cleanup(func() { endAsTrainer(t, "systemctl", "--user", "stop", "peerlane-relay.socket") })
 			}
-			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag", "peerlane-spec-dir="+h.CDIDir(),
+			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag",
+				"peerlane-spec-dir="+h.CDIDir(),
 				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none", "--rootfs", rootfs,
 				"/bin/busybox", "sh", "-c", "test -S /run/peerlane/relay.sock && read end; exit 7")
 			cmd := exec.Command(argv[0], argv[1:]...)
@@ -163,15 +166,16 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 			go func() { ended <- cmd.Wait() }()
 			defer in.Close()
 
-			var g hook.Info
+			var g generation.Info
 			// The first Podman of a boot takes most of a minute in an emulated machine.
-			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
+			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != generation.StateReady; time.Sleep(
+				100 * time.Millisecond) {
 				select {
 				case err := <-ended:
 					t.Fatalf("the container ended: %v: %s", err, out.String())
 				default:
 				}
-				all, err := hook.List(h.Layout)
+				all, err := generation.List(h.Layout)
 				if end.Over() {
 					t.Fatalf("no relay: %+v (%v)", all, err)
 				}
@@ -219,8 +223,9 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 				t.Fatal("the container does not end")
 			}
 			inside.Eventually(t, "what is left", func() (bool, string) {
-				all, err := hook.List(h.Layout)
-				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain", "--no-legend", "peerlane-relay@*").Output()
+				all, err := generation.List(h.Layout)
+				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain",
+					"--no-legend", "peerlane-relay@*").Output()
 				return err == nil && len(all) == 0 && len(units) == 0, fmt.Sprint(all, err, string(units))
 			})
 		})
@@ -259,7 +264,8 @@ func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 	configure := func(nic string) {
 		t.Helper()
 		text := fmt.Sprintf("[[plan.lane]]\ngpu = %q\nservers = [%q]\nnics = [%q]\n", h.GPUs[0].BusID, h.GPUs[1].BusID, nic)
-		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 		giveTrainer(t, home)

@@ -15,6 +15,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
@@ -23,7 +25,8 @@ import (
 const (
 	nullAddress = "/run/null.sock"
 	nullSocket  = "[Socket]\nListenSequentialPacket=" + nullAddress + "\nAccept=yes\nTriggerLimitIntervalSec=0\n"
-	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox echo here\nStandardInput=socket\nStandardOutput=socket\n"
+	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox " +
+		"echo here\nStandardInput=socket\nStandardOutput=socket\n"
 )
 
 // BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends one byte, for a
@@ -51,7 +54,7 @@ func BenchmarkLauncher(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	lanes, err := hook.Lanes(o.Plan, []string{gpu.UUID + "@" + gpu.BusID})
+	lanes, err := lanes.Find(o.Plan, []string{gpu.UUID + "@" + gpu.BusID})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -65,7 +68,8 @@ func BenchmarkLauncher(b *testing.B) {
 			}
 			began := time.Now()
 			_, err := hook.Launch(o.Layout, hook.Request{
-				Container: hook.Container{ID: launcher, PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
+				Container: generation.Container{ID: launcher,
+					PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
 			})
 			took := time.Since(began)
 			_ = init.Process.Kill() // may still run
