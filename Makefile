@@ -165,7 +165,8 @@ engines-needs:
 	@integration/prerequisites engines
 	@$(GO) run -C integration/engines ./install
 
-engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -timeout 0
+# Each engine's tests wait for their turn by themselves (integration/engines).
+engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -parallel 32 -timeout 0
 
 .PHONY: test-engines
 test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngine/podman-4.3)
