@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 func newCDIRemoveCommand(a *app) *cobra.Command {
@@ -46,7 +46,7 @@ Exit status:
 		if len(live) > 0 {
 			sentence := fmt.Sprintf("containers with a lane live (%s), and could not be restarted", strings.Join(live, ", "))
 			if !force && !dry {
-				return fmt.Errorf("%s; end them first, or remove with --force", sentence)
+				return fmt.Errorf("%s; stop these containers first, or remove with --force", sentence)
 			}
 			a.log.Warn(sentence)
 		}
@@ -91,7 +91,7 @@ Exit status:
 
 // liveContainers names the containers that have a relay and live.
 func (a *app) liveContainers() (names []string, err error) {
-	relays, err := hook.List(a.layout)
+	relays, err := generation.List(a.layout)
 	for _, r := range relays {
 		if r.Alive {
 			names = append(names, terminal.Sanitise(r.Container.ID))

@@ -16,18 +16,21 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/selftest"
+	"github.com/peerlane/peerlane/hook/staging"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
 // doctorVersion is that of the JSON, which docs/doctor.schema.json describes.
 const doctorVersion = 1
 
-// doctorReport is what peerlane doctor prints.
+// doctorReport is the JSON document of peerlane doctor.
 type doctorReport struct {
 	Version int           `json:"version"`
 	Worst   doctor.Status `json:"worst"`
-	// For is the GPU, by index, whose lane it is about; nil for all of the host.
+	// For is the index of the GPU whose lane the report covers; nil for the whole host.
 	For      *int             `json:"for,omitempty"`
 	Findings []doctor.Finding `json:"findings"`
 }
@@ -95,7 +98,7 @@ Exit status:
 		}
 		h := &doctor.Host{
 			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
-			Software: host.software, Interval: interval, Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged,
+			Software: host.software, Interval: interval, Relays: generation.List, Ask: control.Ask, Staged: staging.Staged,
 		}
 		if host.options().NVML != nil {
 			h.NVML = nvml.New()
@@ -160,7 +163,7 @@ func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 	return h.Lane(ctx, name)
 }
 
-// testForDoctor makes a self-test of pairs before checks look at what is known of them.
+// testForDoctor runs the self-test of GPU pairs before the checks read the results.
 func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
 	if !host.live() {
 		return usageError{cmd.CommandPath(), errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
@@ -170,7 +173,7 @@ func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host)
 		return err
 	}
 	defer t.remove()
-	names, err := hook.PlannedPairs(t.plan, t.config)
+	names, err := selftest.PlannedPairs(t.plan, t.config)
 	if err != nil {
 		return err
 	}

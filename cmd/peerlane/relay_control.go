@@ -16,13 +16,14 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
-// relayNames is what all of these commands take.
+// relayNames describes the argument that these commands share.
 const relayNames = `NAME is a container's name or id, as docker ps, podman ps and crictl ps show them, a
 pod's name or NAMESPACE/POD, a generation, or the beginning of an id or generation.`
 
@@ -46,9 +47,9 @@ of its log.
 		if err != nil {
 			return asRoot(err)
 		}
-		list := []hook.Inspection{}
+		list := []control.Inspection{}
 		for _, info := range infos {
-			i, err := hook.Inspect(a.layout, info.ID)
+			i, err := control.Inspect(a.layout, info.ID)
 			if err != nil {
 				return asRoot(err)
 			}
@@ -68,12 +69,12 @@ of its log.
 	return cmd
 }
 
-func (a *app) printInspection(i hook.Inspection) {
+func (a *app) printInspection(i control.Inspection) {
 	t := a.newTable("WHAT", "VALUE")
 	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
 	row("generation", i.ID)
 	row("container", i.Container.ID)
-	row("name", strings.Join(hook.Names(i.Container), ", "))
+	row("name", strings.Join(control.Names(i.Container), ", "))
 	row("runtime root", i.Container.RuntimeRoot)
 	row("bundle", i.Container.Bundle)
 	init := strconv.Itoa(i.Init.PID)
@@ -188,11 +189,11 @@ func (a *app) printInspection(i hook.Inspection) {
 }
 
 // printNCCLConf shows which file sets NCCL's variables in the container.
-func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
+func printNCCLConf(row func(what, value string), c control.NCCLConf) {
 	switch c.File {
-	case hook.NCCLConfPeerlane:
+	case control.NCCLConfPeerlane:
 		row("/etc/nccl.conf", "Peerlane's: the host's /etc/peerlane/nccl.conf, as it was when the container started")
-	case hook.NCCLConfContainer:
+	case control.NCCLConfContainer:
 		row("/etc/nccl.conf", "the container's own: of its image, a volume or a program in it")
 	default:
 		row("/etc/nccl.conf", "none: "+c.Reason)
@@ -202,7 +203,8 @@ func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
 	}
 }
 
-// printNetwork shows where other hosts find the relay, and which of them it is connected to.
+// printNetwork prints the relay's network address and the relays of other hosts that it is
+// connected to.
 func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	switch {
 	case n == nil:
@@ -242,7 +244,7 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	}
 }
 
-// networkRail is an interface, and what went over it.
+// networkRail formats an interface and its traffic.
 func networkRail(r launch.NetworkRail) string {
 	words := []string{"no rail"}
 	if r.Rail >= 0 {
@@ -260,7 +262,7 @@ func networkRail(r launch.NetworkRail) string {
 	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent), humanize.Bytes(r.Received))
 }
 
-func printSandbox(row func(what, value string), s hook.Confinement) {
+func printSandbox(row func(what, value string), s control.Confinement) {
 	row("sandbox", s.Mode)
 	if r := s.Relay; r != nil {
 		row("  uid, gid, groups", fmt.Sprintf("%d, %d, %s", r.UID, r.GID, dash(strings.Trim(fmt.Sprint(r.Groups), "[]"))))
@@ -307,15 +309,15 @@ until peerlane relay resume.
 			return asRoot(err)
 		}
 		relays := awaited{}
-		if err = a.all(infos, hook.Stop); err == nil {
-			relays, err = a.await(infos, hook.StateStopped, 30*time.Second, form.value)
+		if err = a.all(infos, control.Stop); err == nil {
+			relays, err = a.await(infos, generation.StateStopped, 30*time.Second, form.value)
 		}
 		return a.tellAwaited(relays, err, form.value)
 	}
 	return cmd
 }
 
-// awaited is what has become of relays.
+// awaited is the JSON document of a command that waits for relays.
 type awaited struct {
 	Relays []awaitedRelay `json:"relays"`
 }
@@ -323,12 +325,12 @@ type awaited struct {
 type awaitedRelay struct {
 	ID        string `json:"id"`
 	Container string `json:"container"`
-	// State is one of hook's, or "ended" where the container has.
+	// State is a state of hook, or "ended" if the container ended.
 	State string `json:"state"`
 }
 
-// tellAwaited ends a command that waited for relays. As a table it has told on
-// the way.
+// tellAwaited prints the JSON document of a command that waited for relays. The table form printed
+// progress before.
 func (a *app) tellAwaited(relays awaited, err error, form string) error {
 	if form == formJSON && relays.Relays != nil {
 		return errors.Join(asRoot(err), a.printJSON(relays))
@@ -367,17 +369,17 @@ draws on which, and with how much of its memory.
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		if all {
-			if err := hook.DrainAll(a.layout); err != nil {
+			if err := generation.DrainAll(a.layout); err != nil {
 				return asRoot(err)
 			}
 		}
 		infos, err := a.relaysOrAll(names, all)
 		relays := awaited{[]awaitedRelay{}}
 		if err == nil {
-			err = a.all(infos, hook.Drain)
+			err = a.all(infos, control.Drain)
 		}
 		if err == nil {
-			relays, err = a.await(infos, hook.StateDrained, timeout, form.value)
+			relays, err = a.await(infos, generation.StateDrained, timeout, form.value)
 		}
 		holders, looked := a.holders(nvml.New())
 		if looked != nil {
@@ -386,7 +388,7 @@ draws on which, and with how much of its memory.
 		if form.value == formJSON {
 			return errors.Join(asRoot(err), a.printJSON(struct {
 				awaited
-				Holders []hook.Holder `json:"holders"`
+				Holders []control.Holder `json:"holders"`
 			}{relays, holders}))
 		}
 		a.printHolders(holders, err == nil)
@@ -395,22 +397,21 @@ draws on which, and with how much of its memory.
 	return cmd
 }
 
-// holders are the processes that use GPUs. NVML names those that its driver knows;
-// without it /proc tells, which shows every process that has a GPU open, and not
-// for what.
+// holders returns the processes that use GPUs: from NVML, which knows those of its driver, or else
+// from /proc, which shows every process with an open GPU device, whatever the purpose.
 func (a *app) holders(library interface {
 	Processes() ([]topo.GPUProcess, error)
-}) ([]hook.Holder, error) {
+}) ([]control.Holder, error) {
 	named, err := library.Processes()
 	if err != nil && !errors.Is(err, topo.ErrNoNVML) {
 		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	return hook.Holders(a.layout, named)
+	return control.Holders(a.layout, named)
 }
 
-// printHolders lists the processes that use GPUs. That there is none it says only when
-// all relays are drained.
-func (a *app) printHolders(holders []hook.Holder, drained bool) {
+// printHolders lists the processes that use GPUs. It prints that none does only if all relays are
+// drained.
+func (a *app) printHolders(holders []control.Holder, drained bool) {
 	if len(holders) > 0 {
 		a.out.Println("These processes use GPUs:")
 		a.out.Println(a.holderTable(holders).Render())
@@ -419,7 +420,7 @@ func (a *app) printHolders(holders []hook.Holder, drained bool) {
 	}
 }
 
-func (a *app) holderTable(holders []hook.Holder) *table.Writer {
+func (a *app) holderTable(holders []control.Holder) *table.Writer {
 	t := a.newTable("PID", "COMMAND", "CONTAINER", "USES", "HAS OPEN")
 	for _, h := range holders {
 		var uses []string
@@ -458,7 +459,7 @@ started. One that was stopped stays so until it is named.
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		if all {
-			if err := hook.ResumeAll(a.layout); err != nil {
+			if err := generation.ResumeAll(a.layout); err != nil {
 				return asRoot(err)
 			}
 		}
@@ -466,31 +467,30 @@ started. One that was stopped stays so until it is named.
 		if err != nil {
 			return asRoot(err)
 		}
-		var chosen []hook.Info
+		var chosen []generation.Info
 		for _, info := range infos {
-			drained := info.Status.State == hook.StateDrained || info.Status.State == hook.StateDraining
+			drained := info.Status.State == generation.StateDrained || info.Status.State == generation.StateDraining
 			if !all || drained {
 				chosen = append(chosen, info)
 			}
 		}
 		relays := awaited{}
-		if err = a.all(chosen, hook.Resume); err == nil {
-			relays, err = a.await(chosen, hook.StateReady, 30*time.Second, form.value)
+		if err = a.all(chosen, control.Resume); err == nil {
+			relays, err = a.await(chosen, generation.StateReady, 30*time.Second, form.value)
 		}
 		return a.tellAwaited(relays, err, form.value)
 	}
 	return cmd
 }
 
-// all does the same to several relays, and goes on where one fails. A container
-// that ends meanwhile is no failure.
-func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error {
+// all calls do for each relay and joins the errors. It ignores a container that ended meanwhile.
+func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
 		err := do(a.layout, info.ID)
 		if err != nil {
-			now, listed := hook.List(a.layout)
-			gone := !slices.ContainsFunc(now, func(other hook.Info) bool { return other.ID == info.ID && other.Alive })
+			now, listed := generation.List(a.layout)
+			gone := !slices.ContainsFunc(now, func(other generation.Info) bool { return other.ID == info.ID && other.Alive })
 			if listed == nil && gone {
 				continue
 			}
@@ -500,23 +500,22 @@ func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error 
 	return errors.Join(errs...)
 }
 
-// await waits until relays are in a state, or their containers have ended, and
-// tells on the way who is not. It returns how they are in the end, whatever the
-// error.
-func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) (awaited, error) {
+// await waits until each relay has the state or its container has ended, and prints pending relays
+// on the way. It returns the last states even with an error.
+func (a *app) await(infos []generation.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
-	tell := func(info hook.Info, state string) {
+	tell := func(info generation.Info, state string) {
 		if form != formJSON && told[info.ID] != state {
 			a.out.Printf("%s (container %s): %s\n", info.ID, info.Container.ID, state)
 		}
 		told[info.ID] = state
 	}
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
-		now, err := hook.List(a.layout)
+		now, err := generation.List(a.layout)
 		if err != nil {
 			return awaited{}, err
 		}
-		states := map[string]hook.Info{}
+		states := map[string]generation.Info{}
 		for _, info := range now {
 			states[info.ID] = info
 		}
@@ -532,7 +531,7 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 				relay.State = "ended"
 			case is.Status.State == state:
 				tell(info, state)
-			case is.Status.State == hook.StateDown:
+			case is.Status.State == generation.StateDown:
 				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
@@ -548,15 +547,15 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 			return relays, down
 		}
 		if time.Now().After(end) {
-			return relays, fmt.Errorf("not %s after %v: %s; peerlane relay stop ends a relay that cannot let go", state, limit, strings.Join(waiting, ", "))
+			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state, limit, strings.Join(waiting, ", "))
 		}
 	}
 }
 
-func (a *app) findRelays(names []string) ([]hook.Info, error) {
-	var all []hook.Info
+func (a *app) findRelays(names []string) ([]generation.Info, error) {
+	var all []generation.Info
 	for _, name := range names {
-		found, err := hook.Find(a.layout, name)
+		found, err := control.Find(a.layout, name)
 		if err != nil {
 			return nil, err
 		}
@@ -565,12 +564,12 @@ func (a *app) findRelays(names []string) ([]hook.Info, error) {
 	return all, nil
 }
 
-func (a *app) relaysOrAll(names []string, all bool) ([]hook.Info, error) {
+func (a *app) relaysOrAll(names []string, all bool) ([]generation.Info, error) {
 	if !all {
 		return a.findRelays(names)
 	}
-	infos, err := hook.List(a.layout)
-	var watched []hook.Info
+	infos, err := generation.List(a.layout)
+	var watched []generation.Info
 	for _, info := range infos {
 		if info.Supervised {
 			watched = append(watched, info)
@@ -585,11 +584,11 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	infos, _ := hook.List(a.layout) // what can be read is offered
+	infos, _ := generation.List(a.layout) // complete the readable relays
 	var names []string
 	for _, info := range infos {
 		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
-		for _, name := range hook.Names(info.Container) {
+		for _, name := range control.Names(info.Container) {
 			names = append(names, terminal.Sanitise(name)+"\t"+terminal.Sanitise(shortID(info.Container.ID)))
 		}
 		if begun != "" && strings.HasPrefix(info.ID, begun) {
@@ -606,12 +605,12 @@ func someNames(cmd *cobra.Command, args []string) error {
 	return usageError{cmd.CommandPath(), fmt.Errorf("%s takes the names of containers or generations", cmd.CommandPath())}
 }
 
-// namesOr demands either names or --all.
+// namesOr requires either names or --all.
 func namesOr(all *bool) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if *all != (len(args) > 0) {
 			return nil
 		}
-		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes either the names of containers or generations, or --all", cmd.CommandPath())}
+		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
 	}
 }

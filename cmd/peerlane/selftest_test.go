@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -113,7 +113,7 @@ func TestPairsInWords(t *testing.T) {
 	}
 }
 
-// What could not be written down is not said to be kept.
+// A result that could not be recorded is not reported as kept.
 func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -125,7 +125,7 @@ func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 	}
 	c := config.Default()
 	c.Relay.Binary = self
-	tester, err := hook.NewTester(paths.New(root), c, self)
+	tester, err := selftest.NewTester(paths.New(root), c, self)
 	if err != nil {
 		t.Fatal(err)
 	}

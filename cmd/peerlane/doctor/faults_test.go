@@ -6,28 +6,30 @@ import (
 	"os"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// fault is what makes a host that was right wrong.
+// fault is a defect of a host, applied to a good host.
 type fault struct {
 	name string
-	// of are words for what it changes, so that two faults of one thing are not combined;
-	// the check that finds it, unless stated.
+	// of has words for the changed objects, so that the test does not combine two faults of one
+	// object; by default the name of the check.
 	of string
-	// finds is the set of all findings that are not ok, "STATUS CHECK"; and says is a part of what the first one says or has for a remedy.
+	// finds is the set of findings other than OK, "STATUS CHECK"; says is part of the text or the
+	// remedy of the first finding.
 	finds []string
 	says  string
-	// change is made before plan and specifications are, and after behind them.
+	// change runs before plan and specifications are installed, and after runs afterwards.
 	change, after func(*made)
-	// replan says that the host has another plan then, or other pairs to test.
+	// replan marks a fault that changes the plan or the tested pairs.
 	replan bool
 }
 
-// faults are in the order of the checks that find them; each check has one, and one has
-// more where it looks at several things.
+// faults returns the faults in the order of the checks; a check that examines several objects has
+// several faults.
 func faults() []fault {
 	list := []fault{
 		{name: "a driver that is too old", replan: true, finds: []string{"failure driver", "warning dma-buf"}, says: "release 470.57", change: func(m *made) {
@@ -214,31 +216,31 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			m.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory")
 		}},
 		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"}, says: "lacks 1 things, the first: Landlock", after: func(m *made) {
-			m.relay(func(g *hook.Info) {
+			m.relay(func(g *generation.Info) {
 				g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
 			})
 		}},
 
 		{name: "a relay that is down", of: "relay", finds: []string{"failure relays"}, says: "died too often", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Status.State = hook.StateDown })
+			m.relay(func(g *generation.Info) { g.Status.State = generation.StateDown })
 		}},
 		{name: "a relay that hangs", of: "relay", finds: []string{"failure relays"}, says: "did not answer: it gave no answer in time", change: func(m *made) {
 			was := m.answer
-			m.answer = hook.Answer{NoReport: "it gave no answer in time"}
+			m.answer = control.Answer{NoReport: "it gave no answer in time"}
 			m.undone = append(m.undone, func() { m.answer = was })
 		}},
 		{name: "the state of another machine", of: "relay", finds: []string{"failure leftovers"}, says: "shared disk", after: func(m *made) {
 			m.write("etc/machine-id", strings.Repeat("1", 32))
-			m.relay(func(g *hook.Info) { g.Machine = strings.Repeat("2", 32) })
+			m.relay(func(g *generation.Info) { g.Machine = strings.Repeat("2", 32) })
 		}},
 		{name: "a relay without a supervisor", of: "relay", finds: []string{"failure relays"}, says: "restart the container", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Supervised = false })
+			m.relay(func(g *generation.Info) { g.Supervised = false })
 		}},
 		{name: "a relay that somebody stopped", of: "relay", finds: []string{"warning relays"}, says: "relay resume", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Status.State = hook.StateStopped })
+			m.relay(func(g *generation.Info) { g.Status.State = generation.StateStopped })
 		}},
 		{name: "a container that has ended", of: "relay", finds: []string{"warning leftovers"}, says: "peerlane relay gc", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Alive, g.Supervised = false, false })
+			m.relay(func(g *generation.Info) { g.Alive, g.Supervised = false, false })
 		}},
 		{name: "a socket of nobody", of: "socket", finds: []string{"warning leftovers"}, says: "no generation", change: func(m *made) {
 			m.write("run/peerlane/peers/"+strings.Repeat("b", 32)+".sock", "")
@@ -248,7 +250,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			health.MemoryFree = 1 << 20
 		}},
 		{name: "a cap that has no room", replan: true, of: "staging plan", finds: []string{"warning staging"}, says: "raise staging.limit", change: func(m *made) {
-			// Room for one lane's slots, so that the plan has it, and not for two.
+			// Room for the slots of one lane, which the plan needs, but not for two.
 			m.write("etc/peerlane/config.toml", "[relay]\nslots = 4\n[staging]\nlimit = \"140MiB\"")
 		}},
 	}
@@ -267,7 +269,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 	return list
 }
 
-// driver changes what NVML says of it.
+// driver changes the versions in NVML.
 func (m *made) driver(version string, cuda int) {
 	old := m.fake.health
 	m.fake.health.Driver, m.fake.health.CUDA = version, cuda
@@ -281,12 +283,12 @@ func (m *made) log(lines string) {
 	m.write("dev/kmsg", string(text)+lines)
 }
 
-// relay changes the one container.
-func (m *made) relay(change func(*hook.Info)) {
-	g := generation()
+// relay changes the single container.
+func (m *made) relay(change func(*generation.Info)) {
+	g := trainer()
 	change(&g)
-	m.generations = []hook.Info{g}
-	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
+	m.generations = []generation.Info{g}
+	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
 }
 
 // redirect sets request and completion redirection in a port's configuration space.

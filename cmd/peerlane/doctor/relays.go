@@ -9,7 +9,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -34,8 +34,8 @@ var relayChecks = []Check{
 	},
 }
 
-// lanesOf are those of a generation.
-func lanesOf(g hook.Info) []int {
+// lanesOf returns the lanes of a generation.
+func lanesOf(g generation.Info) []int {
 	lanes := []int{}
 	for _, l := range g.Config.Lanes {
 		lanes = append(lanes, l.GPU.Index)
@@ -43,7 +43,7 @@ func lanesOf(g hook.Info) []int {
 	return lanes
 }
 
-// answerTimeout is what relays have to answer in, all of them together: less than timeout.
+// answerTimeout is the total limit for answers of relays, less than timeout.
 const answerTimeout = 5 * time.Second
 
 func checkRelays(_ context.Context, h *Host) []Finding {
@@ -52,7 +52,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	if err != nil {
 		list = append(list, unknown("host", "%s", denied(err)))
 	}
-	var ready []hook.Info
+	var ready []generation.Info
 	for _, g := range generations {
 		if !g.Alive {
 			continue // left, or ending
@@ -65,16 +65,16 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 		switch {
 		case !g.Supervised:
 			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy("restart the container").touching(lanes))
-		case g.Status.State == hook.StateReady:
+		case g.Status.State == generation.StateReady:
 			ready = append(ready, g)
-		case g.Status.State == hook.StateDown:
+		case g.Status.State == generation.StateDown:
 			list = append(list, failure(on, "its relay has died too often, and is not started again%s", because).
 				remedy("peerlane relay inspect %s; then peerlane relay resume %s", g.ID, g.ID).touching(lanes))
-		case g.Status.State == hook.StateWaiting:
+		case g.Status.State == generation.StateWaiting:
 			list = append(list, warning(on, "its relay has died, and will be started again%s", because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
-		case slices.Contains([]string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained}, g.Status.State):
+		case slices.Contains([]string{generation.StateStopping, generation.StateStopped, generation.StateDraining, generation.StateDrained}, g.Status.State):
 			list = append(list, warning(on, "its relay is %s by somebody's command", g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
-		case g.Status.State != hook.StateEnding:
+		case g.Status.State != generation.StateEnding:
 			list = append(list, unknown(on, "its relay starts%s", because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
@@ -84,8 +84,8 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d containers have one, and each has answered", len(ready))
 }
 
-// silent are those of relays that are ready, as is written of them, that do not answer.
-func (h *Host) silent(ready []hook.Info) (list []Finding) {
+// silent returns a finding for each relay that should be ready and does not answer.
+func (h *Host) silent(ready []generation.Info) (list []Finding) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
 		if answer := reports[g.ID]; answer.Report == nil {
@@ -115,7 +115,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 		}
 	}
 	if err != nil {
-		return list // what is whose cannot be told
+		return list // the owner of a socket is unknown
 	}
 	for _, dir := range []string{h.Layout.Sockets(), h.Layout.Peers()} {
 		entries, err := os.ReadDir(dir)
@@ -128,7 +128,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 		}
 		for _, e := range entries {
 			id := strings.TrimSuffix(e.Name(), ".sock")
-			// One in the making has its directory first.
+			// A generation that is being created has its directory first.
 			if _, err := os.Lstat(h.Layout.GenerationDir(id)); absent(err) && !known[id] {
 				list = append(list, warning(dir+"/"+e.Name(), "no generation has this socket"))
 			}
