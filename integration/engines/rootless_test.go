@@ -58,7 +58,8 @@ func (b *bed) giveTrainer() {
 			b.Fatal(err)
 		}
 	}
-	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
+	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"),
+		"XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
 		// The test machine has cgroup v1 only.
 		"PODMAN_IGNORE_CGROUPSV1_WARNING=1")
 }
