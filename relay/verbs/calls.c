@@ -231,6 +231,12 @@ int peerlane_destroy_cq(const peerlane_verbs *t, struct ibv_cq *cq)
 	return failed(t->ibv_destroy_comp_channel(channel));
 }
 
+int peerlane_resize_cq(const peerlane_verbs *t, struct ibv_cq *cq, int entries)
+{
+	errno = 0;
+	return t->ibv_resize_cq ? failed(t->ibv_resize_cq(cq, entries)) : EOPNOTSUPP;
+}
+
 int peerlane_arm(struct ibv_cq *cq)
 {
 	errno = 0;
@@ -306,6 +312,19 @@ int peerlane_query_qp(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_qp_
 {
 	struct ibv_qp_init_attr made;
 	return failed(t->ibv_query_qp(qp, attributes, IBV_QP_STATE, &made));
+}
+
+int peerlane_query_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	memset(ece, 0, sizeof *ece);
+	errno = 0;
+	return t->ibv_query_ece ? failed(t->ibv_query_ece(qp, ece)) : EOPNOTSUPP;
+}
+
+int peerlane_set_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	errno = 0;
+	return t->ibv_set_ece ? failed(t->ibv_set_ece(qp, ece)) : EOPNOTSUPP;
 }
 
 int peerlane_destroy_qp(const peerlane_verbs *t, struct ibv_qp *qp)

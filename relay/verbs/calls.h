@@ -39,6 +39,9 @@ X(ibv_destroy_qp, int, A(struct ibv_qp *qp))
 
 // Answered with EOPNOTSUPP where the library is too old for it.
 #define VERBS_OPTIONAL(X) \
+X(ibv_query_ece, int, A(struct ibv_qp *qp, struct ibv_ece *ece)) \
+X(ibv_set_ece, int, A(struct ibv_qp *qp, struct ibv_ece *ece)) \
+X(ibv_resize_cq, int, A(struct ibv_cq *cq, int entries)) \
 X(ibv_reg_dmabuf_mr, struct ibv_mr *, A(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access))
 
 #define MANAGER(X) \
@@ -106,6 +109,7 @@ typedef struct {
 } peerlane_completion;
 int peerlane_create_cq(const peerlane_verbs *t, struct ibv_context *context, int entries, struct ibv_cq **cq);
 int peerlane_destroy_cq(const peerlane_verbs *t, struct ibv_cq *cq);
+int peerlane_resize_cq(const peerlane_verbs *t, struct ibv_cq *cq, int entries);
 int peerlane_arm(struct ibv_cq *cq);
 int peerlane_acknowledge(const peerlane_verbs *t, struct ibv_cq *cq);
 int peerlane_poll(struct ibv_cq *cq, peerlane_completion *into, int n, int *got);
@@ -123,6 +127,8 @@ int peerlane_create_qp(const peerlane_verbs *t, struct ibv_pd *pd, struct ibv_qp
 int peerlane_modify_qp(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask);
 int peerlane_query_qp(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_qp_attr *attributes);
 int peerlane_destroy_qp(const peerlane_verbs *t, struct ibv_qp *qp);
+int peerlane_query_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece);
+int peerlane_set_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece);
 int peerlane_post_send(struct ibv_qp *qp, const peerlane_send *sends, int n, int *posted);
 int peerlane_post_recv(struct ibv_qp *qp, const peerlane_recv *receives, int n, int *posted);
 
