@@ -39,7 +39,7 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma stand
 	h.change = func(c *launch.Config) {
 		change(c)
 		v := launch.DefaultVerbs
-		v.QueuePairs = pairs
+		v.QueuePairs, v.Timeout = pairs, 14 // 0.5 s with 7 retries
 		c.Transport, c.Verbs = transport, &v
 	}
 }

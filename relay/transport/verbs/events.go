@@ -55,17 +55,16 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 			return
 		}
 		f.ports[n]++
+		for s := range f.sets {
+			s.portUp(n)
+		}
 		f.cameBack(n, f.ports[n])
 	case verbs.PortLost:
 		if e.Port != n.port {
 			return
 		}
 		f.ports[n]++
-		for s := range f.sets {
-			if e.Port == n.port && s.uses(n, 0) {
-				s.fault(n, e.String())
-			}
-		}
+		f.wentDown(n, e, f.ports[n])
 	case verbs.QueueFailed:
 		for s := range f.sets {
 			if s.hasQueue(e) {
@@ -76,6 +75,31 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 		n.changes.Add(1)
 		f.readdressed(n, e)
 	}
+}
+
+// portWait is the time that a link may be lost without a fault. Meanwhile NICs send again what the
+// other side has not acknowledged, for Verbs.Timeout and Verbs.Retries.
+const portWait = 5 * time.Second
+
+// wentDown gives up queue pairs of a port that stays down: since is the number of its last event.
+func (f *Fabric) wentDown(n *nic, e verbs.Event, since int) {
+	for s := range f.sets {
+		if s.uses(n, 0) {
+			s.portDown(n)
+		}
+	}
+	time.AfterFunc(f.config.PortWait, func() {
+		f.loop.Do(func() {
+			if f.ports[n] != since || n.dead.Load() {
+				return
+			}
+			for s := range f.sets {
+				if s.uses(n, 0) {
+					s.fault(n, e.String())
+				}
+			}
+		})
+	})
 }
 
 // backTime is how long a port that has come back has to stay before queue pairs that work are

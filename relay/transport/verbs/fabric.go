@@ -69,9 +69,10 @@ type Config struct {
 	Addresses func() ([]netip.Addr, error)
 	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
-	// Redial is how long, when some have failed, others may take to come in their place
-	// (SettleTime).
+	// Redial is the time for new queue pairs after a fault (Verbs.ReconnectLimit).
 	Redial time.Duration
+	// PortWait is the time that a port without a link has before its queue pairs are given up (5 s).
+	PortWait time.Duration
 }
 
 // SettleTime is how long it takes at most, unless Config says otherwise, until it is
@@ -114,7 +115,10 @@ func New(loop *poll.Loop, config Config) *Fabric {
 		config.Addresses = hostAddresses
 	}
 	if config.Redial == 0 {
-		config.Redial = SettleTime
+		config.Redial = time.Duration(cmp.Or(config.ReconnectLimit, launch.DefaultVerbs.ReconnectLimit)) * time.Second
+	}
+	if config.PortWait == 0 {
+		config.PortWait = portWait
 	}
 	return &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
@@ -308,6 +312,9 @@ func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	}
 	if index < 0 {
 		index = verbs.AnyIndex
+		if g, ok := routable(gids); ok && n.infiniband() {
+			return g, nil
+		}
 	}
 	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: index})
 	if err != nil {
@@ -350,6 +357,24 @@ func (n *nic) close() error {
 }
 
 func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
+
+// Default numbers of queue pairs of a link.
+const (
+	// roceQueuePairs spread data over the paths that switches choose by hash.
+	roceQueuePairs  = 4
+	otherQueuePairs = 1
+)
+
+// queuePairs returns the number of queue pairs that a link of this NIC may have.
+func (n *nic) queuePairs(config launch.Verbs) int {
+	switch {
+	case config.QueuePairs > 0:
+		return config.QueuePairs
+	case n.cm == nil && !n.infiniband():
+		return roceQueuePairs
+	}
+	return otherQueuePairs
+}
 
 // mtu is what the port and the configuration have. Both sides have to come to the same for
 // a link, so the other one is told this.

@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"os"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/verbs"
 )
@@ -119,6 +120,9 @@ func (s *Set) drain() bool {
 				s.completed(q, &batch[i])
 			}
 		}
+	}
+	if progress && s.phase == running {
+		s.signs.Store(time.Now().UnixNano())
 	}
 	if s.phase == running {
 		for _, p := range s.pairs {

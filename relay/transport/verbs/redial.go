@@ -433,6 +433,7 @@ func (s *Set) start() {
 		}
 	}
 	if !again {
+		s.peer.Outlast(s.fabric.config.Redial)
 		s.granting, s.resolved = true, true
 		s.settle(nil)
 		return
