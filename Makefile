@@ -69,8 +69,8 @@ bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
 # For tests where there is no compiler; nobody else has it.
-bin/libpeerlane-verbs-standin.so: $(wildcard relay/verbs/standin/libibverbs/*) relay/verbs/standin/standin.go relay/verbs/abi.h
-	@$(GO) run ./relay/verbs/standin/build $@
+bin/libpeerlane-softdevice.so: $(wildcard relay/verbs/softdevice/libibverbs/*) relay/verbs/softdevice/softdevice.go relay/verbs/abi.h
+	@$(GO) run ./relay/verbs/softdevice/build $@
 
 # What programs in containers load: the file libpeerlane.so.0, and a link to it.
 bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/libpeerlane/library.go
@@ -196,7 +196,7 @@ bin/vm-run:
 
 .PHONY: test-vm
 # With the packages, which one of its places installs.
-test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-verbs-standin.so bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
+test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.so bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \

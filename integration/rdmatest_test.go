@@ -9,10 +9,10 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// What `peerlane doctor --rdma` starts, with simulated GPUs and a stand-in for a NIC.
+// What `peerlane doctor --rdma` starts, with simulated GPUs and a software device for a NIC.
 func TestRDMAOfThisHost(t *testing.T) {
 	root := t.TempDir()
 	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
@@ -22,7 +22,7 @@ func TestRDMAOfThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nic, err := standin.New(t.TempDir(), standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
+	nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestRDMAOfThisHost(t *testing.T) {
 		if r.Memory != want || r.Wrong > 0 || r.Untested != "" {
 			t.Errorf("%+v, want that of %s", r, want)
 		}
-		// The stand-in has no nvidia-peermem.
+		// The software device has no nvidia-peermem.
 		if none := want == launch.MemoryPeermem; none != strings.Contains(r.Failed, "EFAULT") || none != (r.Bytes == 0) {
 			t.Errorf("%+v", r)
 		}

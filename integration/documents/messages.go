@@ -44,7 +44,7 @@ func Messages(root string) ([]Message, error) {
 // not explained to operators.
 var products = []string{"cdi", "cmd", "config", "cuda", "hook", "relay", "topo"}
 
-var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed|traffic)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(standin|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
+var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed|traffic)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(softdevice|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
 
 // verb is one of package fmt's.
 var verb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(\[\d+\])?[a-zA-Z]`)

@@ -5,13 +5,13 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 // portA makes the port of device a0 active or not.
 func (w *two) portA(t *testing.T, down bool) {
 	t.Helper()
-	if err := devices(func(a, _ *standin.Device) { a.Down = down })(w); err != nil {
+	if err := devices(func(a, _ *softdevice.Device) { a.Down = down })(w); err != nil {
 		t.Fatal(err)
 	}
 }

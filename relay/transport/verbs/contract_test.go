@@ -7,11 +7,11 @@ import (
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 // of returns the calls of a device.
-func (w *two) of(t *testing.T, device string, names ...string) (list []standin.Call) {
+func (w *two) of(t *testing.T, device string, names ...string) (list []softdevice.Call) {
 	t.Helper()
 	calls, err := w.rdma.Calls(names...)
 	if err != nil {
@@ -26,7 +26,7 @@ func (w *two) of(t *testing.T, device string, names ...string) (list []standin.C
 }
 
 // fabricOf makes devices a0 and b0 of a fabric.
-func fabricOf(change func(a, b *standin.Device)) []standin.Device {
+func fabricOf(change func(a, b *softdevice.Device)) []softdevice.Device {
 	a, b := deviceA, deviceB
 	a.LID, b.LID = 1, 2
 	a.InfiniBand, b.InfiniBand = true, true
@@ -34,16 +34,16 @@ func fabricOf(change func(a, b *standin.Device)) []standin.Device {
 	if change != nil {
 		change(&a, &b)
 	}
-	return []standin.Device{a, b}
+	return []softdevice.Device{a, b}
 }
 
 // TestAdaptiveRoutingSplitsLongWrites demands that a long write on InfiniBand has its immediate in a
 // second write of 0 bytes, as NCCL's ncclIbMultiSend has.
 func TestAdaptiveRoutingSplitsLongWrites(t *testing.T) {
-	roce := []standin.Device{deviceA, deviceB}
+	roce := []softdevice.Device{deviceA, deviceB}
 	for _, c := range []struct {
 		name    string
-		devices []standin.Device
+		devices []softdevice.Device
 		change  func(*launch.Verbs)
 		split   bool
 	}{
@@ -84,18 +84,18 @@ func TestAdaptiveRoutingSplitsLongWrites(t *testing.T) {
 func TestGlobalRoutesOfInfiniBand(t *testing.T) {
 	for _, c := range []struct {
 		name        string
-		change      func(a, b *standin.Device)
+		change      func(a, b *softdevice.Device)
 		global, lid string
 	}{
 		{"one subnet", nil, "0", "2"},
-		{"ports that require a GRH", func(a, b *standin.Device) { a.GRH, b.GRH = true, true }, "1", "2"},
-		{"two subnets", func(a, b *standin.Device) { a.Prefix, b.Prefix = 0xfec0<<48|1, 0xfec0<<48|2 }, "1", "2"},
-		{"two subnets with FLIDs", func(a, b *standin.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|2 }, "1", "9"},
-		{"one subnet with FLIDs", func(a, b *standin.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|1 }, "0", "2"},
+		{"ports that require a GRH", func(a, b *softdevice.Device) { a.GRH, b.GRH = true, true }, "1", "2"},
+		{"two subnets", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|1, 0xfec0<<48|2 }, "1", "2"},
+		{"two subnets with FLIDs", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|2 }, "1", "9"},
+		{"one subnet with FLIDs", func(a, b *softdevice.Device) { a.Prefix, b.Prefix = 0xfec0<<48|8<<16|1, 0xfec0<<48|9<<16|1 }, "0", "2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := connectedOf(t, fabricOf(c.change))
-			calls := slices.DeleteFunc(w.of(t, "a0", "ibv_modify_qp"), func(call standin.Call) bool { return call.Arguments["state"] != "2" })
+			calls := slices.DeleteFunc(w.of(t, "a0", "ibv_modify_qp"), func(call softdevice.Call) bool { return call.Arguments["state"] != "2" })
 			if len(calls) != 2 {
 				t.Fatalf("%d queue pairs of a0 are ready to receive, want 2", len(calls))
 			}
@@ -132,7 +132,7 @@ func TestECEIsNegotiated(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a, b := deviceA, deviceB
 			a.ECE, b.ECE = c.eceA, c.eceB
-			w := connectedOf(t, []standin.Device{a, b})
+			w := connectedOf(t, []softdevice.Device{a, b})
 			for device, want := range map[string]string{"a0": c.setA, "b0": c.setB} {
 				calls := w.of(t, device, "ibv_set_ece")
 				if (len(calls) == 0) != (want == "") {
@@ -163,10 +163,10 @@ func TestECEIsNegotiated(t *testing.T) {
 func TestDefaultQueuePairs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		devices []standin.Device
+		devices []softdevice.Device
 		pairs   int
 	}{
-		{"RoCE", []standin.Device{deviceA, deviceB}, 4},
+		{"RoCE", []softdevice.Device{deviceA, deviceB}, 4},
 		{"InfiniBand", fabricOf(nil), 1},
 		{"iWARP", ofKind(true, deviceA, deviceB), 1},
 	} {

@@ -1,5 +1,5 @@
 // Completion queues and their channels.
-#include "standin.h"
+#include "softdevice.h"
 
 #include <errno.h>
 #include <fcntl.h>

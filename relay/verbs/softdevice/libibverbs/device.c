@@ -1,5 +1,5 @@
 // Devices, ports, GIDs, events.
-#include "standin.h"
+#include "softdevice.h"
 
 #include <arpa/inet.h>
 #include <endian.h>
@@ -190,7 +190,7 @@ API int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a)
 		.max_pkeys = 1,
 		.phys_port_cnt = 1,
 	};
-	snprintf(a->fw_ver, sizeof a->fw_ver, "0.0.0-stand-in");
+	snprintf(a->fw_ver, sizeof a->fw_ver, "0.0.0-software");
 	return 0;
 }
 

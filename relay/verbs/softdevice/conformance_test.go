@@ -1,4 +1,4 @@
-package standin_test
+package softdevice_test
 
 import (
 	"net/netip"
@@ -6,7 +6,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/conformance"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 func check(t testing.TB, err error) {
@@ -17,20 +17,20 @@ func check(t testing.TB, err error) {
 }
 
 // host makes a host and opens its library.
-func host(t testing.TB, devices ...standin.Device) (standin.Host, *verbs.Library) {
+func host(t testing.TB, devices ...softdevice.Device) (softdevice.Host, *verbs.Library) {
 	t.Helper()
-	h, err := standin.New(t.TempDir(), devices...)
+	h, err := softdevice.New(t.TempDir(), devices...)
 	check(t, err)
 	l, err := verbs.OpenLibrary(h.Library())
 	check(t, err)
-	if !l.StandIn() {
-		t.Fatal("the library is not the stand-in")
+	if !l.Software() {
+		t.Fatal("the library is not the software device")
 	}
 	return h, l
 }
 
-func TestTheStandInIsAsADeviceIs(t *testing.T) {
-	nic := standin.Device{Name: "mlx5_0", GUID: 0x0c42a10300aabbcc, Address: "192.0.2.7"}
+func TestConformanceRoCE(t *testing.T) {
+	nic := softdevice.Device{Name: "mlx5_0", GUID: 0x0c42a10300aabbcc, Address: "192.0.2.7"}
 	h, l := host(t, nic)
 	conformance.Run(t, conformance.Fixture{
 		Library: l, Device: "mlx5_0", DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
@@ -42,8 +42,8 @@ func TestTheStandInIsAsADeviceIs(t *testing.T) {
 	})
 }
 
-func TestTheStandInIsAsADeviceOfIWARPIs(t *testing.T) {
-	_, l := host(t, standin.Device{Name: "siw0", GUID: 0x0c42a10300aabbcd, IWARP: true, Address: "192.0.2.8"})
+func TestConformanceIWARP(t *testing.T) {
+	_, l := host(t, softdevice.Device{Name: "siw0", GUID: 0x0c42a10300aabbcd, IWARP: true, Address: "192.0.2.8"})
 	conformance.Run(t, conformance.Fixture{
 		Library: l, Device: "siw0", Address: netip.MustParseAddr("192.0.2.8"), DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
 	})

@@ -1,7 +1,7 @@
-// The stand-in for libibverbs: what its files share. See the package's documentation
+// The software device: what its files share. See the package's documentation
 // for what it does, and host.c for the files that it reads and writes.
-#ifndef STANDIN_H
-#define STANDIN_H
+#ifndef SOFTDEVICE_H
+#define SOFTDEVICE_H
 
 #define _GNU_SOURCE
 #include <stdbool.h>

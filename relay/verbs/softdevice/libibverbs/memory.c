@@ -1,5 +1,5 @@
 // Protection domains and regions.
-#include "standin.h"
+#include "softdevice.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-// Package standin provides a libibverbs.so.1 that needs no RDMA device, for tests: it
+// Package softdevice provides a libibverbs.so.1 that needs no RDMA device, for tests: it
 // records each call, fails those that it is told to, and moves bytes between queue pairs
 // by itself, within a process and between processes of one host.
 //
@@ -9,7 +9,7 @@
 // early is refused with EBUSY, and recorded. It stands in for librdmacm.so.1, too: devices
 // of iWARP are connected by that alone, at their addresses.
 //
-// A stand-in's host is a directory ([Host]) with the library in it, and the files that it
+// A software device's host is a directory ([Host]) with the library in it, and the files that it
 // reads and writes: a process is on the host whose library it opens, by
 // PEERLANE_VERBS_LIBRARY or [verbs.OpenLibrary], and can be on several.
 //
@@ -22,7 +22,7 @@
 // answers late. A request whose pair is not there any more ends with RetryExceeded at
 // once; one whose port, on either side, is down does so after the pair's timeout and
 // retries.
-package standin
+package softdevice
 
 import (
 	"bufio"
@@ -43,7 +43,7 @@ import (
 )
 
 // LibraryName is the file name of the library.
-const LibraryName = "libpeerlane-verbs-standin.so"
+const LibraryName = "libpeerlane-softdevice.so"
 
 //go:embed libibverbs/*.c libibverbs/*.h
 var source embed.FS
@@ -88,7 +88,7 @@ func library() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cached := filepath.Join(cache, "peerlane", "verbs-standin-"+fingerprint(), LibraryName)
+	cached := filepath.Join(cache, "peerlane", "softdevice-"+fingerprint(), LibraryName)
 	places := []string{filepath.Join(filepath.Dir(exe), LibraryName), cached}
 	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
@@ -108,7 +108,7 @@ func library() (string, error) {
 // it carries.
 func current(path string) bool {
 	content, err := os.ReadFile(path)
-	return err == nil && strings.Contains(string(content), "peerlane-stand-in:"+fingerprint())
+	return err == nil && strings.Contains(string(content), "peerlane-software-device:"+fingerprint())
 }
 
 // Build compiles the library to path. It replaces what is there at once, so that several
@@ -116,18 +116,18 @@ func current(path string) bool {
 func Build(path string) (err error) {
 	compiler, err := libpeerlane.Compiler()
 	if err != nil {
-		return fmt.Errorf("the stand-in for libibverbs cannot be compiled: %w", err)
+		return fmt.Errorf("the software device cannot be compiled: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(path), ".verbs-standin-*")
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".softdevice-*")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	args := append(append([]string{}, compiler[1:]...), flags...)
-	args = append(args, "-ffile-prefix-map="+dir+"=verbs-standin", `-DSTANDIN_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
 	for name, text := range files() {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			return err
@@ -140,7 +140,7 @@ func Build(path string) (err error) {
 	c := exec.Command(compiler[0], append(args, "-ldl")...)
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling the stand-in for libibverbs with %s: %w\n%s", compiler[0], err, out)
+		return fmt.Errorf("compiling the software device with %s: %w\n%s", compiler[0], err, out)
 	}
 	return os.Rename(filepath.Join(dir, LibraryName), path)
 }

@@ -1,4 +1,4 @@
-package standin_test
+package softdevice_test
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 const page = 4096
@@ -32,7 +32,7 @@ func opened(t testing.TB, l *verbs.Library, name string) (*verbs.Context, *verbs
 
 func memfd(t testing.TB, bytes int64) int {
 	t.Helper()
-	fd, err := unix.MemfdCreate("standin", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("softdevice", unix.MFD_CLOEXEC)
 	check(t, err)
 	t.Cleanup(func() { check(t, unix.Close(fd)) })
 	check(t, unix.Ftruncate(fd, bytes))
@@ -40,7 +40,7 @@ func memfd(t testing.TB, bytes int64) int {
 }
 
 // last is the last call of a name.
-func last(t testing.TB, h standin.Host, name string) standin.Call {
+func last(t testing.TB, h softdevice.Host, name string) softdevice.Call {
 	t.Helper()
 	calls, err := h.Calls(name)
 	check(t, err)
@@ -50,7 +50,7 @@ func last(t testing.TB, h standin.Host, name string) standin.Call {
 	return calls[len(calls)-1]
 }
 
-func wantArguments(t testing.TB, c standin.Call, want map[string]string) {
+func wantArguments(t testing.TB, c softdevice.Call, want map[string]string) {
 	t.Helper()
 	for name, value := range want {
 		if c.Arguments[name] != value {
@@ -60,7 +60,7 @@ func wantArguments(t testing.TB, c standin.Call, want map[string]string) {
 }
 
 func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
-	h, l := host(t, standin.Device{Name: "mlx5_0"})
+	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	_, d := opened(t, l, "mlx5_0")
 	fd := memfd(t, 8*page)
 	var st unix.Stat_t
@@ -97,7 +97,7 @@ func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
 }
 
 func TestEveryRefusalIsTold(t *testing.T) {
-	h, l := host(t, standin.Device{Name: "mlx5_0"})
+	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	c, d := opened(t, l, "mlx5_0")
 	queue, err := c.NewQueue(4)
 	check(t, err)
@@ -140,7 +140,7 @@ func TestEveryRefusalIsTold(t *testing.T) {
 }
 
 func TestWhatTheProbeFinds(t *testing.T) {
-	h, l := host(t, standin.Device{Name: "yes"}, standin.Device{Name: "no", NoDMABuf: true})
+	h, l := host(t, softdevice.Device{Name: "yes"}, softdevice.Device{Name: "no", NoDMABuf: true})
 	for name, want := range map[string]verbs.Support{"yes": verbs.Yes, "no": verbs.No} {
 		c, _ := opened(t, l, name)
 		if got, why := c.DMABuf(); got != want {
@@ -158,7 +158,7 @@ func TestWhatTheProbeFinds(t *testing.T) {
 
 // What is given back too early is refused by name, and stays.
 func TestOrderOfRelease(t *testing.T) {
-	h, l := host(t, standin.Device{Name: "mlx5_0"})
+	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	c, err := l.OpenDevice("mlx5_0")
 	check(t, err)
 	d, err := c.NewDomain()
@@ -190,7 +190,7 @@ func TestOrderOfRelease(t *testing.T) {
 	check(t, c.Close())
 }
 
-const childVariable = "PEERLANE_STANDIN_CHILD"
+const childVariable = "PEERLANE_SOFTDEVICE_CHILD"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
@@ -315,7 +315,7 @@ func child() error {
 }
 
 func TestTwoProcesses(t *testing.T) {
-	h, l := host(t, standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}, standin.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"})
+	h, l := host(t, softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"})
 	exe, err := os.Executable()
 	check(t, err)
 	c := exec.CommandContext(t.Context(), exe)
@@ -384,7 +384,7 @@ func TestTwoProcesses(t *testing.T) {
 // finds none.
 func TestAnAnswerToAPairThatIsGone(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.1")
-	_, l := host(t, standin.Device{Name: "siw_0", GUID: 1, Address: at.String(), IWARP: true})
+	_, l := host(t, softdevice.Device{Name: "siw_0", GUID: 1, Address: at.String(), IWARP: true})
 	m, err := l.Manager()
 	check(t, err)
 	events, err := m.NewEvents()

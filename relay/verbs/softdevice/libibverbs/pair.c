@@ -1,5 +1,5 @@
 // Queue pairs: their states, and what is posted to them.
-#include "standin.h"
+#include "softdevice.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 // the host's directory, named by address and port, and a connection is a stream to it, on
 // which both sides say which queue pair they have. Each connection and each listener has a
 // thread, which makes its events.
-#include "standin.h"
+#include "softdevice.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
 // socket in the host's directory, named by its number, and has a thread that asks and
 // one that answers, one request at a time. Who moves the bytes is the process that the
 // memory belongs to, so keys, bounds and rights are checked where they are known.
-#include "standin.h"
+#include "softdevice.h"
 
 #include <errno.h>
 #include <poll.h>

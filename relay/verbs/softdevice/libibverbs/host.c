@@ -13,7 +13,7 @@
 //	           hold=1 (it blocks as long as the script has this; the log has "held")
 //	log      each call, with its arguments and what came of it
 //	number   the last number that was given to a queue pair or a key
-#include "standin.h"
+#include "softdevice.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -35,8 +35,8 @@
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 // Where package verbs sees that this is no rdma-core.
-API extern const char peerlane_stand_in[];
-const char peerlane_stand_in[] = "peerlane-stand-in:" STANDIN_SOURCE;
+API extern const char peerlane_software_device[];
+const char peerlane_software_device[] = "peerlane-software-device:" SOFTDEVICE_SOURCE;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int directory = -1, logging = -1;
@@ -46,7 +46,7 @@ static void begin(void)
 {
 	Dl_info self;
 	char path[PATH_MAX];
-	if (!dladdr(peerlane_stand_in, &self))
+	if (!dladdr(peerlane_software_device, &self))
 		return;
 	snprintf(path, sizeof path, "%s", self.dli_fname);
 	directory = open(dirname(path), O_PATH | O_DIRECTORY | O_CLOEXEC);
