@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -66,9 +67,10 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 		f.ports[n]++
 		f.wentDown(n, e, f.ports[n])
 	case verbs.QueueFailed:
-		for s := range f.sets {
-			if s.hasQueue(e) {
-				s.failed(n, e.String())
+		for _, c := range f.polled {
+			if c.Is(e) {
+				f.queueFailed(c, errors.New(e.String()))
+				break
 			}
 		}
 	case verbs.GIDsChanged, verbs.LIDChanged:
@@ -129,11 +131,6 @@ func (f *Fabric) cameBack(n *nic, since int) {
 	})
 }
 
-// hasQueue reports whether an event is of one of the Set's completion queues.
-func (s *Set) hasQueue(e verbs.Event) bool {
-	return !s.working && slices.ContainsFunc(s.queues, func(q *queue) bool { return q.Is(e) })
-}
-
 // readdressed looks, beside the loop, whether a NIC has the address still that queue pairs
 // send from and are sent to.
 func (f *Fabric) readdressed(n *nic, e verbs.Event) {
@@ -173,6 +170,11 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 func (f *Fabric) died(n *nic, what string) {
 	f.loop.Unwatch(n.context.AsyncFD())
 	n.dead.Store(true)
+	for _, c := range slices.Clone(f.polled) {
+		if c.context == n.context {
+			f.retireQueue(c)
+		}
+	}
 	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
 	for s := range f.sets {
 		if s.uses(n, 0) {

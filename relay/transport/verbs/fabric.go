@@ -96,6 +96,7 @@ type Fabric struct {
 	// forgotten is closed when Close has given back all memory.
 	forgotten chan struct{}
 	domains
+	completions
 
 	beside   chan struct{}  // of who registers memory for Known
 	building sync.WaitGroup // what registers memory beside the loop
@@ -120,11 +121,13 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	if config.PortWait == 0 {
 		config.PortWait = portWait
 	}
-	return &Fabric{
+	f := &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
-		ports: map[*nic]int{}, back: backTime,
+		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}},
 	}
+	loop.Add(f)
+	return f
 }
 
 // nic is an open NIC, and its port.
@@ -725,6 +728,7 @@ func (f *Fabric) Close() {
 	for n := range f.renewed {
 		logged(n.domain.Close())
 	}
+	logged(f.closeQueues())
 	for _, n := range f.nics {
 		if err := n.close(); err != nil {
 			logrus.WithError(err).Warnf("RDMA device %s", n.name)

@@ -111,6 +111,7 @@ func (s *Set) buildFlusher(q *queue, managed bool) {
 	made, err := q.nic.domain.NewPair(verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: flushDepth, RecvDepth: 1})
 	if err == nil {
 		q.flusher = &flusher{Pair: made}
+		q.join(made.Number(), q)
 		err = made.Init(q.nic.port, uint16(s.fabric.config.PKey), verbs.RemoteRead)
 	}
 	if err != nil {

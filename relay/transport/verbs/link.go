@@ -290,6 +290,7 @@ func (s *Set) post(w *write, ticket uint32) {
 		s.peer.Fail(err)
 		return
 	}
+	s.touch()
 	for _, part := range w.link.split(w.bytes, ticket, w.nics) {
 		p := s.pairs[pairs[part.pair]]
 		theirs := s.links[p.link].theirs

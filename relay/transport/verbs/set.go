@@ -81,6 +81,7 @@ type Set struct {
 	flushers
 	redialing
 	liveness
+	touched bool // it is among the Fabric's due
 }
 
 // link is two NICs, one of each side, and what both need of it: bits of their Ways.
@@ -109,14 +110,16 @@ type key struct {
 	number uint32
 }
 
-// queue is a completion queue.
+// queue is a group's part of the completion queue of a NIC.
 type queue struct {
-	*verbs.Queue
+	*completionQueue
+	set     *Set
+	entries int                // reserved
+	inbox   []verbs.Completion // of this group's queue pairs, under the completion queue's mu
 	nic     *nic
 	first   *verbs.Region // plumbing's
 	flusher *flusher      // nil where nothing is flushed
 	notes   *verbs.Region // plumbing's, nil where it has none
-	watched bool
 }
 
 // pair is a queue pair. Of one that comes up by the connection manager there is none before
@@ -157,7 +160,6 @@ func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspects, s.had = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
-	f.loop.Add(s)
 	if p.Dialed() {
 		s.begin(s.offer)
 	}
@@ -604,6 +606,7 @@ func (s *Set) buildLink(i int, flushes bool) error {
 			return err
 		}
 		p := &pair{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
+		q.join(p.Number(), q)
 		s.number[key{q, p.Number()}] = len(s.pairs)
 		s.pairs = append(s.pairs, p)
 		if !s.peer.Dialed() {
@@ -625,11 +628,11 @@ func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
 			entries += s.perLink * (sendDepth + receives)
 		}
 	}
-	made, err := n.context.NewQueue(entries)
+	shared, err := s.fabric.reserve(n, entries)
 	if err != nil {
 		return nil, err
 	}
-	q := &queue{Queue: made, nic: n}
+	q := &queue{completionQueue: shared, set: s, entries: entries, nic: n}
 	s.queues = append(s.queues, q)
 	may := access
 	if flushes && n.cm == nil {
@@ -843,6 +846,5 @@ func (s *Set) leave() {
 	for a := range s.leaving {
 		a.quiet()
 	}
-	s.fabric.loop.Remove(s)
 	s.gone()
 }
