@@ -87,7 +87,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	return e
 }
 
-func receive[T any](t *testing.T, from <-chan T, what string) T {
+func receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
 	case v := <-from:
@@ -99,7 +99,7 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 }
 
 // streams are the connections of two Peers.
-func streams(t *testing.T) (dialed, accepted *tcp.Streams) {
+func streams(t testing.TB) (dialed, accepted *tcp.Streams) {
 	t.Helper()
 	gathering := &tcp.Gathering{Time: waitTime}
 	both := make(chan *tcp.Streams, 2)
