@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -247,6 +248,12 @@ func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
 func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
 	t.Helper()
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
+	return p.lendBegun(t)
+}
+
+// lendBegun is lendAll of hosts that are there.
+func (p *byRDMA) lendBegun(t *testing.T) *byRDMA {
+	t.Helper()
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
 	p.target.lend(p.b, 0, pairBytes)
@@ -260,6 +267,29 @@ func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
 		if end.Over() {
 			t.Fatal("nothing goes in place")
 		}
+	}
+}
+
+// TestOwnerOrderingNeedsNoFlush demands that a near GPU that orders NICs' writes for itself receives in
+// place without a flush, also by a NIC of iWARP, which cannot flush.
+func TestOwnerOrderingNeedsNoFlush(t *testing.T) {
+	t.Setenv("PEERLANE_SIM_WRITES_ORDERING", "100")
+	for name, kind := range map[string]func([]softdevice.Device) []softdevice.Device{"RoCE": slices.Clone[[]softdevice.Device], "iWARP": iwarp} {
+		t.Run(name, func(t *testing.T) {
+			p := &byRDMA{lane: direct}
+			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
+			devices := kind(slices.Concat(ofA, ofB))
+			for i := range devices {
+				devices[i].Holds = false
+			}
+			if err := p.rdma.Set(devices...); err != nil {
+				t.Fatal(err)
+			}
+			p.lendBegun(t)
+			if name == "RoCE" {
+				flushed(t, p.rdma, "rocep1", false)
+			}
+		})
 	}
 }
 
