@@ -388,6 +388,10 @@ type Verbs struct {
 	// With adaptive routing a longer write, in bytes, has its immediate in a second write of 0
 	// bytes. NCCL_IB_AR_THRESHOLD.
 	ARThreshold int `toml:"ar_threshold"`
+	// PCIe relaxed ordering of NICs' writes. NCCL_IB_PCI_RELAXED_ORDERING.
+	RelaxedOrdering bool `toml:"relaxed_ordering"`
+	// Slots on GPUs by a NIC's Data Direct function, if it has one. NCCL_IB_DATA_DIRECT.
+	DataDirect bool `toml:"data_direct"`
 }
 
 // Launch returns the settings for a relay.
@@ -396,6 +400,7 @@ func (v Verbs) Launch() *launch.Verbs {
 		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
 		Timeout: v.Timeout, Retries: v.RetryCount, GIDIndex: v.GIDIndex, QueuePairs: v.QueuePairs,
 		ReconnectLimit: v.ReconnectLimit, AdaptiveRouting: v.AdaptiveRouting, ARThreshold: v.ARThreshold,
+		RelaxedOrdering: v.RelaxedOrdering, DataDirect: v.DataDirect,
 	}
 }
 
@@ -517,6 +522,7 @@ func defaultVerbs() Verbs {
 	return Verbs{
 		Timeout: d.Timeout, RetryCount: d.Retries, GIDIndex: d.GIDIndex, QueuePairs: d.QueuePairs,
 		ReconnectLimit: d.ReconnectLimit, AdaptiveRouting: d.AdaptiveRouting, ARThreshold: d.ARThreshold,
+		RelaxedOrdering: d.RelaxedOrdering, DataDirect: d.DataDirect,
 	}
 }
 

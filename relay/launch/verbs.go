@@ -22,6 +22,10 @@ type Verbs struct {
 	// a write with adaptive routing is an RDMA write and a write with immediate of 0 bytes.
 	AdaptiveRouting string `json:"adaptiveRouting"`
 	ARThreshold     int    `json:"arThreshold"`
+	// RelaxedOrdering lets NICs write registered memory in any order, DataDirect by their function
+	// for GPUs' memory.
+	RelaxedOrdering bool `json:"relaxedOrdering"`
+	DataDirect      bool `json:"dataDirect"`
 }
 
 // Values of Verbs.AdaptiveRouting.
@@ -37,6 +41,7 @@ const MaxQueuePairs = 8
 // DefaultVerbs is the configuration without any key.
 var DefaultVerbs = Verbs{
 	Timeout: 20, Retries: 7, GIDIndex: -1, ReconnectLimit: 60, AdaptiveRouting: AdaptiveRoutingAuto, ARThreshold: 8192,
+	RelaxedOrdering: true, DataDirect: true,
 }
 
 // Check says what a relay cannot work with. A nil one is good: there is no RDMA then.

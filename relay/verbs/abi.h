@@ -232,6 +232,10 @@ struct ibv_port_attr {
 	uint16_t port_cap_flags2;
 };
 
+enum { // mlx5dv_reg_dmabuf_access of mlx5dv.h
+	MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT = 1,
+};
+
 // Enhanced Connection Establishment: options that both ends of a connection accept.
 struct ibv_ece {
 	uint32_t vendor_id;

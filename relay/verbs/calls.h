@@ -44,6 +44,12 @@ X(ibv_set_ece, int, A(struct ibv_qp *qp, struct ibv_ece *ece)) \
 X(ibv_resize_cq, int, A(struct ibv_cq *cq, int entries)) \
 X(ibv_reg_dmabuf_mr, struct ibv_mr *, A(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access))
 
+// Of libmlx5.so.1, if a provider has loaded it.
+#define MLX5(X) \
+X(mlx5dv_get_data_direct_sysfs_path, int, A(struct ibv_context *context, char *path, size_t n)) \
+X(mlx5dv_reg_dmabuf_mr, struct ibv_mr *, \
+	A(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access, int mlx5_access))
+
 #define MANAGER(X) \
 X(rdma_create_event_channel, struct rdma_event_channel *, A(void)) \
 X(rdma_destroy_event_channel, void, A(struct rdma_event_channel *channel)) \
@@ -67,6 +73,7 @@ X(rdma_get_src_port, uint16_t, A(struct rdma_cm_id *id))
 typedef struct {
 	VERBS(X)
 	VERBS_OPTIONAL(X)
+	void *library;
 	int software;
 } peerlane_verbs;
 typedef struct {
@@ -99,6 +106,9 @@ int peerlane_alloc_pd(const peerlane_verbs *t, struct ibv_context *context, stru
 int peerlane_dealloc_pd(const peerlane_verbs *t, struct ibv_pd *pd);
 int peerlane_reg_mr(const peerlane_verbs *t, struct ibv_pd *pd, uintptr_t memory, size_t n, uint64_t iova, unsigned access, struct ibv_mr **mr);
 int peerlane_reg_dmabuf_mr(const peerlane_verbs *t, struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, unsigned access, struct ibv_mr **mr);
+// peerlane_data_direct reports whether the device has a second PCIe function for GPUs' memory.
+int peerlane_data_direct(const peerlane_verbs *t, struct ibv_context *context);
+int peerlane_reg_data_direct(const peerlane_verbs *t, struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, unsigned access, struct ibv_mr **mr);
 int peerlane_dereg_mr(const peerlane_verbs *t, struct ibv_mr *mr);
 
 // Completion queues. peerlane_completion is Go's Completion.

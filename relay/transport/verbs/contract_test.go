@@ -2,9 +2,11 @@ package verbs
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -196,4 +198,49 @@ func TestDefaultQueuePairs(t *testing.T) {
 func (e *side) way() (way string) {
 	e.loop.Call(func() { way = e.set.Way() })
 	return way
+}
+
+// TestRelaxedOrderingSwitch demands that verbs.relaxed_ordering decides about the access flag of all
+// memory.
+func TestRelaxedOrderingSwitch(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		w := connected(t, func(_ string, c *Config) { c.RelaxedOrdering = on })
+		w.granted(t, 1)
+		calls := w.of(t, "b0", "ibv_reg_mr", "ibv_reg_mr_iova2")
+		if len(calls) == 0 {
+			t.Fatal("b0 has registered nothing")
+		}
+		for _, call := range calls {
+			access, err := strconv.ParseUint(call.Arguments["access"], 0, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if has := verbs.Access(access)&verbs.RelaxedOrdering != 0; has != on {
+				t.Errorf("relaxed ordering %v: memory is registered with %#x", on, access)
+			}
+		}
+	}
+}
+
+// TestDataDirectNeedsFlush demands that a NIC with Data Direct is found, unless verbs.data_direct is
+// off, and that GPUs' memory is flushed then whatever the GPU orders, as NCCL's ncclTopoNeedFlush has
+// it.
+func TestDataDirectNeedsFlush(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		a := deviceA
+		a.DataDirect = true
+		w := connectedOf(t, []softdevice.Device{a, deviceB}, func(_ string, c *Config) {
+			c.DataDirect = on
+			c.Flush = func(*device.Memory) bool { return false }
+		})
+		if n := w.a.fabric.nics[0]; n.direct != on || n.registrar().DataDirect != on {
+			t.Errorf("data_direct %v: a0 has Data Direct: %v", on, n.direct)
+		}
+		if needs := w.a.fabric.flushes(purpose{&device.Memory{}, true}); needs != on {
+			t.Errorf("data_direct %v: a GPU's memory is flushed: %v", on, needs)
+		}
+		if w.b.fabric.flushes(purpose{&device.Memory{}, true}) {
+			t.Error("b0 has no Data Direct, and its writes are flushed")
+		}
+	}
 }

@@ -98,6 +98,7 @@ type Fabric struct {
 	domains
 	completions
 
+	direct   atomic.Bool    // a NIC has Data Direct
 	beside   chan struct{}  // of who registers memory for Known
 	building sync.WaitGroup // what registers memory beside the loop
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
@@ -144,6 +145,8 @@ type nic struct {
 	limits  verbs.Attributes
 	// cm is what connects its queue pairs, nil where that is done by their numbers.
 	cm *managed
+	// direct: it has a Data Direct function, which registers GPUs' memory.
+	direct bool
 	// sends: it has no write with an immediate.
 	sends bool
 	// dead: it is gone, or was reset. It is opened anew, as another one.
@@ -202,6 +205,9 @@ func (f *Fabric) open() ([]*nic, error) {
 		}
 		n.index, n.opened = f.newIndex(), len(f.nics)
 		f.nics, nics = append(f.nics, n), append(nics, n)
+		if n.direct {
+			f.direct.Store(true)
+		}
 		f.loop.Do(func() { f.watch(n) })
 	}
 	if nics == nil {
@@ -304,6 +310,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if n.domain, err = n.context.NewDomain(); err != nil {
 		return nil, err
 	}
+	n.direct = config.DataDirect && n.context.DataDirect()
 	return n, n.try(config.Slots)
 }
 
@@ -337,7 +344,7 @@ func (n *nic) try(bytes uint64) error {
 		return os.NewSyscallError("mmap", err)
 	}
 	at := uintptr(unsafe.Pointer(&memory[0]))
-	region, err := n.domain.Register(at, bytes, uint64(at), access)
+	region, err := n.domain.Register(at, bytes, uint64(at), verbs.LocalWrite|verbs.RemoteWrite)
 	if err == nil {
 		err = region.Close()
 	}
@@ -447,15 +454,17 @@ type purpose struct {
 	target bool
 }
 
-func (p purpose) access() verbs.Access {
-	if p.target {
-		return access
+// access returns the rights to memory that the other side writes, or that is sent from. The order of
+// writes is free, unless Verbs.RelaxedOrdering is off: the immediate tells that all have arrived.
+func (f *Fabric) access(target bool) (a verbs.Access) {
+	if target {
+		a = verbs.LocalWrite | verbs.RemoteWrite
 	}
-	return verbs.RelaxedOrdering
+	if f.config.RelaxedOrdering {
+		a |= verbs.RelaxedOrdering
+	}
+	return a
 }
-
-// access lets the other side write, in any order: what has arrived an immediate says.
-const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
 
 // registration is memory that NICs know, the host's or a GPU's.
 type registration struct {

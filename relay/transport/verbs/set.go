@@ -634,7 +634,7 @@ func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
 	}
 	q := &queue{completionQueue: shared, set: s, entries: entries, nic: n}
 	s.queues = append(s.queues, q)
-	may := access
+	may := s.fabric.access(true)
 	if flushes && n.cm == nil {
 		may |= verbs.RemoteRead // to try it
 	}

@@ -590,7 +590,7 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 				s := w.b.set
 				region := w.arrivals.regions[7] // the host's, which would not be flushed
 				list := slices.Clone(*region.regions.Load())
-				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, access|verbs.RemoteRead)
+				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, s.fabric.access(true)|verbs.RemoteRead)
 				if err != nil {
 					t.Error(err)
 					return

@@ -135,6 +135,8 @@ static void describe(struct description *d, const char *key, const char *value)
 		d->entries = atoi(value);
 	else if (!strcmp(key, "grh"))
 		d->grh = !strcmp(value, "yes");
+	else if (!strcmp(key, "direct"))
+		d->direct = !strcmp(value, "yes");
 	else if (!strcmp(key, "resize"))
 		d->resize = !strcmp(value, "yes");
 	else if (!strcmp(key, "holds"))

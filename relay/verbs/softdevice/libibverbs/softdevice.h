@@ -21,7 +21,7 @@ struct description {
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
 	unsigned entry;   // of the GID table, where its two begin
-	bool dmabuf, holds, grh, resize;
+	bool dmabuf, holds, grh, resize, direct;
 	uint64_t prefix;
 	uint32_t ece;
 	int entries;
