@@ -375,18 +375,17 @@ type Verbs struct {
 	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
 	// version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
-	// Queue pairs of two NICs for each two relays, 1 to 8; data is spread over them. 0 means 4 on
-	// RoCE, whose switches hash connections to paths, and 1 on InfiniBand and iWARP. The smaller
-	// number of the two hosts counts. NCCL_IB_QPS_PER_CONNECTION.
+	// Queue pairs of two NICs for each two relays, 1 to 8; the smaller number of two hosts
+	// counts. 0 means 4 on RoCE, where switches hash them to paths, else 1.
+	// NCCL_IB_QPS_PER_CONNECTION.
 	QueuePairs int `toml:"qps_per_connection"`
-	// The time in seconds within which relays replace failed queue pairs, 1 to 3600; then their
-	// connections end.
+	// Seconds for relays to replace failed queue pairs, 1 to 3600.
 	ReconnectLimit int `toml:"reconnect_limit"`
-	// Whether the fabric routes adaptively: auto (InfiniBand), on or off. Writes with an
-	// immediate are not routed adaptively. NCCL_IB_ADAPTIVE_ROUTING.
+	// Whether the fabric routes adaptively: auto (InfiniBand), on or off.
+	// NCCL_IB_ADAPTIVE_ROUTING.
 	AdaptiveRouting string `toml:"adaptive_routing"`
-	// With adaptive routing a longer write, in bytes, has its immediate in a second write of 0
-	// bytes. NCCL_IB_AR_THRESHOLD.
+	// With adaptive routing the immediate of a longer write, in bytes, is a second write.
+	// NCCL_IB_AR_THRESHOLD.
 	ARThreshold int `toml:"ar_threshold"`
 	// PCIe relaxed ordering of NICs' writes. NCCL_IB_PCI_RELAXED_ORDERING.
 	RelaxedOrdering bool `toml:"relaxed_ordering"`
