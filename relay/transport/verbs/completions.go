@@ -145,8 +145,8 @@ func (q *queue) Poll(into []verbs.Completion) (int, error) {
 	var others []*Set
 	poll.Lock(&c.mu)
 	var err error
-	if len(q.inbox) == 0 {
-		_, err = c.take(func(other *Set) {
+	for n := batchSize; len(q.inbox) < len(into) && n == batchSize && err == nil; {
+		n, err = c.take(func(other *Set) {
 			if other != s && !slices.Contains(others, other) {
 				others = append(others, other)
 			}
