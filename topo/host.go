@@ -525,3 +525,10 @@ func (h *Host) Note(format string, args ...any) {
 // MaxDevices is how many GPUs, and how many RDMA devices, a host can have: every
 // two of them have a path.
 const MaxDevices = 4096
+
+// CannotFlush is the consequence of a NIC that cannot flush.
+const CannotFlush = "relays receive into host memory, except in place on a GPU that orders such writes for itself (compute capability 9.0 and later)"
+
+// CannotFlush reports whether a NIC, whose queue pairs only a connection manager connects, cannot read
+// by a queue pair that leads to itself: iWARP, and eRDMA unless its driver is in compatible mode.
+func (n NIC) CannotFlush() bool { return n.Protocol == "iWARP" || n.Protocol == "eRDMA" }

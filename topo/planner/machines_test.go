@@ -126,6 +126,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				b := topotest.Hgx(48, 0)
 				for i := range 2 {
 					b.NIC(fmt.Sprintf("erdma_%d", i), i, fmt.Sprintf("pci0000:%d0", 8+i), "", topotest.Up(200))
+					b.H.NICs[i].Protocol = "eRDMA"
 				}
 				return b.Gen(48).Host()
 			}(),
@@ -135,7 +136,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				"near to erdma_0, rail 0, NODE", "near to erdma_0, rail 0, NODE",
 				"near to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
 				"near bouncing to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
-			}, note: nothing,
+			}, note: "NIC erdma_0 (eRDMA) cannot flush its writes into GPU memory",
 		},
 		{
 			name:   "and for one of the NICs alone",
