@@ -394,7 +394,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	// A host where it cannot have a group of its own is no worse off than without.
 	dir, err := group()
 	if err != nil {
-		g.logTo(log).WithError(err).Warn("no control group of its own for the relay, so it stays in the container runtime's")
+		g.logTo(log).Warn(withoutCgroup(g.Container.ID, err))
 	} else if dir != nil {
 		defer dir.Close()
 		// Born there: moving a process later takes a lock of the whole host.
@@ -412,7 +412,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	}
 	pid, err := start()
 	if err != nil && attributes.Sys.UseCgroupFD {
-		g.logTo(log).WithError(err).Warn("the relay stays in the container runtime's control group")
+		g.logTo(log).Warn(withoutCgroup(g.Container.ID, err))
 		attributes.Sys.UseCgroupFD = false
 		pid, err = start()
 	}

@@ -367,6 +367,21 @@ func verbsNodes(nic string) (nodes []string) {
 // relay: milliseconds, on a host that is not starved.
 const confineTimeout = 20 * time.Second
 
+// lacking returns the error of a part of Report.Missing, for the log: the relay serves
+// without that part.
+func lacking(missing string) *fault.Error {
+	part, cause, _ := strings.Cut(missing, ": ")
+	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part, Cause: errors.New(cause),
+		Remedy: fmt.Sprintf("the relay serves without it; peerlane explain %s has the remedies", fault.NoSandbox)}
+}
+
+// withoutCgroup returns the error of a relay that stays in the container runtime's control
+// group, for the log.
+func withoutCgroup(container string, cause error) *fault.Error {
+	return &fault.Error{Code: fault.NoSandbox, Operation: "make a control group for the relay of container", Object: container, Cause: cause,
+		Remedy: "mount cgroup2 where the container runtime starts, or enable peerlane-relay.socket; until then the relay is in the runtime's control group, and relay.memory may not hold"}
+}
+
 // errSilent says that the next try may go well: somebody has killed it.
 var errSilent error = &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox ended without a word", Remedy: "read the generation's log"}
 

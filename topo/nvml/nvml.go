@@ -12,12 +12,14 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ErrNoLibrary says that this host has no libnvidia-ml.so.1, as any host
-// without NVIDIA's driver. It is a topo.ErrNoNVML.
-var ErrNoLibrary = fmt.Errorf("%w: libnvidia-ml.so.1 is not installed", topo.ErrNoNVML)
+// ErrNoLibrary is the error on a host without libnvidia-ml.so.1, as on any host without
+// NVIDIA's driver. It wraps topo.ErrNoNVML.
+var ErrNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1", Cause: topo.ErrNoNVML,
+	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's libraries"}
 
 // Library is NVML. It implements topo.NVML.
 type Library struct{ nvml nvml.Interface }

@@ -168,7 +168,7 @@ func TestLanesThatFaultsTouch(t *testing.T) {
 		}
 	}
 	for name, want := range map[string][]int{"a small BAR1": staged, "a node without its link": {2}, "a relay that is down": {2}, "MIG": {6}, "a socket of nobody": nil} {
-		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
+		i := slices.IndexFunc(faults(), func(f hostFault) bool { return f.name == name })
 		for _, f := range m.suffer(faults()[i]) {
 			if f.Status > OK && !slices.Equal(f.Lanes, want) {
 				t.Errorf("%s touches the lanes %v, want %v", name, f.Lanes, want)
@@ -351,7 +351,7 @@ func TestEnginesThatReadMore(t *testing.T) {
 func TestRemediesToPaste(t *testing.T) {
 	m := newMade(t)
 	named := func(name string) (list []Finding) {
-		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
+		i := slices.IndexFunc(faults(), func(f hostFault) bool { return f.name == name })
 		for _, f := range m.suffer(faults()[i]) {
 			if f.Status > OK {
 				list = append(list, f)

@@ -16,7 +16,7 @@ import (
 )
 
 // suffer makes a host have faults, examines it, and makes it right again.
-func (m *made) suffer(list ...fault) []Finding {
+func (m *made) suffer(list ...hostFault) []Finding {
 	m.t.Helper()
 	defer m.undo()
 	for _, f := range list {
@@ -24,7 +24,7 @@ func (m *made) suffer(list ...fault) []Finding {
 	}
 	// The plan that is installed, and the pairs that were tested, are those of the host as
 	// it is.
-	if slices.ContainsFunc(list, func(f fault) bool { return f.replan }) {
+	if slices.ContainsFunc(list, func(f hostFault) bool { return f.replan }) {
 		m.keepInstalled()
 		asIs := m.host()
 		m.installFrom(asIs)
@@ -61,7 +61,7 @@ func sayings(found []Finding) string {
 func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	m := newMade(t)
 	finds := map[string]bool{}
-	check := func(name string, want []string, says string, list ...fault) {
+	check := func(name string, want []string, says string, list ...hostFault) {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			m.t = t
 			found := m.suffer(list...)
@@ -107,7 +107,7 @@ func TestFaultsThatComeTogether(t *testing.T) {
 	all := faults()
 	for range rounds() {
 		random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		var some []fault
+		var some []hostFault
 		var names, want []string
 		for _, f := range all {
 			if len(some) < 6 && !slices.ContainsFunc(some, f.hides) {
@@ -129,7 +129,7 @@ func distinct(list []string) []string {
 }
 
 // hides says that two faults are of one thing.
-func (f fault) hides(o fault) bool {
+func (f hostFault) hides(o hostFault) bool {
 	return slices.ContainsFunc(strings.Fields(f.of), func(word string) bool { return slices.Contains(strings.Fields(o.of), word) })
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // fault is what makes a host that was right wrong.
-type fault struct {
+type hostFault struct {
 	name string
 	// of are words for what it changes, so that two faults of one thing are not combined;
 	// the check that finds it, unless stated.
@@ -28,8 +28,8 @@ type fault struct {
 
 // faults are in the order of the checks that find them; each check has one, and one has
 // more where it looks at several things.
-func faults() []fault {
-	list := []fault{
+func faults() []hostFault {
+	list := []hostFault{
 		{name: "a driver that is too old", replan: true, finds: []string{"failure driver", "warning dma-buf"}, says: "release 470.57", change: func(m *made) {
 			m.edit("proc/driver/nvidia/version", "580.95.05", "470.57.02")
 			m.write("sys/module/nvidia/version", "470.57.02")
@@ -213,7 +213,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 		{name: "no pids controller", of: "controllers", finds: []string{"warning sandbox"}, says: "RLIMIT_NPROC", change: func(m *made) {
 			m.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory")
 		}},
-		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"}, says: "lacks 1 things, the first: Landlock", after: func(m *made) {
+		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"}, says: "peerlane explain PL1303", after: func(m *made) {
 			m.relay(func(g *hook.Info) {
 				g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
 			})
