@@ -3,6 +3,8 @@ package hook
 import (
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,6 +23,35 @@ func TestLackingPartOfTheSandboxHasCodeCauseAndRemedy(t *testing.T) {
 		}
 		if text := f.Error(); !strings.HasPrefix(text, "the relay's sandbox lacks "+missing+"; ") || !fault.NoSandbox.In(text) {
 			t.Errorf("%q: %s", missing, text)
+		}
+	}
+}
+
+func TestOpenLimitIsThePartOfFileMax(t *testing.T) {
+	for _, tt := range []struct {
+		maximum, files string
+		want           uint64
+	}{
+		{"1073741816", "9223372036854775807", 1073741816}, // as systemd sets both
+		{"1048576", "9223372036854775807", 1048576},
+		{"1048576", "2470938", 65536},
+		{"1048576", "12800000", 200000},
+		{"1024", "9223372036854775807", 65536},
+		{"1048576", "", 65536},
+		{"", "9223372036854775807", 65536},
+		{"many", "9223372036854775807", 65536},
+	} {
+		dir := t.TempDir()
+		for name, text := range map[string]string{"nr_open": tt.maximum, "file-max": tt.files} {
+			if text == "" {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := openLimit(dir); got != tt.want {
+			t.Errorf("fs.nr_open %q, fs.file-max %q: %d, want %d", tt.maximum, tt.files, got, tt.want)
 		}
 	}
 }

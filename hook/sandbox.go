@@ -44,9 +44,25 @@ type Limits struct {
 	Tasks  int    `json:"tasks"`
 }
 
-// maxOpen limits a relay's descriptors: some for each of the clients and
-// connections that it takes.
-const maxOpen = 65536
+// openLimit returns a relay's limit of open files, from a directory of the sysctls fs.nr_open
+// and fs.file-max. The kernel refuses a relay's message with a descriptor while more
+// descriptors of the relay's uid are in flight than this limit, and a process of a container
+// that takes the uid has up to its own limit in flight. So a relay has the kernel's maximum,
+// unless a compromised relay could use up a noticeable part of the host's files.
+func openLimit(sysctls string) uint64 {
+	const least, part = 65536, 64
+	var numbers [2]uint64
+	for i, name := range []string{"nr_open", "file-max"} {
+		text, err := os.ReadFile(filepath.Join(sysctls, name))
+		if err == nil {
+			numbers[i], err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+		}
+		if err != nil {
+			return least
+		}
+	}
+	return max(least, min(numbers[0], numbers[1]/part))
+}
 
 func newSandbox(c config.Relay) (Sandbox, error) {
 	s := Sandbox{
@@ -296,7 +312,7 @@ func (g *Generation) confinement(network *launch.Network) sandbox.Spec {
 	if network != nil {
 		s.TCP = network.Ports
 	}
-	s.UID, s.Open, s.Tasks = g.Sandbox.UID, maxOpen, uint64(g.Sandbox.Limits.Tasks)
+	s.UID, s.Open, s.Tasks = g.Sandbox.UID, openLimit("/proc/sys/fs"), uint64(g.Sandbox.Limits.Tasks)
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}
 	}
