@@ -30,8 +30,7 @@ func New() *Library { return &Library{nvml.New()} }
 var _ topo.NVML = (*Library)(nil)
 
 // GPUs lists the GPUs that the driver manages. Where the library is absent the
-// error is ErrNoLibrary. A call that fails for one GPU costs what it would have
-// told of that one: it is in Failures, and the GPU in the list.
+// error is ErrNoLibrary. A failed call for one GPU is in the Failures of that GPU.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	err = l.while(func(count int) {
 		asked := make([]asking, count)
@@ -47,9 +46,9 @@ func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	return gpus, err
 }
 
-// Processes lists those that use GPUs. Where the library is absent the error is
-// ErrNoLibrary. What is listed beside another error is right; the error names
-// each GPU that did not tell.
+// Processes lists processes that use GPUs. Where the library is absent the error is
+// ErrNoLibrary. A list beside another error is right; the error names each GPU that
+// gave no answer.
 func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 	var silent []error
 	err = l.while(func(count int) {
