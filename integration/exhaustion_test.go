@@ -41,8 +41,7 @@ func takeUID(uid uint32) syscall.Errno {
 	return 0
 }
 
-// crowd makes as many threads as it can, up to a count, gives each of them a uid, and stays
-// until its input ends. The first thread keeps its uid, so a signal to all processes of the
+// crowd creates count threads, sets the uid of each, and waits for the end of input. The first thread keeps its uid, so a signal to all processes of the
 // uid does not reach this process.
 func crowd(arguments []string) error {
 	uid, err := strconv.Atoi(arguments[0])
