@@ -16,14 +16,14 @@ import (
 )
 
 // suffer applies faults to a host, examines the host and reverts the faults.
-func (m *made) suffer(list ...hostFault) []Finding {
+func (m *made) suffer(list ...fault) []Finding {
 	m.t.Helper()
 	defer m.undo()
 	for _, f := range list {
 		f.change(m)
 	}
 	// Install the plan and test the pairs of the host with its faults.
-	if slices.ContainsFunc(list, func(f hostFault) bool { return f.replan }) {
+	if slices.ContainsFunc(list, func(f fault) bool { return f.replan }) {
 		m.keepInstalled()
 		asIs := m.host()
 		m.installFrom(asIs)
@@ -60,7 +60,7 @@ func sayings(found []Finding) string {
 func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	m := newMade(t)
 	finds := map[string]bool{}
-	check := func(name string, want []string, says string, list ...hostFault) {
+	check := func(name string, want []string, says string, list ...fault) {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
 			m.t = t
 			found := m.suffer(list...)
@@ -71,11 +71,14 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 				t.Errorf("no %q in\n%s", says, sayings(found))
 			}
 			for _, f := range found {
-				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" || (f.Status <= OK) != (f.Why == "") || (f.Status <= OK) != (f.Remedy == "") {
+				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" ||
+					(f.Status <= OK) != (f.Why == "") || (f.Status <= OK) != (f.Remedy == "") {
 					t.Errorf("a finding that is not whole: %+v", f)
 				}
 				// Remedies are pasted, and the start of an engine can end every container.
-				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 && !strings.Contains(f.Remedy[i:], "ends all of its containers") || strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
+				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 &&
+					!strings.Contains(f.Remedy[i:], "ends all of its containers") ||
+					strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
 					t.Errorf("missing word on the containers that a restart ends: %s", f.Remedy)
 				}
 				if f.Status > OK {
@@ -106,7 +109,7 @@ func TestFaultsThatComeTogether(t *testing.T) {
 	all := faults()
 	for range rounds() {
 		random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		var some []hostFault
+		var some []fault
 		var names, want []string
 		for _, f := range all {
 			if len(some) < 6 && !slices.ContainsFunc(some, f.hides) {
@@ -128,8 +131,11 @@ func distinct(list []string) []string {
 }
 
 // hides reports whether two faults concern the same object.
-func (f hostFault) hides(o hostFault) bool {
-	return slices.ContainsFunc(strings.Fields(f.of), func(word string) bool { return slices.Contains(strings.Fields(o.of), word) })
+func (f fault) hides(o fault) bool {
+	return slices.ContainsFunc(strings.Fields(f.of), func(
+		word string) bool {
+		return slices.Contains(strings.Fields(o.of), word)
+	})
 }
 
 // rounds is how many combinations are tried; PEERLANE_DOCTOR_ROUNDS has more tried.
