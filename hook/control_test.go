@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -179,7 +180,7 @@ func TestDrainedHost(t *testing.T) {
 			t.Errorf("a client hears %q", why)
 		}
 	}
-	if err := control.Resume(h.layout, after.ID); err == nil || !strings.Contains(err.Error(), "resume --all") {
+	if err := control.Resume(h.layout, after.ID); err == nil || !fault.Drained.In(err.Error()) {
 		t.Errorf("resuming one of a drained host: %v", err)
 	}
 	if err := generation.ResumeAll(h.layout); err != nil {

@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/hook/supervisor"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -553,7 +554,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		users[is.Uid] = pid
 	}
 	_, err = hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid))
-	if err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
+	if !errors.Is(err, fault.NoRelayUID) {
 		t.Errorf("a relay too many: %v", err)
 	}
 	end(inits[0])

@@ -186,11 +186,18 @@ func Present(plan *topo.Plan, lanes []launch.Lane) error {
 				err = fmt.Errorf("%s says %s, and NVIDIA is %s", path, strings.TrimSpace(string(vendor)), nvidia)
 			}
 			if err != nil {
-				return fmt.Errorf("GPU %d (%s) of the plan is not there: %w; %s", gpu.Index, gpu.BusID, err, Refresh)
+				return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU of the plan",
+					Object: fmt.Sprintf("%d (%s)", gpu.Index, gpu.BusID), Cause: err, Remedy: Refresh}
 			}
 		}
 	}
 	return nil
+}
+
+// staleNIC returns the error of a NIC other than that of the plan.
+func staleNIC(name string, cause error) error {
+	return &fault.Error{Code: fault.StaleSpecification, Operation: "find NIC of the plan", Object: name, Cause: cause,
+		Remedy: Refresh + ", so that the CDI specification fits the host"}
 }
 
 // PresentNICs checks that the device nodes of the lanes' NICs, and of the named NICs, belong to
@@ -199,7 +206,7 @@ func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
 		if i < 0 || plan.NICs[i].Uverbs == "" {
-			return fmt.Errorf("the plan has no NIC %s with a device node; %s, so that the CDI specification fits the plan", name, Refresh)
+			return staleNIC(name, errors.New("the plan has no NIC of this name with a device node"))
 		}
 		path := filepath.Join(plan.Source.Sysfs, "class/infiniband_verbs", plan.NICs[i].Uverbs, "ibdev")
 		is, err := os.ReadFile(path)
@@ -207,7 +214,7 @@ func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
 			err = fmt.Errorf("%s says %s", path, strings.TrimSpace(string(is)))
 		}
 		if err != nil {
-			return fmt.Errorf("NIC %s of the plan is not %s: %w; %s", name, plan.NICs[i].Uverbs, err, Refresh)
+			return staleNIC(name, fmt.Errorf("check node %s: %w", plan.NICs[i].Uverbs, err))
 		}
 		return nil
 	}

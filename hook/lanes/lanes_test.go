@@ -131,20 +131,19 @@ func TestPresentFindsMissingGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	refused := func(says ...string) {
+	refused := func(object, cause string) {
 		t.Helper()
 		err := Present(plan, lanes)
-		for _, s := range append(says, Refresh) {
-			if err == nil || !strings.Contains(err.Error(), s) {
-				t.Errorf("%v; want %q", err, s)
-			}
+		var f *fault.Error
+		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != object || f.Remedy != Refresh || !strings.Contains(f.Cause.Error(), cause) {
+			t.Errorf("%v; want %s of %s with the cause %q", err, fault.StaleSpecification, object, cause)
 		}
 	}
-	refused("GPU 1 (0000:2a:00.0)", "no such file")
+	refused("1 (0000:2a:00.0)", "no such file")
 	vendor("0000:2a:00.0", "0x10de\n")
-	refused("GPU 0 (0000:17:00.0)") // the server
+	refused("0 (0000:17:00.0)", "no such file") // the server
 	vendor("0000:17:00.0", "0x8086\n")
-	refused("GPU 0 (0000:17:00.0)", "0x8086")
+	refused("0 (0000:17:00.0)", "0x8086")
 	vendor("0000:17:00.0", "0x10de\n")
 	if err := Present(plan, lanes); err != nil {
 		t.Error(err)
@@ -162,26 +161,30 @@ func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 		}
 	}
 	lane := []launch.Lane{{NICs: []string{"mlx5_0", "eth0", "emulated0"}}}
-	check := func(lanes []launch.Lane, names []string, says string) {
+	check := func(lanes []launch.Lane, names []string, object, cause string) {
 		t.Helper()
 		err := PresentNICs(plan, lanes, names)
-		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), Refresh)) {
-			t.Errorf("%v; want %q", err, says)
+		var f *fault.Error
+		switch {
+		case object == "" && err == nil:
+		case object == "" || !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != object ||
+			!strings.HasPrefix(f.Remedy, Refresh) || !strings.Contains(f.Cause.Error(), cause):
+			t.Errorf("%v; want %s of %q with the cause %q", err, fault.StaleSpecification, object, cause)
 		}
 	}
-	check(nil, []string{"mlx5_1"}, "no such file")
+	check(nil, []string{"mlx5_1"}, "mlx5_1", "no such file")
 	ibdev("uverbs0", "mlx5_0")
 	ibdev("uverbs1", "mlx5_1")
-	check(lane, nil, "")
-	check(lane, []string{"mlx5_1"}, "")
-	check(nil, []string{"mlx5_9"}, "the plan has no NIC mlx5_9")
-	check(nil, []string{"eth0"}, "the plan has no NIC eth0")
-	check(nil, []string{"../../etc"}, "the plan has no NIC ../../etc")
+	check(lane, nil, "", "")
+	check(lane, []string{"mlx5_1"}, "", "")
+	check(nil, []string{"mlx5_9"}, "mlx5_9", "no NIC of this name")
+	check(nil, []string{"eth0"}, "eth0", "no NIC of this name")
+	check(nil, []string{"../../etc"}, "../../etc", "no NIC of this name")
 	// Another order at another boot.
 	ibdev("uverbs0", "mlx5_1")
 	ibdev("uverbs1", "mlx5_0")
-	check(lane, nil, "NIC mlx5_0 of the plan is not uverbs0: "+sysfs)
-	check(nil, []string{"mlx5_1"}, "says mlx5_0")
+	check(lane, nil, "mlx5_0", "check node uverbs0: "+sysfs)
+	check(nil, []string{"mlx5_1"}, "mlx5_1", "says mlx5_0")
 }
 
 func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
