@@ -425,14 +425,24 @@ func (n Network) check() error {
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
 	} {
 		if file.path != "" && !filepath.IsAbs(file.path) {
-			return fmt.Errorf("network.%s is %q; an absolute path is needed, because the hook runs in many directories", file.key, file.path)
+			return fmt.Errorf(
+				"network.%s is %q; an absolute path is needed, because the hook runs in many directories",
+				file.key,
+				file.path,
+			)
 		}
 	}
-	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} && given != [3]bool{true, true, true} {
+	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} &&
+		given != [3]bool{true, true, true} {
 		return errors.New("of network.tls_certificate, network.tls_key and network.tls_authority all are needed, or none")
 	}
-	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return fmt.Errorf("network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation, mostAnnotation)
+	if len(n.TenantAnnotation) > mostAnnotation ||
+		strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf(
+			"network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible",
+			n.TenantAnnotation,
+			mostAnnotation,
+		)
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return fmt.Errorf("network.interfaces: %w", err)
@@ -441,7 +451,9 @@ func (n Network) check() error {
 		return fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails), maxRails)
 	}
 	for i, name := range n.Rails {
-		if name == "" || len(name) > 63 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {
+		if name == "" || len(name) > 63 ||
+			strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) ||
+			slices.Contains(n.Rails[:i], name) {
 			return fmt.Errorf("network.rails: %q is no interface's name or RDMA device's, or is there before", name)
 		}
 	}
@@ -456,7 +468,10 @@ func (n Network) check() error {
 	}
 	at, err := netip.ParseAddr(n.Address)
 	if err != nil || !address.Usable(at) || at.Is4In6() {
-		return fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)
+		return fmt.Errorf(
+			`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`,
+			n.Address,
+		)
 	}
 	if at.Is4() && n.Family == string(address.FamilyIPv6) || at.Is6() && n.Family == string(address.FamilyIPv4) {
 		return fmt.Errorf("network.address is %s, and network.family is %q", n.Address, n.Family)
@@ -497,7 +512,12 @@ func Default() Config {
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
-		Verbs:   Verbs{Timeout: launch.DefaultVerbs.Timeout, RetryCount: launch.DefaultVerbs.Retries, GIDIndex: launch.DefaultVerbs.GIDIndex, QueuePairs: launch.DefaultVerbs.QueuePairs},
+		Verbs: Verbs{
+			Timeout:    launch.DefaultVerbs.Timeout,
+			RetryCount: launch.DefaultVerbs.Retries,
+			GIDIndex:   launch.DefaultVerbs.GIDIndex,
+			QueuePairs: launch.DefaultVerbs.QueuePairs,
+		},
 	}
 }
 
@@ -572,7 +592,10 @@ func (r Relay) UIDRange() (first, last int, err error) {
 func (c Config) check() error {
 	r := c.Relay
 	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
-		return fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook runs in many directories", r.Binary)
+		return fmt.Errorf(
+			"relay.binary is %q; an absolute path is needed, because the hook runs in many directories",
+			r.Binary,
+		)
 	}
 	for _, choice := range []struct {
 		key, value string
@@ -606,10 +629,14 @@ func (c Config) check() error {
 		return err
 	}
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
-		return errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)
+		return errors.New(
+			`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`,
+		)
 	}
 	if r.Events == EventsIPC && c.CDI.Tenancy == TenancyMulti {
-		return errors.New(`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`)
+		return errors.New(
+			`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`,
+		)
 	}
 	if r.Slots < 1 || r.Slots > 1024 {
 		return fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)
@@ -621,7 +648,13 @@ func (c Config) check() error {
 		return fmt.Errorf("relay.chunk is %s; a multiple of 64 KiB up to 1 GiB is possible, or 0", r.Chunk)
 	}
 	if r.Depth < 0 || r.Depth > launch.MaxDepth || r.Streams < 0 || r.Streams > launch.MaxStreams {
-		return fmt.Errorf("relay.depth is %d and relay.streams is %d; up to %d and %d are possible, or 0", r.Depth, r.Streams, launch.MaxDepth, launch.MaxStreams)
+		return fmt.Errorf(
+			"relay.depth is %d and relay.streams is %d; up to %d and %d are possible, or 0",
+			r.Depth,
+			r.Streams,
+			launch.MaxDepth,
+			launch.MaxStreams,
+		)
 	}
 	for _, limit := range []struct {
 		key   string
@@ -650,7 +683,10 @@ func (c Config) check() error {
 		return fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)
 	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
-		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
+		return fmt.Errorf(
+			"runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories",
+			p,
+		)
 	}
 	for _, pattern := range c.Runtime.Devices {
 		if err := checkPattern(pattern); err != nil {
@@ -662,7 +698,10 @@ func (c Config) check() error {
 	}
 	for _, path := range slices.Concat(r.SandboxRead, r.SandboxWrite) {
 		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
-			return fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible", path)
+			return fmt.Errorf(
+				"relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible",
+				path,
+			)
 		}
 	}
 	if r.Memory < 256<<20 {

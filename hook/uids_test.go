@@ -140,7 +140,8 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	waitDead(t, relay)
 	testutil.Succeeds(t, "the uid of the relay that has ended", func() error {
 		// The collector removes the sockets and the control group, too, once the relay has ended.
-		if removed, err := collector.Collect(h.layout); err != nil || len(removed) > 0 && !slices.Equal(removed, []string{g.ID}) {
+		if removed, err := collector.Collect(h.layout); err != nil ||
+			len(removed) > 0 && !slices.Equal(removed, []string{g.ID}) {
 			return fmt.Errorf("Collect removed %v, %v", removed, err)
 		}
 		if marks := h.marks(t); len(marks) > 0 {

@@ -32,7 +32,13 @@ func ReadPlan(l paths.Layout) (*topo.Plan, error) {
 		return nil, err
 	}
 	if plan.Source.Kind != topo.SourceSysfs {
-		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File), Remedy: Refresh}
+		return nil, &fault.Error{
+			Code:      fault.UnreadablePlan,
+			Operation: "read the plan",
+			Object:    path,
+			Cause:     fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File),
+			Remedy:    Refresh,
+		}
 	}
 	return plan, nil
 }
@@ -60,7 +66,13 @@ func Find(plan *topo.Plan, names []string) ([]launch.Lane, error) {
 
 // staleGPU returns the error of a GPU other than that of the CDI specification.
 func staleGPU(gpu string, cause error) error {
-	return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU", Object: gpu, Cause: cause, Remedy: Refresh + ", so that the CDI specification fits the host"}
+	return &fault.Error{
+		Code:      fault.StaleSpecification,
+		Operation: "find GPU",
+		Object:    gpu,
+		Cause:     cause,
+		Remedy:    Refresh + ", so that the CDI specification fits the host",
+	}
 }
 
 func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
@@ -91,7 +103,14 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	if lane.Role == topo.RoleRefused {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have a lane: %s", lane.Reason)
 	}
-	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: Identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	out := launch.Lane{
+		Role:    lane.Role,
+		Relay:   lane.Relay,
+		Direct:  lane.Kind == topo.KindDirect,
+		GPU:     Identity(gpu),
+		Servers: []launch.GPU{},
+		NICs:    lane.NICs,
+	}
 	for _, m := range lane.Members {
 		out.Direct = out.Direct || lane.KindOf(m) == topo.KindDirect
 		out.Members = append(out.Members, launch.Member{Server: m.Server, NIC: m.NIC, Weight: m.Weight})
@@ -136,7 +155,10 @@ func AddSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
 					continue
 				}
 				own := func(nic string) bool { return slices.Contains(planned.NICs, nic) }
-				nics := slices.DeleteFunc(slices.Clone(other.NICs), func(nic string) bool { return excludes(plan, excluded, s, nic) })
+				nics := slices.DeleteFunc(
+					slices.Clone(other.NICs),
+					func(nic string) bool { return excludes(plan, excluded, s, nic) },
+				)
 				switch common := slices.DeleteFunc(slices.Clone(nics), func(nic string) bool { return !own(nic) }); {
 				case len(common) > 0:
 					beside = append(beside, launch.Spare{GPU: Identity(server), NICs: common})
