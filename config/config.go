@@ -367,7 +367,7 @@ type Verbs struct {
 	// the two ports.
 	MTU int `toml:"mtu"`
 	// The time that a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
-	// power of the value, 67 ms for 14. NCCL_IB_TIMEOUT.
+	// power of the value, 4.3 s for 20. NCCL_IB_TIMEOUT.
 	Timeout int `toml:"timeout"`
 	// How often a packet is sent again before the connection has failed, 0 to 7.
 	// NCCL_IB_RETRY_CNT.
@@ -375,10 +375,22 @@ type Verbs struct {
 	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
 	// version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
-	// Queue pairs of two NICs for each two relays, 1 to 8; data is spread over them. More
-	// than one helps with switches that hash connections to paths.
+	// Queue pairs of two NICs for each two relays, 1 to 8; the smaller number of two hosts
+	// counts. 0 means 4 on RoCE, where switches hash them to paths, else 1.
 	// NCCL_IB_QPS_PER_CONNECTION.
 	QueuePairs int `toml:"qps_per_connection"`
+	// Seconds for relays to replace failed queue pairs, 1 to 3600.
+	ReconnectLimit int `toml:"reconnect_limit"`
+	// Whether the fabric routes adaptively: auto (InfiniBand), on or off.
+	// NCCL_IB_ADAPTIVE_ROUTING.
+	AdaptiveRouting string `toml:"adaptive_routing"`
+	// With adaptive routing the immediate of a longer write, in bytes, is a second write.
+	// NCCL_IB_AR_THRESHOLD.
+	ARThreshold int `toml:"ar_threshold"`
+	// PCIe relaxed ordering of NICs' writes. NCCL_IB_PCI_RELAXED_ORDERING.
+	RelaxedOrdering bool `toml:"relaxed_ordering"`
+	// Slots on GPUs by a NIC's Data Direct function, if it has one. NCCL_IB_DATA_DIRECT.
+	DataDirect bool `toml:"data_direct"`
 }
 
 // Launch returns the settings for a relay.
@@ -386,6 +398,8 @@ func (v Verbs) Launch() *launch.Verbs {
 	return &launch.Verbs{
 		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
 		Timeout: v.Timeout, Retries: v.RetryCount, GIDIndex: v.GIDIndex, QueuePairs: v.QueuePairs,
+		ReconnectLimit: v.ReconnectLimit, AdaptiveRouting: v.AdaptiveRouting, ARThreshold: v.ARThreshold,
+		RelaxedOrdering: v.RelaxedOrdering, DataDirect: v.DataDirect,
 	}
 }
 
@@ -395,7 +409,8 @@ func (v Verbs) check() error {
 		value, least, most int
 	}{
 		{"tc", v.TC, 0, 255}, {"sl", v.SL, 0, 15}, {"pkey", v.PKey, 0, 65535}, {"timeout", v.Timeout, 1, 31},
-		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255}, {"qps_per_connection", v.QueuePairs, 1, launch.MaxQueuePairs},
+		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255}, {"qps_per_connection", v.QueuePairs, 0, launch.MaxQueuePairs},
+		{"reconnect_limit", v.ReconnectLimit, 1, 3600}, {"ar_threshold", v.ARThreshold, 0, 1 << 30},
 	} {
 		if n.value < n.least || n.value > n.most {
 			return fmt.Errorf("verbs.%s is %d; %d to %d are possible", n.key, n.value, n.least, n.most)
@@ -425,24 +440,14 @@ func (n Network) check() error {
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
 	} {
 		if file.path != "" && !filepath.IsAbs(file.path) {
-			return fmt.Errorf(
-				"network.%s is %q; an absolute path is needed, because the hook runs in many directories",
-				file.key,
-				file.path,
-			)
+			return fmt.Errorf("network.%s is %q; an absolute path is needed, because the hook runs in many directories", file.key, file.path)
 		}
 	}
-	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} &&
-		given != [3]bool{true, true, true} {
+	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} && given != [3]bool{true, true, true} {
 		return errors.New("of network.tls_certificate, network.tls_key and network.tls_authority all are needed, or none")
 	}
-	if len(n.TenantAnnotation) > mostAnnotation ||
-		strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return fmt.Errorf(
-			"network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible",
-			n.TenantAnnotation,
-			mostAnnotation,
-		)
+	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return fmt.Errorf("network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation, mostAnnotation)
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return fmt.Errorf("network.interfaces: %w", err)
@@ -451,9 +456,7 @@ func (n Network) check() error {
 		return fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails), maxRails)
 	}
 	for i, name := range n.Rails {
-		if name == "" || len(name) > 63 ||
-			strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) ||
-			slices.Contains(n.Rails[:i], name) {
+		if name == "" || len(name) > 63 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {
 			return fmt.Errorf("network.rails: %q is no interface's name or RDMA device's, or is there before", name)
 		}
 	}
@@ -468,10 +471,7 @@ func (n Network) check() error {
 	}
 	at, err := netip.ParseAddr(n.Address)
 	if err != nil || !address.Usable(at) || at.Is4In6() {
-		return fmt.Errorf(
-			`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`,
-			n.Address,
-		)
+		return fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)
 	}
 	if at.Is4() && n.Family == string(address.FamilyIPv6) || at.Is6() && n.Family == string(address.FamilyIPv4) {
 		return fmt.Errorf("network.address is %s, and network.family is %q", n.Address, n.Family)
@@ -512,12 +512,16 @@ func Default() Config {
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
-		Verbs: Verbs{
-			Timeout:    launch.DefaultVerbs.Timeout,
-			RetryCount: launch.DefaultVerbs.Retries,
-			GIDIndex:   launch.DefaultVerbs.GIDIndex,
-			QueuePairs: launch.DefaultVerbs.QueuePairs,
-		},
+		Verbs:   defaultVerbs(),
+	}
+}
+
+func defaultVerbs() Verbs {
+	d := launch.DefaultVerbs
+	return Verbs{
+		Timeout: d.Timeout, RetryCount: d.Retries, GIDIndex: d.GIDIndex, QueuePairs: d.QueuePairs,
+		ReconnectLimit: d.ReconnectLimit, AdaptiveRouting: d.AdaptiveRouting, ARThreshold: d.ARThreshold,
+		RelaxedOrdering: d.RelaxedOrdering, DataDirect: d.DataDirect,
 	}
 }
 
@@ -592,10 +596,7 @@ func (r Relay) UIDRange() (first, last int, err error) {
 func (c Config) check() error {
 	r := c.Relay
 	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
-		return fmt.Errorf(
-			"relay.binary is %q; an absolute path is needed, because the hook runs in many directories",
-			r.Binary,
-		)
+		return fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook runs in many directories", r.Binary)
 	}
 	for _, choice := range []struct {
 		key, value string
@@ -615,6 +616,7 @@ func (c Config) check() error {
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 		{"network.listen", c.Network.Listen, []string{ListenAuto, ListenOff}},
+		{"verbs.adaptive_routing", c.Verbs.AdaptiveRouting, []string{launch.AdaptiveRoutingAuto, launch.AdaptiveRoutingOn, launch.AdaptiveRoutingOff}},
 		{"log.format", c.Log.Format, []string{LogText, LogJSON}},
 		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4), string(address.FamilyIPv6)}},
 	} {
@@ -629,14 +631,10 @@ func (c Config) check() error {
 		return err
 	}
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
-		return errors.New(
-			`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`,
-		)
+		return errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)
 	}
 	if r.Events == EventsIPC && c.CDI.Tenancy == TenancyMulti {
-		return errors.New(
-			`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`,
-		)
+		return errors.New(`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`)
 	}
 	if r.Slots < 1 || r.Slots > 1024 {
 		return fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)
@@ -648,13 +646,7 @@ func (c Config) check() error {
 		return fmt.Errorf("relay.chunk is %s; a multiple of 64 KiB up to 1 GiB is possible, or 0", r.Chunk)
 	}
 	if r.Depth < 0 || r.Depth > launch.MaxDepth || r.Streams < 0 || r.Streams > launch.MaxStreams {
-		return fmt.Errorf(
-			"relay.depth is %d and relay.streams is %d; up to %d and %d are possible, or 0",
-			r.Depth,
-			r.Streams,
-			launch.MaxDepth,
-			launch.MaxStreams,
-		)
+		return fmt.Errorf("relay.depth is %d and relay.streams is %d; up to %d and %d are possible, or 0", r.Depth, r.Streams, launch.MaxDepth, launch.MaxStreams)
 	}
 	for _, limit := range []struct {
 		key   string
@@ -683,10 +675,7 @@ func (c Config) check() error {
 		return fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)
 	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
-		return fmt.Errorf(
-			"runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories",
-			p,
-		)
+		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
 	}
 	for _, pattern := range c.Runtime.Devices {
 		if err := checkPattern(pattern); err != nil {
@@ -698,10 +687,7 @@ func (c Config) check() error {
 	}
 	for _, path := range slices.Concat(r.SandboxRead, r.SandboxWrite) {
 		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
-			return fmt.Errorf(
-				"relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible",
-				path,
-			)
+			return fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible", path)
 		}
 	}
 	if r.Memory < 256<<20 {

@@ -67,6 +67,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
 		os.Exit(1)
 	}
+	// The software devices of tests keep their writes back from everybody until a flush (Holds).
+	if err := os.Setenv("PEERLANE_SIM_WRITES_ORDERING", "0"); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
