@@ -315,7 +315,7 @@ func runIn(t *testing.T, dir, mode string, variables ...string) (string, error) 
 // A copy of several calls, of which a later one fails, ends after the earlier ones: the queue
 // waits for its stream, and reports the error of that, too.
 func TestQueueCopyFailsAfterAQueuedPieceEndsBehindIt(t *testing.T) {
-	const piece = "PEERLANE_SIM_FAULT=cuMemcpyHtoDAsync:error=1;cuStreamWriteValue64*:error=1"
+	const piece = "PEERLANE_SIM_FAULT=cuMemcpyHtoDAsync:error=1;cuStreamBatchMemOp*:error=1"
 	for _, c := range []struct{ faults, want string }{
 		{piece, "true false\ntrue false\n"},
 		{piece + ";cuStreamSynchronize:error=2", "true true\ntrue true\n"},
