@@ -133,7 +133,7 @@ const (
 	// measureRounds are the writes of a size by each method.
 	measureRounds = 15
 	// measureTime is how long MeasureWrites may take until it gives up.
-	measureTime = 50 * time.Millisecond
+	measureTime = 500 * time.Millisecond
 )
 
 // MeasureWrites measures both methods of writes with this device and driver, and has the
