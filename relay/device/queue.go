@@ -26,7 +26,7 @@ type Queue struct {
 	// Host memory of copyWithin, and of writes (write.go), nil before the first use.
 	bounce, own  unsafe.Pointer
 	noHostMemory bool      // the driver gave none
-	slots, freed uint64    // of own, that were taken, and that were given back
+	slots        []Place   // of own, that are free
 	asked        uint64    // how often a marker was looked for in vain
 	bounces      int       // large copies within the device that go by way of it, and one that tries again
 	looked       time.Time // when the copy that judge is to judge was last seen under way
@@ -90,10 +90,12 @@ const leastLinear = 32 << 10
 // (docs/benchmarks.md). So copies of bounceLeast to bounceAlways, bytes, within one device go by
 // way of host memory. Larger ones, to bounceMost, do so after one that has waited for a slice
 // ([Queue.judge]): the next bounceCopies of them, and then the first of an empty stream tries
-// again. Below bounceLeast a rectangle cannot write 8 bytes at once.
+// again. Smaller ones do so as well, but as two copies of which the second begins when the
+// first has ended: a rectangle cannot write 8 bytes at once, and a word has to be known
+// ([Queue.throughHost]).
 const (
 	bounceLeast  = 16
-	bounceAlways = 64 << 10
+	bounceAlways = 1 << 20
 	bounceMost   = 16 << 20
 	bouncePiece  = 2 << 20 // of it, in host memory at a time
 	bounceCopies = 255
@@ -164,6 +166,9 @@ const shortMove = 4 << 10
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	row := from.Host != nil && to.Host == nil && n < leastLinear
 	within := sameDevice(to, from)
+	if within && n < bounceLeast && q.throughHost(to, from, n, done) {
+		return
+	}
 	alone := q.ended == q.issued && q.gathered.n == 0
 	bounce := within && q.bouncesWithin(n, alone)
 	if n < largeCopy && !row && !within && !q.unbatched {

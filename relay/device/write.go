@@ -60,16 +60,57 @@ func (q *Queue) Write(to cuda.Ptr, from []byte, done func(error)) bool {
 		q.issue(Place{Ptr: to}, Place{Host: unsafe.Pointer(&from[0])}, n, done)
 		return true
 	}
-	if q.slots-q.freed == writeSlots {
+	slot, ok := q.takeSlot()
+	if !ok {
 		return false
 	}
-	// A stream ends its copies in order, and so gives its slots back.
-	slot := unsafe.Add(q.own, slotsAt+q.slots%writeSlots*shortMove)
-	q.slots++
-	copy(unsafe.Slice((*byte)(slot), n), from)
-	q.issue(Place{Ptr: to}, Place{Host: slot}, n, func(err error) {
-		q.freed++
+	copy(unsafe.Slice((*byte)(slot.Host), n), from)
+	q.issue(Place{Ptr: to}, slot, n, func(err error) {
+		q.giveSlot(slot)
 		done(err)
+	})
+	return true
+}
+
+// takeSlot takes a slot of own, which is there.
+func (q *Queue) takeSlot() (Place, bool) {
+	if q.slots == nil {
+		for i := range writeSlots {
+			at := unsafe.Add(q.own, slotsAt+i*shortMove)
+			q.slots = append(q.slots, Place{Ptr: cuda.Ptr(uintptr(at)), Host: at})
+		}
+	}
+	last := len(q.slots) - 1
+	if last < 0 {
+		return Place{}, false
+	}
+	slot := q.slots[last]
+	q.slots = q.slots[:last]
+	return slot, true
+}
+
+func (q *Queue) giveSlot(slot Place) { q.slots = append(q.slots, slot) }
+
+// throughHost copies less than bounceLeast within the device as two copies, by way of a slot. It
+// reports false where it cannot: done is not called.
+func (q *Queue) throughHost(to, from Place, n uint64, done func(error)) bool {
+	if n < 2 || q.device.Use() != nil || !q.reserve(&q.own, ownBytes) {
+		return false
+	}
+	slot, ok := q.takeSlot()
+	if !ok {
+		return false
+	}
+	q.issue(slot, from, n, func(err error) {
+		if err != nil {
+			q.giveSlot(slot)
+			done(err)
+			return
+		}
+		q.issue(to, slot, n, func(err error) {
+			q.giveSlot(slot)
+			done(err)
+		})
 	})
 	return true
 }
