@@ -13,6 +13,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/internal/cgroup"
 )
 
 // A relay makes host memory for its container: memory of clients, slots, rings. The
@@ -41,9 +43,9 @@ func ownHostMemory(pid int) uint64 {
 	return max(limit/4, minOwnHostMemory)
 }
 
-// memoryLimit reads the memory limit of a process, in bytes: the smallest of its control
-// group and the groups above, of cgroup v1 and v2. It is math.MaxUint64 without a limit.
-// It fails if no mounted hierarchy tells.
+// memoryLimit reads the memory limit of a process, in bytes: the smallest limit of the control
+// group and the groups above, in cgroup v1 and v2. It is math.MaxUint64 without a limit, and an
+// error without a mounted hierarchy.
 func memoryLimit(proc string, pid int) (uint64, error) {
 	groups, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -66,7 +68,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 			}
 			filesystem, file = "cgroup", "memory.limit_in_bytes"
 		}
-		mount, root, ok := cgroupMount(string(mounts), filesystem, "memory")
+		mount, root, ok := cgroup.Mount(string(mounts), filesystem, "memory")
 		if !ok {
 			continue
 		}
@@ -89,24 +91,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 	return least, nil
 }
 
-// cgroupMount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
-// group that is mounted there, in the text of a mountinfo.
-func cgroupMount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
-	for line := range strings.Lines(mountinfo) {
-		before, after, found := strings.Cut(line, " - ")
-		fields, super := strings.Fields(before), strings.Fields(after)
-		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
-			continue
-		}
-		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), controller) {
-			continue
-		}
-		return fields[4], fields[3], true
-	}
-	return "", "", false
-}
-
-// leastLimit is the smallest limit of a group and those above it, up to the mount point.
+// leastLimit returns the smallest limit of a group and the groups above, up to the mount point.
 func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 	below, err := filepath.Rel(root, group)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") || strings.HasPrefix(group, "/..") {

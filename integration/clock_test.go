@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -25,7 +25,8 @@ func TestClockJumpsRelaysServe(t *testing.T) {
 			begun, right := time.Now(), time.Now()
 			jump := func(by time.Duration) {
 				t.Helper()
-				to := unix.NsecToTimespec(right.Round(0).Add(time.Since(begun)).Add(by).UnixNano()) // Since is of the monotonic clock
+				// Since is of the monotonic clock
+				to := unix.NsecToTimespec(right.Round(0).Add(time.Since(begun)).Add(by).UnixNano())
 				if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
 					t.Fatal(err)
 				}
@@ -45,7 +46,7 @@ func TestClockJumpsRelaysServe(t *testing.T) {
 				a.goesOn()
 				c.end()
 				testutil.Succeeds(t, fmt.Sprintf("the end of a container after a jump by %v", by), func() error {
-					left, err := hook.Find(b.Layout, c.id)
+					left, err := control.Find(b.Layout, c.id)
 					if len(left) > 0 {
 						return fmt.Errorf("%+v is left, %v", left, err)
 					}

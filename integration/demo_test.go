@@ -32,7 +32,7 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 			t.Run(runtimeName+"/"+route, func(t *testing.T) {
@@ -68,8 +68,8 @@ func runDemo(t *testing.T, o demo.Options) *demo.Report {
 	return r
 }
 
-// With one GPU both containers have its lane, and route auto is direct. What needs a second
-// GPU is refused with the reason.
+// With one GPU both containers use its lane, and route auto is direct. Options that need a second
+// GPU are refused with the reason.
 func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc"} {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -108,12 +108,13 @@ func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 	}
 }
 
-// A host with one GPU has route direct measured, and each table that needs another GPU
-// listed with the reason.
+// A host with one GPU measures route direct, and lists each table that needs another GPU with the
+// reason.
 func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 	names, _ := bench.Tables()
 	o := bench.Options{
-		Tables: names, Sizes: []uint64{8, 1 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
+		Tables: names, Sizes: []uint64{8, 1 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect,
+			launch.RouteStaged},
 		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond,
 		GPUs: testbed.GPUsOne, Binaries: binaries,
 	}
@@ -136,7 +137,7 @@ func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 	}
 	for _, name := range names {
 		if rows[name] == 0 && !missing[name] {
-			t.Errorf("table %s has neither rows nor a reason for none", name)
+			t.Errorf("table %s has neither rows nor a reason", name)
 		}
 	}
 	for _, name := range []string{"latency", "routes", "bounce", "many-clients", "cpu", "first-copy", "network"} {
@@ -145,7 +146,8 @@ func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 		}
 	}
 	o.Routes = []string{launch.RouteStaged}
-	if _, err := bench.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "route staged needs a second GPU") {
+	if _, err := bench.Run(context.Background(), o); err == nil ||
+		!strings.Contains(err.Error(), "route staged needs a second GPU") {
 		t.Errorf("route staged alone: %v", err)
 	}
 }
@@ -157,7 +159,8 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 		return
 	}
 	const words = "this host has no NVIDIA GPU; use --gpus simulated"
-	_, err := bench.Run(context.Background(), bench.Options{Tables: []string{"routes"}, Routes: []string{launch.RouteDirect}, GPUs: testbed.GPUsReal, Binaries: binaries})
+	_, err := bench.Run(context.Background(), bench.Options{Tables: []string{"routes"},
+		Routes: []string{launch.RouteDirect}, GPUs: testbed.GPUsReal, Binaries: binaries})
 	if err == nil || !strings.Contains(err.Error(), words) {
 		t.Errorf("bench: %v", err)
 	}
@@ -168,8 +171,8 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 	}
 }
 
-// Clients that copy themselves, in containers with gpu=: CUDA shows them their own GPU
-// alone, the server GPUs' nodes are there, and relays copy nothing on route staged.
+// Clients copy themselves, in containers with gpu=: CUDA shows only the client's GPU, the server
+// GPUs' nodes exist, and relays make no copies on route staged.
 func TestDemoOfClientCopy(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -197,13 +200,14 @@ func TestDemoOfClientCopy(t *testing.T) {
 	}
 }
 
-// Every table of the bench can be measured, with processes and relays as they are
-// in use. What the figures are is no matter here.
-func TestBench(t *testing.T) {
+// Every table of the bench runs with real processes and relays. The test ignores the figures.
+func TestBenchMeasuresEveryTable(t *testing.T) {
 	names, _ := bench.Tables()
 	r, err := bench.Run(context.Background(), bench.Options{
-		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
-		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond, Busy: []string{bench.BusyServer},
+		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect,
+			launch.RouteStaged},
+		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce,
+			bench.BaselineLocal}, Duration: 10 * time.Millisecond, Busy: []string{bench.BusyServer},
 		GPUs: testbed.GPUsSimulated, Binaries: binaries,
 	})
 	if err != nil {
@@ -219,7 +223,8 @@ func TestBench(t *testing.T) {
 			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
 		}
 	}
-	for table, want := range map[string]int{"copy": 14, "latency": 8, "routes": 12, "bounce": 6, "client-copy": 9, "busy": 26, "bystander": 6, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15} {
+	for table, want := range map[string]int{"copy": 14, "latency": 8, "routes": 12, "bounce": 6, "client-copy": 9,
+		"busy": 26, "bystander": 6, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15} {
 		if rows[table] != want {
 			t.Errorf("table %s has %d rows, want %d", table, rows[table], want)
 		}
@@ -227,7 +232,7 @@ func TestBench(t *testing.T) {
 	if !r.Simulated {
 		t.Error("a simulated result does not say so")
 	}
-	// What cannot be measured here is said, and nothing that can be is missing.
+	// Tables that this host cannot measure state the reason; no other table is missing.
 	for _, v := range r.Verdicts() {
 		want := "simulated"
 		if strings.Contains(v.What, "GPU memory") {
@@ -239,8 +244,8 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// The demo's verdict must be able to fail: one wrong byte, one copy that fails.
-func TestTheDemoSeesWhatIsWrong(t *testing.T) {
+// The demo's verdict can fail: one corrupt byte, one failed copy.
+func TestDemoDetectsCorruptData(t *testing.T) {
 	for _, c := range []struct{ name, fault, words string }{
 		{"a wrong byte", "cuMemcpyAsync:after=40:times=1:corrupt=1", "WRONG"},
 		{"a failed copy", "cuMemcpyAsync:after=40:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},

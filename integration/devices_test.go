@@ -19,8 +19,7 @@ import (
 // device is the name of a GPU's device of a kind.
 func device(kind string, g topo.GPU) string { return fmt.Sprintf("%s=%d", kind, g.Index) }
 
-// lookIn runs a container with these devices and returns what it finds, and the
-// container, which runs.
+// lookIn runs a container with these devices and returns its view, and the running container.
 func (b *bed) lookIn(built *bundle.Bundle) (*look, *container) {
 	b.Helper()
 	c := b.run(built)
@@ -37,8 +36,8 @@ func (l *look) variables(name string) (values []string) {
 	return values
 }
 
-// What each kind of device gives, and nothing that another kind is for.
-func TestWhatAContainerGets(t *testing.T) {
+// Each kind of device adds its edits and no edits of another kind.
+func TestContainerGetsRequestedDevices(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -60,7 +59,7 @@ func TestWhatAContainerGets(t *testing.T) {
 			for _, n := range b.Plan.NICs {
 				allNICs = append(allNICs, "/dev/infiniband/"+n.Uverbs)
 			}
-			// The recorded host has the driver for DMA-BUF, and no release of its kernel.
+			// The recorded host has the driver for DMA-BUF, and no kernel release.
 			for _, test := range []struct {
 				name         string
 				devices      string
@@ -73,8 +72,10 @@ func TestWhatAContainerGets(t *testing.T) {
 				{"lane by UUID", cdi.KindLane + "=" + g.UUID, nil, true, nil, nil},
 				{"lane by address", cdi.KindLane + "=" + g.BusID, nil, true, nil, nil},
 				{"all lanes", cdi.KindLane + "=all", nil, true, nil, nil},
-				{"gpu", device(cdi.KindGPU, g), slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
-				{"gpu, its lane and its NIC", device(cdi.KindLane, g) + " " + device(cdi.KindGPU, g) + " " + cdi.KindNIC + "=" + nic.Name, slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
+				{"gpu", device(cdi.KindGPU, g), slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID},
+					[]string{cdi.RegistrationBounce}},
+				{"gpu, its lane and its NIC", device(cdi.KindLane, g) + " " + device(cdi.KindGPU, g) + " " + cdi.KindNIC + "=" +
+					nic.Name, slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
 				{"all NICs", cdi.KindNIC + "=all", allNICs, false, nil, []string{cdi.RegistrationBounce}},
 				{"nic", cdi.KindNIC + "=" + nic.Name, nicNodes, false, nil, []string{cdi.RegistrationBounce}},
 				{"nic by address", cdi.KindNIC + "=" + nic.BusID, nicNodes, false, nil, []string{cdi.RegistrationBounce}},
@@ -90,7 +91,8 @@ func TestWhatAContainerGets(t *testing.T) {
 					if found.Relay != test.relay {
 						t.Errorf("there is a relay: %v", found.Relay)
 					}
-					for name, want := range map[string][]string{"CUDA_VISIBLE_DEVICES": test.visible, cdi.RegistrationVariable: test.registration, "LD_LIBRARY_PATH": nil} {
+					for name, want := range map[string][]string{"CUDA_VISIBLE_DEVICES": test.visible,
+						cdi.RegistrationVariable: test.registration, "LD_LIBRARY_PATH": nil} {
 						if got := found.variables(name); !slices.Equal(got, want) {
 							t.Errorf("%s is %q, want %q", name, got, want)
 						}
@@ -110,8 +112,8 @@ func (b *bed) nic(name string) topo.NIC {
 	return b.Plan.NICs[i]
 }
 
-// refused demands that a container does not start, and returns the hook's line.
-// Not every runtime shows what its hooks write.
+// refused requires that a container does not start, and returns the hook's message. Some runtimes
+// do not show the output of hooks.
 func (b *bed) refused(built *bundle.Bundle) string {
 	b.Helper()
 	c := b.run(built)
@@ -129,22 +131,27 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
 			b.leavesNothing()
 			g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
-			if err := b.Configure(func(c *config.Config) { c.Groups = map[string][]string{"mine": {g.UUID, other.UUID}} }); err != nil {
+			if err := b.Configure(func(c *config.Config) {
+				c.Groups = map[string][]string{"mine": {g.UUID,
+					other.UUID}}
+			}); err != nil {
 				t.Fatal(err)
 			}
 			both := []string{device(cdi.KindGPU, g), device(cdi.KindGPU, other)}
 			for _, devices := range [][]string{both, {both[1], both[0]}, {both[0], device(cdi.KindLane, other)}} {
 				said := b.refused(b.bundle(g, devices, "look"))
-				if runtimeName == "crun" { // it does not show what its hooks say
+				if runtimeName == "crun" { // crun hides the output of hooks
 					continue
 				}
-				for _, words := range []string{"would hide GPU ", "peerlane.dev/gpu=all", "peerlane.dev/gpu=mine", "peerlane.dev/lane=N"} {
+				for _, words := range []string{"would hide GPU ", "peerlane.dev/gpu=all", "peerlane.dev/gpu=mine",
+					"peerlane.dev/lane=N"} {
 					if !strings.Contains(said, words) {
 						t.Errorf("%q: the refusal does not say %q: %s", devices, words, said)
 					}
 				}
 			}
-			for _, devices := range [][]string{{cdi.KindGPU + "=mine"}, {cdi.KindGPU + "=all"}, {both[0], cdi.KindGPU + "=mine"}, {both[0], cdi.KindGPU + "=" + g.UUID}} {
+			for _, devices := range [][]string{{cdi.KindGPU + "=mine"}, {cdi.KindGPU + "=all"},
+				{both[0], cdi.KindGPU + "=mine"}, {both[0], cdi.KindGPU + "=" + g.UUID}} {
 				found, c := b.lookIn(b.bundle(g, devices, "look"))
 				visible := found.variables("CUDA_VISIBLE_DEVICES")
 				if len(visible) != 1 || !strings.Contains(visible[0], g.UUID) {
@@ -152,10 +159,11 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 				}
 				c.end()
 			}
-			// What the user set, where the engine lets that win.
+			// The user's variables, in engines that give them precedence.
 			for _, devices := range [][]string{both[:1], both} {
 				built := b.bundle(g, devices, "look")
-				built.Spec.Process.Env = slices.DeleteFunc(built.Spec.Process.Env, func(e string) bool { return strings.HasPrefix(e, "CUDA_VISIBLE_DEVICES=") })
+				built.Spec.Process.Env = slices.DeleteFunc(built.Spec.Process.Env,
+					func(e string) bool { return strings.HasPrefix(e, "CUDA_VISIBLE_DEVICES=") })
 				built.Spec.Process.Env = append(built.Spec.Process.Env, "CUDA_VISIBLE_DEVICES=0,1")
 				if err := built.Write(); err != nil {
 					t.Fatal(err)
@@ -167,9 +175,8 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 	}
 }
 
-// A container that an engine has kept since an earlier release has --lane alone
-// in its hooks, also for a gpu=.
-func TestAContainerOfAnEarlierRelease(t *testing.T) {
+// A container created by an earlier release has --lane alone in its hooks, even with gpu=.
+func TestContainerOfEarlierReleaseStarts(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -188,9 +195,9 @@ func TestAContainerOfAnEarlierRelease(t *testing.T) {
 	}
 }
 
-// The limit of locked memory is lifted for who registers memory, and does not
-// reach what `exec` starts: that has its runtime's own.
-func TestLockedMemory(t *testing.T) { // not beside others: it lowers this process's own
+// Containers that register memory have no limit of locked memory. Processes started by `exec` keep
+// the runtime's limit.
+func TestLockedMemoryIsUnlimitedForInit(t *testing.T) { // not parallel: lowers the limit of this process
 	const low = 64 << 10
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err != nil {
@@ -236,7 +243,8 @@ func TestLockedMemory(t *testing.T) { // not beside others: it lowers this proce
 				t.Run(test.name, func(t *testing.T) {
 					built := b.bundle(g, []string{test.device}, "look")
 					if test.configured > 0 {
-						built.Spec.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: test.configured, Hard: test.configured}}
+						built.Spec.Process.Rlimits = []specs.POSIXRlimit{
+							{Type: "RLIMIT_MEMLOCK", Soft: test.configured, Hard: test.configured}}
 						if err := built.Write(); err != nil {
 							t.Fatal(err)
 						}
@@ -247,7 +255,7 @@ func TestLockedMemory(t *testing.T) { // not beside others: it lowers this proce
 						t.Errorf("the container's init may lock %s bytes, want %s", found.Memlock, test.init)
 					}
 					if found := c.exec("look")[0].Look; found.Memlock != test.exec {
-						t.Errorf("what exec starts may lock %s bytes, want %s", found.Memlock, test.exec)
+						t.Errorf("limit of locked memory in exec: %s bytes, want %s", found.Memlock, test.exec)
 					}
 				})
 			}

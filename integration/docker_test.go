@@ -28,7 +28,7 @@ type docker struct {
 // testImage is the image of the test's own program.
 const testImage = "peerlane-test:1"
 
-// newDocker starts a daemon that knows these runtimes.
+// newDocker starts a daemon with these runtimes.
 func newDocker(b *bed, runtimes map[string][]string) *docker {
 	b.Helper()
 	type entry struct {
@@ -91,7 +91,7 @@ func (d *docker) command(ctx context.Context, arguments ...string) *exec.Cmd {
 	return c
 }
 
-// must runs a command of Docker's to its end.
+// must runs a Docker command and requires success.
 func (d *docker) must(arguments ...string) string {
 	d.bed.Helper()
 	out, err := d.command(context.Background(), arguments...).CombinedOutput()
@@ -115,7 +115,7 @@ func (d *docker) run(name string, options []string, role ...string) *container {
 	})
 }
 
-// Docker of before CDI, as an administrator sets it up and users use it.
+// Docker without CDI support, as administrators configure Peerlane for it and users use it.
 func TestDockerWithoutCDI(t *testing.T) {
 	version, err := exec.Command("dockerd", "--version").Output()
 	if err != nil || !strings.Contains(string(version), " 20.10.") {
@@ -127,8 +127,9 @@ func TestDockerWithoutCDI(t *testing.T) {
 	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=*", "nvidia.com/gpu=*"})
 	devices := func(lane topo.Lane) string { return strings.Join(testbed.Devices(b.gpu(lane)), ",") }
 	d := newDocker(b, map[string][]string{
-		"peerlane":      b.runtime.Before,
-		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)], "--peerlane-device="+devices(b.lanes[1])),
+		"peerlane": b.runtime.Before,
+		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)],
+			"--peerlane-device="+devices(b.lanes[1])),
 	})
 	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", b.imageArchive(), testImage)
 	b.nics()
@@ -151,18 +152,23 @@ func TestDockerWithoutCDI(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		d := within(t)
 		const name = "again"
-		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", testImage, "/usr/bin/test", "role", "hello")
+		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", testImage, "/usr/bin/test", "role",
+			"hello")
 		for range 2 {
 			if out := d.must("start", "--attach", name); !strings.Contains(out, `"hello"`) {
-				t.Errorf("it says %s", out)
+				t.Errorf("output %s", out)
 			}
 		}
 		d.must("rm", name)
 	})
 	t.Run("refused", func(t *testing.T) {
 		d := within(t)
-		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", testImage, "/usr/bin/test").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all: runtime.devices in "+b.Layout.ConfigFile()+" does not permit it") {
+		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane",
+			"--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", testImage, "/usr/bin/test").CombinedOutput()
+		if err == nil ||
+			!strings.Contains(string(out),
+				"PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all: runtime.devices "+
+					"in "+b.Layout.ConfigFile()+" does not permit it") {
 			t.Errorf("%v: %s", err, out)
 		}
 	})

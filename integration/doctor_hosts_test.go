@@ -17,8 +17,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// Two hosts, each in a network of its own, and their doctors: between them nothing is
-// wrong, then the MTU of one end is, and then the key.
+// Doctors of two hosts in separate network namespaces: no finding at first, then a wrong MTU at one
+// end, then a wrong key.
 func TestDoctorsOfTwoHosts(t *testing.T) {
 	n := newNetworks(t)
 	roots := [2]string{t.TempDir(), t.TempDir()}
@@ -27,13 +27,15 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte("[network]\ninterfaces = \"="+n.cables[i]+"\"\nfamily = \"ipv4\"\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "config.toml"),
+			[]byte("[network]\ninterfaces = \"="+n.cables[i]+"\"\nfamily = \"ipv4\"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	peerlane := filepath.Join(binaries, "peerlane")
 	on := func(host int, args ...string) *exec.Cmd {
-		return exec.Command("ip", append([]string{"netns", "exec", n.names[host], peerlane, "--root", roots[host]}, args...)...)
+		return exec.Command("ip", append([]string{"netns", "exec", n.names[host], peerlane, "--root", roots[host]},
+			args...)...)
 	}
 	share := func() {
 		t.Helper()
@@ -63,7 +65,7 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		end = func() {
-			_ = cmd.Process.Signal(unix.SIGINT) // it may have failed
+			_ = cmd.Process.Signal(unix.SIGINT) // may have failed
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("doctor --serve: %v: %s", err, errOut.String())
 			}
@@ -91,7 +93,7 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 	}
 	at, end := served()
 	if at != n.addresses[1]+":20999" {
-		t.Errorf("it is at %s", at)
+		t.Errorf("address %s", at)
 	}
 	for check, f := range found(n.addresses[1]) {
 		if f.Subject == "other hosts" && f.Status != doctor.OK {
@@ -111,10 +113,12 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 	}
 
 	keys := network.NewKey(time.Now())
-	if err := os.WriteFile(filepath.Join(roots[0], "etc/peerlane/cluster.key"), network.Keys{Current: keys}.Text(), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(roots[0], "etc/peerlane/cluster.key"), network.Keys{Current: keys}.Text(),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	if f := found(n.addresses[1])["cluster-keys"]; f.Status != doctor.Failure || !strings.Contains(f.Found, keys.ID.String()) {
+	if f := found(n.addresses[1])["cluster-keys"]; f.Status != doctor.Failure ||
+		!strings.Contains(f.Found, keys.ID.String()) {
 		t.Errorf("%+v", f)
 	}
 	end()

@@ -9,19 +9,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 )
 
-// What an idle relay may take: 10 ms of CPU in 60 s, and 25 MB.
+// Limits of an idle relay: 10 ms of CPU in 60 s, and 25 MB.
 const (
 	idleCPU    = 10 * time.Millisecond
 	idleTime   = 60 * time.Second
 	idleMemory = 25_000_000
 )
 
-// onCPU is how long the threads of a process have run: the first field of
-// /proc/PID/task/TID/schedstat, in nanoseconds. A thread that has ended is not in
-// it.
+// onCPU returns the running time of the threads of a process: the first field of
+// /proc/PID/task/TID/schedstat, in nanoseconds. Ended threads do not count.
 func onCPU(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/schedstat"))
@@ -43,15 +42,15 @@ func onCPU(t *testing.T, pid int) time.Duration {
 	return sum
 }
 
-// A relay costs next to nothing until it is used, and so does its supervisor.
-// Measured for a part of the promise's time, with ten times its share.
-func TestAnIdleRelay(t *testing.T) {
+// An idle relay and its supervisor take almost no CPU. The test measures for a fraction of the
+// promise's period, and allows ten times the share.
+func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hold")
 	c.next("hello") // a client was there, and has left
-	var inspected []hook.Inspection
-	look := func() hook.Inspection {
+	var inspected []control.Inspection
+	look := func() control.Inspection {
 		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &inspected); err != nil {
 			t.Fatal(err)
 		}
@@ -61,14 +60,15 @@ func TestAnIdleRelay(t *testing.T) {
 	if i.Report == nil || len(i.Report.Contexts) > 0 || len(i.Report.Clients) > 0 || len(i.Report.Staging) > 0 {
 		t.Errorf("an idle relay reports %+v (%s)", i.Report, i.NoReport)
 	}
-	var rates []hook.Rates
-	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")), &rates); err != nil {
+	var rates []control.Rates
+	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")),
+		&rates); err != nil {
 		t.Fatal(err)
 	}
 	if len(rates) != 1 || rates[0].NoReport != "" || rates[0].Seconds <= 0 || len(rates[0].Lanes) > 0 {
 		t.Errorf("the rates of an idle relay are %+v", rates)
 	}
-	time.Sleep(time.Second) // what its start and the question have left to do
+	time.Sleep(time.Second) // let work from the start and the inspection finish
 	before := map[int]time.Duration{}
 	for _, p := range i.Processes {
 		before[p.PID] = onCPU(t, p.PID)
@@ -77,7 +77,8 @@ func TestAnIdleRelay(t *testing.T) {
 	time.Sleep(watched)
 	for _, p := range i.Processes {
 		used := onCPU(t, p.PID) - before[p.PID]
-		t.Logf("%s: %v of CPU in %v, so %v in %v; %.1f MB", p.Role, used, watched, used*(idleTime/watched), idleTime, float64(p.Resident)/1e6)
+		t.Logf("%s: %v of CPU in %v, so %v in %v; %.1f MB", p.Role, used, watched, used*(idleTime/watched), idleTime,
+			float64(p.Resident)/1e6)
 		if used > 10*idleCPU/(idleTime/watched) {
 			t.Errorf("an idle %s takes %v of CPU in %v", p.Role, used, watched)
 		}

@@ -29,7 +29,7 @@ func TestACProgramInAContainer(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.nics()
 
-	// As a package would: the library where specifications take it from.
+	// As in a package: the library at the path in specifications.
 	places := libpeerlane.Installed()
 	places.DestDir = t.TempDir()
 	if err := libpeerlane.Install(places); err != nil {
@@ -44,7 +44,8 @@ func TestACProgramInAContainer(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chmod(filepath.Dir(at), 0o755), os.WriteFile(at, library, 0o755), os.Chmod(at, 0o755)); err != nil {
+	if err := errors.Join(os.Chmod(filepath.Dir(at), 0o755), os.WriteFile(at, library, 0o755),
+		os.Chmod(at, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Configure(func(c *config.Config) {
@@ -65,12 +66,13 @@ func TestACProgramInAContainer(t *testing.T) {
 	var stderr [2]bytes.Buffer
 	begin := func(side int, name string, arguments ...string) (*exec.Cmd, *bufio.Reader) {
 		t.Helper()
-		built := bundle.New(filepath.Join(b.Root, "bundles", name), append([]string{"/usr/bin/transfer", "-", "-"}, arguments...)...)
+		built := bundle.New(filepath.Join(b.Root, "bundles", name),
+			append([]string{"/usr/bin/transfer", "-", "-"}, arguments...)...)
 		root := filepath.Join(built.Dir, "rootfs")
 		if err := os.MkdirAll(root, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		// What the image has: the program, and the C library with what was apart of it.
+		// The image: the program, and the C library with its separate parts.
 		i := newImage(t, root)
 		i.asHere()
 		for _, name := range []string{"libdl.so.2", "libpthread.so.0"} {

@@ -24,7 +24,7 @@ import (
 
 const sidedBytes = 2 << 20
 
-// gpuMemory is exported memory of a role that looks into it.
+// gpuMemory is exported memory whose content a role verifies.
 type gpuMemory struct {
 	*client.Memory
 	driver *cuda.Driver
@@ -43,7 +43,8 @@ func (c *gpuClient) memory(ctx context.Context, d *cuda.Driver, device cuda.Devi
 		return nil, err
 	}
 	fd, err := d.MemExportFD(handle)
-	if err = errors.Join(err, d.MemMap(m.at, sidedBytes, 0, handle), d.MemSetAccess(m.at, sidedBytes, cuda.Access{Device: device, Write: true}), d.MemRelease(handle)); err != nil {
+	if err = errors.Join(err, d.MemMap(m.at, sidedBytes, 0, handle),
+		d.MemSetAccess(m.at, sidedBytes, cuda.Access{Device: device, Write: true}), d.MemRelease(handle)); err != nil {
 		return nil, err
 	}
 	file := os.NewFile(uintptr(fd), "memory")
@@ -59,7 +60,7 @@ func (c *gpuClient) memory(ctx context.Context, d *cuda.Driver, device cuda.Devi
 	return m, err
 }
 
-// sided is the pattern of one of the two sides.
+// sided returns the pattern of a side.
 func sided(side byte) []byte {
 	b := make([]byte, sidedBytes)
 	for i := range b {
@@ -70,18 +71,20 @@ func sided(side byte) []byte {
 
 func (m *gpuMemory) fill(side byte) error {
 	copy(m.host, sided(side))
-	return errors.Join(m.driver.MemcpyHtoDAsync(m.at, unsafe.Pointer(&m.host[0]), sidedBytes, m.stream), m.driver.StreamSynchronize(m.stream))
+	return errors.Join(m.driver.MemcpyHtoDAsync(m.at, unsafe.Pointer(&m.host[0]), sidedBytes, m.stream),
+		m.driver.StreamSynchronize(m.stream))
 }
 
 func (m *gpuMemory) check(side byte) error {
-	err := errors.Join(m.driver.MemcpyDtoHAsync(unsafe.Pointer(&m.host[0]), m.at, sidedBytes, m.stream), m.driver.StreamSynchronize(m.stream))
+	err := errors.Join(m.driver.MemcpyDtoHAsync(unsafe.Pointer(&m.host[0]), m.at, sidedBytes, m.stream),
+		m.driver.StreamSynchronize(m.stream))
 	if err == nil && !bytes.Equal(m.host, sided(side)) {
 		err = fmt.Errorf("the memory does not have the pattern of side %d", side)
 	}
 	return err
 }
 
-// withMemory is a client with GPU memory that its relay knows.
+// withMemory returns a client with GPU memory registered at its relay.
 func withMemory(ctx context.Context) (*gpuClient, *gpuMemory, error) {
 	d, device, gpu, err := openGPU()
 	if err != nil {
@@ -95,7 +98,7 @@ func withMemory(ctx context.Context) (*gpuClient, *gpuMemory, error) {
 	return c, m, err
 }
 
-// owner offers memory, and checks it when it is told to.
+// owner exposes memory, and verifies it on command.
 func owner() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -123,10 +126,10 @@ func owner() error {
 		return err
 	}
 	say(said{Kind: "checked"})
-	return orders.Decode(&order) // until it is killed
+	return orders.Decode(&order) // runs until killed
 }
 
-// remote reads what another has offered, writes it, and then reads until that fails.
+// remote reads and writes the exposed memory of another client, and then reads until an error.
 func remote() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -165,14 +168,15 @@ func remote() error {
 	}
 	say(said{Kind: "moving"})
 	for {
-		if err := errors.Join(end(sending.Read(m.Memory, 0, sidedBytes, key, 0)), end(sending.Write(m.Memory, 0, sidedBytes, key, 0))); err != nil {
+		if err := errors.Join(end(sending.Read(m.Memory, 0, sidedBytes, key, 0)),
+			end(sending.Write(m.Memory, 0, sidedBytes, key, 0))); err != nil {
 			return err
 		}
 	}
 }
 
-// What is offered is read and written while who offers it is stopped; when it is killed
-// so, who reads and writes learns of it.
+// Exposed memory can be read and written while its owner is stopped; when the owner is killed, the
+// remote client gets an error.
 func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
@@ -196,7 +200,7 @@ func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	z.mustLearn(kill(t, pid), fmt.Sprintf("client process %d", pid), a.id, "died")
 }
 
-// stop stops a process, and waits until it is.
+// stop sends SIGSTOP, and waits until the process is stopped.
 func stop(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -209,7 +213,7 @@ func stop(t *testing.T, pid int) {
 	}
 }
 
-// stopped reports whether all threads of a process are.
+// stopped reports whether every thread of a process is stopped.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -221,7 +225,7 @@ func stopped(t *testing.T, pid int) bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The name, in parentheses, can have anything in it.
+		// The name in parentheses can contain any bytes.
 		if after := string(text[bytes.LastIndexByte(text, ')')+1:]); !strings.HasPrefix(after, " T ") {
 			return false
 		}

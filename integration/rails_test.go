@@ -13,11 +13,12 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// secondCable joins the two hosts once more, in a network of its own: plrail0 and
-// plrail1, 10.212.0.1 and 10.212.0.2.
+// secondCable adds a second link between the hosts, in another network: plrail0 and plrail1,
+// 10.212.0.1 and 10.212.0.2.
 func (n *networks) secondCable() {
 	n.Helper()
-	n.must("ip", "link", "add", "plrail0", "netns", n.names[0], "type", "veth", "peer", "name", "plrail1", "netns", n.names[1])
+	n.must("ip", "link", "add", "plrail0", "netns", n.names[0], "type", "veth", "peer", "name", "plrail1", "netns",
+		n.names[1])
 	for i := range n.names {
 		cable := fmt.Sprintf("plrail%d", i)
 		n.in(i, "ip", "address", "add", fmt.Sprintf("10.212.0.%d/24", i+1), "dev", cable)
@@ -26,7 +27,7 @@ func (n *networks) secondCable() {
 	n.change = func(host int, c *config.Config) { c.Network.Interfaces += fmt.Sprintf(",plrail%d", host) }
 }
 
-// sent is how many bytes have gone out by an interface of a host, as its kernel counts.
+// sent returns the bytes sent by an interface of a host, from the kernel's counter.
 func (n *networks) sent(host int, name string) uint64 {
 	n.Helper()
 	var links []struct {
@@ -41,12 +42,12 @@ func (n *networks) sent(host int, name string) uint64 {
 	return links[0].Stats64.TX.Bytes
 }
 
-// railed are two hosts with two cables, and a container on each.
+// railed is two hosts with two links, and a container on each.
 type railed struct {
 	*networks
 	beds           [2]*bed
 	verifier, echo *container
-	bytes          uint64 // that each verification sends
+	bytes          uint64 // of each verification
 }
 
 // newRailed has the containers' lanes reach the second cable alone, or both.
@@ -61,7 +62,8 @@ func newRailed(t *testing.T, both bool, role ...string) *railed {
 			if *c = configured; both {
 				return // no NIC of the plan is here
 			}
-			c.Plan.Lanes = []topo.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers, NICs: []string{fmt.Sprintf("plrail%d", i)}}}
+			c.Plan.Lanes = []topo.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers,
+				NICs: []string{fmt.Sprintf("plrail%d", i)}}}
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -74,8 +76,7 @@ func newRailed(t *testing.T, both bool, role ...string) *railed {
 	return r
 }
 
-// verify has the containers connect, and demands that all goes by one of the first host's
-// cables.
+// verify connects the containers, and requires that all data uses the given link of the first host.
 func (r *railed) verify(used, other string) {
 	r.Helper()
 	before, idle := r.sent(0, used), r.sent(0, other)
@@ -91,7 +92,7 @@ func (r *railed) verify(used, other string) {
 	}
 }
 
-// rails are what inspect shows of the first host's.
+// rails returns the first host's rails from inspect.
 func (r *railed) rails() map[string]launch.NetworkRail {
 	r.Helper()
 	found := map[string]launch.NetworkRail{}
@@ -101,15 +102,17 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 	return found
 }
 
-// Of two cables between two hosts messages go by that of the lanes that they are between,
-// and when it is pulled what connects goes by the other one, through the same relays.
+// With two links between two hosts messages use the link of their lanes. When that link is down,
+// new connections use the other, through the same relays.
 func TestRailsOfTwoHosts(t *testing.T) {
 	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
-	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" || rails["plnet0"].Sent > 64<<10 {
+	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" ||
+		rails["plnet0"].Sent > 64<<10 {
 		t.Errorf("inspect shows %+v", rails)
 	}
-	if table := r.beds[0].mustPeerlane("relay", "inspect", r.verifier.id); !strings.Contains(table, "rail 1, listening at 10.212.0.1:") {
+	if table := r.beds[0].mustPeerlane("relay", "inspect", r.verifier.id); !strings.Contains(table,
+		"rail 1, listening at 10.212.0.1:") {
 		t.Errorf("inspect shows no rail: %s", table)
 	}
 
@@ -123,17 +126,17 @@ func TestRailsOfTwoHosts(t *testing.T) {
 	r.verify("plnet0", "plrail0")
 }
 
-// What is under way on a rail that fails ends with an error that says which, at both
-// hosts, and what connects then goes by the other one. Waiting for the promise takes
-// long, so `make soak-network` does.
-func TestARailThatIsPulled(t *testing.T) {
+// Operations on a rail that fails end with an error that names the rail, at both hosts, and new
+// connections use the other rail. The timeout is long, so `make soak-network` runs this test.
+func TestRailUnpluggedMovesConnections(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")
 	}
 	r := newRailed(t, false)
 	r.verify("plrail0", "plnet0")
 	for _, c := range r.beds[0].inspection(r.verifier).Report.Connections {
-		if len(c.Rails) != 1 || c.Rails[0] != (launch.RailFigures{Rail: 1, Interface: "plrail0", PeerRail: 1, PeerPlace: "plrail1 (10.212.0.2)", Streams: 4}) || c.GDR || !strings.Contains(c.Registration, "pinned") {
+		if len(c.Rails) != 1 || c.Rails[0] != (launch.RailFigures{Rail: 1, Interface: "plrail0", PeerRail: 1,
+			PeerPlace: "plrail1 (10.212.0.2)", Streams: 4}) || c.GDR || !strings.Contains(c.Registration, "pinned") {
 			t.Errorf("inspect shows %+v", c)
 		}
 		for _, words := range []string{"plrail0, rail 1", "tcp", "plrail1 (10.212.0.2), rail 1"} {
@@ -152,8 +155,8 @@ func TestARailThatIsPulled(t *testing.T) {
 	}
 }
 
-// The same where the lanes reach both rails: messages are striped over both cables, and
-// the connection for control is on the other one.
+// The same with lanes that reach both rails: messages are striped over both links, and the control
+// connection is on the other.
 func TestOneOfTwoRailsIsPulled(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")

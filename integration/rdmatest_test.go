@@ -6,13 +6,13 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// What `peerlane doctor --rdma` starts, with simulated GPUs and a stand-in for a NIC.
+// The processes of `peerlane doctor --rdma`, with simulated GPUs and a software device as NIC.
 func TestRDMAOfThisHost(t *testing.T) {
 	root := t.TempDir()
 	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
@@ -22,7 +22,7 @@ func TestRDMAOfThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nic, err := standin.New(t.TempDir(), standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
+	nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,10 +30,13 @@ func TestRDMAOfThisHost(t *testing.T) {
 	gpu := launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
 	job := launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0", GPUs: []launch.GPU{gpu}}}}
 	test := func(environment ...string) (results []launch.RDMAResult, err error) {
-		if err := h.Configure(func(c *config.Config) { c.Relay.Environment = append(c.Relay.Environment, environment...) }); err != nil {
+		if err := h.Configure(func(c *config.Config) {
+			c.Relay.Environment = append(c.Relay.Environment,
+				environment...)
+		}); err != nil {
 			t.Fatal(err)
 		}
-		tester, err := hook.NewTester(h.Layout, h.Config, h.HookBinary())
+		tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,12 +52,13 @@ func TestRDMAOfThisHost(t *testing.T) {
 		if r.Memory != want || r.Wrong > 0 || r.Untested != "" {
 			t.Errorf("%+v, want that of %s", r, want)
 		}
-		// The stand-in has no nvidia-peermem.
+		// The software device has no nvidia-peermem.
 		if none := want == launch.MemoryPeermem; none != strings.Contains(r.Failed, "EFAULT") || none != (r.Bytes == 0) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if results, err := test(verbs.LibraryVariable + "=/nowhere/libibverbs.so.1"); err == nil || !strings.Contains(err.Error(), "/nowhere/libibverbs.so.1 cannot be loaded") || results != nil {
+	if results, err := test(verbs.LibraryVariable + "=/nowhere/libibverbs.so.1"); err == nil ||
+		!strings.Contains(err.Error(), "/nowhere/libibverbs.so.1 cannot be loaded") || results != nil {
 		t.Errorf("without a library: %+v, %v", results, err)
 	}
 }

@@ -22,12 +22,11 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ordinary is a user who may have containers of its own: one with subordinate
-// numbers.
+// ordinary returns a user with subordinate ids, who may run rootless containers.
 func ordinary(t *testing.T) (uid, gid int) {
 	t.Helper()
 	for _, command := range []string{"podman", "newuidmap"} {
@@ -56,7 +55,7 @@ func ordinary(t *testing.T) (uid, gid int) {
 	return 0, 0
 }
 
-// give makes all of the host the user's.
+// give changes the owner of the host's files to the user.
 func (b *bed) give(uid, gid int) {
 	b.Helper()
 	err := filepath.WalkDir(b.Root, func(path string, _ fs.DirEntry, err error) error {
@@ -68,9 +67,8 @@ func (b *bed) give(uid, gid int) {
 	}
 }
 
-// mountNodes has the specifications of a kind mount device nodes: a runtime
-// without root does so by itself with those of the same path on the host, and the
-// simulator's lie elsewhere.
+// mountNodes makes the specifications of a kind mount device nodes: a runtime without root mounts
+// only nodes with the host's path, and the simulator's nodes have other paths.
 func (b *bed) mountNodes(kind string) {
 	b.Helper()
 	path := filepath.Join(b.CDIDir(), cdi.FileName(kind))
@@ -88,7 +86,8 @@ func (b *bed) mountNodes(kind string) {
 	}
 	for _, edits := range all {
 		for _, node := range edits.DeviceNodes {
-			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path, Options: []string{"bind", "rw"}})
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path,
+				Options: []string{"bind", "rw"}})
 		}
 		edits.DeviceNodes = nil
 	}
@@ -105,13 +104,14 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	c.Dir = b.Root
 	c.Env = []string{
-		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR=" + filepath.Join(b.Root, "xdg"),
+		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + filepath.Join(b.Root,
+			"home"), "XDG_RUNTIME_DIR=" + filepath.Join(b.Root, "xdg"),
 	}
 	return c
 }
 
-// launches plays the user's systemd with peerlane-relay.socket: each connection
-// becomes a service of the user's.
+// launches stands in for the user's systemd with peerlane-relay.socket: each connection becomes a
+// service of the user.
 func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 	b.Helper()
 	if err := os.MkdirAll(filepath.Join(b.Root, "run/systemd/system"), 0o755); err != nil {
@@ -150,7 +150,7 @@ func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 	})
 }
 
-func TestRootlessPodman(t *testing.T) {
+func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	for _, launcher := range []string{config.LauncherFork, config.LauncherSystemd} {
 		t.Run(launcher, func(t *testing.T) { testRootlessPodman(t, launcher) })
 	}
@@ -174,20 +174,21 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	b.give(uid, gid)
 	p := podmanAs(b, as, "--storage-driver=vfs")
 	t.Cleanup(func() {
-		// It ends the process that keeps the user's namespaces.
+		// system migrate ends the process that keeps the user's namespaces.
 		if out, err := p.command(context.Background(), "system", "migrate").CombinedOutput(); err != nil {
 			t.Errorf("podman system migrate: %v: %s", err, out)
 		}
 	})
 	start := func(name string, lane topo.Lane) *container {
 		option := "--env=PEERLANE_DEVICES=" + strings.Join(testbed.Devices(b.gpu(lane)), ",")
-		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"), func(ctx context.Context) error {
-			out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("podman rm %s: %w: %s", name, err, out)
-			}
-			return nil
-		})
+		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"),
+			func(ctx context.Context) error {
+				out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("podman rm %s: %w: %s", name, err, out)
+				}
+				return nil
+			})
 	}
 	a, z := start("a", b.lanes[0]), start("z", b.lanes[1])
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
@@ -205,7 +206,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != uid {
 		t.Errorf("the relay is user %d's, and the container %d's", owner, uid)
 	}
-	// As a service it is in no namespace of Podman's.
+	// A service is in no namespace of Podman.
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", relay.PID))
 	host, errHost := os.Readlink("/proc/self/ns/user")
 	if err := errors.Join(err, errHost); err != nil {
@@ -220,16 +221,18 @@ func testRootlessPodman(t *testing.T, launcher string) {
 			t.Errorf("%s: %v: %s", option, err, out)
 		}
 	}
-	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)}, "hello")
-	if err == nil || !strings.Contains(out, "an engine that runs without root") || !strings.Contains(out, "ask for peerlane.dev/lane=") {
+	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)},
+		"hello")
+	if err == nil || !strings.Contains(out, "an engine that runs without root") ||
+		!strings.Contains(out, "ask for peerlane.dev/lane=") {
 		t.Errorf("a device peerlane.dev/gpu=: %v: %s", err, out)
 	}
 }
 
-// generationOf is the one with a GPU's lane.
-func (b *bed) generationOf(g topo.GPU) hook.Info {
+// generationOf returns the generation with a GPU's lane.
+func (b *bed) generationOf(g topo.GPU) generation.Info {
 	b.Helper()
-	list, err := hook.List(b.Layout)
+	list, err := generation.List(b.Layout)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -239,5 +242,5 @@ func (b *bed) generationOf(g topo.GPU) hook.Info {
 		}
 	}
 	b.Fatalf("no generation of GPU %d among %d", g.Index, len(list))
-	return hook.Info{}
+	return generation.Info{}
 }

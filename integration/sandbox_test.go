@@ -15,22 +15,23 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// inspection is what `peerlane relay inspect` says of a container.
-func (b *bed) inspection(c *container) hook.Inspection {
+// inspection returns the output of `peerlane relay inspect` for a container.
+func (b *bed) inspection(c *container) control.Inspection {
 	b.Helper()
-	var list []hook.Inspection
-	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil || len(list) != 1 {
+	var list []control.Inspection
+	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil ||
+		len(list) != 1 {
 		b.Fatalf("%d generations, %v", len(list), err)
 	}
 	return list[0]
 }
 
-// The relays of two containers that exchange data, as the kernel has them.
-func TestTheSandboxOfARelay(t *testing.T) {
+// The kernel's view of the relays of two containers that exchange data.
+func TestRelaySandboxRestrictsProcess(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -49,7 +50,7 @@ func TestTheSandboxOfARelay(t *testing.T) {
 				}
 				users[is.UID] = true
 				process := fmt.Sprintf("/proc/%d/", i.Status.Relay.PID)
-				// What nobody else may look into belongs to root, proc_pid(5).
+				// /proc files of undumpable processes belong to root, proc_pid(5).
 				if info, err := os.Stat(process + "environ"); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
 					t.Errorf("the relay is dumpable: %+v, %v", info, err)
 				}
@@ -59,12 +60,15 @@ func TestTheSandboxOfARelay(t *testing.T) {
 				}
 				// A container's file systems could not be unmounted.
 				mounts := read(t, process+"mountinfo")
-				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") && !strings.Contains(mounts, " / / ro") {
-					t.Errorf("the relay has these mounts: %s", mounts)
+				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") &&
+					!strings.Contains(mounts, " / / ro") {
+					t.Errorf("mounts of the relay: %s", mounts)
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
-				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes", "own root yes", "own network yes", "Landlock"} {
-					if !strings.Contains(strings.Join(strings.Fields(strings.NewReplacer("│", " ", "|", " ").Replace(table)), " "), line) {
+				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes",
+					"own root yes", "own network yes", "Landlock"} {
+					if !strings.Contains(strings.Join(strings.Fields(strings.NewReplacer("│", " ", "|", " ").Replace(table)), " "),
+						line) {
 						t.Errorf("inspect does not show %q: %s", line, table)
 					}
 				}
@@ -76,9 +80,9 @@ func TestTheSandboxOfARelay(t *testing.T) {
 	}
 }
 
-// Relays that are admitted nowhere stage in host memory, which they make, seal, pin
-// and give to the NIC from within their sandbox.
-func TestTheBounceInTheSandbox(t *testing.T) {
+// Relays without admission on any server GPU stage in host memory, which they create, seal, pin and
+// share with the NIC from within the sandbox.
+func TestBounceWorksInSandbox(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -109,28 +113,29 @@ func TestTheBounceInTheSandbox(t *testing.T) {
 				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup v2 has that controller
 					var shmem uint64
 					for line := range strings.Lines(string(stat)) {
-						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // of the other lines none
+						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // other lines do not match
 					}
 					if shmem < 8<<20 {
-						t.Errorf("its control group counts %d bytes of shared memory", shmem)
+						t.Errorf("shared memory in the control group: %d bytes", shmem)
 					}
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
-				for _, says := range []string{"8.0 MiB in host memory: the lane of " + i.Config.Lanes[0].GPU.BusID + " bounces", "0 B (staging.limit)"} {
+				for _, says := range []string{"8.0 MiB in host memory: the lane of " + i.Config.Lanes[0].GPU.BusID + " bounces",
+					"0 B (staging.limit)"} {
 					if !strings.Contains(table, says) {
 						t.Errorf("inspect does not say %q: %s", says, table)
 					}
 				}
 				if log := strings.Join(i.LogTail, "\n"); strings.Count(log, "bounces through 8.0 MiB of host memory") != 1 {
-					t.Errorf("the log does not say it once: %s", log)
+					t.Errorf("want one line in the log: %s", log)
 				}
 			}
 		})
 	}
 }
 
-// A container with a memory limit of 48 MiB has its relay allocate at most 64 MiB of host
-// memory for it, whatever its processes ask for: a quarter of the limit.
+// For a container with a memory limit of 48 MiB a relay allocates at most a quarter of the limit as
+// host memory, regardless of requests, and stays below 64 MiB in total.
 func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 	beside(t)
 	const limit, bound = 48 << 20, 64 << 20
@@ -164,9 +169,11 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 					_, _ = fmt.Sscanf(line, "anon %d", &anonymous) // or another line
 					_, _ = fmt.Sscanf(line, "shmem %d", &shared)
 				}
-				t.Logf("its control group, with its supervisor and its simulated GPUs, has %d KiB anonymous, %d KiB shared", anonymous>>10, shared>>10)
+				t.Logf("its control group, with its supervisor and its simulated GPUs, has %d KiB anonymous, %d KiB shared",
+					anonymous>>10, shared>>10)
 				if anonymous+shared > bound || anonymous == 0 {
-					t.Errorf("the relay's control group counts %d bytes of anonymous and %d of shared memory, want at most %d", anonymous, shared, bound)
+					t.Errorf("the relay's control group counts %d bytes of anonymous and %d of shared memory, want at most %d",
+						anonymous, shared, bound)
 				}
 			} else if os.Getenv(programs.Variable) != "" {
 				t.Errorf("the guest's control groups do not count memory: %v", err)
@@ -174,7 +181,8 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 			if !strings.Contains(hoarded.Error, "a quarter of the container's memory limit") {
 				t.Errorf("the relay refuses more by %q", hoarded.Error)
 			}
-			if table := b.mustPeerlane("relay", "inspect", c.id); !strings.Contains(table, "12 MiB for clients, slots and rings together") {
+			if table := b.mustPeerlane("relay", "inspect", c.id); !strings.Contains(table,
+				"12 MiB for clients, slots and rings together") {
 				t.Errorf("inspect does not show the limit: %s", table)
 			}
 		})
@@ -199,26 +207,33 @@ func TestHostMemoryIsChargedToTheContainer(t *testing.T) {
 			i := b.inspection(c)
 			allocated := relayMemory(t, i.Status.Relay.PID)
 			shared, current := memoryOf(t, i.Generation.Init.PID)
-			t.Logf("the relay made %d KiB; the container's control group has %d KiB of shared memory, and %d KiB in all", allocated>>10, shared>>10, current>>10)
+			t.Logf("the relay made %d KiB; the container's control group has %d KiB of shared memory, and %d KiB in all",
+				allocated>>10, shared>>10, current>>10)
 			// The relay touches some pages of rings before the client maps them.
 			const rings = 1 << 20
 			if allocated < limit/8 || shared+rings < allocated || current < shared {
-				t.Errorf("the container's control group has %d bytes of shared memory and %d in all, of %d that the relay made for it", shared, current, allocated)
+				t.Errorf("the container's control group has %d bytes of shared memory and %d in total; the relay allocated %d",
+					shared, current, allocated)
 			}
 			relay, _ := memoryOf(t, i.Status.Relay.PID)
-			if os.Getenv(programs.Variable) != "" { // on the host the group is that of all tests
-				simulated := memfds(t, i.Status.Relay.PID, func(name string) bool { return strings.HasPrefix(name, "peerlane-sim-gpu") })
-				t.Logf("the relay's control group has %d KiB of shared memory, of which simulated GPUs have up to %d KiB", relay>>10, simulated>>10)
+			if os.Getenv(programs.Variable) != "" { // on the host all tests share the group
+				simulated := memfds(t, i.Status.Relay.PID, func(name string) bool {
+					return strings.HasPrefix(name,
+						"peerlane-sim-gpu")
+				})
+				t.Logf("the relay's control group has %d KiB of shared memory, of which simulated GPUs have up to %d KiB",
+					relay>>10, simulated>>10)
 				if relay > simulated+allocated/2 {
-					t.Errorf("the relay's control group has %d bytes of shared memory and simulated GPUs %d, of %d that the relay made for clients", relay, simulated, allocated)
+					t.Errorf("the relay's control group has %d bytes of shared memory and simulated GPUs %d, of %d that the relay "+
+						"made for clients", relay, simulated, allocated)
 				}
 			}
 		})
 	}
 }
 
-// memoryOf reads how much shared memory the control group of a process has, and how much
-// memory in all, in bytes, in cgroup v1 or v2.
+// memoryOf returns shared memory and total memory of the control group of a process, in bytes, for
+// cgroup v1 or v2.
 func memoryOf(t *testing.T, pid int) (shared, current uint64) {
 	t.Helper()
 	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/cgroup", pid))) {
@@ -238,7 +253,7 @@ func memoryOf(t *testing.T, pid int) (shared, current uint64) {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(read(t, filepath.Join(group, "memory.stat"))) {
-			_, _ = fmt.Sscanf(line, "shmem %d", &shared) // of the other lines none
+			_, _ = fmt.Sscanf(line, "shmem %d", &shared) // other lines do not match
 		}
 		return shared, current
 	}
@@ -269,7 +284,7 @@ func memfds(t *testing.T, pid int, matches func(name string) bool) uint64 {
 		if name, is := strings.CutPrefix(link, "/memfd:"); err != nil || !is || !matches(name) {
 			continue
 		}
-		if unix.Stat(file, &is) != nil { // it was closed meanwhile
+		if unix.Stat(file, &is) != nil { // closed meanwhile
 			continue
 		}
 		pages[is.Ino] = uint64(is.Blocks) * 512
@@ -294,7 +309,8 @@ func relayResident(t *testing.T, pid int) (sum uint64) {
 			if len(f) > 5 {
 				name = f[5]
 			}
-			counts = !strings.HasPrefix(name, "/") || strings.HasPrefix(name, "/memfd:") && !strings.HasPrefix(name, "/memfd:peerlane-sim-gpu")
+			counts = !strings.HasPrefix(name, "/") || strings.HasPrefix(name, "/memfd:") &&
+				!strings.HasPrefix(name, "/memfd:peerlane-sim-gpu")
 		case counts && len(f) == 3 && f[0] == "Rss:":
 			kilobytes, err := strconv.ParseUint(f[1], 10, 64)
 			if err != nil {
@@ -312,7 +328,8 @@ func TestRelaysWithoutASandbox(t *testing.T) {
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })
 	b.nics()
 	a, _ := b.streaming("stream", "rounds")
-	if s := b.inspection(a).Sandbox; s.Mode != config.SandboxOff || s.Relay == nil || s.Relay.UID != 0 || s.Relay.OwnRoot || s.Relay.Seccomp {
+	if s := b.inspection(a).Sandbox; s.Mode != config.SandboxOff || s.Relay == nil || s.Relay.UID != 0 ||
+		s.Relay.OwnRoot || s.Relay.Seccomp {
 		t.Errorf("sandbox %+v, the relay %+v", s, s.Relay)
 	}
 }

@@ -14,26 +14,26 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 )
 
-// sample is what processes that live on have, and the host, when no client is there.
+// sample is the resources of long-lived processes and of the host, without clients.
 type sample struct {
 	at     time.Duration
 	values map[series]float64
 }
 
-// series is one thing over time.
+// series is one resource over time.
 type series struct{ what, of string }
 
-// What is sampled, and how much more of it is no growth: what comes once and late, as a
-// thread of Go's scheduler does, and the noise of a garbage collector.
+// Sampled resources, with the increase that is no growth: late one-time allocations, such as a
+// thread of Go's scheduler, and the noise of the garbage collector.
 var slacks = map[string]float64{
 	"memory":      4 << 20, // Pss_Anon and Pss_Shmem of /proc/PID/smaps_rollup, bytes
 	"descriptors": 1,
 	"threads":     6,
 	"mappings":    12,
-	"staging":     0, // bytes, by the account of its supervisor
+	"staging":     0, // bytes, by the supervisor's accounting
 	"files":       6, // below the state and the sockets
 	"processes":   0,
 }
@@ -47,7 +47,7 @@ func (s *relaySoak) sample(at time.Duration) {
 		if !steady(c.Number) {
 			continue
 		}
-		i, err := hook.Inspect(s.host.Layout, c.Generation())
+		i, err := control.Inspect(s.host.Layout, c.Generation())
 		if err != nil {
 			s.Fatal(err)
 		}
@@ -55,7 +55,8 @@ func (s *relaySoak) sample(at time.Duration) {
 			s.process(&now, p.Role+" of "+c.Name, p.PID)
 		}
 		if i.Status.Starts != 1 || len(i.Processes) != 2 {
-			s.Errorf("the relay of %s, to which nothing was done, was started %d times: %s", c.Name, i.Status.Starts, i.Status.Error)
+			s.Errorf("the relay of %s, to which nothing was done, was started %d times: %s", c.Name, i.Status.Starts,
+				i.Status.Error)
 		}
 		var share struct{ GPUs map[string]float64 }
 		text, err := os.ReadFile(filepath.Join(s.host.Layout.GenerationDir(c.Generation()), "staging.json"))
@@ -122,7 +123,7 @@ func (s *relaySoak) process(now *sample, name string, pid int) {
 	}
 }
 
-// growth says what has grown.
+// growth lists the resources that have grown.
 func (s *relaySoak) growth() []string {
 	s.Helper()
 	all := map[series][]float64{}
@@ -132,7 +133,8 @@ func (s *relaySoak) growth() []string {
 		}
 	}
 	var grown []string
-	for _, what := range slices.SortedFunc(maps.Keys(all), func(a, b series) int { return strings.Compare(a.what+a.of, b.what+b.of) }) {
+	for _, what := range slices.SortedFunc(maps.Keys(all),
+		func(a, b series) int { return strings.Compare(a.what+a.of, b.what+b.of) }) {
 		values := all[what]
 		by, grows := grew(values, slacks[what.what])
 		s.Logf("%-12s %-30s %v, by %.1f", what.what, what.of, shown(values), by)
@@ -143,7 +145,7 @@ func (s *relaySoak) growth() []string {
 	return grown
 }
 
-// shown are at most twelve of the values, the first and the last among them.
+// shown returns at most twelve of the values, including the first and the last.
 func shown(values []float64) []float64 {
 	if len(values) <= 12 {
 		return values
@@ -155,12 +157,11 @@ func shown(values []float64) []float64 {
 	return list
 }
 
-// grew tells by how much values grow that were taken in equal states, and whether that
-// is growth. The first quarter is left out: there each thing is made for the first time.
-// Of the others the growth is the median of the slopes between each two (Theil and Sen),
-// over all of the time, which a few values that are off, or one step, do not move. It
-// counts where it is more than the slack, and every value of the last third is more than
-// each of the first: what comes and goes is no growth.
+// grew returns the growth of values sampled in equal states, and whether it is significant. It
+// skips the first quarter, in which one-time allocations happen. The growth is the median of the
+// slopes between every two values (Theil and Sen), times the total time, which neither outliers nor
+// a single step change. Growth is significant if it exceeds the slack and every value of the last
+// third exceeds every value of the first: temporary use is no growth.
 func grew(values []float64, slack float64) (by float64, grows bool) {
 	values = values[(len(values)+3)/4:]
 	n := len(values)
@@ -179,7 +180,7 @@ func grew(values []float64, slack float64) (by float64, grows bool) {
 	return by, by > slack && slices.Min(values[n-third:]) > slices.Max(values[:third])
 }
 
-func TestWhatGrows(t *testing.T) {
+func TestGrowthIsDetected(t *testing.T) {
 	line := func(n int, f func(i int) float64) (list []float64) {
 		for i := range n {
 			list = append(list, f(i))
@@ -197,7 +198,8 @@ func TestWhatGrows(t *testing.T) {
 		{"noise", line(20, noise), 4, false},
 		{"one descriptor a segment", line(20, func(i int) float64 { return float64(30 + i) }), 4, true},
 		{"the same in noise", line(30, func(i int) float64 { return 30 + float64(i) + noise(i) }), 4, true},
-		{"the same with values that are off", line(30, func(i int) float64 { return 30 + float64(i) - 100*float64(i%10/9) }), 4, false},
+		{"the same with values that are off", line(30, func(i int) float64 { return 30 + float64(i) - 100*float64(i%10/9) }),
+			4, false},
 		{"what is made at the start", line(20, func(i int) float64 { return min(30, 10+10*float64(i)) }), 0, false},
 		{"one late step", line(20, func(i int) float64 { return 30 + 3*float64(i/15) }), 4, false},
 		{"what comes and goes", line(20, func(i int) float64 { return 30 + 10*float64(i%4) }), 4, false},

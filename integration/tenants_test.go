@@ -8,9 +8,9 @@ import (
 	"github.com/peerlane/peerlane/config"
 )
 
-// Two hosts with one cluster key, whose configuration names an annotation for tenants:
-// containers of one tenant connect, containers of two tenants hear that the keys differ, and a
-// container without a tenant is on no network.
+// Two hosts with a shared cluster key, whose configuration names an annotation for tenants:
+// containers of one tenant connect, containers of two tenants get the error that the keys differ,
+// and a container without a tenant is on no network.
 func TestTenantsOfTwoHostsRefuseEachOther(t *testing.T) {
 	const annotation = "example.com/tenant"
 	for _, runtimeName := range runtimes {
@@ -44,7 +44,8 @@ func TestTenantsOfTwoHostsRefuseEachOther(t *testing.T) {
 			if c := connect("red"); c.Peer != "1" {
 				t.Errorf("a connect within a tenant fails: %s", c.Error)
 			}
-			if c := connect("blue"); c.Peer != "0" || !strings.Contains(c.Error, `has the key of tenant "blue"`) || !strings.Contains(c.Error, "tenants' keys differ (network.tenant_annotation)") {
+			if c := connect("blue"); c.Peer != "0" || !strings.Contains(c.Error, `has the key of tenant "blue"`) ||
+				!strings.Contains(c.Error, "tenants' keys differ (network.tenant_annotation)") {
 				t.Errorf("a connect to another tenant says %q, and %s connections are made", c.Error, c.Peer)
 			}
 			if c := connect(""); c.Peer != "0" || !strings.Contains(c.Error, "no annotation "+annotation) {

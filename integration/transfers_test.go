@@ -15,13 +15,14 @@ import (
 func torture(transfers int) traffic.Torture {
 	return traffic.Torture{
 		GPUs: testbed.GPUsSimulated, Most: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers, Limit: 5 * time.Minute, Containers: 1,
-		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
+		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{
+			traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
 	}
 }
 
-// What integration/gpus/transfers does on real GPUs, small: messages between all GPUs by
-// both routes and in both directions, beside kernels, while clients and relays are killed.
-func TestTransfers(t *testing.T) {
+// A small run of integration/gpus/transfers on simulated GPUs: messages between all GPUs by both
+// routes and in both directions, beside kernels, while clients and relays are killed.
+func TestTransfersSurviveKills(t *testing.T) {
 	o := torture(200)
 	r, err := o.Run(context.Background())
 	if err != nil {
@@ -33,10 +34,11 @@ func TestTransfers(t *testing.T) {
 	if len(r.Pairs) != 2 || r.Computed <= 0 || !r.Simulated {
 		t.Errorf("pairs %v, kernels ran for %v of the time, simulated %v", r.Pairs, r.Computed, r.Simulated)
 	}
-	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes, r.Kills, r.Explained)
+	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes,
+		r.Kills, r.Explained)
 }
 
-// It must see a byte that is wrong.
+// The verification detects a corrupt byte.
 func TestTransfersSeeWhatIsWrong(t *testing.T) {
 	o := torture(5000)
 	o.KillEach, o.Load = 0, "none"
@@ -52,8 +54,8 @@ func TestTransfersSeeWhatIsWrong(t *testing.T) {
 	}
 }
 
-// The baseline of a relay's copies is executed by the GPU that executes these: no
-// cuMemcpyPeerAsync, which the GPU executes that has the source.
+// The GPU of the relay's copies executes the baseline too: no cuMemcpyPeerAsync, which the source's
+// GPU executes.
 func TestRawCopiesByTheClientsGPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.Environment = append(b.Environment, "PEERLANE_SIM_FAULT=cuMemcpyPeerAsync:error=1")
@@ -69,7 +71,8 @@ func TestRawCopiesByTheClientsGPU(t *testing.T) {
 	client, server := b.lanes[0].GPU, b.lanes[0].Servers[0]
 	for _, way := range [][2]string{{client, server}, {server, client}} {
 		for _, kind := range []string{measure.Raw, measure.Local} {
-			job := measure.Job{Kind: kind, From: way[0], To: way[1], Issuer: client, Size: 64 << 10, Depth: 2, Duration: time.Millisecond, Mapped: true}
+			job := measure.Job{Kind: kind, From: way[0], To: way[1], Issuer: client, Size: 64 << 10, Depth: 2,
+				Duration: time.Millisecond, Mapped: true}
 			r, err := m.Do(job)
 			if err != nil || r.GBs <= 0 && r.Times == nil {
 				t.Errorf("%s from %s to %s: %+v, %v", kind, way[0], way[1], r, err)

@@ -9,16 +9,16 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // slotsOfLane is how much a test's lane has on its server GPU in each direction, bytes.
 const slotsOfLane = "4194304"
 
-// inOrder looks in the stand-in's record whether slots on GPUs were registered until no queue
+// inOrder looks in the software device's record whether slots on GPUs were registered until no queue
 // pair was there any more, and the memory there until they were not.
-func inOrder(t *testing.T, rdma standin.Host) {
+func inOrder(t *testing.T, rdma softdevice.Host) {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_reg_dmabuf_mr", "ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_dereg_mr")
 	if err != nil {
@@ -144,7 +144,7 @@ func TestSlotsOnServerGPUsAreRegistered(t *testing.T) {
 
 // flushed looks whether a NIC has flushed, beside once when the queue pairs were tried, by a
 // queue pair that has nothing else to do and that nobody else reaches.
-func flushed(t *testing.T, rdma standin.Host, nic string, want bool) {
+func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_post_send", "ibv_modify_qp")
 	if err != nil {

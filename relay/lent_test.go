@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -95,7 +95,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 		name      string
 		a, b      side
 		script    []string
-		kind      func([]standin.Device) []standin.Device
+		kind      func([]softdevice.Device) []softdevice.Device
 		ask       func(a *client.Allocation)
 		unflushed bool // rocep1 has no queue pair for it
 	}
@@ -212,7 +212,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 
 // lentRegions is how often a NIC was told of so many bytes of lent memory, and how many of
 // these registrations there still are.
-func lentRegions(t *testing.T, rdma standin.Host, nic string, bytes uint64) (made, left int) {
+func lentRegions(t *testing.T, rdma softdevice.Host, nic string, bytes uint64) (made, left int) {
 	t.Helper()
 	calls, err := rdma.Calls("ibv_reg_dmabuf_mr", "ibv_dereg_mr")
 	if err != nil {

@@ -14,21 +14,21 @@ import (
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// roce are NICs of a stand-in's host, in one network. What they write into a GPU's memory
+// roce are NICs of a software device's host, in one network. What they write into a GPU's memory
 // is there for others when it has been flushed, and not before.
-func roce(host int, names ...string) (devices []standin.Device) {
+func roce(host int, names ...string) (devices []softdevice.Device) {
 	for i, name := range names {
-		devices = append(devices, standin.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
+		devices = append(devices, softdevice.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
 	}
 	return devices
 }
 
 // onRDMA puts a host's relays on the network with RDMA, by a transport.
-func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma standin.Host) {
+func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softdevice.Host) {
 	h.online(s)
 	h.rdma = rdma.Library()
 	h.nics = []netip.Addr{netip.MustParseAddr("192.0.2.1")} // no NIC's
@@ -44,11 +44,11 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma stand
 	}
 }
 
-// byRDMA is two containers on two hosts, and the NICs of both: a stand-in's NICs reach those
+// byRDMA is two containers on two hosts, and the NICs of both: a software device's NICs reach those
 // of its own directory.
 type byRDMA struct {
 	abroad
-	rdma   standin.Host
+	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
@@ -70,10 +70,10 @@ func hostsThatRedial(t *testing.T, nics, pairs int, limit time.Duration) *byRDMA
 	return hostsBy(t, nics, pairs, limit, roceItIs)
 }
 
-func roceItIs(devices []standin.Device) []standin.Device { return devices }
+func roceItIs(devices []softdevice.Device) []softdevice.Device { return devices }
 
 // iwarp makes such devices of others.
-func iwarp(devices []standin.Device) []standin.Device {
+func iwarp(devices []softdevice.Device) []softdevice.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		devices[i].IWARP = true
@@ -81,7 +81,7 @@ func iwarp(devices []standin.Device) []standin.Device {
 	return devices
 }
 
-func hostsBy(t *testing.T, nics, pairs int, redial time.Duration, kind func([]standin.Device) []standin.Device) *byRDMA {
+func hostsBy(t *testing.T, nics, pairs int, redial time.Duration, kind func([]softdevice.Device) []softdevice.Device) *byRDMA {
 	t.Helper()
 	p := &byRDMA{redial: redial}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, nics, pairs)
@@ -99,7 +99,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	hostA.redial, hostB.redial = p.redial, p.redial
 	hostA.ends = p.kept
 	var err error
-	if p.rdma, err = standin.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
+	if p.rdma, err = softdevice.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -124,7 +124,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 
 // allGivenBack looks, when the relays have ended, whether they have given back all that
 // they had of the NICs, and nothing too early.
-func allGivenBack(t *testing.T, rdma standin.Host) {
+func allGivenBack(t *testing.T, rdma softdevice.Host) {
 	t.Helper()
 	inOrder(t, rdma)
 	for given, made := range map[string][]string{
@@ -172,7 +172,7 @@ func TestEveryByteArrivesByRDMA(t *testing.T) {
 		iwarp       bool
 	}{{1, 1, false}, {2, 4, false}, {1, 1, true}, {2, 4, true}} {
 		t.Run(fmt.Sprintf("%d NICs, %d pairs, iWARP %v", of.nics, of.pairs, of.iwarp), func(t *testing.T) {
-			kind, by := func(d []standin.Device) []standin.Device { return d }, "mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)"
+			kind, by := func(d []softdevice.Device) []softdevice.Device { return d }, "mlx5_0 (GID 3 (10.0.0.1, RoCE v2)) and rocep1 (10.0.0.2)"
 			if of.iwarp {
 				kind, by = iwarp, "mlx5_0 (10.0.0.1, iWARP by RDMA CM) and rocep1 (10.0.0.2)"
 			}
@@ -413,7 +413,7 @@ func TestWhereRDMACannotBe(t *testing.T) {
 	both := iwarp(slices.Concat(ofA, ofB))
 	const forced, auto = launch.TransportVerbs, launch.TransportAuto
 	for name, c := range map[string]struct {
-		devices []standin.Device // nil for all
+		devices []softdevice.Device // nil for all
 		script  []string
 		a, b    string
 		words   []string
@@ -432,7 +432,7 @@ func TestWhereRDMACannotBe(t *testing.T) {
 		"a pair that iWARP does not make": {both, []string{"ibv_create_qp errno=12 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "rdma_create_qp", "ENOMEM"}},
 		"a NIC that does not accept":      {both, []string{"rdma_accept errno=5"}, forced, auto, []string{"mlx5_0", "rdma_accept", "EIO"}},
 		"iWARP that carries nothing":      {both, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
-		"InfiniBand and RoCE":             {append(slices.Clone(ofA), standin.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
+		"InfiniBand and RoCE":             {append(slices.Clone(ofA), softdevice.Device{Name: "rocep1", InfiniBand: true, LID: 7}), nil, forced, auto, []string{"no two NICs are of one kind"}},
 		"queue pairs that cannot be made": {nil, []string{"ibv_create_qp errno=12 device=rocep1"}, forced, auto, []string{"rocep1", "ENOMEM"}},
 		"a way that is refused":           {nil, []string{"ibv_modify_qp errno=110 device=mlx5_0"}, forced, auto, []string{"mlx5_0", "ETIMEDOUT"}},
 		"a network that carries nothing":  {nil, []string{"send status=12"}, forced, auto, []string{"a first write", "rocep1", "transport retry counter exceeded"}},
@@ -727,7 +727,7 @@ func TestACableThatIsPulled(t *testing.T) {
 	if err := p.rdma.Set(down...); err != nil {
 		t.Fatal(err)
 	}
-	// The stand-in hears of it a little later.
+	// The software device hears of it a little later.
 	for end, failed := testutil.Begin(), false; !failed; {
 		receive, err := p.receiving.Receive(p.target.Memory, 0, 3<<20)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 // What two relays say that they have of their NICs is what libibverbs made for them, and
@@ -72,7 +72,7 @@ func TestResourcesByRDMA(t *testing.T) {
 
 // outstanding is how many more calls of those that make something than of the one that gives
 // it back went well.
-func outstanding(t *testing.T, rdma standin.Host, given string, made ...string) (left int) {
+func outstanding(t *testing.T, rdma softdevice.Host, given string, made ...string) (left int) {
 	t.Helper()
 	calls, err := rdma.Calls(append(made, given)...)
 	if err != nil {

@@ -54,18 +54,20 @@ func serve() error {
 	}
 	supervisor := &supervisor{conn: conn, claims: map[uint64]chan launch.Admission{}, gone: make(chan struct{})}
 	if _, err := unix.FcntlInt(launch.FDInit, unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
-		return fmt.Errorf("descriptor %d should be a pidfd of the container's init: %w; peerlane-relay serve is started by peerlane-hook, not by hand", launch.FDInit, err)
+		return fmt.Errorf(
+			"descriptor %d should be a pidfd of the container's init: %w; peerlane-relay serve is started by peerlane-hook, "+
+				"not by hand", launch.FDInit, err)
 	}
 	r, err := relay.New(clients, peers, launch.FDInit)
 	if err != nil {
 		return err
 	}
 	r.AskBy(supervisor.ask)
-	// Before the first configuration, a client would learn that it has no lane; in the listener's
-	// queue the client waits.
+	// Before the first configuration a client would learn that no lane exists; meanwhile clients
+	// wait in the listener's queue.
 	for configured := false; !configured; {
 		if configured, err = configure(r, supervisor); err != nil {
-			return fmt.Errorf("the supervisor went before it had configured this relay: %w", err)
+			return fmt.Errorf("the supervisor exited before it configured this relay: %w", err)
 		}
 	}
 	go reconfigure(r, supervisor)
@@ -136,8 +138,8 @@ func (s *supervisor) answered(a launch.Admission) {
 	}
 }
 
-// reconfigure applies later messages of the supervisor. The relay goes on without a supervisor:
-// it serves the container as before.
+// reconfigure applies later messages of the supervisor. If the supervisor ends, the relay goes on
+// serving the container.
 func reconfigure(r *relay.Relay, s *supervisor) {
 	for {
 		if _, err := configure(r, s); err != nil {
@@ -184,7 +186,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	case asked == launch.RequestEnd:
 		r.End(message.Reason)
 	default:
-		err = fmt.Errorf("this relay knows no request %q; it is of another version than its supervisor", asked)
+		err = fmt.Errorf("unknown request %q: relay and supervisor have different versions", asked)
 	}
 	status.OK = err == nil
 	if err != nil {
@@ -203,7 +205,8 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 
 func inherited(fd int, what string) (*os.File, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
-		return nil, fmt.Errorf("descriptor %d should be %s: %w; peerlane-relay serve is started by peerlane-hook, not by hand", fd, what, err)
+		return nil, fmt.Errorf(
+			"descriptor %d should be %s: %w; peerlane-relay serve is started by peerlane-hook, not by hand", fd, what, err)
 	}
 	return os.NewFile(uintptr(fd), what), nil
 }

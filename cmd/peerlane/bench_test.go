@@ -12,8 +12,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// aBench is a result as it is saved: of each kind of row one, a row without what it
-// would be compared with, and what could not be measured.
+// aBench is a saved result: a row of each kind, a row without a baseline, and a failed measurement.
 const aBench = `{
   "version": 1, "date": "2026-11-22T12:00:00Z", "release": "v1", "command": ["peerlane", "bench", "--quick"],
   "host": "a host", "gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": 13000, "simulated": false,
@@ -49,21 +48,22 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 			t.Errorf("a simulated result says %q:\n%s", no, text)
 		}
 	}
-	// Another host's bench may have made it.
+	// Untrusted text: another host's bench may have written the file.
 	hostile := strings.NewReplacer(`"a host"`, `"a \u001b[2Jhost"`, `"rings, to`, `"\u001b[31mrings, to`).Replace(aBench)
 	if err := os.WriteFile(file, []byte(hostile), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if text := peerlane(t, "bench", "--input", file); strings.Contains(text, "\x1b") {
-		t.Errorf("what moves a terminal is printed: %q", text)
+		t.Errorf("output contains terminal control characters: %q", text)
 	}
-	// A ratio without its baseline is not shown, nor anything else of that result.
+	// A ratio without its baseline is an error, and no other row is printed.
 	lacking := strings.Replace(aBench, `{"name": "raw 4.0 MiB"`, `{"name": "raw 1.0 MiB"`, 1)
 	if err := os.WriteFile(file, []byte(lacking), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"bench", "--input", file}, &out, &errOut); code == 0 || out.Len() > 0 || !strings.Contains(errOut.String(), "did not measure") {
+	if code := run([]string{"bench", "--input", file}, &out, &errOut); code == 0 || out.Len() > 0 ||
+		!strings.Contains(errOut.String(), "did not measure") {
 		t.Errorf("exit status %d, printed %q and %q", code, out.String(), errOut.String())
 	}
 }
@@ -71,8 +71,10 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 func TestBenchCommandLine(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"},
-		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host", "--transport", "pigeon"},
-		{"--listen", "--sizes", "8"}, {"--listen", "1.2.3.4", "5.6.7.8"}, {"--listen=1.2.3.4", "5.6.7.8"}, {"1.2.3.4"}, {"--transport", "tcp"}, {"--connect", "host", "--input", "result.json"},
+		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host",
+			"--transport", "pigeon"},
+		{"--listen", "--sizes", "8"}, {"--listen", "1.2.3.4", "5.6.7.8"}, {"--listen=1.2.3.4",
+			"5.6.7.8"}, {"1.2.3.4"}, {"--transport", "tcp"}, {"--connect", "host", "--input", "result.json"},
 	} {
 		var out, errOut bytes.Buffer
 		if code := run(append([]string{"bench"}, arguments...), &out, &errOut); code != exitUsage {
@@ -82,18 +84,21 @@ func TestBenchCommandLine(t *testing.T) {
 	root := t.TempDir()
 	for _, arguments := range [][]string{{"--listen"}, {"--listen", "127.0.0.1"}, {"--connect", "127.0.0.1"}} {
 		var out, errOut bytes.Buffer
-		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "there is no cluster key, "+root) {
+		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure ||
+			!strings.Contains(errOut.String(), "no cluster key at "+root) {
 			t.Errorf("bench %q without a key: exit status %d: %s", arguments, code, errOut.String())
 		}
 	}
 	if err := os.MkdirAll(filepath.Join(root, "etc/peerlane"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/peerlane/config.toml"), []byte("[network]\nlisten = \"off\"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc/peerlane/config.toml"), []byte("[network]\nlisten = \"off\"\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "network.listen in config.toml is off") {
+	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure ||
+		!strings.Contains(errOut.String(), "network.listen in config.toml is off") {
 		t.Errorf("on a host that is on no network: exit status %d: %s", code, errOut.String())
 	}
 }
@@ -104,12 +109,14 @@ func TestBenchNetworkTenantAnnotationIsCleared(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(l.ConfigFile()), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(l.ConfigFile(), []byte("[network]\ntenant_annotation = \"example.com/tenant\"\nports = \"7000-7010\"\n"), 0o644); err != nil {
+	if err := os.WriteFile(l.ConfigFile(),
+		[]byte("[network]\ntenant_annotation = \"example.com/tenant\"\nports = \"7000-7010\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	a := &app{log: logrus.New(), layout: l}
 	c, err := a.onNetwork()
-	if err != nil || c.Network.TenantAnnotation != "" || c.Network.Ports != "7000-7010" || c.Network.Key != l.ClusterKey() {
+	if err != nil || c.Network.TenantAnnotation != "" || c.Network.Ports != "7000-7010" ||
+		c.Network.Key != l.ClusterKey() {
 		t.Errorf("%v: %+v", err, c.Network)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 func newCDIRemoveCommand(a *app) *cobra.Command {
@@ -19,25 +19,25 @@ func newCDIRemoveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remove",
 		Short: "Remove Peerlane's specifications and plan",
-		Long: `Remove the specifications of Peerlane's kinds of device, in either format, and
-the plan, and unmount the empty directory that containers get. Files of others
-are not touched, nor is the configuration. Containers cannot be given a lane any
-more, nor be restarted with the one that they have.
+		Long: `Remove Peerlane's specifications in both formats and the plan, and unmount the empty
+directory for containers. Other vendors' files and the configuration stay. Afterwards
+no container can get a lane or restart with its lane.
 
-While containers with a lane live it refuses to, unless --force is given: they
-keep their relays, and go on.
+While containers with a lane run the command refuses, unless --force is given: these
+containers keep their relays.
 
 Exit status:
-  0  nothing of it is left
-  1  failed, or containers with a lane live`,
+  0  all files are removed
+  1  failed, or containers with a lane run`,
 		Example: `  peerlane cdi remove --dry-run
   peerlane cdi remove`,
 		Args: noArgs,
 	}
 	f, form := &specFlags{cmd: cmd}, addForm(cmd)
-	addSpecDirs(cmd, f, "remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
-	cmd.Flags().BoolVar(&force, "force", false, "remove them while containers with a lane live")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be removed, and remove nothing")
+	addSpecDirs(cmd, f,
+		"remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	cmd.Flags().BoolVar(&force, "force", false, "remove while containers with a lane run")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the files to remove, and remove nothing")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		live, err := a.liveContainers()
 		if err != nil && !force {
@@ -46,7 +46,7 @@ Exit status:
 		if len(live) > 0 {
 			sentence := fmt.Sprintf("containers with a lane live (%s), and could not be restarted", strings.Join(live, ", "))
 			if !force && !dry {
-				return fmt.Errorf("%s; end them first, or remove with --force", sentence)
+				return fmt.Errorf("%s; stop these containers first, or remove with --force", sentence)
 			}
 			a.log.Warn(sentence)
 		}
@@ -91,7 +91,7 @@ Exit status:
 
 // liveContainers names the containers that have a relay and live.
 func (a *app) liveContainers() (names []string, err error) {
-	relays, err := hook.List(a.layout)
+	relays, err := generation.List(a.layout)
 	for _, r := range relays {
 		if r.Alive {
 			names = append(names, terminal.Sanitise(r.Container.ID))

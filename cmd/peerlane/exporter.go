@@ -25,11 +25,11 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// exporterAddress is where the exporter listens unless told otherwise: what containers
-// do is nobody's business on the network before somebody says so.
+// exporterAddress is the default address of the exporter. Loopback: metrics describe containers, so
+// remote access needs an explicit address.
 const exporterAddress = "127.0.0.1:9836"
 
 func newExporterCommand(a *app) *cobra.Command {
@@ -38,23 +38,23 @@ func newExporterCommand(a *app) *cobra.Command {
 	var once, names bool
 	cmd := &cobra.Command{
 		Use:   "exporter",
-		Short: "Give the figures of relays to Prometheus",
-		Long: `Give the figures of this host's relays to Prometheus, at /metrics: for each container
-and lane bytes, operations, how long they took, what they wait for and what failed, the
-staging memory of each relay, and how many relays are in which state. docs/metrics.md
-has all of them. Relays are asked whenever it is scraped, and nothing runs between.
+		Short: "Export metrics of relays to Prometheus",
+		Long: `Export metrics of this host's relays to Prometheus, at /metrics: for each container and
+lane bytes, operations, durations, waits and failures, the staging memory of each relay,
+and the number of relays in each state. docs/metrics.md lists every metric. Each scrape
+queries the relays; nothing runs in between.
 
-It listens on loopback, unless --listen says otherwise. --web-config is a file of
-Prometheus' exporter-toolkit, by which it speaks TLS and asks for a password.
+The default address is on loopback; --listen sets others. --web-config is a file of
+Prometheus' exporter-toolkit for TLS and passwords.
 
-Every user of the host can connect to loopback. So the label container is empty there;
-metrics have it at a socket, --listen unix:PATH, which only the user and the group of the
-exporter can open, and everywhere with --container-labels. With tenancy = "multi" the
-exporter does not start unless exporter.multi_tenancy of config.toml is true.
+Every user of the host can connect to loopback, so the label container is empty there.
+It is set at a socket, --listen unix:PATH, which only user and group of the exporter can
+open, and at every address with --container-labels. With tenancy = "multi" the exporter
+starts only if exporter.multi_tenancy of config.toml is true.
 
-The state of relays is root's. peerlane-exporter.service runs as the user
-peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.socket
-(--collector).`,
+Only root can read the state of relays. peerlane-exporter.service runs as the user
+peerlane-exporter, and reads the state from the socket of
+peerlane-exporter-collector.socket (--collector).`,
 		Example: `  peerlane exporter
   peerlane exporter --listen unix:/run/peerlane-exporter/metrics.sock
   peerlane exporter --listen :9836 --web-config /etc/peerlane/web.yaml
@@ -62,17 +62,20 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 		Args: noArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress}, "listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
-	flags.StringVar(&webConfig, "web-config", "", "take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
-	flags.StringVar(&collector, "collector", "", "read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, and not as root")
-	flags.BoolVar(&names, "container-labels", false, "show containers' ids in the metrics to everyone who can connect")
-	flags.BoolVar(&once, "once", false, "print the metrics once, and end")
+	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress},
+		"listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
+	flags.StringVar(&webConfig, "web-config", "",
+		"take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
+	flags.StringVar(&collector, "collector", "",
+		"read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, without root")
+	flags.BoolVar(&names, "container-labels", false, "export container ids at every address")
+	flags.BoolVar(&once, "once", false, "print the metrics once, and exit")
 	completeFiles(cmd, "web-config", "yaml", "yml")
 	completeFiles(cmd, "collector", "sock")
 	cmd.AddCommand(newCollectCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if once && (flags.Changed("listen") || flags.Changed("web-config")) {
-			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: give it without --listen and --web-config")}
+			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: omit --listen and --web-config")}
 		}
 		if err := a.mayExport(); err != nil {
 			return err
@@ -80,7 +83,7 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 		source := exporter.Host(a.layout)
 		if collector != "" {
 			source = exporter.Remote(collector)
-		} else if _, err := hook.List(a.layout); err != nil { // what cannot be read now will not be later
+		} else if _, err := generation.List(a.layout); err != nil { // fail at the start instead of at each scrape
 			return asRoot(err)
 		}
 		if once {
@@ -99,7 +102,8 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 // newCollectCommand is peerlane-exporter-collector@.service.
 func newCollectCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter --collector", Args: noArgs,
+		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter " +
+			"--collector", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := a.mayExport(); err != nil {
 				return err
@@ -109,15 +113,17 @@ func newCollectCommand(a *app) *cobra.Command {
 	}
 }
 
-// mayExport refuses on a host of several tenants: metrics of one tenant are visible to
-// others there.
+// mayExport refuses on a host with several tenants: any user there could read metrics of every
+// tenant.
 func (a *app) mayExport() error {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return err
 	}
 	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf("exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; exporter.multi_tenancy = true allows it", a.layout.ConfigFile())
+		return fmt.Errorf(
+			"exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set "+
+				"exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
 	}
 	return nil
 }
@@ -125,11 +131,14 @@ func (a *app) mayExport() error {
 // metrics is a registry that reads from a source.
 func (a *app) metrics(source exporter.Source, names bool) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(exporter.New(source, names, func(err error) { a.log.WithError(err).Warn("reading the state of relays") }))
+	registry.MustRegister(exporter.New(source, names, func(
+		err error) {
+		a.log.WithError(err).Warn("reading the state of relays")
+	}))
 	return registry
 }
 
-// printMetrics prints all of them in Prometheus' text form.
+// printMetrics prints every metric in the text format of Prometheus.
 func (a *app) printMetrics(g prometheus.Gatherer) error {
 	families, err := g.Gather()
 	if err != nil {
@@ -162,7 +171,7 @@ func listen(address string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	// Between bind and chmod nobody else may open it.
+	// Deny other users the socket between bind and chmod.
 	before := unix.Umask(0o117)
 	l, err := net.Listen("unix", path)
 	unix.Umask(before)
@@ -175,9 +184,9 @@ const exporterPage = `<!DOCTYPE html>
 <body><h1>peerlane exporter</h1><p><a href="/metrics">Metrics</a></p></body></html>
 `
 
-// export serves metrics until the context ends: those with names at sockets of the file
-// system, and the others at addresses of the network.
-func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string, webConfig string) error {
+// export serves metrics until ctx ends: withNames at Unix sockets, metrics at TCP addresses.
+func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string,
+	webConfig string) error {
 	var network, files []net.Listener
 	for _, address := range addresses {
 		l, err := listen(address)
@@ -202,17 +211,17 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 	serve := func(g prometheus.Gatherer) *http.Server {
 		handler := http.NewServeMux()
 		handler.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{
-			MaxRequestsInFlight: 4, // each asks all relays
+			MaxRequestsInFlight: 4, // a scrape queries every relay
 			Timeout:             time.Minute,
 		}))
 		handler.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = io.WriteString(w, exporterPage) // a reader who has gone needs none
+			_, _ = io.WriteString(w, exporterPage) // the client may have disconnected
 		})
 		return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	}
 	servers := []*http.Server{serve(metrics), serve(withNames)}
-	// A scrape that is under way gets its answer.
+	// Let a scrape in progress finish.
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	ended := make(chan struct{})
@@ -221,7 +230,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		late, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		for _, s := range servers {
-			_ = s.Shutdown(late) // who is later than that has lost its answer
+			_ = s.Shutdown(late) // later scrapes lose their answer
 		}
 	})
 	errs := make(chan error)
@@ -233,7 +242,8 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		count++
 		systemd := false
 		go func() {
-			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses, WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
+			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses,
+				WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
 				slog.New(slog.NewTextHandler(a.errOut.Document(), &slog.HandlerOptions{Level: slog.LevelWarn})))
 		}()
 	}
@@ -241,7 +251,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 	for range count {
 		if err := <-errs; err != nil && !errors.Is(err, http.ErrServerClosed) {
 			failed = errors.Join(failed, err)
-			fail() // the others end, too
+			fail() // stop the other servers too
 		}
 	}
 	if !stop() {

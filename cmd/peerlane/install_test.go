@@ -8,11 +8,12 @@ import (
 	"testing"
 )
 
-// make install puts the files of the packages below DESTDIR and PREFIX, whose units name
-// PREFIX, and keeps a configuration that is there. What commands look for lies where they look.
+// make install puts the packages' files below DESTDIR and PREFIX, rewrites the prefix in units,
+// keeps an existing configuration, and uses the paths that commands search.
 func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	built, dest := t.TempDir(), t.TempDir()
-	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
+		"libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
 		if err := os.WriteFile(filepath.Join(built, name), []byte("\x00"+name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -43,10 +44,11 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 		t.Error(err)
 	}
 	unit, err := os.ReadFile(filepath.Join(dest, "opt/peerlane/lib/systemd/system/peerlane-relay@.service"))
-	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") || strings.Contains(string(unit), "/usr/libexec/peerlane") {
+	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") ||
+		strings.Contains(string(unit), "/usr/libexec/peerlane") {
 		t.Errorf("the unit of relays: %v\n%s", err, unit)
 	}
-	// The command itself, and the one that its front executes.
+	// The full program and its front.
 	for _, place := range []string{"bin/peerlane", "libexec/peerlane/peerlane"} {
 		self := filepath.Join(dest, "opt/peerlane", place)
 		if got, want := prefixedLibraries(self, "/nosuch"), filepath.Join(dest, "opt/peerlane/lib/peerlane"); got != want {
@@ -59,13 +61,14 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 			t.Errorf("%s names the runtime %s, not %s", place, got, want)
 		}
 	}
-	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil || !strings.Contains(string(out), "run make build") {
+	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "run make build") {
 		t.Errorf("without a build: %v: %s", err, out)
 	}
 }
 
-// The command is its own front where none is built; where one is, that is what users start,
-// and it finds the command.
+// Without a built front the full program takes its name; with one, users start the front and the
+// front finds the full program.
 func TestInstallPutsTheFrontBeforeTheCommand(t *testing.T) {
 	built := t.TempDir()
 	write := func(name, text string) {
@@ -78,7 +81,8 @@ func TestInstallPutsTheFrontBeforeTheCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so"} {
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
+		"libnccl-net-peerlane.so"} {
 		write(name, "\x00"+name)
 	}
 	for _, front := range []string{"\x00peerlane", "\x00front"} {

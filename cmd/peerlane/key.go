@@ -24,14 +24,14 @@ import (
 func newKeyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "key",
-		Short: "Make and change the key that the hosts of a cluster trust each other by",
-		Long: `Make and change the cluster key: relays of different hosts speak only to who has it.
-It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
-same file is on every host of the cluster.
+		Short: "Manage the cluster key",
+		Long: `Manage the cluster key: relays of different hosts connect only if both have the key. It
+is in etc/peerlane/cluster.key, or the path of network.key in config.toml, and every
+host of the cluster has the same file.
 
-Containers that are started on a host that has the key are on the network.
+Containers started on a host with the key are on the network.
 
-docs/network.md has how to change the key of a cluster that works.`,
+docs/network.md describes how to rotate the key of a running cluster.`,
 		Example: `  peerlane key generate
   peerlane key show`,
 	}
@@ -39,11 +39,10 @@ docs/network.md has how to change the key of a cluster that works.`,
 	return group(cmd)
 }
 
-// keyReport is what these commands print of a key file: never a secret.
+// keyReport is the JSON document of peerlane key. It contains no secret.
 type keyReport struct {
 	File string `json:"file"`
-	// Keys has the one in use first, and then the one before while a rotation is under
-	// way.
+	// Keys has the current key first, then the former key during a rotation.
 	Keys []keyRow `json:"keys"`
 }
 
@@ -73,19 +72,19 @@ func (a *app) reportKeys(form, path string, keys network.Keys, next string) erro
 	return nil
 }
 
-// copyKey copies the key so that it arrives whole, and is at no moment open to others.
+// copyKey copies the key atomically and never readable to other users.
 const copyKey = `  ssh root@host2 'install -d -m 755 /etc/peerlane && umask 077 &&
     cat > /etc/peerlane/.new && mv /etc/peerlane/.new /etc/peerlane/cluster.key' < /etc/peerlane/cluster.key`
 
 func newKeyGenerateCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate",
-		Short: "Make the cluster key, on the first host",
-		Long: `Make a cluster key of 256 random bits in a file that only root can read. It is then to
-be copied to the other hosts of the cluster, by a way that keeps it secret.
+		Short: "Create the cluster key, on the first host",
+		Long: `Create a cluster key of 256 random bits in a file readable only by root. Copy it to the
+other hosts of the cluster over a confidential channel.
 
-It replaces no key: hosts that have the old one would be lost. That is what peerlane
-key rotate does in two steps.`,
+The command does not replace an existing key, because hosts with the old key would lose
+contact; use peerlane key rotate.`,
 		Example: "  peerlane key generate\n" + copyKey,
 		Args:    noArgs,
 	}
@@ -94,7 +93,7 @@ key rotate does in two steps.`,
 		var keys network.Keys
 		path, err := a.changeKeys(func(path string, old *network.Keys) (network.Keys, error) {
 			if old != nil {
-				return keys, fmt.Errorf("%s is there, with %v; peerlane key rotate changes it", path, *old)
+				return keys, fmt.Errorf("%s exists, with %v; change the key with peerlane key rotate", path, *old)
 			}
 			keys = network.Keys{Current: network.NewKey(time.Now())}
 			return keys, nil
@@ -111,19 +110,18 @@ func newKeyRotateCommand(a *app) *cobra.Command {
 	var finish bool
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Change the cluster key in two steps, without an outage",
-		Long: `Put another cluster key into use, and keep the one before: hosts that have this file and
-hosts that have the last one still understand each other, so that it can be copied to
-them in any order. When all have it, --finish on each, or on one and copied again,
-ends the belief in the previous key.
+		Short: "Rotate the cluster key in two steps, without an outage",
+		Long: `Start using a new cluster key, and keep the previous one: hosts with this file and hosts
+with the last file still connect, so copy the file to the hosts in any order. When every
+host has it, end the rotation with --finish on each host, or on one before copying again.
 
-peerlane key show tells by the ids which host has which file.`,
+peerlane key show prints the ids of a host's keys.`,
 		Example: "  peerlane key rotate\n" + copyKey + `
                                   and so on, to each host in any order
   peerlane key rotate --finish    on each, in any order`,
 		Args: noArgs,
 	}
-	cmd.Flags().BoolVar(&finish, "finish", false, "believe the previous key no more: when every host has the new one")
+	cmd.Flags().BoolVar(&finish, "finish", false, "drop the previous key, when every host has the new key")
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		var keys network.Keys
@@ -154,9 +152,9 @@ func newKeyShowCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show the ids and dates of the cluster key, never the secret",
-		Long: `Show which cluster key this host has, by its id, and when it was made; and during a
-rotation the one before, which is still believed. Hosts with the same ids have the same
-keys. The secret is not shown.`,
+		Long: `Show id and creation time of this host's cluster key, and during a rotation of the
+previous key, which is still accepted. Hosts with the same ids have the same keys. The
+secret is not shown.`,
 		Example: `  peerlane key show
   peerlane key show -o json`,
 		Args: noArgs,
@@ -203,8 +201,8 @@ func readKeys(path string) (*network.Keys, error) {
 	return &keys, nil
 }
 
-// changeKeys writes the key file anew, whole or not at all, and one command at a time.
-// old is nil where there is none.
+// changeKeys replaces the key file atomically, under a lock. The old keys are nil if no file
+// exists.
 func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Keys, error)) (string, error) {
 	path, err := a.keyFile()
 	if err != nil {
@@ -216,9 +214,11 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 			return path, asRoot(err)
 		}
 	}
-	// A file that nobody else can open: everybody who can open what is locked, as all can
-	// the directory, can keep it locked. It stays, or two could have one each.
-	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	// The lock is a separate file with mode 0600: any process that can open a file can keep it
+	// locked, and every user can open the directory. The lock file stays, or two commands could
+	// each lock their own inode.
+	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW,
+		0o600)
 	if err != nil {
 		return path, asRoot(fmt.Errorf("cluster key: %w", err))
 	}
@@ -237,13 +237,13 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 	return path, asRoot(writeSecret(path, keys.Text()))
 }
 
-// writeSecret replaces a file by one that only its owner can read, at once.
+// writeSecret replaces a file atomically by one with mode 0600.
 func writeSecret(path string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("cluster key: %w", err)
 	}
-	defer os.Remove(f.Name()) // which is gone where all went well
+	defer os.Remove(f.Name()) // fails after the rename, by design
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
@@ -265,5 +265,6 @@ func writeSecret(path string, text []byte) error {
 
 // noClusterKey returns the error of a host without a cluster key.
 func noClusterKey(path string) error {
-	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path, Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
+	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path,
+		Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
 }

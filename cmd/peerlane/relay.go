@@ -14,54 +14,57 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 func newRelayCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "relay",
-		Short: "Look after the relays of this host's containers",
-		Long: `Look after the relays of this host's containers. Each container with a lane has one,
-which lives as long as the container does; nobody has to start or end it.`,
+		Short: "Manage the relays of this host's containers",
+		Long: `Manage the relays of this host's containers. Each container with a lane has one relay,
+which starts and ends with the container.`,
 		Example: `  peerlane relay list
   peerlane relay inspect trainer
   peerlane relay top`,
 	}
-	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
+	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a),
+		newResumeCommand(a), newGCCommand(a))
 	return group(cmd)
 }
 
 func newListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the containers that have a relay, and how it is",
-		Long: `List the containers that have a relay, oldest first, and how it is:
+		Short: "List containers with a relay, and the relay's state",
+		Long: `List the containers with a relay, oldest first, and the state of the relay:
 
-  starting  it has not answered yet
-  ready     it serves the container's lanes
-  waiting   it died and will be started again
-  down      it died too often; the container's clients are refused
-  stopping  it was stopped, and is ending
-  stopped   it was stopped; clients are refused until peerlane relay resume
-  draining  it starts no new work, and copies are under way
-  drained   it has let go of the GPUs; clients are refused until resume
+  starting  the relay has not answered yet
+  ready     the relay serves the container's lanes
+  waiting   the relay died and will be started again
+  down      the relay died too often; clients are refused
+  stopping  the relay was stopped and is ending
+  stopped   the relay was stopped; clients are refused until peerlane relay resume
+  draining  the relay starts no new work, and copies are in progress
+  drained   the relay has released the GPUs; clients are refused until resume
   ending    the container has ended
-  left      nothing looks after it any more; peerlane relay gc removes it
-            once the container has ended
+  left      no supervisor runs; peerlane relay gc removes the relay once the
+            container has ended
 
-The table fits 100 columns: ids have 12 characters, as docker ps shows them. -o wide
-has whole ids, processes and generations.`,
+The table fits 100 columns: ids have 12 characters, as in docker ps. -o wide has whole
+ids, processes and generations.`,
 		Example: `  peerlane relay list
   peerlane relay list -o json | jq '.[] | select(.status.state != "ready")'`,
 		Args: noArgs,
 	}
 	form := addForm(cmd, formWide)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		relays, err := hook.List(a.layout)
-		// What can be read is printed, whatever the rest is.
+		relays, err := generation.List(a.layout)
+		// Print the readable relays in any case, then return the error.
 		if form.value == formJSON {
 			if relays == nil {
-				relays = []hook.Info{}
+				relays = []generation.Info{}
 			}
 			if printErr := a.printJSON(relays); printErr != nil {
 				return printErr
@@ -73,9 +76,10 @@ has whole ids, processes and generations.`,
 		} else if err == nil {
 			a.out.Println("No container has a relay.")
 		}
-		drained, markErr := hook.AllDrained(a.layout)
+		drained, markErr := generation.AllDrained(a.layout)
 		if drained != nil {
-			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
+			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n",
+				drained.Since.Format(time.RFC3339))
 		}
 		return asRoot(errors.Join(err, markErr))
 	}
@@ -85,9 +89,9 @@ has whole ids, processes and generations.`,
 // shortID is as many characters of an id as docker ps and podman ps show.
 func shortID(id string) string { return id[:min(len(id), 12)] }
 
-// relayTable has a line for each relay. Names of more than 20 characters are cut off in it,
-// unless it is wide.
-func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
+// relayTable returns a table with a row for each relay. Unless form is wide, the table cuts names
+// at 20 characters.
+func (a *app) relayTable(relays []generation.Info, form string) *table.Writer {
 	wide := form == formWide
 	t := a.newTable("CONTAINER", "NAME", "GPUS", "STARTS", "CREATED", "STATE", "ERROR")
 	if wide {
@@ -103,7 +107,7 @@ func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
 			relay = strconv.Itoa(r.Status.Relay.PID)
 		}
 		name := ""
-		if names := hook.Names(r.Container); len(names) > 0 {
+		if names := control.Names(r.Container); len(names) > 0 {
 			name = names[0]
 		}
 		all := strings.Join(gpus, ", ")
@@ -129,17 +133,16 @@ func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
 	return t
 }
 
-// relayState is the supervisor's word, unless there is no supervisor to have
-// one.
-func (a *app) relayState(r hook.Info) terminal.Styled {
+// relayState returns the state that the supervisor wrote, unless no supervisor runs.
+func (a *app) relayState(r generation.Info) terminal.Styled {
 	switch {
 	case !r.Supervised:
 		return a.paint("left", red)
-	case r.Status.State == "": // the supervisor has not written one yet
-		return a.paint(hook.StateStarting)
-	case r.Status.State == hook.StateReady:
+	case r.Status.State == "": // the supervisor has not written a state yet
+		return a.paint(generation.StateStarting)
+	case r.Status.State == generation.StateReady:
 		return a.paint(r.Status.State, green)
-	case r.Status.State == hook.StateDown, r.Status.State == hook.StateStopped:
+	case r.Status.State == generation.StateDown, r.Status.State == generation.StateStopped:
 		return a.paint(r.Status.State, red)
 	}
 	return a.paint(r.Status.State, yellow)
@@ -148,16 +151,16 @@ func (a *app) relayState(r hook.Info) terminal.Styled {
 func newGCCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc",
-		Short: "Remove what ended containers have left",
-		Long: `Remove the sockets, state and relays of containers that have ended and whose
-supervisor was killed before it could do so. Nothing of a container that lives is
-touched. The hook does the same whenever a container starts or ends.`,
+		Short: "Remove files and processes of ended containers",
+		Long: `Remove sockets, state and relays of ended containers whose supervisor was killed.
+Running containers are not affected. The hook does the same whenever a container starts
+or ends.`,
 		Example: `  peerlane relay gc`,
 		Args:    noArgs,
 	}
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		removed, err := hook.Collect(a.layout)
+		removed, err := collector.Collect(a.layout)
 		if form.value == formJSON {
 			if removed == nil {
 				removed = []string{}

@@ -16,13 +16,14 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
-// relayNames is what all of these commands take.
+// relayNames describes the argument that these commands share.
 const relayNames = `NAME is a container's name or id, as docker ps, podman ps and crictl ps show them, a
 pod's name or NAMESPACE/POD, a generation, or the beginning of an id or generation.`
 
@@ -30,9 +31,8 @@ func newInspectCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect NAME...",
 		Short: "Show a container's relay in detail",
-		Long: `Show a container's relay in detail: its lanes, sockets, processes and control
-group, what the relay says of its clients, memory and CUDA contexts, and the end
-of its log.
+		Long: `Show a container's relay in detail: lanes, sockets, processes and control group, the
+relay's report on clients, memory and CUDA contexts, and the end of its log.
 
 ` + relayNames,
 		Example: `  peerlane relay inspect trainer
@@ -46,9 +46,9 @@ of its log.
 		if err != nil {
 			return asRoot(err)
 		}
-		list := []hook.Inspection{}
+		list := []control.Inspection{}
 		for _, info := range infos {
-			i, err := hook.Inspect(a.layout, info.ID)
+			i, err := control.Inspect(a.layout, info.ID)
 			if err != nil {
 				return asRoot(err)
 			}
@@ -68,12 +68,12 @@ of its log.
 	return cmd
 }
 
-func (a *app) printInspection(i hook.Inspection) {
+func (a *app) printInspection(i control.Inspection) {
 	t := a.newTable("WHAT", "VALUE")
 	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
 	row("generation", i.ID)
 	row("container", i.Container.ID)
-	row("name", strings.Join(hook.Names(i.Container), ", "))
+	row("name", strings.Join(control.Names(i.Container), ", "))
 	row("runtime root", i.Container.RuntimeRoot)
 	row("bundle", i.Container.Bundle)
 	init := strconv.Itoa(i.Init.PID)
@@ -94,7 +94,8 @@ func (a *app) printInspection(i hook.Inspection) {
 		for _, s := range lane.Spares {
 			spares = append(spares, strconv.Itoa(s.Index))
 		}
-		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
+		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID,
+			dash(lane.GPU.UUID), lane.Role,
 			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
 	}
 	for _, p := range i.Pairs {
@@ -151,7 +152,8 @@ func (a *app) printInspection(i hook.Inspection) {
 		}
 		printNetwork(row, r.Network)
 		for _, c := range r.Connections {
-			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route, dash(c.Transport), dash(c.Path)))
+			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route,
+				dash(c.Transport), dash(c.Path)))
 			if c.Registration != "" {
 				row("  memory", c.Registration)
 			}
@@ -167,18 +169,25 @@ func (a *app) printInspection(i hook.Inspection) {
 			if c.IPCMemories > 0 {
 				host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
 			}
-			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), host, c.Connections))
+			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
+				humanize.IBytes(c.Bytes), host, c.Connections))
 		}
 		if r.MoreClients > 0 {
 			row("client", fmt.Sprintf("and %d more", r.MoreClients))
 		}
-		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent),
+			humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
 		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
-		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(r.Used.Clients, r.Limits.Clients),
-			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors),
-			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
+		row("in use", fmt.Sprintf(
+			"clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(
+				r.Used.Clients, r.Limits.Clients),
+			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors,
+				r.Limits.Descriptors),
+			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(
+				r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
 		if own := i.Config.OwnHostMemory; own > 0 {
-			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit", humanize.IBytes(own)))
+			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit",
+				humanize.IBytes(own)))
 		}
 		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
@@ -191,11 +200,11 @@ func (a *app) printInspection(i hook.Inspection) {
 }
 
 // printNCCLConf shows which file sets NCCL's variables in the container.
-func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
+func printNCCLConf(row func(what, value string), c control.NCCLConf) {
 	switch c.File {
-	case hook.NCCLConfPeerlane:
+	case control.NCCLConfPeerlane:
 		row("/etc/nccl.conf", "Peerlane's: the host's /etc/peerlane/nccl.conf, as it was when the container started")
-	case hook.NCCLConfContainer:
+	case control.NCCLConfContainer:
 		row("/etc/nccl.conf", "the container's own: of its image, a volume or a program in it")
 	default:
 		row("/etc/nccl.conf", "none: "+c.Reason)
@@ -205,7 +214,8 @@ func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
 	}
 }
 
-// printNetwork shows where other hosts find the relay, and which of them it is connected to.
+// printNetwork prints the relay's network address and the relays of other hosts that it is
+// connected to.
 func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	switch {
 	case n == nil:
@@ -234,8 +244,10 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		if p.Dialed {
 			who = "to"
 		}
-		row("other relay", fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them with the messages",
-			who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
+		row("other relay",
+			fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them "+
+				"with the messages",
+				who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
 		switch p.Transport {
 		case launch.TransportVerbs:
 			row("  its data", "over verbs, "+p.Way)
@@ -245,7 +257,7 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	}
 }
 
-// networkRail is an interface, and what went over it.
+// networkRail formats an interface and its traffic.
 func networkRail(r launch.NetworkRail) string {
 	words := []string{"no rail"}
 	if r.Rail >= 0 {
@@ -260,10 +272,11 @@ func networkRail(r launch.NetworkRail) string {
 	if r.Down {
 		words = append(words, "down")
 	}
-	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent), humanize.Bytes(r.Received))
+	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent),
+		humanize.Bytes(r.Received))
 }
 
-func printSandbox(row func(what, value string), s hook.Confinement) {
+func printSandbox(row func(what, value string), s control.Confinement) {
 	row("sandbox", s.Mode)
 	if r := s.Relay; r != nil {
 		row("  uid, gid, groups", fmt.Sprintf("%d, %d, %s", r.UID, r.GID, dash(strings.Trim(fmt.Sprint(r.Groups), "[]"))))
@@ -275,7 +288,8 @@ func printSandbox(row func(what, value string), s hook.Confinement) {
 		for _, is := range []struct {
 			what string
 			so   bool
-		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network", r.OwnNetwork}} {
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network",
+			r.OwnNetwork}} {
 			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
 		}
 		landlock := "no"
@@ -292,10 +306,9 @@ func printSandbox(row func(what, value string), s hook.Confinement) {
 func newStopCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stop NAME...",
-		Short: "End a container's relay until it is resumed",
-		Long: `End a container's relay, which is killed if that takes more than 5 seconds. Its
-clients' operations fail, and clients that attach are refused with the reason,
-until peerlane relay resume.
+		Short: "Stop a container's relay until it is resumed",
+		Long: `End a container's relay, by SIGKILL after 5 seconds. The operations of clients fail, and
+the relay's socket refuses clients with the reason, until peerlane relay resume.
 
 ` + relayNames,
 		Example: `  peerlane relay stop trainer
@@ -310,15 +323,15 @@ until peerlane relay resume.
 			return asRoot(err)
 		}
 		relays := awaited{}
-		if err = a.all(infos, hook.Stop); err == nil {
-			relays, err = a.await(infos, hook.StateStopped, 30*time.Second, form.value)
+		if err = a.all(infos, control.Stop); err == nil {
+			relays, err = a.await(infos, generation.StateStopped, 30*time.Second, form.value)
 		}
 		return a.tellAwaited(relays, err, form.value)
 	}
 	return cmd
 }
 
-// awaited is what has become of relays.
+// awaited is the JSON document of a command that waits for relays.
 type awaited struct {
 	Relays []awaitedRelay `json:"relays"`
 }
@@ -326,12 +339,12 @@ type awaited struct {
 type awaitedRelay struct {
 	ID        string `json:"id"`
 	Container string `json:"container"`
-	// State is one of hook's, or "ended" where the container has.
+	// State is a state of hook, or "ended" if the container ended.
 	State string `json:"state"`
 }
 
-// tellAwaited ends a command that waited for relays. As a table it has told on
-// the way.
+// tellAwaited prints the JSON document of a command that waited for relays. The table form printed
+// progress before.
 func (a *app) tellAwaited(relays awaited, err error, form string) error {
 	if form == formJSON && relays.Relays != nil {
 		return errors.Join(asRoot(err), a.printJSON(relays))
@@ -342,21 +355,20 @@ func (a *app) tellAwaited(relays awaited, err error, form string) error {
 func newDrainCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NAME... | --all",
-		Short: "Have relays let go of the GPUs, for a driver update or a reset",
-		Long: `Have relays let go of the GPUs: no new work starts, memory is unmapped when the
-last copy on it has ended, and then the relay ends, and its CUDA context with it.
-Clients hear that it was drained and are refused until peerlane relay resume.
+		Short: "Make relays release the GPUs, for a driver update or a reset",
+		Long: `Make relays release the GPUs: a relay starts no new work, unmaps memory after the last
+copy, and ends, and with it its CUDA context. Clients get the error that the relay was
+drained, and new clients are refused until peerlane relay resume.
 
-With --all also containers that are started from now on get no relay until
-peerlane relay resume --all, or the next boot: they start, and their clients are
-refused with the reason.
+With --all, containers that start later get no relay either, until peerlane relay resume
+--all or the next boot: they start, and their clients are refused with the reason.
 
-It waits until the relays have let go, and then lists the other processes that
-use a GPU: the containers' own among them. Exit status 1: the time was over
-before; the relays let go all the same as soon as they can.
+The command waits until the relays have ended, and then lists the other processes that
+use a GPU, including processes of the containers. Exit status 1: the timeout expired;
+the relays still end as soon as they can.
 
-Who has a GPU open /proc says; NVML, where it is installed, says who computes or
-draws on which, and with how much of its memory.
+/proc shows the processes with an open GPU device; NVML, if installed, shows those that
+compute or draw, and their GPU memory.
 
 ` + relayNames,
 		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3
@@ -364,23 +376,23 @@ draws on which, and with how much of its memory.
 	}
 	all, timeout := false, time.Minute
 	cmd.Flags().BoolVar(&all, "all", false, "every relay of this host, and those of containers that start later")
-	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "how long to wait")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "maximum time to wait")
 	form := addForm(cmd)
 	cmd.Args = namesOr(&all)
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		if all {
-			if err := hook.DrainAll(a.layout); err != nil {
+			if err := generation.DrainAll(a.layout); err != nil {
 				return asRoot(err)
 			}
 		}
 		infos, err := a.relaysOrAll(names, all)
 		relays := awaited{[]awaitedRelay{}}
 		if err == nil {
-			err = a.all(infos, hook.Drain)
+			err = a.all(infos, control.Drain)
 		}
 		if err == nil {
-			relays, err = a.await(infos, hook.StateDrained, timeout, form.value)
+			relays, err = a.await(infos, generation.StateDrained, timeout, form.value)
 		}
 		holders, looked := a.holders(nvml.New())
 		if looked != nil {
@@ -389,7 +401,7 @@ draws on which, and with how much of its memory.
 		if form.value == formJSON {
 			return errors.Join(asRoot(err), a.printJSON(struct {
 				awaited
-				Holders []hook.Holder `json:"holders"`
+				Holders []control.Holder `json:"holders"`
 			}{relays, holders}))
 		}
 		a.printHolders(holders, err == nil)
@@ -398,22 +410,22 @@ draws on which, and with how much of its memory.
 	return cmd
 }
 
-// holders are the processes that use GPUs. NVML names those that its driver knows;
-// without it /proc tells, which shows every process that has a GPU open, and not
-// for what.
+// holders returns the processes that use GPUs: from NVML, which knows those of its driver, or else
+// from /proc, which shows every process with an open GPU device, whatever the purpose.
 func (a *app) holders(library interface {
 	Processes() ([]topo.GPUProcess, error)
-}) ([]hook.Holder, error) {
+}) ([]control.Holder, error) {
 	named, err := library.Processes()
 	if err != nil && !errors.Is(err, topo.ErrNoNVML) {
-		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	return hook.Holders(a.layout, named)
+	return control.Holders(a.layout, named)
 }
 
-// printHolders lists the processes that use GPUs. That there is none it says only when
-// all relays are drained.
-func (a *app) printHolders(holders []hook.Holder, drained bool) {
+// printHolders lists the processes that use GPUs. It prints that none does only if all relays are
+// drained.
+func (a *app) printHolders(holders []control.Holder, drained bool) {
 	if len(holders) > 0 {
 		a.out.Println("These processes use GPUs:")
 		a.out.Println(a.holderTable(holders).Render())
@@ -422,7 +434,7 @@ func (a *app) printHolders(holders []hook.Holder, drained bool) {
 	}
 }
 
-func (a *app) holderTable(holders []hook.Holder) *table.Writer {
+func (a *app) holderTable(holders []control.Holder) *table.Writer {
 	t := a.newTable("PID", "COMMAND", "CONTAINER", "USES", "HAS OPEN")
 	for _, h := range holders {
 		var uses []string
@@ -445,10 +457,10 @@ func (a *app) holderTable(holders []hook.Holder) *table.Writer {
 func newResumeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume NAME... | --all",
-		Short: "Start relays again that were stopped or drained, or had given up",
-		Long: `Start relays again that were stopped or drained, or that stay down after too many
-failures. --all ends what drain --all began: every relay that was drained is
-started. One that was stopped stays so until it is named.
+		Short: "Restart relays that are stopped, drained or down",
+		Long: `Start relays again that were stopped or drained, or that are down after repeated
+failures. --all reverts drain --all and starts every drained relay. A stopped relay
+starts only by name.
 
 ` + relayNames,
 		Example: `  peerlane relay resume trainer
@@ -461,7 +473,7 @@ started. One that was stopped stays so until it is named.
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		if all {
-			if err := hook.ResumeAll(a.layout); err != nil {
+			if err := generation.ResumeAll(a.layout); err != nil {
 				return asRoot(err)
 			}
 		}
@@ -469,31 +481,30 @@ started. One that was stopped stays so until it is named.
 		if err != nil {
 			return asRoot(err)
 		}
-		var chosen []hook.Info
+		var chosen []generation.Info
 		for _, info := range infos {
-			drained := info.Status.State == hook.StateDrained || info.Status.State == hook.StateDraining
+			drained := info.Status.State == generation.StateDrained || info.Status.State == generation.StateDraining
 			if !all || drained {
 				chosen = append(chosen, info)
 			}
 		}
 		relays := awaited{}
-		if err = a.all(chosen, hook.Resume); err == nil {
-			relays, err = a.await(chosen, hook.StateReady, 30*time.Second, form.value)
+		if err = a.all(chosen, control.Resume); err == nil {
+			relays, err = a.await(chosen, generation.StateReady, 30*time.Second, form.value)
 		}
 		return a.tellAwaited(relays, err, form.value)
 	}
 	return cmd
 }
 
-// all does the same to several relays, and goes on where one fails. A container
-// that ends meanwhile is no failure.
-func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error {
+// all calls do for each relay and joins the errors. It ignores a container that ended meanwhile.
+func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
 		err := do(a.layout, info.ID)
 		if err != nil {
-			now, listed := hook.List(a.layout)
-			gone := !slices.ContainsFunc(now, func(other hook.Info) bool { return other.ID == info.ID && other.Alive })
+			now, listed := generation.List(a.layout)
+			gone := !slices.ContainsFunc(now, func(other generation.Info) bool { return other.ID == info.ID && other.Alive })
 			if listed == nil && gone {
 				continue
 			}
@@ -503,23 +514,22 @@ func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error 
 	return errors.Join(errs...)
 }
 
-// await waits until relays are in a state, or their containers have ended, and
-// tells on the way who is not. It returns how they are in the end, whatever the
-// error.
-func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) (awaited, error) {
+// await waits until each relay has the state or its container has ended, and prints pending relays
+// on the way. It returns the last states even with an error.
+func (a *app) await(infos []generation.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
-	tell := func(info hook.Info, state string) {
+	tell := func(info generation.Info, state string) {
 		if form != formJSON && told[info.ID] != state {
 			a.out.Printf("%s (container %s): %s\n", info.ID, info.Container.ID, state)
 		}
 		told[info.ID] = state
 	}
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
-		now, err := hook.List(a.layout)
+		now, err := generation.List(a.layout)
 		if err != nil {
 			return awaited{}, err
 		}
-		states := map[string]hook.Info{}
+		states := map[string]generation.Info{}
 		for _, info := range now {
 			states[info.ID] = info
 		}
@@ -535,8 +545,10 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 				relay.State = "ended"
 			case is.Status.State == state:
 				tell(info, state)
-			case is.Status.State == hook.StateDown:
-				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
+			case is.Status.State == generation.StateDown:
+				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s",
+					terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(
+						is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
 				if is.Status.Relay != nil {
@@ -551,15 +563,16 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 			return relays, down
 		}
 		if time.Now().After(end) {
-			return relays, fmt.Errorf("not %s after %v: %s; peerlane relay stop ends a relay that cannot let go", state, limit, strings.Join(waiting, ", "))
+			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state,
+				limit, strings.Join(waiting, ", "))
 		}
 	}
 }
 
-func (a *app) findRelays(names []string) ([]hook.Info, error) {
-	var all []hook.Info
+func (a *app) findRelays(names []string) ([]generation.Info, error) {
+	var all []generation.Info
 	for _, name := range names {
-		found, err := hook.Find(a.layout, name)
+		found, err := control.Find(a.layout, name)
 		if err != nil {
 			return nil, err
 		}
@@ -568,12 +581,12 @@ func (a *app) findRelays(names []string) ([]hook.Info, error) {
 	return all, nil
 }
 
-func (a *app) relaysOrAll(names []string, all bool) ([]hook.Info, error) {
+func (a *app) relaysOrAll(names []string, all bool) ([]generation.Info, error) {
 	if !all {
 		return a.findRelays(names)
 	}
-	infos, err := hook.List(a.layout)
-	var watched []hook.Info
+	infos, err := generation.List(a.layout)
+	var watched []generation.Info
 	for _, info := range infos {
 		if info.Supervised {
 			watched = append(watched, info)
@@ -588,11 +601,11 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	infos, _ := hook.List(a.layout) // what can be read is offered
+	infos, _ := generation.List(a.layout) // complete the readable relays
 	var names []string
 	for _, info := range infos {
 		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
-		for _, name := range hook.Names(info.Container) {
+		for _, name := range control.Names(info.Container) {
 			names = append(names, terminal.Sanitise(name)+"\t"+terminal.Sanitise(shortID(info.Container.ID)))
 		}
 		if begun != "" && strings.HasPrefix(info.ID, begun) {
@@ -609,13 +622,14 @@ func someNames(cmd *cobra.Command, args []string) error {
 	return usageError{cmd.CommandPath(), fmt.Errorf("%s takes the names of containers or generations", cmd.CommandPath())}
 }
 
-// namesOr demands either names or --all.
+// namesOr requires either names or --all.
 func namesOr(all *bool) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if *all != (len(args) > 0) {
 			return nil
 		}
-		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes either the names of containers or generations, or --all", cmd.CommandPath())}
+		return usageError{cmd.CommandPath(),
+			fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
 	}
 }
 

@@ -18,20 +18,23 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// aGeneration writes down one whose supervisor is gone.
+// aGeneration writes the files of a generation without a supervisor.
 func aGeneration(t *testing.T, root, id, container string) {
 	t.Helper()
 	dir := filepath.Join(root, "var/lib/peerlane/generations", id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(hook.Generation{
-		ID: id, Container: hook.Container{ID: container}, Init: hook.Process{PID: 1, Start: 1, Boot: "another"}, Created: time.Now(),
+	text, err := json.Marshal(generation.Generation{
+		ID: id, Container: generation.Container{ID: container}, Init: process.Process{PID: 1, Start: 1,
+			Boot: "another"}, Created: time.Now(),
 		Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}}},
 	})
 	if err == nil {
@@ -66,10 +69,11 @@ func TestRelayCommandLines(t *testing.T) {
 			t.Errorf("%v: exit status %d, %s; want %d, %s", args, code, errOut.String(), test.code, test.want)
 		}
 	}
-	if out := peerlane(t, "relay", "inspect", "trainer", "--root", root); !strings.Contains(out, "which has ended") || !strings.Contains(out, "no report") {
+	if out := peerlane(t, "relay", "inspect", "trainer", "--root", root); !strings.Contains(out, "which has ended") ||
+		!strings.Contains(out, "no report") {
 		t.Errorf("inspect printed %s", out)
 	}
-	list := decode[[]hook.Inspection](t, "relay", "inspect", strings.Repeat("a", 31)+"2", "--root", root, "-o", "json")
+	list := decode[[]control.Inspection](t, "relay", "inspect", strings.Repeat("a", 31)+"2", "--root", root, "-o", "json")
 	if len(list) != 1 || list[0].Container.ID != "reader" || list[0].NoReport == "" {
 		t.Errorf("inspect -o json gives %+v", list)
 	}
@@ -80,11 +84,12 @@ func TestRelayCommandLines(t *testing.T) {
 	}
 }
 
-// A drained host says so, and forgets it at resume.
+// A drained host appears in the list until resume.
 func TestDrainedHostInTheList(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "relay", "drain", "--all", "--root", root)
-	if out := peerlane(t, "relay", "list", "--root", root); !strings.Contains(out, "All relays of this host are drained since ") {
+	if out := peerlane(t, "relay", "list", "--root", root); !strings.Contains(out,
+		"All relays of this host are drained since ") {
 		t.Errorf("list printed %q", out)
 	}
 	peerlane(t, "relay", "resume", "--all", "--root", root)
@@ -93,7 +98,7 @@ func TestDrainedHostInTheList(t *testing.T) {
 	}
 	got := decode[struct {
 		Relays  []awaitedRelay
-		Holders []hook.Holder
+		Holders []control.Holder
 	}](t, "relay", "drain", "--all", "--root", root, "-o", "json")
 	if got.Relays == nil || got.Holders == nil {
 		t.Errorf("drain -o json gives %+v", got)
@@ -104,7 +109,7 @@ func TestDrainedHostInTheList(t *testing.T) {
 	}
 }
 
-// driver is NVML as a test wants it.
+// driver is a fake of NVML.
 type driver struct {
 	processes []topo.GPUProcess
 	err       error
@@ -116,14 +121,17 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 	const gone = 1 << 30 // more than a kernel's largest
 	for name, test := range map[string]struct {
 		driver driver
-		want   string // of the table's row, or none
+		want   string // part of the table's row; empty for no row
 		warns  string
 	}{
-		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20}, {GPU: 5, PID: gone, Graphics: true}}},
+		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20},
+			{GPU: 5, PID: gone, Graphics: true}}},
 			`1073741824 +- +- +GPU 3 to compute with 512 MiB, GPU 5 to graphics +-`, ""},
-		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}}, errors.New("GPU 0: lost\nGPU 1: lost")},
-			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says who has one open: GPU 0: lost; GPU 1: lost"},
-		"no NVML": {driver{err: fmt.Errorf("%w: it is not installed", topo.ErrNoNVML)}, "", ""},
+		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}},
+			errors.New("GPU 0: lost\nGPU 1: lost")},
+			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says " +
+				"who has one open: GPU 0: lost; GPU 1: lost"},
+		"no NVML": {driver{err: fmt.Errorf("%w: not installed", topo.ErrNoNVML)}, "", ""},
 	} {
 		var out, errOut bytes.Buffer
 		a := &app{out: terminal.New(&out), log: logrus.New(), layout: paths.New(t.TempDir())}
@@ -133,7 +141,8 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 		table := a.holderTable(holders).Render().String()
-		if row := strings.Contains(table, "1073741824"); row != (test.want != "") || !regexp.MustCompile(test.want).MatchString(table) {
+		if row := strings.Contains(table, "1073741824"); row != (test.want != "") ||
+			!regexp.MustCompile(test.want).MatchString(table) {
 			t.Errorf("%s: no row %q in\n%s", name, test.want, table)
 		}
 		if warned := errOut.String(); (warned != "") != (test.warns != "") || !strings.Contains(warned, test.warns) {
@@ -142,14 +151,14 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 	}
 }
 
-// What a relay says is a stranger's: it may have been taken over.
+// The text of a relay is untrusted: the relay may be compromised.
 func TestRelayTextIsSanitised(t *testing.T) {
 	const escape = "\x1b]0;evil\x07\u009b2Jtext\nforged"
 	root := t.TempDir()
 	id := strings.Repeat("b", 32)
 	aGeneration(t, root, id, escape)
 	dir := filepath.Join(root, "var/lib/peerlane/generations", id)
-	status, err := json.Marshal(hook.Status{State: hook.StateDown, Error: escape})
+	status, err := json.Marshal(generation.Status{State: generation.StateDown, Error: escape})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,19 +174,20 @@ func TestRelayTextIsSanitised(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := paths.Layout{Root: root}
-	infos, err := hook.List(l)
+	infos, err := generation.List(l)
 	if err != nil || len(infos) != 1 || !infos[0].Supervised {
 		t.Fatalf("%+v, %v", infos, err)
 	}
 
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out), log: logrus.New(), layout: l}
-	i := hook.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape, Sandbox: hook.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
+	i := control.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape,
+		Sandbox: control.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
 	a.printInspection(i)
 	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
 	a.printInspection(i)
 	fmt.Fprintln(&out, a.relayTable(infos, formTable).Render().String())
-	for _, state := range []string{hook.StateReady, hook.StateDown} {
+	for _, state := range []string{generation.StateReady, generation.StateDown} {
 		_, err := a.await(infos, state, 0, formTable)
 		fmt.Fprintln(&out, err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// messages is the name of the extracted messages among the documents, one a line.
+// messages is the key of the extracted messages in allDocuments.
 const messages = "messages"
 
 // allDocuments returns the README and docs/*.md by name, and the messages of all programs.
@@ -83,12 +83,11 @@ func commandLines(name, text string) (lines []string) {
 	return lines
 }
 
-// verbs are what Peerlane does in sentences of messages; a command does not begin with
-// them.
+// verbs lists words after "peerlane" in messages that are not commands.
 var verbs = []string{"reads", "and", "command", "writes", "needs"}
 
-// faultOf says which word of a command line is no command and no flag. In prose it stops at
-// the first word that is neither.
+// faultOf returns the first word of a command line that is neither a command nor a flag. In prose a
+// word that is not a command ends the line.
 func faultOf(root *cobra.Command, line string, prose bool) string {
 	cmd, words := root, strings.Fields(line)
 	for i := 0; i < len(words); i++ {
@@ -110,10 +109,13 @@ func faultOf(root *cobra.Command, line string, prose bool) string {
 			case flag == nil:
 				return cmd.CommandPath() + " has no flag " + word
 			case !valued && flag.NoOptDefVal == "":
-				i++ // its value
+				i++ // the flag's value
 			}
 		case cmd.HasAvailableSubCommands() && plainWord.MatchString(word):
-			at := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool { return c.Name() == word || slices.Contains(c.Aliases, word) })
+			at := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool {
+				return c.Name() == word ||
+					slices.Contains(c.Aliases, word)
+			})
 			switch {
 			case at >= 0:
 				cmd = cmd.Commands()[at]
@@ -131,9 +133,8 @@ func faultOf(root *cobra.Command, line string, prose bool) string {
 	return ""
 }
 
-// Each invocation of peerlane in messages and documents has commands and flags that exist,
-// and a remedy installs what it promises: cdi generate without --spec-dir prints
-// specifications and changes nothing.
+// Each invocation of peerlane in messages and documents has existing commands and flags, and a
+// remedy that promises installation installs: cdi generate without --spec-dir only prints.
 func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 	root := newRootCommand(&app{log: logrus.New()})
 	root.InitDefaultHelpCmd()
@@ -146,7 +147,8 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 			}
 			remedies := name == messages || name == "troubleshooting.md" || name == "errors.md" || name == "doctor.md"
 			if remedies && strings.Contains(line, "cdi generate") && !strings.Contains(line, "--spec-dir") {
-				t.Errorf("%s: peerlane %s: prints specifications and installs nothing; the remedy is peerlane cdi refresh", name, line)
+				t.Errorf("%s: peerlane %s: prints specifications and installs nothing; the remedy is peerlane cdi refresh", name,
+					line)
 			}
 		}
 	}
@@ -165,9 +167,10 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 }
 
 // extensions are the ends of file names, which look like keys: relay.log, network.md.
-var extensions = []string{"log", "md", "sock", "json", "toml", "go", "py", "c", "h", "so", "service", "socket", "slice", "conf", "xml", "svg", "html", "key", "target"}
+var extensions = []string{"log", "md", "sock", "json", "toml", "go", "py", "c", "h", "so", "service", "socket",
+	"slice", "conf", "xml", "svg", "html", "key", "target"}
 
-// keyFaults are the words of a text that look like keys of the configuration and are none.
+// keyFaults returns the words of a text with the form of a configuration key that are no key.
 func keyFaults(text string) (faults []string) {
 	keys := config.Keys()
 	tables := map[string]bool{}
@@ -175,18 +178,21 @@ func keyFaults(text string) (faults []string) {
 		table, _, _ := strings.Cut(k, ".")
 		tables[table] = true
 	}
-	for _, m := range regexp.MustCompile(`(^|[^a-zA-Z0-9_./-])([a-z]+(?:\.[a-z0-9_]+)+)($|[^a-zA-Z0-9_(/-])`).FindAllStringSubmatch(text, -1) {
+	for _, m := range regexp.MustCompile(
+		`(^|[^a-zA-Z0-9_./-])([a-z]+(?:\.[a-z0-9_]+)+)($|[^a-zA-Z0-9_(/-])`).FindAllStringSubmatch(text, -1) {
 		word := strings.TrimRight(m[2], ".0123456789") // of relay.log.1
 		table, rest, _ := strings.Cut(word, ".")
-		known := slices.Contains(keys, word) || slices.ContainsFunc(keys, func(k string) bool { return strings.HasPrefix(k, word+".") || strings.HasPrefix(word, k+".") })
-		if tables[table] && word != "cdi.k8s" && !known && !slices.Contains(extensions, rest[strings.LastIndex(rest, ".")+1:]) {
+		known := slices.Contains(keys, word) || slices.ContainsFunc(keys,
+			func(k string) bool { return strings.HasPrefix(k, word+".") || strings.HasPrefix(word, k+".") })
+		if tables[table] && word != "cdi.k8s" && !known && !slices.Contains(extensions,
+			rest[strings.LastIndex(rest, ".")+1:]) {
 			faults = append(faults, word)
 		}
 	}
 	return faults
 }
 
-// Each key of the configuration that messages and documents name exists.
+// Each configuration key in messages and documents exists.
 func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 	for name, text := range allDocuments(t) {
 		text = strings.ReplaceAll(text, `\_`, "_") // escapes of tables
@@ -194,13 +200,14 @@ func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 			t.Errorf("%s: there is no key %s", name, key)
 		}
 	}
-	if got := keyFaults("smaller `staging.slots`, relay.slots, relay.log and `relay.limits.rings`."); !slices.Equal(got, []string{"staging.slots", "relay.limits.rings"}) {
+	if got := keyFaults("smaller `staging.slots`, relay.slots, relay.log and `relay.limits.rings`."); !slices.Equal(got,
+		[]string{"staging.slots", "relay.limits.rings"}) {
 		t.Errorf("faults: %q", got)
 	}
 }
 
-// The remedy of a plan that is missing, torn, of another release or of another host is
-// peerlane cdi refresh: it writes the plan of this host.
+// The remedy for a plan that is missing, torn, of another release or of another host is peerlane
+// cdi refresh, which writes the plan of this host.
 func TestRefreshReplacesAWrongPlan(t *testing.T) {
 	h := newCDIHost(t)
 	h.run("refresh", "--hook", h.hook)
@@ -211,11 +218,12 @@ func TestRefreshReplacesAWrongPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"missing":                "",
-		"torn":                   string(good[:len(good)/2]),
-		"of another release":     strings.Replace(string(good), `"version"`, `"version": 1, "other"`, 1),
-		"of a file":              strings.Replace(string(good), `"kind": "sysfs"`, `"kind": "ncclxml", "file": "x"`, 1),
-		"with another GPU":       strings.Replace(string(good), want.GPUs[0].UUID, "GPU-00000000-0000-0000-0000-000000000000", 1),
+		"missing":            "",
+		"torn":               string(good[:len(good)/2]),
+		"of another release": strings.Replace(string(good), `"version"`, `"version": 1, "other"`, 1),
+		"of a file":          strings.Replace(string(good), `"kind": "sysfs"`, `"kind": "ncclxml", "file": "x"`, 1),
+		"with another GPU": strings.Replace(string(good), want.GPUs[0].UUID,
+			"GPU-00000000-0000-0000-0000-000000000000", 1),
 		"without tree of a host": strings.Replace(string(good), `"cpus"`, `"others"`, 1),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -22,17 +22,17 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// selfTestReport is what peerlane self-test prints.
+// selfTestReport is the JSON document of peerlane self-test.
 type selfTestReport struct {
 	launch.PairHost
 	Host string `json:"host"` // in words
-	// Kept says that relays go by it until the next boot.
+	// Kept reports whether relays use the results until the next boot.
 	Kept  bool          `json:"kept"`
 	Pairs []launch.Pair `json:"pairs"`
 }
@@ -42,29 +42,28 @@ func newSelfTestCommand(a *app) *cobra.Command {
 	var all, again bool
 	cmd := &cobra.Command{
 		Use:   "self-test",
-		Short: "Test the pairs of GPUs that lanes stage on: are bytes right, and how fast",
-		Long: `Test the pairs of GPUs that the plan's lanes can stage on, spares included, or each
-two GPUs where it stages on none: whether copies arrive bit by bit, at odd sizes
-and places, in both directions, and for a kernel that runs meanwhile; and how fast
-they are beside the bounce through the host's memory. From that it chooses the
-size of pieces, how many are under way, and by how many streams.
+		Short: "Test correctness and speed of copies between GPUs that lanes stage on",
+		Long: `Test the pairs of GPUs that the plan's lanes can stage on, including spares, or every
+two GPUs if no lane is staged: bit-exact copies at odd sizes and offsets, in both
+directions, also for a running kernel; and rates compared with the bounce through host
+memory. The test chooses size, number and streams of pieces.
 
-What it finds as root is kept, and relays go by it until the next boot or another
-driver: a pair that is wrong, or slower than the bounce, is replaced by a spare or
-the bounce. What is known already is shown and not tested anew, unless --again is
-given. The first container after a boot has its own pairs tested all the same.
+As root the results are stored, and relays use them until the next boot or driver
+change: a pair that corrupts data, or is slower than the bounce, is replaced by a spare
+or the bounce. Known results are shown without a new test, unless --again is given. The
+first container after a boot still has its own pairs tested.
 
-For a second or so a pair it has contexts and 32 MiB on both GPUs. One that is full
-or taken cannot be tested, which is no verdict on the pair.
+A test takes about a second per pair, and contexts and 32 MiB on both GPUs. A GPU that is
+full or in exclusive use cannot be tested, which is no verdict on the pair.
 
-OUT and IN are copies out of the GPU and into it, issued by that GPU, as relays do;
-BY SERVER are those that the server's GPU issues, for which a relay would need a
-second context.
+OUT and IN are copies from the GPU and to the GPU, issued by that GPU, as relays do;
+BY SERVER are copies issued by the server GPU, which would need a second context in a
+relay.
 
 Exit status:
   0  every pair is fit
-  1  a pair could not be tested, or nothing was
-  4  a pair is not fit`,
+  1  a pair could not be tested, or no pair was
+  4  a pair is unfit`,
 		Example: `  peerlane self-test
   peerlane self-test --again --all
   peerlane self-test --gpus simulated -o json`,
@@ -73,9 +72,9 @@ Exit status:
 	host, form := addLiveHost(cmd), addForm(cmd)
 	host.addSoftware()
 	flags := cmd.Flags()
-	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real, simulated (whose figures say nothing about GPUs)")
-	flags.BoolVar(&all, "all", false, "test each two GPUs, whatever the lanes are")
-	flags.BoolVar(&again, "again", false, "test what is known already, too")
+	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real or simulated")
+	flags.BoolVar(&all, "all", false, "test every two GPUs, regardless of lanes")
+	flags.BoolVar(&again, "again", false, "also repeat known results")
 	flags.StringVar(&hookBinary, "hook", "", "peerlane-hook is at `PATH` (default: "+defaultHook+")")
 	must(cmd.MarkFlagFilename("hook"))
 	complete(cmd, "gpus", testbed.GPUsReal, testbed.GPUsSimulated)
@@ -94,7 +93,7 @@ Exit status:
 			return err
 		}
 		defer t.remove()
-		names, err := hook.PlannedPairs(t.plan, t.config)
+		names, err := selftest.PlannedPairs(t.plan, t.config)
 		if err != nil {
 			return err
 		}
@@ -103,7 +102,7 @@ Exit status:
 			all = true
 		}
 		if all {
-			names = hook.AllPairs(t.plan, names)
+			names = selftest.AllPairs(t.plan, names)
 		}
 		if len(names) == 0 {
 			return fmt.Errorf("%s has %d GPUs that can have lanes, and a pair takes two", t.words, len(t.plan.GPUs))
@@ -126,10 +125,10 @@ Exit status:
 type selfTested struct {
 	plan   *topo.Plan
 	config config.Config
-	tester *hook.Tester
+	tester *selftest.Tester
 	words  string
 	kept   bool
-	remove func() // whatever was made for it
+	remove func() // removes the temporary files
 }
 
 func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error) {
@@ -140,11 +139,12 @@ func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error)
 	if hookBinary, err = hookPath(hookBinary); err != nil {
 		return nil, err
 	}
-	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
 		return nil, err
 	}
-	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source), kept: true, remove: func() {}}
+	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source),
+		kept: true, remove: func() {}}
 	if os.Geteuid() != 0 {
 		a.log.Warn("only root can have relays go by a self-test: what it finds is shown, and not kept")
 		t.tester, t.kept = tester.Unkept(), false
@@ -173,7 +173,7 @@ func simulatedPairs() (*selfTested, error) {
 		err = h.Configure(func(*config.Config) {})
 	}
 	if err == nil {
-		t.tester, err = hook.NewTester(h.Layout, h.Config, h.HookBinary())
+		t.tester, err = selftest.NewTester(h.Layout, h.Config, h.HookBinary())
 	}
 	if err != nil {
 		t.remove()
@@ -184,9 +184,9 @@ func simulatedPairs() (*selfTested, error) {
 	return t, nil
 }
 
-// selfTest tests pairs, and shows how far it is. The report is good whatever the
-// error.
-func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport, error) {
+// selfTest tests pairs and shows progress. The report is valid even with an error.
+func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport,
+	error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
 	defer stop()
 	report := selfTestReport{Host: t.words, Kept: t.kept, Pairs: []launch.Pair{}}
@@ -202,21 +202,23 @@ func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairNa
 		step()
 	})
 	done()
-	report.Kept = report.Kept && err == nil // else not all of it is, or nothing
+	report.Kept = report.Kept && err == nil // with an error the record is incomplete
 	slices.SortFunc(report.Pairs, func(a, b launch.Pair) int {
 		return 1<<20*(a.GPU.Index-b.GPU.Index) + a.Server.Index - b.Server.Index
 	})
 	return report, err
 }
 
-// judged is the error by which scripts hear what was found.
+// judged returns the exit status for the results, as an error.
 func judged(pairs []launch.Pair) error {
 	count := map[string]int{}
 	for _, p := range pairs {
 		count[p.Verdict]++
 	}
 	if bad := count[launch.VerdictWrong] + count[launch.VerdictSlow]; bad > 0 {
-		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair, Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad, len(pairs)), Remedy: "run peerlane doctor"}}
+		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair,
+			Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad,
+				len(pairs)), Remedy: "run peerlane doctor"}}
 	}
 	if n := count[launch.VerdictUntested]; n > 0 {
 		return fmt.Errorf("%d of %d pairs of GPUs could not be tested", n, len(pairs))
@@ -230,14 +232,16 @@ func (a *app) printSelfTest(r selfTestReport) {
 		a.out.Println("These GPUs are simulated: the figures say nothing about GPUs.")
 	}
 	a.out.Println()
-	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN", "BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
+	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN",
+		"BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
 	for _, p := range r.Pairs {
 		kernel := p.Reader
 		if len(kernel) > 10 {
 			kernel = "not tried"
 		}
 		row := table.Row{p.GPU.Index, p.Server.Index, a.verdict(p.Verdict), humanize.IBytes(p.Bytes), dash(kernel)}
-		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server, p.Pull.Server} {
+		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server,
+			p.Pull.Server} {
 			row = append(row, rateWord(rate))
 		}
 		why := p.Reason
@@ -270,7 +274,7 @@ func rateWord(gbs float64) string {
 	return fmt.Sprintf("%.1f", gbs)
 }
 
-// chosen is what the calibration of a pair chose; empty for nothing.
+// chosen formats the calibration of a pair; empty without one.
 func chosen(p launch.Pair) string {
 	if p.Chunk == 0 {
 		return ""
@@ -285,7 +289,8 @@ func pairWords(p launch.Pair) string {
 		words[0] += ": " + p.Reason
 	}
 	if p.Push.Client > 0 {
-		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client), rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
+		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client),
+			rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
 	}
 	if c := chosen(p); c != "" {
 		words = append(words, "pieces of "+c+" streams")
@@ -296,14 +301,15 @@ func pairWords(p launch.Pair) string {
 	return strings.Join(words, "; ")
 }
 
-// tuningWords says what decides on the sizes of copies.
+// tuningWords describes the configuration that limits the sizes of copies.
 func tuningWords(c launch.Config) string {
 	words := []string{"issued by the client's GPU"}
 	for _, k := range []struct {
 		name  string
 		value uint64
 		text  string
-	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams", uint64(c.Streams), fmt.Sprint(c.Streams)}} {
+	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams",
+		uint64(c.Streams), fmt.Sprint(c.Streams)}} {
 		switch {
 		case k.value > 0:
 			words = append(words, fmt.Sprintf("%s %s by relay.%s", k.name, k.text, k.name))
@@ -322,11 +328,11 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	if os.Geteuid() != 0 || p.config.Relay.SelfTest == launch.SelfTestOff {
 		return
 	}
-	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
 		return // without programs there are no relays either
 	}
-	names, err := hook.PlannedPairs(p.plan, p.config)
+	names, err := selftest.PlannedPairs(p.plan, p.config)
 	if err != nil {
 		return
 	}
@@ -335,7 +341,8 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 		a.log.Warnf("what is kept of self-tests is ignored: %v", err)
 	}
 	for _, n := range names {
-		if pair := launch.FindPair(known.Pairs, n); pair != nil && !pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
+		if pair := launch.FindPair(known.Pairs, n); pair != nil &&
+			!pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
 			a.log.Warnf("relays do not stage on this pair: %v: %s: %s", n, pair.Verdict, pair.Reason)
 		}
 	}

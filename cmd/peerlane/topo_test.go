@@ -20,12 +20,12 @@ func TestTablesOfTheRecordedHost(t *testing.T) {
 		out := peerlane(t, slices.Concat(strings.Fields(command), []string{"--root", t.TempDir()}, host)...)
 		golden(t, strings.ReplaceAll(command, " --", "-")+".txt", strings.ReplaceAll(out, dir, "RECORDED"))
 		if strings.Contains(out, "\x1b") {
-			t.Errorf("peerlane %s sends colours to what is no terminal", command)
+			t.Errorf("peerlane %s writes colours to a file", command)
 		}
 	}
 }
 
-// printedTopology is what peerlane topo -o json prints, with its pairs written out.
+// printedTopology is the JSON of peerlane topo -o json, with the pairs expanded.
 type printedTopology struct {
 	Version int
 	Rules   string
@@ -46,7 +46,8 @@ func (p *printedTopology) pairs() (pairs []topo.Pair) {
 	for _, of := range p.Paths {
 		for _, way := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
 			w := p.Ways[way[2]]
-			pairs = append(pairs, topo.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops, Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
+			pairs = append(pairs, topo.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops,
+				Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
 		}
 	}
 	return pairs
@@ -89,7 +90,8 @@ func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
 			t.Errorf("version %d, rules %q", got.Version, got.Rules)
 		}
 		for _, p := range got.pairs() {
-			if p.From == "0000:3a:00.0" && p.To == "mlx5_0" && (p.Type.String() != want || p.Hops == 0 || p.Reason == "" || p.Policy == nil) {
+			if p.From == "0000:3a:00.0" && p.To == "mlx5_0" && (p.Type.String() != want || p.Hops == 0 || p.Reason == "" ||
+				p.Policy == nil) {
 				t.Errorf("by the rules %q: %+v, want %s", rules, p, want)
 			}
 		}
@@ -130,8 +132,8 @@ func onFile(t *testing.T, text string, args ...string) string {
 	return peerlane(t, append(args, "--input", file)...)
 }
 
-// What a user of nvidia-smi looks for is there: the number of NVLinks, a legend
-// for names of NICs that head no column, processors and NUMA node of each GPU.
+// The matrix has the content of nvidia-smi's: number of NVLinks, a legend for replaced NIC names,
+// and local processors and NUMA node of each GPU.
 func TestMatrixHasWhatNvidiaSMIHas(t *testing.T) {
 	out := onFile(t, `<system version="1"><cpu numaid="1" affinity="0000000f,000000f0" arch="x86_64" vendor="AuthenticAMD">
 		<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
@@ -188,7 +190,7 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 	if !strings.Contains(coloured, "\x1b[32mPIX\x1b[0m") || !strings.Contains(coloured, "\x1b[31mSYS\x1b[0m") {
 		t.Error("near and far are of one colour")
 	}
-	trailing := regexp.MustCompile(" +\n") // a bold heading takes its padding with it
+	trailing := regexp.MustCompile(" +\n") // a bold heading includes padding
 	if diff := cmp.Diff(plain, trailing.ReplaceAllString(escape.ReplaceAllString(coloured, ""), "\n")); diff != "" {
 		t.Errorf("colours move something (-plain +terminal):\n%s", diff)
 	}
@@ -198,11 +200,12 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 	}
 }
 
-// What is written can be read in place of the host, and says the same of paths.
+// The XML of a host yields the same paths as the host.
 func TestXMLStandsInForTheHost(t *testing.T) {
 	_, host := recordedHost(t)
 	file := filepath.Join(t.TempDir(), "topo.xml")
-	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	first := decode[printedTopology](t, append([]string{"topo", "-o", "json"}, host...)...)
@@ -220,7 +223,8 @@ func TestVirtualSwitchFollowsTheConfiguration(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(config, []byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	out := peerlane(t, append([]string{"topo", "-o", "xml", "--virtual", "--root", root}, host...)...)
@@ -287,7 +291,8 @@ func TestConfigurationAssignsALane(t *testing.T) {
 }
 
 func TestFiguresHaveTheDigitsThatTell(t *testing.T) {
-	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9", 99.96: "100", 396.5: "396"} {
+	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9",
+		99.96: "100", 396.5: "396"} {
 		if got := gigabytes(b); got != want {
 			t.Errorf("gigabytes(%v) = %s, want %s", b, got, want)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// What older kernels lack is said, as what a kernel without Landlock lacks is.
-func TestWhatOlderLandlocksLack(t *testing.T) {
+// The report of an older kernel names the missing parts, as for a kernel without Landlock.
+func TestOlderLandlockReportsMissingParts(t *testing.T) {
 	for abi := 1; abi < 8; abi++ {
 		for _, ports := range []address.Ports{{}, {First: 20000, Last: 20999}} {
 			var r Report
@@ -36,9 +36,9 @@ func TestWhatOlderLandlocksLack(t *testing.T) {
 	}
 }
 
-// A relay on the network listens on the ports of relays, and connects to them, and to no
+// A relay on the network listens on the ports of relays, connects to these ports, and to no
 // others.
-func TestPortsOfLandlock(t *testing.T) {
+func TestLandlockAllowsListedPortsOnly(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_PORTS") != "" {
 		tryPorts()
 	}
@@ -46,7 +46,7 @@ func TestPortsOfLandlock(t *testing.T) {
 	if errno != 0 || version < 4 {
 		t.Skipf("this kernel's Landlock knows no TCP: version %d, %v", version, errno)
 	}
-	c := exec.Command("/proc/self/exe", "-test.run", "^TestPortsOfLandlock$")
+	c := exec.Command("/proc/self/exe", "-test.run", "^TestLandlockAllowsListedPortsOnly$")
 	c.Env = append(os.Environ(), "PEERLANE_TEST_PORTS=1")
 	out, err := c.CombinedOutput()
 	if want := "listen 20000: true\nconnect 20000: true\nlisten 19999: false\nconnect 19999: false\n"; err != nil || string(out) != want {
@@ -76,7 +76,7 @@ func tryPorts() {
 		}{{"listen", unix.Bind}, {"connect", unix.Connect}} {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			check(err)
-			// Whoever else has the port, or nobody: it is not Landlock that says no.
+			// Another process may have the port: the error is not Landlock's.
 			err = does.how(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
 			fmt.Printf("%s %d: %t\n", does.what, port, err != unix.EACCES)
 			unix.Close(fd)

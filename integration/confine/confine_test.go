@@ -65,7 +65,8 @@ func TestConfineIdleCommandIsKilled(t *testing.T) {
 	if _, err := c.Output(); c.ProcessState.ExitCode() != statusIdle {
 		t.Errorf("silent command: status %d, %v", c.ProcessState.ExitCode(), err)
 	}
-	if out, err := command(t, "-idle", "20s", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.1; done").Output(); err != nil || len(out) == 0 {
+	if out, err := command(t, "-idle", "20s", "sh", "-c",
+		"for i in 1 2 3; do echo $i; sleep 0.1; done").Output(); err != nil || len(out) == 0 {
 		t.Errorf("command with output: %q, %v", out, err)
 	}
 }
@@ -101,7 +102,7 @@ func TestKilledTestBinaryLeavesNothing(t *testing.T) {
 			for deadline := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 				fd, err := unix.Open(pidFile, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 				if err == unix.ENXIO {
-					return // no process has it open
+					return // no process has the file open
 				}
 				if err == nil {
 					unix.Close(fd)

@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// diagrams returns the SVG text of each drawn diagram, by its path below docs.
+// diagrams returns the SVG of each diagram by path below docs.
 func diagrams() map[string]string {
 	return map[string]string{"network.svg": networkDiagram(), "relay.svg": relayDiagram()}
 }
 
-// box is a labelled rectangle. All lengths are in user units of the SVG.
+// box is a labelled rectangle. Lengths are in user units of the SVG.
 type box struct {
 	x, y, width, height int
 	lines               []string
-	class               string // "" for an ordinary box, "group" for a frame with its title at the top
+	class               string // "" for a plain box, "group" for a frame with the title at the top
 }
 
-// arrow is a polyline with an arrowhead at its last point. label is centred at labelX, labelY.
+// arrow is a polyline with an arrowhead at the last point. label is centred at labelX, labelY.
 type arrow struct {
 	points         [][2]int
 	label          string
@@ -26,7 +26,7 @@ type arrow struct {
 	dashed         bool
 }
 
-// draw returns an SVG with the boxes and arrows. Its colours follow the reader's colour scheme.
+// draw returns an SVG with the boxes and arrows. Colours follow the reader's colour scheme.
 func draw(title string, width, height int, boxes []box, arrows []arrow) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\">\n", width, height)
@@ -52,7 +52,8 @@ marker path { fill: #79c0ff; }
 `)
 	fmt.Fprintf(&b, "<rect class=\"background\" width=\"%d\" height=\"%d\"/>\n", width, height)
 	for _, x := range boxes {
-		fmt.Fprintf(&b, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"6\"/>\n", x.class, x.x, x.y, x.width, x.height)
+		fmt.Fprintf(&b, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"6\"/>\n", x.class, x.x, x.y,
+			x.width, x.height)
 		y := x.y + x.height/2 + 5 - 8*(len(x.lines)-1)
 		if x.class == "group" {
 			y = x.y + 18
@@ -84,7 +85,7 @@ func networkDiagram() string {
 	var boxes []box
 	var arrows []arrow
 	for i, host := range []string{"sending host", "receiving host"} {
-		// left mirrors the second host, so that the NICs face each other.
+		// left mirrors the second host, so that the NICs are adjacent.
 		left := func(x, width int) int {
 			if i == 0 {
 				return 10 + x
@@ -100,7 +101,7 @@ func networkDiagram() string {
 			box{left(270, 60), 160, 60, 50, []string{"TCP", "NIC"}, ""},
 			box{left(15, 230), 250, 230, 40, []string{"relay"}, ""},
 		)
-		// steps are from the client to the NIC; the second host has them backwards.
+		// steps lead from the client to the NIC, and backwards in the second host.
 		steps := []arrow{
 			{points: [][2]int{{110, 85}, {134, 85}}},
 			{points: [][2]int{{245, 85}, {269, 85}}},
@@ -122,17 +123,19 @@ func networkDiagram() string {
 	arrows = append(arrows,
 		arrow{points: [][2]int{{340, 85}, {539, 85}}, label: "data by RDMA", labelX: 440, labelY: 77},
 		arrow{points: [][2]int{{340, 185}, {539, 185}}, label: "or data over TCP", labelX: 440, labelY: 177},
-		arrow{points: [][2]int{{255, 270}, {624, 270}}, label: "control and short messages over TCP", labelX: 440, labelY: 262, dashed: true},
+		arrow{points: [][2]int{{255, 270}, {624, 270}}, label: "control and short messages over TCP", labelX: 440,
+			labelY: 262, dashed: true},
 	)
 	return draw("Path of a message between two hosts", 880, 320, boxes, arrows)
 }
 
-// relayDiagram shows the states of a relay and the events between them.
+// relayDiagram shows the states of a relay and the events between states.
 func relayDiagram() string {
 	state := func(x, y int, name string) box { return box{x, y, 120, 40, strings.Split(name, ", "), ""} }
 	boxes := []box{
 		state(20, 130, "starting"), state(240, 130, "ready"), state(240, 20, "waiting"), state(20, 20, "down"),
-		state(500, 20, "draining, drained"), state(500, 130, "stopping, stopped"), state(240, 240, "ending"), state(500, 240, "left"),
+		state(500, 20, "draining, drained"), state(500, 130, "stopping, stopped"), state(240, 240, "ending"), state(500, 240,
+			"left"),
 	}
 	arrows := []arrow{
 		{points: [][2]int{{140, 150}, {239, 150}}, label: "answers", labelX: 190, labelY: 143},

@@ -18,19 +18,20 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
-// imageName is what docs/containers.md runs, and what the tests' own image is
-// called in every engine: no registry is needed.
+// imageName is the image in docs/containers.md and the name of the tests' own image in every
+// engine, so that no registry is needed.
 const imageName = "docker.io/library/debian:12"
 
 // image is the tests' image: this test binary and busybox.
 type image struct {
 	rootfs string // a directory
-	layer  string // a tar of it
+	layer  string // path of a tar file
 	oci    string // an OCI image in a tar
 }
 
 func makeImage(dir string, libraries ...string) (*image, error) {
-	i := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"), oci: filepath.Join(dir, "oci.tar")}
+	i := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"),
+		oci: filepath.Join(dir, "oci.tar")}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -39,7 +40,8 @@ func makeImage(dir string, libraries ...string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := []bundle.File{{Host: self, Container: "/usr/bin/test-peerlane"}, {Host: busybox, Container: "/usr/bin/busybox"}}
+	files := []bundle.File{{Host: self, Container: "/usr/bin/test-peerlane"},
+		{Host: busybox, Container: "/usr/bin/busybox"}}
 	if err := bundle.RootFS(i.rootfs, files, libraries...); err != nil {
 		return nil, err
 	}
@@ -125,7 +127,8 @@ func writeOCI(layer, path string) error {
 	defer out.Close()
 	w := tar.NewWriter(out)
 	add := func(name string, text []byte) error {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text)), ModTime: time.Unix(0, 0)}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text)),
+			ModTime: time.Unix(0, 0)}); err != nil {
 			return err
 		}
 		_, err := io.Copy(w, bytes.NewReader(text))
@@ -148,7 +151,7 @@ func writeOCI(layer, path string) error {
 	if err != nil {
 		return err
 	}
-	// As the pause container of a pod it has to stay.
+	// The image also serves as the pause container of a pod, which must keep running.
 	configAt, err := addJSON("config.v1+json", object{
 		"architecture": "amd64", "os": "linux",
 		"config": object{"Env": []string{"PATH=/usr/bin:/bin"}, "Cmd": []string{"/bin/sleep", "1000000"}},
@@ -163,7 +166,8 @@ func writeOCI(layer, path string) error {
 	if err != nil {
 		return err
 	}
-	manifestAt["annotations"] = object{"io.containerd.image.name": imageName, "org.opencontainers.image.ref.name": imageName}
+	manifestAt["annotations"] = object{"io.containerd.image.name": imageName,
+		"org.opencontainers.image.ref.name": imageName}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{manifestAt}})
 	if err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/config"
 )
 
-// What the configuration has as comments is right, too.
-func TestPackagedConfiguration(t *testing.T) {
+// The configuration in comments is valid too.
+func TestPackagedConfigurationIsValid(t *testing.T) {
 	path := filepath.Join(unpacked(t, "peerlane", "amd64"), "etc/peerlane/config.toml")
 	text, err := os.ReadFile(path)
 	check(t, err)
@@ -38,7 +38,7 @@ func emulate(t *testing.T, program string, arguments ...string) string {
 }
 
 // On an emulated processor, which says nothing about a driver there.
-func TestARM64(t *testing.T) {
+func TestARM64ProgramsRun(t *testing.T) {
 	native, foreign := unpacked(t, "peerlane", "amd64"), unpacked(t, "peerlane", "arm64")
 	for _, arguments := range [][]string{
 		{"plan", "--input", source + "/docs/hgx-4-nics.xml"},
@@ -57,26 +57,30 @@ func TestARM64(t *testing.T) {
 			}
 		}
 	}
-	for program, argument := range map[string]string{"bin/peerlane": "version", "bin/peerlane-runtime": "--peerlane-version", "libexec/peerlane/peerlane-relay": "version"} {
+	for program, argument := range map[string]string{"bin/peerlane": "version",
+		"bin/peerlane-runtime": "--peerlane-version", "libexec/peerlane/peerlane-relay": "version"} {
 		if said := emulate(t, filepath.Join(foreign, "usr", program), argument); !strings.Contains(said, "linux/arm64") {
 			t.Errorf("%s says %q", program, said)
 		}
 	}
 	emulate(t, filepath.Join(foreign, "usr/libexec/peerlane/peerlane-hook"), "help")
 
-	// The simulator of that processor. Its tests with a second process are left out,
-	// which the emulator of one does not start: a demo, too.
+	// The simulator of that processor. Tests with a second process are omitted, because the
+	// emulator of one process starts no other; so is a demo.
 	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test", "./cuda/conformance")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test",
+		"./cuda/conformance")
 	build.Dir = source
-	build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=1", "CC=aarch64-linux-gnu-gcc", "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
+	build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=1", "CC=aarch64-linux-gnu-gcc",
+		"CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	simulator, err := os.ReadFile(filepath.Join(foreign, "usr/libexec/peerlane/libpeerlane-cuda-sim.so"))
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(dir, "libpeerlane-cuda-sim.so"), simulator, 0o755))
-	said := emulate(t, filepath.Join(dir, "conformance.test"), "-test.v", "-test.run", "^Test("+strings.Join(single, "|")+")$")
+	said := emulate(t, filepath.Join(dir, "conformance.test"), "-test.v", "-test.run",
+		"^Test("+strings.Join(single, "|")+")$")
 	for _, name := range single {
 		if !strings.Contains(said, "--- PASS: Test"+name+" ") {
 			t.Errorf("Test%s does not pass there:\n%s", name, said)
@@ -84,15 +88,15 @@ func TestARM64(t *testing.T) {
 	}
 }
 
-// single are tests of package conformance in one process.
+// single are the tests of package conformance in one process.
 var single = []string{
-	"CopiesBothWaysOfEverySize", "ABatchOfCopies", "PeerCopies", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
-	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive", "StreamsInterleave",
-	"AStreamIsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
+	"CopiesBothWaysOfEverySize", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
+	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive",
+	"StreamsWaitForEachOther", "StreamRunsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
 }
 
 // Versions order as packages do.
-func TestVersions(t *testing.T) {
+func TestVersionsOrderAsPackages(t *testing.T) {
 	dir := t.TempDir()
 	check(t, os.Mkdir(filepath.Join(dir, "packaging"), 0o755))
 	script, err := os.ReadFile(source + "/packaging/version")
@@ -102,7 +106,8 @@ func TestVersions(t *testing.T) {
 	}
 	git := func(arguments ...string) {
 		t.Helper()
-		c := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "tag.gpgsign=false"}, arguments...)...)
+		c := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c",
+			"user.email=t@example.com", "-c", "tag.gpgsign=false"}, arguments...)...)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("git %v: %v: %s", arguments, err, out)
 		}
@@ -138,7 +143,8 @@ func TestVersions(t *testing.T) {
 	commit("2026-01-04T00:00:00Z")
 	version(`0\.2\.0-dev\.20260104000000\+g[0-9a-f]{8}`)
 	for i := range versions[1:] {
-		if err := exec.CommandContext(t.Context(), "dpkg", "--compare-versions", versions[i], "lt", versions[i+1]).Run(); err != nil {
+		if err := exec.CommandContext(t.Context(), "dpkg", "--compare-versions", versions[i], "lt",
+			versions[i+1]).Run(); err != nil {
 			t.Errorf("%s is not before %s", versions[i], versions[i+1])
 		}
 	}

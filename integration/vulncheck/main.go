@@ -1,5 +1,5 @@
-// Command vulncheck runs govulncheck, whose pinned version is a tool of go.mod,
-// if its database can be reached, and says in one sentence if not:
+// Command vulncheck runs govulncheck, whose pinned version is a tool of go.mod, if the database can
+// be reached, and prints one sentence if not:
 //
 //	go run ./integration/vulncheck -db https://vuln.go.dev -- -tags vm,engines ./...
 package main
@@ -24,16 +24,19 @@ import (
 const patience = 20 * time.Second
 
 func main() {
-	database := flag.String("db", "https://vuln.go.dev", "the database of vulnerabilities, by `URL`; file:///DIR is a copy of it")
+	database := flag.String("db", "https://vuln.go.dev",
+		"the database of vulnerabilities, by `URL`; file:///DIR is a copy of it")
 	flag.Parse()
 	os.Exit(check(*database, patience, flag.Args(), os.Stdout, os.Stderr))
 }
 
-// check returns the exit status: 1 if it checked nothing, else govulncheck's own, which is 0
+// check returns the exit status: 1 if nothing was checked, else that of govulncheck, which is 0
 // without findings and 3 with findings.
 func check(database string, patience time.Duration, arguments []string, out, errOut io.Writer) int {
 	if err := reach(database, patience); err != nil {
-		fmt.Fprintf(errOut, "vulncheck: nothing is checked, because the database of vulnerabilities cannot be read: %v; run it where %s can be reached, or name a copy of it: make vulncheck DB=file:///DIR\n", err, database)
+		fmt.Fprintf(errOut,
+			"vulncheck: nothing is checked, because the database of vulnerabilities cannot be read: %v; run it where %s can "+
+				"be reached, or name a copy of it: make vulncheck DB=file:///DIR\n", err, database)
 		return 1
 	}
 	c := exec.Command("go", append([]string{"tool", "govulncheck", "-db", database}, arguments...)...)
@@ -63,7 +66,8 @@ func reach(database string, patience time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, fmt.Errorf("no answer for %v", patience))
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(database, "/")+"/index/modules.json.gz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		strings.TrimSuffix(database, "/")+"/index/modules.json.gz", nil)
 	if err != nil {
 		return err
 	}

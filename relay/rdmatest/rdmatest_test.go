@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 const busID = "0000:17:00.0"
@@ -49,8 +49,8 @@ func check(t testing.TB, err error) {
 }
 
 func TestWhatIsFoundOfANIC(t *testing.T) {
-	good := standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Peermem: "yes"}
-	with := func(change func(*standin.Device)) standin.Device {
+	good := softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Peermem: "yes"}
+	with := func(change func(*softdevice.Device)) softdevice.Device {
 		d := good
 		change(&d)
 		return d
@@ -58,27 +58,27 @@ func TestWhatIsFoundOfANIC(t *testing.T) {
 	const all = "ok"
 	for _, c := range []struct {
 		name   string
-		device standin.Device
+		device softdevice.Device
 		script string
 		// host, dmabuf and peermem are what the results say: ok, or the last step and what
 		// the reason has in it.
 		want [3]string
 	}{
 		{"all is well", good, "", [3]string{all, all, all}},
-		{"no DMA-BUF", with(func(d *standin.Device) { d.NoDMABuf = true }), "", [3]string{all, "register: EOPNOTSUPP", all}},
-		{"no nvidia-peermem", with(func(d *standin.Device) { d.Peermem = "no" }), "", [3]string{all, all, "register: EFAULT"}},
-		{"an old nvidia-peermem", with(func(d *standin.Device) { d.Peermem = "alloc" }), "", [3]string{all, all, all}},
-		{"the port is down", with(func(d *standin.Device) { d.Down = true }), "", [3]string{"connect: port 1 of mlx5_0 is DOWN", "connect: is DOWN", "connect: is DOWN"}},
+		{"no DMA-BUF", with(func(d *softdevice.Device) { d.NoDMABuf = true }), "", [3]string{all, "register: EOPNOTSUPP", all}},
+		{"no nvidia-peermem", with(func(d *softdevice.Device) { d.Peermem = "no" }), "", [3]string{all, all, "register: EFAULT"}},
+		{"an old nvidia-peermem", with(func(d *softdevice.Device) { d.Peermem = "alloc" }), "", [3]string{all, all, all}},
+		{"the port is down", with(func(d *softdevice.Device) { d.Down = true }), "", [3]string{"connect: port 1 of mlx5_0 is DOWN", "connect: is DOWN", "connect: is DOWN"}},
 		{"little locked memory", good, "ibv_reg_mr errno=12", [3]string{"open: ulimit -l"}},
 		{"the node may not be opened", good, "ibv_open_device errno=13", [3]string{"open: /dev/infiniband"}},
 		{"writes fail", good, "send status=10 call=1", [3]string{"write: remote access error", all, all}},
 		// The first one is compared, and four are timed; then it reads.
 		{"writes bring wrong bytes", good, "send corrupt=1 call=1", [3]string{"write: wrong", all, all}},
 		{"reads bring wrong bytes", good, "send corrupt=1 call=6", [3]string{"read: wrong", all, all}},
-		{"iWARP", with(func(d *standin.Device) { d.IWARP = true }), "", [3]string{"untested: iWARP"}},
+		{"iWARP", with(func(d *softdevice.Device) { d.IWARP = true }), "", [3]string{"untested: iWARP"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h, err := standin.New(t.TempDir(), c.device)
+			h, err := softdevice.New(t.TempDir(), c.device)
 			check(t, err)
 			check(t, h.Script(c.script))
 			l, err := verbs.OpenLibrary(h.Library())
@@ -147,9 +147,9 @@ func TestTheWayIsTheConfigurations(t *testing.T) {
 		{func(v *launch.Verbs) { v.TrafficClass, v.ServiceLevel = 104, 3 }, "GID 3", map[string]string{"class": "104", "level": "3"}, ""},
 		{func(v *launch.Verbs) { v.MTU = 512 }, "GID 3", map[string]string{"mtu": "2"}, ""}, // IBV_MTU_512
 		{func(v *launch.Verbs) { v.GIDIndex = 9 }, "", nil, "GID index 9 is empty"},
-		{func(v *launch.Verbs) { v.PKey = 1 }, "pkey index 1", nil, "EINVAL"}, // the stand-in has one
+		{func(v *launch.Verbs) { v.PKey = 1 }, "pkey index 1", nil, "EINVAL"}, // the software device has one
 	} {
-		h, err := standin.New(t.TempDir(), standin.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
+		h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"})
 		check(t, err)
 		l, err := verbs.OpenLibrary(h.Library())
 		check(t, err)
@@ -163,7 +163,9 @@ func TestTheWayIsTheConfigurations(t *testing.T) {
 		calls, err := h.Calls("ibv_modify_qp")
 		check(t, err)
 		for name, value := range c.asked {
-			if !slices.ContainsFunc(calls, func(call standin.Call) bool { return call.Arguments["state"] == "2" && call.Arguments[name] == value }) {
+			if !slices.ContainsFunc(calls, func(call softdevice.Call) bool {
+				return call.Arguments["state"] == "2" && call.Arguments[name] == value
+			}) {
 				t.Errorf("%+v: no %s=%s in %v", config, name, value, calls)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 const mib = 1 << 20
@@ -64,10 +64,10 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// nics opens devices of a host of stand-ins, with a domain on each.
-func nics(t testing.TB, devices ...standin.Device) (standin.Host, []registration.NIC) {
+// nics opens devices of a host of software devices, with a domain on each.
+func nics(t testing.TB, devices ...softdevice.Device) (softdevice.Host, []registration.NIC) {
 	t.Helper()
-	h, err := standin.New(t.TempDir(), devices...)
+	h, err := softdevice.New(t.TempDir(), devices...)
 	check(t, err)
 	l, err := verbs.OpenLibrary(h.Library())
 	check(t, err)
@@ -108,59 +108,59 @@ const access = verbs.LocalWrite | verbs.RemoteWrite
 func TestTheFirstWayThatWorks(t *testing.T) {
 	own := registration.GPU{Asks: asks, On: 0}
 	other := registration.GPU{Asks: asks, On: 1}
-	yes := standin.Device{Name: "yes"}
-	peermem := standin.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"}
-	old := standin.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"}
-	none := standin.Device{Name: "none", NoDMABuf: true}
+	yes := softdevice.Device{Name: "yes"}
+	peermem := softdevice.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"}
+	old := softdevice.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"}
+	none := softdevice.Device{Name: "none", NoDMABuf: true}
 	for _, c := range []struct {
 		name    string
 		from    registration.Allocator
-		devices []standin.Device
+		devices []softdevice.Device
 		script  string
 		way     registration.Way
 		steps   []string // each begins so
 	}{
-		{"DMA-BUF", own, []standin.Device{yes}, "", registration.DMABuf, []string{
+		{"DMA-BUF", own, []softdevice.Device{yes}, "", registration.DMABuf, []string{
 			"yes: DMA-BUF, memory of cuMemCreate",
 		}},
-		{"DMA-BUF, on a GPU without a context", other, []standin.Device{yes}, "", registration.DMABuf, []string{
+		{"DMA-BUF, on a GPU without a context", other, []softdevice.Device{yes}, "", registration.DMABuf, []string{
 			"yes: DMA-BUF, memory of cuMemCreate",
 		}},
-		{"nvidia-peermem", own, []standin.Device{peermem}, "", registration.Peermem, []string{
+		{"nvidia-peermem", own, []softdevice.Device{peermem}, "", registration.Peermem, []string{
 			"peermem: DMA-BUF, memory of cuMemCreate: ibv_reg_dmabuf_mr (peermem, 2097152 bytes",
 			"peermem: nvidia-peermem, memory of cuMemCreate",
 		}},
-		{"nvidia-peermem that knows cuMemAlloc alone", own, []standin.Device{old}, "", registration.Peermem, []string{
+		{"nvidia-peermem that knows cuMemAlloc alone", own, []softdevice.Device{old}, "", registration.Peermem, []string{
 			"old: DMA-BUF, memory of cuMemCreate: ibv_reg_dmabuf_mr",
 			"old: nvidia-peermem, memory of cuMemCreate: ibv_reg_mr (old, 2097152 bytes",
 			"old: DMA-BUF, memory of cuMemAlloc: ",
 			"old: nvidia-peermem, memory of cuMemAlloc",
 		}},
-		{"neither", own, []standin.Device{none}, "", registration.Bounce, []string{
+		{"neither", own, []softdevice.Device{none}, "", registration.Bounce, []string{
 			"none: DMA-BUF, memory of cuMemCreate: ibv_reg_dmabuf_mr",
 			"none: nvidia-peermem, memory of cuMemCreate: ibv_reg_mr",
 			"none: DMA-BUF, memory of cuMemAlloc: ",
 			"none: nvidia-peermem, memory of cuMemAlloc: ibv_reg_mr",
 			"through host memory (bounce)",
 		}},
-		{"cuMemAlloc would do, on a GPU where no context may be", other, []standin.Device{old}, "", registration.Bounce, []string{
+		{"cuMemAlloc would do, on a GPU where no context may be", other, []softdevice.Device{old}, "", registration.Bounce, []string{
 			"old: DMA-BUF, memory of cuMemCreate: ",
 			"old: nvidia-peermem, memory of cuMemCreate: ",
 			"all NICs: nvidia-peermem, memory of cuMemAlloc: memory of cuMemAlloc on GPU 1 needs a context there",
 			"through host memory (bounce)",
 		}},
 		// No other memory is smaller.
-		{"locked memory is limited", own, []standin.Device{peermem}, "ibv_reg_mr errno=12", registration.Bounce, []string{
+		{"locked memory is limited", own, []softdevice.Device{peermem}, "ibv_reg_mr errno=12", registration.Bounce, []string{
 			"peermem: DMA-BUF, memory of cuMemCreate: ",
 			"peermem: nvidia-peermem, memory of cuMemCreate: ibv_reg_mr",
 			"through host memory (bounce)",
 		}},
-		{"each NIC has its own way", own, []standin.Device{yes, peermem}, "", registration.Peermem, []string{
+		{"each NIC has its own way", own, []softdevice.Device{yes, peermem}, "", registration.Peermem, []string{
 			"yes: DMA-BUF, memory of cuMemCreate",
 			"peermem: DMA-BUF, memory of cuMemCreate: ",
 			"peermem: nvidia-peermem, memory of cuMemCreate",
 		}},
-		{"and all have the same memory", own, []standin.Device{peermem, old}, "", registration.Peermem, []string{
+		{"and all have the same memory", own, []softdevice.Device{peermem, old}, "", registration.Peermem, []string{
 			"peermem: DMA-BUF, memory of cuMemCreate: ",
 			"peermem: nvidia-peermem, memory of cuMemCreate",
 			"old: DMA-BUF, memory of cuMemCreate: ",
@@ -170,12 +170,12 @@ func TestTheFirstWayThatWorks(t *testing.T) {
 			"old: DMA-BUF, memory of cuMemAlloc: ",
 			"old: nvidia-peermem, memory of cuMemAlloc",
 		}},
-		{"the driver says no of cuMemCreate", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true}}, []standin.Device{peermem}, "", registration.Peermem, []string{
+		{"the driver says no of cuMemCreate", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true}}, []softdevice.Device{peermem}, "", registration.Peermem, []string{
 			"peermem: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC have this memory",
 			"peermem: DMA-BUF, memory of cuMemAlloc: ",
 			"peermem: nvidia-peermem, memory of cuMemAlloc",
 		}},
-		{"the driver says no of all", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true, registration.Allocated: true}}, []standin.Device{yes}, "", registration.Bounce, []string{
+		{"the driver says no of all", &incapable{Allocator: own, kinds: map[registration.Kind]bool{registration.VMM: true, registration.Allocated: true}}, []softdevice.Device{yes}, "", registration.Bounce, []string{
 			"yes: DMA-BUF, memory of cuMemCreate: the CUDA driver lets no NIC",
 			"yes: DMA-BUF, memory of cuMemAlloc: the CUDA driver lets no NIC",
 			"through host memory (bounce)",
@@ -213,7 +213,7 @@ func TestTheFirstWayThatWorks(t *testing.T) {
 }
 
 // registeredWhole checks what the NICs were asked for.
-func registeredWhole(t *testing.T, h standin.Host, r *registration.Registered) {
+func registeredWhole(t *testing.T, h softdevice.Host, r *registration.Registered) {
 	t.Helper()
 	calls, err := h.Calls("ibv_reg_dmabuf_mr", "ibv_reg_mr")
 	check(t, err)
@@ -248,7 +248,7 @@ func free(t *testing.T) (bytes uint64) {
 
 // Without memory there is nothing to register, and bounce would hide that.
 func TestNoMemoryIsAnError(t *testing.T) {
-	_, list := nics(t, standin.Device{Name: "yes"})
+	_, list := nics(t, softdevice.Device{Name: "yes"})
 	if r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v, %v", r, err)
 	}
@@ -256,7 +256,7 @@ func TestNoMemoryIsAnError(t *testing.T) {
 
 // What nvidia-peermem has registered may not be freed before.
 func TestMemoryIsFreedAfterItsRegistration(t *testing.T) {
-	h, list := nics(t, standin.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"})
+	h, list := nics(t, softdevice.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"})
 	r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 	check(t, err)
 	kept := &watched{Memory: r.Memory, closing: func() {
@@ -286,7 +286,7 @@ func (w *watched) Close() error {
 }
 
 func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
-	h, list := nics(t, standin.Device{Name: "yes"}, standin.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"})
+	h, list := nics(t, softdevice.Device{Name: "yes"}, softdevice.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"})
 	m, err := device.Create(driver, 0, mib, cuda.Access{Device: 0, Write: true})
 	check(t, err)
 	defer func() { check(t, m.Close()) }()
@@ -313,7 +313,7 @@ func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
 
 // Whatever a kernel refuses DMA-BUF with, the next way is tried, and the error is kept.
 func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
-	h, list := nics(t, standin.Device{Name: "n", Peermem: "yes"})
+	h, list := nics(t, softdevice.Device{Name: "n", Peermem: "yes"})
 	for _, refused := range []syscall.Errno{
 		syscall.EPERM, syscall.EIO, syscall.EBADF, syscall.EAGAIN, syscall.ENOMEM, syscall.EACCES, syscall.EFAULT, syscall.EBUSY, syscall.EINVAL,
 		syscall.ENOTTY, syscall.ENOSPC, syscall.ENOSYS, syscall.EPROTONOSUPPORT, syscall.EOPNOTSUPP, syscall.ETIMEDOUT,

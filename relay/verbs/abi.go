@@ -2,7 +2,7 @@ package verbs
 
 import _ "embed"
 
-// Header is abi.h: the declarations that the stand-in's C source has in common with this
+// Header is abi.h: the declarations that the software device's C source has in common with this
 // package.
 //
 //go:embed abi.h

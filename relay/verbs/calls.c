@@ -44,7 +44,7 @@ peerlane_verbs *peerlane_verbs_open(const char *path, char *message, size_t n, i
 #define X(name, result, parameters) *(void **)&t->name = dlsym(library, #name);
 	VERBS_OPTIONAL(X)
 #undef X
-	t->stand_in = dlsym(library, "peerlane_stand_in") != NULL;
+	t->software = dlsym(library, "peerlane_software_device") != NULL;
 	return t;
 }
 

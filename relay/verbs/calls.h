@@ -64,7 +64,7 @@ X(rdma_get_src_port, uint16_t, A(struct rdma_cm_id *id))
 typedef struct {
 	VERBS(X)
 	VERBS_OPTIONAL(X)
-	int stand_in;
+	int software;
 } peerlane_verbs;
 typedef struct {
 	MANAGER(X)

@@ -11,5 +11,5 @@
 // The calls of every turn ([Pair.PostSend], [Pair.PostRecv], [Queue.Poll], [Queue.Arm],
 // [Queue.Acknowledge]) allocate nothing.
 //
-// Package relay/verbs/standin has a libibverbs.so.1 for tests, where there is no device.
+// Package relay/verbs/softdevice has a libibverbs.so.1 for tests, where there is no device.
 package verbs

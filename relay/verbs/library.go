@@ -83,5 +83,5 @@ func libraryError(path, message string, missing bool) error {
 // Path is the path or name that was opened.
 func (l *Library) Path() string { return l.path }
 
-// StandIn reports whether the library is that of package standin.
-func (l *Library) StandIn() bool { return l.calls.stand_in != 0 }
+// Software reports whether the library is that of package softdevice.
+func (l *Library) Software() bool { return l.calls.software != 0 }

@@ -32,7 +32,7 @@ type Manager struct {
 // Manager opens librdmacm.so.1. The error is a [*LibraryError].
 func (l *Library) Manager() (*Manager, error) {
 	path := ManagerLibrary
-	if l.StandIn() {
+	if l.Software() {
 		path = l.path // which stands in for both
 	}
 	name := C.CString(path)

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -129,7 +129,7 @@ func (o Options) Check() error {
 	} {
 		for _, name := range list.have {
 			if !slices.Contains(list.choice, name) {
-				return fmt.Errorf("--%s %s is none of %s", list.flag, name, strings.Join(list.choice, ", "))
+				return fmt.Errorf("--%s %s: unknown value; use %s", list.flag, name, strings.Join(list.choice, ", "))
 			}
 		}
 	}
@@ -270,7 +270,7 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	return r, remove, nil
 }
 
-// chooseRoutes leaves out route staged on a host with one GPU.
+// chooseRoutes omits route staged on a host with one GPU.
 func (r *run) chooseRoutes() error {
 	if !r.host.OneGPU() {
 		return nil
@@ -465,19 +465,19 @@ func (r *run) configure(lanes []topo.Assignment, change func(*config.Config)) er
 // selfTest tests the untested pairs of GPUs that the lanes can stage on: otherwise the supervisor
 // of the first relay would test beside the measurement.
 func (r *run) selfTest() error {
-	names, err := hook.PlannedPairs(r.host.Plan, r.host.Config)
+	names, err := selftest.PlannedPairs(r.host.Plan, r.host.Config)
 	if err != nil {
 		return err
 	}
 	if r.host.Simulated {
 		names = names[:min(len(names), 1)]
 	}
-	tester, err := hook.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
+	tester, err := selftest.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
 	if err != nil {
 		return err
 	}
 	start, before := time.Now(), len(r.pairs)
-	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("takes more than %v", patience))
 	defer cancel()
 	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
 		if launch.FindPair(r.pairs, p.PairName) == nil {

@@ -102,7 +102,7 @@ func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- 
 	}
 }
 
-// guest is a bench that has connected, and what this one does for it.
+// guest is a connected bench, with its tasks on this host.
 type guest struct {
 	*run
 	*lines
@@ -110,7 +110,7 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
-	// here lasts until the other bench is gone: tasks for the bench end then.
+	// here ends when the other bench disconnects, and with it the bench's tasks.
 	here context.Context
 	gone func()
 	// spare has the client not end then.
@@ -155,7 +155,7 @@ func (g *guest) serve() (report *Report, err error) {
 		case g.ctx.Err() != nil:
 			return nil, context.Cause(g.ctx)
 		case l.err != nil:
-			return nil, fmt.Errorf("the bench on %s went away before the end: %w", g.name, l.err)
+			return nil, fmt.Errorf("the bench on %s disconnected before the end: %w", g.name, l.err)
 		}
 		var o taskResult
 		e, err := parseTask(l.text)
@@ -169,7 +169,7 @@ func (g *guest) serve() (report *Report, err error) {
 			o.Error = err.Error()
 		}
 		if err := g.say(o); err != nil {
-			return nil, fmt.Errorf("the bench on %s went away: %w", g.name, err)
+			return nil, fmt.Errorf("the bench on %s disconnected: %w", g.name, err)
 		}
 	}
 }

@@ -14,12 +14,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/staging"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// What this user may not see, or what gives no answer, is said and is no fault.
+// A source that is unreadable for this user, or that does not answer, is reported and is no
+// failure.
 func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
@@ -32,7 +35,10 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 			m.fake.err = topo.ErrNoNVML
 			m.fake.health.GPUs, m.fake.gpus = nil, nil
 		}, []string{"driver", "p2p", "bar1", "mig", "vgpu", "compute-mode", "persistence-mode", "staging"}},
-		{"the state of relays", func() { m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane", Err: fs.ErrPermission} },
+		{"the state of relays", func() {
+			m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane",
+				Err: fs.ErrPermission}
+		},
 			[]string{"memlock-init", "relays", "leftovers"}},
 		{"a limit without a number", func() { m.write("proc/700/limits", "Max locked memory") }, []string{"memlock-exec"}},
 		{"nonsense for a subnet manager", func() {
@@ -49,7 +55,8 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 		}, []string{"error-counters"}},
 		{"no mounts", func() { m.remove("proc/self/mountinfo") }, []string{"hook"}},
 		{"denials that auditd has", func() { m.write("proc/600/comm", "auditd") }, []string{"selinux", "apparmor"}},
-		{"a relay that starts", func() { m.relay(func(g *hook.Info) { g.Status.State = hook.StateStarting }) }, []string{"relays"}},
+		{"a relay that starts", func() { m.relay(func(g *generation.Info) { g.Status.State = generation.StateStarting }) },
+			[]string{"relays"}},
 		{"a configuration of Docker that is none", func() { m.write("etc/docker/daemon.json", "{") }, []string{"engine-cdi"}},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
@@ -72,13 +79,14 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	}
 }
 
-// A configuration that cannot be read is one fault, which the others do not hide behind.
+// An unreadable configuration is one failure, and the other checks still run.
 func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 	m := newMade(t)
 	m.write("etc/peerlane/config.toml", "[relay]\nslotsize = 4")
 	found := Examine(context.Background(), m.host(), All())
 	for _, f := range found {
-		if f.Status == Failure && f.Check != "configuration" || f.Check == "configuration" && (f.Status != Failure || !strings.Contains(f.Found, "slotsize")) {
+		if f.Status == Failure && f.Check != "configuration" || f.Check == "configuration" &&
+			(f.Status != Failure || !strings.Contains(f.Found, "slotsize")) {
 			t.Errorf("%v %s: %s", f.Status, f.Check, f.Found)
 		}
 	}
@@ -87,17 +95,19 @@ func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 func TestDoctorHostWithoutDevicesIsReported(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
-		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
-		Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
+		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{
+			filepath.Join(empty, "cdi")},
+		Relays: generation.List, Ask: control.Ask, Staged: staging.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
-	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char", "could not tell xid"}
+	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char",
+		"could not tell xid"}
 	if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
 		t.Errorf("findings (-want +got):\n%s%s", diff, sayings(found))
 	}
 }
 
-// A driver can hold whoever asks it: the others tell what they found all the same.
+// A hung driver blocks one check; the other checks report.
 func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
@@ -109,12 +119,13 @@ func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 		{Name: "quick", Run: func(context.Context, *Host) []Finding { return []Finding{ok("host", "fine")} }},
 	}
 	found := examine(context.Background(), &Host{}, checks, 10*time.Millisecond)
-	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") || found[0].Why != "w" || found[1].Status != OK {
+	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") ||
+		found[0].Why != "w" || found[1].Status != OK {
 		t.Errorf("found %+v", found)
 	}
 }
 
-// held is a driver that holds whoever asks it.
+// held is a driver whose calls hang.
 type held struct {
 	fake
 	until chan struct{}
@@ -125,24 +136,26 @@ func (h *held) GPUs() ([]topo.NVMLGPU, error) {
 	return h.fake.GPUs()
 }
 
-// The name of a GPU is looked up before all checks, and within a time as they are.
+// The lookup of a GPU's name before the checks has a time limit too.
 func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	m := newMade(t)
 	driver := &held{m.fake, make(chan struct{})}
 	h := m.host()
 	h.NVML = driver
-	if _, err := h.lane(context.Background(), "2", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer within 10ms") {
+	if _, err := h.lane(context.Background(), "2", 10*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "no answer within 10ms") {
 		t.Errorf("of a driver that hangs: %v", err)
 	}
 	close(driver.until)
 	if index, err := h.Lane(context.Background(), far); err != nil || index != 2 {
-		t.Errorf("of one that answers: %d, %v", index, err)
+		t.Errorf("driver that answers: %d, %v", index, err)
 	}
 }
 
 func TestForOneLane(t *testing.T) {
 	all := failure("host", "x")
-	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}), failure("c", "x").touching([]int{})}
+	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}),
+		failure("c", "x").touching([]int{})}
 	got := For(list, 3)
 	if len(got) != 2 || got[0].On != "host" || got[1].On != "a" {
 		t.Errorf("for GPU 3: %+v", got)
@@ -152,8 +165,8 @@ func TestForOneLane(t *testing.T) {
 	}
 }
 
-// Findings name the lanes that they touch: a server GPU those that stage on it, a NIC
-// those that it carries.
+// Findings list affected lanes: for a server GPU the lanes that stage on it, for a NIC the lanes
+// that it carries.
 func TestLanesThatFaultsTouch(t *testing.T) {
 	m := newMade(t)
 	p, err := m.host().Plan()
@@ -167,7 +180,8 @@ func TestLanesThatFaultsTouch(t *testing.T) {
 			staged = append(staged, g.Index)
 		}
 	}
-	for name, want := range map[string][]int{"a small BAR1": staged, "a node without its link": {2}, "a relay that is down": {2}, "MIG": {6}, "a socket of nobody": nil} {
+	for name, want := range map[string][]int{"a small BAR1": staged, "a node without its link": {2},
+		"a relay that is down": {2}, "MIG": {6}, "a socket of nobody": nil} {
 		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
 		for _, f := range m.suffer(faults()[i]) {
 			if f.Status > OK && !slices.Equal(f.Lanes, want) {
@@ -177,7 +191,7 @@ func TestLanesThatFaultsTouch(t *testing.T) {
 	}
 }
 
-// A tester that was just run is believed rather than what is kept.
+// A fresh self-test takes precedence over the record.
 func TestDoctorFreshSelfTestOverridesRecord(t *testing.T) {
 	m := newMade(t)
 	h := m.host()
@@ -196,12 +210,13 @@ func TestDockerWithPeerlaneRuntime(t *testing.T) {
 	m := newMade(t)
 	m.program("dockerd", "Docker version 20.10.24, build 1")
 	m.write("etc/docker/daemon.json", `{"runtimes": {"peerlane": {"path": "/usr/bin/peerlane-runtime"}}}`)
-	if f := checkEngines(context.Background(), m.host()); f[0].Status != OK || !strings.Contains(f[0].Found, "peerlane-runtime") {
+	if f := checkEngines(context.Background(), m.host()); f[0].Status != OK ||
+		!strings.Contains(f[0].Found, "peerlane-runtime") {
 		t.Errorf("found %+v", f[0])
 	}
 }
 
-// What looks like a fault and is none, or less of one.
+// Conditions that resemble a fault, at the right severity.
 func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
@@ -217,7 +232,8 @@ func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 			m.edit(below+"/current_link_speed", "32.0 GT/s", "2.5 GT/s")
 		}, nil},
 		{"one of two ports is plugged", func() {
-			for name, text := range map[string]string{"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet", "rate": "400 Gb/sec (4X NDR)"} {
+			for name, text := range map[string]string{"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet",
+				"rate": "400 Gb/sec (4X NDR)"} {
 				m.write(ib0+"/ports/2/"+name, text)
 			}
 		}, []string{"warning port-state", "warning port-physical"}},
@@ -229,7 +245,7 @@ func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 		{"DMA-BUF in place of nvidia-peermem", func() { m.remove("sys/module/nvidia_peermem") }, nil},
 		{"a container of lane= may lock little", func() {
 			m.edit("proc/900/limits", "unlimited            unlimited", "8388608              8388608")
-			m.relay(func(g *hook.Info) { g.Config.Lanes[0].Copy = false })
+			m.relay(func(g *generation.Info) { g.Config.Lanes[0].Copy = false })
 		}, nil},
 		{"no port at all", func() {
 			for _, ib := range []string{ib0, ib1} {
@@ -260,7 +276,8 @@ func TestMountOfPathIsFound(t *testing.T) {
 24 23 8:3 / /usr/lib\040exec rw,nosuid shared:1 - ext4 /dev/sda3 rw
 25 22 8:4 / /usr rw - ext4 /dev/sda4 rw
 short`
-	for path, want := range map[string]string{"/bin/x": "/ rw", "/usr/x": "/usr rw", "/usr/lib exec/x": "/usr/lib exec rw,nosuid", "/usrx": "/ rw"} {
+	for path, want := range map[string]string{"/bin/x": "/ rw", "/usr/x": "/usr rw",
+		"/usr/lib exec/x": "/usr/lib exec rw,nosuid", "/usrx": "/ rw"} {
 		at, options := mountOf(mounts, path)
 		if got := at + " " + strings.Join(options, ","); got != want {
 			t.Errorf("%s lies on %q, want %q", path, got, want)
@@ -280,12 +297,13 @@ func TestVersionsOfEngines(t *testing.T) {
 		}
 	}
 	var failed error
-	if _, failed = (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
+	if _, failed = (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed,
+		fs.ErrNotExist) {
 		t.Errorf("a program that is not there: %v", failed)
 	}
 }
 
-// A root that was named for a look is somebody else's: nothing below it runs as root.
+// A directory given by --root is untrusted: doctor runs no program of it as root.
 func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	m := newMade(t)
 	ran := m.path("ran")
@@ -295,7 +313,7 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	h := m.host()
 	h.ask = nil
 	for _, f := range checkEngines(context.Background(), h) {
-		if f.Status != Unknown || !strings.Contains(f.Found, "is not run") {
+		if f.Status != Unknown || !strings.Contains(f.Found, "not run, because") {
 			t.Errorf("%v on %s: %s", f.Status, f.On, f.Found)
 		}
 	}
@@ -304,22 +322,24 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	}
 }
 
-// Relays of ended containers do not work, and are not counted among those that do.
+// Relays of ended containers do not count as working.
 func TestRelaysThatWorkAreCounted(t *testing.T) {
 	m := newMade(t)
-	over := generation()
+	over := trainer()
 	over.ID, over.Alive = "b", false
-	m.generations = []hook.Info{over, generation()}
-	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
-	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || !strings.HasPrefix(f[0].Found, "1 containers") {
+	m.generations = []generation.Info{over, trainer()}
+	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
+	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK ||
+		!strings.HasPrefix(f[0].Found, "1 containers") {
 		t.Errorf("found %+v", f)
 	}
 }
 
-// What containerd imports decides, and a directory is the same by another name.
+// The files that containerd imports decide; a directory may have another name.
 func TestEnginesThatReadMore(t *testing.T) {
 	m := newMade(t)
-	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = " +
+		"[\"/etc/containerd/conf.d/*.toml\"]\n"
 	says := func(want string, status Status) {
 		t.Helper()
 		for _, f := range checkEngines(context.Background(), m.host()) {
@@ -341,12 +361,12 @@ func TestEnginesThatReadMore(t *testing.T) {
 	m.write("etc/containerd/conf.d/cdi.toml", "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]")
 	for _, f := range checkEngines(context.Background(), m.host()) {
 		if strings.HasPrefix(f.On, "containerd") {
-			t.Errorf("of one without the CRI: %+v", f)
+			t.Errorf("containerd without the CRI: %+v", f)
 		}
 	}
 }
 
-// Remedies are pasted: one GPU is reset, the caution is before what it is about, and no
+// Users paste remedies: only the faulty GPU is reset, a caution precedes the command, and no
 // semicolon ends a parameter.
 func TestRemediesToPaste(t *testing.T) {
 	m := newMade(t)
@@ -370,8 +390,8 @@ func TestRemediesToPaste(t *testing.T) {
 	}
 }
 
-// FuzzText has the readers of lines meet anything: they return, and what they return
-// stays on its line.
+// FuzzText feeds arbitrary text to the line parsers: every parser returns, with results of one
+// line.
 func FuzzText(f *testing.F) {
 	f.Add("4,7,9,-;NVRM: Xid (PCI:0000:3a:00): 79, pid=1\n SUBSYSTEM=x\n")
 	f.Add("23 22 8:2 / /usr\\040x rw,noexec - ext4 /dev/sda2 rw\n195 nvidia\n")

@@ -44,10 +44,12 @@ a time limit. Run it as root; it reports what it cannot see.
 	for _, c := range append(All(), Others()...) {
 		if c.Subject != subject {
 			subject = c.Subject
-			fmt.Fprintf(&b, "\n## %s%s\n\n| check | looks at | why it matters | remedy |\n|---|---|---|---|\n", strings.ToUpper(subject[:1]), subject[1:])
+			fmt.Fprintf(&b, "\n## %s%s\n\n| check | looks at | why it matters | remedy |\n|---|---|---|---|\n",
+				strings.ToUpper(subject[:1]), subject[1:])
 		}
 		escaped := strings.NewReplacer("<", "&lt;", "*", `\*`, "|", `\|`)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.LooksAt), escaped.Replace(c.Why), escaped.Replace(c.Remedy))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.LooksAt), escaped.Replace(c.Why),
+			escaped.Replace(c.Remedy))
 	}
 	return b.String()
 }
@@ -65,7 +67,7 @@ func TestDoctorDocumentIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s (-want +got; go test -update writes it):\n%s", path, diff)
+		t.Errorf("%s (-want +got; rewrite with go test -update):\n%s", path, diff)
 	}
 }
 

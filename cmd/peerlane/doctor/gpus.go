@@ -14,7 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -24,8 +24,9 @@ var gpuChecks = []Check{
 		Name: "p2p", Subject: "GPUs",
 		LooksAt: "nvmlDeviceGetP2PStatus of each pair of GPUs that a lane stages on",
 		Why:     "a lane whose GPUs cannot copy to each other bounces through the CPU's memory",
-		Remedy:  "nvidia-smi topo -p2p w shows all pairs; keep lanes from this one by plan.exclude.pairs in config.toml, or see to IOMMU and ACS",
-		Run:     checkP2P,
+		Remedy: "nvidia-smi topo -p2p w shows all pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
+			"or see to IOMMU and ACS",
+		Run: checkP2P,
 	},
 	{
 		Name: "self-test", Subject: "GPUs",
@@ -38,8 +39,9 @@ var gpuChecks = []Check{
 		Name: "bar1", Subject: "GPUs",
 		LooksAt: "nvmlDeviceGetBAR1MemoryInfo, and what lanes stage on each GPU (peerlane plan)",
 		Why:     "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
-		Remedy:  "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and relay.slot_size in config.toml",
-		Run:     checkBAR1,
+		Remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
+			"relay.slot_size in config.toml",
+		Run: checkBAR1,
 	},
 	{
 		Name: "mig", Subject: "GPUs", LooksAt: "nvmlDeviceGetMigMode",
@@ -88,14 +90,15 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "xid", Subject: "GPUs", LooksAt: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
-		Why:    "the driver reports GPU faults only there; relays on such a GPU fail",
-		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and reset the one GPU: nvidia-smi --gpu-reset -i N",
-		Run:    checkXid,
+		Why: "the driver reports GPU faults only there; relays on such a GPU fail",
+		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and " +
+			"reset the one GPU: nvidia-smi --gpu-reset -i N",
+		Run: checkXid,
 	},
 }
 
-// mode is a check of something that NVML told the topology of each GPU. set says what is
-// in the way, and the remedy.
+// mode returns a check of a setting that NVML reports for each GPU. set returns the defect and the
+// remedy.
 func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.Context, *Host) []Finding {
 	return func(_ context.Context, h *Host) []Finding {
 		t, err := h.topology()
@@ -123,8 +126,7 @@ func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.C
 	}
 }
 
-// noNVML says once, and not of each GPU, that the library tells nothing; nil where it
-// does.
+// noNVML returns a single finding for the host if NVML is unavailable, and else nil.
 func noNVML(h *Host) []Finding {
 	if _, err := h.nvml(); err != nil {
 		return []Finding{unknown("host", "%v", err).remedy("see to the check named driver")}
@@ -147,17 +149,19 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 	for _, n := range names {
 		health, why := h.healthOf(n.GPU.BusID)
 		if health == nil {
-			list = append(list, unknown(n.String(), "%s", why).remedy("see to the check named driver").touching([]int{n.GPU.Index}))
+			list = append(list, unknown(n.String(), "%s", why).remedy("see to the check named driver").touching(
+				[]int{n.GPU.Index}))
 			continue
 		}
 		if refused := health.NoP2P[n.Server.BusID]; refused != "" {
-			list = append(list, failure(n.String(), "the driver gives no peer-to-peer access: %s", refused).touching([]int{n.GPU.Index}))
+			list = append(list, failure(n.String(), "the driver gives no peer-to-peer access: %s",
+				refused).touching([]int{n.GPU.Index}))
 		}
 	}
 	return orFine(list, "the driver gives peer-to-peer access to all %d pairs that lanes stage on", len(names))
 }
 
-// pairs are those that lanes can stage on.
+// pairs returns the pairs that lanes can stage on.
 func (h *Host) pairs() ([]launch.PairName, error) {
 	p, err := h.Plan()
 	if err != nil {
@@ -167,7 +171,7 @@ func (h *Host) pairs() ([]launch.PairName, error) {
 	if err != nil {
 		return nil, err
 	}
-	return hook.PlannedPairs(p, c)
+	return selftest.PlannedPairs(p, c)
 }
 
 func checkSelfTest(_ context.Context, h *Host) []Finding {
@@ -182,7 +186,9 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 	case len(names) == 0:
 		return notApplicable("lanes stage on no pair of GPUs")
 	case c.Relay.SelfTest == launch.SelfTestOff && len(h.Pairs) == 0:
-		return []Finding{warning("host", `relay.self_test is "off": nothing says whether copies between GPUs are right`).remedy(`take relay.self_test = "off" out of %s`, h.Layout.ConfigFile())}
+		return []Finding{
+			warning("host", `relay.self_test is "off": nothing says whether copies between GPUs are right`).remedy(
+				`take relay.self_test = "off" out of %s`, h.Layout.ConfigFile())}
 	}
 	known := h.Pairs
 	if len(known) == 0 {
@@ -201,20 +207,24 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 		case p == nil:
 			untested++
 		case p.Verdict == launch.VerdictWrong:
-			list = append(list, failure(n.String(), "copies are wrong: %s", p.Reason).remedy("see to IOMMU and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
+			list = append(list, failure(n.String(), "copies are wrong: %s",
+				p.Reason).remedy("see to IOMMU and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
 		case p.Verdict == launch.VerdictSlow:
-			list = append(list, warning(n.String(), "copies are slower than through the CPU's memory: %s", p.Reason).remedy("see to PCIe links and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
+			list = append(list, warning(n.String(), "copies are slower than through the CPU's memory: %s",
+				p.Reason).remedy("see to PCIe links and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
 		case p.Verdict == launch.VerdictUntested:
-			list = append(list, unknown(n.String(), "it could not be tested: %s", p.Reason).remedy("peerlane self-test --again").touching([]int{n.GPU.Index}))
+			list = append(list, unknown(n.String(), "it could not be tested: %s",
+				p.Reason).remedy("peerlane self-test --again").touching([]int{n.GPU.Index}))
 		}
 	}
 	if untested > 0 {
-		list = append(list, unknown("host", "%d of %d pairs have not been tested since the host was started", untested, len(names)))
+		list = append(list, unknown("host", "%d of %d pairs have not been tested since the host was started", untested,
+			len(names)))
 	}
 	return orFine(list, "all %d pairs that lanes stage on have passed", len(names))
 }
 
-// record is what is kept of self-tests of this boot and driver.
+// record returns the self-test results of this boot and driver.
 func (h *Host) record() ([]launch.Pair, error) {
 	text, err := read(h.Layout.SelfTestFile())
 	if err != nil {
@@ -262,11 +272,14 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 		case health.BAR1 == 0:
 			f = unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not supported"))
 		case health.BAR1 < need:
-			f = failure(gpuName(g), "its BAR1 has %s, and the lanes that it serves take %s", humanize.IBytes(health.BAR1), humanize.IBytes(need))
+			f = failure(gpuName(g), "its BAR1 has %s, and the lanes that it serves take %s", humanize.IBytes(health.BAR1),
+				humanize.IBytes(need))
 		case health.BAR1Free < need:
-			f = warning(gpuName(g), "%s of its BAR1 are free, and the lanes that it serves take %s", humanize.IBytes(health.BAR1Free), humanize.IBytes(need))
+			f = warning(gpuName(g), "%s of its BAR1 are free, and the lanes that it serves take %s",
+				humanize.IBytes(health.BAR1Free), humanize.IBytes(need))
 		case health.Memory > 0 && health.BAR1 < health.Memory:
-			f = warning(gpuName(g), "its BAR1 has %s, and its memory %s: a program cannot register all of that", humanize.IBytes(health.BAR1), humanize.IBytes(health.Memory))
+			f = warning(gpuName(g), "its BAR1 has %s, and its memory %s: a program cannot register all of that",
+				humanize.IBytes(health.BAR1), humanize.IBytes(health.Memory))
 		default:
 			return nil
 		}
@@ -279,7 +292,7 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 	return orFine(list, "each BAR1 has room for what is staged there, and for the GPU's memory")
 }
 
-// mpsPrograms as the kernel cuts their names, at 15 letters.
+// mpsPrograms are process names of MPS; the kernel cuts names at 15 bytes.
 var mpsPrograms = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
 func checkMPS(_ context.Context, h *Host) []Finding {
@@ -296,7 +309,7 @@ func checkMPS(_ context.Context, h *Host) []Finding {
 	return []Finding{ok("host", "MPS does not run")}
 }
 
-// processes are those whose names are wanted, by their numbers.
+// processes returns the matching processes, names by pid.
 func (h *Host) processes(wanted func(comm string) bool) (map[int]string, error) {
 	entries, err := os.ReadDir(h.Proc)
 	if err != nil {
@@ -309,7 +322,7 @@ func (h *Host) processes(wanted func(comm string) bool) (map[int]string, error) 
 			continue
 		}
 		comm, err := read(h.proc(e.Name(), "comm"))
-		if err == nil && wanted(comm) { // an error: it has ended
+		if err == nil && wanted(comm) { // with an error the process has ended
 			found[pid] = comm
 		}
 	}
@@ -328,9 +341,11 @@ func checkPersistence(_ context.Context, h *Host) []Finding {
 		health, why := h.healthOf(g.BusID)
 		switch {
 		case health == nil:
-			return []Finding{unknown(gpuName(g), "%s", why).remedy("see to the check named driver").touching(h.lanesOfGPU(g.BusID))}
+			return []Finding{unknown(gpuName(g), "%s", why).remedy("see to the check named driver").touching(
+				h.lanesOfGPU(g.BusID))}
 		case health.Persistence == nil:
-			return []Finding{unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not supported")).touching(h.lanesOfGPU(g.BusID))}
+			return []Finding{unknown(gpuName(g), "NVML does not tell: %s",
+				or(strings.Join(health.Failures, "; "), "it is not supported")).touching(h.lanesOfGPU(g.BusID))}
 		case !*health.Persistence:
 			off = append(off, strconv.Itoa(g.Index))
 			lanes = append(lanes, h.lanesOfGPU(g.BusID)...)
@@ -344,10 +359,11 @@ func checkPersistence(_ context.Context, h *Host) []Finding {
 	return orFine(list, "it is on")
 }
 
-// xidLine is what NVIDIA's driver writes: "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., ...".
-var xidLine = regexp.MustCompile(`NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4}),?(.*)`)
+// xidLine matches lines of NVIDIA's driver: "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., ...".
+var xidLine = regexp.MustCompile(
+	`NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4}),?(.*)`)
 
-// byPrograms are those that a fault of a program causes, by NVIDIA's list.
+// byPrograms are the Xids that programs cause, by NVIDIA's list.
 var byPrograms = []int{13, 31, 43, 45, 68, 69}
 
 func checkXid(ctx context.Context, h *Host) []Finding {
@@ -367,7 +383,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 		}
 		busID, err := topo.ParseBusID(m[1] + ".0")
 		if err != nil {
-			continue // it fits the pattern, so there is none
+			continue // unreachable: the pattern matched
 		}
 		number, _ := strconv.Atoi(m[2]) // at most four digits
 		f := fault{busID, number}
@@ -392,7 +408,8 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 			say = warning
 		}
 		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a word")).
-			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain --all && nvidia-smi --gpu-reset -i %s", index)
+			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain --all "+
+				"&& nvidia-smi --gpu-reset -i %s", index)
 		if slices.Contains(byPrograms, f.number) {
 			found = found.remedy("a program that used the GPU has most likely failed by itself: look at its log")
 		}
@@ -401,7 +418,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "it has none")
 }
 
-// cut keeps a line of a log within what a table has room for.
+// cut limits a log line to the width of a table.
 func cut(text string) string {
 	if r := []rune(strings.ToValidUTF8(text, "?")); len(r) > 200 {
 		return string(r[:200]) + "..."
@@ -409,11 +426,11 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text, "?")
 }
 
-// maxLog bounds what is read of the kernel's log, which has some megabytes at most.
+// maxLog bounds the bytes read from the kernel's log, which has some megabytes.
 const maxLog = 64 << 20
 
-// kernelLog are the messages of /dev/kmsg, the oldest first, without their heads. It does
-// not wait for more. The device gives a record a read; a file stands for many.
+// kernelLog returns the messages of /dev/kmsg without prefixes, oldest first, and does not wait for
+// more. The device returns one record per read; a test's file returns many.
 func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 	path := h.path("dev/kmsg")
 	// Not package os, whose poller would wait for the next message.
@@ -442,8 +459,8 @@ func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 	return messages(text.String()), nil
 }
 
-// messages takes the heads off records ("6,1234,5678,-;message"), and leaves out the
-// lines of keys that follow one, which begin with a blank.
+// messages removes the prefix of each record ("6,1234,5678,-;message") and the following lines of
+// keys, which begin with a blank.
 func messages(text string) (list []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")

@@ -19,26 +19,28 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// made is a host in a directory: the recorded one, with what else checks look at. All of
-// it is right until a fault changes something, and is right again after undo.
+// made is a fake host in a directory: the recorded host with everything that checks examine. The
+// host is correct until a fault changes it, and again after undo.
 type made struct {
 	t    *testing.T
 	root string
 	fake fake
-	// generations are what hook.List tells, and staged what hook.Staged does.
-	generations []hook.Info
+	// generations is the result of generation.List, and staged of staging.Staged.
+	generations []generation.Info
 	generateErr error
 	staged      map[string]uint64
-	// answer is what relays say.
-	answer hook.Answer
-	// between is what happens between two readings.
+	// answer is the reply of relays.
+	answer control.Answer
+	// between runs between two readings of counters.
 	between func()
 	undone  []func()
 }
@@ -53,26 +55,27 @@ type fake struct {
 func (f *fake) GPUs() ([]topo.NVMLGPU, error) { return f.gpus, f.err }
 func (f *fake) Health() (nvml.Health, error)  { return f.health, f.err }
 
-// The made host's NICs, as the recorded one has them.
+// NICs of the recorded host.
 const (
 	nic0 = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1a:00.0"
 	nic1 = "sys/devices/pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:02.0/0000:9c:00.0"
 	ib0  = nic0 + "/infiniband/mlx5_0"
 	ib1  = nic1 + "/infiniband/mlx5_1"
-	// far is a GPU under a host bridge without a NIC, near one beside mlx5_0.
+	// far is a GPU under a host bridge without a NIC, and near is a GPU beside mlx5_0.
 	near = "0000:18:00.0"
 	far  = "0000:3a:00.0"
 	boot = "6c1a2f0e-0d0c-4b4e-9d49-55f3b1a6c001"
 
 	containerdConfig = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"
-	limits           = "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         unlimited            unlimited            bytes\n"
+	limits           = "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory   " +
+		"      unlimited            unlimited            bytes\n"
 )
 
-// shared is the one host of all tests, which come one after the other.
+// shared is the host of all tests, which run one after another.
 var shared *made
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400) // a hundred hosts are read, and none is kept
+	debug.SetGCPercent(400) // the tests read a hundred hosts and keep none
 	code := m.Run()
 	if shared != nil {
 		_, err := paths.New(shared.root).UnmountAnchor()
@@ -95,7 +98,7 @@ func newMade(t *testing.T) *made {
 		must(t, err)
 		root, err = filepath.EvalSymlinks(root)
 		must(t, err)
-		m := &made{t: t, root: root, between: func() {}, answer: hook.Answer{Report: &launch.Report{}}}
+		m := &made{t: t, root: root, between: func() {}, answer: control.Answer{Report: &launch.Report{}}}
 		m.build()
 		must(t, paths.New(root).MountAnchor())
 		shared = m
@@ -108,7 +111,7 @@ func newMade(t *testing.T) *made {
 	return shared
 }
 
-// build makes all of it.
+// build creates the host's files.
 func (m *made) build() {
 	t, root := m.t, m.root
 	_, _, err := recorded.Unpack(root)
@@ -117,17 +120,18 @@ func (m *made) build() {
 		"proc/sys/kernel/random/boot_id": boot,
 		"proc/sys/kernel/osrelease":      "6.12.48-amd64",
 		"proc/self/mountinfo":            "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n",
-		"proc/devices":                   "Character devices:\n195 nvidia\n231 infiniband_verbs\n510 nvidia-uvm\n\nBlock devices:\n  8 sd\n",
-		"proc/1/comm":                    "systemd",
-		"proc/700/comm":                  "dockerd",
-		"proc/700/limits":                limits,
-		"proc/701/comm":                  "containerd",
-		"proc/701/limits":                limits,
-		"proc/900/comm":                  "python",
-		"proc/900/limits":                limits,
-		"sys/module/nvidia/version":      "580.95.05",
-		"sys/module/nvidia_peermem":      "a directory, elsewhere",
-		"boot/config-6.12.48-amd64":      "CONFIG_DMA_SHARED_BUFFER=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
+		"proc/devices": "Character devices:\n195 nvidia\n231 infiniband_verbs\n510 nvidia-uvm\n\nBlock " +
+			"devices:\n  8 sd\n",
+		"proc/1/comm":               "systemd",
+		"proc/700/comm":             "dockerd",
+		"proc/700/limits":           limits,
+		"proc/701/comm":             "containerd",
+		"proc/701/limits":           limits,
+		"proc/900/comm":             "python",
+		"proc/900/limits":           limits,
+		"sys/module/nvidia/version": "580.95.05",
+		"sys/module/nvidia_peermem": "a directory, elsewhere",
+		"boot/config-6.12.48-amd64": "CONFIG_DMA_SHARED_BUFFER=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
 		"usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.52.0":     "",
 		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
 		"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
@@ -136,7 +140,8 @@ func (m *made) build() {
 		"sys/fs/selinux/enforce":                        "1",
 		"sys/fs/cgroup/cgroup.controllers":              "cpuset cpu io memory pids",
 		"sys/fs/selinux/booleans/container_use_devices": "1 1",
-		"dev/kmsg":                       "6,1,0,-;Linux version 6.12.48-amd64\n SUBSYSTEM=none\n4,2,100,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n",
+		"dev/kmsg": "6,1,0,-;Linux version 6.12.48-amd64\n SUBSYSTEM=none\n4,2,100,-;NVRM: loading " +
+			"NVIDIA UNIX Open Kernel Module\n",
 		"etc/docker/daemon.json":         `{"features": {"cdi": true}}`,
 		"etc/containerd/config.toml":     containerdConfig,
 		"etc/peerlane/config.toml":       "[relay]\nslots = 4\n",
@@ -153,7 +158,8 @@ func (m *made) build() {
 	}
 	m.link("usr/lib/x86_64-linux-gnu/libibverbs.so.1", "libibverbs.so.1.14.52.0")
 	for name, says := range map[string]string{
-		"dockerd": "Docker version 27.5.1, build 9f9e405", "containerd": "containerd github.com/containerd/containerd 1.7.24 abcdef0",
+		"dockerd": "Docker version 27.5.1, build 9f9e405", "containerd": "containerd github.com/containerd/containerd " +
+			"1.7.24 abcdef0",
 		"crio": "crio version 1.34.1\nGitCommit: unknown", "podman": "podman version 5.4.2",
 	} {
 		m.program(name, says)
@@ -167,12 +173,14 @@ func (m *made) build() {
 
 	h, err := topo.ReadSysfs(topo.Options{Sysfs: m.path("sys"), Proc: m.path("proc")})
 	must(t, err)
-	nodes := map[string]string{"nvidiactl": "195:255", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1", "infiniband/rdma_cm": "10:58"}
+	nodes := map[string]string{"nvidiactl": "195:255", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1",
+		"infiniband/rdma_cm": "10:58"}
 	on := true
 	m.fake.health = nvml.Health{Driver: "580.95.05", CUDA: 13000}
 	for _, g := range h.GPUs {
 		nodes["nvidia"+string(rune('0'+g.Minor))] = "195:" + string(rune('0'+g.Minor))
-		m.fake.gpus = append(m.fake.gpus, topo.NVMLGPU{Index: g.Index, BusID: g.BusID, UUID: g.UUID, Name: g.Name, Minor: g.Minor, Capability: 90})
+		m.fake.gpus = append(m.fake.gpus, topo.NVMLGPU{Index: g.Index, BusID: g.BusID, UUID: g.UUID, Name: g.Name,
+			Minor: g.Minor, Capability: 90})
 		m.fake.health.GPUs = append(m.fake.health.GPUs, nvml.GPUHealth{
 			Index: g.Index, BusID: g.BusID, BAR1: 128 << 30, BAR1Free: 127 << 30, Memory: 80 << 30, MemoryFree: 79 << 30, Persistence: &on, NoP2P: map[string]string{},
 		})
@@ -185,7 +193,7 @@ func (m *made) build() {
 	for node, number := range nodes {
 		path := m.path("dev", node)
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, unix.Mkfifo(path, 0o600)) // CDI accepts them
+		must(t, unix.Mkfifo(path, 0o600)) // CDI accepts FIFOs
 		m.link("dev/char/"+number, "../"+node)
 	}
 	for _, d := range h.PCIePorts {
@@ -197,21 +205,22 @@ func (m *made) build() {
 		must(t, err)
 		m.link(below, up)
 	}
-	m.generations = []hook.Info{generation()}
+	m.generations = []generation.Info{trainer()}
 	m.undone = nil // the host itself stays
 	m.install()
 	m.passed(func(*launch.Pair) {})
 	m.undone = nil
 }
 
-// generation is a container with a relay that works.
-func generation() hook.Info {
-	return hook.Info{
-		Generation: hook.Generation{
-			ID: strings.Repeat("a", 32), Container: hook.Container{ID: "trainer"}, Init: hook.Process{PID: 900},
+// trainer is a container with a relay that works.
+func trainer() generation.Info {
+	return generation.Info{
+		Generation: generation.Generation{
+			ID: strings.Repeat("a", 32), Container: generation.Container{ID: "trainer"}, Init: process.Process{PID: 900},
 			Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 2, BusID: far}, Copy: true}}},
 		},
-		Alive: true, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 901}, Starts: 1},
+		Alive: true, Supervised: true, Status: generation.Status{State: generation.StateReady,
+			Relay: &process.Process{PID: 901}, Starts: 1},
 	}
 }
 
@@ -226,13 +235,13 @@ func (m *made) path(elem ...string) string {
 	return filepath.Join(append([]string{m.root}, elem...)...)
 }
 
-// keep has undo bring back what is at a path now: a file, a link or nothing.
+// keep registers an undo of the path's current state: a file, a link or nothing.
 func (m *made) keep(path string) {
 	m.t.Helper()
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		for { // with the directories that are made for it
+		for { // and of the directories that the write creates
 			dir := filepath.Dir(path)
 			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 				break
@@ -309,7 +318,7 @@ func (m *made) program(name, says string) {
 	must(m.t, os.Chmod(m.path(path), 0o755))
 }
 
-// gpu is what NVML tells of a GPU, for a fault to change.
+// gpu returns NVML's data of a GPU for a fault to change.
 func (m *made) gpu(busID string) (*topo.NVMLGPU, *nvml.GPUHealth) {
 	for i := range m.fake.gpus {
 		if m.fake.gpus[i].BusID == busID {
@@ -324,7 +333,7 @@ func (m *made) gpu(busID string) (*topo.NVMLGPU, *nvml.GPUHealth) {
 	return nil, nil
 }
 
-// server is a GPU that lanes stage on, on the host as it is.
+// server returns a GPU that lanes of the current host stage on.
 func (m *made) server() string {
 	p, err := m.host().Plan()
 	must(m.t, err)
@@ -338,14 +347,15 @@ func (m *made) undo() {
 	m.undone = nil
 }
 
-// host is what checks see of it.
+// host returns the Host for checks.
 func (m *made) host() *Host {
 	return &Host{
-		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
+		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{
+			m.path("etc/cdi"), m.path("var/run/cdi")},
 		NVML:   &m.fake,
-		Relays: func(paths.Layout) ([]hook.Info, error) { return m.generations, m.generateErr },
-		Ask: func(_ paths.Layout, list []hook.Info, _ time.Duration) hook.Reports {
-			all := hook.Reports{}
+		Relays: func(paths.Layout) ([]generation.Info, error) { return m.generations, m.generateErr },
+		Ask: func(_ paths.Layout, list []generation.Info, _ time.Duration) control.Reports {
+			all := control.Reports{}
 			for _, info := range list {
 				all[info.ID] = m.answer
 			}
@@ -354,13 +364,13 @@ func (m *made) host() *Host {
 		Staged: func(paths.Layout) (map[string]uint64, error) { return m.staged, nil },
 		wait:   func(context.Context, time.Duration) { m.between() },
 		ask: func(_ context.Context, path string) (string, error) {
-			script, err := read(path) // to run each would take most of the time
+			script, err := read(path) // running every script would take most of the test's time
 			return strings.TrimPrefix(script, "#!/bin/sh\ncat <<'E'\n"), err
 		},
 	}
 }
 
-// keepInstalled has undo bring back what install can change.
+// keepInstalled registers an undo of the files that install can change.
 func (m *made) keepInstalled() {
 	m.keep(m.path("var/lib/peerlane/plan.json"))
 	for _, kind := range cdi.Kinds {
@@ -368,7 +378,7 @@ func (m *made) keepInstalled() {
 	}
 }
 
-// install makes plan and specifications of the host as it is.
+// install installs plan and specifications of the current host.
 func (m *made) install() { m.installFrom(m.host()) }
 
 func (m *made) installFrom(h *Host) {
@@ -382,14 +392,15 @@ func (m *made) installFrom(h *Host) {
 			return nil, nil, err
 		}
 		list, err := cdi.Generate(plan, cdi.Options{
-			Layout: h.Layout, HookPath: m.path("usr/libexec/peerlane/peerlane-hook"), Tenancy: c.CDI.Tenancy, DevRoot: m.root, Proc: h.Proc,
+			Layout: h.Layout, HookPath: m.path(
+				"usr/libexec/peerlane/peerlane-hook"), Tenancy: c.CDI.Tenancy, DevRoot: m.root, Proc: h.Proc,
 		})
 		return plan, list, err
 	})
 	must(m.t, err)
 }
 
-// passed writes a self-test that all pairs have passed, but for what change does to the first.
+// passed writes a self-test that every pair has passed, except that change modifies the first pair.
 func (m *made) passed(change func(*launch.Pair)) { m.passedOn(m.host(), change) }
 
 func (m *made) passedOn(h *Host, change func(*launch.Pair)) {

@@ -17,29 +17,33 @@ var nicChecks = []Check{
 		Name: "port-state", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/state",
 		Why:     "only an ACTIVE port carries data; without one the NIC serves no lane",
-		Remedy:  "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means that no subnet manager has configured the port; one that is not meant to be used: plan.exclude.nics in config.toml",
-		Run:     checkState,
+		Remedy: "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
+			"that no subnet manager has configured the port; one that is not meant to be used: plan.exclude.nics in config.toml",
+		Run: checkState,
 	},
 	{
 		Name: "port-physical", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/phys_state",
 		Why:     "a port that is not LinkUp has no signal",
-		Remedy:  "see to the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or ibportstate",
-		Run:     checkPhysical,
+		Remedy: "see to the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or " +
+			"ibportstate",
+		Run: checkPhysical,
 	},
 	{
 		Name: "port-rate", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/rate, beside what the NIC's slot carries and what NICs of the same model do",
-		Why:     "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
-		Remedy:  "put the NIC into a wider slot; use a cable and a switch port of its rate",
-		Run:     checkRate,
+		LooksAt: "/sys/class/infiniband/*/ports/*/rate, beside what the NIC's slot carries and what NICs of the same " +
+			"model do",
+		Why:    "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
+		Remedy: "put the NIC into a wider slot; use a cable and a switch port of its rate",
+		Run:    checkRate,
 	},
 	{
 		Name: "link-layer", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/link_layer",
 		Why:     "InfiniBand and Ethernet lanes cannot reach each other",
-		Remedy:  "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind from lanes by plan.exclude.nics in config.toml",
-		Run:     checkLinkLayer,
+		Remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind " +
+			"from lanes by plan.exclude.nics in config.toml",
+		Run: checkLinkLayer,
 	},
 	{
 		Name: "subnet-manager", Subject: "NICs",
@@ -59,13 +63,13 @@ var nicChecks = []Check{
 		Name: "error-counters", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/counters and hw_counters, twice",
 		Why:     "rising errors are lost packets: a bad cable, dirty optics, or missing flow control",
-		Remedy:  "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch alike",
-		Run:     checkCounters,
+		Remedy: "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch " +
+			"alike",
+		Run: checkCounters,
 	},
 }
 
-// aboutPorts has a function look at each port of each NIC that configuration does not keep
-// from lanes.
+// aboutPorts calls look for each port of NICs that the configuration does not exclude.
 func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding) []Finding {
 	t, err := h.topology()
 	if err != nil {
@@ -93,8 +97,8 @@ func (h *Host) portFile(n topo.NIC, p topo.Port, elem ...string) string {
 	return h.sys(append([]string{"class/infiniband", n.Name, "ports", strconv.Itoa(p.Number)}, elem...)...)
 }
 
-// touches are the lanes that a NIC carries. One that carries none, because it is down,
-// say, touches all that it might carry.
+// touches returns the lanes that a NIC carries. A NIC without lanes, for example a NIC that is
+// down, affects every lane that it could carry.
 func (h *Host) touches(n topo.NIC) []int {
 	if lanes := h.lanesOfNIC(n.Name); len(lanes) > 0 {
 		return lanes
@@ -102,11 +106,14 @@ func (h *Host) touches(n topo.NIC) []int {
 	return nil
 }
 
-// amongOthers is a warning for a port that carries nothing where another one of the host
-// does, so that lanes have other ways, and a failure where none does.
+// amongOthers returns warning if another port of the host is usable, so that lanes have
+// alternatives, and else failure.
 func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
 	t, err := h.topology()
-	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool { return other.Active() && !other.Software && len(other.Ports) > 0 }) {
+	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool {
+		return other.Active() && !other.Software &&
+			len(other.Ports) > 0
+	}) {
 		return warning
 	}
 	return failure
@@ -115,7 +122,8 @@ func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
 func checkState(_ context.Context, h *Host) []Finding {
 	t, err := h.topology()
 	if err == nil && len(t.NICs) == 0 {
-		return []Finding{warning("host", "there is no RDMA device: lanes reach containers of this host alone").remedy("if there is a NIC, load its driver: modprobe mlx5_ib")}
+		return []Finding{warning("host", "there is no RDMA device: lanes reach containers of this host alone").remedy(
+			"if there is a NIC, load its driver: modprobe mlx5_ib")}
 	}
 	return h.aboutPorts("all ports are ACTIVE", func(n topo.NIC, p topo.Port) []Finding {
 		on := portName(n, p)
@@ -144,7 +152,7 @@ func checkPhysical(_ context.Context, h *Host) []Finding {
 	})
 }
 
-// model is what NICs have in common that are alike; "" for software.
+// model returns a key that identical NICs share; "" for software devices.
 func model(n topo.NIC) string {
 	d := n.Device
 	if d.Vendor == "" || n.Software {
@@ -164,28 +172,31 @@ func checkRate(_ context.Context, h *Host) []Finding {
 			best[m] = n
 		}
 	}
-	return h.aboutPorts("each port's rate is that of its model, and its slot carries it", func(n topo.NIC, p topo.Port) []Finding {
-		if n.Software || !p.Active() {
-			return nil // there is no slot, or no rate yet
-		}
-		on := portName(n, p)
-		if p.RateGbps == 0 {
-			return []Finding{unknown(on, "the kernel tells no rate").touching(h.touches(n))}
-		}
-		var list []Finding
-		// Of a link's nominal rate some 15 % are heads of packets: NCCL's figures, which
-		// Link is in, leave them out, and a 400 Gb/s NIC in a PCIe 5.0 x16 slot is right.
-		const room = 0.95
-		if n.Link > 0 && n.BusID != "" && n.Link < room*p.RateGbps/8 {
-			list = append(list, warning(on, "its rate is %g Gb/s, and its slot carries %.0f Gb/s (%s x%d)", p.RateGbps, n.Link*8, or(n.LinkSpeed, "unknown speed"), n.LinkWidth).
-				remedy("put %s into a slot with more lanes, or of a newer PCIe", n.Name).touching(h.touches(n)))
-		}
-		if twin, known := best[model(n)]; known && p.RateGbps < twin.RateGbps() {
-			list = append(list, warning(on, "its rate is %g Gb/s, and that of %s, the same model, is %g", p.RateGbps, twin.Name, twin.RateGbps()).
-				remedy("use a cable and a switch port of %g Gb/s for %s", twin.RateGbps(), n.Name).touching(h.touches(n)))
-		}
-		return list
-	})
+	return h.aboutPorts("each port's rate is that of its model, and its slot carries it",
+		func(n topo.NIC, p topo.Port) []Finding {
+			if n.Software || !p.Active() {
+				return nil // there is no slot, or no rate yet
+			}
+			on := portName(n, p)
+			if p.RateGbps == 0 {
+				return []Finding{unknown(on, "the kernel tells no rate").touching(h.touches(n))}
+			}
+			var list []Finding
+			// Packet headers take about 15 % of a nominal link rate. Link is NCCL's figure without
+			// headers, so a 400 Gb/s NIC in a PCIe 5.0 x16 slot is correct.
+			const room = 0.95
+			if n.Link > 0 && n.BusID != "" && n.Link < room*p.RateGbps/8 {
+				list = append(list, warning(on, "its rate is %g Gb/s, and its slot carries %.0f Gb/s (%s x%d)", p.RateGbps,
+					n.Link*8, or(n.LinkSpeed, "unknown speed"), n.LinkWidth).
+					remedy("put %s into a slot with more lanes, or of a newer PCIe", n.Name).touching(h.touches(n)))
+			}
+			if twin, known := best[model(n)]; known && p.RateGbps < twin.RateGbps() {
+				list = append(list, warning(on, "its rate is %g Gb/s, and that of %s, the same model, is %g", p.RateGbps, twin.Name,
+					twin.RateGbps()).
+					remedy("use a cable and a switch port of %g Gb/s for %s", twin.RateGbps(), n.Name).touching(h.touches(n)))
+			}
+			return list
+		})
 }
 
 func checkLinkLayer(_ context.Context, h *Host) []Finding {
@@ -215,25 +226,26 @@ func checkLinkLayer(_ context.Context, h *Host) []Finding {
 }
 
 func checkSubnetManager(_ context.Context, h *Host) []Finding {
-	return h.aboutPorts("each InfiniBand port has one, or there is no InfiniBand", func(n topo.NIC, p topo.Port) []Finding {
-		if p.LinkLayer != "InfiniBand" {
+	return h.aboutPorts("each InfiniBand port has one, or there is no InfiniBand",
+		func(n topo.NIC, p topo.Port) []Finding {
+			if p.LinkLayer != "InfiniBand" {
+				return nil
+			}
+			on := portName(n, p)
+			if physical, err := read(h.portFile(n, p, "phys_state")); err == nil && !strings.HasSuffix(physical, "LinkUp") {
+				return nil // no configuration can change this
+			}
+			text, err := read(h.portFile(n, p, "sm_lid"))
+			if err != nil {
+				return []Finding{unknown(on, "%s", denied(err)).touching(h.touches(n))}
+			}
+			if lid, err := strconv.ParseUint(text, 0, 32); err != nil {
+				return []Finding{unknown(on, "its sm_lid is %.20q, which is no number", text).touching(h.touches(n))}
+			} else if lid == 0 {
+				return []Finding{failure(on, "no subnet manager has configured it (sm_lid 0)").touching(h.touches(n))}
+			}
 			return nil
-		}
-		on := portName(n, p)
-		if physical, err := read(h.portFile(n, p, "phys_state")); err == nil && !strings.HasSuffix(physical, "LinkUp") {
-			return nil // nobody could configure it
-		}
-		text, err := read(h.portFile(n, p, "sm_lid"))
-		if err != nil {
-			return []Finding{unknown(on, "%s", denied(err)).touching(h.touches(n))}
-		}
-		if lid, err := strconv.ParseUint(text, 0, 32); err != nil {
-			return []Finding{unknown(on, "its sm_lid is %.20q, which is no number", text).touching(h.touches(n))}
-		} else if lid == 0 {
-			return []Finding{failure(on, "no subnet manager has configured it (sm_lid 0)").touching(h.touches(n))}
-		}
-		return nil
-	})
+		})
 }
 
 func checkFirmware(_ context.Context, h *Host) []Finding {
@@ -268,7 +280,7 @@ func checkFirmware(_ context.Context, h *Host) []Finding {
 	return orFine(list, "NICs of one model have the same firmware")
 }
 
-// badCounters mean lost or damaged packets whenever they rise.
+// badCounters count lost or damaged packets.
 var badCounters = []string{
 	"counters/symbol_error", "counters/link_error_recovery", "counters/link_downed", "counters/port_rcv_errors",
 	"counters/port_rcv_remote_physical_errors", "counters/port_xmit_discards", "counters/local_link_integrity_errors",
@@ -277,7 +289,7 @@ var badCounters = []string{
 	"hw_counters/rx_icrc_encapsulated", "hw_counters/roce_slow_restart", "hw_counters/out_of_buffer",
 }
 
-// counted are the counters of a host by their files below /sys/class/infiniband.
+// counted returns the counters of a host by file below /sys/class/infiniband.
 func (h *Host) counted(t *topo.Host) map[string]uint64 {
 	all := map[string]uint64{}
 	for _, n := range t.NICs {
@@ -285,7 +297,7 @@ func (h *Host) counted(t *topo.Host) map[string]uint64 {
 			for _, name := range badCounters {
 				text, err := read(h.portFile(n, p, name))
 				if err != nil {
-					continue // not every driver has all
+					continue // absent in some drivers
 				}
 				if value, err := strconv.ParseUint(text, 10, 64); err == nil {
 					all[portName(n, p)+" "+name] = value
@@ -306,7 +318,8 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 	}
 	before := h.counted(t)
 	if len(before) == 0 {
-		return []Finding{unknown("host", "the kernel shows no counter of errors").remedy("nothing: drivers of emulated devices have none")}
+		return []Finding{unknown("host", "the kernel shows no counter of errors").remedy(
+			"nothing: drivers of emulated devices have none")}
 	}
 	h.pause(ctx)
 	after := h.counted(t)
@@ -322,14 +335,15 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 				}
 			}
 			if len(rising) > 0 {
-				list = append(list, warning(portName(n, p), "in %v rose %s", h.Interval, strings.Join(rising, ", ")).touching(h.touches(n)))
+				list = append(list, warning(portName(n, p), "in %v rose %s", h.Interval,
+					strings.Join(rising, ", ")).touching(h.touches(n)))
 			}
 		}
 	}
 	return orFine(list, "none of %d rose in %v", len(after), h.Interval)
 }
 
-// pause lets the time between two readings go by.
+// pause waits between two readings.
 func (h *Host) pause(ctx context.Context) {
 	if h.wait != nil {
 		h.wait(ctx, h.Interval)

@@ -13,35 +13,40 @@ import (
 var pcieChecks = []Check{
 	{
 		Name: "pcie-link", Subject: "PCIe",
-		LooksAt: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in /sys/bus/pci/devices",
-		Why:     "a narrow or slow link limits every lane over the device",
-		Remedy:  "take the card out and put it in again, clean its contacts, try another slot or riser; see the slot's width in the firmware's setup",
-		Run:     checkLinks,
+		LooksAt: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in " +
+			"/sys/bus/pci/devices",
+		Why: "a narrow or slow link limits every lane over the device",
+		Remedy: "take the card out and put it in again, clean its contacts, try another slot or riser; see the slot's " +
+			"width in the firmware's setup",
+		Run: checkLinks,
 	},
 	{
 		Name: "acs", Subject: "PCIe",
 		LooksAt: "the Access Control Services of switch ports between GPUs and NICs, in /sys/bus/pci/devices/*/config",
 		Why:     "with redirection, traffic below one switch passes the CPU: GPUDirect RDMA and copies are slow or wrong",
-		Remedy:  "on a host that passes no device to a virtual machine setpci until the next start, and for each start the kernel's parameter \"pci=disable_acs_redir=...\", in quotation marks",
-		Run:     checkACS,
+		Remedy: "on a host that passes no device to a virtual machine setpci until the next start, and for each start " +
+			"the kernel's parameter \"pci=disable_acs_redir=...\", in quotation marks",
+		Run: checkACS,
 	},
 	{
 		Name: "iommu", Subject: "PCIe",
 		LooksAt: "the type of the IOMMU group of GPUs and NICs, /sys/bus/pci/devices/*/iommu_group/type",
-		Why:     "translation sends transfers over the CPU, and with DMA-BUF can give a NIC wrong addresses (open-gpu-kernel-modules#1324)",
-		Remedy:  "start the kernel with iommu=pt (and on Intel intel_iommu=on); hosts that pass devices to virtual machines need translation",
-		Run:     checkIOMMU,
+		Why: "translation sends transfers over the CPU, and with DMA-BUF can give a NIC wrong addresses " +
+			"(open-gpu-kernel-modules#1324)",
+		Remedy: "start the kernel with iommu=pt (and on Intel intel_iommu=on); hosts that pass devices to virtual " +
+			"machines need translation",
+		Run: checkIOMMU,
 	},
 }
 
-// link is a device's link as sysfs has it, and whether it lowers its speed when idle.
+// link is a device's PCIe link in sysfs, and whether the device lowers the speed when idle.
 type link struct {
 	on, busID string
 	saves     bool
 	lanes     []int
 }
 
-// links are those of GPUs and NICs, each function once.
+// links returns the links of GPUs and NICs, each function once.
 func (h *Host) links() ([]link, error) {
 	t, err := h.topology()
 	if err != nil {
@@ -54,7 +59,7 @@ func (h *Host) links() ([]link, error) {
 		}
 	}
 	for _, n := range t.NICs {
-		// What NCCL calls the card has the link of all its functions.
+		// All functions of a card in the sense of NCCL share the card's link.
 		busID := or(n.Card, n.BusID)
 		if busID == "" || slices.ContainsFunc(list, func(l link) bool { return l.busID == busID }) {
 			continue
@@ -79,7 +84,7 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 			return text
 		}
 		width, most := number(value("current_link_width")), number(value("max_link_width"))
-		// A width of 255 is the kernel's word for none; 0 is what a device without a link has.
+		// The kernel reports width 255 for an unknown width; 0 means no link.
 		if width > 0 && width < 64 && most < 64 && width < most {
 			list = append(list, warning(d.on, "its link has %g of %g lanes", width, most).touching(d.lanes))
 			continue
@@ -89,10 +94,11 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 			list = append(list, warning(d.on, "its link runs at %s, and the device can do %s", speed, top).touching(d.lanes))
 		}
 	}
-	return orFine(list, "the links of %d devices are as wide and fast as the devices can do (GPUs lower their speed when idle)", len(devices))
+	return orFine(list,
+		"the links of %d devices are as wide and fast as the devices can do (GPUs lower their speed when idle)", len(devices))
 }
 
-// number is the first word of an attribute as a number, "32.0 GT/s PCIe"; 0 for none.
+// number parses the first word of an attribute ("32.0 GT/s PCIe"), or returns 0.
 func number(text string) float64 {
 	first, _, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseFloat(first, 64)
@@ -121,17 +127,20 @@ func checkACS(_ context.Context, h *Host) []Finding {
 		ports := bySwitch[upstream]
 		var lines []string
 		for _, p := range ports {
-			// The bits of request redirect, completion redirect and egress control, and no
-			// others, as pci=disable_acs_redir clears them.
+			// Clear only the bits of request redirect, completion redirect and egress control, as
+			// pci=disable_acs_redir does.
 			lines = append(lines, "setpci -s "+p+" ECAP_ACS+6.w=0:2c")
 		}
 		list = append(list, warning("switch "+upstream, "its ports %s redirect", strings.Join(ports, ", ")).
 			// GRUB's shell ends a command at a semicolon that has no quotation marks.
-			remedy("on a host that passes no device to a virtual machine, for ACS keeps these apart: %s; for each start: the kernel's parameter \"pci=disable_acs_redir=%s\", in quotation marks as GRUB would cut it at a semicolon", strings.Join(lines, "; "), strings.Join(ports, ";")).
+			remedy("on a host that passes no device to a virtual machine, for ACS keeps these apart: %s; for each start: the "+
+				"kernel's parameter \"pci=disable_acs_redir=%s\", in quotation marks as GRUB would cut it at a "+
+				"semicolon", strings.Join(lines, "; "), strings.Join(ports, ";")).
 			touching(h.lanesBelow(t, ports)))
 	}
 	if len(hidden) > 0 {
-		list = append(list, unknown("host", "the kernel shows ACS of %d switch ports to root alone", len(hidden)).remedy("sudo peerlane doctor"))
+		list = append(list, unknown("host", "the kernel shows ACS of %d switch ports to root alone",
+			len(hidden)).remedy("sudo peerlane doctor"))
 	}
 	return orFine(list, "no switch redirects what GPUs and NICs send to each other")
 }
@@ -155,7 +164,8 @@ func (h *Host) lanesBelow(t *topo.Host, ports []string) []int {
 		nics[n.Name] = n.BusID != "" && below(n.BusID)
 	}
 	return h.lanesWith(func(l topo.Lane) bool {
-		return below(l.GPU) || slices.ContainsFunc(l.Servers, below) || slices.ContainsFunc(l.NICs, func(n string) bool { return nics[n] })
+		return below(l.GPU) || slices.ContainsFunc(l.Servers, below) ||
+			slices.ContainsFunc(l.NICs, func(n string) bool { return nics[n] })
 	})
 }
 
@@ -194,7 +204,8 @@ func checkIOMMU(_ context.Context, h *Host) []Finding {
 			touched = append(touched, l)
 		}
 		slices.Sort(touched)
-		list = append(list, warning(strings.Join(translated, ", "), "the IOMMU translates for them (type %s)", kind).touching(touched))
+		list = append(list, warning(strings.Join(translated, ", "), "the IOMMU translates for them (type %s)",
+			kind).touching(touched))
 	}
 	return orFine(list, "no IOMMU translates for GPUs and NICs")
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Each NIC has the GPUs below its switch: those hold the staging of far ones, and are
-// near themselves.
+// The job pairs each NIC with the GPUs below its switch: servers of far GPUs, and near GPUs.
 func TestRDMAJobFollowsLanes(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
@@ -32,7 +31,7 @@ func TestRDMAJobFollowsLanes(t *testing.T) {
 	}
 }
 
-// It goes as relays do.
+// The job follows the configuration, as relays do.
 func TestRDMAJobFollowsConfiguration(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
@@ -52,9 +51,12 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 	job, err := h.RDMAJob()
 	must(t, err)
 	gpu := job.NICs[0].GPUs[0]
-	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost, Way: "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2", Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
-	dmabuf := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryDMABuf, Tried: "read", Bytes: 4 << 20, Write: 40, Read: 41}
-	refused := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryPeermem, Tried: "register", Failed: "ibv_reg_mr: bad address (EFAULT)"}
+	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost,
+		Way: "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2", Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
+	dmabuf := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryDMABuf, Tried: "read", Bytes: 4 << 20,
+		Write: 40, Read: 41}
+	refused := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryPeermem, Tried: "register",
+		Failed: "ibv_reg_mr: bad address (EFAULT)"}
 	with := func(r launch.RDMAResult, change func(*launch.RDMAResult)) launch.RDMAResult { change(&r); return r }
 	for _, c := range []struct {
 		name    string
@@ -64,18 +66,31 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 		says    string // the worst finding
 	}{
 		{"all is well", []launch.RDMAResult{host, dmabuf}, nil, OK, ""},
-		{"it says which way it went", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Failed = "transport retry counter exceeded" })}, nil, Failure, "read by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2: transport"},
-		{"also where all is well", []launch.RDMAResult{host}, nil, OK, "by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2 are right"},
+		{"it says which way it went", []launch.RDMAResult{with(host,
+			func(r *launch.RDMAResult) { r.Failed = "transport retry counter exceeded" })}, nil, Failure, "read by port 1, " +
+			"GID 3 (192.0.2.1, RoCE v2), pkey index 2: transport"},
+		{"also where all is well", []launch.RDMAResult{host}, nil, OK,
+			"by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2 are right"},
 		{"one way to register is enough", []launch.RDMAResult{host, dmabuf, refused}, nil, OK, ""},
-		{"no way to register", []launch.RDMAResult{host, with(refused, func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
-		{"the port does not connect", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Way, r.Tried, r.Failed = "", "connect", "port 1 is DOWN" })}, nil, Failure, "connect: port 1 is DOWN"},
-		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure, "7 of 4194304 bytes are wrong"},
-		// A port of 400 Gb/s carries 50 GB/s, its slot 48.
-		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning, "48 GB/s are estimated"},
+		{"no way to register", []launch.RDMAResult{host, with(refused,
+			func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
+		{"the port does not connect", []launch.RDMAResult{with(host,
+			func(r *launch.RDMAResult) {
+				r.Way, r.Tried, r.Failed = "", "connect",
+					"port 1 is DOWN"
+			})}, nil, Failure, "connect: port 1 is DOWN"},
+		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure,
+			"7 of 4194304 bytes are wrong"},
+		// A 400 Gb/s port carries 50 GB/s and its PCIe slot 48.
+		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning,
+			"48 GB/s are estimated"},
 		{"not slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 25 })}, nil, OK, ""},
-		{"slow to a GPU", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Write = 11 })}, nil, Warning, "48 GB/s are estimated"},
-		{"not tested", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Untested = "iWARP" })}, nil, Unknown, "iWARP"},
-		{"the test failed", []launch.RDMAResult{host}, errors.New("libibverbs.so.1 cannot be loaded"), Unknown, "cannot be loaded"},
+		{"slow to a GPU", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Write = 11 })}, nil, Warning,
+			"48 GB/s are estimated"},
+		{"not tested", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Untested = "iWARP" })}, nil, Unknown,
+			"iWARP"},
+		{"the test failed", []launch.RDMAResult{host}, errors.New("libibverbs.so.1 cannot be loaded"), Unknown,
+			"cannot be loaded"},
 		{"no NIC", nil, nil, OK, ""},
 	} {
 		found := Examine(t.Context(), h, []Check{RDMA(c.results, c.failed)})

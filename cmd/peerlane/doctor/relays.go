@@ -9,33 +9,37 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 )
 
 var relayChecks = []Check{
 	{
-		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and whether those that are ready answer",
+		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and " +
+			"whether those that are ready answer",
 		Why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
 		Remedy: "peerlane relay inspect CONTAINER shows its log",
 		Run:    checkRelays,
 	},
 	{
-		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and generations of another machine, in var/lib/peerlane and run/peerlane",
+		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and " +
+			"generations of another machine, in var/lib/peerlane and run/peerlane",
 		Why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
 		Remedy: "peerlane relay gc",
 		Run:    checkLeftovers,
 	},
 	{
-		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap (staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
-		Why:    "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
-		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; or lower relay.slots and relay.slot_size in config.toml",
-		Run:    checkStaging,
+		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap " +
+			"(staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
+		Why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
+		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; " +
+			"or lower relay.slots and relay.slot_size in config.toml",
+		Run: checkStaging,
 	},
 }
 
-// lanesOf are those of a generation.
-func lanesOf(g hook.Info) []int {
+// lanesOf returns the lanes of a generation.
+func lanesOf(g generation.Info) []int {
 	lanes := []int{}
 	for _, l := range g.Config.Lanes {
 		lanes = append(lanes, l.GPU.Index)
@@ -43,7 +47,7 @@ func lanesOf(g hook.Info) []int {
 	return lanes
 }
 
-// answerTimeout is what relays have to answer in, all of them together: less than timeout.
+// answerTimeout is the total limit for answers of relays, less than timeout.
 const answerTimeout = 5 * time.Second
 
 func checkRelays(_ context.Context, h *Host) []Finding {
@@ -52,7 +56,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	if err != nil {
 		list = append(list, unknown("host", "%s", denied(err)))
 	}
-	var ready []hook.Info
+	var ready []generation.Info
 	for _, g := range generations {
 		if !g.Alive {
 			continue // left, or ending
@@ -64,18 +68,23 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 		lanes := lanesOf(g)
 		switch {
 		case !g.Supervised:
-			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy("restart the container").touching(lanes))
-		case g.Status.State == hook.StateReady:
+			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy(
+				"restart the container").touching(lanes))
+		case g.Status.State == generation.StateReady:
 			ready = append(ready, g)
-		case g.Status.State == hook.StateDown:
+		case g.Status.State == generation.StateDown:
 			list = append(list, failure(on, "its relay has died too often, and is not started again%s", because).
 				remedy("peerlane relay inspect %s; then peerlane relay resume %s", g.ID, g.ID).touching(lanes))
-		case g.Status.State == hook.StateWaiting:
-			list = append(list, warning(on, "its relay has died, and will be started again%s", because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
-		case slices.Contains([]string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained}, g.Status.State):
-			list = append(list, warning(on, "its relay is %s by somebody's command", g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
-		case g.Status.State != hook.StateEnding:
-			list = append(list, unknown(on, "its relay starts%s", because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
+		case g.Status.State == generation.StateWaiting:
+			list = append(list, warning(on, "its relay has died, and will be started again%s",
+				because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
+		case slices.Contains([]string{generation.StateStopping, generation.StateStopped, generation.StateDraining,
+			generation.StateDrained}, g.Status.State):
+			list = append(list, warning(on, "its relay is %s by somebody's command",
+				g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
+		case g.Status.State != generation.StateEnding:
+			list = append(list, unknown(on, "its relay starts%s",
+				because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
 	if len(ready) > 0 {
@@ -84,13 +93,15 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d containers have one, and each has answered", len(ready))
 }
 
-// silent are those of relays that are ready, as is written of them, that do not answer.
-func (h *Host) silent(ready []hook.Info) (list []Finding) {
+// silent returns a finding for each relay that should be ready and does not answer.
+func (h *Host) silent(ready []generation.Info) (list []Finding) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
 		if answer := reports[g.ID]; answer.Report == nil {
-			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s", cut(answer.NoReport)).
-				remedy("peerlane relay inspect %s; restart the container where that gets no answer either", g.ID).touching(lanesOf(g)))
+			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s",
+				cut(answer.NoReport)).
+				remedy("peerlane relay inspect %s; restart the container where that gets no answer either",
+					g.ID).touching(lanesOf(g)))
 		}
 	}
 	return list
@@ -106,16 +117,20 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 	for _, g := range generations {
 		known[g.ID] = true
 		if g.Foreign(h.Layout) {
-			list = append(list, failure("generation "+g.ID, "it is of the machine %s, and not of this one: the state of relays is on a shared disk", g.Machine).
-				remedy("have %s on a disk of this host alone; where that disk is a copy of another host's, rm -r %s", h.Layout.State(), h.Layout.GenerationDir(g.ID)))
+			list = append(list,
+				failure("generation "+g.ID,
+					"it is of the machine %s, and not of this one: the state of relays is on a shared disk", g.Machine).
+					remedy("have %s on a disk of this host alone; where that disk is a copy of another host's, rm -r %s",
+						h.Layout.State(), h.Layout.GenerationDir(g.ID)))
 			continue
 		}
 		if !g.Alive && !g.Supervised {
-			list = append(list, warning("generation "+g.ID, "container %s has ended, and its relay's files are still here", cut(g.Container.ID)).touching(lanesOf(g)))
+			list = append(list, warning("generation "+g.ID, "container %s has ended, and its relay's files are still here",
+				cut(g.Container.ID)).touching(lanesOf(g)))
 		}
 	}
 	if err != nil {
-		return list // what is whose cannot be told
+		return list // the owner of a socket is unknown
 	}
 	for _, dir := range []string{h.Layout.Sockets(), h.Layout.Peers()} {
 		entries, err := os.ReadDir(dir)
@@ -128,7 +143,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 		}
 		for _, e := range entries {
 			id := strings.TrimSuffix(e.Name(), ".sock")
-			// One in the making has its directory first.
+			// A generation that is being created has its directory first.
 			if _, err := os.Lstat(h.Layout.GenerationDir(id)); absent(err) && !known[id] {
 				list = append(list, warning(dir+"/"+e.Name(), "no generation has this socket"))
 			}
@@ -175,11 +190,14 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 		rest := need - min(need, taken[s.GPU])
 		switch {
 		case s.All > limit:
-			list = append(list, warning(gpuName(gpu), "one container for each of its %d lanes takes %s, and all relays may have %s (%s)",
-				s.Lanes, humanize.IBytes(s.All), humanize.IBytes(limit), by).remedy("raise staging.limit, or lower relay.slots or relay.slot_size, in %s", h.Layout.ConfigFile()).touching(lanes))
+			list = append(list,
+				warning(gpuName(gpu), "one container for each of its %d lanes takes %s, and all relays may have %s (%s)",
+					s.Lanes, humanize.IBytes(s.All), humanize.IBytes(limit), by).remedy(
+					"raise staging.limit, or lower relay.slots or relay.slot_size, in %s", h.Layout.ConfigFile()).touching(lanes))
 		case health.MemoryFree < rest:
-			list = append(list, warning(gpuName(gpu), "relays have %s of the %s that its lanes take, and %s of its memory are free",
-				humanize.IBytes(taken[s.GPU]), humanize.IBytes(need), humanize.IBytes(health.MemoryFree)).touching(lanes))
+			list = append(list,
+				warning(gpuName(gpu), "relays have %s of the %s that its lanes take, and %s of its memory are free",
+					humanize.IBytes(taken[s.GPU]), humanize.IBytes(need), humanize.IBytes(health.MemoryFree)).touching(lanes))
 		}
 	}
 	return orFine(list, "each GPU has room for what its lanes stage there")

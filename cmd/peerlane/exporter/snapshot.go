@@ -10,7 +10,8 @@ import (
 	"net"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -41,7 +42,7 @@ func Label(generation string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func snapshot(infos []hook.Info, reports hook.Reports) Snapshot {
+func snapshot(infos []generation.Info, reports control.Reports) Snapshot {
 	s := Snapshot{Relays: []Relay{}}
 	for _, i := range infos {
 		s.Relays = append(s.Relays, Relay{
@@ -81,7 +82,9 @@ func Remote(socket string) Source {
 			return s, err
 		}
 		if err := json.NewDecoder(io.LimitReader(c, maxSnapshot)).Decode(&s); err != nil {
-			return s, fmt.Errorf("reading a snapshot of relays from %s: %w; journalctl -u 'peerlane-exporter-collector@*' has the collector's error", socket, err)
+			return s, fmt.Errorf(
+				"reading a snapshot of relays from %s: %w; journalctl -u 'peerlane-exporter-collector@*' has the collector's "+
+					"error", socket, err)
 		}
 		if s.Error != "" {
 			return s, errors.New(s.Error)

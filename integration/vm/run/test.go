@@ -26,27 +26,27 @@ import (
 
 const module = "github.com/peerlane/peerlane/"
 
-// place is where cases run: matrix.txt has its name.
+// place is a place of cases, named as in matrix.txt.
 type place struct {
 	name, image string
 	guests      int
-	// nightly says that it runs only where it is named.
+	// nightly excludes a place from runs that do not name it.
 	nightly bool
-	// whole are packages all of whose tests run there. Of other packages those do that
-	// have a cell of the place.
+	// whole are packages whose tests all run in the place. Of other packages the tests with a cell
+	// run.
 	whole   []string
 	targets []target
 }
 
-// target is a package and some of its tests, by their names in the matrix, or those
-// that match a pattern, or all where both are empty.
+// target is a package with the names of some tests in the matrix, or with a pattern, or with every
+// test if both are empty.
 type target struct {
 	pkg   string
 	tests []string
 	run   string
 }
 
-// pattern is what the test binary is told to run; empty for everything.
+// pattern returns the -test.run pattern; empty for every test.
 func (t target) pattern() string {
 	if t.tests == nil {
 		return t.run
@@ -54,21 +54,21 @@ func (t target) pattern() string {
 	return patternOf(t.tests)
 }
 
-// places, those first that take the longest. What runs on the host itself makes machines
-// of its own, and breaks them.
+// places, the slowest first. Tests on the host create machines of their own, and break them.
 var places = []place{
-	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full", "integration/vm/cases/units", "integration/vm/cases/packages"}},
+	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full",
+		"integration/vm/cases/units", "integration/vm/cases/packages"}},
 	{name: "vm-small", image: vm.Small, guests: 1, whole: []string{"integration/vm/cases/small"}},
 	{name: "vm-pair", image: vm.Small, guests: 2, whole: []string{"integration/vm/cases/pair"}},
 	{name: "vm-host", whole: []string{"integration/vm"}},
 	{name: "vm-nightly", image: vm.Small, guests: 1, nightly: true},
 }
 
-// atOnce is the number of places that run at the same time. A guest uses one processor of the
-// host, for any number of its processors.
+// atOnce is the number of concurrent places. A guest uses one processor of the host, regardless of
+// the number of its processors.
 const atOnce = 2
 
-// margin is what a test binary has beyond its own time-out to end and say why.
+// margin is the time for a test binary to end and print the reason after its time-out.
 const margin = 90 * time.Second
 
 func testCommand() *cobra.Command {
@@ -87,7 +87,8 @@ bin/vm/PLACE afterwards.`,
 			return o.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringSliceVar(&o.places, "place", nil, "`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host, vm-nightly")
+	cmd.Flags().StringSliceVar(&o.places, "place", nil,
+		"`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host, vm-nightly")
 	cmd.Flags().StringVar(&o.pattern, "run", "", "run only the tests that match `PATTERN`")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 25*time.Minute, "time-out of each test binary")
 	cmd.Flags().StringSliceVar(&o.environment, "env", nil, "`NAME=VALUE` for the tests")
@@ -102,7 +103,7 @@ type testOptions struct {
 	testsFailed atomic.Bool
 }
 
-// errTests says that all went well but tests.
+// errTests means that tests failed, without another error.
 var errTests = errors.New("tests failed")
 
 func (o *testOptions) run(ctx context.Context) error {
@@ -160,7 +161,8 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	}
 	var targets []target
 	if len(o.packages) > 0 {
-		c := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", "vm", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, o.packages...)...)
+		c := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", "vm", "-f",
+			"{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, o.packages...)...)
 		c.Dir, c.Stderr = source, os.Stderr
 		out, err := c.Output()
 		if err != nil {
@@ -194,8 +196,7 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	return chosen, nil
 }
 
-// narrow leaves only what has a test that the pattern names, so that no machine
-// boots in vain.
+// narrow keeps only places with a test that matches the pattern, so that no machine boots in vain.
 func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, error) {
 	top, _, _ := strings.Cut(o.pattern, "/")
 	wanted, err := regexp.Compile(top)
@@ -238,9 +239,10 @@ func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, erro
 
 var testFunction = regexp.MustCompile(`(?m)^func (Test\w*)\(\w* \*testing\.T\)`)
 
-// testsOf lists the tests of a package, as the source has them.
+// testsOf lists the tests in the source of a package.
 func testsOf(ctx context.Context, pkg string) ([]string, error) {
-	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
+	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range " +
+		".XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
 	out, err := exec.CommandContext(ctx, "go", "list", "-tags", "vm", "-f", format, module+pkg).Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list %s: %w", pkg, err)
@@ -277,7 +279,8 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 	if err := errors.Join(<-compiled, started); err != nil {
 		return err
 	}
-	say("%s: up after %.1f s, %.1f s of them the guest's own", p.name, s.machines[0].Booted.Seconds(), s.machines[0].Ready.Uptime.Seconds())
+	say("%s: up after %.1f s, %.1f s of them the guest's own", p.name, s.machines[0].Booted.Seconds(),
+		s.machines[0].Ready.Uptime.Seconds())
 	var failed []error
 	for _, of := range p.targets {
 		if err := o.runTarget(ctx, s, p, of); err != nil {
@@ -290,7 +293,8 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 // runHere runs tests on the host.
 func (o *testOptions) runHere(ctx context.Context, p place) error {
 	say("%s: on this host", p.name)
-	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run", o.pattern}
+	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run",
+		o.pattern}
 	for _, of := range p.targets {
 		arguments = append(arguments, module+of.pkg)
 	}
@@ -307,7 +311,7 @@ func (o *testOptions) runHere(ctx context.Context, p place) error {
 	ended := c.Wait()
 	var status *exec.ExitError
 	if errors.As(ended, &status) && ctx.Err() == nil {
-		o.testsFailed.Store(true) // or their build, which the events say as well
+		o.testsFailed.Store(true) // or their build, which the events report too
 		ended = nil
 	}
 	return errors.Join(err, ended)
@@ -320,7 +324,8 @@ func binary(pkg string) string {
 
 func (o *testOptions) compile(ctx context.Context, s *session, p place) error {
 	for _, of := range p.targets {
-		if err := goTool(ctx, s.source, nil, "test", "-c", "-tags", "vm", "-vet=off", "-o", filepath.Join(s.share, "test", binary(of.pkg)), module+of.pkg); err != nil {
+		if err := goTool(ctx, s.source, nil, "test", "-c", "-tags", "vm", "-vet=off", "-o",
+			filepath.Join(s.share, "test", binary(of.pkg)), module+of.pkg); err != nil {
 			return err
 		}
 	}
@@ -347,7 +352,8 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin, fmt.Errorf("the tests did not end %v after their time-out of %v", margin, o.timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin,
+		fmt.Errorf("tests still running %v after their time-out of %v", margin, o.timeout))
 	defer cancel()
 	err = s.machines[0].Run(limited, command, nil, events, events)
 	var status *control.ExitError
@@ -356,13 +362,13 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 		o.testsFailed.Store(true)
 		err = nil
 	case err != nil:
-		// In the report it stands with the test that ran.
+		// Attach the error to the running test in the report.
 		fmt.Fprintf(events, "\n%v\n", err)
 	}
 	return errors.Join(err, events.Close())
 }
 
-// events turns what a test binary prints into events, and adds the place.
+// events converts the output of a test binary to events, and adds the place.
 type events struct {
 	io.WriteCloser
 	convert *exec.Cmd
@@ -386,7 +392,7 @@ func newEvents(ctx context.Context, place, pkg string) (*events, error) {
 	return e, nil
 }
 
-// stdout takes one event at a time.
+// stdout serialises events.
 var stdout sync.Mutex
 
 func addPlace(from io.Reader, place string) error {

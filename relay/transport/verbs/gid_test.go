@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 // mustGoBy demands that the queue pairs of b0 go by a GID, as both sides have it.
@@ -38,20 +38,20 @@ func (w *two) mustGoBy(t *testing.T, index int, address string) {
 // what there is now, and the fault names device, port and GIDs.
 func TestAnotherGID(t *testing.T) {
 	for name, c := range map[string]struct {
-		change  func(*standin.Device)
+		change  func(*softdevice.Device)
 		index   int
 		address string
 	}{
-		"address":             {func(b *standin.Device) { b.Address = "10.0.0.9" }, 3, "10.0.0.9"},
-		"index":               {func(b *standin.Device) { b.Moved = true }, 5, "10.0.0.2"},
-		"none but the link's": {func(b *standin.Device) { b.Address = "" }, 1, "fe80::2"},
+		"address":             {func(b *softdevice.Device) { b.Address = "10.0.0.9" }, 3, "10.0.0.9"},
+		"index":               {func(b *softdevice.Device) { b.Moved = true }, 5, "10.0.0.2"},
+		"none but the link's": {func(b *softdevice.Device) { b.Address = "" }, 1, "fe80::2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := connected(t)
 			s := newStream(w)
 			s.begin()
-			if err := devices(func(_, b *standin.Device) { c.change(b) })(w); err != nil {
+			if err := devices(func(_, b *softdevice.Device) { c.change(b) })(w); err != nil {
 				t.Fatal(err)
 			}
 			w.mustGoBy(t, c.index, c.address)
@@ -73,7 +73,7 @@ func TestAGIDThatChangesMeanwhile(t *testing.T) {
 	w.script(t, "ibv_create_qp hold=1 device=b0")
 	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
 	w.held(t)
-	if err := devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" })(w); err != nil {
+	if err := devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" })(w); err != nil {
 		t.Fatal(err)
 	}
 	w.b.until("the event", func(s *Set) bool { return s.working && s.fabric.nics[0].changes.Load() == 1 })
@@ -91,7 +91,7 @@ func TestAConfiguredGIDThatIsNoMore(t *testing.T) {
 	s := newStream(w)
 	s.begin()
 	s.mustEnd(t)
-	if err := devices(func(_, b *standin.Device) { b.Address = "" })(w); err != nil {
+	if err := devices(func(_, b *softdevice.Device) { b.Address = "" })(w); err != nil {
 		t.Fatal(err)
 	}
 	words := []string{"b0 of host", "GID 3 (10.0.0.2, RoCE v2) is its address no more", "b0 port 1", "GID index 3 is empty", "GID 1 (fe80::2, RoCE v2)"}

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/relay/device"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
 // newFlushedStream is one into memory that is flushed, as a GPU's is.
@@ -31,7 +31,7 @@ func newStreamFlushedWhile(t *testing.T, can func() bool) *stream {
 	})
 }
 
-func number(t *testing.T, c standin.Call, argument string) uint64 {
+func number(t *testing.T, c softdevice.Call, argument string) uint64 {
 	t.Helper()
 	n, err := strconv.ParseUint(c.Arguments[argument], 0, 64)
 	if err != nil {

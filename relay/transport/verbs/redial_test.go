@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -115,7 +115,7 @@ func script(lines ...string) func(*two) error {
 	return func(w *two) error { return w.rdma.Script(append([]string{slow}, lines...)...) }
 }
 
-func devices(change func(a, b *standin.Device)) func(*two) error {
+func devices(change func(a, b *softdevice.Device)) func(*two) error {
 	return func(w *two) error {
 		a, b := deviceA, deviceB
 		change(&a, &b)
@@ -166,9 +166,9 @@ func faults(iwarp bool) map[string]faultCase {
 		"a queue pair of the sender in error":   {failPair(sideA), nothing, nil},
 		"a queue pair of the receiver in error": {failPair(sideB), nothing, nil},
 		"faults of both sides at once":          {breaking(), nothing, nil},
-		"a port of the sender down": {devices(func(a, _ *standin.Device) { a.Down = true }), devices(func(_, _ *standin.Device) {}),
+		"a port of the sender down": {devices(func(a, _ *softdevice.Device) { a.Down = true }), devices(func(_, _ *softdevice.Device) {}),
 			nil},
-		"a port of the receiver down": {devices(func(_, b *standin.Device) { b.Down = true }), devices(func(_, _ *standin.Device) {}),
+		"a port of the receiver down": {devices(func(_, b *softdevice.Device) { b.Down = true }), devices(func(_, _ *softdevice.Device) {}),
 			[]string{"b0", "DOWN"}},
 		"no locked memory":               {breaking("ibv_reg_mr errno=12 device=b0"), nothing, []string{"b0", "ENOMEM", "ulimit -l"}},
 		"no domain":                      {breaking("ibv_alloc_pd errno=12 device=a0"), nothing, nil},
@@ -189,11 +189,11 @@ func faults(iwarp bool) map[string]faultCase {
 		all["a connection that is not taken"] = faultCase{breaking("rdma_accept errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
 		all["nobody who listens"] = faultCase{breaking("rdma_listen errno=12 device=a0"), nothing, []string{"a0", "ENOMEM"}}
 		all["another address"] = faultCase{func(w *two) error {
-			return errors.Join(devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" })(w), breaking()(w))
+			return errors.Join(devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" })(w), breaking()(w))
 		}, nothing, nil}
 		return all
 	}
-	all["another GID"] = faultCase{devices(func(_, b *standin.Device) { b.Address = "10.0.0.9" }), nothing, nil}
+	all["another GID"] = faultCase{devices(func(_, b *softdevice.Device) { b.Address = "10.0.0.9" }), nothing, nil}
 	// After three steps of each queue pair, and their end.
 	all["a way that is refused"] = faultCase{breaking("ibv_modify_qp errno=110 device=a0 from=17"), nothing, nil}
 	return all
@@ -653,7 +653,7 @@ func TestAPortThatComesBack(t *testing.T) {
 	eachKind(t, func(t *testing.T, iwarp bool) {
 		w := connectedBy(t, iwarp, twoNICs)
 		s := newStream(w)
-		goes := func(c standin.Device, down bool) {
+		goes := func(c softdevice.Device, down bool) {
 			t.Helper()
 			c.Down = down
 			if err := w.rdma.Set(ofKind(iwarp, deviceA, deviceB, c, deviceD)...); err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
-	"github.com/peerlane/peerlane/relay/verbs/standin"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -44,7 +44,7 @@ type side struct {
 // hears is what stands between a Set and what the other one says; nil for nothing.
 type hears func(nic string, s *Set) tcp.Extension
 
-func newSide(t *testing.T, s *tcp.Streams, rdma standin.Host, nic string, accept func(*Set, *tcp.Channel), by hears, changes ...func(string, *Config)) *side {
+func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, accept func(*Set, *tcp.Channel), by hears, changes ...func(string, *Config)) *side {
 	t.Helper()
 	loop, err := poll.New()
 	if err != nil {
@@ -125,7 +125,7 @@ func streams(t *testing.T) (dialed, accepted *tcp.Streams) {
 // two are both sides of a channel whose data goes by RDMA.
 type two struct {
 	a, b     *side
-	rdma     standin.Host
+	rdma     softdevice.Host
 	iwarp    bool
 	link     *Link
 	channel  *tcp.Channel
@@ -138,14 +138,14 @@ type two struct {
 const slot = 64 << 10
 
 var (
-	deviceA = standin.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
-	deviceB = standin.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
-	deviceC = standin.Device{Name: "c0", GUID: 3, Address: "10.0.0.3"}
-	deviceD = standin.Device{Name: "d0", GUID: 4, Address: "10.0.0.4"}
+	deviceA = softdevice.Device{Name: "a0", GUID: 1, Address: "10.0.0.1"}
+	deviceB = softdevice.Device{Name: "b0", GUID: 2, Address: "10.0.0.2"}
+	deviceC = softdevice.Device{Name: "c0", GUID: 3, Address: "10.0.0.3"}
+	deviceD = softdevice.Device{Name: "d0", GUID: 4, Address: "10.0.0.4"}
 )
 
 // ofKind are devices of RoCE or of iWARP.
-func ofKind(iwarp bool, devices ...standin.Device) []standin.Device {
+func ofKind(iwarp bool, devices ...softdevice.Device) []softdevice.Device {
 	for i := range devices {
 		devices[i].IWARP = iwarp
 	}
@@ -172,7 +172,7 @@ func connectedBy(t *testing.T, iwarp bool, changes ...func(string, *Config)) *tw
 // that are none's.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
-	rdma, err := standin.New(t.TempDir(), ofKind(iwarp, deviceA, deviceB, deviceC, deviceD)...)
+	rdma, err := softdevice.New(t.TempDir(), ofKind(iwarp, deviceA, deviceB, deviceC, deviceD)...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
-// Package conformance is what package verbs promises, as tests that run on the stand-in,
+// Package conformance is what package verbs promises, as tests that run on the software device,
 // where there is no RDMA device, and on those that the kernel makes of network cards in
-// a guest (rxe, siw): so that the stand-in is not kinder than they are.
+// a guest (rxe, siw): so that the software device is not kinder than they are.
 package conformance
 
 import (

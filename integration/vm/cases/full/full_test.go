@@ -1,7 +1,7 @@
 //go:build vm
 
-// Package full_test runs in the full image: a host as operators have it, with
-// systemd, cgroup v2 and a container engine.
+// Package full_test runs in the full image: a host of an operator, with systemd, cgroup v2 and a
+// container engine.
 package full_test
 
 import (
@@ -38,7 +38,7 @@ func read(t *testing.T, path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-func TestTheHostIsAnOperatorsHost(t *testing.T) {
+func TestHostHasSystemdAndCgroupV2(t *testing.T) {
 	if is := read(t, "/proc/1/comm"); is != "systemd" {
 		t.Errorf("process 1 is %s", is)
 	}
@@ -49,7 +49,8 @@ func TestTheHostIsAnOperatorsHost(t *testing.T) {
 	shared := false
 	for line := range strings.Lines(read(t, "/proc/self/mountinfo")) {
 		f := strings.Fields(line)
-		shared = shared || f[4] == "/run" && slices.ContainsFunc(f[6:], func(s string) bool { return strings.HasPrefix(s, "shared:") })
+		shared = shared || f[4] == "/run" && slices.ContainsFunc(f[6:],
+			func(s string) bool { return strings.HasPrefix(s, "shared:") })
 	}
 	if !shared {
 		t.Error("/run is not a shared mount")
@@ -84,13 +85,14 @@ func TestControlGroupsAreV2Alone(t *testing.T) {
 	}
 }
 
-func TestAnOrdinaryUserLingers(t *testing.T) {
+func TestTrainerHasLingeringSession(t *testing.T) {
 	// Without anybody logging in.
 	inside.Eventually(t, "trainer's own systemd runs", func() (bool, string) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
 		return err == nil, string(out)
 	})
-	out := inside.Command(t, "runuser", "-u", "trainer", "--", "env", "XDG_RUNTIME_DIR=/run/user/1000", "systemctl", "--user", "show", "--property=Version", "--value")
+	out := inside.Command(t, "runuser", "-u", "trainer", "--", "env", "XDG_RUNTIME_DIR=/run/user/1000", "systemctl",
+		"--user", "show", "--property=Version", "--value")
 	if strings.TrimSpace(out) == "" {
 		t.Error("trainer's systemd does not answer")
 	}
@@ -99,11 +101,12 @@ func TestAnOrdinaryUserLingers(t *testing.T) {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, name := range []string{demo.RuntimeRunc, demo.RuntimeCrun} {
 		t.Run(name, func(t *testing.T) {
 			var report demo.Report
-			out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "demo", "--runtime", name, "--bytes", "32MiB", "-o", "json")
+			out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "demo", "--runtime", name, "--bytes", "32MiB",
+				"-o", "json")
 			if err := json.Unmarshal([]byte(out), &report); err != nil {
 				t.Fatal(err)
 			}
@@ -119,8 +122,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Podman runs a container of its own, as root and as trainer: what later cases
-// stand on.
+// Podman runs a container, as root and as trainer: later cases rely on both.
 func TestPodmanRunsAContainer(t *testing.T) {
 	busybox := bundle.File{Host: "/bin/busybox", Container: "/bin/busybox"}
 	for _, user := range []string{"root", "trainer"} {
@@ -135,7 +137,8 @@ func TestPodmanRunsAContainer(t *testing.T) {
 				}
 			})
 			inside.Command(t, "chown", "-R", user, dir)
-			argv := []string{"podman", "run", "--rm", "--network", "none", "--rootfs", dir, "/bin/busybox", "sh", "-c", "/bin/busybox cat /proc/1/comm"}
+			argv := []string{"podman", "run", "--rm", "--network", "none", "--rootfs", dir, "/bin/busybox", "sh", "-c",
+				"/bin/busybox cat /proc/1/comm"}
 			if user != "root" {
 				argv = append([]string{"runuser", "-u", user, "--", "env", "--chdir=/", "XDG_RUNTIME_DIR=/run/user/1000"}, argv...)
 			}

@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -43,7 +43,7 @@ func runAsTrainer(t testing.TB, argv ...string) string {
 	return inside.Command(t, argv[0], argv[1:]...)
 }
 
-// endAsTrainer is for the end of a test, when its context has ended.
+// endAsTrainer runs a command at the end of a test, after its context has ended.
 func endAsTrainer(t testing.TB, argv ...string) {
 	t.Helper()
 	argv = asTrainer(argv...)
@@ -62,7 +62,7 @@ func giveTrainer(t testing.TB, dir string) {
 	}
 }
 
-// installFor puts files where a package has them until the test ends.
+// installFor installs files at the packages' paths until the test ends.
 func installFor(t testing.TB, files map[string]string) {
 	t.Helper()
 	for to, from := range files {
@@ -90,7 +90,7 @@ func installFor(t testing.TB, files map[string]string) {
 
 // A container of an ordinary user's, whose relay is a unit of the user's own
 // systemd, or a child of Podman's where the socket is not.
-func TestARootlessContainer(t *testing.T) {
+func TestRootlessContainerGetsRelay(t *testing.T) {
 	const libexec, userUnits = "/usr/libexec/peerlane/", "/etc/systemd/user/"
 	files := map[string]string{
 		libexec + "peerlane-hook":   inside.Binaries + "/peerlane-hook",
@@ -105,8 +105,10 @@ func TestARootlessContainer(t *testing.T) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
 		return err == nil, string(out)
 	})
-	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket", userUnits+"peerlane-relay@.service")
-	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil || strings.Contains(string(out), "peerlane") {
+	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket",
+		userUnits+"peerlane-relay@.service")
+	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil ||
+		strings.Contains(string(out), "peerlane") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	runAsTrainer(t, "systemctl", "--user", "daemon-reload")
@@ -145,7 +147,8 @@ func TestARootlessContainer(t *testing.T) {
 				runAsTrainer(t, "systemctl", "--user", "start", "peerlane-relay.socket")
 				t.Cleanup(func() { endAsTrainer(t, "systemctl", "--user", "stop", "peerlane-relay.socket") })
 			}
-			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag", "peerlane-spec-dir="+h.CDIDir(),
+			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag",
+				"peerlane-spec-dir="+h.CDIDir(),
 				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none", "--rootfs", rootfs,
 				"/bin/busybox", "sh", "-c", "test -S /run/peerlane/relay.sock && read end; exit 7")
 			cmd := exec.Command(argv[0], argv[1:]...)
@@ -162,15 +165,16 @@ func TestARootlessContainer(t *testing.T) {
 			go func() { ended <- cmd.Wait() }()
 			defer in.Close()
 
-			var g hook.Info
+			var g generation.Info
 			// The first Podman of a boot takes most of a minute in an emulated machine.
-			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
+			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != generation.StateReady; time.Sleep(
+				100 * time.Millisecond) {
 				select {
 				case err := <-ended:
 					t.Fatalf("the container ended: %v: %s", err, out.String())
 				default:
 				}
-				all, err := hook.List(h.Layout)
+				all, err := generation.List(h.Layout)
 				if end.Over() {
 					t.Fatalf("no relay: %+v (%v)", all, err)
 				}
@@ -218,17 +222,18 @@ func TestARootlessContainer(t *testing.T) {
 				t.Fatal("the container does not end")
 			}
 			inside.Eventually(t, "what is left", func() (bool, string) {
-				all, err := hook.List(h.Layout)
-				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain", "--no-legend", "peerlane-relay@*").Output()
+				all, err := generation.List(h.Layout)
+				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain",
+					"--no-legend", "peerlane-relay@*").Output()
 				return err == nil && len(all) == 0 && len(units) == 0, fmt.Sprint(all, err, string(units))
 			})
 		})
 	}
 }
 
-// The user's own unit makes his plan and his specifications, by his configuration;
-// and makes them anew when the configuration has changed.
-func TestTheCDIUnitOfAUser(t *testing.T) {
+// The user's unit plans and writes specifications by the user's configuration, and again after a
+// change of the configuration.
+func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 	const unit, own = "peerlane-cdi.service", trainerRun + "/peerlane"
 	installFor(t, map[string]string{
 		"/usr/bin/peerlane":                    inside.Binaries + "/peerlane",
@@ -258,7 +263,8 @@ func TestTheCDIUnitOfAUser(t *testing.T) {
 	configure := func(nic string) {
 		t.Helper()
 		text := fmt.Sprintf("[[plan.lane]]\ngpu = %q\nservers = [%q]\nnics = [%q]\n", h.GPUs[0].BusID, h.GPUs[1].BusID, nic)
-		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 		giveTrainer(t, home)

@@ -1,7 +1,7 @@
 //go:build vm
 
-// Package packages_test runs in the full image: what `make packages` made, installed
-// where systemd runs.
+// Package packages_test runs in the full image: the packages of `make packages`, installed on a
+// host with systemd.
 package packages_test
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -57,10 +57,11 @@ func dpkg(t testing.TB, dir string) {
 		arguments = append(arguments, found...)
 	}
 	inside.Command(t, "dpkg", append([]string{"--force-downgrade"}, arguments...)...)
-	// The refreshes that it begins, each of which ends the one before; there is nothing
-	// to wait for where they are disabled.
+	// Wait for the refreshes that the installation started, each of which replaces the former; if
+	// disabled, none exists.
 	inside.Eventually(t, "the refresh", func() (bool, string) {
-		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs, "peerlane-cdi-refresh.service") {
+		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs,
+			"peerlane-cdi-refresh.service") {
 			return false, jobs
 		}
 		is := property(t, "peerlane-cdi-refresh.service", "ActiveState")
@@ -76,7 +77,7 @@ func property(t testing.TB, unit, name string) string {
 	return strings.TrimSpace(inside.Command(t, "systemctl", "show", "--value", "--property="+name, unit))
 }
 
-// invocations are those of units that nothing may restart.
+// invocations returns the invocation ids of units that must not restart.
 func invocations(t testing.TB, units ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -129,7 +130,7 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-// container runs until end is called; its bundle was made before.
+// container runs until end is called; the bundle exists in advance.
 type container struct {
 	h     *host
 	id    string
@@ -138,11 +139,11 @@ type container struct {
 	said  bytes.Buffer
 }
 
-// patience is ten times what a start takes in an emulated machine.
+// patience is ten times the duration of a start in an emulated machine.
 const patience = 3 * time.Minute
 
 // start starts a container and waits until its relay serves.
-func (h *host) start(name string) (*container, hook.Info) {
+func (h *host) start(name string) (*container, generation.Info) {
 	h.Helper()
 	c := &container{h: h, id: h.ContainerID(name), ended: make(chan error, 1)}
 	cmd := h.runtime.Run(context.Background(), h.bundle, c.id)
@@ -162,7 +163,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())
 		default:
 		}
-		if g, there := c.generation(); there && g.Status.State == hook.StateReady {
+		if g, there := c.generation(); there && g.Status.State == generation.StateReady {
 			return c, g
 		}
 		if end.Over() {
@@ -172,15 +173,15 @@ func (h *host) start(name string) (*container, hook.Info) {
 	}
 }
 
-func (c *container) generation() (hook.Info, bool) {
+func (c *container) generation() (generation.Info, bool) {
 	c.h.Helper()
-	all, err := hook.List(c.h.Layout)
+	all, err := generation.List(c.h.Layout)
 	if err != nil {
 		c.h.Fatal(err)
 	}
-	i := slices.IndexFunc(all, func(i hook.Info) bool { return i.Container.ID == c.id })
+	i := slices.IndexFunc(all, func(i generation.Info) bool { return i.Container.ID == c.id })
 	if i < 0 {
-		return hook.Info{}, false
+		return generation.Info{}, false
 	}
 	return all[i], true
 }
@@ -195,8 +196,8 @@ func (c *container) end() {
 	}
 }
 
-// goesOn says that a container's relay is the one that it had, and serves.
-func (c *container) goesOn(t *testing.T, was hook.Info) {
+// goesOn requires that a container has the same relay as before, and that the relay serves.
+func (c *container) goesOn(t *testing.T, was generation.Info) {
 	t.Helper()
 	is, there := c.generation()
 	if !there || is.Status.Relay.PID != was.Status.Relay.PID || is.ID != was.ID {
@@ -217,11 +218,12 @@ func (c *container) goesOn(t *testing.T, was hook.Info) {
 // ownFiles lists the paths with Peerlane's name.
 func ownFiles(t testing.TB) []string {
 	t.Helper()
-	// dpkg keeps lists of what it has installed; the tests' own files are elsewhere.
-	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*", "-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
+	// dpkg keeps lists of installed files; the tests' own files are elsewhere.
+	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*",
+		"-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
 }
 
-func TestThePackageUnderSystemd(t *testing.T) {
+func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	for _, unit := range engines {
 		text := "[Service]\nExecStart=/bin/sleep infinity\n"
 		if err := os.WriteFile(filepath.Join("/etc/systemd/system", unit), []byte(text), 0o644); err != nil {
@@ -240,8 +242,10 @@ func TestThePackageUnderSystemd(t *testing.T) {
 	running := invocations(t)
 
 	dpkg(t, older)
-	enabled := []string{"peerlane-anchor.service", "peerlane-relay.socket", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path"}
-	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(is, []string{"enabled", "enabled", "enabled", "enabled"}) {
+	enabled := []string{"peerlane-anchor.service", "peerlane-relay.socket", "peerlane-cdi-refresh.service",
+		"peerlane-cdi-refresh.path"}
+	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(
+		is, []string{"enabled", "enabled", "enabled", "enabled"}) {
 		t.Errorf("%v are %v", enabled, is)
 	}
 	inside.Command(t, "systemctl", "is-active", "peerlane-relay.socket", "peerlane-cdi-refresh.path")
@@ -254,11 +258,14 @@ func TestThePackageUnderSystemd(t *testing.T) {
 	if group := inside.Command(t, "getent", "group", "peerlane-relay"); !strings.Contains(group, ":2130706432:") {
 		t.Errorf("the group of relays is %s", group)
 	}
-	if softdep := inside.Command(t, "modprobe", "--showconfig"); !strings.Contains(softdep, "softdep nvidia post: nvidia-peermem") && !strings.Contains(softdep, "softdep nvidia post: nvidia_peermem") {
+	if softdep := inside.Command(t, "modprobe", "--showconfig"); !strings.Contains(softdep,
+		"softdep nvidia post: nvidia-peermem") && !strings.Contains(softdep, "softdep nvidia post: nvidia_peermem") {
 		t.Error("modprobe does not know of nvidia-peermem")
 	}
-	order := property(t, "peerlane-cdi-refresh.service", "Before") + " " + property(t, "peerlane-cdi-refresh.service", "After")
-	for _, unit := range append(slices.Clone(engines), "podman-restart.service", "openibd.service", "systemd-modules-load.service") {
+	order := property(t, "peerlane-cdi-refresh.service", "Before") + " " + property(t, "peerlane-cdi-refresh.service",
+		"After")
+	for _, unit := range append(slices.Clone(engines), "podman-restart.service", "openibd.service",
+		"systemd-modules-load.service") {
 		if !slices.Contains(strings.Fields(order), unit) {
 			t.Errorf("the refresh has no order with %s: %s", unit, order)
 		}
@@ -301,8 +308,9 @@ func TestThePackageUnderSystemd(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			dpkg(t, step.dir)
 			first.goesOn(t, had)
-			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil || program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
-				t.Errorf("the relay's program is %s (%v): no package replaced it", program, err)
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil ||
+				program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
+				t.Errorf("program of the relay: %s (%v); a package did not replace it", program, err)
 			}
 			second, _ := h.start(step.name)
 			second.end()
@@ -317,7 +325,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			}
 			out, _ := exec.Command("systemctl", "is-enabled", "peerlane-cdi-refresh.service").Output()
 			if is := strings.TrimSpace(string(out)); is != "disabled" {
-				t.Errorf("what the administrator disabled is %s", is)
+				t.Errorf("a disabled unit is %s", is)
 			}
 		})
 	}
@@ -345,7 +353,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 		})
 		inside.Command(t, "sh", "-c", later)
 		if diff := cmp.Diff(before, ownFiles(t)); diff != "" {
-			t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+			t.Errorf("files before installation and after the purge (-before +after):\n%s", diff)
 		}
 		if exec.Command("getent", "group", "peerlane-relay").Run() == nil {
 			t.Error("the group of relays is still there")

@@ -35,11 +35,11 @@ import (
 // exchangeTimeout is far more than the messages need, in the slowest of guests.
 const exchangeTimeout = 4 * time.Minute
 
-// sizes are of the messages that each relay sends the other: none, what goes with the
-// announcement, around parts and slots, and MiBs.
+// sizes are the sizes of the messages per direction: 0, inline with the announcement, around
+// parts and slots, and MiBs.
 var sizes = []uint64{0, 1, 127, 4096, 4097, 64 << 10, 256<<10 - 1, 256<<10 + 1, 1 << 20, 3<<20 + 5}
 
-// side is a relay over RDMA alone, in one of the guests, and its client.
+// side is a relay over RDMA without a container, in one guest, and its client.
 type side struct {
 	dir      string
 	relay    *relay.Relay
@@ -55,13 +55,15 @@ func listenOn(path string) (*net.UnixListener, error) {
 
 // begin starts the relay of a guest, which listens at the guest's address of rail 0, with a
 // transport of the configuration's and changes to that.
-func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side, err error) {
+func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side,
+	err error) {
 	s = &side{ended: make(chan error, 1)}
 	if s.dir, err = os.MkdirTemp("", "pl"); err != nil {
 		return nil, err
 	}
 	gpus := []sim.Device{{
-		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
+		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d",
+			guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
 	}}
 	if err := sim.Use(filepath.Join(s.dir, "host"), gpus); err != nil {
 		return nil, err
@@ -88,7 +90,8 @@ func begin(ctx context.Context, guest int, key, transport string, changes ...fun
 	v.QueuePairs, v.Timeout = 2, 20 // 4 s: an emulated guest acknowledges late
 	config := launch.Config{
 		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: transport,
-		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near", NICs: []string{"mlx5_0", "mlx5_1"}}},
+		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near",
+			NICs: []string{"mlx5_0", "mlx5_1"}}},
 		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, NICs: s.dir, Verbs: &v,
 		Network: &launch.Network{
 			Addresses: []address.Chosen{{Interface: "rail0", Address: netip.MustParseAddr(wiring.Address(0, guest))}},
@@ -117,15 +120,15 @@ func (s *side) end() error {
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
-// content is what each side knows of the other's messages.
+// content returns the content of a message; each side computes the peer's messages too.
 func content(from, message int, n uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(from), byte(message)}).Read(b) // never fails
 	return b
 }
 
-// exchange sends the messages to the other guest's listener and receives the other's, which
-// are looked at.
+// exchange sends the messages to the peer's listener, and receives and verifies the peer's
+// messages.
 func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 	sending, err := s.client.Connect(ctx, s.gpu, to)
 	if err != nil {
@@ -164,7 +167,8 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 			return fmt.Errorf("message %d of %d bytes arrived wrong", i, n)
 		}
 	}
-	// There are two sets where both have dialed at once, and then one may have carried nothing.
+	// If both sides dialed at the same time there are two groups of queue pairs, and one may be
+	// idle.
 	var writes, short uint64
 	transports := map[string]bool{}
 	for _, p := range s.relay.Report().Network.Peers {
@@ -178,8 +182,8 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 	return nil
 }
 
-// relayTo is what runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints
-// the handle of its listener, and reads the other guest's.
+// relayTo runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints the handle of
+// its listener, and reads the second guest's handle.
 func relayTo(from io.Reader, guest, transport string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
 	defer cancel()
@@ -221,8 +225,8 @@ func handleIn(text string) (handle string, ok bool) {
 	return handle, found && whole
 }
 
-// Two relays, one in each guest, send each other messages of many sizes over RoCE, by two
-// NICs with two queue pairs each.
+// Two relays, one per guest, exchange messages of many sizes over RoCE on two NICs with two queue
+// pairs each.
 func TestRelaysOverRoCE(t *testing.T) {
 	heavy(t)
 	other := rdma(t, inside.RoCE)
@@ -241,7 +245,8 @@ func TestRelaysOverRoCE(t *testing.T) {
 	own := s.listener.Handle()
 	out, ended := &lines{}, make(chan error, 1)
 	go func() {
-		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay", "1", launch.TransportVerbs}}, strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
+		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay", "1", launch.TransportVerbs}},
+			strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
 	}()
 	var to wire.Handle
 	inside.Eventually(t, "the other relay listens", func() (bool, string) {
@@ -262,7 +267,8 @@ func TestRelaysOverRoCE(t *testing.T) {
 	failed := s.exchange(ctx, 0, to)
 	t.Logf("the messages took %v; the other guest says:\n%s", time.Since(began), out)
 	if err := <-ended; failed != nil || err != nil {
-		t.Log(inside.Command(t, "sh", "-c", "grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* | grep -v ':0$'; dmesg | tail -20"))
+		t.Log(inside.Command(t, "sh", "-c",
+			"grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* | grep -v ':0$'; dmesg | tail -20"))
 		t.Errorf("here %v; in the other guest %v\n%s", failed, err, out)
 	}
 	if err := s.end(); err != nil {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
@@ -23,11 +25,12 @@ import (
 const (
 	nullAddress = "/run/null.sock"
 	nullSocket  = "[Socket]\nListenSequentialPacket=" + nullAddress + "\nAccept=yes\nTriggerLimitIntervalSec=0\n"
-	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox echo here\nStandardInput=socket\nStandardOutput=socket\n"
+	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox " +
+		"echo here\nStandardInput=socket\nStandardOutput=socket\n"
 )
 
-// BenchmarkLauncher measures what a hook waits for: a unit of systemd's that says
-// one word, a relay started by systemd, and one started by a fork, in turn.
+// BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends one byte, for a
+// relay started by systemd, and for a relay started by fork, in turn.
 func BenchmarkLauncher(b *testing.B) {
 	o := newOperator(b, asItIs)
 	for name, text := range map[string]string{"null.socket": nullSocket, "null@.service": nullService} {
@@ -51,7 +54,7 @@ func BenchmarkLauncher(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	lanes, err := hook.Lanes(o.Plan, []string{gpu.UUID + "@" + gpu.BusID})
+	lanes, err := lanes.Find(o.Plan, []string{gpu.UUID + "@" + gpu.BusID})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -65,10 +68,11 @@ func BenchmarkLauncher(b *testing.B) {
 			}
 			began := time.Now()
 			_, err := hook.Launch(o.Layout, hook.Request{
-				Container: hook.Container{ID: launcher, PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
+				Container: generation.Container{ID: launcher,
+					PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
 			})
 			took := time.Since(began)
-			_ = init.Process.Kill() // it has not ended by itself
+			_ = init.Process.Kill() // may still run
 			_ = init.Wait()         // killed
 			o.nothingIsLeft()
 			return took, err

@@ -1,0 +1,50 @@
+package softdevice_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/verbs/conformance"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+)
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// host makes a host and opens its library.
+func host(t testing.TB, devices ...softdevice.Device) (softdevice.Host, *verbs.Library) {
+	t.Helper()
+	h, err := softdevice.New(t.TempDir(), devices...)
+	check(t, err)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	if !l.Software() {
+		t.Fatal("the library is not the software device")
+	}
+	return h, l
+}
+
+func TestConformanceRoCE(t *testing.T) {
+	nic := softdevice.Device{Name: "mlx5_0", GUID: 0x0c42a10300aabbcc, Address: "192.0.2.7"}
+	h, l := host(t, nic)
+	conformance.Run(t, conformance.Fixture{
+		Library: l, Device: "mlx5_0", DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
+		Port: func(t testing.TB, plugged bool) {
+			now := nic
+			now.Down = !plugged
+			check(t, h.Set(now))
+		},
+	})
+}
+
+func TestConformanceIWARP(t *testing.T) {
+	_, l := host(t, softdevice.Device{Name: "siw0", GUID: 0x0c42a10300aabbcd, IWARP: true, Address: "192.0.2.8"})
+	conformance.Run(t, conformance.Fixture{
+		Library: l, Device: "siw0", Address: netip.MustParseAddr("192.0.2.8"), DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
+	})
+}

@@ -1,0 +1,167 @@
+// The software device: what its files share. See the package's documentation
+// for what it does, and host.c for the files that it reads and writes.
+#ifndef SOFTDEVICE_H
+#define SOFTDEVICE_H
+
+#define _GNU_SOURCE
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+#define API __attribute__((visibility("default")))
+
+enum { GIDS = 8, DEVICES = 16, INLINE = 220 };
+
+// description is a line of the file devices.
+struct description {
+	char name[64];
+	int transport, link_layer, state, node;
+	uint64_t guid;
+	uint16_t lid;
+	uint32_t address; // IPv4, this machine's order
+	unsigned entry;   // of the GID table, where its two begin
+	bool dmabuf, holds;
+	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
+};
+
+// rule is what the file script says of a call.
+struct rule {
+	int error, status;
+	unsigned delay_ms;
+	bool corrupt, hold;
+};
+
+struct device {
+	struct ibv_device ibv;
+	struct description described;
+};
+
+struct context {
+	struct ibv_context ibv;
+	struct device *device;
+	int events[2]; // a pipe; the reading end is async_fd
+	int domains, queues, channels;
+	struct context *next;
+};
+
+struct domain {
+	struct ibv_pd ibv;
+	int regions, pairs;
+};
+
+struct region {
+	struct ibv_mr ibv;
+	uint64_t iova;
+	char *data; // where this process reaches the bytes
+	unsigned access;
+	bool gpu;
+	void *mapped; // of a DMA-BUF
+	size_t mapped_bytes;
+	struct region *next;
+};
+
+struct channel {
+	struct ibv_comp_channel ibv;
+	int end; // the pipe's writing end
+};
+
+struct queue {
+	struct ibv_cq ibv;
+	struct ibv_wc *ring;
+	unsigned capacity, first, count;
+	bool armed, overrun;
+	int pairs;
+	unsigned unacknowledged;
+};
+
+// request is a posted work request with what it says of memory.
+struct request {
+	uint64_t id, address, remote;
+	uint32_t length, lkey, rkey, immediate;
+	int opcode;
+	unsigned flags;
+	char inlined[INLINE];
+};
+
+// work is a queue of requests.
+struct work {
+	struct request *ring;
+	unsigned capacity, first, count;
+	unsigned unsignalled; // of ended requests that still take up room
+};
+
+struct pair {
+	struct ibv_qp ibv;
+	struct context *context;
+	struct ibv_qp_attr attributes;
+	bool signal_all;
+	struct work sends, receives;
+	pthread_cond_t changed; // state, sends or stopping
+	bool stopping;
+	int listener, outgoing, incoming; // sockets, -1 for none
+	int wake[2];                      // a pipe that ends the responder's waits
+	int connection;                   // the connection manager's socket, -1 for none
+	pthread_t requester, responder;
+	bool requesting, responding;
+};
+
+// One lock for all of it: this is not about speed.
+extern pthread_mutex_t lock;
+
+// host.c
+int host_devices(struct description *into, int n); // how many, -1 with errno
+bool host_device(const char *name, struct description *d);
+int host_directory(void); // descriptor, -1 with errno
+uint32_t host_number(void); // a new one, of all processes
+struct rule host_script(const char *call, const char *device);
+void host_log(const char *form, ...) __attribute__((format(printf, 1, 2)));
+// host_watch has changes of the file devices told, until host_unwatch.
+int host_watch(void (*changed)(void));
+void host_unwatch(void);
+
+// device.c
+void device_event(struct context *c, struct ibv_async_event event);
+
+// memory.c
+// memory_at is where this process reaches what a key gives access to, or NULL. The lock
+// is held, and with it the memory stays.
+char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access);
+// memory_write and memory_read are what the other side's NIC does to memory: a GPU's, of a
+// device that holds, has what is written when that device next reads it. They report whether
+// the key gives access. The lock is held.
+bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data);
+bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
+
+// queue.c
+void queue_push(struct ibv_cq *cq, struct ibv_wc wc);
+void queue_forget(struct ibv_cq *cq, uint32_t pair);
+
+// pair.c
+int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+int pair_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+void pair_fail(struct pair *p, bool event); // the lock is held
+void pair_complete(struct pair *p, const struct request *r, int status, uint32_t bytes);
+// pair_connect has it send and receive, by a connection that ends when the pair fails.
+void pair_connect(struct pair *p, uint32_t to, int connection);
+
+// wire.c
+int wire_listen(struct pair *p);
+void wire_close(struct pair *p); // no more listening
+void *wire_request(void *pair);
+void *wire_respond(void *pair);
+
+// What the connection manager uses of the library itself.
+struct ibv_device **ibv_get_device_list(int *n);
+void ibv_free_device_list(struct ibv_device **list);
+struct ibv_context *ibv_open_device(struct ibv_device *device);
+int ibv_close_device(struct ibv_context *context);
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a);
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask);
+int ibv_destroy_qp(struct ibv_qp *qp);
+int rdma_destroy_id(struct rdma_cm_id *id);
+
+int queue_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc);
+int queue_arm(struct ibv_cq *cq, int solicited);
+
+#endif

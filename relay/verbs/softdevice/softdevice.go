@@ -1,0 +1,271 @@
+// Package softdevice provides a libibverbs.so.1 that needs no RDMA device, for tests: it
+// records each call, fails those that it is told to, and moves bytes between queue pairs
+// by itself, within a process and between processes of one host.
+//
+// It is a shared library, written in C, that package verbs opens in place of rdma-core's,
+// so that everything above runs unchanged. What is asked of a NIC is checked as a NIC and
+// the kernel check it: keys, bounds and rights on both sides, that memory is there when
+// it is registered, states and their attributes, room in queues. What is given back too
+// early is refused with EBUSY, and recorded. It stands in for librdmacm.so.1, too: devices
+// of iWARP are connected by that alone, at their addresses.
+//
+// A software device's host is a directory ([Host]) with the library in it, and the files that it
+// reads and writes: a process is on the host whose library it opens, by
+// PEERLANE_VERBS_LIBRARY or [verbs.OpenLibrary], and can be on several.
+//
+// It registers DMA-BUF descriptors of the CUDA simulator, and through what stands in
+// for nvidia-peermem the simulator's pointers, and moves bytes from and to that memory.
+// When a registration ends it records whether the GPU's memory is still there, by the
+// address that was given as the iova, and how many pairs of the domain are.
+//
+// What it does not model: speed, segments beyond one, shared receive queues, a NIC that
+// answers late. A request whose pair is not there any more ends with RetryExceeded at
+// once; one whose port, on either side, is down does so after the pair's timeout and
+// retries.
+package softdevice
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/peerlane/peerlane/relay/libpeerlane"
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// LibraryName is the file name of the library.
+const LibraryName = "libpeerlane-softdevice.so"
+
+//go:embed libibverbs/*.c libibverbs/*.h
+var source embed.FS
+
+// flags are what the library is compiled with, by any C compiler that GCC's command line
+// suits. It needs glibc alone.
+var flags = []string{
+	"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-pthread",
+	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
+	"-shared", "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack",
+}
+
+// files are the library's source, by name.
+var files = sync.OnceValue(func() map[string]string {
+	all := map[string]string{"abi.h": verbs.Header}
+	entries, _ := source.ReadDir("libibverbs") // of an embedded file system: cannot fail
+	for _, e := range entries {
+		text, _ := source.ReadFile("libibverbs/" + e.Name())
+		all[e.Name()] = string(text)
+	}
+	return all
+})
+
+// fingerprint names the source, so that a library of another one is not taken for it.
+// Flags count as source.
+var fingerprint = sync.OnceValue(func() string {
+	h := sha256.New()
+	fmt.Fprintln(h, flags, files()) // maps are printed in order
+	return fmt.Sprintf("%x", h.Sum(nil)[:16])
+})
+
+// library is the path of the library, built from the source in this program: beside the
+// running executable, else in bin/ of the repository that the working directory is in,
+// which is where machines without a compiler have it, else compiled, once, into the
+// user's cache directory.
+func library() (string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	cached := filepath.Join(cache, "peerlane", "softdevice-"+fingerprint(), LibraryName)
+	places := []string{filepath.Join(filepath.Dir(exe), LibraryName), cached}
+	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			places = append(places, filepath.Join(dir, "bin", LibraryName))
+			break
+		}
+	}
+	for _, path := range places {
+		if current(path) {
+			return path, nil
+		}
+	}
+	return cached, Build(cached)
+}
+
+// current says whether the library at path was built from this source, by the mark that
+// it carries.
+func current(path string) bool {
+	content, err := os.ReadFile(path)
+	return err == nil && strings.Contains(string(content), "peerlane-software-device:"+fingerprint())
+}
+
+// Build compiles the library to path. It replaces what is there at once, so that several
+// processes may do it.
+func Build(path string) (err error) {
+	compiler, err := libpeerlane.Compiler()
+	if err != nil {
+		return fmt.Errorf("the software device cannot be compiled: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(path), ".softdevice-*")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	args := append(append([]string{}, compiler[1:]...), flags...)
+	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	for name, text := range files() {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+		if strings.HasSuffix(name, ".c") {
+			args = append(args, name)
+		}
+	}
+	// Before glibc 2.34 libdl is not in libc.
+	c := exec.Command(compiler[0], append(args, "-ldl")...)
+	c.Dir = dir
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling the software device with %s: %w\n%s", compiler[0], err, out)
+	}
+	return os.Rename(filepath.Join(dir, LibraryName), path)
+}
+
+// Device is an RDMA device of a host. The zero value of a field is what is said there.
+type Device struct {
+	Name       string
+	GUID       uint64
+	IWARP      bool // IB
+	InfiniBand bool // Ethernet
+	Down       bool // the port is active
+	LID        uint16
+	Address    string // IPv4, of the GID table's entries 2 (RoCE v1) and 3 (RoCE v2); none
+	Moved      bool   // the address's entries are 4 and 5
+	NoDMABuf   bool   // ibv_reg_dmabuf_mr is supported
+	Peermem    string // "no", "alloc" (not for VMM memory), "yes"; "no"
+	// Holds says that what is written into a GPU's memory is in it only when the NIC itself
+	// has read of it, as a GPU allows that orders NICs' writes for nobody but itself.
+	Holds bool
+}
+
+func (d Device) line() string {
+	choose := func(yes bool, a, b string) string {
+		if yes {
+			return a
+		}
+		return b
+	}
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s\n", d.Name, d.GUID,
+		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
+		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"))
+}
+
+// Host is a host with such devices.
+type Host struct {
+	Dir string
+}
+
+// New makes a host in a directory.
+func New(dir string, devices ...Device) (Host, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return Host{}, err
+	}
+	h := Host{Dir: dir}
+	path, err := library()
+	if err != nil {
+		return Host{}, err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Host{}, err
+	}
+	// The loader takes two links to one file for one library.
+	return h, errors.Join(os.WriteFile(h.Library(), text, 0o755), h.Set(devices...))
+}
+
+// Library is what a process opens that is on this host.
+func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
+
+// Environment is what a process needs in its environment to be on this host.
+func (h Host) Environment() []string { return []string{verbs.LibraryVariable + "=" + h.Library()} }
+
+// Set replaces the devices. What processes have open sees its port come and go, and its
+// address change.
+func (h Host) Set(devices ...Device) error {
+	var text strings.Builder
+	for _, d := range devices {
+		text.WriteString(d.line())
+	}
+	return h.replace("devices", text.String())
+}
+
+// Script replaces what calls are told, one line each: a call's name and what it fails
+// with, "ibv_reg_mr errno=14 device=mlx5_0 call=2". The form is in libibverbs/host.c.
+// "send status=12" is a send request that ends with that completion.
+func (h Host) Script(lines ...string) error {
+	return h.replace("script", strings.Join(append(lines, ""), "\n"))
+}
+
+func (h Host) replace(name, text string) error {
+	path := filepath.Join(h.Dir, name)
+	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// Call is a line of the record: a call and its arguments.
+type Call struct {
+	PID, Name string
+	// Arguments are by name; "=" is what came of it, an errno.
+	Arguments map[string]string
+}
+
+// Calls are those so far, of all processes, in the order of their ends; with names, only
+// those of these names.
+func (h Host) Calls(names ...string) ([]Call, error) {
+	f, err := os.Open(filepath.Join(h.Dir, "log"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	wanted := map[string]bool{}
+	for _, n := range names {
+		wanted[n] = true
+	}
+	var calls []Call
+	for lines := bufio.NewScanner(f); ; {
+		if !lines.Scan() {
+			return calls, lines.Err()
+		}
+		text, result, _ := strings.Cut(lines.Text(), " = ")
+		words := strings.Fields(text)
+		if len(words) < 2 || len(wanted) > 0 && !wanted[words[1]] {
+			continue
+		}
+		c := Call{PID: words[0], Name: words[1], Arguments: map[string]string{"=": result}}
+		for _, w := range words[2:] {
+			if name, value, ok := strings.Cut(w, "="); ok {
+				c.Arguments[name] = value
+			}
+		}
+		calls = append(calls, c)
+	}
+}
