@@ -170,12 +170,11 @@ func (q *Queue) over(m mark) (bool, error) {
 // Writes returns the methods of writes.
 func (g *Device) Writes() Writes { return g.writes }
 
-const (
-	// measureRounds are the writes of a size by each method.
-	measureRounds = 15
-	// measureTime is how long MeasureWrites may take until it gives up.
-	measureTime = 500 * time.Millisecond
-)
+// measureRounds are the writes of a size by each method.
+const measureRounds = 15
+
+// measureTime is how long MeasureWrites may take until it gives up. Tests change it.
+var measureTime = 500 * time.Millisecond
 
 // MeasureWrites measures both methods of writes with this device and driver, and has the
 // queues that are made from now on write words up to the largest size at which these are not
