@@ -21,7 +21,10 @@ struct description {
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
 	unsigned entry;   // of the GID table, where its two begin
-	bool dmabuf, holds;
+	bool dmabuf, holds, grh, resize, direct;
+	uint64_t prefix;
+	uint32_t ece;
+	int entries;
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
 
@@ -96,6 +99,7 @@ struct pair {
 	struct context *context;
 	struct ibv_qp_attr attributes;
 	bool signal_all;
+	struct ibv_ece ece; // what ibv_query_ece gives
 	struct work sends, receives;
 	pthread_cond_t changed; // state, sends or stopping
 	bool stopping;
