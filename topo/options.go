@@ -15,7 +15,7 @@ type NVML interface {
 }
 
 // ErrNoNVML is what an NVML answers on a host without the library.
-var ErrNoNVML = errors.New("no NVML library")
+var ErrNoNVML = errors.New("the NVML library is not installed")
 
 // NVMLGPU is what NVML tells of a GPU.
 type NVMLGPU struct {

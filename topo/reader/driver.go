@@ -18,7 +18,7 @@ func complete(h *topo.Host, n topo.NVML, classOf func(busID string) string) {
 	known, err := n.GPUs()
 	switch {
 	case errors.Is(err, topo.ErrNoNVML):
-		h.Note("%v: NVLinks and MIG are unknown, GPUs are numbered by PCI address", err)
+		h.Note("NVLinks and MIG are unknown, GPUs are numbered by PCI address: %v", err)
 		return
 	case err != nil && len(known) == 0:
 		h.Note("NVML gives no answer, so NVLinks and MIG are unknown and GPUs are numbered by PCI address: %v", err)
