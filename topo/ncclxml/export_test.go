@@ -13,8 +13,8 @@ var (
 	LinkWords = linkWords
 )
 
-// WriteUnbounded is Write without the bound on elements, which not all files of real
-// machines keep to.
+// WriteUnbounded is Write without the limit on elements. Files of real machines can exceed the
+// limit.
 func WriteUnbounded(h *topo.Host) ([]byte, error) {
 	root, err := documentOf(h)
 	if err != nil {

@@ -18,27 +18,25 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/textfile"
 )
 
-// Bounds of a topology file. Real ones have some ten thousand bytes, some
-// hundred elements and a depth of ten.
+// Limits of a topology file. Files of real machines have about 10,000 bytes, some hundred elements
+// and a depth of 10.
 const (
 	maxXML         = 16 << 20 // bytes
 	maxXMLElements = 1 << 16
 	maxXMLDepth    = 64
 	maxXMLNodes    = 1024 // <cpu>
-	maxXMLDevices  = 512  // GPUs and NICs, for each pair of them has a path
+	maxXMLDevices  = 512  // GPUs and NICs: the number of paths is the square
 	maxXMLWidth    = 1024 // lanes of a PCIe link, of which the standard has 32
 )
 
-// ReadNCCLXML reads a topology file of NCCL or RCCL: what NCCL_TOPO_DUMP_FILE
-// writes and NCCL_TOPO_FILE reads, <system version="1"> or "2". name is for
-// messages.
+// Read reads a topology file of NCCL or RCCL: the XML that NCCL_TOPO_DUMP_FILE writes and
+// NCCL_TOPO_FILE reads, with <system version="1"> or "2". Errors contain name.
 //
-// Skeletons, as cloud providers ship them, have no <gpu> and <nic>: there the
-// PCI class tells a device, a NIC is called nic@ADDRESS, and GPUs are numbered
-// by address.
+// Skeletons of cloud providers have no <gpu> and no <nic>. For a skeleton, Read derives the kind
+// of a device from the PCI class, names a NIC nic@ADDRESS, and numbers GPUs by address.
 //
-// A file can describe several hosts (host_hash); then each device has Host, and
-// GPUs are numbered anew on each.
+// A file can describe several hosts (host_hash). Read then sets Host of every device, and numbers
+// the GPUs of every host from 0.
 func Read(r io.Reader, name string) (*topo.Host, error) {
 	h, err := readNCCLXML(r)
 	if err == nil {
@@ -92,15 +90,15 @@ func readNCCLXML(r io.Reader) (*topo.Host, error) {
 	return x.host, nil
 }
 
-// checkXML refuses what would cost more memory than a topology is worth, and
-// says where a text stops being XML.
+// checkXML refuses text with more elements or a greater depth than a topology has, before
+// Unmarshal allocates memory. A syntax error has the line and the column.
 func checkXML(text []byte) error {
 	d := xml.NewDecoder(bytes.NewReader(text))
 	elements, depth := 0, 0
 	for {
 		token, err := d.RawToken()
 		if errors.Is(err, io.EOF) {
-			return nil // whether all is closed and there is a root, Unmarshal says
+			return nil // Unmarshal reports unclosed elements and a missing root
 		}
 		line, column := d.InputPos()
 		if err != nil {
@@ -158,7 +156,7 @@ func (c *xmlCPU) UnmarshalXML(d *xml.Decoder, start xml.StartElement) error {
 	return err
 }
 
-// hostHash is the number of a host as NCCL reads it; 0 where there is none.
+// hostHash returns the number of a host as NCCL reads host_hash; 0 if the number is missing.
 func hostHash(c xmlCPU) uint64 {
 	hash, _ := strconv.ParseUint(strings.TrimPrefix(c.HostHash, "0x"), 16, 64)
 	return hash
@@ -174,7 +172,7 @@ type xmlPCI struct {
 	Speed           string    `xml:"link_speed,attr"`
 	Width           string    `xml:"link_width,attr"`
 	PCI             []xmlPCI  `xml:"pci"`
-	GPUs            []xmlGPU  `xml:"gpu"` // partitions of one device come one by one
+	GPUs            []xmlGPU  `xml:"gpu"` // RCCL lists several partitions of a device
 	NICs            []xmlNIC  `xml:"nic"`
 	Peers           []xmlLink `xml:"pcilink"`
 	xmlPlace        `xml:"-"`
@@ -216,23 +214,23 @@ type xmlNet struct {
 	Speed string  `xml:"speed,attr"` // Mbit/s
 	Port  string  `xml:"port,attr"`
 	GDR   string  `xml:"gdr,attr"`
-	Net   string  `xml:"net,attr"` // "0" where it serves GIN or RMA alone
+	Net   string  `xml:"net,attr"` // "0" for a <net> that serves only GIN or RMA
 	GUID  *string `xml:"guid,attr"`
 }
 
 type xmlReader struct {
 	host      *topo.Host
 	several   bool            // the file describes several hosts
-	nodes     map[string]bool // of <cpu>, and the next two, each with its host
+	nodes     map[string]bool // <cpu> by host and NUMA node; addresses and names have the host too
 	addresses map[string]bool // of <pci>
 	names     map[string]bool // of <net>
 	at        string          // the host that is read
 	// unnumbered are the hosts with a GPU that has no dev.
 	unnumbered map[string]bool
 	classless  int
-	// loose is the NUMA node of each host's NICs without a PCI device.
+	// loose is, by host, the NUMA node of NICs without a PCI device.
 	loose map[string]int
-	// unusable are the values that are no numbers: a note for each kind.
+	// unusable holds values that are not numbers; finish writes a note for every kind of value.
 	unusable []unusableValue
 }
 
@@ -287,7 +285,7 @@ func (x *xmlReader) cpu(c xmlCPU) error {
 	}
 	family, _ := strconv.Atoi(c.Family) // absent in skeletons; the table then has a default
 	model, _ := strconv.Atoi(c.Model)
-	cpus, _ := cpuset.Parse(c.Affinity) // the same form; no path depends on it
+	cpus, _ := cpuset.Parse(c.Affinity) // the kernel uses the same form; no path depends on the list
 	x.host.CPUs = append(x.host.CPUs, topo.CPU{
 		Host: x.at, NUMA: numa, CPUs: cpus.String(), Arch: c.Arch, Vendor: c.Vendor, Family: family, Model: model,
 		Socket: bandwidths.Socket(c.Arch, c.Vendor, family, model),
@@ -300,8 +298,8 @@ func (x *xmlReader) cpu(c xmlCPU) error {
 	if len(c.NICs) == 0 {
 		return nil
 	}
-	// A <nic> straight under the <cpu> has no PCI device that NCCL could find.
-	// NCCL puts those of all CPUs at the first that has one (ncclTopoAddCpu).
+	// A <nic> directly below a <cpu> has no PCI device that NCCL could find. NCCL attaches such
+	// NICs to the first <cpu> that has a <nic> (ncclTopoAddCpu).
 	first, known := x.loose[x.at]
 	if !known {
 		if x.loose == nil {
@@ -351,7 +349,7 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 			return p.fail("%w", err)
 		}
 		return nil
-	case strings.HasPrefix(p.Class, pci.ClassNVSwitch): // the GPUs list their links to it
+	case strings.HasPrefix(p.Class, pci.ClassNVSwitch): // the GPUs list the links to the NVSwitch
 		return nil
 	case p.Class == "" && len(p.PCI) == 0:
 		x.classless++
@@ -374,7 +372,7 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 	return nil
 }
 
-// networkOf adds to a NIC what its PCI function tells of the network.
+// networkOf sets the protocol of a NIC from the identity of the PCI function.
 func networkOf(p xmlPCI, nic topo.NIC) topo.NIC {
 	switch {
 	case p.Vendor == pci.VendorAmazon && strings.HasPrefix(p.Device, "0xefa"):
@@ -418,7 +416,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu topo.GPU) error {
 	links := first.NVLinks
 	var bandwidth float64
 	if first.GCN != "" || len(first.XGMI) > 0 {
-		if !ofRCCL(gpu) { // whatever its vendor is said to be
+		if !ofRCCL(gpu) { // only AMD's GPUs have gcn and <xgmi>
 			gpu.Vendor = "AMD"
 		}
 		gpu.GCN, links, bandwidth = first.GCN, first.XGMI, bandwidths.XGMI(first.GCN)
@@ -477,7 +475,7 @@ func addC2C(gpu *topo.GPU, links []xmlLink) error {
 	return nil
 }
 
-// addLinks adds NVLinks, those to all NVSwitches as one.
+// addLinks adds NVLinks. Links to NVSwitches count as links to a single NVSwitch.
 func addLinks(gpu *topo.GPU, links []xmlLink, bandwidth float64) error {
 	for _, l := range links {
 		count, err := strconv.Atoi(l.Count)
@@ -486,7 +484,7 @@ func addLinks(gpu *topo.GPU, links []xmlLink, bandwidth float64) error {
 		}
 		var peer string
 		switch {
-		case strings.HasPrefix(l.Class, pci.ClassNVLinkCPU): // as POWER9 has it
+		case strings.HasPrefix(l.Class, pci.ClassNVLinkCPU): // the bridge class that POWER9 has
 			gpu.NVLinkCPU += float64(count) * bandwidth
 			continue
 		case pci.Graphics(l.Class, ""):
@@ -507,7 +505,7 @@ func addLinks(gpu *topo.GPU, links []xmlLink, bandwidth float64) error {
 	return nil
 }
 
-// nics adds the <net> of one PCI function, each as a NIC of its own.
+// nics adds a NIC for every <net> of a PCI function.
 func (x *xmlReader) nics(nics []xmlNIC, at topo.NIC) error {
 	for _, n := range nics {
 		for i, net := range n.Nets {
@@ -538,14 +536,14 @@ func (x *xmlReader) nics(nics []xmlNIC, at topo.NIC) error {
 			if nic.GDR, err = flag(net.GDR); err != nil {
 				return fmt.Errorf("gdr of <net> %s: %w", nic.Name, err)
 			}
-			// NCCL's own files state it; a <net> without dev is one that NCCL
-			// has yet to fill in.
+			// NCCL writes gdr for a <net> with dev. NCCL completes a <net> without dev from the
+			// host.
 			if net.GDR == "" && net.Dev != "" {
 				nic.GDR = new(bool)
 			}
 			if net.GUID != nil {
 				nic.GUID = *net.GUID
-				// NCCL's socket transport has none.
+				// NCCL's socket transport has GUID 0.
 				guid, err := strconv.ParseUint(strings.TrimPrefix(nic.GUID, "0x"), 16, 64)
 				nic.Ethernet = nic.Ethernet || err == nil && guid == 0
 			}
@@ -560,7 +558,7 @@ func (x *xmlReader) nics(nics []xmlNIC, at topo.NIC) error {
 func (x *xmlReader) addNIC(nic topo.NIC) error {
 	key := nic.Host + "/" + nic.Name
 	if x.names[key] {
-		// NCCL writes a <net> without a PCI device once under each <cpu>.
+		// NCCL repeats a <net> without a PCI device below every <cpu>.
 		if nic.BusID == "" && slices.ContainsFunc(x.host.NICs, func(n topo.NIC) bool { return n.Host == nic.Host && n.Name == nic.Name && n.BusID == "" }) {
 			return nil
 		}
@@ -572,9 +570,8 @@ func (x *xmlReader) addNIC(nic topo.NIC) error {
 	return nil
 }
 
-// joinDataDirect makes one NIC of two <net> that NCCL lists for one port: X at the
-// NIC's own function, and X_dma at its Data Direct function. With
-// NCCL_IB_DATA_DIRECT=2 there is the second alone.
+// joinDataDirect merges two <net> that NCCL lists for the same port: X at the NIC's PCI function,
+// and X_dma at the Data Direct function. With NCCL_IB_DATA_DIRECT=2 a file lists only X_dma.
 func joinDataDirect(h *topo.Host) {
 	type name struct{ host, nic string }
 	places := map[name]int{}
@@ -629,7 +626,7 @@ func SuspectBridges(h *topo.Host) {
 	}
 }
 
-// finish numbers the GPUs of each host and puts everything in order.
+// finish numbers the GPUs of every host, and sorts devices.
 func (x *xmlReader) finish() {
 	h := x.host
 	if x.classless > 0 {

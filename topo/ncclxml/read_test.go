@@ -100,7 +100,7 @@ func comparePaths(t *testing.T, h *topo.Host, table string) {
 	}
 }
 
-func TestPathIsTheWorstLinkOnTheWay(t *testing.T) {
+func TestPathHasBandwidthOfSlowestLink(t *testing.T) {
 	h := ncclfile.ReadXML(t, topotest.SmallHost)
 	for _, tt := range []struct {
 		from, to string
@@ -131,7 +131,7 @@ func TestPathIsTheWorstLinkOnTheWay(t *testing.T) {
 	}
 }
 
-func TestPathNamesAnUnknownDevice(t *testing.T) {
+func TestPathUnknownDeviceErrorNamesDevice(t *testing.T) {
 	for _, name := range []string{"mlx5_9", "0000:44:00.0", "0000:01:00.0", ""} {
 		if _, err := graph.Between(ncclfile.ReadXML(t, topotest.SmallHost), "0000:02:00.0", name); err == nil || !strings.Contains(err.Error(), strconv.Quote(name)) {
 			t.Errorf("%q: %v", name, err)
@@ -153,7 +153,7 @@ func TestNVSwitchesJoinAllGPUs(t *testing.T) {
 	}
 }
 
-func TestSkeletonIsReadByClass(t *testing.T) {
+func TestReadSkeletonFindsDevicesByClass(t *testing.T) {
 	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" arch="x86_64" vendor="AuthenticAMD">
 		<pci busid="ffff:ff:01.0" class="0x060400">
 			<pci busid="0002:00:00.0" class="0x030200"/>
@@ -183,7 +183,7 @@ func TestSkeletonIsReadByClass(t *testing.T) {
 	}
 }
 
-func TestNetsOfAFile(t *testing.T) {
+func TestReadNetsOfFunctionBecomeNICs(t *testing.T) {
 	h := ncclfile.ReadXML(t, `<system version="2"><cpu numaid="0" arch="x86_64">
 		<pci busid="0000:a1:00.0" class="0x020000"><nic>
 			<net name="mlx5_10" speed="-1" port="2" guid="0x7893510003a1420c"/>
@@ -204,7 +204,7 @@ func TestNetsOfAFile(t *testing.T) {
 	}
 }
 
-func TestBondOfAFileIsKnownByItsName(t *testing.T) {
+func TestReadBondNameSetsBond(t *testing.T) {
 	for _, n := range ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:01:00.0", "mlx5_bond_0"), topotest.NetXML("0000:02:00.0", "mlx5_1")))).NICs {
 		if n.Bond != (n.Name == "mlx5_bond_0") {
 			t.Errorf("%s: bond %t", n.Name, n.Bond)
@@ -212,9 +212,9 @@ func TestBondOfAFileIsKnownByItsName(t *testing.T) {
 	}
 }
 
-// NCCL takes a <net> without gdr for one that has none; one without dev it has
-// yet to fill in.
-func TestUnstatedGDROfANetIsNone(t *testing.T) {
+// NCCL reads a <net> with dev and without gdr as a NIC without GPUDirect RDMA. NCCL completes a
+// <net> without dev from the host.
+func TestReadNetWithoutGDRHasNoDirectRoute(t *testing.T) {
 	pci := func(busID, net string) string {
 		return fmt.Sprintf(`<pci busid="%s" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>%s</nic></pci>`, busID, net)
 	}
@@ -231,7 +231,7 @@ func TestUnstatedGDROfANetIsNone(t *testing.T) {
 	}
 }
 
-func TestANICThatIsDownHasNoPolicyAndTakesNobodysPlace(t *testing.T) {
+func TestNICDownHasNoPolicyAndKeepsOtherNICs(t *testing.T) {
 	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
 		topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", topotest.GPUXML("0000:02:00.0", 0, nvlinkTo("0000:12:00.0"))+topotest.NetXML("0000:03:00.0", "mlx5_0")),
 		topotest.Bridge("0000:11:00.0", "0x10b5 0x9765 0x10b5 0x9765", topotest.GPUXML("0000:12:00.0", 1, nvlinkTo("0000:02:00.0"))+topotest.NetXML("0000:13:00.0", "mlx5_1")))))
@@ -244,7 +244,7 @@ func TestANICThatIsDownHasNoPolicyAndTakesNobodysPlace(t *testing.T) {
 		t.Errorf("the NIC that is down: %+v", got)
 	}
 	if got := ncclfile.PairOf(t, pairs, "0000:12:00.0", "mlx5_0"); got.Policy == nil {
-		t.Errorf("the other NIC: %+v", got)
+		t.Errorf("second NIC: %+v", got)
 	}
 }
 
@@ -252,7 +252,7 @@ func nvlinkTo(busID string) string {
 	return fmt.Sprintf(`<nvlink target="%s" count="4" tclass="0x030200"/>`, busID)
 }
 
-func TestFileThatIsNoTopologyIsRefusedWithAReason(t *testing.T) {
+func TestReadMalformedTopologyFails(t *testing.T) {
 	cpu := func(inner string) string {
 		return `<system version="1"><cpu numaid="0">` + inner + `</cpu></system>`
 	}
@@ -279,12 +279,12 @@ func TestFileThatIsNoTopologyIsRefusedWithAReason(t *testing.T) {
 	} {
 		_, err := ncclxml.Read(strings.NewReader(tt.text), "some.xml")
 		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
-			t.Errorf("%s: %v; want one that names some.xml and has %q", name, err, tt.want)
+			t.Errorf("%s: %v; want an error with some.xml and %q", name, err, tt.want)
 		}
 	}
 }
 
-func TestReadNamesAFileThatIsNotThere(t *testing.T) {
+func TestReadMissingFileErrorNamesFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.xml")
 	if _, err := reader.Read(file, topo.Options{}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), file) {
 		t.Error(err)
@@ -307,9 +307,9 @@ func FuzzReadNCCLXML(f *testing.F) {
 		}
 		topotest.CheckNumbers(t, h)
 		if len(h.Hosts()) > 1 {
-			return // a plan is for one
+			return // several hosts: Plan refuses the topology
 		}
-		// Whatever was read can be planned and looked at.
+		// A topology that Read accepts can be planned and formatted.
 		plan, err := planner.Make(h, planner.Config{})
 		if err != nil {
 			t.Fatal(err)
@@ -345,19 +345,19 @@ func TestReadNCCLXMLMergesNetsWithoutPCIDevice(t *testing.T) {
 	if len(h.NICs) != 1 || h.NICs[0].Name != "tunl0" || h.NICs[0].NUMA != 0 {
 		t.Errorf("%+v", h.NICs)
 	}
-	// A NIC with a PCI device and one without are not the same.
+	// A NIC with a PCI device and a NIC without differ.
 	_, err := ncclxml.Read(strings.NewReader(`<system version="1"><cpu numaid="0"><pci busid="1:0.0"><nic><net name="tunl0"/></nic></pci>`+tunnel+`</cpu></system>`), "some.xml")
 	if err == nil || !strings.Contains(err.Error(), `two <net> named "tunl0"`) {
 		t.Error(err)
 	}
-	// Each host of a file has its own.
+	// Hosts of a file do not share NICs.
 	cpu := func(hash int) string { return fmt.Sprintf(`<cpu host_hash="0x%d" numaid="0">%s</cpu>`, hash, tunnel) }
 	if h := ncclfile.ReadXML(t, `<system version="1">`+cpu(1)+cpu(2)+`</system>`); len(h.NICs) != 2 {
 		t.Errorf("two hosts: %+v", h.NICs)
 	}
 }
 
-func TestReadNCCLXMLNotesValuesThatAreNoNumbers(t *testing.T) {
+func TestReadUnusableNumberAddsNote(t *testing.T) {
 	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0">
 		<pci busid="1:0.0" class="0x030200" link_speed="NaN GT/s" link_width="99999999999"><gpu dev="0" sm="90"/></pci>
 		<pci busid="2:0.0" class="0x030200" link_speed="1e309 GT/s PCIe" link_width="-4"><gpu dev="1" sm="90"/></pci>
@@ -386,7 +386,7 @@ func TestReadNCCLXMLNotesValuesThatAreNoNumbers(t *testing.T) {
 	}
 }
 
-func TestCRLFAndBreadthAreBoundedAndPlaced(t *testing.T) {
+func TestReadMalformedXMLErrorNamesLine(t *testing.T) {
 	crlf := strings.ReplaceAll(topotest.SmallHost, "\n", "\r\n")
 	if diff := cmp.Diff(ncclfile.ReadXML(t, topotest.SmallHost), ncclfile.ReadXML(t, crlf)); diff != "" {
 		t.Errorf("CRLF changes the host:\n%s", diff)
@@ -399,7 +399,7 @@ func TestCRLFAndBreadthAreBoundedAndPlaced(t *testing.T) {
 	} {
 		_, err := ncclxml.Read(strings.NewReader(tt.text), "some.xml")
 		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "line") {
-			t.Errorf("%s: %v; want one with a line and %q", name, err, tt.want)
+			t.Errorf("%s: %v; want an error with a line and %q", name, err, tt.want)
 		}
 	}
 }

@@ -20,17 +20,17 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/textfile"
 )
 
-// Limits of NCCL's reader (src/graph/xml.h). It holds NCCL_TOPO_XML_MAX_NODES
-// elements, and wants room for one more when it reads the last end tag; a value
-// and its closing quote have to fit into MAX_STR_LEN.
+// Limits of NCCL's reader (src/graph/xml.h). The reader holds NCCL_TOPO_XML_MAX_NODES elements,
+// and needs a free element for the last end tag. A value with the closing quote must fit into
+// MAX_STR_LEN.
 const (
 	maxNCCLElements = 255
 	maxNCCLValue    = 253 // bytes
 	maxNCCLCPUs     = 1024
 )
 
-// Words of NCCL for what it cannot see: the far end of an NVLink in a virtual
-// machine, and an NVSwitch's class.
+// Values that NCCL writes in place of unknown values: the far end of an NVLink in a virtual
+// machine, and the class of an NVSwitch.
 const (
 	ncclUnseen        = "fffffff:ffff:ff"
 	ncclClassNVSwitch = "0x068000"
@@ -39,16 +39,15 @@ const (
 	NcclClassEthernet = "0x020000"
 )
 
-// NCCLXML is a host as a topology file of NCCL 2.30, in the form in which
-// NCCL_TOPO_DUMP_FILE writes one and NCCL_TOPO_FILE reads it; for AMD's and
-// Hygon's GPUs in that of RCCL, version 2.
+// Write returns the host as a topology file of NCCL 2.30, in the form that NCCL_TOPO_DUMP_FILE
+// writes and NCCL_TOPO_FILE reads. For GPUs of AMD and Hygon, the form is version 2, of RCCL.
 //
-// What is unknown is left out: NCCL asks the host for it. What NCCL would not
-// list is left out as well, and a comment at the top says so: NICs without an
-// active port, and software RDMA. Host.Notes are comments, too.
+// Write omits unknown values: NCCL reads unknown values from the host. Write also omits NICs that
+// NCCL would not list: NICs without an active port, and software RDMA. A comment at the top of the
+// file lists omitted NICs, and comments hold Host.Notes.
 //
-// It fails for a host that has no tree (nvidia-smi's text), one that NCCL's
-// reader has no room for, and one with a name that it cannot read.
+// Write fails for a host without a tree (the text of nvidia-smi), for a host with more elements
+// than NCCL reads, and for a name that NCCL cannot read.
 func Write(h *topo.Host) ([]byte, error) {
 	root, err := documentOf(h)
 	if err != nil {
@@ -77,9 +76,9 @@ type element struct {
 	name       string
 	attributes []string // name, value, name, value
 	within     []*element
-	comments   []string // before it
+	comments   []string // comments before the element
 	device     bool     // a GPU or NIC
-	place      int      // of a device in the file that it was read from
+	place      int      // order of a device in the input file
 }
 
 func (e *element) add(name string, attributes ...string) *element {
@@ -166,7 +165,7 @@ func comment(text string) string {
 	return strings.ReplaceAll(strings.ReplaceAll(text, "--", "- -"), "--", "- -")
 }
 
-// ncclWriter makes the tree of one file.
+// ncclWriter builds the tree of a file.
 type ncclWriter struct {
 	host     *topo.Host
 	root     *element
@@ -207,8 +206,8 @@ func documentOf(h *topo.Host) (*element, error) {
 	return w.root, w.root.check()
 }
 
-// AsNCCLReads returns the host with the numbers that NCCL would have read there
-// itself, and without the NICs that it would not list.
+// AsNCCLReads returns the host with the numbers that NCCL would read on the host, and without NICs
+// that NCCL would not list.
 func AsNCCLReads(h *topo.Host) *topo.Host {
 	if h.Source.Kind == topo.SourceNCCLXML {
 		return h
@@ -269,9 +268,8 @@ func nicOnHost(n topo.NIC) string {
 	return n.Name + " of host " + n.Host
 }
 
-// ncclGUID is the kernel's "5054:00ff:fe70:0001" as NCCL prints it: the number
-// whose bytes in memory these are, on a machine that is little-endian. It is
-// empty for 0, which NCCL's sockets have.
+// ncclGUID converts the kernel's "5054:00ff:fe70:0001" to NCCL's form: the number that a
+// little-endian machine reads from the same bytes. Empty for 0, the GUID of NCCL's socket transport.
 func ncclGUID(text string) string {
 	n, err := strconv.ParseUint(strings.ReplaceAll(text, ":", ""), 16, 64)
 	if err != nil || n == 0 {
@@ -280,8 +278,8 @@ func ncclGUID(text string) string {
 	return fmt.Sprintf("%#x", bits.ReverseBytes64(n))
 }
 
-// toldByClass are the hosts of whose GPUs nothing is known but where they are,
-// as in the skeletons of cloud providers. NCCL asks the host for the rest.
+// hostsToldByClass returns the hosts for which only the addresses of GPUs are known, as in the
+// skeletons of cloud providers. NCCL reads missing values from the host.
 func hostsToldByClass(h *topo.Host) map[string]bool {
 	bare := map[string]bool{}
 	next := map[string]int{}
@@ -333,9 +331,9 @@ func (w *ncclWriter) addCPUs() {
 	}
 }
 
-// affinity is a list of processors ("0-11,24-35") as a mask in the kernel's form
-// ("0000000f,ff000fff"); empty for what is no list. NCCL knows no processors from
-// 1024 up, and has no room for the zeros of all others.
+// affinity converts a list of processors ("0-11,24-35") to a mask in the kernel's form
+// ("0000000f,ff000fff"). Empty for a malformed list, and for a mask longer than NCCL reads. NCCL
+// ignores processors from 1024 up.
 func affinity(list string) string {
 	var words []uint32
 	for part := range strings.SplitSeq(list, ",") {
@@ -381,12 +379,12 @@ func (w *ncclWriter) above(host, what string, p topo.Place, numa int) (*element,
 	return nil, fmt.Errorf("%s is at switch %s, which the host does not list", what, p.Switch)
 }
 
-// addSwitches hangs each switch on the one above it.
+// addSwitches attaches a switch to the switch above.
 func (w *ncclWriter) addSwitches() error {
 	for _, s := range w.host.Switches {
 		class := s.Device.Class
 		if class == "" || pci.Graphics(class, "") || strings.HasPrefix(class, pci.ClassNetwork) || strings.HasPrefix(class, pci.ClassNVSwitch) {
-			class = NcclClassBridge // by its own it would be taken for a device
+			class = NcclClassBridge // NCCL would take the class of the switch for a device
 		}
 		e := pciElement(s.BusID, class, s.Device, s.Place)
 		for _, peer := range s.Peers {
@@ -441,9 +439,9 @@ func pciElement(busID, class string, d topo.PCIIdentity, p topo.Place) *element 
 	return e
 }
 
-// linkWords are link_speed and link_width: those that were read, or else the
-// widest link that carries what Place.Link says. Both are empty for a link that
-// nothing is known of, and NCCL then takes 8 GT/s and 16 lanes.
+// linkWords returns link_speed and link_width: the values of the input, or else the widest link
+// with the bandwidth Place.Link. Both are empty for an unknown link; NCCL then assumes 8 GT/s and
+// 16 lanes.
 func linkWords(p topo.Place) (speed, width string) {
 	lanes := ""
 	if p.LinkWidth > 0 {
@@ -457,7 +455,7 @@ func linkWords(p topo.Place) (speed, width string) {
 	}
 	best := math.Inf(1)
 	for _, text := range []string{"2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"} {
-		for _, n := range []int{16, 8, 4, 2, 1, 32, 12} { // PCI Express knows no other width
+		for _, n := range []int{16, 8, 4, 2, 1, 32, 12} { // the widths that PCI Express defines
 			if off := math.Abs(bandwidths.PCIe(text, n) - p.Link); off < best {
 				best, speed, width = off, text, strconv.Itoa(n)
 			}
@@ -523,9 +521,9 @@ func flagText(is *bool) string {
 	return "0"
 }
 
-// addNICs adds the NICs of each PCI function together.
+// addNICs adds the NICs of a PCI function to a single <nic>.
 func (w *ncclWriter) addNICs() error {
-	functions := map[graph.NodeID]*element{} // their <nic>
+	functions := map[graph.NodeID]*element{} // the <nic> of a function
 	for _, n := range w.host.NICs {
 		at := graph.NodeID{Kind: graph.NICNode, Host: n.Host, Name: n.BusID}
 		if n.BusID == "" {
@@ -558,20 +556,20 @@ func (w *ncclWriter) addNICs() error {
 	return nil
 }
 
-// toldByClass: nothing is known of the NIC but its PCI function.
+// nicToldByClass reports whether only the PCI function of the NIC is known.
 func nicToldByClass(n topo.NIC) bool {
 	d := n.Device
 	known := networkOf(xmlPCI{Class: d.Class, Vendor: d.Vendor, Device: d.Device}, topo.NIC{})
 	return n.Name == "nic@"+n.BusID && len(n.Ports) == 0 && n.GUID == "" && n.GDR == nil && n.Ethernet == known.Ethernet
 }
 
-// addNet adds a <net>, which has one port.
+// addNet adds a <net> with a single port.
 func (w *ncclWriter) addNet(nic *element, n topo.NIC) {
 	e := nic.add("net", "name", n.Name)
 	e.device, e.place = true, n.Order
 	if n.GDR != nil {
-		// With dev a <net> counts as filled in, and without gdr then as one that
-		// cannot do it (ncclTopoAddNet). NCCL gives one without dev the host's.
+		// NCCL reads a <net> with dev and without gdr as a NIC without GPUDirect RDMA
+		// (ncclTopoAddNet). NCCL completes a <net> without dev from the host.
 		e.set("dev", strconv.Itoa(w.nets[n.Host]))
 	}
 	w.nets[n.Host]++
@@ -590,7 +588,7 @@ func (w *ncclWriter) addNet(nic *element, n topo.NIC) {
 	e.set("gdr", flagText(n.GDR))
 }
 
-// BestPort is the fastest active port; the zero Port where there is none.
+// BestPort returns the fastest active port; the zero Port if no port is active.
 func BestPort(n topo.NIC) topo.Port {
 	var best *topo.Port
 	for i, p := range n.Ports {
@@ -604,9 +602,8 @@ func BestPort(n topo.NIC) topo.Port {
 	return *best
 }
 
-// order puts what is in an element into the order of NCCL: by PCI address, and
-// after it what has none. NCCL chooses among equals by the order of a file, so
-// what was read from one stays in its order.
+// order sorts elements as NCCL does: by PCI address, then elements without an address. NCCL breaks
+// ties by the order of the file, so devices that were read from a file keep the order of the file.
 func (w *ncclWriter) order() {
 	read := w.host.Source.Kind == topo.SourceNCCLXML
 	var sort func(e *element) (first int)

@@ -37,7 +37,7 @@ func write(t *testing.T, h *topo.Host) string {
 	return string(text)
 }
 
-// builtTrees have one thing each that the files of real machines perhaps lack.
+// builtTrees hold cases that the files of real machines may lack.
 var builtTrees = map[string]string{
 	"a small host": topotest.SmallHost,
 	"a skeleton":   skeleton,
@@ -103,17 +103,17 @@ const skeleton = `<system version="1"><cpu numaid="0" arch="x86_64" vendor="Auth
 		<pci busid="0101:00:00.0" class="0x020700" link_speed="16 GT/s" link_width="16"/>
 	</pci></cpu></system>`
 
-// asRead compares a host that was read from NCCL's XML with what was read of it
-// when it was written again: but for words of no consequence they are the same.
+// asRead compares a host that was read from NCCL's XML with the host that Read returns after
+// Write. The options ignore differences without effect.
 var asRead = cmp.Options{
 	cmpopts.IgnoreFields(topo.Host{}, "Notes", "Source", "CPUs"),
-	cmpopts.IgnoreFields(topo.Place{}, "LinkSpeed", "LinkWidth"), // of those that NCCL does not know
-	cmpopts.IgnoreFields(topo.PCIIdentity{}, "Class"),            // a missing one is written
+	cmpopts.IgnoreFields(topo.Place{}, "LinkSpeed", "LinkWidth"), // words of links that NCCL does not know
+	cmpopts.IgnoreFields(topo.PCIIdentity{}, "Class"),            // Write fills in a missing class
 	cmpopts.SortSlices(func(a, b topo.Switch) bool { return a.Host+a.BusID < b.Host+b.BusID }),
 	cmpopts.EquateApprox(1e-12, 0),
 }
 
-func TestWhatNCCLWroteIsWrittenAgain(t *testing.T) {
+func TestWriteFileOfNCCLRoundTrips(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(topotest.Topologies, "*.xml"))
 	if err != nil {
 		t.Fatal(err)
@@ -136,9 +136,9 @@ func TestWhatNCCLWroteIsWrittenAgain(t *testing.T) {
 			if diff := cmp.Diff(h, again, asRead); diff != "" {
 				t.Errorf("read (-), and written and read again (+):\n%s\n%s", diff, text)
 			}
-			for _, c := range again.CPUs { // those that nothing hangs on are not written
+			for _, c := range again.CPUs { // Write omits CPUs without a device
 				if !slices.Contains(h.CPUs, c) {
-					t.Errorf("NUMA node %+v is none of %+v", c, h.CPUs)
+					t.Errorf("NUMA node %+v is missing in %+v", c, h.CPUs)
 				}
 			}
 			for _, rules := range []topo.Rules{topo.RulesNCCL, topo.RulesSMI} {
@@ -163,7 +163,7 @@ func TestWhatNCCLWroteIsWrittenAgain(t *testing.T) {
 	}
 }
 
-func TestTheKernelsHostInNCCLsWords(t *testing.T) {
+func TestWriteKernelHostMatchesNCCLForm(t *testing.T) {
 	text, err := ncclxml.Write(kernelhost.KernelsHost(t))
 	if err != nil {
 		t.Fatal(err)
@@ -195,7 +195,7 @@ func TestTheKernelsHostInNCCLsWords(t *testing.T) {
 	ncclfile.ReadAsNCCLDoes(t, string(text))
 }
 
-func TestPathsOfTheKernelsHostSurvive(t *testing.T) {
+func TestWriteKernelHostKeepsPaths(t *testing.T) {
 	h := kernelhost.KernelsHost(t)
 	again := ncclfile.ReadXML(t, write(t, h))
 	got := map[[2]string]graph.Pair{}
@@ -210,7 +210,7 @@ func TestPathsOfTheKernelsHostSurvive(t *testing.T) {
 		}
 		compared++
 		if want.Type == topo.LOC {
-			want.Reason = "they are one PCI function" // which the XML has made of the card
+			want.Reason = "they are one PCI function" // in the XML, the two functions of the card are a single function
 		}
 		if diff := cmp.Diff(want, got[[2]string{want.From, want.To}]); diff != "" {
 			t.Errorf("host (-), XML (+):\n%s", diff)
@@ -221,9 +221,8 @@ func TestPathsOfTheKernelsHostSurvive(t *testing.T) {
 	}
 }
 
-// hwloc lists interfaces without RDMA; what tells them in NCCL's files is a guid
-// of 0.
-func TestEthernetStaysEthernet(t *testing.T) {
+// hwloc lists interfaces without RDMA. NCCL's files mark such interfaces with GUID 0.
+func TestWriteEthernetNICStaysEthernet(t *testing.T) {
 	h := ncclfile.ReadXML(t, topotest.SmallHost)
 	h.Source.Kind = reader.SourceHwlocXML
 	place := topo.Place{Link: 12}
@@ -241,7 +240,7 @@ func TestEthernetStaysEthernet(t *testing.T) {
 	}
 }
 
-func TestAffinityIsAMaskOfTheKernel(t *testing.T) {
+func TestAffinityListBecomesKernelMask(t *testing.T) {
 	all := strings.TrimSuffix(strings.Repeat("ffffffff,", 28), ",")
 	for list, want := range map[string]string{
 		"0":              "00000001",
@@ -253,7 +252,7 @@ func TestAffinityIsAMaskOfTheKernel(t *testing.T) {
 		"":               "",
 		"x":              "",
 		"5-2":            "",
-		"0-4294967296":   "", // all 32 words are more than NCCL has room for
+		"0-4294967296":   "", // 32 words are too long for NCCL
 		"0-900,960-1023": "",
 	} {
 		got := ncclxml.Affinity(list)
@@ -266,7 +265,7 @@ func TestAffinityIsAMaskOfTheKernel(t *testing.T) {
 	}
 }
 
-func TestWhatNCCLCannotReadIsRefused(t *testing.T) {
+func TestWriteUnreadableValueFails(t *testing.T) {
 	one := func(change func(h *topo.Host)) *topo.Host {
 		h := ncclfile.ReadXML(t, topotest.SmallHost)
 		change(h)
@@ -294,12 +293,12 @@ func TestWhatNCCLCannotReadIsRefused(t *testing.T) {
 	} {
 		text, err := ncclxml.Write(tt.host)
 		if err == nil || !strings.Contains(err.Error(), tt.want) || text != nil {
-			t.Errorf("%s: %v; want one with %q", name, err, tt.want)
+			t.Errorf("%s: %v; want an error with %q", name, err, tt.want)
 		}
 	}
 }
 
-func TestALinkThatOnlyItsBandwidthTells(t *testing.T) {
+func TestLinkWordsBandwidthOnlyRoundTrips(t *testing.T) {
 	for _, speed := range bandwidths.PCIeSpeeds {
 		for _, lanes := range []int{1, 2, 4, 8, 16} {
 			link := bandwidths.PCIe(speed.Begins, lanes)
@@ -340,7 +339,7 @@ func FuzzWriteNCCLXML(f *testing.F) {
 			t.Fatalf("%v in\n%s", err, written)
 		}
 		if diff := cmp.Diff(graph.All(h, topo.RulesNCCL), graph.All(again, topo.RulesNCCL), cmpopts.EquateApprox(1e-9, 0)); diff != "" {
-			t.Errorf("paths of what was read (-), and of what was written (+):\n%s\n%s", diff, written)
+			t.Errorf("paths of the input (-), and of the output (+):\n%s\n%s", diff, written)
 		}
 		ncclfile.ReadAsNCCLDoes(t, written)
 		if !slices.Equal(h.Hosts(), again.Hosts()) {
