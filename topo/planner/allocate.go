@@ -9,38 +9,39 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// allocation is the choice of members for the lanes of a host. The slowest lane is to be as
-// fast as possible, then the next one (max-min fairness); then as little as possible is to
-// cross server GPUs, lanes are to have few members, and near ones.
+// allocation chooses the members of the lanes of a host. The choice is max-min fair: the
+// slowest lane is as fast as possible, then the second slowest. Of equally fast choices, the
+// best loads server GPUs least, then has the fewest members, then the nearest.
 type allocation struct {
 	p *planner
-	// flows are the GPUs that have a way. Those after open have pinned lanes, each with one
-	// candidate.
+	// flows are the GPUs with a way to the network. flows[open:] have pinned lanes, with a
+	// single candidate per lane.
 	flows []int
 	open  int
 	ways  [][]candidate // [flow]
-	rows  int           // links that the candidates cross; each carries 1
-	full  []float64     // capacity of rows: 1 each
-	// optimum is the rate of each flow that no choice exceeds in the order of max-min
-	// fairness, GB/s. bound is what the slowest cannot exceed.
+	rows  int           // links that the candidates cross, with a capacity of 1
+	full  []float64     // [row]: capacity, 1
+	// optimum is the rate of a flow that no choice exceeds in the order of max-min fairness,
+	// GB/s. bound is an upper bound of the rate of the slowest flow, GB/s.
 	optimum []float64
 	bound   float64
-	// rough says that candidates are not all ways: the revised simplex algorithm finds more.
+	// rough is true if ways holds a part of the possible ways: the revised simplex algorithm
+	// adds ways later.
 	rough bool
-	parts *pieces // where it is rough
-	owner []int   // [row]: its pipe
-	// places is the smallest power of two, and at least two, that is greater than the index of
-	// each GPU. It changes where the GPU of the highest index is missing and that index is a
-	// power of two above one.
+	parts *pieces // nil unless rough
+	owner []int   // [row]: pipe
+	// places is the smallest power of two that is at least two and greater than the highest
+	// index of a GPU. places changes if the GPU of the highest index is missing and the index
+	// is a power of two above one.
 	places int
 	// steps counts the evaluations.
 	steps int
 }
 
-// candidate is a way that a lane can take.
+// candidate is a possible way of a lane.
 type candidate struct {
-	parts []part // one, except for a pinned lane
-	load  load   // on rows, for one GB/s
+	parts []part // a single part, except for a pinned lane
+	load  load   // on rows, for 1 GB/s
 	// alone is the rate of the way with the host to itself.
 	alone float64
 	// crossings is how often a byte crosses the link of a server GPU.
@@ -48,8 +49,7 @@ type candidate struct {
 	cost      float64
 }
 
-// mix is the members of a lane: candidates of its flow, by place, and their weights, which
-// need not come to anything.
+// mix is the members of a lane: candidates of the flow, by index, with weights of any sum.
 type mix []share1
 
 type share1 struct {
@@ -74,8 +74,8 @@ func (m mix) scaled() mix {
 	return out
 }
 
-// newAllocation finds the candidates of each GPU that configuration gives no lane.
-// staged says whether lanes can be staged.
+// newAllocation finds the candidates of GPUs without a lane by configuration. staged allows
+// staged lanes.
 func (p *planner) newAllocation(staged bool) *allocation {
 	a := &allocation{p: p, places: 2}
 	for _, g := range p.host.GPUs {
@@ -155,8 +155,8 @@ func (p *planner) allows(g int, q part, staged bool) bool {
 	return p.usable(q.nic) && !p.exclude.toNIC[[2]int{g, q.nic}] && p.toNIC[g][q.nic].Type < topo.DIS && !(p.config.Near == NearDirect && p.isNear(g))
 }
 
-// candidates are the ways of a GPU: directly over NICs near it, through the CPU's memory,
-// and over NICs near other GPUs, staged on these.
+// candidates are the ways of a GPU: directly over near NICs, through the CPU's memory, and
+// staged on GPUs near a NIC.
 func (p *planner) candidates(g int, staged bool) (ways []part) {
 	onlyDirect := p.config.Near == NearDirect && p.isNear(g)
 	for n := range p.host.NICs {
@@ -185,8 +185,8 @@ func (p *planner) candidates(g int, staged bool) (ways []part) {
 	return ways
 }
 
-// measure finds what the candidates put on links. Links that all candidates load alike
-// count as one, that of the least capacity.
+// measure finds the load of the candidates on links. Links with equal loads from all candidates
+// become a single row, with the capacity of the slowest link.
 func (a *allocation) measure() {
 	n := a.p.network
 	var loads []load
@@ -203,7 +203,7 @@ func (a *allocation) measure() {
 			a.rank(g, c)
 		}
 	}
-	// Two signatures, as one link must not be taken for another.
+	// A collision of a single 64-bit signature would merge two different links.
 	sign, seeds := make([][2]uint64, len(n.pipes)), [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 	most := make([]float64, len(n.pipes))
 	for i, l := range loads {
@@ -218,7 +218,7 @@ func (a *allocation) measure() {
 	var rate []float64
 	for i, pipe := range n.pipes {
 		if most[i] == 0 || most[i]*traffic < pipe.rate*(1-1e-9) {
-			continue // nothing crosses it, or all NICs together do not fill it
+			continue // no candidate crosses the link, or all NICs together do not fill the link
 		}
 		r, known := rowOf[sign[i]]
 		if !known {
@@ -229,7 +229,7 @@ func (a *allocation) measure() {
 		}
 		rate[r], row[i] = pipe.rate, r
 	}
-	// Of pipes that are one row, only the last that has set the rate stays.
+	// Of the pipes of a row, the last to set the rate is the owner.
 	owner := slices.Repeat([]int{-1}, len(rate))
 	for i, r := range row {
 		if r >= 0 {
@@ -273,12 +273,12 @@ func (a *allocation) rank(g int, c *candidate) {
 	c.cost = a.costOf(g, c)
 }
 
-// costOf orders candidates that are as fast: what crosses server GPUs costs most, then what
-// goes through the CPU's memory, then what is far. After that GPUs and NICs go together in
-// their order, and the first server comes first. The order of GPUs is Index, and the number of
-// GPUs does not matter: a missing GPU changes the cost of no other way as long as the other
-// GPUs keep their Index and places stays. ReadSysfs numbers the GPUs that it finds from 0: a
-// GPU after the missing one can then change to another NIC at the same distance.
+// costOf orders equally fast candidates: crossings of server GPUs cost most, then ways through
+// the CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the
+// order of the host, then the first server. The order of GPUs is Index. The number of GPUs does
+// not matter: a missing GPU leaves the costs of other ways unchanged if the other GPUs keep
+// Index and places stays. ReadSysfs numbers the GPUs of a host from 0: a GPU after the missing
+// GPU can then change to another NIC at the same distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
@@ -293,7 +293,7 @@ func (a *allocation) costOf(g int, c *candidate) float64 {
 	return cost
 }
 
-// rates are those of flows over a choice of members.
+// rates returns the rates of the flows for a choice of members, GB/s.
 func (a *allocation) rates(lanes []mix) []float64 {
 	a.steps++
 	loads := make([]load, len(lanes))
@@ -344,13 +344,13 @@ func (a *allocation) partsOf(f int, m mix) (parts []part) {
 	return parts
 }
 
-// Bounds of what is searched.
+// Bounds of the search.
 const (
 	mostSteps    = 4_000 // evaluations
-	mostPolished = 64    // GPUs of a host whose lanes are polished and compared one by one
+	mostPolished = 64    // largest number of GPUs of a host for polish, which compares lane by lane
 )
 
-// solve finds the members of all lanes.
+// solve finds the members of the lanes.
 func (a *allocation) solve() (lanes []mix) {
 	if a.rough {
 		lanes = a.roughly()
@@ -400,7 +400,8 @@ func (a *allocation) exactly() []mix {
 	return lanes
 }
 
-// cheapest is the way of a flow that is fastest alone, and costs least.
+// cheapest returns the fastest way of a flow with an idle host; of equally fast ways, the
+// cheapest.
 func (a *allocation) cheapest(f int) (best int) {
 	for k := range a.ways[f] {
 		c, b := &a.ways[f][k], &a.ways[f][best]
@@ -411,14 +412,14 @@ func (a *allocation) cheapest(f int) (best int) {
 	return best
 }
 
-// What fewer members, rounding, and both together may cost a lane of its rate at most.
+// Largest losses of a lane's rate: by fewer members, and by rounding. Both losses together are
+// the limit of a choice.
 const (
 	simplerCost = 0.01
 	roundCost   = 0.005
 )
 
-// close reports whether rates are as good as those of the optimum, but for a part of them:
-// the slowest, then the next.
+// close reports whether rates, from the slowest upwards, are below the optimum by at most part.
 func (a *allocation) close(rates []float64, part float64) bool {
 	is, best := slices.Sorted(slices.Values(rates)), slices.Sorted(slices.Values(a.optimum))
 	for i := range is {
@@ -432,8 +433,7 @@ func (a *allocation) close(rates []float64, part float64) bool {
 	return true
 }
 
-// simplify takes members out of lanes where all lanes together can still have 99 % of what
-// they have.
+// simplify removes members of lanes while the lanes together keep 99 % of the optimum.
 func (a *allocation) simplify(lanes []mix) {
 	on := make([]float64, a.rows)
 	put := func(f int, m mix, sign float64) {
@@ -477,8 +477,8 @@ func (a *allocation) simplify(lanes []mix) {
 	}
 }
 
-// round makes whole numbers of the weights: the smallest ones by which no link has more to
-// carry than before, but for a little, if some do that come to no more than most.
+// round replaces the weights by whole numbers. A lane gets the smallest sum of weights that
+// overloads no link. If the sum exceeds most, rounded chooses the weights.
 func (a *allocation) round(lanes []mix, most int) {
 	const little = 1e-5
 	rates := a.rates(lanes)
@@ -531,9 +531,9 @@ func (a *allocation) round(lanes []mix, most int) {
 	}
 }
 
-// rounded is a mix with whole weights that come to MaxWeights at most. But for the largest
-// no share grows by more than a hundredth of itself: a slow link that carries little of
-// some lanes is not to be full because of rounding.
+// rounded returns a mix with whole weights and a sum of at most MaxWeights. Only the largest
+// share may grow by more than 1 %: otherwise rounding could fill a slow link with a small share
+// of several lanes.
 func rounded(m mix) mix {
 	m = m.scaled()
 	slices.SortStableFunc(m, func(x, y share1) int { return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way)) })
@@ -564,8 +564,8 @@ func rounded(m mix) mix {
 	return mix{{m[0].way, 1}} // as many members as weights
 }
 
-// choose finds the lanes, as members with whole weights. ahead says that NCCL's own choice
-// of ways was faster, which is then the choice.
+// choose finds the lanes, as members with whole weights. If NCCL's choice of ways is faster,
+// choose returns NCCL's choice, with a description in ahead.
 func (a *allocation) choose() (lanes []mix, ahead string) {
 	if len(a.flows) == 0 {
 		return nil, ""
@@ -574,11 +574,11 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	name, nccl := a.nccl()
 	least := a.slowest(nccl)
 	if best := max(least, a.slowest(solved)); a.bound < best {
-		a.bound = best // by a search that did not prove it
+		a.bound = best // an unproven bound can be below a known rate
 	}
 	for _, try := range []struct {
 		simpler bool
-		most    int // that small weights come to
+		most    int // largest sum of the weights of a lane
 	}{{true, 64}, {true, MaxWeights}, {false, MaxWeights}} {
 		lanes = slices.Clone(solved)
 		if try.simpler {
@@ -607,7 +607,7 @@ func (a *allocation) slowest(lanes []mix) float64 {
 	return a.slowestOf(a.rates(lanes))
 }
 
-// slowestOf is the rate of the slowest lane that configuration leaves open.
+// slowestOf returns the rate of the slowest lane that is not pinned.
 func (a *allocation) slowestOf(rates []float64) float64 {
 	if a.open == 0 {
 		return 0
@@ -615,10 +615,10 @@ func (a *allocation) slowestOf(rates []float64) float64 {
 	return slices.Min(rates[:a.open])
 }
 
-// nccl is the choice of ways that NCCL makes by its defaults, without PXN or with it, the
-// faster of the two, as far as configuration allows it; nil where that keeps a lane from it.
-// On hosts of more GPUs than mostPolished its weights are not whole: NCCL gives a GPU there
-// hundreds of NICs, and to round their weights takes as long as the plan.
+// nccl returns NCCL's default choice of ways, without PXN or with PXN, whichever is faster.
+// lanes is nil if configuration forbids a way of the choice. On hosts with more than
+// mostPolished GPUs the weights are not whole: NCCL assigns hundreds of NICs to a GPU, and
+// rounding the weights takes as long as the plan.
 func (a *allocation) nccl() (name string, lanes []mix) {
 	for _, pxn := range []bool{false, true} {
 		all := slices.Clone(a.pinnedMixes())
@@ -649,7 +649,7 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 	return name, lanes
 }
 
-// nowadays is today, which is asked for more than once and takes its time.
+// nowadays caches today: today is slow and has several callers.
 func (p *planner) nowadays(gpus []int, pxn bool) []carried {
 	if known, is := p.asked[pxn]; is && slices.EqualFunc(known, gpus, func(c carried, g int) bool { return c.gpu == g }) {
 		return known
@@ -661,8 +661,8 @@ func (p *planner) nowadays(gpus []int, pxn bool) []carried {
 	return p.asked[pxn]
 }
 
-// onPhysical has the ways over virtual functions that are left to others go over the NICs
-// whose ports these share: NCCL uses both, and no lane does.
+// onPhysical moves ways from excluded virtual functions to the NIC that owns the port. NCCL
+// uses the NIC and the virtual functions; lanes use only the NIC.
 func (p *planner) onPhysical(all []carried) []carried {
 	for i, c := range all {
 		var parts []part
@@ -688,18 +688,18 @@ func (a *allocation) pinnedMixes() (all []mix) {
 	return all
 }
 
-// way is the place of a candidate; -1 for none.
+// way returns the index of a candidate, or -1.
 func (a *allocation) way(f, server, nic int) int {
 	return slices.IndexFunc(a.ways[f], func(c candidate) bool {
 		return len(c.parts) == 1 && c.parts[0].server == server && c.parts[0].nic == nic
 	})
 }
 
-// merit ranks choices of a lane's members that have equal rates while all lanes are busy.
+// merit ranks choices of a lane's members with equal rates while the whole host is busy.
 type merit struct {
 	over      bool    // the limit of a server has no room for the lane's slots
 	alone     float64 // the lane's rate alone
-	crossings float64 // of server GPUs' links by its bytes
+	crossings float64 // of links of server GPUs, per byte of the lane
 	members   int
 	busiest   float64 // crossings of the busiest of the host's server GPUs
 	cost      float64
@@ -749,8 +749,8 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 	return m
 }
 
-// polish changes server GPUs, where all lanes stay as fast while all are busy: for a lane
-// that is the faster alone, for less on server GPUs, and for fewer members.
+// polish changes the server GPUs of lanes without a loss of rate on a busy host. A change makes
+// the lane faster on an idle host, loads server GPUs less, or removes members.
 func (a *allocation) polish(lanes []mix) {
 	if len(a.flows) > mostPolished {
 		return
@@ -787,8 +787,8 @@ func (a *allocation) polish(lanes []mix) {
 	}
 }
 
-// alternatives are other ways of a lane to the same NICs. For one of its NICs they are: all
-// through the CPU's memory, all staged on one GPU, and evenly on all.
+// alternatives are other ways of a lane to the same NICs. For a NIC the alternatives are:
+// through the CPU's memory, staged on a single GPU, and evenly over the server GPUs.
 func (a *allocation) alternatives(f int, m mix) (all []mix) {
 	g := a.flows[f]
 	var nics []int
@@ -845,8 +845,8 @@ func (p *planner) allocate() []Lane {
 	return lanes
 }
 
-// members are the parts of a lane, the heaviest first, and of equal ones the nearest. What
-// all weights can be divided by is out of them.
+// members returns the parts of a lane, the heaviest first; of equal weights, the nearest first.
+// The weights have no common divisor.
 func (a *allocation) members(f int, m mix) []part {
 	g := a.flows[f]
 	var parts []part

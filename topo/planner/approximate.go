@@ -10,37 +10,38 @@ import (
 	"github.com/peerlane/peerlane/topo/graph"
 )
 
-// The revised simplex algorithm solves hosts that have too many ways for the dense one
-// (columns.go). Its first ways come of rounds by prices: each link has one, which grows with
-// its traffic, and each GPU in turn sends some more over the way that is cheapest then (Garg
-// and Könemann's algorithm for the greatest concurrent flow). Later ones come of the
-// algorithm's own prices. These also prove a bound: no choice gives the slowest GPU more than
-// the prices of all links together, over the costs of the cheapest ways of all GPUs. The
-// algorithm ends when no GPU has a cheaper way, and then its choice reaches the bound.
+// The revised simplex algorithm solves hosts with too many ways for the dense algorithm
+// (columns.go). The first ways come from rounds with prices of links: the price of a link grows
+// with the traffic of the link, and every GPU in turn sends a unit of traffic over the cheapest
+// way (Garg and Könemann's algorithm for the maximum concurrent flow). Later ways come from the
+// prices of the simplex algorithm. The prices also prove a bound: the rate of the slowest GPU
+// is at most the sum of the prices of links, divided by the sum of the costs of the cheapest
+// ways of the GPUs. The algorithm ends when no GPU has a cheaper way; the choice then reaches
+// the bound.
 //
-// The cheapest way of a GPU is found by parts of ways, of which there are far fewer than
-// ways.
+// The search for the cheapest way of a GPU compares parts of ways: a host has far fewer parts
+// than ways.
 
 const (
-	// sharpness is how much dearer a link becomes that has carried as much more than others
-	// as it carries in one round.
+	// sharpness is the logarithm of the price ratio of two links with loads that differ by the
+	// load of one round.
 	sharpness  = 0.5
-	findRounds = 10 // over all ways
-	mostFound  = 16 // candidates of a GPU that are found first
-	mostTries  = 2  // at finding more ways, for each level but the first
-	// mostPivots bounds the search for the fastest lanes, and mostCheaper that for the
-	// cheapest of these. The first takes some 2,000 pivots on hosts of 256 GPUs.
+	findRounds = 10 // rounds over the GPUs
+	mostFound  = 16 // largest number of candidates of a GPU from find
+	mostTries  = 2  // attempts at finding more ways, per level after the first
+	// mostPivots limits the search for the fastest lanes, mostCheaper the search for the
+	// cheapest of the fastest. Hosts of 256 GPUs take about 2,000 pivots for the fastest lanes.
 	mostPivots, mostCheaper = 10_000, 2_000
-	leastAmount             = 1e-4 // of a lane, that is not left out
+	leastAmount             = 1e-4 // smallest share of a lane that becomes a member
 )
 
-// mostWays is how many ways a host has whose ways are all looked at one by one. Tests change
-// it.
+// mostWays is the largest number of ways of a host for the dense algorithm. Tests change
+// mostWays.
 var mostWays = 4_000
 
-// prices are those of links.
+// prices are the prices of links.
 type prices struct {
-	load  []float64 // what has been sent, by what the link carries
+	load  []float64 // traffic, divided by the capacity of the link
 	price []float64
 	full  float64 // the greatest load
 	round float64
@@ -66,7 +67,7 @@ func (p *prices) next() {
 	}
 }
 
-// send puts a unit on a way, whose load is by what links carry.
+// send puts a unit of traffic on a way. way is divided by the capacities of links.
 func (p *prices) send(way load) {
 	for _, on := range way {
 		p.load[on.pipe] += on.weight
@@ -83,21 +84,21 @@ func (p *prices) cost(way load) (sum float64) {
 	return sum
 }
 
-// pieces are the parts of ways: a way through the CPU's memory is a GPU's, one between
-// CPUs and a NIC's, a staged one a copy and a server's.
+// pieces are the parts of ways. A way through the CPU's memory has a part of the GPU, a part
+// between CPUs and a part of the NIC. A staged way has a copy and a part of the server.
 type pieces struct {
 	a        *allocation
 	up, down []load   // [GPU], [NIC]
 	sockets  [][]load // [CPU][CPU]
-	gpuAt    []int    // [GPU]: its CPU
+	gpuAt    []int    // [GPU]: CPU
 	nicAt    []int    // [NIC]
-	memory   []load   // [NIC]: what the CPU forwards
-	own      []bool   // [GPU]: it has a link of its own to the CPU's memory
+	memory   []load   // [NIC]: load of the CPU's forwarding
+	own      []bool   // [GPU]: has C2C or NVLink to the CPU
 	copies   [][]load
-	direct   [][]piece // [GPU]: its ways that are direct
-	served   [][]piece // [GPU]: from its memory to NICs near it, for others
+	direct   [][]piece // [GPU]: direct ways
+	served   [][]piece // [server GPU]: from the memory of the server to near NICs
 	usable   []bool    // [NIC]
-	rate     []float64 // [pipe]: what it carries; 0 for one that its twin stands for
+	rate     []float64 // [pipe]: capacity; 0 if the twin represents the pipe
 	twin     map[int]int
 }
 
@@ -176,9 +177,8 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 	return b
 }
 
-// scale has loads be by what links carry. What the two directions of a link have to carry is
-// the same, so that one of them stands for both: the slower one, where measurements tell them
-// apart.
+// scale divides loads by the capacities of links. The two directions of a link have equal
+// loads, so a single direction represents both: the slower direction if measurements differ.
 func (b *pieces) scale() {
 	n := b.a.p.network
 	b.rate, b.twin = n.capacity(), map[int]int{}
@@ -219,7 +219,7 @@ func (b *pieces) scale() {
 	}
 }
 
-// scaled is a load by what links carry.
+// scaled returns a load divided by the capacities of links.
 func (b *pieces) scaled(l load) load {
 	var out load
 	for _, on := range l {
@@ -230,8 +230,8 @@ func (b *pieces) scaled(l load) load {
 	return out
 }
 
-// nicCosts is what the second halves of ways cost: from the CPU to a NIC, with and without
-// what it forwards, and from each GPU to the NIC that is cheapest to it.
+// nicCosts are the costs of the second halves of ways: from the CPU to a NIC, with and without
+// the CPU's forwarding, and from a server GPU to the cheapest NIC.
 type nicCosts struct {
 	down, through []float64
 	served        []float64
@@ -264,7 +264,7 @@ func (b *pieces) nicCosts(p *prices) *nicCosts {
 	return c
 }
 
-// cheapest is the way of a GPU that costs least.
+// cheapest returns the cheapest way of a GPU.
 func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float64) {
 	least = math.Inf(1)
 	take := func(server, nic int, cost float64) {
@@ -328,14 +328,14 @@ func (b *pieces) whole(g int, q part, into load) load {
 	return append(append(into, b.copies[g][q.server]...), from(b.served[q.server])...)
 }
 
-// find makes candidates of the ways that are taken while all are priced.
+// find returns the ways of the rounds with prices as candidates, the most frequent first.
 func (b *pieces) find(gpus []int) (found [][]part) {
 	p := newPrices(len(b.rate))
 	taken := make([]map[part]int, len(gpus))
 	for i := range taken {
 		taken[i] = map[part]int{}
 	}
-	const block = 16 // GPUs that see the same costs of NICs
+	const block = 16 // GPUs per update of the costs of NICs
 	var way load
 	for range findRounds {
 		p.next()
@@ -364,14 +364,14 @@ func (b *pieces) find(gpus []int) (found [][]part) {
 	return found
 }
 
-// prove bounds the rate of the slowest GPU by the prices of links, and finds the ways that
-// are cheapest by them, with what these cost.
+// prove bounds the rate of the slowest GPU by the prices of links. prove also returns the
+// cheapest ways at the prices, and the costs of the ways.
 func (a *allocation) prove(m *master) (bound float64, cheapest []part, costs []float64) {
 	b := a.parts
 	p := &prices{price: make([]float64, len(b.rate))}
 	worth, spent := 0.0, 0.0
 	for r, y := range m.price {
-		if pipe := m.pipes[r]; y > 0 && pipe < len(b.rate) { // pinned lanes alone cross the others
+		if pipe := m.pipes[r]; y > 0 && pipe < len(b.rate) { // only pinned lanes cross the later pipes
 			p.price[pipe] = y
 			worth += y
 		}
@@ -385,11 +385,11 @@ func (a *allocation) prove(m *master) (bound float64, cheapest []part, costs []f
 	return worth / spent, cheapest, costs
 }
 
-// roughly solves a host by the revised simplex algorithm, and bounds the rate of its slowest
+// roughly solves a host by the revised simplex algorithm, and bounds the rate of the slowest
 // GPU.
 func (a *allocation) roughly() []mix {
 	m := newMaster(len(a.flows))
-	for i := range a.p.host.NICs { // the bound of all NICs together, where prices prove less
+	for i := range a.p.host.NICs { // the bound of all NICs together, if the bound of the prices is higher
 		if a.p.usable(i) {
 			a.bound += a.p.nicRate(i) / float64(a.open)
 		}
@@ -460,7 +460,7 @@ func (a *allocation) roughly() []mix {
 	return lanes
 }
 
-// pinned is the load of a pinned lane by what links carry.
+// pinned returns the load of a pinned lane, divided by the capacities of links.
 func (b *pieces) pinned(l load) load {
 	var out load
 	for _, on := range l {

@@ -6,17 +6,18 @@ import (
 	"slices"
 )
 
-// The revised simplex algorithm solves hosts that have too many ways for the dense one. It
-// holds the ways that it knows as columns, and the prices of links find the ways that it
-// lacks (column generation). Flows have no rows in the basis: one amount of each flow, its
-// key, is the rate of the flow less its other amounts (generalised upper bounds, by Dantzig
-// and Van Slyke). The inverse of the basis is kept for rows of full links, and for places of
-// columns and of the level. The other rows hold their own slack, and follow from these.
+// The revised simplex algorithm solves hosts with too many ways for the dense algorithm. The
+// known ways are columns; the prices of links find missing ways (column generation). Flows have
+// no rows in the basis: the amount of the flow's key column is the rate of the flow minus the
+// amounts of the other columns of the flow (generalised upper bounds, by Dantzig and Van
+// Slyke). The inverse of the basis is stored only for the rows of full links and for the places
+// of columns and of the level. In other rows the slack is basic, and the entries follow from
+// the stored rows.
 
-// master maximises the level, the rate of all flows that are not fixed yet.
+// master maximises the level: the common rate of the flows that are not fixed.
 //
-// Rows carry 1, and a little more, by which the algorithm does not cycle (apart). The price
-// of a row is the gain of the objective if the row carries 1 more.
+// Rows have a capacity of 1 plus a small perturbation against cycling (apart). The price of a
+// row is the gain of the objective per unit of capacity.
 type master struct {
 	flows   int
 	rowOf   map[int]int // pipe: row
@@ -25,22 +26,22 @@ type master struct {
 	known   []map[part]bool // [flow]
 
 	key     []int     // [flow]: column
-	others  [][]int   // [flow]: its other columns in the basis
-	at      []int     // [column]: its place in the basis; -1 for none
+	others  [][]int   // [flow]: basic columns other than the key
+	at      []int     // [column]: place in the basis, or -1
 	fixed   []bool    // [flow]
-	rate    []float64 // [flow]: of fixed ones
-	level   float64   // while it is not in the basis
-	levelAt int       // place of the level in the basis; -1 for none
+	rate    []float64 // [flow]: rate of a fixed flow
+	level   float64   // while the level is not basic
+	levelAt int       // place of the level in the basis, or -1
 
 	basis   []int       // [place]: column, theLevel, or slackOf(row)
 	value   []float64   // [place]
-	slackAt []int       // [row]: place of its slack; -1 where that is not in the basis
+	slackAt []int       // [row]: place of the slack, or -1 if the slack is not basic
 	full    []int       // rows whose slack is not in the basis
 	taken   []int       // places of columns and of the level
-	inverse [][]float64 // [row][place]: for these rows and places, the inverse of the basis
+	inverse [][]float64 // [row][place]: inverse of the basis, for rows in full and places in taken
 	price   []float64   // [row]
 	pivots  int
-	entered int // place that the last pivot changed; -1 where it changed a key
+	entered int // place that the last pivot changed; -1 if the last pivot changed a key
 
 	direction, alpha []float64 // scratch
 	touched          []int
@@ -50,7 +51,7 @@ type master struct {
 // column is a way of a flow, by rows.
 type column struct {
 	flow int
-	way  part // of a pinned lane: none
+	way  part // zero for a pinned lane
 	load load // by rows
 	cost float64
 }
@@ -64,9 +65,9 @@ const (
 	masterPivot   = 1e-7 // the smallest pivot element
 	masterCost    = 1e-7 // the smallest gain of the level by an amount of 1
 	masterCheaper = 1e-2 // the smallest gain of cost, which counts little
-	stuckCost     = 1e-6 // by an amount of 1 of a flow that rises only if another falls
+	stuckCost     = 1e-6 // smallest cost of a unit of a stuck flow, which rises only if another flow falls
 	freshPrices   = 64   // pivots after which prices are computed anew
-	blockOfFlow   = 4    // flows that are priced before the best of them is taken
+	blockOfFlow   = 4    // flows to price before the best column enters
 )
 
 func newMaster(flows int) *master {
@@ -76,8 +77,8 @@ func newMaster(flows int) *master {
 	}
 }
 
-// add adds a way whose load is by pipes, and reports whether it is new. The first way of a
-// flow is its key.
+// add adds a way, with a load on pipes, and reports whether the way is new. The first way of a
+// flow is the key.
 func (m *master) add(flow int, way part, l load, cost float64) bool {
 	if m.known[flow][way] {
 		return false
@@ -134,8 +135,8 @@ func (m *master) amountOfKey(f int) float64 {
 	return sum
 }
 
-// enter brings a column, the level or a slack into the basis, as far as no amount and no
-// slack becomes negative. It reports whether anything bounds that.
+// enter brings a column, the level or a slack into the basis, until an amount or a slack
+// becomes zero. enter returns false if the step is unbounded.
 func (m *master) enter(enter int) bool {
 	clear(m.direction)
 	put := func(l load, sign float64) {
@@ -183,7 +184,7 @@ func (m *master) enter(enter int) bool {
 	return m.leave(enter, flow)
 }
 
-// touch lists the taken places that alpha changes.
+// touch lists the taken places with a nonzero alpha.
 func (m *master) touch() {
 	m.touched = m.touched[:0]
 	for _, i := range m.taken {
@@ -193,7 +194,7 @@ func (m *master) touch() {
 	}
 }
 
-// eachLoad calls f for what the column or the level at a place puts on rows.
+// eachLoad calls f for the load on rows of the column or the level at a place.
 func (m *master) eachLoad(place int, f func(row int, weight float64)) {
 	k := m.basis[place]
 	if k >= 0 {
@@ -214,7 +215,8 @@ func (m *master) eachLoad(place int, f func(row int, weight float64)) {
 	}
 }
 
-// leave finds the amount or slack that becomes zero first, and takes it out of the basis.
+// leave finds the amount or slack that becomes zero first, and removes the amount or slack from
+// the basis.
 func (m *master) leave(enter, flow int) bool {
 	alpha := m.alpha
 	rising := 0.0 // of the level
@@ -240,7 +242,7 @@ func (m *master) leave(enter, flow int) bool {
 	}
 	for f, others := range m.others {
 		if len(others) == 0 && f != flow {
-			continue // it has the flow's rate, which does not fall
+			continue // the key has the flow's rate, which does not fall
 		}
 		rate := rising
 		if m.fixed[f] {
@@ -278,7 +280,7 @@ func (m *master) leave(enter, flow int) bool {
 	return true
 }
 
-// changeKey has a column take the place of the key of its flow, which has no other.
+// changeKey replaces the key of a flow without other basic columns.
 func (m *master) changeKey(flow, enter int) {
 	m.key[flow] = enter
 	if m.fixed[flow] || m.levelAt < 0 {
@@ -295,8 +297,8 @@ func (m *master) changeKey(flow, enter int) {
 	}
 }
 
-// swap has the largest other column of a flow become its key, and the key, whose amount is
-// zero, take the place of that in the basis, which it returns.
+// swap makes the largest other column of a flow the key. The old key, with an amount of zero,
+// takes the place of the column in the basis. swap returns the place.
 func (m *master) swap(f int, pivot float64) int {
 	others := m.others[f]
 	best := 0
@@ -395,7 +397,7 @@ func (m *master) replace(place, enter int, value float64) {
 	}
 }
 
-// priceLevel has links cost what they take from the level.
+// priceLevel sets the price of a row to the gain of the level per unit of capacity.
 func (m *master) priceLevel() {
 	clear(m.price)
 	for _, r := range m.full {
@@ -403,7 +405,7 @@ func (m *master) priceLevel() {
 	}
 }
 
-// priceCost has links cost what they take from the cheapest choice.
+// priceCost sets the price of a row to the saving of cost per unit of capacity.
 func (m *master) priceCost() {
 	clear(m.price)
 	type gain struct {
@@ -432,9 +434,9 @@ func (m *master) spent(k int) (sum float64) {
 	return sum
 }
 
-// improve takes the columns and slacks into the basis that raise the level, or lower the
-// cost where the level is not in the basis, until none is left. It reports whether that
-// ended within so many pivots.
+// improve brings columns and slacks into the basis while the level rises, or while the cost
+// falls if the level is not basic. improve reports whether the search ended within the limit of
+// pivots.
 func (m *master) improve(most int) bool {
 	byCost := m.levelAt < 0
 	own := make([][]int, m.flows)
@@ -501,8 +503,8 @@ func (m *master) improve(most int) bool {
 	return false
 }
 
-// fix ends a level: flows that links keep from more have their rate from now on. It reports
-// whether any flow is left.
+// fix ends a level: flows stuck at full links keep the rate of the level. fix reports whether
+// an unfixed flow remains.
 func (m *master) fix() bool {
 	m.priceLevel()
 	rate := m.now()
@@ -550,7 +552,7 @@ func (m *master) fix() bool {
 	return left
 }
 
-// settle fixes the flows that no level has fixed.
+// settle fixes the remaining flows.
 func (m *master) settle() {
 	if m.levelAt >= 0 {
 		m.fix()
@@ -562,7 +564,7 @@ func (m *master) settle() {
 	}
 }
 
-// amounts are the columns of a flow and what they carry, the greatest first.
+// amounts returns the columns of a flow with the amounts, the greatest first.
 func (m *master) amounts(f int) (all []amount) {
 	all = append(all, amount{m.key[f], m.amountOfKey(f)})
 	for _, k := range m.others[f] {
