@@ -13,15 +13,14 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 )
 
-// exclusions are what configuration keeps from lanes.
+// exclusions are the devices and pairs of devices that configuration excludes from lanes.
 type exclusions struct {
 	nics map[int]bool
-	// toNIC and toGPU have the pairs of a GPU and a NIC, and both orders of each
-	// pair of GPUs.
+	// toNIC has pairs of a GPU and a NIC. toGPU has pairs of GPUs, in both orders.
 	toNIC, toGPU map[[2]int]bool
 }
 
-// setLimits says of each NIC how far a GPU may be and still be near it.
+// setLimits sets the largest distance of near GPUs, per NIC.
 func (p *planner) setLimits() error {
 	check := func(key string, t topo.PathType) error {
 		switch t {
@@ -95,8 +94,8 @@ func (p *planner) excludePair(pair []string) error {
 	return nil
 }
 
-// setRails numbers NICs: as configuration does, and the others by their place
-// among the NICs that can carry a lane.
+// setRails numbers the NICs: by configuration, or by the place among the NICs that can carry a
+// lane.
 func (p *planner) setRails() error {
 	for name, rail := range p.config.Rails {
 		if rail < 0 || rail > 1023 {
@@ -117,8 +116,8 @@ func (p *planner) setRails() error {
 	return nil
 }
 
-// rail is a NIC's number. Those that only configuration knows come after the
-// others, in the order in which they are named.
+// rail returns the number of a NIC. NICs that only configuration names follow the NICs of the
+// topology, in the order of the names.
 func (p *planner) rail(nic string) int {
 	if _, known := p.rails[nic]; !known {
 		next := 0
@@ -130,8 +129,8 @@ func (p *planner) rail(nic string) int {
 	return p.rails[nic]
 }
 
-// limitStaging finds the limit of each GPU, and keeps lanes from those that have
-// no room for the slots of one.
+// limitStaging sets the limits of staging, per GPU. The planner stages no lane on a GPU whose
+// limit is below the slots of a lane.
 func (p *planner) limitStaging() error {
 	p.stagingLimit = slices.Repeat([]*uint64{p.config.Staging.Limit}, len(p.host.GPUs))
 	named := map[int]bool{}
@@ -150,7 +149,7 @@ func (p *planner) limitStaging() error {
 	return nil
 }
 
-// findGPU is the place of a GPU that configuration names.
+// findGPU returns the index of a GPU that configuration names.
 func (p *planner) findGPU(name string) (int, error) {
 	gpu, err := p.host.FindGPU(name)
 	if err != nil {
@@ -159,7 +158,7 @@ func (p *planner) findGPU(name string) (int, error) {
 	return p.gpu(gpu.BusID), nil
 }
 
-// findWorking is findGPU for one that can have a lane or serve one.
+// findWorking is findGPU for GPUs that can have or serve a lane.
 func (p *planner) findWorking(name string) (int, error) {
 	g, err := p.findGPU(name)
 	if err == nil && p.refused[g] != "" {
@@ -244,8 +243,8 @@ func (p *planner) pin(a Assignment) error {
 	return nil
 }
 
-// evenly are the members of a lane by configuration: each NIC by its rate, and all servers
-// alike. A NIC that the topology lacks counts as the slowest.
+// evenly returns the members of a pinned lane. The weight of a NIC is the rate of the NIC;
+// servers of a NIC have equal weights. A NIC that the topology lacks counts as the slowest NIC.
 func (p *planner) evenly(nics, servers []string) (members []Member) {
 	slowest, rates := float64(bandwidths.Local), make([]float64, len(nics))
 	for i, name := range nics {
@@ -254,7 +253,7 @@ func (p *planner) evenly(nics, servers []string) (members []Member) {
 			slowest = min(slowest, rates[i])
 		}
 	}
-	most := MaxWeights / max(1, len(nics)*len(servers)) // for one member
+	most := MaxWeights / max(1, len(nics)*len(servers)) // per member
 	for i, name := range nics {
 		weight := math.Round(cmp.Or(rates[i], slowest) / slowest)
 		for _, s := range servers {
@@ -280,7 +279,7 @@ func (p *planner) assignedServers(g int, a Assignment) (servers []int, err error
 	return servers, nil
 }
 
-// assignedNICs checks the names; without any it takes the NIC nearest to the
+// assignedNICs checks the names. Without names, assignedNICs returns the NIC nearest to the
 // first server.
 func (p *planner) assignedNICs(names []string, servers []int) ([]string, error) {
 	for i, name := range names {

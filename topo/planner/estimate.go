@@ -9,56 +9,56 @@ import (
 	"github.com/peerlane/peerlane/topo/graph"
 )
 
-// What the CPU does to data that passes it, as a share of what the same links
-// carry below a switch. docs/estimate.md says where the figures come from.
+// Rates through the CPU, as a share of the rate of the same links below a switch.
+// docs/estimate.md has the sources of the figures.
 const (
-	// bounceShare is what the CPU of a NUMA node forwards through memory to and
-	// from the NICs there, of its fastest PCIe link.
+	// bounceShare is the rate at which the CPU of a NUMA node forwards through memory to and
+	// from the node's NICs, as a share of the fastest PCIe link.
 	bounceShare = 16.0 / 24
-	// gdrShare is what a NIC reads or writes in a GPU's memory through the CPU.
+	// gdrShare is the rate at which a NIC reads or writes a GPU's memory through the CPU.
 	gdrShare = 11.0 / 24
-	// copyShare is what one GPU copies to another through the CPU.
+	// copyShare is the rate of a copy between two GPUs through the CPU.
 	copyShare = 19.87 / 24
 )
 
-// Estimate is what each GPU of a host exchanges with the network as fast as it
-// can, in several ways. Rates are GB/s in each direction.
+// Estimate has the largest rates between the GPUs of a host and the network, for several ways.
+// Rates are GB/s per direction.
 type Estimate struct {
 	GPUs []GPUEstimate `json:"gpus"`
 	// Uniformity is the slowest GPU's share of the fastest's.
 	Uniformity Rates `json:"uniformity"`
-	// PXN says that PXN changes the way of a GPU here.
+	// PXN is true if PXN changes the way of a GPU of this host.
 	PXN bool `json:"pxn"`
 }
 
-// GPUEstimate is one GPU's rates.
+// GPUEstimate has the rates of a GPU.
 type GPUEstimate struct {
 	GPU   string `json:"gpu"` // PCI address
 	Index int    `json:"index"`
 	Rates
-	// Send and Receive are the rates of each direction by itself: while all GPUs are busy
-	// in both directions, and with this GPU alone.
+	// Send and Receive are the rates of a single direction: with all GPUs of the host busy in
+	// both directions, and with only this GPU busy.
 	Send    Rates `json:"send"`
 	Receive Rates `json:"receive"`
-	// Limit names what is full on its planned way while all GPUs are busy: "the
-	// port of mlx5_0 (sending)".
+	// Limit names the full link on the planned way while all GPUs are busy: "the port of mlx5_0
+	// (sending)".
 	Limit string `json:"limit,omitempty"`
 }
 
-// Rates are of all ways, both directions at one rate, while all GPUs are busy and with
-// one GPU alone.
+// Rates has the common rate of both directions: with all GPUs of the host busy, and with only
+// one GPU busy.
 type Rates struct {
 	Ways
 	Alone Ways `json:"alone"`
 }
 
-// Ways are the ways that an estimate compares.
+// Ways has the rates of the ways that an estimate compares.
 type Ways struct {
-	// NCCL is as NCCL does it by its defaults, without PXN: GPUDirect RDMA with the
-	// nearest NIC where that is near, and through the CPU's memory elsewhere.
+	// NCCL is the rate with NCCL's defaults, without PXN: GPUDirect RDMA if the nearest NIC is
+	// near, otherwise through the CPU's memory.
 	NCCL float64 `json:"nccl"`
-	// PXN is the same with PXN, by which NCCL sends, and does not receive, through a
-	// GPU near the NIC: where the ranks of both GPUs share a container.
+	// PXN is the rate with NCCL's defaults and PXN. With PXN, NCCL sends through a GPU near the
+	// NIC if the ranks of both GPUs share a container. PXN does not change receiving.
 	PXN float64 `json:"ncclPXN"`
 	// HostMemory is with GPUDirect RDMA switched off everywhere.
 	HostMemory float64 `json:"hostMemory"`
@@ -66,12 +66,11 @@ type Ways struct {
 	Relay float64 `json:"relay"`
 }
 
-// ErrNoBandwidths says that a host's source does not tell what an estimate
-// needs.
+// ErrNoBandwidths means that the source of a host lacks the bandwidth of a link.
 var ErrNoBandwidths = errors.New("the source does not tell the bandwidth of every link, so nothing can be estimated")
 
-// Estimate estimates a plan of this host. It is ErrNoBandwidths where links are
-// not known. GPUs that the plan refuses are not in it.
+// Estimate estimates the rates of a plan of this host. Estimate returns ErrNoBandwidths if the
+// bandwidth of a link is unknown. The result omits GPUs that the plan refuses.
 func (p *Plan) Estimate(h *topo.Host) (*Estimate, error) {
 	n := newNetwork(sortedHost(h))
 	if !n.known {
@@ -138,7 +137,7 @@ func (p *Plan) Estimate(h *topo.Host) (*Estimate, error) {
 	return e, nil
 }
 
-// join adds one load to another.
+// join adds the load more to the load l.
 func (n *network) join(l *load, more load) {
 	for i, on := range *l {
 		n.at[on.pipe] = i
@@ -156,8 +155,8 @@ func uniformity(rates []float64) float64 {
 	return slices.Min(rates) / slices.Max(rates)
 }
 
-// today is what NCCL does by its defaults, with PXN or without: which NICs it gives to
-// each of these GPUs, and by which way. With PXN it is how they send.
+// today returns the ways of NCCL's defaults, with PXN or without: the NICs of the GPUs, and the
+// way to a NIC. With PXN the ways are for sending.
 func (n *network) today(gpus []int, pxn bool) []carried {
 	seen := *n.h // by NCCL's plugin for InfiniBand and RoCE
 	seen.GPUs, seen.NICs = nil, nil
@@ -180,7 +179,7 @@ func (n *network) today(gpus []int, pxn bool) []carried {
 		nicAt[at] = nics[i]
 	}
 	var all []carried
-	users := make([]float64, len(n.h.NICs)) // lanes of each port, by its owner
+	users := make([]float64, len(n.h.NICs)) // lanes per port, by the port's owner
 	for i, g := range gpus {
 		c := carried{gpu: g}
 		if d, ok := p.Dealt(p.AtGPU[i]); ok {
@@ -200,14 +199,14 @@ func (n *network) today(gpus []int, pxn bool) []carried {
 		all = append(all, c)
 	}
 	for _, c := range all {
-		for k := range c.parts { // a port that is shared takes less of each
+		for k := range c.parts { // lanes of a shared port have equal shares
 			c.parts[k].weight = n.nicRate(c.parts[k].nic) / users[n.owners[c.parts[k].nic]]
 		}
 	}
 	return all
 }
 
-// alone is the rate of a load that has the host to itself.
+// alone returns the rate of a load on an idle host.
 func alone(l load, capacity []float64) float64 {
 	rate := 0.0
 	for i, on := range l {
@@ -218,14 +217,14 @@ func alone(l load, capacity []float64) float64 {
 	return rate
 }
 
-// share gives every flow the same rate, until something on its way is full; the
-// others go on (max-min fairness). full is what stops each flow; -1 for one
-// that puts load on nothing, whose rate is 0.
+// share returns max-min fair rates. The rates of all flows rise together; a flow stops at a
+// full pipe on its way, and the remaining flows rise further. full has the pipe that stops a
+// flow. A flow without load has the rate 0 and -1 in full.
 func share(flows []load, capacity []float64) (rates []float64, full []int) {
 	rates, full = make([]float64, len(flows)), slices.Repeat([]int{-1}, len(flows))
 	left := slices.Clone(capacity)
-	open := make([]float64, len(capacity)) // load of the flows that still grow
-	users := make([]int, len(capacity)+1)  // where each pipe's flows begin in crossing
+	open := make([]float64, len(capacity)) // load of the flows that still rise
+	users := make([]int, len(capacity)+1)  // index in crossing of the first flow of a pipe
 	growing := 0
 	for _, l := range flows {
 		for _, on := range l {
@@ -256,7 +255,7 @@ func share(flows []load, capacity []float64) (rates []float64, full []int) {
 		first, step := -1, 0.0
 		still := busy[:0]
 		for _, p := range busy {
-			if open[p] <= 1e-9*total[p] { // or what rounding left
+			if open[p] <= 1e-9*total[p] { // no more than a rounding error
 				continue
 			}
 			still = append(still, p)
@@ -266,7 +265,7 @@ func share(flows []load, capacity []float64) (rates []float64, full []int) {
 		}
 		busy = still
 		if first < 0 {
-			break // what is left crosses nothing that counts
+			break // the remaining flows load no pipe
 		}
 		level += step
 		for _, p := range busy {

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/topo/graph"
 )
 
-// Explain says in sentences why the lane of a GPU is what it is. name is an
-// index, a UUID, a PCI address, or an index as in "gpu3".
+// Explain returns sentences with the reasons for the lane of a GPU. name is an index, a UUID, a
+// PCI address, or an index as in "gpu3".
 func (p *Plan) Explain(h *topo.Host, name string) ([]string, error) {
 	gpu, err := p.GPU(name)
 	if err != nil {
@@ -71,14 +71,14 @@ func (e *explanation) who() {
 	}
 }
 
-// ways are those to each NIC.
+// ways names the paths from the GPU to the NICs.
 func (e *explanation) ways() {
 	var ways, nowhere, useless []string
 	of := topo.Owners(e.plan.NICs)
 	for i, pair := range graph.ToNICs(e.h, e.gpu, e.plan.NICs) {
 		nic := e.plan.NICs[i]
 		if of[i] != i && !slices.Contains(e.lane.NICs, nic.Name) {
-			continue // a function of a port that is in the list
+			continue // the list has the NIC that owns the port
 		}
 		switch {
 		case nic.Refusal() != "":
@@ -99,7 +99,7 @@ func (e *explanation) ways() {
 	if len(nowhere) > 0 {
 		e.say("No way leads to %s.", some(nowhere))
 	}
-	if len(useless) > 0 && len(e.lane.NICs) > 0 { // else the lane's reason says it
+	if len(useless) > 0 && len(e.lane.NICs) > 0 { // otherwise the lane's reason names the devices
 		e.say("No lane can use %s.", some(useless))
 	}
 }
@@ -107,7 +107,7 @@ func (e *explanation) ways() {
 // mostListed is how many devices a sentence names.
 const mostListed = 8
 
-// some lists devices, as many as a sentence has room for.
+// some joins the names of devices, up to mostListed names.
 func some(names []string) string {
 	if len(names) <= mostListed {
 		return list(names)
@@ -158,9 +158,9 @@ func (e *explanation) rates() error {
 	return nil
 }
 
-// others are the lanes that this one shares something with.
+// others names the GPUs that share a NIC with the lane, and the GPUs that this GPU serves.
 func (e *explanation) others() {
-	with := map[string][]string{} // NICs by the GPUs that share them
+	with := map[string][]string{} // NICs by the GPUs that share the NICs
 	for _, nic := range e.lane.NICs {
 		var sharing []string
 		for _, l := range e.plan.Lanes {
@@ -193,7 +193,7 @@ func (e *explanation) others() {
 	}
 }
 
-// indices names GPUs by their indices.
+// indices returns the indices of GPUs in words.
 func (e *explanation) indices(busIDs []string) string {
 	var numbers []int
 	for _, id := range busIDs {

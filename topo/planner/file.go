@@ -10,16 +10,15 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// PlanVersion is the version of the plan file that this package writes. It reads the
-// version before it as well, whose lanes have no members: a host can hold such a file
-// from before an upgrade.
+// Version is the version of the plan file that Write writes. Parse also reads the previous
+// version, without members of lanes: after an upgrade, a host can have a file of the previous
+// version.
 const (
 	Version           = 3
 	oldestPlanVersion = 2
 )
 
-// ReadPlan reads a plan that Write wrote. Whether the file is to be trusted is
-// the caller's question.
+// Read reads a plan that Write wrote. Read does not check whether the file is trustworthy.
 func Read(path string) (*Plan, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -32,9 +31,9 @@ func Read(path string) (*Plan, error) {
 	return p, nil
 }
 
-// parsePlan looks at the version first: a plan of another version need not be
-// readable as one of this. The hook reads one before every container, so a plan
-// that is readable is read once.
+// Parse decodes a plan. On an error of the first decoding, Parse checks the version: a plan of
+// another version can have another form. The hook parses a plan before every container start,
+// so Parse decodes a readable plan only once.
 func Parse(text []byte) (*Plan, error) {
 	var p Plan
 	err := json.Unmarshal(text, &p)
@@ -59,7 +58,7 @@ func Parse(text []byte) (*Plan, error) {
 	return &p, p.Check()
 }
 
-// Check finds what a reader of a plan must be able to rely on.
+// Check checks the properties that readers of a plan rely on.
 func (p *Plan) Check() error {
 	known := map[string]bool{}
 	for _, g := range p.GPUs {
@@ -84,8 +83,8 @@ func (p *Plan) Check() error {
 	return nil
 }
 
-// Write writes the plan as JSON, mode 0644. Readers see the old file or the new
-// one, never a part.
+// Write writes the plan as JSON, with mode 0644. Readers see the old file or the new file,
+// never a partial file.
 func (p *Plan) Write(path string) (err error) {
 	defer func() {
 		if err != nil {

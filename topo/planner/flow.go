@@ -7,30 +7,30 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// flow is the network of a spreading: from a source to the lanes, from each lane
-// to the NICs that it has an option for, from each NIC to its group or else to
-// the sink, and from groups to the sink. It is made once and bounded many times.
+// flow is the flow network of a spreading. Edges lead from the source to the lanes, from a lane
+// to the NICs of the lane's options, from a NIC to the NIC's group or to the sink, and from
+// groups to the sink. The planner makes the network once, and sets bounds many times.
 type flow struct {
 	s     *spreading
 	group []int
-	// direct is the number of lanes of each group that cannot but be direct.
+	// direct is the number of lanes per group with only direct options.
 	direct []int
 	// Lanes are the first nodes, then come NICs, groups, source and sink.
 	nics, groups, source, sink int
-	// wanted is the number of lanes that have an option.
+	// wanted is the number of lanes with an option.
 	wanted int
 	edges  []edge
-	worst  []topo.PathType // [edge]: that of a lane's option, LOC for others
+	worst  []topo.PathType // [edge]: worst leg of a lane's option; otherwise LOC
 	out    [][]int32       // [node]: edges
-	// atNIC and atGroup are the edges from each NIC and group towards the sink.
+	// atNIC and atGroup are the edges towards the sink, per NIC and per group.
 	atNIC, atGroup []int32
 	fastest        float64
-	// What a search keeps.
+	// State of a search.
 	level, next []int32
 	queue       []int32
 }
 
-// edge is a directed edge of a flow; its reverse edge is at index^1.
+// edge is a directed edge of a flow. The reverse edge is at index^1.
 type edge struct {
 	to, room int32
 	cost     int64
@@ -76,9 +76,8 @@ func (s *spreading) flow(group []int, groups int) *flow {
 	return f
 }
 
-// bound empties the flow and sets its bounds: no NIC has more lanes than its
-// cap, no lane a leg worse than worst, and no group of NICs more staged lanes
-// than its room.
+// bound empties the flow and sets the bounds: caps limits the lanes of a NIC, worst limits the
+// legs of a lane, and room limits the staged lanes of a group of NICs.
 func (f *flow) bound(caps []int, worst topo.PathType, room []int) {
 	for e := 0; e < len(f.edges); e += 2 {
 		f.edges[e].room, f.edges[e+1].room = 0, 0
@@ -96,8 +95,8 @@ func (f *flow) bound(caps []int, worst topo.PathType, room []int) {
 	}
 }
 
-// price sets what one lane more and one less on a NIC cost: evenly, where nothing
-// else decides.
+// price sets the cost of another lane on a NIC, and the saving of a lane less. The cost spreads
+// lanes evenly if other costs are equal.
 func (f *flow) price(n int) {
 	cost := func(lanes int32) int64 {
 		even := (float64(lanes) + f.s.onNIC[n]) / f.s.rate[n] * f.fastest
@@ -108,8 +107,8 @@ func (f *flow) price(n int) {
 	f.edges[e].cost, f.edges[e^1].cost = cost(lanes+1), -cost(lanes)
 }
 
-// carriesAll says whether every lane that has an option finds a NIC within the
-// bounds. It is the search for the greatest flow by Dinic.
+// carriesAll reports whether every lane with an option has a NIC within the bounds. carriesAll
+// finds a maximum flow by Dinic's algorithm.
 func (f *flow) carriesAll() bool {
 	carried := 0
 	for f.layer() {
@@ -121,8 +120,8 @@ func (f *flow) carriesAll() bool {
 	return carried == f.wanted
 }
 
-// layer finds how far each node is from the source, and whether the sink can be
-// reached.
+// layer sets the distance of nodes from the source, and reports whether the source reaches the
+// sink.
 func (f *flow) layer() bool {
 	f.level = f.level[:0]
 	for range f.out {
@@ -142,8 +141,8 @@ func (f *flow) layer() bool {
 	return f.level[f.sink] >= 0
 }
 
-// push sends one lane more from a node to the sink, each step one farther from the
-// source. Edges that have been in vain are not tried again.
+// push sends another lane from a node to the sink, along increasing distances from the source.
+// push retries no edge that failed before.
 func (f *flow) push(at int32) bool {
 	if int(at) == f.sink {
 		return true
@@ -159,12 +158,12 @@ func (f *flow) push(at int32) bool {
 	return false
 }
 
-// cheapest is a NIC for every lane that has an option, -1 for the others, at the
-// least cost within the bounds, which must allow it.
+// cheapest returns the NICs of lanes at the least cost within the bounds; -1 for a lane without
+// an option. The bounds must have room for every lane.
 func (f *flow) cheapest() []int {
 	out := slices.Clone(f.out)
 	for n, e := range f.atNIC {
-		out[f.nics+n] = []int32{e} // no lane is there yet that could go elsewhere
+		out[f.nics+n] = []int32{e} // the NIC has no lane yet that could move
 	}
 	for range f.wanted {
 		f.augment(out)
@@ -180,8 +179,8 @@ func (f *flow) cheapest() []int {
 	return choice
 }
 
-// augment sends one lane more over the cheapest way that has room. out has the
-// edges of each node, of those from a NIC to its lanes only the ones with room.
+// augment sends another lane over the cheapest way with room. out has the edges of nodes; of
+// the edges from a NIC to lanes, only edges with room.
 func (f *flow) augment(out [][]int32) {
 	cost := slices.Repeat([]int64{math.MaxInt64}, len(out))
 	by := slices.Repeat([]int32{-1}, len(out))
@@ -214,7 +213,7 @@ func (f *flow) augment(out [][]int32) {
 		case from < f.nics: // the lane goes to this NIC
 			i, _ := slices.BinarySearch(out[at], e^1)
 			out[at] = slices.Insert(out[at], i, e^1)
-		case n < len(f.atNIC) && at < f.nics: // and no longer to this one
+		case n < len(f.atNIC) && at < f.nics: // the lane leaves this NIC
 			i, _ := slices.BinarySearch(out[from], e)
 			out[from] = slices.Delete(out[from], i, i+1)
 		}

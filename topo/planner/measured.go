@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo/graph"
 )
 
-// copied is what copies that a GPU issues to another and from it were measured to
-// carry; 0 where nothing was.
+// copied returns the measured rates of copies that GPU g issues, to a peer and from the peer; 0
+// without a measurement.
 func (n *network) copied(g, peer int) (out, in float64) {
 	if n.h.Measured == nil {
 		return 0, 0
@@ -27,7 +27,7 @@ func (n *network) copied(g, peer int) (out, in float64) {
 }
 
 // copies adds the copies of a staged lane from a GPU to a server, and back. The lane's GPU
-// issues both, so that each direction has its own measured rate.
+// issues both copies, so the directions have separate measured rates.
 func (n *network) copies(l *load, g, server int, part float64, in directions) {
 	out, back := n.copied(g, server)
 	if out == 0 {
@@ -51,8 +51,8 @@ func (n *network) copies(l *load, g, server int, part float64, in directions) {
 	n.both(l, n.toGPU[g][server], 1, part, in)
 }
 
-// memory is what passes the memory of a CPU from its GPUs and to them, as measured between
-// it and the fastest of these; 0 where nothing was.
+// memory returns the largest measured rates from the GPUs of a CPU to the CPU's memory, and
+// from the memory to the GPUs; 0 without a measurement.
 func (n *network) memory(cpu graph.NodeID) (out, in float64) {
 	if n.h.Measured == nil {
 		return 0, 0
@@ -75,15 +75,16 @@ const (
 	SourceConstant = "constant"
 )
 
-// ModelLink is what the model takes a link to carry that no PCIe link or NVLink tells.
+// ModelLink is a link whose rate comes from a measurement or a constant instead of the rate of
+// a PCIe link or NVLink.
 type ModelLink struct {
 	Name   string  `json:"name"`
-	Rate   float64 `json:"rate"`   // GB/s in each direction
+	Rate   float64 `json:"rate"`   // GB/s per direction
 	Source string  `json:"source"` // SourceMeasured or SourceConstant
 }
 
-// ModelLinks are those that the estimate of a plan goes by: the memory of CPUs, and the
-// copies of staged lanes through a CPU, or measured ones.
+// ModelLinks returns the model links in the estimate of a plan: the memory of CPUs, and copies
+// of staged lanes that are measured or pass a CPU.
 func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 	n := newNetwork(sortedHost(h))
 	if !n.known {
@@ -119,7 +120,7 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 			} else if path := n.toGPU[g][s].Path; path.Type >= topo.PHB {
 				link.Rate, link.Source = path.Bandwidth*copyShare, SourceConstant
 			} else {
-				continue // what NVLinks and switches carry is no constant of other machines
+				continue // no constant replaces the rate of an NVLink or a switch
 			}
 			links = append(links, link)
 		}
@@ -127,12 +128,12 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 	return links
 }
 
-// closeCall is the share of the better rate within which another way's rate decides
-// nothing, where constants of other machines are in both.
+// closeCall is the smallest ratio of two rates that is too close to decide between ways if both
+// rates contain constants of other machines.
 const closeCall = 0.75
 
-// closeCalls are the lanes of which constants decide between the relay and host memory,
-// though both are within a quarter: a measurement could turn the decision.
+// closeCalls returns the GPUs with lanes whose choice between the relay and host memory depends
+// on constants, with rates within a quarter: a measurement could change the choice.
 func (p *planner) closeCalls(lanes []Lane) (gpus []int) {
 	if p.host.Measured != nil {
 		return nil

@@ -6,22 +6,22 @@ import (
 	"strconv"
 )
 
-// Member is one way of a lane to the network. Each carries its weight's share of the
-// lane's bytes.
+// Member is a way of a lane to the network. A member carries the share of the lane's bytes that
+// the weight gives.
 type Member struct {
-	// Server is the PCI address of the GPU whose memory the NIC reads and writes: of the
-	// lane's own GPU for a direct member, of another for a staged one. It is empty for one
-	// that goes through the CPU's memory.
+	// Server is the PCI address of the GPU whose memory the NIC reads and writes: the lane's
+	// GPU for a direct member, another GPU for a staged member. Server is empty for a way
+	// through the CPU's memory.
 	Server string `json:"server,omitempty"`
 	NIC    string `json:"nic"`
-	// Weight is at least 1; those of a lane are at most MaxWeights together.
+	// Weight is at least 1. The sum of the weights of a lane is at most MaxWeights.
 	Weight int `json:"weight"`
 }
 
 // MaxWeights bounds the weights of a lane together.
 const MaxWeights = 1024
 
-// KindOf is the kind of one of the lane's members.
+// KindOf returns the kind of a member of the lane.
 func (l *Lane) KindOf(m Member) string {
 	switch m.Server {
 	case l.GPU:
@@ -32,7 +32,7 @@ func (l *Lane) KindOf(m Member) string {
 	return KindStaged
 }
 
-// Weights is what the weights of the members come to, together.
+// Weights returns the sum of the weights of the members.
 func (l *Lane) Weights() (sum int) {
 	for _, m := range l.Members {
 		sum += m.Weight
@@ -40,9 +40,10 @@ func (l *Lane) Weights() (sum int) {
 	return sum
 }
 
-// Even is the members of a lane that has only servers and NICs: all pairs, alike.
+// Even returns the members of a lane that has only servers and NICs: all pairs, with equal
+// weights.
 func (l *Lane) Even() (members []Member) {
-	servers := l.Servers // none where there is no way
+	servers := l.Servers // empty for a lane without a way
 	switch l.Kind {
 	case KindDirect:
 		servers = []string{l.GPU}
@@ -57,8 +58,8 @@ func (l *Lane) Even() (members []Member) {
 	return members
 }
 
-// setMembers sets the members, and what follows from them: servers, NICs, kind and
-// whether there is a relay. NICs and servers are in the order of members.
+// setMembers sets the members, and the fields that depend on the members: servers, NICs, kind
+// and relay. NICs and servers are in the order of the members.
 func (l *Lane) setMembers(members []Member) {
 	l.Members, l.Servers, l.NICs = members, []string{}, []string{}
 	direct := false
@@ -88,7 +89,7 @@ func (l *Lane) setMembers(members []Member) {
 	}
 }
 
-// checkMembers finds what a reader of a plan must be able to rely on.
+// checkMembers checks the properties of members that readers of a plan rely on.
 func (l *Lane) checkMembers() error {
 	if len(l.Members) == 0 {
 		return nil
@@ -111,5 +112,5 @@ func (l *Lane) checkMembers() error {
 	return nil
 }
 
-// parts is a share of a whole in words: "3 of 8".
+// partOf returns a share in words: "3 of 8".
 func partOf(weight, sum int) string { return strconv.Itoa(weight) + " of " + strconv.Itoa(sum) }
