@@ -10,25 +10,26 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 )
 
-// carried says which ways a GPU's traffic goes. GPUs and NICs are places in the
-// host's lists. No part is no way.
+// carried holds the routes of the traffic of a GPU. gpu is an index into the GPUs of the host.
+// Without parts, the GPU has no route.
 type carried struct {
 	gpu   int
 	parts []part
 }
 
-// part is one way of a GPU's traffic, and its share of that. server is the GPU
-// whose memory the NIC reads and writes: the own one of a direct way, throughMemory
-// for the CPU's memory, and else one that stages.
+// part is a route of the traffic of a GPU, and the share of the traffic on the route. server and
+// nic are indexes into the lists of the host. server is the GPU whose memory the NIC reads and
+// writes: the GPU of the traffic for a direct route, throughMemory for the memory of the CPU, and
+// another GPU for a staged route.
 type part struct {
 	server, nic int
 	weight      float64
 }
 
-// throughMemory stands for the CPU's memory in the place of a GPU.
+// throughMemory is the value of part.server for the memory of the CPU.
 const throughMemory = -1
 
-// kind is the kind of lane that a part of a GPU's traffic is.
+// kind returns the kind of lane that has the part as its only part.
 func (p part) kind(gpu int) string {
 	switch p.server {
 	case gpu:
@@ -39,7 +40,7 @@ func (p part) kind(gpu int) string {
 	return KindStaged
 }
 
-// directions of traffic.
+// directions is a set of directions of traffic.
 type directions int
 
 const (
@@ -48,49 +49,51 @@ const (
 	bothWays = sending | receiving
 )
 
-// network is a host's links, each direction apart, and the ways over them.
+// network holds the links of a host, with a pipe per direction, and the routes over the links.
 type network struct {
 	h     *topo.Host
 	toNIC [][]graph.Route // [GPU][NIC]
 	toGPU [][]graph.Route // [GPU][GPU]
-	// gpuCPU and nicCPU are the ways from each device to its CPU.
+	// gpuCPU and nicCPU are the routes to GPUs and NICs from the CPU of the device.
 	gpuCPU, nicCPU []graph.Route
-	// known says that every link has a bandwidth.
+	// known reports whether the source states the bandwidth of every link.
 	known bool
-	// gpus, nics, cards and switches are places in the host's lists, by address,
-	// name, node and address, and sockets what CPUs send to each other.
+	// gpus and switches by address, nics by name and cards by node are indexes into the lists of
+	// the host. sockets is the bandwidth between CPUs, GB/s.
 	gpus, nics, switches map[string]int
 	cards                map[graph.NodeID]int
 	sockets              map[graph.NodeID]float64
-	// owners are the NICs whose ports NICs send over.
+	// owners holds the index of the NIC that owns the port, by index of the NIC that sends over the
+	// port.
 	owners []int
 	pipes  []pipe
-	at     []int // [pipe]: the place in the load that add works on
-	// What has been asked for already: hops by the two nodes, ports by NIC, and
-	// what the CPUs forward.
+	at     []int // [pipe]: index in the load that add extends
+	// The maps cache results of earlier calls: hops by the two nodes, ports by NIC, and forwards by
+	// CPU.
 	hops     map[[2]graph.NodeID]hop
 	ports    map[int][2]int
 	forwards map[graph.NodeID][2]int
-	measured map[[2]int][2]int // copies between GPUs, by these
-	// copyRates are what such copies were measured to carry, out and in.
+	measured map[[2]int][2]int // copies, by the two GPUs
+	// copyRates holds the measured rates of copies between two GPUs, out and in.
 	copyRates map[[2]int][2]float64
 }
 
-// pipe is one direction of a link or of a NIC's port, or what a CPU forwards.
+// pipe is one direction of a link or of the port of a NIC, or the traffic that a CPU forwards
+// through memory.
 type pipe struct {
 	name string
 	rate float64 // GB/s
 }
 
-// hop is one link in one direction.
+// hop is one direction of a link.
 type hop struct {
-	pipe int // -1 for one that is no limit
-	// throughCPU says that it is a PCIe link to or from the CPU.
+	pipe int // -1 for a link without a limit
+	// throughCPU reports whether the link is a PCIe link to or from the CPU.
 	throughCPU bool
 }
 
-// load is what a GPU puts on pipes, each once, for each byte that it exchanges in
-// each direction.
+// load lists the pipes that a GPU uses, without duplicates. weight is the number of bytes on the
+// pipe while the GPU sends a byte and receives a byte.
 type load []onPipe
 
 type onPipe struct {
@@ -98,7 +101,7 @@ type onPipe struct {
 	weight float64
 }
 
-// add puts more on a pipe; -1 is none.
+// add adds weight to a pipe of a load. Pipe -1 is no pipe.
 func (n *network) add(l *load, pipe int, weight float64) {
 	if pipe < 0 {
 		return
@@ -124,7 +127,7 @@ func newNetwork(h *topo.Host) *network {
 		n.switches[s.BusID] = i
 		n.known = n.known && s.Link > 0
 	}
-	for i, g := range slices.Backward(h.GPUs) { // the first of a name counts
+	for i, g := range slices.Backward(h.GPUs) { // the first GPU with an address counts
 		n.gpus[g.BusID] = i
 		n.known = n.known && g.Link > 0
 	}
@@ -137,7 +140,7 @@ func newNetwork(h *topo.Host) *network {
 	return n
 }
 
-// findWays finds the ways between devices, and those to CPUs.
+// findWays finds the routes between devices, and between devices and CPUs.
 func (n *network) findWays() {
 	h := n.h
 	finder := graph.NewPathFinder(h, topo.RulesPlan)
@@ -179,7 +182,7 @@ func (n *network) findWays() {
 		}
 		if n.known {
 			device := h.NICs[j].OwnFunction()
-			if device.CardFunction() != h.NICs[j].CardFunction() { // host memory is reached by another function
+			if device.CardFunction() != h.NICs[j].CardFunction() { // another function reaches host memory
 				to = finder.To(graph.NICEndpoint(device, h.Source))
 				found = finder.Ways()
 			}
@@ -188,10 +191,10 @@ func (n *network) findWays() {
 	}
 }
 
-// gpu is the place of a GPU, -1 for one that is not there.
+// gpu returns the index of a GPU, -1 for an unknown address.
 func (n *network) gpu(busID string) int { return placeIn(n.gpus, busID) }
 
-// nic is the place of a NIC, -1 for one that is not there.
+// nic returns the index of a NIC, -1 for an unknown name.
 func (n *network) nic(name string) int { return placeIn(n.nics, name) }
 
 func placeIn(places map[string]int, name string) int {
@@ -201,8 +204,9 @@ func placeIn(places map[string]int, name string) int {
 	return -1
 }
 
-// carriedBy is the ways of a lane. One over a NIC that is not in the topology
-// carries nothing that could be estimated.
+// carriedBy returns the routes of a lane. The result has no parts if a NIC is not in the topology,
+// or if no path joins the GPU to the NIC of a member that is not staged: the planner cannot
+// estimate the rate of the lane.
 func (n *network) carriedBy(l Lane) carried {
 	c := carried{gpu: n.gpu(l.GPU)}
 	for _, m := range l.Members {
@@ -220,20 +224,20 @@ func (n *network) carriedBy(l Lane) carried {
 	return c
 }
 
-// nearer says whether NIC a is nearer to a GPU than NIC b.
+// nearer reports whether NIC a is nearer to GPU g than NIC b.
 func (n *network) nearer(g, a, b int) bool {
 	x, y := n.toNIC[g][a].Path, n.toNIC[g][b].Path
 	return cmp.Or(cmp.Compare(x.Type, y.Type), cmp.Compare(y.Bandwidth, x.Bandwidth)) < 0
 }
 
-// rated is what some GPUs get, GB/s; 0 without a way.
+// rated holds the rates of GPUs, GB/s; 0 without a route.
 type rated struct {
-	busy  []float64 // while all of them are busy
+	busy  []float64 // while every GPU is busy
 	alone []float64
-	limit []string // what is full while all are busy
+	limit []string // name of the full pipe while every GPU is busy
 }
 
-// rates shares the host's links out.
+// rates shares the links of the host among the GPUs.
 func (n *network) rates(all []carried) rated {
 	loads := n.loads(all)
 	capacity := n.capacity()
@@ -248,8 +252,8 @@ func (n *network) rates(all []carried) rated {
 	return r
 }
 
-// apart shares the host's links out where each GPU sends over one choice of ways and
-// receives over another, as fast as each direction allows.
+// apart shares the links of the host among flows of one direction: GPUs send over the routes of
+// send and receive over the routes of receive, and the rates of the two directions are independent.
 func (n *network) apart(send, receive []carried) (sent, received []float64) {
 	var flows []load
 	for _, c := range send {
@@ -262,7 +266,7 @@ func (n *network) apart(send, receive []carried) (sent, received []float64) {
 	return rates[:len(send)], rates[len(send):]
 }
 
-// loads are what ways put on the links.
+// loads returns the loads of GPUs on the links.
 func (n *network) loads(all []carried) []load {
 	loads := make([]load, len(all))
 	for i, c := range all {
@@ -271,7 +275,7 @@ func (n *network) loads(all []carried) []load {
 	return loads
 }
 
-// capacity is what each pipe carries.
+// capacity returns the capacities of pipes, GB/s.
 func (n *network) capacity() []float64 {
 	capacity := make([]float64, len(n.pipes))
 	for i, p := range n.pipes {
@@ -280,8 +284,8 @@ func (n *network) capacity() []float64 {
 	return capacity
 }
 
-// nicRate is what a NIC can carry, GB/s: its port or its link. A rate that no
-// port states is no limit.
+// nicRate returns the rate of a NIC, GB/s: the minimum of port and PCIe link. A port without a rate
+// is no limit.
 func (n *network) nicRate(i int) float64 {
 	nic := &n.h.NICs[i]
 	rate := cmp.Or(nic.RateGbps()/8, bandwidths.Local)
@@ -291,7 +295,7 @@ func (n *network) nicRate(i int) float64 {
 	return rate
 }
 
-// load is what the ways of a GPU put on the links.
+// load returns the load of a GPU on the links in the directions.
 func (n *network) load(c carried, in directions) load {
 	var l load
 	total := 0.0
@@ -304,7 +308,7 @@ func (n *network) load(c carried, in directions) load {
 	return l
 }
 
-// addPart puts one way on the links, so much of a byte.
+// addPart adds a route to the load. share is the share of the traffic on the route.
 func (n *network) addPart(l *load, gpu int, p part, share float64, in directions) {
 	port := n.port(p.nic)
 	if in&sending != 0 {
@@ -324,9 +328,9 @@ func (n *network) addPart(l *load, gpu int, p part, share float64, in directions
 	}
 }
 
-// gdrThrough is the share of a NIC's PCIe link that the CPU lets pass between the
-// NIC and a GPU's memory. What was measured was from link to link of PCIe, and
-// C2C is none.
+// gdrThrough returns the share of the PCIe link of a NIC that the CPU passes between the NIC and
+// the memory of a GPU. gdrShare comes from measurements between two PCIe links. C2C is not a PCIe
+// link.
 func (n *network) gdrThrough(gpu, nic int) float64 {
 	if n.toNIC[gpu][nic].Type == topo.P2C {
 		return 1
@@ -334,8 +338,7 @@ func (n *network) gdrThrough(gpu, nic int) float64 {
 	return gdrShare
 }
 
-// both adds a way there and back. through is the share of a PCIe link that the
-// CPU lets pass.
+// both adds a route in the directions. through is the share of a PCIe link that the CPU passes.
 func (n *network) both(l *load, w graph.Route, through, part float64, in directions) {
 	n.thereAndBack(l, w.Nodes(), through, part, in)
 }
@@ -357,17 +360,17 @@ func (n *network) thereAndBack(l *load, nodes []graph.NodeID, through, part floa
 	}
 }
 
-// bounce adds the way through the CPU's memory: from the GPU to its CPU, from
-// there to the NIC, and back.
+// bounce adds the route through the memory of the CPU: from the GPU to the CPU, from the CPU to the
+// NIC, and back.
 func (n *network) bounce(l *load, g, i int, part float64, in directions) {
 	nodes, down := n.gpuCPU[g].Nodes(), n.nicCPU[i].Nodes()
-	slices.Reverse(nodes) // found from the CPU to the device
+	slices.Reverse(nodes) // the route begins at the CPU
 	cpu := down[0]
 	if nodes[len(nodes)-1] == cpu {
 		down = down[1:]
 	}
 	n.thereAndBack(l, append(nodes, down...), 1, part, in)
-	// A GPU with a link of its own to the CPU uses that memory as its own.
+	// A GPU with a C2C link or NVLink to the CPU accesses the memory of the CPU like GPU memory.
 	if gpu := &n.h.GPUs[g]; gpu.C2C == 0 && gpu.NVLinkCPU == 0 {
 		for i, direction := range []directions{sending, receiving} {
 			if in&direction != 0 {
@@ -377,8 +380,8 @@ func (n *network) bounce(l *load, g, i int, part float64, in directions) {
 	}
 }
 
-// forwarding is the pipes of what the CPU of a NUMA node passes on through memory
-// to its NICs and from them; -1 where nothing is known.
+// forwarding returns the pipes of the traffic that the CPU of a NUMA node forwards through memory,
+// to NICs and from NICs; -1 without a known rate.
 func (n *network) forwarding(cpu graph.NodeID) [2]int {
 	if p, known := n.forwards[cpu]; known {
 		return p
@@ -414,15 +417,15 @@ func (n *network) forwarding(cpu graph.NodeID) [2]int {
 	return p
 }
 
-// port is the pipes of a NIC's port, sending and receiving; -1 where no port
-// states a rate. Functions of one port share it.
+// port returns the pipes of the port of a NIC, sending and receiving; -1 if no port states a rate.
+// Functions of a port share the pipes.
 func (n *network) port(i int) [2]int {
 	i = n.owners[i]
 	p, known := n.ports[i]
 	if !known {
 		p = [2]int{-1, -1}
 		rate := n.h.NICs[i].RateGbps() / 8
-		if rate == 0 { // of a physical function that is down, or states none
+		if rate == 0 { // the physical function is down or states no rate
 			for j, owner := range n.owners {
 				if owner == i {
 					rate = max(rate, n.h.NICs[j].RateGbps()/8)
@@ -438,7 +441,7 @@ func (n *network) port(i int) [2]int {
 	return p
 }
 
-// cpu is the NUMA node that a device's tree hangs on.
+// cpu returns the NUMA node at the root of the PCIe tree of a device.
 func (n *network) cpu(host string, p topo.Place, numa int) graph.Endpoint {
 	at := p.Switch
 	for range n.switches {
@@ -451,7 +454,7 @@ func (n *network) cpu(host string, p topo.Place, numa int) graph.Endpoint {
 	return graph.Endpoint{ID: graph.CPUID(host, numa)}
 }
 
-// hop is the link from one node to the next.
+// hop returns the link from a to b, which are neighbours on a route.
 func (n *network) hop(a, b graph.NodeID) hop {
 	key := [2]graph.NodeID{a, b}
 	h, known := n.hops[key]
@@ -471,8 +474,8 @@ func (n *network) pipe(name string, rate float64) int {
 	return len(n.pipes) - 1
 }
 
-// link names the link from one node to the next, and says what it carries; 0
-// for one that is no limit.
+// link returns the name and the bandwidth of the link from a to b, GB/s; 0 for no limit. pcie
+// reports whether the link is a PCIe link.
 func (n *network) link(a, b graph.NodeID) (name string, rate float64, pcie bool) {
 	switch {
 	case a.Kind == graph.CPUNode && b.Kind == graph.CPUNode:
@@ -495,14 +498,14 @@ func (n *network) link(a, b graph.NodeID) (name string, rate float64, pcie bool)
 	if !n.isBelow(a, b) {
 		below, direction = b, "downwards"
 		if !n.isBelow(b, a) {
-			return "", 0, false // two switches that are joined beside the CPU
+			return "", 0, false // a link between two switches that bypasses the CPU
 		}
 	}
 	return fmt.Sprintf("the PCIe link of %s (%s)", n.words(below), direction), n.place(below).Link, true
 }
 
-// isBelow says whether a is plugged into b, directly or through switches that
-// count as one with it.
+// isBelow reports whether a is plugged into b, directly or through switches that count as part of
+// b.
 func (n *network) isBelow(a, b graph.NodeID) bool {
 	if a.Kind == graph.CPUNode {
 		return false
@@ -537,7 +540,7 @@ func (n *network) place(id graph.NodeID) topo.Place {
 	return topo.Place{}
 }
 
-// above is the switch above a switch; empty for none.
+// above returns the switch above a switch; empty for a switch at a root port.
 func (n *network) above(sw string) string {
 	if i := placeIn(n.switches, sw); i >= 0 {
 		return n.h.Switches[i].Switch
@@ -545,7 +548,7 @@ func (n *network) above(sw string) string {
 	return ""
 }
 
-// words names a node as people do.
+// words returns the name of a node for messages.
 func (n *network) words(id graph.NodeID) string {
 	switch id.Kind {
 	case graph.GPUNode:
@@ -556,8 +559,8 @@ func (n *network) words(id graph.NodeID) string {
 	return id.String()
 }
 
-// nvlink is the bandwidth of a GPU's links to another or to NVSwitches, as
-// either end tells it.
+// nvlink returns the bandwidth of the NVLinks from a GPU to another GPU or to NVSwitches, GB/s: the
+// maximum of the values that the two ends state.
 func (n *network) nvlink(a, b graph.NodeID) float64 {
 	rate := 0.0
 	for _, ends := range [][2]graph.NodeID{{a, b}, {b, a}} {

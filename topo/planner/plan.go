@@ -12,100 +12,99 @@ import (
 
 // Roles of a GPU.
 const (
-	// RoleNear is a GPU that an RDMA NIC may reach directly. It can serve far
-	// ones.
+	// RoleNear is a GPU that an RDMA NIC may reach directly. A near GPU can serve far GPUs.
 	RoleNear = "near"
-	// RoleFar is any other GPU.
+	// RoleFar is a GPU that is not near and not refused.
 	RoleFar = "far"
-	// RoleRefused is a GPU that Peerlane cannot work with.
+	// RoleRefused is a GPU that Peerlane cannot use.
 	RoleRefused = "refused"
 )
 
-// Kinds of lanes, and of their members.
+// Kinds of lanes and of members.
 const (
-	// KindDirect is a lane whose NIC reads and writes the GPU's memory. No member of it
-	// needs a server GPU; one can go through the CPU's memory.
+	// KindDirect is a lane whose NIC reads and writes the memory of the GPU. No member of the lane
+	// needs a server GPU; a member can go through the memory of the CPU.
 	KindDirect = "direct"
-	// KindStaged is a lane through server GPUs, which is what a relay is for. Other
-	// members of it can be direct, or go through the CPU's memory.
+	// KindStaged is a lane through server GPUs, with a relay. The lane can have direct members and
+	// members through the memory of the CPU too.
 	KindStaged = "staged"
-	// KindBounce is a lane through the CPU's memory.
+	// KindBounce is a lane through the memory of the CPU.
 	KindBounce = "bounce"
 )
 
-// NearDirect is PlanConfig.Near for lanes of near GPUs that are direct and nothing else.
+// NearDirect is the value of Config.Near that allows near GPUs only direct lanes.
 const NearDirect = "direct"
 
-// PlanConfig is the administrator's part in a plan.
+// Config is the part of the administrator in a plan.
 type Config struct {
-	// Near says how GPUs that are near a NIC use the network: NearDirect over their own
-	// NICs and directly; else also over other NICs, staged on the GPUs near those, where
-	// that makes the slowest lane faster.
+	// Near is the rule for GPUs near a NIC. With NearDirect, the GPU uses only NICs near the GPU,
+	// directly. With any other value, the GPU also uses distant NICs, staged on the GPUs near the
+	// NIC, if the slowest lane becomes faster.
 	Near string
-	// GDR says how far from a NIC a GPU still counts as near.
+	// GDR is the largest distance between a NIC and a near GPU.
 	GDR GDRPolicy
-	// Software lets lanes use software RDMA (rxe, siw), which cannot reach a
-	// GPU's memory: for trying things out.
+	// Software lets lanes use software RDMA (rxe, siw), which cannot reach the memory of a GPU. Use
+	// it for trials.
 	Software bool
-	// VirtualFunctions lets lanes use the virtual functions and subfunctions of a NIC
-	// that they can use itself: without it these are left to other tenants.
+	// VirtualFunctions lets lanes use the virtual functions and subfunctions of a NIC that lanes
+	// can use too. Otherwise the planner leaves the functions to other tenants.
 	VirtualFunctions bool
-	// AnyVendor plans GPUs of any maker, for study: nothing relays them.
+	// AnyVendor plans GPUs of any vendor, for study: no relay supports the GPUs.
 	AnyVendor bool
-	// Lanes are assigned as they stand, whatever the topology says.
+	// Lanes are assignments that override the topology.
 	Lanes []Assignment
 	// Exclude keeps devices from lanes.
 	Exclude Exclude
-	// Rails numbers NICs by name, so that the hosts of a cluster agree. The
-	// others have their place in the host's list.
+	// Rails numbers NICs by name, so that the hosts of a cluster agree. The number of an unlisted
+	// NIC is the index in the list of the host.
 	Rails map[string]int
-	// Groups are GPUs that containers ask for together, by name.
+	// Groups are GPUs that containers request together, by name of the group.
 	Groups map[string][]string
-	// Staging bounds what relays take from server GPUs.
+	// Staging bounds the memory that relays take from server GPUs.
 	Staging StagingConfig
 }
 
-// GDRPolicy says over which paths a NIC may reach a GPU's memory directly.
+// GDRPolicy limits the paths over which a NIC may reach the memory of a GPU directly.
 type GDRPolicy struct {
-	// The farthest path over which a NIC reads and writes a GPU's memory
-	// directly: such a GPU is *near*, its lane is direct, and it can serve far
-	// ones. PIX, PXB, P2C, PHB, NODE or SYS.
+	// MaxPath is the farthest path over which a NIC reads and writes the memory of a GPU directly:
+	// PIX, PXB, P2C, PHB, NODE or SYS. Up to MaxPath, the GPU is *near*, the lane is direct, and
+	// the GPU can serve far GPUs.
 	MaxPath topo.PathType `toml:"max_path"`
-	// The same for single NICs, by name: `mlx5_0 = "PHB"`.
+	// NICs overrides MaxPath for single NICs, by name: `mlx5_0 = "PHB"`.
 	NICs map[string]topo.PathType `toml:"nics,omitempty"`
 }
 
-// Exclude names what no lane that the topology decides uses.
+// Exclude names the devices and pairs of devices that only assigned lanes may use.
 type Exclude struct {
-	// GPUs that get no lane and serve none, by index, UUID or PCI address.
+	// GPUs get no lane and serve no lane, by index, UUID or PCI address.
 	GPUs []string `toml:"gpus,omitempty"`
-	// NICs that carry none, by name.
+	// NICs carry no lane, by name.
 	NICs []string `toml:"nics,omitempty"`
-	// Pairs that do not work together: `["3", "mlx5_0"]` keeps the lane of GPU 3
-	// from that NIC, and `["3", "1"]` keeps GPUs 3 and 1 from serving each other.
+	// Pairs of devices do not work together: `["3", "mlx5_0"]` keeps the lane of GPU 3 from mlx5_0,
+	// and `["3", "1"]` keeps GPU 3 from serving GPU 1, and GPU 1 from serving GPU 3.
 	Pairs [][]string `toml:"pairs,omitempty"`
 }
 
-// StagingConfig says what relays take from server GPUs, bytes.
+// StagingConfig is the memory that relays take from server GPUs, bytes.
 type StagingConfig struct {
-	// Slots is their number in each direction of a lane, striped over its server
-	// GPUs, and SlotBytes the size of each.
+	// Slots is the number of slots per direction of a lane, striped over the server GPUs. SlotBytes
+	// is the size of a slot.
 	Slots     int
 	SlotBytes uint64
-	// Limit is the most that relays together may take from a GPU; nil for no
-	// limit. GPUs has it for single ones, by index, UUID or PCI address.
+	// Limit is the maximum for the sum of the relays on a GPU; nil for no limit. GPUs overrides
+	// Limit for single GPUs, by index, UUID or PCI address.
 	Limit *uint64
 	GPUs  map[string]uint64
 }
 
-// bytes is what a lane takes from each of so many servers.
+// bytes returns the memory that a lane takes from a server GPU, with even shares.
 func (c StagingConfig) bytes(servers int) uint64 {
 	slots := uint64(c.Slots+servers-1) / uint64(servers)
 	return 2 * slots * c.SlotBytes
 }
 
-// bytesOn is what a lane takes from one of its servers: of its slots the part that its
-// members there have of all that are staged.
+// bytesOn returns the memory that a lane takes from a server GPU. The share of the slots is the
+// weight of the members on the server, over the weight of the staged members.
 func (c StagingConfig) bytesOn(l *Lane, server string) uint64 {
 	own, all := 0, 0
 	for _, m := range l.Members {
@@ -122,84 +121,81 @@ func (c StagingConfig) bytesOn(l *Lane, server string) uint64 {
 	return 2 * uint64(max(1, (c.Slots*own+all-1)/all)) * c.SlotBytes
 }
 
-// Assignment is a lane by configuration.
+// Assignment is a lane that the configuration sets.
 type Assignment struct {
-	// The GPU: an index, a UUID or a PCI address.
+	// GPU is an index, a UUID or a PCI address.
 	GPU string `json:"gpu" toml:"gpu"`
-	// What kind of lane: direct, staged or bounce. Without it a lane with
-	// servers is staged, and one without is direct where the GPU is near one of
-	// the NICs, and bounces elsewhere.
+	// Kind is direct, staged or bounce. The default with servers is staged. The default without
+	// servers is direct if the GPU is near an assigned NIC, and bounce otherwise.
 	Kind string `json:"kind,omitempty" toml:"kind,omitempty"`
-	// The GPUs to stage on, named as gpu is. A staged lane without any takes
-	// those near its first NIC.
+	// Servers are the GPUs to stage on, by index, UUID or PCI address. The default of a staged lane
+	// is the GPUs near the first NIC.
 	Servers []string `json:"servers" toml:"servers,omitempty"`
-	// NICs by name. They need not be in the topology: an emulated NIC is not.
-	// Without any it is the NIC nearest to the first server.
+	// NICs are names. A NIC outside the topology, such as an emulated NIC, is allowed. The default
+	// is the NIC nearest to the first server.
 	NICs []string `json:"nics" toml:"nics,omitempty"`
 }
 
-// Plan is the lanes of one host, in the order of its GPUs.
+// Plan holds the lanes of a host, in the order of the GPUs.
 type Plan struct {
 	Version int         `json:"version"`
 	Source  topo.Source `json:"source"`
 	GPUs    []topo.GPU  `json:"gpus"`
 	NICs    []topo.NIC  `json:"nics"`
 	Lanes   []Lane      `json:"lanes"`
-	// CPUs and Switches are what GPUs and NICs hang on, for ContainerXML; empty in a plan of
-	// an earlier release.
+	// CPUs and Switches connect GPUs and NICs, for ContainerXML; empty in a plan of an earlier
+	// release.
 	CPUs     []topo.CPU    `json:"cpus,omitempty"`
 	Switches []topo.Switch `json:"switches,omitempty"`
-	// Groups are in the order of their names.
+	// Groups are in the order of names.
 	Groups []Group `json:"groups,omitempty"`
-	// Staging is what relays take from each GPU that serves, in their order.
+	// Staging is the memory that relays take from server GPUs, in the order of GPUs.
 	Staging []Staging `json:"staging,omitempty"`
 	// Notes are sentences about the host as a whole.
 	Notes []string `json:"notes,omitempty"`
 }
 
-// Lane is one GPU's way to the network.
+// Lane holds the routes of a GPU to the network.
 type Lane struct {
 	GPU  string `json:"gpu"`  // PCI address
 	Role string `json:"role"` // RoleNear, RoleFar or RoleRefused
-	// Kind is KindDirect, KindStaged or KindBounce; empty where there is no way.
+	// Kind is KindDirect, KindStaged or KindBounce; empty without a route.
 	Kind  string `json:"kind,omitempty"`
 	Relay bool   `json:"relay"` // whether Kind is KindStaged
-	// Pinned says that configuration assigns it.
+	// Pinned reports whether the configuration assigns the lane.
 	Pinned bool `json:"pinned,omitempty"`
-	// Members are the ways that its traffic takes, and how much of it each has.
+	// Members are the routes of the traffic, with the share of the traffic per route.
 	Members []Member `json:"members,omitempty"`
-	// Servers are the PCI addresses of the GPUs that hold its staging memory, those of
-	// its Members; none unless Relay.
+	// Servers are the PCI addresses of the GPUs that hold the staging memory, from Members; empty
+	// without Relay.
 	Servers []string `json:"servers"`
-	// NICs are the names of all that it is striped over, those of its Members.
+	// NICs are the names of the NICs of Members.
 	NICs []string `json:"nics"`
-	// Rail is the number of the first NIC: its place among the host's RDMA NICs,
-	// from 0, where configuration gives it no other; -1 without a NIC. NICs that
-	// only configuration knows come after them.
+	// Rail is the number of the first NIC; -1 without a NIC. Without a number in the configuration,
+	// Rail is the index in the RDMA NICs of the host. NICs outside the topology have the next
+	// numbers.
 	Rail int `json:"rail"`
-	// Path is the type of the way from the GPU to its first NIC without the
-	// relay; DIS for a NIC that is not in the topology, and without one.
+	// Path is the type of the path from the GPU to the first NIC without the relay; DIS without a
+	// NIC and for a NIC outside the topology.
 	Path topo.PathType `json:"path"`
-	// Copy is the worst of the ways between the GPU and its servers, and Network
-	// that between the servers and the NICs: type, and bandwidth of the narrowest
-	// link. Nil unless Relay, and Network also where no NIC is in the topology.
+	// Copy is the worst path between the GPU and a server, and Network the worst path between a
+	// server and a NIC: the worst type, and the bandwidth of the narrowest link. Copy is nil unless
+	// Relay. Network is nil unless Relay, and if no NIC is in the topology.
 	Copy    *topo.Path `json:"copy,omitempty"`
 	Network *topo.Path `json:"network,omitempty"`
-	// Bandwidth is the estimate of what it carries in each direction, GB/s, while
-	// all lanes of the host are busy (Host.Estimate); 0 where the source does not
-	// tell enough.
+	// Bandwidth is the estimated rate per direction, GB/s, while every lane of the host is busy
+	// (Plan.Estimate); 0 if the source does not state every bandwidth.
 	Bandwidth float64 `json:"bandwidth"`
-	// Compared is what decided for the relay or against it; nil where there was
-	// nothing to decide.
+	// Compared has the estimates that decide between relay and CPU memory; nil without an
+	// alternative.
 	Compared *Comparison `json:"compared,omitempty"`
-	// Reason is a sentence for people.
+	// Reason explains the lane in a sentence.
 	Reason string `json:"reason"`
 }
 
-// Comparison is the estimate of a lane through the relay and through the CPU's
-// memory, the other lanes as planned: GB/s in each direction, while all lanes are
-// busy and with this one alone. Of a lane without the relay it is as it was when
-// the relay was taken out.
+// Comparison is the estimate of a lane through the relay and through the memory of the CPU, GB/s
+// per direction. Relay and Without are rates while every lane is busy, with the rest of the lanes
+// as planned. RelayAlone and WithoutAlone are rates with the rest of the lanes idle.
 type Comparison struct {
 	Relay        float64 `json:"relay"`
 	Without      float64 `json:"without"`
@@ -207,26 +203,25 @@ type Comparison struct {
 	WithoutAlone float64 `json:"withoutAlone"`
 }
 
-// Group is GPUs that containers ask for together.
+// Group holds GPUs that containers request together.
 type Group struct {
 	Name string   `json:"name"`
 	GPUs []string `json:"gpus"` // PCI addresses, in the order of indices
 }
 
-// Staging is what relays may take from a server GPU, bytes.
+// Staging is the memory that relays may take from a server GPU, bytes.
 type Staging struct {
 	GPU string `json:"gpu"` // PCI address
-	// PerContainer is what the relay of a container with one lane takes, and All
-	// what those of one container for each of the Lanes take together.
+	// PerContainer is the maximum for the relay of a container with a single lane. All is the sum
+	// with a container for every lane on the GPU.
 	PerContainer uint64 `json:"perContainer"`
 	Lanes        int    `json:"lanes"`
 	All          uint64 `json:"all"`
-	// Limit is the cap of all relays of the host together; nil for none.
+	// Limit is the maximum for the sum of the relays of the host; nil for no limit.
 	Limit *uint64 `json:"limit,omitempty"`
 }
 
-// Lane is the lane of the GPU that name means: an index, a UUID or a PCI
-// address.
+// Lane returns the lane of a GPU. name is an index, a UUID or a PCI address.
 func (p *Plan) Lane(name string) (Lane, error) {
 	gpu, err := p.GPU(name)
 	if err != nil {
@@ -239,20 +234,20 @@ func (p *Plan) Lane(name string) (Lane, error) {
 	return p.Lanes[i], nil
 }
 
-// GPU is the GPU that name means: an index, a UUID or a PCI address.
+// GPU returns a GPU of the plan. name is an index, a UUID or a PCI address.
 func (p *Plan) GPU(name string) (topo.GPU, error) { return topo.FindGPU(p.GPUs, name) }
 
-// SeveralHostsError says that a topology cannot be planned as one host.
+// SeveralHostsError reports a topology with more than one host.
 type SeveralHostsError struct{ Hosts []string }
 
 func (e *SeveralHostsError) Error() string {
 	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan --host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
 }
 
-// MakePlan gives each GPU of a host a lane. The same host and configuration
-// give the same plan, in whatever order the host lists its devices. A host on
-// which nothing can be relayed has a plan as well, whose reasons say what is
-// missing; an error is one of configuration, or a [SeveralHostsError].
+// Make returns a plan with a lane for every GPU of a host. Equal hosts and configurations give
+// equal plans, in any order of the devices. A host without relays has a plan too: the reasons of
+// the lanes name the missing device. An error is an error of the configuration, or a
+// [SeveralHostsError].
 func Make(h *topo.Host, c Config) (*Plan, error) {
 	if hosts := h.Hosts(); len(hosts) > 1 {
 		return nil, &SeveralHostsError{hosts}
@@ -273,8 +268,8 @@ func Make(h *topo.Host, c Config) (*Plan, error) {
 	}, nil
 }
 
-// planned are NICs with what a plan can depend on: new firmware, or another address in
-// the subnet, makes no plan stale.
+// planned returns copies of NICs without the fields that no plan depends on: new firmware, or
+// another address in the subnet, makes no plan stale.
 func planned(nics []topo.NIC) []topo.NIC {
 	nics = slices.Clone(nics)
 	for i := range nics {
@@ -288,8 +283,8 @@ func planned(nics []topo.NIC) []topo.NIC {
 	return nics
 }
 
-// sorted is a host with its devices in order: GPUs by index, NICs by name,
-// others by address.
+// sortedHost returns a copy of a host with sorted devices: GPUs by index, NICs by name, CPUs by
+// NUMA node, switches by address.
 func sortedHost(h *topo.Host) *topo.Host {
 	s := *h
 	s.CPUs, s.Switches = slices.Clone(h.CPUs), slices.Clone(h.Switches)
@@ -303,7 +298,7 @@ func sortedHost(h *topo.Host) *topo.Host {
 	return &s
 }
 
-// groups are those of the configuration.
+// groups returns the groups of the configuration.
 func (p *planner) groups() ([]Group, error) {
 	var groups []Group
 	for _, name := range slices.Sorted(maps.Keys(p.config.Groups)) {
@@ -331,7 +326,7 @@ func (p *planner) groups() ([]Group, error) {
 	return groups, nil
 }
 
-// staging is what lanes take from each GPU that serves.
+// staging returns the memory that lanes take from server GPUs.
 func (p *planner) staging(lanes []Lane) []Staging {
 	if p.config.Staging.Slots == 0 {
 		return nil

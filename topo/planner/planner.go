@@ -13,37 +13,36 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 )
 
-// planner decides on one host. GPUs and NICs are their places in host's lists,
-// which are in order, so that a plan does not depend on how a source lists them.
+// planner makes the plan of a host. Variables for GPUs and NICs are indexes into the lists of host.
+// The lists are sorted, so that a plan does not depend on the order of the source.
 type planner struct {
 	*network
 	host    *topo.Host
 	config  Config
 	exclude exclusions
-	limit   []topo.PathType // [NIC]: how far a GPU may be and still be near it
-	// refused says why a GPU has no lane and serves none; empty for others.
+	limit   []topo.PathType // [NIC]: largest path type to a near GPU
+	// refused holds the reason why a GPU has no lane and serves no lane; empty for a usable GPU.
 	refused []string
-	// stagingLimit is what relays may take from each GPU; nil for no limit.
+	// stagingLimit holds the bytes that relays may take from a GPU; nil for no limit.
 	stagingLimit []*uint64
 	pinned       []*Lane // [GPU]
 	rails        map[string]int
-	// bad says why a NIC carries no lane that the topology decides; empty for
-	// others.
+	// bad holds the reason why a NIC carries only assigned lanes; empty for a usable NIC.
 	bad []string
-	// beside are the GPUs near each NIC that can serve.
+	// beside holds the GPUs near a NIC that can serve.
 	beside [][]int
-	// options are what each GPU can do over each NIC where bandwidths are not known; nil
-	// where nobody has asked yet.
+	// options caches the results of optionsOf, which spread uses without known bandwidths.
 	options [][]*option // [GPU][NIC]
-	// With bandwidths, reached is what the plan is measured by: the rates of lanes in the
-	// best choice, before weights are whole numbers. ahead says that NCCL's own choice of ways
-	// was faster than the plan's, and was taken over.
+	// reached holds the rates of lanes in the best choice, before rounding to whole weights, if
+	// bandwidths are known. The notes compare the plan with reached. ahead describes the choice of
+	// NCCL if the choice is faster than the choice of the planner and replaces that choice; empty
+	// otherwise.
 	reached []float64 // [GPU]
-	bound   float64   // of the slowest lane
+	bound   float64   // upper bound of the rate of the slowest lane, GB/s
 	ahead   string
-	// asked is what NCCL does, with PXN and without.
+	// asked caches the routes that NCCL takes, with PXN and without PXN.
 	asked map[bool][]carried
-	// stageable says whether any lane can be staged; nil where nothing has asked.
+	// stageable reports whether a lane can be staged; nil before plan.
 	stageable *bool
 }
 
@@ -82,8 +81,7 @@ func newPlanner(h *topo.Host, c Config) (*planner, error) {
 	return p, nil
 }
 
-// refusal says why a GPU has no lane, other makers apart where those are asked
-// for.
+// refusal returns the reason why a GPU has no lane. With AnyVendor, the vendor is no reason.
 func (p *planner) refusal(g topo.GPU) string {
 	if p.config.AnyVendor && g.Vendor != "" {
 		g.Vendor, g.Reason = "", ""
@@ -91,10 +89,10 @@ func (p *planner) refusal(g topo.GPU) string {
 	return g.Refusal()
 }
 
-// usable NICs can carry a lane.
+// usable reports whether a NIC can carry a lane.
 func (p *planner) usable(n int) bool { return p.bad[n] == "" }
 
-// unusable says why a NIC carries no lane that the topology decides.
+// unusable returns the reason why a NIC carries only assigned lanes; empty for a usable NIC.
 func (p *planner) unusable(n int, nic *topo.NIC) string {
 	switch {
 	case nic.Refusal() != "":
@@ -115,7 +113,7 @@ func (p *planner) unusable(n int, nic *topo.NIC) string {
 	return ""
 }
 
-// near GPUs can be reached by the NIC directly.
+// near reports whether NIC n can reach GPU g directly.
 func (p *planner) near(g, n int) bool {
 	return p.usable(n) && p.toNIC[g][n].Type <= p.limit[n] && !p.exclude.toNIC[[2]int{g, n}]
 }
@@ -129,8 +127,8 @@ func (p *planner) isNear(g int) bool {
 	return false
 }
 
-// servers are the GPUs near a NIC that a lane of GPU g is staged on where nothing tells
-// how fast: all that stagers has, or those that NVLink joins to it where it joins some.
+// servers returns the GPUs near NIC n that stage a lane of GPU g without known bandwidths: the GPUs
+// that NVLink joins to g, or, without NVLink to g, the GPUs of stagers.
 func (p *planner) servers(g, n int) []int {
 	found := p.stagers(g, n)
 	far := func(s int) bool { return copyKind(p.toGPU[g][s].Path) > topo.NVL }
@@ -140,8 +138,9 @@ func (p *planner) servers(g, n int) []int {
 	return found
 }
 
-// stagers are the GPUs near a NIC that a lane of GPU g can be staged on. One whose limit
-// has no room for a lane's slots is left out, and those of the others are then the larger.
+// stagers returns the GPUs near NIC n that can stage a lane of GPU g. A GPU without room for the
+// slots of a lane, by the limit of the GPU, drops out. The shares of the remaining GPUs grow, so
+// stagers repeats the check.
 func (p *planner) stagers(g, n int) []int {
 	found := make([]int, 0, len(p.beside[n]))
 	for _, s := range p.beside[n] {
@@ -161,11 +160,11 @@ func (p *planner) stagers(g, n int) []int {
 	}
 }
 
-// option is what GPU g can do over NIC n; nil for nothing. What is near goes
-// directly and in no other way.
+// option returns the route of GPU g over NIC n; nil without a route. A near GPU has only direct
+// options.
 func (p *planner) option(g, n int) *option { return p.optionsOf(g)[n] }
 
-// optionsOf are those of a GPU over each NIC.
+// optionsOf returns the options of a GPU, by NIC.
 func (p *planner) optionsOf(g int) []*option {
 	if p.options[g] != nil {
 		return p.options[g]
@@ -197,7 +196,7 @@ func (p *planner) optionsOf(g int) []*option {
 	return options
 }
 
-// copyKind takes all NVLinks for one kind.
+// copyKind returns the type of a path, with NVL for every NVLink type.
 func copyKind(path topo.Path) topo.PathType {
 	if path.Type <= topo.C2C {
 		return topo.NVL
@@ -205,8 +204,8 @@ func copyKind(path topo.Path) topo.PathType {
 	return path.Type
 }
 
-// legs are the worst of the ways from a GPU to its servers and of those from
-// these to NICs, each by its type and its bandwidth.
+// legs returns the worst path from a GPU to a server and the worst path from a server to a NIC: the
+// worst type and the smallest bandwidth.
 func (p *planner) legs(g int, servers, nics []int) (copies, network topo.Path) {
 	copies, network = topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}, topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}
 	for _, s := range servers {
@@ -222,7 +221,7 @@ func worse(a, b topo.Path) topo.Path {
 	return topo.Path{Type: max(a.Type, b.Type), Bandwidth: min(a.Bandwidth, b.Bandwidth)}
 }
 
-// plan decides on the lanes, in the order of GPUs.
+// plan returns the lanes, in the order of GPUs.
 func (p *planner) plan() []Lane {
 	var lanes []Lane
 	stageable := false
@@ -247,7 +246,7 @@ func (p *planner) plan() []Lane {
 	return lanes
 }
 
-// settled are the lanes of GPUs that are refused or pinned, and empty ones for the others.
+// settled returns the lanes of refused and pinned GPUs, and empty lanes for the remaining GPUs.
 func (p *planner) settled() []Lane {
 	lanes := make([]Lane, len(p.host.GPUs))
 	for g := range p.host.GPUs {
@@ -262,13 +261,12 @@ func (p *planner) settled() []Lane {
 	return lanes
 }
 
-// problem is the choice that is left of NICs to GPUs: the lanes that are settled
-// already, and the GPUs that are open.
+// problem returns the choice of NICs that remains, the settled lanes, and the open GPUs.
 func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 	s = &spreading{
 		onNIC: make([]float64, len(p.host.NICs)), onGPU: make([]float64, len(p.host.GPUs)),
 	}
-	known := true // whether NICs can be told apart by what they carry
+	known := true // whether every usable NIC states a rate
 	for n := range p.host.NICs {
 		known = known && (!p.usable(n) || p.host.NICs[n].RateGbps() > 0)
 	}
@@ -296,14 +294,14 @@ func (p *planner) problem() (s *spreading, lanes []Lane, open []int) {
 	return s, lanes, open
 }
 
-// spread chooses a NIC for every GPU that configuration gives no lane, where the source does
-// not tell how fast links are.
+// spread chooses a NIC for every GPU without an assigned lane. plan uses spread if the source does
+// not state every bandwidth.
 func (p *planner) spread() []Lane {
 	s, lanes, open := p.problem()
 	if len(s.rate) == 0 || len(open) == 0 {
 		return lanes
 	}
-	chosen := make([][]int, len(p.host.GPUs)) // [GPU]: its NICs
+	chosen := make([][]int, len(p.host.GPUs)) // [GPU]: NICs
 	for i, n := range s.choose() {
 		if n >= 0 {
 			chosen[open[i]] = []int{n}
@@ -319,7 +317,7 @@ func (p *planner) spread() []Lane {
 	return lanes
 }
 
-// putOn adds a lane to what NICs and GPUs carry, in lanes.
+// putOn adds a lane to the loads of NICs and GPUs, in lanes.
 func (p *planner) putOn(l Lane, nics, gpus []float64) {
 	for _, name := range l.NICs {
 		if n := p.nic(name); n >= 0 {
@@ -334,8 +332,8 @@ func (p *planner) putOn(l Lane, nics, gpus []float64) {
 	}
 }
 
-// stripe gives a NIC that no lane has to each lane that can use it as well as
-// its own.
+// stripe adds a NIC without a lane to every lane with an option over the NIC that is as good as the
+// option over the chosen NIC.
 func (p *planner) stripe(chosen [][]int, onNIC []float64) {
 	for n := range p.host.NICs {
 		if onNIC[n] > 0 {
@@ -353,7 +351,7 @@ func (p *planner) stripe(chosen [][]int, onNIC []float64) {
 	}
 }
 
-// empty is a lane that leads nowhere.
+// empty returns a lane without a route.
 func (p *planner) empty(g int) Lane {
 	l := Lane{GPU: p.host.GPUs[g].BusID, Role: RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1, Path: topo.DIS}
 	if p.isNear(g) {
@@ -362,13 +360,13 @@ func (p *planner) empty(g int) Lane {
 	return l
 }
 
-// over is a lane over NICs that the topology decided on.
+// over returns a lane over the NICs that spread chose.
 func (p *planner) over(g int, nics []int) Lane {
 	slices.SortStableFunc(nics, func(a, b int) int { return cmp.Compare(p.toNIC[g][a].Type, p.toNIC[g][b].Type) })
 	o := p.option(g, nics[0])
 	servers := []int{throughMemory}
 	if o.kind != KindBounce {
-		servers = o.servers // of a direct lane its own GPU
+		servers = o.servers // the GPU of the lane, if the lane is direct
 	}
 	var parts []part
 	for _, n := range nics {
@@ -379,7 +377,7 @@ func (p *planner) over(g int, nics []int) Lane {
 	return p.lane(g, parts)
 }
 
-// lane is a lane over these ways, which have whole weights.
+// lane returns a lane over the parts, which have whole weights.
 func (p *planner) lane(g int, parts []part) Lane {
 	l := p.empty(g)
 	var members []Member
@@ -399,7 +397,7 @@ func (p *planner) lane(g int, parts []part) Lane {
 	return l
 }
 
-// setLegs writes down the worst of the legs of staged members.
+// setLegs sets Copy and Network of a lane to the worst paths of staged members.
 func (p *planner) setLegs(l *Lane, g int) {
 	l.Copy, l.Network = nil, nil
 	for _, m := range l.Members {
@@ -425,8 +423,9 @@ func (p *planner) setLegs(l *Lane, g int) {
 	}
 }
 
-// compare writes down what lanes through server GPUs would be through the CPU's memory, and
-// lanes through that if they were staged: each alone changed, the others as planned.
+// compare sets Compared of lanes: the rates of a staged lane if the lane used the memory of the
+// CPU, and the rates of a bounce lane if the lane were staged. The rest of the lanes stay as
+// planned.
 func (p *planner) compare(lanes []Lane) {
 	if len(lanes) > mostPolished {
 		return
@@ -446,7 +445,7 @@ func (p *planner) compare(lanes []Lane) {
 			continue
 		}
 		own, changed := loads[g], p.network.load(carried{g, other}, bothWays)
-		capacity := p.capacity() // of the links of changed, too
+		capacity := p.capacity() // after the load of changed, which can add pipes
 		busy, _ := share(loads, capacity)
 		loads[g] = changed
 		then, _ := share(loads, capacity)
@@ -459,9 +458,9 @@ func (p *planner) compare(lanes []Lane) {
 	}
 }
 
-// otherwise are the ways of a lane with the CPU's memory in the place of server GPUs, or
-// these in the place of that: all near the NIC, those joined by NVLink where some are. It
-// is nil where there are none.
+// otherwise returns the parts of a staged lane with the memory of the CPU in place of the server
+// GPUs, or the parts of a bounce lane with the GPUs of servers in place of the memory of the CPU;
+// nil if the alternative does not exist.
 func (p *planner) otherwise(g int, c carried, kind string) (parts []part) {
 	for _, q := range c.parts {
 		switch {
@@ -485,7 +484,8 @@ func (p *planner) otherwise(g int, c carried, kind string) (parts []part) {
 	return parts
 }
 
-// String is both figures, and those of the lane alone where those decided.
+// String returns the rates while every lane is busy. If the rates are nearly equal, String adds the
+// rates of the lane alone, which decide.
 func (c *Comparison) String() string {
 	if math.Abs(c.Relay-c.Without) <= simplerCost*max(c.Relay, c.Without) {
 		return fmt.Sprintf("while all lanes are busy %s with the relay and %s through host memory; alone %s with the relay, %s through host memory",
@@ -502,7 +502,7 @@ func (p *planner) ratesOf(lanes []Lane) rated {
 	return p.rates(all)
 }
 
-// estimate writes down what each lane carries.
+// estimate sets Bandwidth of lanes.
 func (p *planner) estimate(lanes []Lane) {
 	if !p.known {
 		return
@@ -512,7 +512,7 @@ func (p *planner) estimate(lanes []Lane) {
 	}
 }
 
-// reason says in a sentence why a lane is what it is.
+// reason returns a sentence that explains the lane.
 func (p *planner) reason(g int, l Lane) string {
 	if len(l.NICs) == 0 {
 		return p.nothing()
@@ -560,8 +560,7 @@ func (p *planner) reason(g int, l Lane) string {
 	return sentence + p.withoutGDR(append(read, staging...), l.NICs)
 }
 
-// regular says whether every member of the lane has the same weight, and each NIC the same
-// servers.
+// regular reports whether the members of the lane have equal weights, and the NICs equal servers.
 func (l *Lane) regular() bool {
 	for _, m := range l.Members {
 		if m.Weight != l.Members[0].Weight {
@@ -571,13 +570,13 @@ func (l *Lane) regular() bool {
 	return len(l.Members) == len(l.NICs)*max(1, len(l.Servers))
 }
 
-// differ says whether the ways from a GPU to NICs do.
+// differ reports whether the paths from a GPU to the NICs differ.
 func (p *planner) differ(g int, nics []string) bool {
 	first := p.toNIC[g][p.nic(nics[0])].Path
 	return slices.ContainsFunc(nics, func(name string) bool { return p.toNIC[g][p.nic(name)].Path != first })
 }
 
-// mixture says which part of a lane's traffic goes which way.
+// mixture returns a sentence with the share of the traffic per route of a lane.
 func (p *planner) mixture(g int, l Lane) string {
 	var parts []string
 	sum := l.Weights()
@@ -616,8 +615,8 @@ func number(nics []string, one, more string) string {
 	return one
 }
 
-// withoutGDR says what the source has against GPUDirect RDMA between GPUs and
-// NICs.
+// withoutGDR returns a clause that names the GPUs and NICs with GPUDirect RDMA off by the source;
+// empty without such devices.
 func (p *planner) withoutGDR(gpus []int, nics []string) string {
 	var off []string
 	for _, name := range nics {
@@ -640,10 +639,11 @@ func (p *planner) withoutGDR(gpus []int, nics []string) string {
 	return "; it needs GPUDirect RDMA, which by the file was off for " + list(off)
 }
 
-// isOff says whether a source says that a device has no GPUDirect RDMA.
+// isOff reports whether the source states that a device has no GPUDirect RDMA.
 func isOff(gdr *bool) bool { return gdr != nil && !*gdr }
 
-// why says how NICs came to a lane, by where they are among the host's.
+// why returns a phrase with the reason for the choice of NICs: the distance compared with unchosen
+// NICs of the host.
 func (p *planner) why(g int, names []string) string {
 	chosen := p.nic(names[0])
 	nearer, alike, usable := "", false, false
@@ -669,7 +669,7 @@ func (p *planner) why(g int, names []string) string {
 	return number(names, "the nearest NIC", "the nearest NICs")
 }
 
-// nothing says why there is no NIC to choose.
+// nothing returns the reason why a lane has no NIC.
 func (p *planner) nothing() string {
 	var without []string
 	for n, nic := range p.host.NICs {
@@ -683,7 +683,7 @@ func (p *planner) nothing() string {
 	return what + "; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"
 }
 
-// notes are sentences about the host as a whole.
+// notes returns sentences about the host as a whole.
 func (p *planner) notes(lanes []Lane) []string {
 	notes := slices.Clone(p.host.Notes)
 	open := slices.ContainsFunc(lanes, func(l Lane) bool { return l.Role != RoleRefused })
@@ -693,7 +693,7 @@ func (p *planner) notes(lanes []Lane) []string {
 	case !open:
 		notes = append(notes, "every GPU of this host is refused, so the plan has no lane that leads anywhere")
 	}
-	gdr := false // by the file it was off where a lane needs it
+	gdr := false // GPUDirect RDMA is off by the file, and a lane needs GPUDirect RDMA
 	used := map[string]bool{}
 	far, relayed := 0, 0
 	for _, l := range lanes {
@@ -711,7 +711,7 @@ func (p *planner) notes(lanes []Lane) []string {
 			far++
 		}
 	}
-	functions := map[int]int{} // left to others, of each NIC
+	functions := map[int]int{} // [NIC]: number of functions left to other tenants
 	for n, nic := range p.host.NICs {
 		switch {
 		case used[nic.Name]:
@@ -752,7 +752,8 @@ func (p *planner) notes(lanes []Lane) []string {
 	return notes
 }
 
-// idle says of a NIC without a lane what the slowest GPU lacks for that.
+// idle returns a note about a NIC without a lane, with the gain that the slowest GPU can have at
+// most from the NIC.
 func (p *planner) idle(name string, lanes []Lane) string {
 	slowest, _ := p.slowest(lanes)
 	switch {
@@ -764,8 +765,8 @@ func (p *planner) idle(name string, lanes []Lane) string {
 	return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU more than %.1f %% faster", name, 100*(p.bound/slowest-1))
 }
 
-// slowest is the rate of the slowest of the lanes that configuration leaves open, and
-// their number.
+// slowest returns the rate of the slowest open lane, GB/s, and the number of open lanes. An open
+// lane is neither refused nor pinned.
 func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
 	for _, l := range lanes {
 		if l.Role == RoleRefused || l.Pinned {
@@ -779,8 +780,8 @@ func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
 	return rate, open
 }
 
-// noRelay says why no lane of a host has a relay, where that is so: nothing can be staged,
-// or, by the best of all choices, it is of no use.
+// noRelay returns the reason why no lane of the host has a relay: no GPU can stage, or the best
+// choice with relays is not faster; nil without a proof.
 func (p *planner) noRelay(lanes []Lane, far int) []string {
 	const nothing = "the relay brings nothing on this host: "
 	switch {
@@ -808,11 +809,11 @@ func (p *planner) noRelay(lanes []Lane, far int) []string {
 	return []string{nothing + "by the estimate, no GPU is faster with it"}
 }
 
-// gains says whether lanes with relays are faster, the slowest first, than the best choice
-// without any.
+// gains reports whether the lanes are faster than the best choice without relays. The slowest lanes
+// decide first. For a host with too many lanes, gains returns true without a check.
 func (p *planner) gains(lanes []Lane) bool {
 	if len(lanes) > mostPolished {
-		return true // it is not looked at
+		return true // too large for the check
 	}
 	a := p.newAllocation(false)
 	var with, without []float64
@@ -838,8 +839,7 @@ func (p *planner) gains(lanes []Lane) bool {
 	return false
 }
 
-// lacksGDR says whether by the source a lane lacks the GPUDirect RDMA that it
-// needs.
+// lacksGDR reports whether a lane needs GPUDirect RDMA that is off by the source.
 func (p *planner) lacksGDR(l Lane) bool {
 	var places []int
 	for _, m := range l.Members {
@@ -859,7 +859,7 @@ func states(n topo.NIC) string {
 }
 
 func describe(p topo.Path) string {
-	if p.Type == topo.DIS || p.Bandwidth == 0 { // a source can tell types alone
+	if p.Type == topo.DIS || p.Bandwidth == 0 { // a source can state types only
 		return p.Type.String()
 	}
 	return fmt.Sprintf("%v, %s", p.Type, gbs(p.Bandwidth))

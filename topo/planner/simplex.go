@@ -2,52 +2,50 @@ package planner
 
 import "math"
 
-// program is the choice of how much each of some flows sends over each of its ways:
-// what a host's links carry bounds all ways together.
+// program is the problem of assigning an amount to the routes of flows. The capacity of a link
+// bounds the sum of the routes over the link.
 type program struct {
 	ways  []programWay
-	rows  int // links; each carries 1
+	rows  int // links, of capacity 1
 	flows int
 }
 
-// programWay is a way of a flow. load is what a unit of it puts on links, each of which
-// carries 1, and cost what it costs where nothing else decides.
+// programWay is a route of a flow. load is the load per unit on links of capacity 1. cost decides
+// between routes with equal rates.
 type programWay struct {
 	flow int
 	load load
 	cost float64
 }
 
-// tableau is the state of the simplex algorithm, dense: a row for each link, and one for
-// each flow that says that it is at least as fast as the level. Columns are the ways, the
-// slack of each row, and the level.
+// tableau is the dense state of the simplex algorithm. A link has a row. A flow has a row with the
+// condition that the rate of the flow is at least the level. Columns are the routes, the slacks of
+// rows, and the level.
 type tableau struct {
 	rows, columns int
 	cells         []float64 // [row][column]
 	right         []float64
-	basis         []int // [row]: column; -1 for one that stays
+	basis         []int // [row]: column; -1 for a settled row
 	banned        []bool
 	objective     []float64 // reduced, to be maximised
 	pivots        int
 }
 
-// Values below these are what rounding left: of cells and of reduced costs.
+// Cells and reduced costs below the constants are rounding errors.
 const (
 	tinyCell = 1e-9
 	tinyCost = 1e-8
 )
 
-// What links carry and flows have is larger by up to apart, each by something else: where
-// many choices meet in one, the algorithm would else go from one to the next without getting
-// on. Only tests change it.
+// apart bounds the perturbation of the right sides of rows, which differs from row to row. Without
+// the perturbation, the algorithm would cycle between degenerate vertices. Only tests change apart.
 var apart = 1e-6
 
 func (t *tableau) row(i int) []float64 { return t.cells[i*t.columns : (i+1)*t.columns] }
 
-// maxMinFair finds the amounts of the ways that make the slowest flow as fast as possible,
-// then the next one (max-min fairness), and are the cheapest of these. It also returns the
-// rate that the slowest flow has. All flows need a way. The amounts of a vertex are few:
-// as many as there are links and flows at most.
+// maxMinFair returns the cheapest max-min fair amounts of routes: the slowest flow is as fast as
+// possible, then the second slowest flow, and so on. slowest is the rate of the slowest flow. Every
+// flow needs a route. A vertex has at most as many amounts above 0 as the sum of links and flows.
 func (p *program) maxMinFair() (amounts []float64, slowest float64) {
 	t := p.tableau()
 	level := t.columns - 1
@@ -68,7 +66,7 @@ func (p *program) maxMinFair() (amounts []float64, slowest float64) {
 		t.maximize()
 		at := t.at(level)
 		if at < 0 {
-			break // rounding: it cannot rise
+			break // rounding: the level cannot rise
 		}
 		if first {
 			slowest, first = t.right[at], false
@@ -97,10 +95,10 @@ func (p *program) maxMinFair() (amounts []float64, slowest float64) {
 	return amounts, slowest
 }
 
-// slack is the column of a row's slack.
+// slack returns the column of the slack of a row.
 func (p *program) slack(row int) int { return len(p.ways) + row }
 
-// tableau is the one in which nothing is sent.
+// tableau returns the start of the algorithm, with amounts of 0.
 func (p *program) tableau() *tableau {
 	t := &tableau{rows: p.rows + p.flows, columns: len(p.ways) + p.rows + p.flows + 1}
 	t.cells, t.right, t.basis = make([]float64, t.rows*t.columns), make([]float64, t.rows), make([]int, t.rows)
@@ -122,7 +120,7 @@ func (p *program) tableau() *tableau {
 	return t
 }
 
-// cheapen lowers the cost of what is as fast.
+// cheapen minimises the cost at constant rates.
 func (p *program) cheapen(t *tableau) {
 	clear(t.objective)
 	for i, w := range p.ways {
@@ -134,8 +132,9 @@ func (p *program) cheapen(t *tableau) {
 		}
 		cost := p.ways[column].cost
 		for j, cell := range t.row(i) {
-			// Here and below float64 keeps compilers from fusing the product with the sum, as
-			// on arm64: the plan of a host is the same on every processor.
+			// float64 keeps compilers from fusing the product with the sum, as on arm64: the plan
+			// of a host must not depend on the processor. The conversions below have the same
+			// reason.
 			t.objective[j] += float64(cost * cell)
 		}
 	}
@@ -147,7 +146,7 @@ func (p *program) cheapen(t *tableau) {
 	t.maximize()
 }
 
-// at is the row whose basic column is this; -1 for none.
+// at returns the row with the basic column; -1 for a column outside the basis.
 func (t *tableau) at(column int) int {
 	for i, c := range t.basis {
 		if c == column {
@@ -157,14 +156,14 @@ func (t *tableau) at(column int) int {
 	return -1
 }
 
-// stalled is the number of pivots in a row that change nothing after which columns are
-// taken in order, by which the algorithm ends (Bland).
+// stalled is the number of consecutive pivots without progress after which maximize takes columns
+// in order. The rule of Bland guarantees the end of the algorithm.
 const stalled = 40
 
-// maximize raises the objective as far as it goes.
+// maximize pivots until no column raises the objective, or the objective is unbounded.
 func (t *tableau) maximize() {
 	still := 0
-	for range 50*(t.rows+10) + 2000 { // it ends far sooner
+	for range 50*(t.rows+10) + 2000 { // the algorithm ends far sooner
 		enter := -1
 		for j, gain := range t.objective {
 			if t.banned[j] || gain <= tinyCost {
@@ -195,7 +194,7 @@ func (t *tableau) maximize() {
 			}
 		}
 		if leave < 0 {
-			return // unbounded: nothing bounds a flow
+			return // unbounded: no link bounds a flow
 		}
 		if least > 1e-12 {
 			still = 0
@@ -241,8 +240,7 @@ func (t *tableau) pivot(leave, enter int) {
 	t.basis[leave] = enter
 }
 
-// settle has the objective stay as it is: each column that would lower it is out from now
-// on.
+// settle fixes the value of the objective: settle bans the columns that would lower the objective.
 func (t *tableau) settle() {
 	for j, gain := range t.objective {
 		if gain < -tinyCost {

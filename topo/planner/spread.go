@@ -8,33 +8,33 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// spreading is the choice of a NIC for each of some lanes. The best choice has,
-// in this order: the busiest NIC as idle as possible, the worst path as near as
-// possible, the busiest server GPU's link as idle as possible, and then each
-// lane near its NIC.
+// spreading is the problem of choosing a NIC for lanes. The best choice has, in the order of
+// priority: the least load of the busiest NIC, the nearest worst path, the least load of the
+// busiest link of a server GPU, and then the least distance between lanes and NICs.
 type spreading struct {
-	// option is what lane i can do over NIC n; nil where it can do nothing.
+	// option[i][n] is the route of lane i over NIC n; nil without a route.
 	option [][]*option
-	// rate is what each NIC carries, and link each GPU's link, in any unit.
+	// rate is the rate of a NIC, and link the rate of the link of a GPU, in any unit.
 	rate, link []float64
-	// onNIC and onGPU are what pinned lanes put there, in lanes.
+	// onNIC and onGPU are the loads by pinned lanes, in lanes.
 	onNIC, onGPU []float64
 }
 
-// option is one way of a lane: over one NIC.
+// option is a route of a lane over a single NIC.
 type option struct {
 	kind string
-	// worst is the type of the worst leg, and away that of the way to the NIC.
+	// worst is the type of the worst leg, and away the type of the path to the NIC.
 	worst, away topo.PathType
-	// servers are GPUs. The GPU of a direct lane is its own.
+	// servers are the GPUs whose memory the NIC accesses. The server of a direct lane is the GPU of
+	// the lane.
 	servers []int
 }
 
-// A relayed byte crosses the link of its server GPU twice, one of a direct lane
-// that of its own GPU once.
+// relayedCrossings is the number of times that a relayed byte crosses the link of the server GPU. A
+// byte of a direct lane crosses the link of the GPU once.
 const relayedCrossings = 2
 
-// busy is what a choice of NICs comes to: lanes by rate.
+// busy is the load of the host by a choice of NICs: nic and server are lanes divided by rate.
 type busy struct {
 	nic    float64
 	path   topo.PathType
@@ -45,7 +45,7 @@ func (a busy) compare(b busy) int {
 	return cmp.Or(compareRoughly(a.nic, b.nic), cmp.Compare(a.path, b.path), compareRoughly(a.server, b.server))
 }
 
-// compareRoughly takes for equal what differs by rounding.
+// compareRoughly compares a and b. Values that differ by a rounding error are equal.
 func compareRoughly(a, b float64) int {
 	if math.Abs(a-b) <= 1e-9*max(math.Abs(a), math.Abs(b)) {
 		return 0
@@ -53,8 +53,7 @@ func compareRoughly(a, b float64) int {
 	return cmp.Compare(a, b)
 }
 
-// measure says how busy a choice makes the host; -1 in it is a lane without a
-// NIC.
+// measure returns the load of the host by a choice; -1 is a lane without a NIC.
 func (s *spreading) measure(choice []int) busy {
 	nics, gpus := slices.Clone(s.onNIC), slices.Clone(s.onGPU)
 	b := busy{}
@@ -76,7 +75,7 @@ func (s *spreading) measure(choice []int) busy {
 	return b
 }
 
-// putOn adds the lane to the links of GPUs.
+// putOn adds the lane to the loads of the links of GPUs.
 func (o *option) putOn(gpus []float64) {
 	switch o.kind {
 	case KindDirect:
@@ -88,11 +87,11 @@ func (o *option) putOn(gpus []float64) {
 	}
 }
 
-// choose finds the best choice: a NIC for each lane that has an option, -1 for
-// the others. Each of the three aims is bounded as low as a flow from lanes to
-// NICs allows; the cheapest flow within the bounds is the choice. NICs that share
-// server GPUs share a bound; where they share only some, that bound can be missed,
-// and a search for a better choice follows.
+// choose returns the best choice: a NIC for every lane with an option, -1 for a lane without an
+// option. choose lowers the bounds of the three aims in turn, as far as a flow from lanes to NICs
+// allows; the choice is the cheapest flow within the bounds. NICs that share server GPUs share a
+// bound. If the NICs of a group share only part of the servers, the choice can exceed the bound, so
+// choose then searches for a better choice.
 func (s *spreading) choose() []int {
 	all := slices.Repeat([]float64{math.Inf(1)}, len(s.rate))
 	worst := topo.DIS
@@ -102,7 +101,7 @@ func (s *spreading) choose() []int {
 	caps := func(bound float64) []int {
 		c := make([]int, len(all))
 		for n := range c {
-			// More than all lanes is no bound, and each of them costs an edge.
+			// A room above the number of lanes is no bound, and every place costs an edge.
 			c[n] = int(math.Floor(min((float64(bound*s.rate[n])-s.onNIC[n])*(1+1e-9), float64(len(s.option)))))
 		}
 		return c
@@ -154,7 +153,7 @@ func (s *spreading) choose() []int {
 	return choice
 }
 
-// least is the least of some values that suits; the greatest always does.
+// least returns the least value that suits. The greatest value must suit.
 func least(values []float64, suits func(float64) bool) float64 {
 	slices.Sort(values)
 	values = slices.Compact(values)
@@ -167,7 +166,7 @@ func least(values []float64, suits func(float64) bool) float64 {
 	return values[min(i, len(values)-1)]
 }
 
-// groups joins NICs that share server GPUs; -1 is a NIC without any.
+// groups groups NICs that share server GPUs; -1 is a NIC without server GPUs.
 func (s *spreading) groups() (group []int, count int) {
 	group = slices.Repeat([]int{-1}, len(s.rate))
 	of := map[int]int{} // GPU to group
@@ -205,8 +204,8 @@ func (s *spreading) groups() (group []int, count int) {
 	return group, count
 }
 
-// groupServers is the server GPUs of each group, with the lanes that they have
-// whatever is chosen: pinned ones and their own.
+// groupServers returns the server GPUs of groups, with the load that does not depend on the choice:
+// pinned lanes and the direct lane of the server GPU.
 func (s *spreading) groupServers(group []int, groups int) []map[int]float64 {
 	own := slices.Clone(s.onGPU)
 	for _, options := range s.option {
@@ -233,12 +232,12 @@ func (s *spreading) groupServers(group []int, groups int) []map[int]float64 {
 	return servers
 }
 
-// overlap says whether groups fail to tell what their server GPUs are loaded
-// with: NICs of a group have different servers, or it is not known beforehand how
-// many lanes are there that are not staged.
+// overlap reports whether the load of server GPUs can differ from the load that groupBusy returns:
+// NICs of a group have different servers, or the number of lanes of a group that are not staged
+// depends on the choice.
 func (s *spreading) overlap(group []int, servers []map[int]float64) bool {
 	for _, options := range s.option {
-		at := -2 // the group of its direct lane
+		at := -2 // the group of the direct option
 		for n, o := range options {
 			switch {
 			case o == nil:
@@ -256,8 +255,7 @@ func (s *spreading) overlap(group []int, servers []map[int]float64) bool {
 	return false
 }
 
-// groupBusy is how busy the busiest of a group's server GPUs is with so many
-// lanes staged there.
+// groupBusy returns the load of the busiest server GPU of a group that stages the number of lanes.
 func (s *spreading) groupBusy(servers map[int]float64, lanes int) float64 {
 	most := 0.0
 	for server, own := range servers {
@@ -266,7 +264,7 @@ func (s *spreading) groupBusy(servers map[int]float64, lanes int) float64 {
 	return most
 }
 
-// direct is the number of lanes that cannot but go directly to NICs of a group.
+// direct returns the number of lanes with a direct option to a NIC of group g.
 func (s *spreading) direct(group []int, g int) int {
 	count := 0
 	for _, options := range s.option {
@@ -280,11 +278,11 @@ func (s *spreading) direct(group []int, g int) int {
 	return count
 }
 
-// searchSteps bounds the search for a better choice.
+// searchSteps bounds the search of better, in calls of settle.
 const searchSteps = 200_000
 
-// better looks for a choice that is better than a good one: lane by lane, and
-// back where what is settled is already no better.
+// better searches for a choice that is better than good. The search goes lane by lane, and
+// backtracks if the load of the settled lanes is no better than the best choice.
 func (s *spreading) better(good []int) []int {
 	best, at := slices.Clone(good), s.measure(good)
 	choice := slices.Repeat([]int{-1}, len(good))
@@ -296,7 +294,7 @@ func (s *spreading) better(good []int) []int {
 		if steps > searchSteps || now.compare(at) >= 0 {
 			return
 		}
-		for i < len(good) && good[i] < 0 { // it has no option
+		for i < len(good) && good[i] < 0 { // a lane without an option
 			i++
 		}
 		if i == len(good) {
@@ -323,7 +321,7 @@ func (s *spreading) better(good []int) []int {
 			settle(i+1, then)
 			nics[n]--
 			for k, g := range o.servers {
-				gpus[g] = before[k] // and not less what was added, for that rounds
+				gpus[g] = before[k] // a subtraction would add a rounding error
 			}
 		}
 		choice[i] = -1
