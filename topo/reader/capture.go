@@ -20,24 +20,22 @@ import (
 const SourceCapture = "capture"
 
 const (
-	// captureFormat is the version of a capture's form. A reader takes those
-	// that it knows.
+	// captureFormat is the version of the format of captures. ReadCapture refuses other versions.
 	captureFormat = 1
 	// captureHead is the first member of a capture.
 	captureHead = "peerlane-capture.json"
 )
 
-// captureHeader is what a capture says beside sysfs and procfs.
+// captureHeader holds the data of a capture that is not a file of sysfs or procfs.
 type captureHeader struct {
 	Format int           `json:"peerlaneCapture"`
-	NVML   *capturedNVML `json:"nvml,omitempty"` // nil where it was not asked
+	NVML   *capturedNVML `json:"nvml,omitempty"` // nil if Capture did not query NVML
 }
 
-// capturedNVML is what NVML answered. It implements NVML.
+// capturedNVML holds the answer of NVML. capturedNVML implements NVML.
 type capturedNVML struct {
 	Answer []topo.NVMLGPU `json:"gpus,omitempty"`
-	// Error is the sentence with which it failed; Absent says that it was
-	// ErrNoNVML.
+	// Error is the text of NVML's error. Absent reports that the error is ErrNoNVML.
 	Error  string `json:"error,omitempty"`
 	Absent bool   `json:"absent,omitempty"`
 }
@@ -58,17 +56,15 @@ type capturedError struct {
 func (e *capturedError) Error() string        { return e.text }
 func (e *capturedError) Is(target error) bool { return e.absent && target == topo.ErrNoNVML }
 
-// Capture writes what a host is read from to w, as one file that ReadCapture
-// reads anywhere else: a tar of the attributes of sysfs and procfs that tell of
-// PCI functions, RDMA devices, NUMA nodes and processors, and of what NVML
-// answers, compressed by gzip.
+// Capture writes the input of a host to w, as a file that ReadCapture reads on any machine: a tar,
+// compressed by gzip, of the attributes in sysfs and procfs that describe PCI functions, RDMA
+// devices, NUMA nodes and processors, and of the answer of NVML.
 //
-// It takes no serial number, no vital product data, no host name and no address
-// of a network interface. What it takes of a configuration space is its header
-// and the capabilities of PCI Express, ACS and SR-IOV; the kernel shows the
-// capabilities to root alone, and others get a capture without. The UUIDs of
-// GPUs and the GUIDs of RDMA devices are in it, because plans name GPUs by
-// the one and ports of a device share the other.
+// A capture has no serial number, no vital product data, no host name and no address of a network
+// interface. Of a configuration space, a capture has the header and the capabilities of PCI
+// Express, ACS and SR-IOV. The kernel shows capabilities to root only, so captures of unprivileged
+// users lack capabilities. A capture has the UUIDs of GPUs, because plans name GPUs by UUID, and
+// the GUIDs of RDMA devices, because ports of a device share the GUID.
 func Capture(o topo.Options, w io.Writer) error {
 	compressed, err := gzip.NewWriterLevel(w, gzip.BestCompression)
 	if err != nil {
@@ -88,7 +84,7 @@ func Capture(o topo.Options, w io.Writer) error {
 	return nil
 }
 
-// capturing writes a capture. It is a Recorder.
+// capturing is the Recorder that writes a capture.
 type capturing struct {
 	tar     *tar.Writer
 	written map[string]bool
@@ -110,8 +106,7 @@ func (c *capturing) header(nvml topo.NVML) error {
 	return c.add(tar.Header{Typeflag: tar.TypeReg, Name: captureHead, Mode: 0o644}, append(text, '\n'))
 }
 
-// add writes a member. Nothing of it tells when and by whom: equal hosts have
-// equal captures.
+// add writes a member without time and owner, so that equal hosts have equal captures.
 func (c *capturing) add(h tar.Header, data []byte) error {
 	if c.written[h.Name] {
 		return nil
@@ -145,12 +140,12 @@ func (c *capturing) File(p string, data []byte) error {
 	return c.add(tar.Header{Typeflag: tar.TypeReg, Name: p, Mode: 0o644}, data)
 }
 
-// driverBuilder is who built the driver and on which host, in
+// driverBuilder matches the user and the host that built the driver in
 // /proc/driver/nvidia/version: "Release Build  (root@node17)".
 var driverBuilder = lazyregexp.New(` *\([^()\s]*@[^()]*\)`)
 
-// knownLines keeps of /proc/driver/nvidia/gpus/*/information what is known to
-// tell nothing else.
+// knownLines keeps the lines of /proc/driver/nvidia/gpus/*/information that are known to have no
+// serial number and no name.
 func knownLines(data []byte) []byte {
 	known := []string{"Model", "GPU UUID", "Video BIOS", "Bus Type", "Bus Location", "Device Minor", "GPU Firmware", "GPU Excluded"}
 	var kept []byte
@@ -163,20 +158,19 @@ func knownLines(data []byte) []byte {
 	return kept
 }
 
-// What a capture can have at most. A host of 4,096 functions has less of each.
+// Limits of a capture. A host with 4,096 functions stays below every limit.
 const (
 	maxCapture        = 16 << 20  // bytes, compressed
 	maxCaptureTar     = 128 << 20 // bytes of the tar
 	maxCaptureMembers = 1 << 17   // files, links and directories
-	maxCaptureContent = 48 << 20  // bytes of their contents, targets and paths
+	maxCaptureContent = 48 << 20  // bytes of content, targets and paths
 	maxCaptureFile    = 1 << 20   // bytes
 	maxCapturePath    = 1 << 10   // bytes
 )
 
-// ReadCapture reads a host from what Capture wrote, by the same rules as the
-// host itself. It keeps everything in memory, writes nothing, and believes
-// nothing: links lead nowhere but into the capture, and there are limits to
-// everything that a reader pays for.
+// ReadCapture reads a host from the output of Capture, by the rules of Sysfs. ReadCapture keeps
+// the capture in memory, writes no file and trusts no input: links stay inside the capture, and
+// limits bound memory and time.
 func ReadCapture(r io.Reader) (*topo.Host, error) {
 	h, err := readCapture(r)
 	if err != nil {
@@ -216,7 +210,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	return h, nil
 }
 
-// limited reads no more than it may.
+// limited reads at most left bytes.
 type limited struct {
 	r    io.Reader
 	left int64
@@ -267,9 +261,9 @@ func (p *unpacking) header() (captureHeader, error) {
 	return h, nil
 }
 
-// check finds what no NVML answers.
+// check returns an error for values that NVML cannot return.
 func (n *capturedNVML) check() error {
-	const most = 1 << 12 // GPUs, and links of one
+	const most = 1 << 12 // GPUs, and links of a GPU
 	if len(n.Answer) > most {
 		return fmt.Errorf("NVML answered %d GPUs, and there are %d at most", len(n.Answer), most)
 	}
@@ -358,7 +352,7 @@ func escapes(dir, target string) bool {
 	depth := strings.Count(strings.TrimSuffix(dir, "/"), "/")
 	for element := range strings.SplitSeq(target, "/") {
 		if element != ".." {
-			return false // path.Clean puts all of them first
+			return false // path.Clean moves every .. to the front
 		}
 		if depth--; depth < 0 {
 			return true
@@ -367,11 +361,11 @@ func escapes(dir, target string) bool {
 	return false
 }
 
-// hold adds an entry, and the directories that it lies in.
+// hold adds an entry, and the directories above.
 func (p *unpacking) hold(at string, e heldFile) error {
 	if old, there := p.held[at]; there {
 		if old.names != nil && e.names != nil {
-			return nil // a directory, named after what is in it
+			return nil // the directory follows a file of the directory
 		}
 		return errors.New("it is there twice")
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/pci"
 )
 
-// complete adds what NVML knows. It says more than sysfs and contradicts it in
-// nothing, so a library that fails leaves a host that is right, and a note.
-// classOf is the class of a PCI device, "" for one that sysfs does not show.
+// complete adds the answer of NVML to h. The answer extends sysfs and does not contradict sysfs,
+// so h stays correct without NVML, and has a note. classOf returns the class of a PCI device, ""
+// if sysfs does not show the device.
 func complete(h *topo.Host, n topo.NVML, classOf func(busID string) string) {
 	known, err := n.GPUs()
 	switch {
@@ -67,8 +67,8 @@ func learn(g *topo.GPU, k topo.NVMLGPU, classOf func(busID string) string) {
 	}
 	links, toCPU := map[string]int{}, k.NVLinksCPU
 	for peer, count := range k.NVLinks {
-		// What is at the far end, its class tells; what cannot be seen is an
-		// NVSwitch (ncclTopoGetXmlFromGpu).
+		// The class of the far end tells GPU, CPU or NVSwitch. An invisible far end is an NVSwitch
+		// (ncclTopoGetXmlFromGpu).
 		address, err := topo.ParseBusID(peer)
 		if err != nil {
 			address = ""
@@ -94,8 +94,7 @@ func learn(g *topo.GPU, k topo.NVMLGPU, classOf func(busID string) string) {
 	g.C2C = float64(k.C2C*k.C2CBandwidth) / 1000
 }
 
-// numberStrangers gives GPUs that the driver does not manage the numbers after
-// those that it does.
+// numberStrangers numbers GPUs that the driver does not manage, after the GPUs of the driver.
 func numberStrangers(h *topo.Host, known []topo.NVMLGPU) {
 	next := 0
 	for _, k := range known {

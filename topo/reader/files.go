@@ -17,18 +17,17 @@ import (
 	"time"
 )
 
-// files are the files that a host is read from: those of this machine, or those
-// of a capture. Everything that reads sysfs or procfs goes through it, so that a
-// capture is read by the same rules as the host that it came from.
+// files gives access to the files of this machine, or of a capture. Code that reads sysfs or
+// procfs uses files, so that ReadCapture and Sysfs follow the same rules.
 type files interface {
 	// ReadFile reads a whole file of at most maxFile bytes. The returned bytes are valid
 	// until the next call.
 	ReadFile(path string) ([]byte, error)
-	// Open opens a file to read parts of it.
+	// Open opens a file for partial reads.
 	Open(path string) (openFile, error)
 	ReadDir(path string) ([]fs.DirEntry, error)
 	ReadLink(path string) (string, error)
-	// Resolve is the path that a path leads to when all links are followed.
+	// Resolve returns the path after following every link.
 	Resolve(path string) (string, error)
 }
 
@@ -37,9 +36,8 @@ type openFile interface {
 	io.Closer
 }
 
-// What a tree that is no kernel's could hold without end. A kernel's attributes
-// have a page at most, and /proc/cpuinfo less than 2 KiB for each of 8,192
-// processors.
+// Limits against trees that are not the kernel's. Attributes of the kernel have at most a page,
+// and /proc/cpuinfo has less than 2 KiB per processor, for up to 8,192 processors.
 const (
 	maxFile    = 16 << 20 // bytes
 	maxEntries = 1 << 17  // of a directory
@@ -61,8 +59,8 @@ func (machine) Resolve(path string) (string, error) {
 	return at, err
 }
 
-// resolved is Resolve by three system calls: filepath.EvalSymlinks makes one for each
-// directory on the way. Not ok is that the other has to tell.
+// resolved resolves a path with three system calls: filepath.EvalSymlinks needs a system call per
+// directory of the path. If ok is false, the caller must use filepath.EvalSymlinks.
 func resolved(path string) (at string, ok bool) {
 	fd, err := again(func() (int, error) { return syscall.Open(path, openPath|syscall.O_CLOEXEC, 0) })
 	if err != nil {
@@ -77,7 +75,7 @@ func (machine) ReadDir(path string) ([]fs.DirEntry, error) { return readDir(path
 
 // readDir lists a directory that has so many entries at most, in order.
 func readDir(path string, most int) ([]fs.DirEntry, error) {
-	// Not os.ReadDir: it would wait for the other end of a pipe.
+	// os.ReadDir would wait for the writer of a pipe.
 	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -102,9 +100,9 @@ func (machine) Open(path string) (openFile, error) {
 	return d, nil
 }
 
-// attributes is machine for who reads many files of one directory after the other, as
-// attributes of devices are: from the second on they are opened from there, and not
-// from the root. close gives the directories back.
+// attributes is a machine for reading many files of a directory in succession, such as the
+// attributes of a device. attributes opens the second file and later files relative to the open
+// directory, not to the root. close closes the directories.
 type attributes struct {
 	machine
 	root    string       // of sysfs, whose files end where a read is short
@@ -113,13 +111,13 @@ type attributes struct {
 	buffer  [1 << 9]byte // more than any attribute but a few has
 }
 
-// keptOpen is a directory that is opened when it is asked for the second time.
+// keptOpen opens a directory at the second request.
 type keptOpen struct {
 	path string
-	fd   int // 0 while it is not open
+	fd   int // 0 if not open
 }
 
-// at is the open directory; 0 for none.
+// at returns the open directory; 0 if closed.
 func (k *keptOpen) at(path string, open func() (int, error)) int {
 	switch {
 	case path != k.path:
@@ -128,7 +126,7 @@ func (k *keptOpen) at(path string, open func() (int, error)) int {
 	case k.fd == 0:
 		if fd, err := open(); err == nil {
 			k.fd = fd
-		} // else the file's own error says what is wrong
+		} // on failure, the caller's open of the file returns the error
 	}
 	return k.fd
 }
@@ -186,9 +184,10 @@ func (a *attributes) ReadFile(path string) ([]byte, error) {
 		defer func() { _ = d.Close() }()
 		return d.readAll()
 	}
-	// An attribute of the kernel's has a page at most, and one read gives all of it. Only
-	// where the read tells less or more than that is the file asked what it is: a pipe of
-	// a tree that is no kernel's has nothing, a device has no end. Neither is waited for.
+	// An attribute of the kernel has at most a page, and a single read usually returns the whole
+	// attribute. ReadFile checks the type of the file only if the read returns no byte or fills
+	// the buffer: in a tree that is not the kernel's, a pipe can be empty, and a device can be
+	// endless. ReadFile waits for neither.
 	fd, err := again(func() (int, error) { return syscall.Openat(dir, name, attributeFlags, 0) })
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
@@ -214,9 +213,8 @@ func (a *attributes) Open(path string) (openFile, error) {
 	return d, nil
 }
 
-// ReadFile is os.ReadFile in four system calls rather than ten: those of the
-// poller and of the end tell nothing of attributes, and a large host has tens of
-// thousands.
+// ReadFile is os.ReadFile with four system calls in place of ten. Attributes need neither the
+// poller nor a read at the end of the file, and a large host has tens of thousands of attributes.
 func (machine) ReadFile(path string) ([]byte, error) {
 	d, err := openRegular(path)
 	if err != nil {
@@ -230,7 +228,7 @@ func (machine) ReadFile(path string) ([]byte, error) {
 type descriptor struct {
 	fd   int
 	path string
-	size int64 // as the file states it: of most attributes a page
+	size int64 // size in the inode: usually a page for an attribute
 }
 
 // openRegular opens a file without waiting for anything, and nothing but a
@@ -319,23 +317,21 @@ func again(call func() (int, error)) (int, error) {
 	}
 }
 
-// held is files in memory, by their absolute paths. It fails as a machine does,
-// with the same errors.
+// held holds files in memory, by absolute path. held fails with the errors of machine.
 type held map[string]heldFile
 
-// heldFile is a directory where it has names, a symbolic link where it has a
-// target, and a file otherwise.
+// heldFile is a directory if names is set, a symbolic link if target is set, and a file otherwise.
 type heldFile struct {
 	data   []byte
 	target string
 	names  map[string]bool
 }
 
-// maxLinks is how many links the kernel follows in one path (MAXSYMLINKS).
+// maxLinks is the number of links that the kernel follows in a path (MAXSYMLINKS).
 const maxLinks = 40
 
-// find walks to a path, through links on the way, and through the last one
-// where it is to follow that.
+// find walks to a path through links. find follows a link at the end of the path only if follow is
+// set.
 func (h held) find(op, name string, follow bool) (string, heldFile, error) {
 	failed := func(err error) (string, heldFile, error) {
 		return "", heldFile{}, &fs.PathError{Op: op, Path: name, Err: err}
@@ -415,7 +411,7 @@ func (h held) ReadDir(name string) ([]fs.DirEntry, error) {
 	return entries, nil
 }
 
-// heldInfo is what a directory's listing tells of an entry.
+// heldInfo is an entry of a directory listing.
 type heldInfo struct {
 	name string
 	file heldFile

@@ -24,30 +24,30 @@ import (
 const SourceHwlocXML = "hwloc-xml"
 
 const (
-	// maxHwlocDepth bounds how deep elements may lie in each other: real files
-	// have some twenty levels, a tree of PCI buses cannot have more than 256.
+	// maxHwlocDepth bounds the nesting of elements. Real files have about 20 levels, and a tree of
+	// PCI buses has at most 256.
 	maxHwlocDepth = 300
-	// maxHwlocNumber bounds the number of a NUMA node; it is the kernel's bound.
+	// maxHwlocNumber bounds the number of a NUMA node, as the kernel does.
 	maxHwlocNumber = 1024
-	// maxHwlocNodes bounds how many there are: each is linked with each.
+	// maxHwlocNodes bounds the count of NUMA nodes: the number of links is the square of the
+	// count.
 	maxHwlocNodes = 256
 	// maxHwlocLinked bounds a matrix of NVLinks.
 	maxHwlocLinked = 512
-	// maxHwlocDevices bounds GPUs and NICs together: what is made of them grows
-	// with their square.
+	// maxHwlocDevices bounds the count of GPUs and NICs: the number of paths is the square of the
+	// count.
 	maxHwlocDevices = 512
 )
 
-// ReadHwlocXML reads a topology of hwloc 2, what `lstopo --of xml` writes. name
-// is for messages.
+// HwlocXML reads a topology of hwloc 2, the output of `lstopo --of xml`. Errors contain name.
 //
-// GPUs and NICs are told by PCI class and vendor, an RDMA device by its object
-// of operating system type 3 (OpenFabrics); a network interface without one is
-// shown as Ethernet. Where hwloc places a device at several NUMA nodes, at the
-// whole machine for example, its node is unknown.
+// HwlocXML finds GPUs and NICs by PCI class and vendor, and RDMA devices by objects of operating
+// system type 3 (OpenFabrics). A network interface without RDMA device is Ethernet. The node of a
+// device is unknown if hwloc attaches the device to several NUMA nodes, for example to the whole
+// machine.
 //
-// A link has a bandwidth where the file has a pci_link_speed for it. hwloc's is
-// the current one; see the note that the host then has.
+// A link has a bandwidth if the file has pci_link_speed. hwloc records the current speed of a
+// link, so the host has a note.
 func HwlocXML(r io.Reader, name string) (*topo.Host, error) {
 	h, err := readHwlocXML(r)
 	if err == nil {
@@ -70,22 +70,22 @@ type hwlocPCI struct {
 	linkSpeed      float64   // hwloc's, GB/s; 0 where unknown
 	up             *hwlocPCI // the next function towards the CPU
 	hostBridge     string
-	nodes          cpuset.Set // of the nearest object above that has a set of them
+	nodes          cpuset.Set // of the nearest object above with a nodeset
 	name           string
 	systems        []*hwlocOS
 }
 
-// hwlocOS is an OSDev object: a device as the operating system names it.
+// hwlocOS is an OSDev object: a device under the name of the operating system.
 type hwlocOS struct {
 	name  string
 	kind  string // osdev_type: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 5 coprocessor
 	pci   *hwlocPCI
-	infos map[string]string // those of a GPU or RDMA device; nil for none
+	infos map[string]string // infos of a GPU or RDMA device; nil for other devices
 }
 
 // hwlocFrame is an element that is open.
 type hwlocFrame struct {
-	object     string // the type of an <object>, "" for other elements
+	object     string // type of an <object>, "" for other elements
 	pci        *hwlocPCI
 	os         *hwlocOS
 	hostBridge string
@@ -108,14 +108,14 @@ type hwlocReader struct {
 	objects      map[string]*hwlocPCI
 	processor    map[string]string
 	distances    *hwlocDistances
-	links        []*hwlocDistances // those of NVLinks
-	text         *strings.Builder  // of the element that is open, nil where it is of no use
+	links        []*hwlocDistances // matrices of NVLinks
+	text         *strings.Builder  // text of the open element, nil if unused
 	host         *topo.Host
 	switches     map[string]bool
-	names        map[string]string // of NICs, and where each is
+	names        map[string]string // address by name of a NIC
 }
 
-// hwlocDistances is a matrix of what lies between objects.
+// hwlocDistances is a matrix of distances or bandwidths between objects.
 type hwlocDistances struct {
 	line, column  int
 	count         int
@@ -162,7 +162,7 @@ func (x *hwlocReader) read() error {
 		}
 		if err != nil {
 			var syntax *xml.SyntaxError
-			if errors.As(err, &syntax) { // it knows the line only, and that we know better
+			if errors.As(err, &syntax) { // a SyntaxError has no column; PlaceError has
 				x.line, x.column = x.decoder.InputPos()
 				err = errors.New(syntax.Msg)
 			}
@@ -194,7 +194,7 @@ func (x *hwlocReader) read() error {
 	}
 }
 
-// attribute is "" where there is none.
+// attribute returns the value of an attribute, "" if missing.
 func attribute(t xml.StartElement, name string) string {
 	for _, a := range t.Attr {
 		if a.Name.Local == name {
@@ -254,7 +254,7 @@ func (x *hwlocReader) end(element string) error {
 	return nil
 }
 
-// object reads an <object>; what it does not know it inherits from above.
+// object reads an <object>. Missing attributes come from the object above.
 func (x *hwlocReader) object(t xml.StartElement, above hwlocFrame) (hwlocFrame, error) {
 	frame := above
 	frame.object, frame.os = attribute(t, "type"), nil
@@ -284,7 +284,7 @@ func (x *hwlocReader) object(t xml.StartElement, above hwlocFrame) (hwlocFrame, 
 		x.nodes = append(x.nodes, hwlocNode{numa, cpus.String()})
 	case "Bridge":
 		if strings.HasPrefix(attribute(t, "bridge_type"), "0") {
-			// "0000:[00-1f]": the domain and the buses below it.
+			// "0000:[00-1f]": the domain and the buses below the bridge.
 			domain, buses, ok := strings.Cut(attribute(t, "bridge_pci"), ":[")
 			if first, _, dash := strings.Cut(buses, "-"); ok && dash {
 				frame.hostBridge = "pci" + domain + ":" + first
@@ -307,8 +307,8 @@ func (x *hwlocReader) object(t xml.StartElement, above hwlocFrame) (hwlocFrame, 
 	return frame, nil
 }
 
-// pciTypePattern is "0302 [10de:1db5] [10de:1249] a1": class, vendor and device,
-// those of the subsystem, revision.
+// pciTypePattern matches "0302 [10de:1db5] [10de:1249] a1": class, IDs of vendor and device, IDs
+// of the subsystem, revision.
 var pciTypePattern = lazyregexp.New(`^([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\](?: \[([0-9a-f]{4}):([0-9a-f]{4})\])?`)
 
 func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool) (hwlocFrame, error) {
@@ -326,7 +326,7 @@ func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool
 		return frame, x.fail("pci_type of %s is %q; one looks like 0302 [10de:1db5] [10de:1249] a1", busID, pciType)
 	}
 	f := &hwlocPCI{busID: busID, class: m[1], vendor: m[2], device: m[3], bridge: bridge, up: frame.pci, hostBridge: frame.hostBridge, nodes: frame.nodes}
-	// hwloc leaves the last of the class's three bytes out; it is 0 for nearly all.
+	// hwloc omits the last byte of the class. The last byte is 0 for nearly every device.
 	f.identity = topo.PCIIdentity{Class: "0x" + m[1] + "00", Vendor: "0x" + m[2], Device: "0x" + m[3]}
 	if m[4] != "" {
 		f.identity.SubsystemVendor, f.identity.SubsystemDevice = "0x"+m[4], "0x"+m[5]
@@ -343,7 +343,7 @@ func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool
 	return frame, nil
 }
 
-// info reads <info name= value=>, which says something of the object around it.
+// info reads <info name= value=>, a property of the enclosing object.
 func (x *hwlocReader) info(t xml.StartElement, of hwlocFrame) {
 	name, value := attribute(t, "name"), attribute(t, "value")
 	switch {
@@ -358,14 +358,13 @@ func (x *hwlocReader) info(t xml.StartElement, of hwlocFrame) {
 		of.pci.name = value
 	case of.object == "Machine" && name == "Architecture", of.object == "Package" && strings.HasPrefix(name, "CPU"),
 		of.object == "Machine" && strings.HasPrefix(name, "CPU"):
-		if x.processor[name] == "" { // a host has one kind of processor
+		if x.processor[name] == "" { // a host has a single kind of processor
 			x.processor[name] = value
 		}
 	}
 }
 
-// startDistances reads the head of a matrix; nil for those that are not of
-// NVLinks.
+// startDistances reads the attributes of a matrix; nil for a matrix without NVLinks.
 func (x *hwlocReader) startDistances(t xml.StartElement) (*hwlocDistances, error) {
 	if attribute(t, "name") != "NVLinkBandwidth" || attribute(t, "indexing") != "gp" {
 		return nil, nil
@@ -400,13 +399,13 @@ func (d *hwlocDistances) parse() error {
 	return nil
 }
 
-// hwlocBandwidth brings hwloc's link speed, lanes times what is left of a lane's
-// signalling rate after its encoding (hwloc/topology-pci.c), to what NCCL
-// reckons with (see pcieBandwidth); 0 stays unknown.
+// hwlocBandwidth converts the link speed of hwloc to the bandwidth that NCCL assumes
+// (bandwidths.PCIe). hwloc multiplies lanes by the signalling rate of a lane after encoding
+// (hwloc/topology-pci.c). 0 means unknown.
 func hwlocBandwidth(speed float64) float64 {
-	// Lanes of PCIe 1 and 2 carry 0.25 and 0.5 GB/s. Those of 3 and later carry
-	// multiples of 8 * 128/130 / 8, and no number of those is a multiple of 0.25
-	// within the six digits of a file.
+	// Lanes of PCIe 1 and 2 carry 0.25 and 0.5 GB/s. Lanes of PCIe 3 and later carry multiples of
+	// 8 * 128/130 / 8 GB/s, and no sum of such lanes is a multiple of 0.25 within the six digits
+	// of a file.
 	if quarter := speed / 0.25; math.Abs(quarter-math.Round(quarter)) < 1e-4 {
 		return math.Round(speed*0.6/0.8*1e4) / 1e4
 	}
@@ -434,7 +433,7 @@ func (x *hwlocReader) finish() error {
 			return fmt.Errorf("it has more than %d GPUs and NICs, and no more are read", maxHwlocDevices)
 		}
 	}
-	for _, o := range x.software { // rxe and siw: where they are, nothing tells
+	for _, o := range x.software { // rxe and siw: the file does not tell the place
 		nic := topo.NIC{Name: o.name, Software: true, GUID: o.infos["NodeGUID"], NUMA: x.host.CPUs[0].NUMA, Place: topo.Place{Link: bandwidths.Local}, Ports: hwlocPorts(o.infos)}
 		if err := x.addNIC(nic); err != nil {
 			return err
@@ -459,7 +458,7 @@ func (x *hwlocReader) cpus() {
 	// The link between nodes is unknown unless the file tells the processor.
 	c := topo.CPU{Arch: x.processor["Architecture"], Vendor: x.processor["CPUVendor"]}
 	if c.Arch != "" || c.Vendor != "" {
-		c.Family, _ = strconv.Atoi(x.processor["CPUFamilyNumber"]) // absent elsewhere than on x86, where the table needs none
+		c.Family, _ = strconv.Atoi(x.processor["CPUFamilyNumber"]) // missing on architectures other than x86; the table needs the family only for x86
 		c.Model, _ = strconv.Atoi(x.processor["CPUModelNumber"])
 		switch {
 		case strings.HasPrefix(c.Arch, "ppc64"):
@@ -475,10 +474,10 @@ func (x *hwlocReader) cpus() {
 	}
 }
 
-// numa is the NUMA node of a function: that of the nearest object above it with
-// a set of nodes. Of several, but not all, it is the first, so that functions at
-// one socket of several nodes stay together; of all it is unknown, unless there
-// is but one.
+// numa returns the NUMA node of a function: the node of the nearest object above with a nodeset.
+// If the nodeset has several nodes, but not the whole machine, numa returns the first node, so
+// that functions at a socket with several nodes stay together. For the whole machine the node is
+// unknown, except on a machine with a single node.
 func (x *hwlocReader) numa(f *hwlocPCI) int {
 	nodes := make([]int, 0, 8)
 	for _, n := range x.nodes {
@@ -551,8 +550,8 @@ func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) error {
 	return nil
 }
 
-// number gives GPUs NVML's numbers where the file has one for each, and
-// otherwise the order of their addresses.
+// number numbers GPUs as NVML does if the file has a number for every GPU, and by address
+// otherwise.
 func (x *hwlocReader) number(indices map[string]int) {
 	h := x.host
 	numbers := map[int]bool{}
@@ -574,7 +573,8 @@ func (x *hwlocReader) number(indices map[string]int) {
 	}
 }
 
-// nic adds the interfaces of a function: its RDMA devices, and otherwise itself.
+// nic adds the interfaces of a function: the RDMA devices, or the function if no RDMA device
+// exists.
 func (x *hwlocReader) nic(f *hwlocPCI) error {
 	at := topo.NIC{BusID: f.busID, NUMA: x.numa(f), Place: x.place(f), Device: f.identity}
 	network := ""
@@ -616,7 +616,7 @@ func (x *hwlocReader) addNIC(nic topo.NIC) error {
 	return nil
 }
 
-// hwlocProtocol tells those that only one maker's devices have.
+// hwlocProtocol returns the protocol of devices whose maker has a single protocol.
 func hwlocProtocol(f *hwlocPCI) string {
 	switch {
 	case f.vendor == "1d0f" && strings.HasPrefix(f.device, "efa"):
@@ -642,10 +642,9 @@ func hwlocPorts(infos map[string]string) []topo.Port {
 	return ports
 }
 
-// nvlinks reads the matrix that hwloc makes with NVML, MB/s in one direction.
-// hwloc reckons 20 GB/s for a link of the first version and 25 for later ones.
-// What NCCL reckons for one depends on the GPU, which the file does not tell,
-// but for the first version, which only one GPU has.
+// nvlinks reads the matrix that hwloc builds with NVML, in MB/s per direction. hwloc assumes 20
+// GB/s for a link of the first version and 25 GB/s for later versions. NCCL's assumption depends
+// on the GPU. The file does not name the GPU, but only a single GPU has the first version.
 func (x *hwlocReader) nvlinks() {
 	h := x.host
 	gpus := map[string]int{}

@@ -36,10 +36,9 @@ func readInputFile(name string) (*topo.Host, error) {
 	return Input(name, data)
 }
 
-// ReadInput reads a host from a file of any kind that there is a reader for,
-// told by its content: a capture of Peerlane ([ReadCapture]), a topology file
-// of NCCL ([ReadNCCLXML]) or of hwloc ([ReadHwlocXML]), or what `nvidia-smi topo
-// -m` prints ([ReadSMI]). name is for messages.
+// Input reads a host from a file, and selects the reader by the content: a capture of Peerlane
+// ([ReadCapture]), a topology file of NCCL ([ncclxml.Read]) or of hwloc ([HwlocXML]), or the
+// output of `nvidia-smi topo -m` ([SMI]). Errors contain name.
 func Input(name string, data []byte) (*topo.Host, error) {
 	if len(data) > textfile.MaxInput {
 		return nil, fmt.Errorf("reading the topology %s: %w", name, textfile.ErrTooLarge)
@@ -66,11 +65,11 @@ func Input(name string, data []byte) (*topo.Host, error) {
 }
 
 const (
-	byteOrderMark = "\xef\xbb\xbf" // of UTF-8; editors on other systems write it
+	byteOrderMark = "\xef\xbb\xbf" // of UTF-8; editors on other systems write the mark
 	knownInputs   = "a capture (peerlane topo capture), a topology of NCCL (NCCL_TOPO_DUMP_FILE), one of hwloc (lstopo --of xml), and the text of nvidia-smi topo -m are known"
 )
 
-// inputKind tells by its content which reader a file is for.
+// inputKind returns the kind of a file by the content.
 func inputKind(data []byte) (kind string, err error) {
 	text := bytes.TrimSpace(bytes.TrimPrefix(data, []byte(byteOrderMark)))
 	switch {
@@ -150,8 +149,8 @@ func checkElements(text []byte) error {
 	}
 }
 
-// Read reads the topology file that input names, of any kind that ReadInput
-// knows, and the running host where it names none.
+// Read reads the topology file that input names, as Input does, or the running host if input names
+// no file.
 func Read(input string, o topo.Options) (*topo.Host, error) {
 	if input == "" {
 		return Sysfs(o)

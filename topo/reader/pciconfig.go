@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Where a configuration space has its parts (PCI Express Base Specification 6.0,
-// 7.5.1 and 7.5.3, 7.6.2 and 7.7.8, 9.3.3).
+// Offsets in a configuration space (PCI Express Base Specification 6.0, 7.5.1 and 7.5.3, 7.6.2 and
+// 7.7.8, 9.3.3).
 const (
 	configHeader         = 0x40
 	configStatus         = 0x06
@@ -44,16 +44,16 @@ var expressTypes = map[uint16]string{
 // lspci.
 var acsControls = []string{"SrcValid", "TransBlk", topo.ACSRequestRedirect, topo.ACSCompletionRedirect, "UpstreamFwd", "EgressCtrl", "DirectTrans"}
 
-// linkSpeeds are the kernel's words for the speeds of the Supported Link Speeds
-// Vector (7.5.3.18), from its bit 1 on.
+// linkSpeeds holds the kernel's names of the speeds in the Supported Link Speeds Vector
+// (7.5.3.18), from bit 1 on.
 var linkSpeeds = []string{"2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"}
 
-// configuration is what the configuration space of a function tells.
+// configuration holds the values that Peerlane reads from a configuration space.
 type configuration struct {
-	// kind is one of the types above; empty where the space is cut, or the
+	// kind is a value of expressTypes, or PortConventional; empty if the space is cut, or the
 	// function does not answer.
 	kind string
-	slot int // the physical slot number; 0 for none
+	slot int // physical slot number; 0 without a slot
 	// speed is what the link can do, in the kernel's words, and width its
 	// lanes; "" and 0 where the function has no link.
 	speed string
@@ -70,9 +70,9 @@ type capability struct {
 	at, size int
 }
 
-// space reads a configuration space in pieces, for each register costs a cycle
-// on the bus: the first 256 bytes and the head of the extended space at once, and
-// of what follows what is wanted.
+// space reads a configuration space in pieces, because reading a register costs a cycle on the
+// bus. space reads the first 256 bytes and the head of the extended space at once, and later bytes
+// on demand.
 type space struct {
 	r     io.ReaderAt
 	first []byte
@@ -90,7 +90,7 @@ func newSpace(r io.ReaderAt) (space, error) {
 	return space{r, first[:n]}, nil
 }
 
-// bytes are those at an offset; fewer where the space ends.
+// bytes returns size bytes at an offset; fewer where the space ends.
 func (s space) bytes(at, size int) ([]byte, error) {
 	if at+size <= len(s.first) {
 		return s.first[at : at+size], nil
@@ -106,9 +106,9 @@ func (s space) bytes(at, size int) ([]byte, error) {
 	return part[:n], nil
 }
 
-// capabilities are those of both lists that tell how a function is joined to
-// others, with as much of each as does, and of the others the head. Lists that
-// lead back into themselves end there.
+// capabilities returns the capabilities of both lists. Capabilities that describe how a function
+// is joined to other functions have the needed size; for other capabilities, the size is the head.
+// capabilities stops at a loop in a list.
 func (s space) capabilities() ([]capability, error) {
 	if len(s.first) <= configHeader || binary.LittleEndian.Uint16(s.first[configStatus:])&statusCapabilities == 0 {
 		return nil, nil
@@ -135,7 +135,7 @@ func (s space) capabilities() ([]capability, error) {
 			return nil, err
 		}
 		if len(head) < 4 || binary.LittleEndian.Uint32(head) == 0 {
-			break // none at all
+			break // no capability
 		}
 		header := binary.LittleEndian.Uint32(head)
 		c := capability{id: uint16(header), extended: true, at: at, size: 4}
@@ -148,7 +148,7 @@ func (s space) capabilities() ([]capability, error) {
 		found = append(found, c)
 		at = int(header >> 20 &^ 3)
 	}
-	// None reaches into the next one, which older versions leave room for.
+	// A capability ends where the next begins: older versions of a capability are shorter.
 	slices.SortFunc(found, func(a, b capability) int { return a.at - b.at })
 	for i := range found[:max(0, len(found)-1)] {
 		found[i].size = min(found[i].size, found[i+1].at-found[i].at)
@@ -156,13 +156,13 @@ func (s space) capabilities() ([]capability, error) {
 	return found, nil
 }
 
-// readConfiguration reads a configuration space, whole or as far as the kernel
-// shows it: 64 bytes to all but root.
+// readConfiguration reads a configuration space as far as the kernel shows the space: 64 bytes
+// except to root.
 func readConfiguration(r io.ReaderAt) (configuration, error) {
 	var c configuration
 	s, err := newSpace(r)
 	if err != nil || len(s.first) <= configHeader || s.first[configHeaderType] == 0xff {
-		return c, err // cut, or a function that does not answer: all ones
+		return c, err // cut, or a function that does not answer: every bit is 1
 	}
 	found, err := s.capabilities()
 	if err != nil {
@@ -222,10 +222,10 @@ func (c *configuration) express(data []byte) {
 	}
 }
 
-// withoutSerials keeps of a configuration space its header, the list of its
-// capabilities, and of these what says how a function is joined to others. The
-// rest is 0: there are serial numbers (extended capability 3), vital product
-// data, and whatever a vendor puts into capabilities of its own.
+// withoutSerials keeps the header of a configuration space, the list of capabilities, and the
+// capabilities that describe how a function is joined to other functions. Other bytes become 0,
+// because other capabilities hold serial numbers (extended capability 3), vital product data and
+// data of vendors.
 func withoutSerials(config []byte) []byte {
 	kept := make([]byte, len(config))
 	copy(kept, config[:min(len(config), configHeader)])

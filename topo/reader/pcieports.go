@@ -45,8 +45,8 @@ func (s *sysfs) readConfiguration(device string) (configuration, error) {
 	return configuration{}, err
 }
 
-// addPorts adds what lies between a host bridge and a device, top down and with
-// the device, to the host.
+// addPorts adds the ports between a host bridge and a device, and the device, to the host. devices
+// is top down.
 func (s *sysfs) addPorts(devices []string) error {
 	for i, device := range devices {
 		if s.ports[device] {
@@ -69,9 +69,9 @@ func (s *sysfs) addPorts(devices []string) error {
 	return nil
 }
 
-// inferredType tells a function's type by its place, counted from the host
-// bridge, on a way of so many functions: below a port of the CPU there is a
-// device or a switch, and a switch is an upstream port and those below it.
+// inferredType infers the type of a function from the place on the path, counted from the host
+// bridge. Below a port of the CPU follows a device or a switch, and a switch has an upstream port
+// and downstream ports.
 func inferredType(place, length int) string {
 	switch {
 	case place == length-1 && place == 0:
@@ -89,8 +89,8 @@ func inferredType(place, length int) string {
 // mostNamed is how many devices a note names.
 const mostNamed = 16
 
-// noteACS says which switch ports keep GPUs and NICs below one switch from
-// reaching each other in it, or that this cannot be seen.
+// noteACS notes the switch ports whose ACS redirects traffic between GPUs and NICs below a switch
+// to the root complex, or that the kernel does not show ACS.
 func (s *sysfs) noteACS() {
 	redirect, unknown := s.host.ACSRedirects()
 	var ports []string

@@ -58,7 +58,7 @@ func (s *sysfs) readNICs() error {
 	}
 	for i := range s.host.NICs {
 		nic := &s.host.NICs[i]
-		// With several devices on one bond each stands for itself alone.
+		// If several devices are on a bond, no device stands for the bond.
 		bond := bonds[nic.Name]
 		nic.Bond = pci.BondName.MatchString(nic.Name) || bond != "" && members[bond] == 1
 	}
@@ -74,7 +74,7 @@ func (s *sysfs) readNIC(name string) (topo.NIC, error) {
 	}
 	nic := topo.NIC{Name: name}
 	if device == "" {
-		// NCCL, too, puts what it finds no PCI function for at the first CPU.
+		// NCCL also attaches devices without a PCI function to the first CPU.
 		nic.Software, nic.NUMA, nic.Place = true, s.host.CPUs[0].NUMA, topo.Place{Link: bandwidths.Local}
 		s.host.Note("RDMA device %s has no PCI device behind it (software RDMA, as rxe and siw are): it cannot reach a GPU's memory, and is planned only with --software", name)
 	} else {
@@ -106,12 +106,11 @@ func (s *sysfs) readNIC(name string) (topo.NIC, error) {
 	return nic, err
 }
 
-// card is the first function of the card that a physical function is on; "" where
-// that is the device itself, or there is none. NCCL puts a NIC where this one is
-// (ncclIbGetPciPath), which makes the ports and virtual functions of a card one
-// NIC. It sets the device's number to 0, too, for virtual functions; their
-// physfn says the same, and holds for cards beside each other on the first bus
-// of a virtual machine as well.
+// card returns the first function of the card of a physical function; "" if device is the first
+// function, or the first function does not exist. NCCL places a NIC at the first function
+// (ncclIbGetPciPath), so that the ports and virtual functions of a card are a single NIC. For
+// virtual functions NCCL also sets the device number to 0; card uses physfn, which has the same
+// result, and is also right for neighbouring cards on the first bus of a virtual machine.
 func (s *sysfs) card(physical, device string) string {
 	if !lazyregexp.DevicePattern.MatchString(physical) {
 		return ""
@@ -126,9 +125,9 @@ func (s *sysfs) card(physical, device string) string {
 	return first
 }
 
-// bond is the bonding interface that a NIC's first GID belongs to, by
-// /sys/class/infiniband/NIC/ports/N/gid_attrs/ndevs/0: the kernel gives the first
-// GID of a port to the bond that its interface is in. "" for none.
+// bond returns the bonding interface of a NIC's first GID, from
+// /sys/class/infiniband/NIC/ports/N/gid_attrs/ndevs/0: the kernel gives the first GID of a port to
+// the bond of the port's interface. "" without a bond.
 func (s *sysfs) bond(nic topo.NIC) (string, error) {
 	for _, p := range nic.Ports {
 		name, err := s.attribute("class/infiniband", nic.Name, "ports", strconv.Itoa(p.Number), firstGID)
@@ -148,7 +147,7 @@ func (s *sysfs) bond(nic topo.NIC) (string, error) {
 	return "", nil
 }
 
-// firstGID is where a port names the interface of its first GID.
+// firstGID is the file, relative to a port, with the interface of the first GID.
 const firstGID = "gid_attrs/ndevs/0"
 
 var (
@@ -158,8 +157,8 @@ var (
 	subfunctionPattern = lazyregexp.New(`\.sf\.[0-9]+$`)
 )
 
-// pciDeviceOf is the PCI function of an RDMA device; "" where it has none. A
-// subfunction (mlx5_core.sf.4) belongs to the function below which it lies.
+// pciDeviceOf returns the PCI function of an RDMA device; "" without a PCI function. A subfunction
+// (mlx5_core.sf.4) belongs to the PCI function above.
 func (s *sysfs) pciDeviceOf(nic string) (device, subfunction string, err error) {
 	path, err := s.files.Resolve(s.path("class/infiniband", nic, "device"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,7 +186,7 @@ func (s *sysfs) protocol(nic topo.NIC) (string, error) {
 	}
 	kind, _, _ = strings.Cut(kind, ":")
 	vendor := ""
-	if nic.BusID != "" && kind != "1" { // a channel adapter is as its link layer says
+	if nic.BusID != "" && kind != "1" { // for a channel adapter, the link layer tells the protocol
 		if vendor, err = s.pciAttribute(nic.BusID, "vendor"); err != nil {
 			return "", err
 		}
@@ -213,8 +212,7 @@ func (s *sysfs) protocol(nic topo.NIC) (string, error) {
 	return "", nil
 }
 
-// uverbs maps RDMA devices to their character devices, by
-// /sys/class/infiniband_verbs/uverbsN/ibdev.
+// uverbs maps RDMA devices to character devices, from /sys/class/infiniband_verbs/uverbsN/ibdev.
 func (s *sysfs) uverbs() (map[string]string, error) {
 	names, err := s.list("class/infiniband_verbs")
 	if err != nil {
@@ -222,7 +220,7 @@ func (s *sysfs) uverbs() (map[string]string, error) {
 	}
 	byNIC := map[string]string{}
 	for _, name := range names {
-		if !strings.HasPrefix(name, "uverbs") { // abi_version lies beside them
+		if !strings.HasPrefix(name, "uverbs") { // abi_version is in the same directory
 			continue
 		}
 		nic, err := s.attribute("class/infiniband_verbs", name, "ibdev")
@@ -277,7 +275,7 @@ func portState(text string) string {
 	return text
 }
 
-// portLID reads "0x1f"; 0 where it says none.
+// portLID parses "0x1f"; 0 if malformed.
 func portLID(text string) int {
 	lid, err := strconv.ParseUint(text, 0, 16)
 	if err != nil {
@@ -286,8 +284,8 @@ func portLID(text string) int {
 	return int(lid)
 }
 
-// portGUID is the second half of a GID, "fe80:0000:0000:0000:0c42:a103:00aa:bbcc"; ""
-// of the GID that a port has without any, and of what is none.
+// portGUID returns the second half of a GID, "fe80:0000:0000:0000:0c42:a103:00aa:bbcc"; "" for the
+// zero GID of a port without GIDs, and for malformed text.
 func portGUID(gid string) string {
 	half := strings.Repeat("0000:", 4)
 	if len(gid) != 2*len(half)-1 || strings.Trim(gid, "0:") == "" {
@@ -296,7 +294,7 @@ func portGUID(gid string) string {
 	return gid[len(half):]
 }
 
-// portRate reads "400 Gb/sec (4X NDR)", Gbit/s; 0 where it says none.
+// portRate parses "400 Gb/sec (4X NDR)" to Gbit/s; 0 if malformed.
 func portRate(text string) float64 {
 	number, _, _ := strings.Cut(text, " ")
 	rate, err := strconv.ParseFloat(number, 64)

@@ -15,14 +15,14 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/pci"
 )
 
-// Recorder takes what Record reads of a host. A path has no leading slash and
-// begins with "sys" or "proc", wherever these were read.
+// Recorder receives the files that Record reads. A path has no leading slash and begins with "sys"
+// or "proc", even if Record reads other roots.
 type Recorder interface {
-	// Directory is called for directories that matter even when nothing is in
-	// them, some more than once. Those of files and links are understood.
+	// Record calls Directory for directories that matter even if empty, possibly several times for
+	// a directory. Record does not call Directory for the directories of files and links.
 	Directory(path string) error
 	File(path string, data []byte) error
-	// Link is a symbolic link as the kernel has it: relative, and inside sys.
+	// target is the kernel's: relative, and inside sys.
 	Link(path, target string) error
 }
 
@@ -30,19 +30,18 @@ type Recorder interface {
 type Extent int
 
 const (
-	// Everything takes all PCI functions and all RDMA devices, and is content
-	// with as much of a configuration space as the reader may see, and without
-	// attributes that a device in trouble does not answer for.
+	// Everything selects every PCI function and every RDMA device. Record accepts a configuration
+	// space that the kernel cuts, and skips attributes that a device fails to return.
 	Everything Extent = iota
-	// DevicesOnly takes the PCI root complexes below which there is a function
-	// of NVIDIA or an RDMA device, and RDMA devices that have a PCI function. It
-	// demands whole configuration spaces, which the kernel shows to root alone.
+	// DevicesOnly selects the PCI root complexes with a function of NVIDIA or an RDMA device, and
+	// the RDMA devices with a PCI function. Record fails on a configuration space that the kernel
+	// cuts: only root sees whole configuration spaces.
 	DevicesOnly
 )
 
-// What of each is taken. Nothing here tells a serial number or the host's name:
-// those are in serial_number, node_desc, uevent and vpd, which is reduced to what
-// tells management bridges and Data Direct functions.
+// Recorded attributes. No recorded attribute contains a serial number or the name of the host:
+// serial_number, node_desc, uevent and vpd do. Record reduces vpd to the data that marks
+// management bridges and Data Direct functions.
 var (
 	recordedOfFunction = []string{
 		"class", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision",
@@ -58,8 +57,7 @@ var (
 	recordedOfPort  = []string{"state", "phys_state", "rate", "link_layer", "lid", "sm_lid"}
 	recordedOfVerbs = []string{"ibdev", "dev"}
 	recordedOfNode  = []string{"cpulist", "distance"}
-	// Those that tell the processor's bandwidth and its socket; "cpu" is
-	// POWER's word for its model.
+	// Keys for the bandwidth and the socket of a processor; "cpu" is POWER's key for the model.
 	recordedOfProcessor = map[string]bool{
 		"processor": true, "vendor_id": true, "cpu family": true, "model": true, "model name": true,
 		"physical id": true, "cpu": true,
@@ -68,12 +66,11 @@ var (
 
 var portPattern = lazyregexp.New(`^[0-9]+$`)
 
-// Record reads a host's sysfs and procfs, usually /sys and /proc, and hands over
-// what they tell of GPUs, RDMA devices and what joins them: PCI functions and
-// RDMA devices with their links in /sys/bus and /sys/class, bonds and links of
-// switches that these know of, the NUMA nodes, and
-// of procfs the processors and what NVIDIA's driver says. What is absent is left
-// out, and what is there and cannot be read is an error.
+// Record reads the sysfs and procfs of a host, usually /sys and /proc, and passes the files about
+// GPUs, RDMA devices and the connections between GPUs and RDMA devices to a Recorder: PCI
+// functions and RDMA devices with links in /sys/bus and /sys/class, bonds and links of switches,
+// NUMA nodes, processors, and the files of NVIDIA's driver in procfs. Record skips missing files.
+// A file that exists and cannot be read is an error.
 func Record(sysfs, proc string, extent Extent, to Recorder) error {
 	r := recording{roots: map[string]string{"sys": sysfs, "proc": proc}, extent: extent, to: to}
 	for _, read := range []func() error{r.devices, r.switches, r.nodes, r.processors, r.driver} {
@@ -103,7 +100,7 @@ func (r *recording) on(p string) string {
 	return filepath.Join(r.roots[tree], rest)
 }
 
-// list is the entries of a directory in order; none where it does not exist.
+// list returns the sorted entries of a directory; nil if the directory does not exist.
 func (r *recording) list(dir string) ([]fs.DirEntry, error) {
 	entries, err := machine{}.ReadDir(r.on(dir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +109,7 @@ func (r *recording) list(dir string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// directories is the names of those directories in dir that match.
+// directories returns the names of the subdirectories of dir that match pattern.
 func (r *recording) directories(dir string, pattern *lazyregexp.Regexp) ([]string, error) {
 	entries, err := r.list(dir)
 	var names []string
@@ -124,7 +121,7 @@ func (r *recording) directories(dir string, pattern *lazyregexp.Regexp) ([]strin
 	return names, err
 }
 
-// members is what a bus or a class lists.
+// members returns the entries of a bus or a class.
 func (r *recording) members(dir string) ([]member, error) {
 	entries, err := r.list(dir)
 	if err != nil {
@@ -148,8 +145,8 @@ func (r *recording) members(dir string) ([]member, error) {
 	return found, nil
 }
 
-// follow reads a link, and says where it leads in the recording. Both are empty
-// where there is no link.
+// follow reads a link, and returns the target in the recording. Both results are empty if the link
+// does not exist.
 func (r *recording) follow(link string) (target, at string, err error) {
 	target, err = os.Readlink(r.on(link))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -165,7 +162,7 @@ func (r *recording) follow(link string) (target, at string, err error) {
 	return target, at, nil
 }
 
-// link takes a link, if it is there, and returns where it leads.
+// link records a link if the link exists, and returns the target.
 func (r *recording) link(p string) (at string, err error) {
 	target, at, err := r.follow(p)
 	if err != nil || target == "" {
@@ -174,7 +171,7 @@ func (r *recording) link(p string) (at string, err error) {
 	return at, r.to.Link(p, target)
 }
 
-// files takes the named files of a directory, those that it has.
+// files records the named files of a directory that exist.
 func (r *recording) files(dir string, names ...string) error {
 	for _, name := range names {
 		at := path.Join(dir, name)
@@ -192,8 +189,8 @@ func (r *recording) files(dir string, names ...string) error {
 	return nil
 }
 
-// read reads a file. A configuration space states its size, so that one that
-// was cut short is seen; other attributes of sysfs state a page.
+// read reads a file. The size in the inode is the whole size of a configuration space, so read
+// detects a cut. For other attributes of sysfs the size is a page.
 func (r *recording) read(p string) ([]byte, error) {
 	name := r.on(p)
 	d, err := openRegular(name)
@@ -211,10 +208,9 @@ func (r *recording) read(p string) ([]byte, error) {
 	return data, nil
 }
 
-// rootComplex is the part of a device's path that ends with its first PCI root,
-// "sys/devices/pci0000:00"; empty for a device that is not below one. Behind a
-// volume management device there is a second root, and in some virtual machines
-// the first lies deep in /sys/devices.
+// rootComplex returns the part of a device's path up to the first PCI root,
+// "sys/devices/pci0000:00"; empty for a device outside a PCI root. Below a volume management
+// device is a second root, and in some virtual machines the first root is deep in /sys/devices.
 func rootComplex(at string) string {
 	end := 0
 	for element := range strings.SplitSeq(at, "/") {
@@ -271,8 +267,8 @@ func (r *recording) devices() error {
 	return r.files("sys/class/infiniband_verbs", "abi_version")
 }
 
-// wantedRoots tells whether a device is below one of the root complexes that
-// have something to do with GPUs or RDMA.
+// wantedRoots returns a function that reports whether a device is below a root complex with GPUs
+// or RDMA devices.
 func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool, error) {
 	roots := map[string]bool{}
 	for _, f := range functions {
@@ -287,14 +283,14 @@ func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool,
 	for _, d := range rdma {
 		roots[rootComplex(d.at)] = true
 	}
-	delete(roots, "") // software RDMA is below none
+	delete(roots, "") // software RDMA is outside PCI roots
 	if len(roots) == 0 {
 		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is nothing to record")
 	}
 	return func(at string) bool { return roots[rootComplex(at)] }, nil
 }
 
-// entry takes the link of a bus or class and makes its device a directory.
+// entry records the link of a bus or class, and the directory of the device.
 func (r *recording) entry(m member) error {
 	if m.target != "" {
 		if err := r.to.Link(m.path, m.target); err != nil {
@@ -330,8 +326,8 @@ func (r *recording) function(f member) error {
 	return err
 }
 
-// product takes of a function's vital product data what tells what it is for. Without
-// root the kernel does not show it.
+// product records the vital product data that marks the purpose of a function. The kernel shows
+// vital product data to root only.
 func (r *recording) product(at string) error {
 	var id topo.PCIIdentity
 	for name, into := range map[string]*string{"vendor": &id.Vendor, "device": &id.Device} {
@@ -369,8 +365,7 @@ func (r *recording) product(at string) error {
 	return nil
 }
 
-// classDevice takes an entry of a class, its attributes, and the device that it
-// belongs to.
+// classDevice records an entry of a class, the attributes, and the device of the entry.
 func (r *recording) classDevice(m member, attributes []string) error {
 	if err := r.entry(m); err != nil {
 		return err
@@ -406,9 +401,9 @@ func (r *recording) rdma(d member) error {
 	return nil
 }
 
-// bond takes the name of the interface that the first GID of a port belongs to
-// where that is a bond, and that it is one. The names of others can be their
-// addresses.
+// bond records the interface of a port's first GID if the interface is a bond, and that the
+// interface is a bond. bond does not record the names of other interfaces: a name can contain an
+// address.
 func (r *recording) bond(port string) error {
 	gid := path.Join(port, firstGID)
 	text, err := r.read(gid)
@@ -479,8 +474,8 @@ func (r *recording) nodes() error {
 	return nil
 }
 
-// processors takes /proc/cpuinfo without what changes by the second or tells
-// nothing of the sockets.
+// processors records /proc/cpuinfo without keys that change every second, and without keys that do
+// not describe the socket.
 func (r *recording) processors() error {
 	text, err := machine{}.ReadFile(r.on("proc/cpuinfo"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -504,7 +499,7 @@ func (r *recording) processors() error {
 	return r.to.File("proc/cpuinfo", []byte(kept.String()))
 }
 
-// driver takes what NVIDIA's driver tells of itself and of its GPUs.
+// driver records the files of NVIDIA's driver about the driver and the GPUs.
 func (r *recording) driver() error {
 	const dir = "proc/driver/nvidia"
 	if err := r.files(dir, "version"); err != nil {

@@ -18,24 +18,23 @@ import (
 // nvidia-smi topo -m.
 const SourceSMI = "nvidia-smi"
 
-// maxSMIDevices bounds the columns of a matrix; real ones have a few dozen.
+// maxSMIDevices bounds the columns of a matrix; matrices of real machines have a few dozen
+// columns.
 const maxSMIDevices = 256
 
 // smiNote is said of every host that is read from a matrix.
 const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe tree, no bandwidths, no PCI addresses and no port states; GPUs are named as it names them, and every NIC counts as active"
 
-// ReadSMI reads the text that `nvidia-smi topo -m` prints: a row and a column
-// for each GPU and NIC, and in each cell the type of the path between them.
-// Colours, CRLF, prose around it and columns divided by tabs or blanks are all
-// the same to it. name is for messages.
+// SMI reads the output of `nvidia-smi topo -m`: a row and a column for every GPU and NIC, and in a
+// cell the type of the path between two devices. SMI ignores colours, CRLF and prose around the
+// matrix, and accepts columns separated by tabs or blanks. Errors contain name.
 //
-// The host that it gives has [Host.Matrix] in place of a tree. Its GPUs have
-// no PCI address: BusID is the name that the matrix has for them, "GPU0". A NIC
-// has the name of the legend ("NIC0: mlx5_0") where there is one.
+// The returned host has [Host.Matrix] in place of a tree. GPUs have no PCI address: BusID is the
+// name in the matrix, "GPU0". A NIC has the name in the legend ("NIC0: mlx5_0"), or the name in
+// the matrix if the legend is missing.
 //
-// A matrix that is torn (a row, a column or a cell is missing, its two halves
-// differ) is refused with a [PlaceError], for half of a topology is worse than
-// none.
+// SMI refuses a torn matrix with a [PlaceError], because half of a topology leads to wrong plans.
+// A matrix is torn if a row, a column or a cell is missing, or the two halves differ.
 func SMI(text []byte, name string) (*topo.Host, error) {
 	h, err := readSMI(text)
 	if err == nil {
@@ -52,14 +51,14 @@ func SMI(text []byte, name string) (*topo.Host, error) {
 type word struct {
 	text   string
 	column int
-	tab    int // how many tabs stand before it
+	tab    int // number of tabs before the word
 }
 
 // smiLine is a line in words.
 type smiLine struct {
 	number int
 	words  []word
-	end    int // the column behind its last character
+	end    int // column after the last character
 }
 
 func (l smiLine) fail(column int, format string, args ...any) error {
@@ -113,8 +112,8 @@ var (
 	smiName = lazyregexp.New(`^[A-Za-z][A-Za-z0-9_.@:-]*$`)
 )
 
-// smiCell is the path type of a cell. SOC and PSB are what drivers before 375
-// wrote for SYS and for the switch on a board with two GPUs.
+// smiCell returns the path type of a cell. Drivers before 375 write SOC for SYS, and PSB for the
+// switch on a board with two GPUs.
 func smiCell(text string) (topo.PathType, bool) {
 	switch text {
 	case "X":
@@ -133,8 +132,8 @@ func smiCell(text string) (topo.PathType, bool) {
 	return topo.NVL, smiNV.MatchString(text)
 }
 
-// smiHeader tells whether a line is the first of a matrix: it begins, indented
-// or not, with a GPU, and a row would go on with a cell.
+// smiHeader reports whether a line is the header of a matrix: a header begins, indented or not,
+// with a GPU, and a row would continue with a path type.
 func smiHeader(l smiLine) bool {
 	if len(l.words) == 0 || !smiGPU.MatchString(l.words[0].text) {
 		return false
@@ -145,7 +144,7 @@ func smiHeader(l smiLine) bool {
 	if _, row := smiCell(l.words[1].text); row {
 		return false
 	}
-	// A host with one GPU has no second one to tell a header by.
+	// On a host with a single GPU, a header has no second GPU.
 	return smiGPU.MatchString(l.words[1].text) ||
 		slices.ContainsFunc(l.words, func(w word) bool { return w.text == "Affinity" })
 }
@@ -168,7 +167,7 @@ func smiIndex(label string) int {
 type smiReader struct {
 	labels   []string
 	affinity bool // columns follow the matrix
-	numa     int  // which of them is the NUMA affinity, -1 for none
+	numa     int  // index of the NUMA affinity, -1 if missing
 	rows     []smiLine
 	types    [][]topo.PathType
 	renamed  map[string]string // "NIC0" to "mlx5_0"
@@ -229,8 +228,8 @@ func readSMI(text []byte) (*topo.Host, error) {
 	return r.host()
 }
 
-// header reads the names of the columns: the devices, then "CPU Affinity",
-// "NUMA Affinity" and "GPU NUMA ID", as far as the driver's version has them.
+// header reads the names of the columns: the devices, then "CPU Affinity", "NUMA Affinity" and
+// "GPU NUMA ID", as far as the driver's version has the columns.
 func (r *smiReader) header(l smiLine) error {
 	seen := map[string]bool{}
 	for i, w := range l.words {
@@ -306,9 +305,9 @@ func (r *smiReader) row(l smiLine) error {
 	return nil
 }
 
-// symmetric compares the two halves: both come from one table in the driver,
-// so where they differ the text is damaged. Cells are compared as written, for
-// the links that NV4 counts are the same from both ends.
+// symmetric compares the two halves. The driver prints both halves from a single table, so
+// different halves are damaged text. symmetric compares the text of cells, because the count in
+// NV4 is equal in both directions.
 func (r *smiReader) symmetric() error {
 	for i, l := range r.rows {
 		for j := range i {
@@ -322,7 +321,7 @@ func (r *smiReader) symmetric() error {
 	return nil
 }
 
-// legend reads "NIC0: mlx5_0" below the matrix; other lines are prose.
+// legend reads "NIC0: mlx5_0" below the matrix, and skips prose.
 func (r *smiReader) legend(l smiLine) error {
 	label, isLabel := strings.CutSuffix(l.words[0].text, ":")
 	if !isLabel || !smiNIC.MatchString(label) {
@@ -350,7 +349,7 @@ func (r *smiReader) legend(l smiLine) error {
 	return nil
 }
 
-// host makes the devices, in the order of Host, and their matrix.
+// host creates the devices, in the order of Host, and the matrix.
 func (r *smiReader) host() (*topo.Host, error) {
 	h := &topo.Host{CPUs: []topo.CPU{}, Switches: []topo.Switch{}, GPUs: []topo.GPU{}, NICs: []topo.NIC{}, Matrix: map[[2]string]topo.PathType{}}
 	names := slices.Clone(r.labels)
@@ -386,8 +385,8 @@ func (r *smiReader) host() (*topo.Host, error) {
 // mostNVLinks is how many a GPU has at most: 18 from Hopper on.
 const mostNVLinks = 18
 
-// nvlinks are those of a GPU, by what NV4 counts. More to all its peers than a GPU
-// has are the same ones to each of them, through NVSwitches.
+// nvlinks returns the NVLinks of a GPU, from the count in NV4. If the sum over peers exceeds the
+// links of a GPU, the links lead to NVSwitches, and every peer shares the links.
 func (r *smiReader) nvlinks(gpu string) (links []topo.NVLink) {
 	i, total, equal := slices.Index(r.labels, gpu), 0, true
 	for j, to := range r.labels {
@@ -406,8 +405,8 @@ func (r *smiReader) nvlinks(gpu string) (links []topo.NVLink) {
 	return links
 }
 
-// numaOf reads the NUMA affinity of a row; -1 where it is none or several.
-// Between tabs a cell may be empty, between blanks none is.
+// numaOf reads the NUMA affinity of a row; -1 for an empty cell or several nodes. A cell can be
+// empty only between tabs.
 func (r *smiReader) numaOf(l smiLine) int {
 	tail := l.words[1+len(r.labels):]
 	if r.numa < 0 || len(tail) == 0 {

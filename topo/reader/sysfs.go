@@ -18,10 +18,9 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/pci"
 )
 
-// ReadSysfs reads a host from sysfs and procfs. NVIDIA's GPUs are found by PCI
-// class and vendor, so that a host whose driver is not loaded shows them too,
-// and RDMA NICs in /sys/class/infiniband. What is absent is left out; what
-// exists and cannot be read is an error.
+// Sysfs reads a host from sysfs and procfs. Sysfs finds GPUs of NVIDIA by PCI class and vendor, so
+// that a host without a loaded driver has GPUs too, and RDMA NICs in /sys/class/infiniband. Sysfs
+// skips missing files. A file that exists and cannot be read is an error.
 func Sysfs(o topo.Options) (*topo.Host, error) {
 	root, _ := o.Roots()
 	root, err := filepath.Abs(root)
@@ -35,7 +34,8 @@ func Sysfs(o topo.Options) (*topo.Host, error) {
 
 func readHost(o topo.Options, from files) (*topo.Host, error) {
 	sysfsRoot, proc := o.Roots()
-	// Absolute, because the root goes into plans that others read elsewhere.
+	// The root is absolute because plans contain the root, and processes in other directories read
+	// plans.
 	root, err := filepath.Abs(sysfsRoot)
 	if err != nil {
 		return nil, fmt.Errorf("reading the topology below %s: %w", sysfsRoot, err)
@@ -65,21 +65,21 @@ func readHost(o topo.Options, from files) (*topo.Host, error) {
 	return s.host, nil
 }
 
-// sysfs reads one host.
+// sysfs reads a host.
 type sysfs struct {
 	files      files
 	root, proc string
 	host       *topo.Host
-	switches   map[string]bool // those already in host
-	ports      map[string]bool // those already in host
+	switches   map[string]bool // switches in host
+	ports      map[string]bool // ports in host
 	configs    map[string]configuration
 	told       map[[2]string]string // attributes of PCI functions that are asked for twice
 	cut        bool                 // there is a configuration space that is not shown whole
-	refreshed  bool                 // Broadcom's driver has looked for links of its switches
+	refreshed  bool                 // Broadcom's driver has refreshed the links of switches
 	noVPD      bool                 // there is vital product data that is not shown
 }
 
-// path is a path below the root; its elements are clean already.
+// path joins elements to the root. The elements are clean.
 func (s *sysfs) path(elem ...string) string {
 	n := len(s.root)
 	for _, e := range elem {
@@ -93,7 +93,7 @@ func (s *sysfs) path(elem ...string) string {
 	return string(path)
 }
 
-// attribute reads a one-line file; "" where there is none.
+// attribute reads a file with a single line; "" if the file does not exist.
 func (s *sysfs) attribute(elem ...string) (string, error) {
 	text, err := s.files.ReadFile(s.path(elem...))
 	if gone(err) {
@@ -102,8 +102,8 @@ func (s *sysfs) attribute(elem ...string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// reported is attribute for what a device is asked when the file is read: one
-// that fails to answer is still a device, with a note.
+// reported reads an attribute that the device answers when read. A device that fails to answer
+// still counts, with a note.
 func (s *sysfs) reported(elem ...string) (string, error) {
 	text, err := s.attribute(elem...)
 	if refused(err) {
@@ -113,12 +113,11 @@ func (s *sysfs) reported(elem ...string) (string, error) {
 	return text, err
 }
 
-// gone says that a file is not there, or that its device vanished after it was
-// opened.
+// gone reports whether a file does not exist, or the device vanished after the open.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
 
-// refused says that a file is there and may be read, and that the device or its
-// driver gave no answer.
+// refused reports whether a file exists and is readable, but the device or the driver failed to
+// answer.
 func refused(err error) bool {
 	for _, known := range []error{syscall.EINVAL, syscall.EIO, syscall.ENXIO, syscall.ETIMEDOUT, syscall.EAGAIN, syscall.EBUSY, syscall.EOPNOTSUPP} {
 		if errors.Is(err, known) {
@@ -128,7 +127,7 @@ func refused(err error) bool {
 	return false
 }
 
-// list names the entries of a directory in order; none where it does not exist.
+// list returns the sorted names in a directory; nil if the directory does not exist.
 func (s *sysfs) list(elem ...string) ([]string, error) {
 	entries, err := s.files.ReadDir(s.path(elem...))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -186,9 +185,9 @@ func (s *sysfs) readNodes() error {
 	return nil
 }
 
-// processor is what /proc/cpuinfo tells of the first CPU, which stands for all.
+// processor parses /proc/cpuinfo. The first CPU stands for every CPU.
 func (s *sysfs) processor() (topo.CPU, error) {
-	text := make([]byte, 4096) // what the first processor has above its flags, and more
+	text := make([]byte, 4096) // enough for the keys of the first processor before the flags
 	f, err := s.files.Open(filepath.Join(s.proc, "cpuinfo"))
 	if err == nil {
 		defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
@@ -211,14 +210,14 @@ func (s *sysfs) processor() (topo.CPU, error) {
 	case c.Vendor == "":
 		c.Arch = "arm64"
 	}
-	c.Family, _ = strconv.Atoi(info["cpu family"]) // absent elsewhere than on x86, where the table needs none
+	c.Family, _ = strconv.Atoi(info["cpu family"]) // missing on architectures other than x86; the table needs the family only for x86
 	c.Model, _ = strconv.Atoi(info["model"])
 	c.Socket = bandwidths.Socket(c.Arch, c.Vendor, c.Family, c.Model)
 	return c, nil
 }
 
-// fields reads "key : value" lines, as /proc/cpuinfo and
-// /proc/driver/nvidia/gpus/*/information have them.
+// fields parses "key : value" lines, the format of /proc/cpuinfo and
+// /proc/driver/nvidia/gpus/*/information.
 func fields(text string) map[string]string {
 	m := map[string]string{}
 	for line := range strings.Lines(text) {
@@ -289,8 +288,8 @@ func (s *sysfs) vanished(gpu string) {
 	s.host.Note("GPU %s vanished while it was read, and is left out", gpu)
 }
 
-// readOther adds a GPU of AMD or Hygon. A display without its driver is none
-// that computes.
+// readOther adds a GPU of AMD or Hygon. A display without the amdgpu driver cannot compute, and
+// does not count.
 func (s *sysfs) readOther(name, class, vendor string) error {
 	if vendor != pci.VendorAMD && vendor != pci.VendorHygon || !pci.Graphics(class, vendor) ||
 		strings.HasPrefix(class, pci.ClassVGA) && s.driver(name) != "amdgpu" {
@@ -344,8 +343,7 @@ func (s *sysfs) readGPU(name string) (topo.GPU, error) {
 	return gpu, nil
 }
 
-// classOf is the class of a PCI device, "0x068000"; "" where sysfs does not show
-// it.
+// classOf returns the class of a PCI device, "0x068000"; "" if sysfs does not show the device.
 func (s *sysfs) classOf(device string) string {
 	class, err := s.pciAttribute(device, "class")
 	if err != nil {
@@ -358,7 +356,8 @@ func (s *sysfs) pciAttribute(device, name string) (string, error) {
 	if name != "class" && name != "vendor" {
 		return s.attribute("bus/pci/devices", device, name)
 	}
-	// These tell which functions are read, and then what they are.
+	// The caller reads class and vendor twice: to select functions, and for the identity of a
+	// function.
 	key := [2]string{device, name}
 	text, known := s.told[key]
 	if !known {
@@ -371,7 +370,7 @@ func (s *sysfs) pciAttribute(device, name string) (string, error) {
 	return text, nil
 }
 
-// driver is the name of the driver that a PCI device is bound to, "" for none.
+// driver returns the name of the driver of a PCI device, "" without a driver.
 func (s *sysfs) driver(device string) string {
 	target, err := s.files.ReadLink(s.path("bus/pci/devices", device, "driver"))
 	if err != nil {
@@ -380,15 +379,15 @@ func (s *sysfs) driver(device string) string {
 	return filepath.Base(target)
 }
 
-// peers are the switches that one of Broadcom's passes traffic to without the
-// CPU, as the maker's driver tells in
-// /sys/kernel/pci_switch_link/virtual_switch_links/ADDRESS (ncclOsGetBcmLinks).
+// peers returns the switches that a Broadcom switch reaches without the CPU, from the files of
+// Broadcom's driver in /sys/kernel/pci_switch_link/virtual_switch_links/ADDRESS
+// (ncclOsGetBcmLinks).
 func (s *sysfs) peers(device string, identity topo.PCIIdentity) ([]string, error) {
 	if identity.Vendor != pci.VendorBroadcom {
 		return nil, nil
 	}
-	// Reading this makes the driver look again (ncclTopoRefreshBcmP2pLinks).
-	// Whether it did, nobody says; most hosts do not have it.
+	// Reading the file makes the driver refresh the links (ncclTopoRefreshBcmP2pLinks). The driver
+	// does not report success, and most hosts lack the file.
 	if !s.refreshed {
 		s.refreshed = true
 		_, _ = s.files.ReadFile(s.path(switchRefresh))
@@ -409,14 +408,14 @@ func (s *sysfs) peers(device string, identity topo.PCIIdentity) ([]string, error
 	return peers, nil
 }
 
-// Broadcom's driver lists here, by switch, the switches that it is joined to.
+// Broadcom's driver lists here, by switch, the joined switches.
 const (
 	switchLinks   = "kernel/pci_switch_link/virtual_switch_links"
 	switchRefresh = "kernel/pci_switch_link/refresh_switch_toplogy" // in these letters
 )
 
-// chain reads off the path of a device in /sys/devices what lies between it and
-// its host bridge: ports and the device itself, top down.
+// chain parses the path of a device in /sys/devices, and returns the host bridge, and the ports
+// and the device below, top down.
 func chain(path string) (hostBridge string, devices []string) {
 	for element := range strings.SplitSeq(filepath.ToSlash(path), "/") {
 		switch {
@@ -429,8 +428,7 @@ func chain(path string) (hostBridge string, devices []string) {
 	return hostBridge, devices
 }
 
-// place finds where a PCI device is plugged in, and adds the switches above it
-// to the host.
+// place returns the place of a PCI device, and adds the switches above the device to the host.
 func (s *sysfs) place(device string) (numa int, p topo.Place, err error) {
 	target, err := s.files.ReadLink(s.path("bus/pci/devices", device))
 	if err != nil {
@@ -453,8 +451,8 @@ func (s *sysfs) place(device string) (numa int, p topo.Place, err error) {
 	return numa, p, err
 }
 
-// linkNow is what the link above a device does at the moment, by
-// current_link_speed and current_link_width; 0 where these tell nothing.
+// linkNow returns the current bandwidth of the link above a device, from current_link_speed and
+// current_link_width; 0 if unknown.
 func (s *sysfs) linkNow(device string) (float64, error) {
 	speed, err := s.reported("bus/pci/devices", device, "current_link_speed")
 	if err != nil {
@@ -471,7 +469,7 @@ func (s *sysfs) linkNow(device string) (float64, error) {
 	return bandwidths.PCIe(speed, lanes), nil
 }
 
-// identity tells what a PCI function is.
+// identity reads the class and the IDs of a PCI function.
 func (s *sysfs) identity(device string) (id topo.PCIIdentity, err error) {
 	for name, into := range map[string]*string{
 		"class": &id.Class, "vendor": &id.Vendor, "device": &id.Device,
@@ -484,9 +482,9 @@ func (s *sysfs) identity(device string) (id topo.PCIIdentity, err error) {
 	return id, nil
 }
 
-// placeIn: every second bridge upwards is a switch. The one directly above a
-// device is the port that it is plugged into, of the switch or of the CPU; the
-// one above that is the switch's upstream port, which stands for the switch.
+// placeIn counts every second bridge upwards as a switch. The bridge directly above a device is
+// the port of the switch or CPU that holds the device. The bridge above the port is the upstream
+// port of the switch, and stands for the switch.
 func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (topo.Place, error) {
 	last := len(devices) - 1
 	p := topo.Place{HostBridge: hostBridge}
@@ -519,13 +517,13 @@ func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (topo.Pla
 	return p, nil
 }
 
-// link is what the link above the last device can do at most: the lesser of its
-// two ends. The current speed is no measure, for idle devices lower it.
+// link returns the maximum of the link above the last device: the smaller value of the two ends.
+// Idle devices lower the current speed, so link does not use the current speed.
 func (s *sysfs) link(devices []string) (speed string, width int, err error) {
 	const unknown = 255 // the kernel's word
 	width = unknown
 	if len(devices) == 1 {
-		width = 0 // no port above it: NCCL takes 16 lanes
+		width = 0 // no port above: NCCL assumes 16 lanes
 	}
 	for _, end := range devices[max(0, len(devices)-2):] {
 		endSpeed, err := s.reported("bus/pci/devices", end, "max_link_speed")
@@ -546,8 +544,8 @@ func (s *sysfs) link(devices []string) (speed string, width int, err error) {
 		if now := bandwidths.LinkSpeed(endSpeed); now > 0 && (speed == "" || now < bandwidths.LinkSpeed(speed)) {
 			speed = endSpeed
 		}
-		// 0 is what virtual functions state; with it, and without a statement,
-		// NCCL takes 16 lanes, whatever the other end has.
+		// Virtual functions have 0. For 0 or a missing width, NCCL assumes 16 lanes, even if the
+		// far end has fewer.
 		lanes, err := strconv.Atoi(text)
 		if err != nil {
 			lanes = 0
@@ -560,8 +558,8 @@ func (s *sysfs) link(devices []string) (speed string, width int, err error) {
 	return speed, width, nil
 }
 
-// numa is a PCI device's numa_node. -1, "unknown", is the only node where there
-// is but one, as in most virtual machines.
+// numa returns the numa_node of a PCI device. -1, "unknown", becomes the only node on a host with
+// a single node, as in most virtual machines.
 func (s *sysfs) numa(device string) (int, error) {
 	text, err := s.pciAttribute(device, "numa_node")
 	if err != nil {
@@ -580,8 +578,8 @@ func (s *sysfs) numa(device string) (int, error) {
 	return max(numa, -1), nil
 }
 
-// addUnknownNode gives devices whose NUMA node is unknown, or not listed, a
-// node to hang on, as NCCL does: far from all others, near to each other.
+// addUnknownNode adds a node for devices whose NUMA node is unknown or not listed, as NCCL does.
+// The added node is far from every other node.
 func (s *sysfs) addUnknownNode() {
 	listed := map[int]bool{}
 	for _, c := range s.host.CPUs {

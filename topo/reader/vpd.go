@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/pci"
 )
 
-// hasProduct says whether the vital product data of a PCI function is read: reading
-// it takes milliseconds, for firmware answers.
+// hasProduct reports whether the vital product data of a PCI function is read. Reading takes
+// milliseconds, because firmware answers.
 func hasProduct(id topo.PCIIdentity) bool {
 	if id.Vendor != pci.VendorMellanox {
 		return false
@@ -27,11 +27,11 @@ func hasProduct(id topo.PCIIdentity) bool {
 	return false
 }
 
-// product is the part of a function's vital product data that tells what the
-// function is for.
+// product is the part of the vital product data of a function that marks the purpose of the
+// function.
 type product struct {
-	// card is the UUID in keyword V3, which all functions of one ConnectX share;
-	// empty where unknown. rdma_topo of rdma-core matches functions by it.
+	// card is the UUID in keyword V3, which the functions of a ConnectX share; empty if unknown.
+	// rdma_topo of rdma-core also matches functions by the UUID.
 	card string
 	// management is set for the bridge to NVSwitches on boards with B200 and B300:
 	// a keyword has SMDL=SW_MNG.
@@ -46,12 +46,12 @@ const (
 	vpdEndLarge = 0x79
 )
 
-// maxVPD is how many bytes of vital product data are read; an address of it has 15
+// maxVPD is the limit on bytes of vital product data; an address in vital product data has 15
 // bits.
 const maxVPD = 1 << 15
 
-// readVPD reads vital product data up to its end tag, one item at a time: what
-// follows costs time and tells nothing.
+// readVPD reads vital product data item by item up to the end tag, because reading bytes after the
+// end tag takes time.
 func readVPD(from io.ReaderAt) ([]byte, error) {
 	var data []byte
 	for len(data) < maxVPD {
@@ -83,7 +83,7 @@ func readVPD(from io.ReaderAt) ([]byte, error) {
 	return data, nil
 }
 
-// parseVPD reads what readVPD gives. Torn data tells as much as is whole.
+// parseVPD parses the output of readVPD. parseVPD uses the whole items of torn data.
 func parseVPD(data []byte) (p product) {
 	for len(data) > 0 {
 		tag, skip, length := data[0], 1, int(data[0]&7)
@@ -121,8 +121,8 @@ func (p *product) addKeywords(data []byte) {
 	}
 }
 
-// reduced is vital product data that tells the same, and neither a serial number nor
-// the UUID itself: a capture has it. Nil where there is nothing to tell.
+// reduced returns vital product data for a capture: with the marks of p, and without serial number
+// and UUID. nil without marks.
 func (p product) reduced() []byte {
 	var keywords []byte
 	add := func(keyword, value string) {
@@ -142,8 +142,9 @@ func (p product) reduced() []byte {
 	return append(append(item, keywords...), vpdEndSmall)
 }
 
-// product reads the vital product data of a PCI function. It is empty where the
-// function has none; the kernel shows it to root alone, and a note says so.
+// product reads the vital product data of a PCI function. The result is empty for a function
+// without vital product data. The kernel shows vital product data to root only; for other users,
+// product writes a note.
 func (s *sysfs) product(device string, id topo.PCIIdentity) (product, error) {
 	if !hasProduct(id) {
 		return product{}, nil
@@ -170,9 +171,9 @@ func (s *sysfs) product(device string, id topo.PCIIdentity) (product, error) {
 	return parseVPD(data), err
 }
 
-// findDataDirect finds the Data Direct functions of NICs: by these, and not by its
-// own function, a ConnectX-8 reads and writes the memory of GPUs. cards are the UUIDs
-// of NICs' cards, by the NICs' names.
+// findDataDirect finds the Data Direct functions of NICs. A ConnectX-8 accesses GPU memory through
+// a Data Direct function, not through the function of the NIC. cards maps the name of a NIC to the
+// UUID of the card.
 func (s *sysfs) findDataDirect(cards map[string]string) error {
 	if len(cards) == 0 {
 		return nil
