@@ -2,8 +2,8 @@ package topo
 
 import "cmp"
 
-// Parent is the address of the physical function that a NIC is a virtual function or a
-// subfunction of; empty for a NIC that is none.
+// Parent returns the address of the physical function behind a virtual function or a
+// subfunction; empty for a physical function.
 func (n *NIC) Parent() string {
 	if n.VirtualFunctionOf == "" && n.Subfunction == "" {
 		return ""
@@ -11,10 +11,9 @@ func (n *NIC) Parent() string {
 	return cmp.Or(n.VirtualFunctionOf, n.BusID)
 }
 
-// Owners has for each NIC the place of the NIC whose port it sends over: for a virtual
-// function or a subfunction that is the NIC of its physical function or, where the host
-// does not list that, the first function of the same port. Other NICs have ports of
-// their own.
+// Owners returns for each NIC the index of the NIC with the physical port: for a virtual
+// function or a subfunction the NIC of the physical function, or the first function of the port
+// where the host does not list the physical function. A physical NIC owns its port.
 func Owners(nics []NIC) []int {
 	type place struct{ host, busID string }
 	first := map[place]int{}
@@ -43,11 +42,12 @@ func Owners(nics []NIC) []int {
 
 // Functions are the virtual functions and subfunctions of a NIC's port that Folded
 // leaves out.
-type Functions map[string][]string // by the NIC's name on its host, "HOST/NAME" where there are several
+type Functions map[string][]string // by the NIC's name on its host, "HOST/NAME" for several hosts
 
-// Folded is the host without the virtual functions and subfunctions of ports that
-// another NIC of the list stands for, and the names of these. Those in keep stay: lanes
-// use them. A port can have hundreds, and each is as near to all devices as the first.
+// Folded returns the host without the virtual functions and subfunctions that share a port with
+// a listed NIC, and the names of the removed functions. Functions in keep stay: lanes use the
+// functions in keep. A port can have hundreds of functions at the same distance from every
+// device.
 func (h *Host) Folded(keep map[string]bool) (*Host, Functions) {
 	of := Owners(h.NICs)
 	folded := *h

@@ -7,19 +7,19 @@ import (
 	"fmt"
 )
 
-// Measured is what copies on one host were measured to carry. The model takes it in
-// place of constants of other machines.
+// Measured has measured rates of copies on a host. The model prefers measured rates to the
+// constants from other machines.
 type Measured struct {
-	// Fingerprint is that of the host (Host.Fingerprint): another one's figures say
-	// nothing.
+	// Fingerprint is the Host.Fingerprint of the measured host: rates of another host are
+	// invalid.
 	Fingerprint string `json:"fingerprint"`
-	// At is when it was measured, in Unix seconds.
+	// At is the time of the measurement, in Unix seconds.
 	At     int64          `json:"at"`
 	Copies []MeasuredCopy `json:"copies,omitempty"`
 	Memory []MeasuredHost `json:"memory,omitempty"`
 }
 
-// MeasuredCopy is the copies between two GPUs that the first one issues, GB/s.
+// MeasuredCopy has the rates of copies between two GPUs, GB/s; GPU issues the copies.
 type MeasuredCopy struct {
 	GPU  string  `json:"gpu"`  // PCI address
 	Peer string  `json:"peer"` // PCI address
@@ -27,7 +27,7 @@ type MeasuredCopy struct {
 	In   float64 `json:"in"`
 }
 
-// MeasuredHost is the copies between a GPU and pinned memory of its host, GB/s.
+// MeasuredHost has the rates of copies between a GPU and pinned memory of its host, GB/s.
 type MeasuredHost struct {
 	GPU string  `json:"gpu"` // PCI address
 	Out float64 `json:"out"` // from the GPU
@@ -37,7 +37,7 @@ type MeasuredHost struct {
 // mostMeasured is more than any link carries, GB/s.
 const mostMeasured = 1e5
 
-// ParseMeasured reads what Measured was written as.
+// ParseMeasured parses the JSON of a Measured.
 func ParseMeasured(text []byte) (*Measured, error) {
 	m := new(Measured)
 	if err := json.Unmarshal(text, m); err != nil {
@@ -64,9 +64,9 @@ func ParseMeasured(text []byte) (*Measured, error) {
 	return m, nil
 }
 
-// Fingerprint tells hosts apart by their devices and by how these are joined: it
-// changes when a device comes, goes or is plugged elsewhere, and not with the state of
-// a port.
+// Fingerprint identifies a host by the devices and the links between the devices. The
+// fingerprint changes when a device is added, removed or moved to another slot. The state of a
+// port does not change the fingerprint.
 func (h *Host) Fingerprint() string {
 	sum := sha256.New()
 	add := func(words ...any) { fmt.Fprintln(sum, words...) }
@@ -86,7 +86,7 @@ func (h *Host) Fingerprint() string {
 	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
-// Measure has the model of this host take measured figures, if they are of this host.
+// Measure stores measured rates in the host, and returns false for rates of another host.
 func (h *Host) Measure(m *Measured) bool {
 	if m == nil || m.Fingerprint != h.Fingerprint() {
 		return false

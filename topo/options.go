@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// NVML is what topo asks of NVIDIA's management library; topo/nvml implements
-// it on the real one.
+// NVML is the part of NVIDIA's management library that topo needs; topo/nvml implements NVML
+// with the real library.
 type NVML interface {
 	// GPUs lists the GPUs that the driver manages. An error that is
 	// ErrNoNVML says that there is no library, and is no fault. GPUs beside an
@@ -14,10 +14,10 @@ type NVML interface {
 	GPUs() ([]NVMLGPU, error)
 }
 
-// ErrNoNVML is what an NVML answers on a host without the library.
+// ErrNoNVML is the error of an NVML on a host without the library.
 var ErrNoNVML = errors.New("the NVML library is not installed")
 
-// NVMLGPU is what NVML tells of a GPU.
+// NVMLGPU is a GPU in NVML.
 type NVMLGPU struct {
 	Index int // nvmlDeviceGetIndex
 	// BusID is nvmlDeviceGetPciInfo's, in any form that ParseBusID reads.
@@ -30,25 +30,23 @@ type NVMLGPU struct {
 	// ComputeMode is nvmlDeviceGetComputeMode's, in the words of
 	// GPU.ComputeMode; empty for the default.
 	ComputeMode string
-	// NoP2P says that nvmlDeviceGetP2PStatus is OK with no other GPU, of those
-	// that there are.
+	// NoP2P reports that nvmlDeviceGetP2PStatus returns OK for no other GPU of the host.
 	NoP2P bool
 	// Capability is the compute capability times ten, 90 for 9.0.
 	Capability int
 	// NVLinks counts the active links by peer, a PCI address in any form; ""
 	// for NVSwitches (nvmlDeviceGetNvLinkRemoteDeviceType, ..RemotePciInfo).
 	NVLinks map[string]int
-	// NVLinksCPU counts those to the CPU, as POWER9 has them.
+	// NVLinksCPU counts the links to the CPU (POWER9).
 	NVLinksCPU int `json:",omitempty"`
-	// C2C counts the active chip-to-chip links to the CPU
-	// (NVML_FI_DEV_C2C_LINK_COUNT, .._GET_STATUS), and C2CBandwidth is what each
-	// carries at most, MB/s (.._GET_MAX_BW).
+	// C2C counts the active chip-to-chip links to the CPU (NVML_FI_DEV_C2C_LINK_COUNT,
+	// .._GET_STATUS). C2CBandwidth is the maximum of a link, MB/s (.._GET_MAX_BW).
 	C2C          int `json:",omitempty"`
 	C2CBandwidth int `json:",omitempty"`
 	// Lost says that the GPU does not answer any more (NVML_ERROR_GPU_IS_LOST).
 	Lost bool `json:",omitempty"`
-	// Failures are the calls that gave no answer, "nvmlDeviceGetUUID: Unknown
-	// Error"; what they would have told is unknown.
+	// Failures are the failed calls, "nvmlDeviceGetUUID: Unknown Error"; the value of a failed
+	// call is unknown.
 	Failures []string `json:",omitempty"`
 }
 
@@ -57,7 +55,7 @@ type NVMLGPU struct {
 type GPUProcess struct {
 	GPU      int // nvmlDeviceGetIndex
 	PID      int
-	Graphics bool   // it draws; else it computes
+	Graphics bool   // graphics; false for compute
 	Memory   uint64 // bytes of the GPU's memory; 0 where unknown
 }
 
@@ -67,8 +65,8 @@ type Options struct {
 	Sysfs string
 	// Proc is the root of procfs; empty for "/proc".
 	Proc string
-	// NVML completes what sysfs cannot tell (index, NVLinks, MIG); nil for
-	// none. It speaks of the running host, so it fits no other Sysfs.
+	// NVML supplies values that sysfs lacks (index, NVLinks, MIG); nil to omit. NVML describes
+	// the running host, and therefore matches only the running host's Sysfs.
 	NVML NVML
 }
 

@@ -14,47 +14,47 @@ const (
 	PortEventCollector     = "event-collector"
 	PortToPCI              = "pcie-to-pci-bridge"
 	PortFromPCI            = "pci-to-pcie-bridge"
-	// PortConventional is a function without the capability: of the PCI before
-	// PCI Express, or of an emulation of it.
+	// PortConventional is a function without the capability: conventional PCI, or an emulation
+	// of PCI.
 	PortConventional = "conventional"
 )
 
-// What ACS sends to the root complex, though the other device is below the same
-// switch: requests, and the answers to them.
+// Controls of ACS that redirect traffic between devices below a switch to the root complex:
+// requests, and completions.
 const (
 	ACSRequestRedirect    = "ReqRedir"
 	ACSCompletionRedirect = "CmpltRedir"
 )
 
-// PCIePort is a PCI function on the way from a GPU or NIC to its host bridge:
-// the ports of the CPU and of switches, and the device itself.
+// PCIePort is a PCI function between a GPU or NIC and its host bridge: a port of the CPU, a
+// port of a switch, or the device itself.
 type PCIePort struct {
 	BusID string `json:"busid"`
 	// Above is the address of the next function upwards; empty below the host
 	// bridge.
 	Above string `json:"above,omitempty"`
-	// Type is one of the Port constants.
+	// Type is a Port constant.
 	Type string `json:"type"`
-	// Inferred says that Type was told by the place in the tree, for the kernel
-	// shows configuration space to root alone.
+	// Inferred reports that Type follows from the place in the tree: only root can read
+	// configuration space.
 	Inferred bool `json:"inferred,omitempty"`
-	// Slot is the physical slot number; 0 where there is none, or unknown.
+	// Slot is the physical slot number; 0 without a slot, or where unknown.
 	Slot int `json:"slot,omitempty"`
-	// ACS are the controls of Access Control Services that are enabled, in the
-	// words of lspci ("ReqRedir"); empty where none is, nil where unknown.
+	// ACS lists the enabled controls of Access Control Services, in lspci's notation
+	// ("ReqRedir"); empty without an enabled control, nil where unknown.
 	ACS []string `json:"acs,omitzero"`
 }
 
-// redirects says that a switch's port sends what is meant for a device below the
-// same switch to the root complex.
+// redirects reports whether a port of a switch redirects to the root complex the traffic
+// between devices below the switch.
 func (p PCIePort) redirects() bool {
 	return slices.Contains(p.ACS, ACSRequestRedirect) || slices.Contains(p.ACS, ACSCompletionRedirect)
 }
 
-// ACSRedirects are the ports of switches whose Access Control Services send to the
-// root complex what GPUs and NICs below one switch send to each other. Of the ports
-// of unknown, which lie between such devices too, that cannot be told: the kernel
-// shows the extended configuration space to root alone.
+// ACSRedirects returns the ports of switches whose Access Control Services redirect to the root
+// complex the traffic between GPUs and NICs below a switch. The ports of unknown also lie
+// between such devices, but their ACS is unreadable: only root can read the extended
+// configuration space.
 func (h *Host) ACSRedirects() (redirect, unknown []PCIePort) {
 	type count struct{ gpus, nics int }
 	index := make(map[string]int, len(h.PCIePorts))

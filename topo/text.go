@@ -8,11 +8,11 @@ import (
 	"unicode"
 )
 
-// CheckText refuses a host with a control character in what it is told of its
-// devices: no name has one, and a terminal would obey it.
+// CheckText refuses a host with a control character in a text from the devices: a terminal
+// would execute a control sequence.
 func (h *Host) CheckText() error {
 	told := *h
-	told.Source, told.Notes = Source{}, nil // our own words, and the user's
+	told.Source, told.Notes = Source{}, nil // our own texts, and the user's
 	return checkText(reflect.ValueOf(told), "")
 }
 
