@@ -13,10 +13,10 @@ import (
 // (ncclTopoAddNet), GB/s: 10 Gbit/s.
 const unknownNetBandwidth = 1.25
 
-// Endpoint is what a path can begin and end at.
+// Endpoint is a GPU, a NIC or a CPU at an end of a path.
 type Endpoint struct {
 	ID         NodeID
-	Name       string // as Pair has it
+	Name       string // the name in a Pair
 	busID      string
 	hostBridge string
 	rate       float64 // GB/s of a NIC's port; 0 where unknown or no NIC
@@ -57,8 +57,8 @@ const (
 	NICNode
 )
 
-// NodeID names a node. NVSwitches are one node for all hosts, as in NCCL: they
-// can join the GPUs of several.
+// NodeID names a node. As in NCCL, the NVSwitches of every host are a single node: NVSwitches
+// can join the GPUs of several hosts.
 type NodeID struct {
 	Kind nodeKind
 	Host string
@@ -79,8 +79,8 @@ func (n NodeID) String() string {
 	return "NIC " + n.Name
 }
 
-// NICID names a NIC's card; ports that a source lists as devices of their own
-// share it, and so do functions.
+// NICID returns the node of a NIC's card. Functions of a card share the node, and so do ports
+// that a source lists as separate devices.
 func NICID(n topo.NIC) NodeID {
 	if card := n.CardFunction(); card != "" {
 		return NodeID{NICNode, n.Host, card}
@@ -90,23 +90,23 @@ func NICID(n topo.NIC) NodeID {
 
 func CPUID(host string, numa int) NodeID { return NodeID{CPUNode, host, fmt.Sprint(numa)} }
 
-// link is one direction of an edge.
+// link is a single direction of an edge.
 type link struct {
 	to        int           // or otherCPUs
-	via       topo.PathType // what it makes of a path, unless that is NVB
+	via       topo.PathType // the type that the link adds to a path; NVB replaces the type behind a GPU
 	bandwidth float64
-	up        bool // to what a device or switch is plugged into
+	up        bool // to the parent in the PCI tree
 }
 
-// otherCPUs is where a link leads that joins a CPU to all others of its host. A
-// kernel can have 1024 NUMA nodes, which are a million pairs.
+// otherCPUs is the destination of the link between a CPU and the remaining CPUs of the host. A
+// kernel can have 1024 NUMA nodes: a link for each pair would need a million links.
 const otherCPUs = -1
 
 type graph struct {
 	nodes []NodeID
 	links [][]link
 	index map[NodeID]int
-	cpus  map[string][]int // of each host, nodes
+	cpus  map[string][]int // nodes, by host
 }
 
 func (g *graph) node(id NodeID) int {
@@ -126,7 +126,7 @@ func (g *graph) connect(a, b NodeID, via topo.PathType, bandwidth float64) {
 	g.connectTo(b, a, via, bandwidth)
 }
 
-// connectTo makes one direction of an edge.
+// connectTo adds a single direction of an edge.
 func (g *graph) connectTo(a, b NodeID, via topo.PathType, bandwidth float64) {
 	switch {
 	case a.Kind == SwitchNode && b.Kind == SwitchNode:
@@ -203,9 +203,8 @@ func newGraph(h *topo.Host, rules topo.Rules) *graph {
 	return g
 }
 
-// sort puts each node's links into the order in which NCCL follows them, for of
-// two ways as good the first is taken: the fastest first, and the one upwards
-// last (ncclTopoConnectNodes, ncclTopoSort).
+// sort orders the links of a node as NCCL follows links: the fastest first, the link upwards
+// last (ncclTopoConnectNodes, ncclTopoSort). Of equally good paths the search keeps the first.
 func (g *graph) sort() {
 	for _, links := range g.links {
 		slices.SortStableFunc(links, func(a, b link) int {
@@ -220,8 +219,7 @@ func (g *graph) sort() {
 	}
 }
 
-// joinPeers joins switches that pass traffic to each other beside the CPU
-// (NCCL's ncclTopoAddPciLinks).
+// joinPeers joins switches that exchange traffic without the CPU (NCCL's ncclTopoAddPciLinks).
 func (g *graph) joinPeers(switches []topo.Switch, merged map[NodeID]NodeID) {
 	joined := map[[2]NodeID]bool{}
 	for _, s := range switches {
@@ -242,9 +240,9 @@ func (g *graph) joinPeers(switches []topo.Switch, merged map[NodeID]NodeID) {
 	}
 }
 
-// mergedSwitches tells which switch counts as part of the one above it. Some of
-// Broadcom's present themselves as two levels and have the full bandwidth
-// between all ports; NCCL counts them as one (ncclTopoFlattenBcmSwitches).
+// mergedSwitches maps a lower switch to the upper switch of a merged pair. Some Broadcom
+// switches appear as two levels, but have the full bandwidth between any two ports; NCCL merges
+// the levels (ncclTopoFlattenBcmSwitches).
 func mergedSwitches(switches []topo.Switch) map[NodeID]NodeID {
 	byID := make(map[NodeID]topo.Switch, len(switches))
 	anyOf := false
@@ -256,8 +254,8 @@ func mergedSwitches(switches []topo.Switch) map[NodeID]NodeID {
 		return nil
 	}
 	merged := map[NodeID]NodeID{}
-	// Top down, for what is merged merges nothing itself. A tree has no cycle,
-	// and a chain is no longer than there are switches.
+	// Settle the upper switch first: a merged switch merges no further switch. A tree has no
+	// cycle, and the number of switches limits a chain.
 	settled := map[NodeID]bool{}
 	var settle func(id NodeID)
 	settle = func(id NodeID) {
@@ -283,9 +281,8 @@ func mergedSwitches(switches []topo.Switch) map[NodeID]NodeID {
 	return merged
 }
 
-// broadcomGeneration is the PCIe generation of a Broadcom switch in base mode, 0
-// for any other device; level is 0 for its upper half and 1 for the lower
-// (NCCL's getBcmGen).
+// broadcomGeneration returns the PCIe generation of a Broadcom switch in base mode, 0 for
+// another device. level is 0 for the upper half and 1 for the lower half (NCCL's getBcmGen).
 func broadcomGeneration(d topo.PCIIdentity, level uint64) int {
 	const most = 0xfffffffffffff000
 	switch id := d.Number(); {
@@ -302,9 +299,9 @@ type nvlink struct {
 	there, back float64 // bandwidths
 }
 
-// nvlinks gives each pair of nodes that NVLinks join, once: two GPUs list the
-// same links from either end, each with the bandwidth that it can send at. Where
-// only one does, it holds for both ways.
+// nvlinks returns each pair of nodes with NVLinks, once. Both GPUs of a pair list the links,
+// with the bandwidth of their sending direction. If only a single GPU lists the links, nvlinks
+// uses its bandwidth for both directions.
 func nvlinks(gpus []topo.GPU) []nvlink {
 	exists := map[NodeID]bool{}
 	for _, g := range gpus {
@@ -336,7 +333,7 @@ func nvlinks(gpus []topo.GPU) []nvlink {
 type step struct {
 	topo.Path
 	hops int
-	// from is the node before this one; -1 for the first.
+	// from is the previous node on the path; -1 for the first.
 	from int
 }
 
@@ -351,23 +348,23 @@ func (s step) better(t step) bool {
 	return s.hops < t.hops
 }
 
-// found is what a search found: the nearest ways between one node and all others.
+// found is the result of a search: the nearest paths between a node and every other node.
 type found struct {
 	graph *graph
 	base  int
 	best  []step // [node]: the way from there
 }
 
-// search searches from one node after the other. It keeps its memory, for a large
-// host has hundreds to begin at.
+// search searches from several start nodes in sequence. search reuses its memory: a large host
+// has hundreds of start nodes.
 type search struct {
 	graph *graph
 	rules topo.Rules
-	// found is of the last search, and the next one overwrites it; set to nil it
-	// stays for whoever has it.
+	// found is the result of the last search. The next search overwrites found; a caller that
+	// sets found to nil keeps the result.
 	found *found
-	// queued is the level that a node waits for, now and next are the nodes of
-	// this level and of the one after it.
+	// queued is the level for which a node is queued; now and next are the nodes of the current
+	// level and of the next level.
 	queued    []int
 	now, next []int
 	level     int
@@ -414,7 +411,8 @@ func (s *search) from(base int, bandwidth float64) {
 					for _, to := range g.cpus[g.nodes[at].Host] {
 						s.offer(to, way)
 					}
-					// Else the CPU before this one has offered them all as good a way.
+					// Otherwise the CPU before this node offered an equal path to the other
+					// CPUs.
 				}
 			}
 		}
@@ -422,7 +420,7 @@ func (s *search) from(base int, bandwidth float64) {
 	}
 }
 
-// offer tells a node of a way to it.
+// offer stores a better path to a node, and queues the node.
 func (s *search) offer(to int, way step) {
 	if !way.better(s.found.best[to]) {
 		return
@@ -434,13 +432,13 @@ func (s *search) offer(to int, way step) {
 	}
 }
 
-// passes: nothing goes through a GPU, which so leads to, but NVLink between two
-// neighbours of it, and for nvidia-smi not even that.
+// passes reports whether a path can continue over l behind the GPU that so reaches. NCCL
+// continues only over NVLink between two neighbours of the GPU; nvidia-smi never continues.
 func (s *search) passes(so step, l link) bool {
 	return s.rules != topo.RulesSMI && l.via == topo.NVL && s.graph.nodes[l.to].Kind == GPUNode && so.hops <= 1
 }
 
-// Nearest is a path, and how to learn what is on it.
+// Nearest is the nearest path between two devices.
 type Nearest struct {
 	topo.Path
 	hops int // links that are passed
@@ -450,14 +448,14 @@ type Nearest struct {
 	from  int
 }
 
-// Ways are those that one search found, to keep while its finder searches again:
-// after each node comes next, and -1 at the end.
+// Ways are the paths of a search, kept while the PathFinder searches again. next is the
+// following node on the path; -1 at the end.
 type Ways struct {
 	graph *graph
 	next  []int32
 }
 
-// Ways are those of the last search; nil where a matrix states the paths.
+// Ways returns the paths of the last search; nil where a matrix states the paths.
 func (f PathFinder) Ways() *Ways {
 	if f.graph == nil {
 		return nil
@@ -476,11 +474,11 @@ type Route struct {
 	in   *Ways
 }
 
-// Route keeps a way, which is one of those.
+// Route keeps a path of in.
 func (w Nearest) Route(in *Ways) Route { return Route{w.Path, w.from, in} }
 
-// Nodes are on the way, from the first device to the last; none for DIS, and where
-// a matrix states the path.
+// Nodes returns the nodes of the path, from the first device to the last; nil for DIS, and
+// where a matrix states the path.
 func (r Route) Nodes() (nodes []NodeID) {
 	if r.in == nil || r.Type == topo.DIS {
 		return nil
@@ -491,7 +489,7 @@ func (r Route) Nodes() (nodes []NodeID) {
 	return nodes
 }
 
-// PathFinder finds paths of one host by one set of rules.
+// PathFinder finds paths of a host by a set of rules.
 type PathFinder struct {
 	host   *topo.Host
 	rules  topo.Rules
@@ -508,8 +506,8 @@ func NewPathFinder(h *topo.Host, rules topo.Rules) PathFinder {
 	return f
 }
 
-// To finds the ways from any device to one, by a search that begins at the end, as
-// NCCL's do. It tells them until it is asked for those to another device, or keep.
+// To searches the paths to b, starting at b like NCCL, and returns a function for the path from
+// a device. The function is valid until the next call of To; keep extends the validity.
 func (f PathFinder) To(b Endpoint) func(a Endpoint) Nearest {
 	if f.graph == nil {
 		return func(a Endpoint) Nearest { return f.told(a, b) }
@@ -523,14 +521,14 @@ func (f PathFinder) To(b Endpoint) func(a Endpoint) Nearest {
 	return func(a Endpoint) Nearest { return f.way(found, f.graph.index[a.ID], &a, &b) }
 }
 
-// way is one that a search found from a node.
+// way returns a path of a search.
 func (f PathFinder) way(found *found, from int, a, b *Endpoint) Nearest {
 	s := &found.best[from]
 	return Nearest{finish(s.Path, a, b, f.rules), s.hops, found, from}
 }
 
-// between finds the ways from all of these devices to each, and tells of each pair.
-// It is to without a search for the node of each device of each pair.
+// between calls tell for the path of each pair of ends. between looks up the node of a device
+// only once; To looks up a node for each pair.
 func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest)) {
 	nodes := make([]int, len(ends))
 	if f.graph != nil {
@@ -538,7 +536,7 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 			nodes[i] = f.graph.index[ends[i].ID]
 		}
 	}
-	// finish leaves these paths as they are.
+	// finish does not change the paths between plain ends.
 	plain := make([]bool, len(ends))
 	for i := range ends {
 		plain[i] = f.rules == topo.RulesNCCL && ends[i].rate == 0
@@ -567,14 +565,14 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 	}
 }
 
-// keep lets the ways to one device be told on when those to another are asked for.
+// keep keeps the function of the last To valid after the next call of To.
 func (f PathFinder) keep() {
 	if f.search != nil {
 		f.search.found = nil
 	}
 }
 
-// told is a way that a matrix states.
+// told returns a path that a matrix states.
 func (f PathFinder) told(a, b Endpoint) Nearest {
 	if a.ID == b.ID && a.Name == b.Name {
 		return Nearest{Path: topo.Path{Type: topo.LOC, Bandwidth: 0}}
@@ -586,8 +584,7 @@ func (f PathFinder) told(a, b Endpoint) Nearest {
 	return Nearest{Path: topo.Path{Type: t}}
 }
 
-// finish applies what the graph does not know: NODE, P2C, and the speed of the
-// network behind a NIC.
+// finish adds types and limits outside the graph: NODE, P2C, and the speed of a NIC's port.
 func finish(p topo.Path, a, b *Endpoint, rules topo.Rules) topo.Path {
 	if p.Type == topo.DIS {
 		return p
@@ -599,7 +596,7 @@ func finish(p topo.Path, a, b *Endpoint, rules topo.Rules) topo.Path {
 		p.Type = topo.P2C // as NCCL merges the two parts of the way (addInterStep)
 	}
 	if rules == topo.RulesSMI && p.Type == topo.LOC && a.Name != b.Name {
-		p.Type = topo.PIX // two NICs of one card
+		p.Type = topo.PIX // two NICs of a card
 	}
 	if a.rate > 0 {
 		p.Bandwidth = min(p.Bandwidth, a.rate)

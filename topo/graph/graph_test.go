@@ -25,9 +25,9 @@ type drawnEdge struct {
 	bandwidth float64
 }
 
-// draw makes a graph that may well be no machine: with cycles, parts that
-// nothing joins, several edges between two nodes, and bandwidths that often
-// are equal, so that much hangs on which way is found first.
+// draw makes a random graph, not necessarily of a real machine: cycles, unconnected parts,
+// several edges between two nodes, and frequent equal bandwidths. Equal bandwidths make the
+// result depend on the order of the search.
 func draw(r *rand.Rand) drawn {
 	var d drawn
 	for range 2 + r.IntN(18) {
@@ -66,8 +66,8 @@ func (d drawn) graph() *graph {
 	return g
 }
 
-// plain is NCCL's ncclTopoSetPaths in so many words: rounds over a list of
-// nodes, of which each tells all that it has an edge with.
+// plain is a direct copy of NCCL's ncclTopoSetPaths: rounds over a list of nodes; a node
+// updates the nodes at the other end of its edges.
 func (d drawn) plain(base int, rules topo.Rules) []step {
 	paths := map[int]step{base: {topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}, 0, -1}}
 	tell := func(node, remote int, e drawnEdge) bool {
@@ -126,8 +126,8 @@ func (d drawn) plain(base int, rules topo.Rules) []step {
 	return all
 }
 
-// One search is used for all nodes of a graph, as pathFinder uses it.
-func TestASearchFindsWhatRoundsOverAllEdgesFind(t *testing.T) {
+// The test reuses a search for the nodes of a graph, as PathFinder does.
+func TestSearchFindsPathsOfNCCLRounds(t *testing.T) {
 	counts := map[topo.PathType]int{}
 	for seed := range uint64(500) {
 		d := draw(rand.New(rand.NewPCG(seed, 0)))
@@ -155,7 +155,7 @@ func TestASearchFindsWhatRoundsOverAllEdgesFind(t *testing.T) {
 
 // The type of a path is that of the worst edge on the best way, which can be
 // reckoned without any order of steps where no way leads through a GPU.
-func TestThePathTypeIsTheBestOfTheWorstEdges(t *testing.T) {
+func TestPathTypeIsBestOfWorstEdges(t *testing.T) {
 	for seed := range uint64(500) {
 		d := draw(rand.New(rand.NewPCG(seed, 1)))
 		n := len(d.kinds)
@@ -197,8 +197,8 @@ func TestThePathTypeIsTheBestOfTheWorstEdges(t *testing.T) {
 	}
 }
 
-// A CPU has one link to all others in place of one to each.
-func TestALinkToAllCPUsIsAsGoodAsOneToEach(t *testing.T) {
+// A CPU has a single link to the remaining CPUs in place of a link for each CPU.
+func TestLinkToOtherCPUsEqualsLinkPerCPU(t *testing.T) {
 	several := 0
 	for seed := range uint64(300) {
 		h := topotest.MachineOf(rand.New(rand.NewPCG(seed, 5)))

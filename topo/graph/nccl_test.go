@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// TestPathsAndPolicyAreThoseOfNCCLsCode compares with what NCCL's own code made
-// of each machine; testdata/nccl/README.md says how.
+// The test compares with results of NCCL's own code for each machine; see
+// testdata/nccl/README.md.
 func TestPathsAndPolicyAreThoseOfNCCLsCode(t *testing.T) {
 	tables, err := filepath.Glob("testdata/nccl/*.tsv")
 	if err != nil {
@@ -83,7 +83,7 @@ func compareWithNCCL(t *testing.T, pairs []graph.Pair, table string, want int) {
 			}
 		}
 		if gotVia != via {
-			t.Errorf("%s to %s: PXN by way of %s; NCCL goes by way of %s", from, to, gotVia, via)
+			t.Errorf("%s to %s: PXN over %s; NCCL uses %s", from, to, gotVia, via)
 		}
 	}
 }

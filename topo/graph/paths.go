@@ -9,38 +9,36 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Pair is the way from one device to another.
+// Pair is the path from a device to another device.
 type Pair struct {
 	// From and To are the PCI addresses of GPUs and the names of NICs.
 	From string `json:"from"`
 	To   string `json:"to"`
-	// FromHost and ToHost tell the hosts of a file apart that has several.
+	// FromHost and ToHost are the hosts of the devices in a file with several hosts.
 	FromHost string `json:"fromHost,omitempty"`
 	ToHost   string `json:"toHost,omitempty"`
 	// Path is the nearest way, before any policy.
 	topo.Path
-	// Hops is the number of links on it; 0 where the source does not tell.
+	// Hops is the number of links on the path; 0 where unknown.
 	Hops int `json:"hops"`
-	// Reason is a sentence that says what lies on the way.
+	// Reason is a sentence that names the links on the path.
 	Reason string `json:"reason"`
-	// PXN is the way from a GPU to a NIC through another GPU, where NCCL takes
-	// that one; nil elsewhere.
+	// PXN is the path from a GPU to a NIC through another GPU; nil where NCCL uses no PXN.
 	PXN *topo.PXNPath `json:"pxn,omitempty"`
-	// Policy is what NCCL makes of the path by its defaults; nil where that is
-	// not known: between two NICs, for a NIC that is down, and for a source
-	// without a tree.
+	// Policy is the path after NCCL's default policies; nil where unknown: between two NICs,
+	// for a NIC that is down, and for a source without a tree.
 	Policy *topo.PolicyPath `json:"policy,omitempty"`
 }
 
-// Paths are the nearest ways from each GPU and NIC to each other one, in the
-// order of GPUs and NICs, by the given rules.
+// All returns the nearest paths between every two devices, in the order of GPUs and NICs, by
+// the given rules.
 func All(h *topo.Host, rules topo.Rules) []Pair {
 	n := len(h.GPUs) + len(h.NICs)
 	return slices.AppendSeq(make([]Pair, 0, max(0, n*(n-1))), Each(h, rules))
 }
 
-// EachPath tells the pairs of Paths one at a time. Of hundreds of devices, all
-// of them take tens of megabytes.
+// Each yields the pairs of All in sequence: the pairs of hundreds of devices take tens of
+// megabytes.
 func Each(h *topo.Host, rules topo.Rules) iter.Seq[Pair] {
 	return func(yield func(Pair) bool) {
 		var after *policy
@@ -88,14 +86,13 @@ func ToNICs(h *topo.Host, gpu topo.GPU, nics []topo.NIC) (pairs []Pair) {
 
 // PathTable has the types and bandwidths of a host's paths, four bytes a pair.
 type Table struct {
-	// Paths are those that occur, each once.
+	// Paths are the distinct paths.
 	Paths   []topo.Path
 	devices int
 	of      []int32 // [from*devices+to]: a place in Paths
 }
 
-// PathTable finds the paths of Paths, and not what is on them or becomes of
-// them.
+// NewTable finds types and bandwidths of the paths, without their links and policies.
 func NewTable(h *topo.Host, rules topo.Rules) *Table {
 	ends := Devices(h)
 	t := &Table{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
@@ -104,7 +101,7 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 	}
 	finder := NewPathFinder(h, rules)
 	known := map[topo.Path]int32{}
-	var last topo.Path // neighbours have one path to a device
+	var last topo.Path // neighbours often share the path to a device
 	lastAt := int32(-1)
 	finder.between(ends, func(i, j int, w Nearest) {
 		if lastAt < 0 || w.Path != last {
@@ -122,8 +119,7 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 	return t
 }
 
-// transpose turns a square table over its diagonal: by blocks, so that the rows of two fit
-// into the processor's cache.
+// transpose transposes a square table by blocks: two blocks fit into the processor's cache.
 func transpose(of []int32, n int) {
 	const block = 32
 	for top := 0; top < n; top += block {
@@ -137,15 +133,15 @@ func transpose(of []int32, n int) {
 	}
 }
 
-// Row is the paths from one device, a place among the GPUs and then the NICs,
-// to all of them: places in t.Paths, and -1 for the device itself.
+// Row returns the paths from a device, an index among the GPUs and then the NICs, to each
+// device, as indices of t.Paths; -1 for the device itself.
 func (t *Table) Row(from int) []int32 {
 	return t.of[from*t.devices:][:t.devices]
 }
 
-// Path finds the nearest way between two devices, each named by its PCI address
-// or, for a NIC, by its name; on one of several hosts by "HOST/NAME". The rules
-// are NCCL's, before its policies on P2P, GPUDirect and PXN.
+// Between finds the nearest path between two devices. A name is a PCI address or a NIC's name;
+// "HOST/NAME" for several hosts. The rules are NCCL's, before the policies on P2P, GPUDirect
+// and PXN.
 func Between(h *topo.Host, busA, busB string) (topo.Path, error) {
 	devices := Devices(h)
 	a, err := findDevice(devices, busA)

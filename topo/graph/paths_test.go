@@ -37,7 +37,7 @@ func TestSwitchPairsOfBroadcomCountAsOne(t *testing.T) {
 		if got.Type != tt.nccl {
 			t.Errorf("%s: %v, want %v (%s)", tt.why, got.Type, tt.nccl, got.Reason)
 		}
-		// A merged half has no link of its own, so that it narrows nothing.
+		// A merged half has no upstream link, and therefore limits no bandwidth.
 		if want := map[topo.PathType]float64{topo.PIX: 48, topo.PXB: 24}[tt.nccl]; got.Bandwidth != want {
 			t.Errorf("%s: %g GB/s, want %g", tt.why, got.Bandwidth, want)
 		}
@@ -88,7 +88,7 @@ func TestChipToChipLinkThenPCIeIsAPolicy(t *testing.T) {
 	}
 }
 
-func TestNVLinksToTheCPU(t *testing.T) {
+func TestNVLinksToCPUMakeNVLPaths(t *testing.T) {
 	npu := `<nvlink target="0004:00:00.0" count="3" tclass="0x068001"/>`
 	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" arch="ppc64">`+strings.ReplaceAll(topotest.GPUXML("0000:01:00.0", 0, npu)+topotest.GPUXML("0000:02:00.0", 1, npu), `sm="90"`, `sm="70"`)+topotest.NetXML("0000:03:00.0", "mlx5_0")+`</cpu></system>`)
 	pairs := graph.All(h, topo.RulesNCCL)
@@ -128,7 +128,7 @@ func TestWithoutGPUDirectTheWayIsThroughTheCPU(t *testing.T) {
 	}
 }
 
-func TestANetWithoutSpeedHasTenGigabits(t *testing.T) {
+func TestNetWithoutSpeedHasTenGigabits(t *testing.T) {
 	for _, speed := range []string{`speed="-1"`, `speed="0"`, ``} {
 		h := ncclfile.ReadXML(t, strings.Replace(topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:02:00.0", 0, ""), topotest.NetXML("0000:03:00.0", "mlx5_0"))), `speed="400000"`, speed, 1))
 		if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:02:00.0", "mlx5_0"); got.Bandwidth != 1.25 {
@@ -173,7 +173,7 @@ func TestGPUsThatCannotBeRelayedSayWhy(t *testing.T) {
 }
 
 // A file's names can have any character.
-func TestNamesThatLookLikeSomethingElse(t *testing.T) {
+func TestNamesOfUnusualFormAreFound(t *testing.T) {
 	for _, name := range []string{" GT/_0", "host/mlx5_0", "/", "a/b/c"} {
 		h, err := ncclxml.Read(strings.NewReader(topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:01:00.0", 0, ""), topotest.NetXML("0000:02:00.0", name)))), "")
 		if err != nil {
@@ -185,8 +185,8 @@ func TestNamesThatLookLikeSomethingElse(t *testing.T) {
 	}
 }
 
-// A path is the same whoever asks: alone, in a table, or among all pairs.
-func TestAPathIsTheSameAloneAndAmongAll(t *testing.T) {
+// Between, Table and All agree on the path.
+func TestPathAloneEqualsPathInTableAndPairs(t *testing.T) {
 	pairsSeen := 0
 	for seed := range uint64(300) {
 		h := topotest.MachineOf(rand.New(rand.NewPCG(seed, 2)))

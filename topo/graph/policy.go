@@ -7,24 +7,23 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// policy is NCCL's choice of ways on one host: the paths of ncclTopoSetPaths,
-// and what ncclTopoComputePaths makes of them with no variable set. NCCL's
-// choices go by the order of GPUs and NICs in its file, so here they are in
-// that order.
+// policy is NCCL's choice of paths on a host: the paths of ncclTopoSetPaths after
+// ncclTopoComputePaths without environment variables. NCCL's choices depend on the order of
+// GPUs and NICs in its file; policy uses the order of the file.
 type policy struct {
 	GPUs  []topo.GPU
 	NICs  []topo.NIC
-	AtGPU []int         // the place in gpus of each of Host.GPUs
-	AtNIC []int         // the place in nics of each of Host.NICs; -1 for one that NCCL does not list
+	AtGPU []int         // index in GPUs, by index in Host.GPUs
+	AtNIC []int         // index in NICs, by index in Host.NICs; -1 for a NIC that NCCL does not list
 	toGPU [][]topo.Path // [GPU][GPU]
 	toNIC [][]topo.Path // [GPU][NIC]
 	back  [][]topo.Path // [GPU][NIC]: the way from the NIC, which takes no PXN
-	// The ways to CPUs and from them differ: those of a CPU go on over the
-	// NVLink of a GPU next to it, those of a GPU do not.
+	// Paths to and from CPUs differ: a path from a CPU can continue over NVLink behind a
+	// neighbouring GPU, a path from a GPU cannot.
 	gpuCPU [][]step      // [GPU][CPU]
 	cpuGPU [][]topo.Path // [GPU][CPU]: from the CPU
 	nicCPU [][]topo.Path // [NIC][CPU], bounded by the NIC's port
-	local  []int         // [GPU]: its CPU (ncclGetLocalCpu), or -1
+	local  []int         // [GPU]: the CPU of the GPU (ncclGetLocalCpu), or -1
 	// direct and via are of the results.
 	gpuDirect [][]bool
 	NicDirect [][]bool
@@ -49,8 +48,7 @@ func MakePolicy(h *topo.Host, withoutPXN bool) *policy {
 	p.toGPU, p.toNIC, p.back = Matrix[topo.Path](gpus, gpus), Matrix[topo.Path](gpus, nics), Matrix[topo.Path](gpus, nics)
 	p.gpuCPU, p.cpuGPU, p.nicCPU = Matrix[step](gpus, len(cpus)), Matrix[topo.Path](gpus, len(cpus)), Matrix[topo.Path](nics, len(cpus))
 	p.gpuDirect, p.NicDirect, p.Via = Matrix[bool](gpus, gpus), Matrix[bool](gpus, nics), Matrix[int](gpus, nics)
-	// NCCL finds the way from one device to another by a search that begins at
-	// the other.
+	// NCCL searches a path backwards, from the destination.
 	for g := range p.GPUs {
 		way := finder.To(ends[g])
 		for q := range p.GPUs {
@@ -96,10 +94,9 @@ func Matrix[T any](rows, columns int) [][]T {
 	return t
 }
 
-// order brings the devices into the order of a file of NCCL, and gives their
-// ends of paths. It leaves out what NCCL finds no way to use: NICs that are
-// down. A host that was not read from such a file is taken as if NCCL had
-// written one, by NUMA node and address.
+// order sorts the devices as in a file of NCCL, and returns their endpoints. order skips NICs
+// that are down: NCCL finds no use for the NIC. For a host from another source, order sorts by
+// NUMA node and address, as NCCL writes a file.
 func (p *policy) order(h *topo.Host) (ends []Endpoint) {
 	node := map[NodeID]int{}
 	for i, c := range h.CPUs {
@@ -157,7 +154,7 @@ func locals(count int, path func(i int) topo.Path) (best []int) {
 	return best
 }
 
-// localCPU is the CPU of a GPU (ncclGetLocalCpu); -1 for none.
+// localCPU returns the CPU of a GPU (ncclGetLocalCpu); -1 without a CPU.
 func (p *policy) localCPU(g int) int {
 	best := locals(len(p.gpuCPU[g]), func(c int) topo.Path { return p.gpuCPU[g][c].Path })
 	if len(best) == 0 {
@@ -178,8 +175,7 @@ func mergedType(a, b topo.PathType) topo.PathType {
 	return max(a, b)
 }
 
-// peerToPeer sends through the CPU's memory what may not use P2P
-// (ncclTopoCheckP2p).
+// peerToPeer routes GPU pairs without P2P through the CPU's memory (ncclTopoCheckP2p).
 func (p *policy) peerToPeer() {
 	limit := topo.PXB
 	if p.amd {
@@ -221,9 +217,9 @@ func (p *policy) localGPUs(n int) []int {
 	return locals(len(p.GPUs), func(g int) topo.Path { return p.back[g][n] })
 }
 
-// gdr says whether a GPU and a NIC can use GPUDirect RDMA (ncclTopoCheckGdr).
-// NCCL lets the NIC read from GPUs before Ampere only where they have NVLink;
-// it asks for that only for PXN, which is over NVLink.
+// gdr reports whether a GPU and a NIC can use GPUDirect RDMA (ncclTopoCheckGdr). NCCL lets a
+// NIC read from GPUs before Ampere only with NVLink; NCCL checks NVLink only for PXN, and PXN
+// implies NVLink.
 func (p *policy) gdr(g, n int) bool {
 	gpu, nic := &p.GPUs[g], &p.NICs[n]
 	if gpu.GDR != nil && !*gpu.GDR || nic.GDR != nil && !*nic.GDR || nic.GDR == nil && (nic.Ethernet || nic.Software) {
@@ -235,14 +231,14 @@ func (p *policy) gdr(g, n int) bool {
 	return p.toNIC[g][n].Type <= topo.P2C
 }
 
-// dealing is how NCCL gives a GPU its NICs (ncclTopoGetLocalNet): channel c takes
-// that of the nearest at (first + c mod perGPU), modulo their number.
+// dealing is NCCL's distribution of NICs to a GPU (ncclTopoGetLocalNet): channel c uses the
+// nearest NIC at index (first + c mod perGPU), modulo the number of nearest NICs.
 type dealing struct {
 	nearest       []int // NICs
 	first, PerGPU int
 }
 
-// Dealt is a GPU's part; false for one that has no NIC.
+// Dealt returns the NICs of a GPU; false for a GPU without a NIC.
 func (p *policy) Dealt(g int) (dealing, bool) {
 	near := p.localNICs(g)
 	if len(near) == 0 {
@@ -263,8 +259,8 @@ func (d dealing) NIC(channel int) int {
 	return d.nearest[(d.first+channel%d.PerGPU)%len(d.nearest)]
 }
 
-// localGPU is the GPU that NCCL gives a NIC to (ncclTopoGetLocalGpu), one of
-// local, the GPUs nearest to it; -1 for none.
+// localGPU returns the GPU to which NCCL assigns a NIC (ncclTopoGetLocalGpu), from local, the
+// nearest GPUs; -1 without a GPU.
 func (p *policy) localGPU(n int, local []int) int {
 	const channels = 64 // MAXCHANNELS
 	shares := map[int]dealing{}
@@ -294,8 +290,8 @@ func mirrorBits(n, power int) int {
 	return mirror
 }
 
-// network finds PXN, and sends through the CPU's memory what may not use
-// GPUDirect RDMA. What it changes for one GPU counts for the next.
+// network finds PXN, and routes pairs without GPUDirect RDMA through the CPU's memory. A change
+// for a GPU affects the following GPUs.
 func (p *policy) network() {
 	for n := range p.NICs {
 		local := p.localGPUs(n)
@@ -324,7 +320,7 @@ func (p *policy) network() {
 	}
 }
 
-// proxy is the GPU by which PXN goes to a NIC; -1 for none.
+// proxy returns the GPU between PXN's source and a NIC; -1 without PXN.
 func (p *policy) proxy(n int, local []int) int {
 	if p.withoutPXN {
 		return -1
@@ -332,11 +328,11 @@ func (p *policy) proxy(n int, local []int) int {
 	return p.localGPU(n, local)
 }
 
-// policyAnswer is what the policy makes of the path between two devices.
+// policyAnswer is the policy for the path between two devices.
 type policyAnswer struct {
-	known bool // else nothing of it is known
+	known bool // false: the policy is unknown
 	topo.PolicyPath
-	via int32 // the GPU on the way, a place in gpus, from 1; 0 for none
+	via int32 // the GPU on the path, an index in GPUs plus 1; 0 without a GPU
 }
 
 // answer is the result for two devices, places among GPUs and then NICs.
@@ -359,7 +355,7 @@ func (p *policy) answer(i, j int) policyAnswer {
 	return policyAnswer{}
 }
 
-// tell is the answer as a Pair has it.
+// tell converts the answer to the fields of a Pair.
 func (a policyAnswer) tell(p *policy) (*topo.PolicyPath, *topo.PXNPath) {
 	switch {
 	case !a.known:

@@ -27,7 +27,7 @@ func (w Nearest) reason(a, b Endpoint) string {
 	return sentence
 }
 
-// passes says what lies between the ends of a way.
+// passes names the links between the ends of a path.
 func (w Nearest) passes(a, b Endpoint) string {
 	var room [3][8]string // enough for most ways
 	switches, nodes, gpus := room[0][:0], room[1][:0], room[2][:0]
@@ -67,7 +67,7 @@ func (w Nearest) passes(a, b Endpoint) string {
 	return "PCIe switches " + strings.Join(switches, ", ")
 }
 
-// Kinds of sentences that two numbers tell apart.
+// Kinds of sentences that two numbers distinguish.
 const (
 	saysText uint8 = iota
 	saysGPU
@@ -81,8 +81,8 @@ const (
 	saysSwitch
 )
 
-// says tells by what a way's sentence is known: its kind and two numbers. saysText is
-// that only the sentence itself tells.
+// says returns a key for the sentence of a path: a kind and two numbers. saysText means that
+// only the sentence is the key.
 func (w Nearest) says() (kind uint8, x, y int32) {
 	if w.found == nil || w.Type == topo.DIS || w.from == w.found.base {
 		return saysText, 0, 0

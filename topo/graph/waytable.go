@@ -6,23 +6,23 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Way is what a path between two devices is, whichever devices these are.
+// Way is a path without the names of the devices at the ends.
 type Way struct {
 	// Path is the nearest way, before any policy.
 	topo.Path
-	// Hops is the number of links on it; 0 where the source does not tell.
+	// Hops is the number of links on the path; 0 where unknown.
 	Hops int `json:"hops"`
-	// Reason is a sentence that says what lies on the way.
+	// Reason is a sentence that names the links on the path.
 	Reason string `json:"reason"`
 	// PXN and Policy are as a Pair's.
 	PXN    *topo.PXNPath    `json:"pxn,omitempty"`
 	Policy *topo.PolicyPath `json:"policy,omitempty"`
 }
 
-// WayTable has the paths of Host.Paths in four bytes each: large hosts have millions,
-// and few ways that differ.
+// WayTable has the paths of a host in four bytes per path: a large host has millions of paths,
+// but few distinct paths.
 type WayTable struct {
-	// Ways are those that occur, on each host once.
+	// Ways are the distinct paths of a host.
 	Ways    []Way
 	devices int
 	of      []int32 // [from*devices+to]: a place in Ways
@@ -31,17 +31,17 @@ type WayTable struct {
 // Devices is the number of devices: the GPUs and then the NICs of the host.
 func (t *WayTable) Devices() int { return t.devices }
 
-// At is the place in Ways of the way from one device to another.
+// At returns the index in Ways of the path between two devices.
 func (t *WayTable) At(from, to int) int32 { return t.of[from*t.devices+to] }
 
-// wayKey tells ways apart without making their sentences.
+// wayKey distinguishes paths without their sentences.
 type wayKey struct {
 	path   topo.Path
 	hops   int32
 	kind   uint8
-	x, y   int32  // what the sentence names, by kind
+	x, y   int32  // the numbers in the sentence, by kind
 	port   int32  // the device whose port is the limit, from 1
-	text   string // the sentence, where nothing shorter tells it
+	text   string // the sentence, for saysText
 	policy policyAnswer
 }
 
@@ -68,7 +68,7 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 	for i := range ends {
 		t.of[i*t.devices+i] = -1
 	}
-	var last wayKey // neighbours have one way to a device
+	var last wayKey // neighbours often share the path to a device
 	lastAt := int32(-1)
 	finder.between(ends, func(i, j int, w Nearest) {
 		k := wayKey{path: w.Path, hops: int32(w.hops)}
