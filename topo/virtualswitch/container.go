@@ -10,12 +10,11 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// ContainerXML is the virtual switch as a container with these GPUs has it, named by PCI
-// address, as a topology file of NCCL: each GPU beside the virtual NIC of its lane, and the
-// switches above. What is not there NCCL asks for: it has GPUs and NVLinks of NVML as the
-// container sees them, and of the plugin which NIC a virtual one stands for, so that these
-// cannot differ from what a file once had. With local the lanes reach only this host: see
-// LocalSwitch.
+// ContainerXML returns the virtual switch of a container as a topology file of NCCL. gpus are
+// the PCI addresses of the container's GPUs. The file has each GPU beside the virtual NIC of
+// the GPU's lane, and the switches above. NCCL reads GPUs and NVLinks from NVML, and the
+// physical NIC of a virtual NIC from the plugin: the file cannot contradict the container. With
+// local the lanes reach only this host: see NewLocal.
 func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 	if len(p.CPUs) == 0 {
 		return nil, errors.New("the plan has no tree of its host; peerlane cdi refresh writes one")
@@ -33,7 +32,7 @@ func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 			continue
 		}
 		names[fmt.Sprintf("peerlane_%d", g.Index)] = true
-		// Without an index of the host's: NVML counts those of the container.
+		// Omit the host's index: NVML numbers the GPUs of the container.
 		own = append(own, topo.GPU{Host: g.Host, Vendor: g.Vendor, BusID: g.BusID, NUMA: g.NUMA, Place: g.Place, Device: g.Device})
 	}
 	if len(own) == 0 {

@@ -11,10 +11,10 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// What a container has of the virtual switch: its own GPUs, the NICs of their lanes, and
-// what they hang on; nothing that NVML or the plugin knows better. It is made of the plan as
-// the hook reads it.
-func TestTheVirtualSwitchOfAContainer(t *testing.T) {
+// A container's virtual switch has the container's GPUs, the NICs of the GPUs' lanes, and the
+// switches above, without values that NVML or the plugin supply. The plan passes through JSON,
+// as in the hook.
+func TestContainerXMLHasOwnGPUsLanesAndSwitches(t *testing.T) {
 	made, err := planner.Make(fourGPUs(t), planner.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +39,7 @@ func TestTheVirtualSwitchOfAContainer(t *testing.T) {
 		ncclfile.ReadAsNCCLDoes(t, string(text))
 		for _, no := range []string{"<gpu", "dev=", "guid", " speed=", "port=", "nvlink", "mlx5", "sm="} {
 			if strings.Contains(string(text), no) {
-				t.Errorf("%v: it says %q:\n%s", c.gpus, no, text)
+				t.Errorf("%v: the file contains %q:\n%s", c.gpus, no, text)
 			}
 		}
 		h := ncclfile.ReadXML(t, string(text))
@@ -57,7 +57,7 @@ func TestTheVirtualSwitchOfAContainer(t *testing.T) {
 		if !slices.Equal(gpus, c.gpus) || !slices.Equal(nics, c.nics) || !slices.Equal(switches, c.switches) {
 			t.Errorf("%v: GPUs %v, NICs %v, switches %v; want %+v\n%s", c.gpus, gpus, nics, switches, c, text)
 		}
-		// Each lane's NIC is below the bridge of its GPU.
+		// The NIC of a lane is below the bridge of the lane's GPU.
 		for i := range h.NICs {
 			if h.NICs[i].Switch != h.GPUs[i].Switch {
 				t.Errorf("%s is at %s, its GPU at %s", h.NICs[i].Name, h.NICs[i].Switch, h.GPUs[i].Switch)

@@ -12,22 +12,21 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// VirtualSwitch is the host as the virtual switch makes it look for NCCL: each
-// GPU that has a lane is behind a synthetic bridge in its old place, and beside
-// it behind that bridge is a virtual NIC, peerlane_N for GPU N. It has the GUID,
-// the port and the speed of the first physical NIC of its lane, so that NCCL
-// divides the bandwidth of one that several lanes share, and that one's PCIe
-// link. The physical NICs are not there: NCCL reaches them through the lanes.
+// New returns the host with the virtual switch for NCCL: each GPU with a lane is behind a
+// synthetic bridge at the GPU's place, beside a virtual NIC, peerlane_N for GPU N. The virtual
+// NIC has the GUID, the port and the speed of the first physical NIC of the lane. NCCL
+// therefore divides the bandwidth of a NIC, and of the NIC's PCIe link, between the lanes of
+// the NIC. The result omits the physical NICs: NCCL reaches the NICs through the lanes.
 //
-// The bridges and virtual NICs have PCI addresses that no device has, ffff:ff:01.0
-// and ffff:fe:01.0, and so on; NCCL cannot have two devices at one address.
-// Notes say which GPUs are without, and why.
+// The bridges and virtual NICs have unused PCI addresses, ffff:ff:01.0 and ffff:fe:01.0, and so
+// on: NCCL cannot have two devices at an address. Notes list the GPUs without a virtual NIC,
+// and the reasons.
 func New(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h, p, false) }
 
-// LocalSwitch is VirtualSwitch for lanes that reach only this host, without a NIC: each GPU
-// that is not refused has a virtual NIC, which is as fast as the GPU's links to its peers.
-// NCCL limits a NIC by the PCIe links on the way; so the two links below a GPU's bridge are
-// as wide as they must be for that. The bridge's own link upwards is the GPU's real one.
+// NewLocal is New for lanes that reach only this host, without a NIC: each GPU that is not
+// refused has a virtual NIC at the rate of the GPU's links to peers. NCCL limits a NIC by the
+// PCIe links on the path; the two links below the bridge are therefore wide enough for the
+// rate. The upstream link of the bridge is the GPU's real link.
 func NewLocal(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h, p, true) }
 
 func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
@@ -40,8 +39,8 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 		told.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other containers of this host."}
 	}
 	for i := range told.Switches {
-		// NCCL would ask the host for what is not there, each rank for other
-		// switches, and then take one switch for two.
+		// For a missing value NCCL asks the host. The answers of ranks differ, and NCCL then
+		// counts a switch twice.
 		completeWithZero(&told.Switches[i].Device)
 	}
 	free := freeAddresses(h)
@@ -99,14 +98,13 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 	return &told, nil
 }
 
-// The fastest PCIe link that all releases of NCCL know, and the rate of one of its lanes, as
-// in pcieSpeeds.
+// The fastest PCIe link in every release of NCCL, and the rate of a lane, as in PCIeSpeeds.
 const (
 	widestSpeed = "32.0 GT/s PCIe"
 	widestLane  = 240
 )
 
-// completeWithZero writes 0 for what is unknown.
+// completeWithZero sets unknown fields to 0.
 func completeWithZero(d *topo.PCIIdentity) {
 	for _, field := range []*string{&d.Vendor, &d.Device, &d.SubsystemVendor, &d.SubsystemDevice} {
 		if *field == "" {
@@ -147,16 +145,16 @@ func freeAddresses(h *topo.Host) func() (bridge, nic string, ok bool) {
 	}
 }
 
-// NCCLNIC is a NIC in NCCL's numbers: as its transport for InfiniBand has them, and a
-// virtual NIC that stands for it in the virtual switch.
+// NIC is a NIC in the numbers of NCCL's InfiniBand transport; the virtual NIC has the same
+// numbers.
 type NIC struct {
 	GUID uint64 // 0 where unknown
 	Mbps uint32 // of the fastest active port, 10^6 bits a second; 0 where unknown
 	Port uint32 // that port; 0 where unknown
 }
 
-// NCCLNIC is a NIC of the plan, by name; zero for one that is not in its topology, or that
-// NCCL would not list.
+// NICOf returns a NIC of the plan, by name; zero for a NIC outside the plan's topology or
+// outside NCCL's list.
 func NICOf(p *planner.Plan, name string) (n NIC) {
 	host := topo.Host{NICs: p.NICs, Source: p.Source}
 	for _, nic := range ncclxml.AsNCCLReads(&host).NICs {
@@ -175,8 +173,8 @@ func NICOf(p *planner.Plan, name string) (n NIC) {
 	return n
 }
 
-// PeerMbps is the rate of a GPU's links to others of its host, 10^6 bits a second in each
-// direction: its NVLinks, or without any its PCIe link; 0 where unknown.
+// PeerMbps returns the rate of a GPU's links to peers on the host, 10^6 bits a second in each
+// direction: the NVLinks, or without NVLinks the PCIe link; 0 where unknown.
 func PeerMbps(g topo.GPU) uint32 {
 	gbs := 0.0
 	for _, l := range g.NVLinks {

@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// fourGPUs: one near the NIC, one that NVLink joins to it, one far away, one
-// with MIG. A synthetic bridge has the address that would be given out first.
+// fourGPUs has a GPU near the NIC, an NVLink peer of the near GPU, a distant GPU, and a GPU
+// with MIG. A synthetic bridge occupies the first address of virtual bridges.
 func fourGPUs(t *testing.T) *topo.Host {
 	t.Helper()
 	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" affinity="f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
@@ -68,7 +68,7 @@ func TestEveryGPUIsBesideItsVirtualNIC(t *testing.T) {
 	if !slices.Equal(names, []string{"peerlane_0", "peerlane_1", "peerlane_2"}) {
 		t.Fatalf("virtual NICs %q", names)
 	}
-	for g, bandwidth := range []float64{12.5, 6, 12.5} { // the port, or the GPU's own link
+	for g, bandwidth := range []float64{12.5, 6, 12.5} { // the port, or the GPU's link
 		for n := range v.NICs {
 			got, err := graph.Between(v, v.GPUs[g].BusID, v.NICs[n].Name)
 			if err != nil {
@@ -83,7 +83,7 @@ func TestEveryGPUIsBesideItsVirtualNIC(t *testing.T) {
 		}
 	}
 	if !strings.Contains(text, "<!-- GPU 3 (0000:05:00.0) has no virtual NIC: MIG is on") {
-		t.Errorf("nothing says why GPU 3 has none:\n%s", text)
+		t.Errorf("no note explains why GPU 3 has no NIC:\n%s", text)
 	}
 }
 
@@ -112,9 +112,8 @@ func TestVirtualNICsHaveAddressesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Behind its bridge a GPU keeps its place: only PIX becomes PXB.
 // Lanes that reach only this host need no NIC. NCCL limits the virtual NIC by the PCIe links
-// on the way from the GPU, and its GPUs' other paths stay as they are.
+// between NIC and GPU; other paths of the GPUs stay unchanged.
 func TestLocalSwitchIsAsFastAsTheLinksOfTheGPU(t *testing.T) {
 	h := fourGPUs(t)
 	h.NICs = nil
@@ -124,7 +123,7 @@ func TestLocalSwitchIsAsFastAsTheLinksOfTheGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v, err := New(h, plan); err != nil || len(v.NICs) != 0 {
-		t.Errorf("without a NIC a lane to other hosts has a virtual one: %+v, %v", v.NICs, err)
+		t.Errorf("a lane to other hosts has a virtual NIC without a physical NIC: %+v, %v", v.NICs, err)
 	}
 	v, err := NewLocal(h, plan)
 	if err != nil {
@@ -193,8 +192,8 @@ func TestVirtualSwitchKeepsThePathsBetweenGPUs(t *testing.T) {
 	}
 }
 
-// NCCL asks the host for what a file does not say of switches, and each rank for
-// others; the same switch twice is then in the topology that all make together.
+// NCCL asks the host for missing values of switches. The answers of ranks differ, and the
+// merged topology then has a switch twice.
 func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
 	_, text := virtual(t, fourGPUs(t), planner.Config{})
 	for line := range strings.Lines(text) {
@@ -212,7 +211,7 @@ func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
 func TestVirtualNICOfAnEmulatedOne(t *testing.T) {
 	v, text := virtual(t, fourGPUs(t), planner.Config{Lanes: []planner.Assignment{{GPU: "2", Servers: []string{"0"}, NICs: []string{"emulated0"}}}})
 	if n := v.NICs[2]; n.Name != "peerlane_2" || n.GUID != "" || n.RateGbps() != 0 || n.Link != 48 {
-		t.Errorf("%+v; nothing is known of its NIC, so the link is the GPU's", n)
+		t.Errorf("%+v; want the GPU's link: the physical NIC is unknown", n)
 	}
 	if !strings.Contains(text, "emulated0 is not in the topology") {
 		t.Errorf("no comment says so:\n%s", text)
@@ -233,7 +232,7 @@ func TestVirtualSwitchOfManyGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(v.NICs) != 103 {
-		t.Errorf("%d virtual NICs for 104 GPUs, of which one is refused", len(v.NICs))
+		t.Errorf("%d virtual NICs for 104 GPUs, want 103: a GPU is refused", len(v.NICs))
 	}
 	seen := map[string]bool{}
 	for _, n := range v.NICs {
@@ -247,14 +246,14 @@ func TestVirtualSwitchOfManyGPUs(t *testing.T) {
 	}
 }
 
-// A host as the kernel shows it is put into NCCL's words once.
+// The conversion of a kernel's host to NCCL's values happens once.
 func TestVirtualNICHasThePortThatNCCLCounts(t *testing.T) {
 	h := kernelhost.KernelsHost(t)
 	v, _ := virtual(t, h, planner.Config{Lanes: []planner.Assignment{{GPU: "0", NICs: []string{"mlx5_1"}}}})
 	if n := v.NICs[0]; n.GUID != "0xe040a10003c288a0" || n.Ports[0] != (topo.Port{Number: 2, RateGbps: 100}) {
 		t.Errorf("%+v; NCCL counts the second function of a card as its second port", n)
 	}
-	// What a relay tells of the NIC is the same.
+	// NICOf returns the NIC that a relay reports to the plugin.
 	p, err := planner.Make(h, planner.Config{})
 	if err != nil {
 		t.Fatal(err)
