@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// PCIeSpeed is a PCIe speed of NCCL's table, and the rate of one lane, in 100 Mbit/s.
+// PCIeSpeed is a PCIe speed of NCCL's table, and the rate of a lane, in 100 Mbit/s.
 type PCIeSpeed struct {
 	Begins string
 	lane   float64
@@ -78,9 +78,8 @@ func Socket(arch, vendor string, family, model int) float64 {
 	return 6 // Broadwell
 }
 
-// NVLink is NCCL's figure for one NVLink, GB/s in each direction, by
-// compute capability times ten, 90 for 9.0 (src/graph/topo.h,
-// ncclTopoNVLinkBw).
+// NVLink returns NCCL's figure for an NVLink, GB/s in each direction, by compute capability
+// times ten, 90 for 9.0 (src/graph/topo.h, ncclTopoNVLinkBw).
 func NVLink(capability int) float64 {
 	switch {
 	case capability >= 100:
@@ -95,9 +94,8 @@ func NVLink(capability int) float64 {
 	return 20
 }
 
-// XGMI is RCCL's figure for one xGMI link, GB/s in each direction, by
-// the number of the architecture, "942" or "gfx942" (RCCL's src/graph/topo.h,
-// ncclTopoXGMISpeed).
+// XGMI returns RCCL's figure for an xGMI link, GB/s in each direction, by the number of the
+// architecture, "942" or "gfx942" (RCCL's src/graph/topo.h, ncclTopoXGMISpeed).
 func XGMI(gcn string) float64 {
 	gcn = strings.TrimPrefix(gcn, "gfx")
 	switch {

@@ -16,8 +16,8 @@ type Set []uint32
 
 func (s Set) Has(n int) bool { return n/32 < len(s) && s[n/32]&(1<<(n%32)) != 0 }
 
-// Parse reads a set as hwloc writes it, "0x0000ffff,0xff000000": the
-// highest word first. One without an end ("0xf...f,") has no use here.
+// Parse reads a set in hwloc's notation, "0x0000ffff,0xff000000": the highest word first. Parse
+// refuses an infinite set ("0xf...f,").
 func Parse(text string) (Set, error) {
 	if text == "" {
 		return nil, nil

@@ -1,2 +1,3 @@
-// Package lazyregexp compiles regular expressions at the first use: the hook delays each container start, and needs few of them.
+// Package lazyregexp compiles regular expressions at the first use: the hook delays container
+// starts, and needs few expressions.
 package lazyregexp

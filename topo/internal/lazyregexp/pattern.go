@@ -8,7 +8,7 @@ import (
 // Regexp is a regular expression that MatchString and the other methods compile at the first use.
 type Regexp struct {
 	compile func() *regexp.Regexp
-	// matches replaces the expression in MatchString; nil for none.
+	// matches replaces the expression in MatchString; nil to use the expression.
 	matches func(string) bool
 }
 
@@ -16,7 +16,7 @@ func New(expression string) *Regexp {
 	return &Regexp{compile: sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })}
 }
 
-// by sets a function that matches the same strings as the expression.
+// by sets a function that matches the strings of the expression.
 func (p *Regexp) by(matches func(string) bool) *Regexp {
 	p.matches = matches
 	return p
@@ -29,7 +29,8 @@ func (p *Regexp) MatchString(s string) bool {
 	return p.compile().MatchString(s)
 }
 
-// hexadecimal reports whether s has at least the given number of lower-case hexadecimal digits and nothing else.
+// hexadecimal reports whether s consists of lower-case hexadecimal digits, and has at least the
+// given number of digits.
 func hexadecimal(s string, least int) bool {
 	for i := range len(s) {
 		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {

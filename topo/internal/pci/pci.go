@@ -21,8 +21,8 @@ const (
 	ClassNVLinkCPU = "0x068001" // IBM's NVLink bridge
 )
 
-// Graphics tells whether a function can be a GPU. AMD's without a display are
-// processing accelerators, and some of Hygon's are co-processors.
+// Graphics reports whether a function can be a GPU. An AMD GPU without a display is a
+// processing accelerator, and some Hygon GPUs are co-processors.
 func Graphics(class, vendor string) bool {
 	switch {
 	case strings.HasPrefix(class, ClassDisplay):

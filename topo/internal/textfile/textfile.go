@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// MaxInput bounds a topology file, bytes; real ones have some ten thousand, and
-// captures some hundred thousand.
+// MaxInput limits a topology file, bytes. Topology files of real machines have tens of
+// thousands of bytes, captures hundreds of thousands.
 const MaxInput = 16 << 20
 
 var ErrTooLarge = fmt.Errorf("it is larger than %d MiB, which no topology is", MaxInput>>20)
 
-// WithoutDashes replaces "-" within comments by "." in a copy of the text, if need be.
-// Some topology files have comments such as <!------ text ------>, which the standard and
-// the decoder refuse. Lines and columns stay.
+// WithoutDashes replaces "-" within comments by "." in a copy of the text; without such
+// comments WithoutDashes returns the text. Some topology files have comments such as <!------
+// text ------>, which the standard and the decoder refuse. Lines and columns stay.
 func WithoutDashes(text []byte) []byte {
 	out := text
 	for at := 0; ; {

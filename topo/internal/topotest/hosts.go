@@ -43,8 +43,8 @@ func Hgx(link, rate float64, switches ...int) *Builder {
 	return b.Gen(link)
 }
 
-// CubeMesh joins eight GPUs as a DGX-1 does: two quads, and each GPU with the
-// GPU of the same place in the other quad.
+// CubeMesh joins eight GPUs like a DGX-1: two quads, and a link between the GPUs of equal
+// position in the quads.
 func (b *Builder) CubeMesh() *Builder {
 	for i := range 8 {
 		for j := range 8 {
@@ -96,7 +96,7 @@ func (b *Builder) NIC(name string, numa int, hostBridge, sw string, ports ...top
 	return b
 }
 
-// Nvswitches joins all GPUs.
+// Nvswitches joins every GPU.
 func (b *Builder) Nvswitches() *Builder {
 	for i := range b.H.GPUs {
 		b.H.GPUs[i].NVLinks = []topo.NVLink{{Count: 18, Bandwidth: 370.8}}
@@ -125,7 +125,7 @@ func TwoSockets() *Builder {
 		NIC("mlx5_1", 1, "pci0000:80", "00aa:01:00.0", Up(400))
 }
 
-// MachineOf draws a host of one or two machines.
+// MachineOf draws a host of up to two machines.
 func MachineOf(r *rand.Rand) *topo.Host {
 	h := &topo.Host{Source: topo.Source{Kind: topo.SourceNCCLXML}}
 	links := []float64{12, 24, 48}

@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// RDMADevice adds an RDMA device with one port to a PCI function of files, a path
-// below /sys/devices; attributes are of the port, "name=text".
+// RDMADevice adds an RDMA device with a port to a PCI function of files, a path below
+// /sys/devices; attributes are of the port, "name=text".
 func RDMADevice(files map[string]string, function, name string, attributes ...string) {
 	dir := "sys/devices/" + function + "/infiniband/" + name
 	files["sys/class/infiniband/"+name] = "-> ../../devices/" + function + "/infiniband/" + name

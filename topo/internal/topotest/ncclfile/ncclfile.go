@@ -134,7 +134,7 @@ func ReadAsNCCLDoes(t *testing.T, text string) {
 		}
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("what is written (-) and what NCCL reads (+):\n%s", diff)
+		t.Errorf("written (-) and read by NCCL (+):\n%s", diff)
 	}
 }
 
