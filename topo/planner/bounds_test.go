@@ -17,8 +17,9 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// anyHost is a host of any shape, with as many GPUs and NICs: switches, nested ones too,
-// root ports, several sockets, links of any speed, NVLink between all, some or no GPUs.
+// anyHost is a random host with the given numbers of GPUs and NICs: nested switches, root
+// ports, several sockets, links of any speed, and NVLink between no GPUs, groups of GPUs or the
+// whole host.
 func anyHost(r *rand.Rand, gpus, nics int) *topo.Host {
 	pick := func(values ...float64) float64 { return values[r.IntN(len(values))] }
 	b := topotest.Build(1 + r.IntN(4))
@@ -52,7 +53,7 @@ func anyHost(r *rand.Rand, gpus, nics int) *topo.Host {
 		b.GPU(s.numa, s.bridge, s.sw)
 		b.H.GPUs[i].BusID, b.H.GPUs[i].Link = fmt.Sprintf("%04x:01:00.0", i), pick(6, 12, 24, 48)
 	}
-	fewer := r.IntN(2) == 0 // NICs gather in some places
+	fewer := r.IntN(2) == 0 // few places for NICs
 	for i := range nics {
 		s := slots[r.IntN(len(slots))]
 		if fewer {
@@ -77,9 +78,9 @@ func anyHost(r *rand.Rand, gpus, nics int) *topo.Host {
 	return b.Host()
 }
 
-// judged is a plan beside the best choice and NCCL's.
+// judged has the rates of a plan, of NCCL and of the optimum.
 type judged struct {
-	nccl, pxn, sent, planned, optimum float64 // of the slowest lane; pxn and sent of what it sends
+	nccl, pxn, sent, planned, optimum float64 // of the slowest lane, GB/s; pxn and sent in the sending direction
 }
 
 func judge(t testing.TB, h *topo.Host) (j judged, ok bool) {
@@ -123,7 +124,8 @@ func judgeWith(t testing.TB, h *topo.Host, c Config) (j judged, ok bool) {
 	}, true
 }
 
-// bounded holds a plan against the bounds that it is to keep.
+// bounded fails the test if a plan is below the bounds: least of the optimum, and the rates of
+// NCCL.
 func bounded(t testing.TB, name string, h *topo.Host, least float64) (j judged, ok bool) {
 	t.Helper()
 	if j, ok = judge(t, h); !ok {
@@ -141,7 +143,8 @@ func bounded(t testing.TB, name string, h *topo.Host, least float64) (j judged, 
 	return j, true
 }
 
-// soakHosts says how many hosts a test of the bounds makes: make soak-plan has thousands.
+// soakHosts returns the number of hosts of a test of the bounds: make soak-plan asks for
+// thousands.
 func soakHosts(t testing.TB, usual int) int {
 	text := os.Getenv("PEERLANE_TEST_PLAN_HOSTS")
 	if text == "" {
@@ -182,7 +185,8 @@ func TestPlanOfAnySmallHostReachesTheOptimum(t *testing.T) {
 	}
 }
 
-// Hosts of up to 256 GPUs and NICs, one of each size and with make soak-plan a hundred.
+// Hosts of up to 256 GPUs and NICs: a host per size, and a hundred per size with make
+// soak-plan.
 func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 	sizes := []int{40, 64, 128, 256}
 	worst, slowest, judgedHosts := 1.0, time.Duration(0), map[int]int{}
@@ -212,7 +216,7 @@ func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 	t.Logf("at least %.4f of the bound, at most %v of processor time", worst, slowest.Round(time.Millisecond))
 }
 
-// processorTime is what this process has taken of processors.
+// processorTime returns the processor time of the process.
 func processorTime(t testing.TB) time.Duration {
 	t.Helper()
 	var u syscall.Rusage
@@ -222,8 +226,8 @@ func processorTime(t testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// The revised simplex algorithm, which large hosts have, reaches the optimum of the dense one
-// on hosts that both can solve, and proves no smaller bound.
+// The revised simplex algorithm for large hosts reaches the optimum of the dense algorithm on
+// small hosts, and proves no smaller bound.
 func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 	defer func(before int) { mostWays = before }(mostWays)
 	plain := func(r *rand.Rand, h *topo.Host) Config { return Config{} }
@@ -266,7 +270,7 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 				}
 				worst = min(worst, rate/exact)
 				if rate < 0.998*exact || rate > exact*1.002 || bound < exact*(1-1e-4) {
-					t.Errorf("seed %d: the dense algorithm finds %.5g GB/s; the revised one %.5g, and a bound of %.5g", seed, exact, rate, bound)
+					t.Errorf("seed %d: the dense algorithm finds %.5g GB/s; the revised algorithm %.5g, and a bound of %.5g", seed, exact, rate, bound)
 				}
 			}
 			t.Logf("at least %.4f of the dense algorithm", worst)
@@ -274,7 +278,7 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 	}
 }
 
-// Rounding can leave no full link with a positive price, and the first link is not full.
+// Rounding can leave no full link with a positive price. The first link is not full.
 func TestMasterWithoutAPositivePriceFixesAllFlows(t *testing.T) {
 	for _, price := range []float64{0, 1e-12, -0.5, 0.5} {
 		m := newMaster(2)
@@ -298,7 +302,7 @@ func TestMasterWithoutAPositivePriceFixesAllFlows(t *testing.T) {
 	}
 }
 
-// pinSome assigns lanes to some GPUs: any NIC, directly, through memory or by another GPU.
+// pinSome assigns lanes to random GPUs: to any NIC, directly, through memory or by another GPU.
 func pinSome(r *rand.Rand, h *topo.Host) (c Config) {
 	for g := range h.GPUs {
 		if r.IntN(3) > 0 || g == 0 {
@@ -315,8 +319,8 @@ func pinSome(r *rand.Rand, h *topo.Host) (c Config) {
 	return c
 }
 
-// measuredAndVirtual is anyHost with virtual functions of some NICs, and with figures of a
-// measurement whose directions differ.
+// measuredAndVirtual is anyHost with virtual functions of random NICs, and with a measurement
+// whose directions differ.
 func measuredAndVirtual(r *rand.Rand, gpus, nics int) *topo.Host {
 	h := anyHost(r, gpus, nics)
 	for i := range h.NICs {
@@ -364,10 +368,10 @@ func TestPlanOfVirtualFunctionsAndMeasurementsReachesTheOptimum(t *testing.T) {
 		if j.planned < 0.98*j.optimum {
 			t.Errorf("seed %d: the slowest lane has %.4g GB/s, and %.4g are possible", seed, j.planned, j.optimum)
 		}
-		// A lane sends and receives by the same ways: where the two directions were measured
-		// apart, PXN's own way to send can be the faster one.
+		// The ways of a lane are equal in both directions. If the directions have different
+		// measured rates, PXN's way for sending can be faster than the lane.
 		if j.planned < j.nccl*(1-1e-9) || h.Measured == nil && j.sent < j.pxn*(1-1e-9) {
-			t.Errorf("seed %d: the slowest lane has %.6g GB/s and sends %.6g; with NCCL's defaults it has %.6g, and with PXN it sends %.6g", seed, j.planned, j.sent, j.nccl, j.pxn)
+			t.Errorf("seed %d: the slowest lane has %.6g GB/s and sends %.6g; NCCL's defaults give the slowest GPU %.6g, and with PXN NCCL sends %.6g", seed, j.planned, j.sent, j.nccl, j.pxn)
 		}
 	}
 	if measured < judgedHosts/4 || with < judgedHosts/4 {
@@ -375,8 +379,8 @@ func TestPlanOfVirtualFunctionsAndMeasurementsReachesTheOptimum(t *testing.T) {
 	}
 }
 
-// All choices of whole weights that come to four, tried one by one, on hosts of three GPUs:
-// none is faster than the optimum, and the plan is not slower than the best.
+// The test enumerates choices with weights that sum up to at most four, on hosts of three GPUs.
+// No choice is faster than the optimum, and the plan is not slower than the best choice.
 func TestPlanBeatsEveryChoiceOfSmallWeights(t *testing.T) {
 	tried := 0
 	for seed := range uint64(max(30, soakHosts(t, 0)/10)) {
@@ -438,9 +442,9 @@ func TestPlanBeatsEveryChoiceOfSmallWeights(t *testing.T) {
 	}
 }
 
-// Three GPUs beside one NIC and one beside another: one of the three goes over the other NIC,
-// unless configuration keeps near GPUs where they are.
-func TestPlanStagesNearGPUsWhereThatRaisesTheSlowest(t *testing.T) {
+// Three GPUs share a NIC, and a fourth GPU has another NIC. A lane of the three GPUs uses the
+// other NIC, unless configuration keeps near GPUs direct.
+func TestPlanStagesNearGPUsToRaiseSlowestRate(t *testing.T) {
 	host := func() *topo.Host {
 		return topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:20", "").
 			GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "00aa:01:00.0").
@@ -464,9 +468,9 @@ func TestPlanStagesNearGPUsWhereThatRaisesTheSlowest(t *testing.T) {
 	}
 }
 
-// Two GPUs share one NIC, and a third has one: a third of each of the two goes over the other
-// NIC. Weights are small, and the lane has a direct part and a staged one.
-func TestPlanSharesALaneOutByWeight(t *testing.T) {
+// Two GPUs share a NIC, and a third GPU has another NIC. A third of the traffic of the two GPUs
+// uses the other NIC. Weights are small, and the lane has a direct part and a staged part.
+func TestPlanSplitsLaneByWeight(t *testing.T) {
 	h := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:20", "").
 		GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "00aa:01:00.0").
 		NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).Nvswitches().Host()
@@ -508,9 +512,9 @@ func BenchmarkPlanOfAnyHost(b *testing.B) {
 	}
 }
 
-// A host can hold a plan of the release before: its lanes have no members, and share their
-// traffic evenly.
-func TestReadPlanOfTheVersionBeforeSharesEvenly(t *testing.T) {
+// After an upgrade a host can have a plan of the previous release. Lanes of the plan have no
+// members, and share traffic evenly.
+func TestReadPlanOfPreviousVersionSharesEvenly(t *testing.T) {
 	const file = `{"version": %d, "gpus": [{"busId": "0000:01:00.0"}, {"busId": "0000:02:00.0"}], "lanes": [
 		{"gpu": "0000:01:00.0", "role": "near", "kind": "direct", "servers": [], "nics": ["mlx5_0", "mlx5_1"]},
 		{"gpu": "0000:02:00.0", "role": "far", "kind": "staged", "relay": true, "servers": ["0000:01:00.0"], "nics": ["mlx5_0"]%s}]}`
@@ -542,7 +546,7 @@ func TestReadPlanOfTheVersionBeforeSharesEvenly(t *testing.T) {
 	}
 }
 
-// What the plan says of NICs and relays is so: on any host.
+// The sentences of a plan about NICs and relays agree with the optimum on any host.
 func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 	nearest, idle, nothing := 0, 0, 0
 	for seed := range uint64(150) {
@@ -560,7 +564,7 @@ func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 				nearest++
 				for other := range h.NICs {
 					if other != chosen && !n.nearer(g, chosen, other) {
-						t.Errorf("seed %d: %s says that it has the nearest NIC, and %s is as near: %s", seed, l.GPU, h.NICs[other].Name, l.Reason)
+						t.Errorf("seed %d: the lane of %s claims the nearest NIC, and %s is as near: %s", seed, l.GPU, h.NICs[other].Name, l.Reason)
 					}
 				}
 			}
@@ -594,8 +598,8 @@ func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 	}
 }
 
-// The explanation of a lane of a host with hundreds of NICs has 25 lines at most, and none of
-// thousands of letters.
+// On a host with hundreds of NICs, the explanation of a lane has at most 25 lines, and no line
+// has thousands of characters.
 func TestExplainOfManyNICsStaysShort(t *testing.T) {
 	h := crowded[1].make(40)
 	for i := range 120 {
@@ -618,7 +622,7 @@ func TestExplainOfManyNICsStaysShort(t *testing.T) {
 	}
 }
 
-// A lane by configuration over a NIC that no other lane uses has links that are not priced.
+// No price exists for the links of a pinned lane over a NIC without other lanes.
 func TestPlanByColumnsTakesPinnedLanesOverExcludedNICs(t *testing.T) {
 	defer func(before int) { mostWays = before }(mostWays)
 	mostWays = 0

@@ -26,7 +26,7 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 		"near to mlx5_1, rail 1, PIX", "near to mlx5_1, rail 1, PIX",
 		"far by 4 to mlx5_1, rail 1, NODE", "far by 5 to mlx5_1, rail 1, NODE",
 	}
-	// but has the usual plan with other lanes in places.
+	// but returns the usual plan with different lanes at given indices.
 	but := func(lanes map[int]string) []string {
 		want := append([]string{}, usual...)
 		for g, lane := range lanes {
@@ -46,7 +46,7 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 0 to mlx5_0, rail 0, NODE", 4: "far by 1 to mlx5_0, rail 0, SYS", 5: "far by 0 to mlx5_0, rail 0, SYS", 6: "far by 1 to mlx5_0, rail 0, SYS", 7: "far by 0 to mlx5_0, rail 0, SYS"})},
 		{"a GPU is kept from a NIC", Config{Exclude: Exclude{Pairs: [][]string{{"2", "mlx5_0"}}}},
 			but(map[int]string{2: "far by 4 to mlx5_1, rail 1, SYS", 6: "far by 0 to mlx5_0, rail 0, SYS"})},
-		// Were it staged on GPU 0 alone, that GPU's link would be the busiest.
+		// A lane staged only on GPU 0 would make the link of GPU 0 the busiest.
 		{"GPUs are kept from serving each other", Config{Exclude: Exclude{Pairs: [][]string{{"1", "2"}}}},
 			but(map[int]string{})},
 		{"whichever is named first", Config{Exclude: Exclude{Pairs: [][]string{{"2", "1"}, {"6", "mlx5_0"}}}},
@@ -90,7 +90,7 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 	}
 }
 
-func TestConfigurationOfWhatIsNotThere(t *testing.T) {
+func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 	for _, tt := range []struct {
 		config Config
 		want   string
@@ -115,7 +115,7 @@ func TestConfigurationOfWhatIsNotThere(t *testing.T) {
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindStaged, NICs: []string{"emulated0"}}}}, "no GPU near emulated0 can serve it"},
 	} {
 		if _, err := Make(topotest.TwoSockets().Host(), tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%v; want one with %q", err, tt.want)
+			t.Errorf("%v; want an error with %q", err, tt.want)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func TestGroupsAndStagingAreInThePlan(t *testing.T) {
 	if diff := cmp.Diff([]Group{{"a", []string{topotest.Bus(0), topotest.Bus(1)}}, {"b", []string{topotest.Bus(4), topotest.Bus(7)}}}, plan.Groups); diff != "" {
 		t.Error(diff)
 	}
-	// Three slots on two servers are two on each, in both directions.
+	// Three slots on two servers need two slots per server, in both directions.
 	var want []Staging
 	for _, g := range []int{0, 1, 4, 5} {
 		s := Staging{GPU: topotest.Bus(g), PerContainer: 4 << 20, Lanes: 2, All: 8 << 20, Limit: bytesOf(1 << 30)}
@@ -145,7 +145,7 @@ func TestGroupsAndStagingAreInThePlan(t *testing.T) {
 	}
 }
 
-func TestGPUsOfOtherMakersArePlannedForStudy(t *testing.T) {
+func TestGPUsOfOtherVendorsArePlannedOnlyWithAnyVendor(t *testing.T) {
 	h := topotest.TwoSockets().Host()
 	for i := range h.GPUs {
 		h.GPUs[i].Vendor = "AMD"
@@ -178,7 +178,7 @@ func TestGPUsOfOtherMakersArePlannedForStudy(t *testing.T) {
 	}
 }
 
-func TestAnExplanationNamesPathsAsThePlanDoes(t *testing.T) {
+func TestExplanationNamesPathsOfPlan(t *testing.T) {
 	h := topotest.Build(1).GPU(0, "pci0000:00", "").NIC("near", 0, "pci0000:40", "", topotest.Up(100)).Gen(24).Host()
 	plan, err := Make(h, Config{GDR: GDRPolicy{MaxPath: topo.PHB}})
 	if err != nil {
@@ -188,13 +188,13 @@ func TestAnExplanationNamesPathsAsThePlanDoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// PHB would be near enough; NODE is what gdr.max_path goes by.
+	// PHB would be near enough; gdr.max_path compares NODE.
 	if all := strings.Join(sentences, "\n"); !strings.Contains(all, "(NODE, ") || strings.Contains(all, "(PHB, ") {
 		t.Errorf("the lane's path is %v; Explain:\n%s", plan.Lanes[0].Path, all)
 	}
 }
 
-func TestExplain(t *testing.T) {
+func TestExplainReturnsReasonsOfLane(t *testing.T) {
 	h := topotest.TwoSockets().NIC("mlx5_8", 0, "pci0000:10", "00aa:00:00.0", topotest.Down(400)).NIC("eth0", 0, "", "", topotest.Up(400)).NIC("mlx5_9", 7, "", "", topotest.Up(400)).Host()
 	h.NICs[3].Ethernet = true
 	h.GPUs[4].MIG = true
@@ -239,8 +239,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// An explanation is of the same ways as the lane, C2C among them.
-func TestAnExplanationAndItsLaneHaveOnePath(t *testing.T) {
+// Explanation and lane name the path over C2C.
+func TestExplanationOverC2CNamesPathOfLane(t *testing.T) {
 	h := topotest.Build(1).GPU(0, "pci0000:10", "").NIC("mlx5_0", 0, "pci0000:20", "", topotest.Up(400)).Host()
 	h.GPUs[0].C2C = 360
 	plan := planOf(t, 0, h, Config{})
@@ -254,8 +254,8 @@ func TestAnExplanationAndItsLaneHaveOnePath(t *testing.T) {
 	}
 }
 
-// A matrix has types and no ways.
-func TestAnExplanationOfAMatrixNamesTypes(t *testing.T) {
+// A matrix has types of paths, and no links.
+func TestExplanationOfMatrixNamesTypes(t *testing.T) {
 	h, err := reader.SMI([]byte(topotest.SMIMatrix+topotest.SMILegend), "some.txt")
 	if err != nil {
 		t.Fatal(err)

@@ -30,10 +30,10 @@ func TestDataDirectFunctionDecidesNearness(t *testing.T) {
 		}
 	}
 	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0008:06:00.0", "mlx5_0"); got.Type != topo.PXB {
-		t.Errorf("the GPU to its NIC is %v", got.Type)
+		t.Errorf("the path from the GPU to the near NIC is %v", got.Type)
 	}
 	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0008:06:00.0", "mlx5_1"); got.Type != topo.SYS {
-		t.Errorf("the GPU to the other NIC is %v", got.Type)
+		t.Errorf("the path from the GPU to the far NIC is %v", got.Type)
 	}
 	p, err := Make(h, Config{})
 	if err != nil {
@@ -44,7 +44,8 @@ func TestDataDirectFunctionDecidesNearness(t *testing.T) {
 			t.Errorf("lane %d is %+v", i, l)
 		}
 	}
-	// Host memory is reached by the NIC's own function, whose link has half the lanes.
+	// The NIC reaches host memory by the NIC's PCI function, with half the lanes of the Data
+	// Direct function.
 	net := newNetwork(sortedHost(h))
 	bounced := net.rates([]carried{{gpu: 0, parts: []part{{throughMemory, 0, 1}}}})
 	if bounced.busy[0] > 48 {
@@ -72,6 +73,6 @@ func TestDataDirectFunctionDecidesNearness(t *testing.T) {
 		t.Errorf("read again the NICs are %+v", again.NICs)
 	}
 	if got := ncclfile.PairOf(t, graph.All(again, topo.RulesNCCL), "0008:06:00.0", "mlx5_0"); got.Type != topo.PXB {
-		t.Errorf("read again, the GPU to its NIC is %v", got.Type)
+		t.Errorf("read again, the path from the GPU to the near NIC is %v", got.Type)
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/topo/ncclxml"
 )
 
-// roughly compares figures that were rounded when they were written down.
+// roughly compares rounded figures.
 var roughly = cmpopts.EquateApprox(1e-3, 0)
 
 func TestShareIsMaxMinFair(t *testing.T) {
@@ -57,8 +57,8 @@ func estimate(t *testing.T, h *topo.Host, c Config) (*Plan, *Estimate) {
 	return plan, e
 }
 
-// The figures of each way, reckoned by hand.
-func TestEstimateByHand(t *testing.T) {
+// The expected figures are calculated by hand.
+func TestEstimateMatchesHandCalculation(t *testing.T) {
 	type want struct {
 		gpu                                int
 		nccl, off, relay                   float64
@@ -66,8 +66,8 @@ func TestEstimateByHand(t *testing.T) {
 		limit                              string
 		uniformNCCL, uniformAlone, planned float64
 	}
-	// NVLink that carries no more than the NIC: one server, whose own link has
-	// its own traffic and the relayed one of one other, once each.
+	// NVLink with at most the rate of the NIC. The link of the only server carries the server's
+	// traffic and the relayed traffic of the second GPU, once per GPU.
 	nvlink := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").
 		GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").
 		NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(400)).Nvswitches().Host()
@@ -76,9 +76,9 @@ func TestEstimateByHand(t *testing.T) {
 		host *topo.Host
 		want want
 	}{
-		// NUMA node 0: two direct and two far on one NIC of 48 GB/s. Off: four
-		// bounce through a CPU that forwards 32. Alone: 48 directly, 32 through the
-		// CPU; through the relay the copies' 48 × 19.87/24.
+		// NUMA node 0: two direct GPUs and two far GPUs on a NIC of 48 GB/s. GPUDirect RDMA
+		// off: four GPUs bounce through a CPU that forwards 32 GB/s. One busy GPU: 48 GB/s
+		// directly, 32 GB/s through the CPU; through the relay the copies' 48 × 19.87/24 GB/s.
 		{"two sockets", topotest.TwoSockets().Host(), want{2, 12, 8, 12, 32, 32, 39.74, "the PCIe link of mlx5_0 (downwards)", 1, 32.0 / 48, 39.74 / 48}},
 		{"NVLink", nvlink, want{1, 24, 16, 24, 32, 32, 48, "the PCIe link of GPU 0 (upwards)", 1, 32.0 / 48, 1}},
 	} {
@@ -93,10 +93,9 @@ func TestEstimateByHand(t *testing.T) {
 	}
 }
 
-// A relayed byte crosses the link of its server twice, in both directions at
-// once: design's figure of 12 GB/s for one Gen4 GPU, and why one server is less
-// than the CPU.
-func TestOneServerGPUOverPCIeIsNotWorthIt(t *testing.T) {
+// A relayed byte crosses the link of the server twice, in both directions at once: the figure
+// of 12 GB/s for a Gen4 GPU in the design. A single server is therefore slower than the CPU.
+func TestSingleServerGPUOverPCIeLeavesLaneOnHostMemory(t *testing.T) {
 	h := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").
 		GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").
 		NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Gen(24).Host()
@@ -105,8 +104,8 @@ func TestOneServerGPUOverPCIeIsNotWorthIt(t *testing.T) {
 	if l.Kind != KindBounce || l.Relay || len(l.Servers) != 0 || l.Compared == nil {
 		t.Fatalf("lane %+v", l)
 	}
-	// The server: its own traffic, the copy and the NIC, all inwards: 24/3. The
-	// bounce: half of the NIC's 24.
+	// The link of the server carries inwards the server's traffic, the copy and the NIC's
+	// reads: 24/3 GB/s. The bounce gets half of the NIC's 24 GB/s.
 	want := Comparison{Relay: 8, Without: 12, RelayAlone: 12, WithoutAlone: 16}
 	if diff := cmp.Diff(want, *l.Compared, roughly); diff != "" {
 		t.Error(diff)
@@ -121,7 +120,7 @@ func TestOneServerGPUOverPCIeIsNotWorthIt(t *testing.T) {
 	}
 }
 
-func TestNothingIsEstimatedWithoutBandwidths(t *testing.T) {
+func TestEstimateWithoutBandwidthsIsRefused(t *testing.T) {
 	unknown := topotest.TwoSockets().Host()
 	unknown.GPUs[3].Link = 0
 	matrix := &topo.Host{Matrix: map[[2]string]topo.PathType{}, GPUs: []topo.GPU{{BusID: "GPU0"}}}
@@ -139,7 +138,7 @@ func TestNothingIsEstimatedWithoutBandwidths(t *testing.T) {
 			}
 		}
 	}
-	// The relay stays: nothing says that it does not pay.
+	// The relay stays: no estimate says that the relay is slower.
 	plan, err := Make(unknown, Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -149,14 +148,14 @@ func TestNothingIsEstimatedWithoutBandwidths(t *testing.T) {
 	}
 }
 
-// published are figures that others measured. docs/estimate.md has them, too,
-// with what each shows and what the estimate misses.
+// published has published measurements. docs/estimate.md lists the measurements, with the
+// meaning and the error of the estimate.
 var published = []struct {
 	name     string
 	host     func() *topo.Host
 	way      func(*Estimate) float64
 	measured float64
-	// low and high bound the estimate's share of what was measured.
+	// low and high limit the ratio of the estimate to the measurement.
 	low, high float64
 }{
 	{
@@ -167,7 +166,7 @@ var published = []struct {
 		}, total, 16, 0.99, 1.01,
 	},
 	{
-		// The same with the NIC at a GPU's switch: "24 GB/s inter-node".
+		// As before, with the NIC at a GPU's switch: "24 GB/s inter-node".
 		"nccl#412, NIC at a switch", func() *topo.Host {
 			return topotest.EightA100().NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Gen(24).Host()
 		}, firstAlone, 24, 0.95, 1.05,
@@ -204,7 +203,7 @@ var published = []struct {
 		}, total, 78, 1, 1.25,
 	},
 	{
-		// One L40S with two NICs of 100G at its switch: 21.4 GB/s.
+		// An L40S with two NICs of 100G at the GPU's switch: 21.4 GB/s.
 		"nccl#1202", func() *topo.Host {
 			return topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").
 				NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).Gen(24).Host()
@@ -252,8 +251,8 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 	}
 }
 
-// GPUDirect RDMA over C2C is no slower than the way through the CPU's memory.
-func TestTheCPULetsAllPassToAGPUOverC2C(t *testing.T) {
+// GPUDirect RDMA over C2C is at least as fast as the way through the CPU's memory.
+func TestEstimateOverC2CIsAtLeastHostMemory(t *testing.T) {
 	const grace = `<cpu numaid="0" arch="arm64" vendor="ARM">
 		<pci busid="0000:01:00.0" class="0x030200" vendor="0x10de" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"><c2c bw="450000" count="1"/></gpu></pci>
 		<pci busid="0000:02:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">` + "%s" + `</pci></cpu>`
@@ -267,14 +266,14 @@ func TestTheCPULetsAllPassToAGPUOverC2C(t *testing.T) {
 	}
 }
 
-// NCCL takes the NICs that it has most bandwidth to, and of these the nearest,
-// and deals them out (ncclTopoGetLocalNet).
-func TestTheEstimateTakesTheNICsThatNCCLTakes(t *testing.T) {
+// NCCL takes the NICs with the highest bandwidth, of these NICs the nearest, and distributes
+// the NICs over the GPUs (ncclTopoGetLocalNet).
+func TestEstimateTakesNICsOfNCCL(t *testing.T) {
 	off := false
 	for _, tt := range []struct {
 		name string
 		host func() *topo.Host
-		want []string // kind and NICs of each GPU
+		want []string // kind and NICs, per GPU
 	}{
 		{
 			"a faster NIC farther away", func() *topo.Host {

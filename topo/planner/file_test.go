@@ -36,7 +36,7 @@ func TestPlanSurvivesItsFile(t *testing.T) {
 		t.Errorf("%v, %v; want mode 0644", info.Mode(), err)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
-		t.Errorf("beside the plan something is left: %v, %v", entries, err)
+		t.Errorf("the directory has more than the plan: %v, %v", entries, err)
 	}
 	for _, name := range []string{"7", "GPU-00000000-0000-0000-0000-000000000007", "0000:08:00.0"} {
 		if l, err := got.Lane(name); err != nil || l.GPU != "0000:08:00.0" {
@@ -44,11 +44,11 @@ func TestPlanSurvivesItsFile(t *testing.T) {
 		}
 	}
 	if _, err := got.Lane("8"); err == nil {
-		t.Error("there is a lane of a GPU that there is not")
+		t.Error("the plan returns a lane of a missing GPU")
 	}
 }
 
-func TestPlanThatCannotBeWrittenLeavesNothing(t *testing.T) {
+func TestPlanWriteFailureLeavesNoFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "plan.json")
 	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o755); err != nil {

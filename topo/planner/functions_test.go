@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/topo/ncclxml"
 )
 
-// virtualized is a host with two GPUs below the switch of one NIC of 400 Gb/s, and so
-// many virtual functions of it as NICs of their own.
+// virtualized is a host with two GPUs below the switch of a NIC of 400 Gb/s, and with virtual
+// functions of the NIC as further NICs.
 func virtualized(functions int) *topotest.Builder {
 	b := topotest.Build(1)
 	b.Sw("00aa:00:00.0", 0, "pci0000:00", "")
@@ -43,7 +43,7 @@ func nicsOf(t *testing.T, h *topo.Host, c Config) (names []string, p *Plan) {
 	return names, p
 }
 
-func TestVirtualFunctionsAreLeftToOthers(t *testing.T) {
+func TestVirtualFunctionsCarryNoLanesByDefault(t *testing.T) {
 	h := virtualized(3).Host()
 	names, p := nicsOf(t, h, Config{})
 	if !slices.Equal(names, []string{"mlx5_0"}) {
@@ -81,11 +81,11 @@ func TestFunctionsOfOnePortShareItsRate(t *testing.T) {
 		b.H.NICs[i].Ports[0].RateGbps = 200
 	}
 	n := newNetwork(sortedHost(b.Gen(48).Host()))
-	// 200 Gb/s are 25 GB/s, of which two GPUs on two functions get half each.
+	// 200 Gb/s are 25 GB/s: two GPUs on two functions get half of the rate.
 	for _, nics := range [][2]int{{0, 1}, {0, 2}, {1, 2}} {
 		got := n.rates([]carried{{gpu: 0, parts: []part{{0, nics[0], 1}}}, {gpu: 1, parts: []part{{1, nics[1], 1}}}}).busy
 		if got[0] != 12.5 || got[1] != 12.5 {
-			t.Errorf("over NICs %v each GPU gets %v GB/s, want 12.5", nics, got)
+			t.Errorf("over NICs %v the GPUs get %v GB/s, want 12.5", nics, got)
 		}
 	}
 }
@@ -95,10 +95,10 @@ func TestFunctionsWithoutTheirPhysicalFunctionShareThePort(t *testing.T) {
 	b.H.NICs = b.H.NICs[1:]
 	of := topo.Owners(b.H.NICs)
 	if !slices.Equal(of, []int{0, 0}) {
-		t.Errorf("their ports are of %v", of)
+		t.Errorf("the owners of the ports are %v", of)
 	}
 	if names, _ := nicsOf(t, b.Host(), Config{}); len(names) == 0 {
-		t.Error("lanes use none of them")
+		t.Error("no lane uses a function")
 	}
 }
 
@@ -118,7 +118,7 @@ func TestFoldedHostListsEachPortOnce(t *testing.T) {
 	if same, none := virtualized(0).Host().Folded(nil); none != nil || len(same.NICs) != 1 {
 		t.Errorf("a host without functions: %v", none)
 	}
-	// Two hosts of one file can have the same addresses.
+	// Two hosts of a file can have equal addresses.
 	two := virtualized(1).Host()
 	for _, n := range slices.Clone(two.NICs) {
 		n.Host = "b"

@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// crowded are hosts of many GPUs and as many NICs, no two of which are equally
-// fast, so that no shortcut of the planner applies.
+// crowded are hosts with many GPUs and equally many NICs of different rates: no shortcut of the
+// planner applies.
 var crowded = []struct {
 	name string
 	make func(gpus int) *topo.Host
@@ -50,8 +50,8 @@ var crowded = []struct {
 	}},
 }
 
-// crowd makes GPUs and as many NICs on two NUMA nodes; place says at which switch
-// the ith of each is.
+// crowd makes a host with GPUs and equally many NICs on two NUMA nodes. place returns the
+// switches of the GPU and the NIC of an index.
 func crowd(gpus int, place func(b *topotest.Builder, i int) (gpu, nic string)) *topo.Host {
 	r := rand.New(rand.NewPCG(1, uint64(gpus)))
 	b := topotest.Build(2)
@@ -99,7 +99,7 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
-// Hosts of many NUMA nodes, whatever hangs on them.
+// BenchmarkNodes measures hosts with many NUMA nodes.
 func BenchmarkNodes(b *testing.B) {
 	for _, nodes := range []int{2, 64, 256, 1024} {
 		h := hostOfNodes(nodes)
@@ -123,7 +123,8 @@ func BenchmarkNodes(b *testing.B) {
 	}
 }
 
-// Every two NUMA nodes are joined, and a thousand of them take no million links.
+// Every pair of NUMA nodes has a link. The table of a host of a thousand nodes does not store a
+// million links.
 func TestLinksOfAThousandNUMANodesTakeLittleMemory(t *testing.T) {
 	h := hostOfNodes(1024)
 	if used := topotest.Allocated(func() { graph.NewTable(h, topo.RulesNCCL) }); used > 2<<20 {

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// Machines that one meets, and what anyone who knows them would say.
+// Well-known machines, with the lanes that an expert expects.
 func TestPlansOfWellKnownMachines(t *testing.T) {
 	each := func(first int, format string, count int) (lines []string) {
 		for i := range count {
@@ -34,7 +34,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		host   *topo.Host
 		config Config
 		want   []string
-		note   string // in the notes; "" for none that says that the relay brings nothing
+		note   string // part of the notes; "": no note says that the relay brings nothing
 	}{
 		{
 			name: "HGX H100, four switches, eight NICs",
@@ -89,8 +89,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				topotest.Repeat(2, "near to mlx5_2, rail 2, PIX"), topotest.Repeat(2, "near to mlx5_3, rail 3, PIX")), note: nothing,
 		},
 		{
-			// GPUs 2 and 3 have NVLink to both servers, 4 and 5 to one of them; from 6
-			// and 7 the copies cross the sockets.
+			// GPUs 2 and 3 have NVLink to both servers, GPUs 4 and 5 to a single server; the
+			// copies of GPUs 6 and 7 cross the sockets.
 			name: "DGX-1 with one NIC (OneFlow's)",
 			host: func() *topo.Host {
 				b := topotest.Build(2)
@@ -261,8 +261,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			note: whileBusy,
 		},
 		{
-			// SYS does not tell the nodes of one socket from those of the other, so far
-			// GPUs are dealt out evenly, and no more.
+			// SYS does not distinguish the nodes of the two sockets, so the plan only
+			// distributes far GPUs evenly.
 			name: "EPYC with NPS4: eight NUMA nodes, each a GPU, and NICs at two of the GPUs' switches",
 			host: func() *topo.Host {
 				b := topotest.Build(8)
@@ -281,7 +281,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			},
 		},
 		{
-			// The port is what is full, with the relay and without.
+			// The port is full with the relay and without the relay.
 			name: "a NIC of two ports, each an RDMA device, at the switch of one of two GPUs",
 			host: func() *topo.Host {
 				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").

@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// rootPorts is a host with a near GPU below the switch of the NIC, and a far GPU at a
-// root port of its own: copies between the two pass the CPU.
+// rootPorts is a host with a near GPU below the switch of the NIC, and a far GPU at another
+// root port. Copies between the two GPUs pass the CPU.
 func rootPorts() *topo.Host {
 	b := topotest.Build(1)
 	b.Sw("00aa:00:00.0", 0, "pci0000:10", "")
@@ -69,7 +69,7 @@ func TestMeasuredFiguresReplaceConstants(t *testing.T) {
 	}
 }
 
-func TestMeasuredDirectionsLimitEachByItself(t *testing.T) {
+func TestMeasuredDirectionsHaveSeparateLimits(t *testing.T) {
 	h := rootPorts()
 	m := measuredOf(h, 5, 9)
 	m.Copies[0].In = 7
@@ -92,7 +92,7 @@ func TestMeasuredDirectionsLimitEachByItself(t *testing.T) {
 	}
 }
 
-func TestMeasurementCanTurnAPlan(t *testing.T) {
+func TestMeasurementCanChangeKindOfLane(t *testing.T) {
 	kind := func(m *topo.Measured, h *topo.Host) string {
 		t.Helper()
 		h.Measure(m)
@@ -112,7 +112,7 @@ func TestMeasurementCanTurnAPlan(t *testing.T) {
 	}
 }
 
-func TestMeasuredOfAnotherHostIsNotTaken(t *testing.T) {
+func TestMeasurementOfOtherHostIsIgnored(t *testing.T) {
 	h := rootPorts()
 	m := measuredOf(h, 5, 9)
 	changes := map[string]func(h *topo.Host){
@@ -140,7 +140,7 @@ func TestMeasuredOfAnotherHostIsNotTaken(t *testing.T) {
 	}
 }
 
-func TestParseMeasuredRefusesWhatCannotBe(t *testing.T) {
+func TestParseMeasuredRefusesInvalidFigures(t *testing.T) {
 	text, err := json.Marshal(measuredOf(rootPorts(), 5, 9))
 	if err != nil {
 		t.Fatal(err)
