@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// short writes a lane in one line: role, kind, servers by index, NICs, path.
+// short returns a line per lane: role, kind, servers by index, NICs, rail, path.
 func short(p *Plan) []string {
 	var lines []string
 	for _, l := range p.Lanes {
@@ -39,7 +39,7 @@ func short(p *Plan) []string {
 	return lines
 }
 
-func TestPlan(t *testing.T) {
+func TestMakeOnSmallHostsAssignsExpectedLanes(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		host   *topo.Host
@@ -210,7 +210,7 @@ func TestPlan(t *testing.T) {
 			}
 			for _, l := range plan.Lanes {
 				if len(l.Reason) < 20 {
-					t.Errorf("%s: the reason is %q", l.GPU, l.Reason)
+					t.Errorf("GPU %s: reason %q, want a sentence", l.GPU, l.Reason)
 				}
 			}
 			if err := plan.Check(); err != nil {
@@ -221,13 +221,13 @@ func TestPlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(plan, again); diff != "" {
-				t.Errorf("the same host has two plans: %s", diff)
+				t.Errorf("second plan of the host differs: %s", diff)
 			}
 		})
 	}
 }
 
-func TestReasons(t *testing.T) {
+func TestReasonOnSmallHostsNamesNICsAndRates(t *testing.T) {
 	off := false
 	switches := func(gpus, nics int) *topotest.Builder {
 		b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0")
@@ -239,7 +239,7 @@ func TestReasons(t *testing.T) {
 		}
 		return b.Nvswitches()
 	}
-	striped := switches(1, 4).Host() // the first two have one each
+	striped := switches(1, 4).Host() // MIG and NoP2P refuse GPUs 0 and 1
 	striped.GPUs[0].MIG, striped.GPUs[1].NoP2P = true, true
 	lone := switches(0, 3).Host()
 	lone.GPUs[0].MIG = true
@@ -309,12 +309,12 @@ func TestWrongConfigurationIsRefusedWithAReason(t *testing.T) {
 		{"a server in MIG mode", mig, lanes(Assignment{GPU: "2", Servers: []string{"1"}}), "servers: MIG is on"},
 	} {
 		if _, err := Make(tt.host, tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: %v; want one with %q", tt.name, err, tt.want)
+			t.Errorf("%s: error %v, want %q", tt.name, err, tt.want)
 		}
 	}
 }
 
-func TestPlanNotesWhatIsLeftOut(t *testing.T) {
+func TestPlanOfHostWithoutGPUNotesInactiveNIC(t *testing.T) {
 	h := topotest.Build(1).NIC("mlx5_0", 0, "", "", topotest.Down(100)).Host()
 	h.Notes = []string{"a note of the reader"}
 	plan, err := Make(h, Config{})
@@ -331,8 +331,8 @@ func TestPlanNotesWhatIsLeftOut(t *testing.T) {
 	}
 }
 
-// A NIC is idle where a GPU could have used it.
-func TestNoNICIsCalledIdleWhereEveryGPUIsRefused(t *testing.T) {
+// An idle NIC is a NIC that a usable GPU could use.
+func TestIdleNICWithEveryGPURefusedGetsNoNote(t *testing.T) {
 	h := topotest.TwoSockets().Host()
 	for i := range h.GPUs {
 		h.GPUs[i].MIG = true
@@ -344,9 +344,9 @@ func TestNoNICIsCalledIdleWhereEveryGPUIsRefused(t *testing.T) {
 	}
 }
 
-// What a file says of GPUDirect RDMA changes no role, and only one column of the
-// estimate; the plan says so.
-func TestAFileWithoutGPUDirectIsPlannedByItsPaths(t *testing.T) {
+// The GPUDirect RDMA fields of a file change no role. The fields change only the NCCL column of the
+// estimate, and a note of the plan reports the fields.
+func TestPlanOfFileWithoutGPUDirectKeepsRoles(t *testing.T) {
 	off := false
 	on, without := topotest.TwoSockets().Host(), topotest.TwoSockets().Host()
 	for i := range without.NICs {
@@ -367,7 +367,7 @@ func TestAFileWithoutGPUDirectIsPlannedByItsPaths(t *testing.T) {
 	}
 }
 
-func TestSeveralHostsOfAFile(t *testing.T) {
+func TestFileOfTwoHostsNeedsHostNames(t *testing.T) {
 	nvlink := `<nvlink target="0000:c1:00.0" count="18" tclass="0x068000"/>`
 	host := func(hash string) string {
 		inner := topotest.GPUXML("0000:02:00.0", 0, nvlink) + topotest.NetXML("0000:03:00.0", "mlx5_0")
@@ -380,31 +380,31 @@ func TestSeveralHostsOfAFile(t *testing.T) {
 	for _, p := range graph.All(h, topo.RulesNCCL) {
 		switch {
 		case p.FromHost == "" || p.ToHost == "":
-			t.Errorf("a pair without its hosts: %+v", p)
+			t.Errorf("pair without hosts: %+v", p)
 		case p.FromHost == p.ToHost && p.Type != topo.PHB:
-			t.Errorf("on one host: %+v", p)
+			t.Errorf("pair on a host: %+v; want PHB", p)
 		case p.FromHost != p.ToHost && p.From == p.To && p.From == "0000:02:00.0" && p.Type != topo.NVL:
-			t.Errorf("NVSwitches join hosts: %+v", p)
+			t.Errorf("pair of GPUs on two hosts: %+v; want NVL through NVSwitches", p)
 		case p.FromHost != p.ToHost && p.To == "mlx5_0" && p.Type != topo.DIS:
-			t.Errorf("nothing else does: %+v", p)
+			t.Errorf("GPU and NIC on two hosts: %+v; want DIS", p)
 		}
 	}
 	if _, err := graph.Between(h, "0000:02:00.0", "0x2/mlx5_0"); err == nil || !strings.Contains(err.Error(), "0x2") {
-		t.Errorf("a name that two hosts have: %v", err)
+		t.Errorf("ambiguous name: error %v, want the host names", err)
 	}
 	if got, err := graph.Between(h, "0x2/0000:02:00.0", "0x2/mlx5_0"); err != nil || got.Type != topo.PHB {
 		t.Errorf("%v, %v", got, err)
 	}
 	if _, err := Make(h, Config{}); err == nil || !strings.Contains(err.Error(), "2 hosts") {
-		t.Errorf("a plan of two hosts: %v", err)
+		t.Errorf("plan of two hosts: error %v, want the number of hosts", err)
 	}
-	// One hash is one host, and needs no name.
+	// A file with a single hash has a single host, without a name.
 	if one := ncclfile.ReadXML(t, topotest.System(host("0x2"))); one.GPUs[0].Host != "" {
-		t.Errorf("one host: %+v", one.GPUs)
+		t.Errorf("GPU of a single host: %+v; want no host name", one.GPUs)
 	}
 }
 
-func TestDevicesThatNoLaneUsesAreShownWithTheReason(t *testing.T) {
+func TestUnusableDevicesOfFileKeepReason(t *testing.T) {
 	other := func(busID, class, vendor, device string) string {
 		return fmt.Sprintf(`<pci busid="%s" class="%s" vendor="%s" device="%s" link_speed="16 GT/s" link_width="16"/>`, busID, class, vendor, device)
 	}
@@ -439,11 +439,11 @@ func TestDevicesThatNoLaneUsesAreShownWithTheReason(t *testing.T) {
 		}
 	}
 	if nics := plan.Lanes[0].NICs; len(nics) != 1 || nics[0] != "nic@0000:07:00.0" {
-		t.Errorf("GPU 0 uses %v; only eRDMA can serve it", nics)
+		t.Errorf("GPU 0 uses %v, want the eRDMA NIC", nics)
 	}
 }
 
-func TestSoftwareRDMAIsPlannedOnlyWhereThatIsAskedFor(t *testing.T) {
+func TestSoftwareRDMAWithoutOptionStaysUnused(t *testing.T) {
 	h := &topo.Host{
 		CPUs: []topo.CPU{{NUMA: 0}},
 		GPUs: []topo.GPU{{BusID: "0000:01:00.0", Place: topo.Place{Link: 12}}},
@@ -461,7 +461,7 @@ func TestSoftwareRDMAIsPlannedOnlyWhereThatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestOnlyHostOfAFileCanBePlanned(t *testing.T) {
+func TestOnlyOfFileWithTwoHostsReturnsNamedHost(t *testing.T) {
 	host := func(hash string, gpus int) (s string) {
 		var inner string
 		for i := range gpus {
@@ -493,7 +493,7 @@ func TestOnlyHostOfAFileCanBePlanned(t *testing.T) {
 		}
 	}
 	if h.GPUs[0].Host != "0xa5" {
-		t.Errorf("Only changed the file's hosts: %+v", h.GPUs)
+		t.Errorf("Only changed the hosts of the file: %+v", h.GPUs)
 	}
 	alone := ncclfile.ReadXML(t, topotest.System(host("0x2", 1)))
 	if one, err := alone.Only("0"); err != nil || one != alone {

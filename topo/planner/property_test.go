@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// randomHosts are hosts of all sorts, each with a configuration.
+// randomHosts calls try with random hosts and configurations.
 func randomHosts(t *testing.T, count int, try func(seed uint64, h *topo.Host, c Config)) {
 	t.Helper()
 	for seed := range uint64(count) {
@@ -38,7 +38,7 @@ func planOf(t *testing.T, seed uint64, h *topo.Host, c Config) *Plan {
 	return plan
 }
 
-func TestNoLaneUsesADeviceThatIsRefused(t *testing.T) {
+func TestPlanOfRandomHostsUsesNoRefusedDevice(t *testing.T) {
 	lanes, refused := 0, 0
 	randomHosts(t, 500, func(seed uint64, h *topo.Host, c Config) {
 		plan := planOf(t, seed, h, c)
@@ -90,13 +90,13 @@ func TestNoLaneUsesADeviceThatIsRefused(t *testing.T) {
 		}
 	})
 	if lanes < 1200 || refused < 100 {
-		t.Errorf("%d lanes, %d refused: the hosts are too simple", lanes, refused)
+		t.Errorf("%d lanes, %d refused: hosts too simple", lanes, refused)
 	}
 }
 
-// A near GPU with a lane can stage for a far one, unless configuration keeps the
-// far one from it or from its NIC.
-func TestEveryFarGPUWithP2PToANearOneHasALane(t *testing.T) {
+// A near GPU with a lane can stage for a far GPU, unless the configuration keeps the far GPU from
+// the near GPU or from the NIC of the near GPU.
+func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 	found, relayed, bounced, configured := 0, 0, 0, 0
 	randomHosts(t, 500, func(seed uint64, h *topo.Host, c Config) {
 		plan := planOf(t, seed, h, c)
@@ -141,7 +141,7 @@ func TestEveryFarGPUWithP2PToANearOneHasALane(t *testing.T) {
 	}
 }
 
-func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
+func TestPlanOfShuffledDevicesIsEqual(t *testing.T) {
 	randomHosts(t, 200, func(seed uint64, h *topo.Host, c Config) {
 		want := planOf(t, seed, h, c)
 		r := rand.New(rand.NewPCG(seed, 4))
@@ -171,7 +171,7 @@ func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
 	})
 }
 
-// slowest is the rate of the slowest GPU as planned.
+// slowest returns the rate of the slowest GPU of the plan, GB/s.
 func slowest(t *testing.T, seed uint64, h *topo.Host, c Config) (float64, bool) {
 	t.Helper()
 	plan := planOf(t, seed, h, c)
@@ -186,8 +186,9 @@ func slowest(t *testing.T, seed uint64, h *topo.Host, c Config) (float64, bool) 
 	return rate, true
 }
 
-// solvedOptimum is the rate of the slowest lane that the solver finds, before members are
-// removed and weights are rounded. Links carry exactly 1, as apart is a millionth.
+// solvedOptimum returns the rate of the slowest lane that the solver finds, GB/s, before the
+// planner removes members and rounds weights. solvedOptimum sets apart to 0, so that links have the
+// capacity 1 exactly.
 func solvedOptimum(t *testing.T, seed uint64, h *topo.Host, c Config) float64 {
 	t.Helper()
 	p, err := newPlanner(sortedHost(h), c)
@@ -204,11 +205,11 @@ func solvedOptimum(t *testing.T, seed uint64, h *topo.Host, c Config) float64 {
 	return a.bound
 }
 
-func TestRemovingANICNeverImprovesTheEstimate(t *testing.T) {
+func TestEstimateWithoutNICDoesNotRise(t *testing.T) {
 	removed, worse := 0, 0
 	randomHosts(t, 300, func(seed uint64, h *topo.Host, configured Config) {
-		// What counts as near is configuration's, and by NIC; what is kept apart makes
-		// a lane worse that removing its NIC can make better.
+		// A limit of a NIC and an excluded pair can make a lane worse, and the removal of the NIC
+		// can make the lane better again. So c has neither.
 		c := Config{GDR: GDRPolicy{MaxPath: configured.GDR.MaxPath}}
 		with, known := slowest(t, seed, h, c)
 		if !known {
@@ -226,13 +227,14 @@ func TestRemovingANICNeverImprovesTheEstimate(t *testing.T) {
 			if compareRoughly(without, with) < 0 {
 				worse++
 			}
-			// Fewer members and whole weights may cost the one more than the other.
+			// The removal of members costs at most simplerCost, and the rounding of weights at most
+			// roundCost.
 			if without > with*(1+simplerCost+roundCost) {
 				t.Errorf("seed %d: %g GB/s, and %g without %s", seed, with, without, nic.Name)
 			}
 		}
 	})
-	t.Log(fmt.Sprint(removed, " removed, ", worse, " of them for the worse"))
+	t.Log(fmt.Sprint(removed, " removed, ", worse, " with a worse estimate"))
 	if worse < 150 {
 		t.Error("the hosts are too simple")
 	}

@@ -13,10 +13,11 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// results are plans of one host, less each of some NICs, that come to the same.
+// results holds the rates of plans of a host. Plans without different NICs share an entry if the
+// rates are equal.
 type results struct {
 	judged
-	less []string // NICs; none for the whole host
+	less []string // NICs; empty for the complete host
 }
 
 func (r results) row(file string) string {
@@ -30,8 +31,9 @@ func (r results) row(file string) string {
 	return fmt.Sprintf("| %s | %s | %.2f | %.2f | %.2f | %.2f |\n", file, less, r.nccl, r.pxn, r.planned, r.optimum)
 }
 
-// realHosts lists the files of other projects' hosts that match pattern, where the directory is
-// present, and the files of this repository. shared reports whether other projects' are listed.
+// realHosts returns the topology files that match pattern in the directory of files from foreign
+// projects, if the directory is present, and the files of this repository. shared reports whether
+// the directory has matching files.
 func realHosts(t *testing.T, pattern string) (files []string, shared bool) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(topotest.Topologies, pattern))
@@ -45,8 +47,8 @@ func realHosts(t *testing.T, pattern string) (files []string, shared bool) {
 	return slices.Concat(files, own, []string{"../../docs/hgx-4-nics.xml"}), len(files) > 0
 }
 
-// Real machines, and the same less each of their NICs in turn: what a failed NIC leaves. The
-// table of docs/estimate.md has the results. PEERLANE_TEST_UPDATE=1 writes it anew.
+// The test plans real machines, complete and without a NIC, like after the failure of a NIC. The
+// table of docs/estimate.md has the results. PEERLANE_TEST_UPDATE=1 writes the table.
 func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 	files, shared := realHosts(t, "*")
 	var table strings.Builder
@@ -95,7 +97,7 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 		}
 	}
 	if hosts < 30 {
-		t.Errorf("%d hosts were planned", hosts)
+		t.Errorf("%d hosts planned, want at least 30", hosts)
 	}
 	if !shared {
 		return
@@ -115,17 +117,17 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 		return
 	}
 	if os.Getenv("PEERLANE_TEST_UPDATE") == "" {
-		t.Fatalf("the table of %s is\n%s\nand the results are\n%s\nPEERLANE_TEST_UPDATE=1 writes it anew", document, is, want)
+		t.Fatalf("the table of %s is\n%s\nand the results are\n%s\nPEERLANE_TEST_UPDATE=1 writes the table", document, is, want)
 	}
 	if err := os.WriteFile(document, []byte(before+begin+want+end+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A missing GPU changes the lane of another GPU only where a rate changes, because other lanes
-// get the bandwidth of the missing one, or where the others lose their Index: ReadSysfs
-// numbers the GPUs that it finds. A new Index can change the lane, and the rate of the
-// slowest lane by no more than fewer members and whole weights may cost.
+// A missing GPU changes the lane of another GPU in two cases only. The first case is a changed
+// rate, because the remaining lanes get the bandwidth of the missing GPU. The second case is a new
+// Index of a GPU, because ReadSysfs numbers the GPUs of the machine. A new Index changes the rate
+// of the slowest lane by at most simplerCost and roundCost.
 func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) {
 	files, _ := realHosts(t, "*.xml")
 	config, compared, renumbered := Config{AnyVendor: true}, 0, 0
@@ -152,7 +154,7 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) 
 			}
 			renumbered++
 			if with, kept := slowestLane(planOf(t, 0, &less, config).Lanes), slowestLane(after); max(with, kept)*(1-simplerCost-roundCost) > min(with, kept) {
-				t.Errorf("%s less %s: with new indexes the slowest lane has %g GB/s, and with the old ones %g", filepath.Base(file), gpu.BusID, with, kept)
+				t.Errorf("%s less %s: slowest lane with new indexes %g GB/s, with old indexes %g GB/s", filepath.Base(file), gpu.BusID, with, kept)
 			}
 			if !slices.EqualFunc(before, after, func(x, y Lane) bool {
 				return x.Bandwidth > 0 && compareRoughly(x.Bandwidth, y.Bandwidth) == 0 && !slices.Contains(x.Servers, gpu.BusID)
@@ -168,18 +170,18 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) 
 		}
 	}
 	if compared < 100 || renumbered < 50 {
-		t.Errorf("%d lanes and %d hosts with new indexes were compared", compared, renumbered)
+		t.Errorf("%d lanes and %d hosts with new indexes compared: hosts too few", compared, renumbered)
 	}
 	t.Logf("%d lanes, %d hosts with new indexes", compared, renumbered)
 }
 
-// The index of the last of two GPUs is a power of two.
+// The index of the last of two GPUs is 1, a power of two. allocation.places stays 2.
 func TestPlanOfTwoGPUsLessTheLastKeepsTheLane(t *testing.T) {
 	const sw, bridge = "00aa:00:00.0", "pci0000:10"
 	h := topotest.Build(1).Sw(sw, 0, bridge, "").GPU(0, bridge, sw).GPU(0, bridge, sw).
 		NIC("mlx5_0", 0, bridge, sw, topotest.Up(100)).NIC("mlx5_1", 0, bridge, sw, topotest.Up(100)).Host()
 	for i := range h.GPUs {
-		h.GPUs[i].Link = 12 // less than a NIC has
+		h.GPUs[i].Link = 12 // below the rate of a NIC
 	}
 	whole := planOf(t, 0, h, Config{})
 	h.GPUs = h.GPUs[:1]
@@ -189,7 +191,7 @@ func TestPlanOfTwoGPUsLessTheLastKeepsTheLane(t *testing.T) {
 	}
 }
 
-// slowestLane is the rate of the slowest lane that has one; 0 for none.
+// slowestLane returns the smallest rate of lanes, GB/s. Lanes without a rate do not count.
 func slowestLane(lanes []Lane) (rate float64) {
 	for _, l := range lanes {
 		if l.Bandwidth > 0 && (rate == 0 || l.Bandwidth < rate) {
@@ -224,7 +226,7 @@ func TestExplainOfRealHostsHasAtMost25Lines(t *testing.T) {
 		}
 	}
 	if lanes < 40 {
-		t.Errorf("%d lanes were explained", lanes)
+		t.Errorf("%d lanes explained, want at least 40", lanes)
 	}
 	t.Logf("%d lanes, at most %d lines", lanes, longest)
 }

@@ -10,9 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// randomHost makes a host of switches, nested ones too, root ports, NICs of
-// several speeds, NVLinks, and devices that are refused, with so many GPUs at
-// most.
+// randomHost returns a host with at most the given number of GPUs, with nested switches, root
+// ports, NICs of several speeds, NVLinks, and refused devices.
 func randomHost(r *rand.Rand, gpus int) *topo.Host {
 	b := topotest.Build(1 + r.IntN(2))
 	pick := func(values ...float64) float64 { return values[r.IntN(len(values))] }
@@ -81,8 +80,8 @@ func randomHost(r *rand.Rand, gpus int) *topo.Host {
 	return b.Host()
 }
 
-// randomConfig has limits for single NICs and excluded pairs, so that NICs share
-// some of their servers and not others.
+// randomConfig returns a configuration with limits for single NICs and excluded pairs, so that NICs
+// share only part of the servers.
 func randomConfig(r *rand.Rand, h *topo.Host) Config {
 	c := Config{GDR: GDRPolicy{MaxPath: []topo.PathType{topo.PIX, topo.PXB, topo.PXB, topo.PHB}[r.IntN(4)], NICs: map[string]topo.PathType{}}}
 	for _, n := range h.NICs {
@@ -107,7 +106,7 @@ func randomConfig(r *rand.Rand, h *topo.Host) Config {
 	return c
 }
 
-// exhaustive tries every choice.
+// exhaustive returns the load of the best choice, after a trial of every choice.
 func exhaustive(s *spreading) (best busy) {
 	first := true
 	choice := slices.Repeat([]int{-1}, len(s.option))
@@ -136,7 +135,7 @@ func exhaustive(s *spreading) (best busy) {
 	return best
 }
 
-func TestNoChoiceOfNICsIsBetter(t *testing.T) {
+func TestChooseOnRandomHostsMatchesExhaustiveSearch(t *testing.T) {
 	tried, several, shared := 0, 0, 0
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -156,7 +155,7 @@ func TestNoChoiceOfNICsIsBetter(t *testing.T) {
 		tried++
 		got, want := s.measure(s.choose()), exhaustive(s)
 		if got.compare(want) != 0 {
-			t.Errorf("seed %d: %+v, and %+v is possible", seed, got, want)
+			t.Errorf("seed %d: load %+v, want %+v", seed, got, want)
 		}
 		if want.server > 0 && want.path >= topo.PHB {
 			several++
@@ -173,15 +172,15 @@ func TestNoChoiceOfNICsIsBetter(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d hosts, %d with lanes of several kinds, %d options with some of a group's servers", tried, several, shared)
+	t.Logf("%d hosts, %d with lanes of several kinds, %d options with part of the servers of a group", tried, several, shared)
 	if tried < 1500 || several < 500 || shared < 150 {
 		t.Error("the hosts are too simple")
 	}
 }
 
-// On hosts too large to try everything, the busiest NIC is as idle as counting
-// says, and no lane can move, nor two change places, for the better.
-func TestNoChoiceOfNICsIsBetterOnLargeHosts(t *testing.T) {
+// Hosts are too large for an exhaustive search. The busiest NIC has the least number of lanes that
+// counting allows, and neither a move of a lane nor a swap of two lanes makes the choice better.
+func TestChooseOnLargeHostsHasNoBetterMove(t *testing.T) {
 	const lanes = 48
 	largest := 0
 	for seed := range uint64(60) {
@@ -196,7 +195,7 @@ func TestNoChoiceOfNICsIsBetterOnLargeHosts(t *testing.T) {
 		got := s.measure(choice)
 		largest = max(largest, len(choice))
 
-		// All rates are equal, and far GPUs reach every NIC.
+		// The rates of NICs are equal, and far GPUs reach every NIC.
 		up := func(a, b int) int { return (a + b - 1) / b }
 		near := map[string]int{}
 		nics := map[string]int{}
@@ -217,13 +216,13 @@ func TestNoChoiceOfNICsIsBetterOnLargeHosts(t *testing.T) {
 			want = max(want, up(gpus, nics[sw]))
 		}
 		if lanes := got.nic * s.rate[0]; compareRoughly(lanes, float64(want)) != 0 {
-			t.Errorf("seed %d: the busiest NIC has %g lanes; %d is possible", seed, lanes, want)
+			t.Errorf("seed %d: the busiest NIC has %g lanes, want %d", seed, lanes, want)
 		}
 		for i := range choice {
 			for n, o := range s.option[i] {
 				before := choice[i]
 				if choice[i] = n; o != nil && s.measure(choice).compare(got) < 0 {
-					t.Errorf("seed %d: lane %d had better go to NIC %d", seed, i, n)
+					t.Errorf("seed %d: lane %d over NIC %d is better", seed, i, n)
 				}
 				choice[i] = before
 			}
@@ -233,18 +232,18 @@ func TestNoChoiceOfNICsIsBetterOnLargeHosts(t *testing.T) {
 					continue
 				}
 				if choice[i], choice[j] = b, a; s.measure(choice).compare(got) < 0 {
-					t.Errorf("seed %d: lanes %d and %d had better change places", seed, i, j)
+					t.Errorf("seed %d: a swap of lanes %d and %d is better", seed, i, j)
 				}
 				choice[i], choice[j] = a, b
 			}
 		}
 	}
 	if largest < lanes {
-		t.Errorf("the largest host has %d lanes", largest)
+		t.Errorf("the largest host has %d lanes: hosts too small", largest)
 	}
 }
 
-// largeHost has two sockets of switches with GPUs, some of them with NICs.
+// largeHost returns a host with two sockets of switches with GPUs. Part of the switches have NICs.
 func largeHost(r *rand.Rand, gpus int) *topo.Host {
 	b := topotest.Build(2)
 	for i := 0; len(b.H.GPUs) < gpus || len(b.H.NICs) < 2; i++ {
@@ -262,10 +261,9 @@ func largeHost(r *rand.Rand, gpus int) *topo.Host {
 	return b.Host()
 }
 
-// A relayed byte crosses the link of its server twice.
-func TestNICsOfVeryUnequalRatesAreSpreadSoon(t *testing.T) {
-	// A file can state 1 Mbit/s beside 1 Tbit/s. Where a lane needs the slow NIC,
-	// the fast one has room for far more lanes than there are.
+func TestChooseWithUnequalRatesIsFast(t *testing.T) {
+	// A file can state 1 Mbit/s beside 1 Tbit/s. If a lane needs the slow NIC, the bound gives the
+	// fast NIC room for far more lanes than the host has.
 	s := &spreading{rate: []float64{1e-4, 1e8}, onNIC: make([]float64, 2), onGPU: make([]float64, 2), link: []float64{24, 24}}
 	o := &option{kind: KindBounce, worst: topo.PHB, away: topo.PHB}
 	s.option = [][]*option{{o, nil}, {o, o}}
@@ -274,9 +272,9 @@ func TestNICsOfVeryUnequalRatesAreSpreadSoon(t *testing.T) {
 	}
 }
 
-// Each aim against the next one: the better of the first wins, however bad the
-// second is.
-func TestTheOrderOfTheAims(t *testing.T) {
+// In a conflict of two aims, the choice that is better in the first aim wins, however bad in the
+// second aim.
+func TestChooseWithConflictingAimsKeepsOrder(t *testing.T) {
 	staged := func(worst topo.PathType, servers ...int) *option { return &option{KindStaged, worst, worst, servers} }
 	for _, tt := range []struct {
 		name string
@@ -317,14 +315,14 @@ func TestTheOrderOfTheAims(t *testing.T) {
 			s.onGPU = make([]float64, len(s.link))
 		}
 		got := s.choose()
-		slices.Sort(got) // which of two equal lanes has which NIC does not matter
+		slices.Sort(got) // the lanes are equal, so the order does not matter
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 }
 
-func TestMeasureByHand(t *testing.T) {
+func TestMeasureOfSmallChoiceMatchesHandCalculation(t *testing.T) {
 	s := &spreading{
 		option: [][]*option{
 			{{KindDirect, topo.PIX, topo.PIX, []int{0}}, nil},
