@@ -64,7 +64,7 @@ func (m mix) total() (sum float64) {
 	return sum
 }
 
-// scaled has the weights come to 1.
+// scaled returns the mix with a sum of weights of 1.
 func (m mix) scaled() mix {
 	sum := m.total()
 	out := slices.Clone(m)

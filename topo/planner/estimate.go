@@ -255,7 +255,7 @@ func share(flows []load, capacity []float64) (rates []float64, full []int) {
 		first, step := -1, 0.0
 		still := busy[:0]
 		for _, p := range busy {
-			if open[p] <= 1e-9*total[p] { // no more than a rounding error
+			if open[p] <= 1e-9*total[p] { // at most a rounding error
 				continue
 			}
 			still = append(still, p)

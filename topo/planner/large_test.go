@@ -67,7 +67,7 @@ func crowd(gpus int, place func(b *topotest.Builder, i int) (gpu, nic string)) *
 	return b.Host()
 }
 
-// hostOfNodes is a host of so many NUMA nodes, with eight GPUs and four NICs.
+// hostOfNodes is a host with the given number of NUMA nodes, eight GPUs and four NICs.
 func hostOfNodes(nodes int) *topo.Host {
 	b := topotest.Build(nodes)
 	for i := range 8 {
