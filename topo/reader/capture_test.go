@@ -31,8 +31,8 @@ func capture(t testing.TB, o topo.Options) []byte {
 	return b.Bytes()
 }
 
-// sameHost compares a host with what its capture gives. Notes name files below
-// the roots that were read, which in a capture are always /sys and /proc.
+// sameHost compares a host with the host that ReadCapture returns for a capture. Notes contain the
+// paths of files. In a capture, the roots are always /sys and /proc.
 func sameHost(t *testing.T, o topo.Options) {
 	t.Helper()
 	want, err := Sysfs(o)
@@ -48,11 +48,11 @@ func sameHost(t *testing.T, o topo.Options) {
 		want.Notes[i] = strings.NewReplacer(o.Sysfs+"/", "/sys/", o.Sysfs, "/sys", o.Proc+"/", "/proc/").Replace(want.Notes[i])
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the host (-) and its capture (+):\n%s", diff)
+		t.Errorf("host (-) and capture (+):\n%s", diff)
 	}
 }
 
-// variedHost has each kind of place that the readers look into.
+// variedHost has a device for every kind of file that the readers use.
 func variedHost() map[string]string {
 	const (
 		port   = "pci0000:10/0000:10:01.0"
@@ -105,7 +105,7 @@ func variedHost() map[string]string {
 	return files
 }
 
-func TestACaptureGivesTheHostThatItIsOf(t *testing.T) {
+func TestCaptureOfHostReadsAsSameHost(t *testing.T) {
 	sameHost(t, topotest.Tree(t, variedHost()))
 }
 
@@ -126,7 +126,7 @@ func (f traced) ReadFile(path string) ([]byte, error) {
 }
 
 // An attribute that a reader learns to look at has to be recorded as well.
-func TestACaptureHasAllThatAReaderLooksAt(t *testing.T) {
+func TestCaptureHasEveryFileOfReaders(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	read := map[string]bool{}
 	if _, err := readHost(o, traced{read: read}); err != nil {
@@ -147,19 +147,19 @@ func TestACaptureHasAllThatAReaderLooksAt(t *testing.T) {
 	}
 }
 
-func TestACaptureOfNothingGivesNothing(t *testing.T) {
+func TestCaptureOfEmptyTreeReadsAsEmptyHost(t *testing.T) {
 	sameHost(t, topotest.Tree(t, map[string]string{"sys/bus/pci/rescan": ""}))
 	sameHost(t, topo.Options{Sysfs: filepath.Join(t.TempDir(), "sys"), Proc: filepath.Join(t.TempDir(), "proc")})
 }
 
-func TestEqualHostsHaveEqualCaptures(t *testing.T) {
+func TestCapturesOfEqualHostsAreEqual(t *testing.T) {
 	a, b := topotest.Tree(t, variedHost()), topotest.Tree(t, variedHost())
 	if !bytes.Equal(capture(t, a), capture(t, b)) {
 		t.Error("two captures of equal hosts differ")
 	}
 }
 
-func TestACaptureHoldsWhatNVMLAnswered(t *testing.T) {
+func TestCaptureKeepsAnswerOfNVML(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	for name, nvml := range map[string]topo.NVML{
 		"GPUs": fakeNVML{gpus: []topo.NVMLGPU{{
@@ -186,8 +186,8 @@ type fakeNVML struct {
 
 func (f fakeNVML) GPUs() ([]topo.NVMLGPU, error) { return f.gpus, f.err }
 
-// members is what a capture has, by path: the content of a file, and "-> "
-// before the target of a link.
+// members returns the members of a capture by path: the content of a file, and "-> " before the
+// target of a link.
 func members(t *testing.T, captured []byte) map[string]string {
 	t.Helper()
 	z, err := gzip.NewReader(bytes.NewReader(captured))
@@ -215,12 +215,12 @@ func members(t *testing.T, captured []byte) map[string]string {
 			found[m.Name] = "-> " + m.Linkname
 		}
 		if !m.ModTime.IsZero() && m.ModTime.Unix() != 0 || m.Uid != 0 || m.Uname != "" {
-			t.Errorf("%s tells when and by whom it was made: %+v", m.Name, m)
+			t.Errorf("%s has a time or an owner: %+v", m.Name, m)
 		}
 	}
 }
 
-func TestACaptureTellsNoSerialNumberAndNoName(t *testing.T) {
+func TestCaptureOmitsSerialNumbersAndNames(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	config := make([]byte, 4096)
 	copy(config[0x100:], "\x03\x00\x01\x00SERIALNO")
@@ -246,13 +246,13 @@ func TestACaptureTellsNoSerialNumberAndNoName(t *testing.T) {
 	}
 }
 
-func TestAConfigurationSpaceKeepsWhatJoinsAFunction(t *testing.T) {
-	config := bytes.Repeat([]byte{0xee}, 4096) // 0xee is what must not stay
+func TestWithoutSerialsKeepsLinkCapabilities(t *testing.T) {
+	config := bytes.Repeat([]byte{0xee}, 4096) // bytes of 0xee must disappear
 	config[configStatus] = statusCapabilities
 	config[configCapabilities] = 0x40
 	standard := func(at int, id, next byte) { config[at], config[at+1] = id, next }
 	standard(0x40, 0x01, 0x50)                 // power management
-	standard(0x50, capabilityPCIExpress, 0x70) // one of version 1, ..
+	standard(0x50, capabilityPCIExpress, 0x70) // version 1 of the capability, ..
 	standard(0x70, 0x03, 0xb0)                 // .. before vital product data
 	standard(0xb0, capabilitySubsystem, 0x40)  // and round again
 	extended := func(at int, id uint16, next int) {
@@ -337,7 +337,7 @@ func compress(t testing.TB, data []byte) []byte {
 
 const headText = `{"peerlaneCapture": 1}`
 
-func TestAHostileCaptureIsRefused(t *testing.T) {
+func TestReadCaptureHostileInputFails(t *testing.T) {
 	member := func(name, text string) []byte { return pack(t, []string{captureHead, name}, headText, text) }
 	two := func(name, text, other, more string) []byte {
 		return pack(t, []string{captureHead, name, other}, headText, text, more)
@@ -414,7 +414,7 @@ func TestAHostileCaptureIsRefused(t *testing.T) {
 	}
 }
 
-func TestATornCaptureIsRefused(t *testing.T) {
+func TestReadCaptureTornInputFails(t *testing.T) {
 	whole := capture(t, topotest.Tree(t, variedHost()))
 	for size := range whole {
 		if h, err := ReadCapture(bytes.NewReader(whole[:size])); err == nil {
@@ -435,11 +435,11 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-func TestABombIsRefusedAtItsLimit(t *testing.T) {
-	// packed writes members until it has written enough or is told to stop.
+func TestReadCaptureBombFailsAtLimit(t *testing.T) {
+	// packed writes members until enough bytes are written or the test stops the writer.
 	packed := func(write func(w *tar.Writer) error) io.Reader {
 		r, w := io.Pipe()
-		t.Cleanup(func() { _ = r.Close() }) // the writer ends with it
+		t.Cleanup(func() { _ = r.Close() }) // closing stops the writer
 		go func() {
 			z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
 			a := tar.NewWriter(z)
@@ -501,17 +501,17 @@ func TestABombIsRefusedAtItsLimit(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v; want %q", err, c.want)
 			}
-			// What was allocated in all, of which the packing has a part.
+			// total allocation, including the allocation for packing
 			if used := after.TotalAlloc - before.TotalAlloc; used > 800<<20 {
 				t.Errorf("%d MiB were allocated", used>>20)
 			}
 		})
 	}
-	// What follows the end of a tar, and is read for gzip's sum.
+	// Bytes after the end of the tar are read for the checksum of gzip.
 	if n, err := io.Copy(io.Discard, &limited{r: endless{}, left: 1 << 20, what: "unpacked"}); n != 1<<20 || err == nil || !strings.Contains(err.Error(), "can have unpacked") {
 		t.Errorf("of an endless reader %d bytes come, and %v", n, err)
 	}
-	// What does not shrink: noise, behind the header of a file that fits.
+	// Noise does not compress. The noise follows the header of a file of permitted size.
 	noise := io.MultiReader(bytes.NewReader([]byte{0x1f, 0x8b, 8, 0x10, 0, 0, 0, 0, 0, 255}), neverNull{})
 	if _, err := ReadCapture(noise); err == nil {
 		t.Error("an endless comment of gzip is read")
@@ -527,7 +527,7 @@ func (neverNull) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestFilesInMemoryBehaveAsFilesOnDisk(t *testing.T) {
+func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	root := filepath.Dir(o.Sysfs)
 	for name, target := range map[string]string{"loop": "loop", "up": "../../..", "nowhere": "a/b", "file": "../proc/cpuinfo", "dir": "../sys/class", "here": "."} {
@@ -585,7 +585,7 @@ func TestFilesInMemoryBehaveAsFilesOnDisk(t *testing.T) {
 	for _, name := range paths {
 		name = filepath.Clean(name)
 		if strings.HasPrefix(name, "/sys/loop") || strings.HasPrefix(name, "/sys/up") {
-			continue // os says loops in other words, and up leaves a root that is not the system's
+			continue // os reports loops with another error, and up leads above the root of the test
 		}
 		asked++
 		text, err := machine{}.ReadFile(root + name)

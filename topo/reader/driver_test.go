@@ -38,7 +38,7 @@ func readWithNVML(t *testing.T, a answer) *topo.Host {
 	return h
 }
 
-func TestNVMLCompletesWhatSysfsTells(t *testing.T) {
+func TestNVMLAnswerCompletesSysfs(t *testing.T) {
 	h := readWithNVML(t, answer{gpus: []topo.NVMLGPU{
 		{Index: 0, BusID: "00000000:00:07.0", UUID: "GPU-a", Name: "a", Minor: 1, Capability: 90, NVLinks: map[string]int{"": 18}},
 		{Index: 1, BusID: "00000000:00:06.0", Minor: -1, MIG: true, Capability: 80, NVLinks: map[string]int{"00000000:00:07.0": 4}},
@@ -60,19 +60,19 @@ func TestNVMLCompletesWhatSysfsTells(t *testing.T) {
 	}
 }
 
-func TestHostWithoutNVMLIsRightAndSaysSo(t *testing.T) {
+func TestHostWithoutNVMLHasNote(t *testing.T) {
 	for _, err := range []error{fmt.Errorf("%w: not installed", topo.ErrNoNVML), errors.New("driver/library version mismatch")} {
 		h := readWithNVML(t, answer{err: err})
 		if len(h.GPUs) != 2 || h.GPUs[0].BusID != "0000:00:06.0" || h.GPUs[1].Index != 1 {
 			t.Errorf("%+v", h.GPUs)
 		}
 		if len(h.Notes) != 1 || !strings.Contains(h.Notes[0], err.Error()) {
-			t.Errorf("notes %q; want one with %q", h.Notes, err)
+			t.Errorf("notes %q; want a note with %q", h.Notes, err)
 		}
 	}
 }
 
-func TestNVMLAndSysfsDisagree(t *testing.T) {
+func TestNVMLContradictingSysfsAddsNotes(t *testing.T) {
 	h := readWithNVML(t, answer{gpus: []topo.NVMLGPU{
 		{Index: 0, BusID: "00000000:00:07.0"}, {Index: 1, BusID: "00000000:44:00.0"}, {Index: 2, BusID: "?"},
 	}})
@@ -87,7 +87,7 @@ func TestNVMLAndSysfsDisagree(t *testing.T) {
 	}
 }
 
-func TestWhatNVMLTellsAgainstAGPUIsItsReason(t *testing.T) {
+func TestNVMLRefusalBecomesReasonOfGPU(t *testing.T) {
 	for word, of := range map[string]topo.NVMLGPU{
 		"MIG":            {MIG: true},
 		"vGPU":           {VGPU: true},
@@ -95,7 +95,7 @@ func TestWhatNVMLTellsAgainstAGPUIsItsReason(t *testing.T) {
 		"is prohibited":  {ComputeMode: "prohibited"},
 		"peer-to-peer":   {NoP2P: true},
 		"has lost it":    {Lost: true, Failures: []string{"nvmlDeviceGetUUID: GPU is lost"}},
-		"does not know ": {BusID: "00000000:44:00.0"}, // NVML has another GPU in its place
+		"does not know ": {BusID: "00000000:44:00.0"}, // NVML lists another GPU
 	} {
 		if of.BusID == "" {
 			of.BusID = "00000000:00:06.0"
@@ -103,12 +103,12 @@ func TestWhatNVMLTellsAgainstAGPUIsItsReason(t *testing.T) {
 		h := readWithNVML(t, answer{gpus: []topo.NVMLGPU{of, {Index: 1, BusID: "00000000:00:07.0"}}})
 		i := slices.IndexFunc(h.GPUs, func(g topo.GPU) bool { return g.BusID == "0000:00:06.0" })
 		if g := h.GPUs[i]; !strings.Contains(g.Reason, word) || h.GPUs[1-i].Reason != "" {
-			t.Errorf("%+v gives the reason %q, and the other GPU %q", of, g.Reason, h.GPUs[1-i].Reason)
+			t.Errorf("%+v gives the reason %q, and the second GPU %q", of, g.Reason, h.GPUs[1-i].Reason)
 		}
 	}
 }
 
-func TestWhatNVMLCouldNotLearnIsANote(t *testing.T) {
+func TestNVMLFailureBecomesNote(t *testing.T) {
 	h := readWithNVML(t, answer{
 		gpus: []topo.NVMLGPU{
 			{Index: 0, BusID: "00000000:00:06.0", UUID: "GPU-a", Failures: []string{"nvmlDeviceGetName: Unknown Error"}},
@@ -130,8 +130,8 @@ func TestWhatNVMLCouldNotLearnIsANote(t *testing.T) {
 	}
 }
 
-// As ncclTopoGetXmlFromGpu and ncclTopoAddNvLinks have it.
-func TestTheFarEndOfANVLinkIsToldByItsClass(t *testing.T) {
+// ncclTopoGetXmlFromGpu and ncclTopoAddNvLinks use the same rule.
+func TestNVLinkFarEndFollowsPCIClass(t *testing.T) {
 	files := map[string]string{}
 	topotest.Device(files, "pci0000:00/0000:00:01.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:02.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// facts are what plain leaves out.
+// facts holds the values that topotest.Plain ignores.
 type facts struct {
 	CPU           topo.CPU
 	Switch        topo.PCIIdentity
@@ -31,7 +31,7 @@ func factsOf(t *testing.T, h *topo.Host) facts {
 	return facts{h.CPUs[0], h.Switches[0].Device, g.Device, g.LinkSpeed, g.LinkWidth, n.Device, n.SystemGUID}
 }
 
-func TestSysfsTellsWhatDevicesAre(t *testing.T) {
+func TestSysfsReadsIdentityOfDevices(t *testing.T) {
 	const (
 		port   = "pci0000:10/0000:10:01.0"
 		upper  = port + "/0000:11:00.0"
@@ -68,7 +68,7 @@ func TestSysfsTellsWhatDevicesAre(t *testing.T) {
 	}
 }
 
-func TestNCCLXMLTellsWhatDevicesAre(t *testing.T) {
+func TestNCCLXMLReadsIdentityOfDevices(t *testing.T) {
 	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" affinity="00000003,0000ff00" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
 		<pci busid="0000:01:00.0" class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000" subsystem_device="0x0001">
 			<pci busid="0000:02:00.0" class="0x030200" vendor="0x10de" device="0x2330" subsystem_vendor="0x10de" subsystem_device="0x16c1" link_speed="32.0 GT/s PCIe" link_width="8"/>
@@ -87,7 +87,7 @@ func TestNCCLXMLTellsWhatDevicesAre(t *testing.T) {
 	}
 }
 
-func TestHwlocTellsWhatDevicesAre(t *testing.T) {
+func TestHwlocReadsIdentityOfDevices(t *testing.T) {
 	want := facts{
 		CPU:    topo.CPU{CPUs: "0", Arch: "x86_64", Vendor: "GenuineIntel", Family: 6, Model: 143, Socket: 22},
 		Switch: topo.PCIIdentity{Class: "0x060400", Vendor: "0x1000", Device: "0xc030", SubsystemVendor: "0x0000", SubsystemDevice: "0x0000"},

@@ -39,7 +39,7 @@ func bothRead(t *testing.T, what string, o topo.Options) (read, captured error) 
 	return read, captured
 }
 
-func TestWhatIsNoFileIsRefusedAtOnce(t *testing.T) {
+func TestSysfsIrregularFileFailsAtOnce(t *testing.T) {
 	const function = "devices/pci0000:10/0000:10:01.0/0000:11:00.0"
 	pipe := func(at string) error { return syscall.Mkfifo(at, 0o644) }
 	zero := func(at string) error { return os.Symlink("/dev/zero", at) }
@@ -79,16 +79,16 @@ func TestWhatIsNoFileIsRefusedAtOnce(t *testing.T) {
 		read, captured := bothRead(t, name, o)
 		for by, err := range map[string]error{"reading": read, "capturing": captured} {
 			if by == "capturing" && strings.Contains(c.at, "bus/pci/devices/") {
-				continue // a link is taken as it is
+				continue // Capture does not follow the link
 			}
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(c.at)) {
-				t.Errorf("%s, %s: %v; want one with %q and the file", name, by, err, c.want)
+				t.Errorf("%s, %s: %v; want an error with %q and the file", name, by, err, c.want)
 			}
 		}
 	}
 }
 
-func TestAProcessorsFileIsReadNoFurtherThanItTells(t *testing.T) {
+func TestSysfsEndlessCPUInfoReadsFirstProcessor(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	if err := os.Truncate(filepath.Join(o.Proc, "cpuinfo"), 1<<40); err != nil {
 		t.Fatal(err)
@@ -99,12 +99,12 @@ func TestAProcessorsFileIsReadNoFurtherThanItTells(t *testing.T) {
 	}
 }
 
-// Those of procfs state no size, and give less than was asked for in their middle.
-func TestFilesOfThisKernelAreReadWhole(t *testing.T) {
+// Files of procfs have size 0, and a read in the middle can be short.
+func TestMachineKernelFilesAreReadWhole(t *testing.T) {
 	for _, name := range []string{"/proc/crypto", "/proc/modules", "/proc/devices", "/sys/kernel/notes", "/proc/self/environ"} {
 		want, err := os.ReadFile(name)
 		if err != nil {
-			continue // not every kernel has each, or shows it
+			continue // not every kernel has or shows the file
 		}
 		got, err := machine{}.ReadFile(name)
 		if err != nil || string(got) != string(want) {
@@ -124,7 +124,7 @@ func TestFilesOfThisKernelAreReadWhole(t *testing.T) {
 	}
 }
 
-func TestADirectoryHasALimit(t *testing.T) {
+func TestReadDirAboveLimitFails(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"c", "a", "b"} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
@@ -140,8 +140,8 @@ func TestADirectoryHasALimit(t *testing.T) {
 	}
 }
 
-// answering is a machine some of whose answers are replaced. A function that
-// returns nil and no error leaves the answer as it is.
+// answering is a machine with replaced answers. If a function returns nil and no error, answering
+// uses the answer of machine.
 type answering struct {
 	machine
 	file func(path string) ([]byte, error)
@@ -190,7 +190,7 @@ func failingAt(part string, err error) answering {
 	}}
 }
 
-func TestADeviceInTroubleIsStillADevice(t *testing.T) {
+func TestSysfsFailingDeviceStillCounts(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	whole, err := Sysfs(o)
 	if err != nil {
@@ -210,7 +210,7 @@ func TestADeviceInTroubleIsStillADevice(t *testing.T) {
 			t.Errorf("%s answers %v, and no note says so: %q", part, err, h.Notes)
 		}
 	}
-	// What somebody forbade is no trouble of a device.
+	// Missing permission is not a fault of the device.
 	if _, err := readHost(o, failingAt("numa_node", fs.ErrPermission)); err == nil || !strings.Contains(err.Error(), "numa_node") {
 		t.Errorf("an attribute that may not be read: %v", err)
 	}
@@ -220,7 +220,7 @@ func TestADeviceInTroubleIsStillADevice(t *testing.T) {
 	}
 }
 
-func TestWhatVanishesMeanwhileIsLeftOut(t *testing.T) {
+func TestSysfsVanishingDeviceIsSkipped(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	whole, err := Sysfs(o)
 	if err != nil {
@@ -254,7 +254,7 @@ func TestWhatVanishesMeanwhileIsLeftOut(t *testing.T) {
 		}
 		gpus := len(whole.GPUs) - len(h.GPUs)
 		if c.what == "attributes of a GPU" {
-			gpus-- // without its class it is none
+			gpus-- // a function without class is not a GPU
 		}
 		if gpus != c.gpus || len(whole.NICs)-len(h.NICs) != c.nics || c.note != "" && len(notesWith(h, c.note)) != 1 {
 			t.Errorf("%s: %d GPUs and %d NICs fewer, notes %q", c.what, gpus, len(whole.NICs)-len(h.NICs), h.Notes)
@@ -262,7 +262,7 @@ func TestWhatVanishesMeanwhileIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestAHostHasLimits(t *testing.T) {
+func TestSysfsTooManyDevicesFail(t *testing.T) {
 	entries := func(count int, name func(i int) string) (all []fs.DirEntry) {
 		for i := range count {
 			all = append(all, fs.FileInfoToDirEntry(heldInfo{name: name(i)}))
@@ -308,7 +308,7 @@ func TestAHostHasLimits(t *testing.T) {
 	}
 }
 
-func TestNumbersOfNUMANodesHaveLimits(t *testing.T) {
+func TestSysfsNUMANumberAboveLimitFails(t *testing.T) {
 	for want, files := range map[string]map[string]string{
 		"sys/devices/system/node/node65536: 65536 is no NUMA node": {"sys/devices/system/node/node65536/cpulist": "0"},
 		"numa_node of PCI device 0000:01:00.0: 4611686018427387904": {

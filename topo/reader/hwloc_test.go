@@ -21,9 +21,9 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// recordedHwloc is what lstopo 2.9 writes of a host with the PCI functions of
-// two sockets, two host bridges at each, a switch below each of these, two GPUs
-// below each switch and a NIC below the first one of each socket.
+// recordedHwloc is the output of lstopo 2.9 for a host with the PCI functions of two sockets. A
+// socket has two host bridges, with a switch below each bridge, two GPUs below each switch, and a
+// NIC below the first switch of the socket.
 const recordedHwloc = "testdata/recorded-hwloc.xml"
 
 func readHwlocFile(t testing.TB, file string) *topo.Host {
@@ -42,7 +42,7 @@ func readHwlocFile(t testing.TB, file string) *topo.Host {
 	return h
 }
 
-func TestTreeOfHwlocIsThatOfTheHost(t *testing.T) {
+func TestHwlocFileReadsAsHost(t *testing.T) {
 	h := readHwlocFile(t, recordedHwloc)
 	at := func(bridge, sw string) topo.Place {
 		return topo.Place{HostBridge: "pci0000:" + bridge, Switch: sw, Link: 48}
@@ -78,7 +78,7 @@ func TestTreeOfHwlocIsThatOfTheHost(t *testing.T) {
 		t.Errorf("host (-want +got):\n%s", diff)
 	}
 	if len(h.Notes) != 1 || !strings.Contains(h.Notes[0], "at that moment") {
-		t.Errorf("notes %q; want that link speeds are those of a moment", h.Notes)
+		t.Errorf("notes %q; want a note that link speeds are current speeds", h.Notes)
 	}
 	for _, tt := range []struct {
 		from, to string
@@ -173,7 +173,7 @@ func hwlocOSDev(kind, name, infos string) string {
 	return fmt.Sprintf(`<object type="OSDev" gp_index="os-%s" name="%s" osdev_type="%s">%s</object>`, name, name, kind, infos)
 }
 
-func TestDevicesOfHwlocAreToldByClassAndVendor(t *testing.T) {
+func TestHwlocFindsDevicesByClassAndVendor(t *testing.T) {
 	h := readHwlocText(t, hwlocXML(
 		hwlocBridge("0-1", "0000:[00-1f]", "", "",
 			hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385",
@@ -197,7 +197,7 @@ func TestDevicesOfHwlocAreToldByClassAndVendor(t *testing.T) {
 		got = append(got, fmt.Sprintf("NIC %s %s %q ethernet %v numa %d link %g active %v", n.Name, n.BusID, n.Protocol, n.Ethernet, n.NUMA, n.Link, n.Active()))
 	}
 	want := []string{
-		// AMD's GPU has no number of NVML, so all go by address.
+		// AMD's GPU has no NVML number, so addresses number the GPUs.
 		`GPU 0 0000:01:00.0 "" "H100" "GPU-1" numa 0 link 48`,
 		`GPU 1 0000:81:00.0 "" "" "" numa 1 link 1.5`,
 		`GPU 2 0000:84:00.0 "AMD" "" "" numa 1 link 48`,
@@ -216,7 +216,7 @@ func TestDevicesOfHwlocAreToldByClassAndVendor(t *testing.T) {
 	notes := strings.Join(h.Notes, "\n")
 	for _, want := range []string{"0000:02:00.0 of vendor 0x1a03", "no link speed for 3 of 8"} {
 		if !strings.Contains(notes, want) {
-			t.Errorf("notes %q; want one with %q", h.Notes, want)
+			t.Errorf("notes %q; want a note with %q", h.Notes, want)
 		}
 	}
 	if path, err := graph.Between(h, "0000:01:00.0", "nic@0000:05:00.0"); err != nil || path != (topo.Path{Type: topo.PHB, Bandwidth: 0}) {
@@ -227,7 +227,7 @@ func TestDevicesOfHwlocAreToldByClassAndVendor(t *testing.T) {
 	}
 }
 
-func TestGPUsOfHwlocHaveNVMLsNumbers(t *testing.T) {
+func TestHwlocGPUsHaveNVMLNumbers(t *testing.T) {
 	gpu := func(busID, name string) string {
 		return hwlocDevice(busID, "0302 [10de:1db5] [10de:1249] a1", "0.000000", hwlocOSDev("1", name, ""))
 	}
@@ -246,7 +246,7 @@ func TestGPUsOfHwlocHaveNVMLsNumbers(t *testing.T) {
 	}
 }
 
-func TestSwitchesOfHwlocAreEverySecondBridge(t *testing.T) {
+func TestHwlocEverySecondBridgeIsSwitch(t *testing.T) {
 	gpu := func(busID string) string {
 		return hwlocDevice(busID, "0302 [10de:1db5] [10de:1249] a1", "15.753846", "")
 	}
@@ -278,7 +278,7 @@ func TestSwitchesOfHwlocAreEverySecondBridge(t *testing.T) {
 	}
 }
 
-func TestLocalityOfHwlocIsANUMANode(t *testing.T) {
+func TestHwlocNodesetBecomesNUMANode(t *testing.T) {
 	gpu := func(busID string) string {
 		return hwlocDevice(busID, "0302 [10de:1db5] [10de:1249] a1", "0.000000", "")
 	}
@@ -287,7 +287,7 @@ func TestLocalityOfHwlocIsANUMANode(t *testing.T) {
 	for _, g := range h.GPUs {
 		got = append(got, g.NUMA)
 	}
-	// A socket of two nodes counts as its first; the whole machine as none.
+	// A socket with two nodes counts as the first node; the whole machine counts as unknown.
 	if diff := cmp.Diff([]int{0, 1, 1, -1, -1}, got); diff != "" {
 		t.Error(diff)
 	}
@@ -304,11 +304,11 @@ func TestLocalityOfHwlocIsANUMANode(t *testing.T) {
 	}
 	one := readHwlocText(t, `<topology version="2.0"><object type="Machine" nodeset="0x1"><object type="NUMANode" os_index="0"/>`+gpu("0000:01:00.0")+`</object></topology>`)
 	if one.GPUs[0].NUMA != 0 || one.CPUs[0].Socket != 0 {
-		t.Errorf("the only node: %+v, %+v", one.GPUs, one.CPUs)
+		t.Errorf("host with a single node: %+v, %+v", one.GPUs, one.CPUs)
 	}
 }
 
-func TestNVLinksOfHwloc(t *testing.T) {
+func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 	gpus := ""
 	for i := range 3 {
 		gpus += hwlocDevice(fmt.Sprintf("0000:0%d:00.0", i+1), "0302 [10de:1db5] [10de:1249] a1", "0.000000", hwlocOSDev("1", fmt.Sprintf("nvml%d", i), ""))
@@ -321,7 +321,7 @@ func TestNVLinksOfHwloc(t *testing.T) {
 	h := readHwlocText(t, hwlocXML(gpus, "", "", matrix("OSDev:os-nvml0 OSDev:os-nvml1 OSDev:os-nvml2 PCIDev:77 ",
 		"1000000 50000 20000 0 "+"50000 1000000 0 0 "+"20000 0 1000000 0 "+"0 0 0 1000000 ")))
 	for pair, want := range map[[2]string]topo.Path{
-		{"0000:01:00.0", "0000:02:00.0"}: {Type: topo.NVL, Bandwidth: 0},  // 2 links of 25 GB/s: what NCCL reckons is not told
+		{"0000:01:00.0", "0000:02:00.0"}: {Type: topo.NVL, Bandwidth: 0},  // 2 links of 25 GB/s: the bandwidth in NCCL is unknown
 		{"0000:01:00.0", "0000:03:00.0"}: {Type: topo.NVL, Bandwidth: 18}, // 1 link of the first version
 		{"0000:02:00.0", "0000:03:00.0"}: {Type: topo.NVB, Bandwidth: 0},
 	} {
@@ -340,12 +340,12 @@ func TestNVLinksOfHwloc(t *testing.T) {
 	for _, bad := range []string{matrix("1 2 3", "1 1"), matrix("1 2 3 4", strings.Repeat("x ", 16)), strings.Replace(matrix("1", "1 1"), `nbobjs="4"`, `nbobjs="9999999"`, 1)} {
 		var place *textfile.PlaceError
 		if _, err := HwlocXML(strings.NewReader(hwlocXML(gpus, "", "", bad)), "x"); !errors.As(err, &place) || !strings.Contains(err.Error(), "NVLink") {
-			t.Errorf("%v; want an error that names the matrix and its place", err)
+			t.Errorf("%v; want an error with the matrix and the place", err)
 		}
 	}
 }
 
-func TestLinkSpeedsOfHwloc(t *testing.T) {
+func TestHwlocLinkSpeedBecomesNCCLBandwidth(t *testing.T) {
 	for speed, want := range map[float64]float64{
 		0: 0, 0.25: 0.1875, 2: 1.5, 4: 3, 8: 6, 0.984615: 0.75, 3.938462: 3, 15.753846: 12, 31.507692: 24, 63.015385: 48, 126.030769: 96,
 	} {
@@ -355,7 +355,7 @@ func TestLinkSpeedsOfHwloc(t *testing.T) {
 	}
 }
 
-func TestFileThatIsNoHwlocTopologyIsRefusedWithItsPlace(t *testing.T) {
+func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 	gpu := hwlocDevice("0000:01:00.0", "0302 [10de:1db5] [10de:1249] a1", "0.0", "")
 	for name, tt := range map[string]struct{ text, want string }{
 		"torn":               {"<topology version=\"2.0\">\n<object type=\"Machine\">\n<object ty", "line 3, column 11"},
@@ -384,7 +384,7 @@ func TestFileThatIsNoHwlocTopologyIsRefusedWithItsPlace(t *testing.T) {
 	} {
 		h, err := HwlocXML(strings.NewReader(tt.text), "some.xml")
 		if err == nil || h != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
-			t.Errorf("%s: %v; want one that names some.xml and has %q", name, err, tt.want)
+			t.Errorf("%s: %v; want an error with some.xml and %q", name, err, tt.want)
 		}
 	}
 }
@@ -413,7 +413,7 @@ func manyNICs(n int) string {
 	return b.String()
 }
 
-func TestSoftwareRDMAOfHwlocHasNoAddress(t *testing.T) {
+func TestHwlocSoftwareRDMAHasNoAddress(t *testing.T) {
 	gpu := hwlocDevice("0000:01:00.0", "0302 [10de:1db5] [10de:1249] a1", "0.0", "")
 	h := readHwlocText(t, hwlocXML(gpu, "", hwlocOSDev("3", "rxe0", `<info name="Port1State" value="4"/>`)+hwlocOSDev("2", "eth0", ""), ""))
 	if len(h.NICs) != 1 || h.NICs[0].Name != "rxe0" || !h.NICs[0].Software || h.NICs[0].BusID != "" {
@@ -424,7 +424,7 @@ func TestSoftwareRDMAOfHwlocHasNoAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(plan.Lanes[0].NICs) != 0 {
-		t.Errorf("lane %+v; software RDMA serves no lane unless it is asked for", plan.Lanes[0])
+		t.Errorf("lane %+v; want software RDMA in a lane only on request", plan.Lanes[0])
 	}
 }
 

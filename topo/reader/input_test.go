@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-func TestKindOfAnInputIsToldByItsContent(t *testing.T) {
+func TestInputKindFollowsContent(t *testing.T) {
 	const mark = "\xef\xbb\xbf"
 	hwloc := hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", ""), "", "", "")
 	for name, tt := range map[string]struct{ text, kind string }{
@@ -36,7 +36,7 @@ func TestKindOfAnInputIsToldByItsContent(t *testing.T) {
 	}
 }
 
-func TestInputOfNoKindIsRefusedWithAReason(t *testing.T) {
+func TestInputOfUnknownKindFails(t *testing.T) {
 	for name, tt := range map[string]struct{ text, want string }{
 		"nothing":            {" \r\n", "it is empty"},
 		"a text":             {"# some notes\nof mine\n", `begins with "# some notes"`},
@@ -59,12 +59,12 @@ func TestInputOfNoKindIsRefusedWithAReason(t *testing.T) {
 	} {
 		h, err := Input("some.file", []byte(tt.text))
 		if err == nil || h != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.file") {
-			t.Errorf("%s: %v; want one that names some.file and has %q", name, err, tt.want)
+			t.Errorf("%s: %v; want an error with some.file and %q", name, err, tt.want)
 		}
 	}
 }
 
-func TestReadReadsFilesOfEachKind(t *testing.T) {
+func TestReadFileOfEveryKindSucceeds(t *testing.T) {
 	dir := t.TempDir()
 	for kind, text := range map[string]string{topo.SourceNCCLXML: topotest.SmallHost, SourceSMI: topotest.SMIMatrix} {
 		file := filepath.Join(dir, kind)
@@ -81,7 +81,7 @@ func TestReadReadsFilesOfEachKind(t *testing.T) {
 	}
 }
 
-// TestEachFileOfTheCollectionIsRead: those of NCCL and of hwloc, and matrices.
+// TestEachFileOfTheCollectionIsRead reads files of NCCL and hwloc, and matrices of nvidia-smi.
 func TestEachFileOfTheCollectionIsRead(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(topotest.Topologies, "*.[xt][mx][lt]"))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-func TestKindsOfRDMADevices(t *testing.T) {
+func TestRDMADeviceTypeSetsProtocol(t *testing.T) {
 	files := map[string]string{}
 	add := func(name, function, nodeType, layer string, attributes ...string) {
 		topotest.Device(files, "pci0000:00/"+function, append([]string{"numa_node=0"}, attributes...)...)
@@ -36,8 +36,8 @@ func TestKindsOfRDMADevices(t *testing.T) {
 	add("rdmap0s8", "0000:00:08.0", "7: unspecified", "Unspecified", "vendor=0x1d0f")
 	add("erdma_1", "0000:00:0a.0", "4: RNIC", "Ethernet", "driver=-> ../../../bus/pci/drivers/erdma")
 	add("efa_0", "0000:00:0b.0", "7: unspecified", "Unspecified", "driver=-> ../../../bus/pci/drivers/efa")
-	add("irdma1", "0000:00:0c.0", "1: CA", "Ethernet", "vendor=0x8086") // in its other mode
-	// Software RDMA on a NIC, of a kernel that says which.
+	add("irdma1", "0000:00:0c.0", "1: CA", "Ethernet", "vendor=0x8086") // in RoCE mode
+	// Software RDMA on a NIC, on a kernel that shows the NIC.
 	add("rxe0", "0000:00:09.0", "1: CA", "Ethernet", "vendor=0x1af4")
 	h := readTree(t, files)
 	type kind struct {
@@ -65,7 +65,7 @@ func TestKindsOfRDMADevices(t *testing.T) {
 	}
 }
 
-func TestLinksCanDoMoreThanTheyDo(t *testing.T) {
+func TestIdleLinkKeepsMaximumBandwidth(t *testing.T) {
 	files := map[string]string{}
 	full := []string{topotest.GPUClass, topotest.GPUVendor, "numa_node=0", "max_link_speed=32.0 GT/s PCIe", "max_link_width=16"}
 	topotest.Device(files, "pci0000:00/0000:00:01.0", append(full, "current_link_speed=2.5 GT/s PCIe", "current_link_width=16")...)
@@ -79,7 +79,7 @@ func TestLinksCanDoMoreThanTheyDo(t *testing.T) {
 	}
 }
 
-func TestWidthZeroStandsForSixteenLanes(t *testing.T) {
+func TestLinkWidthZeroMeansSixteenLanes(t *testing.T) {
 	files := map[string]string{}
 	topotest.Device(files, "pci0000:00/0000:00:01.0", "class=0x060400", "numa_node=0", "max_link_speed=16.0 GT/s PCIe", "max_link_width=4")
 	topotest.Device(files, "pci0000:00/0000:00:01.0/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0", "max_link_speed=32.0 GT/s PCIe", "max_link_width=0")
@@ -88,13 +88,13 @@ func TestWidthZeroStandsForSixteenLanes(t *testing.T) {
 	}
 }
 
-func TestGPUsOfOtherMakersAreShownAfterNVIDIAs(t *testing.T) {
+func TestGPUsOfOtherMakersFollowNVIDIA(t *testing.T) {
 	files := map[string]string{}
 	topotest.Device(files, "pci0000:00/0000:00:01.0", "class=0x120000", "vendor=0x1002", "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:02.0", "class=0x030000", "vendor=0x1002", "numa_node=0") // a display without driver
 	topotest.Device(files, "pci0000:00/0000:00:06.0", "class=0x030000", "vendor=0x1002", "numa_node=0", "driver=-> ../../../bus/pci/drivers/amdgpu")
 	topotest.Device(files, "pci0000:00/0000:00:07.0", "class=0x038000", "vendor=0x1002", "numa_node=0")
-	topotest.Device(files, "pci0000:00/0000:00:08.0", "class=0x120000", "vendor=0x1234", "numa_node=0") // no GPU that one knows
+	topotest.Device(files, "pci0000:00/0000:00:08.0", "class=0x120000", "vendor=0x1234", "numa_node=0") // an unknown accelerator
 	topotest.Device(files, "pci0000:00/0000:00:03.0", "class=0x0b4000", "vendor=0x1d94", "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:04.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:05.0", "class=0x030000", "vendor=0x1a03", "numa_node=0") // of a BMC
@@ -114,7 +114,7 @@ func TestGPUsOfOtherMakersAreShownAfterNVIDIAs(t *testing.T) {
 	}
 }
 
-func TestSysfsTellsSwitchPairsOfBroadcom(t *testing.T) {
+func TestSysfsBroadcomHalvesFormSwitch(t *testing.T) {
 	files := map[string]string{}
 	half := []string{"class=0x060400", "numa_node=0", "vendor=0x1000", "device=0xc010", "subsystem_vendor=0x1000", "subsystem_device=0xa096"}
 	const port = "pci0000:00/0000:00:01.0"
@@ -198,7 +198,7 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 	sameHost(t, o)
 }
 
-func TestBondsAreToldByTheInterfaceOfTheFirstGID(t *testing.T) {
+func TestBondFollowsInterfaceOfFirstGID(t *testing.T) {
 	files := map[string]string{
 		"sys/devices/virtual/net/bond0/bonding/slaves": "eth0 eth1",
 		"sys/class/net/bond0":                          "-> ../../devices/virtual/net/bond0",
@@ -208,7 +208,7 @@ func TestBondsAreToldByTheInterfaceOfTheFirstGID(t *testing.T) {
 	}
 	for i, c := range []struct{ name, gid string }{
 		{"rocep1", "bond0"},
-		{"member0", "bond1"}, {"member1", "bond1"}, // each a device of its own
+		{"member0", "bond1"}, {"member1", "bond1"}, // members are separate devices
 		{"plain", "enxa088c2a140e0"}, {"none", ""}, {"hostile", "../../elsewhere"}, {"dots", ".."}, {"mlx5_bond_0", "bond9"},
 	} {
 		at := fmt.Sprintf("pci0000:00/0000:00:%02x.0", i+1)
@@ -239,7 +239,7 @@ func TestBondsAreToldByTheInterfaceOfTheFirstGID(t *testing.T) {
 	}
 }
 
-func TestPortsThatAreDownCarryNothing(t *testing.T) {
+func TestPortThatIsDownIsInactive(t *testing.T) {
 	files := map[string]string{}
 	for i, state := range []string{"1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER"} {
 		at := fmt.Sprintf("pci0000:00/0000:00:%02x.0", i+1)
@@ -252,7 +252,7 @@ func TestPortsThatAreDownCarryNothing(t *testing.T) {
 	for _, n := range h.NICs {
 		active = append(active, n.Active())
 		if n.Protocol != "RoCE" {
-			t.Errorf("what is down is still something: %+v", n)
+			t.Errorf("a device with a port that is down has no protocol: %+v", n)
 		}
 	}
 	if diff := cmp.Diff([]bool{false, false, false, true, false}, active); diff != "" {
@@ -264,7 +264,7 @@ func TestPortsThatAreDownCarryNothing(t *testing.T) {
 	}
 }
 
-func TestSysfsTellsLinksBetweenSwitchesOfBroadcom(t *testing.T) {
+func TestSysfsBroadcomLinksBecomePeers(t *testing.T) {
 	files := map[string]string{
 		"sys/devices/system/node/node0/cpulist": "0", "sys/devices/system/node/node1/cpulist": "1",
 		"sys/" + switchLinks + "/0000:11:00.0/0000:21:00.0":   "",

@@ -54,8 +54,8 @@ type configuration struct {
 	// function does not answer.
 	kind string
 	slot int // physical slot number; 0 without a slot
-	// speed is what the link can do, in the kernel's words, and width its
-	// lanes; "" and 0 where the function has no link.
+	// speed is the maximum speed of the link, in the kernel's words, and width is the number of
+	// lanes; "" and 0 for a function without a link.
 	speed string
 	width int
 	// acs are the controls that are enabled; nil where the extended space is

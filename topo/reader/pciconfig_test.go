@@ -17,9 +17,8 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// expressSpace is the configuration space of a function with the PCI Express
-// capability: its flags, Link Capabilities and, if there are any ACS controls,
-// the extended capability of these.
+// expressSpace is the configuration space of a function with the PCI Express capability: flags,
+// Link Capabilities and, if acs is not empty, the extended capability for ACS.
 func expressSpace(flags uint16, link, link2, slot uint32, acs ...uint16) []byte {
 	config := make([]byte, 4096)
 	config[configStatus], config[configCapabilities] = statusCapabilities, 0x60
@@ -42,10 +41,10 @@ const (
 	gen5x16     = 5 | 16<<4
 	upToGen5    = 0x3e
 	slotOfPort  = 12 << 19
-	redirecting = 0x1d // what a kernel with an IOMMU enables
+	redirecting = 0x1d // the controls that a kernel with an IOMMU enables
 )
 
-func TestAConfigurationSpaceTellsTypeLinkSlotAndACS(t *testing.T) {
+func TestReadConfigurationReturnsTypeLinkSlotAndACS(t *testing.T) {
 	whole := configuration{kind: topo.PortDownstream, slot: 12, speed: "32.0 GT/s PCIe", width: 16, acs: []string{"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"}}
 	port := expressSpace(0x162, gen5x16, upToGen5, slotOfPort, redirecting)
 	gone := bytes.Repeat([]byte{0xff}, 4096)
@@ -111,13 +110,13 @@ func FuzzReadConfiguration(f *testing.F) {
 		// A capture tells the same.
 		kept, err := readConfiguration(bytes.NewReader(withoutSerials(config)))
 		if diff := cmp.Diff(got, kept, cmp.AllowUnexported(configuration{})); err != nil || diff != "" {
-			t.Errorf("the space (-) and what a capture keeps of it (+), %v:\n%s", err, diff)
+			t.Errorf("space (-) and reduced space of a capture (+), %v:\n%s", err, diff)
 		}
 	})
 }
 
-// switched is a host with a switch that has a GPU, a NIC of two functions and an
-// empty port, and a GPU beside it; configs are the spaces of its ports.
+// switched is a host with a switch and a GPU outside the switch. Below the switch are a GPU, a NIC
+// of two functions and an empty port. configs holds the configuration spaces of the ports.
 func switched(t *testing.T, configs map[string][]byte) topo.Options {
 	t.Helper()
 	const (
@@ -147,8 +146,8 @@ func switched(t *testing.T, configs map[string][]byte) topo.Options {
 	return o
 }
 
-// spaces are those of all functions of switched, with an ACS control register
-// for some ports.
+// spaces returns the configuration spaces of the functions of switched, with an ACS control
+// register for the ports in acs.
 func spaces(acs map[string]uint16) map[string][]byte {
 	all := map[string][]byte{}
 	for busID, flags := range map[string]uint16{
@@ -164,7 +163,7 @@ func notesWith(h *topo.Host, part string) []string {
 	return slices.DeleteFunc(slices.Clone(h.Notes), func(n string) bool { return !strings.Contains(n, part) })
 }
 
-func TestPortsOnTheWayAreListed(t *testing.T) {
+func TestSysfsListsPCIePortsOfPath(t *testing.T) {
 	h, err := Sysfs(switched(t, spaces(map[string]uint16{"0000:12:01.0": redirecting})))
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +203,7 @@ func TestPortsOnTheWayAreListed(t *testing.T) {
 	}
 }
 
-func TestACSOnTheWayIsNamed(t *testing.T) {
+func TestACSRedirectNoteNamesPorts(t *testing.T) {
 	for name, c := range map[string]struct {
 		acs  map[string]uint16
 		want string // the ports that the note names; empty for no note
@@ -226,7 +225,7 @@ func TestACSOnTheWayIsNamed(t *testing.T) {
 			t.Errorf("%s: %q; want %q", name, notes, c.want)
 		}
 	}
-	// No port of a switch, whatever it redirects.
+	// A bridge to PCI is not a port of a switch, so the redirection does not count.
 	bridge := spaces(nil)
 	bridge["0000:12:01.0"] = expressSpace(0x72, gen5x16, upToGen5, 0, redirecting)
 	h, err := Sysfs(switched(t, bridge))
@@ -235,7 +234,7 @@ func TestACSOnTheWayIsNamed(t *testing.T) {
 	}
 }
 
-func TestACSOfASwitchWithOneDeviceIsNoMatter(t *testing.T) {
+func TestACSOfSwitchWithSingleDeviceAddsNoNote(t *testing.T) {
 	files := map[string]string{}
 	const port = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0"
 	for p := port; p != "pci0000:10"; p = filepath.Dir(p) {
@@ -253,7 +252,7 @@ func TestACSOfASwitchWithOneDeviceIsNoMatter(t *testing.T) {
 }
 
 // Kernels before 4.13 have no attributes for the link.
-func TestLinksOfOldKernelsAreReadFromConfigurationSpace(t *testing.T) {
+func TestLinkOnOldKernelComesFromConfigurationSpace(t *testing.T) {
 	files := map[string]string{}
 	topotest.Device(files, "pci0000:00/0000:00:01.0", "class=0x060400", "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:01.0/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
@@ -272,7 +271,7 @@ func TestLinksOfOldKernelsAreReadFromConfigurationSpace(t *testing.T) {
 	if got := h.GPUs[0].Link; got != 6 {
 		t.Errorf("%g GB/s; want 6: 16 GT/s of the GPU, 4 lanes of the port", got)
 	}
-	// An attribute that says that it does not know is what NCCL goes by.
+	// NCCL uses an attribute with "Unknown", not the configuration space.
 	for _, busID := range []string{"0000:00:01.0", "0000:01:00.0"} {
 		if err := os.WriteFile(filepath.Join(o.Sysfs, "bus/pci/devices", busID, "max_link_speed"), []byte("Unknown\n"), 0o644); err != nil {
 			t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// What a port says of itself is the device's, and may be anything.
-func TestWhatPortsSay(t *testing.T) {
+// The device controls the attributes of a port, so the text can be malformed.
+func TestPortAttributeMalformedIsEmpty(t *testing.T) {
 	for text, want := range map[string]string{
 		"fe80:0000:0000:0000:a088:c203:00a1:40e2":   "a088:c203:00a1:40e2",
 		"0000:0000:0000:0000:0000:ffff:c000:0201":   "0000:ffff:c000:0201",
@@ -35,7 +35,7 @@ func TestWhatPortsSay(t *testing.T) {
 	}
 }
 
-// oneNIC is a tree with one of one port.
+// oneNIC is a tree with a NIC that has a single port.
 func oneNIC() map[string]string {
 	const at = "sys/devices/pci0000:00/0000:00:04.0/infiniband/mlx5_0/"
 	files := map[string]string{
@@ -50,7 +50,7 @@ func oneNIC() map[string]string {
 
 // A GID that belongs to another network namespace is there, and cannot be read: that is
 // no trouble of the device, which a note would tell of.
-func TestAGIDOfAnotherNamespace(t *testing.T) {
+func TestGIDOfOtherNamespaceAddsNoNote(t *testing.T) {
 	files := oneNIC()
 	o := topotest.Tree(t, files)
 	for errno, want := range map[error]string{nil: "a088:c203:00a1:40e2", syscall.EINVAL: ""} {
@@ -68,9 +68,8 @@ func TestAGIDOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// What ibstat says changes without a change of lanes, and a plan is compared with the
-// host's as it is written.
-func TestAPlanDoesNotDependOnFirmware(t *testing.T) {
+// The values of ibstat change without a change of lanes, and plans are compared as text.
+func TestPlanWithOtherFirmwareIsEqual(t *testing.T) {
 	h := readTree(t, oneNIC())
 	if len(h.NICs) == 0 || len(h.NICs[0].Ports) == 0 {
 		t.Fatal("the host has no NIC with a port")

@@ -16,11 +16,10 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// grow makes a host with so many PCI functions, of which so many are GPUs and
-// half as many RDMA NICs. Each switch has a GPU, or a GPU and a NIC, and
-// functions of no concern; the sockets share them. Where there are too few functions
-// for that, eight GPUs share a switch. It has what hwloc reads as
-// well, so that one can compare.
+// grow creates a host with the given number of PCI functions. gpus functions are GPUs, and half as
+// many are RDMA NICs. A switch has a GPU, or a GPU and a NIC. The rest are functions without
+// effect on the topology. Sockets share the switches. If functions is too small for a switch per
+// GPU, eight GPUs share a switch. The host also has the files that hwloc reads, for comparison.
 func grow(t testing.TB, to Recorder, functions, gpus int) {
 	t.Helper()
 	write := func(at, text string) {
@@ -81,11 +80,11 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 	if functions < 7*gpus {
 		each = 8
 	}
-	others := max(0, (functions-7*gpus)/gpus+1) // functions of no concern, for each switch
+	others := max(0, (functions-7*gpus)/gpus+1) // functions without effect, per switch
 	nics := 0
 	var bridge, up string
 	for i := range gpus {
-		// Each switch has a domain of its own: buses are few.
+		// Every switch has a PCI domain: a domain has few buses.
 		domain, slot := i/each, i%each
 		numa := domain % sockets
 		if slot == 0 {
@@ -152,8 +151,8 @@ func (d disk) Link(p, target string) error {
 	return os.Symlink(target, filepath.Join(d.root, p))
 }
 
-// grown is a grown host on disk: in a directory of the test, or below
-// PEERLANE_TEST_GROWN to time commands on it.
+// grown returns a grown host on disk: in a directory of the test, or below PEERLANE_TEST_GROWN to
+// time commands.
 func grown(t testing.TB, functions, gpus int) topo.Options {
 	t.Helper()
 	root := t.TempDir()
@@ -185,8 +184,8 @@ func grownCapture(t testing.TB, functions, gpus int) []byte {
 	return b.Bytes()
 }
 
-// sizes are those that the figures of docs/benchmarks.md are for: one machine
-// that grows by what is no GPU, and one that grows by all.
+// sizes are the sizes in docs/benchmarks.md: a machine that grows by functions other than GPUs,
+// and a machine that grows by GPUs and other functions.
 var sizes = []struct{ functions, gpus int }{{60, 8}, {256, 8}, {4096, 8}, {256, 16}, {4096, 256}, {4096, 1024}}
 
 func BenchmarkReadSysfs(b *testing.B) {
@@ -204,7 +203,8 @@ func BenchmarkReadSysfs(b *testing.B) {
 	}
 }
 
-// The paths of all pairs, of which there are as many as the square of devices.
+// BenchmarkPaths computes the paths of every pair. The number of pairs is the square of the number
+// of devices.
 func BenchmarkPaths(b *testing.B) {
 	for _, s := range sizes {
 		b.Run(fmt.Sprintf("functions=%d/gpus=%d", s.functions, s.gpus), func(b *testing.B) {
@@ -237,7 +237,7 @@ func BenchmarkReadCapture(b *testing.B) {
 
 // The largest host that there is a figure for has a capture that is read within
 // the limits, in bounded memory.
-func TestTheLargestHostFitsIntoACapture(t *testing.T) {
+func TestReadCaptureLargestHostStaysBelowLimits(t *testing.T) {
 	captured := grownCapture(t, 4096, 64)
 	var h *topo.Host
 	used := topotest.Allocated(func() {
@@ -250,10 +250,10 @@ func TestTheLargestHostFitsIntoACapture(t *testing.T) {
 		t.Errorf("%d GPUs and %d NICs are read, of 64 and 32", len(h.GPUs), len(h.NICs))
 	}
 	if len(captured) > maxCapture/4 {
-		t.Errorf("it has %d bytes", len(captured))
+		t.Errorf("the capture has %d bytes", len(captured))
 	}
 	if used > 400<<20 {
-		t.Errorf("reading it allocates %d MiB", used>>20)
+		t.Errorf("ReadCapture allocates %d MiB", used>>20)
 	}
 }
 
@@ -273,9 +273,9 @@ func BenchmarkPathTable(b *testing.B) {
 	}
 }
 
-// The paths between hundreds of devices take little memory: a table of them as
-// much as its cells, and a walk over them as much garbage as there is text.
-func TestPathsOfALargeHostTakeLittleMemory(t *testing.T) {
+// Memory for the paths between hundreds of devices is bounded: a table needs the memory of the
+// cells, and a walk over the pairs allocates garbage in proportion to the text.
+func TestPathsOfLargeHostTakeLittleMemory(t *testing.T) {
 	h, err := ReadCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
 	if err != nil {
 		t.Fatal(err)
@@ -291,21 +291,21 @@ func TestPathsOfALargeHostTakeLittleMemory(t *testing.T) {
 		}
 	})
 	if used > 40<<20 {
-		t.Errorf("a walk over all pairs allocates %d KiB", used>>10)
+		t.Errorf("a walk over the pairs allocates %d KiB", used>>10)
 	}
 	if pairs != 384*383 || len(table.Row(383)) != 384 {
 		t.Errorf("there are %d pairs, and %d in a row", pairs, len(table.Row(383)))
 	}
 }
 
-func TestWayTableOfALargeHostIsSmall(t *testing.T) {
+func TestWayTableOfLargeHostIsSmall(t *testing.T) {
 	h, err := ReadCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var table *graph.WayTable
 	if used := topotest.Allocated(func() { table = graph.NewWayTable(h, topo.RulesNCCL) }); used > 16<<20 {
-		t.Errorf("it allocates %d KiB", used>>10)
+		t.Errorf("the table allocates %d KiB", used>>10)
 	}
 	if len(table.Ways) > 1500 || table.Devices() != 384 {
 		t.Errorf("%d ways between %d devices", len(table.Ways), table.Devices())

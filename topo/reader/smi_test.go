@@ -27,7 +27,7 @@ func readSMIText(t *testing.T, text string) *topo.Host {
 	return h
 }
 
-func TestMatrixOfNvidiaSMIIsAHost(t *testing.T) {
+func TestSMIMatrixReadsAsHost(t *testing.T) {
 	h := readSMIText(t, topotest.SMIMatrix+topotest.SMILegend)
 	want := &topo.Host{
 		Source: topo.Source{Kind: SourceSMI, File: "matrix.txt"},
@@ -60,7 +60,7 @@ func TestMatrixOfNvidiaSMIIsAHost(t *testing.T) {
 	}
 }
 
-func TestMatrixCountsNVLinks(t *testing.T) {
+func TestSMIMatrixCountsNVLinks(t *testing.T) {
 	row := func(label string, cells ...string) string { return label + "\t" + strings.Join(cells, "\t") + "\n" }
 	for _, tt := range []struct {
 		name, text string
@@ -78,7 +78,7 @@ func TestMatrixCountsNVLinks(t *testing.T) {
 	}
 }
 
-func TestMatrixIsPlannedByItsTypes(t *testing.T) {
+func TestSMIMatrixPlanFollowsPathTypes(t *testing.T) {
 	plan, err := planner.Make(readSMIText(t, topotest.SMIMatrix+topotest.SMILegend), planner.Config{})
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestMatrixIsPlannedByItsTypes(t *testing.T) {
 			t.Errorf("lane %d: %+v, want %+v", i, got, want)
 		}
 		if strings.Contains(got.Reason, "0 GB/s") {
-			t.Errorf("lane %d tells a bandwidth that nobody stated: %s", i, got.Reason)
+			t.Errorf("lane %d has a bandwidth that the matrix does not have: %s", i, got.Reason)
 		}
 	}
 	if _, err := plan.Lane("GPU1"); err != nil {
@@ -101,7 +101,7 @@ func TestMatrixIsPlannedByItsTypes(t *testing.T) {
 	}
 }
 
-func TestShapesOfTheMatrix(t *testing.T) {
+func TestSMIMatrixVariantsReadAsEqualHosts(t *testing.T) {
 	plain := readSMIText(t, topotest.SMIMatrix)
 	blanks := strings.NewReplacer("\t X \t", "   X   ", "\t", "    ").Replace
 	for name, text := range map[string]string{
@@ -120,10 +120,10 @@ func TestShapesOfTheMatrix(t *testing.T) {
 		}
 	}
 	if h := readSMIText(t, "\tGPU0\tCPU Affinity\nGPU0\t X \t0-3\n"); len(h.GPUs) != 1 || len(h.NICs) != 0 || h.GPUs[0].NUMA != -1 {
-		t.Errorf("one GPU: %+v", h)
+		t.Errorf("single GPU: %+v", h)
 	}
 	if h := readSMIText(t, "\tGPU0\nGPU0\t X\n"); len(h.GPUs) != 1 {
-		t.Errorf("one GPU without affinities: %+v", h)
+		t.Errorf("single GPU without affinities: %+v", h)
 	}
 	old := readSMIText(t, "    GPU0 GPU1 mlx5_0\nGPU0 X PSB SOC\nGPU1 PSB X SOC\nmlx5_0 SOC SOC X\n")
 	if a, b := old.Matrix[[2]string{"GPU0", "GPU1"}], old.Matrix[[2]string{"GPU0", "mlx5_0"}]; a != topo.PIX || b != topo.SYS {
@@ -136,7 +136,7 @@ func TestShapesOfTheMatrix(t *testing.T) {
 	}
 }
 
-func TestTornMatrixIsRefusedWithItsPlace(t *testing.T) {
+func TestSMITornMatrixErrorNamesPlace(t *testing.T) {
 	replace := func(old, replacement string) string {
 		if strings.Count(topotest.SMIMatrix, old) == 0 {
 			t.Fatalf("the matrix has no %q", old)
@@ -184,7 +184,7 @@ func TestTornMatrixIsRefusedWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestNoPieceOfAMatrixIsReadAsAnother(t *testing.T) {
+func TestSMIPartOfMatrixFails(t *testing.T) {
 	end := strings.LastIndex(topotest.SMIMatrix, "X")
 	for cut := range end {
 		if _, err := SMI([]byte(topotest.SMIMatrix[:cut]), "x"); err == nil {
@@ -200,7 +200,7 @@ func TestNoPieceOfAMatrixIsReadAsAnother(t *testing.T) {
 		words := strings.Fields(line)
 		for j := range min(len(words), 6) {
 			if i == 0 && j >= 5 {
-				break // the names of the affinities are none of the matrix's business
+				break // the text ignores names of affinity columns
 			}
 			changed := slices.Clone(lines)
 			changed[i] = strings.Join(slices.Delete(slices.Clone(words), j, j+1), "\t") + "\n"
@@ -211,7 +211,7 @@ func TestNoPieceOfAMatrixIsReadAsAnother(t *testing.T) {
 	}
 }
 
-func TestMatrixHasLimits(t *testing.T) {
+func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	var header strings.Builder
 	for i := range maxSMIDevices + 1 {
 		fmt.Fprintf(&header, "\tGPU%d", i)
@@ -230,8 +230,7 @@ func TestMatrixHasLimits(t *testing.T) {
 	}
 }
 
-// TestMatricesOfRealMachines reads each matrix of the collection once more, the
-// simplest way there is, and compares.
+// TestMatricesOfRealMachines compares SMI with a simple parser on every matrix of the collection.
 func TestMatricesOfRealMachines(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(topotest.Topologies, "smi-*.txt"))
 	if err != nil {
@@ -293,8 +292,8 @@ func FuzzReadSMI(f *testing.F) {
 	})
 }
 
-// checkRead: whatever was read can be planned and looked at, and a path is the
-// same in both directions.
+// checkRead checks that a host can be planned and formatted, and that a path is equal in both
+// directions.
 func checkRead(t *testing.T, h *topo.Host) {
 	plan, err := planner.Make(h, planner.Config{})
 	if err != nil {

@@ -22,12 +22,12 @@ func readTree(t *testing.T, files map[string]string) *topo.Host {
 	return h
 }
 
-func TestGPUsAreFoundByClassAndVendor(t *testing.T) {
+func TestSysfsFindsGPUsByClassAndVendor(t *testing.T) {
 	files := map[string]string{}
 	const port = "pci0000:00/0000:00:01.0"
 	topotest.Device(files, port, "class=0x060400", "vendor=0x8086")
 	topotest.Device(files, port+"/0000:02:00.0", "class=0x030000", topotest.GPUVendor, "driver=-> ../../../../bus/pci/drivers/nvidia")
-	topotest.Device(files, port+"/0000:02:00.1", "class=0x040300", topotest.GPUVendor) // its sound function
+	topotest.Device(files, port+"/0000:02:00.1", "class=0x040300", topotest.GPUVendor) // the audio function of the GPU
 	topotest.Device(files, "pci0000:00/0000:00:05.0", topotest.GPUClass, topotest.GPUVendor)
 	topotest.Device(files, "pci0000:00/0000:00:06.0", "class=0x030000", "vendor=0x1a03")
 	topotest.Device(files, "pci0000:00/0000:00:07.0", "class=0x068000", topotest.GPUVendor) // an NVSwitch
@@ -52,7 +52,7 @@ func TestGPUsAreFoundByClassAndVendor(t *testing.T) {
 	}
 }
 
-func TestSwitchesAreEverySecondBridge(t *testing.T) {
+func TestSysfsEverySecondBridgeIsSwitch(t *testing.T) {
 	const (
 		port  = "pci0000:10/0000:10:01.0"
 		upper = port + "/0000:11:00.0" // a switch, ..
@@ -88,13 +88,13 @@ func TestSwitchesAreEverySecondBridge(t *testing.T) {
 	if g := h.GPUs[0]; !cmp.Equal(g.Place, topo.Place{HostBridge: "pci0000:10", Switch: "0000:13:00.0", Link: 12}, topotest.Plain) || g.NUMA != 1 {
 		t.Errorf("under two switches, 16 GT/s and 8 lanes: %+v", g)
 	}
-	// Its link tells nothing of itself, but the port above it does.
+	// The link of the device has no speed; the port above has a speed.
 	if g := h.GPUs[1]; !cmp.Equal(g.Place, topo.Place{HostBridge: "pci10000:e0", Link: 48}, topotest.Plain) || g.NUMA != 1 {
 		t.Errorf("behind a VMD: %+v", g)
 	}
 }
 
-func TestHostBridgesTellPHBFromNODE(t *testing.T) {
+func TestHostBridgeSeparatesPHBFromNODE(t *testing.T) {
 	files := map[string]string{
 		"sys/devices/system/node/node0/cpulist": "0-3",
 		"sys/devices/system/node/node1/cpulist": "4-7",
@@ -127,7 +127,7 @@ func TestHostBridgesTellPHBFromNODE(t *testing.T) {
 	}
 }
 
-func TestUnknownNodeIsTheOnlyOne(t *testing.T) {
+func TestUnknownNodeOnSingleNodeHostIsOnlyNode(t *testing.T) {
 	files := map[string]string{"sys/devices/system/node/node0/cpulist": "0-31"}
 	topotest.Device(files, "pci0000:00/0000:00:06.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=-1")
 	topotest.Device(files, "pci0000:00/0000:00:07.0", topotest.GPUClass, topotest.GPUVendor)
@@ -137,7 +137,7 @@ func TestUnknownNodeIsTheOnlyOne(t *testing.T) {
 	}
 }
 
-func TestRDMADevices(t *testing.T) {
+func TestSysfsRDMADevicesBecomeNICs(t *testing.T) {
 	const (
 		function = "pci0000:00/0000:00:04.0"
 		ib       = "sys/devices/" + function + "/infiniband/"
@@ -164,7 +164,7 @@ func TestRDMADevices(t *testing.T) {
 		ib + "mlx5_10/ports/2/link_layer":          "InfiniBand",
 		"sys/class/infiniband_verbs/uverbs7/ibdev": "mlx5_10",
 		"sys/class/infiniband_verbs/abi_version":   "6",
-		// A subfunction, as Mellanox makes them.
+		// A subfunction of a Mellanox NIC.
 		"sys/class/infiniband/mlx5_9":                                                 "-> ../../devices/" + function + "/mlx5_core.sf.4/infiniband/mlx5_9",
 		"sys/devices/" + function + "/mlx5_core.sf.4/infiniband/mlx5_9/device":        "-> ../../../mlx5_core.sf.4",
 		"sys/devices/" + function + "/mlx5_core.sf.4/infiniband/mlx5_9/ports/1/state": "4: ACTIVE",
@@ -202,14 +202,14 @@ func TestRDMADevices(t *testing.T) {
 	}
 }
 
-func TestHostWithNothingIsAHost(t *testing.T) {
+func TestSysfsEmptyTreeReadsAsHost(t *testing.T) {
 	h := readTree(t, nil)
 	if len(h.GPUs) != 0 || len(h.NICs) != 0 || len(h.CPUs) != 1 {
 		t.Errorf("%+v", h)
 	}
 }
 
-func TestBrokenSysfsIsAnError(t *testing.T) {
+func TestSysfsBrokenTreeFails(t *testing.T) {
 	for name, spoil := range map[string]func(files map[string]string){
 		"a node number that is none": func(f map[string]string) { f["sys/devices/pci0000:00/0000:00:06.0/numa_node"] = "x" },
 		"a directory for a file":     func(f map[string]string) { f["proc/driver/nvidia/gpus/0000:00:06.0/information/x"] = "" },
@@ -235,7 +235,7 @@ func TestBrokenSysfsIsAnError(t *testing.T) {
 	}
 }
 
-func TestSourceIsAbsolute(t *testing.T) {
+func TestSysfsRelativeRootBecomesAbsolute(t *testing.T) {
 	o := topotest.Tree(t, map[string]string{"sys/bus/pci/rescan": ""})
 	t.Chdir(filepath.Dir(o.Sysfs))
 	h, err := Sysfs(topo.Options{Sysfs: "sys", Proc: o.Proc})

@@ -8,8 +8,8 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// A file that somebody sends cannot tell a terminal what to do.
-func TestControlCharactersAreRefused(t *testing.T) {
+// A file from another user must not send control characters to a terminal.
+func TestInputControlCharacterFails(t *testing.T) {
 	hwloc, err := os.ReadFile(recordedHwloc)
 	if err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ type failingReader struct{ err error }
 
 func (r failingReader) ReadAt([]byte, int64) (int, error) { return 0, r.err }
 
-func TestVPDReadEndsAtItsEndTag(t *testing.T) {
+func TestVPDReadStopsAtEndTag(t *testing.T) {
 	data := topotest.VPD("V3=x")
 	counted := &countingReader{from: strings.NewReader(data + strings.Repeat("x", 1<<20))}
 	if _, err := readVPD(counted); err != nil {
@@ -95,7 +95,7 @@ func (r *countingReader) ReadAt(p []byte, at int64) (int, error) {
 	return n, err
 }
 
-func TestDataDirectWithoutDriverCountsNotAndIsNoted(t *testing.T) {
+func TestDataDirectWithoutDriverAddsNote(t *testing.T) {
 	for driver, words := range map[string]string{"": "has no driver", "vfio-pci": "has driver vfio-pci"} {
 		h := readTree(t, topotest.GB300(driver))
 		if h.NICs[0].DataDirect != "" || h.NICs[0].Own != nil {
@@ -105,12 +105,12 @@ func TestDataDirectWithoutDriverCountsNotAndIsNoted(t *testing.T) {
 			t.Errorf("driver %q: the notes are %q", driver, notes)
 		}
 		if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0008:06:00.0", "mlx5_0"); got.Type <= topo.PXB {
-			t.Errorf("driver %q: the GPU to its NIC is %v", driver, got.Type)
+			t.Errorf("driver %q: the GPU to the NIC is %v", driver, got.Type)
 		}
 	}
 }
 
-func TestManagementBridgeIsRefusedWithReason(t *testing.T) {
+func TestManagementBridgeHasReason(t *testing.T) {
 	files := map[string]string{}
 	const port = "pci0000:00/0000:00:01.0"
 	topotest.Device(files, port, "class=0x060400", "vendor=0x8086")
@@ -141,7 +141,7 @@ func TestManagementBridgeIsRefusedWithReason(t *testing.T) {
 	sameHost(t, o)
 }
 
-func TestFileWithTinyLinkIsSuspectedToHaveABridge(t *testing.T) {
+func TestNCCLXMLNarrowLinkAddsBridgeNote(t *testing.T) {
 	file := func(width, device string) string {
 		return `<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="100" rank="0" gdr="1"/></pci>` +
 			`<pci busid="0000:02:00.0" class="0x020700" vendor="0x15b3" device="` + device + `" subsystem_vendor="0x15b3" subsystem_device="0x0041" link_speed="32.0 GT/s PCIe" link_width="` + width + `"><nic><net name="mlx5_4" dev="0" speed="400000" port="1" guid="0x1" gdr="1"/></nic></pci></cpu></system>`
@@ -160,7 +160,7 @@ func TestFileWithTinyLinkIsSuspectedToHaveABridge(t *testing.T) {
 	}
 }
 
-func TestVPDOfOthersThanRootIsUnknownAndNoted(t *testing.T) {
+func TestVPDWithoutRootIsUnknownAndNoted(t *testing.T) {
 	s := sysfs{files: forbidden{}, host: &topo.Host{}, root: "/sys"}
 	for range 2 {
 		p, err := s.product("0000:01:00.0", topo.PCIIdentity{Vendor: pci.VendorMellanox, Device: pci.DeviceConnectX7})
