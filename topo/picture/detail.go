@@ -9,7 +9,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// describe writes down what a reader sees who stops at a lane.
+// describe sets the tooltip of a lane.
 func (p *Picture) describe(l *lane) {
 	lines := []string{l.start.name + ": " + p.route(l)}
 	if e := l.estimate; e != nil {
@@ -44,8 +44,7 @@ func (p *Picture) route(l *lane) string {
 	return "no lane (" + l.Role + ")"
 }
 
-// shares says how much of a lane goes which way; empty where all ways are of one kind and
-// have equal parts.
+// shares lists the share of each route of a lane; empty for routes of equal kind and share.
 func (p *Picture) shares(l *lane) string {
 	alike := true
 	for _, m := range l.Members {
@@ -82,7 +81,7 @@ func (p *Picture) serverNames(l *lane) string {
 	return list(names)
 }
 
-// joinPlain joins lines, without what has no place in a picture.
+// joinPlain joins lines, without empty lines and unprintable characters.
 func joinPlain(lines []string) string {
 	var kept []string
 	for _, l := range lines {
@@ -93,7 +92,7 @@ func joinPlain(lines []string) string {
 	return strings.Join(kept, "\n")
 }
 
-// detail is what a reader sees who stops at a node.
+// detail returns the tooltip of a node.
 func (n *node) detail(role string) string {
 	var lines []string
 	add := func(what, value string) {
@@ -154,7 +153,7 @@ func (n *node) detail(role string) string {
 	return joinPlain(lines)
 }
 
-// linkDetail is what a reader sees who stops at the link upwards.
+// linkDetail returns the tooltip of the link upwards.
 func (n *node) linkDetail(source topo.Source) string {
 	link, bandwidth, assumed := linkLabel(n.place, source)
 	what := strings.TrimSpace(n.name + " " + n.address)
@@ -196,7 +195,7 @@ func (n *node) nvlinks() string {
 	return words
 }
 
-// nvlink is what the maker calls the links between GPUs.
+// nvlink is the maker's name of the links between GPUs.
 func (n *node) nvlink() string {
 	if n.gpu.Vendor == "AMD" {
 		return "xGMI link"

@@ -43,9 +43,8 @@ type rates struct {
 	Limit                              string
 }
 
-// HTML writes the picture as one page: with a table of the lanes, their reasons
-// and the estimate below it. The page loads nothing, and its policy forbids it
-// to.
+// HTML writes the picture as a page, with a table of the lanes, the reasons and the estimate
+// below the picture. The page loads no other file, and the page's policy forbids loading.
 func (p *Picture) HTML() ([]byte, error) {
 	var svg writer
 	p.svg(&svg, false)
@@ -63,7 +62,7 @@ func (p *Picture) HTML() ([]byte, error) {
 		ScriptHash: scriptHash(pageScript),
 		Style:      template.CSS(css() + pageSheet),
 		Script:     template.JS(pageScript),
-		SVG:        template.HTML(svg.String()), // the writer has escaped all text in it
+		SVG:        template.HTML(svg.String()), // writer escapes the text
 	}
 	notes := p.tree.host.Notes
 	if p.plan != nil {

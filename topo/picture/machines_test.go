@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// builder makes hosts that nobody has recorded.
+// builder makes synthetic hosts.
 type builder struct{ h topo.Host }
 
 func build(numas int) *builder {
@@ -65,7 +65,7 @@ func (b *builder) nvswitches(links int, each float64) *builder {
 	return b
 }
 
-// large has so many switches, each with GPUs, and a NIC at every third of them.
+// large has switches with gpus GPUs; the first of every group of every switches has a NIC.
 func large(numas, switches, gpus, every int) *topo.Host {
 	b := build(numas)
 	for s := range switches {
@@ -93,7 +93,7 @@ type machine struct {
 
 const hostile = `<script>alert("x")</script>&amp;'"]]> ` + "\u202eevil\u0007"
 
-// machines are made once, for planning large ones takes a while.
+// machines plans the machines once: planning large machines is slow.
 func machines(t *testing.T) []machine {
 	t.Helper()
 	once.Do(func() {
@@ -151,7 +151,7 @@ func hosts(t *testing.T) []machine {
 	odd.h.GPUs[3].Reason = "MIG is on: instances of a GPU cannot map another GPU's memory"
 	odd.h.NICs[1].Name, odd.h.NICs[1].Ports[0].State = hostile, "DOWN"
 	odd.h.NICs[2].Ports, odd.h.NICs[2].BusID = nil, ""
-	odd.sw("00aa:0f:00.0", "", 1, gen(5)) // nothing is below it
+	odd.sw("00aa:0f:00.0", "", 1, gen(5)) // an empty switch
 	odd.h.Notes = []string{hostile, strings.Repeat("a long note that has to be wrapped ", 12)}
 
 	matrix, err := reader.Input("matrix.txt", []byte("\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\n"+
@@ -194,7 +194,7 @@ func hosts(t *testing.T) []machine {
 	return all
 }
 
-// draw lays a machine out: with its lanes where it is one host.
+// draw lays out a machine; a machine of a single host has lanes.
 func (m machine) draw(t *testing.T) *Picture {
 	t.Helper()
 	p, err := planner.Make(m.host, m.config)
