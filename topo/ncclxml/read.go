@@ -129,7 +129,7 @@ type xmlRoot struct {
 // xmlPlace is the end of an element's start tag, from 1.
 type xmlPlace struct{ line, column int }
 
-// fail says where in the file something is wrong.
+// fail returns an error with the line and the column of the element.
 func (p xmlPlace) fail(format string, args ...any) error {
 	return &textfile.PlaceError{Line: p.line, Column: p.column, Err: fmt.Errorf(format, args...)}
 }
@@ -224,7 +224,7 @@ type xmlReader struct {
 	nodes     map[string]bool // <cpu> by host and NUMA node; addresses and names have the host too
 	addresses map[string]bool // of <pci>
 	names     map[string]bool // of <net>
-	at        string          // the host that is read
+	at        string          // the current host
 	// unnumbered are the hosts with a GPU that has no dev.
 	unnumbered map[string]bool
 	classless  int
@@ -234,7 +234,7 @@ type xmlReader struct {
 	unusable []unusableValue
 }
 
-// unusableValue is the first value of a kind that is no number, and how many there are.
+// unusableValue is the first unusable value of a kind, and the number of such values.
 type unusableValue struct {
 	attribute, value, of, effect string
 	count                        int
@@ -250,8 +250,7 @@ func (x *xmlReader) ignore(attribute, value, of, effect string) {
 	x.unusable[i].count++
 }
 
-// link reads the speed and the width of a function's link. "" and a width of 0 stand for
-// unknown.
+// link returns the speed and the width of a function's link. "" and 0 mean unknown.
 func (x *xmlReader) link(p xmlPCI, busID string) (speed string, width int) {
 	if p.Speed != "" && !strings.HasPrefix(p.Speed, "Unknown") && bandwidths.LinkSpeed(p.Speed) == 0 {
 		x.ignore("link_speed", p.Speed, busID, "the link counts as PCIe 3.0")
@@ -416,7 +415,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu topo.GPU) error {
 	links := first.NVLinks
 	var bandwidth float64
 	if first.GCN != "" || len(first.XGMI) > 0 {
-		if !ofRCCL(gpu) { // only AMD's GPUs have gcn and <xgmi>
+		if !ofRCCL(gpu) { // only RCCL writes gcn and <xgmi>
 			gpu.Vendor = "AMD"
 		}
 		gpu.GCN, links, bandwidth = first.GCN, first.XGMI, bandwidths.XGMI(first.GCN)
@@ -449,7 +448,7 @@ func (x *xmlReader) unnumber(host string) {
 	x.unnumbered[host] = true
 }
 
-// flag reads "1" or "0"; nil for nothing.
+// flag parses "1" or "0"; nil if empty.
 func flag(text string) (*bool, error) {
 	if text == "" {
 		return nil, nil
@@ -462,7 +461,7 @@ func flag(text string) (*bool, error) {
 	return &is, nil
 }
 
-// addC2C adds the chip-to-chip link, whose bw is in MB/s.
+// addC2C adds the chip-to-chip link. The unit of bw is MB/s.
 func addC2C(gpu *topo.GPU, links []xmlLink) error {
 	for _, l := range links {
 		count, errCount := strconv.Atoi(l.Count)
@@ -606,14 +605,14 @@ func joinDataDirect(h *topo.Host) {
 	h.NICs = kept
 }
 
-// The most that the PCIe link of a management bridge has; files of hwloc tell no lanes.
+// Limits of the PCIe link of a management bridge. Files of hwloc have no number of lanes.
 const (
 	bridgeLanes = 2
 	bridgeLink  = 6.0 // GB/s, two lanes of PCIe 5.0
 )
 
-// SuspectBridges notes NICs of a file that may be management bridges of NVSwitches:
-// a file has no vital product data, and so the link alone tells.
+// SuspectBridges notes NICs of a file that may be management bridges of NVSwitches. A file has no
+// vital product data, so SuspectBridges decides by the link.
 func SuspectBridges(h *topo.Host) {
 	for _, n := range h.NICs {
 		known := n.Device.Vendor == pci.VendorMellanox && n.Device.Device == pci.DeviceConnectX7

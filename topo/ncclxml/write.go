@@ -87,7 +87,7 @@ func (e *element) add(name string, attributes ...string) *element {
 	return inner
 }
 
-// set adds an attribute, if there is something to say.
+// set adds an attribute if value is not empty.
 func (e *element) set(name, value string) {
 	if value != "" {
 		e.attributes = append(e.attributes, name, value)
@@ -171,9 +171,9 @@ type ncclWriter struct {
 	root     *element
 	cpus     map[graph.NodeID]*element
 	switches map[graph.NodeID]*element
-	bare     map[string]bool // hosts whose GPUs are told by class alone
+	bare     map[string]bool // hosts with GPUs known only by class
 	rank     int
-	nets     map[string]int // by host: how many <net> there are
+	nets     map[string]int // number of <net> by host
 }
 
 func documentOf(h *topo.Host) (*element, error) {
@@ -269,7 +269,8 @@ func nicOnHost(n topo.NIC) string {
 }
 
 // ncclGUID converts the kernel's "5054:00ff:fe70:0001" to NCCL's form: the number that a
-// little-endian machine reads from the same bytes. Empty for 0, the GUID of NCCL's socket transport.
+// little-endian machine reads from the same bytes. Empty for 0, the GUID of NCCL's socket
+// transport.
 func ncclGUID(text string) string {
 	n, err := strconv.ParseUint(strings.ReplaceAll(text, ":", ""), 16, 64)
 	if err != nil || n == 0 {
@@ -297,8 +298,8 @@ func hostsToldByClass(h *topo.Host) map[string]bool {
 	return bare
 }
 
-// addCPUs adds the NUMA nodes that something hangs on. The first of a host is
-// always there: NCCL puts NICs without a place there.
+// addCPUs adds the NUMA nodes with devices, and the first NUMA node of a host: NCCL attaches NICs
+// without a PCI device to the first node.
 func (w *ncclWriter) addCPUs() {
 	used := map[graph.NodeID]bool{}
 	for _, s := range w.host.Switches {

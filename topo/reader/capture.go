@@ -304,7 +304,7 @@ func (p *unpacking) members() error {
 			return fmt.Errorf("member %d: %w", p.number, err)
 		}
 		if err = p.member(member); err == nil && p.number > maxCaptureMembers {
-			err = p.tooMuch() // the same directory, again and again
+			err = p.tooMuch() // a tar can repeat a directory
 		}
 		if err != nil {
 			return fmt.Errorf("member %d, %q: %w", p.number, member.Name[:min(len(member.Name), 200)], err)
@@ -346,8 +346,7 @@ func (p *unpacking) tooMuch() error {
 	return fmt.Errorf("with it there is more than a capture can have: %d files, links and directories, %d bytes", maxCaptureMembers, maxCaptureContent)
 }
 
-// escapes says whether a relative target, seen from a directory, goes up beyond
-// the root.
+// escapes reports whether a relative target leads from dir above the root.
 func escapes(dir, target string) bool {
 	depth := strings.Count(strings.TrimSuffix(dir, "/"), "/")
 	for element := range strings.SplitSeq(target, "/") {

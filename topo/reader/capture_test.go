@@ -421,7 +421,7 @@ func TestReadCaptureTornInputFails(t *testing.T) {
 			t.Fatalf("%d of %d bytes are read as %+v", size, len(whole), h)
 		}
 	}
-	for at := 10; at < len(whole); at += 7 { // after gzip's own header, which has bits of no matter
+	for at := 10; at < len(whole); at += 7 { // after the header of gzip, where bits can change without effect
 		torn := slices.Clone(whole)
 		torn[at] ^= 0x10
 		if h, err := ReadCapture(bytes.NewReader(torn)); err == nil {
@@ -566,7 +566,7 @@ func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 	for _, link := range []string{"dir/infiniband/mlx5_0", "dir/../devices", "file/x", "here/here/class", "nowhere/c"} {
 		paths = append(paths, "/sys/"+link)
 	}
-	// As ReadSysfs asks: with the root before the path, and by the kind of error.
+	// Paths in errors lose the root, and errors are compared by kind.
 	said := func(v any, err error) string {
 		var pe *fs.PathError
 		if errors.As(err, &pe) {

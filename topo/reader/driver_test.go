@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// answer is an NVML that says the same always.
+// answer is an NVML with a constant answer.
 type answer struct {
 	gpus []topo.NVMLGPU
 	err  error

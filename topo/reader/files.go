@@ -43,7 +43,7 @@ const (
 	maxEntries = 1 << 17  // of a directory
 )
 
-// machine is the files of this machine.
+// machine reads the files of this machine.
 type machine struct{}
 
 func (machine) ReadLink(path string) (string, error) { return os.Readlink(path) }
@@ -105,7 +105,7 @@ func (machine) Open(path string) (openFile, error) {
 // directory, not to the root. close closes the directories.
 type attributes struct {
 	machine
-	root    string       // of sysfs, whose files end where a read is short
+	root    string       // of sysfs: a short read ends a file of sysfs
 	dir     keptOpen     // of the last file
 	devices keptOpen     // the directory that dir is in
 	buffer  [1 << 9]byte // more than any attribute but a few has
@@ -143,7 +143,7 @@ func (a *attributes) close() {
 	a.devices.close()
 }
 
-// from says from which open directory, and by which name, a file is opened.
+// from returns the open directory and the relative name for opening a file.
 func (a *attributes) from(path string) (dir int, name string) {
 	last := strings.LastIndexByte(path, '/')
 	if last <= 0 {
@@ -231,14 +231,14 @@ type descriptor struct {
 	size int64 // size in the inode: usually a page for an attribute
 }
 
-// openRegular opens a file without waiting for anything, and nothing but a
-// regular file: a tree that is no kernel's can have pipes and devices.
+// openRegular opens a regular file without waiting, and refuses other files: a tree that is not
+// the kernel's can have pipes and devices.
 func openRegular(path string) (descriptor, error) { return openRegularAt(atRoot, path, path) }
 
 const (
 	attributeFlags = syscall.O_RDONLY | syscall.O_CLOEXEC | syscall.O_NONBLOCK | syscall.O_NOCTTY
 
-	openPath = 0x200000 // O_PATH: nothing is opened that could wait
+	openPath = 0x200000 // O_PATH: the open cannot wait
 	atRoot   = -100     // AT_FDCWD: the path is absolute
 )
 
@@ -287,8 +287,8 @@ func (d descriptor) readAll() ([]byte, error) {
 	}
 }
 
-// short says that the file ended where a read of so many bytes gave fewer. Files
-// of procfs, which state no size, end only where nothing more comes.
+// short reports whether a read of fewer bytes than wanted ends the file. Files of procfs have size
+// 0, and end only at a read of 0 bytes.
 func (d descriptor) short(n, wanted int) bool { return n < wanted && d.size > 0 }
 
 func (d descriptor) ReadAt(p []byte, at int64) (int, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// soon fails a test whose work waits for something that never comes.
+// soon fails the test if work does not return within a minute.
 func soon(t *testing.T, what string, work func() error) error {
 	t.Helper()
 	done := make(chan error, 1)

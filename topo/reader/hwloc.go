@@ -67,7 +67,7 @@ type hwlocPCI struct {
 	vendor, device string // "10de", "1db5"
 	identity       topo.PCIIdentity
 	bridge         bool
-	linkSpeed      float64   // hwloc's, GB/s; 0 where unknown
+	linkSpeed      float64   // from hwloc, GB/s; 0 if unknown
 	up             *hwlocPCI // the next function towards the CPU
 	hostBridge     string
 	nodes          cpuset.Set // of the nearest object above with a nodeset
@@ -83,7 +83,7 @@ type hwlocOS struct {
 	infos map[string]string // infos of a GPU or RDMA device; nil for other devices
 }
 
-// hwlocFrame is an element that is open.
+// hwlocFrame is an open element.
 type hwlocFrame struct {
 	object     string // type of an <object>, "" for other elements
 	pci        *hwlocPCI
@@ -99,7 +99,7 @@ type hwlocNode struct {
 
 type hwlocReader struct {
 	decoder      *xml.Decoder
-	line, column int // where the current token begins
+	line, column int // start of the current token
 	stack        []hwlocFrame
 	nodes        []hwlocNode
 	functions    []*hwlocPCI
@@ -381,7 +381,7 @@ func (d *hwlocDistances) parse() error {
 		return &textfile.PlaceError{Line: d.line, Column: d.column, Err: fmt.Errorf(format, args...)}
 	}
 	for id := range strings.FieldsSeq(d.indexes.String()) {
-		if i := strings.LastIndexByte(id, ':'); i >= 0 { // "OSDev:49" where objects are of several types
+		if i := strings.LastIndexByte(id, ':'); i >= 0 { // "OSDev:49" in a matrix of several types
 			id = id[i+1:]
 		}
 		d.ids = append(d.ids, id)
@@ -433,7 +433,7 @@ func (x *hwlocReader) finish() error {
 			return fmt.Errorf("it has more than %d GPUs and NICs, and no more are read", maxHwlocDevices)
 		}
 	}
-	for _, o := range x.software { // rxe and siw: the file does not tell the place
+	for _, o := range x.software { // rxe and siw: the file does not have the location
 		nic := topo.NIC{Name: o.name, Software: true, GUID: o.infos["NodeGUID"], NUMA: x.host.CPUs[0].NUMA, Place: topo.Place{Link: bandwidths.Local}, Ports: hwlocPorts(o.infos)}
 		if err := x.addNIC(nic); err != nil {
 			return err
@@ -455,7 +455,7 @@ func (x *hwlocReader) cpus() {
 	if len(x.nodes) == 0 {
 		x.nodes = []hwlocNode{{}}
 	}
-	// The link between nodes is unknown unless the file tells the processor.
+	// The bandwidth between nodes is unknown if the file does not name the processor.
 	c := topo.CPU{Arch: x.processor["Architecture"], Vendor: x.processor["CPUVendor"]}
 	if c.Arch != "" || c.Vendor != "" {
 		c.Family, _ = strconv.Atoi(x.processor["CPUFamilyNumber"]) // missing on architectures other than x86; the table needs the family only for x86
@@ -500,7 +500,8 @@ func (x *hwlocReader) numa(f *hwlocPCI) int {
 	return -1
 }
 
-// place: as in sysfs, every second bridge upwards is a switch (see placeIn).
+// place returns the place of a function. As in sysfs, every second bridge upwards is a switch (see
+// placeIn).
 func (x *hwlocReader) place(f *hwlocPCI) topo.Place {
 	p := topo.Place{HostBridge: f.hostBridge, Link: hwlocBandwidth(f.linkSpeed)}
 	port := f.up
@@ -597,7 +598,7 @@ func (x *hwlocReader) nic(f *hwlocPCI) error {
 		return nil
 	}
 	at.Name = cmp.Or(network, "nic@"+f.busID)
-	at.Ethernet = f.class != "0207" // InfiniBand, whose driver perhaps was not loaded
+	at.Ethernet = f.class != "0207" // InfiniBand, possibly without a loaded driver
 	return x.addNIC(at)
 }
 
@@ -644,7 +645,8 @@ func hwlocPorts(infos map[string]string) []topo.Port {
 
 // nvlinks reads the matrix that hwloc builds with NVML, in MB/s per direction. hwloc assumes 20
 // GB/s for a link of the first version and 25 GB/s for later versions. NCCL's assumption depends
-// on the GPU. The file does not name the GPU, but only a single GPU has the first version.
+// on the GPU, and the file does not name the GPU. Only a single model of GPU has links of the first
+// version.
 func (x *hwlocReader) nvlinks() {
 	h := x.host
 	gpus := map[string]int{}

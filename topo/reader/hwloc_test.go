@@ -461,7 +461,7 @@ func TestHwlocBecomesNCCLXML(t *testing.T) {
 		t.Fatalf("%d and %d paths", len(want), len(got))
 	}
 	for i := range want {
-		// hwloc does not tell a port's rate, and NCCL takes 10 Gbit/s then.
+		// hwloc has no rate of a port, and NCCL assumes 10 Gbit/s.
 		if want[i].Type != got[i].Type || want[i].Hops != got[i].Hops || got[i].Bandwidth != want[i].Bandwidth && got[i].Bandwidth != 1.25 {
 			t.Errorf("hwloc %+v, XML %+v", want[i], got[i])
 		}

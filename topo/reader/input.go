@@ -14,10 +14,10 @@ import (
 	"github.com/peerlane/peerlane/topo/ncclxml"
 )
 
-// standardInput is the name of a file that stands for standard input.
+// standardInput is the file name for standard input.
 const standardInput = "-"
 
-// readInputFile reads a file of any kind that ReadInput knows, or standard input.
+// readInputFile reads a file of any kind that Input supports, or standard input.
 func readInputFile(name string) (*topo.Host, error) {
 	f, err := os.Stdin, error(nil)
 	if name == standardInput {
@@ -95,8 +95,8 @@ func inputKind(data []byte) (kind string, err error) {
 	return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: fmt.Errorf("it begins with %s, which is no topology", textfile.QuoteStart(text)), Remedy: knownInputs}
 }
 
-// xmlKind tells by the root element, which comments and declarations may stand
-// before.
+// xmlKind returns the kind of an XML file by the root element. Comments and declarations can
+// precede the root element.
 func xmlKind(text []byte) (string, error) {
 	text = textfile.WithoutDashes(text)
 	if err := checkElements(text); err != nil {
@@ -126,8 +126,8 @@ func xmlKind(text []byte) (string, error) {
 	}
 }
 
-// maxElement bounds a piece of XML between two ">", bytes. The decoder takes
-// some thirty times the memory for an element with many attributes.
+// maxElement bounds a piece of XML between two ">", in bytes. The decoder allocates about 30 times
+// the size of an element with many attributes.
 const maxElement = 1 << 20
 
 func checkElements(text []byte) error {

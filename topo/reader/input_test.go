@@ -24,7 +24,7 @@ func TestInputKindFollowsContent(t *testing.T) {
 		"nvidia-smi, a mark":       {mark + topotest.SMIMatrix, SourceSMI},
 		"nvidia-smi, prose above":  {"<user@host> nvidia-smi topo -m\n"[1:] + topotest.SMIMatrix, SourceSMI},
 	} {
-		// The name says nothing.
+		// The file name does not select the reader.
 		h, err := Input("host.tar.gz", []byte(tt.text))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

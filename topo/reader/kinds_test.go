@@ -153,7 +153,7 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 	topotest.Device(files, "pci0000:10/0000:10:00.0", "class=0x060000", "numa_node=0")
 	nic("pci0000:10/0000:10:05.0", "mlx5_3")
 	nic("pci0000:10/0000:10:06.0", "mlx5_4")
-	nic("pci0000:10/0000:10:07.1", "mlx5_5") // there is no first function
+	nic("pci0000:10/0000:10:07.1", "mlx5_5") // without a first function
 	o := topotest.Tree(t, files)
 	h, err := Sysfs(o)
 	if err != nil {

@@ -58,8 +58,8 @@ type configuration struct {
 	// lanes; "" and 0 for a function without a link.
 	speed string
 	width int
-	// acs are the controls that are enabled; nil where the extended space is
-	// not there to be read, empty where nothing is enabled.
+	// acs holds the enabled controls; nil if the extended space is not readable, empty if no
+	// control is enabled.
 	acs []string
 }
 
@@ -95,7 +95,7 @@ func (s space) bytes(at, size int) ([]byte, error) {
 	if at+size <= len(s.first) {
 		return s.first[at : at+size], nil
 	}
-	if len(s.first) < firstBytes { // there is no more
+	if len(s.first) < firstBytes { // end of the space
 		return s.first[min(at, len(s.first)):], nil
 	}
 	part := make([]byte, size)

@@ -107,7 +107,7 @@ func FuzzReadConfiguration(f *testing.F) {
 		if got.width < 0 || got.width > 63 || got.slot < 0 || got.slot >= 1<<13 || len(got.acs) > len(acsControls) {
 			t.Fatalf("%+v", got)
 		}
-		// A capture tells the same.
+		// The reduced space of a capture has the same configuration.
 		kept, err := readConfiguration(bytes.NewReader(withoutSerials(config)))
 		if diff := cmp.Diff(got, kept, cmp.AllowUnexported(configuration{})); err != nil || diff != "" {
 			t.Errorf("space (-) and reduced space of a capture (+), %v:\n%s", err, diff)

@@ -107,7 +107,7 @@ func (s *sysfs) noteACS() {
 	}
 }
 
-// named lists names, not more than a reader can take in.
+// named lists at most mostNamed names, and the number of further names.
 func named(names []string) string {
 	if len(names) <= mostNamed {
 		return strings.Join(names, ", ")

@@ -132,7 +132,7 @@ func (s *sysfs) bond(nic topo.NIC) (string, error) {
 	for _, p := range nic.Ports {
 		name, err := s.attribute("class/infiniband", nic.Name, "ports", strconv.Itoa(p.Number), firstGID)
 		if refused(err) {
-			continue // this GID belongs to no interface
+			continue // the GID belongs to no interface
 		}
 		if err != nil {
 			return "", err
@@ -177,8 +177,8 @@ func (s *sysfs) pciDeviceOf(nic string) (device, subfunction string, err error) 
 	return devices[len(devices)-1], subfunction, nil
 }
 
-// protocol tells NIC.Protocol by /sys/class/infiniband/NIC/node_type ("1: CA"),
-// the driver, and the link layer of the first port that is active, or the first.
+// protocol returns NIC.Protocol from /sys/class/infiniband/NIC/node_type ("1: CA"), the driver,
+// and the link layer of the first active port, or of the first port if no port is active.
 func (s *sysfs) protocol(nic topo.NIC) (string, error) {
 	kind, err := s.attribute("class/infiniband", nic.Name, "node_type")
 	if err != nil {
@@ -255,7 +255,7 @@ func (s *sysfs) nicPorts(nic string) ([]topo.Port, error) {
 		}
 		p.State, p.PhysicalState = portState(p.State), portState(p.PhysicalState)
 		p.RateGbps, p.LID, p.SMLID = portRate(rate), portLID(lid), portLID(smLID)
-		// As with bonds, a GID of another network namespace says nothing.
+		// A GID of another network namespace is unreadable, as for bonds.
 		gid, err := s.attribute("class/infiniband", nic, "ports", name, "gids/0")
 		if err != nil && !refused(err) {
 			return nil, err

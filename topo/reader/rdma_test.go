@@ -48,8 +48,8 @@ func oneNIC() map[string]string {
 	return files
 }
 
-// A GID that belongs to another network namespace is there, and cannot be read: that is
-// no trouble of the device, which a note would tell of.
+// A GID of another network namespace exists and cannot be read. The device is not faulty, so the
+// host has no note.
 func TestGIDOfOtherNamespaceAddsNoNote(t *testing.T) {
 	files := oneNIC()
 	o := topotest.Tree(t, files)

@@ -87,14 +87,14 @@ type recording struct {
 	to     Recorder
 }
 
-// member is an entry of a bus or class: usually a link to where the device is.
+// member is an entry of a bus or class: usually a link to the directory of the device.
 type member struct {
 	path   string // of the entry
-	target string // of the link; empty where the entry is the device's directory
+	target string // of the link; empty if the entry is the directory of the device
 	at     string // the device's directory
 }
 
-// on is where a path of the recording is on the host.
+// on returns the path on the host of a path in the recording.
 func (r *recording) on(p string) string {
 	tree, rest, _ := strings.Cut(p, "/")
 	return filepath.Join(r.roots[tree], rest)
@@ -377,7 +377,8 @@ func (r *recording) classDevice(m member, attributes []string) error {
 	if err != nil || device == "" || r.extent == DevicesOnly {
 		return err
 	}
-	// Software RDMA belongs to a network interface, which nothing else names.
+	// Software RDMA belongs to a network interface, and no other recorded file names the
+	// interface.
 	return r.to.Directory(device)
 }
 

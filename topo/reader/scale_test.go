@@ -235,8 +235,7 @@ func BenchmarkReadCapture(b *testing.B) {
 	}
 }
 
-// The largest host that there is a figure for has a capture that is read within
-// the limits, in bounded memory.
+// The capture of a host with 4,096 functions is readable below the limits, in bounded memory.
 func TestReadCaptureLargestHostStaysBelowLimits(t *testing.T) {
 	captured := grownCapture(t, 4096, 64)
 	var h *topo.Host

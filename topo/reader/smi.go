@@ -22,7 +22,7 @@ const SourceSMI = "nvidia-smi"
 // columns.
 const maxSMIDevices = 256
 
-// smiNote is said of every host that is read from a matrix.
+// smiNote is the note of every host that SMI reads.
 const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe tree, no bandwidths, no PCI addresses and no port states; GPUs are named as it names them, and every NIC counts as active"
 
 // SMI reads the output of `nvidia-smi topo -m`: a row and a column for every GPU and NIC, and in a
@@ -149,7 +149,7 @@ func smiHeader(l smiLine) bool {
 		slices.ContainsFunc(l.words, func(w word) bool { return w.text == "Affinity" })
 }
 
-// smiRow tells whether a line is a row: a device, and then a cell.
+// smiRow reports whether a line is a row: a device, and then a cell.
 func smiRow(l smiLine) bool {
 	if len(l.words) < 2 {
 		return false

@@ -73,10 +73,10 @@ type sysfs struct {
 	switches   map[string]bool // switches in host
 	ports      map[string]bool // ports in host
 	configs    map[string]configuration
-	told       map[[2]string]string // attributes of PCI functions that are asked for twice
-	cut        bool                 // there is a configuration space that is not shown whole
+	told       map[[2]string]string // attributes of PCI functions that are read twice
+	cut        bool                 // the kernel cut a configuration space
 	refreshed  bool                 // Broadcom's driver has refreshed the links of switches
-	noVPD      bool                 // there is vital product data that is not shown
+	noVPD      bool                 // the kernel refused vital product data
 }
 
 // path joins elements to the root. The elements are clean.
@@ -239,7 +239,7 @@ func (s *sysfs) readGPUs() error {
 		if err != nil {
 			return err
 		}
-		if !pci.Graphics(class, pci.VendorHygon) { // whose classes are the most
+		if !pci.Graphics(class, pci.VendorHygon) { // VendorHygon accepts the most classes
 			continue
 		}
 		vendor, err := s.pciAttribute(name, "vendor")
@@ -419,7 +419,7 @@ const (
 func chain(path string) (hostBridge string, devices []string) {
 	for element := range strings.SplitSeq(filepath.ToSlash(path), "/") {
 		switch {
-		case lazyregexp.HostBridgePattern.MatchString(element): // behind a VMD there is a second
+		case lazyregexp.HostBridgePattern.MatchString(element): // a VMD has a second host bridge
 			hostBridge, devices = element, nil
 		case lazyregexp.DevicePattern.MatchString(element):
 			devices = append(devices, element)
