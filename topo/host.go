@@ -58,7 +58,7 @@ type CPU struct {
 	// Arch is "x86_64", "arm64" or "ppc64"; empty where unknown, as the next
 	// three are zero where unknown.
 	Arch string `json:"arch,omitempty"`
-	// Vendor is CPUID's word for the maker, "GenuineIntel".
+	// Vendor is the maker in CPUID's notation, "GenuineIntel".
 	Vendor string `json:"vendor,omitempty"`
 	// Family and Model are the kernel's "cpu family" and "model", and NCCL's familyid and
 	// modelid.
@@ -126,8 +126,8 @@ type Switch struct {
 // GPU is a graphics processor.
 type GPU struct {
 	Host string `json:"host,omitempty"`
-	// Vendor is "AMD", "Hygon" or the maker's PCI number ("0x8086"); empty for
-	// NVIDIA, whose alone can be relayed.
+	// Vendor is "AMD", "Hygon" or the maker's PCI number ("0x8086"); empty for NVIDIA. Only
+	// GPUs of NVIDIA can be relayed.
 	Vendor string `json:"vendor,omitempty"`
 	// Index is NVML's, the N of nvidia-smi and of nvidia.com/gpu=N.
 	Index int `json:"index"`
@@ -247,7 +247,7 @@ type NIC struct {
 	// describe the Data Direct function, and Own describes the NIC's function for host memory.
 	DataDirect string    `json:"dataDirect,omitempty"`
 	Own        *Function `json:"own,omitempty"`
-	// Management is set for a bridge to NVSwitches, which looks like a ConnectX-7 and
+	// Management is set for a bridge to NVSwitches: the bridge resembles a ConnectX-7, but
 	// leads to no network.
 	Management bool `json:"management,omitempty"`
 	// Bond is set for a device that represents the ports of several functions (RoCE LAG,
@@ -416,14 +416,14 @@ func CompareNatural(a, b string) int {
 	return cmp.Or(strings.Compare(pa, pb), cmp.Compare(na, nb), strings.Compare(a, b))
 }
 
-// Bounds of the numbers that a source gives to devices. Drivers number GPUs from 0
-// on, and no kernel has more than 1024 NUMA nodes.
+// Limits of the numbers of devices. Drivers number GPUs from 0, and no kernel has more than
+// 1024 NUMA nodes.
 const (
 	MaxIndex = MaxDevices - 1
 	maxNUMA  = 1<<16 - 1
 )
 
-// CheckNUMA refuses a number that no NUMA node has; -1 stands for unknown.
+// CheckNUMA refuses an impossible number of a NUMA node; -1 is an unknown node.
 func CheckNUMA(numa int) error {
 	if numa < -1 || numa > maxNUMA {
 		return fmt.Errorf("%d is no NUMA node; they are numbered from 0 to %d at most", numa, maxNUMA)

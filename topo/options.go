@@ -8,9 +8,8 @@ import (
 // NVML is the part of NVIDIA's management library that topo needs; topo/nvml implements NVML
 // with the real library.
 type NVML interface {
-	// GPUs lists the GPUs that the driver manages. An error that is
-	// ErrNoNVML says that there is no library, and is no fault. GPUs beside an
-	// error are right.
+	// GPUs lists the GPUs that the driver manages. ErrNoNVML reports a host without the
+	// library, which is no fault. A list of GPUs beside an error is correct.
 	GPUs() ([]NVMLGPU, error)
 }
 
@@ -27,8 +26,8 @@ type NVMLGPU struct {
 	Minor int    // nvmlDeviceGetMinorNumber, -1 where unknown
 	MIG   bool   // nvmlDeviceGetMigMode, the current mode
 	VGPU  bool   // nvmlDeviceGetVirtualizationMode: a share, in a guest
-	// ComputeMode is nvmlDeviceGetComputeMode's, in the words of
-	// GPU.ComputeMode; empty for the default.
+	// ComputeMode is nvmlDeviceGetComputeMode's value, in the notation of GPU.ComputeMode;
+	// empty for the default.
 	ComputeMode string
 	// NoP2P reports that nvmlDeviceGetP2PStatus returns OK for no other GPU of the host.
 	NoP2P bool
@@ -43,7 +42,7 @@ type NVMLGPU struct {
 	// .._GET_STATUS). C2CBandwidth is the maximum of a link, MB/s (.._GET_MAX_BW).
 	C2C          int `json:",omitempty"`
 	C2CBandwidth int `json:",omitempty"`
-	// Lost says that the GPU does not answer any more (NVML_ERROR_GPU_IS_LOST).
+	// Lost reports that the GPU no longer responds (NVML_ERROR_GPU_IS_LOST).
 	Lost bool `json:",omitempty"`
 	// Failures are the failed calls, "nvmlDeviceGetUUID: Unknown Error"; the value of a failed
 	// call is unknown.
@@ -59,7 +58,7 @@ type GPUProcess struct {
 	Memory   uint64 // bytes of the GPU's memory; 0 where unknown
 }
 
-// Options say where ReadSysfs reads.
+// Options are the sources of reader.Sysfs.
 type Options struct {
 	// Sysfs is the root of sysfs; empty for "/sys".
 	Sysfs string

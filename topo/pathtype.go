@@ -64,7 +64,7 @@ func (t *PathType) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Path is the nearest way between two devices.
+// Path is the nearest path between two devices.
 type Path struct {
 	Type PathType `json:"type"`
 	// Bandwidth is the bandwidth of the narrowest link on the path, GB/s (1e9 bytes) in a
@@ -72,10 +72,10 @@ type Path struct {
 	Bandwidth float64 `json:"bandwidth"`
 }
 
-// Rules say by whose words paths are named, where two name a pair differently.
+// Rules select the naming of paths, where NCCL and nvidia-smi name a pair differently.
 type Rules string
 
-// The rules that there are.
+// Known rules.
 const (
 	// RulesNCCL names as NCCL 2.30 does (src/graph/paths.cc, ncclTopoSetPaths).
 	RulesNCCL Rules = "nccl"
@@ -103,9 +103,9 @@ type PXNPath struct {
 	Bandwidth float64 `json:"bandwidth"` // GB/s in a single direction
 }
 
-// PolicyPath is a path after NCCL's policies (src/graph/paths.cc,
-// ncclTopoComputePaths): GPUs that may not use P2P, and GPUs and NICs that may
-// not use GPUDirect RDMA, meet in the CPU's memory.
+// PolicyPath is a path after NCCL's policies (src/graph/paths.cc, ncclTopoComputePaths). Pairs
+// of GPUs without P2P, and pairs of GPU and NIC without GPUDirect RDMA, communicate through the
+// CPU's memory.
 type PolicyPath struct {
 	Path
 	// Direct reports that a device reads and writes the memory of the other device: P2P between

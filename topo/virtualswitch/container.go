@@ -51,7 +51,7 @@ func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 	return ncclxml.Write(v)
 }
 
-// above are the switches that a GPU or a NIC is below.
+// switchesAbove returns the switches above the GPUs and NICs.
 func switchesAbove(h *topo.Host) []topo.Switch {
 	over := map[string]bool{}
 	var climb func(at string)
