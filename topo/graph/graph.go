@@ -120,7 +120,7 @@ func (g *graph) node(id NodeID) int {
 	return i
 }
 
-// connect joins two nodes; PIX stands for any PCIe link.
+// connect joins two nodes; via is PIX for any PCIe link.
 func (g *graph) connect(a, b NodeID, via topo.PathType, bandwidth float64) {
 	g.connectTo(a, b, via, bandwidth)
 	g.connectTo(b, a, via, bandwidth)
@@ -329,7 +329,7 @@ func nvlinks(gpus []topo.GPU) []nvlink {
 	return links
 }
 
-// step is the best way known to a node.
+// step is the best known path to a node.
 type step struct {
 	topo.Path
 	hops int
@@ -352,7 +352,7 @@ func (s step) better(t step) bool {
 type found struct {
 	graph *graph
 	base  int
-	best  []step // [node]: the way from there
+	best  []step // [node]: the path from the node
 }
 
 // search searches from several start nodes in sequence. search reuses its memory: a large host
@@ -370,8 +370,8 @@ type search struct {
 	level     int
 }
 
-// from searches breadth first, level by level; a node whose way gets better is
-// visited again. No way has more than the given bandwidth.
+// from searches breadth first, level by level, and visits a node again after finding a better
+// path. No path exceeds the given bandwidth.
 func (s *search) from(base int, bandwidth float64) {
 	g := s.graph
 	if s.queued == nil {
@@ -467,7 +467,7 @@ func (f PathFinder) Ways() *Ways {
 	return t
 }
 
-// Route is a way to keep.
+// Route is a kept path.
 type Route struct {
 	topo.Path
 	from int
@@ -593,7 +593,7 @@ func finish(p topo.Path, a, b *Endpoint, rules topo.Rules) topo.Path {
 		p.Type = topo.NODE
 	}
 	if rules == topo.RulesPlan && (p.Type == topo.PHB || p.Type == topo.NODE) && (a.c2c && b.isNIC || a.isNIC && b.c2c) {
-		p.Type = topo.P2C // as NCCL merges the two parts of the way (addInterStep)
+		p.Type = topo.P2C // as NCCL merges the two parts of the path (addInterStep)
 	}
 	if rules == topo.RulesSMI && p.Type == topo.LOC && a.Name != b.Name {
 		p.Type = topo.PIX // two NICs of a card

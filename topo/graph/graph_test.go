@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
-// drawn is a graph as a list of edges. PIX stands for any PCIe link.
+// drawn is a graph as a list of edges. PIX is any PCIe link.
 type drawn struct {
 	kinds []nodeKind
 	edges []drawnEdge
@@ -153,8 +153,8 @@ func TestSearchFindsPathsOfNCCLRounds(t *testing.T) {
 	}
 }
 
-// The type of a path is that of the worst edge on the best way, which can be
-// reckoned without any order of steps where no way leads through a GPU.
+// The type of a path is the type of the worst edge on the best path. Without paths through
+// GPUs, the type does not depend on the order of steps.
 func TestPathTypeIsBestOfWorstEdges(t *testing.T) {
 	for seed := range uint64(500) {
 		d := draw(rand.New(rand.NewPCG(seed, 1)))

@@ -67,7 +67,7 @@ func compareWithNCCL(t *testing.T, pairs []graph.Pair, table string, want int) {
 			t.Errorf("%s to %s: no path, or no policy: %+v", from, to, p)
 			continue
 		}
-		// NCCL reckons in 32 bits.
+		// NCCL computes with 32-bit floats.
 		equal := func(a, b float64) bool { return math.Abs(a-b) <= 1e-5*b }
 		if p.Type.String() != pathType || !equal(p.Bandwidth, bandwidth) || p.Hops != hops {
 			t.Errorf("%s to %s: %v, %g GB/s, %d hops; NCCL has %s, %g, %d", from, to, p.Type, p.Bandwidth, p.Hops, pathType, bandwidth, hops)

@@ -17,7 +17,7 @@ type Pair struct {
 	// FromHost and ToHost are the hosts of the devices in a file with several hosts.
 	FromHost string `json:"fromHost,omitempty"`
 	ToHost   string `json:"toHost,omitempty"`
-	// Path is the nearest way, before any policy.
+	// Path is the nearest path, before any policy.
 	topo.Path
 	// Hops is the number of links on the path; 0 where unknown.
 	Hops int `json:"hops"`
@@ -73,7 +73,7 @@ func Each(h *topo.Host, rules topo.Rules) iter.Seq[Pair] {
 	}
 }
 
-// ToNICs are the ways from a GPU to some NICs, by the rules of plans.
+// ToNICs returns the paths from a GPU to the given NICs, by RulesPlan.
 func ToNICs(h *topo.Host, gpu topo.GPU, nics []topo.NIC) (pairs []Pair) {
 	finder, from := NewPathFinder(h, topo.RulesPlan), GPUEndpoint(gpu)
 	for _, nic := range nics {
@@ -84,7 +84,7 @@ func ToNICs(h *topo.Host, gpu topo.GPU, nics []topo.NIC) (pairs []Pair) {
 	return pairs
 }
 
-// PathTable has the types and bandwidths of a host's paths, four bytes a pair.
+// Table has the types and bandwidths of a host's paths, four bytes for each pair.
 type Table struct {
 	// Paths are the distinct paths.
 	Paths   []topo.Path

@@ -17,7 +17,7 @@ type policy struct {
 	AtNIC []int         // index in NICs, by index in Host.NICs; -1 for a NIC that NCCL does not list
 	toGPU [][]topo.Path // [GPU][GPU]
 	toNIC [][]topo.Path // [GPU][NIC]
-	back  [][]topo.Path // [GPU][NIC]: the way from the NIC, which takes no PXN
+	back  [][]topo.Path // [GPU][NIC]: the path from the NIC, never PXN
 	// Paths to and from CPUs differ: a path from a CPU can continue over NVLink behind a
 	// neighbouring GPU, a path from a GPU cannot.
 	gpuCPU [][]step      // [GPU][CPU]
@@ -27,8 +27,8 @@ type policy struct {
 	// direct and via are of the results.
 	gpuDirect [][]bool
 	NicDirect [][]bool
-	Via       [][]int // [GPU][NIC]: the GPU on the way, or -1
-	// amd: NCCL trusts P2P through the CPU of AMD, if there are but two GPUs.
+	Via       [][]int // [GPU][NIC]: the GPU on the path, or -1
+	// amd: NCCL uses P2P through an AMD CPU on hosts with at most two GPUs.
 	amd bool
 	// withoutPXN: NCCL_PXN_DISABLE is 1.
 	withoutPXN bool
@@ -163,7 +163,7 @@ func (p *policy) localCPU(g int) int {
 	return slices.MinFunc(best, func(a, b int) int { return cmp.Compare(p.gpuCPU[g][a].hops, p.gpuCPU[g][b].hops) })
 }
 
-// joined is a way of two parts (addInterStep).
+// joined returns a path of two parts (addInterStep).
 func joined(a, b topo.Path) topo.Path {
 	return topo.Path{Type: mergedType(a.Type, b.Type), Bandwidth: min(a.Bandwidth, b.Bandwidth)}
 }
@@ -192,8 +192,7 @@ func (p *policy) peerToPeer() {
 	}
 }
 
-// chipToChip names the way over C2C and then PCIe, for the NICs that are
-// nearest to a GPU.
+// chipToChip sets the type P2C of paths over C2C and then PCIe, for the nearest NICs of a GPU.
 func (p *policy) chipToChip() {
 	for g := range p.GPUs {
 		c := p.local[g]

@@ -6,7 +6,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// reason is a sentence on a way.
+// reason returns a sentence about a path.
 func (w Nearest) reason(a, b Endpoint) string {
 	switch {
 	case w.found == nil:
@@ -29,7 +29,7 @@ func (w Nearest) reason(a, b Endpoint) string {
 
 // passes names the links between the ends of a path.
 func (w Nearest) passes(a, b Endpoint) string {
-	var room [3][8]string // enough for most ways
+	var room [3][8]string // enough for most paths
 	switches, nodes, gpus := room[0][:0], room[1][:0], room[2][:0]
 	nvswitches := false
 	for at := w.found.best[w.from].from; at != w.found.base; at = w.found.best[at].from {
@@ -122,7 +122,7 @@ func (w Nearest) says() (kind uint8, x, y int32) {
 	case nodes > 1:
 		return saysSockets, int32(first), int32(last)
 	case w.Type == topo.NODE:
-		return saysBridges, 0, 0 // and the node is that of the bridges
+		return saysBridges, 0, 0 // the bridges imply the node
 	case nodes == 1:
 		return saysNode, int32(first), 0
 	case switches == 1:

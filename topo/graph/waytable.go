@@ -8,7 +8,7 @@ import (
 
 // Way is a path without the names of the devices at the ends.
 type Way struct {
-	// Path is the nearest way, before any policy.
+	// Path is the nearest path, before any policy.
 	topo.Path
 	// Hops is the number of links on the path; 0 where unknown.
 	Hops int `json:"hops"`
@@ -45,7 +45,7 @@ type wayKey struct {
 	policy policyAnswer
 }
 
-// WayTable finds the paths of Paths.
+// NewWayTable finds the paths between the devices of a host.
 func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 	ends := Devices(h)
 	t := &WayTable{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
