@@ -68,7 +68,7 @@ func (l *Library) Health() (h Health, err error) {
 	return h, err
 }
 
-// place learns the address alone.
+// place reads only the address.
 func (a *asking) place() {
 	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
 	if !a.told("nvmlDeviceGetHandleByIndex", result) {

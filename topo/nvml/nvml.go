@@ -91,7 +91,7 @@ func (l *Library) failed(call string, result nvml.Return) error {
 // asking collects NVML's answers about a GPU.
 type asking struct {
 	library *Library
-	device  nvml.Device // nil where NVML gives no handle
+	device  nvml.Device // nil without a handle from NVML
 	gpu     topo.NVMLGPU
 }
 
@@ -113,8 +113,7 @@ func (a *asking) told(call string, result nvml.Return) bool {
 	return false
 }
 
-// has is whether there is a function that older drivers lack, for a GPU that
-// still answers.
+// has reports whether the library has a function that older drivers lack; false for a lost GPU.
 func (a *asking) has(symbol string) bool { return !a.gpu.Lost && a.library.has(symbol) }
 
 func (a *asking) all() {
@@ -210,7 +209,7 @@ func (a *asking) modes() {
 	}
 }
 
-// mostLinks is how many NVLinks NCCL asks for, by compute capability.
+// mostLinks returns the number of NVLinks that NCCL queries, by compute capability.
 func mostLinks(capability int) int {
 	switch {
 	case capability < 60:

@@ -187,7 +187,7 @@ type probe struct {
 	Texts    int
 	Overlaps []string // pairs of texts
 	Outside  []string // texts that leave the picture or their box
-	Crossed  []string // texts that a lane goes through
+	Crossed  []string // texts that a lane crosses
 }
 
 // measure reads from each picture of a page the positions of texts as the browser draws the
@@ -245,7 +245,7 @@ func TestTextsNeitherOverlapNorLeaveThePicture(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("<!DOCTYPE html><meta charset=utf-8><body style='margin:0'>")
 	all := machines(t)
-	// A picture that is known to be wrong, so that the measuring is seen to work.
+	// The faulty picture proves that the measurement detects faults.
 	broken := *all[0].picture
 	broken.columns = append(slices.Clone(broken.columns),
 		text{margin, 46, "", styleTitle, "over the title"}, text{broken.width - 5, 20, "", styleText, "outside"}, text{broken.lanes[0].label.x + 20, broken.lanes[0].stops[0].y + 4, "", styleText, "on a lane"})

@@ -27,7 +27,7 @@ func (p *Picture) describe(l *lane) {
 	l.detail = joinPlain(lines)
 }
 
-// route says in a few words where a lane goes.
+// route returns a short description of a lane's route.
 func (p *Picture) route(l *lane) string {
 	to := list(l.NICs)
 	if shares := p.shares(l); shares != "" {
@@ -178,7 +178,7 @@ func (n *node) linkDetail(source topo.Source) string {
 	return joinPlain(lines)
 }
 
-// nvlinks is a GPU's NVLinks in a few words: "18 NVLinks, 371 GB/s".
+// nvlinks summarises a GPU's NVLinks: "18 NVLinks, 371 GB/s".
 func (n *node) nvlinks() string {
 	links, bandwidth := 0, 0.0
 	for _, l := range n.gpu.NVLinks {
@@ -203,7 +203,7 @@ func (n *node) nvlink() string {
 	return "NVLink"
 }
 
-// state is a NIC's fabric and rate in a few words: "InfiniBand, 400 Gb/s".
+// state summarises a NIC's fabric and rate: "InfiniBand, 400 Gb/s".
 func (n *node) state() (fabric, rate string) {
 	nic := n.nic
 	fabric = nic.Protocol

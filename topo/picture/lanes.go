@@ -246,7 +246,7 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 
 // parts returns the weights of a lane's members, as text for unequal members.
 func (p *Picture) parts(l *lane) string {
-	const most = 4 // that there is room for
+	const most = 4 // the available space
 	var parts []string
 	for _, m := range l.Members {
 		parts = append(parts, strconv.Itoa(m.Weight))

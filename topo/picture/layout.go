@@ -55,7 +55,7 @@ type Picture struct {
 	estimate *planner.Estimate
 }
 
-// text is words at a place. anchor is SVG's: "", "middle" or "end".
+// text is a positioned text. anchor is SVG's: "", "middle" or "end".
 type text struct {
 	x, y   float64
 	anchor string
@@ -378,7 +378,7 @@ func (p *Picture) lanesInWords() string {
 	return list(words)
 }
 
-// placeNotes writes the notes below everything else.
+// placeNotes places the notes below the rest of the picture.
 func (p *Picture) placeNotes() {
 	var notes []string
 	if p.plan != nil {
@@ -440,7 +440,7 @@ func (n *node) processors() string {
 	return "processors " + plain(n.cpu.CPUs)
 }
 
-// passes says which switches a switch passes traffic to beside the CPU.
+// passes lists the switches that a switch reaches without the CPU.
 func (n *node) passes() string {
 	if len(n.sw.Peers) == 0 {
 		return ""

@@ -145,7 +145,7 @@ func TestLinkLabelsShowTopologyValues(t *testing.T) {
 	}
 }
 
-// Names come from devices, and files from anybody.
+// Names come from devices, and files from untrusted sources.
 func TestHostileNamesAreText(t *testing.T) {
 	for _, m := range machines(t) {
 		for _, text := range []string{m.svg, m.page} {

@@ -22,8 +22,7 @@ func (p *Picture) SVG() []byte {
 	return w.Bytes()
 }
 
-// css is the whole style sheet, with the sizes of texts that the layout reckons
-// with.
+// css returns the complete style sheet, with the text sizes of the layout.
 func css() string {
 	var b strings.Builder
 	b.WriteString(sheet)

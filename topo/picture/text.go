@@ -102,8 +102,7 @@ func (s style) fitMiddle(name string, width float64) string {
 	return ""
 }
 
-// wrap breaks a text into lines of at most that width. A word that is wider is
-// cut.
+// wrap breaks a text into lines of at most the given width, and cuts a wider word.
 func (s style) wrap(text string, width float64) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {

@@ -46,7 +46,7 @@ type node struct {
 	depth      int
 	x, y, w, h float64
 	ports      []*port
-	lanes      []int // whose way passes the link upwards
+	lanes      []int // indices of lanes that use the link upwards
 }
 
 func (n *node) leaf() bool { return n.kind >= kindGPU }
@@ -139,7 +139,7 @@ func order(numa int) int {
 	return numa
 }
 
-// below says whether n is under m, or m itself.
+// below reports whether n is m or is below m.
 func (n *node) below(m *node) bool {
 	for ; n != nil; n = n.parent {
 		if n == m {
@@ -270,7 +270,7 @@ var generations = []struct{ speed, name string }{
 	{"16 GT/s", "4.0"}, {"16.0 GT/s", "4.0"}, {"32 GT/s", "5.0"}, {"32.0 GT/s", "5.0"}, {"64 GT/s", "6.0"}, {"64.0 GT/s", "6.0"},
 }
 
-// unlimited is how topo says that a link is no limit.
+// unlimited is topo's bandwidth of a link without a limit.
 const unlimited = 5000
 
 // linkLabel returns generation and width of the link upwards, and the bandwidth. assumed

@@ -240,12 +240,12 @@ type parser struct {
 type openFile struct {
 	name  string
 	data  []byte
-	lines bool // there were lines of text
-	rows  bool // there were rows of bytes
+	lines bool // the file has lines of text
+	rows  bool // the file has rows of bytes
 	ended bool // the rows' size was there
 }
 
-// rowPattern keeps rows apart from a file or a link whose name is x.
+// rowPattern distinguishes rows from a file or a link of the name x.
 var rowPattern = regexp.MustCompile(`^x ([0-9a-f]+)(?: ([0-9a-f ]+))?$`)
 
 func (p *parser) line(line string) error {
