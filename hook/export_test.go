@@ -52,6 +52,12 @@ func LeaveCgroup(root, family, id string) error { return cgroup{root, family, id
 // RemoveCgroup removes that.
 func RemoveCgroup(root, family, id string) error { return cgroup{root, family, id}.remove() }
 
+// Sysfs is where a Tester reads NICs and PCIe ports.
+var Sysfs = &sysfs
+
+// TestUntilUp tests triples, and again those whose port comes up.
+var TestUntilUp = testUntilUp
+
 // ModuleVersion is where the driver's version is.
 var ModuleVersion = &moduleVersion
 

@@ -32,6 +32,8 @@ type Inspection struct {
 	Processes []Usage `json:"processes"`
 	// Pairs is what self-tests have found of the GPUs that its lanes can stage on.
 	Pairs []launch.Pair `json:"pairs"`
+	// Triples are the results of the tests of the lanes' GPUs with NICs.
+	Triples []launch.Triple `json:"triples,omitempty"`
 	// NCCLConf is where NCCL in the container has its variables from.
 	NCCLConf NCCLConf `json:"ncclConf"`
 	// Report is the relay's own; where there is none NoReport says why.
@@ -73,6 +75,9 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 	i.Sandbox = confinement(info)
 	i.NCCLConf = ncclConf(l, info)
 	if i.Pairs, err = info.Pairs(l); err != nil {
+		i.LogTail = append(i.LogTail, fmt.Sprintf("what is kept of self-tests is ignored: %v", err))
+	}
+	if i.Triples, err = info.Triples(l); err != nil {
 		i.LogTail = append(i.LogTail, fmt.Sprintf("what is kept of self-tests is ignored: %v", err))
 	}
 	answer, err := ask(l, id, commandInspect)

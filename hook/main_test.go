@@ -185,6 +185,9 @@ func relayMain() {
 	if os.Args[1] == "self-test" {
 		testerMain(fault)
 	}
+	if os.Args[1] == "rdma-test" {
+		tripleTesterMain(fault)
+	}
 	if fault("attacks") {
 		attackMain(fault("only"))
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -271,17 +272,27 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, t.relay.Path, "self-test")
+	return t.confined(ctx, "self-test", "the self-test", t.spec(), job, func(out pipe) error { return launch.ReadPairs(out, names, tell) })
+}
+
+// pipe is the standard output of a tester.
+type pipe = io.Reader
+
+// confined runs a command of the relay's program in a sandbox, where there is one, with a job on its
+// standard input, and reads what it writes. Errors call it what.
+func (t *Tester) confined(ctx context.Context, command, what string, spec sandbox.Spec, job []byte, read func(pipe) error) error {
+	cmd := exec.CommandContext(ctx, t.relay.Path, command)
 	var report *os.File
 	if t.sandbox.Mode == config.SandboxAuto {
 		var tell *os.File
+		var err error
 		if report, tell, err = os.Pipe(); err != nil {
 			return err
 		}
 		defer report.Close()
 		defer tell.Close()
 		defer context.AfterFunc(ctx, func() { report.Close() })()
-		cmd = exec.CommandContext(ctx, t.hook, append([]string{"confine"}, t.spec().Arguments(3, t.relay.Path, "self-test")...)...)
+		cmd = exec.CommandContext(ctx, t.hook, append([]string{"confine"}, spec.Arguments(3, t.relay.Path, command)...)...)
 		cmd.ExtraFiles = []*os.File{tell}
 	}
 	said := &firstWords{}
@@ -293,7 +304,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		err = cmd.Start()
 	}
 	if err != nil {
-		return fmt.Errorf("starting the self-test: %w", err)
+		return fmt.Errorf("starting %s: %w", what, err)
 	}
 	if report != nil {
 		cmd.ExtraFiles[0].Close() // so that its end is seen
@@ -302,7 +313,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		}
 	}
 	if err == nil {
-		if err = launch.ReadPairs(out, names, tell); err != nil {
+		if err = read(out); err != nil {
 			err = errors.Join(err, cmd.Process.Kill()) // it is not what was started, or mad
 		}
 	}
@@ -313,7 +324,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	case err != nil:
 		return err
 	case ended != nil:
-		return fmt.Errorf("the self-test failed: %w: %s", ended, strings.TrimSpace(said.String()))
+		return fmt.Errorf("%s failed: %w: %s", what, ended, strings.TrimSpace(said.String()))
 	}
 	return nil
 }
@@ -450,6 +461,9 @@ func (s *supervisor) selfTest() {
 	s.tests.pairs = slices.DeleteFunc(s.tests.pairs, stale)
 	s.learn(known)
 	names := unknown(s.tests.pairs, launch.StagingPairs(s.generation.Config.Lanes))
+	if len(names) == 0 && s.tests.cancel == nil {
+		s.testTriples()
+	}
 	if len(names) == 0 || s.tests.cancel != nil {
 		return
 	}
@@ -562,6 +576,7 @@ func (s *supervisor) testsDone(t tested) {
 // endTests ends a test that is under way and waits for its end, when it has no context
 // any more. ended says whether there was one, and what it has come to.
 func (s *supervisor) endTests() (t tested, ended bool) {
+	s.endTriples()
 	if s.tests.cancel == nil {
 		return t, false
 	}
@@ -587,10 +602,20 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 			c.Pairs = append(c.Pairs, p)
 		}
 	}
+	for _, n := range s.generation.triples() {
+		if k := launch.FindTriple(s.triples.known, n); k != nil {
+			c.Triples = append(c.Triples, *k)
+		}
+	}
 	slices.SortStableFunc(c.Pairs, func(a, b launch.Pair) int { return urgency(b) - urgency(a) })
-	for len(c.Pairs) > 0 {
+	// Without its entry a triple bounces, so triples beyond the room are left out first.
+	for len(c.Pairs)+len(c.Triples) > 0 {
 		if text, err := json.Marshal(c); err == nil && len(text) <= launch.MaxDatagram {
 			break
+		}
+		if len(c.Triples) > 0 {
+			c.Triples = c.Triples[:len(c.Triples)-1]
+			continue
 		}
 		c.Pairs = c.Pairs[:len(c.Pairs)-1]
 	}

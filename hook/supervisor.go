@@ -68,6 +68,7 @@ type supervisor struct {
 	// inspecting are the requests that wait for the relay's report.
 	inspecting []request
 	tests      selfTests
+	triples    tripleTests
 	// networking is what the relay was told at its start, or since.
 	networking networking
 	keyError   string // what was complained of last; see complain
@@ -232,6 +233,10 @@ func (s *supervisor) loop(requests <-chan request, stop <-chan os.Signal) error 
 			s.testFound(p)
 		case t := <-s.tests.done:
 			s.testsDone(t)
+		case t := <-s.triples.found:
+			s.tripleFound(t)
+		case err := <-s.triples.done:
+			s.triplesDone(err)
 		}
 	}
 }
@@ -293,6 +298,9 @@ func (s *supervisor) hold(state string) {
 	s.restart.Stop()
 	if s.tests.cancel != nil { // it has contexts of its own
 		s.tests.cancel()
+	}
+	if s.triples.cancel != nil {
+		s.triples.cancel()
 	}
 	if s.relay == nil {
 		s.rest()

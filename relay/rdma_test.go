@@ -50,6 +50,7 @@ type byRDMA struct {
 	abroad
 	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
+	config func(*launch.Config)          // changes the configuration of both relays; nil for none
 	redial time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
 	kept   string                        // what host a's relay ends by, whose NIC keeps something; empty elsewhere
@@ -109,6 +110,15 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	})
 	hostA.onRDMA(key, a, pairs, p.rdma)
 	hostB.onRDMA(key, b, pairs, p.rdma)
+	if p.config != nil {
+		for _, h := range []*host{hostA, hostB} {
+			change := h.change
+			h.change = func(c *launch.Config) {
+				change(c)
+				p.config(c)
+			}
+		}
+	}
 	laneA, laneB := far(0, 1, "mlx5_0"), far(3, 2, "rocep1")
 	if nics == 2 {
 		laneA.NICs, laneB.NICs = append(laneA.NICs, "mlx5_1"), append(laneB.NICs, "rocep2")

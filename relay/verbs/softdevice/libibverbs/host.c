@@ -5,6 +5,12 @@
 //	           state=ACTIVE|DOWN lid=N address=IPV4 entry=N (of the GID table)
 //	           dmabuf=yes|no peermem=no|alloc|yes
 //	           holds=yes|no (what is written into a GPU's memory is there when it is read)
+//	           fault=none|no-flush|reordered-flush|stale-read|lost-tail|wrong-gpu|torn-64
+//	             (of writes into GPUs' memory: a read flushes nothing; a read passes the write
+//	             before it; a read of its own side brings what was there at the read before;
+//	             some writes lose their last bytes; writes go to another region; some
+//	             writes leave half a cache line as it was)
+//	           rate=BYTES (a second, of all the device's requests in the process; 0 for any)
 //	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
@@ -129,6 +135,13 @@ static void describe(struct description *d, const char *key, const char *value)
 		d->dmabuf = !strcmp(value, "yes");
 	else if (!strcmp(key, "holds"))
 		d->holds = !strcmp(value, "yes");
+	else if (!strcmp(key, "fault")) {
+		static const char *const faults[] = {"none", "no-flush", "reordered-flush", "stale-read", "lost-tail", "wrong-gpu", "torn-64"};
+		for (unsigned i = 0; i < sizeof faults / sizeof *faults; i++)
+			if (!strcmp(value, faults[i]))
+				d->fault = i;
+	} else if (!strcmp(key, "rate"))
+		d->rate = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "peermem"))
 		d->peermem = !strcmp(value, "yes") ? PEERMEM_YES : !strcmp(value, "alloc") ? PEERMEM_ALLOC : PEERMEM_NO;
 }
