@@ -227,6 +227,20 @@ func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
 // Environment is what a process needs in its environment to be on this host.
 func (h Host) Environment() []string { return []string{verbs.LibraryVariable + "=" + h.Library()} }
 
+// Apart copies the library into another directory and returns the environment of a process that
+// is on this host with it: in a relay's sandbox nothing writable is executable.
+func (h Host) Apart(dir string) (environment []string, err error) {
+	text, err := os.ReadFile(h.Library())
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, LibraryName)
+	return []string{verbs.LibraryVariable + "=" + path, DirectoryVariable + "=" + h.Dir}, os.WriteFile(path, text, 0o755)
+}
+
+// DirectoryVariable names a host's directory where the library is elsewhere.
+const DirectoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
+
 // Set replaces the devices. What processes have open sees its port come and go, and its
 // address change.
 func (h Host) Set(devices ...Device) error {

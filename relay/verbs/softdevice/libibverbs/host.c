@@ -1,4 +1,5 @@
-// The host: files in the directory that this library lies in.
+// The host: files in the directory that this library lies in, or in
+// PEERLANE_SOFTDEVICE_DIRECTORY.
 //
 //	devices  one a line: NAME key=value...
 //	           guid=HEX transport=IB|iWARP layer=Ethernet|InfiniBand
@@ -55,7 +56,8 @@ static void begin(void)
 	if (!dladdr(peerlane_software_device, &self))
 		return;
 	snprintf(path, sizeof path, "%s", self.dli_fname);
-	directory = open(dirname(path), O_PATH | O_DIRECTORY | O_CLOEXEC);
+	const char *elsewhere = getenv("PEERLANE_SOFTDEVICE_DIRECTORY");
+	directory = open(elsewhere ? elsewhere : dirname(path), O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (directory < 0)
 		return;
 	logging = openat(directory, "log", O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
