@@ -168,7 +168,7 @@ engines-needs:
 engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -timeout 0
 
 .PHONY: test-engines
-test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngine/podman-4.3)
+test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngineRunsEachCase/podman-4.3)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) vet -tags engines ./integration/engines
@@ -225,7 +225,7 @@ vm-shell: vm-needs build bin/vm-run ## a root shell in a virtual machine (IMAGE=
 vm-capture: vm-needs build bin/vm-run ## write topo/recorded/host.txt anew from the guest's kernel
 	@# Whether it is what it was does not matter here; nothing is there if it failed.
 	@rm -rf bin/vm/vm-small
-	@bin/vm-run test --place vm-small --run TestTheRecordedHostIsThisOne ./integration/vm/cases/small >bin/vm-capture.log || true
+	@bin/vm-run test --place vm-small --run TestRecordedHostMatchesKernel ./integration/vm/cases/small >bin/vm-capture.log || true
 	@cp bin/vm/vm-small/out/host.txt topo/recorded/host.txt || { cat bin/vm-capture.log; exit 1; }
 
 .PHONY: packages-needs
@@ -248,7 +248,7 @@ install: build bin/front/peerlane man completions ## install the files of the pa
 packages_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags packages -timeout 0
 
 .PHONY: test-packages
-test-packages: packages ## install, upgrade and remove the packages in clean trees, as root (RUN=TestDebian/trixie)
+test-packages: packages ## install, upgrade and remove the packages in clean trees, as root (RUN=TestDebianInstallsUpgradesAndPurges/trixie)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) vet -tags packages ./integration/packages
@@ -304,7 +304,7 @@ nightly: build ## run all cases that are too long for CI, one after the other, a
 
 .PHONY: soak-containers
 soak-containers: test-needs build ## start containers and kill what takes part in their lives, at random, and compare random lives with a model (N=1000 LIVES=10000 SEED=)
-	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_LIVES=$(LIVES) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 6h -run '^(TestSoak|TestLivesOfContainers|TestTheFirstActionOfAContainer|TestOverlappingRestarts)$$' ./integration
+	@PEERLANE_SOAK_CONTAINERS=$(N) PEERLANE_LIVES=$(LIVES) PEERLANE_SOAK_SEED=$(SEED) $(GO) test -count=1 -v -timeout 6h -run '^(TestSoakLeavesNothing|TestLivesOfContainers|TestContainerConnectsAsFirstAction|TestOverlappingRestartsKeepGenerationsApart)$$' ./integration
 
 .PHONY: soak-relay
 soak-relay: test-needs build ## clients come, go, exchange verified messages and are killed, as relays are; nothing grows (TIME=1h SEED=)
@@ -317,7 +317,7 @@ soak-faults: ## give every CUDA call and every system call of relays, NICs and c
 
 .PHONY: soak-network
 soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
-	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaults|TestContainersOfTwoHosts|TestARailThatIsPulled|TestOneOfTwoRailsIsPulled|TestABenchThatIsKilled)$$' ./integration
+	@PEERLANE_NETWORK_FAULTS=1 $(GO) test -count=1 -v -timeout 30m -run '^(TestNetworkFaultsLoseNoMessage|TestContainersOfTwoHosts|TestRailUnpluggedMovesConnections|TestOneOfTwoRailsIsPulled|TestBenchKilledEndsOtherSide)$$' ./integration
 
 # For `make soak-model`, `make soak-reuse` and `make sanitize`: how many.
 PROGRAMS   ?= 10000

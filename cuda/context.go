@@ -17,19 +17,18 @@ import (
 	"fmt"
 )
 
-// Context is a CUcontext; 0 is none.
+// Context is a CUcontext. 0 means no context.
 type Context uintptr
 
-// CtxOptions says what kind of context is made.
+// CtxOptions are the options of [Driver.CtxCreate].
 type CtxOptions struct {
-	// Lean sets the limits of stack, malloc heap and printf buffer to 0. A
-	// context that only copies needs none of them; on an H200 it then takes 265
-	// MiB of the device's memory and not 526.
+	// Lean sets the limits of stack, malloc heap and printf buffer to 0, for a context that only
+	// copies. On an H200 such a context takes 265 MiB of device memory instead of 526.
 	Lean bool
 }
 
-// CtxCreate creates a context on a device and makes it current on the calling
-// thread (cuCtxCreate_v2).
+// CtxCreate creates a context on dev and makes the context current on the calling thread
+// (cuCtxCreate_v2).
 func (d *Driver) CtxCreate(dev Device, o CtxOptions) (Context, error) {
 	var ctx C.CUcontext
 	if r := C.call_cuCtxCreate(d.calls, &ctx, 0, C.CUdevice(dev)); r != 0 {
@@ -47,18 +46,18 @@ func (d *Driver) CtxCreate(dev Device, o CtxOptions) (Context, error) {
 	return Context(ctx), nil
 }
 
-// CtxDestroy destroys a context with its streams, events and the memory of
-// [Driver.MemAlloc]. It must not be current on another thread.
+// CtxDestroy destroys a context with its streams, events and memory of [Driver.MemAlloc]. The
+// context must not be current on another thread.
 func (d *Driver) CtxDestroy(ctx Context) error {
 	return d.result(C.call_cuCtxDestroy(d.calls, C.CUcontext(ctx)), "cuCtxDestroy")
 }
 
-// CtxSetCurrent makes a context current on the calling thread; 0 leaves none.
+// CtxSetCurrent makes ctx current on the calling thread; 0 detaches the current context.
 func (d *Driver) CtxSetCurrent(ctx Context) error {
 	return d.result(C.call_cuCtxSetCurrent(d.calls, C.CUcontext(ctx)), "cuCtxSetCurrent")
 }
 
-// CtxGetCurrent is the calling thread's context, 0 if there is none.
+// CtxGetCurrent returns the calling thread's context, or 0 without one.
 func (d *Driver) CtxGetCurrent() (Context, error) {
 	var ctx C.CUcontext
 	if r := C.call_cuCtxGetCurrent(d.calls, &ctx); r != 0 {
@@ -67,7 +66,7 @@ func (d *Driver) CtxGetCurrent() (Context, error) {
 	return Context(ctx), nil
 }
 
-// CtxSynchronize waits for all work of the current context.
+// CtxSynchronize waits until the current context is idle.
 func (d *Driver) CtxSynchronize() error {
 	return d.result(C.call_cuCtxSynchronize(d.calls), "cuCtxSynchronize")
 }

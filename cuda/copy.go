@@ -8,9 +8,9 @@ package cuda
 #cgo noescape call_cuMemcpyDtoHAsync
 #cgo nocallback call_cuMemcpyDtoHAsync
 
-// A trampoline of its own: Go could not put its pointer into a structure of its
-// own memory. Rows are two, since the driver makes a linear copy of one, and are whole
-// words where all is. What does not divide so takes two such copies that overlap.
+// A trampoline, because Go cannot store the Go pointer in a structure of Go memory. The driver
+// turns a rectangle of one row into a linear copy, so the rectangle has two rows, of whole words if
+// possible. A size that two rows do not divide takes two overlapping copies.
 static CUresult rowsHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *src, size_t n, CUstream s)
 {
 	const size_t word = 8, unit = n % word || dst % word ? 1 : word, half = n / 2 / unit * unit;
@@ -31,7 +31,7 @@ static CUresult rowsHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *s
 #cgo noescape rowsHtoD
 #cgo nocallback rowsHtoD
 
-// All copies have the same attributes. Those arrays are Go's; the call keeps none.
+// Every copy has the same attributes. The arrays are Go memory, which the call does not retain.
 static CUresult batch(const peerlane_calls *t, CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUstream s)
 {
 	CUmemcpyAttributes a = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, .flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE};
@@ -61,8 +61,8 @@ func (d *Driver) MemcpyAsync(dst, src Ptr, n uint64, s Stream) error {
 	return nil
 }
 
-// MemcpyHtoDAsync copies n bytes from host memory. From pageable memory it
-// returns when that may be reused.
+// MemcpyHtoDAsync copies n bytes from host memory. For pageable memory the call returns when the
+// caller may reuse src.
 func (d *Driver) MemcpyHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
 	if r := C.call_cuMemcpyHtoDAsync(d.calls, C.CUdeviceptr(dst), src, C.size_t(n), C.CUstream(s)); r != 0 {
 		return d.failed(r, "cuMemcpyHtoDAsync", at(dst, n))
@@ -70,12 +70,11 @@ func (d *Driver) MemcpyHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream
 	return nil
 }
 
-// MemcpyRowsHtoDAsync copies n bytes from host memory, which have to be there when it is
-// called, as a rectangle of two rows (cuMemcpy2DAsync), which a copy engine moves
-// whatever its size is; 8 bytes are a value that the stream writes. Less than 32 KiB in
-// one row are moved with the device's SMs, and wait 2.4 ms there for the kernels of other
-// processes, by whichever call (docs/benchmarks.md). A single byte is.
-// Of whole words, 8 bytes, at an aligned address each is written at once.
+// MemcpyRowsHtoDAsync copies n bytes from host memory as a rectangle of two rows (cuMemcpy2DAsync),
+// which a copy engine moves regardless of size; the stream writes 8 bytes as a value. src must hold
+// the data at the call. Linear copies below 32 KiB run on the device's SMs, and wait 2.4 ms there
+// behind kernels of other processes (docs/benchmarks.md); so does a copy of 1 byte. Copies of whole
+// 8-byte words at aligned addresses write each word atomically.
 func (d *Driver) MemcpyRowsHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s Stream) error {
 	switch {
 	case n == 1:
@@ -89,8 +88,8 @@ func (d *Driver) MemcpyRowsHtoDAsync(dst Ptr, src unsafe.Pointer, n uint64, s St
 	return nil
 }
 
-// MemcpyDtoHAsync copies n bytes to host memory. To pageable memory it returns
-// when they are there.
+// MemcpyDtoHAsync copies n bytes to host memory. For pageable memory the call returns after the
+// copy.
 func (d *Driver) MemcpyDtoHAsync(dst unsafe.Pointer, src Ptr, n uint64, s Stream) error {
 	if r := C.call_cuMemcpyDtoHAsync(d.calls, dst, C.CUdeviceptr(src), C.size_t(n), C.CUstream(s)); r != 0 {
 		return d.failed(r, "cuMemcpyDtoHAsync", at(src, n))
@@ -98,8 +97,8 @@ func (d *Driver) MemcpyDtoHAsync(dst unsafe.Pointer, src Ptr, n uint64, s Stream
 	return nil
 }
 
-// MemcpyPeerAsync copies n bytes from memory of srcCtx's device to memory of
-// dstCtx's, each of which needs access to its own end only.
+// MemcpyPeerAsync copies n bytes from memory of srcCtx's device to memory of dstCtx's device. Each
+// context needs access to its own memory only.
 func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Context, n uint64, s Stream) error {
 	r := C.call_cuMemcpyPeerAsync(d.calls, C.CUdeviceptr(dst), C.CUcontext(dstCtx), C.CUdeviceptr(src), C.CUcontext(srcCtx), C.size_t(n), C.CUstream(s))
 	if r != 0 {
@@ -108,7 +107,7 @@ func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Contex
 	return nil
 }
 
-// MemsetAsync sets n bytes to v. It uses the device's SMs.
+// MemsetAsync sets n bytes to v, on the device's SMs.
 func (d *Driver) MemsetAsync(p Ptr, v byte, n uint64, s Stream) error {
 	if r := C.call_cuMemsetD8Async(d.calls, C.CUdeviceptr(p), C.uchar(v), C.size_t(n), C.CUstream(s)); r != 0 {
 		return d.failed(r, "cuMemsetD8Async", at(p, n))
@@ -116,9 +115,9 @@ func (d *Driver) MemsetAsync(p Ptr, v byte, n uint64, s Stream) error {
 	return nil
 }
 
-// MemcpyBatchAsync makes several copies with one call, as MemcpyAsync makes each; among
-// themselves they have no order. The three lists have the same length, 1 or more. A
-// driver before 12.8 has ErrNotSupported.
+// MemcpyBatchAsync makes several copies with one call, in no defined order among the copies; each
+// has the semantics of MemcpyAsync. The three lists have the same length, at least 1. Drivers
+// before 12.8 return ErrNotSupported.
 func (d *Driver) MemcpyBatchAsync(dst, src []Ptr, sizes []uint64, s Stream) error {
 	n := len(dst)
 	if n == 0 || len(src) != n || len(sizes) != n {

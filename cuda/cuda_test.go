@@ -15,7 +15,7 @@ func TestLibraryThatIsNotThere(t *testing.T) {
 		t.Fatalf("OpenLibrary: %#v; want a LibraryError with the loader's reason", err)
 	}
 	if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), LibraryVariable) {
-		t.Errorf("%q names neither the library nor what to check", err)
+		t.Errorf("%q lacks the library or the remedy", err)
 	}
 }
 
@@ -27,7 +27,7 @@ func TestLibraryThatIsNoDriver(t *testing.T) {
 	}
 }
 
-func TestResults(t *testing.T) {
+func TestResultsHaveNamesAndClasses(t *testing.T) {
 	err := error(&CallError{Call: "cuMemCreate", On: "2 MiB on device 0", Result: ErrOutOfMemory, Name: "CUDA_ERROR_OUT_OF_MEMORY", Text: "out of memory"})
 	if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, ErrNotReady) {
 		t.Errorf("errors.Is does not tell the results apart")

@@ -48,14 +48,15 @@ const (
 	AttributeUnifiedAddressing        Attribute = 41
 	AttributeComputeCapabilityMajor   Attribute = 75
 	AttributeComputeCapabilityMinor   Attribute = 76
-	AttributeVMM                      Attribute = 102 // cuMemCreate and its kin
+	AttributeVMM                      Attribute = 102 // cuMemCreate and related calls
 	AttributePosixFD                  Attribute = 103 // export as a file descriptor
 	AttributeRDMAWithVMM              Attribute = 110 // MemOptions.RDMA is possible
 	AttributeRDMA                     Attribute = 116
 	AttributeRDMAFlush                Attribute = 117 // CUflushGPUDirectRDMAWritesOptions
-	AttributeRDMAWritesOrdering       Attribute = 118 // 0 none, 100 owner, 200 all devices
-	AttributeStreamMemOps64           Attribute = 122 // cuStreamWaitValue64
-	AttributeDMABuf                   Attribute = 124 // MemDMABufFD is possible
+	// 0: no order, 100: order for the owner, 200: order for every device
+	AttributeRDMAWritesOrdering Attribute = 118
+	AttributeStreamMemOps64     Attribute = 122 // cuStreamWaitValue64
+	AttributeDMABuf             Attribute = 124 // MemDMABufFD is possible
 )
 
 // DeviceCount is the number of devices that this process sees.
@@ -67,7 +68,7 @@ func (d *Driver) DeviceCount() (int, error) {
 	return int(n), nil
 }
 
-// DeviceGet is the device of an ordinal, [ErrInvalidDevice] if there is none.
+// DeviceGet returns the device of an ordinal, or [ErrInvalidDevice].
 func (d *Driver) DeviceGet(ordinal int) (Device, error) {
 	var dev C.CUdevice
 	if r := C.call_cuDeviceGet(d.calls, &dev, C.int(ordinal)); r != 0 {
@@ -76,8 +77,8 @@ func (d *Driver) DeviceGet(ordinal int) (Device, error) {
 	return Device(dev), nil
 }
 
-// DeviceByPCIBusID is the device at a PCI address, "0000:17:00.0" or
-// "17:00.0"; [ErrInvalidDevice] where this process sees none there.
+// DeviceByPCIBusID returns the device at a PCI address, "0000:17:00.0" or "17:00.0". The error is
+// [ErrInvalidDevice] if this process sees no device at the address.
 func (d *Driver) DeviceByPCIBusID(id string) (Device, error) {
 	s := C.CString(id)
 	defer C.free(unsafe.Pointer(s))

@@ -1,21 +1,18 @@
-// Package cuda is a thin binding of the CUDA driver API: one method a call,
-// named after it, with the driver's own error as result.
+// Package cuda is a thin binding of the CUDA driver API, with one method for each call, named after
+// the call. Errors are the driver's results.
 //
-// The library is opened at run time (dlopen), so that a program which uses the
-// package builds without a CUDA toolkit and starts on a host without a driver.
-// [Open] loads libcuda.so.1, or the library that PEERLANE_CUDA_LIBRARY names:
-// package cuda/sim provides one that works on host memory. Whatever runs on
-// the simulator is checked by the suite in cuda/conformance, which runs on the
-// driver as well.
+// [Open] opens the library at run time (dlopen): programs build without a CUDA toolkit and start on
+// hosts without a driver. The library is libcuda.so.1, or the value of PEERLANE_CUDA_LIBRARY.
+// Package cuda/sim provides a simulator on host memory. The suite in cuda/conformance runs on both
+// the simulator and the driver.
 //
 // # Threads and contexts
 //
-// A [Driver] may be used from any number of goroutines. But CUDA keeps the
-// current context per operating system thread, and a goroutine moves between
-// threads: one that makes a context current calls [runtime.LockOSThread]
-// first, and stays locked as long as it relies on it. Streams and events
-// belong to a context, and calls that take one use it whatever is current in
-// most, but not in all cases; so set the context on every thread that works.
+// A [Driver] is safe for concurrent use. CUDA keeps the current context per operating system
+// thread, and goroutines move between threads: call [runtime.LockOSThread] before
+// [Driver.CtxSetCurrent], and keep the lock while the context is in use. Streams and events belong
+// to a context, and most but not all calls on a stream or event ignore the current context; so set
+// the context on every thread that calls the driver.
 //
 // # Memory and addresses
 //
@@ -28,6 +25,5 @@
 // [Driver.MemcpyDtoHAsync], because CUDA has finished with pageable memory when
 // the call returns.
 //
-// Structures and constants are those of cuda.h for CUDA 11.7 to 13; sizes are
-// in bytes.
+// Structures and constants match cuda.h of CUDA 11.7 to 13; sizes are in bytes.
 package cuda

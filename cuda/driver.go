@@ -21,11 +21,11 @@ import (
 // open in place of libcuda.so.1.
 const LibraryVariable = "PEERLANE_CUDA_LIBRARY"
 
-// DefaultLibrary is what the NVIDIA driver installs.
+// DefaultLibrary is the file name of the NVIDIA driver's library.
 const DefaultLibrary = "libcuda.so.1"
 
-// Driver is an opened and initialized driver API. It is safe for use from many
-// threads, and is never closed: the driver keeps threads of its own.
+// Driver is an opened and initialized driver API, safe for concurrent use. A Driver is never
+// closed, because the library keeps running threads.
 type Driver struct {
 	calls   *C.peerlane_calls
 	library string
@@ -33,9 +33,9 @@ type Driver struct {
 
 // LibraryError says that there is no usable CUDA library.
 type LibraryError struct {
-	Library string // what was opened: a path, or a name for the loader's search
-	Missing string // the symbol that it lacks; empty if it could not be loaded
-	Reason  string // the loader's message, if it could not be loaded
+	Library string // path, or name for the loader's search
+	Missing string // the absent symbol; empty if the library did not load
+	Reason  string // the loader's message if the library did not load
 }
 
 func (e *LibraryError) Error() string {
@@ -49,9 +49,8 @@ func (e *LibraryError) Error() string {
 	return fmt.Sprintf("CUDA library %s cannot be loaded: %s; %s", e.Library, e.Reason, remedy)
 }
 
-// Open loads the library that PEERLANE_CUDA_LIBRARY names, else libcuda.so.1,
-// and initializes it. The error is a [*LibraryError], or the result of cuInit:
-// [ErrNoDevice] where the driver finds no GPU.
+// Open loads the library that PEERLANE_CUDA_LIBRARY names, by default libcuda.so.1, and calls
+// cuInit. The error is a [*LibraryError], or the result of cuInit: [ErrNoDevice] without a GPU.
 func Open() (*Driver, error) {
 	path := os.Getenv(LibraryVariable)
 	if path == "" {

@@ -16,8 +16,7 @@ import (
 	"strings"
 )
 
-// Result is a CUresult that is not CUDA_SUCCESS. The constants are what
-// [errors.Is] is asked for.
+// Result is a CUresult other than CUDA_SUCCESS. The constants are targets for [errors.Is].
 type Result int32
 
 // Results of the driver that Peerlane tells apart (cudaError_enum of cuda.h).
@@ -122,30 +121,30 @@ func (r Result) Error() string {
 	return fmt.Sprintf("CUDA error %d", int32(r))
 }
 
-// Sticky reports whether the result means that the context is lost: every later
-// call on it gives the same result, and only a new process is sure to recover.
+// Sticky reports whether the context is lost: later calls on the context return the same result,
+// and only a new process reliably recovers.
 func (r Result) Sticky() bool {
 	switch r {
 	case ErrECCUncorrectable, ErrNVLinkUncorrectable, ErrIllegalAddress, ErrHardwareStackError,
 		ErrMisalignedAddress, ErrLaunchFailed, ErrUnknown:
 		return true
-	case 702, 710, 715, 717, 718, 721: // those that only kernels cause
+	case 702, 710, 715, 717, 718, 721: // caused by kernels only
 		return true
 	}
 	return false
 }
 
-// DeviceLost reports whether the result is of the device itself, and no program's doing:
-// an error of its memory or links that it could not correct, or no answer at all, which
-// is what the driver makes CUDA_ERROR_UNKNOWN of when a GPU has left the bus.
+// DeviceLost reports a failure of the device rather than of the program: an uncorrectable error of
+// memory or NVLink, or no answer, which the driver reports as CUDA_ERROR_UNKNOWN after a GPU has
+// left the bus.
 func (r Result) DeviceLost() bool {
 	return r == ErrECCUncorrectable || r == ErrNVLinkUncorrectable || r == ErrUnknown
 }
 
-// Sticky reports whether any result in err, and in what it wraps, is one.
+// Sticky reports whether the tree of err contains a sticky [Result].
 func Sticky(err error) bool { return anyResult(err, Result.Sticky) }
 
-// DeviceLost reports whether any result in err, and in what it wraps, is one.
+// DeviceLost reports whether the tree of err contains a [Result] with DeviceLost.
 func DeviceLost(err error) bool { return anyResult(err, Result.DeviceLost) }
 
 func anyResult(err error, is func(Result) bool) bool {
@@ -162,13 +161,13 @@ func anyResult(err error, is func(Result) bool) bool {
 	return false
 }
 
-// CallError is a driver call that failed. It unwraps to its [Result].
+// CallError is a failed driver call. It unwraps to the [Result].
 type CallError struct {
 	Call   string // "cuMemCreate"
-	On     string // what the call was made on, for people; may be empty
+	On     string // object of the call, for messages; may be empty
 	Result Result
 	Name   string // the driver's name of the result, "CUDA_ERROR_OUT_OF_MEMORY"
-	Text   string // the driver's sentence for it, "out of memory"
+	Text   string // the driver's description: "out of memory"
 }
 
 func (e *CallError) Error() string {
@@ -197,8 +196,8 @@ func (d *Driver) failed(r C.CUresult, call, on string) error {
 	return e
 }
 
-// Describe is the driver's name of a result and its sentence for it; both are
-// empty for one that it does not know (cuGetErrorName, cuGetErrorString).
+// Describe returns the driver's name and description of a result (cuGetErrorName,
+// cuGetErrorString), both empty for an unknown result.
 func (d *Driver) Describe(r Result) (name, text string) {
 	var s *C.char
 	if C.call_cuGetErrorName(d.calls, C.CUresult(r), &s) == 0 && s != nil {

@@ -24,12 +24,12 @@ type GraphExec uintptr
 // (CUstreamCaptureMode).
 type CaptureMode int32
 
-// Modes of capture. The refused calls are those that could wait for what is
-// captured, [Driver.MemAlloc] for one.
+// Modes of capture state the threads on which the driver refuses calls that could wait for captured
+// work, such as [Driver.MemAlloc].
 const (
 	CaptureGlobal      CaptureMode = 0 // to every thread
 	CaptureThreadLocal CaptureMode = 1 // to the thread that captures
-	CaptureRelaxed     CaptureMode = 2 // to none; another thread may end the capture
+	CaptureRelaxed     CaptureMode = 2 // to no thread; another thread may end the capture
 )
 
 // CaptureStatus is CUstreamCaptureStatus.
@@ -42,16 +42,15 @@ const (
 	CaptureInvalidated CaptureStatus = 2 // something failed; StreamEndCapture will say so
 )
 
-// StreamBeginCapture makes a stream record its work in place of doing it, until
-// [Driver.StreamEndCapture]. Another stream joins when it waits for an event that
-// was recorded in one that is captured, and has to be waited for in turn before
-// the end.
+// StreamBeginCapture makes s record work instead of running it, until [Driver.StreamEndCapture].
+// Another stream joins the capture when it waits for an event recorded in a captured stream. Before
+// the end s must wait for every joined stream.
 func (d *Driver) StreamBeginCapture(s Stream, mode CaptureMode) error {
 	return d.result(C.call_cuStreamBeginCapture(d.calls, C.CUstream(s), C.int(mode)), "cuStreamBeginCapture")
 }
 
-// StreamEndCapture ends the capture that was begun on the stream, also when it
-// fails, as with [ErrStreamCaptureInvalidated] after a call that cannot be captured.
+// StreamEndCapture ends the capture that began on s, even if the result is an error such as
+// [ErrStreamCaptureInvalidated], which follows a call that cannot be captured.
 func (d *Driver) StreamEndCapture(s Stream) (Graph, error) {
 	var g C.CUgraph
 	if r := C.call_cuStreamEndCapture(d.calls, C.CUstream(s), &g); r != 0 {
@@ -79,8 +78,8 @@ func (d *Driver) GraphInstantiate(g Graph) (GraphExec, error) {
 	return GraphExec(e), nil
 }
 
-// GraphLaunch gives a stream all work of a graph as one. Launches of one
-// GraphExec come one after the other, whatever their streams are.
+// GraphLaunch runs a graph as one item of work of s. Launches of one GraphExec run one after
+// another, even on different streams.
 func (d *Driver) GraphLaunch(e GraphExec, s Stream) error {
 	return d.result(C.call_cuGraphLaunch(d.calls, C.CUgraphExec(e), C.CUstream(s)), "cuGraphLaunch")
 }

@@ -28,7 +28,7 @@ func (d *Driver) MemAlloc(size uint64) (Ptr, error) {
 	return Ptr(p), nil
 }
 
-// MemFree frees what [Driver.MemAlloc] gave; it waits for work that uses it.
+// MemFree frees memory of [Driver.MemAlloc]. The call waits for work that uses the memory.
 func (d *Driver) MemFree(p Ptr) error {
 	return d.result(C.call_cuMemFree(d.calls, C.CUdeviceptr(p)), "cuMemFree")
 }
@@ -43,13 +43,13 @@ func (d *Driver) MemHostAlloc(size uint64) (unsafe.Pointer, error) {
 	return p, nil
 }
 
-// MemHostFree frees what [Driver.MemHostAlloc] gave.
+// MemHostFree frees memory of [Driver.MemHostAlloc].
 func (d *Driver) MemHostFree(p unsafe.Pointer) error {
 	return d.result(C.call_cuMemFreeHost(d.calls, p), "cuMemFreeHost")
 }
 
-// MemHostRegister pins host memory, such as a page shared with another process,
-// and makes it addressable by every context. p must not be Go's own memory.
+// MemHostRegister pins host memory, such as a page shared with another process, and makes the
+// memory addressable in every context. p must not point to Go memory.
 func (d *Driver) MemHostRegister(p unsafe.Pointer, size uint64) error {
 	r := C.call_cuMemHostRegister(d.calls, p, C.size_t(size), C.CU_MEMHOSTREGISTER_PORTABLE|C.CU_MEMHOSTREGISTER_DEVICEMAP)
 	if r != 0 {

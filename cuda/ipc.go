@@ -12,8 +12,8 @@ import "C"
 
 import "unsafe"
 
-// IPCMemHandle is a name for memory of [Driver.MemAlloc] in other processes. It is no
-// secret: whoever has it, or guesses it, can try to open the memory.
+// IPCMemHandle identifies memory of [Driver.MemAlloc] in other processes. A handle is no secret:
+// any process with the handle, even guessed, can try to open the memory.
 type IPCMemHandle [64]byte
 
 // IPCGetMemHandle names the whole allocation that p is an address of.
@@ -25,10 +25,9 @@ func (d *Driver) IPCGetMemHandle(p Ptr) (IPCMemHandle, error) {
 	return *(*IPCMemHandle)(unsafe.Pointer(&h)), nil
 }
 
-// IPCOpenMemHandle maps another process's allocation for the current context. A
-// driver that does not let the two processes share says [ErrMapFailed] or the like;
-// in the process that made the handle it always fails. When the other process frees
-// the memory, what happens to accesses is undefined.
+// IPCOpenMemHandle maps another process's allocation for the current context. The error is
+// [ErrMapFailed] or similar if the driver lets the two processes share no memory; the process that
+// made the handle cannot open it. Access after the other process frees the memory is undefined.
 func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
 	var p C.CUdeviceptr
 	r := C.call_cuIpcOpenMemHandle(d.calls, &p, *(*C.CUipcMemHandle)(unsafe.Pointer(&handle)), C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
@@ -38,7 +37,7 @@ func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
 	return Ptr(p), nil
 }
 
-// IPCCloseMemHandle undoes one [Driver.IPCOpenMemHandle], in the same context.
+// IPCCloseMemHandle reverts one [Driver.IPCOpenMemHandle], in the same context.
 func (d *Driver) IPCCloseMemHandle(p Ptr) error {
 	if r := C.call_cuIpcCloseMemHandle(d.calls, C.CUdeviceptr(p)); r != 0 {
 		return d.failed(r, "cuIpcCloseMemHandle", p.String())

@@ -46,15 +46,15 @@ type Ptr uint64
 
 func (p Ptr) String() string { return fmt.Sprintf("%#x", uint64(p)) }
 
-// MemOptions says what the memory of [Driver.MemCreate] is to be good for.
+// MemOptions are the options of [Driver.MemCreate].
 type MemOptions struct {
 	Exportable bool // MemExportFD
-	RDMA       bool // GPUDirect RDMA; a wish, [Driver.PointerRDMACapable] says whether it came true
+	RDMA       bool // GPUDirect RDMA, best effort: [Driver.PointerRDMACapable] reports the result
 }
 
-// MemProperties is what a handle says of its memory.
+// MemProperties are the properties of an allocation.
 type MemProperties struct {
-	Device     Device // where it is
+	Device     Device // location
 	Exportable bool
 	RDMA       bool
 }
@@ -91,8 +91,8 @@ func (d *Driver) MemGranularity(dev Device) (uint64, error) {
 	return uint64(n), nil
 }
 
-// MemCreate allocates physical memory on a device, in whole granules. It needs
-// no context on that device.
+// MemCreate allocates physical memory on dev. The size is a multiple of the granularity. The call
+// needs no context on dev.
 func (d *Driver) MemCreate(dev Device, size uint64, o MemOptions) (MemHandle, error) {
 	p := properties(dev, o)
 	var h C.CUmemGenericAllocationHandle
@@ -102,14 +102,14 @@ func (d *Driver) MemCreate(dev Device, size uint64, o MemOptions) (MemHandle, er
 	return MemHandle(h), nil
 }
 
-// MemRelease gives up a handle. The memory goes when it is mapped nowhere any
-// more, in no process.
+// MemRelease releases a handle. The driver frees the memory after the last mapping in any process
+// ends.
 func (d *Driver) MemRelease(h MemHandle) error {
 	return d.result(C.call_cuMemRelease(d.calls, C.CUmemGenericAllocationHandle(h)), "cuMemRelease")
 }
 
-// MemExportFD is a file descriptor, close-on-exec, that stands for the memory
-// and can be passed to another process. The caller closes it.
+// MemExportFD returns a close-on-exec file descriptor of the memory for transfer to another
+// process. The caller closes it.
 func (d *Driver) MemExportFD(h MemHandle) (int, error) {
 	fd := C.int(-1)
 	r := C.call_cuMemExportToShareableHandle(d.calls, &fd, C.CUmemGenericAllocationHandle(h), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
@@ -131,7 +131,7 @@ func (d *Driver) MemImportFD(fd int) (MemHandle, error) {
 	return MemHandle(h), nil
 }
 
-// MemProperties says where a handle's memory is and what it is good for.
+// MemProperties returns the location and the options of the memory of h.
 func (d *Driver) MemProperties(h MemHandle) (MemProperties, error) {
 	var p C.CUmemAllocationProp
 	if r := C.call_cuMemGetAllocationPropertiesFromHandle(d.calls, &p, C.CUmemGenericAllocationHandle(h)); r != 0 {
@@ -144,8 +144,8 @@ func (d *Driver) MemProperties(h MemHandle) (MemProperties, error) {
 	}, nil
 }
 
-// MemRetain is a handle of the memory that is mapped at p; the caller releases
-// it. Memory of [Driver.MemAlloc] has none ([ErrInvalidValue]).
+// MemRetain returns a handle of the memory mapped at p; the caller releases the handle. The error
+// for memory of [Driver.MemAlloc] is [ErrInvalidValue].
 func (d *Driver) MemRetain(p Ptr) (MemHandle, error) {
 	var h C.CUmemGenericAllocationHandle
 	if r := C.call_cuMemRetainAllocationHandle(d.calls, &h, C.uintptr_t(p)); r != 0 {
@@ -164,7 +164,7 @@ func (d *Driver) MemAddressReserve(size, align uint64) (Ptr, error) {
 	return Ptr(p), nil
 }
 
-// MemAddressFree gives a whole reserved range back. Nothing may be mapped in it.
+// MemAddressFree frees a whole reserved range without mappings.
 func (d *Driver) MemAddressFree(p Ptr, size uint64) error {
 	if r := C.call_cuMemAddressFree(d.calls, C.CUdeviceptr(p), C.size_t(size)); r != 0 {
 		return d.failed(r, "cuMemAddressFree", at(p, size))
@@ -182,7 +182,7 @@ func (d *Driver) MemMap(p Ptr, size, offset uint64, h MemHandle) error {
 	return nil
 }
 
-// MemUnmap ends one whole mapping. Work that uses it must have completed.
+// MemUnmap removes one whole mapping. Work that uses the mapping must have completed.
 func (d *Driver) MemUnmap(p Ptr, size uint64) error {
 	if r := C.call_cuMemUnmap(d.calls, C.CUdeviceptr(p), C.size_t(size)); r != 0 {
 		return d.failed(r, "cuMemUnmap", at(p, size))
@@ -190,7 +190,7 @@ func (d *Driver) MemUnmap(p Ptr, size uint64) error {
 	return nil
 }
 
-// MemSetAccess gives devices their rights to a mapped range.
+// MemSetAccess sets the access of devices to a mapped range.
 func (d *Driver) MemSetAccess(p Ptr, size uint64, access ...Access) error {
 	descs := make([]C.CUmemAccessDesc, len(access))
 	for i, a := range access {
@@ -208,8 +208,8 @@ func (d *Driver) MemSetAccess(p Ptr, size uint64, access ...Access) error {
 	return nil
 }
 
-// MemDMABufFD is a DMA-BUF descriptor, close-on-exec, of a mapped range, whose
-// address and size are multiples of the host's page. The caller closes it.
+// MemDMABufFD returns a close-on-exec DMA-BUF descriptor of a mapped range, whose address and size
+// are multiples of the host's page size. The caller closes it.
 func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) {
 	fd := C.int(-1)
 	r := C.call_cuMemGetHandleForAddressRange(d.calls, &fd, C.CUdeviceptr(p), C.size_t(size), C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
@@ -219,9 +219,8 @@ func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) {
 	return closeOnExec(int(fd))
 }
 
-// MemAddressRange is the mapping of one VMM allocation, or the allocation of
-// cuMemAlloc, that p is in: its address and its size in bytes. An error for an
-// address that is in none.
+// MemAddressRange returns address and size in bytes of the allocation that contains p: a mapping of
+// VMM memory, or memory of cuMemAlloc. The error for any other address is the driver's.
 func (d *Driver) MemAddressRange(p Ptr) (base Ptr, size uint64, err error) {
 	var b C.CUdeviceptr
 	var n C.size_t
@@ -244,9 +243,8 @@ func (d *Driver) PointerRDMACapable(p Ptr) (bool, error) {
 	return v != 0, nil
 }
 
-// PointerSyncMemops has every synchronous copy of memory of [Driver.MemAlloc] wait until
-// it is done, so that a NIC that reads the memory afterwards finds it
-// (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
+// PointerSyncMemops makes synchronous copies of memory of [Driver.MemAlloc] wait for completion, so
+// that a NIC reads the copied data afterwards (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
 func (d *Driver) PointerSyncMemops(p Ptr) error {
 	v := C.uint(1)
 	r := C.call_cuPointerSetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, C.CUdeviceptr(p))
@@ -256,9 +254,8 @@ func (d *Driver) PointerSyncMemops(p Ptr) error {
 	return nil
 }
 
-// PointerDevice is the device whose memory p is an address of; for host memory
-// the device of the context that registered it. [ErrInvalidValue] for an
-// address that CUDA does not know.
+// PointerDevice returns the device of the memory at p; for host memory, the device of the context
+// that registered the memory. The error for an address unknown to CUDA is [ErrInvalidValue].
 func (d *Driver) PointerDevice(p Ptr) (Device, error) {
 	var v C.int
 	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, C.CUdeviceptr(p))
@@ -268,8 +265,8 @@ func (d *Driver) PointerDevice(p Ptr) (Device, error) {
 	return Device(v), nil
 }
 
-// PointerID is a number of the memory at p that no other memory of this process has or has
-// had, though it be at the same address (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+// PointerID returns a number that identifies the memory at p within this process. A later
+// allocation at the same address has another number (CU_POINTER_ATTRIBUTE_BUFFER_ID).
 func (d *Driver) PointerID(p Ptr) (uint64, error) {
 	var v C.ulonglong
 	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_BUFFER_ID, C.CUdeviceptr(p))

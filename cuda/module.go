@@ -4,7 +4,7 @@ package cuda
 #include <string.h>
 #include "driver.h"
 
-// The options' values are pointers, or numbers in the place of one.
+// Option values are pointers, or integers cast to pointers.
 static CUresult load(const peerlane_calls *t, CUmodule *m, const void *image, char *log, size_t n)
 {
 	int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
@@ -17,8 +17,7 @@ static CUresult load(const peerlane_calls *t, CUmodule *m, const void *image, ch
 
 #define MAX_PARAMETERS 16
 
-// A trampoline of its own: Go could not put pointers to its memory into a list
-// in its memory.
+// A trampoline, because Go cannot store pointers to Go memory in Go memory.
 static CUresult launch(const peerlane_calls *t, CUfunction f, unsigned blocks, unsigned threads, CUstream s,
 		       uint64_t *values, unsigned n)
 {
@@ -49,12 +48,12 @@ type Module uintptr
 // Function is a CUfunction: a kernel of a module.
 type Function uintptr
 
-// ModuleLoadPTX compiles PTX for the current context's device and loads it
-// (cuModuleLoadDataEx). The error of PTX that does not compile
-// ([ErrInvalidPTX], [ErrInvalidImage]) has the compiler's log in its text.
+// ModuleLoadPTX compiles PTX for the current context's device and loads the module
+// (cuModuleLoadDataEx). An error of the compiler ([ErrInvalidPTX], [ErrInvalidImage]) includes the
+// compiler's log.
 func (d *Driver) ModuleLoadPTX(ptx string) (Module, error) {
 	if strings.IndexByte(ptx, 0) >= 0 {
-		return 0, fmt.Errorf("PTX of %d bytes has a zero byte in it, where the driver would end it", len(ptx))
+		return 0, fmt.Errorf("PTX of %d bytes contains a zero byte, where the driver would stop reading", len(ptx))
 	}
 	image := append([]byte(ptx), 0)
 	var log [8192]C.char
@@ -70,8 +69,8 @@ func (d *Driver) ModuleLoadPTX(ptx string) (Module, error) {
 	return 0, err
 }
 
-// ModuleGetFunction is the kernel of that name, [ErrNotFound] if the module has
-// none. Under lazy loading this is the call that loads it.
+// ModuleGetFunction returns the kernel of a name, or [ErrNotFound]. Under lazy loading this call
+// loads the kernel.
 func (d *Driver) ModuleGetFunction(m Module, name string) (Function, error) {
 	symbol := append([]byte(name), 0)
 	var f C.CUfunction
@@ -81,14 +80,14 @@ func (d *Driver) ModuleGetFunction(m Module, name string) (Function, error) {
 	return Function(f), nil
 }
 
-// ModuleUnload gives a module and its functions up; none may be running.
+// ModuleUnload unloads a module with its functions. No function may be running.
 func (d *Driver) ModuleUnload(m Module) error {
 	return d.result(C.call_cuModuleUnload(d.calls, C.CUmodule(m)), "cuModuleUnload")
 }
 
-// Launch gives a stream a kernel of blocks × threads (cuLaunchKernel), whose
-// parameters, at most 16, are all 64 bits wide. What the kernel does wrong is
-// the error of a later call, and loses the context ([Result.Sticky]).
+// Launch starts a kernel of blocks × threads on s (cuLaunchKernel), with at most 16 parameters of
+// 64 bits. An error in the kernel appears as the error of a later call, and the context is lost
+// ([Result.Sticky]).
 func (d *Driver) Launch(f Function, blocks, threads uint32, s Stream, parameters ...uint64) error {
 	if len(parameters) > C.MAX_PARAMETERS {
 		return fmt.Errorf("kernel with %d parameters: at most %d are possible", len(parameters), C.MAX_PARAMETERS)

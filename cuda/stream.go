@@ -36,17 +36,17 @@ func (d *Driver) StreamCreate() (Stream, error) {
 	return Stream(s), nil
 }
 
-// StreamDestroy destroys a stream when its work is done; it does not wait.
+// StreamDestroy destroys a stream after its work completes. The call does not wait.
 func (d *Driver) StreamDestroy(s Stream) error {
 	return d.result(C.call_cuStreamDestroy(d.calls, C.CUstream(s)), "cuStreamDestroy")
 }
 
-// StreamSynchronize waits for all work that was given to the stream.
+// StreamSynchronize waits for the work of the stream.
 func (d *Driver) StreamSynchronize(s Stream) error {
 	return d.result(C.call_cuStreamSynchronize(d.calls, C.CUstream(s)), "cuStreamSynchronize")
 }
 
-// StreamQuery reports whether all work of the stream is done.
+// StreamQuery reports whether the stream is idle.
 func (d *Driver) StreamQuery(s Stream) (bool, error) {
 	return d.ready(C.call_cuStreamQuery(d.calls, C.CUstream(s)), "cuStreamQuery")
 }
@@ -57,8 +57,8 @@ func (d *Driver) StreamWaitEvent(s Stream, e Event) error {
 	return d.result(C.call_cuStreamWaitEvent(d.calls, C.CUstream(s), C.CUevent(e), 0), "cuStreamWaitEvent")
 }
 
-// StreamWriteValue64 writes v to addr, a multiple of 8, when all earlier work
-// of the stream is done and can be seen.
+// StreamWriteValue64 writes v to addr, a multiple of 8, after earlier work of the stream is
+// complete and visible.
 func (d *Driver) StreamWriteValue64(s Stream, addr Ptr, v uint64) error {
 	r := C.call_cuStreamWriteValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v), C.CU_STREAM_WRITE_VALUE_DEFAULT)
 	if r != 0 {
@@ -88,7 +88,7 @@ func (d *Driver) StreamWaitBits64(s Stream, addr Ptr, mask uint64) error {
 	return nil
 }
 
-// EventOptions says what kind of event is made.
+// EventOptions are the options of [Driver.EventCreate].
 type EventOptions struct {
 	Interprocess bool // IPCGetEventHandle is possible
 }
@@ -137,8 +137,8 @@ func (d *Driver) IPCGetEventHandle(e Event) ([64]byte, error) {
 	return *(*[64]byte)(unsafe.Pointer(&h)), nil
 }
 
-// IPCOpenEventHandle opens another process's event. [ErrMapFailed] where the
-// two share no /dev/shm or are not of one user.
+// IPCOpenEventHandle opens another process's event. The error is [ErrMapFailed] if the processes do
+// not share /dev/shm or belong to different users.
 func (d *Driver) IPCOpenEventHandle(handle [64]byte) (Event, error) {
 	var e C.CUevent
 	if r := C.call_cuIpcOpenEventHandle(d.calls, &e, *(*C.CUipcEventHandle)(unsafe.Pointer(&handle))); r != 0 {

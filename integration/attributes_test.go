@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes are those of a process that a relay resets, as the kernel tells them.
+// attributes returns the attributes that a relay resets, as the kernel shows a process.
 func attributes(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	process := fmt.Sprintf("/proc/%d/", pid)

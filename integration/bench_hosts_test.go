@@ -18,11 +18,11 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// benches are the files of two hosts apart that have one cluster key, for a bench on each.
+// benches is the files of two separate hosts with a shared cluster key, for one bench per host.
 type benches struct {
 	*networks
 	roots [2]string
-	temp  string // where both make their directories; of a short name, for sockets
+	temp  string // for directories of both benches; the name is short, for socket paths
 }
 
 func newBenches(t *testing.T) *benches {
@@ -39,7 +39,7 @@ func newBenches(t *testing.T) *benches {
 		t.Fatal(err)
 	}
 	b.mustWrite(filepath.Join(b.roots[1], "etc/peerlane/cluster.key"), string(key))
-	if err := os.Chmod(root, 0o711); err != nil { // relays go through it
+	if err := os.Chmod(root, 0o711); err != nil { // relays traverse the directory
 		t.Fatal(err)
 	}
 	return b
@@ -55,8 +55,8 @@ func (b *benches) mustWrite(file, text string) {
 	}
 }
 
-// benchProcess is peerlane bench on one of the hosts; said is each line of its progress
-// until it ends.
+// benchProcess is a running peerlane bench on one host; said receives each line of progress until
+// the end.
 type benchProcess struct {
 	*exec.Cmd
 	out, errors bytes.Buffer
@@ -82,7 +82,7 @@ func (b *benches) start(host int, arguments ...string) *benchProcess {
 	}
 	b.Cleanup(func() {
 		if p.ProcessState == nil {
-			_ = p.Process.Kill() // it may have ended
+			_ = p.Process.Kill() // may have ended
 			_ = p.Wait()
 		}
 		in.Close()
@@ -102,13 +102,13 @@ func (s *saying) Write(text []byte) (int, error) {
 	for line := range strings.Lines(string(text)) {
 		select {
 		case s.to <- line:
-		default: // nobody waits for that many
+		default: // no test waits for that many lines
 		}
 	}
 	return len(text), nil
 }
 
-// await waits until the process has said something.
+// await waits for a line of the process.
 func (b *benches) await(p *benchProcess, what string) {
 	b.Helper()
 	for line := range p.said {
@@ -119,7 +119,7 @@ func (b *benches) await(p *benchProcess, what string) {
 	b.Fatalf("it never said %q: %s", what, p.errors.String())
 }
 
-// ended is how the process ended, with all that it has said.
+// ended waits for the end of the process, and returns the output and the error.
 func (b *benches) ended(p *benchProcess) (said string, err error) {
 	for range p.said {
 	}
@@ -127,8 +127,8 @@ func (b *benches) ended(p *benchProcess) (said string, err error) {
 	return p.errors.String(), err
 }
 
-// Two benches, each on a host of its own as far as the network goes, measure their lane
-// over it, and both have the result.
+// Two benches in separate network namespaces measure their lane over the network, and both return
+// the result.
 func TestBenchBetweenHosts(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
@@ -149,13 +149,13 @@ func TestBenchBetweenHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if other, err := json.Marshal(reports[1]); err != nil || !bytes.Equal(one, other) {
-		t.Errorf("one host's result is %s, the other's %s (%v)", one, other, err)
+		t.Errorf("result of one host: %s; of the other: %s (%v)", one, other, err)
 	}
 	r := reports[0]
 	if !r.Simulated || len(r.Hosts) != 2 {
 		t.Errorf("the result is of %+v, simulated: %v", r.Hosts, r.Simulated)
 	}
-	// Each way two sizes at two depths, and 8 bytes; and the hand-off.
+	// Two sizes at two depths in each direction, and 8 bytes; and the hand-off.
 	if len(r.Rows) != 11 {
 		t.Errorf("%d rows: %+v", len(r.Rows), r.Rows)
 	}
@@ -177,8 +177,8 @@ func TestBenchBetweenHosts(t *testing.T) {
 	b.leftNothing()
 }
 
-// A bench that is ended ends the other, which says so; and neither leaves anything.
-func TestABenchWhoseOtherSideEnds(t *testing.T) {
+// A bench that is interrupted ends the other bench, which reports the cause; no files remain.
+func TestBenchInterruptedEndsBothSides(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
 	b.await(listening, "listening at")
@@ -196,7 +196,7 @@ func TestABenchWhoseOtherSideEnds(t *testing.T) {
 	b.leftNothing()
 }
 
-// leftNothing demands that the benches have removed their directories.
+// leftNothing requires that the benches have removed their directories.
 func (b *benches) leftNothing() {
 	b.Helper()
 	left, err := filepath.Glob(filepath.Join(b.temp, "plbench-*"))
@@ -205,8 +205,8 @@ func (b *benches) leftNothing() {
 	}
 }
 
-// A bench that is killed, at whatever step, ends the other within a minute, which says so.
-func TestABenchThatIsKilled(t *testing.T) {
+// A bench that is killed at any step ends the other bench within a minute, which reports the cause.
+func TestBenchKilledEndsOtherSide(t *testing.T) {
 	if !networkSoak() {
 		t.Skip("it takes minutes; make soak-network runs it")
 	}
@@ -215,12 +215,12 @@ func TestABenchThatIsKilled(t *testing.T) {
 		t.Run(who, func(t *testing.T) {
 			b := newBenches(t)
 			for step, over := 1, false; !over; step++ {
-				at := fmt.Sprintf("%s:%d", b.addresses[1], 20500+step) // of the last one's port some may be left
+				at := fmt.Sprintf("%s:%d", b.addresses[1], 20500+step) // the former port may be in TIME_WAIT
 				listening := b.start(1, "--listen", at)
 				b.await(listening, "listening at")
 				connecting := b.start(0, append([]string{"--connect", at}, arguments...)...)
 				if killed == 0 {
-					b.await(listening, "has connected") // until then it is nobody's end
+					b.await(listening, "has connected") // earlier the listener waits for another connection
 				}
 				both := []*benchProcess{connecting, listening}
 				last := ""
@@ -242,10 +242,10 @@ func TestABenchThatIsKilled(t *testing.T) {
 				late := time.AfterFunc(patience, func() { _ = other.Process.Signal(syscall.SIGTERM) })
 				said, err := b.ended(other)
 				if !late.Stop() {
-					t.Errorf("after %q it ends only when it is told to, after %v: %s", last, time.Since(begun), said)
+					t.Errorf("killed after %q: the other bench ended only by a signal, after %v: %s", last, time.Since(begun), said)
 				}
 				if err == nil || !strings.Contains(said, "went away") && !strings.Contains(said, "no peerlane bench --listen answers") {
-					t.Errorf("after %q it ends with %v: %s", last, err, said)
+					t.Errorf("killed after %q: the other bench ended with %v: %s", last, err, said)
 				}
 				t.Logf("after %q: %v", strings.TrimSpace(last), time.Since(begun).Round(time.Millisecond))
 			}

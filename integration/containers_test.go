@@ -58,11 +58,11 @@ func run(m *testing.M) int {
 	return code
 }
 
-// runtimes are those that `make test` covers.
+// runtimes are the container runtimes of `make test`.
 var runtimes = []string{"runc", "crun"}
 
-// patience is ten times what is promised for one host, a second, for machines that
-// are emulated and share their processors: six times slower still.
+// patience is ten times the promise for one host, which is a second, times six for emulated
+// machines that share processors.
 const patience = time.Minute
 
 // bed is a test's host.
@@ -72,7 +72,7 @@ type bed struct {
 	runtime *bundle.Runtime
 	lanes   [2]topo.Lane
 	count   int
-	edit    func(*bundle.Bundle) // what a test changes in each bundle; nil for nothing
+	edit    func(*bundle.Bundle) // changes each bundle of a test; nil for no change
 }
 
 func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed {
@@ -80,9 +80,9 @@ func newBed(t *testing.T, runtimeName string, change func(*config.Config)) *bed 
 	return newBedIn(t, newRoot(t), runtimeName, change)
 }
 
-// beside lets a test run beside others that do the same, where it has a bed of its own and
-// changes nothing of this process: such tests wait more than they compute. Guests have
-// too little of a processor for it.
+// beside runs a test in parallel with other such tests. The test has a bed of its own and changes
+// nothing in this process; such tests wait more than they compute. Guests have too few processors
+// and run tests in sequence.
 func beside(t *testing.T) {
 	t.Helper()
 	if os.Getenv(programs.Variable) == "" {
@@ -90,8 +90,8 @@ func beside(t *testing.T) {
 	}
 }
 
-// ownPrograms are Peerlane's programs by names that no other bed has: what is left of a
-// bed is found by them.
+// ownPrograms returns Peerlane's programs under names unique to this bed, by which remains of the
+// bed are found.
 func ownPrograms(t *testing.T) string {
 	t.Helper()
 	if os.Getenv(programs.Variable) != "" { // and no test runs beside another
@@ -101,8 +101,8 @@ func ownPrograms(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not below the bed's root, all of which a test may give away, and not where TMPDIR is:
-	// links stay in one file system.
+	// Outside the bed's root, which a test may give to another user, and outside TMPDIR: hard links
+	// need the same file system.
 	dir, err := os.MkdirTemp(filepath.Dir(binaries), "plbin")
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func newRoot(t *testing.T) string {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an OCI runtime makes namespaces and cgroups")
 	}
-	// Short, for the length of a socket's path; and none begins as another one does.
+	// A short name for socket paths, and no prefix of another bed's name.
 	root, err := os.MkdirTemp("", "pl*-")
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func (b *bed) leavesNothing() {
 	})
 }
 
-// container is a running one.
+// container is a running container.
 type container struct {
 	bed    *bed
 	id     string
@@ -223,7 +223,7 @@ func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bun
 	if err != nil {
 		b.Fatal(err)
 	}
-	// Race-built programs wait a second at their end.
+	// By default the race detector delays the exit of a process by a second.
 	built.Spec.Process.Env = append(built.Spec.Process.Env, "GORACE=atexit_sleep_ms=0")
 	if b.edit != nil {
 		b.edit(built)
@@ -243,7 +243,7 @@ func (b *bed) gpu(lane topo.Lane) topo.GPU {
 	return g
 }
 
-// start runs a role in a container with a GPU and its lane.
+// start runs a role in a container with a GPU and the GPU's lane.
 func (b *bed) start(lane topo.Lane, role ...string) *container {
 	b.Helper()
 	g := b.gpu(lane)
@@ -256,7 +256,7 @@ func (b *bed) run(built *bundle.Bundle) *container {
 	return b.follow(id, b.runtime.Run(context.Background(), built, id), func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
 }
 
-// follow starts a command that ends with its container, which remove removes.
+// follow starts a command that ends with its container, and registers remove for cleanup.
 func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) error) *container {
 	b.Helper()
 	c := &container{
@@ -292,7 +292,7 @@ func (b *bed) follow(id string, cmd *exec.Cmd, remove func(context.Context) erro
 	return c
 }
 
-// end closes the container's input, waits, and removes what is left of it.
+// end closes the container's input, waits for its end, and removes the rest.
 func (c *container) end() {
 	c.once.Do(func() {
 		c.in.Close()
@@ -307,7 +307,7 @@ func (c *container) end() {
 	})
 }
 
-// next waits for a line of a kind; others before it are passed over.
+// next waits for a line of a kind and discards earlier lines of other kinds.
 func (c *container) next(kind string) said {
 	c.bed.Helper()
 	deadline := testutil.After(2 * patience)
@@ -363,7 +363,7 @@ func child(t *testing.T, of int) int {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // it ended
+			continue // the process has ended
 		}
 		if strings.Contains(string(text), fmt.Sprintf("\nPPid:\t%d\n", of)) {
 			pid, err := strconv.Atoi(strings.Split(file, "/")[2])
@@ -377,7 +377,7 @@ func child(t *testing.T, of int) int {
 	return 0
 }
 
-// generation is the container's, as the host knows it.
+// generation returns the container's generation.
 func (c *container) generation() hook.Info {
 	c.bed.Helper()
 	list, err := hook.List(c.bed.Layout)
@@ -400,7 +400,7 @@ func (b *bed) streaming(roleA ...string) (a, z *container) {
 	return b.introduce(b.start(b.lanes[0], roleA...), b.start(b.lanes[1], "stream"))
 }
 
-// waiting are two that attach again when they are told to.
+// waiting starts two containers that attach again on command.
 func (b *bed) waiting() (a, z *container) {
 	b.Helper()
 	return b.introduce(b.start(b.lanes[0], "stream", "wait"), b.start(b.lanes[1], "stream", "wait"))
@@ -424,7 +424,7 @@ func kill(t *testing.T, pid int) time.Time {
 	return time.Now()
 }
 
-// mustLearn demands an error at this container that names what died.
+// mustLearn requires an error in this container that names the dead process.
 func (c *container) mustLearn(since time.Time, words ...string) {
 	c.bed.Helper()
 	select {
@@ -484,7 +484,7 @@ func TestDeathOfARelay(t *testing.T) {
 			died := kill(t, g.Status.Relay.PID)
 			z.mustLearn(died, "the relay of", a.id, "died")
 			a.mustLearn(died, "the relay of this container died")
-			// Its successor serves on the same socket.
+			// The successor serves on the same socket.
 			a.next("again")
 			t.Logf("attached again after %v", time.Since(died).Round(time.Millisecond))
 			z.next("again")
@@ -521,7 +521,7 @@ func TestDeathOfASupervisor(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.nics()
 	a, z := b.streaming("stream")
-	// A relay survives its supervisor, and ends with its container.
+	// A relay survives the death of its supervisor, and ends with the container.
 	relay := a.generation().Status.Relay.PID
 	kill(t, supervisor(t, relay))
 	select {
@@ -532,7 +532,7 @@ func TestDeathOfASupervisor(t *testing.T) {
 	died := kill(t, a.init())
 	z.mustLearn(died, "container "+a.id, "ended")
 	a.end()
-	// Whatever runs next collects what the supervisor would have removed.
+	// The next hook or supervisor collects the remains of the killed supervisor.
 	b.start(b.lanes[0], "hello").next("hello")
 }
 
@@ -555,19 +555,19 @@ func supervisor(t *testing.T, relay int) int {
 	return 0
 }
 
-func TestALaneWithoutItsGPU(t *testing.T) {
+func TestLaneWithoutGPUNamesTheDevice(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
-	// The relay answers; CUDA in the container is what is missing.
+	// The relay answers; the container lacks CUDA.
 	b.run(b.bundle(g, testbed.Devices(g)[1:], "hello")).next("hello")
 	c := b.run(b.bundle(g, testbed.Devices(g)[1:], "export"))
 	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index), fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
 // Two lanes, and neither GPU.
-func TestALaneWithoutItsGPUTwice(t *testing.T) {
+func TestTwoLanesWithoutGPUsNameBothDevices(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -577,7 +577,7 @@ func TestALaneWithoutItsGPUTwice(t *testing.T) {
 }
 
 // A gpu= brings the nodes, and the image or the vendor's device libcuda.
-func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
+func TestGPUWithoutLibcudaNamesTheLibrary(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -586,8 +586,8 @@ func TestAGPUInAnImageWithoutLibcuda(t *testing.T) {
 	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
-// Neither lane nor GPU: libcuda is what the program misses first.
-func TestAContainerWithoutAnyDevice(t *testing.T) {
+// Neither lane nor GPU: the program first misses libcuda.
+func TestContainerWithoutDeviceNamesTheLibrary(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	g := b.gpu(b.lanes[0])
@@ -595,7 +595,7 @@ func TestAContainerWithoutAnyDevice(t *testing.T) {
 	b.mustFail(b.run(b.bundle(g, nil, "hello")), "no relay at /run/peerlane/relay.sock", "--device peerlane.dev/lane=N")
 }
 
-func TestAGPUWithoutItsLane(t *testing.T) {
+func TestGPUWithoutLaneIsRefused(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -604,7 +604,7 @@ func TestAGPUWithoutItsLane(t *testing.T) {
 	b.mustFail(c, "no relay at /run/peerlane/relay.sock", "start the container with --device peerlane.dev/lane="+g.UUID)
 }
 
-func TestTheLaneOfAnotherGPU(t *testing.T) {
+func TestLaneOfAnotherGPUIsRefused(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -613,15 +613,15 @@ func TestTheLaneOfAnotherGPU(t *testing.T) {
 	b.mustFail(c, g.UUID, other.UUID, "start it with --device peerlane.dev/lane="+g.UUID)
 }
 
-func TestARelayWithoutCUDA(t *testing.T) {
+func TestRelayWithoutCUDAReportsCause(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
 	b.leavesNothing()
 	b.mustFail(b.start(b.lanes[0], "export"), "the relay cannot use the CUDA driver", "/nowhere/libcuda.so.1")
-	b.start(b.lanes[0], "hello").next("hello") // it serves what it can
+	b.start(b.lanes[0], "hello").next("hello") // hello needs no GPU
 }
 
-func TestAHostWithoutTheRelayBinary(t *testing.T) {
+func TestHostWithoutRelayBinaryRefusesContainer(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Binary = "/nowhere/peerlane-relay" })
 	journal := b.hostLog()
@@ -632,12 +632,12 @@ func TestAHostWithoutTheRelayBinary(t *testing.T) {
 	}
 	c.end()
 	if !strings.Contains(c.stderr.String(), "/nowhere/peerlane-relay") {
-		t.Errorf("the runtime does not say what is missing: %s", c.stderr.String())
+		t.Errorf("the runtime does not name the missing device: %s", c.stderr.String())
 	}
 	b.mustLog(journal, "/nowhere/peerlane-relay", c.id, "PRIORITY=3")
 }
 
-// hostLog plays the journal of this host, and returns what it is told.
+// hostLog replaces the host's journal, and returns the socket that receives entries.
 func (b *bed) hostLog() *net.UnixConn {
 	b.Helper()
 	path := filepath.Join(b.Root, "run/systemd/journal/socket")
@@ -652,7 +652,7 @@ func (b *bed) hostLog() *net.UnixConn {
 	return conn
 }
 
-// mustLog demands an entry that has all of these words.
+// mustLog requires an entry with all the words.
 func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 	b.Helper()
 	if err := journal.SetReadDeadline(testutil.Deadline()); err != nil {
@@ -675,9 +675,9 @@ func (b *bed) mustLog(journal *net.UnixConn, words ...string) {
 	}
 }
 
-// Where the administrator says so, a relay that does not start stops no
-// container: its client hears where to look.
-func TestAHostThatOnlyWarns(t *testing.T) {
+// With on_failure = "warn" a relay that does not start stops no container; the client's error names
+// the log.
+func TestHostThatWarnsStartsContainer(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -694,7 +694,7 @@ func TestAHostThatOnlyWarns(t *testing.T) {
 	}
 }
 
-func TestAnUnknownDevice(t *testing.T) {
+func TestUnknownDeviceIsRefused(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	err := bundle.New(t.TempDir(), "/x").Inject(b.CDIDir(), "peerlane.dev/lane=99")
@@ -703,7 +703,7 @@ func TestAnUnknownDevice(t *testing.T) {
 	}
 }
 
-// mustFail demands that a role ends with an error that says these words.
+// mustFail requires that a role ends with an error that contains the words.
 func (b *bed) mustFail(c *container, words ...string) {
 	b.Helper()
 	for s := range c.lines {
@@ -716,7 +716,7 @@ func (b *bed) mustFail(c *container, words ...string) {
 			}
 		}
 		if strings.Contains(s.Error, "\n") {
-			b.Errorf("the error is not one line: %q", s.Error)
+			b.Errorf("error has several lines: %q", s.Error)
 		}
 		b.Logf("it says: %s", s.Error)
 		return
@@ -725,11 +725,11 @@ func (b *bed) mustFail(c *container, words ...string) {
 	b.Errorf("the container ended without an error: %s", c.stderr.String())
 }
 
-// starts is how many containers TestTheFirstActionOfAContainer starts; `make
+// starts is how many containers TestContainerConnectsAsFirstAction starts; `make
 // soak-containers` starts more.
 const starts = 24
 
-func TestTheFirstActionOfAContainer(t *testing.T) {
+func TestContainerConnectsAsFirstAction(t *testing.T) {
 	beside(t)
 	starts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", starts))
 	b := newBed(t, "runc", asItIs)
@@ -784,9 +784,9 @@ func (b *bed) mustPeerlane(arguments ...string) string {
 	return out
 }
 
-// A relay that dies again and again stays down, and everybody is told: the list,
-// the log, and the container's client. The administrator starts it again.
-func TestARelayThatDiesTooOften(t *testing.T) {
+// A relay that dies repeatedly stays down; the list, the log and the client report this. The
+// administrator restarts the relay.
+func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	journal := b.hostLog()
@@ -799,7 +799,7 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 		if g.Status.State == hook.StateDown {
 			break
 		}
-		// Ready, and not what still makes its sandbox.
+		// StateReady, because an earlier relay is still setting up the sandbox.
 		if g.Status.State == hook.StateReady && g.Status.Starts > deaths {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
@@ -834,9 +834,9 @@ func TestARelayThatDiesTooOften(t *testing.T) {
 	}
 }
 
-// Draining lets go of the GPUs in the middle of a transfer; clients are told why,
-// and so are those of a container that starts meanwhile.
-func TestDrain(t *testing.T) {
+// Draining releases the GPUs during a transfer; the clients receive the reason, as do clients of a
+// container that starts meanwhile.
+func TestDrainReleasesGPUs(t *testing.T) {
 	beside(t)
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		t.Run(route, func(t *testing.T) {
@@ -863,7 +863,7 @@ func TestDrain(t *testing.T) {
 			}
 			for _, pid := range relays {
 				if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
-					t.Errorf("relay %d is there", pid)
+					t.Errorf("relay %d runs", pid)
 				}
 			}
 			if list := b.mustPeerlane("relay", "list"); !strings.Contains(list, "All relays of this host are drained") {
@@ -871,7 +871,7 @@ func TestDrain(t *testing.T) {
 			}
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
-			// The same as a script would: one relay, and what became of it.
+			// The same for a script: one relay, with its states as JSON.
 			for _, step := range []struct{ command, state string }{{"stop", hook.StateStopped}, {"resume", hook.StateReady}, {"drain", hook.StateDrained}, {"resume", hook.StateReady}} {
 				var told struct {
 					Relays []struct{ ID, Container, State string }

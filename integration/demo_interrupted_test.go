@@ -19,8 +19,8 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// A demo that is interrupted, by Ctrl-C in a terminal or by SIGTERM, ends its containers,
-// relays and emulated NICs, removes its files, and says so.
+// A demo interrupted by Ctrl-C in a terminal or by SIGTERM ends its containers, relays and emulated
+// NICs, removes its files, and reports the interruption.
 func TestDemoInterruptedLeavesNothing(t *testing.T) {
 	for _, c := range []struct {
 		runtime, step string
@@ -36,7 +36,7 @@ func TestDemoInterruptedLeavesNothing(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%v", c.runtime, strings.ReplaceAll(c.step, " ", "-"), unix.SignalName(c.signal)), func(t *testing.T) {
 			demoOptions(t, c.runtime, "")
-			temporary, err := os.MkdirTemp("/tmp", "d") // short: sockets below it have 107 bytes for their names
+			temporary, err := os.MkdirTemp("/tmp", "d") // short: socket paths have at most 107 bytes
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +81,7 @@ func TestDemoInterruptedLeavesNothing(t *testing.T) {
 				}
 			}
 			if err := cmd.Wait(); err == nil || !cmd.ProcessState.Exited() || !signalled {
-				t.Errorf("signalled: %v; it ended with %v", signalled, err)
+				t.Errorf("signalled: %v; exit: %v", signalled, err)
 			}
 			if text := all.String(); !strings.Contains(text, "the demo was interrupted") || strings.Contains(text, "left on the host") {
 				t.Errorf("it says\n%s", text)

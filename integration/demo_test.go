@@ -32,7 +32,7 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 			t.Run(runtimeName+"/"+route, func(t *testing.T) {
@@ -68,8 +68,8 @@ func runDemo(t *testing.T, o demo.Options) *demo.Report {
 	return r
 }
 
-// With one GPU both containers have its lane, and route auto is direct. What needs a second
-// GPU is refused with the reason.
+// With one GPU both containers use its lane, and route auto is direct. Options that need a second
+// GPU are refused with the reason.
 func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc"} {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -108,8 +108,8 @@ func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 	}
 }
 
-// A host with one GPU has route direct measured, and each table that needs another GPU
-// listed with the reason.
+// A host with one GPU measures route direct, and lists each table that needs another GPU with the
+// reason.
 func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 	names, _ := bench.Tables()
 	o := bench.Options{
@@ -136,7 +136,7 @@ func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 	}
 	for _, name := range names {
 		if rows[name] == 0 && !missing[name] {
-			t.Errorf("table %s has neither rows nor a reason for none", name)
+			t.Errorf("table %s has neither rows nor a reason", name)
 		}
 	}
 	for _, name := range []string{"latency", "routes", "bounce", "many-clients", "cpu", "first-copy", "network"} {
@@ -168,8 +168,8 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 	}
 }
 
-// Clients that copy themselves, in containers with gpu=: CUDA shows them their own GPU
-// alone, the server GPUs' nodes are there, and relays copy nothing on route staged.
+// Clients copy themselves, in containers with gpu=: CUDA shows only the client's GPU, the server
+// GPUs' nodes exist, and relays make no copies on route staged.
 func TestDemoOfClientCopy(t *testing.T) {
 	for _, runtimeName := range []string{demo.RuntimeNone, "runc", "crun"} {
 		for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -197,9 +197,8 @@ func TestDemoOfClientCopy(t *testing.T) {
 	}
 }
 
-// Every table of the bench can be measured, with processes and relays as they are
-// in use. What the figures are is no matter here.
-func TestBench(t *testing.T) {
+// Every table of the bench runs with real processes and relays. The test ignores the figures.
+func TestBenchMeasuresEveryTable(t *testing.T) {
 	names, _ := bench.Tables()
 	r, err := bench.Run(context.Background(), bench.Options{
 		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
@@ -227,7 +226,7 @@ func TestBench(t *testing.T) {
 	if !r.Simulated {
 		t.Error("a simulated result does not say so")
 	}
-	// What cannot be measured here is said, and nothing that can be is missing.
+	// Tables that this host cannot measure state the reason; no other table is missing.
 	for _, v := range r.Verdicts() {
 		want := "simulated"
 		if strings.Contains(v.What, "GPU memory") {
@@ -239,8 +238,8 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// The demo's verdict must be able to fail: one wrong byte, one copy that fails.
-func TestTheDemoSeesWhatIsWrong(t *testing.T) {
+// The demo's verdict can fail: one corrupt byte, one failed copy.
+func TestDemoDetectsCorruptData(t *testing.T) {
 	for _, c := range []struct{ name, fault, words string }{
 		{"a wrong byte", "cuMemcpyAsync:after=40:times=1:corrupt=1", "WRONG"},
 		{"a failed copy", "cuMemcpyAsync:after=40:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS"},

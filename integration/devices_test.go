@@ -19,8 +19,7 @@ import (
 // device is the name of a GPU's device of a kind.
 func device(kind string, g topo.GPU) string { return fmt.Sprintf("%s=%d", kind, g.Index) }
 
-// lookIn runs a container with these devices and returns what it finds, and the
-// container, which runs.
+// lookIn runs a container with these devices and returns its view, and the running container.
 func (b *bed) lookIn(built *bundle.Bundle) (*look, *container) {
 	b.Helper()
 	c := b.run(built)
@@ -37,8 +36,8 @@ func (l *look) variables(name string) (values []string) {
 	return values
 }
 
-// What each kind of device gives, and nothing that another kind is for.
-func TestWhatAContainerGets(t *testing.T) {
+// Each kind of device adds its edits and no edits of another kind.
+func TestContainerGetsRequestedDevices(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -60,7 +59,7 @@ func TestWhatAContainerGets(t *testing.T) {
 			for _, n := range b.Plan.NICs {
 				allNICs = append(allNICs, "/dev/infiniband/"+n.Uverbs)
 			}
-			// The recorded host has the driver for DMA-BUF, and no release of its kernel.
+			// The recorded host has the driver for DMA-BUF, and no kernel release.
 			for _, test := range []struct {
 				name         string
 				devices      string
@@ -110,8 +109,8 @@ func (b *bed) nic(name string) topo.NIC {
 	return b.Plan.NICs[i]
 }
 
-// refused demands that a container does not start, and returns the hook's line.
-// Not every runtime shows what its hooks write.
+// refused requires that a container does not start, and returns the hook's message. Some runtimes
+// do not show the output of hooks.
 func (b *bed) refused(built *bundle.Bundle) string {
 	b.Helper()
 	c := b.run(built)
@@ -135,7 +134,7 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 			both := []string{device(cdi.KindGPU, g), device(cdi.KindGPU, other)}
 			for _, devices := range [][]string{both, {both[1], both[0]}, {both[0], device(cdi.KindLane, other)}} {
 				said := b.refused(b.bundle(g, devices, "look"))
-				if runtimeName == "crun" { // it does not show what its hooks say
+				if runtimeName == "crun" { // crun hides the output of hooks
 					continue
 				}
 				for _, words := range []string{"would hide GPU ", "peerlane.dev/gpu=all", "peerlane.dev/gpu=mine", "peerlane.dev/lane=N"} {
@@ -152,7 +151,7 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 				}
 				c.end()
 			}
-			// What the user set, where the engine lets that win.
+			// The user's variables, in engines that give them precedence.
 			for _, devices := range [][]string{both[:1], both} {
 				built := b.bundle(g, devices, "look")
 				built.Spec.Process.Env = slices.DeleteFunc(built.Spec.Process.Env, func(e string) bool { return strings.HasPrefix(e, "CUDA_VISIBLE_DEVICES=") })
@@ -167,9 +166,8 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 	}
 }
 
-// A container that an engine has kept since an earlier release has --lane alone
-// in its hooks, also for a gpu=.
-func TestAContainerOfAnEarlierRelease(t *testing.T) {
+// A container created by an earlier release has --lane alone in its hooks, even with gpu=.
+func TestContainerOfEarlierReleaseStarts(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -188,9 +186,9 @@ func TestAContainerOfAnEarlierRelease(t *testing.T) {
 	}
 }
 
-// The limit of locked memory is lifted for who registers memory, and does not
-// reach what `exec` starts: that has its runtime's own.
-func TestLockedMemory(t *testing.T) { // not beside others: it lowers this process's own
+// Containers that register memory have no limit of locked memory. Processes started by `exec` keep
+// the runtime's limit.
+func TestLockedMemoryIsUnlimitedForInit(t *testing.T) { // not parallel: lowers the limit of this process
 	const low = 64 << 10
 	var own unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &own); err != nil {
@@ -247,7 +245,7 @@ func TestLockedMemory(t *testing.T) { // not beside others: it lowers this proce
 						t.Errorf("the container's init may lock %s bytes, want %s", found.Memlock, test.init)
 					}
 					if found := c.exec("look")[0].Look; found.Memlock != test.exec {
-						t.Errorf("what exec starts may lock %s bytes, want %s", found.Memlock, test.exec)
+						t.Errorf("limit of locked memory in exec: %s bytes, want %s", found.Memlock, test.exec)
 					}
 				})
 			}

@@ -28,7 +28,7 @@ type docker struct {
 // testImage is the image of the test's own program.
 const testImage = "peerlane-test:1"
 
-// newDocker starts a daemon that knows these runtimes.
+// newDocker starts a daemon with these runtimes.
 func newDocker(b *bed, runtimes map[string][]string) *docker {
 	b.Helper()
 	type entry struct {
@@ -91,7 +91,7 @@ func (d *docker) command(ctx context.Context, arguments ...string) *exec.Cmd {
 	return c
 }
 
-// must runs a command of Docker's to its end.
+// must runs a Docker command and requires success.
 func (d *docker) must(arguments ...string) string {
 	d.bed.Helper()
 	out, err := d.command(context.Background(), arguments...).CombinedOutput()
@@ -115,7 +115,7 @@ func (d *docker) run(name string, options []string, role ...string) *container {
 	})
 }
 
-// Docker of before CDI, as an administrator sets it up and users use it.
+// Docker without CDI support, as administrators configure Peerlane for it and users use it.
 func TestDockerWithoutCDI(t *testing.T) {
 	version, err := exec.Command("dockerd", "--version").Output()
 	if err != nil || !strings.Contains(string(version), " 20.10.") {
@@ -154,7 +154,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", testImage, "/usr/bin/test", "role", "hello")
 		for range 2 {
 			if out := d.must("start", "--attach", name); !strings.Contains(out, `"hello"`) {
-				t.Errorf("it says %s", out)
+				t.Errorf("output %s", out)
 			}
 		}
 		d.must("rm", name)

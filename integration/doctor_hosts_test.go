@@ -17,8 +17,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// Two hosts, each in a network of its own, and their doctors: between them nothing is
-// wrong, then the MTU of one end is, and then the key.
+// Doctors of two hosts in separate network namespaces: no finding at first, then a wrong MTU at one
+// end, then a wrong key.
 func TestDoctorsOfTwoHosts(t *testing.T) {
 	n := newNetworks(t)
 	roots := [2]string{t.TempDir(), t.TempDir()}
@@ -63,7 +63,7 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		end = func() {
-			_ = cmd.Process.Signal(unix.SIGINT) // it may have failed
+			_ = cmd.Process.Signal(unix.SIGINT) // may have failed
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("doctor --serve: %v: %s", err, errOut.String())
 			}
@@ -91,7 +91,7 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 	}
 	at, end := served()
 	if at != n.addresses[1]+":20999" {
-		t.Errorf("it is at %s", at)
+		t.Errorf("address %s", at)
 	}
 	for check, f := range found(n.addresses[1]) {
 		if f.Subject == "other hosts" && f.Status != doctor.OK {

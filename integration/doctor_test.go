@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// diagnosis is what peerlane doctor says of this host, by check.
+// diagnosis returns the findings of peerlane doctor on this host, by check.
 func (b *bed) diagnosis() map[string][]doctor.Finding {
 	b.Helper()
 	cmd := exec.Command(filepath.Join(binaries, "peerlane"), "doctor", "-o", "json", "--interval", "10ms", "--root", b.Root)
@@ -23,7 +23,8 @@ func (b *bed) diagnosis() map[string][]doctor.Finding {
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
 	var status *exec.ExitError
-	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) { // 5 to 7 say what the worst is
+	// exit status 5 to 7 encodes the worst finding
+	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) {
 		b.Fatalf("peerlane doctor: %v: %s", err, errOut.String())
 	}
 	var report struct{ Findings []doctor.Finding }
@@ -36,13 +37,13 @@ func (b *bed) diagnosis() map[string][]doctor.Finding {
 	}
 	for _, c := range doctor.All() {
 		if len(by[c.Name]) == 0 {
-			b.Errorf("nothing is said of %s", c.Name)
+			b.Errorf("no finding of %s", c.Name)
 		}
 	}
 	return by
 }
 
-// wants checks what is said of a check: the worst status, and words of what was found.
+// wants requires a check's worst status, and words of its findings.
 func (b *bed) wants(found map[string][]doctor.Finding, check string, status doctor.Status, words ...string) {
 	b.Helper()
 	var text strings.Builder
@@ -59,8 +60,7 @@ func (b *bed) wants(found map[string][]doctor.Finding, check string, status doct
 	}
 }
 
-// A relay that nobody looks after any more, and what it leaves, are found, and the
-// remedies that are named mend it.
+// An orphaned relay and its files are found, and the printed remedies remove both.
 func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -68,7 +68,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	c := b.start(b.lanes[0], "stream") // alone: another's supervisor would collect
 	c.next("listening")
 	var found map[string][]doctor.Finding
-	// The relay serves before its supervisor has written that it is ready.
+	// The relay serves before its supervisor has written the state ready.
 	b.eventually("the relay is ready", func() bool {
 		found = b.diagnosis()
 		return doctor.Worst(found["relays"]) == doctor.OK
@@ -86,7 +86,7 @@ func TestDoctorFindsWhatIsLeft(t *testing.T) {
 	b.wants(found, "relays", doctor.Failure, "container "+c.id, "restart the container")
 	b.wants(found, "leftovers", doctor.OK)
 
-	// Without its runtime nobody runs the container's poststop hook, which would collect.
+	// Without the runtime no process runs the container's poststop hook, which would collect.
 	init := c.init()
 	kill(t, c.cmd.Process.Pid)
 	kill(t, init)
@@ -108,7 +108,7 @@ func (b *bed) eventually(what string, is func() bool) {
 	testutil.Until(b.T, what, is)
 }
 
-// What the exporter tells of a lane is what its relay moves.
+// The exporter's counters of a lane equal the relay's transfers.
 func TestExporterTellsWhatRelaysMove(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -149,7 +149,7 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 		return value(last, "peerlane_lane_bytes_total", lane(a, 0, "sent")...) > before &&
 			value(last, "peerlane_lane_bytes_total", lane(z, 1, "received")...) > 0
 	})
-	// The log's lines say whose they are, the relay's as the supervisor's.
+	// Log lines of relay and supervisor name the container.
 	i := b.inspection(a)
 	for _, line := range []string{"staging is ready", " is ready\""} {
 		if !slices.ContainsFunc(i.LogTail, func(l string) bool {

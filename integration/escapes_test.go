@@ -15,16 +15,15 @@ import (
 )
 
 const (
-	// escapeFile and escapeNode are the names of a file and of a character device, which set
-	// a terminal's title and clear its screen.
+	// escapeFile and escapeNode are names of a file and of a character device that set a terminal's
+	// title and clear the screen.
 	escapeFile = "/dev/nvidia70\x1b]0;file\x07"
 	escapeNode = "/dev/nvidia71\x1b[2J"
 	// escapeCommand is the name of the process that has both open.
 	escapeCommand = "a\x1b[31mb"
 )
 
-// escape opens files of its own whose names a terminal would obey, and stays until its input
-// ends.
+// escape opens files whose names contain terminal escape sequences, and waits for the end of input.
 func escape() error {
 	name := append([]byte(escapeCommand), 0)
 	if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil {
@@ -52,15 +51,15 @@ func escape() error {
 	return err
 }
 
-// A container whose devices and process have names with escape sequences: no command prints
-// them to the administrator's terminal, and a file that is no character device is no device.
+// Names of a container's devices and process contain escape sequences: no command prints them to
+// the terminal, and only a character device counts as a device.
 func TestTerminalEscapesOfAContainerAreNotPrinted(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
 			b.nics()
 			b.edit = func(built *bundle.Bundle) {
-				capabilities := []string{"CAP_MKNOD"} // as Docker's default has it
+				capabilities := []string{"CAP_MKNOD"} // as in Docker's default
 				built.Spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities}
 			}
 			c := b.start(b.lanes[0], "escape")
@@ -74,7 +73,7 @@ func TestTerminalEscapesOfAContainerAreNotPrinted(t *testing.T) {
 					t.Errorf("peerlane %s prints an escape sequence: %q", strings.Join(command, " "), out)
 				}
 				if command[1] == "drain" && (!strings.Contains(out, "/dev/nvidia71") || strings.Contains(out, "/dev/nvidia70")) {
-					t.Errorf("it lists other devices than the container's character device: %q", out)
+					t.Errorf("listed devices differ from the container's character device: %q", out)
 				}
 			}
 		})

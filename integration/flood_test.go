@@ -21,7 +21,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// firstLane is the GPU of the first lane of this container, and a session with its relay.
+// firstLane returns the GPU of this container's first lane, and a session with the relay.
 func firstLane(ctx context.Context) (*client.Session, wire.UUID, error) {
 	s, err := client.Dial(ctx, client.DefaultSocket)
 	if err != nil {
@@ -34,7 +34,7 @@ func firstLane(ctx context.Context) (*client.Session, wire.UUID, error) {
 	return s, lanes[0].GPU, nil
 }
 
-// acceptAll accepts each connection, tells its listener's handle, and stays until it is killed.
+// acceptAll accepts every connection, prints the listener's handle, and runs until killed.
 func acceptAll() error {
 	ctx := context.Background()
 	s, gpu, err := firstLane(ctx)
@@ -52,14 +52,15 @@ func acceptAll() error {
 			if err != nil {
 				return
 			}
-			_ = c.Close(ctx) // the other side may have ended it
+			_ = c.Close(ctx) // the peer may have closed the connection
 		}
 	}()
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
 
-// connectOften connects to the handle that its input has, and tells how many connects failed.
+// connectOften connects to the handle from standard input n times, and prints the number of
+// failures.
 func connectOften(arguments []string) error {
 	n, err := strconv.Atoi(arguments[0])
 	if err != nil {
@@ -84,7 +85,7 @@ func connectOften(arguments []string) error {
 			failed, first = failed+1, errors.Join(first, err)
 			continue
 		}
-		_ = c.Close(ctx) // the other side may have ended it
+		_ = c.Close(ctx) // the peer may have closed the connection
 	}
 	connected := said{Kind: "connected", Peer: strconv.Itoa(n - failed)}
 	if first != nil {
@@ -95,8 +96,8 @@ func connectOften(arguments []string) error {
 	return err
 }
 
-// flood opens connections to a relay's peer socket as another relay's user, as fast as it can, and
-// keeps a hundred silent ones, until its input ends.
+// flood opens connections to a relay's peer socket as another relay's user, as fast as possible,
+// and keeps a hundred silent connections, until the end of input.
 func flood(arguments []string) error {
 	socket := arguments[0]
 	uid, err := strconv.Atoi(arguments[1])
@@ -119,8 +120,8 @@ func flood(arguments []string) error {
 	return err
 }
 
-// Three processes, with uids as relays that were taken over have them, flood the peer socket
-// of a container's relay. Another container connects to it all the same, each time.
+// Three processes with uids of relays, as a compromised relay has, flood the peer socket of a
+// container's relay. Every connect of another container succeeds.
 func TestFloodedRelayOfAContainerAcceptsConnects(t *testing.T) {
 	const connects = 4
 	for _, runtimeName := range runtimes {

@@ -40,8 +40,8 @@ func wrap(hooks []specs.Hook, program string) {
 	}
 }
 
-// The id of a container is its runtime's; two runtimes can have one of the same.
-func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
+// A container id is unique within a runtime root only; two runtimes can use the same id.
+func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -55,7 +55,8 @@ func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// crun ends a container by its control group, which would be one for both.
+			// crun kills a container by control group, which both containers would share by
+			// default.
 			built.Spec.Linux.CgroupsPath = "/" + b.ContainerID("other")
 			if err := built.Write(); err != nil {
 				t.Fatal(err)
@@ -75,20 +76,20 @@ func TestTheSameIDInTwoRuntimeRoots(t *testing.T) {
 			}
 			first.end()
 			if lives, err := hook.Find(b.Layout, second.id); err != nil || lives[len(lives)-1].ID != infos[1].ID || !lives[len(lives)-1].Alive {
-				t.Errorf("the other container's: %+v, %v", lives, err)
+				t.Errorf("generation of the other container: %+v, %v", lives, err)
 			}
 			second.end()
 		})
 	}
 }
 
-// restarts is how often TestOverlappingRestarts starts a container of one id; `make
-// soak-containers` does so more often.
+// restarts is the number of containers of one id in TestOverlappingRestartsKeepGenerationsApart; `make soak-containers`
+// starts more.
 const restarts = 40
 
-// An engine starts the next container of an id while poststop of the last has
-// not come: 2 seconds late, a dozen of them are under way here at any time.
-func TestOverlappingRestarts(t *testing.T) {
+// An engine starts the next container of an id before poststop of the former: poststop is 2 seconds
+// late, so a dozen are pending at any time.
+func TestOverlappingRestartsKeepGenerationsApart(t *testing.T) {
 	restarts := int(fromEnvironment(t, "PEERLANE_SOAK_CONTAINERS", restarts))
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
@@ -110,7 +111,7 @@ func TestOverlappingRestarts(t *testing.T) {
 			out, err := c.CombinedOutput()
 			results <- result{out, err}
 		}()
-		// runc forgets the container before its poststop hooks.
+		// runc forgets the container before poststop hooks run.
 		state := filepath.Join(b.RuntimeState(), id)
 		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 			if _, err := os.Stat(state); err == nil {
@@ -161,9 +162,10 @@ func recycle(t *testing.T, pid int) *exec.Cmd {
 	return nil
 }
 
-// The runtime dies when the hook has done its work and not returned; then the
-// number of the container's init is another process's.
-func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside others, whose processes' numbers it would give away
+// The runtime is killed after the hook's work and before the hook returns; then another process
+// gets the pid of the container's init.
+// not parallel: other tests' processes would reuse pids
+func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
@@ -193,14 +195,14 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside ot
 			if err != nil || len(infos) != 1 {
 				t.Fatalf("%+v, %v", infos, err)
 			}
-			// With its supervisor, so that only what runs next can tell.
+			// Kill the supervisor too, so that only the next hook can detect the end.
 			s := &soak{bed: b}
 			watcher := s.process(0, "\x00--generation\x00"+infos[0].ID)
 			kill(t, watcher)
-			_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL) // the runtime, and its hook
+			_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL) // the runtime and its hook
 			_ = run.Wait()
 			init := infos[0].Init.PID
-			_ = syscall.Kill(init, syscall.SIGKILL) // it may have ended with its runtime
+			_ = syscall.Kill(init, syscall.SIGKILL) // may have ended with the runtime
 			for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
 				if _, err := os.Stat(fmt.Sprintf("/proc/%d", init)); err != nil {
 					break
@@ -212,7 +214,7 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside ot
 			stranger := recycle(t, init)
 			defer func() { _ = stranger.Process.Kill(); _ = stranger.Wait() }()
 			if now, err := hook.Find(b.Layout, id); err == nil && now[0].Alive {
-				t.Errorf("a stranger is taken for the container's init: %+v", now)
+				t.Errorf("another process counts as the container's init: %+v", now)
 			}
 			s.clean(id)
 			// The next container of that id.
@@ -225,7 +227,7 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside ot
 				t.Error(err)
 			}
 			if _, err := os.Stat(b.Layout.GenerationDir(infos[0].ID)); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("the generation is there still: %v", err)
+				t.Errorf("generation still exists: %v", err)
 			}
 			if err := syscall.Kill(init, 0); err != nil {
 				t.Errorf("the stranger was killed: %v", err)
@@ -236,7 +238,7 @@ func TestTheRuntimeIsKilledInTheMiddleOfTheHook(t *testing.T) { // not beside ot
 
 // gVisor, and runtimes of virtual machines, report a process of the host in
 // place of the container's init: nothing may be mounted for that.
-func TestARuntimeThatReportsAHostPID(t *testing.T) {
+func TestRuntimeReportingHostPIDIsRefused(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -245,7 +247,7 @@ func TestARuntimeThatReportsAHostPID(t *testing.T) {
 			journal := b.hostLog()
 			g := b.gpu(b.lanes[0])
 			built := b.bundle(g, testbed.Devices(g), "hello")
-			// Its own, so that it is in the runtime's mount namespace.
+			// The pid of a process in the runtime's mount namespace.
 			wrap(built.Spec.Hooks.CreateRuntime, b.script("elsewhere", `sed "s/\"pid\": *[0-9]*/\"pid\": $$/" | "$@"`))
 			if err := built.Write(); err != nil {
 				t.Fatal(err)
@@ -264,7 +266,7 @@ func TestARuntimeThatReportsAHostPID(t *testing.T) {
 				t.Errorf("something is mounted on the host, %v:\n%s", err, after)
 			}
 			if list, err := hook.List(b.Layout); err != nil || len(list) > 0 {
-				t.Errorf("generations are there: %+v, %v", list, err)
+				t.Errorf("remaining generations: %+v, %v", list, err)
 			}
 		})
 	}

@@ -18,12 +18,11 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 )
 
-// doesNothing is what Peerlane's hooks are compared with: a runtime runs it at
-// the same places.
+// doesNothing is the baseline for Peerlane's hooks, run by a runtime at the same stages.
 const doesNothing = "/bin/true"
 
-// stopwatch is a hook that runs another one and writes down how long that took,
-// in microseconds: what runc does between two hooks is not counted.
+// stopwatch is a hook that runs another hook and writes the duration in microseconds, which
+// excludes the time of runc between two hooks.
 func stopwatch(arguments []string) error {
 	c := exec.Command(arguments[1], arguments[2:]...)
 	c.Stdin, c.Stderr = os.Stdin, os.Stderr
@@ -41,9 +40,10 @@ func stopwatch(arguments []string) error {
 	return err
 }
 
-// BenchmarkHooks is what both hooks add to a container, above two that do
-// nothing: -benchtime 200x makes 200 containers with each. The hooks are timed by a stopwatch around each, and whole pairs of `create` and
-// `delete` without one. Kinds take turns, so that the machine is the same to all.
+// BenchmarkHooks measures the time that both hooks add to a container, compared with two hooks that
+// do nothing: -benchtime 200x makes 200 containers of each kind. It measures hooks by a stopwatch
+// around each, and pairs of `create` and `delete` without a stopwatch. Kinds alternate, so that
+// load on the machine affects each kind alike.
 func BenchmarkHooks(b *testing.B) {
 	for _, runtimeName := range runtimes {
 		b.Run(runtimeName, func(b *testing.B) { benchmarkHooks(b, runtimeName) })
@@ -104,11 +104,11 @@ func benchmarkHooks(b *testing.B, runtimeName string) {
 			k := &kinds[j]
 			id := h.ContainerID(fmt.Sprintf("%s-%d", k.name, len(k.start)))
 			begun := time.Now()
-			// Its output is the container's, which would keep a pipe open.
+			// The container inherits the output, which would keep a pipe open.
 			c := runtime.Command(context.Background(), "create", "--bundle", k.bundle.Dir, id)
 			c.Stderr = log
 			if err := c.Run(); err != nil {
-				text, _ := os.ReadFile(log.Name()) // the error is what matters
+				text, _ := os.ReadFile(log.Name()) // the error matters more
 				b.Fatalf("%v: %s", err, text)
 			}
 			k.start = append(k.start, time.Since(begun))
@@ -206,7 +206,7 @@ func (h benchBed) read(b *testing.B, kind, place string) []time.Duration {
 	return list
 }
 
-// sums are the times of both hooks of each container together.
+// sums returns the time of both hooks for each container.
 func (h benchBed) sums(b *testing.B, kind string) []time.Duration {
 	b.Helper()
 	create, remove := h.read(b, kind, "create"), h.read(b, kind, "remove")

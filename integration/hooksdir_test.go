@@ -65,8 +65,8 @@ func (b *bed) hooksDir() (dir string, hooks map[string][]specs.Hook) {
 
 func permitAnnotations(c *config.Config) { c.Hook.Annotations = true }
 
-// What an engine makes of the directory of hooks, of the annotation and of the
-// mount: no CDI specification but the GPU's.
+// An engine reads the directory of hooks, the annotation and the mount; of the CDI specifications
+// only that of the GPU.
 func TestLanesByAnnotation(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestLanesByAnnotation(t *testing.T) {
 type podman struct {
 	bed     *bed
 	options []string
-	// as makes a command somebody else's; nil for root's.
+	// as makes a command run as another user; nil for root.
 	as func(*exec.Cmd) *exec.Cmd
 }
 
@@ -131,7 +131,7 @@ func podmanAs(b *bed, as func(*exec.Cmd) *exec.Cmd, options ...string) *podman {
 		b.Fatalf("podman import: %v: %s", err, out)
 	}
 	b.Cleanup(func() {
-		// Its storage is mounted below the test's root.
+		// Podman's storage is mounted below the test's root.
 		if out, err := p.command(context.Background(), "system", "reset", "--force").CombinedOutput(); err != nil {
 			b.Errorf("podman system reset: %v: %s", err, out)
 		}
@@ -151,7 +151,8 @@ func (p *podman) command(ctx context.Context, arguments ...string) *exec.Cmd {
 func (p *podman) runCommand(options []string, role ...string) *exec.Cmd {
 	arguments := append([]string{
 		"run", "--rm", "--network=none",
-		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", // it would raise them, which may be forbidden
+		// Podman would raise the limits, which may be forbidden
+		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024",
 	}, options...)
 	return p.command(context.Background(), append(append(arguments, testImage, "/usr/bin/test", "role"), role...)...)
 }
@@ -195,7 +196,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 		}
 		out, err := p.run(test.options, "hello")
 		if (err == nil) != test.works || !strings.Contains(out, test.says) {
-			t.Errorf("%s: %v: %s; it should say %q", test.name, err, out, test.says)
+			t.Errorf("%s: %v: %s; want %q", test.name, err, out, test.says)
 		}
 	}
 }
@@ -215,13 +216,12 @@ func TestPodmanWithPeerlaneRuntime(t *testing.T) {
 	} {
 		out, err := p.run([]string{test.option}, "hello")
 		if (err == nil) != test.works || !strings.Contains(out, test.says) {
-			t.Errorf("%s: %v: %s; it should say %q", test.option, err, out, test.says)
+			t.Errorf("%s: %v: %s; want %q", test.option, err, out, test.says)
 		}
 	}
 }
 
-// imageArchive is a root file system of the test's own program and of what it is
-// linked with.
+// imageArchive creates a root file system with the test binary and its shared libraries.
 func (b *bed) imageArchive() string {
 	b.Helper()
 	self, err := os.Executable()

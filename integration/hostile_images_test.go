@@ -33,16 +33,15 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 )
 
-// hostile is a bed whose containers aim at the host. All of the host lies on a
-// shared mount: /run where systemd runs, which has it shared, and a file system of
-// its own elsewhere. Whatever is mounted of it, anywhere, has its name, or that of
-// its root, in mountinfo.
+// hostile is a bed whose containers attack the host. The host's files are on a shared mount: /run
+// under systemd, or else a dedicated file system. Any mount of these files has their name, or that
+// of their root, in mountinfo.
 type hostile struct {
 	*bed
 	fileSystem string
 	journal    *net.UnixConn
 	canary     string   // a directory that no container may touch
-	untouched  []string // what the host looked like
+	untouched  []string // original state of the host
 }
 
 var fileSystems atomic.Int64
@@ -62,7 +61,7 @@ func newHostile(t *testing.T, runtimeName string, change func(*config.Config)) *
 	}
 	h.bed = newBedIn(t, root, runtimeName, change)
 	h.journal = h.hostLog()
-	// What an image that climbs out of its root file system would find.
+	// Targets for an image that climbs out of its root file system.
 	for _, dir := range []string{"peerlane", "run/peerlane"} {
 		if err := os.MkdirAll(filepath.Join(h.canary, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -78,7 +77,7 @@ func newHostile(t *testing.T, runtimeName string, change func(*config.Config)) *
 	return h
 }
 
-// sharedRun says whether this machine's /run is shared, as systemd has it.
+// sharedRun reports whether this machine's /run is shared, as under systemd.
 func sharedRun(t *testing.T) bool {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -116,8 +115,8 @@ func mountShared(t *testing.T, name, at string) {
 	}
 }
 
-// look describes all of the host that a container may not change: its mounts, and
-// the trees outside root file systems.
+// look describes all parts of the host that a container may not change: mounts, and trees outside
+// root file systems.
 func (h *hostile) look() []string {
 	h.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
@@ -140,7 +139,7 @@ func (h *hostile) look() []string {
 				return err
 			}
 			found := fmt.Sprintf("%s %v", path, info.Mode())
-			if path != h.Layout.Anchor() { // what runtimes make there is removed again
+			if path != h.Layout.Anchor() { // runtimes create and remove files there
 				found += fmt.Sprint(" ", info.ModTime())
 			}
 			if info.Mode().IsRegular() {
@@ -165,7 +164,7 @@ func (h *hostile) look() []string {
 	return all
 }
 
-// mustBeUntouched compares the host with what it was.
+// mustBeUntouched compares the host with its original state.
 func (h *hostile) mustBeUntouched(t *testing.T) {
 	t.Helper()
 	now := h.look()
@@ -182,8 +181,8 @@ func (h *hostile) mustBeUntouched(t *testing.T) {
 	h.untouched = now
 }
 
-// image is a bundle of a container with a lane, whose image may have anything at
-// /run. Its program is the role witness.
+// image returns a bundle of a container with a lane, for an image with arbitrary content at /run.
+// The program is the role witness.
 func (h *hostile) image(role ...string) *bundle.Bundle {
 	h.Helper()
 	g := h.gpu(h.lanes[0])
@@ -193,10 +192,10 @@ func (h *hostile) image(role ...string) *bundle.Bundle {
 	return b
 }
 
-// outcome is what became of a container.
+// outcome is the result of a container.
 type outcome struct {
-	saw     *witness // nil if it did not start
-	refusal string   // what runtime and hook say
+	saw     *witness // nil if the container did not start
+	refusal string   // output of runtime and hook
 	hooked  bool     // the hook says something
 	took    time.Duration
 }
@@ -247,8 +246,8 @@ func (h *hostile) try(t *testing.T, b *bundle.Bundle) outcome {
 	return o
 }
 
-// said is what the host's log was told since the last time. Who has said something
-// has ended, so it is there.
+// said returns the journal entries since the last call. Every writer has ended, so the entries are
+// complete.
 func (h *hostile) said(t *testing.T) (entries []string) {
 	t.Helper()
 	conn, err := h.journal.SyscallConn()
@@ -272,17 +271,17 @@ func (h *hostile) said(t *testing.T) (entries []string) {
 	}
 }
 
-// mustBeRight demands of a container that started that it has its own relay's
-// socket, where nothing can be written, and of one that did not a sentence.
+// mustBeRight requires that a started container has its own relay's socket at a read-only place,
+// and that a refused container has a message.
 func (h *hostile) mustBeRight(t *testing.T, o outcome) {
 	t.Helper()
 	if o.saw == nil {
 		if strings.TrimSpace(o.refusal) == "" || strings.Contains(o.refusal, "goroutine ") || strings.Contains(o.refusal, "panic") || !strings.Contains(o.refusal, "run") && !strings.Contains(o.refusal, "/peerlane") {
-			t.Errorf("it is refused with %q", o.refusal)
+			t.Errorf("refused with %q", o.refusal)
 		}
 		return
 	}
-	// The file that NCCL reads is written where the plan says enough for it.
+	// The file for NCCL exists if the plan has enough data.
 	if entries := slices.DeleteFunc(slices.Clone(o.saw.Entries), func(name string) bool { return name == paths.TopologyName }); !slices.Equal(entries, []string{paths.SocketName}) {
 		t.Errorf("at %s there are %q", paths.ContainerDir, o.saw.Entries)
 	}
@@ -305,21 +304,20 @@ func (h *hostile) mustBeRight(t *testing.T, o outcome) {
 	}
 }
 
-// witness is what a container finds at its mount point, and what it can do there.
+// witness is a container's view of its mount point, and the results of attempts to change it.
 type witness struct {
-	Place   string            // where the mount point really is, as the container sees it
+	Place   string            // real path of the mount point in the container
 	Entries []string          // of the mount point
 	Mount   string            // the uppermost mount there, of mountinfo
-	Writes  map[string]string // attempts to write, and what the kernel said
-	Mounts  map[string]string // attempts to mount, and what the kernel said
-	// Remounted are attempts to write to what was to be made writable.
+	Writes  map[string]string // attempts to write, with the kernel's answers
+	Mounts  map[string]string // attempts to mount, with the kernel's answers
+	// Remounted has the attempts to write after a remount.
 	Remounted map[string]string
 }
 
-// bearWitness is the role of a hostile image: it connects to its relay, and then
-// tries to write, and with "mount" or "remount" to mount, where its socket is.
-// With "unshare" it does so in a user namespace that it makes itself. With "stay"
-// it stays until its input is closed.
+// bearWitness is the role of a hostile image: it connects to its relay, then tries to write, and
+// with "mount" or "remount" to mount, at the place of the socket. With "unshare" it does so in a
+// user namespace that it creates. With "stay" it waits for the end of input.
 func bearWitness(options []string) error {
 	if i := slices.Index(options, "unshare"); i >= 0 {
 		return inUserNamespace(slices.Delete(options, i, i+1))
@@ -368,7 +366,7 @@ func bearWitness(options []string) error {
 	return err
 }
 
-// answer is what the kernel said.
+// answer formats the kernel's answer.
 func answer(err error) string {
 	var number unix.Errno
 	switch {
@@ -380,7 +378,7 @@ func answer(err error) string {
 	return err.Error()
 }
 
-// write tries to change what is where the socket is.
+// write tries to change the files at the place of the socket.
 func write(said map[string]string) {
 	file, socket := paths.ContainerDir+"/new", client.DefaultSocket
 	said["a file"] = answer(os.WriteFile(file, nil, 0o600))
@@ -394,16 +392,14 @@ func write(said map[string]string) {
 	said["another mode of the directory"] = answer(os.Chmod(paths.ContainerDir, 0o777))
 }
 
-// A hostileImage is one that has something else than a directory where the socket
-// is to be, or on the way there.
+// A hostileImage has a file other than a directory at the socket's mount point or at a parent.
 type hostileImage struct {
 	name string
-	// plant puts it into the image, whose /run is empty.
+	// plant modifies the image, whose /run is empty.
 	plant func(p plot) error
-	// starts says that the container must start; otherwise it may be refused, by
-	// the runtime or by the hook.
+	// starts means that the container must start; otherwise runtime or hook may refuse it.
 	starts bool
-	// refused says that it must be.
+	// refused means that the container must be refused.
 	refused bool
 }
 
@@ -532,8 +528,8 @@ func before(b *bundle.Bundle, m specs.Mount) {
 	b.Spec.Mounts = slices.Insert(b.Spec.Mounts, i, m)
 }
 
-// volume is a directory that an engine would mount for an image, which holds what
-// the image put there: a socket of its own in place of the relay's.
+// volume returns a directory that an engine would mount for an image, with a socket of the image in
+// place of the relay's.
 func (h *hostile) volume() string {
 	h.Helper()
 	h.count++
@@ -547,8 +543,8 @@ func (h *hostile) volume() string {
 	return dir
 }
 
-// hugeTree has a directory of 20,000 files and one of 1,000 steps at the mount
-// point: nothing walks there.
+// hugeTree creates a directory of 20,000 files and a path of 1,000 directories at the mount point,
+// which no code may walk.
 func hugeTree(p plot) error {
 	dir := filepath.Join(p.root, "run/peerlane")
 	if err := os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", 1000)), 0o755); err != nil {
@@ -594,7 +590,7 @@ func setFlags(f *os.File, flags int) error {
 	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
 }
 
-func TestHostileImage(t *testing.T) {
+func TestHostileImageLeavesHostUntouched(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)
@@ -615,9 +611,9 @@ func TestHostileImage(t *testing.T) {
 					h.mustBeRight(t, o)
 					switch {
 					case image.starts && o.saw == nil:
-						t.Errorf("it is refused: %s", o.refusal)
+						t.Errorf("refused: %s", o.refusal)
 					case image.refused && o.saw != nil:
-						t.Errorf("it started, and found %+v", o.saw)
+						t.Errorf("started, with %+v", o.saw)
 					case o.saw != nil:
 						t.Logf("it started, with its socket at %s, after %v", o.saw.Place, o.took)
 					default:
@@ -630,27 +626,27 @@ func TestHostileImage(t *testing.T) {
 	}
 }
 
-// A shared library that makes a file as soon as it is loaded.
+// A shared library that creates a file when loaded.
 const evil = `
 #include <fcntl.h>
 __attribute__((constructor)) static void loaded(void) { open(MARK, O_CREAT | O_WRONLY, 0600); }
 `
 
-// Whatever an image has in its environment, the hook and what it starts are the
-// host's programs with the host's environment.
+// The hook and the programs that it starts run with the host's environment and never with the
+// image's.
 func TestEnvironmentOfAHostileImage(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)
 			b := h.image("stay")
 			const sign = "from-the-image"
-			dir := filepath.Join(b.Dir, "rootfs", sign) // an image's author can guess it
+			dir := filepath.Join(b.Dir, "rootfs", sign) // an image's author can guess the path
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
 			mark, library := filepath.Join(h.canary, "loaded"), filepath.Join(dir, "libc.so.6")
 			compile(t, evil, library, "-shared", "-fPIC", fmt.Sprintf("-DMARK=%q", mark))
-			// It would be seen.
+			// Control: a program with LD_PRELOAD creates the file.
 			control := exec.Command("/bin/sh", "-c", ":")
 			control.Env = []string{"LD_PRELOAD=" + library}
 			if out, err := control.CombinedOutput(); err != nil {
@@ -668,7 +664,7 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 			} {
 				environment = append(environment, name+"="+dir)
 			}
-			// In front, as engines have it: CDI has the last word.
+			// Prepend, as engines do: CDI's variables take precedence.
 			b.Spec.Process.Env = append(environment, b.Spec.Process.Env...)
 			written := filepath.Join(h.Root, "environ")
 			hook := b.Spec.Hooks.CreateRuntime[0]
@@ -708,14 +704,13 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 	}
 }
 
-// swaps is how many containers of each runtime TestAParentSwappedDuringTheHook
-// starts; PEERLANE_HOSTILE_SWAPS asks for another number.
+// swaps is the number of containers of each runtime in TestParentSwappedDuringHookLeavesHostUntouched;
+// PEERLANE_HOSTILE_SWAPS overrides it.
 const swaps = 12
 
-// While the hook works, somebody who can write the image (another container with
-// the same volume) swaps a directory on its way for a link that leads elsewhere,
-// and back, without end.
-func TestAParentSwappedDuringTheHook(t *testing.T) {
+// During the hook another writer of the image (a container with the same volume) continually swaps
+// a directory on the hook's path for a symbolic link and back.
+func TestParentSwappedDuringHookLeavesHostUntouched(t *testing.T) {
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			self, err := os.Executable()
@@ -745,7 +740,7 @@ func TestAParentSwappedDuringTheHook(t *testing.T) {
 				if o.saw != nil {
 					started++
 				} else if !o.hooked {
-					t.Errorf("it is refused, and not by the hook: %s", o.refusal)
+					t.Errorf("refused, but not by the hook: %s", o.refusal)
 				}
 				h.mustBeUntouched(t)
 				if t.Failed() {
@@ -775,8 +770,8 @@ func TestAParentSwappedDuringTheHook(t *testing.T) {
 	}
 }
 
-// swap is a hook that runs another one, and while that works swaps run and swap in
-// a root file system. It leaves them as they were.
+// swap is a hook that runs another hook while it swaps run and swap in a root file system. It
+// restores both.
 func swap(arguments []string) error {
 	root, count := arguments[0], arguments[1]
 	dir, err := os.Open(root)
@@ -796,7 +791,7 @@ func swap(arguments []string) error {
 				swapped <- err
 				return
 			}
-			// The hook shall come to something where there is one processor.
+			// Let the hook progress on one processor.
 			time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond)
 		}
 		swapped <- nil

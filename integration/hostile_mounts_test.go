@@ -19,8 +19,8 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 )
 
-// mount tries to mount where the socket is: over it, below what is there by then,
-// over its parent, and it elsewhere.
+// mount tries four mounts at the socket: over it, below that mount, over its parent, and of the
+// directory elsewhere.
 func (w *witness) mount() {
 	dir, elsewhere := paths.ContainerDir, "/tmp/elsewhere"
 	w.Mounts["shared"] = answer(unix.Mount("", dir, "", unix.MS_SHARED|unix.MS_REC, ""))
@@ -34,16 +34,15 @@ func (w *witness) mount() {
 // hostileMount is the name of the file systems that witnesses mount.
 const hostileMount = "peerlane-hostile-mount"
 
-// remount takes read-only, nodev, nosuid and noexec from the mount, and tries to
-// write again. Who has CAP_SYS_ADMIN on the host, as a container without a user
-// namespace may, can do that to each mount that it is given.
+// remount clears read-only, nodev, nosuid and noexec of the mount, and tries to write again. A
+// container with CAP_SYS_ADMIN on the host, without a user namespace, can do so to each of its
+// mounts.
 func (w *witness) remount() {
 	w.Mounts["writable"] = answer(unix.Mount("", paths.ContainerDir, "", unix.MS_REMOUNT|unix.MS_BIND, ""))
 	write(w.Remounted)
 }
 
-// inUserNamespace is bearWitness in a user namespace of its own, with all
-// capabilities there.
+// inUserNamespace runs bearWitness in a new user namespace, with all capabilities there.
 func inUserNamespace(options []string) error {
 	c := exec.Command("/proc/self/exe", append([]string{"role", "witness"}, options...)...)
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
@@ -55,8 +54,8 @@ func inUserNamespace(options []string) error {
 	return c.Run()
 }
 
-// Containers that may mount do so around their socket, on a host whose socket tree
-// is shared, as systemd has it.
+// Containers with mount privileges mount around their socket, on a host whose socket tree is
+// shared, as under systemd.
 func TestMountsOfAHostileContainer(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -73,7 +72,7 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 			userNamespace(t, b)
 		}},
 		{"user namespace that it makes", []string{"unshare", "remount"}, func(_ *testing.T, b *bundle.Bundle) {
-			b.Spec.Process.User = specs.User{UID: 1000, GID: 1000} // who may map himself
+			b.Spec.Process.User = specs.User{UID: 1000, GID: 1000} // may map his own ids
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -89,7 +88,7 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 					saw := running.next("witness").Saw
 					h.mustBeRight(t, outcome{saw: saw})
 					t.Logf("mounting: %v; writing after that: %v", saw.Mounts, saw.Remounted)
-					// Otherwise it has tried nothing.
+					// Without these mounts the test proves nothing.
 					for _, what := range []string{"over the socket", "over the directory", "below that", "over its parent"} {
 						if saw.Mounts[what] != "done" {
 							t.Errorf("mounting %s: %s", what, saw.Mounts[what])
@@ -97,7 +96,7 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 					}
 					for what, said := range saw.Remounted {
 						if said == "done" {
-							t.Errorf("with a mount that it made writable, %s: done", what)
+							t.Errorf("write through a remounted mount, %s: done", what)
 						}
 					}
 					h.mustBeUntouched(t)
@@ -112,13 +111,13 @@ func TestMountsOfAHostileContainer(t *testing.T) {
 	}
 }
 
-// admin gives a container what it takes to mount, and to write where others may not.
+// admin gives a container the capabilities to mount and to write to files of any owner.
 func admin(b *bundle.Bundle) {
 	all := []string{"CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "CAP_CHOWN", "CAP_FOWNER", "CAP_MKNOD"}
 	b.Spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}
 }
 
-// userNamespace gives a container one, and its image to the root there.
+// userNamespace gives a container a user namespace, and its image to the root of the namespace.
 func userNamespace(t *testing.T, b *bundle.Bundle) {
 	t.Helper()
 	const root = 200000

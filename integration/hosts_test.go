@@ -51,7 +51,7 @@ func newNetworks(t *testing.T) *networks {
 	return n
 }
 
-// add makes a namespace, and removes what test processes that were killed have left.
+// add creates a namespace, after removing namespaces of killed test processes.
 func (n *networks) add(name string) {
 	n.Helper()
 	if os.Geteuid() != 0 {
@@ -86,7 +86,7 @@ func sweepNetworks(t *testing.T) {
 	}
 }
 
-// What a test process that was killed has left goes away with the next one's first test.
+// The next process's first test removes the namespaces of a killed test process.
 func TestNetworksOfAKilledProcess(t *testing.T) {
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {
@@ -97,7 +97,7 @@ func TestNetworksOfAKilledProcess(t *testing.T) {
 	n.must("ip", "netns", "add", left)
 	sweepNetworks(t)
 	if _, err := os.Stat("/run/netns/" + left); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is there still: %v", left, err)
+		t.Errorf("%s still exists: %v", left, err)
 	}
 	for _, name := range n.names {
 		if _, err := os.Stat("/run/netns/" + name); err != nil {
@@ -120,14 +120,14 @@ func (n *networks) output(command ...string) string {
 	return string(out)
 }
 
-// in runs a command on one of the hosts.
+// in runs a command on one host.
 func (n *networks) in(host int, command ...string) {
 	n.Helper()
 	n.must(append([]string{"ip", "netns", "exec", n.names[host]}, command...)...)
 }
 
-// hostsApart are two hosts with one cluster key, each in a network of its own, that use
-// nothing but TCP: it is one machine, so their relays would not.
+// hostsApart creates two hosts with a shared cluster key in separate network namespaces, which use
+// only TCP: on one machine their relays would use shared memory.
 func hostsApart(t *testing.T, runtimeName string) (*networks, [2]*bed) {
 	t.Helper()
 	n := newNetworks(t)
@@ -155,7 +155,7 @@ func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
 		b.leavesNothing()
 		beds[i] = b
 	}
-	if err := os.Chmod(root, 0o711); err != nil { // relays go through it
+	if err := os.Chmod(root, 0o711); err != nil { // relays traverse the directory
 		t.Fatal(err)
 	}
 	beds[0].mustPeerlane("key", "generate")
@@ -169,9 +169,8 @@ func hostsOn(t *testing.T, n *networks, runtimeName string) [2]*bed {
 	return beds
 }
 
-// A container on one host sends to one on another, out of host memory into GPU memory,
-// and has the same back, through relays in their sandboxes; and each hears of what
-// becomes of the other.
+// A container on one host sends from host memory to GPU memory of a container on another host, and
+// receives the data back, through sandboxed relays; each reports the end of the other.
 func TestContainersOfTwoHosts(t *testing.T) {
 	_, beds := hostsApart(t, "runc")
 	beds[0].edit = func(b *bundle.Bundle) {
@@ -191,7 +190,7 @@ func TestContainersOfTwoHosts(t *testing.T) {
 		}
 		for _, connection := range found.Report.Connections {
 			if connection.Transport != launch.TransportTCP || !strings.Contains(connection.Path, "tcp") || !strings.Contains(connection.Path, "plnet") {
-				t.Errorf("a connection's transport is %q, its path %q", connection.Transport, connection.Path)
+				t.Errorf("connection: transport %q, path %q", connection.Transport, connection.Path)
 			}
 		}
 		if _, landlock, missing := found.Sandbox.Relay.Seccomp, found.Sandbox.Landlock, found.Sandbox.Missing; landlock == 0 {
@@ -200,7 +199,7 @@ func TestContainersOfTwoHosts(t *testing.T) {
 		// NCCL finds the container's virtual switch beside the socket.
 		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID, filepath.Join(paths.ContainerDir, paths.TopologyName))
 		if text, err := os.ReadFile(topology); err != nil || bytes.Count(text, []byte(`<net name="peerlane_`)) != 1 {
-			t.Errorf("its topology file is %q, %v", text, err)
+			t.Errorf("topology file %q, %v", text, err)
 		}
 		table := c.bed.mustPeerlane("relay", "inspect", c.id)
 		for _, word := range []string{"network", "10.211.0.", "tcp"} {
@@ -219,7 +218,7 @@ func TestContainersOfTwoHosts(t *testing.T) {
 		}
 	}
 	if said := verifier.generation().Ignored; len(said) != 1 || !strings.Contains(said[0], "network.interfaces") {
-		t.Errorf("of NCCL_SOCKET_IFNAME it is said %q", said)
+		t.Errorf("NCCL_SOCKET_IFNAME: %q", said)
 	}
 	relay := echo.generation().Status.Relay.PID
 	verifier.mustLearn(kill(t, relay), echo.id, "10.211.0.2", "plnet0")
@@ -255,15 +254,15 @@ func (b *bed) nowhere(c *container, secret string) {
 	}
 }
 
-// echoed are the sizes of the messages, bytes: what goes with the messages of relays, a
-// piece of a write, a slot, and more.
+// echoed lists the message sizes in bytes: inline in a control message, part of a write, a slot,
+// and more.
 var echoed = []uint64{1, 8, 4096, 4097, 1 << 20, 5<<20 + 3, streamBytes, 0}
 
-// once is verify's and echo's argument: they close what they have exchanged by.
+// once is an argument of verify and echo: both close the connections after the exchange.
 const once = "once"
 
-// verify sends random bytes to an echo on another host and compares what comes back. Then
-// it goes on until that fails, and says why.
+// verify sends random bytes to an echo on another host and compares the returned bytes. It repeats
+// until an exchange fails, and prints the error.
 func verify(arguments []string) error {
 	return apart(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
 		var memories [2]*client.Memory
@@ -309,7 +308,7 @@ func verify(arguments []string) error {
 	})
 }
 
-// echo sends back what it is sent.
+// echo returns received messages.
 func echo(arguments []string) error {
 	return apart(arguments, func(ctx context.Context, c *gpuClient, sending, receiving *client.Connection) error {
 		for {
@@ -332,8 +331,8 @@ func echo(arguments []string) error {
 	})
 }
 
-// apart connects with a client on another host, both ways, and after the end once more,
-// until its input ends.
+// apart connects with a client on another host in both directions, connects again after the end,
+// and waits for the end of input.
 func apart(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection, *client.Connection) error) error {
 	runtime.LockOSThread()
 	ctx := context.Background()

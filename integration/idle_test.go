@@ -12,16 +12,15 @@ import (
 	"github.com/peerlane/peerlane/hook"
 )
 
-// What an idle relay may take: 10 ms of CPU in 60 s, and 25 MB.
+// Limits of an idle relay: 10 ms of CPU in 60 s, and 25 MB.
 const (
 	idleCPU    = 10 * time.Millisecond
 	idleTime   = 60 * time.Second
 	idleMemory = 25_000_000
 )
 
-// onCPU is how long the threads of a process have run: the first field of
-// /proc/PID/task/TID/schedstat, in nanoseconds. A thread that has ended is not in
-// it.
+// onCPU returns the running time of the threads of a process: the first field of
+// /proc/PID/task/TID/schedstat, in nanoseconds. Ended threads do not count.
 func onCPU(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/schedstat"))
@@ -43,9 +42,9 @@ func onCPU(t *testing.T, pid int) time.Duration {
 	return sum
 }
 
-// A relay costs next to nothing until it is used, and so does its supervisor.
-// Measured for a part of the promise's time, with ten times its share.
-func TestAnIdleRelay(t *testing.T) {
+// An idle relay and its supervisor take almost no CPU. The test measures for a fraction of the
+// promise's period, and allows ten times the share.
+func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hold")
@@ -68,7 +67,7 @@ func TestAnIdleRelay(t *testing.T) {
 	if len(rates) != 1 || rates[0].NoReport != "" || rates[0].Seconds <= 0 || len(rates[0].Lanes) > 0 {
 		t.Errorf("the rates of an idle relay are %+v", rates)
 	}
-	time.Sleep(time.Second) // what its start and the question have left to do
+	time.Sleep(time.Second) // let work from the start and the inspection finish
 	before := map[int]time.Duration{}
 	for _, p := range i.Processes {
 		before[p.PID] = onCPU(t, p.PID)

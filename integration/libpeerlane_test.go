@@ -29,7 +29,7 @@ func TestACProgramInAContainer(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.nics()
 
-	// As a package would: the library where specifications take it from.
+	// As in a package: the library at the path in specifications.
 	places := libpeerlane.Installed()
 	places.DestDir = t.TempDir()
 	if err := libpeerlane.Install(places); err != nil {
@@ -70,7 +70,7 @@ func TestACProgramInAContainer(t *testing.T) {
 		if err := os.MkdirAll(root, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		// What the image has: the program, and the C library with what was apart of it.
+		// The image: the program, and the C library with its separate parts.
 		i := newImage(t, root)
 		i.asHere()
 		for _, name := range []string{"libdl.so.2", "libpthread.so.0"} {

@@ -18,8 +18,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// A library stands for those that Peerlane will install, and a program of an
-// image loads it by its name alone.
+// A test library in place of Peerlane's; a program of an image loads it by name.
 const (
 	testLibrary   = "libpeerlane-test.so.0"
 	librarySource = `int peerlane_test(void) { return 42; }`
@@ -59,7 +58,7 @@ func compile(t *testing.T, source, to string, options ...string) {
 	}
 }
 
-// image is a root file system with a glibc program in it.
+// image is a root file system with a glibc program.
 type image struct {
 	*testing.T
 	root    string
@@ -115,7 +114,7 @@ func (i *image) write(to string, text []byte) {
 	i.must(programs.Write(to, text))
 }
 
-// asHere has the C library where this machine has it.
+// asHere installs the C library at this machine's paths.
 func (i *image) asHere() {
 	i.Helper()
 	i.copy(i.linker, i.linker)
@@ -133,9 +132,8 @@ func (i *image) cache() {
 	i.must(err)
 }
 
-// elsewhere has the C library in one directory, and a loader with that and no
-// other built into it, as other distributions' are: Debian's, with the names
-// replaced in place.
+// elsewhere installs the C library in one directory, and a loader that searches only it, as other
+// distributions do: Debian's loader with the paths replaced in place.
 func (i *image) elsewhere(dirs ...string) {
 	i.Helper()
 	loader, err := os.ReadFile(i.linker)
@@ -173,8 +171,7 @@ func (i *image) link(to, at string) {
 	i.must(os.Symlink(to, filepath.Join(i.root, at)))
 }
 
-// runIn runs a program in a container with a lane and this root, and returns what
-// it wrote.
+// runIn runs a program in a container with a lane and this root, and returns the output.
 func (b *bed) runIn(name string, build func(root string), environment []string, arguments ...string) (string, error) {
 	b.Helper()
 	built := bundle.New(filepath.Join(b.Root, "bundles", name), arguments...)
@@ -196,8 +193,8 @@ func (b *bed) runIn(name string, build func(root string), environment []string, 
 	return string(out), err
 }
 
-// installLibraries does what a package of Peerlane's will do, and has the
-// specifications made anew.
+// installLibraries installs libraries as Peerlane's package does, and regenerates the
+// specifications.
 func (b *bed) installLibraries() {
 	b.Helper()
 	dir := b.Layout.Libraries()
@@ -207,7 +204,7 @@ func (b *bed) installLibraries() {
 	compile(b.T, librarySource, filepath.Join(dir, testLibrary), "-shared", "-fPIC", "-Wl,-soname,"+testLibrary)
 	err := os.WriteFile(b.Layout.NCCLConf(), []byte("NCCL_NET=Peerlane\n"), 0o644)
 	if err == nil {
-		// However deep: of a directory that others may write, nothing is mounted.
+		// No file is mounted if any parent directory is writable for other users.
 		err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, testLibrary), 0o755), os.Chmod(b.Layout.NCCLConf(), 0o644))
 	}
 	if err != nil {
@@ -218,9 +215,9 @@ func (b *bed) installLibraries() {
 	}
 }
 
-// A library is found by its name alone, with and without a cache, where each
-// distribution's loader looks; and no variable of the container's is set for it.
-func TestAnImagesLoaderFindsTheLibraries(t *testing.T) {
+// Each distribution's loader finds a library by name, with and without a cache; the container gets
+// no variable for it.
+func TestImageLoaderFindsLibraries(t *testing.T) {
 	beside(t)
 	fedora := []string{"/lib64", "/usr/lib64"}
 	images := map[string]func(*image){
@@ -252,7 +249,7 @@ func TestAnImagesLoaderFindsTheLibraries(t *testing.T) {
 			b.installLibraries()
 			for name, build := range images {
 				t.Run(name, func(t *testing.T) {
-					build(newImage(t, t.TempDir())) // where this machine's loader is another, all are skipped here
+					build(newImage(t, t.TempDir())) // skip every case on a machine with another loader
 					for _, cached := range []bool{true, false} {
 						t.Run(map[bool]string{true: "with a cache", false: "without a cache"}[cached], func(t *testing.T) {
 							b.count++
@@ -274,8 +271,8 @@ func TestAnImagesLoaderFindsTheLibraries(t *testing.T) {
 	}
 }
 
-// An image without a glibc, as busybox's or one of musl's, has the files and is
-// otherwise what it was; and without any installed there is no mount.
+// An image without glibc (busybox, musl) has the files and is otherwise unchanged; without
+// installed libraries there is no mount.
 func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)
@@ -310,7 +307,7 @@ func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 	}
 }
 
-// What others could have written is not mounted, and the rest of the lane works.
+// Files that other users could have written are not mounted, and the rest of the lane works.
 func TestLibrariesThatOthersCouldHaveWritten(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", asItIs)

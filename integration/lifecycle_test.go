@@ -24,7 +24,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// What engines do to a container between its start and its end.
+// Operations of engines on a container between start and end.
 
 // do runs a command of the runtime on the container.
 func (c *container) do(arguments ...string) {
@@ -34,8 +34,7 @@ func (c *container) do(arguments ...string) {
 	}
 }
 
-// exec runs a role as another process of the container, and returns what it
-// says.
+// exec runs a role as another process of the container, and returns the output.
 func (c *container) exec(role ...string) []said {
 	c.bed.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*patience)
@@ -65,7 +64,7 @@ func (c *container) goesOn() {
 	c.next("round")
 }
 
-// drain forgets what the container has said so far, unless that is an error.
+// drain discards the container's output so far, except errors.
 func (c *container) drain() {
 	c.bed.Helper()
 	for {
@@ -80,7 +79,7 @@ func (c *container) drain() {
 	}
 }
 
-// A paused container is slow, not dead: nothing fails, however long it takes.
+// A paused container is slow, not dead: no operation fails, for any duration of the pause.
 func TestPauseAndResume(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
@@ -89,7 +88,7 @@ func TestPauseAndResume(t *testing.T) {
 			b.nics()
 			a, z := b.streaming("stream", "rounds")
 			a.do("pause", a.id)
-			time.Sleep(time.Second) // what was under way arrives
+			time.Sleep(time.Second) // pending messages arrive
 			a.drain()
 			time.Sleep(6 * time.Second) // longer than a peer's heartbeat may be late
 			select {
@@ -108,8 +107,8 @@ func TestPauseAndResume(t *testing.T) {
 	}
 }
 
-// Whoever enters the container by exec finds the same relay.
-func TestExec(t *testing.T) {
+// A process started by exec uses the same relay.
+func TestExecUsesTheSameRelay(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -130,9 +129,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// Engines change limits of a container that runs (docker update), and with them
-// its list of devices is written anew.
-func TestUpdate(t *testing.T) {
+// Engines change limits of a running container (docker update), and rewrite the list of devices.
+func TestUpdateKeepsRelayAndDevices(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -148,8 +146,8 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// The kernel kills a client that takes more memory than its container may. The
-// relay is not in the container's control group, and not killed with it.
+// The kernel kills a client that exceeds the container's memory limit. The relay is outside the
+// container's control group, and survives.
 func TestOutOfMemory(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
@@ -172,14 +170,14 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// A package is upgraded between a container's create and its start: the hook
-// has run, the relay is the old one, and the next one is the new one.
+// A package is upgraded between create and start of a container: the hook has run, the relay is the
+// old program, and its successor is the new program.
 func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
-			// Programs of its own, to be replaced.
+			// Private copies of the programs, which the test replaces.
 			installed := t.TempDir()
 			upgrade := func() {
 				for _, name := range []string{programs.Hook, programs.Relay} {
@@ -245,7 +243,7 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 			}
 			says("hello")
 			says("child-ended")
-			// The old relay dies: its successor is the new program.
+			// The old relay dies: the successor runs the new program.
 			kill(t, before.Status.Relay.PID)
 			if list := c.exec("hello"); len(list) != 1 || list[0].Kind != "hello" {
 				t.Errorf("after the upgrade exec says %+v", list)
@@ -271,10 +269,9 @@ func install(t *testing.T, from, to string) {
 	}
 }
 
-// criu refuses a container whose client is attached, and that goes on. One
-// that nobody uses can be written to disk; its relay ends with it, and the hook
-// refuses to restore it.
-func TestCheckpoint(t *testing.T) {
+// criu refuses a container with an attached client, which continues. A container without clients
+// can be checkpointed; its relay ends, and the hook refuses to restore the container.
+func TestCheckpointWithClientIsRefused(t *testing.T) {
 	if out, err := exec.Command("criu", "check").CombinedOutput(); err != nil {
 		t.Skipf("needs criu, and a kernel that it knows: %v: %s", err, out)
 	}

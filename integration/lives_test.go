@@ -24,32 +24,31 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// Of `make soak-containers`: how many lives, of all runtimes together, what the random
-// choices begin with, and the one life that is to be lived again.
+// Variables of `make soak-containers`: number of lives over all runtimes, seed, and a single life
+// to repeat.
 const (
 	livesVariable     = "PEERLANE_LIVES"
 	livesSeedVariable = "PEERLANE_SOAK_SEED"
 	livesOneVariable  = "PEERLANE_LIVES_ONE"
-	// livesSeed and lives are those of `make test`: the same ones each time.
+	// livesSeed and lives are fixed in `make test`.
 	livesSeed   = 22
 	lives       = 24
 	livesAtOnce = 6
-	// maxDeaths is how often a life's relay is killed: at the fifth death within a minute
-	// it stays down.
+	// maxDeaths limits the kills of a life's relay: after five deaths within a minute a relay stays
+	// down.
 	maxDeaths = 3
 )
 
-// linger lives until the end of its input, and attaches to nothing.
+// linger waits for the end of input, without attaching.
 func linger() error {
 	_, err := io.Copy(io.Discard, os.Stdin)
 	return err
 }
 
-// TestLivesOfContainers lives random lives of containers: create, start, attach, exec,
-// pause, resume, kills of each process that takes part, commands of the administrator, and
-// the removal of any object of the container's generation and of its runtime's, in any
-// order. A model says what each action must come to. At the end of each life no object of
-// it remains.
+// TestLivesOfContainers runs random lives of containers: create, start, attach, exec, pause,
+// resume, kills of each participating process, commands of the administrator, and the removal of
+// any object of the container's generation or of the runtime, in any order. A model predicts the
+// result of each action. No object remains at the end of a life.
 func TestLivesOfContainers(t *testing.T) {
 	n := int(fromEnvironment(t, livesVariable, lives))
 	seed := uint64(livesSeed)
@@ -92,22 +91,22 @@ func TestLivesOfContainers(t *testing.T) {
 	}
 }
 
-// life is one container's, and the model of it.
+// life is the life of a container, and its model.
 type life struct {
 	*soak
 	number int
 	random *rand.Rand
 	id     string
-	in     *os.File // the other end of init's standard input
-	out    string   // the file of its output
-	did    []string // its actions, for who reads a failure
+	in     *os.File // write end of init's standard input
+	out    string   // file with the output of init
+	did    []string // actions, for the failure message
 
-	// What is known of it.
-	init, relay, watcher *os.File // pidfds; nil where there is none
+	// State of the model.
+	init, relay, watcher *os.File // pidfds; nil if absent
 	generation           *hook.Generation
 
 	// The model.
-	born       bool // the runtime has created it
+	born       bool // created by the runtime
 	started    bool
 	paused     bool
 	dead       bool // init has ended, or was killed
@@ -130,11 +129,11 @@ func (l *life) did1(format string, arguments ...any) {
 	l.outcomes[action]++
 }
 
-// runtimeDo runs a command of the runtime, and returns what it says where it fails.
+// runtimeDo runs a command of the runtime, and returns the output with an error.
 func (l *life) runtimeDo(arguments ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	// No pipe: processes of the container could keep it.
+	// Not a pipe, which processes of the container could keep open.
 	said, err := os.CreateTemp("", "peerlane-life-")
 	if err != nil {
 		return err
@@ -164,7 +163,7 @@ func (l *life) live() {
 	for _, a := range actions {
 		total += a.weight
 	}
-	if l.random.IntN(4) > 0 { // else other actions meet a container that is created alone
+	if l.random.IntN(4) > 0 { // otherwise later actions meet a container that is only created
 		l.start()
 	}
 	for range 1 + l.random.IntN(12) {
@@ -179,8 +178,8 @@ func (l *life) live() {
 	l.end()
 }
 
-// create has the runtime create the container. In one of six lives the runtime, or the
-// hook, is killed meanwhile.
+// create makes the runtime create the container. In one of six lives it kills the runtime or the
+// hook meanwhile.
 func (l *life) create() {
 	stdin, in, err := os.Pipe()
 	if err != nil {
@@ -196,7 +195,7 @@ func (l *life) create() {
 	}
 	l.out = out.Name()
 	defer out.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
 	defer cancel()
 	pidFile := l.out + ".pid"
 	defer os.Remove(pidFile)
@@ -238,7 +237,7 @@ func (l *life) create() {
 
 // learn looks for the generation and the processes of the container.
 func (l *life) learn() {
-	infos, _ := hook.Find(l.Layout, l.id) // none, where it was removed
+	infos, _ := hook.Find(l.Layout, l.id) // empty if removed
 	for _, i := range infos {
 		l.generation = &i.Generation
 		if l.watcher == nil && i.Supervised {
@@ -247,7 +246,7 @@ func (l *life) learn() {
 			}
 		}
 		if i.Status.Relay != nil {
-			l.relay.Close() // of none it is an error, which does not matter
+			l.relay.Close() // closing nil is a harmless error
 			l.relay = pidfd(i.Status.Relay.PID)
 		}
 	}
@@ -262,12 +261,12 @@ func pidfd(pid int) *os.File {
 	return os.NewFile(uintptr(fd), "pidfd")
 }
 
-// shoot kills a process, and waits until it has ended.
+// shoot kills a process, and waits for the end.
 func shoot(process *os.File, wait time.Duration) bool {
 	if process == nil {
 		return true
 	}
-	_ = unix.PidfdSendSignal(int(process.Fd()), unix.SIGKILL, nil, 0) // it may have ended
+	_ = unix.PidfdSendSignal(int(process.Fd()), unix.SIGKILL, nil, 0) // may have ended
 	return hasEnded(process, wait)
 }
 
@@ -275,13 +274,18 @@ func hasEnded(process *os.File, wait time.Duration) bool {
 	if process == nil {
 		return true
 	}
-	for end := time.Now().Add(wait); ; {
+	step := min(wait, 100*time.Millisecond)
+	for w := testutil.BeginFor(wait); ; {
 		fds := []unix.PollFd{{Fd: int32(process.Fd()), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, int(max(0, time.Until(end)).Milliseconds()))
-		if err == unix.EINTR {
-			continue
+		n, err := unix.Poll(fds, int(step.Milliseconds()))
+		switch {
+		case err != nil && err != unix.EINTR:
+			return false
+		case n > 0:
+			return true
+		case w.Over():
+			return false
 		}
-		return err == nil && n > 0
 	}
 }
 
@@ -325,7 +329,14 @@ func (l *life) pause() {
 		return
 	}
 	l.did1("pause")
-	if err := l.runtimeDo("pause", l.id); err != nil {
+	err := l.runtimeDo("pause", l.id)
+	// On control groups of version 1 runc makes 1,000 tries to freeze a container, thaws the
+	// container and fails: on a busy host the kernel stops no process that fast.
+	for w := testutil.Begin(); err != nil && strings.Contains(err.Error(), "unable to freeze") && !w.Over(); {
+		l.did1("pause again")
+		err = l.runtimeDo("pause", l.id)
+	}
+	if err != nil {
 		l.errorf("%v", err)
 		return
 	}
@@ -353,7 +364,7 @@ func (l *life) killRelay() {
 	if !shoot(l.relay, patience) {
 		l.errorf("its relay does not end by SIGKILL")
 	}
-	if !l.supervised { // and nobody starts the next one
+	if !l.supervised { // no supervisor starts a successor
 		l.broken = true
 	}
 }
@@ -362,7 +373,7 @@ func (l *life) killSupervisor() {
 	if l.watcher == nil || !l.supervised {
 		return
 	}
-	l.learn() // of the relay, which nobody records any more
+	l.learn() // of the relay, which no supervisor records
 	l.did1("kill the supervisor")
 	l.supervised = false
 	if !shoot(l.watcher, patience) {
@@ -374,7 +385,7 @@ func (l *life) killInit() {
 	if !l.lives() || l.init == nil {
 		return
 	}
-	l.resume() // what is frozen does not end
+	l.resume() // a frozen process does not end
 	l.did1("kill init")
 	l.dead = true
 	if !shoot(l.init, patience) {
@@ -383,7 +394,7 @@ func (l *life) killInit() {
 	l.mustGo()
 }
 
-// mustGo waits for the generation of a container that has ended: its supervisor removes it.
+// mustGo waits until the supervisor has removed the generation of an ended container.
 func (l *life) mustGo() {
 	if !l.supervised || l.generation == nil {
 		return
@@ -392,16 +403,16 @@ func (l *life) mustGo() {
 		l.errorf("its supervisor has not ended within %v of init", patience)
 		return
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for w := testutil.BeginFor(patience); ; time.Sleep(10 * time.Millisecond) {
 		left := l.left()
 		if len(left) == 0 {
 			return
 		}
-		if time.Now().After(end) {
+		if w.Over() {
 			l.errorf("its supervisor has ended, and left %v", left)
 			return
 		}
-		if l.broken { // what the supervisor did not find the collector does
+		if l.broken { // the collector removes the rest
 			if _, err := hook.Collect(l.Layout); err != nil {
 				l.errorf("%v", err)
 				return
@@ -410,7 +421,7 @@ func (l *life) mustGo() {
 	}
 }
 
-// administer runs a command for relays; it may fail where the life is broken.
+// administer runs a relay command, which may fail in a broken life.
 func (l *life) administer(command string) {
 	out, err := l.peerlane("relay", command, l.id)
 	if err != nil && !l.broken && l.supervised && l.lives() {
@@ -445,7 +456,7 @@ func (l *life) resumeRelay() {
 	l.held = l.held && !l.supervised
 }
 
-// removeObject deletes one of the objects that Peerlane or the runtime has for the life.
+// removeObject deletes an object of Peerlane or of the runtime.
 func (l *life) removeObject() {
 	if l.generation == nil {
 		return
@@ -462,7 +473,7 @@ func (l *life) removeObject() {
 	short, _ := filepath.Rel(l.Root, object)
 	l.did1("remove an object: %s", short)
 	l.learn()
-	l.resume() // the runtime may not find it any more
+	l.resume() // the runtime may have lost the container
 	// A supervisor that lives writes files into the directory meanwhile.
 	err := os.RemoveAll(object)
 	for end := testutil.Begin(); errors.Is(err, unix.ENOTEMPTY) && !end.Over(); err = os.RemoveAll(object) {
@@ -501,7 +512,7 @@ func (l *life) deleteContainer() {
 	}
 }
 
-// left names the objects of the life that are there.
+// left names the remaining objects of the life.
 func (l *life) left() (names []string) {
 	there := func(path string) {
 		if _, err := os.Lstat(path); err == nil {
@@ -530,22 +541,22 @@ func (l *life) left() (names []string) {
 	return names
 }
 
-// end ends the life as an engine does, and demands that nothing of it remains.
+// end ends the life as an engine does, and requires that no object remains.
 func (l *life) end() {
 	l.resume()
 	l.learn()
 	if l.in != nil {
 		l.in.Close()
 	}
-	shoot(l.init, 0) // the runtime may have lost it
+	shoot(l.init, 0) // the runtime may have lost the container
 	l.clean(l.id)
 	defer os.Remove(l.out)
 	var left []string
-	for end := time.Now().Add(2 * patience); ; time.Sleep(20 * time.Millisecond) {
+	for w := testutil.BeginFor(2 * patience); ; time.Sleep(20 * time.Millisecond) {
 		if left = l.left(); len(left) == 0 {
 			break
 		}
-		if time.Now().After(end) {
+		if w.Over() {
 			l.errorf("left at its end: %s", strings.Join(left, ", "))
 			break
 		}
@@ -555,6 +566,6 @@ func (l *life) end() {
 		}
 	}
 	for _, f := range []*os.File{l.init, l.relay, l.watcher} {
-		f.Close() // of none it is an error, which does not matter
+		f.Close() // closing nil is a harmless error
 	}
 }

@@ -13,14 +13,13 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// faultFiles are names of files that say which relay meets a fault: what the simulator
-// looks into at each call.
+// faultFiles are files that select the relay with a fault; the simulator reads them at each call.
 type faultFiles struct {
 	*bed
 	dir string
 }
 
-// strike has a process meet a fault from now on; 0 is all of them.
+// strike injects a fault in a process, or in every process if pid is 0.
 func (f faultFiles) strike(fault string, pid int) time.Time {
 	f.Helper()
 	file := filepath.Join(f.dir, fault)
@@ -51,8 +50,8 @@ func simulatorOf(environment []string) string {
 	return ""
 }
 
-// longestGap is the longest time between two messages of a stream in all that it has
-// said since drain, and in so many lines more, some 200 ms each.
+// longestGap returns the longest time between two messages of a stream, in the lines since drain
+// and in the given number of further lines, each about 200 ms.
 func (c *container) longestGap(lines int) (longest time.Duration) {
 	c.bed.Helper()
 	for lines += len(c.lines); lines > 0; lines-- {
@@ -61,8 +60,8 @@ func (c *container) longestGap(lines int) (longest time.Duration) {
 	return longest
 }
 
-// answers waits until the container's relay answers a new client: one that is ending
-// tells it why. The promise is 2 s; docs/benchmarks.md has the figure.
+// answers waits until the container's relay answers a new client; an ending relay answers with the
+// reason. The promise is 2 s; docs/benchmarks.md has the measured time.
 func (c *container) answers() time.Time {
 	c.bed.Helper()
 	for end := testutil.Begin(); ; {
@@ -79,11 +78,11 @@ func (c *container) answers() time.Time {
 	}
 }
 
-// What a GPU meets in one container's relay, a sticky error, an uncorrectable one or its
-// end, ends that container's operations with the reason. Its next relay is there soon,
-// and the streams of other containers on the same GPUs go on as they did. Where the GPU
-// is gone for good the next relay says so to each client, and lives.
-func TestALostGPU(t *testing.T) {
+// A fault of a GPU in one container's relay (a sticky error, an uncorrectable error, or loss) ends
+// that container's operations with the reason. The relay's successor starts soon, and streams of
+// other containers on the same GPUs continue. If the GPU stays lost, the successor reports so to
+// each client and keeps running.
+func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 	beside(t)
 	faults := []struct{ name, rule, says, cause string }{
 		{"illegal-address", "cuMemcpyAsync:process=%s:error=700", "CUDA_ERROR_ILLEGAL_ADDRESS", "sticky CUDA error"},
@@ -114,14 +113,14 @@ func TestALostGPU(t *testing.T) {
 		}
 		a.drain()
 		struck := files.strike(f.name, v.generation().Status.Relay.PID)
-		// Of the copy that failed, or of the relay's end, whichever is heard first.
+		// The error names the failed copy or the relay's end, depending on the order.
 		v.mustLearn(struck, "container "+v.id, f.says, bus)
 		w.mustLearn(struck, "container "+v.id, f.says, bus)
 		t.Logf("%s: the next relay has answered after %v", f.name, v.answers().Sub(struck).Round(time.Millisecond))
 		during := a.longestGap(1)
 		t.Logf("%s: the longest gap of the others' stream was %v, and is %v", f.name, usual.Round(10*time.Microsecond), during.Round(10*time.Microsecond))
 		if most := max(10*usual, 10*time.Second); during > most {
-			t.Errorf("%s: the others' stream stood still for %v, usually %v at most", f.name, during, usual)
+			t.Errorf("%s: streams of other containers paused for %v, usually at most %v", f.name, during, usual)
 		}
 		if last {
 			b.saysGone(v, bus)
@@ -129,11 +128,11 @@ func TestALostGPU(t *testing.T) {
 		}
 		for c, starts := range map[*container]int{a: 1, z: 1, w: 1, v: 2} {
 			if g := c.generation(); g.Status.Starts != starts {
-				t.Errorf("%s: the relay of %s was started %d times, want %d; it is %s", f.name, c.id, g.Status.Starts, starts, g.Status.State)
+				t.Errorf("%s: relay of %s: %d starts, want %d; state %s", f.name, c.id, g.Status.Starts, starts, g.Status.State)
 			}
 		}
 		v.hasEnded(f.cause)
-		v.tell(said{}) // and its containers end
+		v.tell(said{}) // ends the containers
 		w.tell(said{})
 		v.next("again")
 		w.next("again")
@@ -142,8 +141,8 @@ func TestALostGPU(t *testing.T) {
 	}
 }
 
-// hasEnded demands that the log of the container's generation has one line on the end of one
-// relay, with its cause.
+// hasEnded requires one line in the log of the container's generation about the end of a relay,
+// with the cause.
 func (c *container) hasEnded(cause string) {
 	c.bed.Helper()
 	g := c.generation()
@@ -158,12 +157,12 @@ func (c *container) hasEnded(cause string) {
 		}
 	}
 	if len(ends) != 1 || !strings.Contains(ends[0], fmt.Sprintf("cause=%q", cause)) || !strings.Contains(ends[0], "generation="+g.ID) {
-		c.bed.Errorf("the log of %s tells of the end of one relay by %q, want %q, of generation %s", c.id, ends, cause, g.ID)
+		c.bed.Errorf("log of %s: end of a relay with cause %q, want %q, of generation %s", c.id, ends, cause, g.ID)
 	}
 }
 
-// saysGone demands that clients are told that no context can be made on a GPU, each
-// time, by a relay that stays.
+// saysGone requires that every client receives the error that no context can be created on a GPU,
+// from a relay that keeps running.
 func (b *bed) saysGone(c *container, bus string) {
 	b.Helper()
 	for range 3 {

@@ -24,7 +24,7 @@ import (
 
 const sidedBytes = 2 << 20
 
-// gpuMemory is exported memory of a role that looks into it.
+// gpuMemory is exported memory whose content a role verifies.
 type gpuMemory struct {
 	*client.Memory
 	driver *cuda.Driver
@@ -59,7 +59,7 @@ func (c *gpuClient) memory(ctx context.Context, d *cuda.Driver, device cuda.Devi
 	return m, err
 }
 
-// sided is the pattern of one of the two sides.
+// sided returns the pattern of a side.
 func sided(side byte) []byte {
 	b := make([]byte, sidedBytes)
 	for i := range b {
@@ -81,7 +81,7 @@ func (m *gpuMemory) check(side byte) error {
 	return err
 }
 
-// withMemory is a client with GPU memory that its relay knows.
+// withMemory returns a client with GPU memory registered at its relay.
 func withMemory(ctx context.Context) (*gpuClient, *gpuMemory, error) {
 	d, device, gpu, err := openGPU()
 	if err != nil {
@@ -95,7 +95,7 @@ func withMemory(ctx context.Context) (*gpuClient, *gpuMemory, error) {
 	return c, m, err
 }
 
-// owner offers memory, and checks it when it is told to.
+// owner exposes memory, and verifies it on command.
 func owner() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -123,10 +123,10 @@ func owner() error {
 		return err
 	}
 	say(said{Kind: "checked"})
-	return orders.Decode(&order) // until it is killed
+	return orders.Decode(&order) // runs until killed
 }
 
-// remote reads what another has offered, writes it, and then reads until that fails.
+// remote reads and writes the exposed memory of another client, and then reads until an error.
 func remote() error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -171,8 +171,8 @@ func remote() error {
 	}
 }
 
-// What is offered is read and written while who offers it is stopped; when it is killed
-// so, who reads and writes learns of it.
+// Exposed memory can be read and written while its owner is stopped; when the owner is killed, the
+// remote client gets an error.
 func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = launch.RouteStaged })
@@ -196,7 +196,7 @@ func TestOneSidedBesideAStoppedClient(t *testing.T) {
 	z.mustLearn(kill(t, pid), fmt.Sprintf("client process %d", pid), a.id, "died")
 }
 
-// stop stops a process, and waits until it is.
+// stop sends SIGSTOP, and waits until the process is stopped.
 func stop(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -209,7 +209,7 @@ func stop(t *testing.T, pid int) {
 	}
 }
 
-// stopped reports whether all threads of a process are.
+// stopped reports whether every thread of a process is stopped.
 func stopped(t *testing.T, pid int) bool {
 	t.Helper()
 	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -221,7 +221,7 @@ func stopped(t *testing.T, pid int) bool {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The name, in parentheses, can have anything in it.
+		// The name in parentheses can contain any bytes.
 		if after := string(text[bytes.LastIndexByte(text, ')')+1:]); !strings.HasPrefix(after, " T ") {
 			return false
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// secondCable joins the two hosts once more, in a network of its own: plrail0 and
-// plrail1, 10.212.0.1 and 10.212.0.2.
+// secondCable adds a second link between the hosts, in another network: plrail0 and plrail1,
+// 10.212.0.1 and 10.212.0.2.
 func (n *networks) secondCable() {
 	n.Helper()
 	n.must("ip", "link", "add", "plrail0", "netns", n.names[0], "type", "veth", "peer", "name", "plrail1", "netns", n.names[1])
@@ -26,7 +26,7 @@ func (n *networks) secondCable() {
 	n.change = func(host int, c *config.Config) { c.Network.Interfaces += fmt.Sprintf(",plrail%d", host) }
 }
 
-// sent is how many bytes have gone out by an interface of a host, as its kernel counts.
+// sent returns the bytes sent by an interface of a host, from the kernel's counter.
 func (n *networks) sent(host int, name string) uint64 {
 	n.Helper()
 	var links []struct {
@@ -41,12 +41,12 @@ func (n *networks) sent(host int, name string) uint64 {
 	return links[0].Stats64.TX.Bytes
 }
 
-// railed are two hosts with two cables, and a container on each.
+// railed is two hosts with two links, and a container on each.
 type railed struct {
 	*networks
 	beds           [2]*bed
 	verifier, echo *container
-	bytes          uint64 // that each verification sends
+	bytes          uint64 // of each verification
 }
 
 // newRailed has the containers' lanes reach the second cable alone, or both.
@@ -74,8 +74,7 @@ func newRailed(t *testing.T, both bool, role ...string) *railed {
 	return r
 }
 
-// verify has the containers connect, and demands that all goes by one of the first host's
-// cables.
+// verify connects the containers, and requires that all data uses the given link of the first host.
 func (r *railed) verify(used, other string) {
 	r.Helper()
 	before, idle := r.sent(0, used), r.sent(0, other)
@@ -91,7 +90,7 @@ func (r *railed) verify(used, other string) {
 	}
 }
 
-// rails are what inspect shows of the first host's.
+// rails returns the first host's rails from inspect.
 func (r *railed) rails() map[string]launch.NetworkRail {
 	r.Helper()
 	found := map[string]launch.NetworkRail{}
@@ -101,8 +100,8 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 	return found
 }
 
-// Of two cables between two hosts messages go by that of the lanes that they are between,
-// and when it is pulled what connects goes by the other one, through the same relays.
+// With two links between two hosts messages use the link of their lanes. When that link is down,
+// new connections use the other, through the same relays.
 func TestRailsOfTwoHosts(t *testing.T) {
 	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
@@ -123,10 +122,9 @@ func TestRailsOfTwoHosts(t *testing.T) {
 	r.verify("plnet0", "plrail0")
 }
 
-// What is under way on a rail that fails ends with an error that says which, at both
-// hosts, and what connects then goes by the other one. Waiting for the promise takes
-// long, so `make soak-network` does.
-func TestARailThatIsPulled(t *testing.T) {
+// Operations on a rail that fails end with an error that names the rail, at both hosts, and new
+// connections use the other rail. The timeout is long, so `make soak-network` runs this test.
+func TestRailUnpluggedMovesConnections(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")
 	}
@@ -152,8 +150,8 @@ func TestARailThatIsPulled(t *testing.T) {
 	}
 }
 
-// The same where the lanes reach both rails: messages are striped over both cables, and
-// the connection for control is on the other one.
+// The same with lanes that reach both rails: messages are striped over both links, and the control
+// connection is on the other.
 func TestOneOfTwoRailsIsPulled(t *testing.T) {
 	if os.Getenv("PEERLANE_NETWORK_FAULTS") == "" {
 		t.Skip("waits for heartbeats; make soak-network runs it")

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// What `peerlane doctor --rdma` starts, with simulated GPUs and a software device for a NIC.
+// The processes of `peerlane doctor --rdma`, with simulated GPUs and a software device as NIC.
 func TestRDMAOfThisHost(t *testing.T) {
 	root := t.TempDir()
 	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)

@@ -22,14 +22,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The test binary is also the program in the containers: `TEST role NAME …`.
-// It says what happens in JSON lines.
+// The test binary is also the program in the containers: `TEST role NAME …`. It prints events as
+// JSON lines.
 
-// said is one line of a role.
+// said is a line of output of a role.
 type said struct {
 	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness, spying, spied, crowd, escaped, flooding
 	Handle wire.Handle `json:"handle"`
-	// Key is of what a role offers.
+	// Key is the key of exposed memory.
 	Key    wire.RemoteKey `json:"key,omitzero"`
 	Error  string         `json:"error,omitempty"`
 	Status wire.Status    `json:"status,omitempty"`
@@ -43,7 +43,7 @@ type said struct {
 	Report across.Report `json:"report,omitzero"`
 }
 
-// look is what a process finds around itself.
+// look is a process's view of its container.
 type look struct {
 	Environment []string
 	Nodes       []string // below /dev
@@ -117,11 +117,11 @@ func hello() error {
 	return s.Close()
 }
 
-// hoardLimit bounds what hoard takes of a relay that refuses nothing, bytes.
+// hoardLimit bounds the memory that hoard takes from a relay that refuses nothing, in bytes.
 const hoardLimit = 192 << 20
 
-// hoard takes sessions and host memory until the relay refuses both, tells the reasons, and
-// stays until its input is closed.
+// hoard takes sessions and host memory until the relay refuses both, prints the reasons, and waits
+// for the end of input.
 func hoard() error {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
@@ -161,7 +161,7 @@ func hoard() error {
 	return err
 }
 
-// lookAround says what it finds, and stays until its input is closed.
+// lookAround prints its view of the container, and waits for the end of input.
 func lookAround() error {
 	found := &look{Environment: os.Environ()}
 	for _, pattern := range []string{"/dev/nvidia*", "/dev/infiniband/*"} {
@@ -256,11 +256,10 @@ func exportOnly() error {
 	return err
 }
 
-// stream exchanges messages both ways until that fails, says why, and then
-// attaches again to whatever relay there is. With "fork" a child holds its
-// socket open from before the first message on; with "rounds" it says now and
-// then that it goes on; with "hog" it takes all memory once messages move; with
-// "wait" it attaches again when it is told to.
+// stream exchanges messages in both directions until an error, prints the error, and then attaches
+// again to the current relay. With "fork" a child holds the socket open from before the first
+// message; with "rounds" it prints progress; with "hog" it takes all memory once messages flow;
+// with "wait" it attaches again on command.
 func stream(options []string) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
@@ -345,7 +344,7 @@ func exchange(ctx context.Context, c *gpuClient, sending, receiving *client.Conn
 	return nil
 }
 
-// hog takes memory and writes to it until it is killed for that.
+// hog allocates and writes memory until the kernel kills the process.
 func hog() {
 	for {
 		piece := make([]byte, 1<<20)
@@ -382,14 +381,14 @@ func fork() error {
 	if err := child.Start(); err != nil {
 		return err
 	}
-	// The files belong to the session; a finalizer of ours must not close them.
+	// The files belong to the session; keep our finalizers from closing them.
 	inherited = append(inherited, child.ExtraFiles...)
 	return nil
 }
 
 var inherited []*os.File
 
-// parent is an init that outlives its child, which is the role that follows.
+// parent is an init that outlives its child, which runs the role in the arguments.
 func parent(arguments []string) error {
 	child := exec.Command("/proc/self/exe", append([]string{"role"}, arguments...)...)
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr

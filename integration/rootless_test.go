@@ -26,8 +26,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ordinary is a user who may have containers of its own: one with subordinate
-// numbers.
+// ordinary returns a user with subordinate ids, who may run rootless containers.
 func ordinary(t *testing.T) (uid, gid int) {
 	t.Helper()
 	for _, command := range []string{"podman", "newuidmap"} {
@@ -56,7 +55,7 @@ func ordinary(t *testing.T) (uid, gid int) {
 	return 0, 0
 }
 
-// give makes all of the host the user's.
+// give changes the owner of the host's files to the user.
 func (b *bed) give(uid, gid int) {
 	b.Helper()
 	err := filepath.WalkDir(b.Root, func(path string, _ fs.DirEntry, err error) error {
@@ -68,9 +67,8 @@ func (b *bed) give(uid, gid int) {
 	}
 }
 
-// mountNodes has the specifications of a kind mount device nodes: a runtime
-// without root does so by itself with those of the same path on the host, and the
-// simulator's lie elsewhere.
+// mountNodes makes the specifications of a kind mount device nodes: a runtime without root mounts
+// only nodes with the host's path, and the simulator's nodes have other paths.
 func (b *bed) mountNodes(kind string) {
 	b.Helper()
 	path := filepath.Join(b.CDIDir(), cdi.FileName(kind))
@@ -110,8 +108,8 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	return c
 }
 
-// launches plays the user's systemd with peerlane-relay.socket: each connection
-// becomes a service of the user's.
+// launches stands in for the user's systemd with peerlane-relay.socket: each connection becomes a
+// service of the user.
 func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 	b.Helper()
 	if err := os.MkdirAll(filepath.Join(b.Root, "run/systemd/system"), 0o755); err != nil {
@@ -150,7 +148,7 @@ func (b *bed) launches(as func(*exec.Cmd) *exec.Cmd) {
 	})
 }
 
-func TestRootlessPodman(t *testing.T) {
+func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	for _, launcher := range []string{config.LauncherFork, config.LauncherSystemd} {
 		t.Run(launcher, func(t *testing.T) { testRootlessPodman(t, launcher) })
 	}
@@ -174,7 +172,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	b.give(uid, gid)
 	p := podmanAs(b, as, "--storage-driver=vfs")
 	t.Cleanup(func() {
-		// It ends the process that keeps the user's namespaces.
+		// system migrate ends the process that keeps the user's namespaces.
 		if out, err := p.command(context.Background(), "system", "migrate").CombinedOutput(); err != nil {
 			t.Errorf("podman system migrate: %v: %s", err, out)
 		}
@@ -205,7 +203,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != uid {
 		t.Errorf("the relay is user %d's, and the container %d's", owner, uid)
 	}
-	// As a service it is in no namespace of Podman's.
+	// A service is in no namespace of Podman.
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", relay.PID))
 	host, errHost := os.Readlink("/proc/self/ns/user")
 	if err := errors.Join(err, errHost); err != nil {
@@ -226,7 +224,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	}
 }
 
-// generationOf is the one with a GPU's lane.
+// generationOf returns the generation with a GPU's lane.
 func (b *bed) generationOf(g topo.GPU) hook.Info {
 	b.Helper()
 	list, err := hook.List(b.Layout)

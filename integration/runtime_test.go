@@ -17,9 +17,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// withoutCDI is a host whose engine applies no CDI specification: bundles go to
-// peerlane-runtime as a user's wishes make them. own are peerlane-runtime's
-// arguments.
+// withoutCDI creates a host whose engine applies no CDI specification: peerlane-runtime receives
+// bundles with the user's settings. own are arguments of peerlane-runtime.
 func withoutCDI(t *testing.T, runtimeName string, allowed []string, own ...string) *bed {
 	t.Helper()
 	b := newBed(t, runtimeName, func(c *config.Config) {
@@ -53,7 +52,7 @@ func (b *bed) asking(lane topo.Lane, by string, devices []string, role ...string
 	return built
 }
 
-func TestAnEngineWithoutCDI(t *testing.T) {
+func TestEngineWithoutCDIGetsLanes(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -73,7 +72,7 @@ func TestAnEngineWithoutCDI(t *testing.T) {
 }
 
 // An engine may use a bundle once more, in which everything is by then.
-func TestABundleIsUsedTwice(t *testing.T) {
+func TestBundleUsedTwiceStartsTwice(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -101,7 +100,7 @@ func TestABundleIsUsedTwice(t *testing.T) {
 	}
 }
 
-func TestAnImageGetsWhatTheListAllows(t *testing.T) {
+func TestImageGetsAllowedDevicesOnly(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {

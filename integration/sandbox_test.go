@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// inspection is what `peerlane relay inspect` says of a container.
+// inspection returns the output of `peerlane relay inspect` for a container.
 func (b *bed) inspection(c *container) hook.Inspection {
 	b.Helper()
 	var list []hook.Inspection
@@ -29,8 +29,8 @@ func (b *bed) inspection(c *container) hook.Inspection {
 	return list[0]
 }
 
-// The relays of two containers that exchange data, as the kernel has them.
-func TestTheSandboxOfARelay(t *testing.T) {
+// The kernel's view of the relays of two containers that exchange data.
+func TestRelaySandboxRestrictsProcess(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestTheSandboxOfARelay(t *testing.T) {
 				}
 				users[is.UID] = true
 				process := fmt.Sprintf("/proc/%d/", i.Status.Relay.PID)
-				// What nobody else may look into belongs to root, proc_pid(5).
+				// /proc files of undumpable processes belong to root, proc_pid(5).
 				if info, err := os.Stat(process + "environ"); err != nil || info.Sys().(*syscall.Stat_t).Uid != 0 {
 					t.Errorf("the relay is dumpable: %+v, %v", info, err)
 				}
@@ -60,7 +60,7 @@ func TestTheSandboxOfARelay(t *testing.T) {
 				// A container's file systems could not be unmounted.
 				mounts := read(t, process+"mountinfo")
 				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") && !strings.Contains(mounts, " / / ro") {
-					t.Errorf("the relay has these mounts: %s", mounts)
+					t.Errorf("mounts of the relay: %s", mounts)
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
 				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes", "own root yes", "own network yes", "Landlock"} {
@@ -76,9 +76,9 @@ func TestTheSandboxOfARelay(t *testing.T) {
 	}
 }
 
-// Relays that are admitted nowhere stage in host memory, which they make, seal, pin
-// and give to the NIC from within their sandbox.
-func TestTheBounceInTheSandbox(t *testing.T) {
+// Relays without admission on any server GPU stage in host memory, which they create, seal, pin and
+// share with the NIC from within the sandbox.
+func TestBounceWorksInSandbox(t *testing.T) {
 	beside(t)
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
@@ -109,10 +109,10 @@ func TestTheBounceInTheSandbox(t *testing.T) {
 				if stat, err := os.ReadFile(i.Cgroup + "/memory.stat"); err == nil { // where cgroup v2 has that controller
 					var shmem uint64
 					for line := range strings.Lines(string(stat)) {
-						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // of the other lines none
+						_, _ = fmt.Sscanf(line, "shmem %d", &shmem) // other lines do not match
 					}
 					if shmem < 8<<20 {
-						t.Errorf("its control group counts %d bytes of shared memory", shmem)
+						t.Errorf("shared memory in the control group: %d bytes", shmem)
 					}
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
@@ -122,15 +122,15 @@ func TestTheBounceInTheSandbox(t *testing.T) {
 					}
 				}
 				if log := strings.Join(i.LogTail, "\n"); strings.Count(log, "bounces through 8.0 MiB of host memory") != 1 {
-					t.Errorf("the log does not say it once: %s", log)
+					t.Errorf("want one line in the log: %s", log)
 				}
 			}
 		})
 	}
 }
 
-// A container with a memory limit of 48 MiB has its relay allocate at most 64 MiB of host
-// memory for it, whatever its processes ask for: a quarter of the limit.
+// For a container with a memory limit of 48 MiB a relay allocates at most a quarter of the limit as
+// host memory, regardless of requests, and stays below 64 MiB in total.
 func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 	beside(t)
 	const limit, bound = 48 << 20, 64 << 20
@@ -203,10 +203,10 @@ func TestHostMemoryIsChargedToTheContainer(t *testing.T) {
 			// The relay touches some pages of rings before the client maps them.
 			const rings = 1 << 20
 			if allocated < limit/8 || shared+rings < allocated || current < shared {
-				t.Errorf("the container's control group has %d bytes of shared memory and %d in all, of %d that the relay made for it", shared, current, allocated)
+				t.Errorf("the container's control group has %d bytes of shared memory and %d in total; the relay allocated %d", shared, current, allocated)
 			}
 			relay, _ := memoryOf(t, i.Status.Relay.PID)
-			if os.Getenv(programs.Variable) != "" { // on the host the group is that of all tests
+			if os.Getenv(programs.Variable) != "" { // on the host all tests share the group
 				simulated := memfds(t, i.Status.Relay.PID, func(name string) bool { return strings.HasPrefix(name, "peerlane-sim-gpu") })
 				t.Logf("the relay's control group has %d KiB of shared memory, of which simulated GPUs have up to %d KiB", relay>>10, simulated>>10)
 				if relay > simulated+allocated/2 {
@@ -217,8 +217,8 @@ func TestHostMemoryIsChargedToTheContainer(t *testing.T) {
 	}
 }
 
-// memoryOf reads how much shared memory the control group of a process has, and how much
-// memory in all, in bytes, in cgroup v1 or v2.
+// memoryOf returns shared memory and total memory of the control group of a process, in bytes, for
+// cgroup v1 or v2.
 func memoryOf(t *testing.T, pid int) (shared, current uint64) {
 	t.Helper()
 	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/cgroup", pid))) {
@@ -238,7 +238,7 @@ func memoryOf(t *testing.T, pid int) (shared, current uint64) {
 			t.Fatal(err)
 		}
 		for line := range strings.Lines(read(t, filepath.Join(group, "memory.stat"))) {
-			_, _ = fmt.Sscanf(line, "shmem %d", &shared) // of the other lines none
+			_, _ = fmt.Sscanf(line, "shmem %d", &shared) // other lines do not match
 		}
 		return shared, current
 	}
@@ -269,7 +269,7 @@ func memfds(t *testing.T, pid int, matches func(name string) bool) uint64 {
 		if name, is := strings.CutPrefix(link, "/memfd:"); err != nil || !is || !matches(name) {
 			continue
 		}
-		if unix.Stat(file, &is) != nil { // it was closed meanwhile
+		if unix.Stat(file, &is) != nil { // closed meanwhile
 			continue
 		}
 		pages[is.Ino] = uint64(is.Blocks) * 512

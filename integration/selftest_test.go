@@ -9,9 +9,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The administrator's command, as it is installed: every pair that the lanes of a
-// host can stage on, spares included, and nothing is left behind.
-func TestSelfTest(t *testing.T) {
+// The installed command tests every pair that the lanes of a host can stage on, including spares,
+// and leaves no files.
+func TestSelfTestCoversEveryPair(t *testing.T) {
 	temporary := t.TempDir()
 	cmd := exec.Command(filepath.Join(binaries, "peerlane"), "self-test", "--gpus", "simulated", "-o", "json")
 	cmd.Env = append(cmd.Environ(), "TMPDIR="+temporary)
@@ -36,6 +36,6 @@ func TestSelfTest(t *testing.T) {
 		}
 	}
 	if left, err := filepath.Glob(filepath.Join(temporary, "*")); err != nil || len(left) > 0 {
-		t.Errorf("it leaves %v, %v", left, err)
+		t.Errorf("remaining: %v, %v", left, err)
 	}
 }

@@ -17,23 +17,23 @@ import (
 	"github.com/peerlane/peerlane/hook"
 )
 
-// sample is what processes that live on have, and the host, when no client is there.
+// sample is the resources of long-lived processes and of the host, without clients.
 type sample struct {
 	at     time.Duration
 	values map[series]float64
 }
 
-// series is one thing over time.
+// series is one resource over time.
 type series struct{ what, of string }
 
-// What is sampled, and how much more of it is no growth: what comes once and late, as a
-// thread of Go's scheduler does, and the noise of a garbage collector.
+// Sampled resources, with the increase that is no growth: late one-time allocations, such as a
+// thread of Go's scheduler, and the noise of the garbage collector.
 var slacks = map[string]float64{
 	"memory":      4 << 20, // Pss_Anon and Pss_Shmem of /proc/PID/smaps_rollup, bytes
 	"descriptors": 1,
 	"threads":     6,
 	"mappings":    12,
-	"staging":     0, // bytes, by the account of its supervisor
+	"staging":     0, // bytes, by the supervisor's accounting
 	"files":       6, // below the state and the sockets
 	"processes":   0,
 }
@@ -122,7 +122,7 @@ func (s *relaySoak) process(now *sample, name string, pid int) {
 	}
 }
 
-// growth says what has grown.
+// growth lists the resources that have grown.
 func (s *relaySoak) growth() []string {
 	s.Helper()
 	all := map[series][]float64{}
@@ -143,7 +143,7 @@ func (s *relaySoak) growth() []string {
 	return grown
 }
 
-// shown are at most twelve of the values, the first and the last among them.
+// shown returns at most twelve of the values, including the first and the last.
 func shown(values []float64) []float64 {
 	if len(values) <= 12 {
 		return values
@@ -155,12 +155,11 @@ func shown(values []float64) []float64 {
 	return list
 }
 
-// grew tells by how much values grow that were taken in equal states, and whether that
-// is growth. The first quarter is left out: there each thing is made for the first time.
-// Of the others the growth is the median of the slopes between each two (Theil and Sen),
-// over all of the time, which a few values that are off, or one step, do not move. It
-// counts where it is more than the slack, and every value of the last third is more than
-// each of the first: what comes and goes is no growth.
+// grew returns the growth of values sampled in equal states, and whether it is significant. It
+// skips the first quarter, in which one-time allocations happen. The growth is the median of the
+// slopes between every two values (Theil and Sen), times the total time, which neither outliers nor
+// a single step change. Growth is significant if it exceeds the slack and every value of the last
+// third exceeds every value of the first: temporary use is no growth.
 func grew(values []float64, slack float64) (by float64, grows bool) {
 	values = values[(len(values)+3)/4:]
 	n := len(values)
@@ -179,7 +178,7 @@ func grew(values []float64, slack float64) (by float64, grows bool) {
 	return by, by > slack && slices.Min(values[n-third:]) > slices.Max(values[:third])
 }
 
-func TestWhatGrows(t *testing.T) {
+func TestGrowthIsDetected(t *testing.T) {
 	line := func(n int, f func(i int) float64) (list []float64) {
 		for i := range n {
 			list = append(list, f(i))

@@ -23,25 +23,25 @@ import (
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 )
 
-// Of `make soak-relay`: how long, and what the random choices begin with. Without a
-// time it is soakSegments segments of soakLives lives of two clients each.
+// Variables of `make soak-relay`: duration and seed. Without a duration the test runs soakSegments
+// segments of soakLives lives of two clients.
 const (
 	soakTimeVariable = "PEERLANE_SOAK_TIME"
 	soakSegments     = 5
 	soakLives        = 5
 	soakPairs        = 8 // of clients, at a time
-	// A long one is cut into segments of so long.
+	// Length of a segment of a long run.
 	soakSegment = 45 * time.Second
 )
 
-// TestSoakOfRelays has clients come and go, 16 at a time, who exchange verified messages
-// by both routes, while clients, relays, containers and an emulated NIC are killed at
-// random, and clients are stopped for a while. No byte is wrong, no client meets an error
-// that no death explains, nothing hangs; and of processes that live on nothing grows.
+// TestSoakOfRelays runs 16 clients at a time, which exchange verified messages by both routes,
+// while it kills clients, relays, containers and an emulated NIC at random, and stops clients for a
+// while. No byte is corrupt, no client gets an error that no death explains, no operation hangs,
+// and no resource of long-lived processes grows.
 //
-// Between two segments all clients have left: then the population is the same each time,
-// and what relays, supervisors and the NIC have that nothing was done to is compared
-// (growth, in soak_growth_test.go). In each segment the clients attach anew.
+// Between two segments all clients detach, so that the state is the same each time, and the test
+// compares the resources of relays, supervisors and the NIC that were left alone (growth, in
+// soak_growth_test.go). Clients attach again in each segment.
 func TestSoakOfRelays(t *testing.T) {
 	seed := fromEnvironment(t, soakSeedVariable, uint64(time.Now().UnixNano()))
 	whole := time.Duration(0)
@@ -83,7 +83,7 @@ func TestSoakOfRelays(t *testing.T) {
 	s.print()
 }
 
-// relaySoak is one.
+// relaySoak is a run of the soak test.
 type relaySoak struct {
 	*testing.T
 	host    *testbed.Host
@@ -94,9 +94,9 @@ type relaySoak struct {
 	samples []sample
 }
 
-// Containers that have number 0 of their GPU and route are left alone, and so is the
-// first emulated NIC: they live on, and nothing of them may grow. Their clients are killed as others
-// are, and the containers that they are connected with.
+// Containers with number 0 of their GPU and route, and the first emulated NIC, are never killed:
+// they run throughout, and their resources may not grow. Their clients and connected containers are
+// killed as usual.
 func steady(number int) bool { return number == 0 }
 
 func newRelaySoak(t *testing.T, seed uint64) *relaySoak {
@@ -108,7 +108,7 @@ func newRelaySoak(t *testing.T, seed uint64) *relaySoak {
 		t.Fatal(err)
 	}
 	h.ClientCopy = true
-	// What an administrator has made before is not what is left.
+	// Remove specifications that the administrator created before.
 	if err := h.Configure(asItIs); err != nil {
 		t.Fatal(err)
 	}
@@ -162,8 +162,7 @@ func buildTransfer(t *testing.T, compiler string) traffic.C {
 	return c
 }
 
-// warm has relays that live on make what they make once, when the first needs it: staging,
-// above all.
+// warm makes long-lived relays allocate their one-time resources, above all staging memory.
 func (s *relaySoak) warm() {
 	random := rand.New(rand.NewPCG(s.seed, 1<<62))
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
@@ -176,7 +175,7 @@ func (s *relaySoak) warm() {
 	}
 }
 
-// segment lets clients come and go until it is over, and waits for all to have left.
+// segment runs clients until over returns true, and waits until all have left.
 func (s *relaySoak) segment(number int, long bool, over func() bool) {
 	var clients, killers sync.WaitGroup
 	ended := make(chan struct{})
@@ -219,7 +218,7 @@ func (s *relaySoak) segment(number int, long bool, over func() bool) {
 	killers.Wait()
 }
 
-// kill kills and stops at random until all clients have left.
+// kill kills and stops processes at random until all clients have left.
 func (s *relaySoak) kill(random *rand.Rand, long bool, ended <-chan struct{}) {
 	pause := 300 * time.Millisecond
 	if long {
@@ -266,19 +265,19 @@ func (s *relaySoak) print() {
 	s.Logf("in %v: %s", time.Since(s.begin).Round(time.Second), text)
 }
 
-// logs says what relays have said last.
+// logs prints the tails of the relays' logs.
 func (s *relaySoak) logs() {
 	files, err := filepath.Glob(filepath.Join(s.host.Layout.GenerationDir("*"), "relay.log"))
 	if err != nil {
 		s.Error(err)
 	}
 	for _, file := range files {
-		text, _ := os.ReadFile(file) // it may have gone
+		text, _ := os.ReadFile(file) // may have been removed
 		s.Logf("%s: ...%s", file, text[max(0, len(text)-3000):])
 	}
 }
 
-// quiet waits until no relay has a client, and returns what all relays say.
+// quiet waits until no relay has a client, and returns the sum of the relays' reports.
 func (s *relaySoak) quiet(generation string) *launch.Report {
 	s.Helper()
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {

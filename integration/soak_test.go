@@ -23,8 +23,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// Of `make soak-containers`: how many containers, of both runtimes together, and
-// what the random choices begin with.
+// Variables of `make soak-containers`: number of containers over both runtimes, and seed.
 const (
 	soakVariable     = "PEERLANE_SOAK_CONTAINERS"
 	soakSeedVariable = "PEERLANE_SOAK_SEED"
@@ -32,7 +31,7 @@ const (
 	soakAtOnce       = 3
 )
 
-// Who is killed, in turn.
+// Victims, in turn.
 const (
 	killNothing    = "nothing"
 	killContainer  = "container"
@@ -57,10 +56,9 @@ func fromEnvironment(t *testing.T, name string, value uint64) uint64 {
 	return n
 }
 
-// TestSoak starts containers and kills, at random moments, what takes part in
-// their lives: nothing is left on the host, and no start fails but of those whose
-// container, hook, supervisor or runtime was killed.
-func TestSoak(t *testing.T) {
+// TestSoakLeavesNothing starts containers and kills participating processes at random moments: no object remains
+// on the host, and a start fails only if its container, hook, supervisor or runtime was killed.
+func TestSoakLeavesNothing(t *testing.T) {
 	n := int(fromEnvironment(t, soakVariable, soakContainers))
 	seed := fromEnvironment(t, soakSeedVariable, uint64(time.Now().UnixNano()))
 	t.Logf("%d containers; %s=%d makes the same choices again", n, soakSeedVariable, seed)
@@ -88,7 +86,7 @@ func TestSoak(t *testing.T) {
 			close(work)
 			workers.Wait()
 			t.Logf("%d containers in %v: %v", share, time.Since(begun).Round(time.Second), s.outcomes)
-			// Whatever runs next collects what a killed supervisor or hook has left.
+			// The collector removes the remains of a killed supervisor or hook.
 			if _, err := hook.Collect(b.Layout); err != nil {
 				t.Error(err)
 			}
@@ -103,7 +101,7 @@ type soak struct {
 	outcomes map[string]int
 }
 
-// soaked is one container's lot.
+// soaked is the plan for one container.
 type soaked struct {
 	number int
 	victim string
@@ -133,11 +131,11 @@ func (s *soak) one(c soaked) {
 	killed := s.kill(c.victim, id, run.Process.Pid)
 	switch c.victim {
 	case killNothing, killRelay:
-		// The client says hello in any case, and then waits for the end of its input.
+		// The client prints hello in any case, and then waits for the end of input.
 	default:
 		time.Sleep(50 * time.Millisecond)
 		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
-		_ = s.runtime.Delete(ctx, id) // what is there of it
+		_ = s.runtime.Delete(ctx, id) // remove the rest
 		cancel()
 	}
 	in.Close()
@@ -146,7 +144,7 @@ func (s *soak) one(c soaked) {
 	if !bytes.Contains(out.Bytes(), []byte(`"hello"`)) {
 		outcome = c.victim + ", not started"
 		if c.victim == killNothing || c.victim == killRelay {
-			s.Errorf("container %d, %s killed %v after its start (%t): %v: %s%s", c.number, c.victim, time.Since(begun), killed, err, out.Bytes(), stderr.Bytes())
+			s.Errorf("container %d: %s killed %v after its start (%t): %v: %s%s", c.number, c.victim, time.Since(begun), killed, err, out.Bytes(), stderr.Bytes())
 		}
 	}
 	s.clean(id)
@@ -155,7 +153,7 @@ func (s *soak) one(c soaked) {
 	s.mu.Unlock()
 }
 
-// kill finds the victim, and reports whether it was there to be killed.
+// kill kills the victim, and reports whether the process existed.
 func (s *soak) kill(victim, id string, runtime int) bool {
 	switch victim {
 	case killNothing:
@@ -169,7 +167,7 @@ func (s *soak) kill(victim, id string, runtime int) bool {
 		case killHook:
 			pid = s.process(runtime, "peerlane-hook\x00create\x00")
 		default:
-			infos, _ := hook.Find(s.Layout, id) // none there yet
+			infos, _ := hook.Find(s.Layout, id) // may not exist yet
 			if len(infos) == 0 {
 				continue
 			}
@@ -191,8 +189,7 @@ func (s *soak) kill(victim, id string, runtime int) bool {
 	return false
 }
 
-// process finds a process by what its command line has; a child of that parent,
-// unless it is 0.
+// process finds a process by part of the command line; with parent not 0, among its children.
 func (s *soak) process(parent int, has string) int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -203,7 +200,7 @@ func (s *soak) process(parent int, has string) int {
 		if err != nil {
 			continue
 		}
-		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // it may have ended
+		command, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // may have ended
 		if !strings.Contains(string(command), has) {
 			continue
 		}
@@ -215,8 +212,8 @@ func (s *soak) process(parent int, has string) int {
 	return 0
 }
 
-// clean does what an engine does after its runtime was killed: it deletes the
-// container, and where the runtime knows it no more, what the runtime has left.
+// clean cleans up as an engine does after its runtime was killed: it deletes the container, and if
+// the runtime lost the container, the runtime's files.
 func (s *soak) clean(id string) {
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
@@ -253,8 +250,7 @@ func (s *soak) clean(id string) {
 	}
 }
 
-// hold attaches, whatever dies meanwhile, says hello and lives until the end of
-// its input.
+// hold attaches despite deaths of relays, prints hello and waits for the end of input.
 func hold() error {
 	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		err := hello()

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// reserved is what a relay says of its staging, once it has looked for some.
+// reserved returns a relay's staging memory after the relay has reserved it.
 func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) {
 	b.Helper()
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
@@ -34,13 +34,13 @@ func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) 
 	}
 }
 
-// All relays of the host share what is admitted on a server GPU: the first has what
-// it would like, the next one less, the third another lane's server, and what a
-// killed one had is free.
+// All relays of the host share the admission limit of a server GPU: the first gets its full
+// request, the next less, the third another lane's server, and the memory of a killed relay is free
+// again.
 func TestStagingOfManyContainers(t *testing.T) {
 	beside(t)
 	const mib = 1 << 20
-	limit := config.Size(300 * mib) // of which each relay would like 256 on each of two GPUs
+	limit := config.Size(300 * mib) // a relay requests 256 MiB on each of two GPUs
 	b := newBed(t, "runc", func(c *config.Config) {
 		c.Relay.Slots, c.Relay.SlotSize = 8, 32*mib
 		c.Staging.Limit = &limit
@@ -64,7 +64,7 @@ func TestStagingOfManyContainers(t *testing.T) {
 		}
 		if i == 0 {
 			if s.Note != "" {
-				t.Errorf("the first has its staging, and a note: %s", s.Note)
+				t.Errorf("the first relay has its full request, and a note: %s", s.Note)
 			}
 			continue
 		}
@@ -78,10 +78,10 @@ func TestStagingOfManyContainers(t *testing.T) {
 			t.Errorf("container %d: another lane's server serves: %v", i, replaced)
 		}
 		if log := strings.Join(found.LogTail, "\n"); !strings.Contains(log, "not admitted") {
-			t.Errorf("the log does not say it: %s", log)
+			t.Errorf("missing in the log: %s", log)
 		}
 	}
-	// What a killed relay had is free for its successor.
+	// The successor of a killed relay gets its memory.
 	kill(t, containers[0].generation().Status.Relay.PID)
 	for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
 		found, got := b.reserved(containers[0])
@@ -94,16 +94,16 @@ func TestStagingOfManyContainers(t *testing.T) {
 	}
 }
 
-// The first container of a boot has its pairs tested while it starts, the next one
-// goes by that; a pair that is wrong is replaced, and it is said everywhere. What
-// relays and supervisors say is the same by the command, and after it.
-func TestAPairThatFailsItsSelfTest(t *testing.T) {
+// The start of a boot's first container tests its pairs, and the next container uses the results; a
+// failed pair is replaced, and reported by relays and supervisors as by the command.
+func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 	beside(t)
 	b := newBed(t, "runc", func(c *config.Config) {
 		c.Relay.Slots, c.Relay.SlotSize = 8, 1<<20
 		c.Relay.Reserve = launch.ReserveStart
 		c.Relay.SelfTest = launch.SelfTestOnce
-		// What the tester alone calls: the first look at the first server's memory is wrong.
+		// Only the tester makes this call: the first read from the first server's memory is
+		// corrupt.
 		c.Relay.Environment = append(c.Relay.Environment, "PEERLANE_SIM_FAULT=cuMemcpyDtoHAsync:times=1:corrupt=1")
 	})
 	lane := b.lanes[0]
@@ -114,18 +114,18 @@ func TestAPairThatFailsItsSelfTest(t *testing.T) {
 		c := b.start(lane, "hold")
 		c.next("hello")
 		found, _ := b.reserved(c)
-		// The first one's relay has not waited for the spares; the second one's staging is
-		// reported before it is in the log.
+		// The first relay did not wait for the spares; the second reports its staging before it
+		// logs it.
 		log := b.finds(c, []string{"the self-test of 4 pairs of GPUs took", "staging of GPU " + lane.GPU + " is not as configured"}[i])
 		on := map[string]launch.Staging{}
 		for _, s := range found.Report.Staging {
 			on[s.GPU] = s
 		}
 		if bad := on[lane.Servers[0]]; bad.Bytes != 0 || !strings.Contains(bad.Note, "the pair failed its self-test: ") {
-			t.Errorf("on the server of the wrong pair it has %+v", bad)
+			t.Errorf("on the server of the failed pair: %+v", bad)
 		}
 		if good := on[lane.Servers[1]]; good.Bytes != 8<<20 || good.Note != "" {
-			t.Errorf("on the other it has %+v", good)
+			t.Errorf("on the other server: %+v", good)
 		}
 		if len(found.Pairs) < 2 || found.Pairs[0].Verdict != launch.VerdictWrong || found.Pairs[1].Verdict != launch.VerdictGood || found.Pairs[1].Reader != "passed" {
 			t.Errorf("container %d knows %+v", i, found.Pairs)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,13 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spyTime is how long a spy tries to look into one relay: from before its execution to
-// after its start.
+// spyTime is how long a spy tries to trace one relay: from before its execution to after its start.
 const spyTime = 2 * time.Second
 
-// spy looks for processes that become relays, takes the uid of each as a container with
-// CAP_SETUID and the host's PID namespace can, and tries to trace it until spyTime is
-// over. It says "spied" for each, with the ways that succeeded, and ends with its input.
+// spy looks for processes that become relays, takes the uid of each as a container with CAP_SETUID
+// and the host's PID namespace can, and tries to trace the process for spyTime. It prints "spied"
+// for each, with the methods that succeeded, and ends with its input.
 func spy(arguments []string) error {
 	relay := arguments[0]
 	done := make(chan struct{})
@@ -55,7 +53,7 @@ func spy(arguments []string) error {
 			}
 			command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 			if err != nil || len(command) == 0 {
-				continue // it has ended
+				continue // has ended
 			}
 			_, after, confines := bytes.Cut(command, []byte("\x00--uid="))
 			if !confines || !bytes.Contains(command, []byte("\x00"+relay+"\x00serve")) {
@@ -67,19 +65,18 @@ func spy(arguments []string) error {
 			if err != nil || n == 0 {
 				return fmt.Errorf("process %d has %q for a uid", pid, uid)
 			}
-			attacks.Go(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+			attacks.Go(func() {
+				onThread(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+			})
 		}
 	}
 }
 
 // trespass tries as a uid to look into a process until spyTime is over, and returns the
-// ways that succeeded.
+// ways that succeeded. The calling thread keeps the uid, so trespass runs in onThread.
 func trespass(pid int, uid uint32) (ways []string) {
-	runtime.LockOSThread() // and never unlocked: only this thread has the uid
-	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
-		if _, _, errno := unix.RawSyscall(call, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			return []string{"setresuid: " + errno.Error()}
-		}
+	if errno := takeUID(uid); errno != 0 {
+		return []string{"setresuid: " + errno.Error()}
 	}
 	succeeded := func(way string) {
 		if !slices.Contains(ways, way) {
@@ -95,7 +92,7 @@ func trespass(pid int, uid uint32) (ways []string) {
 		const seize, interrupt = 0x4206, 0x4207 // linux/ptrace.h
 		if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, seize, uintptr(pid), 0, 0, 0, 0); errno == 0 {
 			succeeded("ptrace")
-			// Detached again: else the relay would stay after its end.
+			// Detach: otherwise the relay's entry would remain after its end.
 			_, _, _ = unix.RawSyscall6(unix.SYS_PTRACE, interrupt, uintptr(pid), 0, 0, 0, 0)
 			var status unix.WaitStatus
 			_, _ = unix.Wait4(pid, &status, unix.WALL, nil)
@@ -105,9 +102,9 @@ func trespass(pid int, uid uint32) (ways []string) {
 	return ways
 }
 
-// A container with the host's PID namespace and CAP_SETUID, as Docker's default has it,
-// takes a relay's uid before the relay is executed, and never can trace it: the kernel
-// makes a program undumpable that its user may not read.
+// A container with the host's PID namespace and CAP_SETUID, which is in Docker's default, takes a
+// relay's uid before the relay is executed, and can never trace the relay: the kernel makes a
+// program undumpable that its user may not read.
 func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
 	const starts = 6
 	for _, runtimeName := range runtimes {
@@ -152,11 +149,11 @@ func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
 			if err := in.Close(); err != nil {
 				t.Error(err)
 			}
-			spied := 0 // the spy may be late for one, on a busy host
+			spied := 0 // the spy may miss a relay on a busy host
 			for s := next(); s.Kind != ""; s = next() {
 				spied++
 				if s.Kind != "spied" || s.Error != "" {
-					t.Errorf("another process of the relay's uid can trace it: %+v", s)
+					t.Errorf("a process of the relay's uid can trace the relay: %+v", s)
 				}
 			}
 			if err := cmd.Wait(); err != nil || spied == 0 {

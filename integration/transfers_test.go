@@ -19,9 +19,9 @@ func torture(transfers int) traffic.Torture {
 	}
 }
 
-// What integration/gpus/transfers does on real GPUs, small: messages between all GPUs by
-// both routes and in both directions, beside kernels, while clients and relays are killed.
-func TestTransfers(t *testing.T) {
+// A small run of integration/gpus/transfers on simulated GPUs: messages between all GPUs by both
+// routes and in both directions, beside kernels, while clients and relays are killed.
+func TestTransfersSurviveKills(t *testing.T) {
 	o := torture(200)
 	r, err := o.Run(context.Background())
 	if err != nil {
@@ -36,7 +36,7 @@ func TestTransfers(t *testing.T) {
 	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes, r.Kills, r.Explained)
 }
 
-// It must see a byte that is wrong.
+// The verification detects a corrupt byte.
 func TestTransfersSeeWhatIsWrong(t *testing.T) {
 	o := torture(5000)
 	o.KillEach, o.Load = 0, "none"
@@ -52,8 +52,8 @@ func TestTransfersSeeWhatIsWrong(t *testing.T) {
 	}
 }
 
-// The baseline of a relay's copies is executed by the GPU that executes these: no
-// cuMemcpyPeerAsync, which the GPU executes that has the source.
+// The GPU of the relay's copies executes the baseline too: no cuMemcpyPeerAsync, which the source's
+// GPU executes.
 func TestRawCopiesByTheClientsGPU(t *testing.T) {
 	b := newBed(t, "runc", asItIs)
 	b.Environment = append(b.Environment, "PEERLANE_SIM_FAULT=cuMemcpyPeerAsync:error=1")

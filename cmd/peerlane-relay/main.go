@@ -1,5 +1,5 @@
-// Command peerlane-relay is the process that serves one container. The hook's supervisor starts
-// the relay; users do not.
+// Command peerlane-relay is the process that serves one container. The hook's supervisor starts the
+// relay; users do not.
 package main
 
 import (

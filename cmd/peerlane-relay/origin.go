@@ -21,7 +21,7 @@ func sign(c launch.Config) {
 	signed.Do(func() { logrus.AddHook(&origin{c.Generation, c.Container}) })
 }
 
-// Levels returns all levels.
+// Levels returns every level.
 func (*origin) Levels() []logrus.Level { return logrus.AllLevels }
 
 // Fire adds the fields that the line lacks.

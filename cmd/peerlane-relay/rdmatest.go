@@ -30,7 +30,7 @@ serves nobody.`,
 func rdmaTest(in io.Reader, out io.Writer) error {
 	var job launch.RDMAJob
 	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(&job); err != nil {
-		return fmt.Errorf("reading what to test from standard input: %w", err)
+		return fmt.Errorf("reading the job from standard input: %w", err)
 	}
 	if err := job.Verbs.Check(); err != nil {
 		return err

@@ -36,7 +36,7 @@ func selfTest(in io.Reader, out io.Writer) error {
 	}
 	var job launch.PairJob
 	if err := json.NewDecoder(io.LimitReader(in, maxJob)).Decode(&job); err != nil {
-		return fmt.Errorf("reading what to test from standard input: %w", err)
+		return fmt.Errorf("reading the job from standard input: %w", err)
 	}
 	d, err := cuda.Open()
 	if err != nil {

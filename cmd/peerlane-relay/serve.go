@@ -61,11 +61,11 @@ func serve() error {
 		return err
 	}
 	r.AskBy(supervisor.ask)
-	// Before the first configuration, a client would learn that it has no lane; in the listener's
-	// queue the client waits.
+	// Before the first configuration a client would learn that no lane exists; meanwhile clients
+	// wait in the listener's queue.
 	for configured := false; !configured; {
 		if configured, err = configure(r, supervisor); err != nil {
-			return fmt.Errorf("the supervisor went before it had configured this relay: %w", err)
+			return fmt.Errorf("the supervisor exited before it configured this relay: %w", err)
 		}
 	}
 	go reconfigure(r, supervisor)
@@ -136,8 +136,8 @@ func (s *supervisor) answered(a launch.Admission) {
 	}
 }
 
-// reconfigure applies later messages of the supervisor. The relay goes on without a supervisor:
-// it serves the container as before.
+// reconfigure applies later messages of the supervisor. If the supervisor ends, the relay goes on
+// serving the container.
 func reconfigure(r *relay.Relay, s *supervisor) {
 	for {
 		if _, err := configure(r, s); err != nil {
@@ -184,7 +184,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	case asked == launch.RequestEnd:
 		r.End(message.Reason)
 	default:
-		err = fmt.Errorf("this relay knows no request %q; it is of another version than its supervisor", asked)
+		err = fmt.Errorf("unknown request %q: relay and supervisor have different versions", asked)
 	}
 	status.OK = err == nil
 	if err != nil {

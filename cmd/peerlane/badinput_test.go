@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Each mistake ends with a status that is not 0 and one sentence that names it.
+// A mistake ends with a status other than 0 and one sentence that names the mistake.
 func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 	root := t.TempDir()
 	for _, c := range []struct {
@@ -16,15 +16,15 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 		code int
 		says string
 	}{
-		{"topo --sysfs /nosuch", 1, "--sysfs /nosuch is no directory"},
-		{"plan --root ROOT --proc /nosuch", 1, "--proc /nosuch is no directory"},
-		{"topo --log-level trace", 2, "--log-level trace is none of debug, info, warning, error"},
-		{"topo --log-level panic", 2, "none of debug, info"},
-		{"relay list --root relative", 2, "--root relative is no absolute path"},
-		{"help nosuch", 2, `no command "nosuch"`},
-		{"help cdi nosuch", 2, `no command "cdi nosuch"`},
+		{"topo --sysfs /nosuch", 1, "--sysfs /nosuch: not a readable directory"},
+		{"plan --root ROOT --proc /nosuch", 1, "--proc /nosuch: not a readable directory"},
+		{"topo --log-level trace", 2, "--log-level trace: unknown level; use debug, info, warning or error"},
+		{"topo --log-level panic", 2, "use debug, info"},
+		{"relay list --root relative", 2, "--root relative: not an absolute path"},
+		{"help nosuch", 2, `unknown command "nosuch"`},
+		{"help cdi nosuch", 2, `unknown command "cdi nosuch"`},
 		{"completion tcsh", 2, `unknown command "tcsh"`},
-		{"demo --bytes -5MiB", 2, `--bytes "-5MiB" is no size`},
+		{"demo --bytes -5MiB", 2, `--bytes "-5MiB": invalid size`},
 		{"demo --bytes 999PiB", 2, "--bytes 999PiB: 8 B to 1.0 TiB are possible"},
 		{"demo --bytes 0", 2, "--bytes 0:"},
 		{"demo --slot-size 8GiB", 2, "--slot-size 8GiB:"},
@@ -75,7 +75,7 @@ func TestInputDashReadsStandardInput(t *testing.T) {
 	}
 }
 
-// The plan of eight GPUs fits 100 columns, and its wide form has a line for each lane.
+// The plan of eight GPUs fits 100 columns; the wide form has one line per lane.
 func TestPlanFits100Columns(t *testing.T) {
 	root := t.TempDir()
 	for line := range strings.Lines(peerlane(t, "plan", "--root", root, "--input", "../../docs/hgx-4-nics.xml")) {
@@ -85,7 +85,7 @@ func TestPlanFits100Columns(t *testing.T) {
 	}
 	wide := peerlane(t, "plan", "--root", root, "--input", "../../docs/hgx-4-nics.xml", "-o", "wide")
 	if !strings.Contains(wide, "is staged on GPU 1, near that NIC") {
-		t.Errorf("the wide plan wraps its reasons:\n%s", wide)
+		t.Errorf("the wide plan wraps the column of reasons:\n%s", wide)
 	}
 }
 

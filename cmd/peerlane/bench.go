@@ -67,7 +67,8 @@ ports of network.ports beside it.`,
   peerlane bench --connect host1 --transport verbs
   peerlane bench --input result.json -o html >result.html`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			// --listen ADDRESS: an option whose value can be left out has it behind "=" only.
+			// The value of --listen is optional, so cobra accepts it only as --listen=ADDRESS.
+			// Accept an argument as the address.
 			if len(args) == 1 && cmd.Flags().Changed("listen") && listen == everywhere {
 				listen = args[0]
 				return nil
@@ -188,7 +189,7 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 		return errors.New("--connect names no host")
 	}
 	if flags.Changed("listen") && flags.Changed("connect") {
-		return errors.New("--listen is for the one host and --connect for the other")
+		return errors.New("--listen and --connect exclude each other")
 	}
 	if flags.Changed("transport") && !flags.Changed("connect") {
 		return errors.New("--transport belongs to --connect; table network is over tcp")
@@ -202,30 +203,29 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	}
 	for _, name := range no {
 		if flags.Changed(name) {
-			return fmt.Errorf("--%s has no meaning here: between two hosts --connect says what is measured, by --sizes, --depths, --duration, --quick and --transport", name)
+			return fmt.Errorf("--%s has no meaning between two hosts; use --connect with --sizes, --depths, --duration, --quick and --transport", name)
 		}
 	}
 	return nil
 }
 
-// onNetwork returns the configuration of a host whose relays meet those of others, with the
-// key's file by name. The bench's relays are root's and prove the cluster key: no container
-// names a tenant for them.
+// onNetwork returns the configuration for measurements between hosts, with the path of the key file
+// filled in. The bench's relays belong to root and prove the cluster key, without a tenant.
 func (a *app) onNetwork() (config.Config, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return c, err
 	}
 	if c.Network.Listen == config.ListenOff {
-		return c, errors.New("network.listen in config.toml is off: relays of this host meet none of other hosts")
+		return c, errors.New("network.listen in config.toml is off, so relays of this host accept no connection of another host; set it")
 	}
 	c.Network.TenantAnnotation = ""
 	c.Network.Key, err = a.keyFile()
 	return c, err
 }
 
-// saveBench writes a result, whole or not at all: what was saved before stays until
-// then. What is no file, or a link, is written to where it is.
+// saveBench writes a result to file atomically: a failure leaves the former content. It writes in
+// place to a symbolic link or to anything but a regular file.
 func saveBench(file string, r *bench.Report) error {
 	text, err := indented(r)
 	if err != nil {
@@ -248,7 +248,7 @@ func saveBench(file string, r *bench.Report) error {
 	return err
 }
 
-// given are the flags as they were given, but for where files are.
+// given returns the flags of the command line, without those that name files.
 func given(cmd *cobra.Command) []string {
 	var list []string
 	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus", "listen", "connect", "transport"} {
@@ -267,7 +267,7 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 	case formJSON:
 		return a.printJSON(r)
 	case formSVG:
-		_, _ = a.out.Document().Write(r.SVG()) // a.out remembers its errors
+		_, _ = a.out.Document().Write(r.SVG()) // a.out keeps the error
 		return nil
 	case formHTML:
 		page, err := r.HTML()

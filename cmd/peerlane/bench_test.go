@@ -12,8 +12,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// aBench is a result as it is saved: of each kind of row one, a row without what it
-// would be compared with, and what could not be measured.
+// aBench is a saved result: a row of each kind, a row without a baseline, and a failed measurement.
 const aBench = `{
   "version": 1, "date": "2026-11-22T12:00:00Z", "release": "v1", "command": ["peerlane", "bench", "--quick"],
   "host": "a host", "gpus": ["NVIDIA H200", "NVIDIA H200"], "driver": 13000, "simulated": false,
@@ -49,15 +48,15 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 			t.Errorf("a simulated result says %q:\n%s", no, text)
 		}
 	}
-	// Another host's bench may have made it.
+	// Untrusted text: another host's bench may have written the file.
 	hostile := strings.NewReplacer(`"a host"`, `"a \u001b[2Jhost"`, `"rings, to`, `"\u001b[31mrings, to`).Replace(aBench)
 	if err := os.WriteFile(file, []byte(hostile), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if text := peerlane(t, "bench", "--input", file); strings.Contains(text, "\x1b") {
-		t.Errorf("what moves a terminal is printed: %q", text)
+		t.Errorf("output contains terminal control characters: %q", text)
 	}
-	// A ratio without its baseline is not shown, nor anything else of that result.
+	// A ratio without its baseline is an error, and no other row is printed.
 	lacking := strings.Replace(aBench, `{"name": "raw 4.0 MiB"`, `{"name": "raw 1.0 MiB"`, 1)
 	if err := os.WriteFile(file, []byte(lacking), 0o644); err != nil {
 		t.Fatal(err)

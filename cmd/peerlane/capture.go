@@ -28,7 +28,7 @@ capabilities to root alone; others get a capture without them.`,
 	host := addLiveHost(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if a.out.File() != nil {
-			return usageError{cmd.CommandPath(), errors.New("a capture is no text for a terminal: write it to a file, as in `peerlane topo capture > host.tar.gz`")}
+			return usageError{cmd.CommandPath(), errors.New("standard output is a terminal and a capture is binary: redirect to a file, as in `peerlane topo capture > host.tar.gz`")}
 		}
 		if os.Geteuid() != 0 {
 			a.log.Info("not run by root, so the capture is without PCI capabilities; the rest is complete")

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// captured writes a capture of the recorded host, and returns its name and the
-// flags that read the host itself.
+// captured writes a capture of the recorded host, and returns the file and the flags that read the
+// host directly.
 func captured(t *testing.T) (file string, flags []string) {
 	t.Helper()
 	_, flags = recordedHost(t)
@@ -31,7 +31,7 @@ func TestCaptureReplacesHost(t *testing.T) {
 		head, want, _ := strings.Cut(on, "\n")
 		headOff, got, _ := strings.Cut(off, "\n")
 		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("peerlane %s on the host (-) and of its capture (+):\n%s", command, diff)
+			t.Errorf("peerlane %s: host (-) and capture (+):\n%s", command, diff)
 		}
 		if strings.TrimSuffix(head, flags[1]) != strings.TrimSuffix(headOff, file+" (capture)") || !strings.Contains(headOff, file) {
 			t.Errorf("the capture begins %q, the host %q", headOff, head)
@@ -44,7 +44,7 @@ func TestCaptureReplacesHost(t *testing.T) {
 		delete(hostJSON, "source")
 		delete(fileJSON, "source")
 		if diff := cmp.Diff(hostJSON, fileJSON); diff != "" {
-			t.Errorf("peerlane %s -o json on the host (-) and of its capture (+):\n%s", command, diff)
+			t.Errorf("peerlane %s -o json: host (-) and capture (+):\n%s", command, diff)
 		}
 	}
 }
@@ -53,7 +53,7 @@ func TestCaptureUnwritableFileIsError(t *testing.T) {
 	_, flags := recordedHost(t)
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
-		t.Fatal(err) // every Linux has it: full(4)
+		t.Fatal(err) // present on every Linux: full(4)
 	}
 	defer func() { _ = full.Close() }()
 	var errOut bytes.Buffer

@@ -35,7 +35,7 @@ host's lanes; the other commands show, check and remove them.`,
 	return group(cmd)
 }
 
-// specFlags say what specifications are made of, and where they lie.
+// specFlags are the flags for the content and the place of specifications.
 type specFlags struct {
 	cmd           *cobra.Command
 	dirs          []string
@@ -50,7 +50,7 @@ func addSpecDirs(cmd *cobra.Command, f *specFlags, usage string) {
 	completeDirectories(cmd, "spec-dir")
 }
 
-// addContents gives a command the flags of what is in specifications.
+// addContents adds the flags for the content of specifications to a command.
 func addContents(cmd *cobra.Command, f *specFlags, hook string) {
 	cmd.Flags().StringVar(&f.hook, "hook", "", "absolute `PATH` of peerlane-hook (default: "+hook+")")
 	cmd.Flags().StringVar(&f.devRoot, "dev-root", "/", "take device nodes from the dev/ in `DIR`")
@@ -66,13 +66,13 @@ func addFormat(cmd *cobra.Command, f *specFlags, otherwise string) {
 
 func (f *specFlags) checkFormat() error {
 	if f.format != "" && !slices.Contains(cdi.Formats, f.format) {
-		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s is none of %s", f.format, strings.Join(cdi.Formats, ", "))}
+		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s: unknown format; use %s", f.format, strings.Join(cdi.Formats, ", "))}
 	}
 	return nil
 }
 
-// specDirs are the named directories, or those that engines read: below the
-// root that is not "/", where no engine looks.
+// specDirs returns the directories of --spec-dir, by default those that engines read. With --root
+// the default lies below that root, where no engine reads.
 func (a *app) specDirs(f *specFlags) []string {
 	if len(f.dirs) > 0 {
 		return f.dirs
@@ -84,14 +84,13 @@ func (a *app) specDirs(f *specFlags) []string {
 	return dirs
 }
 
-// specOptions are what specifications of a plan refer to.
+// specOptions returns the options of specifications for a plan.
 func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
 	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc, LibraryDir: a.libraryDir()}
 }
 
-// libraryDir is the directory of the libraries that containers get, where it is not that of
-// the packages: below the prefix of this command, where that is another one (make install
-// PREFIX=).
+// libraryDir returns the directory of the libraries for containers if this command has another
+// prefix than the packages (make install PREFIX=), else an empty string.
 func (a *app) libraryDir() string {
 	self, err := os.Executable()
 	if err != nil || !a.layout.IsDefault() {
@@ -165,9 +164,9 @@ printed, and nothing on the host is changed.`,
 	cmd.RunE = func(*cobra.Command, []string) error {
 		switch {
 		case class != "" && len(f.dirs) > 0:
-			return usageError{cmd.CommandPath(), errors.New("--class chooses what is printed; --spec-dir always installs all")}
+			return usageError{cmd.CommandPath(), errors.New("--class selects a specification to print; --spec-dir always installs all classes: give one or the other")}
 		case dry && len(f.dirs) == 0:
-			return usageError{cmd.CommandPath(), errors.New("--dry-run goes with --spec-dir; without it nothing is changed anyway")}
+			return usageError{cmd.CommandPath(), errors.New("--dry-run needs --spec-dir; without --spec-dir the command only prints")}
 		}
 		if err := f.checkFormat(); err != nil {
 			return err
@@ -232,23 +231,21 @@ func classes() (all []string) {
 	return all
 }
 
-// Where the hook is, unless it is named: packages have the command in /usr/bin,
-// and the hook where nobody's shell finds it.
+// Default paths of the hook: in packages the hook is outside PATH.
 const (
 	packagedHook = "/usr/libexec/peerlane/peerlane-hook"
 	defaultHook  = "beside this command, in ../libexec/peerlane from there, or " + packagedHook
 )
 
-// hookPath is the hook that containers will be started with: the one that was
-// named, the one beside this command, or the package's. It is named beside an
-// error, too.
+// hookPath returns the path of the hook for specifications: --hook, a hook beside this command, or
+// the package's path. With an error the returned path is the one that was tried.
 func hookPath(named string) (string, error) {
 	if named != "" {
 		return checkHook(named)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name it with --hook", err)
+		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name its path with --hook", err)
 	}
 	dir := filepath.Dir(self)
 	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"), packagedHook)
@@ -261,7 +258,7 @@ func binaries() (string, error) {
 	return filepath.Dir(hook), err
 }
 
-// firstHook is the first that is there. Where none is, the package's is named.
+// firstHook returns the first path that exists, or the last path if none exists.
 func firstHook(paths ...string) (path string, err error) {
 	for _, path = range paths {
 		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -284,7 +281,7 @@ func checkHook(path string) (string, error) {
 	return path, nil
 }
 
-// printSpecs prints one specification, or all of them one after another.
+// printSpecs prints the specification of a class, or every specification if class is empty.
 func (a *app) printSpecs(list []*specs.Spec, class string, format cdi.Format) error {
 	if class == "" {
 		return format.Encode(a.out.Document(), list...)
@@ -308,7 +305,7 @@ func (a *app) printDiffs(changes []cdi.Change) {
 	}
 }
 
-// changeWords say what happened to a file.
+// changeWords returns the verb for the change of a file.
 func changeWords(c cdi.Change) string {
 	switch {
 	case c.Removed:

@@ -32,7 +32,7 @@ the user.`,
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if !paths.MountsAnchor() {
-			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(), Cause: errors.New("only root of the host mounts it"), Remedy: "run it as root, outside of a user namespace"}
+			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(), Cause: errors.New("mounting the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user namespace"}
 		}
 		if err := a.mountAnchor(); err != nil || form.value != formJSON {
 			return err
@@ -44,7 +44,7 @@ the user.`,
 	return cmd
 }
 
-// mountAnchor mounts the anchor, while no other command does.
+// mountAnchor mounts the anchor under the layout's lock.
 func (a *app) mountAnchor() error {
 	held, err := cdi.Hold(a.layout)
 	if err != nil {
@@ -54,9 +54,8 @@ func (a *app) mountAnchor() error {
 	return a.layout.MountAnchor()
 }
 
-// installAnchor mounts the anchor for the specifications that a command has
-// installed. A command that cannot mount for the engines of this host has still
-// installed them, and warns.
+// installAnchor mounts the anchor for installed specifications. A failure is a warning: the
+// specifications are in place.
 func (a *app) installAnchor() error {
 	if !paths.MountsAnchor() {
 		return nil

@@ -26,7 +26,7 @@ func TestCDICommandsMountAnchor(t *testing.T) {
 		if _, err := l.UnmountAnchor(); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.MkdirAll(filepath.Join(l.Anchor(), "a/b"), 0o755); err != nil { // an earlier release left it
+		if err := os.MkdirAll(filepath.Join(l.Anchor(), "a/b"), 0o755); err != nil { // left by an earlier release
 			t.Fatal(err)
 		}
 		peerlane(t, append(command, "--root", h.root)...)

@@ -50,7 +50,7 @@ func TestUnitsOfThePackage(t *testing.T) {
 	texts := map[string]string{}
 	for _, name := range []string{refresh, "peerlane-anchor.service", "peerlane-cdi-refresh.path", "peerlane-cdi-retry.service", "peerlane-links.timer",
 		"peerlane-exporter.service", "peerlane-exporter-collector.socket", "peerlane-exporter-collector@.service"} {
-		// It looks whether the program is there.
+		// systemd-analyze checks that the executable exists.
 		texts[name] = strings.Replace(packaged(t, "systemd/"+name), "/usr/bin/peerlane", "/bin/true", 1)
 		files = append(files, filepath.Join(dir, name))
 		check(t, os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644))
@@ -80,8 +80,7 @@ func TestRuleOfThePackage(t *testing.T) {
 	}
 	module := modules[0]
 	rule := packaged(t, "udev/90-peerlane.rules")
-	// udevadm looks for rules in /run/udev, among other places, and this test has
-	// a /run of its own.
+	// udevadm reads rules from /run/udev too, and this test mounts a /run of its own.
 	simulate := func(rule, device string) string {
 		path := filepath.Join(t.TempDir(), "90-peerlane.rules")
 		check(t, os.WriteFile(path, []byte(rule), 0o644))

@@ -19,7 +19,7 @@ func TestHookPathOfPackageIsFound(t *testing.T) {
 		}
 		for _, words := range says {
 			if err != nil && !strings.Contains(err.Error(), words) {
-				t.Errorf("%v; it should say %q", err, words)
+				t.Errorf("%v; want %q", err, words)
 			}
 		}
 	}

@@ -75,7 +75,7 @@ with all details. Names that inject the same are one device.`,
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		if generated && len(f.dirs) > 0 {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--generated is of this host, --spec-dir of files: give one or the other")}
+			return usageError{cmd.CommandPath(), fmt.Errorf("--generated reads this host and --spec-dir reads files: give one or the other")}
 		}
 		all, err := devices()
 		if err != nil {
@@ -107,8 +107,7 @@ with all details. Names that inject the same are one device.`,
 	return cmd
 }
 
-// deviceTable has a line for each device, with the short form of what it
-// injects.
+// deviceTable returns a table with a row for each device and a summary of the edits.
 func (a *app) deviceTable(devices []cdi.Device) *table.Writer {
 	heading := []any{"DEVICE", "ALSO", "NODES", "MOUNTS", "ENVIRONMENT", "HOOKS"}
 	withIgnored := slices.ContainsFunc(devices, func(d cdi.Device) bool { return d.Ignored != "" })
@@ -166,7 +165,7 @@ func dashLines(lines []string) table.Lines {
 	return lines
 }
 
-// printDevices prints all there is to know of devices.
+// printDevices prints every edit of each device.
 func (a *app) printDevices(devices []cdi.Device) {
 	for i, d := range devices {
 		if i > 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// refreshed is what "peerlane cdi refresh -o json" prints.
+// refreshed is the JSON document of "peerlane cdi refresh -o json".
 type refreshed struct {
 	Changed bool `json:"changed"`
 	cdi.Refreshed
@@ -104,15 +104,14 @@ Exit status:
 	return cmd
 }
 
-// lap writes down what a part took, and begins the next.
+// lap records the duration of a part and restarts the clock.
 func (r *refreshed) lap(part string, began *time.Time) {
 	now := time.Now()
 	r.Took[part] += float64(now.Sub(*began).Microseconds()) / 1000
 	*began = now
 }
 
-// refreshPlan plans the host that it finds, after it looked for what lets NICs
-// reach GPUs.
+// refreshPlan looks for GPUDirect RDMA support, then reads the host and plans.
 func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan, cdi.Options, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -156,8 +155,8 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 	return p.plan, a.specOptions(p, host, hook, f.devRoot), nil
 }
 
-// timedNVML tells NVML's part from that of sysfs: loading NVIDIA's library can
-// take longer than all the rest.
+// timedNVML measures NVML apart from sysfs: loading NVIDIA's library can take longer than the other
+// parts together.
 type timedNVML struct {
 	topo.NVML
 	took map[string]float64
@@ -169,7 +168,7 @@ func (n timedNVML) GPUs() ([]topo.NVMLGPU, error) {
 	return n.NVML.GPUs()
 }
 
-// printRefreshed prints a line, or none where there is nothing to tell.
+// printRefreshed prints one line, or nothing if nothing changed.
 func (a *app) printRefreshed(r refreshed) {
 	var wrote, removed []string
 	for _, c := range r.Changes {

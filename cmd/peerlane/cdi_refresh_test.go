@@ -28,7 +28,7 @@ type cdiHost struct {
 	tree          string // of the recorded sysfs and procfs
 	root, specDir string
 	hook          string
-	flags         []string // that name all of this
+	flags         []string // flags with these values
 }
 
 func newCDIHost(t *testing.T) *cdiHost {
@@ -36,7 +36,7 @@ func newCDIHost(t *testing.T) *cdiHost {
 	return onTree(t, cdiTree(t))
 }
 
-// cdiTree is a recorded host with what specifications are made of beside it.
+// cdiTree creates a recorded host with the libraries and tools that specifications mount.
 func cdiTree(t *testing.T) string {
 	t.Helper()
 	tree, _ := recordedHost(t)
@@ -50,7 +50,7 @@ func cdiTree(t *testing.T) string {
 	return tree
 }
 
-// onTree is a host on a recorded one that others may read, too.
+// onTree creates a host on a recorded tree, which several hosts may share.
 func onTree(t *testing.T, tree string) *cdiHost {
 	t.Helper()
 	h := &cdiHost{t: t, tree: tree, root: t.TempDir(), hook: hookFile(t)}
@@ -70,7 +70,7 @@ func unmountsAnchor(t testing.TB, root string) {
 	})
 }
 
-// run runs "peerlane cdi" on the host; it must succeed.
+// run runs "peerlane cdi" on the host and requires success.
 func (h *cdiHost) run(args ...string) string {
 	h.t.Helper()
 	return peerlane(h.t, h.args(args...)...)
@@ -84,7 +84,7 @@ func (h *cdiHost) args(args ...string) []string {
 	return append(append([]string{"cdi"}, args...), flags...)
 }
 
-// fails runs it where it must not succeed, and returns standard error.
+// fails runs "peerlane cdi" on the host, requires the exit status and returns both outputs.
 func (h *cdiHost) fails(code int, args ...string) (out, errOut string) {
 	h.t.Helper()
 	var o, e bytes.Buffer
@@ -120,7 +120,7 @@ func planOf(t *testing.T, h *cdiHost) *topo.Plan {
 	return plan
 }
 
-// edit writes a file of the recorded trees anew.
+// edit rewrites a file of the recorded tree.
 func (h *cdiHost) edit(name string, change func(string) string) {
 	h.t.Helper()
 	path := filepath.Join(h.tree, name)
@@ -137,7 +137,7 @@ func (h *cdiHost) edit(name string, change func(string) string) {
 	}
 }
 
-// glob is the one path of the recorded trees that a pattern means.
+// glob returns the single path of the recorded tree that matches a pattern.
 func (h *cdiHost) glob(pattern string) string {
 	h.t.Helper()
 	found, err := filepath.Glob(filepath.Join(h.tree, pattern))
@@ -157,7 +157,7 @@ func (h *cdiHost) portDown(nic string) {
 	h.edit(h.glob("sys/class/infiniband/"+nic+"/ports/1/state"), func(string) string { return "1: DOWN\n" })
 }
 
-// noGPU unplugs all GPUs.
+// noGPU removes all GPUs from the tree.
 func (h *cdiHost) noGPU() {
 	h.t.Helper()
 	for _, gpu := range planOf(h.t, h).GPUs {
@@ -173,7 +173,7 @@ func (h *cdiHost) noDevice(address string) {
 	}
 }
 
-// state is what tells whether a file was written: inode and times.
+// state returns the stat of every specification: inode and times reveal a write.
 func (h *cdiHost) state() map[string]syscall.Stat_t {
 	h.t.Helper()
 	all := map[string]syscall.Stat_t{}
@@ -205,7 +205,7 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 		t.Errorf("files were touched (-before +after):\n%s", diff)
 	}
 
-	// A link's speed is what an idle GPU lowers.
+	// Idle GPUs lower the link speed.
 	h.edit(h.glob("sys/bus/pci/devices/"+h.gpu(0).BusID+"/current_link_speed"), func(string) string { return "2.5 GT/s PCIe\n" })
 	if out := h.run("refresh"); out != "" {
 		t.Errorf("an idle GPU is a change: %q", out)
@@ -217,10 +217,10 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 	h.portDown("mlx5_1")
 	out := h.run("refresh")
 	if strings.Count(out, "\n") != 1 || !strings.Contains(out, ", "+h.specFile("gpu")+" (25 devices)") || !strings.Contains(out, "DMA-BUF") {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 	if out := h.run("refresh"); out != "" {
-		t.Errorf("the second time it printed %q", out)
+		t.Errorf("second output %q", out)
 	}
 }
 
@@ -236,7 +236,7 @@ func TestRefreshRepairsModes(t *testing.T) {
 		t.Errorf("--dry-run printed %q", out)
 	}
 	if out := h.run("refresh"); !strings.Contains(out, h.specFile("lane")) || strings.Contains(out, h.specFile("gpu")) {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 	for path, stat := range h.state() {
 		if path != h.specDir && stat.Mode&0o777 != 0o644 {
@@ -260,13 +260,13 @@ func TestRefreshOfAHostWithoutGPUs(t *testing.T) {
 		}
 	}
 	if strings.Count(out, "\n") != 1 {
-		t.Errorf("it printed more than a line: %q", out)
+		t.Errorf("want one line, got %q", out)
 	}
 	if names := namesIn(t, h.specDir); !cmp.Equal(names, []string{"nvidia.yaml"}) {
 		t.Errorf("left: %v", names)
 	}
 	if out := h.run("refresh"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "No device to offer") {
-		t.Errorf("the second time it printed %q", out)
+		t.Errorf("second output %q", out)
 	}
 	if out := h.run("refresh", "--quiet"); out != "" {
 		t.Errorf("--quiet printed %q", out)
@@ -294,15 +294,15 @@ func TestRefreshBeforeTheDriverLoads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := h.run("refresh"); !strings.Contains(out, "Nothing was changed: NVIDIA's driver is not loaded") {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 	if diff := cmp.Diff(before, h.state()); diff != "" {
 		t.Errorf("files were touched (-before +after):\n%s", diff)
 	}
-	// With a GPU less it is another matter.
+	// A missing GPU changes the specifications.
 	h.noDevice(h.gpu(7).BusID)
 	if out := h.run("refresh"); !strings.Contains(out, "Refreshed:") {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 }
 
@@ -312,12 +312,12 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 		t.Errorf("generate --dry-run printed\n%s", out)
 	}
 	if entries := namesIn(t, h.root); len(entries) > 0 {
-		t.Errorf("it wrote %v", entries)
+		t.Errorf("wrote %v", entries)
 	}
 	h.generate()
 	before := h.state()
 	if out := h.run("refresh", "--dry-run"); out != "" {
-		t.Errorf("nothing would change, and it printed %q", out)
+		t.Errorf("nothing to change, output %q", out)
 	}
 	h.edit("proc/driver/nvidia/gpus/"+h.gpu(3).BusID+"/information", func(text string) string {
 		return strings.ReplaceAll(text, h.gpu(3).UUID, "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff")
@@ -336,8 +336,7 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 	}
 }
 
-// A file in the other format would define each device twice, and engines ignore
-// a device that two files define.
+// Two files would define each device twice, and engines ignore a device that two files define.
 func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
@@ -360,12 +359,12 @@ func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	if !bytes.HasPrefix(text, []byte("---\ncdiVersion: ")) {
 		t.Errorf("that is no YAML: %.80s", text)
 	}
-	// Both at once, as an older version or a hand may leave them.
+	// Leave both formats, as an older version or a user may.
 	if err := os.WriteFile(h.specFile("lane"), []byte(h.run("generate", "--class", "lane", "--hook", h.hook)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out := h.run("refresh"); !strings.Contains(out, "removed "+h.specFile("lane")) {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 	h.loads(t)
 	if out := h.run("generate", "--class", "lane", "--format", "yaml", "--hook", h.hook); !strings.HasPrefix(out, "---\ncdiVersion: ") {
@@ -397,7 +396,7 @@ func TestRefreshKeepsTheInstalledHook(t *testing.T) {
 	if err := os.Remove(h.hook); err != nil {
 		t.Fatal(err)
 	}
-	// The test has no hook beside it.
+	// The test binary has no hook in its directory.
 	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "there is no hook") {
 		t.Errorf("standard error: %q", errOut)
 	}
@@ -458,7 +457,7 @@ func TestManyAtOnce(t *testing.T) {
 	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, namesIn(t, h.specDir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	// All is of one host, whichever came last.
+	// Two commands ran at once: every file must describe the same host, that of the last writer.
 	one := h.run("refresh", "--dry-run") == "" || down.run("refresh", "--dry-run") == ""
 	if !one {
 		t.Error("plan and specifications are a mixture")
@@ -468,13 +467,13 @@ func TestManyAtOnce(t *testing.T) {
 func TestRemoveDeletesInstalledFiles(t *testing.T) {
 	h := newCDIHost(t)
 	if out := h.run("remove"); out != "Nothing is left to remove.\n" {
-		t.Errorf("on a host without any it printed %q", out)
+		t.Errorf("no device in the host, output %q", out)
 	}
 	if names := namesIn(t, h.root); len(names) > 0 {
-		t.Errorf("it made %v", names)
+		t.Errorf("created %v", names)
 	}
 	h.generate()
-	// Somebody else's, one of them under a name of ours.
+	// Foreign files, one of them with a name of Peerlane.
 	text, err := os.ReadFile(h.specFile("lane"))
 	if err != nil {
 		t.Fatal(err)
@@ -487,7 +486,7 @@ func TestRemoveDeletesInstalledFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A damaged one is ours by its name.
+	// A damaged file with a name of Peerlane.
 	damaged := filepath.Join(h.specDir, "peerlane.dev-gpu.yaml")
 	if err := os.WriteFile(damaged, []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
@@ -528,7 +527,7 @@ func TestRemoveWhileContainersLive(t *testing.T) {
 	h.generate()
 	h.aliveContainer("trainer")
 	before := h.state()
-	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut, "containers with a lane live (trainer), and could not be restarted; end them first, or remove with --force") {
+	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut, "containers with a lane live (trainer), and could not be restarted; stop these containers first, or remove with --force") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	h.run("remove", "--dry-run")
@@ -546,17 +545,17 @@ func TestRefreshSaysWhatItTook(t *testing.T) {
 	h.generate()
 	got := decode[refreshed](t, h.args("refresh", "-o", "json")...)
 	if got.Changed || got.Changes == nil || got.Peermem == nil || !got.Peermem.DMABUF {
-		t.Errorf("it printed %+v", got)
+		t.Errorf("report %+v", got)
 	}
 	for _, part := range []string{"waiting", "peermem", "sysfs", "plan", "install"} {
 		if _, known := got.Took[part]; !known {
-			t.Errorf("no word on what %s took: %v", part, got.Took)
+			t.Errorf("no duration of %s: %v", part, got.Took)
 		}
 	}
 }
 
-// What a udev rule costs a host on which nothing changed, NVML apart: the
-// recorded one, with eight GPUs and two NICs.
+// The cost of a udev event without a change, except NVML: the recorded host has eight GPUs and two
+// NICs.
 func BenchmarkRefresh(b *testing.B) {
 	tree, root := b.TempDir(), b.TempDir()
 	unmountsAnchor(b, root)

@@ -46,7 +46,7 @@ Exit status:
 		if len(live) > 0 {
 			sentence := fmt.Sprintf("containers with a lane live (%s), and could not be restarted", strings.Join(live, ", "))
 			if !force && !dry {
-				return fmt.Errorf("%s; end them first, or remove with --force", sentence)
+				return fmt.Errorf("%s; stop these containers first, or remove with --force", sentence)
 			}
 			a.log.Warn(sentence)
 		}

@@ -41,11 +41,11 @@ func TestGenerateInstallsSpecificationsAndPlan(t *testing.T) {
 	planFile := filepath.Join(root, "var/lib/peerlane/plan.json")
 	for _, want := range []string{planFile, filepath.Join(specDir, "peerlane.dev-lane.json"), filepath.Join(specDir, "peerlane.dev-gpu.json")} {
 		if !strings.Contains(out.String(), "wrote "+want) {
-			t.Errorf("it does not say that it wrote %s:\n%s", want, out.String())
+			t.Errorf("output does not name the written %s:\n%s", want, out.String())
 		}
 	}
 	if !strings.Contains(errOut.String(), "server GPUs") {
-		t.Errorf("it does not say what gpu= gives away: %q", errOut.String())
+		t.Errorf("help does not state the access that gpu= grants: %q", errOut.String())
 	}
 
 	plan, err := topo.ReadPlan(planFile)

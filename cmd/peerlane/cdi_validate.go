@@ -78,9 +78,9 @@ Exit status:
 			}
 			return nil
 		case 1:
-			return findingError{exitDrift, errors.New("what is installed does not fit this host: 1 difference")}
+			return findingError{exitDrift, errors.New("installed specifications differ from this host: 1 difference")}
 		}
-		return findingError{exitDrift, fmt.Errorf("what is installed does not fit this host: %d differences", len(drift))}
+		return findingError{exitDrift, fmt.Errorf("installed specifications differ from this host: %d differences", len(drift))}
 	}
 	return cmd
 }

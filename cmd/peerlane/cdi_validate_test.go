@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 )
 
-// newWholeHost is a host with specifications installed and all device nodes.
+// newWholeHost creates a host with installed specifications and all device nodes.
 func newWholeHost(t *testing.T) *cdiHost {
 	t.Helper()
 	return wholeHost(t, cdiTree(t))
@@ -34,7 +34,7 @@ func wholeHost(t *testing.T, tree string) *cdiHost {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Mkfifo(path, 0o600); err != nil { // CDI accepts them, and anybody may make one
+		if err := unix.Mkfifo(path, 0o600); err != nil { // CDI accepts FIFOs, and any user can create one
 			t.Fatal(err)
 		}
 	}
@@ -43,11 +43,11 @@ func wholeHost(t *testing.T, tree string) *cdiHost {
 	return h
 }
 
-// drift is what validate finds; it must find something.
+// drift runs validate and requires a difference.
 func (h *cdiHost) drift() (list []cdi.Drift) {
 	h.t.Helper()
 	out, errOut := h.fails(3, "validate", "-o", "json")
-	if !strings.Contains(errOut, "does not fit this host") {
+	if !strings.Contains(errOut, "differ from this host") {
 		h.t.Errorf("standard error: %q", errOut)
 	}
 	var got struct {
@@ -118,16 +118,16 @@ func (h *cdiHost) information(index int) string {
 
 func TestValidateNamesTheDrift(t *testing.T) {
 	shared := cdiTree(t)
-	// Seven GPUs share the two NICs as fast as they can where one of them uses both.
+	// Seven GPUs share the two NICs at full rate if one GPU uses both.
 	const gpu3 = `lanes .* the lane of GPU 3 would`
 	for _, test := range []struct {
 		name   string
 		change func(t *testing.T, h *cdiHost)
-		// want are "kind subject message" as patterns, all there are, in order.
+		// want has a pattern "kind subject message" for every difference, in order.
 		want []string
 		// stays says that a refresh is not the remedy.
 		stays bool
-		// shared says that the change is not one of the host's trees.
+		// shared marks a change outside the host's trees.
 		shared bool
 	}{
 		{name: "a GPU in another's place", change: func(_ *testing.T, h *cdiHost) {
@@ -298,7 +298,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			}
 			h.run("refresh", "--hook", h.hook)
 			if out := h.run("validate"); !strings.HasPrefix(out, "What is installed fits this host") {
-				t.Errorf("after a refresh it printed %q", out)
+				t.Errorf("after a refresh: output %q", out)
 			}
 		})
 	}
@@ -307,21 +307,21 @@ func TestValidateNamesTheDrift(t *testing.T) {
 func TestValidateForPeople(t *testing.T) {
 	h := newWholeHost(t)
 	if out := h.run("validate"); out != "What is installed fits this host (3 specifications).\n" {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 	h.portDown("mlx5_1")
 	out, errOut := h.fails(3, "validate")
 	want := "mlx5_1: no port of NIC mlx5_1 is active any more; see to its link, or run peerlane cdi refresh for lanes without it\n" +
 		h.planFile() + ": the lanes of GPUs 4, 5, 6, 7 would have other NICs or server GPUs by now; run peerlane cdi refresh\n"
 	if out != want {
-		t.Errorf("it printed %q, want %q", out, want)
+		t.Errorf("output %q, want %q", out, want)
 	}
-	if errOut != "peerlane: what is installed does not fit this host: 2 differences\n" {
+	if errOut != "peerlane: installed specifications differ from this host: 2 differences\n" {
 		t.Errorf("standard error: %q", errOut)
 	}
 }
 
-// What is refused to be told is no drift.
+// A permission error is not a difference.
 func TestValidateCannotTell(t *testing.T) {
 	h := newWholeHost(t)
 	check(t, os.RemoveAll(filepath.Join(h.tree, "proc/driver")))
@@ -339,7 +339,7 @@ func TestValidateOfAHostWithNothing(t *testing.T) {
 	h.noGPU()
 	h.run("remove")
 	if out := h.run("validate"); out != "What is installed fits this host (0 specifications).\n" {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 }
 
@@ -355,7 +355,9 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 		t.Errorf("installed and generated are not the same:\n%s\n%s", a, b)
 	}
 	all := decode[[]cdi.Device](t, h.args("list", "-o", "json")...)
-	if len(all) != 22 { // eight GPUs and all of them, in two kinds, two NICs and both, and the lanes of the container's GPUs
+	// eight GPUs plus "all" in two classes, two NICs plus "all", and the lanes of the container's
+	// GPUs
+	if len(all) != 22 {
 		t.Errorf("%d devices", len(all))
 	}
 	if _, errOut := h.fails(1, "list", "lane=9"); !strings.Contains(errOut, "there is no device peerlane.dev/lane=9; there are gpu=0,") {
@@ -388,6 +390,6 @@ func TestListSaysWhatEnginesIgnore(t *testing.T) {
 	}
 	empty := newCDIHost(t)
 	if out := empty.run("list"); !strings.HasPrefix(out, "No device is installed in ") {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 }

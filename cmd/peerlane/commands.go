@@ -10,10 +10,11 @@ import (
 	"github.com/peerlane/peerlane/cmd/manual"
 )
 
-// delegate is for the front (front.go): this program runs all commands itself.
+// delegate does nothing: this program runs every command itself. The front has another version
+// (front.go).
 func delegate([]string) error { return nil }
 
-// commands are those of peerlane.
+// commands returns the subcommands of peerlane.
 func commands(a *app) []*cobra.Command {
 	return []*cobra.Command{
 		newTopoCommand(a),
@@ -49,8 +50,8 @@ func init() {
 	})
 }
 
-// setTemplates sets the form of help. With templates the linker keeps all methods of all
-// types, which the front has no use for: help comes from this program.
+// setTemplates sets the templates of help. Templates make the linker keep all methods of every
+// type, so the front has no templates and gets help from this program.
 func setTemplates(root *cobra.Command) {
 	root.SetHelpTemplate("{{longText .}}\n\n{{.UsageString}}")
 	root.SetUsageTemplate(root.UsageTemplate() + "\nExit status:\n{{exitText .}}")

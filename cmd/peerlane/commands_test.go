@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/manual"
 )
 
-// allCommands are those that users see.
+// allCommands returns every command that is not hidden.
 func allCommands(t *testing.T) (all []*cobra.Command) {
 	t.Helper()
 	var add func(*cobra.Command)
@@ -34,7 +34,7 @@ func allCommands(t *testing.T) (all []*cobra.Command) {
 	return all
 }
 
-// prints are those whose output is no table, and so no JSON either.
+// prints lists commands without a table, and so without -o json, with the output.
 var prints = map[string]string{
 	"peerlane cdi generate": "specifications, which are JSON",
 	"peerlane exporter":     "metrics, in Prometheus' form",
@@ -48,7 +48,7 @@ func TestEveryCommandIsWhole(t *testing.T) {
 	for _, cmd := range allCommands(t) {
 		t.Run(cmd.CommandPath(), func(t *testing.T) {
 			if cmd.Short == "" || strings.HasSuffix(cmd.Short, ".") || strings.Contains(cmd.Short, "\n") {
-				t.Errorf("its brief is %q", cmd.Short)
+				t.Errorf("short help is %q", cmd.Short)
 			}
 			if text, _ := manual.Exit(cmd.Long); text == "" {
 				t.Error("it has no text")
@@ -59,7 +59,7 @@ func TestEveryCommandIsWhole(t *testing.T) {
 				}
 			}
 			if cmd.Example == "" || !strings.Contains(cmd.Example, cmd.CommandPath()) {
-				t.Errorf("its examples are %q", cmd.Example)
+				t.Errorf("examples are %q", cmd.Example)
 			}
 			for line := range strings.Lines(cmd.Example) {
 				if !strings.HasPrefix(line, "  ") {
@@ -68,7 +68,7 @@ func TestEveryCommandIsWhole(t *testing.T) {
 			}
 			help := peerlane(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
 			if n := strings.Count(help, "Exit status:\n  0  "); n != 1 || !strings.Contains(help, "\n  1  ") || !strings.Contains(help, "\n  2  ") {
-				t.Errorf("its help tells the exit status %d times:\n%s", n, help)
+				t.Errorf("help states the exit status %d times:\n%s", n, help)
 			}
 			if cmd.HasSubCommands() && cmd.Name() != "topo" {
 				return
@@ -98,7 +98,7 @@ func TestEveryCommandIsWhole(t *testing.T) {
 	}
 }
 
-// docs/cli.md is the help of all commands, so that it cannot fall behind.
+// docs/cli.md equals the generated help of all commands.
 func TestReferenceOfCommandsIsCurrent(t *testing.T) {
 	const reference = "../../docs/cli.md"
 	got := "# Commands\n\n" +
@@ -116,7 +116,7 @@ func TestReferenceOfCommandsIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-there +by the code; go test -update accepts it):\n%s", reference, diff)
+		t.Errorf("%s (-file +generated; accept with go test -update):\n%s", reference, diff)
 	}
 }
 
@@ -135,11 +135,11 @@ func TestMisspeltFlagsGetSuggestion(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	if run([]string{"plan", "--nothing-like-it"}, &out, &errOut); strings.Contains(errOut.String(), "did you mean") {
-		t.Errorf("it guesses: %q", errOut.String())
+		t.Errorf("a near flag is suggested: %q", errOut.String())
 	}
 }
 
-// A fault of Peerlane's own is a sentence and an exit status, like any other.
+// A panic prints one sentence and sets an exit status, as errors do.
 func TestNoStackTrace(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "")
 	var out, errOut bytes.Buffer

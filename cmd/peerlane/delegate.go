@@ -6,13 +6,12 @@ import (
 	"strings"
 )
 
-// Packages have this command twice: built with the tag front as /usr/bin/peerlane,
-// which runs topo and version itself and executes the other, and without as
-// /usr/libexec/peerlane/peerlane, which has all commands. To start the second takes
-// twice the time, for it is linked with what talks to engines, Prometheus and GPUs.
+// Packages contain this command twice. /usr/bin/peerlane is built with the tag front: it runs topo
+// and version, and executes /usr/libexec/peerlane/peerlane for all other commands. The second
+// program links clients of engines, Prometheus and CUDA, and so starts in twice the time.
 
-// frontRuns says whether the front runs a command line itself. Help, pictures and
-// plans, which the virtual switch is made of, come from the other program.
+// frontRuns reports whether the front runs a command line itself. The other program prints help,
+// pictures and plans, including the virtual switch.
 func frontRuns(args []string) bool {
 	if len(args) == 0 || args[0] != "topo" && args[0] != "version" {
 		return false
@@ -22,7 +21,7 @@ func frontRuns(args []string) bool {
 	})
 }
 
-// behindFront is where packages have the other program, seen from the front.
+// behindFront returns the path of the full program from the path of the front.
 func behindFront(front string) string {
 	return filepath.Join(filepath.Dir(front), "../libexec/peerlane/peerlane")
 }

@@ -18,11 +18,11 @@ func TestFrontRunsTopoAndVersionAlone(t *testing.T) {
 		}
 	}
 	if got := behindFront("/usr/bin/peerlane"); got != "/usr/libexec/peerlane/peerlane" {
-		t.Errorf("the other program is %s", got)
+		t.Errorf("full program is %s", got)
 	}
 }
 
-// What makes a start slow is not linked into the program that people start most.
+// The front, which users start most, must not link packages that start slowly.
 func TestFrontLinksNeitherGRPCNorPrometheus(t *testing.T) {
 	c := exec.Command("go", "list", "-tags", "front", "-deps", ".")
 	c.Env = append(os.Environ(), "CGO_ENABLED=1")

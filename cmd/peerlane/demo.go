@@ -80,7 +80,7 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 		} {
 			if !slices.Contains(f.allowed, f.value) {
-				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s is none of %s", f.name, f.value, strings.Join(f.allowed, ", "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s: unknown value; use %s", f.name, f.value, strings.Join(f.allowed, ", "))}
 			}
 		}
 		var err error
@@ -123,11 +123,11 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 // maxDemoSlots is as many as relay.slots takes.
 const maxDemoSlots = 1024
 
-// parseSize reads the size of a flag, and refuses one that is not between two others.
+// parseSize parses the size of a flag and checks that it lies between least and most.
 func parseSize(flag, text, example string, least, most uint64) (uint64, error) {
 	n, err := humanize.ParseBytes(text)
 	if err != nil {
-		return 0, fmt.Errorf("--%s %q is no size; one looks like %q", flag, text, example)
+		return 0, fmt.Errorf("--%s %q: invalid size; use a form such as %q", flag, text, example)
 	}
 	if n < least || n > most {
 		return 0, fmt.Errorf("--%s %s: %s to %s are possible", flag, text, humanize.IBytes(least), humanize.IBytes(most))
@@ -135,8 +135,8 @@ func parseSize(flag, text, example string, least, most uint64) (uint64, error) {
 	return n, nil
 }
 
-// progress shows what the demo does: bars on a terminal, a line for each step
-// elsewhere. done ends it.
+// progress returns a function that shows the progress of the demo, as bars on a terminal and as
+// lines elsewhere, and a function that ends the display.
 func (a *app) progress() (show func(demo.Progress), done func()) {
 	step := ""
 	if a.errOut.File() == nil {
@@ -165,7 +165,7 @@ func (a *app) progress() (show func(demo.Progress), done func()) {
 			}
 			if p.Total > 0 {
 				current.UpdateTotal(int64(p.Total))
-				current.SetValue(int64(min(p.Done, p.Total-1))) // the next step completes it
+				current.SetValue(int64(min(p.Done, p.Total-1))) // the next step completes the bar
 			}
 		}, func() {
 			if current != nil {
@@ -178,8 +178,7 @@ func (a *app) progress() (show func(demo.Progress), done func()) {
 		}
 }
 
-// printDemo prints first what lanes bring, then that the containers are isolated and that
-// each byte arrived, and last what was measured.
+// printDemo prints the estimate, then isolation and verification, then measured rates.
 func (a *app) printDemo(r *demo.Report) {
 	a.out.Printf("Host: %s.\n\n", r.Host)
 	if e := r.Estimate; e != nil && len(e.GPUs) > 0 {
@@ -219,7 +218,7 @@ func (a *app) printDemo(r *demo.Report) {
 	}
 }
 
-// gainTable compares the slowest, the fastest and all GPUs today and with lanes.
+// gainTable compares the slowest GPU, the fastest GPU and the sum, with NCCL today and with lanes.
 func (a *app) gainTable(e *topo.Estimate) *table.Writer {
 	t := a.newTable("", "NCCL TODAY", "WITH LANES")
 	today := func(g topo.GPUEstimate) float64 { return g.NCCL }
@@ -257,7 +256,7 @@ func (a *app) injectedTable(r *demo.Report) *table.Writer {
 	return t
 }
 
-// exchangeTable has a line for each direction, with the path of its messages.
+// exchangeTable returns a table with a row for each direction and the path of the messages.
 func (a *app) exchangeTable(r *demo.Report) *table.Writer {
 	t := a.newTable("FROM", "TO", "MESSAGES", "BYTES", "VERIFIED", "PATH")
 	index := indices(r.Plan)
@@ -349,7 +348,7 @@ func newDemoClientCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// newMeasureCommand does measurements as another process asks for them.
+// newMeasureCommand returns the hidden command that measures at the request of another process.
 func newMeasureCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use: "measure", Hidden: true, Short: "Measure copies as standard input says, a job in JSON a line", Args: noArgs,

@@ -23,11 +23,11 @@ import (
 // doctorVersion is that of the JSON, which docs/doctor.schema.json describes.
 const doctorVersion = 1
 
-// doctorReport is what peerlane doctor prints.
+// doctorReport is the JSON document of peerlane doctor.
 type doctorReport struct {
 	Version int           `json:"version"`
 	Worst   doctor.Status `json:"worst"`
-	// For is the GPU, by index, whose lane it is about; nil for all of the host.
+	// For is the index of the GPU whose lane the report covers; nil for the whole host.
 	For      *int             `json:"for,omitempty"`
 	Findings []doctor.Finding `json:"findings"`
 }
@@ -160,7 +160,7 @@ func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 	return h.Lane(ctx, name)
 }
 
-// testForDoctor makes a self-test of pairs before checks look at what is known of them.
+// testForDoctor runs the self-test of GPU pairs before the checks read the results.
 func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
 	if !host.live() {
 		return usageError{cmd.CommandPath(), errors.New("--selftest is about this machine's GPUs, and another host is looked at")}

@@ -27,9 +27,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// cluster is how this host meets others, and what it tells them. The key file is read
-// anew for each meeting, as relays hear of a rotation; while it cannot be, the keys that
-// were last read hold.
+// cluster returns this host's side of a meeting and its facts. Each meeting reads the key file
+// again, as relays do at a rotation; if that fails, the last keys stay valid.
 func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -46,7 +45,7 @@ func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	}
 	var last atomic.Pointer[network.Keys]
 	last.Store(keys)
-	var unreadable atomic.Bool // and said so: any stranger has it read
+	var unreadable atomic.Bool // warn once: any unauthenticated peer can cause a read
 	side := meeting.Side{Name: name, Keys: func() network.Keys {
 		if now, err := readKeys(path); err == nil {
 			last.Store(now)
@@ -67,7 +66,7 @@ func (a *app) cluster(h *doctor.Host) (meeting.Side, meeting.Facts, error) {
 	return side, facts, err
 }
 
-// certificates are those of the configuration; nil where it has none.
+// certificates returns the TLS files of the configuration, or nil if none are configured.
 func certificates(c config.Network) (*network.Certificates, error) {
 	if c.TLSKey == "" {
 		return nil, nil
@@ -86,8 +85,8 @@ func certificates(c config.Network) (*network.Certificates, error) {
 	return &list, nil
 }
 
-// doctorPort is where a doctor is, unless somebody says otherwise: at the end of the
-// relays' range, which firewalls let through.
+// doctorPort returns the default port of the doctor: the last of the relays' range, which firewalls
+// admit.
 func (a *app) doctorPort() (uint16, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -113,7 +112,7 @@ func (a *app) meetings(ctx context.Context, h *doctor.Host, names []string) (*do
 	return m, nil
 }
 
-// resolve is the addresses that HOST, HOST:PORT or [ADDRESS]:PORT means: at least one.
+// resolve returns the addresses of HOST, HOST:PORT or [ADDRESS]:PORT, at least one.
 func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, error) {
 	if at, err := netip.ParseAddrPort(name); err == nil {
 		return []netip.AddrPort{at}, nil
@@ -133,7 +132,7 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	defer cancel()
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return nil, fmt.Errorf("its name is not found: %w", err)
+		return nil, fmt.Errorf("resolving the name: %w", err)
 	}
 	var all []netip.AddrPort
 	for _, at := range found {
@@ -142,15 +141,15 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	return all, nil
 }
 
-// maxRefused bounds what is logged of doctors that are not answered: strangers can make
-// any number of them.
+// maxRefused bounds the log lines about refused doctors: an unauthenticated peer can connect any
+// number of times.
 const maxRefused = 10
 
-// serveDoctor answers the doctors of other hosts until the context ends.
+// serveDoctor answers doctors of other hosts until ctx ends.
 func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error {
 	side, facts, err := a.cluster(h)
 	if err != nil {
-		return asRoot(fmt.Errorf("answering other hosts' doctors: %w", err))
+		return asRoot(fmt.Errorf("listening for doctors of other hosts: %w", err))
 	}
 	port, err := a.doctorPort()
 	if err != nil {
@@ -162,10 +161,10 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address.String())
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("answering other hosts' doctors: %v is in use; --serve ADDRESS:PORT takes another port", address)
+		return fmt.Errorf("listening for doctors of other hosts: %v is in use; choose another port with --serve ADDRESS:PORT", address)
 	}
 	if err != nil {
-		return fmt.Errorf("answering other hosts' doctors: %w", err)
+		return fmt.Errorf("listening for doctors of other hosts: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -182,8 +181,7 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	})
 }
 
-// servedAt is the address to listen at: the one that is given, or else the best that
-// relays use.
+// servedAt returns the address to listen on: at, or the best address of the relays.
 func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) (netip.AddrPort, error) {
 	if at != serveAuto {
 		all, err := resolve(ctx, at, port)
@@ -199,7 +197,7 @@ func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) 
 			}
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("answering other hosts' doctors: %s; --serve ADDRESS names one", cmp.Or(facts.Why, "relays use no address"))
+	return netip.AddrPort{}, fmt.Errorf("listening for doctors of other hosts: %s; name an address with --serve ADDRESS", cmp.Or(facts.Why, "relays use no address"))
 }
 
 // serveAuto is --serve without an address.

@@ -37,7 +37,7 @@ func hostOnLoopback(t *testing.T, keys network.Keys, more string) string {
 	return root
 }
 
-// serving runs doctor --serve of a host, and returns where it says that it is.
+// serving runs doctor --serve on a host and returns the address that the command prints.
 func serving(t *testing.T, root string) string {
 	t.Helper()
 	read, write := io.Pipe()
@@ -67,7 +67,7 @@ func serving(t *testing.T, root string) string {
 	return fields[len(fields)-1]
 }
 
-// connected is what doctor --connect says, of each check.
+// connected returns the findings of doctor --connect by check.
 func connected(t *testing.T, root string, at string) map[string]doctor.Finding {
 	t.Helper()
 	_, host := recordedHost(t)
@@ -91,7 +91,7 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	found := connected(t, hostOnLoopback(t, keys, ""), there)
 	for _, c := range doctor.Others() {
 		want := doctor.OK
-		if c.Name == "link-rate" { // loopback has none
+		if c.Name == "link-rate" { // loopback has no link rate
 			want = doctor.Unknown
 		}
 		if f, has := found[c.Name]; !has || f.Status != want || f.On != there {
@@ -101,7 +101,7 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	if f := found["cluster-keys"]; !strings.Contains(f.Found, keys.Current.ID.String()) {
 		t.Errorf("%+v", f)
 	}
-	// Other ports, and, which no fact tells, another key.
+	// Another port range, and another key, which no fact reveals.
 	if f := connected(t, hostOnLoopback(t, keys, "ports = \"7000-7009\"\n"), there)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
 		t.Errorf("%+v", f)
 	}
@@ -111,7 +111,7 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 	}
 }
 
-// Who serves hears of a rotation, as relays do.
+// A serving doctor reads a rotated key, as relays do.
 func TestDoctorServesWhileKeysRotate(t *testing.T) {
 	keys := network.Keys{Current: network.NewKey(time.Now())}
 	root := hostOnLoopback(t, keys, "")

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 )
 
-// examined is what peerlane doctor says of the recorded host, below an empty root.
+// examined runs peerlane doctor on the recorded host below an empty root.
 func examined(t *testing.T, code int, args ...string) (out, errOut string) {
 	t.Helper()
 	_, host := recordedHost(t)
@@ -77,7 +77,7 @@ func TestDoctorsJSONIsThatOfTheSchema(t *testing.T) {
 	}
 	for _, c := range doctor.All() {
 		if !checks[c.Name] {
-			t.Errorf("nothing is said of %s", c.Name)
+			t.Errorf("no finding about %s", c.Name)
 		}
 	}
 }
@@ -107,8 +107,7 @@ func TestDoctorForOneLane(t *testing.T) {
 	examined(t, exitUsage, "--interval", "1ns")
 }
 
-// What is wrong comes with its reason and remedy behind the table, the worst first, and
-// nobody's text reaches the terminal as it is.
+// Reasons and remedies follow the table, worst first, with untrusted text sanitised.
 func TestDoctorTableListsWorstFirst(t *testing.T) {
 	var printed bytes.Buffer
 	a := &app{out: terminal.New(&printed)}
@@ -123,7 +122,7 @@ func TestDoctorTableListsWorstFirst(t *testing.T) {
 	}
 	failure, warning := strings.Index(out, "FAILURE broken"), strings.Index(out, "WARNING slow, mlx5_0: half")
 	if failure < 0 || warning < failure || strings.Contains(out, "OK fine") {
-		t.Errorf("what is wrong is not there, the worst first:\n%s", out)
+		t.Errorf("findings are missing or not ordered worst first:\n%s", out)
 	}
 	for _, want := range []string{"why:       it is slow", "remedy:    a cable", "lanes:     0, 1", "lanes:     all", "looked at: state"} {
 		if !strings.Contains(out, want) {
@@ -144,8 +143,8 @@ func TestDoctorsExitStatus(t *testing.T) {
 	}
 }
 
-// A wrong key is reported once, by the check configuration; others refer to that check. What a
-// host without GPU and NIC has nothing of is n/a.
+// The check configuration reports a wrong key once, and other checks refer to it. Checks of absent
+// devices are n/a.
 func TestDoctorReportsAWrongKeyOnce(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/peerlane/config.toml")

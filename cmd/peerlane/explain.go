@@ -55,7 +55,8 @@ left out. Without a code, list all codes. docs/troubleshooting.md has the same e
 	return cmd
 }
 
-// explained returns the entry of a code as a user types it. Its error names the nearest code.
+// explained returns the entry of a code in any case, with or without brackets. Its error names the
+// nearest code.
 func explained(typed string) (fault.Entry, error) {
 	code := strings.Trim(strings.ToUpper(typed), "[]")
 	if !strings.HasPrefix(code, "PL") {
@@ -69,7 +70,7 @@ func explained(typed string) (fault.Entry, error) {
 		known = append(known, string(e.Code))
 	}
 	nearest, _ := config.Nearest(code, known)
-	return fault.Entry{}, fmt.Errorf("there is no code %s; the nearest is %s, and peerlane explain lists all", typed, nearest)
+	return fault.Entry{}, fmt.Errorf("unknown code %s; the nearest is %s; list all codes with peerlane explain", typed, nearest)
 }
 
 // printEntry prints an entry for a terminal of 80 columns.
@@ -84,8 +85,8 @@ func (a *app) printEntry(e fault.Entry) {
 	}
 }
 
-// wrapped breaks a text into lines of at most 80 characters; first and next stand in front of
-// them.
+// wrapped breaks text into lines of at most 80 characters, the first with the prefix first and the
+// rest with next.
 func wrapped(first, next, text string) string {
 	const columns = 80
 	var b strings.Builder

@@ -28,8 +28,8 @@ import (
 	"github.com/peerlane/peerlane/hook"
 )
 
-// exporterAddress is where the exporter listens unless told otherwise: what containers
-// do is nobody's business on the network before somebody says so.
+// exporterAddress is the default address of the exporter. Loopback: metrics describe containers, so
+// remote access needs an explicit address.
 const exporterAddress = "127.0.0.1:9836"
 
 func newExporterCommand(a *app) *cobra.Command {
@@ -72,7 +72,7 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 	cmd.AddCommand(newCollectCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if once && (flags.Changed("listen") || flags.Changed("web-config")) {
-			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: give it without --listen and --web-config")}
+			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: omit --listen and --web-config")}
 		}
 		if err := a.mayExport(); err != nil {
 			return err
@@ -80,7 +80,7 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 		source := exporter.Host(a.layout)
 		if collector != "" {
 			source = exporter.Remote(collector)
-		} else if _, err := hook.List(a.layout); err != nil { // what cannot be read now will not be later
+		} else if _, err := hook.List(a.layout); err != nil { // fail at the start instead of at each scrape
 			return asRoot(err)
 		}
 		if once {
@@ -109,15 +109,15 @@ func newCollectCommand(a *app) *cobra.Command {
 	}
 }
 
-// mayExport refuses on a host of several tenants: metrics of one tenant are visible to
-// others there.
+// mayExport refuses on a host with several tenants: any user there could read metrics of every
+// tenant.
 func (a *app) mayExport() error {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return err
 	}
 	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf("exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; exporter.multi_tenancy = true allows it", a.layout.ConfigFile())
+		return fmt.Errorf("exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
 	}
 	return nil
 }
@@ -129,7 +129,7 @@ func (a *app) metrics(source exporter.Source, names bool) *prometheus.Registry {
 	return registry
 }
 
-// printMetrics prints all of them in Prometheus' text form.
+// printMetrics prints every metric in the text format of Prometheus.
 func (a *app) printMetrics(g prometheus.Gatherer) error {
 	families, err := g.Gather()
 	if err != nil {
@@ -162,7 +162,7 @@ func listen(address string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	// Between bind and chmod nobody else may open it.
+	// Deny other users the socket between bind and chmod.
 	before := unix.Umask(0o117)
 	l, err := net.Listen("unix", path)
 	unix.Umask(before)
@@ -175,8 +175,7 @@ const exporterPage = `<!DOCTYPE html>
 <body><h1>peerlane exporter</h1><p><a href="/metrics">Metrics</a></p></body></html>
 `
 
-// export serves metrics until the context ends: those with names at sockets of the file
-// system, and the others at addresses of the network.
+// export serves metrics until ctx ends: withNames at Unix sockets, metrics at TCP addresses.
 func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string, webConfig string) error {
 	var network, files []net.Listener
 	for _, address := range addresses {
@@ -202,17 +201,17 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 	serve := func(g prometheus.Gatherer) *http.Server {
 		handler := http.NewServeMux()
 		handler.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{
-			MaxRequestsInFlight: 4, // each asks all relays
+			MaxRequestsInFlight: 4, // a scrape queries every relay
 			Timeout:             time.Minute,
 		}))
 		handler.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/html; charset=utf-8")
-			_, _ = io.WriteString(w, exporterPage) // a reader who has gone needs none
+			_, _ = io.WriteString(w, exporterPage) // the client may have disconnected
 		})
 		return &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
 	}
 	servers := []*http.Server{serve(metrics), serve(withNames)}
-	// A scrape that is under way gets its answer.
+	// Let a scrape in progress finish.
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	ended := make(chan struct{})
@@ -221,7 +220,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		late, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		for _, s := range servers {
-			_ = s.Shutdown(late) // who is later than that has lost its answer
+			_ = s.Shutdown(late) // later scrapes lose their answer
 		}
 	})
 	errs := make(chan error)
@@ -241,7 +240,7 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 	for range count {
 		if err := <-errs; err != nil && !errors.Is(err, http.ErrServerClosed) {
 			failed = errors.Join(failed, err)
-			fail() // the others end, too
+			fail() // stop the other servers too
 		}
 	}
 	if !stop() {

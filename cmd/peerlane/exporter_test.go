@@ -52,11 +52,11 @@ func TestExporterPrintsMetricsOnce(t *testing.T) {
 		}
 	}
 	if host, _, err := net.SplitHostPort(exporterAddress); err != nil || !net.ParseIP(host).IsLoopback() {
-		t.Errorf("it listens at %s unless told otherwise", exporterAddress)
+		t.Errorf("default address is %s", exporterAddress)
 	}
 }
 
-// ear hears where the exporter listens, and what it warned of before.
+// ear is a log that captures the exporter's address and earlier warnings.
 type ear struct {
 	address chan string
 	warned  string
@@ -74,7 +74,7 @@ func (h *ear) Fire(e *logrus.Entry) error {
 	return nil
 }
 
-// exporting runs an exporter at a port of its own until the test ends.
+// exporting runs an exporter on a free port until the test ends.
 func exporting(t *testing.T, listen, webConfig string) (address, warned string) {
 	t.Helper()
 	a := &app{errOut: terminal.New(io.Discard), log: logrus.New()}
@@ -145,15 +145,14 @@ func TestExporterServesMetrics(t *testing.T) {
 		t.Errorf("status %d elsewhere", status)
 	}
 	if warned != "" {
-		t.Errorf("of loopback it warns: %s", warned)
+		t.Errorf("loopback: unexpected warning: %s", warned)
 	}
 	if _, warned := exporting(t, "0.0.0.0:0", ""); !strings.Contains(warned, "everybody who reaches") {
-		t.Errorf("of an open address it says %q", warned)
+		t.Errorf("open address: warning %q", warned)
 	}
 }
 
-// Every user of the host can connect to loopback. The exporter's own group opens the
-// socket, and nobody else.
+// Every user of the host can connect to loopback; only the exporter's own group opens the socket.
 func TestExporterAsUserHidesContainerIDs(t *testing.T) {
 	address, _ := exporting(t, "127.0.0.1:0", "")
 	status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", "")
@@ -161,7 +160,7 @@ func TestExporterAsUserHidesContainerIDs(t *testing.T) {
 		t.Errorf("on loopback, status %d:\n%s", status, text)
 	}
 	path := filepath.Join(t.TempDir(), "metrics.sock")
-	for range 2 { // what is left of a killed exporter is replaced
+	for range 2 { // the second start replaces the socket of a killed exporter
 		if l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err == nil {
 			l.SetUnlinkOnClose(false)
 			l.Close()
@@ -218,7 +217,7 @@ func TestExporterCollectWritesSnapshot(t *testing.T) {
 	}
 }
 
-// The units give processes that strangers talk to no more than they need.
+// The units of processes that accept unauthenticated peers drop all other privileges.
 func TestExporterUnitsAreHardened(t *testing.T) {
 	for unit, wanted := range map[string][]string{
 		"peerlane-exporter.service": {
@@ -240,7 +239,7 @@ func TestExporterUnitsAreHardened(t *testing.T) {
 			}
 		}
 	}
-	// Neither is on unless an administrator enables it.
+	// Both units stay disabled after installation.
 	for _, script := range []string{"scripts/deb-postinst", "scripts/rpm-post"} {
 		for line := range strings.Lines(packaged(t, script)) {
 			if strings.Contains(line, "units=") && strings.Contains(line, "exporter") {

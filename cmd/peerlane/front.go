@@ -13,13 +13,12 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// commands are those that the front runs itself.
+// commands returns the subcommands that the front runs itself.
 func commands(a *app) []*cobra.Command {
 	return []*cobra.Command{newTopoCommand(a), newVersionCommand(a)}
 }
 
-// delegate executes the program that has all commands, unless the front has this one
-// itself.
+// delegate executes the full program unless the front runs the command line itself.
 func delegate(args []string) error {
 	if frontRuns(args) {
 		return nil
@@ -35,7 +34,7 @@ func delegate(args []string) error {
 
 func setTemplates(*cobra.Command) {}
 
-// The front has no pictures and no peerlane plan; files that it has need these.
+// Stubs for files that the front shares: the front has neither pictures nor plans.
 
 func (a *app) printPicture(string, *topo.Host, *topo.Plan) error { return os.ErrInvalid }
 

@@ -107,6 +107,6 @@ func TestTopoShowsDataDirectFunctionsAsAColumn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out := peerlane(t, "topo", "--input", file); strings.Contains(out, "DATA DIRECT") {
-		t.Errorf("a host without them has the column:\n%s", out)
+		t.Errorf("column of functions on a host without functions:\n%s", out)
 	}
 }

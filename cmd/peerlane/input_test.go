@@ -33,7 +33,7 @@ func TestMatrixOfNvidiaSMIHasTypesOnly(t *testing.T) {
 		}
 	}
 	if strings.Contains(out, "Bandwidths") {
-		t.Errorf("a table of bandwidths that nobody stated:\n%s", out)
+		t.Errorf("table of bandwidths without a stated bandwidth:\n%s", out)
 	}
 	got := decode[struct {
 		printedTopology

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// make install puts the files of the packages below DESTDIR and PREFIX, whose units name
-// PREFIX, and keeps a configuration that is there. What commands look for lies where they look.
+// make install puts the packages' files below DESTDIR and PREFIX, rewrites the prefix in units,
+// keeps an existing configuration, and uses the paths that commands search.
 func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	built, dest := t.TempDir(), t.TempDir()
 	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
@@ -46,7 +46,7 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") || strings.Contains(string(unit), "/usr/libexec/peerlane") {
 		t.Errorf("the unit of relays: %v\n%s", err, unit)
 	}
-	// The command itself, and the one that its front executes.
+	// The full program and its front.
 	for _, place := range []string{"bin/peerlane", "libexec/peerlane/peerlane"} {
 		self := filepath.Join(dest, "opt/peerlane", place)
 		if got, want := prefixedLibraries(self, "/nosuch"), filepath.Join(dest, "opt/peerlane/lib/peerlane"); got != want {
@@ -64,8 +64,8 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	}
 }
 
-// The command is its own front where none is built; where one is, that is what users start,
-// and it finds the command.
+// Without a built front the full program takes its name; with one, users start the front and the
+// front finds the full program.
 func TestInstallPutsTheFrontBeforeTheCommand(t *testing.T) {
 	built := t.TempDir()
 	write := func(name, text string) {

@@ -39,11 +39,10 @@ docs/network.md has how to change the key of a cluster that works.`,
 	return group(cmd)
 }
 
-// keyReport is what these commands print of a key file: never a secret.
+// keyReport is the JSON document of peerlane key. It contains no secret.
 type keyReport struct {
 	File string `json:"file"`
-	// Keys has the one in use first, and then the one before while a rotation is under
-	// way.
+	// Keys has the current key first, then the former key during a rotation.
 	Keys []keyRow `json:"keys"`
 }
 
@@ -73,7 +72,7 @@ func (a *app) reportKeys(form, path string, keys network.Keys, next string) erro
 	return nil
 }
 
-// copyKey copies the key so that it arrives whole, and is at no moment open to others.
+// copyKey copies the key atomically and never readable to other users.
 const copyKey = `  ssh root@host2 'install -d -m 755 /etc/peerlane && umask 077 &&
     cat > /etc/peerlane/.new && mv /etc/peerlane/.new /etc/peerlane/cluster.key' < /etc/peerlane/cluster.key`
 
@@ -94,7 +93,7 @@ key rotate does in two steps.`,
 		var keys network.Keys
 		path, err := a.changeKeys(func(path string, old *network.Keys) (network.Keys, error) {
 			if old != nil {
-				return keys, fmt.Errorf("%s is there, with %v; peerlane key rotate changes it", path, *old)
+				return keys, fmt.Errorf("%s exists, with %v; change the key with peerlane key rotate", path, *old)
 			}
 			keys = network.Keys{Current: network.NewKey(time.Now())}
 			return keys, nil
@@ -203,8 +202,8 @@ func readKeys(path string) (*network.Keys, error) {
 	return &keys, nil
 }
 
-// changeKeys writes the key file anew, whole or not at all, and one command at a time.
-// old is nil where there is none.
+// changeKeys replaces the key file atomically, under a lock. The old keys are nil if no file
+// exists.
 func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Keys, error)) (string, error) {
 	path, err := a.keyFile()
 	if err != nil {
@@ -216,8 +215,9 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 			return path, asRoot(err)
 		}
 	}
-	// A file that nobody else can open: everybody who can open what is locked, as all can
-	// the directory, can keep it locked. It stays, or two could have one each.
+	// The lock is a separate file with mode 0600: any process that can open a file can keep it
+	// locked, and every user can open the directory. The lock file stays, or two commands could
+	// each lock their own inode.
 	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return path, asRoot(fmt.Errorf("cluster key: %w", err))
@@ -237,13 +237,13 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 	return path, asRoot(writeSecret(path, keys.Text()))
 }
 
-// writeSecret replaces a file by one that only its owner can read, at once.
+// writeSecret replaces a file atomically by one with mode 0600.
 func writeSecret(path string, text []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {
 		return fmt.Errorf("cluster key: %w", err)
 	}
-	defer os.Remove(f.Name()) // which is gone where all went well
+	defer os.Remove(f.Name()) // fails after the rename, by design
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)

@@ -61,10 +61,10 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused(t, exitFailure, "is there, with key "+first.Keys[0].ID, key("generate")...)
+	refused(t, exitFailure, "exists, with key "+first.Keys[0].ID, key("generate")...)
 	refused(t, exitFailure, "no rotation is under way", key("rotate", "--finish")...)
 	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("what was refused changed the file: %v", err)
+		t.Errorf("a refused change modified the file: %v", err)
 	}
 
 	second := decode[keyReport](t, key("rotate", "-o", "json")...)
@@ -88,11 +88,11 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 		t.Errorf("%+v is finished as %+v", second, last)
 	}
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 2 {
-		t.Errorf("beside the key, and what is locked, is left %v, %v", left, err)
+		t.Errorf("files beside the key, and locked files: %v, %v", left, err)
 	}
 }
 
-// What others than the key's owner can lock keeps nobody from changing it.
+// Locks that other users can take do not block a change of the key.
 func TestClusterKeyLockByOthersIsIgnored(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "key", "generate", "--root", root)
@@ -164,7 +164,7 @@ func TestClusterKeyUntrustedFileIsRefused(t *testing.T) {
 
 func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "mine.key")
-	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // whatever the umask is
+	if err := os.Chmod(filepath.Dir(elsewhere), 0o755); err != nil { // independent of the umask
 		t.Fatal(err)
 	}
 	config := filepath.Join(root, "etc/peerlane/config.toml")
@@ -175,14 +175,14 @@ func TestClusterKeyPathFollowsConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := decode[keyReport](t, "key", "generate", "--root", root, "-o", "json"); r.File != elsewhere {
-		t.Errorf("it is in %s", r.File)
+		t.Errorf("key is in %s", r.File)
 	}
 	secretsOf(t, elsewhere)
 	refused(t, exitUsage, "takes no arguments", "key", "show", "x")
 	refused(t, exitUsage, "did you mean rotate?", "key", "rotat")
 }
 
-// Of commands that come at once one makes the key, and the file is whole at each moment.
+// Of concurrent commands one creates the key, and readers always see a whole file.
 func TestKeysAtOnce(t *testing.T) {
 	root := t.TempDir()
 	var all sync.WaitGroup

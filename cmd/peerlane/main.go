@@ -1,7 +1,6 @@
-// Command peerlane is the administrator's side of Peerlane: it shows how near a
-// host's GPUs and RDMA NICs are to each other, plans each GPU's lane to the
-// network, writes the CDI specifications that make lanes devices of container
-// engines, and looks after the relays that run.
+// Command peerlane is the administrator's program of Peerlane: it shows the topology of a host's
+// GPUs and RDMA NICs, plans each GPU's lane, installs CDI specifications that offer lanes to
+// container engines, and monitors and controls running relays.
 package main
 
 import (
@@ -39,8 +38,7 @@ const (
 
 func main() {
 	if os.Getenv("GOTRACEBACK") == "" {
-		// What goes wrong beside run, which makes a sentence of it, says at least no more
-		// than what it was.
+		// A panic on another goroutine, which run cannot recover, prints its value without a stack.
 		debug.SetTraceback("none")
 	}
 	if err := delegate(os.Args[1:]); err != nil {
@@ -50,7 +48,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run is main with its surroundings as parameters.
+// run is main with its arguments and streams as parameters.
 func run(args []string, out, errOut io.Writer) int {
 	return runCommand(newRootCommand, args, out, errOut)
 }
@@ -81,8 +79,7 @@ func runCommand(newRoot func(*app) *cobra.Command, args []string, out, errOut io
 	return exitFailure
 }
 
-// app is what the commands share: where the host's files are, and where to
-// print.
+// app is the state that commands share: the layout of the host's files, and the output.
 type app struct {
 	out, errOut *terminal.Writer
 	log         *logrus.Logger
@@ -103,7 +100,7 @@ Exit status:
   0  done
   1  failed; one sentence on standard error says what, on what, and what to do
   2  the command line was wrong
-  3  peerlane cdi validate: what is installed does not fit this host
+  3  peerlane cdi validate: installed specifications differ from this host
   4  peerlane self-test: a pair of GPUs is not fit to stage on
   5  peerlane doctor: nothing is wrong that could be seen, and something could not be told
   6  peerlane doctor: a warning
@@ -144,8 +141,8 @@ Exit status:
 	return root
 }
 
-// arrange has the help list commands by what they are for. What is in none of the
-// lists is shown below them.
+// arrange groups the commands of the help by purpose. Cobra lists the remaining commands below
+// these groups.
 func arrange(root *cobra.Command) {
 	for _, part := range []struct {
 		title string
@@ -165,14 +162,14 @@ func arrange(root *cobra.Command) {
 	}
 }
 
-// logLevels are those that --log-level takes.
+// logLevels are the values of --log-level.
 var logLevels = []string{"debug", "info", "warning", "error"}
 
-// start acts on the flags that all commands have.
+// start applies the flags that every command has.
 func (a *app) start(cmd *cobra.Command) error {
 	level, err := logrus.ParseLevel(a.logLevel)
 	if err != nil || !slices.Contains(logLevels, a.logLevel) {
-		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s is none of debug, info, warning, error", a.logLevel)}
+		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s: unknown level; use debug, info, warning or error", a.logLevel)}
 	}
 	switch a.logFormat {
 	case "text":
@@ -185,7 +182,7 @@ func (a *app) start(cmd *cobra.Command) error {
 	a.log.SetLevel(level)
 	a.log.SetOutput(a.errOut.Document())
 	if !filepath.IsAbs(a.root) {
-		return usageError{cmd.CommandPath(), fmt.Errorf("--root %s is no absolute path: the hook and the relays use it from other directories", a.root)}
+		return usageError{cmd.CommandPath(), fmt.Errorf("--root %s: not an absolute path; the hook and the relays run in other directories", a.root)}
 	}
 	a.layout = paths.New(a.root)
 	return nil
@@ -200,14 +197,14 @@ type usageError struct {
 func (e usageError) Error() string { return e.err.Error() }
 func (e usageError) Unwrap() error { return e.err }
 
-// findingError is the result of a command that did its work and found what
-// scripts ask for by the exit status.
+// findingError is the result of a command that succeeded and reports its finding to scripts by the
+// exit status.
 type findingError struct {
 	code int
 	error
 }
 
-// nearFlag adds to an error of an unknown option the one that may be meant.
+// nearFlag adds the nearest flag to the error of an unknown flag.
 func nearFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
@@ -227,8 +224,8 @@ func nearFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; did you mean --%s?", err, near)
 }
 
-// group makes a command that only holds others: by itself it prints its help,
-// and a word that is no subcommand is an error with the nearest ones.
+// group turns a command into the parent of others: alone it prints help, and an unknown subcommand
+// is an error with the nearest names.
 func group(cmd *cobra.Command) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
@@ -255,7 +252,7 @@ func newHelpCommand(root *cobra.Command) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{cmd.CommandPath(), fmt.Errorf("there is no command %q; list them with peerlane --help", strings.Join(args, " "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("unknown command %q; list commands with peerlane --help", strings.Join(args, " "))}
 			}
 			of.InitDefaultHelpFlag()
 			return of.Help()
@@ -286,7 +283,7 @@ func completeDirectories(cmd *cobra.Command, flags ...string) {
 	}
 }
 
-// must is for what fails only where a flag does not exist.
+// must panics on an error that only a missing flag can cause.
 func must(err error) {
 	if err != nil {
 		panic(err)

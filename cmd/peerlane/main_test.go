@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print to testdata")
 
-// recordedHost is the flags that read the recorded host, and its directory.
+// recordedHost returns the recorded host's directory and the flags that read it.
 func recordedHost(t *testing.T) (dir string, flags []string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -29,7 +29,7 @@ func recordedHost(t *testing.T) (dir string, flags []string) {
 	return dir, []string{"--sysfs", sysfs, "--proc", proc}
 }
 
-// peerlane runs a command line; it must succeed.
+// peerlane runs a command line and requires success.
 func peerlane(t *testing.T, args ...string) string {
 	t.Helper()
 	var out, errOut bytes.Buffer
@@ -39,7 +39,7 @@ func peerlane(t *testing.T, args ...string) string {
 	return out.String()
 }
 
-// decode runs a command line and reads its JSON.
+// decode runs a command line and decodes the JSON output.
 func decode[T any](t *testing.T, args ...string) (v T) {
 	t.Helper()
 	text := peerlane(t, args...)
@@ -49,7 +49,7 @@ func decode[T any](t *testing.T, args ...string) (v T) {
 	return v
 }
 
-// golden compares what a command printed with a file of testdata.
+// golden compares output with a file in testdata.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -63,7 +63,7 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got; go test -update accepts it):\n%s", path, diff)
+		t.Errorf("%s (-want +got; accept with go test -update):\n%s", path, diff)
 	}
 }
 
@@ -100,19 +100,19 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"a value that a flag does not have", []string{"plan", "-o", "xml"}, 2, []string{`the form of output is table, json, wide, svg or html`}},
 		{"a form that there is not", []string{"topo", "-o", "yaml"}, 2, []string{`the form of output is table, json, xml, svg or html`}},
 		{"the virtual switch as a table", append([]string{"topo", "--virtual"}, host...), 2, []string{"--virtual goes with -o xml"}},
-		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2, []string{"--rules names paths"}},
-		{"rules in a picture", append([]string{"topo", "-o", "svg", "--rules", "smi"}, host...), 2, []string{"--rules names paths, and -o svg has none"}},
-		{"sentences in a picture", append([]string{"plan", "-o", "html", "--explain", "0"}, host...), 2, []string{"-o html is a picture"}},
+		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2, []string{"--rules changes path names"}},
+		{"rules in a picture", append([]string{"topo", "-o", "svg", "--rules", "smi"}, host...), 2, []string{"--rules changes path names, and -o svg has none"}},
+		{"sentences in a picture", append([]string{"plan", "-o", "html", "--explain", "0"}, host...), 2, []string{"-o html draws the plan"}},
 		{"rules that there are not", []string{"topo", "--rules", "hwloc"}, 2, []string{`rules "hwloc" are none of nccl, smi`}},
 		{"an argument too many", []string{"plan", "gpu3"}, 2, []string{`peerlane plan takes no arguments, got "gpu3"`}},
 		{"two hosts at once", []string{"topo", "--input", "x.xml", "--sysfs", "/sys"}, 2, []string{"--input reads a file"}},
 		{"a class where all are installed", []string{"cdi", "generate", "--class", "lane", "--spec-dir", dir}, 2, []string{"--spec-dir always installs all"}},
-		{"a dry run of what only prints", []string{"cdi", "generate", "--dry-run"}, 2, []string{"--dry-run goes with --spec-dir"}},
-		{"a format that there is not", []string{"cdi", "refresh", "--format", "toml"}, 2, []string{"--format toml is none of json, yaml"}},
-		{"two lists at once", []string{"cdi", "list", "--generated", "--spec-dir", dir}, 2, []string{"--generated is of this host"}},
+		{"a dry run of what only prints", []string{"cdi", "generate", "--dry-run"}, 2, []string{"--dry-run needs --spec-dir"}},
+		{"a format that there is not", []string{"cdi", "refresh", "--format", "toml"}, 2, []string{"--format toml: unknown format; use json, yaml"}},
+		{"two lists at once", []string{"cdi", "list", "--generated", "--spec-dir", dir}, 2, []string{"--generated reads this host"}},
 		{"what is no device", []string{"cdi", "list", "--spec-dir", dir, "lane"}, 1, []string{`"lane" is no device; one looks like lane=3`}},
 		{"a device where there is none", []string{"cdi", "list", "--spec-dir", dir, "lane=3"}, 1, []string{"there is no device at all", "peerlane cdi generate"}},
-		{"an unknown log level", []string{"topo", "--log-level", "loud"}, 2, []string{"--log-level loud is none of"}},
+		{"an unknown log level", []string{"topo", "--log-level", "loud"}, 2, []string{"--log-level loud: unknown level"}},
 		{"an unknown log format", []string{"topo", "--log-format", "xml"}, 2, []string{"--log-format xml is neither"}},
 
 		{"a file that does not exist", []string{"topo", "--input", "/nowhere/topo.xml"}, 1, []string{"/nowhere/topo.xml", "no such file"}},
@@ -121,8 +121,8 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"a lane for a GPU that is not there", append([]string{"plan", "--root", filepath.Join(dir, "nonsense")}, host...), 1, []string{"config.toml", `"17"`}},
 		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1, []string{"there is no hook /nowhere/peerlane-hook", "--hook"}},
 		{"a hook that cannot run", append([]string{"cdi", "generate", "--hook", notExecutable}, host...), 1, []string{"is no executable file"}},
-		{"a picture of a plan without a GPU", []string{"plan", "-o", "svg", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is no GPU, so there is no lane to draw", "peerlane topo -o svg"}},
-		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is neither GPU nor NIC to draw"}},
+		{"a picture of a plan without a GPU", []string{"plan", "-o", "svg", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"no GPU found, so no lane to draw", "peerlane topo -o svg"}},
+		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"no GPU and no NIC found"}},
 		{"no GPU", []string{"cdi", "generate", "--hook", os.Args[0], "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is no NVIDIA GPU"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 				t.Errorf("exit status %d, want %d", code, test.code)
 			}
 			if out.Len() > 0 {
-				t.Errorf("it printed %q to standard output", out.String())
+				t.Errorf("standard output %q", out.String())
 			}
 			lines := strings.Split(strings.TrimSuffix(errOut.String(), "\n"), "\n")
 			if want := test.code; len(lines) != want { // a sentence, and for usage where to read on
@@ -172,16 +172,16 @@ func TestGroupsPrintTheirHelp(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionPrintsReleaseAndCommit(t *testing.T) {
 	if diff := cmp.Diff(version.Get(), decode[version.Build](t, "version", "-o", "json")); diff != "" {
 		t.Errorf("-o json (-want +got):\n%s", diff)
 	}
 	if out := peerlane(t, "version"); !strings.HasPrefix(out, "peerlane ") || !strings.Contains(out, version.Get().Commit) {
-		t.Errorf("it printed %q", out)
+		t.Errorf("output %q", out)
 	}
 }
 
-func TestCompletion(t *testing.T) {
+func TestCompletionOfEachShellIsPrinted(t *testing.T) {
 	_, host := recordedHost(t)
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		if peerlane(t, "completion", shell) == "" {

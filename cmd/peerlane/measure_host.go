@@ -18,11 +18,11 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// measureHost measures the copies of this host between its GPUs, and between these and
-// host memory, by the self-tests of pairs, and keeps the figures for all plans.
+// measureHost measures copies between GPUs, and between GPU and host memory, by the self-tests of
+// pairs, and stores the figures for later plans.
 func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 	if !host.live() {
-		return usageError{cmd.CommandPath(), errors.New("--measure is about this machine's GPUs: give it without --input, --sysfs and --proc")}
+		return usageError{cmd.CommandPath(), errors.New("--measure tests this machine's GPUs: omit --input, --sysfs and --proc")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {
@@ -43,11 +43,11 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 	return a.keepMeasured(m)
 }
 
-// measure measures each two GPUs of a host that can have lanes.
+// measure measures every pair of GPUs that can have a lane.
 func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.Measured, error) {
 	names := hook.AllPairs(t.plan, nil)
 	if len(names) == 0 {
-		return nil, fmt.Errorf("measuring %s: it has %d GPUs that can have lanes, and copies are between two", t.words, len(t.plan.GPUs))
+		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane, and a copy needs two", t.words, len(t.plan.GPUs))
 	}
 	report, err := a.selfTest(ctx, t, names, true)
 	if err != nil {
@@ -55,14 +55,14 @@ func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.M
 	}
 	m := measuredPairs(report.Pairs)
 	if m.Copies == nil {
-		return nil, fmt.Errorf("measuring %s: none of %d pairs of GPUs could be tested; peerlane self-test says why", t.words, len(names))
+		return nil, fmt.Errorf("measuring %s: no self-test of %d pairs of GPUs ran; peerlane self-test shows the cause", t.words, len(names))
 	}
 	m.Fingerprint, m.At = h.Fingerprint(), time.Now().Unix()
 	return m, nil
 }
 
-// measuredPairs are the rates of pairs as the model takes them. Pairs whose bytes were
-// wrong tell nothing: no lane stages on them.
+// measuredPairs converts self-tests to rates of the model. It skips pairs that corrupted data,
+// because no lane stages on those GPUs.
 func measuredPairs(pairs []launch.Pair) *topo.Measured {
 	m := new(topo.Measured)
 	memory := map[string]int{}
@@ -87,7 +87,7 @@ func measuredPairs(pairs []launch.Pair) *topo.Measured {
 	return m
 }
 
-// keepMeasured writes the file that all plans read.
+// keepMeasured writes the measured rates for later plans.
 func (a *app) keepMeasured(m *topo.Measured) error {
 	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -99,17 +99,17 @@ func (a *app) keepMeasured(m *topo.Measured) error {
 	path := a.measuredFile()
 	next := path + ".new"
 	if err := os.WriteFile(next, append(text, '\n'), 0o644); err != nil {
-		return fmt.Errorf("keeping what was measured: %w", err)
+		return fmt.Errorf("storing measured rates: %w", err)
 	}
 	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("keeping what was measured: %w", err)
+		return fmt.Errorf("storing measured rates: %w", err)
 	}
 	a.log.Infof("%d copies between GPUs and the host memory of %d GPUs were measured; %s has the figures, and plans and estimates of this host go by them", len(m.Copies), len(m.Memory), path)
 	return nil
 }
 
-// useKnownPairs adds what self-tests of this boot found to what was measured, as far as
-// root has that kept: containers' starts test the pairs that they need.
+// useKnownPairs adds the self-tests of this boot to the measured rates; only root can read the
+// record. The start of a container tests only the pairs of its lanes.
 func (a *app) useKnownPairs(h *topo.Host, p *planned) {
 	if os.Geteuid() != 0 || h.Measured != nil {
 		return

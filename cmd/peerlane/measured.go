@@ -11,14 +11,14 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// measuredFile has what peerlane plan --measure found.
+// measuredFile returns the path of the rates of peerlane plan --measure.
 func (a *app) measuredFile() string { return filepath.Join(a.layout.State(), "measured.json") }
 
-// maxMeasured is how long that file may be: of 4,096 GPUs nobody measures every pair.
+// maxMeasured bounds the size of that file in bytes.
 const maxMeasured = 16 << 20
 
-// useMeasured has the model of a host take what was measured on it, if anything was. A
-// file that cannot be read is a warning: the model has constants.
+// useMeasured sets the measured rates of a host from the file, if it exists. An unreadable file is
+// a warning, and the model uses its constants.
 func (a *app) useMeasured(h *topo.Host) {
 	path := a.measuredFile()
 	info, err := os.Stat(path)
@@ -42,7 +42,7 @@ func (a *app) useMeasured(h *topo.Host) {
 	h.Measure(m)
 }
 
-// printModelLinks prints what the model takes links to carry, and by what.
+// printModelLinks prints the rate that the model assumes for each link, and its source.
 func (a *app) printModelLinks(h *topo.Host, p *topo.Plan) {
 	if h.Measured == nil {
 		return

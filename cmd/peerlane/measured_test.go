@@ -80,7 +80,7 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 func TestMeasureIsOfThisHostAlone(t *testing.T) {
 	_, host := recordedHost(t)
 	var out, errOut strings.Builder
-	if code := run(append([]string{"plan", "--measure"}, host...), &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), "--measure is about this machine's GPUs") {
+	if code := run(append([]string{"plan", "--measure"}, host...), &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), "--measure tests this machine's GPUs") {
 		t.Errorf("exit status %d: %s", code, errOut.String())
 	}
 }

@@ -33,10 +33,10 @@ const (
 	formHTML = "html"
 )
 
-// picture says whether the form is one.
+// picture reports whether the form is SVG or HTML.
 func (f *form) picture() bool { return f.value == formSVG || f.value == formHTML }
 
-// form is the value of -o, one of known.
+// form is the flag value of -o: an element of known.
 type form struct {
 	value string
 	known []string
@@ -61,13 +61,13 @@ func addForm(cmd *cobra.Command, more ...string) *form {
 	return f
 }
 
-// printJSON prints one indented document.
+// printJSON prints v as an indented document.
 func (a *app) printJSON(v any) error {
 	text, err := indented(v)
 	if err != nil {
 		return err
 	}
-	_, _ = a.out.Document().Write(text) // a.out remembers its errors
+	_, _ = a.out.Document().Write(text) // a.out keeps the error
 	return nil
 }
 
@@ -82,9 +82,9 @@ func indented(v any) ([]byte, error) {
 	return terminal.JSON(b.Bytes()), nil
 }
 
-// printTopology prints t and, as its last field, each pair of devices once: the
-// places of the two among the GPUs and then the NICs, and the places in t.Ways of the
-// way there and of the way back. Large hosts have millions of pairs.
+// printTopology prints t and, as the last field, each pair of devices once: two indices into GPUs
+// and then NICs, and the indices in t.Ways of the two directions. Large hosts have millions of
+// pairs.
 func (a *app) printTopology(t topology, ways *topo.WayTable) error {
 	t.Ways, t.Paths = append([]topo.Way{}, ways.Ways...), [][4]int{}
 	text, err := indented(t)
@@ -106,7 +106,7 @@ func (a *app) printTopology(t topology, ways *topo.WayTable) error {
 				line = strconv.AppendInt(line, int64(number), 10)
 			}
 			if _, err := w.Write(append(line, ']')); err != nil {
-				return nil // a.out remembers it
+				return nil // a.out keeps the error
 			}
 			before, after = ",\n    [", "\n  ]\n}\n"
 		}
@@ -134,7 +134,7 @@ func (a *app) newTable(heading ...any) *table.Writer {
 // colours says whether standard output shows colours.
 func (a *app) colours() bool { return a.out != nil && a.out.Colours() }
 
-// paint sanitises s, and colours it where there are colours.
+// paint sanitises s, and colours s on a terminal with colours.
 func (a *app) paint(s string, attributes ...int) terminal.Styled {
 	if !a.colours() {
 		attributes = nil
@@ -152,8 +152,8 @@ func (a *app) wrapLast(t *table.Writer, heading string) {
 // columns is the width of a table that has a wide form, where the output is no terminal.
 const columns = 100
 
-// fit wraps the last column of a table at the terminal's width, or at columns where
-// standard output is none. In the wide form it wraps nothing.
+// fit wraps the last column of a table at the terminal's width, or at columns if standard output is
+// no terminal. The wide form is not wrapped.
 func (a *app) fit(t *table.Writer, heading, form string) {
 	if form == formWide {
 		return
@@ -165,40 +165,38 @@ func (a *app) fit(t *table.Writer, heading, form string) {
 	t.Wrap(heading, width)
 }
 
-// section prints a heading and a table below it.
+// section prints a heading and a table.
 func (a *app) section(title string, t *table.Writer) {
 	a.out.Printf("%s\n%s\n\n", a.paint(title, bold, cyan), t.Render())
 }
 
-// cells are what a matrix of paths shows: texts, of which there are far fewer
-// than cells.
+// cells is the content of a matrix of paths: distinct texts, and an index for every cell.
 type cells struct {
 	texts []terminal.Styled
-	// at says which text shows the path from one device to another, given its
-	// place among the table's paths; nil where it is the same place.
+	// at returns the index in texts for two devices, given the index of their path in the table. If
+	// at is nil, the indices are equal.
 	at func(from, to int, path int32) int32
 }
 
-// column is one that follows those of the devices.
+// column is an extra column after those of the devices.
 type column struct {
 	heading string
-	cells   []string // for each device
+	cells   []string // by device
 }
 
-// printMatrix prints a heading, and below it a row and a column for each device
-// in the manner of `nvidia-smi topo -m`. It looks as a section with a newTable
-// does, which keeps every cell several times: of hundreds of devices there are
-// as many as the square of that, and few differ.
+// printMatrix prints a heading and a matrix with a row and a column for each device, in the layout
+// of `nvidia-smi topo -m`. It does not use newTable, which copies every cell several times: a
+// matrix has the square of hundreds of devices, with few distinct texts.
 func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable, show cells, after ...column) {
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	fmt.Fprintln(w, a.paint(title, bold, cyan))
 	writeMatrix(w, devices, paths, show, func(s string) terminal.Styled { return a.paint(s, bold) }, after...)
 	fmt.Fprintln(w)
-	_ = w.Flush() // a.out remembers its errors
+	_ = w.Flush() // a.out keeps the error
 }
 
-// writeMatrix writes one line after the other; heading styles each word of the first.
-// Names of devices and the columns after them are sanitised.
+// writeMatrix writes the matrix line by line; heading styles each word of the first line. It
+// sanitises device names and the extra columns.
 func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) terminal.Styled, after ...column) {
 	at := func(i, j int, path int32) int32 {
 		if show.at == nil {
@@ -242,7 +240,7 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show 
 		}
 	}
 	blanks := strings.Repeat(" ", max(first, slices.Max(columns))+2)
-	var cellOf [][]string // [width of a column][text], and what stands for the device itself
+	var cellOf [][]string // [width of the column][text]; the last text marks the device itself
 	kinds, kindOf := make([]int, len(devices)), map[int]int{}
 	for j := range devices {
 		kind, known := kindOf[columns[j]]
@@ -295,8 +293,8 @@ func sanitised(texts []string) []string {
 	return list
 }
 
-// formatter sanitises the messages of a log. A logrus.TextFormatter with colours prints
-// messages as they are, and quotes all other text.
+// formatter sanitises log messages: a logrus.TextFormatter with colours prints messages raw, and
+// quotes other fields.
 type formatter struct{ logrus.Formatter }
 
 func (f formatter) Format(e *logrus.Entry) ([]byte, error) {
@@ -309,8 +307,7 @@ func (f formatter) Format(e *logrus.Entry) ([]byte, error) {
 	return text, err
 }
 
-// dash stands for what is not known or does not exist, so that every cell of a
-// table is a word.
+// dash returns "-" for an empty text, so that every cell of a table is one word.
 func dash(s string) string {
 	if s == "" {
 		return "-"

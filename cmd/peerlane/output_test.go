@@ -24,8 +24,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// onTerminal runs a command line with a terminal of so many columns as its
-// standard output, and returns what the terminal got.
+// onTerminal runs a command line with a terminal of the given width as standard output, and returns
+// the terminal's input.
 func onTerminal(t *testing.T, columns uint16, args ...string) string {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -51,7 +51,7 @@ func onTerminal(t *testing.T, columns uint16, args ...string) string {
 	seen := make(chan string)
 	go func() {
 		var all bytes.Buffer
-		_, _ = all.ReadFrom(master) // EIO: the other end was closed, and all was read
+		_, _ = all.ReadFrom(master) // EIO after the last byte: the slave is closed
 		seen <- all.String()
 	}()
 	var errOut bytes.Buffer
@@ -78,7 +78,7 @@ func TestTerminalGetsColoursAndWidth(t *testing.T) {
 		if !escape.MatchString(out) {
 			t.Errorf("%d columns: no colours", columns)
 		}
-		body := out[strings.Index(out, "Lanes"):] // above it there is a path of any length
+		body := out[strings.Index(out, "Lanes"):] // skip the heading, which has a path of any length
 		for line := range strings.Lines(body) {
 			line = strings.TrimRight(escape.ReplaceAllString(line, ""), " \n")
 			if len(line) > int(columns) && !strings.HasPrefix(line, "Note:") { // of a sentence the terminal makes lines
@@ -92,8 +92,8 @@ func TestTerminalGetsColoursAndWidth(t *testing.T) {
 	}
 }
 
-// largeXML is a topology file with so many GPUs on two sockets, a switch above
-// each, and half as many NICs.
+// largeXML writes a topology file with the given number of GPUs on two sockets, a switch per GPU,
+// and half as many NICs.
 func largeXML(t *testing.T, gpus int) string {
 	t.Helper()
 	var b strings.Builder
@@ -142,7 +142,7 @@ func TestMatrixEqualsPrettyTable(t *testing.T) {
 		types.texts = append(types.texts, terminal.Paint(p.Type.String()))
 		coloured.texts = append(coloured.texts, terminal.Paint(p.Type.String(), typeColours(p.Type)...))
 	}
-	// The text of a pair and not of its path.
+	// A text that depends on the pair and not on the path.
 	odder := cells{append(slices.Clone(types.texts), terminal.Paint("NV18")), func(from, to int, path int32) int32 {
 		if (from+to)%5 == 0 {
 			return int32(len(types.texts))
@@ -218,7 +218,7 @@ func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
 	}
 }
 
-// The pairs that are printed one at a time are those that encoding/json reads.
+// encoding/json reads the pairs, which printTopology writes one at a time.
 func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 	for _, gpus := range []int{0, 1, 6} {
 		h := largeHost(t, 6)
@@ -255,7 +255,7 @@ type shut struct{ left int }
 
 func (s *shut) Write(p []byte) (int, error) {
 	if s.left -= len(p); s.left < 0 {
-		return 0, errors.New("nobody reads any more")
+		return 0, errors.New("closed by the reader")
 	}
 	return len(p), nil
 }
@@ -265,14 +265,14 @@ func TestOutputClosedByReaderIsError(t *testing.T) {
 	for _, args := range [][]string{{"topo", "--input", file}, {"topo", "--input", file, "-o", "json"}} {
 		for _, left := range []int{0, 1000, 100_000} {
 			var errOut bytes.Buffer
-			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "nobody reads") {
+			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "closed by the reader") {
 				t.Errorf("%v with %d bytes read: exit status %d, %s", args, left, code, errOut.String())
 			}
 		}
 	}
 }
 
-// What a large host prints is not held as a whole.
+// printTopology must not hold the whole document in memory.
 func TestLargeHostIsPrintedInLittleMemory(t *testing.T) {
 	file := largeXML(t, 256)
 	for _, tt := range []struct {
@@ -280,7 +280,7 @@ func TestLargeHostIsPrintedInLittleMemory(t *testing.T) {
 		prints, mayTake int // bytes
 	}{
 		{formTable, 1e6, 20e6},
-		{formJSON, 1e6, 30e6}, // garbage and all
+		{formJSON, 1e6, 30e6}, // with garbage
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

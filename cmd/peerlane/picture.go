@@ -10,14 +10,14 @@ import (
 	"github.com/peerlane/peerlane/topo/picture"
 )
 
-// printPicture draws a host and, where p is not nil, the lanes of its plan.
+// printPicture draws a host and, if p is not nil, the lanes of the plan.
 func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 	var e *topo.Estimate
 	switch {
 	case p != nil && len(p.Lanes) == 0:
-		return fmt.Errorf("%s: there is no GPU, so there is no lane to draw; peerlane topo -o %s draws what there is", origin(h.Source), form)
+		return fmt.Errorf("%s: no GPU found, so no lane to draw; draw the host with peerlane topo -o %s", origin(h.Source), form)
 	case p == nil && len(h.GPUs)+len(h.NICs) == 0:
-		return fmt.Errorf("%s: there is neither GPU nor NIC to draw; peerlane topo says what is missing", origin(h.Source))
+		return fmt.Errorf("%s: no GPU and no NIC found; peerlane topo shows the cause", origin(h.Source))
 	case p != nil:
 		var err error
 		if e, err = h.Estimate(p); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
@@ -41,6 +41,6 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 			return err
 		}
 	}
-	_, _ = a.out.Document().Write(text) // a.out remembers its errors
+	_, _ = a.out.Document().Write(text) // a.out keeps the error
 	return nil
 }

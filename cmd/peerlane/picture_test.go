@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestPictures(t *testing.T) {
+func TestPicturesHaveRequestedForm(t *testing.T) {
 	_, host := recordedHost(t)
 	for _, test := range []struct {
 		command, form string
@@ -36,7 +36,7 @@ func TestPictures(t *testing.T) {
 	}
 }
 
-// The README says which command made its picture.
+// The README states the command of the picture.
 func TestPictureOfReadmeIsCurrent(t *testing.T) {
 	const command = "peerlane plan --input docs/hgx-4-nics.xml -o svg > docs/picture.svg"
 	readme, err := os.ReadFile("../../README.md")
@@ -51,6 +51,6 @@ func TestPictureOfReadmeIsCurrent(t *testing.T) {
 	picture := peerlane(t, "plan", "--root", t.TempDir(), "--input", "../../docs/hgx-4-nics.xml", "-o", "svg")
 	golden(t, "../../../docs/picture.svg", picture)
 	if len(picture) > 150<<10 {
-		t.Errorf("it has %d bytes, and a README is to load fast", len(picture))
+		t.Errorf("%d bytes; the README must load fast", len(picture))
 	}
 }

@@ -73,10 +73,10 @@ who stops at a part of it sees more about it.`,
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
 		if explains && estimate {
-			return usageError{cmd.CommandPath(), errors.New("--explain is about one GPU, --estimate about all: give one or the other")}
+			return usageError{cmd.CommandPath(), errors.New("--explain describes one GPU and --estimate all GPUs: give one or the other")}
 		}
 		if form.picture() && (explains || estimate) {
-			return usageError{cmd.CommandPath(), fmt.Errorf("-o %s is a picture of the plan and its estimate: give it without --explain and --estimate", form.value)}
+			return usageError{cmd.CommandPath(), fmt.Errorf("-o %s draws the plan with its estimate: omit --explain and --estimate", form.value)}
 		}
 		if measure {
 			if err := a.measureHost(cmd, host); err != nil {
@@ -125,14 +125,15 @@ who stops at a part of it sees more about it.`,
 	return cmd
 }
 
-// estimated is what peerlane plan --estimate -o json prints.
+// estimated is the JSON document of peerlane plan --estimate -o json.
 type estimated struct {
 	*topo.Estimate
-	// Links are those that no PCIe link or NVLink tells, measured or by constants.
+	// Links lists the links with measured or assumed rates: any but PCIe links and NVLinks, whose
+	// rate the host states.
 	Links []topo.ModelLink `json:"links,omitempty"`
 }
 
-// planned is a host with its plan, and the configuration that the plan is by.
+// planned is a host, its plan and the configuration of the plan.
 type planned struct {
 	host   *topo.Host
 	plan   *topo.Plan
@@ -182,7 +183,7 @@ func (a *app) printPlan(p *topo.Plan, form string) {
 	a.printNotes(p.Notes)
 }
 
-// indices are the GPUs' indices by their addresses.
+// indices maps PCI addresses of GPUs to indices.
 func indices(p *topo.Plan) map[string]string {
 	index := map[string]string{}
 	for _, g := range p.GPUs {
@@ -236,8 +237,8 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 	return t
 }
 
-// shares are a lane's ways, and its NICs, with the part of its traffic that each has; empty
-// where all are alike, or one.
+// shares formats the ways and the NICs of a lane with the share of traffic of each; empty if a lane
+// has one, or equal shares.
 func shares(l topo.Lane, index map[string]string) (ways, nics string) {
 	byWay, byNIC := map[string]int{}, map[string]int{}
 	var wayOrder, nicOrder []string
@@ -351,7 +352,7 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 	a.printNotes(p.Notes)
 }
 
-// directions are the rates of sending and receiving, one figure where they are alike.
+// directions formats the rates of sending and receiving, as one figure if equal.
 func directions(send, receive float64) string {
 	if s, r := gigabytes(send), gigabytes(receive); s != r {
 		return s + " / " + r
@@ -371,8 +372,7 @@ func (a *app) role(role string) terminal.Styled {
 	return a.paint(role, yellow)
 }
 
-// completeGPUs completes a GPU of the plan, by its index, with its address beside
-// it.
+// completeGPUs completes a GPU of the plan: its index, with the address as description.
 func (a *app) completeGPUs(cmd *cobra.Command, host *hostFlags) ([]string, cobra.ShellCompDirective) {
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError

@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// rdmaForDoctor makes an active test of RDMA, and is the check of what it finds. That it
-// could not be made is a finding.
+// rdmaForDoctor runs the active RDMA test and returns its finding as a check. A test that cannot
+// run is a finding too.
 func (a *app) rdmaForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) (doctor.Check, error) {
 	if !host.live() {
 		return doctor.Check{}, usageError{cmd.CommandPath(), errors.New("--rdma is about this machine's NICs, and another host is looked at")}

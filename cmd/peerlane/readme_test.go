@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// What the README shows has to work as it stands.
+// The README's configuration must work unchanged.
 func TestConfigurationOfReadmeIsValid(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -41,7 +41,7 @@ func TestConfigurationOfReadmeIsValid(t *testing.T) {
 	if len(c.Plan.Lanes) != 1 {
 		t.Fatalf("it assigns %d lanes, want one", len(c.Plan.Lanes))
 	}
-	// The rest is shown at its default, and the lane fits the recorded host.
+	// The other keys show their defaults, and the lane fits the recorded host.
 	c.Plan.Lanes = nil
 	if want := config.Default(); c.Relay.Slots != want.Relay.Slots || c.Relay.SlotSize != want.Relay.SlotSize ||
 		c.Relay.Route != want.Relay.Route || c.Relay.Transport != want.Relay.Transport ||
@@ -98,12 +98,12 @@ func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(want, string(there)); diff != "" {
-		t.Errorf("the README's table of servers (-by the plan +there; go test -update accepts it):\n%s", diff)
+		t.Errorf("the README's table of servers (-by the plan +in the README; accept with go test -update):\n%s", diff)
 	}
 }
 
-// readmeEstimate returns the cells of a server: the slowest and the fastest GPU with all
-// GPUs busy, and the slowest far GPU alone.
+// readmeEstimate returns a server's cells: the slowest and the fastest GPU with every GPU busy, and
+// the slowest far GPU alone.
 func readmeEstimate(t *testing.T, file string) []string {
 	t.Helper()
 	input := []string{"--root", t.TempDir(), "--input", "../../" + file, "-o", "json"}

@@ -58,7 +58,7 @@ has whole ids, processes and generations.`,
 	form := addForm(cmd, formWide)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		relays, err := hook.List(a.layout)
-		// What can be read is printed, whatever the rest is.
+		// Print the readable relays in any case, then return the error.
 		if form.value == formJSON {
 			if relays == nil {
 				relays = []hook.Info{}
@@ -85,8 +85,8 @@ has whole ids, processes and generations.`,
 // shortID is as many characters of an id as docker ps and podman ps show.
 func shortID(id string) string { return id[:min(len(id), 12)] }
 
-// relayTable has a line for each relay. Names of more than 20 characters are cut off in it,
-// unless it is wide.
+// relayTable returns a table with a row for each relay. Unless form is wide, the table cuts names
+// at 20 characters.
 func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
 	wide := form == formWide
 	t := a.newTable("CONTAINER", "NAME", "GPUS", "STARTS", "CREATED", "STATE", "ERROR")
@@ -129,13 +129,12 @@ func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
 	return t
 }
 
-// relayState is the supervisor's word, unless there is no supervisor to have
-// one.
+// relayState returns the state that the supervisor wrote, unless no supervisor runs.
 func (a *app) relayState(r hook.Info) terminal.Styled {
 	switch {
 	case !r.Supervised:
 		return a.paint("left", red)
-	case r.Status.State == "": // the supervisor has not written one yet
+	case r.Status.State == "": // the supervisor has not written a state yet
 		return a.paint(hook.StateStarting)
 	case r.Status.State == hook.StateReady:
 		return a.paint(r.Status.State, green)

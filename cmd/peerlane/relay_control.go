@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
-// relayNames is what all of these commands take.
+// relayNames describes the argument that these commands share.
 const relayNames = `NAME is a container's name or id, as docker ps, podman ps and crictl ps show them, a
 pod's name or NAMESPACE/POD, a generation, or the beginning of an id or generation.`
 
@@ -205,7 +205,8 @@ func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
 	}
 }
 
-// printNetwork shows where other hosts find the relay, and which of them it is connected to.
+// printNetwork prints the relay's network address and the relays of other hosts that it is
+// connected to.
 func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	switch {
 	case n == nil:
@@ -245,7 +246,7 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 	}
 }
 
-// networkRail is an interface, and what went over it.
+// networkRail formats an interface and its traffic.
 func networkRail(r launch.NetworkRail) string {
 	words := []string{"no rail"}
 	if r.Rail >= 0 {
@@ -318,7 +319,7 @@ until peerlane relay resume.
 	return cmd
 }
 
-// awaited is what has become of relays.
+// awaited is the JSON document of a command that waits for relays.
 type awaited struct {
 	Relays []awaitedRelay `json:"relays"`
 }
@@ -326,12 +327,12 @@ type awaited struct {
 type awaitedRelay struct {
 	ID        string `json:"id"`
 	Container string `json:"container"`
-	// State is one of hook's, or "ended" where the container has.
+	// State is a state of hook, or "ended" if the container ended.
 	State string `json:"state"`
 }
 
-// tellAwaited ends a command that waited for relays. As a table it has told on
-// the way.
+// tellAwaited prints the JSON document of a command that waited for relays. The table form printed
+// progress before.
 func (a *app) tellAwaited(relays awaited, err error, form string) error {
 	if form == formJSON && relays.Relays != nil {
 		return errors.Join(asRoot(err), a.printJSON(relays))
@@ -398,9 +399,8 @@ draws on which, and with how much of its memory.
 	return cmd
 }
 
-// holders are the processes that use GPUs. NVML names those that its driver knows;
-// without it /proc tells, which shows every process that has a GPU open, and not
-// for what.
+// holders returns the processes that use GPUs: from NVML, which knows those of its driver, or else
+// from /proc, which shows every process with an open GPU device, whatever the purpose.
 func (a *app) holders(library interface {
 	Processes() ([]topo.GPUProcess, error)
 }) ([]hook.Holder, error) {
@@ -411,8 +411,8 @@ func (a *app) holders(library interface {
 	return hook.Holders(a.layout, named)
 }
 
-// printHolders lists the processes that use GPUs. That there is none it says only when
-// all relays are drained.
+// printHolders lists the processes that use GPUs. It prints that none does only if all relays are
+// drained.
 func (a *app) printHolders(holders []hook.Holder, drained bool) {
 	if len(holders) > 0 {
 		a.out.Println("These processes use GPUs:")
@@ -485,8 +485,7 @@ started. One that was stopped stays so until it is named.
 	return cmd
 }
 
-// all does the same to several relays, and goes on where one fails. A container
-// that ends meanwhile is no failure.
+// all calls do for each relay and joins the errors. It ignores a container that ended meanwhile.
 func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
@@ -503,9 +502,8 @@ func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error 
 	return errors.Join(errs...)
 }
 
-// await waits until relays are in a state, or their containers have ended, and
-// tells on the way who is not. It returns how they are in the end, whatever the
-// error.
+// await waits until each relay has the state or its container has ended, and prints pending relays
+// on the way. It returns the last states even with an error.
 func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
 	tell := func(info hook.Info, state string) {
@@ -551,7 +549,7 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 			return relays, down
 		}
 		if time.Now().After(end) {
-			return relays, fmt.Errorf("not %s after %v: %s; peerlane relay stop ends a relay that cannot let go", state, limit, strings.Join(waiting, ", "))
+			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state, limit, strings.Join(waiting, ", "))
 		}
 	}
 }
@@ -588,7 +586,7 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	infos, _ := hook.List(a.layout) // what can be read is offered
+	infos, _ := hook.List(a.layout) // complete the readable relays
 	var names []string
 	for _, info := range infos {
 		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
@@ -609,12 +607,12 @@ func someNames(cmd *cobra.Command, args []string) error {
 	return usageError{cmd.CommandPath(), fmt.Errorf("%s takes the names of containers or generations", cmd.CommandPath())}
 }
 
-// namesOr demands either names or --all.
+// namesOr requires either names or --all.
 func namesOr(all *bool) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if *all != (len(args) > 0) {
 			return nil
 		}
-		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes either the names of containers or generations, or --all", cmd.CommandPath())}
+		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
 	}
 }

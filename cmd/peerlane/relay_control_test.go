@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// aGeneration writes down one whose supervisor is gone.
+// aGeneration writes the files of a generation without a supervisor.
 func aGeneration(t *testing.T, root, id, container string) {
 	t.Helper()
 	dir := filepath.Join(root, "var/lib/peerlane/generations", id)
@@ -80,7 +80,7 @@ func TestRelayCommandLines(t *testing.T) {
 	}
 }
 
-// A drained host says so, and forgets it at resume.
+// A drained host appears in the list until resume.
 func TestDrainedHostInTheList(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "relay", "drain", "--all", "--root", root)
@@ -104,7 +104,7 @@ func TestDrainedHostInTheList(t *testing.T) {
 	}
 }
 
-// driver is NVML as a test wants it.
+// driver is a fake of NVML.
 type driver struct {
 	processes []topo.GPUProcess
 	err       error
@@ -116,14 +116,14 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 	const gone = 1 << 30 // more than a kernel's largest
 	for name, test := range map[string]struct {
 		driver driver
-		want   string // of the table's row, or none
+		want   string // part of the table's row; empty for no row
 		warns  string
 	}{
 		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20}, {GPU: 5, PID: gone, Graphics: true}}},
 			`1073741824 +- +- +GPU 3 to compute with 512 MiB, GPU 5 to graphics +-`, ""},
 		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}}, errors.New("GPU 0: lost\nGPU 1: lost")},
 			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says who has one open: GPU 0: lost; GPU 1: lost"},
-		"no NVML": {driver{err: fmt.Errorf("%w: it is not installed", topo.ErrNoNVML)}, "", ""},
+		"no NVML": {driver{err: fmt.Errorf("%w: not installed", topo.ErrNoNVML)}, "", ""},
 	} {
 		var out, errOut bytes.Buffer
 		a := &app{out: terminal.New(&out), log: logrus.New(), layout: paths.New(t.TempDir())}
@@ -142,7 +142,7 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 	}
 }
 
-// What a relay says is a stranger's: it may have been taken over.
+// The text of a relay is untrusted: the relay may be compromised.
 func TestRelayTextIsSanitised(t *testing.T) {
 	const escape = "\x1b]0;evil\x07\u009b2Jtext\nforged"
 	root := t.TempDir()

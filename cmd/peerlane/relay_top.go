@@ -66,8 +66,8 @@ those of one interval are printed. Without a NAME it shows all relays.
 				_, _ = io.WriteString(a.out.Document(), a.topText(rates, connections))
 				return nil
 			}
-			// In one write, so that nothing flickers: home, the text with what is left of
-			// each line erased, and then the rest of the screen.
+			// One write avoids flicker: home, the text with the rest of each line erased, then the
+			// rest of the screen.
 			text := strings.ReplaceAll(a.topText(rates, connections), "\n", "\x1b[K\n")
 			if _, err := io.WriteString(screen, "\x1b[H"+text+"\x1b[J"); err != nil {
 				return err
@@ -79,7 +79,7 @@ those of one interval are printed. Without a NAME it shows all relays.
 	return cmd
 }
 
-// topText is a table of lanes, and of connections where they are wanted. It is sanitised.
+// topText returns a sanitised table of lanes or, on request, of connections.
 func (a *app) topText(rates []hook.Rates, connections bool) string {
 	if len(rates) == 0 {
 		return "No container has a relay.\n"

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// messages is the name of the extracted messages among the documents, one a line.
+// messages is the key of the extracted messages in allDocuments.
 const messages = "messages"
 
 // allDocuments returns the README and docs/*.md by name, and the messages of all programs.
@@ -83,12 +83,11 @@ func commandLines(name, text string) (lines []string) {
 	return lines
 }
 
-// verbs are what Peerlane does in sentences of messages; a command does not begin with
-// them.
+// verbs lists words after "peerlane" in messages that are not commands.
 var verbs = []string{"reads", "and", "command", "writes", "needs"}
 
-// faultOf says which word of a command line is no command and no flag. In prose it stops at
-// the first word that is neither.
+// faultOf returns the first word of a command line that is neither a command nor a flag. In prose a
+// word that is not a command ends the line.
 func faultOf(root *cobra.Command, line string, prose bool) string {
 	cmd, words := root, strings.Fields(line)
 	for i := 0; i < len(words); i++ {
@@ -110,7 +109,7 @@ func faultOf(root *cobra.Command, line string, prose bool) string {
 			case flag == nil:
 				return cmd.CommandPath() + " has no flag " + word
 			case !valued && flag.NoOptDefVal == "":
-				i++ // its value
+				i++ // the flag's value
 			}
 		case cmd.HasAvailableSubCommands() && plainWord.MatchString(word):
 			at := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool { return c.Name() == word || slices.Contains(c.Aliases, word) })
@@ -131,9 +130,8 @@ func faultOf(root *cobra.Command, line string, prose bool) string {
 	return ""
 }
 
-// Each invocation of peerlane in messages and documents has commands and flags that exist,
-// and a remedy installs what it promises: cdi generate without --spec-dir prints
-// specifications and changes nothing.
+// Each invocation of peerlane in messages and documents has existing commands and flags, and a
+// remedy that promises installation installs: cdi generate without --spec-dir only prints.
 func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 	root := newRootCommand(&app{log: logrus.New()})
 	root.InitDefaultHelpCmd()
@@ -167,7 +165,7 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 // extensions are the ends of file names, which look like keys: relay.log, network.md.
 var extensions = []string{"log", "md", "sock", "json", "toml", "go", "py", "c", "h", "so", "service", "socket", "slice", "conf", "xml", "svg", "html", "key", "target"}
 
-// keyFaults are the words of a text that look like keys of the configuration and are none.
+// keyFaults returns the words of a text with the form of a configuration key that are no key.
 func keyFaults(text string) (faults []string) {
 	keys := config.Keys()
 	tables := map[string]bool{}
@@ -186,7 +184,7 @@ func keyFaults(text string) (faults []string) {
 	return faults
 }
 
-// Each key of the configuration that messages and documents name exists.
+// Each configuration key in messages and documents exists.
 func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 	for name, text := range allDocuments(t) {
 		text = strings.ReplaceAll(text, `\_`, "_") // escapes of tables
@@ -199,8 +197,8 @@ func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 	}
 }
 
-// The remedy of a plan that is missing, torn, of another release or of another host is
-// peerlane cdi refresh: it writes the plan of this host.
+// The remedy for a plan that is missing, torn, of another release or of another host is peerlane
+// cdi refresh, which writes the plan of this host.
 func TestRefreshReplacesAWrongPlan(t *testing.T) {
 	h := newCDIHost(t)
 	h.run("refresh", "--hook", h.hook)

@@ -36,7 +36,7 @@ Engines are never restarted.`,
 	return group(cmd)
 }
 
-// engineFlags are those that say which engine it is and what is wanted of it.
+// engineFlags select an engine and its configuration file and version.
 type engineFlags struct {
 	name, file, version string
 	wanted              engine.Wanted
@@ -63,9 +63,9 @@ func (f *engineFlags) check(cmd *cobra.Command, may bool) error {
 	if slices.Contains(engine.Names, f.name) || may && f.name == "" {
 		return nil
 	}
-	said := fmt.Errorf("--runtime is needed: one of %s", strings.Join(engine.Names, ", "))
+	said := fmt.Errorf("--runtime is required: %s", strings.Join(engine.Names, ", "))
 	if f.name != "" {
-		said = fmt.Errorf("--runtime %s is none of %s", f.name, strings.Join(engine.Names, ", "))
+		said = fmt.Errorf("--runtime %s: unknown engine; use %s", f.name, strings.Join(engine.Names, ", "))
 		if near, letters := config.Nearest(f.name, engine.Names); letters <= 2 {
 			said = fmt.Errorf("%w; did you mean %s?", said, near)
 		}
@@ -73,10 +73,10 @@ func (f *engineFlags) check(cmd *cobra.Command, may bool) error {
 	return usageError{cmd.CommandPath(), said}
 }
 
-// engineStore is where what was done to engines is kept.
+// engineStore returns the directory that records changes of engines.
 func (a *app) engineStore() string { return filepath.Join(a.layout.State(), "engines") }
 
-// packagedRuntime is where packages have it.
+// packagedRuntime is the path of peerlane-runtime in packages.
 const packagedRuntime = "/usr/bin/peerlane-runtime"
 
 // runtimePath is peerlane-runtime beside this command or in the prefix of this command, or
@@ -145,7 +145,7 @@ version does not know it).`,
 			if err != nil && !errors.Is(err, engine.ErrNotInstalled) {
 				s.Error, failed = err.Error(), errors.Join(failed, err)
 			}
-			// Whoever is not root may see the rest.
+			// Only root can read the store. Show the other fields to everyone.
 			if s.Configured, err = engine.Configured(a.engineStore(), name); err != nil && s.Error == "" {
 				s.Notes = append(s.Notes, fmt.Sprintf("whether Peerlane has configured it is not known: %v", err))
 			}
@@ -184,7 +184,7 @@ func (a *app) engineWords(s engine.State) terminal.Styled {
 	return a.paint("ready")
 }
 
-// changeReport is what these commands print of a change, as JSON.
+// changeReport is the JSON document of a change.
 type changeReport struct {
 	Engine  string   `json:"engine"`
 	File    string   `json:"file"`
@@ -285,7 +285,7 @@ The engine is not restarted: the last line says whether it has to be, and how.`,
 		}
 		for _, path := range slices.Concat([]string{f.wanted.RuntimePath}, f.wanted.SpecDirs, f.wanted.HooksDirs) {
 			if !filepath.IsAbs(path) {
-				return usageError{cmd.CommandPath(), fmt.Errorf("%q is no absolute path, and engines need one", path)}
+				return usageError{cmd.CommandPath(), fmt.Errorf("%q is not an absolute path, which engines need", path)}
 			}
 		}
 		return a.held(dry, func() error {
@@ -304,8 +304,7 @@ The engine is not restarted: the last line says whether it has to be, and how.`,
 	return cmd
 }
 
-// held does something while no other command changes what Peerlane keeps; nothing
-// is kept of a dry run.
+// held calls do under the lock of Peerlane's state. A dry run takes no lock.
 func (a *app) held(dry bool, do func() error) (err error) {
 	if !dry {
 		lock, err := cdi.Hold(a.layout)

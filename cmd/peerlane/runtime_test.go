@@ -73,7 +73,7 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	}
 }
 
-// An engine that could not be looked at is not one that is not installed.
+// An engine whose probe failed is not reported as absent.
 func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
 	root, bin := t.TempDir(), t.TempDir()
 	t.Setenv("PATH", bin)
@@ -120,7 +120,7 @@ func TestRuntimeTornConfigurationIsKept(t *testing.T) {
 		}
 	}
 	if text, err := os.ReadFile(file); err != nil || string(text) != torn {
-		t.Errorf("it became %q, %v", text, err)
+		t.Errorf("%q, %v", text, err)
 	}
 	for _, args := range [][]string{
 		{"configure"}, {"remove", "--runtime", "podmna"}, {"configure", "--runtime", "docker", "--spec-dir", "cdi"}, {"status", "--config", "x"},

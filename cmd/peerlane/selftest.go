@@ -28,11 +28,11 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// selfTestReport is what peerlane self-test prints.
+// selfTestReport is the JSON document of peerlane self-test.
 type selfTestReport struct {
 	launch.PairHost
 	Host string `json:"host"` // in words
-	// Kept says that relays go by it until the next boot.
+	// Kept reports whether relays use the results until the next boot.
 	Kept  bool          `json:"kept"`
 	Pairs []launch.Pair `json:"pairs"`
 }
@@ -129,7 +129,7 @@ type selfTested struct {
 	tester *hook.Tester
 	words  string
 	kept   bool
-	remove func() // whatever was made for it
+	remove func() // removes the temporary files
 }
 
 func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error) {
@@ -184,8 +184,7 @@ func simulatedPairs() (*selfTested, error) {
 	return t, nil
 }
 
-// selfTest tests pairs, and shows how far it is. The report is good whatever the
-// error.
+// selfTest tests pairs and shows progress. The report is valid even with an error.
 func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport, error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
 	defer stop()
@@ -202,14 +201,14 @@ func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairNa
 		step()
 	})
 	done()
-	report.Kept = report.Kept && err == nil // else not all of it is, or nothing
+	report.Kept = report.Kept && err == nil // with an error the record is incomplete
 	slices.SortFunc(report.Pairs, func(a, b launch.Pair) int {
 		return 1<<20*(a.GPU.Index-b.GPU.Index) + a.Server.Index - b.Server.Index
 	})
 	return report, err
 }
 
-// judged is the error by which scripts hear what was found.
+// judged returns the exit status for the results, as an error.
 func judged(pairs []launch.Pair) error {
 	count := map[string]int{}
 	for _, p := range pairs {
@@ -270,7 +269,7 @@ func rateWord(gbs float64) string {
 	return fmt.Sprintf("%.1f", gbs)
 }
 
-// chosen is what the calibration of a pair chose; empty for nothing.
+// chosen formats the calibration of a pair; empty without one.
 func chosen(p launch.Pair) string {
 	if p.Chunk == 0 {
 		return ""
@@ -296,7 +295,7 @@ func pairWords(p launch.Pair) string {
 	return strings.Join(words, "; ")
 }
 
-// tuningWords says what decides on the sizes of copies.
+// tuningWords describes the configuration that limits the sizes of copies.
 func tuningWords(c launch.Config) string {
 	words := []string{"issued by the client's GPU"}
 	for _, k := range []struct {

@@ -113,7 +113,7 @@ func TestPairsInWords(t *testing.T) {
 	}
 }
 
-// What could not be written down is not said to be kept.
+// A result that could not be recorded is not reported as kept.
 func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

@@ -50,11 +50,11 @@ func (f *hostFlags) addSoftware() {
 
 func (f *hostFlags) read() (*topo.Host, error) {
 	if f.input != "" && (f.cmd.Flags().Changed("sysfs") || f.cmd.Flags().Changed("proc")) {
-		return nil, usageError{f.cmd.CommandPath(), errors.New("--input reads a file, --sysfs and --proc a host: give one or the other")}
+		return nil, usageError{f.cmd.CommandPath(), errors.New("--input reads a file; --sysfs and --proc read a host: give one or the other")}
 	}
 	for flag, dir := range map[string]string{"sysfs": f.sysfs, "proc": f.proc} {
 		if info, err := os.Stat(dir); f.cmd.Flags().Changed(flag) && (err != nil || !info.IsDir()) {
-			return nil, fmt.Errorf("--%s %s is no directory that can be read; name one that holds a host's files", flag, dir)
+			return nil, fmt.Errorf("--%s %s: not a readable directory; name the directory of a host's files", flag, dir)
 		}
 	}
 	if !f.cmd.Flags().Changed("host") {
@@ -74,8 +74,8 @@ func (f *hostFlags) read() (*topo.Host, error) {
 	return h, nil
 }
 
-// completeHosts completes a host of the file that --input names. A shell's completion must not
-// read standard input, so "-" has none.
+// completeHosts completes a host of the file of --input. A completion must not read standard input,
+// so "-" has no completions.
 func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
 	if f.input == "" || f.input == "-" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -91,14 +91,14 @@ func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// live reports whether it is this host that is read.
+// live reports whether the flags name this running host.
 func (f *hostFlags) live() bool { return f.input == "" && f.sysfs == "/sys" }
 
-// options are those of a host, not of a file.
+// options returns the options for reading a host rather than a file.
 func (f *hostFlags) options() topo.Options {
 	o := topo.Options{Sysfs: f.sysfs, Proc: f.proc}
 	if f.sysfs == "/sys" && f.proc == "/proc" {
-		o.NVML = nvml.New() // it knows the running host only
+		o.NVML = nvml.New() // NVML describes the running host only
 	}
 	return o
 }
@@ -145,13 +145,13 @@ draws the lanes as well.`,
 		case err != nil:
 			return usageError{cmd.CommandPath(), err}
 		case facts && form.value != formTable:
-			return usageError{cmd.CommandPath(), fmt.Errorf("--nics is a table, and -o %s has all of it: give one or the other", form.value)}
+			return usageError{cmd.CommandPath(), fmt.Errorf("--nics prints a table, and -o %s has every field: give one or the other", form.value)}
 		case virtual && form.value != formXML:
 			return usageError{cmd.CommandPath(), errors.New("--virtual goes with -o xml")}
 		case form.value == formXML && cmd.Flags().Changed("rules"):
-			return usageError{cmd.CommandPath(), errors.New("--rules names paths, and -o xml has none: give one or the other")}
+			return usageError{cmd.CommandPath(), errors.New("--rules changes path names, and -o xml has none: give one or the other")}
 		case form.picture() && cmd.Flags().Changed("rules"):
-			return usageError{cmd.CommandPath(), fmt.Errorf("--rules names paths, and -o %s has none: give one or the other", form.value)}
+			return usageError{cmd.CommandPath(), fmt.Errorf("--rules changes path names, and -o %s has none: give one or the other", form.value)}
 		}
 		h, err := host.read()
 		if err != nil {
@@ -174,7 +174,7 @@ draws the lanes as well.`,
 			return a.printXML(h, virtual)
 		}
 		if form.value == formJSON {
-			// Tables of pairs are most of what it holds, and they are not garbage.
+			// The heap is mostly the tables of pairs, which live to the end.
 			defer debug.SetGCPercent(debug.SetGCPercent(20))
 			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, h.WayTable(by))
 		}
@@ -184,7 +184,7 @@ draws the lanes as well.`,
 	return cmd
 }
 
-// printXML prints a host, or its virtual switch, for NCCL.
+// printXML prints a host, or its virtual switch, as NCCL's topology file.
 func (a *app) printXML(h *topo.Host, virtual bool) error {
 	if virtual {
 		p, err := a.planFor(h, false, false)
@@ -206,7 +206,7 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 // topologyVersion is that of the JSON, which docs/topology.schema.json describes.
 const topologyVersion = 2
 
-// topology is what "peerlane topo -o json" prints.
+// topology is the JSON document of "peerlane topo -o json".
 type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
@@ -215,7 +215,7 @@ type topology struct {
 	Paths [][4]int   `json:"paths"`
 }
 
-// withLists is a host whose lists are lists in JSON when they are empty, too.
+// withLists returns a copy of h with empty lists in place of nil, for JSON.
 func withLists(h *topo.Host) *topo.Host {
 	with := *h
 	with.CPUs = append([]topo.CPU{}, h.CPUs...)
@@ -276,7 +276,7 @@ func (a *app) printNICs(h *topo.Host) {
 	a.section("NICs", a.factsTable(h.NICs))
 }
 
-// reasons say of each device that cannot be used why that is.
+// reasons returns a sentence for each unusable device.
 func reasons(h *topo.Host) (sentences []string) {
 	for _, g := range h.GPUs {
 		if g.Reason != "" {
@@ -291,7 +291,7 @@ func reasons(h *topo.Host) (sentences []string) {
 	return sentences
 }
 
-// onHost names a device of one of several hosts.
+// onHost qualifies the name of a device by its host.
 func onHost(host, name string) string {
 	if host == "" {
 		return name
@@ -353,7 +353,7 @@ func nvlinks(g topo.GPU) string {
 }
 
 func (a *app) nicTable(nics []topo.NIC) *table.Writer {
-	const address = 2 // columns up to it
+	const address = 2 // index of the address column
 	heading := []any{"NIC", "ADDRESS", "DRIVER", "PORT", "STATE", "LINK LAYER", "RATE", "NUMA", "DEVICE"}
 	dataDirect := slices.ContainsFunc(nics, func(n topo.NIC) bool { return n.DataDirect != "" })
 	if dataDirect {
@@ -389,7 +389,7 @@ func (a *app) nicTable(nics []topo.NIC) *table.Writer {
 	return t
 }
 
-// factsTable is what ibstat says of NICs: a line for each port.
+// factsTable returns the facts of ibstat, with a row for each port.
 func (a *app) factsTable(nics []topo.NIC) *table.Writer {
 	t := a.newTable("NIC", "FIRMWARE", "NODE GUID", "PORT", "PORT GUID", "STATE", "PHYSICAL STATE", "LID", "SM LID", "RATE", "LINK LAYER")
 	for _, n := range nics {
@@ -424,7 +424,7 @@ func linkLayer(n topo.NIC, layer string) string {
 	return dash(layer)
 }
 
-// linkRate is what a link can do, and what it does now where that is less.
+// linkRate formats the maximum rate of a link, and the current rate if lower.
 func linkRate(p topo.Place) string {
 	if p.LinkNow > 0 && p.LinkNow < p.Link {
 		return gigabytes(p.Link) + " GB/s (now " + gigabytes(p.LinkNow) + ")"
@@ -465,13 +465,13 @@ func gigabytes(b float64) string {
 	return strconv.FormatFloat(b, 'f', 0, 64)
 }
 
-// maxLabel is the longest name of a NIC that heads a column of a matrix: as long
-// as mlx5_10. With longer ones sixteen GPUs do not fit on any screen.
+// maxLabel is the longest NIC name in a heading of a matrix: that of mlx5_10. Longer headings make
+// sixteen GPUs too wide for a screen.
 const maxLabel = 7
 
-// matrixLabels are the names of GPUs and NICs in a matrix. Long ones are NIC0,
-// NIC1 and so on, as in nvidia-smi, several hosts H0, H1; legend says which these
-// are.
+// matrixLabels returns the headings of GPUs and NICs in a matrix. It replaces long names by NIC0,
+// NIC1 and so on, as nvidia-smi does, and names of several hosts by H0, H1; legend maps these to
+// the names.
 func matrixLabels(h *topo.Host) (labels, legend []string) {
 	hosts := map[string]string{"": ""}
 	label := func(host, name string) {
@@ -498,7 +498,7 @@ func matrixLabels(h *topo.Host) (labels, legend []string) {
 	return labels, legend
 }
 
-// nvlinkCounts knows how many NVLinks join two GPUs, each a place in a host's list.
+// nvlinkCounts counts the NVLinks between two GPUs by index.
 type nvlinkCounts struct {
 	direct   map[[2]int]int
 	switches []int
@@ -524,8 +524,8 @@ func newNVLinkCounts(h *topo.Host) nvlinkCounts {
 	return c
 }
 
-// of counts the links of a path between two devices; 0 where it is not over
-// NVLink, or nothing tells.
+// of returns the number of NVLinks of a path between two devices; 0 for a path without NVLink or
+// without a count.
 func (c nvlinkCounts) of(from, to int, p topo.Path) int {
 	if p.Type != topo.NVL || max(from, to) >= len(c.switches) {
 		return 0
@@ -536,9 +536,8 @@ func (c nvlinkCounts) of(from, to int, p topo.Path) int {
 	return min(c.switches[from], c.switches[to])
 }
 
-// typeCells are the types of paths as nvidia-smi writes them: with the number of
-// NVLinks, where that is known. The types that occur are without these paths,
-// whether there are any is counted.
+// typeCells returns path types in the notation of nvidia-smi, with the number of NVLinks if known.
+// occur holds the types of these paths, and counted reports whether any path has a count.
 func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map[topo.PathType]bool, counted bool) {
 	links := newNVLinkCounts(h)
 	places := map[int]int32{} // in the texts, by the number of NVLinks
@@ -585,8 +584,7 @@ func bandwidthCells(paths *topo.PathTable) (c cells) {
 	return c
 }
 
-// affinities are the processors and the NUMA node that are near each GPU, as far
-// as these are known.
+// affinities returns the columns of local processors and NUMA node of each GPU, if known.
 func affinities(h *topo.Host) []column {
 	cpus, nodes := column{heading: "CPU AFFINITY"}, column{heading: "NUMA AFFINITY"}
 	known, knownNode := false, false
@@ -600,7 +598,7 @@ func affinities(h *topo.Host) []column {
 		known, knownNode = known || list != "", knownNode || g.NUMA >= 0
 		cpus.cells, nodes.cells = append(cpus.cells, dash(list)), append(nodes.cells, numa(g.NUMA))
 	}
-	for range h.NICs { // nvidia-smi says nothing of these
+	for range h.NICs { // nvidia-smi prints no affinity of NICs
 		cpus.cells, nodes.cells = append(cpus.cells, ""), append(nodes.cells, "")
 	}
 	var columns []column
@@ -613,8 +611,7 @@ func affinities(h *topo.Host) []column {
 	return columns
 }
 
-// bandwidthOf is a path's; a path whose source does not tell one has a dash, and
-// one that there is not has 0.
+// bandwidthOf formats the bandwidth of a path: a dash if the source states none, 0 for no path.
 func bandwidthOf(p topo.Path) string {
 	if p.Bandwidth == 0 && p.Type != topo.DIS {
 		return "-"
@@ -622,7 +619,7 @@ func bandwidthOf(p topo.Path) string {
 	return gigabytes(p.Bandwidth)
 }
 
-// typeColours tells at a glance what passes the CPU.
+// typeColours marks paths through the CPU.
 func typeColours(t topo.PathType) []int {
 	switch {
 	case t <= topo.C2C:

@@ -20,12 +20,12 @@ func TestTablesOfTheRecordedHost(t *testing.T) {
 		out := peerlane(t, slices.Concat(strings.Fields(command), []string{"--root", t.TempDir()}, host)...)
 		golden(t, strings.ReplaceAll(command, " --", "-")+".txt", strings.ReplaceAll(out, dir, "RECORDED"))
 		if strings.Contains(out, "\x1b") {
-			t.Errorf("peerlane %s sends colours to what is no terminal", command)
+			t.Errorf("peerlane %s writes colours to a file", command)
 		}
 	}
 }
 
-// printedTopology is what peerlane topo -o json prints, with its pairs written out.
+// printedTopology is the JSON of peerlane topo -o json, with the pairs expanded.
 type printedTopology struct {
 	Version int
 	Rules   string
@@ -130,8 +130,8 @@ func onFile(t *testing.T, text string, args ...string) string {
 	return peerlane(t, append(args, "--input", file)...)
 }
 
-// What a user of nvidia-smi looks for is there: the number of NVLinks, a legend
-// for names of NICs that head no column, processors and NUMA node of each GPU.
+// The matrix has the content of nvidia-smi's: number of NVLinks, a legend for replaced NIC names,
+// and local processors and NUMA node of each GPU.
 func TestMatrixHasWhatNvidiaSMIHas(t *testing.T) {
 	out := onFile(t, `<system version="1"><cpu numaid="1" affinity="0000000f,000000f0" arch="x86_64" vendor="AuthenticAMD">
 		<pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="80"><nvlink target="0000:02:00.0" count="4" tclass="0x030200"/></gpu></pci>
@@ -188,7 +188,7 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 	if !strings.Contains(coloured, "\x1b[32mPIX\x1b[0m") || !strings.Contains(coloured, "\x1b[31mSYS\x1b[0m") {
 		t.Error("near and far are of one colour")
 	}
-	trailing := regexp.MustCompile(" +\n") // a bold heading takes its padding with it
+	trailing := regexp.MustCompile(" +\n") // a bold heading includes padding
 	if diff := cmp.Diff(plain, trailing.ReplaceAllString(escape.ReplaceAllString(coloured, ""), "\n")); diff != "" {
 		t.Errorf("colours move something (-plain +terminal):\n%s", diff)
 	}
@@ -198,7 +198,7 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 	}
 }
 
-// What is written can be read in place of the host, and says the same of paths.
+// The XML of a host yields the same paths as the host.
 func TestXMLStandsInForTheHost(t *testing.T) {
 	_, host := recordedHost(t)
 	file := filepath.Join(t.TempDir(), "topo.xml")

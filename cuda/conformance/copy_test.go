@@ -38,9 +38,8 @@ func TestCopiesBothWaysOfEverySize(t *testing.T) {
 	check(t, driver.MemFree(other))
 }
 
-// A batch is copies of any sizes, also between two devices, before what comes after it
-// in the stream.
-func TestABatchOfCopies(t *testing.T) {
+// A batch copies any sizes, also between two devices, before later work of the stream.
+func TestBatchOfCopiesIsComplete(t *testing.T) {
 	use(t, 0)
 	const each = 512 << 10
 	sizes := []uint64{8, each, 4096, 64 << 10, each}
@@ -53,7 +52,7 @@ func TestABatchOfCopies(t *testing.T) {
 		fill(from[:n], uint64(60+i))
 		at := cuda.Ptr(i) * each
 		check(t, errors.Join(driver.MemcpyHtoDAsync(m.p+at, address(from), n, s), driver.StreamSynchronize(s)))
-		// In another order than they lie.
+		// Reverse the order of the destinations.
 		source, to = append(source, m.p+at), append(to, other+cuda.Ptr(len(sizes)-1-i)*each)
 	}
 	err = driver.MemcpyBatchAsync(to, source, sizes, s)
@@ -84,7 +83,7 @@ func TestRowsFromTheHostOfEverySize(t *testing.T) {
 	from := pinned(t, most)
 	s := stream(t)
 	for i, n := range []uint64{8, 64, 4096, 16<<10 + 8, 32<<10 - 8, 32 << 10, most} {
-		check(t, write(driver, m.p, 2*most, 19)) // what is around a row stays
+		check(t, write(driver, m.p, 2*most, 19)) // bytes around a row must not change
 		fill(from[:n], uint64(20+i))
 		check(t, driver.MemcpyRowsHtoDAsync(m.p+8, address(from), n, s))
 		check(t, driver.StreamSynchronize(s))
@@ -96,7 +95,7 @@ func TestRowsFromTheHostOfEverySize(t *testing.T) {
 		got := make([]byte, 2*most)
 		check(t, errors.Join(driver.MemcpyDtoHAsync(address(got), m.p, 2*most, s), driver.StreamSynchronize(s)))
 		if string(got[:8]) != string(around[:8]) || string(got[8+n:]) != string(around[8+n:]) {
-			t.Errorf("a row of %d bytes changed what is around it", n)
+			t.Errorf("a row of %d bytes changed bytes around the row", n)
 		}
 	}
 	// Bytes that fill no word.
@@ -110,8 +109,8 @@ func TestRowsFromTheHostOfEverySize(t *testing.T) {
 	}
 }
 
-// Memory of a memfd that both processes register: slots of a relay that a NIC
-// reads and writes, and what a client has of host memory.
+// Both processes register the memory of a memfd, as relay and NIC do with host slots, and relay and
+// client with the client's host memory.
 func registrar(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -132,7 +131,7 @@ func registrar(p *peer) error {
 	if err != nil {
 		return err
 	}
-	// By the device: out of the shared memory, and into it.
+	// The device copies from and to the shared memory.
 	if err := errors.Join(p.d.MemcpyAsync(m.p, at, size, 0), p.d.StreamSynchronize(0), verify(p.d, m.p, size, 50), write(p.d, m.p, size, 51),
 		p.d.MemcpyAsync(at, m.p, size, 0), p.d.StreamSynchronize(0)); err != nil {
 		return err
@@ -162,10 +161,9 @@ func TestHostMemoryThatTwoProcessesRegister(t *testing.T) {
 	p.say(t, message{}, fd)
 	p.hear(t)
 	if err := wrong(b, 51); err != nil {
-		t.Errorf("what the other process's device wrote: %v", err)
+		t.Errorf("data written by the other process's device: %v", err)
 	}
-	// Pages that are taken out of the file stay with whoever registered them, and
-	// do not disturb copies.
+	// Pages punched out of the file stay pinned by their registrations, and copies go on.
 	check(t, unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size))
 	m := deviceMemory(t, 0, size, 0)
 	check(t, write(driver, m.p, size, 52))
@@ -192,14 +190,14 @@ func TestPageableMemoryIsFreeAgainAtOnce(t *testing.T) {
 	check(t, driver.StreamSynchronize(s))
 }
 
-func TestPeerCopies(t *testing.T) {
+func TestPeerCopyNeedsOneContextPerEnd(t *testing.T) {
 	needDevices(t, 2)
 	theirCtx := use(t, 1)
 	ourCtx := use(t, 0)
 	ours, theirs := deviceMemory(t, 0, size, 0), deviceMemory(t, 1, size, 1)
 	s := stream(t)
 
-	// Each end needs access for its own device only.
+	// Each context needs access to memory of its own device only.
 	check(t, write(driver, ours.p, size, 30))
 	check(t, driver.MemcpyPeerAsync(theirs.p, theirCtx, ours.p, ourCtx, size, s))
 	check(t, driver.StreamSynchronize(s))
@@ -222,8 +220,8 @@ func TestPeerCopies(t *testing.T) {
 	check(t, verify(driver, theirs.p, size, 32))
 }
 
-// staging is memory on a device on which the process has no context: what a
-// relay does, with its one context on the client's GPU.
+// staging is memory on a device without a context of this process, as in a relay, whose one context
+// is on the client's GPU.
 type staging struct {
 	client, server *mapping
 	d              *cuda.Driver
@@ -249,8 +247,8 @@ func (s *staging) pull() error {
 
 const staged = 64 * mib
 
-// relay imports a client's memory on device 0, and moves it through staging
-// memory on device 1. It never has a context there.
+// relay imports a client's memory on device 0, and moves the data through staging memory on device
+// 1, without a context on device 1.
 func relay(p *peer) error {
 	_, fds, err := p.receive()
 	if err != nil {
@@ -306,7 +304,7 @@ func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
 	if can, err := driver.DeviceCanAccessPeer(0, 1); err != nil || !can {
 		t.Skipf("device 0 cannot address device 1: %v", err)
 	}
-	server := use(t, 1) // of this process; the child has none
+	server := use(t, 1) // context of the parent; the child has none
 	before, _, err := driver.MemGetInfo()
 	check(t, err)
 	ctx := use(t, 0)
@@ -321,16 +319,16 @@ func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
 	m, fds, err := p.receive()
 	check(t, err)
 	if m.Numbers[0] != 1 || m.Numbers[1] != 1 {
-		t.Errorf("the staging memory is on device %d by its handle, %d by its address; want 1", m.Numbers[0], m.Numbers[1])
+		t.Errorf("staging memory is on device %d by handle and %d by address; want 1", m.Numbers[0], m.Numbers[1])
 	}
 	if rdma, err := driver.DeviceAttribute(1, cuda.AttributeRDMAWithVMM); err != nil || uint64(rdma) != m.Numbers[2] {
 		t.Errorf("RDMA-capable: %d; the device's attribute says %d, %v", m.Numbers[2], rdma, err)
 	}
 	if err := verify(driver, client.p+staged, staged, 40); err != nil {
-		t.Errorf("what came back to the client: %v", err)
+		t.Errorf("data returned to the client: %v", err)
 	}
-	// The server GPU loses its staging and no context's worth more: the smallest
-	// context takes 265 MiB.
+	// The server GPU must lose the size of the staging memory and no context: the smallest context
+	// takes 265 MiB.
 	check(t, driver.CtxSetCurrent(server))
 	after, _, err := driver.MemGetInfo()
 	check(t, err)
@@ -340,11 +338,11 @@ func TestRelayStagesOnADeviceWithoutAContext(t *testing.T) {
 	if driver.Simulated() && simulatedContexts(t, 1) != contextsBefore {
 		t.Errorf("the relay made a context on the server GPU")
 	}
-	// What lies in the slot, as a process sees it that has a context there.
+	// Content of the slot, read by a process with a context on the slot's device.
 	slot, err := adopt(driver, fds[0], staged, 1)
 	check(t, err)
 	if err := verify(driver, slot.p, staged, 40); err != nil {
-		t.Errorf("what lay in the slot: %v", err)
+		t.Errorf("content of the slot: %v", err)
 	}
 	check(t, slot.free())
 	check(t, driver.CtxSetCurrent(ctx))
@@ -361,8 +359,7 @@ func simulatedContexts(t *testing.T, index int) uint64 {
 	return log[index].Contexts
 }
 
-// The relay's copies against the same copy
-// between two contexts of one process.
+// Compares the relay's copies with the same copy between two contexts of one process.
 func BenchmarkCopy64MiB(b *testing.B) {
 	needDevices(b, 2)
 	theirCtx := use(b, 1)

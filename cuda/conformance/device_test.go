@@ -62,13 +62,13 @@ func TestDevicesCanDoWhatPeerlaneNeeds(t *testing.T) {
 		granularity, err := driver.MemGranularity(dev)
 		check(t, err)
 		if granularity == 0 || 2*mib%granularity != 0 {
-			t.Errorf("device %d: granularity %d; 2 MiB is no multiple of it", i, granularity)
+			t.Errorf("device %d: granularity %d does not divide 2 MiB", i, granularity)
 		}
 		for j := range n {
 			can, err := driver.DeviceCanAccessPeer(dev, cuda.Device(j))
 			check(t, err)
 			if i == j && can {
-				t.Errorf("device %d is its own peer", i)
+				t.Errorf("device %d can access itself as a peer", i)
 			}
 		}
 	}
@@ -94,7 +94,7 @@ func TestContextsArePerThread(t *testing.T) {
 	}()
 	a := <-other
 	if a.ctx != 0 {
-		t.Errorf("another thread has the context %#x without having set one", a.ctx)
+		t.Errorf("a new thread has the context %#x", a.ctx)
 	}
 	refused(t, "a stream on a thread without a context", a.err, cuda.ErrInvalidContext)
 }
@@ -104,7 +104,7 @@ func TestContextIsCurrentAfterItsCreation(t *testing.T) {
 	ctx, err := driver.CtxCreate(0, cuda.CtxOptions{})
 	check(t, err)
 	if now, err := driver.CtxGetCurrent(); err != nil || now != ctx {
-		t.Errorf("the current context is %#x, %v; want the new one, %#x", now, err, ctx)
+		t.Errorf("current context %#x, %v; want the new context %#x", now, err, ctx)
 	}
 	free, total, err := driver.MemGetInfo()
 	check(t, err)
@@ -122,7 +122,7 @@ func TestErrorsHaveTheirNames(t *testing.T) {
 		name, text := driver.Describe(r)
 		ours := r.Error()
 		if !strings.HasPrefix(ours, "CUDA_ERROR_") {
-			continue // not one that the binding names
+			continue // no constant of the binding
 		}
 		known++
 		if name == "" || text == "" || !strings.HasPrefix(ours, name+" (") {
@@ -130,7 +130,7 @@ func TestErrorsHaveTheirNames(t *testing.T) {
 		}
 	}
 	if known < 30 {
-		t.Errorf("the binding names %d results; that cannot be all", known)
+		t.Errorf("the binding names only %d results", known)
 	}
 	if name, _ := driver.Describe(12345); name != "" {
 		t.Errorf("result 12345 has the name %q", name)

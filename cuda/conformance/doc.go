@@ -1,8 +1,8 @@
-// Package conformance holds the tests of what Peerlane relies on in CUDA. They
-// run on the simulator (package cuda/sim) by default, and on the driver with
+// Package conformance tests the properties of CUDA that Peerlane relies on. The tests run on the
+// simulator (package cuda/sim) by default, and on the driver with
 //
 //	PEERLANE_TEST_CUDA=driver
 //
-// The test binary (go test -c) needs nothing else then: no repository, no
-// compiler. Tests that need two GPUs skip where there is one.
+// With the driver, the test binary (go test -c) needs neither the repository nor a compiler. Tests
+// of two GPUs skip on a host with one.
 package conformance

@@ -16,8 +16,8 @@ import (
 
 const mib = 1 << 20
 
-// open is a value that every gate of these tests waits for less than, and that
-// is ahead of each in the cyclic order of StreamWaitValue64.
+// open exceeds every value that these tests wait for, also in the cyclic order of
+// StreamWaitValue64.
 const open = 1 << 62
 
 // mapping is device memory with an address.
@@ -37,7 +37,7 @@ func allocate(d *cuda.Driver, dev cuda.Device, size uint64, o cuda.MemOptions, a
 	return mapHandle(d, h, size, access...)
 }
 
-// adopt imports and maps what a descriptor stands for, and closes it.
+// adopt imports and maps the memory of a descriptor, and closes the descriptor.
 func adopt(d *cuda.Driver, fd int, size uint64, access ...cuda.Device) (*mapping, error) {
 	h, err := d.MemImportFD(fd)
 	if err = errors.Join(err, unix.Close(fd)); err != nil {
@@ -66,7 +66,7 @@ func (m *mapping) free() error {
 	return errors.Join(m.d.MemUnmap(m.p, m.size), m.d.MemAddressFree(m.p, m.size), m.d.MemRelease(m.handle))
 }
 
-// deviceMemory is allocate for a test, which frees it.
+// deviceMemory calls allocate and frees the memory at the test's end.
 func deviceMemory(t testing.TB, dev cuda.Device, size uint64, access ...cuda.Device) *mapping {
 	t.Helper()
 	m, err := allocate(driver, dev, size, cuda.MemOptions{Exportable: true}, access...)
@@ -104,8 +104,8 @@ func sharedPage(d *cuda.Driver, fd int) (*page, error) {
 	return &page{d, b, p}, err
 }
 
-// newPage is a page for a test, and its descriptor. At the test's end every
-// gate in it is opened first, or what waits there would wait for ever.
+// newPage returns a page and its descriptor. At the test's end every gate in the page opens first,
+// or gated work would wait forever.
 func newPage(t testing.TB) (*page, int) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC)
@@ -161,7 +161,7 @@ func pattern(seed uint64, i int) uint64 {
 	return x ^ x>>29
 }
 
-// wrong says where b is not fill's pattern; nil if it is.
+// wrong returns an error with the first difference between b and fill's pattern.
 func wrong(b []byte, seed uint64) error {
 	for i, w := range words(b) {
 		if want := pattern(seed, i); w != want {
@@ -178,7 +178,7 @@ func write(d *cuda.Driver, p cuda.Ptr, size, seed uint64) error {
 	return errors.Join(d.MemcpyHtoDAsync(p, address(b), size, 0), d.StreamSynchronize(0))
 }
 
-// verify reads device memory back and compares it with a pattern.
+// verify copies device memory to the host and compares the bytes with a pattern.
 func verify(d *cuda.Driver, p cuda.Ptr, size, seed uint64) error {
 	b := make([]byte, size)
 	if err := errors.Join(d.MemcpyDtoHAsync(address(b), p, size, 0), d.StreamSynchronize(0)); err != nil {
@@ -208,6 +208,6 @@ func pending(t testing.TB, what string, query func() (bool, error)) {
 	done, err := query()
 	check(t, err)
 	if done {
-		t.Errorf("%s is done; it cannot be", what)
+		t.Errorf("%s is complete behind a closed gate", what)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// capture captures what work asks for on a stream, and makes it launchable.
+// capture captures the work that the function adds to a stream, and instantiates the graph.
 func capture(t testing.TB, s cuda.Stream, work func()) cuda.GraphExec {
 	t.Helper()
 	check(t, driver.StreamBeginCapture(s, cuda.CaptureGlobal))
@@ -79,7 +79,7 @@ func TestGraphsDoWhatWasCaptured(t *testing.T) {
 			t.Fatalf("round %d: the other stream's half: %v", round, err)
 		}
 	}
-	// What the graph set and nothing wrote over.
+	// Bytes that the graph set and no later copy overwrote.
 	check(t, driver.MemcpyDtoHAsync(address(to), m.p+2*mib, 2*mib, s))
 	check(t, driver.StreamSynchronize(s))
 	if v := last(to); v != 0xa5a5a5a5a5a5a5a5 {
@@ -113,8 +113,8 @@ func TestLaunchesOfAGraphComeOneAfterTheOther(t *testing.T) {
 	check(t, driver.StreamSynchronize(b))
 }
 
-// In a graph a stream waits for the same value in every replay. So it waits for
-// a bit, and sets the value back itself: each replay is one turn.
+// A stream waits for the same value in every replay. So the stream waits for a bit and resets the
+// value itself: each replay is one turn.
 func TestReplaysTakeTurnsWithTheCPU(t *testing.T) {
 	use(t, 0)
 	const n, replays = 4096, 1000
@@ -145,7 +145,7 @@ func TestReplaysTakeTurnsWithTheCPU(t *testing.T) {
 	check(t, driver.StreamSynchronize(s))
 }
 
-func TestWhatCannotBeCaptured(t *testing.T) {
+func TestCaptureRefusesBlockingCalls(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, 2*mib, 0)
 	s, other := stream(t), stream(t)
@@ -219,13 +219,13 @@ func TestWhatCannotBeCaptured(t *testing.T) {
 	end("the end of the other", other, cuda.ErrStreamCaptureInvalidated)
 }
 
-func TestACaptureEndsInItsThread(t *testing.T) {
+func TestCaptureEndsInItsThread(t *testing.T) {
 	ctx := use(t, 0)
 	s := stream(t)
 	elsewhere := func() error {
 		result := make(chan error)
 		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread goes with its context
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and so does the context
 			err := driver.CtxSetCurrent(ctx)
 			if err == nil {
 				_, err = driver.StreamEndCapture(s)

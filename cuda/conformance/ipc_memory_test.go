@@ -11,8 +11,7 @@ func init() {
 	children["opener"] = opener
 }
 
-// opener opens memory of cuMemAlloc by its handle, twice, checks that it holds
-// pattern 60, and writes pattern 61 into it.
+// opener opens memory of cuMemAlloc by handle, twice, verifies pattern 60, and writes pattern 61.
 func opener(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -33,7 +32,7 @@ func opener(p *peer) error {
 		return err
 	}
 	if again != at {
-		return errors.New("opened twice it has two addresses")
+		return errors.New("opening twice returned two addresses")
 	}
 	base, n, err := p.d.MemAddressRange(at + 8)
 	if err != nil {
@@ -43,12 +42,12 @@ func opener(p *peer) error {
 	if err != nil {
 		return err
 	}
-	// One of the two: the other keeps it.
+	// Close one reference: the other keeps the mapping.
 	if err := errors.Join(p.d.IPCCloseMemHandle(at), verify(p.d, at, size, 60), write(p.d, at, size, 61), p.d.IPCCloseMemHandle(at)); err != nil {
 		return err
 	}
 	if err := p.d.IPCCloseMemHandle(at); err == nil {
-		return errors.New("it could be closed three times")
+		return errors.New("a third close succeeded")
 	}
 	return p.send(message{Numbers: []uint64{uint64(at - base), n, uint64(device)}})
 }
@@ -74,10 +73,9 @@ func TestMemoryByIPCHandle(t *testing.T) {
 	if got.Error != "" {
 		t.Fatalf("the driver does not let two processes of one user share it: %s", got.Error)
 	}
-	// On the driver a small allocation can lie in a larger block: this one is a
-	// block of its own.
+	// On the driver a small allocation can share a larger block; this allocation is a whole block.
 	if got.Numbers[0] != 0 || got.Numbers[1] < size || got.Numbers[2] != 0 {
-		t.Errorf("it is %d bytes behind the beginning of a range of %d on device %d", got.Numbers[0], got.Numbers[1], got.Numbers[2])
+		t.Errorf("address is %d bytes into a range of %d bytes on device %d", got.Numbers[0], got.Numbers[1], got.Numbers[2])
 	}
 	check(t, verify(driver, m, size, 61))
 }
@@ -97,6 +95,6 @@ func TestHandlesOfNoMemory(t *testing.T) {
 	// The range of an address.
 	base, n, err := driver.MemAddressRange(m.p + 4096)
 	if err != nil || base != m.p || n != size {
-		t.Errorf("the mapping at %v of %d bytes is one of %d at %v, %v", m.p, size, n, base, err)
+		t.Errorf("mapping at %v of %d bytes: address range of %d bytes at %v, %v", m.p, size, n, base, err)
 	}
 }

@@ -16,7 +16,7 @@ const long = 30 * time.Second
 
 func init() { children["kernel on a wrong address"] = wrongAddress }
 
-// wrongAddress says what comes of a kernel that writes where nothing is.
+// wrongAddress reports the results after a kernel wrote to an unmapped address.
 func wrongAddress(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -44,7 +44,7 @@ func wrongAddress(p *peer) error {
 	return nil
 }
 
-func TestAKernelOnAWrongAddressLosesTheContext(t *testing.T) {
+func TestKernelAtWrongAddressLosesContext(t *testing.T) {
 	p := child(t, "kernel on a wrong address", nil)
 	p.hear(t) // the launch itself succeeds
 	for _, call := range []string{"waiting for it", "the next launch"} {
@@ -65,8 +65,7 @@ func load(t testing.TB, dev cuda.Device) *kernels.Kernels {
 	return k
 }
 
-// kernelPage is a page for kernels; at the test's end its flag ends what waits
-// for it.
+// kernelPage returns a page for kernels. At the test's end the page's flag ends kernels that wait.
 func kernelPage(t testing.TB, k *kernels.Kernels) *kernels.Page {
 	t.Helper()
 	p, err := k.NewPage()
@@ -79,7 +78,7 @@ func kernelPage(t testing.TB, k *kernels.Kernels) *kernels.Page {
 	return p
 }
 
-func TestModules(t *testing.T) {
+func TestModuleLoadsAndUnloads(t *testing.T) {
 	use(t, 0)
 	_, err := driver.ModuleLoadPTX(".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry broken() { brea; }\n")
 	refused(t, "PTX that does not compile", err, cuda.ErrInvalidPTX, cuda.ErrInvalidImage)
@@ -93,7 +92,7 @@ func TestModules(t *testing.T) {
 		t.Error("PTX with a zero byte was loaded")
 	}
 
-	// Of the kernels' own PTX only its first lines: a module without a kernel.
+	// A module without a kernel: only the first lines of the kernels' PTX.
 	m, err := driver.ModuleLoadPTX(".version 6.0\n.target sm_60\n.address_size 64\n")
 	check(t, err)
 	_, err = driver.ModuleGetFunction(m, "peerlane_fill")
@@ -122,14 +121,14 @@ func TestKernelsWriteAndCompareThePattern(t *testing.T) {
 	for _, pattern := range []kernels.Pattern{{}, {Seed: 1}, {Seed: 0xfedcba9876543210, First: 1 << 40}} {
 		check(t, k.Fill(s, m.p, n, pattern))
 		if d := pattern.Compare(get(m.p, n)); d.Words != 0 {
-			t.Errorf("%+v: the host finds in what the kernel wrote: %v", pattern, d)
+			t.Errorf("%+v: written by the kernel, compared by the host: %v", pattern, d)
 		}
 		pattern.First += 5
 		if d := pattern.Compare(get(m.p+40, n-40)); d.Words != 0 {
 			t.Errorf("%+v: the host finds behind the fifth word: %v", pattern, d)
 		}
 		if d := compare(m.p+40, n-40, pattern); d.Words != 0 {
-			t.Errorf("%+v: the kernel finds in what it wrote: %v", pattern, d)
+			t.Errorf("%+v: written and compared by the kernel: %v", pattern, d)
 		}
 	}
 
@@ -137,15 +136,15 @@ func TestKernelsWriteAndCompareThePattern(t *testing.T) {
 	pattern.Fill(b)
 	check(t, driver.MemcpyHtoDAsync(m.p, address(b), n, s))
 	if d := compare(m.p, n, pattern); d.Words != 0 {
-		t.Errorf("the kernel finds in what the host wrote: %v", d)
+		t.Errorf("written by the host, compared by the kernel: %v", d)
 	}
 	if d := compare(m.p, n, kernels.Pattern{Seed: 4}); d != (kernels.Difference{Words: n / 8, First: 0}) {
 		t.Errorf("another seed's pattern: %v", d)
 	}
 	if d := compare(m.p, n, kernels.Pattern{Seed: 3, First: 1}); d.Words != n/8 {
-		t.Errorf("the pattern one word on: %v", d)
+		t.Errorf("pattern shifted by a word: %v", d)
 	}
-	// One bit of one word each, the first not in the first block's share.
+	// Flip a bit in three words, the first outside the first block's share.
 	for _, offset := range []uint64{n - 8, 2*mib + 16, mib - 8} {
 		words(b)[offset/8] ^= 1
 	}
@@ -154,14 +153,14 @@ func TestKernelsWriteAndCompareThePattern(t *testing.T) {
 		t.Errorf("three wrong words, the first at %d: %v", mib-8, d)
 	}
 	if d := compare(m.p, 0, pattern); d.Words != 0 {
-		t.Errorf("nothing at all: %v", d)
+		t.Errorf("no bytes: %v", d)
 	}
 	if err := k.Fill(s, m.p+4, 8, pattern); err == nil {
 		t.Error("an address that is no multiple of 8 was taken")
 	}
 }
 
-// read starts a reader, and waits until it runs.
+// read starts a reader and waits until the kernel runs.
 func read(t testing.TB, k *kernels.Kernels, s cuda.Stream, r kernels.Reading, page *kernels.Page) {
 	t.Helper()
 	check(t, k.Read(s, r, page))
@@ -176,7 +175,7 @@ func compared(t testing.TB, page *kernels.Page, n uint64) {
 	})
 }
 
-func TestAReaderSeesWhatArrivesWhileItRuns(t *testing.T) {
+func TestReaderSeesDataWhileRunning(t *testing.T) {
 	use(t, 0)
 	const n, total = 4 * mib, 40
 	m := deviceMemory(t, 0, n, 0)
@@ -207,7 +206,7 @@ func TestAReaderSeesWhatArrivesWhileItRuns(t *testing.T) {
 	}
 }
 
-func TestAReaderFindsWhatIsWrong(t *testing.T) {
+func TestReaderFindsWrongData(t *testing.T) {
 	use(t, 0)
 	const n = mib
 	m := deviceMemory(t, 0, 2*mib, 0)
@@ -237,7 +236,7 @@ func TestAReaderFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestAReaderGivesUp(t *testing.T) {
+func TestReaderWithoutFlagGivesUp(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, 2*mib, 0)
 	k := load(t, 0)
@@ -269,7 +268,7 @@ func TestKernelsOfLoadEnd(t *testing.T) {
 			use(t, 0)
 			page.SetFlag(0)
 			check(t, launch(long))
-			for seed := range uint64(10) { // copies pass it
+			for seed := range uint64(10) { // copies overtake the reader
 				kernels.Pattern{Seed: seed}.Fill(b)
 				check(t, driver.MemcpyHtoDAsync(m.p+n, address(b), mib, copies))
 				clear(b)

@@ -14,10 +14,10 @@ import (
 // The driver under test, opened once.
 var driver *cuda.Driver
 
-// contexts holds one context a device, made when a test first wants it.
+// contexts holds one context for each device, created on first use.
 var contexts = map[cuda.Device]cuda.Context{}
 
-// locked holds the test that runs, once it is locked to its thread.
+// locked is the running test after use has locked its thread.
 var locked testing.TB
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ func run(m *testing.M) (code int, err error) {
 			return 0, err
 		}
 	default:
-		return 0, fmt.Errorf("PEERLANE_TEST_CUDA=%s: it can be driver or sim", which)
+		return 0, fmt.Errorf("PEERLANE_TEST_CUDA=%s: want driver or sim", which)
 	}
 	if driver, err = cuda.Open(); err != nil {
 		return 0, err
@@ -56,7 +56,7 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// simulate makes a simulated host, and lets this process and its children find it.
+// simulate creates a simulated host and sets its environment for this process and children.
 func simulate(dir string) error {
 	var devices []sim.Device
 	for i := range 4 {
@@ -78,7 +78,7 @@ func simulate(dir string) error {
 	return errors.Join(os.Setenv(cuda.LibraryVariable, library), os.Setenv("PEERLANE_SIM", dir))
 }
 
-// describe says what the suite runs on; a result without that is worth little.
+// describe prints the platform of the suite; a result without the platform has little value.
 func describe() error {
 	version, err := driver.DriverVersion()
 	if err != nil {
@@ -110,8 +110,8 @@ func needDevices(t testing.TB, n int) {
 	}
 }
 
-// use locks the test to its thread and makes a context of the device current.
-// At the test's end the thread has none: another test may run on it.
+// use locks the test to its thread and makes a context of the device current. At the test's end use
+// detaches the context, because another test may run on the thread.
 func use(t testing.TB, dev cuda.Device) cuda.Context {
 	t.Helper()
 	if locked != t {
@@ -142,8 +142,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// refused checks that a call failed with one of the results; with none named,
-// any of the driver's will do.
+// refused requires that err is one of results, or any result of the driver if results is empty.
 func refused(t testing.TB, what string, err error, results ...cuda.Result) {
 	t.Helper()
 	if err == nil {
@@ -160,5 +159,5 @@ func refused(t testing.TB, what string, err error, results ...cuda.Result) {
 		t.Logf("%s: %v", what, err)
 		return
 	}
-	t.Errorf("%s: %v; want one of %v", what, err, results)
+	t.Errorf("%s: %v; want any of %v", what, err, results)
 }

@@ -22,8 +22,8 @@ func init() {
 
 const size = 4 * mib // of most memory here: two granules
 
-// importer checks that what it is sent holds pattern 1, writes pattern 2 to its
-// second half, and when told that the exporter has let go checks both.
+// importer verifies pattern 1 in received memory, writes pattern 2 to the second half, and verifies
+// both after the exporter has released the memory.
 func importer(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -53,7 +53,7 @@ func importer(p *peer) error {
 		return err
 	}
 	if string(got) != string(half) {
-		return errors.New("the bytes changed when the exporter let go")
+		return errors.New("bytes changed when the exporter released the memory")
 	}
 	return errors.Join(p.send(message{}), m.free())
 }
@@ -74,7 +74,7 @@ func TestExportToAnotherProcess(t *testing.T) {
 	p.say(t, message{}, fd)
 	p.hear(t)
 	check(t, verify(driver, m.p+size/2, size/2, 2))
-	// The importer keeps the memory alive when the exporter has let go of all.
+	// The importer keeps the memory alive after the exporter has released every reference.
 	check(t, errors.Join(m.free(), unix.Close(fd)))
 	p.say(t, message{})
 	p.hear(t)
@@ -181,7 +181,7 @@ func TestRetainGivesTheMappedMemory(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	check(t, write(driver, m.p, size, 5))
-	h, err := driver.MemRetain(m.p + 2*mib + 8) // any address in it will do
+	h, err := driver.MemRetain(m.p + 2*mib + 8) // any address in the mapping
 	check(t, err)
 	again, err := mapHandle(driver, h, size, 0)
 	check(t, err)
@@ -206,7 +206,7 @@ func TestPointersKnowTheirDevice(t *testing.T) {
 		got, err := driver.PointerDevice(m.p + 12345)
 		check(t, err)
 		if got != dev {
-			t.Errorf("memory of device %d is said to be of %d", dev, got)
+			t.Errorf("memory of device %d has device %d by pointer", dev, got)
 		}
 	}
 	// Where the GPU pages host memory by itself (HMM), any address of the host's
@@ -218,8 +218,7 @@ func TestPointersKnowTheirDevice(t *testing.T) {
 	}
 }
 
-// Memory that is mapped where other memory was is other memory, though its address is the
-// same; and so is cuMemAlloc's.
+// Memory mapped at the address of earlier memory has another id; so has memory of cuMemAlloc.
 func TestPointersKnowTheirMemory(t *testing.T) {
 	use(t, 0)
 	at, err := driver.MemAddressReserve(size, 0)
@@ -262,7 +261,7 @@ func TestRangeOverSeveralAllocations(t *testing.T) {
 		h, err := driver.MemCreate(0, size, cuda.MemOptions{Exportable: true})
 		check(t, err)
 		check(t, driver.MemMap(whole+i*size, size, 0, h))
-		check(t, driver.MemRelease(h)) // the mapping keeps it
+		check(t, driver.MemRelease(h)) // the mapping keeps the memory
 	}
 	check(t, driver.MemSetAccess(whole, 2*size, cuda.Access{Device: 0, Write: true}))
 	check(t, write(driver, whole, 2*size, 6))
@@ -271,7 +270,7 @@ func TestRangeOverSeveralAllocations(t *testing.T) {
 		base, n, err := driver.MemAddressRange(whole + i*size + 8)
 		check(t, err)
 		if base != whole+i*size || n != size {
-			t.Errorf("allocation %d is said to be %d bytes at %#x, not %d at %#x", i, n, base, size, whole+i*size)
+			t.Errorf("allocation %d: range of %d bytes at %#x, want %d at %#x", i, n, base, size, whole+i*size)
 		}
 	}
 	_, _, err = driver.MemAddressRange(whole + 2*size)
@@ -285,8 +284,8 @@ func TestRangeOverSeveralAllocations(t *testing.T) {
 	check(t, driver.MemAddressFree(whole, 2*size))
 }
 
-// withoutAccess copies into memory that its device has no right to. A fault
-// of a GPU ends a context, so a process of its own does this.
+// withoutAccess copies to memory that its device has no access to. A GPU fault ends a context, so
+// the copy runs in a separate process.
 func withoutAccess(p *peer) error {
 	if err := p.open(0); err != nil {
 		return err
@@ -323,13 +322,13 @@ func withoutAccess(p *peer) error {
 	return p.send(answer)
 }
 
-// Where the driver refuses the copy at once it is an invalid value; where the
-// GPU meets the address it is an illegal address or a failed launch.
+// A driver that refuses the copy at the call returns an invalid value; if the GPU faults at the
+// address, the result is an illegal address or a failed launch.
 func TestCopyNeedsAccess(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		devices int
-		numbers []uint64 // where the memory is, and who may use it
+		numbers []uint64 // device of the memory, then devices with access
 	}{
 		{"for no device", 1, []uint64{0}},
 		{"for no device, memory of another", 2, []uint64{1}},
@@ -368,7 +367,7 @@ func TestMoreMemoryThanThereIs(t *testing.T) {
 	refused(t, "more memory than the device has", err, cuda.ErrOutOfMemory)
 }
 
-func TestRDMACapableMemory(t *testing.T) {
+func TestRDMACapableMemoryIsReported(t *testing.T) {
 	use(t, 0)
 	can, err := driver.DeviceAttribute(0, cuda.AttributeRDMAWithVMM)
 	check(t, err)
@@ -430,7 +429,7 @@ func TestImportFromAHiddenDevice(t *testing.T) {
 	p.say(t, message{}, fd)
 	check(t, unix.Close(fd))
 	if a := p.hear(t); a.Numbers[0] != 1 {
-		t.Errorf("the child sees %d devices; CUDA_VISIBLE_DEVICES names one", a.Numbers[0])
+		t.Errorf("the child has %d devices; CUDA_VISIBLE_DEVICES has 1", a.Numbers[0])
 	}
 }
 

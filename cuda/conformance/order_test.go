@@ -6,8 +6,8 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// In these tests a page is made after the memory that gated copies use: it is
-// cleaned up first, and opens its gates.
+// These tests create pages after the memory of gated copies: cleanup runs in reverse order, and the
+// page's cleanup opens its gates.
 
 const big = 256 * mib
 
@@ -25,7 +25,7 @@ func TestCopyReturnsBeforeItsBytesArrive(t *testing.T) {
 	}
 	query := func() (bool, error) { return driver.StreamQuery(s) }
 
-	// Behind a gate the copy cannot begin; the call returns all the same.
+	// The copy cannot start behind a gate; the call must return.
 	tail(1)
 	check(t, driver.StreamWaitValue64(s, gate.address(0), 1))
 	check(t, driver.MemcpyDtoHAsync(address(to), m.p, big, s))
@@ -39,8 +39,8 @@ func TestCopyReturnsBeforeItsBytesArrive(t *testing.T) {
 		t.Errorf("the last word is %d after the copy", v)
 	}
 
-	// Without one, a reader that does not wait sees the old bytes. That is a
-	// race, which the copy of 256 MiB must lose at least once.
+	// Without a gate a reader may see the old bytes. The race with the copy of 256 MiB must show
+	// the old bytes at least once.
 	for round := uint64(2); ; round++ {
 		tail(round)
 		check(t, driver.MemcpyDtoHAsync(address(to), m.p, big, s))
@@ -58,14 +58,14 @@ func TestCopyReturnsBeforeItsBytesArrive(t *testing.T) {
 	}
 }
 
-func TestStreamsInterleave(t *testing.T) {
+func TestStreamsWaitForEachOther(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	flags, _ := newPage(t)
 	a, b := stream(t), stream(t)
 	const rounds = 100
-	// Each stream waits for the other's last value, copies, and writes the
-	// next. All of a's work is there before any of b's.
+	// Each stream waits for the other stream's last value, copies, and writes the next value. The
+	// work of a is complete before b gets any.
 	for i := uint64(1); i <= rounds; i++ {
 		check(t, driver.StreamWaitValue64(a, flags.address(0), i))
 		check(t, driver.MemcpyAsync(m.p, m.p+mib, 64<<10, a))
@@ -83,7 +83,7 @@ func TestStreamsInterleave(t *testing.T) {
 	}
 }
 
-func TestAStreamIsInOrder(t *testing.T) {
+func TestStreamRunsInOrder(t *testing.T) {
 	use(t, 0)
 	m := deviceMemory(t, 0, size, 0)
 	flags, _ := newPage(t)
@@ -110,7 +110,7 @@ func TestWaitedValuesAreCyclic(t *testing.T) {
 	use(t, 0)
 	flags, _ := newPage(t)
 	s := stream(t)
-	t.Cleanup(func() { flags.set(0, ^uint64(0)) }) // ends the wait below also where it is not cyclic
+	t.Cleanup(func() { flags.set(0, ^uint64(0)) }) // ends the wait below even if the comparison is not cyclic
 	query := func() (bool, error) { return driver.StreamQuery(s) }
 	flags.set(0, 5)
 	check(t, driver.StreamWaitValue64(s, flags.address(0), ^uint64(0))) // -1, which 5 is ahead of
@@ -135,7 +135,7 @@ func TestEventsAreNotEarly(t *testing.T) {
 	check(t, driver.EventRecord(e, s))
 	check(t, driver.EventSynchronize(e))
 
-	// It is the latest record that counts.
+	// The latest record counts.
 	check(t, driver.StreamWaitValue64(s, gate.address(0), 1))
 	check(t, driver.EventRecord(e, s))
 	pending(t, "an event behind a closed gate", query)
@@ -182,7 +182,7 @@ func TestStreamsWaitForEvents(t *testing.T) {
 	check(t, verify(driver, m.p+2*mib, mib, 50))
 }
 
-func TestADestroyedStreamFinishesItsWork(t *testing.T) {
+func TestDestroyedStreamFinishesItsWork(t *testing.T) {
 	use(t, 0)
 	gate, _ := newPage(t)
 	s, err := driver.StreamCreate()

@@ -22,12 +22,12 @@ import (
 // children and a socket as descriptor 3.
 const childVariable = "PEERLANE_CONFORMANCE_CHILD"
 
-// patient is how long a test waits for what should happen at once.
+// patient is the limit for an event that is due immediately.
 const patient = time.Minute
 
 var children = map[string]func(*peer) error{}
 
-// message is what the processes tell each other, with descriptors beside it.
+// message is a message between the processes, sent with descriptors.
 type message struct {
 	Numbers []uint64
 	Bytes   []byte
@@ -40,7 +40,7 @@ func (m *message) fail(err error) {
 	errors.As(err, &m.Result)
 }
 
-// peer is one process's end.
+// peer is a process's end of the connection.
 type peer struct {
 	conn *net.UnixConn
 	d    *cuda.Driver // in a child
@@ -59,7 +59,7 @@ func child(t testing.TB, name string, attr *syscall.SysProcAttr, env ...string) 
 	exe, err := os.Executable()
 	check(t, err)
 	cmd := exec.Command(exe)
-	// The race detector makes a process wait for a second at its end.
+	// By default the race detector delays the exit of a process by a second.
 	cmd.Env = append(append(os.Environ(), childVariable+"="+name, "GORACE=atexit_sleep_ms=0"), env...)
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.ExtraFiles = []*os.File{theirs}
@@ -67,8 +67,7 @@ func child(t testing.TB, name string, attr *syscall.SysProcAttr, env ...string) 
 	check(t, cmd.Start())
 	p := &peer{conn: conn.(*net.UnixConn), cmd: cmd}
 	t.Cleanup(func() {
-		// A child ends when its end of the socket is closed; one that hangs is
-		// ended here.
+		// A child ends when its socket closes; kill a child that hangs.
 		check(t, p.conn.Close())
 		kill := time.AfterFunc(patient, func() { _ = cmd.Process.Kill() })
 		defer kill.Stop()
@@ -111,7 +110,7 @@ func (p *peer) send(m message, fds ...int) error {
 	return err
 }
 
-// receive waits for a message; an error of the other's is not one of this call.
+// receive waits for a message. An error within the message is not an error of receive.
 func (p *peer) receive() (m message, fds []int, err error) {
 	b, oob := make([]byte, 64<<10), make([]byte, 256)
 	if err := p.conn.SetReadDeadline(testutil.Deadline()); err != nil {
@@ -122,7 +121,7 @@ func (p *peer) receive() (m message, fds []int, err error) {
 		return m, nil, err
 	}
 	if n == 0 {
-		return m, nil, errors.New("the other process is gone")
+		return m, nil, errors.New("the other process closed the socket")
 	}
 	parts, err := syscall.ParseSocketControlMessage(oob[:oobn])
 	if err != nil {
@@ -138,7 +137,7 @@ func (p *peer) receive() (m message, fds []int, err error) {
 	return m, fds, json.Unmarshal(b[:n], &m)
 }
 
-// hear is receive for a test, and fails it if the child's message is an error.
+// hear receives a message and fails the test if the message is an error.
 func (p *peer) hear(t testing.TB) message {
 	t.Helper()
 	m, _, err := p.receive()
@@ -155,7 +154,7 @@ func (p *peer) say(t testing.TB, m message, fds ...int) {
 	check(t, p.send(m, fds...))
 }
 
-// until waits for the parent to close its end.
+// until waits until the parent closes the socket.
 func (p *peer) until() {
 	_ = p.conn.SetReadDeadline(time.Time{})
 	var b [1]byte

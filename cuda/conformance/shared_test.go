@@ -20,9 +20,9 @@ func init() {
 
 const rounds = 200
 
-// timeline is the receiving side: for every round it waits on its stream for
-// the sender's word 0, copies what was sent, checks it, and advances word 1, in
-// turn by the stream and by the CPU.
+// timeline is the receiving process. In each iteration its stream waits for the sender's word 0 and
+// copies the data; timeline verifies the data and advances word 1, alternately by the stream and by
+// the CPU.
 func timeline(p *peer) error {
 	_, fds, err := p.receive()
 	if err != nil {
@@ -97,7 +97,7 @@ func TestTimelinesAcrossProcesses(t *testing.T) {
 	p.hear(t)
 }
 
-// ipcEvent opens an event of the parent's, and tells what it sees of it.
+// ipcEvent opens an event of the parent and reports its states.
 func ipcEvent(p *peer) error {
 	m, _, err := p.receive()
 	if err != nil {
@@ -127,7 +127,7 @@ func ipcEvent(p *peer) error {
 	return errors.Join(err, p.d.EventDestroy(e), p.send(answer))
 }
 
-// gatedEvent is an interprocess event behind a gate, and its handle.
+// gatedEvent returns the handle of an interprocess event behind a gate.
 func gatedEvent(t *testing.T) (*page, []byte) {
 	gate, _ := newPage(t)
 	s, e := stream(t), event(t, cuda.EventOptions{Interprocess: true})
@@ -138,7 +138,7 @@ func gatedEvent(t *testing.T) (*page, []byte) {
 	return gate, h[:]
 }
 
-func TestIPCEvent(t *testing.T) {
+func TestIPCEventOrdersProcesses(t *testing.T) {
 	use(t, 0)
 	gate, handle := gatedEvent(t)
 	p := child(t, "ipc event", nil)
@@ -148,7 +148,7 @@ func TestIPCEvent(t *testing.T) {
 	p.hear(t)
 }
 
-// privateShm has a mount namespace of its own, with a /dev/shm of its own.
+// privateShm creates a mount namespace with a separate /dev/shm.
 func privateShm(p *peer) error {
 	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making / private: %w", err)

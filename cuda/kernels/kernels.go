@@ -2,9 +2,8 @@
 // a pattern that is written and compared, a reader that runs while bytes
 // arrive, and load for the SMs and for the memory.
 //
-// They are PTX, which the driver compiles for the GPU that it finds: no CUDA
-// toolkit is needed. Nothing on the relay's way of the data launches any of
-// them (a kernel waits for other processes' time slices).
+// The kernels are PTX, which the driver compiles for the GPU, so no CUDA toolkit is needed. The
+// relay's data path launches no kernel: a kernel waits for other processes' time slices.
 //
 //	k, err := kernels.Load(driver)  // in the current context, once
 //	page, err := k.NewPage()        // pinned host memory: a flag and findings
@@ -13,9 +12,8 @@
 //	// ... the stream's work is done ...
 //	difference := page.Difference()
 //
-// While a [Kernels.Read], [Kernels.Spin] or [Kernels.Stream] runs, calls that
-// wait for the whole context wait for it: make memory, pages and streams
-// before, and free them after.
+// A running [Kernels.Read], [Kernels.Spin] or [Kernels.Stream] blocks calls that wait for the whole
+// context: create memory, pages and streams before the launch, and free them afterwards.
 package kernels
 
 import (
@@ -35,19 +33,18 @@ var ptx string
 // word is the unit of addresses and sizes here: 8 bytes.
 const word = 8
 
-// Kernels are the kernels in one context, of which they take some of the
-// device's memory. They are used with that context current.
+// Kernels are the kernels loaded in one context, which must be current for every method. They take
+// device memory.
 type Kernels struct {
 	driver                              *cuda.Driver
 	module                              cuda.Module
 	fill, compare, reader, spin, stream cuda.Function
 	launches                            atomic.Uint64
-	multiprocessors, threads            int // of the device: SMs, and threads that each of them holds
+	multiprocessors, threads            int // of the device: number of SMs, and threads per SM
 }
 
-// Load compiles the kernels for the device of the current context, and loads
-// them there at once also where the driver loads lazily. The error of a driver
-// that does not take the PTX has its compiler's log.
+// Load compiles the kernels for the device of the current context, and loads them immediately even
+// under lazy loading. If the driver rejects the PTX, the error includes the compiler's log.
 func Load(d *cuda.Driver, device cuda.Device) (*Kernels, error) {
 	k := &Kernels{driver: d}
 	var err error
@@ -71,11 +68,11 @@ func Load(d *cuda.Driver, device cuda.Device) (*Kernels, error) {
 	return k, nil
 }
 
-// Unload gives the kernels up; none may be running.
+// Unload unloads the kernels, of which none may be running.
 func (k *Kernels) Unload() error { return k.driver.ModuleUnload(k.module) }
 
-// Page is pinned host memory that a kernel shares with the host: a flag that
-// the host sets, and what the kernel found. One launch at a time uses it.
+// Page is pinned host memory shared by a kernel and the host: a flag that the host sets, and the
+// kernel's results. Only one launch at a time may use a page.
 type Page struct {
 	driver *cuda.Driver
 	words  []uint64
@@ -84,7 +81,7 @@ type Page struct {
 
 const (
 	maxBlocks = 1024
-	findings  = 8 // the word of a page where they begin, behind the flag's cache line
+	findings  = 8 // first word of the results, behind the flag's cache line
 	pageWords = findings + 2*maxBlocks
 )
 
@@ -103,7 +100,7 @@ func (k *Kernels) NewPage() (*Page, error) {
 	return page, nil
 }
 
-// Free gives the page back; no kernel may use it any more.
+// Free frees the page, which no running kernel may use.
 func (p *Page) Free() error { return p.driver.MemHostFree(unsafe.Pointer(&p.words[0])) }
 
 // SetFlag sets the page's flag, which running kernels see.
@@ -115,7 +112,7 @@ func (p *Page) Flag() cuda.Ptr { return p.device }
 
 func (p *Page) found(i int) uint64 { return atomic.LoadUint64(&p.words[findings+i]) }
 
-// begin empties the findings, and is their address for the kernel.
+// begin clears the results and returns their device address.
 func (p *Page) begin() uint64 {
 	for i := findings; i < pageWords; i++ {
 		atomic.StoreUint64(&p.words[i], 0)
@@ -123,10 +120,10 @@ func (p *Page) begin() uint64 {
 	return uint64(p.device) + findings*word
 }
 
-// Difference is where memory is not what it is to be.
+// Difference counts the words that differ from the pattern.
 type Difference struct {
 	Words uint64 // of 8 bytes, that differ
-	First uint64 // offset of the first of them in bytes; only where Words is not 0
+	First uint64 // offset of the first differing word in bytes, if Words is not 0
 }
 
 func (d Difference) String() string {
@@ -149,8 +146,8 @@ func (p *Page) Difference() Difference {
 	return d
 }
 
-// Rounds is how often each block of a [Kernels.Spin] or [Kernels.Stream] that
-// is done went round, summed: what it got done in its time.
+// Rounds returns the number of passes of a completed [Kernels.Spin] or [Kernels.Stream], summed
+// over blocks.
 func (p *Page) Rounds() uint64 {
 	var n uint64
 	for block := range maxBlocks {
@@ -179,25 +176,24 @@ func (k *Kernels) Compare(s cuda.Stream, p cuda.Ptr, size uint64, pattern Patter
 		uint64(p), size/word, pattern.Seed, pattern.First, result.begin())
 }
 
-// Reading is what a reader is to do, a kernel of one block that runs while
-// bytes arrive. In each round it waits for the page's flag, and then compares.
+// Reading describes the work of a reader, a kernel of one block that runs while data arrives. In
+// each round the reader waits for the page's flag, and then compares.
 type Reading struct {
-	// Value is what the flag must be at least in the first round, in the cyclic
-	// order of StreamWaitValue64; in each further round it is 1 more.
+	// Value is the minimum of the flag in the first round, in the cyclic order of
+	// StreamWaitValue64. The minimum rises by 1 per round.
 	Value uint64
-	// Polls bounds how often the reader looks at the flag in one round, at about
-	// a million times a second; 0 is 10 million. Then it gives up.
+	// Polls is the maximum number of polls of the flag per round, at about a million per second; 0
+	// is 10 million. The reader gives up after the last poll.
 	Polls   uint64
 	Rounds  uint64 // 0 is 1
 	Address cuda.Ptr
 	Size    uint64 // bytes, a multiple of 8 as the address is
-	// Seed is the pattern's in the first round, which begins at its word 0; in
-	// each further round the seed is 1 more.
+	// Seed is the seed of the pattern in the first round, from word 0. The seed rises by 1 per
+	// round.
 	Seed uint64
 }
 
-// Read starts a reader. Its page's flag and results are in use until the
-// stream's work is done.
+// Read starts a reader, which uses the page until the stream's work is complete.
 func (k *Kernels) Read(s cuda.Stream, r Reading, page *Page) error {
 	if err := whole(r.Address, r.Size, word); err != nil {
 		return err
@@ -212,14 +208,14 @@ func (k *Kernels) Read(s cuda.Stream, r Reading, page *Page) error {
 		uint64(r.Address), r.Size/word, r.Seed, page.begin())
 }
 
-// Progress is how far a reader is, also while it runs.
+// Progress is the progress of a reader, also while the kernel runs.
 type Progress struct {
-	Running bool   // it has begun
-	Rounds  uint64 // that it compared
+	Running bool   // the kernel has started
+	Rounds  uint64 // compared rounds
 	Ended   bool
-	GaveUp  bool // it ended without having seen the flag
-	// Difference is the sum of all rounds that were compared; Round is the first
-	// with one, from 0, and First is of that.
+	GaveUp  bool // the flag did not change in time
+	// Difference is the sum over the compared rounds. Round is the first round with a difference,
+	// from 0; First refers to Round.
 	Difference
 	Round uint64
 }
@@ -243,13 +239,12 @@ func (k *Kernels) Spin(s cuda.Stream, d time.Duration, page *Page) error {
 	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin(), k.launch())
 }
 
-// launch numbers the launches of the module, in which no two have one number.
+// launch returns a number that is unique among launches of the module.
 func (k *Kernels) launch() uint64 { return k.launches.Add(1) }
 
-// Stream keeps the memory busy: it reads and writes size bytes, address and
-// size multiples of 16, again and again, for a time that begins when the
-// kernel does, or until the page's flag is not 0. A pass is always ended. It
-// moves 2 × size × [Page.Rounds] / [Kernels.Blocks] bytes.
+// Stream keeps the memory busy: the kernel repeatedly reads and writes size bytes, address and size
+// multiples of 16, for the duration d from its start, or until the page's flag is not 0. A started
+// pass is completed. The kernel moves 2 × size × [Page.Rounds] / [Kernels.Blocks] bytes.
 func (k *Kernels) Stream(s cuda.Stream, p cuda.Ptr, size uint64, d time.Duration, page *Page) error {
 	if err := whole(p, size, 2*word); err != nil {
 		return err
@@ -263,7 +258,7 @@ func (k *Kernels) Blocks() int { return int(k.everywhere()) }
 
 const (
 	blockSize  = 512  // threads
-	readerSize = 1024 // threads of the one block
+	readerSize = 1024 // threads of the reader's single block
 )
 
 // blocks is how many blocks share n words.

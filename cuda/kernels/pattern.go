@@ -2,9 +2,8 @@ package kernels
 
 import "encoding/binary"
 
-// Pattern is an endless row of 64-bit words, of which no two are alike by
-// design: a word in the wrong place is found as one that is wrong. In memory
-// they are little-endian.
+// Pattern is an infinite sequence of distinct 64-bit words, so a misplaced word is a difference. In
+// memory the words are little-endian.
 type Pattern struct {
 	Seed  uint64 // another seed is another pattern
 	First uint64 // number of the word that a range begins with
@@ -17,7 +16,7 @@ func (p Pattern) Word(i uint64) uint64 {
 	return x ^ x>>32
 }
 
-// Fill writes the pattern to b, of which it uses whole words.
+// Fill writes the pattern to the whole words of b.
 func (p Pattern) Fill(b []byte) {
 	for i := range len(b) / word {
 		binary.LittleEndian.PutUint64(b[i*word:], p.Word(uint64(i)))

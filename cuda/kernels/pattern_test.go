@@ -19,7 +19,7 @@ func TestWordsOfAPatternDiffer(t *testing.T) {
 }
 
 func TestCompareFindsTheFirstDifference(t *testing.T) {
-	b := make([]byte, 803) // what is not a whole word does not count
+	b := make([]byte, 803) // a partial word does not count
 	p := Pattern{Seed: 9, First: 1 << 50}
 	p.Fill(b)
 	if b[800] != 0 || p.Compare(b) != (Difference{}) {

@@ -1,17 +1,16 @@
 // Package sim provides a libcuda that works on host memory: the driver API's
 // names and behaviour where there is no GPU, for tests and for `peerlane demo`.
 //
-// It is a shared library, written in C, that package cuda opens in place of
-// libcuda.so.1, so that everything above the driver API runs unchanged. The
-// memory of a device is a memfd: an export gives a real descriptor, which
-// crosses processes and containers, and the memory goes with its last holder,
-// also when that is killed. Streams are threads: a copy returns before its
-// bytes arrive. The suite in cuda/conformance runs on the simulator and on the
-// driver, and says what can be relied on.
+// Package cuda opens this shared library, written in C, in place of libcuda.so.1, so that all code
+// above the driver API runs unchanged. The memory of a device is a memfd: an export is a real
+// descriptor, which crosses processes and containers, and the kernel frees the memory with the last
+// holder, even after a kill. Streams are threads: a copy returns before the data arrives. The suite
+// in cuda/conformance runs on the simulator and on the driver, and specifies the properties of
+// both.
 //
-// A simulated host is a directory ([Write]) with two files: host, the devices,
-// and log, counters that every process of the host adds to ([ReadLog]).
-// Processes find it by environment variables ([Environment]):
+// A simulated host is a directory ([Write]) with two files: host, the devices, and log, counters
+// that every process of the host increments ([ReadLog]). Environment variables ([Environment]) tell
+// processes the directory:
 //
 //	PEERLANE_CUDA_LIBRARY  the library; see package cuda
 //	PEERLANE_SIM           the directory; log must be writable
@@ -27,12 +26,12 @@
 //	                       "cuMemcpyAsync:after=3:error=700;cuMemCreate:oom"
 //	PEERLANE_SIM_CALLS     a file to which each call that can have a fault adds its name
 //
-// Of kernels it has those of package cuda/kernels, in C: it finds their names in
-// PTX that it is given, and takes no other.
+// The simulator implements the kernels of package cuda/kernels in C. A module is PTX with the names
+// of these kernels; the simulator rejects other kernels.
 //
-// A graph that was captured is done in the order of its capture.
+// A captured graph runs in the order of its capture.
 //
-// What it does not model: other kernels, the default stream's waiting for others,
-// graphs that are built by hand, the time that things take on a GPU. Free memory is what one process knows of: others' allocations are not
-// subtracted.
+// Not modelled: other kernels, the synchronization of the default stream with other streams, graphs
+// built by hand, and durations on a GPU. Free memory subtracts the allocations of the calling
+// process only.
 package sim

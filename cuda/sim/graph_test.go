@@ -28,8 +28,8 @@ func (p process) graph() (cuda.GraphExec, error) {
 	return e, errors.Join(err, p.GraphDestroy(g))
 }
 
-// graphFaults is the answer to faults: the launch of three replays, the
-// waiting, and what was copied.
+// graphFaults prints the results of three launches and synchronizations under faults, and the
+// copied data.
 func graphFaults() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -56,7 +56,7 @@ func TestFaultsOfGraphs(t *testing.T) {
 	const good, bad = "0 0 abcdefgh0;", "0 0 abcd\x3ffgh0;"
 	for _, c := range []struct{ fault, want string }{
 		{"", good + " " + good + " " + good},
-		{"cuMemcpyAsync:corrupt=1", bad + " " + bad + " " + bad}, // what was captured is replayed
+		{"cuMemcpyAsync:corrupt=1", bad + " " + bad + " " + bad}, // a replay repeats the captured fault
 		{"cuMemcpyAsync:error=2", "graph 2"},
 		{"cuGraphInstantiate:oom", "graph 2"},
 		{"cuGraphLaunch:after=1:times=1:error=1", good + " 1 0 abcdefgh0; " + good},
@@ -67,7 +67,7 @@ func TestFaultsOfGraphs(t *testing.T) {
 	}
 }
 
-// graphLate looks at a replay that nobody waits for.
+// graphLate queries a replay without synchronization.
 func graphLate() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -82,12 +82,12 @@ func graphLate() error {
 	}
 	time.Sleep(20 * time.Millisecond)
 	if done, err := p.StreamQuery(p.s); err != nil || done {
-		return fmt.Errorf("a replay that nobody waited for: %v, %w", done, err)
+		return fmt.Errorf("a replay completed without synchronization: %v, %w", done, err)
 	}
 	return p.StreamSynchronize(p.s)
 }
 
-func TestLateGraphs(t *testing.T) {
+func TestLateGraphNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "graph late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 
@@ -112,7 +112,7 @@ func graphMisuse() error {
 	_, err = p.GraphInstantiate(1)
 	expect("no graph made launchable", err, cuda.ErrInvalidHandle)
 
-	// Streams that are destroyed while they are captured.
+	// Destroy streams during a capture.
 	other, err := p.StreamCreate()
 	expect("another stream", err, 0)
 	event, err := p.EventCreate(cuda.EventOptions{})
@@ -130,8 +130,8 @@ func graphMisuse() error {
 	expect("its end", p.StreamDestroy(lost), 0)
 	expect("an allocation after that", second(p.MemAlloc(8)), 0)
 
-	// A context goes also while one of its streams is captured, and while a
-	// replay of it waits for what never comes.
+	// A context can be destroyed while a stream is in capture, and while a replay waits for a value
+	// that no stream writes.
 	expect("a capture to be left", p.StreamBeginCapture(p.s, cuda.CaptureGlobal), 0)
 	expect("a wait", p.StreamWaitBits64(p.s, p.a, 1), 0)
 	expect("the context's end", p.CtxDestroy(p.ctx), 0)

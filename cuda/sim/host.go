@@ -13,27 +13,27 @@ import (
 // MaxDevices of a simulated host (MAX_DEVICES of libcuda/sim.h).
 const MaxDevices = 64
 
-// Device is one simulated GPU.
+// Device is a simulated GPU.
 type Device struct {
 	Index  int    // NVML's index
-	Minor  int    // of its node, /dev/nvidiaN
+	Minor  int    // N of /dev/nvidiaN
 	UUID   string // "GPU-8-4-4-4-12"
 	BusID  string // "0000:17:00.0"
 	Memory uint64 // bytes
 	Name   string // "NVIDIA H100 80GB HBM3"
 }
 
-// DeviceLog is what went in and out of a device since [Write], over all
-// processes, dead ones included. A copy counts when its bytes are there.
+// DeviceLog counts the traffic and the objects of a device since [Write], over all processes,
+// including dead ones. A copy counts after the data has arrived.
 type DeviceLog struct {
 	Device
-	BytesIn     uint64 // copied into it from another device or the host
-	BytesOut    uint64 // copied out of it
-	BytesWithin uint64 // copied within it
-	Copies      uint64 // that it took part in
-	Contexts    uint64 // ever created on it
-	Allocated   uint64 // bytes ever allocated on it
-	Slices      uint64 // calls whose work waits for the time slices of other processes' kernels
+	BytesIn     uint64 // copied from another device or the host
+	BytesOut    uint64 // copied to another device or the host
+	BytesWithin uint64 // copied within the device
+	Copies      uint64 // with the device as an end
+	Contexts    uint64 // contexts created on the device
+	Allocated   uint64 // bytes allocated on the device
+	Slices      uint64 // calls whose work waits for time slices of other processes' kernels
 }
 
 var (
@@ -50,7 +50,7 @@ func (d Device) check() error {
 	case d.Memory == 0:
 		return errors.New("no memory")
 	case strings.TrimSpace(d.Name) == "" || strings.ContainsAny(d.Name, "\n"):
-		return fmt.Errorf("name %q is not one line of text", d.Name)
+		return fmt.Errorf("name %q is not a line of text", d.Name)
 	case d.Index < 0 || d.Minor < 0:
 		return fmt.Errorf("negative index %d or minor number %d", d.Index, d.Minor)
 	}
@@ -65,8 +65,8 @@ const (
 	logRecord  = 64
 )
 
-// Write makes dir a simulated host with those devices. Every user may write to
-// its log, because relays and containers run as users of their own.
+// Write creates a simulated host with the devices in dir. The log is writable for every user,
+// because relays and containers run as different users.
 func Write(dir string, devices []Device) error {
 	if len(devices) == 0 || len(devices) > MaxDevices {
 		return fmt.Errorf("simulated host %s: %d devices; 1 to %d are possible", dir, len(devices), MaxDevices)
@@ -80,7 +80,7 @@ func Write(dir string, devices []Device) error {
 		}
 		minor := fmt.Sprintf("minor %d", d.Minor)
 		if seen[d.UUID] || seen[d.BusID] || seen[minor] {
-			return fmt.Errorf("simulated host %s: device %d: its UUID, PCI address or minor number is another's", dir, d.Index)
+			return fmt.Errorf("simulated host %s: device %d: duplicate UUID, PCI address or minor number", dir, d.Index)
 		}
 		seen[d.UUID], seen[d.BusID], seen[minor] = true, true, true
 		fmt.Fprintf(&b, "%d %d %s %s %d %s\n", d.Index, d.Minor, d.UUID, d.BusID, d.Memory, d.Name)
@@ -102,8 +102,7 @@ func Write(dir string, devices []Device) error {
 	return os.Chmod(path, 0o666)
 }
 
-// ReadLog reads the counters of the simulated host in dir, in the order in
-// which its devices were given to [Write].
+// ReadLog reads the counters of the simulated host in dir, in the order of the devices in [Write].
 func ReadLog(dir string) ([]DeviceLog, error) {
 	devices, err := readHost(filepath.Join(dir, "host"))
 	if err != nil {

@@ -17,7 +17,7 @@ func init() {
 	children["kernel misuse"] = kernelMisuse
 }
 
-// beginKernels is begin with kernels, and a page for them.
+// beginKernels calls begin, loads the kernels and creates a page.
 func beginKernels() (p process, k *kernels.Kernels, page *kernels.Page, err error) {
 	if p, err = begin(0, 0); err != nil {
 		return p, nil, nil, err
@@ -29,8 +29,7 @@ func beginKernels() (p process, k *kernels.Kernels, page *kernels.Page, err erro
 	return p, k, page, err
 }
 
-// kernelFaults is the answer to faults: for three fills what the launch and
-// the waiting gave.
+// kernelFaults prints the results of three fills and synchronizations under faults.
 func kernelFaults() error {
 	p, k, _, err := beginKernels()
 	if err != nil {
@@ -59,7 +58,7 @@ func TestFaultsOfKernels(t *testing.T) {
 	}
 }
 
-// kernelLate looks at a kernel that nobody waits for.
+// kernelLate queries a kernel without synchronization.
 func kernelLate() error {
 	p, k, page, err := beginKernels()
 	if err != nil {
@@ -71,7 +70,7 @@ func kernelLate() error {
 	}
 	time.Sleep(20 * time.Millisecond)
 	if page.Progress().Running {
-		return errors.New("a kernel runs that nobody waited for")
+		return errors.New("a kernel ran without synchronization")
 	}
 	if err := p.StreamSynchronize(p.s); err != nil {
 		return err
@@ -82,7 +81,7 @@ func kernelLate() error {
 	return nil
 }
 
-func TestLateKernels(t *testing.T) {
+func TestLateKernelNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "kernel late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 
@@ -115,13 +114,13 @@ func kernelMisuse() error {
 	expect("its second end", p.ModuleUnload(m), cuda.ErrInvalidHandle)
 	expect("a kernel of it", p.Launch(f, 1, 32, p.s, 0, 0, 0), cuda.ErrInvalidHandle)
 
-	// Reading is all that a comparison needs.
+	// A comparison needs read access only.
 	readOnly, err := p.memory(0, 2*mib, false)
 	expect("read-only memory", err, 0)
 	expect("its comparison", k.Compare(p.s, readOnly, mib, kernels.Pattern{}, page), 0)
 	expect("the comparison's end", p.StreamSynchronize(p.s), 0)
 
-	// A context goes also while a kernel of it runs.
+	// A context can be destroyed while a kernel runs.
 	expect("an hour's kernel", k.Spin(p.s, time.Hour, page), 0)
 	expect("the context's end", p.CtxDestroy(p.ctx), 0)
 	expect("a kernel of another's context", k.Spin(p.s, time.Hour, page), cuda.ErrInvalidContext)

@@ -22,17 +22,16 @@ const LibraryName = "libpeerlane-cuda-sim.so"
 //go:embed libcuda/*.c libcuda/*.h
 var source embed.FS
 
-// flags are what the library is compiled with, by any C compiler that GCC's
-// command line suits. It needs glibc alone.
+// flags are the compiler flags of the library, for GCC or a compatible compiler. The library needs
+// only glibc.
 var flags = []string{
 	"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow",
 	"-fPIC", "-fvisibility=hidden", "-pthread", "-shared", "-Wl,-z,defs",
-	// As what is shipped.
+	// As in packages.
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now,-z,noexecstack",
 }
 
-// fingerprint names the source, so that a library of another one is not taken
-// for it. Flags count as source.
+// fingerprint identifies source and flags, so that a library of other source is rejected.
 var fingerprint = sync.OnceValue(func() string {
 	h := sha256.New()
 	fmt.Fprintln(h, flags)
@@ -44,10 +43,9 @@ var fingerprint = sync.OnceValue(func() string {
 	return fmt.Sprintf("%x", h.Sum(nil)[:16])
 })
 
-// Library is the path of the simulator's library, built from the source in this
-// program: beside the running executable, else where packages have it, else in bin/ of the repository that
-// the working directory is in, else compiled, once, into the user's cache
-// directory.
+// Library returns the path of the simulator's library for the source in this program. It tries the
+// directory of the executable, the directory of packages, and bin/ of the repository around the
+// working directory; else it compiles the library once into the user's cache directory.
 func Library() (string, error) {
 	var tried []string
 	if exe, err := os.Executable(); err == nil {
@@ -69,7 +67,7 @@ func Library() (string, error) {
 	}
 	places := strings.Join(tried, ", ")
 	if err != nil {
-		return "", fmt.Errorf("CUDA simulator: no library of this version at %s, and no cache directory to compile one into: %w", places, err)
+		return "", fmt.Errorf("CUDA simulator: no library of this version at %s, and no cache directory for a compiled library: %w", places, err)
 	}
 	if err := Build(cache); err != nil {
 		return "", fmt.Errorf("CUDA simulator: no library of this version at %s: %w", places, err)
@@ -77,8 +75,8 @@ func Library() (string, error) {
 	return cache, nil
 }
 
-// Use makes a simulated host in a directory, and has this process and its children see it
-// in place of a driver's.
+// Use creates a simulated host in dir, and sets the environment of this process and later children
+// to it.
 func Use(dir string, devices []Device) error {
 	if err := Write(dir, devices); err != nil {
 		return err
@@ -96,8 +94,7 @@ func Use(dir string, devices []Device) error {
 	return nil
 }
 
-// Environment is what a process needs in its environment to work on the
-// simulated host in dir.
+// Environment returns the environment variables for the simulated host in dir.
 func Environment(dir string) ([]string, error) {
 	library, err := Library()
 	if err != nil {
@@ -109,9 +106,8 @@ func Environment(dir string) ([]string, error) {
 	return []string{cuda.LibraryVariable + "=" + library, "PEERLANE_SIM=" + dir}, nil
 }
 
-// Build compiles the library to path with the C compiler: the one that CC
-// names, else cc, else gcc. It replaces what is there at once, so that several
-// processes may do it. more goes to the compiler too.
+// Build compiles the library to path with the C compiler: CC, else cc, else gcc. The replacement is
+// atomic, so several processes may build at a time. more are further arguments of the compiler.
 func Build(path string, more ...string) (err error) {
 	compiler, err := compiler()
 	if err != nil {
@@ -133,7 +129,7 @@ func Build(path string, more ...string) (err error) {
 		return err
 	}
 	args := append(append([]string{}, flags...), more...)
-	// No name of a temporary directory in it: the same source gives the same library.
+	// Keep the temporary directory out of the debug information, so that builds are reproducible.
 	args = append(args, "-ffile-prefix-map="+dir+"=cuda-sim", `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
 	cmd := exec.Command(compiler, append(args, files...)...)
 	cmd.Dir = dir
@@ -156,8 +152,8 @@ func compiler() (string, error) {
 	return "", fmt.Errorf("the CUDA simulator cannot be compiled: no C compiler (%s) in PATH; install gcc, or put %s beside the program", strings.Join(names, ", "), LibraryName)
 }
 
-// current says whether the library at path was built from this source, by the
-// mark that it carries (peerlaneSimVersion).
+// current reports whether the library at path was built from this source, by its mark
+// (peerlaneSimVersion).
 func current(path string) bool {
 	content, err := os.ReadFile(path)
 	return err == nil && bytes.Contains(content, []byte("peerlane-sim-source:"+fingerprint()))

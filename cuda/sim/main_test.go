@@ -14,9 +14,8 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// What depends on the environment is tested in a process of its own: this
-// binary again, which runs the function of children that the variable names
-// and whose standard output is the answer.
+// Tests that depend on the environment run in a child: this binary with the variable, which selects
+// a function of children and prints the result to standard output.
 const childVariable = "PEERLANE_SIM_CHILD"
 
 var children = map[string]func() error{}
@@ -55,7 +54,7 @@ func devices(n int) []Device {
 	return all
 }
 
-// host makes a simulated host of n devices; its environment is that of command.
+// host creates a simulated host of n devices; command uses its environment.
 func host(t testing.TB, n int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,14 +69,14 @@ func command(t testing.TB, dir, name string, env ...string) *exec.Cmd {
 	exe, err := os.Executable()
 	check(t, err)
 	cmd := exec.CommandContext(t.Context(), exe) // which ends with the test
-	// The race detector makes a process wait for a second at its end.
+	// By default the race detector delays the exit of a process by a second.
 	cmd.Env = append(append(os.Environ(), childVariable+"="+name, "GORACE=atexit_sleep_ms=0"), base...)
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = os.Stderr
 	return cmd
 }
 
-// answer runs a child to its end.
+// answer runs a child and returns its output.
 func answer(t testing.TB, dir, name string, env ...string) string {
 	t.Helper()
 	out, err := command(t, dir, name, env...).Output()
@@ -87,8 +86,8 @@ func answer(t testing.TB, dir, name string, env ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// process is what most children begin with: the driver, a context on device 0,
-// a stream, and two pieces of memory of a device each.
+// process is the setup of most children: the driver, a context on device 0, a stream, and memory on
+// two devices.
 type process struct {
 	*cuda.Driver
 	ctx  cuda.Context
@@ -142,7 +141,7 @@ func (p process) readString(from cuda.Ptr, n int) (string, error) {
 	return string(b), err
 }
 
-// nodes makes a directory with the nodes of those minor numbers.
+// nodes creates a directory with nodes of the given minor numbers.
 func nodes(t testing.TB, minors ...int) string {
 	t.Helper()
 	dir := t.TempDir()

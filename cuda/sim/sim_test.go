@@ -128,7 +128,7 @@ func list() error {
 	return nil
 }
 
-func TestVisibleDevices(t *testing.T) {
+func TestVisibleDevicesFollowEnvironment(t *testing.T) {
 	dir := host(t, 4)
 	some := []string{"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV=" + nodes(t, 1, 3)}
 	none := []string{"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV=" + nodes(t)}
@@ -152,7 +152,7 @@ func TestVisibleDevices(t *testing.T) {
 	}
 }
 
-// importStdin imports what standard input is a descriptor of.
+// importStdin imports the memory of the descriptor on standard input.
 func importStdin() error {
 	d, err := cuda.Open()
 	if err != nil {
@@ -194,8 +194,7 @@ func TestImportNeedsTheNode(t *testing.T) {
 	}
 }
 
-// exportFrom runs a child that sends memory of device 1, and gives that: what a
-// descriptor stands for outlives its maker.
+// exportFrom runs a child that sends memory of device 1 and exits: the descriptor keeps the memory.
 func exportFrom(t *testing.T, dir string) *os.File {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -238,7 +237,7 @@ func init() {
 	}
 }
 
-// copies does what TestLog counts.
+// copies makes the copies that TestLogCountsCopies counts.
 func copies() error {
 	p, err := begin(0, 1)
 	if err != nil {
@@ -258,9 +257,9 @@ func copies() error {
 		p.StreamSynchronize(p.s), p.CtxDestroy(p.ctx))
 }
 
-func TestLog(t *testing.T) {
+func TestLogCountsCopies(t *testing.T) {
 	dir := host(t, 3)
-	// Several processes at once; one more is killed while it copies, on device 2.
+	// Several concurrent processes; one more is killed while copying on device 2.
 	killed := command(t, dir, "copy for ever", "CUDA_VISIBLE_DEVICES=2")
 	check(t, killed.Start())
 	testutil.Until(t, "copies of the process to be killed", func() bool {
@@ -278,7 +277,7 @@ func TestLog(t *testing.T) {
 		check(t, <-done)
 	}
 	check(t, killed.Process.Kill())
-	_ = killed.Wait() // killed, as it says
+	_ = killed.Wait() // "signal: killed"
 	logs, err := ReadLog(dir)
 	check(t, err)
 	if n := logs[2].BytesWithin; n == 0 || n%(4*mib) != 0 {
@@ -302,7 +301,7 @@ func copyForEver() error {
 	return err
 }
 
-func TestAProcessWithoutItsHostSaysSo(t *testing.T) {
+func TestProcessWithoutHostIsError(t *testing.T) {
 	dir := host(t, 1)
 	for _, c := range []struct{ name, env, want string }{
 		{"no directory", "PEERLANE_SIM=" + filepath.Join(dir, "none"), "none/host: No such file or directory"},
@@ -312,7 +311,7 @@ func TestAProcessWithoutItsHostSaysSo(t *testing.T) {
 		var text strings.Builder
 		cmd.Stderr = &text
 		if err := cmd.Run(); err == nil {
-			t.Errorf("%s: it works", c.name)
+			t.Errorf("%s: succeeded", c.name)
 		}
 		if !strings.Contains(text.String(), c.want) || !strings.Contains(text.String(), "CUDA_ERROR_OPERATING_SYSTEM") {
 			t.Errorf("%s: %s; want %q", c.name, text.String(), c.want)
@@ -320,7 +319,7 @@ func TestAProcessWithoutItsHostSaysSo(t *testing.T) {
 	}
 }
 
-// faults copies three times, and prints what became of each call.
+// faults copies three times, and prints the result of each call.
 func faults() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -349,7 +348,7 @@ func result(err error) string {
 	return strconv.Itoa(int(r))
 }
 
-func TestFaults(t *testing.T) {
+func TestFaultsChangeResults(t *testing.T) {
 	dir := host(t, 1)
 	const good = "0 0 abcdefgh0;"
 	of := func(process string) string {
@@ -382,8 +381,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// late looks at a copy that nobody waits for, and then waits for it in each of
-// the ways there are. With an hour's delay only the waiting can end it.
+// late queries a copy without synchronization, then synchronizes by every available call. The delay
+// is an hour, so only synchronization completes the copy.
 func late() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -413,7 +412,7 @@ func late() error {
 			return err
 		}
 		if stream || event {
-			return errors.New("a copy is done that nobody waited for")
+			return errors.New("a copy completed without synchronization")
 		}
 		if err := wait(); err != nil {
 			return err
@@ -422,11 +421,11 @@ func late() error {
 			return fmt.Errorf("a copy that was waited for: %v, %w", done, err)
 		}
 	}
-	// A context goes with what it still has to do.
+	// A context can be destroyed with pending work.
 	return errors.Join(p.MemcpyAsync(p.b, p.a, mib, p.s), p.CtxDestroy(p.ctx))
 }
 
-func TestLate(t *testing.T) {
+func TestLateCopyNeedsSynchronization(t *testing.T) {
 	answer(t, host(t, 1), "late", "PEERLANE_SIM_LATE_MS=3600000")
 }
 
@@ -452,7 +451,7 @@ func init() {
 	}
 }
 
-// misuse does what a program must not, and what a death forces upon it.
+// misuse makes the calls that a program must not make, and calls that follow a death.
 func misuse() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -508,17 +507,17 @@ func misuse() error {
 	expect("the value", p.StreamWriteValue64(other, address, 1), 0)
 	expect("the wait's end", p.StreamSynchronize(p.s), 0)
 
-	// A context goes also while a stream of it waits for what never comes.
+	// A context can be destroyed while a stream waits for a value that no process writes.
 	expect("a wait for ever", p.StreamWaitValue64(p.s, address, 2), 0)
 	expect("the context's end", p.CtxDestroy(p.ctx), 0)
 	expect("its second end", p.CtxDestroy(p.ctx), cuda.ErrInvalidContext)
 	return errors.Join(wrong...)
 }
 
-func TestMisuse(t *testing.T) { answer(t, host(t, 1), "misuse") }
+func TestMisuseIsRefused(t *testing.T) { answer(t, host(t, 1), "misuse") }
 
-// A process that is killed leaves nothing but the files of its interprocess
-// events, and those to the next process that makes one.
+// A killed process leaves only the files of its interprocess events, until the next process creates
+// such an event.
 func TestKilledProcessesLeaveNothing(t *testing.T) {
 	dir := host(t, 1)
 	cmd := command(t, dir, "ipc")
@@ -539,7 +538,7 @@ func TestKilledProcessesLeaveNothing(t *testing.T) {
 		return files
 	}
 	if files := mine(); len(files) != 1 {
-		t.Errorf("the process has the files %v, want one", files)
+		t.Errorf("files of the process: %v, want one", files)
 	}
 	handle := strings.TrimSpace(string(line[:n]))
 	if os.Geteuid() == 0 {
@@ -551,7 +550,7 @@ func TestKilledProcessesLeaveNothing(t *testing.T) {
 		t.Errorf("opening the event: %s, want 0", got)
 	}
 	check(t, cmd.Process.Kill())
-	_ = cmd.Wait() // killed, as it says
+	_ = cmd.Wait() // "signal: killed"
 	if got := answer(t, dir, "ipc open", "HANDLE="+handle, "CREATE=1"); got != "205" {
 		t.Errorf("opening a dead process's event: %s, want 205, CUDA_ERROR_MAP_FAILED", got)
 	}
@@ -560,8 +559,8 @@ func TestKilledProcessesLeaveNothing(t *testing.T) {
 	}
 }
 
-// ipcEvents makes an interprocess event, prints its handle and waits for its
-// own death.
+// ipcEvents creates an interprocess event, prints the handle and waits until the test kills the
+// process.
 func ipcEvents() error {
 	p, err := begin(0, 0)
 	if err != nil {
@@ -576,11 +575,11 @@ func ipcEvents() error {
 		return err
 	}
 	if _, err := p.IPCOpenEventHandle(h); !errors.Is(err, cuda.ErrInvalidContext) {
-		return fmt.Errorf("opening an event of one's own: %w", err)
+		return fmt.Errorf("opening an event of the same process: %w", err)
 	}
 	fmt.Printf("%x\n", h)
 	time.Sleep(time.Minute)
-	return errors.New("nobody killed this process")
+	return errors.New("the test did not kill this process")
 }
 
 func ipcOpen() error {

@@ -24,8 +24,8 @@ import (
 
 // Commands for a client.
 const (
-	// Connect connects with the other client's Handle, accepts its connection, and exchanges
-	// messages until Bytes are sent, Finish comes, or an operation fails.
+	// Connect connects with the Handle of the other client, accepts a connection, and exchanges
+	// messages until Bytes are sent, Finish arrives, or an operation fails.
 	Connect = "connect"
 	Finish  = "finish"
 	Count   = "count" // answered at once, even while an operation hangs
@@ -35,7 +35,7 @@ const (
 type Order struct {
 	Do     string      `json:"do"`
 	Handle wire.Handle `json:"handle"`
-	// Side is 0 at one client and 1 at the other; the other fields are equal at both.
+	// Side is 0 at one client and 1 at the other; the remaining fields are equal.
 	Side    int    `json:"side"`
 	Seed    uint64 `json:"seed"`
 	Bytes   uint64 `json:"bytes"`   // per direction, minimum; 0: until Finish
@@ -48,7 +48,7 @@ const (
 	Moving    = "moving"    // the first messages have come
 	Counted   = "counted"
 	Done      = "done"
-	Failed    = "failed" // its connections are closed; Listening follows
+	Failed    = "failed" // the connections are closed; Listening follows
 	Wrong     = "error"  // and the client ends
 )
 
@@ -68,7 +68,7 @@ type Report struct {
 	Received      int      `json:"received"`
 	BytesReceived uint64   `json:"bytesReceived"`
 	Pending       int      `json:"pending"`  // operations at the first failure, with the failed operation
-	Failures      []string `json:"failures"` // errors of the pending operations; the others ended well
+	Failures      []string `json:"failures"` // errors of the pending operations; the rest succeeded
 }
 
 const (
@@ -81,7 +81,7 @@ const (
 // hangs is the time after which an operation counts as endless.
 const hangs = 2 * time.Minute
 
-// Serve is the client's process: it executes commands until the end of in.
+// Serve is the main loop of a client process: it executes commands until in ends.
 func Serve(in io.Reader, out io.Writer, socket string) error {
 	// A CUDA context is current on a single thread.
 	runtime.LockOSThread()
@@ -242,7 +242,7 @@ func (c *process) share(ctx context.Context, device cuda.Device) (m memory, err 
 // posted is a send or a receive that is pending.
 type posted struct {
 	*client.Operation
-	number uint64 // of its message: messages meet in order, but may end in any order
+	number uint64 // of the message: messages match in order, but may end in any order
 	size   uint64 // bytes; 0 at the end of a direction
 }
 
@@ -258,7 +258,7 @@ type connected struct {
 	finished           bool     // the end of ours is posted
 }
 
-// exchange executes Connect. It returns an error that no fault of the network explains.
+// exchange executes Connect. It returns an error that no network fault explains.
 func (c *process) exchange(ctx context.Context, listener *client.Listener, o Order) error {
 	c.count(func(r *Report) { *r = Report{} })
 	x := &connected{process: c, ours: newMessages(o.Seed, o.Side, o.Largest), theirs: newMessages(o.Seed, 1-o.Side, o.Largest)}
@@ -312,7 +312,7 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 	defer cancel()
 	n, err := op.Wait(ctx)
 	if err != nil && ctx.Err() != nil {
-		err = &wrongError{fmt.Errorf("an operation HANGS: it has not ended within %v", hangs)}
+		err = &wrongError{fmt.Errorf("an operation HANGS: no completion within %v", hangs)}
 	}
 	return n, err
 }
@@ -320,8 +320,8 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 // moving is how many messages have to come before traffic counts as flowing.
 const moving = 8
 
-// run posts receives and sends, waits for them in order and posts the next operation in place of
-// the ended. A message of no bytes ends a direction.
+// run posts receives and sends, waits in order and posts the next operation in place of an ended
+// one. A message of 0 bytes ends a direction.
 func (x *connected) run(ctx context.Context, bytes uint64) error {
 	for range AtOnce {
 		if err := x.receive(); err != nil {
@@ -399,7 +399,7 @@ func (x *connected) receive() error {
 // take compares a message of n bytes with the expected message.
 func (x *connected) take(p posted, n uint64) error {
 	if n != p.size {
-		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: one was lost or came twice", p.number, n, p.size)}
+		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: a message was lost or duplicated", p.number, n, p.size)}
 	}
 	got := make([]byte, n)
 	err := x.driver.MemcpyDtoHAsync(unsafe.Pointer(&got[0]), x.incoming.at+cuda.Ptr(p.slot()*slotBytes), n, x.stream)

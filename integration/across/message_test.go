@@ -25,10 +25,10 @@ func TestMessagesOfBothSidesAreEqual(t *testing.T) {
 			t.Fatal(err)
 		}
 		if theirs.check(number+1, got, scratch) == nil && size >= 8 {
-			t.Errorf("message %d passes for the next one", number)
+			t.Errorf("message %d equals the next message", number)
 		}
 		if newMessages(7, 1, largest).check(number, got, scratch) == nil && size >= 8 {
-			t.Errorf("message %d passes for the other side's", number)
+			t.Errorf("message %d equals the message of the other side", number)
 		}
 		got[size/2] ^= 1
 		if theirs.check(number, got, scratch) == nil {
@@ -36,6 +36,6 @@ func TestMessagesOfBothSidesAreEqual(t *testing.T) {
 		}
 	}
 	if small < 20 || large < 20 {
-		t.Errorf("%d small messages and %d large ones of 200", small, large)
+		t.Errorf("%d small and %d large messages of 200", small, large)
 	}
 }

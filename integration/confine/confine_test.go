@@ -101,7 +101,7 @@ func TestKilledTestBinaryLeavesNothing(t *testing.T) {
 			for deadline := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 				fd, err := unix.Open(pidFile, unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 				if err == unix.ENXIO {
-					return // no process has it open
+					return // no process has the file open
 				}
 				if err == nil {
 					unix.Close(fd)

@@ -27,8 +27,8 @@ func initCommand(command []string) *exec.Cmd {
 	return cmd
 }
 
-// runInit executes a command and reaps every process that the kernel gives to init. The command's
-// end ends init, and with it the PID namespace. Init survives the SIGQUIT of its process group.
+// runInit executes a command and reaps every process that the kernel gives to init. The end of the
+// command ends init, and so the PID namespace. Init survives the SIGQUIT of its process group.
 func runInit(command []string) int {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGQUIT)
 	if os.Getpid() == 1 {

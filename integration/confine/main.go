@@ -2,14 +2,14 @@
 //
 //	confine [-idle DURATION] COMMAND [ARGUMENT...]
 //
-// As root it runs the command in new PID and mount namespaces: when the command
-// ends, or confine itself dies, the kernel kills the remaining processes and
-// removes their mounts. An ordinary user gets a process group only.
+// As root, confine runs the command in new PID and mount namespaces: when the command ends, or
+// confine itself dies, the kernel kills the remaining processes and removes the mounts. Without
+// root it creates a process group only.
 //
-// A command has no time limit. Confine watches its standard output: after an idle
-// time without a byte it sends SIGQUIT, upon which Go programs print their
-// goroutines, and kills the command after a further graceTime. The exit status is the
-// command's, 124 after an idle time, and 128 plus the number of a signal.
+// A command has no time limit. Confine watches standard output: after an idle time without a byte
+// it sends SIGQUIT, upon which Go programs print goroutine stacks, and kills the command after a
+// further graceTime. The exit status is the command's, 124 after an idle time, and 128 plus the
+// number of a signal.
 package main
 
 import (
@@ -29,7 +29,7 @@ import (
 
 const (
 	statusIdle = 124
-	// graceTime is the time in which programs print their goroutines.
+	// graceTime is the time for programs to print goroutine stacks.
 	graceTime = 20 * time.Second
 )
 
@@ -48,8 +48,8 @@ func main() {
 	os.Exit(confine(flag.Args(), *idle, os.Stdout))
 }
 
-// confine runs a command as the package comment describes, with its standard output
-// copied to out, and returns the exit status.
+// confine runs a command as the package comment describes, copies standard output to out, and
+// returns the exit status.
 func confine(command []string, idle time.Duration, out io.Writer) int {
 	cmd := initCommand(command)
 	cmd.Stdin, cmd.Stderr = os.Stdin, os.Stderr
@@ -72,7 +72,7 @@ func confine(command []string, idle time.Duration, out io.Writer) int {
 	status := watch(signals, group, idle, progress, copied)
 	if status != 0 {
 		_ = unix.Kill(group, unix.SIGKILL) // ESRCH: the command has ended
-		// Nothing reads the pipe after a failed write: Wait closes it.
+		// After a failed write nothing reads the pipe: Wait closes it.
 	}
 	err = cmd.Wait()
 	if status == 0 {
@@ -81,8 +81,8 @@ func confine(command []string, idle time.Duration, out io.Writer) int {
 	return status
 }
 
-// watch waits until the command's output ends. It returns 0 then, and the exit status
-// of confine if the command has to be killed.
+// watch waits until the command's output ends. It returns 0, or the exit status of confine if the
+// command has to be killed.
 func watch(signals context.Context, group int, idle time.Duration, progress <-chan struct{}, copied <-chan error) int {
 	timer := time.NewTimer(idle)
 	for {

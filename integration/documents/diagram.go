@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// diagrams returns the SVG text of each drawn diagram, by its path below docs.
+// diagrams returns the SVG of each diagram by path below docs.
 func diagrams() map[string]string {
 	return map[string]string{"network.svg": networkDiagram(), "relay.svg": relayDiagram()}
 }
 
-// box is a labelled rectangle. All lengths are in user units of the SVG.
+// box is a labelled rectangle. Lengths are in user units of the SVG.
 type box struct {
 	x, y, width, height int
 	lines               []string
-	class               string // "" for an ordinary box, "group" for a frame with its title at the top
+	class               string // "" for a plain box, "group" for a frame with the title at the top
 }
 
-// arrow is a polyline with an arrowhead at its last point. label is centred at labelX, labelY.
+// arrow is a polyline with an arrowhead at the last point. label is centred at labelX, labelY.
 type arrow struct {
 	points         [][2]int
 	label          string
@@ -26,7 +26,7 @@ type arrow struct {
 	dashed         bool
 }
 
-// draw returns an SVG with the boxes and arrows. Its colours follow the reader's colour scheme.
+// draw returns an SVG with the boxes and arrows. Colours follow the reader's colour scheme.
 func draw(title string, width, height int, boxes []box, arrows []arrow) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\">\n", width, height)
@@ -84,7 +84,7 @@ func networkDiagram() string {
 	var boxes []box
 	var arrows []arrow
 	for i, host := range []string{"sending host", "receiving host"} {
-		// left mirrors the second host, so that the NICs face each other.
+		// left mirrors the second host, so that the NICs are adjacent.
 		left := func(x, width int) int {
 			if i == 0 {
 				return 10 + x
@@ -100,7 +100,7 @@ func networkDiagram() string {
 			box{left(270, 60), 160, 60, 50, []string{"TCP", "NIC"}, ""},
 			box{left(15, 230), 250, 230, 40, []string{"relay"}, ""},
 		)
-		// steps are from the client to the NIC; the second host has them backwards.
+		// steps lead from the client to the NIC, and backwards in the second host.
 		steps := []arrow{
 			{points: [][2]int{{110, 85}, {134, 85}}},
 			{points: [][2]int{{245, 85}, {269, 85}}},
@@ -127,7 +127,7 @@ func networkDiagram() string {
 	return draw("Path of a message between two hosts", 880, 320, boxes, arrows)
 }
 
-// relayDiagram shows the states of a relay and the events between them.
+// relayDiagram shows the states of a relay and the events between states.
 func relayDiagram() string {
 	state := func(x, y int, name string) box { return box{x, y, 120, 40, strings.Split(name, ", "), ""} }
 	boxes := []box{

@@ -1,3 +1,3 @@
-// Package documents has what checks the pages that people read: that their links lead
-// somewhere, and that each message that a program can print is explained.
+// Package documents checks the documentation: the targets of links, and that each message of a
+// program has a code or is listed as internal. It also draws the diagrams.
 package documents

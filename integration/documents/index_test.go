@@ -12,8 +12,7 @@ import (
 // indexLine is a line of docs/README.md: a link to a document, and a description.
 var indexLine = regexp.MustCompile(`(?m)^- \[([^\]]+)\]\(([^)]+)\): \S.*\.$`)
 
-// indexFaults compares the text of docs/README.md with the names of the documents
-// beside it.
+// indexFaults compares the text of docs/README.md with the names of the documents in docs.
 func indexFaults(index string, documents []string) (faults []string) {
 	listed := map[string]int{}
 	for _, m := range indexLine.FindAllStringSubmatch(index, -1) {

@@ -14,7 +14,7 @@ import (
 // root is the repository's.
 const root = "../.."
 
-// pages are all that people read, relative to root.
+// pages returns the pages for readers, relative to root.
 func pages(t *testing.T) (list []string) {
 	t.Helper()
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
@@ -40,7 +40,7 @@ var (
 	link    = regexp.MustCompile(`!?\[([^\]]*)\]\([^)]*\)`)
 )
 
-// prose is a page without its blocks of code: what is in them is no link, and no heading.
+// prose returns a page without code blocks, which contain neither links nor headings.
 func prose(text string) string {
 	var b strings.Builder
 	end := ""
@@ -61,7 +61,7 @@ func prose(text string) string {
 	return b.String()
 }
 
-// links are the targets of a page's links, in their order.
+// links returns the targets of a page's links, in order.
 func links(text string) (targets []string) {
 	text = code.ReplaceAllString(prose(text), "")
 	for _, form := range []*regexp.Regexp{inline, linkDef} {
@@ -72,9 +72,8 @@ func links(text string) (targets []string) {
 	return targets
 }
 
-// anchors are the fragments by which a page's headings are reached, as GitHub makes them:
-// in lower case, without punctuation, "-" for a space, and a number for one that is
-// there already.
+// anchors returns the fragments of a page's headings as GitHub derives them: lower case, without
+// punctuation, "-" for a space, and a number after a duplicate.
 func anchors(text string) map[string]bool {
 	all := map[string]bool{}
 	text = prose(text)
@@ -108,7 +107,7 @@ func anchorsOf(page string) (map[string]bool, error) {
 	return read[page], err
 }
 
-// read are those that have been, by their path; tests here come one after the other.
+// read caches the anchors of pages by path; tests run in sequence.
 var read = map[string]map[string]bool{}
 
 func slug(title string) string {
@@ -123,8 +122,8 @@ func slug(title string) string {
 	}, link.ReplaceAllString(title, "$1"))
 }
 
-// wrongLink says what is wrong with a link of a page; "" for one that leads somewhere.
-// Nothing is asked of the network: of an address elsewhere only its form is looked at.
+// wrongLink returns the defect of a link, or "". It uses no network: of a remote address it checks
+// the form only.
 func wrongLink(page, target string) string {
 	u, err := url.Parse(target)
 	switch {
@@ -174,7 +173,7 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		name, _ := filepath.Rel(root, page) // below it, as pages found it
+		name, _ := filepath.Rel(root, page) // relative to root, as in pages
 		for _, target := range links(string(text)) {
 			count++
 			if wrong := wrongLink(page, target); wrong != "" {
@@ -188,8 +187,8 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 	t.Logf("%d links", count)
 }
 
-// What the check itself does not see would never be found wrong.
-func TestWhatALinkIs(t *testing.T) {
+// The checker must recognise every form of link.
+func TestLinksOfEachFormAreFound(t *testing.T) {
 	page := "# A `b` c\n\n[one](x.md) `[two](y.md)` [three\nfour](z.md#d \"title\")\n\n```\n# no heading\n[five](v.md)\n```\n\n![six](w.svg)\n\n[r]: u.md\n\n## A b, c!\n## A b, c!\n"
 	if got, want := strings.Join(links(page), " "), "x.md z.md#d w.svg u.md"; got != want {
 		t.Errorf("links %q, want %q", got, want)

@@ -40,16 +40,16 @@ func Messages(root string) ([]Message, error) {
 	return slices.Compact(all), nil
 }
 
-// products are the folders of what is installed. What tests, demonstrates and measures is
-// not explained to operators.
+// products are the folders of installed programs. Messages of tests, demos and benchmarks need no
+// explanation.
 var products = []string{"cdi", "cmd", "config", "cuda", "hook", "relay", "topo"}
 
 var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed|traffic)|topo/recorded|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(softdevice|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
 
-// verb is one of package fmt's.
+// verb matches a verb of package fmt.
 var verb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(\[\d+\])?[a-zA-Z]`)
 
-// shown is a format as it is printed.
+// shown returns a format in its printed form.
 func shown(format string) string {
 	text := verb.ReplaceAllString(strings.ReplaceAll(format, "%%", "\x00"), "…")
 	text = strings.ReplaceAll(text, "\x00", "%")
@@ -60,7 +60,7 @@ func shown(format string) string {
 	return text
 }
 
-// formatOf is which argument of a call is the text of a message; -1 for none.
+// formatOf returns the index of the argument with a call's message, or -1.
 func formatOf(call *ast.CallExpr) int {
 	name := ""
 	of := ""
@@ -86,7 +86,7 @@ func formatOf(call *ast.CallExpr) int {
 	return -1
 }
 
-// literal is the text of an expression of constants, with "…" for what is none.
+// literal returns the value of a constant expression, with "…" for non-constant parts.
 func literal(e ast.Expr, constants map[string]string) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -148,7 +148,7 @@ func goMessages(root string) (all []Message, err error) {
 	return all, nil
 }
 
-// messagesOf are those of a package, by its files.
+// messagesOf returns the messages in the files of a package.
 func messagesOf(files []*ast.File, at string) (list []Message) {
 	constants := map[string]string{}
 	for _, f := range files {
@@ -246,8 +246,8 @@ func isFault(c *ast.CompositeLit) bool {
 	return ok && x.Name == "fault"
 }
 
-// faultMakers returns the functions that only return a fault.Error, and the error's code.
-// Their arguments are parts of its text.
+// faultMakers returns the functions that only return a fault.Error, and the error's code. The
+// arguments are parts of the error's text.
 func faultMakers(files []*ast.File, constants map[string]string) map[string]string {
 	makers := map[string]string{}
 	for _, f := range files {
@@ -267,8 +267,7 @@ func faultMakers(files []*ast.File, constants map[string]string) map[string]stri
 	return makers
 }
 
-// faultText returns the code and the format of a fault.Error, as its method Error joins the
-// fields.
+// faultText returns the code and the format of a fault.Error, as method Error joins the fields.
 func faultText(c *ast.CompositeLit, constants map[string]string) (code, text string) {
 	fields := map[string]string{}
 	for _, e := range c.Elts {
@@ -298,7 +297,7 @@ func faultText(c *ast.CompositeLit, constants map[string]string) (code, text str
 	return code, text
 }
 
-// called is the name of what is called.
+// called returns the name of the called function.
 func called(call *ast.CallExpr) string {
 	switch f := call.Fun.(type) {
 	case *ast.SelectorExpr:
@@ -309,10 +308,10 @@ func called(call *ast.CallExpr) string {
 	return ""
 }
 
-// sinks take a sentence that somebody hears: why a relay was killed, or clients are refused.
+// sinks are functions whose argument reaches a user: the reason of a relay's kill or of a refusal.
 var sinks = map[string]bool{"failed": true, "kill": true, "complain": true, "refuse": true, "tell": true}
 
-// texts adds all that fmt.Sprintf makes within a part of a program.
+// texts adds the formats of fmt.Sprintf within a node.
 func texts(part ast.Node, add func(ast.Expr)) {
 	ast.Inspect(part, func(n ast.Node) bool {
 		if call, ok := n.(*ast.CallExpr); ok && called(call) == "Sprintf" && len(call.Args) > 0 {
@@ -322,9 +321,9 @@ func texts(part ast.Node, add func(ast.Expr)) {
 	})
 }
 
-// formats are a package's own functions that make an error or a warning of a format, and
-// which argument that is: those with a parameter of that name, and anything after it.
-// What makes findings of peerlane doctor is none: docs/doctor.md has them.
+// formats returns a package's own functions that make an error or a warning from a format, and the
+// index of this argument: functions with a parameter of that name, followed by others. Functions
+// that make findings of peerlane doctor do not count, because docs/doctor.md lists the findings.
 func formats(files []*ast.File, at string) map[string]int {
 	own := map[string]int{}
 	for _, f := range files {
@@ -346,19 +345,19 @@ func formats(files []*ast.File, at string) map[string]int {
 	return own
 }
 
-// comment is one of C's.
+// comment matches a C comment.
 var comment = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 
-// strung are C's strings, of which those that stand one after the other are one.
+// strung matches C strings, including adjacent ones, which C joins.
 var strung = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI[a-z0-9]+\s*)?"(?:[^"\\\n]|\\.)*")*`)
 
 var text = regexp.MustCompile(`"((?:[^"\\\n]|\\.)*)"`)
 
-// cVerb is one of printf's.
+// cVerb matches a verb of printf.
 var cVerb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(hh|h|ll|l|z|j|t)?[a-zA-Z]`)
 
-// cMessages are those of the libraries that other programs load: all texts of several
-// words, for C tells nothing more of what they are.
+// cMessages returns the messages of the C libraries: every text of several words, as C code does
+// not mark messages.
 func cMessages(root string) (list []Message, err error) {
 	for _, at := range []string{"relay/libpeerlane/source", "relay/nccl/source"} {
 		files, err := filepath.Glob(filepath.Join(root, at, "*.c"))
@@ -385,7 +384,7 @@ func cMessages(root string) (list []Message, err error) {
 	return list, nil
 }
 
-// codeIn returns the code that a text of C ends with, "" for none.
+// codeIn returns the code at the end of a C text, or "".
 func codeIn(text string) string {
 	if m := regexp.MustCompile(`\[(PL[0-9]{4})\]$`).FindStringSubmatch(text); m != nil {
 		return m[1]
@@ -393,7 +392,7 @@ func codeIn(text string) string {
 	return ""
 }
 
-// withoutComments leaves strings as they are, also those that look like comments.
+// withoutComments removes comments, but not strings that resemble comments.
 func withoutComments(source string) string {
 	either := regexp.MustCompile(`(?s)"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|` + comment.String())
 	return either.ReplaceAllStringFunc(source, func(s string) string {

@@ -19,8 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write the list of internal messages, docs/troubleshooting.md and the diagrams")
 
-// internalList names each message without a code, by package. An author who adds a message
-// gives it a code of package fault, or runs this test with -update.
+// internalList lists the messages without a code, by package. The author of a new message gives the
+// message a code of package fault, or runs this test with -update.
 const internalList = "testdata/internal-messages.txt"
 
 func TestEachMessageHasACodeOrIsInternal(t *testing.T) {
@@ -55,7 +55,7 @@ func TestEachMessageHasACodeOrIsInternal(t *testing.T) {
 	t.Logf("%d messages, %d with a code", len(all), coded)
 }
 
-// current compares a written file with the text that it should have, and writes it with -update.
+// current compares a generated file with its expected text, and writes the file with -update.
 func current(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if *update {
@@ -72,8 +72,8 @@ func current(t *testing.T, path string, want []byte) {
 	}
 }
 
-// troubleshooting returns docs/troubleshooting.md: the introduction in testdata, and an entry
-// for each code.
+// troubleshooting returns docs/troubleshooting.md: the introduction in testdata, and an entry for
+// each code.
 func troubleshooting(t *testing.T, all []Message) []byte {
 	t.Helper()
 	introduction, err := os.ReadFile("testdata/troubleshooting.md")
@@ -97,7 +97,7 @@ func troubleshooting(t *testing.T, all []Message) []byte {
 	return b.Bytes()
 }
 
-// constantNames returns the codes by the names of their constants, and by themselves.
+// constantNames maps constant names, and codes, to codes.
 func constantNames(t *testing.T) map[string]fault.Code {
 	t.Helper()
 	f, err := parser.ParseFile(token.NewFileSet(), root+"/internal/fault/entries.go", nil, parser.SkipObjectResolution)
@@ -130,7 +130,7 @@ func TestTroubleshootingHasEachCode(t *testing.T) {
 	current(t, root+"/docs/troubleshooting.md", troubleshooting(t, all))
 }
 
-// The extractor must see each form of a message.
+// The extractor must find each form of a message.
 func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 	source := "package p\nconst tail = \"; do %s\"\nfunc f() {\n" +
 		"fmt.Errorf(\"reading %q: %w\", x, err)\nerrors.New(\"one\" + tail)\nwire.Errorf(status, \"a %d%% of %.60q...\", 1, x)\n" +

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestSlurmJobScriptStartsAContainerForEachGPU runs the job script of docs/slurm.md with
-// programs in place of podman and peerlane that record their arguments.
+// TestSlurmJobScriptStartsAContainerForEachGPU runs the job script of docs/slurm.md with recorders
+// of arguments in place of podman and peerlane.
 func TestSlurmJobScriptStartsAContainerForEachGPU(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {

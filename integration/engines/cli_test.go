@@ -17,15 +17,14 @@ import (
 type cli struct {
 	ground  *ground
 	program []string
-	// userNS are the switches of a user namespace of its own.
+	// userNS are the flags for a separate user namespace.
 	userNS []string
 	// devices are the switches that ask for CDI devices; nil for --device.
 	devices func([]string) []string
-	// volumes are directories that a container with a read-only root file system
-	// has to be given by --volume, to write to them: Docker makes everything else
-	// read-only, CDI's mounts too.
+	// volumes are writable directories for --volume, for a container with a read-only root file
+	// system: Docker makes all other mounts read-only, including CDI's.
 	volumes [][2]string
-	// checkpoints are the words before the container's name that write it to disk.
+	// checkpoints are the words of a checkpoint command before the container's name.
 	checkpoints []string
 }
 
@@ -96,7 +95,7 @@ func (e *cli) checkpoint(ctx context.Context, c container, dir string) error {
 	return e.do(ctx, append(arguments, "--checkpoint-dir", dir, c.name, "one")...)
 }
 
-// do runs a program to its end. The error has what it wrote.
+// do runs a program to its end. The error contains the output.
 func (g *ground) do(ctx context.Context, command ...string) error {
 	c := g.command(ctx, command[0], command[1:]...)
 	if out, err := c.CombinedOutput(); err != nil {
@@ -105,7 +104,7 @@ func (g *ground) do(ctx context.Context, command ...string) error {
 	return nil
 }
 
-// mustDo is for what every case needs.
+// mustDo runs a setup command and requires success.
 func (b *bed) mustDo(command ...string) string {
 	b.Helper()
 	c := b.ground.command(context.Background(), command[0], command[1:]...)
@@ -142,7 +141,7 @@ func (b *bed) mkdir(name string) string {
 	return path
 }
 
-// podman configures it by files, so that its command line is a user's.
+// podman is configured by files, so that the command line is a user's.
 func podman(version, runtime string) func(*bed) engine {
 	return func(b *bed) engine {
 		dir := b.mkdir("podman")
@@ -151,15 +150,13 @@ func podman(version, runtime string) func(*bed) engine {
 		limits := ""
 		if b.cgroups == v2 {
 			if runtime == "crun" && version == podman43 {
-				// crun 1.8 raises RLIMIT_MEMLOCK for its device program, which is
-				// forbidden here.
+				// crun 1.8 raises RLIMIT_MEMLOCK for its device program, which is forbidden here.
 				runtime = "runc"
 			}
 			limits = "pids_limit = 0\n" // that controller is on v1
 		}
-		// What podman would raise limits to may be more than is permitted here.
-		// Podman needs nothing for CDI. So that there is something to see, it gets
-		// peerlane-runtime as well.
+		// Podman's default limits may exceed the permitted ones. Podman needs no configuration for
+		// CDI. So that runtime configure has an effect, Podman gets peerlane-runtime too.
 		b.ground.environment = append(b.ground.environment, "CONTAINERS_STORAGE_CONF="+storage)
 		text := fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
@@ -175,7 +172,7 @@ volume_path = %q
 `, limits, runtime, dir+"/tmp", dir+"/static", dir+"/volumes")
 		var conf string
 		if b.row.rootless {
-			conf = b.write("containers.conf", text) // the user's own, which nobody changes
+			conf = b.write("containers.conf", text) // the user's file, which no package changes
 		} else {
 			conf = b.configure("podman", "containers.conf", text, "--set-as-runtime")
 		}
@@ -187,8 +184,8 @@ volume_path = %q
 	}
 }
 
-// byRuntime is Podman with devices by peerlane-runtime, under the name that peerlane
-// runtime configure has given it.
+// byRuntime returns Podman with devices injected by peerlane-runtime, under the name of peerlane
+// runtime configure.
 func (e *cli) byRuntime(b *bed) engine {
 	other := *e
 	other.program = []string{"podman", "--runtime", cdiengine.RuntimeName, "--runtime-flag", "peerlane-root=" + b.Root, "--runtime-flag", "peerlane-spec-dir=" + b.CDIDir()}
@@ -196,14 +193,14 @@ func (e *cli) byRuntime(b *bed) engine {
 	return &other
 }
 
-// dockerDaemon starts a daemon. Its client is told by the environment where it is.
+// dockerDaemon starts a daemon. The client learns the address from the environment.
 func (b *bed) dockerDaemon(version string, path []string, configuration string, switches ...string) *cli {
 	b.Helper()
 	dir := b.mkdir("docker")
 	address := "unix://" + dir + "/docker.sock"
 	path = append(path, "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
-	// Where it listens stands in its file, where peerlane looks for it.
+	// peerlane reads the daemon's address from its file.
 	configuration = fmt.Sprintf(`{"hosts": [%q], `, address) + strings.TrimPrefix(configuration, "{")
 	file := b.configure("docker", "daemon.json", configuration, switches...)
 	ready := func() error { return b.ground.do(context.Background(), "docker", "info") }
@@ -224,8 +221,7 @@ func docker29(b *bed) engine {
 	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
-// packagedDocker is a Debian's Docker with its configuration in /etc/docker/daemon.json, which
-// nobody has changed yet.
+// packagedDocker is a Debian's Docker with a new /etc/docker/daemon.json.
 func packagedDocker(version string) func(*bed) engine {
 	return func(b *bed) engine {
 		dir := b.mkdir("docker")
@@ -243,7 +239,7 @@ func packagedDocker(version string) func(*bed) engine {
 	}
 }
 
-// docker20 knows no CDI: peerlane-runtime applies it.
+// docker20 has no CDI support: peerlane-runtime injects the devices.
 func docker20(b *bed) engine {
 	e := b.dockerDaemon(Docker20, nil, `{"live-restore": true, "experimental": true}`,
 		"--runtime-arg", "--peerlane-root="+b.Root, "--runtime-arg", "--peerlane-spec-dir="+b.CDIDir())

@@ -25,21 +25,20 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// The test binary is also the program in the containers: `test client NAME` says
-// in the file NAME of the directory of reports what it found and did, and ends;
-// `test server NAME` stays until it is told to end, `test attached NAME` with a
-// connection to its relay; `test look NAME` asks no relay, `test another NAME` is
-// not the container's first process, `test hog` takes memory, and `test nothing`
-// does nothing. After the name is a list of GPUs.
+// The test binary is also the program in the containers. `test client NAME` writes its view and
+// results to the file NAME in the directory of reports, and exits; `test server NAME` runs until
+// signalled, `test attached NAME` too, with a connection to its relay; `test look NAME` uses no
+// relay, `test another NAME` is a second process of a container, `test hog` allocates memory
+// without limit, and `test nothing` exits. A list of GPUs follows the name.
 
 // reportsDir is where a container finds the directory of reports.
 const reportsDir = "/reports"
 
-// report is what a container's program says.
+// report is the result of a container's program.
 type report struct {
 	Error string `json:"error,omitempty"`
-	// GPUs are those that CUDA shows, by UUID. Moved bytes went from each one to
-	// the next by the relay, in order, and were right.
+	// GPUs are the UUIDs of the GPUs that CUDA shows. Moved is the number of bytes that each GPU
+	// sent to the next through the relay, received in order and intact.
 	GPUs  []string `json:"gpus"`
 	Moved uint64   `json:"moved"`
 	// Staged is how much of that the relay sent through server GPUs.
@@ -64,7 +63,7 @@ func play(arguments []string) int {
 	case "hog":
 		return hog()
 	case "another":
-		// Not every engine gives an exec what CDI has added to the environment.
+		// Some engines omit CDI's environment from exec.
 		if err := inherit(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -109,8 +108,7 @@ func hog() int {
 	return 0
 }
 
-// inherit takes what is missing in the environment from the container's first
-// process.
+// inherit adds missing variables from the container's first process to the environment.
 func inherit() error {
 	text, err := os.ReadFile("/proc/1/environ")
 	if err != nil {
@@ -135,7 +133,7 @@ func errorOf(r report) error {
 	return errors.New(r.Error)
 }
 
-// say adds a report to those of a container's earlier lives.
+// say appends a report to those of the container's earlier runs.
 func say(path string, line []byte) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err != nil {
@@ -187,7 +185,7 @@ func (r *report) lookAround() error {
 	return nil
 }
 
-// gpu is one of this container's, with memory that the relay has mapped.
+// gpu is a GPU of this container, with memory that the relay has mapped.
 type gpu struct {
 	uuid    wire.UUID
 	context cuda.Context
@@ -205,8 +203,8 @@ const (
 
 const messageBytes = 3 << 20
 
-// exchange sends a message from every GPU to the next one, or from the only one
-// to itself, by way of the relay, and checks what came.
+// exchange sends a message from each GPU to the next, or from a single GPU to itself, through the
+// relay, and compares the data.
 func (r *report) exchange(ctx context.Context, list string) error {
 	runtime.LockOSThread()
 	session, err := client.Dial(ctx, client.DefaultSocket)

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// configuration is an engine's file, and what peerlane runtime configure was told.
+// configuration is an engine's file, and the arguments of peerlane runtime configure.
 type configuration struct {
 	engine, file string
 	base         string // the file before
@@ -31,8 +31,8 @@ func (b *bed) peerlaneRuntime(command string, switches ...string) string {
 	return b.mustDo(append(words, switches...)...)
 }
 
-// configure writes a configuration with which the engine would give nobody a CDI
-// device, and lets peerlane change it. The engine is then started with the result.
+// configure writes a configuration without CDI devices, and lets peerlane change it. The engine
+// starts with the result.
 func (b *bed) configure(engine, name, base string, switches ...string) (file string) {
 	b.Helper()
 	file = b.write(name, base)
@@ -43,9 +43,8 @@ func (b *bed) configure(engine, name, base string, switches ...string) (file str
 	return file
 }
 
-// configured demands of the engine, which runs with what peerlane made of its
-// configuration, that it gives a container its lane, that peerlane finds it ready,
-// and that the configuration can be taken back to the byte.
+// configured requires that the engine with the changed configuration gives a container its lane,
+// that peerlane reports the engine as ready, and that removal restores the file byte for byte.
 func configured(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
@@ -69,7 +68,7 @@ func configured(b *bed, c check) {
 		b.Errorf("peerlane runtime status says %+v", s)
 	}
 	if said := b.peerlaneRuntime("configure", append(b.configured.switches, "--dry-run")...); !strings.Contains(said, "nothing has to be changed") {
-		b.Errorf("it would be changed once more: %s", said)
+		b.Errorf("a second change is pending: %s", said)
 	}
 	after, err := os.ReadFile(b.configured.file)
 	if err != nil {
@@ -77,10 +76,10 @@ func configured(b *bed, c check) {
 	}
 	b.peerlaneRuntime("remove")
 	if text, err := os.ReadFile(b.configured.file); err != nil || string(text) != b.configured.base {
-		b.Errorf("after it was taken back it is %q, %v, and was %q", text, err, b.configured.base)
+		b.Errorf("after removal: %q, %v; original: %q", text, err, b.configured.base)
 	}
 	b.peerlaneRuntime("configure", b.configured.switches...)
 	if text, err := os.ReadFile(b.configured.file); err != nil || string(text) != string(after) {
-		b.Errorf("the second time it is %q, %v, and was %q", text, err, after)
+		b.Errorf("after the second removal: %q, %v; original: %q", text, err, after)
 	}
 }

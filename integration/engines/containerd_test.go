@@ -27,8 +27,7 @@ func (b *bed) startContainerd(program, configuration, namespace string) (address
 	return address
 }
 
-// configuration2 is containerd's; what would need rights that this machine does
-// not give is left out.
+// configuration2 is containerd's configuration without options that this machine forbids.
 const configuration2 = `version = 3
 %s%s[plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
@@ -54,7 +53,7 @@ func containerd17(b *bed) engine {
 	b.mustBe(Containerd17, "/usr/bin/containerd", "--version")
 	const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = true\nsandbox_image = %q\n"
 	address := b.startContainerd("/usr/bin/containerd", configuration, "k8s.io")
-	// What docs/containers.md tells an administrator is what peerlane has written.
+	// Peerlane has written the text that docs/containers.md shows.
 	text, err := os.ReadFile(b.configured.file)
 	if err != nil {
 		b.Fatal(err)
@@ -155,7 +154,7 @@ func (e *ctrEngine) arguments(c container, switches ...string) []string {
 func (e *ctrEngine) run(ctx context.Context, c container) error {
 	err := e.do(ctx, e.arguments(c, "--rm")...)
 	if err != nil {
-		// What does not start, it does not remove.
+		// After a failed start ctr leaves the container.
 		e.do(ctx, "containers", "rm", c.name) // leftovers are looked for
 	}
 	return err
@@ -165,7 +164,7 @@ func (e *ctrEngine) start(ctx context.Context, c container) error {
 	return e.do(ctx, e.arguments(c, "--detach", "--null-io")...)
 }
 
-// restart makes the container's task anew.
+// restart replaces the container's task.
 func (e *ctrEngine) restart(ctx context.Context, c container) error {
 	if err := e.end(ctx, c); err != nil {
 		return err
@@ -214,7 +213,7 @@ func (e *ctrEngine) checkpoint(ctx context.Context, c container, dir string) err
 	return e.do(ctx, "tasks", "checkpoint", "--image-path", dir, c.name)
 }
 
-// criEngine is a pod for each container, as a kubelet makes them.
+// criEngine runs each container in a pod, as a kubelet does.
 type criEngine struct {
 	bed     *bed
 	address string
@@ -226,7 +225,7 @@ func criField(b *bed, address string) engine      { return cri(b, address, false
 func criAnnotation(b *bed, address string) engine { return cri(b, address, true) }
 
 func cri(b *bed, address string, annotated bool) engine {
-	// What users know as crictl is the tests' own client, which takes the same files.
+	// The tests' client replaces crictl and reads the same files.
 	bin := b.mkdir("bin")
 	script := fmt.Sprintf("#!/bin/sh\nset -eu\n[ \"$1\" = run ]\nexec %s/cri-client %s run \"$2\" \"$3\"\n", installed.Containerd, address)
 	if err := os.WriteFile(filepath.Join(bin, "crictl"), []byte(script), 0o755); err != nil {

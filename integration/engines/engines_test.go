@@ -31,7 +31,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Of Peerlane and of the engines, where TestMain found them.
+// Paths of Peerlane's programs and of the engines, set by TestMain.
 var (
 	binaries  string
 	installed *Installed
@@ -62,42 +62,40 @@ func run(m *testing.M) int {
 	return code
 }
 
-// patience is ten times what is promised for one host: a second.
+// patience is ten times the promise for one host, which is a second.
 const patience = 10 * time.Second
 
-// container is what an engine is asked for.
+// container is the container that an engine shall run.
 type container struct {
 	name     string
 	devices  []string
 	readOnly bool
 	user     bool  // uid and gid 1000
-	userNS   bool  // a user namespace of its own
-	memory   int64 // what it may take, in bytes; 0 for no limit
+	userNS   bool  // separate user namespace
+	memory   int64 // memory limit in bytes; 0 for no limit
 	role     string
-	// exchange names those of its GPUs, as CUDA counts them, whose lanes are used;
-	// empty for all of them.
+	// exchange lists the GPUs whose lanes are used, by CUDA ordinal; empty for every GPU.
 	exchange string
 }
 
-// command is what runs in it.
+// command returns the command line in the container.
 func (c container) command() []string {
 	return []string{"/usr/bin/test-peerlane", c.role, c.name, c.exchange}
 }
 
-// engine is a container engine, or an OCI runtime. Its errors have its words.
+// engine is a container engine, or an OCI runtime. Errors contain the engine's output.
 type engine interface {
 	// run runs a container to its end, and removes it.
 	run(context.Context, container) error
-	// start starts one that stays.
+	// start starts a container that keeps running.
 	start(context.Context, container) error
-	// restart ends a container's process and starts it again, as the same
-	// container.
+	// restart ends a container's process and starts the same container again.
 	restart(context.Context, container) error
-	// remove ends and removes it.
+	// remove ends and removes a container.
 	remove(context.Context, container) error
 }
 
-// What else an engine may be able to do with a container that runs.
+// Optional operations of an engine on a running container.
 type (
 	executer interface {
 		exec(ctx context.Context, c container, command ...string) error
@@ -106,13 +104,11 @@ type (
 		pause(context.Context, container) error
 		unpause(context.Context, container) error
 	}
-	// update changes a limit, and with it runtimes write down anew which devices the
-	// container may use.
+	// update changes a limit; runtimes then rewrite the list of permitted devices.
 	updater interface {
 		update(context.Context, container) error
 	}
-	// checkpoint writes the container to disk, into a directory or, where the engine
-	// keeps those itself, elsewhere.
+	// checkpoint writes the container to dir, or to the engine's own directory.
 	checkpointer interface {
 		checkpoint(ctx context.Context, c container, dir string) error
 	}
@@ -121,22 +117,21 @@ type (
 // row is an engine of the table.
 type row struct {
 	name string
-	// next says that it is of the newer Debian's root.
+	// next marks an engine in the root of the newer Debian.
 	next bool
-	// old says that it is of a root of this Debian's own, in which packages are installed.
+	// old marks an engine in a separate root of this Debian, in which packages are installed.
 	old bool
-	// cgroups are those that it is tried on, where a case does not say.
+	// cgroups is the default cgroup hierarchy for the engine's cases.
 	cgroups cgroups
-	// mute says that nothing that a hook says is heard: crun drops it.
+	// mute means that the engine drops the output of hooks, as crun does.
 	mute bool
-	// remaps says that its daemon has all of its containers in a user namespace,
-	// or none.
+	// remaps means that a daemon runs every container in a user namespace, or none.
 	remaps bool
-	// rootless says that an ordinary user runs it.
+	// rootless means that an unprivileged user runs the engine.
 	rootless bool
-	// filters says that it gives each container a seccomp profile of its own.
+	// filters means that each container gets a seccomp profile.
 	filters bool
-	// below is the runtime that peerlane-runtime is to use, if not its own choice.
+	// below is the runtime for peerlane-runtime; empty for peerlane-runtime's default.
 	below string
 	// recipe is the heading of docs/containers.md that tells users how.
 	recipe string
@@ -159,20 +154,20 @@ var rows = []row{
 	{name: "docker-20.10", filters: true, recipe: "Docker 20.10", remaps: true, open: docker20},
 }
 
-// check is one case of the table: a container, and what has to be so.
+// check is a case of the table: a container and the expected result.
 type check struct {
 	name    string
 	ask     container
 	cgroups cgroups
-	// gpus are the indices of those that the container must see and use.
+	// gpus are the indices of the GPUs that the container must see and use.
 	gpus []int
-	// also is what else must be so.
+	// also is a further requirement.
 	also func(b *bed, r report)
-	// refused are words of the error with which it must not start.
+	// refused are words of the expected error at start.
 	refused []string
-	// byHook says that it is the hook that refuses it.
+	// byHook means that the hook must cause the error.
 	byHook bool
-	// instead is what is done with it, instead of running it once.
+	// instead replaces the single run of the container.
 	instead func(b *bed, c check)
 }
 
@@ -185,7 +180,7 @@ var checks = []check{
 		refused: []string{"gives the container no GPU", "--device nvidia.com/gpu=N"}, byHook: true,
 	},
 	{
-		// Those beside a NIC have lanes too, but nothing to stage on.
+		// GPUs beside a NIC have lanes without staging.
 		name: "all", gpus: everyGPU,
 		ask: container{devices: append(gpusWithLanes(everyGPU...)[:len(everyGPU)], "peerlane.dev/lane=all"), exchange: "2,3,6,7"},
 	},
@@ -204,8 +199,8 @@ var checks = []check{
 	{name: "user-namespace", ask: container{devices: gpusWithLanes(3), userNS: true}, gpus: []int{3}},
 	{name: "non-root-user", ask: container{devices: gpusWithLanes(3), user: true}, gpus: []int{3}},
 	{name: "unknown-device", ask: container{devices: []string{"peerlane.dev/lane=99"}}, refused: []string{"peerlane.dev/lane=99"}},
-	// The host of these tests has v1, where a row does not say it with a v2
-	// hierarchy beside it that has next to no controllers.
+	// The test host has cgroup v1, and beside it a v2 hierarchy with almost no controllers unless a
+	// row says otherwise.
 	{name: "cgroup-v1", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "cgroup-v2", cgroups: v2, ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "recipe", instead: recipe},
@@ -219,13 +214,13 @@ var checks = []check{
 	{name: "twenty-at-once", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: twenty},
 }
 
-// driver is what a GPU vendor gives beside device nodes.
+// driver is a device of the GPU vendor with edits other than device nodes.
 const driver = "test.peerlane.dev/driver=libraries"
 
 // everyGPU of the recorded host.
 var everyGPU = []int{0, 1, 2, 3, 4, 5, 6, 7}
 
-// hasItsServersNodes looks for what lets a client copy by itself.
+// hasItsServersNodes requires the device nodes that a client needs for its own copies.
 func hasItsServersNodes(b *bed, r report) {
 	b.Helper()
 	lane, err := b.Plan.Lane(b.gpuAt(3).BusID)
@@ -254,12 +249,12 @@ func hasTheNICsNodes(b *bed, r report) {
 func hasTheStrangersThing(b *bed, r report) {
 	b.Helper()
 	if r.Environment["THING"] != "a" || !slices.Contains(r.Nodes, "/dev/thing-a") {
-		b.Errorf("the other vendor's device is not there: THING=%q, nodes %v", r.Environment["THING"], r.Nodes)
+		b.Errorf("the other vendor's device is missing: THING=%q, nodes %v", r.Environment["THING"], r.Nodes)
 	}
 }
 
-// restart demands that a container which is started again gets a relay of its
-// own, and that nothing is left of the one before.
+// restart requires that a restarted container gets a new relay, and that no object of the former
+// relay remains.
 func restart(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
@@ -284,7 +279,7 @@ func restart(b *bed, c check) {
 	b.mustRemove(c.ask)
 }
 
-// running starts a container, and returns the generation that it has got.
+// running starts a container and returns its generation.
 func (b *bed) running(ctx context.Context, c check) (generation string) {
 	b.Helper()
 	b.Cleanup(func() { b.mustRemove(c.ask) })
@@ -299,8 +294,7 @@ func (b *bed) running(ctx context.Context, c check) (generation string) {
 	return g.ID
 }
 
-// mustGoOn demands that another process of the container has the relay that its
-// first one has got.
+// mustGoOn requires that another process of the container uses the relay of the first process.
 func (b *bed) mustGoOn(ctx context.Context, c check, generation string) {
 	b.Helper()
 	another := c.ask
@@ -317,8 +311,8 @@ func (b *bed) mustGoOn(ctx context.Context, c check, generation string) {
 	}
 }
 
-// execAndPause demands that a container's relay serves what is executed in it, and
-// outlives a pause.
+// execAndPause requires that a container's relay serves processes started by exec, and survives a
+// pause.
 func execAndPause(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
@@ -333,8 +327,7 @@ func execAndPause(b *bed, c check) {
 	b.mustRemove(c.ask)
 }
 
-// update demands that a container whose limits are changed keeps its relay and
-// its devices.
+// update requires that a container keeps relay and devices when its limits change.
 func update(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
@@ -347,8 +340,8 @@ func update(b *bed, c check) {
 	b.mustRemove(c.ask)
 }
 
-// outOfMemory demands that the kernel kills what takes more memory than the
-// container may, and neither the relay nor another of the container's processes.
+// outOfMemory requires that the kernel kills a process that exceeds the container's memory limit,
+// but neither the relay nor the container's other processes.
 func outOfMemory(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
@@ -356,15 +349,15 @@ func outOfMemory(b *bed, c check) {
 	generation := b.running(ctx, c)
 	err := b.engine.(executer).exec(ctx, c.ask, "/usr/bin/test-peerlane", "hog", "", "")
 	if err == nil || !regexp.MustCompile(`\b137\b|signal: killed`).MatchString(err.Error()) {
-		b.Errorf("a process that takes more than its container may was not killed: %v", err)
+		b.Errorf("a process exceeded the container's memory limit without being killed: %v", err)
 	}
 	b.mustGoOn(ctx, c, generation)
 	b.mustRemove(c.ask)
 }
 
-// checkpoint demands that a container with an attached client is not written to
-// disk, which nothing could restore, and that it goes on. Where the engine or the
-// machine has no criu, it is refused for that reason.
+// checkpoint requires that an engine refuses to checkpoint a container with an attached client,
+// which could not be restored, and that the container continues. Without criu in the engine or on
+// the machine that is the reason of the refusal.
 func checkpoint(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
@@ -379,8 +372,7 @@ func checkpoint(b *bed, c check) {
 	b.mustRemove(c.ask)
 }
 
-// liveRestore demands that a container whose daemon is started anew notices
-// nothing.
+// liveRestore requires that a restart of the daemon does not affect a container.
 func liveRestore(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 2*time.Minute)
@@ -391,8 +383,7 @@ func liveRestore(b *bed, c check) {
 	b.mustRemove(c.ask)
 }
 
-// twenty demands that twenty containers that are started at once all work, and
-// live beside each other.
+// twenty requires that twenty containers started concurrently work at the same time.
 func twenty(b *bed, c check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 3*time.Minute)
@@ -449,8 +440,8 @@ func gpusWithLanes(indices ...int) []string {
 	return list
 }
 
-// TestEngine is every case in every engine, as far as the matrix has them.
-func TestEngine(t *testing.T) {
+// TestEngineRunsEachCase runs the cases of the matrix in every engine.
+func TestEngineRunsEachCase(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
@@ -477,7 +468,7 @@ func TestEngine(t *testing.T) {
 					which.cgroups = r.cgroups
 				}
 				if beds[which] == nil {
-					// Set up below the engine's own test, for all of its cases.
+					// A bed belongs to the engine's test and serves several cases.
 					beds[which] = newBed(t, r, which.cgroups, which.userNS)
 				}
 				b := beds[which]
@@ -508,7 +499,7 @@ func readCells(t *testing.T) map[string]string {
 	return cells
 }
 
-// bed is an engine on a host of its own.
+// bed is an engine on a separate host.
 type bed struct {
 	*testing.T // of the case
 	*testbed.Host
@@ -519,12 +510,12 @@ type bed struct {
 	engine  engine
 	cgroups cgroups
 	userNS  bool    // for an engine that remaps
-	daemon  *daemon // of an engine that has one
-	// configured is how its configuration was made from one without CDI.
+	daemon  *daemon // nil for engines without a daemon
+	// configured records the change from a configuration without CDI.
 	configured configuration
 }
 
-// newBed makes a host and opens an engine on it, until the end of the test.
+// newBed creates a host and opens an engine on the host until the end of the test.
 func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	t.Helper()
 	// Short, for the length of a socket's path.
@@ -537,7 +528,7 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 			t.Error(err)
 		}
 	})
-	// Root of a user namespace reaches what is mounted into its container.
+	// Root of a user namespace must reach the container's mounts.
 	if err := os.Chmod(root, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -595,7 +586,7 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 		b.ground.user = trainer
 	}
 	b.engine = r.open(b)
-	// The first container of an engine makes what the others find.
+	// The first container of an engine creates objects that later containers share.
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
 	if err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"}); err != nil {
@@ -604,8 +595,8 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	return b
 }
 
-// specify adds what the cases need beside Peerlane's devices: the directory of
-// reports, what a GPU vendor gives beside device nodes, and a stranger's device.
+// specify adds the specifications that cases need beside Peerlane's: the directory of reports, a
+// GPU vendor's edits, and another vendor's device.
 func (b *bed) specify() {
 	b.Helper()
 	if err := os.Mkdir(b.reports, 0); err != nil {
@@ -636,7 +627,8 @@ func (b *bed) specify() {
 			Name: "a", ContainerEdits: specs.ContainerEdits{
 				Env:         []string{"THING=a"},
 				DeviceNodes: []*specs.DeviceNode{{Path: "/dev/thing-a", HostPath: "/dev/null", Permissions: "rw"}},
-				// It reads its input: crun 1.8 fails where a hook ends before it has been told the state.
+				// The hook reads its input: crun 1.8 fails if a hook ends before crun has written
+				// the state.
 				Hooks: []*specs.Hook{{HookName: "createRuntime", Path: "/bin/sh", Args: []string{"sh", "-c", "cat >/dev/null"}, Env: []string{"PATH=/bin"}}},
 			},
 		}}},
@@ -653,7 +645,7 @@ func (b *bed) specify() {
 	}
 }
 
-// try does one case.
+// try runs a case.
 func (b *bed) try(t *testing.T, c check) {
 	outer := b.T
 	b.T = t
@@ -728,7 +720,7 @@ func (b *bed) lastReport(c container, n int) report {
 	}
 }
 
-// judge demands of a report what the case says.
+// judge compares a report with the case.
 func (b *bed) judge(c check, r report) {
 	b.Helper()
 	if r.Error != "" {
@@ -746,7 +738,7 @@ func (b *bed) judge(c check, r report) {
 		messages = len(strings.Split(c.ask.exchange, ","))
 	}
 	if bytes := uint64(messages) * messageBytes; r.Moved != bytes || messages > 0 && r.Staged == 0 {
-		b.Errorf("%d of %d bytes moved, %d of them staged", r.Moved, bytes, r.Staged)
+		b.Errorf("%d of %d bytes moved, %d of these staged", r.Moved, bytes, r.Staged)
 	}
 	if r.ReadOnly != c.ask.readOnly {
 		b.Errorf("the root file system is read-only: %v", r.ReadOnly)
@@ -758,7 +750,7 @@ func (b *bed) judge(c check, r report) {
 		b.Error("the engine's seccomp profile is not in effect")
 	}
 	if r.UserNamespace != (c.ask.userNS || b.row.rootless) {
-		b.Errorf("a user namespace of its own: %v", r.UserNamespace)
+		b.Errorf("separate user namespace: %v", r.UserNamespace)
 	}
 	if c.also != nil {
 		c.also(b, r)
@@ -791,10 +783,10 @@ func (b *bed) generation() hook.Info {
 // the tests do not choose.
 var containersOf = regexp.MustCompile(`/(libpod-|docker/|k8s\.io/)[0-9a-f]{64}`)
 
-// daemonsOwn are a daemon's, which may be started anew.
+// daemonsOwn matches processes of a daemon, which may be restarted.
 var daemonsOwn = regexp.MustCompile(`dockerd --|containerd(\.toml)? --config |/exec/libnetwork/`)
 
-// leavesNothing looks at the host, and returns what demands that it is as it was.
+// leavesNothing records the state of the host, and returns a function that requires the same state.
 func (b *bed) leavesNothing() func() {
 	b.Helper()
 	look := func() map[string]bool {
@@ -813,7 +805,7 @@ func (b *bed) leavesNothing() func() {
 		}
 		for m := range mounts {
 			if strings.Contains(m, "/podman/graph/overlay /") {
-				continue // podman's own, made when it has a use for it
+				continue // created by podman on demand
 			}
 			seen["the engine's mount "+m] = true
 		}

@@ -19,14 +19,13 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// ground is a mount namespace that an engine has to itself, its daemon, its
-// commands and its containers: with this host's root or another, a /run and a
-// /dev/shm of its own, and the CDI specifications where every engine looks for
-// them. It ends with its last process.
+// ground is a private mount namespace for an engine with daemon, commands and containers: this
+// host's root or another, separate /run and /dev/shm, and CDI specifications at the default place.
+// It ends with its last process.
 type ground struct {
 	pid         int
 	environment []string
-	user        int // who the programs are, root by default
+	user        int // uid of the programs, by default root
 }
 
 // cgroups of a ground.
@@ -34,7 +33,7 @@ type cgroups int
 
 const (
 	asTheHost  cgroups = iota
-	v1                 // without the v2 hierarchy beside it
+	v1                 // without the v2 hierarchy
 	v2                 // alone
 	anyCgroups = asTheHost
 )
@@ -48,8 +47,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	say("set -eu")
 	switch which {
 	case v1:
-		// Debian 12's crun refuses hosts whose cgroup v2 hierarchy has controllers
-		// beside v1 ones.
+		// Debian 12's crun refuses hosts with cgroup v1 whose v2 hierarchy has controllers.
 		say("if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi")
 	case v2:
 		say("if mountpoint -q /sys/fs/cgroup/unified; then mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup; fi")
@@ -70,12 +68,12 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 		say("cd %s", merged)
 		say("pivot_root . .old")
 		say("umount -l /.old")
-		say("touch /etc/hosts /etc/resolv.conf") // a host has them
+		say("touch /etc/hosts /etc/resolv.conf") // present on every host
 	}
 	say("mount -t tmpfs tmpfs /run")
 	say("mkdir /run/cdi /run/lock /run/dev")
-	// A container in a user namespace gets a node of the host's /dev itself, not
-	// a copy of it: so they have to be there.
+	// A container in a user namespace gets bind mounts of nodes in the host's /dev instead of new
+	// nodes, so the nodes must exist.
 	say("mount -t tmpfs -o mode=755 tmpfs /run/dev")
 	say("cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse %s/* /run/dev", nodes)
 	say("mkdir /run/dev/pts /run/dev/shm /run/dev/mqueue")
@@ -87,7 +85,7 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	// The ids of a user namespace that the engine chooses.
 	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount --bind /run/$file /etc/$file; done")
 	say("echo ready")
-	// Until the test closes its input.
+	// Run until the test closes the input.
 	say("exec cat >/dev/null")
 	c := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c", script.String())
 	in, err := c.StdinPipe()
@@ -140,8 +138,7 @@ type daemon struct {
 	ended   chan error
 }
 
-// daemon starts a program that is ended with the test, and waits until it is
-// ready.
+// daemon starts a program, waits until it is ready, and stops it at the end of the test.
 func (g *ground) daemon(t *testing.T, ready func() error, command ...string) *daemon {
 	t.Helper()
 	d := &daemon{ground: g, program: filepath.Base(command[0]), command: command, ready: ready}
@@ -156,7 +153,7 @@ func (g *ground) daemon(t *testing.T, ready func() error, command ...string) *da
 	return d
 }
 
-// again stops and starts it.
+// again restarts the daemon.
 func (d *daemon) again(t *testing.T) {
 	t.Helper()
 	d.stop(t)
@@ -204,13 +201,13 @@ func (d *daemon) start(t *testing.T) {
 	}
 }
 
-// stop ends it, if it was started.
+// stop stops the daemon, if running.
 func (d *daemon) stop(t *testing.T) {
 	t.Helper()
 	if d.process == nil {
 		return
 	}
-	d.process.Signal(syscall.SIGTERM) // it may have ended
+	d.process.Signal(syscall.SIGTERM) // may have ended
 	select {
 	case <-d.ended:
 	case <-testutil.After(30 * time.Second):
@@ -229,7 +226,7 @@ func tail(path string) string {
 	return string(text[max(0, len(text)-4000):])
 }
 
-// mounts are those of the ground.
+// mounts returns the mounts of the ground.
 func (g *ground) mounts() (map[string]bool, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", g.pid))
 	if err != nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
-// imageName is what docs/containers.md runs, and what the tests' own image is
-// called in every engine: no registry is needed.
+// imageName is the image in docs/containers.md and the name of the tests' own image in every
+// engine, so that no registry is needed.
 const imageName = "docker.io/library/debian:12"
 
 // image is the tests' image: this test binary and busybox.
 type image struct {
 	rootfs string // a directory
-	layer  string // a tar of it
+	layer  string // path of a tar file
 	oci    string // an OCI image in a tar
 }
 
@@ -148,7 +148,7 @@ func writeOCI(layer, path string) error {
 	if err != nil {
 		return err
 	}
-	// As the pause container of a pod it has to stay.
+	// The image also serves as the pause container of a pod, which must keep running.
 	configAt, err := addJSON("config.v1+json", object{
 		"architecture": "amd64", "os": "linux",
 		"config": object{"Env": []string{"PATH=/usr/bin:/bin"}, "Cmd": []string{"/bin/sleep", "1000000"}},

@@ -22,7 +22,8 @@ import (
 type Installed struct {
 	// Runc, Containerd and Docker are directories of programs that were built.
 	Runc, Containerd, Docker string
-	// Next is the root file system of the newer Debian, and Old one of this Debian.
+	// Next is the root file system of the newer Debian, and Old that of a separate Debian of this
+	// release.
 	Next, Old string
 }
 
@@ -30,10 +31,10 @@ type Installed struct {
 // of this package.
 const modules = "modules"
 
-// keepFor is how long something is kept that nobody uses.
+// keepFor is the retention of unused folders.
 const keepFor = 14 * 24 * time.Hour
 
-// find finds what Install made, of today's recipe.
+// find returns the result of Install for the current recipe.
 func find() (*Installed, error) {
 	dir, err := cacheDir()
 	if err != nil {
@@ -47,7 +48,7 @@ func find() (*Installed, error) {
 		}
 		*path = filepath.Join(dir, k)
 		if _, err := os.Stat(*path); err != nil {
-			return nil, fmt.Errorf("the container engines are not installed: %w; `make test-engines` installs them", err)
+			return nil, fmt.Errorf("the container engines are not installed: %w; install them with `make test-engines`", err)
 		}
 	}
 	return found, nil
@@ -62,8 +63,8 @@ func cacheDir() (string, error) {
 	return filepath.Join(cache, "peerlane", "engines"), err
 }
 
-// key names a folder of the cache for what it is made of: another recipe, module
-// or compiler makes another folder.
+// key names a folder of the cache by its inputs: another recipe, module or compiler gives another
+// folder.
 func key(name string) (string, error) {
 	h := sha256.New()
 	if _, built := builds[name]; !built {
@@ -86,8 +87,7 @@ func key(name string) (string, error) {
 	return fmt.Sprintf("%s-%x", name, h.Sum(nil)[:8]), nil
 }
 
-// Install makes what is missing. One process at a time does; progress is called
-// with what is being done.
+// Install builds and installs missing engines, one process at a time; it reports steps to progress.
 func Install(ctx context.Context, progress func(format string, arguments ...any)) error {
 	if os.Geteuid() != 0 {
 		return errors.New("installing container engines needs root: a root file system has files of many users")
@@ -123,7 +123,7 @@ func Install(ctx context.Context, progress func(format string, arguments ...any)
 	return errors.Join(err, <-next)
 }
 
-// forget removes what nobody has used for long.
+// forget removes folders that were unused for keepFor.
 func forget(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -143,8 +143,7 @@ func forget(dir string) error {
 	return nil
 }
 
-// once makes a folder under a temporary name, so that one that exists is
-// complete.
+// once creates a folder under a temporary name, so that an existing folder is complete.
 func once(ctx context.Context, dir, name string, progress func(string, ...any), do func(ctx context.Context, name, dir string) error) error {
 	k, err := key(name)
 	if err != nil {
@@ -168,7 +167,7 @@ func once(ctx context.Context, dir, name string, progress func(string, ...any), 
 		return fmt.Errorf("%s: %w", name, errors.Join(err, os.RemoveAll(temporary)))
 	}
 	progress("%s: done after %v", name, time.Since(begun).Round(time.Second))
-	// What programs were made of takes this folder's date, which may be old.
+	// The folder may have the old date of its source.
 	now := time.Now()
 	return errors.Join(os.Chtimes(temporary, now, now), os.Rename(temporary, path))
 }
@@ -195,7 +194,7 @@ func makeBuild(ctx context.Context, name, dir string) error {
 	return step(ctx, environment, "nice", append(arguments, b.packages...)...)
 }
 
-// step runs a command, whose output is in the error if it fails.
+// step runs a command; the error contains the output.
 func step(ctx context.Context, environment []string, name string, arguments ...string) error {
 	c := exec.CommandContext(ctx, name, arguments...)
 	c.Env = append(os.Environ(), environment...)

@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// quickstart are the blocks of docs/quickstart.md, by heading, as one script each.
+// quickstart returns the blocks of docs/quickstart.md by heading, as a script each.
 func quickstart(t *testing.T) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/quickstart.md")
@@ -38,8 +38,7 @@ func quickstart(t *testing.T) map[string]string {
 	return scripts
 }
 
-// quickstarts are the engines that the quickstart is followed with: those that the projects
-// release, and Debian's own.
+// quickstarts are the engines of the quickstart: the projects' releases, and Debian's packages.
 var quickstarts = []struct {
 	name, heading string
 	row           row
@@ -54,10 +53,9 @@ var quickstarts = []struct {
 	{"containerd-1.6", "containerd 1.7 and older", row{name: "containerd-1.6-ctr", old: true, open: containerdByCtr(containerd16)}},
 }
 
-// Every block of the quickstart is run as it stands, on a Debian of its own, once
-// for each engine: from the packages, if `make packages` has made some, or else from
-// bin, to a container with a lane, and back.
-func TestQuickstart(t *testing.T) {
+// Every block of the quickstart runs unchanged on a separate Debian for each engine, from the
+// packages of `make packages`, or else from bin, to a container with a lane, and to removal.
+func TestQuickstartRunsUnchanged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
@@ -71,13 +69,13 @@ func TestQuickstart(t *testing.T) {
 			g := b.guide()
 			for _, section := range []string{"Install", "Without a GPU", "With GPUs", heading, "Take it back"} {
 				if section == "Without a GPU" && q.name != "Docker" {
-					continue // it has nothing to do with engines
+					continue // unrelated to engines
 				}
 				if section == "With GPUs" {
 					g.hardware()
 				}
 				said := ""
-				// There is no systemd: the test starts Docker's daemon anew.
+				// Without systemd the test restarts Docker's daemon.
 				for i, part := range restarts.Split(scripts[section], -1) {
 					if i > 0 {
 						b.daemon.again(t)
@@ -115,23 +113,23 @@ func TestQuickstart(t *testing.T) {
 	}
 	for heading := range scripts {
 		if !used[heading] {
-			t.Errorf("nobody runs what is below %q", heading)
+			t.Errorf("no engine runs the block below %q", heading)
 		}
 	}
 }
 
-// restarts are the lines that have systemd start Docker anew, or read its configuration.
+// restarts matches the lines that make systemd restart or reload Docker.
 var restarts = regexp.MustCompile(`systemctl (?:restart|reload) docker\n`)
 
-// guide is who follows the quickstart.
+// guide is an engine's bed for the quickstart.
 type guide struct {
 	*bed
 	packaged bool   // from packages of make packages
-	dir      string // where; below it is bin, with what stands for the world outside
+	dir      string // its subdirectory bin replaces programs that need the network
 }
 
-// guide makes what a host and its network have, and this one has not: apt without
-// anything to download, NVIDIA's toolkit.
+// guide creates programs that a real host with network has: apt without downloads, and NVIDIA's
+// toolkit.
 func (b *bed) guide() *guide {
 	b.Helper()
 	g := &guide{bed: b, dir: b.mkdir("quickstart")}
@@ -140,7 +138,7 @@ func (b *bed) guide() *guide {
 	if packages == "" {
 		packages = "../../dist"
 	}
-	// All that `make packages` leaves there, also the packages of other processors.
+	// `make packages` also leaves packages of other architectures.
 	found, err := filepath.Glob(filepath.Join(packages, "*.deb"))
 	if err != nil {
 		b.Fatal(err)
@@ -184,7 +182,7 @@ esac`, b.Binaries, strings.Join(b.Libraries, " ")))
 	}
 	// JSON is YAML, too.
 	g.program("nvidia-ctk", `[ "$1 $2" = "cdi generate" ]; cp `+vendor+` "${3#--output=}"`)
-	// Those of the test bed's, beside which the quickstart's own would not be seen.
+	// The test bed's specifications would hide those of the quickstart.
 	for _, spec := range cache.GetVendorSpecs("peerlane.dev") {
 		if err := os.Remove(spec.GetPath()); err != nil {
 			b.Fatal(err)
@@ -200,15 +198,15 @@ func (g *guide) program(name, script string) {
 	}
 }
 
-// hardware makes it the recorded host, by the configuration of the test bed and by
-// two switches of the command.
+// hardware makes the host look like the recorded host, by the test bed's configuration and two
+// flags.
 func (g *guide) hardware() {
 	g.Helper()
 	g.Config.Relay.Binary = ""
 	if err := g.Config.Write(g.Layout.ConfigFile()); err != nil {
 		g.Fatal(err)
 	}
-	// The quickstart writes that table, as the packages' file has none.
+	// The quickstart creates this table, which the packaged file lacks.
 	text, err := os.ReadFile(g.Layout.ConfigFile())
 	if err != nil {
 		g.Fatal(err)
@@ -226,7 +224,7 @@ esac
 exec /usr/bin/peerlane "$@"`, host))
 }
 
-// run runs a script on the engine's ground and returns what it has printed.
+// run runs a script on the engine's ground and returns the output.
 func (g *guide) run(script string) string {
 	g.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 5*time.Minute)
@@ -243,7 +241,7 @@ func (g *guide) mustSay(said string, words ...string) {
 	g.Helper()
 	for _, w := range words {
 		if !strings.Contains(said, w) {
-			g.Errorf("it does not say %q: %s", w, said)
+			g.Errorf("output lacks %q: %s", w, said)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 package engines
 
-// Versions that tests demand of what is installed: the beginning of each.
+// Required versions of installed packages: a prefix of each.
 const (
 	runc11       = "1.1.5"
 	runc15       = "1.5.2"
@@ -16,31 +16,30 @@ const (
 	Docker29     = "v2.0.0-beta.24"
 )
 
-// nextSuite is the Debian of the newer packages. oldSuite is this one, as a root file system
-// of its own in which the quickstart installs and removes packages.
+// nextSuite is the Debian of the newer packages. oldSuite is this Debian, in a separate root file
+// system where the quickstart installs and removes packages.
 const (
 	nextSuite = "trixie"
 	oldSuite  = "bookworm"
 )
 
-// suites are the packages of each. apt checks their signatures.
+// suites are the packages of each suite. apt verifies their signatures.
 var suites = map[string][]string{
 	nextSuite: {"podman", "crun", "runc", "containerd", "docker.io", "docker-cli", "conmon", "netavark", "catatonit", "mount"},
 	oldSuite:  {"podman", "crun", "runc", "containerd", "docker.io", "conmon", "netavark", "catatonit", "mount"},
 }
 
-// build is how one module's programs are built.
+// build is the recipe for the programs of a module.
 type build struct {
 	packages []string // the module's own begin with "./"
 	tags     string
 	ldflags  string
 	cgo      bool
-	// needs are C libraries, as pkg-config names them.
+	// needs are C libraries by pkg-config name.
 	needs string
 }
 
-// builds are the engines that are built here, by the folder of modules that pins
-// them.
+// builds are the engines built from modules, by folder of the pinning module.
 var builds = map[string]build{
 	"runc": {
 		packages: []string{"github.com/opencontainers/runc"},

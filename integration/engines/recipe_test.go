@@ -29,9 +29,8 @@ func documented(b *bed, heading, language string) string {
 	return block + "\n"
 }
 
-// recipe does what the documentation tells users, as it stands there. Where the
-// engine is, its client learns from the environment; the image has the name that
-// stands there.
+// recipe runs the commands of the documentation unchanged. The environment tells the client the
+// engine's address; the image has the name in the text.
 func recipe(b *bed, _ check) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)

@@ -21,10 +21,9 @@ import (
 // trainer is an ordinary user: uid and gid.
 const trainer = 1000
 
-// ofTrainer makes the host's directories those that an ordinary user has for
-// himself, below $XDG_RUNTIME_DIR, and lets him have the programs and the
-// simulator's library. It returns what everybody's engines find instead, which is
-// nothing.
+// ofTrainer moves the host's directories to those of an unprivileged user, below $XDG_RUNTIME_DIR,
+// and makes the programs and the simulator's library accessible. It returns the empty system-wide
+// directory of specifications.
 func (b *bed) ofTrainer() (specifications string) {
 	b.Helper()
 	b.Layout = paths.New(filepath.Join(b.mkdir("user"), "peerlane"))
@@ -46,8 +45,8 @@ func (b *bed) ofTrainer() (specifications string) {
 	return b.mkdir("nothing")
 }
 
-// giveTrainer makes everything of the host his, emulated NICs included, and tells
-// his programs where they are at home.
+// giveTrainer gives the user all files of the host and the emulated NICs, and sets the home
+// directory.
 func (b *bed) giveTrainer() {
 	b.Helper()
 	b.mkdir("home")
@@ -60,7 +59,7 @@ func (b *bed) giveTrainer() {
 		}
 	}
 	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
-		// A machine of these tests has nothing else.
+		// The test machine has cgroup v1 only.
 		"PODMAN_IGNORE_CGROUPSV1_WARNING=1")
 }
 
@@ -78,8 +77,8 @@ func rootlessPodman(version string) func(*bed) engine {
 // mustBeTrainers demands that a relay is the user's, in a user namespace of his.
 func (b *bed) mustBeTrainers(g hook.Info) {
 	b.Helper()
-	// The container's client was served, so it runs; its supervisor may not have
-	// written that down yet.
+	// The container's client was served, so the relay runs; the supervisor may still write the
+	// state.
 	for end := testutil.Begin(); g.Status.Relay == nil; time.Sleep(20 * time.Millisecond) {
 		if end.Over() {
 			b.Fatalf("there is no relay: %+v", g.Status)
@@ -101,10 +100,9 @@ func (b *bed) mustBeTrainers(g hook.Info) {
 	}
 }
 
-// An ordinary user's podman gives lanes, from a relay that has no more power than
-// he. What would need the host's root is refused, with the reason, which crun
-// drops.
-func TestRootlessPodman(t *testing.T) {
+// An unprivileged user's podman provides lanes, from a relay with the user's privileges only.
+// Requests that need root of the host are refused with the reason, which crun drops.
+func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an engine gets a mount namespace of its own")
 	}

@@ -41,7 +41,7 @@ func (r *bare) bundle(c container) (dir string, err error) {
 	b := bundle.New(dir, c.command()...)
 	b.Spec.Root = &specs.Root{Path: r.bed.image.rootfs, Readonly: c.readOnly}
 	if !c.readOnly {
-		// What containers write, they write into a layer of their own.
+		// Containers write to a layer of their own.
 		b.Spec.Root.Path = filepath.Join(dir, "rootfs")
 		if err := os.CopyFS(b.Spec.Root.Path, os.DirFS(r.bed.image.rootfs)); err != nil {
 			return "", err
@@ -91,7 +91,7 @@ func (r *bare) start(ctx context.Context, c container) error {
 }
 
 func (r *bare) again(ctx context.Context, dir string, c container) error {
-	// Its output goes where it outlives the runtime, and keeps nobody waiting.
+	// The output goes to a file that outlives the runtime and blocks no reader.
 	return r.bed.ground.do(ctx, "sh", "-c", `exec "$@" >"$0" 2>&1 </dev/null`, filepath.Join(dir, "output"),
 		r.path, "--root", r.bed.RuntimeState(), "run", "--detach", "--bundle", dir, c.name)
 }

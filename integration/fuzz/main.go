@@ -1,11 +1,11 @@
-// Command fuzz runs the fuzz targets of Go packages, each for a time, as many of them
-// at once as there are processors, each with one worker. It prints a line for each, and
-// the whole output of one that failed.
+// Command fuzz runs the fuzz targets of Go packages for a time, as many targets in parallel as
+// there are processors, with one worker per target. It prints a line for each target, and the whole
+// output of a failed target.
 //
 //	go run ./integration/fuzz -time 10s ./...
 //
-// It exits with 1 when a target failed, and with 2 when it was called wrongly or the
-// targets could not be found.
+// The exit status is 1 when a target failed, and 2 for a wrong command line or a failed search for
+// targets.
 package main
 
 import (
@@ -117,8 +117,8 @@ func targetsOf(path string) ([]string, error) {
 	return names, nil
 }
 
-// each fuzzes targets, some in parallel, and prints the result of every target. It returns the
-// number of failures.
+// each fuzzes targets, some in parallel, prints the result of every target and returns the number
+// of failures.
 func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (said string, good bool)) (failed int) {
 	next := make(chan target)
 	var mu sync.Mutex

@@ -1,5 +1,5 @@
-// Command licences lists the licences of the Go modules that Peerlane is built, checked and
-// tested with, and fails if a licence is not allowed. It runs in the root of the repository.
+// Command licences lists the licences of the Go modules that Peerlane is built, checked and tested
+// with, and fails if a licence is not allowed. Run it in the root of the repository.
 package main
 
 import (
@@ -15,12 +15,12 @@ import (
 	"strings"
 )
 
-// allowed are the licences that are compatible with Peerlane's own, Apache-2.0, in a binary and
-// in its source, by SPDX identifier.
+// allowed are the licences compatible with Apache-2.0, Peerlane's own, in a binary and in its
+// source, by SPDX identifier.
 var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT"}
 
-// allowedBeside are further licences for modules without code in an installed binary: their
-// conditions apply to the distribution of a binary.
+// allowedBeside are further licences for modules without code in an installed binary: the
+// conditions of these licences apply to the distribution of a binary.
 var allowedBeside = []string{"MPL-2.0"}
 
 // texts recognise licences: by words in every copy of a licence, and words that make the text
@@ -53,7 +53,7 @@ var texts = []struct {
 
 var noWord = regexp.MustCompile(`[^a-z0-9]+`)
 
-// secondary is the place where the Mozilla Public License names other licences, which do not
+// secondary is the passage where the Mozilla Public License names other licences, which do not
 // apply.
 const secondary = "secondary license means either the gnu general public license version 2 0 the gnu lesser general public license version 2 1 the gnu affero general public license version 3 0 or any later versions of those licenses"
 
@@ -99,12 +99,12 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 		}
 		recognised := recognise(text)
 		if len(recognised) == 0 {
-			return nil, fmt.Errorf("its %s is none that this check knows; read it, and add it to texts in integration/licences", e.Name())
+			return nil, fmt.Errorf("unknown licence text in %s; read the file, and add the licence to texts in integration/licences", e.Name())
 		}
 		ids = append(ids, recognised...)
 	}
 	if !found {
-		return nil, errors.New("it has no licence, and so may not be used")
+		return nil, errors.New("no licence found; use another module")
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -114,7 +114,7 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	}
 	for _, id := range ids {
 		if !slices.Contains(may, id) {
-			return ids, fmt.Errorf("%s is none of %s, which may be %s; use another module", id, strings.Join(may, ", "), use)
+			return ids, fmt.Errorf("%s is not among %s, which may be %s; use another module", id, strings.Join(may, ", "), use)
 		}
 	}
 	return ids, nil
@@ -152,8 +152,7 @@ func check() ([]module, error) {
 	return modules, errors.Join(errs...)
 }
 
-// dependencies returns the other modules that packages are built from: folders by name and
-// version.
+// dependencies returns the other modules that packages are built from: folders by name and version.
 func dependencies(arguments ...string) (map[string]string, error) {
 	const form = "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}\t{{.Dir}}{{end}}{{end}}"
 	c := exec.Command("go", append([]string{"list", "-deps", "-f", form}, arguments...)...)

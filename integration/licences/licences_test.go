@@ -41,7 +41,7 @@ func TestLicencesOfAModule(t *testing.T) {
 	for name, test := range map[string]struct {
 		files map[string]string
 		want  []string
-		says  string // of the error; none where it is allowed in what is installed
+		says  string // part of the error; empty if allowed in an installed binary
 	}{
 		"MIT":                     {map[string]string{"LICENSE": mit}, []string{"MIT"}, ""},
 		"BSD with three clauses":  {map[string]string{"LICENCE.txt": bsd3}, []string{"BSD-3-Clause"}, ""},
@@ -49,12 +49,12 @@ func TestLicencesOfAModule(t *testing.T) {
 		"one file with two":       {map[string]string{"LICENSE": mit + "\n\n" + apache}, []string{"Apache-2.0", "MIT"}, ""},
 		"two files":               {map[string]string{"LICENSE-MIT": mit, "LICENSE-BSD": bsd3, "README": mpl}, []string{"BSD-3-Clause", "MIT"}, ""},
 		"COPYING":                 {map[string]string{"COPYING": mit}, []string{"MIT"}, ""},
-		"not allowed":             {map[string]string{"LICENSE": mpl}, []string{"MPL-2.0"}, "MPL-2.0 is none of Apache-2.0, BSD-2-Clause, "},
-		"one of two not allowed":  {map[string]string{"LICENSE": mit, "LICENSE-THIRD-PARTY": mpl}, []string{"MIT", "MPL-2.0"}, "MPL-2.0 is none of"},
-		"BSD with the old clause": {map[string]string{"LICENSE": bsd3 + " All advertising materials mentioning features or use of this software must display the following"}, []string{"BSD-4-Clause"}, "BSD-4-Clause is none of"},
-		"unknown":                 {map[string]string{"LICENSE": "Ask Somebody."}, nil, "its LICENSE is none that this check knows"},
-		"one of two unknown":      {map[string]string{"LICENSE": mit, "LICENSE-2": "Ask Somebody."}, nil, "its LICENSE-2 is none that this check knows"},
-		"none":                    {map[string]string{"README": mit}, nil, "it has no licence"},
+		"not allowed":             {map[string]string{"LICENSE": mpl}, []string{"MPL-2.0"}, "MPL-2.0 is not among Apache-2.0, BSD-2-Clause, "},
+		"one of two not allowed":  {map[string]string{"LICENSE": mit, "LICENSE-THIRD-PARTY": mpl}, []string{"MIT", "MPL-2.0"}, "MPL-2.0 is not among"},
+		"BSD with the old clause": {map[string]string{"LICENSE": bsd3 + " All advertising materials mentioning features or use of this software must display the following"}, []string{"BSD-4-Clause"}, "BSD-4-Clause is not among"},
+		"unknown":                 {map[string]string{"LICENSE": "Ask Somebody."}, nil, "unknown licence text in LICENSE;"},
+		"one of two unknown":      {map[string]string{"LICENSE": mit, "LICENSE-2": "Ask Somebody."}, nil, "unknown licence text in LICENSE-2;"},
+		"none":                    {map[string]string{"README": mit}, nil, "no licence found"},
 	} {
 		dir := t.TempDir()
 		for name, text := range test.files {
@@ -67,13 +67,12 @@ func TestLicencesOfAModule(t *testing.T) {
 			t.Errorf("%s: %s", name, diff)
 		}
 		if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
-			t.Errorf("%s: %v; it should say %q", name, err, test.says)
+			t.Errorf("%s: %v; want %q", name, err, test.says)
 		}
 	}
 }
 
-// What only builds and tests may have other licences than what is installed, and not
-// all.
+// Modules for builds and tests may have further licences, but not every licence.
 func TestLicencesOfATestsModule(t *testing.T) {
 	for text, want := range map[string]struct{ shipped, beside bool }{
 		mit: {true, true}, mpl: {false, true}, mit + mpl: {false, true},

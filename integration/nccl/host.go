@@ -38,16 +38,16 @@ const (
 type host struct {
 	options
 	*testbed.Host
-	// work is ours and goes at the end. work/inside is where ranks find what they run, at
-	// the same path in containers; work/logs has a folder a phase.
+	// work is a private directory, removed at the end. work/inside has the files that ranks run, at
+	// the same path in containers; work/logs has a folder for each phase.
 	work    string
-	gpus    []topo.GPU // one a rank
+	gpus    []topo.GPU // one for each rank
 	ranks   int
 	runtime *bundle.Runtime // nil: plain processes
 	why     string          // there is no runtime
 	specs   string          // folder of the installation's CDI specifications, with --installed
 	network *network        // nil: ranks share the host's
-	alone   string          // why there is none
+	alone   string          // reason if no runtime works
 	starts  int
 }
 
@@ -72,7 +72,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 		}
 	}()
 	root := filepath.Join(h.work, "host")
-	// Relays, who are not root, go through both where they have no root of their own.
+	// Unprivileged relays traverse both directories unless they have a private root.
 	if err := errors.Join(os.Mkdir(root, 0o711), os.Mkdir(h.inside(), 0o755), os.Mkdir(h.logs(), 0o755), os.Chmod(h.work, 0o711)); err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	all := h.Topology.GPUs
 	if h.ranks = h.options.ranks; h.ranks == 0 {
-		h.ranks = max(len(all), 2) // with one GPU two ranks share it
+		h.ranks = max(len(all), 2) // on a host with one GPU two ranks share it
 	}
 	if h.ranks < 2 {
 		return nil, fmt.Errorf("%d ranks: two are needed", h.ranks)
@@ -125,7 +125,7 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	for i, g := range all {
 		lane := topo.Assignment{GPU: g.BusID, NICs: []string{"emulated0"}}
 		if len(all) > 1 {
-			// On route staged each GPU stages on the next GPU.
+			// On route staged a GPU stages on the next GPU.
 			lane.Servers = []string{all[(i+1)%len(all)].BusID}
 		} else {
 			lane.Kind = topo.KindBounce
@@ -169,7 +169,7 @@ func (h *host) close() error {
 
 func (h *host) configure(s settings) error {
 	err := os.Remove(h.Layout.ClusterKey())
-	if s.Transport != "" { // relays of one key find each other over the network
+	if s.Transport != "" { // relays with the same key find each other over the network
 		err = os.WriteFile(h.Layout.ClusterKey(), cluster.Keys{Current: cluster.NewKey(time.Now())}.Text(), 0o600)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -187,7 +187,7 @@ func (h *host) configure(s settings) error {
 	})
 }
 
-// topologyFile is the host with the virtual switch that its lanes make, as NCCL reads it.
+// topologyFile describes the host with the virtual switch of its lanes, for NCCL.
 const topologyFile = "topology.xml"
 
 func (h *host) writeTopology() error {
@@ -199,12 +199,12 @@ func (h *host) writeTopology() error {
 	if err != nil {
 		return err
 	}
-	// Also for whoever asks afterwards what NCCL was told.
+	// Keep a copy of NCCL's input for later analysis.
 	return errors.Join(os.WriteFile(filepath.Join(h.inside(), topologyFile), text, 0o644), os.WriteFile(filepath.Join(h.logs(), topologyFile), text, 0o644))
 }
 
-// findRuntime looks for one that can start a container here: it may be there and not be
-// permitted to. h.why says why there is none.
+// findRuntime looks for a runtime that can start a container here; an installed runtime may lack
+// permission. h.why is the reason if none can.
 func (h *host) findRuntime(ctx context.Context) {
 	names := []string{"runc", "crun"}
 	switch {
@@ -253,15 +253,15 @@ func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
 	return errors.Join(err, r.Delete(context.WithoutCancel(ctx), id))
 }
 
-// bundle is a container of the host's own files, read-only, with GPUs and their lanes, and
-// everything else of its own. Its network is a namespace's file, or the host's.
+// bundle creates a container of the host's files, read-only, with GPUs and lanes, and private
+// namespaces. The network is a namespace's file, or the host's.
 func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network string, arguments []string, environment ...string) (*bundle.Bundle, error) {
 	b := bundle.New(dir, arguments...)
 	b.Spec.Process.Env = environment
 	var mounts []specs.Mount
 	for _, m := range b.Spec.Mounts {
 		switch m.Destination {
-		case "/dev/shm": // what Docker's users give PyTorch (--shm-size)
+		case "/dev/shm": // the usual size for PyTorch in Docker (--shm-size)
 			m.Options = []string{"nosuid", "noexec", "nodev", "mode=1777", "size=4g"}
 		case "/tmp":
 			m.Options = []string{"nosuid", "nodev", "mode=1777", "size=1g"}
@@ -271,7 +271,7 @@ func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network str
 	root := filepath.Join(dir, "rootfs")
 	var open []string
 	if h.installed {
-		// As an image's: the packages' files are mounted into it, and it can be written.
+		// As in an image, the root is writable and the packages' files are mounted into it.
 		b.Spec.Root.Readonly, b.Spec.Hostname = false, filepath.Base(dir)
 		open = []string{"/usr", "/usr/lib", "/usr/lib64"}
 		if err := copyEtc(root); err != nil {
@@ -302,10 +302,10 @@ func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network str
 	return b, b.Write()
 }
 
-// graft makes a directory of a container's root file system of the host's directory of the
-// same path: read-only mounts of what is in it, and copies of its links. Directories in
-// open are grafted in turn, so that the container can have other files beside theirs.
-// Directories that are in root already stay as they are.
+// graft builds a directory of a container's root file system from the host's directory of the same
+// path: read-only mounts of entries, and copies of symbolic links. It also grafts directories in
+// open, so that the container can have further files there. Directories that exist in root stay
+// unchanged.
 func graft(root, path string, open []string) ([]specs.Mount, error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Phases of --installed measure the packages of this host as users start them: containers
-// of runc with peerlane.dev/lane=auto, and no variable of NCCL's. Configuration, plan and
-// CDI specifications are the host's own.
+// Phases of --installed measure this host's packages as users run them: containers of runc with
+// peerlane.dev/lane=auto, and no NCCL variable. Configuration, plan and CDI specifications are the
+// host's.
 
 // installedPrefix begins the names of the phases that use the packages.
 const installedPrefix = "installed-"
@@ -54,7 +54,7 @@ func planInstalled(o options) (list []settings) {
 	add(installedPrefix+"hand-32", byPeerlane, job{Rates: reduce}, byHand...)
 	add("socket-default", bySocket, job{Rates: bySockets})
 	add("nvlink", byNVLink, job{Rates: measured, Checks: checked})
-	// The plugin must not slow down what stays in the container.
+	// The plugin must not slow down traffic within the container.
 	add("nvlink-with-lanes", byNVLink, job{Rates: measured, Checks: checked}).Lanes = true
 	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 8}, {8, 2}} {
 		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: append(slices.Clone(reduce), rates(0.2, []int{256 * mib}, operations[1:]...)...)},
@@ -102,18 +102,18 @@ func (h *host) useInstallation() error {
 		written := os.WriteFile(h.Layout.NCCLConf(), []byte("NCCL_NET_PLUGIN=peerlane\n"), 0o644)
 		return errors.Join(written, h.configure(settings{Route: launch.RouteAuto}))
 	}
-	// The vendor's specification, which NVIDIA's toolkit has on other hosts.
+	// The GPU vendor's specification, which NVIDIA's toolkit writes on other hosts.
 	if err := h.configure(settings{Route: launch.RouteAuto}); err != nil {
 		return err
 	}
 	h.Layout, h.specs = paths.New(""), "/etc/cdi"
 	if _, err := os.Stat(h.Layout.PlanFile()); err != nil {
-		return fmt.Errorf("--installed measures the packages of this host: %w; install them and run peerlane cdi generate --spec-dir /etc/cdi", err)
+		return fmt.Errorf("--installed measures the packages of this host: %w; install the packages and run peerlane cdi generate --spec-dir /etc/cdi", err)
 	}
 	return nil
 }
 
-// findContainers finds runc and a network for each container.
+// findContainers finds runc and creates a network for each container.
 func (h *host) findContainers(ctx context.Context) error {
 	h.findRuntime(ctx)
 	if h.runtime == nil {
@@ -126,7 +126,7 @@ func (h *host) findContainers(ctx context.Context) error {
 	return nil
 }
 
-// inject gives a container its GPUs, as NVIDIA's toolkit would, and their lanes.
+// inject injects GPUs into a container, as NVIDIA's toolkit does, and lanes.
 func (h *host) inject(b *bundle.Bundle, s settings, gpus []topo.GPU) error {
 	if !h.installed {
 		return b.Inject(h.CDIDir(), testbed.Devices(gpus[0])...)
@@ -144,7 +144,7 @@ func (h *host) inject(b *bundle.Bundle, s settings, gpus []topo.GPU) error {
 	return b.Inject(h.specs, cdi.KindLane+"=auto")
 }
 
-// copyEtc gives a container its own /etc: without an nccl.conf, as images have none.
+// copyEtc gives a container a private /etc without nccl.conf, as in an image.
 func copyEtc(root string) error {
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return err
@@ -160,15 +160,14 @@ func copyEtc(root string) error {
 	return nil
 }
 
-// chooses reports whether a variable of this program's would choose how NCCL communicates.
-// NCCL_NVLS_ENABLE stays: machines set it to protect a switch that others share.
+// chooses reports whether a variable of this program would select NCCL's transport.
+// NCCL_NVLS_ENABLE stays: machines set it to protect a shared switch.
 func chooses(variable string) bool {
 	name, _, _ := strings.Cut(variable, "=")
 	return strings.HasPrefix(name, "NCCL_") && name != "NCCL_NVLS_ENABLE" || strings.HasPrefix(name, "PEERLANE_") && name != behaviourOfTests || name == "CUDA_VISIBLE_DEVICES"
 }
 
-// behaviourOfTests is the variable by which this package's tests tell their ranks how to
-// behave.
+// behaviourOfTests is the variable by which this package's tests select the behaviour of ranks.
 const behaviourOfTests = "PEERLANE_TEST_RANK"
 
 // ofMachine are the variables of NCCL's that ranks have from this program's environment.
@@ -181,8 +180,8 @@ func ofMachine() (list []string) {
 	return list
 }
 
-// plainEnvironment is what PyTorch needs to find the other ranks, and the phase's own
-// variables.
+// plainEnvironment returns the variables that PyTorch needs to find the other ranks, and those of
+// the phase.
 func (h *host) plainEnvironment(s settings, number int, dir, master string) []string {
 	list := slices.DeleteFunc(os.Environ(), chooses)
 	address, port, _ := strings.Cut(master, " ")
@@ -198,7 +197,7 @@ func (h *host) plainEnvironment(s settings, number int, dir, master string) []st
 	return append(list, s.Variables...)
 }
 
-// enterCommon makes a rank a process of the one container that all ranks of the phase share.
+// enterCommon makes a rank a process of the single container that every rank of the phase shares.
 // The first rank starts the container.
 func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir string, arguments, environment []string) error {
 	r.container, r.id = true, h.ContainerID("all-"+s.Name)
@@ -216,7 +215,7 @@ func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir 
 		c.Stdout, c.Stderr = log, log // a pipe would stay open as long as the container
 		if err := c.Run(); err != nil {
 			text, _ := os.ReadFile(log.Name())
-			return fmt.Errorf("starting the container of all ranks: %w: %s", err, strings.TrimSpace(string(text)))
+			return fmt.Errorf("starting the shared container: %w: %s", err, strings.TrimSpace(string(text)))
 		}
 	}
 	words := []string{"exec"}
@@ -227,7 +226,7 @@ func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir 
 	return nil
 }
 
-// chosen is how NCCL communicates, as its log says.
+// chosen is NCCL's choice of transport, from its log.
 type chosen struct {
 	Network  string `json:"network,omitempty"`
 	Channels string `json:"channels,omitempty"`
@@ -252,7 +251,7 @@ var (
 	logVariable = regexp.MustCompile(`NCCL_\w+ set by environment to .*|NET/Peerlane: NCCL_\w+.*|NET/Peerlane: all lanes .*`)
 )
 
-// readChosen reads NCCL's log of rank 0, where there is one.
+// readChosen reads NCCL's log of rank 0, if present.
 func (p *phase) readChosen(dir string) {
 	text, err := os.ReadFile(filepath.Join(dir, "nccl-0.log"))
 	if err != nil {

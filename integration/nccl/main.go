@@ -1,7 +1,7 @@
-// Command gpu-nccl has PyTorch's ranks, each with a GPU and a relay of its own, do
-// collectives over Peerlane's plugin, over NCCL's own networks, and over NVLink; the
-// script run beside it says how to use it. Each rank is a container of runc or crun, or
-// where the machine permits none a process.
+// Command gpu-nccl runs collectives of PyTorch's ranks, each with a GPU and a relay, over
+// Peerlane's plugin, over NCCL's own networks, and over NVLink; the script run in this folder
+// documents the usage. A rank is a container of runc or crun, or a process if the machine permits
+// no container.
 package main
 
 import (
@@ -33,7 +33,7 @@ func main() {
 	}
 }
 
-// options are what the user says.
+// options are the command line's options.
 type options struct {
 	binaries, plugin, out, python, script, program string
 	runtime, gpus                                  string
@@ -41,7 +41,7 @@ type options struct {
 	quick, tune, installed                         bool
 	phases, set                                    []string
 	limit, budget                                  time.Duration
-	// patience is for ranks that have not ended when others have failed, or are done.
+	// patience is the limit for ranks to end after other ranks have failed or finished.
 	patience time.Duration
 }
 
@@ -99,10 +99,10 @@ func command() *cobra.Command {
 	return c
 }
 
-// run does all phases, and writes what they found, whatever becomes of each.
+// run runs every phase, and writes the results even if phases fail.
 func run(ctx context.Context, o options) (err error) {
 	begun := time.Now()
-	// PyTorch aborts its process, which is gigabytes large.
+	// PyTorch aborts the process, whose core file would have gigabytes.
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return err
 	}
@@ -121,9 +121,9 @@ func run(ctx context.Context, o options) (err error) {
 			continue // within a node NCCL refuses two ranks on one GPU
 		}
 		if p.Route == launch.RouteStaged && h.OneGPU() {
-			continue // no other GPU to stage on
+			continue // staging needs a second GPU
 		}
-		// What is left must do for an answer, and for clearing up.
+		// The rest of the budget must suffice for a result and cleanup.
 		left := o.budget - time.Since(begun)
 		if ctx.Err() != nil || left < 15*time.Second {
 			r.Phases = append(r.Phases, &phase{settings: p, Skipped: fmt.Sprintf("%.0f s are left of %v", left.Seconds(), o.budget)})
@@ -136,7 +136,7 @@ func run(ctx context.Context, o options) (err error) {
 		found := h.phase(ctx, p, min(limit, left-5*time.Second))
 		r.Phases = append(r.Phases, found)
 		fmt.Println(found.line())
-		if err := r.write(o.out); err != nil { // also for whoever is killed
+		if err := r.write(o.out); err != nil { // keep the results if this program is killed
 			return err
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// behaviour has this program be a rank, and says how it behaves.
+// behaviour is the variable that turns this program into a rank and selects the rank's behaviour.
 const behaviour = behaviourOfTests
 
 var binaries string
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		say("done", nil)
-		io.Copy(io.Discard, os.Stdin) // until it may end
+		io.Copy(io.Discard, os.Stdin) // until the test closes the input
 		return
 	}
 	dir, remove, err := programs.Directory(programs.Hook, programs.Relay)
@@ -67,8 +67,8 @@ func say(kind string, what map[string]any) {
 	fmt.Println(string(text))
 }
 
-// beRank is a rank that has PyTorch's part: it sends bytes to the other one through its
-// relay, and compares what comes.
+// beRank is a rank in place of PyTorch: it sends bytes to the other rank through its relay, and
+// compares the received bytes.
 func beRank(how, text string) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
@@ -109,8 +109,8 @@ rank:7:9 [0] NCCL INFO TUNER/Plugin: Using Peerlane (v5)
 rank:7:9 [0] NCCL INFO 32 coll channels, 32 collnet channels, 0 nvls channels, 32 p2p channels, 16 p2p channels per peer
 `
 
-// beInstalled is a rank of --installed: it reports the variables and the files that choose
-// NCCL's network.
+// beInstalled is a rank of --installed: it reports the variables and the files that select NCCL's
+// network.
 func beInstalled(j job) error {
 	for _, v := range os.Environ() {
 		if strings.HasPrefix(v, "NCCL_") && !strings.HasPrefix(v, "NCCL_DEBUG") && !strings.Contains(v, "SOCK") {
@@ -248,7 +248,7 @@ func meet(ctx context.Context) (net.Conn, error) {
 func simulated(t *testing.T, how string, phases ...string) options {
 	t.Helper()
 	t.Setenv(behaviour, how)
-	t.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector's own wait at the end of each rank
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // the race detector's delay at the exit of a rank
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -296,7 +296,7 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 			t.Errorf("%s: four times as fast is %+v", runtime, g)
 		}
 		if log := strings.Join(r.Phases[0].Log, "\n"); !strings.Contains(log, "0: 2× INFO Channel * : 1 -> 0 [receive] via NET/Peerlane/0/GDRDMA") {
-			t.Errorf("%s: of NCCL's log it says %q", runtime, log)
+			t.Errorf("%s: result from NCCL's log: %q", runtime, log)
 		}
 		out, err := exec.Command("tar", "tzf", filepath.Join(o.out, "logs.tar.gz")).Output()
 		for _, name := range []string{"logs/peerlane-rates/nccl-0.log", "logs/peerlane-rates/rank-1.stderr", "logs/nvlink/rank-0.stdout"} {
@@ -307,8 +307,8 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 	}
 }
 
-// Containers of --installed have lane=auto and the defaults of the packages, and no
-// variable; NVLink's phases have all GPUs in one container.
+// Containers of --installed have lane=auto, the packages' defaults, and no variable; in NVLink's
+// phases one container has every GPU.
 func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 	if _, err := exec.LookPath("runc"); err != nil || os.Geteuid() != 0 {
 		t.Skip("needs runc and root")
@@ -343,8 +343,8 @@ func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 	}
 }
 
-// With one GPU two ranks share it, and phases that need a second GPU are left out. A host
-// that cannot be made ends the run with an error.
+// On a host with one GPU two ranks share it, and phases that need a second GPU are omitted. A host
+// that cannot be configured ends the run with an error.
 func TestHarnessOnOneGPUSharesIt(t *testing.T) {
 	o := simulated(t, "well", "peerlane-rates", "nvlink", "peerlane-staged")
 	o.gpus, o.ranks, o.quick = testbed.GPUsOne, 0, false
@@ -388,7 +388,7 @@ func TestRanksExchangeAsBetweenHosts(t *testing.T) {
 	}
 }
 
-func TestWhoeverIsKilledIsNoticed(t *testing.T) {
+func TestKillOfRankOrRelayIsNoticed(t *testing.T) {
 	o := simulated(t, "well", "peerlane-kill-rank", "peerlane-kill-relay")
 	if err := run(context.Background(), o); err != nil {
 		t.Fatal(err)
@@ -400,7 +400,7 @@ func TestWhoeverIsKilledIsNoticed(t *testing.T) {
 	}
 }
 
-func TestWhatGoesWrongIsSaid(t *testing.T) {
+func TestProblemsOfPhasesAreReported(t *testing.T) {
 	for how, want := range map[string]string{
 		"dies":    "rank 1: it did",
 		"wrong":   "rank 1: all_reduce of 8 bytes: 1 of 2 elements are wrong",
@@ -414,14 +414,14 @@ func TestWhatGoesWrongIsSaid(t *testing.T) {
 	}
 }
 
-func TestAPhaseHasALimit(t *testing.T) {
+func TestPhaseEndsAtItsLimit(t *testing.T) {
 	o := simulated(t, "hangs", "peerlane-rates")
 	dir, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o711); err != nil { // relays go through it
+	if err := os.Chmod(dir, 0o711); err != nil { // relays traverse the directory
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", dir)
@@ -432,7 +432,7 @@ func TestAPhaseHasALimit(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if took := time.Since(begun); took > 5*time.Minute {
-		t.Errorf("it took %v", took)
+		t.Errorf("took %v", took)
 	}
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); len(left) > 0 {
 		t.Errorf("left: %v", left)
@@ -474,7 +474,7 @@ func TestPlanOfAQuickRunIsPartOfTheWhole(t *testing.T) {
 	}
 }
 
-func TestGoals(t *testing.T) {
+func TestGoalsAreJudged(t *testing.T) {
 	measured := func(name string, microseconds float64, losses ...float64) *phase {
 		if len(losses) > 0 {
 			return &phase{settings: settings{Name: name}, Trained: []TrainFound{{Losses: losses}}}
@@ -504,7 +504,7 @@ func TestGoals(t *testing.T) {
 		"all_reduce 256 MiB against default NET/Socket":                      40, // the faster of ours
 		"all_reduce 256 MiB against the best NET/Socket":                     10,
 		"all_reduce 256 MiB against one node over NVLink":                    0.8,
-		"all_to_all 256 MiB against default NET/Socket":                      0, // nobody measured it
+		"all_to_all 256 MiB against default NET/Socket":                      0, // not measured
 		"all_reduce 8 bytes, time, against NET/Socket":                       0.025,
 		"all_reduce 8 bytes queued on the GPU, time, against NET/Socket":     0.5,
 		"all_reduce 256 MiB of all ranks over one paced NIC, of its rate":    0.92, // both ranks' 5.75
@@ -525,7 +525,7 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// PyTorch may take its time with an error that NCCL has.
+// PyTorch may report an NCCL error late.
 func TestNCCLsOwnErrorIsFound(t *testing.T) {
 	dir := t.TempDir()
 	write := func(text string) {
@@ -537,13 +537,13 @@ func TestNCCLsOwnErrorIsFound(t *testing.T) {
 	const warning = "[2026-11-22 18:02:29] container:1:45 [0] connections.c:43 NCCL WARN NET/Peerlane: receiving: the relay died\n"
 	for _, c := range []struct{ log, want string }{
 		{"", ""},
-		{warning, ""}, // which may be about what NCCL can do without
+		{warning, ""}, // possibly about an optional feature of NCCL
 		{warning + "container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "NET/Peerlane: receiving: the relay died"},
 		{"container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "[Progress Thread]"},
 	} {
 		write(c.log)
 		if got := ncclError(dir, 1); got != c.want {
-			t.Errorf("of %q it makes %q", c.log, got)
+			t.Errorf("error of %q: %q", c.log, got)
 		}
 	}
 	if got := ncclError(dir, 0); got != "" {

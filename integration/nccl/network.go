@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// network is a bridge of the host's, and a network namespace a rank, whose eth0 is on it.
+// network is a bridge on the host, and a network namespace for each rank, whose eth0 is attached to
+// the bridge.
 type network struct {
 	bridge string
 	files  []string // that name the namespaces
@@ -20,7 +21,7 @@ type network struct {
 
 func (n *network) address(rank int) string { return fmt.Sprintf("10.213.77.%d", rank+1) }
 
-// newNetwork makes it. The namespaces are named by files in dir.
+// newNetwork creates the bridge and the namespaces. Files in dir name the namespaces.
 func newNetwork(dir string, ranks int) (n *network, err error) {
 	n = &network{bridge: fmt.Sprintf("pl%d", os.Getpid())}
 	defer func() {
@@ -50,11 +51,11 @@ func newNetwork(dir string, ranks int) (n *network, err error) {
 	return n, nil
 }
 
-// within runs f on a thread that nobody uses again.
+// within runs f on a thread that is not reused.
 func within(f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and it ends with its thread
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		done <- f()
 	}()
 	return <-done
@@ -72,7 +73,7 @@ func newNamespace(file string) error {
 	})
 }
 
-// join gives a rank's namespace its eth0.
+// join creates the eth0 of a rank's namespace.
 func (n *network) join(bridge *netlink.Bridge, rank int) error {
 	namespace, err := os.Open(n.files[rank])
 	if err != nil {

@@ -22,34 +22,34 @@ import (
 // clearing is the part of a limit that is kept for ending everything.
 const clearing = 8 * time.Second
 
-// before is how long ranks are at it until somebody is killed.
+// before is the running time of the ranks before a kill.
 const before = 2 * time.Second
 
-// noticed is how long a rank may take until it has an error, once another rank, or a
-// relay, was killed.
+// noticed is the limit for an error in a rank after another rank or a relay was killed.
 const noticed = 10 * time.Second
 
-// phase is what became of one.
+// phase is the result of a phase.
 type phase struct {
 	settings
-	Skipped  string         `json:"skipped,omitempty"`
-	Problems []string       `json:"problems"`
-	Seconds  float64        `json:"seconds"`
-	Torch    string         `json:"torch,omitempty"`
-	NCCL     string         `json:"nccl,omitempty"`
-	GPU      string         `json:"gpu,omitempty"`
-	Rates    []RateFound    `json:"rates,omitempty"`
-	Checked  int            `json:"checked,omitempty"` // buffers that were compared, of all ranks
-	Trained  []TrainFound   `json:"trained,omitempty"`
-	Noticed  []float64      `json:"noticed,omitempty"` // seconds from the killing to each other rank's error, or end
-	Said     []string       `json:"said,omitempty"`    // by them, in the same order
-	Chosen   *chosen        `json:"chosen,omitempty"`  // by NCCL, as its log of rank 0 says
-	Log      []string       `json:"log,omitempty"`     // what NCCL's says of the network, each line once, of rank 0
-	Relays   []relayUsage   `json:"relays,omitempty"`
-	Doing    map[int]string `json:"doing,omitempty"` // what each rank did last, where something is wrong
+	Skipped  string       `json:"skipped,omitempty"`
+	Problems []string     `json:"problems"`
+	Seconds  float64      `json:"seconds"`
+	Torch    string       `json:"torch,omitempty"`
+	NCCL     string       `json:"nccl,omitempty"`
+	GPU      string       `json:"gpu,omitempty"`
+	Rates    []RateFound  `json:"rates,omitempty"`
+	Checked  int          `json:"checked,omitempty"` // compared buffers of every rank
+	Trained  []TrainFound `json:"trained,omitempty"`
+	// seconds from the kill to the error, or end, of each other rank
+	Noticed []float64      `json:"noticed,omitempty"`
+	Said    []string       `json:"said,omitempty"`   // errors of these ranks, in the same order
+	Chosen  *chosen        `json:"chosen,omitempty"` // NCCL's choice, from the log of rank 0
+	Log     []string       `json:"log,omitempty"`    // distinct lines about the network in NCCL's log of rank 0
+	Relays  []relayUsage   `json:"relays,omitempty"`
+	Doing   map[int]string `json:"doing,omitempty"` // last action of each rank, after a problem
 }
 
-// RateFound is what rank 0 measured.
+// RateFound is a rate that rank 0 measured.
 type RateFound struct {
 	Operation    string  `json:"operation,omitempty"`
 	Bytes        int     `json:"bytes,omitempty"`
@@ -59,10 +59,10 @@ type RateFound struct {
 	Most         float64 `json:"most,omitempty"`
 	Calls        int     `json:"calls,omitempty"`
 	Algorithm    float64 `json:"algorithm,omitempty"` // GB/s
-	Bus          float64 `json:"bus,omitempty"`       // GB/s, as nccl-tests has it
+	Bus          float64 `json:"bus,omitempty"`       // GB/s, in the sense of nccl-tests
 }
 
-// TrainFound is what a rank says of a training.
+// TrainFound is the result of a rank's training.
 type TrainFound struct {
 	Steps   int       `json:"steps,omitempty"`
 	Losses  []float64 `json:"losses,omitempty"`
@@ -70,7 +70,7 @@ type TrainFound struct {
 	Took    float64   `json:"seconds,omitempty"`
 }
 
-// relayUsage is what a rank's relay has used at the end of the phase.
+// relayUsage is the resource usage of a rank's relay at the end of the phase.
 type relayUsage struct {
 	Rank   int             `json:"rank"`
 	CPU    float64         `json:"cpuSeconds"`
@@ -81,9 +81,9 @@ func (p *phase) problem(format string, arguments ...any) {
 	p.Problems = append(p.Problems, fmt.Sprintf(format, arguments...))
 }
 
-// phase does one within its limit, and ends everything that it started.
+// phase runs a phase within its limit, and ends every process that it started.
 func (h *host) phase(ctx context.Context, s settings, limit time.Duration) *phase {
-	// To end it all takes a while, too.
+	// Reserve time for ending the processes.
 	begun, working := time.Now(), limit-clearing
 	s.Job.Limit = int(working.Seconds())
 	p := &phase{settings: s, Problems: []string{}, Doing: map[int]string{}}
@@ -103,7 +103,7 @@ func (h *host) phase(ctx context.Context, s settings, limit time.Duration) *phas
 }
 
 func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
-	// Also for the sandbox's other uids: a container's root has no capabilities.
+	// Writable for other uids too: root of a container has no capabilities.
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o777)); err != nil {
 		return err
 	}
@@ -148,10 +148,10 @@ func (h *host) during(ctx context.Context, p *phase, dir string) (err error) {
 	return nil
 }
 
-// follow reads what the ranks say, until all are done, one has failed, or the time is up.
+// follow reads the ranks' events until every rank is done, a rank has failed, or the time is over.
 func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, events <-chan event, dir string) {
 	done, running := 0, 0
-	var kill <-chan time.Time // when somebody is to be killed
+	var kill <-chan time.Time // time of the kill
 	var killed time.Time
 	var late, looks <-chan time.Time
 	failed := false
@@ -187,7 +187,7 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 				}
 			}
 			if len(p.Problems) > 0 && !failed && killed.IsZero() && (e.ended || e.Kind == "failed") {
-				// What the others make of it, and then no more.
+				// Wait for the errors of other ranks, for a limited time.
 				failed, late = true, time.After(h.patience)
 			}
 		case <-kill:
@@ -200,7 +200,7 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 			ticks := time.NewTicker(20 * time.Millisecond)
 			defer ticks.Stop()
 			looks = ticks.C
-		case <-looks: // also for the error that NCCL has, whatever PyTorch makes of it
+		case <-looks: // also detects an NCCL error that PyTorch does not report
 			for _, r := range ranks {
 				if text := ncclError(dir, r.number); text != "" {
 					p.notice(r, killed, text)
@@ -225,8 +225,8 @@ func (h *host) follow(ctx context.Context, p *phase, ranks []*runningRank, event
 	}
 }
 
-// notice takes the first error that a rank has since another, or a relay, was killed. The
-// killed rank itself has none.
+// notice records a rank's first error after the kill of another rank or of a relay. The killed rank
+// has none.
 func (p *phase) notice(r *runningRank, killed time.Time, text string) {
 	if r.noticed || r.dies {
 		return
@@ -236,7 +236,7 @@ func (p *phase) notice(r *runningRank, killed time.Time, text string) {
 	p.Said = append(p.Said, text)
 }
 
-// ncclError is what NCCL's log of a rank says when its progress has ended with an error.
+// ncclError returns the error from NCCL's log of a rank whose progress thread has failed.
 func ncclError(dir string, rank int) string {
 	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("nccl-%d.log", rank)))
 	if !bytes.Contains(text, []byte("[Progress Thread]")) {
@@ -250,7 +250,7 @@ func ncclError(dir string, rank int) string {
 	return "[Progress Thread]"
 }
 
-// heard takes what a rank says; true where that is that it is done.
+// heard processes an event of a rank, and reports whether the rank is done.
 func (p *phase) heard(e event) bool {
 	switch e.Kind {
 	case "ready":
@@ -272,7 +272,7 @@ func (p *phase) heard(e event) bool {
 	return e.Kind == "done"
 }
 
-// killOne kills the last rank, or its relay. Rank 0 has what the ranks meet at.
+// killOne kills the last rank, or its relay. Rank 0 hosts the rendezvous.
 func (h *host) killOne(who string, ranks []*runningRank) error {
 	last := ranks[len(ranks)-1]
 	if who == killRank {
@@ -286,14 +286,14 @@ func (h *host) killOne(who string, ranks []*runningRank) error {
 	return unix.Kill(pid, unix.SIGKILL)
 }
 
-// diagnose has everybody who hangs say where, into the logs.
+// diagnose makes hanging processes write their stacks to the logs.
 func (h *host) diagnose(ranks []*runningRank, dir string) {
 	for _, r := range ranks {
 		if r.ended {
 			continue
 		}
 		if pid, err := h.relay(r); err == nil {
-			// Go's own answer to it: where all goroutines are.
+			// Go programs then print the stacks of goroutines.
 			unix.Kill(pid, unix.SIGQUIT)
 		}
 		if !r.container {
@@ -301,10 +301,10 @@ func (h *host) diagnose(ranks []*runningRank, dir string) {
 		}
 		h.signal(r, unix.SIGUSR1) // Python's: faulthandler
 	}
-	time.Sleep(min(h.patience, 1500*time.Millisecond)) // they write
+	time.Sleep(min(h.patience, 1500*time.Millisecond)) // time to write
 }
 
-// writeStacks writes what the kernel says of a process's threads.
+// writeStacks writes the kernel stacks of a process's threads.
 func writeStacks(pid int, file string) {
 	var all bytes.Buffer
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -317,7 +317,7 @@ func writeStacks(pid int, file string) {
 	os.WriteFile(file, all.Bytes(), 0o644)
 }
 
-// usage asks each relay what it has done.
+// usage queries the counters of each relay.
 func (h *host) usage(p *phase, ranks []*runningRank) {
 	list, _ := hook.List(h.Layout)
 	for _, info := range list {
@@ -327,7 +327,7 @@ func (h *host) usage(p *phase, ranks []*runningRank) {
 		}
 		i, err := hook.Inspect(h.Layout, info.ID)
 		if err != nil {
-			continue // it has ended with its rank
+			continue // the relay has ended with its rank
 		}
 		u := relayUsage{Rank: k}
 		for _, used := range i.Processes {
@@ -342,7 +342,7 @@ func (h *host) usage(p *phase, ranks []*runningRank) {
 	}
 }
 
-// processorSeconds is what a process has had of processors, from /proc/PID/stat.
+// processorSeconds returns the CPU time of a process, from /proc/PID/stat.
 func processorSeconds(pid int) float64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -358,8 +358,8 @@ func processorSeconds(pid int) float64 {
 	return (user + system) / 100 // USER_HZ
 }
 
-// keepLogs copies what relays and their supervisors say, as long as it is there: it goes
-// with its rank. The function that is returned does so once more, and ends it.
+// keepLogs copies the logs of relays and supervisors while they exist: a log is removed with its
+// rank. The returned function copies a last time and stops.
 func (h *host) keepLogs(dir string) func() {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	keep := func() {
@@ -390,7 +390,7 @@ func (h *host) keepLogs(dir string) func() {
 	}
 }
 
-// end ends all ranks: those that are done by themselves, if they do so soon.
+// end ends every rank; ranks that are done may exit themselves within a limit.
 func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 	var err error
 	left := 0
@@ -398,9 +398,9 @@ func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 		if !r.ended {
 			left++
 		}
-		r.in.Close() // of one that has ended it is closed already
+		r.in.Close() // already closed for an ended rank
 	}
-	// In what went wrong, or was to, nobody need end by himself.
+	// After a problem or a kill no rank gets time to exit itself.
 	own := len(p.Problems) == 0 && p.Kill == ""
 	patience := time.After(h.patience)
 	if !own {
@@ -430,7 +430,7 @@ func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 		}
 	}
 	for _, r := range ranks {
-		if killed == nil { // also what they left
+		if killed == nil { // and their remains
 			err = errors.Join(err, h.kill(r))
 		}
 		os.RemoveAll(filepath.Join(h.work, r.id))

@@ -9,51 +9,51 @@ import (
 	"github.com/peerlane/peerlane/relay/nccl"
 )
 
-// How the ranks of a phase reach each other.
+// Transports between the ranks of a phase.
 const (
-	byPeerlane = "peerlane" // the plugin, each rank a node of its own
-	bySocket   = "socket"   // NCCL's own network, each rank a node of its own
-	byNVLink   = "nvlink"   // whatever NCCL has within one node
+	byPeerlane = "peerlane" // the plugin, with one rank per node
+	bySocket   = "socket"   // NCCL's own network, with one rank per node
+	byNVLink   = "nvlink"   // NCCL's transports within one node
 )
 
-// Who is killed in the middle of a phase.
+// Victims of a kill during a phase.
 const (
 	killRank  = "rank"
 	killRelay = "relay"
 )
 
-// settings are what a phase does.
+// settings are the parameters of a phase.
 type settings struct {
 	Name  string `json:"name"`
 	By    string `json:"by"`
 	Route string `json:"route,omitempty"`
-	// Transport between the relays: empty for what Route says; tcp as between two hosts, over
-	// the host's loopback, with so many Streams.
+	// Transport between the relays: empty for that of Route; tcp as between two hosts, over the
+	// host's loopback, with the given number of Streams.
 	Transport string `json:"transport,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
-	// Pace is the rate in GB/s of the emulated NIC that all ranks share on route staged; 0
-	// for no bound.
+	// Pace is the rate in GB/s of the emulated NIC that the ranks share on route staged; 0 for no
+	// bound.
 	Pace      float64  `json:"pace,omitempty"`
-	Variables []string `json:"variables"` // "NAME=value", beside those that all have
-	// Topology has NCCL read the virtual switch of the lanes from a file, instead of
-	// taking each NIC for a far one.
+	Variables []string `json:"variables"` // "NAME=value", in addition to the common variables
+	// Topology makes NCCL read the lanes' virtual switch from a file; otherwise NCCL takes each NIC
+	// for a far NIC.
 	Topology bool   `json:"topology,omitempty"`
 	Kill     string `json:"kill,omitempty"`
-	// Lanes gives the one container of byNVLink the lanes of its GPUs. With --installed.
+	// Lanes gives the single container of byNVLink the lanes of its GPUs. Only with --installed.
 	Lanes bool `json:"lanes,omitempty"`
-	// Plugin is its file among the binaries; empty for the usual one.
+	// Plugin is the plugin's file name among the binaries; empty for the default.
 	Plugin string `json:"plugin,omitempty"`
-	// Torchrun starts each rank, as a node of one.
+	// Torchrun starts each rank as a separate node.
 	Torchrun bool `json:"torchrun,omitempty"`
 	Job      job  `json:"job"`
 }
 
-// job is what each rank is told, in JSON; rank.py does it.
+// job is the input of rank.py in JSON.
 type job struct {
 	Limit   int     `json:"limit"` // seconds
 	Checks  []check `json:"checks,omitempty"`
 	Rates   []rate  `json:"rates,omitempty"`
-	Groups  [][]int `json:"groups,omitempty"` // of ranks, beside all of them
+	Groups  [][]int `json:"groups,omitempty"` // of ranks, in addition to the group of every rank
 	Endless bool    `json:"endless,omitempty"`
 	Train   *train  `json:"train,omitempty"`
 }
@@ -68,8 +68,8 @@ type rate struct {
 	Operation string  `json:"operation"`
 	Bytes     int     `json:"bytes"`
 	Seconds   float64 `json:"seconds"`
-	// Queued has the GPU held back until all are queued: what is measured is what they take
-	// there and on their way. To start one, Python and NCCL take longer than it takes.
+	// Queued blocks the GPU until every operation is queued, so that the measurement excludes the
+	// time of Python and NCCL to start an operation, which is longer than the operation.
 	Queued bool `json:"queued,omitempty"`
 }
 
@@ -88,7 +88,7 @@ var types = []string{"float32", "bfloat16"}
 
 const mib = 1 << 20
 
-// checks are all operations at sizes, in both types.
+// checks returns every operation at the sizes, in both types.
 func checks(sizes ...int) (list []check) {
 	for _, size := range sizes {
 		for _, o := range operations {
@@ -120,7 +120,7 @@ func groups(ranks int) (list [][]int) {
 	return [][]int{{0, 4}, {1, 5}, {2, 6}, {3, 7}, {0, 2, 4, 6}}
 }
 
-// plan is what is done, in this order: what matters most comes first.
+// plan returns the phases, most important first.
 func plan(o options, ranks int) (list []settings) {
 	if o.installed {
 		return planInstalled(o)
@@ -143,8 +143,8 @@ func plan(o options, ranks int) (list []settings) {
 	add("peerlane-rates", byPeerlane, job{Rates: measured})
 	last := func() *settings { return &list[len(list)-1] }
 	if o.tune {
-		// One after another: channels, how much of a buffer is a step, and how fast NCCL
-		// believes that the NIC is.
+		// Vary one setting at a time: channels, the size of a step in the buffer, and NCCL's
+		// estimate of the NIC's speed.
 		for _, v := range []string{
 			"NCCL_MIN_NCHANNELS=4", "NCCL_MIN_NCHANNELS=8", "NCCL_MIN_NCHANNELS=16", "NCCL_MIN_NCHANNELS=32",
 			"NCCL_BUFFSIZE=16777216", "NCCL_BUFFSIZE=33554432",
@@ -165,13 +165,13 @@ func plan(o options, ranks int) (list []settings) {
 		sizes = []int{8, 64 << 10, 5*mib + 24}
 	}
 	add("peerlane-checks", byPeerlane, job{Checks: checks(sizes...), Groups: groups(ranks)})
-	// A channel uses one SM. NCCL uses 32 channels for a fast network and two for this one.
+	// A channel uses one SM. NCCL uses 32 channels for a fast network and two for this network.
 	// Larger buffers give larger chunks.
 	many := []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
 	add("peerlane-rates-32", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, many...)
 	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)
 	for _, who := range []string{killRank, killRelay} {
-		// PyTorch waits for its own report of an error, a minute, before it ends a process.
+		// PyTorch waits a minute for its own report of an error before it ends a process.
 		add("peerlane-kill-"+who, byPeerlane, job{Endless: true}, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000")
 		last().Kill = who
 	}
@@ -215,18 +215,18 @@ func plan(o options, ranks int) (list []settings) {
 	}
 	add("peerlane-staged", byPeerlane, job{Rates: few, Checks: checks(64 << 10)})
 	last().Route = launch.RouteStaged
-	// All ranks' data go over one NIC of 100 Gbit/s.
+	// The data of every rank uses one NIC of 100 Gbit/s.
 	add("peerlane-staged-paced", byPeerlane, job{Rates: rates(1, largest, "all_reduce")})
 	last().Route, last().Pace = launch.RouteStaged, 12.5
 	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
 	last().Torchrun = true
 	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
-	// The newest is tried by its layout alone: NCCL 2.30 takes it.
+	// The newest version is tested by its layout only: NCCL 2.30 accepts it.
 	for _, version := range nccl.Versions[:len(nccl.Versions)-1] {
 		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane, job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
 		last().Plugin = nccl.NameOf(version)
 	}
-	// Longer than a phase is to be: for who asks for it.
+	// Longer than the limit of a phase; runs only on request.
 	if slices.Contains(o.phases, sleeping) {
 		add(sleeping, byPeerlane, job{Train: &train{Steps: 200, SleepAt: 100, Sleep: 120}})
 	}

@@ -23,8 +23,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// becomeRank is the argument by which this program becomes a rank that is no container:
-// its relay needs its process, and it its relay's socket.
+// becomeRank is the argument that turns this program into a rank without a container: its relay
+// needs the pid, and the rank needs the relay's socket.
 const becomeRank = "become-rank"
 
 // become reads the socket's path, an empty line where there is no relay, and executes the
@@ -63,21 +63,21 @@ type event struct {
 	exit  error
 }
 
-// runningRank is one that has been started.
+// runningRank is a started rank.
 type runningRank struct {
 	number    int
-	id        string // of its container, and of its generation's
+	id        string // of the container, and of the generation's
 	container bool
 	command   *exec.Cmd
-	in        io.WriteCloser // closed when it may end
+	in        io.WriteCloser // closing it lets the rank exit
 	stderr    *os.File
-	done      bool // it has said so
+	done      bool // the rank reported done
 	noticed   bool // that another was killed
-	dies      bool // it is the one
+	dies      bool // the rank to be killed
 	ended     bool
 }
 
-// start starts a rank; what it says goes to events.
+// start starts a rank, which sends events to events.
 func (h *host) start(ctx context.Context, s settings, number int, dir, master string, events chan<- event) (*runningRank, error) {
 	h.starts++
 	g := h.gpus[number]
@@ -99,7 +99,7 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 	if h.installed {
 		environment = h.plainEnvironment(s, number, dir, master)
 	}
-	// In one node NCCL is shown all of it.
+	// NCCL sees all GPUs as one node.
 	if h.installed && s.By == byNVLink {
 		if err := h.enterCommon(ctx, r, s, dir, arguments, append(environment, h.Environment...)); err != nil {
 			return nil, err
@@ -154,7 +154,8 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 	return r, err
 }
 
-// giveRelay launches a plain process's relay, where it has one, and lets it begin.
+// giveRelay starts the relay of a rank without a container, if the phase uses relays, and lets the
+// rank begin.
 func (h *host) giveRelay(s settings, r *runningRank, g topo.GPU) error {
 	socket := ""
 	if s.By == byPeerlane {
@@ -168,7 +169,7 @@ func (h *host) giveRelay(s settings, r *runningRank, g topo.GPU) error {
 	return err
 }
 
-// follow passes on what the rank says, and at last its end.
+// follow forwards the rank's events, and finally the end.
 func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 4<<20)
@@ -180,13 +181,13 @@ func (r *runningRank) follow(out io.Reader, said io.Closer, events chan<- event)
 			events <- e
 		}
 	}
-	_, drained := io.Copy(io.Discard, out) // a line that is too long must not stop it
+	_, drained := io.Copy(io.Discard, out) // an overlong line must not block the rank
 	exit := errors.Join(lines.Err(), drained, r.command.Wait(), said.Close(), r.stderr.Close())
 	events <- event{Rank: r.number, ended: true, exit: exit}
 }
 
-// environment is what a rank has: that of this program, but what would choose NCCL's
-// network.
+// environment returns a rank's environment: that of this program without variables that select
+// NCCL's network.
 func (h *host) environment(s settings, number int, dir, master string) []string {
 	var list []string
 	for _, v := range os.Environ() {
@@ -210,7 +211,7 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 		"NCCL_SOCKET_IFNAME="+card, "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING",
 		"NCCL_DEBUG_FILE="+filepath.Join(dir, fmt.Sprintf("nccl-%d.log", number)), "PYTHONUNBUFFERED=1")
 	if s.By != byNVLink {
-		// A node of its own: no P2P and no shared memory, whatever the ranks share.
+		// Separate nodes: no P2P and no shared memory between the ranks.
 		list = append(list, fmt.Sprintf("NCCL_HOSTID=peerlane-rank-%d", number))
 	}
 	switch s.By {
@@ -219,7 +220,7 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 		if s.Topology {
 			list = append(list, "NCCL_TOPO_FILE="+filepath.Join(h.inside(), topologyFile))
 		} else {
-			list = append(list, "NCCL_NET_GDR_LEVEL=SYS") // however far it is
+			list = append(list, "NCCL_NET_GDR_LEVEL=SYS") // for any distance
 		}
 	case bySocket:
 		list = append(list, "NCCL_NET=Socket", "NCCL_NET_PLUGIN=none")
@@ -227,7 +228,7 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 	return append(list, s.Variables...)
 }
 
-// signal sends one to the rank's program.
+// signal sends a signal to the rank's program.
 func (h *host) signal(r *runningRank, s unix.Signal) error {
 	if r.container {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -237,7 +238,7 @@ func (h *host) signal(r *runningRank, s unix.Signal) error {
 	return unix.Kill(-r.command.Process.Pid, s)
 }
 
-// kill ends a rank and all that it has started.
+// kill ends a rank and its children.
 func (h *host) kill(r *runningRank) error {
 	if !r.container {
 		if err := unix.Kill(-r.command.Process.Pid, unix.SIGKILL); err != nil && err != unix.ESRCH {

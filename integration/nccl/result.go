@@ -17,7 +17,7 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// result is all that was found: result.json.
+// result is the content of result.json.
 type result struct {
 	Time   string `json:"time"`
 	Host   string `json:"host"`
@@ -48,7 +48,7 @@ type goal struct {
 // maxLines is how much of the logs of a phase that went wrong is shown, beside the archive.
 const maxLines = 24
 
-// line says in one what became of a phase.
+// line returns a phase's result as one line.
 func (p *phase) line() string {
 	text := fmt.Sprintf("%-24s %5.1f s", p.Name, p.Seconds)
 	for _, r := range p.Rates {
@@ -86,8 +86,8 @@ func (r RateFound) figure() string {
 	return fmt.Sprintf("%.2f GB/s", r.Bus)
 }
 
-// Lines of NCCL's log that say how ranks reach each other, or that something is wrong.
-// What differs from channel to channel and from rank to rank is left out.
+// Lines of NCCL's log that show the transport of ranks, or a problem. Differences between channels
+// and ranks are removed.
 var (
 	telling = regexp.MustCompile(`NCCL WARN|Using network|NET/Peerlane|NET/Plugin|TUNER/Plugin|coll channels|via (NET|P2P|SHM)|[Pp]lugin|GPU Direct RDMA|Topology detection|NCCL version|Connected all`)
 	varying = []struct {
@@ -100,8 +100,8 @@ var (
 	}
 )
 
-// readLogs takes from NCCL's log of rank 0, and the warnings of the others', what says how
-// it went, and puts the end of what a rank wrote to standard error beside its problems.
+// readLogs collects the informative lines of NCCL's log of rank 0, the warnings of the other ranks'
+// logs, and the ends of the ranks' standard error after problems.
 func (p *phase) readLogs(dir string, ranks int) {
 	for i := range ranks {
 		text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("nccl-%d.log", i)))
@@ -132,10 +132,10 @@ func (p *phase) readLogs(dir string, ranks int) {
 	}
 }
 
-// row is what it was that was measured, for how long aside.
+// row returns the key of the measurement, without the times.
 func (r RateFound) row() rate { return rate{Operation: r.Operation, Bytes: r.Bytes, Queued: r.Queued} }
 
-// find is what a phase measured.
+// find returns a phase's measurement.
 func (p *phase) find(row rate) (RateFound, bool) {
 	i := slices.IndexFunc(p.Rates, func(r RateFound) bool { return r.row() == row })
 	if i < 0 {
@@ -178,8 +178,8 @@ func (r *result) judge() {
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
 }
 
-// ratio adds a goal: how much faster the best phase of ours is than the best of theirs, or
-// with Most what part of their time it takes.
+// ratio adds a goal: the speed-up of the best phase of ours over the best of theirs, or with Most
+// the ratio of the times.
 func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
 	a, at := r.best(ours, row)
 	b, beside := r.best(theirs, row)
@@ -193,8 +193,8 @@ func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
 	r.Goals = append(r.Goals, g)
 }
 
-// paced is the part of a paced NIC's rate that all ranks together send over it: each rank
-// sends as much as the bus bandwidth says.
+// paced returns the ratio between the rate that the ranks together send over a paced NIC and the
+// NIC's rate: each rank sends at the bus bandwidth.
 func (r *result) paced(name string, row rate) goal {
 	g := goal{What: fmt.Sprintf("%s 256 MiB of all ranks over one paced NIC, of its rate", row.Operation), Least: 0.9}
 	for _, p := range r.Phases {
@@ -206,8 +206,8 @@ func (r *result) paced(name string, row rate) goal {
 	return g
 }
 
-// sameLosses is the part of a training's losses that another network gave, too. With two
-// ranks it is to be all: there is one way to add two numbers.
+// sameLosses returns the fraction of a training's losses that another network reproduced. With two
+// ranks it must be 1: the sum of two numbers has one order.
 func (r *result) sameLosses(ours, theirs string) goal {
 	g := goal{What: fmt.Sprintf("losses of %s that are those of %s", ours, theirs), Least: 1}
 	losses := map[string][]float64{}
@@ -220,7 +220,7 @@ func (r *result) sameLosses(ours, theirs string) goal {
 	if len(a) == 0 || len(a) != len(b) {
 		return g
 	}
-	slices.Sort(a) // the ranks' order is that in which they ended
+	slices.Sort(a) // ranks are ordered by end
 	slices.Sort(b)
 	same := 0
 	for i := range a {
@@ -232,7 +232,7 @@ func (r *result) sameLosses(ours, theirs string) goal {
 	return g
 }
 
-// table shows what was measured.
+// table returns the measurements as a table.
 func (r *result) table() string {
 	r.judge()
 	var b strings.Builder
@@ -314,7 +314,7 @@ func (r *result) table() string {
 	return b.String()
 }
 
-// problems are those of all phases.
+// problems returns the problems of every phase.
 func (r *result) problems() (list []string) {
 	for _, p := range r.Phases {
 		if p.Skipped != "" {
@@ -336,10 +336,10 @@ func (r *result) write(dir string) error {
 	return errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), append(text, '\n'), 0o644), os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644))
 }
 
-// maxLog is what is kept of a file: of a longer one its beginning and its end.
+// maxLog is the retained size of a file; of longer files the beginning and the end are retained.
 const maxLog = 4 << 20
 
-// pack writes all logs to an archive.
+// pack writes every log to an archive.
 func (h *host) pack(path string) (err error) {
 	f, err := os.Create(path)
 	if err != nil {

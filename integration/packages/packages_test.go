@@ -28,13 +28,13 @@ import (
 
 var update = flag.Bool("update", false, "write the lists of files anew")
 
-// Where `make packages` puts packages, and what they are made with.
+// Directories of `make packages` and of its source.
 const (
 	source = "../.."
 	dist   = source + "/dist"
 )
 
-// names are the packages, as Debian calls them.
+// names are the Debian names of the packages.
 var names = []string{"peerlane", "libpeerlane", "libpeerlane-dev", "peerlane-selinux"}
 
 func check(t testing.TB, err error) {
@@ -44,7 +44,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// run runs a command to its end and returns what it printed.
+// run runs a command and returns its output.
 func run(t testing.TB, name string, arguments ...string) string {
 	t.Helper()
 	c := exec.CommandContext(t.Context(), name, arguments...)
@@ -57,7 +57,7 @@ func run(t testing.TB, name string, arguments ...string) string {
 	return string(out)
 }
 
-// deb and rpm find the one file of a package for a processor, as Go calls it.
+// deb and rpm return the path of a package for a processor, by its name in Go.
 func deb(t testing.TB, dir, name, arch string) string {
 	t.Helper()
 	if strings.HasSuffix(name, "-dev") || strings.HasSuffix(name, "-selinux") {
@@ -94,13 +94,13 @@ func unpacked(t testing.TB, name, arch string) string {
 	return dir
 }
 
-// manPage is one of a list of files: what commands there are, their own tests know.
+// manPage matches a man page in a list of files: other tests know the commands.
 var manPage = regexp.MustCompile(`(?m)^.*/usr/share/man/man[158]/(\S+)\.gz.*\n`)
 
 // docPage is a document of the repository in a list of files.
 var docPage = regexp.MustCompile(`(?m)^.*/usr/share/doc/peerlane/[A-Za-z]+\.md.*\n`)
 
-func TestFileLists(t *testing.T) {
+func TestFileListsAreCurrent(t *testing.T) {
 	for _, name := range names {
 		for _, format := range []string{"deb", "rpm"} {
 			t.Run(name+"."+format, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestFileLists(t *testing.T) {
 				}
 				got := list(t, name, "amd64")
 				if other := list(t, name, "arm64"); other != got {
-					t.Errorf("for arm64 there are other files (-amd64 +arm64):\n%s", cmp.Diff(got, other))
+					t.Errorf("files of the arm64 package differ (-amd64 +arm64):\n%s", cmp.Diff(got, other))
 				}
 				if name == "peerlane" {
 					var pages []string
@@ -123,7 +123,7 @@ func TestFileLists(t *testing.T) {
 						}
 					}
 					got = manPage.ReplaceAllString(got, "")
-					// Each document of the repository, and no other.
+					// Every document of the repository, and no other file.
 					pages, err := filepath.Glob("../../docs/*.md")
 					check(t, err)
 					if n := len(docPage.FindAllString(got, -1)); n != len(pages) {
@@ -138,14 +138,14 @@ func TestFileLists(t *testing.T) {
 				want, err := os.ReadFile(path)
 				check(t, err)
 				if diff := cmp.Diff(string(want), got); diff != "" {
-					t.Errorf("%s (-there +in the package; -update accepts it):\n%s", path, diff)
+					t.Errorf("%s (-file +package; accept with -update):\n%s", path, diff)
 				}
 			})
 		}
 	}
 }
 
-// listDeb is a line for each file: mode, owner, path, and where a link leads.
+// listDeb returns a line for each file: mode, owner, path, and target of a link.
 func listDeb(t testing.TB, name, arch string) string {
 	t.Helper()
 	archive := tar.NewReader(strings.NewReader(run(t, "dpkg-deb", "--fsys-tarfile", deb(t, dist, name, arch))))
@@ -169,7 +169,7 @@ func listDeb(t testing.TB, name, arch string) string {
 	return strings.Join(lines, "")
 }
 
-// controlFile is a file of a deb's control archive, "" if it has none of that name.
+// controlFile returns a file of a deb's control archive, or "".
 func controlFile(t testing.TB, deb, name string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "dpkg-deb", "--info", deb, name).Output()
@@ -192,8 +192,8 @@ func listRPM(t testing.TB, name, arch string) string {
 
 var glibc = regexp.MustCompile(`^GLIBC_2\.(\d+)`)
 
-// floor is the newest glibc, 2.N, that a dynamic program or library needs; 0 if it
-// is static, and -1 for what is no ELF file.
+// floor returns the newest glibc, 2.N, that a dynamic program or library needs; 0 if static, and -1
+// for a file other than ELF.
 func floor(t testing.TB, path string) int {
 	t.Helper()
 	f, err := elf.Open(path)
@@ -218,7 +218,7 @@ func floor(t testing.TB, path string) int {
 }
 
 // The dependencies say which glibc is needed, and so does the README.
-func TestGlibcFloors(t *testing.T) {
+func TestGlibcFloorsMatchDependencies(t *testing.T) {
 	readme, err := os.ReadFile(source + "/README.md")
 	check(t, err)
 	for _, arch := range []string{"amd64", "arm64"} {
@@ -252,7 +252,7 @@ func TestGlibcFloors(t *testing.T) {
 	}
 }
 
-// bill is what a bill of materials in CycloneDX says that others look for.
+// bill is the part of a CycloneDX bill of materials that other tools use.
 type bill struct {
 	Format     string `json:"bomFormat"`
 	Components []component
@@ -270,7 +270,7 @@ func TestBillOfMaterials(t *testing.T) {
 		var b bill
 		check(t, json.Unmarshal(text, &b))
 		if b.Format != "CycloneDX" {
-			t.Errorf("it is of the format %q", b.Format)
+			t.Errorf("format %q", b.Format)
 		}
 		find := func(kind, name string) *component {
 			i := slices.IndexFunc(b.Components, func(c component) bool { return c.Type == kind && c.Name == name })
@@ -317,7 +317,7 @@ func TestBillOfMaterials(t *testing.T) {
 }
 
 // Another folder, umask, time zone and language give the same bytes.
-func TestReproducible(t *testing.T) {
+func TestPackagesAreReproducible(t *testing.T) {
 	copied := filepath.Join(t.TempDir(), "elsewhere")
 	check(t, os.Mkdir(copied, 0o755))
 	run(t, "sh", "-c", `cd "$1" && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$2"`, "sh", source, copied)
@@ -344,7 +344,7 @@ func TestReproducible(t *testing.T) {
 			check(t, err)
 			compared++
 			if !bytes.Equal(a, b) {
-				t.Errorf("%s is different when it is built again", filepath.Base(path))
+				t.Errorf("the second build of %s differs", filepath.Base(path))
 			}
 		}
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/config"
 )
 
-// What the configuration has as comments is right, too.
-func TestPackagedConfiguration(t *testing.T) {
+// The configuration in comments is valid too.
+func TestPackagedConfigurationIsValid(t *testing.T) {
 	path := filepath.Join(unpacked(t, "peerlane", "amd64"), "etc/peerlane/config.toml")
 	text, err := os.ReadFile(path)
 	check(t, err)
@@ -38,7 +38,7 @@ func emulate(t *testing.T, program string, arguments ...string) string {
 }
 
 // On an emulated processor, which says nothing about a driver there.
-func TestARM64(t *testing.T) {
+func TestARM64ProgramsRun(t *testing.T) {
 	native, foreign := unpacked(t, "peerlane", "amd64"), unpacked(t, "peerlane", "arm64")
 	for _, arguments := range [][]string{
 		{"plan", "--input", source + "/docs/hgx-4-nics.xml"},
@@ -64,8 +64,8 @@ func TestARM64(t *testing.T) {
 	}
 	emulate(t, filepath.Join(foreign, "usr/libexec/peerlane/peerlane-hook"), "help")
 
-	// The simulator of that processor. Its tests with a second process are left out,
-	// which the emulator of one does not start: a demo, too.
+	// The simulator of that processor. Tests with a second process are omitted, because the
+	// emulator of one process starts no other; so is a demo.
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test", "./cuda/conformance")
 	build.Dir = source
@@ -84,15 +84,15 @@ func TestARM64(t *testing.T) {
 	}
 }
 
-// single are tests of package conformance in one process.
+// single are the tests of package conformance in one process.
 var single = []string{
-	"CopiesBothWaysOfEverySize", "ABatchOfCopies", "PeerCopies", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
-	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive", "StreamsInterleave",
-	"AStreamIsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
+	"CopiesBothWaysOfEverySize", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
+	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive",
+	"StreamsWaitForEachOther", "StreamRunsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
 }
 
 // Versions order as packages do.
-func TestVersions(t *testing.T) {
+func TestVersionsOrderAsPackages(t *testing.T) {
 	dir := t.TempDir()
 	check(t, os.Mkdir(filepath.Join(dir, "packaging"), 0o755))
 	script, err := os.ReadFile(source + "/packaging/version")

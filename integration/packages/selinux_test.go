@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// policy is the packaged module, linked with Debian's base policy and a stand-in for
-// container-selinux, as a kernel would load it: to be searched, and not run.
+// policy returns the packaged module, linked with Debian's base policy and a replacement for
+// container-selinux, in binary form: for searches only.
 func policy(t *testing.T) string {
 	t.Helper()
 	linked.once.Do(func() {
@@ -52,14 +52,14 @@ func allowed(t *testing.T, domain, object, class, permission string) bool {
 	return strings.Contains(out, "allow ")
 }
 
-// permissions that the design needs, and what becomes possible by a mistake in them.
+// Permissions that the design needs, and accesses that a mistake would allow.
 const (
 	relay     = "peerlane_relay_t"
 	container = "container_t"
 	engine    = "container_runtime_t"
 )
 
-func TestPolicyAllows(t *testing.T) {
+func TestPolicyAllowsNeededAccess(t *testing.T) {
 	for _, p := range [][4]string{
 		{container, "peerlane_socket_t", "dir", "search"},
 		{container, "peerlane_anchor_t", "dir", "search"},
@@ -89,7 +89,7 @@ func TestPolicyAllows(t *testing.T) {
 	}
 }
 
-func TestPolicyRefuses(t *testing.T) {
+func TestPolicyRefusesOtherAccess(t *testing.T) {
 	for _, p := range [][4]string{
 		{container, "peerlane_socket_t", "sock_file", "unlink"},
 		{container, "peerlane_socket_t", "sock_file", "create"},
@@ -120,15 +120,15 @@ func TestPolicyRefuses(t *testing.T) {
 	}
 }
 
-func TestPolicyTransitions(t *testing.T) {
+func TestPolicyTransitionsToRelayDomain(t *testing.T) {
 	for _, from := range []string{"init_t", engine} {
 		out := run(t, "sesearch", "--type_trans", "-s", from, "-t", "peerlane_relay_exec_t", "-c", "process", policy(t))
 		if !strings.Contains(out, "process "+relay+";") {
-			t.Errorf("%s that executes the relay stays what it is: %q", from, out)
+			t.Errorf("%s keeps its domain when it executes the relay: %q", from, out)
 		}
 	}
-	// What the hook makes in /run/peerlane/sockets is for containers to search; what
-	// it makes in /run/peerlane is not.
+	// Containers may search directories that the hook creates in /run/peerlane/sockets, but not
+	// those in /run/peerlane.
 	dirs := run(t, "sesearch", "--type_trans", "-s", engine, "-c", "dir", policy(t))
 	for _, rule := range []string{
 		"peerlane_runtime_t:dir peerlane_socket_t;",
@@ -142,6 +142,6 @@ func TestPolicyTransitions(t *testing.T) {
 		}
 	}
 	if out := run(t, "sesearch", "--type_trans", "-s", relay, "-t", "tmpfs_t", "-c", "file", policy(t)); !strings.Contains(out, "file peerlane_memfd_t;") {
-		t.Errorf("the relay's memfds are not its own: %q", out)
+		t.Errorf("the relay's memfds have another type: %q", out)
 	}
 }

@@ -10,9 +10,8 @@ import (
 	"testing"
 )
 
-// systemd gives the tree a systemctl that writes down what it is asked for, and with
-// it whether a specification and a library are there at that time. Units are enabled
-// but where /disabled is.
+// systemd installs a systemctl in the tree that records its arguments, and whether a specification
+// and a library exist then. Units are enabled unless /disabled exists.
 func (r *tree) systemd() {
 	r.Helper()
 	check(r, os.MkdirAll(filepath.Join(r.root, "run/systemd/system"), 0o755))
@@ -46,8 +45,8 @@ func (r *tree) asked(word string) (lines []string) {
 
 const refresh = "--no-block restart peerlane-cdi-refresh.service:"
 
-// Specifications follow the libraries, unless the administrator disabled that; and
-// what writes specifications is stopped before they are removed.
+// Specifications follow the libraries unless the administrator disabled this; writers of
+// specifications stop before the specifications are removed.
 func TestRefreshFollowsThePackages(t *testing.T) {
 	for _, format := range []struct {
 		name    string
@@ -91,7 +90,7 @@ func TestRefreshFollowsThePackages(t *testing.T) {
 			stops := r.asked("stop ")
 			if len(stops) != 2 || !strings.Contains(stops[0], "peerlane-cdi-refresh.service") || !strings.Contains(stops[0], "peerlane-cdi-refresh.path") ||
 				!strings.Contains(stops[0], "peerlane-links.timer") || !strings.Contains(stops[1], "peerlane-cdi-retry.service") {
-				t.Errorf("a removal stops %q: not first what starts a retry", stops)
+				t.Errorf("a removal stops %q: the trigger of a retry must stop first", stops)
 			}
 			for _, stop := range stops {
 				if !strings.HasSuffix(stop, ": specification library") {
@@ -105,7 +104,7 @@ func TestRefreshFollowsThePackages(t *testing.T) {
 	}
 }
 
-// What udev and a retry run starts no refresh that the administrator disabled.
+// Udev and retries start no refresh that the administrator disabled.
 func TestRefreshStaysDisabled(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.systemd()
@@ -157,7 +156,7 @@ func TestTimerOfLinks(t *testing.T) {
 	}
 }
 
-// Without the module what it labelled gets other labels, after its removal alone.
+// Removing the module, and no other operation, relabels the files.
 func TestPolicyRemovalRelabels(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"selinuxenabled", "semodule", "restorecon"} {

@@ -21,14 +21,14 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// tree is a root file system of this test's own, above a clean one.
+// tree is a private root file system above a clean one.
 type tree struct {
 	testing.TB
 	root string
 }
 
-// plant makes a tree of a Debian. With kernel it has what the kernel shows, as a
-// machine has; without, it is what an image build on the poorest of builders has.
+// plant creates a tree of a Debian. With kernel the tree has the kernel's file systems, as on a
+// machine; without, it resembles a minimal image build.
 func plant(t testing.TB, suite string, kernel bool) *tree {
 	t.Helper()
 	dir := t.TempDir()
@@ -93,7 +93,7 @@ func (r *tree) run(line string) string {
 	return out
 }
 
-// apt-get for what is here: there is nothing to download.
+// apt-get for local packages: nothing is downloaded.
 const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o Dpkg::Options::=--force-unsafe-io -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
 
 func (r *tree) read(path string) string {
@@ -108,7 +108,7 @@ func (r *tree) has(path string) bool {
 	return err == nil
 }
 
-// files are all paths but those where package managers keep their own.
+// files returns every path except those of package managers.
 func (r *tree) files() (paths []string) {
 	r.Helper()
 	own := []string{"/var/lib/dpkg", "/var/lib/apt", "/var/lib/rpm", "/var/cache", "/var/log", "/proc", "/packages", "/older", "/host", "/dev", "/etc/ld.so.cache", "/tmp"}
@@ -129,7 +129,7 @@ func (r *tree) files() (paths []string) {
 // older has the same packages in an earlier version.
 const older = dist + "/work/older"
 
-// works tries what is installed.
+// works runs the installed programs.
 func (r *tree) works() {
 	r.Helper()
 	for line, want := range map[string]string{
@@ -151,8 +151,8 @@ func (r *tree) works() {
 	}
 }
 
-// generate makes CDI specifications of the recorded host, and checks that what they
-// name is installed.
+// generate creates CDI specifications of the recorded host, and checks that the files in them are
+// installed.
 func (r *tree) generate() (specifications string) {
 	r.Helper()
 	if !r.has("host/sys") {
@@ -172,7 +172,7 @@ func (r *tree) generate() (specifications string) {
 		for _, h := range e.Hooks {
 			hooks++
 			if h.Path != "/usr/libexec/peerlane/peerlane-hook" || !r.has(h.Path) {
-				r.Errorf("the specification's hook is %s, which is not the installed one", h.Path)
+				r.Errorf("the hook in the specification is %s instead of the installed hook", h.Path)
 			}
 		}
 		for _, m := range e.Mounts {
@@ -191,7 +191,7 @@ func (r *tree) generate() (specifications string) {
 	return specifications
 }
 
-// What an administrator wrote.
+// An administrator's changes.
 const configured = "# mine\n[staging]\nbounce = \"never\"\n"
 
 func (r *tree) configure() {
@@ -206,7 +206,7 @@ func (r *tree) isConfigured(after string) {
 	}
 }
 
-func TestDebian(t *testing.T) {
+func TestDebianInstallsUpgradesAndPurges(t *testing.T) {
 	for _, suite := range []string{"bookworm", "trixie"} {
 		t.Run(suite, func(t *testing.T) {
 			r := plant(t, suite, true)
@@ -224,7 +224,7 @@ func TestDebian(t *testing.T) {
 			said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb /packages/libpeerlane-dev_*.deb")
 			newer := version()
 			if newer == "0.0.9-1" {
-				t.Errorf("it is not upgraded: %s", said)
+				t.Errorf("not upgraded: %s", said)
 			}
 			r.isConfigured("upgrade")
 			if now := r.read("/etc/cdi/peerlane.dev-lane.json"); now != specification {
@@ -253,7 +253,7 @@ func TestDebian(t *testing.T) {
 			r.run(apt + "purge peerlane libpeerlane libpeerlane-dev")
 			check(t, removeEmpty(filepath.Join(r.root, "etc/cdi")))
 			if diff := cmp.Diff(before, r.files()); diff != "" {
-				t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+				t.Errorf("files before installation and after the purge (-before +after):\n%s", diff)
 			}
 
 			r.run(apt + "install /packages/peerlane_*_amd64.deb")
@@ -261,14 +261,14 @@ func TestDebian(t *testing.T) {
 			r.outlives(alive, r.run(apt+"purge peerlane"))
 			check(t, removeEmpty(filepath.Join(r.root, "etc/cdi")))
 			if diff := cmp.Diff(before, r.files()); diff != "" {
-				t.Errorf("what was before and what a purge beside a container leaves (-before +after):\n%s", diff)
+				t.Errorf("files before installation and after a purge beside a container (-before +after):\n%s", diff)
 			}
 		})
 	}
 }
 
-// removeEmpty removes a directory that others' specifications may lie in, and that is
-// no package's.
+// removeEmpty removes an empty directory for specifications of several vendors, which no package
+// owns.
 func removeEmpty(dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return nil
@@ -277,7 +277,7 @@ func removeEmpty(dir string) error {
 }
 
 // Without /proc, /sys, /run and device nodes, as in a build of an image.
-func TestImageBuild(t *testing.T) {
+func TestImageBuildInstallsPackages(t *testing.T) {
 	r := plant(t, "bookworm", false)
 	before := r.files()
 	if said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(said, "rror") {
@@ -286,11 +286,11 @@ func TestImageBuild(t *testing.T) {
 	r.run("peerlane version")
 	r.run(apt + "purge peerlane libpeerlane")
 	if diff := cmp.Diff(before, r.files()); diff != "" {
-		t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+		t.Errorf("files before installation and after the purge (-before +after):\n%s", diff)
 	}
 }
 
-// The anchor is mounted while containers start, and what is a mount point cannot be removed.
+// The anchor is mounted while containers start, and a mount point cannot be removed.
 func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb")
@@ -303,7 +303,7 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	if anchor.CheckAnchor() == nil {
 		t.Error("the removal leaves the anchor mounted")
 	}
-	// By somebody else, after the removal.
+	// A container's start mounts the anchor again after the removal.
 	check(t, anchor.MountAnchor())
 	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
 	if r.has("/var/lib/peerlane") {
@@ -311,8 +311,8 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	}
 }
 
-// A purge keeps the record of what peerlane runtime configure has written, without which
-// nothing could take it back, and prints how to.
+// A purge keeps the records of peerlane runtime configure, without which the change could not be
+// reverted, and prints how to revert.
 func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb")
@@ -323,7 +323,7 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 	}
 	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
 	if !r.has(record) || !strings.Contains(said, "run peerlane runtime remove --runtime podman") {
-		t.Errorf("the record is there: %v; the purge says\n%s", r.has(record), said)
+		t.Errorf("record exists: %v; output of the purge:\n%s", r.has(record), said)
 	}
 	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb; peerlane runtime remove --runtime podman; dpkg --force-unsafe-io --purge peerlane")
 	if r.has("/var/lib/peerlane") || r.has("/etc/containers/containers.conf.d/99-peerlane.conf") {
@@ -332,7 +332,7 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 }
 
 // The installed programs find each other and the simulator.
-func TestDemo(t *testing.T) {
+func TestInstalledDemoSucceeds(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.run(apt + "install /packages/peerlane_*_amd64.deb")
 	if said := r.run("peerlane demo --runtime none --gpus simulated --bytes 1MiB"); !strings.Contains(said, "simulator") {
@@ -351,7 +351,7 @@ func (r *tree) rpm(arguments ...string) string {
 	return string(out)
 }
 
-// live makes what a container that lives has; its paths are returned.
+// live creates the files of a running container and returns the paths.
 func (r *tree) live() (paths []string) {
 	r.Helper()
 	for _, dir := range []string{"/var/lib/peerlane/generations/0123456789abcdef0123456789abcdef", "/run/peerlane/sockets/0123456789abcdef0123456789abcdef", "/var/lib/peerlane/anchor"} {
@@ -361,7 +361,8 @@ func (r *tree) live() (paths []string) {
 	return paths
 }
 
-// outlives says that what a container had is there yet, and does what is said to.
+// outlives requires that a container's files still exist, and follows the printed instructions for
+// removal.
 func (r *tree) outlives(paths []string, said string) {
 	r.Helper()
 	for _, path := range paths {
@@ -378,10 +379,10 @@ func (r *tree) outlives(paths []string, said string) {
 }
 
 // A root of rpm's, whose database knows a glibc and a shell, and no more.
-func TestRPM(t *testing.T) {
+func TestRPMInstallsAndRemoves(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	r.bind(older, "older")
-	// What of a system the packages depend on, in a package.
+	// A package with the dependencies of the packages.
 	stand := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(stand, "host.yaml"), []byte(`
 name: host
@@ -401,7 +402,7 @@ provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/
 	r.rpm("--initdb")
 	before := r.files()
 	if out, err := exec.CommandContext(t.Context(), "rpm", append([]string{"--root", r.root, "--nosignature", "-i"}, of(dist)...)...).CombinedOutput(); err == nil {
-		t.Errorf("they install without glibc: %s", out)
+		t.Errorf("installed without glibc: %s", out)
 	}
 	r.rpm("-i", one(t, stand, "host-*.rpm"))
 	version := func() string { return r.rpm("-q", "--qf", "%{VERSION}", "peerlane") }
@@ -438,12 +439,12 @@ provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/
 	}
 	check(t, os.RemoveAll(filepath.Join(r.root, "etc/peerlane")))
 	check(t, removeEmpty(filepath.Join(r.root, "etc/cdi")))
-	// RPM leaves directories that no package has; on its systems others do.
+	// RPM leaves directories that no package owns; on real systems other packages own them.
 	after := slices.DeleteFunc(r.files(), func(path string) bool {
 		info, err := os.Lstat(filepath.Join(r.root, path))
 		return err == nil && info.IsDir() && !slices.Contains(before, path) && !strings.Contains(path, "peerlane")
 	})
 	if diff := cmp.Diff(before, after); diff != "" {
-		t.Errorf("what was before and what the removal leaves (-before +after):\n%s", diff)
+		t.Errorf("files before installation and after the removal (-before +after):\n%s", diff)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // maxAge is how long the cache keeps a directory that no test has used.
 const maxAge = 14 * 24 * time.Hour
 
-// Key names the content of files, by patterns, and the C compiler. Tests that compile
+// Key returns a name for the content of files, by patterns, and the C compiler. Tests that compile
 // these files with this compiler get the same result.
 func Key(patterns ...string) (string, error) {
 	h := sha256.New()
@@ -43,8 +43,8 @@ func Key(patterns ...string) (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:16]), nil
 }
 
-// Cached returns a directory that build has filled, in this run or in an earlier one with
-// the same key. It lies in the user's cache; nothing may change it.
+// Cached returns a directory that build has filled, in this run or in an earlier run with the same
+// key. The directory is in the user's cache; callers must not change it.
 func Cached(key, name string, build func(dir string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -109,7 +109,7 @@ func TestBinariesAreHardened(t *testing.T) {
 			programs.MustHave(t, err)
 			defer f.Close()
 			for _, what := range lacks(f, want) {
-				t.Errorf("it lacks %s", what)
+				t.Errorf("%s missing", what)
 			}
 			if want.c {
 				return

@@ -1,6 +1,6 @@
-// Package programs gives tests the programs of this repository: built with the go command or, on
-// a machine without Go, from a directory that was filled on another machine. It imports no
-// package of Peerlane, so that the tests of every package can use it.
+// Package programs gives tests the programs of this repository: built with the go command or, on a
+// machine without Go, from a directory that was filled on another machine. It imports no package of
+// Peerlane, so that the tests of every package can import it.
 package programs
 
 import (
@@ -25,7 +25,7 @@ const RunVariable = "PEERLANE_TEST_PROGRAMS"
 
 const module = "github.com/peerlane/peerlane/"
 
-// Programs by the names that Build gives them.
+// Names of programs in Build.
 const (
 	Peerlane     = "peerlane"
 	Hook         = "peerlane-hook"
@@ -50,8 +50,8 @@ var all = map[string]program{
 
 // Build builds programs into dir, an existing directory; without names, every program that a test
 // needs, so that dir can be the directory of Variable on another machine. The library of the CUDA
-// simulator is not included: cuda/sim builds the library, and looks for it beside the running
-// program.
+// simulator is not included: cuda/sim builds the library, and looks for it in the directory of the
+// running program.
 func Build(dir string, names ...string) error {
 	if len(names) == 0 {
 		names = slices.Sorted(maps.Keys(all))
@@ -87,11 +87,11 @@ func Build(dir string, names ...string) error {
 		what := strings.Join(names, ", ")
 		switch {
 		case c.ProcessState == nil:
-			return fmt.Errorf("building %s: %w; where there is no go command, %s names a directory that has it built", what, err, Variable)
+			return fmt.Errorf("building %s: %w; without a go command, set %s to a directory of built programs", what, err, Variable)
 		case err != nil:
 			return fmt.Errorf("building %s: %w: %s", what, err, said)
 		}
-		if slices.Contains(names, Relay) { // relays cannot trace a program that they cannot read; see docs/security.md
+		if slices.Contains(names, Relay) { // relays cannot trace an unreadable program; see docs/security.md
 			if err := os.Chmod(filepath.Join(dir, Relay), 0o711); err != nil {
 				return err
 			}
@@ -100,8 +100,7 @@ func Build(dir string, names ...string) error {
 	return nil
 }
 
-// Directory returns a directory with the programs of these names, and a function for the caller
-// to call at the end.
+// Directory returns a directory with the named programs, and a function that removes the directory.
 func Directory(names ...string) (dir string, remove func() error, err error) {
 	for _, variable := range []string{Variable, RunVariable} {
 		dir := os.Getenv(variable)
@@ -143,9 +142,8 @@ func Path(t testing.TB, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// MustHave is for a test of Peerlane's build, with the error of a search for a compiler, for
-// example: a machine that builds Peerlane has the compiler; a machine that gets its programs may
-// lack it.
+// MustHave reports the error of a search for a build tool, such as a compiler: a machine that
+// builds Peerlane must have the tool; a machine that gets its programs may lack the tool.
 func MustHave(t testing.TB, err error) {
 	t.Helper()
 	switch {

@@ -52,7 +52,7 @@ func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(given, programs.Hook)); err != nil {
-		t.Errorf("what was given is removed: %v", err)
+		t.Errorf("the given directory was removed: %v", err)
 	}
 	t.Setenv(programs.Variable, "bin")
 	if _, _, err := programs.Directory(programs.Hook); err == nil || !strings.Contains(err.Error(), "absolute") {

@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// Write writes a program's text, for a test that runs beside others. A process that starts at
-// that moment would inherit the file, open for writing, and the kernel executes no file that is
-// open for writing (ETXTBSY).
+// Write writes a program's text, for a test that runs in parallel with others. A process that
+// starts at that moment would inherit the file, open for writing, and the kernel executes no file
+// that is open for writing (ETXTBSY).
 func Write(path string, text []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

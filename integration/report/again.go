@@ -12,13 +12,12 @@ import (
 // failing is a package that failed in a place.
 type failing struct {
 	testPackage
-	tests  []string // those of its top-level tests that failed
-	chance bool     // it may have been chance
+	tests  []string // failed top-level tests of the package
+	chance bool     // the failure may be chance
 }
 
-// neverChance is what a package prints that did not fail by chance, and of which
-// a second run would prove nothing: a race is there even when it is not met, and
-// a panic or a time-out keeps other tests from running.
+// neverChance matches the output of failures that a second run cannot clear: a race exists even in
+// runs that do not hit it, and a panic or a time-out keeps other tests from running.
 var neverChance = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE)`)
 
 // atMost is how many tests may have failed by chance.
@@ -35,11 +34,9 @@ func (s *summary) failedIn(p testPackage) []string {
 	return names
 }
 
-// tryAgain runs tests that failed once more, by a line of the shell that finds
-// PLACE, PACKAGE and TESTS, a pattern, in its environment. What passes then is
-// no failure any more, and the summary says that it was one: machines that are
-// shared with others lose seconds. It tries nothing again where so much failed
-// that it was not chance.
+// tryAgain runs failed tests once more, by a shell command with PLACE, PACKAGE and TESTS, a
+// pattern, in the environment. A test that passes then counts as flaky instead of failed, and the
+// summary says so: shared machines lose seconds. After many failures it runs nothing again.
 func (s *summary) tryAgain(line string, out io.Writer) error {
 	count := 0
 	for _, f := range s.failing {
@@ -72,9 +69,9 @@ func (s *summary) tryPackage(f failing, line string, out io.Writer) error {
 		return err
 	}
 	if err := c.Wait(); err != nil || !second.good() {
-		return nil // it failed twice
+		return nil // failed twice
 	}
-	of := func(t test) bool { // one of the tests that were tried again, or a part of it
+	of := func(t test) bool { // of reports whether t is a retried test, or a part of one
 		if t.place != f.place {
 			return false
 		}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Tests of a made module fail for real, and some of them only once.
+// Tests of a fixture module really fail, some only once.
 func TestReportRetriesFailedTests(t *testing.T) {
 	// once is true in the first run of a module.
 	const once = `package a
@@ -36,7 +36,7 @@ func TestOther(t *testing.T) {}`,
 			never: "flaky",
 		},
 		{
-			name:  "is skipped then", // the made module's test, and no test of this one
+			name:  "is skipped then", // in the fixture module, not in this package
 			tests: `func TestSkips(t *testing.T) { if once("s") { t.Error("wrong") } else { t.Skip("no more") } }`,
 			want:  []string{"again probe: TestSkips", "failed      probe"},
 			never: "flaky",

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// statusesOfTests are the statuses that each test of the repository names, itself or in
-// what it calls of its package's tests.
+// statusesOfTests returns the statuses that each test of the repository names, itself or in called
+// functions of its test package.
 func statusesOfTests(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	packages := map[string]map[string][]*ast.FuncDecl{} // by folder and name
@@ -43,7 +43,7 @@ func statusesOfTests(t *testing.T) map[string]map[string]bool {
 	for _, functions := range packages {
 		for name := range functions {
 			if strings.HasPrefix(name, "Test") {
-				if statuses[name] == nil { // two packages can have one of that name
+				if statuses[name] == nil { // two packages can have a test of that name
 					statuses[name] = map[string]bool{}
 				}
 				collect(functions, name, map[string]bool{}, statuses[name])
@@ -53,7 +53,7 @@ func statusesOfTests(t *testing.T) map[string]map[string]bool {
 	return statuses
 }
 
-// collect adds the statuses that a function names, and those of what it calls.
+// collect adds the statuses that a function names, and those of its callees.
 func collect(functions map[string][]*ast.FuncDecl, name string, seen, statuses map[string]bool) {
 	if seen[name] {
 		return
@@ -79,8 +79,8 @@ func collect(functions map[string][]*ast.FuncDecl, name string, seen, statuses m
 	}
 }
 
-// docs/errors.md has a row for each status of the protocol, with its number, and in
-// each a test that demands it.
+// docs/errors.md has a row for each status of the protocol, with its number and a test that
+// requires the status.
 func TestErrorsNameAllStatuses(t *testing.T) {
 	demanded := statusesOfTests(t)
 	read := func(path string) string {
@@ -103,7 +103,7 @@ func TestErrorsNameAllStatuses(t *testing.T) {
 	for _, m := range statuses {
 		r := rows[m[1]]
 		if r.number != m[2] || !demanded[r.test][m[1]] {
-			t.Errorf("status %s, %s: the page says number %q and test %q, which has to be one that names the status; it names %v", m[1], m[2], r.number, r.test, demanded[r.test])
+			t.Errorf("status %s, %s: the page has number %q and test %q; the test must name the status; it names %v", m[1], m[2], r.number, r.test, demanded[r.test])
 		}
 		delete(rows, m[1])
 	}

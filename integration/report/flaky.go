@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// readFlaky reads the tests that have been flaky, with their causes: one line a test, its
-// name as in the matrix and then the cause. '#' begins a comment. Without a path there are
-// none.
+// readFlaky reads the list of flaky tests with causes: a line for each test, with its name in the
+// matrix and then the cause. '#' begins a comment. An empty path gives an empty list.
 func readFlaky(path string) (map[string]string, error) {
 	if path == "" {
 		return nil, nil

@@ -15,7 +15,7 @@ func TestReadFlakyNamesALineWithoutACause(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := readFlaky(path); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: the error is %v, want %q in it", text, err, want)
+			t.Errorf("%q: error %v, want %q", text, err, want)
 		}
 	}
 }
@@ -31,7 +31,7 @@ func TestPrintGivesTheCauseOfAFlakyTest(t *testing.T) {
 	}
 }
 
-// Each test of the list is one of the tree.
+// Each test of the list exists.
 func TestFlakyTestsExist(t *testing.T) {
 	causes, err := readFlaky("../flaky.txt")
 	if err != nil {

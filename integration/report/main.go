@@ -1,21 +1,18 @@
-// Command report reads the events of `go test -json` on standard input and prints one line a package,
-// the whole output of what failed, and at the end every test that was skipped, with its
-// reason.
+// Command report reads the events of `go test -json` on standard input and prints one line per
+// package, the whole output of failures, and at the end every skipped test with its reason.
 //
 //	go test -json ./... | go run ./integration/report -matrix integration/matrix.txt -places host
 //
-// The events may come from several places, such as the virtual machines of
-// integration/vm: the field Place of an event, which the go command does not
-// write, says from which. An event without it is of the first of -places.
+// The events may come from several places, such as the virtual machines of integration/vm: the
+// field Place of an event, which the go command does not write, names the place. An event without
+// Place belongs to the first of -places.
 //
-// With -again, what failed in a way that may be chance is run once more, by the
-// command that is given, and is reported as flaky if it passes then, with the cause that
-// the file of -flaky gives.
+// With -again, the given command repeats failures that may be chance. A test that passes then is
+// reported as flaky, with the cause in the file of -flaky.
 //
-// It exits with 1 when a test or a build failed, when the events stop before
-// their package ends, when no test ran at all, and, with a matrix, when a cell of
-// one of the places is not covered, or a test was skipped that the matrix does
-// not let skip there. With 2 when it was called wrongly.
+// The exit status is 1 when a test or a build failed, when the events stop before their package
+// ends, when no test ran, and, with a matrix, when a cell of one of the places is not covered, or
+// when a test was skipped without permission of the matrix. It is 2 for a wrong command line.
 package main
 
 import (
@@ -57,7 +54,7 @@ func report(events io.Reader, places []string, matrix, flaky, again string, word
 		return false, err
 	}
 	if matrix != "" {
-		// First, so that a slip in it does not cost a whole run.
+		// Read the matrix first, so that an error in the file does not cost a whole run.
 		if cells, err = readMatrix(matrix); err != nil {
 			return false, err
 		}

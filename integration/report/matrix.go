@@ -16,7 +16,7 @@ const (
 	placeHost     = "host"       // `make test`, on the machine that builds Peerlane
 	placeEngines  = "engines"    // `make test-engines`, in container engines on that machine
 	placePackages = "packages"   // `make test-packages`, on that machine
-	placeVMSmall  = "vm-small"   // the virtual machine with an init of its own
+	placeVMSmall  = "vm-small"   // the virtual machine with its own init
 	placeVMFull   = "vm-full"    // the virtual machine with systemd
 	placeVMPair   = "vm-pair"    // two virtual machines, joined by a network
 	placeVMHost   = "vm-host"    // the host of virtual machines that go wrong
@@ -26,7 +26,7 @@ const (
 
 var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeNightly, placeGPUs}
 
-// parsePlaces reads a list of places with commas between them.
+// parsePlaces reads a comma-separated list of places.
 func parsePlaces(list string) ([]string, error) {
 	var places []string
 	for _, p := range strings.Split(list, ",") {
@@ -34,7 +34,7 @@ func parsePlaces(list string) ([]string, error) {
 			return nil, fmt.Errorf("-places %s: there is no place %q; there are %s", list, p, strings.Join(everyPlace, ", "))
 		}
 		if slices.Contains(places, p) {
-			return nil, fmt.Errorf("-places %s: %s is there twice", list, p)
+			return nil, fmt.Errorf("-places %s: duplicate %s", list, p)
 		}
 		places = append(places, p)
 	}
@@ -43,13 +43,13 @@ func parsePlaces(list string) ([]string, error) {
 
 // States of a cell of the matrix.
 const (
-	cellTested  = "tested"   // followed by the test that covers it
-	cellMaySkip = "may-skip" // followed by the test, and why skipping it is right
+	cellTested  = "tested"   // followed by the test that covers the cell
+	cellMaySkip = "may-skip" // followed by the test, and the reason for the permission to skip
 	cellAbsent  = "absent"   // followed by the reason
-	cellCount   = "count"    // of the folder that is the case: how many of its tests have a cell
+	cellCount   = "count"    // of the folder in place of the case: the number of tests with a cell
 )
 
-// cell is what the matrix says of one case in one place.
+// cell is a case in a place.
 type cell struct {
 	place, name, state string
 	test               string // the package's folder, a full stop, the test; "" when absent
@@ -74,9 +74,8 @@ func readMatrix(path string) ([]cell, error) {
 	return cells, nil
 }
 
-// checkCounts looks whether a guest has as many cells of each package as the matrix says.
-// Of most packages it runs the tests alone that have a cell: that one is gone nobody would
-// notice.
+// checkCounts compares the number of cells of each package in a guest with the count in the matrix.
+// A guest runs only tests with a cell, so a lost cell would go unnoticed.
 func checkCounts(cells []cell) error {
 	have, said := map[test]int{}, map[test]int{} // of a place, and a folder
 	for _, c := range cells {
@@ -96,14 +95,14 @@ func checkCounts(cells []cell) error {
 	}
 	for at, n := range said {
 		if have[at] != n {
-			wrong = append(wrong, fmt.Errorf("%s has %d cells of %s, and its count is %d: a cell that comes or goes changes the count as well", at.place, have[at], at.name, n))
+			wrong = append(wrong, fmt.Errorf("%s has %d cells of %s, and the count is %d: update the count with the cells", at.place, have[at], at.name, n))
 		}
 	}
 	slices.SortFunc(wrong, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(wrong...)
 }
 
-// parseMatrix reads one cell a line; integration/matrix.txt describes them.
+// parseMatrix reads one cell per line; integration/matrix.txt describes the form.
 func parseMatrix(in io.Reader) ([]cell, error) {
 	var cells []cell
 	cellAt := map[string]int{} // the line of a cell
@@ -140,22 +139,22 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 			continue
 		case cellTested:
 			if len(words) != 4 {
-				return nil, fmt.Errorf("line %d: %q: one test covers a cell", number, line)
+				return nil, fmt.Errorf("line %d: %q: a cell has exactly one test", number, line)
 			}
 		case cellMaySkip:
 			if len(words) < 5 {
 				return nil, fmt.Errorf("line %d: %q: a test that may skip has a reason why that is right", number, line)
 			}
 		default:
-			return nil, fmt.Errorf("line %d: the state %q is none of %s, %s, %s and %s", number, c.state, cellTested, cellMaySkip, cellAbsent, cellCount)
+			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested, cellMaySkip, cellAbsent, cellCount)
 		}
 		c.test = words[3]
 		if _, name, _ := strings.Cut(c.test, "."); name == "" {
-			return nil, fmt.Errorf("line %d: %q: a test is named by its package's folder, a full stop, and its own name", number, c.test)
+			return nil, fmt.Errorf("line %d: %q: name a test by the folder of its package, a full stop, and its name", number, c.test)
 		}
 		t := test{c.place, c.test}
 		if at := testAt[t]; at != 0 {
-			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell of a place", number, c.test, at)
+			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell per place", number, c.test, at)
 		}
 		testAt[t] = number
 		cells = append(cells, c)
@@ -163,10 +162,8 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 	return cells, lines.Err()
 }
 
-// compare finds the cells of the run's places that their test does not cover,
-// because it ran nowhere, failed or was skipped, and the tests that were skipped
-// without a cell that lets them. Where root alone was missing, it says so once
-// and not for each.
+// compare finds the cells of the run's places whose test did not run, failed or was skipped, and
+// the skipped tests without a permitting cell. A lack of root is reported once in total.
 func (s *summary) compare(cells []cell) {
 	s.compared = true
 	s.findUnlisted(cells)
@@ -181,7 +178,7 @@ func (s *summary) compare(cells []cell) {
 			continue
 		}
 		if c.state == cellMaySkip && ran {
-			// One that failed is in the report as it is.
+			// The report has the failure already.
 			told[t] = true
 			continue
 		}
@@ -212,8 +209,8 @@ func (s *summary) compare(cells []cell) {
 	}
 }
 
-// findUnlisted finds the integration cases that passed and are in no cell: the
-// matrix has every one, so that none can go without anybody's notice.
+// findUnlisted finds integration cases that passed and have no cell: the matrix lists every case,
+// so that none can disappear unnoticed.
 func (s *summary) findUnlisted(cells []cell) {
 	listed := map[test]bool{}
 	for _, c := range cells {
@@ -230,14 +227,12 @@ func (s *summary) findUnlisted(cells []cell) {
 	slices.Sort(s.unlisted)
 }
 
-// isCase reports whether a folder's tests are integration cases, each of which
-// the matrix has.
+// isCase reports whether a folder's tests are integration cases, which need a cell.
 func isCase(folder string) bool {
 	return folder == "integration" || folder == "integration/engines" || folder == "integration/vm" || strings.HasPrefix(folder, "integration/vm/cases/")
 }
 
-// skippedBy is the test whose skipping kept t from running: t, or one that t is
-// a part of.
+// skippedBy returns the test whose skip kept t from running: t or a parent of t.
 func (s *summary) skippedBy(t test) (by test, was bool) {
 	for {
 		if s.results[t].state == skipped {
@@ -252,6 +247,6 @@ func (s *summary) skippedBy(t test) (by test, was bool) {
 	}
 }
 
-// needsRoot says whether a test was skipped only because it was not root who ran
-// it. Such a test begins its reason with these words.
+// needsRoot reports whether a test was skipped for lack of root: its reason begins with these
+// words.
 func needsRoot(reason string) bool { return strings.HasPrefix(reason, "needs root") }

@@ -210,8 +210,8 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"host a tested":                                        "a test or a reason",
 		"runc a tested a.TestA":                                `no place "runc"`,
-		"host a maybe a.TestA":                                 `the state "maybe"`,
-		"host a tested a.TestA y":                              "one test covers",
+		"host a maybe a.TestA":                                 `unknown state "maybe"`,
+		"host a tested a.TestA y":                              "exactly one test",
 		"host a may-skip a.TestA":                              "reason",
 		"host a tested TestA":                                  "folder",
 		"vm-small a count":                                     "a test or a reason",
@@ -226,17 +226,18 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 	}
 }
 
-// A cell of a guest that goes is missed: nothing else would run its test there, or not.
+// A lost cell of a guest is an error: no other place would run its test.
 func TestCellsOfGuestsAreCounted(t *testing.T) {
 	for text, words := range map[string]string{
-		"host a tested a.TestA":                                                                   "",
-		"vm-small a tested integration/vm/cases/small.TestA":                                      "", // all of these run there
-		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and its count is 0",
+		"host a tested a.TestA": "",
+		// every test runs in the guest
+		"vm-small a tested integration/vm/cases/small.TestA":                                      "",
+		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and the count is 0",
 		"vm-small a count 1\nvm-small x tested a.TestA":                                           "",
-		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and its count is 2",
-		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells of a, and its count is 1",
-		"vm-full a count 1\nvm-small x tested a.TestA":                                            "vm-full has 0 cells of a, and its count is 1\x00vm-small has 1 cells of a, and its count is 0",
-		"vm-small a count 1\nvm-small x tested a/b.TestA":                                         "vm-small has 0 cells of a, and its count is 1\x00vm-small has 1 cells of a/b, and its count is 0",
+		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and the count is 2",
+		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells of a, and the count is 1",
+		"vm-full a count 1\nvm-small x tested a.TestA":                                            "vm-full has 0 cells of a, and the count is 1\x00vm-small has 1 cells of a, and the count is 0",
+		"vm-small a count 1\nvm-small x tested a/b.TestA":                                         "vm-small has 0 cells of a, and the count is 1\x00vm-small has 1 cells of a/b, and the count is 0",
 	} {
 		cells, err := parseMatrix(strings.NewReader(text))
 		if err != nil {
@@ -253,7 +254,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 			}
 		}
 	}
-	// Each one of the repository's own.
+	// The cells of the repository.
 	cells, err := readMatrix("../matrix.txt")
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +266,7 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 		}
 		gone++
 		if checkCounts(slices.Delete(slices.Clone(cells), i, i+1)) == nil {
-			t.Errorf("nobody misses %s", c)
+			t.Errorf("removal of the cell of %s goes unnoticed", c)
 		}
 	}
 	if gone == 0 {
@@ -275,8 +276,8 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 	if err := os.WriteFile(path, []byte("vm-small x tested a.TestA"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readMatrix(path); err == nil || !strings.Contains(err.Error(), "its count is 0") {
-		t.Errorf("a matrix without its count is read: %v", err)
+	if _, err := readMatrix(path); err == nil || !strings.Contains(err.Error(), "the count is 0") {
+		t.Errorf("a matrix without its count is accepted: %v", err)
 	}
 }
 

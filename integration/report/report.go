@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// event is one line of `go test -json`; see `go doc test2json` and, for the
-// two about builds, `go help buildjson`. Place is ours.
+// event is one line of `go test -json`; see `go doc test2json` and, for build events, `go help
+// buildjson`. Place is an extension.
 type event struct {
 	Action     string
 	Place      string
@@ -25,11 +25,11 @@ type event struct {
 	Output     string
 }
 
-// test is one test in one place. Its name is the package's folder, a full stop,
-// and what the go command calls it.
+// test is a test in a place. The name is the package's folder, a full stop, and the go command's
+// name.
 type test struct{ place, name string }
 
-// What became of a test, in the words of the report.
+// States of a test in the words of the report.
 const (
 	began   = "began and did not end"
 	passed  = "passed"
@@ -37,26 +37,26 @@ const (
 	skipped = "was skipped"
 )
 
-// result is what became of a test, and why it was skipped.
+// result is the state of a test, and the reason of a skip.
 type result struct{ state, reason string }
 
-// summary is what one run of `go test` came to.
+// summary is the result of a run of `go test`.
 type summary struct {
 	places  []string
 	results map[test]result // subtests included
 	broken  []string
 	failing []failing
-	flaky   []test            // failed, and passed when they were tried again
+	flaky   []test            // failed, then passed in the second run
 	causes  map[string]string // of flaky tests, by name
 	// Of the matrix:
-	uncovered  []string // cells, each with what became of its test
-	needRoot   []string // cells, and tests without one, that root alone would have run
-	unexpected []string // tests that were skipped though no cell lets them
+	uncovered  []string // cells with the state of their test
+	needRoot   []string // cells, and tests without a cell, that need root
+	unexpected []string // skipped tests without a permitting cell
 	unlisted   []string // tests of whole containers or machines that passed and are in no cell
 	compared   bool     // with the matrix
 }
 
-// all are the tests of which one thing became.
+// all returns the tests in a state.
 func (s *summary) all(state string) []test {
 	var list []test
 	for t, r := range s.results {
@@ -75,8 +75,8 @@ func (s *summary) good() bool {
 		len(s.unlisted) == 0 && len(s.idle()) == 0
 }
 
-// idle are the places where no test ended and one should have: any of them with
-// a matrix, and without one, which is a run of some tests, only if none did.
+// idle returns the places without a finished test: with a matrix any place, otherwise every place,
+// if no test at all finished.
 func (s *summary) idle() []string {
 	var list []string
 	for _, place := range s.places {
@@ -94,8 +94,8 @@ func (s *summary) idle() []string {
 	return list
 }
 
-// title is what the report calls a package, a test or a case of one place: where
-// there are several, it has to say which.
+// title returns the name of a package, a test or a case for the report, with the place if there are
+// several.
 func (s *summary) title(place, name string) string {
 	if len(s.places) == 1 {
 		return name
@@ -106,21 +106,20 @@ func (s *summary) title(place, name string) string {
 // testPackage is a package whose events have not ended.
 type testPackage struct{ place, path string }
 
-// outputs is what the tests of a package, and under the empty name itself,
-// have printed so far. A test that failed, or that was cut off by the end of its
-// package, is shown.
+// outputs is the output so far of a package's tests, and under the empty name of the package. It is
+// printed for a test that failed or did not end.
 type outputs map[string]*strings.Builder
 
 // reader follows the events of the packages that run.
 type reader struct {
 	*summary
 	out     io.Writer
-	words   bool // what tests say that pass is printed, too
+	words   bool // print the output of passing tests too
 	running map[testPackage]outputs
 }
 
-// read prints each package of the stream as it ends, and sums up; with words also what
-// each test has said that passes.
+// read prints each package of the stream when it ends, and returns the summary; with words it also
+// prints the output of passing tests.
 func read(places []string, in io.Reader, out io.Writer, words bool) (*summary, error) {
 	r := &reader{&summary{places: places, results: map[test]result{}}, out, words, map[testPackage]outputs{}}
 	lines := bufio.NewReader(in)
@@ -196,7 +195,7 @@ func (r *reader) endTest(p testPackage, e event) {
 		}
 	case "fail":
 		r.results[t] = result{state: failed}
-		return // its output stays for the end of the package
+		return // keep the output for the end of the package
 	case "skip":
 		said := ""
 		if b := r.running[p][e.Test]; b != nil {
@@ -207,8 +206,7 @@ func (r *reader) endTest(p testPackage, e event) {
 	delete(r.running[p], e.Test)
 }
 
-// end prints the line of a package, and all that is left of its output when it
-// did not pass.
+// end prints the line of a package, and the rest of the output unless it passed.
 func (r *reader) end(p testPackage, action string, took time.Duration) {
 	left := r.running[p]
 	delete(r.running, p)
@@ -235,8 +233,7 @@ func (r *reader) end(p testPackage, action string, took time.Duration) {
 	r.failing = append(r.failing, failing{p, r.failedIn(p), chance})
 }
 
-// cutOff ends the packages that the stream has no end of: the go command or a
-// virtual machine went away in the middle of them.
+// cutOff ends the packages without an end in the stream: the go command or a virtual machine died.
 func (r *reader) cutOff() {
 	for _, p := range slices.SortedFunc(maps.Keys(r.running), func(a, b testPackage) int {
 		return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(a.path, b.path))
@@ -285,13 +282,13 @@ func (s *summary) print(out io.Writer) {
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", len(s.all(passed)), len(s.all(failed)), len(skips))
 }
 
-// frame is what the testing package prints around a test's own words.
+// frame matches the lines that the testing package adds to a test's output.
 var frame = regexp.MustCompile(`^(=== \w+\s|\s*--- SKIP: )`)
 
 // position is the file and line that testing puts before a message.
 var position = regexp.MustCompile(`^\s*[\w.-]+\.go:\d+: `)
 
-// reason is what a skipped test said last, which is what it gave to Skip.
+// reason returns the last output of a skipped test, which is the argument of Skip.
 func reason(output string) string {
 	var said []string
 	for line := range strings.Lines(output) {

@@ -130,7 +130,7 @@ func TestReasonIsTheLastMessage(t *testing.T) {
 	}
 }
 
-// brokenPipe gives one line and then an error of its own.
+// brokenPipe returns one line and then an error.
 type brokenPipe struct{ given bool }
 
 func (f *brokenPipe) Read(p []byte) (int, error) {
@@ -152,8 +152,8 @@ func TestReadPassesOnWhatIsNoEventAndReportsABrokenPipe(t *testing.T) {
 	}
 }
 
-// events writes a stream as `go test -json` does, but shorter: a word for the
-// action, the place or "-", the package, and the test with what it says.
+// events writes a stream of `go test -json` from a short form: action, place or "-", package, and
+// test with its output.
 func events(t *testing.T, lines ...string) io.Reader {
 	t.Helper()
 	var all strings.Builder
@@ -209,7 +209,7 @@ skipped     vm-small a.TestY: no rain
 	}
 }
 
-// The go command ends each package, a virtual machine may not live to do it.
+// The go command ends each package; a virtual machine may die before.
 func TestStreamWithoutEndIsFailure(t *testing.T) {
 	var out strings.Builder
 	s, err := read([]string{placeVMFull}, events(t,

@@ -11,7 +11,7 @@ import (
 
 const root = "../.."
 
-// testNames are the names of all tests of the project.
+// testNames returns the names of every test of the project.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
@@ -32,7 +32,7 @@ func testNames(t *testing.T) map[string]bool {
 	return exist
 }
 
-// docs/security.md proves its rules by tests: each of them is there.
+// docs/security.md names tests as proof of its rules: each test exists.
 func TestSecurityNamesTestsThatExist(t *testing.T) {
 	exist := testNames(t)
 	text, err := os.ReadFile(filepath.Join(root, "docs/security.md"))

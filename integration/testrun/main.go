@@ -1,4 +1,4 @@
-// Testrun runs the tests of packages like `go test -json`, and keeps their binaries.
+// Testrun runs the tests of packages like `go test -json`, and keeps the binaries.
 //
 //	testrun -build [-plain PACKAGES] DIR PACKAGE...     build what is not up to date in DIR
 //	testrun [-plain PACKAGES] [-p N] DIR PACKAGE...     run it, and print the events
@@ -7,10 +7,10 @@
 // A run writes the processor time of packages into DIR/usage.txt, the largest first.
 //
 // `go test -count=1` links the binary of every package in every run, which is a sixth of the
-// processor time of `make test`; the binaries in DIR are linked when their code changes.
-// Packages run in the order of the arguments, N at once. The tests of a package of -parts run in
-// N processes, because tests wait longer than tests compute. The race detector is off in the
-// packages of -plain, a list with spaces.
+// processor time of `make test`; the binaries in DIR are linked when their code changes. Packages
+// run in the order of the arguments, N in parallel. The tests of a package of -parts run in N
+// processes, because tests wait longer than tests compute. The race detector is off in the packages
+// of -plain, a list with spaces.
 package main
 
 import (
@@ -207,7 +207,7 @@ func buildAll(packages []testPackage, _ options) error {
 // errFailed reports failed tests; the events name the tests.
 var errFailed = errors.New("tests failed")
 
-// runAll runs the binaries, some in parallel, and writes their events in whole lines.
+// runAll runs the binaries, some in parallel, and writes events as whole lines.
 func runAll(packages []testPackage, o options) error {
 	text, err := exec.Command("go", "tool", "-n", "test2json").Output()
 	if err != nil {
@@ -289,7 +289,7 @@ type packageEvent struct {
 	Elapsed float64 `json:",omitempty"`
 }
 
-// merger writes events in whole lines. For a package in parts merger writes one start, and one end
+// merger writes events as whole lines. For a package in parts merger writes one start, and one end
 // after the last process: "fail" after a failed process, with the longest time.
 type merger struct {
 	mu    sync.Mutex
@@ -384,7 +384,7 @@ func costAll(packages []testPackage, o options) error {
 	return nil
 }
 
-// run runs the tests of a package, as the go command does, and returns their processor time.
+// run runs the tests of a package, as the go command does, and returns the processor time.
 func (p testPackage) run(converter string, write func(line []byte) error) (time.Duration, error) {
 	if _, err := os.Stat(p.binary); err != nil {
 		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)

@@ -15,36 +15,35 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// Image is what a machine boots from.
+// Image is a bootable image.
 type Image struct {
 	Kind   string
 	Kernel string // vmlinux
-	Disk   string // ext4, never written: machines write to a copy of their own
-	// Boot has the modules that the initial RAM file system loads, and in "order"
-	// their names.
+	Disk   string // ext4, read-only: machines write to a private copy
+	// Boot has the modules that the initial RAM file system loads, and the file "order" with their
+	// names.
 	Boot string
 }
 
-// Builder makes images, and keeps them.
+// Builder builds and caches images.
 type Builder struct {
-	// Dir is where they are kept; empty for peerlane/vm in the user's cache
-	// directory.
+	// Dir is the cache; empty for peerlane/vm in the user's cache directory.
 	Dir string
-	// Progress is called with what is being done.
+	// Progress is called for each step.
 	Progress func(format string, arguments ...any)
 }
 
-// keepFor is how long an image is kept that nobody uses.
+// keepFor is the retention of unused images.
 const keepFor = 14 * 24 * time.Hour
 
-// Image returns an image of a kind, made now where there is none of today's
+// Image returns an image of a kind, which it builds unless the cache has an image of the current
 // recipe. It needs root: a root file system has files of many users.
 func (b *Builder) Image(ctx context.Context, kind string) (*Image, error) {
 	if packages[kind] == nil {
 		return nil, fmt.Errorf("there is no image %q; %s and %s exist", kind, Small, Full)
 	}
 	if os.Geteuid() != 0 {
-		return nil, errors.New("making the image of a virtual machine needs root: its root file system has files of many users")
+		return nil, errors.New("building the image of a virtual machine needs root: its root file system has files of many users")
 	}
 	image, err := b.image(ctx, kind)
 	if err != nil {
@@ -94,8 +93,8 @@ func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
 	}, nil
 }
 
-// makeBoth makes what is missing of a kernel and a disk with its modules. One
-// process at a time does: another one may be making the same.
+// makeBoth builds a missing kernel and a missing disk with the kernel's modules. A lock serialises
+// processes.
 func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDir, diskDir string) error {
 	unlock, err := b.lock(ctx)
 	if err != nil {
@@ -129,14 +128,13 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// lock waits for whoever else makes images.
+// lock waits until no other process builds images.
 func (b *Builder) lock(ctx context.Context) (unlock func(), err error) {
 	path := filepath.Join(b.Dir, "lock")
 	return programs.Lock(ctx, path, func() { b.Progress("waiting for another process that makes images (%s)", path) })
 }
 
-// once makes a folder under a temporary name, so that one that exists is
-// complete.
+// once creates a folder under a temporary name, so that an existing folder is complete.
 func (b *Builder) once(dir string, do func(dir string) error) error {
 	if exists(dir) {
 		return nil
@@ -154,7 +152,7 @@ func (b *Builder) once(dir string, do func(dir string) error) error {
 	return os.Rename(temporary, dir)
 }
 
-// forget removes what nobody has used for long.
+// forget removes images that were unused for keepFor.
 func (b *Builder) forget(now time.Time) error {
 	entries, err := os.ReadDir(b.Dir)
 	if err != nil {
@@ -174,7 +172,7 @@ func (b *Builder) forget(now time.Time) error {
 	return nil
 }
 
-// makeKernel gets Debian's kernel and builds our modules for it.
+// makeKernel downloads Debian's kernel and builds our modules for it.
 func (b *Builder) makeKernel(ctx context.Context, dir string, of kernel) error {
 	version := of.release
 	b.Progress("kernel %s: modules", version)
@@ -187,7 +185,7 @@ func (b *Builder) makeKernel(ctx context.Context, dir string, of kernel) error {
 		return err
 	}
 	b.Progress("kernel %s: image", version)
-	// The package is not installed, only unpacked: this host boots another one.
+	// The package is only unpacked: this host boots another kernel.
 	if _, err := step(ctx, dir, "apt-get", "download", "-o", "APT::Sandbox::User=root", "linux-image-"+version+"="+of.version); err != nil {
 		return err
 	}
@@ -199,15 +197,15 @@ func (b *Builder) makeKernel(ctx context.Context, dir string, of kernel) error {
 	if _, err := step(ctx, dir, "dpkg", "-x", debs[0], unpacked); err != nil {
 		return err
 	}
-	// Uncompressed it boots two seconds faster.
+	// Uncompressed, the kernel boots two seconds faster.
 	if err := output(ctx, filepath.Join(dir, "vmlinux"), "sh", filepath.Join(built, "extract-vmlinux"), filepath.Join(unpacked, "boot", "vmlinuz-"+version)); err != nil {
 		return err
 	}
 	return b.collectModules(ctx, dir, unpacked, built, version)
 }
 
-// collectModules puts the modules that the guests use, uncompressed, into
-// lib/modules, and those that its disk needs into boot.
+// collectModules copies the guests' modules, uncompressed, into lib/modules, and the modules for
+// the disk into boot.
 func (b *Builder) collectModules(ctx context.Context, dir, unpacked, built, version string) error {
 	from := filepath.Join(unpacked, "lib", "modules", version)
 	ours, err := filepath.Glob(filepath.Join(built, "*.ko"))
@@ -283,8 +281,7 @@ func (b *Builder) collectModules(ctx context.Context, dir, unpacked, built, vers
 	return nil
 }
 
-// dependencies are the files of a module, in the order in which they are to be
-// loaded; none where it is built into the kernel.
+// dependencies returns the files of a module in load order; empty if it is built into the kernel.
 func dependencies(ctx context.Context, root, version, name string) ([]string, error) {
 	out, err := step(ctx, root, "modprobe", "-d", root, "-S", version, "--show-depends", name)
 	if err != nil {
@@ -351,7 +348,7 @@ func (b *Builder) makeTree(ctx context.Context, tree, kind string) error {
 // makeDisk puts the root file system and the kernel's modules into an ext4.
 func (b *Builder) makeDisk(ctx context.Context, dir, tree, kernelDir, kind string) error {
 	b.Progress("%s image: disk", kind)
-	// On Debian /lib is a link, and CopyFS would not follow it.
+	// On Debian /lib is a symbolic link, which CopyFS does not follow.
 	if err := os.CopyFS(filepath.Join(tree, "usr", "lib", "modules"), os.DirFS(filepath.Join(kernelDir, "lib", "modules"))); err != nil {
 		return err
 	}

@@ -25,18 +25,17 @@ import (
 // Options are a machine's.
 type Options struct {
 	Image *Image
-	// Dir is a folder for this machine, with a short path: sockets are in it. The
-	// console's text is there as console.log.
+	// Dir is a folder for this machine, with a short path for sockets. The console's text is in
+	// console.log.
 	Dir string
 	// Agent is the guest program, static.
 	Agent string
-	// Share is the host's folder at /share in the guest, and Source the one at
-	// /source, which the guest cannot write.
+	// Share is the host's folder at /share in the guest, and Source the read-only folder at
+	// /source.
 	Share, Source string
 	// MemoryMiB is the guest's memory; 0 for 4608.
 	MemoryMiB int
-	// Network joins this machine with another one, as guest 0 or 1; nil for a
-	// machine that is alone.
+	// Network joins this machine with another, as guest 0 or 1; nil for a single machine.
 	Network *Network
 	Guest   int
 	// HangTimeout is how long the guest may leave a ping unanswered; 0 for a minute.
@@ -45,7 +44,7 @@ type Options struct {
 	KernelOptions []string
 }
 
-// Network joins two machines: a cable for each of their cards.
+// Network joins two machines with a cable for each card.
 type Network struct {
 	// Dir is where the cables' sockets are.
 	Dir string
@@ -54,7 +53,7 @@ type Network struct {
 	machines [wiring.Guests]*Machine // that are up
 }
 
-// joined makes a machine known to the other one.
+// joined registers a machine for the other machine's requests.
 func (n *Network) joined(m *Machine) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -67,7 +66,7 @@ func (n *Network) machine(guest int) *Machine {
 	return n.machines[guest]
 }
 
-// Times within which a guest does what it does in a tenth of them.
+// Boot limits, ten times the usual duration.
 var bootTimeout = map[string]time.Duration{Small: 2 * time.Minute, Full: 6 * time.Minute}
 
 // A guest that answers no ping for so long hangs. Emulation on a busy host is
@@ -87,14 +86,14 @@ type Machine struct {
 	qemu    *exec.Cmd
 	errs    *tail
 	monitor *monitor
-	// down ends with the machine, its cause says why.
+	// down ends with the machine; the cause is the reason.
 	down   context.Context
 	fail   context.CancelCauseFunc
 	exited chan struct{}
 }
 
-// Start boots a machine and waits until its agent serves. Whatever goes wrong
-// has the console's end in its error.
+// Start boots a machine and waits until its agent serves. An error includes the end of the
+// console's text.
 func Start(ctx context.Context, o Options) (*Machine, error) {
 	if o.MemoryMiB == 0 {
 		o.MemoryMiB = 4608
@@ -129,11 +128,11 @@ func (m *Machine) start(ctx context.Context) error {
 	}
 	m.qemu = exec.Command("qemu-system-x86_64", m.arguments(initramfs)...)
 	m.qemu.Stdout, m.qemu.Stderr = m.errs, m.errs
-	// It would outlive a runner that is killed.
+	// QEMU would outlive a killed runner.
 	m.qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.qemu.Start(); err != nil {
 		m.qemu = nil
-		return fmt.Errorf("%w; integration/prerequisites vm installs it", err)
+		return fmt.Errorf("%w; install it with integration/prerequisites vm", err)
 	}
 	go func() {
 		err := m.qemu.Wait()
@@ -163,8 +162,7 @@ func (m *Machine) start(ctx context.Context) error {
 		return m.cause(ctx, err)
 	}
 	m.Booted = time.Since(began)
-	// Only now: QEMU makes its sockets in any order, and listens when the guest
-	// runs.
+	// QEMU creates its sockets in any order, and listens when the guest runs.
 	if m.monitor, err = dialMonitor(filepath.Join(m.options.Dir, "monitor")); err != nil {
 		return err
 	}
@@ -191,7 +189,7 @@ func (m *Machine) listen(name string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// accept waits for QEMU's connection, which it makes before the guest runs.
+// accept waits for QEMU's connection, which QEMU makes before the guest runs.
 func (m *Machine) accept(ctx context.Context, l *net.UnixListener) (net.Conn, error) {
 	stop := context.AfterFunc(m.down, func() { l.Close() })
 	defer stop()
@@ -204,8 +202,8 @@ func (m *Machine) accept(ctx context.Context, l *net.UnixListener) (net.Conn, er
 	return nil, m.cause(ctx, err)
 }
 
-// cause finds why something failed: the end of the machine, which is seen a
-// moment later than that of its sockets, or ctx's, or what failed itself.
+// cause returns the reason of an error: the end of the machine, which is detected after that of its
+// sockets, or of ctx, or err itself.
 func (m *Machine) cause(ctx context.Context, err error) error {
 	select {
 	case <-m.down.Done():
@@ -226,7 +224,7 @@ func (m *Machine) arguments(initramfs string) []string {
 		"console=ttyS0", "quiet", "root=/dev/vda", "rw", "peerlane.image=" + o.Image.Kind,
 		// A panic ends the machine instead of keeping everybody waiting.
 		"panic=-1", "oops=panic",
-		// What costs time under emulation and tests nothing of ours.
+		// Skip kernel features that cost time under emulation and do not affect Peerlane.
 		"nokaslr", "mitigations=off", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on", "rcupdate.rcu_expedited=1",
 		"audit=0", "nowatchdog", "net.ifnames=0",
 	}, o.KernelOptions...)
@@ -237,23 +235,22 @@ func (m *Machine) arguments(initramfs string) []string {
 	}
 	a := []string{
 		"-M", "q35",
-		// Never KVM because /dev/kvm exists: a guest can hang in it without an end.
-		// One thread for both processors: with two, QEMU 7.2 can execute an
-		// instruction that the other processor is just patching, and the guest's
-		// kernel panics of an int3 that is no longer there (each cgroup patches).
-		// Tests take no longer for it, and boots are faster.
+		// No KVM even if /dev/kvm exists: a guest can hang forever. One thread for both processors:
+		// with two, QEMU 7.2 can execute an instruction that the other processor is patching, and
+		// the guest's kernel panics at an int3 that no longer exists (each cgroup patches code).
+		// Tests take the same time, and boots are faster.
 		"-accel", "tcg,thread=single",
-		// Addresses of 48 bits, for the large BARs of GPUs. Without "fast string
-		// operations", which glibc, Go and the kernel would use: emulated, they move a
-		// byte at a time, 40 MB/s in place of 2 GB/s.
+		// 48-bit addresses, for the large BARs of GPUs. Without "fast string operations", which
+		// glibc, Go and the kernel would use: the emulator moves a byte at a time, 40 MB/s instead
+		// of 2 GB/s.
 		"-cpu", "max,phys-bits=48,-erms,-fsrm,vendor=GenuineIntel,family=6,model=143,stepping=8,model-id=Intel(R) Xeon(R) Platinum 8462Y+",
 		"-m", fmt.Sprintf("%dM", o.MemoryMiB),
 		"-smp", "2,sockets=2,cores=1,threads=1",
 		"-display", "none", "-nodefaults", "-no-user-config", "-no-reboot",
 		"-serial", "file:" + in("console.log"),
 		"-kernel", o.Image.Kernel, "-initrd", initramfs, "-append", strings.Join(options, " "),
-		// Writes go to a temporary file. Where this host's disk is full, the guest is
-		// told, and not stopped, which would look like a hang.
+		// Writes go to a temporary file. If this host's disk is full, the guest gets an error; the
+		// default, a stopped guest, would look like a hang.
 		"-drive", "file=" + o.Image.Disk + ",if=none,id=root,format=raw,snapshot=on,cache=unsafe,werror=report", "-device", "virtio-blk-pci,drive=root",
 		"-fsdev", "local,id=share,path=" + o.Share + ",security_model=none,multidevs=remap", "-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
 		"-fsdev", "local,id=source,path=" + o.Source + ",security_model=none,multidevs=remap,readonly=on", "-device", "virtio-9p-pci,fsdev=source,mount_tag=source",
@@ -271,14 +268,14 @@ func (m *Machine) arguments(initramfs string) []string {
 	a = append(a, "-numa", "dist,src=0,dst=1,val=21")
 	for i, card := range wiring.Cards {
 		if card == "control" && o.Network == nil {
-			continue // it joins two guests
+			continue // the card joins two guests
 		}
 		cables := o.Dir
 		if o.Network != nil {
 			cables = o.Network.Dir
 		}
-		// Datagrams need no connection, so neither guest has to be first, and one
-		// that is alone has a cable with nobody at its other end.
+		// Datagrams need no connection, so the guests can start in any order, and a single guest
+		// has an open cable.
 		end := func(guest int) string { return filepath.Join(cables, fmt.Sprintf("%s-%d", card, guest)) }
 		a = append(a, "-netdev", fmt.Sprintf("dgram,id=%s,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", card, end(o.Guest), end(1-o.Guest)))
 		a = append(a, "-device", fmt.Sprintf("virtio-net-pci,id=card-%s,netdev=%s,mac=%s,speed=400000,duplex=full", card, card, wiring.MAC(i, o.Guest)))
@@ -322,14 +319,14 @@ func (m *Machine) watch() {
 				m.fail(m.cause(m.down, err)) // the machine's end is the better reason
 				return
 			}
-			m.fail(fmt.Errorf("the guest has not answered for %v: it hangs (%w)", m.options.HangTimeout, err))
+			m.fail(fmt.Errorf("no answer of the guest for %v: hung (%w)", m.options.HangTimeout, err))
 			return
 		}
 	}
 }
 
-// Run runs a process in the guest. It ends with an error that has the console's
-// end when the machine ends or hangs before the process does.
+// Run runs a process in the guest. If the machine ends or hangs before the process ends, the error
+// includes the end of the console's text.
 func (m *Machine) Run(ctx context.Context, cmd control.Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	ended := make(chan error, 1)
 	go func() { ended <- m.Agent.Run(ctx, cmd, stdin, stdout, stderr) }()
@@ -345,7 +342,7 @@ func (m *Machine) Run(ctx context.Context, cmd control.Command, stdin io.Reader,
 	}
 }
 
-// explain adds what the console and QEMU said last.
+// explain adds the ends of the console's text and of QEMU's output.
 func (m *Machine) explain(err error) error {
 	text, readErr := os.ReadFile(filepath.Join(m.options.Dir, "console.log"))
 	if readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
@@ -364,11 +361,11 @@ func (m *Machine) explain(err error) error {
 // Freeze stops the guest's processors, as if the guest hung.
 func (m *Machine) Freeze() error { return m.monitor.do("stop", nil) }
 
-// Stop switches the machine off. Its disk is forgotten.
+// Stop powers the machine off and discards its disk.
 func (m *Machine) Stop() {
 	m.fail(errors.New("the machine was switched off"))
 	if m.qemu != nil {
-		_ = m.qemu.Process.Kill() // it may have ended already
+		_ = m.qemu.Process.Kill() // may have ended
 		<-m.exited
 	}
 	if m.Agent != nil {
@@ -379,7 +376,7 @@ func (m *Machine) Stop() {
 	}
 }
 
-// serve does what tests in the guest ask for.
+// serve executes requests of tests in the guest.
 func (m *Machine) serve(conn net.Conn) {
 	defer conn.Close()
 	lines := bufio.NewScanner(conn)
@@ -414,17 +411,17 @@ func (m *Machine) plug(r wiring.Request) error {
 	return m.monitor.do("set_link", map[string]any{"name": "card-" + r.Card, "up": r.Plugged})
 }
 
-// other has the other guest's processors stop, as if its host had died, or go on.
+// other stops or continues the other guest's processors.
 func (m *Machine) other(what string) error {
 	if what != wiring.Stop && what != wiring.Continue {
-		return fmt.Errorf("nobody knows how to %q a guest", what)
+		return fmt.Errorf("unknown request %q for a guest", what)
 	}
 	if m.options.Network == nil {
 		return errors.New("this guest is alone")
 	}
 	other := m.options.Network.machine(1 - m.options.Guest)
 	if other == nil {
-		return errors.New("the other guest is not up")
+		return errors.New("the other guest is down")
 	}
 	return other.monitor.do(what, nil)
 }

@@ -17,9 +17,8 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 )
 
-// What goes wrong in a guest has to be an error with the console's end, in
-// bounded time: else it is a run of tests that never ends, or one that says
-// nothing.
+// A fault in a guest must become an error with the end of the console's text within bounded time;
+// otherwise a run of tests would hang or end without a cause.
 
 func options(t *testing.T) vm.Options {
 	t.Helper()
@@ -72,13 +71,13 @@ func demand(t *testing.T, err error, words ...string) {
 // forever is a process that does not end by itself.
 func forever() control.Command { return control.Command{Argv: []string{"sleep", "infinity"}} }
 
-func TestAPanicIsAnError(t *testing.T) {
+func TestGuestPanicIsError(t *testing.T) {
 	m := start(t, options(t))
 	err := m.Run(t.Context(), control.Command{Argv: []string{"sh", "-c", "echo c > /proc/sysrq-trigger; sleep infinity"}}, nil, nil, nil)
 	demand(t, err, "the machine ended", "Kernel panic")
 }
 
-func TestAHangIsAnError(t *testing.T) {
+func TestGuestHangIsError(t *testing.T) {
 	o := options(t)
 	o.HangTimeout = 12 * time.Second
 	m := start(t, o)
@@ -88,19 +87,19 @@ func TestAHangIsAnError(t *testing.T) {
 	demand(t, m.Run(t.Context(), forever(), nil, nil, nil), "it hangs", "the console's end")
 }
 
-func TestAProcessWithoutEndIsAnError(t *testing.T) {
+func TestEndlessProcessIsError(t *testing.T) {
 	m := start(t, options(t))
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("its time is over"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
-	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "its time is over", "the console's end")
+	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "time limit reached", "the console's end")
 	// The machine is as good as before.
 	var status *control.ExitError
 	if err := m.Run(t.Context(), control.Command{Argv: []string{"pgrep", "sleep"}}, nil, nil, nil); !errors.As(err, &status) || status.Status != 1 {
-		t.Errorf("looking for what is left, and pgrep's status for nothing is 1: %v", err)
+		t.Errorf("looking for remaining processes (pgrep exits with 1 if none match): %v", err)
 	}
 }
 
-func TestAFullDiskIsAnError(t *testing.T) {
+func TestFullDiskIsError(t *testing.T) {
 	m := start(t, options(t))
 	sh := func(line string) (string, error) {
 		var out bytes.Buffer
@@ -119,7 +118,7 @@ func TestAFullDiskIsAnError(t *testing.T) {
 	}
 }
 
-func TestAMachineThatCannotBootIsAnError(t *testing.T) {
+func TestMachineWithoutBootIsError(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
@@ -149,14 +148,14 @@ func TestStoppingLeavesNoProcess(t *testing.T) {
 	o := options(t)
 	m := start(t, o)
 	m.Stop()
-	// The command line of whatever runs from this machine's folder names it.
+	// Command lines of processes from this machine's folder contain its path.
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil || len(lines) == 0 {
 		t.Fatalf("%d processes: %v", len(lines), err)
 	}
 	for _, file := range lines {
 		text, err := os.ReadFile(file)
-		if err == nil && strings.Contains(string(text), o.Dir+"/") { // else it has ended meanwhile
+		if err == nil && strings.Contains(string(text), o.Dir+"/") { // otherwise ended meanwhile
 			t.Errorf("%s is left: %q", filepath.Dir(file), text)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// monitor is QEMU's: QMP, one command at a time.
+// monitor is QEMU's QMP connection, with one command at a time.
 // https://www.qemu.org/docs/master/interop/qmp-spec.html
 type monitor struct {
 	mu   sync.Mutex

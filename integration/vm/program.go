@@ -13,13 +13,12 @@ import (
 	"time"
 )
 
-// Program is a program of the host that ends when ctx does, with all the
-// processes that it has started.
+// Program returns a command on the host that ends with ctx, including its child processes.
 func Program(ctx context.Context, name string, arguments ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, name, arguments...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error {
-		// What has not ended by then is killed, and its pipes are waited for no more.
+		// After this time the group is killed, and pipes are closed.
 		time.AfterFunc(5*time.Second, func() { _ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
 		return syscall.Kill(-c.Process.Pid, syscall.SIGTERM)
 	}
@@ -27,7 +26,7 @@ func Program(ctx context.Context, name string, arguments ...string) *exec.Cmd {
 	return c
 }
 
-// step runs a program whose output is of interest only when it fails.
+// step runs a program and shows its output only on failure.
 func step(ctx context.Context, dir, name string, arguments ...string) ([]byte, error) {
 	c := Program(ctx, name, arguments...)
 	c.Dir = dir
@@ -40,7 +39,7 @@ func step(ctx context.Context, dir, name string, arguments ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// output runs a program and keeps what it prints in a file.
+// output runs a program and writes its output to a file.
 func output(ctx context.Context, file, name string, arguments ...string) error {
 	out, err := os.Create(file)
 	if err != nil {
@@ -55,7 +54,7 @@ func output(ctx context.Context, file, name string, arguments ...string) error {
 	return nil
 }
 
-// tail keeps the last 16 KiB of what is written. Two writers may share it.
+// tail keeps the last 16 KiB of its input. Two writers may share it.
 type tail struct {
 	mu   sync.Mutex
 	text []byte

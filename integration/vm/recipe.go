@@ -25,7 +25,7 @@ const suite = "bookworm"
 //go:embed module
 var moduleSource embed.FS
 
-// recipe is how images are made: what changes it makes new ones.
+// recipe is the input of images: a change gives new images.
 //
 //go:embed recipe.go image.go
 var recipe embed.FS
@@ -42,8 +42,7 @@ var packages = map[string][]string{
 	},
 }
 
-// modules of the guest besides those that its disk needs. Their dependencies
-// come with them.
+// modules lists the guests' modules beyond those of the disk. Dependencies are added.
 var modules = map[string][]string{
 	Small: {
 		"rdma_rxe", "siw", "tcp_diag", "pcitree", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "crc32_generic", "crc32-pclmul",
@@ -59,8 +58,8 @@ var modules = map[string][]string{
 // bootModules are in the initial RAM file system, and loaded there.
 var bootModules = []string{"virtio_pci", "virtio_blk", "ext4", "9pnet_virtio", "9p", "virtio_console", "virtio_net", "autofs4"}
 
-// unwanted units cost seconds of emulated time, and a test machine has no use
-// for them; what systemd-binfmt wants for python3 (of criu) the kernel here lacks.
+// unwanted units cost seconds of emulated time and have no use in a test machine; systemd-binfmt
+// fails, because this kernel lacks the support that python3 (of criu) configures.
 var unwanted = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer", "getty.target",
 	"systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-random-seed.service", "podman-auto-update.timer",
@@ -68,14 +67,14 @@ var unwanted = []string{
 	"podman.service", "podman.socket", "ldconfig.service", "systemd-binfmt.service", "systemd-network-generator.service", "modprobe@efi_pstore.service", "modprobe@drm.service",
 }
 
-// customize is what happens to a root file system after its packages are
-// there: a command line of mmdebstrap's hooks, whose $1 is the root.
+// customize has the commands that run on a root file system after its packages are installed: hooks
+// of mmdebstrap, with the root in $1.
 var customize = map[string][]string{
 	Small: {
 		`mkdir -p "$1/share" "$1/source" "$1/run"`,
 		`echo peerlane-vm > "$1/etc/hostname"`,
 		`printf '127.0.0.1 localhost peerlane-vm\n' > "$1/etc/hosts"`,
-		// What rdma-core's own configuration would load at boot.
+		// Modules that rdma-core would load at boot.
 		`rm -rf "$1/etc/rdma/modules"`,
 	},
 	Full: {
@@ -87,11 +86,10 @@ var customize = map[string][]string{
 	},
 }
 
-// diskMiB are the sizes of the root file systems, most of them free. The file
-// is sparse.
+// diskMiB are the sizes of the root file systems, mostly free. The file is sparse.
 var diskMiB = map[string]int{Small: 4096, Full: 8192}
 
-// inherited brings what the full image adds to the small one's together.
+// inherited returns the small image's entries, plus those of the full image.
 func inherited(kind string, table map[string][]string) []string {
 	list := slices.Clone(table[Small])
 	if kind == Full {
@@ -100,13 +98,11 @@ func inherited(kind string, table map[string][]string) []string {
 	return list
 }
 
-// kernel is Debian's: the release, the version of its packages, and where its
-// source is.
+// kernel is a Debian kernel: the release, the version of its packages, and the path of its source.
 type kernel struct{ release, version, tarball string }
 
-// findKernel finds the kernel whose headers and source are both installed on
-// this host, in one version: what is built from another would load and
-// misbehave.
+// findKernel returns the kernel whose headers and source are installed on this host in the same
+// version: modules of another version would load and misbehave.
 func findKernel() (kernel, error) {
 	tarballs, err := filepath.Glob("/usr/src/linux-source-6.*.tar.xz")
 	if err != nil {
@@ -118,7 +114,7 @@ func findKernel() (kernel, error) {
 		if !known {
 			continue
 		}
-		// Debian's other flavours, cloud and rt, lack what the guests need.
+		// Debian's other flavours, cloud and rt, lack features that the guests need.
 		headers, err := filepath.Glob("/usr/src/linux-headers-6.*+deb12-amd64")
 		if err != nil {
 			return kernel{}, err
@@ -131,7 +127,7 @@ func findKernel() (kernel, error) {
 		}
 	}
 	if found.release == "" {
-		return found, errors.New("no linux-headers-6…+deb12-amd64 with its linux-source in the same version is installed in /usr/src; integration/prerequisites vm installs both")
+		return found, errors.New("no linux-headers-6…+deb12-amd64 with its linux-source in the same version in /usr/src; install both with integration/prerequisites vm")
 	}
 	return found, nil
 }
@@ -142,7 +138,7 @@ func packageVersion(name string) (version string, known bool) {
 	return string(out), err == nil && len(out) > 0
 }
 
-// key names a kernel with its modules by what goes into it.
+// key returns a name for a kernel with modules, by their inputs.
 func (k kernel) key() (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, k.release, k.version)

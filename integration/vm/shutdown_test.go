@@ -16,9 +16,8 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 )
 
-// Relays that are units of systemd's, and containers that nobody ends, keep no
-// host from shutting down.
-func TestAHostWithRelaysShutsDown(t *testing.T) {
+// A host with relays as systemd units and running containers shuts down.
+func TestHostWithRelaysShutsDown(t *testing.T) {
 	source, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
@@ -42,24 +41,24 @@ func TestAHostWithRelaysShutsDown(t *testing.T) {
 			t.Fatalf("%s %q: %v\n%s", name, arguments, err, out)
 		}
 	}
-	// `make test-vm` has made them.
+	// `make test-vm` has built these files.
 	run("cp", "bin/peerlane-hook", "bin/peerlane-relay", filepath.Join(o.Share, "bin"))
 	run("cp", "bin/libpeerlane-cuda-sim.so", filepath.Join(o.Share, "test"))
 	test := filepath.Join(o.Share, "test/units.test")
 	run("go", "test", "-c", "-tags", "vm", "-vet=off", "-o", test, "./integration/vm/cases/units")
 
 	m := start(t, o)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 6*time.Minute, errors.New("it does not shut down"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 6*time.Minute, errors.New("no shutdown"))
 	defer cancel()
 	err = m.Run(ctx, control.Command{
-		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOff$", "-test.v"},
+		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOffWithRelays$", "-test.v"},
 		Env:  []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, Dir: "/source/integration/vm/cases/units",
 	}, nil, t.Output(), t.Output())
-	// How the conversation with it breaks off is chance: QEMU is gone.
+	// QEMU exits during the conversation, so the error varies.
 	if err == nil || ctx.Err() != nil {
 		t.Fatalf("it goes on: %v", err)
 	}
-	// systemd's own words are there.
+	// The console has systemd's messages.
 	console, err := os.ReadFile(filepath.Join(o.Dir, "console.log"))
 	if err != nil {
 		t.Fatal(err)

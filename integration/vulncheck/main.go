@@ -1,5 +1,5 @@
-// Command vulncheck runs govulncheck, whose pinned version is a tool of go.mod,
-// if its database can be reached, and says in one sentence if not:
+// Command vulncheck runs govulncheck, whose pinned version is a tool of go.mod, if the database can
+// be reached, and prints one sentence if not:
 //
 //	go run ./integration/vulncheck -db https://vuln.go.dev -- -tags vm,engines ./...
 package main
@@ -29,7 +29,7 @@ func main() {
 	os.Exit(check(*database, patience, flag.Args(), os.Stdout, os.Stderr))
 }
 
-// check returns the exit status: 1 if it checked nothing, else govulncheck's own, which is 0
+// check returns the exit status: 1 if nothing was checked, else that of govulncheck, which is 0
 // without findings and 3 with findings.
 func check(database string, patience time.Duration, arguments []string, out, errOut io.Writer) int {
 	if err := reach(database, patience); err != nil {

@@ -25,8 +25,8 @@ func main() {
 	}
 }
 
-// programs are the programs with a single page, of their help. Section 8: engines and systemd run
-// them.
+// programs are the programs with a single page from their help. Section 8: engines and systemd run
+// these programs.
 var programs = map[string]string{
 	"peerlane-hook":    "the OCI hook that gives containers their relays",
 	"peerlane-runtime": "an OCI runtime that gives CDI devices to containers of engines without CDI",
@@ -46,7 +46,7 @@ func write(bin, configuration, out string) error {
 		}
 		command, err := manual.Read(strings.NewReader(text))
 		if err != nil {
-			return fmt.Errorf("what %s says of itself: %w", program, err)
+			return fmt.Errorf("help of %s: %w", program, err)
 		}
 		for name, page := range command.Pages(section, release) {
 			pages[name] = page

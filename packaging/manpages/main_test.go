@@ -52,6 +52,6 @@ func TestWriteMakesPagePerCommand(t *testing.T) {
 	}
 	put("bin/peerlane-hook", "#!/bin/sh\necho why >&2; exit 3\n")
 	if err := write(filepath.Join(dir, "bin"), filepath.Join(dir, "configuration.md"), filepath.Join(dir, "man")); err == nil || !strings.Contains(err.Error(), "exit status 3: why") {
-		t.Errorf("it said %v", err)
+		t.Errorf("output %v", err)
 	}
 }

@@ -129,7 +129,7 @@ func (o Options) Check() error {
 	} {
 		for _, name := range list.have {
 			if !slices.Contains(list.choice, name) {
-				return fmt.Errorf("--%s %s is none of %s", list.flag, name, strings.Join(list.choice, ", "))
+				return fmt.Errorf("--%s %s: unknown value; use %s", list.flag, name, strings.Join(list.choice, ", "))
 			}
 		}
 	}
@@ -270,7 +270,7 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	return r, remove, nil
 }
 
-// chooseRoutes leaves out route staged on a host with one GPU.
+// chooseRoutes omits route staged on a host with one GPU.
 func (r *run) chooseRoutes() error {
 	if !r.host.OneGPU() {
 		return nil
@@ -477,7 +477,7 @@ func (r *run) selfTest() error {
 		return err
 	}
 	start, before := time.Now(), len(r.pairs)
-	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("takes more than %v", patience))
 	defer cancel()
 	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
 		if launch.FindPair(r.pairs, p.PairName) == nil {

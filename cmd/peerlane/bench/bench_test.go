@@ -229,7 +229,7 @@ func TestPlotOfResultIsWellFormed(t *testing.T) {
 			t.Errorf("the page has %q", no)
 		}
 	}
-	// A series has one style, in every panel of every figure.
+	// A series has the same style in every panel of every figure.
 	styles := map[string]string{}
 	for _, m := range regexp.MustCompile(`<g class="series ([^"]+)"><path d="[^"]*"/>(?:<text[^>]*>([^<]+)<|<circle[^>]*><title>([^<]+), [^,<]+: )`).FindAllSubmatch(svg, -1) {
 		name := string(m[2]) + string(m[3])

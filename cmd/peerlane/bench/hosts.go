@@ -38,10 +38,10 @@ func (f *far) ask(e benchTask) (taskResult, error) {
 	}
 	var o taskResult
 	if err != nil {
-		return o, fmt.Errorf("the bench on %s went away before it answered (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
+		return o, fmt.Errorf("the bench on %s disconnected before its answer (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
 	}
 	if err := json.Unmarshal(line, &o); err != nil {
-		return o, fmt.Errorf("the bench on %s answers what this version does not know (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
+		return o, fmt.Errorf("unknown answer of the bench on %s (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
 	}
 	if o.Error != "" {
 		return o, fmt.Errorf("on %s: %.1000s", f.name, o.Error)
@@ -155,13 +155,13 @@ func (r *run) withHost(f *far) (err error) {
 		return err
 	}
 	if met.Side == nil {
-		return fmt.Errorf("the bench on %s does not say who it is", f.name)
+		return fmt.Errorf("the bench on %s sent no name", f.name)
 	}
 	if err := side.with(*met.Side); err != nil {
 		return err
 	}
 	if side.Boot == met.Side.Boot && cmp.Or(r.Transport, launch.TransportAuto) == launch.TransportAuto {
-		return errors.New("both benches are on one host, and relays of one host do not go over the network by themselves; --transport tcp has them do so, and plain peerlane bench measures what they do")
+		return errors.New("both benches run on one host, whose relays use the network only with --transport tcp; measure within a host without --connect")
 	}
 	r.report.Hosts = []Side{side.known(), met.Side.known()}
 	r.report.Host = fmt.Sprintf("A is %s, %s; B is %s, %s", side.Name, side.Host, met.Side.Name, met.Side.Host)
@@ -219,7 +219,7 @@ func (r *run) lookWith(f *far, here *worker) (sees [2]launch.ConnectionFigures, 
 	}
 	seen, err := f.ask(benchTask{Task: taskSending})
 	if err == nil && seen.Sending == nil {
-		err = fmt.Errorf("the bench on %s does not say by which connection it sends", f.name)
+		err = fmt.Errorf("the bench on %s does not report its sending connection", f.name)
 	}
 	if err == nil {
 		sees[1] = *seen.Sending
@@ -244,7 +244,7 @@ func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	if err != nil {
 		err = fmt.Errorf("to %v: %w", at, err)
 	}
-	done, endErr := f.ask(benchTask{Task: taskPlainEnd}) // which says, too, whether that bench is there still
+	done, endErr := f.ask(benchTask{Task: taskPlainEnd}) // also detects the end of the other bench
 	if p.receives(false) {
 		ours = measure.Result{GBs: done.GBs, Times: done.Times}
 	}

@@ -128,11 +128,11 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 		"one that says nothing":     {silent.Addr().String(), "i/o timeout"},
 		"another key":               {answering(t, mustLocal(t, withKey(t, newKeys())), hangsUp), "peerlane key show"},
 		"another version":           {answering(t, later, hangsUp), "speaks versions 7 to 8"},
-		"one that goes away":        {answering(t, mustLocal(t, o), hangsUp), "went away before it answered (meet)"},
-		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), "does not say who it is"},
-		"one of another language":   {answering(t, mustLocal(t, o), answers("hello")), "what this version does not know"},
+		"one that goes away":        {answering(t, mustLocal(t, o), hangsUp), "disconnected before its answer (meet)"},
+		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), "sent no name"},
+		"one of another language":   {answering(t, mustLocal(t, o), answers("hello")), "unknown answer of the bench"},
 		"one that cannot":           {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)), "no GPU is here"},
-		"real GPUs":                 {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)), "are simulated, and those of b are real"},
+		"real GPUs":                 {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)), "are simulated, and the GPUs of b are real"},
 		"a bench of the same host":  {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))), "--transport tcp"},
 	} {
 		own := mustLocal(t, o)
@@ -152,7 +152,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	without.Network.Key += ".none"
 	for what, do := range map[string]func(context.Context, Options, string) (*Report, error){"connects": Connect, "listens": Listen} {
 		if _, err := do(context.Background(), without, ""); err == nil || !strings.Contains(err.Error(), "peerlane key generate") {
-			t.Errorf("one without a key %s: %v", what, err)
+			t.Errorf("bench without a key %s: %v", what, err)
 		}
 	}
 }
@@ -174,8 +174,8 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	defer f.conn.Close()
 	r := &run{ctx: context.Background()}
 	_, err = r.plainWith(f, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Duration: time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "refused") || !strings.Contains(err.Error(), "went away") {
-		t.Errorf("it fails with %v", err)
+	if err == nil || !strings.Contains(err.Error(), "refused") || !strings.Contains(err.Error(), "disconnected") {
+		t.Errorf("error %v", err)
 	}
 }
 
@@ -197,11 +197,11 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 		answer string // to the last
 		want   string
 	}{
-		"one that goes away":    {[]string{side}, `"gpus":`, "went away before the end"},
+		"one that goes away":    {[]string{side}, `"gpus":`, "disconnected before the end"},
 		"one that gives up":     {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "gave up: no lane here"},
-		"one with real GPUs":    {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "those of a are real", "went away"},
-		"one that hurries":      {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "there is no client yet", "went away"},
-		"one that wants much":   {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`}, "1099511627776 bytes", "went away"},
+		"one with real GPUs":    {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "the GPUs of a are real", "disconnected"},
+		"one that hurries":      {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "there is no client yet", "disconnected"},
+		"one that wants much":   {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`}, "1099511627776 bytes", "disconnected"},
 		"a result that is none": {[]string{`{"task": "end", "report": {"version": 1}}`}, "", "no rows"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -231,13 +231,13 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 				} else if last && c.answer != "" {
 					// A second bench gets the answer that the place is taken.
 					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil || !strings.Contains(err.Error(), "takes no more connections") {
-						t.Errorf("a second one: %v", err)
+						t.Errorf("second bench: %v", err)
 					}
 				}
 			}
 			s.Conn.Close()
 			if got := <-ended; got.err == nil || !strings.Contains(got.err.Error(), c.want) {
-				t.Errorf("it ends with %v, %v; want %q", got.Report, got.err, c.want)
+				t.Errorf("error %v, %v; want %q", got.Report, got.err, c.want)
 			}
 		})
 	}
@@ -246,7 +246,7 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 	cancel(enough)
 	r.ctx = ctx
 	if _, err := r.forHost(mustLocal(t, o), locally(t)); !errors.Is(err, enough) {
-		t.Errorf("one that is ended while it waits: %v", err)
+		t.Errorf("bench stopped while waiting: %v", err)
 	}
 }
 
@@ -287,8 +287,8 @@ func TestListenNoticesLostBench(t *testing.T) {
 			conn.Close()
 			select {
 			case err := <-ended:
-				if err == nil || !strings.Contains(err.Error(), "went away") {
-					t.Errorf("it ends with %v", err)
+				if err == nil || !strings.Contains(err.Error(), "disconnected") {
+					t.Errorf("error %v", err)
 				}
 			case <-testutil.After(time.Minute):
 				t.Error("it waits")
@@ -408,8 +408,8 @@ func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 		t.Error("the plot does not say that it is of two hosts, or has no baseline")
 	}
 	r.Simulated = true
-	if err := r.check(); err == nil || !strings.Contains(err.Error(), "beside simulated ones") {
-		t.Errorf("real GPUs beside simulated ones: %v", err)
+	if err := r.check(); err == nil || !strings.Contains(err.Error(), "mixes real and simulated GPUs") {
+		t.Errorf("real and simulated GPUs: %v", err)
 	}
 	r.Hosts[0].Simulated, r.Hosts[1].Simulated = true, true
 	if got := r.Summary(); !strings.Contains(got, "simulated") {

@@ -102,7 +102,7 @@ func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- 
 	}
 }
 
-// guest is a bench that has connected, and what this one does for it.
+// guest is a connected bench, with its tasks on this host.
 type guest struct {
 	*run
 	*lines
@@ -110,7 +110,7 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
-	// here lasts until the other bench is gone: tasks for the bench end then.
+	// here ends when the other bench disconnects, and with it the bench's tasks.
 	here context.Context
 	gone func()
 	// spare has the client not end then.

@@ -50,7 +50,7 @@ func CanMeet(n config.Network) error {
 func local(n config.Network) (*network.Local, error) {
 	text, err := paths.ReadSecret(n.Key, network.MaxKeyFile)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("there is no cluster key, %s, by which two hosts trust each other; peerlane key generate makes one, and both hosts need the same", n.Key)
+		return nil, fmt.Errorf("no cluster key at %s, which both hosts need; create the key with peerlane key generate, and copy it", n.Key)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cluster key: %w", err)
@@ -170,7 +170,7 @@ func (s Side) with(other Side) error {
 		return nil
 	}
 	words := map[bool]string{true: "simulated", false: "real"}
-	return fmt.Errorf("the GPUs of this host (%s) are %s, and those of %s are %s; give --gpus simulated to both, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
+	return fmt.Errorf("the GPUs of this host (%s) are %s, and the GPUs of %s are %s; give --gpus simulated on both hosts, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
 }
 
 // known returns a side in the form of a result.
@@ -233,14 +233,14 @@ func (e benchTask) check() error {
 	switch e.Task {
 	case "":
 		if !slices.Contains([]string{doListen, doConnect, doAccept, doSend, doReceive, doHandOff}, o.Do) {
-			return fmt.Errorf("its client is to %.40q", o.Do)
+			return fmt.Errorf("unknown order %.40q for a client", o.Do)
 		}
 		if stream := o.Do == doSend || o.Do == doReceive; stream && (o.Size == 0 || o.Depth == 0) {
 			return errors.New("a stream of nothing")
 		}
 	case taskMeet:
 		if e.Side == nil {
-			return errors.New("who it is is missing")
+			return errors.New("missing name of the bench")
 		}
 	case taskAttach:
 		if o.Bytes == 0 || !slices.Contains(Transports(), e.Transport) {

@@ -221,7 +221,7 @@ func (r *run) reportOf(w *worker) (*launch.Report, error) {
 		info, err = hook.Inspect(r.host.Layout, w.generation.ID)
 	}
 	if err == nil && info.Report == nil {
-		err = fmt.Errorf("the relay of client %s does not say what it does: %s", w.name, info.NoReport)
+		err = fmt.Errorf("the relay of client %s does not report its traffic: %s", w.name, info.NoReport)
 	}
 	return info.Report, err
 }

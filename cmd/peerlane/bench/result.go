@@ -179,11 +179,11 @@ func (r *Report) check() error {
 		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, version)
 	}
 	if n := len(r.Hosts); n != 0 && n != 2 {
-		return fmt.Errorf("the result is of %d hosts; one between hosts is of two", n)
+		return fmt.Errorf("the result has %d hosts; a result between hosts has two", n)
 	}
 	for _, s := range r.Hosts {
 		if s.Simulated != r.Simulated {
-			return errors.New("the result has real GPUs beside simulated ones")
+			return errors.New("the result mixes real and simulated GPUs")
 		}
 	}
 	if len(r.Rows)+len(r.Missing) == 0 {
@@ -192,7 +192,7 @@ func (r *Report) check() error {
 	units := map[string]string{}
 	for _, b := range r.Baselines {
 		if _, twice := units[b.Name]; twice {
-			return fmt.Errorf("the result has the baseline %q twice: which of them was measured beside the rows cannot be told", b.Name)
+			return fmt.Errorf("the result has the baseline %q twice, so ratios are ambiguous", b.Name)
 		}
 		if !finite(b.Value) || b.Value <= 0 {
 			return fmt.Errorf("the baseline %q is %v", b.Name, b.Value)

@@ -303,7 +303,7 @@ func (r *run) clientCopy() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	// As many messages are in flight as elsewhere, where their slots fit into this.
+	// The usual number of messages in flight, if the slots fit.
 	const depth = 16
 	s.staging = depth / 2 * slices.Max(sizes)
 	if r.host.Simulated {
@@ -410,7 +410,7 @@ func (r *run) bestBounce(from, to string, size uint64) (string, error) {
 	return name, nil
 }
 
-// jain is Jain's index of fairness: 1 where all are alike, 1/n where one has all.
+// jain is Jain's index of fairness: 1 for equal shares, 1/n if one share has everything.
 func jain(list []float64) float64 {
 	sum, squares := 0.0, 0.0
 	for _, x := range list {

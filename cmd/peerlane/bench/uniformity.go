@@ -15,12 +15,12 @@ import (
 // perNIC is how many GPUs share an emulated NIC, where there are as many.
 const perNIC = 4
 
-// sharing is GPUs that share emulated NICs: of each NIC's, half are near it.
+// sharing is GPUs that share emulated NICs; half of a NIC's GPUs are near.
 type sharing struct {
 	nics   int
 	beside map[string][]string // near GPUs, by NIC
-	// near are the streams of near GPUs, far the lanes of far ones, each of which
-	// sends to the next of its NIC.
+	// near are the streams of near GPUs, and far the lanes of far GPUs. A far GPU sends to the next
+	// far GPU of the NIC.
 	near  []nearStream
 	lanes []topo.Assignment
 	far   [][]string // by NIC
@@ -35,7 +35,7 @@ func mixed(gpus []topo.GPU) sharing {
 	for len(gpus) >= 2 {
 		n := min(len(gpus), perNIC) &^ 1
 		if s.nics > 0 && n < perNIC {
-			break // a NIC with fewer than the others would give each of them more
+			break // a NIC with fewer GPUs would give each GPU a larger share
 		}
 		nic := fmt.Sprintf("emulated%d", s.nics)
 		var near, far []string
@@ -91,7 +91,7 @@ func (r *run) uniformity() error {
 	}
 	gpus := r.host.Topology.GPUs
 	if r.host.Simulated {
-		gpus = gpus[:min(len(gpus), perNIC)] // host memory has one bandwidth for all
+		gpus = gpus[:min(len(gpus), perNIC)] // GPUs share the bandwidth of host memory
 	}
 	size := uint64(16 << 20)
 	if r.host.Simulated {
@@ -123,7 +123,7 @@ func (r *run) uniformity() error {
 				Table: "uniformity", State: fmt.Sprintf("%s, %g GB/s", how.state, rate), Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, Unit: index,
 				Note: fmt.Sprintf("%d GPUs to a NIC; GB/s of near ones%s; of far ones%s", how.gpus/how.nics, listed(near), listed(far)),
 			}
-			var asked *Bound // of what Peerlane does
+			var asked *Bound // of Peerlane's route
 			if !how.off {
 				asked = least(0.95)
 			}
@@ -149,9 +149,9 @@ func listed(rates []float64) string {
 	return text
 }
 
-// streams runs one stream from each GPU at once, for ten times the time of a
-// measurement, and tells their rates. With `off` no server GPU has room, so that far
-// GPUs go through the host's memory to the same NICs, as they do without relays.
+// streams runs one stream from each GPU concurrently, for ten times the duration of a measurement,
+// and returns the rates. With off no server GPU has room, so that far GPUs use host memory to the
+// same NICs, as without relays.
 func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, far []float64, err error) {
 	s, err := r.stageWith(staged, how.lanes, pace, how.beside, func(c *config.Config) {
 		if off {
@@ -219,26 +219,26 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 	return near, far, err
 }
 
-// bounces is an error where a client's relay does not stage where it is to: in the
-// host's memory, or on a server GPU.
+// bounces returns an error if a client's relay does not stage in the required place: host memory,
+// or a server GPU.
 func (r *run) bounces(w *worker, inHost bool) error {
 	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
 	if err != nil {
 		return err
 	}
 	if info.Report == nil || len(info.Report.Staging) == 0 {
-		return fmt.Errorf("the relay of client %s does not say where it stages: %s", w.name, info.NoReport)
+		return fmt.Errorf("the relay of client %s does not report its staging: %s", w.name, info.NoReport)
 	}
 	for _, s := range info.Report.Staging {
 		if s.Host != inHost && s.Bytes > 0 {
-			return fmt.Errorf("the relay of client %s stages elsewhere than it is to: %+v", w.name, s)
+			return fmt.Errorf("the relay of client %s stages in the wrong place: %+v", w.name, s)
 		}
 	}
 	return nil
 }
 
-// ring attaches a client to the lane of each GPU and connects each with the next. With
-// oneWay the first of two sends and the second receives.
+// ring attaches a client to the lane of each GPU and connects each client with the next. With
+// oneWay the first of two clients sends and the second receives.
 func (r *run) ring(s *stage, gpus []string, job measure.Job, oneWay bool, orders map[*worker]order) error {
 	var clients []*worker
 	for _, busID := range gpus {

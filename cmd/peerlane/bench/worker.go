@@ -18,12 +18,12 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// order is what a client is told to do, one at a time.
+// order is a command for a client.
 type order struct {
 	Do     string `json:"do"`
 	Socket string `json:"socket,omitempty"`
 	Bytes  uint64 `json:"bytes,omitempty"` // of each buffer
-	// Staging is that of a client that copies itself, bytes in each direction.
+	// Staging is the staging memory of a client that copies itself, in bytes per direction.
 	Staging uint64 `json:"staging,omitempty"`
 	// Handed is a measure.Client's, Followed a measure.Stream's.
 	Handed   uint64        `json:"handed,omitempty"`
@@ -40,7 +40,7 @@ type order struct {
 
 func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
 
-// What a client can be told to do.
+// Commands for a client.
 const (
 	doContext = "context" // start CUDA, and no more
 	doAttach  = "attach"
@@ -50,7 +50,7 @@ const (
 	doSend    = "send"    // a stream
 	doReceive = "receive" // the same
 	doBoth    = "both"    // both at once
-	doFirst   = "first"   // one message of 8 bytes each way
+	doFirst   = "first"   // a message of 8 bytes in both directions
 	doHandOff = "hand-off"
 )
 
@@ -66,10 +66,10 @@ type reply struct {
 	Ours time.Duration `json:"ours,omitempty"`
 }
 
-// patience bounds each step of a client, beside the time that it is told to take.
+// patience is the limit of a client's command, in addition to the requested duration.
 const patience = 2 * time.Minute
 
-// Serve is a client's process: it does what comes in until there is no more.
+// Serve is the main loop of a client process: it executes orders until the end of in.
 func Serve(in io.Reader, out io.Writer) error {
 	// A CUDA context is current on one thread.
 	runtime.LockOSThread()
@@ -159,8 +159,7 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 	return r, err
 }
 
-// start starts CUDA on the one GPU that there is for this process, if it has not been
-// started.
+// start starts CUDA on the only visible GPU, unless CUDA has started.
 func (s *serving) start() (r reply, err error) {
 	if s.driver != nil {
 		return r, nil
@@ -198,7 +197,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 	return r, err
 }
 
-// worker is a client's process as the run sees it.
+// worker is a client process from the view of the run.
 type worker struct {
 	name    string
 	lane    topo.Lane
@@ -207,11 +206,11 @@ type worker struct {
 	in      io.WriteCloser
 	out     *json.Decoder
 	errors  strings.Builder
-	// generation is that of its relay.
+	// generation is the generation of the worker's relay.
 	generation *hook.Generation
 	tags       uint64
 	values     uint64 // of its timelines
-	// far is the other host's bench, of a client there: then there is no command.
+	// far is the other host's bench for a client there, which has no command here.
 	far *far
 }
 
@@ -234,13 +233,13 @@ func (w *worker) do(o order) (reply, error) {
 	return r, err
 }
 
-// abandon ends what the client does, which is no use any more.
+// abandon ends a client's work.
 func (w *worker) abandon() {
 	switch {
 	case w.far != nil:
 		w.far.abandon()
 	case w.command.Process != nil:
-		_ = w.command.Process.Kill() // it may have ended
+		_ = w.command.Process.Kill() // may have ended
 	}
 }
 
@@ -260,7 +259,7 @@ func (w *worker) stop() error {
 	}
 }
 
-// together has several clients each do something at once.
+// together runs an order on several clients concurrently.
 func together(orders map[*worker]order) (map[*worker]reply, error) {
 	type answer struct {
 		who *worker
@@ -281,7 +280,7 @@ func together(orders map[*worker]order) (map[*worker]reply, error) {
 		replies[a.who] = a.reply
 		failed = errors.Join(failed, a.err)
 		if a.err != nil {
-			// The others wait for it.
+			// Abandon the clients that wait for the failed client.
 			for w := range orders {
 				if w != a.who {
 					w.abandon()

@@ -19,7 +19,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// What this user may not see, or what gives no answer, is said and is no fault.
+// A source that is unreadable for this user, or that does not answer, is reported and is no
+// failure.
 func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
@@ -72,7 +73,7 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 	}
 }
 
-// A configuration that cannot be read is one fault, which the others do not hide behind.
+// An unreadable configuration is one failure, and the other checks still run.
 func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 	m := newMade(t)
 	m.write("etc/peerlane/config.toml", "[relay]\nslotsize = 4")
@@ -97,7 +98,7 @@ func TestDoctorHostWithoutDevicesIsReported(t *testing.T) {
 	}
 }
 
-// A driver can hold whoever asks it: the others tell what they found all the same.
+// A hung driver blocks one check; the other checks report.
 func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
@@ -114,7 +115,7 @@ func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
-// held is a driver that holds whoever asks it.
+// held is a driver whose calls hang.
 type held struct {
 	fake
 	until chan struct{}
@@ -125,7 +126,7 @@ func (h *held) GPUs() ([]topo.NVMLGPU, error) {
 	return h.fake.GPUs()
 }
 
-// The name of a GPU is looked up before all checks, and within a time as they are.
+// The lookup of a GPU's name before the checks has a time limit too.
 func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	m := newMade(t)
 	driver := &held{m.fake, make(chan struct{})}
@@ -136,7 +137,7 @@ func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	}
 	close(driver.until)
 	if index, err := h.Lane(context.Background(), far); err != nil || index != 2 {
-		t.Errorf("of one that answers: %d, %v", index, err)
+		t.Errorf("driver that answers: %d, %v", index, err)
 	}
 }
 
@@ -152,8 +153,8 @@ func TestForOneLane(t *testing.T) {
 	}
 }
 
-// Findings name the lanes that they touch: a server GPU those that stage on it, a NIC
-// those that it carries.
+// Findings list affected lanes: for a server GPU the lanes that stage on it, for a NIC the lanes
+// that it carries.
 func TestLanesThatFaultsTouch(t *testing.T) {
 	m := newMade(t)
 	p, err := m.host().Plan()
@@ -177,7 +178,7 @@ func TestLanesThatFaultsTouch(t *testing.T) {
 	}
 }
 
-// A tester that was just run is believed rather than what is kept.
+// A fresh self-test takes precedence over the record.
 func TestDoctorFreshSelfTestOverridesRecord(t *testing.T) {
 	m := newMade(t)
 	h := m.host()
@@ -201,7 +202,7 @@ func TestDockerWithPeerlaneRuntime(t *testing.T) {
 	}
 }
 
-// What looks like a fault and is none, or less of one.
+// Conditions that resemble a fault, at the right severity.
 func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 	m := newMade(t)
 	for _, test := range []struct {
@@ -285,7 +286,7 @@ func TestVersionsOfEngines(t *testing.T) {
 	}
 }
 
-// A root that was named for a look is somebody else's: nothing below it runs as root.
+// A directory given by --root is untrusted: doctor runs no program of it as root.
 func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	m := newMade(t)
 	ran := m.path("ran")
@@ -295,7 +296,7 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	h := m.host()
 	h.ask = nil
 	for _, f := range checkEngines(context.Background(), h) {
-		if f.Status != Unknown || !strings.Contains(f.Found, "is not run") {
+		if f.Status != Unknown || !strings.Contains(f.Found, "not run, because") {
 			t.Errorf("%v on %s: %s", f.Status, f.On, f.Found)
 		}
 	}
@@ -304,7 +305,7 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 	}
 }
 
-// Relays of ended containers do not work, and are not counted among those that do.
+// Relays of ended containers do not count as working.
 func TestRelaysThatWorkAreCounted(t *testing.T) {
 	m := newMade(t)
 	over := generation()
@@ -316,7 +317,7 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	}
 }
 
-// What containerd imports decides, and a directory is the same by another name.
+// The files that containerd imports decide; a directory may have another name.
 func TestEnginesThatReadMore(t *testing.T) {
 	m := newMade(t)
 	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
@@ -341,12 +342,12 @@ func TestEnginesThatReadMore(t *testing.T) {
 	m.write("etc/containerd/conf.d/cdi.toml", "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]")
 	for _, f := range checkEngines(context.Background(), m.host()) {
 		if strings.HasPrefix(f.On, "containerd") {
-			t.Errorf("of one without the CRI: %+v", f)
+			t.Errorf("containerd without the CRI: %+v", f)
 		}
 	}
 }
 
-// Remedies are pasted: one GPU is reset, the caution is before what it is about, and no
+// Users paste remedies: only the faulty GPU is reset, a caution precedes the command, and no
 // semicolon ends a parameter.
 func TestRemediesToPaste(t *testing.T) {
 	m := newMade(t)
@@ -370,8 +371,8 @@ func TestRemediesToPaste(t *testing.T) {
 	}
 }
 
-// FuzzText has the readers of lines meet anything: they return, and what they return
-// stays on its line.
+// FuzzText feeds arbitrary text to the line parsers: every parser returns, with results of one
+// line.
 func FuzzText(f *testing.F) {
 	f.Add("4,7,9,-;NVRM: Xid (PCI:0000:3a:00): 79, pid=1\n SUBSYSTEM=x\n")
 	f.Add("23 22 8:2 / /usr\\040x rw,noexec - ext4 /dev/sda2 rw\n195 nvidia\n")

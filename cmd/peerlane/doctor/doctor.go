@@ -1,11 +1,10 @@
-// Package doctor looks at a host for what makes lanes fail or slow without a word:
-// a port at half its rate, a stale specification, a switch that redirects.
+// Package doctor examines a host for causes of failing or slow lanes that no error reports: a port
+// at half rate, a stale specification, a switch that redirects peer-to-peer traffic.
 //
-// A Check is an entry of All, and each subject has a file. To add one, write a
-// function that looks at a Host and returns findings, add its entry to the subject's
-// list, and add to the test's table a host that has the fault; docs/doctor.md is
-// written from the table. A check changes nothing, works for any user, and where it
-// cannot see something says so.
+// A Check is an entry of All, and each subject has a file. To add a check, write a function that
+// examines a Host and returns findings, add an entry to the subject's list, and add a host with the
+// fault to the table of the tests; docs/doctor.md is generated. A check changes nothing, works for
+// any user, and reports sources that it cannot read.
 package doctor
 
 import (
@@ -17,11 +16,11 @@ import (
 	"time"
 )
 
-// Status is what a finding comes to. A greater one is worse.
+// Status is the severity of a finding; greater is worse.
 type Status int
 
-// What a finding can come to. NotApplicable is of a check that has nothing to look at on
-// this host; it counts as OK.
+// Severities. NotApplicable means that the host lacks the examined device or feature; it counts as
+// OK.
 const (
 	NotApplicable Status = iota - 1
 	OK
@@ -34,10 +33,10 @@ var words = []string{"n/a", "ok", "could not tell", "warning", "failure"}
 
 func (s Status) String() string { return words[s-NotApplicable] }
 
-// MarshalText writes the status as it is printed.
+// MarshalText returns the printed form.
 func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote.
+// UnmarshalText parses the form of MarshalText.
 func (s *Status) UnmarshalText(text []byte) error {
 	i := slices.Index(words, string(text))
 	if i < 0 {
@@ -47,49 +46,47 @@ func (s *Status) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Finding is what a check found on one thing.
+// Finding is the result of a check for one object.
 type Finding struct {
 	Check   string `json:"check"`
 	Subject string `json:"subject"`
 	Status  Status `json:"status"`
 	// On is the device, file or program, in words; "host" for the host as a whole.
 	On string `json:"on"`
-	// LookedAt are the files and calls, Found is what they say.
+	// LookedAt lists the files and calls, and Found their content.
 	LookedAt string `json:"lookedAt"`
 	Found    string `json:"found"`
-	// Why it matters; empty where the status is OK.
+	// Why states the consequence; empty if the status is OK.
 	Why string `json:"why,omitempty"`
-	// Remedy is a command where there is one; empty where the status is OK.
+	// Remedy is a command if possible; empty if the status is OK.
 	Remedy string `json:"remedy,omitempty"`
-	// Lanes are the GPUs, by index, whose lanes it touches; nil for all of the host.
+	// Lanes are the affected lanes by GPU index; nil for the whole host.
 	Lanes []int `json:"lanes"`
 }
 
-// Check looks at one thing of a host.
+// Check examines one aspect of a host.
 type Check struct {
 	// Name is a word for programs, a public interface.
 	Name string
-	// Subject is what checks are grouped by.
+	// Subject groups checks.
 	Subject string
 	// LooksAt, Why and Remedy are sentences for every finding that says nothing more
 	// exact itself.
 	LooksAt, Why, Remedy string
-	// Run returns at least one finding. Check, Subject, and what a finding leaves
-	// empty are filled in for it.
+	// Run returns at least one finding. Examine fills in Check, Subject and empty fields.
 	Run func(context.Context, *Host) []Finding
 }
 
-// All are the checks, in the order in which they are printed.
+// All returns the checks in the order of output.
 func All() []Check {
 	return slices.Concat(driverChecks, gpuChecks, pcieChecks, nicChecks, cpuChecks, specificationChecks, engineChecks, limitChecks, securityChecks, relayChecks)
 }
 
-// timeout is how long a check may take before it counts as one that gives no answer:
-// a driver can hold whoever asks it.
+// timeout is the limit of a check, since a driver can hang any caller.
 const timeout = 20 * time.Second
 
-// Examine runs all checks beside each other, and returns in their order what they
-// found. It takes no longer than the slowest of them, and none longer than timeout.
+// Examine runs the checks concurrently and returns the findings in the order of the checks. No
+// check takes longer than timeout.
 func Examine(ctx context.Context, h *Host, checks []Check) []Finding {
 	return examine(ctx, h, checks, timeout)
 }
@@ -104,8 +101,8 @@ func examine(ctx context.Context, h *Host, checks []Check, limit time.Duration) 
 	return onceOfConfiguration(slices.Concat(each...))
 }
 
-// onceOfConfiguration leaves what is wrong with the configuration to the check of that name:
-// others that need the configuration refer to it.
+// onceOfConfiguration keeps configuration failures in the check "configuration" only: other checks
+// that need the configuration refer to that check.
 func onceOfConfiguration(list []Finding) []Finding {
 	i := slices.IndexFunc(list, func(f Finding) bool { return f.Check == "configuration" && f.Status == Failure })
 	if i < 0 {
@@ -119,8 +116,8 @@ func onceOfConfiguration(list []Finding) []Finding {
 	return list
 }
 
-// Lane is the index of the GPU that a name means on the host: an index, a UUID or a PCI
-// address. Like a check it takes no longer than timeout, though a driver hangs.
+// Lane returns the index of the GPU with a name on the host: an index, a UUID or a PCI address. The
+// lookup takes at most timeout, even if a driver hangs.
 func (h *Host) Lane(ctx context.Context, name string) (int, error) { return h.lane(ctx, name, timeout) }
 
 func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int, error) {
@@ -144,11 +141,11 @@ func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int,
 	case a := <-done:
 		return a.index, a.err
 	case <-ctx.Done():
-		return 0, fmt.Errorf("looking for GPU %s: the host gave no answer within %v; without a GPU to look for, each check tells what it found", name, limit)
+		return 0, fmt.Errorf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host", name, limit)
 	}
 }
 
-// within runs a check. One that does not come back is left to itself.
+// within runs a check with a limit. It abandons a check that does not return.
 func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -178,7 +175,7 @@ func or(a, b string) string {
 	return a
 }
 
-// Worst is the worst status of some findings; OK for none.
+// Worst returns the worst status of list, or OK if list is empty.
 func Worst(list []Finding) Status {
 	worst := OK
 	for _, f := range list {
@@ -205,29 +202,29 @@ func unknown(on, format string, args ...any) Finding {
 	return Finding{Status: Unknown, On: on, Found: fmt.Sprintf(format, args...)}
 }
 
-// warning is of what is slow, or fails under some condition.
+// warning returns a finding of a slow lane, or of a failure under some condition.
 func warning(on, format string, args ...any) Finding {
 	return Finding{Status: Warning, On: on, Found: fmt.Sprintf(format, args...)}
 }
 
-// failure is of what keeps a lane from working, or gives data or the host away.
+// failure returns a finding that prevents a lane from working, or exposes data or the host.
 func failure(on, format string, args ...any) Finding {
 	return Finding{Status: Failure, On: on, Found: fmt.Sprintf(format, args...)}
 }
 
-// remedy is the exact one.
+// remedy sets the exact remedy.
 func (f Finding) remedy(format string, args ...any) Finding {
 	f.Remedy = fmt.Sprintf(format, args...)
 	return f
 }
 
-// touching narrows a finding to some lanes; nil is all of the host.
+// touching limits a finding to some lanes; nil means the whole host.
 func (f Finding) touching(lanes []int) Finding {
 	f.Lanes = lanes
 	return f
 }
 
-// orFine is the list, or where nothing is wrong one finding that says what is right.
+// orFine returns list, or an OK finding if list is empty.
 func orFine(list []Finding, format string, args ...any) []Finding {
 	if len(list) > 0 {
 		return list

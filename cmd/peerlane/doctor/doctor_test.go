@@ -15,15 +15,14 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// suffer makes a host have faults, examines it, and makes it right again.
+// suffer applies faults to a host, examines the host and reverts the faults.
 func (m *made) suffer(list ...fault) []Finding {
 	m.t.Helper()
 	defer m.undo()
 	for _, f := range list {
 		f.change(m)
 	}
-	// The plan that is installed, and the pairs that were tested, are those of the host as
-	// it is.
+	// Install the plan and test the pairs of the host with its faults.
 	if slices.ContainsFunc(list, func(f fault) bool { return f.replan }) {
 		m.keepInstalled()
 		asIs := m.host()
@@ -36,7 +35,7 @@ func (m *made) suffer(list ...fault) []Finding {
 	return Examine(context.Background(), m.host(), All())
 }
 
-// wrong are the findings that are not ok, as a fault names them.
+// wrong returns the findings other than OK, in the form of fault.finds.
 func wrong(found []Finding) (list []string) {
 	for _, f := range found {
 		if f.Status > OK {
@@ -56,8 +55,8 @@ func sayings(found []Finding) string {
 	return b.String()
 }
 
-// Each fault is found, by the checks that it is for and by no other; and on a host that
-// has none every check is silent.
+// The checks of a fault find it, and no other check does; on a host without faults every check is
+// OK.
 func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	m := newMade(t)
 	finds := map[string]bool{}
@@ -77,7 +76,7 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 				}
 				// Remedies are pasted, and the start of an engine can end every container.
 				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 && !strings.Contains(f.Remedy[i:], "ends all of its containers") || strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
-					t.Errorf("what a restart ends is not said: %s", f.Remedy)
+					t.Errorf("missing word on the containers that a restart ends: %s", f.Remedy)
 				}
 				if f.Status > OK {
 					finds[f.Check] = true
@@ -92,13 +91,13 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 	m.t = t
 	check("a host that is right again", nil, "")
 	for _, c := range All() {
-		if !finds[c.Name] && c.Name != "configuration" { // which has its own test
+		if !finds[c.Name] && c.Name != "configuration" { // covered by its own test
 			t.Errorf("no made host has a fault that %s finds", c.Name)
 		}
 	}
 }
 
-// What a host has several of is found as if each were alone.
+// Combined faults are found as if separate.
 func TestFaultsThatComeTogether(t *testing.T) {
 	m := newMade(t)
 	seed := rand.Uint64()
@@ -122,13 +121,13 @@ func TestFaultsThatComeTogether(t *testing.T) {
 	}
 }
 
-// distinct is the set of them: of one check several faults can be found at once.
+// distinct removes duplicates: one check can find several faults.
 func distinct(list []string) []string {
 	list = slices.Sorted(slices.Values(list))
 	return slices.Compact(list)
 }
 
-// hides says that two faults are of one thing.
+// hides reports whether two faults concern the same object.
 func (f fault) hides(o fault) bool {
 	return slices.ContainsFunc(strings.Fields(f.of), func(word string) bool { return slices.Contains(strings.Fields(o.of), word) })
 }

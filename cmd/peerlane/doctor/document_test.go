@@ -64,7 +64,7 @@ func TestDoctorDocumentIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("%s (-want +got; go test -update writes it):\n%s", path, diff)
+		t.Errorf("%s (-want +got; rewrite with go test -update):\n%s", path, diff)
 	}
 }
 

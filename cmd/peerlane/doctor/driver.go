@@ -39,7 +39,7 @@ var driverChecks = []Check{
 	},
 }
 
-// oldestDriver and oldestCUDA are what package cuda needs.
+// oldestDriver and oldestCUDA are the minimum of package cuda.
 const (
 	oldestDriver = 515
 	oldestCUDA   = 11070
@@ -96,7 +96,8 @@ func checkDriver(_ context.Context, h *Host) []Finding {
 
 func cudaVersion(number int) string { return fmt.Sprintf("%d.%d", number/1000, number%1000/10) }
 
-// registers says whether there is something to register, and a NIC to do it for.
+// registers reports the reason why the host registers no GPU memory; empty if a GPU and a NIC are
+// present.
 func (h *Host) registers() (none string) {
 	t, err := h.topology()
 	if err != nil {
@@ -132,7 +133,8 @@ func checkPeermem(_ context.Context, h *Host) []Finding {
 // oldestRDMACore is where DMA-BUF works for GPUs (openucx/ucx#11002).
 const oldestRDMACore = 41
 
-// ibverbsFile is what libibverbs.so.1 leads to: 1.14 is of the interface, 41.0 rdma-core's.
+// ibverbsFile matches the target of libibverbs.so.1: 1.14 is the interface, 41.0 the release of
+// rdma-core.
 var ibverbsFile = regexp.MustCompile(`^libibverbs\.so\.1\.\d{1,4}\.(\d{1,4})\.\d{1,4}$`)
 
 func checkDMABUF(_ context.Context, h *Host) []Finding {
@@ -166,8 +168,8 @@ func checkDMABUF(_ context.Context, h *Host) []Finding {
 	return orFine(list, "open kernel modules, Linux %s, rdma-core %d", release, core)
 }
 
-// kernelConfig is the configuration that the kernel was built with, and the file that
-// has it; empty where none does.
+// kernelConfig returns the build configuration of the kernel and its path; empty if no file has the
+// configuration.
 func (h *Host) kernelConfig(release string) (text, path string) {
 	if filepath.Base(release) == release {
 		path = h.path("boot", "config-"+release)
@@ -192,8 +194,8 @@ func (h *Host) kernelConfig(release string) (text, path string) {
 	return string(all), path
 }
 
-// rdmaCore is the release of the host's rdma-core, 0 where its name does not tell, and
-// where it is; "" where there is none.
+// rdmaCore returns release and path of the host's rdma-core: release 0 if the file name has none,
+// path "" if absent.
 func (h *Host) rdmaCore() (release int, path string) {
 	for _, pattern := range []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib/*-linux-gnu"} {
 		found, err := filepath.Glob(h.path(pattern, "libibverbs.so.1"))
@@ -213,7 +215,7 @@ func (h *Host) rdmaCore() (release int, path string) {
 	return 0, ""
 }
 
-// healthOf is what NVML tells of a GPU; why is a finding's words where it tells nothing.
+// healthOf returns NVML's data of a GPU, or in why the text of a finding.
 func (h *Host) healthOf(busID string) (g *nvml.GPUHealth, why string) {
 	health, err := h.nvml()
 	for i := range health.GPUs {

@@ -21,7 +21,7 @@ var engineChecks = []Check{{
 	Run:     checkEngines,
 }}
 
-// known is a container engine, and how it is found out whether it has CDI.
+// known is a container engine and the probe of its CDI support.
 type known struct {
 	name, program string
 	look          func(ctx context.Context, h *Host, version [3]int) (Finding, bool)
@@ -59,8 +59,8 @@ func checkEngines(ctx context.Context, h *Host) []Finding {
 	return list
 }
 
-// restarts are how the units of engines see a new configuration, and what that ends: a
-// remedy is pasted, so none restarts an engine that ends containers without those words.
+// restarts states how the unit of an engine loads new configuration and which containers end. Users
+// paste remedies, so a remedy that ends containers says so first.
 var restarts = map[string]string{
 	"docker":     "systemctl restart docker ends all of its containers, unless live-restore is on: choose the time",
 	"containerd": "systemctl restart containerd (containers go on)",
@@ -81,7 +81,7 @@ func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 	return Finding{}, false
 }
 
-// resolved is a path without links: /var/run is one to /run.
+// resolved returns path without symbolic links: /var/run links to /run.
 func resolved(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		return to
@@ -129,7 +129,8 @@ func lookDocker(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	return ok("", "CDI is on"), true
 }
 
-// criPlugins are the names of containerd's CRI plugin, of version 2 and of those before.
+// criPlugins are names of containerd's CRI plugin: that of configuration version 2, then earlier
+// names.
 var criPlugins = []string{"io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"}
 
 // lookContainerd takes package engine's word, which follows imports.
@@ -139,7 +140,7 @@ func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool
 		return unknown("", "%s", denied(err)), true
 	}
 	if slices.ContainsFunc(s.Notes, func(note string) bool { return strings.Contains(note, "disabled_plugins") }) {
-		return Finding{}, false // it serves Docker, which has CDI itself
+		return Finding{}, false // containerd serves Docker, which has CDI support of its own
 	}
 	switch {
 	case s.CDI == engine.CDIUnknown:
@@ -168,7 +169,7 @@ func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool
 			}
 		}
 	}
-	// Another file than the one with the plugin's table last.
+	// The last file that sets cdi_spec_dirs differs from the file with the plugin's table.
 	if !stated && slices.ContainsFunc(s.Change, func(key string) bool { return strings.Contains(key, "cdi_spec_dirs") }) {
 		return unknown("", "CDI is on, and a file that %s imports names other directories of specifications (cdi_spec_dirs)", h.path("etc/containerd/config.toml")).
 			remedy("containerd config dump | grep cdi_spec_dirs, and see that %s are there", strings.Join(engine.DefaultSpecDirs, " and ")), true

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Facts are what this host tells another one's doctor. All are the network interfaces
-// that it has (address.Host).
+// Facts returns the facts that this host sends to another host's doctor. all lists the network
+// interfaces of the host (address.Host).
 func (h *Host) Facts(name, release string, keys network.Keys, all []address.Interface) (meeting.Facts, error) {
 	c, err := h.configuration()
 	if err != nil {
@@ -28,7 +28,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 		Interfaces: []meeting.Interface{}, Rails: []meeting.Rail{},
 	}
 	chosen, err := chosenAddresses(c.Network, all)
-	if err == nil && c.Network.Address == "" { // else it is one rail
+	if err == nil && c.Network.Address == "" { // an explicit address is a single rail
 		err = hook.SetRails(h.sys(), chosen, c.Network, c.Plan.Rails)
 	}
 	if err != nil {
@@ -46,7 +46,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 		f.Interfaces[i].Addresses = append(f.Interfaces[i].Addresses, at.Address.WithZone("").String())
 	}
 	var nics []topo.NIC
-	if p, err := h.Plan(); err == nil { // a host without GPUs has a network all the same, and other checks say the rest
+	if p, err := h.Plan(); err == nil { // a host without GPUs has a network too; other checks report missing GPUs
 		nics = p.NICs
 	}
 	for _, at := range chosen {
@@ -65,7 +65,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 	return f, nil
 }
 
-// chosenAddresses are those that relays use, as the hook chooses them.
+// chosenAddresses returns the addresses of relays, chosen as the hook does.
 func chosenAddresses(c config.Network, all []address.Interface) ([]address.Chosen, error) {
 	if c.Listen == config.ListenOff {
 		return nil, fmt.Errorf("network.listen in config.toml is off")
@@ -78,7 +78,7 @@ func chosenAddresses(c config.Network, all []address.Interface) ([]address.Chose
 				}
 			}
 		}
-		return nil, fmt.Errorf("network.address is %s, and no interface of this host has it", c.Address)
+		return nil, fmt.Errorf("network.address is %s, which no interface of this host has", c.Address)
 	}
 	list, err := address.ParseInterfaces(c.Interfaces)
 	if err != nil {
@@ -87,7 +87,7 @@ func chosenAddresses(c config.Network, all []address.Interface) ([]address.Chose
 	return list.Choose(all, address.Family(c.Family))
 }
 
-// netNumber is a number of /sys/class/net/NAME; 0 where there is none.
+// netNumber reads a number of /sys/class/net/NAME, or 0.
 func (h *Host) netNumber(name, attribute string) int {
 	text, err := read(h.sys("class/net", name, attribute))
 	if err != nil {
@@ -100,7 +100,7 @@ func (h *Host) netNumber(name, attribute string) int {
 	return n
 }
 
-// KeyIDs are the ids of a cluster's keys, the one in use first.
+// KeyIDs returns the ids of a cluster's keys, the current key first.
 func KeyIDs(keys network.Keys) []string {
 	ids := []string{keys.Current.ID.String()}
 	if keys.Previous != nil {

@@ -11,23 +11,24 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// fault is what makes a host that was right wrong.
+// fault is a defect of a host, applied to a good host.
 type fault struct {
 	name string
-	// of are words for what it changes, so that two faults of one thing are not combined;
-	// the check that finds it, unless stated.
+	// of has words for the changed objects, so that the test does not combine two faults of one
+	// object; by default the name of the check.
 	of string
-	// finds is the set of all findings that are not ok, "STATUS CHECK"; and says is a part of what the first one says or has for a remedy.
+	// finds is the set of findings other than OK, "STATUS CHECK"; says is part of the text or the
+	// remedy of the first finding.
 	finds []string
 	says  string
-	// change is made before plan and specifications are, and after behind them.
+	// change runs before plan and specifications are installed, and after runs afterwards.
 	change, after func(*made)
-	// replan says that the host has another plan then, or other pairs to test.
+	// replan marks a fault that changes the plan or the tested pairs.
 	replan bool
 }
 
-// faults are in the order of the checks that find them; each check has one, and one has
-// more where it looks at several things.
+// faults returns the faults in the order of the checks; a check that examines several objects has
+// several faults.
 func faults() []fault {
 	list := []fault{
 		{name: "a driver that is too old", replan: true, finds: []string{"failure driver", "warning dma-buf"}, says: "release 470.57", change: func(m *made) {
@@ -248,7 +249,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			health.MemoryFree = 1 << 20
 		}},
 		{name: "a cap that has no room", replan: true, of: "staging plan", finds: []string{"warning staging"}, says: "raise staging.limit", change: func(m *made) {
-			// Room for one lane's slots, so that the plan has it, and not for two.
+			// Room for the slots of one lane, which the plan needs, but not for two.
 			m.write("etc/peerlane/config.toml", "[relay]\nslots = 4\n[staging]\nlimit = \"140MiB\"")
 		}},
 	}
@@ -267,7 +268,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 	return list
 }
 
-// driver changes what NVML says of it.
+// driver changes the versions in NVML.
 func (m *made) driver(version string, cuda int) {
 	old := m.fake.health
 	m.fake.health.Driver, m.fake.health.CUDA = version, cuda
@@ -281,7 +282,7 @@ func (m *made) log(lines string) {
 	m.write("dev/kmsg", string(text)+lines)
 }
 
-// relay changes the one container.
+// relay changes the single container.
 func (m *made) relay(change func(*hook.Info)) {
 	g := generation()
 	change(&g)

@@ -94,8 +94,8 @@ var gpuChecks = []Check{
 	},
 }
 
-// mode is a check of something that NVML told the topology of each GPU. set says what is
-// in the way, and the remedy.
+// mode returns a check of a setting that NVML reports for each GPU. set returns the defect and the
+// remedy.
 func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.Context, *Host) []Finding {
 	return func(_ context.Context, h *Host) []Finding {
 		t, err := h.topology()
@@ -123,8 +123,7 @@ func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.C
 	}
 }
 
-// noNVML says once, and not of each GPU, that the library tells nothing; nil where it
-// does.
+// noNVML returns a single finding for the host if NVML is unavailable, and else nil.
 func noNVML(h *Host) []Finding {
 	if _, err := h.nvml(); err != nil {
 		return []Finding{unknown("host", "%v", err).remedy("see to the check named driver")}
@@ -157,7 +156,7 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 	return orFine(list, "the driver gives peer-to-peer access to all %d pairs that lanes stage on", len(names))
 }
 
-// pairs are those that lanes can stage on.
+// pairs returns the pairs that lanes can stage on.
 func (h *Host) pairs() ([]launch.PairName, error) {
 	p, err := h.Plan()
 	if err != nil {
@@ -218,7 +217,7 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 	return orFine(list, "all %d pairs that lanes stage on have passed", len(names))
 }
 
-// record is what is kept of self-tests of this boot and driver.
+// record returns the self-test results of this boot and driver.
 func (h *Host) record() ([]launch.Pair, error) {
 	r, err := h.selfTests()
 	if err != nil {
@@ -305,7 +304,7 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 	return orFine(list, "each BAR1 has room for what is staged there, and for the GPU's memory")
 }
 
-// mpsPrograms as the kernel cuts their names, at 15 letters.
+// mpsPrograms are process names of MPS; the kernel cuts names at 15 bytes.
 var mpsPrograms = []string{"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
 
 func checkMPS(_ context.Context, h *Host) []Finding {
@@ -322,7 +321,7 @@ func checkMPS(_ context.Context, h *Host) []Finding {
 	return []Finding{ok("host", "MPS does not run")}
 }
 
-// processes are those whose names are wanted, by their numbers.
+// processes returns the matching processes, names by pid.
 func (h *Host) processes(wanted func(comm string) bool) (map[int]string, error) {
 	entries, err := os.ReadDir(h.Proc)
 	if err != nil {
@@ -335,7 +334,7 @@ func (h *Host) processes(wanted func(comm string) bool) (map[int]string, error) 
 			continue
 		}
 		comm, err := read(h.proc(e.Name(), "comm"))
-		if err == nil && wanted(comm) { // an error: it has ended
+		if err == nil && wanted(comm) { // with an error the process has ended
 			found[pid] = comm
 		}
 	}
@@ -370,10 +369,10 @@ func checkPersistence(_ context.Context, h *Host) []Finding {
 	return orFine(list, "it is on")
 }
 
-// xidLine is what NVIDIA's driver writes: "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., ...".
+// xidLine matches lines of NVIDIA's driver: "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., ...".
 var xidLine = regexp.MustCompile(`NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4}),?(.*)`)
 
-// byPrograms are those that a fault of a program causes, by NVIDIA's list.
+// byPrograms are the Xids that programs cause, by NVIDIA's list.
 var byPrograms = []int{13, 31, 43, 45, 68, 69}
 
 func checkXid(ctx context.Context, h *Host) []Finding {
@@ -393,7 +392,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 		}
 		busID, err := topo.ParseBusID(m[1] + ".0")
 		if err != nil {
-			continue // it fits the pattern, so there is none
+			continue // unreachable: the pattern matched
 		}
 		number, _ := strconv.Atoi(m[2]) // at most four digits
 		f := fault{busID, number}
@@ -427,7 +426,7 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "it has none")
 }
 
-// cut keeps a line of a log within what a table has room for.
+// cut limits a log line to the width of a table.
 func cut(text string) string {
 	if r := []rune(strings.ToValidUTF8(text, "?")); len(r) > 200 {
 		return string(r[:200]) + "..."
@@ -435,11 +434,11 @@ func cut(text string) string {
 	return strings.ToValidUTF8(text, "?")
 }
 
-// maxLog bounds what is read of the kernel's log, which has some megabytes at most.
+// maxLog bounds the bytes read from the kernel's log, which has some megabytes.
 const maxLog = 64 << 20
 
-// kernelLog are the messages of /dev/kmsg, the oldest first, without their heads. It does
-// not wait for more. The device gives a record a read; a file stands for many.
+// kernelLog returns the messages of /dev/kmsg without prefixes, oldest first, and does not wait for
+// more. The device returns one record per read; a test's file returns many.
 func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 	path := h.path("dev/kmsg")
 	// Not package os, whose poller would wait for the next message.
@@ -468,8 +467,8 @@ func (h *Host) kernelLog(ctx context.Context) ([]string, error) {
 	return messages(text.String()), nil
 }
 
-// messages takes the heads off records ("6,1234,5678,-;message"), and leaves out the
-// lines of keys that follow one, which begin with a blank.
+// messages removes the prefix of each record ("6,1234,5678,-;message") and the following lines of
+// keys, which begin with a blank.
 func messages(text string) (list []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")

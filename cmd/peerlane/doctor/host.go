@@ -25,20 +25,20 @@ import (
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
-// NVML is what checks ask of NVIDIA's management library; nvml.Library is the real one.
+// NVML is the part of NVIDIA's management library that checks use; nvml.Library implements it.
 type NVML interface {
 	topo.NVML
 	Health() (nvml.Health, error)
 }
 
-// Host is what checks look at: all that they know of it comes through here, so that a
-// made one can stand for it.
+// Host is the examined host. Checks use only this interface, so that tests can substitute a fake
+// host.
 type Host struct {
 	// Sysfs and Proc are the roots of sysfs and procfs, and Root is that of the rest:
 	// /dev, /etc, /usr, /boot.
 	Sysfs, Proc, Root string
 	Layout            paths.Layout
-	// SpecDirs are those that engines read, in the order of their priority.
+	// SpecDirs are the directories that engines read, by priority.
 	SpecDirs []string
 	// NVML is nil for a host that is not this machine: the library speaks of that.
 	NVML NVML
@@ -48,17 +48,17 @@ type Host struct {
 	Relays func(paths.Layout) ([]hook.Info, error)
 	// Ask asks relays for a report, for no longer than a time: hook.Ask.
 	Ask func(paths.Layout, []hook.Info, time.Duration) hook.Reports
-	// Staged is what relays have of each GPU by its PCI address: hook.Staged.
+	// Staged returns the staging memory of each GPU by PCI address: hook.Staged.
 	Staged func(paths.Layout) (map[string]uint64, error)
 	// Pairs are the results of a self-test that was just made and is not kept.
 	Pairs []launch.Pair
-	// Meetings are with other hosts; nil where none is named.
+	// Meetings are the connections with other hosts; nil without --connect.
 	Meetings *Meetings
 	// Interval is the time between two readings of counters.
 	Interval time.Duration
-	// wait lets that time go by in a test; nil for the clock.
+	// wait replaces the pause in tests; nil for the clock.
 	wait func(context.Context, time.Duration)
-	// ask is what a program of a made host says to --version; nil for askVersion.
+	// ask replaces running a program with --version in tests; nil for askVersion.
 	ask func(ctx context.Context, path string) (string, error)
 
 	once   sync.Once
@@ -70,15 +70,16 @@ type Host struct {
 	relays func() ([]hook.Info, error)
 }
 
-// drift is what installed specifications do not fit the host in, and the hook that they name.
+// drift is the differences between installed specifications and host, and the hook in the
+// specifications.
 type drift struct {
 	list  []cdi.Drift
 	files int
 	hook  string
 }
 
-// prepare makes the facts that several checks share: each is looked up once, by the
-// first check that asks, and one that hangs holds those that ask and no others.
+// prepare creates the facts that several checks share: the first check that needs a fact looks it
+// up, and a hanging lookup blocks only checks of this fact.
 func (h *Host) prepare() {
 	h.once.Do(func() {
 		h.config = sync.OnceValues(func() (config.Config, error) { return config.Load(h.Layout.ConfigFile()) })
@@ -143,7 +144,7 @@ func read(path string) (string, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxText+1))
 	if err == nil && len(text) > maxText {
-		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", maxText)}
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("larger than %d bytes", maxText)}
 	}
 	return strings.TrimSpace(string(text)), err
 }
@@ -171,7 +172,7 @@ func openFile(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = &fs.PathError{Op: "read", Path: path, Err: errors.New("it is no regular file")}
+		err = &fs.PathError{Op: "read", Path: path, Err: errors.New("not a regular file")}
 	}
 	if err != nil {
 		f.Close()
@@ -182,7 +183,7 @@ func openFile(path string) (*os.File, error) {
 
 func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) }
 
-// denied is half a sentence for what this user may not see.
+// denied returns the words for an access that this user is denied.
 func denied(err error) string {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Sprintf("%v; run peerlane doctor as root", err)
@@ -193,7 +194,7 @@ func denied(err error) string {
 // oneLine is an error of several as a part of a sentence.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ", and ") }
 
-// gpuName is what people call a GPU.
+// gpuName returns the GPU's name for messages.
 func gpuName(g topo.GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.BusID) }
 
 // lanesOfGPU are the lanes that a GPU has or serves, by index.
@@ -206,7 +207,7 @@ func (h *Host) lanesOfNIC(name string) []int {
 	return h.lanesWith(func(l topo.Lane) bool { return slices.Contains(l.NICs, name) })
 }
 
-// lanesWith are all lanes where there is no plan to tell by.
+// lanesWith returns the lanes that match, or every lane if there is no plan.
 func (h *Host) lanesWith(touched func(topo.Lane) bool) []int {
 	p, err := h.Plan()
 	if err != nil {
@@ -224,7 +225,7 @@ func (h *Host) lanesWith(touched func(topo.Lane) bool) []int {
 	return list
 }
 
-// about has a function look at each NVIDIA GPU.
+// aboutGPUs calls look for each NVIDIA GPU.
 func (h *Host) aboutGPUs(look func(topo.GPU) []Finding) []Finding {
 	t, err := h.topology()
 	if err != nil {
@@ -244,7 +245,7 @@ func (h *Host) aboutGPUs(look func(topo.GPU) []Finding) []Finding {
 	return list
 }
 
-// aboutNICs has a function look at each RDMA device.
+// aboutNICs calls look for each RDMA device.
 func (h *Host) aboutNICs(look func(topo.NIC) []Finding) []Finding {
 	t, err := h.topology()
 	if err != nil {
@@ -263,7 +264,7 @@ func (h *Host) aboutNICs(look func(topo.NIC) []Finding) []Finding {
 // programs are where programs of a host lie.
 var programs = []string{"usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"}
 
-// program is the path of one; "" where there is none.
+// program returns the path of a program, or "".
 func (h *Host) program(name string) string {
 	for _, dir := range programs {
 		if info, err := os.Stat(h.path(dir, name)); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
@@ -276,11 +277,10 @@ func (h *Host) program(name string) string {
 var versionForm = regexp.MustCompile(`\bv?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?`)
 
 // errForeign is of a program below a root that is not this machine's.
-var errForeign = errors.New("it is not run, as it is a program of another root than /")
+var errForeign = errors.New("not run, because it is outside the running system (root other than /)")
 
-// version asks a program for its version. Whoever runs a check is root most of the time,
-// and a directory that was named for a look, an image or a backup, is not to run as root:
-// below another root than / nothing is.
+// version runs a program with --version. With a root other than / it runs nothing: checks usually
+// run as root, and the directory may be an untrusted image or backup.
 func (h *Host) version(ctx context.Context, path string) (number [3]int, err error) {
 	ask := h.ask
 	if ask == nil {
@@ -303,7 +303,7 @@ func (h *Host) version(ctx context.Context, path string) (number [3]int, err err
 	return number, nil
 }
 
-// askVersion is what a program says to --version.
+// askVersion returns the output of a program with --version.
 func askVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -31,8 +31,8 @@ var limitChecks = []Check{
 	},
 }
 
-// enough is what a process has to be able to lock to register a GPU's worth of memory;
-// every distribution's default, 8 MiB at most, is below it.
+// enough is the memlock limit that a process needs to register a GPU's memory. The default of every
+// distribution, at most 8 MiB, is lower.
 const enough = 1 << 30
 
 // memlock is the soft limit of a process, bytes.
@@ -79,7 +79,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 	}
 	looked := 0
 	for _, g := range generations {
-		// Who has lane= alone registers no memory; gpu= says so by its copies.
+		// A container with lane= alone registers no memory. With gpu=, its client makes copies.
 		if !g.Alive || !slices.ContainsFunc(g.Config.Lanes, func(l launch.Lane) bool { return l.Copy }) {
 			continue
 		}
@@ -90,7 +90,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 			lanes = append(lanes, l.GPU.Index)
 		}
 		switch {
-		case absent(err): // it has just ended
+		case absent(err): // the process has ended
 			continue
 		case err != nil:
 			list = append(list, unknown(on, "%s", denied(err)).touching(lanes))
@@ -102,7 +102,7 @@ func checkInitMemlock(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d containers have gpu=, and none has a low limit", looked)
 }
 
-// units are the engines' processes that start what runs in containers, and their units.
+// units maps engine processes that start containers to units.
 var units = map[string]string{"dockerd": "docker", "containerd": "containerd", "crio": "crio"}
 
 func checkExecMemlock(_ context.Context, h *Host) []Finding {

@@ -26,19 +26,19 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// made is a host in a directory: the recorded one, with what else checks look at. All of
-// it is right until a fault changes something, and is right again after undo.
+// made is a fake host in a directory: the recorded host with everything that checks examine. The
+// host is correct until a fault changes it, and again after undo.
 type made struct {
 	t    *testing.T
 	root string
 	fake fake
-	// generations are what hook.List tells, and staged what hook.Staged does.
+	// generations is the result of hook.List, and staged of hook.Staged.
 	generations []hook.Info
 	generateErr error
 	staged      map[string]uint64
-	// answer is what relays say.
+	// answer is the reply of relays.
 	answer hook.Answer
-	// between is what happens between two readings.
+	// between runs between two readings of counters.
 	between func()
 	undone  []func()
 }
@@ -53,13 +53,13 @@ type fake struct {
 func (f *fake) GPUs() ([]topo.NVMLGPU, error) { return f.gpus, f.err }
 func (f *fake) Health() (nvml.Health, error)  { return f.health, f.err }
 
-// The made host's NICs, as the recorded one has them.
+// NICs of the recorded host.
 const (
 	nic0 = "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:02.0/0000:1a:00.0"
 	nic1 = "sys/devices/pci0000:97/0000:97:01.0/0000:98:00.0/0000:99:02.0/0000:9c:00.0"
 	ib0  = nic0 + "/infiniband/mlx5_0"
 	ib1  = nic1 + "/infiniband/mlx5_1"
-	// far is a GPU under a host bridge without a NIC, near one beside mlx5_0.
+	// far is a GPU under a host bridge without a NIC, and near is a GPU beside mlx5_0.
 	near = "0000:18:00.0"
 	far  = "0000:3a:00.0"
 	boot = "6c1a2f0e-0d0c-4b4e-9d49-55f3b1a6c001"
@@ -68,11 +68,11 @@ const (
 	limits           = "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         unlimited            unlimited            bytes\n"
 )
 
-// shared is the one host of all tests, which come one after the other.
+// shared is the host of all tests, which run one after another.
 var shared *made
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400) // a hundred hosts are read, and none is kept
+	debug.SetGCPercent(400) // the tests read a hundred hosts and keep none
 	code := m.Run()
 	if shared != nil {
 		_, err := paths.New(shared.root).UnmountAnchor()
@@ -108,7 +108,7 @@ func newMade(t *testing.T) *made {
 	return shared
 }
 
-// build makes all of it.
+// build creates the host's files.
 func (m *made) build() {
 	t, root := m.t, m.root
 	_, _, err := recorded.Unpack(root)
@@ -185,7 +185,7 @@ func (m *made) build() {
 	for node, number := range nodes {
 		path := m.path("dev", node)
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, unix.Mkfifo(path, 0o600)) // CDI accepts them
+		must(t, unix.Mkfifo(path, 0o600)) // CDI accepts FIFOs
 		m.link("dev/char/"+number, "../"+node)
 	}
 	for _, d := range h.PCIePorts {
@@ -226,13 +226,13 @@ func (m *made) path(elem ...string) string {
 	return filepath.Join(append([]string{m.root}, elem...)...)
 }
 
-// keep has undo bring back what is at a path now: a file, a link or nothing.
+// keep registers an undo of the path's current state: a file, a link or nothing.
 func (m *made) keep(path string) {
 	m.t.Helper()
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		for { // with the directories that are made for it
+		for { // and of the directories that the write creates
 			dir := filepath.Dir(path)
 			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
 				break
@@ -309,7 +309,7 @@ func (m *made) program(name, says string) {
 	must(m.t, os.Chmod(m.path(path), 0o755))
 }
 
-// gpu is what NVML tells of a GPU, for a fault to change.
+// gpu returns NVML's data of a GPU for a fault to change.
 func (m *made) gpu(busID string) (*topo.NVMLGPU, *nvml.GPUHealth) {
 	for i := range m.fake.gpus {
 		if m.fake.gpus[i].BusID == busID {
@@ -324,7 +324,7 @@ func (m *made) gpu(busID string) (*topo.NVMLGPU, *nvml.GPUHealth) {
 	return nil, nil
 }
 
-// server is a GPU that lanes stage on, on the host as it is.
+// server returns a GPU that lanes of the current host stage on.
 func (m *made) server() string {
 	p, err := m.host().Plan()
 	must(m.t, err)
@@ -338,7 +338,7 @@ func (m *made) undo() {
 	m.undone = nil
 }
 
-// host is what checks see of it.
+// host returns the Host for checks.
 func (m *made) host() *Host {
 	return &Host{
 		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
@@ -354,13 +354,13 @@ func (m *made) host() *Host {
 		Staged: func(paths.Layout) (map[string]uint64, error) { return m.staged, nil },
 		wait:   func(context.Context, time.Duration) { m.between() },
 		ask: func(_ context.Context, path string) (string, error) {
-			script, err := read(path) // to run each would take most of the time
+			script, err := read(path) // running every script would take most of the test's time
 			return strings.TrimPrefix(script, "#!/bin/sh\ncat <<'E'\n"), err
 		},
 	}
 }
 
-// keepInstalled has undo bring back what install can change.
+// keepInstalled registers an undo of the files that install can change.
 func (m *made) keepInstalled() {
 	m.keep(m.path("var/lib/peerlane/plan.json"))
 	for _, kind := range cdi.Kinds {
@@ -368,7 +368,7 @@ func (m *made) keepInstalled() {
 	}
 }
 
-// install makes plan and specifications of the host as it is.
+// install installs plan and specifications of the current host.
 func (m *made) install() { m.installFrom(m.host()) }
 
 func (m *made) installFrom(h *Host) {
@@ -389,7 +389,7 @@ func (m *made) installFrom(h *Host) {
 	must(m.t, err)
 }
 
-// passed writes a self-test that all pairs have passed, but for what change does to the first.
+// passed writes a self-test that every pair has passed, except that change modifies the first pair.
 func (m *made) passed(change func(*launch.Pair)) { m.passedOn(m.host(), change) }
 
 func (m *made) passedOn(h *Host, change func(*launch.Pair)) {

@@ -64,8 +64,7 @@ var nicChecks = []Check{
 	},
 }
 
-// aboutPorts has a function look at each port of each NIC that configuration does not keep
-// from lanes.
+// aboutPorts calls look for each port of NICs that the configuration does not exclude.
 func (h *Host) aboutPorts(fine string, look func(topo.NIC, topo.Port) []Finding) []Finding {
 	t, err := h.topology()
 	if err != nil {
@@ -93,8 +92,8 @@ func (h *Host) portFile(n topo.NIC, p topo.Port, elem ...string) string {
 	return h.sys(append([]string{"class/infiniband", n.Name, "ports", strconv.Itoa(p.Number)}, elem...)...)
 }
 
-// touches are the lanes that a NIC carries. One that carries none, because it is down,
-// say, touches all that it might carry.
+// touches returns the lanes that a NIC carries. A NIC without lanes, for example a NIC that is
+// down, affects every lane that it could carry.
 func (h *Host) touches(n topo.NIC) []int {
 	if lanes := h.lanesOfNIC(n.Name); len(lanes) > 0 {
 		return lanes
@@ -102,8 +101,8 @@ func (h *Host) touches(n topo.NIC) []int {
 	return nil
 }
 
-// amongOthers is a warning for a port that carries nothing where another one of the host
-// does, so that lanes have other ways, and a failure where none does.
+// amongOthers returns warning if another port of the host is usable, so that lanes have
+// alternatives, and else failure.
 func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
 	t, err := h.topology()
 	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool { return other.Active() && !other.Software && len(other.Ports) > 0 }) {
@@ -144,7 +143,7 @@ func checkPhysical(_ context.Context, h *Host) []Finding {
 	})
 }
 
-// model is what NICs have in common that are alike; "" for software.
+// model returns a key that identical NICs share; "" for software devices.
 func model(n topo.NIC) string {
 	d := n.Device
 	if d.Vendor == "" || n.Software {
@@ -173,8 +172,8 @@ func checkRate(_ context.Context, h *Host) []Finding {
 			return []Finding{unknown(on, "the kernel tells no rate").touching(h.touches(n))}
 		}
 		var list []Finding
-		// Of a link's nominal rate some 15 % are heads of packets: NCCL's figures, which
-		// Link is in, leave them out, and a 400 Gb/s NIC in a PCIe 5.0 x16 slot is right.
+		// Packet headers take about 15 % of a nominal link rate. Link is NCCL's figure without
+		// headers, so a 400 Gb/s NIC in a PCIe 5.0 x16 slot is correct.
 		const room = 0.95
 		if n.Link > 0 && n.BusID != "" && n.Link < room*p.RateGbps/8 {
 			list = append(list, warning(on, "its rate is %g Gb/s, and its slot carries %.0f Gb/s (%s x%d)", p.RateGbps, n.Link*8, or(n.LinkSpeed, "unknown speed"), n.LinkWidth).
@@ -221,7 +220,7 @@ func checkSubnetManager(_ context.Context, h *Host) []Finding {
 		}
 		on := portName(n, p)
 		if physical, err := read(h.portFile(n, p, "phys_state")); err == nil && !strings.HasSuffix(physical, "LinkUp") {
-			return nil // nobody could configure it
+			return nil // no configuration can change this
 		}
 		text, err := read(h.portFile(n, p, "sm_lid"))
 		if err != nil {
@@ -268,7 +267,7 @@ func checkFirmware(_ context.Context, h *Host) []Finding {
 	return orFine(list, "NICs of one model have the same firmware")
 }
 
-// badCounters mean lost or damaged packets whenever they rise.
+// badCounters count lost or damaged packets.
 var badCounters = []string{
 	"counters/symbol_error", "counters/link_error_recovery", "counters/link_downed", "counters/port_rcv_errors",
 	"counters/port_rcv_remote_physical_errors", "counters/port_xmit_discards", "counters/local_link_integrity_errors",
@@ -277,7 +276,7 @@ var badCounters = []string{
 	"hw_counters/rx_icrc_encapsulated", "hw_counters/roce_slow_restart", "hw_counters/out_of_buffer",
 }
 
-// counted are the counters of a host by their files below /sys/class/infiniband.
+// counted returns the counters of a host by file below /sys/class/infiniband.
 func (h *Host) counted(t *topo.Host) map[string]uint64 {
 	all := map[string]uint64{}
 	for _, n := range t.NICs {
@@ -285,7 +284,7 @@ func (h *Host) counted(t *topo.Host) map[string]uint64 {
 			for _, name := range badCounters {
 				text, err := read(h.portFile(n, p, name))
 				if err != nil {
-					continue // not every driver has all
+					continue // absent in some drivers
 				}
 				if value, err := strconv.ParseUint(text, 10, 64); err == nil {
 					all[portName(n, p)+" "+name] = value
@@ -329,7 +328,7 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 	return orFine(list, "none of %d rose in %v", len(after), h.Interval)
 }
 
-// pause lets the time between two readings go by.
+// pause waits between two readings.
 func (h *Host) pause(ctx context.Context) {
 	if h.wait != nil {
 		h.wait(ctx, h.Interval)

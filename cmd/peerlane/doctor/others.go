@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Others are the checks that need another host: those of peerlane doctor --connect.
+// Others returns the checks that need another host: those of peerlane doctor --connect.
 func Others() []Check { return slices.Clone(otherChecks) }
 
 const otherHosts = "other hosts"
@@ -94,20 +94,20 @@ var otherChecks = []Check{
 	},
 }
 
-// Other is another host to meet.
+// Other is another host.
 type Other struct {
 	Name string
-	// Addresses are where its doctor may be: the first that answers counts. Err says why
-	// there is none.
+	// Addresses are candidates for the address of the host's doctor: the first that answers counts.
+	// Err is the reason if there is no address.
 	Addresses []netip.AddrPort
 	Err       error
 }
 
-// Meetings are with the other hosts: each is held once, by the first check that asks.
+// Meetings are the connections with other hosts. The first check that needs a connection makes it.
 type Meetings struct {
 	Others []Other
-	// Ours are this host's facts, and Side its side; NoSide says why it has none, no
-	// cluster key, say.
+	// Ours are this host's facts and Side its side; NoSide is the reason for a missing Side, such
+	// as a missing cluster key.
 	Ours   meeting.Facts
 	Side   meeting.Side
 	NoSide error
@@ -119,7 +119,7 @@ type Meetings struct {
 	done chan struct{}
 }
 
-// hold holds all meetings, beside each other.
+// hold connects to every other host concurrently.
 func (m *Meetings) hold(ctx context.Context) ([]meeting.Meeting, error) {
 	m.once.Do(func() {
 		m.done = make(chan struct{})
@@ -145,7 +145,7 @@ func (m *Meetings) hold(ctx context.Context) ([]meeting.Meeting, error) {
 	}
 }
 
-// each has a check look at the meeting with each other host.
+// each returns a check that calls look for the meeting with each other host.
 func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) func(context.Context, *Host) []Finding {
 	return func(ctx context.Context, h *Host) (list []Finding) {
 		if h.Meetings == nil {
@@ -167,9 +167,9 @@ func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) fun
 	}
 }
 
-// unmet is what all checks but the first ones say of a host that was not met.
+// unmet is the finding of later checks if the host was unreachable.
 func unmet(m meeting.Meeting) Finding {
-	return unknown("", "it was not met").remedy("see to the checks named reached, cluster-keys and certificates")
+	return unknown("", "host unreachable").remedy("see to the checks named reached, cluster-keys and certificates")
 }
 
 func checkReached(_ meeting.Facts, o Other, m meeting.Meeting) Finding {
@@ -300,7 +300,7 @@ func families(f meeting.Facts) (bits int) {
 	return bits
 }
 
-// interfaceOf is the name of the interface that has an address, or the names of all.
+// interfaceOf returns the name of the interface with an address, or the names of every interface.
 func interfaceOf(f meeting.Facts, at netip.Addr) (string, bool) {
 	if i := findInterface(f, at); i != nil {
 		return i.Name, true

@@ -36,8 +36,8 @@ func twoHosts() (*Meetings, *meeting.Meeting) {
 	}, met
 }
 
-// Each fault between two hosts is found, and nothing else is; where they do not meet, what
-// cannot be told is said.
+// Each fault between two hosts is found by its check only; without a connection the dependent
+// checks are unknown.
 func TestFaultsBetweenTwoHosts(t *testing.T) {
 	all := func(but ...string) (list []string) {
 		for _, c := range Others() {
@@ -69,13 +69,13 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusBadHandle, "another host")}
 		}, all("cluster-keys"), "a relay answers"},
 		{"it says nothing after the handshake", func(_ *Meetings, m *meeting.Meeting) {
-			m.Err = errors.New("asking for its clock: i/o timeout")
+			m.Err = errors.New("requesting the clock: i/o timeout")
 		}, append([]string{"failure reached"}, all("cluster-keys", "reached")...), "i/o timeout"},
 		{"rotation", func(ms *Meetings, m *meeting.Meeting) { m.Theirs.Keys = []string{"k2", "k1"} }, []string{"warning cluster-keys"}, "here k1 is in use, and there k2"},
 		{"half a rotation", func(ms *Meetings, m *meeting.Meeting) { ms.Ours.Keys = []string{"k1", "k0"} }, []string{"warning cluster-keys"}, "still believes"},
 		{"certificates on one side", func(_ *Meetings, m *meeting.Meeting) {
-			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusUnreachable, "host2 has none")}
-		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates", "reached")...), "host2 has none"},
+			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusUnreachable, "host2 has no address")}
+		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates", "reached")...), "host2 has no address"},
 		{"doctors of two ages", func(_ *Meetings, m *meeting.Meeting) {
 			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusVersion, "versions 2 to 3")}
 		}, append([]string{"failure protocol"}, all("cluster-keys", "protocol", "reached")...), "versions 2 to 3"},
@@ -93,7 +93,7 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		{"another address", func(_ *Meetings, m *meeting.Meeting) { m.At = netip.MustParseAddrPort("192.0.2.2:1") }, []string{"warning interfaces", "could not tell mtu"}, "192.0.2.2 is no address"},
 		{"MTU of one end", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].MTU, m.PathMTU = 1500, 1500 }, []string{"warning mtu"}, "eth0 has 1500 there"},
 		{"MTU of the path", func(_ *Meetings, m *meeting.Meeting) { m.PathMTU = 1500 }, []string{"warning mtu"}, "the path between them 1500"},
-		{"a switch drops large packets", func(_ *Meetings, m *meeting.Meeting) { m.Stuck = errors.New("1 MiB each way did not arrive") }, []string{"failure mtu"}, "full size"},
+		{"a switch drops large packets", func(_ *Meetings, m *meeting.Meeting) { m.Stuck = errors.New("1 MiB in each direction did not arrive") }, []string{"failure mtu"}, "full size"},
 		{"a rail less", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails = m.Theirs.Rails[:1] }, []string{"warning rails"}, "2 rails, and there 1"},
 		{"crossed rails", func(_ *Meetings, m *meeting.Meeting) {
 			m.Theirs.Rails[0].NIC, m.Theirs.Rails[1].NIC = "mlx5_1", "mlx5_0"
@@ -148,7 +148,7 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 	}
 }
 
-// A host that holds a meeting up holds no check beyond its time.
+// A host that delays a meeting delays no check beyond its limit.
 func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 	meetings, _ := twoHosts()
 	release := make(chan struct{})
@@ -164,7 +164,7 @@ func TestDoctorEndlessMeetingIsLimited(t *testing.T) {
 	}
 }
 
-// What this host tells is what relays would use of it.
+// The facts are the values that relays would use.
 func TestFactsOfAHost(t *testing.T) {
 	m := newMade(t)
 	m.write("sys/class/net/eth0/mtu", "9000")
@@ -187,7 +187,7 @@ func TestFactsOfAHost(t *testing.T) {
 	if !reflect.DeepEqual(f.Interfaces, want) || f.Keys[0] != key.ID.String() || f.Ports != "20000-20999" || f.Newest != wire.NewestVersion {
 		t.Errorf("%+v", f)
 	}
-	// Of one rail where nothing tells the interfaces apart, as their relays have it.
+	// A single rail if nothing distinguishes the interfaces, as in relays.
 	if want := []meeting.Rail{{NIC: "eth0", LinkLayer: "Ethernet", Gbps: 100}, {NIC: "eth1", LinkLayer: "Ethernet"}}; !reflect.DeepEqual(f.Rails, want) || f.Numbered {
 		t.Errorf("rails %+v, want %+v", f.Rails, want)
 	}

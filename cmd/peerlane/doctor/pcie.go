@@ -34,14 +34,14 @@ var pcieChecks = []Check{
 	},
 }
 
-// link is a device's link as sysfs has it, and whether it lowers its speed when idle.
+// link is a device's PCIe link in sysfs, and whether the device lowers the speed when idle.
 type link struct {
 	on, busID string
 	saves     bool
 	lanes     []int
 }
 
-// links are those of GPUs and NICs, each function once.
+// links returns the links of GPUs and NICs, each function once.
 func (h *Host) links() ([]link, error) {
 	t, err := h.topology()
 	if err != nil {
@@ -54,7 +54,7 @@ func (h *Host) links() ([]link, error) {
 		}
 	}
 	for _, n := range t.NICs {
-		// What NCCL calls the card has the link of all its functions.
+		// All functions of a card in the sense of NCCL share the card's link.
 		busID := or(n.Card, n.BusID)
 		if busID == "" || slices.ContainsFunc(list, func(l link) bool { return l.busID == busID }) {
 			continue
@@ -79,7 +79,7 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 			return text
 		}
 		width, most := number(value("current_link_width")), number(value("max_link_width"))
-		// A width of 255 is the kernel's word for none; 0 is what a device without a link has.
+		// The kernel reports width 255 for an unknown width; 0 means no link.
 		if width > 0 && width < 64 && most < 64 && width < most {
 			list = append(list, warning(d.on, "its link has %g of %g lanes", width, most).touching(d.lanes))
 			continue
@@ -92,7 +92,7 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 	return orFine(list, "the links of %d devices are as wide and fast as the devices can do (GPUs lower their speed when idle)", len(devices))
 }
 
-// number is the first word of an attribute as a number, "32.0 GT/s PCIe"; 0 for none.
+// number parses the first word of an attribute ("32.0 GT/s PCIe"), or returns 0.
 func number(text string) float64 {
 	first, _, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseFloat(first, 64)
@@ -121,8 +121,8 @@ func checkACS(_ context.Context, h *Host) []Finding {
 		ports := bySwitch[upstream]
 		var lines []string
 		for _, p := range ports {
-			// The bits of request redirect, completion redirect and egress control, and no
-			// others, as pci=disable_acs_redir clears them.
+			// Clear only the bits of request redirect, completion redirect and egress control, as
+			// pci=disable_acs_redir does.
 			lines = append(lines, "setpci -s "+p+" ECAP_ACS+6.w=0:2c")
 		}
 		list = append(list, warning("switch "+upstream, "its ports %s redirect", strings.Join(ports, ", ")).

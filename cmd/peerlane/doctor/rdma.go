@@ -10,9 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// RDMAJob is what an active test of RDMA tries on this host: each lane's NICs with the
-// host's memory, and with that of the GPUs that hold its staging memory, or of the lane's
-// own where that is direct.
+// RDMAJob returns the job of an active RDMA test on this host: each lane's NICs with host memory,
+// and with memory of the lane's server GPUs, or of the lane's own GPU if direct.
 func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 	p, err := h.Plan()
 	if err != nil {
@@ -54,11 +53,12 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 	return job, nil
 }
 
-// slow is the part of the estimate under which a rate is told of: a NIC that talks to
-// itself uses the slot both ways.
+// slow is the fraction of the estimate below which a rate is reported: a NIC in loopback uses the
+// PCIe slot in both directions.
 const slow = 0.5
 
-// RDMA is the check of what an active test has found; failed is why it found no more.
+// RDMA returns the check for the results of an active test; failed is the error that ended the
+// test.
 func RDMA(results []launch.RDMAResult, failed error) Check {
 	return Check{
 		Name: "rdma", Subject: "NICs",
@@ -136,8 +136,8 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 	return ok(on, "%s", found)
 }
 
-// unregistered is a GPU's memory that one way does not register: nothing is lost while
-// the other one does.
+// unregistered returns the finding for GPU memory that one method cannot register: a note if the
+// other method works.
 func (h *Host) unregistered(on string, r launch.RDMAResult, all []launch.RDMAResult) Finding {
 	other := slices.ContainsFunc(all, func(o launch.RDMAResult) bool {
 		return o.NIC == r.NIC && o.GPU != nil && *o.GPU == *r.GPU && o.Memory != r.Memory && o.Failed == "" && o.Untested == "" && o.Wrong == 0
@@ -150,8 +150,8 @@ func (h *Host) unregistered(on string, r launch.RDMAResult, all []launch.RDMARes
 	return f.remedy("DMA-BUF: NVIDIA's open kernel modules, Linux 5.12 and rdma-core 34 or newer; else modprobe nvidia-peermem")
 }
 
-// expected is the estimate of the way between a NIC and the memory, GB/s in one direction;
-// 0 where there is none. Software RDMA has none.
+// expected returns the estimated rate between NIC and memory, in GB/s in one direction; 0 without
+// an estimate, as for software RDMA.
 func (h *Host) expected(r launch.RDMAResult) float64 {
 	t, err := h.topology()
 	if err != nil {

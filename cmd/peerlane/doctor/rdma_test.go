@@ -11,8 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Each NIC has the GPUs below its switch: those hold the staging of far ones, and are
-// near themselves.
+// The job pairs each NIC with the GPUs below its switch: servers of far GPUs, and near GPUs.
 func TestRDMAJobFollowsLanes(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
@@ -32,7 +31,7 @@ func TestRDMAJobFollowsLanes(t *testing.T) {
 	}
 }
 
-// It goes as relays do.
+// The job follows the configuration, as relays do.
 func TestRDMAJobFollowsConfiguration(t *testing.T) {
 	m := newMade(t)
 	job, err := m.host().RDMAJob()
@@ -74,7 +73,7 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 		{"no way to register", []launch.RDMAResult{host, with(refused, func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
 		{"the port does not connect", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Way, r.Tried, r.Failed = "", "connect", "port 1 is DOWN" })}, nil, Failure, "connect: port 1 is DOWN"},
 		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure, "7 of 4194304 bytes are wrong"},
-		// A port of 400 Gb/s carries 50 GB/s, its slot 48.
+		// A 400 Gb/s port carries 50 GB/s and its PCIe slot 48.
 		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning, "48 GB/s are estimated"},
 		{"not slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 25 })}, nil, OK, ""},
 		{"slow to a GPU", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Write = 11 })}, nil, Warning, "48 GB/s are estimated"},

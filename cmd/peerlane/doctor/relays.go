@@ -34,7 +34,7 @@ var relayChecks = []Check{
 	},
 }
 
-// lanesOf are those of a generation.
+// lanesOf returns the lanes of a generation.
 func lanesOf(g hook.Info) []int {
 	lanes := []int{}
 	for _, l := range g.Config.Lanes {
@@ -43,7 +43,7 @@ func lanesOf(g hook.Info) []int {
 	return lanes
 }
 
-// answerTimeout is what relays have to answer in, all of them together: less than timeout.
+// answerTimeout is the total limit for answers of relays, less than timeout.
 const answerTimeout = 5 * time.Second
 
 func checkRelays(_ context.Context, h *Host) []Finding {
@@ -84,7 +84,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d containers have one, and each has answered", len(ready))
 }
 
-// silent are those of relays that are ready, as is written of them, that do not answer.
+// silent returns a finding for each relay that should be ready and does not answer.
 func (h *Host) silent(ready []hook.Info) (list []Finding) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
@@ -115,7 +115,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 		}
 	}
 	if err != nil {
-		return list // what is whose cannot be told
+		return list // the owner of a socket is unknown
 	}
 	for _, dir := range []string{h.Layout.Sockets(), h.Layout.Peers()} {
 		entries, err := os.ReadDir(dir)
@@ -128,7 +128,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 		}
 		for _, e := range entries {
 			id := strings.TrimSuffix(e.Name(), ".sock")
-			// One in the making has its directory first.
+			// A generation that is being created has its directory first.
 			if _, err := os.Lstat(h.Layout.GenerationDir(id)); absent(err) && !known[id] {
 				list = append(list, warning(dir+"/"+e.Name(), "no generation has this socket"))
 			}

@@ -45,11 +45,11 @@ var securityChecks = []Check{
 	},
 }
 
-// auditLog is where auditd, while it runs, writes what the kernel's log has without it.
+// auditLog is the file to which a running auditd diverts messages from the kernel's log.
 const auditLog = "var/log/audit/audit.log"
 
-// denials are the lines since the start that say so of Peerlane, of the kernel's log and of
-// auditd's; the error says what could not be read.
+// denials returns the lines with mark about Peerlane since boot, from the kernel's log and
+// auditd's; the error names the unreadable log.
 func (h *Host) denials(ctx context.Context, mark string) (found []string, err error) {
 	about := func(line string) bool { return strings.Contains(line, mark) && strings.Contains(line, "peerlane") }
 	lines, err := h.kernelLog(ctx)
@@ -76,8 +76,7 @@ func (h *Host) denials(ctx context.Context, mark string) (found []string, err er
 // auditTime is the time of a record of auditd's.
 var auditTime = regexp.MustCompile(`\baudit\((\d{1,12})\.\d+:\d+\)`)
 
-// audited are the records since the start at the end of auditd's log; none where it does
-// not run.
+// audited returns the records since boot at the end of auditd's log; empty if auditd does not run.
 func (h *Host) audited() (list []string, err error) {
 	daemons, err := h.processes(func(comm string) bool { return comm == "auditd" })
 	if err != nil || len(daemons) == 0 {
@@ -89,7 +88,7 @@ func (h *Host) audited() (list []string, err error) {
 	}
 	var start int64
 	for line := range strings.Lines(stat) {
-		fmt.Sscanf(line, "btime %d", &start) // or another line, which leaves it
+		fmt.Sscanf(line, "btime %d", &start) // another line leaves start unchanged
 	}
 	text, err := readTail(h.path(auditLog))
 	if err != nil {
@@ -185,7 +184,7 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 				remedy("boot with control groups of version 2 alone (systemd.unified_cgroup_hierarchy=1), or have systemd start relays: systemctl enable --now peerlane-relay.socket"))
 		}
 	}
-	generations, _ := h.generations() // the check relays says what cannot be read
+	generations, _ := h.generations() // the check relays reports the error
 	for _, g := range generations {
 		if !g.Alive || g.Status.Sandbox == nil || len(g.Status.Sandbox.Missing) == 0 {
 			continue

@@ -57,7 +57,7 @@ func checkConfiguration(_ context.Context, h *Host) []Finding {
 	return []Finding{ok("host", "it can be read, and fits the host")}
 }
 
-// findDrift compares what is installed with the host.
+// findDrift compares installed specifications with the host.
 func (h *Host) findDrift() (d drift, err error) {
 	files, err := cdi.Load(h.SpecDirs)
 	if err != nil {
@@ -105,8 +105,7 @@ func checkSpecification(_ context.Context, h *Host) []Finding {
 	return orFine(list, "%d specifications fit this host", d.files)
 }
 
-// lanesNamed are those that a subject of drift is about: one lane, the lanes of a NIC, or
-// all.
+// lanesNamed returns the lanes of a drift's subject: one lane, the lanes of a NIC, or every lane.
 func (h *Host) lanesNamed(subject string) []int {
 	p, err := h.Plan()
 	if err != nil {
@@ -153,8 +152,8 @@ func checkHook(_ context.Context, h *Host) []Finding {
 	return list
 }
 
-// mountOf is the mount that a path lies on, by /proc/self/mountinfo
-// (Documentation/filesystems/proc.rst, 3.5), and its options.
+// mountOf returns mount point and options of the mount that contains a path, from
+// /proc/self/mountinfo (Documentation/filesystems/proc.rst, 3.5).
 func mountOf(mountinfo, path string) (at string, options []string) {
 	for line := range strings.Lines(mountinfo) {
 		f := strings.Fields(line)
@@ -163,7 +162,7 @@ func mountOf(mountinfo, path string) (at string, options []string) {
 		}
 		point := unescape(f[4])
 		inside := point == "/" || path == point || strings.HasPrefix(path, point+"/")
-		// A later one of the same place covers those before it.
+		// A later mount at the same point covers the earlier.
 		if inside && len(point) >= len(at) {
 			at, options = point, strings.Split(f[5], ",")
 		}
@@ -219,7 +218,7 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 	seen := 0
 	for _, n := range nodes {
 		if _, err := os.Lstat(h.path("dev", n.path)); absent(err) {
-			continue // which the check of the specification says, where it matters
+			continue // reported by the check of the specification, if relevant
 		}
 		seen++
 		if _, err := os.Lstat(h.path("dev/char", n.number)); absent(err) {
@@ -233,7 +232,7 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 
 var deviceNumber = regexp.MustCompile(`^\d{1,9}:\d{1,9}$`)
 
-// majorOf is the number of a driver in /proc/devices; "" for none.
+// majorOf returns the major number of a driver in /proc/devices, or "".
 func majorOf(devices string, names ...string) string {
 	for line := range strings.Lines(devices) {
 		if f := strings.Fields(line); len(f) == 2 && slices.Contains(names, f[1]) && deviceNumber.MatchString(f[0]+":0") {

@@ -336,9 +336,9 @@ func (s *Stream) End() error {
 // keptTimes bounds the messages whose times are kept.
 const keptTimes = 1 << 18
 
-// StreamSend sends messages of one size, depth messages in flight, and then an empty message,
-// which ends the stream. After a tenth of the duration as warm-up it measures GB/s, and the time
-// of every message from its post. as edits the Stream.
+// StreamSend sends messages of one size, depth messages in flight, and then an empty message, which
+// ends the stream. After a tenth of the duration as warm-up it measures GB/s, and the time of every
+// message since posting. as edits the Stream.
 func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64, as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
 		op *client.Operation

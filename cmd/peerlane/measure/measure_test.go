@@ -19,7 +19,7 @@ func TestPercentilesOfSamplesAreExact(t *testing.T) {
 		t.Errorf("1 to 2000 µs have %+v, want %+v", got, want)
 	}
 	if got := TimesOf([]time.Duration{5 * time.Microsecond}); got.P50 != 5 || got.Max != 5 {
-		t.Errorf("one time has %+v", got)
+		t.Errorf("one duration gives %+v", got)
 	}
 }
 
@@ -86,6 +86,6 @@ func TestPlainSocketsMoveBytes(t *testing.T) {
 	}
 	ours[0].Close()
 	if gbs, err := ReceiveAll(theirs, time.Second); err == nil {
-		t.Errorf("%v GB/s of who was reset", gbs)
+		t.Errorf("%v GB/s after a reset", gbs)
 	}
 }

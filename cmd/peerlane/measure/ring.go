@@ -49,7 +49,7 @@ func ringTimes(j Job) (*Times, error) {
 				return nil
 			}
 			if n%1024 == 1023 {
-				// On one processor, let the other thread run.
+				// On one processor, let the second thread run.
 				runtime.Gosched()
 				if time.Since(start) > patience {
 					return errors.New("an operation was not completed")

@@ -20,8 +20,8 @@ type C struct {
 	Library string // the directory of libpeerlane.so.0
 }
 
-// LiveInC runs two programs in C that link libpeerlane: one program sends count messages of a
-// size, and the other compares every byte.
+// LiveInC runs two C programs with libpeerlane: a sender of count messages, and a receiver that
+// compares every byte.
 func (s *Slot) LiveInC(c C, bytes, count uint64) {
 	f := s.fleet
 	in := s.pick(s.random)
@@ -100,7 +100,7 @@ func (v *victim) said() error {
 	return how
 }
 
-// program starts the example. The channel receives its first line, and is closed at its end.
+// program starts the example. The channel receives the first line of output, and closes at the end.
 func (f *Fleet) program(c C, in *container, arguments ...string) (*victim, <-chan string, error) {
 	command, err := f.host.Process(context.Background(), in.gpu)
 	if err != nil {

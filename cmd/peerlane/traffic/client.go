@@ -22,7 +22,7 @@ const (
 	MemoryHost    = "host"
 )
 
-// order is a command for a client, one at a time.
+// order is a command for a client.
 type order struct {
 	Do     string
 	Socket string      `json:",omitempty"`
@@ -57,7 +57,7 @@ type reply struct {
 	Wrong    []string `json:",omitempty"`
 }
 
-// Decades counts messages by their size: of 1 to 9 bytes, of 10 to 99, and so on.
+// Decades counts messages by size: 1 to 9 bytes, 10 to 99, and so on.
 type Decades [9]int
 
 func (d *Decades) count(size uint64) {
@@ -74,7 +74,7 @@ func (d *Decades) add(more Decades) {
 	}
 }
 
-// Serve is a client's process: it executes orders until the end of in.
+// Serve is the main loop of a client process: it executes orders until in ends.
 func Serve(in io.Reader, out io.Writer) error {
 	// A CUDA context is current on a single thread.
 	runtime.LockOSThread()
@@ -100,7 +100,7 @@ func Serve(in io.Reader, out io.Writer) error {
 	}
 }
 
-// process is a client: CUDA on the GPU that it sees, and a session while it is attached.
+// process is a client: CUDA on the visible GPU, and a session while attached.
 type process struct {
 	driver  *cuda.Driver
 	device  cuda.Device
@@ -209,7 +209,7 @@ func (p *process) start(bytes uint64) error {
 // attach opens a session and gives the relay both buffers.
 func (p *process) attach(ctx context.Context, o order) error {
 	if p.session != nil {
-		return errors.New("it is attached")
+		return errors.New("client already attached")
 	}
 	if err := p.start(o.Bytes); err != nil {
 		return err
@@ -278,11 +278,11 @@ const (
 	filledLine  = 0
 	sendTurns   = 1
 	receiveTurn = 2
-	arrivedLine = 64 // and atOnce - 1 more, one per message: messages may end in any order
+	arrivedLine = 64 // and the next atOnce - 1 lines, one per message: messages may end in any order
 )
 
-// round sends the messages of one side, receives the messages of the other side and compares
-// them. After a failure it has ended the session, and compared the arrived messages.
+// round sends the messages of one side, and receives and compares the messages of the other side.
+// After a failure round has closed the session and compared the arrived messages.
 func (p *process) round(ctx context.Context, o order, r *reply) error {
 	p.rounds++
 	sends, receives := o.Round.messages(o.Side, p.bytes), o.Round.messages(1-o.Side, p.bytes)
@@ -348,7 +348,7 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 	return nil
 }
 
-// receive posts receives; for plain receives the stream reads the message after its arrival.
+// receive posts receives; for plain receives the stream reads each message after arrival.
 func (p *process) receive(r Round, list []message) ([]*client.Operation, error) {
 	b, c := p.buffers[incoming], p.receiving
 	hand := r.Hand
@@ -385,7 +385,7 @@ func (p *process) receive(r Round, list []message) ([]*client.Operation, error) 
 		case HandTimeline:
 			err = errors.Join(p.lines.Wait(p.verify.stream, line, p.rounds), p.verify.read(i, m, b.ptr))
 		case HandOver:
-			// Take fails if the hand-over has ended, and the operation with it.
+			// Take fails after the hand-over has ended; the operation fails too.
 			if err = p.lines.Take(p.verify.stream, turns); err == nil {
 				err = errors.Join(p.verify.read(i, m, b.ptr), p.lines.Give(p.verify.stream, turns))
 			}

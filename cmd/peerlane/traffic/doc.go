@@ -1,19 +1,19 @@
-// Package traffic has clients of relays send each other random messages that are
-// verified, while others come, go and are killed: what `make soak-relay` runs for an
-// hour, and integration/gpus/transfers on real GPUs.
+// Package traffic makes clients of relays exchange random verified messages while other clients
+// come, go and are killed. `make soak-relay` runs it for an hour, and integration/gpus/transfers on
+// real GPUs.
 //
 //	fleet, err := traffic.NewFleet(ctx, host, traffic.Options{…})
 //	slot := fleet.NewSlot(random, fleet.AnyPair, traffic.Life{…})
 //	slot.Live(over)   // two clients attach, connect, exchange, and leave
-//	fleet.KillClient(random.IntN) // and its like, beside that
+//	fleet.KillClient(random.IntN) // and similar faults, concurrently
 //	err = fleet.Close()
 //	report := fleet.Report()
 //
-// Contents are made and compared on the GPU, by package kernels. Each byte of a message
-// and those around it are looked at, sizes and offsets are any number of bytes.
+// Package kernels fills and compares messages on the GPU. The comparison covers every byte of a
+// message and the neighbouring bytes; sizes and offsets need no alignment.
 //
-// An error that a client meets is explained where something died that it depends on,
-// between its attach and the error, and its status is one of those that say so. Every
-// other error is a problem, and so is what takes longer than a minute or two: then the
-// client says where its goroutines are.
+// An error of a client is explained if a process that the client depends on died between the
+// client's attach and the error, and the status is one for such a death. Any other error is a
+// problem, and so is an operation of more than a minute or two: then the client prints its
+// goroutines.
 package traffic

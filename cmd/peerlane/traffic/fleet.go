@@ -35,8 +35,8 @@ type Options struct {
 	Change func(*config.Config)
 }
 
-// Fleet is containers with their relays, emulated NICs, and clients. A container is here an idle
-// process; clients are plain processes.
+// Fleet is containers with relays, emulated NICs and clients. A container here is an idle process;
+// clients are plain processes.
 type Fleet struct {
 	Options
 	ctx        context.Context
@@ -77,13 +77,13 @@ func (r *Report) problem(text string) {
 	}
 }
 
-// death is a killed process, until it has ended or a successor works.
+// death is a killed process, until the process has ended or a successor works.
 type death struct {
 	what     string
 	from, to time.Time // to is zero before
 }
 
-// container is a container with a lane, and a relay that sends by one route.
+// container is a container with a lane, and a relay with one route.
 type container struct {
 	Name   string
 	Number int
@@ -94,9 +94,9 @@ type container struct {
 	life       int
 	init       *exec.Cmd
 	generation *hook.Generation
-	kills      []time.Time // of its relay
+	kills      []time.Time // kills of the relay
 
-	ending bool // guarded by the fleet's lock: nothing begins in it
+	ending bool // guarded by the fleet's lock: no life begins in an ending container
 }
 
 // Generation is that of the container's present life.
@@ -130,7 +130,7 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 		f.nics = append(f.nics, &nic{name: fmt.Sprintf("emulated%d", i)})
 	}
 	for i, g := range gpus {
-		// Each GPU stages on the next GPU.
+		// A GPU stages on the next GPU.
 		server, n := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
 		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
 		if !slices.Contains(n.gpus, server) {
@@ -214,7 +214,7 @@ func (f *Fleet) startNIC(n *nic) error {
 		return err
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		// From then on other relays may connect.
+		// The socket now admits other relays.
 		if info, err := os.Stat(socket); err == nil && info.Mode().Perm() == 0o666 {
 			return nil
 		}
@@ -224,8 +224,8 @@ func (f *Fleet) startNIC(n *nic) error {
 	}
 }
 
-// killed records a death before it happens; the caller calls over when the process has ended, or
-// a successor works.
+// killed records a death in advance; the caller calls over when the process has ended, or a
+// successor works.
 func (f *Fleet) killed(kind string, what ...string) (over func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -249,7 +249,7 @@ func (f *Fleet) killedLocked(kind string, what ...string) (over func()) {
 	}
 }
 
-// explained reports whether one of the things died between begin and now.
+// explained reports whether any of things died between begin and now.
 func (f *Fleet) explained(begin time.Time, things []string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -268,7 +268,7 @@ func (f *Fleet) KillClient(any func(n int) int) bool {
 		return false
 	}
 	over := f.killed("client", v.name)
-	_ = v.command.Process.Kill() // it may have ended
+	_ = v.command.Process.Kill() // may have ended
 	<-v.ended
 	over()
 	return true
@@ -284,7 +284,7 @@ func (f *Fleet) StopClient(any func(n int) int, d time.Duration) bool {
 	case <-v.ended:
 	case <-time.After(d):
 	}
-	_ = v.command.Process.Signal(syscall.SIGCONT) // it may have been killed
+	_ = v.command.Process.Signal(syscall.SIGCONT) // may have been killed
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.report.Stops++
@@ -321,7 +321,7 @@ func (f *Fleet) KillRelay(c *container) (bool, error) {
 	if err != nil || pid == 0 {
 		return false, err
 	}
-	process, err := os.FindProcess(pid) // by a pidfd: no other process can have its number
+	process, err := os.FindProcess(pid) // a pidfd: the pid cannot be reused
 	if err != nil {
 		return false, nil
 	}
@@ -334,7 +334,7 @@ func (f *Fleet) KillRelay(c *container) (bool, error) {
 	if err := process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return false, err
 	}
-	// Its supervisor waits for it, so no zombie is left after that.
+	// The supervisor reaps the process, so no zombie remains.
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if err := process.Signal(syscall.Signal(0)); err != nil {
 			break
@@ -359,9 +359,9 @@ func (f *Fleet) relay(c *container) (int, error) {
 	return infos[0].Status.Relay.PID, nil
 }
 
-// KillContainer ends a container, and starts another container in its place. As in a PID
-// namespace, the other processes are killed before the end of init is visible: a relay that
-// learns of the end takes its host memory back.
+// KillContainer ends a container, and starts a replacement. As in a PID namespace, the other
+// processes die before the end of init is visible: a relay that learns of the end reclaims the host
+// memory.
 func (f *Fleet) KillContainer(c *container) error {
 	f.mu.Lock()
 	c.ending = true
@@ -376,7 +376,7 @@ func (f *Fleet) KillContainer(c *container) error {
 	f.mu.Unlock()
 	defer over()
 	for _, v := range clients {
-		_ = v.command.Process.Kill() // it may have ended
+		_ = v.command.Process.Kill() // may have ended
 		<-v.ended
 	}
 	err := f.endContainer(c)
@@ -407,7 +407,7 @@ func (f *Fleet) endContainer(c *container) error {
 	}
 }
 
-// KillNIC kills an emulated NIC, and starts it again.
+// KillNIC kills an emulated NIC, and restarts the NIC.
 func (f *Fleet) KillNIC(i int) error {
 	n := f.nics[i]
 	over := f.killed("NIC", n.name)
@@ -470,7 +470,7 @@ var ofDeaths = []wire.Status{
 	wire.StatusNICDied, wire.StatusBadHandle, wire.StatusUnreachable,
 }
 
-// failed judges the end of a life with these things.
+// failed judges the error that ended a life with the dependencies things.
 func (f *Fleet) failed(err error, begin time.Time, things []string) {
 	explained := f.explained(begin, things)
 	f.mu.Lock()
@@ -505,7 +505,7 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-// Any returns a container with a wanted number of its GPU and route.
+// Any returns a container for whose index of GPU and route wanted is true.
 func (f *Fleet) Any(r *rand.Rand, wanted func(number int) bool) *container {
 	var list []*container
 	for _, c := range f.Containers {
@@ -528,7 +528,7 @@ func (f *Fleet) Pair(route string, number int) func(*rand.Rand) [2]*container {
 	return func(*rand.Rand) [2]*container { return [2]*container(list) }
 }
 
-// AnyPair returns two containers of different GPUs that send by one route.
+// AnyPair returns two containers of different GPUs with the same route.
 func (f *Fleet) AnyPair(r *rand.Rand) [2]*container {
 	a := anyOf(r, f.Containers)
 	for {

@@ -22,7 +22,7 @@ type Life struct {
 	Stays bool
 }
 
-// Slot has room for two clients, one life after the other.
+// Slot runs two clients, one life after another.
 type Slot struct {
 	fleet  *Fleet
 	random *rand.Rand
@@ -64,8 +64,7 @@ func (s *Slot) Live(over func() bool) {
 	f.report.Lives++
 }
 
-// names returns the things that a life depends on: both containers and their relays, the clients,
-// and the NICs.
+// names returns the dependencies of a life: both containers with relays, the clients, and the NICs.
 func (f *Fleet) names(in [2]*container, s *Slot) []string {
 	things := []string{in[0].Name, in[1].Name}
 	for _, w := range s.now {

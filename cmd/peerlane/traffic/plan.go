@@ -7,8 +7,8 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// Round is the messages that two clients send each other at the same time. Both derive the round
-// from the seed.
+// Round is the messages that two clients exchange at the same time. Both derive the round from the
+// seed.
 type Round struct {
 	Seed     uint64
 	Messages int    // per direction, at most: as many as fit into the buffers
@@ -17,22 +17,22 @@ type Round struct {
 	Hand string
 }
 
-// Kinds of hand-over of GPU memory between a client's stream and its relay.
+// Kinds of hand-over of GPU memory between a client's stream and the client's relay.
 const (
 	HandPlain    = "plain"    // the CPU waits for the stream, and for the operation
 	HandTimeline = "timeline" // After and Signal
 	HandOver     = "hand-over"
 )
 
-// message is a message of a round: its offset in the sender's buffer, and in the receiver's,
+// message is a message of a round: the offset in the sender's buffer, and in the receiver's buffer,
 // whose neighbouring bytes must not change.
 type message struct {
 	size, from, to uint64
 	pattern        kernels.Pattern // of the word of from, and of the following words
 }
 
-// margin is the number of bytes before and after a message that are compared, and belong to no
-// other message.
+// margin is the number of compared bytes before and after a message, which belong to no other
+// message.
 const margin = 64
 
 // messages returns the messages that a side sends; the buffers of both sides have that size.
@@ -68,5 +68,5 @@ func (r Round) canary(sender int) kernels.Pattern {
 // byteOf is a byte of a pattern.
 func byteOf(p kernels.Pattern, i uint64) byte { return byte(p.Word(i/8) >> (i % 8 * 8)) }
 
-// shift is the offset of a message in its pattern.
+// shift is the offset of a message in the pattern.
 func (m message) shift() uint64 { return m.from % 8 }

@@ -17,14 +17,14 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Torture is messages between every two GPUs of a host, by both routes and in both directions,
-// while kernels of other processes run on every GPU, and clients and relays are killed.
+// Torture exchanges messages between every two GPUs of a host, by both routes and in both
+// directions, while kernels of other processes run on every GPU, and clients and relays are killed.
 type Torture struct {
 	GPUs      string // a value of package testbed
 	Most      int    // GPUs; 0 for every GPU
 	Binaries  string // the directory of peerlane, peerlane-hook and peerlane-relay
 	Seed      uint64
-	Transfers int           // minimum; half of them by each route
+	Transfers int           // minimum, half by each route
 	Limit     time.Duration // maximum time
 	// Containers per GPU and route; 0 for two.
 	Containers int
@@ -65,14 +65,14 @@ func (r *Result) OK(t Torture) bool {
 	return r.Transfers >= t.Transfers && 2*min(r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
 }
 
-// Run runs the messages. An error means that they could not run.
+// Run runs the messages. An error means that the messages could not run.
 func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	root, err := os.MkdirTemp("", "pl") // short, for the length of a socket's path
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
-	// Relays, which are not root, traverse the directory if they have no private root.
+	// Unprivileged relays traverse the directory if the host has no private root.
 	if err := os.Chmod(root, 0o711); err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 	return err
 }
 
-// logs returns the ends of the logs of relays and their supervisors, by container.
+// logs returns the tails of the logs of relays and supervisors, by container.
 func (f *Fleet) logs() map[string]string {
 	all := map[string]string{}
 	for _, c := range f.Containers {
@@ -229,8 +229,8 @@ func (f *Fleet) same(c *container, number int) *container {
 	return c
 }
 
-// compute keeps a GPU's SMs and memory busy by consecutive kernels of a separate process, and
-// returns their running time, in seconds.
+// compute keeps a GPU's SMs and memory busy with consecutive kernels of a separate process, and
+// returns the kernels' running time in seconds.
 func (t Torture) compute(f *Fleet, busID string, ended <-chan struct{}) (seconds float64, err error) {
 	m, err := f.host.StartMeasuring(context.Background())
 	if err != nil {

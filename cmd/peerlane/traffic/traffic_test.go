@@ -48,12 +48,12 @@ func TestMessagesOfARound(t *testing.T) {
 	r := Round{Seed: 1, Messages: 1, Largest: 1 << 40}
 	for r.Seed = range uint64(50) {
 		if m := r.messages(0, 4096)[0]; m.to < margin || max(m.from, m.to)+m.size+margin > 4096 {
-			t.Errorf("in 4096 bytes it is %+v", m)
+			t.Errorf("in 4096 bytes: %+v", m)
 		}
 	}
 }
 
-// Every byte of a message and beside it is compared.
+// The comparison covers every byte of a message and the neighbouring bytes.
 func TestCompareSeesEveryByte(t *testing.T) {
 	r := Round{Seed: 7, Messages: 3, Largest: 300}
 	const bytes = 64 << 10

@@ -14,12 +14,12 @@ import (
 // compares the words, and the ends are compared here.
 const small = 4096
 
-// atOnce is the maximum of messages of a round in one direction.
+// atOnce is the maximum number of messages of a round in one direction.
 const atOnce = 64
 
 const windowBytes = small + 2*margin
 
-// verifier compares the arrived bytes in GPU memory. It belongs to the thread with the context.
+// verifier compares received bytes in GPU memory. It belongs to the context's thread.
 type verifier struct {
 	driver  *cuda.Driver
 	kernels *kernels.Kernels
@@ -70,7 +70,7 @@ func (v *verifier) read(i int, m message, p cuda.Ptr) error {
 	if m.size <= small {
 		return fetch(0, m.to-margin, m.size+2*margin)
 	}
-	// At the offset of its pattern, so that its words are whole.
+	// Keep the pattern's alignment, so that words are whole.
 	at := v.scratch + cuda.Ptr(v.used)
 	v.used += (m.size + 15) / 8 * 8
 	first, words := m.words()
@@ -91,7 +91,7 @@ func (m message) words() (first, count uint64) {
 	return first, (m.shift()+m.size)/8 - first
 }
 
-// wrong describes the defect of message i, once the stream has read it: empty for none.
+// wrong describes the defect of message i after the stream has read the message: empty for none.
 func (v *verifier) wrong(i int, m message, canary kernels.Pattern) string {
 	window := v.window(i)
 	if m.size <= small {
@@ -106,8 +106,8 @@ func (v *verifier) wrong(i int, m message, canary kernels.Pattern) string {
 	return m.compare(window[2*margin:4*margin], m.to+m.size-margin, canary)
 }
 
-// compare describes the defect of bytes of the receiver's buffer from an offset: of the message,
-// or of the canary around it.
+// compare describes the defect of bytes of the receiver's buffer from an offset: of the message, or
+// of the neighbouring canary.
 func (m message) compare(b []byte, offset uint64, canary kernels.Pattern) string {
 	for i, got := range b {
 		at := offset + uint64(i)

@@ -23,7 +23,7 @@ type victim struct {
 	name    string
 	in      *container
 	command *exec.Cmd
-	ended   chan struct{} // closed after its end
+	ended   chan struct{} // closed after the end
 	err     error         // set before
 	stderr  testbed.Tail
 }
@@ -97,7 +97,7 @@ func (f *Fleet) worker(c *container) (*worker, error) {
 type failure struct {
 	status wire.Status // 0: no status
 	killed bool        // the process was
-	late   bool        // its container was ending before its begin
+	late   bool        // the container was ending before the start
 	hangs  bool
 	text   string
 }
@@ -150,7 +150,7 @@ func (w *worker) hangs(what string) error {
 	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience, &w.stderr)}
 }
 
-// leave ends a client as programs do: by closing its session.
+// leave ends a client regularly: by closing the session.
 func (w *worker) leave() error {
 	w.in.Close()
 	select {
@@ -166,7 +166,7 @@ func (w *worker) leave() error {
 
 // kill ends a client during any step.
 func (w *worker) kill() {
-	_ = w.command.Process.Kill() // it may have ended
+	_ = w.command.Process.Kill() // may have ended
 	w.in.Close()
 	<-w.ended
 }

@@ -1,5 +1,5 @@
-// Command build compiles the CUDA simulator's library to the path that it is
-// given: go run ./cuda/sim/build bin/libpeerlane-cuda-sim.so
+// Command build compiles the CUDA simulator's library to a path: go run ./cuda/sim/build
+// bin/libpeerlane-cuda-sim.so
 package main
 
 import (

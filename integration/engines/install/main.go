@@ -1,6 +1,5 @@
-// Command install makes the container engines that `make test-engines` runs and
-// that are no packages of this Debian, in the user's cache directory. It runs in
-// the folder of package engines.
+// Command install installs the container engines of `make test-engines` that this Debian does not
+// package, in the user's cache directory. The working directory is the folder of package engines.
 package main
 
 import (

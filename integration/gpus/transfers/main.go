@@ -1,13 +1,12 @@
-// Command transfers has all GPUs of a machine exchange random messages through relays,
-// compares every byte, and kills clients, relays and NICs meanwhile. It is run by hand on
-// machines with GPUs (docs/benchmarks.md), beside peerlane, peerlane-hook and
-// peerlane-relay:
+// Command transfers makes every GPU of a machine exchange random messages through relays, compares
+// every byte, and kills clients, relays and NICs meanwhile. Run it by hand on machines with GPUs
+// (docs/benchmarks.md), in a folder with peerlane, peerlane-hook and peerlane-relay:
 //
 //	make bin/gpu-transfers
 //	bin/gpu-transfers --transfers 100000 --save result.json
 //
-// Its status is 0 where as many messages as were asked for have crossed, no byte was
-// wrong, nothing failed that no death explains, nothing hung and nothing is left.
+// The exit status is 0 if the requested number of messages has crossed, without a corrupt byte, an
+// unexplained failure, a hang or remaining objects.
 package main
 
 import (
@@ -69,7 +68,7 @@ func command() *cobra.Command {
 			}
 		}
 		if t.Largest < 1 || t.Bytes < 1<<20 || !slices.Contains(traffic.Loads, t.Load) {
-			return errors.New("--largest is at least 1 byte, --buffers 1 MiB, and --load one of " + strings.Join(traffic.Loads, ", "))
+			return errors.New("--largest is at least 1 byte, --buffers 1 MiB, and --load one of" + strings.Join(traffic.Loads, ", "))
 		}
 		self, err := os.Executable()
 		if err != nil {

@@ -19,7 +19,7 @@ const (
 	sendTimeout = time.Minute
 )
 
-// Client is the side that has processes run. It is safe for concurrent use.
+// Client runs processes in a guest. It is safe for concurrent use.
 type Client struct {
 	conn io.ReadWriteCloser
 	done chan struct{}
@@ -38,17 +38,17 @@ type Client struct {
 	pongs     chan struct{}
 }
 
-// process is one that runs.
+// process is a running process.
 type process struct {
 	stdout, stderr io.Writer
 	taken          atomic.Int64  // bytes of input
 	took           chan struct{} // has an element when there are more
-	over           chan struct{} // closed when nobody waits for the process any more
+	over           chan struct{} // closed when Run has returned
 	exit           chan exit
 	failed         error // of a writer
 }
 
-// NewClient speaks with the agent at the other end.
+// NewClient returns a client of the agent at the other end of conn.
 func NewClient(conn io.ReadWriteCloser) *Client {
 	c := &Client{
 		conn: conn, done: make(chan struct{}), enc: json.NewEncoder(conn),
@@ -75,7 +75,7 @@ func (c *Client) take(f frame) {
 	if f.Pong {
 		select {
 		case c.pongs <- struct{}{}:
-		default: // nobody waits any more
+		default: // Run has returned
 		}
 		return
 	}
@@ -106,7 +106,7 @@ func (c *Client) take(f frame) {
 		p.taken.Add(int64(f.Taken))
 		select {
 		case p.took <- struct{}{}:
-		default: // it is there
+		default: // already signalled
 		}
 	}
 	if f.Exit != nil {
@@ -140,8 +140,8 @@ func (c *Client) Ready(ctx context.Context) (Ready, error) {
 	}
 }
 
-// Ping asks the agent whether it lives. One at a time. While somebody does not
-// read a process's output, the answer waits behind it, and that is no error.
+// Ping requests a sign of life from the agent, one request at a time. While a reader of process
+// output blocks, the answer waits behind the output, which is no error.
 func (c *Client) Ping(ctx context.Context) error {
 	select { // the answer to a ping that was given up
 	case <-c.pongs:
@@ -170,9 +170,9 @@ func (c *Client) Ping(ctx context.Context) error {
 	}
 }
 
-// Run runs a process to its end. Another status than 0 is an *ExitError. When
-// ctx ends, the process and its group are killed. stdin may be nil; it is read
-// until its end or the process's, so a reader that blocks outlives Run.
+// Run runs a process to its end. An exit status other than 0 is an *ExitError. When ctx ends, Run
+// kills the process group. stdin may be nil; Run reads it until its end or that of the process, so
+// a reader that blocks outlives Run.
 func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	p := &process{stdout: stdout, stderr: stderr, took: make(chan struct{}, 1), over: make(chan struct{}), exit: make(chan exit, 1)}
 	c.mu.Lock()
@@ -257,5 +257,5 @@ func (c *Client) ended(cmd Command, p *process, e exit) error {
 	return p.failed
 }
 
-// Close ends the connection. The agent kills what it still runs for it.
+// Close closes the connection. The agent then kills the client's remaining processes.
 func (c *Client) Close() error { return c.conn.Close() }

@@ -1,6 +1,6 @@
-// Package control runs processes in a guest. The agent in the guest is the
-// server, on a virtio-serial port for the host and on TCP for the other guest;
-// both sides send JSON values, one a frame.
+// Package control runs processes in a guest. The agent in the guest is the server, on a
+// virtio-serial port for the host and on TCP for the other guest; both sides send JSON values, one
+// per frame.
 package control
 
 import (
@@ -17,8 +17,8 @@ type Command struct {
 	// Env is added to the agent's environment: "NAME=value".
 	Env []string `json:"env,omitempty"`
 	Dir string   `json:"dir,omitempty"`
-	// Terminal gives the process a pseudo-terminal of that many rows and columns;
-	// its output is then all on Stdout.
+	// Terminal gives the process a pseudo-terminal with this number of rows and columns; output
+	// then arrives on Stdout only.
 	Terminal *Size `json:"terminal,omitempty"`
 }
 
@@ -28,7 +28,7 @@ type Size struct {
 	Cols uint16 `json:"cols"`
 }
 
-// Ready is what the agent says first.
+// Ready is the agent's first message.
 type Ready struct {
 	// Uptime is that of the guest's kernel when the agent began to serve.
 	Uptime time.Duration `json:"uptime"`
@@ -43,11 +43,11 @@ type ExitError struct {
 
 func (e *ExitError) Error() string { return fmt.Sprintf("%q ended with status %d", e.Argv, e.Status) }
 
-// inputCredit is how many bytes of input may be on their way: what the process
-// has not read waits at the reader's side, and no frame waits behind it.
+// inputCredit is the limit of input in flight, in bytes: unread input stays on the sender's side,
+// so that no frame waits behind it.
 const inputCredit = 1 << 20
 
-// frame is one message in either direction. ID names the process.
+// frame is a message in either direction. ID identifies the process.
 type frame struct {
 	ID int64 `json:"id,omitempty"`
 
@@ -69,5 +69,5 @@ type frame struct {
 
 type exit struct {
 	Status int    `json:"status"`
-	Failed string `json:"failed,omitempty"` // it could not be started
+	Failed string `json:"failed,omitempty"` // error of the start
 }

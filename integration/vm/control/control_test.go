@@ -32,7 +32,7 @@ func agent(t *testing.T) *Client {
 	return c
 }
 
-func TestAProcessHasItsInputsAndOutputs(t *testing.T) {
+func TestProcessHasInputAndOutputs(t *testing.T) {
 	c := agent(t)
 	var out, errs bytes.Buffer
 	input := strings.Repeat("0123456789abcdef", 50_000)
@@ -41,7 +41,7 @@ func TestAProcessHasItsInputsAndOutputs(t *testing.T) {
 	}, strings.NewReader(input), &out, &errs)
 	var status *ExitError
 	if !errors.As(err, &status) || status.Status != 3 {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("ended with %v", err)
 	}
 	if out.String() != input || errs.String() != "word in /\n" {
 		t.Errorf("%d bytes out of %d, and %q", out.Len(), len(input), errs.String())
@@ -50,7 +50,7 @@ func TestAProcessHasItsInputsAndOutputs(t *testing.T) {
 
 func TestProcessesRunAtOnce(t *testing.T) {
 	c := agent(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("its time is over"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("time limit reached"))
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, Command{Argv: []string{"sh", "-c", "sleep 100 & wait"}}, nil, nil, nil) }()
@@ -60,12 +60,12 @@ func TestProcessesRunAtOnce(t *testing.T) {
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "its time is over") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "time limit reached") {
 		t.Errorf("a process without end: %v", err)
 	}
 }
 
-func TestWhatCannotBeStartedSaysWhy(t *testing.T) {
+func TestFailedStartReturnsCause(t *testing.T) {
 	c := agent(t)
 	err := c.Run(t.Context(), Command{Argv: []string{"/no/such/program"}}, nil, nil, nil)
 	if err == nil || !strings.Contains(err.Error(), "no such file") {
@@ -76,7 +76,7 @@ func TestWhatCannotBeStartedSaysWhy(t *testing.T) {
 	}
 }
 
-func TestATerminalIsOne(t *testing.T) {
+func TestTerminalHasSizeAndSession(t *testing.T) {
 	c := agent(t)
 	var out bytes.Buffer
 	err := c.Run(t.Context(), Command{Argv: []string{"sh", "-c", "test -t 0 && stty size"}, Terminal: &Size{Rows: 33, Cols: 99}}, nil, &out, nil)
@@ -85,7 +85,7 @@ func TestATerminalIsOne(t *testing.T) {
 	}
 }
 
-func TestAGuestThatIsGoneIsAnError(t *testing.T) {
+func TestLostGuestIsError(t *testing.T) {
 	host, guest := net.Pipe()
 	c := NewClient(host)
 	guest.Close()
@@ -97,7 +97,7 @@ func TestAGuestThatIsGoneIsAnError(t *testing.T) {
 	}
 }
 
-// never is an input or an output whose other side waits for ever.
+// never is an input or output that blocks forever.
 type never struct{ t *testing.T }
 
 func (n never) Write([]byte) (int, error) {
@@ -107,17 +107,17 @@ func (n never) Write([]byte) (int, error) {
 
 func TestInputThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	c := agent(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("its time is over"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
 		ended <- c.Run(ctx, Command{Argv: []string{"sleep", "100"}}, strings.NewReader(strings.Repeat("x", 10<<20)), nil, nil)
 	}()
-	time.Sleep(300 * time.Millisecond) // the input is on its way
+	time.Sleep(300 * time.Millisecond) // let the input arrive
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "its time is over") {
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "time limit reached") {
 		t.Error(err)
 	}
 }

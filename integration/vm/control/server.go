@@ -12,8 +12,8 @@ import (
 	"github.com/creack/pty"
 )
 
-// Serve runs what the client at the other end asks for until the connection
-// ends, and then kills what still runs.
+// Serve executes the client's requests until the connection ends, and then kills remaining
+// processes.
 func Serve(conn io.ReadWriter, ready Ready) error {
 	s := &server{enc: json.NewEncoder(conn), children: map[int64]*child{}}
 	if err := s.send(frame{Ready: &ready}); err != nil {
@@ -75,7 +75,7 @@ func (s *server) take(f frame) error {
 	c := s.children[f.ID]
 	s.mu.Unlock()
 	if c == nil {
-		return nil // it has ended meanwhile
+		return nil // ended meanwhile
 	}
 	switch {
 	case f.Kill:
@@ -86,7 +86,7 @@ func (s *server) take(f frame) error {
 	return nil
 }
 
-// put queues input. It never waits: another frame may be a kill.
+// put queues input. It never blocks, because the next frame may be a kill.
 func (c *child) put(data []byte, end bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,12 +97,12 @@ func (c *child) put(data []byte, end bool) error {
 	c.closed = c.closed || end
 	select {
 	case c.more <- struct{}{}:
-	default: // it is there
+	default: // already signalled
 	}
 	return nil
 }
 
-// next waits for input. It is the last when end is set.
+// next waits for input; end marks the last.
 func (c *child) next() (data []byte, end bool) {
 	for {
 		c.mu.Lock()
@@ -174,8 +174,7 @@ func (s *server) start(id int64, command Command) error {
 	return nil
 }
 
-// feed hands the input on, and goes on taking it when the process does not read
-// it any more.
+// feed writes the input to the process, and discards it after the process has closed its end.
 func (s *server) feed(id int64, c *child) {
 	var failed error
 	for {
@@ -227,9 +226,9 @@ func result(cmd *exec.Cmd, err error) *exit {
 	return &exit{Status: cmd.ProcessState.ExitCode()}
 }
 
-// kill ends the process and its group; a terminal's process leads a session.
+// kill kills the process group; a terminal's process leads a session.
 func (c *child) kill() {
-	// ESRCH where it has ended already.
+	// ESRCH after the end.
 	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
 }
 

@@ -34,8 +34,8 @@ TasksMax=infinity
 LimitMEMLOCK=8M
 `
 
-// boot is the initial RAM file system's job: to load the modules that its disk
-// needs, mount it, and go on there.
+// boot is the work of the initial RAM file system: it loads the modules for the disk, mounts the
+// disk, and switches to it.
 func boot() error {
 	if err := mountAll([]mount{
 		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
@@ -86,7 +86,7 @@ func kernelOptions() (map[string]string, error) {
 	return options, nil
 }
 
-// loadModules loads what the file "order" in dir lists.
+// loadModules loads the modules in the file "order" in dir.
 func loadModules(dir string) error {
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	if err != nil {
@@ -106,8 +106,7 @@ func loadModules(dir string) error {
 	return nil
 }
 
-// waitFor waits for a device node, which the kernel makes when it has found the
-// device.
+// waitFor waits for a device node, which the kernel creates after it has found the device.
 func waitFor(path string) error {
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		_, err := os.Stat(path)
@@ -117,8 +116,8 @@ func waitFor(path string) error {
 	}
 }
 
-// installAgent puts this program, and for systemd a unit, below the new root's
-// /run: so the image needs nothing of it, and is good for every agent.
+// installAgent copies this program, and for systemd a unit, below the new root's /run: the image is
+// independent of the agent.
 func installAgent(root string) error {
 	text, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -144,7 +143,7 @@ func installAgent(root string) error {
 	return os.Symlink("../"+name, filepath.Join(root+units, "multi-user.target.wants", name))
 }
 
-// switchRoot makes root the root of everything and executes what is there.
+// switchRoot makes root the file system root and executes argv in it.
 func switchRoot(root string, argv []string) error {
 	for _, dir := range []string{"/proc", "/sys", "/dev"} {
 		if err := unix.Mount(dir, root+dir, "", unix.MS_MOVE, ""); err != nil {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initialize is process 1 of the small image: what a test can expect of a host,
-// without systemd. It starts the agent and ends the machine with it.
+// initialize is process 1 of the small image: it sets up a host without systemd, starts the agent
+// and powers the machine off when the agent ends.
 func initialize() error {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV
 	if err := mountAll([]mount{
@@ -33,8 +33,8 @@ func initialize() error {
 	if err := unix.Sethostname([]byte("peerlane-vm")); err != nil {
 		return err
 	}
-	// A process of its own: process 1 waits for everybody's orphans, and would take
-	// the statuses of the agent's children from it.
+	// The agent is a separate process: process 1 reaps orphans, and would steal the exit statuses
+	// of the agent's children.
 	process, err := os.StartProcess(agent, []string{agent, "serve"}, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
 		return err

@@ -5,8 +5,8 @@
 //	guest serve    the agent: the network, then processes for the host
 //	guest tree X   put the PCIe tree X in place (package pcitree); none removes it
 //
-// It is static and makes system calls where others would start programs: under
-// emulation a fork and an exec cost 60 ms.
+// Guest is static and makes system calls instead of running programs: under emulation a fork and an
+// exec cost 60 ms.
 package main
 
 import (
@@ -49,7 +49,7 @@ func powerOff() {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) // returns only with an error
 }
 
-// mount is one file system.
+// mount is a file system to mount.
 type mount struct {
 	source, target, kind string
 	flags                uintptr

@@ -73,8 +73,8 @@ func about() (control.Ready, error) {
 	}, err
 }
 
-// configureNetwork gives each network card the name and the address that its
-// hardware address stands for.
+// configureNetwork sets the name and the address of each network card according to its hardware
+// address.
 func configureNetwork() error {
 	runtime.LockOSThread() // a netlink socket belongs to a thread's namespace
 	defer runtime.UnlockOSThread()
@@ -117,7 +117,7 @@ func configureCard(link netlink.Link, card wiring.Card) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	// Both rails may reach both: answer for one's own address only.
+	// Both rails may reach both addresses: answer ARP for the card's own address only.
 	for name, value := range map[string]string{"arp_ignore": "1", "arp_announce": "2"} {
 		file := filepath.Join("/proc/sys/net/ipv4/conf", card.Name, name)
 		if err := os.WriteFile(file, []byte(value), 0); err != nil {

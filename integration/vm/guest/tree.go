@@ -9,8 +9,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 )
 
-// tree puts a PCIe tree in place, for somebody in a shell: one of the package's,
-// or a file.
+// tree loads a PCIe tree for a user of a shell: a table of the package by name, or a file.
 func tree(arguments []string) error {
 	if len(arguments) != 1 {
 		return fmt.Errorf("usage: guest tree none|%s|FILE", strings.Join(pcitree.Names(), "|"))
@@ -26,7 +25,7 @@ func tree(arguments []string) error {
 	if err != nil {
 		file, readErr := os.ReadFile(name)
 		if readErr != nil {
-			return fmt.Errorf("%w; nor is it a file: %w", err, readErr)
+			return fmt.Errorf("%w; and as a file: %w", err, readErr)
 		}
 		text = string(file)
 	}

@@ -1,5 +1,5 @@
-// Package inside is what tests use in a guest: its PCIe tree, RDMA devices on its
-// network cards, the cables, and the other guest.
+// Package inside is for tests in a guest: PCIe tree, RDMA devices on network cards, cables, and the
+// other guest.
 package inside
 
 import (
@@ -36,14 +36,14 @@ const (
 // Binaries is where Peerlane's programs are.
 const Binaries = "/share/bin"
 
-// longest is what one command may take; the slowest, a demo, takes half a minute.
+// longest is the limit of one command; the slowest, a demo, takes half a minute.
 const longest = 5 * time.Minute
 
-// patience is ten times what anything here takes.
+// patience is ten times the longest wait in a guest.
 const patience = 30 * time.Second
 
-// Command runs a program to its end and returns what it printed; another status
-// than 0 fails the test.
+// Command runs a program to its end and returns the output; an exit status other than 0 fails the
+// test.
 func Command(t testing.TB, name string, arguments ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), longest, fmt.Errorf("not within %v", longest))
@@ -58,8 +58,8 @@ func Command(t testing.TB, name string, arguments ...string) string {
 	return string(out)
 }
 
-// SystemIsUp waits until the system is up whose process 1 is systemd; the agent
-// comes up before it does. A unit that has failed is an error.
+// SystemIsUp waits until systemd has booted the system; the agent starts earlier. A failed unit is
+// an error.
 func SystemIsUp() error {
 	out, err := exec.Command("systemctl", "is-system-running", "--wait").CombinedOutput()
 	if err == nil {
@@ -112,8 +112,8 @@ func NamedTree(t testing.TB, name string) *pcitree.Tree {
 	return Tree(t, text)
 }
 
-// Card makes a network card with nothing behind it until the test ends, for
-// more RDMA devices than the guest has rails.
+// Card creates a dummy network card until the test ends, for more RDMA devices than the guest has
+// rails.
 func Card(t testing.TB, name string) {
 	t.Helper()
 	card := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: name}}
@@ -136,7 +136,7 @@ type Device struct {
 	Name string
 	Kind string // RoCE or IWARP
 	Card string // the network card: rail0, rail1
-	// Parent is the PCI function that the device sits under; empty for none.
+	// Parent is the PCI function of the device; may be empty.
 	Parent string
 }
 
@@ -154,17 +154,17 @@ func RDMA(t testing.TB, devices ...Device) {
 	}
 }
 
-// MakeRDMA makes devices; remove removes those that it has made, also where it fails.
+// MakeRDMA creates devices; remove removes the created devices, also after an error.
 func MakeRDMA(devices ...Device) (remove func() error, err error) {
 	var made, parameters []string
 	remove = func() (err error) {
-		// What makes devices after this test, and knows nothing of parents, has none; a
-		// comma names nobody, where writing nothing would change nothing.
+		// Reset the parameter for later devices without a parent: a comma names no device, while an
+		// empty write changes nothing.
 		for _, file := range parameters {
 			err = errors.Join(err, os.WriteFile(file, []byte(","), 0))
 		}
 		for _, name := range made {
-			// The mount of the namespace's devices may hold it for a moment.
+			// The mount of the namespace's devices may hold the device for a moment.
 			if failed := netlink.RdmaLinkDel(name); failed != nil {
 				err = errors.Join(err, fmt.Errorf("removing RDMA device %s: %w", name, failed))
 			}
@@ -209,8 +209,7 @@ func Port(t testing.TB, device, attribute string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Eventually waits until something is so, and fails the test with what it was
-// last when that takes too long.
+// Eventually waits until so returns ok, and fails the test with the last description after a limit.
 func Eventually(t testing.TB, what string, so func() (ok bool, is string)) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -224,8 +223,7 @@ func Eventually(t testing.TB, what string, so func() (ok bool, is string)) {
 	}
 }
 
-// Plug plugs a card's cable in, or pulls it. A pulled cable is plugged in again
-// when the test ends.
+// Plug plugs or unplugs a card's cable. The end of the test plugs an unplugged cable again.
 func Plug(t testing.TB, card string, plugged bool) {
 	t.Helper()
 	if err := plug(card, plugged); err != nil {
@@ -244,8 +242,8 @@ func plug(card string, plugged bool) error {
 	return ask(wiring.Request{Card: card, Plugged: plugged})
 }
 
-// StopOther stops the other guest's processors, as if its host had died, until goOn is
-// called or the test ends.
+// StopOther stops the other guest's processors, like a dead host, until goOn is called or the test
+// ends.
 func StopOther(t testing.TB) (goOn func()) {
 	t.Helper()
 	var once sync.Once
@@ -294,9 +292,8 @@ func ask(r wiring.Request) (err error) {
 	return nil
 }
 
-// Disturb lets a card lose, delay and reorder what it sends, as
-// netlink.NetemQdiscAttrs says (times in microseconds, chances in percent), until
-// the test ends or it is disturbed otherwise.
+// Disturb makes a card lose, delay and reorder sent packets, as netlink.NetemQdiscAttrs specifies
+// (times in microseconds, chances in percent), until the next call or the end of the test.
 func Disturb(t testing.TB, card string, how netlink.NetemQdiscAttrs) {
 	t.Helper()
 	link, err := netlink.LinkByName(card)
@@ -341,8 +338,7 @@ func Other(t testing.TB) *control.Client {
 	return c
 }
 
-// OnOther runs a program in the other guest to its end, and returns what it
-// printed.
+// OnOther runs a program in the other guest to its end, and returns the output.
 func OnOther(t testing.TB, c *control.Client, name string, arguments ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), longest, fmt.Errorf("not within %v", longest))

@@ -2,8 +2,7 @@
 // that are not there: tables of text become the records that the guest's module
 // pcitree (integration/vm/module) makes root buses of.
 //
-// A table has one bridge or function a line; what lies below a bridge is
-// indented further:
+// A table has one line per bridge or function; devices below a bridge are indented further:
 //
 //	host-bridge 0000:15 numa=0
 //	    root-port 8086:352a gen5 x16 acs
@@ -22,8 +21,8 @@
 //	nvme        VENDOR:DEVICE genN xN   class 010802, no driver
 //	function    CLASS VENDOR:DEVICE genN xN
 //
-// all numbers but those of genN, xN and numa in hexadecimal. genN and xN are the
-// greatest link speed and width. Behind them may follow
+// Numbers are hexadecimal, except those of genN, xN and numa. genN and xN are the maximum link
+// speed and width. Optional words follow:
 //
 //	numa=N                of a host bridge; none without it
 //	acs, acs=on           of a root port, and of a switch for its downstream
@@ -35,6 +34,6 @@
 //	driver=NAME           nvidia, mlx5_core or none
 //	uuid=GPU-...          of a GPU; without it, one that follows from the address
 //
-// A # starts a comment. Bus numbers follow depth first, as a BIOS gives them:
-// root ports are devices 1, 2, … of the root bus.
+// A # starts a comment. Bus numbers are assigned depth first, as by a BIOS: root ports are devices
+// 1, 2, … of the root bus.
 package pcitree

@@ -11,8 +11,8 @@ import (
 // device is the module's.
 const device = "/dev/pcitree"
 
-// Load makes the tree appear in the running kernel, in place of the one before.
-// RDMA devices below the one before have to be removed first.
+// Load makes the tree appear in the running kernel, in place of the former tree. RDMA devices in
+// the former tree must be removed first.
 func (t *Tree) Load() error {
 	if err := write(t.Records()); err != nil {
 		return fmt.Errorf("loading a PCIe tree of %d functions: %w", len(t.functions), err)
@@ -28,7 +28,7 @@ func Unload() error {
 	return nil
 }
 
-// write is one write, which is a whole table.
+// write writes the whole table with one call.
 func write(records []byte) error {
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -40,7 +40,7 @@ func write(records []byte) error {
 	_, err = f.Write(records)
 	switch {
 	case errors.Is(err, syscall.EBUSY):
-		err = fmt.Errorf("%w; remove the RDMA devices below it first (rdma link delete)", err)
+		err = fmt.Errorf("%w; remove the RDMA devices in the tree first (rdma link delete)", err)
 	case err != nil:
 		err = fmt.Errorf("%w; dmesg says why", err)
 	}

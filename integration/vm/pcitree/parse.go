@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// maxFunctions is what the module takes (MAX_FUNCTIONS in pcitree.c).
+// maxFunctions is the module's limit (MAX_FUNCTIONS in pcitree.c).
 const maxFunctions = 512
 
-// Tree is a table that has been read. Its addresses are settled.
+// Tree is a parsed table with assigned addresses.
 type Tree struct {
-	functions []*function // in the order of the table, each bridge before what is below it
-	window    uint64      // bytes of address space for the BARs below one root
+	functions []*function // in the order of the table, bridges before children
+	window    uint64      // address space in bytes for the BARs below a root
 }
 
 type kind string
@@ -29,7 +29,7 @@ const (
 	kindFunction   kind = "function"
 )
 
-// acs says what a port has of Access Control Services (PCIe 6.12).
+// acs is the Access Control Services of a port (PCIe 6.12).
 type acs string
 
 const (
@@ -41,10 +41,10 @@ const (
 // link is a speed (1 for 2.5 GT/s, 5 for 32 GT/s) and a number of lanes.
 type link struct{ gen, width int }
 
-// identity is a vendor's number and its device's.
+// identity is a vendor id and a device id.
 type identity struct{ vendor, device uint16 }
 
-// line is one line of a table, and below it those that are indented further.
+// line is a line of a table, with the lines indented below it.
 type line struct {
 	number   int // in the text, from 1
 	indent   int
@@ -52,12 +52,12 @@ type line struct {
 	children []*line
 
 	domain, bus int // of a host bridge
-	numa        int // of a host bridge, -1 for none
+	numa        int // of a host bridge, or -1
 
 	id        identity
 	class     uint32
 	max       link
-	current   link // zero where it follows from the ends
+	current   link // zero to derive it from both ends
 	acs       acs
 	portACS   acs // "" where the switch's holds
 	subsystem identity
@@ -97,7 +97,7 @@ func Parse(text string) (*Tree, error) {
 		open = append(open, l)
 	}
 	if len(top) == 0 {
-		return nil, fmt.Errorf("PCIe table: it has no host bridge; begin with one, as in host-bridge 0000:15 numa=0")
+		return nil, fmt.Errorf("PCIe table: no host bridge; begin with a line such as host-bridge 0000:15 numa=0")
 	}
 	return place(top)
 }
@@ -149,7 +149,7 @@ func (l *line) parse(words []string) error {
 		return fmt.Errorf("%q is no kind of line; there are host-bridge, root-port, switch, gpu, nic, nvme and function", l.kind)
 	}
 	if len(words) < len(positions) {
-		return fmt.Errorf("a %s has %d words behind it, and here are %d; see the package's documentation", l.kind, len(positions), len(words))
+		return fmt.Errorf("%s needs %d words, and the line has %d; see the package's documentation", l.kind, len(positions), len(words))
 	}
 	for i, read := range positions {
 		if err := read(words[i]); err != nil {
@@ -160,7 +160,7 @@ func (l *line) parse(words []string) error {
 	for _, word := range words[len(positions):] {
 		name, value, _ := strings.Cut(word, "=")
 		if given[name] {
-			return fmt.Errorf("%s is there twice", name)
+			return fmt.Errorf("duplicate %s", name)
 		}
 		given[name] = true
 		if err := l.option(word, name, value); err != nil {
@@ -190,7 +190,7 @@ func (l *line) option(word, name, value string) (err error) {
 	}
 	switch name {
 	case "numa":
-		// The kernel has at most 1024 nodes; whether the guest has this one, its module says.
+		// The kernel has at most 1024 nodes; the module checks the guest's.
 		if l.numa, err = strconv.Atoi(value); err != nil || l.numa < 0 || l.numa >= 1024 {
 			return fmt.Errorf("%q is no NUMA node", word)
 		}
@@ -206,12 +206,12 @@ func (l *line) option(word, name, value string) (err error) {
 	case "port-acs":
 		l.portACS = acs(value)
 		if !slices.Contains([]acs{acsNone, acsOff, acsOn}, l.portACS) {
-			return fmt.Errorf("%q is none of port-acs=none, port-acs=off and port-acs=on", word)
+			return fmt.Errorf("unknown word %q; use port-acs=none, port-acs=off or port-acs=on", word)
 		}
 	case "link":
 		gen, width, ok := strings.Cut(value, "x")
 		if !ok {
-			return fmt.Errorf("%q is no link; write one as link=gen4x8", word)
+			return fmt.Errorf("invalid link %q; write link=gen4x8", word)
 		}
 		if l.current.gen, err = parseGen(gen); err != nil {
 			return err
@@ -226,7 +226,7 @@ func (l *line) option(word, name, value string) (err error) {
 		return err
 	case "driver":
 		if !slices.Contains([]string{"nvidia", "mlx5_core", "none"}, value) {
-			return fmt.Errorf("the module has no driver %q; it has nvidia, mlx5_core and none", value)
+			return fmt.Errorf("unknown driver %q; the module has nvidia, mlx5_core and none", value)
 		}
 		l.driver = value
 		if value == "none" {
@@ -234,22 +234,22 @@ func (l *line) option(word, name, value string) (err error) {
 		}
 	case "uuid":
 		if !uuidPattern.MatchString(value) {
-			return fmt.Errorf("%q is no GPU's UUID; write one as uuid=GPU-a5a8a5c2-6e5b-4a3e-9d0e-0f1c2b3a4d00", value)
+			return fmt.Errorf("invalid UUID %q of a GPU; write uuid=GPU-a5a8a5c2-6e5b-4a3e-9d0e-0f1c2b3a4d00", value)
 		}
 		l.uuid = value
 	}
 	return nil
 }
 
-// fits looks at where a line stands. It is above's last child.
+// fits checks the place of a line, the last child of above.
 func (l *line) fits(above *line) error {
 	switch {
 	case above == nil && l.kind != kindHostBridge:
-		return fmt.Errorf("a %s is below no host bridge; indent it further than the line that it belongs to", l.kind)
+		return fmt.Errorf("%s without a host bridge; indent the line below a host bridge", l.kind)
 	case above == nil:
 		return nil
 	case l.kind == kindHostBridge:
-		return fmt.Errorf("a host bridge is below a %s; it begins its own tree, with no indentation", above.kind)
+		return fmt.Errorf("host bridge below a %s; a host bridge is the root of a tree and has no indentation", above.kind)
 	}
 	switch above.kind {
 	case kindHostBridge:
@@ -261,14 +261,14 @@ func (l *line) fits(above *line) error {
 		}
 	case kindRootPort:
 		if l.kind == kindRootPort {
-			return fmt.Errorf("a root port is below a root port; it belongs below a host bridge")
+			return fmt.Errorf("root port below a root port; move the line below a host bridge")
 		}
 		if len(above.children) > 1 {
-			return fmt.Errorf("a second thing is below a root port, which has one link; use a switch")
+			return fmt.Errorf("second device below a root port, which has one link; add a switch")
 		}
 	case kindSwitch:
 		if l.kind == kindRootPort {
-			return fmt.Errorf("a root port is below a switch; it belongs below a host bridge")
+			return fmt.Errorf("root port below a switch; move the line below a host bridge")
 		}
 		if len(above.children) > 32 {
 			return fmt.Errorf("a switch has more than 32 downstream ports")
@@ -277,7 +277,7 @@ func (l *line) fits(above *line) error {
 		return fmt.Errorf("a %s is below a %s, which is no bridge", l.kind, above.kind)
 	}
 	if l.portACS != "" && above.kind != kindSwitch {
-		return fmt.Errorf("port-acs is of what is below a switch; a root port has acs")
+		return fmt.Errorf("port-acs without a switch; a root port has acs")
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func parseBus(text string) (domain, bus int, err error) {
 	d, errDomain := parseHex(left, 4)
 	b, errBus := parseHex(right, 2)
 	if errDomain != nil || errBus != nil {
-		return 0, 0, fmt.Errorf("%q is no root bus; write one as 0000:15", text)
+		return 0, 0, fmt.Errorf("invalid root bus %q; write 0000:15", text)
 	}
 	return int(d), int(b), nil
 }
@@ -307,9 +307,9 @@ func parseIdentity(text string) (identity, error) {
 	left, right, _ := strings.Cut(text, ":")
 	vendor, errVendor := parseHex(left, 4)
 	device, errDevice := parseHex(right, 4)
-	// All ones is how an empty slot answers.
+	// An empty slot answers with all ones.
 	if errVendor != nil || errDevice != nil || vendor == 0xffff || vendor == 0 {
-		return identity{}, fmt.Errorf("%q is no vendor and device; write them as 10de:2330", text)
+		return identity{}, fmt.Errorf("invalid vendor and device %q; write 10de:2330", text)
 	}
 	return identity{uint16(vendor), uint16(device)}, nil
 }
@@ -317,7 +317,7 @@ func parseIdentity(text string) (identity, error) {
 func parseClass(text string) (uint32, error) {
 	n, err := parseHex(text, 6)
 	if err != nil || n>>8 == 0x0604 {
-		return 0, fmt.Errorf("%q is no class of a function that is no bridge; write one as 030200", text)
+		return 0, fmt.Errorf("invalid class %q of a function other than a bridge; write 030200", text)
 	}
 	return uint32(n), nil
 }

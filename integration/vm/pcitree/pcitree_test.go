@@ -178,7 +178,7 @@ func TestNamedTablesHaveTheirMachines(t *testing.T) {
 	}
 }
 
-func TestAnUnknownNameSaysWhichThereAre(t *testing.T) {
+func TestUnknownNameListsKnownNames(t *testing.T) {
 	_, err := Named("three-nics")
 	if err == nil || !strings.Contains(err.Error(), "dgx, no-switch, one-switch, two-nics") {
 		t.Errorf("got %v", err)
@@ -272,7 +272,7 @@ host-bridge 0000:15 numa=1
 		t.Error(diff)
 	}
 	if !uuidPattern.MatchString(want[1].UUID) {
-		t.Errorf("the UUID that follows from an address is none: %q", want[1].UUID)
+		t.Errorf("invalid UUID derived from an address: %q", want[1].UUID)
 	}
 	// A GPU that the driver does not manage is not in /proc and has no minor.
 	if text := find(t, tree, "0000:16:00.0").information(); text != "" {
@@ -328,18 +328,18 @@ func TestRecordsHaveTheModulesLayout(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRefusesInvalidTables(t *testing.T) {
 	const head = "host-bridge 0000:15 numa=0\n root-port 8086:352a gen5 x16\n"
 	const sw = head + "  switch 1000:c030 gen5 x16\n"
 	many := func(n int, line string) string { return strings.Repeat(line, n) }
 	for name, c := range map[string]struct{ text, want string }{
 		"nothing":               {"# empty\n\n", "no host bridge"},
 		"an unknown kind":       {"host-brigde 0000:15\n", "line 1"},
-		"no root":               {"root-port 8086:352a gen5 x16\n", "line 1: a root-port is below no host bridge"},
-		"an indented bridge":    {head + "  host-bridge 0000:37\n", "line 3: a host bridge is below"},
+		"no root":               {"root-port 8086:352a gen5 x16\n", "line 1: root-port without a host bridge"},
+		"an indented bridge":    {head + "  host-bridge 0000:37\n", "line 3: host bridge below"},
 		"a GPU at a bridge":     {"host-bridge 0000:15\n gpu 10de:2330 gen5 x16\n", "line 2"},
 		"below a GPU":           {head + "  gpu 10de:2330 gen5 x16\n   nic 15b3:1021 gen5 x16\n", "line 4: a nic is below a gpu"},
-		"two below a port":      {head + "  gpu 10de:2330 gen5 x16\n  nic 15b3:1021 gen5 x16\n", "line 4: a second thing"},
+		"two below a port":      {head + "  gpu 10de:2330 gen5 x16\n  nic 15b3:1021 gen5 x16\n", "line 4: second device"},
 		"a port below a port":   {head + "  root-port 8086:352a gen5 x16\n", "line 3"},
 		"a port below a switch": {sw + "   root-port 8086:352a gen5 x16\n", "line 4"},
 		"33 below a switch":     {sw + many(33, "   nic 15b3:1021 gen5 x16\n"), "line 36: a switch has more than 32"},
@@ -355,16 +355,16 @@ func TestParseRefuses(t *testing.T) {
 		"numa":                  {"host-bridge 0000:15 numa=-1\n", "numa=-1"},
 		"an unknown option":     {head + "  gpu 10de:2330 gen5 x16 speed=1\n", "speed=1"},
 		"an option elsewhere":   {head + "  nic 15b3:1021 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n", "a nic has no option"},
-		"an option twice":       {head + "  gpu 10de:2330 gen5 x16 link=gen4x8 link=gen4x8\n", "twice"},
-		"too fast a link":       {head + "  gpu 10de:2330 gen4 x16 link=gen5x16\n", "line 3: link=gen5x16 is more"},
+		"an option twice":       {head + "  gpu 10de:2330 gen5 x16 link=gen4x8 link=gen4x8\n", "duplicate link"},
+		"too fast a link":       {head + "  gpu 10de:2330 gen4 x16 link=gen5x16\n", "line 3: link=gen5x16 exceeds"},
 		"half a link":           {head + "  gpu 10de:2330 gen4 x16 link=gen4\n", "link=gen4"},
 		"acs":                   {"host-bridge 0000:15\n root-port 8086:352a gen5 x16 acs=off\n", "acs=off"},
 		"port-acs at a root":    {head + "  gpu 10de:2330 gen5 x16 port-acs=on\n", "port-acs"},
 		"a driver":              {head + "  gpu 10de:2330 gen5 x16 driver=vfio-pci\n", "vfio-pci"},
 		"a UUID":                {head + "  gpu 10de:2330 gen5 x16 uuid=GPU-1\n", "UUID"},
 		"a UUID twice": {head + "  gpu 10de:2330 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n" +
-			" root-port 8086:352a gen5 x16\n  gpu 10de:2330 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n", "line 5: its UUID"},
-		"a bus twice":      {"host-bridge 0000:16\n" + head, "line 3: its bus 0000:16 is that of line 1"},
+			" root-port 8086:352a gen5 x16\n  gpu 10de:2330 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n", "line 5: UUID"},
+		"a bus twice":      {"host-bridge 0000:16\n" + head, "line 3: bus 0000:16 is in use by line 1"},
 		"a bus above ff":   {"host-bridge 0000:fe\n root-port 8086:352a gen5 x16\n root-port 8086:352a gen5 x16\n", "line 3: there is no bus number left"},
 		"513 functions":    {many(1, manyRoots(513)), "more than 512 functions"},
 		"too many BARs":    {manyGPUs(), "spread the GPUs"},
@@ -376,7 +376,7 @@ func TestParseRefuses(t *testing.T) {
 				t.Fatalf("it was taken: %v", addresses(tree))
 			}
 			if !strings.Contains(err.Error(), c.want) {
-				t.Errorf("got %q, want it to say %q", err, c.want)
+				t.Errorf("got %q, want %q", err, c.want)
 			}
 		})
 	}
@@ -394,7 +394,7 @@ func manyRoots(n int) string {
 	return b.String()
 }
 
-// manyGPUs is a table of 180 GPUs below one host bridge.
+// manyGPUs returns a table of 180 GPUs below one host bridge.
 func manyGPUs() string {
 	var b strings.Builder
 	b.WriteString("host-bridge 0000:00\n")
@@ -418,7 +418,7 @@ func FuzzParse(f *testing.F) {
 		tree, err := Parse(text)
 		if err != nil {
 			if !strings.HasPrefix(err.Error(), "PCIe table") {
-				t.Errorf("the error does not say where it is from: %v", err)
+				t.Errorf("the error does not name its source: %v", err)
 			}
 			return
 		}
@@ -428,7 +428,7 @@ func FuzzParse(f *testing.F) {
 		}
 		slices.Sort(all)
 		if len(all) > maxFunctions || len(slices.Compact(all)) != len(tree.functions) {
-			t.Errorf("addresses are there twice, or too many: %v", all)
+			t.Errorf("duplicate or excess addresses: %v", all)
 		}
 		for _, f := range tree.functions {
 			if f.portType != endpoint && (f.secondary <= f.bus || f.subordinate < f.secondary || f.subordinate > 0xff) {

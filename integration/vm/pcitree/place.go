@@ -25,35 +25,35 @@ func (a address) String() string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", a.domain, a.bus, a.device)
 }
 
-// function is one configuration space.
+// function is a configuration space.
 type function struct {
 	address
 	portType
-	line *line // a switch's upstream and downstream ports share one
-	root *line // its host bridge
+	line *line // upstream and downstream ports of a switch share a line
+	root *line // the host bridge
 
 	secondary, subordinate int // buses below a bridge
 
 	acs     acs
 	port    int  // number of a port
 	max     link // greatest
-	current link // as it works; zero without a link
+	current link // in operation; zero without a link
 
 	minor int // of a GPU that the driver manages, else -1
 	uuid  string
 }
 
-// Function is what a tree has at one address.
+// Function is a function of a tree at an address.
 type Function struct {
 	Address        string // as in 0000:18:00.0
 	Class          uint32 // six hexadecimal digits
 	Vendor, Device uint16
-	NUMA           int    // -1 for none
-	Driver         string // nvidia, mlx5_core or pcieport; "" for none
+	NUMA           int    // or -1
+	Driver         string // nvidia, mlx5_core, pcieport or ""
 	UUID           string // of a GPU
 }
 
-// Functions lists the tree's functions, each bridge before what is below it.
+// Functions lists the tree's functions, bridges before children.
 func (t *Tree) Functions() []Function {
 	var all []Function
 	for _, f := range t.functions {
@@ -69,7 +69,7 @@ func (t *Tree) Functions() []Function {
 	return all
 }
 
-// placing gives numbers to the buses of one root.
+// placing assigns bus numbers below a root.
 type placing struct {
 	tree  *Tree
 	root  *line
@@ -77,10 +77,10 @@ type placing struct {
 	taken map[[2]int]int
 }
 
-// place gives each line its addresses.
+// place assigns addresses to the lines.
 func place(top []*line) (*Tree, error) {
 	t := &Tree{}
-	taken := map[[2]int]int{} // domain and bus, to the line that has it
+	taken := map[[2]int]int{} // from domain and bus to the line of the bus
 	for _, root := range top {
 		p := placing{tree: t, root: root, next: root.bus, taken: taken}
 		bus, err := p.newBus(root)
@@ -97,7 +97,7 @@ func place(top []*line) (*Tree, error) {
 		}
 	}
 	if t.window > maxWindow {
-		return nil, fmt.Errorf("PCIe table: the BARs below one host bridge may need %d GiB, and the guest has %d at most; spread the GPUs over more host bridges", t.window>>30, uint64(maxWindow)>>30)
+		return nil, fmt.Errorf("PCIe table: the BARs below one host bridge may need %d GiB, above the guest's maximum of %d; spread the GPUs over more host bridges", t.window>>30, uint64(maxWindow)>>30)
 	}
 	return t, t.nameGPUs()
 }
@@ -108,7 +108,7 @@ func (p *placing) newBus(l *line) (int, error) {
 		return 0, fmt.Errorf("PCIe table, line %d: there is no bus number left: host bridge %04x:%02x has more buses than there are up to ff", l.number, p.root.domain, p.root.bus)
 	}
 	if other, ok := p.taken[[2]int{p.root.domain, bus}]; ok {
-		return 0, fmt.Errorf("PCIe table, line %d: its bus %04x:%02x is that of line %d already; move the host bridges apart", l.number, p.root.domain, bus, other)
+		return 0, fmt.Errorf("PCIe table, line %d: bus %04x:%02x is in use by line %d; move the host bridges apart", l.number, p.root.domain, bus, other)
 	}
 	p.taken[[2]int{p.root.domain, bus}] = l.number
 	p.next++
@@ -124,8 +124,7 @@ func (p *placing) add(f *function) error {
 	return nil
 }
 
-// addPort adds a root port or a downstream port and what it leads to: nothing
-// or one thing.
+// addPort adds a root port or a downstream port and its child, if any.
 func (p *placing) addPort(l *line, t portType, a address, acs acs, number int, max link, below []*line) error {
 	bus, err := p.newBus(l)
 	if err != nil {
@@ -147,7 +146,7 @@ func (p *placing) addPort(l *line, t portType, a address, acs acs, number int, m
 	return nil
 }
 
-// addBelow adds what is at the lower end of a link: a switch or an endpoint.
+// addBelow adds the device at the lower end of a link: a switch or an endpoint.
 func (p *placing) addBelow(l *line, a address, current link) error {
 	f := &function{address: a, line: l, acs: acsNone, max: l.max, current: current}
 	if l.kind != kindSwitch {
@@ -171,22 +170,21 @@ func (p *placing) addBelow(l *line, a address, current link) error {
 	return nil
 }
 
-// negotiate is what a link comes up with: the lesser of its ends, or what the
-// table says, which cannot be more.
+// negotiate returns the link in operation: the minimum of both ends, or the table's value, which
+// may not exceed it.
 func negotiate(above link, l *line) (link, error) {
 	most := link{gen: min(above.gen, l.max.gen), width: min(above.width, l.max.width)}
 	if l.current == (link{}) {
 		return most, nil
 	}
 	if l.current.gen > most.gen || l.current.width > most.width {
-		return link{}, fmt.Errorf("PCIe table, line %d: link=gen%dx%d is more than its ends have in common, gen%dx%d", l.number, l.current.gen, l.current.width, most.gen, most.width)
+		return link{}, fmt.Errorf("PCIe table, line %d: link=gen%dx%d exceeds the common maximum of both ends, gen%dx%d", l.number, l.current.gen, l.current.width, most.gen, most.width)
 	}
 	return l.current, nil
 }
 
-// need is an upper bound for the address space below a root: each function's
-// BARs rounded up to a power of two, as bridges' windows round them, and twice
-// the sum, since windows in windows round again.
+// need returns an upper bound of the address space below a root: the BARs of functions rounded up
+// to powers of two, as bridge windows are, and twice the sum, because nested windows round again.
 func (p *placing) need() uint64 {
 	sum := uint64(1 << 29)
 	for _, f := range p.tree.functions {
@@ -210,8 +208,7 @@ func powerOfTwo(n uint64) uint64 {
 	return 1 << bits.Len64(n-1)
 }
 
-// nameGPUs gives GPUs their UUIDs, and minors in the order of their addresses,
-// as the driver does.
+// nameGPUs assigns UUIDs to GPUs, and minors in the order of addresses, as the driver does.
 func (t *Tree) nameGPUs() error {
 	var gpus []*function
 	lines := map[string]int{}
@@ -225,7 +222,7 @@ func (t *Tree) nameGPUs() error {
 			f.uuid = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
 		}
 		if other, ok := lines[f.uuid]; ok {
-			return fmt.Errorf("PCIe table, line %d: its UUID %s is that of line %d already", f.line.number, f.uuid, other)
+			return fmt.Errorf("PCIe table, line %d: UUID %s is in use by line %d", f.line.number, f.uuid, other)
 		}
 		lines[f.uuid] = f.line.number
 		if f.line.driver == "nvidia" {

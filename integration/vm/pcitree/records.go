@@ -5,8 +5,7 @@ import (
 	"fmt"
 )
 
-// The layout of what the module reads: struct header and struct record of
-// integration/vm/module/pcitree.c.
+// The module's input format: struct header and struct record of integration/vm/module/pcitree.c.
 const (
 	magic           = "pcitree1"
 	versionSize     = 236
@@ -31,7 +30,7 @@ var models = map[uint16]string{
 	0x26b9: "NVIDIA L40S",
 }
 
-// Records is the tree as the module reads it: one write to /dev/pcitree.
+// Records returns the tree in the module's format, for a single write to /dev/pcitree.
 func (t *Tree) Records() []byte {
 	b := make([]byte, 0, headerSize+len(t.functions)*recordSize)
 	b = append(b, magic...)
@@ -64,8 +63,8 @@ func appendText(b []byte, text string, size int) []byte {
 	return append(b, field...)
 }
 
-// information is what the driver shows of a GPU in
-// /proc/driver/nvidia/gpus/ADDRESS/information; "" where it manages none.
+// information returns the driver's /proc/driver/nvidia/gpus/ADDRESS/information of a GPU, or "" for
+// a function without this driver.
 func (f *function) information() string {
 	if f.minor < 0 {
 		return ""
@@ -87,8 +86,8 @@ func (f *function) information() string {
 		"GPU Excluded:\t No\n", model, 200+f.minor, f.uuid, f.address, f.minor, driverVersion)
 }
 
-// bars are the sizes of a function's BARs in bytes, powers of two. All are of 64
-// bits and prefetchable, so that one window is enough for a bridge.
+// bars returns the sizes of a function's BARs in bytes, powers of two. BARs are 64-bit and
+// prefetchable, so that a bridge needs one window only.
 func (f *function) bars() []uint64 {
 	switch f.line.kind {
 	case kindGPU:
@@ -101,7 +100,7 @@ func (f *function) bars() []uint64 {
 	return nil
 }
 
-// config is a configuration space, and which of its bits can be written.
+// config is a configuration space with a mask of writable bits.
 type config struct {
 	value, writable [configSize]byte
 }
@@ -116,7 +115,7 @@ func (c *config) set32(at int, value, writable uint32) {
 	binary.LittleEndian.PutUint32(c.writable[at:], writable)
 }
 
-// Where our functions have their capabilities.
+// Offsets of capabilities.
 const (
 	express      = 0x40
 	acsExtension = 0x100 // the first that is extended
@@ -172,7 +171,8 @@ func (f *function) endpointHeader(c *config) {
 		at += 8
 	}
 	if f.line.kind == kindGPU && f.line.id.vendor == 0x10de {
-		// The kernel enables an NVIDIA GPU's sound here, unless it is on.
+		// The kernel enables the sound function of an NVIDIA GPU through this register, unless the
+		// bit is set.
 		c.set32(0x488, 1<<25, 0)
 	}
 }
@@ -182,8 +182,8 @@ func (f *function) bridgeHeader(c *config) {
 	for i, bus := range []int{f.bus, f.secondary, f.subordinate} {
 		c.value[0x18+i], c.writable[0x18+i] = byte(bus), 0xff
 	}
-	// The windows are closed: their bases lie above their limits. That for I/O
-	// stays so; read-only zeros would be a window at 0.
+	// The windows are closed: bases above limits. The I/O window stays so; read-only zeros would be
+	// a window at 0.
 	c.set16(0x1c, 0x00f0, 0)
 	c.set16(0x20, 0xfff0, 0xfff0)
 	c.set16(0x22, 0x0000, 0xfff0)
@@ -215,6 +215,6 @@ func (f *function) express(c *config) {
 	default:
 		c.set16(express+0x12, uint16(f.current.gen|f.current.width<<4), 0)
 	}
-	c.set32(express+0x2c, (1<<f.max.gen-1)<<1, 0) // each speed up to the greatest
+	c.set32(express+0x2c, (1<<f.max.gen-1)<<1, 0) // every speed up to the maximum
 	c.set16(express+0x30, uint16(f.max.gen), 0x000f)
 }

@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// matrix is the file that says which test runs where, in the repository. The report of
-// the run demands that they did.
+// matrix is the file in the repository that assigns tests to places. The report of the run checks
+// that the tests ran.
 const matrix = "integration/matrix.txt"
 
-// ofMatrix are the whole packages of a place, and the tests of others that have a cell of
-// it: guests are slow, and most of what the host's run proves they need not prove again.
+// ofMatrix returns the whole packages of a place, and tests of other packages with a cell for it:
+// guests are slow, so they skip tests whose result does not depend on the guest.
 func (p place) ofMatrix(path string) ([]target, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestWhatRunsInAPlace(t *testing.T) {
+func TestPlaceRunsTestsOfMatrix(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "matrix.txt")
 	text := `# a comment
 vm-small  integration  count  2
@@ -42,7 +42,7 @@ vm-small  crun/life    absent    integration.TestLife is somewhere else
 	}
 }
 
-// What is in the matrix for a place that machines are made for has to be run by one.
+// A machine runs every test that the matrix assigns to a place of machines.
 func TestEachPlaceOfAMachineIsRun(t *testing.T) {
 	text, err := os.ReadFile("../../matrix.txt")
 	if err != nil {

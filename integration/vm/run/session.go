@@ -15,8 +15,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm"
 )
 
-// session is a temporary folder with what machines share with the host, and the
-// machines.
+// session is a temporary folder shared by machines and host, and the machines.
 type session struct {
 	dir      string // short, for sockets
 	share    string // /share in the guests
@@ -25,7 +24,7 @@ type session struct {
 	machines []*vm.Machine
 }
 
-// images makes an image, or finds it.
+// images returns an image, and builds it if necessary.
 func images(ctx context.Context, kind string) (*vm.Image, error) {
 	builder := vm.Builder{Progress: say}
 	return builder.Image(ctx, kind)
@@ -58,7 +57,7 @@ func repository() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// fill puts Peerlane's programs and the agent where the guests find them.
+// fill copies Peerlane's programs and the agent to the guests' folder.
 func (s *session) fill(ctx context.Context) error {
 	for _, dir := range []string{"bin", "test", "out"} {
 		if err := os.MkdirAll(filepath.Join(s.share, dir), 0o755); err != nil {
@@ -68,14 +67,14 @@ func (s *session) fill(ctx context.Context) error {
 	for _, name := range []string{programs.Peerlane, programs.Hook, programs.Relay, programs.Runtime, sim.LibraryName} {
 		from := filepath.Join(s.source, "bin", name)
 		if err := link(from, filepath.Join(s.share, "bin", name)); err != nil {
-			return fmt.Errorf("%w; `make build` makes it", err)
+			return fmt.Errorf("%w; build it with `make build`", err)
 		}
 	}
 	// A test's process looks for the simulator beside itself.
 	if err := link(filepath.Join(s.source, "bin", sim.LibraryName), filepath.Join(s.share, "test", sim.LibraryName)); err != nil {
 		return err
 	}
-	// `make build` does not make it, and a test wants it.
+	// `make build` omits this program, which a test needs.
 	if err := programs.Build(filepath.Join(s.share, "bin"), programs.WireGenerate); err != nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (s *session) fill(ctx context.Context) error {
 
 func (s *session) agent() string { return filepath.Join(s.dir, "guest") }
 
-// link gives a file a second name, or copies it to another file system.
+// link creates a hard link, or copies the file to another file system.
 func link(from, to string) error {
 	if err := os.Link(from, to); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -143,12 +142,12 @@ func (s *session) start(ctx context.Context, guests int) error {
 	return errors.Join(failed...)
 }
 
-// keep moves what the guests left for the host to a folder of the repository.
+// keep moves the guests' output to a folder of the repository.
 func (s *session) keep(into string) error {
 	if err := os.MkdirAll(filepath.Dir(into), 0o755); err != nil {
 		return err
 	}
-	// Under a name of its own until it is whole: another runner may do the same.
+	// Use a temporary name until the folder is complete: another runner may do the same.
 	whole, err := os.MkdirTemp(filepath.Dir(into), filepath.Base(into)+".")
 	if err != nil {
 		return err

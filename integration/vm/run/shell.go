@@ -50,7 +50,7 @@ is joined to the first: its addresses are 10.77.0.2 (rail0), 10.77.1.2 (rail1).`
 			err = s.machines[0].Run(cmd.Context(), command, os.Stdin, os.Stdout, os.Stderr)
 			var status *control.ExitError
 			if len(argv) == 0 && errors.As(err, &status) {
-				return nil // the status of a shell is its last command's
+				return nil // the exit status of a shell is that of its last command
 			}
 			return err
 		},

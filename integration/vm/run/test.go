@@ -26,27 +26,27 @@ import (
 
 const module = "github.com/peerlane/peerlane/"
 
-// place is where cases run: matrix.txt has its name.
+// place is a place of cases, named as in matrix.txt.
 type place struct {
 	name, image string
 	guests      int
-	// nightly says that it runs only where it is named.
+	// nightly excludes a place from runs that do not name it.
 	nightly bool
-	// whole are packages all of whose tests run there. Of other packages those do that
-	// have a cell of the place.
+	// whole are packages whose tests all run in the place. Of other packages the tests with a cell
+	// run.
 	whole   []string
 	targets []target
 }
 
-// target is a package and some of its tests, by their names in the matrix, or those
-// that match a pattern, or all where both are empty.
+// target is a package with the names of some tests in the matrix, or with a pattern, or with every
+// test if both are empty.
 type target struct {
 	pkg   string
 	tests []string
 	run   string
 }
 
-// pattern is what the test binary is told to run; empty for everything.
+// pattern returns the -test.run pattern; empty for every test.
 func (t target) pattern() string {
 	if t.tests == nil {
 		return t.run
@@ -54,8 +54,7 @@ func (t target) pattern() string {
 	return patternOf(t.tests)
 }
 
-// places, those first that take the longest. What runs on the host itself makes machines
-// of its own, and breaks them.
+// places, the slowest first. Tests on the host create machines of their own, and break them.
 var places = []place{
 	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full", "integration/vm/cases/units", "integration/vm/cases/packages"}},
 	{name: "vm-small", image: vm.Small, guests: 1, whole: []string{"integration/vm/cases/small"}},
@@ -64,11 +63,11 @@ var places = []place{
 	{name: "vm-nightly", image: vm.Small, guests: 1, nightly: true},
 }
 
-// atOnce is the number of places that run at the same time. A guest uses one processor of the
-// host, for any number of its processors.
+// atOnce is the number of concurrent places. A guest uses one processor of the host, regardless of
+// the number of its processors.
 const atOnce = 2
 
-// margin is what a test binary has beyond its own time-out to end and say why.
+// margin is the time for a test binary to end and print the reason after its time-out.
 const margin = 90 * time.Second
 
 func testCommand() *cobra.Command {
@@ -102,7 +101,7 @@ type testOptions struct {
 	testsFailed atomic.Bool
 }
 
-// errTests says that all went well but tests.
+// errTests means that tests failed, without another error.
 var errTests = errors.New("tests failed")
 
 func (o *testOptions) run(ctx context.Context) error {
@@ -194,8 +193,7 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	return chosen, nil
 }
 
-// narrow leaves only what has a test that the pattern names, so that no machine
-// boots in vain.
+// narrow keeps only places with a test that matches the pattern, so that no machine boots in vain.
 func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, error) {
 	top, _, _ := strings.Cut(o.pattern, "/")
 	wanted, err := regexp.Compile(top)
@@ -238,7 +236,7 @@ func (o *testOptions) narrow(ctx context.Context, chosen []place) ([]place, erro
 
 var testFunction = regexp.MustCompile(`(?m)^func (Test\w*)\(\w* \*testing\.T\)`)
 
-// testsOf lists the tests of a package, as the source has them.
+// testsOf lists the tests in the source of a package.
 func testsOf(ctx context.Context, pkg string) ([]string, error) {
 	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
 	out, err := exec.CommandContext(ctx, "go", "list", "-tags", "vm", "-f", format, module+pkg).Output()
@@ -307,7 +305,7 @@ func (o *testOptions) runHere(ctx context.Context, p place) error {
 	ended := c.Wait()
 	var status *exec.ExitError
 	if errors.As(ended, &status) && ctx.Err() == nil {
-		o.testsFailed.Store(true) // or their build, which the events say as well
+		o.testsFailed.Store(true) // or their build, which the events report too
 		ended = nil
 	}
 	return errors.Join(err, ended)
@@ -347,7 +345,7 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin, fmt.Errorf("the tests did not end %v after their time-out of %v", margin, o.timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin, fmt.Errorf("tests still running %v after their time-out of %v", margin, o.timeout))
 	defer cancel()
 	err = s.machines[0].Run(limited, command, nil, events, events)
 	var status *control.ExitError
@@ -356,13 +354,13 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 		o.testsFailed.Store(true)
 		err = nil
 	case err != nil:
-		// In the report it stands with the test that ran.
+		// Attach the error to the running test in the report.
 		fmt.Fprintf(events, "\n%v\n", err)
 	}
 	return errors.Join(err, events.Close())
 }
 
-// events turns what a test binary prints into events, and adds the place.
+// events converts the output of a test binary to events, and adds the place.
 type events struct {
 	io.WriteCloser
 	convert *exec.Cmd
@@ -386,7 +384,7 @@ func newEvents(ctx context.Context, place, pkg string) (*events, error) {
 	return e, nil
 }
 
-// stdout takes one event at a time.
+// stdout serialises events.
 var stdout sync.Mutex
 
 func addPlace(from io.Reader, place string) error {

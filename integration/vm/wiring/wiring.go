@@ -1,5 +1,5 @@
-// Package wiring is what a virtual machine's host and its guest agree on: the
-// network cards, told by their hardware addresses, and the virtio-serial ports.
+// Package wiring defines the interface between a virtual machine's host and its guest: network
+// cards by hardware address, and virtio-serial ports.
 package wiring
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/control"
 )
 
-// Names of the network cards. The rails are what RDMA devices are made on; the
-// control card joins two guests and knows nothing of loss and delay.
+// Names of the network cards. The rails carry RDMA devices; the control card joins two guests
+// without loss and delay.
 var Cards = []string{"rail0", "rail1", "control"}
 
 // Guests that are joined by a network.
@@ -26,22 +26,22 @@ const (
 	HostPort    = "peerlane.host"    // a test asks the host for something: Request
 )
 
-// Request is what a guest asks of its host: a JSON line, answered by one.
+// Request is a request of a guest to its host: a JSON line with a JSON line as answer.
 type Request struct {
-	// Card is to have its cable plugged in or pulled.
+	// Card is the card whose cable is plugged or unplugged.
 	Card    string `json:"card,omitempty"`
 	Plugged bool   `json:"plugged,omitempty"`
-	// Other is what the other guest's processors are to do: Stop or Continue.
+	// Other is the action for the other guest's processors: Stop or Continue.
 	Other string `json:"other,omitempty"`
 }
 
-// What Request has the other guest's processors do, as QEMU's monitor calls it.
+// Values of Request.Other, the names of commands of QEMU's monitor.
 const (
 	Stop     = "stop"
 	Continue = "cont"
 )
 
-// Answer says "" or what failed.
+// Answer is "" or an error.
 type Answer struct {
 	Failed string `json:"failed"`
 }
@@ -70,8 +70,7 @@ func CardOf(address net.HardwareAddr) (Card, bool) {
 	return Card{}, false
 }
 
-// Guest is which of the joined guests this is; ok is false in a guest that is
-// alone, or on no guest at all.
+// Guest returns the number of this guest; ok is false in a single guest, or outside a guest.
 func Guest() (guest int, ok bool) {
 	control, err := net.InterfaceByName(Cards[len(Cards)-1])
 	if err != nil {
@@ -85,7 +84,7 @@ func Guest() (guest int, ok bool) {
 	return 0, false
 }
 
-// Control is the address at which this guest's agent serves the other guest.
+// Control returns the address at which this guest's agent serves the other guest.
 func Control() (string, bool) {
 	guest, ok := Guest()
 	return Agent(guest), ok
@@ -96,7 +95,7 @@ func Agent(guest int) string {
 	return fmt.Sprintf("%s:%d", Address(len(Cards)-1, guest), control.Port)
 }
 
-// OpenPort opens a virtio-serial port of this guest by its name.
+// OpenPort opens a virtio-serial port of this guest by name.
 func OpenPort(name string) (*os.File, error) {
 	// udev's links in /dev/virtio-ports need udev.
 	names, err := filepath.Glob("/sys/class/virtio-ports/*/name")

@@ -1,6 +1,6 @@
-// Package rules has Prometheus' own parsers read what packaging/prometheus has: what
-// `promtool check rules` does, and its parser of queries for the dashboard's. It is a
-// module of its own, for Prometheus is nothing that Peerlane is made of.
+// Package rules parses the files of packaging/prometheus with Prometheus' parsers, as `promtool
+// check rules` does for rules, and checks the queries of the dashboard. Rules is a separate module,
+// because Peerlane's programs do not depend on Prometheus.
 package rules
 
 import (
@@ -20,7 +20,7 @@ import (
 
 const files = "../../prometheus/"
 
-// checkRules is promtool's check: a file's form, each query, and each template.
+// checkRules performs promtool's check of the form of a file, of each query, and of each template.
 func checkRules(text []byte) (count int, err error) {
 	groups, errs := rulefmt.Parse(text, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {
@@ -53,7 +53,7 @@ func TestAlertsAreThoseOfPrometheus(t *testing.T) {
 	}
 }
 
-// variable is one of Grafana's, which it fills in before it asks.
+// variable matches a variable of Grafana, replaced before the query.
 var variable = regexp.MustCompile(`\$__(?:rate_)?interval|\$\{?[a-z_]+\}?`)
 
 func fill(query string) string {
@@ -65,7 +65,7 @@ func fill(query string) string {
 	})
 }
 
-// queries are all "expr" of a document, wherever they are.
+// queries returns every "expr" of a document, at any depth.
 func queries(document any) (list []string) {
 	switch d := document.(type) {
 	case map[string]any:
@@ -102,7 +102,7 @@ func TestQueriesOfTheDashboardAreThoseOfPrometheus(t *testing.T) {
 			t.Errorf("%s: %v", q, err)
 		}
 		if _, err := p.ParseExpr(fill(q) + " by ("); err == nil {
-			t.Error(fmt.Errorf("half a query after %s is one, too", q))
+			t.Error(fmt.Errorf("an incomplete query after %s is accepted", q))
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Command sbom writes the software bill of materials of Go programs, as the
-// linker recorded it in them, in CycloneDX's JSON:
+// Command sbom writes the software bill of materials of Go programs, from the linker's records in
+// the programs, as CycloneDX JSON:
 //
 //	sbom -version 1.2.3 -time 1763800000 -sums ../../go.sum PROGRAM... >sbom.json
 //
@@ -76,15 +76,15 @@ func describe(version string, made time.Time, sums string, programs []string) (*
 	return bom, nil
 }
 
-// program describes one program, adds its modules, and returns their references.
-// What is no Go program, a library in C, has no modules.
+// program adds the modules of a program, and returns a component for the program with references to
+// its modules. A C library has no modules.
 func program(path string, hashes map[string]string, modules map[string]cdx.Component) (file cdx.Component, needs []string, err error) {
 	sum, err := fileSum(path)
 	if err != nil {
 		return file, nil, err
 	}
 	name := filepath.Base(path)
-	// The front of the command has the command's name and a folder of its own.
+	// The front of the command has the command's name and a separate folder.
 	if folder := filepath.Base(filepath.Dir(path)); folder == "front" {
 		name = folder + "/" + name
 	}

@@ -23,7 +23,7 @@ type Facts struct {
 	// list.
 	Interfaces []Interface `json:"interfaces"`
 	Why        string      `json:"why,omitempty"`
-	// Rails are the NICs of these interfaces, by the rail numbers of relays.
+	// Rails are the NICs of these interfaces, with the rail numbers of relays.
 	Rails []Rail `json:"rails"`
 	// Numbered reports that the configuration numbers the rails: network.rails or plan.rails.
 	Numbered bool `json:"numbered,omitempty"`
@@ -69,10 +69,10 @@ func parseFacts(text []byte) (Facts, error) {
 		return f, fmt.Errorf("facts of %d bytes; at most %d are possible", len(text), maxFacts)
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
-		return Facts{}, fmt.Errorf("the facts of the other host make no sense: %w", err)
+		return Facts{}, fmt.Errorf("invalid facts from the other host: %w", err)
 	}
 	if len(f.Keys) > 2 || len(f.Interfaces) > maxList || len(f.Rails) > maxList || f.Oldest > f.Newest {
-		return Facts{}, fmt.Errorf("the facts of the other host make no sense: %d keys, %d interfaces, %d rails, versions %d to %d",
+		return Facts{}, fmt.Errorf("invalid facts from the other host: %d keys, %d interfaces, %d rails, versions %d to %d",
 			len(f.Keys), len(f.Interfaces), len(f.Rails), f.Oldest, f.Newest)
 	}
 	for _, s := range []*string{&f.Host, &f.Release, &f.Ports, &f.Why} {

@@ -1,10 +1,9 @@
-// Package meeting is how peerlane doctor meets the one of another host: over the
-// handshake by which relays of two hosts trust each other, on a port of their range, so
-// that what a relay would find in the way is found. Who has not the cluster key hears
-// nothing. What follows the handshake is encrypted where the cluster has certificates
-// alone; it is facts of the host, and no secret.
+// Package meeting connects the doctors of two hosts by the handshake of relays, on a port of the
+// relays' range, so that every obstacle for relays shows. A peer without the cluster key receives
+// nothing. Data after the handshake is encrypted only with certificates; the data are facts of the
+// host, which are no secret.
 //
-// The one that connects asks, a byte at a time, and the other answers:
+// The connecting side sends one-byte requests, and the other side answers:
 //
 //	c  →  8 bytes: its clock, nanoseconds since 1970, little-endian
 //	f  →  4 bytes: how many follow, and its Facts as JSON
@@ -35,7 +34,7 @@ const version = 2
 var target = network.Target{Host: wire.UUID([]byte("peerlane doctor ")), Token: wire.UUID([]byte("peerlane doctor "))}
 
 const (
-	// bulkBytes go in each direction to test whether full packets arrive.
+	// bulkBytes are sent in each direction to test whether full packets arrive.
 	bulkBytes = 1 << 20
 	// stepTimeout limits an answer, and bulkTimeout the transfer of bulkBytes.
 	stepTimeout = 3 * time.Second
@@ -55,7 +54,7 @@ type Side struct {
 	Keys func() network.Keys
 	// Certificates are the configuration's; nil without certificates.
 	Certificates *network.Certificates
-	// BulkTimeout replaces the constant if it is not 0.
+	// BulkTimeout replaces the constant unless 0.
 	BulkTimeout time.Duration
 }
 
@@ -69,8 +68,8 @@ func (s Side) local() (*network.Local, error) {
 	return l, err
 }
 
-// Serve answers doctors of other hosts until the listener is closed. It reports failed meetings
-// to refused.
+// Serve answers doctors of other hosts until the listener closes. It calls refused for a failed
+// meeting.
 func Serve(listener net.Listener, side Side, facts func() Facts, refused func(net.Addr, error)) error {
 	local, err := side.local()
 	if err != nil {
@@ -144,12 +143,12 @@ func answer(conn net.Conn, facts func() Facts) error {
 	}
 }
 
-// onlyReader hides methods by which io.CopyBuffer would not use its buffer.
+// onlyReader hides ReadFrom and WriteTo, which would bypass the buffer of io.CopyBuffer.
 type onlyReader struct{ io.Reader }
 
 // Meeting is the result of a meeting.
 type Meeting struct {
-	// At is the address of the other doctor, and Peer its name.
+	// At is the address of the other doctor, and Peer the peer's name.
 	At   netip.AddrPort
 	Peer string
 	// Connected says that something there took the connection.
@@ -157,21 +156,20 @@ type Meeting struct {
 	// Err is why there are no Theirs; nil where there are.
 	Err    error
 	Theirs Facts
-	// Proven reports that the other side has the cluster key.
+	// Proven reports that the peer has the cluster key.
 	Proven bool
-	// Offset is their clock minus our clock, and Uncertainty the maximum error: half of the round
-	// trip.
+	// Offset is the peer's clock minus the local clock, and Uncertainty the maximum error: half the
+	// round trip.
 	Offset, Uncertainty time.Duration
 	// Ours is the address that the connection has on this side.
 	Ours netip.Addr
 	// PathMTU is the MTU that the kernel has found for the path, bytes; 0 if unknown.
 	PathMTU int
-	// Stuck is the error of the transfer of bulkBytes in each direction; nil if the bytes
-	// arrived.
+	// Stuck is the error of the transfer of bulkBytes in each direction; nil after success.
 	Stuck error
 }
 
-// Meet meets the doctor at an address. It takes at most meetTimeout.
+// Meet meets the doctor at the first address that answers, in at most meetTimeout.
 func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
@@ -218,7 +216,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 		begun := time.Now()
 		reply, err := exchange(conn, []byte{'c'}, 8, stepTimeout)
 		if err != nil {
-			return fmt.Errorf("asking for its clock: %w", err)
+			return fmt.Errorf("requesting the clock: %w", err)
 		}
 		took := time.Since(begun)
 		if half := took / 2; half < m.Uncertainty {
@@ -228,15 +226,15 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	}
 	length, err := exchange(conn, []byte{'f'}, 4, stepTimeout)
 	if err != nil {
-		return fmt.Errorf("asking for its facts: %w", err)
+		return fmt.Errorf("requesting the facts: %w", err)
 	}
 	n := binary.LittleEndian.Uint32(length)
 	if n > maxFacts {
-		return fmt.Errorf("its facts have %d bytes; at most %d are possible", n, maxFacts)
+		return fmt.Errorf("facts of %d bytes exceed the limit of %d", n, maxFacts)
 	}
 	text, err := exchange(conn, nil, int(n), stepTimeout)
 	if err != nil {
-		return fmt.Errorf("asking for its facts: %w", err)
+		return fmt.Errorf("requesting the facts: %w", err)
 	}
 	if m.Theirs, err = parseFacts(text); err != nil {
 		return err
@@ -246,7 +244,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 		most = bulkTimeout
 	}
 	if _, m.Stuck = exchange(conn, append([]byte{'b'}, make([]byte, bulkBytes)...), bulkBytes, most); m.Stuck != nil {
-		m.Stuck = fmt.Errorf("1 MiB each way did not arrive within %v: %w", most, m.Stuck)
+		m.Stuck = fmt.Errorf("1 MiB in each direction did not arrive within %v: %w", most, m.Stuck)
 	}
 	m.PathMTU = pathMTU(conn)
 	return nil

@@ -60,7 +60,7 @@ func TestTwoDoctorsMeet(t *testing.T) {
 	gone.Close()
 	m := Meet(context.Background(), side("here", key), []netip.AddrPort{nobody, at})
 	if m.At != at {
-		t.Errorf("it is met at %v, not %v", m.At, at)
+		t.Errorf("met at %v, want %v", m.At, at)
 	}
 	if m.Err != nil || m.Stuck != nil || !m.Connected || !m.Proven || !reflect.DeepEqual(m.Theirs, theirs) {
 		t.Fatalf("%+v", m)
@@ -129,7 +129,7 @@ type narrowConn struct {
 
 func (c narrowConn) Read(p []byte) (int, error) {
 	left := c.left.Load()
-	if left <= 0 { // until the other side gives up
+	if left <= 0 { // until the peer gives up
 		one := make([]byte, 4096)
 		for {
 			if _, err := c.Conn.Read(one); err != nil {

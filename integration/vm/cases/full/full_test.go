@@ -1,7 +1,7 @@
 //go:build vm
 
-// Package full_test runs in the full image: a host as operators have it, with
-// systemd, cgroup v2 and a container engine.
+// Package full_test runs in the full image: a host of an operator, with systemd, cgroup v2 and a
+// container engine.
 package full_test
 
 import (
@@ -38,7 +38,7 @@ func read(t *testing.T, path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-func TestTheHostIsAnOperatorsHost(t *testing.T) {
+func TestHostHasSystemdAndCgroupV2(t *testing.T) {
 	if is := read(t, "/proc/1/comm"); is != "systemd" {
 		t.Errorf("process 1 is %s", is)
 	}
@@ -84,7 +84,7 @@ func TestControlGroupsAreV2Alone(t *testing.T) {
 	}
 }
 
-func TestAnOrdinaryUserLingers(t *testing.T) {
+func TestTrainerHasLingeringSession(t *testing.T) {
 	// Without anybody logging in.
 	inside.Eventually(t, "trainer's own systemd runs", func() (bool, string) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
@@ -99,7 +99,7 @@ func TestAnOrdinaryUserLingers(t *testing.T) {
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, name := range []string{demo.RuntimeRunc, demo.RuntimeCrun} {
 		t.Run(name, func(t *testing.T) {
 			var report demo.Report
@@ -119,8 +119,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Podman runs a container of its own, as root and as trainer: what later cases
-// stand on.
+// Podman runs a container, as root and as trainer: later cases rely on both.
 func TestPodmanRunsAContainer(t *testing.T) {
 	busybox := bundle.File{Host: "/bin/busybox", Container: "/bin/busybox"}
 	for _, user := range []string{"root", "trainer"} {

@@ -43,7 +43,7 @@ func runAsTrainer(t testing.TB, argv ...string) string {
 	return inside.Command(t, argv[0], argv[1:]...)
 }
 
-// endAsTrainer is for the end of a test, when its context has ended.
+// endAsTrainer runs a command at the end of a test, after its context has ended.
 func endAsTrainer(t testing.TB, argv ...string) {
 	t.Helper()
 	argv = asTrainer(argv...)
@@ -62,7 +62,7 @@ func giveTrainer(t testing.TB, dir string) {
 	}
 }
 
-// installFor puts files where a package has them until the test ends.
+// installFor installs files at the packages' paths until the test ends.
 func installFor(t testing.TB, files map[string]string) {
 	t.Helper()
 	for to, from := range files {
@@ -90,7 +90,7 @@ func installFor(t testing.TB, files map[string]string) {
 
 // A container of an ordinary user's, whose relay is a unit of the user's own
 // systemd, or a child of Podman's where the socket is not.
-func TestARootlessContainer(t *testing.T) {
+func TestRootlessContainerGetsRelay(t *testing.T) {
 	const libexec, userUnits = "/usr/libexec/peerlane/", "/etc/systemd/user/"
 	files := map[string]string{
 		libexec + "peerlane-hook":   inside.Binaries + "/peerlane-hook",
@@ -226,9 +226,9 @@ func TestARootlessContainer(t *testing.T) {
 	}
 }
 
-// The user's own unit makes his plan and his specifications, by his configuration;
-// and makes them anew when the configuration has changed.
-func TestTheCDIUnitOfAUser(t *testing.T) {
+// The user's unit plans and writes specifications by the user's configuration, and again after a
+// change of the configuration.
+func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 	const unit, own = "peerlane-cdi.service", trainerRun + "/peerlane"
 	installFor(t, map[string]string{
 		"/usr/bin/peerlane":                    inside.Binaries + "/peerlane",

@@ -1,7 +1,7 @@
 //go:build vm
 
-// Package packages_test runs in the full image: what `make packages` made, installed
-// where systemd runs.
+// Package packages_test runs in the full image: the packages of `make packages`, installed on a
+// host with systemd.
 package packages_test
 
 import (
@@ -57,8 +57,8 @@ func dpkg(t testing.TB, dir string) {
 		arguments = append(arguments, found...)
 	}
 	inside.Command(t, "dpkg", append([]string{"--force-downgrade"}, arguments...)...)
-	// The refreshes that it begins, each of which ends the one before; there is nothing
-	// to wait for where they are disabled.
+	// Wait for the refreshes that the installation started, each of which replaces the former; if
+	// disabled, none exists.
 	inside.Eventually(t, "the refresh", func() (bool, string) {
 		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs, "peerlane-cdi-refresh.service") {
 			return false, jobs
@@ -76,7 +76,7 @@ func property(t testing.TB, unit, name string) string {
 	return strings.TrimSpace(inside.Command(t, "systemctl", "show", "--value", "--property="+name, unit))
 }
 
-// invocations are those of units that nothing may restart.
+// invocations returns the invocation ids of units that must not restart.
 func invocations(t testing.TB, units ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -129,7 +129,7 @@ func newHost(t testing.TB) *host {
 	return h
 }
 
-// container runs until end is called; its bundle was made before.
+// container runs until end is called; the bundle exists in advance.
 type container struct {
 	h     *host
 	id    string
@@ -138,7 +138,7 @@ type container struct {
 	said  bytes.Buffer
 }
 
-// patience is ten times what a start takes in an emulated machine.
+// patience is ten times the duration of a start in an emulated machine.
 const patience = 3 * time.Minute
 
 // start starts a container and waits until its relay serves.
@@ -195,7 +195,7 @@ func (c *container) end() {
 	}
 }
 
-// goesOn says that a container's relay is the one that it had, and serves.
+// goesOn requires that a container has the same relay as before, and that the relay serves.
 func (c *container) goesOn(t *testing.T, was hook.Info) {
 	t.Helper()
 	is, there := c.generation()
@@ -217,11 +217,11 @@ func (c *container) goesOn(t *testing.T, was hook.Info) {
 // ownFiles lists the paths with Peerlane's name.
 func ownFiles(t testing.TB) []string {
 	t.Helper()
-	// dpkg keeps lists of what it has installed; the tests' own files are elsewhere.
+	// dpkg keeps lists of installed files; the tests' own files are elsewhere.
 	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*", "-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
 }
 
-func TestThePackageUnderSystemd(t *testing.T) {
+func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	for _, unit := range engines {
 		text := "[Service]\nExecStart=/bin/sleep infinity\n"
 		if err := os.WriteFile(filepath.Join("/etc/systemd/system", unit), []byte(text), 0o644); err != nil {
@@ -302,7 +302,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			dpkg(t, step.dir)
 			first.goesOn(t, had)
 			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil || program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
-				t.Errorf("the relay's program is %s (%v): no package replaced it", program, err)
+				t.Errorf("program of the relay: %s (%v); a package did not replace it", program, err)
 			}
 			second, _ := h.start(step.name)
 			second.end()
@@ -317,7 +317,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 			}
 			out, _ := exec.Command("systemctl", "is-enabled", "peerlane-cdi-refresh.service").Output()
 			if is := strings.TrimSpace(string(out)); is != "disabled" {
-				t.Errorf("what the administrator disabled is %s", is)
+				t.Errorf("a disabled unit is %s", is)
 			}
 		})
 	}
@@ -345,7 +345,7 @@ func TestThePackageUnderSystemd(t *testing.T) {
 		})
 		inside.Command(t, "sh", "-c", later)
 		if diff := cmp.Diff(before, ownFiles(t)); diff != "" {
-			t.Errorf("what was before and what the purge leaves (-before +after):\n%s", diff)
+			t.Errorf("files before installation and after the purge (-before +after):\n%s", diff)
 		}
 		if exec.Command("getent", "group", "peerlane-relay").Run() == nil {
 			t.Error("the group of relays is still there")

@@ -28,11 +28,11 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// The test binary is also, in each guest, who plays an administrator that installs
-// Peerlane and starts a container: `TEST host RUNTIME KEY`. It passes on what comes in to
-// the container, whose program is `TEST across`, and out what that says.
+// In each guest the test binary also plays an administrator who installs Peerlane and starts a
+// container: `TEST host RUNTIME KEY`. It forwards input to the container, whose program is `TEST
+// across`, and the container's output.
 
-// hostLine is what comes out: lines of the container's, and answers to inspect.
+// hostLine is a line of output: from the container, or an answer to inspect.
 type hostLine struct {
 	across.Line
 	Container  string           `json:"container,omitempty"` // with the kind started
@@ -45,7 +45,7 @@ const (
 	inspected = "inspected"
 )
 
-// leftTime is what a supervisor may need after its container, in an emulated guest.
+// leftTime is the limit for a supervisor to end after the container, in an emulated guest.
 const leftTime = time.Minute
 
 func beHost(runtimeName, key, transport string) (err error) {
@@ -60,7 +60,7 @@ func beHost(runtimeName, key, transport string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(root)) }()
-	if err := os.Chmod(root, 0o711); err != nil { // relays go through it
+	if err := os.Chmod(root, 0o711); err != nil { // relays traverse the directory
 		return err
 	}
 	h, err := install(root, key, transport)
@@ -112,8 +112,8 @@ func hardware() (undo func() error, err error) {
 	return func() error { return errors.Join(remove(), pcitree.Unload()) }, err
 }
 
-// install makes this guest a host of Peerlane's: the configuration, the cluster's key, and
-// what the installed program plans and writes for this kernel's own tree.
+// install makes this guest a host of Peerlane: it writes the configuration and the cluster key, and
+// runs the installed program to plan and write specifications for the kernel's PCIe tree.
 func install(root, key, transport string) (*testbed.Host, error) {
 	h, err := testbed.New(root, inside.Binaries, testbed.GPUsOfKernel)
 	if err != nil {
@@ -121,7 +121,7 @@ func install(root, key, transport string) (*testbed.Host, error) {
 	}
 	if err := h.Configure(func(c *config.Config) {
 		c.Network.Interfaces, c.Relay.Transport = "=rail0", transport
-		c.Verbs.Timeout = 20 // in emulation rxe needs it: docs/network.md
+		c.Verbs.Timeout = 20 // for rxe in emulation: docs/network.md
 	}); err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func install(root, key, transport string) (*testbed.Host, error) {
 	if err := os.WriteFile(h.Layout.ClusterKey(), secret, 0o600); err != nil {
 		return nil, err
 	}
-	// The vendor's specification stays; Peerlane's own are written anew.
+	// Keep the GPU vendor's specification; replace Peerlane's.
 	own, err := filepath.Glob(filepath.Join(h.CDIDir(), "peerlane*"))
 	if err != nil || len(own) == 0 {
 		return nil, fmt.Errorf("%d specifications of Peerlane's (%w)", len(own), err)
@@ -251,8 +251,7 @@ func take(h *testbed.Host, id string, to io.WriteCloser, write func([]byte) erro
 	return lines.Err()
 }
 
-// programs are what the test binary is besides: what runs in the other guest and in
-// containers.
+// programs runs the further programs of the test binary, for the second guest and for containers.
 func programs(arguments []string) (is bool, err error) {
 	switch {
 	case len(arguments) == 2 && arguments[0] == "receive":

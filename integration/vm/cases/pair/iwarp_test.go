@@ -23,8 +23,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// exchanged has a relay in each guest, in a process of its own (librdmacm keeps a device of
-// siw open as long as its process lives), exchange the messages. It returns what they say.
+// exchanged makes a relay in each guest exchange the messages, and returns the output. Each relay
+// has its own process, because librdmacm keeps a siw device open during the life of a process.
 func exchanged(t *testing.T, other *control.Client, transport string) (outputs [wiring.Guests]string) {
 	t.Helper()
 	known(t)
@@ -84,7 +84,7 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 	}
 	for range wiring.Guests {
 		if err := <-ended; err != nil {
-			cancel() // the other one waits for it
+			cancel() // end the second guest's wait
 			t.Error(err)
 		}
 	}
@@ -95,9 +95,8 @@ func exchanged(t *testing.T, other *control.Client, transport string) (outputs [
 	return outputs
 }
 
-// Two relays, one in each guest, send each other messages of many sizes over iWARP: the
-// connection manager brings up two queue pairs of each of two NICs, and a message follows
-// each write.
+// Two relays, one per guest, exchange messages of many sizes over iWARP: the connection manager
+// creates two queue pairs on each of two NICs, and a message follows each write.
 func TestRelaysOverIWARP(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	for guest, out := range exchanged(t, other, launch.TransportVerbs) {
@@ -110,8 +109,8 @@ func TestRelaysOverIWARP(t *testing.T) {
 	}
 }
 
-// A queue pair of iWARP whose connection ends while it carries data is replaced with all others
-// of its relays, and each message comes, once.
+// After the connection of an iWARP queue pair ends during a transfer, the relays replace every
+// queue pair, and each message arrives once.
 func TestFaultsOverIWARP(t *testing.T) {
 	p, _ := bareHosts(t, inside.IWARP)
 	for round := range 2 {
@@ -119,15 +118,17 @@ func TestFaultsOverIWARP(t *testing.T) {
 			p.exchange(0, 64<<10)
 			begun := time.Now()
 			cutOne(t, wiring.Address(1, 0))
-			p.anew(round+1, "the last time after a fault") // of the connection, or of what was posted meanwhile: which is heard of first differs
+			// the error names the connection, or an operation posted meanwhile, depending on the
+			// order
+			p.anew(round+1, "the last time after a fault")
 			t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
 			p.finish()
 		})
 	}
 }
 
-// cutOne ends a TCP connection of this guest's that has an address of a NIC's (SOCK_DESTROY of
-// sock_diag(7)): they are siw's, for what relays say goes another way.
+// cutOne ends a TCP connection of this guest with a NIC's address (SOCK_DESTROY of sock_diag(7)): a
+// connection of siw, because control connections use another network.
 func cutOne(t *testing.T, address string) {
 	t.Helper()
 	all, err := netlink.SocketDiagTCP(unix.AF_INET)
@@ -150,9 +151,9 @@ func cutOne(t *testing.T, address string) {
 	t.Fatalf("no connection of %s, of %d", address, len(all))
 }
 
-// A host with RDMA and one without have their data go over TCP, and both say why, in the log
-// and to the administrator.
-func TestAHostWithoutRDMA(t *testing.T) {
+// Two hosts, of which only one has RDMA, transfer data over TCP, and both report the reason in the
+// log and to the administrator.
+func TestHostWithoutRDMAUsesTCP(t *testing.T) {
 	other := inside.Other(t)
 	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: inside.IWARP, Card: "rail0"}, inside.Device{Name: "mlx5_1", Kind: inside.IWARP, Card: "rail1"})
 	for guest, out := range exchanged(t, other, launch.TransportAuto) {

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// lines is what a program has printed so far.
+// lines is the output of a program so far.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer

@@ -25,8 +25,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// longest is ten times what a step takes here, and more than ten times the promise. With
-// PEERLANE_VM_BYTES it is longer.
+// longest is ten times the duration of a step, and more than ten times the promise.
+// PEERLANE_VM_BYTES raises it.
 var longest = 4 * time.Minute
 
 // host is a guest with Peerlane and a container.
@@ -41,7 +41,7 @@ type host struct {
 	listening across.Line
 }
 
-// startHost makes a guest a host until its end, by what the test binary is with these arguments.
+// startHost runs the test binary with the arguments in a guest until the end of the test.
 func startHost(t *testing.T, guest int, other *control.Client, arguments ...string) *host {
 	t.Helper()
 	self, err := os.Executable()
@@ -84,7 +84,7 @@ func startHost(t *testing.T, guest int, other *control.Client, arguments ...stri
 	return h
 }
 
-// end ends the container, and demands that its host has nothing of it left.
+// end ends the container, and requires that its host has no remains.
 func (h *host) end() {
 	h.Helper()
 	h.orders.Close()
@@ -113,8 +113,8 @@ func (h *host) order(o across.Order) {
 	}
 }
 
-// next waits for a line of a kind; others before it are passed over, but for failures: what
-// was waited for does not come after one.
+// next waits for a line of a kind and discards earlier lines, except failures, after which the
+// awaited line does not come.
 func (h *host) next(kind string) hostLine {
 	h.Helper()
 	deadline := time.After(longest)
@@ -154,7 +154,7 @@ func (p *hosts) exchange(bytes, largest uint64) {
 	}
 }
 
-// mustFinish demands that all messages have come, once each.
+// mustFinish requires that every message has arrived once.
 func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	p.Helper()
 	var said [wiring.Guests]across.Report
@@ -171,8 +171,8 @@ func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	return bytes
 }
 
-// run has a part of the test use the hosts. What fails leaves them as no other part expects
-// them: it is the last one.
+// run runs a part of the test on the hosts. A failure leaves an undefined state, so it is the last
+// part.
 func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 	t.Helper()
 	passed := t.Run(name, func(t *testing.T) {
@@ -192,7 +192,7 @@ func (p *hosts) run(t *testing.T, name string, part func(t *testing.T)) {
 	}
 }
 
-// startHosts has a container run on each machine.
+// startHosts runs a container on each machine.
 func startHosts(t *testing.T, transport string) *hosts {
 	t.Helper()
 	known(t)
@@ -209,14 +209,14 @@ func startHosts(t *testing.T, transport string) *hosts {
 	return p
 }
 
-// isUp waits for its container, and for that one's listener.
+// isUp waits for the container and its listener.
 func (h *host) isUp() {
 	h.Helper()
 	h.container = h.next(running).Container
 	h.listening = h.next(across.Listening).Line
 }
 
-// sizes has both send so many bytes in messages of all sizes.
+// sizes makes both sides send the amount of bytes in messages of all sizes.
 func (p *hosts) sizes(amount uint64) {
 	p.Helper()
 	p.exchange(amount, 4<<20+3)
@@ -230,11 +230,11 @@ func (p *hosts) sizes(amount uint64) {
 	}
 }
 
-// mustSee demands what `peerlane relay inspect` tells of connections under way.
+// mustSee requires the values that `peerlane relay inspect` shows for open connections.
 func (p *hosts) mustSee(transport, way string) {
 	p.Helper()
 	p.exchange(0, 64<<10)
-	h := p.both[1] // one of them: beside this a look takes ten seconds
+	h := p.both[1] // a single host: under load an inspection takes ten seconds
 	h.order(across.Order{Do: inspect})
 	r := h.next(inspected).Inspection.Report
 	if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") || len(r.Network.Peers) != 2 || len(r.Connections) != 2 {
@@ -242,14 +242,14 @@ func (p *hosts) mustSee(transport, way string) {
 	}
 	for _, c := range r.Connections {
 		if c.Transport != transport || !strings.Contains(c.Path, way) {
-			p.Errorf("a connection's transport is %q, its path %q", c.Transport, c.Path)
+			p.Errorf("connection: transport %q, path %q", c.Transport, c.Path)
 		}
 	}
 	p.finish()
 }
 
-// The same containers by RDMA: the software NICs of both kernels write and read the slots
-// of relays in their sandboxes.
+// The same containers by RDMA: the software NICs of both kernels write and read slots of sandboxed
+// relays.
 func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
 	heavy(t)
 	all := amount(t)
@@ -258,8 +258,8 @@ func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
 	p.run(t, "what the administrators see", func(*testing.T) { p.mustSee(launch.TransportVerbs, "mlx5_0") })
 }
 
-// amount is how many bytes containers send each other, at least; for more than usual they
-// have longer.
+// amount returns the minimum number of bytes that containers send; above the default, limits are
+// longer.
 func amount(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("PEERLANE_VM_BYTES")
@@ -276,10 +276,9 @@ func amount(t *testing.T) uint64 {
 	return bytes
 }
 
-// Containers on two machines, each with a kernel, a PCIe tree and a clock of its own, and
-// with what an administrator installs: a far GPU sends to a far GPU, and what happens to
-// the network, to a host and to its clock costs no message that was reported, and brings
-// none twice.
+// Containers on two machines, with separate kernels, PCIe trees and clocks, with an
+// administrator's installation: a far GPU sends to a far GPU. Faults of network, host and clock
+// lose no acknowledged message, and duplicate none.
 func TestContainersOfTwoGuests(t *testing.T) {
 	all := amount(t)
 	p := startHosts(t, launch.TransportTCP)
@@ -329,8 +328,8 @@ func (p *hosts) finish() {
 	p.mustFinish()
 }
 
-// mustFail demands that each operation of a host ends, with an error that says which
-// container on which host by which interface. It returns the first error.
+// mustFail requires that every operation of a host ends with an error that names container, host
+// and interface. It returns the first error.
 func (p *hosts) mustFail(i int) string {
 	p.Helper()
 	h := p.both[i]
@@ -341,7 +340,7 @@ func (p *hosts) mustFail(i int) string {
 	}
 	for _, failure := range l.Report.Failures {
 		if strings.HasSuffix(failure, "closed the connection") && failure != l.Error {
-			continue // by its client, because another one had failed
+			continue // closed by the client after another error
 		}
 		for _, word := range []string{"peerlane-vm", p.both[1-i].container, wiring.Address(0, 1-i), "rail0"} {
 			if !strings.Contains(failure, word) {
@@ -353,7 +352,7 @@ func (p *hosts) mustFail(i int) string {
 	return l.Error
 }
 
-// skew sets the other guest's clock wrong until the test ends.
+// skew shifts the second guest's clock until the test ends.
 func (p *hosts) skew(t *testing.T, by time.Duration) {
 	t.Helper()
 	ahead := func() time.Duration {

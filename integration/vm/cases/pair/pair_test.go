@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// receive prints the number of each datagram that comes.
+// receive prints the number of each received datagram.
 func receive(address string) error {
 	conn, err := net.ListenPacket("udp", address)
 	if err != nil {
@@ -65,10 +65,10 @@ func receive(address string) error {
 	}
 }
 
-// last ends what receive prints.
+// last ends the output of receive.
 const last = 1<<64 - 1
 
-// rdma makes a device of each rail in both guests, without a PCI function.
+// rdma creates a device on each rail in both guests, without a PCI function.
 func rdma(t *testing.T, kind string) *control.Client {
 	t.Helper()
 	return rdmaNamed(t, kind, "mlx5_0", "mlx5_1")
@@ -98,13 +98,13 @@ func rdmaNamed(t *testing.T, kind string, names ...string) *control.Client {
 	return other
 }
 
-// started is a program in the other guest.
+// started is a program in the second guest.
 type started struct {
 	out   *lines
 	ended chan error
 }
 
-// start runs a program in the other guest until the test ends.
+// start runs a program in the second guest until the test ends.
 func start(t *testing.T, other *control.Client, argv ...string) *started {
 	t.Helper()
 	s, end := startUntil(context.Background(), other, argv...)
@@ -112,7 +112,7 @@ func start(t *testing.T, other *control.Client, argv ...string) *started {
 	return s
 }
 
-// startUntil runs a program in the other guest until end, which waits for that.
+// startUntil runs a program in the second guest until end is called; end waits for the exit.
 func startUntil(ctx context.Context, other *control.Client, argv ...string) (s *started, end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	s = &started{out: &lines{}, ended: make(chan error, 1)}
@@ -124,7 +124,7 @@ func startUntil(ctx context.Context, other *control.Client, argv ...string) (s *
 	return s, func() { cancel(); <-done }
 }
 
-// wait waits for the program's end, which has to be a good one.
+// wait waits for the program's end, and requires success.
 func (s *started) wait(t *testing.T) string {
 	t.Helper()
 	select {
@@ -138,7 +138,7 @@ func (s *started) wait(t *testing.T) string {
 	return s.out.String()
 }
 
-// listens waits until somebody in the other guest listens on a TCP port.
+// listens waits until a process in the second guest listens on a TCP port.
 func listens(t *testing.T, other *control.Client, port int) {
 	t.Helper()
 	hex := fmt.Sprintf(":%04X ", port)
@@ -153,14 +153,14 @@ func listens(t *testing.T, other *control.Client, port int) {
 	})
 }
 
-// Programs that are not ours have stood still for ever over rxe and siw, in an emulated guest that
-// had much to do, once in some ten runs, or measured nothing: they have so many tries, of so long.
+// Third-party programs over rxe and siw in a busy emulated guest hung about once in ten runs, or
+// measured nothing. So the tests repeat such programs, with a limit per try.
 const (
 	strangersTries = 3
 	strangersTime  = 90 * time.Second
 )
 
-// tried does what other people's programs do until it succeeds; each time has its number.
+// tried runs a third-party program until success; try is the number of the run.
 func tried(t *testing.T, do func(ctx context.Context, try int) error) {
 	t.Helper()
 	for try := 1; ; try++ {
@@ -176,8 +176,8 @@ func tried(t *testing.T, do func(ctx context.Context, try int) error) {
 	}
 }
 
-// both runs a program of the other guest, and one here once that listens, and gives what each
-// has said.
+// both runs a program in the second guest, and then, once that listens, a program here, and returns
+// both outputs.
 func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server, client string, err error) {
 	t.Helper()
 	s, end := startUntil(ctx, other, there...)
@@ -188,7 +188,7 @@ func both(ctx context.Context, t *testing.T, other *control.Client, port int, th
 		err = <-s.ended // by itself, or with ctx
 	}
 	if err != nil {
-		err = fmt.Errorf("%w\n%s\nin the other guest:\n%s", cmp.Or(context.Cause(ctx), err), out, s.out)
+		err = fmt.Errorf("%w\n%s\noutput in the other guest:\n%s", cmp.Or(context.Cause(ctx), err), out, s.out)
 	}
 	return s.out.String(), string(out), err
 }
@@ -199,7 +199,7 @@ func TestPingpongOverRoCE(t *testing.T) {
 		t.Run(device, func(t *testing.T) {
 			tried(t, func(ctx context.Context, try int) error {
 				port := 18515 + try
-				// -c checks the received bytes. GID 1 is the one of the IPv4 address.
+				// -c verifies the received bytes. GID 1 is that of the IPv4 address.
 				program := []string{"ibv_rc_pingpong", "-d", device, "-g", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "100", "-c"}
 				// Over another card than the rail comes only the exchange of addresses.
 				server, client, err := both(ctx, t, other, port, program, append(slices.Clone(program), wiring.Address(i, 1)))
@@ -234,7 +234,7 @@ func TestWriteWithPerftest(t *testing.T) {
 	})
 }
 
-func TestIWARP(t *testing.T) {
+func TestPingsOverIWARPArrive(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	tried(t, func(ctx context.Context, try int) error {
 		port := 7174 + try // iWARP runs over TCP
@@ -249,7 +249,7 @@ func TestIWARP(t *testing.T) {
 	})
 }
 
-func TestAPulledCable(t *testing.T) {
+func TestUnpluggedCableLosesLink(t *testing.T) {
 	rdma(t, inside.RoCE)
 	inside.Plug(t, "rail0", false)
 	inside.Eventually(t, "mlx5_0's port is down", func() (bool, string) {
@@ -257,7 +257,7 @@ func TestAPulledCable(t *testing.T) {
 		return strings.HasSuffix(is, "DOWN"), is
 	})
 	if is := inside.Port(t, "mlx5_1", "state"); !strings.HasSuffix(is, "ACTIVE") {
-		t.Errorf("mlx5_1's cable was not pulled, and it is %s", is)
+		t.Errorf("state of mlx5_1 with its cable in place: %s", is)
 	}
 	if reaches(t, wiring.Address(0, 1)) || !reaches(t, wiring.Address(1, 1)) {
 		t.Error("the wrong rail is cut")
@@ -270,8 +270,8 @@ func TestAPulledCable(t *testing.T) {
 	known(t)
 }
 
-// reaches tries a TCP connection to a port where nobody listens: the refusal is
-// the answer.
+// reaches tries to connect to a TCP port without a listener: a refusal shows that the address is
+// reachable.
 func reaches(t *testing.T, address string) bool {
 	t.Helper()
 	conn, err := net.DialTimeout("tcp", address+":1", 2*time.Second)
@@ -282,7 +282,7 @@ func reaches(t *testing.T, address string) bool {
 	return strings.Contains(err.Error(), "refused")
 }
 
-func TestDelay(t *testing.T) {
+func TestDelayIsMeasured(t *testing.T) {
 	round := func() time.Duration {
 		began := time.Now()
 		if !reaches(t, wiring.Address(0, 1)) {
@@ -297,15 +297,15 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// known makes the guests know each other's hardware addresses: a lost question
-// for one would hold up datagrams, and lose many.
+// known resolves the guests' hardware addresses in advance: a lost ARP request would delay or lose
+// datagrams.
 func known(t *testing.T) {
 	t.Helper()
 	inside.Eventually(t, "the other guest is reached", func() (bool, string) { return reaches(t, wiring.Address(0, 1)), "not reached" })
 }
 
-// send sends numbered datagrams, each a little after the one before, and
-// returns the numbers that came, in the order in which they came.
+// send sends numbered datagrams at short intervals, and returns the received numbers in order of
+// arrival.
 func send(t *testing.T, n int) []uint64 {
 	t.Helper()
 	other := inside.Other(t)
@@ -325,7 +325,7 @@ func send(t *testing.T, n int) []uint64 {
 	defer conn.Close()
 	write := func(number uint64) {
 		_, err := conn.Write(binary.BigEndian.AppendUint64(nil, number))
-		// The receiver goes when it has seen the end.
+		// The receiver exits after the end marker.
 		if err != nil && (number != last || !errors.Is(err, syscall.ECONNREFUSED)) {
 			t.Fatal(err)
 		}
@@ -370,7 +370,7 @@ func TestNothingIsLostUndisturbed(t *testing.T) {
 	}
 }
 
-func TestLoss(t *testing.T) {
+func TestLossDropsDatagrams(t *testing.T) {
 	known(t)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 30})
 	const n = 400
@@ -380,9 +380,9 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-func TestReordering(t *testing.T) {
+func TestReorderingChangesOrder(t *testing.T) {
 	known(t)
-	// All are delayed but a quarter, which overtake.
+	// Three quarters are delayed; the rest overtakes.
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Latency: 50_000, ReorderProb: 25, Gap: 1})
 	const n = 200
 	numbers := send(t, n)
@@ -400,7 +400,7 @@ func inOrder(numbers []uint64) bool {
 	return true
 }
 
-// RDMA has to come through all of that: RC repeats what was lost.
+// RDMA must survive the faults: RC retransmits lost packets.
 func TestPingpongOverALossyRail(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	inside.Disturb(t, "rail0", netlink.NetemQdiscAttrs{Loss: 2})
@@ -415,7 +415,7 @@ func TestPingpongOverALossyRail(t *testing.T) {
 	server.wait(t)
 }
 
-func TestTheOtherGuestIsAnother(t *testing.T) {
+func TestOtherGuestIsDistinct(t *testing.T) {
 	other := inside.Other(t)
 	here, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -35,11 +35,11 @@ import (
 // exchangeTimeout is far more than the messages need, in the slowest of guests.
 const exchangeTimeout = 4 * time.Minute
 
-// sizes are of the messages that each relay sends the other: none, what goes with the
-// announcement, around parts and slots, and MiBs.
+// sizes are the sizes of the messages per direction: 0, inline with the announcement, around
+// parts and slots, and MiBs.
 var sizes = []uint64{0, 1, 127, 4096, 4097, 64 << 10, 256<<10 - 1, 256<<10 + 1, 1 << 20, 3<<20 + 5}
 
-// side is a relay over RDMA alone, in one of the guests, and its client.
+// side is a relay over RDMA without a container, in one guest, and its client.
 type side struct {
 	dir      string
 	relay    *relay.Relay
@@ -117,15 +117,15 @@ func (s *side) end() error {
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
-// content is what each side knows of the other's messages.
+// content returns the content of a message; each side computes the peer's messages too.
 func content(from, message int, n uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(from), byte(message)}).Read(b) // never fails
 	return b
 }
 
-// exchange sends the messages to the other guest's listener and receives the other's, which
-// are looked at.
+// exchange sends the messages to the peer's listener, and receives and verifies the peer's
+// messages.
 func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 	sending, err := s.client.Connect(ctx, s.gpu, to)
 	if err != nil {
@@ -164,7 +164,8 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 			return fmt.Errorf("message %d of %d bytes arrived wrong", i, n)
 		}
 	}
-	// There are two sets where both have dialed at once, and then one may have carried nothing.
+	// If both sides dialed at the same time there are two groups of queue pairs, and one may be
+	// idle.
 	var writes, short uint64
 	transports := map[string]bool{}
 	for _, p := range s.relay.Report().Network.Peers {
@@ -178,8 +179,8 @@ func (s *side) exchange(ctx context.Context, guest int, to wire.Handle) error {
 	return nil
 }
 
-// relayTo is what runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints
-// the handle of its listener, and reads the other guest's.
+// relayTo runs in a guest, as `TEST relay GUEST TRANSPORT`: it reads the key, prints the handle of
+// its listener, and reads the second guest's handle.
 func relayTo(from io.Reader, guest, transport string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeTimeout)
 	defer cancel()
@@ -221,8 +222,8 @@ func handleIn(text string) (handle string, ok bool) {
 	return handle, found && whole
 }
 
-// Two relays, one in each guest, send each other messages of many sizes over RoCE, by two
-// NICs with two queue pairs each.
+// Two relays, one per guest, exchange messages of many sizes over RoCE on two NICs with two queue
+// pairs each.
 func TestRelaysOverRoCE(t *testing.T) {
 	heavy(t)
 	other := rdma(t, inside.RoCE)

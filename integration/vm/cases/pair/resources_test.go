@@ -15,7 +15,7 @@ import (
 // resource is a line of `rdma resource show`: a queue pair, a completion queue or a region.
 type resource struct {
 	Device    string `json:"ifname"`
-	Thread    int    `json:"pid"` // that made it; none of the kernel's own
+	Thread    int    `json:"pid"` // creator; 0 for the kernel's own
 	Type      string `json:"type"`
 	State     string `json:"state"`
 	Number    uint32 `json:"lqpn"`
@@ -23,7 +23,7 @@ type resource struct {
 	RegionLen uint64 `json:"mrlen"`
 }
 
-// resources are those that programs have, by the kernel's word for their kind.
+// resources returns the RDMA resources of programs, by the kernel's name of the kind.
 func resources(t *testing.T, run func(name string, arguments ...string) string) map[string][]resource {
 	t.Helper()
 	of := map[string][]resource{}
@@ -42,10 +42,10 @@ func resources(t *testing.T, run func(name string, arguments ...string) string) 
 	return of
 }
 
-// What a relay says that it has of a NIC is what the kernel knows of it: reliable
-// connected queue pairs that can send, each with one of the other relay's, completion
-// queues, and memory. After its end there is nothing.
-func TestTheKernelsResourcesOfRelays(t *testing.T) {
+// A relay's report on a NIC equals the kernel's list: reliable connected queue pairs in state RTS,
+// each connected to a queue pair of the other relay, completion queues, and memory regions. After
+// the relay's end the list is empty.
+func TestRelayResourcesMatchKernel(t *testing.T) {
 	agent := rdma(t, inside.RoCE)
 	known(t)
 	ctx, cancel := context.WithTimeout(t.Context(), speedTimeout)
@@ -75,7 +75,7 @@ func TestTheKernelsResourcesOfRelays(t *testing.T) {
 	})
 	t.Log("the relay and the kernel: ", said)
 	theirs := resources(t, there)
-	// Those of one set of connections, or of two where both relays have dialed at once.
+	// One group of queue pairs, or two if both relays dialed at the same time.
 	if n := len(own["qp"]); n == 0 || n%pairs != 0 || n != len(theirs["qp"]) {
 		t.Fatalf("%d queue pairs here and %d there, %d to a set", n, len(theirs["qp"]), pairs)
 	}
@@ -85,17 +85,17 @@ func TestTheKernelsResourcesOfRelays(t *testing.T) {
 	}
 	for _, q := range own["qp"] {
 		if q.Type != "RC" || q.State != "RTS" || q.Device != "mlx5_0" || ends[q.Remote] != q.Number {
-			t.Errorf("a queue pair is %+v; those of the other relay are %+v", q, theirs["qp"])
+			t.Errorf("queue pair %+v; queue pairs of the other relay: %+v", q, theirs["qp"])
 		}
 	}
 	other.over()
 	if left := resources(t, there); len(left) > 0 {
-		t.Errorf("of the other relay is left %+v", left)
+		t.Errorf("remaining resources of the other relay: %+v", left)
 	}
 	if err := talk.end(); err != nil {
 		t.Error(err)
 	}
-	// This process goes on, and so whatever its relay did not give back.
+	// This process continues, and would keep any resource that its relay leaked.
 	if left := resources(t, here); len(left) > 0 {
 		t.Errorf("the relay has not given back %+v", left)
 	}

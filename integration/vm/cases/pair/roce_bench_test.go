@@ -21,7 +21,7 @@ import (
 // Ethernet's.
 const packet = 1024
 
-// packets are those that the kernel has sent and received by an RDMA device.
+// packets returns the packets that the kernel has sent and received by an RDMA device.
 func packets(t *testing.T, device string) (sent, received float64) {
 	t.Helper()
 	for name, into := range map[string]*float64{"sent_pkts": &sent, "rcvd_pkts": &received} {
@@ -36,9 +36,9 @@ func packets(t *testing.T, device string) (sent, received float64) {
 	return sent, received
 }
 
-// `peerlane bench` between two guests measures a lane of simulated GPUs that each guest's
-// own NIC carries, one that no PCI function is behind: its rows are of RDMA, and the kernel
-// has sent and received by that NIC as much as they say.
+// `peerlane bench` between two guests measures a lane of simulated GPUs over each guest's NIC,
+// which has no PCI function: the rows have transport RDMA, and the kernel's counters of the NIC
+// match the bytes.
 func TestBenchOverRoCE(t *testing.T) {
 	heavy(t)
 	const nic = "rocep0" // no name of the recorded host's NICs
@@ -62,7 +62,8 @@ func TestBenchOverRoCE(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"cluster.key": string(key), "config.toml": "[network]\ninterfaces = \"=rail0\"\n[verbs]\ntimeout = 20\n", // rxe needs it: docs/network.md
+		// for rxe: docs/network.md
+		"cluster.key": string(key), "config.toml": "[network]\ninterfaces = \"=rail0\"\n[verbs]\ntimeout = 20\n",
 	} {
 		if err := os.WriteFile(filepath.Join(own, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -81,7 +82,7 @@ func TestBenchOverRoCE(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Rows) != 5 { // a stream and 8 bytes each way, and the hand-off
+	if len(r.Rows) != 5 { // a stream and 8 bytes per direction, and the hand-off
 		t.Errorf("%d rows: %+v", len(r.Rows), r.Rows)
 	}
 	streamed := map[string]float64{} // bytes at least, by the way

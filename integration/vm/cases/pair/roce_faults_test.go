@@ -27,16 +27,15 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// promised is when clients hear of a relay that does not answer: 6 s where data goes by
-// RDMA (docs/network.md), and a guest may take ten times that.
+// promised is the limit for an error about an unresponsive relay: 6 s for RDMA (docs/network.md),
+// times ten in a guest.
 const promised = 10 * 6 * time.Second
 
 // die has a bare host end as a relay does that is killed.
 const die = "die"
 
-// beBareHost is `TEST bare GUEST KEY`: a relay and its client without a container. Control
-// goes by rail 0 and data by the NIC of rail 1, whose timeouts are those of the
-// configuration's default.
+// beBareHost is `TEST bare GUEST KEY`: a relay and its client without a container. Control uses
+// rail 0 and data the NIC of rail 1, with the configuration's default timeouts.
 func beBareHost(guest, key string) error {
 	number, err := strconv.Atoi(guest)
 	if err != nil {
@@ -63,7 +62,7 @@ func beBareHost(guest, key string) error {
 	return errors.Join(across.Serve(orders, os.Stdout, filepath.Join(s.dir, "clients.sock")), s.end())
 }
 
-// passUntilDeath passes orders on, until there are no more or one is to die.
+// passUntilDeath forwards orders until the input ends or an order to die.
 func passUntilDeath(from io.Reader, to io.Writer) error {
 	lines := bufio.NewScanner(from)
 	for lines.Scan() {
@@ -82,7 +81,7 @@ func passUntilDeath(from io.Reader, to io.Writer) error {
 	return lines.Err()
 }
 
-// bareHosts are relays without containers, over NICs of a kind; begin starts one anew.
+// bareHosts returns relays without containers, over NICs of a kind; begin starts one again.
 func bareHosts(t *testing.T, kind string) (p *hosts, begin func(guest int)) {
 	t.Helper()
 	p = &hosts{T: t, other: rdma(t, kind)}
@@ -107,8 +106,8 @@ func bareHosts(t *testing.T, kind string) (p *hosts, begin func(guest int)) {
 	return p, begin
 }
 
-// anew waits until the relay of the first guest has said so many times with these words, of the NICs
-// or of the fault, that it has connected queue pairs anew.
+// anew waits until the relay of the first guest has logged the given number of times that it
+// reconnected queue pairs, with words about the NICs or the fault.
 func (p *hosts) anew(times int, words string) {
 	p.Helper()
 	inside.Eventually(p.T, "the queue pairs are connected anew", func() (bool, string) {
@@ -122,17 +121,16 @@ func (p *hosts) anew(times int, words string) {
 	})
 }
 
-// What happens to a NIC, to what the relays say to each other, to a relay and to a host
-// while data goes over RDMA ends each operation of both clients, with an error that says
-// what has failed; and with what has failed back in its place the same relays send to each
-// other again.
+// Faults of a NIC, of the control connection, of a relay and of a host during RDMA transfers end
+// every operation of both clients with an error that names the fault; after the fault ends, the
+// same relays exchange data again.
 func TestFaultsOverRoCE(t *testing.T) {
 	heavy(t)
 	p, begin := bareHosts(t, inside.RoCE)
 	flow := func(t *testing.T) {
 		t.Helper()
-		// rxe sends again what is not acknowledged within 67 ms, and does it wrongly at times:
-		// there is little on its way.
+		// rxe retransmits after 67 ms without an acknowledgement, and at times wrongly: keep few
+		// bytes in flight.
 		p.exchange(0, 8<<10)
 	}
 	learn := func(t *testing.T, guest int, begun time.Time) string {
@@ -169,7 +167,7 @@ func TestFaultsOverRoCE(t *testing.T) {
 		t.Logf("recovered after %v", time.Since(begun).Round(time.Millisecond))
 		p.finish()
 		if said := p.both[0].errors.String(); !strings.Contains(said, own+", RoCE v2) is its address no more") {
-			t.Errorf("the relay says nothing of what has become of its address: %s", said)
+			t.Errorf("the relay does not log the change of its address: %s", said)
 		}
 	})
 	p.run(t, "the cable of the NIC", func(t *testing.T) {
@@ -177,7 +175,7 @@ func TestFaultsOverRoCE(t *testing.T) {
 		begun := time.Now()
 		inside.Plug(t, "rail1", false)
 		if said := learn(t, 0, begun) + learn(t, 1, begun); !strings.Contains(said, "RDMA") || !strings.Contains(said, "mlx5_1") {
-			t.Errorf("nobody says that mlx5_1 has failed: %s", said)
+			t.Errorf("the failure of mlx5_1 is not logged: %s", said)
 		}
 		inside.Plug(t, "rail1", true)
 		port(t, "ACTIVE")
@@ -194,8 +192,8 @@ func TestFaultsOverRoCE(t *testing.T) {
 	p.run(t, "the host", func(t *testing.T) {
 		flow(t)
 		begun := time.Now()
-		// A switch drops what nobody takes. Here it would wait in this guest's card, and rxe,
-		// which cannot give back a queue pair of which packets wait, would panic.
+		// A switch drops packets for an absent host. Here they would wait in this guest's card, and
+		// rxe panics when it destroys a queue pair with waiting packets.
 		inside.Disturb(t, "rail1", netlink.NetemQdiscAttrs{Loss: 100})
 		goOn := inside.StopOther(t)
 		learn(t, 0, begun)
@@ -216,8 +214,7 @@ func TestFaultsOverRoCE(t *testing.T) {
 	})
 }
 
-// readdress gives a card another address of its network instead of its own, which it has
-// again when the test ends.
+// readdress replaces a card's address by another of its network until the test ends.
 func readdress(t *testing.T, card, own string) (other string) {
 	t.Helper()
 	link, err := netlink.LinkByName(card)
@@ -236,8 +233,8 @@ func readdress(t *testing.T, card, own string) (other string) {
 	was := address(have[i].IP)
 	is := address(slices.Clone(have[i].IP.To4()))
 	is.IP[3] += 100
-	// The kernel would take the new one, of the same network, away with the first. Between the two
-	// the port has but a GID of its link, which leads nowhere.
+	// If the first address of a network is deleted, the kernel deletes the second too. In between
+	// the port has only a link-local GID, which leads nowhere.
 	change := func(from, to *netlink.Addr) error {
 		return errors.Join(netlink.AddrDel(link, from), netlink.AddrAdd(link, to))
 	}
@@ -269,7 +266,7 @@ func (h *host) killed() {
 	}
 }
 
-// heavy skips a test of the long run: rxe in an emulated guest has gone down under its like.
+// heavy skips a test of the long run: such tests have crashed rxe in emulated guests.
 func heavy(t *testing.T) {
 	t.Helper()
 	if os.Getenv("PEERLANE_VM_HEAVY") == "" {

@@ -26,13 +26,13 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What relays make of RDMA, beside perftest on the same devices: `make bench-verbs`.
+// Rates of relays beside perftest on the same devices: `make bench-verbs`.
 
 // inFlight is how many messages of a stream are under way.
 const inFlight = 16
 
-// oneNIC has a relay use what perftest does, one NIC, with so many queue pairs and the slots
-// that it has on a host.
+// oneNIC makes a relay use the resources of perftest: one NIC, with the given number of queue
+// pairs, and the slots of a host.
 func oneNIC(pairs int) func(*launch.Config) {
 	return func(c *launch.Config) {
 		c.Lanes[0].NICs, c.Verbs.QueuePairs = []string{"mlx5_0"}, pairs
@@ -40,15 +40,15 @@ func oneNIC(pairs int) func(*launch.Config) {
 	}
 }
 
-// talk is a relay's client that is connected with the other guest's, both ways.
+// talk is a relay's client, connected with the second guest's client in both directions.
 type talk struct {
 	*side
 	sending, receiving *client.Connection
 	memory             *client.Memory // host memory, inFlight messages
-	room               uint64         // of each
+	room               uint64         // per direction
 }
 
-// meet connects a side with the other guest's.
+// meet connects a side with the second guest's.
 func (s *side) meet(ctx context.Context, to wire.Handle, room uint64) (*talk, error) {
 	t := &talk{side: s, room: room}
 	var err error
@@ -61,8 +61,8 @@ func (s *side) meet(ctx context.Context, to wire.Handle, room uint64) (*talk, er
 	return t, err
 }
 
-// stream sends or receives messages of so many bytes, inFlight of them at a time. begun is
-// called when the first ones are posted.
+// stream sends or receives messages of the given size, inFlight at a time. It calls begun after
+// posting the first.
 func (t *talk) stream(ctx context.Context, sends bool, messages int, bytes uint64, begun func()) error {
 	post := t.receiving.Receive
 	if sends {
@@ -90,8 +90,8 @@ func (t *talk) stream(ctx context.Context, sends bool, messages int, bytes uint6
 	return nil
 }
 
-// rounds sends a message and receives one, in that order or the other, and says how long
-// each round took: half of it is one way.
+// rounds exchanges a message in each direction per round, first sending or first receiving, and
+// returns the duration of each round: half is one way.
 func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64, begun func()) (took []time.Duration, err error) {
 	receive, err := t.receiving.Receive(t.memory, 0, t.room)
 	if err != nil {
@@ -130,9 +130,8 @@ func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64,
 	return took, nil
 }
 
-// talkTo is what runs in the other guest: it reads the key, the handle of this one's
-// listener, how many queue pairs there are and the room for a message, prints who it is, and
-// does what it is told to.
+// talkTo runs in the second guest: it reads the key, the handle of this guest's listener, the number
+// of queue pairs and the room for a message, prints its own handle, and executes orders.
 func talkTo(from io.Reader) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), speedTimeout)
 	defer cancel()
@@ -191,7 +190,7 @@ func talkTo(from io.Reader) (err error) {
 // speedTimeout is far more than five rounds take, in the slowest of guests.
 const speedTimeout = 20 * time.Minute
 
-// other is talkTo, as this guest sees it.
+// other is talkTo from this guest's view.
 type other struct {
 	*testing.T
 	orders io.WriteCloser
@@ -200,7 +199,7 @@ type other struct {
 	ended  chan error
 }
 
-// says waits for a line of the other guest's that begins so, and returns the rest of it.
+// says waits for a line of the second guest with a prefix, and returns the rest of the line.
 func (o *other) says(word string) (rest string) {
 	o.Helper()
 	deadline := time.Now().Add(exchangeTimeout)
@@ -222,7 +221,7 @@ func (o *other) says(word string) (rest string) {
 	}
 }
 
-// order has the other guest do something, and waits until it is at it.
+// order makes the second guest run an operation, and waits until it has begun.
 func (o *other) order(what string, messages int, bytes uint64) {
 	o.Helper()
 	o.number++
@@ -232,7 +231,7 @@ func (o *other) order(what string, messages int, bytes uint64) {
 	o.says(fmt.Sprintf("ready %d.", o.number))
 }
 
-// talking are two relays, one in each guest, with a client each.
+// talking starts two relays, one per guest, with a client each.
 func talking(t *testing.T, ctx context.Context, agent *control.Client, pairs int, room uint64) (*talk, *other) {
 	t.Helper()
 	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
@@ -269,7 +268,7 @@ func talking(t *testing.T, ctx context.Context, agent *control.Client, pairs int
 	return talk, o
 }
 
-// over ends both, this one first.
+// over ends both sides, this side first.
 func (o *other) over() {
 	o.Helper()
 	o.orders.Close()
@@ -278,8 +277,7 @@ func (o *other) over() {
 	}
 }
 
-// perftest runs a program of perftest in both guests, and returns a column of its line of
-// figures.
+// perftest runs a program of perftest in both guests, and returns a column of its result line.
 func perftest(t *testing.T, agent *control.Client, column int, name string, bytes uint64, n int, more ...string) float64 {
 	t.Helper()
 	const port = 18519
@@ -304,8 +302,7 @@ const (
 	typicalMicros = 4 // of ib_send_lat, one way
 )
 
-// busy is how a guest's processors have spent their time so far, in ticks, by the kernel's
-// names.
+// busy is the time of a guest's processors so far in ticks, by the kernel's names.
 type busy map[string]float64
 
 func processors(t *testing.T) busy {
@@ -342,10 +339,9 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// Relays move messages as fast as perftest does on the same device, or how much slower: the
-// median of pairs, each of which has one after the other. Nothing is asked of the ratio
-// here: the guests are emulated, and others use the machine. `make bench-verbs` has five
-// pairs.
+// Compares relays with perftest on the same device, as the median over consecutive runs.
+// The test does not judge the ratio: the guests are emulated on a shared machine. `make
+// bench-verbs` runs five pairs.
 func TestRelaysBesidePerftest(t *testing.T) {
 	const size, short = 1 << 20, 8
 	const messages, rounds = 128, 500

@@ -16,12 +16,13 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
-// found is what peerlane doctor says of this kernel, by check.
+// found returns the findings of peerlane doctor on this kernel, by check.
 func found(t *testing.T, root string, more ...string) map[string][]doctor.Finding {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(inside.Binaries, "peerlane"), append([]string{"doctor", "-o", "json", "--interval", "10ms", "--root", root}, more...)...).Output()
 	var status *exec.ExitError
-	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) { // 5 to 7 say what the worst is
+	// exit status 5 to 7 encodes the worst finding
+	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) {
 		t.Fatalf("peerlane doctor: %v", err)
 	}
 	var report struct{ Findings []doctor.Finding }
@@ -35,8 +36,8 @@ func found(t *testing.T, root string, more ...string) map[string][]doctor.Findin
 	return by
 }
 
-// A kernel's own files: what is right is not complained of, what is made wrong is found,
-// and the command that mends it does.
+// On a real kernel's files correct settings give no finding, wrong settings are found, and the
+// printed remedy corrects them.
 func TestDoctorOnThisKernel(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()
@@ -56,7 +57,7 @@ func TestDoctorOnThisKernel(t *testing.T) {
 	was := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W"))
 	inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W=001d")
 	inside.Command(t, "ethtool", "-s", "rail1", "speed", "200000", "duplex", "full")
-	t.Cleanup(func() { // for the tests that come after this one
+	t.Cleanup(func() { // for later tests
 		for _, c := range []*exec.Cmd{exec.Command("setpci", "-s", port, "ECAP_ACS+6.W="+was), exec.Command("ethtool", "-s", "rail1", "speed", "400000", "duplex", "full")} {
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("%v: %v: %s", c, err, out)
@@ -74,8 +75,7 @@ func TestDoctorOnThisKernel(t *testing.T) {
 			t.Errorf("%s does not say %q: %s, %v", check, want, text, err)
 		}
 	}
-	// The remedy leaves the other bits as they are. In front of its commands it says when
-	// they are right.
+	// The remedy keeps the other bits. A caution precedes the commands.
 	_, commands, _ := strings.Cut(by["acs"][0].Remedy, "apart: ")
 	commands, _, _ = strings.Cut(commands, "; for each start")
 	for _, command := range strings.Split(commands, "; ") {
@@ -83,7 +83,7 @@ func TestDoctorOnThisKernel(t *testing.T) {
 		inside.Command(t, args[0], args[1:]...)
 	}
 	if is := strings.TrimSpace(inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W")); is != "0011" {
-		t.Errorf("ACS at %s is %s behind its remedy", port, is)
+		t.Errorf("ACS at %s after the remedy: %s", port, is)
 	}
 	inside.Plug(t, "rail0", true)
 	inside.Eventually(t, "mlx5_0 is ACTIVE", func() (bool, string) {

@@ -36,16 +36,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// registered is what a program in a container says.
+// registered is the output of a program in a container.
 type registered struct {
 	Nodes       []string          // in /dev/infiniband
 	Environment []string          // Peerlane's
-	Memlock     string            // /proc/self/limits, the soft one
-	Errors      map[string]string // by bytes; empty where they were registered
+	Memlock     string            // soft limit in /proc/self/limits
+	Errors      map[string]string // by size; empty after success
 }
 
-// registerMain registers as many bytes of its memory with the NIC as each
-// argument says, one after the other, and stays until its input ends.
+// registerMain registers memory of the sizes in the arguments with the NIC, one after another, and
+// waits for the end of input.
 func registerMain(sizes []string) int {
 	found := registered{Errors: map[string]string{}}
 	err := found.look()
@@ -105,8 +105,8 @@ const (
 	accessRemoteWrite = 2
 )
 
-// verb writes one command and returns its answer, both in 32-bit words. It needs
-// no library, so any root file system will do.
+// verb writes a command and returns the answer, both in 32-bit words. It needs no library, so any
+// root file system works.
 func verb(device *os.File, command uint32, answerWords int, words ...uint32) ([]uint32, error) {
 	answer := make([]uint32, answerWords)
 	at := uint64(uintptr(unsafe.Pointer(&answer[0])))
@@ -151,10 +151,9 @@ func register(bytes int) error {
 	return unix.Munmap(memory)
 }
 
-// A container with a nic= registers more memory than processes may lock here,
-// from its init; from exec as much as they may, or the container's configuration
-// says.
-func TestAContainerRegistersMemory(t *testing.T) {
+// With nic= the init of a container registers more memory than the memlock limit of the test; a
+// process started by exec is bound by that limit, or by the container's configuration.
+func TestContainerWithNICRegistersMemory(t *testing.T) {
 	const (
 		few, many = 1 << 20, 32 << 20
 		ownLimit  = 8 << 20
@@ -186,8 +185,8 @@ func TestAContainerRegistersMemory(t *testing.T) {
 			name       string
 			device     string
 			configured uint64
-			// what registering many says, from the container's init and from exec; few
-			// can always be registered.
+			// result of registering many bytes in the container's init and in exec; few bytes
+			// always succeed
 			init, exec string
 		}{
 			{"by name", "peerlane.dev/nic=mlx5_0", 0, "", tooMuch},
@@ -257,7 +256,7 @@ func TestAContainerRegistersMemory(t *testing.T) {
 						t.Errorf("registering from %s, with a limit of %s (-want +got):\n%s", who, got.Memlock, diff)
 					}
 					slices.Sort(got.Nodes)
-					// The stand-in of NVIDIA's driver says that it is an open module.
+					// The software driver presents itself as NVIDIA's open module.
 					if !slices.Equal(got.Nodes, []string{"rdma_cm", "uverbs0"}) || !slices.Equal(got.Environment, []string{"PEERLANE_REGISTRATION=dmabuf"}) {
 						t.Errorf("%s finds the nodes %q and the variables %q", who, got.Nodes, got.Environment)
 					}

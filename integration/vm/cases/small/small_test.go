@@ -29,8 +29,7 @@ import (
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// twoNICs puts the tree of eight GPUs and two NICs in place, with an RDMA device
-// in each NIC.
+// twoNICs loads the tree of eight GPUs and two NICs, with an RDMA device in each NIC.
 func twoNICs(t *testing.T, kind string) {
 	t.Helper()
 	inside.NamedTree(t, "two-nics")
@@ -48,8 +47,8 @@ func attribute(t *testing.T, address, name string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// Of every table, the kernel shows each function as the table has it.
-func TestTheKernelShowsTheTables(t *testing.T) {
+// The kernel shows each function of every table with the table's attributes.
+func TestKernelShowsTables(t *testing.T) {
 	for _, name := range pcitree.Names() {
 		t.Run(name, func(t *testing.T) {
 			tree := inside.NamedTree(t, name)
@@ -64,7 +63,7 @@ func TestTheKernelShowsTheTables(t *testing.T) {
 				if f.Driver == "" && !errors.Is(err, fs.ErrNotExist) || f.Driver != "" && filepath.Base(driver) != f.Driver {
 					t.Errorf("%s has the driver %s (%v), and %q in the table", f.Address, driver, err, f.Driver)
 				}
-				// Others' readers agree that this is a PCIe tree.
+				// lspci and lstopo agree that this is a PCIe tree.
 				if !strings.Contains(listed, f.Address+" ") {
 					t.Errorf("lspci does not list %s", f.Address)
 				}
@@ -76,8 +75,8 @@ func TestTheKernelShowsTheTables(t *testing.T) {
 	}
 }
 
-// The links' generations and widths, where the tables have more than one.
-func TestTheKernelShowsTheLinks(t *testing.T) {
+// Generations and widths of links, in tables with several.
+func TestKernelShowsLinks(t *testing.T) {
 	for name, want := range map[string][]string{
 		"two-nics": {"32.0 GT/s PCIe x16"}, "dgx": {"16.0 GT/s PCIe x4", "32.0 GT/s PCIe x16"},
 		"no-switch": {"16.0 GT/s PCIe x16"},
@@ -96,7 +95,7 @@ func TestTheKernelShowsTheLinks(t *testing.T) {
 	}
 }
 
-func TestATableCanBeChanged(t *testing.T) {
+func TestTableReplacesFormerTree(t *testing.T) {
 	text, err := pcitree.Named("no-switch")
 	if err != nil {
 		t.Fatal(err)
@@ -117,11 +116,11 @@ func TestATableCanBeChanged(t *testing.T) {
 		return len(slices.DeleteFunc(tree.Functions(), func(f pcitree.Function) bool { return f.Vendor != 0x10de }))
 	}
 	if len(h.GPUs) != gpus(before)+1 || len(h.GPUs) != gpus(changed) {
-		t.Errorf("%d GPUs after one was added to %d", len(h.GPUs), gpus(before))
+		t.Errorf("%d GPUs after adding one to %d", len(h.GPUs), gpus(before))
 	}
 }
 
-// ACS is in the configuration space of the ports that have it, and can be switched.
+// ACS is in the configuration space of ports with the capability, and can be switched.
 func TestPortsHaveACS(t *testing.T) {
 	inside.NamedTree(t, "two-nics")
 	const port, gpu = "0000:17:00.0", "0000:18:00.0"
@@ -146,8 +145,8 @@ func peerlane(t *testing.T, into any, arguments ...string) {
 	}
 }
 
-// sameAsItsCapture: all that `peerlane topo` tells of this kernel's /sys, paths
-// included, it tells of a capture of it, but where that came from.
+// sameAsItsCapture requires that `peerlane topo` gives the same output for this kernel's /sys and
+// for its capture, including paths, except the source.
 func sameAsItsCapture(t *testing.T, file string) {
 	t.Helper()
 	capture := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "topo", "capture")
@@ -165,7 +164,7 @@ func sameAsItsCapture(t *testing.T, file string) {
 	}
 	delete(live, "source")
 	delete(replayed, "source")
-	for _, nic := range live["nics"].([]any) { // a capture has no GIDs, of which these are
+	for _, nic := range live["nics"].([]any) { // a capture has no GIDs, on which these fields depend
 		for _, port := range nic.(map[string]any)["ports"].([]any) {
 			delete(port.(map[string]any), "guid")
 		}
@@ -244,7 +243,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 	}
 }
 
-func TestWhoIsNearOnOtherTrees(t *testing.T) {
+func TestNearNICsOnOtherTrees(t *testing.T) {
 	for _, c := range []struct {
 		tree string
 		role string // of every GPU
@@ -295,7 +294,7 @@ func TestRDMADevicesAreInTheTree(t *testing.T) {
 	}
 }
 
-func TestAPortsRate(t *testing.T) {
+func TestPortShowsItsRate(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	for _, gbps := range []int{100, 200, 400} {
 		inside.Command(t, "ethtool", "-s", "rail0", "speed", fmt.Sprint(gbps*1000), "duplex", "full")
@@ -305,7 +304,7 @@ func TestAPortsRate(t *testing.T) {
 	}
 }
 
-func TestAPortGoesDownAndUp(t *testing.T) {
+func TestPortGoesDownAndUp(t *testing.T) {
 	for _, kind := range []string{inside.RoCE, inside.IWARP} {
 		t.Run(kind, func(t *testing.T) {
 			twoNICs(t, kind)
@@ -327,14 +326,14 @@ func TestAPortGoesDownAndUp(t *testing.T) {
 	}
 }
 
-// What `make test` reads in place of a host is what this kernel shows.
-func TestTheRecordedHostIsThisOne(t *testing.T) {
+// The recorded host of `make test` equals this kernel's tree.
+func TestRecordedHostMatchesKernel(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	got, err := recorded.Capture("/sys", "/proc")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// make vm-capture takes it from here.
+	// make vm-capture copies this file.
 	if err := os.WriteFile("/share/out/host.txt", []byte(got), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -343,12 +342,12 @@ func TestTheRecordedHostIsThisOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(want, []byte(got)) {
-		t.Errorf("topo/recorded/host.txt is not what this kernel shows; `make vm-capture` writes it anew (-repository +kernel):\n%s",
+		t.Errorf("topo/recorded/host.txt differs from this kernel; rewrite the file with `make vm-capture` (-repository +kernel):\n%s",
 			cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")))
 	}
 }
 
-func TestDemo(t *testing.T) {
+func TestDemoVerifiesMessages(t *testing.T) {
 	for _, name := range []string{demo.RuntimeRunc, demo.RuntimeCrun} {
 		t.Run(name, func(t *testing.T) {
 			var report demo.Report

@@ -16,10 +16,10 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/conformance"
 )
 
-// What relay/verbs promises, of rdma-core and the kernel's own devices: rxe, whose pairs
-// are connected out of band, and siw by the connection manager. Each is in a process of
-// its own, because librdmacm keeps a siw device open as long as its process lives.
-func TestVerbsConform(t *testing.T) {
+// The suite of relay/verbs, with rdma-core and the kernel's devices: rxe, whose queue pairs are
+// connected out of band, and siw by the connection manager. Each device has a separate process,
+// because librdmacm keeps a siw device open during the life of a process.
+func TestVerbsConformOnKernelDevices(t *testing.T) {
 	const variable = "PEERLANE_VERBS_DEVICE"
 	fixtures := map[string]conformance.Fixture{
 		// The kernel's rxe overwrites the status of the request that failed.
@@ -27,16 +27,16 @@ func TestVerbsConform(t *testing.T) {
 			LocalProtection: verbs.Flushed,
 			Port:            func(t testing.TB, plugged bool) { inside.Plug(t, "rail0", plugged) },
 		},
-		// It tells of its network interface, not of the cable.
+		// siw reports the state of its network interface, not of the cable.
 		inside.IWARP: {LocalProtection: verbs.LocalOperationError},
 	}
 	for _, kind := range []string{inside.RoCE, inside.IWARP} {
 		t.Run(kind, func(t *testing.T) {
 			if os.Getenv(variable) == "" {
 				inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: kind, Card: "rail0"})
-				c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m", "-test.run=^TestVerbsConform$/^"+kind+"$")
+				c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m", "-test.run=^TestVerbsConformOnKernelDevices$/^"+kind+"$")
 				c.Env = append(os.Environ(), variable+"=mlx5_0")
-				if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestVerbsConform/"+kind)) {
+				if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestVerbsConformOnKernelDevices/"+kind)) {
 					t.Fatalf("%v\n%s", err, out)
 				}
 				return
@@ -75,8 +75,8 @@ func addressOf(t *testing.T, card string) netip.Addr {
 	return netip.Addr{}
 }
 
-// As on a host whose NICs are the kernel's: host memory is right, whatever the rate; there
-// is no CUDA for a GPU's.
+// As on a host with software NICs: host memory is correct at any rate; without CUDA no GPU memory
+// is tested.
 func TestDoctorOverRDMA(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	by := found(t, t.TempDir(), "--rdma")

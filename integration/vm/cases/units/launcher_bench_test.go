@@ -26,8 +26,8 @@ const (
 	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox echo here\nStandardInput=socket\nStandardOutput=socket\n"
 )
 
-// BenchmarkLauncher measures what a hook waits for: a unit of systemd's that says
-// one word, a relay started by systemd, and one started by a fork, in turn.
+// BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends one byte, for a
+// relay started by systemd, and for a relay started by fork, in turn.
 func BenchmarkLauncher(b *testing.B) {
 	o := newOperator(b, asItIs)
 	for name, text := range map[string]string{"null.socket": nullSocket, "null@.service": nullService} {
@@ -68,7 +68,7 @@ func BenchmarkLauncher(b *testing.B) {
 				Container: hook.Container{ID: launcher, PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
 			})
 			took := time.Since(began)
-			_ = init.Process.Kill() // it has not ended by itself
+			_ = init.Process.Kill() // may still run
 			_ = init.Wait()         // killed
 			o.nothingIsLeft()
 			return took, err

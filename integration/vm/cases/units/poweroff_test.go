@@ -10,9 +10,9 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
-// TestPowerOff ends the machine with relays in it, whose containers nobody ends.
-// A test on the host waits for that: integration/vm.TestAHostWithRelaysShutsDown.
-func TestPowerOff(t *testing.T) {
+// TestPowerOffWithRelays powers the machine off while relays and containers run.
+// integration/vm.TestHostWithRelaysShutsDown waits for the power-off on the host.
+func TestPowerOffWithRelays(t *testing.T) {
 	if os.Getenv("PEERLANE_VM_POWEROFF") == "" {
 		t.Skip("it ends the machine; vm-host shutdown-with-relays runs it in one of its own")
 	}

@@ -1,7 +1,7 @@
 //go:build vm
 
-// Package units_test runs in the full image: relays as services of systemd's, as
-// packages install them.
+// Package units_test runs in the full image: relays as services of systemd, as packages install
+// them.
 package units_test
 
 import (
@@ -32,7 +32,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Where packages put what the units name.
+// Paths of the packages' files.
 const (
 	installed    = "/usr/libexec/peerlane"
 	units        = "/etc/systemd/system"
@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// uninstall takes away what install placed: in the same guest packages are tried.
+// uninstall reverts install, because later tests in the guest install packages.
 func uninstall() error {
 	if _, err := os.Stat(installed); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -83,8 +83,8 @@ func read(t testing.TB, path string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// install does what a package does. Each reload of systemd takes seconds here, so
-// tests share it, until uninstall.
+// install installs files as a package does. A reload of systemd takes seconds here, so tests share
+// the installation until uninstall.
 func install(t testing.TB) {
 	t.Helper()
 	once.Do(func() {
@@ -94,7 +94,7 @@ func install(t testing.TB) {
 		for _, name := range []string{relaySocket, relayService} {
 			place(t, filepath.Join("/source/packaging/systemd", name), filepath.Join(units, name), 0o644)
 		}
-		inside.Command(t, "systemctl", "enable", relaySocket) // it reloads, too
+		inside.Command(t, "systemctl", "enable", relaySocket) // enable reloads too
 	})
 	inside.Command(t, "systemctl", "start", relaySocket)
 	t.Cleanup(func() {
@@ -107,8 +107,7 @@ func install(t testing.TB) {
 
 var once sync.Once
 
-// reload lets systemd read its units again, also when the test's context has
-// ended.
+// reload makes systemd read its units again, even after the test's context has ended.
 func reload(t testing.TB) {
 	t.Helper()
 	if out, err := exec.Command("systemctl", "daemon-reload").CombinedOutput(); err != nil {
@@ -116,7 +115,7 @@ func reload(t testing.TB) {
 	}
 }
 
-// place copies a file, as a package manager does: the new one takes the name.
+// place copies a file and renames it into place, as a package manager does.
 func place(t testing.TB, from, to string, mode fs.FileMode) {
 	t.Helper()
 	text, err := os.ReadFile(from)
@@ -200,7 +199,7 @@ func newOperator(t testing.TB, change func(*config.Config)) *operator {
 
 func asItIs(*config.Config) {}
 
-// container is one that waits for the end of its input.
+// container is a container that waits for the end of input.
 type container struct {
 	id     string
 	in     io.Closer
@@ -209,7 +208,7 @@ type container struct {
 	once   sync.Once
 }
 
-// begin starts a container; it does not wait until it runs.
+// begin starts a container without waiting until it runs.
 func (o *operator) begin() (*container, error) {
 	o.mutex.Lock()
 	o.count++
@@ -240,8 +239,8 @@ func (o *operator) start() (*container, hook.Info) {
 	return c, o.ready(c)
 }
 
-// patience is for twenty containers at once, on one emulated processor that
-// other machines' work may share: a start takes seconds there.
+// patience is the limit for twenty concurrent containers on an emulated, possibly shared processor,
+// on which a start takes seconds.
 const patience = 6 * time.Minute
 
 // ready waits until a container's relay answers.
@@ -268,13 +267,13 @@ func (o *operator) ready(c *container) (found hook.Info) {
 	}
 }
 
-// end ends a container as it would by itself.
+// end ends a container by closing the input.
 func (o *operator) end(c *container) {
 	c.once.Do(func() {
 		c.in.Close()
 		select {
 		case err := <-c.ended:
-			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // of read, at the end of its input
+			if err != nil && !strings.Contains(err.Error(), "exit status 1") { // from read, at the end of input
 				o.Errorf("container %s: %v: %s", c.id, err, c.stderr.String())
 			}
 		case <-testutil.After(time.Minute):
@@ -298,7 +297,7 @@ func (o *operator) serves(g hook.Info) {
 	}
 }
 
-// groupOf is the control group of a process; "" when it has ended.
+// groupOf returns the control group of a process, or "" after its end.
 func groupOf(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	return strings.TrimPrefix(strings.TrimSpace(string(text)), "0::")
@@ -318,7 +317,7 @@ func parent(t testing.TB, pid int) int {
 	return number
 }
 
-// unitOf is the unit that a relay and its supervisor are in.
+// unitOf returns the unit of a relay and its supervisor.
 func (o *operator) unitOf(g hook.Info) string {
 	o.Helper()
 	group := groupOf(g.Status.Relay.PID)
@@ -331,7 +330,7 @@ func (o *operator) unitOf(g hook.Info) string {
 	return filepath.Base(group)
 }
 
-// running lists the units of relays, failed ones too.
+// running lists the units of relays, including failed units.
 func running(t testing.TB) []string {
 	t.Helper()
 	var names []string
@@ -374,7 +373,7 @@ func (o *operator) nothingIsLeft() {
 
 func TestUnitsAreValid(t *testing.T) {
 	install(t)
-	// With what boots until sockets are there: an ordering cycle would show.
+	// With the units that boot before sockets: an ordering cycle would show.
 	out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(units, relaySocket), filepath.Join(units, relayService), "basic.target").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "peerlane") || strings.Contains(string(out), "cycle") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
@@ -390,13 +389,14 @@ func TestUnitsAreValid(t *testing.T) {
 	if err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	// What is left open is for docs/security.md to say; here the tool reads it.
+	// docs/security.md lists the remaining exposure; this call checks that the tool can read the
+	// unit.
 	if !strings.Contains(string(out), "Overall exposure level for peerlane-relay@x.service") {
 		t.Errorf("%s", out)
 	}
 }
 
-func TestARelayIsAUnit(t *testing.T) {
+func TestRelayIsSystemdUnit(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
 	unit := o.unitOf(g)
@@ -414,7 +414,7 @@ func TestARelayIsAUnit(t *testing.T) {
 		t.Errorf("the relay's limits:\n%s", limits)
 	}
 
-	// What operators do to systemd does nothing to a relay.
+	// An operator's commands to systemd do not affect a relay.
 	for _, verb := range [][]string{{"daemon-reload"}, {"daemon-reexec"}, {"restart", relaySocket}, {"reload-or-restart", relaySocket}} {
 		inside.Command(t, "systemctl", verb...)
 		if now := o.ready(c); now.Status.Starts != 1 || now.Status.Relay.PID != g.Status.Relay.PID {
@@ -478,9 +478,8 @@ func TestTwentyUnitsAtOnce(t *testing.T) {
 	o.nothingIsLeft()
 }
 
-// The relay goes on without its supervisor, ends with its container, and is
-// collected by the hook at poststop.
-func TestAKilledSupervisorOfAUnit(t *testing.T) {
+// The relay survives its supervisor, ends with its container, and the hook collects it at poststop.
+func TestUnitSupervisorKilledKeepsRelay(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
 	o.unitOf(g)
@@ -494,7 +493,7 @@ func TestAKilledSupervisorOfAUnit(t *testing.T) {
 }
 
 // A stop is the administrator's word: the relay ends, the container does not.
-func TestStoppedUnits(t *testing.T) {
+func TestStoppedUnitsEndRelays(t *testing.T) {
 	o := newOperator(t, asItIs)
 	c, g := o.start()
 	o.unitOf(g)
@@ -512,7 +511,7 @@ func TestStoppedUnits(t *testing.T) {
 	o.nothingIsLeft()
 }
 
-// Without the socket it is the hook that starts relays, or nobody.
+// Without the socket the hook starts relays itself, or refuses.
 func TestWithoutTheSocket(t *testing.T) {
 	o := newOperator(t, asItIs)
 	inside.Command(t, "systemctl", "stop", relaySocket)
@@ -537,8 +536,8 @@ func TestWithoutTheSocket(t *testing.T) {
 	c.once.Do(func() {})
 }
 
-// The service cannot be started: the hook does it.
-func TestAServiceThatCannotStart(t *testing.T) {
+// If the service fails to start, the hook starts the relay itself.
+func TestServiceFailingToStartFallsBack(t *testing.T) {
 	o := newOperator(t, asItIs)
 	if err := os.Remove(filepath.Join(units, relayService)); err != nil {
 		t.Fatal(err)
@@ -562,7 +561,7 @@ func TestAServiceThatCannotStart(t *testing.T) {
 	o.end(c)
 }
 
-// The demo's relays are units, too, where its host has the socket.
+// The demo's relays are units too, on a host with the socket.
 func TestDemoBySystemd(t *testing.T) {
 	install(t)
 	const root = "/var/tmp/demo"
@@ -582,7 +581,7 @@ func TestDemoBySystemd(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dropInFolder, "demo.conf"), []byte("[Socket]\nListenSequentialPacket=\nListenSequentialPacket="+socket+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// By which a layout of its own knows that systemd is process 1.
+	// A layout with another root detects systemd as process 1 by this directory.
 	if err := os.MkdirAll(filepath.Join(root, "run/systemd/system"), 0o755); err != nil {
 		t.Fatal(err)
 	}

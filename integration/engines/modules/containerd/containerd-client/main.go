@@ -1,6 +1,5 @@
-// Command containerd-client runs containers with containerd's own Go client, as
-// a program that embeds it does: the engine "containerd's Go client" of the tests
-// of package engines.
+// Command containerd-client runs containers with containerd's own Go client, as embedding programs
+// do: the engine "containerd's Go client" in the tests of package engines.
 //
 //	containerd-client ADDRESS run|start|restart|exec|pause|unpause|update|checkpoint|remove REQUEST
 //
@@ -32,7 +31,7 @@ type request struct {
 	ReadOnly  bool
 	User      bool // uid and gid 1000
 	UserNS    bool
-	Memory    int64    // the limit in bytes; 0 for none
+	Memory    int64    // limit in bytes; 0 for no limit
 	Command   []string // of exec
 	Directory string   // of checkpoint
 }
@@ -163,7 +162,7 @@ func create(ctx context.Context, c *client.Client, r request) (client.Container,
 		options = append(options, oci.WithUserNamespace(ids, ids))
 		snapshot = client.WithUserNSRemappedSnapshot(r.Name, image, ids, ids)
 	}
-	// After whatever else changes the specification.
+	// Apply CDI after all other changes of the specification.
 	options = append(options, cdi.WithCDIDevices(r.Devices...))
 	return c.NewContainer(ctx, r.Name, client.WithImage(image), snapshot, client.WithNewSpec(options...))
 }
@@ -203,7 +202,7 @@ func runToEnd(ctx context.Context, c *client.Client, r request) error {
 	return nil
 }
 
-// end ends a container's task, if it has one.
+// end ends a container's task, if any.
 func end(ctx context.Context, container client.Container) error {
 	task, err := container.Task(ctx, nil)
 	if errdefs.IsNotFound(err) {

@@ -1,12 +1,11 @@
-// Command cri-client does what a kubelet, or crictl, does with a container
-// runtime: it runs containers in pods by the CRI.
+// Command cri-client runs containers in pods by the CRI, as a kubelet or crictl does.
 //
 //	cri-client ADDRESS run|start|restart|update|remove CONTAINER POD
 //	cri-client ADDRESS exec CONTAINER POD COMMAND...
 //	cri-client ADDRESS checkpoint CONTAINER POD FILE
 //
-// CONTAINER and POD are files, a ContainerConfig and a PodSandboxConfig in JSON as
-// crictl takes them. A container that is not in its runtime is removed already.
+// CONTAINER and POD are files with a ContainerConfig and a PodSandboxConfig in JSON, in crictl's
+// form. Removing a container that does not exist succeeds.
 package main
 
 import (
@@ -125,7 +124,7 @@ func (c client) wait(ctx context.Context, id string) error {
 	}
 }
 
-// sandboxes are those of the pod's name: one or none.
+// sandboxes returns the pod's sandboxes by name, at most one.
 func (c client) sandboxes(ctx context.Context) ([]*cri.PodSandbox, error) {
 	list, err := c.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -140,7 +139,7 @@ func (c client) sandboxes(ctx context.Context) ([]*cri.PodSandbox, error) {
 	return found, nil
 }
 
-// each does something with the container, which has to be there.
+// each calls do for the container, which must exist.
 func (c client) each(ctx context.Context, do func(id string) error) error {
 	pods, err := c.sandboxes(ctx)
 	if err != nil {
@@ -165,8 +164,8 @@ func (c client) each(ctx context.Context, do func(id string) error) error {
 	return nil
 }
 
-// restart replaces the container by its next attempt, in the same pod: a kubelet
-// starts no container twice.
+// restart replaces the container by the next attempt, in the same pod: a kubelet never starts a
+// container twice.
 func (c client) restart(ctx context.Context) error {
 	pods, err := c.sandboxes(ctx)
 	if err != nil {
