@@ -13,6 +13,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/staging"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -37,13 +39,13 @@ func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
 	if err := os.Chmod(own.dir, 0o777); err != nil { // relays report, and are not root
 		t.Fatal(err)
 	}
-	r := own.request(id, process(t).Process.Pid, "", lane)
+	r := own.request(id, startProcess(t).Process.Pid, "", lane)
 	r.Config.Relay.Slots, r.Config.Relay.SlotSize = 512, 4*mib // 4 GiB in both directions
 	g, err := hook.Launch(h.layout, r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	own.state(t, g.ID, hook.StateReady)
+	own.state(t, g.ID, generation.StateReady)
 	return &tenant{host: own, id: id, generation: g.ID}
 }
 
@@ -127,7 +129,7 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) 
 // staged is what all relays have of the lanes' server GPU.
 func (h host) staged(t *testing.T, want uint64) {
 	t.Helper()
-	got, err := hook.Staged(h.layout)
+	got, err := staging.Staged(h.layout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +166,7 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	notAdmitted(t, b.claim(t, 600*mib), 0, `600 MiB (staging.gpus."100")`)
 	// Without any limit it is a quarter of the memory.
 	h.configure(t, func(*config.Config) {})
-	notAdmitted(t, b.claim(t, 2<<30), 2<<30-640*mib, "2.0 GiB (a quarter of its memory")
+	notAdmitted(t, b.claim(t, 2<<30), 2<<30-640*mib, "2.0 GiB (a quarter of the GPU's memory")
 	h.configure(t, func(c *config.Config) { c.CDI.Tenancy = config.TenancyMulti })
 	multi := b.claim(t, 2<<30)
 	notAdmitted(t, multi, 2<<30-640*mib, "2 others have 640 MiB")
@@ -205,7 +207,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	free(b)
 	h.staged(t, 1<<30) // b's alone
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, a.generation).Status; s.State != hook.StateReady || s.Relay == nil || s.Relay.PID == first {
+		if s := h.info(t, a.generation).Status; s.State != generation.StateReady || s.Relay == nil || s.Relay.PID == first {
 			return errors.New("not ready")
 		}
 		return nil
@@ -214,7 +216,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 
 	// A relay without its supervisor goes on, and has what it has.
 	survivor := h.info(t, b.generation).Status.Relay.PID
-	kill(supervisor(t, b.generation))
+	kill(supervisorPID(t, b.generation))
 	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB")
 	kill(survivor)
 	free(a)
@@ -242,7 +244,7 @@ func TestFalseClaims(t *testing.T) {
 	// And by saying that there is next to none nobody else's is less.
 	liar.memory = 4
 	admitted(t, liar.claim(t, 0))
-	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of its memory")
+	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of the GPU's memory")
 	admitted(t, honest.claim(t, 1<<30))
 	admitted(t, honest.claim(t, 2<<30))
 	// One whose clients may copy themselves has their staging memory as well.

@@ -87,7 +87,7 @@ func TestContainerOfEarlierReleaseKeepsItsSocket(t *testing.T) {
 	if _, err := h.layout.UnmountAnchor(); err != nil {
 		t.Fatal(err)
 	}
-	beside := process(t)
+	beside := startProcess(t)
 	g := h.launch(t, "c", beside.Process.Pid, "")
 	place, ready := filepath.Join(h.layout.Root, "place"), filepath.Join(h.layout.Root, "ready")
 	if err := os.Mkdir(place, 0o755); err != nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -52,7 +53,7 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 // hasAnchor looks for the anchor among a container's mounts. Attach finds out
 // whether it really is there; this one has the remedy.
 func hasAnchor(l paths.Layout, s State) error {
-	spec, err := readSpec(s.Bundle)
+	spec, err := ocispec.Read(s.Bundle)
 	if err != nil {
 		return fmt.Errorf("container %q: %w", s.ID, err)
 	}

@@ -11,19 +11,21 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/testplan"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
 func TestLanesOfAnAnnotation(t *testing.T) {
-	plan := testPlan("/sys")
+	plan := testplan.New("/sys")
 	plan.Groups = []topo.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
-	first, second := uuid0+"@0000:17:00.0", uuid1+"@0000:2a:00.0"
+	first, second := testplan.UUID0+"@0000:17:00.0", testplan.UUID1+"@0000:2a:00.0"
 	for value, want := range map[string][]string{
 		"1":                 {second},
 		"1,0":               {second, first},
 		" 0 , 0000:17:00.0": {first},
-		uuid1:               {second},
+		testplan.UUID1:      {second},
 		"0000:2A:00.0":      {second},
 		"pair,1":            {first, second},
 		"all":               {first, second}, // GPU 2 cannot have a lane
@@ -61,7 +63,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			l := paths.New(t.TempDir())
 			bundle := t.TempDir()
 			mount := strings.Replace(test.mount, "ANCHOR", l.Anchor(), 1)
-			if err := errors.Join(l.Create(), testPlan("/sys").Write(l.PlanFile()),
+			if err := errors.Join(l.Create(), testplan.New("/sys").Write(l.PlanFile()),
 				os.WriteFile(l.ConfigFile(), []byte(test.config), 0o644),
 				os.WriteFile(filepath.Join(bundle, "config.json"), fmt.Appendf(nil, `{"root":{"path":"rootfs"},"mounts":[{"destination":"/run/peerlane","source":%q}]}`, mount), 0o644),
 			); err != nil {
@@ -80,7 +82,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 					t.Errorf("the error does not say %q: %v", words, err)
 				}
 			}
-			if list, err := List(l); err != nil || len(list) > 0 {
+			if list, err := generation.List(l); err != nil || len(list) > 0 {
 				t.Errorf("a relay was started: %v (%v)", list, err)
 			}
 		})

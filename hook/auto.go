@@ -13,6 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
+	"github.com/peerlane/peerlane/hook/internal/openat2"
+	"github.com/peerlane/peerlane/hook/lanes"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -27,16 +32,16 @@ const (
 // takes them: those of linux.devices in config.json, and GPUs' nodes that are mounted
 // one by one, as engines do where they cannot make nodes. An image can influence
 // neither; NVIDIA_VISIBLE_DEVICES, which an image can set, is not read.
-func autoLanes(plan *topo.Plan, s *spec, c Container, rootfs string) ([]string, error) {
-	if slices.ContainsFunc(s.requestedDevices(), func(a requested) bool { return len(a.gpus) > 0 }) {
+func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs string) ([]string, error) {
+	if slices.ContainsFunc(s.RequestedDevices(), func(a ocispec.Requested) bool { return len(a.GPUs) > 0 }) {
 		return nil, errors.New("peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto")
 	}
-	minors, err := s.gpuMinors(c, rootfs)
+	minors, err := gpuMinors(s, c, rootfs)
 	if err != nil {
 		return nil, fmt.Errorf("peerlane.dev/lane=auto: looking for the container's GPUs: %w", err)
 	}
 	if len(minors) == 0 {
-		if s.legacyToolkit() {
+		if legacyToolkit(s) {
 			return nil, errors.New("peerlane.dev/lane=auto: NVIDIA's toolkit is in its legacy mode, in which a prestart hook adds the GPUs later; ask for GPUs by --device nvidia.com/gpu=N, or switch the toolkit to CDI (nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi) and start the container with --runtime nvidia instead of --gpus")
 		}
 		return nil, errors.New("peerlane.dev/lane=auto: the engine gives the container no GPU (linux.devices of its config.json has none of NVIDIA's); add --device nvidia.com/gpu=N, or name the lane: peerlane.dev/lane=N")
@@ -45,7 +50,7 @@ func autoLanes(plan *topo.Plan, s *spec, c Container, rootfs string) ([]string, 
 	for _, minor := range minors {
 		i := slices.IndexFunc(plan.GPUs, func(g topo.GPU) bool { return g.Minor == minor })
 		if i < 0 {
-			return nil, fmt.Errorf("peerlane.dev/lane=auto: the container has /dev/nvidia%d, and the plan knows no GPU of that number; %s", minor, again)
+			return nil, fmt.Errorf("peerlane.dev/lane=auto: the container has /dev/nvidia%d, and the plan knows no GPU of that number; %s", minor, lanes.Refresh)
 		}
 		gpu := plan.GPUs[i]
 		if err := stillHasMinor(plan, gpu); err != nil {
@@ -72,14 +77,14 @@ func stillHasMinor(plan *topo.Plan, gpu topo.GPU) error {
 	}
 	for line := range strings.Lines(string(text)) {
 		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "Device Minor" && strings.TrimSpace(value) != strconv.Itoa(gpu.Minor) {
-			return fmt.Errorf("GPU %d (%s) is /dev/nvidia%s by now, and the plan has it as /dev/nvidia%d; %s", gpu.Index, gpu.BusID, strings.TrimSpace(value), gpu.Minor, again)
+			return fmt.Errorf("GPU %d (%s) is /dev/nvidia%s by now, and the plan has it as /dev/nvidia%d; %s", gpu.Index, gpu.BusID, strings.TrimSpace(value), gpu.Minor, lanes.Refresh)
 		}
 	}
 	return nil
 }
 
 // gpuMinors are the minor numbers of the container's GPUs, each once, ascending.
-func (s *spec) gpuMinors(c Container, rootfs string) ([]int, error) {
+func gpuMinors(s *ocispec.Spec, c generation.Container, rootfs string) ([]int, error) {
 	var minors []int
 	add := func(major, minor int64) {
 		if major == gpuMajor && minor >= 0 && minor < controlMinors && !slices.Contains(minors, int(minor)) {
@@ -100,7 +105,7 @@ func (s *spec) gpuMinors(c Container, rootfs string) ([]int, error) {
 			add(int64(unix.Major(info.Rdev)), int64(unix.Minor(info.Rdev)))
 		}
 	}
-	if s.unread {
+	if s.Unread {
 		err := mountedGPUs(c, rootfs, add)
 		if err != nil {
 			return nil, err
@@ -114,16 +119,16 @@ var gpuPath = regexp.MustCompile(`^/dev/nvidia[0-9]+$`)
 
 // mountedGPUs finds the GPUs' nodes in a container's /dev that are mounts: a runtime in
 // a user namespace mounts the host's nodes. An image can bring a node, and not a mount.
-func mountedGPUs(c Container, rootfs string, found func(major, minor int64)) error {
+func mountedGPUs(c generation.Container, rootfs string, found func(major, minor int64)) error {
 	if err := isolated(c); err != nil {
 		return err
 	}
-	init, pidfd, err := identify(c.PID)
+	init, pidfd, err := process.Identify(c.PID)
 	if err != nil {
 		return err
 	}
 	defer pidfd.Close()
-	ns, err := init.open()
+	ns, err := init.Open()
 	if err != nil {
 		return err
 	}
@@ -141,7 +146,7 @@ func mountedGPUs(c Container, rootfs string, found func(major, minor int64)) err
 		}
 		defer unix.Close(root)
 		for minor := range controlMinors {
-			fd, err := openIn(root, fmt.Sprintf("/dev/nvidia%d", minor), unix.O_PATH|unix.O_NOFOLLOW, 0)
+			fd, err := openat2.InRoot(root, fmt.Sprintf("/dev/nvidia%d", minor), unix.O_PATH|unix.O_NOFOLLOW, 0)
 			if err != nil {
 				continue // there is none
 			}
@@ -161,8 +166,8 @@ func mountedGPUs(c Container, rootfs string, found func(major, minor int64)) err
 
 // legacyToolkit reports whether a hook of NVIDIA's toolkit gives the container its
 // GPUs, after all hooks of createRuntime have seen config.json.
-func (s *spec) legacyToolkit() bool {
-	return slices.ContainsFunc(slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime), func(h specHook) bool {
+func legacyToolkit(s *ocispec.Spec) bool {
+	return slices.ContainsFunc(slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime), func(h ocispec.Hook) bool {
 		switch filepath.Base(h.Path) {
 		case "nvidia-container-runtime-hook", "nvidia-container-toolkit":
 			return true

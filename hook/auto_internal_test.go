@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -46,13 +48,13 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 			t.Fatal("the mount was not made")
 		}
 	}
-	minors, err := rootOnly(rootfs).gpuMinors(Container{ID: "c", PID: init.Process.Pid}, rootfs)
+	minors, err := gpuMinors(ocispec.RootOnly(rootfs), generation.Container{ID: "c", PID: init.Process.Pid}, rootfs)
 	if err != nil || !slices.Equal(minors, []int{3}) {
 		t.Errorf("its GPUs are %v, %v", minors, err)
 	}
 	// Where config.json is known, its mounts are.
-	s := &spec{Mounts: []specMount{{Destination: "/dev/nvidia0", Source: node}, {Destination: "/dev/other", Source: node}, {Destination: "/dev/nvidia1", Source: dir}}}
-	if minors, err := s.gpuMinors(Container{}, rootfs); err != nil || !slices.Equal(minors, []int{3}) {
+	s := &ocispec.Spec{Mounts: []ocispec.Mount{{Destination: "/dev/nvidia0", Source: node}, {Destination: "/dev/other", Source: node}, {Destination: "/dev/nvidia1", Source: dir}}}
+	if minors, err := gpuMinors(s, generation.Container{}, rootfs); err != nil || !slices.Equal(minors, []int{3}) {
 		t.Errorf("its mounted GPUs are %v, %v", minors, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
@@ -65,7 +66,7 @@ func TestLaneAutoEngineDevicesGetLanes(t *testing.T) {
 				test.edit(b)
 				b.start()
 				b.found()
-				all, err := hook.List(b.layout)
+				all, err := generation.List(b.layout)
 				if err != nil || len(all) != 1 {
 					t.Fatalf("generations %+v, %v", all, err)
 				}

@@ -16,13 +16,16 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // collect runs the collector and checks what it removes.
 func (h host) collect(t *testing.T, want ...string) {
 	t.Helper()
-	removed, err := hook.Collect(h.layout)
+	removed, err := collector.Collect(h.layout)
 	if err != nil {
 		t.Error(err)
 	}
@@ -37,7 +40,7 @@ func (h host) collect(t *testing.T, want ...string) {
 // lock is free.
 func (h host) killSupervisor(t *testing.T, id string) {
 	t.Helper()
-	if err := unix.Kill(supervisor(t, id), unix.SIGKILL); err != nil {
+	if err := unix.Kill(supervisorPID(t, id), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "end of the supervisor", func() error {
@@ -56,8 +59,8 @@ func TestCollectOnAHostWithoutAnything(t *testing.T) {
 func TestCollectTouchesNothingThatLives(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
+	h.state(t, g.ID, generation.StateReady)
 	h.collect(t)
 	if _, err := h.ask(g.ID); err != nil {
 		t.Error(err)
@@ -68,12 +71,12 @@ func TestCollectTouchesNothingThatLives(t *testing.T) {
 func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	old := process(t)
+	old := startProcess(t)
 	first := h.launch(t, "same id", old.Process.Pid, "")
-	h.state(t, first.ID, hook.StateReady)
+	h.state(t, first.ID, generation.StateReady)
 	h.killSupervisor(t, first.ID)
-	second := h.launch(t, "same id", process(t).Process.Pid, "")
-	h.state(t, second.ID, hook.StateReady)
+	second := h.launch(t, "same id", startProcess(t).Process.Pid, "")
+	h.state(t, second.ID, generation.StateReady)
 
 	end(old)
 	h.collect(t, first.ID)
@@ -87,9 +90,9 @@ func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 func TestKilledSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 
 	h.collect(t)
@@ -115,9 +118,9 @@ func TestKilledSupervisor(t *testing.T) {
 func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "slow end")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	h.killSupervisor(t, g.ID)
 	end(init)
 	h.collect(t, g.ID)
@@ -131,11 +134,11 @@ func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 func TestSupervisorsCollectForEachOther(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	a, b := process(t), process(t)
+	a, b := startProcess(t), startProcess(t)
 	killed := h.launch(t, "a", a.Process.Pid, "")
 	other := h.launch(t, "b", b.Process.Pid, "")
-	h.state(t, killed.ID, hook.StateReady)
-	h.state(t, other.ID, hook.StateReady)
+	h.state(t, killed.ID, generation.StateReady)
+	h.state(t, other.ID, generation.StateReady)
 	h.killSupervisor(t, killed.ID)
 	end(a)
 	end(b)
@@ -143,11 +146,11 @@ func TestSupervisorsCollectForEachOther(t *testing.T) {
 }
 
 // spoil changes a generation's record behind everybody's back.
-func (h host) spoil(t *testing.T, id string, change func(*hook.Generation)) {
+func (h host) spoil(t *testing.T, id string, change func(*generation.Generation)) {
 	t.Helper()
 	path := filepath.Join(h.layout.GenerationDir(id), "generation.json")
 	text, err := os.ReadFile(path)
-	var g hook.Generation
+	var g generation.Generation
 	if err == nil {
 		err = json.Unmarshal(text, &g)
 	}
@@ -167,21 +170,21 @@ func (h host) spoil(t *testing.T, id string, change func(*hook.Generation)) {
 func TestPIDReuse(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		change func(*hook.Generation)
+		change func(*generation.Generation)
 		ended  bool
 	}{
-		"the same process":    {func(g *hook.Generation) {}, false},
-		"another start time":  {func(g *hook.Generation) { g.Init.Start-- }, true},
-		"another boot":        {func(g *hook.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" }, true},
-		"a thread's number":   {func(g *hook.Generation) { g.Init.PID = thread(t) }, true},
-		"a number of nothing": {func(g *hook.Generation) { g.Init.PID = 1 << 22 }, true}, // beyond the kernel's PID_MAX_LIMIT
+		"the same process":    {func(g *generation.Generation) {}, false},
+		"another start time":  {func(g *generation.Generation) { g.Init.Start-- }, true},
+		"another boot":        {func(g *generation.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" }, true},
+		"a thread's number":   {func(g *generation.Generation) { g.Init.PID = thread(t) }, true},
+		"a number of nothing": {func(g *generation.Generation) { g.Init.PID = 1 << 22 }, true}, // beyond the kernel's PID_MAX_LIMIT
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			init := process(t)
+			init := startProcess(t)
 			g := h.launch(t, "c", init.Process.Pid, "")
-			h.state(t, g.ID, hook.StateReady)
+			h.state(t, g.ID, generation.StateReady)
 			h.killSupervisor(t, g.ID)
 			h.spoil(t, g.ID, test.change)
 			if !test.ended {
@@ -243,10 +246,10 @@ func TestCollectWhatIsDamaged(t *testing.T) {
 func TestDeletedState(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
-	watcher := supervisor(t, g.ID)
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	watcher := supervisorPID(t, g.ID)
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
 		t.Fatal(err)
 	}
@@ -260,9 +263,9 @@ func TestDeletedState(t *testing.T) {
 func TestCollectWaitsForNoLock(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	h.killSupervisor(t, g.ID)
 	end(init)
 	dir, err := os.Open(h.layout.GenerationDir(g.ID))
@@ -286,24 +289,24 @@ func TestKilledHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 5 {
-		init := process(t)
+		init := startProcess(t)
 		g := h.launch(t, "c", init.Process.Pid, "late")
 		h.killSupervisor(t, g.ID) // before the relay has answered
 		end(init)
-		h.launch(t, "c", process(t).Process.Pid, "")
+		h.launch(t, "c", startProcess(t).Process.Pid, "")
 	}
 	// Somebody else may be removing one at this moment.
 	testutil.Succeeds(t, "collection", func() error {
-		if _, err := hook.Collect(h.layout); err != nil {
+		if _, err := collector.Collect(h.layout); err != nil {
 			t.Fatal(err)
 		}
-		all, err := hook.List(h.layout)
+		all, err := generation.List(h.layout)
 		if err != nil || len(all) != 5 {
 			return fmt.Errorf("%d generations, want 5 (%w)", len(all), err)
 		}
 		return nil
 	})
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,18 +322,18 @@ func TestKilledHook(t *testing.T) {
 func TestAfterABoot(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	stranger := process(t)
+	stranger := startProcess(t)
 	g := h.launch(t, "c", stranger.Process.Pid, "stubborn")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 	if err := unix.Kill(relay, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	waitDead(t, relay)
 	const boot = "01234567-89ab-cdef-0123-456789abcdef"
-	h.spoil(t, g.ID, func(g *hook.Generation) { g.Init.Boot = boot })
+	h.spoil(t, g.ID, func(g *generation.Generation) { g.Init.Boot = boot })
 	path := filepath.Join(h.layout.GenerationDir(g.ID), "status.json")
-	text, err := json.Marshal(hook.Status{State: hook.StateReady, Starts: 1, Relay: &hook.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
+	text, err := json.Marshal(generation.Status{State: generation.StateReady, Starts: 1, Relay: &process.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
 	if err == nil {
 		err = errors.Join(os.WriteFile(path, text, 0o600), os.RemoveAll(h.layout.Run()))
 	}
@@ -338,8 +341,8 @@ func TestAfterABoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Whatever runs next: here, the start of a container.
-	next := h.launch(t, "c", process(t).Process.Pid, "")
-	h.state(t, next.ID, hook.StateReady)
+	next := h.launch(t, "c", startProcess(t).Process.Pid, "")
+	h.state(t, next.ID, generation.StateReady)
 	testutil.Succeeds(t, "collection", func() error {
 		if _, err := os.Stat(h.layout.GenerationDir(g.ID)); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("the generation of the last boot: %w", err)
@@ -357,9 +360,9 @@ func TestAfterABoot(t *testing.T) {
 // left is a generation whose container and whose supervisor have ended.
 func (h host) left(t *testing.T) (id string) {
 	t.Helper()
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 	end(init)
 	waitDead(t, relay)
@@ -377,7 +380,7 @@ func TestCollectNamesOnlyGenerationsThatAreRemoved(t *testing.T) {
 	if err := errors.Join(os.Mkdir(busy, 0o700), unix.Mount("tmpfs", busy, "tmpfs", 0, "")); err != nil {
 		t.Fatal(err)
 	}
-	removed, err := hook.Collect(h.layout)
+	removed, err := collector.Collect(h.layout)
 	if unmounted := unix.Unmount(busy, unix.MNT_DETACH); unmounted != nil {
 		t.Fatal(unmounted)
 	}
@@ -411,9 +414,9 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
 		t.Fatal(err)
@@ -424,7 +427,7 @@ func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 	}
 	end(init)
 	testutil.Succeeds(t, "the removal", func() error { // threads of the relay can outlive its first one
-		removed, err := hook.Collect(h.layout)
+		removed, err := collector.Collect(h.layout)
 		if err == nil && !slices.Equal(removed, []string{g.ID}) {
 			err = fmt.Errorf("Collect removed %v", removed)
 		}
@@ -447,9 +450,9 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 		}
 	}
 	name("1")
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	h.killSupervisor(t, g.ID)
 	end(init) // another host knows no such process either
 	name("2")
@@ -459,7 +462,7 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 	}
 	name("1")
 	testutil.Succeeds(t, "its own host's collection", func() error {
-		removed, err := hook.Collect(h.layout)
+		removed, err := collector.Collect(h.layout)
 		if err == nil && !slices.Equal(removed, []string{g.ID}) {
 			err = fmt.Errorf("Collect removed %v", removed)
 		}
@@ -472,8 +475,8 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	// The supervisor's next file is one that it cannot make.
 	full := filepath.Join(h.layout.GenerationDir(g.ID), "status.json.new")
 	if err := os.Mkdir(full, 0o700); err != nil {
@@ -485,7 +488,7 @@ func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	waitDead(t, relay)
 	// Threads of the relay can outlive its first one.
 	testutil.Succeeds(t, "the list", func() error {
-		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != hook.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
+		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != generation.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
 			return fmt.Errorf("the status is %+v", s)
 		}
 		return nil

@@ -18,6 +18,7 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -148,7 +149,7 @@ func TestContainer(t *testing.T) {
 					t.Errorf("this test should see that a container's mounts stay there, but it cannot mount: %s", p.Covering)
 				}
 				testutil.Succeeds(t, "the relay that answered", func() error { // its supervisor writes it down a moment later
-					all, err := hook.List(b.layout)
+					all, err := generation.List(b.layout)
 					if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
 						return fmt.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
 					}
@@ -306,7 +307,7 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"root":{"path":"/"}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	init := process(t)
+	init := startProcess(t)
 	name := lane(3).GPU.UUID + "@" + lane(3).GPU.BusID
 	_, err := hook.Create(hook.ReadAhead(h.layout), hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", hook.Devices{Lanes: []string{name}})
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {

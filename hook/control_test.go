@@ -14,7 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -59,23 +60,23 @@ func TestStopAndResume(t *testing.T) {
 	t.Parallel()
 	for _, fault := range []string{"", "stubborn"} {
 		h := newHost(t)
-		init := process(t)
+		init := startProcess(t)
 		g := h.launch(t, "c", init.Process.Pid, fault)
-		pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+		pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 		for range 2 { // twice is no error
-			if err := hook.Stop(h.layout, g.ID); err != nil {
+			if err := control.Stop(h.layout, g.ID); err != nil {
 				t.Fatal(err)
 			}
 		}
-		h.state(t, g.ID, hook.StateStopped)
+		h.state(t, g.ID, generation.StateStopped)
 		waitDead(t, pid)
 		if why := refused(t, h.clients(g.ID)); !strings.Contains(why, "stopped by the administrator") {
 			t.Errorf("a client hears %q", why)
 		}
-		if err := hook.Resume(h.layout, g.ID); err != nil {
+		if err := control.Resume(h.layout, g.ID); err != nil {
 			t.Fatal(err)
 		}
-		info := h.state(t, g.ID, hook.StateReady)
+		info := h.state(t, g.ID, generation.StateReady)
 		if answered, err := h.ask(g.ID); err != nil || answered != info.Status.Relay.PID {
 			t.Errorf("relay %d answers, want %d (%v)", answered, info.Status.Relay.PID, err)
 		}
@@ -91,14 +92,14 @@ func TestStopAndResume(t *testing.T) {
 func TestResumeOfARelayThatIsDown(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "dies")
-	h.state(t, g.ID, hook.StateDown)
-	if err := hook.Resume(h.layout, g.ID); err != nil {
+	h.state(t, g.ID, generation.StateDown)
+	if err := control.Resume(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "the second time", func() error {
-		if s := h.info(t, g.ID).Status; s.Starts != 10 || s.State != hook.StateDown {
+		if s := h.info(t, g.ID).Status; s.Starts != 10 || s.State != generation.StateDown {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -111,19 +112,19 @@ func TestResumeOfARelayThatIsDown(t *testing.T) {
 func TestDrainWaitsForTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "slow drain")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
-	if err := hook.Drain(h.layout, g.ID); err != nil {
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	if err := control.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	if s := h.info(t, g.ID).Status; s.State != hook.StateDraining || s.Relay == nil {
+	if s := h.info(t, g.ID).Status; s.State != generation.StateDraining || s.Relay == nil {
 		t.Errorf("status %+v", s)
 	}
-	if err := hook.Resume(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "draining still") {
+	if err := control.Resume(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "still draining") {
 		t.Errorf("resuming a relay that is being drained: %v", err)
 	}
-	h.state(t, g.ID, hook.StateDrained)
+	h.state(t, g.ID, generation.StateDrained)
 	waitDead(t, pid)
 	if ends := reports[string](t, h.dir, "end"); len(ends) != 1 || ends[0] != "drained" {
 		t.Errorf("the relay says %q", ends)
@@ -139,19 +140,19 @@ func TestDrainWaitsForTheRelay(t *testing.T) {
 func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "never drained")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
-	if err := hook.Drain(h.layout, g.ID); err != nil {
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "never drained")
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	if err := control.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(100 * time.Millisecond)
-	if s := h.info(t, g.ID).Status; s.State != hook.StateDraining || s.Relay == nil || s.Relay.PID != pid {
+	if s := h.info(t, g.ID).Status; s.State != generation.StateDraining || s.Relay == nil || s.Relay.PID != pid {
 		t.Errorf("status %+v", s)
 	}
-	if err := hook.Stop(h.layout, g.ID); err != nil {
+	if err := control.Stop(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateStopped)
+	h.state(t, g.ID, generation.StateStopped)
 	waitDead(t, pid)
 }
 
@@ -160,17 +161,17 @@ func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
 func TestDrainedHost(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	before := h.launch(t, "before", process(t).Process.Pid, "")
-	h.state(t, before.ID, hook.StateReady)
-	if err := hook.DrainAll(h.layout); err != nil {
+	before := h.launch(t, "before", startProcess(t).Process.Pid, "")
+	h.state(t, before.ID, generation.StateReady)
+	if err := generation.DrainAll(h.layout); err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Kill(h.info(t, before.ID).Status.Relay.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, before.ID, hook.StateDrained)
-	after := h.launch(t, "after", process(t).Process.Pid, "")
-	if s := h.state(t, after.ID, hook.StateDrained).Status; s.Starts != 0 {
+	h.state(t, before.ID, generation.StateDrained)
+	after := h.launch(t, "after", startProcess(t).Process.Pid, "")
+	if s := h.state(t, after.ID, generation.StateDrained).Status; s.Starts != 0 {
 		t.Errorf("status %+v", s)
 	}
 	for _, id := range []string{before.ID, after.ID} {
@@ -178,17 +179,17 @@ func TestDrainedHost(t *testing.T) {
 			t.Errorf("a client hears %q", why)
 		}
 	}
-	if err := hook.Resume(h.layout, after.ID); err == nil || !strings.Contains(err.Error(), "resume --all") {
+	if err := control.Resume(h.layout, after.ID); err == nil || !strings.Contains(err.Error(), "resume --all") {
 		t.Errorf("resuming one of a drained host: %v", err)
 	}
-	if err := hook.ResumeAll(h.layout); err != nil {
+	if err := generation.ResumeAll(h.layout); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{before.ID, after.ID} {
-		if err := hook.Resume(h.layout, id); err != nil {
+		if err := control.Resume(h.layout, id); err != nil {
 			t.Error(err)
 		}
-		h.state(t, id, hook.StateReady)
+		h.state(t, id, generation.StateReady)
 	}
 }
 
@@ -196,7 +197,7 @@ func TestDrainedHost(t *testing.T) {
 func TestDrainedHostIsNotAfterABoot(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	if err := hook.DrainAll(h.layout); err != nil {
+	if err := generation.DrainAll(h.layout); err != nil {
 		t.Fatal(err)
 	}
 	path := h.layout.State() + "/drained.json"
@@ -212,33 +213,33 @@ func TestDrainedHostIsNotAfterABoot(t *testing.T) {
 	if err := os.WriteFile(path, []byte(other), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, h.launch(t, "c", process(t).Process.Pid, "").ID, hook.StateReady)
+	h.state(t, h.launch(t, "c", startProcess(t).Process.Pid, "").ID, generation.StateReady)
 }
 
 func TestInspect(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	info := h.state(t, g.ID, hook.StateReady)
-	found, err := hook.Find(h.layout, g.ID[:5])
+	info := h.state(t, g.ID, generation.StateReady)
+	found, err := control.Find(h.layout, g.ID[:5])
 	if err != nil || len(found) != 1 || found[0].ID != g.ID {
 		t.Errorf("Find by the beginning: %v, %v", found, err)
 	}
-	if found, err := hook.Find(h.layout, "c"); err != nil || len(found) != 1 || found[0].ID != g.ID {
+	if found, err := control.Find(h.layout, "c"); err != nil || len(found) != 1 || found[0].ID != g.ID {
 		t.Errorf("Find by the container: %v, %v", found, err)
 	}
-	if _, err := hook.Find(h.layout, "another"); err == nil || !strings.Contains(err.Error(), "another") {
+	if _, err := control.Find(h.layout, "another"); err == nil || !strings.Contains(err.Error(), "another") {
 		t.Errorf("Find of what is not there: %v", err)
 	}
-	i, err := hook.Inspect(h.layout, g.ID)
+	i, err := control.Inspect(h.layout, g.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if i.Report == nil || len(i.Report.Contexts) != 1 || i.Report.Contexts[0] != "0000:17:00.0" {
 		t.Errorf("the relay's report is %+v (%s)", i.Report, i.NoReport)
 	}
-	if len(i.Processes) != 2 || i.Processes[0].PID != supervisor(t, g.ID) || i.Processes[1].PID != info.Status.Relay.PID {
+	if len(i.Processes) != 2 || i.Processes[0].PID != supervisorPID(t, g.ID) || i.Processes[1].PID != info.Status.Relay.PID {
 		t.Errorf("processes %+v", i.Processes)
 	}
 	for _, p := range i.Processes {
@@ -253,10 +254,10 @@ func TestInspect(t *testing.T) {
 		punctual(t, info.Status.Relay.PID)
 	}
 	h.killSupervisor(t, g.ID)
-	if i, err = hook.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, "supervisor has been killed") {
+	if i, err = control.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, "supervisor has been killed") {
 		t.Errorf("without its supervisor: %+v, %v", i, err)
 	}
-	if err := hook.Stop(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "restart the container") {
+	if err := control.Stop(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "restart the container") {
 		t.Errorf("stopping without its supervisor: %v", err)
 	}
 	end(init)
@@ -286,11 +287,11 @@ func punctual(t *testing.T, pid int) {
 func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "no report")
-	h.state(t, g.ID, hook.StateReady)
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "no report")
+	h.state(t, g.ID, generation.StateReady)
 	open := func() int {
 		t.Helper()
-		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", supervisor(t, g.ID)))
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", supervisorPID(t, g.ID)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,7 +301,7 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 20 {
 		wait.Go(func() {
-			if i, err := hook.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, `no answer to "inspect"`) {
+			if i, err := control.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, `no answer to "inspect"`) {
 				t.Errorf("inspected: %q, %v", i.NoReport, err)
 			}
 		})
@@ -315,7 +316,7 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	if asked := reports[launch.Request](t, h.dir, "asked"); len(asked) != 1 {
 		t.Errorf("the relay was asked %d times", len(asked))
 	}
-	if err := hook.Stop(h.layout, g.ID); err != nil {
+	if err := control.Stop(h.layout, g.ID); err != nil {
 		t.Error(err)
 	}
 }
@@ -324,8 +325,8 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 func TestAnotherReleasesSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
+	h.state(t, g.ID, generation.StateReady)
 	socket := filepath.Join(h.layout.GenerationDir(g.ID), "admin.sock")
 	for request, answer := range map[string]string{
 		`lanes changed`:                     "makes no sense",

@@ -14,6 +14,11 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/hostconfig"
+	"github.com/peerlane/peerlane/hook/hostnetwork"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
+	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -47,33 +52,17 @@ func ReadState(r io.Reader) (State, error) {
 	if err != nil {
 		return State{}, fmt.Errorf("reading the container's state from standard input: %w; a runtime runs this program as a hook", err)
 	}
-	return State{d.ID.value, d.Status.value, d.PID.value, d.Bundle.value, d.Root.value, d.Annotations.value}, nil
+	return State{d.ID.Value, d.Status.Value, d.PID.Value, d.Bundle.Value, d.Root.Value, d.Annotations.Value}, nil
 }
 
 // stateDocument is a State as it is written.
 type stateDocument struct {
-	ID          noDuplicateKeys[string]            `json:"id"`
-	Status      noDuplicateKeys[string]            `json:"status"`
-	PID         noDuplicateKeys[int]               `json:"pid"`
-	Bundle      noDuplicateKeys[string]            `json:"bundle"`
-	Root        noDuplicateKeys[string]            `json:"root"`
-	Annotations noDuplicateKeys[map[string]string] `json:"annotations"`
-}
-
-// noDuplicateKeys rejects a key that a document has twice: JSON parsers differ in the value
-// that they keep, so the hook and the runtime could act on different values.
-type noDuplicateKeys[T any] struct {
-	value T
-	given bool
-}
-
-// UnmarshalJSON implements json.Unmarshaler.
-func (o *noDuplicateKeys[T]) UnmarshalJSON(text []byte) error {
-	if o.given {
-		return fmt.Errorf("a key is there twice, the second time with %.60q", text)
-	}
-	o.given = true
-	return json.Unmarshal(text, &o.value)
+	ID          ocispec.NoDuplicateKeys[string]            `json:"id"`
+	Status      ocispec.NoDuplicateKeys[string]            `json:"status"`
+	PID         ocispec.NoDuplicateKeys[int]               `json:"pid"`
+	Bundle      ocispec.NoDuplicateKeys[string]            `json:"bundle"`
+	Root        ocispec.NoDuplicateKeys[string]            `json:"root"`
+	Annotations ocispec.NoDuplicateKeys[map[string]string] `json:"annotations"`
 }
 
 // maxID bounds a container's id, bytes: it is in messages to the relay. Runtimes
@@ -108,12 +97,12 @@ func (s State) check() error {
 // namespace loses its working directory on the way, and takes the "/" that is left
 // for the bundle: then the root file system is all that is known, and the warning
 // says what is not looked at.
-func (s State) spec() (spec *spec, warning, err error) {
-	spec, err = readSpec(s.Bundle)
+func (s State) spec() (spec *ocispec.Spec, warning, err error) {
+	spec, err = ocispec.Read(s.Bundle)
 	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
 		return spec, nil, err
 	}
-	return rootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
+	return ocispec.RootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
 }
 
 // errHidden says that devices of a container would hide one another.
@@ -141,12 +130,12 @@ type Devices struct {
 type Ahead struct {
 	layout paths.Layout
 	plan   func() (*topo.Plan, error)
-	config func() (hostConfig, error)
+	config func() (hostconfig.Config, error)
 }
 
 // ReadAhead begins to read the host's plan and configuration.
 func ReadAhead(l paths.Layout) Ahead {
-	return Ahead{l, begun(func() (*topo.Plan, error) { return readPlan(l) }), begun(func() (hostConfig, error) { return readConfig(l) })}
+	return Ahead{l, begun(func() (*topo.Plan, error) { return lanes.ReadPlan(l) }), begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
 }
 
 // begun calls a function at once, and returns one that waits for its result.
@@ -196,7 +185,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 	if err == nil {
 		warning, err = attachLanes(a.layout, c.Config, plan, spec, s, runtimeRoot, d)
 	}
-	warning = errors.Join(c.replaced, c.keep(a.layout), warning)
+	warning = errors.Join(c.Replaced, c.Keep(a.layout), warning)
 	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
 		warning = errors.Join(unread, warning)
 	}
@@ -207,33 +196,33 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 }
 
 // attachLanes starts the relay of the container and mounts its socket directory.
-func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *ocispec.Spec, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
-	if err := spec.nothingBelow(); err != nil {
+	if err := spec.NothingBelow(); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	if err := checkVisibleDevices(plan, spec); err != nil {
 		return warning, fmt.Errorf("container %q: %w: %w", s.ID, errHidden, err)
 	}
-	c := Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
+	c := generation.Container{ID: s.ID, RuntimeRoot: runtimeRoot, Bundle: s.Bundle, PID: s.PID}
 	if d.Auto {
-		names, err := autoLanes(plan, spec, c, spec.rootfs(s.Bundle))
+		names, err := autoLanes(plan, spec, c, spec.Rootfs(s.Bundle))
 		if err != nil {
 			return warning, fmt.Errorf("container %q: %w", s.ID, err)
 		}
 		d.Lanes = slices.Concat(d.Lanes, names)
 	}
-	lanes, err := Lanes(plan, slices.Concat(d.Lanes, d.GPUs))
+	given, err := lanes.Find(plan, slices.Concat(d.Lanes, d.GPUs))
 	if err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	seeing(lanes[len(d.Lanes):])
-	if err := present(plan, lanes); err != nil {
+	lanes.Seeing(given[len(d.Lanes):])
+	if err := lanes.Present(plan, given); err != nil {
 		return warning, err
 	}
-	addSpares(plan, lanes, config.Plan.Exclude.Pairs)
-	if err := presentNICs(plan, lanes[len(d.Lanes):], d.NICs); err != nil {
+	lanes.AddSpares(plan, given, config.Plan.Exclude.Pairs)
+	if err := lanes.PresentNICs(plan, given[len(d.Lanes):], d.NICs); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 	// Looked at first, so that no relay is started for what is no container.
@@ -245,19 +234,19 @@ func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *sp
 			warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
 		}
 	}
-	if len(lanes) == 0 {
+	if len(given) == 0 {
 		return warning, nil
 	}
-	r := Request{Container: c, Lanes: lanes, Config: config, Ignored: ignored(spec.Process.Env)}
+	r := Request{Container: c, Lanes: given, Config: config, Ignored: hostnetwork.IgnoredVariables(spec.Process.Env)}
 	if name := config.Network.TenantAnnotation; name != "" {
 		r.Tenant = s.Annotations[name]
 	}
 	var defaults error
-	g, starting, err := start(l, r, func(g *Generation) error {
-		if err := Attach(l, g, spec.rootfs(s.Bundle)); err != nil {
+	g, starting, err := start(l, r, func(g *generation.Generation) error {
+		if err := Attach(l, g, spec.Rootfs(s.Bundle)); err != nil {
 			return err
 		}
-		if err := giveNCCLConf(l, g, spec.rootfs(s.Bundle)); err != nil {
+		if err := giveNCCLConf(l, g, spec.Rootfs(s.Bundle)); err != nil {
 			defaults = fmt.Errorf("container %q starts without NCCL's defaults: %w", s.ID, err)
 		}
 		return nil

@@ -18,6 +18,9 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -112,28 +115,28 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, cause, says string
-		end               func(t *testing.T, h host, g *hook.Generation, relay int)
+		end               func(t *testing.T, h host, g *generation.Generation, relay int)
 		// gone: the container ends by it, and with it the generation's log.
 		gone bool
 	}{
-		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *hook.Generation, relay int) { kill(t, relay, unix.SIGKILL) }, false},
-		{"another signal", "killed", fmt.Sprintf("signal %d, ", another), func(t *testing.T, _ host, _ *hook.Generation, relay int) { kill(t, relay, another) }, false},
-		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "panic:peerlane-test") }, false},
-		{"status", "failed", "exit status 4: no libcuda", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "exit:no libcuda") }, false},
-		{"lost GPU", "lost GPU", "peerlane-test", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "farewell:"+launch.EndGPU) }, false},
-		{"CUDA", "sticky CUDA error", "peerlane-test", func(t *testing.T, h host, _ *hook.Generation, _ int) { h.do(t, "farewell:"+launch.EndCUDA) }, false},
-		{"drain", "drained", "by the administrator", func(t *testing.T, h host, g *hook.Generation, _ int) { h.hold(t, g, hook.Drain) }, false},
-		{"stop", "stopped", "by the administrator", func(t *testing.T, h host, g *hook.Generation, _ int) { h.hold(t, g, hook.Stop) }, false},
-		{"container", "container ended", "its container has ended", func(t *testing.T, _ host, g *hook.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
-		{"supervisor stopped", "supervisor stopped", "was asked to end", func(t *testing.T, _ host, g *hook.Generation, _ int) {
-			kill(t, supervisor(t, g.ID), unix.SIGTERM)
+		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, unix.SIGKILL) }, false},
+		{"another signal", "killed", fmt.Sprintf("signal %d, ", another), func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, another) }, false},
+		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "panic:peerlane-test") }, false},
+		{"status", "failed", "exit status 4: no libcuda", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "exit:no libcuda") }, false},
+		{"lost GPU", "lost GPU", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "farewell:"+launch.EndGPU) }, false},
+		{"CUDA", "sticky CUDA error", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "farewell:"+launch.EndCUDA) }, false},
+		{"drain", "drained", "by the administrator", func(t *testing.T, h host, g *generation.Generation, _ int) { h.hold(t, g, control.Drain) }, false},
+		{"stop", "stopped", "by the administrator", func(t *testing.T, h host, g *generation.Generation, _ int) { h.hold(t, g, control.Stop) }, false},
+		{"container", "container ended", "the container has ended", func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
+		{"supervisor stopped", "supervisor stopped", "was asked to end", func(t *testing.T, _ host, g *generation.Generation, _ int) {
+			kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
 		}, true},
-		{"supervisor gone", "supervisor gone", "its supervisor was not there any more", func(t *testing.T, h host, g *hook.Generation, relay int) {
+		{"supervisor gone", "supervisor gone", "after the end of the supervisor", func(t *testing.T, h host, g *generation.Generation, relay int) {
 			h.killSupervisor(t, g.ID)
 			kill(t, g.Init.PID, unix.SIGKILL)
 			waitDead(t, g.Init.PID)
 			waitDead(t, relay)
-			if _, err := hook.Collect(h.layout); err != nil {
+			if _, err := collector.Collect(h.layout); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
@@ -142,9 +145,9 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			nextEnd := h.journal(t)
-			init := process(t)
+			init := startProcess(t)
 			g := h.launch(t, "the-container", init.Process.Pid, "ends")
-			relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+			relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 			c.end(t, h, g, relay)
 			entry := nextEnd()
 			for _, want := range []string{
@@ -178,7 +181,7 @@ func kill(t *testing.T, pid int, signal unix.Signal) {
 	}
 }
 
-func (h host) hold(t *testing.T, g *hook.Generation, how func(paths.Layout, string) error) {
+func (h host) hold(t *testing.T, g *generation.Generation, how func(paths.Layout, string) error) {
 	t.Helper()
 	if err := how(h.layout, g.ID); err != nil {
 		t.Fatal(err)
@@ -190,17 +193,17 @@ func (h host) hold(t *testing.T, g *hook.Generation, how func(paths.Layout, stri
 func TestALogOfJSON(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	r := h.request("c", init.Process.Pid, "ends", lane(3))
 	r.Config.Log.Format = config.LogJSON
 	g, err := hook.Launch(h.layout, r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	h.do(t, "panic:peerlane-test")
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, g.ID).Status; s.Starts != 2 || s.State != hook.StateReady {
+		if s := h.info(t, g.ID).Status; s.Starts != 2 || s.State != generation.StateReady {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -244,15 +247,15 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 	}
 	h := newHost(t)
 	nextEnd := h.journal(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "ends")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	narrow(t, h, g, relay)
 	// The next one is born in the group, however it came to be one.
 	kill(t, relay, unix.SIGKILL)
 	nextEnd()
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, g.ID).Status; s.Starts != 2 || s.State != hook.StateReady {
+		if s := h.info(t, g.ID).Status; s.Starts != 2 || s.State != generation.StateReady {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -263,7 +266,7 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 		t.Errorf("the host's log has\n%s", entry)
 	}
 	testutil.Succeeds(t, "the one after it", func() error {
-		if s := h.info(t, g.ID).Status; s.Starts != 3 || s.State != hook.StateReady {
+		if s := h.info(t, g.ID).Status; s.Starts != 3 || s.State != generation.StateReady {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -273,7 +276,7 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 }
 
 // narrow bounds the memory of a generation's supervisor, and of what it starts.
-func narrow(t *testing.T, h host, g *hook.Generation, relay int) {
+func narrow(t *testing.T, h host, g *generation.Generation, relay int) {
 	t.Helper()
 	const most = "100000000" // a test's relay has some 30 MB
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -295,7 +298,7 @@ func narrow(t *testing.T, h host, g *hook.Generation, relay int) {
 		testutil.Succeeds(t, "the control group", func() error { return os.Remove(group) })
 	})
 	for _, set := range [][2]string{
-		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisor(t, g.ID))}, {"cgroup.procs", fmt.Sprint(relay)},
+		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisorPID(t, g.ID))}, {"cgroup.procs", fmt.Sprint(relay)},
 	} {
 		if err := os.WriteFile(filepath.Join(group, set[0]), []byte(set[1]), 0); err != nil {
 			t.Skipf("no memory controller to be had: %v", err)

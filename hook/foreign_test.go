@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -57,22 +60,22 @@ func withUID(t *testing.T, uid int) (pid int) {
 func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	foreign := withUID(t, g.Sandbox.UID)
 	if err := unix.Kill(relay, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 {
+		if s := h.info(t, g.ID).Status; s.State != generation.StateReady || s.Starts != 2 {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
 	})
 	end(init)
 	h.gone(t)
-	next := process(t)
+	next := startProcess(t)
 	r := h.request("next", next.Process.Pid, "", lane(3))
 	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", g.Sandbox.UID-1, g.Sandbox.UID) // the first is the group
 	another, err := hook.Launch(h.layout, r)
@@ -82,7 +85,7 @@ func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	if another.Sandbox.UID != g.Sandbox.UID {
 		t.Errorf("the next relay has uid %d, not %d", another.Sandbox.UID, g.Sandbox.UID)
 	}
-	h.state(t, another.ID, hook.StateReady)
+	h.state(t, another.ID, generation.StateReady)
 	end(next)
 	h.gone(t)
 	if !alive(foreign) {
@@ -132,9 +135,9 @@ func childless(call uintptr, arguments ...uintptr) error {
 func TestRelayCannotMakeProcesses(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "forks")
-	h.state(t, g.ID, hook.StateReady) // which takes threads
+	h.state(t, g.ID, generation.StateReady) // which takes threads
 	went := reports[map[string]string](t, h.dir, "forks")
 	if len(went) != 1 || len(went[0]) != 5+len(forkCalls) {
 		t.Fatalf("tried: %q", went)
@@ -156,15 +159,15 @@ func TestRelayCannotMakeProcesses(t *testing.T) {
 // tries again.
 func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) { // not parallel: it changes how processes are killed
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 	end(init)
-	was := *hook.KillByPidfd
-	*hook.KillByPidfd = func(int) error { return nil }
-	_, err := hook.Collect(h.layout)
-	*hook.KillByPidfd = was
+	was := process.KillByPidfd
+	process.KillByPidfd = func(int) error { return nil }
+	_, err := collector.Collect(h.layout)
+	process.KillByPidfd = was
 	var f *fault.Error
 	if !errors.As(err, &f) || f.Code != fault.Unkillable || f.Object != strconv.Itoa(relay) {
 		t.Errorf("collecting a relay that does not end: %v; want %s of process %d", err, fault.Unkillable, relay)
@@ -191,12 +194,12 @@ func TestUIDIsIndependentOfTheGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	const id, first, last, count = "0123456789abcdef0123456789abcdef", 100_001, 165_000, 64
-	if err := hook.MakeSupervisorLock(h.layout, id); err != nil {
+	if err := makeSupervisorLock(h.layout, id); err != nil {
 		t.Fatal(err)
 	}
 	different := map[int]bool{}
 	for range count {
-		uid, err := hook.RandomUID(h.layout, id, first, last)
+		uid, err := generation.LinkUID(h.layout, id, first, last)
 		if err != nil || uid < first || uid > last {
 			t.Fatalf("uid %d, %v", uid, err)
 		}

@@ -3,14 +3,9 @@ package hook
 import (
 	"bytes"
 	"encoding/json"
-	"net"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
-
-	"github.com/peerlane/peerlane/config/paths"
 )
 
 // A state is read as the runtime means it, or refused; what is not refused is a
@@ -68,101 +63,4 @@ func top(text []byte, key string) int {
 		}
 	}
 	return count
-}
-
-// A generation's files are those of one generation, or damaged: nothing that they
-// say makes a reader fail, and what ends by them is no process of somebody else.
-func FuzzGeneration(f *testing.F) {
-	const id = "00112233445566778899aabbccddeeff"
-	l := paths.New(f.TempDir())
-	dir := l.GenerationDir(id)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, generation, status []byte) {
-		for path, text := range map[string][]byte{generationFile(l, id): generation, statusFile(l, id): status} {
-			if err := os.WriteFile(path, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		g, err := readGeneration(l, id)
-		if err != nil {
-			return
-		}
-		if g.ID != id || g.Container.PID != g.Init.PID {
-			t.Errorf("generation %s is read as %+v", id, g)
-		}
-		if err := g.write(l); err != nil {
-			t.Fatalf("%+v was read, and cannot be written: %v", g, err)
-		}
-		again, err := readGeneration(l, id)
-		if err != nil {
-			t.Fatalf("%+v was written, and cannot be read: %v", g, err)
-		}
-		first, err := json.Marshal(g)
-		second, errAgain := json.Marshal(again)
-		if err != nil || errAgain != nil || !bytes.Equal(first, second) {
-			t.Errorf("%s is %s after another reading, %v, %v", first, second, err, errAgain)
-		}
-		if _, err := List(l); err != nil && !strings.Contains(err.Error(), id) {
-			t.Errorf("the error names no generation: %v", err)
-		}
-		// It may name any process: none of another start or boot is its relay's.
-		if s, err := readStatus(l, id); err == nil && s.Relay != nil {
-			if process, err := s.Relay.open(); err == nil {
-				process.Close()
-				t.Errorf("process %+v is taken for a relay's", s.Relay)
-			}
-		}
-		if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) != 1 {
-			t.Errorf("there are %v, %v", entries, err)
-		}
-	})
-}
-
-// Each request to a supervisor has one answer, whatever it is; only one that makes
-// sense reaches the supervisor.
-func FuzzAdmin(f *testing.F) {
-	f.Fuzz(func(t *testing.T, text []byte) {
-		if len(text) == 0 || len(text) > 4<<10 {
-			return // the socket has neither
-		}
-		ours, theirs := net.Pipe()
-		defer ours.Close()
-		requests := make(chan request)
-		over := make(chan struct{})
-		go func() {
-			defer close(over)
-			serveAdmin(theirs, requests)
-		}()
-		var command string
-		reached := false
-		answered := make(chan struct{})
-		go func() {
-			defer close(answered)
-			select {
-			case r := <-requests:
-				command, reached = r.command, true
-				r.reply(nil)
-			case <-over:
-			}
-		}()
-		if _, err := ours.Write(text); err != nil {
-			t.Fatal(err)
-		}
-		var answer adminAnswer
-		if err := json.NewDecoder(ours).Decode(&answer); err != nil {
-			t.Fatalf("%q has no answer: %v", text, err)
-		}
-		<-over
-		<-answered
-		var asked adminRequest
-		sense := json.Unmarshal(text, &asked) == nil && asked.Version == adminVersion
-		if reached != sense || reached && command != asked.Command {
-			t.Errorf("%q reached the supervisor: %v, as %q", text, reached, command)
-		}
-		if answer.Version != adminVersion || (answer.Error == "") != sense {
-			t.Errorf("%q is answered with %+v", text, answer)
-		}
-	})
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -13,39 +14,10 @@ import (
 // server GPUs from CUDA. Of several devices that set it, the last one wins.
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
-// requested holds the devices that one hook of a container requests: the GPUs of a device
-// peerlane.dev/gpu=, or those of a peerlane.dev/lane=.
-type requested struct{ gpus, lanes []string }
-
-// requestedDevices returns the devices that the hooks of this program request, in order.
-// That package cdi writes each option and its value apart is enough to know:
-// other programs' hooks have no such arguments.
-func (s *spec) requestedDevices() []requested {
-	var all []requested
-	for _, hook := range slices.Concat(s.Hooks.Prestart, s.Hooks.CreateRuntime) {
-		if len(hook.Args) < 2 || hook.Args[1] != "create" {
-			continue
-		}
-		var a requested
-		for i := 2; i+1 < len(hook.Args); i++ {
-			switch hook.Args[i] {
-			case "--gpu":
-				a.gpus = append(a.gpus, hook.Args[i+1])
-			case "--lane":
-				a.lanes = append(a.lanes, hook.Args[i+1])
-			}
-		}
-		if len(a.gpus)+len(a.lanes) > 0 {
-			all = append(all, a)
-		}
-	}
-	return all
-}
-
 // visible is the value that package cdi gives visibleDevices for these GPUs.
-func (a requested) visible() string {
+func visible(a ocispec.Requested) string {
 	var uuids []string
-	for _, gpu := range a.gpus {
+	for _, gpu := range a.GPUs {
 		uuid, _, _ := strings.Cut(gpu, "@")
 		uuids = append(uuids, uuid)
 	}
@@ -55,22 +27,22 @@ func (a requested) visible() string {
 // checkVisibleDevices refuses a container one of whose devices peerlane.dev/gpu= hides
 // the GPU of another device from CUDA. A value that none of them has set is
 // somebody's intention, and left alone.
-func checkVisibleDevices(plan *topo.Plan, s *spec) error {
+func checkVisibleDevices(plan *topo.Plan, s *ocispec.Spec) error {
 	value, set := "", false
 	for _, e := range s.Process.Env {
 		if v, found := strings.CutPrefix(e, visibleDevices+"="); found {
 			value, set = v, true
 		}
 	}
-	all := s.requestedDevices()
-	won := slices.IndexFunc(all, func(a requested) bool { return len(a.gpus) > 0 && a.visible() == value })
+	all := s.RequestedDevices()
+	won := slices.IndexFunc(all, func(a ocispec.Requested) bool { return len(a.GPUs) > 0 && visible(a) == value })
 	if !set || won < 0 {
 		return nil
 	}
 	var hidden []string
 	for i, a := range all {
-		for _, gpu := range slices.Concat(a.gpus, a.lanes) {
-			if i != won && !slices.Contains(all[won].gpus, gpu) && !slices.Contains(hidden, gpu) {
+		for _, gpu := range slices.Concat(a.GPUs, a.Lanes) {
+			if i != won && !slices.Contains(all[won].GPUs, gpu) && !slices.Contains(hidden, gpu) {
 				hidden = append(hidden, gpu)
 			}
 		}
@@ -78,7 +50,7 @@ func checkVisibleDevices(plan *topo.Plan, s *spec) error {
 	if len(hidden) == 0 {
 		return nil
 	}
-	wanted := slices.Concat(all[won].gpus, hidden)
+	wanted := slices.Concat(all[won].GPUs, hidden)
 	ways := []string{"peerlane.dev/gpu=all"}
 	for _, group := range plan.Groups {
 		if !slices.ContainsFunc(wanted, func(gpu string) bool { return !slices.Contains(group.GPUs, address(gpu)) }) {
@@ -88,7 +60,7 @@ func checkVisibleDevices(plan *topo.Plan, s *spec) error {
 	if len(ways) == 1 {
 		ways = append(ways, "a group of [groups] in config.toml")
 	}
-	return &fault.Error{Code: fault.HiddenGPU, Operation: "check " + visibleDevices + " of", Object: "peerlane.dev/gpu=" + numbers(plan, all[won].gpus),
+	return &fault.Error{Code: fault.HiddenGPU, Operation: "check " + visibleDevices + " of", Object: "peerlane.dev/gpu=" + numbers(plan, all[won].GPUs),
 		Cause:  fmt.Errorf("it would hide GPU %s from CUDA", numbers(plan, hidden)),
 		Remedy: "ask for all of them by one device (" + strings.Join(ways, ", or ") + "), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N"}
 }

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -34,7 +34,7 @@ func TestHolders(t *testing.T) {
 	}
 	defer own.Close()
 	testutil.Succeeds(t, "the holder", func() error {
-		list, err := hook.HoldersOf(paths.New(t.TempDir()), node, nil)
+		list, err := control.HoldersOf(paths.New(t.TempDir()), node, nil)
 		if err != nil || len(list) != 1 || list[0].PID != holder.Process.Pid || list[0].Devices[0] != node {
 			return errors.Join(fmt.Errorf("holders %+v", list), err)
 		}
@@ -84,11 +84,11 @@ func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 		}
 		return err
 	})
-	list, err := hook.HoldersOf(paths.New(t.TempDir()), dir, nil)
+	list, err := control.HoldersOf(paths.New(t.TempDir()), dir, nil)
 	if err != nil || len(list) > 0 {
 		t.Errorf("holders of a regular file: %+v, %v", list, err)
 	}
-	list, err = hook.HoldersOf(paths.New(t.TempDir()), node, nil)
+	list, err = control.HoldersOf(paths.New(t.TempDir()), node, nil)
 	if err != nil || len(list) != 1 || len(list[0].Devices) != 1 {
 		t.Errorf("holders of %s: %+v, %v", node, list, err)
 	}
@@ -118,10 +118,10 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 	if _, err := fmt.Fscan(out, &child); err != nil {
 		t.Fatal(err)
 	}
-	outside := process(t)
+	outside := startProcess(t)
 	h.launch(t, "trainer", inside.Process.Pid, "")
 	const gone = 1 << 30 // more than a kernel's largest
-	list, err := hook.HoldersOf(h.layout, "/no/such/node", []topo.GPUProcess{
+	list, err := control.HoldersOf(h.layout, "/no/such/node", []topo.GPUProcess{
 		{GPU: 3, PID: child, Memory: 512 << 20},
 		{GPU: 5, PID: child, Graphics: true},
 		{GPU: 3, PID: outside.Process.Pid},
@@ -132,21 +132,21 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := map[int]hook.Holder{}
+	got := map[int]control.Holder{}
 	for i, holder := range list {
 		got[holder.PID] = holder
 		if i > 0 && list[i-1].PID >= holder.PID {
 			t.Errorf("not in order, or twice: %+v", list)
 		}
 	}
-	want := map[int]hook.Holder{
-		child:              {PID: child, Command: "sleep", Container: "trainer", Devices: []string{}, Uses: []hook.Use{{GPU: 3, Kind: "compute", Memory: 512 << 20}, {GPU: 5, Kind: "graphics"}}},
-		inside.Process.Pid: {PID: inside.Process.Pid, Command: "sh", Container: "trainer", Devices: []string{}, Uses: []hook.Use{{GPU: 3, Kind: "compute"}}},
-		gone:               {PID: gone, Devices: []string{}, Uses: []hook.Use{{GPU: 0, Kind: "compute"}}},
+	want := map[int]control.Holder{
+		child:              {PID: child, Command: "sleep", Container: "trainer", Devices: []string{}, Uses: []control.Use{{GPU: 3, Kind: "compute", Memory: 512 << 20}, {GPU: 5, Kind: "graphics"}}},
+		inside.Process.Pid: {PID: inside.Process.Pid, Command: "sh", Container: "trainer", Devices: []string{}, Uses: []control.Use{{GPU: 3, Kind: "compute"}}},
+		gone:               {PID: gone, Devices: []string{}, Uses: []control.Use{{GPU: 0, Kind: "compute"}}},
 	}
 	// Where the tests run in an engine's container, so does this one.
 	other := got[outside.Process.Pid]
-	want[other.PID] = hook.Holder{PID: outside.Process.Pid, Command: other.Command, Container: other.Container, Devices: []string{}, Uses: []hook.Use{{GPU: 3, Kind: "compute"}}}
+	want[other.PID] = control.Holder{PID: outside.Process.Pid, Command: other.Command, Container: other.Container, Devices: []string{}, Uses: []control.Use{{GPU: 3, Kind: "compute"}}}
 	if diff := cmp.Diff(want, got); diff != "" || other.Container == "trainer" {
 		t.Errorf("outside is in %q: %s", other.Container, diff)
 	}
@@ -170,7 +170,7 @@ func TestContainersByTheirControlGroups(t *testing.T) {
 		"4:pids:/x\n":                                                                                                    "",
 		"nonsense":                                                                                                       "",
 	} {
-		if got := hook.ContainerOfCgroup(text); got != want {
+		if got := control.ContainerOfCgroup(text); got != want {
 			t.Errorf("%q is of container %q, want %q", text, got, want)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -85,12 +86,12 @@ func (h host) request(id string, pid int, faults string, lanes ...launch.Lane) h
 	c.Relay.SandboxWrite = []string{h.dir}
 	c.Relay.SelfTest = launch.SelfTestOff // but where that is what is tested
 	return hook.Request{
-		Container: hook.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
+		Container: generation.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
 		HookBinary: filepath.Join(bin, "peerlane-hook"),
 	}
 }
 
-func (h host) launch(t *testing.T, id string, pid int, faults string, lanes ...launch.Lane) *hook.Generation {
+func (h host) launch(t *testing.T, id string, pid int, faults string, lanes ...launch.Lane) *generation.Generation {
 	t.Helper()
 	if len(lanes) == 0 {
 		lanes = []launch.Lane{lane(3)}
@@ -138,22 +139,22 @@ func ask(path string) (int, error) {
 }
 
 // info is the one generation of the host.
-func (h host) info(t *testing.T, id string) hook.Info {
+func (h host) info(t *testing.T, id string) generation.Info {
 	t.Helper()
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil {
 		t.Fatal(err)
 	}
-	i := slices.IndexFunc(all, func(i hook.Info) bool { return i.ID == id })
+	i := slices.IndexFunc(all, func(i generation.Info) bool { return i.ID == id })
 	if i < 0 {
 		t.Fatalf("generation %s is not among %v", id, all)
 	}
 	return all[i]
 }
 
-func (h host) state(t *testing.T, id, state string) hook.Info {
+func (h host) state(t *testing.T, id, state string) generation.Info {
 	t.Helper()
-	var info hook.Info
+	var info generation.Info
 	testutil.Succeeds(t, "state "+state, func() error {
 		info = h.info(t, id)
 		if info.Status.State != state {
@@ -164,9 +165,9 @@ func (h host) state(t *testing.T, id, state string) hook.Info {
 	return info
 }
 
-// supervisor is the pid of the process that supervises a generation, by its
+// supervisorPID is the pid of the process that supervises a generation, by its
 // command line.
-func supervisor(t *testing.T, generation string) int {
+func supervisorPID(t *testing.T, generation string) int {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

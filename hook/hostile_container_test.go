@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 // pid is the container's init.
@@ -84,7 +85,7 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 				if after := b.mounts(t); after != before {
 					t.Errorf("mounts of the host were\n%sand are\n%s", before, after)
 				}
-				all, err := hook.List(b.layout)
+				all, err := generation.List(b.layout)
 				if err != nil || len(all) != of.lanes {
 					t.Fatalf("generations %+v, %v", all, err)
 				}
@@ -114,7 +115,7 @@ func TestLanesThatAnImageAsksFor(t *testing.T) {
 			"NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=0,1,2,3,4", "PEERLANE_ROOT=/", "PEERLANE_TENANCY=single")
 		b.start()
 		b.found()
-		all, err := hook.List(b.layout)
+		all, err := generation.List(b.layout)
 		if err != nil || len(all) != 1 || len(all[0].Config.Lanes) != 1 || all[0].Config.Lanes[0].GPU != lane(3).GPU {
 			t.Errorf("it has %+v, %v", all, err)
 		}
@@ -129,9 +130,9 @@ func TestIDsAreNoPaths(t *testing.T) {
 	for _, id := range []string{
 		"..", "../../../../../../tmp/peerlane-hostile", "/etc/peerlane-hostile", ".", "", "a/b", "a\nPRIORITY=0", "a\x00b", "\x1b[2J", "%s%n", "--root=/", "$(touch /tmp/peerlane-hostile)", strings.Repeat("i", 1024),
 	} {
-		init := process(t)
+		init := startProcess(t)
 		g := h.launch(t, id, init.Process.Pid, "")
-		if info := h.state(t, g.ID, hook.StateReady); info.Container.ID != id || info.Config.Container != id {
+		if info := h.state(t, g.ID, generation.StateReady); info.Container.ID != id || info.Config.Container != id {
 			t.Errorf("%q is %q to the host, and %q to its relay", id, info.Container.ID, info.Config.Container)
 		}
 		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {

@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/testplan"
+	"github.com/peerlane/peerlane/hook/process"
 )
 
 // endless is text without end, and counts what is taken of it.
@@ -99,14 +102,14 @@ func TestStatesOfNoContainer(t *testing.T) {
 				c.state.Bundle = bundle
 			}
 			begun := time.Now()
-			warning, err := Create(ReadAhead(l), c.state, "", Devices{Lanes: []string{uuid0 + "@0000:17:00.0"}})
+			warning, err := Create(ReadAhead(l), c.state, "", Devices{Lanes: []string{testplan.UUID0 + "@0000:17:00.0"}})
 			if err == nil || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 1000 {
 				t.Errorf("%v, %v; it should say %q, and briefly", warning, err, c.says)
 			}
 			if took := time.Since(begun); took > time.Minute {
 				t.Errorf("it takes %v", took)
 			}
-			if all, err := ids(l); err != nil || len(all) > 0 {
+			if all, err := generation.IDs(l); err != nil || len(all) > 0 {
 				t.Errorf("there are generations %v, %v", all, err)
 			}
 		})
@@ -121,7 +124,7 @@ func readyHost(t *testing.T) (l paths.Layout, bundle string) {
 		t.Fatal(err)
 	}
 	sysfs := filepath.Join(l.Root, "sys")
-	plan := testPlan(sysfs)
+	plan := testplan.New(sysfs)
 	for _, gpu := range plan.GPUs {
 		dir := filepath.Join(sysfs, "bus/pci/devices", gpu.BusID)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -157,62 +160,6 @@ func endedProcess(t *testing.T) int {
 	return p.Pid
 }
 
-// Of what is there twice in a config.json, nothing is taken.
-func TestSpecsWithKeysThatAreThereTwice(t *testing.T) {
-	for _, text := range []string{
-		`{"root": {"path": "a"}, "root": {"path": "b"}}`,
-		`{"root": {"path": "a", "path": "b"}}`,
-		`{"root": {"path": "a", "Path": "b"}}`,
-		`{"root": {"path": "a"}, "process": {"env": []}, "process": {"env": ["CUDA_VISIBLE_DEVICES=0"]}}`,
-		`{"root": {"path": "a"}, "process": {"env": [], "env": ["CUDA_VISIBLE_DEVICES=0"]}}`,
-		`{"root": {"path": "a"}, "process": {"rlimits": [], "rlimits": []}}`,
-		`{"root": {"path": "a"}, "mounts": [], "mounts": [{"destination": "/run/peerlane/x"}]}`,
-		`{"root": {"path": "a"}, "hooks": {}, "hooks": {}}`,
-		`{"root": {"path": "a"}, "hooks": {"createRuntime": [], "createRuntime": []}}`,
-	} {
-		if s, err := parseSpec([]byte(text)); err == nil || !strings.Contains(err.Error(), "twice") {
-			t.Errorf("%s is %+v, %v", text, s, err)
-		}
-	}
-	// Names that are not ours may be what they like.
-	if _, err := parseSpec([]byte(`{"root": {"path": "a"}, "annotations": {"a": "b", "a": "c"}, "x": 1, "x": 2}`)); err != nil {
-		t.Error(err)
-	}
-}
-
-// A config.json that is too long is refused before it is read.
-func TestASpecOfHundredMegabytes(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "config.json")
-	if err := os.WriteFile(path, []byte(`{"root":{"path":"r"}}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(path, 100<<20); err != nil {
-		t.Fatal(err)
-	}
-	allocated := testing.AllocsPerRun(1, func() {
-		if _, err := readSpec(dir); err == nil || !strings.Contains(err.Error(), "more than 16777216 bytes") {
-			t.Errorf("%v", err)
-		}
-	})
-	if allocated > 100 {
-		t.Errorf("it takes %v allocations", allocated)
-	}
-}
-
-func TestMountsBelowTheSocket(t *testing.T) {
-	for destination, refused := range map[string]bool{
-		"/run/peerlane": false, "/run/peerlanes/x": false, "/run": false, "/": false, "": false,
-		"/run/peerlane/x": true, "run/peerlane/x": true, "/run//peerlane/./x/y": true, "/a/../run/peerlane/x": true, "/../run/peerlane/relay.sock": true,
-	} {
-		s := rootOnly("r")
-		s.Mounts = []specMount{{Destination: destination}}
-		if err := s.nothingBelow(); (err != nil) != refused {
-			t.Errorf("%q: %v", destination, err)
-		}
-	}
-}
-
 // Each error has the remedy for its cause, and no other.
 func TestMountErrorsNameTheirRemedy(t *testing.T) {
 	for err, want := range map[error]string{
@@ -236,8 +183,8 @@ func TestInitThatHasEndedIsNamed(t *testing.T) {
 	if err := c.Run(); err != nil {
 		t.Fatal(err)
 	}
-	err := isolated(Container{ID: "c", PID: c.Process.Pid})
-	if !errors.Is(err, errEnded) || !strings.Contains(err.Error(), `container "c"`) || strings.Contains(err.Error(), "/proc/") {
+	err := isolated(generation.Container{ID: "c", PID: c.Process.Pid})
+	if !errors.Is(err, process.ErrEnded) || !strings.Contains(err.Error(), `container "c"`) || strings.Contains(err.Error(), "/proc/") {
 		t.Errorf("%v", err)
 	}
 }

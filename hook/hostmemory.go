@@ -13,6 +13,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/internal/cgroup"
 )
 
 // A relay makes host memory for its container: memory of clients, slots, rings. The
@@ -66,7 +68,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 			}
 			filesystem, file = "cgroup", "memory.limit_in_bytes"
 		}
-		mount, root, ok := cgroupMount(string(mounts), filesystem, "memory")
+		mount, root, ok := cgroup.Mount(string(mounts), filesystem, "memory")
 		if !ok {
 			continue
 		}
@@ -87,23 +89,6 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 		return math.MaxUint64, nil
 	}
 	return least, nil
-}
-
-// cgroupMount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
-// group that is mounted there, in the text of a mountinfo.
-func cgroupMount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
-	for line := range strings.Lines(mountinfo) {
-		before, after, found := strings.Cut(line, " - ")
-		fields, super := strings.Fields(before), strings.Fields(after)
-		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
-			continue
-		}
-		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), controller) {
-			continue
-		}
-		return fields[4], fields[3], true
-	}
-	return "", "", false
 }
 
 // leastLimit is the smallest limit of a group and those above it, up to the mount point.

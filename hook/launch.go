@@ -1,8 +1,6 @@
 package hook
 
 import (
-	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,22 +19,20 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/admin"
+	"github.com/peerlane/peerlane/hook/internal/cgroup"
+	"github.com/peerlane/peerlane/hook/internal/handover"
+	"github.com/peerlane/peerlane/hook/internal/programs"
+	"github.com/peerlane/peerlane/hook/internal/unixsocket"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// startTimeout is how long a supervisor may take until it has executed the
-// relay: milliseconds, on a host that is not starved. One that is starved shall
-// start its containers late, and not never.
-const startTimeout = 30 * time.Second
-
-// searchPath is the PATH of supervisors and relays. Nothing else of the
-// environment of a runtime, which may be an image's, reaches them.
-const searchPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 // Request is what Launch is asked for.
 type Request struct {
-	Container Container
+	Container generation.Container
 	Lanes     []launch.Lane
 	Config    config.Config
 	// HookBinary is the program whose `supervise` is Supervise; empty for the
@@ -59,8 +54,8 @@ type Request struct {
 // Launch needs no privilege of its own, and any process will do as
 // Container.PID: the generation ends when that has ended. If Launch fails it
 // leaves nothing.
-func Launch(l paths.Layout, r Request) (*Generation, error) {
-	g, s, err := start(l, r, func(*Generation) error { return nil })
+func Launch(l paths.Layout, r Request) (*generation.Generation, error) {
+	g, s, err := start(l, r, func(*generation.Generation) error { return nil })
 	if err == nil {
 		err = s.wait(l, g)
 	}
@@ -76,18 +71,18 @@ func startError(r Request, err error) error {
 
 // start finds or makes the generation, and runs a function while the supervisor
 // of a new one is executed. A supervisor that was there already is no starting.
-func start(l paths.Layout, r Request, meanwhile func(*Generation) error) (*Generation, *starting, error) {
+func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) error) (*generation.Generation, *starting, error) {
 	if !filepath.IsAbs(l.Root) {
 		return nil, nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
 	}
 	if len(r.Lanes) == 0 {
 		return nil, nil, errors.New("no lane is asked for")
 	}
-	supervisor, relay, err := binaries(r)
+	supervisor, relay, err := programs.Find(r.HookBinary, r.Config.Relay.Binary)
 	if err != nil {
 		return nil, nil, err
 	}
-	init, pidfd, err := identify(r.Container.PID)
+	init, pidfd, err := process.Identify(r.Container.PID)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -115,53 +110,53 @@ func start(l paths.Layout, r Request, meanwhile func(*Generation) error) (*Gener
 			}
 			return g, nil, meanwhile(g)
 		}
-		s, err := g.start(l, supervisor, r.Config.Relay.Launcher, pidfd, meanwhile)
+		s, err := startSupervisor(g, l, supervisor, r.Config.Relay.Launcher, pidfd, meanwhile)
 		if err != nil {
-			return nil, nil, errors.Join(err, remove(l, g.ID), g.returnUID(l))
+			return nil, nil, errors.Join(err, collector.Remove(l, g.ID), g.ReturnUID(l))
 		}
 		return g, s, nil
 	}
 }
 
 // claim finds the generation of an init or makes one, and returns it locked.
-func claim(l paths.Layout, init Process, r Request, relay string) (g *Generation, held *os.File, found bool, err error) {
-	host, err := lockHost(l)
+func claim(l paths.Layout, init process.Process, r Request, relay string) (g *generation.Generation, held *os.File, found bool, err error) {
+	host, err := generation.LockHost(l)
 	if err != nil {
 		return nil, nil, false, err
 	}
 	defer host.Close()
-	all, err := ids(l)
+	all, err := generation.IDs(l)
 	if err != nil {
 		return nil, nil, false, err
 	}
 	for _, id := range all {
-		if _, err := os.Lstat(initMark(l, id, init)); err != nil {
+		if _, err := os.Lstat(generation.InitMark(l, id, init)); err != nil {
 			continue
 		}
-		g, err := readGeneration(l, id)
+		g, err := generation.Read(l, id)
 		if err != nil || g.Init != init {
 			continue // an unreadable one is of another boot, and Collect's
 		}
 		// Its maker may need seconds, and nobody else shall wait for them.
 		host.Close()
-		held, err := lockGeneration(l, id, lockTimeout)
+		held, err := generation.LockGeneration(l, id, generation.LockTimeout)
 		if err != nil {
 			return nil, nil, true, err
 		}
-		if g, err = readGeneration(l, id); err != nil { // others may have added lanes
+		if g, err = generation.Read(l, id); err != nil { // others may have added lanes
 			held.Close()
 			return nil, nil, true, err
 		}
 		return g, held, true, nil
 	}
 
-	g = &Generation{
-		ID: newID(), Container: r.Container, Init: init, Created: time.Now().UTC(), Machine: machineID(l),
+	g = &generation.Generation{
+		ID: generation.NewID(), Container: r.Container, Init: init, Created: time.Now().UTC(), Machine: generation.MachineID(l),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
-		Relay:   Command{Path: relay, Environment: r.Config.Relay.Environment},
+		Relay:   generation.Command{Path: relay, Environment: r.Config.Relay.Environment},
 		Network: r.Config.Network, Tenant: r.Tenant, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
-	if g.Sandbox, err = newSandbox(r.Config.Relay); err != nil {
+	if g.Sandbox, err = generation.NewSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err
 	}
 	lanes, _ := merge(nil, r.Lanes)
@@ -176,29 +171,29 @@ func claim(l paths.Layout, init Process, r Request, relay string) (g *Generation
 		Verbs: r.Config.Verbs.Launch(),
 		Chunk: uint64(r.Config.Relay.Chunk), Depth: r.Config.Relay.Depth, Streams: r.Config.Relay.Streams,
 	}
-	if err := g.check(); err != nil {
+	if err := checkConfig(g); err != nil {
 		return nil, nil, false, err
 	}
 	if err := os.Mkdir(l.GenerationDir(g.ID), 0o700); err != nil {
 		return nil, nil, false, err
 	}
-	held, err = lockGeneration(l, g.ID, lockTimeout)
+	held, err = generation.LockGeneration(l, g.ID, generation.LockTimeout)
 	if err == nil {
-		if err = makeSupervisorLock(l, g.ID); err == nil {
-			err = g.claimUID(l, r.Config.Relay)
+		if err = generation.MakeSupervisorLock(l, g.ID); err == nil {
+			err = g.ClaimUID(l, r.Config.Relay)
 		}
 		if err == nil {
-			err = g.write(l)
+			err = g.Write(l)
 		}
 		if err == nil {
-			err = os.WriteFile(initMark(l, g.ID, init), nil, 0o600)
+			err = os.WriteFile(generation.InitMark(l, g.ID, init), nil, 0o600)
 		}
 		if err == nil {
 			return g, held, false, nil
 		}
 		held.Close()
 	}
-	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)), sweep(l))
+	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)), generation.SweepUIDsLocked(l))
 }
 
 // merge adds the lanes of GPUs that are not there yet, and that the container sees the
@@ -223,8 +218,8 @@ func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
 // aLane bounds the JSON of one lane and of what is there once.
 const aLane = 2 << 10
 
-// check refuses a configuration that a relay cannot work with, or be told.
-func (g *Generation) check() error {
+// checkConfig refuses a configuration that a relay cannot work with, or be told.
+func checkConfig(g *generation.Generation) error {
 	if err := g.Config.Check(); err != nil {
 		return err
 	}
@@ -241,29 +236,29 @@ func (g *Generation) check() error {
 
 // extend adds lanes to a generation that lives, and has its supervisor tell
 // the relay.
-func extend(l paths.Layout, g *Generation, lanes []launch.Lane) error {
+func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error {
 	before := g.Config
 	var changed bool
 	if g.Config.Lanes, changed = merge(before.Lanes, lanes); !changed {
 		return nil
 	}
-	if err := g.check(); err != nil {
+	if err := checkConfig(g); err != nil {
 		return err
 	}
-	if err := g.write(l); err != nil {
+	if err := g.Write(l); err != nil {
 		return err
 	}
-	if err := tellLanesChanged(l, g.ID); err != nil {
+	if err := admin.TellLanesChanged(l, g.ID); err != nil {
 		g.Config = before
-		return errors.Join(fmt.Errorf("adding a lane to generation %s: %w", g.ID, err), g.write(l))
+		return errors.Join(fmt.Errorf("adding a lane to generation %s: %w", g.ID, err), g.Write(l))
 	}
 	return nil
 }
 
-// start makes the sockets of a new generation and runs its supervisor, and
+// startSupervisor makes the sockets of a new generation and runs its supervisor, and
 // meanwhile a function. It returns when the supervisor is executed.
-func (g *Generation) start(l paths.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*Generation) error) (*starting, error) {
-	group := sync.OnceValues(func() (*os.File, error) { return makeCgroup(l, g.ID) })
+func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*generation.Generation) error) (*starting, error) {
+	group := sync.OnceValues(func() (*os.File, error) { return cgroup.Make(l, g.ID) })
 	if !bySystemd(l, launcher) {
 		go group()
 		defer group() // who removes what is there after an error must find it
@@ -275,12 +270,12 @@ func (g *Generation) start(l paths.Layout, supervisor, launcher string, pidfd *o
 		return nil, err
 	}
 	// Whoever is in the container may connect, whatever the uid there.
-	clients, err := listen(filepath.Join(l.SocketDir(g.ID), paths.SocketName), 0o666)
+	clients, err := unixsocket.Listen(filepath.Join(l.SocketDir(g.ID), paths.SocketName), 0o666)
 	if err != nil {
 		return nil, err
 	}
 	defer clients.Close()
-	peers, err := listen(l.PeerSocket(g.ID), 0o600)
+	peers, err := unixsocket.Listen(l.PeerSocket(g.ID), 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -291,29 +286,29 @@ func (g *Generation) start(l paths.Layout, supervisor, launcher string, pidfd *o
 			return nil, fmt.Errorf("letting other relays connect: %w", err)
 		}
 	}
-	admin, err := listen(adminSocket(l, g.ID), 0o600)
+	admin, err := unixsocket.Listen(admin.Socket(l, g.ID), 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer admin.Close()
-	alive, err := os.OpenFile(supervisorLock(l, g.ID), os.O_RDWR, 0)
+	alive, err := os.OpenFile(generation.SupervisorLock(l, g.ID), os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer alive.Close()
-	if err := lock(alive, unix.LOCK_EX, lockTimeout); err != nil {
+	if err := generation.Lock(alive, unix.LOCK_EX, generation.LockTimeout); err != nil {
 		return nil, err
 	}
 	files := map[int]*os.File{
-		fdClients: clients, fdPeers: peers, fdInit: pidfd, fdAdmin: admin, fdAlive: alive,
+		handover.FDClients: clients, handover.FDPeers: peers, handover.FDInit: pidfd, handover.FDAdmin: admin, handover.FDAlive: alive,
 	}
 	var s *starting
 	run := make(chan error)
 	go func() {
 		var err error
-		s, err = g.runBySystemd(l, launcher, files)
+		s, err = runBySystemd(g, l, launcher, files)
 		if err == nil && s == nil {
-			s, err = g.run(l, supervisor, files, group)
+			s, err = forkSupervisor(g, l, supervisor, files, group)
 		}
 		run <- err
 	}()
@@ -330,7 +325,7 @@ func (g *Generation) start(l paths.Layout, supervisor, launcher string, pidfd *o
 }
 
 // logTo is a logger for what a hook writes into a generation's log.
-func (g *Generation) logTo(log *os.File) *logrus.Entry {
+func logTo(g *generation.Generation, log *os.File) *logrus.Entry {
 	l := logrus.New()
 	l.SetOutput(log)
 	l.SetFormatter(config.LogFormatter(g.LogFormat))
@@ -350,11 +345,11 @@ type starting struct {
 	held []io.Closer
 }
 
-// run runs the supervisor with these descriptors: it returns when the
+// forkSupervisor runs the supervisor with these descriptors: it returns when the
 // supervisor is executed, and has them all. It is born in a control group, if this
 // host has one for it.
-func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
-	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), logName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
+	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), generation.LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -364,7 +359,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	}
 	defer tell.Close()
 	s := &starting{program: supervisor, answer: started, log: log, held: []io.Closer{started, log}}
-	files[fdStarted] = tell
+	files[handover.FDStarted] = tell
 
 	// A runtime that leaks descriptors into its hooks waits until all copies
 	// are closed: nothing but what is named here passes to the supervisor.
@@ -384,7 +379,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	attributes := &syscall.ProcAttr{
 		Dir: "/",
 		// One processor is enough for it, and less to set up.
-		Env:   []string{searchPath, "GOMAXPROCS=1"},
+		Env:   []string{programs.SearchPath, "GOMAXPROCS=1"},
 		Files: []uintptr{null.Fd(), null.Fd(), log.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
 	}
@@ -394,7 +389,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	// A host where it cannot have a group of its own is no worse off than without.
 	dir, err := group()
 	if err != nil {
-		g.logTo(log).WithError(err).Warn("no control group of its own for the relay, so it stays in the container runtime's")
+		logTo(g, log).WithError(err).Warn("no control group of its own for the relay, so it stays in the container runtime's")
 	} else if dir != nil {
 		defer dir.Close()
 		// Born there: moving a process later takes a lock of the whole host.
@@ -403,7 +398,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	start := func() (pid int, err error) {
 		err = onDisposableThread(func() error { // whose attributes the supervisor gets
 			if kept := resetInherited(); kept != nil {
-				g.logTo(log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
+				logTo(g, log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
 			}
 			pid, err = syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
 			return err
@@ -412,7 +407,7 @@ func (g *Generation) run(l paths.Layout, supervisor string, files map[int]*os.Fi
 	}
 	pid, err := start()
 	if err != nil && attributes.Sys.UseCgroupFD {
-		g.logTo(log).WithError(err).Warn("the relay stays in the container runtime's control group")
+		logTo(g, log).WithError(err).Warn("the relay stays in the container runtime's control group")
 		attributes.Sys.UseCgroupFD = false
 		pid, err = start()
 	}
@@ -441,7 +436,7 @@ func (s *starting) close() {
 
 // wait returns when the supervisor has executed the relay. Otherwise nothing is
 // left of the generation.
-func (s *starting) wait(l paths.Layout, g *Generation) error {
+func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	if s == nil {
 		return nil // it was there before
 	}
@@ -449,36 +444,36 @@ func (s *starting) wait(l paths.Layout, g *Generation) error {
 	if s.answer == nil {
 		return nil
 	}
-	err := s.answer.SetReadDeadline(time.Now().Add(startTimeout))
+	err := s.answer.SetReadDeadline(time.Now().Add(handover.StartTimeout))
 	var answer []byte
 	if err == nil {
 		answer, err = io.ReadAll(io.LimitReader(s.answer, 64<<10))
 	}
-	if err == nil && string(answer) == startedAnswer {
+	if err == nil && string(answer) == handover.Started {
 		return nil
 	}
 	exit, stop := s.stop()
 	switch {
 	case err != nil:
-		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", s.program, startTimeout, err, tail(s.log))
+		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", s.program, handover.StartTimeout, err, generation.Tail(s.log))
 	case len(answer) > 0:
 		err = errors.New(string(answer))
 	default:
-		err = fmt.Errorf("the supervisor %s ended early (%s); its log: %s", s.program, exit, tail(s.log))
+		err = fmt.Errorf("the supervisor %s ended early (%s); its log: %s", s.program, exit, generation.Tail(s.log))
 	}
 	err = errors.Join(err, stop)
-	held, locked := lockGeneration(l, g.ID, lockTimeout)
+	held, locked := generation.LockGeneration(l, g.ID, generation.LockTimeout)
 	if locked != nil {
 		return errors.Join(err, locked)
 	}
 	defer held.Close()
-	return errors.Join(err, remove(l, g.ID), g.returnUID(l))
+	return errors.Join(err, collector.Remove(l, g.ID), g.ReturnUID(l))
 }
 
 // failed is wait for what is known by now: most relays that cannot be executed
 // show before their container's socket is mounted. What shows later the clients
 // hear from the supervisor.
-func (s *starting) failed(l paths.Layout, g *Generation) error {
+func (s *starting) failed(l paths.Layout, g *generation.Generation) error {
 	if s == nil || s.answer == nil {
 		return nil
 	}
@@ -504,117 +499,4 @@ func reap(pid int) string {
 			return fmt.Sprintf("exit status %d", status.ExitStatus())
 		}
 	}
-}
-
-// tail is the end of a log.
-func tail(log *os.File) string {
-	text := make([]byte, 1<<10)
-	size, err := log.Seek(0, io.SeekEnd)
-	if err != nil {
-		return err.Error()
-	}
-	n, err := log.ReadAt(text, max(0, size-int64(len(text))))
-	if err != nil && err != io.EOF {
-		return err.Error()
-	}
-	if n == 0 {
-		return "its log is empty"
-	}
-	return strings.TrimSpace(string(text[:n]))
-}
-
-// binaries finds the programs that Launch needs.
-func binaries(r Request) (supervisor, relay string, err error) {
-	supervisor = r.HookBinary
-	if supervisor == "" {
-		if supervisor, err = os.Executable(); err != nil {
-			return "", "", err
-		}
-		if filepath.Base(supervisor) != "peerlane-hook" {
-			supervisor = filepath.Join(filepath.Dir(supervisor), "peerlane-hook")
-		}
-	}
-	if err := executable(supervisor); err != nil {
-		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the hook binary", Cause: err, Remedy: "install peerlane and peerlane-hook in one directory"}
-	}
-	relay = r.Config.Relay.Binary
-	if relay == "" {
-		relay = filepath.Join(filepath.Dir(supervisor), "peerlane-relay")
-	}
-	if err = executable(relay); err == nil {
-		err = runnable(relay)
-	}
-	if err != nil {
-		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the relay binary", Cause: err, Remedy: "install it there, or name it by relay.binary in config.toml"}
-	}
-	return supervisor, relay, nil
-}
-
-func executable(path string) error {
-	info, err := os.Stat(path)
-	if err == nil && info.IsDir() {
-		err = &os.PathError{Op: "exec", Path: path, Err: syscall.EISDIR}
-	}
-	if err == nil && info.Mode()&0o111 == 0 {
-		err = &os.PathError{Op: "exec", Path: path, Err: syscall.EACCES}
-	}
-	return err
-}
-
-// runnable finds what would stop a program from being executed, beyond its mode:
-// the supervisor that executes it does so when the hook has gone.
-func runnable(path string) error {
-	if err := unix.Faccessat2(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS); err != nil {
-		return &os.PathError{Op: "exec", Path: path, Err: err} // on a file system that is mounted noexec, say
-	}
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrPermission) {
-		return nil // without root it can be executed, and not be read: packages have it so
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	linker, err := interpreter(f)
-	if err == nil && linker != "" {
-		_, err = os.Stat(linker)
-	}
-	if err != nil {
-		return &os.PathError{Op: "exec", Path: path, Err: err}
-	}
-	return nil
-}
-
-// interpreter is the dynamic linker that an ELF file names (elf(5), 64 bits,
-// little-endian: amd64 and arm64), or the program of a script; empty where there
-// is none. What the kernel executes by other means is not known here.
-func interpreter(f io.ReaderAt) (string, error) {
-	header := make([]byte, 64)
-	n, err := f.ReadAt(header, 0)
-	switch {
-	case err != nil && err != io.EOF:
-		return "", err
-	case bytes.HasPrefix(header[:n], []byte("#!")):
-		return "", nil // the kernel finds out
-	case n < len(header) || string(header[:6]) != "\x7fELF\x02\x01":
-		return "", syscall.ENOEXEC
-	}
-	le := binary.LittleEndian
-	at, size, count := int64(le.Uint64(header[32:])), int64(le.Uint16(header[54:])), int64(le.Uint16(header[56:]))
-	for i := range count {
-		segment := make([]byte, 40)
-		if _, err := f.ReadAt(segment, at+i*size); err != nil {
-			return "", syscall.ENOEXEC
-		}
-		const interp = 3 // PT_INTERP
-		if le.Uint32(segment) != interp {
-			continue
-		}
-		name := make([]byte, min(le.Uint64(segment[32:]), unix.PathMax))
-		if _, err := f.ReadAt(name, int64(le.Uint64(segment[8:]))); err != nil {
-			return "", syscall.ENOEXEC
-		}
-		return string(bytes.TrimRight(name, "\x00")), nil
-	}
-	return "", nil
 }

@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
@@ -35,10 +37,10 @@ func peerMode() fs.FileMode {
 func TestOneLifeOfAContainer(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "../an id/is data", init.Process.Pid, "")
 
-	info := h.state(t, g.ID, hook.StateReady)
+	info := h.state(t, g.ID, generation.StateReady)
 	if !info.Alive || !info.Supervised || info.Status.Starts != 1 || info.Container.ID != "../an id/is data" {
 		t.Errorf("List says %+v", info)
 	}
@@ -71,7 +73,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(), NICs: h.layout.EmulatedNICs(),
 		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach", Scope: launch.ScopeHost, SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30, Limits: launch.DefaultLimits,
-		NoNetwork: "there is no cluster key, " + h.layout.ClusterKey() + "; peerlane key generate makes one",
+		NoNetwork: "no cluster key, " + h.layout.ClusterKey() + "; run peerlane key generate",
 		Verbs:     &launch.Verbs{Timeout: 14, Retries: 7, GIDIndex: -1, QueuePairs: 1},
 	}}
 	if diff := cmp.Diff(want, configs); diff != "" {
@@ -93,7 +95,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 		t.Errorf("start of the relay (-want +got)\n%s", diff)
 	}
 
-	watcher := supervisor(t, g.ID)
+	watcher := supervisorPID(t, g.ID)
 	end(init)
 	h.gone(t)
 	waitDead(t, pid)
@@ -141,7 +143,7 @@ func noCgroup(t *testing.T, generation string) {
 // relay. Not parallel: programs that other tests start would have it.
 func TestInheritsNothing(t *testing.T) {
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +153,7 @@ func TestInheritsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	write.Close()
 	if err := read.SetReadDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
@@ -165,7 +167,7 @@ func TestInheritsNothing(t *testing.T) {
 func TestEarlyClientsWait(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "late")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "late")
 	var clients sync.WaitGroup
 	for range 200 {
 		clients.Go(func() {
@@ -180,8 +182,8 @@ func TestEarlyClientsWait(t *testing.T) {
 func TestDeadRelayIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
-	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
+	first := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	if err := unix.Kill(first, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +192,7 @@ func TestDeadRelayIsStartedAgain(t *testing.T) {
 	if err != nil || second == first {
 		t.Fatalf("relay %d answers after %d died: %v", second, first, err)
 	}
-	info := h.state(t, g.ID, hook.StateReady)
+	info := h.state(t, g.ID, generation.StateReady)
 	if info.Status.Starts != 2 || info.Status.Relay.PID != second {
 		t.Errorf("status %+v", info.Status)
 	}
@@ -207,9 +209,9 @@ func TestUselessRelayStaysDown(t *testing.T) {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
-			init := process(t)
+			init := startProcess(t)
 			g := h.launch(t, "c", init.Process.Pid, fault)
-			info := h.state(t, g.ID, hook.StateDown)
+			info := h.state(t, g.ID, generation.StateDown)
 			if info.Status.Starts != 5 || info.Status.Relay != nil || !strings.Contains(info.Status.Error, says) {
 				t.Errorf("status %+v; the error should say %q", info.Status, says)
 			}
@@ -235,7 +237,7 @@ func TestUselessRelayStaysDown(t *testing.T) {
 func TestSilentRelayIsKilled(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "silent")
 	first := h.info(t, g.ID).Status.Relay.PID
 	waitDead(t, first)
@@ -256,9 +258,9 @@ func TestSilentRelayIsKilled(t *testing.T) {
 func TestStubbornRelayIsKilled(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	end(init)
 	h.gone(t)
 	waitDead(t, pid)
@@ -268,9 +270,9 @@ func TestStubbornRelayIsKilled(t *testing.T) {
 func TestSupervisorStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
-	if err := unix.Kill(supervisor(t, g.ID), unix.SIGTERM); err != nil {
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
+	if err := unix.Kill(supervisorPID(t, g.ID), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	h.gone(t)
@@ -280,7 +282,7 @@ func TestSupervisorStopsOnRequest(t *testing.T) {
 func TestLanesOneByOneAreOneRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	first := h.launch(t, "c", init.Process.Pid, "", lane(2))
 	second := h.launch(t, "c", init.Process.Pid, "", lane(3), lane(2))
 	third := h.launch(t, "c", init.Process.Pid, "", lane(3))
@@ -306,12 +308,12 @@ func TestLanesOneByOneAreOneRelay(t *testing.T) {
 func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "refuses changes", lane(2))
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	h.launch(t, "c", init.Process.Pid, "", lane(3))
 	testutil.Succeeds(t, "the refusal", func() error {
-		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || !strings.Contains(s.Error, "no such GPU") {
+		if s := h.info(t, g.ID).Status; s.State != generation.StateReady || !strings.Contains(s.Error, "no such GPU") {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -321,7 +323,7 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 	}
 	testutil.Succeeds(t, "the second relay", func() error {
 		s := h.info(t, g.ID).Status
-		if s.Starts != 2 || s.State != hook.StateReady || s.Error != "" {
+		if s.Starts != 2 || s.State != generation.StateReady || s.Error != "" {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -334,9 +336,9 @@ func TestChangedLanesSurviveTheRelay(t *testing.T) {
 func TestHooksOfOneContainerAtOnce(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	const n = 12
-	generations := make([]*hook.Generation, n)
+	generations := make([]*generation.Generation, n)
 	var hooks sync.WaitGroup
 	for i := range n {
 		hooks.Go(func() {
@@ -348,11 +350,11 @@ func TestHooksOfOneContainerAtOnce(t *testing.T) {
 		})
 	}
 	hooks.Wait()
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil || len(all) != 1 || len(all[0].Config.Lanes) != n {
 		t.Fatalf("generations %+v, %v", all, err)
 	}
-	h.state(t, all[0].ID, hook.StateReady)
+	h.state(t, all[0].ID, generation.StateReady)
 	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
 		t.Errorf("%d relays were started", len(starts))
 	}
@@ -364,10 +366,10 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 	var hooks sync.WaitGroup
 	var inits []*exec.Cmd
 	for range 12 {
-		init := process(t)
+		init := startProcess(t)
 		inits = append(inits, init)
 		hooks.Go(func() {
-			if _, err := hook.Collect(h.layout); err != nil {
+			if _, err := collector.Collect(h.layout); err != nil {
 				t.Error(err)
 			}
 			g, err := hook.Launch(h.layout, h.request("same id", init.Process.Pid, "", lane(3)))
@@ -381,7 +383,7 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 		})
 	}
 	hooks.Wait()
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil || len(all) != len(inits) {
 		t.Errorf("%d generations, %v", len(all), err)
 	}
@@ -393,8 +395,8 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 
 func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	init := process(t)
-	dead := process(t)
+	init := startProcess(t)
+	dead := startProcess(t)
 	end(dead)
 	text := filepath.Join(t.TempDir(), "text")
 	if err := programs.Write(text, []byte("no program")); err != nil {
@@ -457,7 +459,7 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 func TestSuperviseByHandIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	g := h.launch(t, "c", process(t).Process.Pid, "")
+	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	for _, id := range []string{g.ID, "../" + g.ID, strings.Repeat("0", 32)} {
 		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation", id).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "only peerlane-hook create") {

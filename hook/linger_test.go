@@ -15,6 +15,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -107,7 +109,7 @@ func linger() {
 func TestARelayWhoseLastMessageLingers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	// A client can give a relay such a connection; in its sandbox it makes none itself.
 	r := h.request("c", init.Process.Pid, "lingers", lane(3))
 	r.Config.Relay.Sandbox = config.SandboxOff
@@ -121,7 +123,7 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 		}
 		return nil
 	})
-	h.state(t, g.ID, hook.StateStarting)
+	h.state(t, g.ID, generation.StateStarting)
 	end(init)
 	h.gone(t)
 }
@@ -130,13 +132,13 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 func TestRefusedClientsThatLinger(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
-	if err := hook.Stop(h.layout, g.ID); err != nil {
+	h.state(t, g.ID, generation.StateReady)
+	if err := control.Stop(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateStopped)
+	h.state(t, g.ID, generation.StateStopped)
 	dir, err := os.Open(filepath.Dir(h.clients(g.ID))) // for a short name
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +146,7 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	defer dir.Close()
 	hello := wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
 	// It reads none before this process has closed its own, and would linger.
-	pid := supervisor(t, g.ID)
+	pid := supervisorPID(t, g.ID)
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -171,16 +173,16 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 		t.Fatal(err)
 	}
 	testutil.Succeeds(t, "threads of its supervisor that wait", func() error {
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", supervisor(t, g.ID)))
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", supervisorPID(t, g.ID)))
 		if err == nil && len(threads) <= 64 {
 			err = fmt.Errorf("%d threads", len(threads))
 		}
 		return err
 	})
-	if err := hook.Resume(h.layout, g.ID); err != nil {
+	if err := control.Resume(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	end(init)
 	h.gone(t)
 }

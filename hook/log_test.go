@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -26,7 +27,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			if by == config.LauncherSystemd {
 				systemd = startLauncher(t, h, nil)
 			}
-			init := process(t)
+			init := startProcess(t)
 			g := h.launchBy(t, by, "c", init.Process.Pid, "talks")
 			path := filepath.Join(h.layout.GenerationDir(g.ID), "relay.log")
 			testutil.Succeeds(t, "the end of what it says", func() error {
@@ -42,7 +43,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 				}
 			}
 			// A relay that says no before its first yes is replaced, as it should be.
-			h.state(t, g.ID, hook.StateReady)
+			h.state(t, g.ID, generation.StateReady)
 			pid, err := h.ask(g.ID)
 			if err != nil {
 				t.Fatal(err)
@@ -54,7 +55,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 				}
 				return err
 			})
-			if s := h.state(t, g.ID, hook.StateReady).Status; s.Error != "" {
+			if s := h.state(t, g.ID, generation.StateReady).Status; s.Error != "" {
 				t.Errorf("status %+v", s)
 			}
 			if systemd != nil {
@@ -75,7 +76,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			end(init)
 			waitDead(t, pid)
 			testutil.Succeeds(t, "the end of the supervisor, whose threads end one by one", func() error {
-				_, err := hook.Collect(h.layout)
+				_, err := collector.Collect(h.layout)
 				if left, _ := os.ReadDir(h.layout.Generations()); err == nil && len(left) > 0 {
 					err = fmt.Errorf("%v", left)
 				}

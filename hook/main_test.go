@@ -20,7 +20,9 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/hook/supervisor"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -127,13 +129,13 @@ func hookMain() {
 	l := paths.New(*root)
 	var err error
 	if self, err := os.Executable(); err == nil {
-		*hook.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
+		sandbox.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
 	}
 	switch os.Args[1] {
 	case "supervise":
-		err = errors.Join(hook.Supervise(l, *generation), reportRace())
+		err = errors.Join(supervisor.Supervise(l, *generation), reportRace())
 	case "accept":
-		err = errors.Join(hook.TakeOver(os.Stdin), reportRace())
+		err = errors.Join(supervisor.TakeOver(os.Stdin), reportRace())
 	case "create":
 		var state hook.State
 		var warning error
@@ -146,7 +148,7 @@ func hookMain() {
 			fmt.Fprintln(os.Stderr, warning)
 		}
 	case "remove":
-		_, err = hook.Collect(l)
+		_, err = collector.Collect(l)
 	}
 	if err != nil {
 		fatal(err)
@@ -370,8 +372,8 @@ func reports[T any](t *testing.T, dir, kind string) []T {
 	return out
 }
 
-// process starts a program that lives until it is killed.
-func process(t *testing.T) *exec.Cmd {
+// startProcess starts a program that lives until it is killed.
+func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000000")
 	if err := cmd.Start(); err != nil {

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
@@ -13,7 +14,7 @@ import (
 // children inherit it. What `exec` starts does not; it has the limit of whoever
 // ran that. A limit in the container's configuration is left as it is. The init
 // is waiting for this hook, so the number is its own.
-func raiseMemlock(pid int, s *spec) error {
+func raiseMemlock(pid int, s *ocispec.Spec) error {
 	for _, limit := range s.Process.Rlimits {
 		if limit.Type == "RLIMIT_MEMLOCK" {
 			return nil

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
 )
 
 // mayRaise says whether this process may lift hard limits.
@@ -43,7 +45,7 @@ func TestMemlockIsRaised(t *testing.T) {
 			if err := unix.Prlimit(init.Process.Pid, unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: low, Max: high}, nil); err != nil {
 				t.Fatal(err)
 			}
-			s := &spec{}
+			s := &ocispec.Spec{}
 			if test.configured != "" {
 				s.Process.Rlimits = append(s.Process.Rlimits, struct {
 					Type string `json:"type"`
@@ -77,7 +79,7 @@ func TestMemlockOfNobody(t *testing.T) {
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)
 	}
-	if err := raiseMemlock(ended.Process.Pid, &spec{}); err == nil || !strings.Contains(err.Error(), "it is an unknown limit") {
+	if err := raiseMemlock(ended.Process.Pid, &ocispec.Spec{}); err == nil || !strings.Contains(err.Error(), "it is an unknown limit") {
 		t.Errorf("the warning is %v", err)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
@@ -21,18 +23,18 @@ import (
 // mounted in the container appears on the host. A container that has it already
 // is left as it is. Attach needs CAP_SYS_ADMIN, and belongs at createRuntime:
 // the container's root file system is mounted and no program of it runs.
-func Attach(l paths.Layout, g *Generation, rootfs string) error {
+func Attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
 		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", paths.ContainerDir, g.Container.ID, err)
 	}
 	return nil
 }
 
-func attach(l paths.Layout, g *Generation, rootfs string) error {
+func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	if err := isolated(g.Container); err != nil {
 		return err
 	}
-	init, err := g.Init.open()
+	init, err := g.Init.Open()
 	if err != nil {
 		return err
 	}
@@ -83,14 +85,14 @@ func onDisposableThread(f func() error) error {
 
 // isolated refuses a process in the caller's own mount namespace: it is no
 // container's, and mounting for it would mount on the host.
-func isolated(c Container) error {
+func isolated(c generation.Container) error {
 	own, err := os.Stat("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return err
 	}
 	other, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", c.PID))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("process %d, the init of container %q: %w", c.PID, c.ID, errEnded)
+		return fmt.Errorf("process %d, the init of container %q: %w", c.PID, c.ID, process.ErrEnded)
 	}
 	if err != nil {
 		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)

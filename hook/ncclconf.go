@@ -6,18 +6,17 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/hostnetwork"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
+	"github.com/peerlane/peerlane/hook/internal/openat2"
 	"github.com/peerlane/peerlane/relay/launch"
 )
-
-// containerNCCLConf is the file that NCCL reads last, after the environment,
-// NCCL_CONF_FILE and ~/.nccl.conf. NCCL replaces no variable that is set.
-const containerNCCLConf = "/etc/nccl.conf"
 
 // ncclConfTarget is the target of the symbolic link that the hook makes at
 // containerNCCLConf. Outside a container with a lane the link dangles, and NCCL
@@ -38,7 +37,7 @@ const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, wh
 // container of one lane which reaches only this host: there every other rank is behind
 // the lane, and ranks are few. Between hosts a NIC has fewer channels than eight to fill, and
 // NCCL's number falls with the ranks.
-func addSendChannels(l paths.Layout, g *Generation, text []byte) []byte {
+func addSendChannels(l paths.Layout, g *generation.Generation, text []byte) []byte {
 	if len(g.Config.Lanes) != 1 || setsSendChannels(text) || !reachesHostOnly(l, g) {
 		return text
 	}
@@ -58,11 +57,11 @@ func setsSendChannels(text []byte) bool {
 // reachesHostOnly reports whether the lanes of a generation reach only this host, as its
 // supervisor will find: without a key that can be read they do, and the supervisor logs the
 // reason.
-func reachesHostOnly(l paths.Layout, g *Generation) bool {
+func reachesHostOnly(l paths.Layout, g *generation.Generation) bool {
 	c := g.Config
 	if c.Scope == launch.ScopeAuto {
-		n, _ := newNetworking(l, g.Network, g.Tenant, g.Rails, g.NetworkMemory)
-		c.Network = n.where
+		n, _ := hostnetwork.New(l, g.Network, g.Tenant, g.Rails, g.NetworkMemory)
+		c.Network = n.Where
 	}
 	return c.Local()
 }
@@ -70,7 +69,7 @@ func reachesHostOnly(l paths.Layout, g *Generation) bool {
 // giveNCCLConf gives a container NCCL's defaults: a copy of the administrator's file
 // beside the relay's socket, and a symbolic link to it at /etc/nccl.conf if the
 // container has nothing there. rootfs is as in Attach. An error stops no container.
-func giveNCCLConf(l paths.Layout, g *Generation, rootfs string) error {
+func giveNCCLConf(l paths.Layout, g *generation.Generation, rootfs string) error {
 	written, err := writeNCCLConf(l, g)
 	if err == nil && !written {
 		return nil
@@ -82,12 +81,12 @@ func giveNCCLConf(l paths.Layout, g *Generation, rootfs string) error {
 	if err != nil {
 		absent = err.Error()
 	}
-	return errors.Join(err, writeJSON(ncclConfFile(l, g.ID), linkedNCCLConf{Absent: absent}))
+	return errors.Join(err, generation.WriteJSON(generation.NCCLConfFile(l, g.ID), generation.NCCLConfRecord{Absent: absent}))
 }
 
 // attachNCCLConf is linkNCCLConf in the container of a generation.
-func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
-	init, err := g.Init.open()
+func attachNCCLConf(g *generation.Generation, rootfs string) (absent string, err error) {
+	init, err := g.Init.Open()
 	if err != nil {
 		return "", err
 	}
@@ -101,7 +100,7 @@ func attachNCCLConf(g *Generation, rootfs string) (absent string, err error) {
 
 // writeNCCLConf copies the administrator's file into the socket directory of a
 // generation, with the channels of a local lane. It reports false if the host has no such file.
-func writeNCCLConf(l paths.Layout, g *Generation) (written bool, err error) {
+func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("reading NCCL's defaults for containers: %w", err)
 	}
@@ -110,32 +109,14 @@ func writeNCCLConf(l paths.Layout, g *Generation) (written bool, err error) {
 	} else if err != nil {
 		return fail(err)
 	}
-	text, err := readBounded(l.NCCLConf(), maxNCCLConf)
+	text, err := ocispec.ReadBounded(l.NCCLConf(), maxNCCLConf)
 	if err != nil {
 		return fail(err)
 	}
-	if err := replace(l.SocketDir(g.ID), paths.NCCLConfName, addSendChannels(l, g, text)); err != nil {
+	if err := generation.WriteFile(l.SocketDir(g.ID), paths.NCCLConfName, addSendChannels(l, g, text)); err != nil {
 		return false, fmt.Errorf("writing NCCL's defaults for container %q: %w", g.Container.ID, err)
 	}
 	return true, nil
-}
-
-// replace writes a file that everybody may read: a reader has the old file or the
-// new one, whole.
-func replace(dir, name string, text []byte) error {
-	f, err := os.CreateTemp(dir, "."+name+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, name))
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(f.Name()))
-	}
-	return err
 }
 
 // linkNCCLConf makes the link in the mount namespace of init, which the calling
@@ -157,7 +138,7 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 		return "", &os.PathError{Op: "open", Path: rootfs, Err: err}
 	}
 	defer unix.Close(root)
-	dir, err := openIn(root, filepath.Dir(containerNCCLConf), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
+	dir, err := openat2.InRoot(root, filepath.Dir(generation.ContainerNCCLConf), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
 	switch err {
 	case nil:
 	case unix.ENOENT:
@@ -181,7 +162,7 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 			return "", fmt.Errorf("taking the owner of the container's /etc: %w", err)
 		}
 	}
-	switch err := unix.Symlinkat(ncclConfTarget, dir, filepath.Base(containerNCCLConf)); err {
+	switch err := unix.Symlinkat(ncclConfTarget, dir, filepath.Base(generation.ContainerNCCLConf)); err {
 	case nil, unix.EEXIST: // of the container, or an earlier hook's
 		return "", nil
 	case unix.EROFS:
@@ -189,101 +170,4 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	default:
 		return fmt.Sprintf("making a symbolic link in the container's /etc: %v", err), nil
 	}
-}
-
-// openIn opens a path as a process sees it whose root directory is root: no
-// symbolic link leads out of it.
-func openIn(root int, path string, flags, resolve uint64) (fd int, err error) {
-	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | resolve}
-	// EAGAIN: something was renamed meanwhile.
-	fd, err = -1, unix.EAGAIN
-	for try := 0; try < 100 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
-		fd, err = unix.Openat2(root, strings.TrimPrefix(path, "/"), &how)
-	}
-	return fd, err
-}
-
-// linkedNCCLConf is what the hook writes down for NCCLConf.
-type linkedNCCLConf struct {
-	// Absent says why the hook made no link, although the container has no file.
-	Absent string `json:"absent,omitempty"`
-}
-
-func ncclConfFile(l paths.Layout, id string) string {
-	return filepath.Join(l.GenerationDir(id), "nccl-conf.json")
-}
-
-// Files that can be a container's /etc/nccl.conf.
-const (
-	NCCLConfPeerlane  = "peerlane"  // the copy of the administrator's file
-	NCCLConfContainer = "container" // a file of the image or of a volume
-	NCCLConfNone      = "none"
-)
-
-// NCCLConf says where NCCL in a container has its variables from.
-type NCCLConf struct {
-	// File is which file /etc/nccl.conf is: NCCLConfPeerlane, NCCLConfContainer or
-	// NCCLConfNone.
-	File string `json:"file"`
-	// Reason says why it is NCCLConfNone.
-	Reason string `json:"reason,omitempty"`
-	// Environment are the variables of the container's configuration by which another
-	// file or another network comes first, "NAME=value".
-	Environment []string `json:"environment"`
-}
-
-// ncclBefore are variables that come before /etc/nccl.conf.
-var ncclBefore = []string{"NCCL_CONF_FILE", "NCCL_NET", "NCCL_NET_PLUGIN"}
-
-// ncclConf looks at a container that runs.
-func ncclConf(l paths.Layout, info Info) NCCLConf {
-	c := NCCLConf{File: NCCLConfNone, Environment: []string{}}
-	if spec, err := readSpec(info.Container.Bundle); err == nil {
-		for _, e := range spec.Process.Env {
-			if name, _, _ := strings.Cut(e, "="); slices.Contains(ncclBefore, name) {
-				c.Environment = append(c.Environment, e)
-			}
-		}
-	}
-	if !info.Alive {
-		c.Reason = "the container has ended"
-		return c
-	}
-	found, err := statIn(info.Init.PID, containerNCCLConf)
-	if err == nil {
-		c.File = NCCLConfContainer
-		copied, err := os.Stat(filepath.Join(l.SocketDir(info.ID), paths.NCCLConfName))
-		if err == nil && os.SameFile(found, copied) {
-			c.File = NCCLConfPeerlane
-		}
-		return c
-	}
-	var hook linkedNCCLConf
-	switch read := readJSON(ncclConfFile(l, info.ID), &hook); {
-	case !errors.Is(err, fs.ErrNotExist):
-		c.Reason = err.Error()
-	case errors.Is(read, fs.ErrNotExist):
-		c.Reason = fmt.Sprintf("the host had no %s when the container started", l.NCCLConf())
-	case hook.Absent != "":
-		c.Reason = hook.Absent
-	default:
-		c.Reason = "it was removed in the container, or is a symbolic link that leads nowhere"
-	}
-	return c
-}
-
-// statIn looks at a file of a process's root file system as that process sees it.
-func statIn(pid int, path string) (os.FileInfo, error) {
-	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("opening the container's root directory: %w", err)
-	}
-	defer unix.Close(root)
-	fd, err := openIn(root, path, unix.O_PATH, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	return f.Stat()
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -44,7 +45,7 @@ func TestNCCLConfOneLocalLaneSetsSendChannels(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			g := &Generation{Config: c.config, Network: config.Default().Network, NetworkMemory: 1 << 20}
+			g := &generation.Generation{Config: c.config, Network: config.Default().Network, NetworkMemory: 1 << 20}
 			g.Network.Interfaces = "=lo"
 			got, rest := string(addSendChannels(l, g, []byte(c.text))), ""
 			if c.set {

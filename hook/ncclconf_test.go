@@ -12,7 +12,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 const (
@@ -51,54 +52,54 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 		reason string
 		linked bool // in the root file system afterwards
 	}{
-		"absent":    {func(*bundle) {}, oneLane, hook.NCCLConfPeerlane, "", true},
-		"two hooks": {func(b *bundle) { b.lanes(3, 4) }, defaults, hook.NCCLConfPeerlane, "", true},
+		"absent":    {func(*bundle) {}, oneLane, control.NCCLConfPeerlane, "", true},
+		"two hooks": {func(b *bundle) { b.lanes(3, 4) }, defaults, control.NCCLConfPeerlane, "", true},
 		"prestart": {func(b *bundle) {
 			//lint:ignore SA1019 older engines know no other
 			b.Spec.Hooks.Prestart, b.Spec.Hooks.CreateRuntime = b.Spec.Hooks.CreateRuntime, nil
-		}, oneLane, hook.NCCLConfPeerlane, "", true},
+		}, oneLane, control.NCCLConfPeerlane, "", true},
 		"read-only root file system": {func(b *bundle) {
 			b.Spec.Root.Readonly = true
 			b.mount(filepath.Join(b.dir, "rootfs/out"), "/out", "bind")
-		}, oneLane, hook.NCCLConfPeerlane, "", true},
-		"image that was committed from such a container": {func(b *bundle) { b.dangling(confTarget, "etc/nccl.conf") }, oneLane, hook.NCCLConfPeerlane, "", true},
-		"link at etc":       {func(b *bundle) { b.link("/data", "etc") }, oneLane, hook.NCCLConfPeerlane, "", false},
-		"file of the image": {func(b *bundle) { b.image("etc/nccl.conf", ownDefaults) }, ownDefaults, hook.NCCLConfContainer, "", false},
+		}, oneLane, control.NCCLConfPeerlane, "", true},
+		"image that was committed from such a container": {func(b *bundle) { b.dangling(confTarget, "etc/nccl.conf") }, oneLane, control.NCCLConfPeerlane, "", true},
+		"link at etc":       {func(b *bundle) { b.link("/data", "etc") }, oneLane, control.NCCLConfPeerlane, "", false},
+		"file of the image": {func(b *bundle) { b.image("etc/nccl.conf", ownDefaults) }, ownDefaults, control.NCCLConfContainer, "", false},
 		"link of the image": {func(b *bundle) {
 			b.image("data/conf", ownDefaults)
 			b.dangling("../data/conf", "etc/nccl.conf")
-		}, ownDefaults, hook.NCCLConfContainer, "", false},
-		"dangling link of the image": {func(b *bundle) { b.dangling("/nowhere", "etc/nccl.conf") }, none, hook.NCCLConfNone, "leads nowhere", false},
+		}, ownDefaults, control.NCCLConfContainer, "", false},
+		"dangling link of the image": {func(b *bundle) { b.dangling("/nowhere", "etc/nccl.conf") }, none, control.NCCLConfNone, "dangling symbolic link", false},
 		"volume at the file": {func(b *bundle) {
 			own := filepath.Join(b.outside(), "..", "own.conf")
 			if err := os.WriteFile(own, []byte(ownDefaults), 0o644); err != nil {
 				b.t.Fatal(err)
 			}
 			b.mount(own, "/etc/nccl.conf", "bind", "ro")
-		}, ownDefaults, hook.NCCLConfContainer, "", false},
-		"volume at etc":  {func(b *bundle) { b.mount(b.outside(), "/etc", "bind") }, none, hook.NCCLConfNone, "is a mount", false},
-		"link to volume": {func(b *bundle) { b.mount(b.outside(), "/vol", "bind"); b.link("/vol", "etc") }, none, hook.NCCLConfNone, "is a mount", false},
+		}, ownDefaults, control.NCCLConfContainer, "", false},
+		"volume at etc":  {func(b *bundle) { b.mount(b.outside(), "/etc", "bind") }, none, control.NCCLConfNone, "is a mount", false},
+		"link to volume": {func(b *bundle) { b.mount(b.outside(), "/vol", "bind"); b.link("/vol", "etc") }, none, control.NCCLConfNone, "is a mount", false},
 		"link to the host": {func(b *bundle) {
 			if err := errors.Join(os.RemoveAll(filepath.Join(b.dir, "rootfs/etc")), os.Symlink("../../../../../.."+b.outside(), filepath.Join(b.dir, "rootfs/etc"))); err != nil {
 				b.t.Fatal(err)
 			}
-		}, none, hook.NCCLConfNone, "no directory /etc", false},
+		}, none, control.NCCLConfNone, "no directory /etc", false},
 		"no directory etc": {func(b *bundle) {
 			if err := os.Remove(filepath.Join(b.dir, "rootfs/etc")); err != nil {
 				b.t.Fatal(err)
 			}
-		}, none, hook.NCCLConfNone, "no directory /etc", false},
+		}, none, control.NCCLConfNone, "no directory /etc", false},
 		"file of the host that others can write": {func(b *bundle) {
 			if err := os.Chmod(b.layout.NCCLConf(), 0o666); err != nil {
 				b.t.Fatal(err)
 			}
 			b.Spec.Hooks.CreateRuntime[0].Env = append(b.Spec.Hooks.CreateRuntime[0].Env, "TEST_WARNINGS=1")
-		}, none, hook.NCCLConfNone, "chmod go-w", false},
+		}, none, control.NCCLConfNone, "chmod go-w", false},
 		"no file of the host": {func(b *bundle) {
 			if err := os.Remove(b.layout.NCCLConf()); err != nil {
 				b.t.Fatal(err)
 			}
-		}, none, hook.NCCLConfNone, "the host had no ", false},
+		}, none, control.NCCLConfNone, "the host had no ", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,15 +118,15 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 				if linked := b.linked() == confTarget; linked != test.linked {
 					t.Errorf("the root file system has the link %q", b.linked())
 				}
-				all, err := hook.List(b.layout)
+				all, err := generation.List(b.layout)
 				if err != nil || len(all) != 1 {
 					t.Fatalf("generations %+v, %v", all, err)
 				}
-				i, err := hook.Inspect(b.layout, all[0].ID)
+				i, err := control.Inspect(b.layout, all[0].ID)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if c := i.NCCLConf; c.File != test.file || !strings.Contains(c.Reason, test.reason) || (c.Reason == "") != (c.File != hook.NCCLConfNone) || !slices.Equal(c.Environment, []string{"NCCL_CONF_FILE=/mine"}) {
+				if c := i.NCCLConf; c.File != test.file || !strings.Contains(c.Reason, test.reason) || (c.Reason == "") != (c.File != control.NCCLConfNone) || !slices.Equal(c.Environment, []string{"NCCL_CONF_FILE=/mine"}) {
 					t.Errorf("inspect reports %+v", c)
 				}
 				b.untouched()

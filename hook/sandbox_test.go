@@ -23,6 +23,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -278,8 +280,8 @@ func attack() map[string]string {
 // victim starts a relay, and says what an attacker would like of it.
 func (h host) victim(t *testing.T) targets {
 	t.Helper()
-	g := h.launch(t, "victim", process(t).Process.Pid, "")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	g := h.launch(t, "victim", startProcess(t).Process.Pid, "")
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
 		t.Fatal(err)
@@ -337,18 +339,18 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := h.request("attacker", process(t).Process.Pid, "attacks", lane(4))
+			r := h.request("attacker", startProcess(t).Process.Pid, "attacks", lane(4))
 			r.Config.Relay.Environment = append(r.Config.Relay.Environment, targetsVariable+"="+string(text))
 			r.Config.Relay.Sandbox = mode
 			g, err := hook.Launch(h.layout, r)
 			if err != nil {
 				t.Fatal(err)
 			}
-			info := h.state(t, g.ID, hook.StateReady)
+			info := h.state(t, g.ID, generation.StateReady)
 			went := h.attacks(t)
 			judge(t, went, mode == config.SandboxAuto)
 
-			i, err := hook.Inspect(h.layout, g.ID)
+			i, err := control.Inspect(h.layout, g.ID)
 			if err != nil || i.Sandbox.Relay == nil || i.Sandbox.Mode != mode {
 				t.Fatalf("inspected: %+v, %v", i.Sandbox, err)
 			}
@@ -525,7 +527,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 	inits := make([]*exec.Cmd, count)
 	var wait sync.WaitGroup
 	for i := range inits {
-		inits[i] = process(t)
+		inits[i] = startProcess(t)
 		wait.Go(func() {
 			if _, err := hook.Launch(h.layout, request(fmt.Sprint("c", i), inits[i].Process.Pid)); err != nil {
 				t.Error(err)
@@ -533,13 +535,13 @@ func TestRelaysShareNoUID(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	all, err := hook.List(h.layout)
+	all, err := generation.List(h.layout)
 	if err != nil || len(all) != count {
 		t.Fatalf("%d generations, %v", len(all), err)
 	}
 	users := map[uint32]int{}
 	for _, g := range all {
-		pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+		pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 		var is unix.Stat_t
 		if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &is); err != nil {
 			t.Fatal(err)
@@ -549,7 +551,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		}
 		users[is.Uid] = pid
 	}
-	_, err = hook.Launch(h.layout, request("one more", process(t).Process.Pid))
+	_, err = hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid))
 	if err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
 		t.Errorf("a relay too many: %v", err)
 	}
@@ -561,7 +563,7 @@ func TestRelaysShareNoUID(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := hook.Launch(h.layout, request("one more", process(t).Process.Pid)); err != nil {
+	if _, err := hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid)); err != nil {
 		t.Errorf("after one has ended: %v", err)
 	}
 }
@@ -589,7 +591,7 @@ func TestUIDsAreClaimedOnce(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 20 {
 		wait.Go(func() {
-			if err := hook.SweepUIDs(h.layout); err != nil {
+			if err := generation.SweepUIDs(h.layout); err != nil {
 				t.Error(err)
 			}
 		})
@@ -597,7 +599,7 @@ func TestUIDsAreClaimedOnce(t *testing.T) {
 	for i := range claimed {
 		wait.Go(func() {
 			var err error
-			if claimed[i], err = hook.ClaimUID(h.layout, c); err != nil {
+			if claimed[i], err = claimUID(h.layout, c); err != nil {
 				t.Error(err)
 			}
 		})
@@ -609,7 +611,7 @@ func TestUIDsAreClaimedOnce(t *testing.T) {
 			t.Fatalf("uid %d is at place %d", uid, i)
 		}
 	}
-	if err := hook.SweepUIDs(h.layout); err != nil {
+	if err := generation.SweepUIDs(h.layout); err != nil {
 		t.Error(err)
 	}
 	if marks := h.marks(t); len(marks) != count {
@@ -643,10 +645,10 @@ func TestASandboxedProgramThatIsNone(t *testing.T) {
 func TestARelayThatIsKilledInItsSandbox(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "killed in its sandbox")
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 {
+		if s := h.info(t, g.ID).Status; s.State != generation.StateReady || s.Starts != 2 {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -695,15 +697,15 @@ test "$GOMAXPROCS" -ge 1
 func TestAddedLaneWithItsOwnDevices(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	first := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	first := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	added := lane(4)
 	added.NICs = []string{"verbs0"}
 	h.launch(t, "c", init.Process.Pid, "", added)
 	waitDead(t, first)
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, g.ID).Status; s.State != hook.StateReady || s.Starts != 2 || s.Error != "" {
+		if s := h.info(t, g.ID).Status; s.State != generation.StateReady || s.Starts != 2 || s.Error != "" {
 			return fmt.Errorf("status %+v", s)
 		}
 		return nil
@@ -729,7 +731,7 @@ func attackMain(only bool) {
 
 // The libraries that a relay's environment names can be read in its sandbox.
 func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
-	got := hook.Readable("PEERLANE_CUDA_LIBRARY=/opt/a.so", "PEERLANE_VERBS_LIBRARY=/opt/b.so", "LD_LIBRARY_PATH=/opt/c:d:/opt/e", "PEERLANE_OTHER=/opt/f")
+	got := readable("PEERLANE_CUDA_LIBRARY=/opt/a.so", "PEERLANE_VERBS_LIBRARY=/opt/b.so", "LD_LIBRARY_PATH=/opt/c:d:/opt/e", "PEERLANE_OTHER=/opt/f")
 	if want := []string{"/opt/a.so", "/opt/b.so", "/opt/c", "/opt/e"}; !slices.Equal(got, want) {
 		t.Errorf("readable are %v, not %v", got, want)
 	}
@@ -738,13 +740,13 @@ func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 // A relay may open the nodes of its NICs and no others, whether a PCI function is behind
 // them, as behind two of three here, or none, as behind software RDMA.
 func TestNodesOfRDMADevices(t *testing.T) {
-	was := *hook.Uverbs
-	t.Cleanup(func() { *hook.Uverbs = was })
-	*hook.Uverbs = t.TempDir()
+	was := sandbox.Uverbs
+	t.Cleanup(func() { sandbox.Uverbs = was })
+	sandbox.Uverbs = t.TempDir()
 	for file, text := range map[string]string{
 		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n", "uverbs10/ibdev": "rxe0\n",
 	} {
-		file = filepath.Join(*hook.Uverbs, file)
+		file = filepath.Join(sandbox.Uverbs, file)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -756,12 +758,12 @@ func TestNodesOfRDMADevices(t *testing.T) {
 		"mlx5_0": {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}, "rxe0": {"/dev/infiniband/uverbs10", "/dev/infiniband/rdma_cm"},
 		"mlx5": nil, "emulated0": nil, "": nil,
 	} {
-		if got := hook.VerbsNodes(nic); !slices.Equal(got, want) {
+		if got := sandbox.VerbsNodes(nic); !slices.Equal(got, want) {
 			t.Errorf("%q has %q, not %q", nic, got, want)
 		}
 	}
-	*hook.Uverbs = filepath.Join(*hook.Uverbs, "none")
-	if got := hook.VerbsNodes("mlx5_0"); got != nil {
+	sandbox.Uverbs = filepath.Join(sandbox.Uverbs, "none")
+	if got := sandbox.VerbsNodes("mlx5_0"); got != nil {
 		t.Errorf("without RDMA a NIC has %q", got)
 	}
 }

@@ -17,7 +17,10 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -107,7 +110,7 @@ func (h host) tested(id string, pid int, mode, faults string, lanes ...launch.La
 	return r
 }
 
-func (h host) start(t *testing.T, r hook.Request) *hook.Generation {
+func (h host) start(t *testing.T, r hook.Request) *generation.Generation {
 	t.Helper()
 	g, err := hook.Launch(h.layout, r)
 	if err != nil {
@@ -128,9 +131,9 @@ func module(t *testing.T, version string) {
 	if err := os.WriteFile(file, []byte(version+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	before := *hook.ModuleVersion
-	*hook.ModuleVersion = file
-	t.Cleanup(func() { *hook.ModuleVersion = before })
+	before := selftest.ModuleVersion
+	selftest.ModuleVersion = file
+	t.Cleanup(func() { selftest.ModuleVersion = before })
 }
 
 // The first container of a boot has its pairs tested while its relay starts, and the
@@ -140,7 +143,7 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	l := lane(3)
 	l.Spares = []launch.Spare{{GPU: lane(spare).GPU, NICs: []string{"mlx5_1"}}}
 	for i := range 2 {
-		c := process(t)
+		c := startProcess(t)
 		g := h.start(t, h.tested(fmt.Sprintf("c%d", i), c.Process.Pid, launch.SelfTestOnce, "wrong first", l))
 		told := h.told(t, func(c launch.Config) bool { return c.Generation == g.ID && len(c.Pairs) == 2 })
 		if told.SelfTest != launch.SelfTestOnce || !told.Calibrated {
@@ -177,7 +180,7 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 	for i := range 3 {
 		l.Spares = append(l.Spares, launch.Spare{GPU: lane(spare + i).GPU, NICs: []string{"mlx5_1"}})
 	}
-	h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "", l))
+	h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "", l))
 	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 4 })
 	jobs := h.jobs(t)
 	if len(jobs) != 4 {
@@ -200,14 +203,14 @@ func TestPairsOfOtherContainers(t *testing.T) {
 			t.Fatalf("%s, %v", said, err)
 		}
 	}
-	r := h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "")
+	r := h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "")
 	r.Config.Relay.Environment = h.request("", 0, "wrong first").Config.Relay.Environment
 	g := h.start(t, r)
 	told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
 	if launch.FindPair(told.Pairs, other) == nil {
 		t.Errorf("it was told of %v", told.Pairs)
 	}
-	inspected, err := hook.Inspect(h.layout, g.ID)
+	inspected, err := control.Inspect(h.layout, g.ID)
 	if err != nil || len(inspected.Pairs) != 2 || inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
 		t.Errorf("inspect tells of %v, %v", inspected.Pairs, err)
 	}
@@ -216,7 +219,7 @@ func TestPairsOfOtherContainers(t *testing.T) {
 // A relay does not wait to be started, and hears that it is to wait with its staging.
 func TestARelayStartsBesideTheSelfTest(t *testing.T) {
 	h := newHost(t)
-	g := h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, "slowly"))
+	g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "slowly"))
 	if _, err := h.ask(g.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +241,7 @@ func TestATesterThatFails(t *testing.T) {
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			h := newHost(t)
-			g := h.start(t, h.tested("c", process(t).Process.Pid, launch.SelfTestRequired, c.fault))
+			g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestRequired, c.fault))
 			told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 			if p := told.Pairs[0]; p.Verdict != launch.VerdictUntested || !strings.Contains(p.Reason, c.reason) {
 				t.Errorf("it knows %s: %s", p.Verdict, p.Reason)
@@ -256,24 +259,24 @@ func TestATesterThatFails(t *testing.T) {
 // A container that ends takes its tester along, and so does one whose relay is stopped
 // or drained: when it says that it is, nothing of its has a GPU.
 func TestATesterEndsWithItsContainer(t *testing.T) {
-	for name, stop := range map[string]func(t *testing.T, h host, g *hook.Generation){
+	for name, stop := range map[string]func(t *testing.T, h host, g *generation.Generation){
 		"ends": nil,
-		"stopped": func(t *testing.T, h host, g *hook.Generation) {
-			if err := hook.Stop(h.layout, g.ID); err != nil {
+		"stopped": func(t *testing.T, h host, g *generation.Generation) {
+			if err := control.Stop(h.layout, g.ID); err != nil {
 				t.Fatal(err)
 			}
-			h.state(t, g.ID, hook.StateStopped)
+			h.state(t, g.ID, generation.StateStopped)
 		},
-		"drained": func(t *testing.T, h host, g *hook.Generation) {
-			if err := hook.Drain(h.layout, g.ID); err != nil {
+		"drained": func(t *testing.T, h host, g *generation.Generation) {
+			if err := control.Drain(h.layout, g.ID); err != nil {
 				t.Fatal(err)
 			}
-			h.state(t, g.ID, hook.StateDrained)
+			h.state(t, g.ID, generation.StateDrained)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			c := process(t)
+			c := startProcess(t)
 			g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
 			testutil.Succeeds(t, "the tester runs", func() error {
 				if len(h.jobs(t)) != 1 {
@@ -305,11 +308,11 @@ func TestATesterThatADriverHolds(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
 	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
-	if err := hook.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
+	if err := selftest.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
 		t.Errorf("of one that is held it is %v", err)
 	}
 	status := errors.New("exit status 1")
-	if err := hook.WaitOr(t.Context(), func() error { return status }); err != status {
+	if err := selftest.WaitOr(t.Context(), func() error { return status }); err != status {
 		t.Errorf("of one that ends it is %v", err)
 	}
 }
@@ -340,13 +343,13 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	if err := h.tester(t, "").Test(ctx, names(1), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
 	}
-	c := process(t)
+	c := startProcess(t)
 	g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, ""))
-	if err := hook.Drain(h.layout, g.ID); err != nil {
+	if err := control.Drain(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
-	h.state(t, g.ID, hook.StateDrained)
-	if err := hook.Resume(h.layout, g.ID); err != nil {
+	h.state(t, g.ID, generation.StateDrained)
+	if err := control.Resume(h.layout, g.ID); err != nil {
 		t.Fatal(err)
 	}
 	letGo()
@@ -357,10 +360,10 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	}
 }
 
-func (h host) tester(t *testing.T, faults string) *hook.Tester {
+func (h host) tester(t *testing.T, faults string) *selftest.Tester {
 	t.Helper()
 	r := h.request("", 0, faults)
-	tester, err := hook.NewTester(h.layout, r.Config, r.HookBinary)
+	tester, err := selftest.NewTester(h.layout, r.Config, r.HookBinary)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +378,7 @@ func names(n int) (list []launch.PairName) {
 }
 
 // verdicts has pairs tested, and says what came of each.
-func verdicts(t *testing.T, tester *hook.Tester, again bool, list []launch.PairName) (string, error) {
+func verdicts(t *testing.T, tester *selftest.Tester, again bool, list []launch.PairName) (string, error) {
 	t.Helper()
 	var said []string
 	err := tester.Test(t.Context(), list, again, func(_ launch.PairHost, p launch.Pair) {

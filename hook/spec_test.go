@@ -1,81 +1,22 @@
 package hook
 
 import (
-	"bytes"
-	"os"
-	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
+	"github.com/peerlane/peerlane/hook/internal/testplan"
 )
 
-func TestReadSpec(t *testing.T) {
-	dir := t.TempDir()
-	text := `{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "linux": {"resources": 5, "devices": [{"path": "/dev/nvidia3", "type": "c", "major": 195, "minor": 3, "fileMode": 438}]},
-		"process": {"env": ["A=b"], "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 1, "hard": 1}]},
-		"hooks": {"createRuntime": [{"path": "/p", "args": ["p", "create", "--gpu", "x@y"]}], "poststop": [{"args": 1}]}}`
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s, err := readSpec(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 || len(s.requestedDevices()) != 1 || !slices.Equal(s.Devices, []specDevice{{"c", 195, 3}}) {
-		t.Errorf("%+v", s)
-	}
-	if s.Root.Path = "/absolute"; s.rootfs(dir) != "/absolute" {
-		t.Errorf("an absolute root is %s", s.rootfs(dir))
-	}
-}
-
-// Whatever an image or a user can bring to be in a config.json, it costs no more
-// than its bytes and ends in a sentence.
-func TestSpecsThatCannotBeRead(t *testing.T) {
-	write := func(text string) func(string) error {
-		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
-	}
-	for name, test := range map[string]struct {
-		make func(path string) error
-		says string
-	}{
-		"none":             {func(string) error { return nil }, "no such file"},
-		"empty":            {write(""), "unexpected end"},
-		"a directory":      {func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
-		"one that waits":   {func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
-		"one without end":  {func(path string) error { return os.Symlink("/dev/zero", path) }, "no regular file"},
-		"no root":          {write(`{}`), "names no root file system"},
-		"a root of lists":  {write(`{"root": {"path": []}}`), "cannot unmarshal"},
-		"an environment":   {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},
-		"arguments":        {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`), "cannot unmarshal"},
-		"very deep":        {write(strings.Repeat(`{"a":`, 100000)), "exceeded max depth"},
-		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), maxSpec)) + `"}}`), "has more than 16777216 bytes"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			if err := test.make(filepath.Join(dir, "config.json")); err != nil {
-				t.Fatal(err)
-			}
-			_, err := readSpec(dir)
-			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), dir) {
-				t.Errorf("%v; it should say %q and name the file", err, test.says)
-			}
-		})
-	}
-}
-
 func FuzzSpec(f *testing.F) {
-	f.Add([]byte(`{"root":{"path":"r"},"process":{"env":["CUDA_VISIBLE_DEVICES=` + uuid0 + `"]},"hooks":{"createRuntime":[{"args":["p","create","--gpu","` + uuid0 + `@0000:17:00.0"]},{"args":["p","create","--gpu","@0000:2a:00.0"]}]}}`))
+	f.Add([]byte(`{"root":{"path":"r"},"process":{"env":["CUDA_VISIBLE_DEVICES=` + testplan.UUID0 + `"]},"hooks":{"createRuntime":[{"args":["p","create","--gpu","` + testplan.UUID0 + `@0000:17:00.0"]},{"args":["p","create","--gpu","@0000:2a:00.0"]}]}}`))
 	f.Add([]byte(`{"root":{"path":"r"},"process":null,"hooks":{"prestart":[{"args":["","create","--lane"]}]}}`))
-	plan := testPlan("/sys")
+	plan := testplan.New("/sys")
 	f.Fuzz(func(t *testing.T, text []byte) {
-		s, err := parseSpec(text)
+		s, err := ocispec.Parse(text)
 		if err != nil {
 			return
 		}
-		if err := checkVisibleDevices(plan, s); err != nil && len(s.requestedDevices()) < 2 {
+		if err := checkVisibleDevices(plan, s); err != nil && len(s.RequestedDevices()) < 2 {
 			t.Errorf("refused for a single device: %v", err)
 		}
 	})

@@ -22,6 +22,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -142,7 +144,7 @@ func (h host) requestBy(launcher, id string, pid int, faults string) hook.Reques
 	return r
 }
 
-func (h host) launchBy(t *testing.T, launcher, id string, pid int, faults string) *hook.Generation {
+func (h host) launchBy(t *testing.T, launcher, id string, pid int, faults string) *generation.Generation {
 	t.Helper()
 	g, err := hook.Launch(h.layout, h.requestBy(launcher, id, pid, faults))
 	if err != nil {
@@ -155,9 +157,9 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherAuto, "sixty four", init.Process.Pid, "")
-	info := h.state(t, g.ID, hook.StateReady)
+	info := h.state(t, g.ID, generation.StateReady)
 	pid, err := h.ask(g.ID)
 	if err != nil || pid != info.Status.Relay.PID || !info.Supervised {
 		t.Errorf("a client reaches relay %d (%v), and List says %+v", pid, err, info)
@@ -225,8 +227,8 @@ func TestServiceStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	g := h.launchBy(t, config.LauncherSystemd, "c", process(t).Process.Pid, "")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	g := h.launchBy(t, config.LauncherSystemd, "c", startProcess(t).Process.Pid, "")
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	if err := unix.Kill(l.started()[0].Process.Pid, unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -240,9 +242,9 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherSystemd, "c", init.Process.Pid, "")
-	pid := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	service := l.started()[0].Process.Pid
 	if err := unix.Kill(service, unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -260,7 +262,7 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	}
 	end(init)
 	waitDead(t, pid)
-	if _, err := hook.Collect(h.layout); err != nil {
+	if _, err := collector.Collect(h.layout); err != nil {
 		t.Error(err)
 	}
 	h.gone(t)
@@ -274,7 +276,7 @@ func TestManyServicesAtOnce(t *testing.T) {
 	var inits []*exec.Cmd
 	const n = 12
 	for range n {
-		init := process(t)
+		init := startProcess(t)
 		inits = append(inits, init)
 		hooks.Go(func() {
 			g, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "same id", init.Process.Pid, ""))
@@ -364,7 +366,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			t.Parallel()
 			h := newHost(t)
 			test.host(t, h)
-			init := process(t)
+			init := startProcess(t)
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
 			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
 				t.Errorf("by systemd alone: %v; it should say %q", err, test.says)
@@ -372,7 +374,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			// A child that another test forks has this process's files until it executes, and so
 			// the lock of the uid's mark. Then a later collector takes the mark away.
 			testutil.Succeeds(t, "what collectors leave", func() error {
-				if _, err := hook.Collect(h.layout); err != nil {
+				if _, err := collector.Collect(h.layout); err != nil {
 					return err
 				}
 				left, err := os.ReadDir(h.layout.UIDs())
@@ -384,8 +386,8 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			h.gone(t)
 
 			g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
-			h.state(t, g.ID, hook.StateReady)
-			supervisor(t, g.ID) // a forked one
+			h.state(t, g.ID, generation.StateReady)
+			supervisorPID(t, g.ID) // a forked one
 			log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
 			if err != nil || strings.Contains(string(log), test.says) != test.note {
 				t.Errorf("log %q, %v; whether it should say %q: %v", log, err, test.says, test.note)
@@ -400,9 +402,9 @@ func TestForkIsForkAlsoWithSystemd(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	l := startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	if n := len(l.started()); n > 0 {
 		t.Errorf("%d services were started", n)
 	}
@@ -420,9 +422,9 @@ func TestLateServiceFindsNothing(t *testing.T) {
 		<-come
 		return true
 	})
-	init := process(t)
+	init := startProcess(t)
 	g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
 	if err != nil || !strings.Contains(string(log), "no service came within") {
 		t.Errorf("log %q, %v", log, err)
@@ -448,7 +450,7 @@ func TestServiceThatFailsFailsTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	startLauncher(t, h, nil)
-	r := h.requestBy(config.LauncherAuto, "c", process(t).Process.Pid, "")
+	r := h.requestBy(config.LauncherAuto, "c", startProcess(t).Process.Pid, "")
 	r.Config.Relay.Binary = script
 	_, err := hook.Launch(h.layout, r)
 	if err == nil || !strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), "journalctl") {
@@ -519,10 +521,10 @@ func TestHostileHandovers(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	startLauncher(t, h, nil)
-	init := process(t)
+	init := startProcess(t)
 	// A generation that has a supervisor.
 	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
-	h.state(t, g.ID, hook.StateReady)
+	h.state(t, g.ID, generation.StateReady)
 
 	// One that has none, as its hook would have made it.
 	const id = "00112233445566778899aabbccddeeff"

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -61,7 +63,7 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 	} {
 		t.Run(c.verdict, func(t *testing.T) {
 			h := newHost(t)
-			g := h.start(t, withSoftwareDevice(h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, c.fault)))
+			g := h.start(t, withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, c.fault)))
 			told := h.told(t, func(c launch.Config) bool { return len(c.Triples) == 1 })
 			if r := told.Triples[0]; r.TripleName != threeOf(3) || r.Verdict != c.verdict || !strings.Contains(r.Reason, c.reason) {
 				t.Errorf("the relay is told %+v", r)
@@ -72,7 +74,7 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 			if log := h.log(t, g.ID); !strings.Contains(log, c.log) {
 				t.Errorf("the log says %s", log)
 			}
-			inspected, err := hook.Inspect(h.layout, g.ID)
+			inspected, err := control.Inspect(h.layout, g.ID)
 			if err != nil || len(inspected.Triples) != 1 || inspected.Triples[0].Verdict != c.verdict {
 				t.Errorf("inspect shows %+v, %v", inspected.Triples, err)
 			}
@@ -80,7 +82,7 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 			if c.verdict == launch.VerdictUntested {
 				return
 			}
-			h.start(t, withSoftwareDevice(h.tested("d", process(t).Process.Pid, launch.SelfTestOnce, c.fault)))
+			h.start(t, withSoftwareDevice(h.tested("d", startProcess(t).Process.Pid, launch.SelfTestOnce, c.fault)))
 			testutil.Succeeds(t, "the second relay is told", func() error {
 				for _, told := range reports[launch.Config](t, h.dir, "config") {
 					if told.Container == "d" && len(told.Triples) == 1 {
@@ -98,14 +100,14 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 
 func TestSupervisorTestsNoTripleWithoutRDMA(t *testing.T) {
 	h := newHost(t)
-	r := withSoftwareDevice(h.tested("c", process(t).Process.Pid, launch.SelfTestOnce, ""))
+	r := withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, ""))
 	r.Config.Relay.Transport = launch.TransportTCP
 	g := h.start(t, r)
 	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 	if jobs := reports[launch.RDMAJob](t, h.dir, "triples"); len(jobs) != 0 {
 		t.Errorf("tested %+v", jobs)
 	}
-	if inspected, err := hook.Inspect(h.layout, g.ID); err != nil || len(inspected.Triples) != 0 {
+	if inspected, err := control.Inspect(h.layout, g.ID); err != nil || len(inspected.Triples) != 0 {
 		t.Errorf("inspect shows %+v, %v", inspected.Triples, err)
 	}
 }
@@ -114,9 +116,9 @@ func TestSupervisorTestsNoTripleWithoutRDMA(t *testing.T) {
 func kernelWith(t *testing.T) (write func(name, text string)) {
 	t.Helper()
 	root := t.TempDir()
-	before := *hook.Sysfs
-	*hook.Sysfs = root
-	t.Cleanup(func() { *hook.Sysfs = before })
+	before := selftest.Sysfs
+	selftest.Sysfs = root
+	t.Cleanup(func() { selftest.Sysfs = before })
 	write = func(name, text string) {
 		t.Helper()
 		path := filepath.Join(root, "class/infiniband/mlx5_0", name)
@@ -134,9 +136,9 @@ func kernelWith(t *testing.T) (write func(name, text string)) {
 func TestTripleResultHoldsForOneFirmwareAndDriver(t *testing.T) {
 	write := kernelWith(t)
 	version := filepath.Join(t.TempDir(), "version")
-	before := *hook.ModuleVersion
-	*hook.ModuleVersion = version
-	t.Cleanup(func() { *hook.ModuleVersion = before })
+	before := selftest.ModuleVersion
+	selftest.ModuleVersion = version
+	t.Cleanup(func() { selftest.ModuleVersion = before })
 	h := newHost(t)
 	tester := h.tester(t, "")
 	test := func(want int) {
@@ -174,7 +176,7 @@ func TestTripleIsTestedWhenItsPortComesUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
-		done <- hook.TestUntilUp(ctx, h.tester(t, "port down"), []launch.TripleName{threeOf(3)}, nil, found)
+		done <- selftest.TestUntilUp(ctx, h.tester(t, "port down"), []launch.TripleName{threeOf(3)}, nil, found)
 	}()
 	if r := testutil.Receive(t, "the first result", found); r.Verdict != launch.VerdictUntested {
 		t.Fatalf("%+v", r)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -45,14 +47,14 @@ func uidHost(t *testing.T) host {
 func (h host) stays(t *testing.T, uid int, what string) {
 	t.Helper()
 	for range 20 {
-		if _, err := hook.Collect(h.layout); err != nil {
+		if _, err := collector.Collect(h.layout); err != nil {
 			t.Error(err)
 		}
 		if marks := h.marks(t); len(marks) != 1 || marks[0] != fmt.Sprint(uid) {
 			t.Fatalf("%s, and the uids in use are %v", what, marks)
 		}
 	}
-	r := h.request("another", process(t).Process.Pid, "", lane(4))
+	r := h.request("another", startProcess(t).Process.Pid, "", lane(4))
 	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", uid-1, uid) // the first is the group
 	if _, err := hook.Launch(h.layout, r); err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
 		t.Errorf("%s, and another relay with its uid: %v", what, err)
@@ -69,7 +71,7 @@ func TestUIDOfAKilledHook(t *testing.T) {
 	}
 	c := config.Default().Relay
 	for range 3 {
-		if _, err := hook.ClaimUID(h.layout, c); err != nil {
+		if _, err := claimUID(h.layout, c); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -88,9 +90,9 @@ func TestUIDOfAKilledHook(t *testing.T) {
 func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
 		t.Fatal(err)
 	}
@@ -120,9 +122,9 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
-	init := process(t)
+	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "")
-	relay := h.state(t, g.ID, hook.StateReady).Status.Relay.PID
+	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	h.killSupervisor(t, g.ID)
 	h.stays(t, g.Sandbox.UID, "the supervisor is dead and the relay lives")
 	if err := os.RemoveAll(h.layout.GenerationDir(g.ID)); err != nil {
@@ -138,7 +140,7 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	waitDead(t, relay)
 	testutil.Succeeds(t, "the uid of the relay that has ended", func() error {
 		// The collector removes the sockets and the control group, too, once the relay has ended.
-		if removed, err := hook.Collect(h.layout); err != nil || len(removed) > 0 && !slices.Equal(removed, []string{g.ID}) {
+		if removed, err := collector.Collect(h.layout); err != nil || len(removed) > 0 && !slices.Equal(removed, []string{g.ID}) {
 			return fmt.Errorf("Collect removed %v, %v", removed, err)
 		}
 		if marks := h.marks(t); len(marks) > 0 {

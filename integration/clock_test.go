@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -45,7 +45,7 @@ func TestClockJumpsRelaysServe(t *testing.T) {
 				a.goesOn()
 				c.end()
 				testutil.Succeeds(t, fmt.Sprintf("the end of a container after a jump by %v", by), func() error {
-					left, err := hook.Find(b.Layout, c.id)
+					left, err := control.Find(b.Layout, c.id)
 					if len(left) > 0 {
 						return fmt.Errorf("%+v is left, %v", left, err)
 					}

@@ -25,7 +25,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -378,9 +379,9 @@ func child(t *testing.T, of int) int {
 }
 
 // generation returns the container's generation.
-func (c *container) generation() hook.Info {
+func (c *container) generation() generation.Info {
 	c.bed.Helper()
-	list, err := hook.List(c.bed.Layout)
+	list, err := generation.List(c.bed.Layout)
 	if err != nil {
 		c.bed.Fatal(err)
 	}
@@ -390,7 +391,7 @@ func (c *container) generation() hook.Info {
 		}
 	}
 	c.bed.Fatalf("no generation of container %s among %d", c.id, len(list))
-	return hook.Info{}
+	return generation.Info{}
 }
 
 // streaming starts two containers that exchange messages; the first has this
@@ -461,7 +462,7 @@ func TestDeathOfAClient(t *testing.T) {
 					t.Errorf("the client ended by %q", e.Error)
 				}
 				// The relay of a container whose client died goes on.
-				if g := a.generation(); g.Status.State != hook.StateReady || g.Status.Starts != 1 {
+				if g := a.generation(); g.Status.State != generation.StateReady || g.Status.Starts != 1 {
 					t.Errorf("the relay is %s after %d starts", g.Status.State, g.Status.Starts)
 				}
 				z.next("again")
@@ -796,11 +797,11 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 	deaths := 0
 	for end := testutil.BeginFor(2 * patience); ; {
 		g = a.generation()
-		if g.Status.State == hook.StateDown {
+		if g.Status.State == generation.StateDown {
 			break
 		}
 		// StateReady, because an earlier relay is still setting up the sandbox.
-		if g.Status.State == hook.StateReady && g.Status.Starts > deaths {
+		if g.Status.State == generation.StateReady && g.Status.Starts > deaths {
 			kill(t, g.Status.Relay.PID)
 			deaths = g.Status.Starts
 		}
@@ -813,7 +814,7 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	const says = "the relay died: signal: killed"
-	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, hook.StateDown) || !strings.Contains(list, "signal: killed") {
+	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, generation.StateDown) || !strings.Contains(list, "signal: killed") {
 		t.Errorf("peerlane relay list does not say so: %s", list)
 	}
 	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") || !strings.Contains(text, says) {
@@ -843,7 +844,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
 			b.nics()
 			a, z := b.waiting()
-			var inspected []hook.Inspection
+			var inspected []control.Inspection
 			if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", a.id, "-o", "json")), &inspected); err != nil {
 				t.Fatal(err)
 			}
@@ -857,7 +858,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			t.Logf("drained after %v: %s", time.Since(begun).Round(time.Millisecond), out)
 			for _, c := range []*container{a, z} {
 				c.mustLearn(begun, "drained by the administrator; attach again later")
-				if g := c.generation(); g.Status.State != hook.StateDrained || g.Status.Relay != nil {
+				if g := c.generation(); g.Status.State != generation.StateDrained || g.Status.Relay != nil {
 					t.Errorf("the relay of %s: %+v", c.id, g.Status)
 				}
 			}
@@ -872,7 +873,7 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
 			// The same for a script: one relay, with its states as JSON.
-			for _, step := range []struct{ command, state string }{{"stop", hook.StateStopped}, {"resume", hook.StateReady}, {"drain", hook.StateDrained}, {"resume", hook.StateReady}} {
+			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped}, {"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
 				var told struct {
 					Relays []struct{ ID, Container, State string }
 				}

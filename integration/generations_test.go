@@ -16,7 +16,9 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -67,7 +69,7 @@ func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 			second.bed = &bed{T: b.T, Host: b.Host, runtime: other, lanes: b.lanes}
 			b.runtime = own
 			second.next("hello")
-			infos, err := hook.Find(b.Layout, first.id)
+			infos, err := control.Find(b.Layout, first.id)
 			if err != nil || len(infos) != 2 || second.id != first.id {
 				t.Fatalf("%d generations of %s and %s, %v", len(infos), first.id, second.id, err)
 			}
@@ -75,7 +77,7 @@ func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 				t.Errorf("the runtimes' roots are %s and %s", infos[0].Container.RuntimeRoot, infos[1].Container.RuntimeRoot)
 			}
 			first.end()
-			if lives, err := hook.Find(b.Layout, second.id); err != nil || lives[len(lives)-1].ID != infos[1].ID || !lives[len(lives)-1].Alive {
+			if lives, err := control.Find(b.Layout, second.id); err != nil || lives[len(lives)-1].ID != infos[1].ID || !lives[len(lives)-1].Alive {
 				t.Errorf("generation of the other container: %+v, %v", lives, err)
 			}
 			second.end()
@@ -191,7 +193,7 @@ func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 					t.Fatal("the hook does not come to its end")
 				}
 			}
-			infos, err := hook.Find(b.Layout, id)
+			infos, err := control.Find(b.Layout, id)
 			if err != nil || len(infos) != 1 {
 				t.Fatalf("%+v, %v", infos, err)
 			}
@@ -213,7 +215,7 @@ func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 			}
 			stranger := recycle(t, init)
 			defer func() { _ = stranger.Process.Kill(); _ = stranger.Wait() }()
-			if now, err := hook.Find(b.Layout, id); err == nil && now[0].Alive {
+			if now, err := control.Find(b.Layout, id); err == nil && now[0].Alive {
 				t.Errorf("another process counts as the container's init: %+v", now)
 			}
 			s.clean(id)
@@ -223,7 +225,7 @@ func TestRuntimeKilledDuringHookLeavesNothing(t *testing.T) {
 			if err != nil || !strings.Contains(string(out), `"hello"`) {
 				t.Errorf("the next container: %v: %s", err, out)
 			}
-			if _, err := hook.Collect(b.Layout); err != nil {
+			if _, err := collector.Collect(b.Layout); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Stat(b.Layout.GenerationDir(infos[0].ID)); !errors.Is(err, os.ErrNotExist) {
@@ -265,7 +267,7 @@ func TestRuntimeReportingHostPIDIsRefused(t *testing.T) {
 			if after, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(after), b.Layout.Run()) && !strings.Contains(string(before), b.Layout.Run()) {
 				t.Errorf("something is mounted on the host, %v:\n%s", err, after)
 			}
-			if list, err := hook.List(b.Layout); err != nil || len(list) > 0 {
+			if list, err := generation.List(b.Layout); err != nil || len(list) > 0 {
 				t.Errorf("remaining generations: %+v, %v", list, err)
 			}
 		})

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 )
 
 // Limits of an idle relay: 10 ms of CPU in 60 s, and 25 MB.
@@ -49,8 +49,8 @@ func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	b.leavesNothing()
 	c := b.start(b.lanes[0], "hold")
 	c.next("hello") // a client was there, and has left
-	var inspected []hook.Inspection
-	look := func() hook.Inspection {
+	var inspected []control.Inspection
+	look := func() control.Inspection {
 		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &inspected); err != nil {
 			t.Fatal(err)
 		}
@@ -60,7 +60,7 @@ func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	if i.Report == nil || len(i.Report.Contexts) > 0 || len(i.Report.Clients) > 0 || len(i.Report.Staging) > 0 {
 		t.Errorf("an idle relay reports %+v (%s)", i.Report, i.NoReport)
 	}
-	var rates []hook.Rates
+	var rates []control.Rates
 	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")), &rates); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -98,7 +98,7 @@ func TestPauseAndResume(t *testing.T) {
 				t.Fatalf("the peer of a paused container says %+v", s)
 			default:
 			}
-			if g := a.generation(); g.Status.State != hook.StateReady {
+			if g := a.generation(); g.Status.State != generation.StateReady {
 				t.Errorf("the relay of a paused container is %s", g.Status.State)
 			}
 			a.do("resume", a.id)
@@ -163,7 +163,7 @@ func TestOutOfMemory(t *testing.T) {
 			if e := a.next("child-ended"); e.Error != "signal: killed" {
 				t.Errorf("the client ended by %q", e.Error)
 			}
-			if g := a.generation(); g.Status.State != hook.StateReady || g.Status.Starts != 1 {
+			if g := a.generation(); g.Status.State != generation.StateReady || g.Status.Starts != 1 {
 				t.Errorf("the relay is %s after %d starts", g.Status.State, g.Status.Starts)
 			}
 		})
@@ -219,7 +219,7 @@ func TestUpgradeBetweenCreateAndStart(t *testing.T) {
 				}
 			})
 			before := c.generation()
-			for end := testutil.Begin(); before.Status.State != hook.StateReady; time.Sleep(10 * time.Millisecond) {
+			for end := testutil.Begin(); before.Status.State != generation.StateReady; time.Sleep(10 * time.Millisecond) {
 				if end.Over() {
 					t.Fatalf("the relay is not ready: %+v", before.Status)
 				}

@@ -20,7 +20,9 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -84,7 +86,7 @@ func TestLivesOfContainers(t *testing.T) {
 			close(work)
 			workers.Wait()
 			t.Logf("%d lives in %v; actions: %v", done, time.Since(begun).Round(time.Second), s.outcomes)
-			if _, err := hook.Collect(b.Layout); err != nil {
+			if _, err := collector.Collect(b.Layout); err != nil {
 				t.Error(err)
 			}
 		})
@@ -103,7 +105,7 @@ type life struct {
 
 	// State of the model.
 	init, relay, watcher *os.File // pidfds; nil if absent
-	generation           *hook.Generation
+	generation           *generation.Generation
 
 	// The model.
 	born       bool // created by the runtime
@@ -237,7 +239,7 @@ func (l *life) create() {
 
 // learn looks for the generation and the processes of the container.
 func (l *life) learn() {
-	infos, _ := hook.Find(l.Layout, l.id) // empty if removed
+	infos, _ := control.Find(l.Layout, l.id) // empty if removed
 	for _, i := range infos {
 		l.generation = &i.Generation
 		if l.watcher == nil && i.Supervised {
@@ -413,7 +415,7 @@ func (l *life) mustGo() {
 			return
 		}
 		if l.broken { // the collector removes the rest
-			if _, err := hook.Collect(l.Layout); err != nil {
+			if _, err := collector.Collect(l.Layout); err != nil {
 				l.errorf("%v", err)
 				return
 			}
@@ -532,7 +534,7 @@ func (l *life) left() (names []string) {
 			names = append(names, what)
 		}
 	}
-	infos, _ := hook.List(l.Layout)
+	infos, _ := generation.List(l.Layout)
 	for _, i := range infos {
 		if i.Container.ID == l.id {
 			names = append(names, "generation "+i.ID)
@@ -560,7 +562,7 @@ func (l *life) end() {
 			l.errorf("left at its end: %s", strings.Join(left, ", "))
 			break
 		}
-		if _, err := hook.Collect(l.Layout); err != nil {
+		if _, err := collector.Collect(l.Layout); err != nil {
 			l.errorf("collecting: %v", err)
 			break
 		}

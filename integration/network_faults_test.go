@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -271,7 +271,7 @@ func (p *pair) calm(i int) state {
 	}
 }
 
-func usage(t *testing.T, of hook.Inspection) (s state) {
+func usage(t *testing.T, of control.Inspection) (s state) {
 	t.Helper()
 	for _, process := range of.Processes {
 		if process.Role != "relay" {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -35,7 +35,7 @@ func TestRDMAOfThisHost(t *testing.T) {
 		if err := h.Configure(func(c *config.Config) { c.Relay.Environment = append(c.Relay.Environment, environment...) }); err != nil {
 			t.Fatal(err)
 		}
-		tester, err := hook.NewTester(h.Layout, h.Config, h.HookBinary())
+		tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		tester, err := hook.NewTester(h.Layout, h.Config, h.HookBinary())
+		tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -225,9 +225,9 @@ func testRootlessPodman(t *testing.T, launcher string) {
 }
 
 // generationOf returns the generation with a GPU's lane.
-func (b *bed) generationOf(g topo.GPU) hook.Info {
+func (b *bed) generationOf(g topo.GPU) generation.Info {
 	b.Helper()
-	list, err := hook.List(b.Layout)
+	list, err := generation.List(b.Layout)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -237,5 +237,5 @@ func (b *bed) generationOf(g topo.GPU) hook.Info {
 		}
 	}
 	b.Fatalf("no generation of GPU %d among %d", g.Index, len(list))
-	return hook.Info{}
+	return generation.Info{}
 }

@@ -15,14 +15,14 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
 // inspection returns the output of `peerlane relay inspect` for a container.
-func (b *bed) inspection(c *container) hook.Inspection {
+func (b *bed) inspection(c *container) control.Inspection {
 	b.Helper()
-	var list []hook.Inspection
+	var list []control.Inspection
 	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil || len(list) != 1 {
 		b.Fatalf("%d generations, %v", len(list), err)
 	}

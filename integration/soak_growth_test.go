@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 )
 
 // sample is the resources of long-lived processes and of the host, without clients.
@@ -47,7 +47,7 @@ func (s *relaySoak) sample(at time.Duration) {
 		if !steady(c.Number) {
 			continue
 		}
-		i, err := hook.Inspect(s.host.Layout, c.Generation())
+		i, err := control.Inspect(s.host.Layout, c.Generation())
 		if err != nil {
 			s.Fatal(err)
 		}

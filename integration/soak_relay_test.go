@@ -16,7 +16,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -281,7 +281,7 @@ func (s *relaySoak) logs() {
 func (s *relaySoak) quiet(generation string) *launch.Report {
 	s.Helper()
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
-		i, err := hook.Inspect(s.host.Layout, generation)
+		i, err := control.Inspect(s.host.Layout, generation)
 		if err == nil && i.Report != nil && len(i.Report.Clients) == 0 && i.Report.Used == (launch.Limits{}) {
 			return i.Report
 		}

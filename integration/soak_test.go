@@ -19,7 +19,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -87,7 +88,7 @@ func TestSoakLeavesNothing(t *testing.T) {
 			workers.Wait()
 			t.Logf("%d containers in %v: %v", share, time.Since(begun).Round(time.Second), s.outcomes)
 			// The collector removes the remains of a killed supervisor or hook.
-			if _, err := hook.Collect(b.Layout); err != nil {
+			if _, err := collector.Collect(b.Layout); err != nil {
 				t.Error(err)
 			}
 		})
@@ -167,7 +168,7 @@ func (s *soak) kill(victim, id string, runtime int) bool {
 		case killHook:
 			pid = s.process(runtime, "peerlane-hook\x00create\x00")
 		default:
-			infos, _ := hook.Find(s.Layout, id) // may not exist yet
+			infos, _ := control.Find(s.Layout, id) // may not exist yet
 			if len(infos) == 0 {
 				continue
 			}

@@ -9,16 +9,16 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // reserved returns a relay's staging memory after the relay has reserved it.
-func (b *bed) reserved(c *container) (inspection hook.Inspection, bytes uint64) {
+func (b *bed) reserved(c *container) (inspection control.Inspection, bytes uint64) {
 	b.Helper()
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
-		var list []hook.Inspection
+		var list []control.Inspection
 		if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil {
 			b.Fatal(err)
 		}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/supervisor"
 )
 
 // accept is the command of peerlane-relay@.service.
@@ -12,5 +12,5 @@ func accept(args []string) error {
 	if len(args) > 0 {
 		return fmt.Errorf("accept: unexpected argument %q; %w", args[0], errUsage)
 	}
-	return hook.TakeOver(os.Stdin)
+	return supervisor.TakeOver(os.Stdin)
 }

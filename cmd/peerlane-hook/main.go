@@ -20,7 +20,10 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/journal"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/hook/supervisor"
 )
 
 const usage = `peerlane-hook gives containers their relays. Container runtimes run it; a CDI
@@ -143,7 +146,7 @@ func create(args []string) error {
 	warning, err := hook.Create(ahead, state, runtimeRoot(), hook.Devices{Lanes: lanes, Auto: *auto, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
-		tell(l, hook.SeverityWarning, state.ID, warning)
+		tell(l, journal.SeverityWarning, state.ID, warning)
 	}
 	return told(l, state.ID, err)
 }
@@ -152,7 +155,7 @@ func create(args []string) error {
 // and returns the error.
 func told(l paths.Layout, container string, err error) error {
 	if err != nil {
-		tell(l, hook.SeverityError, container, err)
+		tell(l, journal.SeverityError, container, err)
 	}
 	return err
 }
@@ -161,7 +164,7 @@ func tell(l paths.Layout, severity int, container string, what error) {
 	if l.Root == "" { // the command line was wrong
 		l = paths.New("/")
 	}
-	if err := hook.Tell(l, severity, container, "", what.Error()); err != nil {
+	if err := journal.Tell(l, severity, container, "", what.Error()); err != nil {
 		logrus.WithError(err).Warn("the host's log has not taken it")
 	}
 }
@@ -175,7 +178,7 @@ func remove(args []string) error {
 	// may have the name by now. Collect finds ended containers without the name. Read the state
 	// nevertheless: some runtimes fail if the hook does not read it.
 	_, read := io.Copy(io.Discard, os.Stdin)
-	_, err = hook.Collect(l)
+	_, err = collector.Collect(l)
 	return told(l, "", errors.Join(err, read))
 }
 
@@ -186,7 +189,7 @@ func supervise(args []string) error {
 	if err != nil {
 		return err
 	}
-	return told(l, "", hook.Supervise(l, *generation))
+	return told(l, "", supervisor.Supervise(l, *generation))
 }
 
 // runtimeRoot returns the --root of the runtime that runs this hook: the directory of the

@@ -21,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/hostconfig"
 )
 
 const usage = `peerlane-runtime is an OCI runtime for engines without CDI, such as Docker 20.10:
@@ -84,7 +85,7 @@ func run(c commandLine) error {
 		return err
 	}
 	l := paths.New(c.treeRoot())
-	config, err := hook.ReadConfig(l)
+	config, err := hostconfig.Read(l)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/recorded"
@@ -511,9 +512,9 @@ func (h *cdiHost) aliveContainer(name string) {
 	check(h.t, err)
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	check(h.t, err)
-	g := hook.Generation{
-		ID: strings.Repeat("1", 32), Container: hook.Container{ID: name},
-		Init: hook.Process{PID: os.Getpid(), Start: start, Boot: strings.TrimSpace(string(boot))},
+	g := generation.Generation{
+		ID: strings.Repeat("1", 32), Container: generation.Container{ID: name},
+		Init: process.Process{PID: os.Getpid(), Start: start, Boot: strings.TrimSpace(string(boot))},
 	}
 	text, err := json.Marshal(g)
 	check(h.t, err)

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 func newCDIRemoveCommand(a *app) *cobra.Command {
@@ -91,7 +91,7 @@ Exit status:
 
 // liveContainers names the containers that have a relay and live.
 func (a *app) liveContainers() (names []string, err error) {
-	relays, err := hook.List(a.layout)
+	relays, err := generation.List(a.layout)
 	for _, r := range relays {
 		if r.Alive {
 			names = append(names, terminal.Sanitise(r.Container.ID))

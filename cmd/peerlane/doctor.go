@@ -16,7 +16,10 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/selftest"
+	"github.com/peerlane/peerlane/hook/staging"
 	"github.com/peerlane/peerlane/topo/nvml"
 )
 
@@ -95,7 +98,7 @@ Exit status:
 		}
 		h := &doctor.Host{
 			Sysfs: host.sysfs, Proc: host.proc, Root: hostRoot, Layout: a.layout, SpecDirs: a.specDirs(&specFlags{}),
-			Software: host.software, Interval: interval, Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged,
+			Software: host.software, Interval: interval, Relays: generation.List, Ask: control.Ask, Staged: staging.Staged,
 		}
 		if host.options().NVML != nil {
 			h.NVML = nvml.New()
@@ -170,7 +173,7 @@ func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host)
 		return err
 	}
 	defer t.remove()
-	names, err := hook.PlannedPairs(t.plan, t.config)
+	names, err := selftest.PlannedPairs(t.plan, t.config)
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 // exporterAddress is the default address of the exporter. Loopback: metrics describe containers, so
@@ -80,7 +80,7 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 		source := exporter.Host(a.layout)
 		if collector != "" {
 			source = exporter.Remote(collector)
-		} else if _, err := hook.List(a.layout); err != nil { // fail at the start instead of at each scrape
+		} else if _, err := generation.List(a.layout); err != nil { // fail at the start instead of at each scrape
 			return asRoot(err)
 		}
 		if once {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -45,7 +45,7 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 
 // measure measures every pair of GPUs that can have a lane.
 func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.Measured, error) {
-	names := hook.AllPairs(t.plan, nil)
+	names := selftest.AllPairs(t.plan, nil)
 	if len(names) == 0 {
 		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane, and a copy needs two", t.words, len(t.plan.GPUs))
 	}
@@ -118,7 +118,7 @@ func (a *app) useKnownPairs(h *topo.Host, p *planned) {
 	if err != nil {
 		return
 	}
-	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
 		return // without programs there are no tests either
 	}

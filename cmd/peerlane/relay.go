@@ -14,7 +14,9 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 )
 
 func newRelayCommand(a *app) *cobra.Command {
@@ -57,11 +59,11 @@ has whole ids, processes and generations.`,
 	}
 	form := addForm(cmd, formWide)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		relays, err := hook.List(a.layout)
+		relays, err := generation.List(a.layout)
 		// Print the readable relays in any case, then return the error.
 		if form.value == formJSON {
 			if relays == nil {
-				relays = []hook.Info{}
+				relays = []generation.Info{}
 			}
 			if printErr := a.printJSON(relays); printErr != nil {
 				return printErr
@@ -73,7 +75,7 @@ has whole ids, processes and generations.`,
 		} else if err == nil {
 			a.out.Println("No container has a relay.")
 		}
-		drained, markErr := hook.AllDrained(a.layout)
+		drained, markErr := generation.AllDrained(a.layout)
 		if drained != nil {
 			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
 		}
@@ -87,7 +89,7 @@ func shortID(id string) string { return id[:min(len(id), 12)] }
 
 // relayTable returns a table with a row for each relay. Unless form is wide, the table cuts names
 // at 20 characters.
-func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
+func (a *app) relayTable(relays []generation.Info, form string) *table.Writer {
 	wide := form == formWide
 	t := a.newTable("CONTAINER", "NAME", "GPUS", "STARTS", "CREATED", "STATE", "ERROR")
 	if wide {
@@ -103,7 +105,7 @@ func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
 			relay = strconv.Itoa(r.Status.Relay.PID)
 		}
 		name := ""
-		if names := hook.Names(r.Container); len(names) > 0 {
+		if names := control.Names(r.Container); len(names) > 0 {
 			name = names[0]
 		}
 		all := strings.Join(gpus, ", ")
@@ -130,15 +132,15 @@ func (a *app) relayTable(relays []hook.Info, form string) *table.Writer {
 }
 
 // relayState returns the state that the supervisor wrote, unless no supervisor runs.
-func (a *app) relayState(r hook.Info) terminal.Styled {
+func (a *app) relayState(r generation.Info) terminal.Styled {
 	switch {
 	case !r.Supervised:
 		return a.paint("left", red)
 	case r.Status.State == "": // the supervisor has not written a state yet
-		return a.paint(hook.StateStarting)
-	case r.Status.State == hook.StateReady:
+		return a.paint(generation.StateStarting)
+	case r.Status.State == generation.StateReady:
 		return a.paint(r.Status.State, green)
-	case r.Status.State == hook.StateDown, r.Status.State == hook.StateStopped:
+	case r.Status.State == generation.StateDown, r.Status.State == generation.StateStopped:
 		return a.paint(r.Status.State, red)
 	}
 	return a.paint(r.Status.State, yellow)
@@ -156,7 +158,7 @@ touched. The hook does the same whenever a container starts or ends.`,
 	}
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		removed, err := hook.Collect(a.layout)
+		removed, err := collector.Collect(a.layout)
 		if form.value == formJSON {
 			if removed == nil {
 				removed = []string{}

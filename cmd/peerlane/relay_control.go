@@ -16,7 +16,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -46,9 +47,9 @@ of its log.
 		if err != nil {
 			return asRoot(err)
 		}
-		list := []hook.Inspection{}
+		list := []control.Inspection{}
 		for _, info := range infos {
-			i, err := hook.Inspect(a.layout, info.ID)
+			i, err := control.Inspect(a.layout, info.ID)
 			if err != nil {
 				return asRoot(err)
 			}
@@ -68,12 +69,12 @@ of its log.
 	return cmd
 }
 
-func (a *app) printInspection(i hook.Inspection) {
+func (a *app) printInspection(i control.Inspection) {
 	t := a.newTable("WHAT", "VALUE")
 	row := func(what, value string) { t.AppendRow(table.Row{what, dash(value)}) }
 	row("generation", i.ID)
 	row("container", i.Container.ID)
-	row("name", strings.Join(hook.Names(i.Container), ", "))
+	row("name", strings.Join(control.Names(i.Container), ", "))
 	row("runtime root", i.Container.RuntimeRoot)
 	row("bundle", i.Container.Bundle)
 	init := strconv.Itoa(i.Init.PID)
@@ -191,11 +192,11 @@ func (a *app) printInspection(i hook.Inspection) {
 }
 
 // printNCCLConf shows which file sets NCCL's variables in the container.
-func printNCCLConf(row func(what, value string), c hook.NCCLConf) {
+func printNCCLConf(row func(what, value string), c control.NCCLConf) {
 	switch c.File {
-	case hook.NCCLConfPeerlane:
+	case control.NCCLConfPeerlane:
 		row("/etc/nccl.conf", "Peerlane's: the host's /etc/peerlane/nccl.conf, as it was when the container started")
-	case hook.NCCLConfContainer:
+	case control.NCCLConfContainer:
 		row("/etc/nccl.conf", "the container's own: of its image, a volume or a program in it")
 	default:
 		row("/etc/nccl.conf", "none: "+c.Reason)
@@ -264,7 +265,7 @@ func networkRail(r launch.NetworkRail) string {
 	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent), humanize.Bytes(r.Received))
 }
 
-func printSandbox(row func(what, value string), s hook.Confinement) {
+func printSandbox(row func(what, value string), s control.Confinement) {
 	row("sandbox", s.Mode)
 	if r := s.Relay; r != nil {
 		row("  uid, gid, groups", fmt.Sprintf("%d, %d, %s", r.UID, r.GID, dash(strings.Trim(fmt.Sprint(r.Groups), "[]"))))
@@ -311,8 +312,8 @@ until peerlane relay resume.
 			return asRoot(err)
 		}
 		relays := awaited{}
-		if err = a.all(infos, hook.Stop); err == nil {
-			relays, err = a.await(infos, hook.StateStopped, 30*time.Second, form.value)
+		if err = a.all(infos, control.Stop); err == nil {
+			relays, err = a.await(infos, generation.StateStopped, 30*time.Second, form.value)
 		}
 		return a.tellAwaited(relays, err, form.value)
 	}
@@ -371,17 +372,17 @@ draws on which, and with how much of its memory.
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		if all {
-			if err := hook.DrainAll(a.layout); err != nil {
+			if err := generation.DrainAll(a.layout); err != nil {
 				return asRoot(err)
 			}
 		}
 		infos, err := a.relaysOrAll(names, all)
 		relays := awaited{[]awaitedRelay{}}
 		if err == nil {
-			err = a.all(infos, hook.Drain)
+			err = a.all(infos, control.Drain)
 		}
 		if err == nil {
-			relays, err = a.await(infos, hook.StateDrained, timeout, form.value)
+			relays, err = a.await(infos, generation.StateDrained, timeout, form.value)
 		}
 		holders, looked := a.holders(nvml.New())
 		if looked != nil {
@@ -390,7 +391,7 @@ draws on which, and with how much of its memory.
 		if form.value == formJSON {
 			return errors.Join(asRoot(err), a.printJSON(struct {
 				awaited
-				Holders []hook.Holder `json:"holders"`
+				Holders []control.Holder `json:"holders"`
 			}{relays, holders}))
 		}
 		a.printHolders(holders, err == nil)
@@ -403,17 +404,17 @@ draws on which, and with how much of its memory.
 // from /proc, which shows every process with an open GPU device, whatever the purpose.
 func (a *app) holders(library interface {
 	Processes() ([]topo.GPUProcess, error)
-}) ([]hook.Holder, error) {
+}) ([]control.Holder, error) {
 	named, err := library.Processes()
 	if err != nil && !errors.Is(err, topo.ErrNoNVML) {
 		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	return hook.Holders(a.layout, named)
+	return control.Holders(a.layout, named)
 }
 
 // printHolders lists the processes that use GPUs. It prints that none does only if all relays are
 // drained.
-func (a *app) printHolders(holders []hook.Holder, drained bool) {
+func (a *app) printHolders(holders []control.Holder, drained bool) {
 	if len(holders) > 0 {
 		a.out.Println("These processes use GPUs:")
 		a.out.Println(a.holderTable(holders).Render())
@@ -422,7 +423,7 @@ func (a *app) printHolders(holders []hook.Holder, drained bool) {
 	}
 }
 
-func (a *app) holderTable(holders []hook.Holder) *table.Writer {
+func (a *app) holderTable(holders []control.Holder) *table.Writer {
 	t := a.newTable("PID", "COMMAND", "CONTAINER", "USES", "HAS OPEN")
 	for _, h := range holders {
 		var uses []string
@@ -461,7 +462,7 @@ started. One that was stopped stays so until it is named.
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(_ *cobra.Command, names []string) error {
 		if all {
-			if err := hook.ResumeAll(a.layout); err != nil {
+			if err := generation.ResumeAll(a.layout); err != nil {
 				return asRoot(err)
 			}
 		}
@@ -469,16 +470,16 @@ started. One that was stopped stays so until it is named.
 		if err != nil {
 			return asRoot(err)
 		}
-		var chosen []hook.Info
+		var chosen []generation.Info
 		for _, info := range infos {
-			drained := info.Status.State == hook.StateDrained || info.Status.State == hook.StateDraining
+			drained := info.Status.State == generation.StateDrained || info.Status.State == generation.StateDraining
 			if !all || drained {
 				chosen = append(chosen, info)
 			}
 		}
 		relays := awaited{}
-		if err = a.all(chosen, hook.Resume); err == nil {
-			relays, err = a.await(chosen, hook.StateReady, 30*time.Second, form.value)
+		if err = a.all(chosen, control.Resume); err == nil {
+			relays, err = a.await(chosen, generation.StateReady, 30*time.Second, form.value)
 		}
 		return a.tellAwaited(relays, err, form.value)
 	}
@@ -486,13 +487,13 @@ started. One that was stopped stays so until it is named.
 }
 
 // all calls do for each relay and joins the errors. It ignores a container that ended meanwhile.
-func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error {
+func (a *app) all(infos []generation.Info, do func(paths.Layout, string) error) error {
 	var errs []error
 	for _, info := range infos {
 		err := do(a.layout, info.ID)
 		if err != nil {
-			now, listed := hook.List(a.layout)
-			gone := !slices.ContainsFunc(now, func(other hook.Info) bool { return other.ID == info.ID && other.Alive })
+			now, listed := generation.List(a.layout)
+			gone := !slices.ContainsFunc(now, func(other generation.Info) bool { return other.ID == info.ID && other.Alive })
 			if listed == nil && gone {
 				continue
 			}
@@ -504,20 +505,20 @@ func (a *app) all(infos []hook.Info, do func(paths.Layout, string) error) error 
 
 // await waits until each relay has the state or its container has ended, and prints pending relays
 // on the way. It returns the last states even with an error.
-func (a *app) await(infos []hook.Info, state string, limit time.Duration, form string) (awaited, error) {
+func (a *app) await(infos []generation.Info, state string, limit time.Duration, form string) (awaited, error) {
 	told := map[string]string{}
-	tell := func(info hook.Info, state string) {
+	tell := func(info generation.Info, state string) {
 		if form != formJSON && told[info.ID] != state {
 			a.out.Printf("%s (container %s): %s\n", info.ID, info.Container.ID, state)
 		}
 		told[info.ID] = state
 	}
 	for end := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
-		now, err := hook.List(a.layout)
+		now, err := generation.List(a.layout)
 		if err != nil {
 			return awaited{}, err
 		}
-		states := map[string]hook.Info{}
+		states := map[string]generation.Info{}
 		for _, info := range now {
 			states[info.ID] = info
 		}
@@ -533,7 +534,7 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 				relay.State = "ended"
 			case is.Status.State == state:
 				tell(info, state)
-			case is.Status.State == hook.StateDown:
+			case is.Status.State == generation.StateDown:
 				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
@@ -554,10 +555,10 @@ func (a *app) await(infos []hook.Info, state string, limit time.Duration, form s
 	}
 }
 
-func (a *app) findRelays(names []string) ([]hook.Info, error) {
-	var all []hook.Info
+func (a *app) findRelays(names []string) ([]generation.Info, error) {
+	var all []generation.Info
 	for _, name := range names {
-		found, err := hook.Find(a.layout, name)
+		found, err := control.Find(a.layout, name)
 		if err != nil {
 			return nil, err
 		}
@@ -566,12 +567,12 @@ func (a *app) findRelays(names []string) ([]hook.Info, error) {
 	return all, nil
 }
 
-func (a *app) relaysOrAll(names []string, all bool) ([]hook.Info, error) {
+func (a *app) relaysOrAll(names []string, all bool) ([]generation.Info, error) {
 	if !all {
 		return a.findRelays(names)
 	}
-	infos, err := hook.List(a.layout)
-	var watched []hook.Info
+	infos, err := generation.List(a.layout)
+	var watched []generation.Info
 	for _, info := range infos {
 		if info.Supervised {
 			watched = append(watched, info)
@@ -586,11 +587,11 @@ func (a *app) completeRelays(cmd *cobra.Command, _ []string, begun string) ([]st
 	if err := a.start(cmd); err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	infos, _ := hook.List(a.layout) // complete the readable relays
+	infos, _ := generation.List(a.layout) // complete the readable relays
 	var names []string
 	for _, info := range infos {
 		names = append(names, terminal.Sanitise(info.Container.ID)+"\t"+(&app{}).relayState(info).String())
-		for _, name := range hook.Names(info.Container) {
+		for _, name := range control.Names(info.Container) {
 			names = append(names, terminal.Sanitise(name)+"\t"+terminal.Sanitise(shortID(info.Container.ID)))
 		}
 		if begun != "" && strings.HasPrefix(info.ID, begun) {

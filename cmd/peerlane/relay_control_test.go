@@ -18,7 +18,9 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -30,8 +32,8 @@ func aGeneration(t *testing.T, root, id, container string) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	text, err := json.Marshal(hook.Generation{
-		ID: id, Container: hook.Container{ID: container}, Init: hook.Process{PID: 1, Start: 1, Boot: "another"}, Created: time.Now(),
+	text, err := json.Marshal(generation.Generation{
+		ID: id, Container: generation.Container{ID: container}, Init: process.Process{PID: 1, Start: 1, Boot: "another"}, Created: time.Now(),
 		Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}}},
 	})
 	if err == nil {
@@ -69,7 +71,7 @@ func TestRelayCommandLines(t *testing.T) {
 	if out := peerlane(t, "relay", "inspect", "trainer", "--root", root); !strings.Contains(out, "which has ended") || !strings.Contains(out, "no report") {
 		t.Errorf("inspect printed %s", out)
 	}
-	list := decode[[]hook.Inspection](t, "relay", "inspect", strings.Repeat("a", 31)+"2", "--root", root, "-o", "json")
+	list := decode[[]control.Inspection](t, "relay", "inspect", strings.Repeat("a", 31)+"2", "--root", root, "-o", "json")
 	if len(list) != 1 || list[0].Container.ID != "reader" || list[0].NoReport == "" {
 		t.Errorf("inspect -o json gives %+v", list)
 	}
@@ -93,7 +95,7 @@ func TestDrainedHostInTheList(t *testing.T) {
 	}
 	got := decode[struct {
 		Relays  []awaitedRelay
-		Holders []hook.Holder
+		Holders []control.Holder
 	}](t, "relay", "drain", "--all", "--root", root, "-o", "json")
 	if got.Relays == nil || got.Holders == nil {
 		t.Errorf("drain -o json gives %+v", got)
@@ -149,7 +151,7 @@ func TestRelayTextIsSanitised(t *testing.T) {
 	id := strings.Repeat("b", 32)
 	aGeneration(t, root, id, escape)
 	dir := filepath.Join(root, "var/lib/peerlane/generations", id)
-	status, err := json.Marshal(hook.Status{State: hook.StateDown, Error: escape})
+	status, err := json.Marshal(generation.Status{State: generation.StateDown, Error: escape})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,19 +167,19 @@ func TestRelayTextIsSanitised(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := paths.Layout{Root: root}
-	infos, err := hook.List(l)
+	infos, err := generation.List(l)
 	if err != nil || len(infos) != 1 || !infos[0].Supervised {
 		t.Fatalf("%+v, %v", infos, err)
 	}
 
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out), log: logrus.New(), layout: l}
-	i := hook.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape, Sandbox: hook.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
+	i := control.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape, Sandbox: control.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
 	a.printInspection(i)
 	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
 	a.printInspection(i)
 	fmt.Fprintln(&out, a.relayTable(infos, formTable).Render().String())
-	for _, state := range []string{hook.StateReady, hook.StateDown} {
+	for _, state := range []string{generation.StateReady, generation.StateDown} {
 		_, err := a.await(infos, state, 0, formTable)
 		fmt.Fprintln(&out, err)
 	}

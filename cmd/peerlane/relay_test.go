@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cmd/terminal"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -17,7 +18,7 @@ func TestHostWithoutRelaysPrintsNone(t *testing.T) {
 	if out := peerlane(t, "relay", "list", "--root", root); out != "No container has a relay.\n" {
 		t.Errorf("list printed %q", out)
 	}
-	if relays := decode[[]hook.Info](t, "relay", "list", "--root", root, "-o", "json"); relays == nil || len(relays) > 0 {
+	if relays := decode[[]generation.Info](t, "relay", "list", "--root", root, "-o", "json"); relays == nil || len(relays) > 0 {
 		t.Errorf("list -o json printed %v, want an empty list", relays)
 	}
 	if out := peerlane(t, "relay", "gc", "--root", root); out != "Nothing is left to remove.\n" {
@@ -30,23 +31,23 @@ func TestHostWithoutRelaysPrintsNone(t *testing.T) {
 }
 
 func TestRelayTableShowsStates(t *testing.T) {
-	generation := hook.Generation{
+	g := generation.Generation{
 		ID:        "0123456789abcdef0123456789abcdef",
-		Container: hook.Container{ID: "trainer"},
-		Init:      hook.Process{PID: 4711},
+		Container: generation.Container{ID: "trainer"},
+		Init:      process.Process{PID: 4711},
 		Created:   time.Now().Add(-3 * time.Hour),
 		Config:    launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}, {GPU: launch.GPU{Index: 7}}}},
 	}
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
-	relays := []hook.Info{
-		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 4712}, Starts: 2}},
-		{Generation: generation, Supervised: true, Status: hook.Status{State: hook.StateDown, Starts: 5, Error: "no libcuda"}},
-		{Generation: generation, Supervised: true},
-		{Generation: generation, Status: hook.Status{State: hook.StateReady}},
+	relays := []generation.Info{
+		{Generation: g, Supervised: true, Status: generation.Status{State: generation.StateReady, Relay: &process.Process{PID: 4712}, Starts: 2}},
+		{Generation: g, Supervised: true, Status: generation.Status{State: generation.StateDown, Starts: 5, Error: "no libcuda"}},
+		{Generation: g, Supervised: true},
+		{Generation: g, Status: generation.Status{State: generation.StateReady}},
 	}
 	table := a.relayTable(relays, formWide).Render().String()
-	id := generation.ID
+	id := g.ID
 	for _, want := range []string{
 		id + ` +trainer +- +4711 +3, 7 +4712 +2 +3 hours ago +ready +-`,
 		id + ` +trainer +- +4711 +3, 7 +- +5 +3 hours ago +down +no libcuda`,

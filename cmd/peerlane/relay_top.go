@@ -13,7 +13,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 )
 
 func newTopCommand(a *app) *cobra.Command {
@@ -52,13 +52,13 @@ those of one interval are printed. Without a NAME it shows all relays.
 			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to an hour is possible", interval)}
 		}
 		screen := a.out.File()
-		var before hook.Reports
+		var before control.Reports
 		for {
 			infos, err := a.relaysOrAll(names, len(names) == 0)
 			if err != nil {
 				return asRoot(err)
 			}
-			rates, now := hook.Watch(a.layout, infos, before, interval)
+			rates, now := control.Watch(a.layout, infos, before, interval)
 			switch {
 			case form.value == formJSON:
 				return a.printJSON(rates)
@@ -80,7 +80,7 @@ those of one interval are printed. Without a NAME it shows all relays.
 }
 
 // topText returns a sanitised table of lanes or, on request, of connections.
-func (a *app) topText(rates []hook.Rates, connections bool) string {
+func (a *app) topText(rates []control.Rates, connections bool) string {
 	if len(rates) == 0 {
 		return "No container has a relay.\n"
 	}
@@ -121,7 +121,7 @@ func (a *app) topText(rates []hook.Rates, connections bool) string {
 }
 
 // figures are the cells of a lane or a connection.
-func figures(r hook.Rate, seconds float64) table.Row {
+func figures(r control.Rate, seconds float64) table.Row {
 	direction := "receives"
 	if r.Sends {
 		direction = "sends"

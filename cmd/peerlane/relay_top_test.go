@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cmd/terminal"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
 func TestTopTableShowsStalls(t *testing.T) {
-	rate := hook.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
+	rate := control.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
 	byClient := rate
 	byClient.InPlace = 45e9
@@ -21,8 +21,8 @@ func TestTopTableShowsStalls(t *testing.T) {
 	connection := rate
 	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
 	a := &app{out: terminal.New(&bytes.Buffer{})}
-	text := a.topText([]hook.Rates{
-		{Container: "trainer", Seconds: 2, Lanes: []hook.Rate{rate, byClient}, Connections: []hook.Rate{connection}, MoreConnections: 5},
+	text := a.topText([]control.Rates{
+		{Container: "trainer", Seconds: 2, Lanes: []control.Rate{rate, byClient}, Connections: []control.Rate{connection}, MoreConnections: 5},
 		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},
 	}, true)
 	for _, want := range []string{
@@ -45,11 +45,11 @@ func TestTopCommandLine(t *testing.T) {
 	if out := peerlane(t, "relay", "top", "--root", root, "--interval", "10ms"); out != "No container has a relay.\n" {
 		t.Errorf("top printed %q", out)
 	}
-	if got := decode[[]hook.Rates](t, "relay", "top", "--root", root, "--interval", "10ms", "-o", "json"); got == nil {
+	if got := decode[[]control.Rates](t, "relay", "top", "--root", root, "--interval", "10ms", "-o", "json"); got == nil {
 		t.Error("top -o json prints no list")
 	}
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
-	got := decode[[]hook.Rates](t, "relay", "top", "trainer", "--root", root, "--interval", "10ms", "-o", "json")
+	got := decode[[]control.Rates](t, "relay", "top", "trainer", "--root", root, "--interval", "10ms", "-o", "json")
 	if len(got) != 1 || got[0].Container != "trainer" || got[0].NoReport == "" || got[0].Lanes == nil || got[0].Connections == nil {
 		t.Errorf("top of a relay without a supervisor gives %+v", got)
 	}

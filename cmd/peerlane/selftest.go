@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
@@ -94,7 +94,7 @@ Exit status:
 			return err
 		}
 		defer t.remove()
-		names, err := hook.PlannedPairs(t.plan, t.config)
+		names, err := selftest.PlannedPairs(t.plan, t.config)
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ Exit status:
 			all = true
 		}
 		if all {
-			names = hook.AllPairs(t.plan, names)
+			names = selftest.AllPairs(t.plan, names)
 		}
 		if len(names) == 0 {
 			return fmt.Errorf("%s has %d GPUs that can have lanes, and a pair takes two", t.words, len(t.plan.GPUs))
@@ -126,7 +126,7 @@ Exit status:
 type selfTested struct {
 	plan   *topo.Plan
 	config config.Config
-	tester *hook.Tester
+	tester *selftest.Tester
 	words  string
 	kept   bool
 	remove func() // removes the temporary files
@@ -140,7 +140,7 @@ func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error)
 	if hookBinary, err = hookPath(hookBinary); err != nil {
 		return nil, err
 	}
-	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func simulatedPairs() (*selfTested, error) {
 		err = h.Configure(func(*config.Config) {})
 	}
 	if err == nil {
-		t.tester, err = hook.NewTester(h.Layout, h.Config, h.HookBinary())
+		t.tester, err = selftest.NewTester(h.Layout, h.Config, h.HookBinary())
 	}
 	if err != nil {
 		t.remove()
@@ -321,11 +321,11 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	if os.Geteuid() != 0 || p.config.Relay.SelfTest == launch.SelfTestOff {
 		return
 	}
-	tester, err := hook.NewTester(a.layout, p.config, hookBinary)
+	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
 		return // without programs there are no relays either
 	}
-	names, err := hook.PlannedPairs(p.plan, p.config)
+	names, err := selftest.PlannedPairs(p.plan, p.config)
 	if err != nil {
 		return
 	}
@@ -338,7 +338,7 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 			a.log.Warnf("relays do not stage on this pair: %v: %s: %s", n, pair.Verdict, pair.Reason)
 		}
 	}
-	triples, err := hook.PlannedTriples(p.plan, p.config)
+	triples, err := selftest.PlannedTriples(p.plan, p.config)
 	if err != nil {
 		return
 	}

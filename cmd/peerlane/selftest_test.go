@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -125,7 +125,7 @@ func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 	}
 	c := config.Default()
 	c.Relay.Binary = self
-	tester, err := hook.NewTester(paths.New(root), c, self)
+	tester, err := selftest.NewTester(paths.New(root), c, self)
 	if err != nil {
 		t.Fatal(err)
 	}

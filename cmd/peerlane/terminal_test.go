@@ -21,7 +21,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -100,11 +101,13 @@ func poisoned[T any]() T {
 
 func TestEveryTableSanitisesItsCells(t *testing.T) {
 	for name, print := range map[string]func(a *app){
-		"relay list":    func(a *app) { a.out.Println(a.relayTable([]hook.Info{poisoned[hook.Info]()}, formWide).Render()) },
-		"relay inspect": func(a *app) { a.printInspection(poisoned[hook.Inspection]()) },
-		"relay drain":   func(a *app) { a.printHolders([]hook.Holder{poisoned[hook.Holder]()}, true) },
+		"relay list": func(a *app) {
+			a.out.Println(a.relayTable([]generation.Info{poisoned[generation.Info]()}, formWide).Render())
+		},
+		"relay inspect": func(a *app) { a.printInspection(poisoned[control.Inspection]()) },
+		"relay drain":   func(a *app) { a.printHolders([]control.Holder{poisoned[control.Holder]()}, true) },
 		"relay top": func(a *app) {
-			_, _ = io.WriteString(a.out.Document(), a.topText([]hook.Rates{poisoned[hook.Rates](), {Container: hostileText, Seconds: 1, Lanes: poisoned[[]hook.Rate](), Connections: poisoned[[]hook.Rate]()}}, true))
+			_, _ = io.WriteString(a.out.Document(), a.topText([]control.Rates{poisoned[control.Rates](), {Container: hostileText, Seconds: 1, Lanes: poisoned[[]control.Rate](), Connections: poisoned[[]control.Rate]()}}, true))
 		},
 		"topo":        func(a *app) { a.section(hostileText, a.gpuTable(poisoned[[]topo.GPU]())) },
 		"topo, NICs":  func(a *app) { a.section(hostileText, a.nicTable(poisoned[[]topo.NIC]())) },
@@ -163,16 +166,16 @@ func row(cells ...any) table.Row { return cells }
 func TestDrainHostileDeviceNamesAreSanitised(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
-	holder := hook.Holder{PID: 7, Command: hostileText, Container: hostileText, Devices: []string{"/dev/nvidia0" + hostileText}, Uses: []hook.Use{{Kind: hostileText}}}
-	a.printHolders([]hook.Holder{holder}, true)
+	holder := control.Holder{PID: 7, Command: hostileText, Container: hostileText, Devices: []string{"/dev/nvidia0" + hostileText}, Uses: []control.Use{{Kind: hostileText}}}
+	a.printHolders([]control.Holder{holder}, true)
 	wantClean(t, "drain", out.String())
 
 	out.Reset()
-	if err := a.printJSON([]hook.Holder{holder}); err != nil {
+	if err := a.printJSON([]control.Holder{holder}); err != nil {
 		t.Fatal(err)
 	}
 	wantClean(t, "drain -o json", strings.ReplaceAll(out.String(), "\n", " "))
-	var read []hook.Holder
+	var read []control.Holder
 	if err := json.Unmarshal(out.Bytes(), &read); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +199,7 @@ func TestLogSanitisesMessages(t *testing.T) {
 func TestRelayInspectHostileLogIsSanitised(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out), layout: paths.New(t.TempDir())}
-	a.printInspection(hook.Inspection{LogTail: []string{hostileText, "\tat main.go"}, Info: hook.Info{Generation: hook.Generation{Config: launch.Config{}}}})
+	a.printInspection(control.Inspection{LogTail: []string{hostileText, "\tat main.go"}, Info: generation.Info{Generation: generation.Generation{Config: launch.Config{}}}})
 	wantClean(t, "the log", out.String())
 	if !strings.Contains(out.String(), "  "+"        at main.go") {
 		t.Errorf("the indentation of the log is lost: %q", out.String())

@@ -14,7 +14,7 @@ import (
 )
 
 // What older kernels lack is said, as what a kernel without Landlock lacks is.
-func TestWhatOlderLandlocksLack(t *testing.T) {
+func TestOlderLandlockReportsMissingParts(t *testing.T) {
 	for abi := 1; abi < 8; abi++ {
 		for _, ports := range []address.Ports{{}, {First: 20000, Last: 20999}} {
 			var r Report
@@ -38,7 +38,7 @@ func TestWhatOlderLandlocksLack(t *testing.T) {
 
 // A relay on the network listens on the ports of relays, and connects to them, and to no
 // others.
-func TestPortsOfLandlock(t *testing.T) {
+func TestLandlockAllowsListedPortsOnly(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_PORTS") != "" {
 		tryPorts()
 	}
@@ -46,7 +46,7 @@ func TestPortsOfLandlock(t *testing.T) {
 	if errno != 0 || version < 4 {
 		t.Skipf("this kernel's Landlock knows no TCP: version %d, %v", version, errno)
 	}
-	c := exec.Command("/proc/self/exe", "-test.run", "^TestPortsOfLandlock$")
+	c := exec.Command("/proc/self/exe", "-test.run", "^TestLandlockAllowsListedPortsOnly$")
 	c.Env = append(os.Environ(), "PEERLANE_TEST_PORTS=1")
 	out, err := c.CombinedOutput()
 	if want := "listen 20000: true\nconnect 20000: true\nlisten 19999: false\nconnect 19999: false\n"; err != nil || string(out) != want {

@@ -125,7 +125,7 @@ func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 }
 
 // A program without processes has threads, which its own memory and signals come with.
-func TestProcessesOfTheFilter(t *testing.T) {
+func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
 	const thread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM
 	calls := map[string][]uint32{
 		"fork by clone":           {unix.SYS_CLONE, uint32(unix.SIGCHLD)},
@@ -156,7 +156,7 @@ func TestProcessesOfTheFilter(t *testing.T) {
 }
 
 // Nothing is sent that connects by itself, past Landlock's ports, and all else is.
-func TestFastOpenOfTheFilter(t *testing.T) {
+func TestFilterDeniesFastOpen(t *testing.T) {
 	vm, err := bpf.NewVM(filter(tcpNetwork, false))
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -265,7 +265,7 @@ func restart(b *bed, c check) {
 	}
 	b.judge(c, b.lastReport(c.ask, 2))
 	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
-		list, err := hook.List(b.Layout)
+		list, err := generation.List(b.Layout)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -405,7 +405,7 @@ func twenty(b *bed, c check) {
 	for _, one := range asked {
 		b.judge(c, b.lastReport(one, 1))
 	}
-	list, err := hook.List(b.Layout)
+	list, err := generation.List(b.Layout)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -767,9 +767,9 @@ func (b *bed) gpuAt(index int) topo.GPU {
 }
 
 // generation is that of the only container there is.
-func (b *bed) generation() hook.Info {
+func (b *bed) generation() generation.Info {
 	b.Helper()
-	list, err := hook.List(b.Layout)
+	list, err := generation.List(b.Layout)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 	cdilibrary "tags.cncf.io/container-device-interface/pkg/cdi"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -101,7 +101,7 @@ func TestQuickstartRunsUnchanged(t *testing.T) {
 				}
 			}
 			for end := testutil.Begin(); ; time.Sleep(50 * time.Millisecond) {
-				left, err := hook.List(b.Layout)
+				left, err := generation.List(b.Layout)
 				if err == nil && len(left) == 0 {
 					break
 				}

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -75,7 +75,7 @@ func rootlessPodman(version string) func(*bed) engine {
 }
 
 // mustBeTrainers demands that a relay is the user's, in a user namespace of his.
-func (b *bed) mustBeTrainers(g hook.Info) {
+func (b *bed) mustBeTrainers(g generation.Info) {
 	b.Helper()
 	// The container's client was served, so the relay runs; the supervisor may still write the
 	// state.

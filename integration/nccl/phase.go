@@ -15,7 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -319,13 +320,13 @@ func writeStacks(pid int, file string) {
 
 // usage queries the counters of each relay.
 func (h *host) usage(p *phase, ranks []*runningRank) {
-	list, _ := hook.List(h.Layout)
+	list, _ := generation.List(h.Layout)
 	for _, info := range list {
 		k := slices.IndexFunc(ranks, func(r *runningRank) bool { return r.id == info.Container.ID })
 		if k < 0 {
 			continue
 		}
-		i, err := hook.Inspect(h.Layout, info.ID)
+		i, err := control.Inspect(h.Layout, info.ID)
 		if err != nil {
 			continue // the relay has ended with its rank
 		}

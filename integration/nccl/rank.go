@@ -18,7 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/nccl"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -253,7 +254,7 @@ func (h *host) kill(r *runningRank) error {
 
 // relay finds the process of a rank's relay.
 func (h *host) relay(r *runningRank) (int, error) {
-	list, err := hook.List(h.Layout)
+	list, err := generation.List(h.Layout)
 	if err != nil {
 		return 0, err
 	}
@@ -261,7 +262,7 @@ func (h *host) relay(r *runningRank) (int, error) {
 		if info.Container.ID != r.id {
 			continue
 		}
-		i, err := hook.Inspect(h.Layout, info.ID)
+		i, err := control.Inspect(h.Layout, info.ID)
 		if err != nil {
 			return 0, err
 		}

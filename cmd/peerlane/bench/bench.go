@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -465,14 +465,14 @@ func (r *run) configure(lanes []topo.Assignment, change func(*config.Config)) er
 // selfTest tests the untested pairs of GPUs that the lanes can stage on: otherwise the supervisor
 // of the first relay would test beside the measurement.
 func (r *run) selfTest() error {
-	names, err := hook.PlannedPairs(r.host.Plan, r.host.Config)
+	names, err := selftest.PlannedPairs(r.host.Plan, r.host.Config)
 	if err != nil {
 		return err
 	}
 	if r.host.Simulated {
 		names = names[:min(len(names), 1)]
 	}
-	tester, err := hook.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
+	tester, err := selftest.NewTester(r.host.Layout, r.host.Config, r.host.HookBinary())
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 )
@@ -211,14 +212,14 @@ func (r *run) sending(w *worker) (launch.ConnectionFigures, error) {
 // reportOf returns the report of a client's relay. The supervisor may learn of the start of the
 // relay after the client.
 func (r *run) reportOf(w *worker) (*launch.Report, error) {
-	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
-	for err == nil && info.Report == nil && info.Status.State == hook.StateStarting {
+	info, err := control.Inspect(r.host.Layout, w.generation.ID)
+	for err == nil && info.Report == nil && info.Status.State == generation.StateStarting {
 		select {
 		case <-r.ctx.Done():
 			return nil, context.Cause(r.ctx)
 		case <-time.After(20 * time.Millisecond):
 		}
-		info, err = hook.Inspect(r.host.Layout, w.generation.ID)
+		info, err = control.Inspect(r.host.Layout, w.generation.ID)
 	}
 	if err == nil && info.Report == nil {
 		err = fmt.Errorf("the relay of client %s does not report its traffic: %s", w.name, info.NoReport)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -132,7 +132,7 @@ func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
 }
 
 func (r *run) relayOf(w *worker) (int, error) {
-	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	info, err := control.Inspect(r.host.Layout, w.generation.ID)
 	if err != nil {
 		return 0, err
 	}
@@ -385,7 +385,7 @@ func (r *run) memory() (err error) {
 	if err != nil {
 		return err
 	}
-	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	info, err := control.Inspect(r.host.Layout, w.generation.ID)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -222,7 +222,7 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 // bounces returns an error if a client's relay does not stage in the required place: host memory,
 // or a server GPU.
 func (r *run) bounces(w *worker, inHost bool) error {
-	info, err := hook.Inspect(r.host.Layout, w.generation.ID)
+	info, err := control.Inspect(r.host.Layout, w.generation.ID)
 	if err != nil {
 		return err
 	}

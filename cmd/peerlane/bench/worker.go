@@ -13,7 +13,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cuda"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -207,7 +207,7 @@ type worker struct {
 	out     *json.Decoder
 	errors  strings.Builder
 	// generation is the generation of the worker's relay.
-	generation *hook.Generation
+	generation *generation.Generation
 	tags       uint64
 	values     uint64 // of its timelines
 	// far is the other host's bench for a client there, which has no command here.

@@ -28,7 +28,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -285,7 +285,7 @@ func (d *demo) clear(before testbed.Snapshot, cause error, interrupted bool) err
 		cause = errors.New("the demo was interrupted")
 	}
 	// A hook that was killed leaves a generation that no supervisor removes.
-	_, collected := hook.Collect(d.host.Layout)
+	_, collected := collector.Collect(d.host.Layout)
 	removed := os.Remove(d.host.RuntimeState())
 	if errors.Is(removed, fs.ErrNotExist) {
 		removed = nil

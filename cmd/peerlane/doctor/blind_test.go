@@ -14,7 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/staging"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -50,7 +52,7 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 		}, []string{"error-counters"}},
 		{"no mounts", func() { m.remove("proc/self/mountinfo") }, []string{"hook"}},
 		{"denials that auditd has", func() { m.write("proc/600/comm", "auditd") }, []string{"selinux", "apparmor"}},
-		{"a relay that starts", func() { m.relay(func(g *hook.Info) { g.Status.State = hook.StateStarting }) }, []string{"relays"}},
+		{"a relay that starts", func() { m.relay(func(g *generation.Info) { g.Status.State = generation.StateStarting }) }, []string{"relays"}},
 		{"a configuration of Docker that is none", func() { m.write("etc/docker/daemon.json", "{") }, []string{"engine-cdi"}},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
@@ -89,7 +91,7 @@ func TestDoctorHostWithoutDevicesIsReported(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
 		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
-		Relays: hook.List, Ask: hook.Ask, Staged: hook.Staged, NVML: &fake{err: topo.ErrNoNVML},
+		Relays: generation.List, Ask: control.Ask, Staged: staging.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
 	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char", "could not tell xid"}
@@ -230,7 +232,7 @@ func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 		{"DMA-BUF in place of nvidia-peermem", func() { m.remove("sys/module/nvidia_peermem") }, nil},
 		{"a container of lane= may lock little", func() {
 			m.edit("proc/900/limits", "unlimited            unlimited", "8388608              8388608")
-			m.relay(func(g *hook.Info) { g.Config.Lanes[0].Copy = false })
+			m.relay(func(g *generation.Info) { g.Config.Lanes[0].Copy = false })
 		}, nil},
 		{"no port at all", func() {
 			for _, ib := range []string{ib0, ib1} {
@@ -308,10 +310,10 @@ func TestProgramsOfAnotherRootAreNotRun(t *testing.T) {
 // Relays of ended containers do not count as working.
 func TestRelaysThatWorkAreCounted(t *testing.T) {
 	m := newMade(t)
-	over := generation()
+	over := trainer()
 	over.ID, over.Alive = "b", false
-	m.generations = []hook.Info{over, generation()}
-	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
+	m.generations = []generation.Info{over, trainer()}
+	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
 	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || !strings.HasPrefix(f[0].Found, "1 containers") {
 		t.Errorf("found %+v", f)
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/doctor/meeting"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/hostnetwork"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -29,7 +29,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 	}
 	chosen, err := chosenAddresses(c.Network, all)
 	if err == nil && c.Network.Address == "" { // an explicit address is a single rail
-		err = hook.SetRails(h.sys(), chosen, c.Network, c.Plan.Rails)
+		err = hostnetwork.SetRails(h.sys(), chosen, c.Network, c.Plan.Rails)
 	}
 	if err != nil {
 		f.Why, chosen = err.Error(), nil

@@ -6,7 +6,8 @@ import (
 	"os"
 	"strings"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -215,31 +216,31 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 			m.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory")
 		}},
 		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"}, says: "lacks 1 things, the first: Landlock", after: func(m *made) {
-			m.relay(func(g *hook.Info) {
+			m.relay(func(g *generation.Info) {
 				g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
 			})
 		}},
 
 		{name: "a relay that is down", of: "relay", finds: []string{"failure relays"}, says: "died too often", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Status.State = hook.StateDown })
+			m.relay(func(g *generation.Info) { g.Status.State = generation.StateDown })
 		}},
 		{name: "a relay that hangs", of: "relay", finds: []string{"failure relays"}, says: "did not answer: it gave no answer in time", change: func(m *made) {
 			was := m.answer
-			m.answer = hook.Answer{NoReport: "it gave no answer in time"}
+			m.answer = control.Answer{NoReport: "it gave no answer in time"}
 			m.undone = append(m.undone, func() { m.answer = was })
 		}},
 		{name: "the state of another machine", of: "relay", finds: []string{"failure leftovers"}, says: "shared disk", after: func(m *made) {
 			m.write("etc/machine-id", strings.Repeat("1", 32))
-			m.relay(func(g *hook.Info) { g.Machine = strings.Repeat("2", 32) })
+			m.relay(func(g *generation.Info) { g.Machine = strings.Repeat("2", 32) })
 		}},
 		{name: "a relay without a supervisor", of: "relay", finds: []string{"failure relays"}, says: "restart the container", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Supervised = false })
+			m.relay(func(g *generation.Info) { g.Supervised = false })
 		}},
 		{name: "a relay that somebody stopped", of: "relay", finds: []string{"warning relays"}, says: "relay resume", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Status.State = hook.StateStopped })
+			m.relay(func(g *generation.Info) { g.Status.State = generation.StateStopped })
 		}},
 		{name: "a container that has ended", of: "relay", finds: []string{"warning leftovers"}, says: "peerlane relay gc", change: func(m *made) {
-			m.relay(func(g *hook.Info) { g.Alive, g.Supervised = false, false })
+			m.relay(func(g *generation.Info) { g.Alive, g.Supervised = false, false })
 		}},
 		{name: "a socket of nobody", of: "socket", finds: []string{"warning leftovers"}, says: "no generation", change: func(m *made) {
 			m.write("run/peerlane/peers/"+strings.Repeat("b", 32)+".sock", "")
@@ -283,11 +284,11 @@ func (m *made) log(lines string) {
 }
 
 // relay changes the single container.
-func (m *made) relay(change func(*hook.Info)) {
-	g := generation()
+func (m *made) relay(change func(*generation.Info)) {
+	g := trainer()
 	change(&g)
-	m.generations = []hook.Info{g}
-	m.undone = append(m.undone, func() { m.generations = []hook.Info{generation()} })
+	m.generations = []generation.Info{g}
+	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
 }
 
 // redirect sets request and completion redirection in a port's configuration space.

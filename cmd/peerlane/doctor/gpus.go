@@ -14,7 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -166,7 +166,7 @@ func (h *Host) pairs() ([]launch.PairName, error) {
 	if err != nil {
 		return nil, err
 	}
-	return hook.PlannedPairs(p, c)
+	return selftest.PlannedPairs(p, c)
 }
 
 func checkSelfTest(_ context.Context, h *Host) []Finding {

@@ -19,7 +19,8 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -44,11 +45,11 @@ type Host struct {
 	NVML NVML
 	// Software has plans use software RDMA, too.
 	Software bool
-	// Relays lists the generations of a layout: hook.List.
-	Relays func(paths.Layout) ([]hook.Info, error)
-	// Ask asks relays for a report, for no longer than a time: hook.Ask.
-	Ask func(paths.Layout, []hook.Info, time.Duration) hook.Reports
-	// Staged returns the staging memory of each GPU by PCI address: hook.Staged.
+	// Relays lists the generations of a layout: generation.List.
+	Relays func(paths.Layout) ([]generation.Info, error)
+	// Ask asks relays for a report, for no longer than a time: control.Ask.
+	Ask func(paths.Layout, []generation.Info, time.Duration) control.Reports
+	// Staged returns the staging memory of each GPU by PCI address: staging.Staged.
 	Staged func(paths.Layout) (map[string]uint64, error)
 	// Pairs are the results of a self-test that was just made and is not kept.
 	Pairs []launch.Pair
@@ -67,7 +68,7 @@ type Host struct {
 	plan   func() (*topo.Plan, error)
 	health func() (nvml.Health, error)
 	drift  func() (drift, error)
-	relays func() ([]hook.Info, error)
+	relays func() ([]generation.Info, error)
 }
 
 // drift is the differences between installed specifications and host, and the hook in the
@@ -110,17 +111,17 @@ func (h *Host) prepare() {
 			return h.NVML.Health()
 		})
 		h.drift = sync.OnceValues(h.findDrift)
-		h.relays = sync.OnceValues(func() ([]hook.Info, error) { return h.Relays(h.Layout) })
+		h.relays = sync.OnceValues(func() ([]generation.Info, error) { return h.Relays(h.Layout) })
 	})
 }
 
 // Plan is that of the host by now.
 func (h *Host) Plan() (*topo.Plan, error) { h.prepare(); return h.plan() }
 
-func (h *Host) topology() (*topo.Host, error)         { h.prepare(); return h.topo() }
-func (h *Host) configuration() (config.Config, error) { h.prepare(); return h.config() }
-func (h *Host) nvml() (nvml.Health, error)            { h.prepare(); return h.health() }
-func (h *Host) generations() ([]hook.Info, error)     { h.prepare(); return h.relays() }
+func (h *Host) topology() (*topo.Host, error)           { h.prepare(); return h.topo() }
+func (h *Host) configuration() (config.Config, error)   { h.prepare(); return h.config() }
+func (h *Host) nvml() (nvml.Health, error)              { h.prepare(); return h.health() }
+func (h *Host) generations() ([]generation.Info, error) { h.prepare(); return h.relays() }
 
 func (h *Host) sys(elem ...string) string {
 	return filepath.Join(append([]string{h.Sysfs}, elem...)...)

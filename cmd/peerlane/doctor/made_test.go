@@ -19,7 +19,9 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
@@ -32,12 +34,12 @@ type made struct {
 	t    *testing.T
 	root string
 	fake fake
-	// generations is the result of hook.List, and staged of hook.Staged.
-	generations []hook.Info
+	// generations is the result of generation.List, and staged of staging.Staged.
+	generations []generation.Info
 	generateErr error
 	staged      map[string]uint64
 	// answer is the reply of relays.
-	answer hook.Answer
+	answer control.Answer
 	// between runs between two readings of counters.
 	between func()
 	undone  []func()
@@ -95,7 +97,7 @@ func newMade(t *testing.T) *made {
 		must(t, err)
 		root, err = filepath.EvalSymlinks(root)
 		must(t, err)
-		m := &made{t: t, root: root, between: func() {}, answer: hook.Answer{Report: &launch.Report{}}}
+		m := &made{t: t, root: root, between: func() {}, answer: control.Answer{Report: &launch.Report{}}}
 		m.build()
 		must(t, paths.New(root).MountAnchor())
 		shared = m
@@ -197,21 +199,21 @@ func (m *made) build() {
 		must(t, err)
 		m.link(below, up)
 	}
-	m.generations = []hook.Info{generation()}
+	m.generations = []generation.Info{trainer()}
 	m.undone = nil // the host itself stays
 	m.install()
 	m.passed(func(*launch.Pair) {})
 	m.undone = nil
 }
 
-// generation is a container with a relay that works.
-func generation() hook.Info {
-	return hook.Info{
-		Generation: hook.Generation{
-			ID: strings.Repeat("a", 32), Container: hook.Container{ID: "trainer"}, Init: hook.Process{PID: 900},
+// trainer is a container with a relay that works.
+func trainer() generation.Info {
+	return generation.Info{
+		Generation: generation.Generation{
+			ID: strings.Repeat("a", 32), Container: generation.Container{ID: "trainer"}, Init: process.Process{PID: 900},
 			Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 2, BusID: far}, Copy: true}}},
 		},
-		Alive: true, Supervised: true, Status: hook.Status{State: hook.StateReady, Relay: &hook.Process{PID: 901}, Starts: 1},
+		Alive: true, Supervised: true, Status: generation.Status{State: generation.StateReady, Relay: &process.Process{PID: 901}, Starts: 1},
 	}
 }
 
@@ -343,9 +345,9 @@ func (m *made) host() *Host {
 	return &Host{
 		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
 		NVML:   &m.fake,
-		Relays: func(paths.Layout) ([]hook.Info, error) { return m.generations, m.generateErr },
-		Ask: func(_ paths.Layout, list []hook.Info, _ time.Duration) hook.Reports {
-			all := hook.Reports{}
+		Relays: func(paths.Layout) ([]generation.Info, error) { return m.generations, m.generateErr },
+		Ask: func(_ paths.Layout, list []generation.Info, _ time.Duration) control.Reports {
+			all := control.Reports{}
 			for _, info := range list {
 				all[info.ID] = m.answer
 			}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -22,7 +22,7 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 		return launch.RDMAJob{}, err
 	}
 	job := launch.RDMAJob{Verbs: c.Verbs.Launch()}
-	if job.Triples, err = hook.PlannedTriples(p, c); err != nil {
+	if job.Triples, err = selftest.PlannedTriples(p, c); err != nil {
 		return launch.RDMAJob{}, err
 	}
 	for _, n := range p.NICs {

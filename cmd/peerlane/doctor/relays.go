@@ -9,7 +9,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -35,7 +35,7 @@ var relayChecks = []Check{
 }
 
 // lanesOf returns the lanes of a generation.
-func lanesOf(g hook.Info) []int {
+func lanesOf(g generation.Info) []int {
 	lanes := []int{}
 	for _, l := range g.Config.Lanes {
 		lanes = append(lanes, l.GPU.Index)
@@ -52,7 +52,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 	if err != nil {
 		list = append(list, unknown("host", "%s", denied(err)))
 	}
-	var ready []hook.Info
+	var ready []generation.Info
 	for _, g := range generations {
 		if !g.Alive {
 			continue // left, or ending
@@ -65,16 +65,16 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 		switch {
 		case !g.Supervised:
 			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy("restart the container").touching(lanes))
-		case g.Status.State == hook.StateReady:
+		case g.Status.State == generation.StateReady:
 			ready = append(ready, g)
-		case g.Status.State == hook.StateDown:
+		case g.Status.State == generation.StateDown:
 			list = append(list, failure(on, "its relay has died too often, and is not started again%s", because).
 				remedy("peerlane relay inspect %s; then peerlane relay resume %s", g.ID, g.ID).touching(lanes))
-		case g.Status.State == hook.StateWaiting:
+		case g.Status.State == generation.StateWaiting:
 			list = append(list, warning(on, "its relay has died, and will be started again%s", because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
-		case slices.Contains([]string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained}, g.Status.State):
+		case slices.Contains([]string{generation.StateStopping, generation.StateStopped, generation.StateDraining, generation.StateDrained}, g.Status.State):
 			list = append(list, warning(on, "its relay is %s by somebody's command", g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
-		case g.Status.State != hook.StateEnding:
+		case g.Status.State != generation.StateEnding:
 			list = append(list, unknown(on, "its relay starts%s", because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
@@ -85,7 +85,7 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 }
 
 // silent returns a finding for each relay that should be ready and does not answer.
-func (h *Host) silent(ready []hook.Info) (list []Finding) {
+func (h *Host) silent(ready []generation.Info) (list []Finding) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
 		if answer := reports[g.ID]; answer.Report == nil {

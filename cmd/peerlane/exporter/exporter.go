@@ -12,21 +12,22 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // States are the states of the relay metric: the states of supervisors, "left" for a relay
 // without a supervisor, and "ended" for the remains of an ended container.
 var States = []string{
-	hook.StateStarting, hook.StateReady, hook.StateWaiting, hook.StateDown, hook.StateStopping, hook.StateStopped,
-	hook.StateDraining, hook.StateDrained, hook.StateEnding, stateLeft, stateEnded,
+	generation.StateStarting, generation.StateReady, generation.StateWaiting, generation.StateDown, generation.StateStopping, generation.StateStopped,
+	generation.StateDraining, generation.StateDrained, generation.StateEnding, stateLeft, stateEnded,
 }
 
 const stateLeft, stateEnded = "left", "ended"
 
 // unwanted are the states of relays that are not meant to answer.
-var unwanted = []string{hook.StateStopping, hook.StateStopped, hook.StateDraining, hook.StateDrained, hook.StateEnding}
+var unwanted = []string{generation.StateStopping, generation.StateStopped, generation.StateDraining, generation.StateDrained, generation.StateEnding}
 
 // Labels of metrics. relay is opaque and differs for every start of a container; container is
 // empty unless names are shown. The labels of a lane are the PCI address and the index of its
@@ -93,14 +94,14 @@ type Source func() (Snapshot, error)
 // Host reads the state itself, which root can.
 func Host(l paths.Layout) Source {
 	return func() (Snapshot, error) {
-		infos, err := hook.List(l)
-		var alive []hook.Info
+		infos, err := generation.List(l)
+		var alive []generation.Info
 		for _, info := range infos {
 			if info.Supervised {
 				alive = append(alive, info)
 			}
 		}
-		return snapshot(infos, hook.Ask(l, alive, answerTimeout)), err
+		return snapshot(infos, control.Ask(l, alive, answerTimeout)), err
 	}
 }
 
@@ -146,7 +147,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		case !r.Supervised:
 			state = stateLeft
 		case !slices.Contains(States, state): // not written yet, or of another release
-			state = hook.StateStarting
+			state = generation.StateStarting
 		}
 		count[state]++
 		if !c.names {

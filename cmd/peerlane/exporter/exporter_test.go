@@ -22,7 +22,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -32,16 +33,16 @@ const gpu3 = "0000:3b:00.0"
 
 // working returns a host with a working relay, a silent relay, a relay without a supervisor, a
 // drained relay, and the remains of an ended container.
-func working() ([]hook.Info, hook.Reports, error) {
-	info := func(id, container, state string, supervised bool) hook.Info {
-		return hook.Info{
-			Generation: hook.Generation{ID: id, Container: hook.Container{ID: container}, Config: launch.Config{
+func working() ([]generation.Info, control.Reports, error) {
+	info := func(id, container, state string, supervised bool) generation.Info {
+		return generation.Info{
+			Generation: generation.Generation{ID: id, Container: generation.Container{ID: container}, Config: launch.Config{
 				Lanes: []launch.Lane{{
 					GPU: launch.GPU{Index: 3, BusID: gpu3}, NICs: []string{"mlx5_0", "mlx5_1"},
 					Servers: []launch.GPU{{Index: 1, BusID: "0000:18:00.0"}}, Spares: []launch.Spare{{GPU: launch.GPU{Index: 4, BusID: "0000:5d:00.0"}}},
 				}},
 			}},
-			Status: hook.Status{State: state, Starts: 2}, Alive: true, Supervised: supervised,
+			Status: generation.Status{State: state, Starts: 2}, Alive: true, Supervised: supervised,
 		}
 	}
 	sent := launch.Figures{
@@ -61,10 +62,10 @@ func working() ([]hook.Info, hook.Reports, error) {
 			{GPU: "0000:99:00.0", Bytes: 1}, {Host: true, Lane: "0000:99:00.0", Bytes: 1},
 		},
 	}
-	ended := info("a6", "over", hook.StateReady, false)
+	ended := info("a6", "over", generation.StateReady, false)
 	ended.Alive = false
-	return []hook.Info{ended, info("a5", "drained", hook.StateDrained, true), info("a1", "trainer", hook.StateReady, true), info("a2", "silent", "", true), info("a3", "gone", hook.StateReady, false)},
-		hook.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New("generation a4: the file is damaged")
+	return []generation.Info{ended, info("a5", "drained", generation.StateDrained, true), info("a1", "trainer", generation.StateReady, true), info("a2", "silent", "", true), info("a3", "gone", generation.StateReady, false)},
+		control.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New("generation a4: the file is damaged")
 }
 
 func registry(t *testing.T) (*prometheus.Registry, *[]error) {

@@ -10,7 +10,8 @@ import (
 	"net"
 	"time"
 
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -41,7 +42,7 @@ func Label(generation string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func snapshot(infos []hook.Info, reports hook.Reports) Snapshot {
+func snapshot(infos []generation.Info, reports control.Reports) Snapshot {
 	s := Snapshot{Relays: []Relay{}}
 	for _, i := range infos {
 		s.Relays = append(s.Relays, Relay{

@@ -13,6 +13,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -29,14 +31,14 @@ func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*e
 }
 
 // Launch starts the relay of a GPU's lane for a plain process, as the hook does for a container.
-func (h *Host) Launch(id string, g topo.GPU, pid int) (*hook.Generation, error) {
-	lanes, err := hook.Lanes(h.Plan, []string{g.UUID + "@" + g.BusID})
+func (h *Host) Launch(id string, g topo.GPU, pid int) (*generation.Generation, error) {
+	lanes, err := lanes.Find(h.Plan, []string{g.UUID + "@" + g.BusID})
 	if err != nil {
 		return nil, err
 	}
 	lanes[0].Copy = h.ClientCopy
 	return hook.Launch(h.Layout, hook.Request{
-		Container:  hook.Container{ID: id, PID: pid},
+		Container:  generation.Container{ID: id, PID: pid},
 		Lanes:      lanes,
 		Config:     h.Config,
 		HookBinary: h.HookBinary(),
@@ -44,7 +46,7 @@ func (h *Host) Launch(id string, g topo.GPU, pid int) (*hook.Generation, error) 
 }
 
 // Socket is that of a generation's clients.
-func (h *Host) Socket(g *hook.Generation) string {
+func (h *Host) Socket(g *generation.Generation) string {
 	return filepath.Join(h.Layout.SocketDir(g.ID), paths.SocketName)
 }
 

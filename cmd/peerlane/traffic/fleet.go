@@ -16,7 +16,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
@@ -93,7 +94,7 @@ type container struct {
 	mu         sync.Mutex
 	life       int
 	init       *exec.Cmd
-	generation *hook.Generation
+	generation *generation.Generation
 	kills      []time.Time // kills of the relay
 
 	ending bool // guarded by the fleet's lock: no life begins in an ending container
@@ -349,7 +350,7 @@ func (f *Fleet) KillRelay(c *container) (bool, error) {
 
 // relay returns the process of a container's relay; 0 without a relay.
 func (f *Fleet) relay(c *container) (int, error) {
-	infos, err := hook.Find(f.host.Layout, c.generation.ID)
+	infos, err := control.Find(f.host.Layout, c.generation.ID)
 	if err != nil {
 		return 0, err
 	}

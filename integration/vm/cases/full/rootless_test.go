@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -162,15 +162,15 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 			go func() { ended <- cmd.Wait() }()
 			defer in.Close()
 
-			var g hook.Info
+			var g generation.Info
 			// The first Podman of a boot takes most of a minute in an emulated machine.
-			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != hook.StateReady; time.Sleep(100 * time.Millisecond) {
+			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != generation.StateReady; time.Sleep(100 * time.Millisecond) {
 				select {
 				case err := <-ended:
 					t.Fatalf("the container ended: %v: %s", err, out.String())
 				default:
 				}
-				all, err := hook.List(h.Layout)
+				all, err := generation.List(h.Layout)
 				if end.Over() {
 					t.Fatalf("no relay: %+v (%v)", all, err)
 				}
@@ -218,7 +218,7 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 				t.Fatal("the container does not end")
 			}
 			inside.Eventually(t, "what is left", func() (bool, string) {
-				all, err := hook.List(h.Layout)
+				all, err := generation.List(h.Layout)
 				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain", "--no-legend", "peerlane-relay@*").Output()
 				return err == nil && len(all) == 0 && len(units) == 0, fmt.Sprint(all, err, string(units))
 			})

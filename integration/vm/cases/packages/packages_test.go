@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -142,7 +142,7 @@ type container struct {
 const patience = 3 * time.Minute
 
 // start starts a container and waits until its relay serves.
-func (h *host) start(name string) (*container, hook.Info) {
+func (h *host) start(name string) (*container, generation.Info) {
 	h.Helper()
 	c := &container{h: h, id: h.ContainerID(name), ended: make(chan error, 1)}
 	cmd := h.runtime.Run(context.Background(), h.bundle, c.id)
@@ -162,7 +162,7 @@ func (h *host) start(name string) (*container, hook.Info) {
 			h.Fatalf("container %s ended: %v: %s", c.id, err, c.said.String())
 		default:
 		}
-		if g, there := c.generation(); there && g.Status.State == hook.StateReady {
+		if g, there := c.generation(); there && g.Status.State == generation.StateReady {
 			return c, g
 		}
 		if end.Over() {
@@ -172,15 +172,15 @@ func (h *host) start(name string) (*container, hook.Info) {
 	}
 }
 
-func (c *container) generation() (hook.Info, bool) {
+func (c *container) generation() (generation.Info, bool) {
 	c.h.Helper()
-	all, err := hook.List(c.h.Layout)
+	all, err := generation.List(c.h.Layout)
 	if err != nil {
 		c.h.Fatal(err)
 	}
-	i := slices.IndexFunc(all, func(i hook.Info) bool { return i.Container.ID == c.id })
+	i := slices.IndexFunc(all, func(i generation.Info) bool { return i.Container.ID == c.id })
 	if i < 0 {
-		return hook.Info{}, false
+		return generation.Info{}, false
 	}
 	return all[i], true
 }
@@ -196,7 +196,7 @@ func (c *container) end() {
 }
 
 // goesOn requires that a container has the same relay as before, and that the relay serves.
-func (c *container) goesOn(t *testing.T, was hook.Info) {
+func (c *container) goesOn(t *testing.T, was generation.Info) {
 	t.Helper()
 	is, there := c.generation()
 	if !there || is.Status.Relay.PID != was.Status.Relay.PID || is.ID != was.ID {

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/across"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
@@ -35,8 +35,8 @@ import (
 // hostLine is a line of output: from the container, or an answer to inspect.
 type hostLine struct {
 	across.Line
-	Container  string           `json:"container,omitempty"` // with the kind started
-	Inspection *hook.Inspection `json:"inspection,omitempty"`
+	Container  string              `json:"container,omitempty"` // with the kind started
+	Inspection *control.Inspection `json:"inspection,omitempty"`
 }
 
 const (
@@ -236,7 +236,7 @@ func take(h *testbed.Host, id string, to io.WriteCloser, write func([]byte) erro
 		if err != nil {
 			return err
 		}
-		var list []*hook.Inspection
+		var list []*control.Inspection
 		if err := json.Unmarshal(out, &list); err != nil || len(list) != 1 {
 			return fmt.Errorf("%d generations (%w)", len(list), err)
 		}

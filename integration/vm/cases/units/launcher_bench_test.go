@@ -15,6 +15,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 )
 
@@ -51,7 +53,7 @@ func BenchmarkLauncher(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	lanes, err := hook.Lanes(o.Plan, []string{gpu.UUID + "@" + gpu.BusID})
+	lanes, err := lanes.Find(o.Plan, []string{gpu.UUID + "@" + gpu.BusID})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -65,7 +67,7 @@ func BenchmarkLauncher(b *testing.B) {
 			}
 			began := time.Now()
 			_, err := hook.Launch(o.Layout, hook.Request{
-				Container: hook.Container{ID: launcher, PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
+				Container: generation.Container{ID: launcher, PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
 			})
 			took := time.Since(began)
 			_ = init.Process.Kill() // may still run

@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
@@ -230,7 +230,7 @@ func (o *operator) begin() (*container, error) {
 }
 
 // start starts a container and returns its generation.
-func (o *operator) start() (*container, hook.Info) {
+func (o *operator) start() (*container, generation.Info) {
 	o.Helper()
 	c, err := o.begin()
 	if err != nil {
@@ -244,7 +244,7 @@ func (o *operator) start() (*container, hook.Info) {
 const patience = 6 * time.Minute
 
 // ready waits until a container's relay answers.
-func (o *operator) ready(c *container) (found hook.Info) {
+func (o *operator) ready(c *container) (found generation.Info) {
 	o.Helper()
 	for end := testutil.BeginFor(patience); ; time.Sleep(200 * time.Millisecond) {
 		select {
@@ -253,12 +253,12 @@ func (o *operator) ready(c *container) (found hook.Info) {
 			o.Fatalf("container %s ended: %v: %s", c.id, err, c.stderr.String())
 		default:
 		}
-		all, err := hook.List(o.Layout)
+		all, err := generation.List(o.Layout)
 		if err != nil {
 			o.Fatal(err)
 		}
-		i := slices.IndexFunc(all, func(i hook.Info) bool { return i.Container.ID == c.id })
-		if i >= 0 && all[i].Status.State == hook.StateReady {
+		i := slices.IndexFunc(all, func(i generation.Info) bool { return i.Container.ID == c.id })
+		if i >= 0 && all[i].Status.State == generation.StateReady {
 			return all[i]
 		}
 		if end.Over() {
@@ -283,7 +283,7 @@ func (o *operator) end(c *container) {
 }
 
 // serves asks a generation's relay as a client does.
-func (o *operator) serves(g hook.Info) {
+func (o *operator) serves(g generation.Info) {
 	o.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), 30*time.Second)
 	defer cancel()
@@ -318,7 +318,7 @@ func parent(t testing.TB, pid int) int {
 }
 
 // unitOf returns the unit of a relay and its supervisor.
-func (o *operator) unitOf(g hook.Info) string {
+func (o *operator) unitOf(g generation.Info) string {
 	o.Helper()
 	group := groupOf(g.Status.Relay.PID)
 	if !strings.HasPrefix(group, relaySlice) && !strings.HasPrefix(group, strings.TrimPrefix(relaySlice, "/system.slice")) {
@@ -501,7 +501,7 @@ func TestStoppedUnitsEndRelays(t *testing.T) {
 	if is := running(t); len(is) > 0 {
 		t.Errorf("units after the stop: %q", is)
 	}
-	if alive, err := hook.List(o.Layout); err != nil || len(alive) != 0 {
+	if alive, err := generation.List(o.Layout); err != nil || len(alive) != 0 {
 		t.Errorf("generations after the stop: %+v, %v", alive, err)
 	}
 	if group := groupOf(g.Init.PID); group == "" {

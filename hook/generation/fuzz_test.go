@@ -1,0 +1,62 @@
+package generation
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/config/paths"
+)
+
+// The files of a generation are valid, or damaged: no content makes a reader fail or ends a
+// process of another owner.
+func FuzzGeneration(f *testing.F) {
+	const id = "00112233445566778899aabbccddeeff"
+	l := paths.New(f.TempDir())
+	dir := l.GenerationDir(id)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, generation, status []byte) {
+		for path, text := range map[string][]byte{File(l, id): generation, StatusFile(l, id): status} {
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g, err := Read(l, id)
+		if err != nil {
+			return
+		}
+		if g.ID != id || g.Container.PID != g.Init.PID {
+			t.Errorf("generation %s is read as %+v", id, g)
+		}
+		if err := g.Write(l); err != nil {
+			t.Fatalf("%+v was read, and cannot be written: %v", g, err)
+		}
+		again, err := Read(l, id)
+		if err != nil {
+			t.Fatalf("%+v was written, and cannot be read: %v", g, err)
+		}
+		first, err := json.Marshal(g)
+		second, errAgain := json.Marshal(again)
+		if err != nil || errAgain != nil || !bytes.Equal(first, second) {
+			t.Errorf("%s is %s after another reading, %v, %v", first, second, err, errAgain)
+		}
+		if _, err := List(l); err != nil && !strings.Contains(err.Error(), id) {
+			t.Errorf("the error names no generation: %v", err)
+		}
+		// The file may name any process: a process of another start or boot is not the relay.
+		if s, err := ReadStatus(l, id); err == nil && s.Relay != nil {
+			if process, err := s.Relay.Open(); err == nil {
+				process.Close()
+				t.Errorf("process %+v is taken for a relay's", s.Relay)
+			}
+		}
+		if entries, err := os.ReadDir(filepath.Dir(dir)); err != nil || len(entries) != 1 {
+			t.Errorf("there are %v, %v", entries, err)
+		}
+	})
+}

@@ -1,0 +1,143 @@
+package generation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+)
+
+// LockTimeout limits the wait for a lock. Locks are held for milliseconds, and for at most
+// StartTimeout of package handover while the hook waits for systemd, and again while it starts a
+// supervisor. A longer holder is stopped or cannot make progress.
+const LockTimeout = 75 * time.Second
+
+var ErrLocked = errors.New("held by another process")
+
+// Lock takes an flock on an open file or directory: unix.LOCK_EX or LOCK_SH.
+//
+// The kernel serves waiting processes in order. Polling has no order, and on a starved host with
+// many containers a process could poll in vain for ever.
+func Lock(f *os.File, how int, wait time.Duration) error {
+	return LockUnless(context.Background(), f, how, wait)
+}
+
+// LockUnless is Lock until the context is done: then its cause is the error.
+func LockUnless(ctx context.Context, f *os.File, how int, wait time.Duration) error {
+	fd := int(f.Fd())
+	err := flock(fd, how|unix.LOCK_NB)
+	if err == unix.EWOULDBLOCK {
+		if wait == 0 {
+			return fmt.Errorf("locking %s: %w", f.Name(), ErrLocked)
+		}
+		// After the timeout the thread stays behind. It has its own descriptor, because the
+		// number of f may become another file's, and it releases a lock that it gets in the end.
+		again, failed := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if failed != nil {
+			return fmt.Errorf("locking %s: %w", f.Name(), os.NewSyscallError("dup", failed))
+		}
+		done := make(chan error, 1)
+		go func() {
+			defer unix.Close(again)
+			done <- flock(again, how)
+		}()
+		select {
+		case err = <-done:
+		case <-ctx.Done():
+			return fmt.Errorf("locking %s: %w", f.Name(), context.Cause(ctx))
+		case <-time.After(wait):
+			return fmt.Errorf("locking %s: %w for %v", f.Name(), ErrLocked, wait)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("locking %s: %w", f.Name(), err)
+	}
+	return nil
+}
+
+func flock(fd, how int) error {
+	for {
+		if err := unix.Flock(fd, how); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// LockHost takes the lock under which generations are found and made. Closing the file releases
+// the lock.
+func LockHost(l paths.Layout) (*os.File, error) {
+	// The directory itself, so that nothing is left for the lock's sake.
+	f, err := os.Open(l.Generations())
+	if err != nil {
+		return nil, err
+	}
+	if err := Lock(f, unix.LOCK_EX, LockTimeout); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// LockGeneration takes the lock of a generation. The error is fs.ErrNotExist if the generation is
+// gone, or went during the wait. Closing the file releases the lock.
+func LockGeneration(l paths.Layout, id string, wait time.Duration) (*os.File, error) {
+	dir := l.GenerationDir(id)
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := Lock(f, unix.LOCK_EX, wait); err != nil {
+		f.Close()
+		return nil, err
+	}
+	// A process that opened a removed directory before can still lock it.
+	was, err := f.Stat()
+	if err == nil {
+		var is os.FileInfo
+		if is, err = os.Stat(dir); err == nil && !os.SameFile(was, is) {
+			err = &os.PathError{Op: "lock", Path: dir, Err: os.ErrNotExist}
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// SupervisorLock returns the file that a supervisor keeps locked while it lives.
+func SupervisorLock(l paths.Layout, id string) string {
+	return filepath.Join(l.GenerationDir(id), "supervisor")
+}
+
+func MakeSupervisorLock(l paths.Layout, id string) error {
+	path := SupervisorLock(l, id)
+	if err := unix.Mknod(path, unix.S_IFREG|0o600, 0); err != nil {
+		return &os.PathError{Op: "mknod", Path: path, Err: err}
+	}
+	return nil
+}
+
+// Supervised reports whether a generation's supervisor lives.
+func Supervised(l paths.Layout, id string) (bool, error) {
+	f, err := os.Open(SupervisorLock(l, id))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	// A shared lock: two callers at once do not take each other for the supervisor.
+	err = Lock(f, unix.LOCK_SH, 0)
+	if errors.Is(err, ErrLocked) {
+		return true, nil
+	}
+	return false, err
+}

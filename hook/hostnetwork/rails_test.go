@@ -1,0 +1,128 @@
+package hostnetwork
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	addresses "github.com/peerlane/peerlane/relay/network/address"
+)
+
+// madeSysfs makes a /sys of lines: "link NAME TO" a symbolic link from one path to
+// another, "file NAME TEXT", "dir NAME".
+func madeSysfs(t *testing.T, lines string) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, line := range strings.Split(strings.TrimSpace(lines), "\n") {
+		words := strings.Fields(line)
+		path := filepath.Join(root, words[1])
+		err := os.MkdirAll(filepath.Dir(path), 0o755)
+		if err == nil {
+			switch words[0] {
+			case "link":
+				to := filepath.Join(root, words[2])
+				if err = os.MkdirAll(to, 0o755); err == nil {
+					err = os.Symlink(to, path)
+				}
+			case "file":
+				err = os.WriteFile(path, []byte(words[2]+"\n"), 0o644)
+			case "dir":
+				err = os.MkdirAll(path, 0o755)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// Hosts as kernels show them.
+const (
+	// Two NICs with RDMA, with the first device's function last, a bond with RDMA, a VLAN on the
+	// first NIC, and a slow card with RDMA.
+	sysRDMA = `
+link class/net/ens2/device devices/pci0000:00/0000:00:02.0/0000:9c:00.0
+link class/net/ens1/device devices/pci0000:00/0000:00:01.0/0000:1a:00.0
+link class/net/eth0/device devices/pci0000:00/0000:00:03.0/virtio2
+link class/net/slow/device devices/pci0000:00/0000:00:04.0
+link class/net/bond0/lower_ens8 class/net/ens8
+link class/net/ens8/device devices/pci0000:00/0000:00:08.0
+link class/net/vlan7/lower_ens2 class/net/ens2
+file class/net/ens1/speed 400000
+file class/net/ens2/speed 400000
+file class/net/bond0/speed 200000
+file class/net/slow/speed 25000
+file class/net/eth0/speed -1
+dir class/infiniband/mlx5_0/device/net/ens2
+dir class/infiniband/mlx5_1/device/net/ens1
+dir class/infiniband/mlx5_2/device/net/slow
+dir class/infiniband/mlx5_10/device/net/ens8
+file class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0 ens2
+file class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/4 vlan7
+file class/infiniband/mlx5_10/ports/1/gid_attrs/ndevs/0 bond0`
+	sysPlain = `
+link class/net/eth1/device devices/pci0000:00/0000:00:04.0/virtio3
+link class/net/eth0/device devices/pci0000:00/0000:00:03.0/virtio2
+link class/net/eth2/device devices/pci0000:00/0000:00:05.0
+link class/net/eth0.5/lower_eth0 class/net/eth0
+dir class/net/br-1
+file class/net/eth2/speed 1000
+file class/net/eth1/speed 100000
+file class/net/br-1/speed 10000`
+	sysNone = "dir class/net"
+)
+
+// Rails are numbered by the configuration, the plan, or the hardware, independent of the order of
+// the kernel's list.
+func TestSetRailsNumbersByHardware(t *testing.T) {
+	for name, c := range map[string]struct {
+		sys, interfaces string
+		named           []string
+		planned         map[string]int
+		listed          bool
+		want            string // interface=rail, with the device
+	}{
+		"RDMA devices, as a plan has them":     {sysRDMA, "eth0 ens1 ens2", nil, nil, false, "eth0=-1 ens1=1 mlx5_1 ens2=0 mlx5_0"},
+		"a bond, a VLAN, and one that is slow": {sysRDMA, "bond0 slow vlan7 ens1", nil, nil, false, "bond0=3 mlx5_10 slow=-1 mlx5_2 vlan7=0 mlx5_0 ens1=1 mlx5_1"},
+		"one of many":                          {sysRDMA, "ens1", nil, nil, true, "ens1=1 mlx5_1"},
+		"the slow one alone":                   {sysRDMA, "slow eth0", nil, nil, true, "slow=2 mlx5_2 eth0=-1"},
+		"as planned":                           {sysRDMA, "ens1 ens2", nil, map[string]int{"mlx5_1": 7}, false, "ens1=7 mlx5_1 ens2=0 mlx5_0"},
+		"as named":                             {sysRDMA, "ens1 ens2 eth0", []string{"eth0", "other", "mlx5_0"}, map[string]int{"mlx5_0": 7}, false, "ens1=-1 mlx5_1 ens2=2 mlx5_0 eth0=0"},
+		"named, and not there":                 {sysRDMA, "ens1", []string{"ens9"}, nil, false, "error"},
+		"PCI functions":                        {sysPlain, "eth1 eth0 br-1", nil, nil, false, "eth1=1 eth0=0 br-1=-1"},
+		"one function under another name":      {sysPlain, "eth0.5 eth0 eth1", nil, nil, false, "eth0.5=0 eth0=0 eth1=1"},
+		"a slow function":                      {sysPlain, "eth0 eth1 eth2", nil, nil, false, "eth0=0 eth1=1 eth2=-1"},
+		"nothing is known, and they are named": {sysNone, "veth1 veth0 veth1", nil, nil, true, "veth1=0 veth0=1 veth1=0"},
+		"nothing is known":                     {sysNone, "veth1 veth0", nil, nil, false, "veth1=0 veth0=0"},
+	} {
+		names := strings.Fields(c.interfaces)
+		var all []addresses.Chosen
+		for i, n := range names {
+			all = append(all, addresses.Chosen{Interface: n, Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})})
+		}
+		err := setRails(all, readAdapters(madeSysfs(t, c.sys), names), c.named, c.planned, c.listed)
+		var got []string
+		for _, a := range all {
+			got = append(got, fmt.Sprintf("%s=%d", a.Interface, a.Rail))
+			if a.Device != "" {
+				got = append(got, a.Device)
+			}
+		}
+		if text := strings.Join(got, " "); (err != nil) != (c.want == "error") || err == nil && text != c.want {
+			t.Errorf("%s: %s, %v; not %s", name, text, err, c.want)
+		}
+	}
+}
+
+func TestCompareNaturalOrdersNumbers(t *testing.T) {
+	names := []string{"mlx5_10", "mlx5_9", "bnxt_re0", "mlx5_bond_0", "7", "mlx5_09"}
+	slices.SortFunc(names, compareNatural)
+	if got := strings.Join(names, " "); got != "7 bnxt_re0 mlx5_09 mlx5_9 mlx5_10 mlx5_bond_0" {
+		t.Error(got)
+	}
+}

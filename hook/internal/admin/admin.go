@@ -1,0 +1,192 @@
+package admin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/internal/unixsocket"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// The administration socket takes one request a connection and gives one answer, both a JSON
+// document in one packet. The socket is in the state tree, which only root can enter. A container
+// keeps the first supervisor, so client and supervisor can be of different releases: Version
+// identifies the protocol.
+const (
+	Version = 1
+	Timeout = 30 * time.Second // longer than the start of a supervisor on a starved host
+	// replyTimeout limits the answer of a supervisor, including the relay's: the client waits for
+	// Timeout.
+	replyTimeout = Timeout - 5*time.Second
+
+	Lanes   = "lanes"   // the generation has more lanes
+	Inspect = "inspect" // answered with the relay's report
+	Stop    = "stop"    // end the relay, and start no other
+	Drain   = "drain"   // the same, after the relay's copies
+	Resume  = "resume"  // start a relay again
+)
+
+// acceptPause is the time between two calls of accept after a failure.
+const acceptPause = 100 * time.Millisecond
+
+type message struct {
+	Version int    `json:"version"`
+	Command string `json:"command"`
+}
+
+type Answer struct {
+	Version int    `json:"version"`
+	Error   string `json:"error,omitempty"`
+	// Of commandInspect.
+	Supervisor int            `json:"supervisor,omitempty"` // process
+	Report     *launch.Report `json:"report,omitempty"`
+	// NoReport is the reason for a missing report.
+	NoReport string `json:"noReport,omitempty"`
+}
+
+func Socket(l paths.Layout, id string) string {
+	return filepath.Join(l.GenerationDir(id), "admin.sock")
+}
+
+// Ask has the supervisor of a generation do something.
+func Ask(l paths.Layout, id, command string) (Answer, error) {
+	return AskUntil(l, id, command, time.Now().Add(Timeout))
+}
+
+// AskUntil waits for the answer until a time. The supervisor carries out the request all the
+// same.
+func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, error) {
+	fail := func(err error) (Answer, error) {
+		return Answer{}, fmt.Errorf("asking the supervisor: %w", err)
+	}
+	left := time.Until(until)
+	if left <= 0 {
+		return fail(os.ErrDeadlineExceeded)
+	}
+	socket, err := unixsocket.ConnectWithin(Socket(l, id), min(left, unixsocket.ConnectTimeout))
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return Answer{}, errors.New("the supervisor has been killed; restart the container")
+	}
+	if err != nil {
+		return fail(err)
+	}
+	defer socket.Close()
+	conn, err := net.FileConn(socket)
+	if err != nil {
+		return fail(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(until); err != nil {
+		return fail(err)
+	}
+	text, err := json.Marshal(message{Version, command})
+	if err != nil {
+		return fail(err)
+	}
+	if _, err := conn.Write(text); err != nil {
+		return fail(err)
+	}
+	buffer := make([]byte, launch.MaxDatagram)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return fail(err)
+	}
+	var answer Answer
+	if err := json.Unmarshal(buffer[:n], &answer); err != nil || answer.Version != Version {
+		return Answer{}, fmt.Errorf("the supervisor is of another release of Peerlane, which does not understand %q; restart the container", command)
+	}
+	if answer.Error != "" {
+		return answer, errors.New(answer.Error)
+	}
+	return answer, nil
+}
+
+// TellLanesChanged has a supervisor read the generation again. The answer comes after the message
+// to the relay, before the relay's answer.
+func TellLanesChanged(l paths.Layout, id string) error {
+	_, err := Ask(l, id, Lanes)
+	return err
+}
+
+// Request is one request to a supervisor; answer has room for one value.
+type Request struct {
+	Command string
+	Answer  chan Answer
+	Late    time.Time // the client has stopped waiting by then
+}
+
+// Reply answers a request.
+func (r Request) Reply(err error) {
+	a := Answer{Version: Version}
+	if err != nil {
+		a.Error = err.Error()
+	}
+	r.Answer <- a
+}
+
+// Listen is the supervisor's side.
+func Listen(f *os.File) (<-chan Request, error) {
+	defer f.Close() // net works on a copy
+	listener, err := net.FileListener(f)
+	if err != nil {
+		return nil, err
+	}
+	requests := make(chan Request)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				time.Sleep(acceptPause) // out of descriptors or memory, for a moment
+				continue
+			}
+			go serveAdmin(conn, requests)
+		}
+	}()
+	return requests, nil
+}
+
+func serveAdmin(conn net.Conn, requests chan<- Request) {
+	defer conn.Close()
+	if conn.SetDeadline(time.Now().Add(Timeout)) != nil {
+		return // the client has gone
+	}
+	buffer := make([]byte, 4<<10)
+	n, err := conn.Read(buffer)
+	if err != nil {
+		return
+	}
+	answer := Answer{Version: Version}
+	var asked message
+	switch err := json.Unmarshal(buffer[:n], &asked); {
+	case err != nil:
+		answer.Error = fmt.Sprintf("the request %q makes no sense: %v", buffer[:n], err)
+	case asked.Version != Version:
+		answer.Error = fmt.Sprintf("the supervisor speaks version %d, and was asked in version %d; restart the container", Version, asked.Version)
+	default:
+		r := Request{asked.Command, make(chan Answer, 1), time.Now().Add(replyTimeout)}
+		late := time.After(replyTimeout)
+		select {
+		case requests <- r:
+			select {
+			case answer = <-r.Answer:
+			case <-late:
+				answer.Error = fmt.Sprintf("there is no answer to %q within %v", asked.Command, replyTimeout)
+			}
+		case <-late:
+			answer.Error = fmt.Sprintf("the supervisor has not reached %q within %v", asked.Command, replyTimeout)
+		}
+	}
+	text, err := json.Marshal(answer)
+	if err != nil {
+		text = []byte(err.Error())
+	}
+	_, _ = conn.Write(text) // as above
+}

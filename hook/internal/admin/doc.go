@@ -1,0 +1,2 @@
+// Package admin is the protocol of a supervisor's administration socket, both sides.
+package admin

@@ -1,0 +1,263 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+)
+
+// Group is the control group of a supervisor and its relay, in the cgroup2 hierarchy: else the
+// group of the hook's caller would count, limit and kill both.
+type Group struct {
+	root   string // mount point of cgroup2
+	family string // parent of the groups of one layout
+	id     string // of the generation
+}
+
+// Find looks for a cgroup2 mount; ok is false on a host without.
+func Find(l paths.Layout, id string) (Group, bool, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return Group{}, false, err
+	}
+	root, ok := root(string(text))
+	return Group{root, l.Cgroup(), id}, ok, nil
+}
+
+// Remove removes a generation's group. In a mount namespace without cgroup2 it makes a detached
+// mount: a supervisor with another mount namespace may have made the group.
+func Remove(l paths.Layout, id string) error {
+	group, ok, err := Find(l, id)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		mount, err := detachedCgroups()
+		if err == unix.EPERM || err == unix.ENODEV {
+			return nil // without CAP_SYS_ADMIN, or without cgroup2, there is no group
+		}
+		if err != nil {
+			return fmt.Errorf("mounting cgroup2 to remove the control group of generation %s: %w", id, err)
+		}
+		defer mount.Close()
+		group.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
+	}
+	return group.Remove()
+}
+
+// detachedCgroups mounts cgroup2 at no place.
+func detachedCgroups() (*os.File, error) {
+	context, err := unix.Fsopen("cgroup2", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(context)
+	if err := unix.FsconfigCreate(context); err != nil {
+		return nil, err
+	}
+	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(mount), "cgroup2"), nil
+}
+
+// Make makes a generation's group, and opens the group for the start of a process; nil on a host
+// without cgroup2.
+func Make(l paths.Layout, id string) (*os.File, error) {
+	group, ok, err := Find(l, id)
+	if err != nil || !ok {
+		return nil, err
+	}
+	dir, err := group.create()
+	if err != nil {
+		return nil, errors.Join(err, group.Remove())
+	}
+	return dir, nil
+}
+
+// root finds the mount point of cgroup2 in the text of a mountinfo,
+// proc_pid_mountinfo(5).
+func root(mountinfo string) (string, bool) {
+	for line := range strings.Lines(mountinfo) {
+		mount, filesystem, ok := strings.Cut(line, " - ")
+		fields := strings.Fields(mount)
+		if ok && strings.HasPrefix(filesystem, "cgroup2 ") && len(fields) > 4 {
+			return fields[4], true
+		}
+	}
+	return "", false
+}
+
+func (c Group) Parent() string { return filepath.Join(c.root, c.family) }
+
+func (c Group) Path() string { return filepath.Join(c.Parent(), c.id) }
+
+// leaving has the ending supervisors that left their groups.
+func (c Group) leaving() string { return filepath.Join(c.Parent(), "ending") }
+
+// create makes the group and opens it for the start of a process.
+func (c Group) create() (*os.File, error) {
+	// Another generation's end may remove the parent at any moment.
+	err := os.ErrNotExist
+	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
+		err = os.MkdirAll(c.Path(), 0o755)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(c.Path())
+}
+
+// Limit sets the group's limits, if the hierarchy has the controllers: on many hosts cgroup
+// version 1 has them.
+func (c Group) Limit(l generation.Limits) error {
+	const period = 100_000 // microseconds, the kernel's default
+	var errs []error
+	for _, set := range []struct{ controller, file, value string }{
+		{"memory", "memory.max", fmt.Sprint(l.Memory)},
+		{"pids", "pids.max", fmt.Sprint(l.Tasks)},
+		{"cpu", "cpu.max", fmt.Sprint(l.CPUs*period, " ", period)},
+	} {
+		path := filepath.Join(c.Path(), set.file)
+		if _, err := os.Stat(path); err != nil {
+			if err := c.delegate(set.controller); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if err := os.WriteFile(path, []byte(set.value), 0); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// delegate has a controller work in the groups of this layout.
+func (c Group) delegate(controller string) error {
+	for _, group := range []string{c.root, c.Parent()} {
+		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+controller), 0); err != nil {
+			return fmt.Errorf("no controller %s: %w", controller, err)
+		}
+	}
+	return nil
+}
+
+// LimitsTasks reports whether pids.max limits the tasks of a control group that only the calling
+// supervisor and its relay are in: the generation's, or the unit's. Else RLIMIT_NPROC limits the
+// relay, and counts other processes of the uid as well.
+func LimitsTasks(proc, id string, unit bool) bool {
+	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
+	if err != nil {
+		return false
+	}
+	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(groups)) { // ID:CONTROLLERS:PATH, cgroups(7)
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) != 3 || !unit && filepath.Base(fields[2]) != id {
+			continue
+		}
+		filesystem := "cgroup2"
+		if fields[1] != "" || fields[0] != "0" {
+			if !slices.Contains(strings.Split(fields[1], ","), "pids") {
+				continue
+			}
+			filesystem = "cgroup"
+		}
+		mount, root, ok := Mount(string(mounts), filesystem, "pids")
+		below, err := filepath.Rel(root, fields[2])
+		if !ok || err != nil || below == "." || below == ".." || strings.HasPrefix(below, "../") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(mount, below, "pids.max"))
+		if err != nil {
+			continue
+		}
+		if _, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32); err == nil { // else "max"
+			return true
+		}
+	}
+	return false
+}
+
+// Leave moves the calling process out of the group, to the hierarchy's root. The root of a cgroup
+// namespace may hold no process, and neither may the parent, while controllers work below: then
+// Leave uses a group beside.
+func (c Group) Leave() error {
+	if _, err := os.Stat(c.Path()); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if enter(c.root) == nil {
+		return nil
+	}
+	// Another generation's end may remove the group at any moment.
+	err := os.ErrNotExist
+	for try := 0; try < 100 && errors.Is(err, os.ErrNotExist); try++ {
+		if err = os.MkdirAll(c.leaving(), 0o755); err == nil {
+			err = enter(c.leaving())
+		}
+	}
+	return err
+}
+
+func enter(group string) error {
+	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
+}
+
+// Remove kills the processes of the group, and removes the group if present.
+func (c Group) Remove() error {
+	err := os.WriteFile(filepath.Join(c.Path(), "cgroup.kill"), []byte("1"), 0)
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
+		return fmt.Errorf("killing what is left in %s: %w", c.Path(), err)
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		err := unix.Rmdir(c.Path())
+		if err == unix.EBUSY && time.Now().Before(deadline) {
+			time.Sleep(time.Millisecond) // the killed are still ending
+			continue
+		}
+		if err != nil && err != unix.ENOENT {
+			return &os.PathError{Op: "rmdir", Path: c.Path(), Err: err}
+		}
+		break
+	}
+	// The parent goes with the last generation, or with the next end while the last supervisor is
+	// still in the group.
+	for _, group := range []string{c.leaving(), c.Parent()} {
+		if err := unix.Rmdir(group); err != nil && err != unix.ENOENT && err != unix.ENOTEMPTY && err != unix.EBUSY {
+			return &os.PathError{Op: "rmdir", Path: group, Err: err}
+		}
+	}
+	return nil
+}
+
+// Mount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
+// group that is mounted there, in the text of a mountinfo.
+func Mount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
+	for line := range strings.Lines(mountinfo) {
+		before, after, found := strings.Cut(line, " - ")
+		fields, super := strings.Fields(before), strings.Fields(after)
+		if !found || len(fields) < 5 || len(super) < 3 || super[0] != filesystem {
+			continue
+		}
+		if filesystem == "cgroup" && !slices.Contains(strings.Split(super[2], ","), controller) {
+			continue
+		}
+		return fields[4], fields[3], true
+	}
+	return "", "", false
+}

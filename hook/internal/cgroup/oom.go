@@ -1,0 +1,82 @@
+package cgroup
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// MemoryKills returns the number of kills for memory in this process's control group, which a
+// relay shares with the supervisor: memory.events of cgroup2, or memory.oom_control of the first
+// version (cgroup-v2.rst, cgroup-v1/memory.rst).
+func MemoryKills() (uint64, error) {
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return 0, err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return 0, err
+	}
+	var errs error
+	for _, file := range memoryFiles(string(groups), string(mounts)) {
+		text, err := os.ReadFile(file)
+		if err == nil {
+			return oomKills(string(text))
+		}
+		errs = err
+	}
+	return 0, errs
+}
+
+// memoryFiles are where that count can be, by the text of a /proc/PID/cgroup and of a
+// mountinfo.
+func memoryFiles(groups, mountinfo string) (files []string) {
+	for line := range strings.Lines(groups) {
+		part := strings.SplitN(strings.TrimRight(line, "\n"), ":", 3)
+		if len(part) != 3 {
+			continue
+		}
+		if part[0] == "0" && part[1] == "" {
+			if root, ok := root(mountinfo); ok {
+				files = append(files, filepath.Join(root, part[2], "memory.events"))
+			}
+			continue
+		}
+		for _, controller := range strings.Split(part[1], ",") {
+			if root, ok := memoryRoot(mountinfo); ok && controller == "memory" {
+				files = append(files, filepath.Join(root, part[2], "memory.oom_control"))
+			}
+		}
+	}
+	return files
+}
+
+// memoryRoot is the mount point of the first version's memory controller.
+func memoryRoot(mountinfo string) (string, bool) {
+	for line := range strings.Lines(mountinfo) {
+		mount, filesystem, ok := strings.Cut(strings.TrimRight(line, "\n"), " - ")
+		fields, of := strings.Fields(mount), strings.Fields(filesystem)
+		if !ok || len(fields) < 5 || len(of) < 3 || of[0] != "cgroup" {
+			continue
+		}
+		for _, option := range strings.Split(of[2], ",") {
+			if option == "memory" {
+				return fields[4], true
+			}
+		}
+	}
+	return "", false
+}
+
+// oomKills reads the number from a memory.events or a memory.oom_control.
+func oomKills(text string) (uint64, error) {
+	for line := range strings.Lines(text) {
+		if count, is := strings.CutPrefix(strings.TrimSpace(line), "oom_kill "); is {
+			return strconv.ParseUint(count, 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("no oom_kill in %.100q", text)
+}

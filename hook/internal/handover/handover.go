@@ -1,0 +1,170 @@
+package handover
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// StartTimeout limits the time until a supervisor has executed the relay: milliseconds, but a
+// starved host shall start containers late, and not never.
+const StartTimeout = 30 * time.Second
+
+// Descriptors of a supervisor at the start. Standard error is the generation's log.
+const (
+	FDClients = 3 // listening socket of the clients
+	FDPeers   = 4 // listening socket of the peer relays
+	FDInit    = 5 // pidfd of the container's init
+	FDStarted = 6 // pipe on which Launch waits for startedAnswer, or an error
+	FDAdmin   = 7 // listening socket of the administration
+	FDAlive   = 8 // locked file; the lock ends with the supervisor
+)
+
+const Started = "started"
+
+// Descriptors are the files of a supervisor, inherited or received.
+type Descriptors struct{ Clients, Peers, Init, Started, Admin, Alive *os.File }
+
+// With systemd a hook does not fork its supervisor, which would be a child of the container
+// runtime, under the runtime's limits. The hook connects to peerlane-relay.socket, systemd starts
+// a peerlane-relay@.service, and both exchange datagrams of JSON:
+//
+//	service → hook  Answer, with a pidfd of the service
+//	hook → service  Message, with the descriptors FDClients to FDAlive
+//	service → hook  Answer with an error, if the service refuses the generation
+//
+// The hook keeps the generation until the service has answered. A hook hangs up after its time
+// limit, and a late service then has no descriptor, so that a generation never has two
+// supervisors. After the Message the rest is as with a forked supervisor, including the pipe of
+// Started.
+type (
+	Answer struct {
+		Version int    `json:"version"`
+		Error   string `json:"error,omitempty"`
+	}
+	Message struct {
+		Version    int    `json:"version"`
+		Root       string `json:"root"` // of the layout
+		Generation string `json:"generation"`
+	}
+)
+
+// Version changes with the meaning of the messages and the order of the descriptors. Units and
+// hook are of one package, and differ during an upgrade only.
+const Version = 1
+
+// maxHandover limits the messages, in bytes. A root is a path (4,096 bytes at most), which JSON
+// can make six times as long.
+const maxHandover = 32 << 10
+
+// Count is how many descriptors a handover has.
+const Count = FDAlive - FDClients + 1
+
+// Send sends one message with descriptors, which the caller keeps.
+func Send(conn *net.UnixConn, message any, files ...*os.File) error {
+	text, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	var fds []int
+	for _, f := range files {
+		// Fd makes the descriptors blocking, as the receiver, which has the same open file,
+		// expects.
+		fds = append(fds, int(f.Fd()))
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	_, _, err = conn.WriteMsgUnix(text, rights, nil)
+	return err
+}
+
+// maxDescriptors exceeds any message, so that Receive can count and close excess descriptors. The
+// kernel passes 253 (SCM_MAX_FD).
+const maxDescriptors = 253
+
+// Receive receives one message and the descriptors, which the caller owns. It closes the
+// descriptors of a refused message. The end of the conversation is io.EOF.
+func Receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
+	text, rights := make([]byte, maxHandover+1), make([]byte, unix.CmsgSpace(4*maxDescriptors))
+	n, oobn, flags, _, err := conn.ReadMsgUnix(text, rights)
+	if err != nil {
+		return nil, err
+	}
+	files, err = descriptorsOf(rights[:oobn])
+	switch {
+	case err != nil:
+	case n == 0 && len(files) == 0:
+		err = io.EOF
+	case n > maxHandover || flags&unix.MSG_TRUNC != 0:
+		err = fmt.Errorf("the message has more than %d bytes", maxHandover)
+	case flags&unix.MSG_CTRUNC != 0:
+		err = errors.New("the message's descriptors do not fit here: too many files are open")
+	default:
+		err = ParseMessage(text[:n], message)
+	}
+	if err != nil {
+		CloseAll(files)
+		return nil, err
+	}
+	return files, nil
+}
+
+// descriptorsOf takes the descriptors out of a message's control data. Package net has made them
+// close-on-exec.
+func descriptorsOf(control []byte) (files []*os.File, err error) {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil, fmt.Errorf("the message's control data: %w", err)
+	}
+	for _, m := range messages {
+		if m.Header.Level != unix.SOL_SOCKET || m.Header.Type != unix.SCM_RIGHTS {
+			continue // credentials of the sender
+		}
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			CloseAll(files)
+			return nil, fmt.Errorf("the message's descriptors: %w", err)
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "handed over"))
+		}
+	}
+	return files, nil
+}
+
+func CloseAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// ParseMessage reads exactly one JSON value without unknown keys.
+func ParseMessage(text []byte, message any) error {
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(message)
+	if err == nil {
+		if _, more := dec.Token(); more != io.EOF {
+			err = errors.New("data after the message")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("the message makes no sense: %w", err)
+	}
+	return nil
+}
+
+// Named names the descriptors of a handover.
+func Named(files []*os.File) Descriptors {
+	at := func(fd int) *os.File { return files[fd-FDClients] }
+	return Descriptors{Clients: at(FDClients), Peers: at(FDPeers), Init: at(FDInit), Started: at(FDStarted), Admin: at(FDAdmin), Alive: at(FDAlive)}
+}

@@ -1,0 +1,64 @@
+package ocispec
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A config.json with a duplicate key is refused.
+func TestParseDuplicateKeyFails(t *testing.T) {
+	for _, text := range []string{
+		`{"root": {"path": "a"}, "root": {"path": "b"}}`,
+		`{"root": {"path": "a", "path": "b"}}`,
+		`{"root": {"path": "a", "Path": "b"}}`,
+		`{"root": {"path": "a"}, "process": {"env": []}, "process": {"env": ["CUDA_VISIBLE_DEVICES=0"]}}`,
+		`{"root": {"path": "a"}, "process": {"env": [], "env": ["CUDA_VISIBLE_DEVICES=0"]}}`,
+		`{"root": {"path": "a"}, "process": {"rlimits": [], "rlimits": []}}`,
+		`{"root": {"path": "a"}, "mounts": [], "mounts": [{"destination": "/run/peerlane/x"}]}`,
+		`{"root": {"path": "a"}, "hooks": {}, "hooks": {}}`,
+		`{"root": {"path": "a"}, "hooks": {"createRuntime": [], "createRuntime": []}}`,
+	} {
+		if s, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), "twice") {
+			t.Errorf("%s is %+v, %v", text, s, err)
+		}
+	}
+	// Unknown keys may be duplicate.
+	if _, err := Parse([]byte(`{"root": {"path": "a"}, "annotations": {"a": "b", "a": "c"}, "x": 1, "x": 2}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A config.json over the limit is refused unread.
+func TestReadHugeSpecFailsUnread(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "config.json")
+	if err := os.WriteFile(path, []byte(`{"root":{"path":"r"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 100<<20); err != nil {
+		t.Fatal(err)
+	}
+	allocated := testing.AllocsPerRun(1, func() {
+		if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "more than 16777216 bytes") {
+			t.Errorf("%v", err)
+		}
+	})
+	if allocated > 100 {
+		t.Errorf("%v allocations", allocated)
+	}
+}
+
+func TestMountBelowSocketIsRefused(t *testing.T) {
+	for destination, refused := range map[string]bool{
+		"/run/peerlane": false, "/run/peerlanes/x": false, "/run": false, "/": false, "": false,
+		"/run/peerlane/x": true, "run/peerlane/x": true, "/run//peerlane/./x/y": true, "/a/../run/peerlane/x": true, "/../run/peerlane/relay.sock": true,
+	} {
+		s := RootOnly("r")
+		s.Mounts = []Mount{{Destination: destination}}
+		if err := s.NothingBelow(); (err != nil) != refused {
+			t.Errorf("%q: %v", destination, err)
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package ocispec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
+)
+
+// MaxBytes limits a config.json, in bytes. Engines write some ten thousand; but the image
+// controls the environment, and the user of the container the mounts.
+const MaxBytes = 16 << 20
+
+// Spec is the part of a container's config.json that the hook reads.
+type Spec struct {
+	Root struct {
+		Path string
+	}
+	Process struct {
+		Env     []string
+		Rlimits []Limit
+	}
+	Mounts  []Mount
+	Devices []Device // of linux
+	// unread says that config.json was not found.
+	Unread bool
+	Hooks  struct {
+		Prestart      []Hook
+		CreateRuntime []Hook
+	}
+}
+
+type Limit struct {
+	Type string `json:"type"`
+}
+
+type Mount struct {
+	Destination string `json:"destination"`
+	Source      string `json:"source"`
+}
+
+type Device struct {
+	Type  string `json:"type"`
+	Major int64  `json:"major"`
+	Minor int64  `json:"minor"`
+}
+
+type Hook struct {
+	Args []string `json:"args"`
+	Path string   `json:"path"`
+}
+
+// Read reads the config.json of a bundle.
+func Read(bundle string) (*Spec, error) {
+	path := filepath.Join(bundle, "config.json")
+	text, err := ReadBounded(path, MaxBytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading the container's configuration: %w", err)
+	}
+	s, err := Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading the container's configuration %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// specDocument is the JSON form of a Spec.
+type specDocument struct {
+	Root    NoDuplicateKeys[specRoot]    `json:"root"`
+	Process NoDuplicateKeys[specProcess] `json:"process"`
+	Mounts  NoDuplicateKeys[[]Mount]     `json:"mounts"`
+	Hooks   NoDuplicateKeys[specHooks]   `json:"hooks"`
+	Linux   NoDuplicateKeys[specLinux]   `json:"linux"`
+}
+
+type specLinux struct {
+	Devices NoDuplicateKeys[[]Device] `json:"devices"`
+}
+
+type specRoot struct {
+	Path NoDuplicateKeys[string] `json:"path"`
+}
+
+type specProcess struct {
+	Env     NoDuplicateKeys[[]string] `json:"env"`
+	Rlimits NoDuplicateKeys[[]Limit]  `json:"rlimits"`
+}
+
+type specHooks struct {
+	Prestart      NoDuplicateKeys[[]Hook] `json:"prestart"`
+	CreateRuntime NoDuplicateKeys[[]Hook] `json:"createRuntime"`
+}
+
+func Parse(text []byte) (*Spec, error) {
+	var d specDocument
+	if err := json.Unmarshal(text, &d); err != nil {
+		return nil, err
+	}
+	s := &Spec{Mounts: d.Mounts.Value, Devices: d.Linux.Value.Devices.Value}
+	s.Process.Env, s.Process.Rlimits = d.Process.Value.Env.Value, d.Process.Value.Rlimits.Value
+	s.Root.Path = d.Root.Value.Path.Value
+	s.Hooks.Prestart, s.Hooks.CreateRuntime = d.Hooks.Value.Prestart.Value, d.Hooks.Value.CreateRuntime.Value
+	if s.Root.Path == "" {
+		return nil, errors.New("no root file system")
+	}
+	return s, nil
+}
+
+// RootOnly is a specification of which nothing but the root file system is known.
+func RootOnly(path string) *Spec {
+	s := &Spec{Unread: true}
+	s.Root.Path = path
+	return s
+}
+
+// ReadBounded reads a regular file of at most limit bytes. It refuses other files, which could
+// block.
+func ReadBounded(path string, limit int64) (text []byte, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	if info.Size() > limit {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	text, err = io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(text)) > limit { // the file has grown
+		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	}
+	return text, err
+}
+
+// NothingBelow refuses a mount below the relay's socket directory: a volume of an image, say.
+// Some runtimes make the mount point before the anchor is read-only, and so on the host.
+func (s *Spec) NothingBelow() error {
+	for _, m := range s.Mounts {
+		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {
+			return &fault.Error{Code: fault.MountBelowSocket, Operation: "check the mount at", Object: at, Cause: errors.New(paths.ContainerDir + " is the relay's own"), Remedy: "leave out that volume (-v, --mount, or VOLUME in the image)"}
+		}
+	}
+	return nil
+}
+
+// Rootfs is the root file system of the bundle that the specification is of.
+func (s *Spec) Rootfs(bundle string) string {
+	if filepath.IsAbs(s.Root.Path) {
+		return s.Root.Path
+	}
+	return filepath.Join(bundle, s.Root.Path)
+}

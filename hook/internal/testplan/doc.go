@@ -1,0 +1,2 @@
+// Package testplan is a plan for tests.
+package testplan

@@ -1,0 +1,80 @@
+package unixsocket
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// backlog is how many clients may wait while the relay starts. The kernel
+// lowers it to /proc/sys/net/core/somaxconn.
+const backlog = 4096
+
+// Listen makes a listening SOCK_SEQPACKET socket of exactly this mode.
+func Listen(path string, mode uint32) (*os.File, error) {
+	fail := func(err error) (*os.File, error) {
+		return nil, fmt.Errorf("listening on %s: %w", path, err)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fail(os.NewSyscallError("socket", err))
+	}
+	socket := os.NewFile(uintptr(fd), path)
+	err = Through(path, func(short string) error {
+		err := os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrUnix{Name: short}))
+		if err == nil {
+			// No client can connect before listen, so the mode of umask is never in effect.
+			err = errors.Join(
+				os.NewSyscallError("chmod", unix.Chmod(short, mode)),
+				os.NewSyscallError("listen", unix.Listen(fd, backlog)))
+		}
+		return err
+	})
+	if err != nil {
+		socket.Close()
+		return fail(err)
+	}
+	return socket, nil
+}
+
+// ConnectTimeout is how long connect waits while a socket's backlog is full.
+const ConnectTimeout = 10 * time.Second
+
+// Connect connects to a SOCK_SEQPACKET socket.
+func Connect(path string) (*os.File, error) { return ConnectWithin(path, ConnectTimeout) }
+
+// ConnectWithin waits so long while the backlog is full, which is more than 0.
+func ConnectWithin(path string, limit time.Duration) (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	err = Through(path, func(short string) error {
+		// 0 would be for ever.
+		wait := unix.NsecToTimeval(max(limit, time.Millisecond).Nanoseconds())
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
+			return os.NewSyscallError("SO_SNDTIMEO", err)
+		}
+		return os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrUnix{Name: short}))
+	})
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Through calls f with a name of the same file that fits into a socket's
+// address, of which the kernel has 108 bytes: roots of tests are longer.
+func Through(path string, f func(short string) error) error {
+	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: filepath.Dir(path), Err: err}
+	}
+	defer unix.Close(dir)
+	return f(fmt.Sprintf("/proc/self/fd/%d/%s", dir, filepath.Base(path)))
+}

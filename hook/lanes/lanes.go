@@ -1,0 +1,231 @@
+package lanes
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Refresh is the remedy for a plan that does not fit the host.
+const Refresh = "run peerlane cdi refresh"
+
+// ReadPlan reads the host's plan, which decides about processes of root: a plan that another user
+// could have written, or of another host, is refused.
+func ReadPlan(l paths.Layout) (*topo.Plan, error) {
+	path := l.PlanFile()
+	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Cause: err, Remedy: Refresh}
+	} else if err != nil {
+		return nil, err
+	}
+	plan, err := topo.ReadPlan(path)
+	if err != nil {
+		return nil, err
+	}
+	if plan.Source.Kind != topo.SourceSysfs {
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File), Remedy: Refresh}
+	}
+	return plan, nil
+}
+
+// Seeing marks lanes of GPUs whose server GPUs the container sees too.
+func Seeing(lanes []launch.Lane) {
+	for i := range lanes {
+		lanes[i].Copy = true
+	}
+}
+
+// Find returns lanes of a plan by the identity of their GPUs, "UUID@PCI address", as in a CDI
+// specification. The UUID may be empty, on either side.
+func Find(plan *topo.Plan, names []string) ([]launch.Lane, error) {
+	var lanes []launch.Lane
+	for _, name := range names {
+		lane, err := findLane(plan, name)
+		if err != nil {
+			return nil, fmt.Errorf("lane %q: %w", name, err)
+		}
+		lanes = append(lanes, lane)
+	}
+	return lanes, nil
+}
+
+// staleGPU returns the error of a GPU other than that of the CDI specification.
+func staleGPU(gpu string, cause error) error {
+	return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU", Object: gpu, Cause: cause, Remedy: Refresh + ", so that the CDI specification fits the host"}
+}
+
+func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
+	uuid, busID, ok := strings.Cut(name, "@")
+	if !ok {
+		return launch.Lane{}, errors.New(`a lane is named as "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
+	}
+	busID, err := topo.ParseBusID(busID)
+	if err != nil {
+		return launch.Lane{}, err
+	}
+	gpu, err := plan.GPU(busID)
+	if uuid != "" {
+		if byUUID, unknown := plan.GPU(uuid); unknown == nil && byUUID.BusID != busID {
+			return launch.Lane{}, staleGPU(uuid, fmt.Errorf("that GPU is at %s by now", byUUID.BusID))
+		}
+	}
+	if err != nil {
+		return launch.Lane{}, staleGPU(busID, err)
+	}
+	if uuid != "" && gpu.UUID != "" && !strings.EqualFold(uuid, gpu.UUID) {
+		return launch.Lane{}, staleGPU(busID, fmt.Errorf("another GPU is there now, %s", gpu.UUID))
+	}
+	lane, err := plan.Lane(busID)
+	if err != nil {
+		return launch.Lane{}, err
+	}
+	if lane.Role == topo.RoleRefused {
+		return launch.Lane{}, fmt.Errorf("that GPU cannot have a lane: %s", lane.Reason)
+	}
+	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: Identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	for _, m := range lane.Members {
+		out.Direct = out.Direct || lane.KindOf(m) == topo.KindDirect
+		out.Members = append(out.Members, launch.Member{Server: m.Server, NIC: m.NIC, Weight: m.Weight})
+	}
+	if len(lane.NICs) > 0 {
+		n := plan.NCCLNIC(lane.NICs[0])
+		out.NIC = &launch.NIC{Name: lane.NICs[0], GUID: n.GUID, Mbps: n.Mbps, Port: n.Port}
+	}
+	out.PeerMbps = gpu.PeerMbps()
+	for _, s := range lane.Servers {
+		server, err := plan.GPU(s)
+		if err != nil {
+			return launch.Lane{}, err
+		}
+		out.Servers = append(out.Servers, Identity(server))
+	}
+	return out, nil
+}
+
+// maxSpares limits the spares of a lane: a relay's configuration is one datagram.
+const maxSpares = 4
+
+// AddSpares names the GPUs that can replace a lane's servers: servers of other lanes of the plan,
+// first the GPUs beside the lane's NICs. A lane by configuration has no spares: the administrator
+// chose its servers. A GPU that the configuration excludes in a pair with the lane's GPU or with
+// a NIC is no spare.
+func AddSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
+	for i := range lanes {
+		planned, err := plan.Lane(lanes[i].GPU.BusID)
+		if err != nil || !planned.Relay || planned.Pinned {
+			continue
+		}
+		seen := append(slices.Clone(planned.Servers), planned.GPU)
+		var beside, away []launch.Spare
+		for _, other := range plan.Lanes {
+			if !other.Relay {
+				continue
+			}
+			for _, s := range other.Servers {
+				server, err := plan.GPU(s)
+				if err != nil || slices.Contains(seen, s) || excludes(plan, excluded, s, planned.GPU) {
+					continue
+				}
+				own := func(nic string) bool { return slices.Contains(planned.NICs, nic) }
+				nics := slices.DeleteFunc(slices.Clone(other.NICs), func(nic string) bool { return excludes(plan, excluded, s, nic) })
+				switch common := slices.DeleteFunc(slices.Clone(nics), func(nic string) bool { return !own(nic) }); {
+				case len(common) > 0:
+					beside = append(beside, launch.Spare{GPU: Identity(server), NICs: common})
+				case len(nics) > 0:
+					away = append(away, launch.Spare{GPU: Identity(server), NICs: nics})
+				default:
+					continue
+				}
+				seen = append(seen, s)
+			}
+		}
+		spares := append(beside, away...)
+		lanes[i].Spares = spares[:min(len(spares), maxSpares)]
+	}
+}
+
+// excludes reports whether configuration excludes a pair of a GPU, by PCI address,
+// and a GPU or a NIC.
+func excludes(plan *topo.Plan, pairs [][]string, gpu, other string) bool {
+	address := func(name string) string {
+		if g, err := plan.GPU(name); err == nil {
+			return g.BusID
+		}
+		return name // a NIC's
+	}
+	return slices.ContainsFunc(pairs, func(pair []string) bool {
+		if len(pair) != 2 {
+			return false
+		}
+		a, b := address(pair[0]), address(pair[1])
+		return a == gpu && b == other || a == other && b == gpu
+	})
+}
+
+func Identity(g topo.GPU) launch.GPU {
+	return launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
+}
+
+// Present checks that the GPUs of lanes are at the addresses of the plan.
+func Present(plan *topo.Plan, lanes []launch.Lane) error {
+	const nvidia = "0x10de" // PCI vendor
+	for _, lane := range lanes {
+		for _, gpu := range append([]launch.GPU{lane.GPU}, lane.Servers...) {
+			path := filepath.Join(plan.Source.Sysfs, "bus/pci/devices", gpu.BusID, "vendor")
+			vendor, err := os.ReadFile(path)
+			if err == nil && strings.TrimSpace(string(vendor)) != nvidia {
+				err = fmt.Errorf("%s says %s, and NVIDIA is %s", path, strings.TrimSpace(string(vendor)), nvidia)
+			}
+			if err != nil {
+				return fmt.Errorf("GPU %d (%s) of the plan is not there: %w; %s", gpu.Index, gpu.BusID, err, Refresh)
+			}
+		}
+	}
+	return nil
+}
+
+// PresentNICs checks that the device nodes of the lanes' NICs, and of the named NICs, belong to
+// the NICs of the plan: every boot numbers the nodes again.
+func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
+	check := func(name string) error {
+		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
+		if i < 0 || plan.NICs[i].Uverbs == "" {
+			return fmt.Errorf("the plan has no NIC %s with a device node; %s, so that the CDI specification fits the plan", name, Refresh)
+		}
+		path := filepath.Join(plan.Source.Sysfs, "class/infiniband_verbs", plan.NICs[i].Uverbs, "ibdev")
+		is, err := os.ReadFile(path)
+		if err == nil && strings.TrimSpace(string(is)) != name {
+			err = fmt.Errorf("%s says %s", path, strings.TrimSpace(string(is)))
+		}
+		if err != nil {
+			return fmt.Errorf("NIC %s of the plan is not %s: %w; %s", name, plan.NICs[i].Uverbs, err, Refresh)
+		}
+		return nil
+	}
+	for _, lane := range lanes {
+		for _, name := range lane.NICs {
+			// An emulated NIC, or a NIC without RDMA, has no node.
+			if !slices.ContainsFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" }) {
+				continue
+			}
+			if err := check(name); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range names {
+		if err := check(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,3 @@
+// Package process identifies processes by number, start time and boot, and waits for their end
+// by pidfds.
+package process

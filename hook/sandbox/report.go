@@ -1,0 +1,42 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/internal/fault"
+)
+
+// confineTimeout is how long a relay's sandbox may take, and the execution of the
+// relay: milliseconds, on a host that is not starved.
+const confineTimeout = 20 * time.Second
+
+// ErrSilent says that the next try may go well: somebody has killed it.
+var ErrSilent error = &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox ended without a word", Remedy: "read the generation's log"}
+
+// ReadReport waits until the relay is executed.
+func ReadReport(from *os.File) (*Report, error) {
+	if err := from.SetReadDeadline(time.Now().Add(confineTimeout)); err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(io.LimitReader(from, 64<<10))
+	if err != nil {
+		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "wait for the relay's sandbox for", Object: confineTimeout.String(), Cause: err}
+	}
+	line, failure, _ := strings.Cut(string(text), "\n")
+	r := &Report{}
+	if err := json.Unmarshal([]byte(line), r); err != nil {
+		failure = string(text) // instead of a report
+	}
+	if failure != "" {
+		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "make the relay's sandbox", Cause: errors.New(failure)}
+	}
+	if line == "" {
+		return nil, ErrSilent
+	}
+	return r, nil
+}

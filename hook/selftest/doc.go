@@ -1,0 +1,3 @@
+// Package selftest runs the tests of pairs of GPUs and of RDMA in processes of peerlane-relay,
+// and keeps the results of this boot.
+package selftest

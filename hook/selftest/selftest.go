@@ -1,0 +1,425 @@
+package selftest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/programs"
+	"github.com/peerlane/peerlane/hook/lanes"
+	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// A process without clients, `peerlane-relay self-test`, tests pairs of GPUs in a sandbox like a
+// relay's, with a uid that no relay has. A relay, which may be compromised, takes no part:
+// supervisors and the administrator start the process, check the results, and keep the results
+// for the containers of this boot.
+
+// simulator is how the names of the simulator's variables begin.
+const simulator = "PEERLANE_SIM"
+
+// ModuleVersion is that of the driver that is loaded; tests have another.
+var ModuleVersion = "/sys/module/nvidia/version"
+
+// Times of self-tests.
+const (
+	// pairTimeout limits the test of a pair, and simulatedTimeout that of simulated GPUs: the
+	// tester stops earlier. testerTimeout is the additional time.
+	pairTimeout      = 45 * time.Second
+	simulatedTimeout = 5 * time.Minute
+	testerTimeout    = 15 * time.Second
+	// heldTime is how long a tester that was killed is waited for.
+	heldTime = 2 * time.Second
+	// testLockTimeout is how long another self-test of the host is waited for.
+	testLockTimeout = time.Minute
+	// untestedTime is how long a pair that could not be tested is left alone.
+	untestedTime = 10 * time.Minute
+	// slowTime is the time for which a pair counts as slow: copies of other processes may have
+	// disturbed the test.
+	slowTime = time.Hour
+)
+
+// Tester is how self-tests are made on a host.
+type Tester struct {
+	layout    paths.Layout
+	relay     generation.Command
+	sandbox   generation.Sandbox
+	hook      string // the program whose `confine` makes the sandbox
+	slotBytes uint64
+	unkept    bool
+}
+
+// NewTester is the tester of a host's configuration, for any process.
+func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, error) {
+	hookBinary, relay, err := programs.Find(hookBinary, c.Relay.Binary)
+	if err != nil {
+		return nil, err
+	}
+	s, err := generation.NewSandbox(c.Relay)
+	if err != nil {
+		return nil, err
+	}
+	return &Tester{layout: l, relay: generation.Command{Path: relay, Environment: c.Relay.Environment}, sandbox: s, hook: hookBinary, slotBytes: uint64(c.Relay.SlotSize)}, nil
+}
+
+// Unkept keeps no results, and uses no kept results.
+func (t *Tester) Unkept() *Tester {
+	t.unkept = true
+	return t
+}
+
+// OfGeneration returns the tester of a generation's supervisor.
+func OfGeneration(g *generation.Generation, l paths.Layout) *Tester {
+	return &Tester{layout: l, relay: g.Relay, sandbox: g.Sandbox, hook: "/proc/self/exe", slotBytes: g.Config.SlotBytes}
+}
+
+// library returns the variables that replace the driver.
+func library(environment []string) string {
+	var list []string
+	for _, e := range environment {
+		if strings.HasPrefix(e, generation.LibraryVariable+"=") || strings.HasPrefix(e, simulator) {
+			list = append(list, e)
+		}
+	}
+	slices.Sort(list)
+	return strings.Join(list, " ")
+}
+
+// record returns an empty record of this boot and driver.
+func (t *Tester) record() (launch.PairRecord, error) {
+	boot, err := process.BootID()
+	if err != nil {
+		return launch.PairRecord{}, err
+	}
+	module, err := os.ReadFile(ModuleVersion)
+	if err = generation.UnlessGone(err); err != nil {
+		return launch.PairRecord{}, err
+	}
+	return launch.PairRecord{
+		Version: launch.PairVersion, Boot: boot, Module: strings.TrimSpace(string(module)), Library: library(t.relay.Environment), Pairs: []launch.Pair{},
+	}, nil
+}
+
+// Known returns the valid results of this boot and driver. With an error the kept results are
+// damaged or untrusted, and the record is empty.
+func (t *Tester) Known() (launch.PairRecord, error) {
+	r, err := t.record()
+	if err != nil || t.unkept {
+		return r, err
+	}
+	path := t.layout.SelfTestFile()
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil && info.Size() > launch.MaxPairRecord {
+		err = fmt.Errorf("%s has %d bytes", path, info.Size())
+	}
+	if err == nil {
+		err = paths.Trusted(path)
+	}
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return r, err
+	}
+	kept, err := launch.ReadPairRecord(text)
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", path, err)
+	}
+	if kept.Boot != r.Boot || kept.Module != r.Module || kept.Library != r.Library {
+		return r, nil
+	}
+	kept.Pairs = slices.DeleteFunc(kept.Pairs, Stale)
+	return kept, nil
+}
+
+// Stale reports whether a pair is worth another try.
+func Stale(p launch.Pair) bool {
+	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime, launch.VerdictSlow: slowTime}[p.Verdict]
+	return bounded && (p.Age() > holds || p.Age() < 0)
+}
+
+// Unknown are the pairs that a list has nothing of.
+func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
+	return slices.DeleteFunc(slices.Clone(names), func(n launch.PairName) bool { return launch.FindPair(list, n) != nil })
+}
+
+// Test tests pairs, keeps the results, and reports every result, known results first. It repeats
+// known results only if again is set. A pair that cannot be tested has VerdictUntested. Test
+// fails only if the lock or the record fails.
+func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, tell func(launch.PairHost, launch.Pair)) error {
+	if len(names) == 0 {
+		return nil
+	}
+	if !t.unkept {
+		held, err := t.lock(ctx)
+		if err != nil {
+			return err
+		}
+		defer held.Close()
+	}
+	kept, err := t.Known() // another process may just have tested the pairs
+	if kept.Version == 0 {
+		return err // else the record is damaged, and replaced
+	}
+	if again {
+		kept.Pairs = slices.DeleteFunc(kept.Pairs, func(p launch.Pair) bool { return Contains(names, p) })
+	}
+	for _, n := range names {
+		if p := launch.FindPair(kept.Pairs, n); p != nil {
+			tell(kept.PairHost, *p)
+		}
+	}
+	var failed error
+	took := func(h launch.PairHost, p launch.Pair) {
+		p.At = time.Now().Unix() // by our clock
+		kept.PairHost, kept.Pairs = h, append(kept.Pairs, p)
+		if failed == nil && !t.unkept {
+			failed = generation.WriteJSON(t.layout.SelfTestFile(), kept)
+		}
+		tell(h, p)
+	}
+	for rest := Unknown(kept.Pairs, names); len(rest) > 0; rest = Unknown(kept.Pairs, rest) {
+		before := len(kept.Pairs)
+		err := t.run(ctx, rest, took)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if len(kept.Pairs) > before {
+			continue // a tester ends after a bad pair; the next tests the rest
+		}
+		reason := "the self-test ended without a word"
+		if err != nil {
+			reason = err.Error()
+		}
+		took(kept.PairHost, launch.Pair{PairName: rest[0], Verdict: launch.VerdictUntested, Reason: OneLine(reason)})
+	}
+	return failed
+}
+
+func Contains(names []launch.PairName, p launch.Pair) bool {
+	return slices.ContainsFunc(names, func(n launch.PairName) bool { return launch.FindPair([]launch.Pair{p}, n) != nil })
+}
+
+// OneLine returns a sentence in the form of launch.Pair.
+func OneLine(text string) string {
+	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "?"), func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == ' ' }), " ")
+	if len(text) > 400 {
+		text = strings.ToValidUTF8(text[:400], "") + "..."
+	}
+	return text
+}
+
+// lock prevents two tests at the same time, which would disturb the measurements.
+func (t *Tester) lock(ctx context.Context) (*os.File, error) {
+	if err := t.layout.CreateState(); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(t.layout.SelfTestLock(), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := generation.LockUnless(ctx, f, unix.LOCK_EX, testLockTimeout); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// spec returns the sandbox of a tester: the files of relays, and no sockets. The uid is the uid
+// of the relays' range that no relay has.
+func (t *Tester) spec() sandbox.Spec {
+	s := sandbox.Standard()
+	// No limit of tasks: RLIMIT_NPROC counts the processes of the uid, and a container can use
+	// that up.
+	s.UID, s.Open = t.sandbox.Group, 4096
+	t.sandbox.AddFiles(&s, t.relay.Environment)
+	return s
+}
+
+// run tests pairs in one process, and reports the results.
+func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(launch.PairHost, launch.Pair)) error {
+	each := pairTimeout
+	if strings.Contains(library(t.relay.Environment), simulator) {
+		each = simulatedTimeout
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTimeout, errors.New("the self-test takes too long"))
+	defer cancel()
+	job, err := json.Marshal(launch.PairJob{Pairs: names, SlotBytes: t.slotBytes})
+	if err != nil {
+		return err
+	}
+	return t.confined(ctx, "self-test", "the self-test", t.spec(), job, func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
+}
+
+// confined runs a command of the relay's program in the sandbox, if the configuration has one, with a
+// job as standard input, and reads the output. Errors name the process by what.
+func (t *Tester) confined(ctx context.Context, command, what string, spec sandbox.Spec, job []byte, read func(io.Reader) error) error {
+	cmd := exec.CommandContext(ctx, t.relay.Path, command)
+	var report *os.File
+	if t.sandbox.Mode == config.SandboxAuto {
+		var tell *os.File
+		var err error
+		if report, tell, err = os.Pipe(); err != nil {
+			return err
+		}
+		defer report.Close()
+		defer tell.Close()
+		defer context.AfterFunc(ctx, func() { report.Close() })()
+		cmd = exec.CommandContext(ctx, t.hook, append([]string{"confine"}, spec.Arguments(3, t.relay.Path, command)...)...)
+		cmd.ExtraFiles = []*os.File{tell}
+	}
+	said := &firstWords{}
+	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
+	cmd.WaitDelay = time.Second // for other holders of the pipes
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return fmt.Errorf("starting %s: %w", what, err)
+	}
+	if report != nil {
+		cmd.ExtraFiles[0].Close() // else the end of the pipe would not show
+		if _, err = sandbox.ReadReport(report); err != nil {
+			err = errors.Join(err, cmd.Process.Kill())
+		}
+	}
+	if err == nil {
+		if err = read(out); err != nil {
+			err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
+		}
+	}
+	ended := WaitOr(ctx, cmd.Wait)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return err
+	case ended != nil:
+		return fmt.Errorf("%s failed: %w: %s", what, ended, strings.TrimSpace(said.String()))
+	}
+	return nil
+}
+
+// WaitOr waits for a process until the context is done. A process that a driver holds survives
+// even that, and WaitOr leaves it after heldTime: no other test waits for it.
+func WaitOr(ctx context.Context, wait func() error) error {
+	ended := make(chan error, 1)
+	go func() { ended <- wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(heldTime):
+		logrus.Warnf("the self-test does not end within %v of SIGKILL: a system call, of a driver perhaps, does not return", heldTime)
+		return context.Cause(ctx)
+	}
+}
+
+// firstWords keeps the first output of a process.
+type firstWords struct{ bytes.Buffer }
+
+func (w *firstWords) Write(p []byte) (int, error) {
+	const most = 2 << 10
+	w.Buffer.Write(p[:min(len(p), max(0, most-w.Len()))])
+	return len(p), nil
+}
+
+// PlannedPairs returns the pairs that the lanes of a plan can stage on, including spares.
+func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
+	var names []string
+	for _, l := range plan.Lanes {
+		if l.Relay {
+			names = append(names, "@"+l.GPU)
+		}
+	}
+	planned, err := lanes.Find(plan, names)
+	if err != nil {
+		return nil, err
+	}
+	lanes.AddSpares(plan, planned, c.Plan.Exclude.Pairs)
+	return launch.StagingPairs(planned), nil
+}
+
+// AllPairs adds to a list every other pair of two GPUs of a plan, without GPUs that cannot have
+// lanes.
+func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
+	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
+		lane, err := plan.Lane(g.BusID)
+		return err == nil && lane.Role == topo.RoleRefused
+	})
+	for i, a := range gpus {
+		for _, b := range gpus[i+1:] {
+			name := launch.PairName{GPU: lanes.Identity(a), Server: lanes.Identity(b)}
+			if !slices.Contains(list, name) && !slices.Contains(list, launch.PairName{GPU: name.Server, Server: name.GPU}) {
+				list = append(list, name)
+			}
+		}
+	}
+	return list
+}
+
+// PairsOf returns the results for the pairs that the generation's lanes can stage on, with the
+// reason for a missing result, and then for other pairs that matter to the lanes.
+func PairsOf(g *generation.Generation, l paths.Layout) ([]launch.Pair, error) {
+	names := launch.StagingPairs(g.Config.Lanes)
+	reason := "not tested yet"
+	var known []launch.Pair
+	var err error
+	if mode := g.Config.SelfTest; mode == "" || mode == launch.SelfTestOff {
+		reason = `not tested: relay.self_test is "off"`
+	} else {
+		known, err = OfGeneration(g, l).KnownPairs(g.Config.Lanes)
+	}
+	list := []launch.Pair{}
+	for _, n := range names {
+		p := launch.FindPair(known, n)
+		if p == nil {
+			p = &launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: reason}
+		}
+		list = append(list, *p)
+	}
+	return append(list, slices.DeleteFunc(known, func(p launch.Pair) bool { return Contains(names, p) })...), err
+}
+
+// About reports whether a pair matters to lanes: a lane can stage on it, or it failed and has a
+// GPU of a lane, to which another container could copy directly.
+func About(lanes []launch.Lane, p launch.Pair) bool {
+	bad := p.Verdict == launch.VerdictWrong || p.Verdict == launch.VerdictSlow
+	return Contains(launch.StagingPairs(lanes), p) || bad && slices.ContainsFunc(lanes, func(l launch.Lane) bool {
+		return l.GPU.BusID == p.GPU.BusID || l.GPU.BusID == p.Server.BusID
+	})
+}
+
+// KnownPairs returns the known results that matter to lanes.
+func (t *Tester) KnownPairs(lanes []launch.Lane) ([]launch.Pair, error) {
+	known, err := t.Known()
+	return slices.DeleteFunc(known.Pairs, func(p launch.Pair) bool { return !About(lanes, p) }), err
+}

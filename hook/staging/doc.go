@@ -1,0 +1,2 @@
+// Package staging keeps the account of the staging memory that the relays of a host have.
+package staging

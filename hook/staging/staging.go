@@ -1,0 +1,335 @@
+package staging
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/hostconfig"
+	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Staging is admitted per host, and relays have nothing in common that they can open. So
+// supervisors keep the account: a supervisor records its relay's share in the generation's
+// directory, under one lock of the host. A record counts while the process in it lives, so a
+// killed relay or supervisor needs no release.
+//
+// The limits bind relays that keep to the protocol. A compromised relay has devices open, and
+// can ask the driver for more. The account protects containers: claims count no
+// further than the configuration, and the stated memory limits only the claims of the same relay.
+
+// share is a relay's part of the server GPUs.
+type share struct {
+	Relay     process.Process   `json:"relay"`
+	Container string            `json:"container"` // the runtime's id
+	GPUs      map[string]uint64 `json:"gpus"`      // bytes by PCI address
+	// Host is the host's memory, bytes.
+	Host uint64 `json:"host,omitempty"`
+}
+
+func shareFile(l paths.Layout, id string) string {
+	return filepath.Join(l.GenerationDir(id), "staging.json")
+}
+
+// readShare reads the share of a generation's relay; empty before the first claim.
+func readShare(l paths.Layout, id string) (share, error) {
+	var s share
+	err := generation.ReadJSON(shareFile(l, id), &s)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, generation.ErrTorn) { // which is of an earlier boot
+		return share{}, nil
+	}
+	return s, err
+}
+
+// lockStaging takes the lock under which shares are counted and written. Closing the file
+// releases the lock.
+func lockStaging(l paths.Layout) (*os.File, error) {
+	// The directory itself, so that nothing is left for the lock's sake.
+	f, err := os.Open(l.State())
+	if err != nil {
+		return nil, err
+	}
+	if err := generation.Lock(f, unix.LOCK_EX, generation.LockTimeout); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Admit decides on a relay's claim, and records the result.
+func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (launch.Admission, error) {
+	g, err := generation.Read(l, id)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if c.GPU == launch.HostMemory {
+		return admitHost(l, g, relay, c)
+	}
+	gpu, err := serverOf(g.Config.Lanes, c.GPU)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if most := granted(g.Config, gpu.BusID); c.Bytes > most {
+		return launch.Admission{}, fmt.Errorf("%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
+			config.Size(c.Bytes), gpu.Index, gpu.BusID, config.Size(most))
+	}
+	conf, err := hostconfig.Read(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	held, err := lockStaging(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	defer held.Close()
+	own, err := readShare(l, id)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if own.Relay != relay {
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // the share of the previous relay is free
+	}
+	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	limit, key := stagingLimit(conf.Staging, gpu, c.Memory)
+	taken := uint64(0)
+	for _, h := range holders {
+		taken += h.bytes
+	}
+	free := limit - min(limit, taken)
+	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
+		return launch.Admission{
+			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging asked for on GPU %d (%s)", config.Size(c.Bytes), gpu.Index, gpu.BusID),
+				limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
+		}, nil
+	}
+	own.GPUs[gpu.BusID] = c.Bytes
+	if c.Bytes == 0 {
+		delete(own.GPUs, gpu.BusID)
+	}
+	if err := generation.WriteJSON(shareFile(l, id), own); err != nil {
+		return launch.Admission{}, err
+	}
+	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
+}
+
+// admitHost is admit for the host's memory.
+func admitHost(l paths.Layout, g *generation.Generation, relay process.Process, c launch.Claim) (launch.Admission, error) {
+	if most := grantedHost(g); c.Bytes > most {
+		return launch.Admission{}, fmt.Errorf("%s of host memory asked for, and the relay's configuration comes to %s", config.Size(c.Bytes), config.Size(most))
+	}
+	conf, err := hostconfig.Read(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	limit, key, err := hostLimit(conf.Staging)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	held, err := lockStaging(l)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	defer held.Close()
+	own, err := readShare(l, g.ID)
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	if own.Relay != relay {
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // the share of the previous relay is free
+	}
+	holders, err := holdersOf(l, g.ID, func(s share) uint64 { return s.Host })
+	if err != nil {
+		return launch.Admission{}, err
+	}
+	taken := uint64(0)
+	for _, h := range holders {
+		taken += h.bytes
+	}
+	free := limit - min(limit, taken)
+	if c.Bytes > free && c.Bytes > own.Host {
+		return launch.Admission{
+			Claim: c.Claim, Free: free,
+			Error: full(fmt.Sprintf("%s of host memory asked for", config.Size(c.Bytes)), limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
+		}, nil
+	}
+	own.Host = c.Bytes
+	if err := generation.WriteJSON(shareFile(l, g.ID), own); err != nil {
+		return launch.Admission{}, err
+	}
+	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
+}
+
+// hostLimit returns the host memory that the relays together may have, and the key that sets the
+// limit.
+func hostLimit(s config.Staging) (limit uint64, key string, err error) {
+	if s.HostLimit != nil {
+		return uint64(*s.HostLimit), "staging.host_limit", nil
+	}
+	var system unix.Sysinfo_t
+	if err := unix.Sysinfo(&system); err != nil {
+		return 0, "", os.NewSyscallError("sysinfo", err)
+	}
+	return uint64(system.Totalram) * uint64(system.Unit) / 4, "a quarter of the host's memory, the default of staging.host_limit", nil
+}
+
+// grantedHost is the most host memory, bytes, that a relay's configuration comes to.
+func grantedHost(g *generation.Generation) uint64 {
+	if own := g.Config.OwnHostMemory; own > 0 {
+		return own + maxGranule
+	}
+	return g.Config.Limits.WithDefaults().HostMemory + g.Config.Bounce + g.NetworkMemory + maxGranule
+}
+
+// serverOf returns the server GPU at a PCI address, among the servers and spares of lanes.
+func serverOf(lanes []launch.Lane, busID string) (launch.GPU, error) {
+	for _, lane := range lanes {
+		servers := slices.Clone(lane.Servers)
+		for _, spare := range lane.Spares {
+			servers = append(servers, spare.GPU)
+		}
+		if i := slices.IndexFunc(servers, func(g launch.GPU) bool { return g.BusID == busID }); i >= 0 {
+			return servers[i], nil
+		}
+	}
+	return launch.GPU{}, fmt.Errorf("GPU %q serves no lane of this container", busID)
+}
+
+// maxGranule exceeds the granule of drivers' allocations, 2 MiB.
+const maxGranule = 32 << 20
+
+// granted returns the bytes on a GPU that a relay's configuration permits: the slots of both
+// directions of every lane that the GPU serves, also as a spare, and the staging memory of
+// clients that copy themselves.
+func granted(c launch.Config, busID string) uint64 {
+	bytes, copies := uint64(0), false
+	for _, lane := range c.Lanes {
+		if _, err := serverOf([]launch.Lane{lane}, busID); err == nil {
+			bytes += 2 * (uint64(c.Slots)*c.SlotBytes + maxGranule)
+			copies = copies || lane.Copy
+		}
+	}
+	if copies {
+		bytes += c.Limits.WithDefaults().Staging
+	}
+	return bytes
+}
+
+// holder is another relay that has staging on a GPU.
+type holder struct {
+	container string
+	bytes     uint64
+}
+
+// holdersOf lists the other generations' relays that have bytes of a resource, the largest first.
+// The caller holds the lock.
+func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, error) {
+	all, err := generation.IDs(l)
+	if err != nil {
+		return nil, err
+	}
+	var list []holder
+	for _, id := range all {
+		if id == but {
+			continue
+		}
+		s, err := readShare(l, id)
+		if err != nil {
+			return nil, err
+		}
+		if bytes(s) == 0 {
+			continue
+		}
+		// Count an unknown process: too little is admitted then, and not too much.
+		if lives, err := s.Relay.Lives(); lives || err != nil {
+			list = append(list, holder{s.Container, bytes(s)})
+		}
+	}
+	slices.SortFunc(list, func(a, b holder) int {
+		if a.bytes != b.bytes {
+			return map[bool]int{true: -1, false: 1}[a.bytes > b.bytes]
+		}
+		return strings.Compare(a.container, b.container)
+	})
+	return list, nil
+}
+
+// unlimited is the limit of a GPU of which neither configuration nor relay says
+// anything.
+const unlimited = ^uint64(0)
+
+// stagingLimit returns the limit for the relays together on a GPU with this memory, and the key
+// that sets the limit.
+func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64, key string) {
+	for _, name := range slices.Sorted(maps.Keys(s.GPUs)) {
+		if name == strconv.Itoa(gpu.Index) || gpu.UUID != "" && strings.EqualFold(name, gpu.UUID) || strings.EqualFold(name, gpu.BusID) {
+			return uint64(s.GPUs[name]), fmt.Sprintf("staging.gpus.%q", name)
+		}
+	}
+	switch {
+	case s.Limit != nil:
+		return uint64(*s.Limit), "staging.limit"
+	case memory > 0:
+		return memory / 4, "a quarter of the GPU's memory, the default of staging.limit"
+	}
+	return unlimited, ""
+}
+
+// maxHolders limits the holders in a sentence.
+const maxHolders = 4
+
+// full formats the refusal of a claim. Tenants learn nothing of each other.
+func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
+	text := fmt.Sprintf("%s: all relays of this host may have %s (%s)", asked, config.Size(limit), key)
+	switch {
+	case len(holders) == 0:
+		return text
+	case tenants:
+		return fmt.Sprintf("%s, and %d others have %s", text, len(holders), config.Size(taken))
+	}
+	var names []string
+	for _, h := range holders[:min(len(holders), maxHolders)] {
+		names = append(names, fmt.Sprintf("container %s %s", h.container, config.Size(h.bytes)))
+	}
+	if more := len(holders) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("%s, and others have %s: %s", text, config.Size(taken), strings.Join(names, ", "))
+}
+
+// Staged returns the staging memory of relays on a host's GPUs, by PCI address, in bytes.
+// Concurrent claims count as before or after.
+func Staged(l paths.Layout) (map[string]uint64, error) {
+	all, err := generation.IDs(l)
+	if err != nil {
+		return nil, err
+	}
+	sum := map[string]uint64{}
+	for _, id := range all {
+		s, err := readShare(l, id)
+		if err != nil {
+			return nil, err
+		}
+		if lives, err := s.Relay.Lives(); err == nil && !lives {
+			continue
+		}
+		for gpu, bytes := range s.GPUs {
+			sum[gpu] += bytes
+		}
+	}
+	return sum, nil
+}

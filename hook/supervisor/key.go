@@ -1,0 +1,83 @@
+package supervisor
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/hostnetwork"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// keyInterval is the time between two checks for a changed cluster key. During a rotation the
+// file has both keys.
+const keyInterval = 5 * time.Second
+
+// refusedInterval is the time until the supervisor sends refused secrets again: a certificate can
+// become valid without a change of the file.
+const refusedInterval = time.Minute
+
+// goOnNetwork finds the relay's part of the network before the relay starts.
+func (s *supervisor) goOnNetwork() {
+	var err error
+	if s.networking, err = hostnetwork.New(s.layout, s.generation.Network, s.generation.Tenant, s.generation.Rails, s.generation.NetworkMemory); err != nil {
+		s.log.WithError(err).Error("this container's relay is not on the network")
+	}
+}
+
+// tellSecrets sends the secrets to the relay. The relay's answer reports success.
+func (s *supervisor) tellSecrets() {
+	if s.networking.Where == nil {
+		return
+	}
+	if err := s.relay.request(launch.Request{Request: launch.RequestSecrets, Secrets: &s.networking.Secrets}); err != nil {
+		s.complain(fmt.Sprintf("the relay cannot be sent the cluster key: %v", err))
+	}
+}
+
+// toldSecrets handles the relay's answer to the secrets.
+func (s *supervisor) toldSecrets(a launch.Status) {
+	if s.relay.told = a.OK; a.OK {
+		s.keyError = ""
+		return
+	}
+	s.relay.tellAgain = time.Now().Add(refusedInterval)
+	s.complain("the relay refuses the cluster key, or certificates: " + a.Error)
+}
+
+// lookAtKey sends a changed key to a relay on the network until the relay accepts the key. A
+// relay without the new key would lose its connections when the rotation ends.
+func (s *supervisor) lookAtKey() {
+	if s.relay == nil || s.networking.Where == nil || slices.Contains(s.relay.asked, launch.RequestSecrets) {
+		return
+	}
+	text, err := paths.ReadSecret(hostnetwork.KeyFile(s.layout, s.generation.Network), launch.MaxSecret)
+	if err != nil {
+		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay keeps the previous key: %v", err))
+		return
+	}
+	if !bytes.Equal(text, s.networking.File) {
+		s.log.Info("the cluster key has changed")
+		if err := s.networking.Key(text, s.generation.Network, s.generation.Tenant); err != nil {
+			s.complain(fmt.Sprintf("the relay keeps the previous key: %v", err))
+			return
+		}
+		s.relay.told, s.relay.tellAgain = false, time.Time{}
+	}
+	switch {
+	case s.relay.told:
+		s.keyError = ""
+	case !time.Now().Before(s.relay.tellAgain):
+		s.tellSecrets()
+	}
+}
+
+// complain logs a fault of the key once, not at every check.
+func (s *supervisor) complain(text string) {
+	if text != s.keyError {
+		s.keyError = text
+		s.log.Error(text)
+	}
+}

@@ -1,0 +1,57 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+)
+
+// maxLog limits a generation's log, in bytes. The log before the last limit is kept beside the
+// log, once.
+const maxLog = 8 << 20
+
+// boundedLog writes to standard error: messages of the supervisor, and the output of the relay,
+// which comes through a pipe. A relay with a descriptor of the file could fill the disk.
+type boundedLog struct {
+	mutex  sync.Mutex
+	before string // the file for the previous text
+}
+
+func newBoundedLog(l paths.Layout, id string) *boundedLog {
+	return &boundedLog{before: filepath.Join(l.GenerationDir(id), generation.LogName+".1")}
+}
+
+// Write always succeeds: no caller can act on a full disk.
+func (b *boundedLog) Write(text []byte) (int, error) {
+	b.mutex.Lock()
+	defer b.mutex.Unlock()
+	if err := b.makeRoom(int64(len(text))); err != nil {
+		_, _ = fmt.Fprintf(os.Stderr, "bounding this log: %v\n", err)
+	}
+	_, _ = os.Stderr.Write(text)
+	return len(text), nil
+}
+
+// makeRoom empties a full log. Processes with an open descriptor append.
+func (b *boundedLog) makeRoom(more int64) error {
+	info, err := os.Stderr.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size()+more <= maxLog {
+		return err
+	}
+	before, err := os.OpenFile(b.before, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err == nil {
+		_, err = io.Copy(before, io.NewSectionReader(os.Stderr, 0, info.Size()))
+		err = errors.Join(err, before.Close())
+	}
+	if errors.Is(err, fs.ErrNotExist) { // the state was deleted by hand
+		err = nil
+	}
+	return errors.Join(err, os.Stderr.Truncate(0))
+}

@@ -1,0 +1,95 @@
+package supervisor
+
+import (
+	"errors"
+	"net"
+	"os"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/wire"
+)
+
+// refusalTimeout limits the time of a connection until the hello, and maxRefused the number of
+// connections at once.
+const (
+	refusalTimeout = time.Second
+	maxRefused     = 64
+)
+
+// refusal answers on a relay's sockets while there is no relay.
+type refusal struct {
+	listeners []net.Listener
+	stop      chan struct{} // closed by end
+	ended     chan struct{} // one value for a listener that is done
+}
+
+// refuse sends the reason to clients and peer relays that connect.
+func refuse(clients, peers *os.File, reason string) (*refusal, error) {
+	r := &refusal{stop: make(chan struct{}), ended: make(chan struct{}, 2)}
+	for _, to := range []struct {
+		socket *os.File
+		status wire.Status
+	}{{clients, wire.StatusRelayDied}, {peers, wire.StatusUnreachable}} {
+		listener, err := net.FileListener(to.socket) // of a copy
+		if err != nil {
+			return nil, errors.Join(err, r.end())
+		}
+		r.listeners = append(r.listeners, listener)
+		message := wire.Encode(wire.NewFailure(wire.Errorf(to.status, "%s", reason)), 1)
+		go func() {
+			accept(listener, message, r.stop)
+			r.ended <- struct{}{}
+		}()
+	}
+	return r, nil
+}
+
+func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
+	room := make(chan struct{}, maxRefused)
+	for {
+		conn, err := listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(firstPause) // out of descriptors or memory, for a moment
+			continue
+		}
+		// A hello can bring the descriptor of a socket that lingers: the sender then controls the
+		// time of reading and closing.
+		select {
+		case room <- struct{}{}:
+		case <-stop:
+			go conn.Close()
+			return
+		}
+		go func() {
+			defer func() { conn.Close(); <-room }()
+			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
+				return // gone already
+			}
+			// Read the hello first: a client that receives an end while sending does not read on.
+			// A silent client gets the message as well.
+			_, err := conn.Read(make([]byte, wire.MaxMessage))
+			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
+				_, _ = conn.Write(message) // the client may be gone
+			}
+		}()
+	}
+}
+
+// end leaves the sockets to a relay, and refuses no client after that.
+func (r *refusal) end() error {
+	if r == nil {
+		return nil
+	}
+	close(r.stop)
+	var err error
+	for _, l := range r.listeners {
+		err = errors.Join(err, l.Close())
+	}
+	for range r.listeners {
+		<-r.ended
+	}
+	return err
+}

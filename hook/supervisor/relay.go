@@ -1,0 +1,327 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/cgroup"
+	"github.com/peerlane/peerlane/hook/internal/programs"
+	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// answerTimeout limits the wait for a relay's answer to a configuration. A busy host is slow.
+const answerTimeout = 30 * time.Second
+
+// relay is one process of peerlane-relay.
+type relay struct {
+	cmd     *exec.Cmd
+	process process.Process
+	control *net.UnixConn
+	// stderr receives the standard error of the process, and word the process's report of its
+	// end.
+	stderr *stderrTee
+	word   atomic.Pointer[launch.Ending]
+	// kills is memoryKills before the start of the process.
+	kills uint64
+	// answers has the relay's answers, in order; closed when there will be no
+	// more.
+	answers chan launch.Status
+	// claims has the relay's claims, and is closed with answers.
+	claims chan launch.Claim
+	// exited has one value, after the end of the process.
+	exited chan error
+	// overdue fires when the answer to a configuration is late.
+	overdue *time.Timer
+	// asked lists the requests without an answer: a launch.Request's word, or "" for a
+	// configuration.
+	asked []string
+	// killReason is the supervisor's reason to kill the process, or empty.
+	killReason string
+	// sandbox reports the sandbox of the process, and devices the devices in the sandbox; nil
+	// without a sandbox.
+	sandbox *sandbox.Report
+	report  *os.File // where that comes from
+	devices []string
+	// renew reports that the supervisor ended the process to start the next.
+	renew bool
+	// told reports that the relay accepted the secrets. The supervisor sends refused secrets
+	// again after tellAgain.
+	told      bool
+	tellAgain time.Time
+}
+
+// lastWords limits the wait for the last output of an ended relay: an unknown process can keep
+// standard error open.
+const lastWords = 500 * time.Millisecond
+
+// startRelay executes a relay with the descriptors of package launch. Standard error goes to the
+// log. Without a network the sandbox forbids TCP. limited reports that the control group limits
+// tasks.
+func startRelay(g *generation.Generation, network *launch.Network, limited bool, clients, peers, init *os.File, log io.Writer) (*relay, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socketpair", err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "relay"), os.NewFile(uintptr(pair[1]), "supervisor")
+	defer ours.Close()
+	defer theirs.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return nil, err
+	}
+	r := &relay{
+		control: conn.(*net.UnixConn), // always, for a Unix socket
+		answers: make(chan launch.Status),
+		claims:  make(chan launch.Claim),
+		exited:  make(chan error, 1),
+		stderr:  &stderrTee{to: log, wrap: g.LogFormat == config.LogJSON, own: map[string]string{"generation": g.ID, "container": g.Container.ID}},
+		overdue: time.NewTimer(0),
+	}
+	r.overdue.Stop()
+	if kills, err := cgroup.MemoryKills(); err == nil {
+		r.kills = kills // a host without the counter reports no kills
+	}
+	files := map[int]*os.File{
+		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
+	}
+	arguments := []string{"serve"}
+	if g.LogFormat == config.LogJSON { // not named otherwise: a relay of an earlier release knows no such option
+		arguments = append(arguments, "--log-format", config.LogJSON)
+	}
+	r.cmd = exec.Command(g.Relay.Path, arguments...)
+	if g.Sandbox.Mode == config.SandboxAuto {
+		report, tell, err := os.Pipe()
+		if err != nil {
+			r.control.Close()
+			return nil, err
+		}
+		defer tell.Close()
+		r.report = report
+		spec := confinement(g, network)
+		r.devices = spec.Devices
+		if limited {
+			spec.Tasks = 0
+		}
+		const fdReport = launch.FDInit + 1
+		files[fdReport] = tell
+		// The same program, even after a replacement of the file.
+		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, arguments...)...)...)
+	}
+	r.cmd.Dir = "/"
+	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)
+	said, says, err := os.Pipe()
+	if err != nil {
+		r.report.Close() // nil has no descriptor to close
+		r.control.Close()
+		return nil, err
+	}
+	defer says.Close()
+	r.cmd.Stderr = says
+	for fd := 3; files[fd] != nil; fd++ {
+		r.cmd.ExtraFiles = append(r.cmd.ExtraFiles, files[fd])
+	}
+	if err := startPunctual(r.cmd); err != nil {
+		said.Close()
+		r.report.Close()
+		r.control.Close()
+		return nil, err
+	}
+	// Only Wait reaps the process, so the number is unambiguous.
+	found, pidfd, err := process.Identify(r.cmd.Process.Pid)
+	if err == nil {
+		r.process = found
+		pidfd.Close()
+	} else if !errors.Is(err, process.ErrEnded) {
+		err = errors.Join(err, r.cmd.Process.Kill())
+		r.cmd.Wait() // killed by us: nothing to learn
+		said.Close()
+		r.report.Close()
+		r.control.Close()
+		return nil, err
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		r.read()
+	}()
+	heard := make(chan struct{})
+	go func() {
+		defer close(heard)
+		defer said.Close()
+		_, _ = io.Copy(r.stderr, said) // until every writer has closed the pipe
+	}()
+	go func() {
+		err := r.cmd.Wait()
+		late := time.After(lastWords)
+		for _, all := range []chan struct{}{heard, read} {
+			select {
+			case <-all:
+			case <-late:
+				late = time.After(0)
+			}
+		}
+		r.exited <- err
+	}()
+	return r, nil
+}
+
+// executed waits until the sandbox exists and the relay is executed. After a failure the relay
+// has ended.
+func (r *relay) executed() error {
+	if r.report == nil {
+		return nil
+	}
+	defer r.report.Close()
+	var err error
+	if r.sandbox, err = sandbox.ReadReport(r.report); err != nil {
+		err = errors.Join(err, r.kill("the relay was not executed"))
+		<-r.exited
+	}
+	return err
+}
+
+func (r *relay) read() {
+	defer close(r.answers)
+	defer close(r.claims)
+	buffer := make([]byte, launch.MaxDatagram)
+	for {
+		n, err := r.control.Read(buffer)
+		if err != nil || n == 0 {
+			return // Wait has the reason of the relay's end
+		}
+		if c, ok := claimIn(buffer[:n]); ok {
+			r.claims <- c
+			continue
+		}
+		if e, ok := endingIn(buffer[:n]); ok {
+			r.word.CompareAndSwap(nil, e)
+			continue
+		}
+		var s launch.Status
+		if err := json.Unmarshal(buffer[:n], &s); err != nil {
+			s = launch.Status{Error: fmt.Sprintf("malformed answer of the relay: %v", err)}
+		}
+		r.answers <- s
+	}
+}
+
+// configure sends a configuration; the answer comes by answers.
+func (r *relay) configure(c launch.Config) error {
+	if err := r.send(c); err != nil {
+		return err
+	}
+	r.asked = append(r.asked, "")
+	r.overdue.Reset(answerTimeout)
+	return nil
+}
+
+// request sends a request; the answer comes by answers.
+func (r *relay) request(q launch.Request) error {
+	if err := r.send(q); err != nil {
+		return err
+	}
+	r.asked = append(r.asked, q.Request)
+	return nil
+}
+
+func (r *relay) send(message any) error {
+	text, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	// A relay that reads nothing shall not stop the supervisor.
+	if err := r.control.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	_, err = r.control.Write(text)
+	return err
+}
+
+// answered removes the oldest request and returns its word; false without an open request.
+func (r *relay) answered() (string, bool) {
+	if len(r.asked) == 0 {
+		return "", false
+	}
+	to := r.asked[0]
+	r.asked = r.asked[1:]
+	if !slices.Contains(r.asked, "") {
+		r.overdue.Stop()
+	}
+	return to, true
+}
+
+// kill ends the relay for a reason; exited reports the end.
+func (r *relay) kill(reason string) error {
+	r.killReason = reason
+	r.overdue.Stop()
+	if err := r.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// end asks the relay to end, kills after endTimeout, and returns the result of Wait; nil if the
+// relay survives.
+func (r *relay) end() (exit *error, err error) {
+	defer r.close()
+	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return nil, err
+	}
+	select {
+	case err := <-r.exited:
+		return &err, nil
+	case <-time.After(process.EndTimeout):
+	}
+	if err := r.kill(fmt.Sprintf("it did not end within %v, and was killed", process.EndTimeout)); err != nil {
+		return nil, err
+	}
+	select {
+	case err := <-r.exited:
+		return &err, fmt.Errorf("the relay did not end within %v and was killed", process.EndTimeout)
+	case <-time.After(process.EndTimeout):
+		return nil, process.Unkillable("the relay, process", r.process.PID)
+	}
+}
+
+// close drops the connection to an ended relay. close does not wait: a message can bring the
+// descriptor of a socket that lingers.
+func (r *relay) close() {
+	r.overdue.Stop()
+	go r.control.Close()
+	go func() {
+		for range r.answers { // so that read can return
+		}
+	}()
+}
+
+// slack is how late the kernel may end a nap of a relay's threads, in place of the usual 50 µs.
+const slack = time.Microsecond
+
+// startPunctual starts a program whose threads have this slack. Go's scheduler sleeps for 3 µs
+// before a thread takes over a goroutine that another thread has woken and does not run, as the
+// relay's loop does for each message to another host.
+func startPunctual(c *exec.Cmd) error {
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the slack ends with the thread
+		// Without permission sleeps are longer, and the relay works all the same.
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack.Nanoseconds()), 0, 0, 0)
+		started <- c.Start()
+	}()
+	return <-started
+}

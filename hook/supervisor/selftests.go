@@ -1,0 +1,214 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/journal"
+	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/hook/selftest"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// selfTests is the supervisor's state of self-tests. The loop owns the state.
+type selfTests struct {
+	cancel context.CancelFunc // while some are tested
+	found  chan launch.Pair   // results in order
+	done   chan tested
+	pairs  []launch.Pair // known results
+	told   bool          // that the servers' pairs are
+}
+
+// tested is the result of a test of some pairs.
+type tested struct {
+	names []launch.PairName
+	pairs []launch.Pair
+	took  time.Duration
+	err   error
+}
+
+// selfTest reads the known results of the generation's pairs, and tests the rest while the relay
+// starts.
+func (s *supervisor) selfTest() {
+	mode := s.generation.Config.SelfTest
+	if mode == "" || mode == launch.SelfTestOff {
+		return
+	}
+	tester := selftest.OfGeneration(s.generation, s.layout)
+	known, err := tester.KnownPairs(s.generation.Config.Lanes)
+	if err != nil {
+		s.log.WithError(err).Warn("ignoring the kept results of self-tests")
+	}
+	s.tests.pairs = slices.DeleteFunc(s.tests.pairs, selftest.Stale)
+	s.learn(known)
+	names := selftest.Unknown(s.tests.pairs, launch.StagingPairs(s.generation.Config.Lanes))
+	if len(names) == 0 && s.tests.cancel == nil {
+		s.testTriples()
+	}
+	if len(names) == 0 || s.tests.cancel != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	lanes := s.generation.Config.Lanes
+	found, done := make(chan launch.Pair, len(names)), make(chan tested, 1)
+	s.tests.cancel, s.tests.found, s.tests.done, s.tests.told = cancel, found, done, false
+	s.log.Infof("testing %d pairs of GPUs that this boot knows nothing of", len(names))
+	go func() {
+		begun := time.Now()
+		t := tested{names: names}
+		// Test spares last, in single steps: of containers that start together, every container
+		// has the pairs of its servers tested before any spare, and waits for at most one spare
+		// of another.
+		servers, spares := parted(names, lanes)
+		for _, part := range append([][]launch.PairName{servers}, slices.Collect(slices.Chunk(spares, 1))...) {
+			err := tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
+				t.pairs = append(t.pairs, p)
+				found <- p
+			})
+			t.err = errors.Join(t.err, err, context.Cause(ctx))
+			if ctx.Err() != nil || errors.Is(err, generation.ErrLocked) {
+				break
+			}
+		}
+		t.took = time.Since(begun)
+		done <- t
+	}()
+}
+
+// testFound sends the results to the relay when the servers' pairs are tested: the relay need not
+// wait for the spares.
+func (s *supervisor) testFound(p launch.Pair) {
+	s.learn([]launch.Pair{p})
+	servers, _ := parted(launch.StagingPairs(s.generation.Config.Lanes), s.generation.Config.Lanes)
+	if s.tests.told || s.relay == nil || len(selftest.Unknown(s.tests.pairs, servers)) > 0 {
+		return
+	}
+	s.tests.told = true
+	s.configure()
+}
+
+// parted returns the pairs of the lanes' servers, and the pairs of the spares.
+func parted(names []launch.PairName, lanes []launch.Lane) (servers, spares []launch.PairName) {
+	lanes = slices.Clone(lanes)
+	for i := range lanes {
+		lanes[i].Spares = nil
+	}
+	planned := launch.StagingPairs(lanes)
+	for _, n := range names {
+		if slices.Contains(planned, n) {
+			servers = append(servers, n)
+		} else {
+			spares = append(spares, n)
+		}
+	}
+	return servers, spares
+}
+
+// learn replaces known results by new results.
+func (s *supervisor) learn(found []launch.Pair) {
+	for _, p := range found {
+		s.tests.pairs = slices.DeleteFunc(s.tests.pairs, func(o launch.Pair) bool { return selftest.Contains([]launch.PairName{p.PairName}, o) })
+		s.tests.pairs = append(s.tests.pairs, p)
+	}
+}
+
+// testsDone reports the results of a test to log and relay.
+func (s *supervisor) testsDone(t tested) {
+	s.tests.cancel()
+	s.tests.cancel, s.tests.told = nil, true
+	if errors.Is(t.err, context.Canceled) { // for a relay that was stopped or drained
+		s.learn(t.pairs)
+		if s.held == "" && s.relay != nil { // which has started since, and waits
+			s.selfTest()
+			s.configure()
+		}
+		return
+	}
+	if t.err != nil {
+		s.log.WithError(t.err).Warn("testing pairs of GPUs")
+	}
+	for _, n := range selftest.Unknown(t.pairs, t.names) { // so that no process waits for the pair
+		reason := "the self-test has not reached this pair"
+		if t.err != nil {
+			reason = t.err.Error()
+		}
+		t.pairs = append(t.pairs, launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: selftest.OneLine(reason), At: time.Now().Unix()})
+	}
+	s.learn(t.pairs)
+	for _, p := range t.pairs {
+		switch p.Verdict {
+		case launch.VerdictGood:
+		case launch.VerdictUntested:
+			s.log.Warnf("%v are not tested: %s", p.PairName, p.Reason)
+		default:
+			text := fmt.Sprintf("%v are not used as a pair: %s; relays of this boot stage elsewhere", p.PairName, p.Reason)
+			s.log.Error(text)
+			s.tell(journal.SeverityError, text)
+		}
+	}
+	s.log.Infof("the self-test of %d pairs of GPUs took %v", len(t.names), t.took.Round(time.Millisecond))
+	if s.held == "" {
+		s.selfTest() // for lanes that have come meanwhile
+	}
+	if s.relay != nil {
+		s.configure()
+	}
+}
+
+// endTests cancels a running test and waits until the test has no CUDA context. ended reports
+// whether a test ended, and t the results.
+func (s *supervisor) endTests() (t tested, ended bool) {
+	s.endTriples()
+	if s.tests.cancel == nil {
+		return t, false
+	}
+	s.tests.cancel()
+	select {
+	case t = <-s.tests.done:
+		return t, true
+	case <-time.After(process.EndTimeout):
+		s.log.Warn("the self-test does not end: a system call, of a driver perhaps, does not return")
+		return t, false
+	}
+}
+
+// knowing adds the known pairs to a configuration, up to the size of a datagram: faults of pairs
+// first.
+func (s *supervisor) knowing(c launch.Config) launch.Config {
+	if c.SelfTest == "" || c.SelfTest == launch.SelfTestOff {
+		return c
+	}
+	c.Testing = s.tests.cancel != nil
+	for _, p := range s.tests.pairs {
+		if selftest.About(c.Lanes, p) {
+			c.Pairs = append(c.Pairs, p)
+		}
+	}
+	for _, n := range selftest.PossibleTriples(s.generation) {
+		if k := launch.FindTriple(s.triples.known, n); k != nil {
+			c.Triples = append(c.Triples, *k)
+		}
+	}
+	slices.SortStableFunc(c.Pairs, func(a, b launch.Pair) int { return urgency(b) - urgency(a) })
+	// Without its entry a triple bounces, so triples beyond the room are left out first.
+	for len(c.Pairs)+len(c.Triples) > 0 {
+		if text, err := json.Marshal(c); err == nil && len(text) <= launch.MaxDatagram {
+			break
+		}
+		if len(c.Triples) > 0 {
+			c.Triples = c.Triples[:len(c.Triples)-1]
+			continue
+		}
+		c.Pairs = c.Pairs[:len(c.Pairs)-1]
+	}
+	return c
+}
+
+func urgency(p launch.Pair) int {
+	return slices.Index([]string{launch.VerdictUntested, launch.VerdictGood, launch.VerdictSlow, launch.VerdictWrong}, p.Verdict)
+}

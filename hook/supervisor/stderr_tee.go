@@ -1,0 +1,102 @@
+package supervisor
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// stderrTee copies the standard error of a relay into the generation's log, and keeps the first
+// line of a panic and the last line.
+type stderrTee struct {
+	to io.Writer
+	// wrap makes a JSON entry of a line that is none: Go's runtime and C libraries print plain
+	// lines. own has the fields of such an entry.
+	wrap bool
+	own  map[string]string
+
+	mu             sync.Mutex
+	line           []byte
+	panicked, last string
+}
+
+// maxLine limits the kept bytes of a line: a relay may never end a line.
+const maxLine = 16 << 10
+
+// maxWord limits the bytes of a relay's line in a log line of the supervisor.
+const maxWord = 400
+
+// Write has one caller at a time.
+func (h *stderrTee) Write(text []byte) (int, error) {
+	if !h.wrap {
+		if n, err := h.to.Write(text); err != nil {
+			return n, err
+		}
+	}
+	for rest := text; len(rest) > 0; {
+		line, more, ended := bytes.Cut(rest, []byte("\n"))
+		rest = more
+		h.line = append(h.line, line[:min(len(line), maxLine-len(h.line))]...)
+		if ended {
+			if err := h.end(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return len(text), nil
+}
+
+// end handles a line, complete or not.
+func (h *stderrTee) end() error {
+	line := string(h.line)
+	h.line = h.line[:0]
+	if strings.TrimSpace(line) == "" {
+		return nil
+	}
+	said := launch.Line(strings.ToValidUTF8(line[:min(len(line), maxWord)], ""))
+	h.mu.Lock()
+	h.last = said
+	if h.panicked == "" && isPanic(line) {
+		h.panicked = said
+	}
+	h.mu.Unlock()
+	if !h.wrap {
+		return nil
+	}
+	entry := map[string]string{}
+	if !json.Valid([]byte(line)) || line[0] != '{' {
+		for name, value := range h.own {
+			entry[name] = value
+		}
+		entry["level"], entry["msg"], entry["time"] = "error", strings.ToValidUTF8(line, ""), time.Now().Format(time.RFC3339)
+		text, err := json.Marshal(entry)
+		if err != nil {
+			return err
+		}
+		line = string(text)
+	}
+	_, err := io.WriteString(h.to, line+"\n")
+	return err
+}
+
+// isPanic reports whether a line is the first of a fatal error of Go's runtime.
+func isPanic(line string) bool {
+	for _, begins := range []string{"panic: ", "fatal error: ", "SIGSEGV: ", "SIGBUS: ", "SIGILL: ", "SIGFPE: ", "SIGABRT: ", "runtime: out of memory"} {
+		if strings.HasPrefix(line, begins) {
+			return true
+		}
+	}
+	return false
+}
+
+// words returns the first line of a panic, empty without a panic, and the last line.
+func (h *stderrTee) words() (panicked, last string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.panicked, h.last
+}

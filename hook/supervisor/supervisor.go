@@ -1,0 +1,600 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/collector"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/hostnetwork"
+	"github.com/peerlane/peerlane/hook/internal/admin"
+	"github.com/peerlane/peerlane/hook/internal/cgroup"
+	"github.com/peerlane/peerlane/hook/internal/handover"
+	"github.com/peerlane/peerlane/hook/journal"
+	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// The supervisor starts a failed relay again after firstPause, which doubles with every failure.
+// After maxFailures within failureTime the relay stays down.
+const (
+	firstPause  = 100 * time.Millisecond
+	maxFailures = 5
+	failureTime = time.Minute
+)
+
+// supervisor keeps one generation's relay running. The goroutine of loop owns the state.
+type supervisor struct {
+	layout                paths.Layout
+	generation            *generation.Generation
+	log                   *logrus.Entry
+	bounded               *boundedLog // receives log and the relay's output
+	clients, peers, alive *os.File
+	init                  *os.File
+	unit                  bool // a service of systemd, which has a control group
+	limited               bool // by pids.max of the control group of supervisor and relay
+
+	relay    *relay      // nil without a process
+	failures []time.Time // of the last failureTime
+	restart  *time.Timer
+	status   generation.Status
+	// held is the requested state without a relay, StateStopped or StateDrained; else empty.
+	held string
+	// insist fires when a relay that was stopped should have ended.
+	insist *time.Timer
+	// refusal answers in place of a relay; nil while a relay answers, or soon will.
+	refusal *refusal
+	// inspecting are the requests that wait for the relay's report.
+	inspecting []admin.Request
+	tests      selfTests
+	triples    tripleTests
+	// networking is the network configuration that the relay has.
+	networking hostnetwork.Networking
+	keyError   string // last complaint; see complain
+	asked      bool   // to end, although the container lives
+}
+
+// Supervise runs the supervisor of a generation: `peerlane-hook supervise`, which Launch starts
+// with the descriptors of package handover. It returns when the container's init has ended and
+// the generation is removed.
+func Supervise(l paths.Layout, id string) error {
+	if err := handed(l, id, handover.FDAlive); err != nil {
+		return fmt.Errorf("supervising generation %q: %w; only peerlane-hook create starts a supervisor", id, err)
+	}
+	for fd := handover.FDClients; fd <= handover.FDAlive; fd++ {
+		unix.CloseOnExec(fd)
+	}
+	return supervise(l, id, false, handover.Descriptors{
+		Clients: os.NewFile(handover.FDClients, "clients' socket"), Peers: os.NewFile(handover.FDPeers, "peers' socket"),
+		Init: os.NewFile(handover.FDInit, "pidfd"), Started: os.NewFile(handover.FDStarted, "started pipe"),
+		Admin: os.NewFile(handover.FDAdmin, "administration socket"), Alive: os.NewFile(handover.FDAlive, "supervisor's lock"),
+	})
+}
+
+func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) error {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM)
+	bounded := newBoundedLog(l, id)
+	logrus.SetOutput(bounded)
+	s := &supervisor{
+		layout: l, log: logrus.WithField("generation", id), bounded: bounded, unit: unit,
+		clients: d.Clients, peers: d.Peers, init: d.Init, alive: d.Alive,
+		restart: time.NewTimer(0), insist: time.NewTimer(0),
+	}
+	s.restart.Stop()
+	s.insist.Stop()
+	requests, err := s.begin(id, d.Admin)
+	if err != nil {
+		_, tell := fmt.Fprint(d.Started, err)
+		return errors.Join(err, tell)
+	}
+	s.limit()
+	for _, sentence := range s.generation.Ignored {
+		s.log.Warn(sentence)
+	}
+	answer := handover.Started
+	if err := s.start(); err != nil {
+		// A killed sandbox is no failure of the start: the supervisor tries again.
+		if !errors.Is(err, sandbox.ErrSilent) {
+			answer = err.Error()
+		}
+		// Launch ends this process; but a hook may not have waited.
+		s.failed(fmt.Sprintf("starting the relay: %v", err))
+	}
+	_, _ = fmt.Fprint(d.Started, answer) // a hook that has not waited does not read the answer
+	d.Started.Close()
+	go func() {
+		if _, err := collector.Collect(l); err != nil {
+			s.log.WithError(err).Warn("removing the generations of ended containers")
+		}
+	}()
+	return s.loop(requests, stop)
+}
+
+// limit sets the limits of the control group that the hook made. A unit of systemd has limits
+// already.
+func (s *supervisor) limit() {
+	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
+	if err == nil && ok {
+		if _, is := os.Stat(group.Path()); is == nil {
+			err = group.Limit(s.generation.Sandbox.Limits)
+		}
+	}
+	if err != nil {
+		s.log.WithError(err).Warn("the relay's control group lacks limits")
+	}
+	s.limited = cgroup.LimitsTasks("/proc", s.generation.ID, s.unit)
+}
+
+// handed checks that Launch handed this generation to this process: the descriptor is the
+// generation's lock.
+func handed(l paths.Layout, id string, alive int) error {
+	if !generation.IsID(id) {
+		return errors.New("that is not 32 hexadecimal digits")
+	}
+	var lock, handed unix.Stat_t
+	if err := unix.Stat(generation.SupervisorLock(l, id), &lock); err != nil {
+		return &os.PathError{Op: "stat", Path: generation.SupervisorLock(l, id), Err: err}
+	}
+	if err := unix.Fstat(alive, &handed); err != nil {
+		return fmt.Errorf("descriptor %d: %w", alive, err)
+	}
+	if lock.Dev != handed.Dev || lock.Ino != handed.Ino {
+		return fmt.Errorf("descriptor %d is not %s", alive, generation.SupervisorLock(l, id))
+	}
+	return nil
+}
+
+// begin prepares the first relay. Launch reports an error.
+func (s *supervisor) begin(id string, socket *os.File) (<-chan admin.Request, error) {
+	generation, err := generation.Read(s.layout, id)
+	if err != nil {
+		return nil, err
+	}
+	s.generation = generation
+	config.SetLogFormat(generation.LogFormat)
+	s.log = s.log.WithField("container", generation.Container.ID)
+	requests, err := admin.Listen(socket)
+	if err != nil {
+		return nil, err
+	}
+	return requests, nil
+}
+
+// loop is the life of the supervisor.
+func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) error {
+	init := int(s.init.Fd())
+	initEnded := make(chan error, 1)
+	go func() { initEnded <- process.WaitEnd(init) }()
+	keys := time.NewTicker(keyInterval)
+	defer keys.Stop()
+	for {
+		var answers chan launch.Status
+		var exited chan error
+		var overdue <-chan time.Time
+		if s.relay != nil {
+			answers, exited, overdue = s.relay.answers, s.relay.exited, s.relay.overdue.C
+		}
+		select {
+		case err := <-initEnded:
+			// Not seen in practice: a supervisor that cannot watch init must not stay.
+			return errors.Join(err, s.end())
+		case <-stop:
+			s.log.Info("asked to stop: ending the relay, although the container lives")
+			s.asked = true
+			return s.end()
+		case answer, ok := <-answers:
+			if ok {
+				s.answered(answer)
+			} else {
+				s.relay.answers = nil // the relay is ending; exited comes next
+			}
+		case err := <-exited:
+			if process.Ended(init) { // the expected order
+				s.ended(ending{err: err, container: true, held: s.held, killReason: s.relay.killReason})
+				s.drop()
+				return s.end()
+			}
+			s.exited(err)
+		case <-s.insist.C:
+			s.kill(fmt.Sprintf("the relay did not end within %v", process.EndTimeout))
+		case <-overdue:
+			s.kill(fmt.Sprintf("the relay has not answered its configuration within %v and was killed", answerTimeout))
+		case <-s.restart.C:
+			if err := s.start(); err != nil {
+				s.failed(fmt.Sprintf("starting the relay: %v", err))
+			}
+		case <-keys.C:
+			s.lookAtKey()
+		case r := <-requests:
+			s.requested(r)
+		case p := <-s.tests.found:
+			s.testFound(p)
+		case t := <-s.tests.done:
+			s.testsDone(t)
+		case t := <-s.triples.found:
+			s.tripleFound(t)
+		case err := <-s.triples.done:
+			s.triplesDone(err)
+		}
+	}
+}
+
+// requested handles a request of the administrator or of a hook.
+func (s *supervisor) requested(r admin.Request) {
+	switch r.Command {
+	case admin.Lanes:
+		r.Reply(s.lanesChanged())
+	case admin.Inspect:
+		s.inspect(r)
+	case admin.Stop:
+		s.hold(generation.StateStopped)
+		r.Reply(nil)
+	case admin.Drain:
+		s.hold(generation.StateDrained)
+		r.Reply(nil)
+	case admin.Resume:
+		r.Reply(s.resume())
+	default:
+		r.Reply(fmt.Errorf("its supervisor is of an earlier release of Peerlane, which does not know %q; restart the container", r.Command))
+	}
+}
+
+// inspect asks a ready relay for a report.
+func (s *supervisor) inspect(r admin.Request) {
+	if s.status.State == generation.StateReady {
+		// Do not ask again while an answer is due.
+		var err error
+		s.inspecting = slices.DeleteFunc(s.inspecting, func(r admin.Request) bool { return time.Now().After(r.Late) })
+		if !slices.Contains(s.relay.asked, launch.RequestReport) {
+			err = s.relay.request(launch.Request{Request: launch.RequestReport})
+		}
+		if err == nil {
+			s.inspecting = append(s.inspecting, r)
+			return
+		}
+		s.log.WithError(err).Warn("asking the relay for a report")
+	}
+	r.Answer <- admin.Answer{Version: admin.Version, Supervisor: os.Getpid(), NoReport: "the relay is " + s.status.State}
+}
+
+// inspected answers the waiting requests for a report.
+func (s *supervisor) inspected(report *launch.Report, why string) {
+	for _, r := range s.inspecting {
+		r.Answer <- admin.Answer{Version: admin.Version, Supervisor: os.Getpid(), Report: report, NoReport: why}
+	}
+	s.inspecting = nil
+}
+
+// hold ends the relay and starts no other. A drained relay can be stopped: a copy that never ends
+// would hold the relay for ever.
+func (s *supervisor) hold(state string) {
+	if s.held == generation.StateStopped || s.held == state {
+		return
+	}
+	s.log.Infof("asked for %s", state)
+	s.held = state
+	s.restart.Stop()
+	if s.tests.cancel != nil { // the tester has CUDA contexts
+		s.tests.cancel()
+	}
+	if s.triples.cancel != nil {
+		s.triples.cancel()
+	}
+	if s.relay == nil {
+		s.rest()
+		return
+	}
+	s.note(map[string]string{generation.StateStopped: generation.StateStopping, generation.StateDrained: generation.StateDraining}[state], s.status.Error)
+	reason := map[string]string{generation.StateStopped: "was stopped by the administrator", generation.StateDrained: "was drained by the administrator; attach again later"}[state]
+	err := s.relay.request(launch.Request{Request: launch.RequestEnd, Reason: reason})
+	if err != nil {
+		s.log.WithError(err).Warn("asking the relay to end")
+	}
+	if err != nil || state == generation.StateStopped {
+		s.insist.Reset(process.EndTimeout)
+	}
+}
+
+// rest is the state without a relay that was asked for.
+func (s *supervisor) rest() {
+	if t, ended := s.endTests(); ended { // a reader of this state may unload the driver
+		s.testsDone(t)
+	}
+	s.note(s.held, s.status.Error)
+	name := "the relay of container " + s.generation.Container.ID
+	s.refuse(map[string]string{
+		generation.StateStopped: name + " was stopped by the administrator; peerlane relay resume on the host starts it again",
+		generation.StateDrained: name + " was drained by the administrator; attach again later",
+	}[s.held])
+}
+
+// refuse sends the reason to clients and peers while no relay runs, so that clients do not wait.
+func (s *supervisor) refuse(reason string) {
+	if err := s.refusal.end(); err != nil {
+		s.log.WithError(err).Warn("leaving the sockets")
+	}
+	var err error
+	if s.refusal, err = refuse(s.clients, s.peers, reason); err != nil {
+		s.log.WithError(err).Error("answering clients; they wait")
+	}
+}
+
+// resume starts a relay after hold, or after too many failures.
+func (s *supervisor) resume() error {
+	switch s.status.State {
+	case generation.StateStopped, generation.StateDrained, generation.StateDown:
+	case generation.StateStopping, generation.StateDraining:
+		return fmt.Errorf("the relay is still %s; resume the relay after that", s.status.State)
+	default:
+		return nil // a relay runs, or will
+	}
+	drained, err := generation.AllDrained(s.layout)
+	if err != nil {
+		return err
+	}
+	if drained != nil {
+		return &fault.Error{Code: fault.Drained, Operation: "all relays of this host are drained", Remedy: "run peerlane relay resume --all"}
+	}
+	s.held, s.failures = "", nil
+	if err := s.start(); err != nil {
+		s.failed(fmt.Sprintf("starting the relay: %v", err))
+		return err
+	}
+	return nil
+}
+
+// start starts a relay and sends the configuration, unless the relays of the host are drained.
+func (s *supervisor) start() error {
+	drained, err := generation.AllDrained(s.layout)
+	if err != nil {
+		s.log.WithError(err).Error("checking whether the host's relays are drained")
+	}
+	if drained != nil {
+		s.hold(generation.StateDrained)
+		return nil
+	}
+	if err := s.refusal.end(); err != nil {
+		s.log.WithError(err).Warn("leaving the sockets")
+	}
+	s.refusal = nil
+	s.selfTest()
+	s.goOnNetwork()
+	r, err := startRelay(s.generation, s.networking.Where, s.limited, s.clients, s.peers, s.init, s.bounded)
+	if err != nil {
+		return err
+	}
+	// Record the process before any client can meet the relay: the sandbox is not complete yet.
+	s.relay = r
+	s.status.Starts++
+	s.status.Relay = &r.process
+	if err := generation.RecordRelay(s.alive, r.process); err != nil {
+		s.log.WithError(err).Error("recording the relay's process beside the uid")
+	}
+	s.note(generation.StateStarting, "")
+	go admitClaims(s.layout, s.generation.ID, s.log, r)
+	if err := r.executed(); err != nil {
+		s.drop()
+		return err
+	}
+	s.status.Sandbox = r.sandbox
+	if r.sandbox != nil && s.status.Starts == 1 {
+		for _, lacks := range r.sandbox.Missing {
+			s.log.Warnf("the relay's sandbox lacks %s", lacks)
+		}
+	}
+	s.tellSecrets()
+	s.configure()
+	return nil
+}
+
+// answered handles the relay's word on a configuration.
+func (s *supervisor) answered(a launch.Status) {
+	to, asked := s.relay.answered()
+	if !asked {
+		return // a relay may send answers at any rate
+	}
+	switch to {
+	case launch.RequestReport:
+		s.inspected(a.Report, a.Error)
+		return
+	case launch.RequestEnd:
+		if !a.OK {
+			s.log.Warnf("the relay does not end for asking: %s", a.Error)
+			s.insist.Reset(time.Nanosecond)
+		}
+		return
+	case launch.RequestSecrets:
+		s.toldSecrets(a)
+		return
+	}
+	switch {
+	case s.held != "" || s.relay.killReason != "":
+	case a.OK:
+		s.log.Infof("relay %d is ready", s.relay.process.PID)
+		s.note(generation.StateReady, "")
+	case s.status.State == generation.StateReady:
+		// The relay keeps its previous lanes.
+		s.log.Errorf("the relay refuses the changed lanes: %s", a.Error)
+		s.note(generation.StateReady, "the relay refuses the changed lanes: "+a.Error)
+	default:
+		s.kill("the relay refuses the configuration: " + a.Error)
+	}
+}
+
+// kill ends a relay that is of no use; exited comes next.
+func (s *supervisor) kill(reason string) {
+	if err := s.relay.kill(reason); err != nil {
+		s.log.WithError(err).Error("killing the relay")
+	}
+}
+
+// exited handles the end of a relay whose container lives.
+func (s *supervisor) exited(err error) {
+	reason := s.relay.killReason
+	cause, why := s.ended(ending{err: err, held: s.held, renew: s.relay.renew, killReason: reason})
+	switch {
+	case reason != "":
+	case slices.Contains(telling, cause):
+		reason = fmt.Sprintf("the relay died: %s: %s", cause, why)
+	case err != nil:
+		reason = fmt.Sprintf("the relay died: %v", err)
+	default:
+		reason = "the relay ended by itself, although the container lives"
+	}
+	renew := s.relay.renew
+	s.drop()
+	s.insist.Stop()
+	if renew && s.held == "" {
+		if err := s.start(); err != nil {
+			s.failed(fmt.Sprintf("starting the relay: %v", err))
+		}
+		return
+	}
+	if s.held != "" {
+		s.rest()
+		return
+	}
+	s.failed(reason)
+}
+
+// drop forgets a relay that has ended.
+func (s *supervisor) drop() {
+	s.relay.close()
+	s.relay, s.status.Relay = nil, nil
+	s.inspected(nil, "the relay has just ended")
+}
+
+// failed starts the next relay after a pause, or gives up.
+func (s *supervisor) failed(reason string) {
+	now := time.Now()
+	s.failures = slices.DeleteFunc(s.failures, func(f time.Time) bool { return now.Sub(f) > failureTime })
+	s.failures = append(s.failures, now)
+	if len(s.failures) < maxFailures {
+		pause := firstPause << (len(s.failures) - 1)
+		s.log.Errorf("%s; starting it again in %v", reason, pause)
+		s.tell(journal.SeverityWarning, fmt.Sprintf("%s; starting it again in %v", reason, pause))
+		s.note(generation.StateWaiting, reason)
+		s.restart.Reset(pause)
+		return
+	}
+	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
+	down := &fault.Error{Code: fault.RelayDown, Operation: fmt.Sprintf("the relay of container %s stays down after %d failures within %v", s.generation.Container.ID, maxFailures, failureTime),
+		Cause: errors.New(reason), Remedy: "read its log by peerlane relay inspect " + s.generation.ID + ", then run peerlane relay resume on the host"}
+	s.tell(journal.SeverityError, down.Error())
+	s.note(generation.StateDown, reason)
+	s.refuse(down.Error())
+}
+
+// tell writes to the host's log: the generation's log goes with the container.
+func (s *supervisor) tell(severity int, message string) {
+	if err := journal.Tell(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
+		s.log.WithError(err).Warn("writing to the host's log failed")
+	}
+}
+
+// lanesChanged reads the generation again and tells the relay.
+func (s *supervisor) lanesChanged() error {
+	if s.status.State == generation.StateDown {
+		return fmt.Errorf("the relay is down: %s", s.status.Error)
+	}
+	generation, err := generation.Read(s.layout, s.generation.ID)
+	if err != nil {
+		return err
+	}
+	s.generation = generation
+	if s.relay == nil {
+		return nil // the next relay gets the lanes
+	}
+	s.selfTest()
+	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil).Devices) {
+		// Devices of a sandbox are final. Only a hook adds lanes, so no client has connected yet.
+		s.log.Info("the relay's sandbox lacks devices of the added lane: restarting the relay")
+		s.relay.renew = true
+		s.insist.Reset(process.EndTimeout)
+		return os.NewSyscallError("kill", s.relay.cmd.Process.Signal(unix.SIGTERM))
+	}
+	s.configure()
+	return nil
+}
+
+// told is the generation's configuration with the network that this supervisor has found.
+func (s *supervisor) told() launch.Config {
+	config := s.generation.Config
+	config.Network, config.NoNetwork = s.networking.Where, s.networking.Why
+	if config.Scope == launch.ScopeAuto { // which relays of earlier releases do not know
+		config.Scope = map[bool]string{true: launch.ScopeHost, false: launch.ScopeCluster}[config.Local()]
+	}
+	return config
+}
+
+// configure sends the configuration to the relay.
+func (s *supervisor) configure() {
+	s.writeTopology()
+	config := s.told()
+	config.Admission, config.HostAdmission, config.Endings = true, true, true // this supervisor answers claims and reads reports of ends, also for a generation of an earlier release
+	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
+		// The relay has closed the socket and is ending; the next relay gets the configuration.
+		s.log.WithError(err).Warn("sending the configuration to the relay")
+	}
+}
+
+// note writes the status of the relay.
+func (s *supervisor) note(state, reason string) {
+	s.status.State, s.status.Error = state, reason
+	if err := generation.WriteJSON(generation.StatusFile(s.layout, s.generation.ID), s.status); err != nil {
+		s.log.WithError(err).Error("writing the status")
+	}
+}
+
+// end ends the relay, removes the generation, and collects the generations of ended containers.
+func (s *supervisor) end() error {
+	s.note(generation.StateEnding, s.status.Error)
+	s.endTests()
+	var errs []error
+	if s.relay != nil {
+		gone, err := s.relay.end()
+		if errs = append(errs, err); gone != nil {
+			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
+			s.status.Relay = nil // else the generation stays until the relay has ended
+		}
+		s.relay = nil
+		s.note(generation.StateEnding, s.status.Error) // where the rest fails Collect says nothing of a relay whose end is told
+	}
+	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
+	if err == nil && ok {
+		err = group.Leave()
+	}
+	if err != nil {
+		// Removing the group would now end the supervisor itself. Collect can.
+		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
+	}
+	held, err := generation.LockGeneration(s.layout, s.generation.ID, generation.LockTimeout)
+	switch {
+	case err == nil:
+		defer held.Close()
+	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, the rest was not
+	default:
+		return errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, collector.Remove(s.layout, s.generation.ID))
+	if errors.Join(errs...) == nil { // the relay is reaped, and the control group is empty
+		errs = append(errs, s.generation.ReleaseUID(s.layout, s.alive))
+	}
+	// No relay starts any more; Collect handles a relay that may live.
+	errs = append(errs, s.alive.Close())
+	_, err = collector.Collect(s.layout)
+	return errors.Join(append(errs, err, s.generation.ReturnUID(s.layout))...)
+}

@@ -1,0 +1,201 @@
+// Command peerlane-kubelet offers the lanes of a node to Kubernetes: as a DRA driver, or as a device
+// plugin where the cluster has no DRA.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/types"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/kubernetes/deviceplugin"
+	"github.com/peerlane/peerlane/kubernetes/driver"
+	"github.com/peerlane/peerlane/kubernetes/health"
+	"github.com/peerlane/peerlane/kubernetes/lanes"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Modes of the program.
+const (
+	modeAuto         = "auto"
+	modeDRA          = "dra"
+	modeDevicePlugin = "device-plugin"
+)
+
+type options struct {
+	mode, node, podUID, kubeconfig, root, kubelet string
+	units                                         int
+	evict                                         bool
+	poll, minPublish                              time.Duration
+}
+
+func main() {
+	if err := command().Execute(); err != nil {
+		fmt.Fprintln(os.Stderr, "peerlane-kubelet:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	var o options
+	c := &cobra.Command{
+		Use:   "peerlane-kubelet",
+		Short: "Offer the lanes of a node to Kubernetes",
+		Long: `peerlane-kubelet offers the lanes of this node to Kubernetes. It reads the plan and
+the state directory of Peerlane, and opens no GPU, so that it never blocks the unload of a driver.
+
+With DRA (Kubernetes 1.34 and later) it publishes a device per lane, and the device "lanes" for
+"the lanes of the GPUs that the container has". Without DRA it offers the extended resource
+peerlane.dev/lanes by the device plugin API.`,
+		Example: `  peerlane-kubelet --node-name "$NODE_NAME" --pod-uid "$POD_UID"
+  peerlane-kubelet --mode device-plugin --units 16`,
+		Args:          cobra.NoArgs,
+		Version:       version.Get().Version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(c.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return run(ctx, o)
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, device-plugin; auto takes dra where the API server has resource.k8s.io/v1")
+	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of the node")
+	f.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of this pod, for rolling updates with two instances; empty outside of a pod")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the service account of the pod")
+	f.StringVar(&o.root, "root", "/", "root of the host: look for var/lib/peerlane and run/peerlane below it")
+	f.StringVar(&o.kubelet, "kubelet-dir", "/var/lib/kubelet", "root directory of the kubelet")
+	f.IntVar(&o.units, "units", 64, "number of containers with lanes that the device plugin admits")
+	f.BoolVar(&o.evict, "evict", false, "end running pods whose lane has lost the network (taint effect NoExecute)")
+	f.DurationVar(&o.poll, "poll", 2*time.Second, "time between two observations of the host")
+	f.DurationVar(&o.minPublish, "min-publish", 30*time.Second, "shortest time between two updates of the node's slices")
+	return c
+}
+
+func run(ctx context.Context, o options) error {
+	log := logrus.StandardLogger()
+	layout := paths.Layout{Root: o.root}
+	monitor := health.NewMonitor(layout, time.Now)
+	mode, client, release, err := o.choose(log)
+	if err != nil {
+		return err
+	}
+	log.WithField("mode", mode).Info("Starting")
+	if mode == modeDevicePlugin {
+		if o.units < 1 {
+			return fmt.Errorf("--units %d: a number from 1 is required", o.units)
+		}
+		return deviceplugin.New(deviceplugin.Config{
+			Dir: filepath.Join(o.kubelet, "device-plugins"), Units: o.units, Poll: o.poll, Log: log,
+		}, monitor).Run(ctx)
+	}
+	if o.node == "" {
+		return errors.New("the name of the node is unknown: give --node-name, or set NODE_NAME from spec.nodeName")
+	}
+	plan, err := topo.ReadPlan(layout.PlanFile())
+	if err != nil {
+		return err
+	}
+	peermem, err := cdi.FindPeermem(plan.Source.Sysfs, filepath.Join(o.root, "proc"))
+	if err != nil {
+		return err
+	}
+	registration, _ := peermem.Registration()
+	d := driver.New(driver.Config{
+		Node: o.node, PlanFile: layout.PlanFile(), Registration: registration,
+		Version: strings.TrimPrefix(version.Get().Version, "v"),
+		Policy:  health.Policy{Evict: o.evict}, LeaveTainted: release != nil && release.LessThan(taints),
+		Poll: o.poll, MinPublish: o.minPublish, Log: log,
+	}, monitor)
+	helper, err := o.start(ctx, d, client)
+	if err != nil {
+		return fmt.Errorf("start the DRA driver %s: %w", lanes.DriverName, err)
+	}
+	defer helper.Stop()
+	return d.Run(ctx, helper)
+}
+
+// taints is the first release of Kubernetes whose API server keeps taints of devices by default.
+var taints = utilversion.MustParseGeneric("1.36")
+
+// choose returns the mode, a client where the mode needs one, and the API server's release.
+func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Interface, release *utilversion.Version, err error) {
+	switch o.mode {
+	case modeDevicePlugin:
+		return modeDevicePlugin, nil, nil, nil
+	case modeAuto, modeDRA:
+	default:
+		return "", nil, nil, fmt.Errorf("--mode %s: one of auto, dra, device-plugin is required", o.mode)
+	}
+	config, err := o.restConfig()
+	if err != nil {
+		return "", nil, nil, fmt.Errorf("find the API server: %w; give --kubeconfig outside of a pod", err)
+	}
+	// The default of 5 requests a second delays pods that start together.
+	config.QPS, config.Burst = 50, 100
+	set, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	info, err := set.Discovery().ServerVersion()
+	if err != nil {
+		return "", nil, nil, fmt.Errorf("ask the API server %s for its release: %w", config.Host, err)
+	}
+	if release, err = utilversion.ParseGeneric(info.GitVersion); err != nil {
+		return "", nil, nil, fmt.Errorf("release of the API server: %w", err)
+	}
+	if o.mode == modeAuto && !hasDRA(set.Discovery()) {
+		log.WithField("release", info.GitVersion).Info("The API server has no resource.k8s.io/v1")
+		return modeDevicePlugin, nil, release, nil
+	}
+	return modeDRA, set, release, nil
+}
+
+func hasDRA(d discovery.DiscoveryInterface) bool {
+	list, err := d.ServerResourcesForGroupVersion("resource.k8s.io/v1")
+	return err == nil && len(list.APIResources) > 0
+}
+
+func (o options) restConfig() (*rest.Config, error) {
+	if o.kubeconfig != "" {
+		return clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	}
+	return rest.InClusterConfig()
+}
+
+func (o options) start(ctx context.Context, d *driver.Driver, client kubernetes.Interface) (*kubeletplugin.Helper, error) {
+	data := filepath.Join(o.kubelet, "plugins", lanes.DriverName)
+	if err := os.MkdirAll(data, 0o750); err != nil {
+		return nil, err
+	}
+	with := []kubeletplugin.Option{
+		kubeletplugin.DriverName(lanes.DriverName),
+		kubeletplugin.KubeClient(client),
+		kubeletplugin.NodeName(o.node),
+		kubeletplugin.RegistrarDirectoryPath(filepath.Join(o.kubelet, "plugins_registry")),
+		kubeletplugin.PluginDataDirectoryPath(data),
+	}
+	if o.podUID != "" {
+		with = append(with, kubeletplugin.RollingUpdate(types.UID(o.podUID)))
+	}
+	return kubeletplugin.Start(ctx, d, with...)
+}
