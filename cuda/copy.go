@@ -34,7 +34,8 @@ static CUresult rowsHtoD(const peerlane_calls *t, CUdeviceptr dst, const void *s
 // Every copy has the same attributes. The arrays are Go memory, which the call does not retain.
 static CUresult batch(const peerlane_calls *t, CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUstream s)
 {
-	CUmemcpyAttributes a = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, .flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE};
+	CUmemcpyAttributes a = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+		.flags = CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE};
 	size_t from = 0, failed = 0;
 	return call_cuMemcpyBatchAsync(t, dst, src, sizes, n, &a, &from, 1, &failed, s);
 }
@@ -100,7 +101,8 @@ func (d *Driver) MemcpyDtoHAsync(dst unsafe.Pointer, src Ptr, n uint64, s Stream
 // MemcpyPeerAsync copies n bytes from memory of srcCtx's device to memory of dstCtx's device. Each
 // context needs access to its own memory only.
 func (d *Driver) MemcpyPeerAsync(dst Ptr, dstCtx Context, src Ptr, srcCtx Context, n uint64, s Stream) error {
-	r := C.call_cuMemcpyPeerAsync(d.calls, C.CUdeviceptr(dst), C.CUcontext(dstCtx), C.CUdeviceptr(src), C.CUcontext(srcCtx), C.size_t(n), C.CUstream(s))
+	r := C.call_cuMemcpyPeerAsync(d.calls, C.CUdeviceptr(dst), C.CUcontext(dstCtx), C.CUdeviceptr(src),
+		C.CUcontext(srcCtx), C.size_t(n), C.CUstream(s))
 	if r != 0 {
 		return d.failed(r, "cuMemcpyPeerAsync", span(dst, src, n))
 	}

@@ -28,7 +28,8 @@ func TestLibraryThatIsNoDriver(t *testing.T) {
 }
 
 func TestResultsHaveNamesAndClasses(t *testing.T) {
-	err := error(&CallError{Call: "cuMemCreate", On: "2 MiB on device 0", Result: ErrOutOfMemory, Name: "CUDA_ERROR_OUT_OF_MEMORY", Text: "out of memory"})
+	err := error(&CallError{Call: "cuMemCreate", On: "2 MiB on device 0", Result: ErrOutOfMemory,
+		Name: "CUDA_ERROR_OUT_OF_MEMORY", Text: "out of memory"})
 	if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, ErrNotReady) {
 		t.Errorf("errors.Is does not tell the results apart")
 	}

@@ -40,7 +40,8 @@ type LibraryError struct {
 
 func (e *LibraryError) Error() string {
 	if e.Missing != "" {
-		return fmt.Sprintf("CUDA library %s lacks %s: Peerlane needs an NVIDIA driver of release 515 (CUDA 11.7) or newer", e.Library, e.Missing)
+		return fmt.Sprintf("CUDA library %s lacks %s: Peerlane needs an NVIDIA driver of release 515 (CUDA 11.7) or newer",
+			e.Library, e.Missing)
 	}
 	remedy := "install the NVIDIA driver, or in a container ask for the GPU (--device nvidia.com/gpu=N)"
 	if e.Library != DefaultLibrary {

@@ -30,7 +30,8 @@ func (d *Driver) IPCGetMemHandle(p Ptr) (IPCMemHandle, error) {
 // made the handle cannot open it. Access after the other process frees the memory is undefined.
 func (d *Driver) IPCOpenMemHandle(handle IPCMemHandle) (Ptr, error) {
 	var p C.CUdeviceptr
-	r := C.call_cuIpcOpenMemHandle(d.calls, &p, *(*C.CUipcMemHandle)(unsafe.Pointer(&handle)), C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+	r := C.call_cuIpcOpenMemHandle(d.calls, &p, *(*C.CUipcMemHandle)(unsafe.Pointer(&handle)),
+		C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
 	if r != 0 {
 		return 0, d.failed(r, "cuIpcOpenMemHandle", "")
 	}

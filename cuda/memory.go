@@ -112,7 +112,8 @@ func (d *Driver) MemRelease(h MemHandle) error {
 // process. The caller closes it.
 func (d *Driver) MemExportFD(h MemHandle) (int, error) {
 	fd := C.int(-1)
-	r := C.call_cuMemExportToShareableHandle(d.calls, &fd, C.CUmemGenericAllocationHandle(h), C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+	r := C.call_cuMemExportToShareableHandle(d.calls, &fd, C.CUmemGenericAllocationHandle(h),
+		C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
 	if r != 0 {
 		return -1, d.failed(r, "cuMemExportToShareableHandle", "")
 	}
@@ -212,7 +213,8 @@ func (d *Driver) MemSetAccess(p Ptr, size uint64, access ...Access) error {
 // are multiples of the host's page size. The caller closes it.
 func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) {
 	fd := C.int(-1)
-	r := C.call_cuMemGetHandleForAddressRange(d.calls, &fd, C.CUdeviceptr(p), C.size_t(size), C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
+	r := C.call_cuMemGetHandleForAddressRange(d.calls, &fd, C.CUdeviceptr(p), C.size_t(size),
+		C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
 	if r != 0 {
 		return -1, d.failed(r, "cuMemGetHandleForAddressRange", at(p, size))
 	}
@@ -236,7 +238,8 @@ func (d *Driver) PointerRDMACapable(p Ptr) (bool, error) {
 	// The driver writes a bool or an int, by version: zeroed and wide enough
 	// for both.
 	var v C.uint64_t
-	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, C.CUdeviceptr(p))
+	r := C.call_cuPointerGetAttribute(d.calls, unsafe.Pointer(&v), C.CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE,
+		C.CUdeviceptr(p))
 	if r != 0 {
 		return false, d.failed(r, "cuPointerGetAttribute", p.String())
 	}

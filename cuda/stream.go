@@ -60,7 +60,8 @@ func (d *Driver) StreamWaitEvent(s Stream, e Event) error {
 // StreamWriteValue64 writes v to addr, a multiple of 8, after earlier work of the stream is
 // complete and visible.
 func (d *Driver) StreamWriteValue64(s Stream, addr Ptr, v uint64) error {
-	r := C.call_cuStreamWriteValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v), C.CU_STREAM_WRITE_VALUE_DEFAULT)
+	r := C.call_cuStreamWriteValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(v),
+		C.CU_STREAM_WRITE_VALUE_DEFAULT)
 	if r != 0 {
 		return d.failed(r, "cuStreamWriteValue64", fmt.Sprintf("%d to %s", v, addr))
 	}
@@ -81,7 +82,8 @@ func (d *Driver) StreamWaitValue64(s Stream, addr Ptr, v uint64) error {
 // StreamWaitBits64 makes later work of the stream wait until any of the bits of
 // mask is set in the value at addr, a multiple of 8.
 func (d *Driver) StreamWaitBits64(s Stream, addr Ptr, mask uint64) error {
-	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(mask), C.CU_STREAM_WAIT_VALUE_AND)
+	r := C.call_cuStreamWaitValue64(d.calls, C.CUstream(s), C.CUdeviceptr(addr), C.uint64_t(mask),
+		C.CU_STREAM_WAIT_VALUE_AND)
 	if r != 0 {
 		return d.failed(r, "cuStreamWaitValue64", fmt.Sprintf("bits %#x at %s", mask, addr))
 	}

@@ -14,14 +14,13 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// LanesAnnotation asks for lanes where a directory of hooks stands for CDI:
-// "3", "3,5", "all", "auto", or a group, as in peerlane.dev/lane=3.
+// LanesAnnotation requests lanes through a directory of hooks in place of CDI: "3", "3,5", "all",
+// "auto", or a group, as in peerlane.dev/lane=3.
 const LanesAnnotation = "peerlane.dev/lanes"
 
-// CreateAnnotated is Create for the lanes that a container's annotation asks
-// for, as far as the administrator permits such requests. A hook alone cannot
-// add a mount, so the container has to have been given the anchor: that is what
-// an image, which may carry the annotation, cannot bring about.
+// CreateAnnotated is Create for the lanes of a container's annotation, if the administrator
+// permits such requests. A hook alone cannot add a mount, so the engine must have mounted the
+// anchor: an image, which may carry the annotation, cannot do that.
 func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -50,8 +49,8 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	return Create(a, s, runtimeRoot, devices)
 }
 
-// hasAnchor looks for the anchor among a container's mounts. Attach finds out
-// whether it really is there; this one has the remedy.
+// hasAnchor finds the anchor among a container's mounts. Attach checks the mount itself;
+// hasAnchor has the remedy.
 func hasAnchor(l paths.Layout, s State) error {
 	spec, err := ocispec.Read(s.Bundle)
 	if err != nil {
@@ -84,7 +83,7 @@ func annotated(plan *topo.Plan, value string) ([]string, error) {
 	return names, nil
 }
 
-// meant are the GPUs of one word: all that have a lane, a group, or one GPU.
+// meant returns the GPUs of one word: every GPU with a lane, a group, or one GPU.
 func meant(plan *topo.Plan, word string) ([]topo.GPU, error) {
 	var members []string
 	switch i := slices.IndexFunc(plan.Groups, func(g topo.Group) bool { return g.Name == word }); {

@@ -28,10 +28,10 @@ const (
 	controlMinors = 254
 )
 
-// autoLanes names the lanes of all GPUs that the engine gives to a container, as Lanes
-// takes them: those of linux.devices in config.json, and GPUs' nodes that are mounted
-// one by one, as engines do where they cannot make nodes. An image can influence
-// neither; NVIDIA_VISIBLE_DEVICES, which an image can set, is not read.
+// autoLanes returns the names of the lanes of the GPUs that the engine gives to a container:
+// nodes of linux.devices in config.json, and nodes mounted one by one by engines that cannot make
+// nodes. An image can influence neither. NVIDIA_VISIBLE_DEVICES, which an image can set, is not
+// read.
 func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs string) ([]string, error) {
 	if slices.ContainsFunc(s.RequestedDevices(), func(a ocispec.Requested) bool { return len(a.GPUs) > 0 }) {
 		return nil, errors.New("peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto")
@@ -61,8 +61,8 @@ func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs 
 	return names, nil
 }
 
-// stillHasMinor compares a GPU's minor number in the plan with the driver's: it can
-// change with a boot.
+// stillHasMinor compares a GPU's minor number in the plan with the driver's, which can change
+// with a boot.
 func stillHasMinor(plan *topo.Plan, gpu topo.GPU) error {
 	if plan.Source.Sysfs != "/sys" {
 		return nil // a host of tests has no such driver
@@ -83,7 +83,7 @@ func stillHasMinor(plan *topo.Plan, gpu topo.GPU) error {
 	return nil
 }
 
-// gpuMinors are the minor numbers of the container's GPUs, each once, ascending.
+// gpuMinors returns the minor numbers of the container's GPUs, ascending, without duplicates.
 func gpuMinors(s *ocispec.Spec, c generation.Container, rootfs string) ([]int, error) {
 	var minors []int
 	add := func(major, minor int64) {
@@ -148,7 +148,7 @@ func mountedGPUs(c generation.Container, rootfs string, found func(major, minor 
 		for minor := range controlMinors {
 			fd, err := openat2.InRoot(root, fmt.Sprintf("/dev/nvidia%d", minor), unix.O_PATH|unix.O_NOFOLLOW, 0)
 			if err != nil {
-				continue // there is none
+				continue // no such node
 			}
 			var info unix.Statx_t
 			err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_TYPE, &info)

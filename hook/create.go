@@ -23,8 +23,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// State is what a runtime tells a hook on standard input: the state of the OCI
-// runtime specification, as far as it matters here.
+// State is the state of the OCI runtime specification that a runtime writes to a hook's standard
+// input, reduced to the fields in use.
 type State struct {
 	ID     string
 	Status string
@@ -32,14 +32,14 @@ type State struct {
 	Bundle string
 	// Root is the root file system's path, which crun alone tells.
 	Root string
-	// Annotations are those of config.json. An image may have put them there.
+	// Annotations are the annotations of config.json. An image may have set them.
 	Annotations map[string]string
 }
 
-// maxState bounds what a runtime says, bytes: annotations can be long.
+// maxState limits the state, in bytes: annotations can be long.
 const maxState = 16 << 20
 
-// ReadState reads a State. It reads no more than it can use, whatever comes.
+// ReadState reads a State of at most maxState bytes.
 func ReadState(r io.Reader) (State, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
 	if err == nil && len(text) > maxState {
@@ -55,7 +55,7 @@ func ReadState(r io.Reader) (State, error) {
 	return State{d.ID.Value, d.Status.Value, d.PID.Value, d.Bundle.Value, d.Root.Value, d.Annotations.Value}, nil
 }
 
-// stateDocument is a State as it is written.
+// stateDocument is the JSON form of a State.
 type stateDocument struct {
 	ID          ocispec.NoDuplicateKeys[string]            `json:"id"`
 	Status      ocispec.NoDuplicateKeys[string]            `json:"status"`
@@ -65,8 +65,8 @@ type stateDocument struct {
 	Annotations ocispec.NoDuplicateKeys[map[string]string] `json:"annotations"`
 }
 
-// maxID bounds a container's id, bytes: it is in messages to the relay. Runtimes
-// make it a part of a file's name, which has 255.
+// maxID limits a container's id, in bytes: messages to the relay contain the id. Runtimes make it
+// a part of a file's name, which has 255.
 const maxID = 1024
 
 // check refuses a state in which the pid is not that of an init in this
@@ -93,10 +93,9 @@ func (s State) check() error {
 	return nil
 }
 
-// spec is the container's configuration. A crun that makes device nodes in a user
-// namespace loses its working directory on the way, and takes the "/" that is left
-// for the bundle: then the root file system is all that is known, and the warning
-// says what is not looked at.
+// spec returns the container's configuration. A crun that makes device nodes in a user namespace
+// loses the working directory, and reports "/" as the bundle: then only the root file system is
+// known, and the warning names the missing checks.
 func (s State) spec() (spec *ocispec.Spec, warning, err error) {
 	spec, err = ocispec.Read(s.Bundle)
 	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
@@ -105,28 +104,27 @@ func (s State) spec() (spec *ocispec.Spec, warning, err error) {
 	return ocispec.RootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
 }
 
-// errHidden says that devices of a container would hide one another.
+// errHidden reports devices of a container that would hide one another.
 var errHidden = errors.New("its devices hide one another")
 
-// Devices are what one CDI device asks for by the arguments of its hook.
+// Devices are the arguments of the hook of one CDI device.
 type Devices struct {
-	// Lanes are GPUs whose lanes the container gets, "UUID@PCI address" each: a
-	// device peerlane.dev/lane=.
+	// Lanes are GPUs whose lanes the container gets, as "UUID@PCI address": a device
+	// peerlane.dev/lane=.
 	Lanes []string
-	// Auto asks for the lanes of all GPUs that the engine gives the container: the
-	// device peerlane.dev/lane=auto.
+	// Auto requests the lanes of the GPUs that the engine gives the container: the device
+	// peerlane.dev/lane=auto.
 	Auto bool
-	// GPUs are GPUs whose lanes the container gets, named likewise, and whose
-	// device nodes the engine gives it: a device peerlane.dev/gpu=.
+	// GPUs are GPUs in the same form whose lanes and device nodes the container gets: a device
+	// peerlane.dev/gpu=.
 	GPUs []string
 	// NICs are RDMA devices, by name, whose device nodes the engine gives the
 	// container: a device peerlane.dev/nic=.
 	NICs []string
 }
 
-// Ahead is what every start of a container needs of the host. It is being read
-// while the runtime is asked which container it is: the plan is the longest of
-// what a hook reads.
+// Ahead reads the host's plan and configuration while the runtime reports the container: the plan
+// is the largest file that a hook reads.
 type Ahead struct {
 	layout paths.Layout
 	plan   func() (*topo.Plan, error)
@@ -138,7 +136,7 @@ func ReadAhead(l paths.Layout) Ahead {
 	return Ahead{l, begun(func() (*topo.Plan, error) { return lanes.ReadPlan(l) }), begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
 }
 
-// begun calls a function at once, and returns one that waits for its result.
+// begun calls a function at once, and returns a function that waits for the result.
 func begun[T any](f func() (T, error)) func() (T, error) {
 	var value T
 	var err error
@@ -153,12 +151,10 @@ func begun[T any](f func() (T, error)) func() (T, error) {
 	}
 }
 
-// Create is the hook at createRuntime, or prestart: it gives a container the
-// relay for its lanes and mounts its socket, and lets one that has a NIC lock the
-// memory that it registers. What stops no container is the warning: a limit that
-// could not be raised, say. Create is in front of every container: it waits for
-// nothing that it need not know, and what ended containers have left is for the
-// supervisor to collect that it starts.
+// Create runs at createRuntime or prestart. It starts the container's relay, mounts the relay's
+// socket, and raises memlock for gpu= and nic= requests. warning is a failure that does not stop
+// the container. Create delays every container start, so it leaves the state of ended containers
+// to the supervisor.
 func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error) {
 	if err := s.check(); err != nil {
 		return nil, err
@@ -167,7 +163,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 		return nil, fmt.Errorf("container %q: %w", s.ID, err)
 	}
 
-	// Nobody has said "warn" in a file that cannot be read.
+	// Without a readable configuration, hook.on_failure has its default: fail.
 	c, err := a.config()
 	if err != nil {
 		return nil, err
@@ -177,7 +173,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 	if err != nil {
 		err = fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	// A host without a plan lacks more than a container without its config.json.
+	// The error of a missing plan comes before that of a missing config.json.
 	plan, failed := a.plan()
 	if failed != nil {
 		err = failed
@@ -186,7 +182,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 		warning, err = attachLanes(a.layout, c.Config, plan, spec, s, runtimeRoot, d)
 	}
 	warning = errors.Join(c.Replaced, c.Keep(a.layout), warning)
-	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone asks nothing of it
+	if len(d.GPUs)+len(d.NICs) > 0 { // a lane alone does not need config.json
 		warning = errors.Join(unread, warning)
 	}
 	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
@@ -195,7 +191,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 	return warning, err
 }
 
-// attachLanes starts the relay of the container and mounts its socket directory.
+// attachLanes starts the relay of the container and mounts the relay's socket directory.
 func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *ocispec.Spec, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
@@ -225,7 +221,8 @@ func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *oc
 	if err := lanes.PresentNICs(plan, given[len(d.Lanes):], d.NICs); err != nil {
 		return warning, fmt.Errorf("container %q: %w", s.ID, err)
 	}
-	// Looked at first, so that no relay is started for what is no container.
+	// Check the mount namespace first, so that the hook starts no relay for a process in the
+	// hook's own namespace.
 	if err := isolated(c); err != nil {
 		return warning, err
 	}

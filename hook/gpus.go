@@ -10,11 +10,11 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// visibleDevices is the variable by which a device peerlane.dev/gpu= keeps its
-// server GPUs from CUDA. Of several devices that set it, the last one wins.
+// visibleDevices is the variable by which a device peerlane.dev/gpu= hides the server GPUs from
+// CUDA. Of several devices that set the variable, the last wins.
 const visibleDevices = "CUDA_VISIBLE_DEVICES"
 
-// visible is the value that package cdi gives visibleDevices for these GPUs.
+// visible returns the value that package cdi gives visibleDevices for these GPUs.
 func visible(a ocispec.Requested) string {
 	var uuids []string
 	for _, gpu := range a.GPUs {
@@ -24,9 +24,8 @@ func visible(a ocispec.Requested) string {
 	return strings.Join(uuids, ",")
 }
 
-// checkVisibleDevices refuses a container one of whose devices peerlane.dev/gpu= hides
-// the GPU of another device from CUDA. A value that none of them has set is
-// somebody's intention, and left alone.
+// checkVisibleDevices refuses a container if a device peerlane.dev/gpu= hides the GPU of another
+// device from CUDA. A value of another origin is intended, and passes.
 func checkVisibleDevices(plan *topo.Plan, s *ocispec.Spec) error {
 	value, set := "", false
 	for _, e := range s.Process.Env {

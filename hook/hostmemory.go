@@ -43,9 +43,9 @@ func ownHostMemory(pid int) uint64 {
 	return max(limit/4, minOwnHostMemory)
 }
 
-// memoryLimit reads the memory limit of a process, in bytes: the smallest of its control
-// group and the groups above, of cgroup v1 and v2. It is math.MaxUint64 without a limit.
-// It fails if no mounted hierarchy tells.
+// memoryLimit reads the memory limit of a process, in bytes: the smallest limit of the control
+// group and the groups above, in cgroup v1 and v2. It is math.MaxUint64 without a limit, and an
+// error without a mounted hierarchy.
 func memoryLimit(proc string, pid int) (uint64, error) {
 	groups, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -91,7 +91,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 	return least, nil
 }
 
-// leastLimit is the smallest limit of a group and those above it, up to the mount point.
+// leastLimit returns the smallest limit of a group and the groups above, up to the mount point.
 func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 	below, err := filepath.Rel(root, group)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") || strings.HasPrefix(group, "/..") {

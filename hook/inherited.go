@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A supervisor and its relay are children of the container runtime, whose attributes are
-// those of an engine, or of an administrator's shell: with a limit of file sizes a relay
-// makes no ring, and with the out-of-memory score of an engine the kernel never ends it.
-// docs/relay.md lists the attributes that are reset, and those that are kept.
+// A supervisor and its relay are children of the container runtime, with the attributes of an
+// engine or of an administrator's shell: under a limit of file sizes a relay makes no ring, and
+// with the out-of-memory score of an engine the kernel never ends it. docs/relay.md lists the
+// attributes that are reset, and the rest.
 
 // stackLimit is the kernel's default (_STK_LIM). An unlimited stack changes the layout of
 // a process's memory.
 const stackLimit = 8 << 20
 
-// unlimitedResources are those of which a supervisor and its relay have no limit. Their
-// descriptors, tasks, locked memory and core dumps the sandbox limits.
+// unlimitedResources are unlimited for a supervisor and its relay. The sandbox limits
+// descriptors, tasks, locked memory and core dumps.
 var unlimitedResources = map[string]int{
 	"file size": unix.RLIMIT_FSIZE, "address space": unix.RLIMIT_AS, "data": unix.RLIMIT_DATA, "resident set": unix.RLIMIT_RSS,
 	"CPU time": unix.RLIMIT_CPU, "file locks": unix.RLIMIT_LOCKS, "real-time CPU": unix.RLIMIT_RTTIME,
@@ -27,12 +27,12 @@ var unlimitedResources = map[string]int{
 
 // resetInherited resets the attributes that a program started by the calling thread would
 // inherit: of the process the resource limits and the out-of-memory score, of the thread
-// priority, scheduling policy, CPU affinity, I/O priority, memory policy and personality.
-// The error names those that this process may not reset; the others are reset.
+// priority, scheduling policy, CPU affinity, I/O priority, memory policy and personality. The
+// error names the attributes that this process may not reset.
 func resetInherited() error {
 	var errs []error
 	failed := func(what string, err error) {
-		if err != nil && err != unix.ENOSYS { // a kernel without it has nothing to reset
+		if err != nil && err != unix.ENOSYS { // a kernel without the call has nothing to reset
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
@@ -58,8 +58,8 @@ func resetInherited() error {
 	return errors.Join(errs...)
 }
 
-// raise sets the soft limit of a resource to a value, and the hard limit to infinity. A
-// process that may not do that gets as much as its hard limit permits.
+// raise sets the soft limit of a resource to a value, and the hard limit to infinity. Without
+// permission it raises the soft limit to the hard limit.
 func raise(resource int, value uint64) error {
 	var is unix.Rlimit
 	if err := unix.Prlimit(0, resource, nil, &is); err != nil {

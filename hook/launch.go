@@ -30,13 +30,13 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Request is what Launch is asked for.
+// Request is the request to Launch.
 type Request struct {
 	Container generation.Container
 	Lanes     []launch.Lane
 	Config    config.Config
-	// HookBinary is the program whose `supervise` is Supervise; empty for the
-	// running one, if it is peerlane-hook, or else the peerlane-hook beside it.
+	// HookBinary is the program with the command supervise; empty for the running program, if its
+	// name is peerlane-hook, or else the peerlane-hook in the same directory.
 	HookBinary string
 	// Ignored becomes the generation's.
 	Ignored []string
@@ -44,16 +44,14 @@ type Request struct {
 	Tenant string
 }
 
-// Launch gives a container its generation: sockets that accept connections
-// from now on, and a supervisor that has executed the relay. It does not wait
-// until the relay answers. For a container that has a generation the lanes
-// that it lacks are added to it.
+// Launch gives a container a generation: sockets that accept connections from now on, and a
+// supervisor that has executed the relay. It does not wait for the relay's answer. If the
+// container has a generation already, Launch adds the missing lanes.
 //
 // All descriptors of the calling process above 2 become close-on-exec.
 //
-// Launch needs no privilege of its own, and any process will do as
-// Container.PID: the generation ends when that has ended. If Launch fails it
-// leaves nothing.
+// Launch needs no privilege, and Container.PID may be any process: the generation ends with that
+// process. A failed Launch leaves nothing.
 func Launch(l paths.Layout, r Request) (*generation.Generation, error) {
 	g, s, err := start(l, r, func(*generation.Generation) error { return nil })
 	if err == nil {
@@ -69,8 +67,8 @@ func startError(r Request, err error) error {
 	return fmt.Errorf("starting the relay of container %q: %w", r.Container.ID, err)
 }
 
-// start finds or makes the generation, and runs a function while the supervisor
-// of a new one is executed. A supervisor that was there already is no starting.
+// start finds or makes the generation, and calls meanwhile during the start of the supervisor.
+// The result is nil for a supervisor that ran already.
 func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) error) (*generation.Generation, *starting, error) {
 	if !filepath.IsAbs(l.Root) {
 		return nil, nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
@@ -90,8 +88,8 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 	if err := l.Create(); err != nil {
 		return nil, nil, err
 	}
-	// A generation that is found can be gone before it is locked: its init ends,
-	// or the hook that makes it fails.
+	// A found generation can be gone before the lock: init ends, or the hook that makes the
+	// generation fails.
 	for {
 		g, held, found, err := claim(l, init, r, relay)
 		switch {
@@ -102,7 +100,7 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 		}
 		defer held.Close()
 		if found {
-			if g.Container.ID != r.Container.ID { // no runtime says so of its own container
+			if g.Container.ID != r.Container.ID { // impossible for one runtime
 				return nil, nil, fmt.Errorf("process %d is the init of container %q", init.PID, g.Container.ID)
 			}
 			if err := extend(l, g, r.Lanes); err != nil {
@@ -118,7 +116,7 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 	}
 }
 
-// claim finds the generation of an init or makes one, and returns it locked.
+// claim finds the generation of an init or makes a new generation, and returns it locked.
 func claim(l paths.Layout, init process.Process, r Request, relay string) (g *generation.Generation, held *os.File, found bool, err error) {
 	host, err := generation.LockHost(l)
 	if err != nil {
@@ -135,15 +133,15 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 		}
 		g, err := generation.Read(l, id)
 		if err != nil || g.Init != init {
-			continue // an unreadable one is of another boot, and Collect's
+			continue // an unreadable generation is of another boot, and left to Collect
 		}
-		// Its maker may need seconds, and nobody else shall wait for them.
+		// The hook that makes it may need seconds, and no other hook shall wait.
 		host.Close()
 		held, err := generation.LockGeneration(l, id, generation.LockTimeout)
 		if err != nil {
 			return nil, nil, true, err
 		}
-		if g, err = generation.Read(l, id); err != nil { // others may have added lanes
+		if g, err = generation.Read(l, id); err != nil { // another hook may have added lanes
 			held.Close()
 			return nil, nil, true, err
 		}
@@ -196,8 +194,8 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 	return nil, nil, false, errors.Join(err, os.RemoveAll(l.GenerationDir(g.ID)), generation.SweepUIDsLocked(l))
 }
 
-// merge adds the lanes of GPUs that are not there yet, and that the container sees the
-// server GPUs of one that is. It reports whether that was anything.
+// merge adds the lanes of new GPUs, and marks lanes whose server GPUs the container now sees.
+// changed reports a difference.
 func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
 	merged = slices.Clone(have)
 	for _, lane := range more {
@@ -215,7 +213,7 @@ func merge(have, more []launch.Lane) (merged []launch.Lane, changed bool) {
 	return merged, changed
 }
 
-// aLane bounds the JSON of one lane and of what is there once.
+// aLane limits the JSON of one lane, and of the rest of the configuration.
 const aLane = 2 << 10
 
 // checkConfig refuses a configuration that a relay cannot work with, or be told.
@@ -224,7 +222,7 @@ func checkConfig(g *generation.Generation) error {
 		return err
 	}
 	if len(g.Config.Lanes) < launch.MaxDatagram/aLane-1 {
-		return nil // and the time to write it all is saved, in front of every container
+		return nil // saves the time of encoding in front of every container
 	}
 	text, err := json.Marshal(g.Config)
 	if err == nil && len(text) > launch.MaxDatagram {
@@ -234,8 +232,7 @@ func checkConfig(g *generation.Generation) error {
 	return err
 }
 
-// extend adds lanes to a generation that lives, and has its supervisor tell
-// the relay.
+// extend adds lanes to a live generation, and notifies the supervisor.
 func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error {
 	before := g.Config
 	var changed bool
@@ -255,13 +252,13 @@ func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error
 	return nil
 }
 
-// startSupervisor makes the sockets of a new generation and runs its supervisor, and
-// meanwhile a function. It returns when the supervisor is executed.
+// startSupervisor makes the sockets of a new generation and runs the supervisor, and calls
+// meanwhile. It returns when the supervisor is executed.
 func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*generation.Generation) error) (*starting, error) {
 	group := sync.OnceValues(func() (*os.File, error) { return cgroup.Make(l, g.ID) })
 	if !bySystemd(l, launcher) {
 		go group()
-		defer group() // who removes what is there after an error must find it
+		defer group() // the cleanup after an error must find the group
 	}
 	if err := os.Mkdir(l.SocketDir(g.ID), 0o700); err != nil {
 		return nil, err
@@ -269,7 +266,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 	if err := os.Chmod(l.SocketDir(g.ID), 0o755); err != nil { // Mkdir's mode goes through umask
 		return nil, err
 	}
-	// Whoever is in the container may connect, whatever the uid there.
+	// Every user of the container may connect.
 	clients, err := unixsocket.Listen(filepath.Join(l.SocketDir(g.ID), paths.SocketName), 0o666)
 	if err != nil {
 		return nil, err
@@ -280,7 +277,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 		return nil, err
 	}
 	defer peers.Close()
-	if g.Sandbox.Group != 0 { // other relays are not root, and have the group
+	if g.Sandbox.Group != 0 { // other relays have the group, and are not root
 		path := l.PeerSocket(g.ID)
 		if err := errors.Join(os.Chown(path, -1, g.Sandbox.Group), os.Chmod(path, 0o660)); err != nil {
 			return nil, fmt.Errorf("letting other relays connect: %w", err)
@@ -324,7 +321,7 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 	return s, nil
 }
 
-// logTo is a logger for what a hook writes into a generation's log.
+// logTo returns a logger to a generation's log.
 func logTo(g *generation.Generation, log *os.File) *logrus.Entry {
 	l := logrus.New()
 	l.SetOutput(log)
@@ -336,18 +333,17 @@ func logTo(g *generation.Generation, log *os.File) *logrus.Entry {
 // relay yet.
 type starting struct {
 	program string
-	answer  *os.File // the other end of its fdStarted; nil where the relay is known to be executed
+	answer  *os.File // the other end of FDStarted; nil if the relay is already executed
 	log     *os.File // of the generation
-	// stop kills it, unless it has ended, and returns how it ended: it may be
-	// stuck, and shall not write while all is removed.
+	// stop kills the supervisor, unless it has ended, and returns its exit: a stuck supervisor
+	// must not write during the removal.
 	stop func() (exit string, err error)
-	// held is closed when nobody waits for it any more.
+	// held is closed when the wait ends.
 	held []io.Closer
 }
 
-// forkSupervisor runs the supervisor with these descriptors: it returns when the
-// supervisor is executed, and has them all. It is born in a control group, if this
-// host has one for it.
+// forkSupervisor runs the supervisor with these descriptors, and returns when the supervisor is
+// executed. The process is created in a control group, if the host has cgroup2.
 func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
 	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), generation.LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -361,8 +357,8 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	s := &starting{program: supervisor, answer: started, log: log, held: []io.Closer{started, log}}
 	files[handover.FDStarted] = tell
 
-	// A runtime that leaks descriptors into its hooks waits until all copies
-	// are closed: nothing but what is named here passes to the supervisor.
+	// A runtime that leaks descriptors into hooks waits until every copy is closed: the
+	// supervisor gets only the listed descriptors.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		s.close()
 		return nil, os.NewSyscallError("close_range", err)
@@ -373,12 +369,11 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 		return nil, err
 	}
 	defer null.Close()
-	// Package os would try out first, with a process of its own, what this kernel
-	// can do, and the hook has no time for that.
+	// Package os would first test the kernel with a process, and the hook has no time for that.
 	pidfd := -1
 	attributes := &syscall.ProcAttr{
 		Dir: "/",
-		// One processor is enough for it, and less to set up.
+		// A supervisor needs only one processor, and less setup.
 		Env:   []string{programs.SearchPath, "GOMAXPROCS=1"},
 		Files: []uintptr{null.Fd(), null.Fd(), log.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
@@ -386,7 +381,7 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	for fd := 3; files[fd] != nil; fd++ {
 		attributes.Files = append(attributes.Files, files[fd].Fd())
 	}
-	// A host where it cannot have a group of its own is no worse off than without.
+	// A failure leaves the supervisor in the runtime's group, as on a host without cgroup2.
 	dir, err := group()
 	if err != nil {
 		logTo(g, log).WithError(err).Warn("no control group of its own for the relay, so it stays in the container runtime's")
@@ -438,7 +433,7 @@ func (s *starting) close() {
 // left of the generation.
 func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	if s == nil {
-		return nil // it was there before
+		return nil // the supervisor ran before
 	}
 	defer s.close()
 	if s.answer == nil {
@@ -470,9 +465,8 @@ func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	return errors.Join(err, collector.Remove(l, g.ID), g.ReturnUID(l))
 }
 
-// failed is wait for what is known by now: most relays that cannot be executed
-// show before their container's socket is mounted. What shows later the clients
-// hear from the supervisor.
+// failed is wait without waiting: most relays that cannot be executed fail before the mount of
+// the socket. The supervisor reports later failures to the clients.
 func (s *starting) failed(l paths.Layout, g *generation.Generation) error {
 	if s == nil || s.answer == nil {
 		return nil
@@ -484,7 +478,7 @@ func (s *starting) failed(l paths.Layout, g *generation.Generation) error {
 	return s.wait(l, g)
 }
 
-// reap waits for a child, and says how it ended.
+// reap waits for a child, and returns its exit.
 func reap(pid int) string {
 	var status syscall.WaitStatus
 	for {

@@ -9,11 +9,10 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// raiseMemlock lifts the limit of memory that a container's processes may lock,
-// which registering memory with a NIC counts against: it is the init's, and its
-// children inherit it. What `exec` starts does not; it has the limit of whoever
-// ran that. A limit in the container's configuration is left as it is. The init
-// is waiting for this hook, so the number is its own.
+// raiseMemlock lifts the limit of locked memory, against which registering memory with a NIC
+// counts, of a container's init; children inherit the limit. A process of `exec` has the limit of
+// its engine. A limit in the container's configuration stays. init waits for this hook, so its
+// number is unambiguous.
 func raiseMemlock(pid int, s *ocispec.Spec) error {
 	for _, limit := range s.Process.Rlimits {
 		if limit.Type == "RLIMIT_MEMLOCK" {

@@ -16,13 +16,12 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Attach mounts the socket directory of a generation into its container, over
-// the anchor that the CDI specification mounts at paths.ContainerDir in rootfs,
-// the container's root file system as the host sees it:
-// read-only, nosuid, nodev, noexec, and private, so that nothing which is
-// mounted in the container appears on the host. A container that has it already
-// is left as it is. Attach needs CAP_SYS_ADMIN, and belongs at createRuntime:
-// the container's root file system is mounted and no program of it runs.
+// Attach mounts the socket directory of a generation into the container, over the anchor that the
+// CDI specification mounts at paths.ContainerDir in rootfs, the container's root file system as
+// the host sees it: read-only, nosuid, nodev, noexec, and private, so that mounts in the
+// container do not appear on the host. A second Attach has no effect. Attach needs CAP_SYS_ADMIN,
+// and belongs at createRuntime: the root file system is mounted, and no program of the container
+// runs.
 func Attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
 		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", paths.ContainerDir, g.Container.ID, err)
@@ -44,7 +43,7 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 		return fmt.Errorf("the anchor: %w", err)
 	}
 	defer anchor.Close()
-	// In a user namespace nobody can mount for the host, and the directory is the user's.
+	// In a user namespace no process can mount for the host, and the user owns the directory.
 	if !Rootless() {
 		if err := paths.CheckAnchor(anchor); err != nil {
 			return &fault.Error{Code: fault.AnchorNotMounted, Operation: "check the anchor", Object: l.Anchor(), Cause: err, Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before"}
@@ -64,16 +63,15 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	return onDisposableThread(func() error { return mount(init, rootfs, anchor, sockets, tree) })
 }
 
-// onDisposableThread runs f on a thread that then ends: one that has entered a
-// container's mount namespace must not run anything else. It is never the
-// process's first thread, which cannot end, and whose namespace /proc/self and
-// the process itself have.
+// onDisposableThread runs f on a thread that then ends: a thread in a container's mount namespace
+// must not run anything else. It never uses the process's first thread, which cannot end, and
+// whose namespace is that of /proc/self and of the process.
 func onDisposableThread(f func() error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			err := onDisposableThread(f) // another one: this goroutine occupies the first
+			err := onDisposableThread(f) // on a new thread: this goroutine occupies the first
 			runtime.UnlockOSThread()
 			result <- err
 			return
@@ -83,8 +81,8 @@ func onDisposableThread(f func() error) error {
 	return <-result
 }
 
-// isolated refuses a process in the caller's own mount namespace: it is no
-// container's, and mounting for it would mount on the host.
+// isolated refuses a process in the caller's own mount namespace: a mount for such a process
+// would be a mount on the host.
 func isolated(c generation.Container) error {
 	own, err := os.Stat("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -103,7 +101,7 @@ func isolated(c generation.Container) error {
 	return nil
 }
 
-// open opens a directory as a place, following no symbolic link at its end.
+// open opens a directory with O_PATH, and refuses a symbolic link at the end.
 func open(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -112,9 +110,9 @@ func open(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// detached clones a directory into a mount that is nowhere yet. Its attributes
-// are set before anybody can see it; private is the important one, because a
-// clone from a shared mount, as /run is on a host with systemd, is its peer.
+// detached clones a directory into a detached mount, and sets the attributes before the mount is
+// visible. Private matters most: a clone from a shared mount, as /run is on a host with systemd,
+// is a peer of that mount.
 func detached(dir *os.File) (*os.File, error) {
 	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -145,11 +143,10 @@ func newMountError(call, path string, err error) error {
 	return fmt.Errorf("%s %s: %w", call, path, err)
 }
 
-// mount moves the tree to its place in the mount namespace of init. It changes
-// the namespace of the calling thread.
+// mount moves the tree into the mount namespace of init. The calling thread enters that
+// namespace.
 func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
-	// Threads share root and working directory, and a namespace cannot be
-	// changed under those who share them.
+	// Threads share root and working directory, which blocks a change of the namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return os.NewSyscallError("unshare", err)
 	}
@@ -179,8 +176,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 			Cause:  fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
 			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
-	// The anchor must be a mount, and private as well: what is mounted on a
-	// shared one appears on the host's.
+	// The anchor must be a mount, and private: mounts on a shared mount appear on the host's.
 	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)
 	}
@@ -188,8 +184,8 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// resolve opens paths.ContainerDir as the container will see it: whatever
-// symbolic links the image has, the way does not leave its root file system.
+// resolve opens paths.ContainerDir as the container will see it: symbolic links of the image do
+// not lead out of its root file system.
 func resolve(rootfs string) (*os.File, error) {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

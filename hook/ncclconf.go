@@ -19,24 +19,24 @@ import (
 )
 
 // ncclConfTarget is the target of the symbolic link that the hook makes at
-// containerNCCLConf. Outside a container with a lane the link dangles, and NCCL
-// ignores it: so an image that was committed from such a container works.
+// generation.ContainerNCCLConf. Outside a container with a lane the link dangles, and NCCL
+// ignores the link: so an image that was committed from such a container works.
 const ncclConfTarget = paths.ContainerDir + "/" + paths.NCCLConfName
 
 // maxNCCLConf bounds NCCL's defaults, bytes.
 const maxNCCLConf = 64 << 10
 
-// sendChannels lets NCCL send to another rank by eight channels in place of two. A channel
-// moves some 20 GB/s between GPUs of one host, which is what one SM copies. NCCL reads the
-// variable before it loads a plugin, so that Peerlane's plugin cannot set it.
+// sendChannels lets NCCL send to another rank by eight channels in place of two. A channel moves
+// some 20 GB/s between GPUs of one host, the rate of one SM. NCCL reads the variable before
+// loading a plugin, so Peerlane's plugin cannot set it.
 const sendChannels = "NCCL_NCHANNELS_PER_NET_PEER"
 
 const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\n" + sendChannels + "=8\n"
 
-// addSendChannels adds sendChannels to the administrator's text, unless that sets it, for a
-// container of one lane which reaches only this host: there every other rank is behind
-// the lane, and ranks are few. Between hosts a NIC has fewer channels than eight to fill, and
-// NCCL's number falls with the ranks.
+// addSendChannels adds sendChannels to the administrator's text, unless set there, for a
+// container of one lane which reaches only this host: there every other rank is behind the lane,
+// and ranks are few. Between hosts a NIC has fewer channels than eight to fill, and NCCL's number
+// falls with the ranks.
 func addSendChannels(l paths.Layout, g *generation.Generation, text []byte) []byte {
 	if len(g.Config.Lanes) != 1 || setsSendChannels(text) || !reachesHostOnly(l, g) {
 		return text
@@ -54,9 +54,9 @@ func setsSendChannels(text []byte) bool {
 	return false
 }
 
-// reachesHostOnly reports whether the lanes of a generation reach only this host, as its
-// supervisor will find: without a key that can be read they do, and the supervisor logs the
-// reason.
+// reachesHostOnly reports whether the lanes of a generation reach only this host, by the
+// supervisor's rule: without a readable key, lanes reach the host only, and the supervisor logs
+// the reason.
 func reachesHostOnly(l paths.Layout, g *generation.Generation) bool {
 	c := g.Config
 	if c.Scope == launch.ScopeAuto {
@@ -151,8 +151,8 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 		return "", fmt.Errorf("opening /etc in the root file system %s: %w", rootfs, err)
 	}
 	defer unix.Close(dir)
-	// With a user namespace the container's root owns the link, as the rest of /etc:
-	// an engine that commits the container finds no id that it cannot map.
+	// With a user namespace the container's root owns the link, as the rest of /etc: an engine
+	// that commits the container then finds only ids that it can map.
 	var etc unix.Stat_t
 	if err := unix.Fstat(dir, &etc); err != nil {
 		return "", os.NewSyscallError("fstat", err)

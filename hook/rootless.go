@@ -11,14 +11,13 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Rootless says that this process is in a user namespace into which not all
-// users of the host are mapped, as that of an engine without root: its root has
-// no power over the host.
+// Rootless reports whether this process is in a user namespace without a map of every user of the
+// host, as an engine without root: root has no power over the host there.
 func Rootless() bool { return paths.InUserNamespace() }
 
-// withoutRoot refuses what an engine without root can give no container, where
-// there is such an engine: with lanes there is nothing to it, because only the
-// relay registers memory, but whoever holds a NIC's nodes does so himself.
+// withoutRoot refuses devices that need the host's root, under an engine without root. Lanes
+// work, because only the relay registers memory; a container with a NIC's nodes registers memory
+// by itself.
 func (d Devices) withoutRoot() error {
 	if len(d.GPUs)+len(d.NICs) == 0 || !Rootless() {
 		return nil

@@ -22,11 +22,10 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// greetTimeout is how long a hook waits for its service, which takes tens of
-// milliseconds, before it forks. Process 1 can be busy for seconds (daemon-reload
-// on a large host), so that a shorter wait would lose the unit on hosts that are
-// well; and if it has stopped for good each container starts this much later. A
-// hook that may not fork waits for startTimeout.
+// greetTimeout limits the wait for the service, which takes tens of milliseconds, before the hook
+// forks. Process 1 can be busy for seconds (daemon-reload on a large host), so that a shorter
+// wait would lose the unit on healthy hosts; a stopped process 1 delays every container start by
+// this time. A hook that may not fork waits for handover.StartTimeout.
 const greetTimeout = 10 * time.Second
 
 // service is a peerlane-relay@.service that has greeted.
@@ -40,9 +39,8 @@ func (s *service) close() {
 	s.pidfd.Close()
 }
 
-// runBySystemd runs the supervisor as a service of systemd's, where
-// configuration and host say so, and returns when that has executed the relay;
-// nil where the hook is to run it.
+// runBySystemd runs the supervisor as a service of systemd, if configuration and host permit, and
+// returns when the service has executed the relay; nil if the hook must fork.
 func runBySystemd(g *generation.Generation, l paths.Layout, launcher string, files map[int]*os.File) (*starting, error) {
 	if !bySystemd(l, launcher) {
 		return nil, nil
@@ -102,7 +100,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &service{conn: conn.(*net.UnixConn)} // of a Unix socket it is one
+	s := &service{conn: conn.(*net.UnixConn)} // always, for a Unix socket
 	if err = s.conn.SetDeadline(deadline); err == nil {
 		err = s.hear()
 	}
@@ -173,8 +171,7 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 		err = fmt.Errorf("systemd's service %s", s.lastWord(func() string { return "ended early; its log: " + g.LogTail(l) }))
 	}
 	err = fmt.Errorf("%w; `journalctl -u 'peerlane-relay@*'` may say more", err)
-	// As in run: it may be stuck and not ended, and shall not write while all is
-	// removed.
+	// As in run: a stuck service must not write during the removal.
 	return errors.Join(err, s.kill())
 }
 

@@ -15,7 +15,8 @@ func attributes(t *testing.T, pid int) map[string]string {
 	process := fmt.Sprintf("/proc/%d/", pid)
 	all := map[string]string{"oom_score_adj": strings.TrimSpace(read(t, process+"oom_score_adj"))}
 	for line := range strings.Lines(read(t, process+"limits")) {
-		for _, name := range []string{"Max file size", "Max address space", "Max data size", "Max cpu time", "Max resident set", "Max nice priority", "Max realtime priority"} {
+		for _, name := range []string{"Max file size", "Max address space", "Max data size", "Max cpu time",
+			"Max resident set", "Max nice priority", "Max realtime priority"} {
 			if rest, is := strings.CutPrefix(line, name); is {
 				all[name] = strings.Join(strings.Fields(rest)[:2], " ")
 			}
@@ -63,10 +64,12 @@ func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 			c.next("hello")
 			i := b.inspection(c)
 			want := attributes(t, 1)
-			for _, name := range []string{"Max file size", "Max address space", "Max data size", "Max cpu time", "Max resident set"} {
+			for _, name := range []string{"Max file size", "Max address space", "Max data size", "Max cpu time",
+				"Max resident set"} {
 				want[name] = "unlimited unlimited"
 			}
-			for name, value := range map[string]string{"oom_score_adj": "0", "nice": "0", "policy": "0", "I/O class": "0", "Max nice priority": "0 0", "Max realtime priority": "0 0"} {
+			for name, value := range map[string]string{"oom_score_adj": "0", "nice": "0", "policy": "0", "I/O class": "0",
+				"Max nice priority": "0 0", "Max realtime priority": "0 0"} {
 				want[name] = value
 			}
 			for who, pid := range map[string]int{"relay": i.Status.Relay.PID, "supervisor": supervisor(t, i.Status.Relay.PID)} {
@@ -77,7 +80,8 @@ func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 					}
 				}
 			}
-			if taken := attributes(t, c.init()); taken["nice"] == "0" || taken["processors"] != "0" { // or the test tests nothing
+			// or the test tests nothing
+			if taken := attributes(t, c.init()); taken["nice"] == "0" || taken["processors"] != "0" {
 				t.Errorf("the container has %v", taken)
 			}
 		})

@@ -66,7 +66,8 @@ type benchProcess struct {
 func (b *benches) start(host int, arguments ...string) *benchProcess {
 	b.Helper()
 	p := &benchProcess{said: make(chan string, 1000)}
-	arguments = append([]string{"--net=/run/netns/" + b.names[host], filepath.Join(binaries, "peerlane"), "bench", "--gpus", "simulated", "--root", b.roots[host], "-o", "json"}, arguments...)
+	arguments = append([]string{"--net=/run/netns/" + b.names[host], filepath.Join(binaries, "peerlane"), "bench",
+		"--gpus", "simulated", "--root", b.roots[host], "-o", "json"}, arguments...)
 	p.Cmd = exec.CommandContext(context.Background(), "nsenter", arguments...)
 	p.Env = append(os.Environ(), "TMPDIR="+b.temp)
 	p.Stdout = &p.out
@@ -133,7 +134,8 @@ func TestBenchBetweenHosts(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
 	b.await(listening, "listening at")
-	connecting := b.start(0, "--connect", b.addresses[1]+":20500", "--transport", "tcp", "--sizes", "8,1MiB", "--depths", "1,4", "--duration", "10ms")
+	connecting := b.start(0, "--connect", b.addresses[1]+":20500", "--transport", "tcp", "--sizes", "8,1MiB", "--depths",
+		"1,4", "--duration", "10ms")
 	var reports [2]*bench.Report
 	for i, p := range []*benchProcess{connecting, listening} {
 		said, err := b.ended(p)
@@ -166,7 +168,8 @@ func TestBenchBetweenHosts(t *testing.T) {
 		if strings.HasPrefix(row.What, "hand-off") {
 			continue
 		}
-		if ratio, ok := r.Ratio(row); !ok || ratio <= 0 || !strings.HasPrefix(row.Baseline, "plain TCP "+row.What[:len("A to B")]) {
+		if ratio, ok := r.Ratio(row); !ok || ratio <= 0 || !strings.HasPrefix(row.Baseline,
+			"plain TCP "+row.What[:len("A to B")]) {
 			t.Errorf("%s, %d bytes, is %v of %q", row.What, row.Size, ratio, row.Baseline)
 		}
 		from := map[bool]int{true: 0, false: 1}[strings.HasPrefix(row.What, "A to B")]
@@ -182,12 +185,14 @@ func TestBenchInterruptedEndsBothSides(t *testing.T) {
 	b := newBenches(t)
 	listening := b.start(1, "--listen", b.addresses[1]+":20500")
 	b.await(listening, "listening at")
-	connecting := b.start(0, "--connect", b.addresses[1]+":20500", "--transport", "tcp", "--sizes", "1MiB", "--duration", "1m")
+	connecting := b.start(0, "--connect", b.addresses[1]+":20500", "--transport", "tcp", "--sizes", "1MiB", "--duration",
+		"1m")
 	b.await(connecting, "plain TCP")
 	if err := listening.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if said, err := b.ended(connecting); err == nil || !strings.Contains(said, "went away") || connecting.out.Len() > 0 {
+	if said, err := b.ended(connecting); err == nil || !strings.Contains(said, "disconnected") ||
+		connecting.out.Len() > 0 {
 		t.Errorf("the bench that had connected ends with %v: %s%s", err, said, &connecting.out)
 	}
 	if said, err := b.ended(listening); err == nil {
@@ -244,7 +249,8 @@ func TestBenchKilledEndsOtherSide(t *testing.T) {
 				if !late.Stop() {
 					t.Errorf("killed after %q: the other bench ended only by a signal, after %v: %s", last, time.Since(begun), said)
 				}
-				if err == nil || !strings.Contains(said, "went away") && !strings.Contains(said, "no peerlane bench --listen answers") {
+				if err == nil || !strings.Contains(said, "disconnected") &&
+					!strings.Contains(said, "no peerlane bench --listen answers") {
 					t.Errorf("killed after %q: the other bench ended with %v: %s", last, err, said)
 				}
 				t.Logf("after %q: %v", strings.TrimSpace(last), time.Since(begun).Round(time.Millisecond))

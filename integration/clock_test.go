@@ -25,7 +25,8 @@ func TestClockJumpsRelaysServe(t *testing.T) {
 			begun, right := time.Now(), time.Now()
 			jump := func(by time.Duration) {
 				t.Helper()
-				to := unix.NsecToTimespec(right.Round(0).Add(time.Since(begun)).Add(by).UnixNano()) // Since is of the monotonic clock
+				// Since is of the monotonic clock
+				to := unix.NsecToTimespec(right.Round(0).Add(time.Since(begun)).Add(by).UnixNano())
 				if err := unix.ClockSettime(unix.CLOCK_REALTIME, &to); err != nil {
 					t.Fatal(err)
 				}

@@ -220,7 +220,8 @@ func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bun
 		b.Fatal(err)
 	}
 	b.count++
-	built, err := b.Bundle(fmt.Sprintf("%d-%d", gpu.Index, b.count), bundle.File{Host: self, Container: "/usr/bin/test"}, devices, append([]string{"role"}, role...)...)
+	built, err := b.Bundle(fmt.Sprintf("%d-%d", gpu.Index, b.count), bundle.File{Host: self, Container: "/usr/bin/test"},
+		devices, append([]string{"role"}, role...)...)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -254,7 +255,8 @@ func (b *bed) start(lane topo.Lane, role ...string) *container {
 func (b *bed) run(built *bundle.Bundle) *container {
 	b.Helper()
 	id := b.ContainerID(filepath.Base(built.Dir))
-	return b.follow(id, b.runtime.Run(context.Background(), built, id), func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
+	return b.follow(id, b.runtime.Run(context.Background(), built, id),
+		func(ctx context.Context) error { return b.runtime.Delete(ctx, id) })
 }
 
 // follow starts a command that ends with its container, and registers remove for cleanup.
@@ -451,7 +453,8 @@ func TestDeathOfAClient(t *testing.T) {
 		for _, c := range []struct {
 			name string
 			role []string
-		}{{"alone", []string{"parent", "stream"}}, {"with a forked child that lives on", []string{"parent", "stream", "fork"}}} {
+		}{{"alone", []string{"parent", "stream"}}, {"with a forked child that lives on",
+			[]string{"parent", "stream", "fork"}}} {
 			t.Run(route+"/"+c.name, func(t *testing.T) {
 				b := newBed(t, "runc", func(o *config.Config) { o.Relay.Route = route })
 				b.nics()
@@ -564,7 +567,8 @@ func TestLaneWithoutGPUNamesTheDevice(t *testing.T) {
 	// The relay answers; the container lacks CUDA.
 	b.run(b.bundle(g, testbed.Devices(g)[1:], "hello")).next("hello")
 	c := b.run(b.bundle(g, testbed.Devices(g)[1:], "export"))
-	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index), fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("the lane of GPU %d ", g.Index),
+		fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
 // Two lanes, and neither GPU.
@@ -574,7 +578,8 @@ func TestTwoLanesWithoutGPUsNameBothDevices(t *testing.T) {
 	b.leavesNothing()
 	g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
 	c := b.run(b.bundle(g, []string{device(cdi.KindLane, g), device(cdi.KindLane, other)}, "export"))
-	b.mustFail(c, fmt.Sprintf("the lanes of GPUs %d, %d ", g.Index, other.Index), fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
+	b.mustFail(c, fmt.Sprintf("the lanes of GPUs %d, %d ", g.Index, other.Index),
+		fmt.Sprintf("--device nvidia.com/gpu=%d --device nvidia.com/gpu=%d as well", g.Index, other.Index))
 }
 
 // A gpu= brings the nodes, and the image or the vendor's device libcuda.
@@ -584,7 +589,8 @@ func TestGPUWithoutLibcudaNamesTheLibrary(t *testing.T) {
 	b.leavesNothing()
 	g := b.gpu(b.lanes[0])
 	c := b.run(b.bundle(g, []string{device(cdi.KindGPU, g)}, "export"))
-	b.mustFail(c, "libcuda.so.1: cannot open shared object file", fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
+	b.mustFail(c, "libcuda.so.1: cannot open shared object file",
+		fmt.Sprintf("--device nvidia.com/gpu=%d as well", g.Index))
 }
 
 // Neither lane nor GPU: the program first misses libcuda.
@@ -616,7 +622,8 @@ func TestLaneOfAnotherGPUIsRefused(t *testing.T) {
 
 func TestRelayWithoutCUDAReportsCause(t *testing.T) {
 	beside(t)
-	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
+	b := newBed(t, "runc",
+		func(c *config.Config) { c.Relay.Environment = []string{"PEERLANE_CUDA_LIBRARY=/nowhere/libcuda.so.1"} })
 	b.leavesNothing()
 	b.mustFail(b.start(b.lanes[0], "export"), "the relay cannot use the CUDA driver", "/nowhere/libcuda.so.1")
 	b.start(b.lanes[0], "hello").next("hello") // hello needs no GPU
@@ -764,7 +771,8 @@ func TestContainerConnectsAsFirstAction(t *testing.T) {
 	}
 	close(work)
 	wait.Wait()
-	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts, (time.Since(begun) / time.Duration(starts)).Round(time.Millisecond))
+	t.Logf("%d of %d succeeded, %v each, four at once", starts-failed, starts,
+		(time.Since(begun) / time.Duration(starts)).Round(time.Millisecond))
 }
 
 // peerlane runs the administrator's command on this host.
@@ -772,7 +780,8 @@ func (b *bed) peerlane(arguments ...string) (string, error) {
 	b.Helper()
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"), append(arguments, "--root", b.Root)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, filepath.Join(binaries, "peerlane"),
+		append(arguments, "--root", b.Root)...).CombinedOutput()
 	return string(out), err
 }
 
@@ -814,14 +823,17 @@ func TestRelayDyingTooOftenStaysDown(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	const says = "the relay died: signal: killed"
-	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, generation.StateDown) || !strings.Contains(list, "signal: killed") {
+	if list := b.mustPeerlane("relay", "list", "-o", "wide"); !strings.Contains(list, generation.StateDown) ||
+		!strings.Contains(list, "signal: killed") {
 		t.Errorf("peerlane relay list does not say so: %s", list)
 	}
-	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") || !strings.Contains(text, says) {
+	if text := b.mustPeerlane("relay", "inspect", a.id); !strings.Contains(text, "giving up") ||
+		!strings.Contains(text, says) {
 		t.Errorf("peerlane relay inspect does not say so: %s", text)
 	}
 	_, err := client.Dial(context.Background(), filepath.Join(b.Layout.SocketDir(g.ID), paths.SocketName))
-	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") || !strings.Contains(err.Error(), says) {
+	if err == nil || !strings.Contains(err.Error(), "stays down after 5 failures") ||
+		!strings.Contains(err.Error(), says) {
 		t.Errorf("a client hears %v", err)
 	}
 	b.mustLog(journal, says, "starting it again", a.id, g.ID)
@@ -873,7 +885,8 @@ func TestDrainReleasesGPUs(t *testing.T) {
 			b.mustFail(b.start(b.lanes[0], "hello"), "drained by the administrator; attach again later")
 			b.mustPeerlane("relay", "resume", "--all")
 			// The same for a script: one relay, with its states as JSON.
-			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped}, {"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
+			for _, step := range []struct{ command, state string }{{"stop", generation.StateStopped},
+				{"resume", generation.StateReady}, {"drain", generation.StateDrained}, {"resume", generation.StateReady}} {
 				var told struct {
 					Relays []struct{ ID, Container, State string }
 				}
@@ -881,7 +894,8 @@ func TestDrainReleasesGPUs(t *testing.T) {
 				if err := json.Unmarshal([]byte(text), &told); err != nil {
 					t.Fatalf("relay %s: %v: %s", step.command, err, text)
 				}
-				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id || r[0].State != step.state {
+				if r := told.Relays; len(r) != 1 || r[0].ID != a.generation().ID || r[0].Container != a.id ||
+					r[0].State != step.state {
 					t.Errorf("relay %s says %s", step.command, text)
 				}
 			}

@@ -113,7 +113,8 @@ func TestDemoOnOneGPUVerifiesDirectMessages(t *testing.T) {
 func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 	names, _ := bench.Tables()
 	o := bench.Options{
-		Tables: names, Sizes: []uint64{8, 1 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
+		Tables: names, Sizes: []uint64{8, 1 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect,
+			launch.RouteStaged},
 		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond,
 		GPUs: testbed.GPUsOne, Binaries: binaries,
 	}
@@ -145,7 +146,8 @@ func TestBenchOnOneGPUMeasuresDirectRoutes(t *testing.T) {
 		}
 	}
 	o.Routes = []string{launch.RouteStaged}
-	if _, err := bench.Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "route staged needs a second GPU") {
+	if _, err := bench.Run(context.Background(), o); err == nil ||
+		!strings.Contains(err.Error(), "route staged needs a second GPU") {
 		t.Errorf("route staged alone: %v", err)
 	}
 }
@@ -157,7 +159,8 @@ func TestBenchAndDemoWithoutGPUNameIt(t *testing.T) {
 		return
 	}
 	const words = "this host has no NVIDIA GPU; use --gpus simulated"
-	_, err := bench.Run(context.Background(), bench.Options{Tables: []string{"routes"}, Routes: []string{launch.RouteDirect}, GPUs: testbed.GPUsReal, Binaries: binaries})
+	_, err := bench.Run(context.Background(), bench.Options{Tables: []string{"routes"},
+		Routes: []string{launch.RouteDirect}, GPUs: testbed.GPUsReal, Binaries: binaries})
 	if err == nil || !strings.Contains(err.Error(), words) {
 		t.Errorf("bench: %v", err)
 	}
@@ -201,8 +204,10 @@ func TestDemoOfClientCopy(t *testing.T) {
 func TestBenchMeasuresEveryTable(t *testing.T) {
 	names, _ := bench.Tables()
 	r, err := bench.Run(context.Background(), bench.Options{
-		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect, launch.RouteStaged},
-		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, Duration: 10 * time.Millisecond, Busy: []string{bench.BusyServer},
+		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect,
+			launch.RouteStaged},
+		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce,
+			bench.BaselineLocal}, Duration: 10 * time.Millisecond, Busy: []string{bench.BusyServer},
 		GPUs: testbed.GPUsSimulated, Binaries: binaries,
 	})
 	if err != nil {
@@ -218,7 +223,8 @@ func TestBenchMeasuresEveryTable(t *testing.T) {
 			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
 		}
 	}
-	for table, want := range map[string]int{"copy": 14, "latency": 8, "routes": 12, "bounce": 6, "client-copy": 9, "busy": 26, "bystander": 6, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15} {
+	for table, want := range map[string]int{"copy": 14, "latency": 8, "routes": 12, "bounce": 6, "client-copy": 9,
+		"busy": 26, "bystander": 6, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15} {
 		if rows[table] != want {
 			t.Errorf("table %s has %d rows, want %d", table, rows[table], want)
 		}

@@ -72,8 +72,10 @@ func TestContainerGetsRequestedDevices(t *testing.T) {
 				{"lane by UUID", cdi.KindLane + "=" + g.UUID, nil, true, nil, nil},
 				{"lane by address", cdi.KindLane + "=" + g.BusID, nil, true, nil, nil},
 				{"all lanes", cdi.KindLane + "=all", nil, true, nil, nil},
-				{"gpu", device(cdi.KindGPU, g), slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
-				{"gpu, its lane and its NIC", device(cdi.KindLane, g) + " " + device(cdi.KindGPU, g) + " " + cdi.KindNIC + "=" + nic.Name, slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
+				{"gpu", device(cdi.KindGPU, g), slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID},
+					[]string{cdi.RegistrationBounce}},
+				{"gpu, its lane and its NIC", device(cdi.KindLane, g) + " " + device(cdi.KindGPU, g) + " " + cdi.KindNIC + "=" +
+					nic.Name, slices.Concat(nicNodes, gpuNodes), true, []string{g.UUID}, []string{cdi.RegistrationBounce}},
 				{"all NICs", cdi.KindNIC + "=all", allNICs, false, nil, []string{cdi.RegistrationBounce}},
 				{"nic", cdi.KindNIC + "=" + nic.Name, nicNodes, false, nil, []string{cdi.RegistrationBounce}},
 				{"nic by address", cdi.KindNIC + "=" + nic.BusID, nicNodes, false, nil, []string{cdi.RegistrationBounce}},
@@ -89,7 +91,8 @@ func TestContainerGetsRequestedDevices(t *testing.T) {
 					if found.Relay != test.relay {
 						t.Errorf("there is a relay: %v", found.Relay)
 					}
-					for name, want := range map[string][]string{"CUDA_VISIBLE_DEVICES": test.visible, cdi.RegistrationVariable: test.registration, "LD_LIBRARY_PATH": nil} {
+					for name, want := range map[string][]string{"CUDA_VISIBLE_DEVICES": test.visible,
+						cdi.RegistrationVariable: test.registration, "LD_LIBRARY_PATH": nil} {
 						if got := found.variables(name); !slices.Equal(got, want) {
 							t.Errorf("%s is %q, want %q", name, got, want)
 						}
@@ -128,7 +131,10 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)
 			b.leavesNothing()
 			g, other := b.gpu(b.lanes[0]), b.gpu(b.lanes[1])
-			if err := b.Configure(func(c *config.Config) { c.Groups = map[string][]string{"mine": {g.UUID, other.UUID}} }); err != nil {
+			if err := b.Configure(func(c *config.Config) {
+				c.Groups = map[string][]string{"mine": {g.UUID,
+					other.UUID}}
+			}); err != nil {
 				t.Fatal(err)
 			}
 			both := []string{device(cdi.KindGPU, g), device(cdi.KindGPU, other)}
@@ -137,13 +143,15 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 				if runtimeName == "crun" { // crun hides the output of hooks
 					continue
 				}
-				for _, words := range []string{"would hide GPU ", "peerlane.dev/gpu=all", "peerlane.dev/gpu=mine", "peerlane.dev/lane=N"} {
+				for _, words := range []string{"would hide GPU ", "peerlane.dev/gpu=all", "peerlane.dev/gpu=mine",
+					"peerlane.dev/lane=N"} {
 					if !strings.Contains(said, words) {
 						t.Errorf("%q: the refusal does not say %q: %s", devices, words, said)
 					}
 				}
 			}
-			for _, devices := range [][]string{{cdi.KindGPU + "=mine"}, {cdi.KindGPU + "=all"}, {both[0], cdi.KindGPU + "=mine"}, {both[0], cdi.KindGPU + "=" + g.UUID}} {
+			for _, devices := range [][]string{{cdi.KindGPU + "=mine"}, {cdi.KindGPU + "=all"},
+				{both[0], cdi.KindGPU + "=mine"}, {both[0], cdi.KindGPU + "=" + g.UUID}} {
 				found, c := b.lookIn(b.bundle(g, devices, "look"))
 				visible := found.variables("CUDA_VISIBLE_DEVICES")
 				if len(visible) != 1 || !strings.Contains(visible[0], g.UUID) {
@@ -154,7 +162,8 @@ func TestGPUsThatWouldHideOneAnother(t *testing.T) {
 			// The user's variables, in engines that give them precedence.
 			for _, devices := range [][]string{both[:1], both} {
 				built := b.bundle(g, devices, "look")
-				built.Spec.Process.Env = slices.DeleteFunc(built.Spec.Process.Env, func(e string) bool { return strings.HasPrefix(e, "CUDA_VISIBLE_DEVICES=") })
+				built.Spec.Process.Env = slices.DeleteFunc(built.Spec.Process.Env,
+					func(e string) bool { return strings.HasPrefix(e, "CUDA_VISIBLE_DEVICES=") })
 				built.Spec.Process.Env = append(built.Spec.Process.Env, "CUDA_VISIBLE_DEVICES=0,1")
 				if err := built.Write(); err != nil {
 					t.Fatal(err)
@@ -234,7 +243,8 @@ func TestLockedMemoryIsUnlimitedForInit(t *testing.T) { // not parallel: lowers 
 				t.Run(test.name, func(t *testing.T) {
 					built := b.bundle(g, []string{test.device}, "look")
 					if test.configured > 0 {
-						built.Spec.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: test.configured, Hard: test.configured}}
+						built.Spec.Process.Rlimits = []specs.POSIXRlimit{
+							{Type: "RLIMIT_MEMLOCK", Soft: test.configured, Hard: test.configured}}
 						if err := built.Write(); err != nil {
 							t.Fatal(err)
 						}

@@ -127,8 +127,9 @@ func TestDockerWithoutCDI(t *testing.T) {
 	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=*", "nvidia.com/gpu=*"})
 	devices := func(lane topo.Lane) string { return strings.Join(testbed.Devices(b.gpu(lane)), ",") }
 	d := newDocker(b, map[string][]string{
-		"peerlane":      b.runtime.Before,
-		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)], "--peerlane-device="+devices(b.lanes[1])),
+		"peerlane": b.runtime.Before,
+		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)],
+			"--peerlane-device="+devices(b.lanes[1])),
 	})
 	d.must("import", "--change", "ENV GORACE=atexit_sleep_ms=0", b.imageArchive(), testImage)
 	b.nics()
@@ -151,7 +152,8 @@ func TestDockerWithoutCDI(t *testing.T) {
 	t.Run("restart", func(t *testing.T) {
 		d := within(t)
 		const name = "again"
-		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", testImage, "/usr/bin/test", "role", "hello")
+		d.must("create", "--name", name, "--network=none", "--runtime=peerlane-lane", testImage, "/usr/bin/test", "role",
+			"hello")
 		for range 2 {
 			if out := d.must("start", "--attach", name); !strings.Contains(out, `"hello"`) {
 				t.Errorf("output %s", out)
@@ -161,8 +163,12 @@ func TestDockerWithoutCDI(t *testing.T) {
 	})
 	t.Run("refused", func(t *testing.T) {
 		d := within(t)
-		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane", "--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", testImage, "/usr/bin/test").CombinedOutput()
-		if err == nil || !strings.Contains(string(out), "PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all: runtime.devices in "+b.Layout.ConfigFile()+" does not permit it") {
+		out, err := d.command(context.Background(), "run", "--rm", "--network=none", "--runtime=peerlane",
+			"--env=PEERLANE_DEVICES=peerlane.dev/gpu=all", testImage, "/usr/bin/test").CombinedOutput()
+		if err == nil ||
+			!strings.Contains(string(out),
+				"PEERLANE_DEVICES asks for the device peerlane.dev/gpu=all: runtime.devices "+
+					"in "+b.Layout.ConfigFile()+" does not permit it") {
 			t.Errorf("%v: %s", err, out)
 		}
 	})

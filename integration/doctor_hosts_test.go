@@ -27,13 +27,15 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "config.toml"), []byte("[network]\ninterfaces = \"="+n.cables[i]+"\"\nfamily = \"ipv4\"\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "config.toml"),
+			[]byte("[network]\ninterfaces = \"="+n.cables[i]+"\"\nfamily = \"ipv4\"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	peerlane := filepath.Join(binaries, "peerlane")
 	on := func(host int, args ...string) *exec.Cmd {
-		return exec.Command("ip", append([]string{"netns", "exec", n.names[host], peerlane, "--root", roots[host]}, args...)...)
+		return exec.Command("ip", append([]string{"netns", "exec", n.names[host], peerlane, "--root", roots[host]},
+			args...)...)
 	}
 	share := func() {
 		t.Helper()
@@ -111,10 +113,12 @@ func TestDoctorsOfTwoHosts(t *testing.T) {
 	}
 
 	keys := network.NewKey(time.Now())
-	if err := os.WriteFile(filepath.Join(roots[0], "etc/peerlane/cluster.key"), network.Keys{Current: keys}.Text(), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(roots[0], "etc/peerlane/cluster.key"), network.Keys{Current: keys}.Text(),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	if f := found(n.addresses[1])["cluster-keys"]; f.Status != doctor.Failure || !strings.Contains(f.Found, keys.ID.String()) {
+	if f := found(n.addresses[1])["cluster-keys"]; f.Status != doctor.Failure ||
+		!strings.Contains(f.Found, keys.ID.String()) {
 		t.Errorf("%+v", f)
 	}
 	end()

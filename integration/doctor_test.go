@@ -18,7 +18,8 @@ import (
 // diagnosis returns the findings of peerlane doctor on this host, by check.
 func (b *bed) diagnosis() map[string][]doctor.Finding {
 	b.Helper()
-	cmd := exec.Command(filepath.Join(binaries, "peerlane"), "doctor", "-o", "json", "--interval", "10ms", "--root", b.Root)
+	cmd := exec.Command(filepath.Join(binaries, "peerlane"), "doctor", "-o", "json", "--interval", "10ms", "--root",
+		b.Root)
 	var errOut bytes.Buffer
 	cmd.Stderr = &errOut
 	out, err := cmd.Output()
@@ -133,7 +134,8 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 		return -1
 	}
 	lane := func(c *container, i int, direction string) []string {
-		return []string{`container="` + c.id + `"`, `gpu="` + b.lanes[i].GPU + `"`, `nic="` + strings.Join(b.lanes[i].NICs, ",") + `"`, `direction="` + direction + `"`}
+		return []string{`container="` + c.id + `"`, `gpu="` + b.lanes[i].GPU + `"`,
+			`nic="` + strings.Join(b.lanes[i].NICs, ",") + `"`, `direction="` + direction + `"`}
 	}
 	first := b.mustPeerlane("exporter", "--once", "--container-labels")
 	if n := value(first, "peerlane_relays", `state="ready"`); n != 2 {
@@ -159,7 +161,8 @@ func TestExporterTellsWhatRelaysMove(t *testing.T) {
 		}
 	}
 	operations := value(last, "peerlane_lane_operations_total", lane(a, 0, "sent")...)
-	if timed := value(last, "peerlane_lane_operation_duration_seconds_count", lane(a, 0, "sent")...); operations <= 0 || timed <= 0 || timed > operations {
+	if timed := value(last, "peerlane_lane_operation_duration_seconds_count", lane(a, 0, "sent")...); operations <= 0 ||
+		timed <= 0 || timed > operations {
 		t.Errorf("%g operations, of which %g were timed", operations, timed)
 	}
 	if s := value(last, "peerlane_staging_bytes", `container="`+a.id+`"`, `memory="gpu"`); s <= 0 {

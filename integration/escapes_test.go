@@ -60,7 +60,8 @@ func TestTerminalEscapesOfAContainerAreNotPrinted(t *testing.T) {
 			b.nics()
 			b.edit = func(built *bundle.Bundle) {
 				capabilities := []string{"CAP_MKNOD"} // as in Docker's default
-				built.Spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities}
+				built.Spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities,
+					Permitted: capabilities}
 			}
 			c := b.start(b.lanes[0], "escape")
 			c.next("escaped")

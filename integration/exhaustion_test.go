@@ -41,7 +41,8 @@ func takeUID(uid uint32) syscall.Errno {
 	return 0
 }
 
-// crowd creates count threads, sets the uid of each, and waits for the end of input. The first thread keeps its uid, so a signal to all processes of the
+// crowd creates count threads, sets the uid of each, and waits for the end of input. The first
+// thread keeps its uid, so a signal to all processes of the
 // uid does not reach this process.
 func crowd(arguments []string) error {
 	uid, err := strconv.Atoi(arguments[0])
@@ -89,11 +90,13 @@ func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			attack := b.follow(c.id+"-crowd", exec.Command(self, "role", "crowd", fmt.Sprint(i.Sandbox.Relay.UID), fmt.Sprint(2*tasks)), func(ctx context.Context) error { return nil })
+			attack := b.follow(c.id+"-crowd", exec.Command(self, "role", "crowd", fmt.Sprint(i.Sandbox.Relay.UID),
+				fmt.Sprint(2*tasks)), func(ctx context.Context) error { return nil })
 			if made := attack.next("crowd").Error; made != fmt.Sprint(2*tasks) {
 				t.Fatalf("%s threads of the relay's uid are made", made)
 			}
-			if limits := read(t, fmt.Sprintf("/proc/%d/limits", i.Status.Relay.PID)); !strings.Contains(strings.Join(strings.Fields(limits), " "), "Max processes unlimited unlimited") {
+			if limits := read(t, fmt.Sprintf("/proc/%d/limits", i.Status.Relay.PID)); !strings.Contains(
+				strings.Join(strings.Fields(limits), " "), "Max processes unlimited unlimited") {
 				t.Errorf("other processes of its uid count in the relay's limit: %s", limits)
 			}
 			if limit := strings.TrimSpace(read(t, i.Cgroup+"/pids.max")); limit != fmt.Sprint(tasks) {

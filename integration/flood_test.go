@@ -112,7 +112,8 @@ func flood(arguments []string) error {
 	if err := unix.Stat(filepath.Base(socket), &is); err != nil {
 		return err
 	}
-	if err := errors.Join(unix.Setresgid(int(is.Gid), int(is.Gid), int(is.Gid)), unix.Setresuid(uid, uid, uid)); err != nil {
+	if err := errors.Join(unix.Setresgid(int(is.Gid), int(is.Gid), int(is.Gid)),
+		unix.Setresuid(uid, uid, uid)); err != nil {
 		return err
 	}
 	packettest.Flood(filepath.Base(socket), func() { say(said{Kind: "flooding"}) })
@@ -138,7 +139,8 @@ func TestFloodedRelayOfAContainerAcceptsConnects(t *testing.T) {
 			}
 			socket := b.Layout.PeerSocket(accepting.generation().ID)
 			for _, uid := range []string{"64001", "64002", "64003"} {
-				b.follow("flood-"+uid, exec.Command(self, "role", "flood", socket, uid), func(context.Context) error { return nil }).next("flooding")
+				b.follow("flood-"+uid, exec.Command(self, "role", "flood", socket, uid),
+					func(context.Context) error { return nil }).next("flooding")
 			}
 			connecting.tell(said{Handle: handle})
 			if s := connecting.next("connected"); s.Peer != strconv.Itoa(connects) {

@@ -77,7 +77,8 @@ func TestSameIDInTwoRuntimeRootsIsDistinct(t *testing.T) {
 				t.Errorf("the runtimes' roots are %s and %s", infos[0].Container.RuntimeRoot, infos[1].Container.RuntimeRoot)
 			}
 			first.end()
-			if lives, err := control.Find(b.Layout, second.id); err != nil || lives[len(lives)-1].ID != infos[1].ID || !lives[len(lives)-1].Alive {
+			if lives, err := control.Find(b.Layout, second.id); err != nil || lives[len(lives)-1].ID != infos[1].ID ||
+				!lives[len(lives)-1].Alive {
 				t.Errorf("generation of the other container: %+v, %v", lives, err)
 			}
 			second.end()
@@ -264,7 +265,8 @@ func TestRuntimeReportingHostPIDIsRefused(t *testing.T) {
 			}
 			c.end()
 			b.mustLog(journal, "is in the mount namespace of the host", c.id)
-			if after, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(after), b.Layout.Run()) && !strings.Contains(string(before), b.Layout.Run()) {
+			if after, err := os.ReadFile("/proc/self/mountinfo"); err != nil ||
+				strings.Contains(string(after), b.Layout.Run()) && !strings.Contains(string(before), b.Layout.Run()) {
 				t.Errorf("something is mounted on the host, %v:\n%s", err, after)
 			}
 			if list, err := generation.List(b.Layout); err != nil || len(list) > 0 {

@@ -70,10 +70,12 @@ func benchmarkHooks(b *testing.B, runtimeName string) {
 		bundle       *bundle.Bundle
 		start, whole []time.Duration
 		end          []time.Duration // of `delete` alone
-	}{{name: "null-timed", timed: true}, {name: "ours-timed", ours: true, timed: true}, {name: "null"}, {name: "ours", ours: true}}
+	}{{name: "null-timed", timed: true}, {name: "ours-timed", ours: true, timed: true}, {name: "null"}, {name: "ours",
+		ours: true}}
 	for i := range kinds {
 		k := &kinds[i]
-		if k.bundle, err = h.Bundle(k.name, bundle.File{Host: self, Container: "/usr/bin/test"}, testbed.Devices(g), "role", "sleep"); err != nil {
+		if k.bundle, err = h.Bundle(k.name, bundle.File{Host: self, Container: "/usr/bin/test"}, testbed.Devices(g), "role",
+			"sleep"); err != nil {
 			b.Fatal(err)
 		}
 		hooks := k.bundle.Spec.Hooks

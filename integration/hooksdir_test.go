@@ -79,7 +79,8 @@ func TestLanesByAnnotation(t *testing.T) {
 				built.Spec.Annotations = map[string]string{hook.LanesAnnotation: fmt.Sprint(g.Index)}
 				built.Spec.Hooks = &specs.Hooks{CreateRuntime: hooks["createRuntime"], Poststop: hooks["poststop"]}
 				built.Spec.Mounts = append(built.Spec.Mounts, specs.Mount{
-					Destination: paths.ContainerDir, Type: "bind", Source: b.Layout.Anchor(), Options: []string{"bind", "ro", "rprivate"},
+					Destination: paths.ContainerDir, Type: "bind", Source: b.Layout.Anchor(), Options: []string{"bind", "ro",
+						"rprivate"},
 				})
 				if err := built.Write(); err != nil {
 					t.Fatal(err)
@@ -127,7 +128,8 @@ func podmanAs(b *bed, as func(*exec.Cmd) *exec.Cmd, options ...string) *podman {
 		}
 	}
 	archive := b.imageArchive()
-	if out, err := p.command(context.Background(), "import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive, testImage).CombinedOutput(); err != nil {
+	if out, err := p.command(context.Background(), "import", "--change", "ENV GORACE=atexit_sleep_ms=0", archive,
+		testImage).CombinedOutput(); err != nil {
 		b.Fatalf("podman import: %v: %s", err, out)
 	}
 	b.Cleanup(func() {
@@ -184,7 +186,8 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 	}{
 		{"annotation and mount", true, []string{lane, mount}, true, `"hello"`},
 		{"read-only root", true, []string{lane, mount, "--read-only"}, true, `"hello"`},
-		{"no mount", true, []string{lane}, false, "it has no place for the relay's socket; the engine has to mount it: --mount type=bind,src="},
+		{"no mount", true, []string{lane}, false,
+			"it has no place for the relay's socket; the engine has to mount it: --mount type=bind,src="},
 		{"no annotation", true, []string{mount}, false, "no relay at /run/peerlane/relay.sock"},
 		{"not permitted", false, []string{lane, mount}, false, "[hook] annotations = true"},
 	} {
@@ -212,7 +215,8 @@ func TestPodmanWithPeerlaneRuntime(t *testing.T) {
 	}{
 		{"--annotation=peerlane.dev/devices=peerlane.dev/lane=0", true, `"hello"`},
 		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=0", true, `"hello"`},
-		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=1", false, "PEERLANE_DEVICES asks for the device peerlane.dev/lane=1: runtime.devices in "},
+		{"--env=PEERLANE_DEVICES=peerlane.dev/lane=1", false,
+			"PEERLANE_DEVICES asks for the device peerlane.dev/lane=1: runtime.devices in "},
 	} {
 		out, err := p.run([]string{test.option}, "hello")
 		if (err == nil) != test.works || !strings.Contains(out, test.says) {

@@ -258,7 +258,10 @@ func (h *hostile) said(t *testing.T) (entries []string) {
 	for {
 		var n int
 		var got error
-		if err := conn.Control(func(fd uintptr) { n, _, got = unix.Recvfrom(int(fd), entry, unix.MSG_DONTWAIT) }); err != nil {
+		if err := conn.Control(func(fd uintptr) {
+			n, _, got = unix.Recvfrom(int(fd), entry,
+				unix.MSG_DONTWAIT)
+		}); err != nil {
 			t.Fatal(err)
 		}
 		if got == unix.EAGAIN {
@@ -276,13 +279,16 @@ func (h *hostile) said(t *testing.T) (entries []string) {
 func (h *hostile) mustBeRight(t *testing.T, o outcome) {
 	t.Helper()
 	if o.saw == nil {
-		if strings.TrimSpace(o.refusal) == "" || strings.Contains(o.refusal, "goroutine ") || strings.Contains(o.refusal, "panic") || !strings.Contains(o.refusal, "run") && !strings.Contains(o.refusal, "/peerlane") {
+		if strings.TrimSpace(o.refusal) == "" || strings.Contains(o.refusal, "goroutine ") ||
+			strings.Contains(o.refusal, "panic") || !strings.Contains(o.refusal, "run") &&
+			!strings.Contains(o.refusal, "/peerlane") {
 			t.Errorf("refused with %q", o.refusal)
 		}
 		return
 	}
 	// The file for NCCL exists if the plan has enough data.
-	if entries := slices.DeleteFunc(slices.Clone(o.saw.Entries), func(name string) bool { return name == paths.TopologyName }); !slices.Equal(entries, []string{paths.SocketName}) {
+	if entries := slices.DeleteFunc(slices.Clone(o.saw.Entries),
+		func(name string) bool { return name == paths.TopologyName }); !slices.Equal(entries, []string{paths.SocketName}) {
 		t.Errorf("at %s there are %q", paths.ContainerDir, o.saw.Entries)
 	}
 	mount := strings.Fields(o.saw.Mount)
@@ -428,7 +434,8 @@ func replace(root, at string, symlink func(string, string) error, to string) err
 // node puts a node of a kind to a place.
 func node(kind uint32, at string) func(plot) error {
 	return func(p plot) error {
-		return replace(p.root, at, func(_, path string) error { return unix.Mknod(path, kind|0o666, int(unix.Mkdev(1, 3))) }, "")
+		return replace(p.root, at, func(_, path string) error { return unix.Mknod(path, kind|0o666, int(unix.Mkdev(1, 3))) },
+			"")
 	}
 }
 
@@ -439,7 +446,8 @@ var hostileImages = []hostileImage{
 	{"a link from run above the root", link("../../../..", "run"), false, false},
 	{"a link from run to itself", link("run", "run"), false, true},
 	{"a circle of links", func(p plot) error {
-		return errors.Join(replace(p.root, "run", os.Symlink, "/a"), os.Symlink("/b", filepath.Join(p.root, "a")), os.Symlink("/run", filepath.Join(p.root, "b")))
+		return errors.Join(replace(p.root, "run", os.Symlink, "/a"), os.Symlink("/b", filepath.Join(p.root, "a")),
+			os.Symlink("/run", filepath.Join(p.root, "b")))
 	}, false, true},
 	{"a link that leads nowhere", link("/nowhere/at/all", "run"), false, false},
 	{"more links than the kernel follows", func(p plot) error {
@@ -469,7 +477,8 @@ var hostileImages = []hostileImage{
 	{"a file at the mount point", node(unix.S_IFREG, "run/peerlane"), false, true},
 	{"a file at run", node(unix.S_IFREG, "run"), false, true},
 	{"a directory that nobody may enter", func(p plot) error {
-		return errors.Join(os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o700), os.Chmod(filepath.Join(p.root, "run/peerlane"), 0))
+		return errors.Join(os.MkdirAll(filepath.Join(p.root, "run/peerlane"), 0o700),
+			os.Chmod(filepath.Join(p.root, "run/peerlane"), 0))
 	}, true, false},
 	{"a socket of its own", func(p plot) error {
 		dir := filepath.Join(p.root, "run/peerlane")
@@ -485,24 +494,29 @@ var hostileImages = []hostileImage{
 		return nil
 	}, false, true},
 	{"a volume that covers run", func(p plot) error {
-		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/run", Type: "bind", Source: p.h.volume(), Options: []string{"rbind", "rw"}})
+		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/run", Type: "bind", Source: p.h.volume(),
+			Options: []string{"rbind", "rw"}})
 		return nil
 	}, false, true},
 	{"a volume at run that links elsewhere", func(p plot) error {
 		volume := p.h.volume()
 		before(p.b, specs.Mount{Destination: "/run", Type: "bind", Source: volume, Options: []string{"rbind", "rw"}})
-		return errors.Join(replace(volume, "peerlane", os.Symlink, "../../../../../.."+p.h.canary), os.MkdirAll(filepath.Join(p.root, p.h.canary), 0o755))
+		return errors.Join(replace(volume, "peerlane", os.Symlink, "../../../../../.."+p.h.canary),
+			os.MkdirAll(filepath.Join(p.root, p.h.canary), 0o755))
 	}, false, false},
 	{"a volume below the mount point", func(p plot) error {
-		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: paths.ContainerDir + "/below/that", Type: "bind", Source: p.h.volume(), Options: []string{"rbind", "rw"}})
+		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: paths.ContainerDir + "/below/that", Type: "bind",
+			Source: p.h.volume(), Options: []string{"rbind", "rw"}})
 		return nil
 	}, false, true},
 	{"a volume below the mount point by another name", func(p plot) error {
-		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/etc/peerlane/below/that", Type: "bind", Source: p.h.volume(), Options: []string{"rbind", "rw"}})
+		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/etc/peerlane/below/that", Type: "bind",
+			Source: p.h.volume(), Options: []string{"rbind", "rw"}})
 		return replace(p.root, "run", os.Symlink, "/etc")
 	}, false, false},
 	{"a file below the mount point", func(p plot) error {
-		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/etc/peerlane/" + paths.SocketName, Type: "bind", Source: filepath.Join(p.h.volume(), "peerlane", paths.SocketName), Options: []string{"bind", "rw"}})
+		p.b.Spec.Mounts = append(p.b.Spec.Mounts, specs.Mount{Destination: "/etc/peerlane/" + paths.SocketName, Type: "bind",
+			Source: filepath.Join(p.h.volume(), "peerlane", paths.SocketName), Options: []string{"bind", "rw"}})
 		return replace(p.root, "run", os.Symlink, "/etc")
 	}, false, false},
 	{"proc at run", func(p plot) error {
@@ -657,7 +671,8 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 			}
 			h.untouched = h.look()
 
-			environment := []string{"PATH=" + dir, "LD_PRELOAD=" + library, "LD_AUDIT=" + library, "LD_LIBRARY_PATH=" + dir, "GODEBUG=" + sign, "GORACE=log_path=" + dir + "/race"}
+			environment := []string{"PATH=" + dir, "LD_PRELOAD=" + library, "LD_AUDIT=" + library, "LD_LIBRARY_PATH=" + dir,
+				"GODEBUG=" + sign, "GORACE=log_path=" + dir + "/race"}
 			for _, name := range []string{
 				"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "PEERLANE_ROOT", "PEERLANE_SOCKET", "PEERLANE_REGISTRATION",
 				"PEERLANE_LANES", "PEERLANE_SIM_DEV", cuda.LibraryVariable, "LISTEN_FDS", "NOTIFY_SOCKET", "TMPDIR", "HOME",
@@ -721,7 +736,8 @@ func TestParentSwappedDuringHookLeavesHostUntouched(t *testing.T) {
 			h := newHostile(t, runtimeName, asItIs)
 			b := h.image()
 			root := filepath.Join(b.Dir, "rootfs")
-			if err := errors.Join(os.MkdirAll(filepath.Join(root, "run/peerlane"), 0o755), os.MkdirAll(filepath.Join(root, h.canary, "peerlane"), 0o755)); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Join(root, "run/peerlane"), 0o755),
+				os.MkdirAll(filepath.Join(root, h.canary, "peerlane"), 0o755)); err != nil {
 				t.Fatal(err)
 			}
 			if err := os.Symlink(strings.Repeat("../", 10)+h.canary, filepath.Join(root, "swap")); err != nil {

@@ -27,7 +27,8 @@ func (w *witness) mount() {
 	w.Mounts["a copy"] = answer(errors.Join(os.Mkdir(elsewhere, 0o700), unix.Mount(dir, elsewhere, "", unix.MS_BIND, "")))
 	w.Mounts["over the socket"] = answer(unix.Mount("/proc/self/status", client.DefaultSocket, "", unix.MS_BIND, ""))
 	w.Mounts["over the directory"] = answer(unix.Mount(hostileMount, dir, "tmpfs", 0, ""))
-	w.Mounts["below that"] = answer(errors.Join(os.Mkdir(dir+"/below", 0o700), unix.Mount(hostileMount, dir+"/below", "tmpfs", 0, "")))
+	w.Mounts["below that"] = answer(errors.Join(os.Mkdir(dir+"/below", 0o700),
+		unix.Mount(hostileMount, dir+"/below", "tmpfs", 0, "")))
 	w.Mounts["over its parent"] = answer(unix.Mount(hostileMount, filepath.Dir(dir), "tmpfs", 0, ""))
 }
 

@@ -42,7 +42,8 @@ func newNetworks(t *testing.T) *networks {
 		n.names[i], n.cables[i] = fmt.Sprintf("peerlane-%d-%c", os.Getpid(), 'a'+i), fmt.Sprintf("plnet%d", i)
 		n.add(n.names[i])
 	}
-	n.must("ip", "link", "add", n.cables[0], "netns", n.names[0], "type", "veth", "peer", "name", n.cables[1], "netns", n.names[1])
+	n.must("ip", "link", "add", n.cables[0], "netns", n.names[0], "type", "veth", "peer", "name", n.cables[1], "netns",
+		n.names[1])
 	for i, cable := range n.cables {
 		n.in(i, "ip", "address", "add", n.addresses[i]+"/24", "dev", cable)
 		n.in(i, "ip", "link", "set", cable, "up")
@@ -80,7 +81,8 @@ func sweepNetworks(t *testing.T) {
 		if pid, err := strconv.Atoi(m[1]); err != nil || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			continue
 		}
-		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil { // another process may have been first
+		// another process may have been first
+		if out, err := exec.Command("ip", "netns", "del", name).CombinedOutput(); err != nil {
 			t.Logf("%s, which a process that is gone has left: %v: %s", name, err, out)
 		}
 	}
@@ -185,11 +187,13 @@ func TestContainersOfTwoHosts(t *testing.T) {
 
 	for i, c := range []*container{verifier, echo} {
 		found := c.bed.inspection(c)
-		if r := found.Report; r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, fmt.Sprintf("10.211.0.%d:", i+1)) || len(r.Network.Peers) != 2 {
+		if r := found.Report; r == nil || r.Network == nil ||
+			!strings.HasPrefix(r.Network.Listening, fmt.Sprintf("10.211.0.%d:", i+1)) || len(r.Network.Peers) != 2 {
 			t.Fatalf("host %d's network is %+v", i, found.Report)
 		}
 		for _, connection := range found.Report.Connections {
-			if connection.Transport != launch.TransportTCP || !strings.Contains(connection.Path, "tcp") || !strings.Contains(connection.Path, "plnet") {
+			if connection.Transport != launch.TransportTCP || !strings.Contains(connection.Path, "tcp") ||
+				!strings.Contains(connection.Path, "plnet") {
 				t.Errorf("connection: transport %q, path %q", connection.Transport, connection.Path)
 			}
 		}
@@ -197,7 +201,8 @@ func TestContainersOfTwoHosts(t *testing.T) {
 			t.Logf("Landlock is not here: %q", missing)
 		}
 		// NCCL finds the container's virtual switch beside the socket.
-		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID, filepath.Join(paths.ContainerDir, paths.TopologyName))
+		topology := fmt.Sprintf("/proc/%d/root%s", c.generation().Container.PID,
+			filepath.Join(paths.ContainerDir, paths.TopologyName))
 		if text, err := os.ReadFile(topology); err != nil || bytes.Count(text, []byte(`<net name="peerlane_`)) != 1 {
 			t.Errorf("topology file %q, %v", text, err)
 		}
@@ -333,7 +338,8 @@ func echo(arguments []string) error {
 
 // apart connects with a client on another host in both directions, connects again after the end,
 // and waits for the end of input.
-func apart(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection, *client.Connection) error) error {
+func apart(arguments []string, exchange func(context.Context, *gpuClient, *client.Connection,
+	*client.Connection) error) error {
 	runtime.LockOSThread()
 	ctx := context.Background()
 	d, device, gpu, err := openGPU()

@@ -61,7 +61,8 @@ func TestIdleRelayTakesLittleCPU(t *testing.T) {
 		t.Errorf("an idle relay reports %+v (%s)", i.Report, i.NoReport)
 	}
 	var rates []control.Rates
-	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")), &rates); err != nil {
+	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "top", c.id, "--once", "--interval", "50ms", "-o", "json")),
+		&rates); err != nil {
 		t.Fatal(err)
 	}
 	if len(rates) != 1 || rates[0].NoReport != "" || rates[0].Seconds <= 0 || len(rates[0].Lanes) > 0 {
@@ -76,7 +77,8 @@ func TestIdleRelayTakesLittleCPU(t *testing.T) {
 	time.Sleep(watched)
 	for _, p := range i.Processes {
 		used := onCPU(t, p.PID) - before[p.PID]
-		t.Logf("%s: %v of CPU in %v, so %v in %v; %.1f MB", p.Role, used, watched, used*(idleTime/watched), idleTime, float64(p.Resident)/1e6)
+		t.Logf("%s: %v of CPU in %v, so %v in %v; %.1f MB", p.Role, used, watched, used*(idleTime/watched), idleTime,
+			float64(p.Resident)/1e6)
 		if used > 10*idleCPU/(idleTime/watched) {
 			t.Errorf("an idle %s takes %v of CPU in %v", p.Role, used, watched)
 		}

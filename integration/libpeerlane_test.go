@@ -44,7 +44,8 @@ func TestACProgramInAContainer(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chmod(filepath.Dir(at), 0o755), os.WriteFile(at, library, 0o755), os.Chmod(at, 0o755)); err != nil {
+	if err := errors.Join(os.Chmod(filepath.Dir(at), 0o755), os.WriteFile(at, library, 0o755),
+		os.Chmod(at, 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Configure(func(c *config.Config) {
@@ -65,7 +66,8 @@ func TestACProgramInAContainer(t *testing.T) {
 	var stderr [2]bytes.Buffer
 	begin := func(side int, name string, arguments ...string) (*exec.Cmd, *bufio.Reader) {
 		t.Helper()
-		built := bundle.New(filepath.Join(b.Root, "bundles", name), append([]string{"/usr/bin/transfer", "-", "-"}, arguments...)...)
+		built := bundle.New(filepath.Join(b.Root, "bundles", name),
+			append([]string{"/usr/bin/transfer", "-", "-"}, arguments...)...)
 		root := filepath.Join(built.Dir, "rootfs")
 		if err := os.MkdirAll(root, 0o755); err != nil {
 			t.Fatal(err)

@@ -205,7 +205,8 @@ func (b *bed) installLibraries() {
 	err := os.WriteFile(b.Layout.NCCLConf(), []byte("NCCL_NET=Peerlane\n"), 0o644)
 	if err == nil {
 		// No file is mounted if any parent directory is writable for other users.
-		err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, testLibrary), 0o755), os.Chmod(b.Layout.NCCLConf(), 0o644))
+		err = errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, testLibrary), 0o755),
+			os.Chmod(b.Layout.NCCLConf(), 0o644))
 	}
 	if err != nil {
 		b.Fatal(err)
@@ -288,17 +289,20 @@ func TestLibrariesInAnImageWithoutALoader(t *testing.T) {
 				i.must(os.MkdirAll(filepath.Join(root, dir), 0o755))
 			}
 			i.copy(busybox, "/bin/busybox")
-		}, nil, "/bin/busybox", "sh", "-c", "cd / && find usr etc -type f | sort; find run/peerlane/; readlink etc/nccl.conf || true")
+		}, nil, "/bin/busybox", "sh", "-c", "cd / && find usr etc -type f | sort; find run/peerlane/; readlink "+
+			"etc/nccl.conf || true")
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		return out
 	}
-	if out := list("without"); strings.Contains(out, "usr/") || strings.Contains(out, "nccl.conf") || !strings.Contains(out, "relay.sock") {
+	if out := list("without"); strings.Contains(out, "usr/") || strings.Contains(out, "nccl.conf") ||
+		!strings.Contains(out, "relay.sock") {
 		t.Errorf("nothing is installed, and the container has\n%s", out)
 	}
 	b.installLibraries()
-	want := []string{"usr/lib/" + testLibrary, "usr/lib64/" + testLibrary, "run/peerlane/nccl.conf", "/run/peerlane/nccl.conf"}
+	want := []string{"usr/lib/" + testLibrary, "usr/lib64/" + testLibrary, "run/peerlane/nccl.conf",
+		"/run/peerlane/nccl.conf"}
 	lines := strings.Fields(list("with"))
 	for _, path := range want {
 		if !slices.Contains(lines, path) {

@@ -59,10 +59,12 @@ func TestLivesOfContainers(t *testing.T) {
 	}
 	seed = fromEnvironment(t, livesSeedVariable, seed)
 	one := int(fromEnvironment(t, livesOneVariable, 0)) // counts from 1
-	t.Logf("%d lives; %s=%d makes the same choices again, and %s=N those of one life", n, livesSeedVariable, seed, livesOneVariable)
+	t.Logf("%d lives; %s=%d makes the same choices again, and %s=N those of one life", n, livesSeedVariable, seed,
+		livesOneVariable)
 	for i, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
-			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.SelfTest = "off" }) // which costs seconds where nothing is known
+			// which costs seconds where nothing is known
+			b := newBed(t, runtimeName, func(c *config.Config) { c.Relay.SelfTest = "off" })
 			b.leavesNothing()
 			g := b.gpu(b.lanes[0])
 			s := &soak{bed: b, built: b.bundle(g, testbed.Devices(g), "linger"), outcomes: map[string]int{}}
@@ -120,7 +122,8 @@ type life struct {
 
 func (l *life) errorf(format string, arguments ...any) {
 	l.Helper()
-	l.Errorf("life %d, %s: %s\nits actions: %s", l.number, l.id, fmt.Sprintf(format, arguments...), strings.Join(l.did, "; "))
+	l.Errorf("life %d, %s: %s\nits actions: %s", l.number, l.id, fmt.Sprintf(format, arguments...),
+		strings.Join(l.did, "; "))
 }
 
 func (l *life) did1(format string, arguments ...any) {
@@ -158,8 +161,10 @@ func (l *life) live() {
 		weight int
 		action func()
 	}{
-		{4, l.start}, {6, l.attach}, {2, l.execute}, {2, l.pause}, {2, l.resume}, {3, l.killRelay}, {2, l.killSupervisor}, {1, l.killInit},
-		{1, l.stopRelay}, {1, l.drainRelay}, {2, l.resumeRelay}, {2, l.removeObject}, {1, l.collect}, {2, l.wait}, {1, l.deleteContainer},
+		{4, l.start}, {6, l.attach}, {2, l.execute}, {2, l.pause}, {2, l.resume}, {3, l.killRelay}, {2,
+			l.killSupervisor}, {1, l.killInit},
+		{1, l.stopRelay}, {1, l.drainRelay}, {2, l.resumeRelay}, {2, l.removeObject}, {1, l.collect}, {2, l.wait}, {1,
+			l.deleteContainer},
 	}
 	total := 0
 	for _, a := range actions {
@@ -466,8 +471,10 @@ func (l *life) removeObject() {
 	y, id := l.Layout, l.generation.ID
 	state := y.GenerationDir(id)
 	objects := []string{
-		state, filepath.Join(state, "generation.json"), filepath.Join(state, "status.json"), filepath.Join(state, "supervisor"),
-		filepath.Join(state, "admin.sock"), filepath.Join(state, "relay.log"), fmt.Sprintf("%s/init-%d-%d", state, l.generation.Init.PID, l.generation.Init.Start),
+		state, filepath.Join(state, "generation.json"), filepath.Join(state, "status.json"), filepath.Join(state,
+			"supervisor"),
+		filepath.Join(state, "admin.sock"), filepath.Join(state, "relay.log"), fmt.Sprintf("%s/init-%d-%d", state,
+			l.generation.Init.PID, l.generation.Init.Start),
 		y.SocketDir(id), filepath.Join(y.SocketDir(id), "relay.sock"), y.PeerSocket(id),
 		filepath.Join(y.UIDs(), strconv.Itoa(l.generation.Sandbox.UID)), filepath.Join(l.RuntimeState(), l.id),
 	}

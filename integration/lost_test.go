@@ -118,7 +118,8 @@ func TestLostGPUEndsOperationsWithCause(t *testing.T) {
 		w.mustLearn(struck, "container "+v.id, f.says, bus)
 		t.Logf("%s: the next relay has answered after %v", f.name, v.answers().Sub(struck).Round(time.Millisecond))
 		during := a.longestGap(1)
-		t.Logf("%s: the longest gap of the others' stream was %v, and is %v", f.name, usual.Round(10*time.Microsecond), during.Round(10*time.Microsecond))
+		t.Logf("%s: the longest gap of the others' stream was %v, and is %v", f.name, usual.Round(10*time.Microsecond),
+			during.Round(10*time.Microsecond))
 		if most := max(10*usual, 10*time.Second); during > most {
 			t.Errorf("%s: streams of other containers paused for %v, usually at most %v", f.name, during, usual)
 		}
@@ -156,7 +157,8 @@ func (c *container) hasEnded(cause string) {
 			ends = append(ends, line)
 		}
 	}
-	if len(ends) != 1 || !strings.Contains(ends[0], fmt.Sprintf("cause=%q", cause)) || !strings.Contains(ends[0], "generation="+g.ID) {
+	if len(ends) != 1 || !strings.Contains(ends[0], fmt.Sprintf("cause=%q", cause)) ||
+		!strings.Contains(ends[0], "generation="+g.ID) {
 		c.bed.Errorf("log of %s: end of a relay with cause %q, want %q, of generation %s", c.id, ends, cause, g.ID)
 	}
 }
@@ -169,7 +171,8 @@ func (b *bed) saysGone(c *container, bus string) {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 		out, err := b.runtime.Command(ctx, "exec", c.id, "/usr/bin/test", "role", "export").Output()
 		cancel()
-		if err == nil || !strings.Contains(string(out), "CUDA_ERROR_DEVICE_UNAVAILABLE") || !strings.Contains(string(out), bus) {
+		if err == nil || !strings.Contains(string(out), "CUDA_ERROR_DEVICE_UNAVAILABLE") ||
+			!strings.Contains(string(out), bus) {
 			b.Errorf("a client of a GPU that is gone hears %s (%v)", out, err)
 		}
 	}

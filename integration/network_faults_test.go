@@ -31,7 +31,8 @@ func newRouted(t *testing.T) *routed {
 	t.Helper()
 	place := int(places.Add(1))
 	name := func(which string) string { return fmt.Sprintf("peerlane-%d-%d-%s", os.Getpid(), place, which) }
-	n := &routed{&networks{T: t, addresses: [2]string{"10.211.0.1", "10.211.0.2"}, names: [2]string{name("a"), name("b")}, cables: [2]string{"plnet0", "plnet1"}}, name("router"), place}
+	n := &routed{&networks{T: t, addresses: [2]string{"10.211.0.1", "10.211.0.2"}, names: [2]string{name("a"), name("b")},
+		cables: [2]string{"plnet0", "plnet1"}}, name("router"), place}
 	for _, name := range []string{n.names[0], n.names[1], n.router} {
 		n.add(name)
 	}
@@ -135,7 +136,8 @@ func (p *pair) exchange(bytes, largest uint64) {
 	p.Helper()
 	p.seed++
 	for i, c := range p.sides {
-		p.order(c, across.Order{Do: across.Connect, Handle: p.at[1-i].Handle, Side: i, Seed: p.seed, Bytes: bytes, Largest: largest})
+		p.order(c, across.Order{Do: across.Connect, Handle: p.at[1-i].Handle, Side: i, Seed: p.seed, Bytes: bytes,
+			Largest: largest})
 	}
 	for _, c := range p.sides {
 		c.next(across.Moving)
@@ -181,7 +183,8 @@ func (p *pair) mustFinish() (bytes uint64) {
 	}
 	for i := range said {
 		if said[i].Posted != said[i].Sent || said[i].Sent != said[1-i].Received {
-			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent, said[1-i].Received)
+			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent,
+				said[1-i].Received)
 		}
 	}
 	return said[0].BytesReceived + said[1].BytesReceived
@@ -266,7 +269,8 @@ func (p *pair) calm(i int) state {
 			}
 		}
 		if end.Over() {
-			p.Fatalf("host %d's relay has %+v, and %+v before; its report: %+v, %+v", i, is, p.quiet[i], found.Report, found.Report.Network)
+			p.Fatalf("host %d's relay has %+v, and %+v before; its report: %+v, %+v", i, is, p.quiet[i], found.Report,
+				found.Report.Network)
 		}
 	}
 }
@@ -321,7 +325,8 @@ type networkFault struct {
 var networkFaults = []networkFault{
 	{"a black hole", false, func(n *routed) { n.filter("FORWARD", "-j", "DROP") }, (*routed).unfilter},
 	{"a host that is gone", false, func(n *routed) { n.noAddress(1) }, func(n *routed) { n.address(1) }},
-	{"a black hole in one direction", true, func(n *routed) { n.filter("FORWARD", "-s", n.addresses[0], "-j", "DROP") }, (*routed).unfilter},
+	{"a black hole in one direction", true, func(n *routed) { n.filter("FORWARD", "-s", n.addresses[0], "-j", "DROP") },
+		(*routed).unfilter},
 	{"a path whose MTU becomes less than the interface's, and no ICMP", true, func(n *routed) {
 		n.filter("OUTPUT", "-p", "icmp", "-j", "DROP")
 		n.narrow(900)
@@ -329,11 +334,12 @@ var networkFaults = []networkFault{
 	{"an MTU less than the path's", true, func(n *routed) {
 		n.in(1, "ip", "link", "set", n.cables[1], "mtu", "900")
 	}, func(n *routed) { n.in(1, "ip", "link", "set", n.cables[1], "mtu", "1500") }},
-	{"an interface that goes down", true, func(n *routed) { n.in(1, "ip", "link", "set", n.cables[1], "down") }, func(n *routed) {
-		n.noAddress(1)
-		n.in(1, "ip", "link", "set", n.cables[1], "up")
-		n.address(1)
-	}},
+	{"an interface that goes down", true, func(n *routed) { n.in(1, "ip", "link", "set", n.cables[1], "down") },
+		func(n *routed) {
+			n.noAddress(1)
+			n.in(1, "ip", "link", "set", n.cables[1], "up")
+			n.address(1)
+		}},
 	{"an address that changes", true, func(n *routed) {
 		n.noAddress(1)
 		n.in(1, "ip", "address", "add", "10.211.0.3/24", "dev", n.cables[1])

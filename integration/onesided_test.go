@@ -43,7 +43,8 @@ func (c *gpuClient) memory(ctx context.Context, d *cuda.Driver, device cuda.Devi
 		return nil, err
 	}
 	fd, err := d.MemExportFD(handle)
-	if err = errors.Join(err, d.MemMap(m.at, sidedBytes, 0, handle), d.MemSetAccess(m.at, sidedBytes, cuda.Access{Device: device, Write: true}), d.MemRelease(handle)); err != nil {
+	if err = errors.Join(err, d.MemMap(m.at, sidedBytes, 0, handle),
+		d.MemSetAccess(m.at, sidedBytes, cuda.Access{Device: device, Write: true}), d.MemRelease(handle)); err != nil {
 		return nil, err
 	}
 	file := os.NewFile(uintptr(fd), "memory")
@@ -70,11 +71,13 @@ func sided(side byte) []byte {
 
 func (m *gpuMemory) fill(side byte) error {
 	copy(m.host, sided(side))
-	return errors.Join(m.driver.MemcpyHtoDAsync(m.at, unsafe.Pointer(&m.host[0]), sidedBytes, m.stream), m.driver.StreamSynchronize(m.stream))
+	return errors.Join(m.driver.MemcpyHtoDAsync(m.at, unsafe.Pointer(&m.host[0]), sidedBytes, m.stream),
+		m.driver.StreamSynchronize(m.stream))
 }
 
 func (m *gpuMemory) check(side byte) error {
-	err := errors.Join(m.driver.MemcpyDtoHAsync(unsafe.Pointer(&m.host[0]), m.at, sidedBytes, m.stream), m.driver.StreamSynchronize(m.stream))
+	err := errors.Join(m.driver.MemcpyDtoHAsync(unsafe.Pointer(&m.host[0]), m.at, sidedBytes, m.stream),
+		m.driver.StreamSynchronize(m.stream))
 	if err == nil && !bytes.Equal(m.host, sided(side)) {
 		err = fmt.Errorf("the memory does not have the pattern of side %d", side)
 	}
@@ -165,7 +168,8 @@ func remote() error {
 	}
 	say(said{Kind: "moving"})
 	for {
-		if err := errors.Join(end(sending.Read(m.Memory, 0, sidedBytes, key, 0)), end(sending.Write(m.Memory, 0, sidedBytes, key, 0))); err != nil {
+		if err := errors.Join(end(sending.Read(m.Memory, 0, sidedBytes, key, 0)),
+			end(sending.Write(m.Memory, 0, sidedBytes, key, 0))); err != nil {
 			return err
 		}
 	}

@@ -17,7 +17,8 @@ import (
 // 10.212.0.1 and 10.212.0.2.
 func (n *networks) secondCable() {
 	n.Helper()
-	n.must("ip", "link", "add", "plrail0", "netns", n.names[0], "type", "veth", "peer", "name", "plrail1", "netns", n.names[1])
+	n.must("ip", "link", "add", "plrail0", "netns", n.names[0], "type", "veth", "peer", "name", "plrail1", "netns",
+		n.names[1])
 	for i := range n.names {
 		cable := fmt.Sprintf("plrail%d", i)
 		n.in(i, "ip", "address", "add", fmt.Sprintf("10.212.0.%d/24", i+1), "dev", cable)
@@ -61,7 +62,8 @@ func newRailed(t *testing.T, both bool, role ...string) *railed {
 			if *c = configured; both {
 				return // no NIC of the plan is here
 			}
-			c.Plan.Lanes = []topo.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers, NICs: []string{fmt.Sprintf("plrail%d", i)}}}
+			c.Plan.Lanes = []topo.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers,
+				NICs: []string{fmt.Sprintf("plrail%d", i)}}}
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -105,10 +107,12 @@ func (r *railed) rails() map[string]launch.NetworkRail {
 func TestRailsOfTwoHosts(t *testing.T) {
 	r := newRailed(t, false, once)
 	r.verify("plrail0", "plnet0")
-	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" || rails["plnet0"].Sent > 64<<10 {
+	if rails := r.rails(); rails["plrail0"].Sent < r.bytes || rails["plrail0"].Down || rails["plrail0"].Listening == "" ||
+		rails["plnet0"].Sent > 64<<10 {
 		t.Errorf("inspect shows %+v", rails)
 	}
-	if table := r.beds[0].mustPeerlane("relay", "inspect", r.verifier.id); !strings.Contains(table, "rail 1, listening at 10.212.0.1:") {
+	if table := r.beds[0].mustPeerlane("relay", "inspect", r.verifier.id); !strings.Contains(table,
+		"rail 1, listening at 10.212.0.1:") {
 		t.Errorf("inspect shows no rail: %s", table)
 	}
 
@@ -131,7 +135,8 @@ func TestRailUnpluggedMovesConnections(t *testing.T) {
 	r := newRailed(t, false)
 	r.verify("plrail0", "plnet0")
 	for _, c := range r.beds[0].inspection(r.verifier).Report.Connections {
-		if len(c.Rails) != 1 || c.Rails[0] != (launch.RailFigures{Rail: 1, Interface: "plrail0", PeerRail: 1, PeerPlace: "plrail1 (10.212.0.2)", Streams: 4}) || c.GDR || !strings.Contains(c.Registration, "pinned") {
+		if len(c.Rails) != 1 || c.Rails[0] != (launch.RailFigures{Rail: 1, Interface: "plrail0", PeerRail: 1,
+			PeerPlace: "plrail1 (10.212.0.2)", Streams: 4}) || c.GDR || !strings.Contains(c.Registration, "pinned") {
 			t.Errorf("inspect shows %+v", c)
 		}
 		for _, words := range []string{"plrail0, rail 1", "tcp", "plrail1 (10.212.0.2), rail 1"} {

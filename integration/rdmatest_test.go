@@ -32,7 +32,10 @@ func TestRDMAOfThisHost(t *testing.T) {
 	gpu := launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
 	job := launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0", GPUs: []launch.GPU{gpu}}}}
 	test := func(environment ...string) (results []launch.RDMAResult, err error) {
-		if err := h.Configure(func(c *config.Config) { c.Relay.Environment = append(c.Relay.Environment, environment...) }); err != nil {
+		if err := h.Configure(func(c *config.Config) {
+			c.Relay.Environment = append(c.Relay.Environment,
+				environment...)
+		}); err != nil {
 			t.Fatal(err)
 		}
 		tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
@@ -56,7 +59,8 @@ func TestRDMAOfThisHost(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if results, err := test(verbs.LibraryVariable + "=/nowhere/libibverbs.so.1"); err == nil || !strings.Contains(err.Error(), "/nowhere/libibverbs.so.1 cannot be loaded") || results != nil {
+	if results, err := test(verbs.LibraryVariable + "=/nowhere/libibverbs.so.1"); err == nil ||
+		!strings.Contains(err.Error(), "/nowhere/libibverbs.so.1 cannot be loaded") || results != nil {
 		t.Errorf("without a library: %+v, %v", results, err)
 	}
 }

@@ -27,7 +27,9 @@ import (
 
 // said is a line of output of a role.
 type said struct {
-	Kind   string      `json:"kind"` // listening, connected, moving, checked, round, error, again, child-ended, hello, look, witness, spying, spied, crowd, escaped, flooding
+	// listening, connected, moving, checked, round, error, again, child-ended, hello, look,
+	// witness, spying, spied, crowd, escaped, flooding
+	Kind   string      `json:"kind"`
 	Handle wire.Handle `json:"handle"`
 	// Key is the key of exposed memory.
 	Key    wire.RemoteKey `json:"key,omitzero"`

@@ -86,7 +86,8 @@ func (b *bed) mountNodes(kind string) {
 	}
 	for _, edits := range all {
 		for _, node := range edits.DeviceNodes {
-			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path, Options: []string{"bind", "rw"}})
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: node.HostPath, ContainerPath: node.Path,
+				Options: []string{"bind", "rw"}})
 		}
 		edits.DeviceNodes = nil
 	}
@@ -103,7 +104,8 @@ func (b *bed) as(uid, gid int, c *exec.Cmd) *exec.Cmd {
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	c.Dir = b.Root
 	c.Env = []string{
-		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR=" + filepath.Join(b.Root, "xdg"),
+		"PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + filepath.Join(b.Root,
+			"home"), "XDG_RUNTIME_DIR=" + filepath.Join(b.Root, "xdg"),
 	}
 	return c
 }
@@ -179,13 +181,14 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	})
 	start := func(name string, lane topo.Lane) *container {
 		option := "--env=PEERLANE_DEVICES=" + strings.Join(testbed.Devices(b.gpu(lane)), ",")
-		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"), func(ctx context.Context) error {
-			out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("podman rm %s: %w: %s", name, err, out)
-			}
-			return nil
-		})
+		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"),
+			func(ctx context.Context) error {
+				out, err := p.command(ctx, "rm", "--force", "--ignore", "--time=0", name).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("podman rm %s: %w: %s", name, err, out)
+				}
+				return nil
+			})
 	}
 	a, z := start("a", b.lanes[0]), start("z", b.lanes[1])
 	handleA, handleZ := a.next("listening").Handle, z.next("listening").Handle
@@ -218,8 +221,10 @@ func testRootlessPodman(t *testing.T, launcher string) {
 			t.Errorf("%s: %v: %s", option, err, out)
 		}
 	}
-	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)}, "hello")
-	if err == nil || !strings.Contains(out, "an engine that runs without root") || !strings.Contains(out, "ask for peerlane.dev/lane=") {
+	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)},
+		"hello")
+	if err == nil || !strings.Contains(out, "an engine that runs without root") ||
+		!strings.Contains(out, "ask for peerlane.dev/lane=") {
 		t.Errorf("a device peerlane.dev/gpu=: %v: %s", err, out)
 	}
 }

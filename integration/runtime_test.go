@@ -112,7 +112,8 @@ func TestImageGetsAllowedDevicesOnly(t *testing.T) {
 				built := b.asking(b.lanes[0], by, []string{testbed.Devices(g)[1], gpu}, "hello")
 				c := b.runtime.Run(context.Background(), built, b.ContainerID("refused-"+by))
 				out, err := c.CombinedOutput()
-				if err == nil || !strings.Contains(string(out), gpu+": runtime.devices in "+b.Layout.ConfigFile()+" does not permit it") {
+				if err == nil ||
+					!strings.Contains(string(out), gpu+": runtime.devices in "+b.Layout.ConfigFile()+" does not permit it") {
 					t.Errorf("%s: %v: %s", by, err, out)
 				}
 			}

@@ -23,7 +23,8 @@ import (
 func (b *bed) inspection(c *container) control.Inspection {
 	b.Helper()
 	var list []control.Inspection
-	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil || len(list) != 1 {
+	if err := json.Unmarshal([]byte(b.mustPeerlane("relay", "inspect", c.id, "-o", "json")), &list); err != nil ||
+		len(list) != 1 {
 		b.Fatalf("%d generations, %v", len(list), err)
 	}
 	return list[0]
@@ -59,12 +60,15 @@ func TestRelaySandboxRestrictsProcess(t *testing.T) {
 				}
 				// A container's file systems could not be unmounted.
 				mounts := read(t, process+"mountinfo")
-				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") && !strings.Contains(mounts, " / / ro") {
+				if strings.Contains(mounts, "/bundles/") || strings.Contains(mounts, " / / ") &&
+					!strings.Contains(mounts, " / / ro") {
 					t.Errorf("mounts of the relay: %s", mounts)
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
-				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes", "own root yes", "own network yes", "Landlock"} {
-					if !strings.Contains(strings.Join(strings.Fields(strings.NewReplacer("│", " ", "|", " ").Replace(table)), " "), line) {
+				for _, line := range []string{"sandbox", "capabilities none", "no_new_privs yes", "seccomp filter yes",
+					"own root yes", "own network yes", "Landlock"} {
+					if !strings.Contains(strings.Join(strings.Fields(strings.NewReplacer("│", " ", "|", " ").Replace(table)), " "),
+						line) {
 						t.Errorf("inspect does not show %q: %s", line, table)
 					}
 				}
@@ -116,7 +120,8 @@ func TestBounceWorksInSandbox(t *testing.T) {
 					}
 				}
 				table := b.mustPeerlane("relay", "inspect", c.id)
-				for _, says := range []string{"8.0 MiB in host memory: the lane of " + i.Config.Lanes[0].GPU.BusID + " bounces", "0 B (staging.limit)"} {
+				for _, says := range []string{"8.0 MiB in host memory: the lane of " + i.Config.Lanes[0].GPU.BusID + " bounces",
+					"0 B (staging.limit)"} {
 					if !strings.Contains(table, says) {
 						t.Errorf("inspect does not say %q: %s", says, table)
 					}
@@ -164,9 +169,11 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 					_, _ = fmt.Sscanf(line, "anon %d", &anonymous) // or another line
 					_, _ = fmt.Sscanf(line, "shmem %d", &shared)
 				}
-				t.Logf("its control group, with its supervisor and its simulated GPUs, has %d KiB anonymous, %d KiB shared", anonymous>>10, shared>>10)
+				t.Logf("its control group, with its supervisor and its simulated GPUs, has %d KiB anonymous, %d KiB shared",
+					anonymous>>10, shared>>10)
 				if anonymous+shared > bound || anonymous == 0 {
-					t.Errorf("the relay's control group counts %d bytes of anonymous and %d of shared memory, want at most %d", anonymous, shared, bound)
+					t.Errorf("the relay's control group counts %d bytes of anonymous and %d of shared memory, want at most %d",
+						anonymous, shared, bound)
 				}
 			} else if os.Getenv(programs.Variable) != "" {
 				t.Errorf("the guest's control groups do not count memory: %v", err)
@@ -174,7 +181,8 @@ func TestHostMemoryOfASmallContainerIsBounded(t *testing.T) {
 			if !strings.Contains(hoarded.Error, "a quarter of the container's memory limit") {
 				t.Errorf("the relay refuses more by %q", hoarded.Error)
 			}
-			if table := b.mustPeerlane("relay", "inspect", c.id); !strings.Contains(table, "12 MiB for clients, slots and rings together") {
+			if table := b.mustPeerlane("relay", "inspect", c.id); !strings.Contains(table,
+				"12 MiB for clients, slots and rings together") {
 				t.Errorf("inspect does not show the limit: %s", table)
 			}
 		})
@@ -199,18 +207,25 @@ func TestHostMemoryIsChargedToTheContainer(t *testing.T) {
 			i := b.inspection(c)
 			allocated := relayMemory(t, i.Status.Relay.PID)
 			shared, current := memoryOf(t, i.Generation.Init.PID)
-			t.Logf("the relay made %d KiB; the container's control group has %d KiB of shared memory, and %d KiB in all", allocated>>10, shared>>10, current>>10)
+			t.Logf("the relay made %d KiB; the container's control group has %d KiB of shared memory, and %d KiB in all",
+				allocated>>10, shared>>10, current>>10)
 			// The relay touches some pages of rings before the client maps them.
 			const rings = 1 << 20
 			if allocated < limit/8 || shared+rings < allocated || current < shared {
-				t.Errorf("the container's control group has %d bytes of shared memory and %d in total; the relay allocated %d", shared, current, allocated)
+				t.Errorf("the container's control group has %d bytes of shared memory and %d in total; the relay allocated %d",
+					shared, current, allocated)
 			}
 			relay, _ := memoryOf(t, i.Status.Relay.PID)
 			if os.Getenv(programs.Variable) != "" { // on the host all tests share the group
-				simulated := memfds(t, i.Status.Relay.PID, func(name string) bool { return strings.HasPrefix(name, "peerlane-sim-gpu") })
-				t.Logf("the relay's control group has %d KiB of shared memory, of which simulated GPUs have up to %d KiB", relay>>10, simulated>>10)
+				simulated := memfds(t, i.Status.Relay.PID, func(name string) bool {
+					return strings.HasPrefix(name,
+						"peerlane-sim-gpu")
+				})
+				t.Logf("the relay's control group has %d KiB of shared memory, of which simulated GPUs have up to %d KiB",
+					relay>>10, simulated>>10)
 				if relay > simulated+allocated/2 {
-					t.Errorf("the relay's control group has %d bytes of shared memory and simulated GPUs %d, of %d that the relay made for clients", relay, simulated, allocated)
+					t.Errorf("the relay's control group has %d bytes of shared memory and simulated GPUs %d, of %d that the relay "+
+						"made for clients", relay, simulated, allocated)
 				}
 			}
 		})
@@ -294,7 +309,8 @@ func relayResident(t *testing.T, pid int) (sum uint64) {
 			if len(f) > 5 {
 				name = f[5]
 			}
-			counts = !strings.HasPrefix(name, "/") || strings.HasPrefix(name, "/memfd:") && !strings.HasPrefix(name, "/memfd:peerlane-sim-gpu")
+			counts = !strings.HasPrefix(name, "/") || strings.HasPrefix(name, "/memfd:") &&
+				!strings.HasPrefix(name, "/memfd:peerlane-sim-gpu")
 		case counts && len(f) == 3 && f[0] == "Rss:":
 			kilobytes, err := strconv.ParseUint(f[1], 10, 64)
 			if err != nil {
@@ -312,7 +328,8 @@ func TestRelaysWithoutASandbox(t *testing.T) {
 	b := newBed(t, "runc", func(c *config.Config) { c.Relay.Sandbox = config.SandboxOff })
 	b.nics()
 	a, _ := b.streaming("stream", "rounds")
-	if s := b.inspection(a).Sandbox; s.Mode != config.SandboxOff || s.Relay == nil || s.Relay.UID != 0 || s.Relay.OwnRoot || s.Relay.Seccomp {
+	if s := b.inspection(a).Sandbox; s.Mode != config.SandboxOff || s.Relay == nil || s.Relay.UID != 0 ||
+		s.Relay.OwnRoot || s.Relay.Seccomp {
 		t.Errorf("sandbox %+v, the relay %+v", s, s.Relay)
 	}
 }

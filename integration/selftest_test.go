@@ -31,8 +31,10 @@ func TestSelfTestCoversEveryPair(t *testing.T) {
 		t.Errorf("the report has simulated %v, kept %v, %d pairs", report.Simulated, report.Kept, len(report.Pairs))
 	}
 	for _, p := range report.Pairs {
-		if p.Verdict != launch.VerdictGood || p.Reader != "passed" || p.Bytes == 0 || p.Push.Client == 0 || p.Pull.Bounce == 0 || p.Milliseconds == 0 {
-			t.Errorf("%v: %s %s, kernel %s, %d bytes, %+v, %+v", p.PairName, p.Verdict, p.Reason, p.Reader, p.Bytes, p.Push, p.Pull)
+		if p.Verdict != launch.VerdictGood || p.Reader != "passed" || p.Bytes == 0 || p.Push.Client == 0 ||
+			p.Pull.Bounce == 0 || p.Milliseconds == 0 {
+			t.Errorf("%v: %s %s, kernel %s, %d bytes, %+v, %+v", p.PairName, p.Verdict, p.Reason, p.Reader, p.Bytes, p.Push,
+				p.Pull)
 		}
 	}
 	if left, err := filepath.Glob(filepath.Join(temporary, "*")); err != nil || len(left) > 0 {

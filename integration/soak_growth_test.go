@@ -55,7 +55,8 @@ func (s *relaySoak) sample(at time.Duration) {
 			s.process(&now, p.Role+" of "+c.Name, p.PID)
 		}
 		if i.Status.Starts != 1 || len(i.Processes) != 2 {
-			s.Errorf("the relay of %s, to which nothing was done, was started %d times: %s", c.Name, i.Status.Starts, i.Status.Error)
+			s.Errorf("the relay of %s, to which nothing was done, was started %d times: %s", c.Name, i.Status.Starts,
+				i.Status.Error)
 		}
 		var share struct{ GPUs map[string]float64 }
 		text, err := os.ReadFile(filepath.Join(s.host.Layout.GenerationDir(c.Generation()), "staging.json"))
@@ -132,7 +133,8 @@ func (s *relaySoak) growth() []string {
 		}
 	}
 	var grown []string
-	for _, what := range slices.SortedFunc(maps.Keys(all), func(a, b series) int { return strings.Compare(a.what+a.of, b.what+b.of) }) {
+	for _, what := range slices.SortedFunc(maps.Keys(all),
+		func(a, b series) int { return strings.Compare(a.what+a.of, b.what+b.of) }) {
 		values := all[what]
 		by, grows := grew(values, slacks[what.what])
 		s.Logf("%-12s %-30s %v, by %.1f", what.what, what.of, shown(values), by)
@@ -196,7 +198,8 @@ func TestGrowthIsDetected(t *testing.T) {
 		{"noise", line(20, noise), 4, false},
 		{"one descriptor a segment", line(20, func(i int) float64 { return float64(30 + i) }), 4, true},
 		{"the same in noise", line(30, func(i int) float64 { return 30 + float64(i) + noise(i) }), 4, true},
-		{"the same with values that are off", line(30, func(i int) float64 { return 30 + float64(i) - 100*float64(i%10/9) }), 4, false},
+		{"the same with values that are off", line(30, func(i int) float64 { return 30 + float64(i) - 100*float64(i%10/9) }),
+			4, false},
 		{"what is made at the start", line(20, func(i int) float64 { return min(30, 10+10*float64(i)) }), 0, false},
 		{"one late step", line(20, func(i int) float64 { return 30 + 3*float64(i/15) }), 4, false},
 		{"what comes and goes", line(20, func(i int) float64 { return 30 + 10*float64(i%4) }), 4, false},

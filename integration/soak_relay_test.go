@@ -153,7 +153,8 @@ func buildTransfer(t *testing.T, compiler string) traffic.C {
 	if err := libpeerlane.Install(places); err != nil {
 		t.Fatal(err)
 	}
-	c := traffic.C{Program: filepath.Join(places.DestDir, "transfer"), Library: filepath.Join(places.DestDir, places.Library)}
+	c := traffic.C{Program: filepath.Join(places.DestDir, "transfer"),
+		Library: filepath.Join(places.DestDir, places.Library)}
 	out, err := exec.Command(compiler, "-o", c.Program, "../relay/libpeerlane/examples/transfer.c",
 		"-I"+filepath.Join(places.DestDir, places.Include), "-L"+c.Library, "-l:"+libpeerlane.Name, "-ldl").CombinedOutput()
 	if err != nil {
@@ -168,7 +169,8 @@ func (s *relaySoak) warm() {
 	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
 		for _, memory := range []string{traffic.MemoryGPU, traffic.MemoryHost, traffic.MemoryStaging} {
 			life := traffic.Life{
-				Bytes: 4 << 20, Messages: 8, Largest: 1 << 20, Rounds: 1, Memory: []string{memory}, Hands: []string{traffic.HandPlain},
+				Bytes: 4 << 20, Messages: 8, Largest: 1 << 20, Rounds: 1, Memory: []string{memory}, Hands: []string{
+					traffic.HandPlain},
 			}
 			s.fleet.NewSlot(random, s.fleet.Pair(route, 0), life).Live(func() bool { return false })
 		}
@@ -252,8 +254,10 @@ func (s *relaySoak) kill(random *rand.Rand, long bool, ended <-chan struct{}) {
 
 func (s *relaySoak) progress() {
 	r := s.fleet.Report()
-	fmt.Printf("soak: %v, %d lives, %d rounds, %d messages, %d MB, killed %v, stopped %d, ended so %v, wrong %d, problems %d\n",
-		time.Since(s.begin).Round(time.Second), r.Lives, r.Rounds, r.Transfers, r.Bytes>>20, r.Kills, r.Stops, r.Explained, r.Wrong, len(r.Problems))
+	fmt.Printf("soak: %v, %d lives, %d rounds, %d messages, %d MB, killed %v, stopped %d, ended so %v, wrong %d, "+
+		"problems %d\n",
+		time.Since(s.begin).Round(
+			time.Second), r.Lives, r.Rounds, r.Transfers, r.Bytes>>20, r.Kills, r.Stops, r.Explained, r.Wrong, len(r.Problems))
 }
 
 func (s *relaySoak) print() {

@@ -145,7 +145,8 @@ func (s *soak) one(c soaked) {
 	if !bytes.Contains(out.Bytes(), []byte(`"hello"`)) {
 		outcome = c.victim + ", not started"
 		if c.victim == killNothing || c.victim == killRelay {
-			s.Errorf("container %d: %s killed %v after its start (%t): %v: %s%s", c.number, c.victim, time.Since(begun), killed, err, out.Bytes(), stderr.Bytes())
+			s.Errorf("container %d: %s killed %v after its start (%t): %v: %s%s", c.number, c.victim, time.Since(begun), killed,
+				err, out.Bytes(), stderr.Bytes())
 		}
 	}
 	s.clean(id)

@@ -69,7 +69,8 @@ func TestStagingOfManyContainers(t *testing.T) {
 			continue
 		}
 		table := b.mustPeerlane("relay", "inspect", c.id)
-		for _, says := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)", "container " + containers[0].id + " 256 MiB"} {
+		for _, says := range []string{"of 256 MiB on " + lane.Servers[0], "not admitted", "300 MiB (staging.limit)",
+			"container " + containers[0].id + " 256 MiB"} {
 			if !strings.Contains(table, says) {
 				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
 			}
@@ -116,7 +117,8 @@ func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 		found, _ := b.reserved(c)
 		// The first relay did not wait for the spares; the second reports its staging before it
 		// logs it.
-		log := b.finds(c, []string{"the self-test of 4 pairs of GPUs took", "staging of GPU " + lane.GPU + " is not as configured"}[i])
+		log := b.finds(c, []string{"the self-test of 4 pairs of GPUs took",
+			"staging of GPU " + lane.GPU + " is not as configured"}[i])
 		on := map[string]launch.Staging{}
 		for _, s := range found.Report.Staging {
 			on[s.GPU] = s
@@ -127,11 +129,13 @@ func TestPairFailingSelfTestIsReplaced(t *testing.T) {
 		if good := on[lane.Servers[1]]; good.Bytes != 8<<20 || good.Note != "" {
 			t.Errorf("on the other server: %+v", good)
 		}
-		if len(found.Pairs) < 2 || found.Pairs[0].Verdict != launch.VerdictWrong || found.Pairs[1].Verdict != launch.VerdictGood || found.Pairs[1].Reader != "passed" {
+		if len(found.Pairs) < 2 || found.Pairs[0].Verdict != launch.VerdictWrong ||
+			found.Pairs[1].Verdict != launch.VerdictGood || found.Pairs[1].Reader != "passed" {
 			t.Errorf("container %d knows %+v", i, found.Pairs)
 		}
 		table := b.mustPeerlane("relay", "inspect", c.id)
-		for _, says := range []string{"wrong: of 1 bytes from", "good; out ", "issued by the client's GPU, chunk by the pair's calibration"} {
+		for _, says := range []string{"wrong: of 1 bytes from", "good; out ",
+			"issued by the client's GPU, chunk by the pair's calibration"} {
 			if !strings.Contains(table, says) {
 				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
 			}

@@ -44,7 +44,8 @@ func TestTenantsOfTwoHostsRefuseEachOther(t *testing.T) {
 			if c := connect("red"); c.Peer != "1" {
 				t.Errorf("a connect within a tenant fails: %s", c.Error)
 			}
-			if c := connect("blue"); c.Peer != "0" || !strings.Contains(c.Error, `has the key of tenant "blue"`) || !strings.Contains(c.Error, "tenants' keys differ (network.tenant_annotation)") {
+			if c := connect("blue"); c.Peer != "0" || !strings.Contains(c.Error, `has the key of tenant "blue"`) ||
+				!strings.Contains(c.Error, "tenants' keys differ (network.tenant_annotation)") {
 				t.Errorf("a connect to another tenant says %q, and %s connections are made", c.Error, c.Peer)
 			}
 			if c := connect(""); c.Peer != "0" || !strings.Contains(c.Error, "no annotation "+annotation) {

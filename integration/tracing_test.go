@@ -174,7 +174,8 @@ func TestRelayProgramIsUnreadableToRelays(t *testing.T) {
 	bin := binaries
 	// packaging/install installs everything or nothing; only the relay's mode matters here.
 	built := t.TempDir()
-	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so"} {
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
+		"libnccl-net-peerlane.so"} {
 		if err := os.WriteFile(filepath.Join(built, name), nil, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +184,8 @@ func TestRelayProgramIsUnreadableToRelays(t *testing.T) {
 	if out, err := install.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for _, path := range []string{filepath.Join(bin, "peerlane-relay"), filepath.Join(dir, "usr/libexec/peerlane/peerlane-relay")} {
+	for _, path := range []string{filepath.Join(bin, "peerlane-relay"),
+		filepath.Join(dir, "usr/libexec/peerlane/peerlane-relay")} {
 		info, err := os.Stat(path)
 		if err != nil {
 			t.Error(err)
@@ -195,7 +197,8 @@ func TestRelayProgramIsUnreadableToRelays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "dst: /usr/libexec/peerlane/peerlane-relay, file_info: {mode: 0711}"; !strings.Contains(string(text), want) {
+	if want := "dst: /usr/libexec/peerlane/peerlane-relay, file_info: {mode: 0711}"; !strings.Contains(string(text),
+		want) {
 		t.Errorf("packages do not have %q", want)
 	}
 }

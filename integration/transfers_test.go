@@ -15,7 +15,8 @@ import (
 func torture(transfers int) traffic.Torture {
 	return traffic.Torture{
 		GPUs: testbed.GPUsSimulated, Most: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers, Limit: 5 * time.Minute, Containers: 1,
-		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
+		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{
+			traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
 	}
 }
 
@@ -33,7 +34,8 @@ func TestTransfersSurviveKills(t *testing.T) {
 	if len(r.Pairs) != 2 || r.Computed <= 0 || !r.Simulated {
 		t.Errorf("pairs %v, kernels ran for %v of the time, simulated %v", r.Pairs, r.Computed, r.Simulated)
 	}
-	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes, r.Kills, r.Explained)
+	t.Logf("%d transfers in %.1f s, sizes %v, killed %v, of which clients met %v", r.Transfers, r.Seconds, r.Sizes,
+		r.Kills, r.Explained)
 }
 
 // The verification detects a corrupt byte.
@@ -69,7 +71,8 @@ func TestRawCopiesByTheClientsGPU(t *testing.T) {
 	client, server := b.lanes[0].GPU, b.lanes[0].Servers[0]
 	for _, way := range [][2]string{{client, server}, {server, client}} {
 		for _, kind := range []string{measure.Raw, measure.Local} {
-			job := measure.Job{Kind: kind, From: way[0], To: way[1], Issuer: client, Size: 64 << 10, Depth: 2, Duration: time.Millisecond, Mapped: true}
+			job := measure.Job{Kind: kind, From: way[0], To: way[1], Issuer: client, Size: 64 << 10, Depth: 2,
+				Duration: time.Millisecond, Mapped: true}
 			r, err := m.Do(job)
 			if err != nil || r.GBs <= 0 && r.Times == nil {
 				t.Errorf("%s from %s to %s: %+v, %v", kind, way[0], way[1], r, err)

@@ -39,9 +39,9 @@ type Flag struct {
 }
 
 // DefaultExit is the exit status of a command whose help has no section about it.
-const DefaultExit = `  0  done
-  1  failed; one sentence on standard error says what, on what, and what to do
-  2  the command line was wrong
+const DefaultExit = `  0  success
+  1  failed; standard error has operation, object, cause and remedy
+  2  wrong command line
 `
 
 const exitHeading = "Exit status:\n"
@@ -55,7 +55,7 @@ func Exit(long string) (text, exit string) {
 	}
 	exit = strings.TrimRight(exit, "\n") + "\n"
 	if !strings.Contains("\n"+exit, "\n  2  ") {
-		exit += "  2  the command line was wrong\n"
+		exit += "  2  wrong command line\n"
 	}
 	return strings.TrimSpace(text), exit
 }
@@ -65,7 +65,8 @@ func Describe(cmd *cobra.Command) Command {
 	cmd.InitDefaultHelpFlag() // adds [flags] to the usage line
 	long, exit := Exit(cmd.Long)
 	c := Command{
-		Path: cmd.CommandPath(), Usage: cmd.UseLine(), Short: cmd.Short, Long: cmp.Or(long, cmd.Short), Example: cmd.Example, Exit: exit,
+		Path: cmd.CommandPath(), Usage: cmd.UseLine(),
+		Short: cmd.Short, Long: cmp.Or(long, cmd.Short), Example: cmd.Example, Exit: exit,
 		Flags: flags(cmd.NonInheritedFlags()), Global: flags(cmd.InheritedFlags()),
 	}
 	for _, below := range cmd.Commands() {

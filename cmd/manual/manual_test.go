@@ -22,7 +22,7 @@ func example() *cobra.Command {
 The end.
 
 Exit status:
-  0  done
+  0  success
   3  found
 `, Example: "  tool --fast=1"}
 	root.PersistentFlags().Bool("verbose", false, "say more")
@@ -77,9 +77,9 @@ say more
 .SH EXIT STATUS
 .RS 4
 .nf
-0  done
+0  success
 3  found
-2  the command line was wrong
+2  wrong command line
 .fi
 .RE
 .SH EXAMPLES
@@ -109,9 +109,9 @@ say more
 .SH EXIT STATUS
 .RS 4
 .nf
-0  done
-1  failed; one sentence on standard error says what, on what, and what to do
-2  the command line was wrong
+0  success
+1  failed; standard error has operation, object, cause and remedy
+2  wrong command line
 .fi
 .RE
 .SH SEE ALSO
@@ -129,7 +129,7 @@ func TestManualMarkdownEqualsGolden(t *testing.T) {
 		"## tool\n\nA tool.\n\n```\ntool [flags]\n```\n",
 		"| [tool make](#tool-make) | Make \\| it |\n",
 		"| `-f, --form FORM` | print in FORM (default table) |\n",
-		"Exit status:\n\n```\n0  done\n3  found\n2  the command line was wrong\n```\n",
+		"Exit status:\n\n```\n0  success\n3  found\n2  wrong command line\n```\n",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the reference lacks %q:\n%s", want, got)
@@ -141,7 +141,8 @@ func TestManualMarkdownEqualsGolden(t *testing.T) {
 }
 
 func TestManualFromMarkdownMakesPage(t *testing.T) {
-	got := FromMarkdown(Page{Name: "tool.conf", Section: 5, Version: "v1", Brief: "a file"}, "# Tool\n\n`tool` reads\nit, see [there](x.md).\n\n## part\n\n`part.key`, text: a `-f`.\n")
+	got := FromMarkdown(Page{Name: "tool.conf", Section: 5, Version: "v1", Brief: "a file"},
+		"# Tool\n\n`tool` reads\nit, see [there](x.md).\n\n## part\n\n`part.key`, text: a `-f`.\n")
 	want := `.TH "TOOL.CONF" "5" "" "Peerlane v1" "Peerlane"
 .SH NAME
 tool.conf \- a file

@@ -32,7 +32,10 @@ func (c Command) Markdown() string {
 		if len(commands) > 0 {
 			b.WriteString("\n")
 		}
-		flags := slices.DeleteFunc(slices.Clone(one.Flags), func(f Flag) bool { return f.Name == outputFlag && strings.HasPrefix(f.sentence(), commonOutput) })
+		flags := slices.DeleteFunc(slices.Clone(one.Flags), func(f Flag) bool {
+			return f.Name == outputFlag &&
+				strings.HasPrefix(f.sentence(), commonOutput)
+		})
 		for i, f := range flags {
 			if i == 0 {
 				b.WriteString("| option | |\n|---|---|\n")

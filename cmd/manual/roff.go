@@ -29,7 +29,8 @@ func (c Command) roff(p Page) string {
 	if len(c.Commands) > 0 {
 		section(&b, "COMMANDS")
 		for _, below := range c.Commands {
-			fmt.Fprintf(&b, ".TP\n\\fB%s\\fR\n%s\n", escape(below.Path), line(fmt.Sprintf("%s; see %s(%d)", below.Short, below.pageName(), p.Section)))
+			fmt.Fprintf(&b, ".TP\n\\fB%s\\fR\n%s\n", escape(below.Path),
+				line(fmt.Sprintf("%s; see %s(%d)", below.Short, below.pageName(), p.Section)))
 		}
 	}
 	options(&b, "OPTIONS", c.Flags)
@@ -77,7 +78,8 @@ func Prose(p Page, text string) string {
 
 func (p Page) head(b *strings.Builder) {
 	// No date: the same commit makes the same page.
-	fmt.Fprintf(b, ".TH \"%s\" \"%d\" \"\" \"Peerlane %s\" \"Peerlane\"\n", escape(strings.ToUpper(p.Name)), p.Section, escape(p.Version))
+	fmt.Fprintf(b, ".TH \"%s\" \"%d\" \"\" \"Peerlane %s\" \"Peerlane\"\n", escape(strings.ToUpper(p.Name)), p.Section,
+		escape(p.Version))
 	section(b, "NAME")
 	fmt.Fprintf(b, "%s \\- %s\n", escape(p.Name), escape(p.Brief))
 }
@@ -175,7 +177,8 @@ func blocks(text string) (list []block) {
 }
 
 func verbatim(b *strings.Builder, text string) {
-	if written := b.String(); !strings.HasPrefix(written[strings.LastIndexByte(written[:len(written)-1], '\n')+1:], ".SH ") {
+	if written := b.String(); !strings.HasPrefix(written[strings.LastIndexByte(written[:len(written)-1], '\n')+1:],
+		".SH ") {
 		b.WriteString(".PP\n")
 	}
 	b.WriteString(".RS 4\n.nf\n")

@@ -40,16 +40,19 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 		wrong = "[hook]\non_failur = \"fail\"\n"
 	)
 	write(wrong)
-	if entry := create(1); !strings.Contains(entry, "unknown key hook.on_failur; the nearest that there is is hook.on_failure") || strings.Contains(entry, "last good") {
+	if entry := create(1); !strings.Contains(entry,
+		"unknown key hook.on_failur; the nearest that there is is hook.on_failure") || strings.Contains(entry, "last good") {
 		t.Errorf("without a copy the journal has %s", entry)
 	}
 	write(good)
 	if entry := create(0); strings.Contains(entry, "last good") {
 		t.Errorf("with a good file the journal has %s", entry)
 	}
-	for name, text := range map[string]string{"unknown key": wrong, "torn": good[:len(good)-3], "wrong value": "[hook]\non_failure = \"never\"\n"} {
+	for name, text := range map[string]string{"unknown key": wrong, "torn": good[:len(good)-3],
+		"wrong value": "[hook]\non_failure = \"never\"\n"} {
 		write(text)
-		if entry := create(0); !strings.Contains(entry, "PRIORITY=4\n") || !strings.Contains(entry, "containers start with the last good configuration, "+l.GoodConfig()) {
+		if entry := create(0); !strings.Contains(entry, "PRIORITY=4\n") ||
+			!strings.Contains(entry, "containers start with the last good configuration, "+l.GoodConfig()) {
 			t.Errorf("%s: the journal has %s", name, entry)
 		}
 	}

@@ -25,7 +25,8 @@ func TestHookStateOfHundredMegabytesIsRefused(t *testing.T) {
 		var out bytes.Buffer
 		c.Stdout, c.Stderr = &out, &out
 		err := c.Run()
-		if c.ProcessState == nil || c.ProcessState.ExitCode() != 1 || !strings.Contains(out.String(), "more than 16777216 bytes") || out.Len() > 1000 {
+		if c.ProcessState == nil || c.ProcessState.ExitCode() != 1 ||
+			!strings.Contains(out.String(), "more than 16777216 bytes") || out.Len() > 1000 {
 			t.Errorf("%s: %v: %.1000s", name, err, out.String())
 			continue
 		}

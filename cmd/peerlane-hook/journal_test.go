@@ -83,7 +83,8 @@ func TestErrorsGoToSyslog(t *testing.T) {
 	syslog := hostLog(t, root, "dev/log")
 	command(t, noPlan, "create", "--root", root, "--lane", "@0000:17:00.0")
 	line := logged(t, syslog)
-	if !strings.HasPrefix(line, "<27>peerlane-hook[") || !strings.Contains(line, `container "the container": read the plan: `) {
+	if !strings.HasPrefix(line, "<27>peerlane-hook[") || !strings.Contains(line,
+		`container "the container": read the plan: `) {
 		t.Errorf("the line is %q", line)
 	}
 }
@@ -111,7 +112,8 @@ func TestHookTornConfigurationFailsStart(t *testing.T) {
 			t.Errorf("%q: status %d, %s", text, status, out)
 		}
 		entry := logged(t, journal)
-		if warned := strings.Contains(entry, "PRIORITY=4\n") && strings.Contains(entry, "starts without its lane"); warned != (want == 0) {
+		if warned := strings.Contains(entry, "PRIORITY=4\n") &&
+			strings.Contains(entry, "starts without its lane"); warned != (want == 0) {
 			t.Errorf("%q: the journal has %q", text, entry)
 		}
 	}

@@ -143,7 +143,8 @@ func create(args []string) error {
 	if err != nil {
 		return told(l, "", err)
 	}
-	warning, err := hook.Create(ahead, state, runtimeRoot(), hook.Devices{Lanes: lanes, Auto: *auto, GPUs: gpus, NICs: nics})
+	warning, err := hook.Create(ahead, state, runtimeRoot(),
+		hook.Devices{Lanes: lanes, Auto: *auto, GPUs: gpus, NICs: nics})
 	if warning != nil {
 		logrus.Warn(warning)
 		tell(l, journal.SeverityWarning, state.ID, warning)

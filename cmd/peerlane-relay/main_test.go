@@ -19,7 +19,8 @@ func TestRelayExitStatusEqualsManPage(t *testing.T) {
 		{[]string{"serve", "x"}, 2, `unknown command "x"`},
 		{[]string{"version", "--log-level", "loud"}, 2, "--log-level"},
 		{[]string{"emulated-nic", "--name", "n"}, 2, `required flag(s) "gpu", "socket"`},
-		{[]string{"emulated-nic", "--name", "n", "--gpu", "0000:17:00.0", "--socket", "/nowhere/s", "--rate", "-1"}, 1, "a rate is positive"},
+		{[]string{"emulated-nic", "--name", "n", "--gpu", "0000:17:00.0", "--socket", "/nowhere/s", "--rate", "-1"}, 1,
+			"a rate is positive"},
 	} {
 		var out, errOut bytes.Buffer
 		status := run(c.args, &out, &errOut)

@@ -54,7 +54,9 @@ func serve() error {
 	}
 	supervisor := &supervisor{conn: conn, claims: map[uint64]chan launch.Admission{}, gone: make(chan struct{})}
 	if _, err := unix.FcntlInt(launch.FDInit, unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
-		return fmt.Errorf("descriptor %d should be a pidfd of the container's init: %w; peerlane-relay serve is started by peerlane-hook, not by hand", launch.FDInit, err)
+		return fmt.Errorf(
+			"descriptor %d should be a pidfd of the container's init: %w; peerlane-relay serve is started by peerlane-hook, "+
+				"not by hand", launch.FDInit, err)
 	}
 	r, err := relay.New(clients, peers, launch.FDInit)
 	if err != nil {
@@ -203,7 +205,8 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 
 func inherited(fd int, what string) (*os.File, error) {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
-		return nil, fmt.Errorf("descriptor %d should be %s: %w; peerlane-relay serve is started by peerlane-hook, not by hand", fd, what, err)
+		return nil, fmt.Errorf(
+			"descriptor %d should be %s: %w; peerlane-relay serve is started by peerlane-hook, not by hand", fd, what, err)
 	}
 	return os.NewFile(uintptr(fd), what), nil
 }

@@ -120,9 +120,10 @@ func takesNext(name string, args []string) bool {
 		return false
 	}
 	next := args[1]
-	return !strings.HasPrefix(next, "-") && !slices.Contains(commands, next) && slices.ContainsFunc(args[2:], func(a string) bool {
-		return slices.Contains(commands, a)
-	})
+	return !strings.HasPrefix(next, "-") && !slices.Contains(commands, next) &&
+		slices.ContainsFunc(args[2:], func(a string) bool {
+			return slices.Contains(commands, a)
+		})
 }
 
 func (o *own) set(arg string) error {

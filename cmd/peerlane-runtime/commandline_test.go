@@ -16,7 +16,8 @@ func TestParseFindsCommandAndBundle(t *testing.T) {
 		log     string
 		format  string
 	}{
-		{"--root /run/r --log /b/log.json --log-format json create --bundle /b --pid-file /b/init.pid c1", "create", "/b/config.json", "/b/log.json", "json"},
+		{"--root /run/r --log /b/log.json --log-format json create --bundle /b --pid-file /b/init.pid c1", "create",
+			"/b/config.json", "/b/log.json", "json"},
 		{"--root=/run/r --log=/b/log create --bundle=/b c1", "create", "/b/config.json", "/b/log", ""},
 		{"-root /run/r -log /b/log run -bundle /b c1", "run", "/b/config.json", "/b/log", ""},
 		{"create -b /b c1", "create", "/b/config.json", "", ""},
@@ -51,7 +52,8 @@ func TestParseFindsCommandAndBundle(t *testing.T) {
 	} {
 		t.Run(test.line, func(t *testing.T) {
 			args := strings.Fields(test.line)
-			for _, own := range [][]string{nil, {"--peerlane-device=peerlane.dev/lane=3,nvidia.com/gpu=3", "--peerlane-device=a.b/c=d", "--peerlane-spec-dir=/cdi", "--peerlane-root=/r"}} {
+			for _, own := range [][]string{nil, {"--peerlane-device=peerlane.dev/lane=3,nvidia.com/gpu=3",
+				"--peerlane-device=a.b/c=d", "--peerlane-spec-dir=/cdi", "--peerlane-root=/r"}} {
 				c, err := parse(slices.Concat(own, args))
 				if err != nil {
 					t.Fatal(err)
@@ -62,7 +64,8 @@ func TestParseFindsCommandAndBundle(t *testing.T) {
 				if c.command != test.command || c.log != test.log || c.logFormat != test.format {
 					t.Errorf("command %q, log %q, format %q", c.command, c.log, c.logFormat)
 				}
-				if own != nil && (!slices.Equal(c.devices, []string{"peerlane.dev/lane=3", "nvidia.com/gpu=3", "a.b/c=d"}) || !slices.Equal(c.specDirs, []string{"/cdi"}) || c.root != "/r") {
+				if own != nil && (!slices.Equal(c.devices, []string{"peerlane.dev/lane=3", "nvidia.com/gpu=3", "a.b/c=d"}) ||
+					!slices.Equal(c.specDirs, []string{"/cdi"}) || c.root != "/r") {
 					t.Errorf("its own options are %+v", c.own)
 				}
 				if test.config == "" {

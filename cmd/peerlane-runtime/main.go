@@ -149,7 +149,8 @@ func (c commandLine) logError(failed error) (err error) {
 	if c.logFormat == "json" {
 		format = &logrus.JSONFormatter{}
 	}
-	line, err := format.Format(&logrus.Entry{Logger: logrus.StandardLogger(), Level: logrus.ErrorLevel, Time: time.Now(), Message: failed.Error()})
+	line, err := format.Format(&logrus.Entry{Logger: logrus.StandardLogger(), Level: logrus.ErrorLevel, Time: time.Now(),
+		Message: failed.Error()})
 	if err != nil {
 		return err
 	}

@@ -84,9 +84,11 @@ func TestRuntimeCreateAppliesRequestedDevices(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("cdi/probe.json", `{"cdiVersion":"0.5.0","kind":"probe.dev/thing","devices":[{"name":"0","containerEdits":{"env":["GIVEN=1"]}}]}`)
+	write("cdi/probe.json",
+		`{"cdiVersion":"0.5.0","kind":"probe.dev/thing","devices":[{"name":"0","containerEdits":{"env":["GIVEN=1"]}}]}`)
 	write("b/config.json", `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0"]}}`)
-	out, _, _ := command(t, "--peerlane-root="+root, "--peerlane-spec-dir="+root+"/cdi", "create", "--bundle", root+"/b", "c1")
+	out, _, _ := command(t, "--peerlane-root="+root, "--peerlane-spec-dir="+root+"/cdi", "create", "--bundle", root+"/b",
+		"c1")
 	text, err := os.ReadFile(filepath.Join(root, "b/config.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -104,12 +106,16 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 		args   []string
 		says   []string
 	}{
-		{"not permitted", ownRuntime, `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0"]}}`, nil, []string{"PEERLANE_DEVICES asks for the device probe.dev/thing=0", "runtime.devices in "}},
-		{"unknown device", ownRuntime, `{}`, []string{"--peerlane-device=probe.dev/thing=9"}, []string{"no CDI specification in ", "probe.dev/thing=9"}},
+		{"not permitted", ownRuntime, `{"process":{"env":["PEERLANE_DEVICES=probe.dev/thing=0"]}}`, nil,
+			[]string{"PEERLANE_DEVICES asks for the device probe.dev/thing=0", "runtime.devices in "}},
+		{"unknown device", ownRuntime, `{}`, []string{"--peerlane-device=probe.dev/thing=9"},
+			[]string{"no CDI specification in ", "probe.dev/thing=9"}},
 		{"no runtime", "[runtime]\npath = \"/nowhere/runc\"\n", `{}`, nil, []string{"runtime.path: stat /nowhere/runc"}},
 		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"is no program"}},
-		{"an option that is none", ownRuntime, `{}`, []string{"--peerlane-lane=3"}, []string{"unknown option --peerlane-lane=3", "--peerlane-help"}},
-		{"a pattern that is none", ownRuntime + "devices = [\"*\"]\n", `{}`, nil, []string{`runtime.devices has "*"`, `"peerlane.dev/lane=*"`}},
+		{"an option that is none", ownRuntime, `{}`, []string{"--peerlane-lane=3"},
+			[]string{"unknown option --peerlane-lane=3", "--peerlane-help"}},
+		{"a pattern that is none", ownRuntime + "devices = [\"*\"]\n", `{}`, nil,
+			[]string{`runtime.devices has "*"`, `"peerlane.dev/lane=*"`}},
 		{"a relative runtime", "[runtime]\npath = \"runc\"\n", `{}`, nil, []string{`runtime.path is "runc"`, "absolute"}},
 	} {
 		for _, format := range []string{"json", "text"} {
@@ -123,7 +129,8 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 				if err := os.WriteFile(log, []byte("before\n"), 0o600); err != nil {
 					t.Fatal(err)
 				}
-				args := append([]string{"--log", log, "--log-format", format, "--peerlane-root=" + root, "--peerlane-spec-dir=" + root}, test.args...)
+				args := append([]string{"--log", log, "--log-format", format, "--peerlane-root=" + root,
+					"--peerlane-spec-dir=" + root}, test.args...)
 				out, _, status := command(t, append(args, "create", "--bundle", root, "c1")...)
 				logged, err := os.ReadFile(log)
 				if err != nil {
@@ -241,7 +248,8 @@ func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 		"oci":                      "#!/bin/sh\necho \"$@\"\n",
 	} {
 		path := filepath.Join(root, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(strings.ReplaceAll(text, "ROOT", root)), 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte(strings.ReplaceAll(text, "ROOT", root)), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -261,7 +269,8 @@ func TestWithoutRootTheTreeIsTheUsers(t *testing.T) {
 	cmd.Env = []string{"PEERLANE_RUNTIME_TEST=main", "GORACE=atexit_sleep_ms=0", "XDG_RUNTIME_DIR=" + dir}
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 4711, Size: 1}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{Uid: 0, Gid: 0},
+		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, Credential: &syscall.Credential{Uid: 0,
+			Gid: 0},
 	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {

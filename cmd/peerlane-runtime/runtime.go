@@ -37,7 +37,9 @@ func findRuntime(configured string, dirs []string) (string, error) {
 			return path, err
 		}
 	}
-	return "", fmt.Errorf("there is neither runc nor crun in %s; install one, or name a runtime by runtime.path in config.toml", strings.Join(dirs, ", "))
+	return "", fmt.Errorf(
+		"there is neither runc nor crun in %s; install one, or name a runtime by runtime.path in config.toml", strings.Join(
+			dirs, ", "))
 }
 
 // check refuses a file that is no program, a file that other users could have written, and this
@@ -52,9 +54,12 @@ func check(path string) error {
 	case !mode.IsRegular() || mode&0o111 == 0:
 		return fmt.Errorf("%s is no program (%v)", path, mode)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
-		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path, Cause: fmt.Errorf("it belongs to uid %d, and root runs it", stat.Uid), Remedy: "chown root " + path}
+		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
+			Cause: fmt.Errorf("it belongs to uid %d, and root runs it", stat.Uid), Remedy: "chown root " + path}
 	case mode.Perm()&0o022 != 0:
-		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path, Cause: fmt.Errorf("it can be written by others than its owner (mode %04o), and root runs it", mode.Perm()), Remedy: "chmod go-w " + path}
+		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
+			Cause: fmt.Errorf("it can be written by others than its owner (mode %04o), and root runs it",
+				mode.Perm()), Remedy: "chmod go-w " + path}
 	}
 	self, err := os.Stat("/proc/self/exe")
 	if err != nil {

@@ -64,7 +64,8 @@ func BenchmarkStart(b *testing.B) {
 			}
 			n++
 			c := exec.Command(way.command[0], append(slices.Clone(way.command[1:]),
-				"--root", filepath.Join(root, "state"), "run", "--bundle", bundleDir, fmt.Sprintf("peerlane-benchmark-%d-%d", os.Getpid(), n))...)
+				"--root", filepath.Join(root, "state"), "run", "--bundle", bundleDir, fmt.Sprintf("peerlane-benchmark-%d-%d",
+					os.Getpid(), n))...)
 			begun := time.Now()
 			if out, err := c.CombinedOutput(); err != nil {
 				b.Fatalf("%s: %v: %s", way.name, err, out)

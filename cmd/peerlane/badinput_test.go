@@ -38,7 +38,8 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 		var out, errOut bytes.Buffer
 		code := run(strings.Fields(strings.ReplaceAll(c.line, "ROOT", root)), &out, &errOut)
 		if code != c.code || !strings.Contains(errOut.String(), c.says) || out.Len() > 0 {
-			t.Errorf("peerlane %s: exit status %d, %q and output %q; want %d, %q", c.line, code, errOut.String(), out.String(), c.code, c.says)
+			t.Errorf("peerlane %s: exit status %d, %q and output %q; want %d, %q", c.line, code, errOut.String(), out.String(),
+				c.code, c.says)
 		}
 	}
 }
@@ -101,7 +102,8 @@ func TestStateThatCannotBeReadIsNamedFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, errOut bytes.Buffer
-		if code := run([]string{"relay", "inspect", "--root", root, "abc"}, &out, &errOut); code != 1 || strings.Contains(errOut.String(), "no container") {
+		if code := run([]string{"relay", "inspect", "--root", root, "abc"}, &out, &errOut); code != 1 ||
+			strings.Contains(errOut.String(), "no container") {
 			t.Errorf("exit status %d: %s", code, errOut.String())
 		}
 		return
@@ -115,7 +117,8 @@ func TestStateThatCannotBeReadIsNamedFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"relay", "inspect", "--root", root, "abc"}, &out, &errOut); code != 1 || !strings.Contains(errOut.String(), "permission denied") || strings.Contains(errOut.String(), "no container") {
+	if code := run([]string{"relay", "inspect", "--root", root, "abc"}, &out, &errOut); code != 1 ||
+		!strings.Contains(errOut.String(), "permission denied") || strings.Contains(errOut.String(), "no container") {
 		t.Errorf("exit status %d: %s", code, errOut.String())
 	}
 }

@@ -36,26 +36,25 @@ func newBenchCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench [--listen [ADDRESS] | --connect HOST]",
 		Short: "Measure relays beside raw copies and the bounce through host memory",
-		Long: `Measure what going through relays costs and gives. Clients are plain processes,
-each with one GPU and a relay of its own that is started as a container's is. No
-root is needed. The tables:
+		Long: `Measure cost and rates of transfers through relays. Clients are plain processes, each
+with one GPU and a relay, which starts as a container's relay does. Root is not needed.
+The tables:
 
 ` + list.String() + `
-A ratio is to a baseline that was measured in the same run, or there is none. Real GPUs
-are measured where the host has any; elsewhere a simulator, whose figures say nothing
-about GPUs and are marked. With one GPU both clients share it: route direct is measured,
-and what needs a second GPU is listed as not measured. Route staged goes through an emulated NIC. At the
-end is what is asked of each table, what was reached, and whether that is enough.
+A ratio always has a baseline measured in the same run. The bench uses real GPUs if the
+host has any, and else a simulator, whose figures are marked and say nothing about GPUs.
+With one GPU both clients share it: route direct is measured, and tables that need a
+second GPU are listed as not measured. Route staged uses an emulated NIC. The end of the
+output has the goals of each table, the results, and the verdicts.
 
-Between two hosts: --listen on the one, then --connect on the other. Both need the
-cluster key, and so root; each starts a relay and a client of its own, which meet over
-the transport that relays choose. Their lanes are those of this host's plan; simulated GPUs
-use the first RDMA NIC that it has. Measured is what --connect says, both ways, beside plain
-TCP sockets between the same addresses; each row says which transport carried it, and the
-result is printed on both hosts. With --transport verbs data goes over RDMA or not
-at all, but for messages of up to 4 KiB, which may go with what the relays say to each
-other, over TCP. The two find each other at port 19999 unless another is given, and use
-ports of network.ports beside it.`,
+Between two hosts: run --listen on one host, then --connect on the other. Both need the
+cluster key, and so root; each starts a relay and a client, which connect over the
+transport that relays choose. The lanes are those of the hosts' plans; simulated GPUs use
+the first RDMA NIC. The options of --connect select the measurements, which run in both
+directions, beside plain TCP sockets between the same addresses; each row names its
+transport, and both hosts print the result. With --transport verbs all data goes over
+RDMA, except messages of up to 4 KiB, which may go over the TCP control connection. The
+default port of the bench is 19999; it also uses ports of network.ports.`,
 		Example: `  peerlane bench
   peerlane bench --table routes --sizes 64KiB,1MiB,64MiB --depths 1,16 -o svg >routes.svg
   peerlane bench --table all --save result.json
@@ -78,22 +77,27 @@ ports of network.ports beside it.`,
 	}
 	form := addForm(cmd, formSVG, formHTML)
 	flags := cmd.Flags()
-	flags.StringSliceVar(&o.Tables, "table", []string{"copy", "latency", "routes", "bounce"}, "which tables `NAME,...` to measure, or all")
+	flags.StringSliceVar(&o.Tables, "table", []string{"copy", "latency", "routes", "bounce"},
+		"which tables `NAME,...` to measure, or all")
 	flags.StringSliceVar(&sizes, "sizes", nil, "message `SIZE,...` in place of each table's own")
 	flags.IntSliceVar(&o.Depths, "depths", nil, "messages in flight `N,...` in place of each table's own")
-	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged}, "routes to measure: direct, staged (over loop, an emulated NIC)")
-	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
-	flags.StringSliceVar(&o.Busy, "busy", nil, "whose GPUs table busy keeps busy: `client,server,both` (default all in turn)")
+	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged},
+		"routes to measure: direct, staged (over loop, an emulated NIC)")
+	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce,
+		bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
+	flags.StringSliceVar(&o.Busy, "busy", nil,
+		"whose GPUs table busy keeps busy: `client,server,both` (default all in turn)")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
 	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
-	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes, and shorter: for machines that are lent by the minute")
+	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes and shorter measurements")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
-	flags.StringVar(&listen, "listen", "", "wait for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
+	flags.StringVar(&listen, "listen", "",
+		"listen for another host's bench at `ADDRESS`, ADDRESS:PORT or :PORT (default all addresses, port 19999)")
 	flags.Lookup("listen").NoOptDefVal = everywhere
 	flags.StringVar(&connect, "connect", "", "measure lanes to `HOST` or HOST:PORT, where a bench listens")
-	flags.StringVar(&o.Transport, "transport", launch.TransportAuto, "what carries messages to the other host: auto, as relays choose, tcp or verbs")
-	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE` too, after each table")
-	flags.StringVar(&input, "input", "", "show the result in `FILE` and measure nothing")
+	flags.StringVar(&o.Transport, "transport", launch.TransportAuto, "transport to the other host: auto, tcp or verbs")
+	flags.StringVar(&save, "save", "", "also save the result as JSON in `FILE`, after each table")
+	flags.StringVar(&input, "input", "", "print the result in `FILE` without measuring")
 	complete(cmd, "table", append(names, "all")...)
 	complete(cmd, "routes", launch.RouteDirect, launch.RouteStaged)
 	complete(cmd, "baselines", bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal)
@@ -203,7 +207,9 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	}
 	for _, name := range no {
 		if flags.Changed(name) {
-			return fmt.Errorf("--%s has no meaning between two hosts; use --connect with --sizes, --depths, --duration, --quick and --transport", name)
+			return fmt.Errorf(
+				"--%s has no meaning between two hosts; use --connect with --sizes, --depths, --duration, --quick and "+
+					"--transport", name)
 		}
 	}
 	return nil
@@ -217,7 +223,8 @@ func (a *app) onNetwork() (config.Config, error) {
 		return c, err
 	}
 	if c.Network.Listen == config.ListenOff {
-		return c, errors.New("network.listen in config.toml is off, so relays of this host accept no connection of another host; set it")
+		return c, errors.New(
+			"network.listen in config.toml is off, so relays of this host accept no connection of another host; set it")
 	}
 	c.Network.TenantAnnotation = ""
 	c.Network.Key, err = a.keyFile()
@@ -251,7 +258,8 @@ func saveBench(file string, r *bench.Report) error {
 // given returns the flags of the command line, without those that name files.
 func given(cmd *cobra.Command) []string {
 	var list []string
-	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick", "gpus", "listen", "connect", "transport"} {
+	for _, name := range []string{"table", "sizes", "depths", "routes", "baselines", "busy", "pace", "duration", "quick",
+		"gpus", "listen", "connect", "transport"} {
 		switch f := cmd.Flags().Lookup(name); {
 		case f.Changed && f.NoOptDefVal != "":
 			list = append(list, "--"+name+"="+f.Value.String())
@@ -274,7 +282,8 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 		_, _ = a.out.Document().Write(page)
 		return err
 	}
-	a.out.Printf("Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release, r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
+	a.out.Printf("Host: %s.\nCUDA driver %d, Peerlane %s, %s: %s\n\n", r.Host, r.Driver, r.Release,
+		r.Date.Format(time.RFC3339), strings.Join(r.Command, " "))
 	heading, cells := r.Table()
 	columns := make([]any, len(heading))
 	for i, h := range heading {
@@ -312,7 +321,8 @@ func (a *app) printBench(r *bench.Report, form *form) error {
 // newBenchClientCommand is a client of peerlane bench.
 func newBenchClientCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "bench-client", Hidden: true, Short: "Be a client of peerlane bench: do what standard input says, in JSON", Args: noArgs,
+		Use: "bench-client", Hidden: true, Short: "Run a client of peerlane bench, with JSON orders on standard " +
+			"input", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error { return bench.Serve(os.Stdin, a.out.Document()) },
 	}
 }

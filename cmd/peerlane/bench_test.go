@@ -62,7 +62,8 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"bench", "--input", file}, &out, &errOut); code == 0 || out.Len() > 0 || !strings.Contains(errOut.String(), "did not measure") {
+	if code := run([]string{"bench", "--input", file}, &out, &errOut); code == 0 || out.Len() > 0 ||
+		!strings.Contains(errOut.String(), "did not measure") {
 		t.Errorf("exit status %d, printed %q and %q", code, out.String(), errOut.String())
 	}
 }
@@ -70,8 +71,10 @@ func TestBenchOutputShowsRowsAndVerdicts(t *testing.T) {
 func TestBenchCommandLine(t *testing.T) {
 	for _, arguments := range [][]string{
 		{"--table", "copies"}, {"--busy", "nobody"}, {"--sizes", "large"}, {"--gpus", "some"}, {"--pace", "0"},
-		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host", "--transport", "pigeon"},
-		{"--listen", "--sizes", "8"}, {"--listen", "1.2.3.4", "5.6.7.8"}, {"--listen=1.2.3.4", "5.6.7.8"}, {"1.2.3.4"}, {"--transport", "tcp"}, {"--connect", "host", "--input", "result.json"},
+		{"--listen", "--connect", "host"}, {"--connect", ""}, {"--connect", "host", "--table", "copy"}, {"--connect", "host",
+			"--transport", "pigeon"},
+		{"--listen", "--sizes", "8"}, {"--listen", "1.2.3.4", "5.6.7.8"}, {"--listen=1.2.3.4",
+			"5.6.7.8"}, {"1.2.3.4"}, {"--transport", "tcp"}, {"--connect", "host", "--input", "result.json"},
 	} {
 		var out, errOut bytes.Buffer
 		if code := run(append([]string{"bench"}, arguments...), &out, &errOut); code != exitUsage {
@@ -81,18 +84,21 @@ func TestBenchCommandLine(t *testing.T) {
 	root := t.TempDir()
 	for _, arguments := range [][]string{{"--listen"}, {"--listen", "127.0.0.1"}, {"--connect", "127.0.0.1"}} {
 		var out, errOut bytes.Buffer
-		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "there is no cluster key, "+root) {
+		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure ||
+			!strings.Contains(errOut.String(), "no cluster key at "+root) {
 			t.Errorf("bench %q without a key: exit status %d: %s", arguments, code, errOut.String())
 		}
 	}
 	if err := os.MkdirAll(filepath.Join(root, "etc/peerlane"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/peerlane/config.toml"), []byte("[network]\nlisten = \"off\"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc/peerlane/config.toml"), []byte("[network]\nlisten = \"off\"\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "network.listen in config.toml is off") {
+	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure ||
+		!strings.Contains(errOut.String(), "network.listen in config.toml is off") {
 		t.Errorf("on a host that is on no network: exit status %d: %s", code, errOut.String())
 	}
 }
@@ -103,12 +109,14 @@ func TestBenchNetworkTenantAnnotationIsCleared(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(l.ConfigFile()), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(l.ConfigFile(), []byte("[network]\ntenant_annotation = \"example.com/tenant\"\nports = \"7000-7010\"\n"), 0o644); err != nil {
+	if err := os.WriteFile(l.ConfigFile(),
+		[]byte("[network]\ntenant_annotation = \"example.com/tenant\"\nports = \"7000-7010\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	a := &app{log: logrus.New(), layout: l}
 	c, err := a.onNetwork()
-	if err != nil || c.Network.TenantAnnotation != "" || c.Network.Ports != "7000-7010" || c.Network.Key != l.ClusterKey() {
+	if err != nil || c.Network.TenantAnnotation != "" || c.Network.Ports != "7000-7010" ||
+		c.Network.Key != l.ClusterKey() {
 		t.Errorf("%v: %+v", err, c.Network)
 	}
 }

@@ -33,7 +33,8 @@ func TestCaptureReplacesHost(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("peerlane %s: host (-) and capture (+):\n%s", command, diff)
 		}
-		if strings.TrimSuffix(head, flags[1]) != strings.TrimSuffix(headOff, file+" (capture)") || !strings.Contains(headOff, file) {
+		if strings.TrimSuffix(head, flags[1]) != strings.TrimSuffix(headOff, file+" (capture)") ||
+			!strings.Contains(headOff, file) {
 			t.Errorf("the capture begins %q, the host %q", headOff, head)
 		}
 		hostJSON := decode[map[string]any](t, append([]string{command, "--root", t.TempDir(), "-o", "json"}, flags...)...)
@@ -57,7 +58,8 @@ func TestCaptureUnwritableFileIsError(t *testing.T) {
 	}
 	defer func() { _ = full.Close() }()
 	var errOut bytes.Buffer
-	if code := run(append([]string{"topo", "capture"}, flags...), full, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "no space left") {
+	if code := run(append([]string{"topo", "capture"}, flags...), full, &errOut); code != exitFailure ||
+		!strings.Contains(errOut.String(), "no space left") {
 		t.Errorf("exit status %d, %s", code, errOut.String())
 	}
 }

@@ -23,15 +23,16 @@ import (
 func newCDICommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
-		Short: "Look after the specifications that make lanes devices of container engines",
-		Long: `Look after the specifications (CDI, the Container Device Interface) that make lanes
-devices of container engines. peerlane cdi generate makes them, with the plan of this
-host's lanes; the other commands show, check and remove them.`,
+		Short: "Manage the specifications that offer lanes to container engines",
+		Long: `Manage the specifications (CDI, the Container Device Interface) that offer lanes as
+devices to container engines. peerlane cdi generate writes them with the plan of this
+host's lanes; the other commands list, check and remove them.`,
 		Example: `  peerlane cdi generate --spec-dir /etc/cdi
   peerlane cdi list
   peerlane cdi validate`,
 	}
-	cmd.AddCommand(newGenerateCommand(a), newCDIAnchorCommand(a), newCDIListCommand(a), newCDIValidateCommand(a), newCDIRefreshCommand(a), newCDIRemoveCommand(a))
+	cmd.AddCommand(newGenerateCommand(a), newCDIAnchorCommand(a), newCDIListCommand(a), newCDIValidateCommand(a),
+		newCDIRefreshCommand(a), newCDIRemoveCommand(a))
 	return group(cmd)
 }
 
@@ -66,7 +67,8 @@ func addFormat(cmd *cobra.Command, f *specFlags, otherwise string) {
 
 func (f *specFlags) checkFormat() error {
 	if f.format != "" && !slices.Contains(cdi.Formats, f.format) {
-		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s: unknown format; use %s", f.format, strings.Join(cdi.Formats, ", "))}
+		return usageError{f.cmd.CommandPath(), fmt.Errorf("--format %s: unknown format; use %s", f.format,
+			strings.Join(cdi.Formats, ", "))}
 	}
 	return nil
 }
@@ -86,7 +88,8 @@ func (a *app) specDirs(f *specFlags) []string {
 
 // specOptions returns the options of specifications for a plan.
 func (a *app) specOptions(p *planned, host *hostFlags, hook, devRoot string) cdi.Options {
-	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc, LibraryDir: a.libraryDir()}
+	return cdi.Options{Layout: a.layout, HookPath: hook, Tenancy: p.config.CDI.Tenancy, DevRoot: devRoot, Proc: host.proc,
+		LibraryDir: a.libraryDir()}
 }
 
 // libraryDir returns the directory of the libraries for containers if this command has another
@@ -135,19 +138,19 @@ func newGenerateCommand(a *app) *cobra.Command {
 
   peerlane.dev/lane=N  the relay and its socket; the GPU itself comes from
                        nvidia.com/gpu=N
-  peerlane.dev/gpu=N   all of that, and the device nodes of the GPU, its server
-                       GPUs and its NIC; not with tenancy = "multi"
+  peerlane.dev/gpu=N   also the device nodes of the GPU, its server GPUs and
+                       its NIC; not with tenancy = "multi"
   peerlane.dev/nic=M   the device nodes of a NIC; not with tenancy = "multi"
 
 N is a GPU's index, UUID or PCI address, a group of the configuration, or "all",
-and M a NIC's name or PCI address, or "all". peerlane.dev/lane=auto stands for the
-lanes of all GPUs that the engine gives the container.
+and M a NIC's name or PCI address, or "all". peerlane.dev/lane=auto selects the
+lanes of the GPUs that the engine gives the container.
 
-With --spec-dir the specifications are installed there, and the plan is written
+With --spec-dir the command installs the specifications there, and writes the plan
 to var/lib/peerlane/plan.json, where the hook reads it when a container starts.
-Root also mounts the empty directory that containers get (peerlane cdi anchor).
-Files that are as they should be are not touched. Otherwise specifications are
-printed, and nothing on the host is changed.`,
+As root it also mounts the empty directory for containers (peerlane cdi anchor).
+Current files are not touched. Without --spec-dir it prints the specifications and
+changes nothing.`,
 		Example: `  peerlane cdi generate --spec-dir /etc/cdi
   peerlane cdi generate --spec-dir /etc/cdi --dry-run
   peerlane cdi generate --class lane --format yaml`,
@@ -159,14 +162,17 @@ printed, and nothing on the host is changed.`,
 	addContents(cmd, f, defaultHook)
 	addFormat(cmd, f, "that of the installed ones, or json")
 	cmd.Flags().StringVar(&class, "class", "", "print only the specification of `CLASS`: "+strings.Join(classes(), ", "))
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what --spec-dir would change as a unified diff, and change nothing")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the changes of --spec-dir as a unified diff, and change nothing")
 	complete(cmd, "class", classes()...)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		switch {
 		case class != "" && len(f.dirs) > 0:
-			return usageError{cmd.CommandPath(), errors.New("--class selects a specification to print; --spec-dir always installs all classes: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--class selects a specification to print; --spec-dir always installs all classes: give one or the " +
+					"other")}
 		case dry && len(f.dirs) == 0:
-			return usageError{cmd.CommandPath(), errors.New("--dry-run needs --spec-dir; without --spec-dir the command only prints")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--dry-run needs --spec-dir; without --spec-dir the command only prints")}
 		}
 		if err := f.checkFormat(); err != nil {
 			return err
@@ -248,7 +254,8 @@ func hookPath(named string) (string, error) {
 		return "", fmt.Errorf("looking for peerlane-hook beside this command: %w; name its path with --hook", err)
 	}
 	dir := filepath.Dir(self)
-	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"), packagedHook)
+	return firstHook(filepath.Join(dir, "peerlane-hook"), filepath.Join(dir, "../libexec/peerlane/peerlane-hook"),
+		packagedHook)
 }
 
 // binaries is the directory that has peerlane, peerlane-hook and peerlane-relay: this
@@ -265,14 +272,17 @@ func firstHook(paths ...string) (path string, err error) {
 			return checkHook(path)
 		}
 	}
-	return path, fmt.Errorf("there is no hook, neither %s, and a container with a lane could not start; name the hook with --hook", strings.Join(paths, " nor "))
+	return path, fmt.Errorf(
+		"there is no hook, neither %s, and a container with a lane could not start; name the hook with --hook", strings.Join(
+			paths, " nor "))
 }
 
 func checkHook(path string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return path, fmt.Errorf("there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
+		return path, fmt.Errorf(
+			"there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
 	case err != nil:
 		return path, fmt.Errorf("looking at the hook: %w", err)
 	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
@@ -319,7 +329,8 @@ func changeWords(c cdi.Change) string {
 // asRoot adds the remedy to an error of permission.
 func asRoot(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
-		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err, Remedy: "run it as root, or on files of your own (--root, --spec-dir)"}
+		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err,
+			Remedy: "run it as root, or on files of your own (--root, --spec-dir)"}
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 func newCDIAnchorCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "anchor",
-		Short: "Mount the empty directory that containers get at " + paths.ContainerDir,
+		Short: "Mount the empty directory for containers at " + paths.ContainerDir,
 		Long: `Mount the anchor: the empty directory that containers get at ` + paths.ContainerDir + `, over
 which the hook mounts the relay's socket. The mount is a read-only tmpfs of one
 inode, so no container runtime can write in it. Without it the hook refuses
@@ -32,7 +32,10 @@ the user.`,
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if !paths.MountsAnchor() {
-			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(), Cause: errors.New("mounting the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user namespace"}
+			return &fault.Error{Code: fault.NotRoot, Operation: "mount the anchor", Object: a.layout.Anchor(),
+				Cause: errors.New(
+					"mounting the anchor needs root in the initial user namespace"), Remedy: "run it as root, outside of a user " +
+					"namespace"}
 		}
 		if err := a.mountAnchor(); err != nil || form.value != formJSON {
 			return err

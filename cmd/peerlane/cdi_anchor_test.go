@@ -34,7 +34,8 @@ func TestCDICommandsMountAnchor(t *testing.T) {
 			t.Errorf("after peerlane %q: %v", command, err)
 		}
 	}
-	if words := "peerlane --root " + h.root + " cdi anchor"; l.AnchorCommand() != words || paths.New("/").AnchorCommand() != "peerlane cdi anchor" {
+	if words := "peerlane --root " + h.root + " cdi anchor"; l.AnchorCommand() != words ||
+		paths.New("/").AnchorCommand() != "peerlane cdi anchor" {
 		t.Errorf("the command is %q", l.AnchorCommand())
 	}
 }

@@ -48,7 +48,8 @@ func TestUnitsOfThePackage(t *testing.T) {
 	const refresh = "peerlane-cdi-refresh.service"
 	var files []string
 	texts := map[string]string{}
-	for _, name := range []string{refresh, "peerlane-anchor.service", "peerlane-cdi-refresh.path", "peerlane-cdi-retry.service", "peerlane-links.timer",
+	for _, name := range []string{refresh, "peerlane-anchor.service", "peerlane-cdi-refresh.path",
+		"peerlane-cdi-retry.service", "peerlane-links.timer",
 		"peerlane-exporter.service", "peerlane-exporter-collector.socket", "peerlane-exporter-collector@.service"} {
 		// systemd-analyze checks that the executable exists.
 		texts[name] = strings.Replace(packaged(t, "systemd/"+name), "/usr/bin/peerlane", "/bin/true", 1)
@@ -65,7 +66,8 @@ func TestUnitsOfThePackage(t *testing.T) {
 	if said := verify(); strings.Contains(said, dir) || strings.Contains(said, "peerlane") {
 		t.Errorf("systemd-analyze verify says\n%s", said)
 	}
-	check(t, os.WriteFile(filepath.Join(dir, refresh), []byte(texts[refresh]+"\n[Service]\nBefor=docker.service\n"), 0o644))
+	check(t, os.WriteFile(filepath.Join(dir, refresh), []byte(texts[refresh]+"\n[Service]\nBefor=docker.service\n"),
+		0o644))
 	if said := verify(); !strings.Contains(said, "Befor") {
 		t.Errorf("systemd-analyze verify does not see a mistake: %q", said)
 	}
@@ -105,7 +107,8 @@ func TestRuleOfThePackage(t *testing.T) {
 	if mistake.MatchString(said) || !strings.Contains(said, runs) {
 		t.Errorf("for a module udevadm says\n%s", said)
 	}
-	if said := simulate(strings.Replace(rule, "SUBSYSTEM==", "SUBSISTEM==", 1), "/sys/class/net/lo"); !mistake.MatchString(said) {
+	if said := simulate(strings.Replace(rule, "SUBSYSTEM==", "SUBSISTEM==", 1),
+		"/sys/class/net/lo"); !mistake.MatchString(said) {
 		t.Errorf("udevadm does not see a mistake:\n%s", said)
 	}
 }

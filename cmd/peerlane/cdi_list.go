@@ -19,13 +19,13 @@ func newCDIListCommand(a *app) *cobra.Command {
 	var generated bool
 	cmd := &cobra.Command{
 		Use:   "list [DEVICE...]",
-		Short: "Show what each device would inject into a container",
-		Long: `Show the devices of the installed specifications, and what a container gets that
-asks for one: device nodes, mounts, environment, and hooks. With --generated they
-are those that peerlane cdi generate would write.
+		Short: "List devices and their edits to a container",
+		Long: `Show the devices of the installed specifications and the edits of each to a
+container: device nodes, mounts, environment and hooks. With --generated, show the
+devices that peerlane cdi generate would write.
 
-A DEVICE is a name as engines take it, lane=3 or peerlane.dev/lane=3; it is shown
-with all details. Names that inject the same are one device.`,
+A DEVICE is a name as for engines, lane=3 or peerlane.dev/lane=3; it is shown in
+detail. Names with the same edits are one device.`,
 		Example: `  peerlane cdi list
   peerlane cdi list lane=3 gpu=all
   peerlane cdi list --generated
@@ -33,9 +33,10 @@ with all details. Names that inject the same are one device.`,
 	}
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
-	addSpecDirs(cmd, f, "read the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	addSpecDirs(cmd, f,
+		"read the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	addContents(cmd, f, defaultHook)
-	cmd.Flags().BoolVar(&generated, "generated", false, "show what peerlane cdi generate would write on this host")
+	cmd.Flags().BoolVar(&generated, "generated", false, "list the devices that peerlane cdi generate would write")
 	devices := func() ([]cdi.Device, error) {
 		if !generated {
 			files, err := cdi.Load(a.specDirs(f))
@@ -75,7 +76,8 @@ with all details. Names that inject the same are one device.`,
 	}
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		if generated && len(f.dirs) > 0 {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--generated reads this host and --spec-dir reads files: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				fmt.Errorf("--generated reads this host and --spec-dir reads files: give one or the other")}
 		}
 		all, err := devices()
 		if err != nil {
@@ -131,7 +133,8 @@ func (a *app) deviceTable(devices []cdi.Device) *table.Writer {
 			hooks = append(hooks, h.Stage+": "+h.Brief)
 		}
 		row := table.Row{
-			d.Name, dashLines(d.Aliases), dashLines(inLines(nodes)), dashLines(inLines(mounts)), dashLines(variables), dashLines(hooks),
+			d.Name, dashLines(d.Aliases), dashLines(inLines(nodes)), dashLines(inLines(mounts)), dashLines(
+				variables), dashLines(hooks),
 		}
 		if withIgnored {
 			row = append(row, dash(d.Ignored))
@@ -198,7 +201,8 @@ func (a *app) printDevices(devices []cdi.Device) {
 			nodes = append(nodes, line)
 		}
 		for _, m := range d.Mounts {
-			mounts = append(mounts, fmt.Sprintf("%s, the host's %s (%s)", m.ContainerPath, m.HostPath, strings.Join(m.Options, ",")))
+			mounts = append(mounts, fmt.Sprintf("%s, the host's %s (%s)", m.ContainerPath, m.HostPath,
+				strings.Join(m.Options, ",")))
 		}
 		for _, h := range d.Hooks {
 			hooks = append(hooks, fmt.Sprintf("at %s %s %s", h.Stage, path.Base(h.Path), h.Does))

@@ -30,28 +30,27 @@ func newCDIRefreshCommand(a *app) *cobra.Command {
 	var quiet, dry bool
 	cmd := &cobra.Command{
 		Use:   "refresh",
-		Short: "Bring installed specifications to what this host is by now",
-		Long: `Plan this host again, and write plan and specifications where they are not what
-they should be: after a GPU, a NIC or a driver came or went. It is made for a
-udev rule or a unit at boot; docs/cdi.md has both. Any number may run at once.
+		Short: "Update installed specifications after a change of this host",
+		Long: `Plan this host again, and update outdated specifications and the plan: after a GPU,
+a NIC or a driver was added or removed. A udev rule and a unit run it at boot
+(docs/cdi.md). Concurrent runs are safe.
 
-It prints one line when something changed. Without --spec-dir it refreshes those
-of /etc/cdi and /var/run/cdi that have specifications of Peerlane's, and
-/etc/cdi where neither has. The hook stays the one that is installed, as long as
-it is there.
+It prints one line after a change. Without --spec-dir it refreshes /etc/cdi and
+/var/run/cdi, as far as they have specifications of Peerlane, or else /etc/cdi. The
+specifications keep the installed hook while it exists.
 
-On a host where no GPU can have a lane it removes what was installed, because all
-of it names what is gone, says so in a line, and succeeds. Before NVIDIA's driver
-is loaded it leaves alone what was installed for the same GPUs.
+If no GPU can have a lane it removes the installed files, which name absent devices,
+prints a line and succeeds. Before NVIDIA's driver is loaded it keeps files for the
+same GPUs.
 
-Root also mounts the empty directory that containers get (peerlane cdi anchor).
+As root it also mounts the empty directory for containers (peerlane cdi anchor).
 
-With cdi.load_peermem = true in the configuration it loads nvidia-peermem, or its
-predecessor nv_peer_mem; a failure of that is a warning.
+With cdi.load_peermem = true in the configuration it loads nvidia-peermem, or the
+predecessor nv_peer_mem; a failure is a warning.
 
 Exit status:
-  0  what is installed fits this host, or there is nothing to offer
-  1  failed: nothing or a part was written, and one sentence says why`,
+  0  installed specifications match this host, or there is no device to offer
+  1  failed: nothing or a part was written; the error has the cause`,
 		Example: `  peerlane cdi refresh
   peerlane cdi refresh --dry-run
   peerlane cdi refresh --quiet --spec-dir /var/run/cdi
@@ -63,8 +62,8 @@ Exit status:
 	addSpecDirs(cmd, f, "refresh the specifications in `DIR`; may be given more than once (default: where they are)")
 	addContents(cmd, f, "the installed one, or "+defaultHook)
 	addFormat(cmd, f, "that of the installed ones, or json")
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print nothing but errors and warnings")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only errors and warnings")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the changes as a unified diff, and change nothing")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if err := f.checkFormat(); err != nil {
 			return err
@@ -112,7 +111,8 @@ func (r *refreshed) lap(part string, began *time.Time) {
 }
 
 // refreshPlan looks for GPUDirect RDMA support, then reads the host and plans.
-func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan, cdi.Options, error) {
+func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan,
+	cdi.Options, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
 		return nil, cdi.Options{}, err

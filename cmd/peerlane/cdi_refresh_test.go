@@ -90,7 +90,8 @@ func (h *cdiHost) fails(code int, args ...string) (out, errOut string) {
 	h.t.Helper()
 	var o, e bytes.Buffer
 	if got := run(h.args(args...), &o, &e); got != code {
-		h.t.Fatalf("peerlane cdi %s: exit status %d, want %d: %s%s", strings.Join(args, " "), got, code, o.String(), e.String())
+		h.t.Fatalf("peerlane cdi %s: exit status %d, want %d: %s%s", strings.Join(args, " "), got, code, o.String(),
+			e.String())
 	}
 	return o.String(), e.String()
 }
@@ -207,7 +208,8 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 	}
 
 	// Idle GPUs lower the link speed.
-	h.edit(h.glob("sys/bus/pci/devices/"+h.gpu(0).BusID+"/current_link_speed"), func(string) string { return "2.5 GT/s PCIe\n" })
+	h.edit(h.glob("sys/bus/pci/devices/"+h.gpu(0).BusID+"/current_link_speed"),
+		func(string) string { return "2.5 GT/s PCIe\n" })
 	if out := h.run("refresh"); out != "" {
 		t.Errorf("an idle GPU is a change: %q", out)
 	}
@@ -217,7 +219,8 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 
 	h.portDown("mlx5_1")
 	out := h.run("refresh")
-	if strings.Count(out, "\n") != 1 || !strings.Contains(out, ", "+h.specFile("gpu")+" (25 devices)") || !strings.Contains(out, "DMA-BUF") {
+	if strings.Count(out, "\n") != 1 || !strings.Contains(out, ", "+h.specFile("gpu")+" (25 devices)") ||
+		!strings.Contains(out, "DMA-BUF") {
 		t.Errorf("output %q", out)
 	}
 	if out := h.run("refresh"); out != "" {
@@ -255,7 +258,8 @@ func TestRefreshOfAHostWithoutGPUs(t *testing.T) {
 	}
 	h.noGPU()
 	out := h.run("refresh")
-	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"), ", " + h.specFile("gpu"), ", " + h.specFile("nic"), ", " + h.planFile()} {
+	for _, want := range []string{"No device to offer", "no NVIDIA GPU", "removed " + h.specFile("lane"),
+		", " + h.specFile("gpu"), ", " + h.specFile("nic"), ", " + h.planFile()} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q lacks %q", out, want)
 		}
@@ -309,7 +313,8 @@ func TestRefreshBeforeTheDriverLoads(t *testing.T) {
 
 func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 	h := newCDIHost(t)
-	if out := h.run("generate", "--spec-dir", h.specDir, "--hook", h.hook, "--dry-run"); !strings.Contains(out, "--- /dev/null\n+++ "+h.specFile("lane")+"\n") {
+	if out := h.run("generate", "--spec-dir", h.specDir, "--hook", h.hook, "--dry-run"); !strings.Contains(out,
+		"--- /dev/null\n+++ "+h.specFile("lane")+"\n") {
 		t.Errorf("generate --dry-run printed\n%s", out)
 	}
 	if entries := namesIn(t, h.root); len(entries) > 0 {
@@ -324,7 +329,8 @@ func TestDryRunsPrintADiffAndWriteNothing(t *testing.T) {
 		return strings.ReplaceAll(text, h.gpu(3).UUID, "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff")
 	})
 	out := h.run("refresh", "--dry-run")
-	for _, want := range []string{"--- " + h.planFile(), "+++ " + h.specFile("lane"), "-      \"name\": \"" + h.gpu(3).UUID, "+      \"name\": \"GPU-ffffffff"} {
+	for _, want := range []string{"--- " + h.planFile(), "+++ " + h.specFile("lane"),
+		"-      \"name\": \"" + h.gpu(3).UUID, "+      \"name\": \"GPU-ffffffff"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the diff lacks %q:\n%s", want, out)
 		}
@@ -342,10 +348,13 @@ func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 	h := newCDIHost(t)
 	h.generate()
 	for _, test := range []struct{ args, names []string }{
-		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"generate", "--format", "yaml", "--hook", h.hook, "--spec-dir", h.specDir},
+			[]string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
 		{[]string{"refresh"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
-		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}},
-		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml", "peerlane.dev-nic.yaml"}},
+		{[]string{"refresh", "--format", "json"}, []string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json",
+			"peerlane.dev-nic.json"}},
+		{[]string{"refresh", "--format", "yaml"}, []string{"peerlane.dev-gpu.yaml", "peerlane.dev-lane.yaml",
+			"peerlane.dev-nic.yaml"}},
 	} {
 		h.run(test.args...)
 		if diff := cmp.Diff(test.names, namesIn(t, h.specDir)); diff != "" {
@@ -361,14 +370,16 @@ func TestGenerateFormatReplacesOtherFormat(t *testing.T) {
 		t.Errorf("that is no YAML: %.80s", text)
 	}
 	// Leave both formats, as an older version or a user may.
-	if err := os.WriteFile(h.specFile("lane"), []byte(h.run("generate", "--class", "lane", "--hook", h.hook)), 0o644); err != nil {
+	if err := os.WriteFile(h.specFile("lane"), []byte(h.run("generate", "--class", "lane", "--hook", h.hook)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out := h.run("refresh"); !strings.Contains(out, "removed "+h.specFile("lane")) {
 		t.Errorf("output %q", out)
 	}
 	h.loads(t)
-	if out := h.run("generate", "--class", "lane", "--format", "yaml", "--hook", h.hook); !strings.HasPrefix(out, "---\ncdiVersion: ") {
+	if out := h.run("generate", "--class", "lane", "--format", "yaml", "--hook", h.hook); !strings.HasPrefix(out,
+		"---\ncdiVersion: ") {
 		t.Errorf("generate --format yaml printed %.80s", out)
 	}
 }
@@ -455,7 +466,8 @@ func TestManyAtOnce(t *testing.T) {
 	case <-testutil.After(time.Minute):
 		t.Fatal("the reader hangs")
 	}
-	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, namesIn(t, h.specDir)); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"},
+		namesIn(t, h.specDir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	// Two commands ran at once: every file must describe the same host, that of the last writer.
@@ -528,7 +540,9 @@ func TestRemoveWhileContainersLive(t *testing.T) {
 	h.generate()
 	h.aliveContainer("trainer")
 	before := h.state()
-	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut, "containers with a lane live (trainer), and could not be restarted; stop these containers first, or remove with --force") {
+	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut,
+		"containers with a lane live (trainer), and could not be restarted; stop these containers first, or remove with "+
+			"--force") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	h.run("remove", "--dry-run")

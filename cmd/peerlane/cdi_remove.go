@@ -19,25 +19,25 @@ func newCDIRemoveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "remove",
 		Short: "Remove Peerlane's specifications and plan",
-		Long: `Remove the specifications of Peerlane's kinds of device, in either format, and
-the plan, and unmount the empty directory that containers get. Files of others
-are not touched, nor is the configuration. Containers cannot be given a lane any
-more, nor be restarted with the one that they have.
+		Long: `Remove Peerlane's specifications in both formats and the plan, and unmount the empty
+directory for containers. Other vendors' files and the configuration stay. Afterwards
+no container can get a lane or restart with its lane.
 
-While containers with a lane live it refuses to, unless --force is given: they
-keep their relays, and go on.
+While containers with a lane run the command refuses, unless --force is given: these
+containers keep their relays.
 
 Exit status:
-  0  nothing of it is left
-  1  failed, or containers with a lane live`,
+  0  all files are removed
+  1  failed, or containers with a lane run`,
 		Example: `  peerlane cdi remove --dry-run
   peerlane cdi remove`,
 		Args: noArgs,
 	}
 	f, form := &specFlags{cmd: cmd}, addForm(cmd)
-	addSpecDirs(cmd, f, "remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
-	cmd.Flags().BoolVar(&force, "force", false, "remove them while containers with a lane live")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be removed, and remove nothing")
+	addSpecDirs(cmd, f,
+		"remove the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	cmd.Flags().BoolVar(&force, "force", false, "remove while containers with a lane run")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the files to remove, and remove nothing")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		live, err := a.liveContainers()
 		if err != nil && !force {

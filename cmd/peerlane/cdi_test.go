@@ -39,7 +39,8 @@ func TestGenerateInstallsSpecificationsAndPlan(t *testing.T) {
 		t.Fatalf("exit status %d: %s", code, errOut.String())
 	}
 	planFile := filepath.Join(root, "var/lib/peerlane/plan.json")
-	for _, want := range []string{planFile, filepath.Join(specDir, "peerlane.dev-lane.json"), filepath.Join(specDir, "peerlane.dev-gpu.json")} {
+	for _, want := range []string{planFile, filepath.Join(specDir, "peerlane.dev-lane.json"),
+		filepath.Join(specDir, "peerlane.dev-gpu.json")} {
 		if !strings.Contains(out.String(), "wrote "+want) {
 			t.Errorf("output does not name the written %s:\n%s", want, out.String())
 		}
@@ -108,7 +109,8 @@ func TestGenerateForSeveralTenantsOffersNoGPU(t *testing.T) {
 	if err := os.WriteFile(config, []byte("[cdi]\ntenancy = \"multi\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	peerlane(t, append([]string{"cdi", "generate", "--root", root, "--spec-dir", specDir, "--hook", hookFile(t)}, host...)...)
+	peerlane(t, append([]string{"cdi", "generate", "--root", root, "--spec-dir", specDir, "--hook", hookFile(t)},
+		host...)...)
 	_, err := os.Stat(filepath.Join(specDir, "peerlane.dev-gpu.json"))
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the specification of gpu= was written (%v)", err)

@@ -14,16 +14,16 @@ import (
 func newCDIValidateCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
-		Short: "Compare what is installed with this host",
-		Long: `Compare the installed specifications and the plan with this host by now, and
-name each difference with its remedy, one a line: GPUs and NICs that moved, came,
-went or changed their names, ports that went down, device nodes, the hook, the
-plan, the tenancy, and files that engines would ignore or that others can write.
+		Short: "Compare installed specifications with this host",
+		Long: `Compare the installed specifications and the plan with this host, and print each
+difference with its remedy on a line: GPUs and NICs that moved, appeared, disappeared
+or were renamed, ports that went down, device nodes, the hook, the plan, the tenancy,
+and files that engines ignore or that other users can write.
 
 Exit status:
-  0  what is installed fits this host
-  3  it does not
-  1  that cannot be told: run it as root, or when the driver is loaded`,
+  0  installed specifications match this host
+  3  they differ
+  1  unknown: run as root, or after the driver is loaded`,
 		Example: `  peerlane cdi validate
   peerlane cdi validate -o json | jq -r '.drift[].remedy'
   peerlane cdi validate || peerlane cdi refresh`,
@@ -31,7 +31,8 @@ Exit status:
 	}
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
-	addSpecDirs(cmd, f, "look at the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+	addSpecDirs(cmd, f,
+		"look at the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	addContents(cmd, f, "the installed one")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		dirs := a.specDirs(f)
@@ -80,7 +81,8 @@ Exit status:
 		case 1:
 			return findingError{exitDrift, errors.New("installed specifications differ from this host: 1 difference")}
 		}
-		return findingError{exitDrift, fmt.Errorf("installed specifications differ from this host: %d differences", len(drift))}
+		return findingError{exitDrift, fmt.Errorf("installed specifications differ from this host: %d differences",
+			len(drift))}
 	}
 	return cmd
 }

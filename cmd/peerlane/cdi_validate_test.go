@@ -138,7 +138,8 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		{name: "a GPU gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(7).BusID) },
 			want: []string{`gpu-gone .*lane=7 GPU 7 \(GPU-c64a.*\) at 0000:bb:00.0 is gone`, gpu3}},
 		{name: "a GPU in the middle gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(6).BusID) },
-			want: []string{`gpu-gone .*lane=6 `, `gpu-index .*lane=7 the GPU at 0000:bb:00.0 has index 6 by now, and had 7`, gpu3}},
+			want: []string{`gpu-gone .*lane=6 `, `gpu-index .*lane=7 the GPU at 0000:bb:00.0 has index 6 by now, and had 7`,
+				gpu3}},
 		{name: "a GPU added", change: func(t *testing.T, h *cdiHost) {
 			link := filepath.Join(h.tree, "sys/bus/pci/devices", h.gpu(7).BusID)
 			target, err := os.Readlink(link)
@@ -149,17 +150,22 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		}, want: []string{`gpu-added .*lane=7 GPU 7 \(GPU-c64a.*\) at 0000:bb:00.0 has no device yet`, gpu3}},
 		{name: "a GPU replaced", change: func(_ *testing.T, h *cdiHost) {
 			h.edit(h.information(3), replacing(h.gpu(3).UUID, otherUUID))
-		}, want: []string{`gpu-replaced .*lane=3 at 0000:3b:00.0 is another GPU by now: its UUID is ` + otherUUID + `, and was GPU-e1b6`}},
+		}, want: []string{
+			`gpu-replaced .*lane=3 at 0000:3b:00.0 is another GPU by now: its UUID is ` + otherUUID + `, and was GPU-e1b6`}},
 		{name: "a GPU's minor number", change: func(_ *testing.T, h *cdiHost) {
 			h.edit(h.information(3), func(text string) string {
 				return regexp.MustCompile(`(Device Minor:\s*)3`).ReplaceAllString(text, "${1}9")
 			})
 		}, want: []string{`minor /dev/nvidia3 the node of GPU 3 at 0000:3b:00.0 is /dev/nvidia9 by now`}},
-		{name: "a GPU excluded", shared: true, change: func(_ *testing.T, h *cdiHost) { h.configure("[plan.exclude]\ngpus = [\"7\"]\n") },
+		{name: "a GPU excluded", shared: true, change: func(_ *testing.T,
+			h *cdiHost) {
+			h.configure("[plan.exclude]\ngpus = [\"7\"]\n")
+		},
 			want: []string{`gpu-refused .*lane=7 GPU 7 can have no lane any more: `, `lanes .* the lanes of GPUs 3, 7 would`}},
 
 		{name: "a NIC renamed", change: func(_ *testing.T, h *cdiHost) { h.renameNIC("mlx5_9") },
-			want: []string{`nic-renamed mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is called mlx5_9 by now`, `lanes .* the lanes of GPUs 4, 5, 6, 7 would have other NICs`}},
+			want: []string{`nic-renamed mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is called mlx5_9 by now`,
+				`lanes .* the lanes of GPUs 4, 5, 6, 7 would have other NICs`}},
 		{name: "a NIC gone", change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.tree, "sys/class/infiniband/mlx5_1")))
 		}, want: []string{`nic-gone mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is gone`, `lanes .*GPUs .*7 would`}},
@@ -180,14 +186,21 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			h.edit(state, func(string) string { return "4: ACTIVE\n" })
 		}, want: []string{`port-up mlx5_1 NIC mlx5_1 has an active port by now`, `lanes .*GPUs .*7 would`}},
 
-		{name: "several tenants", shared: true, change: func(_ *testing.T, h *cdiHost) { h.configure("[cdi]\ntenancy = \"multi\"\n") },
-			want: []string{`tenancy .*/peerlane.dev-gpu.json it gives containers what several tenants must not share`, `tenancy .*/peerlane.dev-nic.json it gives`}},
+		{name: "several tenants", shared: true, change: func(_ *testing.T,
+			h *cdiHost) {
+			h.configure("[cdi]\ntenancy = \"multi\"\n")
+		},
+			want: []string{`tenancy .*/peerlane.dev-gpu.json it gives containers what several tenants must not share`,
+				`tenancy .*/peerlane.dev-nic.json it gives`}},
 		{name: "one tenant", shared: true, change: func(t *testing.T, h *cdiHost) {
 			h.configure("[cdi]\ntenancy = \"multi\"\n")
 			h.generate()
 			h.configure("")
 		}, want: []string{`tenancy peerlane.dev/gpu it is offered by now`, `tenancy peerlane.dev/nic it is`}},
-		{name: "another group", shared: true, change: func(_ *testing.T, h *cdiHost) { h.configure("[groups]\nhalf = [\"0\", \"1\"]\n") },
+		{name: "another group", shared: true, change: func(_ *testing.T,
+			h *cdiHost) {
+			h.configure("[groups]\nhalf = [\"0\", \"1\"]\n")
+		},
 			want: []string{`plan .*/plan.json the groups of the configuration are others by now`}},
 
 		{name: "no plan", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.planFile())) },
@@ -197,7 +210,10 @@ func TestValidateNamesTheDrift(t *testing.T) {
 				return regexp.MustCompile(`"version": \d+`).ReplaceAllString(text, `"version": 1`)
 			})
 		}, want: []string{`plan .*/plan.json .*of version 1, and this program reads`}},
-		{name: "a plan that others can write", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.planFile(), 0o666)) },
+		{name: "a plan that others can write", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Chmod(h.planFile(), 0o666))
+		},
 			want: []string{`mode .*/plan.json others than its owner can write it \(mode 0666\)`}},
 		{name: "another plan", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.planFile(), replacing(`"name": "mlx5_0",`, `"name": "mlx5_0", "guid": "0",`))
@@ -209,18 +225,28 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		{name: "an empty file", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.specFile("lane"), func(string) string { return "" })
 		}, want: []string{`damaged .*/peerlane.dev-lane.json engines cannot load it`}},
-		{name: "a file that rootless engines cannot read", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.specFile("lane"), 0o600)) },
-			want: []string{`mode .*/peerlane.dev-lane.json not everybody can read it \(mode 0600\)`}},
-		{name: "a file that others can write", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.specFile("lane"), 0o664)) },
+		{name: "a file that rootless engines cannot read", shared: true,
+			change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.specFile("lane"), 0o600)) },
+			want:   []string{`mode .*/peerlane.dev-lane.json not everybody can read it \(mode 0600\)`}},
+		{name: "a file that others can write", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Chmod(h.specFile("lane"), 0o664))
+		},
 			want: []string{`mode .*/peerlane.dev-lane.json others than its owner can write it`}},
-		{name: "somebody else's file", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chown(h.specFile("lane"), 12345, 0)) },
+		{name: "somebody else's file", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Chown(h.specFile("lane"), 12345, 0))
+		},
 			want: []string{`mode .*/peerlane.dev-lane.json it belongs to uid 12345`}},
 		{name: "a newer CDI version", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.specFile("lane"), func(text string) string {
 				return regexp.MustCompile(`"cdiVersion": "[^"]*"`).ReplaceAllString(text, `"cdiVersion": "1.0.0"`)
 			})
 		}, want: []string{`version .*/peerlane.dev-lane.json it states CDI version 1.0.0 and needs 0.`}},
-		{name: "a file missing", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.specFile("lane"))) },
+		{name: "a file missing", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Remove(h.specFile("lane")))
+		},
 			want: []string{`missing peerlane.dev/lane no specification of it is installed`}},
 		{name: "nothing installed", shared: true, change: func(_ *testing.T, h *cdiHost) { h.run("remove") },
 			want: []string{`missing .*/etc/cdi no specification of Peerlane's is installed`}},
@@ -252,14 +278,24 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		{name: "no mount on the anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, err)
-		}, want: []string{`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory and not a mount`}},
+		}, want: []string{
+			`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory and not a mount`}},
 		{name: "no hook", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.hook)) },
 			want: []string{`hook .*/peerlane-hook the hook is not there`}, stays: true},
-		{name: "a hook that cannot run", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.hook, 0o644)) },
+		{name: "a hook that cannot run", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Chmod(h.hook, 0o644))
+		},
 			want: []string{`hook .*/peerlane-hook the hook is no executable file`}, stays: true},
-		{name: "a hook of somebody else", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chown(h.hook, 12345, 0)) },
+		{name: "a hook of somebody else", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Chown(h.hook, 12345, 0))
+		},
 			want: []string{`hook .*/peerlane-hook runtimes run it as root, and .* belongs to uid 12345`}, stays: true},
-		{name: "a hook that others can write", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.hook, 0o777)) },
+		{name: "a hook that others can write", shared: true, change: func(t *testing.T,
+			h *cdiHost) {
+			check(t, os.Chmod(h.hook, 0o777))
+		},
 			want: []string{`hook .*/peerlane-hook runtimes run it as root, and others than root can write`}, stays: true},
 		{name: "another way to GPU memory", change: func(_ *testing.T, h *cdiHost) {
 			h.edit("proc/driver/nvidia/version", replacing("Open Kernel Module for x86_64", "x86_64 Kernel Module"))
@@ -311,8 +347,10 @@ func TestValidateForPeople(t *testing.T) {
 	}
 	h.portDown("mlx5_1")
 	out, errOut := h.fails(3, "validate")
-	want := "mlx5_1: no port of NIC mlx5_1 is active any more; see to its link, or run peerlane cdi refresh for lanes without it\n" +
-		h.planFile() + ": the lanes of GPUs 4, 5, 6, 7 would have other NICs or server GPUs by now; run peerlane cdi refresh\n"
+	want := "mlx5_1: no port of NIC mlx5_1 is active any more; see to its link, or run peerlane cdi refresh for lanes " +
+		"without it\n" +
+		h.planFile() + ": the lanes of GPUs 4, 5, 6, 7 would have other NICs or server GPUs by now; run peerlane cdi " +
+		"refresh\n"
 	if out != want {
 		t.Errorf("output %q, want %q", out, want)
 	}
@@ -360,10 +398,12 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 	if len(all) != 22 {
 		t.Errorf("%d devices", len(all))
 	}
-	if _, errOut := h.fails(1, "list", "lane=9"); !strings.Contains(errOut, "there is no device peerlane.dev/lane=9; there are gpu=0,") {
+	if _, errOut := h.fails(1, "list", "lane=9"); !strings.Contains(errOut,
+		"there is no device peerlane.dev/lane=9; there are gpu=0,") {
 		t.Errorf("standard error: %q", errOut)
 	}
-	if out := peerlane(t, append([]string{"__complete"}, append(h.args("list"), "lane=")...)...); !strings.Contains(out, "lane=7\nlane=all\nlane=auto\n") {
+	if out := peerlane(t, append([]string{"__complete"}, append(h.args("list"), "lane=")...)...); !strings.Contains(out,
+		"lane=7\nlane=all\nlane=auto\n") {
 		t.Errorf("completion printed %q", out)
 	}
 }
@@ -385,7 +425,8 @@ func TestListSaysWhatEnginesIgnore(t *testing.T) {
 	}
 	check(t, os.WriteFile(h.specFile("gpu"), []byte("{"), 0o644))
 	var out, errOut bytes.Buffer
-	if code := run(h.args("list"), &out, &errOut); code != 0 || !strings.Contains(errOut.String(), "engines ignore "+h.specFile("gpu")) {
+	if code := run(h.args("list"), &out, &errOut); code != 0 ||
+		!strings.Contains(errOut.String(), "engines ignore "+h.specFile("gpu")) {
 		t.Errorf("exit status %d, standard error %q", code, errOut.String())
 	}
 	empty := newCDIHost(t)

@@ -67,7 +67,8 @@ func TestEveryCommandIsWhole(t *testing.T) {
 				}
 			}
 			help := peerlane(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
-			if n := strings.Count(help, "Exit status:\n  0  "); n != 1 || !strings.Contains(help, "\n  1  ") || !strings.Contains(help, "\n  2  ") {
+			if n := strings.Count(help, "Exit status:\n  0  "); n != 1 || !strings.Contains(help, "\n  1  ") ||
+				!strings.Contains(help, "\n  2  ") {
 				t.Errorf("help states the exit status %d times:\n%s", n, help)
 			}
 			if cmd.HasSubCommands() && cmd.Name() != "topo" {
@@ -151,7 +152,8 @@ func TestNoStackTrace(t *testing.T) {
 		}}
 	}, nil, &out, &errOut)
 	said := errOut.String()
-	if code != exitFailure || strings.Count(said, "\n") != 1 || !strings.Contains(said, "nil pointer dereference; please report it") || strings.Contains(said, "goroutine") {
+	if code != exitFailure || strings.Count(said, "\n") != 1 ||
+		!strings.Contains(said, "nil pointer dereference; please report it") || strings.Contains(said, "goroutine") {
 		t.Errorf("exit status %d: %s", code, said)
 	}
 }

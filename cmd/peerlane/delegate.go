@@ -17,7 +17,8 @@ func frontRuns(args []string) bool {
 		return false
 	}
 	return !slices.ContainsFunc(args, func(arg string) bool {
-		return strings.Contains(arg, "svg") || strings.Contains(arg, "html") || strings.Contains(arg, "virtual") || arg == "help" || arg == "-h" || arg == "--help" || strings.HasPrefix(arg, "--help=")
+		return strings.Contains(arg, "svg") || strings.Contains(arg, "html") || strings.Contains(arg, "virtual") ||
+			arg == "help" || arg == "-h" || arg == "--help" || strings.HasPrefix(arg, "--help=")
 	})
 }
 

@@ -9,7 +9,8 @@ import (
 
 func TestFrontRunsTopoAndVersionAlone(t *testing.T) {
 	for line, want := range map[string]bool{
-		"topo": true, "topo --nics": true, "topo -o json": true, "topo capture": true, "topo --input svg.xml": false, "version": true, "version -o json": true,
+		"topo": true, "topo --nics": true, "topo -o json": true, "topo capture": true, "topo --input " +
+			"svg.xml": false, "version": true, "version -o json": true,
 		"": false, "plan": false, "--root / topo": false, "topo --help": false, "topo -h": false, "help topo": false, "topo -o svg": false, "topo -o xml": true, "topo -o xml --virtual": false, "topo --output=html": false,
 		"exporter": false, "__complete topo": false, "topology": false,
 	} {
@@ -35,7 +36,8 @@ func TestFrontLinksNeitherGRPCNorPrometheus(t *testing.T) {
 		t.Fatalf("%d packages are linked", len(packages))
 	}
 	for _, p := range packages {
-		for _, heavy := range []string{"google.golang.org/grpc", "github.com/prometheus/", "net/http", "crypto/tls", "html/template", "github.com/peerlane/peerlane/cuda", "github.com/peerlane/peerlane/relay/transport"} {
+		for _, heavy := range []string{"google.golang.org/grpc", "github.com/prometheus/", "net/http", "crypto/tls",
+			"html/template", "github.com/peerlane/peerlane/cuda", "github.com/peerlane/peerlane/relay/transport"} {
 			if p == heavy || strings.HasPrefix(p, heavy+"/") || strings.HasSuffix(heavy, "/") && strings.HasPrefix(p, heavy) {
 				t.Errorf("%s is linked", p)
 			}

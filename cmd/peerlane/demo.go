@@ -33,21 +33,20 @@ func newDemoCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run two containers, each with a far GPU, that exchange data through their relays",
-		Long: `Run two containers, each with a GPU that is far from every NIC. They exchange
-messages of 8 bytes to 64 MiB through their relays, both ways, handed over by
-timelines, and every byte is verified.
+		Long: `Run two containers, each with a GPU far from every NIC. They exchange messages of 8
+bytes to 64 MiB through their relays in both directions, synchronised by timelines,
+and verify every byte.
 
-Real GPUs are used where the host has any; elsewhere the half-populated board of the
-README's picture, eight GPUs and four NICs, on a CUDA simulator, whose rates only
---rates measures: they say nothing about GPUs. With one GPU both containers share it, and messages take
-route direct. The staged route goes through an emulated NIC: client GPU, slot on a
-server GPU, NIC, slot, client GPU. The exit
-status is 0 only if every byte was verified, every staged byte crossed a server
-GPU, and nothing is left on the host.
+The demo uses real GPUs if the host has any, and else a simulator of the half-populated
+board in the README's picture, with eight GPUs and four NICs. Only --rates measures the
+simulator's rates, which say nothing about GPUs. With one GPU both containers share it,
+and messages take route direct. The staged route uses an emulated NIC: client GPU, slot
+on a server GPU, NIC, slot, client GPU. The exit status is 0 only if every byte was
+verified, every staged byte crossed a server GPU, and no object remains on the host.
 
-With --copy client the relays copy nothing on that route: each client copies on a
-stream of its own, to and from memory on its server GPU, and hands it over by a
-timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
+With --copy client the relays make no copies on that route: each client copies on its
+own stream, to and from memory on its server GPU, and synchronises by a timeline. The
+container gets peerlane.dev/gpu= instead of lane=.`,
 		Example: `  sudo peerlane demo
   sudo peerlane demo --route direct --runtime crun
   sudo peerlane demo --copy client
@@ -56,12 +55,15 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 	}
 	form := addForm(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc, "OCI runtime: runc, crun, or none for plain processes (needs no root)")
-	flags.StringVar(&o.Route, "route", launch.RouteAuto, "route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
-	flags.StringVar(&o.Copy, "copy", demo.CopyRelay, "who copies between a client's GPU and its server GPU: relay, or client")
+	flags.StringVar(&o.Runtime, "runtime", demo.RuntimeRunc,
+		"OCI runtime: runc, crun, or none for plain processes (needs no root)")
+	flags.StringVar(&o.Route, "route", launch.RouteAuto,
+		"route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
+	flags.StringVar(&o.Copy, "copy", demo.CopyRelay,
+		"process that copies between a client's GPU and its server GPU: relay or client")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
-	flags.StringVar(&size, "bytes", "256MiB", "least `SIZE` to move and verify in each direction")
-	flags.BoolVar(&o.Rates, "rates", false, "measure and print the simulator's rates; those of real GPUs always are")
+	flags.StringVar(&size, "bytes", "256MiB", "minimum `SIZE` to move and verify in each direction")
+	flags.BoolVar(&o.Rates, "rates", false, "also measure the simulator's rates; rates of real GPUs are always measured")
 	flags.Uint64Var(&o.Seed, "seed", 1, "seed of the pattern")
 	flags.IntVar(&o.Slots, "slots", 0, "staging slots in each direction; 0 for the default")
 	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
@@ -80,7 +82,8 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 		} {
 			if !slices.Contains(f.allowed, f.value) {
-				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s: unknown value; use %s", f.name, f.value, strings.Join(f.allowed, ", "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("--%s %s: unknown value; use %s", f.name, f.value,
+					strings.Join(f.allowed, ", "))}
 			}
 		}
 		var err error
@@ -113,7 +116,8 @@ timeline. Its container gets peerlane.dev/gpu= instead of lane=.`,
 			a.printDemo(report)
 		}
 		if err == nil && !report.OK() {
-			err = errors.New("the demo ran, and not everything is right: " + strings.Join(append(report.Problems, report.Left...), "; "))
+			err = errors.New("the demo ran, and not everything is right: " +
+				strings.Join(append(report.Problems, report.Left...), "; "))
 		}
 		return err
 	}
@@ -289,7 +293,8 @@ func (a *app) exchangeTable(r *demo.Report) *table.Writer {
 		if r.Route == launch.RouteDirect {
 			path += ", one copy"
 		}
-		t.AppendRow(table.Row{c.Name, other.Name, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes), verified, path})
+		t.AppendRow(table.Row{c.Name, other.Name, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes),
+			verified, path})
 	}
 	return t
 }
@@ -304,14 +309,16 @@ func (a *app) serverTable(r *demo.Report) *table.Writer {
 	}
 	for _, s := range r.Servers {
 		t.AppendRow(table.Row{
-			s.GPU.Index, s.GPU.BusID, humanize.Comma(int64(s.RelayIn)), humanize.Comma(int64(s.RelayOut)), logged(s.DeviceIn), logged(s.DeviceOut),
+			s.GPU.Index, s.GPU.BusID, humanize.Comma(int64(s.RelayIn)), humanize.Comma(int64(s.RelayOut)), logged(
+				s.DeviceIn), logged(s.DeviceOut),
 		})
 	}
 	return t
 }
 
 func (a *app) rateTable(r *demo.Report) *table.Writer {
-	t := a.newTable("MESSAGE", strings.ToUpper(r.Copy+", "+r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY", "RATIO")
+	t := a.newTable("MESSAGE", strings.ToUpper(r.Copy+", "+r.Route), "RAW PEER COPY", "RATIO", "THROUGH HOST MEMORY",
+		"RATIO")
 	for i, rate := range r.Containers[0].Client.Rates {
 		raw, bounce := r.Baselines.Raw[i].GBs, r.Baselines.Bounce[i].GBs
 		t.AppendRow(table.Row{
@@ -335,10 +342,11 @@ func (a *app) rateTable(r *demo.Report) *table.Writer {
 func newDemoClientCommand(a *app) *cobra.Command {
 	o := demo.ClientOptions{}
 	var script string
-	cmd := &cobra.Command{Use: "demo-client", Hidden: true, Short: "Be a client of the demo", Args: noArgs}
+	cmd := &cobra.Command{Use: "demo-client", Hidden: true, Short: "Run a client of the demo", Args: noArgs}
 	cmd.Flags().StringVar(&o.Name, "name", "", "A or B")
 	cmd.Flags().StringVar(&script, "script", "", "what to do, JSON")
-	cmd.Flags().StringVar(&o.Socket, "socket", paths.ContainerDir+"/"+paths.SocketName, "the relay's socket; - to read its path from the first line of standard input")
+	cmd.Flags().StringVar(&o.Socket, "socket", paths.ContainerDir+"/"+paths.SocketName,
+		"the relay's socket; - to read its path from the first line of standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := json.Unmarshal([]byte(script), &o.Script); err != nil {
 			return usageError{cmd.CommandPath(), fmt.Errorf("--script: %w", err)}
@@ -351,7 +359,7 @@ func newDemoClientCommand(a *app) *cobra.Command {
 // newMeasureCommand returns the hidden command that measures at the request of another process.
 func newMeasureCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "measure", Hidden: true, Short: "Measure copies as standard input says, a job in JSON a line", Args: noArgs,
+		Use: "measure", Hidden: true, Short: "Measure copies, with JSON jobs on standard input", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error { return measure.Serve(os.Stdin, a.out.Document()) },
 	}
 }

@@ -42,29 +42,29 @@ func newDoctorCommand(a *app) *cobra.Command {
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find what makes lanes fail or slow, why it matters, and how to mend it",
-		Long: `Look at this host for what makes lanes fail or slow without a word: driver, GPUs,
-PCIe, NICs, specifications, engines, limits, relays. Each check says what it looked
-at, what it found, why that matters, and the remedy. All of them run; nothing is
-changed. docs/doctor.md has each check.
+		Short: "Diagnose lane problems",
+		Long: `Examine this host for causes of failing or slow lanes: driver, GPUs, PCIe, NICs,
+specifications, engines, limits, relays. Each check reports its source, its result, the
+consequence and the remedy. Every check runs and changes nothing; docs/doctor.md
+describes each.
 
-Not all can be seen by all users: run it as root, or read what it could not tell.
---selftest is an active test: it copies between GPUs, as peerlane self-test does.
---rdma is one, too: each lane's NIC writes and reads host memory and, by DMA-BUF and
-by nvidia-peermem, the memory of its GPUs, and all bytes are compared.
+Some sources need root: run as root, or see the checks with result unknown. --selftest
+is an active test: it copies between GPUs, as peerlane self-test does. --rdma is another:
+each lane's NIC writes and reads host memory and, by DMA-BUF and by nvidia-peermem, the
+memory of its GPUs, and compares every byte.
 
---connect looks at what needs another host: is it reached, does it have the cluster key,
-a common protocol, the same clock, ports, MTU, rails and rates. On that host peerlane
-doctor --serve answers meanwhile, to who has the cluster key.
+--connect examines the connection with another host: reachability, cluster key, protocol
+version, clock, ports, MTU, rails and rates. On that host run peerlane doctor --serve,
+which answers hosts with the cluster key.
 
-The exit status is by the worst of what it found.
+The exit status follows the worst result.
 
 Exit status:
-  0  all is well
-  1  it could not look at all
-  5  nothing is wrong that could be seen, and something could not be told
-  6  warning: something is slow, or fails under some condition
-  7  failure: something keeps a lane from working, or gives the host away`,
+  0  no problem found
+  1  no check could run
+  5  no problem found, but some results are unknown
+  6  warning: a lane is slow, or fails under some condition
+  7  failure: a lane cannot work, or the host is exposed`,
 		Example: `  sudo peerlane doctor
   peerlane doctor --for gpu3
   ssh -t root@host2 peerlane doctor --serve   # in another terminal, until Ctrl-C
@@ -75,18 +75,24 @@ Exit status:
 	host, form := addLiveHost(cmd), addForm(cmd)
 	host.addSoftware()
 	flags := cmd.Flags()
-	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run nothing that is there")
-	flags.StringVar(&lane, "for", "", "only what touches the lane of `GPU`")
-	flags.BoolVar(&selfTest, "selftest", false, "test the pairs of GPUs that lanes stage on, too: an active test, of a second or so a pair")
-	flags.BoolVar(&rdma, "rdma", false, "test the NICs of lanes by RDMA on this host, too: an active test, of a second or so a NIC and GPU")
+	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run no program there")
+	flags.StringVar(&lane, "for", "", "only findings about the lane of `GPU`")
+	flags.BoolVar(&selfTest, "selftest", false,
+		"also test the pairs of GPUs that lanes stage on (about a second per pair)")
+	flags.BoolVar(&rdma, "rdma", false,
+		"also test the NICs of lanes by RDMA on this host (about a second per NIC and GPU)")
 	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
-	flags.StringSliceVar(&connect, "connect", nil, "also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
-	flags.StringVar(&serve, "serve", "", "look at nothing, and answer the doctors of other hosts, at `ADDRESS[:PORT]`, or at the one that relays use; the port is the last of network.ports unless stated")
+	flags.StringSliceVar(&connect, "connect", nil,
+		"also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
+	flags.StringVar(&serve, "serve", "",
+		"only answer doctors of other hosts, at `ADDRESS[:PORT]` (default: the relays' address, the last port of "+
+			"network.ports)")
 	flags.Lookup("serve").NoOptDefVal = serveAuto
 	complete(cmd, "serve", serveAuto)
 	complete(cmd, "connect") // names of hosts, not of files
 	must(cmd.MarkFlagDirname("host-root"))
-	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	must(cmd.RegisterFlagCompletionFunc("for", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return a.completeGPUs(cmd, host)
 	}))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -166,7 +172,8 @@ func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 // testForDoctor runs the self-test of GPU pairs before the checks read the results.
 func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
 	if !host.live() {
-		return usageError{cmd.CommandPath(), errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
+		return usageError{cmd.CommandPath(),
+			errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {
@@ -194,9 +201,11 @@ func diagnosis(r doctorReport) error {
 	}
 	switch r.Worst {
 	case doctor.Failure:
-		return findingError{exitDoctorFailure, fmt.Errorf("failures: %d, warnings: %d, could not tell: %d", count[doctor.Failure], count[doctor.Warning], count[doctor.Unknown])}
+		return findingError{exitDoctorFailure, fmt.Errorf("failures: %d, warnings: %d, could not tell: %d",
+			count[doctor.Failure], count[doctor.Warning], count[doctor.Unknown])}
 	case doctor.Warning:
-		return findingError{exitDoctorWarning, fmt.Errorf("warnings: %d, could not tell: %d", count[doctor.Warning], count[doctor.Unknown])}
+		return findingError{exitDoctorWarning, fmt.Errorf("warnings: %d, could not tell: %d", count[doctor.Warning],
+			count[doctor.Unknown])}
 	case doctor.Unknown:
 		return findingError{exitDoctorUnknown, fmt.Errorf("could not tell: %d", count[doctor.Unknown])}
 	}
@@ -217,8 +226,10 @@ func (a *app) printDoctor(r doctorReport) {
 	wrong := slices.DeleteFunc(slices.Clone(r.Findings), func(f doctor.Finding) bool { return f.Status <= doctor.OK })
 	slices.SortStableFunc(wrong, func(a, b doctor.Finding) int { return int(b.Status) - int(a.Status) })
 	for _, f := range wrong {
-		a.out.Printf("\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], bold), f.Check, f.On, f.Found)
-		for _, line := range [][2]string{{"looked at", f.LookedAt}, {"why", f.Why}, {"remedy", f.Remedy}, {"lanes", laneWords(f.Lanes)}} {
+		a.out.Printf("\n%s %s, %s: %s\n", a.paint(strings.ToUpper(f.Status.String()), doctorColours[f.Status], bold),
+			f.Check, f.On, f.Found)
+		for _, line := range [][2]string{{"looked at", f.LookedAt}, {"why", f.Why}, {"remedy", f.Remedy},
+			{"lanes", laneWords(f.Lanes)}} {
 			a.out.Printf("  %-10s %s\n", line[0]+":", line[1])
 		}
 	}

@@ -161,7 +161,8 @@ func (a *app) serveDoctor(ctx context.Context, h *doctor.Host, at string) error 
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address.String())
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("listening for doctors of other hosts: %v is in use; choose another port with --serve ADDRESS:PORT", address)
+		return fmt.Errorf(
+			"listening for doctors of other hosts: %v is in use; choose another port with --serve ADDRESS:PORT", address)
 	}
 	if err != nil {
 		return fmt.Errorf("listening for doctors of other hosts: %w", err)
@@ -197,7 +198,8 @@ func servedAt(ctx context.Context, at string, port uint16, facts meeting.Facts) 
 			}
 		}
 	}
-	return netip.AddrPort{}, fmt.Errorf("listening for doctors of other hosts: %s; name an address with --serve ADDRESS", cmp.Or(facts.Why, "relays use no address"))
+	return netip.AddrPort{}, fmt.Errorf("listening for doctors of other hosts: %s; name an address with --serve ADDRESS",
+		cmp.Or(facts.Why, "relays use no address"))
 }
 
 // serveAuto is --serve without an address.

@@ -29,7 +29,8 @@ func hostOnLoopback(t *testing.T, keys network.Keys, more string) string {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range map[string]string{"cluster.key": string(keys.Text()), "config.toml": "[network]\ninterfaces = \"lo\"\nfamily = \"ipv4\"\n" + more} {
+	for name, text := range map[string]string{"cluster.key": string(keys.Text()),
+		"config.toml": "[network]\ninterfaces = \"lo\"\nfamily = \"ipv4\"\n" + more} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +73,8 @@ func connected(t *testing.T, root string, at string) map[string]doctor.Finding {
 	t.Helper()
 	_, host := recordedHost(t)
 	var out, errOut bytes.Buffer
-	args := slices.Concat([]string{"doctor", "--root", root, "--host-root", root, "--interval", "10ms", "-o", "json", "--connect", at}, host)
+	args := slices.Concat([]string{"doctor", "--root", root, "--host-root", root, "--interval", "10ms", "-o", "json",
+		"--connect", at}, host)
 	run(args, &out, &errOut)
 	var r doctorReport
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
@@ -102,7 +104,8 @@ func TestDoctorOfTwoHosts(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	// Another port range, and another key, which no fact reveals.
-	if f := connected(t, hostOnLoopback(t, keys, "ports = \"7000-7009\"\n"), there)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
+	if f := connected(t, hostOnLoopback(t, keys, "ports = \"7000-7009\"\n"),
+		there)["ports"]; f.Status != doctor.Failure || !strings.Contains(f.Found, "7000-7009 here and 20000-20999 there") {
 		t.Errorf("%+v", f)
 	}
 	other := network.Keys{Current: network.NewKey(time.Now())}
@@ -120,7 +123,8 @@ func TestDoctorServesWhileKeysRotate(t *testing.T) {
 	if code := run([]string{"key", "rotate", "--root", root}, io.Discard, os.Stderr); code != 0 {
 		t.Fatal("exit status ", code)
 	}
-	if f := connected(t, here, there)["cluster-keys"]; f.Status != doctor.Warning || !strings.Contains(f.Found, "a rotation is under way") {
+	if f := connected(t, here, there)["cluster-keys"]; f.Status != doctor.Warning ||
+		!strings.Contains(f.Found, "a rotation is under way") {
 		t.Errorf("%+v", f)
 	}
 	if code := run([]string{"key", "rotate", "--finish", "--root", root}, io.Discard, os.Stderr); code != 0 {
@@ -139,7 +143,8 @@ func TestDoctorIsServedAndConnectsInTurn(t *testing.T) {
 	}{
 		{[]string{"doctor", "--serve", "--connect", "host2"}, exitUsage, "serve"},
 		{[]string{"doctor", "--serve", "--root", t.TempDir()}, exitFailure, "cluster key"},
-		{[]string{"doctor", "--serve=127.0.0.1:x", "--root", hostOnLoopback(t, network.Keys{Current: network.NewKey(time.Now())}, "")}, exitFailure, `"x" is no port`},
+		{[]string{"doctor", "--serve=127.0.0.1:x", "--root", hostOnLoopback(t,
+			network.Keys{Current: network.NewKey(time.Now())}, "")}, exitFailure, `"x" is no port`},
 	} {
 		var out, errOut bytes.Buffer
 		if code := run(c.args, &out, &errOut); code != c.code || !strings.Contains(errOut.String(), c.says) {

@@ -113,8 +113,10 @@ func TestDoctorTableListsWorstFirst(t *testing.T) {
 	a := &app{out: terminal.New(&printed)}
 	a.printDoctor(doctorReport{Findings: []doctor.Finding{
 		{Check: "fine", On: "host", Found: "all is well"},
-		{Check: "slow", Status: doctor.Warning, On: "mlx5_0", Found: "half", LookedAt: "rate", Why: "it is slow", Remedy: "a cable", Lanes: []int{0, 1}},
-		{Check: "broken", Status: doctor.Failure, On: "x\x1b[2J", Found: "no", LookedAt: "state", Why: "it fails", Remedy: "mend it"},
+		{Check: "slow", Status: doctor.Warning, On: "mlx5_0", Found: "half", LookedAt: "rate", Why: "it is slow",
+			Remedy: "a cable", Lanes: []int{0, 1}},
+		{Check: "broken", Status: doctor.Failure, On: "x\x1b[2J", Found: "no", LookedAt: "state", Why: "it fails",
+			Remedy: "mend it"},
 	}})
 	out := printed.String()
 	if strings.Contains(out, "\x1b") {
@@ -124,7 +126,8 @@ func TestDoctorTableListsWorstFirst(t *testing.T) {
 	if failure < 0 || warning < failure || strings.Contains(out, "OK fine") {
 		t.Errorf("findings are missing or not ordered worst first:\n%s", out)
 	}
-	for _, want := range []string{"why:       it is slow", "remedy:    a cable", "lanes:     0, 1", "lanes:     all", "looked at: state"} {
+	for _, want := range []string{"why:       it is slow", "remedy:    a cable", "lanes:     0, 1", "lanes:     all",
+		"looked at: state"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -132,7 +135,8 @@ func TestDoctorTableListsWorstFirst(t *testing.T) {
 }
 
 func TestDoctorsExitStatus(t *testing.T) {
-	for status, code := range map[doctor.Status]int{doctor.Unknown: exitDoctorUnknown, doctor.Warning: exitDoctorWarning, doctor.Failure: exitDoctorFailure} {
+	for status, code := range map[doctor.Status]int{doctor.Unknown: exitDoctorUnknown, doctor.Warning: exitDoctorWarning,
+		doctor.Failure: exitDoctorFailure} {
 		err, is := diagnosis(doctorReport{Worst: status}).(findingError)
 		if !is || err.code != code {
 			t.Errorf("%v gives %v", status, err)
@@ -161,7 +165,8 @@ func TestDoctorReportsAWrongKeyOnce(t *testing.T) {
 		}
 	}
 	var out, errOut bytes.Buffer
-	if code := run([]string{"doctor", "--root", root, "--sysfs", sysfs, "--proc", proc}, &out, &errOut); code != exitDoctorFailure {
+	if code := run([]string{"doctor", "--root", root, "--sysfs", sysfs, "--proc", proc}, &out,
+		&errOut); code != exitDoctorFailure {
 		t.Errorf("exit status %d: %s", code, errOut.String())
 	}
 	table, details, _ := strings.Cut(out.String(), "\n\n")

@@ -16,9 +16,9 @@ func newExplainCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain [CODE]",
 		Short: "Show cause and remedies of an error by its code",
-		Long: `Show the cause and the remedies of an error. An error that an operator can meet ends
-with a code in brackets, such as [PL1203]; letters may be in lower case and PL may be
-left out. Without a code, list all codes. docs/troubleshooting.md has the same entries.`,
+		Long: `Show cause and remedies of an error by the code at its end, such as [PL1203]. Lower
+case, and omitting PL, are accepted. Without a code, list all codes.
+docs/troubleshooting.md has the same entries.`,
 		Example: `  peerlane explain PL1203
   peerlane explain
   peerlane explain PL1203 -o json | jq -r .remedies[]`,
@@ -70,7 +70,8 @@ func explained(typed string) (fault.Entry, error) {
 		known = append(known, string(e.Code))
 	}
 	nearest, _ := config.Nearest(code, known)
-	return fault.Entry{}, fmt.Errorf("unknown code %s; the nearest is %s; list all codes with peerlane explain", typed, nearest)
+	return fault.Entry{}, fmt.Errorf("unknown code %s; the nearest is %s; list all codes with peerlane explain", typed,
+		nearest)
 }
 
 // printEntry prints an entry for a terminal of 80 columns.

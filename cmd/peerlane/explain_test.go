@@ -61,7 +61,8 @@ func TestExplainUnknownCodeNamesTheNearest(t *testing.T) {
 
 func TestExplainCompletesEachCode(t *testing.T) {
 	got, directive := newExplainCommand(&app{log: logrus.New()}).ValidArgsFunction(nil, nil, "")
-	if len(got) != len(fault.Entries()) || directive != cobra.ShellCompDirectiveNoFileComp || !strings.HasPrefix(got[0], "PL1001\t") {
+	if len(got) != len(fault.Entries()) || directive != cobra.ShellCompDirectiveNoFileComp ||
+		!strings.HasPrefix(got[0], "PL1001\t") {
 		t.Errorf("%d completions, the first %q", len(got), got[0])
 	}
 }

@@ -38,23 +38,23 @@ func newExporterCommand(a *app) *cobra.Command {
 	var once, names bool
 	cmd := &cobra.Command{
 		Use:   "exporter",
-		Short: "Give the figures of relays to Prometheus",
-		Long: `Give the figures of this host's relays to Prometheus, at /metrics: for each container
-and lane bytes, operations, how long they took, what they wait for and what failed, the
-staging memory of each relay, and how many relays are in which state. docs/metrics.md
-has all of them. Relays are asked whenever it is scraped, and nothing runs between.
+		Short: "Export metrics of relays to Prometheus",
+		Long: `Export metrics of this host's relays to Prometheus, at /metrics: for each container and
+lane bytes, operations, durations, waits and failures, the staging memory of each relay,
+and the number of relays in each state. docs/metrics.md lists every metric. Each scrape
+queries the relays; nothing runs in between.
 
-It listens on loopback, unless --listen says otherwise. --web-config is a file of
-Prometheus' exporter-toolkit, by which it speaks TLS and asks for a password.
+The default address is on loopback; --listen sets others. --web-config is a file of
+Prometheus' exporter-toolkit for TLS and passwords.
 
-Every user of the host can connect to loopback. So the label container is empty there;
-metrics have it at a socket, --listen unix:PATH, which only the user and the group of the
-exporter can open, and everywhere with --container-labels. With tenancy = "multi" the
-exporter does not start unless exporter.multi_tenancy of config.toml is true.
+Every user of the host can connect to loopback, so the label container is empty there.
+It is set at a socket, --listen unix:PATH, which only user and group of the exporter can
+open, and at every address with --container-labels. With tenancy = "multi" the exporter
+starts only if exporter.multi_tenancy of config.toml is true.
 
-The state of relays is root's. peerlane-exporter.service runs as the user
-peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.socket
-(--collector).`,
+Only root can read the state of relays. peerlane-exporter.service runs as the user
+peerlane-exporter, and reads the state from the socket of
+peerlane-exporter-collector.socket (--collector).`,
 		Example: `  peerlane exporter
   peerlane exporter --listen unix:/run/peerlane-exporter/metrics.sock
   peerlane exporter --listen :9836 --web-config /etc/peerlane/web.yaml
@@ -62,11 +62,14 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 		Args: noArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress}, "listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
-	flags.StringVar(&webConfig, "web-config", "", "take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
-	flags.StringVar(&collector, "collector", "", "read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, and not as root")
-	flags.BoolVar(&names, "container-labels", false, "show containers' ids in the metrics to everyone who can connect")
-	flags.BoolVar(&once, "once", false, "print the metrics once, and end")
+	flags.StringArrayVar(&addresses, "listen", []string{exporterAddress},
+		"listen at `ADDRESS:PORT` or unix:PATH; may be given more than once")
+	flags.StringVar(&webConfig, "web-config", "",
+		"take TLS and passwords from `FILE`, the exporter-toolkit's web configuration")
+	flags.StringVar(&collector, "collector", "",
+		"read the state of relays from the `SOCKET` of peerlane-exporter-collector.socket, without root")
+	flags.BoolVar(&names, "container-labels", false, "export container ids at every address")
+	flags.BoolVar(&once, "once", false, "print the metrics once, and exit")
 	completeFiles(cmd, "web-config", "yaml", "yml")
 	completeFiles(cmd, "collector", "sock")
 	cmd.AddCommand(newCollectCommand(a))
@@ -99,7 +102,8 @@ peerlane-exporter, and reads it from the socket of peerlane-exporter-collector.s
 // newCollectCommand is peerlane-exporter-collector@.service.
 func newCollectCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter --collector", Args: noArgs,
+		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter " +
+			"--collector", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := a.mayExport(); err != nil {
 				return err
@@ -117,7 +121,9 @@ func (a *app) mayExport() error {
 		return err
 	}
 	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf("exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
+		return fmt.Errorf(
+			"exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set "+
+				"exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
 	}
 	return nil
 }
@@ -125,7 +131,10 @@ func (a *app) mayExport() error {
 // metrics is a registry that reads from a source.
 func (a *app) metrics(source exporter.Source, names bool) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(exporter.New(source, names, func(err error) { a.log.WithError(err).Warn("reading the state of relays") }))
+	registry.MustRegister(exporter.New(source, names, func(
+		err error) {
+		a.log.WithError(err).Warn("reading the state of relays")
+	}))
 	return registry
 }
 
@@ -176,7 +185,8 @@ const exporterPage = `<!DOCTYPE html>
 `
 
 // export serves metrics until ctx ends: withNames at Unix sockets, metrics at TCP addresses.
-func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string, webConfig string) error {
+func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer, addresses []string,
+	webConfig string) error {
 	var network, files []net.Listener
 	for _, address := range addresses {
 		l, err := listen(address)
@@ -232,7 +242,8 @@ func (a *app) export(ctx context.Context, metrics, withNames prometheus.Gatherer
 		count++
 		systemd := false
 		go func() {
-			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses, WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
+			errs <- web.ServeMultiple(network, servers[0], &web.FlagConfig{WebListenAddresses: &addresses,
+				WebSystemdSocket: &systemd, WebConfigFile: &webConfig},
 				slog.New(slog.NewTextHandler(a.errOut.Document(), &slog.HandlerOptions{Level: slog.LevelWarn})))
 		}()
 	}

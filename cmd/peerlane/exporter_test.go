@@ -32,7 +32,8 @@ func TestExporterPrintsMetricsOnce(t *testing.T) {
 	root := t.TempDir()
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
 	out := peerlane(t, "exporter", "--once", "--root", root)
-	for _, want := range []string{`peerlane_relays{state="ended"} 1`, `peerlane_relays{state="left"} 0`, "peerlane_exporter_last_scrape_error 0"} {
+	for _, want := range []string{`peerlane_relays{state="ended"} 1`, `peerlane_relays{state="left"} 0`,
+		"peerlane_exporter_last_scrape_error 0"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %s in\n%s", want, out)
 		}
@@ -47,7 +48,8 @@ func TestExporterPrintsMetricsOnce(t *testing.T) {
 		{[]string{"--listen", "nowhere"}, exitFailure, "listening at nowhere"},
 	} {
 		var o, e bytes.Buffer
-		if code := run(append([]string{"exporter", "--root", root}, test.args...), &o, &e); code != test.code || !strings.Contains(e.String(), test.want) {
+		if code := run(append([]string{"exporter", "--root", root}, test.args...), &o, &e); code != test.code ||
+			!strings.Contains(e.String(), test.want) {
 			t.Errorf("%v: exit status %d, %q", test.args, code, e.String())
 		}
 	}
@@ -132,13 +134,16 @@ func scrape(t *testing.T, client *http.Client, url, user, password string) (stat
 
 func TestExporterServesMetrics(t *testing.T) {
 	address, warned := exporting(t, "127.0.0.1:0", "")
-	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/", "", ""); status != http.StatusOK || !strings.Contains(text, `<a href="/metrics">`) {
+	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/", "", ""); status != http.StatusOK ||
+		!strings.Contains(text, `<a href="/metrics">`) {
 		t.Errorf("/ answers %d: %s", status, text)
 	}
-	if _, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); !strings.Contains(text, `peerlane_build_info{commit="`) {
+	if _, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); !strings.Contains(text,
+		`peerlane_build_info{commit="`) {
 		t.Errorf("no peerlane_build_info in %s", text)
 	}
-	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); status != http.StatusOK || !strings.Contains(text, "peerlane_relays{") {
+	if status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", ""); status != http.StatusOK ||
+		!strings.Contains(text, "peerlane_relays{") {
 		t.Errorf("status %d: %s", status, text)
 	}
 	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/other", "", ""); status != http.StatusNotFound {
@@ -156,7 +161,8 @@ func TestExporterServesMetrics(t *testing.T) {
 func TestExporterAsUserHidesContainerIDs(t *testing.T) {
 	address, _ := exporting(t, "127.0.0.1:0", "")
 	status, text := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "", "")
-	if status != http.StatusOK || !strings.Contains(text, `peerlane_relay_up{container="",relay="`) || strings.Contains(text, "trainer") || strings.Contains(text, "generation") {
+	if status != http.StatusOK || !strings.Contains(text, `peerlane_relay_up{container="",relay="`) ||
+		strings.Contains(text, "trainer") || strings.Contains(text, "generation") {
 		t.Errorf("on loopback, status %d:\n%s", status, text)
 	}
 	path := filepath.Join(t.TempDir(), "metrics.sock")
@@ -175,7 +181,8 @@ func TestExporterAsUserHidesContainerIDs(t *testing.T) {
 				return new(net.Dialer).DialContext(ctx, "unix", address)
 			}}
 			defer transport.CloseIdleConnections()
-			if _, text := scrape(t, &http.Client{Transport: transport}, "http://exporter/metrics", "", ""); !strings.Contains(text, `container="trainer"`) {
+			if _, text := scrape(t, &http.Client{Transport: transport}, "http://exporter/metrics", "",
+				""); !strings.Contains(text, `container="trainer"`) {
 				t.Errorf("at the socket:\n%s", text)
 			}
 			if _, err := listen(unixPrefix + path); err == nil || !strings.Contains(err.Error(), "another process listens") {
@@ -200,7 +207,8 @@ func TestExporterWithSeveralTenantsIsOff(t *testing.T) {
 		}
 		for _, args := range [][]string{{"exporter", "--once", "--root", root}, {"exporter", "collect", "--root", root}} {
 			var out, errOut bytes.Buffer
-			if code := run(args, &out, &errOut); code != want || (want != 0) != strings.Contains(errOut.String(), "exporter.multi_tenancy") {
+			if code := run(args, &out, &errOut); code != want ||
+				(want != 0) != strings.Contains(errOut.String(), "exporter.multi_tenancy") {
 				t.Errorf("%s%v: exit status %d, %s", text, args, code, errOut.String())
 			}
 		}
@@ -212,7 +220,8 @@ func TestExporterCollectWritesSnapshot(t *testing.T) {
 	id := strings.Repeat("a", 31) + "1"
 	aGeneration(t, root, id, "trainer")
 	got := decode[exporter.Snapshot](t, "exporter", "collect", "--root", root)
-	if len(got.Relays) != 1 || got.Relays[0].Container != "trainer" || got.Relays[0].Label != exporter.Label(id) || got.Error != "" {
+	if len(got.Relays) != 1 || got.Relays[0].Container != "trainer" || got.Relays[0].Label != exporter.Label(id) ||
+		got.Error != "" {
 		t.Errorf("snapshot %+v", got)
 	}
 }
@@ -223,14 +232,17 @@ func TestExporterUnitsAreHardened(t *testing.T) {
 		"peerlane-exporter.service": {
 			"User=peerlane-exporter", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict", "PrivateDevices=yes", "PrivateTmp=yes", "PrivateUsers=yes",
 			"ProtectHome=yes", "ProtectProc=invisible", "ProtectKernelModules=yes", "ProtectKernelTunables=yes", "ProtectKernelLogs=yes", "ProtectControlGroups=yes", "ProtectClock=yes",
-			"ProtectHostname=yes", "MemoryDenyWriteExecute=yes", "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6", "RestrictNamespaces=yes", "RestrictSUIDSGID=yes",
+			"ProtectHostname=yes", "MemoryDenyWriteExecute=yes", "RestrictAddressFamilies=AF_UNIX AF_INET " +
+				"AF_INET6", "RestrictNamespaces=yes", "RestrictSUIDSGID=yes",
 			"RestrictRealtime=yes", "LockPersonality=yes", "SystemCallFilter=@system-service", "SystemCallArchitectures=native", "RuntimeDirectoryMode=0750",
 		},
 		"peerlane-exporter-collector@.service": {
 			"NoNewPrivileges=yes", "PrivateNetwork=yes", "PrivateDevices=yes", "ReadOnlyPaths=/", "RestrictAddressFamilies=AF_UNIX", "RestrictNamespaces=yes",
-			"MemoryDenyWriteExecute=yes", "SystemCallFilter=@system-service", "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_SYS_PTRACE",
+			"MemoryDenyWriteExecute=yes", "SystemCallFilter=@system-service", "CapabilityBoundingSet=CAP_DAC_OVERRIDE " +
+				"CAP_DAC_READ_SEARCH CAP_SYS_PTRACE",
 		},
-		"peerlane-exporter-collector.socket": {"SocketUser=root", "SocketGroup=peerlane-exporter", "SocketMode=0660", "Accept=yes"},
+		"peerlane-exporter-collector.socket": {"SocketUser=root", "SocketGroup=peerlane-exporter", "SocketMode=0660",
+			"Accept=yes"},
 	} {
 		lines := strings.Split(packaged(t, "systemd/"+unit), "\n")
 		for _, line := range wanted {
@@ -255,7 +267,8 @@ func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(24 * time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -274,8 +287,9 @@ func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {
 	cert := write("cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
 	private := write("key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 	// The password is "lanes".
-	config := write("web.yaml", fmt.Appendf(nil, "tls_server_config:\n  cert_file: %s\n  key_file: %s\nbasic_auth_users:\n  prometheus: %s\n",
-		cert, private, "$2a$04$CKNySA6NdV74/EudWE0fxO0xYwIAeP65koxmn0htj9k2Kp.eV53he"))
+	config := write("web.yaml",
+		fmt.Appendf(nil, "tls_server_config:\n  cert_file: %s\n  key_file: %s\nbasic_auth_users:\n  prometheus: %s\n",
+			cert, private, "$2a$04$CKNySA6NdV74/EudWE0fxO0xYwIAeP65koxmn0htj9k2Kp.eV53he"))
 	address, _ := exporting(t, "127.0.0.1:0", config)
 	known, err := x509.ParseCertificate(certificate)
 	if err != nil {
@@ -290,12 +304,14 @@ func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {
 	for _, test := range []struct {
 		user, password string
 		want           int
-	}{{"prometheus", "lanes", http.StatusOK}, {"prometheus", "guess", http.StatusUnauthorized}, {"", "", http.StatusUnauthorized}} {
+	}{{"prometheus", "lanes", http.StatusOK}, {"prometheus", "guess", http.StatusUnauthorized}, {"", "",
+		http.StatusUnauthorized}} {
 		if status, text := scrape(t, client, url, test.user, test.password); status != test.want {
 			t.Errorf("user %q with %q: status %d, %s", test.user, test.password, status, text)
 		}
 	}
-	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "prometheus", "lanes"); status == http.StatusOK {
+	if status, _ := scrape(t, http.DefaultClient, "http://"+address+"/metrics", "prometheus",
+		"lanes"); status == http.StatusOK {
 		t.Error("it answers without TLS")
 	}
 }

@@ -29,7 +29,8 @@ func delegate(args []string) error {
 	}
 	program := behindFront(self)
 	err = syscall.Exec(program, append([]string{"peerlane"}, args...), os.Environ())
-	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane", filepath.Clean(program), err)
+	return fmt.Errorf("running %s, which has all commands but topo and version: %w; reinstall Peerlane",
+		filepath.Clean(program), err)
 }
 
 func setTemplates(*cobra.Command) {}

@@ -73,7 +73,8 @@ func TestTablesAndPicturesFoldVirtualFunctions(t *testing.T) {
 	if out := command("topo", "-o", "json"); !strings.Contains(out, "mlx5_77") {
 		t.Error("JSON has not all functions")
 	}
-	for _, args := range [][]string{{"topo", "-o", "xml"}, {"topo", "-o", "svg"}, {"topo", "-o", "html"}, {"plan", "-o", "svg"}, {"plan"}, {"plan", "--explain", "0"}, {"plan", "--estimate"}} {
+	for _, args := range [][]string{{"topo", "-o", "xml"}, {"topo", "-o", "svg"}, {"topo", "-o", "html"},
+		{"plan", "-o", "svg"}, {"plan"}, {"plan", "--explain", "0"}, {"plan", "--estimate"}} {
 		if out := command(args...); strings.Contains(out, "mlx5_77") || len(out) > 100_000 {
 			t.Errorf("peerlane %s names a virtual function, in %d bytes", strings.Join(args, " "), len(out))
 		}
@@ -100,7 +101,8 @@ func TestTopoShowsDataDirectFunctionsAsAColumn(t *testing.T) {
 			break
 		}
 	}
-	if !strings.Contains(out, "DATA DIRECT") || len(row) < 3 || row[1] != "0000:33:00.0" || row[2] != "0000:44:00.0" || strings.Contains(out, "mlx5_9_dma") {
+	if !strings.Contains(out, "DATA DIRECT") || len(row) < 3 || row[1] != "0000:33:00.0" || row[2] != "0000:44:00.0" ||
+		strings.Contains(out, "mlx5_9_dma") {
 		t.Errorf("%s", out)
 	}
 	if err := os.WriteFile(file, []byte(ncclXML), 0o644); err != nil {

@@ -74,18 +74,21 @@ func TestTopologyTornFileIsRefusedWithPlace(t *testing.T) {
 func TestPlanOfSeveralHostsIsRefused(t *testing.T) {
 	one := `<cpu host_hash="0x%d" numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"><pci busid="0000:01:00.0" class="0x030200"><gpu dev="0" sm="90"/></pci></cpu>`
 	file := filepath.Join(t.TempDir(), "two.xml")
-	if err := os.WriteFile(file, []byte(`<system version="1">`+fmt.Sprintf(one+one, 1, 2)+`</system>`), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(`<system version="1">`+fmt.Sprintf(one+one, 1, 2)+`</system>`),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	var out, errOut bytes.Buffer
 	code := run([]string{"plan", "--root", t.TempDir(), "--input", file}, &out, &errOut)
-	if said := errOut.String(); code != 1 || !strings.Contains(said, file) || !strings.Contains(said, "2 hosts") || strings.Contains(said, "config.toml") {
+	if said := errOut.String(); code != 1 || !strings.Contains(said, file) || !strings.Contains(said, "2 hosts") ||
+		strings.Contains(said, "config.toml") {
 		t.Errorf("exit status %d: %s", code, said)
 	}
 	if !strings.Contains(errOut.String(), "--host N, from 0 to 1") {
 		t.Errorf("no remedy: %s", errOut.String())
 	}
-	if names := peerlane(t, "__complete", "plan", "--input", file, "--host", ""); !strings.Contains(names, "0\t0x1\n1\t0x2\n") {
+	if names := peerlane(t, "__complete", "plan", "--input", file, "--host", ""); !strings.Contains(names,
+		"0\t0x1\n1\t0x2\n") {
 		t.Errorf("--host completes %q", names)
 	}
 	for _, n := range []string{"0", "1", "0x2"} {
@@ -105,7 +108,8 @@ func TestPlanOfSeveralHostsIsRefused(t *testing.T) {
 	} {
 		out.Reset()
 		errOut.Reset()
-		if code := run(append([]string{"plan", "--root", t.TempDir()}, tt.args...), &out, &errOut); code != tt.code || !strings.Contains(errOut.String(), tt.want) || out.Len() > 0 {
+		if code := run(append([]string{"plan", "--root", t.TempDir()}, tt.args...), &out, &errOut); code != tt.code ||
+			!strings.Contains(errOut.String(), tt.want) || out.Len() > 0 {
 			t.Errorf("%v: exit status %d, %s", tt.args, code, errOut.String())
 		}
 	}

@@ -12,7 +12,8 @@ import (
 // keeps an existing configuration, and uses the paths that commands search.
 func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	built, dest := t.TempDir(), t.TempDir()
-	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
+		"libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
 		if err := os.WriteFile(filepath.Join(built, name), []byte("\x00"+name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -43,7 +44,8 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 		t.Error(err)
 	}
 	unit, err := os.ReadFile(filepath.Join(dest, "opt/peerlane/lib/systemd/system/peerlane-relay@.service"))
-	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") || strings.Contains(string(unit), "/usr/libexec/peerlane") {
+	if err != nil || !strings.Contains(string(unit), "ExecStart=/opt/peerlane/libexec/peerlane/peerlane-hook accept") ||
+		strings.Contains(string(unit), "/usr/libexec/peerlane") {
 		t.Errorf("the unit of relays: %v\n%s", err, unit)
 	}
 	// The full program and its front.
@@ -59,7 +61,8 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 			t.Errorf("%s names the runtime %s, not %s", place, got, want)
 		}
 	}
-	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil || !strings.Contains(string(out), "run make build") {
+	if out, err := exec.Command("../../packaging/install", t.TempDir(), dest).CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "run make build") {
 		t.Errorf("without a build: %v: %s", err, out)
 	}
 }
@@ -78,7 +81,8 @@ func TestInstallPutsTheFrontBeforeTheCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0", "libnccl-net-peerlane.so"} {
+	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
+		"libnccl-net-peerlane.so"} {
 		write(name, "\x00"+name)
 	}
 	for _, front := range []string{"\x00peerlane", "\x00front"} {

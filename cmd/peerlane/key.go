@@ -24,14 +24,14 @@ import (
 func newKeyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "key",
-		Short: "Make and change the key that the hosts of a cluster trust each other by",
-		Long: `Make and change the cluster key: relays of different hosts speak only to who has it.
-It is in etc/peerlane/cluster.key, or where network.key in config.toml says, and the
-same file is on every host of the cluster.
+		Short: "Manage the cluster key",
+		Long: `Manage the cluster key: relays of different hosts connect only if both have the key. It
+is in etc/peerlane/cluster.key, or the path of network.key in config.toml, and every
+host of the cluster has the same file.
 
-Containers that are started on a host that has the key are on the network.
+Containers started on a host with the key are on the network.
 
-docs/network.md has how to change the key of a cluster that works.`,
+docs/network.md describes how to rotate the key of a running cluster.`,
 		Example: `  peerlane key generate
   peerlane key show`,
 	}
@@ -79,12 +79,12 @@ const copyKey = `  ssh root@host2 'install -d -m 755 /etc/peerlane && umask 077 
 func newKeyGenerateCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "generate",
-		Short: "Make the cluster key, on the first host",
-		Long: `Make a cluster key of 256 random bits in a file that only root can read. It is then to
-be copied to the other hosts of the cluster, by a way that keeps it secret.
+		Short: "Create the cluster key, on the first host",
+		Long: `Create a cluster key of 256 random bits in a file readable only by root. Copy it to the
+other hosts of the cluster over a confidential channel.
 
-It replaces no key: hosts that have the old one would be lost. That is what peerlane
-key rotate does in two steps.`,
+The command does not replace an existing key, because hosts with the old key would lose
+contact; use peerlane key rotate.`,
 		Example: "  peerlane key generate\n" + copyKey,
 		Args:    noArgs,
 	}
@@ -110,19 +110,18 @@ func newKeyRotateCommand(a *app) *cobra.Command {
 	var finish bool
 	cmd := &cobra.Command{
 		Use:   "rotate",
-		Short: "Change the cluster key in two steps, without an outage",
-		Long: `Put another cluster key into use, and keep the one before: hosts that have this file and
-hosts that have the last one still understand each other, so that it can be copied to
-them in any order. When all have it, --finish on each, or on one and copied again,
-ends the belief in the previous key.
+		Short: "Rotate the cluster key in two steps, without an outage",
+		Long: `Start using a new cluster key, and keep the previous one: hosts with this file and hosts
+with the last file still connect, so copy the file to the hosts in any order. When every
+host has it, end the rotation with --finish on each host, or on one before copying again.
 
-peerlane key show tells by the ids which host has which file.`,
+peerlane key show prints the ids of a host's keys.`,
 		Example: "  peerlane key rotate\n" + copyKey + `
                                   and so on, to each host in any order
   peerlane key rotate --finish    on each, in any order`,
 		Args: noArgs,
 	}
-	cmd.Flags().BoolVar(&finish, "finish", false, "believe the previous key no more: when every host has the new one")
+	cmd.Flags().BoolVar(&finish, "finish", false, "drop the previous key, when every host has the new key")
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		var keys network.Keys
@@ -153,9 +152,9 @@ func newKeyShowCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show the ids and dates of the cluster key, never the secret",
-		Long: `Show which cluster key this host has, by its id, and when it was made; and during a
-rotation the one before, which is still believed. Hosts with the same ids have the same
-keys. The secret is not shown.`,
+		Long: `Show id and creation time of this host's cluster key, and during a rotation of the
+previous key, which is still accepted. Hosts with the same ids have the same keys. The
+secret is not shown.`,
 		Example: `  peerlane key show
   peerlane key show -o json`,
 		Args: noArgs,
@@ -218,7 +217,8 @@ func (a *app) changeKeys(change func(path string, old *network.Keys) (network.Ke
 	// The lock is a separate file with mode 0600: any process that can open a file can keep it
 	// locked, and every user can open the directory. The lock file stays, or two commands could
 	// each lock their own inode.
-	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	lock, err := os.OpenFile(filepath.Join(dir, "."+filepath.Base(path)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW,
+		0o600)
 	if err != nil {
 		return path, asRoot(fmt.Errorf("cluster key: %w", err))
 	}
@@ -265,5 +265,6 @@ func writeSecret(path string, text []byte) error {
 
 // noClusterKey returns the error of a host without a cluster key.
 func noClusterKey(path string) error {
-	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path, Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
+	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path,
+		Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
 }

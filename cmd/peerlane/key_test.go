@@ -35,7 +35,8 @@ func refused(t *testing.T, code int, says string, args ...string) {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	if got := run(args, &out, &errOut); got != code || !strings.Contains(errOut.String(), says) || out.Len() > 0 {
-		t.Errorf("peerlane %s: exit status %d, %q, %q; want %d, %q", strings.Join(args, " "), got, out.String(), errOut.String(), code, says)
+		t.Errorf("peerlane %s: exit status %d, %q, %q; want %d, %q", strings.Join(args, " "), got, out.String(),
+			errOut.String(), code, says)
 	}
 }
 
@@ -54,7 +55,8 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 		t.Fatalf("%v, %v", info.Mode(), err)
 	}
 	first := decode[keyReport](t, key("show", "-o", "json")...)
-	if len(first.Keys) != 1 || first.Keys[0].Use != "current" || first.File != path || !strings.Contains(printed, first.Keys[0].ID) {
+	if len(first.Keys) != 1 || first.Keys[0].Use != "current" || first.File != path ||
+		!strings.Contains(printed, first.Keys[0].ID) {
 		t.Errorf("%+v is shown, and %s was printed", first, printed)
 	}
 	before, err := os.ReadFile(path)
@@ -68,23 +70,27 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 	}
 
 	second := decode[keyReport](t, key("rotate", "-o", "json")...)
-	if len(second.Keys) != 2 || second.Keys[1].Use != "previous" || second.Keys[1].ID != first.Keys[0].ID || second.Keys[0].ID == first.Keys[0].ID {
+	if len(second.Keys) != 2 || second.Keys[1].Use != "previous" || second.Keys[1].ID != first.Keys[0].ID ||
+		second.Keys[0].ID == first.Keys[0].ID {
 		t.Errorf("%+v was rotated to %+v", first, second)
 	}
 	refused(t, exitFailure, "a rotation is under way", key("rotate")...)
 	printed = peerlane(t, key("show")...)
-	for _, want := range []string{`(?m)^KEY +USE +CREATED$`, `(?m)^` + second.Keys[0].ID + ` +current +20`, `(?m)^` + first.Keys[0].ID + ` +previous +20`} {
+	for _, want := range []string{`(?m)^KEY +USE +CREATED$`, `(?m)^` + second.Keys[0].ID + ` +current +20`,
+		`(?m)^` + first.Keys[0].ID + ` +previous +20`} {
 		if !regexp.MustCompile(want).MatchString(printed) {
 			t.Errorf("no %s in\n%s", want, printed)
 		}
 	}
 	printed += peerlane(t, key("show", "-o", "json")...)
 	for _, secret := range secretsOf(t, path) {
-		if raw, err := base64.StdEncoding.DecodeString(secret); err != nil || strings.Contains(printed, secret[:16]) || strings.Contains(printed, string(raw[:8])) {
+		if raw, err := base64.StdEncoding.DecodeString(secret); err != nil || strings.Contains(printed, secret[:16]) ||
+			strings.Contains(printed, string(raw[:8])) {
 			t.Errorf("%v, or a secret in\n%s", err, printed)
 		}
 	}
-	if last := decode[keyReport](t, key("rotate", "--finish", "-o", "json")...); len(last.Keys) != 1 || last.Keys[0] != second.Keys[0] {
+	if last := decode[keyReport](t, key("rotate", "--finish", "-o", "json")...); len(last.Keys) != 1 ||
+		last.Keys[0] != second.Keys[0] {
 		t.Errorf("%+v is finished as %+v", second, last)
 	}
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 2 {
@@ -145,7 +151,8 @@ func TestClusterKeyUntrustedFileIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range [][]string{{"show"}, {"rotate"}, {"generate"}} {
-		refused(t, exitFailure, "open to others than its owner (mode 0644)", append(append([]string{"key"}, command...), "--root", root)...)
+		refused(t, exitFailure, "open to others than its owner (mode 0644)",
+			append(append([]string{"key"}, command...), "--root", root)...)
 	}
 	text, err := os.ReadFile(path)
 	if err == nil {

@@ -92,17 +92,17 @@ func newRootCommand(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "peerlane",
 		Short: "A virtual PCIe switch: every GPU of a host beside an RDMA NIC",
-		Long: `Peerlane gives every GPU of a host a lane to the network that is as good as that
-of the GPUs beside an RDMA NIC: the traffic of a far GPU is relayed through GPUs
-that share a PCIe switch with a NIC.
+		Long: `Peerlane gives every GPU of a host a lane to the network as fast as that of the GPUs
+beside an RDMA NIC: a relay stages the traffic of a far GPU through GPUs that share a
+PCIe switch with a NIC.
 
 Exit status:
-  0  done
-  1  failed; one sentence on standard error says what, on what, and what to do
-  2  the command line was wrong
+  0  success
+  1  failed; standard error has operation, object, cause and remedy
+  2  wrong command line
   3  peerlane cdi validate: installed specifications differ from this host
-  4  peerlane self-test: a pair of GPUs is not fit to stage on
-  5  peerlane doctor: nothing is wrong that could be seen, and something could not be told
+  4  peerlane self-test: a pair of GPUs is unfit for staging
+  5  peerlane doctor: no problem found, but some results are unknown
   6  peerlane doctor: a warning
   7  peerlane doctor: a failure`,
 		Example: `  peerlane topo                            how near are GPUs and NICs
@@ -117,12 +117,15 @@ Exit status:
 	}
 	root.SetOut(a.out.Document())
 	root.SetErr(a.errOut.Document())
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{cmd.CommandPath(), nearFlag(cmd, err)} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{cmd.CommandPath(),
+			nearFlag(cmd, err)}
+	})
 	setTemplates(root)
 
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.root, "root", "/", "look for var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
-	flags.StringVar(&a.logLevel, "log-level", "info", "log messages from `LEVEL` up: debug, info, warning, error")
+	flags.StringVar(&a.root, "root", "/", "use var/lib/peerlane, run/peerlane and etc/peerlane below `DIR`")
+	flags.StringVar(&a.logLevel, "log-level", "info", "minimum `LEVEL` of log messages: debug, info, warning, error")
 	flags.StringVar(&a.logFormat, "log-format", "text", "log to standard error in `FORM`: text, json")
 	must(root.MarkPersistentFlagDirname("root"))
 	complete(root, "log-level", logLevels...)
@@ -148,10 +151,10 @@ func arrange(root *cobra.Command) {
 		title string
 		names []string
 	}{
-		{"See what a host is, and what could be:", []string{"topo", "plan", "doctor", "explain"}},
-		{"Make lanes, and give them to containers:", []string{"cdi", "runtime", "key"}},
-		{"Look after what runs:", []string{"relay", "exporter", "self-test"}},
-		{"Try and measure:", []string{"demo", "bench"}},
+		{"Topology and diagnosis:", []string{"topo", "plan", "doctor", "explain"}},
+		{"Configuration:", []string{"cdi", "runtime", "key"}},
+		{"Monitoring and control:", []string{"relay", "exporter", "self-test"}},
+		{"Demos and benchmarks:", []string{"demo", "bench"}},
 	} {
 		root.AddGroup(&cobra.Group{ID: part.title, Title: part.title})
 		for _, cmd := range root.Commands() {
@@ -169,7 +172,8 @@ var logLevels = []string{"debug", "info", "warning", "error"}
 func (a *app) start(cmd *cobra.Command) error {
 	level, err := logrus.ParseLevel(a.logLevel)
 	if err != nil || !slices.Contains(logLevels, a.logLevel) {
-		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s: unknown level; use debug, info, warning or error", a.logLevel)}
+		return usageError{cmd.CommandPath(), fmt.Errorf("--log-level %s: unknown level; use debug, info, warning or error",
+			a.logLevel)}
 	}
 	switch a.logFormat {
 	case "text":
@@ -182,7 +186,8 @@ func (a *app) start(cmd *cobra.Command) error {
 	a.log.SetLevel(level)
 	a.log.SetOutput(a.errOut.Document())
 	if !filepath.IsAbs(a.root) {
-		return usageError{cmd.CommandPath(), fmt.Errorf("--root %s: not an absolute path; the hook and the relays run in other directories", a.root)}
+		return usageError{cmd.CommandPath(),
+			fmt.Errorf("--root %s: not an absolute path; the hook and the relays run in other directories", a.root)}
 	}
 	a.layout = paths.New(a.root)
 	return nil
@@ -252,7 +257,8 @@ func newHelpCommand(root *cobra.Command) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			of, rest, err := root.Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{cmd.CommandPath(), fmt.Errorf("unknown command %q; list commands with peerlane --help", strings.Join(args, " "))}
+				return usageError{cmd.CommandPath(), fmt.Errorf("unknown command %q; list commands with peerlane --help",
+					strings.Join(args, " "))}
 			}
 			of.InitDefaultHelpFlag()
 			return of.Help()

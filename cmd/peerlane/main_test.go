@@ -94,36 +94,60 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		code int
 		want []string
 	}{
-		{"an unknown command", []string{"plam"}, 2, []string{`unknown command "plam" for peerlane; did you mean plan?`, "see peerlane --help"}},
-		{"an unknown command of a group", []string{"cdi", "generat"}, 2, []string{`unknown command "generat" for peerlane cdi; did you mean generate?`, "see peerlane cdi --help"}},
+		{"an unknown command", []string{"plam"}, 2, []string{`unknown command "plam" for peerlane; did you mean plan?`,
+			"see peerlane --help"}},
+		{"an unknown command of a group", []string{"cdi", "generat"}, 2,
+			[]string{`unknown command "generat" for peerlane cdi; did you mean generate?`, "see peerlane cdi --help"}},
 		{"an unknown flag", []string{"topo", "--colour"}, 2, []string{"unknown flag: --colour", "see peerlane topo --help"}},
-		{"a value that a flag does not have", []string{"plan", "-o", "xml"}, 2, []string{`the form of output is table, json, wide, svg or html`}},
-		{"a form that there is not", []string{"topo", "-o", "yaml"}, 2, []string{`the form of output is table, json, xml, svg or html`}},
-		{"the virtual switch as a table", append([]string{"topo", "--virtual"}, host...), 2, []string{"--virtual goes with -o xml"}},
-		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2, []string{"--rules changes path names"}},
-		{"rules in a picture", append([]string{"topo", "-o", "svg", "--rules", "smi"}, host...), 2, []string{"--rules changes path names, and -o svg has none"}},
-		{"sentences in a picture", append([]string{"plan", "-o", "html", "--explain", "0"}, host...), 2, []string{"-o html draws the plan"}},
-		{"rules that there are not", []string{"topo", "--rules", "hwloc"}, 2, []string{`rules "hwloc" are none of nccl, smi`}},
+		{"a value that a flag does not have", []string{"plan", "-o", "xml"}, 2,
+			[]string{`the form of output is table, json, wide, svg or html`}},
+		{"a form that there is not", []string{"topo", "-o", "yaml"}, 2,
+			[]string{`the form of output is table, json, xml, svg or html`}},
+		{"the virtual switch as a table", append([]string{"topo", "--virtual"}, host...), 2,
+			[]string{"--virtual goes with -o xml"}},
+		{"rules where nothing is named", append([]string{"topo", "-o", "xml", "--rules", "smi"}, host...), 2,
+			[]string{"--rules changes path names"}},
+		{"rules in a picture", append([]string{"topo", "-o", "svg", "--rules", "smi"}, host...), 2,
+			[]string{"--rules changes path names, and -o svg has none"}},
+		{"sentences in a picture", append([]string{"plan", "-o", "html", "--explain", "0"}, host...), 2,
+			[]string{"-o html draws the plan"}},
+		{"rules that there are not", []string{"topo", "--rules", "hwloc"}, 2,
+			[]string{`rules "hwloc" are none of nccl, smi`}},
 		{"an argument too many", []string{"plan", "gpu3"}, 2, []string{`peerlane plan takes no arguments, got "gpu3"`}},
 		{"two hosts at once", []string{"topo", "--input", "x.xml", "--sysfs", "/sys"}, 2, []string{"--input reads a file"}},
-		{"a class where all are installed", []string{"cdi", "generate", "--class", "lane", "--spec-dir", dir}, 2, []string{"--spec-dir always installs all"}},
-		{"a dry run of what only prints", []string{"cdi", "generate", "--dry-run"}, 2, []string{"--dry-run needs --spec-dir"}},
-		{"a format that there is not", []string{"cdi", "refresh", "--format", "toml"}, 2, []string{"--format toml: unknown format; use json, yaml"}},
-		{"two lists at once", []string{"cdi", "list", "--generated", "--spec-dir", dir}, 2, []string{"--generated reads this host"}},
-		{"what is no device", []string{"cdi", "list", "--spec-dir", dir, "lane"}, 1, []string{`"lane" is no device; one looks like lane=3`}},
-		{"a device where there is none", []string{"cdi", "list", "--spec-dir", dir, "lane=3"}, 1, []string{"there is no device at all", "peerlane cdi generate"}},
+		{"a class where all are installed", []string{"cdi", "generate", "--class", "lane", "--spec-dir", dir}, 2,
+			[]string{"--spec-dir always installs all"}},
+		{"a dry run of what only prints", []string{"cdi", "generate", "--dry-run"}, 2,
+			[]string{"--dry-run needs --spec-dir"}},
+		{"a format that there is not", []string{"cdi", "refresh", "--format", "toml"}, 2,
+			[]string{"--format toml: unknown format; use json, yaml"}},
+		{"two lists at once", []string{"cdi", "list", "--generated", "--spec-dir", dir}, 2,
+			[]string{"--generated reads this host"}},
+		{"what is no device", []string{"cdi", "list", "--spec-dir", dir, "lane"}, 1,
+			[]string{`"lane" is no device; one looks like lane=3`}},
+		{"a device where there is none", []string{"cdi", "list", "--spec-dir", dir, "lane=3"}, 1,
+			[]string{"there is no device at all", "peerlane cdi generate"}},
 		{"an unknown log level", []string{"topo", "--log-level", "loud"}, 2, []string{"--log-level loud: unknown level"}},
 		{"an unknown log format", []string{"topo", "--log-format", "xml"}, 2, []string{"--log-format xml is neither"}},
 
-		{"a file that does not exist", []string{"topo", "--input", "/nowhere/topo.xml"}, 1, []string{"/nowhere/topo.xml", "no such file"}},
-		{"XML of a matrix", []string{"topo", "-o", "xml", "--input", matrix}, 1, []string{"has path types and no tree", "peerlane topo capture"}},
-		{"a misspelt key", append([]string{"plan", "--root", filepath.Join(dir, "misspelt")}, host...), 1, []string{"slotsize", "config.toml"}},
-		{"a lane for a GPU that is not there", append([]string{"plan", "--root", filepath.Join(dir, "nonsense")}, host...), 1, []string{"config.toml", `"17"`}},
-		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1, []string{"there is no hook /nowhere/peerlane-hook", "--hook"}},
-		{"a hook that cannot run", append([]string{"cdi", "generate", "--hook", notExecutable}, host...), 1, []string{"is no executable file"}},
-		{"a picture of a plan without a GPU", []string{"plan", "-o", "svg", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"no GPU found, so no lane to draw", "peerlane topo -o svg"}},
-		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"no GPU and no NIC found"}},
-		{"no GPU", []string{"cdi", "generate", "--hook", os.Args[0], "--sysfs", filepath.Join(dir, "empty/sys"), "--proc", "/proc"}, 1, []string{"there is no NVIDIA GPU"}},
+		{"a file that does not exist", []string{"topo", "--input", "/nowhere/topo.xml"}, 1,
+			[]string{"/nowhere/topo.xml", "no such file"}},
+		{"XML of a matrix", []string{"topo", "-o", "xml", "--input", matrix}, 1,
+			[]string{"has path types and no tree", "peerlane topo capture"}},
+		{"a misspelt key", append([]string{"plan", "--root", filepath.Join(dir, "misspelt")}, host...), 1,
+			[]string{"slotsize", "config.toml"}},
+		{"a lane for a GPU that is not there", append([]string{"plan", "--root", filepath.Join(dir, "nonsense")}, host...),
+			1, []string{"config.toml", `"17"`}},
+		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1,
+			[]string{"there is no hook /nowhere/peerlane-hook", "--hook"}},
+		{"a hook that cannot run", append([]string{"cdi", "generate", "--hook", notExecutable}, host...), 1,
+			[]string{"is no executable file"}},
+		{"a picture of a plan without a GPU", []string{"plan", "-o", "svg", "--sysfs", filepath.Join(dir, "empty/sys"),
+			"--proc", "/proc"}, 1, []string{"no GPU found, so no lane to draw", "peerlane topo -o svg"}},
+		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc",
+			"/proc"}, 1, []string{"no GPU and no NIC found"}},
+		{"no GPU", []string{"cdi", "generate", "--hook", os.Args[0], "--sysfs", filepath.Join(dir, "empty/sys"), "--proc",
+			"/proc"}, 1, []string{"there is no NVIDIA GPU"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out, errOut bytes.Buffer
@@ -153,7 +177,8 @@ func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on 
 
 func TestOutputThatCannotBeWrittenIsAFailure(t *testing.T) {
 	_, host := recordedHost(t)
-	for _, args := range [][]string{append([]string{"topo"}, host...), append([]string{"plan", "-o", "json"}, host...), {"version"}} {
+	for _, args := range [][]string{append([]string{"topo"}, host...), append([]string{"plan", "-o", "json"}, host...),
+		{"version"}} {
 		var errOut bytes.Buffer
 		if code := run(args, full{}, &errOut); code != exitFailure {
 			t.Errorf("peerlane %s: exit status %d", args[0], code)
@@ -176,7 +201,8 @@ func TestVersionPrintsReleaseAndCommit(t *testing.T) {
 	if diff := cmp.Diff(version.Get(), decode[version.Build](t, "version", "-o", "json")); diff != "" {
 		t.Errorf("-o json (-want +got):\n%s", diff)
 	}
-	if out := peerlane(t, "version"); !strings.HasPrefix(out, "peerlane ") || !strings.Contains(out, version.Get().Commit) {
+	if out := peerlane(t, "version"); !strings.HasPrefix(out, "peerlane ") ||
+		!strings.Contains(out, version.Get().Commit) {
 		t.Errorf("output %q", out)
 	}
 }

@@ -22,7 +22,8 @@ import (
 // pairs, and stores the figures for later plans.
 func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 	if !host.live() {
-		return usageError{cmd.CommandPath(), errors.New("--measure tests this machine's GPUs: omit --input, --sysfs and --proc")}
+		return usageError{cmd.CommandPath(),
+			errors.New("--measure tests this machine's GPUs: omit --input, --sysfs and --proc")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {
@@ -38,7 +39,8 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 		return asRoot(err)
 	}
 	if !t.kept {
-		return &fault.Error{Code: fault.NotRoot, Operation: "keep the measurement for all plans", Remedy: "run peerlane plan --measure as root"}
+		return &fault.Error{Code: fault.NotRoot, Operation: "keep the measurement for all plans",
+			Remedy: "run peerlane plan --measure as root"}
 	}
 	return a.keepMeasured(m)
 }
@@ -55,7 +57,8 @@ func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.M
 	}
 	m := measuredPairs(report.Pairs)
 	if m.Copies == nil {
-		return nil, fmt.Errorf("measuring %s: no self-test of %d pairs of GPUs ran; peerlane self-test shows the cause", t.words, len(names))
+		return nil, fmt.Errorf("measuring %s: no self-test of %d pairs of GPUs ran; peerlane self-test shows the cause",
+			t.words, len(names))
 	}
 	m.Fingerprint, m.At = h.Fingerprint(), time.Now().Unix()
 	return m, nil
@@ -71,7 +74,8 @@ func measuredPairs(pairs []launch.Pair) *topo.Measured {
 			continue
 		}
 		if p.Push.Client > 0 && p.Pull.Client > 0 {
-			m.Copies = append(m.Copies, topo.MeasuredCopy{GPU: p.GPU.BusID, Peer: p.Server.BusID, Out: p.Push.Client, In: p.Pull.Client})
+			m.Copies = append(m.Copies, topo.MeasuredCopy{GPU: p.GPU.BusID, Peer: p.Server.BusID, Out: p.Push.Client,
+				In: p.Pull.Client})
 		}
 		if p.Push.Bounce > 0 && p.Pull.Bounce > 0 {
 			at, known := memory[p.GPU.BusID]
@@ -104,7 +108,8 @@ func (a *app) keepMeasured(m *topo.Measured) error {
 	if err := os.Rename(next, path); err != nil {
 		return fmt.Errorf("storing measured rates: %w", err)
 	}
-	a.log.Infof("%d copies between GPUs and the host memory of %d GPUs were measured; %s has the figures, and plans and estimates of this host go by them", len(m.Copies), len(m.Memory), path)
+	a.log.Infof("%d copies between GPUs and the host memory of %d GPUs were measured; %s has the figures, and plans "+
+		"and estimates of this host go by them", len(m.Copies), len(m.Memory), path)
 	return nil
 }
 

@@ -19,7 +19,8 @@ func TestMeasuredPairsAreRatesOfCopiesAndMemory(t *testing.T) {
 	slower.Push.Bounce, slower.Pull.Bounce = 60, 1
 	slower.Server.BusID = "0000:19:00.0"
 	m := measuredPairs([]launch.Pair{wrong, fit, slower, testedPair(3, launch.VerdictUntested, "x")})
-	if len(m.Copies) != 2 || m.Copies[0] != (topo.MeasuredCopy{GPU: "0000:17:00.0", Peer: "0000:18:00.0", Out: 395.04, In: 394}) {
+	if len(m.Copies) != 2 || m.Copies[0] != (topo.MeasuredCopy{GPU: "0000:17:00.0", Peer: "0000:18:00.0", Out: 395.04,
+		In: 394}) {
 		t.Errorf("copies are %+v", m.Copies)
 	}
 	if len(m.Memory) != 1 || m.Memory[0] != (topo.MeasuredHost{GPU: "0000:17:00.0", Out: 60, In: 54}) {
@@ -50,7 +51,8 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := estimate()
-	for _, want := range []string{"Links that neither PCIe nor NVLink tells", "host memory of NUMA node 0", "41.5", "measured"} {
+	for _, want := range []string{"Links that neither PCIe nor NVLink tells", "host memory of NUMA node 0", "41.5",
+		"measured"} {
 		if !strings.Contains(after, want) {
 			t.Errorf("no %q in\n%s", want, after)
 		}
@@ -80,7 +82,8 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 func TestMeasureIsOfThisHostAlone(t *testing.T) {
 	_, host := recordedHost(t)
 	var out, errOut strings.Builder
-	if code := run(append([]string{"plan", "--measure"}, host...), &out, &errOut); code != exitUsage || !strings.Contains(errOut.String(), "--measure tests this machine's GPUs") {
+	if code := run(append([]string{"plan", "--measure"}, host...), &out, &errOut); code != exitUsage ||
+		!strings.Contains(errOut.String(), "--measure tests this machine's GPUs") {
 		t.Errorf("exit status %d: %s", code, errOut.String())
 	}
 }

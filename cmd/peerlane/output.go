@@ -197,7 +197,8 @@ func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable,
 
 // writeMatrix writes the matrix line by line; heading styles each word of the first line. It
 // sanitises device names and the extra columns.
-func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells, heading func(string) terminal.Styled, after ...column) {
+func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells,
+	heading func(string) terminal.Styled, after ...column) {
 	at := func(i, j int, path int32) int32 {
 		if show.at == nil {
 			return path

@@ -149,7 +149,8 @@ func TestMatrixEqualsPrettyTable(t *testing.T) {
 		}
 		return path
 	}}
-	after := []column{{"CPU AFFINITY", slices.Repeat([]string{"0-47", "48-95,144-191", ""}, len(labels)/3)}, {"NUMA", slices.Repeat([]string{"0"}, len(labels))}}
+	after := []column{{"CPU AFFINITY", slices.Repeat([]string{"0-47", "48-95,144-191", ""}, len(labels)/3)},
+		{"NUMA", slices.Repeat([]string{"0"}, len(labels))}}
 	for _, tt := range []struct {
 		name   string
 		labels []string
@@ -213,7 +214,8 @@ func TestNamesOfAFileStayOnTheirLine(t *testing.T) {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
 	h.NICs[0].Name = "a longer\nname"
-	if _, legend := matrixLabels(h); !slices.Equal(legend, []string{"NIC0  a longer\ufffdname", "NIC1  \ufffd[2Jc\ufffd"}) {
+	if _, legend := matrixLabels(h); !slices.Equal(legend,
+		[]string{"NIC0  a longer\ufffdname", "NIC1  \ufffd[2Jc\ufffd"}) {
 		t.Errorf("legend %q", legend)
 	}
 }
@@ -227,7 +229,8 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 		ways := h.WayTable(topo.RulesNCCL)
 		var b bytes.Buffer
 		a := &app{out: terminal.New(&b)}
-		if err := a.printTopology(topology{Version: topologyVersion, Rules: topo.RulesNCCL, Host: withLists(h)}, ways); err != nil {
+		if err := a.printTopology(topology{Version: topologyVersion, Rules: topo.RulesNCCL, Host: withLists(h)},
+			ways); err != nil {
 			t.Fatal(err)
 		}
 		var got topology
@@ -265,7 +268,8 @@ func TestOutputClosedByReaderIsError(t *testing.T) {
 	for _, args := range [][]string{{"topo", "--input", file}, {"topo", "--input", file, "-o", "json"}} {
 		for _, left := range []int{0, 1000, 100_000} {
 			var errOut bytes.Buffer
-			if code := run(args, &shut{left}, &errOut); code != exitFailure || !strings.Contains(errOut.String(), "closed by the reader") {
+			if code := run(args, &shut{left}, &errOut); code != exitFailure ||
+				!strings.Contains(errOut.String(), "closed by the reader") {
 				t.Errorf("%v with %d bytes read: exit status %d, %s", args, left, code, errOut.String())
 			}
 		}

@@ -15,7 +15,8 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 	var e *topo.Estimate
 	switch {
 	case p != nil && len(p.Lanes) == 0:
-		return fmt.Errorf("%s: no GPU found, so no lane to draw; draw the host with peerlane topo -o %s", origin(h.Source), form)
+		return fmt.Errorf("%s: no GPU found, so no lane to draw; draw the host with peerlane topo -o %s", origin(h.Source),
+			form)
 	case p == nil && len(h.GPUs)+len(h.NICs) == 0:
 		return fmt.Errorf("%s: no GPU and no NIC found; peerlane topo shows the cause", origin(h.Source))
 	case p != nil:

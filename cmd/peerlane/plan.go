@@ -21,35 +21,32 @@ func newPlanCommand(a *app) *cobra.Command {
 	var estimate, measure bool
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Show each GPU's lane to the network, and why it is that one",
-		Long: `Plan a lane for each GPU of this host, or of a topology file: its NICs, the
-GPUs that its traffic is staged on, and the reason. The configuration file
-(etc/peerlane/config.toml) can assign lanes and say what counts as near.
+		Short: "Show each GPU's lane to the network, with the reason",
+		Long: `Plan a lane for each GPU of this host, or of a topology file: NICs, server GPUs and
+the reason. The configuration file (etc/peerlane/config.toml) can assign lanes and
+define which paths are near.
 
-LANE says how the traffic goes: direct (the NIC reads and writes the GPU's
-memory), through the server GPUs that it is staged on, by a relay, bounce
-(through the CPU's memory), or this host: without a NIC a lane reaches the other
-containers of this host alone. Where the ways of a lane have unequal shares of its
-traffic, LANE and NIC have the shares. PATH is the way from the GPU to its NIC without the
-relay, and LEGS are the two with it: to the server GPUs, and from there to the
-NIC. GB/S is what the lane carries in each direction while all of them are busy,
-by the estimate.
+LANE is the route: direct (the NIC reads and writes the GPU's memory), the server GPUs
+of a staged lane, bounce (through host memory), or this host: a lane without a NIC
+reaches only the other containers of this host. If the routes of a lane have unequal
+shares of its traffic, LANE and NIC show the shares. PATH is the path from the GPU to
+its NIC without a relay, and LEGS are the two paths with one: to the server GPUs, and
+from them to the NIC. GB/S is the estimated rate of the lane in each direction while
+every lane is busy.
 
---estimate compares ways: as NCCL does it by its defaults, without PXN and with it,
-with GPUDirect RDMA switched off everywhere, and as planned. FULL is the link or port
-that has no room for more while all GPUs are busy. docs/estimate.md says how it reckons, and
-what it leaves out.
+--estimate compares NCCL with its defaults, without PXN and with PXN, NCCL with
+GPUDirect RDMA disabled, and the plan. FULL is the link or port that is saturated while
+every GPU is busy. docs/estimate.md describes the model and its limits.
 
 The table fits 100 columns, or the terminal; -o wide has a line for each lane.
 
---measure copies between each two GPUs and between GPUs and host memory first, as
-peerlane self-test --all --again does, and keeps the rates in
-/var/lib/peerlane/measured.json. Plans and estimates then go by them in place of the
-constants of other machines, as long as the devices of the host are the same.
+--measure first copies between every two GPUs and between GPUs and host memory, as
+peerlane self-test --all --again does, and stores the rates in
+/var/lib/peerlane/measured.json. Plans and estimates then use these rates instead of
+constants, as long as the devices of the host stay the same.
 
-With -o svg or -o html the plan is a picture in one file: the host as a tree, its
-lanes in the colours of the estimate, and in html a table of them below. A reader
-who stops at a part of it sees more about it.`,
+With -o svg or -o html the plan is a picture in one file: the host as a tree, the lanes
+in the colours of the estimate, and in html a table. Pointing at a part shows details.`,
 		Example: `  peerlane plan
   peerlane plan --explain gpu3
   peerlane plan --estimate --input topo.xml -o json
@@ -59,24 +56,32 @@ who stops at a part of it sees more about it.`,
 	}
 	host, form := addHost(cmd), addForm(cmd, formWide, formSVG, formHTML)
 	host.addSoftware()
-	cmd.Flags().StringVar(&host.one, "host", "", "plan host `N` of a file that describes several: a number from 0, or its host_hash")
-	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cmd.Flags().StringVar(&host.one, "host", "",
+		"plan host `N` of a file that describes several: a number from 0, or its host_hash")
+	must(cmd.RegisterFlagCompletionFunc("host", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return host.completeHosts()
 	}))
-	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false, "plan GPUs of any maker, for study: only NVIDIA's can be relayed")
-	cmd.Flags().StringVar(&explain, "explain", "", "say in sentences why the lane of `GPU` is what it is")
-	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	cmd.Flags().BoolVar(&host.anyVendor, "any-vendor", false,
+		"plan GPUs of any vendor, for study; relays need NVIDIA GPUs")
+	cmd.Flags().StringVar(&explain, "explain", "", "explain the lane of `GPU` in sentences")
+	must(cmd.RegisterFlagCompletionFunc("explain", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		return a.completeGPUs(cmd, host)
 	}))
-	cmd.Flags().BoolVar(&measure, "measure", false, "measure copies between GPUs and to host memory first, for all plans of this host; takes root, seconds, and memory on idle GPUs")
+	cmd.Flags().BoolVar(&measure, "measure", false,
+		"first measure copies between GPUs and to host memory, for all plans of this host; needs root, seconds, and "+
+			"memory on idle GPUs")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
 		if explains && estimate {
-			return usageError{cmd.CommandPath(), errors.New("--explain describes one GPU and --estimate all GPUs: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--explain describes one GPU and --estimate all GPUs: give one or the other")}
 		}
 		if form.picture() && (explains || estimate) {
-			return usageError{cmd.CommandPath(), fmt.Errorf("-o %s draws the plan with its estimate: omit --explain and --estimate", form.value)}
+			return usageError{cmd.CommandPath(),
+				fmt.Errorf("-o %s draws the plan with its estimate: omit --explain and --estimate", form.value)}
 		}
 		if measure {
 			if err := a.measureHost(cmd, host); err != nil {
@@ -343,7 +348,9 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 	}
 	a.out.Println("NCCL TODAY: NCCL's defaults without PXN.")
 	if e.PXN {
-		a.out.Println("NCCL WITH PXN: sending / receiving. PXN sends through a GPU near the NIC, where the ranks of both share a container.")
+		a.out.Println(
+			"NCCL WITH PXN: sending / receiving. PXN sends through a GPU near the NIC, where the ranks of both share a " +
+				"container.")
 	}
 	a.out.Println("GPUDIRECT OFF: the same NICs, all traffic through host memory.")
 	a.out.Println("AS PLANNED: the lanes of this plan.")

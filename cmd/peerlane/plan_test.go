@@ -44,7 +44,8 @@ func TestEstimateInJSON(t *testing.T) {
 	if u := got.Uniformity; u.Relay != 1 || u.Alone.NCCL >= u.Alone.Relay {
 		t.Errorf("uniformity %+v", u)
 	}
-	sentences := decode[struct{ Sentences []string }](t, append([]string{"plan", "--explain", "3", "--root", t.TempDir(), "-o", "json"}, host...)...)
+	sentences := decode[struct{ Sentences []string }](t, append(
+		[]string{"plan", "--explain", "3", "--root", t.TempDir(), "-o", "json"}, host...)...)
 	if len(sentences.Sentences) < 5 || !strings.HasPrefix(sentences.Sentences[0], "GPU 3 ") {
 		t.Errorf("%q", sentences)
 	}
@@ -52,7 +53,8 @@ func TestEstimateInJSON(t *testing.T) {
 
 func TestGPUsOfAnyVendorArePlannedWhereThatIsAskedFor(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.xml")
-	text := strings.NewReplacer(`<gpu dev="0"`, `<gpu gcn="gfx942" dev="0"`, `<gpu dev="1"`, `<gpu gcn="gfx942" dev="1"`, `version="1"`, `version="2"`).Replace(ncclXML)
+	text := strings.NewReplacer(`<gpu dev="0"`, `<gpu gcn="gfx942" dev="0"`, `<gpu dev="1"`, `<gpu gcn="gfx942" dev="1"`,
+		`version="1"`, `version="2"`).Replace(ncclXML)
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +64,8 @@ func TestGPUsOfAnyVendorArePlannedWhereThatIsAskedFor(t *testing.T) {
 			args = append(args, "--any-vendor")
 		}
 		plan := decode[topo.Plan](t, args...)
-		if len(plan.Lanes) != 2 || (plan.Lanes[0].Role == topo.RoleNear) != any || (plan.Lanes[0].Role == topo.RoleRefused) == any {
+		if len(plan.Lanes) != 2 || (plan.Lanes[0].Role == topo.RoleNear) != any ||
+			(plan.Lanes[0].Role == topo.RoleRefused) == any {
 			t.Errorf("any vendor %t: %+v", any, plan.Lanes)
 		}
 	}
@@ -89,7 +92,8 @@ func TestPlanSaysWhatItCannotDo(t *testing.T) {
 			t.Errorf("%q: exit status %d, %q; want %q", test.args, code, errOut.String(), test.want)
 		}
 	}
-	if out := peerlane(t, "plan", "--root", t.TempDir(), "--explain", "1", "--input", matrix); !strings.Contains(out, "Nothing is estimated") {
+	if out := peerlane(t, "plan", "--root", t.TempDir(), "--explain", "1", "--input", matrix); !strings.Contains(out,
+		"Nothing is estimated") {
 		t.Errorf("%s", out)
 	}
 }
@@ -100,7 +104,8 @@ func TestEstimateWithoutGPUsIsSentence(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := peerlane(t, "plan", "--estimate", "--root", t.TempDir(), "--input", file)
-	if !strings.HasPrefix(out, "Nothing to estimate for the host read from "+file) || strings.Contains(out, "GPU  ADDRESS") || strings.Contains(out, "uniformity") {
+	if !strings.HasPrefix(out, "Nothing to estimate for the host read from "+file) ||
+		strings.Contains(out, "GPU  ADDRESS") || strings.Contains(out, "uniformity") {
 		t.Errorf("%s", out)
 	}
 }

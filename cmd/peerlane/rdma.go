@@ -15,7 +15,8 @@ import (
 // run is a finding too.
 func (a *app) rdmaForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) (doctor.Check, error) {
 	if !host.live() {
-		return doctor.Check{}, usageError{cmd.CommandPath(), errors.New("--rdma is about this machine's NICs, and another host is looked at")}
+		return doctor.Check{}, usageError{cmd.CommandPath(), errors.New(
+			"--rdma is about this machine's NICs, and another host is looked at")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {

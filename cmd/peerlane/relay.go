@@ -22,37 +22,38 @@ import (
 func newRelayCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "relay",
-		Short: "Look after the relays of this host's containers",
-		Long: `Look after the relays of this host's containers. Each container with a lane has one,
-which lives as long as the container does; nobody has to start or end it.`,
+		Short: "Manage the relays of this host's containers",
+		Long: `Manage the relays of this host's containers. Each container with a lane has one relay,
+which starts and ends with the container.`,
 		Example: `  peerlane relay list
   peerlane relay inspect trainer
   peerlane relay top`,
 	}
-	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a), newResumeCommand(a), newGCCommand(a))
+	cmd.AddCommand(newListCommand(a), newInspectCommand(a), newTopCommand(a), newStopCommand(a), newDrainCommand(a),
+		newResumeCommand(a), newGCCommand(a))
 	return group(cmd)
 }
 
 func newListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the containers that have a relay, and how it is",
-		Long: `List the containers that have a relay, oldest first, and how it is:
+		Short: "List containers with a relay, and the relay's state",
+		Long: `List the containers with a relay, oldest first, and the state of the relay:
 
-  starting  it has not answered yet
-  ready     it serves the container's lanes
-  waiting   it died and will be started again
-  down      it died too often; the container's clients are refused
-  stopping  it was stopped, and is ending
-  stopped   it was stopped; clients are refused until peerlane relay resume
-  draining  it starts no new work, and copies are under way
-  drained   it has let go of the GPUs; clients are refused until resume
+  starting  the relay has not answered yet
+  ready     the relay serves the container's lanes
+  waiting   the relay died and will be started again
+  down      the relay died too often; clients are refused
+  stopping  the relay was stopped and is ending
+  stopped   the relay was stopped; clients are refused until peerlane relay resume
+  draining  the relay starts no new work, and copies are in progress
+  drained   the relay has released the GPUs; clients are refused until resume
   ending    the container has ended
-  left      nothing looks after it any more; peerlane relay gc removes it
-            once the container has ended
+  left      no supervisor runs; peerlane relay gc removes the relay once the
+            container has ended
 
-The table fits 100 columns: ids have 12 characters, as docker ps shows them. -o wide
-has whole ids, processes and generations.`,
+The table fits 100 columns: ids have 12 characters, as in docker ps. -o wide has whole
+ids, processes and generations.`,
 		Example: `  peerlane relay list
   peerlane relay list -o json | jq '.[] | select(.status.state != "ready")'`,
 		Args: noArgs,
@@ -77,7 +78,8 @@ has whole ids, processes and generations.`,
 		}
 		drained, markErr := generation.AllDrained(a.layout)
 		if drained != nil {
-			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n", drained.Since.Format(time.RFC3339))
+			a.out.Printf("All relays of this host are drained since %s; peerlane relay resume --all resumes them.\n",
+				drained.Since.Format(time.RFC3339))
 		}
 		return asRoot(errors.Join(err, markErr))
 	}
@@ -149,10 +151,10 @@ func (a *app) relayState(r generation.Info) terminal.Styled {
 func newGCCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc",
-		Short: "Remove what ended containers have left",
-		Long: `Remove the sockets, state and relays of containers that have ended and whose
-supervisor was killed before it could do so. Nothing of a container that lives is
-touched. The hook does the same whenever a container starts or ends.`,
+		Short: "Remove files and processes of ended containers",
+		Long: `Remove sockets, state and relays of ended containers whose supervisor was killed.
+Running containers are not affected. The hook does the same whenever a container starts
+or ends.`,
 		Example: `  peerlane relay gc`,
 		Args:    noArgs,
 	}

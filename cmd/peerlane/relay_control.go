@@ -31,9 +31,8 @@ func newInspectCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect NAME...",
 		Short: "Show a container's relay in detail",
-		Long: `Show a container's relay in detail: its lanes, sockets, processes and control
-group, what the relay says of its clients, memory and CUDA contexts, and the end
-of its log.
+		Long: `Show a container's relay in detail: lanes, sockets, processes and control group, the
+relay's report on clients, memory and CUDA contexts, and the end of its log.
 
 ` + relayNames,
 		Example: `  peerlane relay inspect trainer
@@ -95,7 +94,8 @@ func (a *app) printInspection(i control.Inspection) {
 		for _, s := range lane.Spares {
 			spares = append(spares, strconv.Itoa(s.Index))
 		}
-		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID, dash(lane.GPU.UUID), lane.Role,
+		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID,
+			dash(lane.GPU.UUID), lane.Role,
 			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
 	}
 	for _, p := range i.Pairs {
@@ -152,7 +152,8 @@ func (a *app) printInspection(i control.Inspection) {
 		}
 		printNetwork(row, r.Network)
 		for _, c := range r.Connections {
-			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route, dash(c.Transport), dash(c.Path)))
+			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route,
+				dash(c.Transport), dash(c.Path)))
 			if c.Registration != "" {
 				row("  memory", c.Registration)
 			}
@@ -168,18 +169,25 @@ func (a *app) printInspection(i control.Inspection) {
 			if c.IPCMemories > 0 {
 				host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
 			}
-			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories, humanize.IBytes(c.Bytes), host, c.Connections))
+			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
+				humanize.IBytes(c.Bytes), host, c.Connections))
 		}
 		if r.MoreClients > 0 {
 			row("client", fmt.Sprintf("and %d more", r.MoreClients))
 		}
-		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent), humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent),
+			humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
 		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
-		row("in use", fmt.Sprintf("clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(r.Used.Clients, r.Limits.Clients),
-			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors, r.Limits.Descriptors),
-			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
+		row("in use", fmt.Sprintf(
+			"clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(
+				r.Used.Clients, r.Limits.Clients),
+			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors,
+				r.Limits.Descriptors),
+			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(
+				r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
 		if own := i.Config.OwnHostMemory; own > 0 {
-			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit", humanize.IBytes(own)))
+			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit",
+				humanize.IBytes(own)))
 		}
 		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
 	} else {
@@ -236,8 +244,10 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 		if p.Dialed {
 			who = "to"
 		}
-		row("other relay", fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them with the messages",
-			who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
+		row("other relay",
+			fmt.Sprintf("%s %s: %d connections of clients, %d messages in %d writes, %d writes of data over tcp, %d of them "+
+				"with the messages",
+				who, p.Name, p.Channels, p.Messages, p.Batches, p.Writes, p.Eager))
 		switch p.Transport {
 		case launch.TransportVerbs:
 			row("  its data", "over verbs, "+p.Way)
@@ -262,7 +272,8 @@ func networkRail(r launch.NetworkRail) string {
 	if r.Down {
 		words = append(words, "down")
 	}
-	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent), humanize.Bytes(r.Received))
+	return fmt.Sprintf("%s: sent %s, received %s", strings.Join(words, ", "), humanize.Bytes(r.Sent),
+		humanize.Bytes(r.Received))
 }
 
 func printSandbox(row func(what, value string), s control.Confinement) {
@@ -277,7 +288,8 @@ func printSandbox(row func(what, value string), s control.Confinement) {
 		for _, is := range []struct {
 			what string
 			so   bool
-		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network", r.OwnNetwork}} {
+		}{{"no_new_privs", r.NoNewPrivs}, {"seccomp filter", r.Seccomp}, {"own root", r.OwnRoot}, {"own network",
+			r.OwnNetwork}} {
 			row("  "+is.what, map[bool]string{true: "yes", false: "no"}[is.so])
 		}
 		landlock := "no"
@@ -294,10 +306,9 @@ func printSandbox(row func(what, value string), s control.Confinement) {
 func newStopCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stop NAME...",
-		Short: "End a container's relay until it is resumed",
-		Long: `End a container's relay, which is killed if that takes more than 5 seconds. Its
-clients' operations fail, and clients that attach are refused with the reason,
-until peerlane relay resume.
+		Short: "Stop a container's relay until it is resumed",
+		Long: `End a container's relay, by SIGKILL after 5 seconds. The operations of clients fail, and
+the relay's socket refuses clients with the reason, until peerlane relay resume.
 
 ` + relayNames,
 		Example: `  peerlane relay stop trainer
@@ -344,21 +355,20 @@ func (a *app) tellAwaited(relays awaited, err error, form string) error {
 func newDrainCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NAME... | --all",
-		Short: "Have relays let go of the GPUs, for a driver update or a reset",
-		Long: `Have relays let go of the GPUs: no new work starts, memory is unmapped when the
-last copy on it has ended, and then the relay ends, and its CUDA context with it.
-Clients hear that it was drained and are refused until peerlane relay resume.
+		Short: "Make relays release the GPUs, for a driver update or a reset",
+		Long: `Make relays release the GPUs: a relay starts no new work, unmaps memory after the last
+copy, and ends, and with it its CUDA context. Clients get the error that the relay was
+drained, and new clients are refused until peerlane relay resume.
 
-With --all also containers that are started from now on get no relay until
-peerlane relay resume --all, or the next boot: they start, and their clients are
-refused with the reason.
+With --all, containers that start later get no relay either, until peerlane relay resume
+--all or the next boot: they start, and their clients are refused with the reason.
 
-It waits until the relays have let go, and then lists the other processes that
-use a GPU: the containers' own among them. Exit status 1: the time was over
-before; the relays let go all the same as soon as they can.
+The command waits until the relays have ended, and then lists the other processes that
+use a GPU, including processes of the containers. Exit status 1: the timeout expired;
+the relays still end as soon as they can.
 
-Who has a GPU open /proc says; NVML, where it is installed, says who computes or
-draws on which, and with how much of its memory.
+/proc shows the processes with an open GPU device; NVML, if installed, shows those that
+compute or draw, and their GPU memory.
 
 ` + relayNames,
 		Example: `  peerlane relay drain --all && nvidia-smi --gpu-reset -i 3
@@ -366,7 +376,7 @@ draws on which, and with how much of its memory.
 	}
 	all, timeout := false, time.Minute
 	cmd.Flags().BoolVar(&all, "all", false, "every relay of this host, and those of containers that start later")
-	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "how long to wait")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "maximum time to wait")
 	form := addForm(cmd)
 	cmd.Args = namesOr(&all)
 	cmd.ValidArgsFunction = a.completeRelays
@@ -407,7 +417,8 @@ func (a *app) holders(library interface {
 }) ([]control.Holder, error) {
 	named, err := library.Processes()
 	if err != nil && !errors.Is(err, topo.ErrNoNVML) {
-		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		a.log.Warnf("NVML does not name all processes that use GPUs, and /proc alone says who has one open: %s",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return control.Holders(a.layout, named)
 }
@@ -446,10 +457,10 @@ func (a *app) holderTable(holders []control.Holder) *table.Writer {
 func newResumeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resume NAME... | --all",
-		Short: "Start relays again that were stopped or drained, or had given up",
-		Long: `Start relays again that were stopped or drained, or that stay down after too many
-failures. --all ends what drain --all began: every relay that was drained is
-started. One that was stopped stays so until it is named.
+		Short: "Restart relays that are stopped, drained or down",
+		Long: `Start relays again that were stopped or drained, or that are down after repeated
+failures. --all reverts drain --all and starts every drained relay. A stopped relay
+starts only by name.
 
 ` + relayNames,
 		Example: `  peerlane relay resume trainer
@@ -535,7 +546,9 @@ func (a *app) await(infos []generation.Info, state string, limit time.Duration, 
 			case is.Status.State == state:
 				tell(info, state)
 			case is.Status.State == generation.StateDown:
-				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s", terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(is.ID)+"/relay.log"))
+				down = errors.Join(down, fmt.Errorf("the relay of container %s is down: %s; its log: %s",
+					terminal.Sanitise(is.Container.ID), terminal.Sanitise(is.Status.Error), a.layout.GenerationDir(
+						is.ID)+"/relay.log"))
 			default:
 				word := is.Status.State
 				if is.Status.Relay != nil {
@@ -550,7 +563,8 @@ func (a *app) await(infos []generation.Info, state string, limit time.Duration, 
 			return relays, down
 		}
 		if time.Now().After(end) {
-			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state, limit, strings.Join(waiting, ", "))
+			return relays, fmt.Errorf("not %s after %v: %s; end a relay that does not drain with peerlane relay stop", state,
+				limit, strings.Join(waiting, ", "))
 		}
 	}
 }
@@ -614,6 +628,7 @@ func namesOr(all *bool) cobra.PositionalArgs {
 		if *all != (len(args) > 0) {
 			return nil
 		}
-		return usageError{cmd.CommandPath(), fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
+		return usageError{cmd.CommandPath(),
+			fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
 	}
 }

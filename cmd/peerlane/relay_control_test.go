@@ -33,7 +33,8 @@ func aGeneration(t *testing.T, root, id, container string) {
 		t.Fatal(err)
 	}
 	text, err := json.Marshal(generation.Generation{
-		ID: id, Container: generation.Container{ID: container}, Init: process.Process{PID: 1, Start: 1, Boot: "another"}, Created: time.Now(),
+		ID: id, Container: generation.Container{ID: container}, Init: process.Process{PID: 1, Start: 1,
+			Boot: "another"}, Created: time.Now(),
 		Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 3}}}},
 	})
 	if err == nil {
@@ -68,7 +69,8 @@ func TestRelayCommandLines(t *testing.T) {
 			t.Errorf("%v: exit status %d, %s; want %d, %s", args, code, errOut.String(), test.code, test.want)
 		}
 	}
-	if out := peerlane(t, "relay", "inspect", "trainer", "--root", root); !strings.Contains(out, "which has ended") || !strings.Contains(out, "no report") {
+	if out := peerlane(t, "relay", "inspect", "trainer", "--root", root); !strings.Contains(out, "which has ended") ||
+		!strings.Contains(out, "no report") {
 		t.Errorf("inspect printed %s", out)
 	}
 	list := decode[[]control.Inspection](t, "relay", "inspect", strings.Repeat("a", 31)+"2", "--root", root, "-o", "json")
@@ -86,7 +88,8 @@ func TestRelayCommandLines(t *testing.T) {
 func TestDrainedHostInTheList(t *testing.T) {
 	root := t.TempDir()
 	peerlane(t, "relay", "drain", "--all", "--root", root)
-	if out := peerlane(t, "relay", "list", "--root", root); !strings.Contains(out, "All relays of this host are drained since ") {
+	if out := peerlane(t, "relay", "list", "--root", root); !strings.Contains(out,
+		"All relays of this host are drained since ") {
 		t.Errorf("list printed %q", out)
 	}
 	peerlane(t, "relay", "resume", "--all", "--root", root)
@@ -121,10 +124,13 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 		want   string // part of the table's row; empty for no row
 		warns  string
 	}{
-		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20}, {GPU: 5, PID: gone, Graphics: true}}},
+		"NVML names one": {driver{processes: []topo.GPUProcess{{GPU: 3, PID: gone, Memory: 512 << 20},
+			{GPU: 5, PID: gone, Graphics: true}}},
 			`1073741824 +- +- +GPU 3 to compute with 512 MiB, GPU 5 to graphics +-`, ""},
-		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}}, errors.New("GPU 0: lost\nGPU 1: lost")},
-			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says who has one open: GPU 0: lost; GPU 1: lost"},
+		"NVML names one, and fails for a GPU": {driver{[]topo.GPUProcess{{GPU: 3, PID: gone}},
+			errors.New("GPU 0: lost\nGPU 1: lost")},
+			`1073741824 +- +- +GPU 3 to compute +-`, "NVML does not name all processes that use GPUs, and /proc alone says " +
+				"who has one open: GPU 0: lost; GPU 1: lost"},
 		"no NVML": {driver{err: fmt.Errorf("%w: not installed", topo.ErrNoNVML)}, "", ""},
 	} {
 		var out, errOut bytes.Buffer
@@ -135,7 +141,8 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 			t.Fatal(err)
 		}
 		table := a.holderTable(holders).Render().String()
-		if row := strings.Contains(table, "1073741824"); row != (test.want != "") || !regexp.MustCompile(test.want).MatchString(table) {
+		if row := strings.Contains(table, "1073741824"); row != (test.want != "") ||
+			!regexp.MustCompile(test.want).MatchString(table) {
 			t.Errorf("%s: no row %q in\n%s", name, test.want, table)
 		}
 		if warned := errOut.String(); (warned != "") != (test.warns != "") || !strings.Contains(warned, test.warns) {
@@ -174,7 +181,8 @@ func TestRelayTextIsSanitised(t *testing.T) {
 
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out), log: logrus.New(), layout: l}
-	i := control.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape, Sandbox: control.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
+	i := control.Inspection{Info: infos[0], NoReport: escape, Cgroup: escape,
+		Sandbox: control.Confinement{Missing: []string{escape}}, LogTail: []string{escape}}
 	a.printInspection(i)
 	i.Report = &launch.Report{Contexts: []string{escape}, Staging: []launch.Staging{{GPU: escape, Note: escape}}}
 	a.printInspection(i)

@@ -18,7 +18,8 @@ func TestHostWithoutRelaysPrintsNone(t *testing.T) {
 	if out := peerlane(t, "relay", "list", "--root", root); out != "No container has a relay.\n" {
 		t.Errorf("list printed %q", out)
 	}
-	if relays := decode[[]generation.Info](t, "relay", "list", "--root", root, "-o", "json"); relays == nil || len(relays) > 0 {
+	if relays := decode[[]generation.Info](t, "relay", "list", "--root", root, "-o", "json"); relays == nil ||
+		len(relays) > 0 {
 		t.Errorf("list -o json printed %v, want an empty list", relays)
 	}
 	if out := peerlane(t, "relay", "gc", "--root", root); out != "Nothing is left to remove.\n" {
@@ -41,8 +42,10 @@ func TestRelayTableShowsStates(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
 	relays := []generation.Info{
-		{Generation: g, Supervised: true, Status: generation.Status{State: generation.StateReady, Relay: &process.Process{PID: 4712}, Starts: 2}},
-		{Generation: g, Supervised: true, Status: generation.Status{State: generation.StateDown, Starts: 5, Error: "no libcuda"}},
+		{Generation: g, Supervised: true, Status: generation.Status{State: generation.StateReady,
+			Relay: &process.Process{PID: 4712}, Starts: 2}},
+		{Generation: g, Supervised: true, Status: generation.Status{State: generation.StateDown, Starts: 5,
+			Error: "no libcuda"}},
 		{Generation: g, Supervised: true},
 		{Generation: g, Status: generation.Status{State: generation.StateReady}},
 	}

@@ -20,21 +20,19 @@ func newTopCommand(a *app) *cobra.Command {
 	interval, once, connections := time.Second, false, false
 	cmd := &cobra.Command{
 		Use:   "top [NAME...]",
-		Short: "Show what relays move at this moment",
-		Long: `Show what relays move: for each lane, and with --connections for each connection,
-bytes and operations a second, operations in flight, how long they took, and what
-they waited for:
+		Short: "Show the current traffic of relays",
+		Long: `Show the traffic of relays: for each lane, and with --connections for each connection,
+bytes and operations per second, operations in flight, durations, and waits:
 
-  no_grant   the receiver has posted no receive, or has no slot free
-  no_slot    no staging slot is free here, or the connection has its share
-  ring_full  the client does not read its completions, or has as many operations
-             under way as its ring holds
-  pacing     the NIC is at its rate
+  no_grant   the receiver has posted no receive, or has no free slot
+  no_slot    no staging slot is free, or the connection has used its share
+  ring_full  the client does not read completions, or its ring is full
+  pacing     the NIC is at its maximum rate
 
-A wait is shown as how many operations waited at a time, on average, and how many
-wait now, and the longest of them for how long. On a terminal
-the figures are shown again each interval until Ctrl-C; elsewhere, and with --once,
-those of one interval are printed. Without a NAME it shows all relays.
+A wait is shown as the average number of waiting operations, the current number, and
+the longest current wait. On a terminal the table is updated each interval until
+Ctrl-C; otherwise, and with --once, one interval is printed. Without a NAME every relay
+is shown.
 
 ` + relayNames,
 		Example: `  peerlane relay top
@@ -43,8 +41,8 @@ those of one interval are printed. Without a NAME it shows all relays.
 	}
 	flags := cmd.Flags()
 	flags.DurationVar(&interval, "interval", interval, "the time that figures are of")
-	flags.BoolVar(&once, "once", false, "print the figures of one interval and end")
-	flags.BoolVar(&connections, "connections", false, "show each connection too")
+	flags.BoolVar(&once, "once", false, "print one interval and exit")
+	flags.BoolVar(&connections, "connections", false, "also show each connection")
 	form := addForm(cmd)
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
@@ -85,7 +83,8 @@ func (a *app) topText(rates []control.Rates, connections bool) string {
 		return "No container has a relay.\n"
 	}
 	lanes := a.newTable("CONTAINER", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
-	each := a.newTable("CONTAINER", "PROCESS", "CONNECTION", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED", "P50", "P99", "WAITING FOR")
+	each := a.newTable("CONTAINER", "PROCESS", "CONNECTION", "GPU", "", "GB/S", "MESSAGES/S", "IN FLIGHT", "FAILED",
+		"P50", "P99", "WAITING FOR")
 	more, missing := 0, ""
 	for _, r := range rates {
 		name := r.Container

@@ -13,16 +13,19 @@ import (
 )
 
 func TestTopTableShowsStalls(t *testing.T) {
-	rate := control.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23, P99: 1250,
+	rate := control.Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 60e9, Operations: 3000, InFlight: 16, P50: 81.23,
+		P99:    1250,
 		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 9, Time: 3 * time.Second}}}
 	byClient := rate
 	byClient.InPlace = 45e9
-	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second}, {Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
+	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second},
+		{Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
 	connection := rate
 	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
 	a := &app{out: terminal.New(&bytes.Buffer{})}
 	text := a.topText([]control.Rates{
-		{Container: "trainer", Seconds: 2, Lanes: []control.Rate{rate, byClient}, Connections: []control.Rate{connection}, MoreConnections: 5},
+		{Container: "trainer", Seconds: 2, Lanes: []control.Rate{rate, byClient}, Connections: []control.Rate{connection},
+			MoreConnections: 5},
 		{Container: "idle"}, {Container: "dead", NoReport: "its relay is down"},
 	}, true)
 	for _, want := range []string{
@@ -50,7 +53,8 @@ func TestTopCommandLine(t *testing.T) {
 	}
 	aGeneration(t, root, strings.Repeat("a", 31)+"1", "trainer")
 	got := decode[[]control.Rates](t, "relay", "top", "trainer", "--root", root, "--interval", "10ms", "-o", "json")
-	if len(got) != 1 || got[0].Container != "trainer" || got[0].NoReport == "" || got[0].Lanes == nil || got[0].Connections == nil {
+	if len(got) != 1 || got[0].Container != "trainer" || got[0].NoReport == "" || got[0].Lanes == nil ||
+		got[0].Connections == nil {
 		t.Errorf("top of a relay without a supervisor gives %+v", got)
 	}
 	var out, errOut bytes.Buffer

@@ -112,7 +112,10 @@ func faultOf(root *cobra.Command, line string, prose bool) string {
 				i++ // the flag's value
 			}
 		case cmd.HasAvailableSubCommands() && plainWord.MatchString(word):
-			at := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool { return c.Name() == word || slices.Contains(c.Aliases, word) })
+			at := slices.IndexFunc(cmd.Commands(), func(c *cobra.Command) bool {
+				return c.Name() == word ||
+					slices.Contains(c.Aliases, word)
+			})
 			switch {
 			case at >= 0:
 				cmd = cmd.Commands()[at]
@@ -144,7 +147,8 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 			}
 			remedies := name == messages || name == "troubleshooting.md" || name == "errors.md" || name == "doctor.md"
 			if remedies && strings.Contains(line, "cdi generate") && !strings.Contains(line, "--spec-dir") {
-				t.Errorf("%s: peerlane %s: prints specifications and installs nothing; the remedy is peerlane cdi refresh", name, line)
+				t.Errorf("%s: peerlane %s: prints specifications and installs nothing; the remedy is peerlane cdi refresh", name,
+					line)
 			}
 		}
 	}
@@ -163,7 +167,8 @@ func TestCommandsOfMessagesAndDocumentsExist(t *testing.T) {
 }
 
 // extensions are the ends of file names, which look like keys: relay.log, network.md.
-var extensions = []string{"log", "md", "sock", "json", "toml", "go", "py", "c", "h", "so", "service", "socket", "slice", "conf", "xml", "svg", "html", "key", "target"}
+var extensions = []string{"log", "md", "sock", "json", "toml", "go", "py", "c", "h", "so", "service", "socket",
+	"slice", "conf", "xml", "svg", "html", "key", "target"}
 
 // keyFaults returns the words of a text with the form of a configuration key that are no key.
 func keyFaults(text string) (faults []string) {
@@ -173,11 +178,14 @@ func keyFaults(text string) (faults []string) {
 		table, _, _ := strings.Cut(k, ".")
 		tables[table] = true
 	}
-	for _, m := range regexp.MustCompile(`(^|[^a-zA-Z0-9_./-])([a-z]+(?:\.[a-z0-9_]+)+)($|[^a-zA-Z0-9_(/-])`).FindAllStringSubmatch(text, -1) {
+	for _, m := range regexp.MustCompile(
+		`(^|[^a-zA-Z0-9_./-])([a-z]+(?:\.[a-z0-9_]+)+)($|[^a-zA-Z0-9_(/-])`).FindAllStringSubmatch(text, -1) {
 		word := strings.TrimRight(m[2], ".0123456789") // of relay.log.1
 		table, rest, _ := strings.Cut(word, ".")
-		known := slices.Contains(keys, word) || slices.ContainsFunc(keys, func(k string) bool { return strings.HasPrefix(k, word+".") || strings.HasPrefix(word, k+".") })
-		if tables[table] && word != "cdi.k8s" && !known && !slices.Contains(extensions, rest[strings.LastIndex(rest, ".")+1:]) {
+		known := slices.Contains(keys, word) || slices.ContainsFunc(keys,
+			func(k string) bool { return strings.HasPrefix(k, word+".") || strings.HasPrefix(word, k+".") })
+		if tables[table] && word != "cdi.k8s" && !known && !slices.Contains(extensions,
+			rest[strings.LastIndex(rest, ".")+1:]) {
 			faults = append(faults, word)
 		}
 	}
@@ -192,7 +200,8 @@ func TestKeysOfMessagesAndDocumentsExist(t *testing.T) {
 			t.Errorf("%s: there is no key %s", name, key)
 		}
 	}
-	if got := keyFaults("smaller `staging.slots`, relay.slots, relay.log and `relay.limits.rings`."); !slices.Equal(got, []string{"staging.slots", "relay.limits.rings"}) {
+	if got := keyFaults("smaller `staging.slots`, relay.slots, relay.log and `relay.limits.rings`."); !slices.Equal(got,
+		[]string{"staging.slots", "relay.limits.rings"}) {
 		t.Errorf("faults: %q", got)
 	}
 }
@@ -209,11 +218,12 @@ func TestRefreshReplacesAWrongPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"missing":                "",
-		"torn":                   string(good[:len(good)/2]),
-		"of another release":     strings.Replace(string(good), `"version"`, `"version": 1, "other"`, 1),
-		"of a file":              strings.Replace(string(good), `"kind": "sysfs"`, `"kind": "ncclxml", "file": "x"`, 1),
-		"with another GPU":       strings.Replace(string(good), want.GPUs[0].UUID, "GPU-00000000-0000-0000-0000-000000000000", 1),
+		"missing":            "",
+		"torn":               string(good[:len(good)/2]),
+		"of another release": strings.Replace(string(good), `"version"`, `"version": 1, "other"`, 1),
+		"of a file":          strings.Replace(string(good), `"kind": "sysfs"`, `"kind": "ncclxml", "file": "x"`, 1),
+		"with another GPU": strings.Replace(string(good), want.GPUs[0].UUID,
+			"GPU-00000000-0000-0000-0000-000000000000", 1),
 		"without tree of a host": strings.Replace(string(good), `"cpus"`, `"others"`, 1),
 	} {
 		t.Run(name, func(t *testing.T) {

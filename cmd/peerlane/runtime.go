@@ -22,11 +22,10 @@ import (
 func newRuntimeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "runtime",
-		Short: "Make container engines able to use lanes",
-		Long: `Configure container engines for CDI devices, which is how containers get lanes:
-Docker, containerd, Podman and CRI-O. Newer versions of all of them need nothing;
-peerlane runtime status says which do. An engine without CDI gets peerlane-runtime as
-a runtime by the name of peerlane.
+		Short: "Configure container engines for lanes",
+		Long: `Configure container engines for CDI devices, by which containers get lanes: Docker,
+containerd, Podman and CRI-O. Newer versions need no configuration; see peerlane
+runtime status. An engine without CDI gets peerlane-runtime as a runtime named peerlane.
 
 Engines are never restarted.`,
 		Example: `  peerlane runtime status
@@ -48,8 +47,8 @@ func (f *engineFlags) addName(cmd *cobra.Command, usage string) {
 }
 
 func (f *engineFlags) addFile(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.file, "config", "", "the engine's configuration is `FILE` (default: where the engine looks)")
-	cmd.Flags().StringVar(&f.version, "engine-version", "", "the engine is of `VERSION` (default: it is asked)")
+	cmd.Flags().StringVar(&f.file, "config", "", "configuration `FILE` of the engine (default: the engine's)")
+	cmd.Flags().StringVar(&f.version, "engine-version", "", "`VERSION` of the engine (default: from the engine)")
 	completeFiles(cmd, "config", "json", "toml", "conf")
 	complete(cmd, "engine-version")
 }
@@ -111,14 +110,13 @@ func newRuntimeStatusCommand(a *app) *cobra.Command {
 	f := &engineFlags{}
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show the container engines, and whether they can use lanes",
-		Long: `Show the container engines of this host: their versions, whether they take CDI
-devices, their configuration, and what peerlane runtime configure would change. A
-daemon that runs is asked for its version, otherwise the program; nothing is changed.
-If one of them cannot be looked at, the others are shown, and the command fails.
+		Short: "Show container engines and their support for lanes",
+		Long: `Show the container engines of this host: version, CDI support, configuration, and the
+changes that peerlane runtime configure would make. The version is that of a running
+daemon, or else of the program; nothing is changed. If an engine cannot be examined the
+others are shown, and the command fails.
 
-CDI is on, off (the engine knows CDI, and is configured not to use it), or none (its
-version does not know it).`,
+CDI is on, off (disabled by the configuration), or none (not in this version).`,
 		Example: `  peerlane runtime status
   peerlane runtime status --runtime containerd -o json`,
 		Args: noArgs,
@@ -239,24 +237,24 @@ func newRuntimeConfigureCommand(a *app) *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use:   "configure --runtime ENGINE",
-		Short: "Change what an engine needs for lanes, and no more",
-		Long: `Change an engine's configuration so that containers get CDI devices, and nothing else
-of it. Where the engine's version does so by itself nothing is changed: Docker from
-28.2 on, containerd from 2.0, Podman from 4.1, CRI-O from 1.23. Older ones:
+		Short: "Configure an engine for lanes",
+		Long: `Change an engine's configuration so that containers get CDI devices, and nothing else.
+Versions with CDI by default need no change: Docker from 28.2 on, containerd from 2.0,
+Podman from 4.1, CRI-O from 1.23. Older versions:
 
   docker      features.cdi in daemon.json, from 25.0 on
-  containerd  enable_cdi of the CRI in config.toml, or in the file that it imports
-              and that has the CRI's table; from 1.7 on
-  others      peerlane-runtime as a runtime by the name of peerlane, as
-              --set-as-runtime does it everywhere
+  containerd  enable_cdi of the CRI in config.toml, or in the imported file with
+              the CRI's table; from 1.7 on
+  others      peerlane-runtime as a runtime named peerlane, as with
+              --set-as-runtime for every engine
 
-What lists directories of specifications gets those that it lacks. Podman and CRI-O
-get a file of their own, 99-peerlane.conf, beside their configuration.
+Lists of specification directories get missing entries. Podman and CRI-O get a drop-in
+file, 99-peerlane.conf.
 
-Comments and everything else stay as they are. The file as it was is kept in
-var/lib/peerlane/engines, and peerlane runtime remove puts it back. A file that cannot
-be read, or changed without changing more, is left alone, and the error says where.
-The engine is not restarted: the last line says whether it has to be, and how.`,
+Comments and all other keys stay. The original file is kept in var/lib/peerlane/engines,
+and peerlane runtime remove restores it. A file that cannot be read, or not be changed
+precisely, stays unchanged, and the error names the place. The engine is not restarted:
+the last line states whether a restart is needed, and its command.`,
 		Example: `  peerlane runtime configure --runtime docker --dry-run
   peerlane runtime configure --runtime containerd
   peerlane runtime configure --runtime docker --set-as-runtime
@@ -266,12 +264,16 @@ The engine is not restarted: the last line says whether it has to be, and how.`,
 	f.addName(cmd, "the `ENGINE`")
 	f.addFile(cmd)
 	flags := cmd.Flags()
-	flags.BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
-	flags.StringArrayVar(&f.wanted.SpecDirs, "spec-dir", nil, "CDI specifications are in `DIR`, too; may be given more than once")
-	flags.StringArrayVar(&f.wanted.HooksDirs, "hooks-dir", nil, "OCI hooks are in `DIR`, too (podman, crio); may be given more than once")
-	flags.BoolVar(&f.wanted.Runtime, "set-as-runtime", false, "add peerlane-runtime as runtime peerlane, whatever the version")
-	flags.StringVar(&f.wanted.RuntimePath, "peerlane-runtime", "", "absolute `PATH` of peerlane-runtime (default: beside this command, or "+packagedRuntime+")")
-	flags.StringArrayVar(&f.wanted.RuntimeArgs, "runtime-arg", nil, "give peerlane-runtime the argument `ARG` (docker); may be given more than once")
+	flags.BoolVar(&dry, "dry-run", false, "print the changes as a unified diff, and change nothing")
+	flags.StringArrayVar(&f.wanted.SpecDirs, "spec-dir", nil,
+		"CDI specifications are in `DIR`, too; may be given more than once")
+	flags.StringArrayVar(&f.wanted.HooksDirs, "hooks-dir", nil,
+		"OCI hooks are in `DIR`, too (podman, crio); may be given more than once")
+	flags.BoolVar(&f.wanted.Runtime, "set-as-runtime", false, "add peerlane-runtime as runtime peerlane for any version")
+	flags.StringVar(&f.wanted.RuntimePath, "peerlane-runtime", "",
+		"absolute `PATH` of peerlane-runtime (default: beside this command, or "+packagedRuntime+")")
+	flags.StringArrayVar(&f.wanted.RuntimeArgs, "runtime-arg", nil,
+		"give peerlane-runtime the argument `ARG` (docker); may be given more than once")
 	completeDirectories(cmd, "spec-dir", "hooks-dir")
 	completeFiles(cmd, "peerlane-runtime")
 	complete(cmd, "runtime-arg")
@@ -321,11 +323,10 @@ func newRuntimeRemoveCommand(a *app) *cobra.Command {
 	var dry bool
 	cmd := &cobra.Command{
 		Use:   "remove --runtime ENGINE",
-		Short: "Take back what was changed of an engine",
-		Long: `Make an engine's configuration what it was before peerlane runtime configure: byte for
-byte, if nobody else has changed it since. Otherwise the keys that Peerlane has set
-become what they were, and everything else stays; a key that somebody else has changed
-stays, too, and is named.
+		Short: "Revert the configuration of an engine",
+		Long: `Restore an engine's configuration to that before peerlane runtime configure: byte for
+byte if the file has not changed since. Otherwise only the keys that Peerlane has set are
+restored; a key that was changed since stays, and is reported.
 
 The engine is not restarted.`,
 		Example: `  peerlane runtime remove --runtime docker --dry-run
@@ -333,7 +334,7 @@ The engine is not restarted.`,
 		Args: noArgs,
 	}
 	f.addName(cmd, "the `ENGINE`")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "print what would change as a unified diff, and change nothing")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "print the changes as a unified diff, and change nothing")
 	form := addForm(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		if err := f.check(cmd, false); err != nil {

@@ -18,7 +18,8 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/docker/daemon.json")
 	check(t, os.MkdirAll(filepath.Dir(file), 0o755))
-	const before, after = "{\n  \"live-restore\": true\n}\n", "{\n  \"live-restore\": true,\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"
+	const before, after = "{\n  \"live-restore\": true\n}\n", "{\n  \"live-restore\": true,\n  \"features\": {\n    " +
+		"\"cdi\": true\n  }\n}\n"
 	check(t, os.WriteFile(file, []byte(before), 0o644))
 	is := func(want string) {
 		t.Helper()
@@ -33,14 +34,16 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	version := []string{"--engine-version", "25.0.3"}
 
 	states := decode[[]engine.State](t, docker("status", append(version, "-o", "json")...)...)
-	if len(states) != 1 || states[0].CDI != engine.CDIOff || states[0].Configured || !states[0].Exists || strings.Join(states[0].Change, " ") != "features.cdi = true" {
+	if len(states) != 1 || states[0].CDI != engine.CDIOff || states[0].Configured || !states[0].Exists ||
+		strings.Join(states[0].Change, " ") != "features.cdi = true" {
 		t.Errorf("%+v", states)
 	}
 	if out := peerlane(t, docker("status", version...)...); !strings.Contains(out, "needs features.cdi = true") {
 		t.Error(out)
 	}
 	out := peerlane(t, docker("configure", append(version, "--dry-run")...)...)
-	if want := "--- " + file + "\n+++ " + file + "\n@@ -1,3 +1,6 @@\n {\n-  \"live-restore\": true\n+  \"live-restore\": true,\n+  \"features\": {\n+    \"cdi\": true\n+  }\n }\n"; out != want {
+	if want := "--- " + file + "\n+++ " + file + "\n@@ -1,3 +1,6 @@\n {\n-  \"live-restore\": true\n+  " +
+		"\"live-restore\": true,\n+  \"features\": {\n+    \"cdi\": true\n+  }\n }\n"; out != want {
 		t.Errorf("the diff is\n%s", out)
 	}
 	is(before)
@@ -49,7 +52,8 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	}
 
 	report := decode[changeReport](t, docker("configure", append(version, "-o", "json")...)...)
-	if !report.Changed || report.File != file || !strings.Contains(report.Diff, "+    \"cdi\": true") || !strings.Contains(report.Restart, "systemctl restart docker") {
+	if !report.Changed || report.File != file || !strings.Contains(report.Diff, "+    \"cdi\": true") ||
+		!strings.Contains(report.Restart, "systemctl restart docker") {
 		t.Errorf("%+v", report)
 	}
 	is(after)
@@ -64,7 +68,8 @@ func TestRuntimeConfigureEngineCanBeReverted(t *testing.T) {
 	}
 	peerlane(t, docker("remove", "--dry-run")...)
 	is(after)
-	if out := peerlane(t, docker("remove")...); !strings.HasPrefix(out, "wrote "+file+"\nTo take effect: systemctl restart docker") {
+	if out := peerlane(t, docker("remove")...); !strings.HasPrefix(out,
+		"wrote "+file+"\nTo take effect: systemctl restart docker") {
 		t.Error(out)
 	}
 	is(before)
@@ -80,13 +85,15 @@ func TestRuntimeStatusTellsFailuresFromAbsence(t *testing.T) {
 	check(t, os.MkdirAll(filepath.Join(root, "etc/containerd"), 0o755))
 	check(t, os.MkdirAll(filepath.Join(root, "etc/docker"), 0o755))
 	// No daemon of the machine that tests is asked.
-	check(t, os.WriteFile(filepath.Join(root, "etc/docker/daemon.json"), []byte(`{"hosts": ["unix:///nowhere/docker.sock"]}`), 0o644))
+	check(t, os.WriteFile(filepath.Join(root, "etc/docker/daemon.json"),
+		[]byte(`{"hosts": ["unix:///nowhere/docker.sock"]}`), 0o644))
 	check(t, os.WriteFile(filepath.Join(root, "etc/containerd/config.toml"), []byte("version = 2\n[plugins\n"), 0o644))
 	check(t, os.WriteFile(filepath.Join(bin, "crio"), []byte("#!/bin/sh\necho it is torn >&2\nexit 3\n"), 0o755))
 	for _, form := range []string{"table", "json"} {
 		var out, errOut bytes.Buffer
 		code := run([]string{"runtime", "status", "--root", root, "-o", form}, &out, &errOut)
-		if code != exitFailure || !strings.Contains(errOut.String(), "it is torn") || !strings.Contains(errOut.String(), "config.toml:2: ") {
+		if code != exitFailure || !strings.Contains(errOut.String(), "it is torn") ||
+			!strings.Contains(errOut.String(), "config.toml:2: ") {
 			t.Errorf("exit status %d, %q", code, errOut.String())
 		}
 		if form == "table" {
@@ -114,7 +121,8 @@ func TestRuntimeTornConfigurationIsKept(t *testing.T) {
 	check(t, os.WriteFile(file, []byte(torn), 0o644))
 	for _, command := range []string{"configure", "status"} {
 		var out, errOut bytes.Buffer
-		code := run([]string{"runtime", command, "--root", root, "--runtime", "containerd", "--engine-version", "1.7.24"}, &out, &errOut)
+		code := run([]string{"runtime", command, "--root", root, "--runtime", "containerd", "--engine-version", "1.7.24"},
+			&out, &errOut)
 		if code != exitFailure || !strings.Contains(errOut.String(), file+":2: expected") {
 			t.Errorf("%s: exit status %d, %q", command, code, errOut.String())
 		}
@@ -123,7 +131,8 @@ func TestRuntimeTornConfigurationIsKept(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 	for _, args := range [][]string{
-		{"configure"}, {"remove", "--runtime", "podmna"}, {"configure", "--runtime", "docker", "--spec-dir", "cdi"}, {"status", "--config", "x"},
+		{"configure"}, {"remove", "--runtime", "podmna"}, {"configure", "--runtime", "docker", "--spec-dir",
+			"cdi"}, {"status", "--config", "x"},
 	} {
 		var out, errOut bytes.Buffer
 		if code := run(append([]string{"runtime"}, args...), &out, &errOut); code != exitUsage {

@@ -42,29 +42,28 @@ func newSelfTestCommand(a *app) *cobra.Command {
 	var all, again bool
 	cmd := &cobra.Command{
 		Use:   "self-test",
-		Short: "Test the pairs of GPUs that lanes stage on: are bytes right, and how fast",
-		Long: `Test the pairs of GPUs that the plan's lanes can stage on, spares included, or each
-two GPUs where it stages on none: whether copies arrive bit by bit, at odd sizes
-and places, in both directions, and for a kernel that runs meanwhile; and how fast
-they are beside the bounce through the host's memory. From that it chooses the
-size of pieces, how many are under way, and by how many streams.
+		Short: "Test correctness and speed of copies between GPUs that lanes stage on",
+		Long: `Test the pairs of GPUs that the plan's lanes can stage on, including spares, or every
+two GPUs if no lane is staged: bit-exact copies at odd sizes and offsets, in both
+directions, also for a running kernel; and rates compared with the bounce through host
+memory. The test chooses size, number and streams of pieces.
 
-What it finds as root is kept, and relays go by it until the next boot or another
-driver: a pair that is wrong, or slower than the bounce, is replaced by a spare or
-the bounce. What is known already is shown and not tested anew, unless --again is
-given. The first container after a boot has its own pairs tested all the same.
+As root the results are stored, and relays use them until the next boot or driver
+change: a pair that corrupts data, or is slower than the bounce, is replaced by a spare
+or the bounce. Known results are shown without a new test, unless --again is given. The
+first container after a boot still has its own pairs tested.
 
-For a second or so a pair it has contexts and 32 MiB on both GPUs. One that is full
-or taken cannot be tested, which is no verdict on the pair.
+A test takes about a second per pair, and contexts and 32 MiB on both GPUs. A GPU that is
+full or in exclusive use cannot be tested, which is no verdict on the pair.
 
-OUT and IN are copies out of the GPU and into it, issued by that GPU, as relays do;
-BY SERVER are those that the server's GPU issues, for which a relay would need a
-second context.
+OUT and IN are copies from the GPU and to the GPU, issued by that GPU, as relays do;
+BY SERVER are copies issued by the server GPU, which would need a second context in a
+relay.
 
 Exit status:
   0  every pair is fit
-  1  a pair could not be tested, or nothing was
-  4  a pair is not fit`,
+  1  a pair could not be tested, or no pair was
+  4  a pair is unfit`,
 		Example: `  peerlane self-test
   peerlane self-test --again --all
   peerlane self-test --gpus simulated -o json`,
@@ -73,9 +72,9 @@ Exit status:
 	host, form := addLiveHost(cmd), addForm(cmd)
 	host.addSoftware()
 	flags := cmd.Flags()
-	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real, simulated (whose figures say nothing about GPUs)")
-	flags.BoolVar(&all, "all", false, "test each two GPUs, whatever the lanes are")
-	flags.BoolVar(&again, "again", false, "test what is known already, too")
+	flags.StringVar(&gpus, "gpus", testbed.GPUsReal, "GPUs to test: real or simulated")
+	flags.BoolVar(&all, "all", false, "test every two GPUs, regardless of lanes")
+	flags.BoolVar(&again, "again", false, "also repeat known results")
 	flags.StringVar(&hookBinary, "hook", "", "peerlane-hook is at `PATH` (default: "+defaultHook+")")
 	must(cmd.MarkFlagFilename("hook"))
 	complete(cmd, "gpus", testbed.GPUsReal, testbed.GPUsSimulated)
@@ -144,7 +143,8 @@ func (a *app) realPairs(host *hostFlags, hookBinary string) (*selfTested, error)
 	if err != nil {
 		return nil, err
 	}
-	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source), kept: true, remove: func() {}}
+	t := &selfTested{plan: p.plan, config: p.config, tester: tester, words: "the host read from " + origin(p.plan.Source),
+		kept: true, remove: func() {}}
 	if os.Geteuid() != 0 {
 		a.log.Warn("only root can have relays go by a self-test: what it finds is shown, and not kept")
 		t.tester, t.kept = tester.Unkept(), false
@@ -185,7 +185,8 @@ func simulatedPairs() (*selfTested, error) {
 }
 
 // selfTest tests pairs and shows progress. The report is valid even with an error.
-func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport, error) {
+func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairName, again bool) (selfTestReport,
+	error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
 	defer stop()
 	report := selfTestReport{Host: t.words, Kept: t.kept, Pairs: []launch.Pair{}}
@@ -215,7 +216,9 @@ func judged(pairs []launch.Pair) error {
 		count[p.Verdict]++
 	}
 	if bad := count[launch.VerdictWrong] + count[launch.VerdictSlow]; bad > 0 {
-		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair, Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad, len(pairs)), Remedy: "run peerlane doctor"}}
+		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair,
+			Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad,
+				len(pairs)), Remedy: "run peerlane doctor"}}
 	}
 	if n := count[launch.VerdictUntested]; n > 0 {
 		return fmt.Errorf("%d of %d pairs of GPUs could not be tested", n, len(pairs))
@@ -229,14 +232,16 @@ func (a *app) printSelfTest(r selfTestReport) {
 		a.out.Println("These GPUs are simulated: the figures say nothing about GPUs.")
 	}
 	a.out.Println()
-	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN", "BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
+	t := a.newTable("GPU", "SERVER", "VERDICT", "CHECKED", "KERNEL", "OUT GB/S", "IN", "BOUNCE OUT", "IN",
+		"BY SERVER OUT", "IN", "CHOSEN", "SECONDS", "REASON")
 	for _, p := range r.Pairs {
 		kernel := p.Reader
 		if len(kernel) > 10 {
 			kernel = "not tried"
 		}
 		row := table.Row{p.GPU.Index, p.Server.Index, a.verdict(p.Verdict), humanize.IBytes(p.Bytes), dash(kernel)}
-		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server, p.Pull.Server} {
+		for _, rate := range []float64{p.Push.Client, p.Pull.Client, p.Push.Bounce, p.Pull.Bounce, p.Push.Server,
+			p.Pull.Server} {
 			row = append(row, rateWord(rate))
 		}
 		why := p.Reason
@@ -284,7 +289,8 @@ func pairWords(p launch.Pair) string {
 		words[0] += ": " + p.Reason
 	}
 	if p.Push.Client > 0 {
-		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client), rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
+		words = append(words, fmt.Sprintf("out %s, in %s GB/s (bounce %s, %s)", rateWord(p.Push.Client),
+			rateWord(p.Pull.Client), rateWord(p.Push.Bounce), rateWord(p.Pull.Bounce)))
 	}
 	if c := chosen(p); c != "" {
 		words = append(words, "pieces of "+c+" streams")
@@ -302,7 +308,8 @@ func tuningWords(c launch.Config) string {
 		name  string
 		value uint64
 		text  string
-	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams", uint64(c.Streams), fmt.Sprint(c.Streams)}} {
+	}{{"chunk", c.Chunk, humanize.IBytes(c.Chunk)}, {"depth", uint64(c.Depth), fmt.Sprint(c.Depth)}, {"streams",
+		uint64(c.Streams), fmt.Sprint(c.Streams)}} {
 		switch {
 		case k.value > 0:
 			words = append(words, fmt.Sprintf("%s %s by relay.%s", k.name, k.text, k.name))
@@ -334,7 +341,8 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 		a.log.Warnf("what is kept of self-tests is ignored: %v", err)
 	}
 	for _, n := range names {
-		if pair := launch.FindPair(known.Pairs, n); pair != nil && !pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
+		if pair := launch.FindPair(known.Pairs, n); pair != nil &&
+			!pair.Usable(p.config.Relay.SelfTest == launch.SelfTestRequired) {
 			a.log.Warnf("relays do not stage on this pair: %v: %s: %s", n, pair.Verdict, pair.Reason)
 		}
 	}

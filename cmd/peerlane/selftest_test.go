@@ -18,9 +18,11 @@ import (
 
 func testedPair(server int, verdict, reason string) launch.Pair {
 	return launch.Pair{
-		PairName: launch.PairName{GPU: launch.GPU{BusID: "0000:17:00.0", Index: 3}, Server: launch.GPU{BusID: "0000:18:00.0", Index: server}},
-		Verdict:  verdict, Reason: reason, Reader: "passed", Bytes: 28 << 20, Milliseconds: 1250,
-		Push: launch.PairRate{Client: 395.04, Server: 393, Bounce: 55.2}, Pull: launch.PairRate{Client: 394, Server: 390, Bounce: 54},
+		PairName: launch.PairName{GPU: launch.GPU{BusID: "0000:17:00.0", Index: 3},
+			Server: launch.GPU{BusID: "0000:18:00.0", Index: server}},
+		Verdict: verdict, Reason: reason, Reader: "passed", Bytes: 28 << 20, Milliseconds: 1250,
+		Push: launch.PairRate{Client: 395.04, Server: 393, Bounce: 55.2}, Pull: launch.PairRate{Client: 394, Server: 390,
+			Bounce: 54},
 		Chunk: 8 << 20, Depth: 4, Streams: 2,
 	}
 }
@@ -30,10 +32,12 @@ func TestSelfTestTable(t *testing.T) {
 	a := &app{out: terminal.New(&out)}
 	untried := testedPair(1, launch.VerdictGood, "")
 	untried.Reader = "not tried: no PTX here"
-	nothing := launch.Pair{PairName: testedPair(5, "", "").PairName, Verdict: launch.VerdictUntested, Reason: "out of memory\x1b[2J"}
+	nothing := launch.Pair{PairName: testedPair(5, "", "").PairName, Verdict: launch.VerdictUntested,
+		Reason: "out of memory\x1b[2J"}
 	a.printSelfTest(selfTestReport{
 		PairHost: launch.PairHost{Driver: 13000, Simulated: true}, Host: "a host", Kept: true,
-		Pairs: []launch.Pair{testedPair(0, launch.VerdictGood, ""), untried, testedPair(4, launch.VerdictSlow, "3.0 GB/s"), nothing},
+		Pairs: []launch.Pair{testedPair(0, launch.VerdictGood, ""), untried, testedPair(4, launch.VerdictSlow, "3.0 GB/s"),
+			nothing},
 	})
 	for _, want := range []string{
 		`CUDA driver 13000`, `simulated: the figures say nothing`, `(?m)^GPU +SERVER +VERDICT +CHECKED +KERNEL +OUT GB/S +IN +BOUNCE OUT +IN +BY SERVER OUT +IN +CHOSEN +SECONDS +REASON$`,
@@ -96,16 +100,20 @@ func TestSelfTestCommandLine(t *testing.T) {
 
 func TestPairsInWords(t *testing.T) {
 	for want, pair := range map[string]launch.Pair{
-		"GPU 3 with server 0: good; out 395.0, in 394.0 GB/s (bounce 55.2, 54.0); pieces of 8.0 MiB × 4 by 2 streams": testedPair(0, launch.VerdictGood, ""),
-		"GPU 3 with server 0: untested: not tested yet":                                                               {PairName: testedPair(0, "", "").PairName, Verdict: launch.VerdictUntested, Reason: "not tested yet"},
+		"GPU 3 with server 0: good; out 395.0, in 394.0 GB/s (bounce 55.2, 54.0); pieces of 8.0 MiB × 4 by 2 " +
+			"streams": testedPair(0, launch.VerdictGood, ""),
+		"GPU 3 with server 0: untested: not tested yet": {
+			PairName: testedPair(0, "", "").PairName, Verdict: launch.VerdictUntested, Reason: "not tested yet"},
 	} {
 		if got := pairWords(pair); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
 	for want, c := range map[string]launch.Config{
-		"issued by the client's GPU, chunk by slots and slot_size, depth by slots and slot_size, streams by slots and slot_size": {},
-		"issued by the client's GPU, chunk 4.0 MiB by relay.chunk, depth by the pair's calibration, streams 3 by relay.streams":  {Calibrated: true, Chunk: 4 << 20, Streams: 3},
+		"issued by the client's GPU, chunk by slots and slot_size, depth by slots and slot_size, streams by slots and " +
+			"slot_size": {},
+		"issued by the client's GPU, chunk 4.0 MiB by relay.chunk, depth by the pair's calibration, streams 3 by " +
+			"relay.streams": {Calibrated: true, Chunk: 4 << 20, Streams: 3},
 	} {
 		if got := tuningWords(c); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -130,7 +138,8 @@ func TestSelfTestUnwritableRecordIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &app{out: terminal.New(&bytes.Buffer{}), errOut: terminal.New(&bytes.Buffer{})}
-	report, err := a.selfTest(t.Context(), &selfTested{tester: tester, kept: true}, []launch.PairName{testedPair(0, "", "").PairName}, false)
+	report, err := a.selfTest(t.Context(), &selfTested{tester: tester, kept: true},
+		[]launch.PairName{testedPair(0, "", "").PairName}, false)
 	if err == nil || report.Kept {
 		t.Errorf("kept is %v, with %v", report.Kept, err)
 	}

@@ -107,7 +107,9 @@ func TestEveryTableSanitisesItsCells(t *testing.T) {
 		"relay inspect": func(a *app) { a.printInspection(poisoned[control.Inspection]()) },
 		"relay drain":   func(a *app) { a.printHolders([]control.Holder{poisoned[control.Holder]()}, true) },
 		"relay top": func(a *app) {
-			_, _ = io.WriteString(a.out.Document(), a.topText([]control.Rates{poisoned[control.Rates](), {Container: hostileText, Seconds: 1, Lanes: poisoned[[]control.Rate](), Connections: poisoned[[]control.Rate]()}}, true))
+			_, _ = io.WriteString(a.out.Document(), a.topText([]control.Rates{poisoned[control.Rates](),
+				{Container: hostileText, Seconds: 1, Lanes: poisoned[[]control.Rate](),
+					Connections: poisoned[[]control.Rate]()}}, true))
 		},
 		"topo":        func(a *app) { a.section(hostileText, a.gpuTable(poisoned[[]topo.GPU]())) },
 		"topo, NICs":  func(a *app) { a.section(hostileText, a.nicTable(poisoned[[]topo.NIC]())) },
@@ -148,7 +150,8 @@ func TestEveryTableSanitisesItsCells(t *testing.T) {
 		},
 		"any table": func(a *app) {
 			table := a.newTable(hostileText)
-			table.AppendRow(row(hostileText, []byte(hostileText), []string{hostileText}, errors.New(hostileText), cdi.Format(hostileText)))
+			table.AppendRow(row(hostileText, []byte(hostileText), []string{hostileText}, errors.New(hostileText),
+				cdi.Format(hostileText)))
 			a.out.Println(table.Render())
 		},
 	} {
@@ -166,7 +169,8 @@ func row(cells ...any) table.Row { return cells }
 func TestDrainHostileDeviceNamesAreSanitised(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out)}
-	holder := control.Holder{PID: 7, Command: hostileText, Container: hostileText, Devices: []string{"/dev/nvidia0" + hostileText}, Uses: []control.Use{{Kind: hostileText}}}
+	holder := control.Holder{PID: 7, Command: hostileText, Container: hostileText,
+		Devices: []string{"/dev/nvidia0" + hostileText}, Uses: []control.Use{{Kind: hostileText}}}
 	a.printHolders([]control.Holder{holder}, true)
 	wantClean(t, "drain", out.String())
 
@@ -185,7 +189,8 @@ func TestDrainHostileDeviceNamesAreSanitised(t *testing.T) {
 }
 
 func TestLogSanitisesMessages(t *testing.T) {
-	for _, f := range []logrus.Formatter{&logrus.TextFormatter{ForceColors: true, DisableTimestamp: true}, &logrus.TextFormatter{}, &logrus.JSONFormatter{}} {
+	for _, f := range []logrus.Formatter{&logrus.TextFormatter{ForceColors: true, DisableTimestamp: true},
+		&logrus.TextFormatter{}, &logrus.JSONFormatter{}} {
 		var out bytes.Buffer
 		log := logrus.New()
 		log.SetOutput(&out)
@@ -199,7 +204,8 @@ func TestLogSanitisesMessages(t *testing.T) {
 func TestRelayInspectHostileLogIsSanitised(t *testing.T) {
 	var out bytes.Buffer
 	a := &app{out: terminal.New(&out), layout: paths.New(t.TempDir())}
-	a.printInspection(control.Inspection{LogTail: []string{hostileText, "\tat main.go"}, Info: generation.Info{Generation: generation.Generation{Config: launch.Config{}}}})
+	a.printInspection(control.Inspection{LogTail: []string{hostileText, "\tat main.go"},
+		Info: generation.Info{Generation: generation.Generation{Config: launch.Config{}}}})
 	wantClean(t, "the log", out.String())
 	if !strings.Contains(out.String(), "  "+"        at main.go") {
 		t.Errorf("the indentation of the log is lost: %q", out.String())

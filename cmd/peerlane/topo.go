@@ -29,7 +29,8 @@ type hostFlags struct {
 // addHost gives a command the flags that choose a host.
 func addHost(cmd *cobra.Command) *hostFlags {
 	f := addLiveHost(cmd)
-	cmd.Flags().StringVar(&f.input, "input", "", "read `FILE`, or standard input for -, in place of this host: a capture, NCCL's or hwloc's XML, or nvidia-smi topo -m")
+	cmd.Flags().StringVar(&f.input, "input", "",
+		"read `FILE` (- for standard input) instead of this host: a capture, XML of NCCL or hwloc, or nvidia-smi topo -m")
 	completeFiles(cmd, "input", "xml", "txt", "gz")
 	return f
 }
@@ -45,12 +46,14 @@ func addLiveHost(cmd *cobra.Command) *hostFlags {
 
 // addSoftware lets plans use software RDMA.
 func (f *hostFlags) addSoftware() {
-	f.cmd.Flags().BoolVar(&f.software, "software", false, "plan with software RDMA (rxe, siw), too, which cannot reach a GPU's memory")
+	f.cmd.Flags().BoolVar(&f.software, "software", false,
+		"also use software RDMA (rxe, siw), which cannot reach GPU memory")
 }
 
 func (f *hostFlags) read() (*topo.Host, error) {
 	if f.input != "" && (f.cmd.Flags().Changed("sysfs") || f.cmd.Flags().Changed("proc")) {
-		return nil, usageError{f.cmd.CommandPath(), errors.New("--input reads a file; --sysfs and --proc read a host: give one or the other")}
+		return nil, usageError{f.cmd.CommandPath(), errors.New(
+			"--input reads a file; --sysfs and --proc read a host: give one or the other")}
 	}
 	for flag, dir := range map[string]string{"sysfs": f.sysfs, "proc": f.proc} {
 		if info, err := os.Stat(dir); f.cmd.Flags().Changed(flag) && (err != nil || !info.IsDir()) {
@@ -106,22 +109,21 @@ func (f *hostFlags) options() topo.Options {
 func newTopoCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topo",
-		Short: "Show GPUs, RDMA NICs, and how near they are to each other",
-		Long: `Show the GPUs and RDMA NICs of this host, or of a file, and for each pair the
-type and the bandwidth of the path between them.
+		Short: "Show GPUs, RDMA NICs and the paths between them",
+		Long: `Show the GPUs and RDMA NICs of this host, or of a file, and for each pair the type and
+the bandwidth of the path between them.
 
-A file is told by its content: a capture (peerlane topo capture), a topology of
-NCCL (NCCL_TOPO_DUMP_FILE) or of hwloc 2 (lstopo --of xml), or the text of
+The content of a file identifies its format: a capture (peerlane topo capture), a
+topology of NCCL (NCCL_TOPO_DUMP_FILE) or of hwloc 2 (lstopo --of xml), or the output of
 nvidia-smi topo -m, which has path types and no bandwidths.
 
-With -o xml the host is written as a topology of NCCL 2.30, for NCCL_TOPO_FILE.
-With --virtual as well it is that of the virtual switch: beside each GPU a
-virtual NIC peerlane_N, with the GUID and the speed of the NIC that the plan
-gives GPU N. The configuration file has its say in the plan.
+With -o xml the output is a topology file of NCCL 2.30, for NCCL_TOPO_FILE. With
+--virtual it describes the virtual switch: beside each GPU a virtual NIC peerlane_N,
+with the GUID and the speed of the NIC that the plan assigns to GPU N. The configuration
+file affects the plan.
 
-With -o svg or -o html the host is a picture in one file: NUMA nodes, PCIe
-switches, GPUs and NICs as a tree, with what each link can do. peerlane plan
-draws the lanes as well.`,
+With -o svg or -o html the output is a picture in one file: NUMA nodes, PCIe switches,
+GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws lanes.`,
 		Example: `  peerlane topo
   peerlane topo --nics
   peerlane topo --input topo.xml
@@ -133,25 +135,30 @@ draws the lanes as well.`,
 		Args: noArgs,
 	}
 	cmd.AddCommand(newCaptureCommand(a))
-	host, form, rules, virtual, facts, functions := addHost(cmd), addForm(cmd, formXML, formSVG, formHTML), string(topo.RulesNCCL), false, false, false
+	host, form, rules, virtual, facts, functions := addHost(cmd), addForm(cmd, formXML, formSVG,
+		formHTML), string(topo.RulesNCCL), false, false, false
 	cmd.Flags().StringVar(&rules, "rules", rules, "name paths by the `RULES` of nccl or smi (nvidia-smi)")
 	complete(cmd, "rules", string(topo.RulesNCCL), string(topo.RulesSMI))
-	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch in place of the host; goes with -o xml")
-	cmd.Flags().BoolVar(&functions, "functions", false, "show virtual functions and subfunctions as NICs of their own; JSON always has them")
-	cmd.Flags().BoolVar(&facts, "nics", false, "show of NICs alone what ibstat says: firmware, GUIDs, states, LIDs")
+	cmd.Flags().BoolVar(&virtual, "virtual", false, "write the virtual switch instead of the host; needs -o xml")
+	cmd.Flags().BoolVar(&functions, "functions", false,
+		"show virtual functions and subfunctions as separate NICs; JSON always does")
+	cmd.Flags().BoolVar(&facts, "nics", false, "show only the facts of ibstat: firmware, GUIDs, states, LIDs")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		by, err := topo.ParseRules(rules)
 		switch {
 		case err != nil:
 			return usageError{cmd.CommandPath(), err}
 		case facts && form.value != formTable:
-			return usageError{cmd.CommandPath(), fmt.Errorf("--nics prints a table, and -o %s has every field: give one or the other", form.value)}
+			return usageError{cmd.CommandPath(),
+				fmt.Errorf("--nics prints a table, and -o %s has every field: give one or the other", form.value)}
 		case virtual && form.value != formXML:
 			return usageError{cmd.CommandPath(), errors.New("--virtual goes with -o xml")}
 		case form.value == formXML && cmd.Flags().Changed("rules"):
-			return usageError{cmd.CommandPath(), errors.New("--rules changes path names, and -o xml has none: give one or the other")}
+			return usageError{cmd.CommandPath(),
+				errors.New("--rules changes path names, and -o xml has none: give one or the other")}
 		case form.picture() && cmd.Flags().Changed("rules"):
-			return usageError{cmd.CommandPath(), fmt.Errorf("--rules changes path names, and -o %s has none: give one or the other", form.value)}
+			return usageError{cmd.CommandPath(),
+				fmt.Errorf("--rules changes path names, and -o %s has none: give one or the other", form.value)}
 		}
 		h, err := host.read()
 		if err != nil {
@@ -232,8 +239,10 @@ func withLists(h *topo.Host) *topo.Host {
 func foldedFunctions(h *topo.Host, functions topo.Functions) (sentences []string) {
 	for _, n := range h.NICs {
 		if names := functions.Of(n); len(names) > 0 {
-			sentences = append(sentences, fmt.Sprintf("%s has %d virtual functions or subfunctions, %s to %s: they share its port, and are as near as it is; --functions shows them",
-				onHost(n.Host, n.Name), len(names), names[0], names[len(names)-1]))
+			sentences = append(sentences,
+				fmt.Sprintf("%s has %d virtual functions or subfunctions, %s to %s: they share its port, and are as near as it "+
+					"is; --functions shows them",
+					onHost(n.Host, n.Name), len(names), names[0], names[len(names)-1]))
 		}
 	}
 	return sentences
@@ -280,7 +289,8 @@ func (a *app) printNICs(h *topo.Host) {
 func reasons(h *topo.Host) (sentences []string) {
 	for _, g := range h.GPUs {
 		if g.Reason != "" {
-			sentences = append(sentences, fmt.Sprintf("%s cannot be relayed: %s", onHost(g.Host, fmt.Sprintf("GPU%d", g.Index)), g.Reason))
+			sentences = append(sentences, fmt.Sprintf("%s cannot be relayed: %s", onHost(g.Host, fmt.Sprintf("GPU%d", g.Index)),
+				g.Reason))
 		}
 	}
 	for _, n := range h.NICs {
@@ -325,7 +335,8 @@ func (a *app) gpuTable(gpus []topo.GPU) *table.Writer {
 			name += " (MIG)"
 		}
 		t.AppendRow(table.Row{
-			onHost(g.Host, strconv.Itoa(g.Index)), g.BusID, dash(name), dash(g.UUID), numa(g.NUMA), dash(node), linkRate(g.Place), dash(nvlinks(g)),
+			onHost(g.Host, strconv.Itoa(g.Index)), g.BusID, dash(name), dash(g.UUID), numa(g.NUMA), dash(node), linkRate(
+				g.Place), dash(nvlinks(g)),
 		})
 	}
 	return t
@@ -376,10 +387,12 @@ func (a *app) nicTable(nics []topo.NIC) *table.Writer {
 			node = "/dev/infiniband/" + n.Uverbs
 		}
 		if len(n.Ports) == 0 {
-			add(table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), "-", "-", linkLayer(n, ""), "-", numa(n.NUMA), dash(node)}, n)
+			add(table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), "-", "-", linkLayer(n, ""), "-", numa(n.NUMA),
+				dash(node)}, n)
 		}
 		for i, p := range n.Ports {
-			row := table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), strconv.Itoa(p.Number), a.state(p), linkLayer(n, p.LinkLayer), rate(p.RateGbps, "Gb/s"), numa(n.NUMA), dash(node)}
+			row := table.Row{onHost(n.Host, n.Name), dash(n.BusID), dash(n.Driver), strconv.Itoa(p.Number), a.state(p),
+				linkLayer(n, p.LinkLayer), rate(p.RateGbps, "Gb/s"), numa(n.NUMA), dash(node)}
 			if i > 0 {
 				row[0], row[1], row[2], row[7], row[8] = "", "", "", "", ""
 			}
@@ -391,7 +404,8 @@ func (a *app) nicTable(nics []topo.NIC) *table.Writer {
 
 // factsTable returns the facts of ibstat, with a row for each port.
 func (a *app) factsTable(nics []topo.NIC) *table.Writer {
-	t := a.newTable("NIC", "FIRMWARE", "NODE GUID", "PORT", "PORT GUID", "STATE", "PHYSICAL STATE", "LID", "SM LID", "RATE", "LINK LAYER")
+	t := a.newTable("NIC", "FIRMWARE", "NODE GUID", "PORT", "PORT GUID", "STATE", "PHYSICAL STATE", "LID", "SM LID",
+		"RATE", "LINK LAYER")
 	for _, n := range nics {
 		of := []any{onHost(n.Host, n.Name), dash(n.Firmware), dash(n.GUID)}
 		if len(n.Ports) == 0 {
@@ -401,7 +415,8 @@ func (a *app) factsTable(nics []topo.NIC) *table.Writer {
 			if i > 0 {
 				of = []any{"", "", ""}
 			}
-			t.AppendRow(append(of, strconv.Itoa(p.Number), dash(p.GUID), a.state(p), dash(p.PhysicalState), lid(p.LID), lid(p.SMLID), rate(p.RateGbps, "Gb/s"), linkLayer(n, p.LinkLayer)))
+			t.AppendRow(append(of, strconv.Itoa(p.Number), dash(p.GUID), a.state(p), dash(p.PhysicalState), lid(p.LID),
+				lid(p.SMLID), rate(p.RateGbps, "Gb/s"), linkLayer(n, p.LinkLayer)))
 		}
 	}
 	return t

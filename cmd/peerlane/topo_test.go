@@ -46,7 +46,8 @@ func (p *printedTopology) pairs() (pairs []topo.Pair) {
 	for _, of := range p.Paths {
 		for _, way := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
 			w := p.Ways[way[2]]
-			pairs = append(pairs, topo.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops, Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
+			pairs = append(pairs, topo.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops,
+				Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
 		}
 	}
 	return pairs
@@ -89,7 +90,8 @@ func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
 			t.Errorf("version %d, rules %q", got.Version, got.Rules)
 		}
 		for _, p := range got.pairs() {
-			if p.From == "0000:3a:00.0" && p.To == "mlx5_0" && (p.Type.String() != want || p.Hops == 0 || p.Reason == "" || p.Policy == nil) {
+			if p.From == "0000:3a:00.0" && p.To == "mlx5_0" && (p.Type.String() != want || p.Hops == 0 || p.Reason == "" ||
+				p.Policy == nil) {
 				t.Errorf("by the rules %q: %+v, want %s", rules, p, want)
 			}
 		}
@@ -202,7 +204,8 @@ func TestTopoColoursTerminalsAlone(t *testing.T) {
 func TestXMLStandsInForTheHost(t *testing.T) {
 	_, host := recordedHost(t)
 	file := filepath.Join(t.TempDir(), "topo.xml")
-	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(peerlane(t, append([]string{"topo", "-o", "xml"}, host...)...)),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	first := decode[printedTopology](t, append([]string{"topo", "-o", "json"}, host...)...)
@@ -220,7 +223,8 @@ func TestVirtualSwitchFollowsTheConfiguration(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(config), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(config, []byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"), 0o644); err != nil {
+	if err := os.WriteFile(config, []byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"2\"]\nnics = [\"emulated0\"]\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	out := peerlane(t, append([]string{"topo", "-o", "xml", "--virtual", "--root", root}, host...)...)
@@ -287,7 +291,8 @@ func TestConfigurationAssignsALane(t *testing.T) {
 }
 
 func TestFiguresHaveTheDigitsThatTell(t *testing.T) {
-	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9", 99.96: "100", 396.5: "396"} {
+	for b, want := range map[float64]string{0: "0", 0.001: "0.001", 0.45: "0.5", 12.34: "12.3", 48: "48", 99.94: "99.9",
+		99.96: "100", 396.5: "396"} {
 		if got := gigabytes(b); got != want {
 			t.Errorf("gigabytes(%v) = %s, want %s", b, got, want)
 		}

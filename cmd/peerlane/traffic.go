@@ -13,7 +13,8 @@ import (
 // newTrafficClientCommand is a client of the soak of relays.
 func newTrafficClientCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "traffic-client", Hidden: true, Short: "Be a client that exchanges verified messages: do what standard input says, in JSON", Args: noArgs,
+		Use: "traffic-client", Hidden: true, Short: "Run a client that exchanges verified messages, with JSON orders on " +
+			"standard input", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error { return traffic.Serve(os.Stdin, a.out.Document()) },
 	}
 }

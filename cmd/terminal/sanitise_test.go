@@ -88,7 +88,8 @@ func (w word) String() string { return string(w) }
 func TestWriterSanitisesArguments(t *testing.T) {
 	var b bytes.Buffer
 	w := terminal.New(&b)
-	w.Printf("%s %q %v %v %-12s| %v %d %*d\n", hostile, hostile, []string{hostile}, word(hostile), word("\x1b"), struct{ A string }{hostile}, 7, 4, 2)
+	w.Printf("%s %q %v %v %-12s| %v %d %*d\n", hostile, hostile, []string{hostile}, word(hostile), word("\x1b"),
+		struct{ A string }{hostile}, 7, 4, 2)
 	w.Printf("%v\n", fmt.Errorf("opening %s: %w", "\x1b[2J", errors.Join(errors.New("one\x07"), errors.New("two"))))
 	w.Println(hostile, 3, word(hostile))
 	w.PrintLines(hostile + "\n")
@@ -172,9 +173,11 @@ func TestCommandsPrintThroughOneWriter(t *testing.T) {
 					}
 				case called == "Trusted" && on != nil && on.Name == "terminal" && name != "cmd/terminal/table/table.go":
 					t.Errorf("%s makes Styled text itself", where)
-				case on != nil && on.Name == "fmt" && strings.HasPrefix(called, "Print") && strings.HasPrefix(name, "cmd/peerlane/"):
+				case on != nil && on.Name == "fmt" && strings.HasPrefix(called, "Print") &&
+					strings.HasPrefix(name, "cmd/peerlane/"):
 					t.Errorf("%s prints to standard output with fmt.%s", where, called)
-				case on != nil && on.Name == "os" && (called == "Stdout" || called == "Stderr") && strings.HasPrefix(name, "cmd/peerlane/") && where != "cmd/peerlane/main.go:main":
+				case on != nil && on.Name == "os" && (called == "Stdout" || called == "Stderr") &&
+					strings.HasPrefix(name, "cmd/peerlane/") && where != "cmd/peerlane/main.go:main":
 					t.Errorf("%s uses os.%s", where, called)
 				}
 				return true

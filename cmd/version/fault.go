@@ -9,7 +9,9 @@ import (
 type Fault struct{ what any }
 
 func (f Fault) Error() string {
-	return fmt.Sprintf("this is a fault of Peerlane %s itself: %v; please report it, with what the same command prints with GOTRACEBACK=all in its environment", Get().Version, f.what)
+	return fmt.Sprintf(
+		"this is a fault of Peerlane %s itself: %v; please report it, with what the same command prints with "+
+			"GOTRACEBACK=all in its environment", Get().Version, f.what)
 }
 
 // Sentence calls do, and returns a panic as an error, a Fault: a user gets no stack trace. With

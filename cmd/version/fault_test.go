@@ -12,7 +12,8 @@ func TestSentencePanicBecomesError(t *testing.T) {
 		return errors.New(strings.Repeat("x", -len(t.Name())))
 	})
 	var fault Fault
-	if !errors.As(err, &fault) || !strings.Contains(err.Error(), "strings: negative Repeat count; please report it") || strings.Contains(err.Error(), "\n") {
+	if !errors.As(err, &fault) || !strings.Contains(err.Error(), "strings: negative Repeat count; please report it") ||
+		strings.Contains(err.Error(), "\n") {
 		t.Errorf("it is %v", err)
 	}
 	if err := Sentence(func() error { return errors.ErrUnsupported }); err != errors.ErrUnsupported {

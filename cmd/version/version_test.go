@@ -30,7 +30,8 @@ func TestMergePrefersTheLinkerThenTheToolchain(t *testing.T) {
 		{
 			name: "go build in a working tree",
 			info: recorded,
-			want: Build{Version: "v0.0.0-20260102030405-0123456789ab", Commit: "0123456789abcdef-dirty", Date: "2026-01-02T03:04:05Z"},
+			want: Build{Version: "v0.0.0-20260102030405-0123456789ab", Commit: "0123456789abcdef-dirty",
+				Date: "2026-01-02T03:04:05Z"},
 		},
 		{
 			name: "go build without version control",

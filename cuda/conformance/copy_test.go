@@ -132,7 +132,8 @@ func registrar(p *peer) error {
 		return err
 	}
 	// The device copies from and to the shared memory.
-	if err := errors.Join(p.d.MemcpyAsync(m.p, at, size, 0), p.d.StreamSynchronize(0), verify(p.d, m.p, size, 50), write(p.d, m.p, size, 51),
+	if err := errors.Join(p.d.MemcpyAsync(m.p, at, size, 0), p.d.StreamSynchronize(0), verify(p.d, m.p, size, 50),
+		write(p.d, m.p, size, 51),
 		p.d.MemcpyAsync(at, m.p, size, 0), p.d.StreamSynchronize(0)); err != nil {
 		return err
 	}
@@ -170,7 +171,8 @@ func TestHostMemoryThatTwoProcessesRegister(t *testing.T) {
 	s := stream(t)
 	at, err := driver.MemHostDevicePtr(address(b))
 	check(t, err)
-	check(t, errors.Join(driver.MemcpyAsync(at, m.p, size, s), driver.MemcpyAsync(m.p, at, size, s), driver.StreamSynchronize(s)))
+	check(t, errors.Join(driver.MemcpyAsync(at, m.p, size, s), driver.MemcpyAsync(m.p, at, size, s),
+		driver.StreamSynchronize(s)))
 	check(t, verify(driver, m.p, size, 52))
 	check(t, errors.Join(driver.MemHostUnregister(address(b)), unix.Munmap(b), unix.Close(fd)))
 }
@@ -375,7 +377,8 @@ func BenchmarkCopy64MiB(b *testing.B) {
 		copy func() error
 	}{
 		{"peer", func() error {
-			return errors.Join(driver.MemcpyPeerAsync(theirs.p, theirCtx, client.p, ourCtx, staged, raw), driver.StreamSynchronize(raw))
+			return errors.Join(driver.MemcpyPeerAsync(theirs.p, theirCtx, client.p, ourCtx, staged, raw),
+				driver.StreamSynchronize(raw))
 		}},
 		{"push", s.push},
 		{"pull", s.pull},

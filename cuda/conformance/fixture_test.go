@@ -29,7 +29,8 @@ type mapping struct {
 }
 
 // allocate makes device memory that the devices named may use.
-func allocate(d *cuda.Driver, dev cuda.Device, size uint64, o cuda.MemOptions, access ...cuda.Device) (*mapping, error) {
+func allocate(d *cuda.Driver, dev cuda.Device, size uint64, o cuda.MemOptions, access ...cuda.Device) (*mapping,
+	error) {
 	h, err := d.MemCreate(dev, size, o)
 	if err != nil {
 		return nil, err

@@ -174,7 +174,8 @@ func TestCaptureRefusesBlockingCalls(t *testing.T) {
 	}
 
 	end("the end of what was not begun", s, cuda.ErrIllegalState)
-	refused(t, "capture of the default stream", driver.StreamBeginCapture(0, cuda.CaptureGlobal), cuda.ErrStreamCaptureUnsupported)
+	refused(t, "capture of the default stream", driver.StreamBeginCapture(0, cuda.CaptureGlobal),
+		cuda.ErrStreamCaptureUnsupported)
 
 	begin(s)
 	refused(t, "a second beginning", driver.StreamBeginCapture(s, cuda.CaptureGlobal), cuda.ErrIllegalState)

@@ -43,7 +43,8 @@ func opener(p *peer) error {
 		return err
 	}
 	// Close one reference: the other keeps the mapping.
-	if err := errors.Join(p.d.IPCCloseMemHandle(at), verify(p.d, at, size, 60), write(p.d, at, size, 61), p.d.IPCCloseMemHandle(at)); err != nil {
+	if err := errors.Join(p.d.IPCCloseMemHandle(at), verify(p.d, at, size, 60), write(p.d, at, size, 61),
+		p.d.IPCCloseMemHandle(at)); err != nil {
 		return err
 	}
 	if err := p.d.IPCCloseMemHandle(at); err == nil {

@@ -230,7 +230,8 @@ func TestReaderFindsWrongData(t *testing.T) {
 		compared(t, page, round+1)
 	}
 	check(t, driver.StreamSynchronize(s))
-	want := kernels.Progress{Running: true, Rounds: 4, Ended: true, Difference: kernels.Difference{Words: 3, First: 8000}, Round: 1}
+	want := kernels.Progress{Running: true, Rounds: 4, Ended: true, Difference: kernels.Difference{Words: 3, First: 8000},
+		Round: 1}
 	if p := page.Progress(); p != want {
 		t.Errorf("%+v, want %+v", p, want)
 	}

@@ -144,7 +144,8 @@ func TestImportOfWhatIsNoMemory(t *testing.T) {
 	memfd, err := unix.MemfdCreate("plain", unix.MFD_CLOEXEC)
 	check(t, err)
 	check(t, unix.Ftruncate(memfd, size+4096))
-	for what, fd := range map[string]int{"a pipe": pipe[0], "a file": int(file.Fd()), "a memfd": memfd, "no descriptor": 999} {
+	for what, fd := range map[string]int{"a pipe": pipe[0], "a file": int(file.Fd()), "a memfd": memfd,
+		"no descriptor": 999} {
 		_, err := driver.MemImportFD(fd)
 		refused(t, "importing "+what, err)
 	}
@@ -165,7 +166,8 @@ func TestHandlesSayWhatTheyAre(t *testing.T) {
 	n, err := driver.DeviceCount()
 	check(t, err)
 	dev := cuda.Device(n - 1)
-	for _, want := range []cuda.MemProperties{{Device: 0}, {Device: 0, Exportable: true}, {Device: dev, Exportable: true}} {
+	for _, want := range []cuda.MemProperties{{Device: 0}, {Device: 0, Exportable: true},
+		{Device: dev, Exportable: true}} {
 		h, err := driver.MemCreate(want.Device, size, cuda.MemOptions{Exportable: want.Exportable})
 		check(t, err)
 		got, err := driver.MemProperties(h)

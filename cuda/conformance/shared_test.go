@@ -177,5 +177,6 @@ func TestIPCEventNeedsASharedDevShm(t *testing.T) {
 func TestIPCEventHandleNeedsTheWish(t *testing.T) {
 	use(t, 0)
 	_, err := driver.IPCGetEventHandle(event(t, cuda.EventOptions{}))
-	refused(t, "a handle of an event that was not made for it", err, cuda.ErrInvalidValue, cuda.ErrInvalidHandle, cuda.ErrNotSupported)
+	refused(t, "a handle of an event that was not made for it", err, cuda.ErrInvalidValue, cuda.ErrInvalidHandle,
+		cuda.ErrNotSupported)
 }

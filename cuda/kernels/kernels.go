@@ -236,7 +236,8 @@ func (p *Page) Progress() Progress {
 // Spin keeps every SM busy, without memory, for a time that begins when the
 // kernel does, or until the page's flag is not 0.
 func (k *Kernels) Spin(s cuda.Stream, d time.Duration, page *Page) error {
-	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()), page.begin(), k.launch())
+	return k.driver.Launch(k.spin, k.everywhere(), blockSize, s, uint64(page.Flag()), uint64(d.Nanoseconds()),
+		page.begin(), k.launch())
 }
 
 // launch returns a number that is unique among launches of the module.

@@ -67,7 +67,8 @@ func Library() (string, error) {
 	}
 	places := strings.Join(tried, ", ")
 	if err != nil {
-		return "", fmt.Errorf("CUDA simulator: no library of this version at %s, and no cache directory for a compiled library: %w", places, err)
+		return "", fmt.Errorf(
+			"CUDA simulator: no library of this version at %s, and no cache directory for a compiled library: %w", places, err)
 	}
 	if err := Build(cache); err != nil {
 		return "", fmt.Errorf("CUDA simulator: no library of this version at %s: %w", places, err)
@@ -130,7 +131,8 @@ func Build(path string, more ...string) (err error) {
 	}
 	args := append(append([]string{}, flags...), more...)
 	// Keep the temporary directory out of the debug information, so that builds are reproducible.
-	args = append(args, "-ffile-prefix-map="+dir+"=cuda-sim", `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	args = append(args, "-ffile-prefix-map="+dir+"=cuda-sim", `-DPEERLANE_SIM_SOURCE="`+fingerprint()+`"`, "-o",
+		LibraryName)
 	cmd := exec.Command(compiler, append(args, files...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -149,7 +151,9 @@ func compiler() (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("the CUDA simulator cannot be compiled: no C compiler (%s) in PATH; install gcc, or put %s beside the program", strings.Join(names, ", "), LibraryName)
+	return "", fmt.Errorf(
+		"the CUDA simulator cannot be compiled: no C compiler (%s) in PATH; install gcc, or put %s beside the "+
+			"program", strings.Join(names, ", "), LibraryName)
 }
 
 // current reports whether the library at path was built from this source, by its mark

@@ -182,7 +182,8 @@ func TestImportNeedsTheNode(t *testing.T) {
 		{"all visible", "imported, device 1", nil},
 		{"hidden", "imported, device -1", []string{"CUDA_VISIBLE_DEVICES=0"}},
 		{"without the node", "invalid device", []string{"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV=" + nodes(t, 0)}},
-		{"with that node only", "imported, device 0", []string{"PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV=" + nodes(t, 1)}},
+		{"with that node only", "imported, device 0", []string{"PEERLANE_SIM_VISIBLE=nodes",
+			"PEERLANE_SIM_DEV=" + nodes(t, 1)}},
 	} {
 		cmd := command(t, dir, "import", c.env...)
 		cmd.Stdin = fd
@@ -285,8 +286,11 @@ func TestLogCountsCopies(t *testing.T) {
 	}
 	d := devices(3)
 	want := []DeviceLog{
-		{Device: d[0], BytesIn: 200 * processes, BytesOut: 51008 * processes, BytesWithin: 30 * processes, Copies: 5 * processes, Contexts: processes, Allocated: 4 * mib * processes, Slices: 2 * processes}, // within 0, and 4 bytes of the host
-		{Device: d[1], BytesIn: 1012 * processes, BytesOut: 200 * processes, Copies: 4 * processes, Allocated: 4 * mib * processes},
+		// within 0, and 4 bytes of the host
+		{Device: d[0], BytesIn: 200 * processes, BytesOut: 51008 * processes, BytesWithin: 30 * processes,
+			Copies: 5 * processes, Contexts: processes, Allocated: 4 * mib * processes, Slices: 2 * processes},
+		{Device: d[1], BytesIn: 1012 * processes, BytesOut: 200 * processes, Copies: 4 * processes,
+			Allocated: 4 * mib * processes},
 	}
 	if diff := cmp.Diff(want, logs[:2]); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)

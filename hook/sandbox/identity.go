@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// These are raw calls because those of packages syscall and unix change all
-// threads of the process.
+// Raw calls, because packages syscall and unix change every thread of the process.
 
 func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 	_, _, errno := unix.RawSyscall6(unix.SYS_EXECVEAT, uintptr(dir), uintptr(unsafe.Pointer(path)),
@@ -18,7 +17,7 @@ func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 
 // become takes a uid, and a gid of the same number.
 func become(id uint32, groups []int) error {
-	list := make([]uint32, len(groups)+1) // one more, so that there is a first
+	list := make([]uint32, len(groups)+1) // one more element, so that the slice has a first
 	for i, g := range groups {
 		list[i] = uint32(g)
 	}
@@ -34,10 +33,10 @@ func become(id uint32, groups []int) error {
 	return nil
 }
 
-// lastCapability is beyond those of any kernel: the bounding set has 64 bits.
+// lastCapability exceeds the capabilities of any kernel: the bounding set has 64 bits.
 const lastCapability = 63
 
-// dropBounding takes all capabilities from what an executed program could get.
+// dropBounding removes every capability from the bounding set of executed programs.
 func dropBounding() error {
 	for c := uintptr(0); c <= lastCapability; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
@@ -54,13 +53,13 @@ func dropBounding() error {
 	return nil
 }
 
-// dropCapabilities leaves none. With no_new_privs exec gives none back, also not
-// to uid 0.
+// dropCapabilities drops every capability. With no_new_privs exec restores no capability, even
+// for uid 0.
 func dropCapabilities() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return os.NewSyscallError("PR_CAP_AMBIENT", err)
 	}
-	// A uid of 0 would get all of the bounding set at exec: not with these.
+	// A uid of 0 would get the bounding set at exec without these bits.
 	const noRoot, noRootLocked = 1 << 0, 1 << 1                          // SECBIT_NOROOT, linux/securebits.h
 	_ = unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0) // needs CAP_SETPCAP, as there is something to drop
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// What Landlock lets somebody do, linux/landlock.h.
+// Access rights of Landlock, linux/landlock.h.
 const (
 	mayRead  = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	mayWrite = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
@@ -19,19 +19,19 @@ const (
 		unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK |
 		unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
 	mayUse = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	// CUDA's cuInit fails without: it names its threads, /proc/self/task/N/comm.
+	// CUDA's cuInit names threads by /proc/self/task/N/comm, and fails without this right.
 	mayName = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
 
-	// mayFile is what there is of a file that is no directory.
+	// mayFile is the subset of rights for a file other than a directory.
 	mayFile = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
 		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 )
 
-// handled is what a version of the interface knows; all that is not allowed of
-// it is denied. Of the network that is TCP; without a network the filter denies that on
-// every kernel, with what Landlock does not count as TCP.
+// handled returns the rights of a version of the interface; Landlock denies the rights that no
+// rule allows, including TCP. Without a network the filter denies TCP on every kernel, with the
+// protocols outside Landlock.
 func handled(abi int) (files, network, scopes uint64) {
-	files = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // version 1: all to there
+	files = unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1 // version 1: every right up to this bit
 	if abi >= 2 {
 		files |= unix.LANDLOCK_ACCESS_FS_REFER
 	}
@@ -54,12 +54,12 @@ func handled(abi int) (files, network, scopes uint64) {
 // Unix sockets of the host can be reached.
 const withScopes = 6
 
-// withTCP is the version of the interface, of Linux 6.7, before which a program that has
-// TCP has all ports.
+// withTCP is the version of the interface, of Linux 6.7, with rules for TCP ports. On earlier
+// kernels a program with TCP can use any port.
 const withTCP = 4
 
-// olderLacks says what a version of the interface does not know, and nothing else
-// denies: the filter lets who has TCP ports use any.
+// olderLacks lists the rights that a version of the interface lacks and no other mechanism
+// denies: the filter allows any port to a program with TCP.
 func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) {
 	for _, one := range []struct {
 		what  string
@@ -78,8 +78,8 @@ func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) 
 // landlock is a set of rules that is not in effect yet.
 type landlock struct{ fd, abi int }
 
-// landlockRules opens what the rules are about, in the root that the program will
-// have. A path that cannot be opened is said to be lacking.
+// landlockRules opens the paths of the rules in the root that the program will have. The report
+// names a path that cannot be opened as missing.
 func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path string, err error)) (*landlock, error) {
 	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
@@ -88,13 +88,13 @@ func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path strin
 	l := &landlock{abi: int(version)}
 	files, network, scopes := handled(l.abi)
 	attributes := unix.LandlockRulesetAttr{Handled_access_fs: files, Handled_access_net: network, Scoped: scopes}
-	// What an older kernel does not know of it is 0, and that it takes.
+	// An older kernel accepts 0 in unknown fields.
 	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes), 0)
 	if errno != 0 {
 		return nil, os.NewSyscallError("landlock_create_ruleset", errno)
 	}
 	l.fd = int(fd)
-	// Of another user there is nothing in /proc that a uid of its own may write.
+	// /proc has no file of another user that a separate uid may write.
 	proc, task := uint64(mayName), uint64(mayName)
 	if !ownUID {
 		proc = mayRead
@@ -124,8 +124,8 @@ type netPort struct{ access, port uint64 }
 
 const ruleNetPort = 2
 
-// allowTCP lets it listen on the ports, and connect to them: relays of all hosts have the
-// same. On a kernel whose Landlock knows no TCP it can use all.
+// allowTCP allows listening on the ports, and connections to the ports: relays of every host use
+// the same. A kernel without Landlock's TCP rules allows every port.
 func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
 	if ports == (address.Ports{}) || may == 0 {
 		return nil

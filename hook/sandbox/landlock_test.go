@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// What older kernels lack is said, as what a kernel without Landlock lacks is.
+// The report of an older kernel names the missing parts, as for a kernel without Landlock.
 func TestOlderLandlockReportsMissingParts(t *testing.T) {
 	for abi := 1; abi < 8; abi++ {
 		for _, ports := range []address.Ports{{}, {First: 20000, Last: 20999}} {
@@ -36,7 +36,7 @@ func TestOlderLandlockReportsMissingParts(t *testing.T) {
 	}
 }
 
-// A relay on the network listens on the ports of relays, and connects to them, and to no
+// A relay on the network listens on the ports of relays, connects to these ports, and to no
 // others.
 func TestLandlockAllowsListedPortsOnly(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_PORTS") != "" {
@@ -76,7 +76,7 @@ func tryPorts() {
 		}{{"listen", unix.Bind}, {"connect", unix.Connect}} {
 			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			check(err)
-			// Whoever else has the port, or nobody: it is not Landlock that says no.
+			// Another process may have the port: the error is not Landlock's.
 			err = does.how(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
 			fmt.Printf("%s %d: %t\n", does.what, port, err != unix.EACCES)
 			unix.Close(fd)

@@ -15,7 +15,7 @@ import (
 // relay: milliseconds, on a host that is not starved.
 const confineTimeout = 20 * time.Second
 
-// ErrSilent says that the next try may go well: somebody has killed it.
+// ErrSilent reports a killed sandbox: the next try may succeed.
 var ErrSilent error = &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox ended without a word", Remedy: "read the generation's log"}
 
 // ReadReport waits until the relay is executed.

@@ -14,10 +14,9 @@ import (
 // view is the part of the file system that a program sees.
 type view struct{ read, write, devices []string }
 
-// ownRoot gives the thread a mount namespace with a new root that has the view
-// and a /proc. Nothing else stays mounted there: a file system of another
-// container, say, which its engine could not unmount then. A path that cannot be had
-// is said to be lacking.
+// ownRoot gives the thread a mount namespace with a new root that has the view and a /proc. Other
+// mounts vanish: an engine could else not unmount the file system of another container. The
+// report names a missing path.
 func ownRoot(v view, lacks func(path string, err error)) error {
 	before, err := unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -28,13 +27,13 @@ func ownRoot(v view, lacks func(path string, err error)) error {
 		return os.NewSyscallError("unshare", err)
 	}
 	if err = build(v, lacks); err != nil {
-		// Half of it is worse than none: it would be what the host has, and stay.
+		// A partial root is worse than none: return to the previous namespace.
 		err = errors.Join(err, os.NewSyscallError("setns", unix.Setns(before, unix.CLONE_NEWNS)))
 	}
 	return err
 }
 
-// tree is a mount that is nowhere yet, and where it belongs.
+// tree is a detached mount and its destination.
 type tree struct {
 	path string
 	fd   int
@@ -45,7 +44,7 @@ func build(v view, lacks func(path string, err error)) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return os.NewSyscallError("making the mounts private", err)
 	}
-	// All are taken before anything is covered.
+	// Clone every tree before a mount covers its path.
 	var trees []tree
 	defer func() {
 		for _, t := range trees {
@@ -80,7 +79,7 @@ func build(v view, lacks func(path string, err error)) error {
 		return err
 	}
 	defer unix.Close(root)
-	// /proc is there on every host, and covered by its own below.
+	// /proc exists on every host; processFS covers the path below.
 	const place = "/proc"
 	processes, err := processFS()
 	if err != nil {
@@ -109,8 +108,8 @@ func build(v view, lacks func(path string, err error)) error {
 	if err != nil {
 		return os.NewSyscallError("mount_setattr of the root", err)
 	}
-	// pivot_root(2): with both the same directory the old root lies over the new
-	// one, and goes.
+	// pivot_root(2): with one directory for both, the old root lies over the new root, and is
+	// detached.
 	if err := unix.Fchdir(root); err != nil {
 		return os.NewSyscallError("fchdir", err)
 	}
@@ -123,10 +122,10 @@ func build(v view, lacks func(path string, err error)) error {
 	return os.NewSyscallError("chdir", unix.Chdir("/"))
 }
 
-// roots are the paths that have to be taken so that all of a list can be reached: one
-// below another comes with that. If it is a link, or goes through one, what it leads
-// to may be elsewhere and is taken there: a mount cannot be on a link, and while the
-// root is built an absolute one leads into the host's.
+// roots returns the paths to clone so that every path of a list is reachable; a path below
+// another is part of that. For a path that is a link, or goes through a link, the target is
+// cloned at its own place: a mount cannot be on a link, and during the construction of the root
+// an absolute link leads into the host.
 func roots(paths []string) []string {
 	var list []string
 	for _, path := range paths {
@@ -146,15 +145,15 @@ func real(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		return to
 	}
-	return path // gone since it was seen
+	return path // gone since the lookup
 }
 
-// sortByDepth has what is above another come first.
+// sortByDepth sorts parents before children.
 func sortByDepth(paths []string) {
 	slices.SortStableFunc(paths, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
 }
 
-// within reports whether a path is one of the list, or below one.
+// within reports whether a path is in the list, or below an element.
 func within(path string, list []string) bool {
 	for _, l := range list {
 		if path == l || strings.HasPrefix(path, l+"/") {
@@ -164,8 +163,8 @@ func within(path string, list []string) bool {
 	return false
 }
 
-// take clones what is at a path, with what is mounted below it: in a container
-// the driver's libraries are single files, mounted into /usr.
+// take clones a path with the mounts below: in a container the driver's libraries are single
+// files, mounted into /usr.
 func take(path string, set uint64) (tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
@@ -186,10 +185,10 @@ func take(path string, set uint64) (tree, error) {
 	return t, nil
 }
 
-// attach mounts the tree in its place below a directory.
+// attach mounts the tree below a directory.
 func (t tree) attach(below string) error {
 	place := filepath.Join(below, t.path)
-	// What lies below another tree is there already, as that tree has it.
+	// A path inside another tree exists there already.
 	if _, err := os.Lstat(place); err != nil {
 		if err := os.MkdirAll(filepath.Dir(place), 0o755); err != nil {
 			return err
@@ -235,8 +234,7 @@ func finish(fs int, name string, set int) (int, error) {
 	return fd, nil
 }
 
-// processFS is a /proc in which other users' processes do not show; where that is
-// not to be had, the host's.
+// processFS returns a /proc without other users' processes; the host's, if the kernel refuses.
 func processFS() (tree, error) {
 	const set = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)

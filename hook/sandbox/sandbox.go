@@ -1,14 +1,11 @@
-// Package sandbox takes from a process what a relay does not need, and executes
-// a program with the rest: a uid of its own, no capabilities, a root of its own
-// that has the programs, libraries and devices that are named and nothing else,
-// Landlock, a seccomp filter, limits.
+// Package sandbox removes from a process the rights that a relay does not need, and executes a
+// program with the rest: a separate uid, no capabilities, a root with only the listed programs,
+// libraries and devices, Landlock, a seccomp filter, limits.
 //
-// All of it is done to one thread, which then executes the program: what the
-// thread has is what the program has, and what the others of this process have
-// goes with them.
+// One thread gives up the rights, and then executes the program, which ends the other threads.
 //
-// Not every host offers all of it: a rootless engine has one uid, some kernels
-// have no Landlock. What could not be had is in the Report, and the rest holds.
+// A host may lack parts: a rootless engine has one uid, some kernels have no Landlock. The Report
+// names the missing parts; the rest is in effect.
 package sandbox
 
 import (
@@ -32,28 +29,28 @@ import (
 	"github.com/peerlane/peerlane/relay/network/address"
 )
 
-// Spec is what a program is left with.
+// Spec configures the sandbox of a program.
 type Spec struct {
-	// UID is its user, and its only group but for Groups; 0 leaves it the caller's.
+	// UID is the user, and the only group besides Groups; 0 keeps the caller's.
 	UID int
-	// Groups are supplementary. Those that a device's node asks for are added.
+	// Groups are supplementary. The groups of device nodes are added.
 	Groups []int
-	// Read are files and directories that it may read, and execute what is in
-	// them; Write those that it may change. What is not there is left out, and
-	// each is at the same place in the program's root.
+	// Read are files and directories that the program may read and execute; Write the paths that
+	// the program may change. Missing paths are left out. Paths stay the same in the program's
+	// root.
 	Read, Write []string
 	// Devices are nodes, or directories of nodes.
 	Devices []string
-	// Open limits descriptors; 0 leaves that limit as it is. Tasks limits, for a UID of its
-	// own, threads and processes by RLIMIT_NPROC; 0 removes that limit, where a control
-	// group has one or none is needed.
+	// Open limits descriptors; 0 keeps the limit. Tasks limits, for a UID, threads and processes
+	// by RLIMIT_NPROC; 0 removes that limit, because a control group limits tasks or no limit is
+	// needed.
 	Open, Tasks uint64
-	// Processes lets it make processes; a relay has threads alone.
+	// Processes permits new processes; a relay has only threads.
 	Processes bool
-	// TCP are the ports that it may listen on, and connect to; zeros are no TCP at all.
+	// TCP are the ports for listeners and connections; zeros forbid TCP.
 	TCP address.Ports
-	// HostNetwork keeps the caller's network namespace and allows the sockets that RDMA
-	// needs. TCP implies it. A program with neither gets an empty network namespace.
+	// HostNetwork keeps the caller's network namespace and allows the sockets that RDMA needs.
+	// TCP implies HostNetwork. A program with neither gets an empty network namespace.
 	HostNetwork bool
 }
 
@@ -68,18 +65,18 @@ func (s Spec) network() networkAccess {
 	return noNetwork
 }
 
-// Report is what was done.
+// Report describes the sandbox of a program.
 type Report struct {
 	UID    int   `json:"uid"`
 	Groups []int `json:"groups"`
-	// Root says that it has a root, and a mount namespace, of its own.
+	// Root reports a separate root and mount namespace.
 	Root bool `json:"root"`
-	// Network says that it has an empty network namespace of its own.
+	// Network reports a separate, empty network namespace.
 	Network bool `json:"network"`
-	// Landlock is the version of Landlock's interface; 0 where there is none.
+	// Landlock is the version of Landlock's interface; 0 without Landlock.
 	Landlock int  `json:"landlock"`
 	Seccomp  bool `json:"seccomp"`
-	// Missing says what the host did not offer, and why.
+	// Missing lists the parts that the host did not offer, with reasons.
 	Missing []string `json:"missing"`
 }
 
@@ -87,7 +84,7 @@ func (r *Report) lacks(what string, err error) {
 	r.Missing = append(r.Missing, fmt.Sprintf("%s: %v", what, err))
 }
 
-// Standard is what every relay needs that uses a GPU's driver or RDMA.
+// Standard returns the paths that every relay with a GPU's driver or RDMA needs.
 func Standard() Spec {
 	s := Spec{
 		Read: []string{
@@ -95,14 +92,13 @@ func Standard() Spec {
 			"/etc/ld.so.cache", "/etc/libibverbs.d",
 			// Where links of /usr lead through: /usr/local/cuda, say.
 			"/etc/alternatives",
-			// Where the driver's libraries are on systems that keep their own in
-			// neither: NixOS.
+			// The driver's libraries on systems without these directories: NixOS.
 			"/run/opengl-driver", "/nix/store",
 		},
 		Devices: []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"},
 	}
 	s.Read = append(s.Read, sysPaths("/sys")...)
-	nodes, _ := filepath.Glob("/dev/nvidia*") // the pattern is a good one
+	nodes, _ := filepath.Glob("/dev/nvidia*") // the pattern is valid
 	s.Devices = append(s.Devices, nodes...)
 	return s
 }
@@ -133,7 +129,7 @@ func sysPaths(root string) []string {
 		}
 	}
 	for _, pattern := range sysPatterns {
-		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are good ones
+		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are valid
 		for _, path := range found {
 			if is, err := os.Stat(path); err == nil && is.IsDir() {
 				add(path)
@@ -156,8 +152,8 @@ func sysPaths(root string) []string {
 	return paths
 }
 
-// deviceRoot is the directory of the PCI host bridge above a device, or of the device
-// itself where there is none.
+// deviceRoot returns the directory of the PCI host bridge above a device, or the device's own
+// directory.
 func deviceRoot(path string) string {
 	for above := path; above != "/"; above = filepath.Dir(above) {
 		if pciRoot.MatchString(filepath.Base(above)) {
@@ -209,14 +205,14 @@ const Usage = `  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ..
 
 var errArguments = errors.New("wrong command line")
 
-// IsUsage reports whether an error of Main is one of its command line.
+// IsUsage reports whether an error of Main is an error of the command line.
 func IsUsage(err error) bool { return errors.Is(err, errArguments) }
 
-// Main confines the calling process and executes a program, as its arguments
-// say. It returns with an error only.
+// Main confines the calling process and executes the program of the arguments. It returns only
+// with an error.
 func Main(arguments []string) error {
 	flags := flag.NewFlagSet("confine", flag.ContinueOnError)
-	flags.SetOutput(io.Discard) // the error says it
+	flags.SetOutput(io.Discard) // the error has the message
 	var s Spec
 	var read, write, devices list
 	flags.IntVar(&s.UID, "uid", 0, "")
@@ -271,7 +267,7 @@ func Main(arguments []string) error {
 				if err = keepProcessors(); err == nil {
 					err = execute(program, flags.Args())
 				}
-				// Without a root of its own it may not be allowed to go there.
+				// Without a root of its own the program may not have access to the directory.
 				if err == unix.EACCES && !r.Root && opened == nil {
 					err = executeFile(file, flags.Args())
 				}
@@ -280,15 +276,15 @@ func Main(arguments []string) error {
 		}
 	}
 	if *reportTo >= 0 {
-		// What follows the report, or is there instead of one.
+		// The text after the report, or in place of the report.
 		_, tell := fmt.Fprint(to, err)
 		return errors.Join(err, tell)
 	}
 	return err
 }
 
-// keepProcessors has a Go program use as many processors as this one does: the limit of
-// its control group, which it cannot read in its root.
+// keepProcessors passes the number of usable processors to a Go program, which cannot read the
+// limit of its control group in the new root.
 func keepProcessors() error {
 	const name = "GOMAXPROCS"
 	if os.Getenv(name) != "" {
@@ -303,7 +299,7 @@ func execute(program string, arguments []string) error {
 	return executeAt(unix.AT_FDCWD, program, arguments, 0)
 }
 
-// executeFile executes an open file, wherever it is.
+// executeFile executes an open file, independent of paths.
 func executeFile(file int, arguments []string) error {
 	return executeAt(file, "", arguments, unix.AT_EMPTY_PATH)
 }
@@ -324,7 +320,7 @@ func executeAt(dir int, program string, arguments []string, how int) error {
 	return rawExecveat(dir, path, argv, envv, how)
 }
 
-// apply does it all to this thread.
+// apply confines this thread.
 func (s Spec) apply(program string) (Report, error) {
 	r := Report{Missing: []string{}, Groups: []int{}}
 	var own uint32 = math.MaxUint32
@@ -351,7 +347,7 @@ func (s Spec) apply(program string) (Report, error) {
 		}
 		view.write = append(view.write, path)
 	}
-	lacking := map[string]bool{} // once, whatever cannot be done with it
+	lacking := map[string]bool{} // report a path once
 	lacks := func(path string, err error) {
 		if !lacking[path] {
 			r.lacks(path, err)
@@ -374,7 +370,7 @@ func (s Spec) apply(program string) (Report, error) {
 	} else {
 		r.Root = true
 	}
-	// Its files are opened while the thread can; it takes effect below.
+	// Open the files while the thread still can; the rules take effect below.
 	rules, err := landlockRules(view, own != math.MaxUint32, s.TCP, lacks)
 	if err != nil {
 		r.lacks("Landlock", err)
@@ -409,7 +405,8 @@ func (s Spec) apply(program string) (Report, error) {
 			olderLacks(r.Landlock, s.TCP, r.lacks)
 		}
 	}
-	// Until it has disabled tracing itself, the kernel does so for a program that it may not read.
+	// Until the program disables tracing, the kernel does so for a program that the user may not
+	// read.
 	if own != math.MaxUint32 && unix.Access(program, unix.R_OK) == nil {
 		r.lacks("protection from tracing at its start", fmt.Errorf("each user can read %[1]s, so each process of its uid can trace it until it has disabled that; chmod 711 %[1]s", program))
 	}
@@ -449,7 +446,8 @@ func (s Spec) limit(own bool, r *Report) error {
 	tasks := infinite
 	if s.Tasks > 0 && own {
 		tasks = s.Tasks
-		// The kernel counts the tasks of all processes of the uid, and a container can take any.
+		// The kernel counts the tasks of every process of the uid, and a container can use these
+		// up.
 		r.lacks("a limit of tasks of its own", errors.New("its control group has no pids.max; RLIMIT_NPROC counts each process of its uid"))
 	}
 	for _, l := range []struct {
@@ -472,7 +470,7 @@ func (s Spec) limit(own bool, r *Report) error {
 		}
 		want := unix.Rlimit{Cur: l.value, Max: l.value}
 		err := unix.Prlimit(0, l.resource, &want, nil)
-		if err != nil && is.Max < l.value { // more than may be had here: what may
+		if err != nil && is.Max < l.value { // above the hard limit: use the hard limit
 			want = unix.Rlimit{Cur: is.Max, Max: is.Max}
 			if l.resource == unix.RLIMIT_MEMLOCK {
 				r.lacks(l.name, fmt.Errorf("%w; it has %d KiB", err, is.Max>>10))
@@ -486,7 +484,7 @@ func (s Spec) limit(own bool, r *Report) error {
 	return nil
 }
 
-// nodes are the device nodes, and the groups without which they cannot be opened.
+// nodes returns the device nodes, and the groups that may open the nodes.
 func (s Spec) nodes() (nodes []string, groups []int) {
 	add := func(path string) {
 		var is unix.Stat_t

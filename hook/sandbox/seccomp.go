@@ -11,19 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// denied are calls that neither a GPU's driver, nor RDMA, nor the languages'
-// runtimes make. They fail with EPERM. It is a list of what is denied and not of
-// what is allowed, because the driver is another one next month.
+// denied are calls that neither a GPU's driver, nor RDMA, nor the languages' runtimes make. They
+// fail with EPERM. A list of allowed calls would break with the next driver.
 var denied = append([]uintptr{
 	// mounts and roots
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
 	unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
 	// other namespaces
 	unix.SYS_UNSHARE, unix.SYS_SETNS,
-	// other processes
+	// processes
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
 	unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
-	// what all users of an IPC namespace share, and the relay has the host's
+	// objects that the users of an IPC namespace share: the relay has the host's namespace
 	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_SHMDT, unix.SYS_SEMGET, unix.SYS_SEMOP, unix.SYS_SEMTIMEDOP, unix.SYS_SEMCTL,
 	unix.SYS_MSGGET, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MSGCTL,
 	unix.SYS_MQ_OPEN, unix.SYS_MQ_UNLINK, unix.SYS_MQ_TIMEDSEND, unix.SYS_MQ_TIMEDRECEIVE, unix.SYS_MQ_NOTIFY, unix.SYS_MQ_GETSETATTR,
@@ -33,7 +32,7 @@ var denied = append([]uintptr{
 	unix.SYS_IO_URING_REGISTER, unix.SYS_REBOOT, unix.SYS_SYSLOG, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL,
 	unix.SYS_FANOTIFY_INIT, unix.SYS_ACCT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD,
 	unix.SYS_NFSSERVCTL, unix.SYS_LOOKUP_DCOOKIE, unix.SYS_VHANGUP,
-	// files without their names
+	// files without names
 	unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
 	// the host's clock and name
 	unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_CLOCK_ADJTIME, unix.SYS_ADJTIMEX, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
@@ -46,15 +45,15 @@ const (
 	dataArgs = 16
 )
 
-// What a filter answers, linux/seccomp.h.
+// Results of a filter, linux/seccomp.h.
 const (
 	answerKill  = 0x80000000
 	answerErrno = 0x00050000
 	answerAllow = 0x7fff0000
 )
 
-// argument is the offset of the lower half of an argument; both architectures
-// are little-endian, and the kernel looks at no more of these.
+// argument is the offset of the lower half of an argument; both architectures are little-endian,
+// and the kernel uses only the lower half here.
 func argument(n int) uint32 { return uint32(dataArgs + 8*n) }
 
 // load is the instruction that loads a word of struct seccomp_data.
@@ -68,7 +67,7 @@ type networkAccess int
 
 const (
 	noNetwork   networkAccess = iota // AF_UNIX only
-	rdmaNetwork                      // and those that librdmacm and libibverbs create
+	rdmaNetwork                      // and the families of librdmacm and libibverbs
 	tcpNetwork                       // and TCP
 )
 
@@ -79,15 +78,14 @@ type socketKind struct{ family, kind, protocol int }
 // unixSockets have no protocols. The relay and CUDA use no datagrams.
 var unixSockets = []socketKind{{unix.AF_UNIX, unix.SOCK_STREAM, -1}, {unix.AF_UNIX, unix.SOCK_SEQPACKET, -1}}
 
-// sockets lists the kinds that socket(2) may create. Protocols that share a type with
-// TCP or UDP (MPTCP, SCTP, UDP-Lite, L2TP, ping) are not in the list: Landlock knows
-// none of them.
+// sockets lists the kinds that socket(2) may create. Protocols that share a type with TCP or UDP
+// (MPTCP, SCTP, UDP-Lite, L2TP, ping) are not in the list: Landlock has no rules for these.
 func sockets(access networkAccess) []socketKind {
 	kinds := slices.Clone(unixSockets)
 	if access == noNetwork {
 		return kinds
 	}
-	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} { // netlink(7) makes no difference between them
+	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} { // netlink(7) treats both types the same
 		kinds = append(kinds, socketKind{unix.AF_NETLINK, kind, unix.NETLINK_ROUTE}, socketKind{unix.AF_NETLINK, kind, unix.NETLINK_RDMA})
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
@@ -100,8 +98,8 @@ func sockets(access networkAccess) []socketKind {
 	return kinds
 }
 
-// allowSockets allows a call whose first three arguments are one of the kinds, and
-// denies it otherwise.
+// allowSockets allows a call whose first three arguments are a listed kind, and denies other
+// calls.
 func allowSockets(kinds []socketKind, deny, allow bpf.Instruction) []bpf.Instruction {
 	var body []bpf.Instruction
 	for _, k := range kinds {
@@ -122,10 +120,10 @@ func allowSockets(kinds []socketKind, deny, allow bpf.Instruction) []bpf.Instruc
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// filter is the program that the kernel asks about each system call. Where the
-// answer depends on the call alone the kernel keeps it, and does not ask again.
+// filter returns the program that the kernel runs for each system call. The kernel caches an
+// answer that depends on the call alone.
 //
-// Without processes a program has threads alone: nothing of it is left when it has ended.
+// Without processes a program has only threads, so nothing survives its end.
 func filter(access networkAccess, processes bool) []bpf.Instruction {
 	deny := bpf.RetConstant{Val: answerErrno | uint32(unix.EPERM)}
 	unknown := bpf.RetConstant{Val: answerErrno | uint32(unix.ENOSYS)}
@@ -139,14 +137,14 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 		bpf.RetConstant{Val: answerKill},
 		load(dataCall),
 	}
-	if runtime.GOARCH == "amd64" { // x32: the same calls by other numbers
+	if runtime.GOARCH == "amd64" { // x32: the same calls under other numbers
 		f = append(f, bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: 0x40000000, SkipFalse: 1}, unknown)
 	}
 	for _, call := range denied {
 		f = append(f, unless(uint32(call), 1), deny)
 	}
-	// Its flags are in memory, where a filter cannot look. Who hears that there is
-	// no such call uses clone: the C library, for one.
+	// The flags of clone3 are in memory, out of the filter's reach. After ENOSYS the C library
+	// uses clone.
 	f = append(f, unless(unix.SYS_CLONE3, 1), unknown)
 	needed := uint32(unix.CLONE_THREAD)
 	if processes {
@@ -176,13 +174,13 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 			bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.MSG_FASTOPEN, SkipFalse: 1},
 			deny, allow)
 	}
-	block(unix.SYS_PRCTL, // nobody looks into it, whatever becomes of it
+	block(unix.SYS_PRCTL, // a relay stays untraceable: only 0 is allowed
 		load(argument(0)),
 		unless(unix.PR_SET_DUMPABLE, 3),
 		load(argument(1)),
 		unless(0, 2),
 		allow, allow, deny)
-	block(unix.SYS_IOCTL, // typing into somebody's terminal
+	block(unix.SYS_IOCTL, // input into another process's terminal
 		load(argument(1)),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSTI, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0x541c, SkipTrue: 1}, // TIOCLINUX

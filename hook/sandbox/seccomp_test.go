@@ -68,7 +68,7 @@ func TestFilterSocketAllowsListedKindsOnly(t *testing.T) {
 	}
 }
 
-// socketProtocols are those of the tests. UDP-Lite (136), L2TP (115), SCTP (132), MPTCP
+// socketProtocols are the protocols of the tests. UDP-Lite (136), L2TP (115), SCTP (132), MPTCP
 // (262) and ICMP (1) share types with UDP and TCP.
 var socketProtocols = []int{0, 1, 2, 3, 4, 6, 9, 15, 16, 17, 20, 21, 33, 58, 115, 132, 136, 255, 262, 0xffff}
 
@@ -115,7 +115,7 @@ func trySockets() {
 
 // ask runs the filter for a call with these lower halves of arguments.
 func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
-	data := make([]byte, 64) // struct seccomp_data, with words as this VM reads them
+	data := make([]byte, 64) // struct seccomp_data, in the word order of this VM
 	binary.BigEndian.PutUint32(data[dataCall:], call)
 	binary.BigEndian.PutUint32(data[dataArch:], auditArch)
 	for n, a := range arguments {
@@ -124,7 +124,7 @@ func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 	return vm.Run(data)
 }
 
-// A program without processes has threads, which its own memory and signals come with.
+// A program without processes has threads.
 func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
 	const thread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM
 	calls := map[string][]uint32{
@@ -155,7 +155,8 @@ func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
 	}
 }
 
-// Nothing is sent that connects by itself, past Landlock's ports, and all else is.
+// The filter denies a send that connects by itself, past Landlock's ports, and allows other
+// sends.
 func TestFilterDeniesFastOpen(t *testing.T) {
 	vm, err := bpf.NewVM(filter(tcpNetwork, false))
 	if err != nil {
@@ -184,7 +185,7 @@ func TestFilterDeniesFastOpen(t *testing.T) {
 	}
 }
 
-// The same of the kernel: a socket that has TCP sends, but connects to nobody by it.
+// The kernel agrees: a socket with TCP sends, but a send makes no connection.
 func TestFastOpenIsDenied(t *testing.T) {
 	if os.Getenv("PEERLANE_TEST_FAST_OPEN") != "" {
 		tryFastOpen()
@@ -217,7 +218,7 @@ func tryFastOpen() {
 		{"sendmsg", func(fd int) error { return unix.Sendmsg(fd, []byte{1}, nil, to, unix.MSG_FASTOPEN) }},
 		{"sendmmsg", func(fd int) error {
 			_, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), 0, 0, unix.MSG_FASTOPEN, 0, 0)
-			return errno // of no messages it is a success
+			return errno // success for an empty list of messages
 		}},
 	} {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

@@ -261,7 +261,8 @@ type connected struct {
 // exchange executes Connect. It returns an error that no network fault explains.
 func (c *process) exchange(ctx context.Context, listener *client.Listener, o Order) error {
 	c.count(func(r *Report) { *r = Report{} })
-	x := &connected{process: c, ours: newMessages(o.Seed, o.Side, o.Largest), theirs: newMessages(o.Seed, 1-o.Side, o.Largest)}
+	x := &connected{process: c, ours: newMessages(o.Seed, o.Side, o.Largest),
+		theirs: newMessages(o.Seed, 1-o.Side, o.Largest)}
 	failed := x.meet(ctx, listener, o.Handle)
 	if failed == nil {
 		failed = x.run(ctx, o.Bytes)
@@ -399,7 +400,8 @@ func (x *connected) receive() error {
 // take compares a message of n bytes with the expected message.
 func (x *connected) take(p posted, n uint64) error {
 	if n != p.size {
-		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: a message was lost or duplicated", p.number, n, p.size)}
+		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: a message was lost or duplicated", p.number, n,
+			p.size)}
 	}
 	got := make([]byte, n)
 	err := x.driver.MemcpyDtoHAsync(unsafe.Pointer(&got[0]), x.incoming.at+cuda.Ptr(p.slot()*slotBytes), n, x.stream)
@@ -427,7 +429,8 @@ func (x *connected) send(bytes uint64) error {
 		p.size = 0
 	} else {
 		x.ours.fill(p.number, x.scratch[:p.size])
-		err := x.driver.MemcpyHtoDAsync(x.outgoing.at+cuda.Ptr(p.slot()*slotBytes), unsafe.Pointer(&x.scratch[0]), p.size, x.stream)
+		err := x.driver.MemcpyHtoDAsync(x.outgoing.at+cuda.Ptr(p.slot()*slotBytes), unsafe.Pointer(&x.scratch[0]), p.size,
+			x.stream)
 		if err = errors.Join(err, x.driver.StreamSynchronize(x.stream)); err != nil {
 			return &wrongError{err}
 		}

@@ -57,7 +57,8 @@ func (m *messages) check(number uint64, got, scratch []byte) error {
 	m.fill(number, want)
 	for i := range got {
 		if got[i] != want[i] {
-			return fmt.Errorf("byte %d of message %d, of %d bytes, is %#02x instead of %#02x: lost, duplicated or corrupt", i, number, len(got), got[i], want[i])
+			return fmt.Errorf("byte %d of message %d, of %d bytes, is %#02x instead of %#02x: lost, duplicated or corrupt", i,
+				number, len(got), got[i], want[i])
 		}
 	}
 	return nil

@@ -65,7 +65,8 @@ func TestConfineIdleCommandIsKilled(t *testing.T) {
 	if _, err := c.Output(); c.ProcessState.ExitCode() != statusIdle {
 		t.Errorf("silent command: status %d, %v", c.ProcessState.ExitCode(), err)
 	}
-	if out, err := command(t, "-idle", "20s", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.1; done").Output(); err != nil || len(out) == 0 {
+	if out, err := command(t, "-idle", "20s", "sh", "-c",
+		"for i in 1 2 3; do echo $i; sleep 0.1; done").Output(); err != nil || len(out) == 0 {
 		t.Errorf("command with output: %q, %v", out, err)
 	}
 }

@@ -52,7 +52,8 @@ marker path { fill: #79c0ff; }
 `)
 	fmt.Fprintf(&b, "<rect class=\"background\" width=\"%d\" height=\"%d\"/>\n", width, height)
 	for _, x := range boxes {
-		fmt.Fprintf(&b, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"6\"/>\n", x.class, x.x, x.y, x.width, x.height)
+		fmt.Fprintf(&b, "<rect class=\"%s\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" rx=\"6\"/>\n", x.class, x.x, x.y,
+			x.width, x.height)
 		y := x.y + x.height/2 + 5 - 8*(len(x.lines)-1)
 		if x.class == "group" {
 			y = x.y + 18
@@ -122,7 +123,8 @@ func networkDiagram() string {
 	arrows = append(arrows,
 		arrow{points: [][2]int{{340, 85}, {539, 85}}, label: "data by RDMA", labelX: 440, labelY: 77},
 		arrow{points: [][2]int{{340, 185}, {539, 185}}, label: "or data over TCP", labelX: 440, labelY: 177},
-		arrow{points: [][2]int{{255, 270}, {624, 270}}, label: "control and short messages over TCP", labelX: 440, labelY: 262, dashed: true},
+		arrow{points: [][2]int{{255, 270}, {624, 270}}, label: "control and short messages over TCP", labelX: 440,
+			labelY: 262, dashed: true},
 	)
 	return draw("Path of a message between two hosts", 880, 320, boxes, arrows)
 }
@@ -132,7 +134,8 @@ func relayDiagram() string {
 	state := func(x, y int, name string) box { return box{x, y, 120, 40, strings.Split(name, ", "), ""} }
 	boxes := []box{
 		state(20, 130, "starting"), state(240, 130, "ready"), state(240, 20, "waiting"), state(20, 20, "down"),
-		state(500, 20, "draining, drained"), state(500, 130, "stopping, stopped"), state(240, 240, "ending"), state(500, 240, "left"),
+		state(500, 20, "draining, drained"), state(500, 130, "stopping, stopped"), state(240, 240, "ending"), state(500, 240,
+			"left"),
 	}
 	arrows := []arrow{
 		{points: [][2]int{{140, 150}, {239, 150}}, label: "answers", labelX: 190, labelY: 143},

@@ -60,9 +60,11 @@ func TestDocumentIndexListsEachDocument(t *testing.T) {
 
 func TestDocumentIndexFaultsAreFound(t *testing.T) {
 	for name, tt := range map[string]struct{ index, fault string }{
-		"a missing document":    {"- [a.md](a.md): A.\n", "lists b.md"},
-		"a document twice":      {"- [a.md](a.md): A.\n- [b.md](b.md): B.\n- [b.md](b.md): B.\n", "more than one line lists b.md"},
-		"no such document":      {"- [a.md](a.md): A.\n- [b.md](b.md): B.\n- [c.md](c.md): C.\n", "c.md, which does not exist"},
+		"a missing document": {"- [a.md](a.md): A.\n", "lists b.md"},
+		"a document twice": {"- [a.md](a.md): A.\n- [b.md](b.md): B.\n- [b.md](b.md): B.\n",
+			"more than one line lists b.md"},
+		"no such document": {"- [a.md](a.md): A.\n- [b.md](b.md): B.\n- [c.md](c.md): C.\n",
+			"c.md, which does not exist"},
 		"no description":        {"- [a.md](a.md): A.\n- [b.md](b.md)\n", "lists b.md"},
 		"the text of another":   {"- [a.md](a.md): A.\n- [a.md](b.md): B.\n", "has the text a.md"},
 		"a complete index":      {"- [a.md](a.md): A.\n- [b.md](b.md): B.\n", ""},

@@ -189,7 +189,8 @@ func TestEveryLinkLeadsSomewhere(t *testing.T) {
 
 // The checker must recognise every form of link.
 func TestLinksOfEachFormAreFound(t *testing.T) {
-	page := "# A `b` c\n\n[one](x.md) `[two](y.md)` [three\nfour](z.md#d \"title\")\n\n```\n# no heading\n[five](v.md)\n```\n\n![six](w.svg)\n\n[r]: u.md\n\n## A b, c!\n## A b, c!\n"
+	page := "# A `b` c\n\n[one](x.md) `[two](y.md)` [three\nfour](z.md#d \"title\")\n\n```\n# no " +
+		"heading\n[five](v.md)\n```\n\n![six](w.svg)\n\n[r]: u.md\n\n## A b, c!\n## A b, c!\n"
 	if got, want := strings.Join(links(page), " "), "x.md z.md#d w.svg u.md"; got != want {
 		t.Errorf("links %q, want %q", got, want)
 	}

@@ -80,7 +80,8 @@ func formatOf(call *ast.CallExpr) int {
 		if len(call.Args) > 1 { // with a status in front
 			return 1
 		}
-	case name == "Warn" || name == "Warnf" || name == "Warning" || name == "Error" || name == "Errorf" || name == "Fatal" || name == "Fatalf":
+	case name == "Warn" || name == "Warnf" || name == "Warning" || name == "Error" || name == "Errorf" ||
+		name == "Fatal" || name == "Fatalf":
 		return 0
 	}
 	return -1
@@ -335,7 +336,8 @@ func formats(files []*ast.File, at string) map[string]int {
 			i := 0
 			for n, field := range f.Type.Params.List {
 				last := n == len(f.Type.Params.List)-2
-				if _, variadic := f.Type.Params.List[len(f.Type.Params.List)-1].Type.(*ast.Ellipsis); last && variadic && len(field.Names) > 0 && field.Names[len(field.Names)-1].Name == "format" {
+				if _, variadic := f.Type.Params.List[len(f.Type.Params.List)-1].Type.(*ast.Ellipsis); last && variadic &&
+					len(field.Names) > 0 && field.Names[len(field.Names)-1].Name == "format" {
 					own[f.Name.Name] = i + len(field.Names) - 1
 				}
 				i += len(field.Names)

@@ -133,9 +133,15 @@ func TestTroubleshootingHasEachCode(t *testing.T) {
 // The extractor must find each form of a message.
 func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 	source := "package p\nconst tail = \"; do %s\"\nfunc f() {\n" +
-		"fmt.Errorf(\"reading %q: %w\", x, err)\nerrors.New(\"one\" + tail)\nwire.Errorf(status, \"a %d%% of %.60q...\", 1, x)\n" +
-		"malformed(1, \"its own %d\", 2)\nr.kill(fmt.Sprintf(\"dead after %v\", t))\nlog.WithError(err).Warn(\"careful\")\nlogrus.Errorf(\"%v: %v\", a, b)\nlog.Info(\"nothing\")\nt.Error(err)\nreturn &fault.Error{Code: fault.NoLane, Operation: \"find\", Object: x, Cause: errors.New(\"why\"), Remedy: \"do \" + y}\n}\nfunc g() error { return lost(\"at %s\", z) }\n" +
-		"func malformed(a int, format string, args ...any) error { return nil }\nfunc lost(at string, args ...any) error { return &fault.Error{Code: fault.NoPort, Operation: \"lose\", Object: at} }\nfunc (e E) Error() string { return fmt.Sprintf(\"E of %d\", e) }\n"
+		"fmt.Errorf(\"reading %q: %w\", x, err)\nerrors.New(\"one\" + tail)\nwire.Errorf(status, \"a %d%% of %.60q...\", " +
+		"1, x)\n" +
+		"malformed(1, \"its own %d\", 2)\nr.kill(fmt.Sprintf(\"dead after %v\", " +
+		"t))\nlog.WithError(err).Warn(\"careful\")\nlogrus.Errorf(\"%v: %v\", a, " +
+		"b)\nlog.Info(\"nothing\")\nt.Error(err)\nreturn &fault.Error{Code: fault.NoLane, Operation: \"find\", Object: " +
+		"x, Cause: errors.New(\"why\"), Remedy: \"do \" + y}\n}\nfunc g() error { return lost(\"at %s\", z) }\n" +
+		"func malformed(a int, format string, args ...any) error { return nil }\nfunc lost(at string, args ...any) error " +
+		"{ return &fault.Error{Code: fault.NoPort, Operation: \"lose\", Object: at} }\nfunc (e E) Error() string { " +
+		"return fmt.Sprintf(\"E of %d\", e) }\n"
 	f, err := parser.ParseFile(token.NewFileSet(), "p.go", source, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +150,8 @@ func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 	for _, m := range messagesOf([]*ast.File{f}, "p") {
 		got = append(got, strings.TrimSuffix(m.Code+" "+m.Text, " "))
 	}
-	want := []string{" reading …: …", " one; do …", " a …% of …...", " its own …", " dead after …", " careful", "NoLane find …: …; do …", "NoLane why", "NoPort at …", "NoPort lose …", " E of …"}
+	want := []string{" reading …: …", " one; do …", " a …% of …...", " its own …", " dead after …", " careful",
+		"NoLane find …: …; do …", "NoLane why", "NoPort at …", "NoPort lose …", " E of …"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

@@ -33,20 +33,23 @@ func TestSlurmJobScriptStartsAContainerForEachGPU(t *testing.T) {
 		for name, program := range map[string]string{
 			"job":      blocks[0][1],
 			"peerlane": "#!/bin/sh\necho \"$*\" >" + dir + "/peerlane.log\n",
-			"podman":   "#!/bin/sh\necho \"$*\" >" + dir + "/$$.podman.log\ncase \"$*\" in *--name\\ job42'" + tt.fails + "'*) test -z '" + tt.fails + "' || exit 9;; esac\n",
+			"podman": "#!/bin/sh\necho \"$*\" >" + dir + "/$$.podman.log\ncase \"$*\" in " +
+				"*--name\\ job42'" + tt.fails + "'*) test -z '" + tt.fails + "' || exit 9;; esac\n",
 		} {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(program), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}
 		cmd := exec.Command(bash, script)
-		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "SLURM_JOB_ID=42", "SLURM_JOB_GPUS=" + tt.gpus, "XDG_RUNTIME_DIR=" + dir + "/run"}
+		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "SLURM_JOB_ID=42", "SLURM_JOB_GPUS=" + tt.gpus,
+			"XDG_RUNTIME_DIR=" + dir + "/run"}
 		out, err := cmd.CombinedOutput()
 		if status := cmd.ProcessState.ExitCode(); status != tt.status {
 			t.Errorf("GPUs %s: exit status %d, %v: %s", tt.gpus, status, err, out)
 		}
 		said, err := os.ReadFile(filepath.Join(dir, "peerlane.log"))
-		if want := "--root " + dir + "/run/peerlane cdi generate --hook /usr/libexec/peerlane/peerlane-hook --spec-dir " + dir + "/run/peerlane/etc/cdi\n"; string(said) != want {
+		if want := "--root " + dir + "/run/peerlane cdi generate --hook /usr/libexec/peerlane/peerlane-hook " +
+			"--spec-dir " + dir + "/run/peerlane/etc/cdi\n"; string(said) != want {
 			t.Errorf("GPUs %s: peerlane %q, want %q, %v", tt.gpus, said, want, err)
 		}
 		logs, err := filepath.Glob(filepath.Join(dir, "*.podman.log"))
@@ -63,7 +66,9 @@ func TestSlurmJobScriptStartsAContainerForEachGPU(t *testing.T) {
 			all.Write(line)
 		}
 		for _, gpu := range gpus {
-			if want := "--runtime /usr/bin/peerlane-runtime --runtime-flag peerlane-device=nvidia.com/gpu=" + gpu + ",peerlane.dev/lane=" + gpu + " run "; strings.Count(all.String(), want) != 1 {
+			if want := "--runtime /usr/bin/peerlane-runtime --runtime-flag " +
+				"peerlane-device=nvidia.com/gpu=" + gpu + ",peerlane.dev/lane=" + gpu + " run "; strings.Count(all.String(),
+				want) != 1 {
 				t.Errorf("GPUs %s: no container with %q in %s", tt.gpus, want, all.String())
 			}
 		}

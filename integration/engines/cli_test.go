@@ -145,7 +145,8 @@ func (b *bed) mkdir(name string) string {
 func podman(version, runtime string) func(*bed) engine {
 	return func(b *bed) engine {
 		dir := b.mkdir("podman")
-		storage := b.write("storage.conf", fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = %q\n", dir+"/graph", dir+"/run"))
+		storage := b.write("storage.conf", fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = %q\n",
+			dir+"/graph", dir+"/run"))
 		runtime := runtime
 		limits := ""
 		if b.cgroups == v2 {
@@ -188,7 +189,8 @@ volume_path = %q
 // runtime configure.
 func (e *cli) byRuntime(b *bed) engine {
 	other := *e
-	other.program = []string{"podman", "--runtime", cdiengine.RuntimeName, "--runtime-flag", "peerlane-root=" + b.Root, "--runtime-flag", "peerlane-spec-dir=" + b.CDIDir()}
+	other.program = []string{"podman", "--runtime", cdiengine.RuntimeName, "--runtime-flag", "peerlane-root=" + b.Root,
+		"--runtime-flag", "peerlane-spec-dir=" + b.CDIDir()}
 	other.devices = byVariable
 	return &other
 }
@@ -199,7 +201,8 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 	dir := b.mkdir("docker")
 	address := "unix://" + dir + "/docker.sock"
 	path = append(path, "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+	b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"), "DOCKER_HOST="+address,
+		"DOCKER_CONFIG="+dir)
 	// peerlane reads the daemon's address from its file.
 	configuration = fmt.Sprintf(`{"hosts": [%q], `, address) + strings.TrimPrefix(configuration, "{")
 	file := b.configure("docker", "daemon.json", configuration, switches...)
@@ -214,11 +217,13 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
 	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
 	simulator := filepath.Join(b.Root, "simulator")
-	return &cli{ground: b.ground, program: []string{"docker"}, checkpoints: []string{"checkpoint", "create"}, volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
+	return &cli{ground: b.ground, program: []string{"docker"}, checkpoints: []string{"checkpoint", "create"},
+		volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
 }
 
 func docker29(b *bed) engine {
-	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc}, `{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
+	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc},
+		`{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
 // packagedDocker is a Debian's Docker with a new /etc/docker/daemon.json.
@@ -226,16 +231,19 @@ func packagedDocker(version string) func(*bed) engine {
 	return func(b *bed) engine {
 		dir := b.mkdir("docker")
 		address := "unix://" + dir + "/docker.sock"
-		b.ground.environment = append(b.ground.environment, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_HOST="+address, "DOCKER_CONFIG="+dir)
+		b.ground.environment = append(b.ground.environment, "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_HOST="+address,
+			"DOCKER_CONFIG="+dir)
 		text := fmt.Sprintf(`{"hosts": [%q], "live-restore": true}`, address)
 		b.mustDo("sh", "-c", `mkdir -p /etc/docker && printf %s "$0" >/etc/docker/daemon.json`, text)
 		ready := func() error { return b.ground.do(context.Background(), "docker", "info") }
-		b.daemon = b.ground.daemon(b.T, ready, "dockerd", "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/docker.pid",
+		b.daemon = b.ground.daemon(b.T, ready, "dockerd", "--data-root", dir+"/data", "--exec-root", dir+"/exec",
+			"--pidfile", dir+"/docker.pid",
 			"--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")
 		b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
 		b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
 		simulator := filepath.Join(b.Root, "simulator")
-		return &cli{ground: b.ground, program: []string{"docker"}, volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
+		return &cli{ground: b.ground, program: []string{"docker"},
+			volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
 	}
 }
 

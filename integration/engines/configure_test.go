@@ -24,7 +24,8 @@ type configuration struct {
 // peerlaneRuntime runs a command of peerlane runtime on an engine's file.
 func (b *bed) peerlaneRuntime(command string, switches ...string) string {
 	b.Helper()
-	words := []string{filepath.Join(b.Binaries, "peerlane"), "runtime", command, "--root", b.Root, "--runtime", b.configured.engine}
+	words := []string{filepath.Join(b.Binaries, "peerlane"), "runtime", command, "--root", b.Root, "--runtime",
+		b.configured.engine}
 	if command != "remove" {
 		words = append(words, "--config", b.configured.file)
 	}
@@ -67,7 +68,8 @@ func configured(b *bed, c check) {
 	if !s.Configured || s.CDI == cdiengine.CDIOff || s.Daemon != (b.daemon != nil) {
 		b.Errorf("peerlane runtime status says %+v", s)
 	}
-	if said := b.peerlaneRuntime("configure", append(b.configured.switches, "--dry-run")...); !strings.Contains(said, "nothing has to be changed") {
+	if said := b.peerlaneRuntime("configure", append(b.configured.switches, "--dry-run")...); !strings.Contains(said,
+		"nothing has to be changed") {
 		b.Errorf("a second change is pending: %s", said)
 	}
 	after, err := os.ReadFile(b.configured.file)

@@ -51,7 +51,8 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 
 func containerd17(b *bed) engine {
 	b.mustBe(Containerd17, "/usr/bin/containerd", "--version")
-	const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = true\nsandbox_image = %q\n"
+	const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = " +
+		"true\nsandbox_image = %q\n"
 	address := b.startContainerd("/usr/bin/containerd", configuration, "k8s.io")
 	// Peerlane has written the text that docs/containers.md shows.
 	text, err := os.ReadFile(b.configured.file)
@@ -70,7 +71,8 @@ func containerd17(b *bed) engine {
 func containerdByCtr(version string) func(*bed) engine {
 	return func(b *bed) engine {
 		b.mustBe(version, "/usr/bin/containerd", "--version")
-		const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = true\nsandbox_image = %q\n"
+		const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = " +
+			"true\nsandbox_image = %q\n"
 		return ctr(b, b.startContainerd("/usr/bin/containerd", configuration, "default"))
 	}
 }
@@ -227,7 +229,8 @@ func criAnnotation(b *bed, address string) engine { return cri(b, address, true)
 func cri(b *bed, address string, annotated bool) engine {
 	// The tests' client replaces crictl and reads the same files.
 	bin := b.mkdir("bin")
-	script := fmt.Sprintf("#!/bin/sh\nset -eu\n[ \"$1\" = run ]\nexec %s/cri-client %s run \"$2\" \"$3\"\n", installed.Containerd, address)
+	script := fmt.Sprintf("#!/bin/sh\nset -eu\n[ \"$1\" = run ]\nexec %s/cri-client %s run \"$2\" \"$3\"\n",
+		installed.Containerd, address)
 	if err := os.WriteFile(filepath.Join(bin, "crictl"), []byte(script), 0o755); err != nil {
 		b.Fatal(err)
 	}

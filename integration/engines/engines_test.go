@@ -38,7 +38,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog"}, os.Args[1]) {
+	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog"},
+		os.Args[1]) {
 		os.Exit(play(os.Args[1:]))
 	}
 	os.Exit(run(m))
@@ -144,7 +145,8 @@ var rows = []row{
 	{name: "crun-1.8", cgroups: v1, mute: true, open: ociRuntime(crun18, func() string { return "crun" })},
 	{name: "crun-1.21", next: true, cgroups: v1, mute: true, open: ociRuntime(crun121, func() string { return "crun" })},
 	{name: "podman-4.3", filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(podman43, "crun")},
-	{name: "podman-5.4", filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(podman54, "crun")},
+	{name: "podman-5.4", filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true,
+		open: podman(podman54, "crun")},
 	{name: "containerd-2-client", open: containerd2(goClient)},
 	{name: "containerd-2-ctr", recipe: "containerd: ctr", open: containerd2(ctr)},
 	{name: "containerd-2-cri", recipe: "CRI: the field", open: containerd2(criField)},
@@ -174,7 +176,8 @@ type check struct {
 var checks = []check{
 	{name: "one-lane", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
 	{name: "two-lanes", ask: container{devices: gpusWithLanes(3, 6)}, gpus: []int{3, 6}},
-	{name: "lane-auto", ask: container{devices: []string{"nvidia.com/gpu=3", "nvidia.com/gpu=6", "peerlane.dev/lane=auto"}}, gpus: []int{3, 6}},
+	{name: "lane-auto", ask: container{devices: []string{"nvidia.com/gpu=3", "nvidia.com/gpu=6",
+		"peerlane.dev/lane=auto"}}, gpus: []int{3, 6}},
 	{
 		name: "lane-auto-no-gpu", ask: container{devices: []string{"peerlane.dev/lane=auto"}},
 		refused: []string{"gives the container no GPU", "--device nvidia.com/gpu=N"}, byHook: true,
@@ -182,10 +185,12 @@ var checks = []check{
 	{
 		// GPUs beside a NIC have lanes without staging.
 		name: "all", gpus: everyGPU,
-		ask: container{devices: append(gpusWithLanes(everyGPU...)[:len(everyGPU)], "peerlane.dev/lane=all"), exchange: "2,3,6,7"},
+		ask: container{devices: append(gpusWithLanes(everyGPU...)[:len(everyGPU)], "peerlane.dev/lane=all"),
+			exchange: "2,3,6,7"},
 	},
 	{name: "group", ask: container{devices: []string{driver, "peerlane.dev/gpu=pair"}}, gpus: []int{2, 3}},
-	{name: "gpu", ask: container{devices: []string{driver, "peerlane.dev/gpu=3"}}, gpus: []int{3}, also: hasItsServersNodes},
+	{name: "gpu", ask: container{devices: []string{driver, "peerlane.dev/gpu=3"}}, gpus: []int{3},
+		also: hasItsServersNodes},
 	{
 		name: "two-gpu", ask: container{devices: []string{driver, "peerlane.dev/gpu=3", "peerlane.dev/gpu=6"}},
 		refused: []string{"it would hide GPU 3 from CUDA", "peerlane.dev/gpu=all"}, byHook: true,
@@ -198,7 +203,8 @@ var checks = []check{
 	{name: "read-only-root", ask: container{devices: gpusWithLanes(3), readOnly: true}, gpus: []int{3}},
 	{name: "user-namespace", ask: container{devices: gpusWithLanes(3), userNS: true}, gpus: []int{3}},
 	{name: "non-root-user", ask: container{devices: gpusWithLanes(3), user: true}, gpus: []int{3}},
-	{name: "unknown-device", ask: container{devices: []string{"peerlane.dev/lane=99"}}, refused: []string{"peerlane.dev/lane=99"}},
+	{name: "unknown-device", ask: container{devices: []string{"peerlane.dev/lane=99"}},
+		refused: []string{"peerlane.dev/lane=99"}},
 	// The test host has cgroup v1, and beside it a v2 hierarchy with almost no controllers unless a
 	// row says otherwise.
 	{name: "cgroup-v1", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}},
@@ -206,11 +212,14 @@ var checks = []check{
 	{name: "recipe", instead: recipe},
 	{name: "configure", ask: container{devices: gpusWithLanes(3)}, gpus: []int{3}, instead: configured},
 	{name: "restart", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: restart},
-	{name: "exec-and-pause", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: execAndPause},
+	{name: "exec-and-pause", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3},
+		instead: execAndPause},
 	{name: "update", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: update},
-	{name: "out-of-memory", ask: container{devices: gpusWithLanes(3), role: "server", memory: 256 << 20}, gpus: []int{3}, instead: outOfMemory},
+	{name: "out-of-memory", ask: container{devices: gpusWithLanes(3), role: "server", memory: 256 << 20}, gpus: []int{3},
+		instead: outOfMemory},
 	{name: "checkpoint", ask: container{devices: gpusWithLanes(3), role: "attached"}, gpus: []int{3}, instead: checkpoint},
-	{name: "live-restore", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: liveRestore},
+	{name: "live-restore", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3},
+		instead: liveRestore},
 	{name: "twenty-at-once", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: twenty},
 }
 
@@ -242,7 +251,8 @@ func hasTheNICsNodes(b *bed, r report) {
 	b.Helper()
 	want := []string{"/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0"}
 	if !slices.Equal(r.Nodes, want) || r.Environment[cdi.RegistrationVariable] == "" {
-		b.Errorf("the nodes are %v instead of %v, and %s=%q", r.Nodes, want, cdi.RegistrationVariable, r.Environment[cdi.RegistrationVariable])
+		b.Errorf("the nodes are %v instead of %v, and %s=%q", r.Nodes, want, cdi.RegistrationVariable,
+			r.Environment[cdi.RegistrationVariable])
 	}
 }
 
@@ -548,7 +558,8 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 		c.Groups = map[string][]string{"pair": {"2", "3"}}
 		c.Runtime.Path = r.below
 		// For the engines without CDI.
-		c.Runtime.Devices = []string{"peerlane.dev/lane=*", "peerlane.dev/gpu=*", "peerlane.dev/nic=*", "nvidia.com/gpu=*", "stranger.example/thing=*", "test.peerlane.dev/reports=*", "test.peerlane.dev/driver=*"}
+		c.Runtime.Devices = []string{"peerlane.dev/lane=*", "peerlane.dev/gpu=*", "peerlane.dev/nic=*", "nvidia.com/gpu=*",
+			"stranger.example/thing=*", "test.peerlane.dev/reports=*", "test.peerlane.dev/driver=*"}
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -629,7 +640,8 @@ func (b *bed) specify() {
 				DeviceNodes: []*specs.DeviceNode{{Path: "/dev/thing-a", HostPath: "/dev/null", Permissions: "rw"}},
 				// The hook reads its input: crun 1.8 fails if a hook ends before crun has written
 				// the state.
-				Hooks: []*specs.Hook{{HookName: "createRuntime", Path: "/bin/sh", Args: []string{"sh", "-c", "cat >/dev/null"}, Env: []string{"PATH=/bin"}}},
+				Hooks: []*specs.Hook{{HookName: "createRuntime", Path: "/bin/sh", Args: []string{"sh", "-c", "cat >/dev/null"},
+					Env: []string{"PATH=/bin"}}},
 			},
 		}}},
 	}

@@ -39,7 +39,8 @@ const (
 )
 
 // lay makes a ground. root is the root file system's lower layer, "" for the
-// host's; nodes is the directory of the GPUs' device nodes; shared are directories of the host that another root gets too.
+// host's; nodes is the directory of the GPUs' device nodes; shared are directories of the host that
+// another root gets too.
 func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes string, shared ...string) *ground {
 	t.Helper()
 	var script strings.Builder
@@ -78,12 +79,14 @@ func lay(t *testing.T, dir, root string, which cgroups, specifications, nodes st
 	say("cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/fuse %s/* /run/dev", nodes)
 	say("mkdir /run/dev/pts /run/dev/shm /run/dev/mqueue")
 	say("mount --rbind /dev/pts /run/dev/pts")
-	say("for link in fd:/proc/self/fd ptmx:pts/ptmx stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s ${link#*:} /run/dev/${link%%%%:*}; done")
+	say("for link in fd:/proc/self/fd ptmx:pts/ptmx stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s ${link#*:} " +
+		"/run/dev/${link%%%%:*}; done")
 	say("mount --rbind /run/dev /dev")
 	say("mount -t tmpfs tmpfs /dev/shm")
 	say("mount --bind %s /run/cdi", specifications)
 	// The ids of a user namespace that the engine chooses.
-	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount --bind /run/$file /etc/$file; done")
+	say("for file in subuid subgid; do echo daemon:100000:65536 >/run/$file; [ -e /etc/$file ] || : >/etc/$file; mount " +
+		"--bind /run/$file /etc/$file; done")
 	say("echo ready")
 	// Run until the test closes the input.
 	say("exec cat >/dev/null")

@@ -30,7 +30,8 @@ type image struct {
 }
 
 func makeImage(dir string, libraries ...string) (*image, error) {
-	i := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"), oci: filepath.Join(dir, "oci.tar")}
+	i := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"),
+		oci: filepath.Join(dir, "oci.tar")}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -39,7 +40,8 @@ func makeImage(dir string, libraries ...string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := []bundle.File{{Host: self, Container: "/usr/bin/test-peerlane"}, {Host: busybox, Container: "/usr/bin/busybox"}}
+	files := []bundle.File{{Host: self, Container: "/usr/bin/test-peerlane"},
+		{Host: busybox, Container: "/usr/bin/busybox"}}
 	if err := bundle.RootFS(i.rootfs, files, libraries...); err != nil {
 		return nil, err
 	}
@@ -125,7 +127,8 @@ func writeOCI(layer, path string) error {
 	defer out.Close()
 	w := tar.NewWriter(out)
 	add := func(name string, text []byte) error {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text)), ModTime: time.Unix(0, 0)}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(text)),
+			ModTime: time.Unix(0, 0)}); err != nil {
 			return err
 		}
 		_, err := io.Copy(w, bytes.NewReader(text))
@@ -163,7 +166,8 @@ func writeOCI(layer, path string) error {
 	if err != nil {
 		return err
 	}
-	manifestAt["annotations"] = object{"io.containerd.image.name": imageName, "org.opencontainers.image.ref.name": imageName}
+	manifestAt["annotations"] = object{"io.containerd.image.name": imageName,
+		"org.opencontainers.image.ref.name": imageName}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{manifestAt}})
 	if err != nil {
 		return err

@@ -55,7 +55,8 @@ func find() (*Installed, error) {
 }
 
 func (i *Installed) folders() map[string]*string {
-	return map[string]*string{"runc": &i.Runc, "containerd": &i.Containerd, "docker": &i.Docker, nextSuite: &i.Next, oldSuite: &i.Old}
+	return map[string]*string{"runc": &i.Runc, "containerd": &i.Containerd, "docker": &i.Docker, nextSuite: &i.Next,
+		oldSuite: &i.Old}
 }
 
 func cacheDir() (string, error) {
@@ -81,7 +82,8 @@ func key(name string) (string, error) {
 			return err
 		})
 		if err != nil {
-			return "", fmt.Errorf("the modules of the container engines: %w; the folder of package engines has to be the working directory", err)
+			return "", fmt.Errorf(
+				"the modules of the container engines: %w; the folder of package engines has to be the working directory", err)
 		}
 	}
 	return fmt.Sprintf("%s-%x", name, h.Sum(nil)[:8]), nil
@@ -100,7 +102,10 @@ func Install(ctx context.Context, progress func(format string, arguments ...any)
 		return err
 	}
 	path := filepath.Join(dir, "lock")
-	unlock, err := programs.Lock(ctx, path, func() { progress("waiting for another process that installs container engines (%s)", path) })
+	unlock, err := programs.Lock(ctx, path, func() {
+		progress(
+			"waiting for another process that installs container engines (%s)", path)
+	})
 	if err != nil {
 		return err
 	}
@@ -144,7 +149,8 @@ func forget(dir string) error {
 }
 
 // once creates a folder under a temporary name, so that an existing folder is complete.
-func once(ctx context.Context, dir, name string, progress func(string, ...any), do func(ctx context.Context, name, dir string) error) error {
+func once(ctx context.Context, dir, name string, progress func(string, ...any),
+	do func(ctx context.Context, name, dir string) error) error {
 	k, err := key(name)
 	if err != nil {
 		return err
@@ -190,7 +196,8 @@ func makeBuild(ctx context.Context, name, dir string) error {
 			return err
 		}
 	}
-	arguments := []string{"-n", "10", "go", "build", "-C", filepath.Join(modules, name), "-trimpath", "-tags", b.tags, "-ldflags", b.ldflags, "-o", dir + "/"}
+	arguments := []string{"-n", "10", "go", "build", "-C", filepath.Join(modules, name), "-trimpath", "-tags", b.tags,
+		"-ldflags", b.ldflags, "-o", dir + "/"}
 	return step(ctx, environment, "nice", append(arguments, b.packages...)...)
 }
 

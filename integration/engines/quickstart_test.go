@@ -49,8 +49,10 @@ var quickstarts = []struct {
 	{"Podman", "Podman", row{name: "podman-5.4", next: true, cgroups: v1, open: podman(podman54, "crun")}},
 	{"Podman-4.3", "Podman", row{name: "podman-4.3", old: true, cgroups: v1, open: podman(podman43, "crun")}},
 	{"containerd", "containerd", row{name: "containerd-2-ctr", next: true, open: containerd2(ctr)}},
-	{"containerd-1.7", "containerd 1.7 and older", row{name: "containerd-1.7-ctr", next: true, open: containerdByCtr(Containerd17)}},
-	{"containerd-1.6", "containerd 1.7 and older", row{name: "containerd-1.6-ctr", old: true, open: containerdByCtr(containerd16)}},
+	{"containerd-1.7", "containerd 1.7 and older", row{name: "containerd-1.7-ctr", next: true,
+		open: containerdByCtr(Containerd17)}},
+	{"containerd-1.6", "containerd 1.7 and older", row{name: "containerd-1.6-ctr", old: true,
+		open: containerdByCtr(containerd16)}},
 }
 
 // Every block of the quickstart runs unchanged on a separate Debian for each engine, from the
@@ -193,7 +195,8 @@ esac`, b.Binaries, strings.Join(b.Libraries, " ")))
 
 func (g *guide) program(name, script string) {
 	g.Helper()
-	if err := os.WriteFile(filepath.Join(g.dir, "bin", name), []byte("#!/bin/sh\nset -eu\n"+script+"\n"), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(g.dir, "bin", name), []byte("#!/bin/sh\nset -eu\n"+script+"\n"),
+		0o755); err != nil {
 		g.Fatal(err)
 	}
 }

@@ -25,8 +25,9 @@ const (
 
 // suites are the packages of each suite. apt verifies their signatures.
 var suites = map[string][]string{
-	nextSuite: {"podman", "crun", "runc", "containerd", "docker.io", "docker-cli", "conmon", "netavark", "catatonit", "mount"},
-	oldSuite:  {"podman", "crun", "runc", "containerd", "docker.io", "conmon", "netavark", "catatonit", "mount"},
+	nextSuite: {"podman", "crun", "runc", "containerd", "docker.io", "docker-cli", "conmon", "netavark", "catatonit",
+		"mount"},
+	oldSuite: {"podman", "crun", "runc", "containerd", "docker.io", "conmon", "netavark", "catatonit", "mount"},
 }
 
 // build is the recipe for the programs of a module.

@@ -58,7 +58,8 @@ func (b *bed) giveTrainer() {
 			b.Fatal(err)
 		}
 	}
-	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"), "XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
+	b.ground.environment = append(b.ground.environment, "HOME="+filepath.Join(b.Root, "home"),
+		"XDG_RUNTIME_DIR="+filepath.Join(b.Root, "user"),
 		// The test machine has cgroup v1 only.
 		"PODMAN_IGNORE_CGROUPSV1_WARNING=1")
 }
@@ -109,7 +110,8 @@ func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	path := map[string]string{"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
 	for below, mute := range map[string]bool{"runc": false, "crun": true} {
 		t.Run(below, func(t *testing.T) {
-			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(podman54)}, v1, false)
+			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below],
+				mute: mute, open: rootlessPodman(podman54)}, v1, false)
 			for _, c := range checks {
 				switch c.name {
 				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":

@@ -107,7 +107,8 @@ func (r *bare) restart(ctx context.Context, c container) error {
 func (r *bare) end(ctx context.Context, c container) error {
 	for {
 		err := r.do(ctx, "delete", "--force", c.name)
-		if err == nil || strings.Contains(err.Error(), "does not exist") || strings.Contains(err.Error(), "No such file or directory") {
+		if err == nil || strings.Contains(err.Error(), "does not exist") ||
+			strings.Contains(err.Error(), "No such file or directory") {
 			return nil
 		}
 		select {

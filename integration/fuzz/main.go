@@ -73,7 +73,8 @@ type target struct {
 
 // find returns the fuzz targets of packages, by the names for `go list`.
 func find(goCommand string, packages []string) ([]target, error) {
-	list := exec.Command(goCommand, append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, packages...)...)
+	list := exec.Command(goCommand, append([]string{"list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"},
+		packages...)...)
 	list.Stderr = os.Stderr
 	out, err := list.Output()
 	if err != nil {
@@ -151,7 +152,8 @@ const tries = 3
 // fuzz runs a target, and returns a sentence with the result.
 func (t target) fuzz(goCommand string, length time.Duration) (said string, good bool) {
 	return t.fuzzBy(func() (string, error) {
-		c := exec.Command(goCommand, "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", length.String(), "-fuzzminimizetime", "10x", "-parallel", "1", t.pkg)
+		c := exec.Command(goCommand, "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", length.String(),
+			"-fuzzminimizetime", "10x", "-parallel", "1", t.pkg)
 		out, err := c.CombinedOutput()
 		return string(out), err
 	})
@@ -164,7 +166,9 @@ func (t target) fuzzBy(run func() (string, error)) (said string, good bool) {
 		case err == nil:
 			return fmt.Sprintf("%sok    %s %s: %s\n", said, t.pkg, t.name, figures(out)), true
 		case try < tries && t.endedByItsDeadline(out):
-			said += fmt.Sprintf("again %s %s: Go's fuzzer reported the end of its own time as a failure (golang/go#75804); no input failed\n", t.pkg, t.name)
+			said += fmt.Sprintf(
+				"again %s %s: Go's fuzzer reported the end of its own time as a failure (golang/go#75804); no input "+
+					"failed\n", t.pkg, t.name)
 		default:
 			return fmt.Sprintf("%sFAIL  %s %s: %v\n%s", said, t.pkg, t.name, err, out), false
 		}
@@ -181,7 +185,8 @@ func (t target) endedByItsDeadline(out string) bool {
 	for after := false; lines.Scan(); {
 		line := lines.Text()
 		switch {
-		case strings.HasPrefix(line, "fuzz: "), strings.HasPrefix(line, "warning: "), line == "FAIL", line == "exit status 1", strings.HasPrefix(line, "FAIL\t"), line == "":
+		case strings.HasPrefix(line, "fuzz: "), strings.HasPrefix(line,
+			"warning: "), line == "FAIL", line == "exit status 1", strings.HasPrefix(line, "FAIL\t"), line == "":
 		case strings.HasPrefix(line, "--- FAIL: "+t.name+" ("):
 			failures++
 			after = true

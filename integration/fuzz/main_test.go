@@ -47,7 +47,8 @@ func TestFuzzDeadlineIsNoFailure(t *testing.T) {
 		{"a word more", strings.Replace(deadline, "deadline exceeded", "deadline exceeded: receive", 1), false},
 		{"the target says so itself", strings.Replace(deadline, "    context", "    it_test.go:9: context", 1), false},
 		{"no reason", strings.Replace(deadline, "    context deadline exceeded\n", "", 1), false},
-		{"it does not build", "# example.com/it\nit.go:3:1: syntax error\nFAIL\texample.com/it [build failed]\nFAIL\n", false},
+		{"it does not build", "# example.com/it\nit.go:3:1: syntax error\nFAIL\texample.com/it [build failed]\nFAIL\n",
+			false},
 		{"nothing", "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -71,11 +72,15 @@ func TestFuzzTargetIsRetriedFewTimes(t *testing.T) {
 		good bool
 		says []string
 	}{
-		{"at once", []run{{deadline[:strings.Index(deadline, "---")], nil}}, true, []string{"ok    example.com/it FuzzIt: 10s, execs: 42947, new interesting: 122\n"}},
-		{"the second time", []run{{deadline, failed}, {"", nil}}, true, []string{"again example.com/it FuzzIt: ", "ok    example.com/it FuzzIt: no figures\n"}},
-		{"never", []run{{deadline, failed}, {deadline, failed}, {deadline, failed}}, false, []string{"FAIL  example.com/it FuzzIt: exit status 1\n" + deadline}},
+		{"at once", []run{{deadline[:strings.Index(deadline, "---")], nil}}, true,
+			[]string{"ok    example.com/it FuzzIt: 10s, execs: 42947, new interesting: 122\n"}},
+		{"the second time", []run{{deadline, failed}, {"", nil}}, true,
+			[]string{"again example.com/it FuzzIt: ", "ok    example.com/it FuzzIt: no figures\n"}},
+		{"never", []run{{deadline, failed}, {deadline, failed}, {deadline, failed}}, false,
+			[]string{"FAIL  example.com/it FuzzIt: exit status 1\n" + deadline}},
 		{"an input", []run{{found, failed}}, false, []string{"Failing input written"}},
-		{"an input the second time", []run{{deadline, failed}, {found, failed}}, false, []string{"again", "Failing input written"}},
+		{"an input the second time", []run{{deadline, failed}, {found, failed}}, false,
+			[]string{"again", "Failing input written"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ran := 0
@@ -97,7 +102,9 @@ func TestFuzzTargetIsRetriedFewTimes(t *testing.T) {
 
 func TestTargetsAreFound(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "it_test.go")
-	if err := os.WriteFile(path, []byte("package it\n// func FuzzNo\nfunc FuzzOne(f *testing.F) {}\nfunc (t) FuzzNo() {}\nfunc TestFuzzNo() {}\nfunc FuzzTwo(f *testing.F) {}\n"), 0o600); err != nil {
+	if err := os.WriteFile(path,
+		[]byte("package it\n// func FuzzNo\nfunc FuzzOne(f *testing.F) {}\nfunc (t) FuzzNo() {}\nfunc TestFuzzNo() "+
+			"{}\nfunc FuzzTwo(f *testing.F) {}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	names, err := targetsOf(path)

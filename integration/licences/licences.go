@@ -32,12 +32,18 @@ var texts = []struct {
 }{
 	{"Apache-2.0", "apache license version 2 0 january 2004", ""},
 	{"Apache-2.0", "licensed under the apache license version 2 0", ""},
-	{"MIT", "permission is hereby granted free of charge to any person obtaining a copy of this software and associated documentation files the software to deal in the software without restriction", ""},
-	{"ISC", "permission to use copy modify and or distribute this software for any purpose with or without fee is hereby granted", ""},
-	{"ISC", "permission to use copy modify and distribute this software for any purpose with or without fee is hereby granted", ""},
+	{"MIT", "permission is hereby granted free of charge to any person obtaining a copy of this software and " +
+		"associated documentation files the software to deal in the software without restriction", ""},
+	{"ISC", "permission to use copy modify and or distribute this software for any purpose with or without fee is " +
+		"hereby granted", ""},
+	{"ISC", "permission to use copy modify and distribute this software for any purpose with or without fee is hereby " +
+		"granted", ""},
 	{"BSD-4-Clause", "all advertising materials mentioning features or use of this software must display", ""},
-	{"BSD-3-Clause", "may be used to endorse or promote products derived from this software without specific prior written permission", "all advertising materials"},
-	{"BSD-2-Clause", "redistributions in binary form must reproduce the above copyright notice", "may be used to endorse or promote"},
+	{"BSD-3-Clause",
+		"may be used to endorse or promote products derived from this software without specific prior written " +
+			"permission", "all advertising materials"},
+	{"BSD-2-Clause", "redistributions in binary form must reproduce the above copyright notice",
+		"may be used to endorse or promote"},
 	{"MPL-2.0", "mozilla public license version 2 0", ""},
 	{"EPL-2.0", "eclipse public license v 2 0", ""},
 	{"CDDL-1.0", "common development and distribution license", ""},
@@ -55,7 +61,8 @@ var noWord = regexp.MustCompile(`[^a-z0-9]+`)
 
 // secondary is the passage where the Mozilla Public License names other licences, which do not
 // apply.
-const secondary = "secondary license means either the gnu general public license version 2 0 the gnu lesser general public license version 2 1 the gnu affero general public license version 3 0 or any later versions of those licenses"
+const secondary = "secondary license means either the gnu general public license version 2 0 the gnu lesser general " +
+	"public license version 2 1 the gnu affero general public license version 3 0 or any later versions of those licenses"
 
 // recognise returns the licences that a text states.
 func recognise(text []byte) (ids []string) {
@@ -99,7 +106,8 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 		}
 		recognised := recognise(text)
 		if len(recognised) == 0 {
-			return nil, fmt.Errorf("unknown licence text in %s; read the file, and add the licence to texts in integration/licences", e.Name())
+			return nil, fmt.Errorf(
+				"unknown licence text in %s; read the file, and add the licence to texts in integration/licences", e.Name())
 		}
 		ids = append(ids, recognised...)
 	}

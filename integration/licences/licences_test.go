@@ -43,18 +43,24 @@ func TestLicencesOfAModule(t *testing.T) {
 		want  []string
 		says  string // part of the error; empty if allowed in an installed binary
 	}{
-		"MIT":                     {map[string]string{"LICENSE": mit}, []string{"MIT"}, ""},
-		"BSD with three clauses":  {map[string]string{"LICENCE.txt": bsd3}, []string{"BSD-3-Clause"}, ""},
-		"BSD with two clauses":    {map[string]string{"License.md": bsd2}, []string{"BSD-2-Clause"}, ""},
-		"one file with two":       {map[string]string{"LICENSE": mit + "\n\n" + apache}, []string{"Apache-2.0", "MIT"}, ""},
-		"two files":               {map[string]string{"LICENSE-MIT": mit, "LICENSE-BSD": bsd3, "README": mpl}, []string{"BSD-3-Clause", "MIT"}, ""},
-		"COPYING":                 {map[string]string{"COPYING": mit}, []string{"MIT"}, ""},
-		"not allowed":             {map[string]string{"LICENSE": mpl}, []string{"MPL-2.0"}, "MPL-2.0 is not among Apache-2.0, BSD-2-Clause, "},
-		"one of two not allowed":  {map[string]string{"LICENSE": mit, "LICENSE-THIRD-PARTY": mpl}, []string{"MIT", "MPL-2.0"}, "MPL-2.0 is not among"},
-		"BSD with the old clause": {map[string]string{"LICENSE": bsd3 + " All advertising materials mentioning features or use of this software must display the following"}, []string{"BSD-4-Clause"}, "BSD-4-Clause is not among"},
-		"unknown":                 {map[string]string{"LICENSE": "Ask Somebody."}, nil, "unknown licence text in LICENSE;"},
-		"one of two unknown":      {map[string]string{"LICENSE": mit, "LICENSE-2": "Ask Somebody."}, nil, "unknown licence text in LICENSE-2;"},
-		"none":                    {map[string]string{"README": mit}, nil, "no licence found"},
+		"MIT":                    {map[string]string{"LICENSE": mit}, []string{"MIT"}, ""},
+		"BSD with three clauses": {map[string]string{"LICENCE.txt": bsd3}, []string{"BSD-3-Clause"}, ""},
+		"BSD with two clauses":   {map[string]string{"License.md": bsd2}, []string{"BSD-2-Clause"}, ""},
+		"one file with two":      {map[string]string{"LICENSE": mit + "\n\n" + apache}, []string{"Apache-2.0", "MIT"}, ""},
+		"two files": {map[string]string{"LICENSE-MIT": mit, "LICENSE-BSD": bsd3, "README": mpl},
+			[]string{"BSD-3-Clause", "MIT"}, ""},
+		"COPYING": {map[string]string{"COPYING": mit}, []string{"MIT"}, ""},
+		"not allowed": {map[string]string{"LICENSE": mpl}, []string{"MPL-2.0"},
+			"MPL-2.0 is not among Apache-2.0, BSD-2-Clause, "},
+		"one of two not allowed": {map[string]string{"LICENSE": mit, "LICENSE-THIRD-PARTY": mpl},
+			[]string{"MIT", "MPL-2.0"}, "MPL-2.0 is not among"},
+		"BSD with the old clause": {map[string]string{"LICENSE": bsd3 +
+			" All advertising materials mentioning features or use of this software must display the following"}, []string{
+			"BSD-4-Clause"}, "BSD-4-Clause is not among"},
+		"unknown": {map[string]string{"LICENSE": "Ask Somebody."}, nil, "unknown licence text in LICENSE;"},
+		"one of two unknown": {map[string]string{"LICENSE": mit, "LICENSE-2": "Ask Somebody."}, nil,
+			"unknown licence text in LICENSE-2;"},
+		"none": {map[string]string{"README": mit}, nil, "no licence found"},
 	} {
 		dir := t.TempDir()
 		for name, text := range test.files {
@@ -76,7 +82,8 @@ func TestLicencesOfAModule(t *testing.T) {
 func TestLicencesOfATestsModule(t *testing.T) {
 	for text, want := range map[string]struct{ shipped, beside bool }{
 		mit: {true, true}, mpl: {false, true}, mit + mpl: {false, true},
-		"GNU Affero General Public License": {false, false}, mpl + "Business Source License": {false, false}, mpl + "GNU General Public License": {false, false}, "Ask Somebody.": {false, false},
+		"GNU Affero General Public License": {false, false}, mpl + "Business Source License": {false,
+			false}, mpl + "GNU General Public License": {false, false}, "Ask Somebody.": {false, false},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "LICENSE"), []byte(text), 0o644); err != nil {
@@ -102,7 +109,8 @@ func TestLicencesOfThisRepository(t *testing.T) {
 	for _, m := range modules {
 		shipped[m.path] = m.shipped
 	}
-	for path, want := range map[string]bool{"github.com/spf13/cobra": true, "github.com/google/go-cmp": false, "honnef.co/go/tools": false} {
+	for path, want := range map[string]bool{"github.com/spf13/cobra": true, "github.com/google/go-cmp": false,
+		"honnef.co/go/tools": false} {
 		if got, there := shipped[path]; !there || got != want {
 			t.Errorf("%s: found %t, installed %t; want %t", path, there, got, want)
 		}

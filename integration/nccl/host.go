@@ -73,7 +73,8 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}()
 	root := filepath.Join(h.work, "host")
 	// Unprivileged relays traverse both directories unless they have a private root.
-	if err := errors.Join(os.Mkdir(root, 0o711), os.Mkdir(h.inside(), 0o755), os.Mkdir(h.logs(), 0o755), os.Chmod(h.work, 0o711)); err != nil {
+	if err := errors.Join(os.Mkdir(root, 0o711), os.Mkdir(h.inside(), 0o755), os.Mkdir(h.logs(), 0o755),
+		os.Chmod(h.work, 0o711)); err != nil {
 		return nil, err
 	}
 	if h.Host, err = testbed.New(root, h.binaries, h.options.gpus); err != nil {
@@ -200,7 +201,8 @@ func (h *host) writeTopology() error {
 		return err
 	}
 	// Keep a copy of NCCL's input for later analysis.
-	return errors.Join(os.WriteFile(filepath.Join(h.inside(), topologyFile), text, 0o644), os.WriteFile(filepath.Join(h.logs(), topologyFile), text, 0o644))
+	return errors.Join(os.WriteFile(filepath.Join(h.inside(), topologyFile), text, 0o644),
+		os.WriteFile(filepath.Join(h.logs(), topologyFile), text, 0o644))
 }
 
 // findRuntime looks for a runtime that can start a container here; an installed runtime may lack
@@ -241,7 +243,8 @@ func (h *host) findRuntime(ctx context.Context) {
 func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	b, err := h.bundle(filepath.Join(h.work, "try-"+r.Name), settings{By: byPeerlane}, h.gpus[:1], h.logs(), "", []string{"/bin/sh", "-c", "test -S /run/peerlane/relay.sock"})
+	b, err := h.bundle(filepath.Join(h.work, "try-"+r.Name), settings{By: byPeerlane}, h.gpus[:1], h.logs(), "",
+		[]string{"/bin/sh", "-c", "test -S /run/peerlane/relay.sock"})
 	if err != nil {
 		return err
 	}
@@ -255,7 +258,8 @@ func (h *host) try(ctx context.Context, r *bundle.Runtime) error {
 
 // bundle creates a container of the host's files, read-only, with GPUs and lanes, and private
 // namespaces. The network is a namespace's file, or the host's.
-func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network string, arguments []string, environment ...string) (*bundle.Bundle, error) {
+func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network string, arguments []string,
+	environment ...string) (*bundle.Bundle, error) {
 	b := bundle.New(dir, arguments...)
 	b.Spec.Process.Env = environment
 	var mounts []specs.Mount
@@ -283,7 +287,8 @@ func (h *host) bundle(dir string, s settings, gpus []topo.GPU, logs, network str
 		return nil, err
 	}
 	b.Spec.Mounts = append(append(mounts, grafted...),
-		specs.Mount{Destination: h.inside(), Type: "bind", Source: h.inside(), Options: []string{"bind", "ro", "nosuid", "nodev"}},
+		specs.Mount{Destination: h.inside(), Type: "bind", Source: h.inside(),
+			Options: []string{"bind", "ro", "nosuid", "nodev"}},
 		specs.Mount{Destination: logs, Type: "bind", Source: logs, Options: []string{"bind", "rw", "nosuid", "nodev"}})
 	var namespaces []specs.LinuxNamespace
 	for _, n := range b.Spec.Linux.Namespaces {
@@ -354,7 +359,8 @@ func graft(root, path string, open []string) ([]specs.Mount, error) {
 
 // describe begins the result.
 func (h *host) describe() *result {
-	r := &result{Commit: version.Get().Commit, Host: h.Words, Ranks: h.ranks, Time: time.Now().UTC().Format(time.RFC3339), Quick: h.quick}
+	r := &result{Commit: version.Get().Commit, Host: h.Words, Ranks: h.ranks, Time: time.Now().UTC().Format(time.RFC3339),
+		Quick: h.quick}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		r.System = fmt.Sprintf("Linux %s, %d processors", unix.ByteSliceToString(u.Release[:]), runtime.NumCPU())
@@ -367,7 +373,8 @@ func (h *host) describe() *result {
 	}
 	r.Isolation = "plain processes (" + h.why + ")"
 	if h.runtime != nil {
-		r.Isolation = "containers of " + h.runtime.Name + ", with PID, IPC, mount and UTS namespaces and /dev/shm of their own"
+		r.Isolation = "containers of " + h.runtime.Name + ", with PID, IPC, mount and UTS namespaces and /dev/shm of " +
+			"their own"
 	}
 	r.Network = "a network namespace each, joined by a bridge"
 	if h.installed {

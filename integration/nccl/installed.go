@@ -50,14 +50,16 @@ func planInstalled(o options) (list []settings) {
 		checked = append(checked, check{"all_reduce", size, types[0]})
 	}
 	add(installedPrefix+"default", byPeerlane, job{Rates: measured, Checks: append(checked, checks(5*mib+24)...)})
-	add(installedPrefix+"log", byPeerlane, job{Rates: rates(0.4, []int{256 * mib}, "all_reduce")}, "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING")
+	add(installedPrefix+"log", byPeerlane, job{Rates: rates(0.4, []int{256 * mib}, "all_reduce")}, "NCCL_DEBUG=INFO",
+		"NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING")
 	add(installedPrefix+"hand-32", byPeerlane, job{Rates: reduce}, byHand...)
 	add("socket-default", bySocket, job{Rates: bySockets})
 	add("nvlink", byNVLink, job{Rates: measured, Checks: checked})
 	// The plugin must not slow down traffic within the container.
 	add("nvlink-with-lanes", byNVLink, job{Rates: measured, Checks: checked}).Lanes = true
 	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 8}, {8, 2}} {
-		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket, job{Rates: append(slices.Clone(reduce), rates(0.2, []int{256 * mib}, operations[1:]...)...)},
+		add(fmt.Sprintf("socket-%dx%d", v[0], v[1]), bySocket,
+			job{Rates: append(slices.Clone(reduce), rates(0.2, []int{256 * mib}, operations[1:]...)...)},
 			fmt.Sprintf("NCCL_NSOCKS_PERTHREAD=%d", v[0]), fmt.Sprintf("NCCL_SOCKET_NTHREADS=%d", v[1]))
 	}
 	return list
@@ -76,16 +78,19 @@ func (r *result) judgeInstalled() {
 			of.Least = 0.75
 		}
 		r.ratio(name+"NVLink in one container", row, installedPrefix+"default", "nvlink", of)
-		r.ratio(fmt.Sprintf("all_reduce %d MiB over NVLink in one container, with lanes against without", size/mib), row, "nvlink-with-lanes", "nvlink", goal{Least: 0.98})
+		r.ratio(fmt.Sprintf("all_reduce %d MiB over NVLink in one container, with lanes against without", size/mib), row,
+			"nvlink-with-lanes", "nvlink", goal{Least: 0.98})
 	}
 	for _, o := range operations[1:] {
 		of := goal{}
 		if o == "all_to_all" || o == "send_recv" {
 			of.Least = 0.4
 		}
-		r.ratio(o+" 256 MiB without a variable against NVLink in one container", rate{Operation: o, Bytes: 256 * mib}, installedPrefix+"default", "nvlink", of)
+		r.ratio(o+" 256 MiB without a variable against NVLink in one container", rate{Operation: o, Bytes: 256 * mib},
+			installedPrefix+"default", "nvlink", of)
 	}
-	r.ratio("all_reduce 8 bytes queued on the GPU without a variable, time, against default NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Queued: true}, installedPrefix+"default", "socket-default", goal{Most: 0.75})
+	r.ratio("all_reduce 8 bytes queued on the GPU without a variable, time, against default NET/Socket",
+		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, installedPrefix+"default", "socket-default", goal{Most: 0.75})
 }
 
 // useInstallation takes configuration, plan and relays of this host; on the simulator the
@@ -108,7 +113,9 @@ func (h *host) useInstallation() error {
 	}
 	h.Layout, h.specs = paths.New(""), "/etc/cdi"
 	if _, err := os.Stat(h.Layout.PlanFile()); err != nil {
-		return fmt.Errorf("--installed measures the packages of this host: %w; install the packages and run peerlane cdi generate --spec-dir /etc/cdi", err)
+		return fmt.Errorf(
+			"--installed measures the packages of this host: %w; install the packages and run peerlane cdi generate "+
+				"--spec-dir /etc/cdi", err)
 	}
 	return nil
 }
@@ -164,7 +171,8 @@ func copyEtc(root string) error {
 // NCCL_NVLS_ENABLE stays: machines set it to protect a shared switch.
 func chooses(variable string) bool {
 	name, _, _ := strings.Cut(variable, "=")
-	return strings.HasPrefix(name, "NCCL_") && name != "NCCL_NVLS_ENABLE" || strings.HasPrefix(name, "PEERLANE_") && name != behaviourOfTests || name == "CUDA_VISIBLE_DEVICES"
+	return strings.HasPrefix(name, "NCCL_") && name != "NCCL_NVLS_ENABLE" || strings.HasPrefix(name, "PEERLANE_") &&
+		name != behaviourOfTests || name == "CUDA_VISIBLE_DEVICES"
 }
 
 // behaviourOfTests is the variable by which this package's tests select the behaviour of ranks.
@@ -189,7 +197,8 @@ func (h *host) plainEnvironment(s settings, number int, dir, master string) []st
 	if s.By == byNVLink {
 		local = number
 	}
-	list = append(list, fmt.Sprintf("RANK=%d", number), fmt.Sprintf("WORLD_SIZE=%d", h.ranks), fmt.Sprintf("LOCAL_RANK=%d", local),
+	list = append(list, fmt.Sprintf("RANK=%d", number), fmt.Sprintf("WORLD_SIZE=%d", h.ranks),
+		fmt.Sprintf("LOCAL_RANK=%d", local),
 		"MASTER_ADDR="+address, "MASTER_PORT="+port, "PYTHONUNBUFFERED=1")
 	if slices.Contains(s.Variables, "NCCL_DEBUG=INFO") {
 		list = append(list, "NCCL_DEBUG_FILE="+filepath.Join(dir, fmt.Sprintf("nccl-%d.log", number)))
@@ -199,10 +208,12 @@ func (h *host) plainEnvironment(s settings, number int, dir, master string) []st
 
 // enterCommon makes a rank a process of the single container that every rank of the phase shares.
 // The first rank starts the container.
-func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir string, arguments, environment []string) error {
+func (h *host) enterCommon(ctx context.Context, r *runningRank, s settings, dir string, arguments,
+	environment []string) error {
 	r.container, r.id = true, h.ContainerID("all-"+s.Name)
 	if r.number == 0 {
-		b, err := h.bundle(filepath.Join(h.work, r.id), s, h.gpus, dir, "", []string{"/bin/sleep", "infinity"}, environment...)
+		b, err := h.bundle(filepath.Join(h.work, r.id), s, h.gpus, dir, "", []string{"/bin/sleep", "infinity"},
+			environment...)
 		if err != nil {
 			return err
 		}
@@ -241,14 +252,16 @@ func (c *chosen) String() string {
 	if len(c.Variables) > 0 {
 		variables = strings.Join(c.Variables, "; ")
 	}
-	return fmt.Sprintf("network %s; %s; tuner %s; variables: %s", cmp.Or(c.Network, "unknown"), cmp.Or(c.Channels, "channels unknown"), cmp.Or(c.Tuner, "NCCL's own"), variables)
+	return fmt.Sprintf("network %s; %s; tuner %s; variables: %s", cmp.Or(c.Network, "unknown"),
+		cmp.Or(c.Channels, "channels unknown"), cmp.Or(c.Tuner, "NCCL's own"), variables)
 }
 
 var (
 	logNetwork  = regexp.MustCompile(`Using network (\S+)`)
 	logChannels = regexp.MustCompile(`\d+ coll channels, .*`)
 	logTuner    = regexp.MustCompile(`TUNER/Plugin: Using (?:tuner plugin )?(\S+)`)
-	logVariable = regexp.MustCompile(`NCCL_\w+ set by environment to .*|NET/Peerlane: NCCL_\w+.*|NET/Peerlane: all lanes .*`)
+	logVariable = regexp.MustCompile(
+		`NCCL_\w+ set by environment to .*|NET/Peerlane: NCCL_\w+.*|NET/Peerlane: all lanes .*`)
 )
 
 // readChosen reads NCCL's log of rank 0, if present.

@@ -53,19 +53,26 @@ func command() *cobra.Command {
 	}
 	self, _ := os.Executable() // an error leaves the flag empty, which says so
 	flags := c.Flags()
-	flags.StringVar(&o.binaries, "binaries", filepath.Dir(self), "`FOLDER` of peerlane-hook, peerlane-relay, the plugin, and perhaps runc")
+	flags.StringVar(&o.binaries, "binaries", filepath.Dir(self),
+		"`FOLDER` of peerlane-hook, peerlane-relay, the plugin, and perhaps runc")
 	flags.StringVar(&o.plugin, "plugin", "", "the plugin's `FILE` (default libnccl-net-peerlane.so of the binaries)")
 	flags.StringVar(&o.out, "out", "nccl-result", "`FOLDER` for result.json, table.md and logs.tar.gz")
 	flags.StringVar(&o.python, "python", "python3", "the python that has PyTorch")
 	flags.StringVar(&o.script, "rank-script", "rank.py", "`FILE` that each rank runs with it")
-	flags.StringVar(&o.program, "rank-program", "", "run `PROGRAM` with the job as its argument instead of python and the script")
-	flags.StringVar(&o.runtime, "runtime", runtimeAuto, "what keeps ranks apart: runc, crun, none for plain processes, or auto")
+	flags.StringVar(&o.program, "rank-program", "",
+		"run `PROGRAM` with the job as its argument instead of python and the script")
+	flags.StringVar(&o.runtime, "runtime", runtimeAuto,
+		"what keeps ranks apart: runc, crun, none for plain processes, or auto")
 	flags.StringVar(&o.gpus, "gpus", testbed.GPUsReal, "GPUs to use: real; simulated or simulated-one to try this program")
-	flags.IntVar(&o.ranks, "ranks", 0, "so many ranks; with more than GPUs, several share one (default one for each GPU, and at least two)")
+	flags.IntVar(&o.ranks, "ranks", 0,
+		"so many ranks; with more than GPUs, several share one (default one for each GPU, and at least two)")
 	flags.BoolVar(&o.quick, "quick", false, "less than 150 s: fewer sizes, fewer settings")
 	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL's over Peerlane, all_reduce of 256 MiB alone")
-	flags.BoolVar(&o.installed, "installed", false, "measure the packages that are installed on this host: containers with peerlane.dev/lane=auto and no variable of NCCL's")
-	flags.StringSliceVar(&o.phases, "phases", nil, "only these phases: see --list; and "+sleeping+", which takes two minutes more")
+	flags.BoolVar(&o.installed, "installed", false,
+		"measure the packages that are installed on this host: containers with peerlane.dev/lane=auto and no variable of "+
+			"NCCL's")
+	flags.StringSliceVar(&o.phases, "phases", nil,
+		"only these phases: see --list; and "+sleeping+", which takes two minutes more")
 	flags.StringArrayVar(&o.set, "set", nil, "`NAME=VALUE` for ranks that use Peerlane; may be given again")
 	flags.DurationVar(&o.limit, "limit", 55*time.Second, "what a phase may take")
 	flags.DurationVar(&o.budget, "budget", 0, "what all may take (default 145s with --quick, else 9m30s)")
@@ -126,7 +133,8 @@ func run(ctx context.Context, o options) (err error) {
 		// The rest of the budget must suffice for a result and cleanup.
 		left := o.budget - time.Since(begun)
 		if ctx.Err() != nil || left < 15*time.Second {
-			r.Phases = append(r.Phases, &phase{settings: p, Skipped: fmt.Sprintf("%.0f s are left of %v", left.Seconds(), o.budget)})
+			r.Phases = append(r.Phases, &phase{settings: p, Skipped: fmt.Sprintf("%.0f s are left of %v", left.Seconds(),
+				o.budget)})
 			continue
 		}
 		limit := o.limit
@@ -146,7 +154,8 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	fmt.Println(r.table())
 	if problems := r.problems(); len(problems) > 0 {
-		return fmt.Errorf("%d of %d phases are not right; the logs are in %s:\n%s", len(problems), len(r.Phases), filepath.Join(o.out, "logs.tar.gz"), strings.Join(problems, "\n"))
+		return fmt.Errorf("%d of %d phases are not right; the logs are in %s:\n%s", len(problems), len(r.Phases),
+			filepath.Join(o.out, "logs.tar.gz"), strings.Join(problems, "\n"))
 	}
 	return nil
 }

@@ -78,7 +78,9 @@ func beRank(how, text string) error {
 	if how == "installed" {
 		return beInstalled(j)
 	}
-	if err := os.WriteFile(os.Getenv("NCCL_DEBUG_FILE"), []byte("host:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\nhost:1:1 [0] NCCL INFO Channel 01/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\n"), 0o644); err != nil {
+	if err := os.WriteFile(os.Getenv("NCCL_DEBUG_FILE"), []byte(
+		"host:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\nhost:1:1 [0] NCCL INFO "+
+			"Channel 01/0 : 1[0] -> 0[0] [receive] via NET/Peerlane/0/GDRDMA\n"), 0o644); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "a line of standard error")
@@ -289,17 +291,20 @@ func TestRanksExchangeThroughTheirRelays(t *testing.T) {
 			t.Fatalf("%s: %v", runtime, err)
 		}
 		r := found(t, o)
-		if len(r.Phases) != 3 || r.Phases[0].Checked != 2 || len(r.Phases[0].Relays) != 2 || len(r.Phases[1].Relays) > 0 && runtime == runtimeNone {
+		if len(r.Phases) != 3 || r.Phases[0].Checked != 2 || len(r.Phases[0].Relays) != 2 || len(r.Phases[1].Relays) > 0 &&
+			runtime == runtimeNone {
 			t.Errorf("%s: %+v", runtime, r.Phases)
 		}
 		if g := r.Goals[0]; g.Value != 4 || g.Least != 40 {
 			t.Errorf("%s: four times as fast is %+v", runtime, g)
 		}
-		if log := strings.Join(r.Phases[0].Log, "\n"); !strings.Contains(log, "0: 2× INFO Channel * : 1 -> 0 [receive] via NET/Peerlane/0/GDRDMA") {
+		if log := strings.Join(r.Phases[0].Log, "\n"); !strings.Contains(log,
+			"0: 2× INFO Channel * : 1 -> 0 [receive] via NET/Peerlane/0/GDRDMA") {
 			t.Errorf("%s: result from NCCL's log: %q", runtime, log)
 		}
 		out, err := exec.Command("tar", "tzf", filepath.Join(o.out, "logs.tar.gz")).Output()
-		for _, name := range []string{"logs/peerlane-rates/nccl-0.log", "logs/peerlane-rates/rank-1.stderr", "logs/nvlink/rank-0.stdout"} {
+		for _, name := range []string{"logs/peerlane-rates/nccl-0.log", "logs/peerlane-rates/rank-1.stderr",
+			"logs/nvlink/rank-0.stdout"} {
 			if err != nil || !strings.Contains(string(out), name+"\n") {
 				t.Errorf("%s: %s is not among the logs: %v %s", runtime, name, err, out)
 			}
@@ -314,7 +319,8 @@ func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 		t.Skip("needs runc and root")
 	}
 	t.Setenv("NCCL_NET", "Socket") // of this program's own environment
-	o := simulated(t, "installed", installedPrefix+"default", installedPrefix+"log", "socket-4x4", "nvlink", "nvlink-with-lanes")
+	o := simulated(t, "installed", installedPrefix+"default", installedPrefix+"log", "socket-4x4", "nvlink",
+		"nvlink-with-lanes")
 	o.runtime, o.installed, o.set = "runc", true, nil
 	if err := run(context.Background(), o); err != nil {
 		t.Fatal(err)
@@ -330,13 +336,17 @@ func TestHarnessOfInstalledPackagesSetsNoVariable(t *testing.T) {
 		}
 	}
 	want := &chosen{
-		Network: "Peerlane", Tuner: "Peerlane", Channels: "32 coll channels, 32 collnet channels, 0 nvls channels, 32 p2p channels, 16 p2p channels per peer",
-		Variables: []string{"NCCL_DEBUG set by environment to INFO", "NET/Peerlane: all lanes of this container reach only this host: NCCL_BUFFSIZE is 16777216 now"},
+		Network: "Peerlane", Tuner: "Peerlane", Channels: "32 coll channels, 32 collnet channels, 0 nvls channels, 32 p2p " +
+			"channels, 16 p2p channels per peer",
+		Variables: []string{"NCCL_DEBUG set by environment to INFO",
+			"NET/Peerlane: all lanes of this container reach only this host: NCCL_BUFFSIZE is 16777216 now"},
 	}
 	if diff := cmp.Diff(want, r.Phases[1].Chosen); diff != "" {
 		t.Errorf("chosen: -want +got:\n%s", diff)
 	}
-	for _, want := range []string{"network Peerlane; 32 coll channels", "| all_reduce 256 MiB without a variable against the best NET/Socket | 4.00 |", "over NVLink in one container, with lanes against without | 1.00 |"} {
+	for _, want := range []string{"network Peerlane; 32 coll channels",
+		"| all_reduce 256 MiB without a variable against the best NET/Socket | 4.00 |", "over NVLink in one container, " +
+			"with lanes against without | 1.00 |"} {
 		if table := r.table(); !strings.Contains(table, want) {
 			t.Errorf("the table lacks %q:\n%s", want, table)
 		}
@@ -488,12 +498,15 @@ func TestGoalsAreJudged(t *testing.T) {
 	paced := measured("peerlane-staged-paced", 50)
 	paced.Pace, paced.Rates[1].Bus = 12.5, 5.75
 	queued := func(name string, microseconds float64) *phase {
-		return &phase{settings: settings{Name: name}, Rates: []RateFound{{Operation: "all_reduce", Bytes: 8, Queued: true, Microseconds: microseconds}}}
+		return &phase{settings: settings{Name: name}, Rates: []RateFound{
+			{Operation: "all_reduce", Bytes: 8, Queued: true, Microseconds: microseconds}}}
 	}
 	r := &result{Ranks: 2, Phases: []*phase{
 		paced, queued("peerlane-rates", 12), queued("socket-default", 24),
-		measured("peerlane-rates", 20), measured("peerlane-rates-other", 10), measured("socket-default", 400), measured("socket-8x8", 100), measured("nvlink", 8),
-		measured("peerlane-tcp-4", 40), measured("peerlane-tcp-16", 25), measured("peerlane-train", 1, 3, 2, 1.5), measured("nvlink-train", 1, 1.5, 2, 3.25),
+		measured("peerlane-rates", 20), measured("peerlane-rates-other", 10), measured("socket-default",
+			400), measured("socket-8x8", 100), measured("nvlink", 8),
+		measured("peerlane-tcp-4", 40), measured("peerlane-tcp-16", 25), measured("peerlane-train", 1, 3, 2,
+			1.5), measured("nvlink-train", 1, 1.5, 2, 3.25),
 	}}
 	r.judge()
 	got := map[string]float64{}
@@ -534,11 +547,13 @@ func TestNCCLsOwnErrorIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const warning = "[2026-11-22 18:02:29] container:1:45 [0] connections.c:43 NCCL WARN NET/Peerlane: receiving: the relay died\n"
+	const warning = "[2026-11-22 18:02:29] container:1:45 [0] connections.c:43 NCCL WARN NET/Peerlane: receiving: the " +
+		"relay died\n"
 	for _, c := range []struct{ log, want string }{
 		{"", ""},
 		{warning, ""}, // possibly about an optional feature of NCCL
-		{warning + "container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "NET/Peerlane: receiving: the relay died"},
+		{warning + "container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n",
+			"NET/Peerlane: receiving: the relay died"},
 		{"container:1:45 [0] NCCL INFO proxy.cc:965 -> 6 [Progress Thread]\n", "[Progress Thread]"},
 	} {
 		write(c.log)

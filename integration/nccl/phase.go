@@ -368,7 +368,8 @@ func (h *host) keepLogs(dir string) func() {
 		for _, file := range files {
 			if text, err := os.ReadFile(file); err == nil && len(text) > 0 {
 				generation := filepath.Base(filepath.Dir(file))
-				os.WriteFile(filepath.Join(dir, strings.Replace(filepath.Base(file), "relay", "relay-"+generation[:8], 1)), text, 0o644)
+				os.WriteFile(filepath.Join(dir, strings.Replace(filepath.Base(file), "relay", "relay-"+generation[:8], 1)), text,
+					0o644)
 			}
 		}
 	}

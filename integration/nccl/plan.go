@@ -126,7 +126,8 @@ func plan(o options, ranks int) (list []settings) {
 		return planInstalled(o)
 	}
 	largest := []int{256 * mib}
-	few, all := rates(0.4, []int{8, 64 << 10, mib, 16 * mib, 256 * mib}, "all_reduce"), rates(0.3, largest, operations[1:]...)
+	few, all := rates(0.4, []int{8, 64 << 10, mib, 16 * mib, 256 * mib}, "all_reduce"), rates(0.3, largest,
+		operations[1:]...)
 	if !o.quick {
 		few = rates(0.5, []int{8, 1 << 10, 64 << 10, mib, 4 * mib, 16 * mib, 64 * mib, 256 * mib, 1024 * mib}, "all_reduce")
 		all = rates(0.4, []int{mib, 16 * mib, 256 * mib}, operations[1:]...)
@@ -148,7 +149,9 @@ func plan(o options, ranks int) (list []settings) {
 		for _, v := range []string{
 			"NCCL_MIN_NCHANNELS=4", "NCCL_MIN_NCHANNELS=8", "NCCL_MIN_NCHANNELS=16", "NCCL_MIN_NCHANNELS=32",
 			"NCCL_BUFFSIZE=16777216", "NCCL_BUFFSIZE=33554432",
-			"NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=16 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=33554432", "NCCL_MIN_NCHANNELS=24 NCCL_BUFFSIZE=8388608", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=8388608",
+			"NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=16 " +
+				"NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=8 NCCL_BUFFSIZE=33554432", "NCCL_MIN_NCHANNELS=24 " +
+				"NCCL_BUFFSIZE=8388608", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=8388608",
 			"NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=16777216", "NCCL_MIN_NCHANNELS=32 NCCL_BUFFSIZE=33554432",
 			"PEERLANE_NCCL_SPEED=400000", "PEERLANE_NCCL_SPEED=3200000",
 			"NCCL_ALGO=Ring NCCL_PROTO=Simple", "NCCL_PROTO=LL",
@@ -169,14 +172,16 @@ func plan(o options, ranks int) (list []settings) {
 	// Larger buffers give larger chunks.
 	many := []string{"NCCL_MIN_NCHANNELS=32", "NCCL_NCHANNELS_PER_NET_PEER=16"}
 	add("peerlane-rates-32", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, many...)
-	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)}, append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)
+	add("peerlane-rates-32x16MiB", byPeerlane, job{Rates: rates(0.4, largest, operations...)},
+		append(many[:2:2], "NCCL_BUFFSIZE=16777216")...)
 	for _, who := range []string{killRank, killRelay} {
 		// PyTorch waits a minute for its own report of an error before it ends a process.
 		add("peerlane-kill-"+who, byPeerlane, job{Endless: true}, "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=1000")
 		last().Kill = who
 	}
 	// NCCL's limit is 64 sockets for each pair of ranks.
-	between := slices.Concat(rates(0.4, []int{8, largest[0]}, "all_reduce"), rates(0.4, largest, "broadcast", "send_recv"), []rate{latency})
+	between := slices.Concat(rates(0.4, []int{8, largest[0]}, "all_reduce"),
+		rates(0.4, largest, "broadcast", "send_recv"), []rate{latency})
 	for _, v := range [][2]int{{4, 4}, {8, 8}, {2, 1}, {1, 16}, {2, 8}, {8, 2}} {
 		if o.quick && v[0] != 4 {
 			continue
@@ -197,14 +202,16 @@ func plan(o options, ranks int) (list []settings) {
 	}{
 		{"4", 4, many},
 		{"16", 16, many},
-		{"16-8MiB", 16, []string{"NCCL_MIN_NCHANNELS=16", "NCCL_MAX_NCHANNELS=16", "NCCL_NCHANNELS_PER_NET_PEER=16", "NCCL_BUFFSIZE=8388608"}},
+		{"16-8MiB", 16, []string{"NCCL_MIN_NCHANNELS=16", "NCCL_MAX_NCHANNELS=16", "NCCL_NCHANNELS_PER_NET_PEER=16",
+			"NCCL_BUFFSIZE=8388608"}},
 	} {
 		add("peerlane-tcp-"+t.name, byPeerlane, job{Rates: between, Checks: checks(64<<10, 5*mib+24)}, t.variables...)
 		last().Route, last().Transport, last().Streams = launch.RouteAuto, launch.TransportTCP, t.streams
 	}
 	for _, t := range types {
 		whole := checks(1024 * mib)
-		add("peerlane-checks-1GiB-"+t, byPeerlane, job{Checks: slices.DeleteFunc(whole, func(c check) bool { return c.Type != t })})
+		add("peerlane-checks-1GiB-"+t, byPeerlane, job{Checks: slices.DeleteFunc(whole,
+			func(c check) bool { return c.Type != t })})
 	}
 	for _, t := range []struct {
 		name string
@@ -220,10 +227,12 @@ func plan(o options, ranks int) (list []settings) {
 	last().Route, last().Pace = launch.RouteStaged, 12.5
 	add("peerlane-torchrun", byPeerlane, job{Checks: checks(64 << 10)})
 	last().Torchrun = true
-	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
+	add("peerlane-host-pointers", byPeerlane, job{Rates: rates(0.4, []int{8, mib, largest[0]}, "all_reduce"),
+		Checks: checks(64<<10, 5*mib+24)}, "PEERLANE_NCCL_POINTERS=host")
 	// The newest version is tested by its layout only: NCCL 2.30 accepts it.
 	for _, version := range nccl.Versions[:len(nccl.Versions)-1] {
-		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane, job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
+		add(fmt.Sprintf("peerlane-v%d", version), byPeerlane,
+			job{Rates: rates(0.3, []int{8, largest[0]}, "all_reduce"), Checks: checks(64<<10, 5*mib+24)})
 		last().Plugin = nccl.NameOf(version)
 	}
 	// Longer than the limit of a phase; runs only on request.

@@ -79,7 +79,8 @@ type runningRank struct {
 }
 
 // start starts a rank, which sends events to events.
-func (h *host) start(ctx context.Context, s settings, number int, dir, master string, events chan<- event) (*runningRank, error) {
+func (h *host) start(ctx context.Context, s settings, number int, dir, master string,
+	events chan<- event) (*runningRank, error) {
 	h.starts++
 	g := h.gpus[number]
 	r := &runningRank{number: number, id: h.ContainerID(fmt.Sprintf("rank-%d-%d", number, h.starts))}
@@ -90,7 +91,8 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 	arguments := []string{h.python, filepath.Join(h.inside(), "rank.py"), string(text)}
 	if s.Torchrun {
 		address, port, _ := strings.Cut(master, " ")
-		arguments = slices.Concat([]string{h.python, "-m", "torch.distributed.run", fmt.Sprintf("--nnodes=%d", h.ranks), "--nproc-per-node=1",
+		arguments = slices.Concat([]string{h.python, "-m", "torch.distributed.run", fmt.Sprintf("--nnodes=%d", h.ranks),
+			"--nproc-per-node=1",
 			fmt.Sprintf("--node-rank=%d", number), "--master-addr=" + address, "--master-port=" + port}, arguments[1:])
 	}
 	if h.program != "" {
@@ -110,7 +112,8 @@ func (h *host) start(ctx context.Context, s settings, number int, dir, master st
 		if h.network != nil {
 			network = h.network.files[number]
 		}
-		b, err := h.bundle(filepath.Join(h.work, r.id), s, []topo.GPU{g}, dir, network, arguments, append(environment, h.Environment...)...)
+		b, err := h.bundle(filepath.Join(h.work, r.id), s, []topo.GPU{g}, dir, network, arguments,
+			append(environment, h.Environment...)...)
 		if err != nil {
 			return nil, err
 		}
@@ -208,7 +211,8 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 		local = number % len(h.Topology.GPUs)
 	}
 	list = append(list,
-		fmt.Sprintf("RANK=%d", number), fmt.Sprintf("WORLD_SIZE=%d", h.ranks), fmt.Sprintf("LOCAL_RANK=%d", local), "MASTER_ADDR="+address, "MASTER_PORT="+port,
+		fmt.Sprintf("RANK=%d", number), fmt.Sprintf("WORLD_SIZE=%d", h.ranks), fmt.Sprintf("LOCAL_RANK=%d",
+			local), "MASTER_ADDR="+address, "MASTER_PORT="+port,
 		"NCCL_SOCKET_IFNAME="+card, "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV,TUNING",
 		"NCCL_DEBUG_FILE="+filepath.Join(dir, fmt.Sprintf("nccl-%d.log", number)), "PYTHONUNBUFFERED=1")
 	if s.By != byNVLink {

@@ -63,7 +63,8 @@ func (p *phase) line() string {
 		text += fmt.Sprintf("  noticed after %.1f s", p.Noticed)
 	}
 	for _, t := range p.Trained[:min(len(p.Trained), 1)] {
-		text += fmt.Sprintf("  %d steps in %.1f s, the longest %.0f ms, last loss %.6f", t.Steps, t.Took, t.Longest, t.Losses[len(t.Losses)-1])
+		text += fmt.Sprintf("  %d steps in %.1f s, the longest %.0f ms, last loss %.6f", t.Steps, t.Took, t.Longest,
+			t.Losses[len(t.Losses)-1])
 	}
 	for _, problem := range p.Problems[:min(len(p.Problems), 5)] {
 		text += "\n    " + problem
@@ -147,7 +148,8 @@ func (p *phase) find(row rate) (RateFound, bool) {
 // best is the fastest of phases whose names begin so.
 func (r *result) best(prefix string, row rate) (found RateFound, where string) {
 	for _, p := range r.Phases {
-		if f, ok := p.find(row); ok && len(p.Problems) == 0 && strings.HasPrefix(p.Name, prefix) && (where == "" || f.Microseconds < found.Microseconds) {
+		if f, ok := p.find(row); ok && len(p.Problems) == 0 && strings.HasPrefix(p.Name, prefix) &&
+			(where == "" || f.Microseconds < found.Microseconds) {
 			found, where = f, p.Name
 		}
 	}
@@ -156,25 +158,35 @@ func (r *result) best(prefix string, row rate) (found RateFound, where string) {
 
 // judge sets the goals.
 func (r *result) judge() {
-	if r.Goals = nil; slices.ContainsFunc(r.Phases, func(p *phase) bool { return strings.HasPrefix(p.Name, installedPrefix) }) {
+	if r.Goals = nil; slices.ContainsFunc(r.Phases, func(p *phase) bool {
+		return strings.HasPrefix(p.Name,
+			installedPrefix)
+	}) {
 		r.judgeInstalled()
 		return
 	}
 	ratio := r.ratio
 	large := func(operation string) rate { return rate{Operation: operation, Bytes: 256 * mib} }
-	ratio("all_reduce 256 MiB against default NET/Socket", large("all_reduce"), "peerlane-rates", "socket-default", goal{Least: 40})
-	ratio("all_reduce 256 MiB against the best NET/Socket", large("all_reduce"), "peerlane-rates", "socket-", goal{Least: 20})
+	ratio("all_reduce 256 MiB against default NET/Socket", large("all_reduce"), "peerlane-rates", "socket-default",
+		goal{Least: 40})
+	ratio("all_reduce 256 MiB against the best NET/Socket", large("all_reduce"), "peerlane-rates", "socket-",
+		goal{Least: 20})
 	for _, o := range []string{"all_reduce", "broadcast", "send_recv"} { // both ways, one way, both ways
 		ratio(o+" 256 MiB over Peerlane's TCP against default NET/Socket", large(o), "peerlane-tcp", "socket-default", goal{})
-		ratio(o+" 256 MiB over Peerlane's TCP against the best NET/Socket", large(o), "peerlane-tcp", "socket-", goal{Least: 2})
+		ratio(o+" 256 MiB over Peerlane's TCP against the best NET/Socket", large(o), "peerlane-tcp", "socket-",
+			goal{Least: 2})
 	}
-	ratio("all_reduce 256 MiB against one node over NVLink", large("all_reduce"), "peerlane-rates", "nvlink", goal{Least: 0.5})
-	ratio("all_to_all 256 MiB against default NET/Socket", large("all_to_all"), "peerlane-rates", "socket-default", goal{Least: 10})
+	ratio("all_reduce 256 MiB against one node over NVLink", large("all_reduce"), "peerlane-rates", "nvlink",
+		goal{Least: 0.5})
+	ratio("all_to_all 256 MiB against default NET/Socket", large("all_to_all"), "peerlane-rates", "socket-default",
+		goal{Least: 10})
 	for _, name := range []string{"train", "graphs"} {
 		r.Goals = append(r.Goals, r.sameLosses("peerlane-"+name, "nvlink-"+name))
 	}
-	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates", "socket-default", goal{Most: 0.7})
-	ratio("all_reduce 8 bytes queued on the GPU, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8, Queued: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
+	ratio("all_reduce 8 bytes, time, against NET/Socket", rate{Operation: "all_reduce", Bytes: 8}, "peerlane-rates",
+		"socket-default", goal{Most: 0.7})
+	ratio("all_reduce 8 bytes queued on the GPU, time, against NET/Socket",
+		rate{Operation: "all_reduce", Bytes: 8, Queued: true}, "peerlane-rates", "socket-default", goal{Most: 0.7})
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
 }
 
@@ -333,7 +345,8 @@ func (r *result) write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), append(text, '\n'), 0o644), os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644))
+	return errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), append(text, '\n'), 0o644),
+		os.WriteFile(filepath.Join(dir, "table.md"), []byte(table), 0o644))
 }
 
 // maxLog is the retained size of a file; of longer files the beginning and the end are retained.

@@ -109,7 +109,8 @@ func nightly(file, pattern, document string, check bool, out io.Writer) error {
 		if !r.Passed {
 			failed = append(failed, c.Name)
 		}
-		fmt.Fprintf(out, "== %s: %s after %v\n", c.Name, map[bool]string{true: "passed", false: "FAILED"}[r.Passed], time.Duration(r.Seconds)*time.Second)
+		fmt.Fprintf(out, "== %s: %s after %v\n", c.Name, map[bool]string{true: "passed", false: "FAILED"}[r.Passed],
+			time.Duration(r.Seconds)*time.Second)
 		results = set(results, r)
 		if err := write(file, results); err != nil {
 			return err
@@ -147,7 +148,8 @@ func verify(results []result, now time.Time) error {
 		}
 	}
 	if len(wrong) > 0 {
-		return fmt.Errorf("a release needs passed results of the last seven days: %s; run make nightly", strings.Join(wrong, ", "))
+		return fmt.Errorf("a release needs passed results of the last seven days: %s; run make nightly",
+			strings.Join(wrong, ", "))
 	}
 	return nil
 }
@@ -182,7 +184,8 @@ func writeTable(document string, results []result) error {
 	before, rest, begins := strings.Cut(string(text), tableBegin)
 	_, after, ends := strings.Cut(rest, tableEnd)
 	if !begins || !ends {
-		return fmt.Errorf("writing the table of results: %s has no lines %q and %q", document, strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
+		return fmt.Errorf("writing the table of results: %s has no lines %q and %q", document, strings.TrimSpace(tableBegin),
+			strings.TrimSpace(tableEnd))
 	}
 	return os.WriteFile(document, []byte(before+tableBegin+table(results)+tableEnd+after), 0o644)
 }
@@ -200,7 +203,8 @@ func table(results []result) string {
 			if dirty {
 				commit += "-dirty"
 			}
-			row = fmt.Sprintf("%s | %s | %v | %s", r.Date.Format(time.DateOnly), commit, time.Duration(r.Seconds)*time.Second, map[bool]string{true: "passed", false: "failed"}[r.Passed])
+			row = fmt.Sprintf("%s | %s | %v | %s", r.Date.Format(time.DateOnly), commit, time.Duration(r.Seconds)*time.Second,
+				map[bool]string{true: "passed", false: "failed"}[r.Passed])
 		}
 		fmt.Fprintf(&b, "| %s | `%s` | %s |\n", c.Name, c.Command, row)
 	}

@@ -21,7 +21,8 @@ func TestVerifyNamesMissingFailedAndOldResults(t *testing.T) {
 	results[0].Passed = false
 	results[1].Date = now.Add(-maxAge - time.Hour)
 	err := verify(results[:len(results)-1], now)
-	for _, want := range []string{cases[0].Name + " failed on 2026-11-16", cases[1].Name + " last ran on 2026-11-15", cases[len(cases)-1].Name + " never ran"} {
+	for _, want := range []string{cases[0].Name + " failed on 2026-11-16", cases[1].Name + " last ran on 2026-11-15",
+		cases[len(cases)-1].Name + " never ran"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %q in it", err, want)
 		}
@@ -56,7 +57,8 @@ func TestRunRecordsResults(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out strings.Builder
-	if err := nightly(file, "^(good|bad)$", document, false, &out); err == nil || !strings.Contains(err.Error(), "failed: bad") {
+	if err := nightly(file, "^(good|bad)$", document, false, &out); err == nil ||
+		!strings.Contains(err.Error(), "failed: bad") {
 		t.Errorf("the error is %v", err)
 	}
 	results, err := read(file)
@@ -72,7 +74,8 @@ func TestRunRecordsResults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"before\n" + tableBegin + "| case |", "| good | `true` | ", " | passed |\n", "| bad | `false` | ", " | failed |\n", tableEnd + "after\n"} {
+	for _, want := range []string{"before\n" + tableBegin + "| case |", "| good | `true` | ", " | passed |\n",
+		"| bad | `false` | ", " | failed |\n", tableEnd + "after\n"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("%q is not in the document:\n%s", want, text)
 		}

@@ -117,7 +117,8 @@ func TestFileListsAreCurrent(t *testing.T) {
 					for _, m := range manPage.FindAllStringSubmatch(got, -1) {
 						pages = append(pages, m[1])
 					}
-					for _, page := range []string{"peerlane.1", "peerlane-cdi-generate.1", "peerlane-config.toml.5", "peerlane-hook.8", "peerlane-relay.8", "peerlane-runtime.8"} {
+					for _, page := range []string{"peerlane.1", "peerlane-cdi-generate.1", "peerlane-config.toml.5",
+						"peerlane-hook.8", "peerlane-relay.8", "peerlane-runtime.8"} {
 						if !slices.Contains(pages, page) {
 							t.Errorf("there is no man page %s; there are %v", page, pages)
 						}
@@ -239,10 +240,12 @@ func TestGlibcFloorsMatchDependencies(t *testing.T) {
 			if newest > limit {
 				t.Errorf("%s of %s needs glibc 2.%d, newer than 2.%d", name, arch, newest, limit)
 			}
-			if depends := run(t, "dpkg-deb", "-f", deb(t, dist, name, arch), "Depends"); strings.TrimSpace(depends) != fmt.Sprintf("libc6 (>= 2.%d)", limit) {
+			if depends := run(t, "dpkg-deb", "-f", deb(t, dist, name, arch),
+				"Depends"); strings.TrimSpace(depends) != fmt.Sprintf("libc6 (>= 2.%d)", limit) {
 				t.Errorf("%s.deb of %s depends on %s", name, arch, depends)
 			}
-			if requires := run(t, "rpm", "-qp", "--nosignature", "--requires", rpm(t, dist, name, arch)); !strings.Contains(requires, fmt.Sprintf("libc.so.6(GLIBC_2.%d)(64bit)\n", limit)) {
+			if requires := run(t, "rpm", "-qp", "--nosignature", "--requires",
+				rpm(t, dist, name, arch)); !strings.Contains(requires, fmt.Sprintf("libc.so.6(GLIBC_2.%d)(64bit)\n", limit)) {
 				t.Errorf("%s.rpm of %s requires %s", name, arch, requires)
 			}
 			if !strings.Contains(string(readme), fmt.Sprintf("glibc 2.%d", limit)) {
@@ -303,7 +306,8 @@ func TestBillOfMaterials(t *testing.T) {
 				}
 				for _, m := range info.Deps {
 					modules++
-					if c := find("library", m.Path); c.Version != m.Version || c.PURL != "pkg:golang/"+m.Path+"@"+m.Version || len(c.Hashes) != 1 {
+					if c := find("library", m.Path); c.Version != m.Version || c.PURL != "pkg:golang/"+m.Path+"@"+m.Version ||
+						len(c.Hashes) != 1 {
 						t.Errorf("%s: %s %s is %+v", arch, m.Path, m.Version, c)
 					}
 				}
@@ -320,7 +324,8 @@ func TestBillOfMaterials(t *testing.T) {
 func TestPackagesAreReproducible(t *testing.T) {
 	copied := filepath.Join(t.TempDir(), "elsewhere")
 	check(t, os.Mkdir(copied, 0o755))
-	run(t, "sh", "-c", `cd "$1" && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$2"`, "sh", source, copied)
+	run(t, "sh", "-c", `cd "$1" && git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents -t "$2"`,
+		"sh", source, copied)
 	first, err := filepath.Abs(dist)
 	check(t, err)
 	var stamped struct{ Version, Epoch, Stamp string }
@@ -329,7 +334,8 @@ func TestPackagesAreReproducible(t *testing.T) {
 	check(t, json.Unmarshal(text, &stamped))
 	c := exec.CommandContext(t.Context(), "sh", "-c", "umask 077 && packaging/build out amd64 arm64")
 	c.Dir = copied
-	c.Env = append(os.Environ(), "VERSION="+stamped.Version, "SOURCE_DATE_EPOCH="+stamped.Epoch, "STAMP="+stamped.Stamp, "TZ=Asia/Kathmandu", "LANG=C.UTF-8")
+	c.Env = append(os.Environ(), "VERSION="+stamped.Version, "SOURCE_DATE_EPOCH="+stamped.Epoch, "STAMP="+stamped.Stamp,
+		"TZ=Asia/Kathmandu", "LANG=C.UTF-8")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -57,7 +57,8 @@ func TestARM64ProgramsRun(t *testing.T) {
 			}
 		}
 	}
-	for program, argument := range map[string]string{"bin/peerlane": "version", "bin/peerlane-runtime": "--peerlane-version", "libexec/peerlane/peerlane-relay": "version"} {
+	for program, argument := range map[string]string{"bin/peerlane": "version",
+		"bin/peerlane-runtime": "--peerlane-version", "libexec/peerlane/peerlane-relay": "version"} {
 		if said := emulate(t, filepath.Join(foreign, "usr", program), argument); !strings.Contains(said, "linux/arm64") {
 			t.Errorf("%s says %q", program, said)
 		}
@@ -67,16 +68,19 @@ func TestARM64ProgramsRun(t *testing.T) {
 	// The simulator of that processor. Tests with a second process are omitted, because the
 	// emulator of one process starts no other; so is a demo.
 	dir := t.TempDir()
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test", "./cuda/conformance")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-o", dir+"/conformance.test",
+		"./cuda/conformance")
 	build.Dir = source
-	build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=1", "CC=aarch64-linux-gnu-gcc", "CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
+	build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=1", "CC=aarch64-linux-gnu-gcc",
+		"CGO_CFLAGS=-O2 -g -Wno-deprecated-declarations")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	simulator, err := os.ReadFile(filepath.Join(foreign, "usr/libexec/peerlane/libpeerlane-cuda-sim.so"))
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(dir, "libpeerlane-cuda-sim.so"), simulator, 0o755))
-	said := emulate(t, filepath.Join(dir, "conformance.test"), "-test.v", "-test.run", "^Test("+strings.Join(single, "|")+")$")
+	said := emulate(t, filepath.Join(dir, "conformance.test"), "-test.v", "-test.run",
+		"^Test("+strings.Join(single, "|")+")$")
 	for _, name := range single {
 		if !strings.Contains(said, "--- PASS: Test"+name+" ") {
 			t.Errorf("Test%s does not pass there:\n%s", name, said)
@@ -102,7 +106,8 @@ func TestVersionsOrderAsPackages(t *testing.T) {
 	}
 	git := func(arguments ...string) {
 		t.Helper()
-		c := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "tag.gpgsign=false"}, arguments...)...)
+		c := exec.CommandContext(t.Context(), "git", append([]string{"-C", dir, "-c", "user.name=t", "-c",
+			"user.email=t@example.com", "-c", "tag.gpgsign=false"}, arguments...)...)
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Fatalf("git %v: %v: %s", arguments, err, out)
 		}
@@ -138,7 +143,8 @@ func TestVersionsOrderAsPackages(t *testing.T) {
 	commit("2026-01-04T00:00:00Z")
 	version(`0\.2\.0-dev\.20260104000000\+g[0-9a-f]{8}`)
 	for i := range versions[1:] {
-		if err := exec.CommandContext(t.Context(), "dpkg", "--compare-versions", versions[i], "lt", versions[i+1]).Run(); err != nil {
+		if err := exec.CommandContext(t.Context(), "dpkg", "--compare-versions", versions[i], "lt",
+			versions[i+1]).Run(); err != nil {
 			t.Errorf("%s is not before %s", versions[i], versions[i+1])
 		}
 	}

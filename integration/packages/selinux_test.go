@@ -141,7 +141,8 @@ func TestPolicyTransitionsToRelayDomain(t *testing.T) {
 			t.Errorf("of the hook's directories nothing says %s\n%s", rule, dirs)
 		}
 	}
-	if out := run(t, "sesearch", "--type_trans", "-s", relay, "-t", "tmpfs_t", "-c", "file", policy(t)); !strings.Contains(out, "file peerlane_memfd_t;") {
+	if out := run(t, "sesearch", "--type_trans", "-s", relay, "-t", "tmpfs_t", "-c", "file",
+		policy(t)); !strings.Contains(out, "file peerlane_memfd_t;") {
 		t.Errorf("the relay's memfds have another type: %q", out)
 	}
 }

@@ -88,7 +88,8 @@ func TestRefreshFollowsThePackages(t *testing.T) {
 			r.asked("")
 			format.remove(r, "peerlane")
 			stops := r.asked("stop ")
-			if len(stops) != 2 || !strings.Contains(stops[0], "peerlane-cdi-refresh.service") || !strings.Contains(stops[0], "peerlane-cdi-refresh.path") ||
+			if len(stops) != 2 || !strings.Contains(stops[0], "peerlane-cdi-refresh.service") ||
+				!strings.Contains(stops[0], "peerlane-cdi-refresh.path") ||
 				!strings.Contains(stops[0], "peerlane-links.timer") || !strings.Contains(stops[1], "peerlane-cdi-retry.service") {
 				t.Errorf("a removal stops %q: the trigger of a retry must stop first", stops)
 			}
@@ -163,13 +164,16 @@ func TestPolicyRemovalRelabels(t *testing.T) {
 		check(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho ${0##*/} \"$@\" >>"+dir+"/did\n"), 0o755))
 	}
 	t.Setenv("PATH", dir)
-	for script, arguments := range map[string][2]string{"selinux-deb-postrm": {"remove", "upgrade"}, "selinux-rpm-postun": {"0", "1"}} {
+	for script, arguments := range map[string][2]string{"selinux-deb-postrm": {"remove", "upgrade"},
+		"selinux-rpm-postun": {"0", "1"}} {
 		for i, argument := range arguments {
 			run(t, "/bin/sh", filepath.Join(source, "packaging/scripts", script), argument)
 			did, _ := os.ReadFile(dir + "/did")
 			os.Remove(dir + "/did")
-			removed, relabelled := strings.Index(string(did), "semodule --remove peerlane\n"), strings.Index(string(did), "restorecon -R ")
-			if removal := i == 0; removal && (removed < 0 || relabelled < removed || !strings.Contains(string(did), " /var/lib/peerlane")) || !removal && removed+relabelled != -2 {
+			removed, relabelled := strings.Index(string(did), "semodule --remove peerlane\n"), strings.Index(string(did),
+				"restorecon -R ")
+			if removal := i == 0; removal && (removed < 0 || relabelled < removed ||
+				!strings.Contains(string(did), " /var/lib/peerlane")) || !removal && removed+relabelled != -2 {
 				t.Errorf("%s %s does %q", script, argument, did)
 			}
 		}

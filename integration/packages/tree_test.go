@@ -37,7 +37,8 @@ func plant(t testing.TB, suite string, kernel bool) *tree {
 	}
 	base := strings.TrimSpace(run(t, source+"/packaging/trees"))
 	r := &tree{t, filepath.Join(dir, "merged")}
-	r.mount("overlay", r.root, "overlay", fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", filepath.Join(base, suite), filepath.Join(dir, "upper"), filepath.Join(dir, "work")))
+	r.mount("overlay", r.root, "overlay", fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", filepath.Join(base, suite),
+		filepath.Join(dir, "upper"), filepath.Join(dir, "work")))
 	for _, d := range []string{"packages", "older", "host"} {
 		check(t, os.Mkdir(filepath.Join(r.root, d), 0o755))
 	}
@@ -79,7 +80,8 @@ func (r *tree) bind(from, to string) {
 // try runs a shell's line in the tree.
 func (r *tree) try(line string) (string, error) {
 	c := exec.CommandContext(r.Context(), "chroot", r.root, "/bin/sh", "-euc", line)
-	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}
+	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root",
+		"DEBIAN_FRONTEND=noninteractive", "LC_ALL=C"}
 	out, err := c.CombinedOutput()
 	return string(out), err
 }
@@ -94,7 +96,8 @@ func (r *tree) run(line string) string {
 }
 
 // apt-get for local packages: nothing is downloaded.
-const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o Dpkg::Options::=--force-unsafe-io -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
+const apt = "apt-get --no-install-recommends --yes -o Dpkg::Options::=--force-confold -o " +
+	"Dpkg::Options::=--force-unsafe-io -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/dev/null "
 
 func (r *tree) read(path string) string {
 	r.Helper()
@@ -111,7 +114,8 @@ func (r *tree) has(path string) bool {
 // files returns every path except those of package managers.
 func (r *tree) files() (paths []string) {
 	r.Helper()
-	own := []string{"/var/lib/dpkg", "/var/lib/apt", "/var/lib/rpm", "/var/cache", "/var/log", "/proc", "/packages", "/older", "/host", "/dev", "/etc/ld.so.cache", "/tmp"}
+	own := []string{"/var/lib/dpkg", "/var/lib/apt", "/var/lib/rpm", "/var/cache", "/var/log", "/proc", "/packages",
+		"/older", "/host", "/dev", "/etc/ld.so.cache", "/tmp"}
 	check(r, filepath.WalkDir(r.root, func(path string, d fs.DirEntry, err error) error {
 		name := "/" + strings.TrimPrefix(strings.TrimPrefix(path, r.root), "/")
 		if slices.Contains(own, name) {
@@ -182,7 +186,8 @@ func (r *tree) generate() (specifications string) {
 			}
 		}
 	}
-	if hooks == 0 || mounts == 0 || !strings.Contains(specifications, "/usr/lib/peerlane/libpeerlane.so.0") || !strings.Contains(specifications, "/usr/lib/peerlane/libnccl-net-peerlane.so") {
+	if hooks == 0 || mounts == 0 || !strings.Contains(specifications, "/usr/lib/peerlane/libpeerlane.so.0") ||
+		!strings.Contains(specifications, "/usr/lib/peerlane/libnccl-net-peerlane.so") {
 		r.Errorf("the specification has %d hooks and %d mounts:\n%s", hooks, mounts, specifications)
 	}
 	if !r.has("/usr/libexec/peerlane/peerlane-relay") {
@@ -221,7 +226,8 @@ func TestDebianInstallsUpgradesAndPurges(t *testing.T) {
 			r.configure()
 			specification := r.generate()
 
-			said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb /packages/libpeerlane-dev_*.deb")
+			said := r.run(apt +
+				"install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb /packages/libpeerlane-dev_*.deb")
 			newer := version()
 			if newer == "0.0.9-1" {
 				t.Errorf("not upgraded: %s", said)
@@ -241,7 +247,8 @@ func TestDebianInstallsUpgradesAndPurges(t *testing.T) {
 
 			r.run(apt + "remove peerlane")
 			r.isConfigured("removal")
-			for _, gone := range []string{"/usr/bin/peerlane", "/usr/libexec/peerlane", "/etc/cdi/peerlane.dev-lane.json", "/usr/lib/udev/rules.d/90-peerlane.rules"} {
+			for _, gone := range []string{"/usr/bin/peerlane", "/usr/libexec/peerlane", "/etc/cdi/peerlane.dev-lane.json",
+				"/usr/lib/udev/rules.d/90-peerlane.rules"} {
 				if r.has(gone) {
 					t.Errorf("after the removal there is still %s", gone)
 				}
@@ -280,7 +287,8 @@ func removeEmpty(dir string) error {
 func TestImageBuildInstallsPackages(t *testing.T) {
 	r := plant(t, "bookworm", false)
 	before := r.files()
-	if said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(said, "rror") {
+	if said := r.run(apt + "install /packages/peerlane_*_amd64.deb /packages/libpeerlane_*_amd64.deb"); strings.Contains(
+		said, "rror") {
 		t.Errorf("apt-get says %s", said)
 	}
 	r.run("peerlane version")
@@ -307,7 +315,8 @@ func TestPurgeUnmountsTheAnchor(t *testing.T) {
 	check(t, anchor.MountAnchor())
 	said := r.run("dpkg --force-unsafe-io --purge peerlane 2>&1")
 	if r.has("/var/lib/peerlane") {
-		t.Errorf("the purge leaves %s, and says\n%s", r.run("find /var/lib/peerlane; grep peerlane /proc/self/mountinfo || true"), said)
+		t.Errorf("the purge leaves %s, and says\n%s",
+			r.run("find /var/lib/peerlane; grep peerlane /proc/self/mountinfo || true"), said)
 	}
 }
 
@@ -325,7 +334,8 @@ func TestPurgeKeepsRecordsOfEngines(t *testing.T) {
 	if !r.has(record) || !strings.Contains(said, "run peerlane runtime remove --runtime podman") {
 		t.Errorf("record exists: %v; output of the purge:\n%s", r.has(record), said)
 	}
-	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb; peerlane runtime remove --runtime podman; dpkg --force-unsafe-io --purge peerlane")
+	r.run("dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb; peerlane runtime remove --runtime podman; " +
+		"dpkg --force-unsafe-io --purge peerlane")
 	if r.has("/var/lib/peerlane") || r.has("/etc/containers/containers.conf.d/99-peerlane.conf") {
 		t.Error("after remove and purge something is left")
 	}
@@ -354,7 +364,8 @@ func (r *tree) rpm(arguments ...string) string {
 // live creates the files of a running container and returns the paths.
 func (r *tree) live() (paths []string) {
 	r.Helper()
-	for _, dir := range []string{"/var/lib/peerlane/generations/0123456789abcdef0123456789abcdef", "/run/peerlane/sockets/0123456789abcdef0123456789abcdef", "/var/lib/peerlane/anchor"} {
+	for _, dir := range []string{"/var/lib/peerlane/generations/0123456789abcdef0123456789abcdef",
+		"/run/peerlane/sockets/0123456789abcdef0123456789abcdef", "/var/lib/peerlane/anchor"} {
 		check(r, os.MkdirAll(filepath.Join(r.root, dir), 0o755))
 		paths = append(paths, dir)
 	}
@@ -401,7 +412,8 @@ provides: ["libc.so.6(GLIBC_2.34)(64bit)", "libc.so.6(GLIBC_2.28)(64bit)", /bin/
 	}
 	r.rpm("--initdb")
 	before := r.files()
-	if out, err := exec.CommandContext(t.Context(), "rpm", append([]string{"--root", r.root, "--nosignature", "-i"}, of(dist)...)...).CombinedOutput(); err == nil {
+	if out, err := exec.CommandContext(t.Context(), "rpm",
+		append([]string{"--root", r.root, "--nosignature", "-i"}, of(dist)...)...).CombinedOutput(); err == nil {
 		t.Errorf("installed without glibc: %s", out)
 	}
 	r.rpm("-i", one(t, stand, "host-*.rpm"))

@@ -61,7 +61,8 @@ func lacks(f *elf.File, want hardening) (missing []string) {
 	stack := segment(elf.PT_GNU_STACK)
 	say(stack != nil && stack.Flags&elf.PF_X == 0, "a stack that is not executable (-Wl,-z,noexecstack)")
 	for _, p := range f.Progs {
-		say(p.Type != elf.PT_LOAD || p.Flags&(elf.PF_W|elf.PF_X) != elf.PF_W|elf.PF_X, "memory that is either written or executed, at %#x", p.Vaddr)
+		say(p.Type != elf.PT_LOAD || p.Flags&(elf.PF_W|elf.PF_X) != elf.PF_W|elf.PF_X,
+			"memory that is either written or executed, at %#x", p.Vaddr)
 	}
 	if want.static {
 		say(segment(elf.PT_INTERP) == nil && segment(elf.PT_DYNAMIC) == nil, "static linking (CGO_ENABLED=0)")
@@ -92,8 +93,10 @@ func lacks(f *elf.File, want hardening) (missing []string) {
 		imports := func(is func(name string) bool) bool {
 			return err == nil && slices.ContainsFunc(imported, func(s elf.ImportedSymbol) bool { return is(s.Name) })
 		}
-		say(imports(func(name string) bool { return name == "__stack_chk_fail" }), "a guarded stack (-fstack-protector-strong)")
-		say(imports(func(name string) bool { return name != "__stack_chk_fail" && strings.HasSuffix(name, "_chk") }), "checked buffers (-D_FORTIFY_SOURCE=2)")
+		say(imports(func(name string) bool { return name == "__stack_chk_fail" }),
+			"a guarded stack (-fstack-protector-strong)")
+		say(imports(func(name string) bool { return name != "__stack_chk_fail" && strings.HasSuffix(name, "_chk") }),
+			"checked buffers (-D_FORTIFY_SOURCE=2)")
 	}
 	return missing
 }
@@ -135,7 +138,8 @@ func TestBinaryMissingHardeningIsNamed(t *testing.T) {
 	programs.MustHave(t, err)
 	dir := t.TempDir()
 	source := filepath.Join(dir, "bad.c")
-	text := "#include <string.h>\nint f(const char *s) { char b[64]; strcpy(b, s); return b[strlen(b) / 2]; }\nint main(int argc, char **argv) { return f(argv[argc - 1]); }\n"
+	text := "#include <string.h>\nint f(const char *s) { char b[64]; strcpy(b, s); return b[strlen(b) / 2]; }\nint " +
+		"main(int argc, char **argv) { return f(argv[argc - 1]); }\n"
 	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -145,14 +149,20 @@ func TestBinaryMissingHardeningIsNamed(t *testing.T) {
 		lacks []string // prefixes of the lines
 	}{
 		{"-fno-stack-protector -U_FORTIFY_SOURCE -no-pie -Wl,-z,norelro,-z,lazy,-z,execstack,-rpath,/tmp", hardening{c: true},
-			[]string{"a stack that", "an address", "tables", "functions", "no directories", "a guarded stack", "checked buffers"}},
-		{"-fno-stack-protector -U_FORTIFY_SOURCE -no-pie -Wl,-z,relro,-z,lazy,-z,noexecstack", hardening{static: true}, []string{"static"}},
-		{"-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,lazy,-z,noexecstack", hardening{c: true}, []string{"functions"}},
-		{"-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,lazy,-z,noexecstack", hardening{c: true, lazy: true}, nil},
-		{"-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,now,-z,noexecstack", hardening{c: true}, nil},
+			[]string{"a stack that", "an address", "tables", "functions", "no directories", "a guarded stack",
+				"checked buffers"}},
+		{"-fno-stack-protector -U_FORTIFY_SOURCE -no-pie -Wl,-z,relro,-z,lazy,-z,noexecstack", hardening{static: true},
+			[]string{"static"}},
+		{"-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,lazy,-z,noexecstack",
+			hardening{c: true}, []string{"functions"}},
+		{"-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,lazy,-z,noexecstack",
+			hardening{c: true, lazy: true}, nil},
+		{"-fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,now,-z,noexecstack",
+			hardening{c: true}, nil},
 	} {
 		path := filepath.Join(dir, "bad")
-		if out, err := exec.Command(compiler, append(strings.Fields("-O2 "+test.flags), "-o", path, source)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command(compiler, append(strings.Fields("-O2 "+test.flags), "-o", path,
+			source)...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		f, err := elf.Open(path)

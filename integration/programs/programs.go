@@ -87,7 +87,8 @@ func Build(dir string, names ...string) error {
 		what := strings.Join(names, ", ")
 		switch {
 		case c.ProcessState == nil:
-			return fmt.Errorf("building %s: %w; without a go command, set %s to a directory of built programs", what, err, Variable)
+			return fmt.Errorf("building %s: %w; without a go command, set %s to a directory of built programs", what, err,
+				Variable)
 		case err != nil:
 			return fmt.Errorf("building %s: %w: %s", what, err, said)
 		}

@@ -38,7 +38,8 @@ func TestProgramsThatAreBuiltAlreadyAreTaken(t *testing.T) {
 	given := t.TempDir()
 	t.Setenv(programs.Variable, given)
 	t.Setenv("PATH", "") // so that nothing can be built
-	if _, _, err := programs.Directory(programs.Hook); err == nil || !strings.Contains(err.Error(), programs.Variable+"="+given) {
+	if _, _, err := programs.Directory(programs.Hook); err == nil ||
+		!strings.Contains(err.Error(), programs.Variable+"="+given) {
 		t.Errorf("a program that is not there: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(given, programs.Hook), nil, 0o755); err != nil {
@@ -65,7 +66,8 @@ func TestWithoutTheGoCommandTheErrorSaysWhatToDo(t *testing.T) {
 	t.Setenv(programs.RunVariable, "")
 	t.Setenv("PATH", "")
 	_, _, err := programs.Directory(programs.Hook)
-	if err == nil || !strings.Contains(err.Error(), "building "+programs.Hook) || !strings.Contains(err.Error(), programs.Variable) {
+	if err == nil || !strings.Contains(err.Error(), "building "+programs.Hook) ||
+		!strings.Contains(err.Error(), programs.Variable) {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -27,7 +27,9 @@ var _ = fmt.Sprint
 			tests: `func TestLate(t *testing.T) { t.Run("deep", func(t *testing.T) { if once("late") { t.Error("too late") } }) }
 func TestOther(t *testing.T) {}`,
 			good: true,
-			want: []string{"too late", "again probe: TestLate", "flaky       probe.TestLate: it failed, as above, and passed when it was tried again", "3 passed, 0 failed, 0 skipped"},
+			want: []string{"too late", "again probe: TestLate",
+				"flaky       probe.TestLate: it failed, as above, and passed when it was tried again", "3 passed, 0 failed, 0 " +
+					"skipped"},
 		},
 		{
 			name:  "fails again",

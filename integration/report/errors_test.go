@@ -93,7 +93,8 @@ func TestErrorsNameAllStatuses(t *testing.T) {
 	}
 	type row struct{ number, test string }
 	rows := map[string]row{}
-	for _, m := range regexp.MustCompile(`(?m)^\| (\w+) \| (\d+) \|.*\| (\w+) \|$`).FindAllStringSubmatch(read("docs/errors.md"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\| (\w+) \| (\d+) \|.*\| (\w+) \|$`).FindAllStringSubmatch(
+		read("docs/errors.md"), -1) {
 		rows[m[1]] = row{m[2], m[3]}
 	}
 	statuses := regexp.MustCompile(`(?m)^status (\w+) +(\d+)`).FindAllStringSubmatch(read("relay/wire/protocol.def"), -1)
@@ -103,7 +104,8 @@ func TestErrorsNameAllStatuses(t *testing.T) {
 	for _, m := range statuses {
 		r := rows[m[1]]
 		if r.number != m[2] || !demanded[r.test][m[1]] {
-			t.Errorf("status %s, %s: the page has number %q and test %q; the test must name the status; it names %v", m[1], m[2], r.number, r.test, demanded[r.test])
+			t.Errorf("status %s, %s: the page has number %q and test %q; the test must name the status; it names %v", m[1],
+				m[2], r.number, r.test, demanded[r.test])
 		}
 		delete(rows, m[1])
 	}

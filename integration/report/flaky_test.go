@@ -10,7 +10,8 @@ import (
 
 func TestReadFlakyNamesALineWithoutACause(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "flaky.txt")
-	for text, want := range map[string]string{"hook.TestA\n": "flaky.txt:1", "# a comment\n\nhook cause\n": "flaky.txt:3"} {
+	for text, want := range map[string]string{"hook.TestA\n": "flaky.txt:1",
+		"# a comment\n\nhook cause\n": "flaky.txt:3"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -21,10 +22,12 @@ func TestReadFlakyNamesALineWithoutACause(t *testing.T) {
 }
 
 func TestPrintGivesTheCauseOfAFlakyTest(t *testing.T) {
-	s := &summary{places: []string{placeHost}, flaky: []test{{placeHost, "hook.TestA"}, {placeHost, "hook.TestB"}}, causes: map[string]string{"hook.TestA": "a race"}}
+	s := &summary{places: []string{placeHost}, flaky: []test{{placeHost, "hook.TestA"}, {placeHost, "hook.TestB"}},
+		causes: map[string]string{"hook.TestA": "a race"}}
 	var out strings.Builder
 	s.print(&out)
-	for _, want := range []string{"hook.TestA: it failed, as above, and passed when it was tried again; known cause: a race\n", "hook.TestB: it failed, as above, and passed when it was tried again; find its cause"} {
+	for _, want := range []string{"hook.TestA: it failed, as above, and passed when it was tried again; known cause: a " +
+		"race\n", "hook.TestB: it failed, as above, and passed when it was tried again; find its cause"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out.String())
 		}

@@ -25,8 +25,10 @@ import (
 
 func main() {
 	matrix := flag.String("matrix", "", "the `file` that says which case runs where; without it no cell is looked for")
-	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace, ",")+"; the matrix's cells of each must be covered")
-	again := flag.String("again", "", "a `command` of the shell that writes the events of $TESTS of $PACKAGE in $PLACE: it runs once more what failed")
+	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace,
+		",")+"; the matrix's cells of each must be covered")
+	again := flag.String("again", "",
+		"a `command` of the shell that writes the events of $TESTS of $PACKAGE in $PLACE: it runs once more what failed")
 	flaky := flag.String("flaky", "", "the `file` of the tests that have been flaky, each with its cause")
 	words := flag.Bool("v", false, "print what tests say that pass, too: figures")
 	flag.Parse()

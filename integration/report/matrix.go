@@ -24,7 +24,8 @@ const (
 	placeGPUs     = "gpus"       // a machine with NVIDIA's driver, by hand
 )
 
-var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost, placeNightly, placeGPUs}
+var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost,
+	placeNightly, placeGPUs}
 
 // parsePlaces reads a comma-separated list of places.
 func parsePlaces(list string) ([]string, error) {
@@ -95,7 +96,8 @@ func checkCounts(cells []cell) error {
 	}
 	for at, n := range said {
 		if have[at] != n {
-			wrong = append(wrong, fmt.Errorf("%s has %d cells of %s, and the count is %d: update the count with the cells", at.place, have[at], at.name, n))
+			wrong = append(wrong, fmt.Errorf("%s has %d cells of %s, and the count is %d: update the count with the cells",
+				at.place, have[at], at.name, n))
 		}
 	}
 	slices.SortFunc(wrong, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
@@ -119,7 +121,8 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 		}
 		c := cell{place: words[0], name: words[1], state: words[2]}
 		if !slices.Contains(everyPlace, c.place) {
-			return nil, fmt.Errorf("line %d: there is no place %q; there are %s", number, c.place, strings.Join(everyPlace, ", "))
+			return nil, fmt.Errorf("line %d: there is no place %q; there are %s", number, c.place,
+				strings.Join(everyPlace, ", "))
 		}
 		if at := cellAt[c.String()]; at != 0 {
 			return nil, fmt.Errorf("line %d: the cell %s is at line %d already", number, c, at)
@@ -146,15 +149,18 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 				return nil, fmt.Errorf("line %d: %q: a test that may skip has a reason why that is right", number, line)
 			}
 		default:
-			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested, cellMaySkip, cellAbsent, cellCount)
+			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested, cellMaySkip,
+				cellAbsent, cellCount)
 		}
 		c.test = words[3]
 		if _, name, _ := strings.Cut(c.test, "."); name == "" {
-			return nil, fmt.Errorf("line %d: %q: name a test by the folder of its package, a full stop, and its name", number, c.test)
+			return nil, fmt.Errorf("line %d: %q: name a test by the folder of its package, a full stop, and its name", number,
+				c.test)
 		}
 		t := test{c.place, c.test}
 		if at := testAt[t]; at != 0 {
-			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell per place", number, c.test, at)
+			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell per place", number,
+				c.test, at)
 		}
 		testAt[t] = number
 		cells = append(cells, c)
@@ -229,7 +235,8 @@ func (s *summary) findUnlisted(cells []cell) {
 
 // isCase reports whether a folder's tests are integration cases, which need a cell.
 func isCase(folder string) bool {
-	return folder == "integration" || folder == "integration/engines" || folder == "integration/vm" || strings.HasPrefix(folder, "integration/vm/cases/")
+	return folder == "integration" || folder == "integration/engines" || folder == "integration/vm" ||
+		strings.HasPrefix(folder, "integration/vm/cases/")
 }
 
 // skippedBy returns the test whose skip kept t from running: t or a parent of t.

@@ -117,9 +117,10 @@ func TestMatrixDemandsCells(t *testing.T) {
 			uncovered: []string{"host deep: a.TestA was skipped: no rain"},
 		},
 		{
-			name:     "without root",
-			matrix:   "host one tested a.TestA/one\nhost two tested a.TestA/two",
-			stream:   append([]string{"run - a TestB", "output - a TestB     a_test.go:1: needs root", "skip - a TestB"}, rootless...),
+			name:   "without root",
+			matrix: "host one tested a.TestA/one\nhost two tested a.TestA/two",
+			stream: append([]string{"run - a TestB", "output - a TestB     a_test.go:1: needs root", "skip - a TestB"},
+				rootless...),
 			needRoot: []string{"one", "two", "a.TestB"},
 		},
 		{
@@ -180,9 +181,11 @@ func TestMatrixReportsCaseWithoutCell(t *testing.T) {
 vm-small  one  tested  integration/vm/cases/a.TestOne/part
 vm-full   two  absent  elsewhere
 `,
-		"run - integration/vm/cases/a TestOne", "run - integration/vm/cases/a TestOne/part", "pass - integration/vm/cases/a TestOne/part",
+		"run - integration/vm/cases/a TestOne", "run - integration/vm/cases/a "+
+			"TestOne/part", "pass - integration/vm/cases/a TestOne/part",
 		"pass - integration/vm/cases/a TestOne", "pass - integration/vm/cases/a",
-		"run vm-full integration/vm/cases/a TestOne", "pass vm-full integration/vm/cases/a TestOne", "pass vm-full integration/vm/cases/a",
+		"run vm-full integration/vm/cases/a TestOne", "pass vm-full integration/vm/cases/a TestOne", "pass vm-full "+
+			"integration/vm/cases/a",
 		"run vm-full a TestUnit", "pass vm-full a TestUnit", "pass vm-full a",
 	)
 	if diff := cmp.Diff([]string{"vm-full integration/vm/cases/a.TestOne"}, s.unlisted); diff != "" || s.good() {
@@ -231,13 +234,18 @@ func TestCellsOfGuestsAreCounted(t *testing.T) {
 	for text, words := range map[string]string{
 		"host a tested a.TestA": "",
 		// every test runs in the guest
-		"vm-small a tested integration/vm/cases/small.TestA":                                      "",
-		"vm-small a tested a.TestA":                                                               "vm-small has 1 cells of a, and the count is 0",
-		"vm-small a count 1\nvm-small x tested a.TestA":                                           "",
-		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone":             "vm-small has 1 cells of a, and the count is 2",
-		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells of a, and the count is 1",
-		"vm-full a count 1\nvm-small x tested a.TestA":                                            "vm-full has 0 cells of a, and the count is 1\x00vm-small has 1 cells of a, and the count is 0",
-		"vm-small a count 1\nvm-small x tested a/b.TestA":                                         "vm-small has 0 cells of a, and the count is 1\x00vm-small has 1 cells of a/b, and the count is 0",
+		"vm-small a tested integration/vm/cases/small.TestA": "",
+		"vm-small a tested a.TestA": "vm-small has 1 cells " +
+			"of a, and the count is 0",
+		"vm-small a count 1\nvm-small x tested a.TestA": "",
+		"vm-small a count 2\nvm-small x tested a.TestA\nvm-small y absent it is gone": "vm-small has 1 cells " +
+			"of a, and the count is 2",
+		"vm-small a count 1\nvm-small x tested a.TestA\nvm-small y may-skip a.TestB now and then": "vm-small has 2 cells " +
+			"of a, and the count is 1",
+		"vm-full a count 1\nvm-small x tested a.TestA": "vm-full has 0 cells " +
+			"of a, and the count is 1\x00vm-small has 1 cells of a, and the count is 0",
+		"vm-small a count 1\nvm-small x tested a/b.TestA": "vm-small has 0 cells " +
+			"of a, and the count is 1\x00vm-small has 1 cells of a/b, and the count is 0",
 	} {
 		cells, err := parseMatrix(strings.NewReader(text))
 		if err != nil {

@@ -65,13 +65,15 @@ func (s *summary) all(state string) []test {
 		}
 	}
 	slices.SortFunc(list, func(a, b test) int {
-		return cmp.Or(cmp.Compare(slices.Index(s.places, a.place), slices.Index(s.places, b.place)), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(slices.Index(s.places, a.place), slices.Index(s.places, b.place)),
+			cmp.Compare(a.name, b.name))
 	})
 	return list
 }
 
 func (s *summary) good() bool {
-	return len(s.all(failed)) == 0 && len(s.broken) == 0 && len(s.uncovered) == 0 && len(s.needRoot) == 0 && len(s.unexpected) == 0 &&
+	return len(s.all(failed)) == 0 && len(s.broken) == 0 && len(s.uncovered) == 0 && len(s.needRoot) == 0 &&
+		len(s.unexpected) == 0 &&
 		len(s.unlisted) == 0 && len(s.idle()) == 0
 }
 
@@ -149,7 +151,8 @@ func (r *reader) take(e event) error {
 		e.Place = r.places[0]
 	}
 	if !slices.Contains(r.places, e.Place) {
-		return fmt.Errorf("an event of the place %q, and -places names only %s: %+v", e.Place, strings.Join(r.places, ", "), e)
+		return fmt.Errorf("an event of the place %q, and -places names only %s: %+v", e.Place, strings.Join(r.places, ", "),
+			e)
 	}
 	switch e.Action {
 	case "build-output":
@@ -254,7 +257,8 @@ func (s *summary) print(out io.Writer) {
 		if known := s.causes[t.name]; known != "" {
 			cause = "; known cause: " + known
 		}
-		fmt.Fprintf(out, "flaky       %s: it failed, as above, and passed when it was tried again%s\n", s.title(t.place, t.name), cause)
+		fmt.Fprintf(out, "flaky       %s: it failed, as above, and passed when it was tried again%s\n",
+			s.title(t.place, t.name), cause)
 	}
 	skips := s.all(skipped)
 	for _, t := range skips {

@@ -232,7 +232,8 @@ func TestStreamWithoutEndIsFailure(t *testing.T) {
 
 func TestPlaceWithoutTestsIsFailure(t *testing.T) {
 	var out strings.Builder
-	s, err := read([]string{placeVMSmall, placeVMPair}, events(t, "run - a TestX", "pass - a TestX", "pass - a"), &out, false)
+	s, err := read([]string{placeVMSmall, placeVMPair}, events(t, "run - a TestX", "pass - a TestX", "pass - a"), &out,
+		false)
 	if err != nil {
 		t.Fatal(err)
 	}

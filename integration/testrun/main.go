@@ -59,7 +59,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "testrun:", err)
 		os.Exit(2)
 	}
-	err = run(what, options{parts: divided, dir: flag.Arg(0), atOnce: *atOnce, out: os.Stdout}, strings.Fields(*plain), flag.Args()[1:])
+	err = run(what, options{parts: divided, dir: flag.Arg(0), atOnce: *atOnce, out: os.Stdout}, strings.Fields(*plain),
+		flag.Args()[1:])
 	if errors.Is(err, errFailed) {
 		os.Exit(1)
 	}
@@ -389,7 +390,8 @@ func (p testPackage) run(converter string, write func(line []byte) error) (time.
 	if _, err := os.Stat(p.binary); err != nil {
 		return 0, fmt.Errorf("running the tests of %s: %w; run testrun -build first", p.path, err)
 	}
-	c := p.command(converter, "-t", "-p", p.path, p.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=0", "-test.parallel=4")
+	c := p.command(converter, "-t", "-p", p.path, p.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=0",
+		"-test.parallel=4")
 	if p.pattern != "" {
 		c.Args = append(c.Args, "-test.run="+p.pattern)
 	}

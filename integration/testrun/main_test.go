@@ -58,7 +58,8 @@ func TestRunGivesTheEventsOfEachPackage(t *testing.T) {
 			ends[e.Package+" "+e.Test] = e.Action
 		}
 	}
-	for name, want := range map[string]string{"probe/a/x TestGood": "pass", "probe/a/x ": "pass", "probe/b/x TestBad": "fail", "probe/b/x ": "fail"} {
+	for name, want := range map[string]string{"probe/a/x TestGood": "pass", "probe/a/x ": "pass",
+		"probe/b/x TestBad": "fail", "probe/b/x ": "fail"} {
 		if ends[name] != want {
 			t.Errorf("%q ended with %q, want %q", name, ends[name], want)
 		}
@@ -99,7 +100,8 @@ func TestLast(t *testing.T) { if err := os.WriteFile("last", nil, 0o600); err !=
 			seen[e.Action+" "+e.Test]++
 		}
 	}
-	want := map[string]int{"start ": 1, "run TestFirst": 1, "pass TestFirst": 1, "run TestBad": 1, "fail TestBad": 1, "run TestLast": 1, "pass TestLast": 1, "fail ": 1}
+	want := map[string]int{"start ": 1, "run TestFirst": 1, "pass TestFirst": 1, "run TestBad": 1, "fail TestBad": 1,
+		"run TestLast": 1, "pass TestLast": 1, "fail ": 1}
 	if !maps.Equal(seen, want) {
 		t.Errorf("the events are %v, want %v", seen, want)
 	}
@@ -135,7 +137,8 @@ func TestBad(t *testing.T) { t.Error("wrong") }
 		t.Fatal(err)
 	}
 	fields := strings.Fields(out.String())
-	if len(fields) != 8 || fields[0] != "probe" || fields[2] != "TestBusy" || !strings.Contains(out.String(), "TestBad (failed)") {
+	if len(fields) != 8 || fields[0] != "probe" || fields[2] != "TestBusy" ||
+		!strings.Contains(out.String(), "TestBad (failed)") {
 		t.Errorf("the table is\n%s", &out)
 	}
 }
@@ -144,7 +147,8 @@ func TestRunOfABrokenPackageNamesIt(t *testing.T) {
 	_, err := exec.LookPath("go")
 	programs.MustHave(t, err)
 	t.Chdir(t.TempDir())
-	for name, text := range map[string]string{"go.mod": "module probe\n\ngo 1.26\n", "x_test.go": "package x\nfunc TestBad(\n"} {
+	for name, text := range map[string]string{"go.mod": "module probe\n\ngo 1.26\n",
+		"x_test.go": "package x\nfunc TestBad(\n"} {
 		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

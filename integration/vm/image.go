@@ -43,7 +43,8 @@ func (b *Builder) Image(ctx context.Context, kind string) (*Image, error) {
 		return nil, fmt.Errorf("there is no image %q; %s and %s exist", kind, Small, Full)
 	}
 	if os.Geteuid() != 0 {
-		return nil, errors.New("building the image of a virtual machine needs root: its root file system has files of many users")
+		return nil, errors.New(
+			"building the image of a virtual machine needs root: its root file system has files of many users")
 	}
 	image, err := b.image(ctx, kind)
 	if err != nil {
@@ -181,12 +182,14 @@ func (b *Builder) makeKernel(ctx context.Context, dir string, of kernel) error {
 		return err
 	}
 	built := filepath.Join(dir, "built")
-	if _, err := step(ctx, dir, "sh", filepath.Join(source, "module", "build"), version, of.tarball, "/usr/src/linux-headers-"+version, built); err != nil {
+	if _, err := step(ctx, dir, "sh", filepath.Join(source, "module", "build"), version, of.tarball,
+		"/usr/src/linux-headers-"+version, built); err != nil {
 		return err
 	}
 	b.Progress("kernel %s: image", version)
 	// The package is only unpacked: this host boots another kernel.
-	if _, err := step(ctx, dir, "apt-get", "download", "-o", "APT::Sandbox::User=root", "linux-image-"+version+"="+of.version); err != nil {
+	if _, err := step(ctx, dir, "apt-get", "download", "-o", "APT::Sandbox::User=root",
+		"linux-image-"+version+"="+of.version); err != nil {
 		return err
 	}
 	debs, err := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
@@ -198,7 +201,8 @@ func (b *Builder) makeKernel(ctx context.Context, dir string, of kernel) error {
 		return err
 	}
 	// Uncompressed, the kernel boots two seconds faster.
-	if err := output(ctx, filepath.Join(dir, "vmlinux"), "sh", filepath.Join(built, "extract-vmlinux"), filepath.Join(unpacked, "boot", "vmlinuz-"+version)); err != nil {
+	if err := output(ctx, filepath.Join(dir, "vmlinux"), "sh", filepath.Join(built, "extract-vmlinux"),
+		filepath.Join(unpacked, "boot", "vmlinuz-"+version)); err != nil {
 		return err
 	}
 	return b.collectModules(ctx, dir, unpacked, built, version)
@@ -349,7 +353,8 @@ func (b *Builder) makeTree(ctx context.Context, tree, kind string) error {
 func (b *Builder) makeDisk(ctx context.Context, dir, tree, kernelDir, kind string) error {
 	b.Progress("%s image: disk", kind)
 	// On Debian /lib is a symbolic link, which CopyFS does not follow.
-	if err := os.CopyFS(filepath.Join(tree, "usr", "lib", "modules"), os.DirFS(filepath.Join(kernelDir, "lib", "modules"))); err != nil {
+	if err := os.CopyFS(filepath.Join(tree, "usr", "lib", "modules"),
+		os.DirFS(filepath.Join(kernelDir, "lib", "modules"))); err != nil {
 		return err
 	}
 	_, err := step(ctx, dir, "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0",

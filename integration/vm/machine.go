@@ -140,7 +140,8 @@ func (m *Machine) start(ctx context.Context) error {
 		close(m.exited)
 	}()
 
-	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout[m.options.Image.Kind], fmt.Errorf("not up within %v", bootTimeout[m.options.Image.Kind]))
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout[m.options.Image.Kind],
+		fmt.Errorf("not up within %v", bootTimeout[m.options.Image.Kind]))
 	defer cancel()
 	conn, err := m.accept(ctx, agentPort)
 	if err != nil {
@@ -231,7 +232,8 @@ func (m *Machine) arguments(initramfs string) []string {
 	if o.Image.Kind == Small {
 		options = append(options, "apparmor=0")
 	} else {
-		options = append(options, "apparmor=1", "security=apparmor", "systemd.show_status=false", "systemd.log_target=console")
+		options = append(options, "apparmor=1", "security=apparmor", "systemd.show_status=false",
+			"systemd.log_target=console")
 	}
 	a := []string{
 		"-M", "q35",
@@ -243,7 +245,8 @@ func (m *Machine) arguments(initramfs string) []string {
 		// 48-bit addresses, for the large BARs of GPUs. Without "fast string operations", which
 		// glibc, Go and the kernel would use: the emulator moves a byte at a time, 40 MB/s instead
 		// of 2 GB/s.
-		"-cpu", "max,phys-bits=48,-erms,-fsrm,vendor=GenuineIntel,family=6,model=143,stepping=8,model-id=Intel(R) Xeon(R) Platinum 8462Y+",
+		"-cpu", "max,phys-bits=48,-erms,-fsrm,vendor=GenuineIntel,family=6,model=143,stepping=8,model-id=Intel(R) Xeon(R) " +
+			"Platinum 8462Y+",
 		"-m", fmt.Sprintf("%dM", o.MemoryMiB),
 		"-smp", "2,sockets=2,cores=1,threads=1",
 		"-display", "none", "-nodefaults", "-no-user-config", "-no-reboot",
@@ -255,7 +258,8 @@ func (m *Machine) arguments(initramfs string) []string {
 		"-fsdev", "local,id=share,path=" + o.Share + ",security_model=none,multidevs=remap", "-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
 		"-fsdev", "local,id=source,path=" + o.Source + ",security_model=none,multidevs=remap,readonly=on", "-device", "virtio-9p-pci,fsdev=source,mount_tag=source",
 		"-device", "virtio-serial-pci",
-		"-chardev", "socket,id=agent,path=" + in("agent"), "-device", "virtserialport,chardev=agent,name=" + wiring.ControlPort,
+		"-chardev", "socket,id=agent,path=" + in(
+			"agent"), "-device", "virtserialport,chardev=agent,name=" + wiring.ControlPort,
 		"-chardev", "socket,id=host,path=" + in("host"), "-device", "virtserialport,chardev=host,name=" + wiring.HostPort,
 		"-qmp", "unix:" + in("monitor") + ",server=on,wait=off",
 		"-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng",
@@ -277,8 +281,10 @@ func (m *Machine) arguments(initramfs string) []string {
 		// Datagrams need no connection, so the guests can start in any order, and a single guest
 		// has an open cable.
 		end := func(guest int) string { return filepath.Join(cables, fmt.Sprintf("%s-%d", card, guest)) }
-		a = append(a, "-netdev", fmt.Sprintf("dgram,id=%s,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", card, end(o.Guest), end(1-o.Guest)))
-		a = append(a, "-device", fmt.Sprintf("virtio-net-pci,id=card-%s,netdev=%s,mac=%s,speed=400000,duplex=full", card, card, wiring.MAC(i, o.Guest)))
+		a = append(a, "-netdev", fmt.Sprintf("dgram,id=%s,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s",
+			card, end(o.Guest), end(1-o.Guest)))
+		a = append(a, "-device", fmt.Sprintf("virtio-net-pci,id=card-%s,netdev=%s,mac=%s,speed=400000,duplex=full", card,
+			card, wiring.MAC(i, o.Guest)))
 	}
 	return a
 }

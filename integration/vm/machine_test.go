@@ -37,8 +37,10 @@ func options(t *testing.T) vm.Options {
 			t.Error(err)
 		}
 	})
-	o := vm.Options{Image: image, Dir: dir, Agent: filepath.Join(dir, "guest"), Share: t.TempDir(), Source: t.TempDir(), MemoryMiB: 1024}
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", o.Agent, "github.com/peerlane/peerlane/integration/vm/guest")
+	o := vm.Options{Image: image, Dir: dir, Agent: filepath.Join(dir, "guest"), Share: t.TempDir(), Source: t.TempDir(),
+		MemoryMiB: 1024}
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", o.Agent,
+		"github.com/peerlane/peerlane/integration/vm/guest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -73,7 +75,8 @@ func forever() control.Command { return control.Command{Argv: []string{"sleep", 
 
 func TestGuestPanicIsError(t *testing.T) {
 	m := start(t, options(t))
-	err := m.Run(t.Context(), control.Command{Argv: []string{"sh", "-c", "echo c > /proc/sysrq-trigger; sleep infinity"}}, nil, nil, nil)
+	err := m.Run(t.Context(), control.Command{Argv: []string{"sh", "-c", "echo c > /proc/sysrq-trigger; sleep infinity"}},
+		nil, nil, nil)
 	demand(t, err, "the machine ended", "Kernel panic")
 }
 
@@ -94,7 +97,8 @@ func TestEndlessProcessIsError(t *testing.T) {
 	demand(t, m.Run(ctx, forever(), nil, nil, nil), "sleep", "time limit reached", "the console's end")
 	// The machine is as good as before.
 	var status *control.ExitError
-	if err := m.Run(t.Context(), control.Command{Argv: []string{"pgrep", "sleep"}}, nil, nil, nil); !errors.As(err, &status) || status.Status != 1 {
+	if err := m.Run(t.Context(), control.Command{Argv: []string{"pgrep", "sleep"}}, nil, nil, nil); !errors.As(err,
+		&status) || status.Status != 1 {
 		t.Errorf("looking for remaining processes (pgrep exits with 1 if none match): %v", err)
 	}
 }
@@ -107,7 +111,8 @@ func TestFullDiskIsError(t *testing.T) {
 		return out.String(), err
 	}
 	for _, dir := range []string{"/var/tmp", "/tmp"} { // the disk, and memory
-		out, err := sh("cd " + dir + "; fallocate -l $(df -B 1 --output=avail . | tail -n 1) full; dd if=/dev/zero of=more bs=64k count=16")
+		out, err := sh("cd " + dir +
+			"; fallocate -l $(df -B 1 --output=avail . | tail -n 1) full; dd if=/dev/zero of=more bs=64k count=16")
 		var status *control.ExitError
 		if !errors.As(err, &status) || !strings.Contains(out, "No space left on device") {
 			t.Errorf("%s is full: %v\n%s", dir, err, out)

@@ -56,7 +56,8 @@ var modules = map[string][]string{
 }
 
 // bootModules are in the initial RAM file system, and loaded there.
-var bootModules = []string{"virtio_pci", "virtio_blk", "ext4", "9pnet_virtio", "9p", "virtio_console", "virtio_net", "autofs4"}
+var bootModules = []string{"virtio_pci", "virtio_blk", "ext4", "9pnet_virtio", "9p", "virtio_console", "virtio_net",
+	"autofs4"}
 
 // unwanted units cost seconds of emulated time and have no use in a test machine; systemd-binfmt
 // fails, because this kernel lacks the support that python3 (of criu) configures.
@@ -80,7 +81,8 @@ var customize = map[string][]string{
 	Full: {
 		`chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 --user-group trainer`,
 		`mkdir -p "$1/var/lib/systemd/linger" && touch "$1/var/lib/systemd/linger/trainer"`,
-		`ln -sf /dev/null "$1/etc/systemd/system/` + strings.Join(unwanted, `" && ln -sf /dev/null "$1/etc/systemd/system/`) + `"`,
+		`ln -sf /dev/null "$1/etc/systemd/system/` + strings.Join(unwanted,
+			`" && ln -sf /dev/null "$1/etc/systemd/system/`) + `"`,
 		`chroot "$1" systemctl set-default multi-user.target`,
 		`echo uninitialized > "$1/etc/machine-id"`,
 	},
@@ -121,13 +123,16 @@ func findKernel() (kernel, error) {
 		}
 		for _, dir := range headers {
 			of, known := packageVersion(filepath.Base(dir))
-			if known && of == version && (found.version == "" || exec.Command("dpkg", "--compare-versions", version, "gt", found.version).Run() == nil) {
+			if known && of == version && (found.version == "" ||
+				exec.Command("dpkg", "--compare-versions", version, "gt", found.version).Run() == nil) {
 				found = kernel{strings.TrimPrefix(filepath.Base(dir), "linux-headers-"), version, tarball}
 			}
 		}
 	}
 	if found.release == "" {
-		return found, errors.New("no linux-headers-6…+deb12-amd64 with its linux-source in the same version in /usr/src; install both with integration/prerequisites vm")
+		return found, errors.New(
+			"no linux-headers-6…+deb12-amd64 with its linux-source in the same version in /usr/src; install both with " +
+				"integration/prerequisites vm")
 	}
 	return found, nil
 }

@@ -52,7 +52,8 @@ func TestHostWithRelaysShutsDown(t *testing.T) {
 	defer cancel()
 	err = m.Run(ctx, control.Command{
 		Argv: []string{"/share/test/units.test", "-test.run=^TestPowerOffWithRelays$", "-test.v"},
-		Env:  []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin", "HOME=/root"}, Dir: "/source/integration/vm/cases/units",
+		Env: []string{"PEERLANE_VM_POWEROFF=1", "PEERLANE_TEST_BINARIES=/share/bin",
+			"HOME=/root"}, Dir: "/source/integration/vm/cases/units",
 	}, nil, t.Output(), t.Output())
 	// QEMU exits during the conversation, so the error varies.
 	if err == nil || ctx.Err() != nil {
@@ -63,7 +64,8 @@ func TestHostWithRelaysShutsDown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bad := regexp.MustCompile(`(?m)^.*peerlane-relay.*(timed out|Killing|SIGKILL).*$`).FindAll(console, -1); len(bad) > 0 {
+	if bad := regexp.MustCompile(`(?m)^.*peerlane-relay.*(timed out|Killing|SIGKILL).*$`).FindAll(console,
+		-1); len(bad) > 0 {
 		t.Errorf("systemd had to insist: %s", bad)
 	}
 	if !regexp.MustCompile(`(?i)power.?off|power down`).Match(console) {

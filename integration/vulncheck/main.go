@@ -24,7 +24,8 @@ import (
 const patience = 20 * time.Second
 
 func main() {
-	database := flag.String("db", "https://vuln.go.dev", "the database of vulnerabilities, by `URL`; file:///DIR is a copy of it")
+	database := flag.String("db", "https://vuln.go.dev",
+		"the database of vulnerabilities, by `URL`; file:///DIR is a copy of it")
 	flag.Parse()
 	os.Exit(check(*database, patience, flag.Args(), os.Stdout, os.Stderr))
 }
@@ -33,7 +34,9 @@ func main() {
 // without findings and 3 with findings.
 func check(database string, patience time.Duration, arguments []string, out, errOut io.Writer) int {
 	if err := reach(database, patience); err != nil {
-		fmt.Fprintf(errOut, "vulncheck: nothing is checked, because the database of vulnerabilities cannot be read: %v; run it where %s can be reached, or name a copy of it: make vulncheck DB=file:///DIR\n", err, database)
+		fmt.Fprintf(errOut,
+			"vulncheck: nothing is checked, because the database of vulnerabilities cannot be read: %v; run it where %s can "+
+				"be reached, or name a copy of it: make vulncheck DB=file:///DIR\n", err, database)
 		return 1
 	}
 	c := exec.Command("go", append([]string{"tool", "govulncheck", "-db", database}, arguments...)...)
@@ -63,7 +66,8 @@ func reach(database string, patience time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), patience, fmt.Errorf("no answer for %v", patience))
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(database, "/")+"/index/modules.json.gz", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		strings.TrimSuffix(database, "/")+"/index/modules.json.gz", nil)
 	if err != nil {
 		return err
 	}

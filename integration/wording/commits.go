@@ -24,8 +24,9 @@ var (
 	errNoHistory = errors.New("no history")
 
 	subjectForm = regexp.MustCompile(`^\.?[a-zA-Z0-9][\w./+-]*(, \.?[a-zA-Z0-9][\w./+-]*)*: ([a-z]+)\b`)
-	notAVerb    = regexp.MustCompile(`^(a|an|the|no|not|what|who|how|when|where|this|that|it|its|all|each|more|new|some|\w+ing|\w+ed)$`)
-	isAVerb     = regexp.MustCompile(`^(embed|need|feed|seed|shed|speed|exceed|proceed|succeed|bring|ping|string|swing)$`)
+	notAVerb    = regexp.MustCompile(
+		`^(a|an|the|no|not|what|who|how|when|where|this|that|it|its|all|each|more|new|some|\w+ing|\w+ed)$`)
+	isAVerb = regexp.MustCompile(`^(embed|need|feed|seed|shed|speed|exceed|proceed|succeed|bring|ping|string|swing)$`)
 )
 
 // checkSubject returns an error for the subject of a commit without the form
@@ -99,7 +100,8 @@ func isMerge(root, commit string, parents []string) (bool, error) {
 }
 
 // checkCommits checks the subjects of the commits after l.base, and that l raises no value
-// and adds no package to limits.txt, compared with the base and each commit after it. In a shallow clone without the base, checkCommits checks the commits of
+// and adds no package to limits.txt, compared with the base and each commit after it. In a shallow
+// clone without the base, checkCommits checks the commits of
 // the clone that are newer than the base. It returns the number of commits that are not merges,
 // and errNoHistory if root is not a repository or a complete clone lacks the base.
 func checkCommits(root string, l limits) (int, error) {
@@ -118,7 +120,9 @@ func checkCommits(root string, l limits) (int, error) {
 		}
 		// Exit status 1 means that the object is missing; other failures have 128.
 		if shallow != "true" {
-			return 0, fmt.Errorf("check the subjects of commits: %w: the base %s of %s is not in the repository; fetch it, or run it in a clone of the repository", errNoHistory, l.base, limitsFile)
+			return 0, fmt.Errorf(
+				"check the subjects of commits: %w: the base %s of %s is not in the repository; fetch it, or run it in a clone "+
+					"of the repository", errNoHistory, l.base, limitsFile)
 		}
 		baseMissing = true
 		commits = []string{"--since=" + l.date, "HEAD"}
@@ -145,11 +149,14 @@ func checkCommits(root string, l limits) (int, error) {
 		}
 	}
 	if log == "" && shallow == "true" {
-		errs = append(errs, errors.New("check the subjects of commits: the shallow clone has no commit after the base; run git fetch --unshallow"))
+		errs = append(errs,
+			errors.New("check the subjects of commits: the shallow clone has no commit after the base; run git fetch "+
+				"--unshallow"))
 	}
 	// git log without --full-history leaves out the versions of the branches whose file a merge
 	// replaced.
-	versions, err := git(root, append(append([]string{"log", "--full-history", "--format=%h"}, commits...), "--", limitsFile)...)
+	versions, err := git(root, append(append([]string{"log", "--full-history", "--format=%h"}, commits...), "--",
+		limitsFile)...)
 	if err != nil {
 		return 0, fmt.Errorf("check that limits fall: %w", err)
 	}
@@ -187,10 +194,13 @@ func risen(commit string, before, now map[string]allowed) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		b, known := before[name]
 		if known && !now[name].within(b) {
-			errs = append(errs, fmt.Errorf("%s raises the limits of %s above those of commit %s; rewrite the texts instead", limitsFile, name, commit))
+			errs = append(errs, fmt.Errorf("%s raises the limits of %s above those of commit %s; rewrite the texts instead",
+				limitsFile, name, commit))
 		}
 		if !known && renamed[name] == "" {
-			errs = append(errs, fmt.Errorf("%s adds %s, which commit %s does not list, and no package with values as large has left the list for it; rewrite the texts instead", limitsFile, name, commit))
+			errs = append(errs,
+				fmt.Errorf("%s adds %s, which commit %s does not list, and no package with values as large has left the list "+
+					"for it; rewrite the texts instead", limitsFile, name, commit))
 		}
 	}
 	return errs

@@ -101,18 +101,23 @@ func check(list map[string]allowed, found map[string]score) (errs []error) {
 	for _, name := range slices.Sorted(maps.Keys(found)) {
 		s, may := found[name], limit(list, name)
 		if is := s.per(s.relatives); is > may.relatives {
-			errs = append(errs, fmt.Errorf("%s: %.1f free relatives per 1,000 words, limit %.1f; name the actor and the object", name, is, may.relatives))
+			errs = append(errs, fmt.Errorf("%s: %.1f free relatives per 1,000 words, limit %.1f; name the actor and the object",
+				name, is, may.relatives))
 		}
 		if is := s.per(s.pronouns); is > may.pronouns {
-			errs = append(errs, fmt.Errorf("%s: %.1f pronouns and quantifiers per 1,000 words, limit %.0f; repeat the noun", name, is, may.pronouns))
+			errs = append(errs, fmt.Errorf("%s: %.1f pronouns and quantifiers per 1,000 words, limit %.0f; repeat the noun",
+				name, is, may.pronouns))
 		}
 		if s.tests > may.tests {
-			errs = append(errs, fmt.Errorf("%s: %d names of tests without the form Test<Subject><Condition><Result>, limit %d; do not begin with an article or a question word, and name the result", name, s.tests, may.tests))
+			errs = append(errs,
+				fmt.Errorf("%s: %d names of tests without the form Test<Subject><Condition><Result>, limit %d; do not begin "+
+					"with an article or a question word, and name the result", name, s.tests, may.tests))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if _, exists := found[name]; !exists {
-			errs = append(errs, fmt.Errorf("%s names %s, which is not a package; run go run ./integration/wording -update", limitsFile, name))
+			errs = append(errs, fmt.Errorf("%s names %s, which is not a package; run go run ./integration/wording -update",
+				limitsFile, name))
 		}
 	}
 	return errs

@@ -159,7 +159,8 @@ func measureAll(root string) (map[string]score, error) {
 		return nil, fmt.Errorf("measure the packages of %s: %w", root, err)
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("measure the packages of %s: no Go file found; name the root of the repository with -root", root)
+		return nil, fmt.Errorf("measure the packages of %s: no Go file found; name the root of the repository with -root",
+			root)
 	}
 	return found, nil
 }

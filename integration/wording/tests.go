@@ -21,7 +21,8 @@ func checkTestName(name string) error {
 		return fmt.Errorf("test %s begins as a sentence; begin with its subject: Test<Subject><Condition><Result>", name)
 	}
 	if words := nameWords.FindAllString(name[4:], -1); len(words) < 3 {
-		return fmt.Errorf("test %s states no result; name subject, condition and result: Test<Subject><Condition><Result>", name)
+		return fmt.Errorf("test %s states no result; name subject, condition and result: Test<Subject><Condition><Result>",
+			name)
 	}
 	return nil
 }

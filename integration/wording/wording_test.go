@@ -19,15 +19,20 @@ func TestScoreOfSourceCountsCommentsAndErrors(t *testing.T) {
 		source string
 		want   score
 	}{
-		"a comment over two lines": {"package x\n\n// a tells b what c\n// has of it\n", score{words: 8, relatives: 1, pronouns: 1}},
-		"two comments":             {"package x\n\n// relays copy this\n\n// NICs send them all\n", score{words: 7, pronouns: 2}},
-		"a label":                  {"package x\n\nvar y int // all those\n", score{}},
-		"a quoted question":        {"package x\n\n// the user asks Who? and waits\n", score{words: 6}},
-		"a directive":              {"package x\n\n//go:build linux && what they say\n", score{}},
-		"an error":                 {"package x\n\nvar e = errors.New(\"it is what nobody knows\")\n", score{words: 5, relatives: 1, pronouns: 2}},
-		"a format of an error":     {"package x\n\nvar e = fmt.Errorf(\n\"they meet %s there\", s)\n", score{words: 4, pronouns: 1}}, // "s" of the verb counts
-		"another string":           {"package x\n\nvar e = f(\"it is what nobody knows\")\n", score{}},
-		"a block comment":          {"package x\n\n/* all of these words\ncount */\n", score{words: 5, pronouns: 2}},
+		"a comment over two lines": {"package x\n\n// a tells b what c\n// has of it\n",
+			score{words: 8, relatives: 1, pronouns: 1}},
+		"two comments": {"package x\n\n// relays copy this\n\n// NICs send them all\n",
+			score{words: 7, pronouns: 2}},
+		"a label":           {"package x\n\nvar y int // all those\n", score{}},
+		"a quoted question": {"package x\n\n// the user asks Who? and waits\n", score{words: 6}},
+		"a directive":       {"package x\n\n//go:build linux && what they say\n", score{}},
+		"an error": {"package x\n\nvar e = errors.New(\"it is what nobody knows\")\n",
+			score{words: 5, relatives: 1, pronouns: 2}},
+		// "s" of the verb counts
+		"a format of an error": {"package x\n\nvar e = fmt.Errorf(\n\"they meet %s there\", s)\n",
+			score{words: 4, pronouns: 1}},
+		"another string":  {"package x\n\nvar e = f(\"it is what nobody knows\")\n", score{}},
+		"a block comment": {"package x\n\n/* all of these words\ncount */\n", score{words: 5, pronouns: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var s score
@@ -40,7 +45,9 @@ func TestScoreOfSourceCountsCommentsAndErrors(t *testing.T) {
 }
 
 func TestScoreOfTestFileCountsNamesWithoutForm(t *testing.T) {
-	source := []byte("package x\n\nfunc TestTheEndOfIt(t *testing.T) {}\nfunc TestReaderEmptyFileReturnsEOF(t *testing.T) {}\nfunc TestMain(m *testing.M) {}\n")
+	source := []byte(
+		"package x\n\nfunc TestTheEndOfIt(t *testing.T) {}\nfunc TestReaderEmptyFileReturnsEOF(t *testing.T) {}\nfunc " +
+			"TestMain(m *testing.M) {}\n")
 	var test, other score
 	test.measure("x_test.go", source)
 	other.measure("x.go", source)
@@ -50,12 +57,14 @@ func TestScoreOfTestFileCountsNamesWithoutForm(t *testing.T) {
 }
 
 func TestTestNameWithoutFormIsRefused(t *testing.T) {
-	for _, name := range []string{"TestABIFieldOffsetsMatch", "TestACSDisabledAllowsP2P", "TestListenerEvictsOldestHandshake", "TestMain", "FuzzLoad", "Testify", "helper", "TestThemeOfPictureIsDark"} {
+	for _, name := range []string{"TestABIFieldOffsetsMatch", "TestACSDisabledAllowsP2P",
+		"TestListenerEvictsOldestHandshake", "TestMain", "FuzzLoad", "Testify", "helper", "TestThemeOfPictureIsDark"} {
 		if err := checkTestName(name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, name := range []string{"TestTheEndOfWhoOffers", "TestWhoHasToGo", "TestWhatIsReached", "TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens"} {
+	for _, name := range []string{"TestTheEndOfWhoOffers", "TestWhoHasToGo", "TestWhatIsReached",
+		"TestAResultAsItWasSaved", "TestAGPUThatIsLost", "TestJain", "TestHelpText", "TestWhereABenchListens"} {
 		if checkTestName(name) == nil {
 			t.Errorf("%s passes", name)
 		}
@@ -127,7 +136,8 @@ func TestUpdateLowersValuesAndNeverRaises(t *testing.T) {
 }
 
 func TestLimitsFileWithoutFormIsRefused(t *testing.T) {
-	for _, text := range []string{"", "a 1 2 3\n", "base abc\n", "base abc 2026-11-26\na 1 2\n", "base abc 2026-11-26\na x 2 3\n"} {
+	for _, text := range []string{"", "a 1 2 3\n", "base abc\n", "base abc 2026-11-26\na 1 2\n",
+		"base abc 2026-11-26\na x 2 3\n"} {
 		if _, err := parseLimits(text); err == nil {
 			t.Errorf("parse %q: no error", text)
 		}
@@ -215,7 +225,8 @@ func TestShallowCloneChecksItsOwnCommits(t *testing.T) {
 				mustGit(t, root, "merge", "-q", "--no-ff", "-m", "Merge branch 'side'", "side")
 			}
 			clone := filepath.Join(t.TempDir(), "clone")
-			if out, err := exec.Command("git", "clone", "-q", "--depth", c.depth, "file://"+root, clone).CombinedOutput(); err != nil {
+			if out, err := exec.Command("git", "clone", "-q", "--depth", c.depth, "file://"+root,
+				clone).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
 			l, err := readLimits(root)
@@ -355,13 +366,15 @@ func TestLimitsWithNewNameNeedRenamedPackage(t *testing.T) {
 		now  map[string]allowed
 		want int // errors
 	}{
-		"no change":                 {before, 0},
-		"a package left":            {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}}, 0},
-		"a new name":                {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}, "x": {40, 90, 50}}, 1},
-		"a new name of low values":  {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}, "x": {}}, 1},
-		"a rename":                  {map[string]allowed{"x": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 0},
-		"a rename with more":        {map[string]allowed{"x": {5, 50, 2}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 1},
-		"two names for one":         {map[string]allowed{"x": {1, 31, 1}, "y": {1, 31, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 1},
+		"no change":      {before, 0},
+		"a package left": {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}}, 0},
+		"a new name": {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7},
+			"x": {40, 90, 50}}, 1},
+		"a new name of low values": {map[string]allowed{"a": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}, "x": {}}, 1},
+		"a rename":                 {map[string]allowed{"x": {5, 50, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 0},
+		"a rename with more":       {map[string]allowed{"x": {5, 50, 2}, "b": {3, 40, 0}, "c": {9, 60, 7}}, 1},
+		"two names for one": {map[string]allowed{"x": {1, 31, 1}, "y": {1, 31, 1}, "b": {3, 40, 0}, "c": {9, 60, 7}},
+			1},
 		"three renames":             {map[string]allowed{"x": {9, 60, 7}, "y": {5, 50, 1}, "z": {3, 40, 0}}, 0},
 		"three renames, order back": {map[string]allowed{"x": {3, 40, 0}, "y": {5, 50, 1}, "z": {9, 60, 7}}, 0},
 		"three renames, one larger": {map[string]allowed{"x": {3, 40, 0}, "y": {6, 50, 1}, "z": {9, 60, 7}}, 1},

@@ -59,7 +59,8 @@ func write(bin, configuration, out string) error {
 			return err
 		}
 		pages[program+".8"] = manual.Prose(manual.Page{
-			Name: program, Section: 8, Version: release, Brief: brief, SeeAlso: []string{"peerlane(1)", "peerlane-config.toml(5)"},
+			Name: program, Section: 8, Version: release, Brief: brief, SeeAlso: []string{"peerlane(1)",
+				"peerlane-config.toml(5)"},
 		}, text)
 	}
 	markdown, err := os.ReadFile(configuration)
@@ -67,7 +68,8 @@ func write(bin, configuration, out string) error {
 		return err
 	}
 	pages["peerlane-config.toml.5"] = manual.FromMarkdown(manual.Page{
-		Name: "peerlane-config.toml", Section: 5, Version: release, Brief: "Peerlane's configuration, /etc/peerlane/config.toml",
+		Name: "peerlane-config.toml", Section: 5, Version: release, Brief: "Peerlane's configuration, " +
+			"/etc/peerlane/config.toml",
 		SeeAlso: []string{"peerlane(1)", "peerlane-hook(8)"},
 	}, string(markdown))
 	// Remove the pages of an earlier version.

@@ -155,7 +155,7 @@ func (g *guest) serve() (report *Report, err error) {
 		case g.ctx.Err() != nil:
 			return nil, context.Cause(g.ctx)
 		case l.err != nil:
-			return nil, fmt.Errorf("the bench on %s went away before the end: %w", g.name, l.err)
+			return nil, fmt.Errorf("the bench on %s disconnected before the end: %w", g.name, l.err)
 		}
 		var o taskResult
 		e, err := parseTask(l.text)
@@ -169,7 +169,7 @@ func (g *guest) serve() (report *Report, err error) {
 			o.Error = err.Error()
 		}
 		if err := g.say(o); err != nil {
-			return nil, fmt.Errorf("the bench on %s went away: %w", g.name, err)
+			return nil, fmt.Errorf("the bench on %s disconnected: %w", g.name, err)
 		}
 	}
 }

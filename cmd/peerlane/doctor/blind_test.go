@@ -35,7 +35,10 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 			m.fake.err = topo.ErrNoNVML
 			m.fake.health.GPUs, m.fake.gpus = nil, nil
 		}, []string{"driver", "p2p", "bar1", "mig", "vgpu", "compute-mode", "persistence-mode", "staging"}},
-		{"the state of relays", func() { m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane", Err: fs.ErrPermission} },
+		{"the state of relays", func() {
+			m.generateErr = &fs.PathError{Op: "open", Path: "/var/lib/peerlane",
+				Err: fs.ErrPermission}
+		},
 			[]string{"memlock-init", "relays", "leftovers"}},
 		{"a limit without a number", func() { m.write("proc/700/limits", "Max locked memory") }, []string{"memlock-exec"}},
 		{"nonsense for a subnet manager", func() {
@@ -52,7 +55,8 @@ func TestDoctorUnreadableSourceIsNoFault(t *testing.T) {
 		}, []string{"error-counters"}},
 		{"no mounts", func() { m.remove("proc/self/mountinfo") }, []string{"hook"}},
 		{"denials that auditd has", func() { m.write("proc/600/comm", "auditd") }, []string{"selinux", "apparmor"}},
-		{"a relay that starts", func() { m.relay(func(g *generation.Info) { g.Status.State = generation.StateStarting }) }, []string{"relays"}},
+		{"a relay that starts", func() { m.relay(func(g *generation.Info) { g.Status.State = generation.StateStarting }) },
+			[]string{"relays"}},
 		{"a configuration of Docker that is none", func() { m.write("etc/docker/daemon.json", "{") }, []string{"engine-cdi"}},
 	} {
 		t.Run(strings.ReplaceAll(test.name, " ", "_"), func(t *testing.T) {
@@ -81,7 +85,8 @@ func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 	m.write("etc/peerlane/config.toml", "[relay]\nslotsize = 4")
 	found := Examine(context.Background(), m.host(), All())
 	for _, f := range found {
-		if f.Status == Failure && f.Check != "configuration" || f.Check == "configuration" && (f.Status != Failure || !strings.Contains(f.Found, "slotsize")) {
+		if f.Status == Failure && f.Check != "configuration" || f.Check == "configuration" &&
+			(f.Status != Failure || !strings.Contains(f.Found, "slotsize")) {
 			t.Errorf("%v %s: %s", f.Status, f.Check, f.Found)
 		}
 	}
@@ -90,11 +95,13 @@ func TestDoctorUnreadableConfigurationIsOneFault(t *testing.T) {
 func TestDoctorHostWithoutDevicesIsReported(t *testing.T) {
 	empty := t.TempDir()
 	h := &Host{
-		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{filepath.Join(empty, "cdi")},
+		Sysfs: filepath.Join(empty, "sys"), Proc: empty, Root: empty, Layout: paths.New(empty), SpecDirs: []string{
+			filepath.Join(empty, "cdi")},
 		Relays: generation.List, Ask: control.Ask, Staged: staging.Staged, NVML: &fake{err: topo.ErrNoNVML},
 	}
 	found := Examine(context.Background(), h, All())
-	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char", "could not tell xid"}
+	want := []string{"warning driver", "warning port-state", "warning sandbox", "could not tell dev-char",
+		"could not tell xid"}
 	if diff := cmp.Diff(distinct(want), distinct(wrong(found))); diff != "" {
 		t.Errorf("findings (-want +got):\n%s%s", diff, sayings(found))
 	}
@@ -112,7 +119,8 @@ func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 		{Name: "quick", Run: func(context.Context, *Host) []Finding { return []Finding{ok("host", "fine")} }},
 	}
 	found := examine(context.Background(), &Host{}, checks, 10*time.Millisecond)
-	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") || found[0].Why != "w" || found[1].Status != OK {
+	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") ||
+		found[0].Why != "w" || found[1].Status != OK {
 		t.Errorf("found %+v", found)
 	}
 }
@@ -134,7 +142,8 @@ func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 	driver := &held{m.fake, make(chan struct{})}
 	h := m.host()
 	h.NVML = driver
-	if _, err := h.lane(context.Background(), "2", 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer within 10ms") {
+	if _, err := h.lane(context.Background(), "2", 10*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "no answer within 10ms") {
 		t.Errorf("of a driver that hangs: %v", err)
 	}
 	close(driver.until)
@@ -145,7 +154,8 @@ func TestDoctorHungDriverDelaysNoNames(t *testing.T) {
 
 func TestForOneLane(t *testing.T) {
 	all := failure("host", "x")
-	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}), failure("c", "x").touching([]int{})}
+	list := []Finding{all, failure("a", "x").touching([]int{2, 3}), failure("b", "x").touching([]int{4}),
+		failure("c", "x").touching([]int{})}
 	got := For(list, 3)
 	if len(got) != 2 || got[0].On != "host" || got[1].On != "a" {
 		t.Errorf("for GPU 3: %+v", got)
@@ -170,7 +180,8 @@ func TestLanesThatFaultsTouch(t *testing.T) {
 			staged = append(staged, g.Index)
 		}
 	}
-	for name, want := range map[string][]int{"a small BAR1": staged, "a node without its link": {2}, "a relay that is down": {2}, "MIG": {6}, "a socket of nobody": nil} {
+	for name, want := range map[string][]int{"a small BAR1": staged, "a node without its link": {2},
+		"a relay that is down": {2}, "MIG": {6}, "a socket of nobody": nil} {
 		i := slices.IndexFunc(faults(), func(f fault) bool { return f.name == name })
 		for _, f := range m.suffer(faults()[i]) {
 			if f.Status > OK && !slices.Equal(f.Lanes, want) {
@@ -199,7 +210,8 @@ func TestDockerWithPeerlaneRuntime(t *testing.T) {
 	m := newMade(t)
 	m.program("dockerd", "Docker version 20.10.24, build 1")
 	m.write("etc/docker/daemon.json", `{"runtimes": {"peerlane": {"path": "/usr/bin/peerlane-runtime"}}}`)
-	if f := checkEngines(context.Background(), m.host()); f[0].Status != OK || !strings.Contains(f[0].Found, "peerlane-runtime") {
+	if f := checkEngines(context.Background(), m.host()); f[0].Status != OK ||
+		!strings.Contains(f[0].Found, "peerlane-runtime") {
 		t.Errorf("found %+v", f[0])
 	}
 }
@@ -220,7 +232,8 @@ func TestDoctorHarmlessFindingIsNoFault(t *testing.T) {
 			m.edit(below+"/current_link_speed", "32.0 GT/s", "2.5 GT/s")
 		}, nil},
 		{"one of two ports is plugged", func() {
-			for name, text := range map[string]string{"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet", "rate": "400 Gb/sec (4X NDR)"} {
+			for name, text := range map[string]string{"state": "1: DOWN", "phys_state": "3: Disabled", "link_layer": "Ethernet",
+				"rate": "400 Gb/sec (4X NDR)"} {
 				m.write(ib0+"/ports/2/"+name, text)
 			}
 		}, []string{"warning port-state", "warning port-physical"}},
@@ -263,7 +276,8 @@ func TestMountOfPathIsFound(t *testing.T) {
 24 23 8:3 / /usr/lib\040exec rw,nosuid shared:1 - ext4 /dev/sda3 rw
 25 22 8:4 / /usr rw - ext4 /dev/sda4 rw
 short`
-	for path, want := range map[string]string{"/bin/x": "/ rw", "/usr/x": "/usr rw", "/usr/lib exec/x": "/usr/lib exec rw,nosuid", "/usrx": "/ rw"} {
+	for path, want := range map[string]string{"/bin/x": "/ rw", "/usr/x": "/usr rw",
+		"/usr/lib exec/x": "/usr/lib exec rw,nosuid", "/usrx": "/ rw"} {
 		at, options := mountOf(mounts, path)
 		if got := at + " " + strings.Join(options, ","); got != want {
 			t.Errorf("%s lies on %q, want %q", path, got, want)
@@ -283,7 +297,8 @@ func TestVersionsOfEngines(t *testing.T) {
 		}
 	}
 	var failed error
-	if _, failed = (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed, fs.ErrNotExist) {
+	if _, failed = (&Host{Root: "/"}).version(context.Background(), m.path("usr/bin/none")); !errors.Is(failed,
+		fs.ErrNotExist) {
 		t.Errorf("a program that is not there: %v", failed)
 	}
 }
@@ -314,7 +329,8 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 	over.ID, over.Alive = "b", false
 	m.generations = []generation.Info{over, trainer()}
 	m.undone = append(m.undone, func() { m.generations = []generation.Info{trainer()} })
-	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK || !strings.HasPrefix(f[0].Found, "1 containers") {
+	if f := checkRelays(context.Background(), m.host()); len(f) != 1 || f[0].Status != OK ||
+		!strings.HasPrefix(f[0].Found, "1 containers") {
 		t.Errorf("found %+v", f)
 	}
 }
@@ -322,7 +338,8 @@ func TestRelaysThatWorkAreCounted(t *testing.T) {
 // The files that containerd imports decide; a directory may have another name.
 func TestEnginesThatReadMore(t *testing.T) {
 	m := newMade(t)
-	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+	const table, imports = "[plugins.\"io.containerd.grpc.v1.cri\"]\n", "version = 2\nimports = " +
+		"[\"/etc/containerd/conf.d/*.toml\"]\n"
 	says := func(want string, status Status) {
 		t.Helper()
 		for _, f := range checkEngines(context.Background(), m.host()) {

@@ -41,5 +41,6 @@ func checkGovernor(_ context.Context, h *Host) []Finding {
 	for _, n := range others {
 		count += n
 	}
-	return []Finding{warning("host", "it is %s for %d of %d processors", strings.Join(slices.Sorted(maps.Keys(others)), ", "), count, len(files))}
+	return []Finding{warning("host", "it is %s for %d of %d processors",
+		strings.Join(slices.Sorted(maps.Keys(others)), ", "), count, len(files))}
 }

@@ -79,7 +79,8 @@ type Check struct {
 
 // All returns the checks in the order of output.
 func All() []Check {
-	return slices.Concat(driverChecks, gpuChecks, pcieChecks, nicChecks, cpuChecks, specificationChecks, engineChecks, limitChecks, securityChecks, relayChecks)
+	return slices.Concat(driverChecks, gpuChecks, pcieChecks, nicChecks, cpuChecks, specificationChecks, engineChecks,
+		limitChecks, securityChecks, relayChecks)
 }
 
 // timeout is the limit of a check, since a driver can hang any caller.
@@ -141,7 +142,8 @@ func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int,
 	case a := <-done:
 		return a.index, a.err
 	case <-ctx.Done():
-		return 0, fmt.Errorf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host", name, limit)
+		return 0, fmt.Errorf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host",
+			name, limit)
 	}
 }
 
@@ -186,7 +188,10 @@ func Worst(list []Finding) Status {
 
 // For are the findings that touch the lane of a GPU.
 func For(list []Finding, index int) []Finding {
-	return slices.DeleteFunc(slices.Clone(list), func(f Finding) bool { return f.Lanes != nil && !slices.Contains(f.Lanes, index) })
+	return slices.DeleteFunc(slices.Clone(list), func(f Finding) bool {
+		return f.Lanes != nil &&
+			!slices.Contains(f.Lanes, index)
+	})
 }
 
 func ok(on, format string, args ...any) Finding {

@@ -71,11 +71,14 @@ func TestEveryCheckOnEveryMadeHost(t *testing.T) {
 				t.Errorf("no %q in\n%s", says, sayings(found))
 			}
 			for _, f := range found {
-				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" || (f.Status <= OK) != (f.Why == "") || (f.Status <= OK) != (f.Remedy == "") {
+				if f.Check == "" || f.Subject == "" || f.LookedAt == "" || f.Found == "" || f.On == "" ||
+					(f.Status <= OK) != (f.Why == "") || (f.Status <= OK) != (f.Remedy == "") {
 					t.Errorf("a finding that is not whole: %+v", f)
 				}
 				// Remedies are pasted, and the start of an engine can end every container.
-				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 && !strings.Contains(f.Remedy[i:], "ends all of its containers") || strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
+				if i := strings.Index(f.Remedy, "restart docker"); i >= 0 &&
+					!strings.Contains(f.Remedy[i:], "ends all of its containers") ||
+					strings.Contains(f.Remedy, "&& systemctl restart") || strings.Contains(f.Remedy, "restart the engine") {
 					t.Errorf("missing word on the containers that a restart ends: %s", f.Remedy)
 				}
 				if f.Status > OK {
@@ -129,7 +132,10 @@ func distinct(list []string) []string {
 
 // hides reports whether two faults concern the same object.
 func (f fault) hides(o fault) bool {
-	return slices.ContainsFunc(strings.Fields(f.of), func(word string) bool { return slices.Contains(strings.Fields(o.of), word) })
+	return slices.ContainsFunc(strings.Fields(f.of), func(
+		word string) bool {
+		return slices.Contains(strings.Fields(o.of), word)
+	})
 }
 
 // rounds is how many combinations are tried; PEERLANE_DOCTOR_ROUNDS has more tried.

@@ -43,10 +43,12 @@ a time limit. Run it as root; it reports what it cannot see.
 	for _, c := range append(All(), Others()...) {
 		if c.Subject != subject {
 			subject = c.Subject
-			fmt.Fprintf(&b, "\n## %s%s\n\n| check | looks at | why it matters | remedy |\n|---|---|---|---|\n", strings.ToUpper(subject[:1]), subject[1:])
+			fmt.Fprintf(&b, "\n## %s%s\n\n| check | looks at | why it matters | remedy |\n|---|---|---|---|\n",
+				strings.ToUpper(subject[:1]), subject[1:])
 		}
 		escaped := strings.NewReplacer("<", "&lt;", "*", `\*`, "|", `\|`)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.LooksAt), escaped.Replace(c.Why), escaped.Replace(c.Remedy))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.LooksAt), escaped.Replace(c.Why),
+			escaped.Replace(c.Remedy))
 	}
 	return b.String()
 }

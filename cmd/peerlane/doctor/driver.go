@@ -19,23 +19,27 @@ var driverChecks = []Check{
 	{
 		Name: "driver", Subject: "driver",
 		LooksAt: "/proc/driver/nvidia/version, /sys/module/nvidia/version, and NVML's versions of driver and CUDA",
-		Why:     "relays need the CUDA driver API 11.7 (release 515); kernel modules and libraries of two releases refuse each other",
-		Remedy:  "install NVIDIA's driver, release 515 or newer, and restart the host",
-		Run:     checkDriver,
+		Why: "relays need the CUDA driver API 11.7 (release 515); kernel modules and libraries of two releases refuse " +
+			"each other",
+		Remedy: "install NVIDIA's driver, release 515 or newer, and restart the host",
+		Run:    checkDriver,
 	},
 	{
 		Name: "nvidia-peermem", Subject: "driver",
 		LooksAt: "/sys/module/nvidia_peermem and its predecessor nv_peer_mem",
-		Why:     "without DMA-BUF, and for programs that pass a CUDA pointer to ibv_reg_mr, a NIC reaches GPU memory by this module only",
-		Remedy:  "modprobe nvidia-peermem, and for each start: echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
-		Run:     checkPeermem,
+		Why: "without DMA-BUF, and for programs that pass a CUDA pointer to ibv_reg_mr, a NIC reaches GPU memory by " +
+			"this module only",
+		Remedy: "modprobe nvidia-peermem, and for each start: echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
+		Run:    checkPeermem,
 	},
 	{
 		Name: "dma-buf", Subject: "driver",
-		LooksAt: "/proc/driver/nvidia/version (open kernel modules), /proc/sys/kernel/osrelease and the kernel's configuration, the release of libibverbs.so.1",
-		Why:     "a NIC registers GPU memory without nvidia-peermem; NVIDIA recommends it",
-		Remedy:  "install NVIDIA's open kernel modules, release 515 or newer, on Linux 5.12 or newer, and rdma-core 41 or newer",
-		Run:     checkDMABUF,
+		LooksAt: "/proc/driver/nvidia/version (open kernel modules), /proc/sys/kernel/osrelease and the kernel's " +
+			"configuration, the release of libibverbs.so.1",
+		Why: "a NIC registers GPU memory without nvidia-peermem; NVIDIA recommends it",
+		Remedy: "install NVIDIA's open kernel modules, release 515 or newer, on Linux 5.12 or newer, and rdma-core 41 or " +
+			"newer",
+		Run: checkDMABUF,
 	},
 }
 
@@ -60,9 +64,11 @@ func checkDriver(_ context.Context, h *Host) []Finding {
 	text, err := read(h.proc("driver/nvidia/version"))
 	switch {
 	case absent(err) && gpus == 0:
-		return []Finding{warning("host", "neither a GPU of NVIDIA nor its driver is here: no lane can be made").remedy("if there is a GPU, see whether lspci -d 10de: shows it")}
+		return []Finding{warning("host", "neither a GPU of NVIDIA nor its driver is here: no lane can be made").remedy(
+			"if there is a GPU, see whether lspci -d 10de: shows it")}
 	case absent(err):
-		return []Finding{failure("host", "%d GPUs are here, and NVIDIA's driver is not loaded", gpus).remedy("modprobe nvidia; where there is no such module, install the driver")}
+		return []Finding{failure("host", "%d GPUs are here, and NVIDIA's driver is not loaded",
+			gpus).remedy("modprobe nvidia; where there is no such module, install the driver")}
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
@@ -76,18 +82,23 @@ func checkDriver(_ context.Context, h *Host) []Finding {
 		return []Finding{failure("host", "the driver is of release %s, and %d is needed", kernel, oldestDriver)}
 	}
 	if loaded, err := read(h.sys("module/nvidia/version")); err == nil && loaded != kernel {
-		return []Finding{failure("host", "the module nvidia is %s, and the driver says %s", loaded, kernel).remedy("restart the host, so that one release is loaded")}
+		return []Finding{failure("host", "the module nvidia is %s, and the driver says %s", loaded,
+			kernel).remedy("restart the host, so that one release is loaded")}
 	}
 	health, err := h.nvml()
 	switch {
 	case err != nil && strings.Contains(err.Error(), "version mismatch"):
-		return []Finding{failure("host", "the kernel modules are %s, and the libraries another release: %v", kernel, err).remedy("restart the host, or unload and load the modules: modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia")}
+		return []Finding{failure("host", "the kernel modules are %s, and the libraries another release: %v", kernel,
+			err).remedy("restart the host, or unload and load the modules: modprobe -r nvidia_uvm nvidia_drm nvidia_modeset " +
+			"nvidia && modprobe nvidia")}
 	case err != nil:
 		return []Finding{unknown("host", "the kernel modules are %s; of the libraries NVML tells nothing: %v", kernel, err)}
 	case health.Driver != "" && health.Driver != kernel:
-		return []Finding{failure("host", "the kernel modules are %s and the libraries %s", kernel, health.Driver).remedy("restart the host, so that the modules of %s are loaded", health.Driver)}
+		return []Finding{failure("host", "the kernel modules are %s and the libraries %s", kernel,
+			health.Driver).remedy("restart the host, so that the modules of %s are loaded", health.Driver)}
 	case health.CUDA == 0:
-		return []Finding{unknown("host", "driver %s; of CUDA NVML tells nothing: %s", kernel, strings.Join(health.Failures, "; "))}
+		return []Finding{unknown("host", "driver %s; of CUDA NVML tells nothing: %s", kernel,
+			strings.Join(health.Failures, "; "))}
 	case health.CUDA < oldestCUDA:
 		return []Finding{failure("host", "driver %s does CUDA %s, and 11.7 is needed", kernel, cudaVersion(health.CUDA))}
 	}
@@ -125,7 +136,9 @@ func checkPeermem(_ context.Context, h *Host) []Finding {
 	case p.Module == "" && p.DMABUF:
 		return []Finding{ok("host", "it is not loaded; DMA-BUF takes its place")}
 	case p.Module == "":
-		return []Finding{warning("host", "neither nvidia-peermem nor nv_peer_mem is loaded, and DMA-BUF does not take its place: %s", p.NoDMABUF)}
+		return []Finding{
+			warning("host", "neither nvidia-peermem nor nv_peer_mem is loaded, and DMA-BUF does not take its place: %s",
+				p.NoDMABUF)}
 	}
 	return []Finding{ok("host", "%s is loaded", p.Module)}
 }
@@ -153,17 +166,20 @@ func checkDMABUF(_ context.Context, h *Host) []Finding {
 	options, where := h.kernelConfig(release)
 	for _, option := range []string{"CONFIG_DMA_SHARED_BUFFER", "CONFIG_INFINIBAND_USER_MEM"} {
 		if where != "" && !strings.Contains("\n"+options, "\n"+option+"=y") {
-			list = append(list, warning("host", "the kernel is built without %s (%s)", option, where).remedy("use a kernel that is built with %s=y", option))
+			list = append(list, warning("host", "the kernel is built without %s (%s)", option,
+				where).remedy("use a kernel that is built with %s=y", option))
 		}
 	}
 	core, path := h.rdmaCore()
 	switch {
 	case path == "":
-		list = append(list, warning("host", "libibverbs.so.1 is not installed on the host").remedy("apt install libibverbs1 ibverbs-providers, or dnf install libibverbs"))
+		list = append(list, warning("host", "libibverbs.so.1 is not installed on the host").remedy(
+			"apt install libibverbs1 ibverbs-providers, or dnf install libibverbs"))
 	case core == 0:
 		list = append(list, unknown("host", "%s does not say of which release of rdma-core it is", path))
 	case core < oldestRDMACore:
-		list = append(list, warning("host", "rdma-core is of release %d (%s), and %d is needed", core, path, oldestRDMACore).remedy("install rdma-core %d or newer", oldestRDMACore))
+		list = append(list, warning("host", "rdma-core is of release %d (%s), and %d is needed", core, path,
+			oldestRDMACore).remedy("install rdma-core %d or newer", oldestRDMACore))
 	}
 	return orFine(list, "open kernel modules, Linux %s, rdma-core %d", release, core)
 }

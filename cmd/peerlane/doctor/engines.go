@@ -15,10 +15,12 @@ import (
 
 var engineChecks = []Check{{
 	Name: "engine-cdi", Subject: "engines",
-	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, /etc/containerd/config.toml and what it imports, /etc/crio/crio.conf and crio.conf.d",
-	Why:     "an engine without CDI refuses --device peerlane.dev/lane=N",
-	Remedy:  "peerlane runtime configure switches CDI on in the engine's configuration, and says what its restart ends; for an engine that has none there is peerlane-runtime (docs/containers.md)",
-	Run:     checkEngines,
+	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, " +
+		"/etc/containerd/config.toml and what it imports, /etc/crio/crio.conf and crio.conf.d",
+	Why: "an engine without CDI refuses --device peerlane.dev/lane=N",
+	Remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and says what its restart " +
+		"ends; for an engine that has none there is peerlane-runtime (docs/containers.md)",
+	Run: checkEngines,
 }}
 
 // known is a container engine and the probe of its CDI support.
@@ -75,7 +77,8 @@ func (h *Host) reads(dirs []string, key, unit string) (Finding, bool) {
 			continue
 		}
 		if !slices.ContainsFunc(dirs, func(d string) bool { return resolved(h.path(d)) == resolved(dir) }) {
-			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "), dir).remedy("add %s to %s; it is read with the next start: %s", dir, key, restarts[unit]), true
+			return failure("", "it reads %s alone, and the specifications are in %s", strings.Join(dirs, ", "),
+				dir).remedy("add %s to %s; it is read with the next start: %s", dir, key, restarts[unit]), true
 		}
 	}
 	return Finding{}, false
@@ -115,7 +118,8 @@ func lookDocker(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 	merge := "peerlane runtime configure --runtime docker; Docker reads it with its next start: " + restarts["docker"]
 	switch {
 	case below(version, 25):
-		return failure("", "this version has no CDI; 25 is the first that has").remedy("update Docker, or use peerlane-runtime (docs/containers.md)"), true
+		return failure("", "this version has no CDI; 25 is the first that has").remedy(
+			"update Docker, or use peerlane-runtime (docs/containers.md)"), true
 	case set && !on:
 		return failure("", "CDI is switched off in %s", path).remedy("%s", merge), true
 	case !set && below(version, 28, 2):
@@ -144,9 +148,13 @@ func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool
 	}
 	switch {
 	case s.CDI == engine.CDIUnknown:
-		return warning("", "this version has no CDI for pods; 1.7 is the first that has").remedy("update containerd, or use peerlane-runtime (docs/containers.md)"), true
+		return warning("", "this version has no CDI for pods; 1.7 is the first that has").remedy(
+			"update containerd, or use peerlane-runtime (docs/containers.md)"), true
 	case s.CDI != engine.CDIOn:
-		return warning("", "CDI is off for pods").remedy("peerlane runtime configure --runtime containerd sets %s in %s; then %s", strings.Join(s.Change, ", "), s.File, restarts["containerd"]), true
+		return warning("",
+			"CDI is off for pods").remedy(
+			"peerlane runtime configure --runtime containerd sets %s in %s; then %s", strings.Join(s.Change,
+				", "), s.File, restarts["containerd"]), true
 	}
 	var c struct {
 		Plugins map[string]struct {
@@ -164,15 +172,18 @@ func lookContainerd(ctx context.Context, h *Host, version [3]int) (Finding, bool
 	for _, name := range criPlugins {
 		if dirs := c.Plugins[name].Dirs; len(dirs) > 0 {
 			stated = true
-			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, s.File), "containerd"); wrong {
+			if f, wrong := h.reads(dirs, fmt.Sprintf(`cdi_spec_dirs of [plugins."%s"] in %s`, name, s.File),
+				"containerd"); wrong {
 				return f, true
 			}
 		}
 	}
 	// The last file that sets cdi_spec_dirs differs from the file with the plugin's table.
 	if !stated && slices.ContainsFunc(s.Change, func(key string) bool { return strings.Contains(key, "cdi_spec_dirs") }) {
-		return unknown("", "CDI is on, and a file that %s imports names other directories of specifications (cdi_spec_dirs)", h.path("etc/containerd/config.toml")).
-			remedy("containerd config dump | grep cdi_spec_dirs, and see that %s are there", strings.Join(engine.DefaultSpecDirs, " and ")), true
+		return unknown("", "CDI is on, and a file that %s imports names other directories of specifications (cdi_spec_dirs)",
+			h.path("etc/containerd/config.toml")).
+			remedy("containerd config dump | grep cdi_spec_dirs, and see that %s are there",
+				strings.Join(engine.DefaultSpecDirs, " and ")), true
 	}
 	return ok("", "CDI is on"), true
 }
@@ -208,7 +219,8 @@ func lookCRIO(_ context.Context, h *Host, version [3]int) (Finding, bool) {
 
 func lookPodman(_ context.Context, _ *Host, version [3]int) (Finding, bool) {
 	if below(version, 4, 1) {
-		return failure("", "this version has no CDI; 4.1 is the first that has").remedy("update Podman, or use a directory of hooks (docs/containers.md)"), true
+		return failure("", "this version has no CDI; 4.1 is the first that has").remedy(
+			"update Podman, or use a directory of hooks (docs/containers.md)"), true
 	}
 	return ok("", "CDI is on"), true
 }

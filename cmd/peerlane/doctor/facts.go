@@ -51,10 +51,12 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 	}
 	for _, at := range chosen {
 		name := cmp.Or(at.Device, at.Interface)
-		if at.Rail == address.NoRail || slices.ContainsFunc(f.Rails, func(have meeting.Rail) bool { return have.NIC == name }) {
+		if at.Rail == address.NoRail || slices.ContainsFunc(f.Rails,
+			func(have meeting.Rail) bool { return have.NIC == name }) {
 			continue
 		}
-		one := meeting.Rail{Rail: at.Rail, NIC: name, LinkLayer: "Ethernet", Gbps: float64(max(0, h.netNumber(at.Interface, "speed"))) / 1000}
+		one := meeting.Rail{Rail: at.Rail, NIC: name, LinkLayer: "Ethernet",
+			Gbps: float64(max(0, h.netNumber(at.Interface, "speed"))) / 1000}
 		for _, n := range nics {
 			if n.Name == at.Device && len(n.Ports) > 0 {
 				one.LinkLayer, one.Gbps = n.Ports[0].LinkLayer, n.RateGbps()

@@ -24,8 +24,9 @@ var gpuChecks = []Check{
 		Name: "p2p", Subject: "GPUs",
 		LooksAt: "nvmlDeviceGetP2PStatus of each pair of GPUs that a lane stages on",
 		Why:     "a lane whose GPUs cannot copy to each other bounces through the CPU's memory",
-		Remedy:  "nvidia-smi topo -p2p w shows all pairs; keep lanes from this one by plan.exclude.pairs in config.toml, or see to IOMMU and ACS",
-		Run:     checkP2P,
+		Remedy: "nvidia-smi topo -p2p w shows all pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
+			"or see to IOMMU and ACS",
+		Run: checkP2P,
 	},
 	{
 		Name: "self-test", Subject: "GPUs",
@@ -38,8 +39,9 @@ var gpuChecks = []Check{
 		Name: "bar1", Subject: "GPUs",
 		LooksAt: "nvmlDeviceGetBAR1MemoryInfo, and what lanes stage on each GPU (peerlane plan)",
 		Why:     "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
-		Remedy:  "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and relay.slot_size in config.toml",
-		Run:     checkBAR1,
+		Remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
+			"relay.slot_size in config.toml",
+		Run: checkBAR1,
 	},
 	{
 		Name: "mig", Subject: "GPUs", LooksAt: "nvmlDeviceGetMigMode",
@@ -88,9 +90,10 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "xid", Subject: "GPUs", LooksAt: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
-		Why:    "the driver reports GPU faults only there; relays on such a GPU fail",
-		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and reset the one GPU: nvidia-smi --gpu-reset -i N",
-		Run:    checkXid,
+		Why: "the driver reports GPU faults only there; relays on such a GPU fail",
+		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and " +
+			"reset the one GPU: nvidia-smi --gpu-reset -i N",
+		Run: checkXid,
 	},
 }
 
@@ -146,11 +149,13 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 	for _, n := range names {
 		health, why := h.healthOf(n.GPU.BusID)
 		if health == nil {
-			list = append(list, unknown(n.String(), "%s", why).remedy("see to the check named driver").touching([]int{n.GPU.Index}))
+			list = append(list, unknown(n.String(), "%s", why).remedy("see to the check named driver").touching(
+				[]int{n.GPU.Index}))
 			continue
 		}
 		if refused := health.NoP2P[n.Server.BusID]; refused != "" {
-			list = append(list, failure(n.String(), "the driver gives no peer-to-peer access: %s", refused).touching([]int{n.GPU.Index}))
+			list = append(list, failure(n.String(), "the driver gives no peer-to-peer access: %s",
+				refused).touching([]int{n.GPU.Index}))
 		}
 	}
 	return orFine(list, "the driver gives peer-to-peer access to all %d pairs that lanes stage on", len(names))
@@ -184,7 +189,9 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 	case len(names) == 0:
 		return notApplicable("lanes stage on no pair of GPUs")
 	case c.Relay.SelfTest == launch.SelfTestOff && len(h.Pairs) == 0:
-		return []Finding{warning("host", `relay.self_test is "off": nothing says whether copies between GPUs are right`).remedy(`take relay.self_test = "off" out of %s`, h.Layout.ConfigFile())}
+		return []Finding{
+			warning("host", `relay.self_test is "off": nothing says whether copies between GPUs are right`).remedy(
+				`take relay.self_test = "off" out of %s`, h.Layout.ConfigFile())}
 	}
 	known := h.Pairs
 	if len(known) == 0 {
@@ -203,16 +210,20 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 		case p == nil:
 			untested++
 		case p.Verdict == launch.VerdictWrong:
-			list = append(list, failure(n.String(), "copies are wrong: %s", p.Reason).remedy("see to IOMMU and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
+			list = append(list, failure(n.String(), "copies are wrong: %s",
+				p.Reason).remedy("see to IOMMU and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
 		case p.Verdict == launch.VerdictSlow:
-			list = append(list, warning(n.String(), "copies are slower than through the CPU's memory: %s", p.Reason).remedy("see to PCIe links and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
+			list = append(list, warning(n.String(), "copies are slower than through the CPU's memory: %s",
+				p.Reason).remedy("see to PCIe links and ACS, then peerlane self-test --again").touching([]int{n.GPU.Index}))
 		case p.Verdict == launch.VerdictUntested:
-			list = append(list, unknown(n.String(), "it could not be tested: %s", p.Reason).remedy("peerlane self-test --again").touching([]int{n.GPU.Index}))
+			list = append(list, unknown(n.String(), "it could not be tested: %s",
+				p.Reason).remedy("peerlane self-test --again").touching([]int{n.GPU.Index}))
 		}
 	}
 	list = append(list, unverified...)
 	if untested > 0 {
-		list = append(list, unknown("host", "%d of %d pairs have not been tested since the host was started", untested, len(names)))
+		list = append(list, unknown("host", "%d of %d pairs have not been tested since the host was started", untested,
+			len(names)))
 	}
 	return orFine(list, "all %d pairs that lanes stage on have passed", len(names))
 }
@@ -287,11 +298,14 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 		case health.BAR1 == 0:
 			f = unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not supported"))
 		case health.BAR1 < need:
-			f = failure(gpuName(g), "its BAR1 has %s, and the lanes that it serves take %s", humanize.IBytes(health.BAR1), humanize.IBytes(need))
+			f = failure(gpuName(g), "its BAR1 has %s, and the lanes that it serves take %s", humanize.IBytes(health.BAR1),
+				humanize.IBytes(need))
 		case health.BAR1Free < need:
-			f = warning(gpuName(g), "%s of its BAR1 are free, and the lanes that it serves take %s", humanize.IBytes(health.BAR1Free), humanize.IBytes(need))
+			f = warning(gpuName(g), "%s of its BAR1 are free, and the lanes that it serves take %s",
+				humanize.IBytes(health.BAR1Free), humanize.IBytes(need))
 		case health.Memory > 0 && health.BAR1 < health.Memory:
-			f = warning(gpuName(g), "its BAR1 has %s, and its memory %s: a program cannot register all of that", humanize.IBytes(health.BAR1), humanize.IBytes(health.Memory))
+			f = warning(gpuName(g), "its BAR1 has %s, and its memory %s: a program cannot register all of that",
+				humanize.IBytes(health.BAR1), humanize.IBytes(health.Memory))
 		default:
 			return nil
 		}
@@ -353,9 +367,11 @@ func checkPersistence(_ context.Context, h *Host) []Finding {
 		health, why := h.healthOf(g.BusID)
 		switch {
 		case health == nil:
-			return []Finding{unknown(gpuName(g), "%s", why).remedy("see to the check named driver").touching(h.lanesOfGPU(g.BusID))}
+			return []Finding{unknown(gpuName(g), "%s", why).remedy("see to the check named driver").touching(
+				h.lanesOfGPU(g.BusID))}
 		case health.Persistence == nil:
-			return []Finding{unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not supported")).touching(h.lanesOfGPU(g.BusID))}
+			return []Finding{unknown(gpuName(g), "NVML does not tell: %s",
+				or(strings.Join(health.Failures, "; "), "it is not supported")).touching(h.lanesOfGPU(g.BusID))}
 		case !*health.Persistence:
 			off = append(off, strconv.Itoa(g.Index))
 			lanes = append(lanes, h.lanesOfGPU(g.BusID)...)
@@ -370,7 +386,8 @@ func checkPersistence(_ context.Context, h *Host) []Finding {
 }
 
 // xidLine matches lines of NVIDIA's driver: "NVRM: Xid (PCI:0000:3b:00): 79, pid=..., ...".
-var xidLine = regexp.MustCompile(`NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4}),?(.*)`)
+var xidLine = regexp.MustCompile(
+	`NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d{1,4}),?(.*)`)
 
 // byPrograms are the Xids that programs cause, by NVIDIA's list.
 var byPrograms = []int{13, 31, 43, 45, 68, 69}
@@ -417,7 +434,8 @@ func checkXid(ctx context.Context, h *Host) []Finding {
 			say = warning
 		}
 		found := say(on, "Xid %d, %d times, the last one:%s", f.number, count[f], or(" "+cut(last[f]), " without a word")).
-			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain --all && nvidia-smi --gpu-reset -i %s", index)
+			remedy("look the number up in NVIDIA's list of Xid errors; then, where that says so: peerlane relay drain --all "+
+				"&& nvidia-smi --gpu-reset -i %s", index)
 		if slices.Contains(byPrograms, f.number) {
 			found = found.remedy("a program that used the GPU has most likely failed by itself: look at its log")
 		}

@@ -26,8 +26,9 @@ var limitChecks = []Check{
 		Name: "memlock-exec", Subject: "limits",
 		LooksAt: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
 		Why:     "exec gets the engine's limit; with gpu= and nic= programs register memory themselves",
-		Remedy:  "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of Docker ends its containers, unless live-restore is on",
-		Run:     checkExecMemlock,
+		Remedy: "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of " +
+			"Docker ends its containers, unless live-restore is on",
+		Run: checkExecMemlock,
 	},
 }
 

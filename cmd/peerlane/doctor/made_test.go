@@ -67,7 +67,8 @@ const (
 	boot = "6c1a2f0e-0d0c-4b4e-9d49-55f3b1a6c001"
 
 	containerdConfig = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"
-	limits           = "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         unlimited            unlimited            bytes\n"
+	limits           = "Limit                     Soft Limit           Hard Limit           Units\nMax locked memory   " +
+		"      unlimited            unlimited            bytes\n"
 )
 
 // shared is the host of all tests, which run one after another.
@@ -119,17 +120,18 @@ func (m *made) build() {
 		"proc/sys/kernel/random/boot_id": boot,
 		"proc/sys/kernel/osrelease":      "6.12.48-amd64",
 		"proc/self/mountinfo":            "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n",
-		"proc/devices":                   "Character devices:\n195 nvidia\n231 infiniband_verbs\n510 nvidia-uvm\n\nBlock devices:\n  8 sd\n",
-		"proc/1/comm":                    "systemd",
-		"proc/700/comm":                  "dockerd",
-		"proc/700/limits":                limits,
-		"proc/701/comm":                  "containerd",
-		"proc/701/limits":                limits,
-		"proc/900/comm":                  "python",
-		"proc/900/limits":                limits,
-		"sys/module/nvidia/version":      "580.95.05",
-		"sys/module/nvidia_peermem":      "a directory, elsewhere",
-		"boot/config-6.12.48-amd64":      "CONFIG_DMA_SHARED_BUFFER=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
+		"proc/devices": "Character devices:\n195 nvidia\n231 infiniband_verbs\n510 nvidia-uvm\n\nBlock " +
+			"devices:\n  8 sd\n",
+		"proc/1/comm":               "systemd",
+		"proc/700/comm":             "dockerd",
+		"proc/700/limits":           limits,
+		"proc/701/comm":             "containerd",
+		"proc/701/limits":           limits,
+		"proc/900/comm":             "python",
+		"proc/900/limits":           limits,
+		"sys/module/nvidia/version": "580.95.05",
+		"sys/module/nvidia_peermem": "a directory, elsewhere",
+		"boot/config-6.12.48-amd64": "CONFIG_DMA_SHARED_BUFFER=y\nCONFIG_INFINIBAND_USER_MEM=y\n",
 		"usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.52.0":     "",
 		"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance",
 		"sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "performance",
@@ -138,7 +140,8 @@ func (m *made) build() {
 		"sys/fs/selinux/enforce":                        "1",
 		"sys/fs/cgroup/cgroup.controllers":              "cpuset cpu io memory pids",
 		"sys/fs/selinux/booleans/container_use_devices": "1 1",
-		"dev/kmsg":                       "6,1,0,-;Linux version 6.12.48-amd64\n SUBSYSTEM=none\n4,2,100,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n",
+		"dev/kmsg": "6,1,0,-;Linux version 6.12.48-amd64\n SUBSYSTEM=none\n4,2,100,-;NVRM: loading " +
+			"NVIDIA UNIX Open Kernel Module\n",
 		"etc/docker/daemon.json":         `{"features": {"cdi": true}}`,
 		"etc/containerd/config.toml":     containerdConfig,
 		"etc/peerlane/config.toml":       "[relay]\nslots = 4\n",
@@ -155,7 +158,8 @@ func (m *made) build() {
 	}
 	m.link("usr/lib/x86_64-linux-gnu/libibverbs.so.1", "libibverbs.so.1.14.52.0")
 	for name, says := range map[string]string{
-		"dockerd": "Docker version 27.5.1, build 9f9e405", "containerd": "containerd github.com/containerd/containerd 1.7.24 abcdef0",
+		"dockerd": "Docker version 27.5.1, build 9f9e405", "containerd": "containerd github.com/containerd/containerd " +
+			"1.7.24 abcdef0",
 		"crio": "crio version 1.34.1\nGitCommit: unknown", "podman": "podman version 5.4.2",
 	} {
 		m.program(name, says)
@@ -169,12 +173,14 @@ func (m *made) build() {
 
 	h, err := topo.ReadSysfs(topo.Options{Sysfs: m.path("sys"), Proc: m.path("proc")})
 	must(t, err)
-	nodes := map[string]string{"nvidiactl": "195:255", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1", "infiniband/rdma_cm": "10:58"}
+	nodes := map[string]string{"nvidiactl": "195:255", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1",
+		"infiniband/rdma_cm": "10:58"}
 	on := true
 	m.fake.health = nvml.Health{Driver: "580.95.05", CUDA: 13000}
 	for _, g := range h.GPUs {
 		nodes["nvidia"+string(rune('0'+g.Minor))] = "195:" + string(rune('0'+g.Minor))
-		m.fake.gpus = append(m.fake.gpus, topo.NVMLGPU{Index: g.Index, BusID: g.BusID, UUID: g.UUID, Name: g.Name, Minor: g.Minor, Capability: 90})
+		m.fake.gpus = append(m.fake.gpus, topo.NVMLGPU{Index: g.Index, BusID: g.BusID, UUID: g.UUID, Name: g.Name,
+			Minor: g.Minor, Capability: 90})
 		m.fake.health.GPUs = append(m.fake.health.GPUs, nvml.GPUHealth{
 			Index: g.Index, BusID: g.BusID, BAR1: 128 << 30, BAR1Free: 127 << 30, Memory: 80 << 30, MemoryFree: 79 << 30, Persistence: &on, NoP2P: map[string]string{},
 		})
@@ -213,7 +219,8 @@ func trainer() generation.Info {
 			ID: strings.Repeat("a", 32), Container: generation.Container{ID: "trainer"}, Init: process.Process{PID: 900},
 			Config: launch.Config{Lanes: []launch.Lane{{GPU: launch.GPU{Index: 2, BusID: far}, Copy: true}}},
 		},
-		Alive: true, Supervised: true, Status: generation.Status{State: generation.StateReady, Relay: &process.Process{PID: 901}, Starts: 1},
+		Alive: true, Supervised: true, Status: generation.Status{State: generation.StateReady,
+			Relay: &process.Process{PID: 901}, Starts: 1},
 	}
 }
 
@@ -343,7 +350,8 @@ func (m *made) undo() {
 // host returns the Host for checks.
 func (m *made) host() *Host {
 	return &Host{
-		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{m.path("etc/cdi"), m.path("var/run/cdi")},
+		Sysfs: m.path("sys"), Proc: m.path("proc"), Root: m.root, Layout: paths.New(m.root), SpecDirs: []string{
+			m.path("etc/cdi"), m.path("var/run/cdi")},
 		NVML:   &m.fake,
 		Relays: func(paths.Layout) ([]generation.Info, error) { return m.generations, m.generateErr },
 		Ask: func(_ paths.Layout, list []generation.Info, _ time.Duration) control.Reports {
@@ -384,7 +392,8 @@ func (m *made) installFrom(h *Host) {
 			return nil, nil, err
 		}
 		list, err := cdi.Generate(plan, cdi.Options{
-			Layout: h.Layout, HookPath: m.path("usr/libexec/peerlane/peerlane-hook"), Tenancy: c.CDI.Tenancy, DevRoot: m.root, Proc: h.Proc,
+			Layout: h.Layout, HookPath: m.path(
+				"usr/libexec/peerlane/peerlane-hook"), Tenancy: c.CDI.Tenancy, DevRoot: m.root, Proc: h.Proc,
 		})
 		return plan, list, err
 	})

@@ -17,29 +17,33 @@ var nicChecks = []Check{
 		Name: "port-state", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/state",
 		Why:     "only an ACTIVE port carries data; without one the NIC serves no lane",
-		Remedy:  "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means that no subnet manager has configured the port; one that is not meant to be used: plan.exclude.nics in config.toml",
-		Run:     checkState,
+		Remedy: "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
+			"that no subnet manager has configured the port; one that is not meant to be used: plan.exclude.nics in config.toml",
+		Run: checkState,
 	},
 	{
 		Name: "port-physical", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/phys_state",
 		Why:     "a port that is not LinkUp has no signal",
-		Remedy:  "see to the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or ibportstate",
-		Run:     checkPhysical,
+		Remedy: "see to the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or " +
+			"ibportstate",
+		Run: checkPhysical,
 	},
 	{
 		Name: "port-rate", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/rate, beside what the NIC's slot carries and what NICs of the same model do",
-		Why:     "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
-		Remedy:  "put the NIC into a wider slot; use a cable and a switch port of its rate",
-		Run:     checkRate,
+		LooksAt: "/sys/class/infiniband/*/ports/*/rate, beside what the NIC's slot carries and what NICs of the same " +
+			"model do",
+		Why:    "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
+		Remedy: "put the NIC into a wider slot; use a cable and a switch port of its rate",
+		Run:    checkRate,
 	},
 	{
 		Name: "link-layer", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/link_layer",
 		Why:     "InfiniBand and Ethernet lanes cannot reach each other",
-		Remedy:  "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind from lanes by plan.exclude.nics in config.toml",
-		Run:     checkLinkLayer,
+		Remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind " +
+			"from lanes by plan.exclude.nics in config.toml",
+		Run: checkLinkLayer,
 	},
 	{
 		Name: "subnet-manager", Subject: "NICs",
@@ -59,8 +63,9 @@ var nicChecks = []Check{
 		Name: "error-counters", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/counters and hw_counters, twice",
 		Why:     "rising errors are lost packets: a bad cable, dirty optics, or missing flow control",
-		Remedy:  "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch alike",
-		Run:     checkCounters,
+		Remedy: "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch " +
+			"alike",
+		Run: checkCounters,
 	},
 }
 
@@ -105,7 +110,10 @@ func (h *Host) touches(n topo.NIC) []int {
 // alternatives, and else failure.
 func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
 	t, err := h.topology()
-	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool { return other.Active() && !other.Software && len(other.Ports) > 0 }) {
+	if err == nil && slices.ContainsFunc(t.NICs, func(other topo.NIC) bool {
+		return other.Active() && !other.Software &&
+			len(other.Ports) > 0
+	}) {
 		return warning
 	}
 	return failure
@@ -114,7 +122,8 @@ func (h *Host) amongOthers() func(on, format string, args ...any) Finding {
 func checkState(_ context.Context, h *Host) []Finding {
 	t, err := h.topology()
 	if err == nil && len(t.NICs) == 0 {
-		return []Finding{warning("host", "there is no RDMA device: lanes reach containers of this host alone").remedy("if there is a NIC, load its driver: modprobe mlx5_ib")}
+		return []Finding{warning("host", "there is no RDMA device: lanes reach containers of this host alone").remedy(
+			"if there is a NIC, load its driver: modprobe mlx5_ib")}
 	}
 	return h.aboutPorts("all ports are ACTIVE", func(n topo.NIC, p topo.Port) []Finding {
 		on := portName(n, p)
@@ -163,28 +172,31 @@ func checkRate(_ context.Context, h *Host) []Finding {
 			best[m] = n
 		}
 	}
-	return h.aboutPorts("each port's rate is that of its model, and its slot carries it", func(n topo.NIC, p topo.Port) []Finding {
-		if n.Software || !p.Active() {
-			return nil // there is no slot, or no rate yet
-		}
-		on := portName(n, p)
-		if p.RateGbps == 0 {
-			return []Finding{unknown(on, "the kernel tells no rate").touching(h.touches(n))}
-		}
-		var list []Finding
-		// Packet headers take about 15 % of a nominal link rate. Link is NCCL's figure without
-		// headers, so a 400 Gb/s NIC in a PCIe 5.0 x16 slot is correct.
-		const room = 0.95
-		if n.Link > 0 && n.BusID != "" && n.Link < room*p.RateGbps/8 {
-			list = append(list, warning(on, "its rate is %g Gb/s, and its slot carries %.0f Gb/s (%s x%d)", p.RateGbps, n.Link*8, or(n.LinkSpeed, "unknown speed"), n.LinkWidth).
-				remedy("put %s into a slot with more lanes, or of a newer PCIe", n.Name).touching(h.touches(n)))
-		}
-		if twin, known := best[model(n)]; known && p.RateGbps < twin.RateGbps() {
-			list = append(list, warning(on, "its rate is %g Gb/s, and that of %s, the same model, is %g", p.RateGbps, twin.Name, twin.RateGbps()).
-				remedy("use a cable and a switch port of %g Gb/s for %s", twin.RateGbps(), n.Name).touching(h.touches(n)))
-		}
-		return list
-	})
+	return h.aboutPorts("each port's rate is that of its model, and its slot carries it",
+		func(n topo.NIC, p topo.Port) []Finding {
+			if n.Software || !p.Active() {
+				return nil // there is no slot, or no rate yet
+			}
+			on := portName(n, p)
+			if p.RateGbps == 0 {
+				return []Finding{unknown(on, "the kernel tells no rate").touching(h.touches(n))}
+			}
+			var list []Finding
+			// Packet headers take about 15 % of a nominal link rate. Link is NCCL's figure without
+			// headers, so a 400 Gb/s NIC in a PCIe 5.0 x16 slot is correct.
+			const room = 0.95
+			if n.Link > 0 && n.BusID != "" && n.Link < room*p.RateGbps/8 {
+				list = append(list, warning(on, "its rate is %g Gb/s, and its slot carries %.0f Gb/s (%s x%d)", p.RateGbps,
+					n.Link*8, or(n.LinkSpeed, "unknown speed"), n.LinkWidth).
+					remedy("put %s into a slot with more lanes, or of a newer PCIe", n.Name).touching(h.touches(n)))
+			}
+			if twin, known := best[model(n)]; known && p.RateGbps < twin.RateGbps() {
+				list = append(list, warning(on, "its rate is %g Gb/s, and that of %s, the same model, is %g", p.RateGbps, twin.Name,
+					twin.RateGbps()).
+					remedy("use a cable and a switch port of %g Gb/s for %s", twin.RateGbps(), n.Name).touching(h.touches(n)))
+			}
+			return list
+		})
 }
 
 func checkLinkLayer(_ context.Context, h *Host) []Finding {
@@ -214,25 +226,26 @@ func checkLinkLayer(_ context.Context, h *Host) []Finding {
 }
 
 func checkSubnetManager(_ context.Context, h *Host) []Finding {
-	return h.aboutPorts("each InfiniBand port has one, or there is no InfiniBand", func(n topo.NIC, p topo.Port) []Finding {
-		if p.LinkLayer != "InfiniBand" {
+	return h.aboutPorts("each InfiniBand port has one, or there is no InfiniBand",
+		func(n topo.NIC, p topo.Port) []Finding {
+			if p.LinkLayer != "InfiniBand" {
+				return nil
+			}
+			on := portName(n, p)
+			if physical, err := read(h.portFile(n, p, "phys_state")); err == nil && !strings.HasSuffix(physical, "LinkUp") {
+				return nil // no configuration can change this
+			}
+			text, err := read(h.portFile(n, p, "sm_lid"))
+			if err != nil {
+				return []Finding{unknown(on, "%s", denied(err)).touching(h.touches(n))}
+			}
+			if lid, err := strconv.ParseUint(text, 0, 32); err != nil {
+				return []Finding{unknown(on, "its sm_lid is %.20q, which is no number", text).touching(h.touches(n))}
+			} else if lid == 0 {
+				return []Finding{failure(on, "no subnet manager has configured it (sm_lid 0)").touching(h.touches(n))}
+			}
 			return nil
-		}
-		on := portName(n, p)
-		if physical, err := read(h.portFile(n, p, "phys_state")); err == nil && !strings.HasSuffix(physical, "LinkUp") {
-			return nil // no configuration can change this
-		}
-		text, err := read(h.portFile(n, p, "sm_lid"))
-		if err != nil {
-			return []Finding{unknown(on, "%s", denied(err)).touching(h.touches(n))}
-		}
-		if lid, err := strconv.ParseUint(text, 0, 32); err != nil {
-			return []Finding{unknown(on, "its sm_lid is %.20q, which is no number", text).touching(h.touches(n))}
-		} else if lid == 0 {
-			return []Finding{failure(on, "no subnet manager has configured it (sm_lid 0)").touching(h.touches(n))}
-		}
-		return nil
-	})
+		})
 }
 
 func checkFirmware(_ context.Context, h *Host) []Finding {
@@ -305,7 +318,8 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 	}
 	before := h.counted(t)
 	if len(before) == 0 {
-		return []Finding{unknown("host", "the kernel shows no counter of errors").remedy("nothing: drivers of emulated devices have none")}
+		return []Finding{unknown("host", "the kernel shows no counter of errors").remedy(
+			"nothing: drivers of emulated devices have none")}
 	}
 	h.pause(ctx)
 	after := h.counted(t)
@@ -321,7 +335,8 @@ func checkCounters(ctx context.Context, h *Host) []Finding {
 				}
 			}
 			if len(rising) > 0 {
-				list = append(list, warning(portName(n, p), "in %v rose %s", h.Interval, strings.Join(rising, ", ")).touching(h.touches(n)))
+				list = append(list, warning(portName(n, p), "in %v rose %s", h.Interval,
+					strings.Join(rising, ", ")).touching(h.touches(n)))
 			}
 		}
 	}

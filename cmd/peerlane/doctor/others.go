@@ -26,22 +26,26 @@ var otherChecks = []Check{
 		Name: "reached", Subject: otherHosts,
 		LooksAt: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
 		Why:     "relays connect in the same way",
-		Remedy:  "run peerlane doctor --serve there; let network.ports through each firewall between the hosts; ip route get ADDRESS shows the way that packets take",
-		Run:     each(checkReached),
+		Remedy: "run peerlane doctor --serve there; let network.ports through each firewall between the hosts; ip route " +
+			"get ADDRESS shows the way that packets take",
+		Run: each(checkReached),
 	},
 	{
 		Name: "cluster-keys", Subject: otherHosts,
-		LooksAt: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both (peerlane key show)",
-		Why:     "relays that do not have one key refuse each other without a word",
-		Remedy:  "compare peerlane key show on both hosts; copy the one host's /etc/peerlane/cluster.key to the other, as root, mode 600",
-		Run:     each(checkKeys),
+		LooksAt: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both " +
+			"(peerlane key show)",
+		Why: "relays that do not have one key refuse each other without a word",
+		Remedy: "compare peerlane key show on both hosts; copy the one host's /etc/peerlane/cluster.key to the other, as " +
+			"root, mode 600",
+		Run: each(checkKeys),
 	},
 	{
 		Name: "certificates", Subject: otherHosts,
 		LooksAt: "whether both hosts have network.tls_certificate, and believe each other's",
 		Why:     "relays of a host with certificates and of one without refuse each other",
-		Remedy:  "give certificates of one authority to all hosts, or to none: network.tls_certificate, tls_key and tls_authority in config.toml",
-		Run:     each(checkCertificates),
+		Remedy: "give certificates of one authority to all hosts, or to none: network.tls_certificate, tls_key and " +
+			"tls_authority in config.toml",
+		Run: each(checkCertificates),
 	},
 	{
 		Name: "protocol", Subject: otherHosts,
@@ -54,8 +58,9 @@ var otherChecks = []Check{
 		Name: "clock-skew", Subject: otherHosts,
 		LooksAt: "both hosts' clocks, read eight times over the connection",
 		Why:     "certificates and logs depend on the clocks",
-		Remedy:  "have both hosts' clocks set by one source: systemctl enable --now chronyd, or systemd-timesyncd; chronyc tracking shows the difference",
-		Run:     each(checkClock),
+		Remedy: "have both hosts' clocks set by one source: systemctl enable --now chronyd, or systemd-timesyncd; " +
+			"chronyc tracking shows the difference",
+		Run: each(checkClock),
 	},
 	{
 		Name: "ports", Subject: otherHosts,
@@ -75,22 +80,26 @@ var otherChecks = []Check{
 		Name: "mtu", Subject: otherHosts,
 		LooksAt: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB each way",
 		Why:     "where full packets do not pass, small messages arrive and large ones hang",
-		Remedy:  "ip link set NETDEV mtu N, the same on both hosts and on each switch port between them; tracepath ADDRESS shows where it changes",
-		Run:     each(checkMTU),
+		Remedy: "ip link set NETDEV mtu N, the same on both hosts and on each switch port between them; tracepath " +
+			"ADDRESS shows where it changes",
+		Run: each(checkMTU),
 	},
 	{
 		Name: "rails", Subject: otherHosts,
-		LooksAt: "the NICs by which relays of both hosts talk, by the rails that relays number them (network.rails, plan.rails), and what link they have",
-		Why:     "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
-		Remedy:  "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of link",
-		Run:     each(checkRails),
+		LooksAt: "the NICs by which relays of both hosts talk, by the rails that relays number them (network.rails, " +
+			"plan.rails), and what link they have",
+		Why: "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
+		Remedy: "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of " +
+			"link",
+		Run: each(checkRails),
 	},
 	{
 		Name: "link-rate", Subject: otherHosts,
 		LooksAt: "the rate of the NICs of each rail, and of the interfaces of the connection, on both hosts",
 		Why:     "the slower end limits a transfer, and the slowest host a job",
-		Remedy:  "see to the cable, the transceiver and the switch's port at the slower end; peerlane doctor there has the check port-rate",
-		Run:     each(checkLinkRate),
+		Remedy: "see to the cable, the transceiver and the switch's port at the slower end; peerlane doctor there has " +
+			"the check port-rate",
+		Run: each(checkLinkRate),
 	},
 }
 
@@ -152,7 +161,8 @@ func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) fun
 			return []Finding{unknown("host", "no other host is named").remedy("peerlane doctor --connect HOST")}
 		}
 		if err := h.Meetings.NoSide; err != nil {
-			return []Finding{unknown("host", "without a cluster key this host can meet no other: %s", denied(err)).remedy("peerlane key generate, or copy the cluster's, as root; see docs/network.md")}
+			return []Finding{unknown("host", "without a cluster key this host can meet no other: %s",
+				denied(err)).remedy("peerlane key generate, or copy the cluster's, as root; see docs/network.md")}
 		}
 		held, err := h.Meetings.hold(ctx)
 		if err != nil {
@@ -179,8 +189,10 @@ func checkReached(_ meeting.Facts, o Other, m meeting.Meeting) Finding {
 	case !m.Connected && m.Err != nil:
 		return failure("", "%s", oneLine(m.Err))
 	case m.Err != nil && m.Proven && wire.StatusOf(m.Err) == wire.StatusBadHandle:
-		return unknown("", "a relay answers at %v, and no doctor", m.At).remedy("connect to the address that peerlane doctor --serve prints there")
-	case m.Err != nil && m.Proven && wire.StatusOf(m.Err) != wire.StatusVersion && wire.StatusOf(m.Err) != wire.StatusUnreachable:
+		return unknown("", "a relay answers at %v, and no doctor",
+			m.At).remedy("connect to the address that peerlane doctor --serve prints there")
+	case m.Err != nil && m.Proven && wire.StatusOf(m.Err) != wire.StatusVersion &&
+		wire.StatusOf(m.Err) != wire.StatusUnreachable:
 		return failure("", "%s", oneLine(m.Err))
 	}
 	return ok("", "it answers at %v", m.At)
@@ -191,7 +203,8 @@ func checkKeys(ours meeting.Facts, o Other, m meeting.Meeting) Finding {
 	case o.Err != nil || !m.Connected:
 		return unknown("", "it was not reached").remedy("see to the check named reached")
 	case errors.Is(m.Err, network.ErrSilent):
-		return failure("", "it closed the connection without a word: it has not %s, or no room for now", strings.Join(ours.Keys, " and not "))
+		return failure("", "it closed the connection without a word: it has not %s, or no room for now",
+			strings.Join(ours.Keys, " and not "))
 	case m.Err != nil && !m.Proven:
 		return failure("", "%s", oneLine(m.Err))
 	case m.Err != nil:
@@ -202,7 +215,8 @@ func checkKeys(ours meeting.Facts, o Other, m meeting.Meeting) Finding {
 		return warning("", "here %s is in use, and there %s: a rotation is under way", ours.Keys[0], m.Theirs.Keys[0]).
 			remedy("copy the newer cluster.key to the host that has the older one; then peerlane key rotate --finish on each")
 	case len(ours.Keys) != len(m.Theirs.Keys):
-		return warning("", "both use %s, and one of them still believes the key before it", ours.Keys[0]).remedy("peerlane key rotate --finish on the host where a rotation is under way (peerlane key show)")
+		return warning("", "both use %s, and one of them still believes the key before it",
+			ours.Keys[0]).remedy("peerlane key rotate --finish on the host where a rotation is under way (peerlane key show)")
 	}
 	return ok("", "both use %s", ours.Keys[0])
 }
@@ -229,7 +243,8 @@ func checkProtocol(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 		return unmet(m)
 	}
 	if min(ours.Newest, m.Theirs.Newest) < max(ours.Oldest, m.Theirs.Oldest) {
-		return failure("", "%s there speaks versions %d to %d, and %s here %d to %d", m.Theirs.Release, m.Theirs.Oldest, m.Theirs.Newest, ours.Release, ours.Oldest, ours.Newest)
+		return failure("", "%s there speaks versions %d to %d, and %s here %d to %d", m.Theirs.Release, m.Theirs.Oldest,
+			m.Theirs.Newest, ours.Release, ours.Oldest, ours.Newest)
 	}
 	return ok("", "version %d, of %s there and %s here", min(ours.Newest, m.Theirs.Newest), m.Theirs.Release, ours.Release)
 }
@@ -245,7 +260,8 @@ func checkClock(_ meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	unsure := m.Uncertainty.Round(time.Millisecond / 10)
 	switch {
 	case m.Offset.Abs()-m.Uncertainty > maxSkew:
-		return warning("", "its clock is %v %s this one, give or take %v", off, map[bool]string{true: "ahead of", false: "behind"}[m.Offset > 0], unsure)
+		return warning("", "its clock is %v %s this one, give or take %v", off,
+			map[bool]string{true: "ahead of", false: "behind"}[m.Offset > 0], unsure)
 	case m.Uncertainty > maxSkew:
 		return unknown("", "its answers take %v, too long to tell", 2*unsure)
 	}
@@ -275,11 +291,14 @@ func checkInterfaces(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 		return failure("", "relays here have %s addresses, and there %s", familyWords[a], familyWords[b])
 	}
 	if found, ok := interfaceOf(ours, m.Ours); !ok {
-		return warning("", "the way there leaves by %v, which is no address of an interface that relays use (%s)", m.Ours, found).
-			remedy("ip route get %v shows the interface; name it in network.interfaces, or connect to an address in the network of the interfaces that are used", m.At.Addr())
+		return warning("", "the way there leaves by %v, which is no address of an interface that relays use (%s)", m.Ours,
+			found).
+			remedy("ip route get %v shows the interface; name it in network.interfaces, or connect to an address in the "+
+				"network of the interfaces that are used", m.At.Addr())
 	}
 	if found, ok := interfaceOf(m.Theirs, m.At.Addr()); !ok {
-		return warning("", "%v is no address of an interface that relays use there (%s)", m.At.Addr(), found).remedy("connect to one of these; or set network.interfaces there")
+		return warning("", "%v is no address of an interface that relays use there (%s)", m.At.Addr(),
+			found).remedy("connect to one of these; or set network.interfaces there")
 	}
 	return ok("", "%s here and %s there", interfaceNames(ours), interfaceNames(m.Theirs))
 }
@@ -342,9 +361,11 @@ func checkMTU(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	said := strings.Join(sizes, ", ")
 	switch {
 	case m.Stuck != nil:
-		return failure("", "%s; %s: packets of full size do not get through", oneLine(m.Stuck), cmp.Or(said, "the ends' MTU is not known"))
+		return failure("", "%s; %s: packets of full size do not get through", oneLine(m.Stuck),
+			cmp.Or(said, "the ends' MTU is not known"))
 	case here == nil || there == nil:
-		return unknown("", "1 MiB each way arrived; which interfaces the connection has is not known").remedy("see to the check named interfaces")
+		return unknown("", "1 MiB each way arrived; which interfaces the connection has is not known").remedy(
+			"see to the check named interfaces")
 	case here.MTU != there.MTU:
 		return warning("", "%s", said)
 	case m.PathMTU > 0 && m.PathMTU < here.MTU:
@@ -371,7 +392,8 @@ func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 		case !has:
 			wrong = append(wrong, fmt.Sprintf("rail %d (%s) is not there", n, here.NIC))
 		case here.LinkLayer != there.LinkLayer:
-			return failure("", "rail %d is %s here (%s) and %s there (%s)", n, here.LinkLayer, here.NIC, there.LinkLayer, there.NIC)
+			return failure("", "rail %d is %s here (%s) and %s there (%s)", n, here.LinkLayer, here.NIC, there.LinkLayer,
+				there.NIC)
 		case here.NIC != there.NIC && len(a) > 1 && !ours.Numbered && !m.Theirs.Numbered:
 			wrong = append(wrong, fmt.Sprintf("rail %d is %s here and %s there", n, here.NIC, there.NIC))
 		}
@@ -406,13 +428,15 @@ func checkLinkRate(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 			continue
 		}
 		if compared++; here.Gbps != there.Gbps {
-			wrong = append(wrong, fmt.Sprintf("rail %d has %g Gb/s here (%s) and %g there (%s)", n, here.Gbps, here.NIC, there.Gbps, there.NIC))
+			wrong = append(wrong, fmt.Sprintf("rail %d has %g Gb/s here (%s) and %g there (%s)", n, here.Gbps, here.NIC,
+				there.Gbps, there.NIC))
 		}
 	}
 	here, there := findInterface(ours, m.Ours), findInterface(m.Theirs, m.At.Addr())
 	if here != nil && there != nil && here.Mbps > 0 && there.Mbps > 0 {
 		if compared++; here.Mbps != there.Mbps {
-			wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", here.Name, here.Mbps, there.Name, there.Mbps))
+			wrong = append(wrong, fmt.Sprintf("%s has %d Mb/s here and %s %d there", here.Name, here.Mbps, there.Name,
+				there.Mbps))
 		}
 	}
 	switch {
@@ -420,7 +444,8 @@ func checkLinkRate(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 		slices.Sort(wrong)
 		return warning("", "%s", strings.Join(wrong, "; "))
 	case compared == 0:
-		return unknown("", "the kernel tells no rate of the interfaces, as of virtual ones, and of no rail do both hosts know one")
+		return unknown("",
+			"the kernel tells no rate of the interfaces, as of virtual ones, and of no rail do both hosts know one")
 	}
 	return ok("", "the same on both")
 }

@@ -22,7 +22,8 @@ func twoHosts() (*Meetings, *meeting.Meeting) {
 		return meeting.Facts{
 			Host: host, Release: "v1", Oldest: 1, Newest: 2, Keys: []string{"k1"}, TLS: true, Ports: "20000-20999",
 			Interfaces: []meeting.Interface{{Name: "eth0", Addresses: []string{at, "2001:db8::7"}, MTU: 9000, Mbps: 100_000}},
-			Rails:      []meeting.Rail{{Rail: 0, NIC: "mlx5_0", LinkLayer: "Ethernet", Gbps: 200}, {Rail: 1, NIC: "mlx5_1", LinkLayer: "Ethernet", Gbps: 200}},
+			Rails: []meeting.Rail{{Rail: 0, NIC: "mlx5_0", LinkLayer: "Ethernet", Gbps: 200},
+				{Rail: 1, NIC: "mlx5_1", LinkLayer: "Ethernet", Gbps: 200}},
 		}
 	}
 	met := &meeting.Meeting{
@@ -58,7 +59,8 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		says   string
 	}{
 		{"nothing", func(*Meetings, *meeting.Meeting) {}, nil, ""},
-		{"no such name", func(m *Meetings, _ *meeting.Meeting) { m.Others[0].Err = errors.New("no such host") }, append([]string{"failure reached"}, all("reached")...), "no such host"},
+		{"no such name", func(m *Meetings, _ *meeting.Meeting) { m.Others[0].Err = errors.New("no such host") },
+			append([]string{"failure reached"}, all("reached")...), "no such host"},
 		{"nobody listens", func(_ *Meetings, m *meeting.Meeting) {
 			*m = meeting.Meeting{At: m.At, Err: errors.New("connection refused")}
 		}, append([]string{"failure reached"}, all("reached")...), "connection refused"},
@@ -71,30 +73,51 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 		{"it says nothing after the handshake", func(_ *Meetings, m *meeting.Meeting) {
 			m.Err = errors.New("requesting the clock: i/o timeout")
 		}, append([]string{"failure reached"}, all("cluster-keys", "reached")...), "i/o timeout"},
-		{"rotation", func(ms *Meetings, m *meeting.Meeting) { m.Theirs.Keys = []string{"k2", "k1"} }, []string{"warning cluster-keys"}, "here k1 is in use, and there k2"},
-		{"half a rotation", func(ms *Meetings, m *meeting.Meeting) { ms.Ours.Keys = []string{"k1", "k0"} }, []string{"warning cluster-keys"}, "still believes"},
+		{"rotation", func(ms *Meetings, m *meeting.Meeting) { m.Theirs.Keys = []string{"k2", "k1"} },
+			[]string{"warning cluster-keys"}, "here k1 is in use, and there k2"},
+		{"half a rotation", func(ms *Meetings, m *meeting.Meeting) { ms.Ours.Keys = []string{"k1", "k0"} },
+			[]string{"warning cluster-keys"}, "still believes"},
 		{"certificates on one side", func(_ *Meetings, m *meeting.Meeting) {
-			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusUnreachable, "host2 has no address")}
-		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates", "reached")...), "host2 has no address"},
+			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true,
+				Err: wire.Errorf(wire.StatusUnreachable, "host2 has no address")}
+		}, append([]string{"failure certificates"}, all("cluster-keys", "certificates",
+			"reached")...), "host2 has no address"},
 		{"doctors of two ages", func(_ *Meetings, m *meeting.Meeting) {
-			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true, Err: wire.Errorf(wire.StatusVersion, "versions 2 to 3")}
+			*m = meeting.Meeting{At: m.At, Connected: true, Proven: true,
+				Err: wire.Errorf(wire.StatusVersion, "versions 2 to 3")}
 		}, append([]string{"failure protocol"}, all("cluster-keys", "protocol", "reached")...), "versions 2 to 3"},
-		{"protocol", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Oldest, m.Theirs.Newest = 3, 4 }, []string{"failure protocol"}, "versions 3 to 4"},
-		{"clock ahead", func(_ *Meetings, m *meeting.Meeting) { m.Offset = 90 * time.Second }, []string{"warning clock-skew"}, "1m30s ahead of"},
-		{"clock behind", func(_ *Meetings, m *meeting.Meeting) { m.Offset = -90 * time.Second }, []string{"warning clock-skew"}, "1m30s behind"},
-		{"slow answers", func(_ *Meetings, m *meeting.Meeting) { m.Offset, m.Uncertainty = 2*time.Second, 2*time.Second }, []string{"could not tell clock-skew"}, "too long to tell"},
-		{"ports", func(ms *Meetings, _ *meeting.Meeting) { ms.Ours.Ports = "7000-7009" }, []string{"failure ports"}, "7000-7009 here"},
-		{"no interface there", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces, m.Theirs.Why = nil, "eth0: down" }, []string{"failure interfaces", "could not tell mtu"}, "there use no interface: eth0: down"},
+		{"protocol", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Oldest, m.Theirs.Newest = 3, 4 },
+			[]string{"failure protocol"}, "versions 3 to 4"},
+		{"clock ahead", func(_ *Meetings, m *meeting.Meeting) { m.Offset = 90 * time.Second },
+			[]string{"warning clock-skew"}, "1m30s ahead of"},
+		{"clock behind", func(_ *Meetings, m *meeting.Meeting) { m.Offset = -90 * time.Second },
+			[]string{"warning clock-skew"}, "1m30s behind"},
+		{"slow answers", func(_ *Meetings, m *meeting.Meeting) { m.Offset, m.Uncertainty = 2*time.Second, 2*time.Second },
+			[]string{"could not tell clock-skew"}, "too long to tell"},
+		{"ports", func(ms *Meetings, _ *meeting.Meeting) { ms.Ours.Ports = "7000-7009" }, []string{"failure ports"},
+			"7000-7009 here"},
+		{"no interface there", func(_ *Meetings, m *meeting.Meeting) {
+			m.Theirs.Interfaces, m.Theirs.Why = nil,
+				"eth0: down"
+		}, []string{"failure interfaces", "could not tell mtu"}, "there use no interface: eth0: down"},
 		{"families", func(ms *Meetings, m *meeting.Meeting) {
 			ms.Ours.Interfaces[0].Addresses, m.Theirs.Interfaces[0].Addresses = []string{"10.0.0.1"}, []string{"2001:db8::7"}
 			m.At = netip.MustParseAddrPort("[2001:db8::7]:20999")
 		}, []string{"failure interfaces"}, "here have IPv4 addresses, and there IPv6"},
-		{"another way", func(_ *Meetings, m *meeting.Meeting) { m.Ours = netip.MustParseAddr("192.0.2.1") }, []string{"warning interfaces", "could not tell mtu"}, "leaves by 192.0.2.1"},
-		{"another address", func(_ *Meetings, m *meeting.Meeting) { m.At = netip.MustParseAddrPort("192.0.2.2:1") }, []string{"warning interfaces", "could not tell mtu"}, "192.0.2.2 is no address"},
-		{"MTU of one end", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].MTU, m.PathMTU = 1500, 1500 }, []string{"warning mtu"}, "eth0 has 1500 there"},
-		{"MTU of the path", func(_ *Meetings, m *meeting.Meeting) { m.PathMTU = 1500 }, []string{"warning mtu"}, "the path between them 1500"},
-		{"a switch drops large packets", func(_ *Meetings, m *meeting.Meeting) { m.Stuck = errors.New("1 MiB in each direction did not arrive") }, []string{"failure mtu"}, "full size"},
-		{"a rail less", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails = m.Theirs.Rails[:1] }, []string{"warning rails"}, "2 rails, and there 1"},
+		{"another way", func(_ *Meetings, m *meeting.Meeting) { m.Ours = netip.MustParseAddr("192.0.2.1") },
+			[]string{"warning interfaces", "could not tell mtu"}, "leaves by 192.0.2.1"},
+		{"another address", func(_ *Meetings, m *meeting.Meeting) { m.At = netip.MustParseAddrPort("192.0.2.2:1") },
+			[]string{"warning interfaces", "could not tell mtu"}, "192.0.2.2 is no address"},
+		{"MTU of one end", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].MTU, m.PathMTU = 1500, 1500 },
+			[]string{"warning mtu"}, "eth0 has 1500 there"},
+		{"MTU of the path", func(_ *Meetings, m *meeting.Meeting) { m.PathMTU = 1500 }, []string{"warning mtu"},
+			"the path between them 1500"},
+		{"a switch drops large packets", func(_ *Meetings, m *meeting.Meeting) {
+			m.Stuck = errors.New(
+				"1 MiB in each direction did not arrive")
+		}, []string{"failure mtu"}, "full size"},
+		{"a rail less", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails = m.Theirs.Rails[:1] },
+			[]string{"warning rails"}, "2 rails, and there 1"},
 		{"crossed rails", func(_ *Meetings, m *meeting.Meeting) {
 			m.Theirs.Rails[0].NIC, m.Theirs.Rails[1].NIC = "mlx5_1", "mlx5_0"
 		}, []string{"warning rails"}, "rail 0 is mlx5_0 here and mlx5_1 there; rail 1"},
@@ -111,13 +134,17 @@ func TestFaultsBetweenTwoHosts(t *testing.T) {
 				m.Theirs.Rails[i].Gbps = 0
 			}
 		}, []string{"could not tell link-rate"}, "of no rail"},
-		{"two kinds of link", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].LinkLayer = "InfiniBand" }, []string{"failure rails"}, "rail 1 is Ethernet here"},
-		{"rate of a NIC", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].Gbps = 100 }, []string{"warning link-rate"}, "rail 1 has 200 Gb/s here (mlx5_1) and 100 there"},
-		{"rate of an interface", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].Mbps = 1000 }, []string{"warning link-rate"}, "100000 Mb/s here and eth0 1000 there"},
+		{"two kinds of link", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].LinkLayer = "InfiniBand" },
+			[]string{"failure rails"}, "rail 1 is Ethernet here"},
+		{"rate of a NIC", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Rails[1].Gbps = 100 },
+			[]string{"warning link-rate"}, "rail 1 has 200 Gb/s here (mlx5_1) and 100 there"},
+		{"rate of an interface", func(_ *Meetings, m *meeting.Meeting) { m.Theirs.Interfaces[0].Mbps = 1000 },
+			[]string{"warning link-rate"}, "100000 Mb/s here and eth0 1000 there"},
 		{"no rate is told", func(ms *Meetings, m *meeting.Meeting) {
 			ms.Ours.Rails, m.Theirs.Rails, m.Theirs.Interfaces[0].Mbps = nil, nil, 0
 		}, []string{"could not tell link-rate"}, "as of virtual ones"},
-		{"no key here", func(ms *Meetings, _ *meeting.Meeting) { ms.NoSide = errors.New("no such file") }, all(), "no such file"},
+		{"no key here", func(ms *Meetings, _ *meeting.Meeting) { ms.NoSide = errors.New("no such file") }, all(),
+			"no such file"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			meetings, met := twoHosts()
@@ -182,13 +209,16 @@ func TestFactsOfAHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []meeting.Interface{
-		{Name: "eth0", Addresses: []string{"10.0.0.1", "fe80::1"}, MTU: 9000, Mbps: 100_000}, {Name: "eth1", Addresses: []string{"10.1.0.1"}},
+		{Name: "eth0", Addresses: []string{"10.0.0.1", "fe80::1"}, MTU: 9000, Mbps: 100_000}, {Name: "eth1",
+			Addresses: []string{"10.1.0.1"}},
 	}
-	if !reflect.DeepEqual(f.Interfaces, want) || f.Keys[0] != key.ID.String() || f.Ports != "20000-20999" || f.Newest != wire.NewestVersion {
+	if !reflect.DeepEqual(f.Interfaces, want) || f.Keys[0] != key.ID.String() || f.Ports != "20000-20999" ||
+		f.Newest != wire.NewestVersion {
 		t.Errorf("%+v", f)
 	}
 	// A single rail if nothing distinguishes the interfaces, as in relays.
-	if want := []meeting.Rail{{NIC: "eth0", LinkLayer: "Ethernet", Gbps: 100}, {NIC: "eth1", LinkLayer: "Ethernet"}}; !reflect.DeepEqual(f.Rails, want) || f.Numbered {
+	if want := []meeting.Rail{{NIC: "eth0", LinkLayer: "Ethernet", Gbps: 100},
+		{NIC: "eth1", LinkLayer: "Ethernet"}}; !reflect.DeepEqual(f.Rails, want) || f.Numbered {
 		t.Errorf("rails %+v, want %+v", f.Rails, want)
 	}
 	m.write(ib0+"/device/net/eth0/mtu", "9000")
@@ -217,11 +247,13 @@ func TestFactsOfAHost(t *testing.T) {
 		}
 	}
 	m.write("etc/peerlane/config.toml", "[network]\nrails = [\"eth7\"]\n")
-	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 || !strings.Contains(f.Why, "network.rails") {
+	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 ||
+		!strings.Contains(f.Why, "network.rails") {
 		t.Errorf("%+v, %v", f, err)
 	}
 	m.write("etc/peerlane/config.toml", "[network]\nlisten = \"off\"\n")
-	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 || !strings.Contains(f.Why, "network.listen") {
+	if f, err := m.host().Facts("h", "v1", network.Keys{Current: key}, all); err != nil || len(f.Interfaces) != 0 ||
+		!strings.Contains(f.Why, "network.listen") {
 		t.Errorf("%+v, %v", f, err)
 	}
 }

@@ -13,24 +13,29 @@ import (
 var pcieChecks = []Check{
 	{
 		Name: "pcie-link", Subject: "PCIe",
-		LooksAt: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in /sys/bus/pci/devices",
-		Why:     "a narrow or slow link limits every lane over the device",
-		Remedy:  "take the card out and put it in again, clean its contacts, try another slot or riser; see the slot's width in the firmware's setup",
-		Run:     checkLinks,
+		LooksAt: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in " +
+			"/sys/bus/pci/devices",
+		Why: "a narrow or slow link limits every lane over the device",
+		Remedy: "take the card out and put it in again, clean its contacts, try another slot or riser; see the slot's " +
+			"width in the firmware's setup",
+		Run: checkLinks,
 	},
 	{
 		Name: "acs", Subject: "PCIe",
 		LooksAt: "the Access Control Services of switch ports between GPUs and NICs, in /sys/bus/pci/devices/*/config",
 		Why:     "with redirection, traffic below one switch passes the CPU: GPUDirect RDMA and copies are slow or wrong",
-		Remedy:  "on a host that passes no device to a virtual machine setpci until the next start, and for each start the kernel's parameter \"pci=disable_acs_redir=...\", in quotation marks",
-		Run:     checkACS,
+		Remedy: "on a host that passes no device to a virtual machine setpci until the next start, and for each start " +
+			"the kernel's parameter \"pci=disable_acs_redir=...\", in quotation marks",
+		Run: checkACS,
 	},
 	{
 		Name: "iommu", Subject: "PCIe",
 		LooksAt: "the type of the IOMMU group of GPUs and NICs, /sys/bus/pci/devices/*/iommu_group/type",
-		Why:     "translation sends transfers over the CPU, and with DMA-BUF can give a NIC wrong addresses (open-gpu-kernel-modules#1324)",
-		Remedy:  "start the kernel with iommu=pt (and on Intel intel_iommu=on); hosts that pass devices to virtual machines need translation",
-		Run:     checkIOMMU,
+		Why: "translation sends transfers over the CPU, and with DMA-BUF can give a NIC wrong addresses " +
+			"(open-gpu-kernel-modules#1324)",
+		Remedy: "start the kernel with iommu=pt (and on Intel intel_iommu=on); hosts that pass devices to virtual " +
+			"machines need translation",
+		Run: checkIOMMU,
 	},
 }
 
@@ -89,7 +94,8 @@ func checkLinks(_ context.Context, h *Host) []Finding {
 			list = append(list, warning(d.on, "its link runs at %s, and the device can do %s", speed, top).touching(d.lanes))
 		}
 	}
-	return orFine(list, "the links of %d devices are as wide and fast as the devices can do (GPUs lower their speed when idle)", len(devices))
+	return orFine(list,
+		"the links of %d devices are as wide and fast as the devices can do (GPUs lower their speed when idle)", len(devices))
 }
 
 // number parses the first word of an attribute ("32.0 GT/s PCIe"), or returns 0.
@@ -127,11 +133,14 @@ func checkACS(_ context.Context, h *Host) []Finding {
 		}
 		list = append(list, warning("switch "+upstream, "its ports %s redirect", strings.Join(ports, ", ")).
 			// GRUB's shell ends a command at a semicolon that has no quotation marks.
-			remedy("on a host that passes no device to a virtual machine, for ACS keeps these apart: %s; for each start: the kernel's parameter \"pci=disable_acs_redir=%s\", in quotation marks as GRUB would cut it at a semicolon", strings.Join(lines, "; "), strings.Join(ports, ";")).
+			remedy("on a host that passes no device to a virtual machine, for ACS keeps these apart: %s; for each start: the "+
+				"kernel's parameter \"pci=disable_acs_redir=%s\", in quotation marks as GRUB would cut it at a "+
+				"semicolon", strings.Join(lines, "; "), strings.Join(ports, ";")).
 			touching(h.lanesBelow(t, ports)))
 	}
 	if len(hidden) > 0 {
-		list = append(list, unknown("host", "the kernel shows ACS of %d switch ports to root alone", len(hidden)).remedy("sudo peerlane doctor"))
+		list = append(list, unknown("host", "the kernel shows ACS of %d switch ports to root alone",
+			len(hidden)).remedy("sudo peerlane doctor"))
 	}
 	return orFine(list, "no switch redirects what GPUs and NICs send to each other")
 }
@@ -155,7 +164,8 @@ func (h *Host) lanesBelow(t *topo.Host, ports []string) []int {
 		nics[n.Name] = n.BusID != "" && below(n.BusID)
 	}
 	return h.lanesWith(func(l topo.Lane) bool {
-		return below(l.GPU) || slices.ContainsFunc(l.Servers, below) || slices.ContainsFunc(l.NICs, func(n string) bool { return nics[n] })
+		return below(l.GPU) || slices.ContainsFunc(l.Servers, below) ||
+			slices.ContainsFunc(l.NICs, func(n string) bool { return nics[n] })
 	})
 }
 
@@ -194,7 +204,8 @@ func checkIOMMU(_ context.Context, h *Host) []Finding {
 			touched = append(touched, l)
 		}
 		slices.Sort(touched)
-		list = append(list, warning(strings.Join(translated, ", "), "the IOMMU translates for them (type %s)", kind).touching(touched))
+		list = append(list, warning(strings.Join(translated, ", "), "the IOMMU translates for them (type %s)",
+			kind).touching(touched))
 	}
 	return orFine(list, "no IOMMU translates for GPUs and NICs")
 }

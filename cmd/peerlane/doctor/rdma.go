@@ -62,10 +62,11 @@ const slow = 0.5
 func RDMA(results []launch.RDMAResult, failed error) Check {
 	return Check{
 		Name: "rdma", Subject: "NICs",
-		LooksAt: "an active test: two queue pairs of the NIC, connected with each other by the GID and partition key that relays use (verbs in config.toml), write and read the memory; each byte is compared",
-		Why:     "relays do the same; what fails here fails between hosts, too, where it looks like a fault of the network",
-		Remedy:  "read the reason; docs/network.md has what RDMA needs",
-		Run:     func(_ context.Context, h *Host) []Finding { return h.rdma(results, failed) },
+		LooksAt: "an active test: two queue pairs of the NIC, connected with each other by the GID and partition key that " +
+			"relays use (verbs in config.toml), write and read the memory; each byte is compared",
+		Why:    "relays do the same; what fails here fails between hosts, too, where it looks like a fault of the network",
+		Remedy: "read the reason; docs/network.md has what RDMA needs",
+		Run:    func(_ context.Context, h *Host) []Finding { return h.rdma(results, failed) },
 	}
 }
 
@@ -118,7 +119,9 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 	case r.Wrong > 0:
 		f := failure(on, "%s by %s: %d of %d bytes are wrong", r.Tried, r.Way, r.Wrong, r.Bytes)
 		f.Why = "the NIC reports success and data arrives damaged, in every job that goes this way"
-		return f.remedy("on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the ports); until then plan.exclude.pairs in config.toml keeps lanes from this pair")
+		return f.remedy(
+			"on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the ports); until then " +
+				"plan.exclude.pairs in config.toml keeps lanes from this pair")
 	case r.Failed != "" && r.GPU != nil && r.Tried == "register":
 		return h.unregistered(on, r, all)
 	case r.Failed != "" && r.Way != "":
@@ -126,12 +129,15 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 	case r.Failed != "":
 		return failure(on, "%s: %s", r.Tried, r.Failed)
 	}
-	found := fmt.Sprintf("%d bytes written and read by %s are right; %.3g GB/s written, %.3g read", r.Bytes, r.Way, r.Write, r.Read)
+	found := fmt.Sprintf("%d bytes written and read by %s are right; %.3g GB/s written, %.3g read", r.Bytes, r.Way,
+		r.Write, r.Read)
 	expected := h.expected(r)
 	if least := min(r.Write, r.Read); expected > 0 && least < slow*expected {
 		f := warning(on, "%s; %.3g GB/s are estimated", found, expected)
 		f.Why = "the way between NIC and memory is slower than what it is made of: every lane over it is"
-		return f.remedy("see the findings on pcie-link, iommu and ACS; peerlane topo shows the way, and rates while nothing else uses it are what counts")
+		return f.remedy(
+			"see the findings on pcie-link, iommu and ACS; peerlane topo shows the way, and rates while nothing else uses it " +
+				"are what counts")
 	}
 	return ok(on, "%s", found)
 }
@@ -140,14 +146,17 @@ func (h *Host) rdmaJudged(r launch.RDMAResult, all []launch.RDMAResult) Finding 
 // other method works.
 func (h *Host) unregistered(on string, r launch.RDMAResult, all []launch.RDMAResult) Finding {
 	other := slices.ContainsFunc(all, func(o launch.RDMAResult) bool {
-		return o.NIC == r.NIC && o.GPU != nil && *o.GPU == *r.GPU && o.Memory != r.Memory && o.Failed == "" && o.Untested == "" && o.Wrong == 0
+		return o.NIC == r.NIC && o.GPU != nil && *o.GPU == *r.GPU && o.Memory != r.Memory && o.Failed == "" &&
+			o.Untested == "" && o.Wrong == 0
 	})
 	if other {
 		return ok(on, "not this way (%s); the other one works", r.Failed)
 	}
 	f := warning(on, "register: %s", r.Failed)
-	f.Why = "without DMA-BUF and without nvidia-peermem the NIC does not reach the GPU's memory: data goes through the CPU's, at a part of the rate"
-	return f.remedy("DMA-BUF: NVIDIA's open kernel modules, Linux 5.12 and rdma-core 34 or newer; else modprobe nvidia-peermem")
+	f.Why = "without DMA-BUF and without nvidia-peermem the NIC does not reach the GPU's memory: data goes through the " +
+		"CPU's, at a part of the rate"
+	return f.remedy(
+		"DMA-BUF: NVIDIA's open kernel modules, Linux 5.12 and rdma-core 34 or newer; else modprobe nvidia-peermem")
 }
 
 // expected returns the estimated rate between NIC and memory, in GB/s in one direction; 0 without

@@ -51,9 +51,12 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 	job, err := h.RDMAJob()
 	must(t, err)
 	gpu := job.NICs[0].GPUs[0]
-	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost, Way: "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2", Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
-	dmabuf := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryDMABuf, Tried: "read", Bytes: 4 << 20, Write: 40, Read: 41}
-	refused := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryPeermem, Tried: "register", Failed: "ibv_reg_mr: bad address (EFAULT)"}
+	host := launch.RDMAResult{NIC: "mlx5_0", Memory: launch.MemoryHost,
+		Way: "port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2", Tried: "read", Bytes: 4 << 20, Write: 46, Read: 45}
+	dmabuf := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryDMABuf, Tried: "read", Bytes: 4 << 20,
+		Write: 40, Read: 41}
+	refused := launch.RDMAResult{NIC: "mlx5_0", GPU: &gpu, Memory: launch.MemoryPeermem, Tried: "register",
+		Failed: "ibv_reg_mr: bad address (EFAULT)"}
 	far := launch.TripleName{PairName: launch.PairName{GPU: gpu, Server: gpu}, NIC: "mlx5_0"}
 	three := func(verdict, reason string) launch.RDMAResult {
 		return launch.RDMAResult{NIC: "mlx5_0", Triple: &launch.Triple{TripleName: far, Verdict: verdict, Reason: reason, Rounds: 2048}}
@@ -67,18 +70,31 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 		says    string // the worst finding
 	}{
 		{"all is well", []launch.RDMAResult{host, dmabuf}, nil, OK, ""},
-		{"it says which way it went", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Failed = "transport retry counter exceeded" })}, nil, Failure, "read by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2: transport"},
-		{"also where all is well", []launch.RDMAResult{host}, nil, OK, "by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2 are right"},
+		{"it says which way it went", []launch.RDMAResult{with(host,
+			func(r *launch.RDMAResult) { r.Failed = "transport retry counter exceeded" })}, nil, Failure, "read by port 1, " +
+			"GID 3 (192.0.2.1, RoCE v2), pkey index 2: transport"},
+		{"also where all is well", []launch.RDMAResult{host}, nil, OK,
+			"by port 1, GID 3 (192.0.2.1, RoCE v2), pkey index 2 are right"},
 		{"one way to register is enough", []launch.RDMAResult{host, dmabuf, refused}, nil, OK, ""},
-		{"no way to register", []launch.RDMAResult{host, with(refused, func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
-		{"the port does not connect", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Way, r.Tried, r.Failed = "", "connect", "port 1 is DOWN" })}, nil, Failure, "connect: port 1 is DOWN"},
-		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure, "7 of 4194304 bytes are wrong"},
+		{"no way to register", []launch.RDMAResult{host, with(refused,
+			func(r *launch.RDMAResult) { r.Memory = launch.MemoryDMABuf }), refused}, nil, Warning, "(EFAULT)"},
+		{"the port does not connect", []launch.RDMAResult{with(host,
+			func(r *launch.RDMAResult) {
+				r.Way, r.Tried, r.Failed = "", "connect",
+					"port 1 is DOWN"
+			})}, nil, Failure, "connect: port 1 is DOWN"},
+		{"wrong bytes", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Wrong = 7 })}, nil, Failure,
+			"7 of 4194304 bytes are wrong"},
 		// A 400 Gb/s port carries 50 GB/s and its PCIe slot 48.
-		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning, "48 GB/s are estimated"},
+		{"slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 23 })}, nil, Warning,
+			"48 GB/s are estimated"},
 		{"not slow", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Read = 25 })}, nil, OK, ""},
-		{"slow to a GPU", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Write = 11 })}, nil, Warning, "48 GB/s are estimated"},
-		{"not tested", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Untested = "iWARP" })}, nil, Unknown, "iWARP"},
-		{"the test failed", []launch.RDMAResult{host}, errors.New("libibverbs.so.1 cannot be loaded"), Unknown, "cannot be loaded"},
+		{"slow to a GPU", []launch.RDMAResult{with(dmabuf, func(r *launch.RDMAResult) { r.Write = 11 })}, nil, Warning,
+			"48 GB/s are estimated"},
+		{"not tested", []launch.RDMAResult{with(host, func(r *launch.RDMAResult) { r.Untested = "iWARP" })}, nil, Unknown,
+			"iWARP"},
+		{"the test failed", []launch.RDMAResult{host}, errors.New("libibverbs.so.1 cannot be loaded"), Unknown,
+			"cannot be loaded"},
 		{"no NIC", nil, nil, OK, ""},
 		{"a triple is good", []launch.RDMAResult{host, three(launch.VerdictGood, "")}, nil, OK, ""},
 		{"a triple is wrong", []launch.RDMAResult{host, three(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3")}, nil, Failure, "1 of 64 bytes are wrong in round 3"},

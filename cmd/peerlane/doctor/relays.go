@@ -15,22 +15,26 @@ import (
 
 var relayChecks = []Check{
 	{
-		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and whether those that are ready answer",
+		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and " +
+			"whether those that are ready answer",
 		Why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
 		Remedy: "peerlane relay inspect CONTAINER shows its log",
 		Run:    checkRelays,
 	},
 	{
-		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and generations of another machine, in var/lib/peerlane and run/peerlane",
+		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and " +
+			"generations of another machine, in var/lib/peerlane and run/peerlane",
 		Why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
 		Remedy: "peerlane relay gc",
 		Run:    checkLeftovers,
 	},
 	{
-		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap (staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
-		Why:    "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
-		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; or lower relay.slots and relay.slot_size in config.toml",
-		Run:    checkStaging,
+		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap " +
+			"(staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
+		Why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
+		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; " +
+			"or lower relay.slots and relay.slot_size in config.toml",
+		Run: checkStaging,
 	},
 }
 
@@ -64,18 +68,23 @@ func checkRelays(_ context.Context, h *Host) []Finding {
 		lanes := lanesOf(g)
 		switch {
 		case !g.Supervised:
-			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy("restart the container").touching(lanes))
+			list = append(list, failure(on, "nothing looks after its relay: the supervisor was killed").remedy(
+				"restart the container").touching(lanes))
 		case g.Status.State == generation.StateReady:
 			ready = append(ready, g)
 		case g.Status.State == generation.StateDown:
 			list = append(list, failure(on, "its relay has died too often, and is not started again%s", because).
 				remedy("peerlane relay inspect %s; then peerlane relay resume %s", g.ID, g.ID).touching(lanes))
 		case g.Status.State == generation.StateWaiting:
-			list = append(list, warning(on, "its relay has died, and will be started again%s", because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
-		case slices.Contains([]string{generation.StateStopping, generation.StateStopped, generation.StateDraining, generation.StateDrained}, g.Status.State):
-			list = append(list, warning(on, "its relay is %s by somebody's command", g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
+			list = append(list, warning(on, "its relay has died, and will be started again%s",
+				because).remedy("peerlane relay inspect %s", g.ID).touching(lanes))
+		case slices.Contains([]string{generation.StateStopping, generation.StateStopped, generation.StateDraining,
+			generation.StateDrained}, g.Status.State):
+			list = append(list, warning(on, "its relay is %s by somebody's command",
+				g.Status.State).remedy("peerlane relay resume %s", g.ID).touching(lanes))
 		case g.Status.State != generation.StateEnding:
-			list = append(list, unknown(on, "its relay starts%s", because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
+			list = append(list, unknown(on, "its relay starts%s",
+				because).remedy("ask again; where it still starts then, peerlane relay inspect %s", g.ID).touching(lanes))
 		}
 	}
 	if len(ready) > 0 {
@@ -89,8 +98,10 @@ func (h *Host) silent(ready []generation.Info) (list []Finding) {
 	reports := h.Ask(h.Layout, ready, answerTimeout)
 	for _, g := range ready {
 		if answer := reports[g.ID]; answer.Report == nil {
-			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s", cut(answer.NoReport)).
-				remedy("peerlane relay inspect %s; restart the container where that gets no answer either", g.ID).touching(lanesOf(g)))
+			list = append(list, failure("container "+cut(g.Container.ID), "its relay is ready, and did not answer: %s",
+				cut(answer.NoReport)).
+				remedy("peerlane relay inspect %s; restart the container where that gets no answer either",
+					g.ID).touching(lanesOf(g)))
 		}
 	}
 	return list
@@ -106,12 +117,16 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 	for _, g := range generations {
 		known[g.ID] = true
 		if g.Foreign(h.Layout) {
-			list = append(list, failure("generation "+g.ID, "it is of the machine %s, and not of this one: the state of relays is on a shared disk", g.Machine).
-				remedy("have %s on a disk of this host alone; where that disk is a copy of another host's, rm -r %s", h.Layout.State(), h.Layout.GenerationDir(g.ID)))
+			list = append(list,
+				failure("generation "+g.ID,
+					"it is of the machine %s, and not of this one: the state of relays is on a shared disk", g.Machine).
+					remedy("have %s on a disk of this host alone; where that disk is a copy of another host's, rm -r %s",
+						h.Layout.State(), h.Layout.GenerationDir(g.ID)))
 			continue
 		}
 		if !g.Alive && !g.Supervised {
-			list = append(list, warning("generation "+g.ID, "container %s has ended, and its relay's files are still here", cut(g.Container.ID)).touching(lanesOf(g)))
+			list = append(list, warning("generation "+g.ID, "container %s has ended, and its relay's files are still here",
+				cut(g.Container.ID)).touching(lanesOf(g)))
 		}
 	}
 	if err != nil {
@@ -175,11 +190,14 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 		rest := need - min(need, taken[s.GPU])
 		switch {
 		case s.All > limit:
-			list = append(list, warning(gpuName(gpu), "one container for each of its %d lanes takes %s, and all relays may have %s (%s)",
-				s.Lanes, humanize.IBytes(s.All), humanize.IBytes(limit), by).remedy("raise staging.limit, or lower relay.slots or relay.slot_size, in %s", h.Layout.ConfigFile()).touching(lanes))
+			list = append(list,
+				warning(gpuName(gpu), "one container for each of its %d lanes takes %s, and all relays may have %s (%s)",
+					s.Lanes, humanize.IBytes(s.All), humanize.IBytes(limit), by).remedy(
+					"raise staging.limit, or lower relay.slots or relay.slot_size, in %s", h.Layout.ConfigFile()).touching(lanes))
 		case health.MemoryFree < rest:
-			list = append(list, warning(gpuName(gpu), "relays have %s of the %s that its lanes take, and %s of its memory are free",
-				humanize.IBytes(taken[s.GPU]), humanize.IBytes(need), humanize.IBytes(health.MemoryFree)).touching(lanes))
+			list = append(list,
+				warning(gpuName(gpu), "relays have %s of the %s that its lanes take, and %s of its memory are free",
+					humanize.IBytes(taken[s.GPU]), humanize.IBytes(need), humanize.IBytes(health.MemoryFree)).touching(lanes))
 		}
 	}
 	return orFine(list, "each GPU has room for what its lanes stage there")

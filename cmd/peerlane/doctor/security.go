@@ -17,17 +17,19 @@ import (
 var securityChecks = []Check{
 	{
 		Name: "selinux", Subject: "security",
-		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
-		Why:     "an enforcing policy can deny devices and the relay's socket",
-		Remedy:  "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows what was denied",
-		Run:     checkSELinux,
+		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name " +
+			"Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
+		Why:    "an enforcing policy can deny devices and the relay's socket",
+		Remedy: "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows what was denied",
+		Run:    checkSELinux,
 	},
 	{
 		Name: "apparmor", Subject: "security",
-		LooksAt: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
-		Why:     "a profile can deny files to the hook, devices to a relay, or the socket to a container",
-		Remedy:  "allow in the profile that is named what was denied, then apparmor_parser -r PROFILE",
-		Run:     checkAppArmor,
+		LooksAt: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of " +
+			"/var/log/audit/audit.log",
+		Why:    "a profile can deny files to the hook, devices to a relay, or the socket to a container",
+		Remedy: "allow in the profile that is named what was denied, then apparmor_parser -r PROFILE",
+		Run:    checkAppArmor,
 	},
 	{
 		Name: "cluster-key", Subject: "security",
@@ -38,10 +40,12 @@ var securityChecks = []Check{
 	},
 	{
 		Name: "sandbox", Subject: "security",
-		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and what the sandbox of each relay that runs lacks (peerlane relay inspect)",
-		Why:     "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and exhaust RLIMIT_NPROC",
-		Remedy:  "peerlane relay inspect CONTAINER shows what is missing, and why",
-		Run:     checkSandbox,
+		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and what the sandbox of each relay that " +
+			"runs lacks (peerlane relay inspect)",
+		Why: "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and " +
+			"exhaust RLIMIT_NPROC",
+		Remedy: "peerlane relay inspect CONTAINER shows what is missing, and why",
+		Run:    checkSandbox,
 	},
 }
 
@@ -120,12 +124,18 @@ func checkSELinux(ctx context.Context, h *Host) []Finding {
 		list = append(list, unknown("host", "it is enforcing, and %s", oneLine(err)))
 	}
 	if len(lines) > 0 {
-		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines), cut(lines[len(lines)-1])).
-			remedy("ausearch -m avc -c peerlane-relay | audit2allow -M peerlane-local && semodule -i peerlane-local.pp, once you have read what that allows"))
+		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines),
+			cut(lines[len(lines)-1])).
+			remedy("ausearch -m avc -c peerlane-relay | audit2allow -M peerlane-local && semodule -i peerlane-local.pp, once "+
+				"you have read what that allows"))
 	}
 	// "1 1": now, and when pending changes are committed.
-	if value, err := read(h.sys("fs/selinux/booleans/container_use_devices")); err == nil && !strings.HasPrefix(value, "1") {
-		list = append(list, warning("host", "it is enforcing, and container_use_devices is off: containers cannot use the devices of gpu= and nic=").remedy("setsebool -P container_use_devices 1"))
+	if value, err := read(h.sys("fs/selinux/booleans/container_use_devices")); err == nil &&
+		!strings.HasPrefix(value, "1") {
+		list = append(list,
+			warning("host",
+				"it is enforcing, and container_use_devices is off: containers cannot use the devices of gpu= and nic=").remedy(
+				"setsebool -P container_use_devices 1"))
 	}
 	return orFine(list, "it is enforcing, and lets containers use devices")
 }
@@ -141,10 +151,12 @@ func checkAppArmor(ctx context.Context, h *Host) []Finding {
 	lines, err := h.denials(ctx, `apparmor="DENIED"`)
 	var list []Finding
 	if err != nil {
-		list = append(list, unknown("host", "it is on, and %s", oneLine(err)).remedy("ausearch -m avc -ts boot | grep peerlane, as root"))
+		list = append(list, unknown("host", "it is on, and %s",
+			oneLine(err)).remedy("ausearch -m avc -ts boot | grep peerlane, as root"))
 	}
 	if len(lines) > 0 {
-		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines), cut(lines[len(lines)-1])))
+		list = append(list, failure("host", "it has denied %d accesses, the last one: %s", len(lines),
+			cut(lines[len(lines)-1])))
 	}
 	return orFine(list, "it has denied Peerlane nothing that the logs still have")
 }
@@ -158,7 +170,8 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	if c.Relay.Sandbox == config.SandboxOff {
-		return []Finding{warning("host", "relays run without a sandbox").remedy("remove relay.sandbox from %s, and restart containers", h.Layout.ConfigFile())}
+		return []Finding{warning("host", "relays run without a sandbox").remedy(
+			"remove relay.sandbox from %s, and restart containers", h.Layout.ConfigFile())}
 	}
 	var list []Finding
 	program := or(c.Relay.Binary, h.path(relayProgram))
@@ -168,8 +181,11 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 	case err != nil:
 		list = append(list, unknown(program, "%s", denied(err)))
 	case info.Mode()&0o004 != 0:
-		list = append(list, warning(program, "each user can read it (mode %04o), so that the kernel lets processes of a relay's uid trace that relay while it starts", info.Mode().Perm()).
-			remedy("chmod 711 %s", program))
+		list = append(list,
+			warning(program,
+				"each user can read it (mode %04o), so that the kernel lets processes of a relay's uid trace that relay while "+
+					"it starts", info.Mode().Perm()).
+				remedy("chmod 711 %s", program))
 	}
 	if _, err := os.Lstat(h.Layout.Launcher()); err != nil { // else units have TasksMax=
 		v2, err := read(h.sys("fs/cgroup/cgroup.controllers"))
@@ -180,8 +196,12 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 		case err != nil && !absent(err):
 			list = append(list, unknown("host", "%s", denied(err)))
 		case !slices.Contains(strings.Fields(v2), "pids"):
-			list = append(list, warning("host", "cgroup2 has no pids controller here, so RLIMIT_NPROC limits the tasks of relays, and a container that takes a relay's uid can use it up").
-				remedy("boot with control groups of version 2 alone (systemd.unified_cgroup_hierarchy=1), or have systemd start relays: systemctl enable --now peerlane-relay.socket"))
+			list = append(list,
+				warning("host",
+					"cgroup2 has no pids controller here, so RLIMIT_NPROC limits the tasks of relays, and a container that takes a "+
+						"relay's uid can use it up").
+					remedy("boot with control groups of version 2 alone (systemd.unified_cgroup_hierarchy=1), or have systemd start "+
+						"relays: systemctl enable --now peerlane-relay.socket"))
 		}
 	}
 	generations, _ := h.generations() // the check relays reports the error
@@ -190,7 +210,8 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 			continue
 		}
 		missing := g.Status.Sandbox.Missing
-		list = append(list, warning("container "+cut(g.Container.ID), "its relay's sandbox lacks %d things, the first: %s", len(missing), cut(missing[0])).touching(lanesOf(g)))
+		list = append(list, warning("container "+cut(g.Container.ID), "its relay's sandbox lacks %d things, the first: %s",
+			len(missing), cut(missing[0])).touching(lanesOf(g)))
 	}
 	return orFine(list, "processes of a relay's uid can neither trace the relay nor use up its tasks")
 }

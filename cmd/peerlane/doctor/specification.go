@@ -16,19 +16,22 @@ import (
 
 var specificationChecks = []Check{
 	{
-		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes of this host",
+		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes " +
+			"of this host",
 		Why:    "with an unreadable or unfitting configuration the hook can refuse containers with a lane",
 		Remedy: "mend the key that is named; docs/configuration.md has all of them",
 		Run:    checkConfiguration,
 	},
 	{
-		Name: "specification", Subject: "installation", LooksAt: "the CDI specifications and the plan, beside what they would be of this host by now (peerlane cdi validate)",
+		Name: "specification", Subject: "installation", LooksAt: "the CDI specifications and the plan, beside what they " +
+			"would be of this host by now (peerlane cdi validate)",
 		Why:    "a stale specification gives another GPU's lane or none; engines ignore a damaged one silently",
 		Remedy: "peerlane cdi refresh",
 		Run:    checkSpecification,
 	},
 	{
-		Name: "hook", Subject: "installation", LooksAt: "the hook that the specifications name: its file, its owner, and the mount that it lies on (/proc/self/mountinfo)",
+		Name: "hook", Subject: "installation", LooksAt: "the hook that the specifications name: its file, its owner, and " +
+			"the mount that it lies on (/proc/self/mountinfo)",
 		Why:    "if runtimes cannot execute it, no container with a lane starts",
 		Remedy: "install it again, or peerlane cdi refresh --hook PATH",
 		Run:    checkHook,
@@ -96,7 +99,8 @@ func checkSpecification(_ context.Context, h *Host) []Finding {
 	var list []Finding
 	for _, drift := range d.list {
 		if drift.Kind != cdi.DriftHook {
-			list = append(list, failure(drift.Subject, "%s", drift.Message).remedy("%s", drift.Remedy).touching(h.lanesNamed(drift.Subject)))
+			list = append(list, failure(drift.Subject, "%s", drift.Message).remedy("%s",
+				drift.Remedy).touching(h.lanesNamed(drift.Subject)))
 		}
 	}
 	if d.files == 0 && len(list) == 0 {
@@ -143,7 +147,8 @@ func checkHook(_ context.Context, h *Host) []Finding {
 	}
 	if real, err := filepath.EvalSymlinks(d.hook); err == nil {
 		if at, options := mountOf(mounts, real); slices.Contains(options, "noexec") {
-			list = append(list, failure(d.hook, "it lies on %s, which is mounted noexec", at).remedy("mount -o remount,exec %s, and take noexec out of /etc/fstab", at))
+			list = append(list, failure(d.hook, "it lies on %s, which is mounted noexec",
+				at).remedy("mount -o remount,exec %s, and take noexec out of /etc/fstab", at))
 		}
 	}
 	if len(list) == 0 {
@@ -198,7 +203,8 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 	if major := majorOf(majors, "nvidia", "nvidia-frontend"); major != "" {
 		for _, g := range t.GPUs {
 			if g.Vendor == "" && g.Minor >= 0 {
-				nodes = append(nodes, node{fmt.Sprintf("nvidia%d", g.Minor), fmt.Sprintf("%s:%d", major, g.Minor), h.lanesOfGPU(g.BusID)})
+				nodes = append(nodes, node{fmt.Sprintf("nvidia%d", g.Minor), fmt.Sprintf("%s:%d", major, g.Minor),
+					h.lanesOfGPU(g.BusID)})
 			}
 		}
 		nodes = append(nodes, node{"nvidiactl", major + ":255", nil})
@@ -210,7 +216,8 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 		if n.Uverbs == "" {
 			continue
 		}
-		if number, err := read(h.sys("class/infiniband_verbs", n.Uverbs, "dev")); err == nil && deviceNumber.MatchString(number) {
+		if number, err := read(h.sys("class/infiniband_verbs", n.Uverbs, "dev")); err == nil &&
+			deviceNumber.MatchString(number) {
 			nodes = append(nodes, node{"infiniband/" + n.Uverbs, number, h.lanesOfNIC(n.Name)})
 		}
 	}
@@ -222,7 +229,8 @@ func checkDevChar(_ context.Context, h *Host) []Finding {
 		}
 		seen++
 		if _, err := os.Lstat(h.path("dev/char", n.number)); absent(err) {
-			list = append(list, warning("/dev/"+n.path, "there is no /dev/char/%s", n.number).remedy("ln -s ../%s /dev/char/%s", n.path, n.number).touching(n.lanes))
+			list = append(list, warning("/dev/"+n.path, "there is no /dev/char/%s", n.number).remedy("ln -s ../%s /dev/char/%s",
+				n.path, n.number).touching(n.lanes))
 		} else if err != nil {
 			list = append(list, unknown("/dev/"+n.path, "%s", denied(err)).touching(n.lanes))
 		}

@@ -27,7 +27,8 @@ var States = []string{
 const stateLeft, stateEnded = "left", "ended"
 
 // unwanted are the states of relays that are not meant to answer.
-var unwanted = []string{generation.StateStopping, generation.StateStopped, generation.StateDraining, generation.StateDrained, generation.StateEnding}
+var unwanted = []string{generation.StateStopping, generation.StateStopped, generation.StateDraining,
+	generation.StateDrained, generation.StateEnding}
 
 // Labels of metrics. relay is opaque and differs for every start of a container; container is
 // empty unless names are shown. The labels of a lane are the PCI address and the index of its
@@ -45,36 +46,45 @@ func metric(name, help string, labels []string) *prometheus.Desc {
 
 // The metrics, which docs/metrics.md, the dashboard and the alerts are about.
 var (
-	relays       = metric("relays", "Containers by the state of their relay.", []string{"state"})
-	relayUp      = metric("relay_up", "Whether the relay answered when it was asked just now.", ofRelay)
-	relayWanted  = metric("relay_wanted", "Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.", ofRelay)
+	relays      = metric("relays", "Containers by the state of their relay.", []string{"state"})
+	relayUp     = metric("relay_up", "Whether the relay answered when it was asked just now.", ofRelay)
+	relayWanted = metric("relay_wanted",
+		"Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.", ofRelay)
 	relayStarts  = metric("relay_starts_total", "How often the container's relay was started.", ofRelay)
 	relayClients = metric("relay_clients", "Processes of the container that are attached.", ofRelay)
 	connections  = metric("relay_connections", "Connections that are open, sending and receiving.", ofRelay)
 	memories     = metric("relay_memories", "Memories that clients have exported.", ofRelay)
 	hostMemory   = metric("relay_host_memory_bytes", "Host memory that the relay has made for its clients.", ofRelay)
 	badHandles   = metric("relay_bad_handles_total", "Senders whose handle no listener of the relay gave out.", ofRelay)
-	stagedBytes  = metric("relay_staged_bytes_total", "Bytes that were staged on a server GPU or in host memory, of those sent and received.", ofRelay)
-	directBytes  = metric("relay_direct_bytes_total", "Bytes that went to another container of this host by one copy.", ofRelay)
+	stagedBytes  = metric("relay_staged_bytes_total",
+		"Bytes that were staged on a server GPU or in host memory, of those sent and received.", ofRelay)
+	directBytes = metric("relay_direct_bytes_total", "Bytes that went to another container of this host by one copy.",
+		ofRelay)
 
 	laneBytes      = metric("lane_bytes_total", "Bytes of operations that have ended.", ofLane)
 	laneOperations = metric("lane_operations_total", "Operations that have ended, failed ones among them.", ofLane)
 	laneFailed     = metric("lane_failed_operations_total", "Operations that have ended with an error.", ofLane)
-	laneInPlace    = metric("lane_in_place_bytes_total", "Bytes that NICs read or wrote where clients have them on a GPU: staging memory, or their own near the NICs.", ofLane)
-	laneInFlight   = metric("lane_operations_in_flight", "Operations that have begun and not ended.", ofLane)
-	laneLatency    = metric("lane_operation_duration_seconds", "How long operations took from when they could begin; the sum is right to within an eighth.", ofLane)
-	laneStalls     = metric("lane_stalls_total", "Waits of operations that are over, by cause.", ofLaneCause)
-	laneStallTime  = metric("lane_stall_seconds_total", "Time that operations waited, all of them together, by cause.", ofLaneCause)
-	laneStalled    = metric("lane_stalled_operations", "Operations that wait now, by cause.", ofLaneCause)
-	laneLongest    = metric("lane_longest_stall_seconds", "How long the one of these has waited that waits longest, by cause.", ofLaneCause)
+	laneInPlace    = metric("lane_in_place_bytes_total",
+		"Bytes that NICs read or wrote where clients have them on a GPU: staging memory, or their own near the NICs.", ofLane)
+	laneInFlight = metric("lane_operations_in_flight", "Operations that have begun and not ended.", ofLane)
+	laneLatency  = metric("lane_operation_duration_seconds",
+		"How long operations took from when they could begin; the sum is right to within an eighth.", ofLane)
+	laneStalls    = metric("lane_stalls_total", "Waits of operations that are over, by cause.", ofLaneCause)
+	laneStallTime = metric("lane_stall_seconds_total", "Time that operations waited, all of them together, by cause.",
+		ofLaneCause)
+	laneStalled = metric("lane_stalled_operations", "Operations that wait now, by cause.", ofLaneCause)
+	laneLongest = metric("lane_longest_stall_seconds",
+		"How long the one of these has waited that waits longest, by cause.", ofLaneCause)
 
-	staging        = metric("staging_bytes", "Staging memory that the relay has.", ofStaging)
-	stagingWanted  = metric("staging_wanted_bytes", "Staging memory that the relay's configuration asks for there.", ofStaging)
+	staging       = metric("staging_bytes", "Staging memory that the relay has.", ofStaging)
+	stagingWanted = metric("staging_wanted_bytes", "Staging memory that the relay's configuration asks for there.",
+		ofStaging)
 	stagingClients = metric("staging_client_bytes", "Staging memory there of clients that copy themselves.", ofStaging)
 
 	scrapeErrors = metric("exporter_last_scrape_error", "1 where something of the relays' state could not be read.", nil)
 
-	buildInfo = metric("build_info", "1, with the release of the exporter and the compiler's.", []string{"version", "commit", "goversion"})
+	buildInfo = metric("build_info", "1, with the release of the exporter and the compiler's.",
+		[]string{"version", "commit", "goversion"})
 
 	all = []*prometheus.Desc{
 		relays, relayUp, relayWanted, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes, directBytes,
@@ -276,7 +286,10 @@ func (e emitter) lane(f launch.Figures, of []string) {
 	for _, cause := range causes {
 		var s launch.Stall
 		// A relay that started before an upgrade reports "no grant" for no_grant.
-		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool { return strings.ReplaceAll(s.Cause, " ", "_") == cause }); i >= 0 {
+		if i := slices.IndexFunc(f.Stalls, func(s launch.Stall) bool {
+			return strings.ReplaceAll(s.Cause, " ",
+				"_") == cause
+		}); i >= 0 {
 			s = f.Stalls[i]
 		}
 		of := append(slices.Clone(of), cause)

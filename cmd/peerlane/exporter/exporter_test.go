@@ -39,7 +39,8 @@ func working() ([]generation.Info, control.Reports, error) {
 			Generation: generation.Generation{ID: id, Container: generation.Container{ID: container}, Config: launch.Config{
 				Lanes: []launch.Lane{{
 					GPU: launch.GPU{Index: 3, BusID: gpu3}, NICs: []string{"mlx5_0", "mlx5_1"},
-					Servers: []launch.GPU{{Index: 1, BusID: "0000:18:00.0"}}, Spares: []launch.Spare{{GPU: launch.GPU{Index: 4, BusID: "0000:5d:00.0"}}},
+					Servers: []launch.GPU{{Index: 1, BusID: "0000:18:00.0"}}, Spares: []launch.Spare{
+						{GPU: launch.GPU{Index: 4, BusID: "0000:5d:00.0"}}},
 				}},
 			}},
 			Status: generation.Status{State: state, Starts: 2}, Alive: true, Supervised: supervised,
@@ -48,11 +49,14 @@ func working() ([]generation.Info, control.Reports, error) {
 	sent := launch.Figures{
 		Operations: 10, Bytes: 4096, Failed: 1, InPlace: 100, InFlight: 3,
 		// Relays of earlier releases spell the second cause with a blank.
-		Stalls:  []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2, Longest: time.Second}, {Cause: "ring full", Count: 5}},
-		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7}, {From: 7 << 33, To: 1 << 36, Count: 1}},
+		Stalls: []launch.Stall{{Cause: launch.StallNoGrant, Count: 4, Time: 3 * time.Second, Waiting: 2,
+			Longest: time.Second}, {Cause: "ring full", Count: 5}},
+		Latency: []launch.Bucket{{From: 768, To: 896, Count: 2}, {From: 1 << 20, To: 5 << 18, Count: 7},
+			{From: 7 << 33, To: 1 << 36, Count: 1}},
 	}
 	report := &launch.Report{
-		Used: launch.Limits{Clients: 2, Connections: 5, Memories: 7, HostMemory: 1 << 20}, BadHandles: 6, Staged: 8192, Direct: 1024,
+		Used: launch.Limits{Clients: 2, Connections: 5, Memories: 7,
+			HostMemory: 1 << 20}, BadHandles: 6, Staged: 8192, Direct: 1024,
 		Lanes: []launch.LaneFigures{{GPU: gpu3, Sent: sent}, {GPU: gpu3, Sent: sent}, {GPU: "\xff"}},
 		Staging: []launch.Staging{
 			{GPU: "0000:18:00.0", Bytes: 100, Wanted: 200, Clients: 5}, {GPU: "0000:18:00.0", Bytes: 11, Wanted: 22},
@@ -64,8 +68,11 @@ func working() ([]generation.Info, control.Reports, error) {
 	}
 	ended := info("a6", "over", generation.StateReady, false)
 	ended.Alive = false
-	return []generation.Info{ended, info("a5", "drained", generation.StateDrained, true), info("a1", "trainer", generation.StateReady, true), info("a2", "silent", "", true), info("a3", "gone", generation.StateReady, false)},
-		control.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New("generation a4: the file is damaged")
+	return []generation.Info{ended, info("a5", "drained", generation.StateDrained, true),
+			info("a1", "trainer", generation.StateReady, true), info("a2", "silent", "", true), info("a3", "gone",
+				generation.StateReady, false)},
+		control.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New(
+			"generation a4: the file is damaged")
 }
 
 func registry(t *testing.T) (*prometheus.Registry, *[]error) {
@@ -117,7 +124,8 @@ peerlane_staging_bytes{container="trainer",gpu="0000:5d:00.0",memory="gpu",relay
 # TYPE peerlane_exporter_last_scrape_error gauge
 peerlane_exporter_last_scrape_error 1
 `
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "peerlane_relays", "peerlane_relay_up", "peerlane_relay_wanted", "peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "peerlane_relays", "peerlane_relay_up",
+		"peerlane_relay_wanted", "peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
 		t.Error(err)
 	}
 	if len(*logged) != 1 || !strings.Contains((*logged)[0].Error(), "a4") {
@@ -433,7 +441,8 @@ func TestAlertsNameExistingMetrics(t *testing.T) {
 			for _, wrong := range checkQuery(known, r.Expr) {
 				t.Errorf("%s: %s in %s", r.Alert, wrong, r.Expr)
 			}
-			if r.For != "" && !duration.MatchString(r.For) || r.Labels["severity"] == "" || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+			if r.For != "" && !duration.MatchString(r.For) || r.Labels["severity"] == "" || r.Annotations["summary"] == "" ||
+				r.Annotations["description"] == "" {
 				t.Errorf("%s is not whole: %+v", r.Alert, r)
 			}
 			for _, m := range regexp.MustCompile(`state=~?"([^"]*)"`).FindAllStringSubmatch(r.Expr, -1) {
@@ -487,9 +496,12 @@ address (` + "`gpu`" + `), index, and NICs with commas.
 		for _, l := range f.GetMetric()[0].GetLabel() {
 			labels = append(labels, l.GetName())
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.GetName(), strings.ToLower(f.GetType().String()), strings.Join(labels, ", "), f.GetHelp())
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.GetName(), strings.ToLower(f.GetType().String()),
+			strings.Join(labels, ", "), f.GetHelp())
 	}
-	fmt.Fprintf(&b, "\n`state` is one of %s; `cause` one of %s; `memory` is gpu, or host where a lane bounces; `direction` is sent or received.\n",
+	fmt.Fprintf(&b,
+		"\n`state` is one of %s; `cause` one of %s; `memory` is gpu, or host where a lane bounces; `direction` is sent or "+
+			"received.\n",
 		strings.Join(States, ", "), strings.Join(causes, ", "))
 	if *update {
 		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
@@ -507,7 +519,8 @@ address (` + "`gpu`" + `), index, and NICs with commas.
 
 // The hook and the relay do not link Prometheus.
 func TestHookAndRelayDoNotGrow(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "../../peerlane-hook", "../../peerlane-relay", "../../peerlane-runtime").Output()
+	out, err := exec.Command("go", "list", "-deps", "../../peerlane-hook", "../../peerlane-relay",
+		"../../peerlane-runtime").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

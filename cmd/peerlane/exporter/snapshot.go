@@ -82,7 +82,9 @@ func Remote(socket string) Source {
 			return s, err
 		}
 		if err := json.NewDecoder(io.LimitReader(c, maxSnapshot)).Decode(&s); err != nil {
-			return s, fmt.Errorf("reading a snapshot of relays from %s: %w; journalctl -u 'peerlane-exporter-collector@*' has the collector's error", socket, err)
+			return s, fmt.Errorf(
+				"reading a snapshot of relays from %s: %w; journalctl -u 'peerlane-exporter-collector@*' has the collector's "+
+					"error", socket, err)
 		}
 		if s.Error != "" {
 			return s, errors.New(s.Error)

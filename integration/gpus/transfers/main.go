@@ -68,7 +68,8 @@ func command() *cobra.Command {
 			}
 		}
 		if t.Largest < 1 || t.Bytes < 1<<20 || !slices.Contains(traffic.Loads, t.Load) {
-			return errors.New("--largest is at least 1 byte, --buffers 1 MiB, and --load one of" + strings.Join(traffic.Loads, ", "))
+			return errors.New("--largest is at least 1 byte, --buffers 1 MiB, and --load one of" +
+				strings.Join(traffic.Loads, ", "))
 		}
 		self, err := os.Executable()
 		if err != nil {
@@ -99,15 +100,19 @@ func run(ctx context.Context, t traffic.Torture, save string) error {
 			return err
 		}
 	}
-	fmt.Printf("%s.\n%d transfers in %.1f s, %.0f a second, %s: %d by route staged, %d by route direct; by size, in decades from 1 byte: %v\n",
-		r.Host, r.Transfers, r.Seconds, r.PerSecond, humanize.IBytes(r.Bytes), r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Sizes)
-	fmt.Printf("between GPUs: %v; handed over: %v\nkernels (%s) ran for at least %.0f %% of the time on each GPU\n", r.Pairs, r.Hands, r.Load, 100*r.Computed)
+	fmt.Printf("%s.\n%d transfers in %.1f s, %.0f a second, %s: %d by route staged, %d by route direct; by size, in "+
+		"decades from 1 byte: %v\n",
+		r.Host, r.Transfers, r.Seconds, r.PerSecond, humanize.IBytes(
+			r.Bytes), r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Sizes)
+	fmt.Printf("between GPUs: %v; handed over: %v\nkernels (%s) ran for at least %.0f %% of the time on each GPU\n",
+		r.Pairs, r.Hands, r.Load, 100*r.Computed)
 	fmt.Printf("killed: %v; what clients met of it: %v\nwrong = %d\n", r.Kills, r.Explained, r.Wrong)
 	for _, p := range append(r.Problems, r.Left...) {
 		fmt.Println(p)
 	}
 	if !r.OK(t) {
-		return fmt.Errorf("FAILED: %d transfers of %d, %d wrong, %d problems, %d things left", r.Transfers, t.Transfers, r.Wrong, len(r.Problems), len(r.Left))
+		return fmt.Errorf("FAILED: %d transfers of %d, %d wrong, %d problems, %d things left", r.Transfers, t.Transfers,
+			r.Wrong, len(r.Problems), len(r.Left))
 	}
 	return nil
 }

@@ -174,7 +174,8 @@ func (c *Client) Ping(ctx context.Context) error {
 // kills the process group. stdin may be nil; Run reads it until its end or that of the process, so
 // a reader that blocks outlives Run.
 func (c *Client) Run(ctx context.Context, cmd Command, stdin io.Reader, stdout, stderr io.Writer) error {
-	p := &process{stdout: stdout, stderr: stderr, took: make(chan struct{}, 1), over: make(chan struct{}), exit: make(chan exit, 1)}
+	p := &process{stdout: stdout, stderr: stderr, took: make(chan struct{}, 1), over: make(chan struct{}),
+		exit: make(chan exit, 1)}
 	c.mu.Lock()
 	c.last++
 	id := c.last

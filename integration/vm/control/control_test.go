@@ -79,7 +79,8 @@ func TestFailedStartReturnsCause(t *testing.T) {
 func TestTerminalHasSizeAndSession(t *testing.T) {
 	c := agent(t)
 	var out bytes.Buffer
-	err := c.Run(t.Context(), Command{Argv: []string{"sh", "-c", "test -t 0 && stty size"}, Terminal: &Size{Rows: 33, Cols: 99}}, nil, &out, nil)
+	err := c.Run(t.Context(), Command{Argv: []string{"sh", "-c", "test -t 0 && stty size"},
+		Terminal: &Size{Rows: 33, Cols: 99}}, nil, &out, nil)
 	if err != nil || !strings.Contains(out.String(), "33 99") {
 		t.Errorf("%q, %v", out.String(), err)
 	}

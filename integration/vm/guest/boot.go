@@ -162,6 +162,7 @@ func switchRoot(root string, argv []string) error {
 	if err := os.Chdir("/"); err != nil {
 		return err
 	}
-	environment := []string{"HOME=/root", "TERM=linux", "PATH=/share/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	environment := []string{"HOME=/root", "TERM=linux",
+		"PATH=/share/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	return fmt.Errorf("executing %q: %w", argv, unix.Exec(argv[0], argv, environment))
 }

@@ -35,7 +35,8 @@ func initialize() error {
 	}
 	// The agent is a separate process: process 1 reaps orphans, and would steal the exit statuses
 	// of the agent's children.
-	process, err := os.StartProcess(agent, []string{agent, "serve"}, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	process, err := os.StartProcess(agent, []string{agent, "serve"},
+		&os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
 		return err
 	}

@@ -301,7 +301,8 @@ func Disturb(t testing.TB, card string, how netlink.NetemQdiscAttrs) {
 		t.Fatal(err)
 	}
 	Command(t, "modprobe", "sch_netem")
-	qdisc := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}, how)
+	qdisc := netlink.NewNetem(netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0),
+		Parent: netlink.HANDLE_ROOT}, how)
 	if err := netlink.QdiscReplace(qdisc); err != nil {
 		t.Fatalf("netem on %s: %v", card, err)
 	}

@@ -146,10 +146,12 @@ func (l *line) parse(words []string) error {
 		l.class = 0x010802
 		positions = []func(string) error{id, gen, width}
 	default:
-		return fmt.Errorf("%q is no kind of line; there are host-bridge, root-port, switch, gpu, nic, nvme and function", l.kind)
+		return fmt.Errorf("%q is no kind of line; there are host-bridge, root-port, switch, gpu, nic, nvme and function",
+			l.kind)
 	}
 	if len(words) < len(positions) {
-		return fmt.Errorf("%s needs %d words, and the line has %d; see the package's documentation", l.kind, len(positions), len(words))
+		return fmt.Errorf("%s needs %d words, and the line has %d; see the package's documentation", l.kind, len(positions),
+			len(words))
 	}
 	for i, read := range positions {
 		if err := read(words[i]); err != nil {

@@ -278,7 +278,8 @@ host-bridge 0000:15 numa=1
 	if text := find(t, tree, "0000:16:00.0").information(); text != "" {
 		t.Errorf("a GPU without a driver has information:\n%s", text)
 	}
-	if text := find(t, tree, "0000:17:00.0").information(); !strings.Contains(text, "Device Minor: \t 0\n") || !strings.Contains(text, "NVIDIA H200\n") {
+	if text := find(t, tree, "0000:17:00.0").information(); !strings.Contains(text, "Device Minor: \t 0\n") ||
+		!strings.Contains(text, "NVIDIA H200\n") {
 		t.Errorf("information of the first GPU:\n%s", text)
 	}
 	c := find(t, tree, "0000:16:00.0").config()
@@ -310,7 +311,8 @@ func TestRecordsHaveTheModulesLayout(t *testing.T) {
 		t.Fatalf("%d bytes, want %d", len(b), want)
 	}
 	window := binary.LittleEndian.Uint64(b[8:])
-	if string(b[:8]) != "pcitree1" || binary.LittleEndian.Uint32(b[16:]) != 28 || window&(window-1) != 0 || window < 1<<40 {
+	if string(b[:8]) != "pcitree1" || binary.LittleEndian.Uint32(b[16:]) != 28 || window&(window-1) != 0 ||
+		window < 1<<40 {
 		t.Errorf("the header is %x", b[:20])
 	}
 	r := b[256+5*9216:] // 0000:19:00.0 is the sixth function
@@ -333,39 +335,44 @@ func TestParseRefusesInvalidTables(t *testing.T) {
 	const sw = head + "  switch 1000:c030 gen5 x16\n"
 	many := func(n int, line string) string { return strings.Repeat(line, n) }
 	for name, c := range map[string]struct{ text, want string }{
-		"nothing":               {"# empty\n\n", "no host bridge"},
-		"an unknown kind":       {"host-brigde 0000:15\n", "line 1"},
-		"no root":               {"root-port 8086:352a gen5 x16\n", "line 1: root-port without a host bridge"},
-		"an indented bridge":    {head + "  host-bridge 0000:37\n", "line 3: host bridge below"},
-		"a GPU at a bridge":     {"host-bridge 0000:15\n gpu 10de:2330 gen5 x16\n", "line 2"},
-		"below a GPU":           {head + "  gpu 10de:2330 gen5 x16\n   nic 15b3:1021 gen5 x16\n", "line 4: a nic is below a gpu"},
+		"nothing":            {"# empty\n\n", "no host bridge"},
+		"an unknown kind":    {"host-brigde 0000:15\n", "line 1"},
+		"no root":            {"root-port 8086:352a gen5 x16\n", "line 1: root-port without a host bridge"},
+		"an indented bridge": {head + "  host-bridge 0000:37\n", "line 3: host bridge below"},
+		"a GPU at a bridge":  {"host-bridge 0000:15\n gpu 10de:2330 gen5 x16\n", "line 2"},
+		"below a GPU": {head + "  gpu 10de:2330 gen5 x16\n   nic 15b3:1021 gen5 x16\n",
+			"line 4: a nic is below a gpu"},
 		"two below a port":      {head + "  gpu 10de:2330 gen5 x16\n  nic 15b3:1021 gen5 x16\n", "line 4: second device"},
 		"a port below a port":   {head + "  root-port 8086:352a gen5 x16\n", "line 3"},
 		"a port below a switch": {sw + "   root-port 8086:352a gen5 x16\n", "line 4"},
 		"33 below a switch":     {sw + many(33, "   nic 15b3:1021 gen5 x16\n"), "line 36: a switch has more than 32"},
-		"32 root ports":         {"host-bridge 0000:15\n" + many(32, " root-port 8086:352a gen5 x16\n"), "line 33: a host bridge has more than 31"},
-		"a bridge's class":      {head + "  function 060400 8086:352a gen5 x16\n", "line 3"},
-		"words missing":         {head + "  gpu 10de:2330 gen5\n", "line 3"},
-		"a bus":                 {"host-bridge 0000:115\n", "root bus"},
-		"a signed bus":          {"host-bridge 0000:+5\n", "root bus"},
-		"an identity":           {head + "  gpu 10de:233 gen5 x16\n", "vendor and device"},
-		"an empty slot":         {head + "  gpu ffff:ffff gen5 x16\n", "vendor and device"},
-		"a speed":               {head + "  gpu 10de:2330 gen7 x16\n", "gen7"},
-		"a width":               {head + "  gpu 10de:2330 gen5 x3\n", "x3"},
-		"numa":                  {"host-bridge 0000:15 numa=-1\n", "numa=-1"},
-		"an unknown option":     {head + "  gpu 10de:2330 gen5 x16 speed=1\n", "speed=1"},
-		"an option elsewhere":   {head + "  nic 15b3:1021 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n", "a nic has no option"},
-		"an option twice":       {head + "  gpu 10de:2330 gen5 x16 link=gen4x8 link=gen4x8\n", "duplicate link"},
-		"too fast a link":       {head + "  gpu 10de:2330 gen4 x16 link=gen5x16\n", "line 3: link=gen5x16 exceeds"},
-		"half a link":           {head + "  gpu 10de:2330 gen4 x16 link=gen4\n", "link=gen4"},
-		"acs":                   {"host-bridge 0000:15\n root-port 8086:352a gen5 x16 acs=off\n", "acs=off"},
-		"port-acs at a root":    {head + "  gpu 10de:2330 gen5 x16 port-acs=on\n", "port-acs"},
-		"a driver":              {head + "  gpu 10de:2330 gen5 x16 driver=vfio-pci\n", "vfio-pci"},
-		"a UUID":                {head + "  gpu 10de:2330 gen5 x16 uuid=GPU-1\n", "UUID"},
+		"32 root ports": {"host-bridge 0000:15\n" + many(32, " root-port 8086:352a gen5 x16\n"),
+			"line 33: a host bridge has more than 31"},
+		"a bridge's class":  {head + "  function 060400 8086:352a gen5 x16\n", "line 3"},
+		"words missing":     {head + "  gpu 10de:2330 gen5\n", "line 3"},
+		"a bus":             {"host-bridge 0000:115\n", "root bus"},
+		"a signed bus":      {"host-bridge 0000:+5\n", "root bus"},
+		"an identity":       {head + "  gpu 10de:233 gen5 x16\n", "vendor and device"},
+		"an empty slot":     {head + "  gpu ffff:ffff gen5 x16\n", "vendor and device"},
+		"a speed":           {head + "  gpu 10de:2330 gen7 x16\n", "gen7"},
+		"a width":           {head + "  gpu 10de:2330 gen5 x3\n", "x3"},
+		"numa":              {"host-bridge 0000:15 numa=-1\n", "numa=-1"},
+		"an unknown option": {head + "  gpu 10de:2330 gen5 x16 speed=1\n", "speed=1"},
+		"an option elsewhere": {head + "  nic 15b3:1021 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n",
+			"a nic has no option"},
+		"an option twice":    {head + "  gpu 10de:2330 gen5 x16 link=gen4x8 link=gen4x8\n", "duplicate link"},
+		"too fast a link":    {head + "  gpu 10de:2330 gen4 x16 link=gen5x16\n", "line 3: link=gen5x16 exceeds"},
+		"half a link":        {head + "  gpu 10de:2330 gen4 x16 link=gen4\n", "link=gen4"},
+		"acs":                {"host-bridge 0000:15\n root-port 8086:352a gen5 x16 acs=off\n", "acs=off"},
+		"port-acs at a root": {head + "  gpu 10de:2330 gen5 x16 port-acs=on\n", "port-acs"},
+		"a driver":           {head + "  gpu 10de:2330 gen5 x16 driver=vfio-pci\n", "vfio-pci"},
+		"a UUID":             {head + "  gpu 10de:2330 gen5 x16 uuid=GPU-1\n", "UUID"},
 		"a UUID twice": {head + "  gpu 10de:2330 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n" +
-			" root-port 8086:352a gen5 x16\n  gpu 10de:2330 gen5 x16 uuid=GPU-00000000-1111-2222-3333-444444444444\n", "line 5: UUID"},
-		"a bus twice":      {"host-bridge 0000:16\n" + head, "line 3: bus 0000:16 is in use by line 1"},
-		"a bus above ff":   {"host-bridge 0000:fe\n root-port 8086:352a gen5 x16\n root-port 8086:352a gen5 x16\n", "line 3: there is no bus number left"},
+			" root-port 8086:352a gen5 x16\n  gpu 10de:2330 gen5 x16 " +
+			"uuid=GPU-00000000-1111-2222-3333-444444444444\n", "line 5: UUID"},
+		"a bus twice": {"host-bridge 0000:16\n" + head, "line 3: bus 0000:16 is in use by line 1"},
+		"a bus above ff": {"host-bridge 0000:fe\n root-port 8086:352a gen5 x16\n root-port 8086:352a gen5 x16\n",
+			"line 3: there is no bus number left"},
 		"513 functions":    {many(1, manyRoots(513)), "more than 512 functions"},
 		"too many BARs":    {manyGPUs(), "spread the GPUs"},
 		"a switch in none": {"switch 1000:c030 gen5 x16\n", "line 1"},

@@ -88,7 +88,8 @@ func place(top []*line) (*Tree, error) {
 			return nil, err
 		}
 		for i, port := range root.children {
-			if err := p.addPort(port, rootPort, address{root.domain, bus, i + 1}, port.acs, i+1, port.max, port.children); err != nil {
+			if err := p.addPort(port, rootPort, address{root.domain, bus, i + 1}, port.acs, i+1, port.max,
+				port.children); err != nil {
 				return nil, err
 			}
 		}
@@ -97,7 +98,9 @@ func place(top []*line) (*Tree, error) {
 		}
 	}
 	if t.window > maxWindow {
-		return nil, fmt.Errorf("PCIe table: the BARs below one host bridge may need %d GiB, above the guest's maximum of %d; spread the GPUs over more host bridges", t.window>>30, uint64(maxWindow)>>30)
+		return nil, fmt.Errorf(
+			"PCIe table: the BARs below one host bridge may need %d GiB, above the guest's maximum of %d; spread the GPUs "+
+				"over more host bridges", t.window>>30, uint64(maxWindow)>>30)
 	}
 	return t, t.nameGPUs()
 }
@@ -105,10 +108,12 @@ func place(top []*line) (*Tree, error) {
 func (p *placing) newBus(l *line) (int, error) {
 	bus := p.next
 	if bus > 0xff {
-		return 0, fmt.Errorf("PCIe table, line %d: there is no bus number left: host bridge %04x:%02x has more buses than there are up to ff", l.number, p.root.domain, p.root.bus)
+		return 0, fmt.Errorf("PCIe table, line %d: there is no bus number left: host bridge %04x:%02x has more buses than "+
+			"there are up to ff", l.number, p.root.domain, p.root.bus)
 	}
 	if other, ok := p.taken[[2]int{p.root.domain, bus}]; ok {
-		return 0, fmt.Errorf("PCIe table, line %d: bus %04x:%02x is in use by line %d; move the host bridges apart", l.number, p.root.domain, bus, other)
+		return 0, fmt.Errorf("PCIe table, line %d: bus %04x:%02x is in use by line %d; move the host bridges apart",
+			l.number, p.root.domain, bus, other)
 	}
 	p.taken[[2]int{p.root.domain, bus}] = l.number
 	p.next++
@@ -178,7 +183,8 @@ func negotiate(above link, l *line) (link, error) {
 		return most, nil
 	}
 	if l.current.gen > most.gen || l.current.width > most.width {
-		return link{}, fmt.Errorf("PCIe table, line %d: link=gen%dx%d exceeds the common maximum of both ends, gen%dx%d", l.number, l.current.gen, l.current.width, most.gen, most.width)
+		return link{}, fmt.Errorf("PCIe table, line %d: link=gen%dx%d exceeds the common maximum of both ends, gen%dx%d",
+			l.number, l.current.gen, l.current.width, most.gen, most.width)
 	}
 	return l.current, nil
 }

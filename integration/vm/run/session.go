@@ -71,14 +71,16 @@ func (s *session) fill(ctx context.Context) error {
 		}
 	}
 	// A test's process looks for the simulator beside itself.
-	if err := link(filepath.Join(s.source, "bin", sim.LibraryName), filepath.Join(s.share, "test", sim.LibraryName)); err != nil {
+	if err := link(filepath.Join(s.source, "bin", sim.LibraryName),
+		filepath.Join(s.share, "test", sim.LibraryName)); err != nil {
 		return err
 	}
 	// `make build` omits this program, which a test needs.
 	if err := programs.Build(filepath.Join(s.share, "bin"), programs.WireGenerate); err != nil {
 		return err
 	}
-	return goTool(ctx, s.source, []string{"CGO_ENABLED=0"}, "build", "-trimpath", "-ldflags", "-s -w", "-o", s.agent(), "./integration/vm/guest")
+	return goTool(ctx, s.source, []string{"CGO_ENABLED=0"}, "build", "-trimpath", "-ldflags", "-s -w", "-o", s.agent(),
+		"./integration/vm/guest")
 }
 
 func (s *session) agent() string { return filepath.Join(s.dir, "guest") }

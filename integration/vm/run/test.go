@@ -56,7 +56,8 @@ func (t target) pattern() string {
 
 // places, the slowest first. Tests on the host create machines of their own, and break them.
 var places = []place{
-	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full", "integration/vm/cases/units", "integration/vm/cases/packages"}},
+	{name: "vm-full", image: vm.Full, guests: 1, whole: []string{"integration/vm/cases/full",
+		"integration/vm/cases/units", "integration/vm/cases/packages"}},
 	{name: "vm-small", image: vm.Small, guests: 1, whole: []string{"integration/vm/cases/small"}},
 	{name: "vm-pair", image: vm.Small, guests: 2, whole: []string{"integration/vm/cases/pair"}},
 	{name: "vm-host", whole: []string{"integration/vm"}},
@@ -86,7 +87,8 @@ bin/vm/PLACE afterwards.`,
 			return o.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringSliceVar(&o.places, "place", nil, "`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host, vm-nightly")
+	cmd.Flags().StringSliceVar(&o.places, "place", nil,
+		"`PLACES` to run in: vm-small, vm-full, vm-pair, vm-host, vm-nightly")
 	cmd.Flags().StringVar(&o.pattern, "run", "", "run only the tests that match `PATTERN`")
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 25*time.Minute, "time-out of each test binary")
 	cmd.Flags().StringSliceVar(&o.environment, "env", nil, "`NAME=VALUE` for the tests")
@@ -159,7 +161,8 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 	}
 	var targets []target
 	if len(o.packages) > 0 {
-		c := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", "vm", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, o.packages...)...)
+		c := exec.CommandContext(ctx, "go", append([]string{"list", "-tags", "vm", "-f",
+			"{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, o.packages...)...)
 		c.Dir, c.Stderr = source, os.Stderr
 		out, err := c.Output()
 		if err != nil {
@@ -238,7 +241,8 @@ var testFunction = regexp.MustCompile(`(?m)^func (Test\w*)\(\w* \*testing\.T\)`)
 
 // testsOf lists the tests in the source of a package.
 func testsOf(ctx context.Context, pkg string) ([]string, error) {
-	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
+	const format = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range " +
+		".XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
 	out, err := exec.CommandContext(ctx, "go", "list", "-tags", "vm", "-f", format, module+pkg).Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list %s: %w", pkg, err)
@@ -275,7 +279,8 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 	if err := errors.Join(<-compiled, started); err != nil {
 		return err
 	}
-	say("%s: up after %.1f s, %.1f s of them the guest's own", p.name, s.machines[0].Booted.Seconds(), s.machines[0].Ready.Uptime.Seconds())
+	say("%s: up after %.1f s, %.1f s of them the guest's own", p.name, s.machines[0].Booted.Seconds(),
+		s.machines[0].Ready.Uptime.Seconds())
 	var failed []error
 	for _, of := range p.targets {
 		if err := o.runTarget(ctx, s, p, of); err != nil {
@@ -288,7 +293,8 @@ func (o *testOptions) runPlace(ctx context.Context, p place) (err error) {
 // runHere runs tests on the host.
 func (o *testOptions) runHere(ctx context.Context, p place) error {
 	say("%s: on this host", p.name)
-	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run", o.pattern}
+	arguments := []string{"test", "-json", "-count=1", "-tags", "vm", "-vet=off", "-timeout", o.timeout.String(), "-run",
+		o.pattern}
 	for _, of := range p.targets {
 		arguments = append(arguments, module+of.pkg)
 	}
@@ -318,7 +324,8 @@ func binary(pkg string) string {
 
 func (o *testOptions) compile(ctx context.Context, s *session, p place) error {
 	for _, of := range p.targets {
-		if err := goTool(ctx, s.source, nil, "test", "-c", "-tags", "vm", "-vet=off", "-o", filepath.Join(s.share, "test", binary(of.pkg)), module+of.pkg); err != nil {
+		if err := goTool(ctx, s.source, nil, "test", "-c", "-tags", "vm", "-vet=off", "-o",
+			filepath.Join(s.share, "test", binary(of.pkg)), module+of.pkg); err != nil {
 			return err
 		}
 	}
@@ -345,7 +352,8 @@ func (o *testOptions) runTarget(ctx context.Context, s *session, p place, of tar
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin, fmt.Errorf("tests still running %v after their time-out of %v", margin, o.timeout))
+	limited, cancel := context.WithTimeoutCause(ctx, o.timeout+margin,
+		fmt.Errorf("tests still running %v after their time-out of %v", margin, o.timeout))
 	defer cancel()
 	err = s.machines[0].Run(limited, command, nil, events, events)
 	var status *control.ExitError

@@ -22,7 +22,8 @@ const files = "../../prometheus/"
 
 // checkRules performs promtool's check of the form of a file, of each query, and of each template.
 func checkRules(text []byte) (count int, err error) {
-	groups, errs := rulefmt.Parse(text, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	groups, errs := rulefmt.Parse(text, false, model.UTF8Validation, parser.NewParser(parser.Options{}),
+		slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {
 		return 0, errors.Join(errs...)
 	}
@@ -43,7 +44,8 @@ func TestAlertsAreThoseOfPrometheus(t *testing.T) {
 	}
 	// The check can fail: by a query, a template, an unknown key.
 	for _, c := range [][2]string{
-		{"expr: ", "expr: sum by ( + "}, {"summary: ", "summary: '{{ $labels.' #"}, {"  - alert: ", "  - alarm: "}, {"for: ", "for: 5 parsecs #"},
+		{"expr: ", "expr: sum by ( + "}, {"summary: ", "summary: '{{ $labels.' #"}, {"  - alert: ", "  - alarm: "}, {"for: ",
+			"for: 5 parsecs #"},
 	} {
 		if !strings.Contains(string(text), c[0]) {
 			t.Errorf("no %q in alerts.yaml", c[0])

@@ -78,7 +78,8 @@ func describe(version string, made time.Time, sums string, programs []string) (*
 
 // program adds the modules of a program, and returns a component for the program with references to
 // its modules. A C library has no modules.
-func program(path string, hashes map[string]string, modules map[string]cdx.Component) (file cdx.Component, needs []string, err error) {
+func program(path string, hashes map[string]string, modules map[string]cdx.Component) (file cdx.Component,
+	needs []string, err error) {
 	sum, err := fileSum(path)
 	if err != nil {
 		return file, nil, err
@@ -88,7 +89,8 @@ func program(path string, hashes map[string]string, modules map[string]cdx.Compo
 	if folder := filepath.Base(filepath.Dir(path)); folder == "front" {
 		name = folder + "/" + name
 	}
-	file = cdx.Component{Type: cdx.ComponentTypeFile, Name: name, BOMRef: "file:" + name, Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: sum}}}
+	file = cdx.Component{Type: cdx.ComponentTypeFile, Name: name, BOMRef: "file:" + name,
+		Hashes: &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: sum}}}
 	if strings.Contains(name, ".so") {
 		return file, []string{}, nil
 	}

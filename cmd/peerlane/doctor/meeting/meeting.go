@@ -191,7 +191,8 @@ func Meet(ctx context.Context, side Side, at []netip.AddrPort) Meeting {
 	m.Connected = connected.Load()
 	if err != nil {
 		// Only a host with the key can answer so.
-		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion || wire.StatusOf(err) == wire.StatusUnreachable
+		m.Proven = wire.StatusOf(err) == wire.StatusBadHandle || wire.StatusOf(err) == wire.StatusVersion ||
+			wire.StatusOf(err) == wire.StatusUnreachable
 		m.Err = err
 		return m
 	}

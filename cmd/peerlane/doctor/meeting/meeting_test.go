@@ -66,7 +66,8 @@ func TestTwoDoctorsMeet(t *testing.T) {
 		t.Fatalf("%+v", m)
 	}
 	// A single clock, over loopback.
-	if m.Offset.Abs() > m.Uncertainty || m.Uncertainty <= 0 || m.PathMTU < 1500 || m.Ours != netip.MustParseAddr("127.0.0.1") || !strings.HasPrefix(m.Peer, "there at ") {
+	if m.Offset.Abs() > m.Uncertainty || m.Uncertainty <= 0 || m.PathMTU < 1500 ||
+		m.Ours != netip.MustParseAddr("127.0.0.1") || !strings.HasPrefix(m.Peer, "there at ") {
 		t.Errorf("%+v", m)
 	}
 }
@@ -83,7 +84,8 @@ func TestMeetingWithoutKeyGetsNoAnswer(t *testing.T) {
 func TestMeetingWithoutListenerFails(t *testing.T) {
 	l, at := listen(t, asItIs)
 	l.Close()
-	if m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at}); m.Err == nil || m.Connected {
+	if m := Meet(context.Background(), side("here", network.NewKey(time.Now())), []netip.AddrPort{at}); m.Err == nil ||
+		m.Connected {
 		t.Errorf("%+v", m)
 	}
 }
@@ -92,7 +94,8 @@ func TestMeetingWithRelayFails(t *testing.T) {
 	key := network.NewKey(time.Now())
 	l, at := listen(t, asItIs)
 	relay := &network.Server{
-		Local:   &network.Local{Host: wire.UUID{7}, Name: "relay", Oldest: 1, Newest: 1, Keys: func() network.Keys { return network.Keys{Current: key} }},
+		Local: &network.Local{Host: wire.UUID{7}, Name: "relay", Oldest: 1, Newest: 1,
+			Keys: func() network.Keys { return network.Keys{Current: key} }},
 		Admit:   func(network.Greeting) error { return nil },
 		Accept:  func(s *network.Session) { s.Conn.Close() },
 		Refused: func(net.Addr, error) {},
@@ -100,7 +103,8 @@ func TestMeetingWithRelayFails(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { defer close(ended); relay.Serve(l) }()
 	defer func() { l.Close(); <-ended }()
-	if m := Meet(context.Background(), side("here", key), []netip.AddrPort{at}); wire.StatusOf(m.Err) != wire.StatusBadHandle || !m.Proven {
+	if m := Meet(context.Background(), side("here", key), []netip.AddrPort{at}); wire.StatusOf(
+		m.Err) != wire.StatusBadHandle || !m.Proven {
 		t.Errorf("%+v", m)
 	}
 }
@@ -172,11 +176,12 @@ func TestFactsAreTame(t *testing.T) {
 		`{"host":"a\u001b[2Jb","release":"` + strings.Repeat("x", 1000) + `"}`: "",
 		`{"keys":["1","2","3"]}`:        "3 keys",
 		`{"oldest":2,"newest":1}`:       "versions 2 to 1",
-		`{"host":7}`:                    "make no sense",
+		`{"host":7}`:                    "invalid facts from the other host",
 		strings.Repeat(" ", maxFacts+1): "at most",
 	} {
 		f, err := parseFacts([]byte(text))
-		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && (err != nil || f.Host != "a [2Jb" || len(f.Release) != maxText) {
+		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" &&
+			(err != nil || f.Host != "a [2Jb" || len(f.Release) != maxText) {
 			t.Errorf("%.40q: %+v, %v", text, f, err)
 		}
 	}
@@ -194,7 +199,8 @@ func FuzzFacts(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if strings.ContainsAny(facts.Host+facts.Release+facts.Why, "\n\x1b") || len(facts.Host) > maxText || len(facts.Interfaces) > maxList {
+		if strings.ContainsAny(facts.Host+facts.Release+facts.Why, "\n\x1b") || len(facts.Host) > maxText ||
+			len(facts.Interfaces) > maxList {
 			t.Errorf("%+v", facts)
 		}
 		if _, err := facts.text(); err != nil {

@@ -49,7 +49,8 @@ func TestHostHasSystemdAndCgroupV2(t *testing.T) {
 	shared := false
 	for line := range strings.Lines(read(t, "/proc/self/mountinfo")) {
 		f := strings.Fields(line)
-		shared = shared || f[4] == "/run" && slices.ContainsFunc(f[6:], func(s string) bool { return strings.HasPrefix(s, "shared:") })
+		shared = shared || f[4] == "/run" && slices.ContainsFunc(f[6:],
+			func(s string) bool { return strings.HasPrefix(s, "shared:") })
 	}
 	if !shared {
 		t.Error("/run is not a shared mount")
@@ -90,7 +91,8 @@ func TestTrainerHasLingeringSession(t *testing.T) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
 		return err == nil, string(out)
 	})
-	out := inside.Command(t, "runuser", "-u", "trainer", "--", "env", "XDG_RUNTIME_DIR=/run/user/1000", "systemctl", "--user", "show", "--property=Version", "--value")
+	out := inside.Command(t, "runuser", "-u", "trainer", "--", "env", "XDG_RUNTIME_DIR=/run/user/1000", "systemctl",
+		"--user", "show", "--property=Version", "--value")
 	if strings.TrimSpace(out) == "" {
 		t.Error("trainer's systemd does not answer")
 	}
@@ -103,7 +105,8 @@ func TestDemoVerifiesMessages(t *testing.T) {
 	for _, name := range []string{demo.RuntimeRunc, demo.RuntimeCrun} {
 		t.Run(name, func(t *testing.T) {
 			var report demo.Report
-			out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "demo", "--runtime", name, "--bytes", "32MiB", "-o", "json")
+			out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "demo", "--runtime", name, "--bytes", "32MiB",
+				"-o", "json")
 			if err := json.Unmarshal([]byte(out), &report); err != nil {
 				t.Fatal(err)
 			}
@@ -134,7 +137,8 @@ func TestPodmanRunsAContainer(t *testing.T) {
 				}
 			})
 			inside.Command(t, "chown", "-R", user, dir)
-			argv := []string{"podman", "run", "--rm", "--network", "none", "--rootfs", dir, "/bin/busybox", "sh", "-c", "/bin/busybox cat /proc/1/comm"}
+			argv := []string{"podman", "run", "--rm", "--network", "none", "--rootfs", dir, "/bin/busybox", "sh", "-c",
+				"/bin/busybox cat /proc/1/comm"}
 			if user != "root" {
 				argv = append([]string{"runuser", "-u", user, "--", "env", "--chdir=/", "XDG_RUNTIME_DIR=/run/user/1000"}, argv...)
 			}

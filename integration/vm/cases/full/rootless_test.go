@@ -105,8 +105,10 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 		out, err := exec.Command("systemctl", "is-active", "user@1000.service").CombinedOutput()
 		return err == nil, string(out)
 	})
-	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket", userUnits+"peerlane-relay@.service")
-	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil || strings.Contains(string(out), "peerlane") {
+	verify := asTrainer("systemd-analyze", "verify", "--user", "--man=no", userUnits+"peerlane-relay.socket",
+		userUnits+"peerlane-relay@.service")
+	if out, err := exec.Command(verify[0], verify[1:]...).CombinedOutput(); err != nil ||
+		strings.Contains(string(out), "peerlane") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 	runAsTrainer(t, "systemctl", "--user", "daemon-reload")
@@ -145,7 +147,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 				runAsTrainer(t, "systemctl", "--user", "start", "peerlane-relay.socket")
 				t.Cleanup(func() { endAsTrainer(t, "systemctl", "--user", "stop", "peerlane-relay.socket") })
 			}
-			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag", "peerlane-spec-dir="+h.CDIDir(),
+			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag",
+				"peerlane-spec-dir="+h.CDIDir(),
 				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none", "--rootfs", rootfs,
 				"/bin/busybox", "sh", "-c", "test -S /run/peerlane/relay.sock && read end; exit 7")
 			cmd := exec.Command(argv[0], argv[1:]...)
@@ -164,7 +167,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 
 			var g generation.Info
 			// The first Podman of a boot takes most of a minute in an emulated machine.
-			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != generation.StateReady; time.Sleep(100 * time.Millisecond) {
+			for end := testutil.BeginFor(4 * time.Minute); g.Status.State != generation.StateReady; time.Sleep(
+				100 * time.Millisecond) {
 				select {
 				case err := <-ended:
 					t.Fatalf("the container ended: %v: %s", err, out.String())
@@ -219,7 +223,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 			}
 			inside.Eventually(t, "what is left", func() (bool, string) {
 				all, err := generation.List(h.Layout)
-				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain", "--no-legend", "peerlane-relay@*").Output()
+				units, _ := exec.Command("systemctl", "--user", "--machine=trainer@", "list-units", "--all", "--plain",
+					"--no-legend", "peerlane-relay@*").Output()
 				return err == nil && len(all) == 0 && len(units) == 0, fmt.Sprint(all, err, string(units))
 			})
 		})
@@ -258,7 +263,8 @@ func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 	configure := func(nic string) {
 		t.Helper()
 		text := fmt.Sprintf("[[plan.lane]]\ngpu = %q\nservers = [%q]\nnics = [%q]\n", h.GPUs[0].BusID, h.GPUs[1].BusID, nic)
-		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(home, "config.toml"), []byte(text),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 		giveTrainer(t, home)

@@ -60,7 +60,8 @@ func dpkg(t testing.TB, dir string) {
 	// Wait for the refreshes that the installation started, each of which replaces the former; if
 	// disabled, none exists.
 	inside.Eventually(t, "the refresh", func() (bool, string) {
-		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs, "peerlane-cdi-refresh.service") {
+		if jobs := inside.Command(t, "systemctl", "list-jobs", "--no-legend"); strings.Contains(jobs,
+			"peerlane-cdi-refresh.service") {
 			return false, jobs
 		}
 		is := property(t, "peerlane-cdi-refresh.service", "ActiveState")
@@ -218,7 +219,8 @@ func (c *container) goesOn(t *testing.T, was generation.Info) {
 func ownFiles(t testing.TB) []string {
 	t.Helper()
 	// dpkg keeps lists of installed files; the tests' own files are elsewhere.
-	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*", "-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
+	return strings.Fields(inside.Command(t, "find", "/etc", "/usr", "/var/lib", "/run", "-xdev", "-name", "*peerlane*",
+		"-not", "-path", "/var/lib/dpkg/*", "-not", "-name", "peerlane-vm*"))
 }
 
 func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
@@ -240,8 +242,10 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	running := invocations(t)
 
 	dpkg(t, older)
-	enabled := []string{"peerlane-anchor.service", "peerlane-relay.socket", "peerlane-cdi-refresh.service", "peerlane-cdi-refresh.path"}
-	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(is, []string{"enabled", "enabled", "enabled", "enabled"}) {
+	enabled := []string{"peerlane-anchor.service", "peerlane-relay.socket", "peerlane-cdi-refresh.service",
+		"peerlane-cdi-refresh.path"}
+	if is := strings.Fields(inside.Command(t, "systemctl", append([]string{"is-enabled"}, enabled...)...)); !slices.Equal(
+		is, []string{"enabled", "enabled", "enabled", "enabled"}) {
 		t.Errorf("%v are %v", enabled, is)
 	}
 	inside.Command(t, "systemctl", "is-active", "peerlane-relay.socket", "peerlane-cdi-refresh.path")
@@ -254,11 +258,14 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 	if group := inside.Command(t, "getent", "group", "peerlane-relay"); !strings.Contains(group, ":2130706432:") {
 		t.Errorf("the group of relays is %s", group)
 	}
-	if softdep := inside.Command(t, "modprobe", "--showconfig"); !strings.Contains(softdep, "softdep nvidia post: nvidia-peermem") && !strings.Contains(softdep, "softdep nvidia post: nvidia_peermem") {
+	if softdep := inside.Command(t, "modprobe", "--showconfig"); !strings.Contains(softdep,
+		"softdep nvidia post: nvidia-peermem") && !strings.Contains(softdep, "softdep nvidia post: nvidia_peermem") {
 		t.Error("modprobe does not know of nvidia-peermem")
 	}
-	order := property(t, "peerlane-cdi-refresh.service", "Before") + " " + property(t, "peerlane-cdi-refresh.service", "After")
-	for _, unit := range append(slices.Clone(engines), "podman-restart.service", "openibd.service", "systemd-modules-load.service") {
+	order := property(t, "peerlane-cdi-refresh.service", "Before") + " " + property(t, "peerlane-cdi-refresh.service",
+		"After")
+	for _, unit := range append(slices.Clone(engines), "podman-restart.service", "openibd.service",
+		"systemd-modules-load.service") {
 		if !slices.Contains(strings.Fields(order), unit) {
 			t.Errorf("the refresh has no order with %s: %s", unit, order)
 		}
@@ -301,7 +308,8 @@ func TestPackageUnderSystemdKeepsRelays(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			dpkg(t, step.dir)
 			first.goesOn(t, had)
-			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil || program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", had.Status.Relay.PID)); err != nil ||
+				program != "/usr/libexec/peerlane/peerlane-relay (deleted)" {
 				t.Errorf("program of the relay: %s (%v); a package did not replace it", program, err)
 			}
 			second, _ := h.start(step.name)

@@ -142,7 +142,8 @@ func install(root, key, transport string) (*testbed.Host, error) {
 			return nil, err
 		}
 	}
-	if _, err := program("--root", root, "cdi", "generate", "--spec-dir", h.CDIDir(), "--hook", h.HookBinary()); err != nil {
+	if _, err := program("--root", root, "cdi", "generate", "--spec-dir", h.CDIDir(), "--hook",
+		h.HookBinary()); err != nil {
 		return nil, err
 	}
 	h.Plan, err = topo.ReadPlan(h.Layout.PlanFile())

@@ -101,7 +101,8 @@ func TestRelaysOverIWARP(t *testing.T) {
 	other := rdma(t, inside.IWARP)
 	for guest, out := range exchanged(t, other, launch.TransportVerbs) {
 		for i, nic := range []string{"mlx5_0", "mlx5_1"} {
-			way := fmt.Sprintf("%s (%s, iWARP by RDMA CM) and %s (%s)", nic, wiring.Address(i, guest), nic, wiring.Address(i, wiring.Guests-1-guest))
+			way := fmt.Sprintf("%s (%s, iWARP by RDMA CM) and %s (%s)", nic, wiring.Address(i, guest), nic,
+				wiring.Address(i, wiring.Guests-1-guest))
 			if !strings.Contains(out, "data goes over verbs: ") || !strings.Contains(out, way) {
 				t.Errorf("guest %d says nothing of %q", guest, way)
 			}
@@ -155,9 +156,11 @@ func cutOne(t *testing.T, address string) {
 // log and to the administrator.
 func TestHostWithoutRDMAUsesTCP(t *testing.T) {
 	other := inside.Other(t)
-	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: inside.IWARP, Card: "rail0"}, inside.Device{Name: "mlx5_1", Kind: inside.IWARP, Card: "rail1"})
+	inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: inside.IWARP, Card: "rail0"},
+		inside.Device{Name: "mlx5_1", Kind: inside.IWARP, Card: "rail1"})
 	for guest, out := range exchanged(t, other, launch.TransportAuto) {
-		for _, words := range []string{"data does not go over RDMA: ", "level=warning", "data goes over tcp: ", "no NIC can be used: mlx5_0: "} {
+		for _, words := range []string{"data does not go over RDMA: ", "level=warning", "data goes over tcp: ",
+			"no NIC can be used: mlx5_0: "} {
 			if !strings.Contains(out, words) {
 				t.Errorf("guest %d says nothing of %q", guest, words)
 			}

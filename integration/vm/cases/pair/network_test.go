@@ -127,7 +127,8 @@ func (h *host) next(kind string) hostLine {
 			case l.Kind == kind:
 				return l
 			case l.Kind == across.Wrong || l.Kind == across.Failed:
-				h.Fatalf("host %d, which was to come to %q: %s; %q\n%s", h.guest, kind, l.Error, l.Report.Failures, h.errors.String())
+				h.Fatalf("host %d, which was to come to %q: %s; %q\n%s", h.guest, kind, l.Error, l.Report.Failures,
+					h.errors.String())
 			}
 		case <-deadline:
 			h.Fatalf("host %d does not come to %q: %s", h.guest, kind, h.errors.String())
@@ -147,7 +148,8 @@ func (p *hosts) exchange(bytes, largest uint64) {
 	p.Helper()
 	p.seed++
 	for i, h := range p.both {
-		h.order(across.Order{Do: across.Connect, Handle: p.both[1-i].listening.Handle, Side: i, Seed: p.seed, Bytes: bytes, Largest: largest})
+		h.order(across.Order{Do: across.Connect, Handle: p.both[1-i].listening.Handle, Side: i, Seed: p.seed, Bytes: bytes,
+			Largest: largest})
 	}
 	for _, h := range p.both {
 		h.next(across.Moving)
@@ -165,7 +167,8 @@ func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	}
 	for i := range said {
 		if said[i].Posted != said[i].Sent || said[i].Sent != said[1-i].Received || said[i].Sent == 0 {
-			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent, said[1-i].Received)
+			p.Errorf("host %d posted %d messages, of which %d ended, and %d have come", i, said[i].Posted, said[i].Sent,
+				said[1-i].Received)
 		}
 	}
 	return bytes
@@ -237,7 +240,8 @@ func (p *hosts) mustSee(transport, way string) {
 	h := p.both[1] // a single host: under load an inspection takes ten seconds
 	h.order(across.Order{Do: inspect})
 	r := h.next(inspected).Inspection.Report
-	if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") || len(r.Network.Peers) != 2 || len(r.Connections) != 2 {
+	if r == nil || r.Network == nil || !strings.HasPrefix(r.Network.Listening, wiring.Address(0, 1)+":") ||
+		len(r.Network.Peers) != 2 || len(r.Connections) != 2 {
 		p.Fatalf("the report is %+v", r)
 	}
 	for _, c := range r.Connections {

@@ -90,7 +90,8 @@ func rdmaNamed(t *testing.T, kind string, names ...string) *control.Client {
 		t.Cleanup(func() {
 			ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 			defer cancel()
-			if err := other.Run(ctx, control.Command{Argv: []string{"rdma", "link", "delete", name}}, nil, nil, nil); err != nil {
+			if err := other.Run(ctx, control.Command{Argv: []string{"rdma", "link", "delete", name}}, nil, nil,
+				nil); err != nil {
 				t.Error(err)
 			}
 		})
@@ -178,7 +179,8 @@ func tried(t *testing.T, do func(ctx context.Context, try int) error) {
 
 // both runs a program in the second guest, and then, once that listens, a program here, and returns
 // both outputs.
-func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server, client string, err error) {
+func both(ctx context.Context, t *testing.T, other *control.Client, port int, there, here []string) (server,
+	client string, err error) {
 	t.Helper()
 	s, end := startUntil(ctx, other, there...)
 	defer end()
@@ -200,7 +202,8 @@ func TestPingpongOverRoCE(t *testing.T) {
 			tried(t, func(ctx context.Context, try int) error {
 				port := 18515 + try
 				// -c verifies the received bytes. GID 1 is that of the IPv4 address.
-				program := []string{"ibv_rc_pingpong", "-d", device, "-g", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "100", "-c"}
+				program := []string{"ibv_rc_pingpong", "-d", device, "-g", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n",
+					"100", "-c"}
 				// Over another card than the rail comes only the exchange of addresses.
 				server, client, err := both(ctx, t, other, port, program, append(slices.Clone(program), wiring.Address(i, 1)))
 				const want = "13107200 bytes in"
@@ -217,7 +220,8 @@ func TestWriteWithPerftest(t *testing.T) {
 	other := rdma(t, inside.RoCE)
 	tried(t, func(ctx context.Context, try int) error {
 		port := 18525 + try
-		program := []string{"ib_write_bw", "-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "200", "-F"}
+		program := []string{"ib_write_bw", "-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", "65536", "-n", "200",
+			"-F"}
 		_, out, err := both(ctx, t, other, port, program, append(slices.Clone(program), wiring.Address(0, 1)))
 		if err != nil {
 			return err
@@ -301,7 +305,10 @@ func TestDelayIsMeasured(t *testing.T) {
 // datagrams.
 func known(t *testing.T) {
 	t.Helper()
-	inside.Eventually(t, "the other guest is reached", func() (bool, string) { return reaches(t, wiring.Address(0, 1)), "not reached" })
+	inside.Eventually(t, "the other guest is reached", func() (bool, string) {
+		return reaches(t, wiring.Address(0, 1)),
+			"not reached"
+	})
 }
 
 // send sends numbered datagrams at short intervals, and returns the received numbers in order of
@@ -430,7 +437,8 @@ func TestOtherGuestIsDistinct(t *testing.T) {
 		t.Errorf("false ended with %v", err)
 	}
 	var out bytes.Buffer
-	if err := other.Run(t.Context(), control.Command{Argv: []string{"cat"}}, strings.NewReader("to and fro"), &out, nil); err != nil || out.String() != "to and fro" {
+	if err := other.Run(t.Context(), control.Command{Argv: []string{"cat"}}, strings.NewReader("to and fro"), &out,
+		nil); err != nil || out.String() != "to and fro" {
 		t.Errorf("%q, %v", out.String(), err)
 	}
 }

@@ -55,13 +55,15 @@ func listenOn(path string) (*net.UnixListener, error) {
 
 // begin starts the relay of a guest, which listens at the guest's address of rail 0, with a
 // transport of the configuration's and changes to that.
-func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side, err error) {
+func begin(ctx context.Context, guest int, key, transport string, changes ...func(*launch.Config)) (s *side,
+	err error) {
 	s = &side{ended: make(chan error, 1)}
 	if s.dir, err = os.MkdirTemp("", "pl"); err != nil {
 		return nil, err
 	}
 	gpus := []sim.Device{{
-		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d", guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
+		Index: 0, UUID: fmt.Sprintf("GPU-00000000-0000-0000-0000-00000000000%d",
+			guest+1), BusID: "0000:17:00.0", Minor: 0, Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3",
 	}}
 	if err := sim.Use(filepath.Join(s.dir, "host"), gpus); err != nil {
 		return nil, err
@@ -88,7 +90,8 @@ func begin(ctx context.Context, guest int, key, transport string, changes ...fun
 	v.QueuePairs, v.Timeout = 2, 20 // 4 s: an emulated guest acknowledges late
 	config := launch.Config{
 		Generation: generation, Container: fmt.Sprintf("guest%d", guest), Route: launch.RouteAuto, Transport: transport,
-		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near", NICs: []string{"mlx5_0", "mlx5_1"}}},
+		Lanes: []launch.Lane{{GPU: launch.GPU{UUID: gpus[0].UUID, BusID: gpus[0].BusID}, Role: "near",
+			NICs: []string{"mlx5_0", "mlx5_1"}}},
 		Slots: 2, SlotBytes: 64 << 10, Peers: s.dir, NICs: s.dir, Verbs: &v,
 		Network: &launch.Network{
 			Addresses: []address.Chosen{{Interface: "rail0", Address: netip.MustParseAddr(wiring.Address(0, guest))}},
@@ -242,7 +245,8 @@ func TestRelaysOverRoCE(t *testing.T) {
 	own := s.listener.Handle()
 	out, ended := &lines{}, make(chan error, 1)
 	go func() {
-		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay", "1", launch.TransportVerbs}}, strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
+		ended <- other.Run(ctx, control.Command{Argv: []string{self, "relay", "1", launch.TransportVerbs}},
+			strings.NewReader(fmt.Sprintf("%x\n%x\n", key, own[:])), out, out)
 	}()
 	var to wire.Handle
 	inside.Eventually(t, "the other relay listens", func() (bool, string) {
@@ -263,7 +267,8 @@ func TestRelaysOverRoCE(t *testing.T) {
 	failed := s.exchange(ctx, 0, to)
 	t.Logf("the messages took %v; the other guest says:\n%s", time.Since(began), out)
 	if err := <-ended; failed != nil || err != nil {
-		t.Log(inside.Command(t, "sh", "-c", "grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* | grep -v ':0$'; dmesg | tail -20"))
+		t.Log(inside.Command(t, "sh", "-c",
+			"grep -H . /sys/class/infiniband/*/ports/1/hw_counters/* | grep -v ':0$'; dmesg | tail -20"))
 		t.Errorf("here %v; in the other guest %v\n%s", failed, err, out)
 	}
 	if err := s.end(); err != nil {

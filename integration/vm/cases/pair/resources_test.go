@@ -60,13 +60,15 @@ func TestRelayResourcesMatchKernel(t *testing.T) {
 	there := func(name string, arguments ...string) string { return inside.OnOther(t, agent, name, arguments...) }
 	var said string
 	own := map[string][]resource{}
-	inside.Eventually(t, "the kernel has what the relay says", func() (bool, string) { // host memory is registered beside the stream
+	// host memory is registered beside the stream
+	inside.Eventually(t, "the kernel has what the relay says", func() (bool, string) {
 		v := talk.relay.Report().Network.Verbs
 		if v == nil || len(v.Resources) != 1 {
 			t.Fatalf("the relay says %+v", v)
 		}
 		own = resources(t, here)
-		has := launch.NICResources{NIC: "mlx5_0", QueuePairs: len(own["qp"]), CompletionQueues: len(own["cq"]), Regions: len(own["mr"])}
+		has := launch.NICResources{NIC: "mlx5_0", QueuePairs: len(own["qp"]), CompletionQueues: len(own["cq"]),
+			Regions: len(own["mr"])}
 		for _, m := range own["mr"] {
 			has.Bytes += m.RegionLen
 		}

@@ -70,7 +70,8 @@ func TestBenchOverRoCE(t *testing.T) {
 		}
 	}
 	const duration = 100 * time.Millisecond
-	program, common := filepath.Join(inside.Binaries, "peerlane"), []string{"bench", "--gpus", "simulated", "--root", shared}
+	program, common := filepath.Join(inside.Binaries, "peerlane"), []string{"bench", "--gpus", "simulated", "--root",
+		shared}
 	listening := start(t, agent, append([]string{program}, append(common, "--listen")...)...)
 	listens(t, agent, bench.Port)
 	sentBefore, receivedBefore := packets(t, nic)
@@ -87,14 +88,16 @@ func TestBenchOverRoCE(t *testing.T) {
 	}
 	streamed := map[string]float64{} // bytes at least, by the way
 	for _, row := range r.Rows {
-		if row.Transport != launch.TransportVerbs || row.Value <= 0 || !strings.HasPrefix(row.What, "hand-off") && !strings.Contains(row.Note, nic) {
+		if row.Transport != launch.TransportVerbs || row.Value <= 0 || !strings.HasPrefix(row.What, "hand-off") &&
+			!strings.Contains(row.Note, nic) {
 			t.Errorf("a row is %+v", row)
 		}
 		if row.Unit == bench.GBs {
 			streamed[row.What] += row.Value * 1e9 * duration.Seconds()
 		}
 		ratio, _ := r.Ratio(row)
-		t.Logf("emulated: %s, %d bytes, %d in flight: %.4g %s, %.2f of %s", row.What, row.Size, row.Depth, row.Value, row.Unit, ratio, row.Baseline)
+		t.Logf("emulated: %s, %d bytes, %d in flight: %.4g %s, %.2f of %s", row.What, row.Size, row.Depth, row.Value,
+			row.Unit, ratio, row.Baseline)
 	}
 	for _, c := range []struct {
 		way     string

@@ -174,7 +174,8 @@ func TestFaultsOverRoCE(t *testing.T) {
 		flow(t)
 		begun := time.Now()
 		inside.Plug(t, "rail1", false)
-		if said := learn(t, 0, begun) + learn(t, 1, begun); !strings.Contains(said, "RDMA") || !strings.Contains(said, "mlx5_1") {
+		if said := learn(t, 0, begun) + learn(t, 1, begun); !strings.Contains(said, "RDMA") ||
+			!strings.Contains(said, "mlx5_1") {
 			t.Errorf("the failure of mlx5_1 is not logged: %s", said)
 		}
 		inside.Plug(t, "rail1", true)

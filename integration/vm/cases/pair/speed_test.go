@@ -92,7 +92,8 @@ func (t *talk) stream(ctx context.Context, sends bool, messages int, bytes uint6
 
 // rounds exchanges a message in each direction per round, first sending or first receiving, and
 // returns the duration of each round: half is one way.
-func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64, begun func()) (took []time.Duration, err error) {
+func (t *talk) rounds(ctx context.Context, first bool, rounds int, bytes uint64, begun func()) (took []time.Duration,
+	err error) {
 	receive, err := t.receiving.Receive(t.memory, 0, t.room)
 	if err != nil {
 		return nil, err
@@ -278,10 +279,12 @@ func (o *other) over() {
 }
 
 // perftest runs a program of perftest in both guests, and returns a column of its result line.
-func perftest(t *testing.T, agent *control.Client, column int, name string, bytes uint64, n int, more ...string) float64 {
+func perftest(t *testing.T, agent *control.Client, column int, name string, bytes uint64, n int,
+	more ...string) float64 {
 	t.Helper()
 	const port = 18519
-	arguments := append([]string{"-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", fmt.Sprint(bytes), "-n", strconv.Itoa(n), "-F"}, more...)
+	arguments := append([]string{"-d", "mlx5_0", "-x", "1", "-p", strconv.Itoa(port), "-s", fmt.Sprint(bytes), "-n",
+		strconv.Itoa(n), "-F"}, more...)
 	server := start(t, agent, append([]string{name}, arguments...)...)
 	listens(t, agent, port)
 	out := inside.Command(t, name, append(arguments, wiring.Address(0, 1))...)
@@ -395,6 +398,7 @@ func TestRelaysBesidePerftest(t *testing.T) {
 		}
 		t.Logf("data went over %s, %s", p.Transport, p.Way)
 	}
-	t.Logf("the median of %d pairs: 1 MiB %.2f of ib_write_bw, 8 bytes %.1f times ib_send_lat", pairs, median(ofBandwidth), median(ofTime))
+	t.Logf("the median of %d pairs: 1 MiB %.2f of ib_write_bw, 8 bytes %.1f times ib_send_lat", pairs,
+		median(ofBandwidth), median(ofTime))
 	other.over()
 }

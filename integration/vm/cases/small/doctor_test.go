@@ -19,7 +19,8 @@ import (
 // found returns the findings of peerlane doctor on this kernel, by check.
 func found(t *testing.T, root string, more ...string) map[string][]doctor.Finding {
 	t.Helper()
-	out, err := exec.Command(filepath.Join(inside.Binaries, "peerlane"), append([]string{"doctor", "-o", "json", "--interval", "10ms", "--root", root}, more...)...).Output()
+	out, err := exec.Command(filepath.Join(inside.Binaries, "peerlane"),
+		append([]string{"doctor", "-o", "json", "--interval", "10ms", "--root", root}, more...)...).Output()
 	var status *exec.ExitError
 	// exit status 5 to 7 encodes the worst finding
 	if err != nil && (!errors.As(err, &status) || status.ExitCode() < 5) {
@@ -42,9 +43,11 @@ func TestDoctorOnThisKernel(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()
 	testbed.UnmountAnchor(t, paths.New(root))
-	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", filepath.Join(root, "etc/cdi"))
+	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir",
+		filepath.Join(root, "etc/cdi"))
 	by := found(t, root)
-	for _, check := range []string{"pcie-link", "acs", "iommu", "port-state", "port-physical", "port-rate", "link-layer", "subnet-manager", "configuration", "relays", "leftovers", "cpu-governor"} {
+	for _, check := range []string{"pcie-link", "acs", "iommu", "port-state", "port-physical", "port-rate", "link-layer",
+		"subnet-manager", "configuration", "relays", "leftovers", "cpu-governor"} {
 		if w := doctor.Worst(by[check]); len(by[check]) == 0 || w != doctor.OK {
 			t.Errorf("%s is %v: %+v", check, w, by[check])
 		}
@@ -58,7 +61,8 @@ func TestDoctorOnThisKernel(t *testing.T) {
 	inside.Command(t, "setpci", "-s", port, "ECAP_ACS+6.W=001d")
 	inside.Command(t, "ethtool", "-s", "rail1", "speed", "200000", "duplex", "full")
 	t.Cleanup(func() { // for later tests
-		for _, c := range []*exec.Cmd{exec.Command("setpci", "-s", port, "ECAP_ACS+6.W="+was), exec.Command("ethtool", "-s", "rail1", "speed", "400000", "duplex", "full")} {
+		for _, c := range []*exec.Cmd{exec.Command("setpci", "-s", port, "ECAP_ACS+6.W="+was),
+			exec.Command("ethtool", "-s", "rail1", "speed", "400000", "duplex", "full")} {
 			if out, err := c.CombinedOutput(); err != nil {
 				t.Errorf("%v: %v: %s", c, err, out)
 			}
@@ -70,8 +74,10 @@ func TestDoctorOnThisKernel(t *testing.T) {
 		return strings.HasSuffix(is, "DOWN"), is
 	})
 	by = found(t, root)
-	for check, want := range map[string]string{"acs": "setpci -s " + port + " ECAP_ACS+6.w=0:2c", "port-state": "it is DOWN", "port-physical": "", "specification": ""} {
-		if text, err := json.Marshal(by[check]); err != nil || doctor.Worst(by[check]) < doctor.Warning || !strings.Contains(string(text), want) {
+	for check, want := range map[string]string{"acs": "setpci -s " + port + " ECAP_ACS+6.w=0:2c",
+		"port-state": "it is DOWN", "port-physical": "", "specification": ""} {
+		if text, err := json.Marshal(by[check]); err != nil || doctor.Worst(by[check]) < doctor.Warning ||
+			!strings.Contains(string(text), want) {
 			t.Errorf("%s does not say %q: %s, %v", check, want, text, err)
 		}
 	}
@@ -96,7 +102,8 @@ func TestDoctorOnThisKernel(t *testing.T) {
 			t.Errorf("%s is %v: %+v", check, w, by[check])
 		}
 	}
-	if text, err := json.Marshal(by["port-rate"]); err != nil || !strings.Contains(string(text), "its rate is 200 Gb/s, and that of mlx5_0") {
+	if text, err := json.Marshal(by["port-rate"]); err != nil ||
+		!strings.Contains(string(text), "its rate is 200 Gb/s, and that of mlx5_0") {
 		t.Errorf("port-rate: %s, %v", text, err)
 	}
 }

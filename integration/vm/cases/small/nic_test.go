@@ -141,7 +141,8 @@ func register(bytes int) error {
 	}
 	start := uint64(uintptr(unsafe.Pointer(&memory[0])))
 	mr, err := verb(device, regMR, 3,
-		uint32(start), uint32(start>>32), uint32(bytes), 0, uint32(start), uint32(start>>32), pd[0], accessLocalWrite|accessRemoteWrite)
+		uint32(start), uint32(start>>32), uint32(bytes), 0, uint32(start), uint32(
+			start>>32), pd[0], accessLocalWrite|accessRemoteWrite)
 	if err != nil {
 		return fmt.Errorf("registering: %w", err)
 	}
@@ -173,7 +174,8 @@ func TestContainerWithNICRegistersMemory(t *testing.T) {
 	root := t.TempDir()
 	testbed.UnmountAnchor(t, paths.New(root))
 	specifications := filepath.Join(root, "cdi")
-	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", specifications)
+	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir",
+		specifications)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -193,16 +195,19 @@ func TestContainerWithNICRegistersMemory(t *testing.T) {
 			{"by address", "peerlane.dev/nic=0000:1a:00.0", 0, "", tooMuch},
 			{"with a limit of its own", "peerlane.dev/nic=mlx5_0", ownLimit / 2, tooMuch, tooMuch},
 			// crun's own exec of a plain command takes nothing of the configuration.
-			{"without a limit of its own", "peerlane.dev/nic=mlx5_0", unix.RLIM_INFINITY, "", map[string]string{"runc": "", "crun": tooMuch}[name]},
+			{"without a limit of its own", "peerlane.dev/nic=mlx5_0", unix.RLIM_INFINITY, "",
+				map[string]string{"runc": "", "crun": tooMuch}[name]},
 		} {
 			t.Run(name+"/"+test.name, func(t *testing.T) {
 				dir := t.TempDir()
 				b := bundle.New(dir, append([]string{"/usr/bin/test", "register"}, sizes...)...)
-				if err := bundle.RootFS(filepath.Join(dir, "rootfs"), []bundle.File{{Host: self, Container: "/usr/bin/test"}}); err != nil {
+				if err := bundle.RootFS(filepath.Join(dir, "rootfs"),
+					[]bundle.File{{Host: self, Container: "/usr/bin/test"}}); err != nil {
 					t.Fatal(err)
 				}
 				if test.configured > 0 {
-					b.Spec.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: test.configured, Hard: test.configured}}
+					b.Spec.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_MEMLOCK", Soft: test.configured,
+						Hard: test.configured}}
 				}
 				if err := b.Inject(specifications, test.device); err != nil {
 					t.Fatal(err)
@@ -257,7 +262,8 @@ func TestContainerWithNICRegistersMemory(t *testing.T) {
 					}
 					slices.Sort(got.Nodes)
 					// The software driver presents itself as NVIDIA's open module.
-					if !slices.Equal(got.Nodes, []string{"rdma_cm", "uverbs0"}) || !slices.Equal(got.Environment, []string{"PEERLANE_REGISTRATION=dmabuf"}) {
+					if !slices.Equal(got.Nodes, []string{"rdma_cm", "uverbs0"}) ||
+						!slices.Equal(got.Environment, []string{"PEERLANE_REGISTRATION=dmabuf"}) {
 						t.Errorf("%s finds the nodes %q and the variables %q", who, got.Nodes, got.Environment)
 					}
 				}

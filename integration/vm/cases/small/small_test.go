@@ -55,7 +55,8 @@ func TestKernelShowsTables(t *testing.T) {
 			listed := inside.Command(t, "lspci", "-D")
 			drawn := inside.Command(t, "lstopo-no-graphics", "--of", "xml", "--no-caches", "--whole-io")
 			for _, f := range tree.Functions() {
-				got := fmt.Sprintf("%s %s:%s, node %s", attribute(t, f.Address, "class"), attribute(t, f.Address, "vendor"), attribute(t, f.Address, "device"), attribute(t, f.Address, "numa_node"))
+				got := fmt.Sprintf("%s %s:%s, node %s", attribute(t, f.Address, "class"), attribute(t, f.Address, "vendor"),
+					attribute(t, f.Address, "device"), attribute(t, f.Address, "numa_node"))
 				if want := fmt.Sprintf("0x%06x 0x%04x:0x%04x, node %d", f.Class, f.Vendor, f.Device, f.NUMA); got != want {
 					t.Errorf("%s is %s, and %s in the table", f.Address, got, want)
 				}
@@ -101,7 +102,8 @@ func TestTableReplacesFormerTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := inside.Tree(t, text)
-	changed, err := pcitree.Parse(text + "host-bridge 0000:e0 numa=1\n    root-port 8086:352a gen5 x16 acs\n        gpu 10de:2330 gen5 x16\n")
+	changed, err := pcitree.Parse(text +
+		"host-bridge 0000:e0 numa=1\n    root-port 8086:352a gen5 x16 acs\n        gpu 10de:2330 gen5 x16\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +217,8 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 		t.Errorf("lanes (-want +got):\n%s", diff)
 	}
 	specifications := filepath.Join(root, "cdi")
-	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir", specifications)
+	inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "cdi", "generate", "--root", root, "--spec-dir",
+		specifications)
 	files, err := filepath.Glob(filepath.Join(specifications, "*lane*"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no specification of lanes in %s (%v)", specifications, err)
@@ -255,7 +258,8 @@ func TestNearNICsOnOtherTrees(t *testing.T) {
 				if f.Vendor != 0x15b3 {
 					continue
 				}
-				d := inside.Device{Name: fmt.Sprintf("mlx5_%d", len(devices)), Kind: inside.RoCE, Card: fmt.Sprintf("nic%d", len(devices)), Parent: f.Address}
+				d := inside.Device{Name: fmt.Sprintf("mlx5_%d", len(devices)), Kind: inside.RoCE,
+					Card: fmt.Sprintf("nic%d", len(devices)), Parent: f.Address}
 				inside.Card(t, d.Card)
 				devices = append(devices, d)
 			}
@@ -342,7 +346,8 @@ func TestRecordedHostMatchesKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(want, []byte(got)) {
-		t.Errorf("topo/recorded/host.txt differs from this kernel; rewrite the file with `make vm-capture` (-repository +kernel):\n%s",
+		t.Errorf("topo/recorded/host.txt differs from this kernel; rewrite the file with `make vm-capture` (-repository "+
+			"+kernel):\n%s",
 			cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")))
 	}
 }

@@ -34,9 +34,11 @@ func TestVerbsConformOnKernelDevices(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			if os.Getenv(variable) == "" {
 				inside.RDMA(t, inside.Device{Name: "mlx5_0", Kind: kind, Card: "rail0"})
-				c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m", "-test.run=^TestVerbsConformOnKernelDevices$/^"+kind+"$")
+				c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m",
+					"-test.run=^TestVerbsConformOnKernelDevices$/^"+kind+"$")
 				c.Env = append(os.Environ(), variable+"=mlx5_0")
-				if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: TestVerbsConformOnKernelDevices/"+kind)) {
+				if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out,
+					[]byte("--- PASS: TestVerbsConformOnKernelDevices/"+kind)) {
 					t.Fatalf("%v\n%s", err, out)
 				}
 				return
@@ -86,7 +88,8 @@ func TestDoctorOverRDMA(t *testing.T) {
 			continue
 		}
 		host++
-		if !strings.HasPrefix(f.Found, "4194304 bytes written and read by port 1, GID 1 (") || !strings.Contains(f.Found, "RoCE v2), pkey index 0 are right;") {
+		if !strings.HasPrefix(f.Found, "4194304 bytes written and read by port 1, GID 1 (") ||
+			!strings.Contains(f.Found, "RoCE v2), pkey index 0 are right;") {
 			t.Errorf("%+v", f)
 		}
 	}

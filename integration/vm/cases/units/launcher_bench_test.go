@@ -25,7 +25,8 @@ import (
 const (
 	nullAddress = "/run/null.sock"
 	nullSocket  = "[Socket]\nListenSequentialPacket=" + nullAddress + "\nAccept=yes\nTriggerLimitIntervalSec=0\n"
-	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox echo here\nStandardInput=socket\nStandardOutput=socket\n"
+	nullService = "[Unit]\nCollectMode=inactive-or-failed\nStartLimitIntervalSec=0\n[Service]\nExecStart=/bin/busybox " +
+		"echo here\nStandardInput=socket\nStandardOutput=socket\n"
 )
 
 // BenchmarkLauncher measures the wait of a hook: for a unit of systemd that sends one byte, for a
@@ -67,7 +68,8 @@ func BenchmarkLauncher(b *testing.B) {
 			}
 			began := time.Now()
 			_, err := hook.Launch(o.Layout, hook.Request{
-				Container: generation.Container{ID: launcher, PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
+				Container: generation.Container{ID: launcher,
+					PID: init.Process.Pid}, Lanes: lanes, Config: c, HookBinary: o.HookBinary(),
 			})
 			took := time.Since(began)
 			_ = init.Process.Kill() // may still run

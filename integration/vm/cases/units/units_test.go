@@ -65,7 +65,8 @@ func uninstall() error {
 	if err != nil {
 		return fmt.Errorf("systemctl disable: %w: %s", err, out)
 	}
-	for _, path := range []string{installed, filepath.Join(units, relaySocket), filepath.Join(units, relayService), dropInFolder, "/run/peerlane"} {
+	for _, path := range []string{installed, filepath.Join(units, relaySocket), filepath.Join(units, relayService),
+		dropInFolder, "/run/peerlane"} {
 		err = errors.Join(err, os.RemoveAll(path))
 	}
 	if out, failed := exec.Command("systemctl", "daemon-reload").CombinedOutput(); failed != nil {
@@ -99,7 +100,8 @@ func install(t testing.TB) {
 	inside.Command(t, "systemctl", "start", relaySocket)
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, _ := exec.Command("journalctl", "--no-pager", "--lines=60", "--unit="+relaySocket, "--unit="+relayUnits).CombinedOutput()
+			out, _ := exec.Command("journalctl", "--no-pager", "--lines=60", "--unit="+relaySocket,
+				"--unit="+relayUnits).CombinedOutput()
 			t.Logf("%s", out)
 		}
 	})
@@ -321,7 +323,8 @@ func parent(t testing.TB, pid int) int {
 func (o *operator) unitOf(g generation.Info) string {
 	o.Helper()
 	group := groupOf(g.Status.Relay.PID)
-	if !strings.HasPrefix(group, relaySlice) && !strings.HasPrefix(group, strings.TrimPrefix(relaySlice, "/system.slice")) {
+	if !strings.HasPrefix(group, relaySlice) && !strings.HasPrefix(group,
+		strings.TrimPrefix(relaySlice, "/system.slice")) {
 		o.Fatalf("the relay is in %s", group)
 	}
 	if of := groupOf(parent(o.TB, g.Status.Relay.PID)); of != group {
@@ -350,7 +353,8 @@ func (o *operator) nothingIsLeft() {
 	o.Helper()
 	inside.Eventually(o.TB, "what is left", func() (bool, string) {
 		left := running(o.TB)
-		for _, dir := range []string{o.Layout.Generations(), o.Layout.Sockets(), o.Layout.Peers(), "/sys/fs/cgroup/peerlane"} {
+		for _, dir := range []string{o.Layout.Generations(), o.Layout.Sockets(), o.Layout.Peers(),
+			"/sys/fs/cgroup/peerlane"} {
 			entries, err := os.ReadDir(dir)
 			if err != nil && !os.IsNotExist(err) {
 				return false, err.Error()
@@ -374,7 +378,8 @@ func (o *operator) nothingIsLeft() {
 func TestUnitsAreValid(t *testing.T) {
 	install(t)
 	// With the units that boot before sockets: an ordering cycle would show.
-	out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(units, relaySocket), filepath.Join(units, relayService), "basic.target").CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "verify", "--man=no", filepath.Join(units, relaySocket),
+		filepath.Join(units, relayService), "basic.target").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "peerlane") || strings.Contains(string(out), "cycle") {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -404,18 +409,21 @@ func TestRelayIsSystemdUnit(t *testing.T) {
 	if _, err := os.Stat("/sys/fs/cgroup/peerlane"); !os.IsNotExist(err) {
 		t.Errorf("the hook made a control group: %v", err)
 	}
-	if text := inside.Command(t, "journalctl", "--no-pager", "--unit="+unit); !strings.Contains(text, c.id) || !strings.Contains(text, "is ready") {
+	if text := inside.Command(t, "journalctl", "--no-pager", "--unit="+unit); !strings.Contains(text, c.id) ||
+		!strings.Contains(text, "is ready") {
 		t.Errorf("the journal of %s does not name %s:\n%s", unit, c.id, text)
 	}
 	if text := read(t, filepath.Join(o.Layout.GenerationDir(g.ID), "relay.log")); !strings.Contains(text, "is ready") {
 		t.Errorf("relay.log:\n%s", text)
 	}
-	if limits := read(t, fmt.Sprintf("/proc/%d/limits", g.Status.Relay.PID)); !strings.Contains(strings.Join(strings.Fields(limits), " "), "Max locked memory unlimited unlimited") {
+	if limits := read(t, fmt.Sprintf("/proc/%d/limits", g.Status.Relay.PID)); !strings.Contains(
+		strings.Join(strings.Fields(limits), " "), "Max locked memory unlimited unlimited") {
 		t.Errorf("the relay's limits:\n%s", limits)
 	}
 
 	// An operator's commands to systemd do not affect a relay.
-	for _, verb := range [][]string{{"daemon-reload"}, {"daemon-reexec"}, {"restart", relaySocket}, {"reload-or-restart", relaySocket}} {
+	for _, verb := range [][]string{{"daemon-reload"}, {"daemon-reexec"}, {"restart", relaySocket},
+		{"reload-or-restart", relaySocket}} {
 		inside.Command(t, "systemctl", verb...)
 		if now := o.ready(c); now.Status.Starts != 1 || now.Status.Relay.PID != g.Status.Relay.PID {
 			t.Errorf("after %v: %+v", verb, now.Status)
@@ -530,7 +538,8 @@ func TestWithoutTheSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := <-c.ended; err == nil || !strings.Contains(c.stderr.String(), "systemctl enable --now peerlane-relay.socket") {
+	if err := <-c.ended; err == nil || !strings.Contains(c.stderr.String(),
+		"systemctl enable --now peerlane-relay.socket") {
 		t.Errorf("a container without a relay: %v\n%s", err, c.stderr.String())
 	}
 	c.once.Do(func() {})
@@ -555,7 +564,8 @@ func TestServiceFailingToStartFallsBack(t *testing.T) {
 	if group := groupOf(g.Status.Relay.PID); group != "/peerlane/"+g.ID {
 		t.Errorf("the relay is in %s", group)
 	}
-	if log := read(t, filepath.Join(o.Layout.GenerationDir(g.ID), "relay.log")); !strings.Contains(log, "no relay by systemd") {
+	if log := read(t, filepath.Join(o.Layout.GenerationDir(g.ID), "relay.log")); !strings.Contains(log,
+		"no relay by systemd") {
 		t.Errorf("relay.log:\n%s", log)
 	}
 	o.end(c)
@@ -578,7 +588,8 @@ func TestDemoBySystemd(t *testing.T) {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
-	if err := os.WriteFile(filepath.Join(dropInFolder, "demo.conf"), []byte("[Socket]\nListenSequentialPacket=\nListenSequentialPacket="+socket+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dropInFolder, "demo.conf"),
+		[]byte("[Socket]\nListenSequentialPacket=\nListenSequentialPacket="+socket+"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	// A layout with another root detects systemd as process 1 by this directory.

@@ -45,7 +45,8 @@ func main() {
 
 func run() (err error) {
 	if len(os.Args) != 4 {
-		return errors.New("usage: containerd-client ADDRESS run|start|restart|exec|pause|unpause|update|checkpoint|remove REQUEST")
+		return errors.New(
+			"usage: containerd-client ADDRESS run|start|restart|exec|pause|unpause|update|checkpoint|remove REQUEST")
 	}
 	var r request
 	if err := json.Unmarshal([]byte(os.Args[3]), &r); err != nil {
@@ -146,7 +147,8 @@ func create(ctx context.Context, c *client.Client, r request) (client.Container,
 	if err := image.Unpack(ctx, ""); err != nil {
 		return nil, err
 	}
-	options := []oci.SpecOpts{oci.WithDefaultSpec(), oci.WithDefaultUnixDevices, oci.WithImageConfig(image), oci.WithProcessArgs(r.Arguments...)}
+	options := []oci.SpecOpts{oci.WithDefaultSpec(), oci.WithDefaultUnixDevices, oci.WithImageConfig(image),
+		oci.WithProcessArgs(r.Arguments...)}
 	snapshot := client.WithNewSnapshot(r.Name, image)
 	if r.ReadOnly {
 		options = append(options, oci.WithRootFSReadonly())

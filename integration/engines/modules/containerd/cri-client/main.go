@@ -36,7 +36,8 @@ type client struct {
 
 func run() (err error) {
 	if len(os.Args) < 5 {
-		return errors.New("usage: cri-client ADDRESS run|start|restart|update|remove|exec|checkpoint CONTAINER POD [ARGUMENT...]")
+		return errors.New(
+			"usage: cri-client ADDRESS run|start|restart|update|remove|exec|checkpoint CONTAINER POD [ARGUMENT...]")
 	}
 	connection, err := grpc.NewClient("unix://"+os.Args[1], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -70,7 +71,8 @@ func run() (err error) {
 		return c.remove(ctx)
 	case "update":
 		return c.each(ctx, func(id string) error {
-			_, err := c.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: 512}})
+			_, err := c.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: id,
+				Linux: &cri.LinuxContainerResources{CpuShares: 512}})
 			return err
 		})
 	case "exec":
@@ -100,7 +102,8 @@ func (c client) start(ctx context.Context) (id string, err error) {
 }
 
 func (c client) startIn(ctx context.Context, pod string) (id string, err error) {
-	created, err := c.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c.container, SandboxConfig: c.pod})
+	created, err := c.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c.container,
+		SandboxConfig: c.pod})
 	if err != nil {
 		return "", err
 	}
