@@ -111,7 +111,7 @@ again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
 confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
 host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
-longest = ./integration ./relay ./hook ./relay/libpeerlane ./relay/nccl ./relay/transport/verbs ./relay/selftest ./topo
+longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo ./cmd/peerlane/doctor ./relay/nccl
 # Packages whose own code starts no goroutine, or whose tests run Peerlane's programs as
 # processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
@@ -165,7 +165,8 @@ engines-needs:
 	@integration/prerequisites engines
 	@$(GO) run -C integration/engines ./install
 
-engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -timeout 0
+# Each engine's tests wait for their turn by themselves (integration/engines).
+engine_tests = bin/confine -idle $(IDLE) $(GO) test -json -count=1 -vet=off -tags engines -parallel 32 -timeout 0
 
 .PHONY: test-engines
 test-engines: engines-needs build ## test in every container engine, as root (RUN=TestEngineRunsEachCase/podman-4.3)

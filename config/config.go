@@ -366,7 +366,7 @@ type Verbs struct {
 	// the two ports.
 	MTU int `toml:"mtu"`
 	// The time that a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
-	// power of the value, 67 ms for 14. NCCL_IB_TIMEOUT.
+	// power of the value, 4.3 s for 20. NCCL_IB_TIMEOUT.
 	Timeout int `toml:"timeout"`
 	// How often a packet is sent again before the connection has failed, 0 to 7.
 	// NCCL_IB_RETRY_CNT.
@@ -374,10 +374,22 @@ type Verbs struct {
 	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
 	// version 2 with an IPv4 address, or else IPv6. NCCL_IB_GID_INDEX.
 	GIDIndex int `toml:"gid_index"`
-	// Queue pairs of two NICs for each two relays, 1 to 8; data is spread over them. More
-	// than one helps with switches that hash connections to paths.
+	// Queue pairs of two NICs for each two relays, 1 to 8; the smaller number of two hosts
+	// counts. 0 means 4 on RoCE, where switches hash them to paths, else 1.
 	// NCCL_IB_QPS_PER_CONNECTION.
 	QueuePairs int `toml:"qps_per_connection"`
+	// Seconds for relays to replace failed queue pairs, 1 to 3600.
+	ReconnectLimit int `toml:"reconnect_limit"`
+	// Whether the fabric routes adaptively: auto (InfiniBand), on or off.
+	// NCCL_IB_ADAPTIVE_ROUTING.
+	AdaptiveRouting string `toml:"adaptive_routing"`
+	// With adaptive routing the immediate of a longer write, in bytes, is a second write.
+	// NCCL_IB_AR_THRESHOLD.
+	ARThreshold int `toml:"ar_threshold"`
+	// PCIe relaxed ordering of NICs' writes. NCCL_IB_PCI_RELAXED_ORDERING.
+	RelaxedOrdering bool `toml:"relaxed_ordering"`
+	// Slots on GPUs by a NIC's Data Direct function, if it has one. NCCL_IB_DATA_DIRECT.
+	DataDirect bool `toml:"data_direct"`
 }
 
 // Launch returns the settings for a relay.
@@ -385,6 +397,8 @@ func (v Verbs) Launch() *launch.Verbs {
 	return &launch.Verbs{
 		TrafficClass: v.TC, ServiceLevel: v.SL, PKey: v.PKey, MTU: v.MTU,
 		Timeout: v.Timeout, Retries: v.RetryCount, GIDIndex: v.GIDIndex, QueuePairs: v.QueuePairs,
+		ReconnectLimit: v.ReconnectLimit, AdaptiveRouting: v.AdaptiveRouting, ARThreshold: v.ARThreshold,
+		RelaxedOrdering: v.RelaxedOrdering, DataDirect: v.DataDirect,
 	}
 }
 
@@ -394,7 +408,8 @@ func (v Verbs) check() error {
 		value, least, most int
 	}{
 		{"tc", v.TC, 0, 255}, {"sl", v.SL, 0, 15}, {"pkey", v.PKey, 0, 65535}, {"timeout", v.Timeout, 1, 31},
-		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255}, {"qps_per_connection", v.QueuePairs, 1, launch.MaxQueuePairs},
+		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255}, {"qps_per_connection", v.QueuePairs, 0, launch.MaxQueuePairs},
+		{"reconnect_limit", v.ReconnectLimit, 1, 3600}, {"ar_threshold", v.ARThreshold, 0, 1 << 30},
 	} {
 		if n.value < n.least || n.value > n.most {
 			return fmt.Errorf("verbs.%s is %d; %d to %d are possible", n.key, n.value, n.least, n.most)
@@ -496,7 +511,16 @@ func Default() Config {
 		Staging: Staging{Bounce: BounceAllow, BounceLimit: 1 << 30},
 		// Below the ports that Linux gives out by itself (net.ipv4.ip_local_port_range).
 		Network: Network{Listen: ListenAuto, Family: string(address.FamilyAuto), Ports: "20000-20999", Streams: 4},
-		Verbs:   Verbs{Timeout: launch.DefaultVerbs.Timeout, RetryCount: launch.DefaultVerbs.Retries, GIDIndex: launch.DefaultVerbs.GIDIndex, QueuePairs: launch.DefaultVerbs.QueuePairs},
+		Verbs:   defaultVerbs(),
+	}
+}
+
+func defaultVerbs() Verbs {
+	d := launch.DefaultVerbs
+	return Verbs{
+		Timeout: d.Timeout, RetryCount: d.Retries, GIDIndex: d.GIDIndex, QueuePairs: d.QueuePairs,
+		ReconnectLimit: d.ReconnectLimit, AdaptiveRouting: d.AdaptiveRouting, ARThreshold: d.ARThreshold,
+		RelaxedOrdering: d.RelaxedOrdering, DataDirect: d.DataDirect,
 	}
 }
 
@@ -591,6 +615,7 @@ func (c Config) check() error {
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 		{"network.listen", c.Network.Listen, []string{ListenAuto, ListenOff}},
+		{"verbs.adaptive_routing", c.Verbs.AdaptiveRouting, []string{launch.AdaptiveRoutingAuto, launch.AdaptiveRoutingOn, launch.AdaptiveRoutingOff}},
 		{"log.format", c.Log.Format, []string{LogText, LogJSON}},
 		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4), string(address.FamilyIPv6)}},
 	} {

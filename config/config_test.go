@@ -124,6 +124,11 @@ timeout = 18
 retry_cnt = 6
 gid_index = 3
 qps_per_connection = 4
+reconnect_limit = 90
+adaptive_routing = "on"
+ar_threshold = 4096
+relaxed_ordering = false
+data_direct = false
 `)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +159,7 @@ qps_per_connection = 4
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
 		Log:   config.Log{Format: "json"},
-		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4},
+		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4, ReconnectLimit: 90, AdaptiveRouting: "on", ARThreshold: 4096},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -214,7 +219,10 @@ func TestLoadBadValueIsRefused(t *testing.T) {
 		{"a traffic class of nine bits", "[verbs]\ntc = 256", "verbs.tc"},
 		{"an odd MTU", "[verbs]\nmtu = 1500", "verbs.mtu"},
 		{"no timeout", "[verbs]\ntimeout = 0", "verbs.timeout"},
-		{"no queue pairs", "[verbs]\nqps_per_connection = 0", "verbs.qps_per_connection"},
+		{"negative queue pairs", "[verbs]\nqps_per_connection = -1", "verbs.qps_per_connection"},
+		{"no time to reconnect", "[verbs]\nreconnect_limit = 0", "verbs.reconnect_limit"},
+		{"adaptive routing", "[verbs]\nadaptive_routing = \"maybe\"", "verbs.adaptive_routing"},
+		{"a negative threshold", "[verbs]\nar_threshold = -1", "verbs.ar_threshold"},
 		{"self-test", "[relay]\nself_test = \"often\"", "relay.self_test"},
 		{"calibration", "[relay]\ncalibration = \"yes\"", "relay.calibration"},
 		{"odd chunk", "[relay]\nchunk = \"100KB\"", "relay.chunk"},

@@ -211,10 +211,16 @@ func (d *Driver) MemSetAccess(p Ptr, size uint64, access ...Access) error {
 
 // MemDMABufFD returns a close-on-exec DMA-BUF descriptor of a mapped range, whose address and size
 // are multiples of the host's page size. The caller closes it.
-func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) {
+func (d *Driver) MemDMABufFD(p Ptr, size uint64) (int, error) { return d.memDMABufFD(p, size, 0) }
+
+// MemDMABufPCIeFD is MemDMABufFD of a mapping over PCIe, for a NIC's Data Direct function
+// (CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE, CUDA 12.8). Older drivers return ErrInvalidValue.
+func (d *Driver) MemDMABufPCIeFD(p Ptr, size uint64) (int, error) { return d.memDMABufFD(p, size, 1) }
+
+func (d *Driver) memDMABufFD(p Ptr, size uint64, flags uint64) (int, error) {
 	fd := C.int(-1)
 	r := C.call_cuMemGetHandleForAddressRange(d.calls, &fd, C.CUdeviceptr(p), C.size_t(size),
-		C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0)
+		C.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, C.ulonglong(flags))
 	if r != 0 {
 		return -1, d.failed(r, "cuMemGetHandleForAddressRange", at(p, size))
 	}

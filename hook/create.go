@@ -231,6 +231,9 @@ func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *oc
 			warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
 		}
 	}
+	if err := checkNICNetworks(plan, s.PID, d.NICs); err != nil {
+		warning = errors.Join(warning, fmt.Errorf("container %q: %w", s.ID, err))
+	}
 	if len(given) == 0 {
 		return warning, nil
 	}

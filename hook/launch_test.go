@@ -74,7 +74,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(), NICs: h.layout.EmulatedNICs(),
 		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach", Scope: launch.ScopeHost, SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30, Limits: launch.DefaultLimits,
 		NoNetwork: "no cluster key, " + h.layout.ClusterKey() + "; run peerlane key generate",
-		Verbs:     &launch.Verbs{Timeout: 14, Retries: 7, GIDIndex: -1, QueuePairs: 1},
+		Verbs:     &launch.DefaultVerbs,
 	}}
 	if diff := cmp.Diff(want, configs); diff != "" {
 		t.Errorf("configuration (-want +got)\n%s", diff)

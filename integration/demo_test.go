@@ -204,10 +204,10 @@ func TestDemoOfClientCopy(t *testing.T) {
 func TestBenchMeasuresEveryTable(t *testing.T) {
 	names, _ := bench.Tables()
 	r, err := bench.Run(context.Background(), bench.Options{
-		Tables: names, Sizes: []uint64{8, 64 << 10, 8 << 20}, Depths: []int{1, 4}, Routes: []string{launch.RouteDirect,
-			launch.RouteStaged},
-		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce,
-			bench.BaselineLocal}, Duration: 10 * time.Millisecond, Busy: []string{bench.BusyServer},
+		Tables: names, Sizes: []uint64{8, 64 << 10, 1 << 20}, Depths: []int{1, 4},
+		Routes:    []string{launch.RouteDirect, launch.RouteStaged},
+		Baselines: []string{bench.BaselineRaw, bench.BaselineBounce, bench.BaselineLocal},
+		Duration:  5 * time.Millisecond, Busy: []string{bench.BusyServer},
 		GPUs: testbed.GPUsSimulated, Binaries: binaries,
 	})
 	if err != nil {

@@ -309,23 +309,34 @@ func (l *lane) say(w slotsWay) {
 	to.Warn(&fault.Error{Code: fault.NotRegistered, Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
 }
 
-// All GPUs see what a NIC has written into one of them, in its order, where that GPU's
-// CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is so much.
-const orderedForAll = 200
+// A GPU whose CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is at least so much sees a NIC's
+// writes into its memory in their order; all GPUs do with the larger value.
+const (
+	orderedForOwner = 100
+	orderedForAll   = 200
+)
 
-// unordered reports whether what NICs write into memory has to be flushed before it is
-// copied on, or read in place. It is always another GPU that reads a server GPU's memory then,
-// and it can be with a client's own.
+// unordered reports whether a NIC's writes into memory need a flush before a GPU reads them. The
+// client's GPU reads a server GPU's slots. A client's own memory, which NICs write in place, is read by
+// its owner.
 func (r *Relay) unordered(m *device.Memory) bool {
 	d, err := r.cuda()
 	if err != nil {
 		return true
 	}
-	return asksForFlush(d.DeviceAttribute(m.On, cuda.AttributeRDMAWritesOrdering))
+	_, _, inPlace := m.Lease()
+	ordering, err := d.DeviceAttribute(m.On, cuda.AttributeRDMAWritesOrdering)
+	return asksForFlush(ordering, err, inPlace)
 }
 
-// asksForFlush is the decision by the attribute; a driver that does not say orders nothing.
-func asksForFlush(ordering int, err error) bool { return err != nil || ordering < orderedForAll }
+// asksForFlush decides by the attribute. A driver without it orders nothing.
+func asksForFlush(ordering int, err error, ownerReads bool) bool {
+	needs := orderedForAll
+	if ownerReads {
+		needs = orderedForOwner
+	}
+	return err != nil || ordering < needs
+}
 
 // stages reports whether NICs may have to write into a GPU's memory for a lane: into its server
 // GPUs', or its own.

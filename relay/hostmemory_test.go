@@ -84,7 +84,7 @@ func TestHostMemoryAtEitherEnd(t *testing.T) {
 					a, b := attach(t, h.relay("a", route, copying(far(0, 1, "nic0")))), attach(t, h.relay("b", route, copying(far(second, server, "nic1"))))
 					source, target := sideOf(t, a, 0, from, pairBytes), sideOf(t, b, second, to, pairBytes)
 					sending, receiving, _ := join(t, a, 0, b, second)
-					for i, n := range []uint64{0, 1, 7, 8, 4096, 32<<10 - 1, 32 << 10, 1<<20 - 1, 1 << 20, 1<<20 + 1, 11<<20 + 5} {
+					for i, n := range []uint64{0, 1, 7, 8, 4096, 32<<10 - 1, 32 << 10, 1<<20 - 1, 1 << 20, 1<<20 + 1, 5<<20 + 5} {
 						offset, at := uint64(3*i), uint64(5*i)
 						want := random(t, n)
 						source.write(offset, want)

@@ -26,7 +26,7 @@ import (
 
 // wanted reports whether the relay would have NICs know a client's memory in place.
 func (m *memory) wanted() bool {
-	return m.lane.spec.Direct && m.mapped != nil && !m.mapped.Host() && m.staged == nil && m.kind != wire.MemoryIPC &&
+	return m.lane.spec.Direct && m.mapped != nil && !m.mapped.Host() && m.staged == nil &&
 		m.session.relay.offRDMA() == "" && m.session.relay.fabric != nil
 }
 

@@ -8,16 +8,19 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
+	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -247,6 +250,12 @@ func nearThatRedial(t *testing.T, limit time.Duration) *byRDMA {
 func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
 	t.Helper()
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
+	return p.lendBegun(t)
+}
+
+// lendBegun is lendAll of hosts that are there.
+func (p *byRDMA) lendBegun(t *testing.T) *byRDMA {
+	t.Helper()
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.source.lend(p.a, 0, pairBytes)
 	p.target.lend(p.b, 0, pairBytes)
@@ -260,6 +269,66 @@ func (p *byRDMA) lendAll(t *testing.T) *byRDMA {
 		if end.Over() {
 			t.Fatal("nothing goes in place")
 		}
+	}
+}
+
+// TestCudaMallocMemoryGoesInPlace demands that a NIC reads memory of cudaMalloc where it lies: a DMA-BUF
+// is of any range that a client owns.
+func TestCudaMallocMemoryGoesInPlace(t *testing.T) {
+	p := &byRDMA{lane: direct, change: func(c *launch.Config) { c.CUDAIPC = true }}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
+	listener, err := p.b.Listen(within(t), uuid(t, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	handle := listener.Handle()
+	dying{socket: p.socketA, gpu: 0, handle: hex.EncodeToString(handle[:]), ipc: true}.start(t)
+	c, err := listener.Accept(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := testutil.Begin(); ; {
+		p.target.write(0, random(t, lenderBytes))
+		op, err := c.Receive(p.target.Memory, 0, lenderBytes)
+		if _, err := wait(t, op, err); err != nil {
+			t.Fatal(err)
+		}
+		if got := p.target.read(0, lenderBytes); !bytes.Equal(got, bytes.Repeat([]byte{lenderByte}, lenderBytes)) {
+			t.Fatal("wrong bytes")
+		}
+		n, is := inPlace(t, p.relayA)
+		if n > 0 {
+			break
+		}
+		if end.Over() {
+			t.Fatalf("nothing goes in place; inspect shows %+v", is)
+		}
+	}
+	if made, _ := lentRegions(t, p.rdma, "mlx5_0", lenderBytes); made != 1 {
+		t.Errorf("the memory is registered %d times", made)
+	}
+}
+
+// TestOwnerOrderingNeedsNoFlush demands that a near GPU that orders NICs' writes for itself receives in
+// place without a flush, also by a NIC of iWARP, which cannot flush.
+func TestOwnerOrderingNeedsNoFlush(t *testing.T) {
+	t.Setenv("PEERLANE_SIM_WRITES_ORDERING", "100")
+	for name, kind := range map[string]func([]softdevice.Device) []softdevice.Device{"RoCE": slices.Clone[[]softdevice.Device], "iWARP": iwarp} {
+		t.Run(name, func(t *testing.T) {
+			p := &byRDMA{lane: direct}
+			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 2)
+			devices := kind(slices.Concat(ofA, ofB))
+			for i := range devices {
+				devices[i].Holds = false
+			}
+			if err := p.rdma.Set(devices...); err != nil {
+				t.Fatal(err)
+			}
+			p.lendBegun(t)
+			if name == "RoCE" {
+				flushed(t, p.rdma, "rocep1", false)
+			}
+		})
 	}
 }
 
@@ -511,6 +580,7 @@ const lenderBytes = 1<<20 + 4096
 type dying struct {
 	socket, handle string
 	gpu            int
+	ipc            bool // its memory is of cudaMalloc
 }
 
 // start starts it, and gives its first line.
@@ -518,7 +588,7 @@ func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "PEERLANE_TEST_ROLE=lender", "GORACE=atexit_sleep_ms=0", "PEERLANE_TEST_SOCKET="+p.socket,
-		"PEERLANE_TEST_GPU="+devices[p.gpu].UUID, "PEERLANE_TEST_BUS="+devices[p.gpu].BusID, "PEERLANE_TEST_HANDLE="+p.handle)
+		"PEERLANE_TEST_GPU="+devices[p.gpu].UUID, "PEERLANE_TEST_BUS="+devices[p.gpu].BusID, "PEERLANE_TEST_HANDLE="+p.handle, fmt.Sprint("PEERLANE_TEST_IPC=", p.ipc))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -533,6 +603,65 @@ func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 		t.Fatal(err)
 	}
 	return cmd, line
+}
+
+// lenderByte is what memory of cudaMalloc has that is lent.
+const lenderByte = 0x5a
+
+// lendCudaMalloc sends memory of cudaMalloc again and again.
+func lendCudaMalloc(ctx context.Context, d *cuda.Driver, id wire.UUID) error {
+	gpu, err := device.Open(d, os.Getenv("PEERLANE_TEST_BUS"))
+	if err != nil {
+		return err
+	}
+	const all = 2 << 20
+	var at cuda.Ptr
+	var handle cuda.IPCMemHandle
+	err = gpu.On(func() (err error) {
+		if at, err = d.MemAlloc(all); err != nil {
+			return err
+		}
+		if handle, err = d.IPCGetMemHandle(at); err != nil {
+			return err
+		}
+		host, err := d.MemHostAlloc(all)
+		if err != nil {
+			return err
+		}
+		copy(unsafe.Slice((*byte)(host), all), bytes.Repeat([]byte{lenderByte}, all))
+		return errors.Join(d.MemcpyHtoDAsync(at, host, all, 0), d.StreamSynchronize(0))
+	})
+	if err != nil {
+		return err
+	}
+	s, err := client.Dial(ctx, os.Getenv("PEERLANE_TEST_SOCKET"), id)
+	if err != nil {
+		return err
+	}
+	m, err := s.ExportIPC(ctx, handle, client.Allocation{Length: lenderBytes, GPU: id, DMABuf: func() (fd int, err error) {
+		err = gpu.On(func() error {
+			fd, err = d.MemDMABufFD(at, all)
+			return err
+		})
+		return fd, err
+	}})
+	if err != nil {
+		return err
+	}
+	var to wire.Handle
+	raw, err := hex.DecodeString(os.Getenv("PEERLANE_TEST_HANDLE"))
+	if copy(to[:], raw); err != nil {
+		return err
+	}
+	fmt.Println("sends")
+	c, err := s.Connect(ctx, id, to)
+	for err == nil {
+		var op *client.Operation
+		if op, err = c.Send(m, 0, lenderBytes); err == nil {
+			_, err = op.Wait(ctx)
+		}
+	}
+	return err
 }
 
 // playLender is that process.
@@ -550,6 +679,9 @@ func playLender() error {
 	id, err := wire.ParseGPU(os.Getenv("PEERLANE_TEST_GPU"))
 	if err != nil {
 		return err
+	}
+	if os.Getenv("PEERLANE_TEST_IPC") == "true" {
+		return lendCudaMalloc(ctx, d, id)
 	}
 	const all = 2 << 20
 	handle, err := d.MemCreate(on, all, cuda.MemOptions{Exportable: true, RDMA: true})

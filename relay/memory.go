@@ -337,7 +337,11 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 			return
 		}
 		s.memories[memory.number] = memory
-		s.reply(&wire.Exported{Memory: memory.number}, sequence)
+		answer := &wire.Exported{Memory: memory.number}
+		if memory.wanted() { // a DMA-BUF is of any range that a client owns
+			answer.Wants = wire.WantsDMABuf
+		}
+		s.reply(answer, sequence)
 	})
 }
 

@@ -33,7 +33,7 @@ func TestModel(t *testing.T) {
 	setFlag(t, "rapid.checks", strconv.Itoa(modelBatch))
 	setFlag(t, "rapid.steps", "40")
 	setFlag(t, "rapid.nofailfile", "true")
-	programs, patience := 60, 25*time.Second // `make soak-model` runs 10,000
+	programs, patience := 30, 25*time.Second // `make soak-model` runs 10,000
 	if wanted := os.Getenv("PEERLANE_MODEL_PROGRAMS"); wanted != "" {
 		var err error
 		if programs, err = strconv.Atoi(wanted); err != nil {

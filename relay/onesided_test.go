@@ -367,7 +367,7 @@ func (p *pair) fullOfReads(t *testing.T) {
 	const n = 8 << 10
 	key := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key()
 	var ops []*client.Operation
-	for i := range 3 * wire.RingEntries {
+	for i := range wire.RingEntries + wire.RingEntries/4 {
 		if len(ops) == wire.RingEntries {
 			if _, err := wait(t, ops[0], nil); err != nil {
 				t.Fatalf("read %d: %v", i-len(ops), err)

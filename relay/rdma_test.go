@@ -39,7 +39,7 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 	h.change = func(c *launch.Config) {
 		change(c)
 		v := launch.DefaultVerbs
-		v.QueuePairs = pairs
+		v.QueuePairs, v.Timeout = pairs, 14 // 0.5 s with 7 retries
 		c.Transport, c.Verbs = transport, &v
 	}
 }
@@ -50,9 +50,9 @@ type byRDMA struct {
 	abroad
 	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
-	config func(*launch.Config)          // changes the configuration of both relays; nil for none
 	redial time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
+	change func(*launch.Config)          // has its way with both relays' configurations; nil for none
 	kept   string                        // what host a's relay ends by, whose NIC keeps something; empty elsewhere
 }
 
@@ -110,13 +110,10 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	})
 	hostA.onRDMA(key, a, pairs, p.rdma)
 	hostB.onRDMA(key, b, pairs, p.rdma)
-	if p.config != nil {
+	if p.change != nil {
 		for _, h := range []*host{hostA, hostB} {
-			change := h.change
-			h.change = func(c *launch.Config) {
-				change(c)
-				p.config(c)
-			}
+			before := h.change
+			h.change = func(c *launch.Config) { before(c); p.change(c) }
 		}
 	}
 	laneA, laneB := far(0, 1, "mlx5_0"), far(3, 2, "rocep1")

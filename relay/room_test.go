@@ -89,7 +89,10 @@ type fixture struct {
 
 var selves atomic.Int32
 
-const selfBytes = 68 * mib // in two halves, each longer than a slot as configured
+const (
+	selfBytes  = 68 * mib // in two halves, each longer than a slot as configured
+	shortBytes = 3*mib + 5
+)
 
 func newSelf(t *testing.T, h *host, lane launch.Lane) *fixture {
 	t.Helper()
@@ -148,14 +151,14 @@ func (f *fixture) copy(t *testing.T, offset uint64, b []byte, in bool) {
 		}
 		pinned, host := f.pinned[:len(b)], unsafe.Pointer(&f.pinned[0])
 		if in {
-			copy(pinned, b)
+			copyBytes(pinned, b)
 			err = driver.MemcpyHtoDAsync(f.memory.Ptr+cuda.Ptr(offset), host, uint64(len(b)), stream)
 		} else {
 			err = driver.MemcpyDtoHAsync(host, f.memory.Ptr+cuda.Ptr(offset), uint64(len(b)), stream)
 		}
 		err = errors.Join(err, driver.StreamSynchronize(stream))
 		if !in {
-			copy(b, pinned)
+			copyBytes(b, pinned)
 		}
 		return errors.Join(err, driver.StreamDestroy(stream))
 	}); err != nil {
@@ -177,27 +180,33 @@ func (f *fixture) connect(t *testing.T) (sending, receiving *client.Connection, 
 	return sending, receiving, err
 }
 
-// move sends the first half of the memory to the second, and looks at every byte.
+// move sends shortBytes from the first half of the memory to the second, and compares the bytes.
 func (f *fixture) move(t *testing.T) {
+	t.Helper()
+	f.moveBytes(t, shortBytes)
+}
+
+// moveBytes is move with a length of at most half the memory.
+func (f *fixture) moveBytes(t *testing.T, n uint64) {
 	t.Helper()
 	sending, receiving, err := f.connect(t)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const half = selfBytes / 2
-	want := random(t, half)
+	want := random(t, n)
 	f.copy(t, 0, want, true)
-	receive, err := receiving.Receive(f.export, half, half)
+	receive, err := receiving.Receive(f.export, half, n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	send, err := sending.Send(f.export, 0, half)
+	send, err := sending.Send(f.export, 0, n)
 	for _, op := range []*client.Operation{send, receive} {
-		if moved, err := wait(t, op, err); err != nil || moved != half {
+		if moved, err := wait(t, op, err); err != nil || moved != n {
 			t.Fatalf("%d bytes, %v", moved, err)
 		}
 	}
-	got := make([]byte, half)
+	got := make([]byte, n)
 	f.copy(t, half, got, false)
 	if !bytes.Equal(got, want) {
 		t.Error("the bytes are wrong")
@@ -401,7 +410,7 @@ func TestTheBounceIsTheLastResort(t *testing.T) {
 			}
 			gpu, ram := through(t, f.session, uuid(t, 1)), through(t, f.session, wire.UUID{})
 			t.Logf("through the GPU's slots %d bytes, through the host's %d", gpu.In, ram.In)
-			const both = 2 * 2 * selfBytes / 2 // two messages, each out of one slot and through another
+			const both = 2 * 2 * shortBytes // two messages, each out of one slot and through another
 			if c.host > 0 && (gpu.In != 0 || ram.In != both || ram.Out != both) || c.host == 0 && (ram.In != 0 || gpu.In != both) {
 				t.Errorf("%+v through the GPU's slots, %+v through the host's", gpu, ram)
 			}

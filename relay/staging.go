@@ -166,7 +166,11 @@ func (m *memory) makeOn(l *lane, on *served, admission bool) (err error) {
 func (s *sender) source(m *memory) uint32 {
 	if !m.known[s] {
 		m.known[s] = true
-		s.link.AddSource(m.region(), m.kind, m.parts[0].FD, m.mapped.Bytes)
+		fd := -1 // of cudaMalloc, which only a link over verbs takes: it asks for no descriptor
+		if len(m.parts) > 0 {
+			fd = m.parts[0].FD
+		}
+		s.link.AddSource(m.region(), m.kind, fd, m.mapped.Bytes)
 	}
 	return m.region()
 }

@@ -277,9 +277,8 @@ func TestCalibratedStaging(t *testing.T) {
 				c.change(l)
 			}
 			f := newSelf(t, h, far(0, 1, "nic0"))
-			for range 3 {
-				f.move(t)
-			}
+			f.moveBytes(t, c.size+2*mib) // more than a slot
+			f.move(t)
 			if s := f.staging(t, 1); s.Slots != c.slots || s.SlotBytes != c.size || s.Streams != c.streams || s.Bytes != 2*uint64(c.slots)*c.size || s.Note != "" {
 				t.Errorf("staging is %+v", s)
 			}

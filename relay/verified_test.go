@@ -36,7 +36,7 @@ func TestUnverifiedTripleBounces(t *testing.T) {
 		{"no self-test", launch.SelfTestOff, nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := &byRDMA{config: func(of *launch.Config) {
+			p := &byRDMA{change: func(of *launch.Config) {
 				of.SelfTest, of.Triples = c.mode, c.triples
 				for gpus, server := range map[int]int{0: 1, 3: 2} {
 					of.Pairs = append(of.Pairs, launch.Pair{PairName: launch.PairName{GPU: gpu(gpus), Server: gpu(server)}, Verdict: launch.VerdictGood})
@@ -63,7 +63,7 @@ func TestUnverifiedTripleBounces(t *testing.T) {
 func TestVerdictOfTripleHoldsForNextConnection(t *testing.T) {
 	needGPUs(t, 4)
 	var a launch.Config
-	p := &byRDMA{config: func(of *launch.Config) {
+	p := &byRDMA{change: func(of *launch.Config) {
 		of.SelfTest = launch.SelfTestOnce
 		if of.Container == "a" {
 			a = *of
@@ -97,7 +97,7 @@ func TestVerdictOfTripleHoldsForNextConnection(t *testing.T) {
 func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 	for _, verdict := range []string{"", launch.VerdictWrong, launch.VerdictGood} {
 		t.Run(verdict, func(t *testing.T) {
-			p := &byRDMA{lane: direct, config: func(of *launch.Config) {
+			p := &byRDMA{lane: direct, change: func(of *launch.Config) {
 				of.SelfTest = launch.SelfTestOnce
 				for gpu, nic := range map[launch.GPU]string{gpu(0): "mlx5_0", gpu(3): "rocep1"} {
 					r := launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu, Server: gpu}, NIC: nic}, Verdict: verdict}

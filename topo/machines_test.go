@@ -148,6 +148,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				b := hgx(48, 0)
 				for i := range 2 {
 					b.nic(fmt.Sprintf("erdma_%d", i), i, fmt.Sprintf("pci0000:%d0", 8+i), "", up(200))
+					b.h.NICs[i].Protocol = "eRDMA"
 				}
 				return b.gen(48).host()
 			}(),
@@ -157,7 +158,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				"near to erdma_0, rail 0, NODE", "near to erdma_0, rail 0, NODE",
 				"near to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
 				"near bouncing to erdma_1, rail 1, NODE", "near to erdma_1, rail 1, NODE",
-			}, note: nothing,
+			}, note: "NIC erdma_0 (eRDMA) cannot flush its writes into GPU memory",
 		},
 		{
 			name:   "and for one of the NICs alone",

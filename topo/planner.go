@@ -718,6 +718,11 @@ func (p *planner) notes(lanes []Lane) []string {
 			notes = append(notes, p.idle(nic.Name, lanes))
 		}
 	}
+	for _, nic := range p.host.NICs {
+		if used[nic.Name] && nic.CannotFlush() {
+			notes = append(notes, fmt.Sprintf("NIC %s (%s) cannot flush its writes into GPU memory: %s", nic.Name, nic.Protocol, CannotFlush))
+		}
+	}
 	for _, n := range slices.Sorted(maps.Keys(functions)) {
 		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}

@@ -306,3 +306,10 @@ func portRate(text string) float64 {
 	}
 	return rate
 }
+
+// CannotFlush is the consequence of a NIC that cannot flush.
+const CannotFlush = "relays receive into host memory, except in place on a GPU that orders such writes for itself (compute capability 9.0 and later)"
+
+// CannotFlush reports whether a NIC, whose queue pairs only a connection manager connects, cannot read
+// by a queue pair that leads to itself: iWARP, and eRDMA unless its driver is in compatible mode.
+func (n NIC) CannotFlush() bool { return n.Protocol == "iWARP" || n.Protocol == "eRDMA" }

@@ -134,26 +134,36 @@ type row struct {
 	filters bool
 	// below is the runtime for peerlane-runtime; empty for peerlane-runtime's default.
 	below string
+	// containers is the engine's part of the path of its containers' cgroups, where the
+	// engine, and not the test, chooses the rest. Rows with one value do not run in parallel:
+	// a case could not tell its own cgroups from another row's.
+	containers string
 	// recipe is the heading of docs/containers.md that tells users how.
 	recipe string
 	open   func(b *bed) engine
 }
+
+// Values of row.containers.
+const (
+	podmans = "libpod-"
+	dockers = "docker/"
+	ofCRI   = "k8s.io/"
+)
 
 var rows = []row{
 	{name: "runc-1.1", open: ociRuntime(runc11, func() string { return "runc" })},
 	{name: "runc-1.5", open: ociRuntime(runc15, func() string { return filepath.Join(installed.Runc, "runc") })},
 	{name: "crun-1.8", cgroups: v1, mute: true, open: ociRuntime(crun18, func() string { return "crun" })},
 	{name: "crun-1.21", next: true, cgroups: v1, mute: true, open: ociRuntime(crun121, func() string { return "crun" })},
-	{name: "podman-4.3", filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(podman43, "crun")},
-	{name: "podman-5.4", filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true,
-		open: podman(podman54, "crun")},
+	{name: "podman-4.3", containers: podmans, filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(podman43, "crun")},
+	{name: "podman-5.4", containers: podmans, filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(podman54, "crun")},
 	{name: "containerd-2-client", open: containerd2(goClient)},
 	{name: "containerd-2-ctr", recipe: "containerd: ctr", open: containerd2(ctr)},
-	{name: "containerd-2-cri", recipe: "CRI: the field", open: containerd2(criField)},
-	{name: "containerd-2-cri-annotation", recipe: "CRI: the annotation", open: containerd2(criAnnotation)},
-	{name: "containerd-1.7-cri", recipe: "CRI: the field", next: true, open: containerd17},
-	{name: "docker-29", filters: true, recipe: "Docker", next: true, remaps: true, open: docker29},
-	{name: "docker-20.10", filters: true, recipe: "Docker 20.10", remaps: true, open: docker20},
+	{name: "containerd-2-cri", containers: ofCRI, recipe: "CRI: the field", open: containerd2(criField)},
+	{name: "containerd-2-cri-annotation", containers: ofCRI, recipe: "CRI: the annotation", open: containerd2(criAnnotation)},
+	{name: "containerd-1.7-cri", containers: ofCRI, recipe: "CRI: the field", next: true, open: containerd17},
+	{name: "docker-29", containers: dockers, filters: true, recipe: "Docker", next: true, remaps: true, open: docker29},
+	{name: "docker-20.10", containers: dockers, filters: true, recipe: "Docker 20.10", remaps: true, open: docker20},
 }
 
 // check is a case of the table: a container and the expected result.
@@ -455,9 +465,11 @@ func TestEngineRunsEachCase(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
+	t.Parallel()
 	cells := readCells(t)
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
+			r.takeTurn(t)
 			type kind struct {
 				cgroups cgroups
 				userNS  bool
@@ -466,7 +478,6 @@ func TestEngineRunsEachCase(t *testing.T) {
 			for _, c := range checks {
 				cell := r.name + "/" + c.name
 				state, known := cells[cell]
-				delete(cells, cell)
 				if !known {
 					t.Errorf("integration/matrix.txt has no cell engines %s", cell)
 				}
@@ -486,6 +497,29 @@ func TestEngineRunsEachCase(t *testing.T) {
 			}
 		})
 	}
+}
+
+// maxRows is the number of rows that run in parallel: each has a daemon, eight emulated NICs and
+// up to twenty containers with their relays.
+const maxRows = 6
+
+var (
+	// turns has a lock for each value of row.containers.
+	turns   = map[string]*sync.Mutex{podmans: {}, dockers: {}, ofCRI: {}}
+	running = make(chan struct{}, maxRows)
+)
+
+// takeTurn lets a row run beside others, and waits until it may begin. Rows wait more than
+// they compute.
+func (r row) takeTurn(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	if turn := turns[r.containers]; turn != nil {
+		turn.Lock()
+		t.Cleanup(turn.Unlock)
+	}
+	running <- struct{}{}
+	t.Cleanup(func() { <-running })
 }
 
 // readCells reads the states of the matrix's cells of this place.
@@ -791,9 +825,14 @@ func (b *bed) generation() generation.Info {
 	return list[0]
 }
 
-// containersOf are the cgroups that engines name by the container's id, which
-// the tests do not choose.
-var containersOf = regexp.MustCompile(`/(libpod-|docker/|k8s\.io/)[0-9a-f]{64}`)
+// containerID is the id of a container in the name of its cgroup, where the engine chooses it.
+var containerID = regexp.MustCompile(`^[0-9a-f]{64}`)
+
+// isContainer reports whether a cgroup is of a container of this row.
+func (r row) isContainer(cgroup string) bool {
+	_, id, found := strings.Cut(cgroup, "/"+r.containers)
+	return found && r.containers != "" && containerID.MatchString(id)
+}
 
 // daemonsOwn matches processes of a daemon, which may be restarted.
 var daemonsOwn = regexp.MustCompile(`dockerd --|containerd(\.toml)? --config |/exec/libnetwork/`)
@@ -822,7 +861,7 @@ func (b *bed) leavesNothing() func() {
 			seen["the engine's mount "+m] = true
 		}
 		err = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-			if err == nil && containersOf.MatchString(path) {
+			if err == nil && b.row.isContainer(path) {
 				seen["cgroup "+path] = true
 			}
 			if errors.Is(err, fs.ErrNotExist) {

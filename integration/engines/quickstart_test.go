@@ -43,11 +43,11 @@ var quickstarts = []struct {
 	name, heading string
 	row           row
 }{
-	{"Docker", "Docker", row{name: "docker-29", next: true, open: docker29}},
-	{"Docker-26.1", "Docker 25 to 28.1", row{name: "docker-26.1", next: true, open: packagedDocker(docker26)}},
-	{"Docker-20.10", "Docker 24 and older", row{name: "docker-20.10", old: true, open: packagedDocker(Docker20)}},
-	{"Podman", "Podman", row{name: "podman-5.4", next: true, cgroups: v1, open: podman(podman54, "crun")}},
-	{"Podman-4.3", "Podman", row{name: "podman-4.3", old: true, cgroups: v1, open: podman(podman43, "crun")}},
+	{"Docker", "Docker", row{containers: dockers, name: "docker-29", next: true, open: docker29}},
+	{"Docker-26.1", "Docker 25 to 28.1", row{containers: dockers, name: "docker-26.1", next: true, open: packagedDocker(docker26)}},
+	{"Docker-20.10", "Docker 24 and older", row{containers: dockers, name: "docker-20.10", old: true, open: packagedDocker(Docker20)}},
+	{"Podman", "Podman", row{containers: podmans, name: "podman-5.4", next: true, cgroups: v1, open: podman(podman54, "crun")}},
+	{"Podman-4.3", "Podman", row{containers: podmans, name: "podman-4.3", old: true, cgroups: v1, open: podman(podman43, "crun")}},
 	{"containerd", "containerd", row{name: "containerd-2-ctr", next: true, open: containerd2(ctr)}},
 	{"containerd-1.7", "containerd 1.7 and older", row{name: "containerd-1.7-ctr", next: true,
 		open: containerdByCtr(Containerd17)}},
@@ -61,12 +61,14 @@ func TestQuickstartRunsUnchanged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
+	t.Parallel()
 	scripts := quickstart(t)
 	used := map[string]bool{"Install": true, "Without a GPU": true, "With GPUs": true, "Take it back": true}
 	for _, q := range quickstarts {
 		heading, r := q.heading, q.row
 		used[heading] = true
 		t.Run(q.name, func(t *testing.T) {
+			r.takeTurn(t)
 			b := newBed(t, r, r.cgroups, false)
 			g := b.guide()
 			for _, section := range []string{"Install", "Without a GPU", "With GPUs", heading, "Take it back"} {

@@ -107,11 +107,13 @@ func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an engine gets a mount namespace of its own")
 	}
+	t.Parallel()
 	path := map[string]string{"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
 	for below, mute := range map[string]bool{"runc": false, "crun": true} {
 		t.Run(below, func(t *testing.T) {
-			b := newBed(t, row{name: "podman-5.4-rootless", next: true, cgroups: v1, rootless: true, below: path[below],
-				mute: mute, open: rootlessPodman(podman54)}, v1, false)
+			r := row{name: "podman-5.4-rootless", containers: podmans, next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(podman54)}
+			r.takeTurn(t)
+			b := newBed(t, r, v1, false)
 			for _, c := range checks {
 				switch c.name {
 				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":

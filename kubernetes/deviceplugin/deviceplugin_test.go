@@ -15,7 +15,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -134,11 +134,11 @@ func TestDrainedHostMakesUnitsUnhealthy(t *testing.T) {
 		}
 	}
 	expect(api.Healthy)
-	if err := hook.DrainAll(layout); err != nil {
+	if err := generation.DrainAll(layout); err != nil {
 		t.Fatal(err)
 	}
 	expect(api.Unhealthy)
-	if err := hook.ResumeAll(layout); err != nil {
+	if err := generation.ResumeAll(layout); err != nil {
 		t.Fatal(err)
 	}
 	expect(api.Healthy)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
 	"github.com/peerlane/peerlane/topo"
@@ -170,13 +170,13 @@ func TestDrainIsPublishedAsTaintAndRemoved(t *testing.T) {
 	if tainted() {
 		t.Error("the first update has the taint")
 	}
-	if err := hook.DrainAll(layout); err != nil {
+	if err := generation.DrainAll(layout); err != nil {
 		t.Fatal(err)
 	}
 	if !tainted() {
 		t.Error("a drained host has no taint")
 	}
-	if err := hook.ResumeAll(layout); err != nil {
+	if err := generation.ResumeAll(layout); err != nil {
 		t.Fatal(err)
 	}
 	if tainted() {
@@ -205,9 +205,9 @@ func TestUpdatesKeepTheirDistance(t *testing.T) {
 	go func() { ended <- d.Run(ctx, p) }()
 	for i := range 4 {
 		<-p.recorder
-		change := hook.DrainAll
+		change := generation.DrainAll
 		if i%2 == 1 {
-			change = hook.ResumeAll
+			change = generation.ResumeAll
 		}
 		if err := change(layout); err != nil {
 			t.Fatal(err)
@@ -244,7 +244,7 @@ func TestHealthFollowsTheDrain(t *testing.T) {
 		}
 	}
 	expect(kubeletplugin.HealthStatusHealthy)
-	if err := hook.DrainAll(layout); err != nil {
+	if err := generation.DrainAll(layout); err != nil {
 		t.Fatal(err)
 	}
 	<-r

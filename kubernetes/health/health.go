@@ -16,7 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
 	"github.com/peerlane/peerlane/topo"
 )
@@ -75,7 +75,7 @@ func (m *Monitor) Observe() (*Observation, error) {
 	}
 	o := &Observation{Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}}
 	m.observePorts(plan)
-	drained, drainErr := hook.AllDrained(m.layout)
+	drained, drainErr := generation.AllDrained(m.layout)
 	o.Drained = drained != nil
 	for _, lane := range plan.Lanes {
 		if c := m.conditions(lane, o.Drained); len(c) > 0 {
@@ -147,9 +147,9 @@ func (m *Monitor) conditions(lane topo.Lane, drained bool) Conditions {
 }
 
 func (m *Monitor) observeRelays(o *Observation) error {
-	infos, err := hook.List(m.layout)
+	infos, err := generation.List(m.layout)
 	for _, info := range infos {
-		if info.Status.State != hook.StateDown {
+		if info.Status.State != generation.StateDown {
 			continue
 		}
 		for _, lane := range info.Config.Lanes {

@@ -10,7 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/hook"
+	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -149,14 +149,14 @@ func TestMissingNICCutsItsLane(t *testing.T) {
 
 func TestDrainTaintsEveryDevice(t *testing.T) {
 	n := newNode(t)
-	if err := hook.DrainAll(n.layout); err != nil {
+	if err := generation.DrainAll(n.layout); err != nil {
 		t.Fatal(err)
 	}
 	n.expect([]string{drain}, []string{drain}, []string{drain})
 	if n.observe().Healthy("0000:01:00.0") {
 		t.Error("a drained lane is healthy")
 	}
-	if err := hook.ResumeAll(n.layout); err != nil {
+	if err := generation.ResumeAll(n.layout); err != nil {
 		t.Fatal(err)
 	}
 	n.expect(nil, nil, nil)

@@ -562,7 +562,8 @@ func (s *Session) tell(m wire.Message, fds ...int) error {
 // ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), where the
 // administrator allows it (relay.cuda_ipc) and the driver does: by the handle that
 // cuIpcGetMemHandle gives. FD and Bytes are not used; Offset is in the allocation
-// (cuMemGetAddressRange), and Length is needed. Into it nothing is received on route
+// (cuMemGetAddressRange), and Length is needed. DMABuf makes a descriptor of the whole
+// allocation. Into it nothing is received on route
 // direct. It must not be freed before Unexport has returned and operations on it have
 // ended.
 func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) (*Memory, error) {
@@ -572,6 +573,12 @@ func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) 
 	m, err := ask[*wire.Exported](ctx, s, &wire.ExportIPC{Offset: a.Offset, Length: a.Length, GPU: a.GPU, Access: a.Access, Handle: handle})
 	if err != nil {
 		return nil, err
+	}
+	if m.Wants == wire.WantsDMABuf {
+		if err := s.lend(m.Memory, a.DMABuf); err != nil {
+			s.giveBack(m)
+			return nil, err
+		}
 	}
 	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
 }

@@ -41,6 +41,9 @@ func (g *Device) Allocate(bytes uint64) (*Memory, error) {
 // DMABuf makes a DMA-BUF descriptor of the whole memory, for a NIC. The caller closes it.
 func (m *Memory) DMABuf() (int, error) { return m.driver.MemDMABufFD(m.Ptr, m.Bytes) }
 
+// DMABufPCIe is DMABuf of a mapping over PCIe, for a NIC's Data Direct function.
+func (m *Memory) DMABufPCIe() (int, error) { return m.driver.MemDMABufPCIeFD(m.Ptr, m.Bytes) }
+
 // lent is how NICs know a range of another process's memory.
 type lent struct {
 	fd     int // a DMA-BUF of the whole memory

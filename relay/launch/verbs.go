@@ -15,14 +15,34 @@ type Verbs struct {
 	Timeout      int `json:"timeout"`      // 4.096 µs times 2 to the power of it, 1 to 31
 	Retries      int `json:"retries"`      // 0 to 7
 	GIDIndex     int `json:"gidIndex"`     // less than 0 for the one that fits
-	QueuePairs   int `json:"queuePairs"`   // of each two NICs, 1 to MaxQueuePairs
+	QueuePairs   int `json:"queuePairs"`   // of each two NICs, 1 to MaxQueuePairs; 0 for the fabric's default
+	// ReconnectLimit is the time for new queue pairs after a fault, in seconds, 1 to 3600.
+	ReconnectLimit int `json:"reconnectLimit"`
+	// AdaptiveRouting is one of the constants below. ARThreshold is the length in bytes above which
+	// a write with adaptive routing is an RDMA write and a write with immediate of 0 bytes.
+	AdaptiveRouting string `json:"adaptiveRouting"`
+	ARThreshold     int    `json:"arThreshold"`
+	// RelaxedOrdering lets NICs write registered memory in any order, DataDirect by their function
+	// for GPUs' memory.
+	RelaxedOrdering bool `json:"relaxedOrdering"`
+	DataDirect      bool `json:"dataDirect"`
 }
+
+// Values of Verbs.AdaptiveRouting.
+const (
+	AdaptiveRoutingAuto = "auto" // on InfiniBand
+	AdaptiveRoutingOn   = "on"
+	AdaptiveRoutingOff  = "off"
+)
 
 // MaxQueuePairs bounds those of two NICs.
 const MaxQueuePairs = 8
 
-// DefaultVerbs is what a configuration says that states nothing.
-var DefaultVerbs = Verbs{Timeout: 14, Retries: 7, GIDIndex: -1, QueuePairs: 1}
+// DefaultVerbs is the configuration without any key.
+var DefaultVerbs = Verbs{
+	Timeout: 20, Retries: 7, GIDIndex: -1, ReconnectLimit: 60, AdaptiveRouting: AdaptiveRoutingAuto, ARThreshold: 8192,
+	RelaxedOrdering: true, DataDirect: true,
+}
 
 // Check says what a relay cannot work with. A nil one is good: there is no RDMA then.
 func (v *Verbs) Check() error {
@@ -35,11 +55,17 @@ func (v *Verbs) Check() error {
 	}{
 		{"traffic class", v.TrafficClass, 0, 255}, {"service level", v.ServiceLevel, 0, 15}, {"pkey index", v.PKey, 0, 65535},
 		{"timeout", v.Timeout, 1, 31}, {"number of retries", v.Retries, 0, 7}, {"GID index", v.GIDIndex, -1, 255},
-		{"number of queue pairs", v.QueuePairs, 1, MaxQueuePairs},
+		{"number of queue pairs", v.QueuePairs, 0, MaxQueuePairs}, {"reconnect limit", v.ReconnectLimit, 1, 3600},
+		{"threshold of adaptive routing", v.ARThreshold, 0, 1 << 30},
 	} {
 		if n.value < n.least || n.value > n.most {
 			return fmt.Errorf("relay configuration: RDMA with %s %d; %d to %d are possible", n.what, n.value, n.least, n.most)
 		}
+	}
+	switch v.AdaptiveRouting {
+	case AdaptiveRoutingAuto, AdaptiveRoutingOn, AdaptiveRoutingOff:
+	default:
+		return fmt.Errorf("relay configuration: RDMA with adaptive routing %q; auto, on and off are possible", v.AdaptiveRouting)
 	}
 	switch v.MTU {
 	case 0, 256, 512, 1024, 2048, 4096:

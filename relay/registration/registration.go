@@ -53,6 +53,8 @@ type Memory interface {
 	Size() uint64 // bytes
 	// DMABuf makes a descriptor of all of it, which the caller closes.
 	DMABuf() (int, error)
+	// DMABufPCIe makes one of a mapping over PCIe, for Data Direct.
+	DMABufPCIe() (int, error)
 	Close() error
 }
 
@@ -68,12 +70,15 @@ type Allocator interface {
 type Domain interface {
 	Register(memory uintptr, n, iova uint64, access verbs.Access) (*verbs.Region, error)
 	RegisterDMABuf(fd int, offset, n, iova uint64, access verbs.Access) (*verbs.Region, error)
+	RegisterDataDirect(fd int, offset, n, iova uint64, access verbs.Access) (*verbs.Region, error)
 }
 
 // NIC is an RDMA device with a domain on it.
 type NIC struct {
 	Name   string
 	Domain Domain
+	// DataDirect has the NIC's Data Direct function tried before DMA-BUF over its other path.
+	DataDirect bool
 }
 
 // Step is one attempt.
@@ -234,11 +239,26 @@ func With(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs
 }
 
 func byDMABuf(memory Memory, nic NIC, access verbs.Access) (*verbs.Region, error) {
-	fd, err := memory.DMABuf()
+	if !nic.DataDirect {
+		return byDescriptor(memory, memory.DMABuf, nic.Domain.RegisterDMABuf, access)
+	}
+	region, direct := byDescriptor(memory, memory.DMABufPCIe, nic.Domain.RegisterDataDirect, access)
+	if direct == nil {
+		return region, nil
+	}
+	region, err := byDescriptor(memory, memory.DMABuf, nic.Domain.RegisterDMABuf, access)
+	if err != nil {
+		err = errors.Join(fmt.Errorf("by Data Direct: %w", direct), err)
+	}
+	return region, err
+}
+
+func byDescriptor(memory Memory, export func() (int, error), register func(int, uint64, uint64, uint64, verbs.Access) (*verbs.Region, error), access verbs.Access) (*verbs.Region, error) {
+	fd, err := export()
 	if err != nil {
 		return nil, err
 	}
-	region, err := nic.Domain.RegisterDMABuf(fd, 0, memory.Size(), uint64(memory.Address()), access)
+	region, err := register(fd, 0, memory.Size(), uint64(memory.Address()), access)
 	// The registration holds the buffer itself.
 	if closed := unix.Close(fd); closed != nil && region != nil {
 		return nil, errors.Join(closed, region.Close())

@@ -339,3 +339,40 @@ func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
 		check(t, r.Close())
 	}
 }
+
+// TestDataDirectComesFirst demands that a NIC's Data Direct function registers memory, and its other
+// path where that fails.
+func TestDataDirectComesFirst(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		script string
+		want   []string // results of mlx5dv_reg_dmabuf_mr
+	}{
+		{"that works", "", []string{"0"}},
+		{"that is refused", "mlx5dv_reg_dmabuf_mr errno=22", []string{"22"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h, list := nics(t, softdevice.Device{Name: "direct", DataDirect: true}, softdevice.Device{Name: "plain"})
+			check(t, h.Script(c.script))
+			list[0].DataDirect = true
+			r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, 1<<20, list, access)
+			check(t, err)
+			defer func() { check(t, r.Close()) }()
+			if r.Way() != registration.DMABuf || len(r.Regions) != 2 {
+				t.Errorf("registered by %v: %v", r.Way(), r)
+			}
+			calls, err := h.Calls("mlx5dv_reg_dmabuf_mr")
+			check(t, err)
+			var got []string
+			for _, call := range calls {
+				if call.Arguments["device"] != "direct" {
+					t.Errorf("%s has no Data Direct function, and registers by one", call.Arguments["device"])
+				}
+				got = append(got, call.Arguments["="])
+			}
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("results of mlx5dv_reg_dmabuf_mr (-want +got)\n%s", diff)
+			}
+		})
+	}
+}

@@ -31,6 +31,7 @@ enum { // ibv_mtu, ibv_port_state, link layers
 	IBV_PORT_ACTIVE = 4,
 	IBV_LINK_LAYER_INFINIBAND = 1,
 	IBV_LINK_LAYER_ETHERNET = 2,
+	IBV_QPF_GRH_REQUIRED = 1, // of ibv_port_attr's flags
 };
 
 enum { // ibv_gid_type
@@ -229,6 +230,17 @@ struct ibv_port_attr {
 	uint8_t link_layer;
 	uint8_t flags;
 	uint16_t port_cap_flags2;
+};
+
+enum { // mlx5dv_reg_dmabuf_access of mlx5dv.h
+	MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT = 1,
+};
+
+// Enhanced Connection Establishment: options that both ends of a connection accept.
+struct ibv_ece {
+	uint32_t vendor_id;
+	uint32_t options;
+	uint32_t comp_mask;
 };
 
 struct ibv_async_event {

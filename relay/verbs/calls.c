@@ -41,6 +41,7 @@ peerlane_verbs *peerlane_verbs_open(const char *path, char *message, size_t n, i
 		return NULL;
 	}
 	VERBS(FIND)
+	t->library = library;
 #define X(name, result, parameters) *(void **)&t->name = dlsym(library, #name);
 	VERBS_OPTIONAL(X)
 #undef X
@@ -199,6 +200,44 @@ int peerlane_reg_dmabuf_mr(const peerlane_verbs *t, struct ibv_pd *pd, uint64_t 
 	MADE(mr, t->ibv_reg_dmabuf_mr(pd, offset, n, iova, fd, (int)access));
 }
 
+#define X(name, result, parameters) result (*name)(parameters);
+typedef struct {
+	MLX5(X)
+} mlx5;
+#undef X
+
+// find_mlx5 fills the table from the library itself, or from the provider that libibverbs has loaded.
+static int find_mlx5(const peerlane_verbs *t, mlx5 *m)
+{
+	void *provider = NULL;
+#define X(name, result, parameters) \
+	if (!(*(void **)&m->name = dlsym(t->library, #name))) { \
+		if (!provider) \
+			provider = dlopen("libmlx5.so.1", RTLD_LAZY | RTLD_NOLOAD); \
+		if (!provider || !(*(void **)&m->name = dlsym(provider, #name))) \
+			return EOPNOTSUPP; \
+	}
+	MLX5(X)
+#undef X
+	return 0;
+}
+
+int peerlane_data_direct(const peerlane_verbs *t, struct ibv_context *context)
+{
+	mlx5 m;
+	char path[4096];
+	return !find_mlx5(t, &m) && !m.mlx5dv_get_data_direct_sysfs_path(context, path, sizeof path);
+}
+
+int peerlane_reg_data_direct(const peerlane_verbs *t, struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, unsigned access, struct ibv_mr **mr)
+{
+	mlx5 m;
+	int r = find_mlx5(t, &m);
+	if (r)
+		return r;
+	MADE(mr, m.mlx5dv_reg_dmabuf_mr(pd, offset, n, iova, fd, (int)access, MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT));
+}
+
 int peerlane_dereg_mr(const peerlane_verbs *t, struct ibv_mr *mr)
 {
 	return failed(t->ibv_dereg_mr(mr));
@@ -229,6 +268,12 @@ int peerlane_destroy_cq(const peerlane_verbs *t, struct ibv_cq *cq)
 	if (r)
 		return r;
 	return failed(t->ibv_destroy_comp_channel(channel));
+}
+
+int peerlane_resize_cq(const peerlane_verbs *t, struct ibv_cq *cq, int entries)
+{
+	errno = 0;
+	return t->ibv_resize_cq ? failed(t->ibv_resize_cq(cq, entries)) : EOPNOTSUPP;
 }
 
 int peerlane_arm(struct ibv_cq *cq)
@@ -306,6 +351,19 @@ int peerlane_query_qp(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_qp_
 {
 	struct ibv_qp_init_attr made;
 	return failed(t->ibv_query_qp(qp, attributes, IBV_QP_STATE, &made));
+}
+
+int peerlane_query_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	memset(ece, 0, sizeof *ece);
+	errno = 0;
+	return t->ibv_query_ece ? failed(t->ibv_query_ece(qp, ece)) : EOPNOTSUPP;
+}
+
+int peerlane_set_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	errno = 0;
+	return t->ibv_set_ece ? failed(t->ibv_set_ece(qp, ece)) : EOPNOTSUPP;
 }
 
 int peerlane_destroy_qp(const peerlane_verbs *t, struct ibv_qp *qp)

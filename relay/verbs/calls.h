@@ -39,7 +39,16 @@ X(ibv_destroy_qp, int, A(struct ibv_qp *qp))
 
 // Answered with EOPNOTSUPP where the library is too old for it.
 #define VERBS_OPTIONAL(X) \
+X(ibv_query_ece, int, A(struct ibv_qp *qp, struct ibv_ece *ece)) \
+X(ibv_set_ece, int, A(struct ibv_qp *qp, struct ibv_ece *ece)) \
+X(ibv_resize_cq, int, A(struct ibv_cq *cq, int entries)) \
 X(ibv_reg_dmabuf_mr, struct ibv_mr *, A(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access))
+
+// Of libmlx5.so.1, if a provider has loaded it.
+#define MLX5(X) \
+X(mlx5dv_get_data_direct_sysfs_path, int, A(struct ibv_context *context, char *path, size_t n)) \
+X(mlx5dv_reg_dmabuf_mr, struct ibv_mr *, \
+	A(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access, int mlx5_access))
 
 #define MANAGER(X) \
 X(rdma_create_event_channel, struct rdma_event_channel *, A(void)) \
@@ -64,6 +73,7 @@ X(rdma_get_src_port, uint16_t, A(struct rdma_cm_id *id))
 typedef struct {
 	VERBS(X)
 	VERBS_OPTIONAL(X)
+	void *library;
 	int software;
 } peerlane_verbs;
 typedef struct {
@@ -96,6 +106,9 @@ int peerlane_alloc_pd(const peerlane_verbs *t, struct ibv_context *context, stru
 int peerlane_dealloc_pd(const peerlane_verbs *t, struct ibv_pd *pd);
 int peerlane_reg_mr(const peerlane_verbs *t, struct ibv_pd *pd, uintptr_t memory, size_t n, uint64_t iova, unsigned access, struct ibv_mr **mr);
 int peerlane_reg_dmabuf_mr(const peerlane_verbs *t, struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, unsigned access, struct ibv_mr **mr);
+// peerlane_data_direct reports whether the device has a second PCIe function for GPUs' memory.
+int peerlane_data_direct(const peerlane_verbs *t, struct ibv_context *context);
+int peerlane_reg_data_direct(const peerlane_verbs *t, struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, unsigned access, struct ibv_mr **mr);
 int peerlane_dereg_mr(const peerlane_verbs *t, struct ibv_mr *mr);
 
 // Completion queues. peerlane_completion is Go's Completion.
@@ -106,6 +119,7 @@ typedef struct {
 } peerlane_completion;
 int peerlane_create_cq(const peerlane_verbs *t, struct ibv_context *context, int entries, struct ibv_cq **cq);
 int peerlane_destroy_cq(const peerlane_verbs *t, struct ibv_cq *cq);
+int peerlane_resize_cq(const peerlane_verbs *t, struct ibv_cq *cq, int entries);
 int peerlane_arm(struct ibv_cq *cq);
 int peerlane_acknowledge(const peerlane_verbs *t, struct ibv_cq *cq);
 int peerlane_poll(struct ibv_cq *cq, peerlane_completion *into, int n, int *got);
@@ -123,6 +137,8 @@ int peerlane_create_qp(const peerlane_verbs *t, struct ibv_pd *pd, struct ibv_qp
 int peerlane_modify_qp(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask);
 int peerlane_query_qp(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_qp_attr *attributes);
 int peerlane_destroy_qp(const peerlane_verbs *t, struct ibv_qp *qp);
+int peerlane_query_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece);
+int peerlane_set_ece(const peerlane_verbs *t, struct ibv_qp *qp, struct ibv_ece *ece);
 int peerlane_post_send(struct ibv_qp *qp, const peerlane_send *sends, int n, int *posted);
 int peerlane_post_recv(struct ibv_qp *qp, const peerlane_recv *receives, int n, int *posted);
 

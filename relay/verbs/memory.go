@@ -78,6 +78,21 @@ func (d *Domain) RegisterDMABuf(fd int, offset, n, iova uint64, access Access) (
 	return m, nil
 }
 
+// RegisterDataDirect is RegisterDMABuf by the device's Data Direct function, for a descriptor of a
+// mapping over PCIe (mlx5dv_reg_dmabuf_mr with MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT).
+func (d *Domain) RegisterDataDirect(fd int, offset, n, iova uint64, access Access) (*Region, error) {
+	m := &Region{c: d.c}
+	r := C.peerlane_reg_data_direct(d.c.l.calls, d.pd, C.uint64_t(offset), C.size_t(n), C.uint64_t(iova), C.int(fd), C.uint(access), &m.mr)
+	if r != 0 {
+		return nil, failed(int32(r), "mlx5dv_reg_dmabuf_mr", fmt.Sprintf("%s, %d bytes from %d of descriptor %d", d.c.name, n, offset, fd))
+	}
+	return m, nil
+}
+
+// DataDirect reports whether the device reaches GPUs by a PCIe function of its own, beside that to the
+// processor (mlx5dv_get_data_direct_sysfs_path).
+func (c *Context) DataDirect() bool { return C.peerlane_data_direct(c.l.calls, c.c) != 0 }
+
 // LKey is the key for this side's requests, RKey the one for the other side's.
 func (r *Region) LKey() uint32 { return uint32(r.mr.lkey) }
 

@@ -163,6 +163,30 @@ func (p *Pair) ReadyToReceive(to Route) error {
 		C.IBV_QP_AV|C.IBV_QP_PATH_MTU|C.IBV_QP_DEST_QPN|C.IBV_QP_RQ_PSN|C.IBV_QP_MAX_DEST_RD_ATOMIC|C.IBV_QP_MIN_RNR_TIMER)
 }
 
+// ECE is what a queue pair offers, or accepts, of Enhanced Connection Establishment (ibv_ece).
+type ECE struct {
+	Vendor  uint32 // IEEE OUI, 0 without ECE
+	Options uint32
+	Mask    uint32
+}
+
+// ECE returns the options of a queue pair: those of its device until SetECE, then those that the
+// device accepts (ibv_query_ece). Without support the error is EOPNOTSUPP.
+func (p *Pair) ECE() (ECE, error) {
+	var e C.struct_ibv_ece
+	if r := C.peerlane_query_ece(p.c.l.calls, p.qp, &e); r != 0 {
+		return ECE{}, failed(int32(r), "ibv_query_ece", p.on())
+	}
+	return ECE{uint32(e.vendor_id), uint32(e.options), uint32(e.comp_mask)}, nil
+}
+
+// SetECE asks for options of the other side. The device takes them at ReadyToReceive
+// (ibv_set_ece).
+func (p *Pair) SetECE(to ECE) error {
+	e := C.struct_ibv_ece{vendor_id: C.uint32_t(to.Vendor), options: C.uint32_t(to.Options), comp_mask: C.uint32_t(to.Mask)}
+	return failed(int32(C.peerlane_set_ece(p.c.l.calls, p.qp, &e)), "ibv_set_ece", p.on())
+}
+
 // Sending is how a pair sends.
 type Sending struct {
 	PSN             uint32 // that this side begins with, 24 bits

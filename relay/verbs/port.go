@@ -82,6 +82,7 @@ type Port struct {
 	MTU           MTU   // that is active
 	MaxMTU        MTU
 	LID           uint16 // 0 on Ethernet
+	GRHRequired   bool   // each route needs a GRH, of InfiniBand too (IBV_QPF_GRH_REQUIRED)
 	SMLID         uint16
 	LinkLayer     LinkLayer
 	GigabitRate   float64 // width × speed in Gb/s, 0 if the device says what is not known here
@@ -102,6 +103,7 @@ func (c *Context) Port(n uint8) (Port, error) {
 		MTU:           MTU(a.active_mtu),
 		MaxMTU:        MTU(a.max_mtu),
 		LID:           uint16(a.lid),
+		GRHRequired:   a.flags&C.IBV_QPF_GRH_REQUIRED != 0,
 		SMLID:         uint16(a.sm_lid),
 		LinkLayer:     LinkLayer(a.link_layer),
 		GigabitRate:   laneCount[uint8(a.active_width)] * laneRate[uint8(a.active_speed)],

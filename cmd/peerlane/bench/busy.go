@@ -101,6 +101,15 @@ type busyState struct {
 	large map[string]float64
 }
 
+// largeCopy is the size of the copies of which a rate is measured. Simulated copies are the
+// processor's, which 16 MiB would keep busy for most of a run.
+func (r *run) largeCopy() uint64 {
+	if r.host.Simulated {
+		return 1 << 20
+	}
+	return 16 << 20
+}
+
 func (r *run) busyState(name string) *busyState {
 	return &busyState{r, name, map[string]*measure.Times{}, map[string]float64{}}
 }
@@ -108,8 +117,9 @@ func (r *run) busyState(name string) *busyState {
 // measure measures a way in this state, and makes the rows if there is an idle state to compare
 // with.
 func (s *busyState) measure(w way, idle *busyState, slower float64) error {
-	const small, large = 8, 16 << 20
+	const small = 8
 	r := s.run
+	large := r.largeCopy()
 	r.progress("%s, %s", s.name, w.what)
 	client := w.from
 	if w.what == "slot to client" {
@@ -183,7 +193,7 @@ func (s *busyState) measure(w way, idle *busyState, slower float64) error {
 // relay's queue copies. Behind a whole route there is more work on that GPU: an emulated NIC's
 // context, and on a host of two GPUs the other client's relay.
 func (r *run) bystander() (err error) {
-	const size = 16 << 20
+	size := r.largeCopy()
 	client, server, _, _, err := r.configured()
 	if err != nil {
 		return err

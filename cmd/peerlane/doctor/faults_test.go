@@ -156,6 +156,10 @@ func faults() []fault {
 		{name: "an IOMMU that translates", finds: []string{"warning iommu"}, says: "DMA-FQ",
 			change: func(m *made) { m.write("sys/kernel/iommu_groups/1/type", "DMA-FQ") }},
 
+		{name: "a NIC of iWARP", replan: true, finds: []string{"warning nic-flush"}, says: "iWARP cannot flush",
+			change: func(m *made) {
+				m.write(ib0+"/node_type", "4: RNIC")
+			}},
 		{name: "a port in INIT", replan: true, of: "state plan", finds: []string{"warning port-state"}, says: "INIT",
 			change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
 		{name: "a port without a signal", replan: true, of: "state plan",

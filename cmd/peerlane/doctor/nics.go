@@ -60,6 +60,13 @@ var nicChecks = []Check{
 		Run:     checkFirmware,
 	},
 	{
+		Name: "nic-flush", Subject: "NICs",
+		LooksAt: "/sys/class/infiniband/*/node_type, and the driver",
+		Why:     "iWARP, and eRDMA in iWARP mode, cannot flush writes into GPU memory",
+		Remedy:  "eRDMA: its compatible mode",
+		Run:     checkFlush,
+	},
+	{
 		Name: "error-counters", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/counters and hw_counters, twice",
 		Why:     "rising errors are lost packets: a bad cable, dirty optics, or missing flow control",
@@ -353,4 +360,18 @@ func (h *Host) pause(ctx context.Context) {
 	case <-ctx.Done():
 	case <-time.After(h.Interval):
 	}
+}
+
+func checkFlush(_ context.Context, h *Host) []Finding {
+	t, err := h.topology()
+	if err != nil {
+		return []Finding{unknown("host", "%s", denied(err))}
+	}
+	var list []Finding
+	for _, n := range t.NICs {
+		if lanes := h.touches(n); n.CannotFlush() && len(lanes) > 0 {
+			list = append(list, warning(n.Name, "%s cannot flush its writes into GPU memory: %s", n.Protocol, topo.CannotFlush).touching(lanes))
+		}
+	}
+	return orFine(list, "all NICs of lanes can flush")
 }

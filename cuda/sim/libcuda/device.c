@@ -1,6 +1,7 @@
 #include "sim.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef PEERLANE_SIM_SOURCE
@@ -168,7 +169,9 @@ CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice dev)
 	case 50: *v = (int)d->domain; break;   // PCI_DOMAIN_ID
 	case 75: *v = 9; break;                // COMPUTE_CAPABILITY_MAJOR
 	case 76: *v = 0; break;                // COMPUTE_CAPABILITY_MINOR
-	case 118: *v = 100; break;             // GPU_DIRECT_RDMA_WRITES_ORDERING: owner
+	case 118:                              // GPU_DIRECT_RDMA_WRITES_ORDERING: owner
+		*v = getenv("PEERLANE_SIM_WRITES_ORDERING") ? atoi(getenv("PEERLANE_SIM_WRITES_ORDERING")) : 100;
+		break;
 	case 41:                               // UNIFIED_ADDRESSING
 	case 91:                               // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 	case 99:                               // HOST_REGISTER_SUPPORTED

@@ -238,7 +238,7 @@ CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int ty
 	CUresult r = enter("cuMemGetHandleForAddressRange", NULL);
 	if (r != CUDA_SUCCESS)
 		return r;
-	if (!fd || flags || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !n || p % 4096 || n % 4096)
+	if (!fd || flags > 1 || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !n || p % 4096 || n % 4096)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&ranges_mutex);
 	struct range *range = range_find(p);

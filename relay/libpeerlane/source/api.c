@@ -140,6 +140,20 @@ int peerlane_export(peerlane_session *s, const struct peerlane_allocation *list,
 int peerlane_export_ipc(peerlane_session *s, const uint8_t handle[64], uint64_t offset, uint64_t length,
 	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory)
 {
+	struct peerlane_dma_buf none = {.type = PEERLANE_MESSAGE_DMA_BUF, .reason = "the program exported it by its handle, and not by its address"};
+	uint32_t wants = 0;
+	int status = export_ipc(s, handle, offset, length, gpu, access, memory, &wants);
+
+	if (!status && wants == PEERLANE_WANTS_DMA_BUF) {
+		none.memory = *memory;
+		send_alone(s, &none, sizeof none, -1); /* a session that has failed says so at the next call */
+	}
+	return status;
+}
+
+int export_ipc(peerlane_session *s, const uint8_t handle[64], uint64_t offset, uint64_t length,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory, uint32_t *wants)
+{
 	struct peerlane_export_ipc m = {.type = PEERLANE_MESSAGE_EXPORT_IPC, .offset = offset, .length = length, .access = access ? access : EVERYTHING};
 	struct peerlane_exported answer;
 	int status;
@@ -151,8 +165,10 @@ int peerlane_export_ipc(peerlane_session *s, const uint8_t handle[64], uint64_t 
 	status = ask(s, &m, sizeof m, -1, &answer, PEERLANE_MESSAGE_EXPORTED, sizeof answer, NULL);
 	if (!status && !answer.memory)
 		status = fail_call(PEERLANE_STATUS_MALFORMED, "the relay gave the number 0 to a memory");
-	if (!status)
+	if (!status) {
 		*memory = answer.memory;
+		*wants = answer.wants;
+	}
 	return status;
 }
 

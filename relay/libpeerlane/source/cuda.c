@@ -240,6 +240,7 @@ int peerlane_export_pointer_ipc(peerlane_session *s, const void *pointer, uint64
 {
 	uint64_t at = (uintptr_t)pointer, base;
 	int ordinal, device, result, status;
+	uint32_t wants = 0;
 	uint8_t handle[64];
 	struct driver d;
 	peerlane_gpu gpu;
@@ -260,7 +261,10 @@ int peerlane_export_pointer_ipc(peerlane_session *s, const void *pointer, uint64
 			exporting, (unsigned long long)length, (unsigned long long)at, size, (unsigned long long)base);
 	if ((result = d.ipc_handle(handle, base))) /* of an allocation, which the offset lies in */
 		return failed(&d, result, "cuIpcGetMemHandle, which takes memory of cudaMalloc", exporting);
-	return peerlane_export_ipc(s, handle, at - base, length, &gpu, access, memory);
+	status = export_ipc(s, handle, at - base, length, &gpu, access, memory, &wants);
+	if (!status && wants == PEERLANE_WANTS_DMA_BUF)
+		lend(&d, s, base, (size + 4095) / 4096 * 4096, *memory); /* whole pages */
+	return status;
 }
 
 int peerlane_register_timelines(peerlane_session *s, uint64_t *address)

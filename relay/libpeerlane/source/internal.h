@@ -202,6 +202,10 @@ void end_list(struct peerlane_session *s);
 int export_list(struct peerlane_session *s, const struct peerlane_allocation *list, unsigned count,
 	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory, uint32_t *wants);
 
+/* The same for peerlane_export_ipc(). */
+int export_ipc(struct peerlane_session *s, const uint8_t handle[64], uint64_t offset, uint64_t length,
+	const peerlane_gpu *gpu, uint32_t access, peerlane_memory *memory, uint32_t *wants);
+
 /* Gives back what nobody knows of, as soon as the socket has room. The lock is held. */
 void give_back(struct peerlane_session *s, uint32_t answer, uint32_t number);
 

@@ -261,7 +261,7 @@ func (p *Peer) look() {
 		return
 	}
 	p.still++
-	if limit := patience * p.config.Dead; time.Duration(p.still)*p.config.Heartbeat > limit {
+	if limit := patience * p.config.Dead; time.Duration(p.still)*p.config.Heartbeat > limit && p.excused() == 0 {
 		p.silent(p.control, limit, "it has acknowledged no write")
 	}
 }
@@ -329,16 +329,16 @@ func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
 		case !errors.Is(err, os.ErrDeadlineExceeded):
 			p.failed(c, "sending", err)
 			return sent, false
-		case n == 0:
+		case n == 0 && p.excused() == 0:
 			p.silent(c, p.config.silence(), "it has taken nothing")
 			return sent, false
 		}
 	}
 }
 
-// read reads what has come, or comes within Config's silence.
-func (p *Peer) read(c net.Conn, b []byte) (int, error) {
-	n, err := patiently(p.config.silence(), p.unlessDying(c.SetReadDeadline), func() (int64, error) {
+// read reads what has come, or comes within a silence.
+func (p *Peer) read(c net.Conn, b []byte, silence time.Duration) (int, error) {
+	n, err := patiently(silence, p.unlessDying(c.SetReadDeadline), func() (int64, error) {
 		n, err := c.Read(b)
 		return int64(n), err
 	})
@@ -401,15 +401,16 @@ func (i *inbox) parse(there []byte) (used int, err error) {
 func (p *Peer) readControl() {
 	size := leastBuffer
 	now, next := &inbox{buffer: make([]byte, size)}, &inbox{}
-	have := 0
+	have, limit := 0, p.config.silence()
 	handled := make(chan struct{}, 1) // empty while the loop has frames
 	handled <- struct{}{}
 	for {
-		n, err := p.read(p.control, now.buffer[have:])
+		n, err := p.read(p.control, now.buffer[have:], limit)
 		if errors.Is(err, errDying) {
 			p.listen()
 			return
 		}
+		limit = p.config.silence()
 		p.carried[p.control].Received.Add(uint64(n))
 		if have += n; have == size && size < mostBuffer { // of what has come at once, or of a frame
 			size *= 2
@@ -437,6 +438,9 @@ func (p *Peer) readControl() {
 		case wrong != nil:
 			p.failed(p.control, "receiving", wrong)
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			if limit = p.excused(); limit > 0 {
+				continue
+			}
 			p.silent(p.control, p.config.silence(), "it has said nothing")
 		case err != nil:
 			p.failed(p.control, "receiving", err)

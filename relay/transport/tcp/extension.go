@@ -1,5 +1,10 @@
 package tcp
 
+import (
+	"net"
+	"time"
+)
+
 // Extension carries the data of a Peer's channels another way, and speaks with the other
 // side's over the Peer's control stream: what it says keeps its place among the messages.
 // Its methods are called on the loop.
@@ -12,6 +17,25 @@ type Extension interface {
 	// Down is called when the Peer has died. Its channels hear of it when gone is called:
 	// when nothing can read or write their memory any more.
 	Down(why error, gone func())
+	// Alive returns for how long the other relay counts as alive although the control stream is
+	// silent for that long, 0 for no longer. Any goroutine calls it.
+	Alive(silence time.Duration) time.Duration
+}
+
+// excused returns for how long a silent control stream is no sign of a dead relay.
+func (p *Peer) excused() time.Duration {
+	if p.extension == nil {
+		return 0
+	}
+	return p.extension.Alive(p.config.silence())
+}
+
+// Outlast has the kernel keep the connections although the other side acknowledges nothing for that
+// long: the extension then decides about a silent relay.
+func (p *Peer) Outlast(limit time.Duration) {
+	for _, c := range append([]net.Conn{p.control}, p.data...) {
+		tune(c, p.config.silence()+limit)
+	}
 }
 
 // Extension is what carries the Peer's data, nil where its data streams do.

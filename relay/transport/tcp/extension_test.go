@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -16,6 +18,7 @@ type carrier struct {
 	gone  chan func()
 	left  chan uint32
 	err   error
+	alive atomic.Int64 // a duration
 }
 
 func newCarrier() *carrier {
@@ -30,6 +33,8 @@ func (e *carrier) Heard(c *Channel, payload []byte) error {
 	e.heard <- at + ": " + string(payload)
 	return e.err
 }
+
+func (e *carrier) Alive(time.Duration) time.Duration { return time.Duration(e.alive.Load()) }
 
 func (e *carrier) Left(c *Channel)           { e.left <- c.number }
 func (e *carrier) Down(_ error, gone func()) { e.gone <- gone }
@@ -142,4 +147,23 @@ func TestWhoKnowsNoExtensionHearsNone(t *testing.T) {
 	}
 	ours.Close()
 	dataOurs.Close()
+}
+
+// TestSilentPeerLivesByItsExtension demands that a silent control connection ends a Peer only when the
+// extension does not vouch for the other relay any more.
+func TestSilentPeerLivesByItsExtension(t *testing.T) {
+	at := newCarrier()
+	at.alive.Store(int64(50 * time.Millisecond))
+	dialed, _ := greeted(t, pipes, 1, 0) // nobody speaks at the other end
+	a := newSide(t, dialed, Config{Dead: 200 * time.Millisecond, Extend: func(*Peer) Extension { return at }})
+	select {
+	case <-at.gone:
+		t.Error("a Peer has ended whose extension vouched for the other side")
+	case <-time.After(time.Second): // five times as long as without
+	}
+	at.alive.Store(0)
+	a.loop.Call(receive(t, at.gone, "the Peer's end"))
+	if err := a.died(); !strings.Contains(err.Error(), "it has ") {
+		t.Error(err)
+	}
 }

@@ -290,7 +290,7 @@ func (p *Peer) land(h *piece, fill func([]byte) error, onLoop func(func()), ackn
 // fill reads as much, as long as something comes, by Config's silence.
 func (p *Peer) fill(c net.Conn, to []byte) error {
 	for len(to) > 0 {
-		n, err := p.read(c, to)
+		n, err := p.read(c, to, p.config.silence())
 		if to = to[n:]; err == nil || len(to) == 0 {
 			continue
 		}

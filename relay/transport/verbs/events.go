@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -55,27 +56,52 @@ func (f *Fabric) event(n *nic, e verbs.Event) {
 			return
 		}
 		f.ports[n]++
+		for s := range f.sets {
+			s.portUp(n)
+		}
 		f.cameBack(n, f.ports[n])
 	case verbs.PortLost:
 		if e.Port != n.port {
 			return
 		}
 		f.ports[n]++
-		for s := range f.sets {
-			if e.Port == n.port && s.uses(n, 0) {
-				s.fault(n, e.String())
-			}
-		}
+		f.wentDown(n, e, f.ports[n])
 	case verbs.QueueFailed:
-		for s := range f.sets {
-			if s.hasQueue(e) {
-				s.failed(n, e.String())
+		for _, c := range f.polled {
+			if c.Is(e) {
+				f.queueFailed(c, errors.New(e.String()))
+				break
 			}
 		}
 	case verbs.GIDsChanged, verbs.LIDChanged:
 		n.changes.Add(1)
 		f.readdressed(n, e)
 	}
+}
+
+// portWait is the time that a link may be lost without a fault. Meanwhile NICs send again what the
+// other side has not acknowledged, for Verbs.Timeout and Verbs.Retries.
+const portWait = 5 * time.Second
+
+// wentDown gives up queue pairs of a port that stays down: since is the number of its last event.
+func (f *Fabric) wentDown(n *nic, e verbs.Event, since int) {
+	for s := range f.sets {
+		if s.uses(n, 0) {
+			s.portDown(n)
+		}
+	}
+	time.AfterFunc(f.config.PortWait, func() {
+		f.loop.Do(func() {
+			if f.ports[n] != since || n.dead.Load() {
+				return
+			}
+			for s := range f.sets {
+				if s.uses(n, 0) {
+					s.fault(n, e.String())
+				}
+			}
+		})
+	})
 }
 
 // backTime is how long a port that has come back has to stay before queue pairs that work are
@@ -103,11 +129,6 @@ func (f *Fabric) cameBack(n *nic, since int) {
 			}
 		})
 	})
-}
-
-// hasQueue reports whether an event is of one of the Set's completion queues.
-func (s *Set) hasQueue(e verbs.Event) bool {
-	return !s.working && slices.ContainsFunc(s.queues, func(q *queue) bool { return q.Is(e) })
 }
 
 // readdressed looks, beside the loop, whether a NIC has the address still that queue pairs
@@ -149,6 +170,11 @@ func (f *Fabric) readdressed(n *nic, e verbs.Event) {
 func (f *Fabric) died(n *nic, what string) {
 	f.loop.Unwatch(n.context.AsyncFD())
 	n.dead.Store(true)
+	for _, c := range slices.Clone(f.polled) {
+		if c.context == n.context {
+			f.retireQueue(c)
+		}
+	}
 	logrus.Warnf("RDMA device %s is lost, and opened anew for the next relay: %s", n.name, what)
 	for s := range f.sets {
 		if s.uses(n, 0) {

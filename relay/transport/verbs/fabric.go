@@ -69,9 +69,10 @@ type Config struct {
 	Addresses func() ([]netip.Addr, error)
 	// Time is how long the two sides may take to connect their queue pairs (SettleTime).
 	Time time.Duration
-	// Redial is how long, when some have failed, others may take to come in their place
-	// (SettleTime).
+	// Redial is the time for new queue pairs after a fault (Verbs.ReconnectLimit).
 	Redial time.Duration
+	// PortWait is the time that a port without a link has before its queue pairs are given up (5 s).
+	PortWait time.Duration
 }
 
 // SettleTime is how long it takes at most, unless Config says otherwise, until it is
@@ -95,7 +96,9 @@ type Fabric struct {
 	// forgotten is closed when Close has given back all memory.
 	forgotten chan struct{}
 	domains
+	completions
 
+	direct   atomic.Bool    // a NIC has Data Direct
 	beside   chan struct{}  // of who registers memory for Known
 	building sync.WaitGroup // what registers memory beside the loop
 	raising  sync.WaitGroup // what brings Sets up, or gives back what did not come up
@@ -114,13 +117,18 @@ func New(loop *poll.Loop, config Config) *Fabric {
 		config.Addresses = hostAddresses
 	}
 	if config.Redial == 0 {
-		config.Redial = SettleTime
+		config.Redial = time.Duration(cmp.Or(config.ReconnectLimit, launch.DefaultVerbs.ReconnectLimit)) * time.Second
 	}
-	return &Fabric{
+	if config.PortWait == 0 {
+		config.PortWait = portWait
+	}
+	f := &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
-		ports: map[*nic]int{}, back: backTime,
+		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}},
 	}
+	loop.Add(f)
+	return f
 }
 
 // nic is an open NIC, and its port.
@@ -137,6 +145,8 @@ type nic struct {
 	limits  verbs.Attributes
 	// cm is what connects its queue pairs, nil where that is done by their numbers.
 	cm *managed
+	// direct: it has a Data Direct function, which registers GPUs' memory.
+	direct bool
 	// sends: it has no write with an immediate.
 	sends bool
 	// dead: it is gone, or was reset. It is opened anew, as another one.
@@ -195,6 +205,9 @@ func (f *Fabric) open() ([]*nic, error) {
 		}
 		n.index, n.opened = f.newIndex(), len(f.nics)
 		f.nics, nics = append(f.nics, n), append(nics, n)
+		if n.direct {
+			f.direct.Store(true)
+		}
 		f.loop.Do(func() { f.watch(n) })
 	}
 	if nics == nil {
@@ -297,6 +310,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if n.domain, err = n.context.NewDomain(); err != nil {
 		return nil, err
 	}
+	n.direct = config.DataDirect && n.context.DataDirect()
 	return n, n.try(config.Slots)
 }
 
@@ -308,6 +322,9 @@ func (n *nic) chooseGID(index int) (verbs.GID, error) {
 	}
 	if index < 0 {
 		index = verbs.AnyIndex
+		if g, ok := routable(gids); ok && n.infiniband() {
+			return g, nil
+		}
 	}
 	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: index})
 	if err != nil {
@@ -327,7 +344,7 @@ func (n *nic) try(bytes uint64) error {
 		return os.NewSyscallError("mmap", err)
 	}
 	at := uintptr(unsafe.Pointer(&memory[0]))
-	region, err := n.domain.Register(at, bytes, uint64(at), access)
+	region, err := n.domain.Register(at, bytes, uint64(at), verbs.LocalWrite|verbs.RemoteWrite)
 	if err == nil {
 		err = region.Close()
 	}
@@ -350,6 +367,24 @@ func (n *nic) close() error {
 }
 
 func (n *nic) infiniband() bool { return n.is.LinkLayer != verbs.Ethernet }
+
+// Default numbers of queue pairs of a link.
+const (
+	// roceQueuePairs spread data over the paths that switches choose by hash.
+	roceQueuePairs  = 4
+	otherQueuePairs = 1
+)
+
+// queuePairs returns the number of queue pairs that a link of this NIC may have.
+func (n *nic) queuePairs(config launch.Verbs) int {
+	switch {
+	case config.QueuePairs > 0:
+		return config.QueuePairs
+	case n.cm == nil && !n.infiniband():
+		return roceQueuePairs
+	}
+	return otherQueuePairs
+}
 
 // mtu is what the port and the configuration have. Both sides have to come to the same for
 // a link, so the other one is told this.
@@ -419,15 +454,17 @@ type purpose struct {
 	target bool
 }
 
-func (p purpose) access() verbs.Access {
-	if p.target {
-		return access
+// access returns the rights to memory that the other side writes, or that is sent from. The order of
+// writes is free, unless Verbs.RelaxedOrdering is off: the immediate tells that all have arrived.
+func (f *Fabric) access(target bool) (a verbs.Access) {
+	if target {
+		a = verbs.LocalWrite | verbs.RemoteWrite
 	}
-	return verbs.RelaxedOrdering
+	if f.config.RelaxedOrdering {
+		a |= verbs.RelaxedOrdering
+	}
+	return a
 }
-
-// access lets the other side write, in any order: what has arrived an immediate says.
-const access = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
 
 // registration is memory that NICs know, the host's or a GPU's.
 type registration struct {
@@ -700,6 +737,7 @@ func (f *Fabric) Close() {
 	for n := range f.renewed {
 		logged(n.domain.Close())
 	}
+	logged(f.closeQueues())
 	for _, n := range f.nics {
 		if err := n.close(); err != nil {
 			logrus.WithError(err).Warnf("RDMA device %s", n.name)

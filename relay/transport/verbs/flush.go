@@ -111,6 +111,7 @@ func (s *Set) buildFlusher(q *queue, managed bool) {
 	made, err := q.nic.domain.NewPair(verbs.PairConfig{Send: q.Queue, Recv: q.Queue, SendDepth: flushDepth, RecvDepth: 1})
 	if err == nil {
 		q.flusher = &flusher{Pair: made}
+		q.join(made.Number(), q)
 		err = made.Init(q.nic.port, uint16(s.fabric.config.PKey), verbs.RemoteRead)
 	}
 	if err != nil {
@@ -126,11 +127,9 @@ func (s *Set) connectFlushers() {
 		if s.cannotFlush != nil || f == nil {
 			return
 		}
-		err := f.ReadyToReceive(verbs.Route{
-			Pair: f.Number(), MTU: n.mtu(c.Verbs), LID: n.is.LID, Global: !n.infiniband(), GID: n.gid.GID,
-			SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass), ServiceLevel: uint8(c.ServiceLevel),
-			Port: n.port, Reads: 1, ReceiverTimer: 12,
-		})
+		route := n.route(n.is.LID, n.gid.GID, c)
+		route.Pair, route.MTU = f.Number(), n.mtu(c.Verbs)
+		err := f.ReadyToReceive(route)
 		if err == nil {
 			err = f.ReadyToSend(verbs.Sending{Timeout: uint8(c.Timeout), Retries: uint8(c.Retries), ReceiverRetries: 7, Reads: 1})
 		}
@@ -173,7 +172,7 @@ func (s *Set) tryFlushers() error {
 				c := &batch[i]
 				switch {
 				case q.flusher.Number() != c.Pair:
-					if _, err := s.triedOne(q, c); err != nil { // the other side goes on, too
+					if _, _, err := s.triedOne(q, c); err != nil { // the other side goes on, too
 						return err
 					}
 					continue

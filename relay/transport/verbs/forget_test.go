@@ -5,17 +5,23 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
 // Memory that is forgotten while the relay ends is let go when no NIC knows it any more, also
 // where that is the end's doing.
 func TestForgettingAtTheEnd(t *testing.T) {
-	f, m, r := New(nil, Config{}), &device.Memory{}, &registration{}
+	loop, err := poll.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, m, r := New(loop, Config{}), &device.Memory{}, &registration{}
 	r.regions.Store(&[]*verbs.Region{})
 	f.memories[purpose{m, false}] = r
 	r.making.Lock() // a NIC takes its time
 	ended, forgotten := make(chan struct{}), make(chan bool, 1)
+	t.Cleanup(func() { loop.Stop(); loop.Run() }) // its descriptors
 	go func() { f.Close(); close(ended) }()
 	for closed := false; !closed; time.Sleep(time.Millisecond) {
 		f.mu.Lock()

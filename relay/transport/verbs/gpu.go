@@ -69,12 +69,12 @@ func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 func (f *Fabric) try(from gdr.Allocator, bytes uint64, all []*nic) (tried *gdr.Registered, err error) {
 	var nics []gdr.NIC
 	for _, n := range all {
-		nics = append(nics, gdr.NIC{Name: n.name, Domain: n.domain})
+		nics = append(nics, n.registrar())
 	}
 	return tried, useAll(all, func() error {
 		var r *gdr.Registered
 		err := f.current(func() (err error) {
-			r, err = gdr.Make(from, bytes, nics, access)
+			r, err = gdr.Make(from, bytes, nics, f.access(true))
 			return err
 		})
 		if err != nil {
@@ -95,14 +95,14 @@ func (f *Fabric) current(what func() error) error {
 
 // with registers memory with a NIC. The registration's lock is held.
 func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error) {
-	m, access := r.what.memory, r.what.access()
+	m, access := r.what.memory, f.access(r.what.target)
 	// For the NIC's own flushes: no other queue pair may read, but all that the connection
 	// manager makes may, whose NICs flush nothing.
 	if r.flush && n.cm == nil {
 		access |= verbs.RemoteRead
 	}
 	if fd, offset, lent := m.Lease(); lent {
-		region, err = gdr.Client(fd, offset, r.bytes, r.base, gdr.NIC{Name: n.name, Domain: n.domain}, access)
+		region, err = gdr.Client(fd, offset, r.bytes, r.base, n.registrar(), access)
 		return region, err
 	}
 	if m.Host() {
@@ -114,16 +114,22 @@ func (r *registration) with(f *Fabric, n *nic) (region *verbs.Region, err error)
 	}
 	err = f.current(func() error {
 		var steps []gdr.Step
-		region, steps, err = gdr.With(m, kind, gdr.NIC{Name: n.name, Domain: n.domain}, access)
+		region, steps, err = gdr.With(m, kind, n.registrar(), access)
 		r.steps[n.name] = steps
 		return err
 	})
 	return region, err
 }
 
-// flushes reports whether what is written into memory has to be flushed.
+// registrar is the NIC for package registration.
+func (n *nic) registrar() gdr.NIC {
+	return gdr.NIC{Name: n.name, Domain: n.domain, DataDirect: n.direct}
+}
+
+// flushes reports whether what is written into memory has to be flushed. With Data Direct a completion
+// does not come by the path of the bytes, so that no ordering of the GPU is enough.
 func (f *Fabric) flushes(what purpose) bool {
-	return what.target && !what.memory.Host() && f.config.Flush != nil && f.config.Flush(what.memory)
+	return what.target && !what.memory.Host() && f.config.Flush != nil && (f.direct.Load() || f.config.Flush(what.memory))
 }
 
 // taken is memory that a Set's NICs write into from now on.

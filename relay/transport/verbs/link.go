@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -289,6 +290,7 @@ func (s *Set) post(w *write, ticket uint32) {
 		s.peer.Fail(err)
 		return
 	}
+	s.touch()
 	for _, part := range w.link.split(w.bytes, ticket, w.nics) {
 		p := s.pairs[pairs[part.pair]]
 		theirs := s.links[p.link].theirs
@@ -296,8 +298,20 @@ func (s *Set) post(w *write, ticket uint32) {
 			Op: verbs.WriteImmediate, Immediate: ticket, Length: uint32(part.length),
 			Address: w.from + part.at, LKey: w.source.region(p.queue.nic).LKey(),
 			Remote: region.Address + w.offset + part.at, RKey: region.Keys[theirs],
-		}, w)
+		}, w, s.adaptive(p) && w.bytes > uint64(s.fabric.config.ARThreshold))
 	}
+}
+
+// adaptive reports whether a queue pair's fabric routes adaptively: packets of one write take
+// several paths, unless it has an immediate.
+func (s *Set) adaptive(p *pair) bool {
+	switch s.fabric.config.AdaptiveRouting {
+	case launch.AdaptiveRoutingOn:
+		return true
+	case launch.AdaptiveRoutingOff:
+		return false
+	}
+	return p.queue.nic.cm == nil && p.queue.nic.infiniband()
 }
 
 // learn has the NICs know a write's source, and posts it then.

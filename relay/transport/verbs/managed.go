@@ -230,6 +230,7 @@ func (s *Set) pairBy(i int, id *verbs.ID) (err error) {
 	if p.Pair, err = id.NewPair(p.queue.nic.domain, p.queue.config(sendDepth, receives)); err != nil {
 		return err
 	}
+	p.queue.join(p.Number(), p.queue)
 	s.number[key{p.queue, p.Number()}] = i
 	p.fill()
 	return s.again(p)

@@ -158,7 +158,7 @@ func TestAQueuePairThatTakesNothingIsHeardOut(t *testing.T) {
 		pairs = len(w.a.set.pairs)
 		write(func(err error) { done <- err })
 		for range 3 { // in one turn, so that no time passes for the loop
-			w.a.set.Poll()
+			w.a.set.poll()
 		}
 		if s := w.a.set; !s.parting || s.broken {
 			t.Errorf("parting %v, broken %v", s.parting, s.broken)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -89,7 +90,11 @@ func (c *card) name() string { return wire.Text(c.Name[:]) }
 
 // end is a queue pair at its owner's side: its number, and that of its first packet. One
 // that comes up by the connection manager has neither yet, and says its place plus one.
-type end struct{ Number, PSN uint32 }
+type end struct {
+	Number, PSN uint32
+	// ECE is what the answering side's queue pair offers, then what the dialing side's accepts.
+	ECE verbs.ECE
+}
 
 // page is memory for the first writes, which only try the way: pageBytes of them.
 type page struct {

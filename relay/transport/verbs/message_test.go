@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/relay/transport/tcp"
+	"github.com/peerlane/peerlane/relay/verbs"
 )
 
 func text[A [64]byte | [1020]byte](s string) (a A) {
@@ -30,8 +31,8 @@ func examples() []any {
 	cards := [maxCards]card{aCard(), aCard()}
 	return []any{
 		&offer{Kind: kindOffer, Cards: 2, Pairs: 4, Card: cards},
-		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}}, Page: page{1 << 46, [maxCards]uint32{5, 6}}, End: [maxPairs]end{{17, 5}, {1<<24 - 1, 1<<24 - 1}}},
-		&connect{Kind: kindConnect, Ends: 1, Page: page{1 << 46, [maxCards]uint32{7}}, End: [maxPairs]end{{17, 5}}},
+		&answer{Kind: kindAnswer, Cards: 2, Links: 2, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 0}, {1, 1}}, Page: page{1 << 46, [maxCards]uint32{5, 6}}, End: [maxPairs]end{{Number: 17, PSN: 5}, {Number: 1<<24 - 1, PSN: 1<<24 - 1, ECE: verbs.ECE{Vendor: 1, Options: 2}}}},
+		&connect{Kind: kindConnect, Ends: 1, Page: page{1 << 46, [maxCards]uint32{7}}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		&short{Kind: kindReady}, &short{Kind: kindUse}, &short{Kind: kindNext},
 		&refusal{Kind: kindRefuse, Reason: text[[1020]byte]("no NIC")},
 		&path{Kind: kindPath, Links: 2, Most: 4 << 20, Link: [maxLinks]uint8{1, 0}},
@@ -71,7 +72,7 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 		change(&c[0])
 		return c
 	}
-	ends := [maxPairs]end{{17, 5}}
+	ends := [maxPairs]end{{Number: 17, PSN: 5}}
 	for _, tt := range []struct {
 		m    any
 		want string
@@ -87,7 +88,7 @@ func TestMessagesThatMakeNoSense(t *testing.T) {
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 2, Pairs: 1 << 31, Card: cards, End: ends}, "2 links"},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: cards, Link: [maxLinks]pairing{{0, 1}}, End: ends}, "NICs 0 and 1"},
 		{&answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 2, Card: cards, End: ends}, "queue pair 0"},
-		{&connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{1 << 24, 0}}}, "24 bits"},
+		{&connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 1 << 24}}}, "24 bits"},
 		{&connect{Kind: kindConnect, Ends: maxPairs + 1}, "65 queue pairs"},
 		{&path{Kind: kindPath, Links: 1}, "0 bytes"},
 		{&path{Kind: kindPath, Links: 2, Most: 1}, "twice"},

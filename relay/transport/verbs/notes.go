@@ -65,9 +65,17 @@ func (s *Set) makeNotes() (err error) {
 	return nil
 }
 
-// push has a write wait to be posted, with what tells the other side of it.
-func (p *pair) push(write verbs.Send, w *write) (requests int) {
+// push has a write wait to be posted, with what tells the other side of it: a message without
+// immediates, a second write of 0 bytes where the fabric is to route the first one adaptively.
+func (p *pair) push(write verbs.Send, w *write, adaptive bool) (requests int) {
 	if p.notes.bytes == nil {
+		if adaptive && write.Length > 0 {
+			immediate := write
+			immediate.Length = 0
+			write.Op, write.Immediate = verbs.Write, 0
+			p.waits, p.parts = append(p.waits, write, immediate), append(p.parts, nobody, w)
+			return 2
+		}
 		p.waits, p.parts = append(p.waits, write), append(p.parts, w)
 		return 1
 	}

@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"os"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/verbs"
 )
@@ -14,36 +15,20 @@ func hostname() string {
 	return name
 }
 
-// underWay reports whether completions are to come.
-func (s *Set) underWay() bool {
-	return s.posted+s.flushes > 0 || len(s.tickets) > 0
-}
-
-// watch has the completion queues' descriptors end the loop's sleep.
+// watch has the connection manager's descriptor end the loop's sleep.
 func (s *Set) watch() {
-	for _, q := range s.queues {
-		if err := s.fabric.loop.Watch(q.FD(), func(uint32) {
-			if err := q.Acknowledge(); err != nil {
-				s.failed(q.nic, err.Error())
-			}
-		}); err != nil {
-			s.failed(q.nic, err.Error())
-			return
-		}
-		q.watched = true
-	}
 	if err := s.watchManaged(); err != nil {
 		s.failed(s.pairs[0].queue.nic, err.Error())
 	}
 }
 
-// Poll takes completions, and posts what waits.
-func (s *Set) Poll() bool {
+// poll takes completions, and posts what waits.
+func (s *Set) poll() bool {
 	if s.over || s.working {
 		return false
 	}
 	progress := false
-	if s.phase == draining || s.phase == running && s.underWay() {
+	if s.phase == draining || s.phase == running {
 		progress = s.drain()
 	}
 	if s.phase == draining {
@@ -62,28 +47,6 @@ func (s *Set) Poll() bool {
 	return progress
 }
 
-// Busy reports that the end is waited for, which has a limit.
-func (s *Set) Busy() bool { return s.phase == draining }
-
-// Arm has the next completion make a descriptor ready, where one is to come.
-func (s *Set) Arm() bool {
-	if s.phase != running || s.gone != nil {
-		return false
-	}
-	if s.underWay() {
-		for _, q := range s.queues {
-			if err := q.Arm(); err != nil {
-				s.failed(q.nic, err.Error())
-				return true
-			}
-		}
-		if s.drain() { // they came before
-			return true
-		}
-	}
-	return s.waitingParts > 0 && !s.broken && !s.parting && s.room()
-}
-
 // room reports whether something that waits can be posted.
 func (s *Set) room() bool {
 	for _, p := range s.pairs {
@@ -93,9 +56,6 @@ func (s *Set) room() bool {
 	}
 	return false
 }
-
-// Disarm has nothing to undo.
-func (s *Set) Disarm() {}
 
 // batchSize is how many completions are taken at a time.
 const batchSize = 32
@@ -119,6 +79,9 @@ func (s *Set) drain() bool {
 				s.completed(q, &batch[i])
 			}
 		}
+	}
+	if progress && s.phase == running {
+		s.signs.Store(time.Now().UnixNano())
 	}
 	if s.phase == running {
 		for _, p := range s.pairs {

@@ -245,6 +245,7 @@ func (s *Set) beside(what, then func()) {
 		s.fabric.loop.Do(func() {
 			s.working = false
 			then()
+			s.touch()
 		})
 	}()
 }
@@ -291,11 +292,6 @@ func (s *Set) drainEnds() bool {
 	if (!s.drained || s.posted+s.flushes > 0) && s.fabric.loop.Now()-s.fell < drainTime {
 		return false
 	}
-	for _, q := range s.queues {
-		if q.watched {
-			s.fabric.loop.Unwatch(q.FD())
-		}
-	}
 	if s.cm.watched {
 		s.fabric.loop.Unwatch(s.cm.events.FD())
 	}
@@ -314,15 +310,17 @@ func (s *Set) drainEnds() bool {
 func (p *plumbing) close() {
 	for _, pair := range p.pairs {
 		if pair.Pair != nil {
+			pair.queue.leave(pair.Number())
 			logged(pair.Close())
 		}
 	}
 	p.closeManaged()
 	for _, q := range p.queues {
 		if q.flusher != nil {
+			q.leave(q.flusher.Number())
 			logged(q.flusher.Close())
 		}
-		logged(q.Close())
+		q.release(q.entries)
 		for _, region := range []*verbs.Region{q.first, q.notes} {
 			if region != nil {
 				logged(region.Close())
@@ -433,6 +431,7 @@ func (s *Set) start() {
 		}
 	}
 	if !again {
+		s.peer.Outlast(s.fabric.config.Redial)
 		s.granting, s.resolved = true, true
 		s.settle(nil)
 		return

@@ -18,7 +18,6 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 		}
 		for _, q := range s.queues {
 			if q.nic.context == n.context {
-				r.CompletionQueues++
 				if q.flusher != nil {
 					r.QueuePairs++
 				}
@@ -35,6 +34,7 @@ func (f *Fabric) resources(n *nic) launch.NICResources {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	r.CompletionQueues = len(f.shared[n.context])
 	of := []*nic{n}
 	for other := range f.renewed {
 		if other.context == n.context {

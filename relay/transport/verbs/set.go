@@ -80,6 +80,8 @@ type Set struct {
 	receiving
 	flushers
 	redialing
+	liveness
+	touched bool // it is among the Fabric's due
 }
 
 // link is two NICs, one of each side, and what both need of it: bits of their Ways.
@@ -108,14 +110,16 @@ type key struct {
 	number uint32
 }
 
-// queue is a completion queue.
+// queue is a group's part of the completion queue of a NIC.
 type queue struct {
-	*verbs.Queue
+	*completionQueue
+	set     *Set
+	entries int                // reserved
+	inbox   []verbs.Completion // of this group's queue pairs, under the completion queue's mu
 	nic     *nic
 	first   *verbs.Region // plumbing's
 	flusher *flusher      // nil where nothing is flushed
 	notes   *verbs.Region // plumbing's, nil where it has none
-	watched bool
 }
 
 // pair is a queue pair. Of one that comes up by the connection manager there is none before
@@ -127,6 +131,8 @@ type pair struct {
 	queue *queue
 	link  int
 	psn   uint32
+	// ece is offered to the other side, or accepted by both; zero without ECE.
+	ece verbs.ECE
 
 	// What this side sends: what waits to be posted and its writes, those of what is posted,
 	// the oldest first, and the number of the last that has ended.
@@ -154,7 +160,6 @@ func (f *Fabric) Extend(p *tcp.Peer) *Set {
 	s.receiving.tickets = map[uint32]*ticket{}
 	s.leaving, s.suspects, s.had = map[*Arrivals]bool{}, map[*verbs.Context]bool{}, map[*verbs.Context]bool{}
 	f.sets[s] = true
-	f.loop.Add(s)
 	if p.Dialed() {
 		s.begin(s.offer)
 	}
@@ -347,9 +352,10 @@ func (s *Set) uses(n *nic, number uint32) bool {
 // --- bringing up ----------------------------------------------------------------------
 
 func (s *Set) offer() {
-	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics)), Pairs: uint32(s.fabric.config.QueuePairs)}
+	m := &offer{Kind: kindOffer, Cards: uint32(len(s.nics))}
 	for i, n := range s.nics {
 		m.Card[i] = n.card(s.fabric.config.Verbs)
+		m.Pairs = max(m.Pairs, uint32(n.queuePairs(s.fabric.config.Verbs)))
 	}
 	s.peer.Tell(encode(m))
 }
@@ -474,7 +480,10 @@ func (s *Set) answer(perLink int) {
 	for _, l := range links {
 		s.join(int(l.Ours), int(l.Theirs))
 	}
-	s.perLink = min(perLink, s.fabric.config.QueuePairs, maxPairs/len(links))
+	s.perLink = min(perLink, maxPairs/len(links))
+	for _, l := range links {
+		s.perLink = min(s.perLink, s.nics[l.Ours].queuePairs(s.fabric.config.Verbs))
+	}
 	s.work(s.build, func() {
 		m := &answer{Kind: kindAnswer, Cards: uint32(len(cards)), Links: uint32(len(links)), Pairs: uint32(s.perLink), Page: s.ownPage(), Secret: s.cm.own}
 		copy(m.Card[:], cards)
@@ -534,7 +543,7 @@ func (s *Set) own() (list []end) {
 			list = append(list, end{Number: uint32(i) + 1})
 			continue
 		}
-		list = append(list, end{p.Number(), p.psn})
+		list = append(list, end{p.Number(), p.psn, p.ece})
 	}
 	return list
 }
@@ -597,8 +606,12 @@ func (s *Set) buildLink(i int, flushes bool) error {
 			return err
 		}
 		p := &pair{Pair: made, queue: q, link: i, psn: rand.Uint32N(1 << 24)}
+		q.join(p.Number(), q)
 		s.number[key{q, p.Number()}] = len(s.pairs)
 		s.pairs = append(s.pairs, p)
+		if !s.peer.Dialed() {
+			p.ece, _ = made.ECE() // without support there is none
+		}
 		if err := p.Init(n.port, uint16(s.fabric.config.PKey), verbs.RemoteWrite); err != nil {
 			return err
 		}
@@ -615,13 +628,13 @@ func (s *Set) buildQueue(l link, flushes bool) (*queue, error) {
 			entries += s.perLink * (sendDepth + receives)
 		}
 	}
-	made, err := n.context.NewQueue(entries)
+	shared, err := s.fabric.reserve(n, entries)
 	if err != nil {
 		return nil, err
 	}
-	q := &queue{Queue: made, nic: n}
+	q := &queue{completionQueue: shared, set: s, entries: entries, nic: n}
 	s.queues = append(s.queues, q)
-	may := access
+	may := s.fabric.access(true)
 	if flushes && n.cm == nil {
 		may |= verbs.RemoteRead // to try it
 	}
@@ -645,9 +658,6 @@ func (s *Set) mtu(i int) verbs.MTU {
 	return min(s.nics[l.ours].mtu(s.fabric.config.Verbs), verbs.MTU(s.theirs[l.theirs].MTU))
 }
 
-// hops is how many routers a packet passes at most.
-const hops = 255
-
 // connect has the queue pairs lead to the other side's, but those of the connection
 // manager. It blocks.
 func (s *Set) connect(to []end) error {
@@ -657,14 +667,13 @@ func (s *Set) connect(to []end) error {
 			continue
 		}
 		n, t := p.queue.nic, &s.theirs[s.links[p.link].theirs]
-		route := verbs.Route{
-			Pair: to[i].Number, PSN: to[i].PSN, MTU: s.mtu(p.link), LID: t.LID, Global: !n.infiniband(), GID: t.GID,
-			SourceIndex: uint8(n.gid.Index), HopLimit: hops, TrafficClass: uint8(c.TrafficClass), ServiceLevel: uint8(c.ServiceLevel),
-			Port: n.port, Reads: 1, ReceiverTimer: 12,
-		}
+		route := n.route(t.LID, t.GID, c)
+		route.Pair, route.PSN, route.MTU = to[i].Number, to[i].PSN, s.mtu(p.link)
+		s.acceptECE(p, to[i].ECE)
 		if err := p.ReadyToReceive(route); err != nil {
 			return &ofLink{p.link, fmt.Errorf("%w; the way to %s (%s)", err, t.name(), t.address())}
 		}
+		s.acceptedECE(p)
 		p.fill()
 		if err := s.again(p); err != nil {
 			return err
@@ -684,13 +693,17 @@ const firstTicket = 0
 // tryPause is how often it is looked for the ends of first writes.
 const tryPause = 100 * time.Microsecond
 
+// tryTime limits the first writes in each direction: a NIC without an answer tries again for
+// Verbs.Timeout and Verbs.Retries, which may take minutes.
+func (s *Set) tryTime() time.Duration { return s.fabric.config.Time / 2 }
+
 // try writes a packet of the largest size by each queue pair, whose state says nothing of
 // the network between them. The accepting side begins, when it says that it can be written
 // to; the dialing one has heard from all of its queue pairs, too, when it returns. It blocks.
 func (s *Set) try() error {
 	from := s.page0()
 	if s.peer.Dialed() { // before it has heard of one the called side of iWARP may send nothing
-		if err := s.await(len(s.pairs)); err != nil {
+		if err := s.await(); err != nil {
 			return err
 		}
 	}
@@ -699,7 +712,7 @@ func (s *Set) try() error {
 			Op: verbs.WriteImmediate, Immediate: firstTicket, Length: uint32(s.mtu(p.link).Bytes()),
 			Address: from, LKey: p.queue.first.LKey(),
 			Remote: s.page.Address, RKey: s.page.Keys[s.links[p.link].theirs],
-		}, nobody)
+		}, nobody, s.adaptive(p))
 		sends := p.waits
 		p.waits, p.parts = nil, nil
 		for i := range sends {
@@ -710,18 +723,26 @@ func (s *Set) try() error {
 			return err
 		}
 	}
-	if err := s.await(len(s.pairs)); err != nil {
+	if err := s.await(); err != nil {
 		return err
 	}
 	return s.tryFlushers()
 }
 
-// await takes so many ends of first writes, of either side. It blocks.
-func (s *Set) await(left int) error {
+// await takes the end of a first write of each queue pair, of this or of the other side. It blocks.
+func (s *Set) await() error {
 	var batch [batchSize]verbs.Completion
-	for left > 0 {
+	waits := map[int]bool{}
+	for i := range s.pairs {
+		waits[i] = true
+	}
+	limit := s.tryTime()
+	for end := time.Now().Add(limit); len(waits) > 0; time.Sleep(tryPause) {
 		if err := s.bringing.Err(); err != nil {
 			return err
+		}
+		if time.Now().After(end) {
+			return s.untried(slices.Min(slices.Collect(maps.Keys(waits))), fmt.Errorf("no answer within %v", limit))
 		}
 		for _, q := range s.queues {
 			n, err := q.Poll(batch[:])
@@ -729,42 +750,48 @@ func (s *Set) await(left int) error {
 				return err
 			}
 			for i := range batch[:n] {
-				heard, err := s.triedOne(q, &batch[i])
+				tried, heard, err := s.triedOne(q, &batch[i])
 				if err != nil {
 					return err
 				}
 				if heard {
-					left--
+					delete(waits, tried)
 				}
 			}
 		}
-		time.Sleep(tryPause)
 	}
 	return nil
 }
 
-// triedOne takes the end of a first write of one side. It reports whether it was waited for.
-func (s *Set) triedOne(q *queue, c *verbs.Completion) (bool, error) {
+// untried returns the error of a first write of a queue pair.
+func (s *Set) untried(i int, err error) error {
+	p := s.pairs[i]
+	t := &s.theirs[s.links[p.link].theirs]
+	return &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, p.queue.nic.name, t.name(), t.address())}
+}
+
+// triedOne takes the end of a first write of one side, by queue pair i. It reports whether await
+// waits for it.
+func (s *Set) triedOne(q *queue, c *verbs.Completion) (i int, waited bool, err error) {
 	i, known := s.number[key{q, c.Pair}]
 	if !known {
-		return false, nil
+		return 0, false, nil
 	}
 	p := s.pairs[i]
 	if c.ID&ofReceive != 0 {
 		p.receiving--
 	}
 	if err := c.Err(); err != nil {
-		t := &s.theirs[s.links[p.link].theirs]
-		return false, &ofLink{p.link, unreachable("a first write of %d bytes does not go through: %w; the way from %s to %s (%s)", s.mtu(p.link).Bytes(), err, q.nic.name, t.name(), t.address())}
+		return i, false, s.untried(i, err)
 	}
 	if c.ID&ofReceive == 0 {
-		return true, nil
+		return i, true, nil
 	}
 	number, ok := p.told(c)
 	if !ok {
-		return false, malformed("a first write comes with no number")
+		return i, false, malformed("a first write comes with no number")
 	}
-	return s.peer.Dialed(), s.immediate(i, number)
+	return i, s.peer.Dialed(), s.immediate(i, number)
 }
 
 // --- the end --------------------------------------------------------------------------
@@ -819,6 +846,5 @@ func (s *Set) leave() {
 	for a := range s.leaving {
 		a.quiet()
 	}
-	s.fabric.loop.Remove(s)
 	s.gone()
 }

@@ -52,8 +52,8 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	}
 	e := &side{t: t, loop: loop, down: make(chan error, 1)}
 	v := launch.DefaultVerbs
-	v.QueuePairs = 2
-	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime}
+	v.QueuePairs, v.Timeout = 2, 14 // 0.5 s with 7 retries
+	config := Config{Verbs: v, NICs: func() []string { return []string{nic} }, Library: rdma.Library(), Time: waitTime, Redial: waitTime, PortWait: time.Millisecond}
 	for _, change := range changes {
 		change(nic, &config)
 	}
@@ -87,7 +87,7 @@ func newSide(t *testing.T, s *tcp.Streams, rdma softdevice.Host, nic string, acc
 	return e
 }
 
-func receive[T any](t *testing.T, from <-chan T, what string) T {
+func receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
 	case v := <-from:
@@ -99,7 +99,7 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 }
 
 // streams are the connections of two Peers.
-func streams(t *testing.T) (dialed, accepted *tcp.Streams) {
+func streams(t testing.TB) (dialed, accepted *tcp.Streams) {
 	t.Helper()
 	gathering := &tcp.Gathering{Time: waitTime}
 	both := make(chan *tcp.Streams, 2)
@@ -172,7 +172,23 @@ func connectedBy(t *testing.T, iwarp bool, changes ...func(string, *Config)) *tw
 // that are none's.
 func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
 	t.Helper()
-	rdma, err := softdevice.New(t.TempDir(), ofKind(iwarp, deviceA, deviceB, deviceC, deviceD)...)
+	return joiningOf(t, ofKind(iwarp, deviceA, deviceB, deviceC, deviceD), by, changes...)
+}
+
+// connectedOf is connected over devices a0 and b0 among these.
+func connectedOf(t *testing.T, devices []softdevice.Device, changes ...func(string, *Config)) *two {
+	t.Helper()
+	w, settled := joiningOf(t, devices, nil, changes...)
+	if err := receive(t, settled, "the queue pairs"); err != nil {
+		t.Fatal(err)
+	}
+	w.open(t)
+	return w
+}
+
+func joiningOf(t *testing.T, devices []softdevice.Device, by hears, changes ...func(string, *Config)) (w *two, settled chan error) {
+	t.Helper()
+	rdma, err := softdevice.New(t.TempDir(), devices...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +197,7 @@ func joining(t *testing.T, iwarp bool, by hears, changes ...func(string, *Config
 			return []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.4"), netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")}, nil
 		}
 	})
-	w = &two{rdma: rdma, iwarp: iwarp, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
+	w = &two{rdma: rdma, iwarp: devices[0].IWARP, made: make(chan *Arrivals, 1), arrived: make(chan [2]uint64, 1000), ended: make(chan error, 1)}
 	dialed, accepted := streams(t)
 	w.b = newSide(t, accepted, rdma, "b0", func(s *Set, c *tcp.Channel) {
 		c.Handle(func(wire.Message, uint32, []int) {}, func(err error) { w.ended <- err })
@@ -422,8 +438,8 @@ func TestTheEndOfAChannelAndOfAPeer(t *testing.T) {
 func TestMessagesOutOfPlace(t *testing.T) {
 	for name, m := range map[string]any{
 		"an offer of the one who accepted": &offer{Kind: kindOffer, Cards: 1, Pairs: 1, Card: [maxCards]card{aCard()}},
-		"a second answer":                  &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: [maxCards]card{aCard()}, End: [maxPairs]end{{17, 5}}},
-		"a connect":                        &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{17, 5}}},
+		"a second answer":                  &answer{Kind: kindAnswer, Cards: 1, Links: 1, Pairs: 1, Card: [maxCards]card{aCard()}, End: [maxPairs]end{{Number: 17, PSN: 5}}},
+		"a connect":                        &connect{Kind: kindConnect, Ends: 1, End: [maxPairs]end{{Number: 17, PSN: 5}}},
 		"ready again":                      &short{Kind: kindReady},
 		"use":                              &short{Kind: kindUse},
 		"a refusal":                        &refusal{Kind: kindRefuse},
@@ -574,7 +590,7 @@ func TestAFlushOutlivesItsChannel(t *testing.T) {
 				s := w.b.set
 				region := w.arrivals.regions[7] // the host's, which would not be flushed
 				list := slices.Clone(*region.regions.Load())
-				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, access|verbs.RemoteRead)
+				known, err := s.queues[0].nic.domain.Register(uintptr(region.base), region.bytes, region.base, s.fabric.access(true)|verbs.RemoteRead)
 				if err != nil {
 					t.Error(err)
 					return

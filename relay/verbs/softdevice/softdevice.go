@@ -153,6 +153,12 @@ type Device struct {
 	InfiniBand bool // Ethernet
 	Down       bool // the port is active
 	LID        uint16
+	Prefix     uint64 // of the subnet of InfiniBand (fe80::)
+	GRH        bool   // the port requires a GRH
+	ECE        uint32 // options of Enhanced Connection Establishment; none
+	DataDirect bool   // the device has a Data Direct function
+	NoResize   bool   // ibv_resize_cq is supported
+	Entries    int    // max_cqe (65536)
 	Address    string // IPv4, of the GID table's entries 2 (RoCE v1) and 3 (RoCE v2); none
 	Moved      bool   // the address's entries are 4 and 5
 	NoDMABuf   bool   // ibv_reg_dmabuf_mr is supported
@@ -192,9 +198,10 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s fault=%s rate=%d\n", d.Name, d.GUID,
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d\n", d.Name, d.GUID,
 		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
-		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate)
+		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"),
+		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate)
 }
 
 // Host is a host with such devices.

@@ -182,7 +182,7 @@ API int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a)
 		.max_sge = 1,
 		.max_sge_rd = 1,
 		.max_cq = 1024,
-		.max_cqe = 65536,
+		.max_cqe = d->entries,
 		.max_mr = 65536,
 		.max_pd = 1024,
 		.max_qp_rd_atom = 16,
@@ -215,6 +215,7 @@ API int ibv_query_port(struct ibv_context *context, uint8_t port, struct ibv_por
 	a->active_width = 2;   // 4X
 	a->active_speed = 128; // NDR
 	a->link_layer = (uint8_t)d->link_layer;
+	a->flags = d->grh ? IBV_QPF_GRH_REQUIRED : 0;
 	return 0;
 }
 
@@ -223,7 +224,7 @@ API int ibv_query_port(struct ibv_context *context, uint8_t port, struct ibv_por
 static bool gid(const struct description *d, uint32_t i, struct ibv_gid_entry *e)
 {
 	unsigned per = d->link_layer == IBV_LINK_LAYER_ETHERNET && d->transport == IBV_TRANSPORT_IB ? 2 : 1;
-	uint64_t prefix = htobe64(0xfe80ULL << 48), rest = htobe64(d->guid);
+	uint64_t prefix = htobe64(d->link_layer == IBV_LINK_LAYER_INFINIBAND && i % per == 0 ? d->prefix : 0xfe80ULL << 48), rest = htobe64(d->guid);
 	e->gid_type = per == 2 ? i % 2 + 1 : IBV_GID_TYPE_IB;
 	if (i / per == d->entry / per && per == 2 && d->address) {
 		prefix = 0;

@@ -135,6 +135,18 @@ static void describe(struct description *d, const char *key, const char *value)
 		d->entry = (unsigned)atoi(value);
 	else if (!strcmp(key, "dmabuf"))
 		d->dmabuf = !strcmp(value, "yes");
+	else if (!strcmp(key, "prefix"))
+		d->prefix = strtoull(value, NULL, 16);
+	else if (!strcmp(key, "ece"))
+		d->ece = (uint32_t)strtoul(value, NULL, 16);
+	else if (!strcmp(key, "entries"))
+		d->entries = atoi(value);
+	else if (!strcmp(key, "grh"))
+		d->grh = !strcmp(value, "yes");
+	else if (!strcmp(key, "direct"))
+		d->direct = !strcmp(value, "yes");
+	else if (!strcmp(key, "resize"))
+		d->resize = !strcmp(value, "yes");
 	else if (!strcmp(key, "holds"))
 		d->holds = !strcmp(value, "yes");
 	else if (!strcmp(key, "fault")) {

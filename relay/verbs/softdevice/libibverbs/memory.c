@@ -173,6 +173,23 @@ API struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t 
 	return mr;
 }
 
+API int mlx5dv_get_data_direct_sysfs_path(struct ibv_context *context, char *path, size_t n)
+{
+	if (!((struct context *)context)->device->described.direct)
+		return ENODEV;
+	snprintf(path, n, "/devices/pci0000:00/0000:00:1f.0");
+	return 0;
+}
+
+API struct ibv_mr *mlx5dv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t n, uint64_t iova, int fd, int access, int mlx5_access)
+{
+	struct rule rule = host_script("mlx5dv_reg_dmabuf_mr", of(pd->context));
+	int error = rule.error ? rule.error : !((struct context *)pd->context)->device->described.direct || mlx5_access != MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT ? EOPNOTSUPP : 0;
+	host_log("mlx5dv_reg_dmabuf_mr device=%s length=%zu fd=%d = %d", of(pd->context), n, fd, error);
+	errno = error;
+	return error ? NULL : ibv_reg_dmabuf_mr(pd, offset, n, iova, fd, access);
+}
+
 // held are the writes that NICs have told of and that are not in GPUs' memory, oldest first.
 static struct held {
 	struct held *next;

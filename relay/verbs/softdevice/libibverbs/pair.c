@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+enum { ECE_VENDOR = 0x02c9 };
+
 static const char *of(struct pair *p) { return p->context->device->ibv.name; }
 
 API struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
@@ -37,6 +39,7 @@ API struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 			.qp_type = a->qp_type,
 		};
 		pthread_cond_init(&p->changed, NULL);
+		p->ece = c->device->described.ece ? (struct ibv_ece){.vendor_id = ECE_VENDOR, .options = c->device->described.ece} : (struct ibv_ece){0};
 		error = !p->sends.ring || !p->receives.ring || pipe2(p->wake, O_CLOEXEC) != 0 ? ENOMEM : wire_listen(p);
 	} else if (!error) {
 		error = ENOMEM;
@@ -90,7 +93,7 @@ static int changes(struct pair *p, const struct ibv_qp_attr *a, int mask)
 			extern int _ibv_query_gid_ex(struct ibv_context *, uint32_t, uint32_t, struct ibv_gid_entry *, uint32_t, size_t);
 			if (_ibv_query_gid_ex(&p->context->ibv, 1, a->ah_attr.grh.sgid_index, &own, 0, sizeof own) != 0)
 				return EINVAL;
-		} else if (d->link_layer == IBV_LINK_LAYER_ETHERNET) {
+		} else if (d->link_layer == IBV_LINK_LAYER_ETHERNET || d->grh) {
 			return EINVAL;
 		}
 		p->attributes.dest_qp_num = a->dest_qp_num;
@@ -148,6 +151,24 @@ API int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask, struct 
 	a->qp_state = qp->state;
 	pthread_mutex_unlock(&lock);
 	return 0;
+}
+
+API int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	struct pair *p = (struct pair *)qp;
+	*ece = p->ece;
+	return p->context->device->described.ece ? 0 : EOPNOTSUPP;
+}
+
+API int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	struct pair *p = (struct pair *)qp;
+	uint32_t own = p->context->device->described.ece;
+	int error = !own || !ece->vendor_id ? EOPNOTSUPP : ece->vendor_id != ECE_VENDOR || ece->comp_mask || p->ibv.state != IBV_QPS_INIT ? EINVAL : 0;
+	host_log("ibv_set_ece device=%s qp=%u options=%#x = %d", of(p), qp->qp_num, ece->options, error);
+	if (!error)
+		p->ece.options = own & ece->options;
+	return error;
 }
 
 // end lets the threads of a pair come to their end; the lock is held.

@@ -46,7 +46,7 @@ API int ibv_destroy_comp_channel(struct ibv_comp_channel *channel)
 API struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *user, struct ibv_comp_channel *channel, int vector)
 {
 	struct rule rule = host_script("ibv_create_cq", context->device->name);
-	if (rule.error || entries < 1 || vector != 0) {
+	if (rule.error || entries < 1 || entries > ((struct context *)context)->device->described.entries || vector != 0) {
 		host_log("ibv_create_cq device=%s entries=%d = %d", context->device->name, entries, rule.error ? rule.error : EINVAL);
 		errno = rule.error ? rule.error : EINVAL;
 		return NULL;
@@ -70,6 +70,33 @@ API struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void 
 	pthread_mutex_unlock(&lock);
 	host_log("ibv_create_cq device=%s entries=%d = 0", context->device->name, entries);
 	return &q->ibv;
+}
+
+API int ibv_resize_cq(struct ibv_cq *cq, int entries)
+{
+	struct queue *q = (struct queue *)cq;
+	const struct description *d = &((struct context *)cq->context)->device->described;
+	int error = !d->resize ? EOPNOTSUPP : entries < 1 || entries > d->entries ? EINVAL : 0;
+	struct ibv_wc *ring = error ? NULL : calloc((size_t)entries, sizeof *ring);
+	if (!error && !ring)
+		error = ENOMEM;
+	pthread_mutex_lock(&lock);
+	if (!error && q->count > (unsigned)entries)
+		error = EINVAL;
+	for (unsigned i = 0; !error && i < q->count; i++)
+		ring[i] = q->ring[(q->first + i) % q->capacity];
+	if (!error) {
+		free(q->ring);
+		q->ring = ring;
+		q->first = 0;
+		q->capacity = (unsigned)entries;
+		q->ibv.cqe = entries;
+	} else {
+		free(ring);
+	}
+	pthread_mutex_unlock(&lock);
+	host_log("ibv_resize_cq device=%s entries=%d = %d", cq->context->device->name, entries, error);
+	return error;
 }
 
 API int ibv_destroy_cq(struct ibv_cq *cq)

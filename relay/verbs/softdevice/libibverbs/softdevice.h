@@ -21,7 +21,10 @@ struct description {
 	uint16_t lid;
 	uint32_t address; // IPv4, this machine's order
 	unsigned entry;   // of the GID table, where its two begin
-	bool dmabuf, holds;
+	bool dmabuf, holds, grh, resize, direct;
+	uint64_t prefix;
+	uint32_t ece;
+	int entries;
 	// fault is how a broken device treats memory of GPUs; see host.c.
 	enum { FAULT_NONE, FAULT_NO_FLUSH, FAULT_REORDERED_FLUSH, FAULT_STALE_READ, FAULT_LOST_TAIL, FAULT_WRONG_GPU, FAULT_TORN } fault;
 	uint64_t rate; // bytes a second of all its writes and reads, 0 for no limit
@@ -101,6 +104,7 @@ struct pair {
 	struct context *context;
 	struct ibv_qp_attr attributes;
 	bool signal_all;
+	struct ibv_ece ece; // what ibv_query_ece gives
 	struct work sends, receives;
 	pthread_cond_t changed; // state, sends or stopping
 	bool stopping;

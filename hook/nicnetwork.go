@@ -1,0 +1,46 @@
+package hook
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// checkNICNetworks warns of RoCE NICs whose network interface is not in the container's network
+// namespace: the kernel then gives the container's processes no GID, and no queue pair connects.
+func checkNICNetworks(plan *topo.Plan, pid int, nics []string) error {
+	if len(nics) == 0 {
+		return nil
+	}
+	shared, err := sharesNetwork(pid)
+	if err != nil || shared {
+		return err
+	}
+	var warning error
+	for _, n := range plan.NICs {
+		if !slices.Contains(nics, n.Name) || n.Protocol != "RoCE" {
+			continue
+		}
+		// The host's sysfs shows the interfaces in the host's network namespace alone.
+		there, err := filepath.Glob(filepath.Join(plan.Source.Sysfs, "class/infiniband", n.Name, "device/net/*"))
+		if err != nil || len(there) == 0 {
+			continue
+		}
+		warning = errors.Join(warning, fmt.Errorf("NIC %s (RoCE): its network interface %s is in the host's network namespace, so that it has no GID in the container; give the container the host's network, or move the interface into the container's namespace", n.Name, filepath.Base(there[0])))
+	}
+	return warning
+}
+
+// sharesNetwork reports whether a process is in the network namespace of this one.
+func sharesNetwork(pid int) (bool, error) {
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return false, err
+	}
+	its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	return its == own, err
+}

@@ -1,0 +1,52 @@
+package hook
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// TestRoCENICOutsideContainerNetworkIsNamed demands a warning for a RoCE NIC whose network interface the
+// container's network namespace does not have, and none for other NICs.
+func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
+	sysfs := t.TempDir()
+	for _, name := range []string{"mlx5_0/device/net/eth2", "mlx5_1/device/net/ib0", "mlx5_2/device", "mlx5_3/device/net/eth3"} {
+		if err := os.MkdirAll(filepath.Join(sysfs, "class/infiniband", name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	plan := &topo.Plan{Source: topo.Source{Sysfs: sysfs}, NICs: []topo.NIC{
+		{Name: "mlx5_0", Protocol: "RoCE"}, {Name: "mlx5_1", Protocol: "InfiniBand"},
+		{Name: "mlx5_2", Protocol: "RoCE"}, // its interface is in another namespace
+		{Name: "mlx5_3", Protocol: "RoCE"}, // not the container's
+	}}
+	nics := []string{"mlx5_0", "mlx5_1", "mlx5_2"}
+	if err := checkNICNetworks(plan, os.Getpid(), nics); err != nil {
+		t.Errorf("in the host's network namespace: %v", err)
+	}
+	other := exec.Command("sleep", "600")
+	other.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() != 0 {
+		other.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = other.Process.Kill() // it has not ended: nobody waits for it before
+		_ = other.Wait()         // it was killed
+	}()
+	err := checkNICNetworks(plan, other.Process.Pid, nics)
+	if err == nil || !strings.Contains(err.Error(), "NIC mlx5_0 (RoCE): its network interface eth2 is in the host's network namespace") ||
+		strings.Contains(err.Error(), "mlx5_1") || strings.Contains(err.Error(), "mlx5_2") || strings.Contains(err.Error(), "mlx5_3") {
+		t.Errorf("in another network namespace: %v", err)
+	}
+	if err := checkNICNetworks(plan, other.Process.Pid, nil); err != nil {
+		t.Errorf("without nic=: %v", err)
+	}
+}

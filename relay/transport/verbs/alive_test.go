@@ -1,0 +1,96 @@
+package verbs
+
+import (
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+)
+
+// portA makes the port of device a0 active or not.
+func (w *two) portA(t *testing.T, down bool) {
+	t.Helper()
+	if err := devices(func(a, _ *softdevice.Device) { a.Down = down })(w); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flap has a port without a link for that long, in the midst of writes, and demands that all arrive
+// once.
+func flap(t *testing.T, w *two, length time.Duration) (redials int) {
+	t.Helper()
+	s := newStream(w)
+	if err := w.rdma.Script(slow); err != nil {
+		t.Fatal(err)
+	}
+	s.begin()
+	receive(t, s.done, "the first write's end")
+	s.done <- nil
+	w.portA(t, true)
+	w.a.until("the port's event", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[0]] == 1 })
+	time.Sleep(length)
+	w.portA(t, false)
+	s.mustEnd(t)
+	w.a.loop.Call(func() { redials = w.a.set.redials })
+	return redials
+}
+
+// patient are the limits of relays as configured by default.
+func patient(_ string, c *Config) {
+	c.Timeout = launch.DefaultVerbs.Timeout
+	c.Redial, c.PortWait = 0, 0
+}
+
+// TestShortFlapKeepsQueuePairs demands that a port that is back soon costs no queue pair.
+func TestShortFlapKeepsQueuePairs(t *testing.T) {
+	t.Parallel()
+	if redials := flap(t, connected(t, patient), 300*time.Millisecond); redials != 0 {
+		t.Errorf("the queue pairs were replaced %d times", redials)
+	}
+}
+
+// TestFlapOf30SecondsLosesNothing demands that the defaults outlast a flap of 30 s.
+func TestFlapOf30SecondsLosesNothing(t *testing.T) {
+	t.Parallel()
+	for name, timeout := range map[string]int{"the default timeout": launch.DefaultVerbs.Timeout, "a timeout of 0.5 s": 14} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := connected(t, patient, func(_ string, c *Config) { c.Timeout = timeout })
+			if redials := flap(t, w, 30*time.Second); redials == 0 {
+				t.Error("the queue pairs were not replaced")
+			}
+		})
+	}
+}
+
+// TestAliveByRDMA demands that a group vouches for the other relay for a silence after a write, and
+// while a port of this side has no link.
+func TestAliveByRDMA(t *testing.T) {
+	w := connected(t, func(_ string, c *Config) { c.PortWait = time.Hour })
+	const silence = time.Minute
+	if left := w.a.set.Alive(silence); left > silence {
+		t.Errorf("the other relay counts as alive for %v without a write", left)
+	}
+	w.a.loop.Call(func() { w.a.set.signs.Store(0) })
+	if left := w.a.set.Alive(silence); left != 0 {
+		t.Errorf("the other relay counts as alive for %v without a sign", left)
+	}
+	write := w.granted(t, 1)
+	done := make(chan error, 1)
+	w.a.loop.Call(func() { write(func(err error) { done <- err }) })
+	if err := receive(t, done, "the write's end"); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, w.arrived, "the arrival")
+	for name, e := range map[string]*side{"sender": w.a, "receiver": w.b} {
+		e.until("a sign of the "+name, func(s *Set) bool { left := s.Alive(silence); return left > silence/2 && left <= silence })
+	}
+	w.portA(t, true)
+	w.a.until("the port's event", func(s *Set) bool { return len(s.downs) == 1 })
+	if left := w.a.set.Alive(silence); left < silence+time.Second {
+		t.Errorf("without a link the other relay counts as alive for %v, want nearly %v", left, waitTime)
+	}
+	w.portA(t, false)
+	w.a.until("the port", func(s *Set) bool { return len(s.downs) == 0 })
+}

@@ -1,0 +1,297 @@
+package verbs
+
+import (
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/verbs"
+)
+
+// A NIC has one completion queue for the queue pairs of all groups, so that an iteration of the event
+// loop asks a NIC once, however many relays it talks to. A map leads from the number of a queue pair to
+// the group. Groups reserve room, and the queue grows by ibv_resize_cq; a provider without that gets
+// another queue, of twice the size.
+
+// completionQueue is a completion queue that groups share. Goroutines that connect a group poll it as
+// well as the event loop.
+type completionQueue struct {
+	*verbs.Queue
+	context *verbs.Context
+
+	mu       sync.Mutex
+	groups   map[uint32]*queue // by number of the queue pair
+	room     int               // completions
+	reserved int
+	broken   bool // no group may reserve room any more
+	batch    [batchSize]verbs.Completion
+}
+
+// completions are the completion queues of a relay.
+type completions struct {
+	shared    map[*verbs.Context][]*completionQueue // under the Fabric's mu
+	reserving sync.Mutex                            // held by the goroutine that makes or enlarges one
+	// The event loop owns the rest: the queues that it polls, and the groups with work.
+	polled []*completionQueue
+	due    []*Set
+	spare  []*Set
+}
+
+// leastEntries is the room of a first completion queue.
+const leastEntries = 4096
+
+// reserve finds a completion queue of a NIC with room for n more completions, or makes one. It blocks.
+func (f *Fabric) reserve(n *nic, entries int) (*completionQueue, error) {
+	f.reserving.Lock()
+	defer f.reserving.Unlock()
+	f.mu.Lock()
+	all := slices.Clone(f.shared[n.context])
+	f.mu.Unlock()
+	size := leastEntries
+	for _, c := range all {
+		if c.reserve(entries, n.limits.QueueEntries) {
+			return c, nil
+		}
+		size = max(size, 2*c.room)
+	}
+	if limit := n.limits.QueueEntries; limit > 0 {
+		size = min(size, limit)
+	}
+	made, err := n.context.NewQueue(max(size, entries))
+	if err != nil {
+		return nil, err
+	}
+	c := &completionQueue{Queue: made, context: n.context, groups: map[uint32]*queue{}, room: made.Entries(), reserved: entries}
+	f.mu.Lock()
+	f.shared[n.context] = append(f.shared[n.context], c)
+	f.mu.Unlock()
+	f.loop.Do(func() {
+		f.polled = append(f.polled, c)
+		if err := f.loop.Watch(c.FD(), func(uint32) {
+			if err := c.Acknowledge(); err != nil {
+				f.queueFailed(c, err)
+			}
+		}); err != nil {
+			f.queueFailed(c, err)
+		}
+	})
+	return c, nil
+}
+
+// reserve takes room for completions, and enlarges the queue where there is too little.
+func (c *completionQueue) reserve(entries, limit int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	need := c.reserved + entries
+	if c.broken || limit > 0 && need > limit {
+		return false
+	}
+	if need > c.room {
+		size := max(2*c.room, need)
+		if limit > 0 {
+			size = min(size, limit)
+		}
+		if c.Resize(size) != nil { // not supported, or no memory
+			return false
+		}
+		c.room = c.Entries()
+	}
+	c.reserved = need
+	return true
+}
+
+func (c *completionQueue) release(entries int) {
+	c.mu.Lock()
+	c.reserved -= entries
+	c.mu.Unlock()
+}
+
+// join leads the completions of a queue pair to a group.
+func (c *completionQueue) join(pair uint32, q *queue) {
+	c.mu.Lock()
+	c.groups[pair] = q
+	c.mu.Unlock()
+}
+
+func (c *completionQueue) leave(pair uint32) {
+	c.mu.Lock()
+	delete(c.groups, pair)
+	c.mu.Unlock()
+}
+
+// take polls the device once and hands completions to their groups. It calls found for each group with
+// new ones. The lock is held.
+func (c *completionQueue) take(found func(*Set)) (int, error) {
+	n, err := c.Queue.Poll(c.batch[:])
+	var last *queue
+	for _, one := range c.batch[:n] {
+		q := c.groups[one.Pair]
+		if q == nil {
+			continue // its queue pair is gone
+		}
+		q.inbox = append(q.inbox, one)
+		if q != last {
+			last = q
+			found(q.set)
+		}
+	}
+	return n, err
+}
+
+// Poll gives a group the completions of its queue pairs, the oldest first.
+func (q *queue) Poll(into []verbs.Completion) (int, error) {
+	c, s := q.completionQueue, q.set
+	var others []*Set
+	poll.Lock(&c.mu)
+	var err error
+	for n := batchSize; len(q.inbox) < len(into) && n == batchSize && err == nil; {
+		n, err = c.take(func(other *Set) {
+			if other != s && !slices.Contains(others, other) {
+				others = append(others, other)
+			}
+		})
+	}
+	n := copy(into, q.inbox)
+	q.inbox = slices.Delete(q.inbox, 0, n)
+	c.mu.Unlock()
+	if len(others) > 0 {
+		wake := func() {
+			for _, other := range others {
+				other.touch()
+			}
+		}
+		if s.working { // a goroutine polls
+			s.fabric.loop.Do(wake)
+		} else {
+			wake()
+		}
+	}
+	return n, err
+}
+
+// touch has the event loop look at a group in its next iteration.
+func (s *Set) touch() {
+	if !s.touched {
+		s.touched = true
+		s.fabric.due = append(s.fabric.due, s)
+	}
+}
+
+// Poll takes completions from all NICs, and has the groups that these are for, or that have something
+// to post, go on.
+func (f *Fabric) Poll() bool {
+	progress := false
+	for _, c := range f.polled {
+		if !c.mu.TryLock() { // a goroutine polls
+			continue
+		}
+		n, err := c.take((*Set).touch)
+		c.mu.Unlock()
+		if err != nil {
+			f.queueFailed(c, err)
+			return true
+		}
+		progress = progress || n > 0
+	}
+	if len(f.due) == 0 {
+		return progress
+	}
+	due := f.due
+	f.due, f.spare = f.spare[:0], nil
+	for i, s := range due {
+		due[i], s.touched = nil, false
+		if s.poll() {
+			progress = true
+		}
+		if s.phase == draining || s.waitingParts > 0 && s.phase == running {
+			s.touch()
+		}
+	}
+	f.spare = due[:0]
+	return progress
+}
+
+// Busy reports whether a group waits for the end of what it has posted, which has a limit.
+func (f *Fabric) Busy() bool {
+	return slices.ContainsFunc(f.due, func(s *Set) bool { return s.phase == draining })
+}
+
+// Arm has the next completion of each NIC make a descriptor ready.
+func (f *Fabric) Arm() bool {
+	more := false
+	for _, c := range f.polled {
+		if !c.mu.TryLock() {
+			more = true
+			continue
+		}
+		err := c.Queue.Arm()
+		n := 0
+		if err == nil {
+			n, err = c.take((*Set).touch) // they came before
+		}
+		c.mu.Unlock()
+		if err != nil {
+			f.queueFailed(c, err)
+			return true
+		}
+		more = more || n > 0
+	}
+	return more || slices.ContainsFunc(f.due, (*Set).hasWork)
+}
+
+// Disarm has nothing to undo.
+func (f *Fabric) Disarm() {}
+
+// hasWork reports whether a group can go on now.
+func (s *Set) hasWork() bool {
+	if s.over || s.working {
+		return false
+	}
+	return s.unread() || s.phase == running && s.waitingParts > 0 && !s.broken && !s.parting && s.room()
+}
+
+// unread reports whether completions wait for a group.
+func (s *Set) unread() bool {
+	return slices.ContainsFunc(s.queues, func(q *queue) bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return len(q.inbox) > 0
+	})
+}
+
+// queueFailed ends the groups that share a completion queue with an error: nothing of theirs completes
+// any more.
+func (f *Fabric) queueFailed(c *completionQueue, err error) {
+	f.retireQueue(c)
+	for s := range f.sets {
+		for _, q := range s.queues {
+			if !s.working && q.completionQueue == c {
+				s.failed(q.nic, err.Error())
+				break
+			}
+		}
+	}
+}
+
+// retireQueue has no new group use a completion queue.
+func (f *Fabric) retireQueue(c *completionQueue) {
+	c.mu.Lock()
+	c.broken = true
+	c.mu.Unlock()
+	if i := slices.Index(f.polled, c); i >= 0 {
+		f.polled = slices.Delete(f.polled, i, i+1)
+		f.loop.Unwatch(c.FD())
+	}
+}
+
+// closeQueues gives the completion queues back, after all queue pairs and the event loop.
+func (f *Fabric) closeQueues() (err error) {
+	for _, all := range f.shared {
+		for _, c := range all {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	clear(f.shared)
+	return err
+}
