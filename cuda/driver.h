@@ -72,6 +72,17 @@ typedef struct {
 	unsigned flags; // CU_MEMCPY_FLAG_*
 } CUmemcpyAttributes;
 
+// CUstreamBatchMemOpParams is a union of cuda.h's; this is its member writeValue.
+typedef struct {
+	int operation; // CU_STREAM_MEM_OP_*
+	CUdeviceptr address;
+	uint64_t value64;
+	unsigned flags;
+	CUdeviceptr alias;
+	uint64_t rest;
+} CUstreamBatchMemOpParams;
+
+_Static_assert(sizeof(CUstreamBatchMemOpParams) == 48, "CUstreamBatchMemOpParams of cuda.h has 48 bytes");
 _Static_assert(sizeof(CUmemcpyAttributes) == 24, "CUmemcpyAttributes of cuda.h has 24 bytes");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "CUDA_MEMCPY2D of cuda.h has 128 bytes");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "CUmemAllocationProp of cuda.h has 32 bytes");
@@ -106,6 +117,7 @@ enum {
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
 	CU_STREAM_WAIT_VALUE_AND = 2,
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
+	CU_STREAM_MEM_OP_WRITE_VALUE_64 = 5,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
@@ -213,7 +225,10 @@ X(cuGraphDestroy, "cuGraphDestroy", A(CUgraph g), A(g))
 // OPTIONAL lists calls that are answered with CUDA_ERROR_NOT_SUPPORTED where the driver
 // is too old for them. cuMemcpyBatchAsync is that of CUDA 12.8, which later drivers
 // still have; the macros of 13.0 choose another version without failIdx.
+// cuStreamBatchMemOp_v2 is of CUDA 11.7.
 #define OPTIONAL(X) \
+X(cuStreamBatchMemOp, "cuStreamBatchMemOp_v2", \
+	A(CUstream s, unsigned n, CUstreamBatchMemOpParams *list, unsigned flags), A(s, n, list, flags)) \
 X(cuMemcpyBatchAsync, "cuMemcpyBatchAsync", \
 	A(CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t n, CUmemcpyAttributes *attributes, size_t *from, size_t count, \
 	  size_t *failed, CUstream s), \

@@ -3,6 +3,8 @@ package cuda
 /*
 #include "driver.h"
 
+#include <string.h>
+
 #cgo noescape call_cuStreamCreate
 #cgo nocallback call_cuStreamCreate
 #cgo noescape call_cuEventCreate
@@ -11,6 +13,25 @@ package cuda
 #cgo nocallback call_cuIpcGetEventHandle
 #cgo noescape call_cuIpcOpenEventHandle
 #cgo nocallback call_cuIpcOpenEventHandle
+
+// The list is built here: Go could not pass it without an allocation.
+static CUresult writeWords(const peerlane_calls *t, CUstream s, CUdeviceptr p, const void *words, unsigned n, CUdeviceptr mark, uint64_t value)
+{
+	CUstreamBatchMemOpParams list[9] = {{0}};
+	uint64_t word;
+
+	if (n > 8)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	for (unsigned i = 0; i < n; i++) {
+		memcpy(&word, (const char *)words + 8 * i, 8);
+		list[i] = (CUstreamBatchMemOpParams){.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64, .address = p + 8 * i, .value64 = word};
+	}
+	list[n] = (CUstreamBatchMemOpParams){.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64, .address = mark, .value64 = value};
+	return call_cuStreamBatchMemOp(t, s, n + 1, list, 0);
+}
+
+#cgo noescape writeWords
+#cgo nocallback writeWords
 */
 import "C"
 
@@ -64,6 +85,21 @@ func (d *Driver) StreamWriteValue64(s Stream, addr Ptr, v uint64) error {
 		C.CU_STREAM_WRITE_VALUE_DEFAULT)
 	if r != 0 {
 		return d.failed(r, "cuStreamWriteValue64", fmt.Sprintf("%d to %s", v, addr))
+	}
+	return nil
+}
+
+// MaxWords is the most words that StreamWriteWords writes.
+const MaxWords = 8
+
+// StreamWriteWords writes n words of 8 bytes, at most MaxWords, from host memory, which may
+// change after the call, to addr, a multiple of 8, and then value to mark, another. Each is
+// written as a whole and in this order, when all earlier work of the stream is done. A driver
+// before 11.7 has ErrNotSupported.
+func (d *Driver) StreamWriteWords(s Stream, addr Ptr, words unsafe.Pointer, n int, mark Ptr, value uint64) error {
+	r := C.writeWords(d.calls, C.CUstream(s), C.CUdeviceptr(addr), words, C.uint(n), C.CUdeviceptr(mark), C.uint64_t(value))
+	if r != 0 {
+		return d.failed(r, "cuStreamBatchMemOp", at(addr, uint64(8*n)))
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/programs"
 	"github.com/peerlane/peerlane/hook/internal/unixsocket"
 	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -384,7 +385,7 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	// A failure leaves the supervisor in the runtime's group, as on a host without cgroup2.
 	dir, err := group()
 	if err != nil {
-		logTo(g, log).WithError(err).Warn("no control group of its own for the relay, so it stays in the container runtime's")
+		logTo(g, log).Warn(withoutCgroup(g.Container.ID, err))
 	} else if dir != nil {
 		defer dir.Close()
 		// Born there: moving a process later takes a lock of the whole host.
@@ -402,7 +403,7 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 	}
 	pid, err := start()
 	if err != nil && attributes.Sys.UseCgroupFD {
-		logTo(g, log).WithError(err).Warn("the relay stays in the container runtime's control group")
+		logTo(g, log).Warn(withoutCgroup(g.Container.ID, err))
 		attributes.Sys.UseCgroupFD = false
 		pid, err = start()
 	}
@@ -493,4 +494,11 @@ func reap(pid int) string {
 			return fmt.Sprintf("exit status %d", status.ExitStatus())
 		}
 	}
+}
+
+// withoutCgroup returns the error of a relay that stays in the container runtime's control
+// group, for the log.
+func withoutCgroup(container string, cause error) *fault.Error {
+	return &fault.Error{Code: fault.NoSandbox, Operation: "make a control group for the relay of container", Object: container, Cause: cause,
+		Remedy: "mount cgroup2 where the container runtime starts, or enable peerlane-relay.socket; until then the relay is in the runtime's control group, and relay.memory may not hold"}
 }

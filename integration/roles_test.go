@@ -85,6 +85,7 @@ func play(arguments []string) int {
 		"across":    func([]string) error { return across.Serve(os.Stdin, os.Stdout, client.DefaultSocket) },
 		"spy":       spy,
 		"crowd":     crowd,
+		"in-flight": hoardDescriptors,
 		"escape":    func([]string) error { return escape() },
 		"accept":    func([]string) error { return acceptAll() },
 		"connects":  connectOften,

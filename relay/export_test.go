@@ -39,6 +39,20 @@ func (r *Relay) Foreign() (bytes uint64) {
 	return bytes
 }
 
+// Targets is how many memories of other containers the relay was told of, of all connections.
+func (r *Relay) Targets() (n int) {
+	r.loop.Call(func() {
+		for _, s := range r.sessions {
+			for _, c := range s.connections {
+				if sends, is := c.side.(*sender); is {
+					n += len(sends.targets)
+				}
+			}
+		}
+	})
+	return n
+}
+
 // Leaving is how long the relay waits for another host's to leave a connection; it comes
 // before there is any with another host.
 func (r *Relay) Leaving(limit time.Duration) {

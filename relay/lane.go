@@ -129,6 +129,11 @@ func (l *lane) open() error {
 			return errors.Join(wire.Errorf(wire.StatusNoCUDA, "%w", err), g.Close())
 		}
 	}
+	if !d.Simulated() { // whose times say nothing
+		if err := g.MeasureWrites(); err != nil {
+			logrus.WithError(err).Warnf("short copies into GPU %s were not measured; those of up to %d bytes are words", l.spec.GPU.BusID, g.Writes().MostWords)
+		}
+	}
 	push, err := g.NewQueue()
 	if err != nil {
 		return errors.Join(err, g.Close())

@@ -170,8 +170,7 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	switch {
 	case a.eager != nil:
 		r.settleEager(a)
-	case a.short != nil && op.memory.mapped.Host():
-		r.takeShort(a)
+	case a.short != nil && r.takeShort(a):
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
 	case r.inReach(op.memory):

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -34,6 +35,7 @@ func (r *Relay) Report() *launch.Report {
 		for _, l := range r.lanes {
 			if l.device != nil {
 				report.Contexts = append(report.Contexts, l.spec.GPU.BusID)
+				report.Writes = append(report.Writes, writesOf(l))
 			}
 			all := slices.Concat(l.placed, l.registered.placed)
 			own := len(all)
@@ -97,6 +99,17 @@ func (r *Relay) Report() *launch.Report {
 	fit(report)
 	return report
 }
+
+func writesOf(l *lane) launch.Writes {
+	w := l.device.Writes()
+	told := launch.Writes{GPU: l.spec.GPU.BusID, Words: w.MostWords}
+	for _, m := range w.Measured {
+		told.Measured = append(told.Measured, launch.WriteTime{Bytes: m.Bytes, Words: microseconds(m.Words), Rows: microseconds(m.Rows)})
+	}
+	return told
+}
+
+func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
 // toldClients is how many clients a report shows at most: more have no room in any.
 const toldClients = 1024

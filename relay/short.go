@@ -10,8 +10,8 @@ import (
 // Short messages to another container of this host, on route direct, out of the host's
 // memory, do not wait for a grant: their bytes are in a window that both relays have
 // mapped when the announcement comes, and the receiver copies them into the client's
-// memory. Where that is a GPU's it grants room, and the message goes as long ones do. A
-// window is the sender's again when its message is delivered, or refused. A message that
+// memory. Where it cannot do so at once it grants room, and the message goes as long ones do.
+// A window is the sender's again when its message is delivered, or refused. A message that
 // finds none waits for a grant.
 
 // windows are a port's.
@@ -81,11 +81,35 @@ func (r *receiver) announcedShort(m *wire.PeerEager) error {
 	return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length, short: window[:m.Length]})
 }
 
-// takeShort copies a message out of its window. The window is mapped for as long as the
-// connection is up, and so has messages.
-func (r *receiver) takeShort(a *arrival) {
+// takeShort copies a message out of its window. It reports false where the message has to wait
+// for a grant after all. The window is mapped for as long as the connection is up, and so has
+// messages.
+func (r *receiver) takeShort(a *arrival) bool {
 	op := a.op
-	copy(unsafe.Slice((*byte)(op.memory.place(op.offset).Host), a.length), a.short)
-	r.session.relay.counters.direct += a.length
-	r.arrived(a, a.length)
+	to := op.memory.place(op.offset)
+	done := func(err error) {
+		if err != nil {
+			r.session.relay.failed(err)
+			r.shutdown(wire.Errorf(wire.StatusCUDA, "%s: copying a short message failed: %v", r.session.relay.name(), err))
+			return
+		}
+		r.session.relay.counters.direct += a.length
+		r.arrived(a, a.length)
+	}
+	if to.Host != nil {
+		copy(unsafe.Slice((*byte)(to.Host), a.length), a.short)
+		done(nil)
+		return true
+	}
+	op.underWay++
+	taken := r.lane.pull.take().Write(to.Ptr, a.short, func(err error) {
+		op.underWay--
+		done(err)
+		op.settle()
+		r.settle()
+	})
+	if !taken {
+		op.underWay--
+	}
+	return taken
 }

@@ -40,9 +40,15 @@ func neighbours(t *testing.T, from, to string) *near {
 
 func (n *near) pass(t *testing.T, size uint64) {
 	t.Helper()
+	n.passTo(t, size, 3)
+}
+
+// passTo has a message arrive at an offset of the receiver's memory.
+func (n *near) passTo(t *testing.T, size, at uint64) {
+	t.Helper()
 	want := random(t, size)
 	n.from.write(5, want)
-	receive, err := n.receiving.Receive(n.to.Memory, 3, size)
+	receive, err := n.receiving.Receive(n.to.Memory, at, size)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +58,7 @@ func (n *near) pass(t *testing.T, size uint64) {
 			t.Fatalf("%d of %d bytes: %v", moved, size, err)
 		}
 	}
-	if !bytes.Equal(n.to.read(3, size), want) {
+	if !bytes.Equal(n.to.read(at, size), want) {
 		t.Fatalf("%d bytes arrived wrong", size)
 	}
 }
@@ -100,6 +106,30 @@ func TestShortMessagesNeedNoGrant(t *testing.T) {
 		if s.told != moved || report.Direct != moved || s.other != 0 || report.Staged != 0 {
 			t.Errorf("of %d bytes it says that they were sent %d, received %d, direct %d, staged %d", moved, report.Sent, report.Received, report.Direct, report.Staged)
 		}
+	}
+}
+
+// A short message into a GPU's memory is not granted room either: the receiver's relay writes it
+// with its own stream, whatever its size and address. A single byte, which no call writes
+// beside another process's kernel without a wait, is granted room.
+func TestShortMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
+	n := neighbours(t, "host", "GPU")
+	var moved uint64
+	for _, size := range []uint64{2, 7, 8, 15, 16, 17, 24, 64, 100, 1024, packet.WindowBytes - 1, packet.WindowBytes} {
+		n.pass(t, size)
+		n.passTo(t, size, 8)
+		moved += 2 * size
+	}
+	if told := n.sender.Targets(); told != 0 {
+		t.Errorf("the sender's relay was told of %d memories of the receiver", told)
+	}
+	sent, received := n.sender.Report(), n.receiver.Report()
+	if sent.Sent != moved || sent.Direct != moved || received.Received != moved || received.Direct != moved {
+		t.Errorf("of %d bytes %d were sent, %d of these direct, %d received, %d of these direct", moved, sent.Sent, sent.Direct, received.Received, received.Direct)
+	}
+	n.pass(t, 1)
+	if told := n.sender.Targets(); told != 1 {
+		t.Errorf("the sender's relay was told of %d memories of the receiver for a single byte, want 1", told)
 	}
 }
 

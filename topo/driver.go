@@ -17,7 +17,7 @@ type NVML interface {
 }
 
 // ErrNoNVML is what an NVML answers on a host without the library.
-var ErrNoNVML = errors.New("no NVML library")
+var ErrNoNVML = errors.New("the NVML library is not installed")
 
 // NVMLGPU is what NVML tells of a GPU.
 type NVMLGPU struct {
@@ -70,7 +70,7 @@ func (h *Host) complete(n NVML, classOf func(busID string) string) {
 	known, err := n.GPUs()
 	switch {
 	case errors.Is(err, ErrNoNVML):
-		h.note("%v: NVLinks and MIG are unknown, GPUs are numbered by PCI address", err)
+		h.note("NVLinks and MIG are unknown, GPUs are numbered by PCI address: %v", err)
 		return
 	case err != nil && len(known) == 0:
 		h.note("NVML gives no answer, so NVLinks and MIG are unknown and GPUs are numbered by PCI address: %v", err)

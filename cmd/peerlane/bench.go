@@ -21,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -223,8 +224,9 @@ func (a *app) onNetwork() (config.Config, error) {
 		return c, err
 	}
 	if c.Network.Listen == config.ListenOff {
-		return c, errors.New(
-			"network.listen in config.toml is off, so relays of this host accept no connection of another host; set it")
+		return c, &fault.Error{Code: fault.NoNetwork, Operation: "connect with another host",
+			Cause:  errors.New(`network.listen is "off", so relays accept no connection of another host`),
+			Remedy: "set network.listen in " + a.layout.ConfigFile()}
 	}
 	c.Network.TenantAnnotation = ""
 	c.Network.Key, err = a.keyFile()

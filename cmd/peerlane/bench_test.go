@@ -10,6 +10,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // aBench is a saved result: a row of each kind, a row without a baseline, and a failed measurement.
@@ -85,7 +86,7 @@ func TestBenchCommandLine(t *testing.T) {
 	for _, arguments := range [][]string{{"--listen"}, {"--listen", "127.0.0.1"}, {"--connect", "127.0.0.1"}} {
 		var out, errOut bytes.Buffer
 		if code := run(append([]string{"bench", "--root", root}, arguments...), &out, &errOut); code != exitFailure ||
-			!strings.Contains(errOut.String(), "no cluster key at "+root) {
+			!strings.Contains(errOut.String(), root) || !strings.Contains(errOut.String(), string(fault.NoClusterKey)) {
 			t.Errorf("bench %q without a key: exit status %d: %s", arguments, code, errOut.String())
 		}
 	}
@@ -98,7 +99,7 @@ func TestBenchCommandLine(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	if code := run([]string{"bench", "--root", root, "--listen"}, &out, &errOut); code != exitFailure ||
-		!strings.Contains(errOut.String(), "network.listen in config.toml is off") {
+		!strings.Contains(errOut.String(), string(fault.NoNetwork)) {
 		t.Errorf("on a host that is on no network: exit status %d: %s", code, errOut.String())
 	}
 }

@@ -265,6 +265,7 @@ func writeSecret(path string, text []byte) error {
 
 // noClusterKey returns the error of a host without a cluster key.
 func noClusterKey(path string) error {
-	return &fault.Error{Code: fault.NoClusterKey, Operation: "there is no", Object: path,
-		Remedy: "run peerlane key generate on the first host of a cluster, and copy its file to the others"}
+	return &fault.Error{Code: fault.NoClusterKey, Operation: "read the cluster key", Object: path,
+		Cause:  os.ErrNotExist,
+		Remedy: "run peerlane key generate on the first host of a cluster, and copy the file to the other hosts"}
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/network"
 )
@@ -46,7 +47,7 @@ func TestClusterKeyCanBeRotated(t *testing.T) {
 	at := []string{"--root", root}
 	key := func(words ...string) []string { return append(append([]string{"key"}, words...), at...) }
 
-	refused(t, exitFailure, "/cluster.key; run peerlane key generate on the first host", key("show")...)
+	refused(t, exitFailure, string(fault.NoClusterKey), key("show")...)
 	refused(t, exitFailure, "[PL1605]", key("rotate")...)
 	refused(t, exitFailure, "[PL1605]", key("rotate", "--finish")...)
 

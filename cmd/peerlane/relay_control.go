@@ -127,6 +127,9 @@ func (a *app) printInspection(i control.Inspection) {
 	row("log", i.Log)
 	if r := i.Report; r != nil {
 		row("CUDA contexts", strings.Join(r.Contexts, ", "))
+		for _, w := range r.Writes {
+			row("short copies", writesWords(w))
+		}
 		for _, s := range r.Staging {
 			text := humanize.IBytes(s.Bytes)
 			if s.Bytes != s.Wanted {
@@ -631,4 +634,17 @@ func namesOr(all *bool) cobra.PositionalArgs {
 		return usageError{cmd.CommandPath(),
 			fmt.Errorf("%s takes names of containers or generations, or --all, but not both", cmd.CommandPath())}
 	}
+}
+
+// writesWords says by which method short copies out of host memory are made, and why.
+func writesWords(w launch.Writes) string {
+	text := fmt.Sprintf("into %s: words up to %d bytes, then two rows up to 32 KiB", w.GPU, w.Words)
+	var times []string
+	for _, m := range w.Measured {
+		times = append(times, fmt.Sprintf("%d B %.1f and %.1f", m.Bytes, m.Words, m.Rows))
+	}
+	if len(times) == 0 {
+		return text + " (not measured)"
+	}
+	return text + " (words and rows, µs: " + strings.Join(times, ", ") + ")"
 }

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// MaxDevices of a simulated host (MAX_DEVICES of libcuda/sim.h).
-const MaxDevices = 64
+// maxDevices of a simulated host (MAX_DEVICES of libcuda/sim.h).
+const maxDevices = 64
 
 // Device is a simulated GPU.
 type Device struct {
@@ -68,8 +68,8 @@ const (
 // Write creates a simulated host with the devices in dir. The log is writable for every user,
 // because relays and containers run as different users.
 func Write(dir string, devices []Device) error {
-	if len(devices) == 0 || len(devices) > MaxDevices {
-		return fmt.Errorf("simulated host %s: %d devices; 1 to %d are possible", dir, len(devices), MaxDevices)
+	if len(devices) == 0 || len(devices) > maxDevices {
+		return fmt.Errorf("simulated host %s: %d devices; 1 to %d are possible", dir, len(devices), maxDevices)
 	}
 	var b strings.Builder
 	b.WriteString("# index minor uuid pci-address memory-bytes name\n")

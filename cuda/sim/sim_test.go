@@ -86,20 +86,20 @@ func TestHostIsCheckedWhenWritten(t *testing.T) {
 		"no name":         func(d []Device) []Device { d[1].Name = " "; return d },
 		"one UUID twice":  func(d []Device) []Device { d[1].UUID = d[0].UUID; return d },
 		"one minor twice": func(d []Device) []Device { d[1].Minor = d[0].Minor; return d },
-		"too many":        func([]Device) []Device { return devices(MaxDevices + 1) },
+		"too many":        func([]Device) []Device { return devices(maxDevices + 1) },
 	} {
 		if err := Write(t.TempDir(), break_(devices(2))); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
-	dir := host(t, MaxDevices)
+	dir := host(t, maxDevices)
 	logs, err := ReadLog(dir)
 	check(t, err)
 	var read []Device
 	for _, l := range logs {
 		read = append(read, l.Device)
 	}
-	if diff := cmp.Diff(devices(MaxDevices), read); diff != "" {
+	if diff := cmp.Diff(devices(maxDevices), read); diff != "" {
 		t.Errorf("devices read back (-want +got):\n%s", diff)
 	}
 }

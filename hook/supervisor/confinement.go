@@ -1,15 +1,47 @@
 package supervisor
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// maxOpen limits a relay's descriptors: a client and a connection take some.
-const maxOpen = 65536
+// openLimit returns a relay's limit of open files, from a directory of the sysctls fs.nr_open
+// and fs.file-max. The kernel refuses a relay's message with a descriptor while more
+// descriptors of the relay's uid are in flight than this limit, and a process of a container
+// that takes the uid has up to its own limit in flight. So a relay has the kernel's maximum,
+// unless a compromised relay could use up a noticeable part of the host's files.
+func openLimit(sysctls string) uint64 {
+	const least, part = 65536, 64
+	var numbers [2]uint64
+	for i, name := range []string{"nr_open", "file-max"} {
+		text, err := os.ReadFile(filepath.Join(sysctls, name))
+		if err == nil {
+			numbers[i], err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+		}
+		if err != nil {
+			return least
+		}
+	}
+	return max(least, min(numbers[0], numbers[1]/part))
+}
+
+// lacking returns the error of a part of Report.Missing, for the log: the relay serves
+// without that part.
+func lacking(missing string) *fault.Error {
+	part, cause, _ := strings.Cut(missing, ": ")
+	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part, Cause: errors.New(cause),
+		Remedy: fmt.Sprintf("the relay serves without it; peerlane explain %s has the remedies", fault.NoSandbox)}
+}
 
 // confinement returns the sandbox of the relay of a generation. A relay on the network has TCP to
 // the ports of relays; other relays have no TCP.
@@ -18,7 +50,7 @@ func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec
 	if network != nil {
 		s.TCP = network.Ports
 	}
-	s.UID, s.Open, s.Tasks = g.Sandbox.UID, maxOpen, uint64(g.Sandbox.Limits.Tasks)
+	s.UID, s.Open, s.Tasks = g.Sandbox.UID, openLimit("/proc/sys/fs"), uint64(g.Sandbox.Limits.Tasks)
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}
 	}

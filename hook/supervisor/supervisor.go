@@ -392,7 +392,7 @@ func (s *supervisor) start() error {
 	s.status.Sandbox = r.sandbox
 	if r.sandbox != nil && s.status.Starts == 1 {
 		for _, lacks := range r.sandbox.Missing {
-			s.log.Warnf("the relay's sandbox lacks %s", lacks)
+			s.log.Warn(lacking(lacks))
 		}
 	}
 	s.tellSecrets()

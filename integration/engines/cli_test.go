@@ -222,7 +222,7 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 }
 
 func docker29(b *bed) engine {
-	return b.dockerDaemon(Docker29, []string{installed.Docker, installed.Containerd, installed.Runc},
+	return b.dockerDaemon(docker29Version, []string{installed.Docker, installed.Containerd, installed.Runc},
 		`{"live-restore": true, "experimental": true, "features": {"cdi": false}}`)
 }
 
@@ -249,7 +249,7 @@ func packagedDocker(version string) func(*bed) engine {
 
 // docker20 has no CDI support: peerlane-runtime injects the devices.
 func docker20(b *bed) engine {
-	e := b.dockerDaemon(Docker20, nil, `{"live-restore": true, "experimental": true}`,
+	e := b.dockerDaemon(docker20Version, nil, `{"live-restore": true, "experimental": true}`,
 		"--runtime-arg", "--peerlane-root="+b.Root, "--runtime-arg", "--peerlane-spec-dir="+b.CDIDir())
 	e.devices = func(names []string) []string {
 		if len(names) == 0 {

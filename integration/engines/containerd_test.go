@@ -41,7 +41,7 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 		path := []string{installed.Containerd, installed.Runc, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 		b.ground.environment = append(b.ground.environment, "PATH="+strings.Join(path, ":"))
 		program := filepath.Join(installed.Containerd, "containerd")
-		b.mustBe(Containerd2, program, "--version")
+		b.mustBe(containerd2Version, program, "--version")
 		b.mustBe(runc15, "runc", "--version")
 		address := b.startContainerd(program, configuration2, "default")
 		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.oci)
@@ -50,7 +50,7 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 }
 
 func containerd17(b *bed) engine {
-	b.mustBe(Containerd17, "/usr/bin/containerd", "--version")
+	b.mustBe(containerd17Version, "/usr/bin/containerd", "--version")
 	const configuration = "version = 2\n%s%s[plugins.\"io.containerd.grpc.v1.cri\"]\nrestrict_oom_score_adj = " +
 		"true\nsandbox_image = %q\n"
 	address := b.startContainerd("/usr/bin/containerd", configuration, "k8s.io")

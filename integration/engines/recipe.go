@@ -2,18 +2,18 @@ package engines
 
 // Required versions of installed packages: a prefix of each.
 const (
-	runc11       = "1.1.5"
-	runc15       = "1.5.2"
-	crun18       = "1.8.1"
-	crun121      = "1.21"
-	podman43     = "4.3.1"
-	podman54     = "5.4.2"
-	Containerd17 = "1.7.24"
-	Containerd2  = "2.4.2"
-	Docker20     = "20.10.24"
-	docker26     = "26.1"
-	containerd16 = "1.6.20"
-	Docker29     = "v2.0.0-beta.24"
+	runc11              = "1.1.5"
+	runc15              = "1.5.2"
+	crun18              = "1.8.1"
+	crun121             = "1.21"
+	podman43            = "4.3.1"
+	podman54            = "5.4.2"
+	containerd17Version = "1.7.24"
+	containerd2Version  = "2.4.2"
+	docker20Version     = "20.10.24"
+	docker26            = "26.1"
+	containerd16        = "1.6.20"
+	docker29Version     = "v2.0.0-beta.24"
 )
 
 // nextSuite is the Debian of the newer packages. oldSuite is this Debian, in a separate root file
@@ -56,6 +56,6 @@ var builds = map[string]build{
 	},
 	"docker": {
 		packages: []string{"github.com/moby/moby/v2/cmd/dockerd", "github.com/moby/moby/v2/cmd/docker-proxy"},
-		ldflags:  "-s -w -X github.com/moby/moby/v2/dockerversion.Version=" + Docker29,
+		ldflags:  "-s -w -X github.com/moby/moby/v2/dockerversion.Version=" + docker29Version,
 	},
 }

@@ -138,6 +138,10 @@ int main()
 			 CUresult r = cuMemcpyDtoHAsync(host, to, n, s);
 			 return r ? r : cuStreamWriteValue64(s, to, 1, 0);
 		 }},
+		{"host to GPU: cuMemcpyDtoHAsync, then cuStreamBatchMemOp", 8, 64, [&](size_t n, CUstream s) {
+			 CUresult r = cuMemcpyDtoHAsync(host, to, 8, s);
+			 return r ? r : values(n, s);
+		 }},
 		{"host to GPU: cuMemcpyHtoDAsync", 8, most, [&](size_t n, CUstream s) { return cuMemcpyHtoDAsync(to, host, n, s); }},
 		{"host to GPU: cuMemcpy2DAsync, 2 rows", 16, most, rows},
 		{"GPU to host: cuMemcpyDtoHAsync", 8, most, [&](size_t n, CUstream s) { return cuMemcpyDtoHAsync(host, from, n, s); }},

@@ -21,6 +21,7 @@ type Device struct {
 	BusID   string
 	UUID    string
 	context cuda.Context
+	writes  Writes
 }
 
 // Open makes a context on the GPU at a PCI address. The context's limits are
@@ -34,7 +35,7 @@ func Open(d *cuda.Driver, busID string) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Device{Driver: d, Ordinal: ordinal, BusID: busID, UUID: uuid}
+	g := &Device{Driver: d, Ordinal: ordinal, BusID: busID, UUID: uuid, writes: Writes{MostWords: mostWords}}
 	err = onThread(func() error {
 		var err error
 		g.context, err = d.CtxCreate(ordinal, cuda.CtxOptions{Lean: true})

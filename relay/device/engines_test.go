@@ -80,7 +80,7 @@ func moveBesideKernels() error {
 	}{
 		{"host to GPU", nil, memory[0]}, {"within a GPU", memory[0], memory[1]}, {"GPU to GPU", memory[0], memory[2]},
 	} {
-		for _, n := range []uint64{8, 16, 24, 100, 1000, 16 << 10, 32<<10 - 8, 32 << 10, 64 << 10, 1 << 20, 4 << 20} {
+		for _, n := range []uint64{1, 2, 4, 8, 15, 16, 24, 100, 1000, 16 << 10, 32<<10 - 8, 32 << 10, 64 << 10, 1 << 20, 4 << 20} {
 			for i := range source.HostBytes() {
 				source.HostBytes()[i] = byte(uint64(i)*7 + n)
 			}
@@ -109,8 +109,8 @@ func moveBesideKernels() error {
 }
 
 // Beside another process's kernel the simulator refuses copies that would wait for its time
-// slice, as those within a GPU do. A relay makes none, but within a GPU those of less than
-// 16 bytes, and the first of more than 64 KiB.
+// slice, as those within a GPU do. A relay makes none, but for a single byte, and within a GPU
+// the first of more than 1 MiB.
 func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
 	dir := t.TempDir()
 	var devices []sim.Device
@@ -125,7 +125,7 @@ func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const large = "within a GPU, 8 bytes: refused true; within a GPU, 1048576 bytes: refused true; within a GPU, 4194304 bytes: refused true; "
+	const large = "host to GPU, 1 bytes: refused true; within a GPU, 1 bytes: refused true; within a GPU, 4194304 bytes: refused true; "
 	for _, c := range []struct{ name, variable, want string }{
 		{"beside no kernel", "PEERLANE_SIM_BUSY=", ""},
 		{"beside a kernel", "PEERLANE_SIM_BUSY=refuse", large},
@@ -178,7 +178,7 @@ func copyWithin() error {
 		return failed
 	}
 	for i := range 600 {
-		n := uint64(100 << 10)
+		n := uint64(1100 << 10)
 		if i%100 == 1 {
 			n = most
 		}
@@ -238,7 +238,7 @@ func failLater() error {
 // neverBounce makes copies within a GPU that take long by themselves, or seem to, and then one
 // that the queue would have bounce if it took that for a wait for a time slice.
 func neverBounce(which string) error {
-	const small, large = 100 << 10, 256 << 20
+	const small, large = 1100 << 10, 256 << 20
 	memory, q, err := oneDevice(2 * large)
 	if err != nil {
 		return err
@@ -272,7 +272,7 @@ func neverBounce(which string) error {
 
 // alwaysBusy makes a copy within a GPU, and then more than bounceCopies at once.
 func alwaysBusy() error {
-	const n = 100 << 10
+	const n = 1100 << 10
 	memory, q, err := oneDevice(2 * n)
 	if err != nil {
 		return err
@@ -315,7 +315,7 @@ func runIn(t *testing.T, dir, mode string, variables ...string) (string, error) 
 // A copy of several calls, of which a later one fails, ends after the earlier ones: the queue
 // waits for its stream, and reports the error of that, too.
 func TestQueueCopyFailsAfterAQueuedPieceEndsBehindIt(t *testing.T) {
-	const piece = "PEERLANE_SIM_FAULT=cuMemcpyHtoDAsync:error=1;cuStreamWriteValue64*:error=1"
+	const piece = "PEERLANE_SIM_FAULT=cuMemcpyHtoDAsync:error=1;cuStreamBatchMemOp*:error=1"
 	for _, c := range []struct{ faults, want string }{
 		{piece, "true false\ntrue false\n"},
 		{piece + ";cuStreamSynchronize:error=2", "true true\ntrue true\n"},
@@ -340,7 +340,7 @@ func TestQueueSlowCopyWithoutAnotherProcessNextDoesNotBounce(t *testing.T) {
 // A copy that tries again is one that can be judged: behind other copies each bounces.
 func TestQueueBusyStreamBesideAnotherProcessDoesNotTryAgain(t *testing.T) {
 	var slices uint64
-	for range 5 { // a late poll spoils the first copy
+	for range 20 { // a late poll spoils the first copy
 		dir := t.TempDir()
 		if out, err := runIn(t, dir, "always busy", "PEERLANE_SIM_BUSY=2"); err != nil {
 			t.Fatalf("%v: %s", err, out)

@@ -16,22 +16,26 @@ import (
 //
 // An event behind a copy, or behind several small ones, tells that it has ended.
 // A value that the stream writes would too, but the stream lets one copy drain
-// before it writes and begins the next after that (docs/benchmarks.md).
+// before it writes and begins the next after that (docs/benchmarks.md). Behind words
+// that the stream writes it is the faster one.
 type Queue struct {
 	device *Device
 	stream cuda.Stream
 	idle   []cuda.Event
 
-	// Host memory of copyWithin and of write, nil before the first use.
-	bounce, prime unsafe.Pointer
-	noHostMemory  bool      // the driver gave none
-	bounces       int       // large copies within the device that go by way of it, and one that tries again
-	looked        time.Time // when the copy that judge is to judge was last seen under way
-	copyEngine    bool      // the stream's last work is a copy engine's: see write
+	// Host memory of copyWithin, and of writes (write.go), nil before the first use.
+	bounce, own  unsafe.Pointer
+	noHostMemory bool      // the driver gave none
+	slots        []Place   // of own, that are free
+	asked        uint64    // how often a marker was looked for in vain
+	bounces      int       // large copies within the device that go by way of it, and one that tries again
+	looked       time.Time // when the copy that judge is to judge was last seen under way
+	copyEngine   bool      // the stream's last work is a copy engine's: see write
 
 	gathered  batch // small copies that wait to be issued with one call
 	issuing   batch // such as are being issued
 	unbatched bool  // the driver has no such call
+	noWords   bool  // the driver has no call that writes words
 
 	pending fifo[func(error)] // oldest first: a stream ends its copies in order
 	marks   fifo[mark]
@@ -46,9 +50,9 @@ type Queue struct {
 	finished []func(error)
 }
 
-// mark is an event and how many copies have ended with it.
+// mark is an event, or a marker of words (write.go), and how many copies have ended with it.
 type mark struct {
-	event  cuda.Event
+	event  cuda.Event // 0 for a marker
 	number uint64
 	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
 }
@@ -86,19 +90,18 @@ const leastLinear = 32 << 10
 // (docs/benchmarks.md). So copies of bounceLeast to bounceAlways, bytes, within one device go by
 // way of host memory. Larger ones, to bounceMost, do so after one that has waited for a slice
 // ([Queue.judge]): the next bounceCopies of them, and then the first of an empty stream tries
-// again. Below bounceLeast a rectangle cannot write 8 bytes at once.
+// again. Smaller ones do so as well, but as two copies of which the second begins when the
+// first has ended: a rectangle cannot write 8 bytes at once, and a word has to be known
+// ([Queue.throughHost]).
 const (
 	bounceLeast  = 16
-	bounceAlways = 64 << 10
+	bounceAlways = 1 << 20
 	bounceMost   = 16 << 20
 	bouncePiece  = 2 << 20 // of it, in host memory at a time
 	bounceCopies = 255
 	sliceWait    = 500 * time.Microsecond
 	latePoll     = 100 * time.Microsecond
 )
-
-// primeBytes is the host memory of [Queue.write].
-const primeBytes = 8
 
 // NewQueue makes a queue of copies issued by the device.
 func (g *Device) NewQueue() (*Queue, error) {
@@ -163,6 +166,9 @@ const shortMove = 4 << 10
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	row := from.Host != nil && to.Host == nil && n < leastLinear
 	within := sameDevice(to, from)
+	if within && n < bounceLeast && q.throughHost(to, from, n, done) {
+		return
+	}
 	alone := q.ended == q.issued && q.gathered.n == 0
 	bounce := within && q.bouncesWithin(n, alone)
 	if n < largeCopy && !row && !within && !q.unbatched {
@@ -175,12 +181,14 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	q.flush() // it was asked for before
 	d := q.device.Driver
 	err := q.device.Use()
+	marked := false
 	switch {
 	case err != nil:
 	case bounce:
 		err = q.settled(q.copyWithin(to.Ptr, from.Ptr, n))
 	case row:
-		err = q.settled(q.write(to.Ptr, from.Host, n))
+		marked, err = q.write(to.Ptr, from.Host, n)
+		err = q.settled(err)
 	default:
 		err = d.MemcpyAsync(to.Ptr, from.Ptr, n, q.stream)
 		q.copyEngine = !within
@@ -191,6 +199,9 @@ func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
 	}
 	q.count(done)
 	switch {
+	case marked:
+		q.marked = q.issued
+		q.marks.push(mark{number: q.issued})
 	case within && !bounce:
 		q.mark()
 		if alone && n <= bounceMost && q.marks.len() > 0 {
@@ -256,21 +267,6 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 		to, from, n = to+cuda.Ptr(piece), from+cuda.Ptr(piece), n-piece
 	}
 	return nil
-}
-
-// write copies n bytes, less than leastLinear, out of host memory. 8 bytes are a value that
-// the stream writes, by the engine of its last work: without one, and behind a copy
-// within the device, that is the engine which waits for time slices, 1.5 ms beside another
-// process's kernel. A copy into host memory before it makes it a copy engine.
-func (q *Queue) write(to cuda.Ptr, from unsafe.Pointer, n uint64) error {
-	d := q.device.Driver
-	if n == primeBytes && !q.copyEngine && q.reserve(&q.prime, primeBytes) {
-		if err := d.MemcpyDtoHAsync(q.prime, to, n, q.stream); err != nil {
-			return err
-		}
-	}
-	q.copyEngine = true
-	return d.MemcpyRowsHtoDAsync(to, from, n, q.stream)
 }
 
 // reserve allocates host memory at p, once. Without it copies are slower, and right. The
@@ -354,7 +350,7 @@ func (q *Queue) mark() {
 		err = fmt.Errorf("%w; %w", err, waited)
 	}
 	for q.marks.len() > 0 {
-		q.idle = append(q.idle, q.marks.pop().event)
+		q.reuse(q.marks.pop().event)
 	}
 	q.marked = q.issued
 	q.end(q.issued, q.named(err))
@@ -366,6 +362,13 @@ func (q *Queue) named(err error) error {
 		return nil
 	}
 	return fmt.Errorf("GPU %s: %w", q.device.BusID, err)
+}
+
+// reuse keeps the event of a mark, which a marker lacks.
+func (q *Queue) reuse(e cuda.Event) {
+	if e != 0 {
+		q.idle = append(q.idle, e)
+	}
 }
 
 func (q *Queue) event() (cuda.Event, error) {
@@ -399,7 +402,7 @@ func (q *Queue) Poll() bool {
 	progress := false
 	for q.marks.len() > 0 {
 		head := q.marks.first()
-		ready, err := q.device.Driver.EventQuery(head.event)
+		ready, err := q.over(head)
 		if err == nil && !ready {
 			if !head.sample.IsZero() {
 				q.looked = time.Now()
@@ -407,7 +410,7 @@ func (q *Queue) Poll() bool {
 			break
 		}
 		q.marks.pop()
-		q.idle = append(q.idle, head.event)
+		q.reuse(head.event)
 		progress = true
 		if !head.sample.IsZero() {
 			q.judge(head.sample)
@@ -461,7 +464,7 @@ func (q *Queue) Close() error {
 	err := q.device.Use()
 	if err == nil {
 		err = d.StreamDestroy(q.stream)
-		for _, p := range []unsafe.Pointer{q.bounce, q.prime} {
+		for _, p := range []unsafe.Pointer{q.bounce, q.own} {
 			if p != nil {
 				err = errors.Join(err, d.MemHostFree(p))
 			}

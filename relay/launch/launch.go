@@ -269,8 +269,10 @@ type Report struct {
 	// MoreClients have no room beside those; Used counts all.
 	MoreClients int `json:"moreClients,omitempty"`
 	// Contexts are the GPUs that it has a CUDA context on, as PCI addresses.
-	Contexts []string  `json:"contexts"`
-	Staging  []Staging `json:"staging"`
+	Contexts []string `json:"contexts"`
+	// Writes are the methods of short copies out of host memory into these GPUs.
+	Writes  []Writes  `json:"writes,omitempty"`
+	Staging []Staging `json:"staging"`
 	// Bytes since it was started; what was staged is of those sent or received.
 	Sent     uint64 `json:"sent"`
 	Received uint64 `json:"received"`
@@ -291,6 +293,24 @@ type Report struct {
 	MoreConnections int                 `json:"moreConnections,omitempty"`
 	// Network is nil where the relay is on none.
 	Network *NetworkReport `json:"network,omitempty"`
+}
+
+// Writes are the methods of short copies out of host memory into a GPU, by size. Those of up to
+// Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
+// a rectangle.
+type Writes struct {
+	GPU   string `json:"gpu"` // PCI address
+	Words uint64 `json:"words"`
+	// Measured is empty where nothing was measured.
+	Measured []WriteTime `json:"measured,omitempty"`
+}
+
+// WriteTime is how long a copy of so many bytes takes by each method, microseconds: the median
+// at the relay's start.
+type WriteTime struct {
+	Bytes uint64  `json:"bytes"`
+	Words float64 `json:"wordsMicroseconds"`
+	Rows  float64 `json:"rowsMicroseconds"`
 }
 
 // Client is a process of the container that is attached.

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/wire"
 )
@@ -504,7 +505,11 @@ func (p *Port) broken(err error) {
 	case unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN:
 		return
 	}
-	if _, system := err.(unix.Errno); system {
+	if err == unix.ETOOMANYREFS {
+		err = &fault.Error{Code: fault.LimitMet, Operation: "send descriptors",
+			Cause:  fmt.Errorf("more descriptors of this process's uid are in flight than its limit of open files: %w", err),
+			Remedy: "end the process that has taken the uid; a container in a user namespace cannot take it"}
+	} else if _, system := err.(unix.Errno); system {
 		err = os.NewSyscallError("sendmsg", err)
 	}
 	p.loop.Do(func() { p.fail(err) })

@@ -226,9 +226,11 @@ func (l *Loop) Run() {
 			continue
 		}
 		// The spin does not yield: to a goroutine that is bound to its thread that
-		// costs two wake-ups of threads, longer than what is waited for.
+		// costs two wake-ups of threads, longer than what is waited for. Whoever feeds the
+		// loop may run on the core's other thread.
 		waited := l.now - last
 		if waited < SpinTime {
+			pause()
 			continue
 		}
 		if l.busy() {

@@ -12,12 +12,14 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ErrNoLibrary says that this host has no libnvidia-ml.so.1, as any host
-// without NVIDIA's driver. It is a topo.ErrNoNVML.
-var ErrNoLibrary = fmt.Errorf("%w: libnvidia-ml.so.1 is not installed", topo.ErrNoNVML)
+// ErrNoLibrary is the error on a host without libnvidia-ml.so.1, as on any host without
+// NVIDIA's driver. It wraps topo.ErrNoNVML.
+var ErrNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1", Cause: topo.ErrNoNVML,
+	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's libraries"}
 
 // Library is NVML. It implements topo.NVML.
 type Library struct{ nvml nvml.Interface }
@@ -28,8 +30,7 @@ func New() *Library { return &Library{nvml.New()} }
 var _ topo.NVML = (*Library)(nil)
 
 // GPUs lists the GPUs that the driver manages. Where the library is absent the
-// error is ErrNoLibrary. A call that fails for one GPU costs what it would have
-// told of that one: it is in Failures, and the GPU in the list.
+// error is ErrNoLibrary. A failed call for one GPU is in the Failures of that GPU.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	err = l.while(func(count int) {
 		asked := make([]asking, count)
@@ -45,9 +46,9 @@ func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	return gpus, err
 }
 
-// Processes lists those that use GPUs. Where the library is absent the error is
-// ErrNoLibrary. What is listed beside another error is right; the error names
-// each GPU that did not tell.
+// Processes lists processes that use GPUs. Where the library is absent the error is
+// ErrNoLibrary. A list beside another error is right; the error names each GPU that
+// gave no answer.
 func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 	var silent []error
 	err = l.while(func(count int) {

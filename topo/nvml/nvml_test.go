@@ -11,6 +11,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -472,6 +473,10 @@ func TestAbsentLibraryIsAPlainAnswer(t *testing.T) {
 	_, err := l.GPUs()
 	if !errors.Is(err, ErrNoLibrary) || !errors.Is(err, topo.ErrNoNVML) {
 		t.Error(err)
+	}
+	var f *fault.Error
+	if !errors.As(err, &f) || f.Code != fault.NoCUDA || f.Object != "libnvidia-ml.so.1" || f.Remedy == "" {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
@@ -151,7 +152,7 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	without := o
 	without.Network.Key += ".none"
 	for what, do := range map[string]func(context.Context, Options, string) (*Report, error){"connects": Connect, "listens": Listen} {
-		if _, err := do(context.Background(), without, ""); err == nil || !strings.Contains(err.Error(), "peerlane key generate") {
+		if _, err := do(context.Background(), without, ""); !errors.Is(err, fault.NoClusterKey) {
 			t.Errorf("bench without a key %s: %v", what, err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -50,7 +51,9 @@ func CanMeet(n config.Network) error {
 func local(n config.Network) (*network.Local, error) {
 	text, err := paths.ReadSecret(n.Key, network.MaxKeyFile)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("no cluster key at %s, which both hosts need; create the key with peerlane key generate, and copy it", n.Key)
+		return nil, &fault.Error{Code: fault.NoClusterKey, Operation: "read the cluster key", Object: n.Key,
+			Cause:  os.ErrNotExist,
+			Remedy: "run peerlane key generate on one host, and copy the file to the other host"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cluster key: %w", err)

@@ -286,7 +286,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 				m.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory")
 			}},
 		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"},
-			says: "lacks 1 things, the first: Landlock", after: func(m *made) {
+			says: "peerlane explain PL1303", after: func(m *made) {
 				m.relay(func(g *generation.Info) {
 					g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
 				})

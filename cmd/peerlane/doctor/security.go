@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/peerlane/peerlane/config"
+	catalogue "github.com/peerlane/peerlane/internal/fault"
 )
 
 var securityChecks = []Check{
@@ -211,7 +212,9 @@ func checkSandbox(_ context.Context, h *Host) []Finding {
 		}
 		missing := g.Status.Sandbox.Missing
 		list = append(list, warning("container "+cut(g.Container.ID), "its relay's sandbox lacks %d things, the first: %s",
-			len(missing), cut(missing[0])).touching(lanesOf(g)))
+			len(missing), cut(missing[0])).
+			remedy("peerlane explain %s has the remedies; peerlane relay inspect %s lists all of them",
+				catalogue.NoSandbox, cut(g.Container.ID)).touching(lanesOf(g)))
 	}
 	return orFine(list, "processes of a relay's uid can neither trace the relay nor use up its tasks")
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// States are the states of the relay metric: the states of supervisors, "left" for a relay
+// relayStates are the states of the relay metric: the states of supervisors, "left" for a relay
 // without a supervisor, and "ended" for the remains of an ended container.
-var States = []string{
+var relayStates = []string{
 	generation.StateStarting, generation.StateReady, generation.StateWaiting, generation.StateDown, generation.StateStopping, generation.StateStopped,
 	generation.StateDraining, generation.StateDrained, generation.StateEnding, stateLeft, stateEnded,
 }
@@ -156,7 +156,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 			continue
 		case !r.Supervised:
 			state = stateLeft
-		case !slices.Contains(States, state): // not written yet, or of another release
+		case !slices.Contains(relayStates, state): // not written yet, or of another release
 			state = generation.StateStarting
 		}
 		count[state]++
@@ -170,7 +170,7 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		}
 		e.gauge(relayWanted, wanted, label(r.Container), label(r.Label))
 	}
-	for _, state := range States {
+	for _, state := range relayStates {
 		e.gauge(relays, float64(count[state]), state)
 	}
 }

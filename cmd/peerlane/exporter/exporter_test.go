@@ -421,7 +421,7 @@ func TestAlertsNameExistingMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	states := map[string]bool{}
-	for _, s := range States {
+	for _, s := range relayStates {
 		states[s] = true
 	}
 	count, up := 0, false
@@ -502,7 +502,7 @@ address (` + "`gpu`" + `), index, and NICs with commas.
 	fmt.Fprintf(&b,
 		"\n`state` is one of %s; `cause` one of %s; `memory` is gpu, or host where a lane bounces; `direction` is sent or "+
 			"received.\n",
-		strings.Join(States, ", "), strings.Join(causes, ", "))
+		strings.Join(relayStates, ", "), strings.Join(causes, ", "))
 	if *update {
 		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)

@@ -269,6 +269,20 @@ CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned
 	return value("cuStreamWriteValue64", WRITE_VALUE, s, p, v);
 }
 
+// Values alone, each of which is work of the stream by itself.
+CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams *list, unsigned flags)
+{
+	CUresult r = CUDA_SUCCESS;
+	if (!list || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (unsigned i = 0; i < n; i++)
+		if (list[i].operation != CU_STREAM_MEM_OP_WRITE_VALUE_64 || list[i].flags)
+			return CUDA_ERROR_INVALID_VALUE;
+	for (unsigned i = 0; i < n && r == CUDA_SUCCESS; i++)
+		r = value("cuStreamBatchMemOp", WRITE_VALUE, s, list[i].address, list[i].value64);
+	return r;
+}
+
 CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags)
 {
 	if (flags != CU_STREAM_WAIT_VALUE_GEQ && flags != CU_STREAM_WAIT_VALUE_AND)

@@ -86,6 +86,16 @@ typedef struct {
 	size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 
+// The member writeValue of cuda.h's union.
+typedef struct {
+	int operation;
+	CUdeviceptr address;
+	uint64_t value64;
+	unsigned flags;
+	CUdeviceptr alias;
+	uint64_t rest;
+} CUstreamBatchMemOpParams;
+
 typedef struct {
 	int srcAccessOrder;
 	CUmemLocation srcLocHint, dstLocHint;
@@ -118,6 +128,7 @@ enum {
 	CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
 	CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2,
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
+	CU_STREAM_MEM_OP_WRITE_VALUE_64 = 5,
 	CU_EVENT_BLOCKING_SYNC = 1,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_EVENT_INTERPROCESS = 4,
@@ -190,6 +201,7 @@ API CUresult cuStreamSynchronize(CUstream s);
 API CUresult cuStreamQuery(CUstream s);
 API CUresult cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags);
 API CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags);
+API CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams *list, unsigned flags);
 API CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr p, uint64_t v, unsigned flags);
 API CUresult cuEventCreate(CUevent *e, unsigned flags);
 API CUresult cuEventDestroy_v2(CUevent e);

@@ -1,0 +1,55 @@
+package supervisor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/peerlane/peerlane/internal/fault"
+)
+
+func TestLackingPartOfTheSandboxHasCodeCauseAndRemedy(t *testing.T) {
+	for missing, want := range map[string]struct{ object, cause string }{
+		"Landlock: this kernel has none":                                  {"Landlock", "this kernel has none"},
+		"a limit of tasks of its own: its control group has no pids.max":  {"a limit of tasks of its own", "its control group has no pids.max"},
+		"a filter of system calls: seccomp: function not implemented: 38": {"a filter of system calls", "seccomp: function not implemented: 38"},
+	} {
+		f := lacking(missing)
+		if f.Code != fault.NoSandbox || f.Object != want.object || f.Cause.Error() != want.cause || f.Remedy == "" {
+			t.Errorf("%q: %+v", missing, f)
+		}
+		if text := f.Error(); !strings.HasPrefix(text, "the relay's sandbox lacks "+missing+"; ") || !fault.NoSandbox.In(text) {
+			t.Errorf("%q: %s", missing, text)
+		}
+	}
+}
+
+func TestOpenLimitIsThePartOfFileMax(t *testing.T) {
+	for _, tt := range []struct {
+		maximum, files string
+		want           uint64
+	}{
+		{"1073741816", "9223372036854775807", 1073741816}, // as systemd sets both
+		{"1048576", "9223372036854775807", 1048576},
+		{"1048576", "2470938", 65536},
+		{"1048576", "12800000", 200000},
+		{"1024", "9223372036854775807", 65536},
+		{"1048576", "", 65536},
+		{"", "9223372036854775807", 65536},
+		{"many", "9223372036854775807", 65536},
+	} {
+		dir := t.TempDir()
+		for name, text := range map[string]string{"nr_open": tt.maximum, "file-max": tt.files} {
+			if text == "" {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := openLimit(dir); got != tt.want {
+			t.Errorf("fs.nr_open %q, fs.file-max %q: %d, want %d", tt.maximum, tt.files, got, tt.want)
+		}
+	}
+}

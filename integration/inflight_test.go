@@ -1,0 +1,137 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
+)
+
+// hoardDescriptors takes a uid on one thread and puts as many descriptors in flight as the
+// kernel permits a process with this limit of open files. It says the number, and stays until
+// its input ends.
+func hoardDescriptors(arguments []string) error {
+	uid, err := strconv.ParseUint(arguments[0], 10, 32)
+	if err != nil {
+		return err
+	}
+	limit, err := strconv.ParseUint(arguments[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
+		return fmt.Errorf("a limit of %d files: %w", limit, err)
+	}
+	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	const most = 253 // SCM_MAX_FD
+	fds := make([]int, most)
+	for i := range fds {
+		fds[i] = null
+	}
+	rights := unix.UnixRights(fds...)
+	result := make(chan error)
+	go onThread(func() {
+		result <- func() error {
+			if errno := takeUID(uint32(uid)); errno != 0 {
+				return fmt.Errorf("setresuid to %d: %w", uid, errno)
+			}
+			for sent := 0; ; {
+				pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return os.NewSyscallError("socketpair", err)
+				}
+				for err == nil {
+					if err = unix.Sendmsg(pair[0], []byte{0}, rights, nil, 0); err == nil {
+						sent += most
+					}
+				}
+				if err == unix.ETOOMANYREFS { // the limit
+					say(said{Kind: "in flight", Error: strconv.Itoa(sent)})
+					return nil
+				}
+				if err != unix.EAGAIN { // else this pair is full
+					return os.NewSyscallError("sendmsg", err)
+				}
+			}
+		}()
+	})
+	if err := <-result; err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// openFiles returns a process's limit of open files.
+func openFiles(t *testing.T, pid int) (soft uint64) {
+	t.Helper()
+	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/limits", pid))) {
+		if rest, is := strings.CutPrefix(line, "Max open files"); is {
+			soft, err := strconv.ParseUint(strings.Fields(rest)[0], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return soft
+		}
+	}
+	t.Fatal("no limit of open files")
+	return 0
+}
+
+// The kernel counts descriptors in flight per user of the sender and compares the count with
+// the sender's own limit of open files. A process of a relay's uid with a smaller limit blocks
+// no attach. With the relay's limit it blocks new attaches to that relay until it ends, and
+// nothing else: the relay's process, its attached clients and other relays go on.
+func TestDescriptorsInFlightOfARelayUIDBlockNewAttachesOnly(t *testing.T) {
+	for _, runtimeName := range runtimes {
+		t.Run(runtimeName, func(t *testing.T) {
+			b := newBed(t, runtimeName, asItIs)
+			b.nics()
+			a, z := b.streaming("stream", "rounds")
+			i := b.inspection(a)
+			limit := openFiles(t, i.Status.Relay.PID)
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			attack := func(limit uint64) *container {
+				c := b.follow(fmt.Sprintf("%s-in-flight-%d", a.id, limit), exec.Command(self, "role", "in-flight", fmt.Sprint(i.Sandbox.Relay.UID), fmt.Sprint(limit)), func(context.Context) error { return nil })
+				sent, err := strconv.ParseUint(c.next("in flight").Error, 10, 64)
+				if err != nil || sent < limit {
+					t.Fatalf("%d descriptors are in flight, %v", sent, err)
+				}
+				return c
+			}
+
+			smaller := attack(limit - 1000)
+			a.exec("hello")
+			smaller.end()
+
+			same := attack(limit)
+			out, err := b.runtime.Command(context.Background(), "exec", a.id, "/usr/bin/test", "role", "hello").CombinedOutput()
+			var ended *exec.ExitError
+			if !errors.As(err, &ended) || !strings.Contains(string(out), "["+string(fault.LimitMet)+"]") {
+				t.Errorf("a process attaches while %d descriptors of the relay's uid are in flight: %v: %s", limit, err, out)
+			}
+			a.goesOn()
+			z.exec("hello")
+			same.end()
+			a.exec("hello")
+			if after := b.inspection(a); after.Status.Relay.PID != i.Status.Relay.PID || after.Status.Starts != 1 {
+				t.Errorf("the relay was started again: %+v", after.Status)
+			}
+		})
+	}
+}

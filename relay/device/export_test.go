@@ -1,0 +1,6 @@
+package device
+
+import "time"
+
+// AllowMeasuring sets how long MeasureWrites may take.
+func AllowMeasuring(limit time.Duration) { measureTime = limit }
