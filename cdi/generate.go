@@ -114,7 +114,9 @@ func Notes(plan *topo.Plan, o Options) ([]string, error) {
 	if len(gpus) > 0 {
 		notes = append(notes, fmt.Sprintf(
 			`%s=N gives a container the device nodes of its server GPUs too (tenancy = "single"); set [cdi] tenancy = "multi" in %s where containers do not trust each other`,
-			KindGPU, o.Layout.ConfigFile()))
+			KindGPU,
+			o.Layout.ConfigFile(),
+		))
 	}
 	if way, reason := g.peermem.Registration(); len(gpus)+len(nics) > 0 && reason != "" {
 		notes = append(notes, fmt.Sprintf("%s=%s: %s", RegistrationVariable, way, reason))
@@ -142,11 +144,19 @@ type generator struct {
 
 func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
 	if !filepath.IsAbs(o.HookPath) {
-		return nil, fmt.Errorf("generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places that an image may choose", o.HookPath)
+		return nil, fmt.Errorf(
+			"generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places that an image may choose",
+			o.HookPath,
+		)
 	}
 	g := &generator{plan: plan, o: o, tenancy: cmp.Or(o.Tenancy, config.TenancySingle), gpus: map[string]topo.GPU{}}
 	if g.tenancy != config.TenancySingle && g.tenancy != config.TenancyMulti {
-		return nil, fmt.Errorf("generating a CDI specification: tenancy %q is neither %s nor %s", o.Tenancy, config.TenancySingle, config.TenancyMulti)
+		return nil, fmt.Errorf(
+			"generating a CDI specification: tenancy %q is neither %s nor %s",
+			o.Tenancy,
+			config.TenancySingle,
+			config.TenancyMulti,
+		)
 	}
 	for _, gpu := range plan.GPUs {
 		g.gpus[gpu.BusID] = gpu
@@ -161,7 +171,11 @@ func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
 	for _, lane := range plan.Lanes {
 		for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
 			if _, known := g.gpus[busID]; !known {
-				return nil, fmt.Errorf("generating a CDI specification: the plan's lane of %s names GPU %s, which the plan does not list; make the plan anew", lane.GPU, busID)
+				return nil, fmt.Errorf(
+					"generating a CDI specification: the plan's lane of %s names GPU %s, which the plan does not list; make the plan anew",
+					lane.GPU,
+					busID,
+				)
 			}
 		}
 	}
@@ -226,7 +240,10 @@ func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
 	}
 	for _, group := range g.plan.Groups {
 		if members, whole := membersOf(group, lanes); whole {
-			spec.Devices = append(spec.Devices, specs.Device{Name: group.Name, ContainerEdits: g.deviceEdits(kind, members...)})
+			spec.Devices = append(
+				spec.Devices,
+				specs.Device{Name: group.Name, ContainerEdits: g.deviceEdits(kind, members...)},
+			)
 		}
 	}
 	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})

@@ -28,7 +28,13 @@ func testPlan() *topo.Plan {
 		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:18:00.0", Uverbs: "uverbs3"}},
 		Lanes: []topo.Lane{
 			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
-			{GPU: "0000:2a:00.0", Role: topo.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
+			{
+				GPU:     "0000:2a:00.0",
+				Role:    topo.RoleFar,
+				Relay:   true,
+				Servers: []string{"0000:17:00.0"},
+				NICs:    []string{"mlx5_0"},
+			},
 			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
 		},
 	}
@@ -48,7 +54,15 @@ func testOptions(t *testing.T, nodes ...string) Options {
 	}
 }
 
-var allNodes = []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia5", "infiniband/uverbs3", "infiniband/rdma_cm"}
+var allNodes = []string{
+	"nvidiactl",
+	"nvidia-uvm",
+	"nvidia-uvm-tools",
+	"nvidia0",
+	"nvidia5",
+	"infiniband/uverbs3",
+	"infiniband/rdma_cm",
+}
 
 // The files of testdata are the files of /etc/cdi on such a host.
 func TestSpecificationsOfAPlan(t *testing.T) {
@@ -116,7 +130,10 @@ func TestNodesOfTheHostItselfNeedNoHostPath(t *testing.T) {
 
 // A node that the host lacks would keep every container from starting.
 func TestNodesThatAHostMayLackAreLeftOut(t *testing.T) {
-	list, err := Generate(testPlan(), testOptions(t, "nvidiactl", "nvidia-uvm", "nvidia0", "nvidia5", "infiniband/uverbs3"))
+	list, err := Generate(
+		testPlan(),
+		testOptions(t, "nvidiactl", "nvidia-uvm", "nvidia0", "nvidia5", "infiniband/uverbs3"),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +156,14 @@ func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	lane := list[0]
-	want := []string{"peerlane-hook", "create", "--root", "/tmp/demo", "--lane", "GPU-00000000-0000-0000-0000-000000000000@0000:17:00.0"}
+	want := []string{
+		"peerlane-hook",
+		"create",
+		"--root",
+		"/tmp/demo",
+		"--lane",
+		"GPU-00000000-0000-0000-0000-000000000000@0000:17:00.0",
+	}
 	if diff := cmp.Diff(want, lane.Devices[0].ContainerEdits.Hooks[0].Args); diff != "" {
 		t.Errorf("create (-want +got):\n%s", diff)
 	}
@@ -231,7 +255,9 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 			for _, spec := range list {
 				last := len(spec.Devices) - 1
 				if spec.Kind == KindLane { // of any tenancy, however few GPUs have a lane
-					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != auto || len(edits.Hooks) != 1 || !slices.Contains(edits.Hooks[0].Args, "--auto") || slices.Contains(edits.Hooks[0].Args, "--lane") {
+					if edits := spec.Devices[last].ContainerEdits; spec.Devices[last].Name != auto || len(edits.Hooks) != 1 ||
+						!slices.Contains(edits.Hooks[0].Args, "--auto") ||
+						slices.Contains(edits.Hooks[0].Args, "--lane") {
 						t.Errorf("the device after all lanes is %+v", spec.Devices[last])
 					}
 					last--
@@ -289,7 +315,10 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 
 func TestGroupsAreDevices(t *testing.T) {
 	plan := testPlan()
-	plan.Groups = []topo.Group{{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}, {Name: "rest", GPUs: []string{"0000:3b:00.0"}}}
+	plan.Groups = []topo.Group{
+		{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}},
+		{Name: "rest", GPUs: []string{"0000:3b:00.0"}},
+	}
 	o := testOptions(t, allNodes...)
 	list, err := Generate(plan, o)
 	if err != nil {
@@ -301,7 +330,8 @@ func TestGroupsAreDevices(t *testing.T) {
 			found[d.Name] = d
 		}
 		// The group contains every offered lane.
-		if diff := cmp.Diff(found[All].ContainerEdits, found["half0"].ContainerEdits); diff != "" || len(found["half0"].ContainerEdits.Hooks) == 0 {
+		if diff := cmp.Diff(found[All].ContainerEdits, found["half0"].ContainerEdits); diff != "" ||
+			len(found["half0"].ContainerEdits.Hooks) == 0 {
 			t.Errorf("%s=half0 (-all +half0): %s", spec.Kind, diff)
 		}
 		if _, there := found["rest"]; there {

@@ -40,7 +40,14 @@ func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 		case err != unix.EWOULDBLOCK && err != unix.EINTR:
 			return nil, errors.Join(fmt.Errorf("locking %s: %w", f.Name(), err), f.Close())
 		case time.Now().After(deadline):
-			return nil, errors.Join(fmt.Errorf("another peerlane cdi command has been at work on %s for %v; see what it waits for, or end it", f.Name(), wait), f.Close())
+			return nil, errors.Join(
+				fmt.Errorf(
+					"another peerlane cdi command has been at work on %s for %v; see what it waits for, or end it",
+					f.Name(),
+					wait,
+				),
+				f.Close(),
+			)
 		}
 		time.Sleep(pause)
 	}

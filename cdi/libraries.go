@@ -67,7 +67,14 @@ func findLibraries(dir string) (libraries, error) {
 			continue
 		}
 		for _, place := range places {
-			found.mounts = append(found.mounts, &specs.Mount{HostPath: host, ContainerPath: place, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}})
+			found.mounts = append(
+				found.mounts,
+				&specs.Mount{
+					HostPath:      host,
+					ContainerPath: place,
+					Options:       []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
+				},
+			)
 		}
 	}
 	return found, nil

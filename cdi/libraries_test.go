@@ -30,7 +30,16 @@ func libraryDir(t *testing.T, names ...string) string {
 
 func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 	o := testOptions(t, allNodes...)
-	o.LibraryDir = libraryDir(t, "libpeerlane.so.0", "libnccl-net-peerlane.so", "nccl-topology.xml", "nccl.conf", "README", "libpeerlane.a", "peerlane.so")
+	o.LibraryDir = libraryDir(
+		t,
+		"libpeerlane.so.0",
+		"libnccl-net-peerlane.so",
+		"nccl-topology.xml",
+		"nccl.conf",
+		"README",
+		"libpeerlane.a",
+		"peerlane.so",
+	)
 	list, err := Generate(testPlan(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +115,8 @@ func TestLibrariesThatAreNotMounted(t *testing.T) {
 				t.Fatal(err)
 			}
 			last := notes[len(notes)-1]
-			if !strings.Contains(last, "containers do not get "+filepath.Join(o.LibraryDir, "libpeerlane.so.0")) || !strings.Contains(last, test.says) {
+			if !strings.Contains(last, "containers do not get "+filepath.Join(o.LibraryDir, "libpeerlane.so.0")) ||
+				!strings.Contains(last, test.says) {
 				t.Errorf("the last note is %q", last)
 			}
 		})

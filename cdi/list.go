@@ -120,7 +120,13 @@ func does(h *specs.Hook) (sentence, brief string) {
 	case a.command == "create" && len(a.lanes) == 1:
 		return "starts the relay for the lane of " + a.lanes[0] + attaches, "relay"
 	case a.command == "create" && len(a.lanes) > 1:
-		return "starts the relay for the lanes of " + strings.Join(a.lanes, ", ") + attaches, fmt.Sprintf("relay, %d lanes", len(a.lanes))
+		return "starts the relay for the lanes of " + strings.Join(
+				a.lanes,
+				", ",
+			) + attaches, fmt.Sprintf(
+				"relay, %d lanes",
+				len(a.lanes),
+			)
 	case a.command == "create" && len(a.nics) > 0:
 		return "prepares the container for verbs on " + strings.Join(a.nics, ", "), "verbs"
 	}
@@ -163,7 +169,8 @@ func arguments(h *specs.Hook) hookArguments {
 // ignored says why engines do not use the definition of a device in a file.
 func ignored(files []File, in File, names []specs.Device) string {
 	for _, other := range files {
-		if other.Path == in.Path || other.Spec == nil || other.Spec.Kind != in.Spec.Kind || !sharesName(other.Spec, names) {
+		if other.Path == in.Path || other.Spec == nil || other.Spec.Kind != in.Spec.Kind ||
+			!sharesName(other.Spec, names) {
 			continue
 		}
 		if other.Priority == in.Priority {
@@ -202,7 +209,9 @@ func Find(all []Device, name string) ([]Device, error) {
 		return found, nil
 	}
 	if len(known) == 0 {
-		return nil, errors.New("there is no device at all; peerlane cdi generate --spec-dir /etc/cdi installs those of this host")
+		return nil, errors.New(
+			"there is no device at all; peerlane cdi generate --spec-dir /etc/cdi installs those of this host",
+		)
 	}
 	return nil, fmt.Errorf("there is no device %s=%s; there are %s", kind, device, strings.Join(known, ", "))
 }

@@ -67,7 +67,12 @@ func load(path string, priority int) (*File, error) {
 		return nil, err
 	}
 	named := isOurName(filepath.Base(path))
-	f := &File{Path: path, Priority: priority, Mode: info.Mode(), UID: int(info.Sys().(*syscall.Stat_t).Uid)} // as package os documents for Linux
+	f := &File{
+		Path:     path,
+		Priority: priority,
+		Mode:     info.Mode(),
+		UID:      int(info.Sys().(*syscall.Stat_t).Uid),
+	} // as package os documents for Linux
 	text, err := os.ReadFile(path)
 	switch {
 	case err != nil && named:

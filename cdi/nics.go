@@ -31,12 +31,26 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 			continue
 		}
 		if nic.Uverbs == "" {
-			missing = append(missing, fmt.Sprintf("%s=%s is not offered: the kernel has no device node for it; load the module ib_uverbs", KindNIC, nic.Name))
+			missing = append(
+				missing,
+				fmt.Sprintf(
+					"%s=%s is not offered: the kernel has no device node for it; load the module ib_uverbs",
+					KindNIC,
+					nic.Name,
+				),
+			)
 			continue
 		}
 		// The kernel accepts names of NICs that CDI refuses.
 		if err := parser.ValidateDeviceName(nic.Name); err != nil || nic.Name == All {
-			missing = append(missing, fmt.Sprintf("%s=%s is not offered: that is no name for a CDI device; rename the NIC (rdma dev set)", KindNIC, nic.Name))
+			missing = append(
+				missing,
+				fmt.Sprintf(
+					"%s=%s is not offered: that is no name for a CDI device; rename the NIC (rdma dev set)",
+					KindNIC,
+					nic.Name,
+				),
+			)
 			continue
 		}
 		nics = append(nics, nic)
@@ -53,7 +67,10 @@ func (g *generator) nicSpec(nics []topo.NIC) *specs.Spec {
 	}}
 	for _, nic := range nics {
 		names := []string{nic.Name}
-		sharing := slices.IndexFunc(nics, func(other topo.NIC) bool { return other.BusID == nic.BusID && other.Name != nic.Name })
+		sharing := slices.IndexFunc(
+			nics,
+			func(other topo.NIC) bool { return other.BusID == nic.BusID && other.Name != nic.Name },
+		)
 		if nic.BusID != "" && sharing < 0 {
 			names = append(names, nic.BusID)
 		}

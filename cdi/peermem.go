@@ -141,9 +141,15 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 			p.Loaded = true
 			return p, nil
 		}
-		failures = append(failures, fmt.Errorf("modprobe %s: it says that it is loaded, and %s/module does not show it", module, sysfs))
+		failures = append(
+			failures,
+			fmt.Errorf("modprobe %s: it says that it is loaded, and %s/module does not show it", module, sysfs),
+		)
 	}
-	return p, fmt.Errorf("loading nvidia-peermem, as cdi.load_peermem demands: %w; install the module of your driver, or take the key out of the configuration", errors.Join(failures...))
+	return p, fmt.Errorf(
+		"loading nvidia-peermem, as cdi.load_peermem demands: %w; install the module of your driver, or take the key out of the configuration",
+		errors.Join(failures...),
+	)
 }
 
 // Modprobe loads a kernel module.
@@ -157,7 +163,12 @@ func Modprobe(module string) error {
 	defer cancel()
 	said, err := exec.CommandContext(ctx, path, module).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("modprobe %s: %w: %s", module, err, strings.Join(strings.Fields(string(bytes.TrimSpace(said))), " "))
+		return fmt.Errorf(
+			"modprobe %s: %w: %s",
+			module,
+			err,
+			strings.Join(strings.Fields(string(bytes.TrimSpace(said))), " "),
+		)
 	}
 	return nil
 }

@@ -60,7 +60,12 @@ func TestFindPeermemReportsModuleAndDMABUF(t *testing.T) {
 }
 
 func TestLoadPeermemLoadsMissingModule(t *testing.T) {
-	host := map[string]string{"proc/sys/kernel/osrelease": "6.8.0\n", "proc/driver/nvidia/version": openDriver, "sys/class/infiniband/mlx5_0": "", "sys/module/nvidia/version": "580\n"}
+	host := map[string]string{
+		"proc/sys/kernel/osrelease":   "6.8.0\n",
+		"proc/driver/nvidia/version":  openDriver,
+		"sys/class/infiniband/mlx5_0": "",
+		"sys/module/nvidia/version":   "580\n",
+	}
 	without := func(name string) map[string]string {
 		files := map[string]string{}
 		for n, text := range host {
@@ -130,7 +135,8 @@ func TestLoadPeermemReportsModprobeOutput(t *testing.T) {
 		t.Error(err)
 	}
 	write("echo 'modprobe: FATAL: Module not found.' >&2; exit 1\n")
-	if err := Modprobe("nvidia-peermem"); err == nil || err.Error() != "modprobe nvidia-peermem: exit status 1: modprobe: FATAL: Module not found." {
+	if err := Modprobe("nvidia-peermem"); err == nil ||
+		err.Error() != "modprobe nvidia-peermem: exit status 1: modprobe: FATAL: Module not found." {
 		t.Errorf("error %v", err)
 	}
 }

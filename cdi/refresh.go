@@ -17,7 +17,10 @@ import (
 // Install locks the layout, calls read to read the host, and installs the plan and specifications
 // that read returns, or neither. With dry, Install locks and writes nothing, and returns the
 // changes that it would make.
-func (i Installation) Install(dry bool, read func() (*topo.Plan, []*specs.Spec, error)) (changes []Change, err error) {
+func (i Installation) Install(
+	dry bool,
+	read func() (*topo.Plan, []*specs.Spec, error),
+) (changes []Change, err error) {
 	if !dry {
 		held, err := Hold(i.Layout)
 		if err != nil {
@@ -61,7 +64,11 @@ type Refreshed struct {
 // Refresh is Install for a machine that changes by itself: a host without a GPU is no error, and
 // a host whose driver is not ready keeps its files. Without Dirs, Refresh writes to the
 // directories of all with specifications of Peerlane, or else to the first directory of all.
-func (i Installation) Refresh(dry bool, all []string, read func() (*topo.Plan, Options, error)) (r Refreshed, err error) {
+func (i Installation) Refresh(
+	dry bool,
+	all []string,
+	read func() (*topo.Plan, Options, error),
+) (r Refreshed, err error) {
 	if len(i.Dirs) == 0 {
 		if i.Dirs, err = InUse(all); err != nil {
 			return r, err
@@ -135,7 +142,10 @@ func (i Installation) early(live *topo.Plan) string {
 	if !knew || !slices.Equal(addresses(installed), addresses(live)) {
 		return ""
 	}
-	return fmt.Sprintf("NVIDIA's driver is not loaded, so this host tells less of its %d GPUs than is installed", len(live.GPUs))
+	return fmt.Sprintf(
+		"NVIDIA's driver is not loaded, so this host tells less of its %d GPUs than is installed",
+		len(live.GPUs),
+	)
 }
 
 // InUse returns the directories with a file of Peerlane, or else the first directory.

@@ -174,7 +174,13 @@ func (v *Validator) readPlan() (err error) {
 
 func (v *Validator) checkFiles() {
 	if len(v.Files) == 0 && len(v.Specs) > 0 {
-		v.add(driftMissing, v.Dirs[0], "run peerlane cdi generate --spec-dir "+v.Dirs[0], "no specification of Peerlane's is installed, and this host has %d lanes", len(v.Live.Lanes))
+		v.add(
+			driftMissing,
+			v.Dirs[0],
+			"run peerlane cdi generate --spec-dir "+v.Dirs[0],
+			"no specification of Peerlane's is installed, and this host has %d lanes",
+			len(v.Live.Lanes),
+		)
 	}
 	var dirs []string
 	for _, f := range v.Files {
@@ -183,14 +189,28 @@ func (v *Validator) checkFiles() {
 			v.checkOwner(dir, 0)
 		}
 		if f.Err != nil {
-			v.add(driftDamaged, f.Path, remedyRefresh, "engines cannot load it, and ignore it: %s", strings.Join(strings.Fields(f.Err.Error()), " "))
+			v.add(
+				driftDamaged,
+				f.Path,
+				remedyRefresh,
+				"engines cannot load it, and ignore it: %s",
+				strings.Join(strings.Fields(f.Err.Error()), " "),
+			)
 		}
 		v.checkOwner(f.Path, 0o444)
 		if f.Spec == nil {
 			continue
 		}
-		if needed, err := specs.MinimumRequiredVersion(f.Spec); err == nil && needed != strings.TrimPrefix(f.Spec.Version, "v") {
-			v.add(driftVersion, f.Path, remedyRefresh, "it states CDI version %s and needs %s; engines ignore one that is newer than they are", f.Spec.Version, needed)
+		if needed, err := specs.MinimumRequiredVersion(f.Spec); err == nil &&
+			needed != strings.TrimPrefix(f.Spec.Version, "v") {
+			v.add(
+				driftVersion,
+				f.Path,
+				remedyRefresh,
+				"it states CDI version %s and needs %s; engines ignore one that is newer than they are",
+				f.Spec.Version,
+				needed,
+			)
 		}
 	}
 	if v.old != nil {
@@ -212,11 +232,29 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 		v.add(driftMode, path, remedyRefresh, "it is a symbolic link, and a regular file is expected")
 		return
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
-		v.add(driftMode, path, "chown root "+path, "it belongs to uid %d, who could have containers run anything as root", stat.Uid)
+		v.add(
+			driftMode,
+			path,
+			"chown root "+path,
+			"it belongs to uid %d, who could have containers run anything as root",
+			stat.Uid,
+		)
 	case mode.Perm()&0o022 != 0:
-		v.add(driftMode, path, "chmod go-w "+path, "others than its owner can write it (mode %04o), and could have containers run anything as root", mode.Perm())
+		v.add(
+			driftMode,
+			path,
+			"chmod go-w "+path,
+			"others than its owner can write it (mode %04o), and could have containers run anything as root",
+			mode.Perm(),
+		)
 	case mode.Perm()&readable != readable:
-		v.add(driftMode, path, "chmod 0644 "+path, "not everybody can read it (mode %04o), so rootless engines do not see its devices", mode.Perm())
+		v.add(
+			driftMode,
+			path,
+			"chmod 0644 "+path,
+			"not everybody can read it (mode %04o), so rootless engines do not see its devices",
+			mode.Perm(),
+		)
 	}
 }
 
@@ -273,7 +311,13 @@ func (v *Validator) checkKinds(nothing error) {
 			continue
 		}
 		if spec.Kind != KindLane {
-			v.add(driftTenancy, spec.Kind, remedyRefresh, `it is offered by now (tenancy = "%s"), and no specification of it is installed`, v.tenancy())
+			v.add(
+				driftTenancy,
+				spec.Kind,
+				remedyRefresh,
+				`it is offered by now (tenancy = "%s"), and no specification of it is installed`,
+				v.tenancy(),
+			)
 		} else {
 			v.add(driftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes", len(v.Live.Lanes))
 		}
@@ -282,9 +326,20 @@ func (v *Validator) checkKinds(nothing error) {
 		switch path := installed[kind]; {
 		case want[kind]:
 		case nothing != nil:
-			v.add(driftKind, path, remedyRefresh, "this host has no device for it: %s", strings.TrimPrefix(nothing.Error(), generating))
+			v.add(
+				driftKind,
+				path,
+				remedyRefresh,
+				"this host has no device for it: %s",
+				strings.TrimPrefix(nothing.Error(), generating),
+			)
 		case v.tenancy() == config.TenancyMulti:
-			v.add(driftTenancy, path, remedyRefresh, `it gives containers what several tenants must not share, and tenancy is "multi" by now`)
+			v.add(
+				driftTenancy,
+				path,
+				remedyRefresh,
+				`it gives containers what several tenants must not share, and tenancy is "multi" by now`,
+			)
 		default:
 			v.add(driftKind, path, remedyRefresh, "this host offers no device of it any more")
 		}
@@ -310,12 +365,32 @@ func (v *Validator) checkLayout() {
 	entries, err := os.ReadDir(anchor)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		v.add(driftMissing, anchor, "run peerlane cdi generate --spec-dir "+v.Dirs[0], "the directory that containers get at %s is not there, so none can start", paths.ContainerDir)
+		v.add(
+			driftMissing,
+			anchor,
+			"run peerlane cdi generate --spec-dir "+v.Dirs[0],
+			"the directory that containers get at %s is not there, so none can start",
+			paths.ContainerDir,
+		)
 	case err == nil && len(entries) > 0:
-		v.add(driftContent, anchor, "empty it", "the directory that containers get at %s is not empty (%s)", paths.ContainerDir, entries[0].Name())
+		v.add(
+			driftContent,
+			anchor,
+			"empty it",
+			"the directory that containers get at %s is not empty (%s)",
+			paths.ContainerDir,
+			entries[0].Name(),
+		)
 	case err == nil && paths.MountsAnchor():
 		if err := v.Layout.CheckAnchor(); err != nil {
-			v.add(driftContent, anchor, "run "+v.Layout.AnchorCommand(), "the hook refuses each container with a lane, because of the directory that containers get at %s: %v", paths.ContainerDir, err)
+			v.add(
+				driftContent,
+				anchor,
+				"run "+v.Layout.AnchorCommand(),
+				"the hook refuses each container with a lane, because of the directory that containers get at %s: %v",
+				paths.ContainerDir,
+				err,
+			)
 		}
 	}
 }
@@ -372,7 +447,14 @@ func (v *Validator) checkHooks() {
 			case stat.Uid != 0:
 				v.add(DriftHook, path, "chown root "+name, "runtimes run it as root, and %s belongs to uid %d", name, stat.Uid)
 			case info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0:
-				v.add(DriftHook, path, "chmod go-w "+name, "runtimes run it as root, and others than root can write %s (mode %04o)", name, info.Mode().Perm())
+				v.add(
+					DriftHook,
+					path,
+					"chmod go-w "+name,
+					"runtimes run it as root, and others than root can write %s (mode %04o)",
+					name,
+					info.Mode().Perm(),
+				)
 			}
 		}
 	}
@@ -416,7 +498,10 @@ func (v *Validator) installedGPUs() []installedGPU {
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(found), func(a, b installedGPU) int { return strings.Compare(a.busID, b.busID) })
+	return slices.SortedFunc(
+		maps.Values(found),
+		func(a, b installedGPU) int { return strings.Compare(a.busID, b.busID) },
+	)
 }
 
 // checkGPUs compares the GPUs of the devices with the GPUs of the host.
@@ -432,7 +517,16 @@ func (v *Validator) checkGPUs() {
 		subject := KindLane + "=" + strings.TrimPrefix(was.name(), "GPU ")
 		switch {
 		case moved >= 0:
-			v.add(driftGPUMoved, subject, remedyRefresh, "%s (%s) was at %s and is at %s by now", was.name(), was.uuid, was.busID, v.Live.GPUs[moved].BusID)
+			v.add(
+				driftGPUMoved,
+				subject,
+				remedyRefresh,
+				"%s (%s) was at %s and is at %s by now",
+				was.name(),
+				was.uuid,
+				was.busID,
+				v.Live.GPUs[moved].BusID,
+			)
 			continue
 		case at < 0:
 			v.add(driftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
@@ -440,10 +534,26 @@ func (v *Validator) checkGPUs() {
 		}
 		is := v.Live.GPUs[at]
 		if was.uuid != "" && is.UUID != "" && !strings.EqualFold(was.uuid, is.UUID) {
-			v.add(driftGPUReplaced, subject, remedyRefresh, "at %s is another GPU by now: its UUID is %s, and was %s", was.busID, is.UUID, was.uuid)
+			v.add(
+				driftGPUReplaced,
+				subject,
+				remedyRefresh,
+				"at %s is another GPU by now: its UUID is %s, and was %s",
+				was.busID,
+				is.UUID,
+				was.uuid,
+			)
 		}
 		if was.index >= 0 && is.Index != was.index {
-			v.add(driftGPUIndex, subject, remedyRefresh, "the GPU at %s has index %d by now, and had %d", was.busID, is.Index, was.index)
+			v.add(
+				driftGPUIndex,
+				subject,
+				remedyRefresh,
+				"the GPU at %s has index %d by now, and had %d",
+				was.busID,
+				is.Index,
+				was.index,
+			)
 		}
 		if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == topo.RoleRefused {
 			v.add(driftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
@@ -457,7 +567,15 @@ func (v *Validator) checkGPUs() {
 		if err != nil || lane.Role == topo.RoleRefused || known[gpu.BusID] || gpu.UUID != "" && known[gpu.UUID] {
 			continue
 		}
-		v.add(driftGPUAdded, fmt.Sprintf("%s=%d", KindLane, gpu.Index), remedyRefresh, "GPU %d (%s) at %s has no device yet", gpu.Index, gpu.UUID, gpu.BusID)
+		v.add(
+			driftGPUAdded,
+			fmt.Sprintf("%s=%d", KindLane, gpu.Index),
+			remedyRefresh,
+			"GPU %d (%s) at %s has no device yet",
+			gpu.Index,
+			gpu.UUID,
+			gpu.BusID,
+		)
 	}
 	if v.old == nil {
 		return
@@ -465,7 +583,15 @@ func (v *Validator) checkGPUs() {
 	for _, was := range v.old.GPUs {
 		for _, is := range v.Live.GPUs {
 			if was.BusID == is.BusID && was.Minor >= 0 && is.Minor >= 0 && was.Minor != is.Minor {
-				v.add(driftMinor, fmt.Sprintf("/dev/nvidia%d", was.Minor), remedyRefresh, "the node of GPU %d at %s is /dev/nvidia%d by now", is.Index, is.BusID, is.Minor)
+				v.add(
+					driftMinor,
+					fmt.Sprintf("/dev/nvidia%d", was.Minor),
+					remedyRefresh,
+					"the node of GPU %d at %s is /dev/nvidia%d by now",
+					is.Index,
+					is.BusID,
+					is.Minor,
+				)
 			}
 		}
 	}
@@ -497,12 +623,28 @@ func (v *Validator) checkNICs() {
 			}
 			now = v.Live.NICs[i]
 			renamed[now.Name] = true
-			v.add(driftNICRenamed, old.Name, remedyRefresh+" (docs/cdi.md says how to keep names)", "NIC %s at %s is called %s by now", old.Name, old.BusID, now.Name)
+			v.add(
+				driftNICRenamed,
+				old.Name,
+				remedyRefresh+" (docs/cdi.md says how to keep names)",
+				"NIC %s at %s is called %s by now",
+				old.Name,
+				old.BusID,
+				now.Name,
+			)
 		} else if now.BusID != old.BusID {
 			v.add(driftNICMoved, old.Name, remedyRefresh, "NIC %s was at %s and is at %s by now", old.Name, old.BusID, now.BusID)
 		}
 		if now.Uverbs != old.Uverbs {
-			v.add(driftNICNode, old.Name, remedyRefresh, "the node of NIC %s is %s by now, and was %s", now.Name, verbsNode(now), verbsNode(old))
+			v.add(
+				driftNICNode,
+				old.Name,
+				remedyRefresh,
+				"the node of NIC %s is %s by now, and was %s",
+				now.Name,
+				verbsNode(now),
+				verbsNode(old),
+			)
 		}
 		switch {
 		case old.Active() && !now.Active():
@@ -533,7 +675,9 @@ func (v *Validator) checkLanes() {
 	var others []string
 	for _, was := range v.old.Lanes {
 		for _, is := range v.Live.Lanes {
-			if was.GPU != is.GPU || was.Kind == is.Kind && slices.Equal(was.Servers, is.Servers) && slices.Equal(was.NICs, is.NICs) && slices.Equal(was.Members, is.Members) {
+			if was.GPU != is.GPU ||
+				was.Kind == is.Kind && slices.Equal(was.Servers, is.Servers) && slices.Equal(was.NICs, is.NICs) &&
+					slices.Equal(was.Members, is.Members) {
 				continue
 			}
 			if gpu, err := v.Live.GPU(is.GPU); err == nil {
@@ -546,7 +690,13 @@ func (v *Validator) checkLanes() {
 		if len(others) > 1 {
 			what = "lanes of GPUs "
 		}
-		v.add(driftLanes, v.Layout.PlanFile(), remedyRefresh, "the %s would have other NICs or server GPUs by now", what+strings.Join(others, ", "))
+		v.add(
+			driftLanes,
+			v.Layout.PlanFile(),
+			remedyRefresh,
+			"the %s would have other NICs or server GPUs by now",
+			what+strings.Join(others, ", "),
+		)
 	}
 	if !sameJSON(v.old.Groups, v.Live.Groups) {
 		v.add(driftPlan, v.Layout.PlanFile(), remedyRefresh, "the groups of the configuration are others by now")
@@ -563,7 +713,8 @@ func (v *Validator) checkNodes() {
 		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
 			for _, n := range d.ContainerEdits.DeviceNodes {
 				path := cmp.Or(n.HostPath, n.Path)
-				if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) || slices.Contains(slices.Concat(gpus, nics), path) {
+				if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) ||
+					slices.Contains(slices.Concat(gpus, nics), path) {
 					continue
 				}
 				if gpuNode.MatchString(n.Path) {
@@ -582,7 +733,12 @@ func (v *Validator) checkNodes() {
 		{nics, "load the NIC's driver and ib_uverbs, or " + remedyRefresh},
 	} {
 		if n := len(missing.nodes); n == 1 {
-			v.add(driftNode, missing.nodes[0], missing.remedy, "the device node is not there, so no container with a device that names it can start")
+			v.add(
+				driftNode,
+				missing.nodes[0],
+				missing.remedy,
+				"the device node is not there, so no container with a device that names it can start",
+			)
 		} else if n > 1 {
 			v.add(driftNode, missing.nodes[0], missing.remedy, "it is not there, nor are %s, so no container with a device that names one can start", strings.Join(missing.nodes[1:], ", "))
 		}
@@ -592,7 +748,8 @@ func (v *Validator) checkNodes() {
 // checkRest reports changes that a refresh would make and that no other check explains.
 func (v *Validator) checkRest(changes []Change) {
 	for _, d := range v.drift {
-		if !slices.Contains([]string{driftNode, DriftHook, driftMode}, d.Kind) && (d.Kind != driftConflict || d.Remedy == remedyRefresh) {
+		if !slices.Contains([]string{driftNode, DriftHook, driftMode}, d.Kind) &&
+			(d.Kind != driftConflict || d.Remedy == remedyRefresh) {
 			return // another drift explains the change
 		}
 	}

@@ -140,7 +140,10 @@ func inject(t *testing.T, o Options, devices ...string) *oci.Spec {
 	}
 	container := &oci.Spec{
 		Process: &oci.Process{Env: []string{"PATH=/bin", "LD_LIBRARY_PATH=/opt/lib"}},
-		Mounts:  []oci.Mount{{Destination: "/run", Type: "tmpfs", Source: "tmpfs"}, {Destination: "/proc", Type: "proc", Source: "proc"}},
+		Mounts: []oci.Mount{
+			{Destination: "/run", Type: "tmpfs", Source: "tmpfs"},
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+		},
 	}
 	unresolved, err := cache.InjectDevices(container, devices...)
 	if err != nil {

@@ -147,10 +147,21 @@ data_direct = false
 		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
 		Plan: config.Plan{
 			Near: "direct", Software: true, VirtualFunctions: true, Rails: map[string]int{"mlx5_1": 3},
-			Exclude: topo.Exclude{GPUs: []string{"7"}, NICs: []string{"mlx5_2"}, Pairs: [][]string{{"0", "mlx5_0"}, {"0", "1"}}},
-			Lanes:   []topo.Assignment{{GPU: "0", Kind: "staged", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}}},
+			Exclude: topo.Exclude{
+				GPUs:  []string{"7"},
+				NICs:  []string{"mlx5_2"},
+				Pairs: [][]string{{"0", "mlx5_0"}, {"0", "1"}},
+			},
+			Lanes: []topo.Assignment{
+				{GPU: "0", Kind: "staged", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}},
+			},
 		},
-		Staging: config.Staging{Bounce: "never", BounceLimit: 2 << 30, Limit: &limit, GPUs: map[string]config.Size{"1": 0}},
+		Staging: config.Staging{
+			Bounce:      "never",
+			BounceLimit: 2 << 30,
+			Limit:       &limit,
+			GPUs:        map[string]config.Size{"1": 0},
+		},
 		Groups:  map[string][]string{"half0": {"0", "1"}},
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},

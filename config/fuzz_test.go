@@ -14,8 +14,16 @@ import (
 
 // Load refuses a file with its path, or returns a configuration that Write and Load reproduce.
 func FuzzLoad(f *testing.F) {
-	f.Add([]byte("[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" = \"0\" }\n"))
-	f.Add([]byte("[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = [\"0\"]\n[cdi]\ntenancy = \"multi\"\n"))
+	f.Add(
+		[]byte(
+			"[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" = \"0\" }\n",
+		),
+	)
+	f.Add(
+		[]byte(
+			"[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = [\"0\"]\n[cdi]\ntenancy = \"multi\"\n",
+		),
+	)
 	f.Add([]byte("[[plan.lane]]\ngpu = \"3\"\nservers = []\n"))
 	f.Add([]byte("[runtime]\ndevices = [\"peerlane.dev/lane=*\"]\n[hook]\non_failure = \"warn\"\n"))
 	f.Add([]byte("[relay.limits]\nhost_memory = \"9EiB\"\n[relay]\nuids = \"1-2\"\n"))

@@ -89,7 +89,8 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 // uncapital makes a comment the end of a sentence; names in capitals stay.
 func uncapital(s string) string {
 	first, _, _ := strings.Cut(s, " ")
-	if strings.ToUpper(first) == first && len(first) > 1 || strings.HasPrefix(first, "NIC") || strings.HasPrefix(first, "GPU") {
+	if strings.ToUpper(first) == first && len(first) > 1 || strings.HasPrefix(first, "NIC") ||
+		strings.HasPrefix(first, "GPU") {
 		return s
 	}
 	return strings.ToLower(s[:1]) + s[1:]

@@ -22,7 +22,22 @@ func TestSizesAreThoseOfHumanize(t *testing.T) {
 		}
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	sizes := []uint64{0, 9, 10, 1023, 1024, 1025, 10239, 10240, 64 << 10, 32 << 20, 1<<20 - 1, 1 << 40, 1 << 60, math.MaxUint64}
+	sizes := []uint64{
+		0,
+		9,
+		10,
+		1023,
+		1024,
+		1025,
+		10239,
+		10240,
+		64 << 10,
+		32 << 20,
+		1<<20 - 1,
+		1 << 40,
+		1 << 60,
+		math.MaxUint64,
+	}
 	for range 10000 {
 		sizes = append(sizes, r.Uint64()>>r.IntN(64))
 	}

@@ -147,8 +147,14 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	admitted(t, b.claim(t, 256*mib))
 	admitted(t, b.claim(t, 384*mib)) // in all, not more
 	refused := c.claim(t, 256*mib)
-	notAdmitted(t, refused, 128*mib, "256 MiB of staging asked for on GPU 100 (0000:74:00.0)", "1.0 GiB (staging.limit)",
-		"others have 896 MiB: container trainer 512 MiB, container server 384 MiB")
+	notAdmitted(
+		t,
+		refused,
+		128*mib,
+		"256 MiB of staging asked for on GPU 100 (0000:74:00.0)",
+		"1.0 GiB (staging.limit)",
+		"others have 896 MiB: container trainer 512 MiB, container server 384 MiB",
+	)
 	admitted(t, c.claim(t, refused.Free))
 	h.staged(t, 1<<30)
 	notAdmitted(t, c.claim(t, refused.Free+1), 128*mib)
@@ -207,7 +213,8 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	free(b)
 	h.staged(t, 1<<30) // b's alone
 	testutil.Succeeds(t, "the next relay", func() error {
-		if s := h.info(t, a.generation).Status; s.State != generation.StateReady || s.Relay == nil || s.Relay.PID == first {
+		if s := h.info(t, a.generation).Status; s.State != generation.StateReady || s.Relay == nil ||
+			s.Relay.PID == first {
 			return errors.New("not ready")
 		}
 		return nil
@@ -305,7 +312,13 @@ func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
 	})
 	a, b := h.tenant(t, "a"), h.tenant(t, "b")
 	admitted(t, a.claimOn(t, launch.HostMemory, 64*mib))
-	notAdmitted(t, b.claimOn(t, launch.HostMemory, 33*mib), 32*mib, "33 MiB of host memory asked for: all relays of this host may have 96 MiB (staging.host_limit)", "container a 64 MiB")
+	notAdmitted(
+		t,
+		b.claimOn(t, launch.HostMemory, 33*mib),
+		32*mib,
+		"33 MiB of host memory asked for: all relays of this host may have 96 MiB (staging.host_limit)",
+		"container a 64 MiB",
+	)
 	admitted(t, b.claimOn(t, launch.HostMemory, 32*mib))
 	admitted(t, b.claim(t, 16*mib)) // of a GPU, which is another account
 	h.staged(t, 16*mib)

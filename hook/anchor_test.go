@@ -63,7 +63,8 @@ func TestAnchorThatIsNotMountedIsRefused(t *testing.T) {
 			t.Errorf("the container started: %s", out)
 		}
 		text, _ := os.ReadFile(log)
-		if out += string(text); !strings.Contains(out, "it is a directory and not a mount") || !strings.Contains(out, b.layout.AnchorCommand()) {
+		if out += string(text); !strings.Contains(out, "it is a directory and not a mount") ||
+			!strings.Contains(out, b.layout.AnchorCommand()) {
 			t.Errorf("it says %q", out)
 		}
 		b.gone(t)
@@ -93,8 +94,19 @@ func TestContainerOfEarlierReleaseKeepsItsSocket(t *testing.T) {
 	if err := os.Mkdir(place, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	init := exec.Command("unshare", "-m", "--propagation", "slave", "sh", "-c",
-		`mount --bind "$0" "$1" && mount --bind "$2" "$1" && touch "$3" && exec sleep 1000000`, h.layout.Anchor(), place, h.layout.SocketDir(g.ID), ready)
+	init := exec.Command(
+		"unshare",
+		"-m",
+		"--propagation",
+		"slave",
+		"sh",
+		"-c",
+		`mount --bind "$0" "$1" && mount --bind "$2" "$1" && touch "$3" && exec sleep 1000000`,
+		h.layout.Anchor(),
+		place,
+		h.layout.SocketDir(g.ID),
+		ready,
+	)
 	if err := init.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,16 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 		return nil, err
 	}
 	if !config.Hook.Annotations {
-		return nil, &fault.Error{Code: fault.Annotation, Operation: "take the annotation " + LanesAnnotation + " of container", Object: strconv.Quote(s.ID),
-			Cause: fmt.Errorf("%s does not permit it", a.layout.ConfigFile()), Remedy: "an administrator can set [hook] annotations = true there"}
+		return nil, &fault.Error{
+			Code:      fault.Annotation,
+			Operation: "take the annotation " + LanesAnnotation + " of container",
+			Object:    strconv.Quote(s.ID),
+			Cause: fmt.Errorf(
+				"%s does not permit it",
+				a.layout.ConfigFile(),
+			),
+			Remedy: "an administrator can set [hook] annotations = true there",
+		}
 	}
 	plan, err := a.plan()
 	if err != nil {
@@ -61,9 +69,17 @@ func hasAnchor(l paths.Layout, s State) error {
 			return nil
 		}
 	}
-	return &fault.Error{Code: fault.Annotation, Operation: "take the annotation " + LanesAnnotation + " of container", Object: strconv.Quote(s.ID),
-		Cause:  errors.New("it has no place for the relay's socket"),
-		Remedy: fmt.Sprintf("the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true", l.Anchor(), paths.ContainerDir)}
+	return &fault.Error{
+		Code:      fault.Annotation,
+		Operation: "take the annotation " + LanesAnnotation + " of container",
+		Object:    strconv.Quote(s.ID),
+		Cause:     errors.New("it has no place for the relay's socket"),
+		Remedy: fmt.Sprintf(
+			"the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true",
+			l.Anchor(),
+			paths.ContainerDir,
+		),
+	}
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.

@@ -41,7 +41,8 @@ func TestLanesOfAnAnnotation(t *testing.T) {
 		}
 	}
 	plan.Lanes = plan.Lanes[2:]
-	if _, err := annotated(plan, "all"); err == nil || !strings.Contains(err.Error(), "no GPU of the plan has a lane") {
+	if _, err := annotated(plan, "all"); err == nil ||
+		!strings.Contains(err.Error(), "no GPU of the plan has a lane") {
 		t.Errorf("all of none: %v", err)
 	}
 }
@@ -69,7 +70,13 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			); err != nil {
 				t.Fatal(err)
 			}
-			s := State{ID: "c", Status: "created", PID: os.Getpid(), Bundle: bundle, Annotations: map[string]string{LanesAnnotation: test.annotation}}
+			s := State{
+				ID:          "c",
+				Status:      "created",
+				PID:         os.Getpid(),
+				Bundle:      bundle,
+				Annotations: map[string]string{LanesAnnotation: test.annotation},
+			}
 			_, err := CreateAnnotated(ReadAhead(l), s, "")
 			if err == nil {
 				t.Fatal("it was not refused")

@@ -34,7 +34,9 @@ const (
 // read.
 func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs string) ([]string, error) {
 	if slices.ContainsFunc(s.RequestedDevices(), func(a ocispec.Requested) bool { return len(a.GPUs) > 0 }) {
-		return nil, errors.New("peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto")
+		return nil, errors.New(
+			"peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto",
+		)
 	}
 	minors, err := gpuMinors(s, c, rootfs)
 	if err != nil {
@@ -42,15 +44,23 @@ func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs 
 	}
 	if len(minors) == 0 {
 		if legacyToolkit(s) {
-			return nil, errors.New("peerlane.dev/lane=auto: NVIDIA's toolkit is in its legacy mode, in which a prestart hook adds the GPUs later; ask for GPUs by --device nvidia.com/gpu=N, or switch the toolkit to CDI (nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi) and start the container with --runtime nvidia instead of --gpus")
+			return nil, errors.New(
+				"peerlane.dev/lane=auto: NVIDIA's toolkit is in its legacy mode, in which a prestart hook adds the GPUs later; ask for GPUs by --device nvidia.com/gpu=N, or switch the toolkit to CDI (nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi) and start the container with --runtime nvidia instead of --gpus",
+			)
 		}
-		return nil, errors.New("peerlane.dev/lane=auto: the engine gives the container no GPU (linux.devices of its config.json has none of NVIDIA's); add --device nvidia.com/gpu=N, or name the lane: peerlane.dev/lane=N")
+		return nil, errors.New(
+			"peerlane.dev/lane=auto: the engine gives the container no GPU (linux.devices of its config.json has none of NVIDIA's); add --device nvidia.com/gpu=N, or name the lane: peerlane.dev/lane=N",
+		)
 	}
 	var names []string
 	for _, minor := range minors {
 		i := slices.IndexFunc(plan.GPUs, func(g topo.GPU) bool { return g.Minor == minor })
 		if i < 0 {
-			return nil, fmt.Errorf("peerlane.dev/lane=auto: the container has /dev/nvidia%d, and the plan knows no GPU of that number; %s", minor, lanes.Refresh)
+			return nil, fmt.Errorf(
+				"peerlane.dev/lane=auto: the container has /dev/nvidia%d, and the plan knows no GPU of that number; %s",
+				minor,
+				lanes.Refresh,
+			)
 		}
 		gpu := plan.GPUs[i]
 		if err := stillHasMinor(plan, gpu); err != nil {
@@ -76,8 +86,16 @@ func stillHasMinor(plan *topo.Plan, gpu topo.GPU) error {
 		return err
 	}
 	for line := range strings.Lines(string(text)) {
-		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "Device Minor" && strings.TrimSpace(value) != strconv.Itoa(gpu.Minor) {
-			return fmt.Errorf("GPU %d (%s) is /dev/nvidia%s by now, and the plan has it as /dev/nvidia%d; %s", gpu.Index, gpu.BusID, strings.TrimSpace(value), gpu.Minor, lanes.Refresh)
+		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "Device Minor" &&
+			strings.TrimSpace(value) != strconv.Itoa(gpu.Minor) {
+			return fmt.Errorf(
+				"GPU %d (%s) is /dev/nvidia%s by now, and the plan has it as /dev/nvidia%d; %s",
+				gpu.Index,
+				gpu.BusID,
+				strings.TrimSpace(value),
+				gpu.Minor,
+				lanes.Refresh,
+			)
 		}
 	}
 	return nil

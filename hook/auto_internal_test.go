@@ -24,13 +24,30 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 	}
 	dir := t.TempDir()
 	rootfs, node, ready := filepath.Join(dir, "rootfs"), filepath.Join(dir, "node"), filepath.Join(dir, "ready")
-	err := errors.Join(os.MkdirAll(filepath.Join(rootfs, "dev"), 0o755), os.WriteFile(filepath.Join(rootfs, "dev/nvidia3"), nil, 0o644),
-		unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(gpuMajor, 3))), unix.Mknod(filepath.Join(rootfs, "dev/nvidia4"), unix.S_IFCHR|0o666, int(unix.Mkdev(gpuMajor, 4))),
-		os.Symlink(node, filepath.Join(rootfs, "dev/nvidia5")))
+	err := errors.Join(
+		os.MkdirAll(filepath.Join(rootfs, "dev"), 0o755),
+		os.WriteFile(filepath.Join(rootfs, "dev/nvidia3"), nil, 0o644),
+		unix.Mknod(
+			node,
+			unix.S_IFCHR|0o666,
+			int(unix.Mkdev(gpuMajor, 3)),
+		),
+		unix.Mknod(filepath.Join(rootfs, "dev/nvidia4"), unix.S_IFCHR|0o666, int(unix.Mkdev(gpuMajor, 4))),
+		os.Symlink(node, filepath.Join(rootfs, "dev/nvidia5")),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	init := exec.Command("unshare", "-m", "sh", "-c", `mount --bind "$0" "$1" && touch "$2" && exec sleep 1000000`, node, filepath.Join(rootfs, "dev/nvidia3"), ready)
+	init := exec.Command(
+		"unshare",
+		"-m",
+		"sh",
+		"-c",
+		`mount --bind "$0" "$1" && touch "$2" && exec sleep 1000000`,
+		node,
+		filepath.Join(rootfs, "dev/nvidia3"),
+		ready,
+	)
 	if err := init.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +70,13 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 		t.Errorf("its GPUs are %v, %v", minors, err)
 	}
 	// Where config.json is known, its mounts are.
-	s := &ocispec.Spec{Mounts: []ocispec.Mount{{Destination: "/dev/nvidia0", Source: node}, {Destination: "/dev/other", Source: node}, {Destination: "/dev/nvidia1", Source: dir}}}
+	s := &ocispec.Spec{
+		Mounts: []ocispec.Mount{
+			{Destination: "/dev/nvidia0", Source: node},
+			{Destination: "/dev/other", Source: node},
+			{Destination: "/dev/nvidia1", Source: dir},
+		},
+	}
 	if minors, err := gpuMinors(s, generation.Container{}, rootfs); err != nil || !slices.Equal(minors, []int{3}) {
 		t.Errorf("its mounted GPUs are %v, %v", minors, err)
 	}

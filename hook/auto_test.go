@@ -25,7 +25,10 @@ func (b *bundle) auto(minors ...int64) {
 }
 
 func (b *bundle) node(path string, major, minor int64) {
-	b.Spec.Linux.Devices = append(b.Spec.Linux.Devices, specs.LinuxDevice{Path: path, Type: "c", Major: major, Minor: minor})
+	b.Spec.Linux.Devices = append(
+		b.Spec.Linux.Devices,
+		specs.LinuxDevice{Path: path, Type: "c", Major: major, Minor: minor},
+	)
 }
 
 // The engine's GPUs decide, by their numbers and not by their names or by what an image

@@ -100,7 +100,12 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 	t.Helper()
 	h := newSharedHost(t)
 	root := h.layout.Root
-	b := &bundle{host: h, t: t, runtime: append(slices.Clone(runtime), "--root", filepath.Join(root, "runtime")), dir: filepath.Join(root, "bundle")}
+	b := &bundle{
+		host:    h,
+		t:       t,
+		runtime: append(slices.Clone(runtime), "--root", filepath.Join(root, "runtime")),
+		dir:     filepath.Join(root, "bundle"),
+	}
 	b.id = fmt.Sprintf("peerlane-hook-test-%d-%d", os.Getpid(), time.Now().UnixNano())
 	for _, dir := range []string{"rootfs/out", "rootfs/test", "rootfs/usr", "rootfs/lib", "rootfs/lib64", "rootfs/run"} {
 		if err := os.MkdirAll(filepath.Join(b.dir, dir), 0o755); err != nil {
@@ -148,7 +153,10 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 }
 
 func (b *bundle) mount(source, destination string, options ...string) {
-	b.Spec.Mounts = append(b.Spec.Mounts, specs.Mount{Source: source, Destination: destination, Type: "bind", Options: options})
+	b.Spec.Mounts = append(
+		b.Spec.Mounts,
+		specs.Mount{Source: source, Destination: destination, Type: "bind", Options: options},
+	)
 }
 
 func (b *bundle) hook(command string, args ...string) specs.Hook {
@@ -254,7 +262,10 @@ func (b *bundle) anchor() *specs.Mount {
 }
 
 func (b *bundle) dropAnchor() {
-	b.Spec.Mounts = slices.DeleteFunc(b.Spec.Mounts, func(m specs.Mount) bool { return m.Destination == paths.ContainerDir })
+	b.Spec.Mounts = slices.DeleteFunc(
+		b.Spec.Mounts,
+		func(m specs.Mount) bool { return m.Destination == paths.ContainerDir },
+	)
 }
 
 func (b *bundle) mkdir(path string) {
@@ -267,7 +278,10 @@ func (b *bundle) mkdir(path string) {
 func (b *bundle) lanes(indices ...int) {
 	b.Spec.Hooks.CreateRuntime = nil
 	for _, i := range indices {
-		b.Spec.Hooks.CreateRuntime = append(b.Spec.Hooks.CreateRuntime, b.hook("create", "--lane", lane(i).GPU.UUID+"@"+lane(i).GPU.BusID))
+		b.Spec.Hooks.CreateRuntime = append(
+			b.Spec.Hooks.CreateRuntime,
+			b.hook("create", "--lane", lane(i).GPU.UUID+"@"+lane(i).GPU.BusID),
+		)
 	}
 }
 

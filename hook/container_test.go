@@ -187,7 +187,10 @@ func TestUserNamespace(t *testing.T) {
 		// Making it, crun forgets where the bundle is; engines name the root file
 		// system by an absolute path.
 		b.Spec.Root.Path = filepath.Join(b.dir, "rootfs")
-		b.Spec.Linux.Devices = append(b.Spec.Linux.Devices, specs.LinuxDevice{Path: "/dev/kmsg", Type: "c", Major: 1, Minor: 11})
+		b.Spec.Linux.Devices = append(
+			b.Spec.Linux.Devices,
+			specs.LinuxDevice{Path: "/dev/kmsg", Type: "c", Major: 1, Minor: 11},
+		)
 		// The runtime makes mount points as the container's root.
 		if out, err := exec.Command("chown", "-R", "200000:200000", filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
@@ -309,13 +312,19 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 	}
 	init := startProcess(t)
 	name := lane(3).GPU.UUID + "@" + lane(3).GPU.BusID
-	_, err := hook.Create(hook.ReadAhead(h.layout), hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir}, "", hook.Devices{Lanes: []string{name}})
+	_, err := hook.Create(
+		hook.ReadAhead(h.layout),
+		hook.State{ID: "c", Status: "creating", PID: init.Process.Pid, Bundle: dir},
+		"",
+		hook.Devices{Lanes: []string{name}},
+	)
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("Create: %v", err)
 	}
 	g := h.launch(t, "c", init.Process.Pid, "")
 	g.Container.Bundle = dir
-	if err := hook.Attach(h.layout, g, "/"); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+	if err := hook.Attach(h.layout, g, "/"); err == nil ||
+		!strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("Attach: %v", err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
@@ -179,7 +180,7 @@ func TestDrainedHost(t *testing.T) {
 			t.Errorf("a client hears %q", why)
 		}
 	}
-	if err := control.Resume(h.layout, after.ID); err == nil || !strings.Contains(err.Error(), "resume --all") {
+	if err := control.Resume(h.layout, after.ID); err == nil || !fault.Drained.In(err.Error()) {
 		t.Errorf("resuming one of a drained host: %v", err)
 	}
 	if err := generation.ResumeAll(h.layout); err != nil {
@@ -239,7 +240,8 @@ func TestInspect(t *testing.T) {
 	if i.Report == nil || len(i.Report.Contexts) != 1 || i.Report.Contexts[0] != "0000:17:00.0" {
 		t.Errorf("the relay's report is %+v (%s)", i.Report, i.NoReport)
 	}
-	if len(i.Processes) != 2 || i.Processes[0].PID != supervisorPID(t, g.ID) || i.Processes[1].PID != info.Status.Relay.PID {
+	if len(i.Processes) != 2 || i.Processes[0].PID != supervisorPID(t, g.ID) ||
+		i.Processes[1].PID != info.Status.Relay.PID {
 		t.Errorf("processes %+v", i.Processes)
 	}
 	for _, p := range i.Processes {
@@ -254,7 +256,8 @@ func TestInspect(t *testing.T) {
 		punctual(t, info.Status.Relay.PID)
 	}
 	h.killSupervisor(t, g.ID)
-	if i, err = control.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, "supervisor has been killed") {
+	if i, err = control.Inspect(h.layout, g.ID); err != nil ||
+		!strings.Contains(i.NoReport, "supervisor has been killed") {
 		t.Errorf("without its supervisor: %+v, %v", i, err)
 	}
 	if err := control.Stop(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "restart the container") {
@@ -301,7 +304,8 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	var wait sync.WaitGroup
 	for range 20 {
 		wait.Go(func() {
-			if i, err := control.Inspect(h.layout, g.ID); err != nil || !strings.Contains(i.NoReport, `no answer to "inspect"`) {
+			if i, err := control.Inspect(h.layout, g.ID); err != nil ||
+				!strings.Contains(i.NoReport, `no answer to "inspect"`) {
 				t.Errorf("inspected: %q, %v", i.NoReport, err)
 			}
 		})

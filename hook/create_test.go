@@ -11,8 +11,13 @@ import (
 )
 
 func TestReadState(t *testing.T) {
-	s, err := ReadState(strings.NewReader(`{"ociVersion":"1.0.2-dev","id":"c","status":"creating","pid":42,"bundle":"/b","annotations":{"a":"b"}}`))
-	if diff := cmp.Diff(State{ID: "c", Status: "creating", PID: 42, Bundle: "/b", Annotations: map[string]string{"a": "b"}}, s); diff != "" || err != nil {
+	s, err := ReadState(
+		strings.NewReader(
+			`{"ociVersion":"1.0.2-dev","id":"c","status":"creating","pid":42,"bundle":"/b","annotations":{"a":"b"}}`,
+		),
+	)
+	if diff := cmp.Diff(State{ID: "c", Status: "creating", PID: 42, Bundle: "/b", Annotations: map[string]string{"a": "b"}}, s); diff != "" ||
+		err != nil {
 		t.Errorf("%v (-want +got)\n%s", err, diff)
 	}
 	for _, text := range []string{"", "{", "[]", `{"pid":"1"}`} {

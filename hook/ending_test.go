@@ -164,7 +164,9 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 					t.Fatal(err)
 				}
 				lines := regexp.MustCompile(`(?m)^.*event=relay-ended.*$`).FindAllString(string(text), -1)
-				if len(lines) != 1 || !strings.Contains(lines[0], fmt.Sprintf("relay=%d", relay)) || !strings.Contains(lines[0], "generation="+g.ID) || !strings.Contains(lines[0], c.cause) {
+				if len(lines) != 1 || !strings.Contains(lines[0], fmt.Sprintf("relay=%d", relay)) ||
+					!strings.Contains(lines[0], "generation="+g.ID) ||
+					!strings.Contains(lines[0], c.cause) {
 					t.Errorf("its log has %q of:\n%s", lines, text)
 				}
 			}
@@ -285,7 +287,8 @@ func narrow(t *testing.T, h host, g *generation.Generation, relay int) {
 			continue
 		}
 		// A host without swap has no such file.
-		if err := os.WriteFile(filepath.Join(group, "memory.swap.max"), []byte("0"), 0); err != nil && !os.IsNotExist(err) {
+		if err := os.WriteFile(filepath.Join(group, "memory.swap.max"), []byte("0"), 0); err != nil &&
+			!os.IsNotExist(err) {
 			t.Fatal(err)
 		}
 		return

@@ -157,7 +157,9 @@ func TestRelayCannotMakeProcesses(t *testing.T) {
 
 // Where SIGKILL does not end a relay its generation and its uid stay, and a later collection
 // tries again.
-func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) { // not parallel: it changes how processes are killed
+func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(
+	t *testing.T,
+) { // not parallel: it changes how processes are killed
 	h := uidHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
@@ -172,7 +174,8 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) { // not paral
 	if !errors.As(err, &f) || f.Code != fault.Unkillable || f.Object != strconv.Itoa(relay) {
 		t.Errorf("collecting a relay that does not end: %v; want %s of process %d", err, fault.Unkillable, relay)
 	}
-	if marks := h.marks(t); len(marks) != 1 || h.info(t, g.ID).ID != g.ID { // its control group may have ended it meanwhile
+	if marks := h.marks(t); len(marks) != 1 ||
+		h.info(t, g.ID).ID != g.ID { // its control group may have ended it meanwhile
 		t.Errorf("uids %v", marks)
 	}
 	testutil.Succeeds(t, "its end", func() error {

@@ -27,7 +27,10 @@ func FuzzState(f *testing.F) {
 		if err := json.Unmarshal(text, &plain); err != nil {
 			t.Fatalf("%+v was read of what is no state: %v", s, err)
 		}
-		if want := (State{plain.ID, plain.Status, plain.PID, plain.Bundle, plain.Root, plain.Annotations}); !reflect.DeepEqual(s, want) {
+		if want := (State{plain.ID, plain.Status, plain.PID, plain.Bundle, plain.Root, plain.Annotations}); !reflect.DeepEqual(
+			s,
+			want,
+		) {
 			t.Errorf("it is %+v, and was read as %+v", want, s)
 		}
 		// The first key of two would be another value.

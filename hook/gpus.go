@@ -59,9 +59,16 @@ func checkVisibleDevices(plan *topo.Plan, s *ocispec.Spec) error {
 	if len(ways) == 1 {
 		ways = append(ways, "a group of [groups] in config.toml")
 	}
-	return &fault.Error{Code: fault.HiddenGPU, Operation: "check " + visibleDevices + " of", Object: "peerlane.dev/gpu=" + numbers(plan, all[won].GPUs),
-		Cause:  fmt.Errorf("it would hide GPU %s from CUDA", numbers(plan, hidden)),
-		Remedy: "ask for all of them by one device (" + strings.Join(ways, ", or ") + "), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N"}
+	return &fault.Error{
+		Code:      fault.HiddenGPU,
+		Operation: "check " + visibleDevices + " of",
+		Object:    "peerlane.dev/gpu=" + numbers(plan, all[won].GPUs),
+		Cause:     fmt.Errorf("it would hide GPU %s from CUDA", numbers(plan, hidden)),
+		Remedy: "ask for all of them by one device (" + strings.Join(
+			ways,
+			", or ",
+		) + "), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N",
+	}
 }
 
 // address is the PCI address of a GPU that is named as "UUID@PCI address".

@@ -54,7 +54,10 @@ func TestNothingIsHidden(t *testing.T) {
 					s.Hooks.CreateRuntime = test.hooks
 				}
 				plan := testplan.New("/sys")
-				plan.Groups = []topo.Group{{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}, {Name: "one", GPUs: []string{"0000:17:00.0"}}}
+				plan.Groups = []topo.Group{
+					{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}},
+					{Name: "one", GPUs: []string{"0000:17:00.0"}},
+				}
 				err := checkVisibleDevices(plan, s)
 				if test.says == nil && err != nil || test.says != nil && err == nil {
 					t.Fatalf("refused by %v", err)

@@ -140,13 +140,31 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 		}
 	}
 	want := map[int]control.Holder{
-		child:              {PID: child, Command: "sleep", Container: "trainer", Devices: []string{}, Uses: []control.Use{{GPU: 3, Kind: "compute", Memory: 512 << 20}, {GPU: 5, Kind: "graphics"}}},
-		inside.Process.Pid: {PID: inside.Process.Pid, Command: "sh", Container: "trainer", Devices: []string{}, Uses: []control.Use{{GPU: 3, Kind: "compute"}}},
-		gone:               {PID: gone, Devices: []string{}, Uses: []control.Use{{GPU: 0, Kind: "compute"}}},
+		child: {
+			PID:       child,
+			Command:   "sleep",
+			Container: "trainer",
+			Devices:   []string{},
+			Uses:      []control.Use{{GPU: 3, Kind: "compute", Memory: 512 << 20}, {GPU: 5, Kind: "graphics"}},
+		},
+		inside.Process.Pid: {
+			PID:       inside.Process.Pid,
+			Command:   "sh",
+			Container: "trainer",
+			Devices:   []string{},
+			Uses:      []control.Use{{GPU: 3, Kind: "compute"}},
+		},
+		gone: {PID: gone, Devices: []string{}, Uses: []control.Use{{GPU: 0, Kind: "compute"}}},
 	}
 	// Where the tests run in an engine's container, so does this one.
 	other := got[outside.Process.Pid]
-	want[other.PID] = control.Holder{PID: outside.Process.Pid, Command: other.Command, Container: other.Container, Devices: []string{}, Uses: []control.Use{{GPU: 3, Kind: "compute"}}}
+	want[other.PID] = control.Holder{
+		PID:       outside.Process.Pid,
+		Command:   other.Command,
+		Container: other.Container,
+		Devices:   []string{},
+		Uses:      []control.Use{{GPU: 3, Kind: "compute"}},
+	}
 	if diff := cmp.Diff(want, got); diff != "" || other.Container == "trainer" {
 		t.Errorf("outside is in %q: %s", other.Container, diff)
 	}

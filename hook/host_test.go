@@ -105,9 +105,19 @@ func (h host) launch(t *testing.T, id string, pid int, faults string, lanes ...l
 
 func lane(index int) launch.Lane {
 	gpu := func(i int) launch.GPU {
-		return launch.GPU{UUID: fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i), BusID: fmt.Sprintf("0000:%02x:00.0", 16+i), Index: i}
+		return launch.GPU{
+			UUID:  fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i),
+			BusID: fmt.Sprintf("0000:%02x:00.0", 16+i),
+			Index: i,
+		}
 	}
-	return launch.Lane{GPU: gpu(index), Role: "far", Relay: true, Servers: []launch.GPU{gpu(100)}, NICs: []string{"mlx5_0"}}
+	return launch.Lane{
+		GPU:     gpu(index),
+		Role:    "far",
+		Relay:   true,
+		Servers: []launch.GPU{gpu(100)},
+		NICs:    []string{"mlx5_0"},
+	}
 }
 
 // ask connects as a client does and returns the pid of the relay that answers.
@@ -216,7 +226,10 @@ func planOf(sysfs string, indices ...int) *topo.Plan {
 		for _, s := range l.Servers {
 			servers = append(servers, s.BusID)
 		}
-		p.Lanes = append(p.Lanes, topo.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs})
+		p.Lanes = append(
+			p.Lanes,
+			topo.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs},
+		)
 	}
 	return p
 }

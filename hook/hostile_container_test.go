@@ -111,8 +111,16 @@ func TestLanesThatAnImageAsksFor(t *testing.T) {
 		b.Spec.Annotations = map[string]string{
 			hook.LanesAnnotation: "all", "peerlane.dev/lane": "4", "peerlane.dev/gpu": "all", "cdi.k8s.io/peerlane": "peerlane.dev/lane=all",
 		}
-		b.Spec.Process.Env = append(b.Spec.Process.Env, "PEERLANE_LANES=all", "PEERLANE_LANE=4", "PEERLANE_VISIBLE_DEVICES=all",
-			"NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=0,1,2,3,4", "PEERLANE_ROOT=/", "PEERLANE_TENANCY=single")
+		b.Spec.Process.Env = append(
+			b.Spec.Process.Env,
+			"PEERLANE_LANES=all",
+			"PEERLANE_LANE=4",
+			"PEERLANE_VISIBLE_DEVICES=all",
+			"NVIDIA_VISIBLE_DEVICES=all",
+			"CUDA_VISIBLE_DEVICES=0,1,2,3,4",
+			"PEERLANE_ROOT=/",
+			"PEERLANE_TENANCY=single",
+		)
 		b.start()
 		b.found()
 		all, err := generation.List(b.layout)
@@ -126,7 +134,9 @@ func TestLanesThatAnImageAsksFor(t *testing.T) {
 func TestIDsAreNoPaths(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	known := regexp.MustCompile(`^(lock|[0-9a-f]{32}|[0-9a-f]{32}\.sock|relay\.sock|admin\.sock|generation\.json|status\.json(\.new)?|supervisor|init-\d+-\d+|relay\.log)$`)
+	known := regexp.MustCompile(
+		`^(lock|[0-9a-f]{32}|[0-9a-f]{32}\.sock|relay\.sock|admin\.sock|generation\.json|status\.json(\.new)?|supervisor|init-\d+-\d+|relay\.log)$`,
+	)
 	for _, id := range []string{
 		"..", "../../../../../../tmp/peerlane-hostile", "/etc/peerlane-hostile", ".", "", "a/b", "a\nPRIORITY=0", "a\x00b", "\x1b[2J", "%s%n", "--root=/", "$(touch /tmp/peerlane-hostile)", strings.Repeat("i", 1024),
 	} {
@@ -146,7 +156,11 @@ func TestIDsAreNoPaths(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if entries, err := os.ReadDir(filepath.Join(h.layout.Root)); err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() != "var" && e.Name() != "run" && e.Name() != "etc" }) {
+		if entries, err := os.ReadDir(filepath.Join(h.layout.Root)); err != nil ||
+			slices.ContainsFunc(
+				entries,
+				func(e fs.DirEntry) bool { return e.Name() != "var" && e.Name() != "run" && e.Name() != "etc" },
+			) {
 			t.Errorf("%q: the root has %v, %v", id, entries, err)
 		}
 		end(init)

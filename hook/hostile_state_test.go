@@ -60,7 +60,8 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := ReadState(c.text)
-			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") || len(err.Error()) > 400 {
+			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") ||
+				len(err.Error()) > 400 {
 				t.Errorf("%+v, %v; it should say %q, and briefly", s, err, c.says)
 			}
 			if e, is := c.text.(*endless); is && e.taken > 2*maxState {
@@ -170,7 +171,8 @@ func TestMountErrorsNameTheirRemedy(t *testing.T) {
 			t.Errorf("%v does not wrap %v", said, err)
 		}
 		for _, remedy := range []string{"CAP_SYS_ADMIN", "Linux 5.12", "LimitNOFILE=", "fs.file-max"} {
-			descriptors := (want == "LimitNOFILE=" || want == "fs.file-max") && (remedy == "LimitNOFILE=" || remedy == "fs.file-max")
+			descriptors := (want == "LimitNOFILE=" || want == "fs.file-max") &&
+				(remedy == "LimitNOFILE=" || remedy == "fs.file-max")
 			if strings.Contains(said.Error(), remedy) != (remedy == want || descriptors) {
 				t.Errorf("%v", said)
 			}
@@ -184,7 +186,8 @@ func TestInitThatHasEndedIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := isolated(generation.Container{ID: "c", PID: c.Process.Pid})
-	if !errors.Is(err, process.ErrEnded) || !strings.Contains(err.Error(), `container "c"`) || strings.Contains(err.Error(), "/proc/") {
+	if !errors.Is(err, process.ErrEnded) || !strings.Contains(err.Error(), `container "c"`) ||
+		strings.Contains(err.Error(), "/proc/") {
 		t.Errorf("%v", err)
 	}
 }

@@ -35,7 +35,9 @@ func ownHostMemory(pid int) uint64 {
 	limit, err := memoryLimit("/proc", pid)
 	switch {
 	case err != nil:
-		logrus.WithError(err).WithField("pid", pid).Warnf("the container's memory limit is unknown: its relay allocates at most %d MiB of host memory", unknownOwnHostMemory>>20)
+		logrus.WithError(err).
+			WithField("pid", pid).
+			Warnf("the container's memory limit is unknown: its relay allocates at most %d MiB of host memory", unknownOwnHostMemory>>20)
 		return unknownOwnHostMemory
 	case limit == math.MaxUint64:
 		return 0

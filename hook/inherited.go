@@ -36,7 +36,10 @@ func resetInherited() error {
 			errs = append(errs, fmt.Errorf("%s: %w", what, err))
 		}
 	}
-	failed("scheduling policy and nice value", unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0))
+	failed(
+		"scheduling policy and nice value",
+		unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0),
+	)
 	failed("CPU affinity", allProcessors())
 	const ioprioWhoProcess, ioprioNone = 1, 0 // linux/ioprio.h
 	failed("I/O priority", rawCall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioNone))

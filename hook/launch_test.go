@@ -81,7 +81,10 @@ func TestOneLifeOfAContainer(t *testing.T) {
 	}
 	starts := reports[relayStart](t, h.dir, "start")
 	for i := range starts { // a control group may limit the number
-		starts[i].Environment = slices.DeleteFunc(starts[i].Environment, func(e string) bool { return strings.HasPrefix(e, "GOMAXPROCS=") })
+		starts[i].Environment = slices.DeleteFunc(
+			starts[i].Environment,
+			func(e string) bool { return strings.HasPrefix(e, "GOMAXPROCS=") },
+		)
 	}
 	wantStart := []relayStart{{
 		PID: pid, Args: []string{"serve"}, Directory: "/", OwnSession: true,
@@ -89,7 +92,11 @@ func TestOneLifeOfAContainer(t *testing.T) {
 			"0 /dev/null", "1 /dev/null", "2 pipe:",
 			"3 socket:", "4 socket:", "5 socket:", "6 anon_inode:[pidfd",
 		},
-		Environment: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TEST_DIR=" + h.dir, "TEST_FAULT="},
+		Environment: []string{
+			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"TEST_DIR=" + h.dir,
+			"TEST_FAULT=",
+		},
 	}}
 	if diff := cmp.Diff(wantStart, starts); diff != "" {
 		t.Errorf("start of the relay (-want +got)\n%s", diff)
@@ -216,7 +223,8 @@ func TestUselessRelayStaysDown(t *testing.T) {
 				t.Errorf("status %+v; the error should say %q", info.Status, says)
 			}
 			for _, socket := range []string{filepath.Join(h.layout.SocketDir(g.ID), "relay.sock"), h.layout.PeerSocket(g.ID)} {
-				if why := refused(t, socket); !strings.Contains(why, says) || !strings.Contains(why, "stays down after 5 failures") {
+				if why := refused(t, socket); !strings.Contains(why, says) ||
+					!strings.Contains(why, "stays down after 5 failures") {
 					t.Errorf("on %s one hears %q; it should say %q", socket, why, says)
 				}
 			}
@@ -225,7 +233,8 @@ func TestUselessRelayStaysDown(t *testing.T) {
 				t.Errorf("adding a lane to a relay that is down: %v; it should say %q", err, says)
 			}
 			log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
-			if err != nil || !strings.Contains(string(log), "giving up") || fault == "dies" && !strings.Contains(string(log), "no libcuda") {
+			if err != nil || !strings.Contains(string(log), "giving up") ||
+				fault == "dies" && !strings.Contains(string(log), "no libcuda") {
 				t.Errorf("log %q, %v", log, err)
 			}
 			end(init)
@@ -437,7 +446,8 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 			if err == nil {
 				t.Fatal("Launch succeeded")
 			}
-			if program := strings.HasPrefix(test.name, "no ") && strings.HasSuffix(test.name, " binary"); program && !errors.Is(err, fault.NoRelayProgram) {
+			if program := strings.HasPrefix(test.name, "no ") && strings.HasSuffix(test.name, " binary"); program &&
+				!errors.Is(err, fault.NoRelayProgram) {
 				t.Errorf("%v has not the code %s", err, fault.NoRelayProgram)
 			}
 			for _, says := range test.says {
@@ -461,7 +471,8 @@ func TestSuperviseByHandIsRefused(t *testing.T) {
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	for _, id := range []string{g.ID, "../" + g.ID, strings.Repeat("0", 32)} {
-		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation", id).CombinedOutput()
+		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation", id).
+			CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "only peerlane-hook create") {
 			t.Errorf("supervise %s: %v, %s", id, err, out)
 		}

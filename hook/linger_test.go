@@ -34,8 +34,12 @@ func lingering() (fd, other int, err error) {
 		return 0, 0, err
 	}
 	const small = 4096
-	err = errors.Join(unix.SetsockoptInt(l, unix.SOL_SOCKET, unix.SO_RCVBUF, small), unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, small),
-		unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(l, 1))
+	err = errors.Join(
+		unix.SetsockoptInt(l, unix.SOL_SOCKET, unix.SO_RCVBUF, small),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, small),
+		unix.Bind(l, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}),
+		unix.Listen(l, 1),
+	)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -110,7 +110,8 @@ func fatal(err error) {
 // hookMain is what cmd/peerlane-hook does, without its command line's errors.
 func hookMain() {
 	if os.Args[1] == "confine" {
-		if strings.Contains(os.Getenv("TEST_FAULT"), "killed in its sandbox") && os.Mkdir(filepath.Join(os.Getenv("TEST_DIR"), "killed"), 0o700) == nil {
+		if strings.Contains(os.Getenv("TEST_FAULT"), "killed in its sandbox") &&
+			os.Mkdir(filepath.Join(os.Getenv("TEST_DIR"), "killed"), 0o700) == nil {
 			fatal(unix.Kill(os.Getpid(), unix.SIGKILL))
 		}
 		fatal(sandbox.Main(os.Args[2:]))
@@ -169,7 +170,8 @@ func relayMain() {
 	for _, e := range entries {
 		to, err := os.Readlink("/proc/self/fd/" + e.Name())
 		// What the Go runtime of this process has opened itself.
-		own := to == "anon_inode:[eventpoll]" || to == "anon_inode:[eventfd]" || strings.HasPrefix(to, "/proc/") || strings.HasPrefix(to, "/sys/fs/cgroup/")
+		own := to == "anon_inode:[eventpoll]" || to == "anon_inode:[eventfd]" || strings.HasPrefix(to, "/proc/") ||
+			strings.HasPrefix(to, "/sys/fs/cgroup/")
 		if err == nil && !own {
 			fds = append(fds, e.Name()+" "+strings.TrimRight(to, "0123456789[]"))
 		}
@@ -182,7 +184,17 @@ func relayMain() {
 	if err != nil {
 		fatal(err)
 	}
-	report("start", relayStart{PID: os.Getpid(), Args: os.Args[1:], Environment: os.Environ(), Descriptors: fds, Directory: cwd, OwnSession: session != 0 && session == os.Getppid()})
+	report(
+		"start",
+		relayStart{
+			PID:         os.Getpid(),
+			Args:        os.Args[1:],
+			Environment: os.Environ(),
+			Descriptors: fds,
+			Directory:   cwd,
+			OwnSession:  session != 0 && session == os.Getppid(),
+		},
+	)
 
 	if os.Args[1] == "self-test" {
 		testerMain(fault)

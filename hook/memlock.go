@@ -32,6 +32,14 @@ func raiseMemlock(pid int, s *ocispec.Spec) error {
 			has = fmt.Sprintf("%d KiB", limit.Max>>10)
 		}
 	}
-	return &fault.Error{Code: fault.LockedMemory, Operation: "lift the limit of locked memory, against which registering memory with a NIC counts",
-		Cause: fmt.Errorf("prlimit: %w; it is %s", err, has), Remedy: "start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity"}
+	return &fault.Error{
+		Code:      fault.LockedMemory,
+		Operation: "lift the limit of locked memory, against which registering memory with a NIC counts",
+		Cause: fmt.Errorf(
+			"prlimit: %w; it is %s",
+			err,
+			has,
+		),
+		Remedy: "start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity",
+	}
 }

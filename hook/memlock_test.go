@@ -79,7 +79,8 @@ func TestMemlockOfNobody(t *testing.T) {
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)
 	}
-	if err := raiseMemlock(ended.Process.Pid, &ocispec.Spec{}); err == nil || !strings.Contains(err.Error(), "it is an unknown limit") {
+	if err := raiseMemlock(ended.Process.Pid, &ocispec.Spec{}); err == nil ||
+		!strings.Contains(err.Error(), "it is an unknown limit") {
 		t.Errorf("the warning is %v", err)
 	}
 }

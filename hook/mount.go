@@ -24,7 +24,12 @@ import (
 // runs.
 func Attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	if err := attach(l, g, rootfs); err != nil {
-		return fmt.Errorf("mounting the relay's socket at %s in container %q: %w", paths.ContainerDir, g.Container.ID, err)
+		return fmt.Errorf(
+			"mounting the relay's socket at %s in container %q: %w",
+			paths.ContainerDir,
+			g.Container.ID,
+			err,
+		)
 	}
 	return nil
 }
@@ -46,7 +51,13 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 	// In a user namespace no process can mount for the host, and the user owns the directory.
 	if !Rootless() {
 		if err := paths.CheckAnchor(anchor); err != nil {
-			return &fault.Error{Code: fault.AnchorNotMounted, Operation: "check the anchor", Object: l.Anchor(), Cause: err, Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before"}
+			return &fault.Error{
+				Code:      fault.AnchorNotMounted,
+				Operation: "check the anchor",
+				Object:    l.Anchor(),
+				Cause:     err,
+				Remedy:    "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before",
+			}
 		}
 	}
 	sockets, err := open(l.SocketDir(g.ID))
@@ -96,7 +107,11 @@ func isolated(c generation.Container) error {
 		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)
 	}
 	if os.SameFile(own, other) {
-		return fmt.Errorf("process %d is in the mount namespace of the host, so it is not the init of container %q", c.PID, c.ID)
+		return fmt.Errorf(
+			"process %d is in the mount namespace of the host, so it is not the init of container %q",
+			c.PID,
+			c.ID,
+		)
 	}
 	return nil
 }
@@ -134,11 +149,29 @@ func detached(dir *os.File) (*os.File, error) {
 func newMountError(call, path string, err error) error {
 	switch err {
 	case unix.EPERM:
-		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "this needs CAP_SYS_ADMIN"}
+		return &fault.Error{
+			Code:      fault.MountNotPermitted,
+			Operation: call,
+			Object:    path,
+			Cause:     err,
+			Remedy:    "this needs CAP_SYS_ADMIN",
+		}
 	case unix.ENOSYS:
-		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "this needs Linux 5.12"}
+		return &fault.Error{
+			Code:      fault.MountNotPermitted,
+			Operation: call,
+			Object:    path,
+			Cause:     err,
+			Remedy:    "this needs Linux 5.12",
+		}
 	case unix.EMFILE, unix.ENFILE:
-		return &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err, Remedy: "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max"}
+		return &fault.Error{
+			Code:      fault.MountNotPermitted,
+			Operation: call,
+			Object:    path,
+			Cause:     err,
+			Remedy:    "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max",
+		}
 	}
 	return fmt.Errorf("%s %s: %w", call, path, err)
 }
@@ -180,7 +213,13 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)
 	}
-	err = unix.MoveMount(int(tree.Fd()), "", int(place.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	err = unix.MoveMount(
+		int(tree.Fd()),
+		"",
+		int(place.Fd()),
+		"",
+		unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH,
+	)
 	return os.NewSyscallError("move_mount", err)
 }
 
@@ -201,11 +240,24 @@ func resolve(rootfs string) (*os.File, error) {
 		fd, err = unix.Openat2(root, strings.TrimPrefix(paths.ContainerDir, "/"), &how)
 	}
 	if err == unix.EXDEV || err == unix.ELOOP {
-		return nil, &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
-			Cause: fmt.Errorf("%w: a symbolic link of the image leads through /proc or in a circle", err), Remedy: "use an image without that link"}
+		return nil, &fault.Error{
+			Code:      fault.SocketPathLeads,
+			Operation: "resolve " + paths.ContainerDir + " in the root file system",
+			Object:    rootfs,
+			Cause: fmt.Errorf(
+				"%w: a symbolic link of the image leads through /proc or in a circle",
+				err,
+			),
+			Remedy: "use an image without that link",
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there", paths.ContainerDir, rootfs, err)
+		return nil, fmt.Errorf(
+			"resolving %s in the root file system %s: %w; the CDI specification mounts the anchor there",
+			paths.ContainerDir,
+			rootfs,
+			err,
+		)
 	}
 	return os.NewFile(uintptr(fd), paths.ContainerDir), nil
 }

@@ -81,7 +81,10 @@ func giveNCCLConf(l paths.Layout, g *generation.Generation, rootfs string) error
 	if err != nil {
 		absent = err.Error()
 	}
-	return errors.Join(err, generation.WriteJSON(generation.NCCLConfFile(l, g.ID), generation.NCCLConfRecord{Absent: absent}))
+	return errors.Join(
+		err,
+		generation.WriteJSON(generation.NCCLConfFile(l, g.ID), generation.NCCLConfRecord{Absent: absent}),
+	)
 }
 
 // attachNCCLConf is linkNCCLConf in the container of a generation.
@@ -138,7 +141,12 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 		return "", &os.PathError{Op: "open", Path: rootfs, Err: err}
 	}
 	defer unix.Close(root)
-	dir, err := openat2.InRoot(root, filepath.Dir(generation.ContainerNCCLConf), unix.O_PATH|unix.O_DIRECTORY, unix.RESOLVE_NO_XDEV)
+	dir, err := openat2.InRoot(
+		root,
+		filepath.Dir(generation.ContainerNCCLConf),
+		unix.O_PATH|unix.O_DIRECTORY,
+		unix.RESOLVE_NO_XDEV,
+	)
 	switch err {
 	case nil:
 	case unix.ENOENT:

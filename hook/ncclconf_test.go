@@ -126,7 +126,9 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if c := i.NCCLConf; c.File != test.file || !strings.Contains(c.Reason, test.reason) || (c.Reason == "") != (c.File != control.NCCLConfNone) || !slices.Equal(c.Environment, []string{"NCCL_CONF_FILE=/mine"}) {
+				if c := i.NCCLConf; c.File != test.file || !strings.Contains(c.Reason, test.reason) ||
+					(c.Reason == "") != (c.File != control.NCCLConfNone) ||
+					!slices.Equal(c.Environment, []string{"NCCL_CONF_FILE=/mine"}) {
 					t.Errorf("inspect reports %+v", c)
 				}
 				b.untouched()

@@ -50,8 +50,18 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 		}
 	}
 	ready := filepath.Join(h.layout.Root, "ready")
-	init := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c",
-		`mount --bind "$0" "$1" && touch "$2" && exec sleep 1000000`, h.layout.Anchor(), filepath.Join(rootfs, "run/peerlane"), ready)
+	init := exec.Command(
+		"unshare",
+		"-m",
+		"--propagation",
+		"private",
+		"sh",
+		"-c",
+		`mount --bind "$0" "$1" && touch "$2" && exec sleep 1000000`,
+		h.layout.Anchor(),
+		filepath.Join(rootfs, "run/peerlane"),
+		ready,
+	)
 	if err := init.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +70,13 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "")
 	before := h.mounts(t)
 
-	s := newSwapper(t, filepath.Join(rootfs, "run", "peerlane"), filepath.Join(rootfs, "run", "swap"), filepath.Join(rootfs, "run"), filepath.Join(rootfs, "swap"))
+	s := newSwapper(
+		t,
+		filepath.Join(rootfs, "run", "peerlane"),
+		filepath.Join(rootfs, "run", "swap"),
+		filepath.Join(rootfs, "run"),
+		filepath.Join(rootfs, "swap"),
+	)
 	attached, refused := 0, map[string]int{}
 	for range rounds {
 		err := hook.Attach(h.layout, g, rootfs)
@@ -87,14 +103,29 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 			}
 		}
 		if err == nil && (count != 1 || parent != anchor) || err != nil && count > 0 {
-			t.Fatalf("Attach: %v; the directory is mounted %d times, at %q on mount %s, and the anchor is mount %s:\n%s", err, count, place, parent, anchor, mounts)
+			t.Fatalf(
+				"Attach: %v; the directory is mounted %d times, at %q on mount %s, and the anchor is mount %s:\n%s",
+				err,
+				count,
+				place,
+				parent,
+				anchor,
+				mounts,
+			)
 		}
 		if after := h.mounts(t); after != before {
 			t.Fatalf("mounts of the host were\n%sand are\n%s", before, after)
 		}
 		if err == nil {
 			s.still(func() {
-				c := exec.Command("nsenter", "--mount", "--target", fmt.Sprint(init.Process.Pid), "umount", filepath.Join(rootfs, "run/peerlane"))
+				c := exec.Command(
+					"nsenter",
+					"--mount",
+					"--target",
+					fmt.Sprint(init.Process.Pid),
+					"umount",
+					filepath.Join(rootfs, "run/peerlane"),
+				)
 				if out, err := c.CombinedOutput(); err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}

@@ -30,7 +30,12 @@ func (d Devices) withoutRoot() error {
 	if limit.Max != unix.RLIM_INFINITY {
 		has = fmt.Sprintf("%d KiB", limit.Max>>10)
 	}
-	return &fault.Error{Code: fault.LockedMemory, Operation: "give peerlane.dev/gpu= or peerlane.dev/nic= to a container of an engine that runs without root",
-		Cause:  errors.New("only the host's root may lift the limit of locked memory for memory that a program registers (it is " + has + " here)"),
-		Remedy: "ask for peerlane.dev/lane= and nvidia.com/gpu="}
+	return &fault.Error{
+		Code:      fault.LockedMemory,
+		Operation: "give peerlane.dev/gpu= or peerlane.dev/nic= to a container of an engine that runs without root",
+		Cause: errors.New(
+			"only the host's root may lift the limit of locked memory for memory that a program registers (it is " + has + " here)",
+		),
+		Remedy: "ask for peerlane.dev/lane= and nvidia.com/gpu=",
+	}
 }

@@ -39,7 +39,19 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 	}
 	const none = "/proc/self/ns/uts" // no tree of it can be taken
 	for _, paths := range [][]string{{"lib64"}, {"alternative"}, {"elsewhere"}, {"lib64", "alternative", "elsewhere"}} {
-		arguments := []string{"confine", "--processes", "--show", "--read", at("tree"), "--read", at("alternatives"), "--read", none, "--write", at("tree/writable")}
+		arguments := []string{
+			"confine",
+			"--processes",
+			"--show",
+			"--read",
+			at("tree"),
+			"--read",
+			at("alternatives"),
+			"--read",
+			none,
+			"--write",
+			at("tree/writable"),
+		}
 		script := "echo text >>" + at("tree/writable/file") + " || exit 3"
 		for _, path := range paths {
 			arguments = append(arguments, "--read", at("tree/"+path))
@@ -99,7 +111,13 @@ ls /sys/bus/pci/devices >/dev/null`
 	}{
 		{nil, true}, {[]string{"--host-network"}, false}, {[]string{"--tcp", "20000-20001"}, false},
 	} {
-		arguments := append(append([]string{"confine", "--processes", "--show"}, c.arguments...), "--", "/bin/sh", "-c", script)
+		arguments := append(
+			append([]string{"confine", "--processes", "--show"}, c.arguments...),
+			"--",
+			"/bin/sh",
+			"-c",
+			script,
+		)
 		cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), arguments...)
 		var said strings.Builder
 		cmd.Stderr = &said

@@ -26,6 +26,7 @@ import (
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
@@ -362,7 +363,8 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 				return
 			}
 			if is.UID == 0 || is.UID != is.GID || is.UID != info.Sandbox.UID || is.Capabilities != 0 || !is.NoNewPrivs || !is.Seccomp ||
-				!is.OwnRoot || !is.OwnNetwork || !slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
+				!is.OwnRoot || !is.OwnNetwork ||
+				!slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
 				t.Errorf("the sandbox: %+v, missing %q", is, i.Sandbox.Missing)
 			}
 			if (i.Sandbox.Landlock > 0) != landlocks() {
@@ -447,7 +449,9 @@ func TestHalfASandbox(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer read.Close()
-			attacker := exec.Command(filepath.Join(bin, "peerlane-hook"), append([]string{"confine"}, s.Arguments(3, filepath.Join(bin, "peerlane-relay"), "serve")...)...)
+			attacker := exec.Command(
+				filepath.Join(bin, "peerlane-hook"),
+				append([]string{"confine"}, s.Arguments(3, filepath.Join(bin, "peerlane-relay"), "serve")...)...)
 			attacker.Env = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=attacks only", targetsVariable + "=" + string(text)}
 			attacker.ExtraFiles = []*os.File{write}
 			attacker.Stderr = &bytes.Buffer{}
@@ -471,7 +475,8 @@ func TestHalfASandbox(t *testing.T) {
 			if err := json.NewDecoder(read).Decode(&report); err != nil {
 				t.Fatal(err)
 			}
-			if report.UID != s.UID || !report.Seccomp || report.Root || (report.Landlock > 0) != (!slices.Contains(c.missing, "Landlock") && landlocks()) {
+			if report.UID != s.UID || !report.Seccomp || report.Root ||
+				(report.Landlock > 0) != (!slices.Contains(c.missing, "Landlock") && landlocks()) {
 				t.Errorf("the report is %+v", report)
 			}
 			for _, missing := range c.missing {
@@ -494,7 +499,12 @@ func withoutMounts() error { return unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SY
 // other. Who is under one cannot mount.
 func withoutLandlock() error {
 	attributes := unix.LandlockRulesetAttr{Handled_access_fs: unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK}
-	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes.Handled_access_fs), 0)
+	fd, _, errno := unix.RawSyscall(
+		unix.SYS_LANDLOCK_CREATE_RULESET,
+		uintptr(unsafe.Pointer(&attributes)),
+		unsafe.Sizeof(attributes.Handled_access_fs),
+		0,
+	)
 	if errno != 0 {
 		return errno
 	}
@@ -547,12 +557,18 @@ func TestRelaysShareNoUID(t *testing.T) {
 			t.Fatal(err)
 		}
 		if other, taken := users[is.Uid]; taken || is.Uid == 0 || int(is.Uid) != g.Sandbox.UID {
-			t.Errorf("relay %d has uid %d, which %d is recorded for, and relay %d may have", pid, is.Uid, g.Sandbox.UID, other)
+			t.Errorf(
+				"relay %d has uid %d, which %d is recorded for, and relay %d may have",
+				pid,
+				is.Uid,
+				g.Sandbox.UID,
+				other,
+			)
 		}
 		users[is.Uid] = pid
 	}
 	_, err = hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid))
-	if err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
+	if !errors.Is(err, fault.NoRelayUID) {
 		t.Errorf("a relay too many: %v", err)
 	}
 	end(inits[0])
@@ -683,7 +699,25 @@ ulimit -c | grep -qx 0
 test "$GOMAXPROCS" -ge 1
 (true & wait)
 `
-	cmd := exec.Command(filepath.Join(bin, "peerlane-hook"), "confine", "--processes", "--show", "--uid", "2147352571", "--open", "512", "--tasks", "64", "--write", dir, "--", "/bin/sh", "-c", script, dir)
+	cmd := exec.Command(
+		filepath.Join(bin, "peerlane-hook"),
+		"confine",
+		"--processes",
+		"--show",
+		"--uid",
+		"2147352571",
+		"--open",
+		"512",
+		"--tasks",
+		"64",
+		"--write",
+		dir,
+		"--",
+		"/bin/sh",
+		"-c",
+		script,
+		dir,
+	)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -714,7 +748,8 @@ func TestAddedLaneWithItsOwnDevices(t *testing.T) {
 		t.Errorf("relay %d answers: %v", answered, err)
 	}
 	configs := reports[launch.Config](t, h.dir, "config")
-	if last := configs[len(configs)-1]; len(configs) < 2 || !slices.ContainsFunc(configs, func(c launch.Config) bool { return len(c.Lanes) == 2 }) {
+	if last := configs[len(configs)-1]; len(configs) < 2 ||
+		!slices.ContainsFunc(configs, func(c launch.Config) bool { return len(c.Lanes) == 2 }) {
 		t.Errorf("%d configurations, the last %+v", len(configs), last)
 	}
 	end(init)
@@ -731,7 +766,12 @@ func attackMain(only bool) {
 
 // The libraries that a relay's environment names can be read in its sandbox.
 func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
-	got := readable("PEERLANE_CUDA_LIBRARY=/opt/a.so", "PEERLANE_VERBS_LIBRARY=/opt/b.so", "LD_LIBRARY_PATH=/opt/c:d:/opt/e", "PEERLANE_OTHER=/opt/f")
+	got := readable(
+		"PEERLANE_CUDA_LIBRARY=/opt/a.so",
+		"PEERLANE_VERBS_LIBRARY=/opt/b.so",
+		"LD_LIBRARY_PATH=/opt/c:d:/opt/e",
+		"PEERLANE_OTHER=/opt/f",
+	)
 	if want := []string{"/opt/a.so", "/opt/b.so", "/opt/c", "/opt/e"}; !slices.Equal(got, want) {
 		t.Errorf("readable are %v, not %v", got, want)
 	}

@@ -55,7 +55,14 @@ func testerMain(fault func(string) bool) {
 	}
 	say(launch.PairHost{Driver: 13000})
 	for i, name := range job.Pairs {
-		p := launch.Pair{PairName: name, Verdict: launch.VerdictGood, Bytes: 1 << 20, Chunk: 4 << 20, Depth: 4, Streams: 2}
+		p := launch.Pair{
+			PairName: name,
+			Verdict:  launch.VerdictGood,
+			Bytes:    1 << 20,
+			Chunk:    4 << 20,
+			Depth:    4,
+			Streams:  2,
+		}
 		switch {
 		case fault("wrong first") && i == 0 && name.Server.Index != spare:
 			p.Verdict, p.Reason, p.Chunk = launch.VerdictWrong, "1 byte arrived wrong", 0
@@ -149,14 +156,19 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 		if told.SelfTest != launch.SelfTestOnce || !told.Calibrated {
 			t.Errorf("it was told %+v", told)
 		}
-		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Servers[0]}); p == nil || p.Verdict != launch.VerdictWrong || p.Reason != "1 byte arrived wrong" {
+		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Servers[0]}); p == nil ||
+			p.Verdict != launch.VerdictWrong ||
+			p.Reason != "1 byte arrived wrong" {
 			t.Errorf("of the server it knows %+v", p)
 		}
-		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Spares[0].GPU}); p == nil || p.Verdict != launch.VerdictGood || p.Streams != 2 {
+		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Spares[0].GPU}); p == nil ||
+			p.Verdict != launch.VerdictGood ||
+			p.Streams != 2 {
 			t.Errorf("of the spare it knows %+v", p)
 		}
 		// Spares are apart, so that another container need not wait for them.
-		if jobs := h.jobs(t); len(jobs) != 2 || len(jobs[0].Pairs) != 1 || len(jobs[1].Pairs) != 1 || jobs[0].SlotBytes != 32<<20 {
+		if jobs := h.jobs(t); len(jobs) != 2 || len(jobs[0].Pairs) != 1 || len(jobs[1].Pairs) != 1 ||
+			jobs[0].SlotBytes != 32<<20 {
 			t.Errorf("after %d starts the jobs are %+v", i+1, jobs)
 		}
 		log := h.log(t, g.ID)
@@ -197,9 +209,16 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 // nothing of GPUs that it has not to do with.
 func TestPairsOfOtherContainers(t *testing.T) {
 	h := newHost(t)
-	other, strangers := launch.PairName{GPU: lane(7).GPU, Server: lane(3).GPU}, launch.PairName{GPU: lane(7).GPU, Server: lane(8).GPU}
+	other, strangers := launch.PairName{
+		GPU:    lane(7).GPU,
+		Server: lane(3).GPU,
+	}, launch.PairName{
+		GPU:    lane(7).GPU,
+		Server: lane(8).GPU,
+	}
 	for _, n := range []launch.PairName{other, strangers} {
-		if said, err := verdicts(t, h.tester(t, "wrong first"), false, []launch.PairName{n}); err != nil || said != "7 wrong" {
+		if said, err := verdicts(t, h.tester(t, "wrong first"), false, []launch.PairName{n}); err != nil ||
+			said != "7 wrong" {
 			t.Fatalf("%s, %v", said, err)
 		}
 	}
@@ -211,7 +230,8 @@ func TestPairsOfOtherContainers(t *testing.T) {
 		t.Errorf("it was told of %v", told.Pairs)
 	}
 	inspected, err := control.Inspect(h.layout, g.ID)
-	if err != nil || len(inspected.Pairs) != 2 || inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
+	if err != nil || len(inspected.Pairs) != 2 ||
+		inspected.Pairs[1].PairName != launch.FindPair(told.Pairs, other).PairName {
 		t.Errorf("inspect tells of %v, %v", inspected.Pairs, err)
 	}
 }
@@ -340,7 +360,10 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	letGo := h.busy(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
-	if err := h.tester(t, "").Test(ctx, names(1), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.Canceled) {
+	if err := h.tester(t, "").Test(ctx, names(1), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(
+		err,
+		context.Canceled,
+	) {
 		t.Errorf("it ended with %v", err)
 	}
 	c := startProcess(t)
@@ -486,7 +509,8 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 			}
 			c.change(t, h.layout.SelfTestFile())
 			known, err := tester.Known()
-			if c.damaged == "" && err != nil || c.damaged != "" && (err == nil || !strings.Contains(err.Error(), c.damaged)) {
+			if c.damaged == "" && err != nil ||
+				c.damaged != "" && (err == nil || !strings.Contains(err.Error(), c.damaged)) {
 				t.Errorf("what is kept is read with %v", err)
 			}
 			if (len(known.Pairs) == 0) != c.again {
@@ -581,7 +605,10 @@ func TestSelfTestsAtOnce(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := h.tester(t, "hangs").Test(ctx, names(2), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(err, context.DeadlineExceeded) {
+	if err := h.tester(t, "hangs").Test(ctx, names(2), false, func(launch.PairHost, launch.Pair) {}); !errors.Is(
+		err,
+		context.DeadlineExceeded,
+	) {
 		t.Errorf("after its time: %v", err)
 	}
 }

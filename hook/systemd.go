@@ -41,7 +41,12 @@ func (s *service) close() {
 
 // runBySystemd runs the supervisor as a service of systemd, if configuration and host permit, and
 // returns when the service has executed the relay; nil if the hook must fork.
-func runBySystemd(g *generation.Generation, l paths.Layout, launcher string, files map[int]*os.File) (*starting, error) {
+func runBySystemd(
+	g *generation.Generation,
+	l paths.Layout,
+	launcher string,
+	files map[int]*os.File,
+) (*starting, error) {
 	if !bySystemd(l, launcher) {
 		return nil, nil
 	}
@@ -58,8 +63,12 @@ func runBySystemd(g *generation.Generation, l paths.Layout, launcher string, fil
 		}
 		return &starting{stop: func() (string, error) { return "", s.kill() }, held: []io.Closer{s.conn, s.pidfd}}, nil
 	case launcher == config.LauncherSystemd:
-		return nil, fmt.Errorf("relay.launcher is %q, and %w; run `systemctl enable --now peerlane-relay.socket`, look at `journalctl -u peerlane-relay.socket -u 'peerlane-relay@*'`, or set relay.launcher to %q in config.toml",
-			launcher, err, config.LauncherAuto)
+		return nil, fmt.Errorf(
+			"relay.launcher is %q, and %w; run `systemctl enable --now peerlane-relay.socket`, look at `journalctl -u peerlane-relay.socket -u 'peerlane-relay@*'`, or set relay.launcher to %q in config.toml",
+			launcher,
+			err,
+			config.LauncherAuto,
+		)
 	}
 	// Better a relay that counts among the runtime's processes than no container.
 	logrus.WithError(err).WithField("container", g.Container.ID).Warn("no relay by systemd; this hook starts it")
@@ -126,7 +135,11 @@ func (s *service) hear() error {
 	case hello.Error != "":
 		err = errors.New(hello.Error)
 	case hello.Version != handover.Version:
-		err = fmt.Errorf("the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its units", hello.Version, handover.Version)
+		err = fmt.Errorf(
+			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its units",
+			hello.Version,
+			handover.Version,
+		)
 	case len(files) != 1:
 		err = fmt.Errorf("the service greets with %d descriptors, and not with one", len(files))
 	default:
@@ -164,11 +177,19 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 	}
 	switch {
 	case err != nil:
-		err = fmt.Errorf("systemd's service has not started a relay within %v: %w; its log: %s", handover.StartTimeout, err, g.LogTail(l))
+		err = fmt.Errorf(
+			"systemd's service has not started a relay within %v: %w; its log: %s",
+			handover.StartTimeout,
+			err,
+			g.LogTail(l),
+		)
 	case len(word) > 0:
 		err = errors.New(string(word))
 	default:
-		err = fmt.Errorf("systemd's service %s", s.lastWord(func() string { return "ended early; its log: " + g.LogTail(l) }))
+		err = fmt.Errorf(
+			"systemd's service %s",
+			s.lastWord(func() string { return "ended early; its log: " + g.LogTail(l) }),
+		)
 	}
 	err = fmt.Errorf("%w; `journalctl -u 'peerlane-relay@*'` may say more", err)
 	// As in run: a stuck service must not write during the removal.

@@ -180,7 +180,15 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	if len(starts) != 1 {
 		t.Fatalf("%d relays were started", len(starts))
 	}
-	want := []string{"0 /dev/null", "1 /dev/null", "2 pipe:", "3 socket:", "4 socket:", "5 socket:", "6 anon_inode:[pidfd"}
+	want := []string{
+		"0 /dev/null",
+		"1 /dev/null",
+		"2 pipe:",
+		"3 socket:",
+		"4 socket:",
+		"5 socket:",
+		"6 anon_inode:[pidfd",
+	}
 	if got := starts[0].Descriptors; strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("the relay's descriptors are %q", got)
 	}
@@ -368,7 +376,8 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			test.host(t, h)
 			init := startProcess(t)
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
-			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
+			if err == nil || !strings.Contains(err.Error(), test.says) ||
+				!strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
 				t.Errorf("by systemd alone: %v; it should say %q", err, test.says)
 			}
 			// A child that another test forks has this process's files until it executes, and so
@@ -453,7 +462,8 @@ func TestServiceThatFailsFailsTheStart(t *testing.T) {
 	r := h.requestBy(config.LauncherAuto, "c", startProcess(t).Process.Pid, "")
 	r.Config.Relay.Binary = script
 	_, err := hook.Launch(h.layout, r)
-	if err == nil || !strings.Contains(err.Error(), "no such file or directory") || !strings.Contains(err.Error(), "journalctl") {
+	if err == nil || !strings.Contains(err.Error(), "no such file or directory") ||
+		!strings.Contains(err.Error(), "journalctl") {
 		t.Errorf("error %v", err)
 	}
 	h.gone(t)
@@ -473,7 +483,11 @@ func newPlayHook(t *testing.T, h host) *playHook {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock", dir.Fd()), Net: "unixpacket"})
+	conn, err := net.DialUnix(
+		"unixpacket",
+		nil,
+		&net.UnixAddr{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock", dir.Fd()), Net: "unixpacket"},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -717,7 +731,8 @@ func TestServiceRefusesOtherUsers(t *testing.T) {
 		return
 	}
 	defer p.conn.Close()
-	if refused, n := p.hear(); n > 0 || !strings.Contains(refused.Error, "of user 65534 asks for a relay; only user 0 may") {
+	if refused, n := p.hear(); n > 0 ||
+		!strings.Contains(refused.Error, "of user 65534 asks for a relay; only user 0 may") {
 		t.Errorf("it says %+v, with %d descriptors", refused, n)
 	}
 	l.says(t, "only user 0 may")

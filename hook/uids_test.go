@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -56,7 +56,7 @@ func (h host) stays(t *testing.T, uid int, what string) {
 	}
 	r := h.request("another", startProcess(t).Process.Pid, "", lane(4))
 	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", uid-1, uid) // the first is the group
-	if _, err := hook.Launch(h.layout, r); err == nil || !strings.Contains(err.Error(), "raise relay.uids") {
+	if _, err := hook.Launch(h.layout, r); !errors.Is(err, fault.NoRelayUID) {
 		t.Errorf("%s, and another relay with its uid: %v", what, err)
 	}
 }
@@ -140,7 +140,8 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	waitDead(t, relay)
 	testutil.Succeeds(t, "the uid of the relay that has ended", func() error {
 		// The collector removes the sockets and the control group, too, once the relay has ended.
-		if removed, err := collector.Collect(h.layout); err != nil || len(removed) > 0 && !slices.Equal(removed, []string{g.ID}) {
+		if removed, err := collector.Collect(h.layout); err != nil ||
+			len(removed) > 0 && !slices.Equal(removed, []string{g.ID}) {
 			return fmt.Errorf("Collect removed %v, %v", removed, err)
 		}
 		if marks := h.marks(t); len(marks) > 0 {

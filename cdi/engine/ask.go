@@ -56,7 +56,11 @@ func Ask(ctx context.Context, name, socket string) (Answer, error) {
 	return Answer{}, errors.Join(silent, err)
 }
 
-func askDaemon(ctx context.Context, daemon func(context.Context, string) (string, error), socket string) (string, error) {
+func askDaemon(
+	ctx context.Context,
+	daemon func(context.Context, string) (string, error),
+	socket string,
+) (string, error) {
 	if _, err := os.Stat(socket); err != nil {
 		return "", err
 	}

@@ -79,7 +79,8 @@ func TestProgramsAreAsked(t *testing.T) {
 		}
 	}
 	program("crio", "exit 3")
-	if _, err := Ask(context.Background(), CRIO, ""); err == nil || errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), "exit status 3") {
+	if _, err := Ask(context.Background(), CRIO, ""); err == nil || errors.Is(err, ErrNotInstalled) ||
+		!strings.Contains(err.Error(), "exit status 3") {
 		t.Errorf("it said %v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
@@ -90,7 +91,8 @@ func TestProgramsAreAsked(t *testing.T) {
 	}
 	// A daemon that does not answer is an error, not a missing engine.
 	for _, name := range []string{docker, Containerd} {
-		if _, err := Ask(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) || !strings.Contains(err.Error(), dir) {
+		if _, err := Ask(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) ||
+			!strings.Contains(err.Error(), dir) {
 			t.Errorf("of %s it said %v", name, err)
 		}
 	}
@@ -130,7 +132,8 @@ func TestDockerIsAsked(t *testing.T) {
 		s.Start()
 		got, err := Ask(context.Background(), docker, socket)
 		s.Close()
-		if check != nil || got != c.want || (err == nil) != c.want.Daemon || errors.Is(err, ErrNotInstalled) != (c.err != nil) {
+		if check != nil || got != c.want || (err == nil) != c.want.Daemon ||
+			errors.Is(err, ErrNotInstalled) != (c.err != nil) {
 			t.Errorf("%s: %+v, %v, want %+v, %v", c.says, got, err, c.want, c.err)
 		}
 	}

@@ -174,11 +174,23 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 	case r == nil:
 		c.record = &record{Path: c.Path, Existed: s.text != nil, original: s.text, Result: hash(c.New)}
 	case r.Path != c.Path:
-		return c, s, fmt.Errorf("%s was changed before, and %s would be now; `peerlane runtime remove --runtime %s` first", r.Path, c.Path, name)
+		return c, s, fmt.Errorf(
+			"%s was changed before, and %s would be now; `peerlane runtime remove --runtime %s` first",
+			r.Path,
+			c.Path,
+			name,
+		)
 	case r.Result != hash(s.text):
 		c.record = &record{Path: r.Path, Existed: r.Existed, original: r.original, Keys: r.Keys, Restart: r.Restart}
 	default:
-		c.record = &record{Path: r.Path, Existed: r.Existed, original: r.original, Keys: r.Keys, Restart: r.Restart, Result: hash(c.New)}
+		c.record = &record{
+			Path:     r.Path,
+			Existed:  r.Existed,
+			original: r.original,
+			Keys:     r.Keys,
+			Restart:  r.Restart,
+			Result:   hash(c.New),
+		}
 	}
 	c.record.add(s.keys)
 	if c.Restart = s.Restart; len(c.Restart) > len(c.record.Restart) { // a reload is less
@@ -231,7 +243,13 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	}
 	if len(again.keys) > 0 {
 		_, file := d.get(again.keys[0].Path...)
-		return fmt.Errorf("%s is decided by %s, which %s reads after %s; change it there", again.keys[0], file, name, s.File)
+		return fmt.Errorf(
+			"%s is decided by %s, which %s reads after %s; change it there",
+			again.keys[0],
+			file,
+			name,
+			s.File,
+		)
 	}
 	return nil
 }
@@ -264,8 +282,12 @@ func Remove(dir, name string) (c Change, err error) {
 		return c, err
 	}
 	if now != r.Path {
-		return c, fmt.Errorf("%s was changed, and leads to %s now, which is not what Peerlane has changed; change that by hand, and remove %s",
-			r.Path, now, c.store)
+		return c, fmt.Errorf(
+			"%s was changed, and leads to %s now, which is not what Peerlane has changed; change that by hand, and remove %s",
+			r.Path,
+			now,
+			c.store,
+		)
 	}
 	c.Old, err = os.ReadFile(r.Path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -296,7 +318,10 @@ func Remove(dir, name string) (c Change, err error) {
 			c.Notes = append(c.Notes, fmt.Sprintf("somebody else has changed %s, which stays", k))
 			continue
 		}
-		keys = append(keys, edit.Key{Path: k.Path, Value: restorable(edit.Get(before, k.Path...)), Keep: edit.Depth(before, k.Path)})
+		keys = append(
+			keys,
+			edit.Key{Path: k.Path, Value: restorable(edit.Get(before, k.Path...)), Keep: edit.Depth(before, k.Path)},
+		)
 	}
 	if c.New, err = edit.Set(l, c.Old, keys...); err != nil {
 		return c, inFile(r.Path, err)

@@ -108,12 +108,18 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 		p.keys = slices.Insert(p.keys, 0, edit.Key{Path: []string{"version"}, Value: form})
 	}
 	if p.cdi == CDIUnknown {
-		p.notes = append(p.notes, byRuntime("by a RuntimeClass with the handler peerlane and the annotation peerlane.dev/devices"))
+		p.notes = append(
+			p.notes,
+			byRuntime("by a RuntimeClass with the handler peerlane and the annotation peerlane.dev/devices"),
+		)
 	}
 	if disabled, file := d.get("disabled_plugins"); slices.ContainsFunc(edit.Texts(disabled), func(name string) bool {
 		return name == "cri" || name == table[len(table)-1] || name == "io.containerd.grpc.v1.cri"
 	}) {
-		p.notes = append(p.notes, fmt.Sprintf("%s switches the CRI off by disabled_plugins: a kubelet and crictl find nothing", file))
+		p.notes = append(
+			p.notes,
+			fmt.Sprintf("%s switches the CRI off by disabled_plugins: a kubelet and crictl find nothing", file),
+		)
 	}
 	if len(w.HooksDirs) > 0 {
 		p.notes = append(p.notes, "it has no directory of hooks")

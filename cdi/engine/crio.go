@@ -27,7 +27,12 @@ func planCRIO(v version, d documents, w Wanted) (p decision, err error) {
 	p.cdi = CDIUnknown
 	if v.atLeast(1, 23) {
 		p.cdi = CDIOn
-		dirs, err := listed(d, []string{"crio", "runtime", "cdi_spec_dirs"}, DefaultSpecDirs, slices.Concat(DefaultSpecDirs, w.SpecDirs))
+		dirs, err := listed(
+			d,
+			[]string{"crio", "runtime", "cdi_spec_dirs"},
+			DefaultSpecDirs,
+			slices.Concat(DefaultSpecDirs, w.SpecDirs),
+		)
 		if err != nil {
 			return p, err
 		}
@@ -35,7 +40,12 @@ func planCRIO(v version, d documents, w Wanted) (p decision, err error) {
 			p.keys = append(p.keys, *dirs)
 		}
 	}
-	hooks, err := listed(d, []string{"crio", "runtime", "hooks_dir"}, []string{"/usr/share/containers/oci/hooks.d"}, w.HooksDirs)
+	hooks, err := listed(
+		d,
+		[]string{"crio", "runtime", "hooks_dir"},
+		[]string{"/usr/share/containers/oci/hooks.d"},
+		w.HooksDirs,
+	)
 	if err != nil {
 		return p, err
 	}
@@ -49,7 +59,10 @@ func planCRIO(v version, d documents, w Wanted) (p decision, err error) {
 			edit.Key{Path: append(table[:4:4], "runtime_type"), Value: "oci"})...)
 	}
 	if p.cdi == CDIUnknown {
-		p.notes = append(p.notes, byRuntime("by a RuntimeClass with the handler peerlane and the annotation peerlane.dev/devices"))
+		p.notes = append(
+			p.notes,
+			byRuntime("by a RuntimeClass with the handler peerlane and the annotation peerlane.dev/devices"),
+		)
 	}
 	if len(w.RuntimeArgs) > 0 {
 		p.notes = append(p.notes, "it gives runtimes no arguments: --runtime-arg is without effect")

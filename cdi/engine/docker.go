@@ -62,7 +62,9 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 		table := []string{"runtimes", RuntimeName}
 		p.keys = append(p.keys, different(d, edit.Key{Path: append(table[:2:2], "path"), Value: w.RuntimePath})...)
 		if len(w.RuntimeArgs) > 0 {
-			p.keys = append(p.keys, different(d, edit.Key{Path: append(table[:2:2], "runtimeArgs"), Value: w.RuntimeArgs})...)
+			p.keys = append(
+				p.keys,
+				different(d, edit.Key{Path: append(table[:2:2], "runtimeArgs"), Value: w.RuntimeArgs})...)
 		}
 		if p.restart == "" {
 			p.restart = "systemctl reload docker"

@@ -157,7 +157,13 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 			socket = e.socket(d)
 		}
 		if answer, err = ask(ctx, name, socket); errors.Is(err, ErrNotInstalled) {
-			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err, Remedy: "install it, or name another with --runtime"}
+			return s, &fault.Error{
+				Code:      fault.NoEngine,
+				Operation: "ask for the version of",
+				Object:    name,
+				Cause:     err,
+				Remedy:    "install it, or name another with --runtime",
+			}
 		} else if err != nil {
 			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err, Remedy: "start its service"}
 		}

@@ -105,71 +105,236 @@ var golden = []struct {
 	restart               string // substring
 	note                  string // substring of a note
 }{
-	{name: "Docker 20.10 without a configuration", engine: docker, version: "20.10.24", cdi: CDIUnknown, restart: "reload", note: "docker run --runtime peerlane",
-		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
-	{name: "Docker 24, beside another runtime", engine: docker, version: "24.0.7", cdi: CDIUnknown, restart: "reload", note: "--runtime peerlane",
-		wanted: Wanted{RuntimeArgs: []string{"--peerlane-device=peerlane.dev/lane=3"}},
-		files:  map[string]string{daemonJSON: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        }\n    }\n}\n"},
-		file:   daemonJSON, want: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        },\n        \"peerlane\": {\n            \"path\": \"/usr/bin/peerlane-runtime\",\n            \"runtimeArgs\": [\n                \"--peerlane-device=peerlane.dev/lane=3\"\n            ]\n        }\n    }\n}\n"},
+	{
+		name:    "Docker 20.10 without a configuration",
+		engine:  docker,
+		version: "20.10.24",
+		cdi:     CDIUnknown,
+		restart: "reload",
+		note:    "docker run --runtime peerlane",
+		file:    daemonJSON,
+		want:    "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n",
+	},
+	{
+		name:    "Docker 24, beside another runtime",
+		engine:  docker,
+		version: "24.0.7",
+		cdi:     CDIUnknown,
+		restart: "reload",
+		note:    "--runtime peerlane",
+		wanted:  Wanted{RuntimeArgs: []string{"--peerlane-device=peerlane.dev/lane=3"}},
+		files: map[string]string{
+			daemonJSON: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        }\n    }\n}\n",
+		},
+		file: daemonJSON,
+		want: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        },\n        \"peerlane\": {\n            \"path\": \"/usr/bin/peerlane-runtime\",\n            \"runtimeArgs\": [\n                \"--peerlane-device=peerlane.dev/lane=3\"\n            ]\n        }\n    }\n}\n",
+	},
 	{name: "Docker 25", engine: docker, version: "25.0.3", cdi: CDIOff, restart: "systemctl restart docker",
-		files: map[string]string{daemonJSON: `{"live-restore": true}`}, file: daemonJSON, want: `{"live-restore": true,"features": {"cdi":true}}`},
+		files: map[string]string{
+			daemonJSON: `{"live-restore": true}`,
+		}, file: daemonJSON, want: `{"live-restore": true,"features": {"cdi":true}}`},
 	{name: "Docker 28.1", engine: docker, version: "28.1.1", cdi: CDIOff, restart: "systemctl restart docker",
 		file: daemonJSON, want: "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
-	{name: "Docker 26 that has it", engine: docker, version: "26.1.5+dfsg1", cdi: CDIOn, files: map[string]string{daemonJSON: `{"features": {"cdi": true}}`}},
+	{
+		name:    "Docker 26 that has it",
+		engine:  docker,
+		version: "26.1.5+dfsg1",
+		cdi:     CDIOn,
+		files:   map[string]string{daemonJSON: `{"features": {"cdi": true}}`},
+	},
 	{name: "Docker 28.2", engine: docker, version: "28.2.2", cdi: CDIOn},
 	{name: "Docker 29", engine: docker, version: "29.0.1", cdi: CDIOn},
 	{name: "Docker 29 by its module", engine: docker, version: "v2.0.0-beta.24", cdi: CDIOn},
-	{name: "Docker 29, switched off", engine: docker, version: "29.0.1", cdi: CDIOff, restart: "systemctl restart docker",
-		files: map[string]string{daemonJSON: "{\"features\": {\"cdi\": false}, \"cdi-spec-dirs\": [\"/var/run/cdi/\"]}"},
-		file:  daemonJSON, want: "{\"features\": {\"cdi\": true}, \"cdi-spec-dirs\": [\"/var/run/cdi/\",\"/etc/cdi\"]}"},
-	{name: "Docker 29, another directory", engine: docker, version: "29.0.1", cdi: CDIOn, restart: "systemctl restart docker", wanted: Wanted{SpecDirs: []string{"/opt/cdi"}},
-		file: daemonJSON, want: "{\n  \"cdi-spec-dirs\": [\n    \"/etc/cdi\",\n    \"/var/run/cdi\",\n    \"/opt/cdi\"\n  ]\n}\n"},
-	{name: "Docker 29, the runtime as well", engine: docker, version: "29.0.1", cdi: CDIOn, restart: "reload", wanted: Wanted{Runtime: true}, files: map[string]string{daemonJSON: "\n"},
-		file: daemonJSON, want: "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n"},
+	{
+		name:    "Docker 29, switched off",
+		engine:  docker,
+		version: "29.0.1",
+		cdi:     CDIOff,
+		restart: "systemctl restart docker",
+		files: map[string]string{
+			daemonJSON: "{\"features\": {\"cdi\": false}, \"cdi-spec-dirs\": [\"/var/run/cdi/\"]}",
+		},
+		file: daemonJSON,
+		want: "{\"features\": {\"cdi\": true}, \"cdi-spec-dirs\": [\"/var/run/cdi/\",\"/etc/cdi\"]}",
+	},
+	{
+		name:    "Docker 29, another directory",
+		engine:  docker,
+		version: "29.0.1",
+		cdi:     CDIOn,
+		restart: "systemctl restart docker",
+		wanted:  Wanted{SpecDirs: []string{"/opt/cdi"}},
+		file:    daemonJSON,
+		want:    "{\n  \"cdi-spec-dirs\": [\n    \"/etc/cdi\",\n    \"/var/run/cdi\",\n    \"/opt/cdi\"\n  ]\n}\n",
+	},
+	{
+		name:    "Docker 29, the runtime as well",
+		engine:  docker,
+		version: "29.0.1",
+		cdi:     CDIOn,
+		restart: "reload",
+		wanted:  Wanted{Runtime: true},
+		files:   map[string]string{daemonJSON: "\n"},
+		file:    daemonJSON,
+		want:    "{\n  \"runtimes\": {\n    \"peerlane\": {\n      \"path\": \"/usr/bin/peerlane-runtime\"\n    }\n  }\n}\n",
+	},
 
-	{name: "containerd 1.6 of Debian 12", engine: Containerd, version: "1.6.20~ds1", cdi: CDIUnknown, restart: "systemctl restart containerd", note: "RuntimeClass",
-		files: map[string]string{configTOML: debian12}, file: configTOML, want: debian12 + `
+	{
+		name:    "containerd 1.6 of Debian 12",
+		engine:  Containerd,
+		version: "1.6.20~ds1",
+		cdi:     CDIUnknown,
+		restart: "systemctl restart containerd",
+		note:    "RuntimeClass",
+		files:   map[string]string{configTOML: debian12},
+		file:    configTOML,
+		want: debian12 + `
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.peerlane]
 runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.peerlane.options]
 BinaryName = "/usr/bin/peerlane-runtime"
-`},
-	{name: "containerd 1.7 without a configuration", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
-		file: configTOML, want: "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"},
-	{name: "containerd 1.7 of Debian 13", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: debian12}, file: configTOML,
-		want: strings.Replace(debian12, "cri\"]\n", "cri\"]\n  enable_cdi = true\n", 1)},
-	{name: "containerd 1.7 with a configuration of version 1", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: "oom_score = 0\n[plugins.cri]\n  sandbox_image = \"pause\"\n"},
-		file:  configTOML, want: "oom_score = 0\n[plugins.cri]\n  sandbox_image = \"pause\"\n  enable_cdi = true\n"},
-	{name: "containerd 1.7 with an import that has the CRI", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
-			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = false # nvidia\n", "etc/containerd/conf.d/x.conf": "[torn"},
-		file: "etc/containerd/conf.d/99-nvidia.toml", want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = true # nvidia\n"},
+`,
+	},
+	{
+		name:    "containerd 1.7 without a configuration",
+		engine:  Containerd,
+		version: "1.7.24",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		file:    configTOML,
+		want:    "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+	},
+	{
+		name:    "containerd 1.7 of Debian 13",
+		engine:  Containerd,
+		version: "1.7.24",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files:   map[string]string{configTOML: debian12},
+		file:    configTOML,
+		want:    strings.Replace(debian12, "cri\"]\n", "cri\"]\n  enable_cdi = true\n", 1),
+	},
+	{
+		name:    "containerd 1.7 with a configuration of version 1",
+		engine:  Containerd,
+		version: "1.7.24",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files:   map[string]string{configTOML: "oom_score = 0\n[plugins.cri]\n  sandbox_image = \"pause\"\n"},
+		file:    configTOML,
+		want:    "oom_score = 0\n[plugins.cri]\n  sandbox_image = \"pause\"\n  enable_cdi = true\n",
+	},
+	{
+		name:    "containerd 1.7 with an import that has the CRI",
+		engine:  Containerd,
+		version: "1.7.24",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files: map[string]string{
+			configTOML:                             "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = false # nvidia\n",
+			"etc/containerd/conf.d/x.conf":         "[torn",
+		},
+		file: "etc/containerd/conf.d/99-nvidia.toml",
+		want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = true # nvidia\n",
+	},
 	{name: "containerd 2 without a configuration", engine: Containerd, version: "2.1.0", cdi: CDIOn},
-	{name: "containerd 2 with a configuration of version 2", engine: Containerd, version: "2.0.0", cdi: CDIOn, files: map[string]string{configTOML: debian12}},
-	{name: "containerd 2 with a configuration of Docker's package", engine: Containerd, version: "2.0.0", cdi: CDIOn, note: "switches the CRI off",
-		files: map[string]string{configTOML: "version = 2\ndisabled_plugins = [\"cri\"]\n"}},
-	{name: "containerd 1.7 with an import that has the CRI, and says nothing of CDI", engine: Containerd, version: "1.7.24", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
-			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n"},
-		file: "etc/containerd/conf.d/99-nvidia.toml", want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n  enable_cdi = true\n"},
-	{name: "containerd 2 with an import that has the CRI, and says nothing of CDI", engine: Containerd, version: "2.0.0", cdi: CDIOn,
-		files: map[string]string{configTOML: "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
-			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n"}},
-	{name: "containerd 2 with a configuration of version 1", engine: Containerd, version: "2.1.0", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: "[plugins.cri]\nenable_cdi = false\n"}, file: configTOML, want: "[plugins.cri]\nenable_cdi = true\n"},
-	{name: "containerd 2 with a configuration of version 4", engine: Containerd, version: "2.3.5", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: strings.Replace(version3, "version = 3", "version = 4", 1)}, file: configTOML,
-		want: strings.NewReplacer("version = 3", "version = 4", "enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").Replace(version3)},
-	{name: "containerd 2.4, which cannot be switched off", engine: Containerd, version: "2.4.2", cdi: CDIOn, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: version3}, file: configTOML, want: strings.Replace(version3, "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #", 1)},
-	{name: "containerd 2, switched off", engine: Containerd, version: "2.3.5", cdi: CDIOff, restart: "systemctl restart containerd",
-		files: map[string]string{configTOML: version3}, file: configTOML,
-		want: strings.NewReplacer("enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").Replace(version3)},
-	{name: "containerd 2, another directory and the runtime", engine: Containerd, version: "2.4.2", cdi: CDIOn, restart: "systemctl restart containerd", wanted: Wanted{Runtime: true, SpecDirs: []string{"/opt/cdi"}},
-		file: configTOML, want: `version = 3
+	{
+		name:    "containerd 2 with a configuration of version 2",
+		engine:  Containerd,
+		version: "2.0.0",
+		cdi:     CDIOn,
+		files:   map[string]string{configTOML: debian12},
+	},
+	{
+		name:    "containerd 2 with a configuration of Docker's package",
+		engine:  Containerd,
+		version: "2.0.0",
+		cdi:     CDIOn,
+		note:    "switches the CRI off",
+		files:   map[string]string{configTOML: "version = 2\ndisabled_plugins = [\"cri\"]\n"},
+	},
+	{
+		name:    "containerd 1.7 with an import that has the CRI, and says nothing of CDI",
+		engine:  Containerd,
+		version: "1.7.24",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files: map[string]string{
+			configTOML:                             "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n",
+		},
+		file: "etc/containerd/conf.d/99-nvidia.toml",
+		want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n  enable_cdi = true\n",
+	},
+	{
+		name:    "containerd 2 with an import that has the CRI, and says nothing of CDI",
+		engine:  Containerd,
+		version: "2.0.0",
+		cdi:     CDIOn,
+		files: map[string]string{
+			configTOML:                             "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n",
+		},
+	},
+	{
+		name:    "containerd 2 with a configuration of version 1",
+		engine:  Containerd,
+		version: "2.1.0",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files: map[string]string{
+			configTOML: "[plugins.cri]\nenable_cdi = false\n",
+		},
+		file: configTOML,
+		want: "[plugins.cri]\nenable_cdi = true\n",
+	},
+	{
+		name:    "containerd 2 with a configuration of version 4",
+		engine:  Containerd,
+		version: "2.3.5",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files: map[string]string{
+			configTOML: strings.Replace(version3, "version = 3", "version = 4", 1),
+		},
+		file: configTOML,
+		want: strings.NewReplacer("version = 3", "version = 4", "enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").
+			Replace(version3),
+	},
+	{
+		name:    "containerd 2.4, which cannot be switched off",
+		engine:  Containerd,
+		version: "2.4.2",
+		cdi:     CDIOn,
+		restart: "systemctl restart containerd",
+		files: map[string]string{
+			configTOML: version3,
+		},
+		file: configTOML,
+		want: strings.Replace(version3, "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #", 1),
+	},
+	{
+		name:    "containerd 2, switched off",
+		engine:  Containerd,
+		version: "2.3.5",
+		cdi:     CDIOff,
+		restart: "systemctl restart containerd",
+		files:   map[string]string{configTOML: version3},
+		file:    configTOML,
+		want: strings.NewReplacer("enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").
+			Replace(version3),
+	},
+	{
+		name:    "containerd 2, another directory and the runtime",
+		engine:  Containerd,
+		version: "2.4.2",
+		cdi:     CDIOn,
+		restart: "systemctl restart containerd",
+		wanted:  Wanted{Runtime: true, SpecDirs: []string{"/opt/cdi"}},
+		file:    configTOML,
+		want: `version = 3
 
 [plugins."io.containerd.cri.v1.runtime"]
 cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi", "/opt/cdi"]
@@ -179,24 +344,71 @@ runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.peerlane.options]
 BinaryName = "/usr/bin/peerlane-runtime"
-`},
+`,
+	},
 
 	{name: "Podman 4.0", engine: Podman, version: "4.0.2", cdi: CDIUnknown, note: "podman --runtime peerlane",
 		file: podmanFile, want: "[engine.runtimes]\npeerlane = [\"/usr/bin/peerlane-runtime\"]\n"},
 	{name: "Podman 4.3", engine: Podman, version: "4.3.1", cdi: CDIOn},
-	{name: "Podman 5.4", engine: Podman, version: "5.4.2", cdi: CDIOn, files: map[string]string{"etc/containers/containers.conf": "[engine]\nruntime = \"crun\"\n"}},
-	{name: "Podman 5.4 with a directory", engine: Podman, version: "5.4.2", cdi: CDIOn, note: "takes no notice of cdi_spec_dirs", wanted: Wanted{SpecDirs: []string{"/opt/cdi"}},
-		file: podmanFile, want: "[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\", \"/opt/cdi\"]\n"},
-	{name: "Podman with a directory of hooks", engine: Podman, version: "4.3.1", cdi: CDIOn, wanted: Wanted{HooksDirs: []string{"/opt/hooks"}, Runtime: true},
-		files: map[string]string{"etc/containers/containers.conf": "[engine]\nhooks_dir = [\"/mine\"]\n"},
-		file:  podmanFile, want: "[engine]\nhooks_dir = [\"/mine\", \"/opt/hooks\"]\n\n[engine.runtimes]\npeerlane = [\"/usr/bin/peerlane-runtime\"]\n"},
+	{
+		name:    "Podman 5.4",
+		engine:  Podman,
+		version: "5.4.2",
+		cdi:     CDIOn,
+		files:   map[string]string{"etc/containers/containers.conf": "[engine]\nruntime = \"crun\"\n"},
+	},
+	{
+		name:    "Podman 5.4 with a directory",
+		engine:  Podman,
+		version: "5.4.2",
+		cdi:     CDIOn,
+		note:    "takes no notice of cdi_spec_dirs",
+		wanted:  Wanted{SpecDirs: []string{"/opt/cdi"}},
+		file:    podmanFile,
+		want:    "[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\", \"/opt/cdi\"]\n",
+	},
+	{
+		name:    "Podman with a directory of hooks",
+		engine:  Podman,
+		version: "4.3.1",
+		cdi:     CDIOn,
+		wanted:  Wanted{HooksDirs: []string{"/opt/hooks"}, Runtime: true},
+		files:   map[string]string{"etc/containers/containers.conf": "[engine]\nhooks_dir = [\"/mine\"]\n"},
+		file:    podmanFile,
+		want:    "[engine]\nhooks_dir = [\"/mine\", \"/opt/hooks\"]\n\n[engine.runtimes]\npeerlane = [\"/usr/bin/peerlane-runtime\"]\n",
+	},
 
-	{name: "CRI-O 1.22", engine: CRIO, version: "1.22.1", cdi: CDIUnknown, restart: "systemctl restart crio", note: "RuntimeClass",
-		file: crioFile, want: "[crio.runtime.runtimes.peerlane]\nruntime_path = \"/usr/bin/peerlane-runtime\"\nruntime_type = \"oci\"\n"},
-	{name: "CRI-O 1.30", engine: CRIO, version: "1.30.0", cdi: CDIOn, files: map[string]string{"etc/crio/crio.conf": "[crio.runtime]\n"}},
-	{name: "CRI-O with directories of its own", engine: CRIO, version: "1.30.0", cdi: CDIOn, restart: "systemctl restart crio", wanted: Wanted{HooksDirs: []string{"/opt/hooks"}},
-		files: map[string]string{"etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\"]\n", "etc/crio/crio.conf.d/10-crun.conf": "[crio.runtime]\ndefault_runtime = \"crun\"\n"},
-		file:  crioFile, want: "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\", \"/etc/cdi\", \"/var/run/cdi\"]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/opt/hooks\"]\n"},
+	{
+		name:    "CRI-O 1.22",
+		engine:  CRIO,
+		version: "1.22.1",
+		cdi:     CDIUnknown,
+		restart: "systemctl restart crio",
+		note:    "RuntimeClass",
+		file:    crioFile,
+		want:    "[crio.runtime.runtimes.peerlane]\nruntime_path = \"/usr/bin/peerlane-runtime\"\nruntime_type = \"oci\"\n",
+	},
+	{
+		name:    "CRI-O 1.30",
+		engine:  CRIO,
+		version: "1.30.0",
+		cdi:     CDIOn,
+		files:   map[string]string{"etc/crio/crio.conf": "[crio.runtime]\n"},
+	},
+	{
+		name:    "CRI-O with directories of its own",
+		engine:  CRIO,
+		version: "1.30.0",
+		cdi:     CDIOn,
+		restart: "systemctl restart crio",
+		wanted:  Wanted{HooksDirs: []string{"/opt/hooks"}},
+		files: map[string]string{
+			"etc/crio/crio.conf":                "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\"]\n",
+			"etc/crio/crio.conf.d/10-crun.conf": "[crio.runtime]\ndefault_runtime = \"crun\"\n",
+		},
+		file: crioFile,
+		want: "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\", \"/etc/cdi\", \"/var/run/cdi\"]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/opt/hooks\"]\n",
+	},
 }
 
 // For every version of every engine: the change, no second change, and the removal to the byte.
@@ -241,7 +453,9 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 					t.Errorf("restart %q, diff\n%s", first.Restart, first.Diff())
 				}
 			}
-			if found := slices.ContainsFunc(first.Notes, func(n string) bool { return strings.Contains(n, c.note) }); c.note != "" && !found || c.note == "" && len(first.Notes) > 0 {
+			if found := slices.ContainsFunc(first.Notes, func(n string) bool { return strings.Contains(n, c.note) }); c.note != "" &&
+				!found ||
+				c.note == "" && len(first.Notes) > 0 {
 				t.Errorf("notes %q", first.Notes)
 			}
 			after := files(t, root)
@@ -305,7 +519,15 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 			if c.before != "" {
 				put(t, path, c.before)
 			}
-			change, _, err := Host{Root: root, Version: c.version}.Configure(context.Background(), store, c.engine, Wanted{RuntimePath: runtimeFile})
+			change, _, err := Host{
+				Root:    root,
+				Version: c.version,
+			}.Configure(
+				context.Background(),
+				store,
+				c.engine,
+				Wanted{RuntimePath: runtimeFile},
+			)
 			if err == nil {
 				err = change.Apply()
 			}
@@ -337,7 +559,8 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 			if diff := cmp.Diff(c.after, string(text)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if c.note == "" && len(back.Notes) > 0 || c.note != "" && !strings.Contains(strings.Join(back.Notes, "\n"), c.note) {
+			if c.note == "" && len(back.Notes) > 0 ||
+				c.note != "" && !strings.Contains(strings.Join(back.Notes, "\n"), c.note) {
 				t.Errorf("notes %q", back.Notes)
 			}
 		})
@@ -367,7 +590,15 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 			lay(t, root, c.files)
 			before := files(t, root)
-			_, _, err := Host{Root: root, Version: c.version}.Configure(context.Background(), store, c.engine, Wanted{RuntimePath: runtimeFile})
+			_, _, err := Host{
+				Root:    root,
+				Version: c.version,
+			}.Configure(
+				context.Background(),
+				store,
+				c.engine,
+				Wanted{RuntimePath: runtimeFile},
+			)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("it said %v", err)
 			}
@@ -468,7 +699,8 @@ func TestLinksModesAndOthers(t *testing.T) {
 	if back, err = Remove(store, docker); err == nil {
 		err = back.Apply()
 	}
-	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil || string(text) != "{ }" {
+	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil ||
+		string(text) != "{ }" {
 		t.Errorf("%q, %v, %v", text, err, failed)
 	}
 }
@@ -530,7 +762,8 @@ func TestConfigureRepeatedKeepsOriginal(t *testing.T) {
 	if err == nil {
 		err = back.Apply()
 	}
-	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil || string(text) != "{ }\n" {
+	if text, failed := os.ReadFile(filepath.Join(root, daemonJSON)); err != nil || failed != nil ||
+		string(text) != "{ }\n" {
 		t.Errorf("%q, %v, %v", text, err, failed)
 	}
 }

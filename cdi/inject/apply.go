@@ -68,7 +68,11 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 		}
 	}
 	slices.Sort(why)
-	text := fmt.Sprintf("no CDI specification in %s has the device %s", strings.Join(specDirs, " or "), strings.Join(devices, ", "))
+	text := fmt.Sprintf(
+		"no CDI specification in %s has the device %s",
+		strings.Join(specDirs, " or "),
+		strings.Join(devices, ", "),
+	)
 	if len(why) > 0 {
 		return fmt.Errorf("%s; this is wrong there: %s", text, strings.Join(why, "; "))
 	}
@@ -196,7 +200,9 @@ func check(text []byte, want *specs.Spec) error {
 		return err
 	}
 	if !bytes.Equal(gotText, wantText) {
-		return errors.New("the CDI library changes a part of config.json that this program does not know to write, or the file has a key twice; please report it")
+		return errors.New(
+			"the CDI library changes a part of config.json that this program does not know to write, or the file has a key twice; please report it",
+		)
 	}
 	return nil
 }
@@ -251,7 +257,14 @@ func mergeList[T any](m *merger, o object, key string, before, after []T) {
 		}
 	}
 	if len(texts) != len(before) {
-		m.fail(fmt.Errorf("%s has %d elements by its text and %d as it was read; the file has a key twice", key, len(texts), len(before)))
+		m.fail(
+			fmt.Errorf(
+				"%s has %d elements by its text and %d as it was read; the file has a key twice",
+				key,
+				len(texts),
+				len(before),
+			),
+		)
 		return
 	}
 	used := make([]bool, len(before))

@@ -113,18 +113,38 @@ func TestApplyKeepsForeignFields(t *testing.T) {
 	at("process", "user")["additionalGids"] = []any{number(7)}
 	// The library orders a mount before mounts below it.
 	mounts := want["mounts"].([]any)
-	want["mounts"] = []any{mounts[1], map[string]any{"destination": "/run/probe", "source": "/anchor", "options": []any{"ro", "bind"}}, mounts[0]}
+	want["mounts"] = []any{
+		mounts[1],
+		map[string]any{"destination": "/run/probe", "source": "/anchor", "options": []any{"ro", "bind"}},
+		mounts[0],
+	}
 	hooks := at("hooks")
 	for _, name := range []string{"prestart", "createContainer", "startContainer", "poststart"} {
 		hooks[name] = []any{hook()}
 	}
-	hooks["createRuntime"] = append(hooks["createRuntime"].([]any), hook("hook", "create", "--lane", "0"), hook("hook", "create", "--lane", "1"))
+	hooks["createRuntime"] = append(
+		hooks["createRuntime"].([]any),
+		hook("hook", "create", "--lane", "0"),
+		hook("hook", "create", "--lane", "1"),
+	)
 	removal := hook("hook", "remove")
 	removal["env"] = []any{"PATH=/bin"}
 	hooks["poststop"] = []any{removal}
 	linux, resources := at("linux"), at("linux", "resources")
-	linux["devices"] = append(linux["devices"].([]any), map[string]any{"path": "/dev/probe", "type": "c", "major": number(1), "minor": number(3), "fileMode": number(384)})
-	resources["devices"] = append(resources["devices"].([]any), map[string]any{"allow": true, "type": "c", "major": number(1), "minor": number(3), "access": "rw"})
+	linux["devices"] = append(
+		linux["devices"].([]any),
+		map[string]any{
+			"path":     "/dev/probe",
+			"type":     "c",
+			"major":    number(1),
+			"minor":    number(3),
+			"fileMode": number(384),
+		},
+	)
+	resources["devices"] = append(
+		resources["devices"].([]any),
+		map[string]any{"allow": true, "type": "c", "major": number(1), "minor": number(3), "access": "rw"},
+	)
 	at("linux", "netDevices")["eth7"] = map[string]any{"name": "probe0"}
 	linux["intelRdt"] = map[string]any{"closID": "probe"}
 	if diff := cmp.Diff(want, decode(t, changed)); diff != "" {

@@ -52,7 +52,10 @@ func TestBundleRequestBeyondListIsRefused(t *testing.T) {
 			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			err := Bundle(path, Options{Devices: test.given, Allowed: test.allowed, ConfigFile: "/etc/config.toml", SpecDirs: []string{dir}})
+			err := Bundle(
+				path,
+				Options{Devices: test.given, Allowed: test.allowed, ConfigFile: "/etc/config.toml", SpecDirs: []string{dir}},
+			)
 			if (err != nil) != (test.says != nil) {
 				t.Fatalf("the error is %v", err)
 			}
@@ -116,7 +119,15 @@ func TestOwnerAndModeStay(t *testing.T) {
 		t.Error("the file was written in place, so a runtime can read half of it")
 	}
 	if before.Mode != after.Mode || before.Uid != after.Uid || before.Gid != after.Gid {
-		t.Errorf("mode %o, owner %d:%d; before %o, %d:%d", after.Mode, after.Uid, after.Gid, before.Mode, before.Uid, before.Gid)
+		t.Errorf(
+			"mode %o, owner %d:%d; before %o, %d:%d",
+			after.Mode,
+			after.Uid,
+			after.Gid,
+			before.Mode,
+			before.Uid,
+			before.Gid,
+		)
 	}
 	alone(t, path)
 }

@@ -63,7 +63,8 @@ func permitted(all []request, allowed []string, configFile string) ([]string, er
 		if _, _, _, err := parser.ParseQualifiedName(r.device); err != nil {
 			return nil, fmt.Errorf(`%s%w; a device is named as "peerlane.dev/lane=3"`, r.asker(), err)
 		}
-		if r.by != "" && !slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
+		if r.by != "" &&
+			!slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
 			return nil, &fault.Error{Code: fault.DeviceNotPermitted, Operation: r.asker() + "the device", Object: r.device,
 				Cause:  fmt.Errorf("runtime.devices in %s does not permit it (%s)", configFile, said(allowed)),
 				Remedy: "an administrator can add it there, or make a runtime with --peerlane-device=" + r.device}

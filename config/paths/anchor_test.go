@@ -168,7 +168,9 @@ func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {
 	l := anchored(t)
 	run := func(between ...string) string {
 		// Process 1 is the shell, which does not execute the last command in place.
-		args := append([]string{"--pid", "--mount", "--fork", "--mount-proc", "sh", "-c", `"$@"; exit $?`, "sh"}, between...)
+		args := append(
+			[]string{"--pid", "--mount", "--fork", "--mount-proc", "sh", "-c", `"$@"; exit $?`, "sh"},
+			between...)
 		cmd := exec.Command("unshare", append(args, os.Args[0], "-test.run=^"+t.Name()+"$")...)
 		cmd.Env = append(os.Environ(), hiddenRoot+"="+l.Root)
 		out, err := cmd.CombinedOutput()
@@ -177,7 +179,10 @@ func TestMountAnchorHiddenFromProcess1Fails(t *testing.T) {
 		}
 		return string(out)
 	}
-	if out := run("unshare", "--mount", "--propagation", "private"); !strings.Contains(out, "not in that of process 1") {
+	if out := run("unshare", "--mount", "--propagation", "private"); !strings.Contains(
+		out,
+		"not in that of process 1",
+	) {
 		t.Error(out)
 	}
 	if out := run(); !strings.Contains(out, "MountAnchor: <nil>") {

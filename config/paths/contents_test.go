@@ -52,7 +52,8 @@ func TestRemoveContentsEntersNoOtherMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })
-	if err := l.EmptyAnchor(); err == nil || !strings.Contains(err.Error(), l.Anchor()) || !strings.Contains(err.Error(), `"b"`) {
+	if err := l.EmptyAnchor(); err == nil || !strings.Contains(err.Error(), l.Anchor()) ||
+		!strings.Contains(err.Error(), `"b"`) {
 		t.Errorf("%v", err)
 	}
 	if _, err := os.Stat(filepath.Join(outside, "kept")); err != nil {

@@ -147,7 +147,8 @@ func (l Layout) Create() error {
 		{l.Config(), 0o755},
 	} {
 		// Every hook calls Create: change nothing if the directories are right.
-		if info, err := os.Stat(d.path); err == nil && info.IsDir() && info.Mode().Perm() == d.mode && info.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0 {
+		if info, err := os.Stat(d.path); err == nil && info.IsDir() && info.Mode().Perm() == d.mode &&
+			info.Mode()&(os.ModeSetuid|os.ModeSetgid|os.ModeSticky) == 0 {
 			continue
 		}
 		if err := directory(d.path, d.mode); err != nil {

@@ -35,7 +35,11 @@ func ReadSecret(path string, limit int64) ([]byte, error) {
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
 		return nil, untrusted(path, "chown root "+path, fmt.Errorf("it belongs to uid %d", stat.Uid))
 	case info.Mode().Perm()&0o077 != 0:
-		return nil, untrusted(path, "chmod 0600 "+path+", and replace the secret", fmt.Errorf("it is open to others than its owner (mode %04o)", info.Mode().Perm()))
+		return nil, untrusted(
+			path,
+			"chmod 0600 "+path+", and replace the secret",
+			fmt.Errorf("it is open to others than its owner (mode %04o)", info.Mode().Perm()),
+		)
 	case info.Size() > limit:
 		return nil, fmt.Errorf("%s has %d bytes; at most %d are possible", path, info.Size(), limit)
 	}

@@ -28,10 +28,22 @@ func Trusted(path string) error {
 			return untrusted(path, "replace it", errors.New("it is no regular file"))
 		}
 		if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-			return untrusted(path, "chown root "+name, fmt.Errorf("%s belongs to uid %d, and root acts on the file", name, stat.Uid))
+			return untrusted(
+				path,
+				"chown root "+name,
+				fmt.Errorf("%s belongs to uid %d, and root acts on the file", name, stat.Uid),
+			)
 		}
 		if info.Mode().Perm()&0o022 != 0 {
-			return untrusted(path, "chmod go-w "+name, fmt.Errorf("%s can be written by others than its owner (mode %04o), and root acts on the file", name, info.Mode().Perm()))
+			return untrusted(
+				path,
+				"chmod go-w "+name,
+				fmt.Errorf(
+					"%s can be written by others than its owner (mode %04o), and root acts on the file",
+					name,
+					info.Mode().Perm(),
+				),
+			)
 		}
 	}
 	return nil

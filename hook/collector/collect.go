@@ -105,7 +105,11 @@ func sweepOrphans(l paths.Layout) (removed []string, err error) {
 			continue
 		}
 		if err == nil {
-			err = errors.Join(cgroup.Remove(l, id), os.RemoveAll(l.SocketDir(id)), generation.UnlessGone(os.Remove(l.PeerSocket(id))))
+			err = errors.Join(
+				cgroup.Remove(l, id),
+				os.RemoveAll(l.SocketDir(id)),
+				generation.UnlessGone(os.Remove(l.PeerSocket(id))),
+			)
 		}
 		if err == nil {
 			removed = append(removed, id)
@@ -178,7 +182,11 @@ func collectEnded(l paths.Layout, id string) (bool, error) {
 		return true, nil
 	}
 	// The supervisor would have reported this; the relay has no receiver.
-	message := fmt.Sprintf("relay %d has ended: %s: the relay ended with the container, or with the host, after the end of the supervisor", status.Relay.PID, CauseUnsupervised)
+	message := fmt.Sprintf(
+		"relay %d has ended: %s: the relay ended with the container, or with the host, after the end of the supervisor",
+		status.Relay.PID,
+		CauseUnsupervised,
+	)
 	if err := journal.TellCause(l, journal.SeverityWarning, container, id, message, CauseUnsupervised); err != nil {
 		return true, fmt.Errorf("saying in the host's log that relay %d has ended: %w", status.Relay.PID, err)
 	}

@@ -25,13 +25,28 @@ func TestNamesReadsFilesOfEngines(t *testing.T) {
 	}
 	docker, podman, pod, crio := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	dockers := filepath.Join(t.TempDir(), "containers", id)
-	write(filepath.Join(docker, "config.json"), fmt.Sprintf(`{"mounts": [{"destination": "/etc/resolv.conf", "source": "%[1]s/resolv.conf"}, {"destination": "/etc/hostname", "source": "%[1]s/hostname"}]}`, dockers))
+	write(
+		filepath.Join(docker, "config.json"),
+		fmt.Sprintf(
+			`{"mounts": [{"destination": "/etc/resolv.conf", "source": "%[1]s/resolv.conf"}, {"destination": "/etc/hostname", "source": "%[1]s/hostname"}]}`,
+			dockers,
+		),
+	)
 	write(filepath.Join(dockers, "config.v2.json"), fmt.Sprintf(`{"ID": %q, "Name": "/trainer"}`, id))
 	userdata := filepath.Join(podman, "overlay-containers", id, "userdata")
 	write(filepath.Join(userdata, "config.json"), `{"annotations": {"org.opencontainers.image.stopSignal": "15"}}`)
-	write(filepath.Join(podman, "overlay-containers/containers.json"), fmt.Sprintf(`[{"id": "ff", "names": ["other"]}, {"id": %q, "names": ["trainer", "more"]}]`, id))
-	write(filepath.Join(pod, "config.json"), `{"annotations": {"io.kubernetes.cri.container-name": "worker", "io.kubernetes.cri.sandbox-name": "job-0", "io.kubernetes.cri.sandbox-namespace": "ml"}}`)
-	write(filepath.Join(crio, "config.json"), `{"annotations": {"io.kubernetes.container.name": "worker", "io.kubernetes.pod.name": "job-0", "io.kubernetes.pod.namespace": "ml"}}`)
+	write(
+		filepath.Join(podman, "overlay-containers/containers.json"),
+		fmt.Sprintf(`[{"id": "ff", "names": ["other"]}, {"id": %q, "names": ["trainer", "more"]}]`, id),
+	)
+	write(
+		filepath.Join(pod, "config.json"),
+		`{"annotations": {"io.kubernetes.cri.container-name": "worker", "io.kubernetes.cri.sandbox-name": "job-0", "io.kubernetes.cri.sandbox-namespace": "ml"}}`,
+	)
+	write(
+		filepath.Join(crio, "config.json"),
+		`{"annotations": {"io.kubernetes.container.name": "worker", "io.kubernetes.pod.name": "job-0", "io.kubernetes.pod.namespace": "ml"}}`,
+	)
 	for _, c := range []struct {
 		bundle string
 		want   []string

@@ -53,7 +53,12 @@ type Rate struct {
 
 // Watch asks relays twice, an interval apart, and returns the work in between. With an earlier
 // answer Watch asks once: before is the previous result now.
-func Watch(l paths.Layout, infos []generation.Info, before Reports, interval time.Duration) (list []Rates, now Reports) {
+func Watch(
+	l paths.Layout,
+	infos []generation.Info,
+	before Reports,
+	interval time.Duration,
+) (list []Rates, now Reports) {
 	if before == nil {
 		before = Ask(l, infos, admin.Timeout)
 		time.Sleep(interval)
@@ -159,8 +164,13 @@ func (r *Rates) between(now, before Answer) {
 			r.MoreConnections++
 			continue
 		}
-		r.Connections = append(r.Connections,
-			rate(Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Number: c.Number, Peer: c.Peer, Route: c.Route, Slots: c.Slots}, c.Since(old.Figures)))
+		r.Connections = append(
+			r.Connections,
+			rate(
+				Rate{GPU: c.GPU, Sends: c.Sends, PID: c.PID, Number: c.Number, Peer: c.Peer, Route: c.Route, Slots: c.Slots},
+				c.Since(old.Figures),
+			),
+		)
 	}
 }
 

@@ -68,13 +68,32 @@ func TestRatesAreDifferencesOfReports(t *testing.T) {
 	at := func(seconds int, n uint64, relay int) Answer {
 		return Answer{relay: relay, Report: &launch.Report{
 			At: time.Duration(seconds) * time.Second, MoreConnections: 2,
-			Lanes:       []launch.LaneFigures{{GPU: "0000:17:00.0", Sent: figures(n)}},
-			Connections: []launch.ConnectionFigures{{PID: 7, Number: 1, GPU: "0000:17:00.0", Peer: "container b", Route: "direct", Sends: true, Figures: figures(n)}},
+			Lanes: []launch.LaneFigures{{GPU: "0000:17:00.0", Sent: figures(n)}},
+			Connections: []launch.ConnectionFigures{
+				{
+					PID:     7,
+					Number:  1,
+					GPU:     "0000:17:00.0",
+					Peer:    "container b",
+					Route:   "direct",
+					Sends:   true,
+					Figures: figures(n),
+				},
+			},
 		}}
 	}
 	rates := func(n uint64, inFlight int) Rate {
-		return Rate{GPU: "0000:17:00.0", Sends: true, Bytes: 10 * n, InPlace: 3 * n, Operations: n, InFlight: inFlight, P50: 9, P99: 9,
-			Stalls: []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}}}
+		return Rate{
+			GPU:        "0000:17:00.0",
+			Sends:      true,
+			Bytes:      10 * n,
+			InPlace:    3 * n,
+			Operations: n,
+			InFlight:   inFlight,
+			P50:        9,
+			P99:        9,
+			Stalls:     []launch.Stall{{Cause: launch.StallNoSlot, Count: n, Time: time.Duration(n) * time.Millisecond}},
+		}
 	}
 	for name, c := range map[string]struct {
 		before  Answer

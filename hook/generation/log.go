@@ -41,7 +41,11 @@ func (g *Generation) NoteInLog(l paths.Layout, line string) error {
 
 // OpenLog opens or creates a generation's log.
 func OpenLog(l paths.Layout, id string) (*os.File, error) {
-	return os.OpenFile(filepath.Join(l.GenerationDir(id), LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	return os.OpenFile(
+		filepath.Join(l.GenerationDir(id), LogName),
+		os.O_RDWR|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW,
+		0o600,
+	)
 }
 
 func (g *Generation) LogTail(l paths.Layout) string {

@@ -41,7 +41,11 @@ func (g *Generation) ClaimUID(l paths.Layout, c config.Relay) error {
 		}
 	}
 	if err == nil && uid == 0 {
-		err = &fault.Error{Code: fault.NoRelayUID, Operation: fmt.Sprintf("all %d uids of relays are taken", last-first), Remedy: "raise relay.uids in config.toml, which is " + c.UIDs}
+		err = &fault.Error{
+			Code:      fault.NoRelayUID,
+			Operation: fmt.Sprintf("all %d uids of relays are taken", last-first),
+			Remedy:    "raise relay.uids in config.toml, which is " + c.UIDs,
+		}
 	}
 	g.Sandbox.UID = uid
 	return err

@@ -52,7 +52,11 @@ func Load(l paths.Layout) (Config, error) {
 	if c, err = config.Parse(good, text); err != nil {
 		return Config{}, fault // of another release
 	}
-	return Config{c, text, fmt.Errorf("%w; containers start with the last good configuration, %s, until that is mended", fault, good)}, nil
+	return Config{
+		c,
+		text,
+		fmt.Errorf("%w; containers start with the last good configuration, %s, until that is mended", fault, good),
+	}, nil
 }
 
 // Keep writes the copy, where the file has changed.

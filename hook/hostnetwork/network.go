@@ -34,7 +34,13 @@ const (
 
 // New reads the configuration and secrets of a relay's network. Without a key the result is no
 // network, and no error.
-func New(l paths.Layout, c config.Network, tenant string, rails map[string]int, memory uint64) (n Networking, err error) {
+func New(
+	l paths.Layout,
+	c config.Network,
+	tenant string,
+	rails map[string]int,
+	memory uint64,
+) (n Networking, err error) {
 	if c.Listen != config.ListenAuto {
 		n.Why = "network.listen in config.toml is off"
 		return n, nil
@@ -94,7 +100,10 @@ func (n *Networking) Key(text []byte, c config.Network, tenant string) error {
 		return nil
 	}
 	if tenant == "" {
-		return fmt.Errorf("the container has no annotation %s, which names the tenant (network.tenant_annotation in config.toml), so the relay is on no network; have the engine set the annotation", c.TenantAnnotation)
+		return fmt.Errorf(
+			"the container has no annotation %s, which names the tenant (network.tenant_annotation in config.toml), so the relay is on no network; have the engine set the annotation",
+			c.TenantAnnotation,
+		)
 	}
 	own, err := clusterkey.Tenant(text, tenant)
 	if err != nil {

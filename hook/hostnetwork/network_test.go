@@ -17,7 +17,11 @@ import (
 
 // The warning names the variables of NCCL without effect, and repeats no other variable.
 func TestIgnoredVariablesListsVariablesOfNCCL(t *testing.T) {
-	environment := []string{"NCCL_SOCKET_IFNAME=eth0", "NCCL_IB_\x1b[2J=1", "NCCL_IB_" + strings.Repeat("A", 100) + "=1"}
+	environment := []string{
+		"NCCL_SOCKET_IFNAME=eth0",
+		"NCCL_IB_\x1b[2J=1",
+		"NCCL_IB_" + strings.Repeat("A", 100) + "=1",
+	}
 	if got := IgnoredVariables(environment); len(got) != 1 || !strings.Contains(got[0], "network.interfaces") {
 		t.Errorf("said %q", got)
 	}
@@ -70,7 +74,8 @@ func TestNetworkingFollowsConfigurationAndSecrets(t *testing.T) {
 			if !c.on {
 				return
 			}
-			if n.Where.Streams != settings.Streams || n.Where.Ports.Count() != 1000 || string(n.Secrets.ClusterKey.Bytes()) != "a secret" {
+			if n.Where.Streams != settings.Streams || n.Where.Ports.Count() != 1000 ||
+				string(n.Secrets.ClusterKey.Bytes()) != "a secret" {
 				t.Errorf("%+v", n.Where)
 			}
 		})
@@ -84,7 +89,10 @@ func TestFittingKeepsBestAddresses(t *testing.T) {
 	for i := range 10 {
 		one := addresses.Interface{Name: fmt.Sprintf("interface%06d", i), Up: true}
 		for k := range 100 {
-			one.Addresses = append(one.Addresses, netip.MustParseAddr(fmt.Sprintf("2001:db8:1234:5678:9abc:def0:%x:%x", i+0x1000, k+0x1000)))
+			one.Addresses = append(
+				one.Addresses,
+				netip.MustParseAddr(fmt.Sprintf("2001:db8:1234:5678:9abc:def0:%x:%x", i+0x1000, k+0x1000)),
+			)
 		}
 		all = append(all, one)
 	}
@@ -106,7 +114,8 @@ func TestFittingKeepsBestAddresses(t *testing.T) {
 	}
 	fits := Fitting(large)
 	text, err := json.Marshal(fits)
-	if err != nil || len(text) > launch.MaxDatagram || len(fits.Network.Addresses) < 16 || fits.Network.Addresses[0] != n.Addresses[0] {
+	if err != nil || len(text) > launch.MaxDatagram || len(fits.Network.Addresses) < 16 ||
+		fits.Network.Addresses[0] != n.Addresses[0] {
 		t.Errorf("%d addresses and %d bytes, %v", len(fits.Network.Addresses), len(text), err)
 	}
 	if len(n.Addresses) != launch.MaxAddresses {

@@ -138,7 +138,13 @@ func SetRails(sys string, chosen []addresses.Chosen, c config.Network, planned m
 // host's list; without, a PCI function is, in the order of addresses. Without either, the
 // interfaces of network.interfaces count, in their order; an empty list makes one rail. An
 // interface below half the speed of the fastest is on no rail.
-func setRails(chosen []addresses.Chosen, of map[string]adapter, named []string, planned map[string]int, listed bool) error {
+func setRails(
+	chosen []addresses.Chosen,
+	of map[string]adapter,
+	named []string,
+	planned map[string]int,
+	listed bool,
+) error {
 	for i := range chosen {
 		chosen[i].Device = of[chosen[i].Interface].device
 		chosen[i].Rail = addresses.NoRail
@@ -151,7 +157,10 @@ func setRails(chosen []addresses.Chosen, of map[string]adapter, named []string, 
 			}
 		}
 		if !some {
-			return fmt.Errorf("network.rails in config.toml names %s, but this host has no usable interface or RDMA device of such a name", strings.Join(named, ", "))
+			return fmt.Errorf(
+				"network.rails in config.toml names %s, but this host has no usable interface or RDMA device of such a name",
+				strings.Join(named, ", "),
+			)
 		}
 		return nil
 	}

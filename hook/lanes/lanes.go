@@ -32,7 +32,13 @@ func ReadPlan(l paths.Layout) (*topo.Plan, error) {
 		return nil, err
 	}
 	if plan.Source.Kind != topo.SourceSysfs {
-		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File), Remedy: Refresh}
+		return nil, &fault.Error{
+			Code:      fault.UnreadablePlan,
+			Operation: "read the plan",
+			Object:    path,
+			Cause:     fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File),
+			Remedy:    Refresh,
+		}
 	}
 	return plan, nil
 }
@@ -60,7 +66,13 @@ func Find(plan *topo.Plan, names []string) ([]launch.Lane, error) {
 
 // staleGPU returns the error of a GPU other than that of the CDI specification.
 func staleGPU(gpu string, cause error) error {
-	return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU", Object: gpu, Cause: cause, Remedy: Refresh + ", so that the CDI specification fits the host"}
+	return &fault.Error{
+		Code:      fault.StaleSpecification,
+		Operation: "find GPU",
+		Object:    gpu,
+		Cause:     cause,
+		Remedy:    Refresh + ", so that the CDI specification fits the host",
+	}
 }
 
 func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
@@ -91,7 +103,14 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	if lane.Role == topo.RoleRefused {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have a lane: %s", lane.Reason)
 	}
-	out := launch.Lane{Role: lane.Role, Relay: lane.Relay, Direct: lane.Kind == topo.KindDirect, GPU: Identity(gpu), Servers: []launch.GPU{}, NICs: lane.NICs}
+	out := launch.Lane{
+		Role:    lane.Role,
+		Relay:   lane.Relay,
+		Direct:  lane.Kind == topo.KindDirect,
+		GPU:     Identity(gpu),
+		Servers: []launch.GPU{},
+		NICs:    lane.NICs,
+	}
 	for _, m := range lane.Members {
 		out.Direct = out.Direct || lane.KindOf(m) == topo.KindDirect
 		out.Members = append(out.Members, launch.Member{Server: m.Server, NIC: m.NIC, Weight: m.Weight})
@@ -136,7 +155,10 @@ func AddSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
 					continue
 				}
 				own := func(nic string) bool { return slices.Contains(planned.NICs, nic) }
-				nics := slices.DeleteFunc(slices.Clone(other.NICs), func(nic string) bool { return excludes(plan, excluded, s, nic) })
+				nics := slices.DeleteFunc(
+					slices.Clone(other.NICs),
+					func(nic string) bool { return excludes(plan, excluded, s, nic) },
+				)
 				switch common := slices.DeleteFunc(slices.Clone(nics), func(nic string) bool { return !own(nic) }); {
 				case len(common) > 0:
 					beside = append(beside, launch.Spare{GPU: Identity(server), NICs: common})
@@ -186,11 +208,18 @@ func Present(plan *topo.Plan, lanes []launch.Lane) error {
 				err = fmt.Errorf("%s says %s, and NVIDIA is %s", path, strings.TrimSpace(string(vendor)), nvidia)
 			}
 			if err != nil {
-				return fmt.Errorf("GPU %d (%s) of the plan is not there: %w; %s", gpu.Index, gpu.BusID, err, Refresh)
+				return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU of the plan",
+					Object: fmt.Sprintf("%d (%s)", gpu.Index, gpu.BusID), Cause: err, Remedy: Refresh}
 			}
 		}
 	}
 	return nil
+}
+
+// staleNIC returns the error of a NIC other than that of the plan.
+func staleNIC(name string, cause error) error {
+	return &fault.Error{Code: fault.StaleSpecification, Operation: "find NIC of the plan", Object: name, Cause: cause,
+		Remedy: Refresh + ", so that the CDI specification fits the host"}
 }
 
 // PresentNICs checks that the device nodes of the lanes' NICs, and of the named NICs, belong to
@@ -199,7 +228,7 @@ func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
 		if i < 0 || plan.NICs[i].Uverbs == "" {
-			return fmt.Errorf("the plan has no NIC %s with a device node; %s, so that the CDI specification fits the plan", name, Refresh)
+			return staleNIC(name, errors.New("the plan has no NIC of this name with a device node"))
 		}
 		path := filepath.Join(plan.Source.Sysfs, "class/infiniband_verbs", plan.NICs[i].Uverbs, "ibdev")
 		is, err := os.ReadFile(path)
@@ -207,7 +236,7 @@ func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
 			err = fmt.Errorf("%s says %s", path, strings.TrimSpace(string(is)))
 		}
 		if err != nil {
-			return fmt.Errorf("NIC %s of the plan is not %s: %w; %s", name, plan.NICs[i].Uverbs, err, Refresh)
+			return staleNIC(name, fmt.Errorf("check node %s: %w", plan.NICs[i].Uverbs, err))
 		}
 		return nil
 	}

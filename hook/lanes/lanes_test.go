@@ -26,7 +26,15 @@ func TestFindReturnsLanesByIdentity(t *testing.T) {
 	near := launch.GPU{UUID: testplan.UUID0, BusID: "0000:17:00.0", Index: 0}
 	nic := &launch.NIC{Name: "mlx5_0", GUID: 0xe040a10003c288a0, Mbps: 400000, Port: 1}
 	want := []launch.Lane{
-		{GPU: launch.GPU{UUID: testplan.UUID1, BusID: "0000:2a:00.0", Index: 1}, Role: "far", Relay: true, Servers: []launch.GPU{near}, NICs: []string{"mlx5_0"}, NIC: nic, PeerMbps: 2966400},
+		{
+			GPU:      launch.GPU{UUID: testplan.UUID1, BusID: "0000:2a:00.0", Index: 1},
+			Role:     "far",
+			Relay:    true,
+			Servers:  []launch.GPU{near},
+			NICs:     []string{"mlx5_0"},
+			NIC:      nic,
+			PeerMbps: 2966400,
+		},
 		{GPU: near, Role: "near", Servers: []launch.GPU{}, NICs: []string{"mlx5_0"}, NIC: nic},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -99,7 +107,8 @@ func TestFindStaleLaneFails(t *testing.T) {
 	} {
 		_, err := Find(testplan.New("/sys"), []string{name})
 		var f *fault.Error
-		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != stale[0] || !strings.Contains(f.Cause.Error(), stale[1]) {
+		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != stale[0] ||
+			!strings.Contains(f.Cause.Error(), stale[1]) {
 			t.Errorf("lane %q: %v; want %s of %s with the cause %q", name, err, fault.StaleSpecification, stale[0], stale[1])
 		}
 	}
@@ -131,20 +140,20 @@ func TestPresentFindsMissingGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	refused := func(says ...string) {
+	refused := func(object, cause string) {
 		t.Helper()
 		err := Present(plan, lanes)
-		for _, s := range append(says, Refresh) {
-			if err == nil || !strings.Contains(err.Error(), s) {
-				t.Errorf("%v; want %q", err, s)
-			}
+		var f *fault.Error
+		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != object || f.Remedy != Refresh ||
+			!strings.Contains(f.Cause.Error(), cause) {
+			t.Errorf("%v; want %s of %s with the cause %q", err, fault.StaleSpecification, object, cause)
 		}
 	}
-	refused("GPU 1 (0000:2a:00.0)", "no such file")
+	refused("1 (0000:2a:00.0)", "no such file")
 	vendor("0000:2a:00.0", "0x10de\n")
-	refused("GPU 0 (0000:17:00.0)") // the server
+	refused("0 (0000:17:00.0)", "no such file") // the server
 	vendor("0000:17:00.0", "0x8086\n")
-	refused("GPU 0 (0000:17:00.0)", "0x8086")
+	refused("0 (0000:17:00.0)", "0x8086")
 	vendor("0000:17:00.0", "0x10de\n")
 	if err := Present(plan, lanes); err != nil {
 		t.Error(err)
@@ -154,7 +163,11 @@ func TestPresentFindsMissingGPU(t *testing.T) {
 func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 	sysfs := t.TempDir()
 	plan := testplan.New(sysfs)
-	plan.NICs = []topo.NIC{{Name: "mlx5_0", Uverbs: "uverbs0"}, {Name: "mlx5_1", Uverbs: "uverbs1"}, {Name: "eth0", Ethernet: true}}
+	plan.NICs = []topo.NIC{
+		{Name: "mlx5_0", Uverbs: "uverbs0"},
+		{Name: "mlx5_1", Uverbs: "uverbs1"},
+		{Name: "eth0", Ethernet: true},
+	}
 	ibdev := func(uverbs, name string) {
 		dir := filepath.Join(sysfs, "class/infiniband_verbs", uverbs)
 		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ibdev"), []byte(name+"\n"), 0o644)); err != nil {
@@ -162,26 +175,30 @@ func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 		}
 	}
 	lane := []launch.Lane{{NICs: []string{"mlx5_0", "eth0", "emulated0"}}}
-	check := func(lanes []launch.Lane, names []string, says string) {
+	check := func(lanes []launch.Lane, names []string, object, cause string) {
 		t.Helper()
 		err := PresentNICs(plan, lanes, names)
-		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), Refresh)) {
-			t.Errorf("%v; want %q", err, says)
+		var f *fault.Error
+		switch {
+		case object == "" && err == nil:
+		case object == "" || !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != object ||
+			!strings.HasPrefix(f.Remedy, Refresh) || !strings.Contains(f.Cause.Error(), cause):
+			t.Errorf("%v; want %s of %q with the cause %q", err, fault.StaleSpecification, object, cause)
 		}
 	}
-	check(nil, []string{"mlx5_1"}, "no such file")
+	check(nil, []string{"mlx5_1"}, "mlx5_1", "no such file")
 	ibdev("uverbs0", "mlx5_0")
 	ibdev("uverbs1", "mlx5_1")
-	check(lane, nil, "")
-	check(lane, []string{"mlx5_1"}, "")
-	check(nil, []string{"mlx5_9"}, "the plan has no NIC mlx5_9")
-	check(nil, []string{"eth0"}, "the plan has no NIC eth0")
-	check(nil, []string{"../../etc"}, "the plan has no NIC ../../etc")
+	check(lane, nil, "", "")
+	check(lane, []string{"mlx5_1"}, "", "")
+	check(nil, []string{"mlx5_9"}, "mlx5_9", "no NIC of this name")
+	check(nil, []string{"eth0"}, "eth0", "no NIC of this name")
+	check(nil, []string{"../../etc"}, "../../etc", "no NIC of this name")
 	// Another order at another boot.
 	ibdev("uverbs0", "mlx5_1")
 	ibdev("uverbs1", "mlx5_0")
-	check(lane, nil, "NIC mlx5_0 of the plan is not uverbs0: "+sysfs)
-	check(nil, []string{"mlx5_1"}, "says mlx5_0")
+	check(lane, nil, "mlx5_0", "check node uverbs0: "+sysfs)
+	check(nil, []string{"mlx5_1"}, "mlx5_1", "says mlx5_0")
 }
 
 func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
@@ -236,12 +253,20 @@ func TestFindLaneReturnsWeightsOfMembers(t *testing.T) {
 	plan := testplan.New("/sys")
 	far := &plan.Lanes[1]
 	far.Kind = topo.KindStaged
-	far.Members = []topo.Member{{Server: far.GPU, NIC: "mlx5_0", Weight: 3}, {Server: far.Servers[0], NIC: "mlx5_0", Weight: 2}, {NIC: "mlx5_0", Weight: 1}}
+	far.Members = []topo.Member{
+		{Server: far.GPU, NIC: "mlx5_0", Weight: 3},
+		{Server: far.Servers[0], NIC: "mlx5_0", Weight: 2},
+		{NIC: "mlx5_0", Weight: 1},
+	}
 	lanes, err := Find(plan, []string{"@" + far.GPU})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []launch.Member{{Server: far.GPU, NIC: "mlx5_0", Weight: 3}, {Server: far.Servers[0], NIC: "mlx5_0", Weight: 2}, {NIC: "mlx5_0", Weight: 1}}
+	want := []launch.Member{
+		{Server: far.GPU, NIC: "mlx5_0", Weight: 3},
+		{Server: far.Servers[0], NIC: "mlx5_0", Weight: 2},
+		{NIC: "mlx5_0", Weight: 1},
+	}
 	if diff := cmp.Diff(want, lanes[0].Members); diff != "" || !lanes[0].Direct || !lanes[0].Relay {
 		t.Errorf("direct %t, relay %t, members %s", lanes[0].Direct, lanes[0].Relay, diff)
 	}

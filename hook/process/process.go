@@ -167,5 +167,7 @@ var KillByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, uni
 // Unkillable returns the error of a process that outlives SIGKILL.
 func Unkillable(what string, pid int) error {
 	return &fault.Error{Code: fault.Unkillable, Operation: "end by SIGKILL " + what, Object: strconv.Itoa(pid),
-		Cause: errors.New("a system call of the process, of a driver perhaps, does not return"), Remedy: fmt.Sprintf("see the call in /proc/%d/stack", pid)}
+		Cause: errors.New(
+			"a system call of the process, of a driver perhaps, does not return",
+		), Remedy: fmt.Sprintf("see the call in /proc/%d/stack", pid)}
 }

@@ -60,8 +60,14 @@ func dropCapabilities() error {
 		return os.NewSyscallError("PR_CAP_AMBIENT", err)
 	}
 	// A uid of 0 would get the bounding set at exec without these bits.
-	const noRoot, noRootLocked = 1 << 0, 1 << 1                          // SECBIT_NOROOT, linux/securebits.h
-	_ = unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0) // needs CAP_SETPCAP, as there is something to drop
+	const noRoot, noRootLocked = 1 << 0, 1 << 1 // SECBIT_NOROOT, linux/securebits.h
+	_ = unix.Prctl(
+		unix.PR_SET_SECUREBITS,
+		noRoot|noRootLocked,
+		0,
+		0,
+		0,
+	) // needs CAP_SETPCAP, as there is something to drop
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
 	return os.NewSyscallError("capset", unix.Capset(&header, &none[0]))

@@ -70,7 +70,10 @@ func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) 
 		{"no abstract Unix sockets of others", withScopes, true},
 	} {
 		if one.is && abi < one.takes {
-			lacks(one.what, fmt.Errorf("this kernel has version %d of Landlock's interface, and that takes version %d", abi, one.takes))
+			lacks(
+				one.what,
+				fmt.Errorf("this kernel has version %d of Landlock's interface, and that takes version %d", abi, one.takes),
+			)
 		}
 	}
 }
@@ -89,7 +92,12 @@ func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path strin
 	files, network, scopes := handled(l.abi)
 	attributes := unix.LandlockRulesetAttr{Handled_access_fs: files, Handled_access_net: network, Scoped: scopes}
 	// An older kernel accepts 0 in unknown fields.
-	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attributes)), unsafe.Sizeof(attributes), 0)
+	fd, _, errno := unix.RawSyscall(
+		unix.SYS_LANDLOCK_CREATE_RULESET,
+		uintptr(unsafe.Pointer(&attributes)),
+		unsafe.Sizeof(attributes),
+		0,
+	)
 	if errno != 0 {
 		return nil, os.NewSyscallError("landlock_create_ruleset", errno)
 	}

@@ -49,7 +49,8 @@ func TestLandlockAllowsListedPortsOnly(t *testing.T) {
 	c := exec.Command("/proc/self/exe", "-test.run", "^TestLandlockAllowsListedPortsOnly$")
 	c.Env = append(os.Environ(), "PEERLANE_TEST_PORTS=1")
 	out, err := c.CombinedOutput()
-	if want := "listen 20000: true\nconnect 20000: true\nlisten 19999: false\nconnect 19999: false\n"; err != nil || string(out) != want {
+	if want := "listen 20000: true\nconnect 20000: true\nlisten 19999: false\nconnect 19999: false\n"; err != nil ||
+		string(out) != want {
 		t.Errorf("%v: %s; want %s", err, out, want)
 	}
 }

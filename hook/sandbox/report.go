@@ -16,7 +16,11 @@ import (
 const confineTimeout = 20 * time.Second
 
 // ErrSilent reports a killed sandbox: the next try may succeed.
-var ErrSilent error = &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox ended without a word", Remedy: "read the generation's log"}
+var ErrSilent error = &fault.Error{
+	Code:      fault.NoSandbox,
+	Operation: "the relay's sandbox ended without a word",
+	Remedy:    "read the generation's log",
+}
 
 // ReadReport waits until the relay is executed.
 func ReadReport(from *os.File) (*Report, error) {
@@ -25,7 +29,12 @@ func ReadReport(from *os.File) (*Report, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(from, 64<<10))
 	if err != nil {
-		return nil, &fault.Error{Code: fault.NoSandbox, Operation: "wait for the relay's sandbox for", Object: confineTimeout.String(), Cause: err}
+		return nil, &fault.Error{
+			Code:      fault.NoSandbox,
+			Operation: "wait for the relay's sandbox for",
+			Object:    confineTimeout.String(),
+			Cause:     err,
+		}
 	}
 	line, failure, _ := strings.Cut(string(text), "\n")
 	r := &Report{}

@@ -62,7 +62,8 @@ func build(v view, lacks func(path string, err error)) error {
 	} {
 		for _, path := range part.paths {
 			// /lib is usr/lib on most systems.
-			if to, err := os.Readlink(path); err == nil && strings.Count(path, "/") == 1 && within(filepath.Join("/", to), v.read) {
+			if to, err := os.Readlink(path); err == nil && strings.Count(path, "/") == 1 &&
+				within(filepath.Join("/", to), v.read) {
 				links[path] = to
 				continue
 			}
@@ -171,7 +172,12 @@ func take(path string, set uint64) (tree, error) {
 		return tree{}, fmt.Errorf("open_tree %s: %w", path, err)
 	}
 	t := tree{path: path, fd: fd}
-	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: set, Propagation: unix.MS_PRIVATE})
+	err = unix.MountSetattr(
+		fd,
+		"",
+		unix.AT_EMPTY_PATH|unix.AT_RECURSIVE,
+		&unix.MountAttr{Attr_set: set, Propagation: unix.MS_PRIVATE},
+	)
 	if err != nil {
 		unix.Close(fd)
 		return tree{}, fmt.Errorf("mount_setattr %s: %w", path, err)

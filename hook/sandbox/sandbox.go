@@ -172,7 +172,13 @@ func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 // Arguments is the command line of Main for a program. The report, or an error,
 // goes to a descriptor, which is closed when the program is executed.
 func (s Spec) Arguments(report int, program string, arguments ...string) []string {
-	a := []string{fmt.Sprintf("--report=%d", report), "--standard=false", fmt.Sprintf("--uid=%d", s.UID), fmt.Sprintf("--open=%d", s.Open), fmt.Sprintf("--tasks=%d", s.Tasks)}
+	a := []string{
+		fmt.Sprintf("--report=%d", report),
+		"--standard=false",
+		fmt.Sprintf("--uid=%d", s.UID),
+		fmt.Sprintf("--open=%d", s.Open),
+		fmt.Sprintf("--tasks=%d", s.Tasks),
+	}
 	for _, g := range s.Groups {
 		a = append(a, fmt.Sprintf("--group=%d", g))
 	}
@@ -408,7 +414,13 @@ func (s Spec) apply(program string) (Report, error) {
 	// Until the program disables tracing, the kernel does so for a program that the user may not
 	// read.
 	if own != math.MaxUint32 && unix.Access(program, unix.R_OK) == nil {
-		r.lacks("protection from tracing at its start", fmt.Errorf("each user can read %[1]s, so each process of its uid can trace it until it has disabled that; chmod 711 %[1]s", program))
+		r.lacks(
+			"protection from tracing at its start",
+			fmt.Errorf(
+				"each user can read %[1]s, so each process of its uid can trace it until it has disabled that; chmod 711 %[1]s",
+				program,
+			),
+		)
 	}
 	if err := filterCalls(s.network(), s.Processes); err != nil {
 		r.lacks("a filter of system calls", err)
@@ -448,7 +460,10 @@ func (s Spec) limit(own bool, r *Report) error {
 		tasks = s.Tasks
 		// The kernel counts the tasks of every process of the uid, and a container can use these
 		// up.
-		r.lacks("a limit of tasks of its own", errors.New("its control group has no pids.max; RLIMIT_NPROC counts each process of its uid"))
+		r.lacks(
+			"a limit of tasks of its own",
+			errors.New("its control group has no pids.max; RLIMIT_NPROC counts each process of its uid"),
+		)
 	}
 	for _, l := range []struct {
 		name     string

@@ -86,13 +86,25 @@ func sockets(access networkAccess) []socketKind {
 		return kinds
 	}
 	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} { // netlink(7) treats both types the same
-		kinds = append(kinds, socketKind{unix.AF_NETLINK, kind, unix.NETLINK_ROUTE}, socketKind{unix.AF_NETLINK, kind, unix.NETLINK_RDMA})
+		kinds = append(
+			kinds,
+			socketKind{unix.AF_NETLINK, kind, unix.NETLINK_ROUTE},
+			socketKind{unix.AF_NETLINK, kind, unix.NETLINK_RDMA},
+		)
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		// libibverbs and glibc look up routes and neighbours by a datagram socket.
-		kinds = append(kinds, socketKind{family, unix.SOCK_DGRAM, 0}, socketKind{family, unix.SOCK_DGRAM, unix.IPPROTO_UDP})
+		kinds = append(
+			kinds,
+			socketKind{family, unix.SOCK_DGRAM, 0},
+			socketKind{family, unix.SOCK_DGRAM, unix.IPPROTO_UDP},
+		)
 		if access == tcpNetwork {
-			kinds = append(kinds, socketKind{family, unix.SOCK_STREAM, 0}, socketKind{family, unix.SOCK_STREAM, unix.IPPROTO_TCP})
+			kinds = append(
+				kinds,
+				socketKind{family, unix.SOCK_STREAM, 0},
+				socketKind{family, unix.SOCK_STREAM, unix.IPPROTO_TCP},
+			)
 		}
 	}
 	return kinds
@@ -105,13 +117,23 @@ func allowSockets(kinds []socketKind, deny, allow bpf.Instruction) []bpf.Instruc
 	for _, k := range kinds {
 		one := []bpf.Instruction{allow}
 		if k.protocol >= 0 {
-			one = append([]bpf.Instruction{load(argument(2)), bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.protocol), SkipTrue: uint8(len(one))}}, one...)
+			one = append(
+				[]bpf.Instruction{
+					load(argument(2)),
+					bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.protocol), SkipTrue: uint8(len(one))},
+				},
+				one...)
 		}
 		one = append([]bpf.Instruction{
 			load(argument(1)), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.kind), SkipTrue: uint8(len(one))},
 		}, one...)
-		one = append([]bpf.Instruction{load(argument(0)), bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.family), SkipTrue: uint8(len(one))}}, one...)
+		one = append(
+			[]bpf.Instruction{
+				load(argument(0)),
+				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.family), SkipTrue: uint8(len(one))},
+			},
+			one...)
 		body = append(body, one...)
 	}
 	return append(body, deny)

@@ -57,8 +57,15 @@ func TestFilterSocketAllowsListedKindsOnly(t *testing.T) {
 			for family := range unix.AF_MAX {
 				for kind := range socketType + 1 {
 					for _, protocol := range socketProtocols {
-						answer, err := ask(vm, c.call, uint32(family), uint32(kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK), uint32(protocol))
-						if allowed := uint32(answer) == answerAllow; err != nil || allowed != c.allowed[[3]int{family, kind, protocol}] {
+						answer, err := ask(
+							vm,
+							c.call,
+							uint32(family),
+							uint32(kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK),
+							uint32(protocol),
+						)
+						if allowed := uint32(answer) == answerAllow; err != nil ||
+							allowed != c.allowed[[3]int{family, kind, protocol}] {
 							t.Errorf("family %d, type %d, protocol %d: %#x, %v", family, kind, protocol, answer, err)
 						}
 					}
@@ -149,7 +156,11 @@ func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
 		for name, call := range calls {
 			expect(name, call, processes)
 		}
-		expect("a thread", []uint32{unix.SYS_CLONE, thread | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID}, true)
+		expect(
+			"a thread",
+			[]uint32{unix.SYS_CLONE, thread | unix.CLONE_SETTLS | unix.CLONE_PARENT_SETTID | unix.CLONE_CHILD_CLEARTID},
+			true,
+		)
 		expect("a thread in a namespace", []uint32{unix.SYS_CLONE, thread | unix.CLONE_NEWNS}, false)
 		expect("clone3", []uint32{unix.SYS_CLONE3, thread}, false)
 	}
@@ -193,7 +204,8 @@ func TestFastOpenIsDenied(t *testing.T) {
 	c := exec.Command("/proc/self/exe", "-test.run", "^TestFastOpenIsDenied$")
 	c.Env = append(os.Environ(), "PEERLANE_TEST_FAST_OPEN=1")
 	out, err := c.CombinedOutput()
-	if want := "sendto denied: true\nsendmsg denied: true\nsendmmsg denied: true\nsendmsg on a Unix socket: <nil>\n"; err != nil || string(out) != want {
+	if want := "sendto denied: true\nsendmsg denied: true\nsendmmsg denied: true\nsendmsg on a Unix socket: <nil>\n"; err != nil ||
+		string(out) != want {
 		t.Errorf("%v: %s; want %s", err, out, want)
 	}
 }

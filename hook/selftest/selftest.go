@@ -77,7 +77,13 @@ func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, err
 	if err != nil {
 		return nil, err
 	}
-	return &Tester{layout: l, relay: generation.Command{Path: relay, Environment: c.Relay.Environment}, sandbox: s, hook: hookBinary, slotBytes: uint64(c.Relay.SlotSize)}, nil
+	return &Tester{
+		layout:    l,
+		relay:     generation.Command{Path: relay, Environment: c.Relay.Environment},
+		sandbox:   s,
+		hook:      hookBinary,
+		slotBytes: uint64(c.Relay.SlotSize),
+	}, nil
 }
 
 // Unkept keeps no results, and uses no kept results.
@@ -88,7 +94,13 @@ func (t *Tester) Unkept() *Tester {
 
 // OfGeneration returns the tester of a generation's supervisor.
 func OfGeneration(g *generation.Generation, l paths.Layout) *Tester {
-	return &Tester{layout: l, relay: g.Relay, sandbox: g.Sandbox, hook: "/proc/self/exe", slotBytes: g.Config.SlotBytes}
+	return &Tester{
+		layout:    l,
+		relay:     g.Relay,
+		sandbox:   g.Sandbox,
+		hook:      "/proc/self/exe",
+		slotBytes: g.Config.SlotBytes,
+	}
 }
 
 // library returns the variables that replace the driver.
@@ -162,13 +174,21 @@ func Stale(p launch.Pair) bool {
 
 // Unknown are the pairs that a list has nothing of.
 func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
-	return slices.DeleteFunc(slices.Clone(names), func(n launch.PairName) bool { return launch.FindPair(list, n) != nil })
+	return slices.DeleteFunc(
+		slices.Clone(names),
+		func(n launch.PairName) bool { return launch.FindPair(list, n) != nil },
+	)
 }
 
 // Test tests pairs, keeps the results, and reports every result, known results first. It repeats
 // known results only if again is set. A pair that cannot be tested has VerdictUntested. Test
 // fails only if the lock or the record fails.
-func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, tell func(launch.PairHost, launch.Pair)) error {
+func (t *Tester) Test(
+	ctx context.Context,
+	names []launch.PairName,
+	again bool,
+	tell func(launch.PairHost, launch.Pair),
+) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -219,12 +239,21 @@ func (t *Tester) Test(ctx context.Context, names []launch.PairName, again bool, 
 }
 
 func Contains(names []launch.PairName, p launch.Pair) bool {
-	return slices.ContainsFunc(names, func(n launch.PairName) bool { return launch.FindPair([]launch.Pair{p}, n) != nil })
+	return slices.ContainsFunc(
+		names,
+		func(n launch.PairName) bool { return launch.FindPair([]launch.Pair{p}, n) != nil },
+	)
 }
 
 // OneLine returns a sentence in the form of launch.Pair.
 func OneLine(text string) string {
-	text = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "?"), func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == ' ' }), " ")
+	text = strings.Join(
+		strings.FieldsFunc(
+			strings.ToValidUTF8(text, "?"),
+			func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 || r == ' ' },
+		),
+		" ",
+	)
 	if len(text) > 400 {
 		text = strings.ToValidUTF8(text[:400], "") + "..."
 	}
@@ -264,7 +293,11 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	if strings.Contains(library(t.relay.Environment), simulator) {
 		each = simulatedTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*each+testerTimeout, errors.New("the self-test takes too long"))
+	ctx, cancel := context.WithTimeoutCause(
+		ctx,
+		time.Duration(len(names))*each+testerTimeout,
+		errors.New("the self-test takes too long"),
+	)
 	defer cancel()
 	job, err := json.Marshal(launch.PairJob{Pairs: names, SlotBytes: t.slotBytes})
 	if err != nil {
@@ -338,7 +371,10 @@ func WaitOr(ctx context.Context, wait func() error) error {
 	case err := <-ended:
 		return err
 	case <-time.After(heldTime):
-		logrus.Warnf("the self-test does not end within %v of SIGKILL: a system call, of a driver perhaps, does not return", heldTime)
+		logrus.Warnf(
+			"the self-test does not end within %v of SIGKILL: a system call, of a driver perhaps, does not return",
+			heldTime,
+		)
 		return context.Cause(ctx)
 	}
 }

@@ -82,8 +82,13 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 		return launch.Admission{}, err
 	}
 	if most := granted(g.Config, gpu.BusID); c.Bytes > most {
-		return launch.Admission{}, fmt.Errorf("%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
-			config.Size(c.Bytes), gpu.Index, gpu.BusID, config.Size(most))
+		return launch.Admission{}, fmt.Errorf(
+			"%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
+			config.Size(c.Bytes),
+			gpu.Index,
+			gpu.BusID,
+			config.Size(most),
+		)
 	}
 	conf, err := hostconfig.Read(l)
 	if err != nil {
@@ -99,7 +104,11 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // the share of the previous relay is free
+		own = share{
+			Relay:     relay,
+			Container: g.Container.ID,
+			GPUs:      map[string]uint64{},
+		} // the share of the previous relay is free
 	}
 	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
 	if err != nil {
@@ -128,9 +137,18 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 }
 
 // admitHost is admit for the host's memory.
-func admitHost(l paths.Layout, g *generation.Generation, relay process.Process, c launch.Claim) (launch.Admission, error) {
+func admitHost(
+	l paths.Layout,
+	g *generation.Generation,
+	relay process.Process,
+	c launch.Claim,
+) (launch.Admission, error) {
 	if most := grantedHost(g); c.Bytes > most {
-		return launch.Admission{}, fmt.Errorf("%s of host memory asked for, and the relay's configuration comes to %s", config.Size(c.Bytes), config.Size(most))
+		return launch.Admission{}, fmt.Errorf(
+			"%s of host memory asked for, and the relay's configuration comes to %s",
+			config.Size(c.Bytes),
+			config.Size(most),
+		)
 	}
 	conf, err := hostconfig.Read(l)
 	if err != nil {
@@ -150,7 +168,11 @@ func admitHost(l paths.Layout, g *generation.Generation, relay process.Process, 
 		return launch.Admission{}, err
 	}
 	if own.Relay != relay {
-		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}} // the share of the previous relay is free
+		own = share{
+			Relay:     relay,
+			Container: g.Container.ID,
+			GPUs:      map[string]uint64{},
+		} // the share of the previous relay is free
 	}
 	holders, err := holdersOf(l, g.ID, func(s share) uint64 { return s.Host })
 	if err != nil {
@@ -164,7 +186,14 @@ func admitHost(l paths.Layout, g *generation.Generation, relay process.Process, 
 	if c.Bytes > free && c.Bytes > own.Host {
 		return launch.Admission{
 			Claim: c.Claim, Free: free,
-			Error: full(fmt.Sprintf("%s of host memory asked for", config.Size(c.Bytes)), limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
+			Error: full(
+				fmt.Sprintf("%s of host memory asked for", config.Size(c.Bytes)),
+				limit,
+				key,
+				taken,
+				holders,
+				conf.CDI.Tenancy == config.TenancyMulti,
+			),
 		}, nil
 	}
 	own.Host = c.Bytes
@@ -184,7 +213,11 @@ func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	if err := unix.Sysinfo(&system); err != nil {
 		return 0, "", os.NewSyscallError("sysinfo", err)
 	}
-	return uint64(system.Totalram) * uint64(system.Unit) / 4, "a quarter of the host's memory, the default of staging.host_limit", nil
+	return uint64(
+		system.Totalram,
+	) * uint64(
+		system.Unit,
+	) / 4, "a quarter of the host's memory, the default of staging.host_limit", nil
 }
 
 // grantedHost is the most host memory, bytes, that a relay's configuration comes to.
@@ -276,7 +309,8 @@ const unlimited = ^uint64(0)
 // that sets the limit.
 func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64, key string) {
 	for _, name := range slices.Sorted(maps.Keys(s.GPUs)) {
-		if name == strconv.Itoa(gpu.Index) || gpu.UUID != "" && strings.EqualFold(name, gpu.UUID) || strings.EqualFold(name, gpu.BusID) {
+		if name == strconv.Itoa(gpu.Index) || gpu.UUID != "" && strings.EqualFold(name, gpu.UUID) ||
+			strings.EqualFold(name, gpu.BusID) {
 			return uint64(s.GPUs[name]), fmt.Sprintf("staging.gpus.%q", name)
 		}
 	}

@@ -81,7 +81,10 @@ func (e ending) cause() (cause, why string) {
 	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // sent by the supervisor
 	case signal != 0 && e.killReason == "":
 		return causeKilled, fmt.Sprintf("signal %d, %v, of an unknown sender", int(signal), signal)
-	case e.word.Cause == launch.EndGPU, e.word.Cause == launch.EndCUDA, e.word.Cause == launch.EndKept, e.word.Cause == launch.EndPair:
+	case e.word.Cause == launch.EndGPU,
+		e.word.Cause == launch.EndCUDA,
+		e.word.Cause == launch.EndKept,
+		e.word.Cause == launch.EndPair:
 		return e.word.Cause, e.word.Reason
 	}
 	// The end was requested, and the supervisor may have used force.
@@ -137,7 +140,9 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 		e.word = *word
 	}
 	cause, why = e.cause()
-	line := s.log.WithFields(logrus.Fields{"event": "relay-ended", "cause": cause, "relay": s.relay.process.PID, "reason": why})
+	line := s.log.WithFields(
+		logrus.Fields{"event": "relay-ended", "cause": cause, "relay": s.relay.process.PID, "reason": why},
+	)
 	if signal := e.signal(); signal != 0 {
 		line = line.WithField("signal", int(signal))
 	}

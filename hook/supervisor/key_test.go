@@ -50,7 +50,12 @@ func TestLookAtKeySendsChangedKey(t *testing.T) {
 	defer conn.Close()
 	settings := config.Default().Network
 	settings.Interfaces = "=lo"
-	s := &supervisor{layout: l, log: logrus.NewEntry(logrus.New()), generation: &generation.Generation{Network: settings}, relay: &relay{control: conn.(*net.UnixConn), overdue: time.NewTimer(time.Hour)}}
+	s := &supervisor{
+		layout:     l,
+		log:        logrus.NewEntry(logrus.New()),
+		generation: &generation.Generation{Network: settings},
+		relay:      &relay{control: conn.(*net.UnixConn), overdue: time.NewTimer(time.Hour)},
+	}
 	defer s.relay.overdue.Stop()
 	s.log.Logger.SetOutput(io.Discard)
 	s.goOnNetwork()

@@ -71,7 +71,8 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 			// Read the hello first: a client that receives an end while sending does not read on.
 			// A silent client gets the message as well.
 			_, err := conn.Read(make([]byte, wire.MaxMessage))
-			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) && conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
+			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) &&
+				conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
 				_, _ = conn.Write(message) // the client may be gone
 			}
 		}()

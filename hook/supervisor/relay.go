@@ -72,7 +72,13 @@ const lastWords = 500 * time.Millisecond
 // startRelay executes a relay with the descriptors of package launch. Standard error goes to the
 // log. Without a network the sandbox forbids TCP. limited reports that the control group limits
 // tasks.
-func startRelay(g *generation.Generation, network *launch.Network, limited bool, clients, peers, init *os.File, log io.Writer) (*relay, error) {
+func startRelay(
+	g *generation.Generation,
+	network *launch.Network,
+	limited bool,
+	clients, peers, init *os.File,
+	log io.Writer,
+) (*relay, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("socketpair", err)
@@ -89,7 +95,11 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 		answers: make(chan launch.Status),
 		claims:  make(chan launch.Claim),
 		exited:  make(chan error, 1),
-		stderr:  &stderrTee{to: log, wrap: g.LogFormat == config.LogJSON, own: map[string]string{"generation": g.ID, "container": g.Container.ID}},
+		stderr: &stderrTee{
+			to:   log,
+			wrap: g.LogFormat == config.LogJSON,
+			own:  map[string]string{"generation": g.ID, "container": g.Container.ID},
+		},
 		overdue: time.NewTimer(0),
 	}
 	r.overdue.Stop()
@@ -120,7 +130,9 @@ func startRelay(g *generation.Generation, network *launch.Network, limited bool,
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell
 		// The same program, even after a replacement of the file.
-		r.cmd = exec.Command("/proc/self/exe", append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, arguments...)...)...)
+		r.cmd = exec.Command(
+			"/proc/self/exe",
+			append([]string{"confine"}, spec.Arguments(fdReport, g.Relay.Path, arguments...)...)...)
 	}
 	r.cmd.Dir = "/"
 	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)

@@ -112,7 +112,10 @@ func parted(names []launch.PairName, lanes []launch.Lane) (servers, spares []lau
 // learn replaces known results by new results.
 func (s *supervisor) learn(found []launch.Pair) {
 	for _, p := range found {
-		s.tests.pairs = slices.DeleteFunc(s.tests.pairs, func(o launch.Pair) bool { return selftest.Contains([]launch.PairName{p.PairName}, o) })
+		s.tests.pairs = slices.DeleteFunc(
+			s.tests.pairs,
+			func(o launch.Pair) bool { return selftest.Contains([]launch.PairName{p.PairName}, o) },
+		)
 		s.tests.pairs = append(s.tests.pairs, p)
 	}
 }
@@ -137,7 +140,15 @@ func (s *supervisor) testsDone(t tested) {
 		if t.err != nil {
 			reason = t.err.Error()
 		}
-		t.pairs = append(t.pairs, launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: selftest.OneLine(reason), At: time.Now().Unix()})
+		t.pairs = append(
+			t.pairs,
+			launch.Pair{
+				PairName: n,
+				Verdict:  launch.VerdictUntested,
+				Reason:   selftest.OneLine(reason),
+				At:       time.Now().Unix(),
+			},
+		)
 	}
 	s.learn(t.pairs)
 	for _, p := range t.pairs {
@@ -210,5 +221,8 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 }
 
 func urgency(p launch.Pair) int {
-	return slices.Index([]string{launch.VerdictUntested, launch.VerdictGood, launch.VerdictSlow, launch.VerdictWrong}, p.Verdict)
+	return slices.Index(
+		[]string{launch.VerdictUntested, launch.VerdictGood, launch.VerdictSlow, launch.VerdictWrong},
+		p.Verdict,
+	)
 }

@@ -39,7 +39,8 @@ func TakeOver(connection *os.File) error {
 		return errors.Join(err, tell)
 	}
 	// The journal then names the unit's container even without a fault.
-	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).Info("taking over the relay of a container")
+	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).
+		Info("taking over the relay of a container")
 	err = supervise(l, g.ID, true, d)
 	return errors.Join(err, restore())
 }
@@ -66,7 +67,10 @@ func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d 
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
 		return l, nil, d, io.EOF // the hook hung up, before or after reading the greeting
 	}
-	if told := handover.Send(conn, handover.Answer{Version: handover.Version, Error: err.Error()}); !errors.Is(told, unix.EPIPE) {
+	if told := handover.Send(conn, handover.Answer{Version: handover.Version, Error: err.Error()}); !errors.Is(
+		told,
+		unix.EPIPE,
+	) {
 		err = errors.Join(err, told)
 	}
 	return l, nil, d, err
@@ -170,7 +174,13 @@ func checkListening(f *os.File) error {
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET, unix.SO_ACCEPTCONN: 1} {
 		is, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, option)
 		if err != nil || is != want {
-			return fmt.Errorf("descriptor %d is no listening SOCK_SEQPACKET socket (option %d is %d, %v)", f.Fd(), option, is, err)
+			return fmt.Errorf(
+				"descriptor %d is no listening SOCK_SEQPACKET socket (option %d is %d, %v)",
+				f.Fd(),
+				option,
+				is,
+				err,
+			)
 		}
 	}
 	return nil
@@ -255,7 +265,8 @@ func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 func follow(log, journal *os.File) (stop func()) {
 	changes, err := watch(log.Name())
 	if err != nil {
-		logrus.WithError(err).Warn("the journal has this log when the container has ended, and not before; raise fs.inotify.max_user_instances")
+		logrus.WithError(err).
+			Warn("the journal has this log when the container has ended, and not before; raise fs.inotify.max_user_instances")
 	}
 	done := make(chan struct{})
 	rest := make(chan struct{})

@@ -79,7 +79,10 @@ func Supervise(l paths.Layout, id string) error {
 	return supervise(l, id, false, handover.Descriptors{
 		Clients: os.NewFile(handover.FDClients, "clients' socket"), Peers: os.NewFile(handover.FDPeers, "peers' socket"),
 		Init: os.NewFile(handover.FDInit, "pidfd"), Started: os.NewFile(handover.FDStarted, "started pipe"),
-		Admin: os.NewFile(handover.FDAdmin, "administration socket"), Alive: os.NewFile(handover.FDAlive, "supervisor's lock"),
+		Admin: os.NewFile(
+			handover.FDAdmin,
+			"administration socket",
+		), Alive: os.NewFile(handover.FDAlive, "supervisor's lock"),
 	})
 }
 
@@ -248,7 +251,12 @@ func (s *supervisor) requested(r admin.Request) {
 	case admin.Resume:
 		r.Reply(s.resume())
 	default:
-		r.Reply(fmt.Errorf("its supervisor is of an earlier release of Peerlane, which does not know %q; restart the container", r.Command))
+		r.Reply(
+			fmt.Errorf(
+				"its supervisor is of an earlier release of Peerlane, which does not know %q; restart the container",
+				r.Command,
+			),
+		)
 	}
 }
 
@@ -297,7 +305,10 @@ func (s *supervisor) hold(state string) {
 		s.rest()
 		return
 	}
-	s.note(map[string]string{generation.StateStopped: generation.StateStopping, generation.StateDrained: generation.StateDraining}[state], s.status.Error)
+	s.note(
+		map[string]string{generation.StateStopped: generation.StateStopping, generation.StateDrained: generation.StateDraining}[state],
+		s.status.Error,
+	)
 	reason := map[string]string{generation.StateStopped: "was stopped by the administrator", generation.StateDrained: "was drained by the administrator; attach again later"}[state]
 	err := s.relay.request(launch.Request{Request: launch.RequestEnd, Reason: reason})
 	if err != nil {
@@ -346,7 +357,11 @@ func (s *supervisor) resume() error {
 		return err
 	}
 	if drained != nil {
-		return &fault.Error{Code: fault.Drained, Operation: "all relays of this host are drained", Remedy: "run peerlane relay resume --all"}
+		return &fault.Error{
+			Code:      fault.Drained,
+			Operation: "all relays of this host are drained",
+			Remedy:    "run peerlane relay resume --all",
+		}
 	}
 	s.held, s.failures = "", nil
 	if err := s.start(); err != nil {
@@ -491,8 +506,19 @@ func (s *supervisor) failed(reason string) {
 		return
 	}
 	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
-	down := &fault.Error{Code: fault.RelayDown, Operation: fmt.Sprintf("the relay of container %s stays down after %d failures within %v", s.generation.Container.ID, maxFailures, failureTime),
-		Cause: errors.New(reason), Remedy: "read its log by peerlane relay inspect " + s.generation.ID + ", then run peerlane relay resume on the host"}
+	down := &fault.Error{
+		Code: fault.RelayDown,
+		Operation: fmt.Sprintf(
+			"the relay of container %s stays down after %d failures within %v",
+			s.generation.Container.ID,
+			maxFailures,
+			failureTime,
+		),
+		Cause: errors.New(
+			reason,
+		),
+		Remedy: "read its log by peerlane relay inspect " + s.generation.ID + ", then run peerlane relay resume on the host",
+	}
 	s.tell(journal.SeverityError, down.Error())
 	s.note(generation.StateDown, reason)
 	s.refuse(down.Error())
@@ -571,7 +597,10 @@ func (s *supervisor) end() error {
 			s.status.Relay = nil // else the generation stays until the relay has ended
 		}
 		s.relay = nil
-		s.note(generation.StateEnding, s.status.Error) // where the rest fails Collect says nothing of a relay whose end is told
+		s.note(
+			generation.StateEnding,
+			s.status.Error,
+		) // where the rest fails Collect says nothing of a relay whose end is told
 	}
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {

@@ -35,7 +35,12 @@ func TestErrorMatchesItsCodeAndItsCause(t *testing.T) {
 	var err error = &Error{Code: UnreadablePlan, Operation: "read the plan", Object: "/p", Cause: fs.ErrNotExist}
 	err = fmt.Errorf("container %q: %w", "a", err)
 	if !errors.Is(err, UnreadablePlan) || errors.Is(err, Drained) || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("errors.Is: %t, %t, %t", errors.Is(err, UnreadablePlan), errors.Is(err, Drained), errors.Is(err, fs.ErrNotExist))
+		t.Errorf(
+			"errors.Is: %t, %t, %t",
+			errors.Is(err, UnreadablePlan),
+			errors.Is(err, Drained),
+			errors.Is(err, fs.ErrNotExist),
+		)
 	}
 	var f *Error
 	if !errors.As(err, &f) || f.Object != "/p" {

@@ -138,7 +138,8 @@ func checkSet(t *testing.T, l Language, text []byte, path []string, which uint8,
 	}
 	// The header of an existing empty table stays, which has no effect.
 	header := "[" + tomlKey(path[:len(path)-1]) + "]"
-	if had == nil && normal(text) != normal(back) && normal(text) != normal(bytes.TrimSuffix(bytes.TrimRight(back, "\r\n"), []byte(header))) {
+	if had == nil && normal(text) != normal(back) &&
+		normal(text) != normal(bytes.TrimSuffix(bytes.TrimRight(back, "\r\n"), []byte(header))) {
 		t.Fatalf("%q became %q and then %q", text, after, back)
 	}
 }
@@ -153,7 +154,14 @@ func FuzzTOML(f *testing.F) {
 		f.Add([]byte(text), "plugins", "io.containerd.grpc.v1.cri", uint8(2))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, table, name string, which uint8) {
-		checkSet(t, TOML, text, []string{table, name, "enable_cdi"}[which%3:], which, func(text []byte) string { return strings.TrimRight(string(text), "\r\n") })
+		checkSet(
+			t,
+			TOML,
+			text,
+			[]string{table, name, "enable_cdi"}[which%3:],
+			which,
+			func(text []byte) string { return strings.TrimRight(string(text), "\r\n") },
+		)
 	})
 }
 

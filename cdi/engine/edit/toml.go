@@ -50,7 +50,10 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(all, func(s statement) bool { return !s.header && !s.inArray && slices.Equal(s.path(), k.Path) })
+	at := slices.IndexFunc(
+		all,
+		func(s statement) bool { return !s.header && !s.inArray && slices.Equal(s.path(), k.Path) },
+	)
 	if k.Value == nil {
 		if at < 0 {
 			return text, refuseInline(text, all, k)
@@ -76,7 +79,8 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 	if after == nil {
 		// A table may exist by dotted keys alone, without a header.
 		for i, s := range all {
-			if !s.header && !s.inArray && len(s.path()) > len(table) && slices.Equal(s.path()[:len(table)], table) && len(s.table) < len(table) {
+			if !s.header && !s.inArray && len(s.path()) > len(table) && slices.Equal(s.path()[:len(table)], table) &&
+				len(s.table) < len(table) {
 				after = &all[i]
 				name = k.Path[len(s.table):]
 			}
@@ -119,7 +123,10 @@ func refuseInline(text []byte, all []statement, k Key) error {
 		}
 		switch {
 		case !s.header:
-			return &Error{lineOf(text, s.start), fmt.Sprintf("%s is written as a value; make it a table [%s] by hand", strings.Join(path, "."), tomlKey(path))}
+			return &Error{
+				lineOf(text, s.start),
+				fmt.Sprintf("%s is written as a value; make it a table [%s] by hand", strings.Join(path, "."), tomlKey(path)),
+			}
 		case s.array:
 			return &Error{lineOf(text, s.start), fmt.Sprintf("%s is a list of tables", strings.Join(path, "."))}
 		}
@@ -157,7 +164,8 @@ func withoutKey(text []byte, all []statement, at int, k Key) []byte {
 		from := all[i].start
 		if all[i].header {
 			// The blank line in front came with the header.
-			if before := strings.TrimSuffix(string(text[:from]), newline(text)); len(before) < from && (before == "" || strings.HasSuffix(before, "\n")) {
+			if before := strings.TrimSuffix(string(text[:from]), newline(text)); len(before) < from &&
+				(before == "" || strings.HasSuffix(before, "\n")) {
 				from = len(before)
 			}
 		}

@@ -101,7 +101,10 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	}
 	var answer Answer
 	if err := json.Unmarshal(buffer[:n], &answer); err != nil || answer.Version != Version {
-		return Answer{}, fmt.Errorf("the supervisor is of another release of Peerlane, which does not understand %q; restart the container", command)
+		return Answer{}, fmt.Errorf(
+			"the supervisor is of another release of Peerlane, which does not understand %q; restart the container",
+			command,
+		)
 	}
 	if answer.Error != "" {
 		return answer, errors.New(answer.Error)
@@ -169,7 +172,11 @@ func serveAdmin(conn net.Conn, requests chan<- Request) {
 	case err != nil:
 		answer.Error = fmt.Sprintf("the request %q makes no sense: %v", buffer[:n], err)
 	case asked.Version != Version:
-		answer.Error = fmt.Sprintf("the supervisor speaks version %d, and was asked in version %d; restart the container", Version, asked.Version)
+		answer.Error = fmt.Sprintf(
+			"the supervisor speaks version %d, and was asked in version %d; restart the container",
+			Version,
+			asked.Version,
+		)
 	default:
 		r := Request{asked.Command, make(chan Answer, 1), time.Now().Add(replyTimeout)}
 		late := time.After(replyTimeout)

@@ -65,7 +65,11 @@ func detachedCgroups() (*os.File, error) {
 	if err := unix.FsconfigCreate(context); err != nil {
 		return nil, err
 	}
-	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	mount, err := unix.Fsmount(
+		context,
+		unix.FSMOUNT_CLOEXEC,
+		unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC,
+	)
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,10 @@ func TestLimitsTasksOwnControlGroupOnly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			files := map[string]string{"proc/self/cgroup": c.groups, "proc/self/mountinfo": strings.ReplaceAll(c.mounts, "%s", dir)}
+			files := map[string]string{
+				"proc/self/cgroup":    c.groups,
+				"proc/self/mountinfo": strings.ReplaceAll(c.mounts, "%s", dir),
+			}
 			for name, text := range c.files {
 				files[name] = text
 			}

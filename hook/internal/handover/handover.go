@@ -166,5 +166,12 @@ func ParseMessage(text []byte, message any) error {
 // Named names the descriptors of a handover.
 func Named(files []*os.File) Descriptors {
 	at := func(fd int) *os.File { return files[fd-FDClients] }
-	return Descriptors{Clients: at(FDClients), Peers: at(FDPeers), Init: at(FDInit), Started: at(FDStarted), Admin: at(FDAdmin), Alive: at(FDAlive)}
+	return Descriptors{
+		Clients: at(FDClients),
+		Peers:   at(FDPeers),
+		Init:    at(FDInit),
+		Started: at(FDStarted),
+		Admin:   at(FDAdmin),
+		Alive:   at(FDAlive),
+	}
 }

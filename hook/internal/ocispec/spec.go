@@ -151,7 +151,13 @@ func ReadBounded(path string, limit int64) (text []byte, err error) {
 func (s *Spec) NothingBelow() error {
 	for _, m := range s.Mounts {
 		if at := filepath.Join("/", m.Destination); strings.HasPrefix(at, paths.ContainerDir+"/") {
-			return &fault.Error{Code: fault.MountBelowSocket, Operation: "check the mount at", Object: at, Cause: errors.New(paths.ContainerDir + " is the relay's own"), Remedy: "leave out that volume (-v, --mount, or VOLUME in the image)"}
+			return &fault.Error{
+				Code:      fault.MountBelowSocket,
+				Operation: "check the mount at",
+				Object:    at,
+				Cause:     errors.New(paths.ContainerDir + " is the relay's own"),
+				Remedy:    "leave out that volume (-v, --mount, or VOLUME in the image)",
+			}
 		}
 	}
 	return nil

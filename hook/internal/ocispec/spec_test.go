@@ -23,7 +23,9 @@ func TestReadSpecReturnsFields(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 || len(s.RequestedDevices()) != 1 || !slices.Equal(s.Devices, []Device{{"c", 195, 3}}) {
+	if s.Rootfs(dir) != filepath.Join(dir, "rootfs") || len(s.Process.Env) != 1 || len(s.Process.Rlimits) != 1 ||
+		len(s.RequestedDevices()) != 1 ||
+		!slices.Equal(s.Devices, []Device{{"c", 195, 3}}) {
 		t.Errorf("%+v", s)
 	}
 	if s.Root.Path = "/absolute"; s.Rootfs(dir) != "/absolute" {

@@ -31,7 +31,12 @@ func Find(hookBinary, relayBinary string) (supervisor, relay string, err error) 
 		}
 	}
 	if err := executable(supervisor); err != nil {
-		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the hook binary", Cause: err, Remedy: "install peerlane and peerlane-hook in one directory"}
+		return "", "", &fault.Error{
+			Code:      fault.NoRelayProgram,
+			Operation: "find the hook binary",
+			Cause:     err,
+			Remedy:    "install peerlane and peerlane-hook in one directory",
+		}
 	}
 	relay = relayBinary
 	if relay == "" {
@@ -41,7 +46,12 @@ func Find(hookBinary, relayBinary string) (supervisor, relay string, err error) 
 		err = runnable(relay)
 	}
 	if err != nil {
-		return "", "", &fault.Error{Code: fault.NoRelayProgram, Operation: "find the relay binary", Cause: err, Remedy: "install it there, or name it by relay.binary in config.toml"}
+		return "", "", &fault.Error{
+			Code:      fault.NoRelayProgram,
+			Operation: "find the relay binary",
+			Cause:     err,
+			Remedy:    "install it there, or name it by relay.binary in config.toml",
+		}
 	}
 	return supervisor, relay, nil
 }

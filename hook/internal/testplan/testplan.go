@@ -19,10 +19,23 @@ func New(sysfs string) *topo.Plan {
 			{Index: 1, UUID: UUID1, BusID: "0000:2a:00.0", Capability: 90, NVLinks: []topo.NVLink{{Count: 18}}},
 			{Index: 2, BusID: "0000:3b:00.0"},
 		},
-		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:18:00.0", GUID: "a088:c203:00a1:40e0", Ports: []topo.Port{{Number: 1, State: "ACTIVE", RateGbps: 400}}}},
+		NICs: []topo.NIC{
+			{
+				Name:  "mlx5_0",
+				BusID: "0000:18:00.0",
+				GUID:  "a088:c203:00a1:40e0",
+				Ports: []topo.Port{{Number: 1, State: "ACTIVE", RateGbps: 400}},
+			},
+		},
 		Lanes: []topo.Lane{
 			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
-			{GPU: "0000:2a:00.0", Role: topo.RoleFar, Relay: true, Servers: []string{"0000:17:00.0"}, NICs: []string{"mlx5_0"}},
+			{
+				GPU:     "0000:2a:00.0",
+				Role:    topo.RoleFar,
+				Relay:   true,
+				Servers: []string{"0000:17:00.0"},
+				NICs:    []string{"mlx5_0"},
+			},
 			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
 		},
 	}
