@@ -130,7 +130,7 @@ func hookMain() {
 	l := paths.New(*root)
 	var err error
 	if self, err := os.Executable(); err == nil {
-		supervisor.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
+		sandbox.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
 	}
 	switch os.Args[1] {
 	case "supervise":
@@ -198,6 +198,9 @@ func relayMain() {
 
 	if os.Args[1] == "self-test" {
 		testerMain(fault)
+	}
+	if os.Args[1] == "rdma-test" {
+		tripleTesterMain(fault)
 	}
 	if fault("attacks") {
 		attackMain(fault("only"))

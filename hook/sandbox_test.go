@@ -26,7 +26,6 @@ import (
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
-	"github.com/peerlane/peerlane/hook/supervisor"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -781,13 +780,13 @@ func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 // A relay may open the nodes of its NICs and no others, whether a PCI function is behind
 // them, as behind two of three here, or none, as behind software RDMA.
 func TestNodesOfRDMADevices(t *testing.T) {
-	was := supervisor.Uverbs
-	t.Cleanup(func() { supervisor.Uverbs = was })
-	supervisor.Uverbs = t.TempDir()
+	was := sandbox.Uverbs
+	t.Cleanup(func() { sandbox.Uverbs = was })
+	sandbox.Uverbs = t.TempDir()
 	for file, text := range map[string]string{
 		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n", "uverbs10/ibdev": "rxe0\n",
 	} {
-		file = filepath.Join(supervisor.Uverbs, file)
+		file = filepath.Join(sandbox.Uverbs, file)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -799,12 +798,12 @@ func TestNodesOfRDMADevices(t *testing.T) {
 		"mlx5_0": {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}, "rxe0": {"/dev/infiniband/uverbs10", "/dev/infiniband/rdma_cm"},
 		"mlx5": nil, "emulated0": nil, "": nil,
 	} {
-		if got := supervisor.VerbsNodes(nic); !slices.Equal(got, want) {
+		if got := sandbox.VerbsNodes(nic); !slices.Equal(got, want) {
 			t.Errorf("%q has %q, not %q", nic, got, want)
 		}
 	}
-	supervisor.Uverbs = filepath.Join(supervisor.Uverbs, "none")
-	if got := supervisor.VerbsNodes("mlx5_0"); got != nil {
+	sandbox.Uverbs = filepath.Join(sandbox.Uverbs, "none")
+	if got := sandbox.VerbsNodes("mlx5_0"); got != nil {
 		t.Errorf("without RDMA a NIC has %q", got)
 	}
 }
