@@ -102,3 +102,17 @@ func TestTripleThatCannotBeTestedSaysWhy(t *testing.T) {
 		})
 	}
 }
+
+// A software device with a rate moves no more bytes a second.
+func TestRateOfDeviceBoundsWrites(t *testing.T) {
+	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Rate: 40e6})
+	check(t, err)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	var r launch.RDMAResult
+	Run(l, openCUDA, launch.RDMAJob{NICs: []launch.RDMANIC{{Name: "mlx5_0"}}}, 0, func(of launch.RDMAResult) { r = of })
+	// The first of four pieces may go at once.
+	if most := 40e-3 * depth / (depth - 1); r.Write <= 0 || r.Write > most || r.Read > most {
+		t.Errorf("%.3f GB/s are written and %.3f read at a rate of 0.04", r.Write, r.Read)
+	}
+}
