@@ -16,7 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// tripleTesterMain is a test of triples that finds what TEST_FAULT says. It reports its job.
+// tripleTesterMain is a test of triples with the result that TEST_FAULT demands. It reports the
+// job.
 func tripleTesterMain(fault func(string) bool) {
 	var job launch.RDMAJob
 	if err := json.NewDecoder(os.Stdin).Decode(&job); err != nil {
@@ -45,7 +46,7 @@ func tripleTesterMain(fault func(string) bool) {
 	os.Exit(0)
 }
 
-// withSoftwareDevice is a request whose relay has a libibverbs of its own.
+// withSoftwareDevice returns a request whose relay loads another libibverbs.
 func withSoftwareDevice(r hook.Request) hook.Request {
 	r.Config.Relay.Environment = append(r.Config.Relay.Environment, "PEERLANE_VERBS_LIBRARY=libibverbs.so.none")
 	return r
@@ -112,7 +113,7 @@ func TestSupervisorTestsNoTripleWithoutRDMA(t *testing.T) {
 	}
 }
 
-// kernelWith makes a sysfs with a NIC, and has testers read it.
+// kernelWith makes a sysfs with a NIC for testers.
 func kernelWith(t *testing.T) (write func(name, text string)) {
 	t.Helper()
 	root := t.TempDir()
