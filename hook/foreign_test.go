@@ -157,10 +157,8 @@ func TestRelayCannotMakeProcesses(t *testing.T) {
 }
 
 // Where SIGKILL does not end a relay, generation and uid remain, and a later collection tries
-// again.
-func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(
-	t *testing.T,
-) { // not parallel: the test replaces process.KillByPidfd
+// again. Not parallel: the test replaces process.KillByPidfd.
+func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) {
 	h := uidHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
