@@ -125,7 +125,7 @@ func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 			}
 			if verdict == launch.VerdictGood { // the NICs know it a moment later
 				testutil.Until(t, "memory is accessed in place", move)
-			} else if move() || move() {
+			} else if first, second := move(), move(); first || second {
 				t.Error("memory is accessed in place")
 			}
 		})
