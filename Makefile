@@ -197,7 +197,7 @@ bin/vm-run:
 
 .PHONY: test-vm
 # With the packages, which one of its places installs.
-test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.so bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainer PLACE=vm-full)
+test-vm: vm-needs $(if $(PKG)$(RUN),,packages) build bin/libpeerlane-softdevice.so bin/vm-run ## test in virtual machines, as root (PKG=./hook RUN=TestContainerReachesRelay PLACE=vm-full)
 	@$(GO) build -o bin/test-report ./integration/report
 	@# Its status 1 says that tests failed, which is in their events.
 	@{ bin/vm-run test $(if $(PLACE),--place $(PLACE)) $(if $(RUN),--run '$(RUN)') $(PKG) || test $$? = 1; } \

@@ -182,8 +182,7 @@ type Relay struct {
 	// The test of a pair of GPUs before a lane stages on it: once tests after a boot or
 	// driver change, while the first container starts, a second or so per pair; a pair
 	// that fails or is slower than the bounce is replaced, an untested pair is used.
-	// required uses tested pairs only. off tests none. See `peerlane self-test` and
-	// docs/relay.md.
+	// required uses tested pairs only. off tests none, also no GPU with a NIC. See docs/relay.md.
 	SelfTest string `toml:"self_test"`
 	// The source of piece size, pieces in flight and streams: auto, the calibration of the
 	// pair's self-test within the memory of slots and slot_size; off, slots, slot_size and

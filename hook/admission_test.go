@@ -19,15 +19,15 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// tenant is a container whose relay claims what the test says.
+// tenant is a container whose relay sends the claims of a test.
 type tenant struct {
 	host
 	id, generation string
 	claims         uint64
-	memory         uint64 // what its relay says that the GPU has; 0 for the truth, 8 GiB
+	memory         uint64 // GPU memory that the relay states; 0 for 8 GiB, the true size
 }
 
-// tenant starts a container of the same host, whose relay has a TEST_DIR of its own.
+// tenant starts a container on host h. The relay of the container has a separate TEST_DIR.
 func (h host) tenant(t *testing.T, id string) *tenant {
 	t.Helper()
 	return h.tenantWith(t, id, lane(3))
@@ -36,7 +36,7 @@ func (h host) tenant(t *testing.T, id string) *tenant {
 func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
 	t.Helper()
 	own := host{h.layout, t.TempDir()}
-	if err := os.Chmod(own.dir, 0o777); err != nil { // relays report, and are not root
+	if err := os.Chmod(own.dir, 0o777); err != nil { // relays are not root, and write reports there
 		t.Fatal(err)
 	}
 	r := own.request(id, startProcess(t).Process.Pid, "", lane)
@@ -51,7 +51,7 @@ func (h host) tenantWith(t *testing.T, id string, lane launch.Lane) *tenant {
 
 const mib = 1 << 20
 
-// claim has the relay claim staging on the lanes' server GPU, of 8 GiB.
+// claim makes the relay claim staging on the server GPU of the lanes, which has 8 GiB.
 func (c *tenant) claim(t *testing.T, bytes uint64) launch.Admission {
 	t.Helper()
 	return c.claimOn(t, lane(3).Servers[0].BusID, bytes)
@@ -121,12 +121,12 @@ func notAdmitted(t *testing.T, a launch.Admission, free uint64, says ...string) 
 	}
 	for _, s := range says {
 		if !strings.Contains(a.Error, s) {
-			t.Errorf("it does not say %q: %s", s, a.Error)
+			t.Errorf("admission lacks %q: %s", s, a.Error)
 		}
 	}
 }
 
-// staged is what all relays have of the lanes' server GPU.
+// staged demands that the relays together have want bytes of staging on the server GPU.
 func (h host) staged(t *testing.T, want uint64) {
 	t.Helper()
 	got, err := staging.Staged(h.layout)
@@ -134,7 +134,7 @@ func (h host) staged(t *testing.T, want uint64) {
 		t.Fatal(err)
 	}
 	if gpu := lane(3).Servers[0].BusID; len(got) != 1 || got[gpu] != want {
-		t.Errorf("relays have %v, want %d of %s alone", got, want, gpu)
+		t.Errorf("relays have %v, want %d of %s only", got, want, gpu)
 	}
 }
 
@@ -145,7 +145,7 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	a, b, c := h.tenant(t, "trainer"), h.tenant(t, "server"), h.tenant(t, "third")
 	admitted(t, a.claim(t, 512*mib))
 	admitted(t, b.claim(t, 256*mib))
-	admitted(t, b.claim(t, 384*mib)) // in all, not more
+	admitted(t, b.claim(t, 384*mib)) // the new total of the relay
 	refused := c.claim(t, 256*mib)
 	notAdmitted(
 		t,
@@ -160,29 +160,28 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 	notAdmitted(t, c.claim(t, refused.Free+1), 128*mib)
 	notAdmitted(t, c.claimOn(t, "0000:99:00.0", 1), 0, "serves no lane of this container")
 
-	// What is given back is free, also where the limit is below what is taken.
+	// Released staging is free, also where the limit is below the staging in use.
 	h.configure(t, limited(64*mib))
 	notAdmitted(t, c.claim(t, 512*mib), 0, "64 MiB (staging.limit)")
 	admitted(t, c.claim(t, 64*mib))
 	h.configure(t, limited(1<<30))
 	admitted(t, a.claim(t, 576*mib))
 
-	// Others' GPUs are not counted together, and one can have a limit of its own.
+	// Limits are per GPU: the configuration can set the limit of one GPU.
 	h.configure(t, func(c *config.Config) { c.Staging.GPUs = map[string]config.Size{"100": 600 * mib} })
 	notAdmitted(t, b.claim(t, 600*mib), 0, `600 MiB (staging.gpus."100")`)
-	// Without any limit it is a quarter of the memory.
+	// Without a configured limit, the limit is a quarter of the memory.
 	h.configure(t, func(*config.Config) {})
 	notAdmitted(t, b.claim(t, 2<<30), 2<<30-640*mib, "2.0 GiB (a quarter of the GPU's memory")
 	h.configure(t, func(c *config.Config) { c.CDI.Tenancy = config.TenancyMulti })
 	multi := b.claim(t, 2<<30)
 	notAdmitted(t, multi, 2<<30-640*mib, "2 others have 640 MiB")
 	if strings.Contains(multi.Error, "trainer") {
-		t.Errorf("a tenant hears of another: %s", multi.Error)
+		t.Errorf("the error names a container of another tenant: %s", multi.Error)
 	}
 }
 
-// Whoever is killed, what the relay had is free as soon as it has ended, and not
-// before.
+// A killed relay keeps its staging until the process ends. Then the staging is free.
 func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -199,7 +198,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 		}
 		waitDead(t, pid)
 	}
-	// Of a process with threads the first can end before the others have.
+	// The first thread of a process can end before the remaining threads.
 	free := func(c *tenant) {
 		t.Helper()
 		testutil.Succeeds(t, "what a killed relay had", func() error {
@@ -211,7 +210,7 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	}
 	kill(first)
 	free(b)
-	h.staged(t, 1<<30) // b's alone
+	h.staged(t, 1<<30) // of container b
 	testutil.Succeeds(t, "the next relay", func() error {
 		if s := h.info(t, a.generation).Status; s.State != generation.StateReady || s.Relay == nil ||
 			s.Relay.PID == first {
@@ -219,9 +218,9 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 		}
 		return nil
 	})
-	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // it has nothing of its predecessor's
+	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB") // the next relay has no staging of the killed relay
 
-	// A relay without its supervisor goes on, and has what it has.
+	// A relay survives the supervisor, and keeps the staging.
 	survivor := h.info(t, b.generation).Status.Relay.PID
 	kill(supervisorPID(t, b.generation))
 	notAdmitted(t, a.claim(t, 64*mib), 0, "container b 1.0 GiB")
@@ -229,9 +228,10 @@ func TestAdmissionEndsWithTheRelay(t *testing.T) {
 	free(a)
 }
 
-// What a relay claims falsely takes nothing from others: more than its configuration
-// comes to is not counted, and the memory that it states is for its own claims.
-func TestFalseClaims(t *testing.T) {
+// A false claim of a relay takes nothing from another relay: the hook limits a claim to the sum
+// that the configuration of the relay allows, and applies the stated memory only to the claims of
+// that relay.
+func TestFalseClaimsAreRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	h.configure(t, func(*config.Config) {})
@@ -244,17 +244,18 @@ func TestFalseClaims(t *testing.T) {
 		}
 	}
 	admitted(t, honest.claim(t, 2<<30)) // a quarter of the memory
-	// What is its own by the configuration it gets, as if it were alone.
+	// The relay may claim the sum that its configuration allows, even if the stated memory is too
+	// large.
 	liar.memory = 1 << 63
 	admitted(t, liar.claim(t, most))
 	admitted(t, liar.claim(t, 0))
-	// And by saying that there is next to none nobody else's is less.
+	// Too small a stated memory lowers no limit of another relay.
 	liar.memory = 4
 	admitted(t, liar.claim(t, 0))
 	notAdmitted(t, liar.claim(t, 2), 0, "1 B (a quarter of the GPU's memory")
 	admitted(t, honest.claim(t, 1<<30))
 	admitted(t, honest.claim(t, 2<<30))
-	// One whose clients may copy themselves has their staging memory as well.
+	// A relay whose clients may copy needs staging memory for the clients too.
 	copying := lane(3)
 	copying.Copy = true
 	copier := h.tenantWith(t, "copier", copying)
@@ -262,18 +263,18 @@ func TestFalseClaims(t *testing.T) {
 	notAdmitted(t, copier.claim(t, most+4<<30+1), 0, "the relay's configuration comes to 8.1 GiB there")
 	admitted(t, copier.claim(t, most+4<<30))
 	admitted(t, copier.claim(t, 0))
-	// Where the limit is configured it counts, whatever a relay says.
+	// A configured limit overrides the memory that a relay states.
 	h.configure(t, limited(3<<30))
 	liar.memory = 1 << 63
 	notAdmitted(t, liar.claim(t, 1<<30+1), 1<<30, "3.0 GiB (staging.limit)")
-	// Nor can it fill the log.
+	// Refused claims do not fill the log.
 	text, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(liar.generation), "relay.log"))
 	if err != nil || strings.Contains(string(text), "not admitted") {
 		t.Errorf("the log: %s, %v", text, err)
 	}
 }
 
-// Claims at once are counted one by one.
+// The hook decides concurrent claims one after the other.
 func TestClaimsAtOnce(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -301,8 +302,8 @@ func TestClaimsAtOnce(t *testing.T) {
 	}
 }
 
-// All relays of a host together have the host memory that staging.host_limit says, and no
-// relay more than its configuration comes to.
+// The limit staging.host_limit applies to the sum of host memory of the relays. A relay can claim
+// at most the sum that its configuration allows.
 func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -320,7 +321,7 @@ func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
 		"container a 64 MiB",
 	)
 	admitted(t, b.claimOn(t, launch.HostMemory, 32*mib))
-	admitted(t, b.claim(t, 16*mib)) // of a GPU, which is another account
+	admitted(t, b.claim(t, 16*mib)) // GPU memory is a separate account
 	h.staged(t, 16*mib)
 	admitted(t, a.claimOn(t, launch.HostMemory, 16*mib))
 	admitted(t, b.claimOn(t, launch.HostMemory, 80*mib))

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// Runtimes make device nodes and mount points at paths that the image chooses. In
-// the anchor each of these calls fails, so the host gets no file.
+// Runtimes make device nodes and mount points at paths that the image chooses. In the anchor
+// these calls fail, so the host gets no file.
 func TestImageThatHasTheRuntimeWriteInTheAnchorFails(t *testing.T) {
 	for name, edit := range map[string]func(*bundle){
 		"link to dev": func(b *bundle) { b.link("/dev", "run/peerlane") },
@@ -35,7 +35,7 @@ func TestImageThatHasTheRuntimeWriteInTheAnchorFails(t *testing.T) {
 					t.Errorf("the container started: %s", out)
 				}
 				b.gone(t)
-				b.run("delete", "--force", b.id) // some runtimes have nothing left of it
+				b.run("delete", "--force", b.id) // some runtimes have deleted the container already
 				for _, dir := range []string{"mount", "directory below the mount"} {
 					if left, err := os.ReadDir(b.layout.Anchor()); err != nil || len(left) > 0 {
 						t.Errorf("the anchor's %s has %v, %v", dir, left, err)
@@ -49,7 +49,7 @@ func TestImageThatHasTheRuntimeWriteInTheAnchorFails(t *testing.T) {
 	}
 }
 
-// The command that the hook names is the remedy.
+// The error names the command that repairs the host.
 func TestAnchorThatIsNotMountedIsRefused(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, false)
@@ -65,7 +65,7 @@ func TestAnchorThatIsNotMountedIsRefused(t *testing.T) {
 		text, _ := os.ReadFile(log)
 		if out += string(text); !strings.Contains(out, "it is a directory and not a mount") ||
 			!strings.Contains(out, b.layout.AnchorCommand()) {
-			t.Errorf("it says %q", out)
+			t.Errorf("the error is %q", out)
 		}
 		b.gone(t)
 		b.run("delete", "--force", b.id)
@@ -78,8 +78,8 @@ func TestAnchorThatIsNotMountedIsRefused(t *testing.T) {
 	})
 }
 
-// A container of an earlier release has the plain directory below the socket. It
-// keeps its socket when the upgrade mounts the anchor.
+// A container of an earlier release has the plain directory below the socket, and keeps that
+// socket when the upgrade mounts the anchor.
 func TestContainerOfEarlierReleaseKeepsItsSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mount namespaces")

@@ -37,13 +37,13 @@ func TestLanesOfAnAnnotation(t *testing.T) {
 	}
 	for value, says := range map[string]string{"": `""`, "7": "7", "0,": `""`, "../..": "../.."} {
 		if _, err := annotated(plan, value); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v; it should say %s", value, err, says)
+			t.Errorf("%q: %v; want %s", value, err, says)
 		}
 	}
 	plan.Lanes = plan.Lanes[2:]
 	if _, err := annotated(plan, "all"); err == nil ||
 		!strings.Contains(err.Error(), "no GPU of the plan has a lane") {
-		t.Errorf("all of none: %v", err)
+		t.Errorf("value all without GPUs: %v", err)
 	}
 }
 
@@ -51,7 +51,7 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 	const permitted = "[hook]\nannotations = true\n"
 	for _, test := range []struct {
 		name, config, annotation, mount string
-		code                            fault.Code // "" for an error without one
+		code                            fault.Code // "": no code expected
 		says                            []string
 	}{
 		{"no configuration", "", "0", "ANCHOR", fault.Annotation, []string{"[hook] annotations = true", "config.toml"}},

@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// A runtime in a user namespace mounts the host's nodes: these count where config.json
-// cannot be read, and a node that the image brings does not.
+// A runtime in a user namespace bind-mounts device nodes of the host. Where config.json cannot be
+// read, mounted nodes count, and nodes of the image do not.
 func TestLaneAutoMountedNodes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: device nodes")
@@ -55,7 +55,7 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 		if err := init.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		_ = init.Wait() // it was killed
+		_ = init.Wait() // killed above
 	}()
 	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Stat(ready); err == nil {
@@ -67,9 +67,9 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 	}
 	minors, err := gpuMinors(ocispec.RootOnly(rootfs), generation.Container{ID: "c", PID: init.Process.Pid}, rootfs)
 	if err != nil || !slices.Equal(minors, []int{3}) {
-		t.Errorf("its GPUs are %v, %v", minors, err)
+		t.Errorf("GPUs of the container: %v, %v", minors, err)
 	}
-	// Where config.json is known, its mounts are.
+	// Where config.json is readable, mounts of config.json count.
 	s := &ocispec.Spec{
 		Mounts: []ocispec.Mount{
 			{Destination: "/dev/nvidia0", Source: node},
@@ -78,6 +78,6 @@ func TestLaneAutoMountedNodes(t *testing.T) {
 		},
 	}
 	if minors, err := gpuMinors(s, generation.Container{}, rootfs); err != nil || !slices.Equal(minors, []int{3}) {
-		t.Errorf("its mounted GPUs are %v, %v", minors, err)
+		t.Errorf("mounted GPUs of the container: %v, %v", minors, err)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/integration/programs"
 )
 
-// auto has the one hook ask for the lanes of the container's GPUs, which have these
-// minor numbers.
+// auto makes the hook request lanes for the GPUs of the container, whose device nodes have the
+// given minor numbers.
 func (b *bundle) auto(minors ...int64) {
 	b.Spec.Hooks.CreateRuntime = []specs.Hook{b.hook("create", "--auto")}
 	for _, minor := range minors {
@@ -31,8 +31,8 @@ func (b *bundle) node(path string, major, minor int64) {
 	)
 }
 
-// The engine's GPUs decide, by their numbers and not by their names or by what an image
-// says.
+// The GPUs that the engine adds get lanes. The hook finds the GPUs by device number: neither path
+// nor image decides.
 func TestLaneAutoEngineDevicesGetLanes(t *testing.T) {
 	for name, test := range map[string]struct {
 		edit func(*bundle)
@@ -79,15 +79,14 @@ func TestLaneAutoEngineDevicesGetLanes(t *testing.T) {
 				}
 				slices.Sort(got)
 				if !slices.Equal(got, test.want) {
-					t.Errorf("it has the lanes of %v, want %v", got, test.want)
+					t.Errorf("lanes of %v, want %v", got, test.want)
 				}
 			})
 		})
 	}
 }
 
-// Without a GPU of the engine's the container does not start, and the sentence names
-// the remedy.
+// Without a GPU from the engine the container does not start, and the error names the remedy.
 func TestLaneAutoRefusals(t *testing.T) {
 	for name, test := range map[string]struct {
 		edit func(*bundle)
@@ -124,7 +123,7 @@ func TestLaneAutoRefusals(t *testing.T) {
 				b := newBundle(t, runtime, false)
 				test.edit(b)
 				log := filepath.Join(b.dir, "hook.log")
-				b.tee(log) // not every runtime shows what its hooks write
+				b.tee(log) // some runtimes hide the output of hooks
 				out, err := b.run("run", b.id)
 				if err == nil {
 					t.Errorf("the container started: %s", out)
@@ -132,11 +131,11 @@ func TestLaneAutoRefusals(t *testing.T) {
 				text, _ := os.ReadFile(log)
 				for _, says := range test.says {
 					if !strings.Contains(out+string(text), says) {
-						t.Errorf("the runtime says %q, the hook %q; it should say %q", out, text, says)
+						t.Errorf("output of the runtime %q, of the hook %q; want %q", out, text, says)
 					}
 				}
 				b.gone(t)
-				b.run("delete", "--force", b.id) // some runtimes have nothing left of it
+				b.run("delete", "--force", b.id) // some runtimes have deleted the container already
 			})
 		})
 	}

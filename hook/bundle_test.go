@@ -21,7 +21,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// bundle is a container in the making.
+// bundle is an OCI bundle that a test edits before the start.
 type bundle struct {
 	host
 	t       *testing.T
@@ -31,7 +31,7 @@ type bundle struct {
 	Spec    specs.Spec
 }
 
-// runtimes are the commands of the runtimes that this machine has.
+// runtimes returns the commands of the runtimes that this machine has.
 func runtimes(t *testing.T) map[string][]string {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -44,8 +44,7 @@ func runtimes(t *testing.T) map[string][]string {
 	if path, err := exec.LookPath("crun"); err == nil {
 		found["crun"] = []string{path}
 		if _, err := os.Stat("/sys/fs/cgroup/unified"); err == nil {
-			// crun refuses a host that has both versions of cgroups. What else is shared
-			// stays shared.
+			// crun refuses a host that has both versions of cgroups. Shared mounts stay shared.
 			found["crun"] = []string{"unshare", "-m", "--propagation", "unchanged", "sh", "-c",
 				`mount --make-rprivate /sys/fs/cgroup && umount /sys/fs/cgroup/unified && exec "$@"`, "sh", path}
 		}
@@ -56,7 +55,7 @@ func runtimes(t *testing.T) map[string][]string {
 	return found
 }
 
-// eachRuntime runs a test with every runtime of the machine.
+// eachRuntime runs a test with each runtime of the machine.
 func eachRuntime(t *testing.T, test func(t *testing.T, runtime []string)) {
 	for name, runtime := range runtimes(t) {
 		t.Run(name, func(t *testing.T) {
@@ -66,8 +65,7 @@ func eachRuntime(t *testing.T, test func(t *testing.T, runtime []string)) {
 	}
 }
 
-// newSharedHost is a host on a mount of its own, shared as /run and / are where
-// systemd runs.
+// newSharedHost returns a host on a separate shared mount: systemd makes / and /run shared too.
 func newSharedHost(t *testing.T) host {
 	t.Helper()
 	h := newHost(t)
@@ -82,20 +80,20 @@ func newSharedHost(t *testing.T) host {
 		}
 	}
 	t.Cleanup(func() {
-		if t.Failed() { // whatever the reason, leave the machine clean
+		if t.Failed() { // leave no mount behind on the machine
 			_ = unix.Unmount(root, unix.MNT_DETACH)
 			return
 		}
-		// A supervisor that ends still has its log open.
+		// A supervisor that is ending still has its log file open.
 		testutil.Succeeds(t, "unmounting", func() error { return unix.Unmount(root, 0) })
 	})
-	mountAnchor(t, h.layout) // the one of newHost is covered
+	mountAnchor(t, h.layout) // the tmpfs covers the anchor that newHost mounted
 	t.Cleanup(func() { h.gone(t) })
 	h.install(t)
 	return h
 }
 
-// newBundle makes a bundle on a shared host. Its one hook asks for lane 3.
+// newBundle makes a bundle on a shared host. The create hook requests lane 3.
 func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 	t.Helper()
 	h := newSharedHost(t)
@@ -134,7 +132,7 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 		p.Args = append(p.Args, "stay")
 	}
 	for caps := range slices.Values([]*[]string{&p.Capabilities.Bounding, &p.Capabilities.Effective, &p.Capabilities.Permitted}) {
-		*caps = append(*caps, "CAP_SYS_ADMIN") // so that it may try to mount
+		*caps = append(*caps, "CAP_SYS_ADMIN") // the probe tries to mount
 	}
 	b.Spec.Root.Readonly = false
 	if b.Spec.Linux.Resources != nil {
@@ -145,7 +143,7 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 			b.mount(dir, dir, "rbind", "ro")
 		}
 	}
-	b.mount(bin, "/test", "bind", "ro", "nosuid", "nodev") // as /tmp may be: a user namespace must not undo it
+	b.mount(bin, "/test", "bind", "ro", "nosuid", "nodev") // the flags of many /tmp: a user namespace must not clear nodev and nosuid
 	b.mount(h.layout.Anchor(), paths.ContainerDir, "bind", "ro", "nosuid", "nodev", "noexec", "rprivate")
 	b.Spec.Hooks = &specs.Hooks{Poststop: []specs.Hook{b.hook("remove")}}
 	b.Spec.Hooks.CreateRuntime = []specs.Hook{b.hook("create", "--lane", lane(3).GPU.UUID+"@"+lane(3).GPU.BusID)}
@@ -167,8 +165,8 @@ func (b *bundle) hook(command string, args ...string) specs.Hook {
 	}
 }
 
-// link plants a symbolic link in the image, which also has the directory that
-// it leads to if one does not leave the image.
+// link makes a symbolic link in the image. If the target is in the image, link makes the target
+// directory too.
 func (b *bundle) link(to, at string) {
 	b.mkdir(filepath.Join("/", filepath.Dir(at), to))
 	if filepath.IsAbs(to) {
@@ -180,8 +178,8 @@ func (b *bundle) link(to, at string) {
 	}
 }
 
-// run runs the runtime's command for this container and returns its output.
-// All pipes have to be closed for it to return.
+// run runs a command of the runtime for the container and returns the output. It blocks until the
+// pipes are closed.
 func (b *bundle) run(command string, args ...string) (string, error) {
 	b.t.Helper()
 	text, err := json.Marshal(b.Spec)
@@ -201,7 +199,7 @@ func (b *bundle) run(command string, args ...string) (string, error) {
 // start runs the container in the background.
 func (b *bundle) start() {
 	b.t.Helper()
-	// Its standard output is the runtime's: a pipe would stay open.
+	// The container inherits standard output of the runtime: a pipe would stay open.
 	log := filepath.Join(b.dir, "log")
 	f, err := os.Create(log)
 	if err != nil {
@@ -240,7 +238,7 @@ func (b *bundle) found() (p probe) {
 	return p
 }
 
-// mounts are the host's mounts that have to do with this test.
+// mounts returns the mounts of the host that belong to the test.
 func (h host) mounts(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/mountinfo")
@@ -274,7 +272,7 @@ func (b *bundle) mkdir(path string) {
 	}
 }
 
-// lanes asks for lanes one by one, each by a hook of its own.
+// lanes sets one create hook per lane.
 func (b *bundle) lanes(indices ...int) {
 	b.Spec.Hooks.CreateRuntime = nil
 	for _, i := range indices {
@@ -291,7 +289,7 @@ func (b *bundle) configure(text string) {
 	}
 }
 
-// outside is a directory of the host that a hostile image aims at.
+// outside returns a directory of the host that a hostile image targets.
 func (b *bundle) outside() string {
 	dir := filepath.Join(b.layout.Root, "outside")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -307,7 +305,7 @@ func (b *bundle) untouched() {
 	}
 }
 
-// tee has the hooks write to a log what they say.
+// tee makes the hooks write standard error to a log.
 func (b *bundle) tee(log string) {
 	script := filepath.Join(b.dir, "tee.sh")
 	text := fmt.Sprintf("#!/bin/sh\nexec %s/peerlane-hook \"$@\" 2>>%s\n", bin, log)
@@ -322,8 +320,7 @@ func (b *bundle) tee(log string) {
 	}
 }
 
-// install writes a plan of lanes 3 and 4, the devices that it names, and a
-// configuration.
+// install writes a configuration, and a plan of lanes 3 and 4 with the devices of the plan.
 func (h host) install(t *testing.T) {
 	t.Helper()
 	if err := h.layout.Create(); err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// collect runs the collector and checks what it removes.
+// collect runs the collector, and demands that it removes the generations in want.
 func (h host) collect(t *testing.T, want ...string) {
 	t.Helper()
 	removed, err := collector.Collect(h.layout)
@@ -36,8 +36,7 @@ func (h host) collect(t *testing.T, want ...string) {
 	}
 }
 
-// killSupervisor kills the supervisor of a generation, and returns when its
-// lock is free.
+// killSupervisor kills the supervisor of a generation, and returns when the lock is free.
 func (h host) killSupervisor(t *testing.T, id string) {
 	t.Helper()
 	if err := unix.Kill(supervisorPID(t, id), unix.SIGKILL); err != nil {
@@ -45,7 +44,7 @@ func (h host) killSupervisor(t *testing.T, id string) {
 	}
 	testutil.Succeeds(t, "end of the supervisor", func() error {
 		if h.info(t, id).Supervised {
-			return errors.New("it lives")
+			return errors.New("the supervisor runs")
 		}
 		return nil
 	})
@@ -67,7 +66,8 @@ func TestCollectTouchesNothingThatLives(t *testing.T) {
 	}
 }
 
-// Poststop of the last container of an id may come after the next one's start.
+// The poststop hook of a container can run after the start of the next container with the same
+// id.
 func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -85,9 +85,9 @@ func TestLatePoststopLeavesTheNextOfTheSameID(t *testing.T) {
 	}
 }
 
-// A relay survives its supervisor, and Collect leaves it alone until the
-// container has ended. Then it ends a relay that does not end by itself.
-func TestKilledSupervisor(t *testing.T) {
+// A relay survives the supervisor. Collect leaves the relay alone until the container ends, and
+// then kills a relay that does not exit.
+func TestKilledSupervisorLeavesRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -104,7 +104,7 @@ func TestKilledSupervisor(t *testing.T) {
 		t.Errorf("adding a lane: %v", err)
 	}
 	if lanes := h.info(t, g.ID).Config.Lanes; len(lanes) != 1 {
-		t.Errorf("the lane that could not be added is there: %v", lanes)
+		t.Errorf("lanes after the refused launch: %v", lanes)
 	}
 
 	end(init)
@@ -113,8 +113,8 @@ func TestKilledSupervisor(t *testing.T) {
 	noCgroup(t, g.ID)
 }
 
-// A relay tells its peers that its container has ended. Whoever collects in
-// place of its killed supervisor does not come in between.
+// A relay tells the peers that the container has ended. Collect waits for the relay where the
+// supervisor was killed.
 func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -125,12 +125,12 @@ func TestCollectLetsTheRelayEndByItself(t *testing.T) {
 	end(init)
 	h.collect(t, g.ID)
 	if ends := reports[string](t, h.dir, "end"); len(ends) != 1 {
-		t.Errorf("the relay was killed: it has said %q", ends)
+		t.Errorf("the relay was killed: reports %q", ends)
 	}
 	noCgroup(t, g.ID)
 }
 
-// One supervisor's end removes what another, killed, has left.
+// An ending supervisor removes the generation of a killed supervisor.
 func TestSupervisorsCollectForEachOther(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -145,7 +145,7 @@ func TestSupervisorsCollectForEachOther(t *testing.T) {
 	h.gone(t)
 }
 
-// spoil changes a generation's record behind everybody's back.
+// spoil changes the record of a generation on disk.
 func (h host) spoil(t *testing.T, id string, change func(*generation.Generation)) {
 	t.Helper()
 	path := filepath.Join(h.layout.GenerationDir(id), "generation.json")
@@ -166,8 +166,8 @@ func (h host) spoil(t *testing.T, id string, change func(*generation.Generation)
 	}
 }
 
-// The number of a container's init can be another process's by now.
-func TestPIDReuse(t *testing.T) {
+// After the end of the init of a container, another process can have the same pid.
+func TestReusedPIDIsNotTheContainer(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		change func(*generation.Generation)
@@ -191,14 +191,14 @@ func TestPIDReuse(t *testing.T) {
 				h.collect(t)
 				end(init)
 			} else if h.info(t, g.ID).Alive {
-				t.Error("List says that it lives")
+				t.Error("List reports a live container")
 			}
 			h.collect(t, g.ID)
 		})
 	}
 }
 
-// thread is the number of a thread that leads no process.
+// thread returns the number of a thread that is not the first thread of the process.
 func thread(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/task")
@@ -215,9 +215,8 @@ func thread(t *testing.T) int {
 	return 0
 }
 
-// What is left of a host's sudden end, or of a hook that was killed in its
-// first steps.
-func TestCollectWhatIsDamaged(t *testing.T) {
+// A crash of the host, or a kill of a hook during the first steps, leaves a damaged generation.
+func TestCollectRemovesDamagedGenerations(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	if err := h.layout.Create(); err != nil {
@@ -232,7 +231,7 @@ func TestCollectWhatIsDamaged(t *testing.T) {
 	if err := os.WriteFile(h.layout.GenerationDir(torn)+"/generation.json", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Not ours, so not touched.
+	// The folder is not a generation, so Collect keeps the folder.
 	if err := os.Mkdir(h.layout.Generations()+"/lost+found", 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -242,8 +241,8 @@ func TestCollectWhatIsDamaged(t *testing.T) {
 	}
 }
 
-// Somebody deletes the state of a container that lives.
-func TestDeletedState(t *testing.T) {
+// A user deletes the state of a running container.
+func TestDeletedStateStillEndsRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -259,7 +258,7 @@ func TestDeletedState(t *testing.T) {
 	noCgroup(t, g.ID)
 }
 
-// A generation that is locked is being made or removed by somebody.
+// A process makes or removes the locked generation.
 func TestCollectWaitsForNoLock(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -280,9 +279,9 @@ func TestCollectWaitsForNoLock(t *testing.T) {
 	h.collect(t, g.ID)
 }
 
-// A hook that was killed while it launched leaves no lock, and no generation
-// once its container has ended.
-func TestKilledHook(t *testing.T) {
+// A hook killed during the launch leaves no lock. After the end of the container no generation is
+// left either.
+func TestKilledHookLeavesNothing(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	if err := h.layout.Create(); err != nil {
@@ -295,14 +294,14 @@ func TestKilledHook(t *testing.T) {
 		end(init)
 		h.launch(t, "c", startProcess(t).Process.Pid, "")
 	}
-	// Somebody else may be removing one at this moment.
+	// A supervisor may be removing a generation at the same time.
 	testutil.Succeeds(t, "collection", func() error {
 		if _, err := collector.Collect(h.layout); err != nil {
 			t.Fatal(err)
 		}
 		all, err := generation.List(h.layout)
 		if err != nil || len(all) != 5 {
-			return fmt.Errorf("%d generations, want 5 (%w)", len(all), err)
+			return fmt.Errorf("%d generations, want 5: %w", len(all), err)
 		}
 		return nil
 	})
@@ -317,9 +316,9 @@ func TestKilledHook(t *testing.T) {
 	}
 }
 
-// After a boot the state is there, and of the tree of sockets nothing: it was on
-// a tmpfs. Numbers of processes begin anew, and mean others.
-func TestAfterABoot(t *testing.T) {
+// After a boot the state is on disk, and the sockets are gone with the tmpfs. The pid of the old
+// init can belong to another process.
+func TestBootRemovesOldGenerations(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	stranger := startProcess(t)
@@ -340,7 +339,7 @@ func TestAfterABoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Whatever runs next: here, the start of a container.
+	// Any later command collects. The test starts a container.
 	next := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	h.state(t, next.ID, generation.StateReady)
 	testutil.Succeeds(t, "collection", func() error {
@@ -357,7 +356,7 @@ func TestAfterABoot(t *testing.T) {
 	}
 }
 
-// left is a generation whose container and whose supervisor have ended.
+// left returns a generation whose container and supervisor have ended.
 func (h host) left(t *testing.T) (id string) {
 	t.Helper()
 	init := startProcess(t)
@@ -409,8 +408,8 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 	h.collect(t)
 }
 
-// The state of a container is deleted, and its supervisor is killed: the next collection
-// after the relay's end removes the sockets, and none of a relay that lives.
+// A user deletes the state of a container, and kills the supervisor. Collect keeps the sockets of
+// the running relay, and removes the sockets after the end of the relay.
 func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -426,7 +425,7 @@ func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 		t.Errorf("relay %d answers as %d, %v", relay, pid, err)
 	}
 	end(init)
-	testutil.Succeeds(t, "the removal", func() error { // threads of the relay can outlive its first one
+	testutil.Succeeds(t, "the removal", func() error { // threads of the relay can outlive the first thread
 		removed, err := collector.Collect(h.layout)
 		if err == nil && !slices.Equal(removed, []string{g.ID}) {
 			err = fmt.Errorf("Collect removed %v", removed)
@@ -437,8 +436,8 @@ func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
 	h.gone(t)
 }
 
-// Two hosts share the disk of /var/lib/peerlane: neither removes what is the other's, which
-// looks like a generation of an earlier boot.
+// Two hosts share the disk of /var/lib/peerlane. A host keeps the generation of another host,
+// although the boot id differs as in a generation of an earlier boot.
 func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -454,7 +453,7 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "")
 	h.state(t, g.ID, generation.StateReady)
 	h.killSupervisor(t, g.ID)
-	end(init) // another host knows no such process either
+	end(init) // another host does not know the process either
 	name("2")
 	h.collect(t)
 	if i := h.info(t, g.ID); i.Machine != strings.Repeat("1", 32) || !i.Foreign(h.layout) {
@@ -477,7 +476,7 @@ func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
-	// The supervisor's next file is one that it cannot make.
+	// The supervisor cannot create the next status file.
 	full := filepath.Join(h.layout.GenerationDir(g.ID), "status.json.new")
 	if err := os.Mkdir(full, 0o700); err != nil {
 		t.Fatal(err)
@@ -486,7 +485,7 @@ func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitDead(t, relay)
-	// Threads of the relay can outlive its first one.
+	// Threads of the relay can outlive the first thread.
 	testutil.Succeeds(t, "the list", func() error {
 		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != generation.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
 			return fmt.Errorf("the status is %+v", s)

@@ -22,22 +22,22 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// probe is what a container finds at its mount point.
+// probe holds the findings of a container at the mount point.
 type probe struct {
-	Place    string   // where the mount point really is, as the container sees it
+	Place    string   // resolved path of the mount point in the container
 	Entries  []string // of the mount point
-	Options  []string // of its mount
+	Options  []string // of the mount
 	Shared   bool     // or a slave
 	Relay    int      // pid of the relay that answers
-	Create   string   // what creating a file there says
-	Chmod    string   // what changing the socket's mode says
-	Covering string   // what mounting over it says
-	NCCLConf string   // what /etc/nccl.conf says
+	Create   string   // result of creating a file there
+	Chmod    string   // result of changing the mode of the socket
+	Covering string   // result of a mount over the mount point
+	NCCLConf string   // content of /etc/nccl.conf
 	Failure  string
 }
 
-// probeMain is the program of the containers: it writes what it finds to
-// /out/probe and waits to be killed.
+// probeMain is the program of the containers: it writes the findings to /out/probe and waits for
+// SIGKILL.
 func probeMain() {
 	var p probe
 	if err := p.look(); err != nil {
@@ -101,7 +101,7 @@ func (p *probe) look() (err error) {
 	return nil
 }
 
-func TestContainer(t *testing.T) {
+func TestContainerReachesRelay(t *testing.T) {
 	for name, edit := range map[string]func(*bundle){
 		"plain": func(*bundle) {},
 		"prestart": func(b *bundle) {
@@ -146,9 +146,9 @@ func TestContainer(t *testing.T) {
 					t.Errorf("the container found %+v", p)
 				}
 				if p.Covering != "done" {
-					t.Errorf("this test should see that a container's mounts stay there, but it cannot mount: %s", p.Covering)
+					t.Errorf("the container cannot mount, so the test proves nothing about propagation: %s", p.Covering)
 				}
-				testutil.Succeeds(t, "the relay that answered", func() error { // its supervisor writes it down a moment later
+				testutil.Succeeds(t, "the relay that answered", func() error { // the supervisor records the relay a moment later
 					all, err := generation.List(b.layout)
 					if err != nil || len(all) != 1 || all[0].Status.Relay == nil || all[0].Status.Relay.PID != p.Relay {
 						return fmt.Errorf("relay %d answered, generations %+v, %v", p.Relay, all, err)
@@ -168,7 +168,7 @@ func TestContainer(t *testing.T) {
 
 // A container that ends by itself, run in the foreground: the runtime waits
 // for nothing of Peerlane's.
-func TestForegroundContainer(t *testing.T) {
+func TestForegroundContainerEndsByItself(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, false)
 		if out, err := b.run("run", b.id); err != nil {
@@ -178,14 +178,14 @@ func TestForegroundContainer(t *testing.T) {
 	})
 }
 
-func TestUserNamespace(t *testing.T) {
+func TestUserNamespaceContainerReachesRelay(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)
 		b.Spec.Linux.Namespaces = append(b.Spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		b.Spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 200000, Size: 65536}}
 		b.Spec.Linux.GIDMappings = b.Spec.Linux.UIDMappings
-		// Making it, crun forgets where the bundle is; engines name the root file
-		// system by an absolute path.
+		// crun loses the path of the bundle while it makes the user namespace. Engines pass the
+		// root file system as an absolute path too.
 		b.Spec.Root.Path = filepath.Join(b.dir, "rootfs")
 		b.Spec.Linux.Devices = append(
 			b.Spec.Linux.Devices,
@@ -202,8 +202,8 @@ func TestUserNamespace(t *testing.T) {
 	})
 }
 
-// A mount on a shared anchor would appear wherever its peers are: on the host.
-// runc and crun make it private, so this does without them.
+// Below a shared anchor a mount would propagate to the host. runc and crun make the anchor
+// private, so the test runs without a runtime.
 func TestSharedAnchorIsMadePrivate(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mount namespaces")
@@ -223,7 +223,7 @@ func TestSharedAnchorIsMadePrivate(t *testing.T) {
 	t.Cleanup(func() {
 		end(init)
 		h.gone(t)
-		if err := unix.Unmount(place, 0); err != nil { // it came to the host, as it should here
+		if err := unix.Unmount(place, 0); err != nil { // the bind mount of the anchor propagated to the host
 			t.Error(err)
 		}
 	})
@@ -243,9 +243,9 @@ func TestSharedAnchorIsMadePrivate(t *testing.T) {
 	}
 }
 
-// The container does not start, the error says why, and nothing is left, on
-// the host or of the relay.
-func TestRefusedContainer(t *testing.T) {
+// The container does not start, the error names the cause, and neither host nor relay keeps
+// state.
+func TestRefusedContainerLeavesNothing(t *testing.T) {
 	for name, test := range map[string]struct {
 		edit func(*bundle)
 		says string
@@ -278,7 +278,7 @@ func TestRefusedContainer(t *testing.T) {
 			eachRuntime(t, func(t *testing.T, runtime []string) {
 				b := newBundle(t, runtime, false)
 				test.edit(b)
-				// Not every runtime shows what its hooks write.
+				// Some runtimes hide the output of hooks.
 				log := filepath.Join(b.dir, "hook.log")
 				b.tee(log)
 				before := b.mounts(t)
@@ -288,14 +288,14 @@ func TestRefusedContainer(t *testing.T) {
 				}
 				text, _ := os.ReadFile(log)
 				if !strings.Contains(out+string(text), test.says) {
-					t.Errorf("the runtime says %q, the hook %q; it should say %q", out, text, test.says)
+					t.Errorf("output of the runtime %q, of the hook %q; want %q", out, text, test.says)
 				}
 				b.gone(t)
 				if after := b.mounts(t); after != before {
 					t.Errorf("mounts of the host were\n%sand are\n%s", before, after)
 				}
 				b.untouched()
-				b.run("delete", "--force", b.id) // some runtimes have nothing left of it
+				b.run("delete", "--force", b.id) // some runtimes have deleted the container already
 			})
 		})
 	}

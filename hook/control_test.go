@@ -22,10 +22,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// refused is the reason that who connects to a socket hears.
+// refused returns the reason that a client receives from a socket.
 func refused(t *testing.T, socket string) string {
 	t.Helper()
-	// A short name, for the length of a socket's path.
+	// The address of a Unix socket has at most 108 bytes.
 	dir, err := os.Open(filepath.Dir(socket))
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestStopAndResume(t *testing.T) {
 		init := startProcess(t)
 		g := h.launch(t, "c", init.Process.Pid, fault)
 		pid := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
-		for range 2 { // twice is no error
+		for range 2 { // a second stop is not an error
 			if err := control.Stop(h.layout, g.ID); err != nil {
 				t.Fatal(err)
 			}
@@ -89,7 +89,7 @@ func TestStopAndResume(t *testing.T) {
 	}
 }
 
-// A relay that is down is started by hand, and may fail as often again.
+// The administrator starts a relay that is down. The relay then may fail as often as before.
 func TestResumeOfARelayThatIsDown(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -109,7 +109,7 @@ func TestResumeOfARelayThatIsDown(t *testing.T) {
 	h.gone(t)
 }
 
-// A relay that takes its time for its last copies is not killed.
+// Drain does not kill a relay that needs time for the last copies.
 func TestDrainWaitsForTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -137,7 +137,7 @@ func TestDrainWaitsForTheRelay(t *testing.T) {
 	h.gone(t)
 }
 
-// A copy that never ends holds a GPU for ever, unless the relay is stopped.
+// A copy that never ends keeps a GPU in use until the administrator stops the relay.
 func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -157,9 +157,8 @@ func TestStopOfARelayThatCannotBeDrained(t *testing.T) {
 	waitDead(t, pid)
 }
 
-// Containers that start while a host's relays are drained get none until that
-// is over, also those whose relay would be started again.
-func TestDrainedHost(t *testing.T) {
+// While the host is drained, neither a new container nor a restart gets a relay.
+func TestDrainedHostStartsNoRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	before := h.launch(t, "before", startProcess(t).Process.Pid, "")
@@ -181,7 +180,7 @@ func TestDrainedHost(t *testing.T) {
 		}
 	}
 	if err := control.Resume(h.layout, after.ID); err == nil || !fault.Drained.In(err.Error()) {
-		t.Errorf("resuming one of a drained host: %v", err)
+		t.Errorf("resuming a relay of a drained host: %v", err)
 	}
 	if err := generation.ResumeAll(h.layout); err != nil {
 		t.Fatal(err)
@@ -194,7 +193,7 @@ func TestDrainedHost(t *testing.T) {
 	}
 }
 
-// Nothing holds a GPU after a boot.
+// After a boot no relay holds a GPU, so the drain ends.
 func TestDrainedHostIsNotAfterABoot(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -217,7 +216,7 @@ func TestDrainedHostIsNotAfterABoot(t *testing.T) {
 	h.state(t, h.launch(t, "c", startProcess(t).Process.Pid, "").ID, generation.StateReady)
 }
 
-func TestInspect(t *testing.T) {
+func TestInspectShowsRelayAndProcesses(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -231,7 +230,7 @@ func TestInspect(t *testing.T) {
 		t.Errorf("Find by the container: %v, %v", found, err)
 	}
 	if _, err := control.Find(h.layout, "another"); err == nil || !strings.Contains(err.Error(), "another") {
-		t.Errorf("Find of what is not there: %v", err)
+		t.Errorf("Find of an unknown name: %v", err)
 	}
 	i, err := control.Inspect(h.layout, g.ID)
 	if err != nil {
@@ -252,22 +251,22 @@ func TestInspect(t *testing.T) {
 	if !strings.Contains(strings.Join(i.LogTail, "\n"), "is ready") {
 		t.Errorf("the log ends with %q", i.LogTail)
 	}
-	if os.Geteuid() == 0 { // others may not look
+	if os.Geteuid() == 0 { // only root may read timerslack_ns of another process
 		punctual(t, info.Status.Relay.PID)
 	}
 	h.killSupervisor(t, g.ID)
 	if i, err = control.Inspect(h.layout, g.ID); err != nil ||
 		!strings.Contains(i.NoReport, "supervisor has been killed") {
-		t.Errorf("without its supervisor: %+v, %v", i, err)
+		t.Errorf("after the end of the supervisor: %+v, %v", i, err)
 	}
 	if err := control.Stop(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "restart the container") {
-		t.Errorf("stopping without its supervisor: %v", err)
+		t.Errorf("stopping after the end of the supervisor: %v", err)
 	}
 	end(init)
 	h.collect(t, g.ID)
 }
 
-// punctual demands that the kernel ends naps of a process's threads when they are to end.
+// punctual demands a timer slack of 1 µs for the threads of a process.
 func punctual(t *testing.T, pid int) {
 	t.Helper()
 	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -277,7 +276,7 @@ func punctual(t *testing.T, pid int) {
 	for _, thread := range threads {
 		slack, err := os.ReadFile("/proc/" + thread.Name() + "/timerslack_ns")
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		if err != nil || string(slack) != "1000\n" {
 			t.Errorf("thread %s of process %d may sleep %q ns too long: %v", thread.Name(), pid, slack, err)
@@ -285,8 +284,7 @@ func punctual(t *testing.T, pid int) {
 	}
 }
 
-// A relay that never reports costs its supervisor nothing but the time of those who
-// ask.
+// A relay that never reports costs no resources of the supervisor. Only the caller waits.
 func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -325,7 +323,7 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	}
 }
 
-// A supervisor of another release says that it is one.
+// A supervisor refuses a request of another release, and names the version.
 func TestAnotherReleasesSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-func TestReadState(t *testing.T) {
+func TestReadStateRefusesMalformedState(t *testing.T) {
 	s, err := ReadState(
 		strings.NewReader(
 			`{"ociVersion":"1.0.2-dev","id":"c","status":"creating","pid":42,"bundle":"/b","annotations":{"a":"b"}}`,
@@ -27,7 +27,7 @@ func TestReadState(t *testing.T) {
 	}
 }
 
-// What runtimes say at other hooks means the host's process 1, or nobody.
+// At hooks other than create, runtimes pass pid 1 of the host or no pid.
 func TestStateOfAnotherHookIsRefused(t *testing.T) {
 	for _, test := range []struct {
 		s  State
@@ -56,7 +56,7 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 	if diff := cmp.Diff([]launch.Lane{a, b}, merged); diff != "" || !more {
 		t.Errorf("changed: %v (-want +got)\n%s", more, diff)
 	}
-	// But that the container sees the server GPUs is news, once.
+	// The container sees the server GPUs: merge reports that change once.
 	seen := a
 	seen.Copy = true
 	for _, want := range []bool{true, false} {
@@ -68,6 +68,6 @@ func TestMergeKeepsTheFirstLaneOfAGPU(t *testing.T) {
 		}
 	}
 	if !slices.EqualFunc(have, []launch.Lane{a}, func(x, y launch.Lane) bool { return x.GPU == y.GPU }) {
-		t.Errorf("merge changed its argument to %v", have)
+		t.Errorf("merge changed the argument to %v", have)
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// endAs has a test's relay end as the file "do" says.
+// endAs ends the relay of a test as the file "do" demands.
 func endAs(supervisor net.Conn) {
 	for name := filepath.Join(os.Getenv("TEST_DIR"), "do"); ; time.Sleep(10 * time.Millisecond) {
 		text, err := os.ReadFile(name)
@@ -52,7 +52,7 @@ func endAs(supervisor net.Conn) {
 			}
 			syscall.Exit(1)
 		case "eat":
-			for all := [][]byte{}; ; { // until the kernel has enough
+			for all := [][]byte{}; ; { // until the kernel kills the process
 				part := make([]byte, 1<<20)
 				for i := 0; i < len(part); i += 4096 {
 					part[i] = 1
@@ -63,7 +63,7 @@ func endAs(supervisor net.Conn) {
 	}
 }
 
-// do has the relay of a host do so, once.
+// do makes the relay of a host end in a given way.
 func (h host) do(t *testing.T, what string) {
 	t.Helper()
 	name := filepath.Join(h.dir, "do")
@@ -75,8 +75,8 @@ func (h host) do(t *testing.T, what string) {
 	}
 }
 
-// journal plays the journal of a host, and returns the next entry that says how a relay
-// has ended.
+// journal listens on the journal socket of a host. nextEnd returns the next entry about the end
+// of a relay.
 func (h host) journal(t *testing.T) (nextEnd func() string) {
 	t.Helper()
 	path := filepath.Join(h.layout.Root, "run/systemd/journal/socket")
@@ -105,8 +105,8 @@ func (h host) journal(t *testing.T) (nextEnd func() string) {
 	}
 }
 
-// However a relay ends, the host's log has one entry with the cause, the generation and
-// the container, and the generation's log, while it is there, has one line.
+// For an ended relay the journal of the host has one entry with cause, generation and container.
+// The log of the generation, while the generation exists, has one line.
 func TestEachEndLeavesOneLine(t *testing.T) {
 	t.Parallel()
 	another := unix.SIGHUP
@@ -116,7 +116,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 	for _, c := range []struct {
 		name, cause, says string
 		end               func(t *testing.T, h host, g *generation.Generation, relay int)
-		// gone: the container ends by it, and with it the generation's log.
+		// gone: the container ends too, so the log of the generation is removed.
 		gone bool
 	}{
 		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, unix.SIGKILL) }, false},
@@ -167,7 +167,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 				if len(lines) != 1 || !strings.Contains(lines[0], fmt.Sprintf("relay=%d", relay)) ||
 					!strings.Contains(lines[0], "generation="+g.ID) ||
 					!strings.Contains(lines[0], c.cause) {
-					t.Errorf("its log has %q of:\n%s", lines, text)
+					t.Errorf("the log of the generation has %q of:\n%s", lines, text)
 				}
 			}
 			end(init)
@@ -190,9 +190,9 @@ func (h host) hold(t *testing.T, g *generation.Generation, how func(paths.Layout
 	}
 }
 
-// With log.format = "json" each line of a generation's log is a document, what Go's
-// runtime says at a panic among them, and says whose it is.
-func TestALogOfJSON(t *testing.T) {
+// With log.format = "json" a line of the log of a generation is a JSON document with the
+// generation and the container. The panic message of the Go runtime is such a document too.
+func TestJSONLogHasDocumentPerLine(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -241,9 +241,9 @@ func TestALogOfJSON(t *testing.T) {
 	h.gone(t)
 }
 
-// The kernel ends a relay that takes more than its control group may have, and the line
-// says that it was that. Where cgroup2 has no memory, the first version does.
-func TestARelayThatTakesTooMuchMemory(t *testing.T) {
+// The kernel kills a relay above the memory limit of the control group, and the log names that
+// cause. Where cgroup2 has no memory controller, the limit is in cgroup version 1.
+func TestRelayOutOfMemoryIsLogged(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: a control group")
 	}
@@ -253,7 +253,7 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 	g := h.launch(t, "c", init.Process.Pid, "ends")
 	relay := h.state(t, g.ID, generation.StateReady).Status.Relay.PID
 	narrow(t, h, g, relay)
-	// The next one is born in the group, however it came to be one.
+	// The next relay starts in the control group, where narrow moved the relay.
 	kill(t, relay, unix.SIGKILL)
 	nextEnd()
 	testutil.Succeeds(t, "the next relay", func() error {
@@ -277,16 +277,16 @@ func TestARelayThatTakesTooMuchMemory(t *testing.T) {
 	h.gone(t)
 }
 
-// narrow bounds the memory of a generation's supervisor, and of what it starts.
+// narrow limits the memory of a supervisor and of the child processes of the supervisor.
 func narrow(t *testing.T, h host, g *generation.Generation, relay int) {
 	t.Helper()
-	const most = "100000000" // a test's relay has some 30 MB
+	const most = "100000000" // a test relay uses about 30 MB
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		group := filepath.Join(root, h.layout.Cgroup(), g.ID)
 		if os.WriteFile(filepath.Join(group, "memory.max"), []byte(most), 0) != nil {
 			continue
 		}
-		// A host without swap has no such file.
+		// A host without swap lacks the file.
 		if err := os.WriteFile(filepath.Join(group, "memory.swap.max"), []byte("0"), 0); err != nil &&
 			!os.IsNotExist(err) {
 			t.Fatal(err)

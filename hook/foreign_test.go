@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// exe is a program that has the name of a relay's process before the relay is executed.
+// exe returns a program whose name is exe, as the name of a relay process before the execve.
 var exe = sync.OnceValues(func() (string, error) {
 	path, err := exec.LookPath("sleep")
 	if err != nil {
@@ -36,7 +36,7 @@ var exe = sync.OnceValues(func() (string, error) {
 	return copied, os.WriteFile(copied, text, 0o755)
 })
 
-// withUID starts a process that is none of Peerlane's and has a uid. It ends with the test.
+// withUID starts a process outside Peerlane with a uid. The test ends the process.
 func withUID(t *testing.T, uid int) (pid int) {
 	t.Helper()
 	path, err := exe()
@@ -44,7 +44,7 @@ func withUID(t *testing.T, uid int) (pid int) {
 		t.Fatal(err)
 	}
 	c := exec.Command(path)
-	c.Args = []string{"sleep", "1000000"} // some programs know by this name what they are
+	c.Args = []string{"sleep", "1000000"} // a multi-call binary selects the program by this name
 	c.Dir = "/"
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
 	if err := c.Start(); err != nil {
@@ -54,9 +54,9 @@ func withUID(t *testing.T, uid int) (pid int) {
 	return c.Process.Pid
 }
 
-// A process of a container can take any uid, so one that has a relay's neither ends for it
-// nor keeps the relay from its next start, the generation from its end, and another relay
-// from the uid.
+// A process of a container can take any uid. A foreign process with the uid of a relay keeps
+// running. The process delays neither a restart of the relay, nor the end of the generation, nor
+// the reuse of the uid.
 func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
@@ -93,7 +93,8 @@ func TestForeignProcessWithRelayUIDBlocksNothing(t *testing.T) {
 	}
 }
 
-// makeProcesses tries all ways to make a process, and says how each went; "" is a success.
+// makeProcesses tries the ways to make a process, and returns the errors by name; "" is a
+// success.
 func makeProcesses() map[string]string {
 	went := map[string]string{}
 	for name, flags := range map[string]uintptr{"clone": 0, "clone of its memory": unix.CLONE_VM | unix.CLONE_VFORK} {
@@ -131,20 +132,20 @@ func childless(call uintptr, arguments ...uintptr) error {
 	return nil
 }
 
-// Nothing is left of a relay that has ended, because it can make no process; threads it can.
+// A relay leaves no process behind, because seccomp denies new processes. Threads are allowed.
 func TestRelayCannotMakeProcesses(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "forks")
-	h.state(t, g.ID, generation.StateReady) // which takes threads
+	h.state(t, g.ID, generation.StateReady) // a ready relay has threads
 	went := reports[map[string]string](t, h.dir, "forks")
 	if len(went) != 1 || len(went[0]) != 5+len(forkCalls) {
 		t.Fatalf("tried: %q", went)
 	}
 	for what, err := range went[0] {
 		want := unix.EPERM.Error()
-		if what == "clone3" { // whose callers then use clone
+		if what == "clone3" { // libc then falls back to clone
 			want = unix.ENOSYS.Error()
 		}
 		if !strings.HasSuffix(err, want) {
@@ -155,11 +156,9 @@ func TestRelayCannotMakeProcesses(t *testing.T) {
 	h.gone(t)
 }
 
-// Where SIGKILL does not end a relay its generation and its uid stay, and a later collection
-// tries again.
-func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(
-	t *testing.T,
-) { // not parallel: it changes how processes are killed
+// Where SIGKILL does not end a relay, generation and uid remain, and a later collection tries
+// again. Not parallel: the test replaces process.KillByPidfd.
+func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) {
 	h := uidHost(t)
 	init := startProcess(t)
 	g := h.launch(t, "c", init.Process.Pid, "stubborn")
@@ -175,7 +174,7 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(
 		t.Errorf("collecting a relay that does not end: %v; want %s of process %d", err, fault.Unkillable, relay)
 	}
 	if marks := h.marks(t); len(marks) != 1 ||
-		h.info(t, g.ID).ID != g.ID { // its control group may have ended it meanwhile
+		h.info(t, g.ID).ID != g.ID { // killing the control group may have ended the relay
 		t.Errorf("uids %v", marks)
 	}
 	testutil.Succeeds(t, "its end", func() error {
@@ -188,7 +187,7 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(
 	h.gone(t)
 }
 
-// A relay's uid follows from no name that anybody can read: generations are in
+// The uid of a relay does not follow from the generation, whose name is readable in
 // /proc/net/unix.
 func TestUIDIsIndependentOfTheGeneration(t *testing.T) {
 	t.Parallel()

@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// A state is read as the runtime means it, or refused; what is not refused is a
-// container's.
+// ReadState reads a state as encoding/json does, or refuses the state. A state that passes check
+// belongs to a container.
 func FuzzState(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s, err := ReadState(bytes.NewReader(text))
 		if err != nil {
 			if strings.Contains(err.Error(), "\n") && !bytes.Contains(text, []byte("\n")) {
-				t.Errorf("the error is not one line: %v", err)
+				t.Errorf("the error has more than a line: %v", err)
 			}
 			return
 		}
@@ -31,9 +31,10 @@ func FuzzState(f *testing.F) {
 			s,
 			want,
 		) {
-			t.Errorf("it is %+v, and was read as %+v", want, s)
+			t.Errorf("state %+v, read as %+v", want, s)
 		}
-		// The first key of two would be another value.
+		// Parsers differ in the value that a repeated key has, so ReadState refuses a repeated
+		// key.
 		for _, key := range []string{"id", "pid", "status", "bundle"} {
 			if top(text, key) > 1 {
 				t.Errorf("%+v has %s twice", s, key)
@@ -48,7 +49,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// top counts a key of an object.
+// top counts a key at the top level of an object.
 func top(text []byte, key string) int {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if start, err := d.Token(); err != nil || start != json.Delim('{') {

@@ -31,14 +31,16 @@ func claimUID(l paths.Layout, c config.Relay) (int, error) {
 	return g.Sandbox.UID, err
 }
 
-// readable is what a relay's environment has its sandbox let it read.
+// readable returns the paths that the environment of a relay adds to the read list of the
+// sandbox.
 func readable(environment ...string) []string {
 	var s sandbox.Spec
 	generation.Sandbox{}.AddFiles(&s, environment)
 	return s.Read
 }
 
-// makeSupervisorLock makes the directory of a generation, with the file that a uid's mark is.
+// makeSupervisorLock makes the directory of a generation with the lock file that the mark of a
+// uid links to.
 func makeSupervisorLock(l paths.Layout, id string) error {
 	if err := os.Mkdir(l.GenerationDir(id), 0o700); err != nil {
 		return err

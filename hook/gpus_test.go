@@ -21,7 +21,7 @@ func TestNothingIsHidden(t *testing.T) {
 		name  string
 		env   []string
 		hooks []ocispec.Hook
-		says  []string // of the refusal; none for a start
+		says  []string // in the error; nil for success
 	}{
 		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, nil},
 		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, nil},
@@ -67,7 +67,7 @@ func TestNothingIsHidden(t *testing.T) {
 				}
 				for _, says := range test.says {
 					if !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
-						t.Errorf("%v; it should say %q, in one line", err, says)
+						t.Errorf("%v; want %q, without a newline", err, says)
 					}
 				}
 			})

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-func TestHolders(t *testing.T) {
+func TestHoldersListOpenDevices(t *testing.T) {
 	t.Parallel()
 	node := newTerminal(t)
 	holder := exec.Command("sh", "-c", `exec sleep 1000000 <"$0"`, node)
@@ -28,7 +28,7 @@ func TestHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { end(holder) })
-	own, err := os.Open(node) // what the caller has open is no obstacle
+	own, err := os.Open(node) // the list skips the calling process
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,13 +39,13 @@ func TestHolders(t *testing.T) {
 			return errors.Join(fmt.Errorf("holders %+v", list), err)
 		}
 		if list[0].Command != "sleep" {
-			return fmt.Errorf("it is called %q", list[0].Command)
+			return fmt.Errorf("the command is %q", list[0].Command)
 		}
 		return nil
 	})
 }
 
-// newTerminal makes a pseudo-terminal: a character device that nobody else has open.
+// newTerminal makes a pseudo-terminal, a character device that no process has open.
 func newTerminal(t *testing.T) (path string) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -63,7 +63,7 @@ func newTerminal(t *testing.T) (path string) {
 	return fmt.Sprintf("/dev/pts/%d", number)
 }
 
-// A container names files as it likes: only character devices are devices.
+// A container can name a file as a device. HoldersOf reports only character devices.
 func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -94,11 +94,11 @@ func TestHoldersOmitFilesThatAreNoCharacterDevices(t *testing.T) {
 	}
 }
 
-// What NVML names is there too, once a process, with the container that it is in,
-// whether it is the container's first process or another one.
+// HoldersOf adds the processes that NVML names, once per process, with the container. The process
+// can be the init of the container or a child.
 func TestHoldersThatNVMLNames(t *testing.T) {
 	t.Parallel()
-	runtime.LockOSThread() // Pdeathsig is of this thread, and Launch ends threads of other goroutines
+	runtime.LockOSThread() // the signal of Pdeathsig follows the end of the thread, and Launch ends threads of goroutines
 	defer runtime.UnlockOSThread()
 	h := newHost(t)
 	inside := exec.Command("sh", "-c", "sleep 1000000 & echo $!; wait")
@@ -120,7 +120,7 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 	}
 	outside := startProcess(t)
 	h.launch(t, "trainer", inside.Process.Pid, "")
-	const gone = 1 << 30 // more than a kernel's largest
+	const gone = 1 << 30 // above the largest pid of the kernel
 	list, err := control.HoldersOf(h.layout, "/no/such/node", []topo.GPUProcess{
 		{GPU: 3, PID: child, Memory: 512 << 20},
 		{GPU: 5, PID: child, Graphics: true},
@@ -156,7 +156,7 @@ func TestHoldersThatNVMLNames(t *testing.T) {
 		},
 		gone: {PID: gone, Devices: []string{}, Uses: []control.Use{{GPU: 0, Kind: "compute"}}},
 	}
-	// Where the tests run in an engine's container, so does this one.
+	// Where the tests run in a container of an engine, the process is in that container too.
 	other := got[outside.Process.Pid]
 	want[other.PID] = control.Holder{
 		PID:       outside.Process.Pid,
@@ -182,7 +182,7 @@ func TestContainersByTheirControlGroups(t *testing.T) {
 		"12:devices:/docker/" + id + "\n0::/\n":                                                                          id,
 		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podd6b5.slice/cri-containerd-" + id + ".scope": id,
 		"0::/kubepods/besteffort/podd6b5/" + id + "\n":                                                                   id,
-		"0::/docker/" + outer + "/docker/" + id + "/init.scope\n":                                                        id, // one in another
+		"0::/docker/" + outer + "/docker/" + id + "/init.scope\n":                                                        id, // nested
 		"0::/user.slice/session-1.scope\n":                                                                               "",
 		"0::/" + id + "0\n":                                                                                              "",
 		"4:pids:/x\n":                                                                                                    "",

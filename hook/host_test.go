@@ -23,18 +23,18 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// host is a root with what Launch needs on it.
+// host is a root folder with the files that Launch needs.
 type host struct {
 	layout paths.Layout
-	dir    string // TEST_DIR of its relays
+	dir    string // TEST_DIR of the relays
 }
 
-// newHost makes a root of its own, and checks at the end that nothing is left
-// there but what Layout.Create makes.
+// newHost makes a root folder, and checks at the end of the test that only the folders of
+// Layout.Create remain.
 func newHost(t *testing.T) host {
 	t.Helper()
 	h := host{paths.New(t.TempDir()), t.TempDir()}
-	if err := os.Chmod(h.dir, 0o777); err != nil { // relays report, and are not root
+	if err := os.Chmod(h.dir, 0o777); err != nil { // relays are not root, and write reports there
 		t.Fatal(err)
 	}
 	mountAnchor(t, h.layout)
@@ -85,7 +85,7 @@ func (h host) request(id string, pid int, faults string, lanes ...launch.Lane) h
 	c := config.Default()
 	c.Relay.Environment = []string{"TEST_DIR=" + h.dir, "TEST_FAULT=" + faults}
 	c.Relay.SandboxWrite = []string{h.dir}
-	c.Relay.SelfTest = launch.SelfTestOff // but where that is what is tested
+	c.Relay.SelfTest = launch.SelfTestOff // tests of the self-test set another mode
 	return hook.Request{
 		Container: generation.Container{ID: id, PID: pid}, Lanes: lanes, Config: c,
 		HookBinary: filepath.Join(bin, "peerlane-hook"),
@@ -149,7 +149,7 @@ func ask(path string) (int, error) {
 	return strconv.Atoi(strings.TrimPrefix(string(answer[:n]), "relay "))
 }
 
-// info is the one generation of the host.
+// info returns the generation with an id.
 func (h host) info(t *testing.T, id string) generation.Info {
 	t.Helper()
 	all, err := generation.List(h.layout)
@@ -176,8 +176,7 @@ func (h host) state(t *testing.T, id, state string) generation.Info {
 	return info
 }
 
-// supervisorPID is the pid of the process that supervises a generation, by its
-// command line.
+// supervisorPID finds the supervisor of a generation by the command line, and returns the pid.
 func supervisorPID(t *testing.T, generation string) int {
 	t.Helper()
 	names, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -213,7 +212,7 @@ func waitDead(t *testing.T, pid int) {
 	})
 }
 
-// planOf is a plan of the lanes that lane makes.
+// planOf returns a plan of the lanes that function lane makes.
 func planOf(sysfs string, indices ...int) *planner.Plan {
 	p := &planner.Plan{Version: planner.Version, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}}
 	for _, i := range indices {

@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// pid is the container's init.
+// pid returns the pid of the init of the container.
 func (b *bundle) pid() int {
 	b.t.Helper()
 	out, err := b.run("state", b.id)
@@ -33,8 +33,8 @@ func (b *bundle) pid() int {
 	return state.PID
 }
 
-// A state names the init of another container, one that has a lane or one that has
-// none: that one gets nothing by it, and loses nothing.
+// A state names the init of another container, with or without a lane. The hook adds no lane to
+// that container, and removes no lane.
 func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 	for _, of := range []struct {
 		name  string
@@ -77,10 +77,10 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 				c.Stdin = strings.NewReader(fmt.Sprintf(`{"id":"another","status":"created","pid":%d,"bundle":%q}`, pid, other))
 				c.Env = []string{"GORACE=atexit_sleep_ms=0"}
 				if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), of.says) {
-					t.Errorf("%v: %s; it should say %q", err, out, of.says)
+					t.Errorf("%v: %s; want %q", err, out, of.says)
 				}
 				if now := inside(); now != mounts {
-					t.Errorf("mounts of the other container were\n%sand are\n%s", mounts, now)
+					t.Errorf("mounts of the named container were\n%sand are\n%s", mounts, now)
 				}
 				if after := b.mounts(t); after != before {
 					t.Errorf("mounts of the host were\n%sand are\n%s", before, after)
@@ -91,7 +91,7 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 				}
 				for _, g := range all {
 					if len(g.Config.Lanes) != 1 || g.Container.ID != b.id {
-						t.Errorf("the other container's lanes are %+v", g)
+						t.Errorf("lanes of the named container: %+v", g)
 					}
 				}
 				if out, err := b.run("kill", b.id, "KILL"); err != nil {
@@ -103,8 +103,8 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 	}
 }
 
-// A container gets the lanes that the arguments of its hook name: what its image
-// asks for in any other way is not looked at.
+// A container gets the lanes in the arguments of the hook. The image cannot request lanes through
+// environment or annotations.
 func TestLanesThatAnImageAsksFor(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)
@@ -125,12 +125,12 @@ func TestLanesThatAnImageAsksFor(t *testing.T) {
 		b.found()
 		all, err := generation.List(b.layout)
 		if err != nil || len(all) != 1 || len(all[0].Config.Lanes) != 1 || all[0].Config.Lanes[0].GPU != lane(3).GPU {
-			t.Errorf("it has %+v, %v", all, err)
+			t.Errorf("generations %+v, %v", all, err)
 		}
 	})
 }
 
-// A container's id is data: never a part of a path, and whole wherever it appears.
+// The id of a container is data: the id is in no path, and complete in records.
 func TestIDsAreNoPaths(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -143,7 +143,7 @@ func TestIDsAreNoPaths(t *testing.T) {
 		init := startProcess(t)
 		g := h.launch(t, id, init.Process.Pid, "")
 		if info := h.state(t, g.ID, generation.StateReady); info.Container.ID != id || info.Config.Container != id {
-			t.Errorf("%q is %q to the host, and %q to its relay", id, info.Container.ID, info.Config.Container)
+			t.Errorf("id %q is %q in the record, and %q in the configuration of the relay", id, info.Container.ID, info.Config.Container)
 		}
 		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {
 			err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

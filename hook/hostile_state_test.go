@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook/process"
 )
 
-// endless is text without end, and counts what is taken of it.
+// endless is an endless reader that counts the bytes read.
 type endless struct {
 	head, body string
 	taken      int
@@ -36,7 +36,8 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// What a runtime says is read as far as it can be of use, and no further.
+// ReadState refuses a malformed or endless state with a short error, and reads little more than
+// maxState bytes.
 func TestStatesThatCannotBeRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		text io.Reader
@@ -62,7 +63,7 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 			s, err := ReadState(c.text)
 			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") ||
 				len(err.Error()) > 400 {
-				t.Errorf("%+v, %v; it should say %q, and briefly", s, err, c.says)
+				t.Errorf("%+v, %v; want a short error with %q", s, err, c.says)
 			}
 			if e, is := c.text.(*endless); is && e.taken > 2*maxState {
 				t.Errorf("%d bytes are taken", e.taken)
@@ -71,8 +72,7 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// What a state lacks, or has too much of, is said in a sentence; nothing is made
-// for it.
+// Create refuses an incomplete or too large state with a short error, and makes no generation.
 func TestStatesOfNoContainer(t *testing.T) {
 	self := os.Getpid()
 	ended := endedProcess(t)
@@ -105,19 +105,19 @@ func TestStatesOfNoContainer(t *testing.T) {
 			begun := time.Now()
 			warning, err := Create(ReadAhead(l), c.state, "", Devices{Lanes: []string{testplan.UUID0 + "@0000:17:00.0"}})
 			if err == nil || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 1000 {
-				t.Errorf("%v, %v; it should say %q, and briefly", warning, err, c.says)
+				t.Errorf("%v, %v; want a short error with %q", warning, err, c.says)
 			}
 			if took := time.Since(begun); took > time.Minute {
-				t.Errorf("it takes %v", took)
+				t.Errorf("Create took %v", took)
 			}
 			if all, err := generation.IDs(l); err != nil || len(all) > 0 {
-				t.Errorf("there are generations %v, %v", all, err)
+				t.Errorf("generations %v, %v", all, err)
 			}
 		})
 	}
 }
 
-// readyHost is a host with a plan of the GPUs that testPlan has, and a bundle.
+// readyHost returns a host with the plan of testplan, and a bundle.
 func readyHost(t *testing.T) (l paths.Layout, bundle string) {
 	t.Helper()
 	l = paths.New(t.TempDir())
@@ -148,7 +148,7 @@ func readyHost(t *testing.T) (l paths.Layout, bundle string) {
 	return l, bundle
 }
 
-// endedProcess is the number of a process that has ended.
+// endedProcess returns the pid of an ended process.
 func endedProcess(t *testing.T) int {
 	t.Helper()
 	p, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
@@ -161,7 +161,7 @@ func endedProcess(t *testing.T) int {
 	return p.Pid
 }
 
-// Each error has the remedy for its cause, and no other.
+// An error names the remedy for the cause, and only that remedy.
 func TestMountErrorsNameTheirRemedy(t *testing.T) {
 	for err, want := range map[error]string{
 		unix.EPERM: "CAP_SYS_ADMIN", unix.ENOSYS: "Linux 5.12", unix.EMFILE: "LimitNOFILE=", unix.ENFILE: "fs.file-max", unix.ENOMEM: "",

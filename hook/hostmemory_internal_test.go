@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The memory limit of a container is the smallest of its group and those above, in both
-// versions of control groups, and unknown where its group cannot be found.
+// memoryLimit returns the smallest limit of the control group of a container and the groups
+// above, in both versions of control groups, and an error where the group is not found.
 func TestMemoryLimitIsTheLeastOfAllGroups(t *testing.T) {
 	const pid, mib = 4711, 1 << 20
 	v1 := "31 25 0:28 / %s/v1 rw,nosuid - cgroup cgroup rw,memory\n"
@@ -62,7 +62,7 @@ func TestMemoryLimitIsTheLeastOfAllGroups(t *testing.T) {
 			}
 		})
 	}
-	// A process whose limit cannot be read has a small limit and not none.
+	// A process with an unreadable limit gets a small limit, not an unlimited one.
 	if got := ownHostMemory(1 << 30); got != unknownOwnHostMemory {
 		t.Errorf("a process that is not there has %d", got)
 	}

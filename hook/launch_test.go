@@ -25,8 +25,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// peerMode is the mode of the peers' socket: where relays are not root, they have
-// a group to connect by.
+// peerMode returns the mode of the socket for peers. Relays that are not root connect as members
+// of a group.
 func peerMode() fs.FileMode {
 	if os.Geteuid() == 0 {
 		return 0o660
@@ -110,8 +110,8 @@ func TestOneLifeOfAContainer(t *testing.T) {
 	noCgroup(t, g.ID)
 }
 
-// ownCgroup is the cgroup2 path of a process; empty on a machine where a
-// process may have no group of its own.
+// ownCgroup returns the cgroup2 path of a process; empty on a machine where the process cannot
+// have a separate group.
 func ownCgroup(t *testing.T, pid int) string {
 	t.Helper()
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -146,9 +146,9 @@ func noCgroup(t *testing.T, generation string) {
 	}
 }
 
-// A descriptor that the runtime forgot to close must not reach supervisor or
-// relay. Not parallel: programs that other tests start would have it.
-func TestInheritsNothing(t *testing.T) {
+// A descriptor that the runtime did not close must not reach supervisor or relay. Not parallel:
+// programs of parallel tests would inherit the descriptor.
+func TestRelayInheritsNoDescriptor(t *testing.T) {
 	h := newHost(t)
 	init := startProcess(t)
 	read, write, err := os.Pipe()
@@ -166,7 +166,7 @@ func TestInheritsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := read.Read(make([]byte, 1)); n != 0 || errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("somebody holds the pipe still: %v", err)
+		t.Errorf("a process still holds the pipe: %v", err)
 	}
 }
 
@@ -208,8 +208,8 @@ func TestDeadRelayIsStartedAgain(t *testing.T) {
 	}
 }
 
-// Some relays never work. The clients hear of it, the reason is written down,
-// and the container's end is clean.
+// Some relays never work: clients receive the reason, the log has the reason, and the end of the
+// container is clean.
 func TestUselessRelayStaysDown(t *testing.T) {
 	t.Parallel()
 	for fault, says := range map[string]string{"dies": "exit status 3", "refuses all": "no such GPU"} {
@@ -225,12 +225,12 @@ func TestUselessRelayStaysDown(t *testing.T) {
 			for _, socket := range []string{filepath.Join(h.layout.SocketDir(g.ID), "relay.sock"), h.layout.PeerSocket(g.ID)} {
 				if why := refused(t, socket); !strings.Contains(why, says) ||
 					!strings.Contains(why, "stays down after 5 failures") {
-					t.Errorf("on %s one hears %q; it should say %q", socket, why, says)
+					t.Errorf("client at %s received %q, want %q", socket, why, says)
 				}
 			}
 			_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, fault, lane(4)))
 			if err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("adding a lane to a relay that is down: %v; it should say %q", err, says)
+				t.Errorf("adding a lane to a relay that is down: %v; want %q", err, says)
 			}
 			log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
 			if err != nil || !strings.Contains(string(log), "giving up") ||
@@ -394,7 +394,7 @@ func TestHooksOfManyContainersAtOnce(t *testing.T) {
 	hooks.Wait()
 	all, err := generation.List(h.layout)
 	if err != nil || len(all) != len(inits) {
-		t.Errorf("%d generations, %v", len(all), err)
+		t.Errorf("%d generations: %v", len(all), err)
 	}
 	for _, init := range inits {
 		end(init)
@@ -465,7 +465,7 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// Only Launch starts a supervisor; by hand it would start a second relay.
+// Only Launch starts a supervisor: a manual start would start a second relay.
 func TestSuperviseByHandIsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)

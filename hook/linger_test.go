@@ -22,8 +22,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// lingering makes a TCP connection. Who closes the last descriptor of its first
-// end waits for an hour, or until the other is closed.
+// lingering makes a TCP connection with ends fd and peer. The last close of fd blocks for an
+// hour, or until the peer end is closed.
 func lingering() (fd, other int, err error) {
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -56,7 +56,7 @@ func lingering() (fd, other int, err error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return 0, 0, err
 	}
-	for err == nil { // until nothing fits any more: that is what is waited for
+	for err == nil { // until the send buffer is full, so that a close lingers
 		_, err = unix.Write(fd, make([]byte, 1<<16))
 	}
 	if err != unix.EAGAIN {
@@ -65,8 +65,8 @@ func lingering() (fd, other int, err error) {
 	return fd, other, unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600})
 }
 
-// stray starts a process that outlives this relay, which has no sandbox, and closes the
-// files that the process takes with it.
+// stray starts a process that outlives the relay, which has no sandbox, and closes the files that
+// the process inherits.
 func stray(files ...*os.File) {
 	c := exec.Command("/bin/sleep", "1000000")
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -80,21 +80,20 @@ func stray(files ...*os.File) {
 	report("stray", c.Process.Pid)
 }
 
-// orphans are the processes that relays without a sandbox have started. They end with the
-// test.
+// orphans returns the processes that relays without a sandbox started. The test ends the orphans.
 func (h host) orphans(t *testing.T) []int {
 	t.Helper()
 	pids := reports[int](t, h.dir, "stray")
 	t.Cleanup(func() {
 		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL) // most have ended
+			_ = unix.Kill(pid, unix.SIGKILL) // most orphans have ended
 		}
 	})
 	return pids
 }
 
-// linger has the supervisor close the end of a connection, while a process holds
-// the other that lives on without this relay.
+// linger passes an end of a lingering connection to the supervisor. A process that outlives the
+// relay holds the peer end.
 func linger() {
 	fd, other, err := lingering()
 	if err != nil {
@@ -109,12 +108,13 @@ func linger() {
 	}
 }
 
-// A supervisor waits for no descriptor that its relay has it drop.
-func TestARelayWhoseLastMessageLingers(t *testing.T) {
+// The supervisor does not block when it closes a lingering descriptor that the relay sent.
+func TestLingeringMessageDelaysNoSupervisor(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
-	// A client can give a relay such a connection; in its sandbox it makes none itself.
+	// A client can pass a lingering connection to a relay. A sandboxed relay cannot make such a
+	// connection.
 	r := h.request("c", init.Process.Pid, "lingers", lane(3))
 	r.Config.Relay.Sandbox = config.SandboxOff
 	g, err := hook.Launch(h.layout, r)
@@ -132,7 +132,7 @@ func TestARelayWhoseLastMessageLingers(t *testing.T) {
 	h.gone(t)
 }
 
-// Nor for those of clients that it refuses.
+// The supervisor does not block when it closes lingering descriptors of refused clients.
 func TestRefusedClientsThatLinger(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -149,7 +149,8 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	}
 	defer dir.Close()
 	hello := wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)
-	// It reads none before this process has closed its own, and would linger.
+	// The supervisor is stopped while the test closes the descriptors, so that the last close,
+	// which lingers, is in the supervisor.
 	pid := supervisorPID(t, g.ID)
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -157,7 +158,7 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	testutil.Succeeds(t, "a stopped supervisor", func() error {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err == nil && !strings.Contains(string(stat), ") T ") {
-			err = errors.New("it runs")
+			err = errors.New("the supervisor runs")
 		}
 		return err
 	})
@@ -191,10 +192,9 @@ func TestRefusedClientsThatLinger(t *testing.T) {
 	h.gone(t)
 }
 
-// sendLingering sends a message with the one descriptor of a lingering connection's
-// end, and returns the other.
+// sendLingering sends a message with an end of a lingering connection, and returns the peer end.
 func sendLingering(conn *net.UnixConn, message []byte) (other int, err error) {
-	syscall.ForkLock.RLock() // a process that another test starts would have it too, and linger
+	syscall.ForkLock.RLock() // a process that a parallel test starts would inherit the descriptor, and linger
 	defer syscall.ForkLock.RUnlock()
 	fd, other, err := lingering()
 	if err != nil {

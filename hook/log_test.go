@@ -15,9 +15,9 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// However much a relay says, its log has an end, and it goes on. Nor does it stop
-// when there is nobody left to hear it.
-func TestARelayThatTalksTooMuch(t *testing.T) {
+// The log of a relay that writes without pause is bounded, and the relay keeps running, also
+// after the end of the supervisor.
+func TestTalkativeRelayLogIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{config.LauncherFork, config.LauncherSystemd} {
 		t.Run(by, func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 					t.Errorf("%s has %d bytes, %v", name, info.Size(), err)
 				}
 			}
-			// A relay that says no before its first yes is replaced, as it should be.
+			// The supervisor replaces a relay that reports an error before the first success.
 			h.state(t, g.ID, generation.StateReady)
 			pid, err := h.ask(g.ID)
 			if err != nil {
@@ -70,7 +70,7 @@ func TestARelayThatTalksTooMuch(t *testing.T) {
 			}
 			for range 3 {
 				if again, err := h.ask(g.ID); err != nil || again != pid {
-					t.Errorf("without its supervisor relay %d answers, and it was %d: %v", again, pid, err)
+					t.Errorf("after the end of the supervisor relay %d answers, want %d: %v", again, pid, err)
 				}
 			}
 			end(init)

@@ -26,8 +26,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The test binary is linked into bin under the names of the programs that the
-// package starts, and is each of them by its name.
+// bin is a folder with links to the test binary. A link has the name of a program that package
+// hook starts, and the test binary acts as that program.
 var bin string
 
 func TestMain(m *testing.M) {
@@ -60,7 +60,7 @@ func test(m *testing.M, self string) int {
 		if os.Link(self, filepath.Join(bin, name)) == nil {
 			continue
 		}
-		// Not on one file system.
+		// bin is on another file system.
 		text, err := os.ReadFile(self)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(bin, name), text, 0o755)
@@ -69,7 +69,7 @@ func test(m *testing.M, self string) int {
 			fatal(err)
 		}
 	}
-	if err := os.Chmod(filepath.Join(bin, "peerlane-relay"), 0o711); err != nil { // as packages have it
+	if err := os.Chmod(filepath.Join(bin, "peerlane-relay"), 0o711); err != nil { // the mode in the packages
 		fatal(err)
 	}
 	if err := os.MkdirAll(filepath.Join(bin, "uverbs/uverbs0"), 0o755); err != nil {
@@ -86,8 +86,8 @@ func test(m *testing.M, self string) int {
 	return status
 }
 
-// reportRace keeps what the race detector wrote to this supervisor's log,
-// which is removed by now and still open.
+// reportRace saves output of the race detector from the log of the supervisor. By then the log is
+// unlinked and still open.
 func reportRace() error {
 	if info, err := os.Stderr.Stat(); err != nil || !info.Mode().IsRegular() {
 		return err
@@ -107,7 +107,7 @@ func fatal(err error) {
 	os.Exit(1)
 }
 
-// hookMain is what cmd/peerlane-hook does, without its command line's errors.
+// hookMain does the work of cmd/peerlane-hook, with simpler errors for the command line.
 func hookMain() {
 	if os.Args[1] == "confine" {
 		if strings.Contains(os.Getenv("TEST_FAULT"), "killed in its sandbox") &&
@@ -130,7 +130,7 @@ func hookMain() {
 	l := paths.New(*root)
 	var err error
 	if self, err := os.Executable(); err == nil {
-		supervisor.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
+		sandbox.Uverbs = filepath.Join(filepath.Dir(self), "uverbs")
 	}
 	switch os.Args[1] {
 	case "supervise":
@@ -144,7 +144,7 @@ func hookMain() {
 			warning, err = hook.Create(hook.ReadAhead(l), state, "", devices)
 		}
 		if err == nil && len(devices.GPUs)+len(devices.NICs) == 0 && os.Getenv("TEST_WARNINGS") == "" {
-			err = warning // limits that a machine does not let raise come with the others
+			err = warning // with GPUs or NICs the warning stays a warning: a machine may refuse to raise limits
 		} else if warning != nil {
 			fmt.Fprintln(os.Stderr, warning)
 		}
@@ -157,9 +157,8 @@ func hookMain() {
 	syscall.Exit(0) // os.Exit sleeps a second under the race detector
 }
 
-// relayMain is a relay of the shape of package launch, with faults: TEST_FAULT
-// lists them, TEST_DIR is where it writes what it was told and how it was
-// started.
+// relayMain is a relay in the form of package launch, with the faults of TEST_FAULT. It reports
+// the start and the received messages to TEST_DIR.
 func relayMain() {
 	fault := func(name string) bool { return strings.Contains(os.Getenv("TEST_FAULT"), name) }
 	var fds []string
@@ -169,7 +168,7 @@ func relayMain() {
 	}
 	for _, e := range entries {
 		to, err := os.Readlink("/proc/self/fd/" + e.Name())
-		// What the Go runtime of this process has opened itself.
+		// The Go runtime of the process has opened these files.
 		own := to == "anon_inode:[eventpoll]" || to == "anon_inode:[eventfd]" || strings.HasPrefix(to, "/proc/") ||
 			strings.HasPrefix(to, "/sys/fs/cgroup/")
 		if err == nil && !own {
@@ -198,6 +197,9 @@ func relayMain() {
 
 	if os.Args[1] == "self-test" {
 		testerMain(fault)
+	}
+	if os.Args[1] == "rdma-test" {
+		tripleTesterMain(fault)
 	}
 	if fault("attacks") {
 		attackMain(fault("only"))
@@ -236,7 +238,7 @@ func relayMain() {
 		for n := 0; ; n++ {
 			size, err := supervisor.Read(buffer)
 			if err != nil || size == 0 {
-				return // the supervisor is gone; a relay goes on
+				return // the supervisor has ended; the relay goes on
 			}
 			status := launch.Status{OK: true}
 			var message struct {
@@ -284,7 +286,7 @@ func relayMain() {
 			}
 		}
 	}()
-	go func() { // what the test has it claim
+	go func() { // send the claims of the test
 		for name := filepath.Join(os.Getenv("TEST_DIR"), "claim"); ; time.Sleep(10 * time.Millisecond) {
 			text, err := os.ReadFile(name)
 			if err != nil {
@@ -313,7 +315,7 @@ func relayMain() {
 			}
 			if fault("talks") {
 				fmt.Fprintln(os.Stderr, "test relay: a client")
-				// Nobody has asked, and in the end nobody hears it.
+				// The message is unrequested. After the end of the supervisor the write fails.
 				_, _ = supervisor.Write([]byte(`{"error":"no such GPU"}`))
 			}
 			fmt.Fprintf(conn, "relay %d", os.Getpid())
@@ -345,7 +347,7 @@ type relayStart struct {
 	OwnSession  bool
 }
 
-// report writes a document of its own.
+// report writes value as a JSON file to TEST_DIR.
 func report(kind string, value any) {
 	text, err := json.Marshal(value)
 	if err == nil {
@@ -359,7 +361,7 @@ func report(kind string, value any) {
 	}
 }
 
-// reports reads all documents of a kind, oldest first for each process.
+// reports reads the documents of a kind; those of a process are sorted by time.
 func reports[T any](t *testing.T, dir, kind string) []T {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, kind+"-*[0-9]"))
@@ -381,7 +383,7 @@ func reports[T any](t *testing.T, dir, kind string) []T {
 	return out
 }
 
-// startProcess starts a program that lives until it is killed.
+// startProcess starts a program that runs until the test kills the process.
 func startProcess(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000000")
@@ -394,6 +396,6 @@ func startProcess(t *testing.T) *exec.Cmd {
 
 // end kills a process and reaps it.
 func end(cmd *exec.Cmd) {
-	_ = cmd.Process.Kill() // it may have ended
+	_ = cmd.Process.Kill() // the process may have ended
 	_ = cmd.Wait()         // killed
 }

@@ -40,7 +40,7 @@ func TestMemlockIsRaised(t *testing.T) {
 				if err := init.Process.Kill(); err != nil {
 					t.Error(err)
 				}
-				_ = init.Wait() // it was killed
+				_ = init.Wait() // killed above
 			})
 			if err := unix.Prlimit(init.Process.Pid, unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: low, Max: high}, nil); err != nil {
 				t.Fatal(err)

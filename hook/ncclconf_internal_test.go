@@ -13,14 +13,14 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Channels of sends are set where every other rank is behind one lane that reaches only this
-// host, and the administrator has set none.
+// The hook sets the send channels where a container has a single lane that reaches only the host,
+// and the administrator has not set the channels.
 func TestNCCLConfOneLocalLaneSetsSendChannels(t *testing.T) {
 	const text = "NCCL_NET_PLUGIN=peerlane\n"
 	one, two := make([]launch.Lane, 1), make([]launch.Lane, 2)
 	for name, c := range map[string]struct {
 		config launch.Config
-		key    os.FileMode // of the cluster key's file; 0 for none
+		key    os.FileMode // mode of the file of the cluster key; 0 for no file
 		text   string
 		set    bool
 	}{

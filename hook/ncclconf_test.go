@@ -18,13 +18,13 @@ import (
 
 const (
 	defaults = "NCCL_NET_PLUGIN=peerlane\n"
-	// Of a container of one lane on a host without a cluster key.
+	// The file of a container with one lane on a host without a cluster key.
 	oneLane     = defaults + "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
 	ownDefaults = "NCCL_NET=Socket\n"
 	confTarget  = "/run/peerlane/nccl.conf"
 )
 
-// image makes a file of the image, and its directory.
+// image writes a file, and the directory of the file, to the image.
 func (b *bundle) image(path, text string) {
 	b.t.Helper()
 	path = filepath.Join(b.dir, "rootfs", path)
@@ -33,7 +33,7 @@ func (b *bundle) image(path, text string) {
 	}
 }
 
-// linked is the target of the link in the image; empty if there is none.
+// linked returns the target of the link in the image; empty without a link.
 func (b *bundle) linked() string {
 	to, err := os.Readlink(filepath.Join(b.dir, "rootfs/etc/nccl.conf"))
 	if err != nil {
@@ -42,7 +42,7 @@ func (b *bundle) linked() string {
 	return to
 }
 
-// A container has NCCL's defaults of the host if it has no file of its own.
+// A container without a file gets the NCCL defaults of the host.
 func TestNCCLConfContainerWithLane(t *testing.T) {
 	const none = "open /etc/nccl.conf: no such file or directory"
 	for name, test := range map[string]struct {
@@ -141,7 +141,7 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 	}
 }
 
-// dangling plants a symbolic link in the image, and nothing that it leads to.
+// dangling makes a symbolic link in the image without the target.
 func (b *bundle) dangling(to, at string) {
 	at = filepath.Join(b.dir, "rootfs", at)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink(to, at)); err != nil {
@@ -149,8 +149,8 @@ func (b *bundle) dangling(to, at string) {
 	}
 }
 
-// With a user namespace the link belongs to the container's root, so that an engine
-// that commits the container can map its owner.
+// With a user namespace the root user of the container owns the link, so that an engine that
+// commits the container can map the owner.
 func TestNCCLConfUserNamespaceOwner(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)

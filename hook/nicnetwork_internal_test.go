@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// TestRoCENICOutsideContainerNetworkIsNamed demands a warning for a RoCE NIC whose network interface the
-// container's network namespace does not have, and none for other NICs.
+// TestRoCENICOutsideContainerNetworkIsNamed demands a warning for a RoCE NIC whose network
+// interface the network namespace of the container does not have, and no warning for another NIC.
 func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 	sysfs := t.TempDir()
 	for _, name := range []string{"mlx5_0/device/net/eth2", "mlx5_1/device/net/ib0", "mlx5_2/device", "mlx5_3/device/net/eth3"} {
@@ -24,8 +24,8 @@ func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 	}
 	plan := &planner.Plan{Source: topo.Source{Sysfs: sysfs}, NICs: []topo.NIC{
 		{Name: "mlx5_0", Protocol: "RoCE"}, {Name: "mlx5_1", Protocol: "InfiniBand"},
-		{Name: "mlx5_2", Protocol: "RoCE"}, // its interface is in another namespace
-		{Name: "mlx5_3", Protocol: "RoCE"}, // not the container's
+		{Name: "mlx5_2", Protocol: "RoCE"}, // the interface is in another namespace
+		{Name: "mlx5_3", Protocol: "RoCE"}, // not a NIC of the container
 	}}
 	nics := []string{"mlx5_0", "mlx5_1", "mlx5_2"}
 	if err := checkNICNetworks(plan, os.Getpid(), nics); err != nil {
@@ -40,8 +40,8 @@ func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		_ = other.Process.Kill() // it has not ended: nobody waits for it before
-		_ = other.Wait()         // it was killed
+		_ = other.Process.Kill() // an unreaped process keeps the pid
+		_ = other.Wait()         // killed
 	}()
 	err := checkNICNetworks(plan, other.Process.Pid, nics)
 	if err == nil || !strings.Contains(err.Error(), "NIC mlx5_0 (RoCE): its network interface eth2 is in the host's network namespace") ||

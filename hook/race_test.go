@@ -18,13 +18,12 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// attaches is how often TestAttachWhileParentsAreSwapped attaches;
-// PEERLANE_HOSTILE_SWAPS asks for another number.
+// attaches is the number of attaches of TestAttachWhileParentsAreSwapped; PEERLANE_HOSTILE_SWAPS
+// overrides the number.
 const attaches = 250
 
-// While the socket's directory is attached, the mount point and its parent are
-// swapped for links to the host, and back, as fast as this machine can. Whatever
-// comes of it, the directory is mounted on the anchor or nowhere.
+// During an attach, a process swaps the mount point and the parent folder for links to the host,
+// and back, without pause. The socket directory is mounted on the anchor or nowhere.
 func TestAttachWhileParentsAreSwapped(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mount namespaces")
@@ -41,7 +40,7 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 	climb := strings.Repeat("../", 20) + outside
 	for _, err := range []error{
 		os.MkdirAll(filepath.Join(rootfs, "run/peerlane"), 0o755), os.MkdirAll(filepath.Join(outside, "peerlane"), 0o755),
-		// Where the links lead inside.
+		// Targets of the links inside the root file system.
 		os.MkdirAll(filepath.Join(rootfs, outside, "peerlane"), 0o755),
 		os.Symlink(climb, filepath.Join(rootfs, "swap")), os.Symlink(climb, filepath.Join(rootfs, "run/swap")),
 	} {
@@ -85,7 +84,7 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 		} else {
 			refused[err.Error()]++
 		}
-		// Where the socket's directory is by now, in the container.
+		// Find the mount of the socket directory in the container.
 		mounts, readErr := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", init.Process.Pid))
 		if readErr != nil {
 			t.Fatal(readErr)
@@ -144,11 +143,11 @@ func TestAttachWhileParentsAreSwapped(t *testing.T) {
 	}
 }
 
-// A swapper exchanges pairs of names without end.
+// swapper exchanges pairs of names without pause.
 type swapper struct {
 	t     *testing.T
 	pairs [][2]string
-	mu    sync.Mutex // held while something is swapped
+	mu    sync.Mutex // held during a swap
 	over  bool
 	count int
 	done  chan struct{}
@@ -164,7 +163,7 @@ func newSwapper(t *testing.T, names ...string) *swapper {
 	return s
 }
 
-// run exchanges each pair and exchanges it back, the last one first.
+// run exchanges the pairs in turn, and exchanges back after a moment.
 func (s *swapper) run() {
 	defer close(s.done)
 	for i := 0; ; i++ {
@@ -182,7 +181,7 @@ func (s *swapper) run() {
 		if over {
 			return
 		}
-		// What is raced with shall come to something where there is one processor.
+		// On a single processor, let the attach run.
 		time.Sleep(time.Duration(rand.IntN(20)) * time.Microsecond)
 	}
 }
@@ -191,7 +190,7 @@ func exchange(pair [2]string) error {
 	return unix.Renameat2(unix.AT_FDCWD, pair[0], unix.AT_FDCWD, pair[1], unix.RENAME_EXCHANGE)
 }
 
-// swapAndBack leaves the other side a moment to see what was swapped.
+// swapAndBack leaves the attach a moment in which the names are swapped.
 func swapAndBack(pair [2]string) error {
 	err := exchange(pair)
 	if err == nil {
@@ -201,14 +200,14 @@ func swapAndBack(pair [2]string) error {
 	return err
 }
 
-// still runs a function while everything is in its place.
+// still runs a function while no name is swapped.
 func (s *swapper) still(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
 }
 
-// end ends it, and says how often something was swapped.
+// end stops the swapper, and returns the number of swaps.
 func (s *swapper) end() int {
 	s.still(func() { s.over = true })
 	<-s.done

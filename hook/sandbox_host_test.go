@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/hook/sandbox"
 )
 
-// Paths that are links below another path, as those of CUDA are: to a directory
-// beside them, through /etc/alternatives, and out of all that is named.
+// Paths below a readable path can be links, for example in CUDA: to a directory beside, through
+// /etc/alternatives, or to a directory that no argument names.
 func TestLinkedPathsOfASandbox(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -37,7 +37,7 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const none = "/proc/self/ns/uts" // no tree of it can be taken
+	const none = "/proc/self/ns/uts" // open_tree fails for the path
 	for _, paths := range [][]string{{"lib64"}, {"alternative"}, {"elsewhere"}, {"lib64", "alternative", "elsewhere"}} {
 		arguments := []string{
 			"confine",
@@ -70,7 +70,7 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 			t.Errorf("%q: %+v", paths, r)
 		}
 		if !slices.ContainsFunc(r.Missing, func(m string) bool { return strings.HasPrefix(m, none+": ") }) {
-			t.Errorf("%q: what cannot be had is not said to be missing: %q", paths, r.Missing)
+			t.Errorf("%q: the missing paths lack the path that cannot be mounted: %q", paths, r.Missing)
 		}
 		if slices.ContainsFunc(r.Missing, func(m string) bool { return strings.HasPrefix(m, dir) }) {
 			t.Errorf("%q: missing %q", paths, r.Missing)
@@ -81,8 +81,8 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 	}
 }
 
-// A program that is not on the network sees no socket, interface or control group of
-// the host. One on the network keeps the host's network namespace.
+// A sandboxed program without network sees no socket, interface or control group of the host. A
+// program with network keeps the network namespace of the host.
 func TestRelaySandboxWithoutNetworkHidesHost(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -138,7 +138,7 @@ ls /sys/bus/pci/devices >/dev/null`
 		}
 		for _, path := range []string{"/sys/fs/cgroup", "/sys/class/net", "/sys/class/block", "/sys/devices/virtual/net", "/sys/kernel/slab"} {
 			if strings.Contains(text, "\n"+path+"/.\n") {
-				t.Errorf("%q: it sees %s", c.arguments, path)
+				t.Errorf("%q: the program sees %s", c.arguments, path)
 			}
 		}
 	}

@@ -26,32 +26,31 @@ import (
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/sandbox"
-	"github.com/peerlane/peerlane/hook/supervisor"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// targets are what a relay that was taken over would like to reach.
+// targets are the objects that a compromised relay tries to reach.
 type targets struct {
 	PID       int     // of another relay
-	Address   uintptr // of memory that it can read
+	Address   uintptr // of memory that the relay with PID can read
 	State     string  // the tree
-	Secret    string  // the other relay's generation.json
-	Admin     string  // its administration socket
-	Sockets   string  // the directory of its clients' socket
-	Socket    string  // the name of that, in it
-	Device    string  // of the host, and no relay's
+	Secret    string  // generation.json of the generation of PID
+	Admin     string  // administration socket of the generation
+	Sockets   string  // folder of the client socket of the generation
+	Socket    string  // name of the client socket in Sockets
+	Device    string  // of the host, and in no relay
 	Node      string  // a device node in a directory that the attacker may write
-	Passwords string  // the host's, if it has any
+	Passwords string  // of the host; empty if the host has no such file
 	Directory []string
 	Network   string // the host's network namespace
 }
 
 const targetsVariable = "TEST_TARGETS"
 
-// attack tries all, and says how each went; "" is a success. Each is harmless
-// where it succeeds, as it does without the sandbox.
+// attack tries the attacks, and returns the errors by name; "" is a success. A successful attack
+// is harmless.
 func attack() map[string]string {
 	var at targets
 	if err := json.Unmarshal([]byte(os.Getenv(targetsVariable)), &at); err != nil {
@@ -73,7 +72,7 @@ func attack() map[string]string {
 			return err
 		}
 	}
-	// Some hosts offer less to everybody, and say so in other words.
+	// Some hosts deny the call to any process, with another error.
 	offered := func(err error) error {
 		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) {
 			return nil
@@ -139,8 +138,8 @@ func attack() map[string]string {
 	try("ptrace", func() error {
 		result := make(chan error)
 		go func() {
-			runtime.LockOSThread() // and lets go with the thread
-			const seize = 0x4206   // PTRACE_SEIZE: stops nobody
+			runtime.LockOSThread() // the thread ends with the goroutine, and detaches
+			const seize = 0x4206   // PTRACE_SEIZE does not stop the process
 			result <- call(unix.SYS_PTRACE, seize, uintptr(at.PID))()
 		}()
 		return <-result
@@ -148,7 +147,7 @@ func attack() map[string]string {
 	try("kill", func() error { return unix.Kill(at.PID, 0) })
 	pidfd, err := unix.PidfdOpen(at.PID, 0)
 	if err != nil {
-		fatal(err) // a relay needs it for its clients
+		fatal(err) // a relay opens pidfds of clients
 	}
 	try("kill by a pidfd", func() error { return unix.PidfdSendSignal(pidfd, 0, nil, 0) })
 	try("take another's descriptor", func() error {
@@ -209,7 +208,7 @@ func attack() map[string]string {
 					unix.Close(fd)
 				}
 				if !errors.Is(err, unix.EPERM) {
-					return nil // not on this host, for nobody
+					return nil // the host lacks the protocol
 				}
 				return err
 			})
@@ -233,7 +232,7 @@ func attack() map[string]string {
 				unix.Close(fd)
 			}
 			if !errors.Is(err, unix.EPERM) {
-				return nil // not on this host, for nobody
+				return nil // the host lacks the protocol
 			}
 			return err
 		})
@@ -258,7 +257,7 @@ func attack() map[string]string {
 	})
 	try("to be looked into", func() error { return unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0) })
 	try("to be root", func() error { return unix.Setresuid(0, 0, 0) })
-	// With arguments that make no sense: who may call it hears that.
+	// The arguments are invalid: a process that may call gets EINVAL or EFAULT, not EPERM.
 	for name, f := range map[string]func() error{
 		"bpf": call(unix.SYS_BPF, ^uintptr(0)), "perf_event_open": call(unix.SYS_PERF_EVENT_OPEN, 0), "io_uring_setup": call(unix.SYS_IO_URING_SETUP, 0),
 		"userfaultfd": call(unix.SYS_USERFAULTFD, ^uintptr(0)), "keyctl": call(unix.SYS_KEYCTL, ^uintptr(0)),
@@ -279,7 +278,7 @@ func attack() map[string]string {
 	return went
 }
 
-// victim starts a relay, and says what an attacker would like of it.
+// victim starts a relay, and returns the targets for an attacker.
 func (h host) victim(t *testing.T) targets {
 	t.Helper()
 	g := h.launch(t, "victim", startProcess(t).Process.Pid, "")
@@ -305,7 +304,7 @@ func (h host) victim(t *testing.T) targets {
 		at.Passwords = "/etc/shadow"
 	}
 	for _, dir := range []string{"/", "/tmp", "/usr", "/dev", "/dev/shm", "/run", "/var/tmp", h.layout.Peers(), h.layout.EmulatedNICs(), h.layout.SocketDir(g.ID), h.layout.State()} {
-		if unix.Access(dir, unix.W_OK) == nil { // not on a host that has it read-only
+		if unix.Access(dir, unix.W_OK) == nil { // skip read-only folders
 			at.Directory = append(at.Directory, dir)
 		}
 	}
@@ -318,9 +317,9 @@ func (h host) victim(t *testing.T) targets {
 	return at
 }
 
-// A relay that is taken over reaches nothing of another relay, nor of the host.
-// Without the sandbox it reaches all of it, so that these attacks are some.
-func TestARelayThatIsTakenOver(t *testing.T) {
+// A compromised relay reaches neither another relay nor the host. Without the sandbox the attacks
+// succeed, which proves that the attacks work.
+func TestCompromisedRelayReachesNothing(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: without, a sandbox has no uid and no root of its own")
@@ -335,7 +334,7 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			if mode == config.SandboxOff && under.Flags&unix.ST_NODEV != 0 {
-				at.Node = "" // no node works here, for nobody
+				at.Node = "" // the mount option nodev disables device nodes
 			}
 			text, err := json.Marshal(at)
 			if err != nil {
@@ -375,7 +374,7 @@ func TestARelayThatIsTakenOver(t *testing.T) {
 	}
 }
 
-// attacks waits for what the attacker reports.
+// attacks waits for the report of the attacker, and returns the report.
 func (h host) attacks(t *testing.T) map[string]string {
 	t.Helper()
 	var went []map[string]string
@@ -388,7 +387,7 @@ func (h host) attacks(t *testing.T) map[string]string {
 	return went[0]
 }
 
-// judge demands that all attacks failed, or that all succeeded.
+// judge demands that the attacks failed, or that the attacks succeeded.
 func judge(t *testing.T, went map[string]string, denied bool) {
 	t.Helper()
 	if len(went) < 61 {
@@ -396,7 +395,7 @@ func judge(t *testing.T, went map[string]string, denied bool) {
 	}
 	for what, err := range went {
 		if denied != (err != "") {
-			t.Errorf("%s: %q, and should be denied: %v", what, err, denied)
+			t.Errorf("%s: %q, want denied: %v", what, err, denied)
 		}
 	}
 }
@@ -407,9 +406,9 @@ func landlocks() bool {
 	return errno == 0
 }
 
-// Where the host does not offer all of the sandbox the rest holds, and the report
-// says what is missing.
-func TestHalfASandbox(t *testing.T) {
+// Where the host lacks a part of the sandbox, the remaining parts hold, and the report names the
+// missing part.
+func TestIncompleteSandboxKeepsTheRest(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it gives away what root has")
@@ -418,7 +417,7 @@ func TestHalfASandbox(t *testing.T) {
 		name    string
 		without func() error // of the calling thread
 		missing []string
-		may     []string // what it may do then, as every user of the host may
+		may     []string // attacks that succeed without the missing part
 	}{
 		{"without CAP_SYS_ADMIN", withoutMounts, []string{"a root of its own", "a network namespace of its own"},
 			[]string{"a device node of somebody's", "the host's network namespace"}},
@@ -433,7 +432,7 @@ func TestHalfASandbox(t *testing.T) {
 			}
 			h := newHost(t)
 			at := h.victim(t)
-			for _, dir := range []string{filepath.Dir(h.dir), filepath.Dir(h.layout.Root)} { // no root of its own leads there
+			for _, dir := range []string{filepath.Dir(h.dir), filepath.Dir(h.layout.Root)} { // without a private root the attacker reaches TEST_DIR through these folders
 				if err := os.Chmod(dir, 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -458,7 +457,7 @@ func TestHalfASandbox(t *testing.T) {
 			attacker.Stderr = &bytes.Buffer{}
 			started := make(chan error)
 			go func() {
-				runtime.LockOSThread() // and ends with the goroutine
+				runtime.LockOSThread() // the thread ends with the goroutine
 				err := c.without()
 				if err == nil {
 					err = attacker.Start()
@@ -496,8 +495,8 @@ func TestHalfASandbox(t *testing.T) {
 
 func withoutMounts() error { return unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0, 0, 0) }
 
-// withoutLandlock uses up what the kernel has of it: 16 sets of rules one over the
-// other. Who is under one cannot mount.
+// withoutLandlock uses up the kernel limit of 16 nested Landlock rulesets. A thread under a
+// ruleset cannot mount.
 func withoutLandlock() error {
 	attributes := unix.LandlockRulesetAttr{Handled_access_fs: unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK}
 	fd, _, errno := unix.RawSyscall(
@@ -521,8 +520,8 @@ func withoutLandlock() error {
 	}
 }
 
-// However many containers start at once, no two relays have one uid, and a uid is
-// free when its container has ended.
+// Relays of containers that start at the same time have different uids. A uid is free after the
+// end of the container.
 func TestRelaysShareNoUID(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -581,11 +580,11 @@ func TestRelaysShareNoUID(t *testing.T) {
 		return err
 	})
 	if _, err := hook.Launch(h.layout, request("one more", startProcess(t).Process.Pid)); err != nil {
-		t.Errorf("after one has ended: %v", err)
+		t.Errorf("after the end of a container: %v", err)
 	}
 }
 
-// Hundreds of hooks at once, and what one left that was killed half-way.
+// Hundreds of hooks claim a uid at the same time, beside marks of killed hooks.
 func TestUIDsAreClaimedOnce(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -598,7 +597,7 @@ func TestUIDsAreClaimedOnce(t *testing.T) {
 	const count = 400
 	c := config.Default().Relay
 	c.UIDs = fmt.Sprintf("2147330000-%d", 2147330000+count)
-	// Nobody has these: their generations are gone.
+	// The uids are marked, but the generations are gone.
 	for uid := 2147330007; uid < 2147330007+count/2; uid++ {
 		if err := os.WriteFile(filepath.Join(h.layout.UIDs(), fmt.Sprint(uid)), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -641,8 +640,8 @@ func TestUIDsAreClaimedOnce(t *testing.T) {
 	}
 }
 
-// A program that cannot be executed is the hook's error, as without the sandbox.
-func TestASandboxedProgramThatIsNone(t *testing.T) {
+// A program that cannot be executed is an error of the hook, as without the sandbox.
+func TestSandboxWithoutProgramReturnsError(t *testing.T) {
 	t.Parallel()
 	text := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte("text"), 0o644); err != nil {
@@ -658,8 +657,9 @@ func TestASandboxedProgramThatIsNone(t *testing.T) {
 	}
 }
 
-// A relay that is killed before it is one is no failed start: there is a next one.
-func TestARelayThatIsKilledInItsSandbox(t *testing.T) {
+// A relay killed in the sandbox before the execve is not a failed start: the supervisor starts
+// the next relay.
+func TestRelayKilledInSandboxIsRestarted(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	init := startProcess(t)
@@ -677,8 +677,8 @@ func TestARelayThatIsKilledInItsSandbox(t *testing.T) {
 	h.gone(t)
 }
 
-// What a program in the sandbox needs, it can do.
-func TestASandboxedProgram(t *testing.T) {
+// With --processes, a program in the sandbox can use the given paths and start child processes.
+func TestSandboxedProgramUsesGivenPaths(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it is about a uid of its own")
@@ -723,12 +723,12 @@ test "$GOMAXPROCS" -ge 1
 		t.Errorf("%v: %s", err, out)
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "out")); err != nil || string(text) != "text\nmore\n" {
-		t.Errorf("it wrote %q, %v", text, err)
+		t.Errorf("the program wrote %q, %v", text, err)
 	}
 }
 
-// A relay's devices are those that it was started with: one that gets a lane with
-// others is started anew, before its container runs, and that is no failure.
+// The devices of a relay are fixed at the start. An added lane with further devices makes the
+// supervisor restart the relay before the container runs, which is not a failure.
 func TestAddedLaneWithItsOwnDevices(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -757,7 +757,7 @@ func TestAddedLaneWithItsOwnDevices(t *testing.T) {
 	h.gone(t)
 }
 
-// attackMain is a relay that was taken over. After its report it is a good one.
+// attackMain is a compromised relay. After the report it works as a relay.
 func attackMain(only bool) {
 	report("attacks", attack())
 	if only {
@@ -765,7 +765,7 @@ func attackMain(only bool) {
 	}
 }
 
-// The libraries that a relay's environment names can be read in its sandbox.
+// The sandbox lets a relay read the libraries that the environment names.
 func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 	got := readable(
 		"PEERLANE_CUDA_LIBRARY=/opt/a.so",
@@ -778,16 +778,16 @@ func TestLibrariesThatTheEnvironmentNames(t *testing.T) {
 	}
 }
 
-// A relay may open the nodes of its NICs and no others, whether a PCI function is behind
-// them, as behind two of three here, or none, as behind software RDMA.
+// A relay may open only the device nodes of the NICs of the container, for NICs with a PCI
+// function (two of three in the test) and for software RDMA devices.
 func TestNodesOfRDMADevices(t *testing.T) {
-	was := supervisor.Uverbs
-	t.Cleanup(func() { supervisor.Uverbs = was })
-	supervisor.Uverbs = t.TempDir()
+	was := sandbox.Uverbs
+	t.Cleanup(func() { sandbox.Uverbs = was })
+	sandbox.Uverbs = t.TempDir()
 	for file, text := range map[string]string{
 		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n", "uverbs10/ibdev": "rxe0\n",
 	} {
-		file = filepath.Join(supervisor.Uverbs, file)
+		file = filepath.Join(sandbox.Uverbs, file)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -799,12 +799,12 @@ func TestNodesOfRDMADevices(t *testing.T) {
 		"mlx5_0": {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}, "rxe0": {"/dev/infiniband/uverbs10", "/dev/infiniband/rdma_cm"},
 		"mlx5": nil, "emulated0": nil, "": nil,
 	} {
-		if got := supervisor.VerbsNodes(nic); !slices.Equal(got, want) {
+		if got := sandbox.VerbsNodes(nic); !slices.Equal(got, want) {
 			t.Errorf("%q has %q, not %q", nic, got, want)
 		}
 	}
-	supervisor.Uverbs = filepath.Join(supervisor.Uverbs, "none")
-	if got := supervisor.VerbsNodes("mlx5_0"); got != nil {
+	sandbox.Uverbs = filepath.Join(sandbox.Uverbs, "none")
+	if got := sandbox.VerbsNodes("mlx5_0"); got != nil {
 		t.Errorf("without RDMA a NIC has %q", got)
 	}
 }

@@ -25,11 +25,11 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// spare is a GPU with which each pair is good.
+// spare is the index of a GPU whose pairs are good.
 const spare = 101
 
-// testerMain is a self-test that finds what TEST_FAULT says. TEST_DIR gets what it
-// was asked for, and what it is kept in.
+// testerMain is a self-test with the result that TEST_FAULT demands. It reports the job to
+// TEST_DIR.
 func testerMain(fault func(string) bool) {
 	var job launch.PairJob
 	if err := json.NewDecoder(os.Stdin).Decode(&job); err != nil {
@@ -82,7 +82,7 @@ func testerMain(fault func(string) bool) {
 	os.Exit(0)
 }
 
-// told waits for a configuration in which nothing is awaited, and that is enough.
+// told waits for a configuration with finished tests that enough accepts.
 func (h host) told(t *testing.T, enough func(launch.Config) bool) (found launch.Config) {
 	t.Helper()
 	testutil.Succeeds(t, "the relay hears what was found", func() error {
@@ -93,7 +93,7 @@ func (h host) told(t *testing.T, enough func(launch.Config) bool) (found launch.
 				return nil
 			}
 		}
-		return fmt.Errorf("the relays were told %+v", all)
+		return fmt.Errorf("the configurations of the relays are %+v", all)
 	})
 	return found
 }
@@ -107,7 +107,7 @@ func (h host) log(t *testing.T, id string) string {
 	return string(text)
 }
 
-// tested is a request whose relay has its pairs tested.
+// tested returns a request with a self-test of the pairs of the relay.
 func (h host) tested(id string, pid int, mode, faults string, lanes ...launch.Lane) hook.Request {
 	if len(lanes) == 0 {
 		lanes = []launch.Lane{lane(3)}
@@ -131,7 +131,7 @@ func (h host) jobs(t *testing.T) []launch.PairJob {
 	return reports[launch.PairJob](t, h.dir, "job")
 }
 
-// module has another driver loaded than the machine has, or none.
+// module replaces the version of the loaded driver module.
 func module(t *testing.T, version string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "version")
@@ -143,8 +143,8 @@ func module(t *testing.T, version string) {
 	t.Cleanup(func() { selftest.ModuleVersion = before })
 }
 
-// The first container of a boot has its pairs tested while its relay starts, and the
-// second one knows.
+// The first container of a boot has the pairs tested while the relay starts. The second container
+// uses the results.
 func TestPairsAreTestedOnceABoot(t *testing.T) {
 	h := newHost(t)
 	l := lane(3)
@@ -154,19 +154,19 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 		g := h.start(t, h.tested(fmt.Sprintf("c%d", i), c.Process.Pid, launch.SelfTestOnce, "wrong first", l))
 		told := h.told(t, func(c launch.Config) bool { return c.Generation == g.ID && len(c.Pairs) == 2 })
 		if told.SelfTest != launch.SelfTestOnce || !told.Calibrated {
-			t.Errorf("it was told %+v", told)
+			t.Errorf("the configuration is %+v", told)
 		}
 		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Servers[0]}); p == nil ||
 			p.Verdict != launch.VerdictWrong ||
 			p.Reason != "1 byte arrived wrong" {
-			t.Errorf("of the server it knows %+v", p)
+			t.Errorf("the pair with the server is %+v", p)
 		}
 		if p := launch.FindPair(told.Pairs, launch.PairName{GPU: l.GPU, Server: l.Spares[0].GPU}); p == nil ||
 			p.Verdict != launch.VerdictGood ||
 			p.Streams != 2 {
-			t.Errorf("of the spare it knows %+v", p)
+			t.Errorf("the pair with the spare is %+v", p)
 		}
-		// Spares are apart, so that another container need not wait for them.
+		// A spare is a separate job, so that another container does not wait for the spare.
 		if jobs := h.jobs(t); len(jobs) != 2 || len(jobs[0].Pairs) != 1 || len(jobs[1].Pairs) != 1 ||
 			jobs[0].SlotBytes != 32<<20 {
 			t.Errorf("after %d starts the jobs are %+v", i+1, jobs)
@@ -184,8 +184,8 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 	}
 }
 
-// Spares are tested one by one: another container's servers wait for one of them, and
-// not for all.
+// Spares are tested in separate jobs: the servers of another container wait for at most a single
+// spare.
 func TestSparesAreTestedOneByOne(t *testing.T) {
 	h := newHost(t)
 	l := lane(3)
@@ -200,13 +200,13 @@ func TestSparesAreTestedOneByOne(t *testing.T) {
 	}
 	for _, j := range jobs {
 		if len(j.Pairs) != 1 {
-			t.Errorf("one job has %v", j.Pairs)
+			t.Errorf("a job has %v", j.Pairs)
 		}
 	}
 }
 
-// What speaks against a lane's GPU and another container's reaches the relay, too, and
-// nothing of GPUs that it has not to do with.
+// A relay receives the bad verdict of a pair of a GPU of a lane and a GPU of another container. A
+// relay receives no verdict of unrelated GPUs.
 func TestPairsOfOtherContainers(t *testing.T) {
 	h := newHost(t)
 	other, strangers := launch.PairName{
@@ -227,7 +227,7 @@ func TestPairsOfOtherContainers(t *testing.T) {
 	g := h.start(t, r)
 	told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
 	if launch.FindPair(told.Pairs, other) == nil {
-		t.Errorf("it was told of %v", told.Pairs)
+		t.Errorf("the pairs of the configuration are %v", told.Pairs)
 	}
 	inspected, err := control.Inspect(h.layout, g.ID)
 	if err != nil || len(inspected.Pairs) != 2 ||
@@ -236,8 +236,9 @@ func TestPairsOfOtherContainers(t *testing.T) {
 	}
 }
 
-// A relay does not wait to be started, and hears that it is to wait with its staging.
-func TestARelayStartsBesideTheSelfTest(t *testing.T) {
+// The relay starts during the self-test. The first configuration makes the relay wait before
+// staging.
+func TestRelayStartsDuringSelfTest(t *testing.T) {
 	h := newHost(t)
 	g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "slowly"))
 	if _, err := h.ask(g.ID); err != nil {
@@ -246,12 +247,12 @@ func TestARelayStartsBesideTheSelfTest(t *testing.T) {
 	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 	first := reports[launch.Config](t, h.dir, "config")[0]
 	if !first.Testing || len(first.Pairs) != 0 {
-		t.Errorf("at first it is told %+v", first)
+		t.Errorf("the first configuration is %+v", first)
 	}
 }
 
-// What cannot be tested stops no container, and is said.
-func TestATesterThatFails(t *testing.T) {
+// A failed test stops no container, and is logged.
+func TestFailedTesterStopsNoContainer(t *testing.T) {
 	for _, c := range []struct {
 		fault, reason string
 	}{
@@ -264,7 +265,7 @@ func TestATesterThatFails(t *testing.T) {
 			g := h.start(t, h.tested("c", startProcess(t).Process.Pid, launch.SelfTestRequired, c.fault))
 			told := h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 })
 			if p := told.Pairs[0]; p.Verdict != launch.VerdictUntested || !strings.Contains(p.Reason, c.reason) {
-				t.Errorf("it knows %s: %s", p.Verdict, p.Reason)
+				t.Errorf("verdict %s: %s", p.Verdict, p.Reason)
 			}
 			if log := h.log(t, g.ID); !strings.Contains(log, "are not tested: ") {
 				t.Errorf("the log says %s", log)
@@ -276,9 +277,9 @@ func TestATesterThatFails(t *testing.T) {
 	}
 }
 
-// A container that ends takes its tester along, and so does one whose relay is stopped
-// or drained: when it says that it is, nothing of its has a GPU.
-func TestATesterEndsWithItsContainer(t *testing.T) {
+// The end of a container, and stop and drain of a relay, end the tester. By then the tester holds
+// no GPU.
+func TestTesterEndsWithItsContainer(t *testing.T) {
 	for name, stop := range map[string]func(t *testing.T, h host, g *generation.Generation){
 		"ends": nil,
 		"stopped": func(t *testing.T, h host, g *generation.Generation) {
@@ -300,7 +301,7 @@ func TestATesterEndsWithItsContainer(t *testing.T) {
 			g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, "hangs"))
 			testutil.Succeeds(t, "the tester runs", func() error {
 				if len(h.jobs(t)) != 1 {
-					return errors.New("it does not")
+					return errors.New("the tester does not run")
 				}
 				return nil
 			})
@@ -321,23 +322,23 @@ func TestATesterEndsWithItsContainer(t *testing.T) {
 	}
 }
 
-// A process that not even SIGKILL ends is left to itself; one that ends is heard of.
-func TestATesterThatADriverHolds(t *testing.T) {
+// WaitOr abandons a process that survives SIGKILL, and returns the status of a process that ends.
+func TestTesterHeldByDriverIsAbandoned(t *testing.T) {
 	reason := errors.New("the self-test takes too long")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	held := make(chan struct{})
 	defer close(held)
 	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
 	if err := selftest.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
-		t.Errorf("of one that is held it is %v", err)
+		t.Errorf("WaitOr of a process that does not end: %v", err)
 	}
 	status := errors.New("exit status 1")
 	if err := selftest.WaitOr(t.Context(), func() error { return status }); err != status {
-		t.Errorf("of one that ends it is %v", err)
+		t.Errorf("WaitOr of a process that ends: %v", err)
 	}
 }
 
-// busy has another self-test of the host under way, until it is let go.
+// busy holds the lock of the self-test until the caller calls letGo.
 func (h host) busy(t *testing.T) (letGo func()) {
 	t.Helper()
 	if err := h.layout.CreateState(); err != nil {
@@ -354,7 +355,7 @@ func (h host) busy(t *testing.T) (letGo func()) {
 	return func() { f.Close() }
 }
 
-// Who waits for another self-test can be told to leave it.
+// A tester that waits for another self-test stops waiting when the context ends.
 func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 	h := newHost(t)
 	letGo := h.busy(t)
@@ -364,7 +365,7 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 		err,
 		context.Canceled,
 	) {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("Test ended with %v", err)
 	}
 	c := startProcess(t)
 	g := h.start(t, h.tested("c", c.Process.Pid, launch.SelfTestOnce, ""))
@@ -376,7 +377,7 @@ func TestWaitingForAnotherSelfTestEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	letGo()
-	// The relay that was drained leaves no verdict to the next one.
+	// The drained relay leaves no verdict for the next relay.
 	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 1 && c.Pairs[0].Verdict == launch.VerdictGood })
 	if log := h.log(t, g.ID); strings.Contains(log, "are not tested") || strings.Contains(log, "a driver holds it") {
 		t.Errorf("the log says %s", log)
@@ -400,7 +401,7 @@ func names(n int) (list []launch.PairName) {
 	return list
 }
 
-// verdicts has pairs tested, and says what came of each.
+// verdicts runs a tester on pairs, and returns GPU and verdict per pair.
 func verdicts(t *testing.T, tester *selftest.Tester, again bool, list []launch.PairName) (string, error) {
 	t.Helper()
 	var said []string
@@ -413,9 +414,9 @@ func verdicts(t *testing.T, tester *selftest.Tester, again bool, list []launch.P
 	return strings.Join(said, ", "), err
 }
 
-// What is kept is of one boot, one driver, and of root's making; all else is tested
-// anew.
-func TestWhatIsKeptOfSelfTests(t *testing.T) {
+// A record is valid for the boot and the driver, and only if root made the file. Without a valid
+// record the pairs are tested again.
+func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 	replace := func(old, now string) func(t *testing.T, file string) {
 		return func(t *testing.T, file string) {
 			text, err := os.ReadFile(file)
@@ -430,7 +431,7 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 			}
 		}
 	}
-	// before has all pairs found so long ago.
+	// before sets the verdict and the age of the recorded pairs.
 	before := func(verdict string, ago time.Duration) func(t *testing.T, file string) {
 		return func(t *testing.T, file string) {
 			text, err := os.ReadFile(file)
@@ -460,7 +461,7 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		change  func(t *testing.T, file string)
-		again   bool // whether it is tested again
+		again   bool // the pairs are tested again
 		damaged string
 	}{
 		{"as it was left", func(*testing.T, string) {}, false, ""},
@@ -511,7 +512,7 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 			known, err := tester.Known()
 			if c.damaged == "" && err != nil ||
 				c.damaged != "" && (err == nil || !strings.Contains(err.Error(), c.damaged)) {
-				t.Errorf("what is kept is read with %v", err)
+				t.Errorf("reading the record: %v", err)
 			}
 			if (len(known.Pairs) == 0) != c.again {
 				t.Errorf("known are %d pairs", len(known.Pairs))
@@ -522,7 +523,7 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 			if jobs := h.jobs(t); (len(jobs) == 2) != c.again {
 				t.Errorf("there were %d jobs", len(jobs))
 			}
-			// And what is damaged is replaced.
+			// The tester replaces a damaged record.
 			if known, err := tester.Known(); err != nil || len(known.Pairs) != 2 {
 				t.Errorf("known are %d pairs, %v", len(known.Pairs), err)
 			}
@@ -530,8 +531,8 @@ func TestWhatIsKeptOfSelfTests(t *testing.T) {
 	}
 }
 
-// What speaks against a pair holds: slow for an hour, wrong for the boot.
-func TestWhatSpeaksAgainstAPairHolds(t *testing.T) {
+// A bad verdict stays: slow for an hour, wrong for the boot.
+func TestBadVerdictOfPairIsKept(t *testing.T) {
 	h := newHost(t)
 	tester := h.tester(t, "")
 	if _, err := verdicts(t, tester, false, names(2)); err != nil {
@@ -559,9 +560,9 @@ func TestWhatSpeaksAgainstAPairHolds(t *testing.T) {
 	}
 }
 
-// Each pair is tested in the end, however many testers that takes; what one says of
-// pairs that it was not asked for is not believed.
-func TestTestersThatDoNotComeToTheirEnd(t *testing.T) {
+// A tester that exits early is started again for the remaining pairs. Results for pairs that are
+// not in the job are ignored.
+func TestTesterThatExitsEarlyIsStartedAgain(t *testing.T) {
 	for _, c := range []struct {
 		fault, said string
 		jobs        int
@@ -582,7 +583,7 @@ func TestTestersThatDoNotComeToTheirEnd(t *testing.T) {
 	}
 }
 
-// Two that start at once test once; and whoever asks for it again gets it.
+// Concurrent self-tests of a pair run the test once. A request with again runs the test again.
 func TestSelfTestsAtOnce(t *testing.T) {
 	h := newHost(t)
 	var all sync.WaitGroup
@@ -609,13 +610,13 @@ func TestSelfTestsAtOnce(t *testing.T) {
 		err,
 		context.DeadlineExceeded,
 	) {
-		t.Errorf("after its time: %v", err)
+		t.Errorf("after the timeout: %v", err)
 	}
 }
 
-// A tester has no descriptor but its pipes, no other environment than a relay, and a
-// uid that no relay has.
-func TestWhatATesterIsKeptIn(t *testing.T) {
+// A tester has only the pipes as descriptors, has the environment of a relay, and has a uid that
+// no relay has.
+func TestTesterRunsInSandbox(t *testing.T) {
 	h := newHost(t)
 	if said, err := verdicts(t, h.tester(t, ""), false, names(1)); err != nil || said != "0 good" {
 		t.Fatalf("%s, %v", said, err)
@@ -627,11 +628,11 @@ func TestWhatATesterIsKeptIn(t *testing.T) {
 	s := starts[0]
 	for _, fd := range s.Descriptors {
 		if number, _, _ := strings.Cut(fd, " "); !slices.Contains([]string{"0", "1", "2"}, number) {
-			t.Errorf("it has descriptor %s", fd)
+			t.Errorf("the tester has descriptor %s", fd)
 		}
 	}
 	if !slices.Equal(s.Args, []string{"self-test"}) || s.Directory != "/" || len(s.Environment) != 4 {
-		t.Errorf("it was started as %+v", s)
+		t.Errorf("the tester was started as %+v", s)
 	}
 	first, _, err := config.Default().Relay.UIDRange()
 	if err != nil {
@@ -646,6 +647,6 @@ func TestWhatATesterIsKeptIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getuid() == 0 && sandbox.Mapped(first) == nil && is.Uid != uint32(first) {
-		t.Errorf("its uid is %d", is.Uid)
+		t.Errorf("the uid of the tester is %d", is.Uid)
 	}
 }

@@ -28,20 +28,18 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// launcher plays systemd with peerlane-relay.socket: for each connection it
-// starts a peerlane-hook accept with the connection as standard input, and a
-// file for the journal.
+// launcher acts as systemd with peerlane-relay.socket: per connection, launcher starts
+// peerlane-hook accept with the connection as standard input and a file as journal.
 type launcher struct {
 	journal string
-	// before is called with a connection before its service is started; false
-	// keeps it from being started.
+	// before runs before the service of a connection starts; false prevents the start.
 	before func(*net.UnixConn) bool
 
 	mutex    sync.Mutex
 	services []*exec.Cmd
 }
 
-// startLauncher makes h a host with systemd.
+// startLauncher adds systemd to host h.
 func startLauncher(t *testing.T, h host, before func(*net.UnixConn) bool) *launcher {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(h.layout.Root, "run/systemd/system"), 0o755); err != nil {
@@ -50,12 +48,12 @@ func startLauncher(t *testing.T, h host, before func(*net.UnixConn) bool) *launc
 	if err := h.layout.Create(); err != nil {
 		t.Fatal(err)
 	}
-	// Systemd's services inherit nothing.
+	// Services of systemd inherit no descriptors.
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		t.Fatal(err)
 	}
 	l := &launcher{journal: filepath.Join(t.TempDir(), "journal"), before: before}
-	// The short name: a socket's address has 108 bytes.
+	// The address of a Unix socket has at most 108 bytes.
 	dir, err := os.Open(h.layout.Run())
 	if err != nil {
 		t.Fatal(err)
@@ -115,11 +113,11 @@ func (l *launcher) serve(conn *net.UnixConn) error {
 	l.mutex.Lock()
 	l.services = append(l.services, cmd)
 	l.mutex.Unlock()
-	_ = cmd.Wait() // the tests look at what it did and said
+	_ = cmd.Wait() // tests examine the results and the journal
 	return nil
 }
 
-// started are the services that were started.
+// started returns the services that launcher started.
 func (l *launcher) started() []*exec.Cmd {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
@@ -170,12 +168,12 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	}
 	service := services[0].Process.Pid
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, fields, _ := strings.Cut(string(stat), ") ") // its state, its parent …
+	_, fields, _ := strings.Cut(string(stat), ") ") // state, parent, …
 	if f := strings.Fields(fields); err != nil || len(f) < 2 || f[1] != strconv.Itoa(service) {
 		t.Errorf("the service %d is not the parent of %s (%v)", service, stat, err)
 	}
 
-	// The relay has what it has from a fork.
+	// The relay gets the descriptors that a forked supervisor passes.
 	starts := reports[relayStart](t, h.dir, "start")
 	if len(starts) != 1 {
 		t.Fatalf("%d relays were started", len(starts))
@@ -199,7 +197,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 		t.Errorf("the service's standard input is %s, %v", is, err)
 	}
 
-	// Both logs have it.
+	// Journal and relay.log have the messages.
 	l.says(t, `container="sixty four"`)
 	l.says(t, "is ready")
 	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
@@ -208,7 +206,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	}
 	noCgroup(t, g.ID)
 
-	// A relay that dies is started again, and a second lane is the same relay's.
+	// The supervisor restarts a dead relay. A second lane goes to the same relay.
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +228,7 @@ func TestServiceIsTheSupervisor(t *testing.T) {
 	}
 }
 
-// What a stop of the unit does.
+// systemctl stop sends SIGTERM to the service.
 func TestServiceStopsOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -245,7 +243,7 @@ func TestServiceStopsOnRequest(t *testing.T) {
 	l.says(t, "asked to stop")
 }
 
-// The relay goes on, ends with its container, and is collected.
+// The relay survives the service, ends with the container, and is collected.
 func TestKilledServiceLeavesTheRelay(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -258,15 +256,15 @@ func TestKilledServiceLeavesTheRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitDead(t, service)
-	// Its threads end one by one, and the last one lets go of the lock.
+	// The threads of the service end one after the other. The last thread releases the lock.
 	testutil.Succeeds(t, "end of the supervisor", func() error {
 		if h.info(t, g.ID).Supervised {
-			return errors.New("it lives")
+			return errors.New("the supervisor runs")
 		}
 		return nil
 	})
 	if again, err := h.ask(g.ID); err != nil || again != pid {
-		t.Errorf("relay %d answers, and it was %d: %v", again, pid, err)
+		t.Errorf("relay %d answers, want %d: %v", again, pid, err)
 	}
 	end(init)
 	waitDead(t, pid)
@@ -307,7 +305,7 @@ func TestManyServicesAtOnce(t *testing.T) {
 	h.gone(t)
 }
 
-// Who starts the relay where systemd does not, by configuration.
+// relay.launcher decides whether the hook starts the relay where systemd does not.
 func TestHostsWithoutALauncher(t *testing.T) {
 	t.Parallel()
 	hangUp := func(*net.UnixConn) bool { return false }
@@ -333,7 +331,7 @@ func TestHostsWithoutALauncher(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		host func(*testing.T, host)
-		says string // by systemd, in the error; by auto, in the log where it is noted
+		says string // in the error with systemd; in the log with auto, if note is set
 		note bool
 	}{
 		{"no systemd, no socket", func(*testing.T, host) {}, "there is no such socket", false},
@@ -378,10 +376,10 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
 			if err == nil || !strings.Contains(err.Error(), test.says) ||
 				!strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
-				t.Errorf("by systemd alone: %v; it should say %q", err, test.says)
+				t.Errorf("with launcher systemd: %v; want %q", err, test.says)
 			}
-			// A child that another test forks has this process's files until it executes, and so
-			// the lock of the uid's mark. Then a later collector takes the mark away.
+			// A child that a parallel test forks has the files of the process until the execve,
+			// and so the lock of the mark of the uid. Then a later collection removes the mark.
 			testutil.Succeeds(t, "what collectors leave", func() error {
 				if _, err := collector.Collect(h.layout); err != nil {
 					return err
@@ -396,10 +394,10 @@ func TestHostsWithoutALauncher(t *testing.T) {
 
 			g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
 			h.state(t, g.ID, generation.StateReady)
-			supervisorPID(t, g.ID) // a forked one
+			supervisorPID(t, g.ID) // forked
 			log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
 			if err != nil || strings.Contains(string(log), test.says) != test.note {
-				t.Errorf("log %q, %v; whether it should say %q: %v", log, err, test.says, test.note)
+				t.Errorf("log %q, %v; want %q in the log: %v", log, err, test.says, test.note)
 			}
 			end(init)
 			h.gone(t)
@@ -421,8 +419,8 @@ func TestForkIsForkAlsoWithSystemd(t *testing.T) {
 	h.gone(t)
 }
 
-// A systemd that is late: the hook has gone on without it, and the service
-// that comes then has nothing to supervise.
+// systemd is late: the hook forks the supervisor, and the late service has no generation to
+// supervise.
 func TestLateServiceFindsNothing(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -450,7 +448,7 @@ func TestLateServiceFindsNothing(t *testing.T) {
 	h.gone(t)
 }
 
-// What is wrong after the handover fails the start: by then it is the service's.
+// An error of the service after the handover fails the start: by then the hook cannot fall back.
 func TestServiceThatFailsFailsTheStart(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
@@ -469,7 +467,7 @@ func TestServiceThatFailsFailsTheStart(t *testing.T) {
 	h.gone(t)
 }
 
-// playHook connects to a launcher as a hook does, and sends what a test wants.
+// playHook connects to a launcher as a hook, and sends the messages of a test.
 type playHook struct {
 	*testing.T
 	host
@@ -498,7 +496,7 @@ func newPlayHook(t *testing.T, h host) *playHook {
 	return &playHook{t, h, conn}
 }
 
-// hear is the service's next answer, and how many descriptors came with it.
+// hear returns the next answer of the service, and the number of descriptors with the answer.
 func (p *playHook) hear() (answer struct {
 	Version int
 	Error   string
@@ -529,18 +527,17 @@ func (p *playHook) hear() (answer struct {
 	return answer, files
 }
 
-// A service refuses what is not the handover of a generation that waits for it,
-// says why, and ends.
-func TestHostileHandovers(t *testing.T) {
+// A service refuses an invalid handover, names the cause, and exits.
+func TestHostileHandoversAreRefused(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	startLauncher(t, h, nil)
 	init := startProcess(t)
-	// A generation that has a supervisor.
+	// A generation with a supervisor.
 	g := h.launchBy(t, config.LauncherFork, "c", init.Process.Pid, "")
 	h.state(t, g.ID, generation.StateReady)
 
-	// One that has none, as its hook would have made it.
+	// A generation without a supervisor, as the hook makes it.
 	const id = "00112233445566778899aabbccddeeff"
 	dir := h.layout.GenerationDir(id)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -638,7 +635,7 @@ func TestHostileHandovers(t *testing.T) {
 		{"as many as the kernel passes", right, slices.Repeat([]*os.File{good}, 253), "253 descriptors are handed over"},
 		{"the lock is another file", right, with(5, free), "is not " + lockFile},
 		{"the lock of a generation that has a supervisor", message(h.layout.Root, g.ID), with(5, busy), "has a supervisor"},
-		{"the lock not locked", right, with(5, unlocked), "has a supervisor"}, // somebody else's open file holds it
+		{"the lock not locked", right, with(5, unlocked), "has a supervisor"}, // another open file description holds the lock
 		{"a client's socket that is none", right, with(0, null), "no listening"},
 		{"peers' socket that does not listen", right, with(1, socket(unix.SOCK_SEQPACKET, false)), "no listening"},
 		{"an administration socket of another type", right, with(4, socket(unix.SOCK_STREAM, true)), "no listening"},
@@ -659,14 +656,14 @@ func TestHostileHandovers(t *testing.T) {
 				t.Fatal(err)
 			}
 			if refused, _ := p.hear(); !strings.Contains(refused.Error, test.says) {
-				t.Errorf("it says %q, and should say %q", refused.Error, test.says)
+				t.Errorf("answer %q, want %q", refused.Error, test.says)
 			}
 			if n, err := p.conn.Read(make([]byte, 10)); n > 0 || !errors.Is(err, io.EOF) {
-				t.Errorf("it goes on: %d bytes, %v", n, err)
+				t.Errorf("the service sent %d more bytes, %v", n, err)
 			}
 		})
 	}
-	// Nobody is a hook without a lock.
+	// Without the lock the service refuses the handover.
 	if err := unix.Flock(int(locked.Fd()), unix.LOCK_UN); err != nil {
 		t.Fatal(err)
 	}
@@ -680,23 +677,23 @@ func TestHostileHandovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if refused, _ := p.hear(); !strings.Contains(refused.Error, "nobody holds its lock") {
-		t.Errorf("without a lock it says %q", refused.Error)
+		t.Errorf("answer without a lock: %q", refused.Error)
 	}
-	// And none of it was a relay.
+	// No refused handover started a relay.
 	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
 		t.Errorf("%d relays were started", len(starts))
 	}
 	end(init)
 }
 
-// Another user is refused, although somebody let him connect.
+// The service refuses another user, even if the mode of the socket allows the connection.
 func TestServiceRefusesOtherUsers(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it connects as another user")
 	}
 	h := newHost(t)
-	// Above the socket nothing is open to others.
+	// By default the folders above the socket are closed to users except root.
 	for dir := h.layout.Run(); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -712,7 +709,7 @@ func TestServiceRefusesOtherUsers(t *testing.T) {
 	const nobody = 65534
 	connected := make(chan *playHook)
 	go func() {
-		// Of this thread alone, which ends with the goroutine.
+		// The uid changes only for the thread, which ends with the goroutine.
 		runtime.LockOSThread()
 		defer close(connected)
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
@@ -733,7 +730,7 @@ func TestServiceRefusesOtherUsers(t *testing.T) {
 	defer p.conn.Close()
 	if refused, n := p.hear(); n > 0 ||
 		!strings.Contains(refused.Error, "of user 65534 asks for a relay; only user 0 may") {
-		t.Errorf("it says %+v, with %d descriptors", refused, n)
+		t.Errorf("answer %+v, with %d descriptors", refused, n)
 	}
 	l.says(t, "only user 0 may")
 }

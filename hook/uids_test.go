@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// marks are the uids that somebody has.
+// marks returns the uids in use.
 func (h host) marks(t *testing.T) []string {
 	t.Helper()
 	entries, err := os.ReadDir(h.layout.UIDs())
@@ -33,7 +33,7 @@ func (h host) marks(t *testing.T) []string {
 	return names
 }
 
-// uidHost is a host whose relays have one uid each.
+// uidHost returns a host with a separate uid per relay.
 func uidHost(t *testing.T) host {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -42,8 +42,8 @@ func uidHost(t *testing.T) host {
 	return newHost(t)
 }
 
-// stays sees that collectors leave the one mark of a host alone, and that a hook
-// does not take its uid, while something of its generation lives.
+// stays demands that the collector keeps the mark of the uid, and that a hook does not take the
+// uid, while a process of the generation lives.
 func (h host) stays(t *testing.T, uid int, what string) {
 	t.Helper()
 	for range 20 {
@@ -57,13 +57,13 @@ func (h host) stays(t *testing.T, uid int, what string) {
 	r := h.request("another", startProcess(t).Process.Pid, "", lane(4))
 	r.Config.Relay.UIDs = fmt.Sprintf("%d-%d", uid-1, uid) // the first is the group
 	if _, err := hook.Launch(h.layout, r); !errors.Is(err, fault.NoRelayUID) {
-		t.Errorf("%s, and another relay with its uid: %v", what, err)
+		t.Errorf("%s, and another relay with the uid: %v", what, err)
 	}
 }
 
-// A hook that is killed before it has written down whose generation it makes has
-// claimed a uid by then.
-func TestUIDOfAKilledHook(t *testing.T) {
+// A hook claims the uid before it writes the generation. The collector frees the uid of a hook
+// killed in between.
+func TestUIDOfKilledHookIsFreed(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
 	if err := h.layout.Create(); err != nil {
@@ -85,8 +85,8 @@ func TestUIDOfAKilledHook(t *testing.T) {
 	}
 }
 
-// A supervisor may start its relay again, also where somebody has deleted the
-// state: it keeps the uid while it lives.
+// The relay keeps the uid across restarts, even if a user deletes the state, until the supervisor
+// ends.
 func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
@@ -105,7 +105,7 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 		testutil.Succeeds(t, "the next relay", func() error {
 			next, err := h.ask(g.ID)
 			if err == nil && next == relay {
-				err = errors.New("it is the one that was killed")
+				err = errors.New("the killed relay answers")
 			}
 			relay = next
 			return err
@@ -118,7 +118,7 @@ func TestUIDOfARelayThatIsStartedAgain(t *testing.T) {
 	end(init)
 }
 
-// A relay lives on without its supervisor, and has its uid.
+// A relay without a supervisor keeps running, and keeps the uid.
 func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 	t.Parallel()
 	h := uidHost(t)
@@ -131,7 +131,8 @@ func TestUIDOfARelayWithoutSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.stays(t, g.Sandbox.UID, "the state is deleted and the relay lives")
-	// It is known by its process: one that only has its uid is no relay.
+	// The collector finds the relay by the process: a process with only the same uid is not a
+	// relay.
 	foreign := withUID(t, g.Sandbox.UID)
 	if !alive(relay) {
 		t.Error("the relay has ended")

@@ -1,6 +1,8 @@
 package integration_test
 
 import (
+	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -60,5 +62,60 @@ func TestRDMAOfThisHost(t *testing.T) {
 	if results, err := test(verbs.LibraryVariable + "=/nowhere/libibverbs.so.1"); err == nil ||
 		!strings.Contains(err.Error(), "/nowhere/libibverbs.so.1 cannot be loaded") || results != nil {
 		t.Errorf("without a library: %+v, %v", results, err)
+	}
+}
+
+// The test that supervisors run finds each fault of a NIC, in the relays' sandbox, and keeps
+// the results of the boot.
+func TestTriplesInTheSandboxOfRelays(t *testing.T) {
+	h, err := testbed.New(t.TempDir(), binaries, testbed.GPUsSimulated)
+	if err == nil {
+		err = h.Configure(asItIs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := func(i int) launch.GPU {
+		g := h.Plan.GPUs[i]
+		return launch.GPU{UUID: g.UUID, BusID: g.BusID, Index: g.Index}
+	}
+	name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(1)}, NIC: "mlx5_0"}
+	for _, fault := range append(softdevice.Faults(), "") {
+		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true, Fault: fault})
+		if err != nil {
+			t.Fatal(err)
+		}
+		library, err := os.MkdirTemp(h.Root, "library-*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		environment, err := nic.Apart(library)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.Chmod(library, 0o755), os.Chmod(nic.Dir, 0o777)); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Configure(func(c *config.Config) {
+			c.Relay.Environment = append(c.Relay.Environment, environment...)
+			c.Relay.SandboxWrite = append(c.Relay.SandboxWrite, nic.Dir)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := launch.VerdictWrong
+		if fault == "" {
+			want = launch.VerdictGood
+		}
+		var got []launch.Triple
+		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true, func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
+			t.Errorf("fault %q: %d results, %s, %v", fault, len(got), got[0].Reason, err)
+		}
+		if known, err := tester.KnownTriples([]launch.TripleName{name}); err != nil || len(known) != 1 || known[0].Verdict != want {
+			t.Errorf("fault %q: %d results are kept, %v", fault, len(known), err)
+		}
 	}
 }

@@ -78,6 +78,15 @@ func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, boo
 	if sends {
 		slots, refused = out, &l.registered.refused[0]
 	}
+	config, ok := r.configured()
+	if !ok {
+		return bounces(errEnding.Error()), false
+	}
+	for _, on := range slots.regions {
+		if why := l.unverified(config, on.gpu, l.carriers(by.NICNames(), sends)); why != "" {
+			return bounces(why), false
+		}
+	}
 	g := &l.registered
 	g.deciding.Lock()
 	lately := refused.lately(by.NICs(), time.Now())

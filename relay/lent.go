@@ -156,7 +156,11 @@ func (c *connection) beside() bool {
 // what is to be told of it.
 func (c *connection) known(m *memory) bool {
 	at, by := c.near(m), verbs.Of(c.abroad)
-	known := at != nil && by.Known(at, !c.sends)
+	var unverified string
+	if c.lane.spec.Direct && at != nil && !m.mapped.Host() && m.staged == nil {
+		unverified = c.lane.unverified(c.session.relay.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))
+	}
+	known := at != nil && unverified == "" && by.Known(at, !c.sends)
 	if !c.lane.spec.Direct || m.mapped.Host() || m.staged != nil {
 		return known
 	}
@@ -167,6 +171,8 @@ func (c *connection) known(m *memory) bool {
 		return true
 	case m.unlent != "":
 		why = m.unlent
+	case unverified != "":
+		why = unverified
 	case m.lent == nil && m.wanted():
 		why = silentLender // it may come
 	case m.lent == nil:

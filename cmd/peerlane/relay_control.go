@@ -101,6 +101,9 @@ func (a *app) printInspection(i control.Inspection) {
 	for _, p := range i.Pairs {
 		row("pair", pairWords(p))
 	}
+	for _, t := range i.Triples {
+		row("triple", tripleWords(t))
+	}
 	for _, sentence := range i.Ignored {
 		row("without effect", sentence)
 	}

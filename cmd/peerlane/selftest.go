@@ -346,4 +346,29 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 			a.log.Warnf("relays do not stage on this pair: %v: %s: %s", n, pair.Verdict, pair.Reason)
 		}
 	}
+	triples, err := selftest.PlannedTriples(p.plan, p.config)
+	if err != nil {
+		return
+	}
+	verified, err := tester.KnownTriples(triples)
+	if err != nil {
+		return // it was told above
+	}
+	for _, t := range verified {
+		if t.Verdict != launch.VerdictGood {
+			a.log.Warnf("data bounces through the host's memory: %s", tripleWords(t))
+		}
+	}
+}
+
+// tripleWords describes the result of a triple.
+func tripleWords(t launch.Triple) string {
+	if t.Verdict != launch.VerdictGood {
+		return fmt.Sprintf("%v: %s: %s", t.TripleName, t.Verdict, t.Reason)
+	}
+	flushed := "without flushes"
+	if t.Flushed {
+		flushed = "with flushes"
+	}
+	return fmt.Sprintf("%v: verified by %d rounds each way, %s compared, %s, %s", t.TripleName, t.Rounds, humanize.IBytes(t.Bytes), t.Memory, flushed)
 }

@@ -36,6 +36,8 @@ type Inspection struct {
 	Processes []Usage `json:"processes"`
 	// Pairs has the results of self-tests of the GPUs that the lanes can stage on.
 	Pairs []launch.Pair `json:"pairs"`
+	// Triples are the results of the tests of the lanes' GPUs with NICs.
+	Triples []launch.Triple `json:"triples,omitempty"`
 	// NCCLConf is the source of NCCL's variables in the container.
 	NCCLConf NCCLConf `json:"ncclConf"`
 	// Report is the relay's own report; without one NoReport has the reason.
@@ -77,6 +79,9 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 	i.Sandbox = confinement(info)
 	i.NCCLConf = ncclConf(l, info)
 	if i.Pairs, err = selftest.PairsOf(&info.Generation, l); err != nil {
+		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the kept results of self-tests: %v", err))
+	}
+	if i.Triples, err = selftest.TriplesOf(&info.Generation, l); err != nil {
 		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the kept results of self-tests: %v", err))
 	}
 	answer, err := admin.Ask(l, id, admin.Inspect)

@@ -30,11 +30,11 @@ type Limits struct {
 	Tasks  int    `json:"tasks"`
 }
 
-// LibraryVariable is package cuda's, which the hook does not import, and verbsVariable
+// LibraryVariable is package cuda's, which the hook does not import, and VerbsVariable
 // package relay/verbs'.
 const (
 	LibraryVariable = "PEERLANE_CUDA_LIBRARY"
-	verbsVariable   = "PEERLANE_VERBS_LIBRARY"
+	VerbsVariable   = "PEERLANE_VERBS_LIBRARY"
 )
 
 func NewSandbox(c config.Relay) (Sandbox, error) {
@@ -57,7 +57,7 @@ func (c Sandbox) AddFiles(s *sandbox.Spec, environment []string) {
 	s.Read = append(s.Read, c.Read...)
 	for _, e := range environment {
 		name, value, _ := strings.Cut(e, "=")
-		if name != LibraryVariable && name != verbsVariable && name != "LD_LIBRARY_PATH" {
+		if name != LibraryVariable && name != VerbsVariable && name != "LD_LIBRARY_PATH" {
 			continue
 		}
 		for _, path := range filepath.SplitList(value) {

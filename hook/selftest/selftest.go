@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -304,20 +305,24 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, t.relay.Path, "self-test")
+	return t.confined(ctx, "self-test", "the self-test", t.spec(), job, func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
+}
+
+// confined runs a command of the relay's program in the sandbox, if the configuration has one, with a
+// job as standard input, and reads the output. Errors name the process by what.
+func (t *Tester) confined(ctx context.Context, command, what string, spec sandbox.Spec, job []byte, read func(io.Reader) error) error {
+	cmd := exec.CommandContext(ctx, t.relay.Path, command)
 	var report *os.File
 	if t.sandbox.Mode == config.SandboxAuto {
 		var tell *os.File
+		var err error
 		if report, tell, err = os.Pipe(); err != nil {
 			return err
 		}
 		defer report.Close()
 		defer tell.Close()
 		defer context.AfterFunc(ctx, func() { report.Close() })()
-		cmd = exec.CommandContext(
-			ctx,
-			t.hook,
-			append([]string{"confine"}, t.spec().Arguments(3, t.relay.Path, "self-test")...)...)
+		cmd = exec.CommandContext(ctx, t.hook, append([]string{"confine"}, spec.Arguments(3, t.relay.Path, command)...)...)
 		cmd.ExtraFiles = []*os.File{tell}
 	}
 	said := &firstWords{}
@@ -329,7 +334,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		err = cmd.Start()
 	}
 	if err != nil {
-		return fmt.Errorf("starting the self-test: %w", err)
+		return fmt.Errorf("starting %s: %w", what, err)
 	}
 	if report != nil {
 		cmd.ExtraFiles[0].Close() // else the end of the pipe would not show
@@ -338,7 +343,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		}
 	}
 	if err == nil {
-		if err = launch.ReadPairs(out, names, tell); err != nil {
+		if err = read(out); err != nil {
 			err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
 		}
 	}
@@ -349,7 +354,7 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	case err != nil:
 		return err
 	case ended != nil:
-		return fmt.Errorf("the self-test failed: %w: %s", ended, strings.TrimSpace(said.String()))
+		return fmt.Errorf("%s failed: %w: %s", what, ended, strings.TrimSpace(said.String()))
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec
 			nics = append(nics, spare.NICs...)
 		}
 		for _, nic := range nics {
-			nodes := VerbsNodes(nic)
+			nodes := sandbox.VerbsNodes(nic)
 			s.Devices = append(s.Devices, nodes...)
 			// In another namespace the kernel resolves no address of a RoCE port.
 			s.HostNetwork = s.HostNetwork || nodes != nil
@@ -75,27 +75,4 @@ func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec
 	slices.Sort(s.Devices)
 	s.Devices = slices.Compact(s.Devices)
 	return s
-}
-
-// Uverbs has the character devices of RDMA; tests have another.
-var Uverbs = "/sys/class/infiniband_verbs"
-
-// VerbsNodes returns the device nodes of an RDMA device, with or without a PCI function (rxe,
-// siw): the nodes whose uverbsN/ibdev has the name. An emulated device has no nodes.
-func VerbsNodes(nic string) (nodes []string) {
-	entries, err := os.ReadDir(Uverbs)
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		// abi_version is in the same directory.
-		if is, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil &&
-			strings.TrimSpace(string(is)) == nic {
-			nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
-		}
-	}
-	if nodes != nil {
-		nodes = append(nodes, "/dev/infiniband/rdma_cm")
-	}
-	return nodes
 }

@@ -47,6 +47,9 @@ func (s *supervisor) selfTest() {
 	s.tests.pairs = slices.DeleteFunc(s.tests.pairs, selftest.Stale)
 	s.learn(known)
 	names := selftest.Unknown(s.tests.pairs, launch.StagingPairs(s.generation.Config.Lanes))
+	if len(names) == 0 && s.tests.cancel == nil {
+		s.testTriples()
+	}
 	if len(names) == 0 || s.tests.cancel != nil {
 		return
 	}
@@ -171,6 +174,7 @@ func (s *supervisor) testsDone(t tested) {
 // endTests cancels a running test and waits until the test has no CUDA context. ended reports
 // whether a test ended, and t the results.
 func (s *supervisor) endTests() (t tested, ended bool) {
+	s.endTriples()
 	if s.tests.cancel == nil {
 		return t, false
 	}
@@ -196,10 +200,20 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 			c.Pairs = append(c.Pairs, p)
 		}
 	}
+	for _, n := range selftest.PossibleTriples(s.generation) {
+		if k := launch.FindTriple(s.triples.known, n); k != nil {
+			c.Triples = append(c.Triples, *k)
+		}
+	}
 	slices.SortStableFunc(c.Pairs, func(a, b launch.Pair) int { return urgency(b) - urgency(a) })
-	for len(c.Pairs) > 0 {
+	// Without its entry a triple bounces, so triples beyond the room are left out first.
+	for len(c.Pairs)+len(c.Triples) > 0 {
 		if text, err := json.Marshal(c); err == nil && len(text) <= launch.MaxDatagram {
 			break
+		}
+		if len(c.Triples) > 0 {
+			c.Triples = c.Triples[:len(c.Triples)-1]
+			continue
 		}
 		c.Pairs = c.Pairs[:len(c.Pairs)-1]
 	}

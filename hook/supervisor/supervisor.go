@@ -59,6 +59,7 @@ type supervisor struct {
 	// inspecting are the requests that wait for the relay's report.
 	inspecting []admin.Request
 	tests      selfTests
+	triples    tripleTests
 	// networking is the network configuration that the relay has.
 	networking hostnetwork.Networking
 	keyError   string // last complaint; see complain
@@ -226,6 +227,10 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 			s.testFound(p)
 		case t := <-s.tests.done:
 			s.testsDone(t)
+		case t := <-s.triples.found:
+			s.tripleFound(t)
+		case err := <-s.triples.done:
+			s.triplesDone(err)
 		}
 	}
 }
@@ -292,6 +297,9 @@ func (s *supervisor) hold(state string) {
 	s.restart.Stop()
 	if s.tests.cancel != nil { // the tester has CUDA contexts
 		s.tests.cancel()
+	}
+	if s.triples.cancel != nil {
+		s.triples.cancel()
 	}
 	if s.relay == nil {
 		s.rest()

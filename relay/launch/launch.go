@@ -173,6 +173,9 @@ type Config struct {
 	Testing bool `json:"testing,omitempty"`
 	// Pairs is what is known of the pairs that the lanes can stage on.
 	Pairs []Pair `json:"pairs"`
+	// Triples are the results of the lanes' GPUs with NICs. A lane bounces by NICs without a
+	// good one, unless SelfTest is off.
+	Triples []Triple `json:"triples,omitempty"`
 	// Calibrated says that what was found of a pair decides on the sizes of its slots
 	// and on streams; Chunk, Depth and Streams that are not 0 take its place.
 	Calibrated bool   `json:"calibrated,omitempty"`

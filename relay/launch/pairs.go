@@ -232,6 +232,8 @@ type PairRecord struct {
 	Library string `json:"library"` // in place of libcuda.so.1; mostly empty
 	PairHost
 	Pairs []Pair `json:"pairs"`
+	// Triples are results of GPUs with NICs.
+	Triples []Triple `json:"triples,omitempty"`
 }
 
 // PairVersion is that of the PairRecords that this release reads and writes.
@@ -261,6 +263,17 @@ func ReadPairRecord(text []byte) (PairRecord, error) {
 		}
 		if slices.ContainsFunc(r.Pairs[:i], func(o Pair) bool { return o.same(p.PairName) }) {
 			return PairRecord{}, fmt.Errorf("%v are there twice", p.PairName)
+		}
+	}
+	if len(r.Triples) > maxPairs {
+		return PairRecord{}, fmt.Errorf("it has %d triples, and %d are possible", len(r.Triples), maxPairs)
+	}
+	for i, t := range r.Triples {
+		if err := t.Check(); err != nil {
+			return PairRecord{}, fmt.Errorf("triple %d: %w", i, err)
+		}
+		if FindTriple(r.Triples[:i], t.TripleName) != nil {
+			return PairRecord{}, fmt.Errorf("%v are there twice", t.TripleName)
 		}
 	}
 	return r, nil

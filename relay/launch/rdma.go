@@ -14,6 +14,8 @@ import (
 // RDMAJob is what is to be tested.
 type RDMAJob struct {
 	NICs []RDMANIC `json:"nics"`
+	// Triples are GPUs and NICs to test together, before NICs.
+	Triples []TripleName `json:"triples,omitempty"`
 	// Verbs is what relays use RDMA with; nil stands for DefaultVerbs.
 	Verbs *Verbs `json:"verbs,omitempty"`
 }
@@ -34,15 +36,17 @@ const (
 // RDMAResult is what came of a NIC and a memory.
 type RDMAResult struct {
 	NIC string `json:"nic"`
+	// Triple is the result of one of the job's Triples; all else but NIC is empty then.
+	Triple *Triple `json:"triple,omitempty"`
 	// GPU is nil for the host's memory.
 	GPU    *GPU   `json:"gpu,omitempty"`
-	Memory string `json:"memory"`
+	Memory string `json:"memory,omitempty"`
 	// Way is what the queue pairs were connected by: port, GID and partition key; empty
 	// where it did not come to that.
 	Way string `json:"way,omitempty"`
 	// Tried is the last step: "open", "register", "connect", "write", "read"; Failed is
 	// why it failed, empty where it did not. Untested says why there was nothing to try.
-	Tried    string `json:"tried"`
+	Tried    string `json:"tried,omitempty"`
 	Failed   string `json:"failed,omitempty"`
 	Untested string `json:"untested,omitempty"`
 	// Wrong is how many bytes arrived wrong, of Bytes that were compared.
@@ -76,6 +80,12 @@ func ReadRDMA(r io.Reader, asked RDMAJob, each func(RDMAResult)) error {
 }
 
 func (r RDMAResult) check(asked RDMAJob) error {
+	if t := r.Triple; t != nil {
+		if !slices.ContainsFunc(asked.Triples, t.sameTriple) || r.NIC != t.NIC || (RDMAResult{NIC: r.NIC, Triple: t}) != r {
+			return fmt.Errorf("it speaks of %v, which nobody asked for, or of more", t.TripleName)
+		}
+		return t.Check()
+	}
 	i := slices.IndexFunc(asked.NICs, func(n RDMANIC) bool { return n.Name == r.NIC })
 	if i < 0 || r.GPU != nil && !slices.Contains(asked.NICs[i].GPUs, *r.GPU) {
 		return fmt.Errorf("it speaks of %q, GPU %v, which nobody asked for", r.NIC, r.GPU)

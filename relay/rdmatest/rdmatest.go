@@ -36,6 +36,7 @@ const RateTime = 100 * time.Millisecond
 // each rate is measured for a time, and at least once.
 func Run(l *verbs.Library, openCUDA func() (*cuda.Driver, error), job launch.RDMAJob, each time.Duration, tell func(launch.RDMAResult)) {
 	config := cmp.Or(job.Verbs, &launch.DefaultVerbs)
+	Triples(l, openCUDA, job.Triples, config, func(t launch.Triple) { tell(launch.RDMAResult{NIC: t.NIC, Triple: &t}) })
 	for _, nic := range job.NICs {
 		r := launch.RDMAResult{NIC: nic.Name, Memory: launch.MemoryHost, Tried: "open"}
 		b, err := newBench(l, nic.Name, config, each)
@@ -313,27 +314,34 @@ func (p *loop) close() error {
 	return errors.Join(err, p.queue.Close())
 }
 
-// connect makes the pairs, and connects them as relays do theirs: by the first port that is
-// active, with the configuration's GID and partition key.
-func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
+// endpoint is a NIC's port as queue pairs connect to it.
+type endpoint struct {
+	number uint8
+	port   verbs.Port
+	gid    verbs.GID
+	mtu    verbs.MTU
+}
+
+// endpoint picks the first port that is active, with the configuration's GID.
+func (b *bench) endpoint() (*endpoint, error) {
 	c := b.context
 	limits, err := c.Attributes()
 	if err != nil {
 		return nil, err
 	}
-	number, port := uint8(1), verbs.Port{}
-	for ; ; number++ {
-		if port, err = c.Port(number); err != nil {
+	at := &endpoint{number: 1}
+	for ; ; at.number++ {
+		if at.port, err = c.Port(at.number); err != nil {
 			return nil, err
 		}
-		if port.State == verbs.PortActive {
+		if at.port.State == verbs.PortActive {
 			break
 		}
-		if int(number) >= limits.Ports {
-			return nil, fmt.Errorf("port %d of %s is %s", number, c.Name(), port.State)
+		if int(at.number) >= limits.Ports {
+			return nil, fmt.Errorf("port %d of %s is %s", at.number, c.Name(), at.port.State)
 		}
 	}
-	gids, err := c.GIDs(number)
+	gids, err := c.GIDs(at.number)
 	if err != nil {
 		return nil, err
 	}
@@ -341,17 +349,38 @@ func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
 	if index < 0 {
 		index = verbs.AnyIndex
 	}
-	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: index})
+	if at.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: index}); err != nil {
+		return nil, err
+	}
+	at.mtu = at.port.MTU
+	if most, ok := verbs.MTUOf(b.config.MTU); ok {
+		at.mtu = min(at.mtu, most)
+	}
+	return at, nil
+}
+
+// lead connects a pair with another one of the same port.
+func (b *bench) lead(pair, to *verbs.Pair, at *endpoint) error {
+	err := pair.ReadyToReceive(verbs.Route{
+		Pair: to.Number(), MTU: at.mtu, LID: at.port.LID, Port: at.number, Reads: 1, ReceiverTimer: 12,
+		Global: at.port.LinkLayer == verbs.Ethernet, GID: at.gid.GID, SourceIndex: uint8(at.gid.Index), HopLimit: 64,
+		TrafficClass: uint8(b.config.TrafficClass), ServiceLevel: uint8(b.config.ServiceLevel),
+	})
+	if err == nil {
+		err = pair.ReadyToSend(verbs.Sending{Timeout: 18, Retries: 7, ReceiverRetries: 7, Reads: 1})
+	}
+	return err
+}
+
+// connect makes the pairs, and connects them as relays do theirs.
+func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
+	at, err := b.endpoint()
 	if err != nil {
 		return nil, err
 	}
-	r.Way = fmt.Sprintf("port %d, %v, pkey index %d", number, gid, b.config.PKey)
-	mtu := port.MTU
-	if most, ok := verbs.MTUOf(b.config.MTU); ok {
-		mtu = min(mtu, most)
-	}
+	r.Way = fmt.Sprintf("port %d, %v, pkey index %d", at.number, at.gid, b.config.PKey)
 	p := &loop{}
-	if p.queue, err = c.NewQueue(2 * depth); err != nil {
+	if p.queue, err = b.context.NewQueue(2 * depth); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -365,20 +394,12 @@ func (b *bench) connect(r *launch.RDMAResult) (_ *loop, err error) {
 			return nil, err
 		}
 		p.pairs = append(p.pairs, pair)
-		if err := pair.Init(number, uint16(b.config.PKey), remote); err != nil {
+		if err := pair.Init(at.number, uint16(b.config.PKey), remote); err != nil {
 			return nil, err
 		}
 	}
 	for i, pair := range p.pairs {
-		err := pair.ReadyToReceive(verbs.Route{
-			Pair: p.pairs[1-i].Number(), MTU: mtu, LID: port.LID, Port: number, Reads: 1, ReceiverTimer: 12,
-			Global: port.LinkLayer == verbs.Ethernet, GID: gid.GID, SourceIndex: uint8(gid.Index), HopLimit: 64,
-			TrafficClass: uint8(b.config.TrafficClass), ServiceLevel: uint8(b.config.ServiceLevel),
-		})
-		if err == nil {
-			err = pair.ReadyToSend(verbs.Sending{Timeout: 18, Retries: 7, ReceiverRetries: 7, Reads: 1})
-		}
-		if err != nil {
+		if err := b.lead(pair, p.pairs[1-i], at); err != nil {
 			return nil, err
 		}
 	}

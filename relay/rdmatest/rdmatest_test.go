@@ -33,7 +33,8 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := sim.Use(dir, []sim.Device{{UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: busID, Memory: 256 << 20, Name: "Simulated GPU"}}); err != nil {
+	if err := sim.Use(dir, []sim.Device{{UUID: "GPU-5eed0000-0000-4000-8000-000000000000", BusID: busID, Memory: 256 << 20, Name: "Simulated GPU"},
+		{Index: 1, Minor: 1, UUID: "GPU-5eed0000-0000-4000-8000-000000000001", BusID: serverBusID, Memory: 256 << 20, Name: "Simulated GPU"}}); err != nil {
 		return 0, err
 	}
 	return m.Run(), nil

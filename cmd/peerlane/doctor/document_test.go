@@ -33,9 +33,8 @@ a time limit. Run it as root; it reports what it cannot see.
 - ` + "`--for gpu3`" + ` shows what touches the lane of GPU 3. The schema of ` + "`-o json`" + ` is
   [doctor.schema.json](doctor.schema.json): ` + "`lanes`" + ` are indexes of GPUs, or null for the host.
 - ` + "`--selftest`" + ` copies between the GPUs that lanes stage on, as ` + "`peerlane self-test`" + ` does.
-- ` + "`--rdma`" + ` connects two queue pairs of each lane's NIC, by the GID and partition key of relays,
-  writes and reads host memory and GPU memory by DMA-BUF and nvidia-peermem, compares each byte, and
-  reports rates under half of the estimate of ` + "`peerlane topo`" + `.
+- ` + "`--rdma`" + ` tests [GPUs with NICs](relay.md#gpus-with-nics), then each lane's NIC with host memory and
+  GPU memory by DMA-BUF and nvidia-peermem, and reports rates under half of the estimate of ` + "`peerlane topo`" + `.
 - ` + "`--connect HOST`" + ` checks two hosts (last section) while ` + "`peerlane doctor --serve`" + ` runs on the
   other, on the last port of ` + "`network.ports`" + `, until its terminal ends. It answers only holders of
   the cluster key; names, MTUs, rates and key ids are encrypted only with certificates.

@@ -180,9 +180,12 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
 	names, err := h.pairs()
+	unverified := h.unverified()
 	switch {
 	case err != nil:
 		return []Finding{unknown("host", "%s", denied(err))}
+	case len(names) == 0 && len(unverified) > 0:
+		return unverified
 	case len(names) == 0:
 		return notApplicable("lanes stage on no pair of GPUs")
 	case c.Relay.SelfTest == launch.SelfTestOff && len(h.Pairs) == 0:
@@ -217,6 +220,7 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 				p.Reason).remedy("peerlane self-test --again").touching([]int{n.GPU.Index}))
 		}
 	}
+	list = append(list, unverified...)
 	if untested > 0 {
 		list = append(list, unknown("host", "%d of %d pairs have not been tested since the host was started", untested,
 			len(names)))
@@ -226,6 +230,28 @@ func checkSelfTest(_ context.Context, h *Host) []Finding {
 
 // record returns the self-test results of this boot and driver.
 func (h *Host) record() ([]launch.Pair, error) {
+	r, err := h.selfTests()
+	if err != nil {
+		return nil, err
+	}
+	return r.Pairs, nil
+}
+
+// unverified returns a finding for each kept result of GPUs and a NIC that is not good.
+func (h *Host) unverified() (list []Finding) {
+	r, err := h.selfTests()
+	if err != nil {
+		return nil // the check of pairs reports it
+	}
+	for _, t := range r.Triples {
+		if t.Verdict != launch.VerdictGood {
+			list = append(list, tripleFinding(t))
+		}
+	}
+	return list
+}
+
+func (h *Host) selfTests() (*launch.PairRecord, error) {
 	text, err := read(h.Layout.SelfTestFile())
 	if err != nil {
 		return nil, err
@@ -245,7 +271,7 @@ func (h *Host) record() ([]launch.Pair, error) {
 	if r.Boot != boot || r.Module != module {
 		return nil, os.ErrNotExist
 	}
-	return r.Pairs, nil
+	return &r, nil
 }
 
 func checkBAR1(_ context.Context, h *Host) []Finding {

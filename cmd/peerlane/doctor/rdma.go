@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
@@ -23,6 +24,9 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 		return launch.RDMAJob{}, err
 	}
 	job := launch.RDMAJob{Verbs: c.Verbs.Launch()}
+	if job.Triples, err = selftest.PlannedTriples(p, c); err != nil {
+		return launch.RDMAJob{}, err
+	}
 	for _, n := range p.NICs {
 		nic := launch.RDMANIC{Name: n.Name}
 		for _, l := range p.Lanes {
@@ -71,6 +75,10 @@ func RDMA(results []launch.RDMAResult, failed error) Check {
 func (h *Host) rdma(results []launch.RDMAResult, failed error) []Finding {
 	var list []Finding
 	for _, r := range results {
+		if r.Triple != nil {
+			list = append(list, tripleFinding(*r.Triple))
+			continue
+		}
 		list = append(list, h.rdmaFinding(r, results))
 	}
 	if failed != nil {
@@ -80,6 +88,20 @@ func (h *Host) rdma(results []launch.RDMAResult, failed error) []Finding {
 		list = append(list, ok("host", "no lane has a NIC: there is nothing to test"))
 	}
 	return list
+}
+
+// tripleFinding judges a GPU, the GPU that has its slots and a NIC.
+func tripleFinding(t launch.Triple) Finding {
+	on := t.TripleName.String()
+	switch t.Verdict {
+	case launch.VerdictGood:
+		return ok(on, "%d rounds each way are right: %d bytes by %s", t.Rounds, t.Bytes, t.Memory).touching([]int{t.GPU.Index})
+	case launch.VerdictUntested:
+		return unknown(on, "it could not be tested: %s", t.Reason).remedy("remove the cause; until then relays bounce data of these through the host's memory").touching([]int{t.GPU.Index})
+	}
+	f := failure(on, "%s", t.Reason)
+	f.Why = "the NIC reports success and data arrives damaged; relays bounce data of these through the host's memory"
+	return f.remedy("on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the ports); update the NIC's firmware and the driver").touching([]int{t.GPU.Index})
 }
 
 func (h *Host) rdmaFinding(r launch.RDMAResult, all []launch.RDMAResult) Finding {

@@ -48,7 +48,7 @@ func TestReadMalformedSpecFails(t *testing.T) {
 		"a directory":      {func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
 		"one that waits":   {func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
 		"one without end":  {func(path string) error { return os.Symlink("/dev/zero", path) }, "no regular file"},
-		"no root":          {write(`{}`), "names no root file system"},
+		"no root":          {write(`{}`), "no root file system"},
 		"a root of lists":  {write(`{"root": {"path": []}}`), "cannot unmarshal"},
 		"an environment":   {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},
 		"arguments":        {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`), "cannot unmarshal"},

@@ -2,7 +2,7 @@
 //
 //	go run ./integration/vm/run image small full     make the images
 //	go run ./integration/vm/run test                 every case that has a place in a machine
-//	go run ./integration/vm/run test --place vm-small ./hook --run TestContainer
+//	go run ./integration/vm/run test --place vm-small ./hook --run TestContainerReachesRelay
 //	go run ./integration/vm/run shell --image full
 //
 // Run exits with 1 if tests failed, which the events report, and with 2 after any other error.

@@ -34,6 +34,16 @@ func (s *Set) NICs() string {
 	return strings.Join(slices.Compact(names), ", ")
 }
 
+// NICNames returns the names of the Set's NICs, without repetitions. Any goroutine may call it
+// once the Set is settled.
+func (s *Set) NICNames() (names []string) {
+	for _, n := range *s.registers.Load() {
+		names = append(names, n.name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // Try tells by which way the Set's NICs know memory that is made so, and of which kind that
 // has to be. What is made for it is given back. Any goroutine may call it once the Set is
 // settled. It blocks.

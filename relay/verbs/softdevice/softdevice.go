@@ -166,6 +166,29 @@ type Device struct {
 	// Holds says that what is written into a GPU's memory is in it only when the NIC itself
 	// has read of it, as a GPU allows that orders NICs' writes for nobody but itself.
 	Holds bool
+	// Fault is how a broken device treats GPUs' memory, one of Faults; none where it is empty.
+	Fault string
+	// Rate bounds what a process's requests move, bytes a second; 0 for no bound.
+	Rate uint64
+}
+
+// Faults are the values of Device.Fault. With FaultNoFlush a read brings nothing of the writes
+// before it to the GPU's memory, with FaultReorderedFlush it passes the write before it;
+// with FaultStaleRead the device sends what was in the GPU's memory at the read before; with
+// FaultLostTail some writes lack their last bytes, with FaultWrongGPU writes go to memory of
+// another GPU, with FaultTorn some leave half a cache line as it was.
+const (
+	FaultNoFlush        = "no-flush"
+	FaultReorderedFlush = "reordered-flush"
+	FaultStaleRead      = "stale-read"
+	FaultLostTail       = "lost-tail"
+	FaultWrongGPU       = "wrong-gpu"
+	FaultTorn           = "torn-64"
+)
+
+// Faults returns all values of Device.Fault.
+func Faults() []string {
+	return []string{FaultNoFlush, FaultReorderedFlush, FaultStaleRead, FaultLostTail, FaultWrongGPU, FaultTorn}
 }
 
 func (d Device) line() string {
@@ -175,10 +198,10 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s\n", d.Name, d.GUID,
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d\n", d.Name, d.GUID,
 		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
 		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"),
-		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"))
+		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate)
 }
 
 // Host is a host with such devices.
@@ -210,6 +233,20 @@ func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
 
 // Environment is what a process needs in its environment to be on this host.
 func (h Host) Environment() []string { return []string{verbs.LibraryVariable + "=" + h.Library()} }
+
+// Apart copies the library into another directory and returns the environment of a process that
+// is on this host with it: in a relay's sandbox nothing writable is executable.
+func (h Host) Apart(dir string) (environment []string, err error) {
+	text, err := os.ReadFile(h.Library())
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, LibraryName)
+	return []string{verbs.LibraryVariable + "=" + path, DirectoryVariable + "=" + h.Dir}, os.WriteFile(path, text, 0o755)
+}
+
+// DirectoryVariable names a host's directory where the library is elsewhere.
+const DirectoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
 
 // Set replaces the devices. What processes have open sees its port come and go, and its
 // address change.

@@ -1,10 +1,17 @@
-// The host: files in the directory that this library lies in.
+// The host: files in the directory that this library lies in, or in
+// PEERLANE_SOFTDEVICE_DIRECTORY.
 //
 //	devices  one a line: NAME key=value...
 //	           guid=HEX transport=IB|iWARP layer=Ethernet|InfiniBand
 //	           state=ACTIVE|DOWN lid=N address=IPV4 entry=N (of the GID table)
 //	           dmabuf=yes|no peermem=no|alloc|yes
 //	           holds=yes|no (what is written into a GPU's memory is there when it is read)
+//	           fault=none|no-flush|reordered-flush|stale-read|lost-tail|wrong-gpu|torn-64
+//	             (of writes into GPUs' memory: a read flushes nothing; a read passes the write
+//	             before it; a read of its own side brings what was there at the read before;
+//	             some writes lose their last bytes; writes go to another region; some
+//	             writes leave half a cache line as it was)
+//	           rate=BYTES (a second, of all the device's requests in the process; 0 for any)
 //	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
@@ -49,7 +56,8 @@ static void begin(void)
 	if (!dladdr(peerlane_software_device, &self))
 		return;
 	snprintf(path, sizeof path, "%s", self.dli_fname);
-	directory = open(dirname(path), O_PATH | O_DIRECTORY | O_CLOEXEC);
+	const char *elsewhere = getenv("PEERLANE_SOFTDEVICE_DIRECTORY");
+	directory = open(elsewhere ? elsewhere : dirname(path), O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (directory < 0)
 		return;
 	logging = openat(directory, "log", O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
@@ -141,6 +149,13 @@ static void describe(struct description *d, const char *key, const char *value)
 		d->resize = !strcmp(value, "yes");
 	else if (!strcmp(key, "holds"))
 		d->holds = !strcmp(value, "yes");
+	else if (!strcmp(key, "fault")) {
+		static const char *const faults[] = {"none", "no-flush", "reordered-flush", "stale-read", "lost-tail", "wrong-gpu", "torn-64"};
+		for (unsigned i = 0; i < sizeof faults / sizeof *faults; i++)
+			if (!strcmp(value, faults[i]))
+				d->fault = i;
+	} else if (!strcmp(key, "rate"))
+		d->rate = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "peermem"))
 		d->peermem = !strcmp(value, "yes") ? PEERMEM_YES : !strcmp(value, "alloc") ? PEERMEM_ALLOC : PEERMEM_NO;
 }

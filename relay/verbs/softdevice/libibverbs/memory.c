@@ -199,6 +199,8 @@ static struct held {
 	char data[];
 } *held, **last = &held;
 
+static void put_faulty(struct region *r, char *at, uint64_t offset, uint64_t n, const char *data);
+
 // settle has what is held of a region, or of all by which the same device knows the same memory,
 // be there or be lost.
 static void settle(const struct region *r, bool there)
@@ -211,11 +213,27 @@ static void settle(const struct region *r, bool there)
 			continue;
 		}
 		if (there)
-			memcpy(h->at, h->data, h->n);
+			put_faulty((struct region *)by, h->at, (uint64_t)(h->at - by->data), h->n, h->data);
 		*at = h->next;
 		free(h);
 	}
 	last = at;
+}
+
+// settle_but_last lets all writes that are held of a region through, but the newest.
+static void settle_but_last(const struct region *r)
+{
+	struct held *newest = NULL, **link = NULL;
+	for (struct held **at = &held; *at; at = &(*at)->next)
+		if ((*at)->by == r || ((*at)->by->ibv.context == r->ibv.context && (*at)->by->iova == r->iova))
+			newest = *(link = at);
+	if (!newest)
+		return;
+	*link = newest->next;
+	settle(r, true);
+	newest->next = NULL;
+	*last = newest;
+	last = &newest->next;
 }
 
 API int ibv_dereg_mr(struct ibv_mr *mr)
@@ -242,6 +260,7 @@ API int ibv_dereg_mr(struct ibv_mr *mr)
 	host_log("ibv_dereg_mr device=%s lkey=%#x gpu=%d there=%d pairs=%d = 0", of(mr->context), mr->lkey, r->gpu, there, pairs);
 	if (r->mapped)
 		munmap(r->mapped, r->mapped_bytes);
+	free(r->before);
 	free(r);
 	return 0;
 }
@@ -261,17 +280,81 @@ char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, 
 	return r ? r->data + (address - r->iova) : NULL;
 }
 
+static int fault_of(const struct region *r)
+{
+	return r->gpu ? ((struct context *)r->ibv.context)->device->described.fault : FAULT_NONE;
+}
+
+bool memory_copy(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *into)
+{
+	struct region *r = find(pd, key, false, address, n, 0);
+	if (!r)
+		return false;
+	uint64_t offset = address - r->iova;
+	if (fault_of(r) == FAULT_STALE_READ && (r->before || (r->before = calloc(1, r->ibv.length)))) {
+		memcpy(into, r->before + offset, n);
+		memcpy(r->before + offset, r->data + offset, n);
+	} else {
+		memcpy(into, r->data + offset, n);
+	}
+	return true;
+}
+
+// other is another GPU's region of the device, or another place of the same one, for writes that
+// go astray.
+static char *other(struct region *r, uint64_t offset, uint64_t n)
+{
+	for (struct region *o = regions; o; o = o->next)
+		if (o->gpu && o->data != r->data && o->ibv.context == r->ibv.context && offset + n <= o->ibv.length)
+			return o->data + offset;
+	return NULL;
+}
+
+// put writes into a GPU's memory as a broken device does.
+static void put_faulty(struct region *r, char *at, uint64_t offset, uint64_t n, const char *data)
+{
+	static unsigned writes;
+	unsigned serial = ++writes;
+	switch (fault_of(r)) {
+	case FAULT_LOST_TAIL: // in one of a few writes
+		if (serial % 61 == 0 && n > 1)
+			n -= n > 16 ? 16 : 1;
+		break;
+	case FAULT_WRONG_GPU:
+		if (!(at = other(r, offset, n)))
+			return;
+		break;
+	case FAULT_TORN: // the last half of a cache line is not there yet
+		if (serial % 61 == 0 && n >= 64) {
+			uint64_t line = (64 - (uintptr_t)at % 64) % 64;
+			if (line + 64 > n)
+				line = 0;
+			memcpy(at, data, line + 32);
+			memcpy(at + line + 64, data + line + 64, n - line - 64);
+			return;
+		}
+		break;
+	default:
+		break;
+	}
+	memcpy(at, data, n);
+}
+
 bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data)
 {
 	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE);
 	if (!r)
 		return false;
+	const struct description *d = &((struct context *)pd->context)->device->described;
 	char *at = r->data + (address - r->iova);
 	struct held *h = NULL;
-	if (r->gpu && ((struct context *)pd->context)->device->described.holds)
+	bool late = d->fault == FAULT_NO_FLUSH || d->fault == FAULT_REORDERED_FLUSH;
+	if (r->gpu && late) // a write lets those before it through
+		settle(r, true);
+	if (r->gpu && (d->holds || late))
 		h = malloc(sizeof *h + n);
 	if (!h) {
-		memcpy(at, data, n);
+		put_faulty(r, at, address - r->iova, n, data);
 		return true;
 	}
 	*h = (struct held){.by = r, .at = at, .n = n};
@@ -286,8 +369,15 @@ bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, 
 	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_READ);
 	if (!r)
 		return false;
+	int fault = fault_of(r);
+	if (fault == FAULT_REORDERED_FLUSH) { // the read is answered first
+		memcpy(data, r->data + (address - r->iova), n);
+		settle_but_last(r);
+		return true;
+	}
 	// It comes behind all that the device has written there, by whatever key.
-	settle(r, true);
+	if (fault != FAULT_NO_FLUSH)
+		settle(r, true);
 	memcpy(data, r->data + (address - r->iova), n);
 	return true;
 }

@@ -25,6 +25,9 @@ struct description {
 	uint64_t prefix;
 	uint32_t ece;
 	int entries;
+	// fault is how a broken device treats memory of GPUs; see host.c.
+	enum { FAULT_NONE, FAULT_NO_FLUSH, FAULT_REORDERED_FLUSH, FAULT_STALE_READ, FAULT_LOST_TAIL, FAULT_WRONG_GPU, FAULT_TORN } fault;
+	uint64_t rate; // bytes a second of all its writes and reads, 0 for no limit
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
 
@@ -45,6 +48,7 @@ struct context {
 	struct device *device;
 	int events[2]; // a pipe; the reading end is async_fd
 	int domains, queues, channels;
+	uint64_t due; // when the port has moved all that was posted, microseconds
 	struct context *next;
 };
 
@@ -61,6 +65,7 @@ struct region {
 	bool gpu;
 	void *mapped; // of a DMA-BUF
 	size_t mapped_bytes;
+	char *before; // of FAULT_STALE_READ: the content at the last read
 	struct region *next;
 };
 
@@ -131,6 +136,9 @@ void device_event(struct context *c, struct ibv_async_event event);
 // memory_at is where this process reaches what a key gives access to, or NULL. The lock
 // is held, and with it the memory stays.
 char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access);
+// memory_copy is what this side's NIC reads of its own memory for a request, false where it may
+// not. The lock is held.
+bool memory_copy(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *into);
 // memory_write and memory_read are what the other side's NIC does to memory: a GPU's, of a
 // device that holds, has what is written when that device next reads it. They report whether
 // the key gives access. The lock is held.

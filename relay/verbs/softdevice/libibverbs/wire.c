@@ -143,13 +143,9 @@ static int ask(struct pair *p, const struct request *r, bool corrupt)
 	pthread_mutex_lock(&lock);
 	if (r->flags & IBV_SEND_INLINE)
 		memcpy(buffer, r->inlined, r->length);
-	else if (r->length) {
-		char *data = memory_at(p->ibv.pd, r->lkey, false, r->address, r->length, reads ? IBV_ACCESS_LOCAL_WRITE : 0);
-		if (!data)
-			status = IBV_WC_LOC_PROT_ERR;
-		else if (!reads)
-			memcpy(buffer, data, r->length);
-	}
+	else if (r->length && reads ? !memory_at(p->ibv.pd, r->lkey, false, r->address, r->length, IBV_ACCESS_LOCAL_WRITE)
+				    : r->length && !memory_copy(p->ibv.pd, r->lkey, r->address, r->length, buffer))
+		status = IBV_WC_LOC_PROT_ERR;
 	pthread_mutex_unlock(&lock);
 	if (corrupt && !reads)
 		buffer[r->length / 2] ^= 1;
@@ -199,6 +195,28 @@ static int ask(struct pair *p, const struct request *r, bool corrupt)
 	return status;
 }
 
+// BURST is the time of which an idle port keeps the bytes, microseconds.
+enum { BURST = 1000 };
+
+// pace waits for a request's turn at a port with a rate: a token bucket of all its pairs.
+static void pace(struct pair *p, uint64_t bytes)
+{
+	struct context *c = p->context;
+	uint64_t rate = c->device->described.rate, now = now_us();
+	if (!rate)
+		return;
+	pthread_mutex_lock(&lock);
+	if (c->due + BURST < now)
+		c->due = now - BURST;
+	uint64_t turn = c->due;
+	c->due += bytes * 1000000 / rate;
+	pthread_mutex_unlock(&lock);
+	while (turn > now && lives(p)) {
+		usleep(turn - now > 10000 ? 10000 : (useconds_t)(turn - now));
+		now = now_us();
+	}
+}
+
 void *wire_request(void *pair)
 {
 	struct pair *p = pair;
@@ -211,6 +229,7 @@ void *wire_request(void *pair)
 		struct request r = p->sends.ring[p->sends.first];
 		pthread_mutex_unlock(&lock);
 		struct rule rule = host_script("send", p->context->device->ibv.name);
+		pace(p, r.length);
 		int status = rule.status ? rule.status : ask(p, &r, rule.corrupt);
 		pthread_mutex_lock(&lock);
 		if (p->stopping || p->ibv.state == IBV_QPS_ERR)

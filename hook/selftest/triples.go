@@ -1,0 +1,265 @@
+package selftest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/lanes"
+	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
+)
+
+// GPUs and NICs are tested together, as triples, by `peerlane-relay rdma-test` in a sandbox like
+// a relay's, with the devices of the NICs. Until the verdict a relay's data bounces through the
+// host's memory, so no client waits for the test.
+
+const (
+	// tripleTimeout limits the test of one triple, contexts and connections included.
+	tripleTimeout = 30 * time.Second
+	// portPause is the interval of looks at a port that was down.
+	portPause = time.Second
+)
+
+// Sysfs is where a Tester reads NICs and PCIe ports; tests have another.
+var Sysfs = "/sys"
+
+// setting identifies the ACS controls of all PCIe ports of the host, and with them the firmware
+// of a NIC: results of triples hold for one.
+type setting string
+
+func readSetting() setting {
+	host, err := topo.ReadSysfs(topo.Options{Sysfs: Sysfs})
+	if err != nil {
+		return "ACS unknown"
+	}
+	sum := fnv.New64a()
+	for _, p := range host.PCIePorts {
+		fmt.Fprintln(sum, p.BusID, p.ACS == nil, p.ACS)
+	}
+	return setting(fmt.Sprintf("ACS %016x of %d ports", sum.Sum64(), len(host.PCIePorts)))
+}
+
+func (s setting) of(nic string) string {
+	firmware, err := os.ReadFile(filepath.Join(Sysfs, "class/infiniband", nic, "fw_ver"))
+	version := strings.TrimSpace(string(firmware))
+	if err != nil || version == "" {
+		version = "unknown"
+	}
+	return fmt.Sprintf("firmware %.64s, %s", version, s)
+}
+
+// stale reports whether a triple is worth another test: its NIC's firmware or the host's ACS
+// controls are others, or it could not be tested some time ago.
+func (s setting) stale(t launch.Triple) bool {
+	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedTime || t.Age() < 0)
+}
+
+// UnknownTriples returns the triples that a list lacks.
+func UnknownTriples(list []launch.Triple, names []launch.TripleName) []launch.TripleName {
+	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return launch.FindTriple(list, n) != nil })
+}
+
+// KnownTriples returns the results of this boot, driver, firmware and ACS for some triples.
+func (t *Tester) KnownTriples(names []launch.TripleName) ([]launch.Triple, error) {
+	known, err := t.Known()
+	if len(known.Triples) == 0 {
+		return nil, err
+	}
+	now := readSetting()
+	return slices.DeleteFunc(known.Triples, func(k launch.Triple) bool {
+		return !slices.ContainsFunc(names, func(n launch.TripleName) bool { return launch.FindTriple([]launch.Triple{k}, n) != nil }) || now.stale(k)
+	}), err
+}
+
+// TestTriples tests triples, known ones only if again is set, keeps the results and tells of each,
+// the known ones first. A triple that cannot be tested has VerdictUntested; the error is of the
+// lock or of the file of results.
+func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, tell func(launch.Triple)) error {
+	if len(names) == 0 {
+		return nil
+	}
+	if !t.unkept {
+		held, err := t.lock(ctx)
+		if err != nil {
+			return err
+		}
+		defer held.Close()
+	}
+	kept, err := t.Known()
+	if kept.Version == 0 {
+		return err // else what was kept is damaged, and written anew
+	}
+	now := readSetting()
+	kept.Triples = slices.DeleteFunc(kept.Triples, func(k launch.Triple) bool {
+		asked := slices.ContainsFunc(names, func(n launch.TripleName) bool { return launch.FindTriple([]launch.Triple{k}, n) != nil })
+		return now.stale(k) || again && asked
+	})
+	rest := UnknownTriples(kept.Triples, names)
+	for _, n := range names {
+		if k := launch.FindTriple(kept.Triples, n); k != nil {
+			tell(*k)
+		}
+	}
+	var failed error
+	took := func(r launch.Triple) {
+		r.At, r.Setting = time.Now().Unix(), now.of(r.NIC)
+		kept.Triples = append(kept.Triples, r)
+		if failed == nil && !t.unkept {
+			failed = generation.WriteJSON(t.layout.SelfTestFile(), kept)
+		}
+		tell(r)
+	}
+	for len(rest) > 0 {
+		before := len(rest)
+		err := t.runTriples(ctx, rest, verbs, took)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if rest = UnknownTriples(kept.Triples, rest); len(rest) < before {
+			continue // one that ended the process is told of next
+		}
+		reason := "the test ended without a word"
+		if err != nil {
+			reason = err.Error()
+		}
+		took(launch.Triple{TripleName: rest[0], Verdict: launch.VerdictUntested, Reason: OneLine(reason)})
+		rest = UnknownTriples(kept.Triples, rest)
+	}
+	return failed
+}
+
+// runTriples has one process test triples, in a relay's sandbox with the NICs' devices.
+func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, tell func(launch.Triple)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*tripleTimeout+testerTimeout, errors.New("the test of GPUs and NICs takes too long"))
+	defer cancel()
+	job := launch.RDMAJob{Triples: names, Verbs: verbs}
+	text, err := json.Marshal(job)
+	if err != nil {
+		return err
+	}
+	spec := t.spec()
+	for _, n := range names {
+		nodes := sandbox.VerbsNodes(n.NIC)
+		spec.Devices = append(spec.Devices, nodes...)
+		spec.HostNetwork = spec.HostNetwork || nodes != nil
+	}
+	slices.Sort(spec.Devices)
+	spec.Devices = slices.Compact(spec.Devices)
+	return t.confined(ctx, "rdma-test", "the test of GPUs and NICs", spec, text, func(out io.Reader) error {
+		return launch.ReadRDMA(out, job, func(r launch.RDMAResult) {
+			if r.Triple != nil {
+				tell(*r.Triple)
+			}
+		})
+	})
+}
+
+// PlannedTriples returns the triples of a plan's lanes.
+func PlannedTriples(plan *topo.Plan, c config.Config) ([]launch.TripleName, error) {
+	var list []launch.TripleName
+	for _, l := range plan.Lanes {
+		if !l.Relay && l.Kind != topo.KindDirect {
+			continue
+		}
+		planned, err := lanes.Find(plan, []string{"@" + l.GPU})
+		if err != nil {
+			return nil, err
+		}
+		lanes.AddSpares(plan, planned, c.Plan.Exclude.Pairs)
+		for _, n := range launch.StagingTriples(planned) {
+			if !slices.Contains(list, n) {
+				list = append(list, n)
+			}
+		}
+	}
+	return list, nil
+}
+
+// TriplesOf returns the results of the generation's lanes, and for triples without a result the
+// reason.
+func TriplesOf(g *generation.Generation, l paths.Layout) ([]launch.Triple, error) {
+	list := []launch.Triple{}
+	names := PossibleTriples(g)
+	reason := "not tested yet: data bounces through the host's memory until the verdict"
+	var known []launch.Triple
+	var err error
+	if mode := g.Config.SelfTest; mode == "" || mode == launch.SelfTestOff {
+		reason = `not tested: relay.self_test is "off"`
+	} else {
+		known, err = OfGeneration(g, l).KnownTriples(names)
+	}
+	for _, n := range names {
+		k := launch.FindTriple(known, n)
+		if k == nil {
+			k = &launch.Triple{TripleName: n, Verdict: launch.VerdictUntested, Reason: reason}
+		}
+		list = append(list, *k)
+	}
+	return list, err
+}
+
+// PossibleTriples returns the triples of the generation's lanes: none if its relay uses no RDMA, or no
+// NIC of them is an RDMA device.
+func PossibleTriples(g *generation.Generation) []launch.TripleName {
+	c := g.Config
+	if c.Verbs == nil || c.Transport != launch.TransportAuto && c.Transport != launch.TransportVerbs {
+		return nil
+	}
+	software := slices.ContainsFunc(g.Relay.Environment, func(e string) bool { return strings.HasPrefix(e, generation.VerbsVariable+"=") })
+	return slices.DeleteFunc(launch.StagingTriples(c.Lanes), func(n launch.TripleName) bool { return !software && sandbox.VerbsNodes(n.NIC) == nil })
+}
+
+// TestUntilUp tests triples, and those again whose NIC's port was down and is active now.
+func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs, found chan<- launch.Triple) error {
+	again := false
+	for {
+		var down []launch.TripleName
+		err := tester.TestTriples(ctx, names, verbs, again, func(t launch.Triple) {
+			if t.Verdict == launch.VerdictUntested && portDown(t.NIC) {
+				down = append(down, t.TripleName)
+			}
+			select {
+			case found <- t:
+			case <-ctx.Done():
+			}
+		})
+		if err != nil && !errors.Is(err, generation.ErrLocked) || err == nil && len(down) == 0 {
+			return err
+		}
+		for wait := true; wait && err == nil; wait = !slices.ContainsFunc(down, func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(portPause):
+			}
+		}
+		if err == nil {
+			names, again = down, true
+		}
+	}
+}
+
+// portDown reports whether no port of a NIC is active (/sys/class/infiniband/NIC/ports/N/state).
+func portDown(nic string) bool {
+	states, err := filepath.Glob(filepath.Join(Sysfs, "class/infiniband", nic, "ports/*/state"))
+	if err != nil || len(states) == 0 {
+		return false
+	}
+	return !slices.ContainsFunc(states, func(path string) bool {
+		text, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(text), "ACTIVE")
+	})
+}

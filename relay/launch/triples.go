@@ -1,0 +1,138 @@
+package launch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// A triple is tested before a lane's data goes by a NIC through a GPU's memory: the NIC
+// writes into memory that is allocated and registered as slots are, and the client's GPU copies
+// it out; the client's GPU copies into it, and the NIC reads it. `peerlane-relay rdma-test`
+// tests triples, in a sandbox as a relay's.
+
+// TripleName is a client's GPU, the GPU that has the memory, which may be the same one, and a
+// NIC that reads and writes the memory.
+type TripleName struct {
+	PairName
+	NIC string `json:"nic"`
+}
+
+func (n TripleName) String() string {
+	if sameGPU(n.GPU, n.Server) {
+		return fmt.Sprintf("GPU %d (%s) and %s", n.GPU.Index, n.GPU.BusID, n.NIC)
+	}
+	return fmt.Sprintf("%v and %s", n.PairName, n.NIC)
+}
+
+func (n TripleName) sameTriple(o TripleName) bool { return n.NIC == o.NIC && n.same(o.PairName) }
+
+// Triple is the result of a triple's test.
+type Triple struct {
+	TripleName
+	// Verdict is VerdictGood, VerdictWrong or VerdictUntested.
+	Verdict string `json:"verdict"`
+	Reason  string `json:"reason,omitempty"` // unless it is good
+	// Memory is how the NIC knows the memory, one of Memory*.
+	Memory string `json:"memory,omitempty"`
+	// Flushed says that the NIC flushed its writes before each copy, as relays' NICs do for
+	// this memory.
+	Flushed bool `json:"flushed,omitempty"`
+	// Rounds is the number of rounds there and back, Bytes what was compared in them.
+	Rounds int    `json:"rounds"`
+	Bytes  uint64 `json:"bytes"`
+	// Setting identifies firmware of the NIC and routing of peer-to-peer requests (ACS) at the
+	// time of the test; another one invalidates the result.
+	Setting string `json:"setting,omitempty"`
+	// Milliseconds is the test's duration, and At its time, Unix seconds.
+	Milliseconds int64 `json:"milliseconds"`
+	At           int64 `json:"at"`
+}
+
+// Age returns the time since the test.
+func (t *Triple) Age() time.Duration { return time.Since(time.Unix(t.At, 0)) }
+
+// Check returns an error for values that no test can have found.
+func (t Triple) Check() error {
+	if err := (Pair{PairName: t.PairName, Verdict: VerdictGood, Bytes: t.Bytes, Milliseconds: t.Milliseconds, At: t.At}).Check(); err != nil {
+		return err
+	}
+	if t.NIC == "" || len(t.NIC) > maxNICName || strings.ContainsFunc(t.NIC, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
+		return fmt.Errorf("NIC %.40q", t.NIC)
+	}
+	if !slices.Contains([]string{VerdictGood, VerdictWrong, VerdictUntested}, t.Verdict) {
+		return fmt.Errorf("verdict %.40q", t.Verdict)
+	}
+	for _, text := range []string{t.Reason, t.Setting} {
+		if len(text) > maxReason || strings.ContainsFunc(text, unicode.IsControl) {
+			return fmt.Errorf("a text of %d bytes, or with control characters", len(text))
+		}
+	}
+	if (t.Reason == "") != (t.Verdict == VerdictGood) {
+		return fmt.Errorf("verdict %s with the reason %.60q", t.Verdict, t.Reason)
+	}
+	if !slices.Contains([]string{"", MemoryDMABuf, MemoryPeermem}, t.Memory) || t.Rounds < 0 || t.Rounds > 1<<30 {
+		return fmt.Errorf("memory %.40q and %d rounds", t.Memory, t.Rounds)
+	}
+	return nil
+}
+
+// maxNICName is the longest name of an RDMA device (IB_DEVICE_NAME_MAX of the kernel).
+const maxNICName = 64
+
+// FindTriple returns the entry of a triple in a list, nil for none.
+func FindTriple(list []Triple, name TripleName) *Triple {
+	if i := slices.IndexFunc(list, func(t Triple) bool { return t.sameTriple(name) }); i >= 0 {
+		return &list[i]
+	}
+	return nil
+}
+
+// StagingTriples returns the triples by which data of a container's lanes can go: each server of
+// a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
+// the other lanes; then spares with the lane's NICs.
+func StagingTriples(lanes []Lane) []TripleName {
+	var list []TripleName
+	add := func(gpu, server GPU, nics []string) {
+		for _, nic := range nics {
+			n := TripleName{PairName{gpu, server}, nic}
+			if !slices.ContainsFunc(list, n.sameTriple) {
+				list = append(list, n)
+			}
+		}
+	}
+	for _, l := range lanes {
+		switch {
+		case l.Relay:
+			for _, server := range l.Servers {
+				add(l.GPU, server, l.NICs)
+			}
+		case l.Direct:
+			add(l.GPU, l.GPU, l.NICs)
+		}
+	}
+	// Another relay picks the NIC by which data comes.
+	for _, l := range lanes {
+		for _, other := range lanes {
+			switch {
+			case l.Relay:
+				for _, server := range l.Servers {
+					add(l.GPU, server, other.NICs)
+				}
+			case l.Direct:
+				add(l.GPU, l.GPU, other.NICs)
+			}
+		}
+	}
+	for _, l := range lanes {
+		if !l.Relay {
+			continue
+		}
+		for _, spare := range l.Spares {
+			add(l.GPU, spare.GPU, l.NICs)
+		}
+	}
+	return list
+}

@@ -1,0 +1,53 @@
+package relay
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/peerlane/peerlane/relay/launch"
+)
+
+// Data goes by NICs through a GPU's memory once the supervisor's test of these GPUs and NICs has
+// found it right (launch.Triple); before, and else, it bounces through the host's memory. Like
+// the verdicts on pairs, those on triples come from the supervisor.
+
+// verifiedMode reports whether a configuration asks for verdicts on triples.
+func verifiedMode(c launch.Config) bool {
+	return c.SelfTest != "" && c.SelfTest != launch.SelfTestOff
+}
+
+// unverified returns the reason why NICs may not access memory of a GPU for a lane; empty where
+// the test of each has passed.
+func (l *lane) unverified(config launch.Config, on launch.GPU, nics []string) string {
+	if !verifiedMode(config) {
+		return ""
+	}
+	for _, nic := range nics {
+		name := launch.TripleName{PairName: launch.PairName{GPU: l.spec.GPU, Server: on}, NIC: nic}
+		switch t := launch.FindTriple(config.Triples, name); {
+		case t == nil:
+			return fmt.Sprintf("%v are not verified yet: their test has not ended", name)
+		case t.Verdict == launch.VerdictUntested:
+			return fmt.Sprintf("%v could not be verified: %s", name, t.Reason)
+		case t.Verdict != launch.VerdictGood:
+			return fmt.Sprintf("%v failed their test: %s", name, t.Reason)
+		}
+	}
+	return ""
+}
+
+// carriers returns the NICs of a Set that data of the lane may go by. Another relay picks the NIC
+// by which data comes; data leaves by the lane's NICs where the Set has one of them.
+func (l *lane) carriers(all []string, sends bool) []string {
+	own := slices.DeleteFunc(slices.Clone(all), func(nic string) bool { return !slices.Contains(l.spec.NICs, nic) })
+	if sends && len(own) > 0 {
+		return own
+	}
+	return all
+}
+
+// configured returns the configuration; ok is false while the relay ends. It may block.
+func (r *Relay) configured() (config launch.Config, ok bool) {
+	ok = r.loop.Call(func() { config = r.config })
+	return config, ok
+}
