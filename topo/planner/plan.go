@@ -66,21 +66,21 @@ type Config struct {
 
 // GDRPolicy limits the paths over which a NIC may reach the memory of a GPU directly.
 type GDRPolicy struct {
-	// MaxPath is the farthest path over which a NIC reads and writes the memory of a GPU directly:
-	// PIX, PXB, P2C, PHB, NODE or SYS. Up to MaxPath, the GPU is *near*, the lane is direct, and
+	// The farthest path over which a NIC reads and writes the memory of a GPU directly:
+	// PIX, PXB, P2C, PHB, NODE or SYS. Up to that path, the GPU is *near*, the lane is direct, and
 	// the GPU can serve far GPUs.
 	MaxPath topo.PathType `toml:"max_path"`
-	// NICs overrides MaxPath for single NICs, by name: `mlx5_0 = "PHB"`.
+	// The farthest path of single NICs, by name: `mlx5_0 = "PHB"`.
 	NICs map[string]topo.PathType `toml:"nics,omitempty"`
 }
 
 // Exclude names the devices and pairs of devices that only assigned lanes may use.
 type Exclude struct {
-	// GPUs get no lane and serve no lane, by index, UUID or PCI address.
+	// GPUs that get no lane and serve no lane, by index, UUID or PCI address.
 	GPUs []string `toml:"gpus,omitempty"`
-	// NICs carry no lane, by name.
+	// NICs that carry no lane, by name.
 	NICs []string `toml:"nics,omitempty"`
-	// Pairs of devices do not work together: `["3", "mlx5_0"]` keeps the lane of GPU 3 from mlx5_0,
+	// Pairs of devices that do not work together: `["3", "mlx5_0"]` keeps the lane of GPU 3 from mlx5_0,
 	// and `["3", "1"]` keeps GPU 3 from serving GPU 1, and GPU 1 from serving GPU 3.
 	Pairs [][]string `toml:"pairs,omitempty"`
 }
@@ -123,15 +123,15 @@ func (c StagingConfig) bytesOn(l *Lane, server string) uint64 {
 
 // Assignment is a lane that the configuration sets.
 type Assignment struct {
-	// GPU is an index, a UUID or a PCI address.
+	// The GPU: an index, a UUID or a PCI address.
 	GPU string `json:"gpu" toml:"gpu"`
-	// Kind is direct, staged or bounce. The default with servers is staged. The default without
+	// The kind of lane: direct, staged or bounce. The default with servers is staged. The default without
 	// servers is direct if the GPU is near an assigned NIC, and bounce otherwise.
 	Kind string `json:"kind,omitempty" toml:"kind,omitempty"`
-	// Servers are the GPUs to stage on, by index, UUID or PCI address. The default of a staged lane
+	// The GPUs to stage on, by index, UUID or PCI address. The default of a staged lane
 	// is the GPUs near the first NIC.
 	Servers []string `json:"servers" toml:"servers,omitempty"`
-	// NICs are names. A NIC outside the topology, such as an emulated NIC, is allowed. The default
+	// The NICs, by name. A NIC outside the topology, such as an emulated NIC, is allowed. The default
 	// is the NIC nearest to the first server.
 	NICs []string `json:"nics" toml:"nics,omitempty"`
 }
