@@ -111,7 +111,7 @@ again = -flaky integration/flaky.txt $(if $(AGAIN),-again '$(1)')
 confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
 host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
-longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo ./cmd/peerlane/doctor ./relay/nccl
+longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl
 # Packages whose own code starts no goroutine, or whose tests run Peerlane's programs as
 # processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
@@ -359,7 +359,7 @@ HOSTS ?= 10000
 
 .PHONY: soak-plan
 soak-plan: ## plan made hosts of up to 256 GPUs and NICs, and hold the plans against the optimum and NCCL (HOSTS=10000)
-	@PEERLANE_TEST_PLAN_HOSTS=$(HOSTS) $(GO) test -count=1 -v -timeout 4h -run '^TestPlan(OfAny|ByColumns|BeatsEvery)' ./topo
+	@PEERLANE_TEST_PLAN_HOSTS=$(HOSTS) $(GO) test -count=1 -v -timeout 4h -run '^TestPlan(OfAny|ByColumns|BeatsEvery)' ./topo/planner
 
 .PHONY: sanitize
 sanitize: ## the C library's tests in full: address, undefined behaviour and thread sanitizer, and the race detector on relays

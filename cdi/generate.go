@@ -16,6 +16,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // The kinds of device.
@@ -69,7 +70,7 @@ func hookEnv(processors int) []string {
 
 // Generate returns the specifications of a plan: KindLane, and if the tenancy permits, KindGPU
 // when the nodes of a GPU are known, and KindNIC when a NIC exists.
-func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
+func Generate(plan *planner.Plan, o Options) ([]*specs.Spec, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
 		return nil, err
@@ -102,7 +103,7 @@ func Generate(plan *topo.Plan, o Options) ([]*specs.Spec, error) {
 // Notes explains the specifications of a plan to an administrator: the access that gpu= and nic=
 // give away, the registration of GPU memory where a better way exists, and the devices and
 // libraries that the host does not offer, with the reason.
-func Notes(plan *topo.Plan, o Options) ([]string, error) {
+func Notes(plan *planner.Plan, o Options) ([]string, error) {
 	g, err := newGenerator(plan, o)
 	if err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ func Notes(plan *topo.Plan, o Options) ([]string, error) {
 }
 
 type generator struct {
-	plan    *topo.Plan
+	plan    *planner.Plan
 	o       Options
 	tenancy string
 	gpus    map[string]topo.GPU // by PCI address
@@ -142,7 +143,7 @@ type generator struct {
 	peermem   Peermem
 }
 
-func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
+func newGenerator(plan *planner.Plan, o Options) (*generator, error) {
 	if !filepath.IsAbs(o.HookPath) {
 		return nil, fmt.Errorf(
 			"generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places that an image may choose",
@@ -184,7 +185,7 @@ func newGenerator(plan *topo.Plan, o Options) (*generator, error) {
 
 // offered returns the lanes that become devices of a kind, ordered by GPU index, and a sentence
 // for every other lane.
-func (g *generator) offered(kind string) (lanes []topo.Lane, missing []string) {
+func (g *generator) offered(kind string) (lanes []planner.Lane, missing []string) {
 	for _, lane := range g.plan.Lanes {
 		if err := g.refusal(kind, lane); err != nil {
 			missing = append(missing, fmt.Sprintf("%s=%d is not offered: %v", kind, g.gpus[lane.GPU].Index, err))
@@ -192,15 +193,15 @@ func (g *generator) offered(kind string) (lanes []topo.Lane, missing []string) {
 		}
 		lanes = append(lanes, lane)
 	}
-	slices.SortFunc(lanes, func(a, b topo.Lane) int {
+	slices.SortFunc(lanes, func(a, b planner.Lane) int {
 		return cmp.Compare(g.gpus[a.GPU].Index, g.gpus[b.GPU].Index)
 	})
 	return lanes, missing
 }
 
 // refusal says why a lane is no device of a kind.
-func (g *generator) refusal(kind string, lane topo.Lane) error {
-	if lane.Role == topo.RoleRefused {
+func (g *generator) refusal(kind string, lane planner.Lane) error {
+	if lane.Role == planner.RoleRefused {
 		return errors.New(lane.Reason)
 	}
 	if kind == KindLane {
@@ -230,7 +231,7 @@ func (g *generator) nothing() error {
 	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))
 }
 
-func (g *generator) spec(kind string, lanes []topo.Lane) *specs.Spec {
+func (g *generator) spec(kind string, lanes []planner.Lane) *specs.Spec {
 	spec := &specs.Spec{Kind: kind, ContainerEdits: g.commonEdits(kind)}
 	for _, lane := range lanes {
 		edits := g.deviceEdits(kind, lane)
@@ -270,7 +271,7 @@ func finish(spec *specs.Spec) error {
 
 // membersOf returns the offered lanes of a group. The second result reports whether every lane of the
 // group is offered: a group that lacks a lane is not offered.
-func membersOf(group topo.Group, offered []topo.Lane) (members []topo.Lane, whole bool) {
+func membersOf(group planner.Group, offered []planner.Lane) (members []planner.Lane, whole bool) {
 	for _, lane := range offered {
 		if slices.Contains(group.GPUs, lane.GPU) {
 			members = append(members, lane)
@@ -327,7 +328,7 @@ func (g *generator) registration() string {
 }
 
 // deviceEdits returns the edits of the device of these lanes.
-func (g *generator) deviceEdits(kind string, lanes ...topo.Lane) specs.ContainerEdits {
+func (g *generator) deviceEdits(kind string, lanes ...planner.Lane) specs.ContainerEdits {
 	option := "--lane"
 	if kind == KindGPU {
 		option = "--gpu"
@@ -358,7 +359,7 @@ func (g *generator) hook(at, command string, args ...string) *specs.Hook {
 // addNodes adds the nodes of the GPUs, server GPUs and NICs of the lanes, without duplicates.
 // Containers import memory from server GPUs and do not compute on server GPUs, so
 // CUDA_VISIBLE_DEVICES hides them; importing memory works under the variable.
-func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []topo.Lane) {
+func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []planner.Lane) {
 	var clients, gpus, uverbs []string
 	for _, lane := range lanes {
 		clients = append(clients, g.gpus[lane.GPU].UUID)

@@ -14,28 +14,29 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // testPlan has a near GPU, a far GPU that the near GPU serves, and a refused GPU.
-func testPlan() *topo.Plan {
-	return &topo.Plan{
-		Version: topo.PlanVersion,
+func testPlan() *planner.Plan {
+	return &planner.Plan{
+		Version: planner.Version,
 		GPUs: []topo.GPU{
 			{Index: 0, UUID: "GPU-00000000-0000-0000-0000-000000000000", BusID: "0000:17:00.0", Minor: 0},
 			{Index: 1, UUID: "GPU-11111111-1111-1111-1111-111111111111", BusID: "0000:2a:00.0", Minor: 5},
 			{Index: 2, UUID: "GPU-22222222-2222-2222-2222-222222222222", BusID: "0000:3b:00.0", Minor: 2, MIG: true},
 		},
 		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:18:00.0", Uverbs: "uverbs3"}},
-		Lanes: []topo.Lane{
-			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+		Lanes: []planner.Lane{
+			{GPU: "0000:17:00.0", Role: planner.RoleNear, NICs: []string{"mlx5_0"}},
 			{
 				GPU:     "0000:2a:00.0",
-				Role:    topo.RoleFar,
+				Role:    planner.RoleFar,
 				Relay:   true,
 				Servers: []string{"0000:17:00.0"},
 				NICs:    []string{"mlx5_0"},
 			},
-			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
+			{GPU: "0000:3b:00.0", Role: planner.RoleRefused, Reason: "MIG is on"},
 		},
 	}
 }
@@ -178,13 +179,13 @@ func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 func TestGenerateTenancyLimitsDevices(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		edit  func(*topo.Plan, *Options)
+		edit  func(*planner.Plan, *Options)
 		want  map[string][]string // device names by kind, without all
 		notes []string            // substrings
 	}{
 		{
 			name: "one tenant",
-			edit: func(*topo.Plan, *Options) {},
+			edit: func(*planner.Plan, *Options) {},
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
@@ -194,7 +195,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 		},
 		{
 			name: "several tenants get no device nodes",
-			edit: func(_ *topo.Plan, o *Options) { o.Tenancy = config.TenancyMulti },
+			edit: func(_ *planner.Plan, o *Options) { o.Tenancy = config.TenancyMulti },
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 			},
@@ -202,7 +203,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 		},
 		{
 			name: "a server GPU whose node is unknown takes its clients' gpu= with it",
-			edit: func(p *topo.Plan, _ *Options) { p.GPUs[0].Minor = -1 },
+			edit: func(p *planner.Plan, _ *Options) { p.GPUs[0].Minor = -1 },
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindNIC:  {"mlx5_0", "0000:18:00.0"},
@@ -211,7 +212,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 		},
 		{
 			name: "without a driver there is no UUID to name a GPU by",
-			edit: func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = "" },
+			edit: func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = "" },
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0"},
@@ -221,7 +222,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 		},
 		{
 			name: "a NIC of one PCI address with another, without a node, without RDMA, with an odd name",
-			edit: func(p *topo.Plan, _ *Options) {
+			edit: func(p *planner.Plan, _ *Options) {
 				p.NICs = append(p.NICs, topo.NIC{Name: "mlx5_1", BusID: p.NICs[0].BusID, Uverbs: "uverbs4"}, topo.NIC{Name: "mlx5_2"},
 					topo.NIC{Name: "eth0", Ethernet: true}, topo.NIC{Name: "all", Uverbs: "uverbs5"}, topo.NIC{Name: "a b", Uverbs: "uverbs6"},
 					topo.NIC{Name: "mlx5_3", Uverbs: "uverbs7", Management: true, Reason: "it is a management bridge of NVSwitches"})
@@ -235,7 +236,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 		},
 		{
 			name: "GPU memory that no NIC reaches",
-			edit: func(_ *topo.Plan, o *Options) { o.Proc = procfs(t, "", "") },
+			edit: func(_ *planner.Plan, o *Options) { o.Proc = procfs(t, "", "") },
 			want: map[string][]string{
 				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
@@ -291,16 +292,16 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 func TestPlansThatMakeNoSpecification(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		edit func(*topo.Plan, *Options)
+		edit func(*planner.Plan, *Options)
 		want string
 	}{
-		{"no GPU", func(p *topo.Plan, _ *Options) { *p = topo.Plan{} }, "there is no NVIDIA GPU"},
-		{"every GPU refused", func(p *topo.Plan, _ *Options) { p.Lanes = p.Lanes[2:] }, "peerlane.dev/lane=2 is not offered: MIG is on"},
-		{"a hook that is looked up", func(_ *topo.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},
-		{"an unknown tenancy", func(_ *topo.Plan, o *Options) { o.Tenancy = "double" }, `tenancy "double" is neither`},
-		{"a server that is not listed", func(p *topo.Plan, _ *Options) { p.GPUs = p.GPUs[1:] }, "names GPU 0000:17:00.0, which the plan does not list"},
-		{"one UUID twice", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, "two devices of the plan are named GPU-00000000"},
-		{"a name that CDI does not allow", func(p *topo.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" }, `device name "GPU=1"`},
+		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} }, "there is no NVIDIA GPU"},
+		{"every GPU refused", func(p *planner.Plan, _ *Options) { p.Lanes = p.Lanes[2:] }, "peerlane.dev/lane=2 is not offered: MIG is on"},
+		{"a hook that is looked up", func(_ *planner.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},
+		{"an unknown tenancy", func(_ *planner.Plan, o *Options) { o.Tenancy = "double" }, `tenancy "double" is neither`},
+		{"a server that is not listed", func(p *planner.Plan, _ *Options) { p.GPUs = p.GPUs[1:] }, "names GPU 0000:17:00.0, which the plan does not list"},
+		{"one UUID twice", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, "two devices of the plan are named GPU-00000000"},
+		{"a name that CDI does not allow", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" }, `device name "GPU=1"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			plan, o := testPlan(), testOptions(t)
@@ -315,7 +316,7 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 
 func TestGroupsAreDevices(t *testing.T) {
 	plan := testPlan()
-	plan.Groups = []topo.Group{
+	plan.Groups = []planner.Group{
 		{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}},
 		{Name: "rest", GPUs: []string{"0000:3b:00.0"}},
 	}
@@ -345,7 +346,7 @@ func TestGroupsAreDevices(t *testing.T) {
 	if !strings.Contains(strings.Join(notes, "\n"), KindLane+"=rest is not offered") {
 		t.Errorf("notes %q", notes)
 	}
-	plan.Groups = []topo.Group{{Name: "1", GPUs: []string{"0000:17:00.0"}}}
+	plan.Groups = []planner.Group{{Name: "1", GPUs: []string{"0000:17:00.0"}}}
 	if _, err := Generate(plan, o); err == nil || !strings.Contains(err.Error(), "named 1") {
 		t.Errorf("a group that is named as a GPU: %v", err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Install locks the layout, calls read to read the host, and installs the plan and specifications
@@ -19,7 +19,7 @@ import (
 // changes that it would make.
 func (i Installation) Install(
 	dry bool,
-	read func() (*topo.Plan, []*specs.Spec, error),
+	read func() (*planner.Plan, []*specs.Spec, error),
 ) (changes []Change, err error) {
 	if !dry {
 		held, err := Hold(i.Layout)
@@ -47,7 +47,7 @@ func (i Installation) Remove(dry bool) ([]Change, error) {
 		}
 		return i.Apply()
 	}
-	return i.Install(dry, func() (*topo.Plan, []*specs.Spec, error) { return nil, nil, nil })
+	return i.Install(dry, func() (*planner.Plan, []*specs.Spec, error) { return nil, nil, nil })
 }
 
 // Refreshed is the result of a refresh.
@@ -67,14 +67,14 @@ type Refreshed struct {
 func (i Installation) Refresh(
 	dry bool,
 	all []string,
-	read func() (*topo.Plan, Options, error),
+	read func() (*planner.Plan, Options, error),
 ) (r Refreshed, err error) {
 	if len(i.Dirs) == 0 {
 		if i.Dirs, err = InUse(all); err != nil {
 			return r, err
 		}
 	}
-	r.Changes, err = i.Install(dry, func() (*topo.Plan, []*specs.Spec, error) {
+	r.Changes, err = i.Install(dry, func() (*planner.Plan, []*specs.Spec, error) {
 		plan, o, err := read()
 		if err != nil {
 			return nil, nil, err
@@ -105,15 +105,15 @@ var errKept = errors.New("kept")
 const generating = "generating a CDI specification: "
 
 // Offers says whether a plan has a lane for anybody.
-func Offers(plan *topo.Plan) bool {
-	return slices.ContainsFunc(plan.Lanes, func(l topo.Lane) bool { return l.Role != topo.RoleRefused })
+func Offers(plan *planner.Plan) bool {
+	return slices.ContainsFunc(plan.Lanes, func(l planner.Lane) bool { return l.Role != planner.RoleRefused })
 }
 
 // early returns the reason why the host cannot be read yet: early in a boot the GPUs exist
 // without NVIDIA's driver, so that their names and nodes are unknown. The files that an earlier
 // refresh installed for the same GPUs are still right.
-func (i Installation) early(live *topo.Plan) string {
-	installed, err := topo.ReadPlan(i.Layout.PlanFile())
+func (i Installation) early(live *planner.Plan) string {
+	installed, err := planner.Read(i.Layout.PlanFile())
 	if err != nil || len(live.GPUs) == 0 {
 		return ""
 	}
@@ -131,7 +131,7 @@ func (i Installation) early(live *topo.Plan) string {
 			return ""
 		}
 	}
-	addresses := func(p *topo.Plan) []string {
+	addresses := func(p *planner.Plan) []string {
 		var all []string
 		for _, g := range p.GPUs {
 			all = append(all, g.BusID)

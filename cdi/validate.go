@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Drift is one difference between the installed files and the host.
@@ -76,11 +77,11 @@ type Validator struct {
 	Files []File
 	// Live is the present plan of the host. Options are the options of its specifications; an
 	// empty HookPath means the hook of the installed specifications.
-	Live    *topo.Plan
+	Live    *planner.Plan
 	Options Options
 
 	drift []Drift
-	old   *topo.Plan // the installed plan; nil if unreadable
+	old   *planner.Plan // the installed plan; nil if unreadable
 }
 
 // Validate returns the drift, empty if the installed files fit. Validate returns an error if the
@@ -154,7 +155,7 @@ func (v *Validator) hookInFiles() string {
 // readPlan reads the installed plan, and reports defects of the file.
 func (v *Validator) readPlan() (err error) {
 	path := v.Layout.PlanFile()
-	v.old, err = topo.ReadPlan(path)
+	v.old, err = planner.Read(path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return err
@@ -555,7 +556,7 @@ func (v *Validator) checkGPUs() {
 				was.index,
 			)
 		}
-		if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == topo.RoleRefused {
+		if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == planner.RoleRefused {
 			v.add(driftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
 		}
 	}
@@ -564,7 +565,7 @@ func (v *Validator) checkGPUs() {
 	}
 	for _, lane := range v.Live.Lanes {
 		gpu, err := v.Live.GPU(lane.GPU)
-		if err != nil || lane.Role == topo.RoleRefused || known[gpu.BusID] || gpu.UUID != "" && known[gpu.UUID] {
+		if err != nil || lane.Role == planner.RoleRefused || known[gpu.BusID] || gpu.UUID != "" && known[gpu.UUID] {
 			continue
 		}
 		v.add(

@@ -20,7 +20,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/peerlane/peerlane/config/paths"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Format is the form of a file of specifications. Engines read both.
@@ -104,7 +104,7 @@ type Installation struct {
 	Format Format
 	// Plan and Specs are the content to install. A nil Plan removes the plan; empty Specs remove
 	// the files of Peerlane.
-	Plan  *topo.Plan
+	Plan  *planner.Plan
 	Specs []*specs.Spec
 }
 
@@ -122,7 +122,7 @@ type Change struct {
 	// replaces is the file of the other format that this file replaces; empty for none.
 	replaces string
 	format   Format
-	plan     *topo.Plan
+	plan     *planner.Plan
 }
 
 // Diff is the change as a unified diff; empty where only mode or owner change.
@@ -216,7 +216,7 @@ func (i Installation) planChange() (*Change, error) {
 
 // settled returns a copy of the plan without values that change from moment to moment: an idle
 // GPU lowers the speed of its link.
-func settled(p *topo.Plan) *topo.Plan {
+func settled(p *planner.Plan) *planner.Plan {
 	s := *p
 	s.GPUs, s.NICs = slices.Clone(p.GPUs), slices.Clone(p.NICs)
 	for i := range s.GPUs {

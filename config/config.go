@@ -22,16 +22,17 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network/address"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Config is the content of the file. The comments of the fields are the text of
 // docs/configuration.md.
 type Config struct {
-	Hook    Hook           `toml:"hook"`
-	Relay   Relay          `toml:"relay"`
-	GDR     topo.GDRPolicy `toml:"gdr"`
-	Plan    Plan           `toml:"plan"`
-	Staging Staging        `toml:"staging"`
+	Hook    Hook              `toml:"hook"`
+	Relay   Relay             `toml:"relay"`
+	GDR     planner.GDRPolicy `toml:"gdr"`
+	Plan    Plan              `toml:"plan"`
+	Staging Staging           `toml:"staging"`
 	// GPUs that containers ask for together, by index, UUID or PCI address:
 	// `half0 = ["0", "1", "2", "3"]` makes the device `peerlane.dev/gpu=half0`, and
 	// `peerlane.dev/lane=half0`.
@@ -110,8 +111,8 @@ type Plan struct {
 	// without a key has its position among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
 	// A lane in place of the lane that topology and estimate give.
-	Lanes   []topo.Assignment `toml:"lane,omitempty"`
-	Exclude topo.Exclude      `toml:"exclude"`
+	Lanes   []planner.Assignment `toml:"lane,omitempty"`
+	Exclude planner.Exclude      `toml:"exclude"`
 }
 
 // Staging limits the memory of server GPUs that relays use.
@@ -504,7 +505,7 @@ func Default() Config {
 			Reserve: launch.ReserveAttach, CUDAIPC: CUDAIPCNever, Events: EventsTimeline, Limits: defaultLimits(),
 			Memory: 64 << 30, CPUs: 16, Tasks: 4096,
 		},
-		GDR:     topo.GDRPolicy{MaxPath: topo.PXB},
+		GDR:     planner.GDRPolicy{MaxPath: topo.PXB},
 		CDI:     CDI{Tenancy: TenancySingle},
 		Log:     Log{Format: LogText},
 		Plan:    Plan{Near: "auto"},
@@ -533,11 +534,11 @@ func defaultLimits() Limits {
 	}
 }
 
-// Planning returns the configuration for topo.MakePlan.
-func (c Config) Planning() topo.PlanConfig {
-	p := topo.PlanConfig{
+// Planning returns the configuration for planner.Make.
+func (c Config) Planning() planner.Config {
+	p := planner.Config{
 		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
-		Staging: topo.StagingConfig{
+		Staging: planner.StagingConfig{
 			Slots: c.Relay.Slots, SlotBytes: uint64(c.Relay.SlotSize), Limit: (*uint64)(c.Staging.Limit), GPUs: map[string]uint64{},
 		},
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func load(t *testing.T, text string) (config.Config, string, error) {
@@ -144,15 +145,15 @@ data_direct = false
 			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"}, SandboxWrite: []string{"/dev/shm"},
 			Memory: 8 << 30, CPUs: 4, Tasks: 512,
 		},
-		GDR: topo.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
+		GDR: planner.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
 		Plan: config.Plan{
 			Near: "direct", Software: true, VirtualFunctions: true, Rails: map[string]int{"mlx5_1": 3},
-			Exclude: topo.Exclude{
+			Exclude: planner.Exclude{
 				GPUs:  []string{"7"},
 				NICs:  []string{"mlx5_2"},
 				Pairs: [][]string{{"0", "mlx5_0"}, {"0", "1"}},
 			},
-			Lanes: []topo.Assignment{
+			Lanes: []planner.Assignment{
 				{GPU: "0", Kind: "staged", Servers: []string{"1", "GPU-x"}, NICs: []string{"emulated0"}},
 			},
 		},
@@ -188,9 +189,9 @@ data_direct = false
 	}
 	planning := got.Planning()
 	bytes := uint64(limit)
-	if diff := cmp.Diff(topo.PlanConfig{
+	if diff := cmp.Diff(planner.Config{
 		Near: "direct", GDR: want.GDR, Software: true, VirtualFunctions: true, Lanes: want.Plan.Lanes, Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
-		Staging: topo.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
+		Staging: planner.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
 	}, planning); diff != "" {
 		t.Errorf("what the plan is told (-want +got)\n%s", diff)
 	}

@@ -37,7 +37,7 @@ those of [topology.md](topology.md). ` + "`go test ./config -update`" + ` writes
 
 // The comments of the fields are the reference, so that the reference cannot fall behind.
 func TestConfigurationReferenceIsCurrent(t *testing.T) {
-	comments := fieldComments(t, "config.go", "../topo/plan.go")
+	comments := fieldComments(t, "config.go", "../topo/planner/plan.go")
 	var text bytes.Buffer
 	text.WriteString(introduction)
 	section := ""

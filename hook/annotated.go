@@ -12,6 +12,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // LanesAnnotation requests lanes through a directory of hooks in place of CDI: "3", "3,5", "all",
@@ -83,7 +84,7 @@ func hasAnchor(l paths.Layout, s State) error {
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.
-func annotated(plan *topo.Plan, value string) ([]string, error) {
+func annotated(plan *planner.Plan, value string) ([]string, error) {
 	var names []string
 	for word := range strings.SplitSeq(value, ",") {
 		gpus, err := meant(plan, strings.TrimSpace(word))
@@ -100,12 +101,12 @@ func annotated(plan *topo.Plan, value string) ([]string, error) {
 }
 
 // meant returns the GPUs of one word: every GPU with a lane, a group, or one GPU.
-func meant(plan *topo.Plan, word string) ([]topo.GPU, error) {
+func meant(plan *planner.Plan, word string) ([]topo.GPU, error) {
 	var members []string
-	switch i := slices.IndexFunc(plan.Groups, func(g topo.Group) bool { return g.Name == word }); {
+	switch i := slices.IndexFunc(plan.Groups, func(g planner.Group) bool { return g.Name == word }); {
 	case word == "all":
 		for _, lane := range plan.Lanes {
-			if lane.Role != topo.RoleRefused {
+			if lane.Role != planner.RoleRefused {
 				members = append(members, lane.GPU)
 			}
 		}

@@ -14,12 +14,12 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/internal/testplan"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func TestLanesOfAnAnnotation(t *testing.T) {
 	plan := testplan.New("/sys")
-	plan.Groups = []topo.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
+	plan.Groups = []planner.Group{{Name: "pair", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}}}
 	first, second := testplan.UUID0+"@0000:17:00.0", testplan.UUID1+"@0000:2a:00.0"
 	for value, want := range map[string][]string{
 		"1":                 {second},

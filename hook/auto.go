@@ -19,6 +19,7 @@ import (
 	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Device numbers of GPUs: the driver's major number is fixed, and minor numbers from
@@ -32,7 +33,7 @@ const (
 // nodes of linux.devices in config.json, and nodes mounted one by one by engines that cannot make
 // nodes. An image can influence neither. NVIDIA_VISIBLE_DEVICES, which an image can set, is not
 // read.
-func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs string) ([]string, error) {
+func autoLanes(plan *planner.Plan, s *ocispec.Spec, c generation.Container, rootfs string) ([]string, error) {
 	if slices.ContainsFunc(s.RequestedDevices(), func(a ocispec.Requested) bool { return len(a.GPUs) > 0 }) {
 		return nil, errors.New(
 			"peerlane.dev/gpu= gives the container the lane of its GPU; leave out peerlane.dev/lane=auto",
@@ -73,7 +74,7 @@ func autoLanes(plan *topo.Plan, s *ocispec.Spec, c generation.Container, rootfs 
 
 // stillHasMinor compares a GPU's minor number in the plan with the driver's, which can change
 // with a boot.
-func stillHasMinor(plan *topo.Plan, gpu topo.GPU) error {
+func stillHasMinor(plan *planner.Plan, gpu topo.GPU) error {
 	if plan.Source.Sysfs != "/sys" {
 		return nil // a host of tests has no such driver
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/hook/lanes"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // State is the state of the OCI runtime specification that a runtime writes to a hook's standard
@@ -127,13 +127,13 @@ type Devices struct {
 // is the largest file that a hook reads.
 type Ahead struct {
 	layout paths.Layout
-	plan   func() (*topo.Plan, error)
+	plan   func() (*planner.Plan, error)
 	config func() (hostconfig.Config, error)
 }
 
 // ReadAhead begins to read the host's plan and configuration.
 func ReadAhead(l paths.Layout) Ahead {
-	return Ahead{l, begun(func() (*topo.Plan, error) { return lanes.ReadPlan(l) }), begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
+	return Ahead{l, begun(func() (*planner.Plan, error) { return lanes.ReadPlan(l) }), begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
 }
 
 // begun calls a function at once, and returns a function that waits for the result.
@@ -192,7 +192,7 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 }
 
 // attachLanes starts the relay of the container and mounts the relay's socket directory.
-func attachLanes(l paths.Layout, config config.Config, plan *topo.Plan, spec *ocispec.Spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec *ocispec.Spec, s State, runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
 	if err := spec.NothingBelow(); err != nil {

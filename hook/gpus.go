@@ -7,7 +7,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // visibleDevices is the variable by which a device peerlane.dev/gpu= hides the server GPUs from
@@ -26,7 +26,7 @@ func visible(a ocispec.Requested) string {
 
 // checkVisibleDevices refuses a container if a device peerlane.dev/gpu= hides the GPU of another
 // device from CUDA. A value of another origin is intended, and passes.
-func checkVisibleDevices(plan *topo.Plan, s *ocispec.Spec) error {
+func checkVisibleDevices(plan *planner.Plan, s *ocispec.Spec) error {
 	value, set := "", false
 	for _, e := range s.Process.Env {
 		if v, found := strings.CutPrefix(e, visibleDevices+"="); found {
@@ -78,7 +78,7 @@ func address(gpu string) string {
 }
 
 // numbers names GPUs as users do.
-func numbers(plan *topo.Plan, gpus []string) string {
+func numbers(plan *planner.Plan, gpus []string) string {
 	var list []string
 	for _, name := range gpus {
 		if gpu, err := plan.GPU(address(name)); err == nil {

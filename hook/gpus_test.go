@@ -8,7 +8,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/hook/internal/testplan"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func TestNothingIsHidden(t *testing.T) {
@@ -54,7 +54,7 @@ func TestNothingIsHidden(t *testing.T) {
 					s.Hooks.CreateRuntime = test.hooks
 				}
 				plan := testplan.New("/sys")
-				plan.Groups = []topo.Group{
+				plan.Groups = []planner.Group{
 					{Name: "half0", GPUs: []string{"0000:17:00.0", "0000:2a:00.0"}},
 					{Name: "one", GPUs: []string{"0000:17:00.0"}},
 				}

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // host is a root folder with the files that Launch needs.
@@ -212,8 +213,8 @@ func waitDead(t *testing.T, pid int) {
 }
 
 // planOf returns a plan of the lanes that function lane makes.
-func planOf(sysfs string, indices ...int) *topo.Plan {
-	p := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}}
+func planOf(sysfs string, indices ...int) *planner.Plan {
+	p := &planner.Plan{Version: planner.Version, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs}}
 	for _, i := range indices {
 		l := lane(i)
 		var servers []string
@@ -227,7 +228,7 @@ func planOf(sysfs string, indices ...int) *topo.Plan {
 		}
 		p.Lanes = append(
 			p.Lanes,
-			topo.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs},
+			planner.Lane{GPU: l.GPU.BusID, Role: l.Role, Relay: l.Relay, Servers: servers, NICs: l.NICs},
 		)
 	}
 	return p

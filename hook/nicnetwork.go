@@ -7,12 +7,12 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // checkNICNetworks warns of RoCE NICs whose network interface is not in the container's network
 // namespace: the kernel then gives the container's processes no GID, and no queue pair connects.
-func checkNICNetworks(plan *topo.Plan, pid int, nics []string) error {
+func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 	if len(nics) == 0 {
 		return nil
 	}

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -20,7 +22,7 @@ func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	plan := &topo.Plan{Source: topo.Source{Sysfs: sysfs}, NICs: []topo.NIC{
+	plan := &planner.Plan{Source: topo.Source{Sysfs: sysfs}, NICs: []topo.NIC{
 		{Name: "mlx5_0", Protocol: "RoCE"}, {Name: "mlx5_1", Protocol: "InfiniBand"},
 		{Name: "mlx5_2", Protocol: "RoCE"}, // the interface is in another namespace
 		{Name: "mlx5_3", Protocol: "RoCE"}, // not a NIC of the container

@@ -32,6 +32,7 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // binaries is where TestMain has Peerlane's programs.
@@ -71,7 +72,7 @@ type bed struct {
 	*testing.T
 	*testbed.Host
 	runtime *bundle.Runtime
-	lanes   [2]topo.Lane
+	lanes   [2]planner.Lane
 	count   int
 	edit    func(*bundle.Bundle) // changes each bundle of a test; nil for no change
 }
@@ -236,7 +237,7 @@ func (b *bed) bundle(gpu topo.GPU, devices []string, role ...string) *bundle.Bun
 	return built
 }
 
-func (b *bed) gpu(lane topo.Lane) topo.GPU {
+func (b *bed) gpu(lane planner.Lane) topo.GPU {
 	b.Helper()
 	g, err := b.Plan.GPU(lane.GPU)
 	if err != nil {
@@ -246,7 +247,7 @@ func (b *bed) gpu(lane topo.Lane) topo.GPU {
 }
 
 // start runs a role in a container with a GPU and the GPU's lane.
-func (b *bed) start(lane topo.Lane, role ...string) *container {
+func (b *bed) start(lane planner.Lane, role ...string) *container {
 	b.Helper()
 	g := b.gpu(lane)
 	return b.run(b.bundle(g, testbed.Devices(g), role...))

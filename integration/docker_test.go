@@ -16,7 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/internal/testutil"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // docker is a Docker daemon of a test's own, on files of the test's.
@@ -125,7 +125,7 @@ func TestDockerWithoutCDI(t *testing.T) {
 		t.Skipf("needs Docker's command: %v", err)
 	}
 	b := withoutCDI(t, "runc", []string{"peerlane.dev/lane=*", "nvidia.com/gpu=*"})
-	devices := func(lane topo.Lane) string { return strings.Join(testbed.Devices(b.gpu(lane)), ",") }
+	devices := func(lane planner.Lane) string { return strings.Join(testbed.Devices(b.gpu(lane)), ",") }
 	d := newDocker(b, map[string][]string{
 		"peerlane": b.runtime.Before,
 		"peerlane-lane": append(b.runtime.Before[:len(b.runtime.Before):len(b.runtime.Before)],

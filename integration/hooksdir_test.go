@@ -19,7 +19,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // hooksDir is packaging/hooks.d for this host, whose hook and root lie
@@ -73,7 +73,7 @@ func TestLanesByAnnotation(t *testing.T) {
 			b := newBed(t, runtimeName, permitAnnotations)
 			b.nics()
 			_, hooks := b.hooksDir()
-			annotated := func(lane topo.Lane) *container {
+			annotated := func(lane planner.Lane) *container {
 				g := b.gpu(lane)
 				built := b.bundle(g, testbed.Devices(g)[:1], "stream")
 				built.Spec.Annotations = map[string]string{hook.LanesAnnotation: fmt.Sprint(g.Index)}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // secondCable adds a second link between the hosts, in another network: plrail0 and plrail1,
@@ -62,7 +62,7 @@ func newRailed(t *testing.T, both bool, role ...string) *railed {
 			if *c = configured; both {
 				return // no NIC of the plan is here
 			}
-			c.Plan.Lanes = []topo.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers,
+			c.Plan.Lanes = []planner.Assignment{{GPU: lane.GPU, Kind: lane.Kind, Servers: lane.Servers,
 				NICs: []string{fmt.Sprintf("plrail%d", i)}}}
 		}); err != nil {
 			t.Fatal(err)

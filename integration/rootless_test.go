@@ -24,6 +24,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // ordinary returns a user with subordinate ids, who may run rootless containers.
@@ -179,7 +180,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 			t.Errorf("podman system migrate: %v: %s", err, out)
 		}
 	})
-	start := func(name string, lane topo.Lane) *container {
+	start := func(name string, lane planner.Lane) *container {
 		option := "--env=PEERLANE_DEVICES=" + strings.Join(testbed.Devices(b.gpu(lane)), ",")
 		return b.follow(name, p.runCommand([]string{"--interactive", "--name", name, option}, "stream"),
 			func(ctx context.Context) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/integration/programs"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // withoutCDI creates a host whose engine applies no CDI specification: peerlane-runtime receives
@@ -35,7 +35,7 @@ func withoutCDI(t *testing.T, runtimeName string, allowed []string, own ...strin
 
 // asking is a bundle without devices whose environment, or annotation, asks for
 // some.
-func (b *bed) asking(lane topo.Lane, by string, devices []string, role ...string) *bundle.Bundle {
+func (b *bed) asking(lane planner.Lane, by string, devices []string, role ...string) *bundle.Bundle {
 	b.Helper()
 	built := b.bundle(b.gpu(lane), nil, role...)
 	switch names := strings.Join(devices, ","); by {
@@ -58,7 +58,7 @@ func TestEngineWithoutCDIGetsLanes(t *testing.T) {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := withoutCDI(t, runtimeName, []string{"peerlane.dev/lane=*", "nvidia.com/gpu=*"})
 			b.nics()
-			start := func(lane topo.Lane, by string) *container {
+			start := func(lane planner.Lane, by string) *container {
 				return b.run(b.asking(lane, by, testbed.Devices(b.gpu(lane)), "stream"))
 			}
 			a, z := start(b.lanes[0], "variable"), start(b.lanes[1], "annotation")

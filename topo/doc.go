@@ -1,32 +1,13 @@
-// Package topo reads how near the GPUs and RDMA NICs of a host are to each
-// other, and plans each GPU's way to the network from it.
+// Package topo is the model of a host: its NUMA nodes, PCIe switches, GPUs and NICs, and the
+// links between them. A Host is a value that other packages fill and read:
 //
-// A [Host] comes from a running system ([ReadSysfs]: the PCIe tree of sysfs,
-// completed from /proc/driver/nvidia and, where there is one, from NVML) or
-// from a file ([ReadInput]: a capture of such a system, a topology file of NCCL
-// or hwloc). All readers fill the same tree: a GPU or NIC sits below a PCIe
-// switch, a switch below another one or below a NUMA node, and NVLinks join GPUs
-// directly or through NVSwitches. [Host.Path] is the nearest way between two
-// devices in it, named and weighed as NCCL does, so that a plan agrees with what
-// NCCL will do on the same host. The text of nvidia-smi topo -m, which ReadInput
-// reads as well, states the types of paths alone; then these take the tree's
-// place.
+//   - topo/reader reads a running host (sysfs, procfs, NVML) and files that describe one
+//     (NCCL's XML, hwloc's XML, the text of nvidia-smi, captures);
+//   - topo/graph finds the path between two devices, and NCCL's policy for the path;
+//   - topo/planner assigns NICs and server GPUs to lanes, and estimates the lanes' rates;
+//   - topo/ncclxml reads and writes NCCL's topology files;
+//   - topo/virtualswitch is the topology that NCCL sees in a container with lanes;
+//   - topo/picture draws a host and its lanes.
 //
-// [MakePlan] gives every GPU a [Lane]:
-//
-//   - a near GPU, one that a NIC may reach directly ([GDRPolicy]), has a direct
-//     lane;
-//   - a far GPU is staged on the GPUs that are near a NIC, where that is faster
-//     by [Host.Estimate];
-//   - elsewhere it bounces through the CPU's memory, and its lane says why.
-//
-// Configuration can say otherwise for a GPU ([Assignment]). Each lane carries
-// the sentence that explains it, and equal hosts have equal plans.
-//
-// [Host.NCCLXML] writes a host for NCCL, and [Host.VirtualSwitch] is one in which
-// each GPU has its lane's NIC beside it.
-//
-// The package is pure Go and reads only below the roots that it is given;
-// NVML, which needs cgo, is in topo/nvml, and a host to try all this on without
-// any GPU is in topo/recorded.
+// Bandwidths are GB/s of 1e9 bytes, in one direction of a link.
 package topo

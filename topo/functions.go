@@ -2,25 +2,24 @@ package topo
 
 import "cmp"
 
-// parent is the address of the physical function that a NIC is a virtual function or a
-// subfunction of; empty for a NIC that is none.
-func (n *NIC) parent() string {
+// Parent returns the address of the physical function behind a virtual function or a
+// subfunction; empty for a physical function.
+func (n *NIC) Parent() string {
 	if n.VirtualFunctionOf == "" && n.Subfunction == "" {
 		return ""
 	}
 	return cmp.Or(n.VirtualFunctionOf, n.BusID)
 }
 
-// owners has for each NIC the place of the NIC whose port it sends over: for a virtual
-// function or a subfunction that is the NIC of its physical function or, where the host
-// does not list that, the first function of the same port. Other NICs have ports of
-// their own.
-func owners(nics []NIC) []int {
+// Owners returns for each NIC the index of the NIC with the physical port: for a virtual
+// function or a subfunction the NIC of the physical function, or the first function of the port
+// where the host does not list the physical function. A physical NIC owns its port.
+func Owners(nics []NIC) []int {
 	type place struct{ host, busID string }
 	first := map[place]int{}
 	for i := range nics {
 		n := &nics[i]
-		if at := (place{n.Host, n.BusID}); n.parent() == "" && n.BusID != "" {
+		if at := (place{n.Host, n.BusID}); n.Parent() == "" && n.BusID != "" {
 			if _, known := first[at]; !known {
 				first[at] = i
 			}
@@ -29,7 +28,7 @@ func owners(nics []NIC) []int {
 	of := make([]int, len(nics))
 	for i := range nics {
 		of[i] = i
-		if parent := nics[i].parent(); parent != "" {
+		if parent := nics[i].Parent(); parent != "" {
 			at := place{nics[i].Host, parent}
 			if owner, known := first[at]; known {
 				of[i] = owner
@@ -43,13 +42,14 @@ func owners(nics []NIC) []int {
 
 // Functions are the virtual functions and subfunctions of a NIC's port that Folded
 // leaves out.
-type Functions map[string][]string // by the NIC's name on its host, "HOST/NAME" where there are several
+type Functions map[string][]string // by the NIC's name on its host, "HOST/NAME" for several hosts
 
-// Folded is the host without the virtual functions and subfunctions of ports that
-// another NIC of the list stands for, and the names of these. Those in keep stay: lanes
-// use them. A port can have hundreds, and each is as near to all devices as the first.
+// Folded returns the host without the virtual functions and subfunctions that share a port with
+// a listed NIC, and the names of the removed functions. Functions in keep stay: lanes use the
+// functions in keep. A port can have hundreds of functions at the same distance from every
+// device.
 func (h *Host) Folded(keep map[string]bool) (*Host, Functions) {
-	of := owners(h.NICs)
+	of := Owners(h.NICs)
 	folded := *h
 	folded.NICs = nil
 	functions := Functions{}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/peerlane/peerlane/topo/internal/lazyregexp"
 )
 
 // Kinds of Source.
@@ -18,39 +20,36 @@ const (
 type Source struct {
 	// Kind is SourceSysfs or SourceNCCLXML.
 	Kind string `json:"kind"`
-	// Sysfs is the root of the sysfs that was read, usually "/sys": there one
-	// can look whether a device still exists. Empty for a file.
+	// Sysfs is the root of the sysfs that the reader read, usually "/sys": a caller checks
+	// there whether a device still exists. Empty for a file.
 	Sysfs string `json:"sysfs,omitempty"`
 	// File is the name of the file that was read.
 	File string `json:"file,omitempty"`
 }
 
-// Host is one machine: its devices and the tree that joins them.
+// Host is a machine: its devices and the tree that joins the devices.
 type Host struct {
 	Source   Source   `json:"source"`
 	CPUs     []CPU    `json:"cpus"`
 	Switches []Switch `json:"switches"`
 	GPUs     []GPU    `json:"gpus"` // in the order of Index
-	NICs     []NIC    `json:"nics"` // in the order of their names, 2 before 10
-	// PCIePorts are the PCI functions on the way from GPUs and NICs to their
-	// host bridges, in the order of their addresses; none for a file but a
-	// capture.
+	NICs     []NIC    `json:"nics"` // ordered by name, 2 before 10
+	// PCIePorts are the PCI functions between GPUs or NICs and their host bridges, ordered by
+	// address. Of files, only captures have PCIePorts.
 	PCIePorts []PCIePort `json:"pciePorts,omitempty"`
-	// Notes are sentences on what the reader left out, and on what it could
-	// not learn.
+	// Notes are sentences about devices and values that the reader left out or could not read.
 	Notes []string `json:"notes,omitempty"`
-	// Measured is what copies on the host carry; nil where nobody measured them.
+	// Measured has measured rates of copies on the host; nil without a measurement.
 	Measured *Measured `json:"measured,omitempty"`
-	// Matrix has the path type of each ordered pair of devices, where the source
-	// states these and nothing else (nvidia-smi topo -m); nil otherwise. A
-	// device is a GPU's BusID or a NIC's name.
+	// Matrix has the path type of each ordered pair of devices, for a source without a tree
+	// (nvidia-smi topo -m); nil for another source. A device is a GPU's BusID or a NIC's name.
 	Matrix map[[2]string]PathType `json:"-"`
 }
 
 // CPU is a NUMA node.
 type CPU struct {
-	// Host tells several hosts of one file apart (host_hash in a file of NCCL);
-	// empty where there is but one, here and in the types below.
+	// Host distinguishes the hosts of a file (host_hash in a file of NCCL); empty for a single
+	// host, here and in the types below.
 	Host string `json:"host,omitempty"`
 	NUMA int    `json:"numa"`
 	// CPUs is the node's list of processors, as in
@@ -59,42 +58,40 @@ type CPU struct {
 	// Arch is "x86_64", "arm64" or "ppc64"; empty where unknown, as the next
 	// three are zero where unknown.
 	Arch string `json:"arch,omitempty"`
-	// Vendor is CPUID's word for the maker, "GenuineIntel".
+	// Vendor is the maker in CPUID's notation, "GenuineIntel".
 	Vendor string `json:"vendor,omitempty"`
-	// Family and Model are the kernel's "cpu family" and "model", and in a file
-	// of NCCL its familyid and modelid.
+	// Family and Model are the kernel's "cpu family" and "model", and NCCL's familyid and
+	// modelid.
 	Family int `json:"family,omitempty"`
 	Model  int `json:"model,omitempty"`
-	// Socket is the bandwidth of the link to the other NUMA nodes, GB/s, by
-	// NCCL's table of processors; 5000 where the table has none, which is no
-	// limit.
+	// Socket is the bandwidth of the link to other NUMA nodes, GB/s, from NCCL's table of
+	// processors. 5000 for a processor outside the table: no limit.
 	Socket float64 `json:"socket"`
 }
 
 // Place is where a device is plugged in.
 type Place struct {
-	// HostBridge is the root of its PCI tree, "pci0000:00" as in
-	// /sys/devices; empty where the source does not tell.
+	// HostBridge is the root of the PCI tree, "pci0000:00" as in /sys/devices; empty where
+	// unknown.
 	HostBridge string `json:"hostBridge,omitempty"`
-	// Switch is the address of the nearest switch above it; empty where it is
-	// plugged straight into the CPU.
+	// Switch is the address of the nearest switch above the device; empty for a device at a
+	// root port.
 	Switch string `json:"switch,omitempty"`
-	// Link is the bandwidth of the link upwards, GB/s in each direction, as
-	// NCCL reckons it: usable, not nominal (48 for PCIe 5.0 x16). It is what
-	// the link can do, and what paths are weighed with.
+	// Link is the bandwidth of the link upwards, GB/s in each direction, from NCCL's table:
+	// usable, not nominal (48 for PCIe 5.0 x16). Link is the maximum of the link, and the path
+	// search uses Link.
 	Link float64 `json:"link"`
-	// LinkSpeed and LinkWidth are what Link was reckoned from: the kernel's word
-	// for the speed ("32.0 GT/s PCIe") and the lanes. Empty and 0 where unknown.
+	// LinkSpeed and LinkWidth are the sources of Link: the kernel's text for the speed ("32.0
+	// GT/s PCIe") and the number of lanes. Empty and 0 where unknown.
 	LinkSpeed string `json:"linkSpeed,omitempty"`
 	LinkWidth int    `json:"linkWidth,omitempty"`
-	// LinkNow is what the link does at the moment: an idle GPU lowers its own
-	// (current_link_speed and current_link_width in sysfs). 0 where unknown.
+	// LinkNow is the current bandwidth of the link (current_link_speed and current_link_width
+	// in sysfs), GB/s: an idle GPU lowers the speed of its link. 0 where unknown.
 	LinkNow float64 `json:"linkNow,omitempty"`
 }
 
-// PCIIdentity says what a PCI function is, in the kernel's words ("0x1000"):
-// the attributes class, vendor, device, subsystem_vendor and subsystem_device.
-// Each is empty where unknown.
+// PCIIdentity identifies a PCI function by the kernel's attributes class, vendor, device,
+// subsystem_vendor and subsystem_device ("0x1000"). An unknown field is empty.
 type PCIIdentity struct {
 	Class           string `json:"class,omitempty"`
 	Vendor          string `json:"vendor,omitempty"`
@@ -103,8 +100,8 @@ type PCIIdentity struct {
 	SubsystemDevice string `json:"subsystemDevice,omitempty"`
 }
 
-// number is the last four as one, 16 bits each.
-func (d PCIIdentity) number() uint64 {
+// Number joins Vendor, Device, SubsystemVendor and SubsystemDevice, 16 bits for each field.
+func (d PCIIdentity) Number() uint64 {
 	var all uint64
 	for _, text := range []string{d.Vendor, d.Device, d.SubsystemVendor, d.SubsystemDevice} {
 		n, _ := strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, 16) // absent: 0, as in NCCL
@@ -119,25 +116,25 @@ type Switch struct {
 	BusID string `json:"busid"`
 	NUMA  int    `json:"numa"`
 	Place
-	// Device also tells which switches are two halves of one, and count as one.
+	// Device also identifies the two halves of a switch, which count as a single switch.
 	Device PCIIdentity `json:"device,omitzero"`
-	// Peers are the addresses of switches that it passes traffic to without
-	// the CPU (<pcilink> in a file of NCCL).
+	// Peers are the addresses of switches that this switch reaches without the CPU (<pcilink>
+	// in a file of NCCL).
 	Peers []string `json:"peers,omitempty"`
 }
 
 // GPU is a graphics processor.
 type GPU struct {
 	Host string `json:"host,omitempty"`
-	// Vendor is "AMD", "Hygon" or the maker's PCI number ("0x8086"); empty for
-	// NVIDIA, whose alone can be relayed.
+	// Vendor is "AMD", "Hygon" or the maker's PCI number ("0x8086"); empty for NVIDIA. Only
+	// GPUs of NVIDIA can be relayed.
 	Vendor string `json:"vendor,omitempty"`
 	// Index is NVML's, the N of nvidia-smi and of nvidia.com/gpu=N.
 	Index int `json:"index"`
-	// UUID is "GPU-8-4-4-4-12"; empty where neither driver nor NVML told it.
+	// UUID is "GPU-8-4-4-4-12"; empty where neither the driver nor NVML reports a UUID.
 	UUID string `json:"uuid"`
-	// BusID is the PCI address, "0000:17:00.0", lower case; of a GPU whose source
-	// has no addresses (Matrix), the name that it has there, "GPU0".
+	// BusID is the PCI address, "0000:17:00.0", lower case. A source without addresses (Matrix)
+	// has a name, "GPU0".
 	BusID string `json:"busid"`
 	// Minor is the N of /dev/nvidiaN; -1 where unknown.
 	Minor int    `json:"minor"`
@@ -145,39 +142,38 @@ type GPU struct {
 	NUMA  int    `json:"numa"` // -1 where unknown
 	Place
 	Device PCIIdentity `json:"device,omitzero"`
-	// GCN is the architecture of AMD's, as RCCL writes it ("906"); empty where
-	// unknown, and for others.
+	// GCN is the architecture of an AMD GPU, in RCCL's notation ("906"); empty for other makers
+	// and where unknown.
 	GCN string `json:"gcn,omitempty"`
 	// Capability is the compute capability times ten, 90 for 9.0; 0 where
 	// unknown.
 	Capability int      `json:"capability,omitempty"`
 	NVLinks    []NVLink `json:"nvlinks,omitempty"`
-	// NVLinkCPU is the bandwidth of its NVLinks to the CPU, as POWER9 has them,
-	// and C2C that of its chip-to-chip link, GB/s in each direction; 0 for none.
+	// NVLinkCPU is the bandwidth of the GPU's NVLinks to the CPU (POWER9), and C2C of the
+	// chip-to-chip link, GB/s in each direction; 0 without the link.
 	NVLinkCPU float64 `json:"nvlinkCPU,omitempty"`
 	C2C       float64 `json:"c2c,omitempty"`
-	// GDR says whether a NIC can read and write its memory; nil where unknown.
+	// GDR reports whether a NIC can read and write the GPU's memory; nil where unknown.
 	GDR *bool `json:"gdr,omitempty"`
-	// Order is the place in a file of NCCL among all GPUs and NICs, by which NCCL
-	// chooses among equals; 0 for all of another source.
+	// Order is the position among GPUs and NICs in a file of NCCL: NCCL prefers the first of
+	// equal devices. 0 for another source.
 	Order int `json:"-"`
-	// MIG says that the GPU is cut into instances, which cannot map each
-	// other's memory.
+	// MIG reports that the GPU is divided into instances. An instance cannot map the memory of
+	// another instance.
 	MIG bool `json:"mig,omitempty"`
-	// VGPU says that the GPU is a share of one, given to this virtual machine.
+	// VGPU reports that the GPU is a share of a physical GPU, assigned to this virtual machine.
 	VGPU bool `json:"vgpu,omitempty"`
-	// ComputeMode is "exclusive-process" or "prohibited", where it is not the
-	// default.
+	// ComputeMode is "exclusive-process" or "prohibited"; empty for the default.
 	ComputeMode string `json:"computeMode,omitempty"`
-	// NoP2P says that the driver lets it reach the memory of no other GPU.
+	// NoP2P reports that the driver denies the GPU access to the memory of other GPUs.
 	NoP2P bool `json:"noP2P,omitempty"`
-	// Reason is a sentence that says why it cannot be relayed; empty where
-	// nothing of the GPU itself is in the way.
+	// Reason is a sentence: the cause for which the GPU cannot be relayed. Empty where the GPU
+	// itself allows relaying.
 	Reason string `json:"reason,omitempty"`
 }
 
-// refusal is Reason, or the one that the other fields give.
-func (g GPU) refusal() string {
+// Refusal returns Reason, or a reason derived from the other fields.
+func (g GPU) Refusal() string {
 	switch {
 	case g.Reason != "":
 		return g.Reason
@@ -197,12 +193,12 @@ func (g GPU) refusal() string {
 	return ""
 }
 
-// NVLink is all links of a GPU to one peer.
+// NVLink is the group of NVLinks between a GPU and a peer.
 type NVLink struct {
 	// Peer is the other GPU's PCI address; empty for NVSwitches.
 	Peer  string `json:"peer,omitempty"`
 	Count int    `json:"count"`
-	// Bandwidth is that of all Count links together, GB/s in each direction.
+	// Bandwidth is the sum of the Count links, GB/s in each direction.
 	Bandwidth float64 `json:"bandwidth"`
 }
 
@@ -211,62 +207,58 @@ type NVLink struct {
 type NIC struct {
 	Host string `json:"host,omitempty"`
 	Name string `json:"name"`
-	// BusID is the PCI address; empty for one that a file puts nowhere.
+	// BusID is the PCI address; empty for a NIC that a file places nowhere.
 	BusID  string `json:"busid"`
 	Driver string `json:"driver,omitempty"`
-	// Uverbs is the name of its character device in /dev/infiniband,
-	// "uverbs0"; empty where there is none.
+	// Uverbs is the name of the NIC's character device in /dev/infiniband, "uverbs0"; empty
+	// without a device.
 	Uverbs string `json:"uverbs,omitempty"`
-	// Card is the address of the function that NCCL takes for all of the card:
-	// the first of several, the physical one of virtual ones. Empty where that
-	// is BusID, or the source does not tell.
+	// Card is the address of the function that represents the card in NCCL: the first of
+	// several functions, or the physical function of virtual functions. Empty where Card equals
+	// BusID, or is unknown.
 	Card string `json:"card,omitempty"`
-	// GUID is the node GUID as its source writes it.
+	// GUID is the node GUID, in the notation of the source.
 	GUID string `json:"guid,omitempty"`
-	// Firmware is the version that the device tells (fw_ver); empty where it tells
-	// none.
+	// Firmware is the version that the device reports (fw_ver); empty without a report.
 	Firmware string `json:"firmware,omitempty"`
-	// SystemGUID is the GUID that all functions of one card share
-	// (sys_image_guid); empty where unknown.
+	// SystemGUID is the GUID that the functions of a card share (sys_image_guid); empty where
+	// unknown.
 	SystemGUID string `json:"systemGUID,omitempty"`
 	NUMA       int    `json:"numa"` // -1 where unknown
 	Place
 	Device PCIIdentity `json:"device,omitzero"`
 	Ports  []Port      `json:"ports"`
-	// Protocol is "InfiniBand", "RoCE", "iWARP", "eRDMA" or "EFA"; empty where
-	// the source does not tell.
+	// Protocol is "InfiniBand", "RoCE", "iWARP", "eRDMA" or "EFA"; empty where unknown.
 	Protocol string `json:"protocol,omitempty"`
-	// Ethernet is set for an interface without RDMA, which topology files
-	// list as well: no lane uses it.
+	// Ethernet is set for an interface without RDMA: topology files list the interface, but no
+	// lane uses the interface.
 	Ethernet bool `json:"ethernet,omitempty"`
-	// Software is set for RDMA that the kernel emulates without a PCI device
-	// (rxe, siw): it cannot reach a GPU's memory, and a lane uses it only where
-	// that is asked for.
+	// Software is set for RDMA that the kernel emulates without a PCI device (rxe, siw). An
+	// emulated NIC cannot reach a GPU's memory; a lane uses the NIC only on request.
 	Software bool `json:"software,omitempty"`
-	// VirtualFunctionOf is the PCI address of the physical function that it is a
-	// virtual one of; empty for others.
+	// VirtualFunctionOf is the PCI address of the physical function of a virtual function;
+	// empty for a physical function.
 	VirtualFunctionOf string `json:"virtualFunctionOf,omitempty"`
-	// Subfunction is the auxiliary device that it belongs to, "mlx5_core.sf.4";
-	// empty for others.
+	// Subfunction is the auxiliary device of a subfunction, "mlx5_core.sf.4"; empty for other
+	// NICs.
 	Subfunction string `json:"subfunction,omitempty"`
-	// DataDirect is the PCI address of the function by which the NIC reads and writes
-	// the memory of GPUs where that is another (ConnectX-8); empty for others. NUMA
-	// and Place are then those of this function, and Own has those of the NIC's own,
-	// by which it reaches host memory.
+	// DataDirect is the PCI address of a separate function that reads and writes the memory of
+	// GPUs (ConnectX-8); empty without such a function. With DataDirect, NUMA and Place
+	// describe the Data Direct function, and Own describes the NIC's function for host memory.
 	DataDirect string    `json:"dataDirect,omitempty"`
 	Own        *Function `json:"own,omitempty"`
-	// Management is set for a bridge to NVSwitches, which looks like a ConnectX-7 and
+	// Management is set for a bridge to NVSwitches: the bridge resembles a ConnectX-7, but
 	// leads to no network.
 	Management bool `json:"management,omitempty"`
-	// Bond is set for a device that stands for the ports of several functions
-	// (RoCE LAG, mlx5_bond_0); BusID is the first of these.
+	// Bond is set for a device that represents the ports of several functions (RoCE LAG,
+	// mlx5_bond_0); BusID is the first function.
 	Bond bool `json:"bond,omitempty"`
-	// GDR says whether it can read and write a GPU's memory; nil where unknown.
+	// GDR reports whether the NIC can read and write a GPU's memory; nil where unknown.
 	GDR *bool `json:"gdr,omitempty"`
 	// Order is as a GPU's.
 	Order int `json:"-"`
-	// Reason is a sentence that says why no lane can use it; empty where one
-	// can.
+	// Reason is a sentence: the cause for which no lane can use the NIC. Empty for a usable
+	// NIC.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -276,19 +268,20 @@ type Function struct {
 	Place
 }
 
-// card is the PCI function that stands for the NIC's card, for GPUs; empty for none.
-func (n NIC) card() string { return cmp.Or(n.DataDirect, n.Card, n.BusID) }
+// CardFunction returns the PCI function that represents the NIC's card on paths to GPUs; empty
+// where unknown.
+func (n NIC) CardFunction() string { return cmp.Or(n.DataDirect, n.Card, n.BusID) }
 
-// own is the NIC as its own function shows it.
-func (n NIC) own() NIC {
+// OwnFunction returns the NIC at the place of the NIC's function for host memory.
+func (n NIC) OwnFunction() NIC {
 	if n.Own != nil {
 		n.DataDirect, n.NUMA, n.Place, n.Own = "", n.Own.NUMA, n.Own.Place, nil
 	}
 	return n
 }
 
-// refusal is Reason, or the one that the other fields give, ports apart.
-func (n NIC) refusal() string {
+// Refusal returns Reason, or a reason derived from other fields. Refusal ignores the ports.
+func (n NIC) Refusal() string {
 	switch {
 	case n.Reason != "":
 		return n.Reason
@@ -305,17 +298,16 @@ func (n NIC) refusal() string {
 // Port is a port of a NIC, /sys/class/infiniband/NIC/ports/Number.
 type Port struct {
 	Number int `json:"number"`
-	// State is the kernel's word, "ACTIVE" or "DOWN"; empty where the source
-	// states none.
+	// State is the kernel's text, "ACTIVE" or "DOWN"; empty where unknown.
 	State string `json:"state,omitempty"`
-	// PhysicalState is the kernel's word, "LinkUp", "Polling" or "Disabled"; empty
-	// where the source states none.
+	// PhysicalState is the kernel's text, "LinkUp", "Polling" or "Disabled"; empty where
+	// unknown.
 	PhysicalState string `json:"physicalState,omitempty"`
-	// GUID is the interface's part of the first GID, as the kernel writes it; empty
-	// where the source does not tell.
+	// GUID is the interface part of the first GID, in the kernel's notation; empty where
+	// unknown.
 	GUID string `json:"guid,omitempty"`
-	// LID is the address in an InfiniBand subnet, SMLID that of its manager; 0 for
-	// none, as on Ethernet.
+	// LID is the address in an InfiniBand subnet, SMLID the address of the subnet manager; 0 on
+	// Ethernet.
 	LID   int `json:"lid,omitempty"`
 	SMLID int `json:"smLID,omitempty"`
 	// LinkLayer is "InfiniBand" or "Ethernet".
@@ -324,17 +316,16 @@ type Port struct {
 	RateGbps float64 `json:"rateGbps,omitempty"`
 }
 
-// Active reports whether the port can carry data. A source that states no
-// state is taken to mean that it can.
+// Active reports whether the port can carry data. A port of unknown state counts as active.
 func (p Port) Active() bool { return p.State == "" || p.State == "ACTIVE" }
 
-// Active reports whether one of the NIC's ports can carry data.
+// Active reports whether at least a single port of the NIC can carry data.
 func (n NIC) Active() bool {
 	return len(n.Ports) == 0 || slices.ContainsFunc(n.Ports, Port.Active)
 }
 
-// RateGbps is the rate of the NIC's fastest active port, 10^9 bits a second; 0
-// where no port states one.
+// RateGbps returns the rate of the NIC's fastest active port, 10^9 bits a second; 0 where
+// unknown.
 func (n NIC) RateGbps() float64 {
 	var rate float64
 	for _, p := range n.Ports {
@@ -345,19 +336,10 @@ func (n NIC) RateGbps() float64 {
 	return rate
 }
 
-// Read reads the topology file that input names, of any kind that ReadInput
-// knows, and the running host where it names none.
-func Read(input string, o Options) (*Host, error) {
-	if input == "" {
-		return ReadSysfs(o)
-	}
-	return readInputFile(input)
-}
-
 // FindGPU is the GPU that name means: an index, a UUID or a PCI address.
-func (h *Host) FindGPU(name string) (GPU, error) { return findGPU(h.GPUs, name) }
+func (h *Host) FindGPU(name string) (GPU, error) { return FindGPU(h.GPUs, name) }
 
-func findGPU(gpus []GPU, name string) (GPU, error) {
+func FindGPU(gpus []GPU, name string) (GPU, error) {
 	if index, err := strconv.Atoi(name); err == nil {
 		for _, g := range gpus {
 			if g.Index == index {
@@ -374,8 +356,8 @@ func findGPU(gpus []GPU, name string) (GPU, error) {
 	return GPU{}, &UnknownGPUError{Name: name, Known: slices.Clone(gpus)}
 }
 
-// UnknownGPUError says that a name means no GPU of a host or plan, and which
-// ones there are.
+// UnknownGPUError reports a name without a GPU on the host or in the plan, and lists the known
+// names.
 type UnknownGPUError struct {
 	Name  string
 	Known []GPU
@@ -397,13 +379,13 @@ func (e *UnknownGPUError) Error() string {
 		e.Name, strings.Join(known, ", "))
 }
 
-var busIDPattern = newPattern(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
+var busIDPattern = lazyregexp.New(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
 
-// ParseBusID brings a PCI address to the kernel's form, "0000:17:00.0": lower
-// case, with a domain of four digits or of as many as it needs. It accepts the
-// eight digits of nvidia-smi, and an address without a domain.
+// ParseBusID converts a PCI address to the kernel's form, "0000:17:00.0": lower case, at least
+// four digits of the domain. ParseBusID accepts nvidia-smi's eight digits, and an address
+// without a domain.
 func ParseBusID(s string) (string, error) {
-	if len(s) == len("0000:00:00.0") && isDevice(s) {
+	if len(s) == len("0000:00:00.0") && lazyregexp.IsDevice(s) {
 		return s, nil
 	}
 	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
@@ -413,15 +395,14 @@ func ParseBusID(s string) (string, error) {
 	return fmt.Sprintf("%04s:%02s:%02s.%s", strings.TrimLeft(m[1], "0"), m[2], m[3], m[4]), nil
 }
 
-// compareBusID orders PCI addresses as the kernel and NVML do. The arguments
+// CompareBusID orders PCI addresses as the kernel and NVML do. The arguments
 // come from ParseBusID, so their digits after the domain align.
-func compareBusID(a, b string) int {
+func CompareBusID(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
-// compareNatural orders names with the numbers in them as numbers: mlx5_2
-// before mlx5_10.
-func compareNatural(a, b string) int {
+// CompareNatural compares numbers within names by value: mlx5_2 before mlx5_10.
+func CompareNatural(a, b string) int {
 	split := func(s string) (prefix string, n int) {
 		digits := len(s) - len(strings.TrimRight(s, "0123456789"))
 		n, err := strconv.Atoi(s[len(s)-digits:])
@@ -435,41 +416,41 @@ func compareNatural(a, b string) int {
 	return cmp.Or(strings.Compare(pa, pb), cmp.Compare(na, nb), strings.Compare(a, b))
 }
 
-// Bounds of the numbers that a source gives to devices. Drivers number GPUs from 0
-// on, and no kernel has more than 1024 NUMA nodes.
+// Limits of the numbers of devices. Drivers number GPUs from 0, and no kernel has more than
+// 1024 NUMA nodes.
 const (
-	maxIndex = maxDevices - 1
+	MaxIndex = MaxDevices - 1
 	maxNUMA  = 1<<16 - 1
 )
 
-// checkNUMA refuses a number that no NUMA node has; -1 stands for unknown.
-func checkNUMA(numa int) error {
+// CheckNUMA refuses an impossible number of a NUMA node; -1 is an unknown node.
+func CheckNUMA(numa int) error {
 	if numa < -1 || numa > maxNUMA {
 		return fmt.Errorf("%d is no NUMA node; they are numbered from 0 to %d at most", numa, maxNUMA)
 	}
 	return nil
 }
 
-// checkIndex refuses a number that no GPU has.
-func checkIndex(index int) error {
-	if index < 0 || index > maxIndex {
-		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, maxIndex)
+// CheckIndex refuses a number that no GPU has.
+func CheckIndex(index int) error {
+	if index < 0 || index > MaxIndex {
+		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, MaxIndex)
 	}
 	return nil
 }
 
-// judge writes down why devices cannot be used.
-func (h *Host) judge() {
+// Judge writes down why devices cannot be used.
+func (h *Host) Judge() {
 	for i := range h.GPUs {
-		h.GPUs[i].Reason = h.GPUs[i].refusal()
+		h.GPUs[i].Reason = h.GPUs[i].Refusal()
 	}
 	for i := range h.NICs {
-		h.NICs[i].Reason = h.NICs[i].refusal()
+		h.NICs[i].Reason = h.NICs[i].Refusal()
 	}
 }
 
-// Hosts are the names of the hosts that the devices are on, in order; one empty
-// name where there is but one.
+// Hosts returns the names of the hosts of the devices, in order; a single empty name for a
+// single host.
 func (h *Host) Hosts() []string {
 	var names []string
 	add := func(name string) {
@@ -489,8 +470,8 @@ func (h *Host) Hosts() []string {
 	return names
 }
 
-// Only returns one of the hosts that a file describes: a number from 0, in the order of the
-// file, or its host_hash. Its devices have no Host.
+// Only returns a host of a file with several hosts. The name is a number from 0, in the order
+// of the file, or the host_hash. The devices of the result have no Host.
 func (h *Host) Only(name string) (*Host, error) {
 	hosts := h.Hosts()
 	at := slices.Index(hosts, strings.ToLower(name))
@@ -514,7 +495,7 @@ func (h *Host) Only(name string) (*Host, error) {
 	return &one, nil
 }
 
-// onHost returns copies of the devices on one host, without its name.
+// onHost returns copies of the devices on a host, without the name of the host.
 func onHost[D any](all []D, host func(*D) *string, name string) (some []D) {
 	for _, d := range all {
 		if of := host(&d); *of == name {
@@ -525,6 +506,18 @@ func onHost[D any](all []D, host func(*D) *string, name string) (some []D) {
 	return some
 }
 
-func (h *Host) note(format string, args ...any) {
+func (h *Host) Note(format string, args ...any) {
 	h.Notes = append(h.Notes, fmt.Sprintf(format, args...))
 }
+
+// MaxDevices limits the GPUs, and the RDMA devices, of a host: the paths grow with the square
+// of the number of devices.
+const MaxDevices = 4096
+
+// CannotFlush is the consequence of a NIC that cannot flush.
+const CannotFlush = "relays receive into host memory, except in place on a GPU that orders such writes for itself (compute capability 9.0 and later)"
+
+// CannotFlush reports whether a NIC lacks loopback queue pairs, which a flush reads through:
+// iWARP, and eRDMA unless the driver is in compatible mode. A connection manager connects queue
+// pairs of iWARP and eRDMA.
+func (n NIC) CannotFlush() bool { return n.Protocol == "iWARP" || n.Protocol == "eRDMA" }

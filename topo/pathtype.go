@@ -5,25 +5,24 @@ import (
 	"strings"
 )
 
-// PathType says what lies between two devices: the worst link on the way. A
-// smaller one is nearer. The names are NCCL's (src/graph/graph.h, PATH_*), with
-// nvidia-smi's NODE between PHB and SYS.
+// PathType is the worst link on the path between two devices. A smaller PathType is nearer. The
+// names are NCCL's (src/graph/graph.h, PATH_*), with nvidia-smi's NODE between PHB and SYS.
 type PathType int
 
 // The path types, nearest first.
 const (
 	LOC  PathType = iota // the device itself
 	NVL                  // NVLink, directly or through NVSwitches
-	NVB                  // NVLink through one other GPU
+	NVB                  // NVLink through another GPU
 	C2C                  // the chip-to-chip link of a CPU and its GPU
-	PIX                  // one PCIe switch
+	PIX                  // a single PCIe switch
 	PXB                  // several PCIe switches, and no host bridge
 	P2C                  // C2C to the CPU, then PCIe
 	PXN                  // NVLink to a GPU that is near the NIC
 	PHB                  // a PCIe host bridge, usually the CPU
-	NODE                 // several host bridges of one NUMA node
+	NODE                 // several host bridges of a NUMA node
 	SYS                  // the link between NUMA nodes
-	DIS                  // no way at all
+	DIS                  // no path
 )
 
 var pathTypeNames = [...]string{
@@ -63,4 +62,53 @@ func (t *PathType) UnmarshalText(text []byte) error {
 	}
 	*t = parsed
 	return nil
+}
+
+// Path is the nearest path between two devices.
+type Path struct {
+	Type PathType `json:"type"`
+	// Bandwidth is the bandwidth of the narrowest link on the path, GB/s (1e9 bytes) in a
+	// single direction, with NCCL's figures; 0 where unknown.
+	Bandwidth float64 `json:"bandwidth"`
+}
+
+// Rules select the naming of paths, where NCCL and nvidia-smi name a pair differently.
+type Rules string
+
+// Known rules.
+const (
+	// RulesNCCL names as NCCL 2.30 does (src/graph/paths.cc, ncclTopoSetPaths).
+	RulesNCCL Rules = "nccl"
+	// RulesSMI names paths like `nvidia-smi topo -m`: two host bridges of a NUMA node are NODE
+	// and not PHB, only direct NVLinks and NVSwitches are NVL, and two switches never count as
+	// a single switch.
+	RulesSMI Rules = "smi"
+	// RulesPlan are NCCL's rules with two exceptions: NODE, which gdr.max_path can distinguish
+	// from PHB, and P2C, which NCCL finds only later.
+	RulesPlan Rules = "plan"
+)
+
+// ParseRules reads the name of rules.
+func ParseRules(s string) (Rules, error) {
+	switch r := Rules(s); r {
+	case RulesNCCL, RulesSMI:
+		return r, nil
+	}
+	return "", fmt.Errorf("rules %q are none of nccl, smi", s)
+}
+
+// PXNPath is a path to a NIC over NVLink and the GPU Via, a PCI address; Via is near the NIC.
+type PXNPath struct {
+	Via       string  `json:"via"`
+	Bandwidth float64 `json:"bandwidth"` // GB/s in a single direction
+}
+
+// PolicyPath is a path after NCCL's policies (src/graph/paths.cc, ncclTopoComputePaths). Pairs
+// of GPUs without P2P, and pairs of GPU and NIC without GPUDirect RDMA, communicate through the
+// CPU's memory.
+type PolicyPath struct {
+	Path
+	// Direct reports that a device reads and writes the memory of the other device: P2P between
+	// GPUs, GPUDirect RDMA between a GPU (for PXN the GPU on the path) and a NIC.
+	Direct bool `json:"direct"`
 }

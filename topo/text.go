@@ -8,20 +8,11 @@ import (
 	"unicode"
 )
 
-// list joins words as a sentence does: "a", "a and b", "a, b and c".
-func list(words []string) string {
-	last := len(words) - 1
-	if last < 1 {
-		return strings.Join(words, "")
-	}
-	return strings.Join(words[:last], ", ") + " and " + words[last]
-}
-
-// checkText refuses a host with a control character in what it is told of its
-// devices: no name has one, and a terminal would obey it.
-func (h *Host) checkText() error {
+// CheckText refuses a host with a control character in a text from the devices: a terminal
+// would execute a control sequence.
+func (h *Host) CheckText() error {
 	told := *h
-	told.Source, told.Notes = Source{}, nil // our own words, and the user's
+	told.Source, told.Notes = Source{}, nil // our own texts, and the user's
 	return checkText(reflect.ValueOf(told), "")
 }
 

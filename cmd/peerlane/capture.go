@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 func newCaptureCommand(a *app) *cobra.Command {
@@ -34,7 +34,7 @@ capabilities from the kernel; captures of other users lack them.`,
 		if os.Geteuid() != 0 {
 			a.log.Info("not run by root, so the capture is without PCI capabilities; the rest is complete")
 		}
-		return topo.Capture(host.options(), a.out.Document())
+		return reader.Capture(host.options(), a.out.Document())
 	}
 	return cmd
 }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/internal/fault"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func newCDICommand(a *app) *cobra.Command {
@@ -181,10 +181,10 @@ changes nothing.`,
 		if err != nil {
 			return err
 		}
-		var plan *topo.Plan
+		var plan *planner.Plan
 		var o cdi.Options
 		var list []*specs.Spec
-		read := func() (*topo.Plan, []*specs.Spec, error) {
+		read := func() (*planner.Plan, []*specs.Spec, error) {
 			p, err := a.plan(host)
 			if err != nil {
 				return nil, nil, err

@@ -13,6 +13,8 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // refreshed is the JSON document of "peerlane cdi refresh -o json".
@@ -72,7 +74,7 @@ Exit status:
 		began := time.Now()
 		i := cdi.Installation{Layout: a.layout, Dirs: f.dirs, Format: cdi.Format(f.format)}
 		var err error
-		r.Refreshed, err = i.Refresh(dry, a.specDirs(f), func() (*topo.Plan, cdi.Options, error) {
+		r.Refreshed, err = i.Refresh(dry, a.specDirs(f), func() (*planner.Plan, cdi.Options, error) {
 			r.lap("waiting", &began)
 			return a.refreshPlan(&r, host, f, dry, &began)
 		})
@@ -111,7 +113,7 @@ func (r *refreshed) lap(part string, began *time.Time) {
 }
 
 // refreshPlan looks for GPUDirect RDMA support, then reads the host and plans.
-func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*topo.Plan,
+func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool, began *time.Time) (*planner.Plan,
 	cdi.Options, error) {
 	c, err := config.Load(a.layout.ConfigFile())
 	if err != nil {
@@ -133,7 +135,7 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 	if o.NVML != nil {
 		o.NVML = timedNVML{o.NVML, r.Took}
 	}
-	h, err := topo.ReadSysfs(o)
+	h, err := reader.Sysfs(o)
 	if err != nil {
 		return nil, cdi.Options{}, err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -113,9 +114,9 @@ func (h *cdiHost) gpu(index int) topo.GPU {
 	return planOf(h.t, h).GPUs[index]
 }
 
-func planOf(t *testing.T, h *cdiHost) *topo.Plan {
+func planOf(t *testing.T, h *cdiHost) *planner.Plan {
 	t.Helper()
-	plan, err := topo.ReadPlan(h.planFile())
+	plan, err := planner.Read(h.planFile())
 	if err != nil {
 		t.Fatal(err)
 	}

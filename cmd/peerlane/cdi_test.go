@@ -16,7 +16,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // hookFile is something that may stand for the hook's binary.
@@ -49,7 +49,7 @@ func TestGenerateInstallsSpecificationsAndPlan(t *testing.T) {
 		t.Errorf("help does not state the access that gpu= grants: %q", errOut.String())
 	}
 
-	plan, err := topo.ReadPlan(planFile)
+	plan, err := planner.Read(planFile)
 	if err != nil {
 		t.Fatal(err)
 	}

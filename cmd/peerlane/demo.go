@@ -24,7 +24,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func newDemoCommand(a *app) *cobra.Command {
@@ -223,11 +223,11 @@ func (a *app) printDemo(r *demo.Report) {
 }
 
 // gainTable compares the slowest GPU, the fastest GPU and the sum, with NCCL today and with lanes.
-func (a *app) gainTable(e *topo.Estimate) *table.Writer {
+func (a *app) gainTable(e *planner.Estimate) *table.Writer {
 	t := a.newTable("", "NCCL TODAY", "WITH LANES")
-	today := func(g topo.GPUEstimate) float64 { return g.NCCL }
-	lanes := func(g topo.GPUEstimate) float64 { return g.Relay }
-	of := func(ways func(topo.GPUEstimate) float64) (least, most, all float64) {
+	today := func(g planner.GPUEstimate) float64 { return g.NCCL }
+	lanes := func(g planner.GPUEstimate) float64 { return g.Relay }
+	of := func(ways func(planner.GPUEstimate) float64) (least, most, all float64) {
 		least = ways(e.GPUs[0])
 		for _, g := range e.GPUs {
 			rate := ways(g)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/spf13/cobra"
 
 	"github.com/peerlane/peerlane/topo"
@@ -37,7 +39,7 @@ func setTemplates(*cobra.Command) {}
 
 // Stubs for files that the front shares: the front has neither pictures nor plans.
 
-func (a *app) printPicture(string, *topo.Host, *topo.Plan) error { return os.ErrInvalid }
+func (a *app) printPicture(string, *topo.Host, *planner.Plan) error { return os.ErrInvalid }
 
 func hookPath(string) (string, error)                       { return "", os.ErrNotExist }
 func (a *app) measureHost(*cobra.Command, *hostFlags) error { return os.ErrInvalid }

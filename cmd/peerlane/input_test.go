@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 const smiText = `	GPU0	GPU1	NIC0	CPU Affinity	NUMA Affinity
@@ -47,9 +48,9 @@ func TestMatrixOfNvidiaSMIHasTypesOnly(t *testing.T) {
 			t.Errorf("%+v", p)
 		}
 	}
-	plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "-o", "json", "--input", file)
+	plan := decode[planner.Plan](t, "plan", "--root", t.TempDir(), "-o", "json", "--input", file)
 	lane, err := plan.Lane("GPU1")
-	if err != nil || lane.Role != topo.RoleFar || !lane.Relay || len(lane.Servers) != 1 || lane.Servers[0] != "GPU0" {
+	if err != nil || lane.Role != planner.RoleFar || !lane.Relay || len(lane.Servers) != 1 || lane.Servers[0] != "GPU0" {
 		t.Errorf("lane %+v, %v", lane, err)
 	}
 }
@@ -92,7 +93,7 @@ func TestPlanOfSeveralHostsIsRefused(t *testing.T) {
 		t.Errorf("--host completes %q", names)
 	}
 	for _, n := range []string{"0", "1", "0x2"} {
-		plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "--host", n, "-o", "json")
+		plan := decode[planner.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "--host", n, "-o", "json")
 		if len(plan.Lanes) != 1 || plan.GPUs[0].Host != "" {
 			t.Errorf("host %s: %+v", n, plan)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // measuredFile returns the path of the rates of peerlane plan --measure.
@@ -43,12 +44,12 @@ func (a *app) useMeasured(h *topo.Host) {
 }
 
 // printModelLinks prints the rate that the model assumes for each link, and its source.
-func (a *app) printModelLinks(h *topo.Host, p *topo.Plan) {
+func (a *app) printModelLinks(h *topo.Host, p *planner.Plan) {
 	if h.Measured == nil {
 		return
 	}
 	t := a.newTable("LINK", "GB/S", "FROM")
-	for _, l := range h.ModelLinks(p) {
+	for _, l := range p.ModelLinks(h) {
 		t.AppendRow(table.Row{l.Name, gigabytes(l.Rate), l.Source})
 	}
 	a.section("Links that neither PCIe nor NVLink tells", t)

@@ -11,6 +11,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 func TestMeasuredPairsAreRatesOfCopiesAndMemory(t *testing.T) {
@@ -32,7 +33,7 @@ func TestPlansGoByWhatWasMeasuredOnTheHost(t *testing.T) {
 	_, host := recordedHost(t)
 	root := t.TempDir()
 	a := &app{layout: paths.New(root), log: logrus.New()}
-	h, err := topo.ReadSysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
+	h, err := reader.Sysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
 )
 
 // Forms of output.
@@ -85,8 +85,8 @@ func indented(v any) ([]byte, error) {
 // printTopology prints t and, as the last field, each pair of devices once: two indices into GPUs
 // and then NICs, and the indices in t.Ways of the two directions. Large hosts have millions of
 // pairs.
-func (a *app) printTopology(t topology, ways *topo.WayTable) error {
-	t.Ways, t.Paths = append([]topo.Way{}, ways.Ways...), [][4]int{}
+func (a *app) printTopology(t topology, ways *graph.WayTable) error {
+	t.Ways, t.Paths = append([]graph.Way{}, ways.Ways...), [][4]int{}
 	text, err := indented(t)
 	if err != nil {
 		return err
@@ -187,7 +187,7 @@ type column struct {
 // printMatrix prints a heading and a matrix with a row and a column for each device, in the layout
 // of `nvidia-smi topo -m`. It does not use newTable, which copies every cell several times: a
 // matrix has the square of hundreds of devices, with few distinct texts.
-func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable, show cells, after ...column) {
+func (a *app) printMatrix(title string, devices []string, paths *graph.Table, show cells, after ...column) {
 	w := bufio.NewWriterSize(a.out.Document(), 64<<10)
 	fmt.Fprintln(w, a.paint(title, bold, cyan))
 	writeMatrix(w, devices, paths, show, func(s string) terminal.Styled { return a.paint(s, bold) }, after...)
@@ -197,7 +197,7 @@ func (a *app) printMatrix(title string, devices []string, paths *topo.PathTable,
 
 // writeMatrix writes the matrix line by line; heading styles each word of the first line. It
 // sanitises device names and the extra columns.
-func writeMatrix(w *bufio.Writer, devices []string, paths *topo.PathTable, show cells,
+func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cells,
 	heading func(string) terminal.Styled, after ...column) {
 	at := func(i, j int, path int32) int32 {
 		if show.at == nil {

@@ -22,6 +22,8 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // onTerminal runs a command line with a terminal of the given width as standard output, and returns
@@ -120,7 +122,7 @@ func largeXML(t *testing.T, gpus int) string {
 
 func largeHost(t *testing.T, gpus int) *topo.Host {
 	t.Helper()
-	h, err := topo.Read(largeXML(t, gpus), topo.Options{})
+	h, err := reader.Read(largeXML(t, gpus), topo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +135,7 @@ func largeHost(t *testing.T, gpus int) *topo.Host {
 // A matrix looks as go-pretty's table of the same cells does, with colours and
 // without.
 func TestMatrixEqualsPrettyTable(t *testing.T) {
-	paths := largeHost(t, 12).PathTable(topo.RulesNCCL)
+	paths := graph.NewTable(largeHost(t, 12), topo.RulesNCCL)
 	labels, _ := matrixLabels(largeHost(t, 12))
 	odd := slices.Clone(labels)
 	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡网卡网卡网卡网卡0", "ib 0 "
@@ -226,7 +228,7 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 		h := largeHost(t, 6)
 		h.GPUs, h.NICs = h.GPUs[:gpus], h.NICs[:min(gpus, len(h.NICs))]
 		devices := len(h.GPUs) + len(h.NICs)
-		ways := h.WayTable(topo.RulesNCCL)
+		ways := graph.NewWayTable(h, topo.RulesNCCL)
 		var b bytes.Buffer
 		a := &app{out: terminal.New(&b)}
 		if err := a.printTopology(topology{Version: topologyVersion, Rules: topo.RulesNCCL, Host: withLists(h)},
@@ -248,7 +250,7 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 	}
 	infinite := largeHost(t, 6)
 	infinite.GPUs[0].Link = math.Inf(1)
-	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: infinite}, &topo.WayTable{}); err == nil {
+	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: infinite}, &graph.WayTable{}); err == nil {
 		t.Error("a number that JSON does not have was printed")
 	}
 }

@@ -8,11 +8,12 @@ import (
 
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/picture"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // printPicture draws a host and, if p is not nil, the lanes of the plan.
-func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
-	var e *topo.Estimate
+func (a *app) printPicture(form string, h *topo.Host, p *planner.Plan) error {
+	var e *planner.Estimate
 	switch {
 	case p != nil && len(p.Lanes) == 0:
 		return fmt.Errorf("%s: no GPU found, so no lane to draw; draw the host with peerlane topo -o %s", origin(h.Source),
@@ -21,7 +22,7 @@ func (a *app) printPicture(form string, h *topo.Host, p *topo.Plan) error {
 		return fmt.Errorf("%s: no GPU and no NIC found; peerlane topo shows the cause", origin(h.Source))
 	case p != nil:
 		var err error
-		if e, err = h.Estimate(p); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+		if e, err = p.Estimate(h); err != nil && !errors.Is(err, planner.ErrNoBandwidths) {
 			return fmt.Errorf("%s: %w", origin(h.Source), err)
 		}
 	}

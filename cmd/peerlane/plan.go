@@ -14,6 +14,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func newPlanCommand(a *app) *cobra.Command {
@@ -96,7 +97,7 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 		case form.picture():
 			return a.printPicture(form.value, p.host, p.plan)
 		case explains:
-			sentences, err := p.host.Explain(p.plan, explain)
+			sentences, err := p.plan.Explain(p.host, explain)
 			if err != nil {
 				return err
 			}
@@ -108,12 +109,12 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 			}
 			return nil
 		case estimate:
-			e, err := p.host.Estimate(p.plan)
+			e, err := p.plan.Estimate(p.host)
 			if err != nil {
 				return fmt.Errorf("%s: %w", origin(p.plan.Source), err)
 			}
 			if form.value == formJSON {
-				return a.printJSON(estimated{e, p.host.ModelLinks(p.plan)})
+				return a.printJSON(estimated{e, p.plan.ModelLinks(p.host)})
 			}
 			a.printEstimate(p.plan, e)
 			a.printModelLinks(p.host, p.plan)
@@ -132,16 +133,16 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 
 // estimated is the JSON document of peerlane plan --estimate -o json.
 type estimated struct {
-	*topo.Estimate
+	*planner.Estimate
 	// Links lists the links with measured or assumed rates: any but PCIe links and NVLinks, whose
 	// rate the host states.
-	Links []topo.ModelLink `json:"links,omitempty"`
+	Links []planner.ModelLink `json:"links,omitempty"`
 }
 
 // planned is a host, its plan and the configuration of the plan.
 type planned struct {
 	host   *topo.Host
-	plan   *topo.Plan
+	plan   *planner.Plan
 	config config.Config
 }
 
@@ -167,9 +168,9 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	planning := c.Planning()
 	planning.Software = planning.Software || software
 	planning.AnyVendor = anyVendor
-	plan, err := topo.MakePlan(h, planning)
+	plan, err := planner.Make(h, planning)
 	if err != nil {
-		if hosts := new(topo.SeveralHostsError); errors.As(err, &hosts) {
+		if hosts := new(planner.SeveralHostsError); errors.As(err, &hosts) {
 			return nil, fmt.Errorf("%s: %w", origin(h.Source), err)
 		}
 		return nil, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)
@@ -177,7 +178,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 	return &planned{h, plan, c}, nil
 }
 
-func (a *app) printPlan(p *topo.Plan, form string) {
+func (a *app) printPlan(p *planner.Plan, form string) {
 	a.out.Printf("Plan of the host read from %s\n\n", origin(p.Source))
 	if len(p.Lanes) > 0 {
 		a.section("Lanes", a.laneTable(p, form))
@@ -189,7 +190,7 @@ func (a *app) printPlan(p *topo.Plan, form string) {
 }
 
 // indices maps PCI addresses of GPUs to indices.
-func indices(p *topo.Plan) map[string]string {
+func indices(p *planner.Plan) map[string]string {
 	index := map[string]string{}
 	for _, g := range p.GPUs {
 		index[g.BusID] = strconv.Itoa(g.Index)
@@ -197,7 +198,7 @@ func indices(p *topo.Plan) map[string]string {
 	return index
 }
 
-func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
+func (a *app) laneTable(p *planner.Plan, form string) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "ROLE", "LANE", "NIC", "PATH", "LEGS", "GB/S", "REASON")
 	index := indices(p)
 	for _, l := range p.Lanes {
@@ -208,7 +209,7 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 		nics := strings.Join(l.NICs, ", ")
 		way, bandwidth := l.Kind, ""
 		path, legs := terminal.Paint("-"), terminal.Paint("-")
-		if way == "" && l.Role != topo.RoleRefused {
+		if way == "" && l.Role != planner.RoleRefused {
 			way = "this host" // route direct, without a NIC
 		}
 		if len(servers) > 0 {
@@ -244,12 +245,12 @@ func (a *app) laneTable(p *topo.Plan, form string) *table.Writer {
 
 // shares formats the ways and the NICs of a lane with the share of traffic of each; empty if a lane
 // has one, or equal shares.
-func shares(l topo.Lane, index map[string]string) (ways, nics string) {
+func shares(l planner.Lane, index map[string]string) (ways, nics string) {
 	byWay, byNIC := map[string]int{}, map[string]int{}
 	var wayOrder, nicOrder []string
 	for _, m := range l.Members {
 		way := l.KindOf(m)
-		if way == topo.KindStaged {
+		if way == planner.KindStaged {
 			way = "GPU " + index[m.Server]
 		}
 		if byWay[way] == 0 {
@@ -287,7 +288,7 @@ func shares(l topo.Lane, index map[string]string) (ways, nics string) {
 	return words(wayOrder, byWay), words(nicOrder, byNIC)
 }
 
-func (a *app) stagingTable(p *topo.Plan) *table.Writer {
+func (a *app) stagingTable(p *planner.Plan) *table.Writer {
 	t := a.newTable("GPU", "ADDRESS", "LANES", "PER CONTAINER", "ONE FOR EACH LANE", "LIMIT")
 	index := indices(p)
 	for _, s := range p.Staging {
@@ -300,7 +301,7 @@ func (a *app) stagingTable(p *topo.Plan) *table.Writer {
 	return t
 }
 
-func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
+func (a *app) printEstimate(p *planner.Plan, e *planner.Estimate) {
 	if len(e.GPUs) == 0 {
 		a.out.Printf("Nothing to estimate for the host read from %s: it has no GPU that can have a lane.\n", origin(p.Source))
 		a.printNotes(p.Notes)
@@ -309,11 +310,11 @@ func (a *app) printEstimate(p *topo.Plan, e *topo.Estimate) {
 	a.out.Printf("Estimate for the host read from %s, GB/s in each direction\n\n", origin(p.Source))
 	for _, part := range []struct {
 		title string
-		ways  func(topo.Rates) topo.Ways
+		ways  func(planner.Rates) planner.Ways
 		limit bool
 	}{
-		{"All GPUs at once", func(r topo.Rates) topo.Ways { return r.Ways }, true},
-		{"One GPU alone", func(r topo.Rates) topo.Ways { return r.Alone }, false},
+		{"All GPUs at once", func(r planner.Rates) planner.Ways { return r.Ways }, true},
+		{"One GPU alone", func(r planner.Rates) planner.Ways { return r.Alone }, false},
 	} {
 		headings := []any{"GPU", "ADDRESS", "LANE", "NCCL TODAY"}
 		if e.PXN {
@@ -371,9 +372,9 @@ func share(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) }
 
 func (a *app) role(role string) terminal.Styled {
 	switch role {
-	case topo.RoleNear:
+	case planner.RoleNear:
 		return a.paint(role, green)
-	case topo.RoleRefused:
+	case planner.RoleRefused:
 		return a.paint(role, red)
 	}
 	return a.paint(role, yellow)

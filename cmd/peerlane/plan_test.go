@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func TestEstimateAndExplanationOfTheRecordedHost(t *testing.T) {
@@ -63,9 +63,9 @@ func TestGPUsOfAnyVendorArePlannedWhereThatIsAskedFor(t *testing.T) {
 		if any {
 			args = append(args, "--any-vendor")
 		}
-		plan := decode[topo.Plan](t, args...)
-		if len(plan.Lanes) != 2 || (plan.Lanes[0].Role == topo.RoleNear) != any ||
-			(plan.Lanes[0].Role == topo.RoleRefused) == any {
+		plan := decode[planner.Plan](t, args...)
+		if len(plan.Lanes) != 2 || (plan.Lanes[0].Role == planner.RoleNear) != any ||
+			(plan.Lanes[0].Role == planner.RoleRefused) == any {
 			t.Errorf("any vendor %t: %+v", any, plan.Lanes)
 		}
 	}

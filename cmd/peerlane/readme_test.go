@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // The README's configuration must work unchanged.
@@ -107,11 +107,11 @@ func TestREADMEServersHaveTheEstimatesOfPlan(t *testing.T) {
 func readmeEstimate(t *testing.T, file string) []string {
 	t.Helper()
 	input := []string{"--root", t.TempDir(), "--input", "../../" + file, "-o", "json"}
-	plan := decode[topo.Plan](t, append([]string{"plan"}, input...)...)
-	e := decode[topo.Estimate](t, append([]string{"plan", "--estimate"}, input...)...)
+	plan := decode[planner.Plan](t, append([]string{"plan"}, input...)...)
+	e := decode[planner.Estimate](t, append([]string{"plan", "--estimate"}, input...)...)
 	far := map[string]bool{}
 	for _, l := range plan.Lanes {
-		far[l.GPU] = l.Role == topo.RoleFar && len(l.NICs) > 0
+		far[l.GPU] = l.Role == planner.RoleFar && len(l.NICs) > 0
 	}
 	type rates struct{ today, lane []float64 }
 	var all, alone rates

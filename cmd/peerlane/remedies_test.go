@@ -14,7 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/integration/documents"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // messages is the key of the extracted messages in allDocuments.
@@ -239,7 +239,7 @@ func TestRefreshReplacesAWrongPlan(t *testing.T) {
 				}
 			}
 			h.run("refresh")
-			p, err := topo.ReadPlan(file)
+			p, err := planner.Read(file)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // selfTestReport is the JSON document of peerlane self-test.
@@ -123,7 +123,7 @@ Exit status:
 
 // selfTested is a host whose pairs are tested.
 type selfTested struct {
-	plan   *topo.Plan
+	plan   *planner.Plan
 	config config.Config
 	tester *selftest.Tester
 	words  string

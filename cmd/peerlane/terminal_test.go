@@ -25,6 +25,8 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // hostileText is ESC, OSC with BEL, CSI as C1, a line feed, a bidirectional override,
@@ -115,7 +117,7 @@ func TestEveryTableSanitisesItsCells(t *testing.T) {
 		"topo, NICs":  func(a *app) { a.section(hostileText, a.nicTable(poisoned[[]topo.NIC]())) },
 		"topo --nics": func(a *app) { h := poisoned[topo.Host](); a.printNICs(&h) },
 		"notes":       func(a *app) { h := poisoned[topo.Host](); a.printNotes(append(reasons(&h), h.Notes...)) },
-		"plan":        func(a *app) { p := poisoned[topo.Plan](); a.printPlan(&p, formWide) },
+		"plan":        func(a *app) { p := poisoned[planner.Plan](); a.printPlan(&p, formWide) },
 		"doctor":      func(a *app) { a.printDoctor(doctorReport{Findings: poisoned[[]doctor.Finding]()}) },
 		"self-test":   func(a *app) { a.printSelfTest(poisoned[selfTestReport]()) },
 		"cdi list": func(a *app) {
@@ -140,7 +142,7 @@ func TestEveryTableSanitisesItsCells(t *testing.T) {
 		},
 		"matrix": func(a *app) {
 			h := largeHost(t, 2)
-			paths := h.PathTable(topo.RulesNCCL)
+			paths := graph.NewTable(h, topo.RulesNCCL)
 			var c cells
 			for range paths.Paths {
 				c.texts = append(c.texts, terminal.Paint(hostileText))

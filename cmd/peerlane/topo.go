@@ -14,7 +14,11 @@ import (
 	"github.com/peerlane/peerlane/cmd/terminal"
 	"github.com/peerlane/peerlane/cmd/terminal/table"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/reader"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
 // hostFlags say which host a command looks at.
@@ -61,12 +65,12 @@ func (f *hostFlags) read() (*topo.Host, error) {
 		}
 	}
 	if !f.cmd.Flags().Changed("host") {
-		return topo.Read(f.input, f.options())
+		return reader.Read(f.input, f.options())
 	}
 	if f.input == "" {
 		return nil, usageError{f.cmd.CommandPath(), errors.New("--host is a host of a file: give --input as well")}
 	}
-	h, err := topo.Read(f.input, f.options())
+	h, err := reader.Read(f.input, f.options())
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +87,7 @@ func (f *hostFlags) completeHosts() ([]string, cobra.ShellCompDirective) {
 	if f.input == "" || f.input == "-" {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	h, err := topo.Read(f.input, f.options())
+	h, err := reader.Read(f.input, f.options())
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -183,9 +187,9 @@ GPUs and NICs as a tree, with the rate of each link. peerlane plan also draws la
 		if form.value == formJSON {
 			// The heap is mostly the tables of pairs, which live to the end.
 			defer debug.SetGCPercent(debug.SetGCPercent(20))
-			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, h.WayTable(by))
+			return a.printTopology(topology{Version: topologyVersion, Rules: by, Host: withLists(h)}, graph.NewWayTable(h, by))
 		}
-		a.printTopo(h, h.PathTable(by))
+		a.printTopo(h, graph.NewTable(h, by))
 		return nil
 	}
 	return cmd
@@ -198,11 +202,11 @@ func (a *app) printXML(h *topo.Host, virtual bool) error {
 		if err != nil {
 			return err
 		}
-		if h, err = h.VirtualSwitch(p.plan); err != nil {
+		if h, err = virtualswitch.New(h, p.plan); err != nil {
 			return err
 		}
 	}
-	text, err := h.NCCLXML()
+	text, err := ncclxml.Write(h)
 	if err != nil {
 		return err
 	}
@@ -218,8 +222,8 @@ type topology struct {
 	Version int        `json:"version"`
 	Rules   topo.Rules `json:"rules"`
 	*topo.Host
-	Ways  []topo.Way `json:"ways"`
-	Paths [][4]int   `json:"paths"`
+	Ways  []graph.Way `json:"ways"`
+	Paths [][4]int    `json:"paths"`
 }
 
 // withLists returns a copy of h with empty lists in place of nil, for JSON.
@@ -248,7 +252,7 @@ func foldedFunctions(h *topo.Host, functions topo.Functions) (sentences []string
 	return sentences
 }
 
-func (a *app) printTopo(h *topo.Host, paths *topo.PathTable) {
+func (a *app) printTopo(h *topo.Host, paths *graph.Table) {
 	a.out.Printf("Host read from %s\n\n", origin(h.Source))
 	if len(h.GPUs) == 0 {
 		a.out.PrintLines("No GPU.\n\n")
@@ -553,7 +557,7 @@ func (c nvlinkCounts) of(from, to int, p topo.Path) int {
 
 // typeCells returns path types in the notation of nvidia-smi, with the number of NVLinks if known.
 // occur holds the types of these paths, and counted reports whether any path has a count.
-func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map[topo.PathType]bool, counted bool) {
+func (a *app) typeCells(h *topo.Host, paths *graph.Table) (c cells, occur map[topo.PathType]bool, counted bool) {
 	links := newNVLinkCounts(h)
 	places := map[int]int32{} // in the texts, by the number of NVLinks
 	occur = map[topo.PathType]bool{}
@@ -592,7 +596,7 @@ func (a *app) typeCells(h *topo.Host, paths *topo.PathTable) (c cells, occur map
 }
 
 // bandwidthCells are the bandwidths of paths.
-func bandwidthCells(paths *topo.PathTable) (c cells) {
+func bandwidthCells(paths *graph.Table) (c cells) {
 	for _, p := range paths.Paths {
 		c.texts = append(c.texts, terminal.Paint(bandwidthOf(p)))
 	}

@@ -12,6 +12,9 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 func TestTablesOfTheRecordedHost(t *testing.T) {
@@ -31,11 +34,11 @@ type printedTopology struct {
 	Rules   string
 	GPUs    []struct{ BusID, UUID string }
 	NICs    []struct{ Name string }
-	Ways    []topo.Way
+	Ways    []graph.Way
 	Paths   [][4]int
 }
 
-func (p *printedTopology) pairs() (pairs []topo.Pair) {
+func (p *printedTopology) pairs() (pairs []graph.Pair) {
 	var names []string
 	for _, g := range p.GPUs {
 		names = append(names, g.BusID)
@@ -46,7 +49,7 @@ func (p *printedTopology) pairs() (pairs []topo.Pair) {
 	for _, of := range p.Paths {
 		for _, way := range [][3]int{{of[0], of[1], of[2]}, {of[1], of[0], of[3]}} {
 			w := p.Ways[way[2]]
-			pairs = append(pairs, topo.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops,
+			pairs = append(pairs, graph.Pair{From: names[way[0]], To: names[way[1]], Path: w.Path, Hops: w.Hops,
 				Reason: w.Reason, PXN: w.PXN, Policy: w.Policy})
 		}
 	}
@@ -59,12 +62,12 @@ func TestTopoJSONHasEveryPair(t *testing.T) {
 	if len(got.GPUs) != 8 || len(got.NICs) != 2 || len(got.Paths) != 10*9/2 {
 		t.Fatalf("%d GPUs, %d NICs, %d paths", len(got.GPUs), len(got.NICs), len(got.Paths))
 	}
-	h, err := topo.ReadSysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
+	h, err := reader.Sysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[[2]string]topo.Pair{}
-	for _, p := range h.Paths(topo.RulesNCCL) {
+	want := map[[2]string]graph.Pair{}
+	for _, p := range graph.All(h, topo.RulesNCCL) {
 		want[[2]string{p.From, p.To}] = p
 	}
 	pairs := got.pairs()
@@ -100,12 +103,12 @@ func TestRulesNameWhatTwoNameDifferently(t *testing.T) {
 
 func TestPlanJSONIsThePlan(t *testing.T) {
 	_, flags := recordedHost(t)
-	got := decode[topo.Plan](t, append([]string{"plan", "--root", t.TempDir(), "-o", "json"}, flags...)...)
-	host, err := topo.ReadSysfs(topo.Options{Sysfs: flags[1], Proc: flags[3]})
+	got := decode[planner.Plan](t, append([]string{"plan", "--root", t.TempDir(), "-o", "json"}, flags...)...)
+	host, err := reader.Sysfs(topo.Options{Sysfs: flags[1], Proc: flags[3]})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := topo.MakePlan(host, config.Default().Planning())
+	want, err := planner.Make(host, config.Default().Planning())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,12 +255,12 @@ func TestTopologyFileReplacesHost(t *testing.T) {
 	if out := peerlane(t, "topo", "--input", file); !strings.Contains(out, "mlx5_7") || !strings.Contains(out, file) {
 		t.Errorf("peerlane topo printed\n%s", out)
 	}
-	plan := decode[topo.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "-o", "json")
+	plan := decode[planner.Plan](t, "plan", "--root", t.TempDir(), "--input", file, "-o", "json")
 	far, err := plan.Lane("1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if far.Role != topo.RoleFar || !far.Relay || len(far.Servers) != 1 || far.Servers[0] != "0000:17:00.0" {
+	if far.Role != planner.RoleFar || !far.Relay || len(far.Servers) != 1 || far.Servers[0] != "0000:17:00.0" {
 		t.Errorf("the lane of GPU 1 is %+v", far)
 	}
 }
@@ -273,7 +276,7 @@ func TestConfigurationAssignsALane(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	plan := decode[topo.Plan](t, append([]string{"plan", "--root", root, "-o", "json"}, host...)...)
+	plan := decode[planner.Plan](t, append([]string{"plan", "--root", root, "-o", "json"}, host...)...)
 	lane, err := plan.Lane("3")
 	if err != nil {
 		t.Fatal(err)

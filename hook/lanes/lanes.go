@@ -13,6 +13,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
 // Refresh is the remedy for a plan that does not fit the host.
@@ -20,14 +22,14 @@ const Refresh = "run peerlane cdi refresh"
 
 // ReadPlan reads the host's plan, which decides about processes of root: a plan that another user
 // could have written, or of another host, is refused.
-func ReadPlan(l paths.Layout) (*topo.Plan, error) {
+func ReadPlan(l paths.Layout) (*planner.Plan, error) {
 	path := l.PlanFile()
 	if err := paths.Trusted(path); errors.Is(err, fs.ErrNotExist) {
 		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Cause: err, Remedy: Refresh}
 	} else if err != nil {
 		return nil, err
 	}
-	plan, err := topo.ReadPlan(path)
+	plan, err := planner.Read(path)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +54,7 @@ func Seeing(lanes []launch.Lane) {
 
 // Find returns lanes of a plan by the identity of their GPUs, "UUID@PCI address", as in a CDI
 // specification. The UUID may be empty, on either side.
-func Find(plan *topo.Plan, names []string) ([]launch.Lane, error) {
+func Find(plan *planner.Plan, names []string) ([]launch.Lane, error) {
 	var lanes []launch.Lane
 	for _, name := range names {
 		lane, err := findLane(plan, name)
@@ -75,7 +77,7 @@ func staleGPU(gpu string, cause error) error {
 	}
 }
 
-func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
+func findLane(plan *planner.Plan, name string) (launch.Lane, error) {
 	uuid, busID, ok := strings.Cut(name, "@")
 	if !ok {
 		return launch.Lane{}, errors.New(`a lane is named as "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
@@ -100,26 +102,26 @@ func findLane(plan *topo.Plan, name string) (launch.Lane, error) {
 	if err != nil {
 		return launch.Lane{}, err
 	}
-	if lane.Role == topo.RoleRefused {
+	if lane.Role == planner.RoleRefused {
 		return launch.Lane{}, fmt.Errorf("that GPU cannot have a lane: %s", lane.Reason)
 	}
 	out := launch.Lane{
 		Role:    lane.Role,
 		Relay:   lane.Relay,
-		Direct:  lane.Kind == topo.KindDirect,
+		Direct:  lane.Kind == planner.KindDirect,
 		GPU:     Identity(gpu),
 		Servers: []launch.GPU{},
 		NICs:    lane.NICs,
 	}
 	for _, m := range lane.Members {
-		out.Direct = out.Direct || lane.KindOf(m) == topo.KindDirect
+		out.Direct = out.Direct || lane.KindOf(m) == planner.KindDirect
 		out.Members = append(out.Members, launch.Member{Server: m.Server, NIC: m.NIC, Weight: m.Weight})
 	}
 	if len(lane.NICs) > 0 {
-		n := plan.NCCLNIC(lane.NICs[0])
+		n := virtualswitch.NICOf(plan, lane.NICs[0])
 		out.NIC = &launch.NIC{Name: lane.NICs[0], GUID: n.GUID, Mbps: n.Mbps, Port: n.Port}
 	}
-	out.PeerMbps = gpu.PeerMbps()
+	out.PeerMbps = virtualswitch.PeerMbps(gpu)
 	for _, s := range lane.Servers {
 		server, err := plan.GPU(s)
 		if err != nil {
@@ -137,7 +139,7 @@ const maxSpares = 4
 // first the GPUs beside the lane's NICs. A lane by configuration has no spares: the administrator
 // chose its servers. A GPU that the configuration excludes in a pair with the lane's GPU or with
 // a NIC is no spare.
-func AddSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
+func AddSpares(plan *planner.Plan, lanes []launch.Lane, excluded [][]string) {
 	for i := range lanes {
 		planned, err := plan.Lane(lanes[i].GPU.BusID)
 		if err != nil || !planned.Relay || planned.Pinned {
@@ -177,7 +179,7 @@ func AddSpares(plan *topo.Plan, lanes []launch.Lane, excluded [][]string) {
 
 // excludes reports whether configuration excludes a pair of a GPU, by PCI address,
 // and a GPU or a NIC.
-func excludes(plan *topo.Plan, pairs [][]string, gpu, other string) bool {
+func excludes(plan *planner.Plan, pairs [][]string, gpu, other string) bool {
 	address := func(name string) string {
 		if g, err := plan.GPU(name); err == nil {
 			return g.BusID
@@ -198,7 +200,7 @@ func Identity(g topo.GPU) launch.GPU {
 }
 
 // Present checks that the GPUs of lanes are at the addresses of the plan.
-func Present(plan *topo.Plan, lanes []launch.Lane) error {
+func Present(plan *planner.Plan, lanes []launch.Lane) error {
 	const nvidia = "0x10de" // PCI vendor
 	for _, lane := range lanes {
 		for _, gpu := range append([]launch.GPU{lane.GPU}, lane.Servers...) {
@@ -224,7 +226,7 @@ func staleNIC(name string, cause error) error {
 
 // PresentNICs checks that the device nodes of the lanes' NICs, and of the named NICs, belong to
 // the NICs of the plan: every boot numbers the nodes again.
-func PresentNICs(plan *topo.Plan, lanes []launch.Lane, names []string) error {
+func PresentNICs(plan *planner.Plan, lanes []launch.Lane, names []string) error {
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
 		if i < 0 || plan.NICs[i].Uverbs == "" {

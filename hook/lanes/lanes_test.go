@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/config/paths"
@@ -45,7 +47,7 @@ func TestFindReturnsLanesByIdentity(t *testing.T) {
 // NICs reach a GPU's own memory if the plan permits, and not for a near GPU that the
 // administrator has bounce.
 func TestFindLaneOfNearGPUIsDirect(t *testing.T) {
-	for kind, want := range map[string]bool{topo.KindDirect: true, topo.KindBounce: false, topo.KindStaged: false, "": false} {
+	for kind, want := range map[string]bool{planner.KindDirect: true, planner.KindBounce: false, planner.KindStaged: false, "": false} {
 		plan := testplan.New("/sys")
 		plan.Lanes[0].Kind = kind
 		lanes, err := Find(plan, []string{"@0000:17:00.0"})
@@ -58,19 +60,19 @@ func TestFindLaneOfNearGPUIsDirect(t *testing.T) {
 func TestAddSparesPrefersOwnNICs(t *testing.T) {
 	gpu := func(i int) topo.GPU { return topo.GPU{Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", 16+i)} }
 	id := func(i int) string { return gpu(i).BusID }
-	plan := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: "/sys"}}
+	plan := &planner.Plan{Version: planner.Version, Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: "/sys"}}
 	for i := range 8 {
 		plan.GPUs = append(plan.GPUs, gpu(i))
 	}
-	staged := func(i int, nic string, servers ...int) topo.Lane {
-		l := topo.Lane{GPU: id(i), Role: topo.RoleFar, Relay: true, NICs: []string{nic}}
+	staged := func(i int, nic string, servers ...int) planner.Lane {
+		l := planner.Lane{GPU: id(i), Role: planner.RoleFar, Relay: true, NICs: []string{nic}}
 		for _, s := range servers {
 			l.Servers = append(l.Servers, id(s))
 		}
 		return l
 	}
-	plan.Lanes = []topo.Lane{
-		{GPU: id(0), Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+	plan.Lanes = []planner.Lane{
+		{GPU: id(0), Role: planner.RoleNear, NICs: []string{"mlx5_0"}},
 		staged(2, "mlx5_0", 0), staged(3, "mlx5_1", 4, 5), staged(6, "mlx5_0", 1), staged(7, "mlx5_0", 0),
 	}
 	plan.Lanes[4].Pinned = true
@@ -206,7 +208,7 @@ func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
 	if _, err := ReadPlan(l); !errors.Is(err, fs.ErrNotExist) || !errors.Is(err, fault.UnreadablePlan) {
 		t.Errorf("no plan: %v", err)
 	}
-	write := func(p *topo.Plan) {
+	write := func(p *planner.Plan) {
 		if err := errors.Join(l.Create(), p.Write(l.PlanFile())); err != nil {
 			t.Fatal(err)
 		}
@@ -252,8 +254,8 @@ func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
 func TestFindLaneReturnsWeightsOfMembers(t *testing.T) {
 	plan := testplan.New("/sys")
 	far := &plan.Lanes[1]
-	far.Kind = topo.KindStaged
-	far.Members = []topo.Member{
+	far.Kind = planner.KindStaged
+	far.Members = []planner.Member{
 		{Server: far.GPU, NIC: "mlx5_0", Weight: 3},
 		{Server: far.Servers[0], NIC: "mlx5_0", Weight: 2},
 		{NIC: "mlx5_0", Weight: 1},

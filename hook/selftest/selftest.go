@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -389,7 +391,7 @@ func (w *firstWords) Write(p []byte) (int, error) {
 }
 
 // PlannedPairs returns the pairs that the lanes of a plan can stage on, including spares.
-func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
+func PlannedPairs(plan *planner.Plan, c config.Config) ([]launch.PairName, error) {
 	var names []string
 	for _, l := range plan.Lanes {
 		if l.Relay {
@@ -406,10 +408,10 @@ func PlannedPairs(plan *topo.Plan, c config.Config) ([]launch.PairName, error) {
 
 // AllPairs adds to a list every other pair of two GPUs of a plan, without GPUs that cannot have
 // lanes.
-func AllPairs(plan *topo.Plan, list []launch.PairName) []launch.PairName {
+func AllPairs(plan *planner.Plan, list []launch.PairName) []launch.PairName {
 	gpus := slices.DeleteFunc(slices.Clone(plan.GPUs), func(g topo.GPU) bool {
 		lane, err := plan.Lane(g.BusID)
-		return err == nil && lane.Role == topo.RoleRefused
+		return err == nil && lane.Role == planner.RoleRefused
 	})
 	for i, a := range gpus {
 		for _, b := range gpus[i+1:] {

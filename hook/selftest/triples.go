@@ -20,6 +20,8 @@ import (
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // GPUs and NICs are tested together, as triples, by `peerlane-relay rdma-test` in a sandbox like
@@ -41,7 +43,7 @@ var Sysfs = "/sys"
 type setting string
 
 func readSetting() setting {
-	host, err := topo.ReadSysfs(topo.Options{Sysfs: Sysfs})
+	host, err := reader.Sysfs(topo.Options{Sysfs: Sysfs})
 	if err != nil {
 		return "ACS unknown"
 	}
@@ -168,10 +170,10 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 }
 
 // PlannedTriples returns the triples of a plan's lanes.
-func PlannedTriples(plan *topo.Plan, c config.Config) ([]launch.TripleName, error) {
+func PlannedTriples(plan *planner.Plan, c config.Config) ([]launch.TripleName, error) {
 	var list []launch.TripleName
 	for _, l := range plan.Lanes {
-		if !l.Relay && l.Kind != topo.KindDirect {
+		if !l.Relay && l.Kind != planner.KindDirect {
 			continue
 		}
 		planned, err := lanes.Find(plan, []string{"@" + l.GPU})

@@ -4,6 +4,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/lanes"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
 // writeTopology puts the container's virtual switch beside the socket, for NCCL's plugin, before
@@ -26,7 +27,7 @@ func writeTopology(l paths.Layout, g *generation.Generation, local bool) error {
 	for _, lane := range g.Config.Lanes {
 		gpus = append(gpus, lane.GPU.BusID)
 	}
-	text, err := plan.ContainerXML(gpus, local)
+	text, err := virtualswitch.ContainerXML(plan, gpus, local)
 	if err != nil {
 		return err
 	}

@@ -26,6 +26,9 @@ import (
 	"github.com/peerlane/peerlane/relay/nccl"
 	cluster "github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/ncclxml"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/virtualswitch"
 )
 
 // Runtimes of ranks.
@@ -124,12 +127,12 @@ func newHost(ctx context.Context, o options) (h *host, err error) {
 	}
 	h.Lanes = nil
 	for i, g := range all {
-		lane := topo.Assignment{GPU: g.BusID, NICs: []string{"emulated0"}}
+		lane := planner.Assignment{GPU: g.BusID, NICs: []string{"emulated0"}}
 		if len(all) > 1 {
 			// On route staged a GPU stages on the next GPU.
 			lane.Servers = []string{all[(i+1)%len(all)].BusID}
 		} else {
-			lane.Kind = topo.KindBounce
+			lane.Kind = planner.KindBounce
 		}
 		h.Lanes = append(h.Lanes, lane)
 	}
@@ -192,11 +195,11 @@ func (h *host) configure(s settings) error {
 const topologyFile = "topology.xml"
 
 func (h *host) writeTopology() error {
-	virtual, err := h.Topology.VirtualSwitch(h.Plan)
+	virtual, err := virtualswitch.New(h.Topology, h.Plan)
 	if err != nil {
 		return err
 	}
-	text, err := virtual.NCCLXML()
+	text, err := ncclxml.Write(virtual)
 	if err != nil {
 		return err
 	}

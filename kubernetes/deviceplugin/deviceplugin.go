@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -19,7 +21,6 @@ import (
 
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/kubernetes/health"
-	"github.com/peerlane/peerlane/topo"
 )
 
 // Resource is the extended resource of pods: a unit gives a container the lanes of the container's
@@ -132,7 +133,7 @@ func (p *Plugin) observe() {
 	if o != nil && !o.Drained {
 		for _, lane := range o.Plan.Lanes {
 			_, cut := o.Lanes[lane.GPU][health.NoNetwork]
-			healthy = healthy || lane.Role != topo.RoleRefused && !cut
+			healthy = healthy || lane.Role != planner.RoleRefused && !cut
 		}
 	}
 	if before := <-p.healthy; before != healthy {

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -69,9 +71,9 @@ func startPlugin(t *testing.T) (*kubelet, paths.Layout) {
 	if err := os.MkdirAll(layout.State(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	plan := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Sysfs: filepath.Join(layout.Root, "sys")},
+	plan := &planner.Plan{Version: planner.Version, Source: topo.Source{Sysfs: filepath.Join(layout.Root, "sys")},
 		GPUs:  []topo.GPU{{BusID: "0000:01:00.0"}},
-		Lanes: []topo.Lane{{GPU: "0000:01:00.0", Role: topo.RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1}}}
+		Lanes: []planner.Lane{{GPU: "0000:01:00.0", Role: planner.RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1}}}
 	if err := plan.Write(layout.PlanFile()); err != nil {
 		t.Fatal(err)
 	}

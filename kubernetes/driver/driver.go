@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/sirupsen/logrus"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -19,7 +21,6 @@ import (
 	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
-	"github.com/peerlane/peerlane/topo"
 )
 
 // Publisher publishes the devices of the node; kubeletplugin.Helper implements Publisher.
@@ -127,7 +128,7 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 // PrepareResourceClaims answers with the CDI devices of claims. PrepareResourceClaims neither writes
 // nor calls an API, so the call is idempotent and survives restarts of kubelet, driver and API server.
 func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
-	plan, err := topo.ReadPlan(d.config.PlanFile)
+	plan, err := planner.Read(d.config.PlanFile)
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +143,7 @@ func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.
 	return results, nil
 }
 
-func prepare(plan *topo.Plan, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+func prepare(plan *planner.Plan, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim has no allocation")
 	}
@@ -236,7 +237,7 @@ func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 	var devices []kubeletplugin.DeviceHealth
 	usable := false
 	for _, lane := range o.Plan.Lanes {
-		if lane.Role == topo.RoleRefused {
+		if lane.Role == planner.RoleRefused {
 			continue
 		}
 		devices = append(devices, report(lanes.Name(lane.GPU), o.Healthy(lane.GPU), o.Message(lane.GPU)))

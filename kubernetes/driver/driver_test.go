@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/sirupsen/logrus"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,10 +51,10 @@ func newDriver(t *testing.T, c Config) (*Driver, paths.Layout) {
 
 func writePlan(t *testing.T, layout paths.Layout, gpus ...string) {
 	t.Helper()
-	plan := &topo.Plan{Version: topo.PlanVersion, Source: topo.Source{Sysfs: filepath.Join(layout.Root, "sys")}}
+	plan := &planner.Plan{Version: planner.Version, Source: topo.Source{Sysfs: filepath.Join(layout.Root, "sys")}}
 	for i, bus := range gpus {
 		plan.GPUs = append(plan.GPUs, topo.GPU{Index: i, BusID: bus})
-		plan.Lanes = append(plan.Lanes, topo.Lane{GPU: bus, Role: topo.RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1})
+		plan.Lanes = append(plan.Lanes, planner.Lane{GPU: bus, Role: planner.RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1})
 	}
 	if err := plan.Write(layout.PlanFile()); err != nil {
 		t.Fatal(err)

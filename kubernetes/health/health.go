@@ -13,12 +13,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
-	"github.com/peerlane/peerlane/topo"
 )
 
 // Condition is the key of a taint.
@@ -43,7 +44,7 @@ type Conditions map[Condition]string
 
 // Observation is the state of a node at a point in time.
 type Observation struct {
-	Plan *topo.Plan
+	Plan *planner.Plan
 	// Lanes has the conditions of lanes by the PCI address of the GPU. Lanes without a condition
 	// are absent.
 	Lanes map[string]Conditions
@@ -69,7 +70,7 @@ func NewMonitor(l paths.Layout, now func() time.Time) *Monitor {
 // Observe reads plan, ports and relays. The observation is nil if the plan is unreadable. Unreadable
 // relays are part of the error, and readable relays of the observation.
 func (m *Monitor) Observe() (*Observation, error) {
-	plan, err := topo.ReadPlan(m.layout.PlanFile())
+	plan, err := planner.Read(m.layout.PlanFile())
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +87,7 @@ func (m *Monitor) Observe() (*Observation, error) {
 }
 
 // observePorts notes when NICs of the plan lost the last active port.
-func (m *Monitor) observePorts(plan *topo.Plan) {
+func (m *Monitor) observePorts(plan *planner.Plan) {
 	now := m.now()
 	known := map[string]bool{}
 	for _, lane := range plan.Lanes {
@@ -124,7 +125,7 @@ func active(sysfs, nic string) bool {
 	return false
 }
 
-func (m *Monitor) conditions(lane topo.Lane, drained bool) Conditions {
+func (m *Monitor) conditions(lane planner.Lane, drained bool) Conditions {
 	c := Conditions{}
 	var down []string
 	for _, nic := range lane.NICs {
@@ -137,7 +138,7 @@ func (m *Monitor) conditions(lane topo.Lane, drained bool) Conditions {
 		c[NoNetwork] = "no active port on " + strings.Join(down, ", ")
 	case len(down) > 0:
 		c[Degraded] = "no active port on " + strings.Join(down, ", ")
-	case lane.Kind == topo.KindBounce:
+	case lane.Kind == planner.KindBounce:
 		c[Degraded] = "the lane goes through host memory"
 	}
 	if drained {
@@ -183,7 +184,7 @@ func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceT
 	all := Conditions{}
 	usable := 0
 	for _, lane := range o.Plan.Lanes {
-		if lane.Role == topo.RoleRefused {
+		if lane.Role == planner.RoleRefused {
 			continue
 		}
 		c := o.Lanes[lane.GPU]

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/peerlane/peerlane/config/paths"
@@ -26,13 +28,13 @@ type node struct {
 func newNode(t *testing.T) *node {
 	n := &node{layout: paths.Layout{Root: t.TempDir()}, now: time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC), t: t}
 	n.sysfs = filepath.Join(n.layout.Root, "sys")
-	plan := &topo.Plan{
-		Version: topo.PlanVersion, Source: topo.Source{Sysfs: n.sysfs},
+	plan := &planner.Plan{
+		Version: planner.Version, Source: topo.Source{Sysfs: n.sysfs},
 		GPUs: []topo.GPU{{Index: 0, BusID: "0000:01:00.0", NUMA: -1}, {Index: 1, BusID: "0000:02:00.0", NUMA: -1}},
 		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:03:00.0"}, {Name: "mlx5_1", BusID: "0000:04:00.0"}},
-		Lanes: []topo.Lane{
-			{GPU: "0000:01:00.0", Role: topo.RoleNear, Kind: topo.KindDirect, Servers: []string{}, NICs: []string{"mlx5_0"}, Path: topo.PIX},
-			{GPU: "0000:02:00.0", Role: topo.RoleNear, Kind: topo.KindDirect, Servers: []string{}, NICs: []string{"mlx5_0", "mlx5_1"}, Path: topo.PIX},
+		Lanes: []planner.Lane{
+			{GPU: "0000:01:00.0", Role: planner.RoleNear, Kind: planner.KindDirect, Servers: []string{}, NICs: []string{"mlx5_0"}, Path: topo.PIX},
+			{GPU: "0000:02:00.0", Role: planner.RoleNear, Kind: planner.KindDirect, Servers: []string{}, NICs: []string{"mlx5_0", "mlx5_1"}, Path: topo.PIX},
 		},
 	}
 	if err := os.MkdirAll(n.layout.State(), 0o755); err != nil {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
@@ -46,7 +48,7 @@ const none = "none"
 
 // Node is the state of a node from which its devices are made.
 type Node struct {
-	Plan *topo.Plan
+	Plan *planner.Plan
 	// Registration is the value of the attribute registration, the same for all lanes.
 	Registration string
 	// Version is the release of Peerlane.
@@ -68,8 +70,8 @@ func Name(busID string) string {
 
 // BusID returns the PCI address of the GPU whose lane has this device name. The second result is
 // false if the plan has no such lane.
-func BusID(plan *topo.Plan, name string) (string, bool) {
-	i := slices.IndexFunc(plan.Lanes, func(l topo.Lane) bool { return offered(l) && Name(l.GPU) == name })
+func BusID(plan *planner.Plan, name string) (string, bool) {
+	i := slices.IndexFunc(plan.Lanes, func(l planner.Lane) bool { return offered(l) && Name(l.GPU) == name })
 	if i < 0 {
 		return "", false
 	}
@@ -78,7 +80,7 @@ func BusID(plan *topo.Plan, name string) (string, bool) {
 
 // offered reports whether a lane becomes a device. A GPU in MIG mode has no lane: its slices carry
 // the PCI address of the whole GPU. The plan refuses such a GPU.
-func offered(l topo.Lane) bool { return l.Role != topo.RoleRefused }
+func offered(l planner.Lane) bool { return l.Role != planner.RoleRefused }
 
 // Devices returns the devices of a node: Shared first, then one device per lane in the order of the
 // plan. The result is empty if the node has no lane.
@@ -130,7 +132,7 @@ func (n Node) shared() resourceapi.Device {
 	}
 }
 
-func (n Node) device(lane topo.Lane) resourceapi.Device {
+func (n Node) device(lane planner.Lane) resourceapi.Device {
 	gpu := n.gpu(lane.GPU)
 	own := false
 	return resourceapi.Device{
@@ -166,7 +168,7 @@ func (n Node) gpu(busID string) topo.GPU {
 }
 
 // fabric returns the protocol of the lane's first NIC. A lane without a NIC has the transport tcp.
-func (n Node) fabric(lane topo.Lane) string {
+func (n Node) fabric(lane planner.Lane) string {
 	for _, nic := range n.Plan.NICs {
 		if len(lane.NICs) > 0 && nic.Name == lane.NICs[0] {
 			return strings.ToLower(nic.Protocol)

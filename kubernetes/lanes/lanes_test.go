@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -14,15 +16,15 @@ import (
 )
 
 // board returns the plan of a board with gpus GPUs and a NIC beside every second GPU.
-func board(gpus int) *topo.Plan {
-	p := &topo.Plan{}
+func board(gpus int) *planner.Plan {
+	p := &planner.Plan{}
 	for i := range gpus {
 		bus := fmt.Sprintf("0000:%02x:00.0", 0x10+i)
 		nic := fmt.Sprintf("mlx5_%d", i/2)
 		p.GPUs = append(p.GPUs, topo.GPU{Index: i, BusID: bus, UUID: fmt.Sprintf("GPU-%d", i), NUMA: i/4 - 1, Place: topo.Place{HostBridge: "pci0000:10"}})
-		lane := topo.Lane{GPU: bus, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{nic}, Rail: i / 2, Path: topo.PIX, Bandwidth: 24.5}
+		lane := planner.Lane{GPU: bus, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{nic}, Rail: i / 2, Path: topo.PIX, Bandwidth: 24.5}
 		if i%2 == 1 {
-			lane.Role, lane.Kind, lane.Path = topo.RoleFar, topo.KindStaged, topo.SYS
+			lane.Role, lane.Kind, lane.Path = planner.RoleFar, planner.KindStaged, topo.SYS
 		} else {
 			p.NICs = append(p.NICs, topo.NIC{Name: nic, Protocol: "RoCE"})
 		}
@@ -33,7 +35,7 @@ func board(gpus int) *topo.Plan {
 
 func TestDevicesOfAClassHaveTheSameAttributes(t *testing.T) {
 	p := board(8)
-	p.Lanes[3].NICs, p.Lanes[3].Rail, p.Lanes[3].Kind = nil, -1, topo.KindBounce
+	p.Lanes[3].NICs, p.Lanes[3].Rail, p.Lanes[3].Kind = nil, -1, planner.KindBounce
 	p.GPUs[5].UUID, p.GPUs[6].HostBridge = "", ""
 	devices := Devices(Node{Plan: p, Registration: "dmabuf", Version: "1.2.3"})
 	if len(devices) != 9 || devices[0].Name != Shared || !*devices[0].AllowMultipleAllocations {
@@ -69,7 +71,7 @@ func TestDevicesOfAClassHaveTheSameAttributes(t *testing.T) {
 
 func TestDeviceNamesLeadBackToTheirGPUs(t *testing.T) {
 	p := board(4)
-	p.Lanes[2].Role = topo.RoleRefused
+	p.Lanes[2].Role = planner.RoleRefused
 	for i, lane := range p.Lanes {
 		busID, known := BusID(p, Name(lane.GPU))
 		if known != (i != 2) || known && busID != lane.GPU {
@@ -132,7 +134,7 @@ func TestTaintedDevicesLeaveTheSliceWithoutDeviceTaints(t *testing.T) {
 func TestDevicesOfNodeWithoutLanesAreNone(t *testing.T) {
 	p := board(2)
 	for i := range p.Lanes {
-		p.Lanes[i].Role = topo.RoleRefused
+		p.Lanes[i].Role = planner.RoleRefused
 	}
 	if got := Devices(Node{Plan: p}); got != nil {
 		t.Errorf("%d devices", len(got))

@@ -83,7 +83,7 @@ type Member struct {
 	Weight int    `json:"weight"`
 }
 
-// NIC is what clients are told of a NIC, as NCCL has it (topo.NCCLNIC).
+// NIC is what clients are told of a NIC, as NCCL has it (virtualswitch.NIC).
 type NIC struct {
 	Name string `json:"name"`
 	GUID uint64 `json:"guid,omitempty"`
@@ -91,7 +91,7 @@ type NIC struct {
 	Port uint32 `json:"port,omitempty"`
 }
 
-// maxWeight is topo.MaxWeights, which relays do not import.
+// maxWeight is planner.MaxWeights, which relays do not import.
 const maxWeight = 1024
 
 // RoleFar is topo's, which relays do not import.

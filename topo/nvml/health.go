@@ -9,12 +9,12 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// Health is what NVML tells of driver and GPUs that a plan needs none of, and that
-// explains why one does not work.
+// Health has values of the driver and the GPUs that no plan needs, but that explain a plan's
+// failure.
 type Health struct {
 	// Driver is the version of the user-space driver (nvmlSystemGetDriverVersion).
 	Driver string
-	// CUDA is the newest that it can do, 1000 × major + 10 × minor
+	// CUDA is the newest CUDA version of the driver, 1000 × major + 10 × minor
 	// (nvmlSystemGetCudaDriverVersion_v2); 0 where unknown.
 	CUDA int
 	GPUs []GPUHealth
@@ -22,26 +22,26 @@ type Health struct {
 	Failures []string
 }
 
-// GPUHealth is that of one GPU. Sizes are bytes, 0 where unknown.
+// GPUHealth is the health of a GPU. Sizes are bytes, 0 where unknown.
 type GPUHealth struct {
 	Index int
-	// BusID is a PCI address as topo.ParseBusID writes it.
+	// BusID is a PCI address in the form of topo.ParseBusID.
 	BusID string
-	// BAR1 is the window through which other devices see its memory
+	// BAR1 is the size of the window through which other devices access the GPU's memory
 	// (nvmlDeviceGetBAR1MemoryInfo).
 	BAR1, BAR1Free uint64
-	// Memory is its own (nvmlDeviceGetMemoryInfo).
+	// Memory is the size of the GPU's memory (nvmlDeviceGetMemoryInfo).
 	Memory, MemoryFree uint64
 	// Persistence is nvmlDeviceGetPersistenceMode's; nil where unknown.
 	Persistence *bool
-	// NoP2P has the GPUs whose memory it cannot read or write, by their PCI
-	// addresses, and the driver's reason (nvmlDeviceGetP2PStatus).
+	// NoP2P has the driver's reason (nvmlDeviceGetP2PStatus) for each GPU whose memory this GPU
+	// cannot read or write, by PCI address.
 	NoP2P map[string]string
 	// Failures are the calls that gave no answer.
 	Failures []string
 }
 
-// Health asks for it. Where the library is absent the error is ErrNoLibrary.
+// Health reads the health of driver and GPUs. Without the library the error is ErrNoLibrary.
 func (l *Library) Health() (h Health, err error) {
 	err = l.while(func(count int) {
 		version, result := l.nvml.SystemGetDriverVersion()
@@ -68,7 +68,7 @@ func (l *Library) Health() (h Health, err error) {
 	return h, err
 }
 
-// place learns the address alone.
+// place reads only the address.
 func (a *asking) place() {
 	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
 	if !a.told("nvmlDeviceGetHandleByIndex", result) {
@@ -103,7 +103,7 @@ func (a *asking) health(all []asking) GPUHealth {
 	return h
 }
 
-// refused adds the GPUs that it has no peer-to-peer access to.
+// refused adds the GPUs that deny this GPU peer-to-peer access.
 func (a *asking) refused(all []asking, why map[string]string) {
 	for i := range all {
 		peer := &all[i]
@@ -115,7 +115,7 @@ func (a *asking) refused(all []asking, why map[string]string) {
 			verb  string
 		}{{nvml.P2P_CAPS_INDEX_READ, "read"}, {nvml.P2P_CAPS_INDEX_WRITE, "write"}} {
 			status, result := a.device.GetP2PStatus(peer.device, way.index)
-			lost := a.gpu.Lost // which of the two it is, this call does not say
+			lost := a.gpu.Lost // the call does not identify the lost GPU of the two
 			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
 			a.gpu.Lost = lost
 			if told && status != nvml.P2P_STATUS_OK {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestHealth(t *testing.T) {
+func TestHealthReadsDriverAndGPUs(t *testing.T) {
 	mode := []nvml.EnableState{nvml.FEATURE_ENABLED, nvml.FEATURE_DISABLED}
 	var devices []nvml.Device
 	for i, busID := range []string{"00000000:17:00.0", "00000000:3B:00.0"} {

@@ -1,7 +1,6 @@
-// Package nvml completes a topology with what NVIDIA's management library
-// knows: the index of nvidia-smi, NVLinks, MIG; and it names who uses a GPU. It
-// needs cgo, and no header or library to build; libnvidia-ml.so.1 is opened at run
-// time.
+// Package nvml completes a topology with values of NVIDIA's management library: the index of
+// nvidia-smi, NVLinks, MIG; and lists the processes that use a GPU. Package nvml needs cgo, but
+// no header or library to build: nvml opens libnvidia-ml.so.1 at run time.
 package nvml
 
 import (
@@ -16,21 +15,21 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ErrNoLibrary is the error on a host without libnvidia-ml.so.1, as on any host without
-// NVIDIA's driver. It wraps topo.ErrNoNVML.
+// ErrNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
+// driver. ErrNoLibrary wraps topo.ErrNoNVML.
 var ErrNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1", Cause: topo.ErrNoNVML,
 	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's libraries"}
 
-// Library is NVML. It implements topo.NVML.
+// Library is NVML, and implements topo.NVML.
 type Library struct{ nvml nvml.Interface }
 
-// New names the library; it is opened when it is asked something.
+// New returns a Library; a method call opens libnvidia-ml.so.1.
 func New() *Library { return &Library{nvml.New()} }
 
 var _ topo.NVML = (*Library)(nil)
 
-// GPUs lists the GPUs that the driver manages. Where the library is absent the
-// error is ErrNoLibrary. A failed call for one GPU is in the Failures of that GPU.
+// GPUs lists the GPUs that the driver manages. Without the library the error is ErrNoLibrary. A
+// failed call for a GPU is in the GPU's Failures.
 func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	err = l.while(func(count int) {
 		asked := make([]asking, count)
@@ -46,9 +45,9 @@ func (l *Library) GPUs() (gpus []topo.NVMLGPU, err error) {
 	return gpus, err
 }
 
-// Processes lists processes that use GPUs. Where the library is absent the error is
-// ErrNoLibrary. A list beside another error is right; the error names each GPU that
-// gave no answer.
+// Processes lists processes that use GPUs. Without the library the error is ErrNoLibrary. A
+// list beside another error is correct but incomplete; the error names the GPUs without an
+// answer.
 func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 	var silent []error
 	err = l.while(func(count int) {
@@ -63,8 +62,7 @@ func (l *Library) Processes() (processes []topo.GPUProcess, err error) {
 	return processes, errors.Join(append(silent, err)...)
 }
 
-// while opens the library, and closes it after do, which is told how many GPUs
-// there are.
+// while opens the library, calls do with the number of GPUs, and closes the library.
 func (l *Library) while(do func(count int)) (err error) {
 	switch result := l.nvml.Init(); result {
 	case nvml.SUCCESS:
@@ -90,15 +88,15 @@ func (l *Library) failed(call string, result nvml.Return) error {
 	return fmt.Errorf("%s: %s", call, l.nvml.ErrorString(result))
 }
 
-// asking is what NVML is asked of one GPU.
+// asking collects NVML's answers about a GPU.
 type asking struct {
 	library *Library
-	device  nvml.Device // nil where NVML gives no handle
+	device  nvml.Device // nil without a handle from NVML
 	gpu     topo.NVMLGPU
 }
 
-// told says whether a call was answered, and writes down why not. Not every
-// driver and GPU has everything: that is an answer, and no failure.
+// told reports whether a call succeeded, and records a failure. An unsupported call is no
+// failure: drivers and GPUs lack features.
 func (a *asking) told(call string, result nvml.Return) bool {
 	switch result {
 	case nvml.SUCCESS:
@@ -115,8 +113,7 @@ func (a *asking) told(call string, result nvml.Return) bool {
 	return false
 }
 
-// has is whether there is a function that older drivers lack, for a GPU that
-// still answers.
+// has reports whether the library has a function that older drivers lack; false for a lost GPU.
 func (a *asking) has(symbol string) bool { return !a.gpu.Lost && a.library.has(symbol) }
 
 func (a *asking) all() {
@@ -128,7 +125,7 @@ func (a *asking) all() {
 	if pci, result := device.GetPciInfo(); a.told("nvmlDeviceGetPciInfo", result) {
 		a.gpu.BusID = text(pci.BusId[:])
 	}
-	// What a lost GPU does not say, it would not say ten times.
+	// Skip further calls to a lost GPU: the calls would only repeat the failure.
 	for _, ask := range []func(){a.names, a.modes, a.links, a.chipToChip} {
 		if !a.gpu.Lost {
 			ask()
@@ -136,7 +133,7 @@ func (a *asking) all() {
 	}
 }
 
-// processes are those that compute on the GPU, and those that draw.
+// processes lists the GPU's compute processes and graphics processes.
 func (a *asking) processes() (all []topo.GPUProcess) {
 	device, result := a.library.nvml.DeviceGetHandleByIndex(a.gpu.Index)
 	if !a.told("nvmlDeviceGetHandleByIndex", result) {
@@ -168,7 +165,7 @@ func (a *asking) processes() (all []topo.GPUProcess) {
 	return all
 }
 
-// notAvailable is NVML_VALUE_NOT_AVAILABLE: nvml.h has it as (-1).
+// notAvailable is NVML_VALUE_NOT_AVAILABLE, (-1) in nvml.h.
 const notAvailable = ^uint64(0)
 
 func (a *asking) names() {
@@ -181,7 +178,7 @@ func (a *asking) names() {
 		a.gpu.Name = name
 	}
 	minor, result := a.device.GetMinorNumber()
-	if a.told("nvmlDeviceGetMinorNumber", result) { // not every system numbers device nodes
+	if a.told("nvmlDeviceGetMinorNumber", result) { // some systems do not number device nodes
 		a.gpu.Minor = minor
 	}
 	major, minor, result := a.device.GetCudaComputeCapability()
@@ -190,7 +187,7 @@ func (a *asking) names() {
 	}
 }
 
-// modes learns what keeps programs from sharing the GPU.
+// modes reads the modes that prevent sharing of the GPU.
 func (a *asking) modes() {
 	if a.has("nvmlDeviceGetMigMode") {
 		current, _, result := a.device.GetMigMode()
@@ -212,7 +209,7 @@ func (a *asking) modes() {
 	}
 }
 
-// mostLinks is how many NVLinks NCCL asks for, by compute capability.
+// mostLinks returns the number of NVLinks that NCCL queries, by compute capability.
 func mostLinks(capability int) int {
 	switch {
 	case capability < 60:
@@ -261,13 +258,13 @@ func (a *asking) links() {
 	a.gpu.NVLinks = peers
 }
 
-// linkTold is told for a call about one link. A link that the GPU does not have
-// is no failure.
+// linkTold is told for a call about a link. A missing link is no failure.
 func (a *asking) linkTold(call string, link int, result nvml.Return) bool {
 	return result != nvml.ERROR_INVALID_ARGUMENT && a.told(fmt.Sprintf("%s of link %d", call, link), result)
 }
 
-// active says whether a link is up. From compute capability 9.0 on a field tells.
+// active reports whether a link is up. GPUs of compute capability 9.0 and later report the
+// state in a field.
 func (a *asking) active(link int) bool {
 	if a.gpu.Capability < 90 {
 		state, result := a.device.GetNvLinkState(link)
@@ -277,8 +274,8 @@ func (a *asking) active(link int) bool {
 	return told && state == uint32(nvml.FEATURE_ENABLED)
 }
 
-// chipToChip learns of the links to the CPU that a GPU of compute capability 9.0
-// and later can have. NCCL takes the last one's bandwidth for that of each.
+// chipToChip counts the links to the CPU, on GPUs of compute capability 9.0 and later. Like
+// NCCL, chipToChip uses the bandwidth of the last link for every link.
 func (a *asking) chipToChip() {
 	if a.gpu.Capability < 90 {
 		return
@@ -296,7 +293,7 @@ func (a *asking) chipToChip() {
 	}
 }
 
-// maxC2C is more links than any GPU has; those that there are have ten.
+// maxC2C exceeds the links of any GPU; GPUs with C2C have ten.
 const maxC2C = 64
 
 // field reads a field of 32 bits.
@@ -312,8 +309,8 @@ func (a *asking) field(id, scope int) (value uint32, told bool) {
 	return binary.NativeEndian.Uint32(values[0].Value[:]), true
 }
 
-// noP2P says whether the driver lets the GPU reach none of the others. What it
-// does not tell counts as allowed.
+// noP2P reports whether the driver denies access to the memory of every other GPU. Access of
+// unknown status counts as allowed.
 func (a *asking) noP2P(all []asking) bool {
 	refused := 0
 	for i := range all {
@@ -327,7 +324,7 @@ func (a *asking) noP2P(all []asking) bool {
 		denied := false
 		for _, way := range []nvml.GpuP2PCapsIndex{nvml.P2P_CAPS_INDEX_READ, nvml.P2P_CAPS_INDEX_WRITE} {
 			status, result := a.device.GetP2PStatus(peer.device, way)
-			lost := a.gpu.Lost // which of the two it is, this call does not say
+			lost := a.gpu.Lost // the call does not identify the lost GPU of the two
 			told := a.told(fmt.Sprintf("nvmlDeviceGetP2PStatus to GPU %d", peer.gpu.Index), result)
 			a.gpu.Lost = lost
 			denied = denied || told && status != nvml.P2P_STATUS_OK
@@ -340,8 +337,8 @@ func (a *asking) noP2P(all []asking) bool {
 	return refused > 0
 }
 
-// has asks for a function that older drivers lack. A call of one that is
-// absent would end the process.
+// has reports whether the library has a function that older drivers lack. Calling a missing
+// function would end the process.
 func (l *Library) has(symbol string) bool {
 	return l.nvml.Extensions().LookupSymbol(symbol) == nil
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 func address(s string) (chars [32]int8) {
@@ -22,7 +24,7 @@ func address(s string) (chars [32]int8) {
 	return chars
 }
 
-// link is a NVLink: its far end by type and address.
+// link is an NVLink; kind and remote are type and address of the remote end.
 type link struct {
 	kind   nvml.IntNvLinkDeviceType
 	remote string
@@ -30,7 +32,7 @@ type link struct {
 	noP2P  bool
 }
 
-// field answers nvmlDeviceGetFieldValues for one field and scope.
+// field is the key of an answer of nvmlDeviceGetFieldValues.
 type field struct{ id, scope uint32 }
 
 // device is a GPU of compute capability 9.0 with links.
@@ -78,7 +80,7 @@ func device(links []link, mig int) *mock.Device {
 	return d
 }
 
-// fields lets a GPU answer for those and no others.
+// fields makes a GPU answer only for the known fields.
 func fields(d *mock.Device, known map[field]uint32) {
 	d.GetFieldValuesFunc = func(values []nvml.FieldValue) nvml.Return {
 		for i := range values {
@@ -92,7 +94,7 @@ func fields(d *mock.Device, known map[field]uint32) {
 	}
 }
 
-// library has one GPU, and the functions of lacking not.
+// library has a single GPU, and lacks the functions of lacking.
 func library(d nvml.Device, lacking ...string) (*Library, *mock.Interface) {
 	m := &mock.Interface{
 		InitFunc:                   func() nvml.Return { return nvml.SUCCESS },
@@ -185,9 +187,9 @@ func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
 	}
 }
 
-// Each call fails in each way that is no answer: the GPU stays in the list, and
-// what it did say with it.
-func TestAFailureCostsWhatTheCallWouldHaveTold(t *testing.T) {
+// Each call fails with each error code: the GPU stays in the list, with the answers of
+// successful calls.
+func TestFailedCallLosesOnlyItsValues(t *testing.T) {
 	whole := topo.NVMLGPU{BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, Capability: 90, NVLinks: map[string]int{"": 1}, C2C: 1, C2CBandwidth: 40000}
 	for _, result := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_TIMEOUT} {
 		for call, c := range map[string]struct {
@@ -279,7 +281,7 @@ func TestAFailureCostsWhatTheCallWouldHaveTold(t *testing.T) {
 			if g.Lost != (result == nvml.ERROR_GPU_IS_LOST) {
 				t.Errorf("%s, %s: lost is %t", call, result.Error(), g.Lost)
 			}
-			if g.Lost { // nothing more is asked
+			if g.Lost { // no further calls
 				if len(failures) != 1 || !strings.HasPrefix(failures[0], call+": ERROR_GPU_IS_LOST") {
 					t.Errorf("%s: failures %q", call, failures)
 				}
@@ -295,7 +297,7 @@ func TestAFailureCostsWhatTheCallWouldHaveTold(t *testing.T) {
 	}
 }
 
-func TestAGPULostBetweenTwoCallsLeavesTheOthers(t *testing.T) {
+func TestLostGPUKeepsOtherGPUs(t *testing.T) {
 	for name, c := range map[string]struct {
 		lose func(m *mock.Interface, d *mock.Device)
 		lost bool
@@ -363,7 +365,7 @@ func TestChipToChipLinksAreCountedAsNCCLDoes(t *testing.T) {
 		known[field{nvml.FI_DEV_C2C_LINK_GET_STATUS, i}] = 1
 		known[field{nvml.FI_DEV_C2C_LINK_GET_MAX_BW, i}] = 44000
 	}
-	known[field{nvml.FI_DEV_C2C_LINK_GET_STATUS, 3}] = 0 // one is down
+	known[field{nvml.FI_DEV_C2C_LINK_GET_STATUS, 3}] = 0 // a link is down
 	fields(d, known)
 	for _, c := range []struct{ major, links, bandwidth int }{{9, 9, 44000}, {8, 0, 0}} {
 		d.GetCudaComputeCapabilityFunc = func() (int, int, nvml.Return) { return c.major, 0, nvml.SUCCESS }
@@ -448,7 +450,7 @@ func TestProcessesOfALibraryThatFails(t *testing.T) {
 	}
 }
 
-func TestALibraryThatFailsSaysWhere(t *testing.T) {
+func TestFailingLibraryErrorNamesCall(t *testing.T) {
 	for _, result := range []nvml.Return{nvml.ERROR_LIB_RM_VERSION_MISMATCH, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_NO_PERMISSION} {
 		l, m := library(device(nil, 0))
 		m.InitFunc = func() nvml.Return { return result }
@@ -480,7 +482,7 @@ func TestAbsentLibraryIsAPlainAnswer(t *testing.T) {
 	}
 }
 
-// On a host with NVIDIA's driver NVML and sysfs must tell the same story.
+// On a host with NVIDIA's driver NVML and sysfs must agree.
 func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	gpus, err := New().GPUs()
 	if errors.Is(err, ErrNoLibrary) {
@@ -492,11 +494,11 @@ func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alone, err := topo.ReadSysfs(topo.Options{})
+	alone, err := reader.Sysfs(topo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := topo.ReadSysfs(topo.Options{NVML: New()})
+	h, err := reader.Sysfs(topo.Options{NVML: New()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -511,7 +513,7 @@ func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	}
 	for i, a := range h.GPUs {
 		for _, b := range h.GPUs[:i] {
-			path, err := h.Path(a.BusID, b.BusID)
+			path, err := graph.Between(h, a.BusID, b.BusID)
 			t.Logf("%s to %s: %v, %v", a.BusID, b.BusID, path, err)
 		}
 	}

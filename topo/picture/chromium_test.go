@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// chromium runs a headless Chromium on a file, and returns what it prints.
+// chromium runs a headless Chromium on a file, and returns the output.
 func chromium(t *testing.T, file string, arguments ...string) string {
 	t.Helper()
 	browser := ""
@@ -36,8 +36,8 @@ func chromium(t *testing.T, file string, arguments ...string) string {
 	if browser == "" {
 		t.Skip("there is no Chromium (integration/prerequisites test installs it as root)")
 	}
-	// Not t.TempDir, for a child of the browser can outlive it by a moment and
-	// write there.
+	// Avoid t.TempDir: a child of the browser can outlive the browser, and write to the
+	// profile.
 	profile, err := os.MkdirTemp("", "peerlane-chromium-")
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func chromium(t *testing.T, file string, arguments ...string) string {
 	defer func() { _ = os.RemoveAll(profile) }()
 	arguments = append([]string{"--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-dev-shm-usage", "--user-data-dir=" + profile}, arguments...)
 	if os.Getuid() == 0 {
-		arguments = append(arguments, "--no-sandbox") // it refuses root otherwise
+		arguments = append(arguments, "--no-sandbox") // Chromium refuses root without the flag
 	}
 	ctx, cancel := testutil.WithLimit(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -68,8 +68,7 @@ func writeFile(t *testing.T, name string, text []byte) string {
 	return path
 }
 
-// screenshot is how many pixels of a picture have each colour, and the one in its
-// corner.
+// screenshot returns the number of pixels of a picture by colour, and the colour of the corner.
 func screenshot(t *testing.T, file string, width, height float64, arguments ...string) (count map[string]int, corner string) {
 	t.Helper()
 	to := filepath.Join(t.ArtifactDir(), strings.ReplaceAll(t.Name(), "/", "-")+".png")
@@ -78,7 +77,7 @@ func screenshot(t *testing.T, file string, width, height float64, arguments ...s
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }() // opened for reading: closing loses nothing
+	defer func() { _ = f.Close() }() // read only: closing loses no data
 	shot, err := png.Decode(f)
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +101,7 @@ func screenshot(t *testing.T, file string, width, height float64, arguments ...s
 	return count, hex(at(2, 2))
 }
 
-// colours are those of the style sheet, by their names.
+// colours returns the colours of the style sheet by name.
 func colours(t *testing.T, dark bool) map[string]string {
 	t.Helper()
 	part := strings.SplitN(sheet, "@media", 2)[0]
@@ -121,8 +120,8 @@ const (
 	dark  = "--blink-settings=preferredColorScheme=0"
 )
 
-// The machine of these has lanes of three kinds, in several colours.
-func TestScreenshots(t *testing.T) {
+// The machine has lanes of three kinds in every colour.
+func TestScreenshotsShowColoursOfMode(t *testing.T) {
 	t.Parallel()
 	b := build(2)
 	b.h.CPUs[0].Socket, b.h.CPUs[1].Socket = 10, 10
@@ -137,13 +136,13 @@ func TestScreenshots(t *testing.T) {
 	used := map[int]bool{}
 	kinds := map[string]bool{}
 	for i, l := range p.lanes {
-		l.bin = i % bins // each colour has to be seen, whatever the estimate of this machine
+		l.bin = i % bins // the test needs every colour, whatever the estimate of this machine
 		used[l.bin], kinds[l.Kind] = true, true
 	}
 	if len(used) < bins || len(kinds) != 3 {
 		t.Fatalf("the machine has colours %v and kinds %v of lanes, and shows too little", used, kinds)
 	}
-	// As a README has it, on a dark page.
+	// A README shows the picture as an image on a dark page.
 	image := fmt.Sprintf(`<!DOCTYPE html><body style="margin:0;background:#0d1117"><img src="data:image/svg+xml;base64,%s">`, base64.StdEncoding.EncodeToString(p.SVG()))
 	for _, test := range []struct {
 		name, file string
@@ -161,10 +160,10 @@ func TestScreenshots(t *testing.T) {
 				t.Errorf("the corner is %s, want the paper's %s", corner, want["paper"])
 			}
 			if share := float64(count[want["paper"]]) / (1200 * 900); share < 0.3 || share > 0.95 {
-				t.Errorf("%.0f %% of it is paper: it is blank, or covered", 100*share)
+				t.Errorf("%.0f %% of the picture is paper: the picture is blank, or covered", 100*share)
 			}
 			for bin := range used {
-				// Bars and lanes; without a lane there are those of the legend alone.
+				// Bars and lanes; a missing lane leaves only the pixels of the legend.
 				if name := "q" + strconv.Itoa(bin); count[want[name]] < 1500 {
 					t.Errorf("%d pixels have the colour of lanes %s, %s", count[want[name]], name, want[name])
 				}
@@ -182,17 +181,17 @@ func TestScreenshots(t *testing.T) {
 	}
 }
 
-// probe is what a browser says of one picture.
+// probe is the browser's result for a picture.
 type probe struct {
 	Name     string
 	Texts    int
 	Overlaps []string // pairs of texts
-	Outside  []string // texts that leave the picture or the box that they are in
-	Crossed  []string // texts that a lane goes through
+	Outside  []string // texts that leave the picture or their box
+	Crossed  []string // texts that a lane crosses
 }
 
-// measure looks at every picture of a page: where its texts are as the browser
-// draws them.
+// measure reads from each picture of a page the positions of texts as the browser draws the
+// texts.
 const measure = `
 const result = [];
 for (const svg of document.querySelectorAll("svg")) {
@@ -229,7 +228,7 @@ pre.textContent = JSON.stringify(result);
 document.body.append(pre);
 `
 
-// dumped is what a script of a page left in the element result.
+// dumped returns the content of the element result, written by a script of a page.
 func dumped(t *testing.T, dom string, into any) {
 	t.Helper()
 	found := regexp.MustCompile(`(?s)<pre id="result">(.*?)</pre>`).FindStringSubmatch(dom)
@@ -246,7 +245,7 @@ func TestTextsNeitherOverlapNorLeaveThePicture(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("<!DOCTYPE html><meta charset=utf-8><body style='margin:0'>")
 	all := machines(t)
-	// A picture that is known to be wrong, so that the measuring is seen to work.
+	// The faulty picture proves that the measurement detects faults.
 	broken := *all[0].picture
 	broken.columns = append(slices.Clone(broken.columns),
 		text{margin, 46, "", styleTitle, "over the title"}, text{broken.width - 5, 20, "", styleText, "outside"}, text{broken.lanes[0].label.x + 20, broken.lanes[0].stops[0].y + 4, "", styleText, "on a lane"})
@@ -264,7 +263,7 @@ func TestTextsNeitherOverlapNorLeaveThePicture(t *testing.T) {
 		if p.Name == "broken" {
 			if !slices.ContainsFunc(p.Overlaps, func(s string) bool { return strings.Contains(s, "over the title") }) ||
 				!slices.Contains(p.Outside, "outside") || !slices.Contains(p.Crossed, "on a lane") {
-				t.Errorf("what is wrong with the broken picture was not seen: %+v", p)
+				t.Errorf("the probe misses the faults of the broken picture: %+v", p)
 			}
 			continue
 		}
@@ -319,8 +318,8 @@ addEventListener("load", () => {
 	}
 }
 
-// The page's policy forbids every script but its own. The test's is added to it.
-func TestThePageFollowsThePointer(t *testing.T) {
+// The page's policy allows only the page's script; the test adds its script to the policy.
+func TestPageHighlightsLaneUnderPointer(t *testing.T) {
 	t.Parallel()
 	var odd machine
 	for _, m := range machines(t) {
@@ -349,7 +348,7 @@ document.body.append(pre);
 	}
 	dumped(t, chromium(t, writeFile(t, "page.html", []byte(text)), dark, "--dump-dom"), &got)
 	if got.Scripts != 2 {
-		t.Errorf("the page has %d scripts, want its own and the test's", got.Scripts)
+		t.Errorf("the page has %d scripts, want the page's and the test's", got.Scripts)
 	}
 	var r, g, b int
 	if _, err := fmt.Sscanf(got.Paper, "rgb(%d, %d, %d)", &r, &g, &b); err != nil || fmt.Sprintf("#%02x%02x%02x", r, g, b) != colours(t, true)["paper"] {
@@ -364,9 +363,9 @@ document.body.append(pre);
 	want := append(links, "g 0", "g 0", "TR 0", "TR 0") // the line, the bars, and the rows of the table
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got.Entered); diff != "" || len(links) == 0 || !got.Some {
-		t.Errorf("with the pointer on lane 0 these stand out (-want +got):\n%s", diff)
+		t.Errorf("highlighted elements with the pointer on lane 0 (-want +got):\n%s", diff)
 	}
 	if len(got.Left) > 0 {
-		t.Errorf("after the pointer left, these still stand out: %q", got.Left)
+		t.Errorf("highlighted elements after the pointer left: %q", got.Left)
 	}
 }

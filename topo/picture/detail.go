@@ -6,9 +6,10 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// describe writes down what a reader sees who stops at a lane.
+// describe sets the tooltip of a lane.
 func (p *Picture) describe(l *lane) {
 	lines := []string{l.start.name + ": " + p.route(l)}
 	if e := l.estimate; e != nil {
@@ -26,25 +27,24 @@ func (p *Picture) describe(l *lane) {
 	l.detail = joinPlain(lines)
 }
 
-// route says in a few words where a lane goes.
+// route returns a short description of a lane's route.
 func (p *Picture) route(l *lane) string {
 	to := list(l.NICs)
 	if shares := p.shares(l); shares != "" {
 		return shares
 	}
 	switch l.Kind {
-	case topo.KindDirect:
+	case planner.KindDirect:
 		return "direct to " + to
-	case topo.KindStaged:
+	case planner.KindStaged:
 		return "staged on " + p.serverNames(l) + ", to " + to
-	case topo.KindBounce:
+	case planner.KindBounce:
 		return "bounces through host memory, to " + to
 	}
 	return "no lane (" + l.Role + ")"
 }
 
-// shares says how much of a lane goes which way; empty where all ways are of one kind and
-// have equal parts.
+// shares lists the share of each route of a lane; empty for routes of equal kind and share.
 func (p *Picture) shares(l *lane) string {
 	alike := true
 	for _, m := range l.Members {
@@ -57,9 +57,9 @@ func (p *Picture) shares(l *lane) string {
 	for _, m := range l.Members {
 		percent := fmt.Sprintf("%d %% ", (100*m.Weight+l.Weights()/2)/l.Weights())
 		switch l.KindOf(m) {
-		case topo.KindDirect:
+		case planner.KindDirect:
 			percent += "direct to "
-		case topo.KindBounce:
+		case planner.KindBounce:
 			percent += "through host memory to "
 		default:
 			if n := p.tree.gpus[m.Server]; n != nil {
@@ -81,7 +81,7 @@ func (p *Picture) serverNames(l *lane) string {
 	return list(names)
 }
 
-// joinPlain joins lines, without what has no place in a picture.
+// joinPlain joins lines, without empty lines and unprintable characters.
 func joinPlain(lines []string) string {
 	var kept []string
 	for _, l := range lines {
@@ -92,7 +92,7 @@ func joinPlain(lines []string) string {
 	return strings.Join(kept, "\n")
 }
 
-// detail is what a reader sees who stops at a node.
+// detail returns the tooltip of a node.
 func (n *node) detail(role string) string {
 	var lines []string
 	add := func(what, value string) {
@@ -153,7 +153,7 @@ func (n *node) detail(role string) string {
 	return joinPlain(lines)
 }
 
-// linkDetail is what a reader sees who stops at the link upwards.
+// linkDetail returns the tooltip of the link upwards.
 func (n *node) linkDetail(source topo.Source) string {
 	link, bandwidth, assumed := linkLabel(n.place, source)
 	what := strings.TrimSpace(n.name + " " + n.address)
@@ -178,7 +178,7 @@ func (n *node) linkDetail(source topo.Source) string {
 	return joinPlain(lines)
 }
 
-// nvlinks is a GPU's NVLinks in a few words: "18 NVLinks, 371 GB/s".
+// nvlinks summarises a GPU's NVLinks: "18 NVLinks, 371 GB/s".
 func (n *node) nvlinks() string {
 	links, bandwidth := 0, 0.0
 	for _, l := range n.gpu.NVLinks {
@@ -195,7 +195,7 @@ func (n *node) nvlinks() string {
 	return words
 }
 
-// nvlink is what the maker calls the links between GPUs.
+// nvlink is the maker's name of the links between GPUs.
 func (n *node) nvlink() string {
 	if n.gpu.Vendor == "AMD" {
 		return "xGMI link"
@@ -203,7 +203,7 @@ func (n *node) nvlink() string {
 	return "NVLink"
 }
 
-// state is a NIC's fabric and rate in a few words: "InfiniBand, 400 Gb/s".
+// state summarises a NIC's fabric and rate: "InfiniBand, 400 Gb/s".
 func (n *node) state() (fabric, rate string) {
 	nic := n.nic
 	fabric = nic.Protocol

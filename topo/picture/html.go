@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 var (
@@ -42,9 +43,8 @@ type rates struct {
 	Limit                              string
 }
 
-// HTML writes the picture as one page: with a table of the lanes, their reasons
-// and the estimate below it. The page loads nothing, and its policy forbids it
-// to.
+// HTML writes the picture as a page, with a table of the lanes, the reasons and the estimate
+// below the picture. The page loads no other file, and the page's policy forbids loading.
 func (p *Picture) HTML() ([]byte, error) {
 	var svg writer
 	p.svg(&svg, false)
@@ -62,7 +62,7 @@ func (p *Picture) HTML() ([]byte, error) {
 		ScriptHash: scriptHash(pageScript),
 		Style:      template.CSS(css() + pageSheet),
 		Script:     template.JS(pageScript),
-		SVG:        template.HTML(svg.String()), // the writer has escaped all text in it
+		SVG:        template.HTML(svg.String()), // writer escapes the text
 	}
 	notes := p.tree.host.Notes
 	if p.plan != nil {
@@ -92,7 +92,7 @@ func scriptHash(script string) string {
 
 func share(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64) }
 
-func printed(r topo.Rates, figure func(float64) string) *rates {
+func printed(r planner.Rates, figure func(float64) string) *rates {
 	return &rates{
 		Planned: figure(r.Relay), Today: figure(r.NCCL), Off: figure(r.HostMemory),
 		AlonePlanned: figure(r.Alone.Relay), AloneToday: figure(r.Alone.NCCL), AloneOff: figure(r.Alone.HostMemory),
@@ -105,9 +105,9 @@ func (p *Picture) row(l *lane) row {
 		NICs: plain(list(l.NICs)), Reason: plain(l.Reason),
 	}
 	switch l.Kind {
-	case topo.KindStaged:
+	case planner.KindStaged:
 		r.Through = p.serverNames(l)
-	case topo.KindBounce:
+	case planner.KindBounce:
 		r.Through = "host memory"
 	}
 	if l.Rail >= 0 {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // bins are the colours of lanes, from the slowest to the fastest.
@@ -15,13 +16,13 @@ const bins = 5
 
 // lane is a lane of the plan, drawn as a line that visits devices.
 type lane struct {
-	topo.Lane
+	planner.Lane
 	index int // in the plan
 	start *node
 	stops []*port // start first
-	// bin is the colour, from 0; -1 where nothing was estimated.
+	// bin is the colour, from 0; -1 without an estimate.
 	bin      int
-	estimate *topo.GPUEstimate
+	estimate *planner.GPUEstimate
 	track    int
 	path     string
 	label    text
@@ -35,7 +36,7 @@ type port struct {
 	y    float64
 }
 
-// addLanes makes the lanes, and the ports that devices need for them.
+// addLanes adds the lanes, and the ports of devices for the lanes.
 func (p *Picture) addLanes() {
 	if p.plan == nil {
 		return
@@ -63,7 +64,7 @@ func (p *Picture) addLanes() {
 		switch l.Kind {
 		case "":
 			continue
-		case topo.KindStaged:
+		case planner.KindStaged:
 			for _, s := range l.Servers {
 				p.stop(drawn, p.tree.gpus[s])
 			}
@@ -85,12 +86,12 @@ func (p *Picture) addLanes() {
 }
 
 // bounced are the NICs that a lane reaches through host memory.
-func bounced(l topo.Lane) (nics []string) {
-	if l.Kind == topo.KindBounce {
+func bounced(l planner.Lane) (nics []string) {
+	if l.Kind == planner.KindBounce {
 		return l.NICs
 	}
 	for _, m := range l.Members {
-		if l.KindOf(m) == topo.KindBounce && !slices.Contains(nics, m.NIC) {
+		if l.KindOf(m) == planner.KindBounce && !slices.Contains(nics, m.NIC) {
 			nics = append(nics, m.NIC)
 		}
 	}
@@ -100,9 +101,8 @@ func bounced(l topo.Lane) (nics []string) {
 // defaultPortRate is the scale of a host whose NICs state no rate: 400 Gbit/s in GB/s.
 const defaultPortRate = 50
 
-// portRate returns the rate of the fastest port in GB/s. It is the scale of the
-// colours, so that pictures of the same host with and without a failed NIC have the
-// same colour for the same bandwidth.
+// portRate returns the rate of the fastest port in GB/s, the scale of the colours. Pictures of
+// a host with and without a failed NIC therefore have equal colours for equal bandwidths.
 func portRate(nics []topo.NIC) float64 {
 	fastest := 0.0
 	for _, n := range nics {
@@ -111,8 +111,8 @@ func portRate(nics []topo.NIC) float64 {
 	return cmp.Or(fastest, defaultPortRate)
 }
 
-// bin returns the colour of a bandwidth: the index of its part of the port rate.
-// A lane of several NICs can exceed one port, and has the last colour.
+// bin returns the colour of a bandwidth: the index of its part of the port rate. A lane of
+// several NICs can exceed the port rate, and has the last colour.
 func bin(bandwidth, port float64) int {
 	return min(bins-1, max(0, int(float64(bins)*bandwidth/port-1e-9)))
 }
@@ -126,12 +126,11 @@ func (p *Picture) stop(l *lane, at *node) {
 	at.ports = append(at.ports, stop)
 }
 
-// drawn says whether a lane is a line: one that goes nowhere is a word.
+// drawn reports whether a lane is a line; a lane without a destination is only a word.
 func (l *lane) drawn() bool { return len(l.stops) > 1 }
 
-// assignTracks gives each lane a column of its own, as near to the devices as
-// it can be; lanes that do not meet share one. Short ones are innermost, so that
-// few cross.
+// assignTracks assigns lanes to columns, as near to the devices as possible. Lanes that do not
+// meet share a column. Short lanes are innermost, so that few lanes cross.
 func (p *Picture) assignTracks() {
 	row := map[*node]int{}
 	for i, n := range p.leaves() {
@@ -167,9 +166,8 @@ func (p *Picture) assignTracks() {
 	}
 }
 
-// sortPorts orders the ends at each device so that few lines cross: the lane of
-// the device itself, what comes from above with the innermost first, and what
-// comes from below with the innermost last.
+// sortPorts orders the ends of lanes at a device so that few lines cross: first the device's
+// lane, then lanes from above, innermost first, then lanes from below, innermost last.
 func (p *Picture) sortPorts() {
 	row := map[*node]int{}
 	for i, n := range p.leaves() {
@@ -195,14 +193,13 @@ func (p *Picture) sortPorts() {
 	}
 }
 
-// placePorts puts the ends of lanes on a device, and returns the height that it
-// needs.
+// placePorts places the ends of lanes on a device, and returns the required height.
 func (n *node) placePorts() float64 {
 	if len(n.ports) == 0 {
 		return leafHeight
 	}
 	if n.kind == kindGPU {
-		// Above its own lane is the word that says of what kind that is.
+		// The word for the kind of the GPU's lane is above the lane.
 		for i, p := range n.ports {
 			p.y = n.y + ownPort + float64(i)*portPitch
 			if i > 0 {
@@ -219,7 +216,7 @@ func (n *node) placePorts() float64 {
 	return height
 }
 
-// placeLanes draws the lanes on their tracks, and returns where they end.
+// placeLanes draws the lanes on their tracks, and returns the right edge.
 func (p *Picture) placeLanes(deck float64) (right float64) {
 	if len(p.lanes) == 0 {
 		return deck
@@ -237,7 +234,7 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 		}
 		l.label = text{deck + 8, l.stops[0].y - 5, "", styleLane, words}
 		if l.Kind == "" {
-			l.label.y += 9 // no line is below it
+			l.label.y += 9 // no line is below the word
 		}
 		if l.drawn() {
 			l.path = l.draw(deck, deck+stub+float64(l.track)*track)
@@ -247,9 +244,9 @@ func (p *Picture) placeLanes(deck float64) (right float64) {
 	return deck + stub + float64(tracks)*track
 }
 
-// parts are the shares of the members of a lane, by which a reader sees that they differ.
+// parts returns the weights of a lane's members, as text for unequal members.
 func (p *Picture) parts(l *lane) string {
-	const most = 4 // that there is room for
+	const most = 4 // the available space
 	var parts []string
 	for _, m := range l.Members {
 		parts = append(parts, strconv.Itoa(m.Weight))
@@ -260,8 +257,8 @@ func (p *Picture) parts(l *lane) string {
 	return " " + strings.Join(parts, ":")
 }
 
-// draw is the way of a lane: a line down its track, and from there one to each
-// device that it visits.
+// draw returns the SVG path of a lane: a line down the track, and a line from the track to each
+// device of the lane.
 func (l *lane) draw(left, x float64) string {
 	stops := slices.Clone(l.stops)
 	slices.SortFunc(stops, func(a, b *port) int { return cmp.Compare(a.y, b.y) })
@@ -285,8 +282,8 @@ func (l *lane) draw(left, x float64) string {
 	return path.String()
 }
 
-// thickness is that of a lane: the faster the thicker, so that its rate is seen
-// without colours as well.
+// thickness returns the width of a lane's line: a faster lane is thicker, and readable without
+// colours.
 func (l *lane) thickness() float64 {
 	if l.bin < 0 {
 		return 3
@@ -294,9 +291,8 @@ func (l *lane) thickness() float64 {
 	return 1.8 + float64(l.bin)*0.6
 }
 
-// markLinks writes down at each link of the tree which lanes pass it, as far as
-// the tree tells their way: not where NVLink carries them, and not where switches
-// are joined beside the CPU.
+// markLinks adds the lane to the links of the tree on the lane's route, as far as the tree
+// shows the route: NVLink and joined switches are outside the tree.
 func (p *Picture) markLinks(l *lane) {
 	var links []*node
 	add := func(a, b *node, by topo.PathType) {
@@ -326,12 +322,12 @@ func (p *Picture) markLinks(l *lane) {
 	for _, m := range membersOf(l.Lane) {
 		nic := p.tree.nics[m.NIC]
 		switch l.KindOf(m) {
-		case topo.KindDirect:
+		case planner.KindDirect:
 			add(l.start, nic, l.Path)
-		case topo.KindStaged:
+		case planner.KindStaged:
 			add(l.start, p.tree.gpus[m.Server], first(l.Copy))
 			add(p.tree.gpus[m.Server], nic, first(l.Network))
-		case topo.KindBounce:
+		case planner.KindBounce:
 			if l.Path != topo.DIS {
 				add(l.start, l.start.root(), topo.SYS)
 				add(nic, nic.root(), topo.SYS)
@@ -345,16 +341,16 @@ func (p *Picture) markLinks(l *lane) {
 	}
 }
 
-// membersOf are the members of a lane, or of one that has none all pairs of its servers and
-// NICs.
-func membersOf(l topo.Lane) []topo.Member {
+// membersOf returns the members of a lane; without members, every pair of the lane's servers
+// and NICs.
+func membersOf(l planner.Lane) []planner.Member {
 	if len(l.Members) > 0 {
 		return l.Members
 	}
 	return l.Even()
 }
 
-// placeBars draws what each GPU gets, three ways, and returns where that ends.
+// placeBars draws the three rates of each GPU, and returns the right edge.
 func (p *Picture) placeBars(left float64) (right float64) {
 	if p.estimate == nil || len(p.estimate.GPUs) == 0 {
 		return left

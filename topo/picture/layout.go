@@ -9,13 +9,14 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Measures, pixels.
 const (
 	margin     = 28.0
 	top        = 112.0 // where the tree begins
-	busWidth   = 18.0  // left of the NUMA nodes, for the link between them
+	busWidth   = 18.0  // left of the NUMA nodes, for the link between the nodes
 	rootMin    = 128.0
 	rootMax    = 190.0
 	leafWidth  = 250.0
@@ -26,16 +27,16 @@ const (
 	rootHeight = 58.0 // at least
 	swHeight   = 46.0 // at least
 	padding    = 10.0
-	stub       = 66.0 // from a device to the first track: the kind of its lane
+	stub       = 66.0 // from a device to the first track: space for the kind of the lane
 	track      = 12.0 // between tracks
-	portPitch  = 8.0  // between the ends of lanes at one device
+	portPitch  = 8.0  // between the ends of lanes at a device
 	arrow      = 9.0  // at a NIC
-	ownPort    = 18.0 // of the lane of a GPU, below its card's top
+	ownPort    = 18.0 // the GPU's lane, below the top of the GPU's box
 	barWidth   = 170.0
 	barPitch   = 12.0
 )
 
-// Picture is a host and its lanes with a place for everything.
+// Picture is the layout of a host and its lanes.
 type Picture struct {
 	width, height float64
 	title         string
@@ -49,12 +50,12 @@ type Picture struct {
 	narrow        legend // in place of legend where the picture is shown small
 	notes         []text
 	portRate      float64 // GB/s; the scale of the colours
-	// What the picture is of.
-	plan     *topo.Plan
-	estimate *topo.Estimate
+	// Sources of the picture.
+	plan     *planner.Plan
+	estimate *planner.Estimate
 }
 
-// text is words at a place. anchor is SVG's: "", "middle" or "end".
+// text is a positioned text. anchor is SVG's: "", "middle" or "end".
 type text struct {
 	x, y   float64
 	anchor string
@@ -69,7 +70,7 @@ type line struct {
 	width  float64
 	texts  []text
 	detail string
-	node   *node // below it; nil between NUMA nodes
+	node   *node // the node below the link; nil between NUMA nodes
 }
 
 // bar shows three rates of a GPU.
@@ -81,10 +82,9 @@ type bar struct {
 	detail string
 }
 
-// New lays out a host and, where p is not nil, the lanes of its plan, coloured by
-// the estimate e; e is nil where nothing can be estimated
-// ([topo.ErrNoBandwidths]).
-func New(h *topo.Host, p *topo.Plan, e *topo.Estimate) *Picture {
+// New lays out a host and, for a non-nil p, the lanes of the plan, coloured by the estimate e.
+// e is nil where an estimate is impossible ([topo.ErrNoBandwidths]).
+func New(h *topo.Host, p *planner.Plan, e *planner.Estimate) *Picture {
 	pic := &Picture{tree: newTree(h, p), plan: p, estimate: e}
 	pic.addLanes()
 	deck := pic.placeTree()
@@ -98,7 +98,7 @@ func New(h *topo.Host, p *topo.Plan, e *topo.Estimate) *Picture {
 	return pic
 }
 
-// placeTree gives each node its place, and returns where lanes can begin.
+// placeTree places the nodes, and returns the left edge of the lanes.
 func (p *Picture) placeTree() (deck float64) {
 	leaves := p.leaves()
 	hidden, between := true, false
@@ -110,7 +110,7 @@ func (p *Picture) placeTree() (deck float64) {
 			between = between || hosts[r.host] > 1
 		}
 	}
-	// Columns: that of the roots, those of switches, that of the devices.
+	// Columns: the roots, the switches, the devices.
 	depth := 0
 	for _, l := range leaves {
 		for up := l.parent; up != nil; up = up.parent {
@@ -188,7 +188,7 @@ func (p *Picture) placeTree() (deck float64) {
 	return leafX + leafWidth
 }
 
-// eachBelow calls f for each node below n, from top to bottom.
+// eachBelow calls f for the nodes below n, from top to bottom.
 func (n *node) eachBelow(depth int, f func(n *node, depth int)) {
 	for _, c := range n.children {
 		f(c, depth)
@@ -196,8 +196,8 @@ func (n *node) eachBelow(depth int, f func(n *node, depth int)) {
 	}
 }
 
-// stack gives a node and all below it their heights, from y down, and returns
-// where they end.
+// stack sets the heights of a node and of the nodes below, from y down, and returns the lower
+// edge.
 func (n *node) stack(y float64) float64 {
 	n.y = y
 	if n.leaf() {
@@ -222,7 +222,7 @@ func (n *node) stack(y float64) float64 {
 	}
 	n.h = max(least, y-n.y)
 	if short := n.y + n.h - y; short > 0 {
-		// What is below stays in the middle.
+		// Centre the nodes below n.
 		n.eachBelow(1, func(c *node, _ int) { c.shift(short / 2) })
 	}
 	return n.y + n.h
@@ -235,10 +235,10 @@ func (n *node) shift(by float64) {
 	}
 }
 
-// link draws the link of a node upwards, with its label beside the node.
+// link draws the link of a node upwards, with the label beside the node.
 func (p *Picture) link(n *node) {
 	if n.kind == kindMemory {
-		return // it is part of the CPU
+		return // memory is part of the CPU
 	}
 	y := n.middle()
 	above, below := n.linkLines(p.tree.host.Source)
@@ -246,7 +246,7 @@ func (p *Picture) link(n *node) {
 	l := line{class: "link", width: thickness(n.place.Link), node: n, detail: n.linkDetail(p.tree.host.Source)}
 	l.path = fmt.Sprintf("M%s %sH%s", coordinate(from), coordinate(y), coordinate(n.x))
 	if n.beside() {
-		// Two links, one above the other.
+		// Two parallel links.
 		l.path = fmt.Sprintf("M%s %sH%sM%s %sH%s", coordinate(from), coordinate(y-3), coordinate(n.x), coordinate(from), coordinate(y+3), coordinate(n.x))
 		l.width = 2
 	}
@@ -264,7 +264,8 @@ func (p *Picture) link(n *node) {
 	p.links = append(p.links, l)
 }
 
-// thickness is that of a link: it grows with the logarithm of its bandwidth.
+// thickness returns the width of a link's line; the width grows with the logarithm of the
+// bandwidth.
 func thickness(bandwidth float64) float64 {
 	if bandwidth <= 0 || bandwidth >= unlimited {
 		return 1.5
@@ -272,7 +273,7 @@ func thickness(bandwidth float64) float64 {
 	return min(7, max(1.5, 1.5+math.Log2(1+bandwidth/6)))
 }
 
-// joinRoots draws the links between the NUMA nodes of each host.
+// joinRoots draws the links between the NUMA nodes of a host.
 func (p *Picture) joinRoots() {
 	for i := 0; i < len(p.tree.roots); {
 		j := i
@@ -356,14 +357,14 @@ func (p *Picture) lanesInWords() string {
 	kinds := map[string]int{}
 	refused := 0
 	for _, l := range p.plan.Lanes {
-		if l.Role == topo.RoleRefused {
+		if l.Role == planner.RoleRefused {
 			refused++
 			continue
 		}
 		kinds[l.Kind]++
 	}
 	var words []string
-	for _, k := range []string{topo.KindDirect, topo.KindStaged, topo.KindBounce} {
+	for _, k := range []string{planner.KindDirect, planner.KindStaged, planner.KindBounce} {
 		if kinds[k] > 0 {
 			words = append(words, count(kinds[k], k+" lane"))
 		}
@@ -377,7 +378,7 @@ func (p *Picture) lanesInWords() string {
 	return list(words)
 }
 
-// placeNotes writes the notes below everything else.
+// placeNotes places the notes below the rest of the picture.
 func (p *Picture) placeNotes() {
 	var notes []string
 	if p.plan != nil {
@@ -415,11 +416,11 @@ func (p *Picture) leaves() (all []*node) {
 	for _, r := range p.tree.roots {
 		all = append(all, r.leaves()...)
 	}
-	// A root that nothing hangs on is its own leaf only in form.
+	// Keep only devices.
 	return slices.DeleteFunc(all, func(n *node) bool { return !n.leaf() })
 }
 
-// processor is the maker of a NUMA node's processors, and their kind.
+// processor returns maker and architecture of a NUMA node's processors.
 func (n *node) processor() string {
 	vendor := map[string]string{"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}[n.cpu.Vendor]
 	if vendor == "" {
@@ -439,7 +440,7 @@ func (n *node) processors() string {
 	return "processors " + plain(n.cpu.CPUs)
 }
 
-// passes says which switches a switch passes traffic to beside the CPU.
+// passes lists the switches that a switch reaches without the CPU.
 func (n *node) passes() string {
 	if len(n.sw.Peers) == 0 {
 		return ""

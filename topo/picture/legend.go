@@ -3,20 +3,20 @@ package picture
 import (
 	"slices"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // legend explains the lines, colours and bars that occur.
 type legend struct {
-	class string // of its group
+	class string // class of the SVG group
 	items []legendItem
-	rule  float64 // y of the line above it
+	rule  float64 // y of the line above the legend
 }
 
-// legendItem is a sample and its words. One of lane and bar is set, or none.
+// legendItem is a sample and a text. At most a single field of lane and bar is set.
 type legendItem struct {
 	lane  string // a kind of lane
-	bin   int    // a colour; -1 for none
+	bin   int    // a colour; -1 without a colour
 	bar   int    // a kind of bar, from 1
 	x, y  float64
 	words text
@@ -28,8 +28,8 @@ const (
 	narrowPitch = 40.0
 )
 
-// placeLegends adds both legends below the picture, at the same place: the style sheet
-// shows the narrow one where the picture is shown at less than two thirds of its width.
+// placeLegends adds both legends below the picture, at an equal place. The style sheet shows
+// the narrow legend where the picture is shown at less than two thirds of its width.
 func (p *Picture) placeLegends() {
 	kinds := map[string]bool{}
 	coloured := false
@@ -39,9 +39,9 @@ func (p *Picture) placeLegends() {
 	}
 	var lines, narrowLines, colours, narrowColours, bars []legendItem
 	for _, k := range []struct{ kind, words string }{
-		{topo.KindDirect, "direct: the NIC reads and writes the GPU's memory"},
-		{topo.KindStaged, "staged by a relay on the GPUs marked ■"},
-		{topo.KindBounce, "bounce, through the host memory marked ◆"},
+		{planner.KindDirect, "direct: the NIC reads and writes the GPU's memory"},
+		{planner.KindStaged, "staged by a relay on the GPUs marked ■"},
+		{planner.KindBounce, "bounce, through the host memory marked ◆"},
 	} {
 		if kinds[k.kind] {
 			lines = append(lines, legendItem{lane: k.kind, bin: -1, words: text{words: k.words}})
@@ -62,8 +62,8 @@ func (p *Picture) placeLegends() {
 			upTo += " GB/s"
 			words = "over " + figure(p.portRate*float64(b)/bins) + " GB/s (a port has " + figure(p.portRate) + ")"
 		}
-		colours = append(colours, legendItem{lane: topo.KindDirect, bin: b, words: text{words: words}})
-		narrowColours = append(narrowColours, legendItem{lane: topo.KindDirect, bin: b, words: text{words: upTo}})
+		colours = append(colours, legendItem{lane: planner.KindDirect, bin: b, words: text{words: words}})
+		narrowColours = append(narrowColours, legendItem{lane: planner.KindDirect, bin: b, words: text{words: upTo}})
 	}
 	if len(p.bars) > 0 {
 		for i, words := range []string{"as planned", "as NCCL does it today", "GPUDirect RDMA off"} {
@@ -88,8 +88,8 @@ func (p *Picture) placeLegends() {
 	p.height = max(y-10, end+10)
 }
 
-// place gives the items of each row their places, breaks rows that are wider than the
-// picture, and returns the y of the last one.
+// place places the items of the rows, breaks rows that are wider than the picture, and returns
+// the y of the last row.
 func (g *legend) place(p *Picture, s style, pitch float64, rows ...[]legendItem) float64 {
 	y := p.height + 26
 	g.rule = y

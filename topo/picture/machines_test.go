@@ -10,10 +10,12 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
-// builder makes hosts that nobody has recorded.
+// builder makes synthetic hosts.
 type builder struct{ h topo.Host }
 
 func build(numas int) *builder {
@@ -63,7 +65,7 @@ func (b *builder) nvswitches(links int, each float64) *builder {
 	return b
 }
 
-// large has so many switches, each with GPUs, and a NIC at every third of them.
+// large has switches with gpus GPUs; the first of every group of every switches has a NIC.
 func large(numas, switches, gpus, every int) *topo.Host {
 	b := build(numas)
 	for s := range switches {
@@ -83,7 +85,7 @@ func large(numas, switches, gpus, every int) *topo.Host {
 type machine struct {
 	name    string
 	host    *topo.Host
-	config  topo.PlanConfig
+	config  planner.Config
 	picture *Picture
 	svg     string
 	page    string
@@ -91,7 +93,7 @@ type machine struct {
 
 const hostile = `<script>alert("x")</script>&amp;'"]]> ` + "\u202eevil\u0007"
 
-// machines are made once, for planning large ones takes a while.
+// machines plans the machines once: planning large machines is slow.
 func machines(t *testing.T) []machine {
 	t.Helper()
 	once.Do(func() {
@@ -123,7 +125,7 @@ func hosts(t *testing.T) []machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	live, err := reader.Sysfs(topo.Options{Sysfs: sysfs, Proc: proc})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,10 +151,10 @@ func hosts(t *testing.T) []machine {
 	odd.h.GPUs[3].Reason = "MIG is on: instances of a GPU cannot map another GPU's memory"
 	odd.h.NICs[1].Name, odd.h.NICs[1].Ports[0].State = hostile, "DOWN"
 	odd.h.NICs[2].Ports, odd.h.NICs[2].BusID = nil, ""
-	odd.sw("00aa:0f:00.0", "", 1, gen(5)) // nothing is below it
+	odd.sw("00aa:0f:00.0", "", 1, gen(5)) // an empty switch
 	odd.h.Notes = []string{hostile, strings.Repeat("a long note that has to be wrapped ", 12)}
 
-	matrix, err := topo.ReadInput("matrix.txt", []byte("\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\n"+
+	matrix, err := reader.Input("matrix.txt", []byte("\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\n"+
 		"GPU0\t X \tPIX\tSYS\tPIX\tSYS\nGPU1\tPIX\t X \tSYS\tPIX\tSYS\nGPU2\tSYS\tSYS\t X \tSYS\tNODE\n"+
 		"NIC0\tPIX\tPIX\tSYS\t X \tSYS\nNIC1\tSYS\tSYS\tNODE\tSYS\t X \n\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n"))
 	if err != nil {
@@ -167,20 +169,20 @@ func hosts(t *testing.T) []machine {
 		{name: "sixteen GPUs", host: large(2, 8, 2, 4)},
 		{name: "sixteen GPUs and sixteen NICs", host: large(4, 16, 1, 1)},
 		{name: "no switches", host: &flat.h},
-		{name: "an odd tree", host: &odd.h, config: topo.PlanConfig{Lanes: []topo.Assignment{{GPU: "2", Servers: []string{"1"}, NICs: []string{"emulated0"}}}}},
+		{name: "an odd tree", host: &odd.h, config: planner.Config{Lanes: []planner.Assignment{{GPU: "2", Servers: []string{"1"}, NICs: []string{"emulated0"}}}}},
 		{name: "a matrix", host: matrix},
 		{name: "ninety-six GPUs", host: large(8, 24, 4, 3)},
 	}
-	files, err := filepath.Glob("../testdata/nccl/*.xml")
+	files, err := filepath.Glob("../graph/testdata/nccl/*.xml")
 	if err != nil || len(files) < 10 {
 		t.Fatalf("%d files of NCCL: %v", len(files), err)
 	}
-	for _, path := range append(files, "../testdata/recorded-hwloc.xml") {
+	for _, path := range append(files, "../reader/testdata/recorded-hwloc.xml") {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, err := topo.ReadInput(path, text)
+		h, err := reader.Input(path, text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,18 +194,18 @@ func hosts(t *testing.T) []machine {
 	return all
 }
 
-// draw lays a machine out: with its lanes where it is one host.
+// draw lays out a machine; a machine of a single host has lanes.
 func (m machine) draw(t *testing.T) *Picture {
 	t.Helper()
-	p, err := topo.MakePlan(m.host, m.config)
-	if several := new(topo.SeveralHostsError); errors.As(err, &several) {
+	p, err := planner.Make(m.host, m.config)
+	if several := new(planner.SeveralHostsError); errors.As(err, &several) {
 		return New(m.host, nil, nil)
 	}
 	if err != nil {
 		t.Fatalf("%s: %v", m.name, err)
 	}
-	e, err := m.host.Estimate(p)
-	if err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+	e, err := p.Estimate(m.host)
+	if err != nil && !errors.Is(err, planner.ErrNoBandwidths) {
 		t.Fatalf("%s: %v", m.name, err)
 	}
 	return New(m.host, p, e)

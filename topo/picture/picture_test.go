@@ -16,9 +16,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// wellFormed reads all of an XML document and calls f for each element's start.
+// wellFormed parses an XML document and calls f for the start of each element.
 func wellFormed(t *testing.T, name, text string, f func(xml.StartElement)) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(text))
@@ -52,7 +54,7 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 			classes := map[string]int{}
 			for _, nowhere := range []string{"NaN", "+Inf", "-Inf"} {
 				if strings.Contains(m.svg, nowhere) {
-					t.Errorf("something in it is at %s", nowhere)
+					t.Errorf("the SVG contains the coordinate %s", nowhere)
 				}
 			}
 			wellFormed(t, m.name, m.svg, func(e xml.StartElement) {
@@ -72,7 +74,7 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 			})
 			want := map[string]int{"gpu": len(m.host.GPUs), "nic": len(m.host.NICs)}
 			if m.config.Lanes != nil {
-				want["nic"]++ // it has one that the host does not have
+				want["nic"]++ // a NIC of the configuration that the host lacks
 			}
 			if p.plan != nil {
 				want["lane of the plan"] = len(p.plan.Lanes)
@@ -86,7 +88,7 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 			}
 			for _, l := range p.lanes {
 				ends := 1 + len(l.NICs)
-				if l.Kind == topo.KindStaged {
+				if l.Kind == planner.KindStaged {
 					ends += len(l.Servers)
 				}
 				if len(l.stops) < ends {
@@ -97,7 +99,7 @@ func TestEveryDeviceLinkAndLaneIsDrawn(t *testing.T) {
 	}
 }
 
-func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
+func TestLinkLabelsShowTopologyValues(t *testing.T) {
 	for _, test := range []struct {
 		name         string
 		place        topo.Place
@@ -109,8 +111,8 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 		{"slower now", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 3}, topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s (now 3)"},
 		{"no speed", topo.Place{Link: 12, LinkSpeed: "Unknown", LinkWidth: 16}, topo.SourceNCCLXML, "PCIe x16", "12 GB/s assumed"},
 		{"no width", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe"}, topo.SourceNCCLXML, "PCIe 5.0", "48 GB/s assumed"},
-		{"nothing but hwloc's bandwidth", topo.Place{Link: 15.75}, topo.SourceHwlocXML, "PCIe", "15.8 GB/s"},
-		{"nothing", topo.Place{}, topo.SourceHwlocXML, "", ""},
+		{"nothing but hwloc's bandwidth", topo.Place{Link: 15.75}, reader.SourceHwlocXML, "PCIe", "15.8 GB/s"},
+		{"nothing", topo.Place{}, reader.SourceHwlocXML, "", ""},
 		{"no link at all", topo.Place{Link: 5000}, topo.SourceSysfs, "", ""},
 	} {
 		n := &node{kind: kindSwitch, place: test.place}
@@ -125,7 +127,7 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 		above, below string
 	}{
 		{"C2C beside PCIe", cpu, "PCIe 5.0 x16, 48 GB/s", "C2C, 250 GB/s"},
-		// It does not go to the switch.
+		// C2C bypasses the switch.
 		{"C2C past a switch", sw, "PCIe 5.0 x16", "48 GB/s"},
 	} {
 		n := &node{kind: kindGPU, parent: test.parent, place: gen(5), gpu: topo.GPU{C2C: 250}}
@@ -138,12 +140,12 @@ func TestLinksAreLabelledWithWhatTheTopologyTells(t *testing.T) {
 			continue
 		}
 		if strings.Contains(m.svg, "GB/s") || strings.Contains(m.svg, "NUMA node") {
-			t.Errorf("%s: the picture has bandwidths or nodes, of which the source tells nothing", m.name)
+			t.Errorf("%s: the picture has bandwidths or nodes; the source has no such values", m.name)
 		}
 	}
 }
 
-// Names come from devices, and files from anybody.
+// Names come from devices, and files from untrusted sources.
 func TestHostileNamesAreText(t *testing.T) {
 	for _, m := range machines(t) {
 		for _, text := range []string{m.svg, m.page} {
@@ -151,29 +153,29 @@ func TestHostileNamesAreText(t *testing.T) {
 				t.Errorf("%s: the name is not there as text", m.name)
 			}
 			if strings.Contains(text, "<script>alert") || strings.ContainsAny(text, "\u202e\u0007") {
-				t.Errorf("%s: a name is there as it came", m.name)
+				t.Errorf("%s: a name is not escaped", m.name)
 			}
 		}
 	}
 }
 
-func TestAPictureLoadsNothing(t *testing.T) {
+func TestPictureLoadsNoOtherFile(t *testing.T) {
 	for _, m := range machines(t) {
 		for _, text := range []string{m.svg, m.page} {
 			text = strings.ToLower(strings.ReplaceAll(text, `xmlns="http://www.w3.org/2000/svg"`, ""))
 			for _, loads := range []string{"url(", "@import", "src=", "href=", "http:", "https:", "fetch("} {
 				if strings.Contains(text, loads) {
-					t.Errorf("%s: it has %q", m.name, loads)
+					t.Errorf("%s: the picture contains %q", m.name, loads)
 				}
 			}
 		}
 	}
 }
 
-func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
+func TestPictureIgnoresOrderOfDevices(t *testing.T) {
 	for _, m := range machines(t) {
 		if len(m.host.GPUs) > 32 {
-			continue // planning takes long, and shows nothing that small ones do not
+			continue // planning large machines is slow, and finds no further faults
 		}
 		for seed := range uint64(2) {
 			r := rand.New(rand.NewPCG(seed, 1))
@@ -192,9 +194,9 @@ func TestTheOrderOfDevicesDoesNotMatter(t *testing.T) {
 	}
 }
 
-// Black and white is legible where lightness alone tells the order of rates, and
-// each colour stands out from the paper.
-func TestColoursSurviveAPrinterWithoutThem(t *testing.T) {
+// A black-and-white print is legible if the lightness alone orders the rates, and every colour
+// contrasts with the paper.
+func TestColoursAreLegibleInBlackAndWhite(t *testing.T) {
 	sheets := strings.SplitN(sheet, "@media", 2)
 	for i, mode := range []string{"light", "dark"} {
 		paper := luminance(t, sheets[i], "--paper")
@@ -205,7 +207,7 @@ func TestColoursSurviveAPrinterWithoutThem(t *testing.T) {
 				t.Errorf("%s: colour %d has a contrast of %.1f to the paper, want 3 (WCAG 1.4.11)", mode, b, ratio)
 			}
 			if b > 0 && math.Abs(l-paper) <= math.Abs(last-paper) {
-				t.Errorf("%s: colour %d does not stand out more than the one before it", mode, b)
+				t.Errorf("%s: colour %d contrasts less than the colour before", mode, b)
 			}
 			last = l
 		}
@@ -237,7 +239,7 @@ func luminance(t *testing.T, sheet, name string) float64 {
 	return 0.2126*linear(16) + 0.7152*linear(8) + 0.0722*linear(0)
 }
 
-// Lanes that share a track have no row in common, and so never lie on each other.
+// Lanes on a track have no row in common, and therefore never overlap.
 func TestLanesOnATrackDoNotMeet(t *testing.T) {
 	for _, m := range machines(t) {
 		p := m.picture
@@ -247,7 +249,7 @@ func TestLanesOnATrackDoNotMeet(t *testing.T) {
 					continue
 				}
 				if from, to := a.extent(); !disjoint(from, to, b) {
-					t.Errorf("%s: the lanes of %s and %s lie on each other", m.name, a.GPU, b.GPU)
+					t.Errorf("%s: the lanes of %s and %s overlap", m.name, a.GPU, b.GPU)
 				}
 			}
 		}
@@ -267,19 +269,19 @@ func disjoint(from, to float64, other *lane) bool {
 	return to < a || b < from
 }
 
-func TestTheLinksThatALanePasses(t *testing.T) {
+func TestLaneMarksLinksOnRoute(t *testing.T) {
 	b := build(2).sw("00aa:00:00.0", "", 0, gen(5)).sw("00aa:01:00.0", "", 1, gen(5)).
 		gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:01:00.0", 1, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
-	far := topo.Lane{GPU: b.h.GPUs[1].BusID, Role: topo.RoleFar, Kind: topo.KindStaged, Relay: true, Servers: []string{b.h.GPUs[0].BusID},
+	far := planner.Lane{GPU: b.h.GPUs[1].BusID, Role: planner.RoleFar, Kind: planner.KindStaged, Relay: true, Servers: []string{b.h.GPUs[0].BusID},
 		NICs: []string{"mlx5_0"}, Path: topo.SYS, Copy: &topo.Path{Type: topo.SYS}, Network: &topo.Path{Type: topo.PIX}}
-	near := topo.Lane{GPU: b.h.GPUs[0].BusID, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	near := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
 	nvlink := far
 	nvlink.Copy = &topo.Path{Type: topo.NVL}
 	bounce := far
-	bounce.Kind, bounce.Servers = topo.KindBounce, nil
+	bounce.Kind, bounce.Servers = planner.KindBounce, nil
 	for _, test := range []struct {
 		name string
-		lane topo.Lane
+		lane planner.Lane
 		want []string
 	}{
 		{"direct", near, []string{"GPU 0", "mlx5_0"}},
@@ -287,7 +289,7 @@ func TestTheLinksThatALanePasses(t *testing.T) {
 		{"staged over NVLink", nvlink, []string{"GPU 0", "mlx5_0"}},
 		{"bounce", bounce, []string{"00aa:00:00.0", "00aa:01:00.0", "GPU 1", "mlx5_0"}},
 	} {
-		p := New(&b.h, &topo.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []topo.Lane{test.lane}}, nil)
+		p := New(&b.h, &planner.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []planner.Lane{test.lane}}, nil)
 		var got []string
 		for _, l := range p.links {
 			if l.node != nil && len(l.node.lanes) > 0 {
@@ -322,7 +324,7 @@ func TestTextsAreCutToTheirRoom(t *testing.T) {
 	}
 }
 
-func TestTheTableOfThePage(t *testing.T) {
+func TestPageTableHasLanesAndRates(t *testing.T) {
 	for _, m := range machines(t) {
 		if m.name != "eight GPUs and two NICs" {
 			continue
@@ -384,14 +386,14 @@ func TestColourScaleIsThePortRate(t *testing.T) {
 	}
 }
 
-// A GPU without a lane is not a GPU whose lane carries nothing.
+// A GPU without a lane differs from a GPU with an idle lane.
 func TestGPUWithoutLaneHasNoBar(t *testing.T) {
 	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
-	lane := topo.Lane{GPU: b.h.GPUs[0].BusID, Role: topo.RoleNear, Kind: topo.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
-	none := topo.Lane{GPU: b.h.GPUs[1].BusID}
-	e := &topo.Estimate{GPUs: []topo.GPUEstimate{{GPU: lane.GPU}, {GPU: none.GPU}}}
+	lane := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	none := planner.Lane{GPU: b.h.GPUs[1].BusID}
+	e := &planner.Estimate{GPUs: []planner.GPUEstimate{{GPU: lane.GPU}, {GPU: none.GPU}}}
 	e.GPUs[0].NCCL, e.GPUs[1].NCCL = 20, 20
-	p := New(&b.h, &topo.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []topo.Lane{lane, none}}, e)
+	p := New(&b.h, &planner.Plan{GPUs: b.h.GPUs, NICs: b.h.NICs, Lanes: []planner.Lane{lane, none}}, e)
 	var got []string
 	for _, bar := range p.bars {
 		got = append(got, fmt.Sprintf("%s %v", bar.texts[0].words, bar.widths[0]))
@@ -401,7 +403,7 @@ func TestGPUWithoutLaneHasNoBar(t *testing.T) {
 	}
 }
 
-// Names of the same NIC's ports differ at their ends.
+// Port names of a NIC differ only in the last characters.
 func TestLongNICNamesStayDistinct(t *testing.T) {
 	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
 	b.h.NICs[0].Name, b.h.NICs[1].Name = "rocep139s0f0-of-the-first-card-np0", "rocep139s0f0-of-the-first-card-np1"

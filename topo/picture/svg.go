@@ -8,13 +8,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 //go:embed picture.css
 var sheet string
 
-// SVG writes the picture as one SVG document, which loads nothing.
+// SVG writes the picture as an SVG document that loads no other file.
 func (p *Picture) SVG() []byte {
 	w := &writer{}
 	w.text(xml.Header)
@@ -22,8 +22,7 @@ func (p *Picture) SVG() []byte {
 	return w.Bytes()
 }
 
-// css is the whole style sheet, with the sizes of texts that the layout reckons
-// with.
+// css returns the complete style sheet, with the text sizes of the layout.
 func css() string {
 	var b strings.Builder
 	b.WriteString(sheet)
@@ -37,7 +36,7 @@ func css() string {
 	return b.String()
 }
 
-// svg writes the element; with its style sheet where it stands alone.
+// svg writes the SVG element; a standalone element includes the style sheet.
 func (p *Picture) svg(w *writer, alone bool) {
 	w.open("svg", "xmlns", "http://www.w3.org/2000/svg", "class", "picture", "role", "img",
 		"viewBox", fmt.Sprintf("0 0 %s %s", coordinate(p.width), coordinate(p.height)),
@@ -45,7 +44,7 @@ func (p *Picture) svg(w *writer, alone bool) {
 	w.leaf("title", p.title)
 	if alone {
 		w.open("style")
-		w.text(css()) // it has nothing that XML minds
+		w.text(css()) // the style sheet contains no special characters of XML
 		w.close("style")
 	}
 	w.open("rect", "class", "paper", "width", "100%", "height", "100%")
@@ -63,7 +62,7 @@ func (p *Picture) svg(w *writer, alone bool) {
 		p.node(w, r)
 		r.eachBelow(1, func(n *node, _ int) { p.node(w, n) })
 	}
-	// The innermost are drawn last, so that lanes farther out pass below them.
+	// Draw the innermost lanes last, above the outer lanes.
 	lanes := slices.Clone(p.lanes)
 	slices.SortStableFunc(lanes, func(a, b *lane) int { return b.track - a.track })
 	for _, l := range lanes {
@@ -81,8 +80,8 @@ func (p *Picture) svg(w *writer, alone bool) {
 	w.text("\n")
 }
 
-// bands are the grounds behind each GPU's lane and bars, so that the eye stays
-// on its row.
+// bands draws a background behind the lane and the bars of a GPU, to guide the eye along the
+// row.
 func (p *Picture) bands(w *writer) {
 	for _, b := range p.bars {
 		w.open("rect", "class", "row", "x", coordinate(b.x-10), "y", coordinate(b.y-2),
@@ -102,7 +101,7 @@ func (p *Picture) node(w *writer, n *node) {
 			own, role = l, l.Role
 		}
 	}
-	if role == topo.RoleRefused || n.kind == kindGPU && own == nil && n.gpu.Reason != "" || n.kind == kindNIC && (n.nic.Reason != "" || !n.nic.Active()) {
+	if role == planner.RoleRefused || n.kind == kindGPU && own == nil && n.gpu.Reason != "" || n.kind == kindNIC && (n.nic.Reason != "" || !n.nic.Active()) {
 		class += " off"
 	}
 	w.open("g", "class", "node "+class)
@@ -172,18 +171,18 @@ func (p *Picture) node(w *writer, n *node) {
 	w.close("g")
 }
 
-// writer writes XML. What it is given is text, and escaped.
+// writer writes XML, and escapes attribute values and the text of elements.
 type writer struct{ bytes.Buffer }
 
 func (w *writer) text(s string) { _, _ = w.WriteString(s) } // a buffer takes everything
 
 func (w *writer) escaped(s string) {
-	// A buffer takes everything, and so nothing can fail.
+	// Writes to a buffer cannot fail.
 	_ = xml.EscapeText(&w.Buffer, []byte(s))
 }
 
-// open begins an element; attributes are names and values in turn, and those
-// without a value are left out.
+// open begins an element; attributes alternate names and values. open omits an attribute with
+// an empty value.
 func (w *writer) open(name string, attributes ...string) {
 	w.text("\n<" + name)
 	for i := 0; i < len(attributes); i += 2 {
@@ -251,7 +250,7 @@ func (w *writer) lane(l *lane) {
 		thick := l.thickness()
 		w.path("halo", l.path, thick+4)
 		w.path("line", l.path, thick)
-		if l.Kind == topo.KindStaged {
+		if l.Kind == planner.KindStaged {
 			w.path("core", l.path, 0)
 		}
 		for _, s := range l.stops {
@@ -262,7 +261,7 @@ func (w *writer) lane(l *lane) {
 	w.close("g")
 }
 
-// stop marks where a lane meets a device: by a shape for each reason to stop.
+// stop draws the end of a lane at a device; the shape shows the device's part in the lane.
 func (w *writer) stop(s *port, l *lane) {
 	x, y := s.node.x+s.node.w, s.y
 	shape := ""
@@ -307,14 +306,14 @@ func (g legend) write(w *writer, width float64) {
 		middle := item.y - 4
 		switch {
 		case item.lane != "":
-			l := &lane{Lane: topo.Lane{Kind: item.lane}, bin: item.bin}
+			l := &lane{Lane: planner.Lane{Kind: item.lane}, bin: item.bin}
 			if item.words.style == styleNarrow {
 				middle -= 5
 			}
 			path := fmt.Sprintf("M%s %sH%s", coordinate(item.x), coordinate(middle), coordinate(item.x+sampleWidth))
 			w.open("g", "class", "lane "+item.lane+binClass(item.bin))
 			w.path("line", path, l.thickness())
-			if item.lane == topo.KindStaged {
+			if item.lane == planner.KindStaged {
 				w.path("core", path, 0)
 			}
 			w.close("g")

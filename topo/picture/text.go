@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// style is a way to write: its name is the class in the style sheet.
+// style is a class of text in the style sheet.
 type style struct {
 	name string
 	size float64 // pixels
@@ -31,9 +31,9 @@ var (
 	styles = []style{styleTitle, styleSubtitle, styleColumn, styleName, styleText, styleAddress, styleLink, styleLane, styleRate, styleSmall, styleNarrow}
 )
 
-// advances are the widths of DejaVu Sans from ' ' to '~', thousandths of the
-// size. Of the fonts that a browser takes for sans-serif it is the widest, so
-// what fits in it fits in all.
+// advances are the widths of DejaVu Sans from ' ' to '~', in thousandths of the size. DejaVu
+// Sans is the widest sans-serif font of browsers: a text that fits in DejaVu Sans fits in the
+// other fonts.
 var advances = [...]uint16{
 	318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337,
 	636, 636, 636, 636, 636, 636, 636, 636, 636, 636, 337, 337, 838, 838, 838, 531,
@@ -70,9 +70,9 @@ func (s style) width(text string) float64 {
 	return sum * s.size
 }
 
-// fit cuts a text that is wider than that, and ends it with an ellipsis.
+// fit cuts a text to a width, and appends an ellipsis to a cut text.
 func (s style) fit(text string, width float64) string {
-	width += 0.01 // what is as wide as its room fits
+	width += 0.01 // rounding: a text of exactly the width fits
 	if s.width(text) <= width {
 		return text
 	}
@@ -86,10 +86,10 @@ func (s style) fit(text string, width float64) string {
 	return ""
 }
 
-// fitMiddle cuts a name that is wider than that in its middle: the names of NICs
-// differ in their last characters (rocep139s0f0np0 and rocep139s0f1np1).
+// fitMiddle cuts a name to a width in the middle of the name: the names of NICs differ in the
+// last characters (rocep139s0f0np0 and rocep139s0f1np1).
 func (s style) fitMiddle(name string, width float64) string {
-	width += 0.01 // a name that is as wide as its room fits
+	width += 0.01 // rounding: a name of exactly the width fits
 	if s.width(name) <= width {
 		return name
 	}
@@ -102,8 +102,7 @@ func (s style) fitMiddle(name string, width float64) string {
 	return ""
 }
 
-// wrap breaks a text into lines of at most that width. A word that is wider is
-// cut.
+// wrap breaks a text into lines of at most the given width, and cuts a wider word.
 func (s style) wrap(text string, width float64) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {
@@ -120,9 +119,8 @@ func (s style) wrap(text string, width float64) (lines []string) {
 	return lines
 }
 
-// plain takes out of a name what has no place in a picture: control characters,
-// and those that turn the direction of writing. It may come from a file of
-// anybody's.
+// plain replaces characters of a name that a picture cannot show: control characters, and
+// characters that turn the direction of writing. A name may come from an untrusted file.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || unicode.Is(unicode.Co, r) {
@@ -132,8 +130,7 @@ func plain(text string) string {
 	}, strings.ToValidUTF8(text, string(unicode.ReplacementChar)))
 }
 
-// figure prints a bandwidth with as many digits as tell something: 0.001, 0.5,
-// 12.3, 400.
+// figure prints a bandwidth with its significant digits: 0.001, 0.5, 12.3, 400.
 func figure(b float64) string {
 	switch {
 	case b > 0 && b < 0.1:

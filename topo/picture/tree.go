@@ -9,32 +9,34 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 type kind int
 
 const (
-	kindRoot   kind = iota // a NUMA node, or what stands for none
+	kindRoot   kind = iota // a NUMA node, or a placeholder
 	kindSwitch             // of PCIe
 	kindGPU
 	kindNIC
 	kindMemory // of the CPU, where a lane bounces
 )
 
-// node is a part of a host, and where it is drawn.
+// node is a part of a host, and its place in the picture.
 type node struct {
 	kind     kind
 	host     string
 	parent   *node
 	children []*node
 	place    topo.Place
-	// hidden is a root that stands for nothing: what is below it has no link.
+	// hidden is a placeholder root: the nodes below have no link.
 	hidden bool
-	// told is a root that the source lists, and not one that its devices are
-	// put under because it does not say where they are.
+	// told is a root that the source lists. Devices of unknown place are below a root that the
+	// source does not list.
 	told bool
 
-	name    string // what people call it: "GPU 3"
+	name    string // display name: "GPU 3"
 	address string
 	cpu     topo.CPU
 	sw      topo.Switch
@@ -44,26 +46,26 @@ type node struct {
 	depth      int
 	x, y, w, h float64
 	ports      []*port
-	lanes      []int // whose way passes the link upwards
+	lanes      []int // indices of lanes that use the link upwards
 }
 
 func (n *node) leaf() bool { return n.kind >= kindGPU }
 
 func (n *node) middle() float64 { return n.y + n.h/2 }
 
-// tree is a host as it is drawn.
+// tree is a host in the form of the picture.
 type tree struct {
 	host  *topo.Host
 	roots []*node
 	gpus  map[string]*node
 	nics  map[string]*node
-	// skipped are switches that nothing is below.
+	// skipped counts the removed switches without devices.
 	skipped int
 }
 
 type key struct{ host, name string }
 
-func newTree(h *topo.Host, p *topo.Plan) *tree {
+func newTree(h *topo.Host, p *planner.Plan) *tree {
 	t := &tree{host: h, gpus: map[string]*node{}, nics: map[string]*node{}}
 	roots := map[key]*node{}
 	root := func(host string, numa int) *node {
@@ -129,7 +131,7 @@ func newTree(h *topo.Host, p *topo.Plan) *tree {
 	return t
 }
 
-// order puts what has no number last.
+// order sorts an unknown number last.
 func order(numa int) int {
 	if numa < 0 {
 		return math.MaxInt
@@ -137,7 +139,7 @@ func order(numa int) int {
 	return numa
 }
 
-// below says whether n is under m, or m itself.
+// below reports whether n is m or is below m.
 func (n *node) below(m *node) bool {
 	for ; n != nil; n = n.parent {
 		if n == m {
@@ -147,7 +149,7 @@ func (n *node) below(m *node) bool {
 	return false
 }
 
-// prune takes out switches that nothing is below, and counts them.
+// prune removes and counts switches without devices.
 func (n *node) prune() (pruned int) {
 	n.children = slices.DeleteFunc(n.children, func(c *node) bool {
 		pruned += c.prune()
@@ -164,7 +166,7 @@ const notThere = "it is not in the topology"
 
 // addMissing adds the NICs that lanes go to and the host does not have, as
 // configuration can say.
-func (t *tree) addMissing(p *topo.Plan) {
+func (t *tree) addMissing(p *planner.Plan) {
 	var missing *node
 	for _, l := range p.Lanes {
 		for _, name := range l.NICs {
@@ -182,8 +184,8 @@ func (t *tree) addMissing(p *topo.Plan) {
 	}
 }
 
-// addMemory adds the CPU's memory where lanes bounce: beside their NICs.
-func (t *tree) addMemory(p *topo.Plan) {
+// addMemory adds the CPU's memory beside the NICs of lanes that bounce.
+func (t *tree) addMemory(p *planner.Plan) {
 	for _, l := range p.Lanes {
 		for _, name := range bounced(l) {
 			r := t.nics[name].root()
@@ -214,8 +216,8 @@ func (n *node) memory() *node {
 	return nil
 }
 
-// sort orders what is below a node: GPUs by index, switches by their first GPU,
-// NICs by name, memory.
+// sort orders the nodes below a node: GPUs by index, switches by the first GPU, NICs by name,
+// memory.
 func (n *node) sort() {
 	for _, c := range n.children {
 		c.sort()
@@ -262,18 +264,17 @@ func (n *node) leaves() (all []*node) {
 	return all
 }
 
-// generations of PCI Express, by the kernel's and NCCL's words for their speeds.
+// generations of PCI Express, by the speed in the kernel's and in NCCL's notation.
 var generations = []struct{ speed, name string }{
 	{"2.5 GT/s", "1.0"}, {"5 GT/s", "2.0"}, {"5.0 GT/s", "2.0"}, {"8 GT/s", "3.0"}, {"8.0 GT/s", "3.0"},
 	{"16 GT/s", "4.0"}, {"16.0 GT/s", "4.0"}, {"32 GT/s", "5.0"}, {"32.0 GT/s", "5.0"}, {"64 GT/s", "6.0"}, {"64.0 GT/s", "6.0"},
 }
 
-// unlimited is how topo says that a link is no limit.
+// unlimited is topo's bandwidth of a link without a limit.
 const unlimited = 5000
 
-// linkLabel has what is known of the link upwards: generation and width, and the
-// bandwidth. assumed says that NCCL's figure for a link of which something is not
-// told stands for it.
+// linkLabel returns generation and width of the link upwards, and the bandwidth. assumed
+// reports that the bandwidth is NCCL's figure for a link of unknown speed or width.
 func linkLabel(p topo.Place, source topo.Source) (link, bandwidth string, assumed bool) {
 	if p.Link <= 0 || p.Link >= unlimited {
 		return "", "", false
@@ -293,8 +294,8 @@ func linkLabel(p topo.Place, source topo.Source) (link, bandwidth string, assume
 	}
 	link = strings.Join(append([]string{"PCIe"}, words...), " ")
 	bandwidth = gbs(p.Link)
-	// hwloc tells the bandwidth itself.
-	assumed = len(words) < 2 && source.Kind != topo.SourceHwlocXML
+	// hwloc reports the bandwidth directly.
+	assumed = len(words) < 2 && source.Kind != reader.SourceHwlocXML
 	switch {
 	case assumed:
 		bandwidth += " assumed"
@@ -304,7 +305,7 @@ func linkLabel(p topo.Place, source topo.Source) (link, bandwidth string, assume
 	return link, bandwidth, assumed
 }
 
-// chip is the GPU's own link to the CPU beside PCI Express.
+// chip returns the GPU's direct link to the CPU, beside PCI Express.
 func (n *node) chip() (name string, bandwidth float64) {
 	switch {
 	case n.gpu.C2C > 0:
@@ -315,14 +316,14 @@ func (n *node) chip() (name string, bandwidth float64) {
 	return "", 0
 }
 
-// beside says whether the GPU's own link to the CPU is drawn beside the one of PCI
-// Express: where both go to the CPU.
+// beside reports whether the picture shows the GPU's direct link to the CPU beside PCI Express:
+// only where both links end at the CPU.
 func (n *node) beside() bool {
 	name, _ := n.chip()
 	return name != "" && n.parent != nil && n.parent.kind == kindRoot
 }
 
-// linkLines are what is written above and below the link upwards.
+// linkLines returns the texts above and below the link upwards.
 func (n *node) linkLines(source topo.Source) (above, below string) {
 	above, below, _ = linkLabel(n.place, source)
 	if n.beside() {

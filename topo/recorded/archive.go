@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// header is the beginning of every archive.
+// header begins an archive.
 const header = `# A host's sysfs and procfs, as far as they tell of GPUs, of RDMA devices and of
 # what joins them. ` + "`make vm-capture`" + ` reads it from the kernel of the test
 # machine and writes this file again: a change made by hand is lost then.
@@ -33,13 +33,13 @@ const header = `# A host's sysfs and procfs, as far as they tell of GPUs, of RDM
 const (
 	// rowBytes is how many bytes a line has.
 	rowBytes = 16
-	// maxBytes bounds a file of bytes, which can be far longer than what is
-	// written of it. The longest there is has the extended configuration space
-	// of a PCI function.
+	// maxBytes limits a file of bytes: rows of zeros are not written, and a short text could
+	// describe a huge file. The longest real file is the extended configuration space of a PCI
+	// function.
 	maxBytes = 4096
 )
 
-// archive is a tree of files by their paths, as the header describes it.
+// archive is a tree of files by path; header describes the text form.
 type archive map[string]entry
 
 type entry struct {
@@ -48,7 +48,7 @@ type entry struct {
 	target string // of a link
 }
 
-// kind is also the order in a directory: what is short comes first.
+// kind is also the order of entries in a directory: short entries first.
 type kind int
 
 const (
@@ -57,12 +57,10 @@ const (
 	link
 )
 
-// namePattern leaves out whatever would be ambiguous in the text, and "." and
-// "..".
+// namePattern excludes names that are ambiguous in the text, and "." and "..".
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.:,+@-]*$`)
 
-// addDirectory adds a directory with all that it lies in. To add one twice is
-// no fault.
+// addDirectory adds a directory and its parents. Adding a directory twice is no error.
 func (a archive) addDirectory(dir string) error {
 	at := ""
 	for name := range strings.SplitSeq(dir, "/") {
@@ -87,11 +85,10 @@ func (a archive) addFile(dir, name string, data []byte) error {
 	return a.add(dir, name, entry{kind: file, data: data})
 }
 
-// addLink adds a symbolic link to a directory. It must stay inside the archive.
+// addLink adds a symbolic link to a directory. The link must stay inside the archive.
 //
-// Only a target that goes up first and down then is accepted. Directories of an
-// archive are never reached through a link, so the way up is certain, and the
-// way down cannot leave.
+// addLink accepts only a target that first goes up and then down. No directory of an archive is
+// below a link, so the way up is known, and the way down cannot leave the archive.
 func (a archive) addLink(dir, name, target string) error {
 	if path.IsAbs(target) || path.Clean(target) != target || !filepath.IsLocal(path.Join(dir, target)) {
 		return fmt.Errorf("link %s in %s to %q does not stay inside the archive", name, dir, target)
@@ -119,7 +116,8 @@ func (a archive) add(dir, name string, e entry) error {
 	return nil
 }
 
-// paths are in the order of the text: what a directory holds follows it.
+// paths returns the paths in the order of the text: a directory, then the entries of the
+// directory.
 func (a archive) paths() []string {
 	paths := make([]string, 0, len(a))
 	for p := range a {
@@ -130,7 +128,7 @@ func (a archive) paths() []string {
 	return paths
 }
 
-// String is the archive's text, the same for the same content.
+// String returns the archive's text; equal archives have equal texts.
 func (a archive) String() string {
 	held := map[string][]string{} // names by directory
 	paths := a.paths()
@@ -148,7 +146,7 @@ func (a archive) String() string {
 			return a[path.Join(dir, name)].kind == directory
 		})
 		if len(names) == 0 && len(held[dir]) > 0 {
-			continue // its directories name it
+			continue // its subdirectories imply the directory
 		}
 		slices.SortStableFunc(names, func(x, y string) int {
 			return a[path.Join(dir, x)].rank() - a[path.Join(dir, y)].rank()
@@ -161,7 +159,7 @@ func (a archive) String() string {
 	return b.String()
 }
 
-// rank is the place among the entries of a directory: the short ones first.
+// rank is the position among the entries of a directory: short entries first.
 func (e entry) rank() int {
 	switch {
 	case e.kind == file && isLine(e.data):
@@ -184,7 +182,7 @@ func (e entry) format(b *strings.Builder, name string) {
 		fmt.Fprintf(b, "    %s:\n", name)
 		for line := range bytes.Lines(e.data) {
 			b.WriteString("        |")
-			if len(line) > 1 { // no space where nothing follows
+			if len(line) > 1 { // no trailing space
 				b.WriteString(" ")
 			}
 			b.Write(line)
@@ -202,12 +200,12 @@ func (e entry) format(b *strings.Builder, name string) {
 	}
 }
 
-// isLine: a file of one line, which has something in it.
+// isLine reports whether data is a single non-empty line of text.
 func isLine(data []byte) bool {
 	return len(data) > 1 && bytes.Count(data, []byte("\n")) == 1 && isText(data)
 }
 
-// isText: whole lines of what a reader can see, or nothing at all.
+// isText reports whether data is empty or consists of whole lines of printable characters.
 func isText(data []byte) bool {
 	if len(data) > 0 && data[len(data)-1] != '\n' || !utf8.Valid(data) {
 		return false
@@ -215,8 +213,8 @@ func isText(data []byte) bool {
 	return !bytes.ContainsFunc(data, func(r rune) bool { return !unicode.IsPrint(r) && r != '\t' && r != '\n' })
 }
 
-// parse reads an archive's text. It believes nothing in it: what it accepts
-// stays in the directory that it is written to.
+// parse parses an archive's text. parse trusts no input: an accepted entry stays inside the
+// directory of the archive.
 func parse(text string) (archive, error) {
 	p := parser{archive: archive{}}
 	n := 0
@@ -242,12 +240,12 @@ type parser struct {
 type openFile struct {
 	name  string
 	data  []byte
-	lines bool // there were lines of text
-	rows  bool // there were rows of bytes
+	lines bool // the file has lines of text
+	rows  bool // the file has rows of bytes
 	ended bool // the rows' size was there
 }
 
-// rowPattern keeps rows apart from a file or a link whose name is x.
+// rowPattern distinguishes rows from a file or a link of the name x.
 var rowPattern = regexp.MustCompile(`^x ([0-9a-f]+)(?: ([0-9a-f ]+))?$`)
 
 func (p *parser) line(line string) error {
@@ -306,7 +304,7 @@ func (p *parser) textLine(text string) error {
 	return nil
 }
 
-// row takes a row of bytes; one without bytes is the end.
+// row adds a row of bytes; a row without bytes ends the file.
 func (p *parser) row(offset, text string) error {
 	f := p.file
 	if f == nil {

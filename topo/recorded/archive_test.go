@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// repack reads back what unpack has written below dir.
+// repack reads the files that unpack wrote below dir.
 func repack(t *testing.T, dir string) archive {
 	t.Helper()
 	a := archive{}
@@ -50,7 +50,7 @@ func TestFilesKeepEveryByte(t *testing.T) {
 	zeros := make([]byte, maxBytes)
 	for name, c := range map[string]struct {
 		data []byte
-		text string // what is written of it
+		text string // its form in the archive
 	}{
 		"a line":                {[]byte("one\n"), "    x = one\n"},
 		"a line between spaces": {[]byte("  one \n"), "    x =   one \n"},
@@ -72,7 +72,7 @@ func TestFilesKeepEveryByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := archive{}
-			// The next file shows where it ends.
+			// The next file shows the end of x.
 			for _, file := range []string{"x", "y"} {
 				if err := a.addFile("d", file, c.data); err != nil {
 					t.Fatal(err)
@@ -102,7 +102,7 @@ func TestOrderOfAnArchive(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// '.' and '-' are before '/', and what is in a must follow a all the same.
+	// '.' and '-' sort before '/', but the entries of a must follow a.
 	check(a.addFile("a.b", "f", []byte("1\n")))
 	check(a.addFile("a/c", "f", []byte("1\n")))
 	check(a.addFile("a-b", "f", []byte("1\n")))
@@ -138,7 +138,7 @@ a.b/
 	}
 }
 
-func TestAnArchiveWrittenByHandIsRead(t *testing.T) {
+func TestHandwrittenArchiveIsRead(t *testing.T) {
 	a, err := parse("# a comment\nd/\n\n  # and another\n\tx = 1\n  y:\n    | 2\n    # between\n  z:\n    x 10 0a0b\n    x 20\nd/e/\nd/\n  x.y -> e\n")
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +157,7 @@ func TestAnArchiveWrittenByHandIsRead(t *testing.T) {
 	}
 }
 
-func TestUnpackRefuses(t *testing.T) {
+func TestUnpackFaultyArchiveNamesLine(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"an entry without its place": {"    class = 0x030200\n", "before any directory"},
 		"text without a file":        {"sys/\n    | text\n", "text without a file"},
@@ -193,9 +193,8 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// around makes a directory to unpack into, whose name it returns, beside a file
-// and a directory that belong to somebody else. The check fails if anything but
-// the first has changed, or if one of its links leads out.
+// around returns the name of a directory for unpack, next to a foreign file and a foreign
+// directory. check fails if an entry outside the named directory changes.
 func around(t testing.TB) (dir string, check func()) {
 	t.Helper()
 	above, err := filepath.EvalSymlinks(t.TempDir())
@@ -230,7 +229,7 @@ func around(t testing.TB) (dir string, check func()) {
 	}
 }
 
-func TestAHostileArchiveStaysInItsDirectory(t *testing.T) {
+func TestHostileArchiveStaysInDirectory(t *testing.T) {
 	for name, text := range map[string]string{
 		"a directory above":             "../elsewhere/\n    a = 1\n",
 		"a directory through above":     "sys/../../elsewhere/\n    a = 1\n",
@@ -246,7 +245,7 @@ func TestAHostileArchiveStaysInItsDirectory(t *testing.T) {
 		"a link to the root":            "sys/\n    a -> /\n",
 		"a link far out":                "sys/\n    a -> " + strings.Repeat("../", 64) + "etc/passwd\n",
 		"a link out after a way in":     "sys/\n    a -> b/../../../elsewhere\n",
-		// The way up is shorter than it looks: a is the archive's own root.
+		// The link a is the root of the archive: the way up is shorter than the path suggests.
 		"a link out through a link":    "sys/b/\n    a -> ../..\n    c -> a/../elsewhere\n",
 		"a link to nothing":            "sys/\n    a -> \n",
 		"a link with a NUL":            "sys/\n    a -> b\x00c\n",
@@ -260,7 +259,7 @@ func TestAHostileArchiveStaysInItsDirectory(t *testing.T) {
 			if err := unpack(dir, text); err == nil || !strings.Contains(err.Error(), "line ") {
 				t.Errorf("%v; want an error with its line", err)
 			}
-			// Nothing is written of an archive with a fault.
+			// unpack writes no part of a faulty archive.
 			if _, err := os.Lstat(dir); err == nil {
 				t.Error("it is unpacked in part")
 			}
@@ -303,7 +302,7 @@ func TestUnpackReplacesNothing(t *testing.T) {
 		t.Error("a file is replaced")
 	}
 	if text, err := os.ReadFile(filepath.Join(dir, "sys", "a")); string(text) != "1\n" {
-		t.Errorf("it reads %q, %v", text, err)
+		t.Errorf("the file reads %q, %v", text, err)
 	}
 }
 
@@ -314,7 +313,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Add("../elsewhere/\n    x -> /\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		if _, err := parse(text); err != nil {
-			return // nothing is written, as the tests above see
+			return // parse fails before unpack writes
 		}
 		dir, check := around(t)
 		defer check()

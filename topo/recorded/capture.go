@@ -3,25 +3,24 @@ package recorded
 import (
 	"path"
 
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// Capture reads a host's sysfs and procfs, usually /sys and /proc, and returns
-// the archive of what they tell of GPUs, RDMA devices and what joins them: the
-// text that host.txt is. The same host gives the same text.
+// Capture reads a host's sysfs and procfs, usually /sys and /proc, and returns an archive of
+// the files about GPUs, RDMA devices and the devices between. host.txt is such an archive.
+// Equal hosts give equal texts.
 //
-// It takes what topo.Record does to the extent of topo.DevicesOnly, and of each
-// configuration space all: so it wants to be root, and a host that has one of
-// these devices.
+// Capture reads the files of reader.Record with reader.DevicesOnly, and complete configuration
+// spaces. Capture therefore needs root, and a host with a GPU or an RDMA device.
 func Capture(sysfs, proc string) (string, error) {
 	a := archive{}
-	if err := topo.Record(sysfs, proc, topo.DevicesOnly, a); err != nil {
+	if err := reader.Record(sysfs, proc, reader.DevicesOnly, a); err != nil {
 		return "", err
 	}
 	return a.String(), nil
 }
 
-var _ topo.Recorder = archive{}
+var _ reader.Recorder = archive{}
 
 func (a archive) Directory(p string) error { return a.addDirectory(p) }
 

@@ -9,8 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// captured unpacks an archive, lets change see to the directory, and captures
-// it again.
+// captured unpacks an archive, calls change with the directory, and captures the directory.
 func captured(t *testing.T, text string, change func(dir string)) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,7 +32,7 @@ func TestCaptureOfTheRecordedHostIsItsArchive(t *testing.T) {
 	}
 }
 
-// What Capture takes, with all that a function can have: bytes, several
+// taken has the files that Capture reads, with every feature of a function: bytes, several
 // ports, a subfunction's RDMA device, a second root complex behind a function.
 const taken = header + `
 proc/
@@ -134,7 +133,7 @@ sys/devices/system/node/node0/
     distance = 10 21
 `
 
-// What lies beside it and is left out.
+// left has neighbouring files that Capture skips.
 const left = `
 proc/
     meminfo = MemTotal: 1 kB
@@ -175,9 +174,9 @@ sys/devices/system/node/node0/
 sys/module/mlx5_core/
 `
 
-func TestCaptureTakesWhatTheHeaderOfItSays(t *testing.T) {
+func TestCaptureTakesFilesOfHeader(t *testing.T) {
 	got, err := captured(t, taken+left, func(dir string) {
-		// What changes by the second is left out within a file, too.
+		// Capture also skips lines that change continuously.
 		cpuinfo := "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu MHz\t\t: 2400.1\nflags\t\t: fpu vme\npower management:\n\n" +
 			"processor\t: 1\nvendor_id\t: AuthenticAMD\ncpu MHz\t\t: 3100.9\n\n\nbogus : 1\n\n"
 		if err := os.WriteFile(filepath.Join(dir, "proc", "cpuinfo"), []byte(cpuinfo), 0o644); err != nil {
@@ -192,7 +191,7 @@ func TestCaptureTakesWhatTheHeaderOfItSays(t *testing.T) {
 	}
 }
 
-func TestCaptureSays(t *testing.T) {
+func TestCaptureFailureNamesCause(t *testing.T) {
 	const gpu = "sys/devices/pci0000:10/0000:10:01.0/"
 	minimal := "sys/bus/pci/devices/\n    0000:10:01.0 -> ../../../devices/pci0000:10/0000:10:01.0\n" +
 		gpu + "\n    vendor = 0x10de\n"
@@ -212,8 +211,8 @@ func TestCaptureSays(t *testing.T) {
 		"that root sees more": {
 			text: minimal,
 			change: func(t *testing.T, dir string) {
-				// An attribute of sysfs gives fewer bytes than its size, as
-				// config does for an ordinary user.
+				// A sysfs attribute returns fewer bytes than its size, like config for an
+				// ordinary user.
 				if err := os.Symlink("/sys/devices/system/cpu/online", filepath.Join(dir, gpu, "config")); err != nil {
 					t.Fatal(err)
 				}

@@ -8,17 +8,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// What the place in the tree tells of the ports must be what their configuration
-// space says, and so must the links.
+// Ports and links inferred from the tree must equal the ports and links from configuration
+// space.
 func TestPortsOfTheRecordedHostAreInferredAsTheyAre(t *testing.T) {
 	sysfs, proc, err := Unpack(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	read := func() *topo.Host {
-		h, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+		h, err := reader.Sysfs(topo.Options{Sysfs: sysfs, Proc: proc})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +41,7 @@ func TestPortsOfTheRecordedHostAreInferredAsTheyAre(t *testing.T) {
 	for _, p := range whole.PCIePorts {
 		types[p.Type]++
 		if p.Inferred || p.ACS == nil {
-			t.Errorf("not all of %+v was read", p)
+			t.Errorf("%+v is incomplete", p)
 		}
 	}
 	if diff := cmp.Diff(map[string]int{topo.PortRoot: 4, topo.PortUpstream: 4, topo.PortDownstream: 10, topo.PortEndpoint: 10}, types); diff != "" {

@@ -1,12 +1,11 @@
-// Package recorded holds a host to read without having one: its sysfs and
-// procfs, as one text file that a reader can compare line by line.
+// Package recorded holds a recorded host for tests: sysfs and procfs as a text file that a
+// reader can compare line by line.
 //
-// It has eight GPUs and two NICs, four GPUs to a NIC. GPUs 0, 1, 4 and 5 sit
-// under a NIC's switch; 2, 3, 6 and 7 under another host bridge of that
-// socket.
+// The host has eight GPUs and two NICs, four GPUs for each NIC. GPUs 0, 1, 4 and 5 are below a
+// NIC's switch; GPUs 2, 3, 6 and 7 are below another host bridge of the socket.
 //
-// Capture makes such a file of a running host, Unpack makes directories of the
-// file. The file's first lines explain its form.
+// Capture makes the file from a running host, Unpack makes directories from the file. The first
+// lines of the file explain its form.
 package recorded
 
 import (
@@ -19,11 +18,11 @@ import (
 //go:embed host.txt
 var host string
 
-// Text is the recorded host as Capture wrote it.
+// Text returns the recorded host, in the form of Capture.
 func Text() string { return host }
 
-// Unpack writes the host below dir, which need not exist, and returns the roots
-// of its sysfs and procfs, for topo.Options.
+// Unpack writes the host below dir, and returns the roots of sysfs and procfs for topo.Options.
+// Unpack creates a missing dir.
 func Unpack(dir string) (sysfs, proc string, err error) {
 	if err := unpack(dir, host); err != nil {
 		return "", "", fmt.Errorf("unpacking the recorded host into %s: %w", dir, err)
@@ -31,8 +30,7 @@ func Unpack(dir string) (sysfs, proc string, err error) {
 	return filepath.Join(dir, "sys"), filepath.Join(dir, "proc"), nil
 }
 
-// unpack writes below dir, and nowhere else, what the text of an archive
-// describes. It replaces nothing that is there.
+// unpack writes the files of an archive only below dir, and replaces no existing file.
 func unpack(dir, text string) error {
 	a, err := parse(text)
 	if err != nil {
@@ -41,12 +39,12 @@ func unpack(dir, text string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// The root is left by no link, not even by one that was in dir before.
+	// No link leads out of an os.Root, not even a link that already exists in dir.
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = root.Close() }() // nothing is written through it
+	defer func() { _ = root.Close() }() // closing a directory loses no data
 	for _, p := range a.paths() {
 		switch e := a[p]; e.kind {
 		case directory:
@@ -69,7 +67,7 @@ func write(root *os.Root, p string, data []byte) error {
 		return err
 	}
 	if _, err := f.Write(data); err != nil {
-		_ = f.Close() // the first error is the one that matters
+		_ = f.Close() // the first error matters
 		return err
 	}
 	return f.Close()

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 func unpackHost(t *testing.T) *topo.Host {
@@ -18,7 +20,7 @@ func unpackHost(t *testing.T) *topo.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	h, err := reader.Sysfs(topo.Options{Sysfs: sysfs, Proc: proc})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +54,7 @@ func TestRecordedHostHasEightGPUsAndTwoNICs(t *testing.T) {
 }
 
 func TestRecordedHostHasFarGPUs(t *testing.T) {
-	plan, err := topo.MakePlan(unpackHost(t), topo.PlanConfig{})
+	plan, err := planner.Make(unpackHost(t), planner.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,9 +66,9 @@ func TestRecordedHostHasFarGPUs(t *testing.T) {
 		Path    topo.PathType
 	}
 	socket0, socket1 := []string{"0000:18:00.0", "0000:19:00.0"}, []string{"0000:9a:00.0", "0000:9b:00.0"}
-	near := func(nic string, rail int) lane { return lane{topo.RoleNear, []string{}, nic, rail, topo.PIX} }
+	near := func(nic string, rail int) lane { return lane{planner.RoleNear, []string{}, nic, rail, topo.PIX} }
 	far := func(servers []string, nic string, rail int) lane {
-		return lane{topo.RoleFar, servers, nic, rail, topo.NODE}
+		return lane{planner.RoleFar, servers, nic, rail, topo.NODE}
 	}
 	want := []lane{
 		near("mlx5_0", 0), near("mlx5_0", 0), far(socket0, "mlx5_0", 0), far(socket0, "mlx5_0", 0),
@@ -75,7 +77,7 @@ func TestRecordedHostHasFarGPUs(t *testing.T) {
 	var got []lane
 	for _, l := range plan.Lanes {
 		got = append(got, lane{l.Role, l.Servers, strings.Join(l.NICs, " "), l.Rail, l.Path})
-		if l.Relay != (l.Role == topo.RoleFar) {
+		if l.Relay != (l.Role == planner.RoleFar) {
 			t.Errorf("%s: relay is %t", l.GPU, l.Relay)
 		}
 		if l.Reason == "" {

@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Routes.
@@ -174,7 +174,7 @@ type run struct {
 	report  *Report
 	copier  *testbed.Measuring
 	known   map[string]bool // baselines that were measured
-	lanes   []topo.Assignment
+	lanes   []planner.Assignment
 	clients int // started so far
 	// outward is the lane by which another host is reached.
 	outward outward
@@ -414,13 +414,13 @@ type stage struct {
 
 // stage configures the host for a route, and starts emulated NICs if the route needs NICs. With
 // pace 0 the NICs have no limit.
-func (r *run) stage(route string, lanes []topo.Assignment, pace float64) (*stage, error) {
+func (r *run) stage(route string, lanes []planner.Assignment, pace float64) (*stage, error) {
 	return r.stageWith(route, lanes, pace, nil, func(*config.Config) {})
 }
 
 // stageWith is stage with further changes of the configuration. Emulated NICs have the named GPUs
 // beside them; without names, the GPUs that serve the lanes.
-func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
+func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
 	r.host.Pace = pace
 	if err := r.configure(lanes, func(c *config.Config) {
 		c.Relay.Route = route
@@ -451,7 +451,7 @@ func (r *run) stageWith(route string, lanes []topo.Assignment, pace float64, bes
 }
 
 // configure writes the host's configuration, with these lanes, and its plan.
-func (r *run) configure(lanes []topo.Assignment, change func(*config.Config)) error {
+func (r *run) configure(lanes []planner.Assignment, change func(*config.Config)) error {
 	r.host.Lanes = lanes
 	return r.host.Configure(func(c *config.Config) {
 		if r.host.Simulated {
@@ -517,7 +517,7 @@ func (s *stage) end() error {
 
 // client starts a client on a lane; with beside, the client shares the relay of beside. The
 // client is not attached.
-func (s *stage) client(lane topo.Lane, beside *worker) (*worker, error) {
+func (s *stage) client(lane planner.Lane, beside *worker) (*worker, error) {
 	h := s.run.host
 	g, err := h.Plan.GPU(lane.GPU)
 	if err != nil {
@@ -550,7 +550,7 @@ func (s *stage) client(lane topo.Lane, beside *worker) (*worker, error) {
 }
 
 // attached is client, with buffers of so many bytes.
-func (s *stage) attached(lane topo.Lane, beside *worker, bytes uint64) (*worker, error) {
+func (s *stage) attached(lane planner.Lane, beside *worker, bytes uint64) (*worker, error) {
 	w, err := s.client(lane, beside)
 	if err != nil {
 		return nil, err

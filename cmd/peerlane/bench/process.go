@@ -13,7 +13,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/hook/control"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func (r *run) cpu() error {
@@ -259,7 +259,7 @@ func (r *run) first(route string) (err error) {
 
 // firstOnce returns, in ms, the time of the first of two new clients from attaching to the end of
 // the first messages, and the time of CUDA's start in both.
-func (r *run) firstOnce(s *stage, lanes [2]topo.Lane) (ours float64, theirs []float64, err error) {
+func (r *run) firstOnce(s *stage, lanes [2]planner.Lane) (ours float64, theirs []float64, err error) {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 	var pair [2]*worker
 	for i, lane := range lanes {
@@ -295,7 +295,7 @@ func median(list []float64) float64 {
 }
 
 // wake has clients that come and go use the emulated NICs.
-func (r *run) wake(s *stage, lanes [2]topo.Lane) error {
+func (r *run) wake(s *stage, lanes [2]planner.Lane) error {
 	var pair [2]*worker
 	for i, lane := range lanes {
 		var err error

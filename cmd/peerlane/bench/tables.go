@@ -8,7 +8,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/config"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // gpusOf returns the PCI addresses of the two clients and their servers, for a host that stage
@@ -455,7 +455,7 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 	}
 	var senders, receivers []*worker
 	for _, side := range []struct {
-		lane topo.Lane
+		lane planner.Lane
 		list *[]*worker
 	}{{lanes[0], &senders}, {lanes[1], &receivers}} {
 		for i := range clients {

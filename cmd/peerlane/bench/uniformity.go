@@ -10,6 +10,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // perNIC is how many GPUs share an emulated NIC, where there are as many.
@@ -22,7 +23,7 @@ type sharing struct {
 	// near are the streams of near GPUs, and far the lanes of far GPUs. A far GPU sends to the next
 	// far GPU of the NIC.
 	near  []nearStream
-	lanes []topo.Assignment
+	lanes []planner.Assignment
 	far   [][]string // by NIC
 	gpus  int
 }
@@ -47,12 +48,12 @@ func mixed(gpus []topo.GPU) sharing {
 			}
 		}
 		for i, g := range near {
-			s.lanes = append(s.lanes, topo.Assignment{GPU: far[i], Servers: []string{g}, NICs: []string{nic}})
+			s.lanes = append(s.lanes, planner.Assignment{GPU: far[i], Servers: []string{g}, NICs: []string{nic}})
 			to := near[(i+1)%len(near)]
 			if n == 2 {
 				to = far[0]
 				// The far GPU's stream ends here.
-				s.lanes = append(s.lanes, topo.Assignment{GPU: g, Servers: []string{far[0]}, NICs: []string{nic}})
+				s.lanes = append(s.lanes, planner.Assignment{GPU: g, Servers: []string{far[0]}, NICs: []string{nic}})
 				far = append(far, g)
 			}
 			s.near = append(s.near, nearStream{g, to, nic})
@@ -73,7 +74,7 @@ func (s sharing) staging() sharing {
 		nic := fmt.Sprintf("emulated%d", i)
 		gpus := slices.Concat(s.beside[nic], far)[:s.gpus/s.nics]
 		for k, g := range gpus {
-			all.lanes = append(all.lanes, topo.Assignment{GPU: g, Servers: []string{gpus[(k+1)%len(gpus)]}, NICs: []string{nic}})
+			all.lanes = append(all.lanes, planner.Assignment{GPU: g, Servers: []string{gpus[(k+1)%len(gpus)]}, NICs: []string{nic}})
 		}
 		all.beside[nic] = gpus
 		all.far = append(all.far, gpus)

@@ -16,6 +16,7 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // order is a command for a client.
@@ -200,7 +201,7 @@ func (s *serving) attach(ctx context.Context, o order) (r reply, err error) {
 // worker is a client process from the view of the run.
 type worker struct {
 	name    string
-	lane    topo.Lane
+	lane    planner.Lane
 	gpu     topo.GPU
 	command *exec.Cmd
 	in      io.WriteCloser

@@ -31,6 +31,7 @@ import (
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Runtimes of the demo.
@@ -84,20 +85,20 @@ type Progress struct {
 
 // Report is the result of a run.
 type Report struct {
-	Host      string     `json:"host"` // in words
-	Simulated bool       `json:"simulated"`
-	Runtime   string     `json:"runtime"`
-	Route     string     `json:"route"`
-	Copy      string     `json:"copy"`
-	Topology  *topo.Host `json:"topology"`
-	Plan      *topo.Plan `json:"plan"`
+	Host      string        `json:"host"` // in words
+	Simulated bool          `json:"simulated"`
+	Runtime   string        `json:"runtime"`
+	Route     string        `json:"route"`
+	Copy      string        `json:"copy"`
+	Topology  *topo.Host    `json:"topology"`
+	Plan      *planner.Plan `json:"plan"`
 	// Estimate is the estimate of the plan; nil if the host lacks bandwidths.
-	Estimate   *topo.Estimate `json:"estimate,omitempty"`
-	Containers []Container    `json:"containers"`
-	Servers    []Server       `json:"servers"`
-	Baselines  *Baselines     `json:"baselines"`
-	Left       []string       `json:"left"` // objects left on the host
-	Problems   []string       `json:"problems"`
+	Estimate   *planner.Estimate `json:"estimate,omitempty"`
+	Containers []Container       `json:"containers"`
+	Servers    []Server          `json:"servers"`
+	Baselines  *Baselines        `json:"baselines"`
+	Left       []string          `json:"left"` // objects left on the host
+	Problems   []string          `json:"problems"`
 }
 
 // OK reports whether everything was verified and nothing is left.
@@ -197,7 +198,7 @@ type demo struct {
 	Options
 	report  *Report
 	host    *testbed.Host
-	lanes   [2]topo.Lane
+	lanes   [2]planner.Lane
 	runtime *bundle.Runtime
 	script  Script
 }
@@ -355,7 +356,7 @@ func (d *demo) configure() error {
 	}
 	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated, d.host.Words
 	var err error
-	if d.report.Estimate, err = d.host.Topology.Estimate(d.host.Plan); err != nil && !errors.Is(err, topo.ErrNoBandwidths) {
+	if d.report.Estimate, err = d.host.Plan.Estimate(d.host.Topology); err != nil && !errors.Is(err, planner.ErrNoBandwidths) {
 		return err
 	}
 	if d.lanes, err = d.host.TwoClients(); err != nil {

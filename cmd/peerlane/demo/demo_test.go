@@ -9,6 +9,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 func TestStagedBytesMustCrossAServer(t *testing.T) {
@@ -28,7 +29,7 @@ func TestStagedBytesMustCrossAServer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := &demo{Options: Options{Route: c.route}, host: &testbed.Host{}, report: &Report{
-				Plan: &topo.Plan{GPUs: []topo.GPU{server}},
+				Plan: &planner.Plan{GPUs: []topo.GPU{server}},
 				Containers: []Container{{Servers: []string{server.BusID}, Client: &Client{
 					Sent: c.sent, Received: c.received,
 					Relay: RelayCounters{Servers: []ServerCounter{{GPU: server.UUID, In: c.relayIn, Out: c.relayOut}}},

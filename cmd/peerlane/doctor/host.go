@@ -24,6 +24,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // NVML is the part of NVIDIA's management library that checks use; nvml.Library implements it.
@@ -65,7 +67,7 @@ type Host struct {
 	once   sync.Once
 	config func() (config.Config, error)
 	topo   func() (*topo.Host, error)
-	plan   func() (*topo.Plan, error)
+	plan   func() (*planner.Plan, error)
 	health func() (nvml.Health, error)
 	drift  func() (drift, error)
 	relays func() ([]generation.Info, error)
@@ -89,9 +91,9 @@ func (h *Host) prepare() {
 			if h.NVML != nil {
 				o.NVML = h.NVML
 			}
-			return topo.ReadSysfs(o)
+			return reader.Sysfs(o)
 		})
-		h.plan = sync.OnceValues(func() (*topo.Plan, error) {
+		h.plan = sync.OnceValues(func() (*planner.Plan, error) {
 			t, err := h.topo()
 			if err != nil {
 				return nil, err
@@ -102,7 +104,7 @@ func (h *Host) prepare() {
 			}
 			p := c.Planning()
 			p.Software = p.Software || h.Software
-			return topo.MakePlan(t, p)
+			return planner.Make(t, p)
 		})
 		h.health = sync.OnceValues(func() (nvml.Health, error) {
 			if h.NVML == nil {
@@ -116,7 +118,7 @@ func (h *Host) prepare() {
 }
 
 // Plan is that of the host by now.
-func (h *Host) Plan() (*topo.Plan, error) { h.prepare(); return h.plan() }
+func (h *Host) Plan() (*planner.Plan, error) { h.prepare(); return h.plan() }
 
 func (h *Host) topology() (*topo.Host, error)           { h.prepare(); return h.topo() }
 func (h *Host) configuration() (config.Config, error)   { h.prepare(); return h.config() }
@@ -200,16 +202,16 @@ func gpuName(g topo.GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.B
 
 // lanesOfGPU are the lanes that a GPU has or serves, by index.
 func (h *Host) lanesOfGPU(busID string) []int {
-	return h.lanesWith(func(l topo.Lane) bool { return l.GPU == busID || slices.Contains(l.Servers, busID) })
+	return h.lanesWith(func(l planner.Lane) bool { return l.GPU == busID || slices.Contains(l.Servers, busID) })
 }
 
 // lanesOfNIC are the lanes that a NIC carries.
 func (h *Host) lanesOfNIC(name string) []int {
-	return h.lanesWith(func(l topo.Lane) bool { return slices.Contains(l.NICs, name) })
+	return h.lanesWith(func(l planner.Lane) bool { return slices.Contains(l.NICs, name) })
 }
 
 // lanesWith returns the lanes that match, or every lane if there is no plan.
-func (h *Host) lanesWith(touched func(topo.Lane) bool) []int {
+func (h *Host) lanesWith(touched func(planner.Lane) bool) []int {
 	p, err := h.Plan()
 	if err != nil {
 		return nil

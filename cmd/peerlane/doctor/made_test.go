@@ -25,6 +25,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -171,7 +173,7 @@ func (m *made) build() {
 	m.write("etc/peerlane/cluster.key", "")
 	must(t, os.Chmod(m.path("etc/peerlane/cluster.key"), 0o600))
 
-	h, err := topo.ReadSysfs(topo.Options{Sysfs: m.path("sys"), Proc: m.path("proc")})
+	h, err := reader.Sysfs(topo.Options{Sysfs: m.path("sys"), Proc: m.path("proc")})
 	must(t, err)
 	nodes := map[string]string{"nvidiactl": "195:255", "nvidia-uvm": "510:0", "nvidia-uvm-tools": "510:1",
 		"infiniband/rdma_cm": "10:58"}
@@ -386,7 +388,7 @@ func (m *made) installFrom(h *Host) {
 	c, err := h.configuration()
 	must(m.t, err)
 	i := cdi.Installation{Layout: h.Layout, Dirs: h.SpecDirs[:1]}
-	_, err = i.Install(false, func() (*topo.Plan, []*specs.Spec, error) {
+	_, err = i.Install(false, func() (*planner.Plan, []*specs.Spec, error) {
 		plan, err := h.Plan()
 		if err != nil {
 			return nil, nil, err

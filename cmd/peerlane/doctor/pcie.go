@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 var pcieChecks = []Check{
@@ -163,7 +164,7 @@ func (h *Host) lanesBelow(t *topo.Host, ports []string) []int {
 	for _, n := range t.NICs {
 		nics[n.Name] = n.BusID != "" && below(n.BusID)
 	}
-	return h.lanesWith(func(l topo.Lane) bool {
+	return h.lanesWith(func(l planner.Lane) bool {
 		return below(l.GPU) || slices.ContainsFunc(l.Servers, below) ||
 			slices.ContainsFunc(l.NICs, func(n string) bool { return nics[n] })
 	})

@@ -8,6 +8,8 @@ import (
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // RDMAJob returns the job of an active RDMA test on this host: each lane's NICs with host memory,
@@ -32,7 +34,7 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 				continue
 			}
 			holders := l.Servers
-			if l.Kind == topo.KindDirect {
+			if l.Kind == planner.KindDirect {
 				holders = []string{l.GPU}
 			}
 			for _, busID := range holders {
@@ -46,7 +48,7 @@ func (h *Host) RDMAJob() (launch.RDMAJob, error) {
 				}
 			}
 		}
-		if slices.ContainsFunc(p.Lanes, func(l topo.Lane) bool { return slices.Contains(l.NICs, n.Name) }) {
+		if slices.ContainsFunc(p.Lanes, func(l planner.Lane) bool { return slices.Contains(l.NICs, n.Name) }) {
 			job.NICs = append(job.NICs, nic)
 		}
 	}
@@ -177,7 +179,7 @@ func (h *Host) expected(r launch.RDMAResult) float64 {
 	if r.GPU == nil {
 		return estimate
 	}
-	for p := range t.EachPath(topo.RulesNCCL) {
+	for p := range graph.Each(t, topo.RulesNCCL) {
 		if p.From == r.GPU.BusID && p.To == r.NIC {
 			return min(estimate, p.Bandwidth)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 var relayChecks = []Check{
@@ -173,7 +174,7 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 		if err != nil {
 			gpu = topo.GPU{BusID: s.GPU}
 		}
-		lanes := h.lanesWith(func(l topo.Lane) bool { return slices.Contains(l.Servers, s.GPU) })
+		lanes := h.lanesWith(func(l planner.Lane) bool { return slices.Contains(l.Servers, s.GPU) })
 		health, why := h.healthOf(s.GPU)
 		if health == nil || health.Memory == 0 {
 			if health != nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -24,7 +25,7 @@ func (h *Host) half() error {
 		return err
 	}
 	sysfs := filepath.Join(h.Root, "sysfs")
-	topology, err := topo.ReadInput("docs/hgx-4-nics.xml", halfPopulated)
+	topology, err := reader.Input("docs/hgx-4-nics.xml", halfPopulated)
 	if err != nil {
 		return err
 	}

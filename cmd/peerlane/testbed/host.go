@@ -30,6 +30,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -67,13 +69,13 @@ type Host struct {
 	Topology  *topo.Host
 	// Config and Plan are set by Configure.
 	Config config.Config
-	Plan   *topo.Plan
+	Plan   *planner.Plan
 	// Environment is the environment of processes that use CUDA on the host.
 	Environment []string
 	// Libraries are mounted into containers.
 	Libraries []string
 	// Lanes are the lanes that the next Configure requests by configuration.
-	Lanes []topo.Assignment
+	Lanes []planner.Assignment
 	// ClientCopy lets plain processes see the server GPUs of their lanes, so that the processes
 	// can copy themselves.
 	ClientCopy bool
@@ -141,7 +143,7 @@ func (h *Host) Configure(change func(*config.Config)) error {
 		return err
 	}
 	var err error
-	if h.Plan, err = topo.MakePlan(h.Topology, h.Config.Planning()); err != nil {
+	if h.Plan, err = planner.Make(h.Topology, h.Config.Planning()); err != nil {
 		return err
 	}
 	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
@@ -185,7 +187,7 @@ func DevicesWithServers(g topo.GPU) []string {
 }
 
 // StartNICs starts an emulated NIC process for every NIC of the lanes. stop ends the processes.
-func (h *Host) StartNICs(ctx context.Context, lanes ...topo.Lane) (stop func() error, err error) {
+func (h *Host) StartNICs(ctx context.Context, lanes ...planner.Lane) (stop func() error, err error) {
 	beside := map[string][]string{}
 	for _, lane := range lanes {
 		for _, nic := range lane.NICs {
@@ -243,7 +245,7 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 
 // real makes h this machine, if the machine has a GPU and a driver.
 func (h *Host) real() error {
-	topology, err := topo.ReadSysfs(topo.Options{NVML: nvml.New()})
+	topology, err := reader.Sysfs(topo.Options{NVML: nvml.New()})
 	if err != nil {
 		return err
 	}
@@ -258,7 +260,7 @@ func (h *Host) real() error {
 	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name, counted(len(topology.NICs), "RDMA NIC"))
 	h.Libraries = []string{library}
 	h.Environment = []string{cuda.LibraryVariable + "=" + library}
-	plan, err := topo.MakePlan(topology, topo.PlanConfig{})
+	plan, err := planner.Make(topology, planner.Config{})
 	if err != nil {
 		return err
 	}
@@ -271,7 +273,7 @@ func (h *Host) real() error {
 	if len(topology.GPUs) >= 4 {
 		a, serverA, b, serverB = 0, 1, 3, 2
 	}
-	h.Lanes = []topo.Assignment{
+	h.Lanes = []planner.Assignment{
 		{GPU: name(a), Servers: []string{name(serverA)}, NICs: []string{"emulated0"}},
 		{GPU: name(b), Servers: []string{name(serverB)}, NICs: []string{"emulated1"}},
 	}
@@ -312,7 +314,7 @@ func (h *Host) simulated(one bool) error {
 	if err != nil {
 		return err
 	}
-	topology, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	topology, err := reader.Sysfs(topo.Options{Sysfs: sysfs, Proc: proc})
 	if err != nil {
 		return err
 	}
@@ -330,7 +332,7 @@ func (h *Host) simulated(one bool) error {
 // ofKernel makes h this machine, whose PCIe tree has GPUs without hardware: a guest of
 // integration/vm. The device nodes stay after the test.
 func (h *Host) ofKernel() error {
-	topology, err := topo.ReadSysfs(topo.Options{})
+	topology, err := reader.Sysfs(topo.Options{})
 	if err != nil {
 		return err
 	}
@@ -403,8 +405,8 @@ func (h *Host) makeNodes(root string) error {
 }
 
 // relayed are the lanes that stage.
-func relayed(p *topo.Plan) []topo.Lane {
-	var list []topo.Lane
+func relayed(p *planner.Plan) []planner.Lane {
+	var list []planner.Lane
 	for _, l := range p.Lanes {
 		if l.Relay {
 			list = append(list, l)
@@ -415,18 +417,18 @@ func relayed(p *topo.Plan) []topo.Lane {
 
 // TwoClients picks two far GPUs of the plan, of two NICs if possible. On a host with one GPU both
 // clients have the lane of the GPU.
-func (h *Host) TwoClients() (lanes [2]topo.Lane, err error) {
+func (h *Host) TwoClients() (lanes [2]planner.Lane, err error) {
 	if !h.OneGPU() {
 		return twoOf(h.Plan)
 	}
 	lane, err := h.Plan.Lane(h.Topology.GPUs[0].BusID)
-	if err == nil && lane.Role == topo.RoleRefused {
+	if err == nil && lane.Role == planner.RoleRefused {
 		err = fmt.Errorf("GPU %s has no lane: %s", lane.GPU, lane.Reason)
 	}
-	return [2]topo.Lane{lane, lane}, err
+	return [2]planner.Lane{lane, lane}, err
 }
 
-func twoOf(p *topo.Plan) (lanes [2]topo.Lane, err error) {
+func twoOf(p *planner.Plan) (lanes [2]planner.Lane, err error) {
 	list := relayed(p)
 	if len(list) < 2 {
 		return lanes, fmt.Errorf("the plan has %d lanes that are relayed; two are needed", len(list))

@@ -5,6 +5,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // Outward returns the lane by which clients of this host reach another host: its GPU, by PCI
@@ -16,13 +18,13 @@ import (
 // reaches others by TCP, with lanes as within the host.
 func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic string, err error) {
 	if h.proc != "" { // a recorded host
-		kernel, err := topo.ReadSysfs(topo.Options{})
+		kernel, err := reader.Sysfs(topo.Options{})
 		if err != nil {
 			return "", plan, "", err
 		}
 		return h.outwardNIC(kernel, own.Exclude.NICs)
 	}
-	made, err := topo.MakePlan(h.Topology, config.Config{Plan: own}.Planning())
+	made, err := planner.Make(h.Topology, config.Config{Plan: own}.Planning())
 	if err != nil {
 		return "", plan, "", err
 	}
@@ -35,7 +37,7 @@ func (h *Host) Outward(own config.Plan) (gpu string, plan config.Plan, nic strin
 // outwardNIC is Outward for GPUs that are beside no NIC of the host.
 func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan config.Plan, nic string, err error) {
 	plan.Lanes = slices.Clone(h.Lanes)
-	made, err := topo.MakePlan(h.Topology, topo.PlanConfig{Lanes: plan.Lanes})
+	made, err := planner.Make(h.Topology, planner.Config{Lanes: plan.Lanes})
 	if err != nil {
 		return "", plan, "", err
 	}
@@ -45,19 +47,19 @@ func (h *Host) outwardNIC(nics *topo.Host, excluded []string) (gpu string, plan 
 	}
 	first := lanes[0]
 	if nic = firstNIC(nics, excluded); nic != "" {
-		plan.Lanes = []topo.Assignment{{GPU: first.GPU, Kind: first.Kind, Servers: first.Servers, NICs: []string{nic}}}
+		plan.Lanes = []planner.Assignment{{GPU: first.GPU, Kind: first.Kind, Servers: first.Servers, NICs: []string{nic}}}
 	}
 	return first.GPU, plan, nic, nil
 }
 
 // reaching returns the lane of a plan that reaches other hosts by NICs; nil for none.
-func reaching(p *topo.Plan) *topo.Lane {
+func reaching(p *planner.Plan) *planner.Lane {
 	there := func(name string) bool {
 		return slices.ContainsFunc(p.NICs, func(n topo.NIC) bool { return n.Name == name && n.Uverbs != "" })
 	}
 	for _, relayed := range []bool{true, false} {
 		for i, l := range p.Lanes {
-			if l.Relay == relayed && l.Role != topo.RoleRefused && slices.ContainsFunc(l.NICs, there) {
+			if l.Relay == relayed && l.Role != planner.RoleRefused && slices.ContainsFunc(l.NICs, there) {
 				return &p.Lanes[i]
 			}
 		}

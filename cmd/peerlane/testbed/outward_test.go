@@ -7,6 +7,8 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -18,7 +20,7 @@ func twoNICs(t *testing.T) func() *topo.Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := topo.ReadSysfs(topo.Options{Sysfs: sysfs, Proc: proc})
+	h, err := reader.Sysfs(topo.Options{Sysfs: sysfs, Proc: proc})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,18 +37,18 @@ func twoNICs(t *testing.T) func() *topo.Host {
 
 // excluding is a [plan] without some GPUs, by index.
 func excluding(gpus string) config.Plan {
-	return config.Plan{Exclude: topo.Exclude{GPUs: strings.Fields(gpus)}}
+	return config.Plan{Exclude: planner.Exclude{GPUs: strings.Fields(gpus)}}
 }
 
 // A host of real GPUs reaches other hosts by a planned lane with a NIC of the host; without such
 // a lane, by a lane that Outward makes.
 func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	host := twoNICs(t)
-	emulated := []topo.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
+	emulated := []planner.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
 	for name, c := range map[string]struct {
 		own     config.Plan
 		change  func(*topo.Host)
-		made    []topo.Assignment
+		made    []planner.Assignment
 		gpu     int
 		nics    string
 		relayed bool
@@ -57,7 +59,7 @@ func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 		"no far GPU":                   {own: excluding("2 3 6 7"), made: emulated, gpu: 0, nics: "mlx5_0"},
 		"no NIC with an active port":   {change: func(h *topo.Host) { h.NICs[0].Ports[0].State, h.NICs[1].Ports[0].State = "DOWN", "DOWN" }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
 		"no NIC":                       {change: func(h *topo.Host) { h.NICs = nil }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
-		"a lane as configuration says": {own: config.Plan{Lanes: []topo.Assignment{{GPU: "2", NICs: []string{"emulated0"}}, {GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
+		"a lane as configuration says": {own: config.Plan{Lanes: []planner.Assignment{{GPU: "2", NICs: []string{"emulated0"}}, {GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &Host{Topology: host(), Lanes: c.made}
@@ -114,7 +116,7 @@ func TestOutwardSimulatedGPUsUseHostNIC(t *testing.T) {
 // mustHave checks the lane of a plan.
 func (h *Host) mustHave(t *testing.T, gpu string, plan config.Plan, index int, nics string, relayed bool) {
 	t.Helper()
-	p, err := topo.MakePlan(h.Topology, config.Config{Plan: plan}.Planning())
+	p, err := planner.Make(h.Topology, config.Config{Plan: plan}.Planning())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/wire"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // Options are the options of a Fleet.
@@ -133,7 +134,7 @@ func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err er
 	for i, g := range gpus {
 		// A GPU stages on the next GPU.
 		server, n := gpus[(i+1)%len(gpus)].BusID, f.nics[i%len(f.nics)]
-		h.Lanes = append(h.Lanes, topo.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
+		h.Lanes = append(h.Lanes, planner.Assignment{GPU: g.BusID, Servers: []string{server}, NICs: []string{n.name}})
 		if !slices.Contains(n.gpus, server) {
 			n.gpus = append(n.gpus, server)
 		}

@@ -2,6 +2,7 @@ package testplan
 
 import (
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 const (
@@ -10,9 +11,9 @@ const (
 	UUID9 = "GPU-99999999-9999-9999-9999-999999999999"
 )
 
-func New(sysfs string) *topo.Plan {
-	return &topo.Plan{
-		Version: topo.PlanVersion,
+func New(sysfs string) *planner.Plan {
+	return &planner.Plan{
+		Version: planner.Version,
 		Source:  topo.Source{Kind: topo.SourceSysfs, Sysfs: sysfs},
 		GPUs: []topo.GPU{
 			{Index: 0, UUID: UUID0, BusID: "0000:17:00.0"},
@@ -27,16 +28,16 @@ func New(sysfs string) *topo.Plan {
 				Ports: []topo.Port{{Number: 1, State: "ACTIVE", RateGbps: 400}},
 			},
 		},
-		Lanes: []topo.Lane{
-			{GPU: "0000:17:00.0", Role: topo.RoleNear, NICs: []string{"mlx5_0"}},
+		Lanes: []planner.Lane{
+			{GPU: "0000:17:00.0", Role: planner.RoleNear, NICs: []string{"mlx5_0"}},
 			{
 				GPU:     "0000:2a:00.0",
-				Role:    topo.RoleFar,
+				Role:    planner.RoleFar,
 				Relay:   true,
 				Servers: []string{"0000:17:00.0"},
 				NICs:    []string{"mlx5_0"},
 			},
-			{GPU: "0000:3b:00.0", Role: topo.RoleRefused, Reason: "MIG is on"},
+			{GPU: "0000:3b:00.0", Role: planner.RoleRefused, Reason: "MIG is on"},
 		},
 	}
 }

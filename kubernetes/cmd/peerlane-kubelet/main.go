@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/peerlane/peerlane/topo/planner"
+
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,7 +32,6 @@ import (
 	"github.com/peerlane/peerlane/kubernetes/driver"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
-	"github.com/peerlane/peerlane/topo"
 )
 
 // Modes of the program.
@@ -111,7 +112,7 @@ func run(ctx context.Context, o options) error {
 	if o.node == "" {
 		return errors.New("the name of the node is unknown: give --node-name, or set NODE_NAME from spec.nodeName")
 	}
-	plan, err := topo.ReadPlan(layout.PlanFile())
+	plan, err := planner.Read(layout.PlanFile())
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/reader"
 )
 
 // trainer is the ordinary user.
@@ -242,7 +243,7 @@ func TestUserCDIUnitWritesSpecifications(t *testing.T) {
 		"/etc/systemd/user/" + unit:            "/source/packaging/systemd/user/" + unit,
 	})
 	inside.NamedTree(t, "two-nics")
-	h, err := topo.ReadSysfs(topo.Options{})
+	h, err := reader.Sysfs(topo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

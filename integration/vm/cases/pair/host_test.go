@@ -25,7 +25,7 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/relay/client"
-	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // In each guest the test binary also plays an administrator who installs Peerlane and starts a
@@ -146,7 +146,7 @@ func install(root, key, transport string) (*testbed.Host, error) {
 		h.HookBinary()); err != nil {
 		return nil, err
 	}
-	h.Plan, err = topo.ReadPlan(h.Layout.PlanFile())
+	h.Plan, err = planner.Read(h.Layout.PlanFile())
 	return h, err
 }
 

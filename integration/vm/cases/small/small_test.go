@@ -26,6 +26,8 @@ import (
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/integration/vm/pcitree"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
+	"github.com/peerlane/peerlane/topo/reader"
 	"github.com/peerlane/peerlane/topo/recorded"
 )
 
@@ -110,7 +112,7 @@ func TestTableReplacesFormerTree(t *testing.T) {
 	if err := changed.Load(); err != nil {
 		t.Fatal(err)
 	}
-	h, err := topo.ReadSysfs(topo.Options{})
+	h, err := reader.Sysfs(topo.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +197,7 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 	root := t.TempDir()
 	testbed.UnmountAnchor(t, paths.New(root))
 	sameAsItsCapture(t, filepath.Join(root, "host.tar.gz"))
-	var plan topo.Plan
+	var plan planner.Plan
 	peerlane(t, &plan, "plan", "--root", root)
 	got := map[string]string{}
 	for _, l := range plan.Lanes {
@@ -207,9 +209,9 @@ func TestPeerlaneNamesServersAndClients(t *testing.T) {
 		{"0000:9a:00.0", "0000:9b:00.0", "0000:ba:00.0", "0000:bb:00.0"},
 	} {
 		for i, gpu := range gpus {
-			want[gpu] = fmt.Sprintf("%s mlx5_%d", topo.RoleNear, nic)
+			want[gpu] = fmt.Sprintf("%s mlx5_%d", planner.RoleNear, nic)
 			if i >= 2 {
-				want[gpu] = fmt.Sprintf("%s mlx5_%d %s %s", topo.RoleFar, nic, gpus[0], gpus[1])
+				want[gpu] = fmt.Sprintf("%s mlx5_%d %s %s", planner.RoleFar, nic, gpus[0], gpus[1])
 			}
 		}
 	}
@@ -250,7 +252,7 @@ func TestNearNICsOnOtherTrees(t *testing.T) {
 	for _, c := range []struct {
 		tree string
 		role string // of every GPU
-	}{{"dgx", topo.RoleNear}, {"one-switch", topo.RoleNear}, {"no-switch", topo.RoleFar}} {
+	}{{"dgx", planner.RoleNear}, {"one-switch", planner.RoleNear}, {"no-switch", planner.RoleFar}} {
 		t.Run(c.tree, func(t *testing.T) {
 			tree := inside.NamedTree(t, c.tree)
 			var devices []inside.Device
@@ -264,7 +266,7 @@ func TestNearNICsOnOtherTrees(t *testing.T) {
 				devices = append(devices, d)
 			}
 			inside.RDMA(t, devices...)
-			var plan topo.Plan
+			var plan planner.Plan
 			peerlane(t, &plan, "plan", "--root", t.TempDir())
 			if len(plan.Lanes) == 0 {
 				t.Fatal("no lanes")

@@ -1,0 +1,188 @@
+package graph
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/peerlane/peerlane/topo"
+)
+
+// Pair is the path from a device to another device.
+type Pair struct {
+	// From and To are the PCI addresses of GPUs and the names of NICs.
+	From string `json:"from"`
+	To   string `json:"to"`
+	// FromHost and ToHost are the hosts of the devices in a file with several hosts.
+	FromHost string `json:"fromHost,omitempty"`
+	ToHost   string `json:"toHost,omitempty"`
+	// Path is the nearest path, before any policy.
+	topo.Path
+	// Hops is the number of links on the path; 0 where unknown.
+	Hops int `json:"hops"`
+	// Reason is a sentence that names the links on the path.
+	Reason string `json:"reason"`
+	// PXN is the path from a GPU to a NIC through another GPU; nil where NCCL uses no PXN.
+	PXN *topo.PXNPath `json:"pxn,omitempty"`
+	// Policy is the path after NCCL's default policies; nil where unknown: between two NICs,
+	// for a NIC that is down, and for a source without a tree.
+	Policy *topo.PolicyPath `json:"policy,omitempty"`
+}
+
+// All returns the nearest paths between every two devices, in the order of GPUs and NICs, by
+// the given rules.
+func All(h *topo.Host, rules topo.Rules) []Pair {
+	n := len(h.GPUs) + len(h.NICs)
+	return slices.AppendSeq(make([]Pair, 0, max(0, n*(n-1))), Each(h, rules))
+}
+
+// Each yields the pairs of All in sequence: the pairs of hundreds of devices take tens of
+// megabytes.
+func Each(h *topo.Host, rules topo.Rules) iter.Seq[Pair] {
+	return func(yield func(Pair) bool) {
+		var after *policy
+		if h.Matrix == nil {
+			after = newPolicy(h)
+		}
+		ends := Devices(h)
+		finder := NewPathFinder(h, rules)
+		var to []func(Endpoint) Nearest
+		for _, b := range ends {
+			to = append(to, finder.To(b))
+			finder.keep()
+		}
+		for i, a := range ends {
+			for j, b := range ends {
+				if i == j {
+					continue
+				}
+				w := to[j](a)
+				pair := Pair{
+					From: a.Name, FromHost: a.ID.Host, To: b.Name, ToHost: b.ID.Host,
+					Path: w.Path, Hops: w.hops, Reason: w.reason(a, b),
+				}
+				if after != nil {
+					pair.Policy, pair.PXN = after.answer(i, j).tell(after)
+				}
+				if !yield(pair) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// ToNICs returns the paths from a GPU to the given NICs, by RulesPlan.
+func ToNICs(h *topo.Host, gpu topo.GPU, nics []topo.NIC) (pairs []Pair) {
+	finder, from := NewPathFinder(h, topo.RulesPlan), GPUEndpoint(gpu)
+	for _, nic := range nics {
+		to := NICEndpoint(nic, h.Source)
+		w := finder.To(to)(from)
+		pairs = append(pairs, Pair{From: from.Name, To: to.Name, Path: w.Path, Hops: w.hops, Reason: w.reason(from, to)})
+	}
+	return pairs
+}
+
+// Table has the types and bandwidths of a host's paths, four bytes for each pair.
+type Table struct {
+	// Paths are the distinct paths.
+	Paths   []topo.Path
+	devices int
+	of      []int32 // [from*devices+to]: a place in Paths
+}
+
+// NewTable finds types and bandwidths of the paths, without their links and policies.
+func NewTable(h *topo.Host, rules topo.Rules) *Table {
+	ends := Devices(h)
+	t := &Table{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
+	for i := range ends {
+		t.of[i*t.devices+i] = -1
+	}
+	finder := NewPathFinder(h, rules)
+	known := map[topo.Path]int32{}
+	var last topo.Path // neighbours often share the path to a device
+	lastAt := int32(-1)
+	finder.between(ends, func(i, j int, w Nearest) {
+		if lastAt < 0 || w.Path != last {
+			at, is := known[w.Path]
+			if !is {
+				at = int32(len(t.Paths))
+				known[w.Path] = at
+				t.Paths = append(t.Paths, w.Path)
+			}
+			last, lastAt = w.Path, at
+		}
+		t.of[j*t.devices+i] = lastAt // the paths to a device are found together
+	})
+	transpose(t.of, t.devices)
+	return t
+}
+
+// transpose transposes a square table by blocks: two blocks fit into the processor's cache.
+func transpose(of []int32, n int) {
+	const block = 32
+	for top := 0; top < n; top += block {
+		for left := 0; left <= top; left += block {
+			for i := top; i < min(top+block, n); i++ {
+				for j := left; j < min(left+block, i); j++ {
+					of[i*n+j], of[j*n+i] = of[j*n+i], of[i*n+j]
+				}
+			}
+		}
+	}
+}
+
+// Row returns the paths from a device, an index among the GPUs and then the NICs, to each
+// device, as indices of t.Paths; -1 for the device itself.
+func (t *Table) Row(from int) []int32 {
+	return t.of[from*t.devices:][:t.devices]
+}
+
+// Between finds the nearest path between two devices. A name is a PCI address or a NIC's name;
+// "HOST/NAME" for several hosts. The rules are NCCL's, before the policies on P2P, GPUDirect
+// and PXN.
+func Between(h *topo.Host, busA, busB string) (topo.Path, error) {
+	devices := Devices(h)
+	a, err := findDevice(devices, busA)
+	if err != nil {
+		return topo.Path{}, err
+	}
+	b, err := findDevice(devices, busB)
+	if err != nil {
+		return topo.Path{}, err
+	}
+	return NewPathFinder(h, topo.RulesNCCL).To(b)(a).Path, nil
+}
+
+func findDevice(devices []Endpoint, name string) (Endpoint, error) {
+	host, local, qualified := strings.Cut(name, "/")
+	named := func(d Endpoint) bool { return d.Name == name }
+	if !qualified || slices.ContainsFunc(devices, named) { // a file's names can have any character
+		host, local, qualified = "", name, false
+	}
+	busID, notBusID := topo.ParseBusID(local)
+	var found []Endpoint
+	for _, suits := range []func(Endpoint) bool{
+		func(d Endpoint) bool { return d.Name == local },
+		func(d Endpoint) bool { return notBusID == nil && d.busID == busID && !d.isNIC },
+		func(d Endpoint) bool { return notBusID == nil && d.busID == busID },
+	} {
+		for _, d := range devices {
+			if suits(d) && local != "" && (!qualified || d.ID.Host == host) {
+				found = append(found, d)
+			}
+		}
+		if len(found) > 0 {
+			break
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return Endpoint{}, fmt.Errorf("no path to %q: it is neither the PCI address of a GPU or NIC nor the name of a NIC of this host", name)
+	case len(found) > 1 && found[0].ID.Host != found[1].ID.Host:
+		return Endpoint{}, fmt.Errorf("no path to %q: hosts %s and %s both have it; name it as %s/%s",
+			name, found[0].ID.Host, found[1].ID.Host, found[0].ID.Host, name)
+	}
+	return found[0], nil
+}

@@ -1,0 +1,63 @@
+package graph_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/graph"
+	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/ncclxml"
+	"github.com/peerlane/peerlane/topo/reader"
+)
+
+// pairsOf writes a table out.
+func pairsOf(h *topo.Host, t *graph.WayTable) (pairs []graph.Pair) {
+	ends := graph.Devices(h)
+	for i, a := range ends {
+		for j, b := range ends {
+			if i == j {
+				continue
+			}
+			w := t.Ways[t.At(i, j)]
+			pairs = append(pairs, graph.Pair{
+				From: a.Name, FromHost: a.ID.Host, To: b.Name, ToHost: b.ID.Host,
+				Path: w.Path, Hops: w.Hops, Reason: w.Reason, PXN: w.PXN, Policy: w.Policy,
+			})
+		}
+	}
+	return pairs
+}
+
+func TestWayTableTellsThePathsOfAllMachines(t *testing.T) {
+	files, err := filepath.Glob("testdata/nccl/*.xml")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	gb300, err := reader.Sysfs(topotest.Tree(t, topotest.GB300("mlx5_ib")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts := map[string]*topo.Host{"gb300": gb300, "hgx": topotest.Hgx(48, 400, 0, 1, 3).Host()}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hosts[file], err = ncclxml.Read(bytes.NewReader(text), file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, h := range hosts {
+		for _, rules := range []topo.Rules{topo.RulesNCCL, topo.RulesSMI, topo.RulesPlan} {
+			table := graph.NewWayTable(h, rules)
+			if diff := cmp.Diff(graph.All(h, rules), pairsOf(h, table)); diff != "" {
+				t.Errorf("%s, rules %s (-paths +table):\n%s", name, rules, diff)
+			}
+		}
+	}
+}

@@ -1,0 +1,2 @@
+// Package bandwidths has the rates that NCCL and RCCL assume for links.
+package bandwidths

@@ -1,0 +1,2 @@
+// Package cpuset reads sets of processors in the notation of hwloc.
+package cpuset

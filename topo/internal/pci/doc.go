@@ -1,0 +1,2 @@
+// Package pci has the PCI identities and classes of GPUs, NICs and switches.
+package pci

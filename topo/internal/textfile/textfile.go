@@ -1,0 +1,73 @@
+package textfile
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// MaxInput limits a topology file, bytes. Topology files of real machines have tens of
+// thousands of bytes, captures hundreds of thousands.
+const MaxInput = 16 << 20
+
+var ErrTooLarge = fmt.Errorf("it is larger than %d MiB, which no topology is", MaxInput>>20)
+
+// WithoutDashes replaces "-" within comments by "." in a copy of the text; without such
+// comments WithoutDashes returns the text. Some topology files have comments such as <!------
+// text ------>, which the standard and the decoder refuse. Lines and columns stay.
+func WithoutDashes(text []byte) []byte {
+	out := text
+	for at := 0; ; {
+		rest := text[at:]
+		i := bytes.IndexByte(rest, '<')
+		if i < 0 {
+			return out
+		}
+		begins, ends := "", ""
+		for _, form := range [][2]string{{"<!--", "-->"}, {"<![CDATA[", "]]>"}, {"<?", "?>"}, {"<", ""}} {
+			if bytes.HasPrefix(rest[i:], []byte(form[0])) {
+				begins, ends = form[0], form[1]
+				break
+			}
+		}
+		at += i + len(begins)
+		length := bytes.Index(text[at:], []byte(ends))
+		if length < 0 {
+			return out // the decoder names the place
+		}
+		if begins == "<!--" && bytes.IndexByte(text[at:at+length], '-') >= 0 {
+			if &out[0] == &text[0] {
+				out = bytes.Clone(text)
+			}
+			for j := at; j < at+length; j++ {
+				if out[j] == '-' {
+					out[j] = '.'
+				}
+			}
+		}
+		at += length + len(ends)
+	}
+}
+
+// QuoteStart quotes the beginning of a text that a message can hold.
+func QuoteStart(text []byte) string {
+	line, _, _ := bytes.Cut(text, []byte("\n"))
+	const most = 40
+	if len(line) > most {
+		return strconv.QuoteToASCII(strings.ToValidUTF8(string(line[:most]), "?")) + " .."
+	}
+	return strconv.QuoteToASCII(strings.TrimSpace(string(line)))
+}
+
+// PlaceError is an error at a place of a file.
+type PlaceError struct {
+	Line, Column int // both from 1; Column counts characters
+	Err          error
+}
+
+func (e *PlaceError) Error() string {
+	return fmt.Sprintf("line %d, column %d: %v", e.Line, e.Column, e.Err)
+}
+
+func (e *PlaceError) Unwrap() error { return e.Err }

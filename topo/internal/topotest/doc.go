@@ -1,0 +1,2 @@
+// Package topotest has hosts, trees of sysfs and files for tests.
+package topotest
