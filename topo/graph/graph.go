@@ -565,6 +565,46 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 	}
 }
 
+// alike returns for each end the first end that differs in nothing that a path depends on: both
+// are leaves of the same parent with equal links. Their paths to a third end are equal.
+func (f PathFinder) alike(ends []Endpoint) []int {
+	type leaf struct {
+		kind       nodeKind
+		link       link // to the parent
+		hostBridge string
+		rate       float64
+		c2c        bool
+	}
+	first := make([]int, len(ends))
+	if f.graph == nil {
+		for i := range ends {
+			first[i] = i
+		}
+		return first
+	}
+	of := make([]int, len(f.graph.nodes)) // ends of a node
+	for i := range ends {
+		of[f.graph.index[ends[i].ID]]++
+	}
+	known := map[leaf]int{}
+	for i := range ends {
+		e := &ends[i]
+		first[i] = i
+		node := f.graph.index[e.ID]
+		links := f.graph.links[node]
+		if len(links) != 1 || of[node] > 1 {
+			continue
+		}
+		l := leaf{f.graph.nodes[node].Kind, links[0], e.hostBridge, e.rate, e.c2c}
+		if before, is := known[l]; is {
+			first[i] = before
+		} else {
+			known[l] = i
+		}
+	}
+	return first
+}
+
 // keep keeps the function of the last To valid after the next call of To.
 func (f PathFinder) keep() {
 	if f.search != nil {
