@@ -527,9 +527,9 @@ func (f PathFinder) way(found *found, from int, a, b *Endpoint) Nearest {
 	return Nearest{finish(s.Path, a, b, f.rules), s.hops, found, from}
 }
 
-// between calls tell for the path of each pair of ends. between looks up the node of a device
-// only once; To looks up a node for each pair.
-func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest)) {
+// between calls tell for the path from each end that wanted selects to each end of to, an index of
+// ends. between looks up the node of a device only once; To looks up a node for each pair.
+func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int) bool, tell func(from, to int, w Nearest)) {
 	nodes := make([]int, len(ends))
 	if f.graph != nil {
 		for i := range ends {
@@ -541,12 +541,12 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 	for i := range ends {
 		plain[i] = f.rules == topo.RulesNCCL && ends[i].rate == 0
 	}
-	for j := range ends {
-		to := f.To(ends[j])
+	for _, j := range to {
+		way := f.To(ends[j])
 		if f.graph == nil {
 			for i := range ends {
-				if i != j {
-					tell(i, j, to(ends[i]))
+				if i != j && wanted(i, j) {
+					tell(i, j, way(ends[i]))
 				}
 			}
 			continue
@@ -554,7 +554,7 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 		found := f.search.found
 		for i, node := range nodes {
 			switch {
-			case i == j:
+			case i == j || !wanted(i, j):
 			case plain[i] && plain[j]:
 				s := &found.best[node]
 				tell(i, j, Nearest{s.Path, s.hops, found, node})

@@ -102,30 +102,25 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 	for i, first := range t.first {
 		if first == i {
 			firsts = append(firsts, i)
-			t.rows[i] = make([]int32, len(ends))
+			t.rows[i] = slices.Repeat([]int32{-1}, len(ends))
 		}
 	}
 	known := map[topo.Path]int32{}
-	for _, j := range firsts {
-		to := finder.To(ends[j])
-		for _, i := range firsts {
-			t.rows[i][j] = -1
-		}
-		for i := range ends {
-			cell := &t.rows[t.first[i]][j]
-			if i == j || *cell >= 0 {
-				continue
-			}
-			path := to(ends[i]).Path
-			at, is := known[path]
+	var last topo.Path // neighbours often share the path to a device
+	lastAt := int32(-1)
+	unknown := func(i, j int) bool { return t.rows[t.first[i]][j] < 0 }
+	finder.between(ends, firsts, unknown, func(i, j int, w Nearest) {
+		if lastAt < 0 || w.Path != last {
+			at, is := known[w.Path]
 			if !is {
 				at = int32(len(t.Paths))
-				known[path] = at
-				t.Paths = append(t.Paths, path)
+				known[w.Path] = at
+				t.Paths = append(t.Paths, w.Path)
 			}
-			*cell = at
+			last, lastAt = w.Path, at
 		}
-	}
+		t.rows[t.first[i]][j] = lastAt
+	})
 	for _, i := range firsts {
 		for j, first := range t.first {
 			t.rows[i][j] = t.rows[i][first]
