@@ -86,6 +86,7 @@ func TestStatesOfNoContainer(t *testing.T) {
 		"a process group":        {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self}, "pid -"},
 		"no status":              {State{ID: "c", Bundle: "/b", PID: self}, `status ""`},
 		"an endless status":      {State{ID: "c", Bundle: "/b", PID: self, Status: strings.Repeat("s", 1<<20)}, `status "sss`},
+		"a restored checkpoint":  {State{ID: "c", Status: "stopped", Bundle: "/b", PID: self}, "a lane cannot be restored"},
 		"no bundle":              {State{ID: "c", Status: "creating", PID: self}, "names no bundle"},
 		"an endless bundle":      {State{ID: "c", Status: "creating", PID: self, Bundle: "/" + strings.Repeat("b", 1<<20)}, "4096 bytes"},
 		"an endless root":        {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere", Root: "/" + strings.Repeat("b", 1<<20)}, "4096 bytes"},

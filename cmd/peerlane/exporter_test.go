@@ -251,14 +251,47 @@ func TestExporterUnitsAreHardened(t *testing.T) {
 			}
 		}
 	}
-	// Both units stay disabled after installation.
-	for _, script := range []string{"scripts/deb-postinst", "scripts/rpm-post"} {
-		for line := range strings.Lines(packaged(t, script)) {
-			if strings.Contains(line, "units=") && strings.Contains(line, "exporter") {
-				t.Errorf("%s enables the exporter: %s", script, line)
+	// The exporter stays disabled after installation: scripts neither enable nor start it.
+	for _, name := range []string{"scripts/deb-postinst", "scripts/rpm-post"} {
+		for _, fault := range exporterStarts(packaged(t, name)) {
+			t.Errorf("%s enables or starts the exporter: %s", name, fault)
+		}
+	}
+	for script, want := range map[string]int{
+		"units='a.socket peerlane-exporter.service'\n":                                           1,
+		"systemctl enable peerlane-exporter.service\n":                                           1,
+		"for unit in a.timer peerlane-exporter.service; do\n\tsystemctl start \"$unit\"\ndone\n": 1,
+		"for unit in a.timer peerlane-exporter.service; do\n\thelper unmask \"$unit\"\ndone\n":   0,
+		"for unit in a.timer; do\n\tsystemctl start \"$unit\"\ndone\n# not peerlane-exporter\n":  0,
+	} {
+		if faults := exporterStarts(script); len(faults) != want {
+			t.Errorf("%q has faults %q, want %d", script, faults, want)
+		}
+	}
+}
+
+// exporterStarts returns the parts of a package's script that can enable or start the exporter.
+func exporterStarts(script string) (faults []string) {
+	const loop = "for unit in "
+	starts := func(text string) bool {
+		return strings.Contains(text, "exporter") &&
+			(strings.Contains(text, "enable") || strings.Contains(text, "start") || strings.Contains(text, "units="))
+	}
+	for i, part := range strings.Split(script, loop) {
+		body, rest, _ := strings.Cut(part, "done\n")
+		if i == 0 {
+			body, rest = "", part
+		}
+		if starts(body) {
+			faults = append(faults, body)
+		}
+		for line := range strings.Lines(rest) {
+			if starts(line) {
+				faults = append(faults, line)
 			}
 		}
 	}
+	return faults
 }
 
 func TestExporterSpeaksTLSAndAsksForAPassword(t *testing.T) {

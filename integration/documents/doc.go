@@ -1,3 +1,3 @@
-// Package documents checks the documentation: the targets of links, and that each message of a
-// program has a code or is listed as internal. It also draws the diagrams.
+// Package documents checks the documentation: the targets of links, that each message of a program
+// has a code or is listed as internal, and that each named test exists. It also draws the diagrams.
 package documents

@@ -559,6 +559,25 @@ type bed struct {
 	configured configuration
 }
 
+// linkPrograms makes the directory to with hard links to the files of the directory from. Rows run
+// side by side, and a snapshot of testbed.Host.Look recognises the processes of a row by the
+// directory of their program.
+func linkPrograms(to, from string) error {
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.Link(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // newBed creates a host and opens an engine on the host until the end of the test.
 func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	t.Helper()
@@ -576,7 +595,11 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	if err := os.Chmod(root, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	h, err := testbed.New(root, binaries, testbed.GPUsSimulated)
+	programs := filepath.Join(root, "bin")
+	if err := linkPrograms(programs, binaries); err != nil {
+		t.Fatal(err)
+	}
+	h, err := testbed.New(root, programs, testbed.GPUsSimulated)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,9 @@ import (
 	"testing"
 )
 
+// root is the repository.
+const root = "../.."
+
 // statusesOfTests returns the statuses that each test of the repository names, itself or in called
 // functions of its test package.
 func statusesOfTests(t *testing.T) map[string]map[string]bool {
