@@ -226,14 +226,18 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cel
 		columns[i] = width(h)
 		if i < len(devices) {
 			first = max(first, columns[i])
+			columns[i] = max(columns[i], len(self))
 		}
 	}
+	// likeBefore reports whether the row has the cells of an earlier row, except for the devices
+	// themselves.
+	likeBefore := func(i int) bool { return show.at == nil && paths.First(i) != i }
 	for i := range devices {
-		for j, path := range paths.Row(i) {
-			if path < 0 {
-				columns[j] = max(columns[j], len(self))
-			} else {
-				columns[j] = max(columns[j], wide[at(i, j, path)])
+		if !likeBefore(i) {
+			for j, path := range paths.Row(i) {
+				if i != j {
+					columns[j] = max(columns[j], wide[at(i, j, path)])
+				}
 			}
 		}
 		for j, c := range after {
@@ -241,13 +245,13 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cel
 		}
 	}
 	blanks := strings.Repeat(" ", max(first, slices.Max(columns))+2)
-	var cellOf [][]string // [width of the column][text]; the last text marks the device itself
+	var cellOf [][]string // [width of the column][text]
 	kinds, kindOf := make([]int, len(devices)), map[int]int{}
 	for j := range devices {
 		kind, known := kindOf[columns[j]]
 		if !known {
 			kind = len(cellOf)
-			kindOf[columns[j]], cellOf = kind, append(cellOf, make([]string, len(show.texts)+1))
+			kindOf[columns[j]], cellOf = kind, append(cellOf, make([]string, len(show.texts)))
 		}
 		kinds[j] = kind
 	}
@@ -261,24 +265,31 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cel
 		line = line[:0]
 	}
 	write()
+	// row holds the cells of a row, and starts their places. The cell of the device itself is that of
+	// another device of the same row, or empty.
+	var row []byte
+	starts, rowOf := make([]int, len(devices)+1), -1
 	for i, device := range devices {
-		line = append(append(line, device...), blanks[:first-width(device)+2]...)
-		for j, path := range paths.Row(i) {
-			text := len(show.texts)
-			if path >= 0 {
-				text = int(at(i, j, path))
-			}
-			// Large hosts have millions of cells, and few that differ.
-			padded := &cellOf[kinds[j]][text]
-			if *padded == "" {
-				cell, used := self, len(self)
-				if path >= 0 {
-					cell, used = show.texts[text].String(), wide[text]
+		if !likeBefore(i) || rowOf != paths.First(i) {
+			row, rowOf = row[:0], paths.First(i)
+			for j, path := range paths.Row(i) {
+				starts[j] = len(row)
+				if path < 0 || i == j && show.at != nil {
+					continue
 				}
-				*padded = cell + blanks[:columns[j]-used+2]
+				// Large hosts have millions of cells, and few that differ.
+				text := at(i, j, path)
+				padded := &cellOf[kinds[j]][text]
+				if *padded == "" {
+					*padded = show.texts[text].String() + blanks[:columns[j]-wide[text]+2]
+				}
+				row = append(row, *padded...)
 			}
-			line = append(line, *padded...)
+			starts[len(devices)] = len(row)
 		}
+		line = append(append(line, device...), blanks[:first-width(device)+2]...)
+		line = append(append(line, row[:starts[i]]...), self...)
+		line = append(append(line, blanks[:columns[i]-len(self)+2]...), row[starts[i+1]:]...)
 		for j, c := range after {
 			line = append(append(line, c.cells[i]...), blanks[:columns[len(devices)+j]-width(c.cells[i])+2]...)
 		}

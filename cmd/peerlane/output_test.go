@@ -135,8 +135,31 @@ func largeHost(t *testing.T, gpus int) *topo.Host {
 // A matrix looks as go-pretty's table of the same cells does, with colours and
 // without.
 func TestMatrixEqualsPrettyTable(t *testing.T) {
-	paths := graph.NewTable(largeHost(t, 12), topo.RulesNCCL)
-	labels, _ := matrixLabels(largeHost(t, 12))
+	checkMatrix(t, largeHost(t, 12), 18)
+	// Each of two switches has six GPUs of three widths, and three NICs of one rate.
+	h := largeHost(t, 12)
+	for i := range h.GPUs {
+		h.GPUs[i].Switch, h.GPUs[i].NUMA = h.GPUs[i%2].Switch, i%2
+	}
+	for i := range h.NICs {
+		h.NICs[i].Switch, h.NICs[i].NUMA, h.NICs[i].Ports = h.GPUs[i%2].Switch, i%2, h.NICs[0].Ports
+	}
+	checkMatrix(t, h, 8)
+}
+
+// checkMatrix checks the matrices of a host with so many distinct rows.
+func checkMatrix(t *testing.T, h *topo.Host, rows int) {
+	t.Helper()
+	paths := graph.NewTable(h, topo.RulesNCCL)
+	labels, _ := matrixLabels(h)
+	for i := range labels {
+		if paths.First(i) != i {
+			rows++
+		}
+	}
+	if rows != len(labels) {
+		t.Fatalf("%d rows too many are distinct", len(labels)-rows)
+	}
 	odd := slices.Clone(labels)
 	odd[2], odd[5], odd[13], odd[17] = "host/GPU1234567890", "", "网卡网卡网卡网卡网卡0", "ib 0 "
 	var types, coloured cells
@@ -179,7 +202,7 @@ func TestMatrixEqualsPrettyTable(t *testing.T) {
 			row := table.Row{label}
 			for j, at := range paths.Row(i) {
 				switch {
-				case at < 0:
+				case i == j:
 					row = append(row, "X")
 				case tt.cells.at != nil:
 					row = append(row, tt.cells.texts[tt.cells.at(i, j, at)])

@@ -566,6 +566,9 @@ func (a *app) typeCells(h *topo.Host, paths *graph.Table) (c cells, occur map[to
 	}
 	seen := make([]bool, len(paths.Paths)) // without NVLinks
 	for from := range len(h.GPUs) + len(h.NICs) {
+		if paths.First(from) != from {
+			continue // the same paths, and none by NVLink
+		}
 		for to, at := range paths.Row(from) {
 			if at < 0 || seen[at] && paths.Paths[at].Type != topo.NVL {
 				continue

@@ -527,9 +527,9 @@ func (f PathFinder) way(found *found, from int, a, b *Endpoint) Nearest {
 	return Nearest{finish(s.Path, a, b, f.rules), s.hops, found, from}
 }
 
-// between calls tell for the path of each pair of ends. between looks up the node of a device
-// only once; To looks up a node for each pair.
-func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest)) {
+// between calls tell for the path from each end that wanted selects to each end of to, an index of
+// ends. between looks up the node of a device only once; To looks up a node for each pair.
+func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int) bool, tell func(from, to int, w Nearest)) {
 	nodes := make([]int, len(ends))
 	if f.graph != nil {
 		for i := range ends {
@@ -541,12 +541,12 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 	for i := range ends {
 		plain[i] = f.rules == topo.RulesNCCL && ends[i].rate == 0
 	}
-	for j := range ends {
-		to := f.To(ends[j])
+	for _, j := range to {
+		way := f.To(ends[j])
 		if f.graph == nil {
 			for i := range ends {
-				if i != j {
-					tell(i, j, to(ends[i]))
+				if i != j && wanted(i, j) {
+					tell(i, j, way(ends[i]))
 				}
 			}
 			continue
@@ -554,7 +554,7 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 		found := f.search.found
 		for i, node := range nodes {
 			switch {
-			case i == j:
+			case i == j || !wanted(i, j):
 			case plain[i] && plain[j]:
 				s := &found.best[node]
 				tell(i, j, Nearest{s.Path, s.hops, found, node})
@@ -563,6 +563,46 @@ func (f PathFinder) between(ends []Endpoint, tell func(from, to int, w Nearest))
 			}
 		}
 	}
+}
+
+// alike returns for each end the first end that differs in nothing that a path depends on: both
+// are leaves of the same parent with equal links. Their paths to a third end are equal.
+func (f PathFinder) alike(ends []Endpoint) []int {
+	type leaf struct {
+		kind       nodeKind
+		link       link // to the parent
+		hostBridge string
+		rate       float64
+		c2c        bool
+	}
+	first := make([]int, len(ends))
+	if f.graph == nil {
+		for i := range ends {
+			first[i] = i
+		}
+		return first
+	}
+	of := make([]int, len(f.graph.nodes)) // ends of a node
+	for i := range ends {
+		of[f.graph.index[ends[i].ID]]++
+	}
+	known := map[leaf]int{}
+	for i := range ends {
+		e := &ends[i]
+		first[i] = i
+		node := f.graph.index[e.ID]
+		links := f.graph.links[node]
+		if len(links) != 1 || of[node] > 1 {
+			continue
+		}
+		l := leaf{f.graph.nodes[node].Kind, links[0], e.hostBridge, e.rate, e.c2c}
+		if before, is := known[l]; is {
+			first[i] = before
+		} else {
+			known[l] = i
+		}
+	}
+	return first
 }
 
 // keep keeps the function of the last To valid after the next call of To.

@@ -84,26 +84,32 @@ func ToNICs(h *topo.Host, gpu topo.GPU, nics []topo.NIC) (pairs []Pair) {
 	return pairs
 }
 
-// Table has the types and bandwidths of a host's paths, four bytes for each pair.
+// Table has the types and bandwidths of a host's paths. Devices whose paths are equal share a row:
+// a large host has millions of pairs, but few devices that differ.
 type Table struct {
 	// Paths are the distinct paths.
-	Paths   []topo.Path
-	devices int
-	of      []int32 // [from*devices+to]: a place in Paths
+	Paths []topo.Path
+	first []int     // by device: the first device with the same row
+	rows  [][]int32 // by device that is the first with its row: places in Paths
 }
 
 // NewTable finds types and bandwidths of the paths, without their links and policies.
 func NewTable(h *topo.Host, rules topo.Rules) *Table {
 	ends := Devices(h)
-	t := &Table{devices: len(ends), of: make([]int32, len(ends)*len(ends))}
-	for i := range ends {
-		t.of[i*t.devices+i] = -1
-	}
 	finder := NewPathFinder(h, rules)
+	t := &Table{first: finder.alike(ends), rows: make([][]int32, len(ends))}
+	var firsts []int
+	for i, first := range t.first {
+		if first == i {
+			firsts = append(firsts, i)
+			t.rows[i] = slices.Repeat([]int32{-1}, len(ends))
+		}
+	}
 	known := map[topo.Path]int32{}
 	var last topo.Path // neighbours often share the path to a device
 	lastAt := int32(-1)
-	finder.between(ends, func(i, j int, w Nearest) {
+	unknown := func(i, j int) bool { return t.rows[t.first[i]][j] < 0 }
+	finder.between(ends, firsts, unknown, func(i, j int, w Nearest) {
 		if lastAt < 0 || w.Path != last {
 			at, is := known[w.Path]
 			if !is {
@@ -113,31 +119,22 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 			}
 			last, lastAt = w.Path, at
 		}
-		t.of[j*t.devices+i] = lastAt // the paths to a device are found together
+		t.rows[t.first[i]][j] = lastAt
 	})
-	transpose(t.of, t.devices)
+	for _, i := range firsts {
+		for j, first := range t.first {
+			t.rows[i][j] = t.rows[i][first]
+		}
+	}
 	return t
 }
 
-// transpose transposes a square table by blocks: two blocks fit into the processor's cache.
-func transpose(of []int32, n int) {
-	const block = 32
-	for top := 0; top < n; top += block {
-		for left := 0; left <= top; left += block {
-			for i := top; i < min(top+block, n); i++ {
-				for j := left; j < min(left+block, i); j++ {
-					of[i*n+j], of[j*n+i] = of[j*n+i], of[i*n+j]
-				}
-			}
-		}
-	}
-}
+// Row returns the paths from a device, an index among the GPUs and then the NICs, to each other
+// device, as indices of t.Paths. The cell of the device itself has no meaning.
+func (t *Table) Row(from int) []int32 { return t.rows[t.first[from]] }
 
-// Row returns the paths from a device, an index among the GPUs and then the NICs, to each
-// device, as indices of t.Paths; -1 for the device itself.
-func (t *Table) Row(from int) []int32 {
-	return t.of[from*t.devices:][:t.devices]
-}
+// First returns the first device whose row is that of the device.
+func (t *Table) First(device int) int { return t.first[device] }
 
 // Between finds the nearest path between two devices. A name is a PCI address or a NIC's name;
 // "HOST/NAME" for several hosts. The rules are NCCL's, before the policies on P2P, GPUDirect

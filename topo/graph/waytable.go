@@ -68,9 +68,13 @@ func NewWayTable(h *topo.Host, rules topo.Rules) *WayTable {
 	for i := range ends {
 		t.of[i*t.devices+i] = -1
 	}
+	all := make([]int, len(ends))
+	for i := range all {
+		all[i] = i
+	}
 	var last wayKey // neighbours often share the path to a device
 	lastAt := int32(-1)
-	finder.between(ends, func(i, j int, w Nearest) {
+	finder.between(ends, all, func(_, _ int) bool { return true }, func(i, j int, w Nearest) {
 		k := wayKey{path: w.Path, hops: int32(w.hops)}
 		if k.kind, k.x, k.y = w.says(); k.kind == saysText {
 			k.text = w.reason(ends[i], ends[j])

@@ -353,11 +353,11 @@ func (s *sysfs) classOf(device string) string {
 }
 
 func (s *sysfs) pciAttribute(device, name string) (string, error) {
-	if name != "class" && name != "vendor" {
+	if name != "class" && name != "vendor" && name != "numa_node" {
 		return s.attribute("bus/pci/devices", device, name)
 	}
 	// The caller reads class and vendor twice: to select functions, and for the identity of a
-	// function.
+	// function; and numa_node of a root port for each device below.
 	key := [2]string{device, name}
 	text, known := s.told[key]
 	if !known {
