@@ -87,7 +87,7 @@ func TestGuestHangIsError(t *testing.T) {
 	if err := m.Freeze(); err != nil {
 		t.Fatal(err)
 	}
-	demand(t, m.Run(t.Context(), forever(), nil, nil, nil), "it hangs", "the console's end")
+	demand(t, m.Run(t.Context(), forever(), nil, nil, nil), "hung", "the console's end")
 }
 
 func TestEndlessProcessIsError(t *testing.T) {
