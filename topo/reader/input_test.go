@@ -83,14 +83,7 @@ func TestReadFileOfEveryKindSucceeds(t *testing.T) {
 
 // TestEachFileOfTheCollectionIsRead reads files of NCCL and hwloc, and matrices of nvidia-smi.
 func TestEachFileOfTheCollectionIsRead(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(topotest.Topologies, "*.[xt][mx][lt]"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(files) == 0 {
-		t.Skipf("no files in %s", topotest.Topologies)
-	}
-	for _, file := range files {
+	for _, file := range topotest.Files(t, "testdata/*.xml", "*.[xt][mx][lt]") {
 		if _, err := Read(file, topo.Options{}); err != nil {
 			t.Error(err)
 		}

@@ -230,16 +230,10 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	}
 }
 
-// TestMatricesOfRealMachines compares SMI with a simple parser on every matrix of the collection.
+// TestMatricesOfRealMachines compares SMI with a simple parser on the matrix of the tree and on the
+// matrices of the collection.
 func TestMatricesOfRealMachines(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(topotest.Topologies, "smi-*.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(files) == 0 {
-		t.Skipf("no matrices in %s", topotest.Topologies)
-	}
-	for _, file := range files {
+	for _, file := range topotest.Files(t, "../internal/topotest/testdata/smi-*.txt", "smi-*.txt") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -1,6 +1,7 @@
 package topotest
 
 import (
+	_ "embed" // SMIMatrix
 	"errors"
 	"fmt"
 	"os"
@@ -86,12 +87,9 @@ func Allocated(what func()) uint64 {
 }
 
 // SMIMatrix is the matrix of a current driver, without colours.
-const SMIMatrix = "\tGPU0\tGPU1\tGPU2\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n" +
-	"GPU0\t X \tNV12\tSYS\tPIX\tSYS\t0-31,64-95\t0\t\tN/A\n" +
-	"GPU1\tNV12\t X \tSYS\tNODE\tSYS\t0-31,64-95\t0\t\tN/A\n" +
-	"GPU2\tSYS\tSYS\t X \tSYS\tPXB\t32-63\t1\t\tN/A\n" +
-	"NIC0\tPIX\tNODE\tSYS\t X \tSYS\t\t\t\t\n" +
-	"NIC1\tSYS\tSYS\tPXB\tSYS\t X \t\t\t\t\n"
+//
+//go:embed testdata/smi-three-gpus.txt
+var SMIMatrix string
 
 const SMILegend = `
 Legend:
@@ -105,6 +103,25 @@ NIC Legend:
   NIC0: mlx5_10
   NIC1: mlx5_2
 `
+
+// Files returns the files of the tree that match the pattern own, relative to the package of the
+// test, and the files in Topologies that match the pattern collected, if the folder exists. The test
+// fails without a file of the tree.
+func Files(t *testing.T, own, collected string) []string {
+	t.Helper()
+	files, err := filepath.Glob(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Fatalf("no file matches %s", own)
+	}
+	more, err := filepath.Glob(filepath.Join(Topologies, collected))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(files, more...)
+}
 
 // AddSeeds adds texts to the seeds of a fuzz test, and the files in
 // Topologies with matching names, if the folder exists.
