@@ -92,7 +92,8 @@ func (c *card) name() string { return wire.Text(c.Name[:]) }
 // that comes up by the connection manager has neither yet, and says its place plus one.
 type end struct {
 	Number, PSN uint32
-	// ECE is what the answering side's queue pair offers, then what the dialing side's accepts.
+	// ECE has the connection options of the answering side's queue pair. In the dialing side's message,
+	// ECE has the options that the queue pair of the dialing side accepts.
 	ECE verbs.ECE
 }
 
