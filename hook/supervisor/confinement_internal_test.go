@@ -11,9 +11,9 @@ import (
 
 func TestLackingPartOfTheSandboxHasCodeCauseAndRemedy(t *testing.T) {
 	for missing, want := range map[string]struct{ object, cause string }{
-		"Landlock: this kernel has none":                                  {"Landlock", "this kernel has none"},
-		"a limit of tasks of its own: its control group has no pids.max":  {"a limit of tasks of its own", "its control group has no pids.max"},
-		"a filter of system calls: seccomp: function not implemented: 38": {"a filter of system calls", "seccomp: function not implemented: 38"},
+		"Landlock: this kernel has none":                                 {"Landlock", "this kernel has none"},
+		"a limit of tasks of its own: its control group has no pids.max": {"a limit of tasks of its own", "its control group has no pids.max"},
+		"a filter of system calls: seccomp: invalid argument: 22":        {"a filter of system calls", "seccomp: invalid argument: 22"},
 	} {
 		f := lacking(missing)
 		if f.Code != fault.NoSandbox || f.Object != want.object || f.Cause.Error() != want.cause || f.Remedy == "" {

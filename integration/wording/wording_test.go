@@ -19,7 +19,7 @@ func TestScoreOfSourceCountsCommentsAndErrors(t *testing.T) {
 		source string
 		want   score
 	}{
-		"a comment over two lines": {"package x\n\n// a tells b what c\n// has of it\n",
+		"a comment over two lines": {"package x\n\n// the relay stores what clients\n// sent with it\n",
 			score{words: 8, relatives: 1, pronouns: 1}},
 		"two comments": {"package x\n\n// relays copy this\n\n// NICs send them all\n",
 			score{words: 7, pronouns: 2}},
