@@ -1,16 +1,12 @@
 package selftest
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"os/exec"
-	"strings"
+	"io"
 	"time"
 
-	"github.com/peerlane/peerlane/hook/internal/programs"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -32,29 +28,5 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 	if err != nil {
 		return err
 	}
-	said := &firstWords{}
-	cmd := exec.CommandContext(ctx, t.relay.Path, "rdma-test")
-	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
-	cmd.Stdin, cmd.Stderr = bytes.NewReader(text), said
-	cmd.WaitDelay = time.Second // for other holders of the pipes, and a process that a driver holds
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return fmt.Errorf("starting the test of RDMA: %w", err)
-	}
-	if err = launch.ReadRDMA(out, job, tell); err != nil {
-		err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
-	}
-	ended := WaitOr(ctx, cmd.Wait)
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case err != nil:
-		return err
-	case ended != nil:
-		return fmt.Errorf("the test of RDMA failed: %w: %s", ended, strings.TrimSpace(said.String()))
-	}
-	return nil
+	return t.relayProgram(ctx, "rdma-test", "the test of RDMA", nil, text, func(out io.Reader) error { return launch.ReadRDMA(out, job, tell) })
 }

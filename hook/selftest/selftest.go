@@ -194,17 +194,11 @@ func (t *Tester) Test(
 	if len(names) == 0 {
 		return nil
 	}
-	if !t.unkept {
-		held, err := t.lock(ctx)
-		if err != nil {
-			return err
-		}
-		defer held.Close()
+	held, kept, err := t.open(ctx)
+	if err != nil {
+		return err
 	}
-	kept, err := t.Known() // another process may just have tested the pairs
-	if kept.Version == 0 {
-		return err // else the record is damaged, and replaced
-	}
+	defer held.Close()
 	if again {
 		kept.Pairs = slices.DeleteFunc(kept.Pairs, func(p launch.Pair) bool { return Contains(names, p) })
 	}
@@ -262,6 +256,22 @@ func OneLine(text string) string {
 	return text
 }
 
+// open locks the record until held is closed, and returns its content: another process may just have
+// tested. A damaged record counts as empty, and is replaced.
+func (t *Tester) open(ctx context.Context) (held io.Closer, kept launch.PairRecord, err error) {
+	held = io.NopCloser(nil)
+	if !t.unkept {
+		if held, err = t.lock(ctx); err != nil {
+			return nil, kept, err
+		}
+	}
+	if kept, err = t.Known(); kept.Version == 0 {
+		held.Close()
+		return nil, kept, err // neither boot nor driver can be read
+	}
+	return held, kept, nil
+}
+
 // lock prevents two tests at the same time, which would disturb the measurements.
 func (t *Tester) lock(ctx context.Context) (*os.File, error) {
 	if err := t.layout.CreateState(); err != nil {
@@ -305,15 +315,17 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 	if err != nil {
 		return err
 	}
-	return t.confined(ctx, "self-test", "the self-test", t.spec(), job, func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
+	spec := t.spec()
+	return t.relayProgram(ctx, "self-test", "the self-test", &spec, job, func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
 }
 
-// confined runs a command of the relay's program in the sandbox, if the configuration has one, with a
-// job as standard input, and reads the output. Errors name the process by what.
-func (t *Tester) confined(ctx context.Context, command, what string, spec sandbox.Spec, job []byte, read func(io.Reader) error) error {
+// relayProgram runs a command of the relay's program with a job as standard input, and reads the output.
+// The process is in the sandbox of spec, if spec is not nil and the configuration has a sandbox. Errors
+// name the process by what.
+func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *sandbox.Spec, job []byte, read func(io.Reader) error) error {
 	cmd := exec.CommandContext(ctx, t.relay.Path, command)
 	var report *os.File
-	if t.sandbox.Mode == config.SandboxAuto {
+	if spec != nil && t.sandbox.Mode == config.SandboxAuto {
 		var tell *os.File
 		var err error
 		if report, tell, err = os.Pipe(); err != nil {
@@ -328,7 +340,7 @@ func (t *Tester) confined(ctx context.Context, command, what string, spec sandbo
 	said := &firstWords{}
 	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
-	cmd.WaitDelay = time.Second // for other holders of the pipes
+	cmd.WaitDelay = time.Second // for other holders of the pipes, and a process that a driver holds
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()

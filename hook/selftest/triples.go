@@ -93,17 +93,11 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 	if len(names) == 0 {
 		return nil
 	}
-	if !t.unkept {
-		held, err := t.lock(ctx)
-		if err != nil {
-			return err
-		}
-		defer held.Close()
+	held, kept, err := t.open(ctx)
+	if err != nil {
+		return err
 	}
-	kept, err := t.Known()
-	if kept.Version == 0 {
-		return err // else what was kept is damaged, and written anew
-	}
+	defer held.Close()
 	now := readSetting()
 	kept.Triples = slices.DeleteFunc(kept.Triples, func(k launch.Triple) bool {
 		asked := slices.ContainsFunc(names, func(n launch.TripleName) bool { return launch.FindTriple([]launch.Triple{k}, n) != nil })
@@ -160,7 +154,7 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 	}
 	slices.Sort(spec.Devices)
 	spec.Devices = slices.Compact(spec.Devices)
-	return t.confined(ctx, "rdma-test", "the test of GPUs and NICs", spec, text, func(out io.Reader) error {
+	return t.relayProgram(ctx, "rdma-test", "the test of GPUs and NICs", &spec, text, func(out io.Reader) error {
 		return launch.ReadRDMA(out, job, func(r launch.RDMAResult) {
 			if r.Triple != nil {
 				tell(*r.Triple)
