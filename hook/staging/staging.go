@@ -68,6 +68,22 @@ func lockStaging(l paths.Layout) (*os.File, error) {
 	return f, nil
 }
 
+// lockShare locks the shares of the host until the returned file is closed, and returns the share of
+// a relay. A new relay of a container has none: the share of the previous relay is free.
+func lockShare(l paths.Layout, g *generation.Generation, relay process.Process) (held *os.File, own share, err error) {
+	if held, err = lockStaging(l); err != nil {
+		return nil, own, err
+	}
+	if own, err = readShare(l, g.ID); err != nil {
+		held.Close()
+		return nil, own, err
+	}
+	if own.Relay != relay {
+		own = share{Relay: relay, Container: g.Container.ID, GPUs: map[string]uint64{}}
+	}
+	return held, own, nil
+}
+
 // Admit decides on a relay's claim, and records the result.
 func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (launch.Admission, error) {
 	g, err := generation.Read(l, id)
@@ -94,22 +110,11 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	if err != nil {
 		return launch.Admission{}, err
 	}
-	held, err := lockStaging(l)
+	held, own, err := lockShare(l, g, relay)
 	if err != nil {
 		return launch.Admission{}, err
 	}
 	defer held.Close()
-	own, err := readShare(l, id)
-	if err != nil {
-		return launch.Admission{}, err
-	}
-	if own.Relay != relay {
-		own = share{
-			Relay:     relay,
-			Container: g.Container.ID,
-			GPUs:      map[string]uint64{},
-		} // the share of the previous relay is free
-	}
 	holders, err := holdersOf(l, id, func(s share) uint64 { return s.GPUs[gpu.BusID] })
 	if err != nil {
 		return launch.Admission{}, err
@@ -158,22 +163,11 @@ func admitHost(
 	if err != nil {
 		return launch.Admission{}, err
 	}
-	held, err := lockStaging(l)
+	held, own, err := lockShare(l, g, relay)
 	if err != nil {
 		return launch.Admission{}, err
 	}
 	defer held.Close()
-	own, err := readShare(l, g.ID)
-	if err != nil {
-		return launch.Admission{}, err
-	}
-	if own.Relay != relay {
-		own = share{
-			Relay:     relay,
-			Container: g.Container.ID,
-			GPUs:      map[string]uint64{},
-		} // the share of the previous relay is free
-	}
 	holders, err := holdersOf(l, g.ID, func(s share) uint64 { return s.Host })
 	if err != nil {
 		return launch.Admission{}, err
