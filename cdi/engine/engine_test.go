@@ -519,15 +519,7 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 			if c.before != "" {
 				put(t, path, c.before)
 			}
-			change, _, err := Host{
-				Root:    root,
-				Version: c.version,
-			}.Configure(
-				context.Background(),
-				store,
-				c.engine,
-				Wanted{RuntimePath: runtimeFile},
-			)
+			change, _, err := configure(root, store, c.engine, c.version)
 			if err == nil {
 				err = change.Apply()
 			}
@@ -590,15 +582,7 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
 			lay(t, root, c.files)
 			before := files(t, root)
-			_, _, err := Host{
-				Root:    root,
-				Version: c.version,
-			}.Configure(
-				context.Background(),
-				store,
-				c.engine,
-				Wanted{RuntimePath: runtimeFile},
-			)
+			_, _, err := configure(root, store, c.engine, c.version)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("it said %v", err)
 			}
@@ -766,4 +750,10 @@ func TestConfigureRepeatedKeepsOriginal(t *testing.T) {
 		string(text) != "{ }\n" {
 		t.Errorf("%q, %v, %v", text, err, failed)
 	}
+}
+
+// configure makes the change of an engine of a release below root that wants the runtime runtimeFile.
+func configure(root, store, name, release string) (Change, State, error) {
+	h := Host{Root: root, Version: release}
+	return h.Configure(context.Background(), store, name, Wanted{RuntimePath: runtimeFile})
 }
