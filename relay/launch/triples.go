@@ -103,27 +103,23 @@ func StagingTriples(lanes []Lane) []TripleName {
 			}
 		}
 	}
-	for _, l := range lanes {
+	addLane := func(l Lane, nics []string) {
 		switch {
 		case l.Relay:
 			for _, server := range l.Servers {
-				add(l.GPU, server, l.NICs)
+				add(l.GPU, server, nics)
 			}
 		case l.Direct:
-			add(l.GPU, l.GPU, l.NICs)
+			add(l.GPU, l.GPU, nics)
 		}
+	}
+	for _, l := range lanes {
+		addLane(l, l.NICs)
 	}
 	// Another relay picks the NIC by which data comes.
 	for _, l := range lanes {
 		for _, other := range lanes {
-			switch {
-			case l.Relay:
-				for _, server := range l.Servers {
-					add(l.GPU, server, other.NICs)
-				}
-			case l.Direct:
-				add(l.GPU, l.GPU, other.NICs)
-			}
+			addLane(l, other.NICs)
 		}
 	}
 	for _, l := range lanes {
