@@ -203,9 +203,8 @@ func BenchmarkReadSysfs(b *testing.B) {
 	}
 }
 
-// BenchmarkPaths computes the paths of every pair. The number of pairs is the square of the number
-// of devices.
-func BenchmarkPaths(b *testing.B) {
+// benchmarkHosts calls compute in a loop for a host of each size.
+func benchmarkHosts(b *testing.B, compute func(*topo.Host)) {
 	for _, s := range sizes {
 		b.Run(fmt.Sprintf("functions=%d/gpus=%d", s.functions, s.gpus), func(b *testing.B) {
 			h, err := ReadCapture(bytes.NewReader(grownCapture(b, s.functions, s.gpus)))
@@ -214,10 +213,16 @@ func BenchmarkPaths(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				graph.All(h, topo.RulesNCCL)
+				compute(h)
 			}
 		})
 	}
+}
+
+// BenchmarkPaths computes the paths of every pair. The number of pairs is the square of the number
+// of devices.
+func BenchmarkPaths(b *testing.B) {
+	benchmarkHosts(b, func(h *topo.Host) { graph.All(h, topo.RulesNCCL) })
 }
 
 func BenchmarkReadCapture(b *testing.B) {
@@ -256,20 +261,9 @@ func TestReadCaptureLargestHostStaysBelowLimits(t *testing.T) {
 	}
 }
 
-// The types and bandwidths alone, for tables.
+// BenchmarkPathTable computes only the types and bandwidths, for tables.
 func BenchmarkPathTable(b *testing.B) {
-	for _, s := range sizes {
-		b.Run(fmt.Sprintf("functions=%d/gpus=%d", s.functions, s.gpus), func(b *testing.B) {
-			h, err := ReadCapture(bytes.NewReader(grownCapture(b, s.functions, s.gpus)))
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				graph.NewTable(h, topo.RulesNCCL)
-			}
-		})
-	}
+	benchmarkHosts(b, func(h *topo.Host) { graph.NewTable(h, topo.RulesNCCL) })
 }
 
 // Memory for the paths between hundreds of devices is bounded: a table needs the memory of the
