@@ -235,7 +235,8 @@ func writeMatrix(w *bufio.Writer, devices []string, paths *graph.Table, show cel
 	for i := range devices {
 		if !likeBefore(i) {
 			for j, path := range paths.Row(i) {
-				if i != j {
+				// Without show.at the cell of the device itself stands in the rows of its twins.
+				if path >= 0 && (i != j || show.at == nil) {
 					columns[j] = max(columns[j], wide[at(i, j, path)])
 				}
 			}

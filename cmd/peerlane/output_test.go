@@ -330,3 +330,34 @@ func (c *counter) Write(p []byte) (int, error) {
 	*c += counter(len(p))
 	return len(p), nil
 }
+
+// Two NICs with the same paths share a row of the table, whose cell of the first NIC is the path
+// between both.
+func TestTopoOfTwoEqualNICsPrintsTheirPath(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "two.xml")
+	text := `<system version="1">
+  <cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
+    <pci busid="0000:02:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>
+      <net name="a" dev="0" speed="100000" port="1" guid="0x1" maxconn="1" gdr="1"/></nic></pci>
+    <pci busid="0000:03:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>
+      <net name="b" dev="1" speed="100000" port="1" guid="0x2" maxconn="1" gdr="1"/></nic></pci>
+  </cpu>
+</system>
+`
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	if code := run([]string{"topo", "--input", file}, &out, &errOut); code != 0 {
+		t.Fatalf("exit status %d: %s", code, errOut.String())
+	}
+	for _, row := range []string{"a  X     PHB", "b  PHB   X", "a  X     12.5", "b  12.5  X"} {
+		words := strings.Fields(row)
+		found := slices.ContainsFunc(strings.Split(out.String(), "\n"), func(line string) bool {
+			return slices.Equal(strings.Fields(line), words)
+		})
+		if !found {
+			t.Errorf("no row %q in:\n%s", row, out.String())
+		}
+	}
+}

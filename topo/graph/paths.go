@@ -130,7 +130,8 @@ func NewTable(h *topo.Host, rules topo.Rules) *Table {
 }
 
 // Row returns the paths from a device, an index among the GPUs and then the NICs, to each other
-// device, as indices of t.Paths. The cell of the device itself has no meaning.
+// device, as indices of t.Paths. The cell of the device itself is that of another device with the same
+// row, or -1.
 func (t *Table) Row(from int) []int32 { return t.rows[t.first[from]] }
 
 // First returns the first device whose row is that of the device.
