@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -88,9 +89,7 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 
 // uncapital makes a comment the end of a sentence; names in capitals stay.
 func uncapital(s string) string {
-	first, _, _ := strings.Cut(s, " ")
-	if strings.ToUpper(first) == first && len(first) > 1 || strings.HasPrefix(first, "NIC") ||
-		strings.HasPrefix(first, "GPU") {
+	if len(s) > 1 && unicode.IsUpper(rune(s[1])) { // GPUs, PCIe
 		return s
 	}
 	return strings.ToLower(s[:1]) + s[1:]
