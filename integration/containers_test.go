@@ -641,7 +641,7 @@ func TestHostWithoutRelayBinaryRefusesContainer(t *testing.T) {
 	}
 	c.end()
 	if !strings.Contains(c.stderr.String(), "/nowhere/peerlane-relay") {
-		t.Errorf("the runtime does not name the missing device: %s", c.stderr.String())
+		t.Errorf("the runtime does not name the missing program: %s", c.stderr.String())
 	}
 	b.mustLog(journal, "/nowhere/peerlane-relay", c.id, "PRIORITY=3")
 }

@@ -42,8 +42,7 @@ func takeUID(uid uint32) syscall.Errno {
 }
 
 // crowd creates count threads, sets the uid of each, and waits for the end of input. The first
-// thread keeps its uid, so a signal to all processes of the
-// uid does not reach this process.
+// thread keeps its uid, so a signal to all processes of the uid does not reach this process.
 func crowd(arguments []string) error {
 	uid, err := strconv.Atoi(arguments[0])
 	if err != nil {

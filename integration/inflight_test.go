@@ -10,10 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // hoardDescriptors takes a uid on one thread and puts as many descriptors in flight as the
@@ -120,7 +122,9 @@ func TestDescriptorsInFlightOfARelayUIDBlockNewAttachesOnly(t *testing.T) {
 			smaller.end()
 
 			same := attack(limit)
-			out, err := b.runtime.Command(context.Background(), "exec", a.id, "/usr/bin/test", "role", "hello").CombinedOutput()
+			ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
+			defer cancel()
+			out, err := b.runtime.Command(ctx, "exec", a.id, "/usr/bin/test", "role", "hello").CombinedOutput()
 			var ended *exec.ExitError
 			if !errors.As(err, &ended) || !strings.Contains(string(out), "["+string(fault.LimitMet)+"]") {
 				t.Errorf("a process attaches while %d descriptors of the relay's uid are in flight: %v: %s", limit, err, out)

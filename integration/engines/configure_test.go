@@ -82,6 +82,6 @@ func configured(b *bed, c check) {
 	}
 	b.peerlaneRuntime("configure", b.configured.switches...)
 	if text, err := os.ReadFile(b.configured.file); err != nil || string(text) != string(after) {
-		b.Errorf("after the second removal: %q, %v; original: %q", text, err, after)
+		b.Errorf("after the second configuration: %q, %v; want %q", text, err, after)
 	}
 }

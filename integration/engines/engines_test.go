@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cdilibrary "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -571,11 +572,35 @@ func linkPrograms(to, from string) error {
 		return err
 	}
 	for _, e := range entries {
-		if err := os.Link(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		source, target := filepath.Join(from, e.Name()), filepath.Join(to, e.Name())
+		err := os.Link(source, target)
+		if errors.Is(err, unix.EXDEV) {
+			err = copyProgram(target, source)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// copyProgram copies a program with its mode, where a hard link cannot cross file systems.
+func copyProgram(to, from string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(to, text, 0o700); err != nil {
+		return err
+	}
+	return os.Chmod(to, info.Mode().Perm())
 }
 
 // newBed creates a host and opens an engine on the host until the end of the test.

@@ -68,7 +68,7 @@ func command() *cobra.Command {
 			}
 		}
 		if t.Largest < 1 || t.Bytes < 1<<20 || !slices.Contains(traffic.Loads, t.Load) {
-			return errors.New("--largest is at least 1 byte, --buffers 1 MiB, and --load one of" +
+			return errors.New("--largest is at least 1 byte, --buffers 1 MiB, and --load one of " +
 				strings.Join(traffic.Loads, ", "))
 		}
 		self, err := os.Executable()

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,8 +73,9 @@ func installExporter(t *testing.T) {
 }
 
 // connectAs connects to a socket with the rights of a user and group.
-func connectAs(uid, gid int, path string) error {
-	result := make(chan error)
+func connectAs(t *testing.T, uid, gid int, path string) error {
+	t.Helper()
+	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -86,7 +88,7 @@ func connectAs(uid, gid int, path string) error {
 		}
 		result <- err
 	}()
-	return <-result
+	return testutil.Receive(t, "the connection to "+path, result)
 }
 
 // metricsAt returns the metrics at a socket, or at loopback if the path is empty.
@@ -98,7 +100,9 @@ func metricsAt(t *testing.T, path string) (string, error) {
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:9836/metrics", nil)
+	ctx, cancel := testutil.WithLimit(t.Context(), 30*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9836/metrics", nil)
 	if err != nil {
 		return "", err
 	}
@@ -147,10 +151,10 @@ func TestExporterUnitShowsNamesToItsGroupOnly(t *testing.T) {
 	}
 	const trainer = 1000
 	for _, path := range []string{metricsSocket, collectorSocket} {
-		if err := connectAs(trainer, trainer, path); !errors.Is(err, unix.EACCES) {
+		if err := connectAs(t, trainer, trainer, path); !errors.Is(err, unix.EACCES) {
 			t.Errorf("a user outside the group connects to %s: %v", path, err)
 		}
-		if err := connectAs(trainer, gid, path); err != nil {
+		if err := connectAs(t, trainer, gid, path); err != nil {
 			t.Errorf("a user of the group connects to %s: %v", path, err)
 		}
 	}
