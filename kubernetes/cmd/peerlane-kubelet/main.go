@@ -17,6 +17,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/discovery"
@@ -175,16 +176,24 @@ func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Inte
 		log.WithField("release", info.GitVersion).Infof("The API server is older than %s", minDRA)
 		return modeDevicePlugin, nil, nil
 	}
-	if !hasDRA(set.Discovery()) {
+	has, err := hasDRA(set.Discovery())
+	if err != nil {
+		return "", nil, fmt.Errorf("ask the API server %s for resource.k8s.io/v1: %w", config.Host, err)
+	}
+	if !has {
 		log.WithField("release", info.GitVersion).Info("The API server has no resource.k8s.io/v1")
 		return modeDevicePlugin, nil, nil
 	}
 	return modeDRA, set, nil
 }
 
-func hasDRA(d discovery.DiscoveryInterface) bool {
-	list, err := d.ServerResourcesForGroupVersion("resource.k8s.io/v1")
-	return err == nil && len(list.APIResources) > 0
+// hasDRA reports whether the API server has resource.k8s.io/v1.
+func hasDRA(d discovery.DiscoveryInterface) (bool, error) {
+	_, err := d.ServerResourcesForGroupVersion("resource.k8s.io/v1")
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (o options) restConfig() (*rest.Config, error) {

@@ -68,3 +68,12 @@ func TestAutoTakesDRAFromTheFirstReleaseWithItsFields(t *testing.T) {
 		}
 	}
 }
+
+func TestFailedDiscoveryEndsTheProgram(t *testing.T) {
+	for _, status := range []int{http.StatusForbidden, http.StatusInternalServerError, http.StatusServiceUnavailable} {
+		o := options{mode: modeAuto, kubeconfig: apiServer(t, "v1.36.0", status)}
+		if mode, _, err := o.choose(discard()); err == nil {
+			t.Errorf("status %d: the mode is %s without an error", status, mode)
+		}
+	}
+}
