@@ -95,6 +95,9 @@ the feature gates DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource
 }
 
 func run(ctx context.Context, o options) error {
+	if err := o.check(); err != nil {
+		return err
+	}
 	log := logrus.StandardLogger()
 	layout := paths.Layout{Root: o.root}
 	monitor := health.NewMonitor(layout, time.Now)
@@ -104,9 +107,6 @@ func run(ctx context.Context, o options) error {
 	}
 	log.WithField("mode", mode).Info("Starting")
 	if mode == modeDevicePlugin {
-		if o.units < 1 {
-			return fmt.Errorf("--units %d: a number from 1 is required", o.units)
-		}
 		return deviceplugin.New(deviceplugin.Config{
 			Dir: filepath.Join(o.kubelet, "device-plugins"), Units: o.units, Poll: o.poll, Log: log,
 		}, monitor).Run(ctx)
@@ -135,6 +135,19 @@ func run(ctx context.Context, o options) error {
 	}
 	defer helper.Stop()
 	return d.Run(ctx, helper)
+}
+
+// check refuses values of flags that no mode can use.
+func (o options) check() error {
+	switch {
+	case o.poll <= 0:
+		return fmt.Errorf("--poll %s: a time above 0 is required", o.poll)
+	case o.minPublish < 0:
+		return fmt.Errorf("--min-publish %s: a time from 0 is required", o.minPublish)
+	case o.units < 1:
+		return fmt.Errorf("--units %d: a number from 1 is required", o.units)
+	}
+	return nil
 }
 
 // minDRA is the first release of Kubernetes for which auto takes DRA. By default, the API server of an

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -74,6 +75,19 @@ func TestFailedDiscoveryEndsTheProgram(t *testing.T) {
 		o := options{mode: modeAuto, kubeconfig: apiServer(t, "v1.36.0", status)}
 		if mode, _, err := o.choose(discard()); err == nil {
 			t.Errorf("status %d: the mode is %s without an error", status, mode)
+		}
+	}
+}
+
+func TestUselessValuesOfFlagsAreRefused(t *testing.T) {
+	for _, flag := range []string{"--poll=0s", "--poll=-1s", "--min-publish=-1s", "--units=0", "--units=-1"} {
+		for _, mode := range []string{modeDRA, modeDevicePlugin} {
+			c := command()
+			c.SetArgs([]string{"--mode", mode, "--root", t.TempDir(), "--kubelet-dir", t.TempDir(), flag})
+			name, value, _ := strings.Cut(flag, "=")
+			if err := c.ExecuteContext(t.Context()); err == nil || !strings.HasPrefix(err.Error(), name+" "+value+": ") {
+				t.Errorf("%s with --mode %s: %v", flag, mode, err)
+			}
 		}
 	}
 }
