@@ -46,14 +46,14 @@ const maxAttribute = resourceapi.DeviceAttributeMaxValueLength
 // none is the value of a string attribute without a value.
 const none = "none"
 
-// Node is the state of a node from which its devices are made.
+// Node is the state of a node from which the node's devices are made.
 type Node struct {
 	Plan *planner.Plan
 	// Registration is the value of the attribute registration, the same for all lanes.
 	Registration string
 	// Version is the release of Peerlane.
 	Version string
-	// Taints are the taints of each lane, by the PCI address of its GPU.
+	// Taints are the taints of each lane, by the PCI address of the lane's GPU.
 	Taints map[string][]resourceapi.DeviceTaint
 	// SharedTaints are the taints of the device Shared.
 	SharedTaints []resourceapi.DeviceTaint
