@@ -92,7 +92,7 @@ func FindTriple(list []Triple, name TripleName) *Triple {
 
 // StagingTriples returns the triples by which data of a container's lanes can go: each server of
 // a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
-// the other lanes; then spares with the lane's NICs.
+// the other lanes; then spares with the lane's NICs, those of the other lanes and their own.
 func StagingTriples(lanes []Lane) []TripleName {
 	var list []TripleName
 	add := func(gpu, server GPU, nics []string) {
@@ -104,12 +104,12 @@ func StagingTriples(lanes []Lane) []TripleName {
 		}
 	}
 	addLane := func(l Lane, nics []string) {
-		switch {
-		case l.Relay:
+		if l.Relay {
 			for _, server := range l.Servers {
 				add(l.GPU, server, nics)
 			}
-		case l.Direct:
+		}
+		if l.Direct {
 			add(l.GPU, l.GPU, nics)
 		}
 	}
@@ -128,6 +128,10 @@ func StagingTriples(lanes []Lane) []TripleName {
 		}
 		for _, spare := range l.Spares {
 			add(l.GPU, spare.GPU, l.NICs)
+			for _, other := range lanes {
+				add(l.GPU, spare.GPU, other.NICs)
+			}
+			add(l.GPU, spare.GPU, spare.NICs)
 		}
 	}
 	return list
