@@ -67,23 +67,26 @@ func NewMonitor(l paths.Layout, now func() time.Time) *Monitor {
 	return &Monitor{layout: l, now: now, inactive: map[string]time.Time{}}
 }
 
-// Observe reads plan, ports and relays. The observation is nil if the plan is unreadable. Unreadable
-// relays are part of the error, and readable relays of the observation.
+// Observe reads plan, ports, drain and relays. The observation is nil if the plan or the mark of the
+// drain is unreadable: an observation without the mark would lift the drain. Unreadable relays are part
+// of the error, and readable relays of the observation.
 func (m *Monitor) Observe() (*Observation, error) {
 	plan, err := planner.Read(m.layout.PlanFile())
 	if err != nil {
 		return nil, err
 	}
-	o := &Observation{Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}}
+	drained, err := generation.AllDrained(m.layout)
+	if err != nil {
+		return nil, err
+	}
+	o := &Observation{Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}, Drained: drained != nil}
 	m.observePorts(plan)
-	drained, drainErr := generation.AllDrained(m.layout)
-	o.Drained = drained != nil
 	for _, lane := range plan.Lanes {
 		if c := m.conditions(lane, o.Drained); len(c) > 0 {
 			o.Lanes[lane.GPU] = c
 		}
 	}
-	return o, errors.Join(drainErr, m.observeRelays(o))
+	return o, m.observeRelays(o)
 }
 
 // observePorts notes when NICs of the plan lost the last active port.

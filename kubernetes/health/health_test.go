@@ -184,3 +184,16 @@ func TestUnreadablePlanGivesNoObservation(t *testing.T) {
 		t.Errorf("%v, %v", o, err)
 	}
 }
+
+func TestUnreadableDrainGivesNoObservation(t *testing.T) {
+	n := newNode(t)
+	if err := generation.DrainAll(n.layout); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(n.layout.State(), "drained.json"), 1); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := n.Observe(); o != nil || err == nil {
+		t.Errorf("%v, %v", o, err)
+	}
+}
