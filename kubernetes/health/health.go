@@ -96,13 +96,9 @@ func (m *Monitor) observePorts(plan *planner.Plan) {
 	for _, lane := range plan.Lanes {
 		for _, nic := range lane.NICs {
 			known[nic] = true
-			since, was := m.inactive[nic]
-			switch {
-			case active(plan.Source.Sysfs, nic):
+			if active(plan.Source.Sysfs, nic) {
 				delete(m.inactive, nic)
-			case !was:
-				m.inactive[nic] = now
-			case since.After(now): // the clock was set back
+			} else if _, was := m.inactive[nic]; !was {
 				m.inactive[nic] = now
 			}
 		}

@@ -129,16 +129,6 @@ func TestFlapsShorterThanDelayAddNoTaint(t *testing.T) {
 	}
 }
 
-func TestClockSetBackKeepsTheDelay(t *testing.T) {
-	n := newNode(t)
-	n.port("mlx5_0", "1: DOWN")
-	n.observe()
-	n.now = n.now.Add(-24 * time.Hour)
-	n.observe()
-	n.now = n.now.Add(Delay)
-	n.expect([]string{cut}, []string{degraded}, []string{degraded})
-}
-
 func TestMissingNICCutsItsLane(t *testing.T) {
 	n := newNode(t)
 	if err := os.RemoveAll(filepath.Join(n.sysfs, "class/infiniband/mlx5_0")); err != nil {
