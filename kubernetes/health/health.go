@@ -107,7 +107,8 @@ func (m *Monitor) observePorts(plan *planner.Plan) {
 }
 
 // active reports whether a port of a NIC is active. A port without a state file counts as active:
-// emulated NICs lack the file.
+// emulated NICs lack the file. A state file that exists and fails to be read is not active: the file
+// asks the NIC's driver, which answers for a NIC that carries data.
 func active(sysfs, nic string) bool {
 	ports := filepath.Join(sysfs, "class/infiniband", nic, "ports")
 	entries, err := os.ReadDir(ports)
@@ -117,7 +118,7 @@ func active(sysfs, nic string) bool {
 	}
 	for _, e := range entries {
 		state, err := os.ReadFile(filepath.Join(ports, e.Name(), "state"))
-		if err != nil || strings.Contains(string(state), "ACTIVE") {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && strings.Contains(string(state), "ACTIVE") {
 			return true
 		}
 	}

@@ -139,6 +139,23 @@ func TestMissingNICCutsItsLane(t *testing.T) {
 	n.expect([]string{cut}, []string{degraded}, []string{degraded})
 }
 
+func TestUnreadablePortCutsItsLane(t *testing.T) {
+	n := newNode(t)
+	state := filepath.Join(n.sysfs, "class/infiniband/mlx5_0/ports/1/state")
+	if err := os.Remove(state); err != nil {
+		t.Fatal(err)
+	}
+	n.observe()
+	n.now = n.now.Add(Delay)
+	n.expect(nil, nil, nil) // an emulated NIC
+	if err := os.Mkdir(state, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.observe()
+	n.now = n.now.Add(Delay)
+	n.expect([]string{cut}, []string{degraded}, []string{degraded})
+}
+
 func TestDrainTaintsEveryDevice(t *testing.T) {
 	n := newNode(t)
 	if err := generation.DrainAll(n.layout); err != nil {
