@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -129,13 +127,7 @@ func (p *Plugin) observe() {
 	if err != nil {
 		p.config.Log.WithError(err).Warn("Observing the host failed")
 	}
-	healthy := false
-	if o != nil && !o.Drained {
-		for _, lane := range o.Plan.Lanes {
-			_, cut := o.Lanes[lane.GPU][health.NoNetwork]
-			healthy = healthy || lane.Role != planner.RoleRefused && !cut
-		}
-	}
+	healthy := o != nil && o.Usable()
 	if before := <-p.healthy; before != healthy {
 		select {
 		case p.changed <- struct{}{}:

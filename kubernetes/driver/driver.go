@@ -232,19 +232,16 @@ func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 			LastUpdated: time.Now(), HealthCheckTimeout: healthTimeout}
 	}
 	var devices []kubeletplugin.DeviceHealth
-	usable := false
 	for _, lane := range o.Plan.Lanes {
 		if lane.Role == planner.RoleRefused {
 			continue
 		}
 		devices = append(devices, report(lanes.Name(lane.GPU), o.Healthy(lane.GPU), o.Message(lane.GPU)))
-		_, cut := o.Lanes[lane.GPU][health.NoNetwork]
-		usable = usable || !cut && !o.Drained
 	}
 	if len(devices) == 0 {
 		return nil
 	}
-	return append(devices, report(lanes.Shared, usable, ""))
+	return append(devices, report(lanes.Shared, o.Usable(), ""))
 }
 
 func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {

@@ -182,7 +182,6 @@ func (p Policy) effect(c Condition) resourceapi.DeviceTaintEffect {
 func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceTaint, shared []resourceapi.DeviceTaint) {
 	ofLanes = map[string][]resourceapi.DeviceTaint{}
 	all := Conditions{}
-	usable := 0
 	for _, lane := range o.Plan.Lanes {
 		if lane.Role == planner.RoleRefused {
 			continue
@@ -190,14 +189,11 @@ func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceT
 		c := o.Lanes[lane.GPU]
 		ofLanes[lane.GPU] = p.taints(c)
 		_, cut := c[NoNetwork]
-		if !cut {
-			usable++
-		}
 		if _, less := c[Degraded]; less || cut {
 			all[Degraded] = ""
 		}
 	}
-	if usable == 0 && len(ofLanes) > 0 {
+	if !o.connected() && len(ofLanes) > 0 {
 		delete(all, Degraded)
 		all[NoNetwork] = ""
 	}
@@ -223,6 +219,17 @@ func (o *Observation) Message(gpu string) string {
 		parts = append(parts, o.Lanes[gpu][condition])
 	}
 	return strings.Join(append(parts, o.Relays[gpu]...), "; ")
+}
+
+// Usable reports whether containers can use a lane of the host now.
+func (o *Observation) Usable() bool { return !o.Drained && o.connected() }
+
+// connected reports whether a lane that the plan does not refuse is without NoNetwork.
+func (o *Observation) connected() bool {
+	return slices.ContainsFunc(o.Plan.Lanes, func(lane planner.Lane) bool {
+		_, cut := o.Lanes[lane.GPU][NoNetwork]
+		return lane.Role != planner.RoleRefused && !cut
+	})
 }
 
 // Healthy reports whether containers can use the lane of a GPU now.

@@ -204,3 +204,30 @@ func TestUnreadableDrainGivesNoObservation(t *testing.T) {
 		t.Errorf("%v, %v", o, err)
 	}
 }
+
+func TestHostIsUsableWithALaneThatHasNetworkAndNoDrain(t *testing.T) {
+	plan := func(roles ...string) *planner.Plan {
+		p := &planner.Plan{}
+		for i, role := range roles {
+			p.Lanes = append(p.Lanes, planner.Lane{GPU: string(rune('a' + i)), Role: role})
+		}
+		return p
+	}
+	noNetwork, less := Conditions{NoNetwork: ""}, Conditions{Degraded: ""}
+	for _, c := range []struct {
+		o    Observation
+		want bool
+	}{
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar)}, true},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Drained: true}, false},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": less}}, true},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": noNetwork}}, false},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleRefused), Lanes: map[string]Conditions{"a": noNetwork}}, false},
+		{Observation{Plan: plan(planner.RoleRefused)}, false},
+		{Observation{Plan: plan()}, false},
+	} {
+		if got := c.o.Usable(); got != c.want {
+			t.Errorf("%+v with %d lanes: usable is %v", c.o, len(c.o.Plan.Lanes), got)
+		}
+	}
+}
