@@ -68,13 +68,10 @@ func (d *Driver) Run(ctx context.Context, p Publisher) error {
 	defer poll.Stop()
 	var published []resourceapi.Device
 	var at time.Time
-	var complained string
+	failures := health.Failures{Log: d.config.Log, Message: "Observing the host failed"}
 	for {
 		devices, err := d.observe()
-		if text := fmt.Sprint(err); err != nil && text != complained {
-			d.config.Log.WithError(err).Warn("Observing the host failed")
-			complained = text
-		}
+		failures.Note(err)
 		if devices != nil && !equality.Semantic.DeepEqual(devices, published) && (at.IsZero() || time.Since(at) >= d.config.MinPublish) {
 			if err := p.PublishResources(ctx, d.resources(devices)); err != nil {
 				return fmt.Errorf("publish the lanes of node %s: %w", d.config.Node, err)
