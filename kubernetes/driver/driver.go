@@ -37,8 +37,6 @@ type Config struct {
 	Registration string
 	Version      string
 	Policy       health.Policy
-	// LeaveTainted is lanes.Node's.
-	LeaveTainted bool
 	// Poll is the time between two observations; MinPublish is the shortest time between two
 	// updates of the node's slices.
 	Poll, MinPublish time.Duration
@@ -117,7 +115,6 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 		Version:      d.config.Version,
 		Taints:       ofLanes,
 		SharedTaints: shared,
-		LeaveTainted: d.config.LeaveTainted,
 	})
 	if devices == nil {
 		devices = []resourceapi.Device{}
