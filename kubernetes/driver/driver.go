@@ -33,10 +33,11 @@ type Config struct {
 	// Node is the name of the node and of the node's pool.
 	Node string
 	// PlanFile is the path of the plan.
-	PlanFile     string
-	Registration string
-	Version      string
-	Policy       health.Policy
+	PlanFile string
+	// Proc is the root of procfs.
+	Proc    string
+	Version string
+	Policy  health.Policy
 	// Poll is the time between two observations; MinPublish is the shortest time between two
 	// updates of the node's slices.
 	Poll, MinPublish time.Duration
@@ -93,8 +94,9 @@ func (d *Driver) resources(devices []resourceapi.Device) resourceslice.DriverRes
 	}}
 }
 
-// observe returns the devices of the node, nil without an observation. An unreadable plan keeps the
-// published devices: a refresh replaces the plan within seconds.
+// observe returns the devices of the node, nil where the host is unreadable. An unreadable plan keeps
+// the published devices: a refresh replaces the plan within seconds. A missing plan delays the first
+// devices. The attribute registration follows a module that is loaded later.
 func (d *Driver) observe() ([]resourceapi.Device, error) {
 	o, err := d.monitor.Observe()
 	if o == nil {
@@ -105,10 +107,15 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 	close(d.changed)
 	d.changed = make(chan struct{})
 	d.mu.Unlock()
+	peermem, peermemErr := cdi.FindPeermem(o.Plan.Source.Sysfs, d.config.Proc)
+	if peermemErr != nil {
+		return nil, errors.Join(err, peermemErr)
+	}
+	registration, _ := peermem.Registration()
 	ofLanes, shared := d.config.Policy.Taints(o)
 	devices := lanes.Devices(lanes.Node{
 		Plan:         o.Plan,
-		Registration: d.config.Registration,
+		Registration: registration,
 		Version:      d.config.Version,
 		Taints:       ofLanes,
 		SharedTaints: shared,

@@ -46,6 +46,7 @@ func newDriver(t *testing.T, c Config) (*Driver, paths.Layout) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	c.Node, c.PlanFile, c.Log, c.Poll = "n1", layout.PlanFile(), log, 5*time.Millisecond
+	c.Proc = filepath.Join(layout.Root, "proc")
 	return New(c, health.NewMonitor(layout, time.Now)), layout
 }
 
@@ -148,12 +149,58 @@ func TestChangedPlanIsPublished(t *testing.T) {
 	if got := names(<-r); !slices.Equal(got, []string{"lanes", "lane-0000-02-00-0"}) {
 		t.Errorf("the devices are %v", got)
 	}
-	if err := os.WriteFile(layout.PlanFile(), []byte("{"), 0o644); err != nil {
+}
+
+func TestUnreadableHostKeepsThePublishedDevices(t *testing.T) {
+	for _, file := range []string{"plan", "osrelease"} {
+		d, layout := newDriver(t, Config{})
+		if devices, err := d.observe(); len(devices) != 3 || err != nil {
+			t.Fatalf("%d devices, %v", len(devices), err)
+		}
+		path := layout.PlanFile()
+		if file == "osrelease" {
+			path = filepath.Join(d.config.Proc, "sys/kernel/osrelease")
+		}
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if devices, err := d.observe(); devices != nil || err == nil {
+			t.Errorf("%s: %d devices, %v", file, len(devices), err)
+		}
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		writePlan(t, layout, "0000:02:00.0")
+		if devices, err := d.observe(); len(devices) != 2 || err != nil {
+			t.Errorf("%s: %d devices after the error, %v", file, len(devices), err)
+		}
+	}
+}
+
+func TestDevicesFollowALaterPlanAndModule(t *testing.T) {
+	d, layout := newDriver(t, Config{})
+	if err := os.Remove(layout.PlanFile()); err != nil {
 		t.Fatal(err)
 	}
-	writePlan(t, layout, "0000:01:00.0", "0000:02:00.0")
-	if got := names(<-r); len(got) != 3 {
-		t.Errorf("the devices are %v", got)
+	if devices, err := d.observe(); devices != nil || err == nil {
+		t.Fatalf("%d devices without a plan, %v", len(devices), err)
+	}
+	r := run(t, d)
+	writePlan(t, layout, "0000:01:00.0")
+	registration := func() string {
+		return *(<-r).Pools["n1"].Slices[0].Devices[1].Attributes[lanes.AttributeRegistration].StringValue
+	}
+	if got := registration(); got != "bounce" {
+		t.Errorf("without a module the registration is %s", got)
+	}
+	if err := os.MkdirAll(filepath.Join(layout.Root, "sys/module/nvidia_peermem"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := registration(); got != "peermem" {
+		t.Errorf("with nvidia_peermem the registration is %s", got)
 	}
 }
 
