@@ -188,43 +188,44 @@ func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 }
 
 // healthTimeout is the time after which the kubelet takes a health without a report as unknown, and
-// healthRefresh the longest time between two reports.
+// healthRefresh the shortest time between two reports of the same health. A longer Config.Poll extends
+// both.
 const (
 	healthTimeout = time.Minute
 	healthRefresh = 15 * time.Second
 )
 
-// WatchHealthStatus reports the health of the devices at the start, after a change and once per
-// healthRefresh.
+// WatchHealthStatus reports the health of the devices at the start, after a change, and once per
+// healthRefresh while observations succeed. The kubelet counts healthTimeout from the arrival of a
+// report, so that a report of an old observation would hide that the host is unreadable.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	refresh := time.NewTicker(healthRefresh)
-	defer refresh.Stop()
 	var sent []kubeletplugin.DeviceHealth
-	for fresh := true; ; {
+	var reported time.Time // the time of the observation in the last report
+	for {
 		d.mu.Lock()
 		o, changed := d.last, d.changed
 		d.mu.Unlock()
-		if o != nil {
+		if o != nil && time.Since(o.Time) < d.healthTimeout() {
 			devices := d.health(o)
-			if fresh || !sameHealth(devices, sent) {
+			if o.Time.Sub(reported) >= healthRefresh || !sameHealth(devices, sent) {
 				select {
 				case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
 				case <-ctx.Done():
 					return nil
 				}
-				sent = devices
+				sent, reported = devices, o.Time
 			}
 		}
-		fresh = false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-refresh.C:
-			fresh = true
 		}
 	}
 }
+
+// healthTimeout returns the time after which a health is unknown: three observations at least.
+func (d *Driver) healthTimeout() time.Duration { return max(healthTimeout, 3*d.config.Poll) }
 
 func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 	report := func(device string, healthy bool, message string) kubeletplugin.DeviceHealth {
@@ -233,7 +234,7 @@ func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 			status = kubeletplugin.HealthStatusUnhealthy
 		}
 		return kubeletplugin.DeviceHealth{PoolName: d.config.Node, DeviceName: device, Health: status, Message: message,
-			LastUpdated: time.Now(), HealthCheckTimeout: healthTimeout}
+			LastUpdated: o.Time, HealthCheckTimeout: d.healthTimeout()}
 	}
 	var devices []kubeletplugin.DeviceHealth
 	for _, lane := range o.Plan.Lanes {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/peerlane/peerlane/topo/planner"
@@ -302,4 +303,74 @@ func TestHealthFollowsTheDrain(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+func TestHealthIsReportedOnlyFromNewObservations(t *testing.T) {
+	d, layout := newDriver(t, Config{})
+	good, err := os.ReadFile(layout.PlanFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		reports := make(chan kubeletplugin.DeviceHealthReport)
+		watch := func() func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- d.WatchHealthStatus(ctx, reports) }()
+			return func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		observe := func(plan []byte) {
+			t.Helper()
+			if err := os.WriteFile(layout.PlanFile(), plan, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if devices, _ := d.observe(); (devices != nil) != (len(plan) > 1) {
+				t.Fatalf("%d devices", len(devices))
+			}
+		}
+		expect := func(when string, observed time.Time) {
+			t.Helper()
+			synctest.Wait()
+			var got time.Time
+			select {
+			case r := <-reports:
+				got = r.Devices[0].LastUpdated
+			default:
+			}
+			if !got.Equal(observed) {
+				t.Errorf("%s: the report has the time %s, and %s was expected", when, got, observed)
+			}
+		}
+		none, begin := time.Time{}, time.Now()
+		observe(good)
+		stop := watch()
+		expect("at the start", begin)
+		time.Sleep(healthRefresh - 1)
+		observe(good)
+		expect("before healthRefresh", none)
+		time.Sleep(1)
+		observe(good)
+		expect("after healthRefresh", begin.Add(healthRefresh))
+		time.Sleep(2 * healthRefresh)
+		observe([]byte("{"))
+		expect("without an observation", none)
+		time.Sleep(2 * healthRefresh)
+		stop()
+		stop = watch()
+		expect("at a new watch with an old observation", none)
+		observe(good)
+		expect("after the host is readable again", begin.Add(5*healthRefresh))
+		if err := generation.DrainAll(layout); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1)
+		observe(good)
+		expect("after a change", begin.Add(5*healthRefresh+1))
+		stop()
+	})
 }
