@@ -35,7 +35,8 @@ type Config struct {
 	Dir string
 	// Units is the limit on containers with lanes on the node.
 	Units int
-	// Poll is the time between two observations of the host and of kubelet.sock.
+	// Poll is the time between two observations of the host and of the plugin's socket, which a
+	// kubelet removes when it starts.
 	Poll time.Duration
 	Log  *logrus.Logger
 }
