@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/control"
@@ -27,6 +28,12 @@ func tripleTesterMain(fault func(string) bool) {
 	if fault("no library") {
 		fmt.Fprintln(os.Stderr, "libibverbs.so.1 cannot be loaded")
 		os.Exit(1)
+	}
+	for fault("triple hangs") {
+		if _, err := os.Stat(filepath.Join(os.Getenv("TEST_DIR"), "up")); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	lines := json.NewEncoder(os.Stdout)
 	for _, name := range job.Triples {
@@ -97,6 +104,38 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A lane that is added during a test of triples is verified.
+func TestLaneAddedDuringTripleTestIsVerified(t *testing.T) {
+	h := newHost(t)
+	withPairs := withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "", lane(3), lane(4)))
+	withPairs.Config.Relay.Transport = launch.TransportTCP
+	h.start(t, withPairs)
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
+	p := startProcess(t).Process.Pid
+	jobs := func(want int) {
+		t.Helper()
+		testutil.Succeeds(t, "a test of triples runs", func() error {
+			if list := reports[launch.RDMAJob](t, h.dir, "triples"); len(list) != want {
+				return fmt.Errorf("the jobs are %+v", list)
+			}
+			return nil
+		})
+	}
+	request := func(l launch.Lane) hook.Request {
+		return withSoftwareDevice(h.tested("d", p, launch.SelfTestOnce, "triple hangs", l))
+	}
+	h.start(t, request(lane(3)))
+	jobs(1)
+	g := h.start(t, request(lane(4)))
+	jobs(2)
+	if err := os.WriteFile(filepath.Join(h.dir, "up"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h.told(t, func(c launch.Config) bool {
+		return c.Generation == g.ID && len(c.Triples) == 2 && launch.FindTriple(c.Triples, threeOf(4)) != nil
+	})
 }
 
 func TestSupervisorTestsNoTripleWithoutRDMA(t *testing.T) {

@@ -74,6 +74,14 @@ func UnknownTriples(list []launch.Triple, names []launch.TripleName) []launch.Tr
 	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return launch.FindTriple(list, n) != nil })
 }
 
+// PendingTriples returns the triples that a list lacks, and untested ones whose NIC's port is down.
+func PendingTriples(list []launch.Triple, names []launch.TripleName) []launch.TripleName {
+	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool {
+		k := launch.FindTriple(list, n)
+		return k != nil && (k.Verdict != launch.VerdictUntested || !portDown(n.NIC))
+	})
+}
+
 // KnownTriples returns the results of this boot, driver, firmware and ACS for some triples.
 func (t *Tester) KnownTriples(names []launch.TripleName) ([]launch.Triple, error) {
 	known, err := t.Known()
