@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,14 @@ func tripleTesterMain(fault func(string) bool) {
 		case fault("port down") && len(job.Triples) > 0:
 			if _, err := os.Stat(filepath.Join(os.Getenv("TEST_DIR"), "up")); err != nil {
 				t.Verdict, t.Reason = launch.VerdictUntested, "port 1 of mlx5_0 is DOWN"
+			}
+		case fault("port comes up"):
+			state := filepath.Join(os.Getenv("TEST_DIR"), "state")
+			if text, err := os.ReadFile(state); err != nil || strings.Contains(string(text), "DOWN") {
+				t.Verdict, t.Reason = launch.VerdictUntested, "port 1 of mlx5_0 is DOWN"
+			}
+			if err := os.WriteFile(state, []byte("4: ACTIVE\n"), 0o644); err != nil {
+				fatal(err)
 			}
 		}
 		if err := lines.Encode(launch.RDMAResult{NIC: name.NIC, Triple: &t}); err != nil {
@@ -230,5 +239,56 @@ func TestTripleIsTestedWhenItsPortComesUp(t *testing.T) {
 	}
 	if err := testutil.Receive(t, "the end", done); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTripleIsTestedAgainWhenItsPortComesUpDuringTheTest(t *testing.T) {
+	write := kernelWith(t)
+	write("ports/1/lid", "")
+	h := newHost(t)
+	state := filepath.Join(h.dir, "state")
+	if err := os.WriteFile(state, []byte("1: DOWN\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(state, 0o666); err != nil { // for the tester's uid
+		t.Fatal(err)
+	}
+	if err := os.Symlink(state, filepath.Join(selftest.Sysfs, "class/infiniband/mlx5_0/ports/1/state")); err != nil {
+		t.Fatal(err)
+	}
+	found := make(chan launch.Triple, 10)
+	if err := selftest.TestUntilUp(t.Context(), h.tester(t, "port comes up"), []launch.TripleName{threeOf(3)}, nil, found); err != nil {
+		t.Fatal(err)
+	}
+	close(found)
+	var verdicts []string
+	for r := range found {
+		verdicts = append(verdicts, r.Verdict)
+	}
+	if want := []string{launch.VerdictUntested, launch.VerdictGood}; !slices.Equal(verdicts, want) {
+		t.Errorf("the verdicts are %v, want %v", verdicts, want)
+	}
+}
+
+// The lock of the host's self-tests is free between tests of a few triples.
+func TestTriplesAreTestedInParts(t *testing.T) {
+	kernelWith(t)
+	h := newHost(t)
+	var names []launch.TripleName
+	for i := range 10 {
+		names = append(names, threeOf(i))
+	}
+	found := make(chan launch.Triple, len(names))
+	if err := selftest.TestUntilUp(t.Context(), h.tester(t, ""), names, nil, found); err != nil || len(found) != len(names) {
+		t.Errorf("%d results, %v", len(found), err)
+	}
+	jobs := reports[launch.RDMAJob](t, h.dir, "triples")
+	if len(jobs) != 3 {
+		t.Errorf("the jobs are %+v", jobs)
+	}
+	for _, j := range jobs {
+		if len(j.Triples) > 4 {
+			t.Errorf("a job has %d triples", len(j.Triples))
+		}
 	}
 }
