@@ -369,7 +369,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 			err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
 		}
 	}
-	ended := WaitOr(ctx, cmd.Wait)
+	ended := waitOr(ctx, cmd.Wait)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -381,9 +381,9 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	return nil
 }
 
-// WaitOr waits for a process until the context is done. A process that a driver holds survives
-// even that, and WaitOr leaves it after heldTime: no other test waits for it.
-func WaitOr(ctx context.Context, wait func() error) error {
+// waitOr waits for a process until the context is done. A process that a driver holds survives
+// even that, and waitOr leaves it after heldTime: no other test waits for it.
+func waitOr(ctx context.Context, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
 	select {
