@@ -20,6 +20,8 @@ type tripleTests struct {
 	done   chan error
 	names  []launch.TripleName // under test, and those tested already
 	known  []launch.Triple
+	// omitted is the number of results for which the last configuration had no room.
+	omitted int
 }
 
 // testTriples reads the known results of the generation's triples, and tests the others while the
