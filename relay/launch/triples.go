@@ -92,7 +92,7 @@ func FindTriple(list []Triple, name TripleName) *Triple {
 
 // StagingTriples returns the triples by which data of a container's lanes can go: each server of
 // a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
-// the other lanes; then spares with the lane's NICs, those of the other lanes and their own.
+// the other lanes; then spares with the lane's NICs and those of the other lanes.
 func StagingTriples(lanes []Lane) []TripleName {
 	var list []TripleName
 	add := func(gpu, server GPU, nics []string) {
@@ -131,7 +131,6 @@ func StagingTriples(lanes []Lane) []TripleName {
 			for _, other := range lanes {
 				add(l.GPU, spare.GPU, other.NICs)
 			}
-			add(l.GPU, spare.GPU, spare.NICs)
 		}
 	}
 	return list
