@@ -97,7 +97,7 @@ func ContainsTriple(list []TripleName, name TripleName) bool {
 
 // StagingTriples returns the triples by which data of a container's lanes can go: each server of
 // a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
-// the other lanes; then spares with the lane's NICs.
+// the other lanes; then spares with the lane's NICs and those of the other lanes.
 func StagingTriples(lanes []Lane) []TripleName {
 	var list []TripleName
 	add := func(gpu, server GPU, nics []string) {
@@ -109,12 +109,12 @@ func StagingTriples(lanes []Lane) []TripleName {
 		}
 	}
 	addLane := func(l Lane, nics []string) {
-		switch {
-		case l.Relay:
+		if l.Relay {
 			for _, server := range l.Servers {
 				add(l.GPU, server, nics)
 			}
-		case l.Direct:
+		}
+		if l.Direct {
 			add(l.GPU, l.GPU, nics)
 		}
 	}
@@ -133,6 +133,9 @@ func StagingTriples(lanes []Lane) []TripleName {
 		}
 		for _, spare := range l.Spares {
 			add(l.GPU, spare.GPU, l.NICs)
+			for _, other := range lanes {
+				add(l.GPU, spare.GPU, other.NICs)
+			}
 		}
 	}
 	return list

@@ -23,7 +23,7 @@ type Endpoint struct {
 	isNIC, c2c bool
 }
 
-func GPUEndpoint(g topo.GPU) Endpoint {
+func gpuEndpoint(g topo.GPU) Endpoint {
 	return Endpoint{ID: NodeID{GPUNode, g.Host, g.BusID}, Name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge, c2c: g.C2C > 0}
 }
 
@@ -39,7 +39,7 @@ func NICEndpoint(n topo.NIC, source topo.Source) Endpoint {
 func Devices(h *topo.Host) []Endpoint {
 	all := make([]Endpoint, 0, len(h.GPUs)+len(h.NICs))
 	for _, g := range h.GPUs {
-		all = append(all, GPUEndpoint(g))
+		all = append(all, gpuEndpoint(g))
 	}
 	for _, n := range h.NICs {
 		all = append(all, NICEndpoint(n, h.Source))
@@ -47,12 +47,13 @@ func Devices(h *topo.Host) []Endpoint {
 	return all
 }
 
-type nodeKind int
+// NodeKind is the kind of a node of the graph.
+type NodeKind int
 
 const (
-	CPUNode nodeKind = iota
+	CPUNode NodeKind = iota
 	SwitchNode
-	NvswitchNode
+	NVSwitchNode
 	GPUNode
 	NICNode
 )
@@ -60,7 +61,7 @@ const (
 // NodeID names a node. As in NCCL, the NVSwitches of every host are a single node: NVSwitches
 // can join the GPUs of several hosts.
 type NodeID struct {
-	Kind nodeKind
+	Kind NodeKind
 	Host string
 	Name string
 }
@@ -71,7 +72,7 @@ func (n NodeID) String() string {
 		return "NUMA node " + n.Name
 	case SwitchNode:
 		return "switch " + n.Name
-	case NvswitchNode:
+	case NVSwitchNode:
 		return "NVSwitches"
 	case GPUNode:
 		return "GPU " + n.Name
@@ -311,7 +312,7 @@ func nvlinks(gpus []topo.GPU) []nvlink {
 	index := map[[2]NodeID]int{}
 	for _, g := range gpus {
 		for _, l := range g.NVLinks {
-			a, b := NodeID{GPUNode, g.Host, g.BusID}, NodeID{Kind: NvswitchNode}
+			a, b := NodeID{GPUNode, g.Host, g.BusID}, NodeID{Kind: NVSwitchNode}
 			if l.Peer != "" {
 				b = NodeID{GPUNode, g.Host, l.Peer}
 				if b == a || !exists[b] {
@@ -569,7 +570,7 @@ func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int)
 // are leaves of the same parent with equal links. Their paths to a third end are equal.
 func (f PathFinder) alike(ends []Endpoint) []int {
 	type leaf struct {
-		kind       nodeKind
+		kind       NodeKind
 		link       link // to the parent
 		hostBridge string
 		rate       float64

@@ -15,7 +15,7 @@ import (
 
 // drawn is a graph as a list of edges. PIX is any PCIe link.
 type drawn struct {
-	kinds []nodeKind
+	kinds []NodeKind
 	edges []drawnEdge
 }
 
@@ -31,10 +31,10 @@ type drawnEdge struct {
 func draw(r *rand.Rand) drawn {
 	var d drawn
 	for range 2 + r.IntN(18) {
-		d.kinds = append(d.kinds, nodeKind(r.IntN(int(NICNode)+1)))
+		d.kinds = append(d.kinds, NodeKind(r.IntN(int(NICNode)+1)))
 	}
 	bandwidths := []float64{6, 12, 12, 24, 24, 48, bandwidths.Local}[:1+r.IntN(7)]
-	vias := map[[2]nodeKind][]topo.PathType{ // by kinds, the lesser first
+	vias := map[[2]NodeKind][]topo.PathType{ // by kinds, the lesser first
 		{CPUNode, CPUNode}:       {topo.SYS},
 		{CPUNode, SwitchNode}:    {topo.PIX},
 		{CPUNode, GPUNode}:       {topo.PIX, topo.C2C, topo.NVL},
@@ -42,12 +42,12 @@ func draw(r *rand.Rand) drawn {
 		{SwitchNode, SwitchNode}: {topo.PIX, topo.LOC},
 		{SwitchNode, GPUNode}:    {topo.PIX},
 		{SwitchNode, NICNode}:    {topo.PIX},
-		{NvswitchNode, GPUNode}:  {topo.NVL},
+		{NVSwitchNode, GPUNode}:  {topo.NVL},
 		{GPUNode, GPUNode}:       {topo.NVL},
 	}
 	for range len(d.kinds) * (1 + r.IntN(3)) {
 		a, b := r.IntN(len(d.kinds)), r.IntN(len(d.kinds))
-		via := vias[[2]nodeKind{min(d.kinds[a], d.kinds[b]), max(d.kinds[a], d.kinds[b])}]
+		via := vias[[2]NodeKind{min(d.kinds[a], d.kinds[b]), max(d.kinds[a], d.kinds[b])}]
 		if a != b && via != nil {
 			d.edges = append(d.edges, drawnEdge{a, b, via[r.IntN(len(via))], bandwidths[r.IntN(len(bandwidths))]})
 		}

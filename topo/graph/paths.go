@@ -75,7 +75,7 @@ func Each(h *topo.Host, rules topo.Rules) iter.Seq[Pair] {
 
 // ToNICs returns the paths from a GPU to the given NICs, by RulesPlan.
 func ToNICs(h *topo.Host, gpu topo.GPU, nics []topo.NIC) (pairs []Pair) {
-	finder, from := NewPathFinder(h, topo.RulesPlan), GPUEndpoint(gpu)
+	finder, from := NewPathFinder(h, topo.RulesPlan), gpuEndpoint(gpu)
 	for _, nic := range nics {
 		to := NICEndpoint(nic, h.Source)
 		w := finder.To(to)(from)

@@ -26,7 +26,7 @@ type policy struct {
 	local  []int         // [GPU]: the CPU of the GPU (ncclGetLocalCpu), or -1
 	// direct and via are of the results.
 	gpuDirect [][]bool
-	NicDirect [][]bool
+	NICDirect [][]bool
 	Via       [][]int // [GPU][NIC]: the GPU on the path, or -1
 	// amd: NCCL uses P2P through an AMD CPU on hosts with at most two GPUs.
 	amd bool
@@ -47,7 +47,7 @@ func MakePolicy(h *topo.Host, withoutPXN bool) *policy {
 	gpus, nics := len(p.GPUs), len(p.NICs)
 	p.toGPU, p.toNIC, p.back = Matrix[topo.Path](gpus, gpus), Matrix[topo.Path](gpus, nics), Matrix[topo.Path](gpus, nics)
 	p.gpuCPU, p.cpuGPU, p.nicCPU = Matrix[step](gpus, len(cpus)), Matrix[topo.Path](gpus, len(cpus)), Matrix[topo.Path](nics, len(cpus))
-	p.gpuDirect, p.NicDirect, p.Via = Matrix[bool](gpus, gpus), Matrix[bool](gpus, nics), Matrix[int](gpus, nics)
+	p.gpuDirect, p.NICDirect, p.Via = Matrix[bool](gpus, gpus), Matrix[bool](gpus, nics), Matrix[int](gpus, nics)
 	// NCCL searches a path backwards, from the destination.
 	for g := range p.GPUs {
 		way := finder.To(ends[g])
@@ -303,8 +303,8 @@ func (p *policy) network() {
 				p.toNIC[g][n] = topo.Path{Type: topo.PXN, Bandwidth: min(p.toGPU[g][peer].Bandwidth, p.toNIC[peer][n].Bandwidth)}
 				p.Via[g][n] = peer
 			}
-			p.NicDirect[g][n] = p.gdr(g, n)
-			if c := p.local[g]; p.toNIC[g][n].Type < topo.PHB && !p.NicDirect[g][n] && c >= 0 {
+			p.NICDirect[g][n] = p.gdr(g, n)
+			if c := p.local[g]; p.toNIC[g][n].Type < topo.PHB && !p.NICDirect[g][n] && c >= 0 {
 				p.toNIC[g][n] = joined(p.gpuCPU[g][c].Path, p.nicCPU[n][c])
 				p.back[g][n] = joined(p.nicCPU[n][c], p.cpuGPU[g][c])
 				p.Via[g][n] = -1
@@ -343,12 +343,12 @@ func (p *policy) answer(i, j int) policyAnswer {
 	case i < gpus:
 		g, n := p.AtGPU[i], p.AtNIC[j-gpus]
 		if n >= 0 {
-			return policyAnswer{true, topo.PolicyPath{Path: p.toNIC[g][n], Direct: p.NicDirect[g][n]}, int32(p.Via[g][n] + 1)}
+			return policyAnswer{true, topo.PolicyPath{Path: p.toNIC[g][n], Direct: p.NICDirect[g][n]}, int32(p.Via[g][n] + 1)}
 		}
 	case j < gpus:
 		g, n := p.AtGPU[j], p.AtNIC[i-gpus]
 		if n >= 0 {
-			return policyAnswer{true, topo.PolicyPath{Path: p.back[g][n], Direct: p.NicDirect[g][n] && p.back[g][n].Type <= topo.P2C}, 0}
+			return policyAnswer{true, topo.PolicyPath{Path: p.back[g][n], Direct: p.NICDirect[g][n] && p.back[g][n].Type <= topo.P2C}, 0}
 		}
 	}
 	return policyAnswer{}

@@ -40,7 +40,7 @@ func (w Nearest) passes(a, b Endpoint) string {
 			nodes = append(nodes, id.Name)
 		case GPUNode:
 			gpus = append(gpus, id.Name)
-		case NvswitchNode:
+		case NVSwitchNode:
 			nvswitches = true
 		}
 	}
@@ -104,7 +104,7 @@ func (w Nearest) says() (kind uint8, x, y int32) {
 			if gpu < 0 {
 				gpu = at
 			}
-		case NvswitchNode:
+		case NVSwitchNode:
 			nvswitches = true
 		}
 	}

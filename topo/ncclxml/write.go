@@ -34,9 +34,9 @@ const (
 const (
 	ncclUnseen        = "fffffff:ffff:ff"
 	ncclClassNVSwitch = "0x068000"
-	NcclClassBridge   = "0x060400"
+	ClassBridge       = "0x060400"
 	ncclClass3D       = "0x030200"
-	NcclClassEthernet = "0x020000"
+	ClassEthernet     = "0x020000"
 )
 
 // Write returns the host as a topology file of NCCL 2.30, in the form that NCCL_TOPO_DUMP_FILE
@@ -385,7 +385,7 @@ func (w *ncclWriter) addSwitches() error {
 	for _, s := range w.host.Switches {
 		class := s.Device.Class
 		if class == "" || pci.Graphics(class, "") || strings.HasPrefix(class, pci.ClassNetwork) || strings.HasPrefix(class, pci.ClassNVSwitch) {
-			class = NcclClassBridge // NCCL would take the class of the switch for a device
+			class = ClassBridge // NCCL would take the class of the switch for a device
 		}
 		e := pciElement(s.BusID, class, s.Device, s.Place)
 		for _, peer := range s.Peers {
@@ -539,7 +539,7 @@ func (w *ncclWriter) addNICs() error {
 			if n.BusID != "" {
 				class := n.Device.Class
 				if !strings.HasPrefix(class, pci.ClassNetwork) {
-					class = NcclClassEthernet
+					class = ClassEthernet
 				}
 				function := pciElement(n.BusID, class, n.Device, n.Place)
 				function.device, function.place = true, n.Order

@@ -187,9 +187,9 @@ func (n *network) today(gpus []int, pxn bool) []carried {
 				nic := d.NIC(channel)
 				server := throughMemory
 				switch via := p.Via[p.AtGPU[i]][nic]; {
-				case via >= 0 && p.NicDirect[p.AtGPU[i]][nic]:
+				case via >= 0 && p.NICDirect[p.AtGPU[i]][nic]:
 					server = gpuAt[via]
-				case p.NicDirect[p.AtGPU[i]][nic]:
+				case p.NICDirect[p.AtGPU[i]][nic]:
 					server = g
 				}
 				c.parts = append(c.parts, part{server: server, nic: nicAt[nic]})

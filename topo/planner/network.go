@@ -480,9 +480,9 @@ func (n *network) link(a, b graph.NodeID) (name string, rate float64, pcie bool)
 	switch {
 	case a.Kind == graph.CPUNode && b.Kind == graph.CPUNode:
 		return fmt.Sprintf("the link from NUMA node %s to %s", a.Name, b.Name), min(n.sockets[a], n.sockets[b]), false
-	case a.Kind == graph.GPUNode && (b.Kind == graph.GPUNode || b.Kind == graph.NvswitchNode):
+	case a.Kind == graph.GPUNode && (b.Kind == graph.GPUNode || b.Kind == graph.NVSwitchNode):
 		return fmt.Sprintf("the NVLinks from %s to %s", n.words(a), n.words(b)), n.nvlink(a, b), false
-	case a.Kind == graph.NvswitchNode:
+	case a.Kind == graph.NVSwitchNode:
 		return fmt.Sprintf("the NVLinks from %s to %s", n.words(a), n.words(b)), n.nvlink(b, a), false
 	case a.Kind == graph.GPUNode && b.Kind == graph.CPUNode, a.Kind == graph.CPUNode && b.Kind == graph.GPUNode:
 		gpu, direction := a, "to"
@@ -568,7 +568,7 @@ func (n *network) nvlink(a, b graph.NodeID) float64 {
 			continue
 		}
 		for _, l := range n.h.GPUs[n.gpu(ends[0].Name)].NVLinks {
-			if l.Peer == ends[1].Name && ends[1].Kind == graph.GPUNode || l.Peer == "" && ends[1].Kind == graph.NvswitchNode {
+			if l.Peer == ends[1].Name && ends[1].Kind == graph.GPUNode || l.Peer == "" && ends[1].Kind == graph.NVSwitchNode {
 				rate = max(rate, l.Bandwidth)
 			}
 		}

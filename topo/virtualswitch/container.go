@@ -14,7 +14,7 @@ import (
 // the PCI addresses of the container's GPUs. The file has each GPU beside the virtual NIC of
 // the GPU's lane, and the switches above. NCCL reads GPUs and NVLinks from NVML, and the
 // physical NIC of a virtual NIC from the plugin: the file cannot contradict the container. With
-// local the lanes reach only this host: see NewLocal.
+// local the lanes reach only this host: see newLocal.
 func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 	if len(p.CPUs) == 0 {
 		return nil, errors.New("the plan has no tree of its host; peerlane cdi refresh writes one")

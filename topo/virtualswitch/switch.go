@@ -23,11 +23,11 @@ import (
 // and the reasons.
 func New(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h, p, false) }
 
-// NewLocal is New for lanes that reach only this host, without a NIC: each GPU that is not
+// newLocal is New for lanes that reach only this host, without a NIC: each GPU that is not
 // refused has a virtual NIC at the rate of the GPU's links to peers. NCCL limits a NIC by the
 // PCIe links on the path; the two links below the bridge are therefore wide enough for the
 // rate. The upstream link of the bridge is the GPU's real link.
-func NewLocal(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h, p, true) }
+func newLocal(h *topo.Host, p *planner.Plan) (*topo.Host, error) { return newSwitch(h, p, true) }
 
 func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 	told := *ncclxml.AsNCCLReads(h)
@@ -58,13 +58,13 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 		if !ok {
 			return nil, fmt.Errorf("a virtual NIC for GPU %s: all addresses of PCI domain ffff are taken", gpu.BusID)
 		}
-		bridge := topo.Switch{Host: gpu.Host, BusID: bridgeAt, NUMA: gpu.NUMA, Place: gpu.Place, Device: topo.PCIIdentity{Class: ncclxml.NcclClassBridge}}
+		bridge := topo.Switch{Host: gpu.Host, BusID: bridgeAt, NUMA: gpu.NUMA, Place: gpu.Place, Device: topo.PCIIdentity{Class: ncclxml.ClassBridge}}
 		completeWithZero(&bridge.Device)
 		told.Switches = append(told.Switches, bridge)
 		gpu.Switch = bridgeAt
 		nic := topo.NIC{
 			Host: gpu.Host, Name: fmt.Sprintf("peerlane_%d", gpu.Index), BusID: nicAt, NUMA: gpu.NUMA, Place: gpu.Place,
-			Device: topo.PCIIdentity{Class: ncclxml.NcclClassEthernet},
+			Device: topo.PCIIdentity{Class: ncclxml.ClassEthernet},
 		}
 		completeWithZero(&nic.Device)
 		if local {

@@ -125,7 +125,7 @@ func TestLocalSwitchIsAsFastAsTheLinksOfTheGPU(t *testing.T) {
 	if v, err := New(h, plan); err != nil || len(v.NICs) != 0 {
 		t.Errorf("a lane to other hosts has a virtual NIC without a physical NIC: %+v, %v", v.NICs, err)
 	}
-	v, err := NewLocal(h, plan)
+	v, err := newLocal(h, plan)
 	if err != nil {
 		t.Fatal(err)
 	}
