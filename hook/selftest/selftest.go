@@ -224,8 +224,8 @@ func (t *Tester) Test(
 	return cmp.Or(err, failed)
 }
 
-// testAll runs tests until rest is empty: a tester ends after a bad result, and the next one tests
-// the rest. If a tester ends without a result, the first of the rest could not be tested.
+// testAll runs testers until rest is empty: a tester ends after a bad result. If a tester ends
+// without a result, the first name of the list could not be tested.
 func testAll[N any](ctx context.Context, rest func() []N, run func([]N) error, untested func(n N, reason string)) error {
 	for list := rest(); len(list) > 0; list = rest() {
 		err := run(list)

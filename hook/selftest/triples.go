@@ -35,7 +35,7 @@ const (
 	// triplesPerLock is how many triples are tested under one lock of the host's self-tests: the
 	// pairs of other containers wait for at most testLockTimeout.
 	triplesPerLock = 4
-	// lockPause is the time without the lock after these, in which a waiting process gets it.
+	// lockPause is the time without the lock for waiting processes.
 	lockPause = 50 * time.Millisecond
 	// portPause is the interval of looks at a port that was down, and at a lock that was held.
 	portPause = time.Second
@@ -100,8 +100,8 @@ func (t *Tester) KnownTriples(names []launch.TripleName) ([]launch.Triple, error
 	}), err
 }
 
-// TestTriples tests triples, known ones only if again is set, keeps the results, and
-// passes each to tell, the known ones first. A triple that cannot be tested has VerdictUntested; the error is of the
+// TestTriples tests triples, known triples only if again is set, keeps the results, and
+// passes the results to tell, known results first. A triple that cannot be tested has VerdictUntested; the error is of the
 // lock or of the file of results.
 func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, tell func(launch.Triple)) error {
 	if len(names) == 0 {
@@ -164,8 +164,8 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 	})
 }
 
-// limitEach returns a context that ends at the first limit, or at the limit of each after the last
-// call of renew.
+// limitEach returns a context that ends at the first limit, or at the limit after the last call
+// of renew.
 func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew, stop func()) {
 	limited, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(first, func() { cancel(cause) })
