@@ -90,15 +90,20 @@ func FindTriple(list []Triple, name TripleName) *Triple {
 	return nil
 }
 
+// ContainsTriple reports whether a list has a triple.
+func ContainsTriple(list []TripleName, name TripleName) bool {
+	return slices.ContainsFunc(list, name.sameTriple)
+}
+
 // StagingTriples returns the triples by which data of a container's lanes can go: each server of
 // a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
-// the other lanes; then spares with the lane's NICs, those of the other lanes and their own.
+// the other lanes; then spares with the lane's NICs and those of the other lanes.
 func StagingTriples(lanes []Lane) []TripleName {
 	var list []TripleName
 	add := func(gpu, server GPU, nics []string) {
 		for _, nic := range nics {
 			n := TripleName{PairName{gpu, server}, nic}
-			if !slices.ContainsFunc(list, n.sameTriple) {
+			if !ContainsTriple(list, n) {
 				list = append(list, n)
 			}
 		}
@@ -131,7 +136,6 @@ func StagingTriples(lanes []Lane) []TripleName {
 			for _, other := range lanes {
 				add(l.GPU, spare.GPU, other.NICs)
 			}
-			add(l.GPU, spare.GPU, spare.NICs)
 		}
 	}
 	return list
