@@ -83,6 +83,9 @@ func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, boo
 		return bounces(errEnding.Error()), false
 	}
 	for _, on := range slots.regions {
+		if on.memory.Host() { // a member of the lane, which no GPU serves
+			continue
+		}
 		if why := l.unverified(config, on.gpu, l.carriers(by.NICNames(), sends)); why != "" {
 			return bounces(why), false
 		}

@@ -26,14 +26,16 @@ func TestUnverifiedTripleBounces(t *testing.T) {
 		name, mode string
 		triples    []launch.Triple
 		says       string // of host a; empty for slots on the server GPU
+		member     bool   // half of each lane is in the host's memory
 	}{
-		{"verified", launch.SelfTestOnce, good, ""},
-		{"verified, required", launch.SelfTestRequired, good, ""},
-		{"not tested", launch.SelfTestOnce, nil, "are not verified yet"},
-		{"another NIC", launch.SelfTestOnce, verified(launch.VerdictGood, "", "mlx5_7"), "are not verified yet"},
-		{"wrong", launch.SelfTestOnce, verified(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3", "mlx5_0", "rocep1"), "failed their test: 1 of 64 bytes are wrong in round 3"},
-		{"could not be tested", launch.SelfTestOnce, verified(launch.VerdictUntested, "port 1 of mlx5_0 is DOWN", "mlx5_0", "rocep1"), "could not be verified: port 1 of mlx5_0 is DOWN"},
-		{"no self-test", launch.SelfTestOff, nil, ""},
+		{"verified", launch.SelfTestOnce, good, "", false},
+		{"verified, required", launch.SelfTestRequired, good, "", false},
+		{"verified, half in host memory", launch.SelfTestRequired, good, "", true},
+		{"not tested", launch.SelfTestOnce, nil, "are not verified yet", false},
+		{"another NIC", launch.SelfTestOnce, verified(launch.VerdictGood, "", "mlx5_7"), "are not verified yet", false},
+		{"wrong", launch.SelfTestOnce, verified(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3", "mlx5_0", "rocep1"), "failed their test: 1 of 64 bytes are wrong in round 3", false},
+		{"could not be tested", launch.SelfTestOnce, verified(launch.VerdictUntested, "port 1 of mlx5_0 is DOWN", "mlx5_0", "rocep1"), "could not be verified: port 1 of mlx5_0 is DOWN", false},
+		{"no self-test", launch.SelfTestOff, nil, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := &byRDMA{change: func(of *launch.Config) {
@@ -41,7 +43,16 @@ func TestUnverifiedTripleBounces(t *testing.T) {
 				for gpus, server := range map[int]int{0: 1, 3: 2} {
 					of.Pairs = append(of.Pairs, launch.Pair{PairName: launch.PairName{GPU: gpu(gpus), Server: gpu(server)}, Verdict: launch.VerdictGood})
 				}
+				if c.member {
+					of.Bounce = 64 << 20
+				}
 			}}
+			if c.member {
+				p.lane = func(l launch.Lane) launch.Lane {
+					l.Members = []launch.Member{{Server: l.Servers[0].BusID, NIC: l.NICs[0], Weight: 1}, {NIC: l.NICs[0], Weight: 1}}
+					return l
+				}
+			}
 			p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
 			p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 			const n = 1<<20 + 5
@@ -52,7 +63,14 @@ func TestUnverifiedTripleBounces(t *testing.T) {
 					t.Errorf("server GPU %d: inspect shows %+v", server, is)
 				}
 			}
-			if gpu, host := throughSlots(t, p.a, 1); (gpu == n) != (c.says == "") || (host == n) != (c.says != "") {
+			gpu, host := throughSlots(t, p.a, 1)
+			if c.member {
+				if gpu == 0 || host == 0 || gpu+host != n {
+					t.Errorf("%d bytes went through the server GPU, %d through the host, want a part of %d each", gpu, host, n)
+				}
+				return
+			}
+			if (gpu == n) != (c.says == "") || (host == n) != (c.says != "") {
 				t.Errorf("%d bytes went through the server GPU, %d through the host", gpu, host)
 			}
 		})

@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -45,15 +43,17 @@ type Config struct {
 // the lanes of the container's GPUs.
 type Plugin struct {
 	api.UnimplementedDevicePluginServer
-	config  Config
-	monitor *health.Monitor
-	healthy chan bool // the present health of every unit, one value
-	changed chan struct{}
+	config   Config
+	monitor  *health.Monitor
+	failures health.Failures
+	healthy  chan bool // the present health of every unit, one value
+	changed  chan struct{}
 }
 
 // New returns a plugin that observes the host by a monitor.
 func New(c Config, m *health.Monitor) *Plugin {
-	p := &Plugin{config: c, monitor: m, healthy: make(chan bool, 1), changed: make(chan struct{}, 1)}
+	p := &Plugin{config: c, monitor: m, healthy: make(chan bool, 1), changed: make(chan struct{}, 1),
+		failures: health.Failures{Log: c.Log, Message: "Observing the host failed"}}
 	p.healthy <- true
 	return p
 }
@@ -61,10 +61,9 @@ func New(c Config, m *health.Monitor) *Plugin {
 // Run serves and registers the plugin, again after a restart of the kubelet, because a kubelet removes
 // the sockets of plugins when the kubelet starts. Run returns when the context ends.
 func (p *Plugin) Run(ctx context.Context) error {
+	failures := health.Failures{Log: p.config.Log, Message: "The kubelet does not take the device plugin; trying again"}
 	for ctx.Err() == nil {
-		if err := p.serve(ctx); err != nil {
-			p.config.Log.WithError(err).Warn("The kubelet does not take the device plugin; trying again")
-		}
+		failures.Note(p.serve(ctx))
 		select {
 		case <-ctx.Done():
 		case <-time.After(p.config.Poll):
@@ -126,16 +125,8 @@ func (p *Plugin) register(ctx context.Context) error {
 // observe notes whether a lane of the host is usable.
 func (p *Plugin) observe() {
 	o, err := p.monitor.Observe()
-	if err != nil {
-		p.config.Log.WithError(err).Warn("Observing the host failed")
-	}
-	healthy := false
-	if o != nil && !o.Drained {
-		for _, lane := range o.Plan.Lanes {
-			_, cut := o.Lanes[lane.GPU][health.NoNetwork]
-			healthy = healthy || lane.Role != planner.RoleRefused && !cut
-		}
-	}
+	p.failures.Note(err)
+	healthy := o != nil && o.Usable()
 	if before := <-p.healthy; before != healthy {
 		select {
 		case p.changed <- struct{}{}:

@@ -37,8 +37,6 @@ type Config struct {
 	Registration string
 	Version      string
 	Policy       health.Policy
-	// LeaveTainted is lanes.Node's.
-	LeaveTainted bool
 	// Poll is the time between two observations; MinPublish is the shortest time between two
 	// updates of the node's slices.
 	Poll, MinPublish time.Duration
@@ -70,13 +68,10 @@ func (d *Driver) Run(ctx context.Context, p Publisher) error {
 	defer poll.Stop()
 	var published []resourceapi.Device
 	var at time.Time
-	var complained string
+	failures := health.Failures{Log: d.config.Log, Message: "Observing the host failed"}
 	for {
 		devices, err := d.observe()
-		if text := fmt.Sprint(err); err != nil && text != complained {
-			d.config.Log.WithError(err).Warn("Observing the host failed")
-			complained = text
-		}
+		failures.Note(err)
 		if devices != nil && !equality.Semantic.DeepEqual(devices, published) && (at.IsZero() || time.Since(at) >= d.config.MinPublish) {
 			if err := p.PublishResources(ctx, d.resources(devices)); err != nil {
 				return fmt.Errorf("publish the lanes of node %s: %w", d.config.Node, err)
@@ -117,7 +112,6 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 		Version:      d.config.Version,
 		Taints:       ofLanes,
 		SharedTaints: shared,
-		LeaveTainted: d.config.LeaveTainted,
 	})
 	if devices == nil {
 		devices = []resourceapi.Device{}
@@ -235,19 +229,16 @@ func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 			LastUpdated: time.Now(), HealthCheckTimeout: healthTimeout}
 	}
 	var devices []kubeletplugin.DeviceHealth
-	usable := false
 	for _, lane := range o.Plan.Lanes {
 		if lane.Role == planner.RoleRefused {
 			continue
 		}
 		devices = append(devices, report(lanes.Name(lane.GPU), o.Healthy(lane.GPU), o.Message(lane.GPU)))
-		_, cut := o.Lanes[lane.GPU][health.NoNetwork]
-		usable = usable || !cut && !o.Drained
 	}
 	if len(devices) == 0 {
 		return nil
 	}
-	return append(devices, report(lanes.Shared, usable, ""))
+	return append(devices, report(lanes.Shared, o.Usable(), ""))
 }
 
 func sameHealth(a, b []kubeletplugin.DeviceHealth) bool {

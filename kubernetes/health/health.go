@@ -67,23 +67,26 @@ func NewMonitor(l paths.Layout, now func() time.Time) *Monitor {
 	return &Monitor{layout: l, now: now, inactive: map[string]time.Time{}}
 }
 
-// Observe reads plan, ports and relays. The observation is nil if the plan is unreadable. Unreadable
-// relays are part of the error, and readable relays of the observation.
+// Observe reads plan, ports, drain and relays. The observation is nil if the plan or the mark of the
+// drain is unreadable: an observation without the mark would lift the drain. Unreadable relays are part
+// of the error, and readable relays of the observation.
 func (m *Monitor) Observe() (*Observation, error) {
 	plan, err := planner.Read(m.layout.PlanFile())
 	if err != nil {
 		return nil, err
 	}
-	o := &Observation{Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}}
+	drained, err := generation.AllDrained(m.layout)
+	if err != nil {
+		return nil, err
+	}
+	o := &Observation{Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}, Drained: drained != nil}
 	m.observePorts(plan)
-	drained, drainErr := generation.AllDrained(m.layout)
-	o.Drained = drained != nil
 	for _, lane := range plan.Lanes {
 		if c := m.conditions(lane, o.Drained); len(c) > 0 {
 			o.Lanes[lane.GPU] = c
 		}
 	}
-	return o, errors.Join(drainErr, m.observeRelays(o))
+	return o, m.observeRelays(o)
 }
 
 // observePorts notes when NICs of the plan lost the last active port.
@@ -93,13 +96,9 @@ func (m *Monitor) observePorts(plan *planner.Plan) {
 	for _, lane := range plan.Lanes {
 		for _, nic := range lane.NICs {
 			known[nic] = true
-			since, was := m.inactive[nic]
-			switch {
-			case active(plan.Source.Sysfs, nic):
+			if active(plan.Source.Sysfs, nic) {
 				delete(m.inactive, nic)
-			case !was:
-				m.inactive[nic] = now
-			case since.After(now): // the clock was set back
+			} else if _, was := m.inactive[nic]; !was {
 				m.inactive[nic] = now
 			}
 		}
@@ -108,7 +107,8 @@ func (m *Monitor) observePorts(plan *planner.Plan) {
 }
 
 // active reports whether a port of a NIC is active. A port without a state file counts as active:
-// emulated NICs lack the file.
+// emulated NICs lack the file. A state file that exists and fails to be read is not active: the file
+// asks the NIC's driver, which answers for a NIC that carries data.
 func active(sysfs, nic string) bool {
 	ports := filepath.Join(sysfs, "class/infiniband", nic, "ports")
 	entries, err := os.ReadDir(ports)
@@ -118,7 +118,7 @@ func active(sysfs, nic string) bool {
 	}
 	for _, e := range entries {
 		state, err := os.ReadFile(filepath.Join(ports, e.Name(), "state"))
-		if err != nil || strings.Contains(string(state), "ACTIVE") {
+		if errors.Is(err, fs.ErrNotExist) || err == nil && strings.Contains(string(state), "ACTIVE") {
 			return true
 		}
 	}
@@ -182,7 +182,6 @@ func (p Policy) effect(c Condition) resourceapi.DeviceTaintEffect {
 func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceTaint, shared []resourceapi.DeviceTaint) {
 	ofLanes = map[string][]resourceapi.DeviceTaint{}
 	all := Conditions{}
-	usable := 0
 	for _, lane := range o.Plan.Lanes {
 		if lane.Role == planner.RoleRefused {
 			continue
@@ -190,14 +189,11 @@ func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceT
 		c := o.Lanes[lane.GPU]
 		ofLanes[lane.GPU] = p.taints(c)
 		_, cut := c[NoNetwork]
-		if !cut {
-			usable++
-		}
 		if _, less := c[Degraded]; less || cut {
 			all[Degraded] = ""
 		}
 	}
-	if usable == 0 && len(ofLanes) > 0 {
+	if !o.connected() && len(ofLanes) > 0 {
 		delete(all, Degraded)
 		all[NoNetwork] = ""
 	}
@@ -223,6 +219,17 @@ func (o *Observation) Message(gpu string) string {
 		parts = append(parts, o.Lanes[gpu][condition])
 	}
 	return strings.Join(append(parts, o.Relays[gpu]...), "; ")
+}
+
+// Usable reports whether containers can use a lane of the host now.
+func (o *Observation) Usable() bool { return !o.Drained && o.connected() }
+
+// connected reports whether a lane that the plan does not refuse is without NoNetwork.
+func (o *Observation) connected() bool {
+	return slices.ContainsFunc(o.Plan.Lanes, func(lane planner.Lane) bool {
+		_, cut := o.Lanes[lane.GPU][NoNetwork]
+		return lane.Role != planner.RoleRefused && !cut
+	})
 }
 
 // Healthy reports whether containers can use the lane of a GPU now.

@@ -129,19 +129,26 @@ func TestFlapsShorterThanDelayAddNoTaint(t *testing.T) {
 	}
 }
 
-func TestClockSetBackKeepsTheDelay(t *testing.T) {
+func TestMissingNICCutsItsLane(t *testing.T) {
 	n := newNode(t)
-	n.port("mlx5_0", "1: DOWN")
-	n.observe()
-	n.now = n.now.Add(-24 * time.Hour)
+	if err := os.RemoveAll(filepath.Join(n.sysfs, "class/infiniband/mlx5_0")); err != nil {
+		t.Fatal(err)
+	}
 	n.observe()
 	n.now = n.now.Add(Delay)
 	n.expect([]string{cut}, []string{degraded}, []string{degraded})
 }
 
-func TestMissingNICCutsItsLane(t *testing.T) {
+func TestUnreadablePortCutsItsLane(t *testing.T) {
 	n := newNode(t)
-	if err := os.RemoveAll(filepath.Join(n.sysfs, "class/infiniband/mlx5_0")); err != nil {
+	state := filepath.Join(n.sysfs, "class/infiniband/mlx5_0/ports/1/state")
+	if err := os.Remove(state); err != nil {
+		t.Fatal(err)
+	}
+	n.observe()
+	n.now = n.now.Add(Delay)
+	n.expect(nil, nil, nil) // an emulated NIC
+	if err := os.Mkdir(state, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	n.observe()
@@ -182,5 +189,45 @@ func TestUnreadablePlanGivesNoObservation(t *testing.T) {
 	}
 	if o, err := n.Observe(); o != nil || err == nil {
 		t.Errorf("%v, %v", o, err)
+	}
+}
+
+func TestUnreadableDrainGivesNoObservation(t *testing.T) {
+	n := newNode(t)
+	if err := generation.DrainAll(n.layout); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(n.layout.State(), "drained.json"), 1); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := n.Observe(); o != nil || err == nil {
+		t.Errorf("%v, %v", o, err)
+	}
+}
+
+func TestHostIsUsableWithALaneThatHasNetworkAndNoDrain(t *testing.T) {
+	plan := func(roles ...string) *planner.Plan {
+		p := &planner.Plan{}
+		for i, role := range roles {
+			p.Lanes = append(p.Lanes, planner.Lane{GPU: string(rune('a' + i)), Role: role})
+		}
+		return p
+	}
+	noNetwork, less := Conditions{NoNetwork: ""}, Conditions{Degraded: ""}
+	for _, c := range []struct {
+		o    Observation
+		want bool
+	}{
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar)}, true},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Drained: true}, false},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": less}}, true},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": noNetwork}}, false},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleRefused), Lanes: map[string]Conditions{"a": noNetwork}}, false},
+		{Observation{Plan: plan(planner.RoleRefused)}, false},
+		{Observation{Plan: plan()}, false},
+	} {
+		if got := c.o.Usable(); got != c.want {
+			t.Errorf("%+v with %d lanes: usable is %v", c.o, len(c.o.Plan.Lanes), got)
+		}
 	}
 }

@@ -75,8 +75,8 @@ const (
 	healthy     = -1
 )
 
-// nodeSlices returns the slices of a node with 8 GPUs: NVIDIA's GPUs with the attributes that its driver
-// publishes, and the lanes, of which that of the GPU tainted has a taint.
+// nodeSlices returns the slices of a node with 8 GPUs: NVIDIA's GPUs with the attributes that NVIDIA's
+// driver publishes, and the lanes. The lane of the GPU tainted has a taint.
 func nodeSlices(tainted int) []*resourceapi.ResourceSlice {
 	p := board(8)
 	node := "n1"

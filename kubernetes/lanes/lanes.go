@@ -46,20 +46,17 @@ const maxAttribute = resourceapi.DeviceAttributeMaxValueLength
 // none is the value of a string attribute without a value.
 const none = "none"
 
-// Node is the state of a node from which its devices are made.
+// Node is the state of a node from which the node's devices are made.
 type Node struct {
 	Plan *planner.Plan
 	// Registration is the value of the attribute registration, the same for all lanes.
 	Registration string
 	// Version is the release of Peerlane.
 	Version string
-	// Taints are the taints of each lane, by the PCI address of its GPU.
+	// Taints are the taints of each lane, by the PCI address of the lane's GPU.
 	Taints map[string][]resourceapi.DeviceTaint
 	// SharedTaints are the taints of the device Shared.
 	SharedTaints []resourceapi.DeviceTaint
-	// LeaveTainted removes a lane with a taint that forbids scheduling from the result, for releases
-	// of Kubernetes without device taints (1.34 and 1.35).
-	LeaveTainted bool
 }
 
 // Name returns the name of the device of a GPU's lane: lane-0000-3a-00-0 for 0000:3a:00.0. Indices
@@ -86,36 +83,16 @@ func offered(l planner.Lane) bool { return l.Role != planner.RoleRefused }
 // plan. The result is empty if the node has no lane.
 func Devices(n Node) []resourceapi.Device {
 	var devices []resourceapi.Device
-	usable := 0
 	for _, lane := range n.Plan.Lanes {
 		if !offered(lane) {
 			continue
 		}
-		d := n.device(lane)
-		if n.LeaveTainted {
-			if forbidsScheduling(d.Taints) {
-				continue
-			}
-			d.Taints = nil
-		}
-		usable++
-		devices = append(devices, d)
+		devices = append(devices, n.device(lane))
 	}
-	if usable == 0 {
+	if devices == nil {
 		return nil
 	}
-	shared := n.shared()
-	if n.LeaveTainted {
-		if forbidsScheduling(shared.Taints) {
-			return devices
-		}
-		shared.Taints = nil
-	}
-	return append([]resourceapi.Device{shared}, devices...)
-}
-
-func forbidsScheduling(taints []resourceapi.DeviceTaint) bool {
-	return slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
+	return append([]resourceapi.Device{n.shared()}, devices...)
 }
 
 func (n Node) shared() resourceapi.Device {
@@ -134,10 +111,8 @@ func (n Node) shared() resourceapi.Device {
 
 func (n Node) device(lane planner.Lane) resourceapi.Device {
 	gpu := n.gpu(lane.GPU)
-	own := false
 	return resourceapi.Device{
-		Name:                     Name(lane.GPU),
-		AllowMultipleAllocations: &own,
+		Name: Name(lane.GPU),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 			deviceattribute.StandardDeviceAttributePCIBusID: text(lane.GPU),
 			deviceattribute.StandardDeviceAttributePCIeRoot: text(gpu.HostBridge),

@@ -9,7 +9,6 @@ import (
 
 	"github.com/peerlane/peerlane/topo/planner"
 
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/peerlane/peerlane/topo"
@@ -53,6 +52,9 @@ func TestDevicesOfAClassHaveTheSameAttributes(t *testing.T) {
 			if a.StringValue != nil && (*a.StringValue == "" || len(*a.StringValue) > maxAttribute) {
 				t.Errorf("%s: attribute %s is %q", d.Name, name, *a.StringValue)
 			}
+		}
+		if d.AllowMultipleAllocations != nil {
+			t.Errorf("%s has allowMultipleAllocations, which API servers before 1.36 drop", d.Name)
 		}
 		if errs := validation.IsDNS1123Label(d.Name); errs != nil {
 			t.Errorf("%s: %v", d.Name, errs)
@@ -103,31 +105,6 @@ func TestReleaseIsASemanticVersion(t *testing.T) {
 		if got := *release(in).VersionValue; got != want {
 			t.Errorf("%q is %s, and %s was expected", in, got, want)
 		}
-	}
-}
-
-func TestTaintedDevicesLeaveTheSliceWithoutDeviceTaints(t *testing.T) {
-	p := board(4)
-	no := []resourceapi.DeviceTaint{{Key: "peerlane.dev/no-network", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-	less := []resourceapi.DeviceTaint{{Key: "peerlane.dev/degraded", Effect: resourceapi.DeviceTaintEffectNone}}
-	n := Node{Plan: p, Taints: map[string][]resourceapi.DeviceTaint{p.Lanes[0].GPU: no, p.Lanes[1].GPU: less}, SharedTaints: less}
-	with := Devices(n)
-	if len(with) != 5 || len(with[1].Taints) != 1 {
-		t.Errorf("%d devices with taints", len(with))
-	}
-	n.LeaveTainted = true
-	without := Devices(n)
-	if len(without) != 4 || without[1].Name != Name(p.Lanes[1].GPU) {
-		t.Fatalf("%d devices without taints, the second is %s", len(without), without[1].Name)
-	}
-	for _, d := range without {
-		if d.Taints != nil {
-			t.Errorf("%s has taints", d.Name)
-		}
-	}
-	n.SharedTaints = no
-	if without = Devices(n); len(without) != 3 || without[0].Name == Shared {
-		t.Errorf("%d devices, the first is %s", len(without), without[0].Name)
 	}
 }
 

@@ -269,13 +269,16 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 	return nil
 }
 
-// reserve allocates host memory at p, once. Without it copies are slower, and right. The
-// context is current.
+// reserve allocates host memory at p, once, and clears it, as the driver does not: the marker of
+// words begins at 0. Without it copies are slower, and right. The context is current.
 func (q *Queue) reserve(p *unsafe.Pointer, bytes uint64) bool {
 	if *p == nil && !q.noHostMemory {
 		var err error
 		*p, err = q.device.Driver.MemHostAlloc(bytes)
 		q.noHostMemory = err != nil
+		if err == nil {
+			clear(unsafe.Slice((*byte)(*p), bytes))
+		}
 	}
 	return *p != nil
 }

@@ -90,26 +90,31 @@ func FindTriple(list []Triple, name TripleName) *Triple {
 	return nil
 }
 
+// ContainsTriple reports whether a list has a triple.
+func ContainsTriple(list []TripleName, name TripleName) bool {
+	return slices.ContainsFunc(list, name.sameTriple)
+}
+
 // StagingTriples returns the triples by which data of a container's lanes can go: each server of
 // a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
-// the other lanes; then spares with the lane's NICs.
+// the other lanes; then spares with the lane's NICs and those of the other lanes.
 func StagingTriples(lanes []Lane) []TripleName {
 	var list []TripleName
 	add := func(gpu, server GPU, nics []string) {
 		for _, nic := range nics {
 			n := TripleName{PairName{gpu, server}, nic}
-			if !slices.ContainsFunc(list, n.sameTriple) {
+			if !ContainsTriple(list, n) {
 				list = append(list, n)
 			}
 		}
 	}
 	addLane := func(l Lane, nics []string) {
-		switch {
-		case l.Relay:
+		if l.Relay {
 			for _, server := range l.Servers {
 				add(l.GPU, server, nics)
 			}
-		case l.Direct:
+		}
+		if l.Direct {
 			add(l.GPU, l.GPU, nics)
 		}
 	}
@@ -128,6 +133,9 @@ func StagingTriples(lanes []Lane) []TripleName {
 		}
 		for _, spare := range l.Spares {
 			add(l.GPU, spare.GPU, l.NICs)
+			for _, other := range lanes {
+				add(l.GPU, spare.GPU, other.NICs)
+			}
 		}
 	}
 	return list

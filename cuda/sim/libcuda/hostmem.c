@@ -195,6 +195,10 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr p)
 	return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+// dirty is the number of bytes of host memory that are not zero when it is allocated. The driver
+// promises no content either.
+static const size_t dirty = 1 << 20;
+
 CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 {
 	(void)flags; // portable and mapped, as everything is under unified addressing
@@ -208,6 +212,7 @@ CUresult cuMemHostAlloc(void **p, size_t n, unsigned flags)
 	if (!m)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	*p = m->data;
+	memset(m->data, 0xff, n < dirty ? n : dirty);
 	return add(m, (uintptr_t)m->data, n, HOST_ALLOCATED, c);
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/discovery"
@@ -63,9 +64,10 @@ func command() *cobra.Command {
 		Long: `peerlane-kubelet offers the lanes of this node to Kubernetes. It reads the plan and
 the state directory of Peerlane, and opens no GPU, so that it never blocks the unload of a driver.
 
-With DRA (Kubernetes 1.34 and later) it publishes a device per lane, and the device "lanes" for
-"the lanes of the GPUs that the container has". Without DRA it offers the extended resource
-peerlane.dev/lanes by the device plugin API.`,
+With DRA (Kubernetes 1.36 and later) it publishes a device per lane, and the device "lanes" for
+"the lanes of the GPUs that the container has". Otherwise it offers the extended resource
+peerlane.dev/lanes by the device plugin API. With --mode dra, Kubernetes 1.34 and 1.35 require
+the feature gates DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 		Example: `  peerlane-kubelet --node-name "$NODE_NAME" --pod-uid "$POD_UID"
   peerlane-kubelet --mode device-plugin --units 16`,
 		Args:          cobra.NoArgs,
@@ -79,7 +81,7 @@ peerlane.dev/lanes by the device plugin API.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, device-plugin; auto takes dra where the API server has resource.k8s.io/v1")
+	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, device-plugin; auto takes dra where the API server has Kubernetes 1.36 or later and resource.k8s.io/v1")
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of the node")
 	f.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of this pod, for rolling updates with two instances; empty outside of a pod")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the service account of the pod")
@@ -93,18 +95,18 @@ peerlane.dev/lanes by the device plugin API.`,
 }
 
 func run(ctx context.Context, o options) error {
+	if err := o.check(); err != nil {
+		return err
+	}
 	log := logrus.StandardLogger()
 	layout := paths.Layout{Root: o.root}
 	monitor := health.NewMonitor(layout, time.Now)
-	mode, client, release, err := o.choose(log)
+	mode, client, err := o.choose(log)
 	if err != nil {
 		return err
 	}
 	log.WithField("mode", mode).Info("Starting")
 	if mode == modeDevicePlugin {
-		if o.units < 1 {
-			return fmt.Errorf("--units %d: a number from 1 is required", o.units)
-		}
 		return deviceplugin.New(deviceplugin.Config{
 			Dir: filepath.Join(o.kubelet, "device-plugins"), Units: o.units, Poll: o.poll, Log: log,
 		}, monitor).Run(ctx)
@@ -124,8 +126,8 @@ func run(ctx context.Context, o options) error {
 	d := driver.New(driver.Config{
 		Node: o.node, PlanFile: layout.PlanFile(), Registration: registration,
 		Version: strings.TrimPrefix(version.Get().Version, "v"),
-		Policy:  health.Policy{Evict: o.evict}, LeaveTainted: release != nil && release.LessThan(taints),
-		Poll: o.poll, MinPublish: o.minPublish, Log: log,
+		Policy:  health.Policy{Evict: o.evict},
+		Poll:    o.poll, MinPublish: o.minPublish, Log: log,
 	}, monitor)
 	helper, err := o.start(ctx, d, client)
 	if err != nil {
@@ -135,45 +137,76 @@ func run(ctx context.Context, o options) error {
 	return d.Run(ctx, helper)
 }
 
-// taints is the first release of Kubernetes whose API server keeps taints of devices by default.
-var taints = utilversion.MustParseGeneric("1.36")
+// check refuses values of flags that no mode can use.
+func (o options) check() error {
+	switch {
+	case o.poll <= 0:
+		return fmt.Errorf("--poll %s: a time above 0 is required", o.poll)
+	case o.minPublish < 0:
+		return fmt.Errorf("--min-publish %s: a time from 0 is required", o.minPublish)
+	case o.units < 1:
+		return fmt.Errorf("--units %d: a number from 1 is required", o.units)
+	}
+	return nil
+}
 
-// choose returns the mode, a client where the mode needs one, and the API server's release.
-func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Interface, release *utilversion.Version, err error) {
+// minDRA is the first release of Kubernetes for which auto takes DRA. By default, the API server of an
+// older release drops AllowMultipleAllocations, so that the device lanes serves one claim of a node, and
+// drops the taints of devices and the extended resource of a class.
+var minDRA = utilversion.MustParseGeneric("1.36")
+
+// choose returns the mode, and a client where the mode needs one.
+func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Interface, err error) {
 	switch o.mode {
 	case modeDevicePlugin:
-		return modeDevicePlugin, nil, nil, nil
+		return modeDevicePlugin, nil, nil
 	case modeAuto, modeDRA:
 	default:
-		return "", nil, nil, fmt.Errorf("--mode %s: one of auto, dra, device-plugin is required", o.mode)
+		return "", nil, fmt.Errorf("--mode %s: one of auto, dra, device-plugin is required", o.mode)
 	}
 	config, err := o.restConfig()
 	if err != nil {
-		return "", nil, nil, fmt.Errorf("find the API server: %w; give --kubeconfig outside of a pod", err)
+		return "", nil, fmt.Errorf("find the API server: %w; give --kubeconfig outside of a pod", err)
 	}
 	// The default of 5 requests a second delays pods that start together.
 	config.QPS, config.Burst = 50, 100
 	set, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return "", nil, nil, err
+		return "", nil, err
+	}
+	if o.mode == modeDRA {
+		return modeDRA, set, nil
 	}
 	info, err := set.Discovery().ServerVersion()
 	if err != nil {
-		return "", nil, nil, fmt.Errorf("ask the API server %s for its release: %w", config.Host, err)
+		return "", nil, fmt.Errorf("ask the API server %s for its release: %w", config.Host, err)
 	}
-	if release, err = utilversion.ParseGeneric(info.GitVersion); err != nil {
-		return "", nil, nil, fmt.Errorf("release of the API server: %w", err)
+	release, err := utilversion.ParseGeneric(info.GitVersion)
+	if err != nil {
+		return "", nil, fmt.Errorf("release of the API server: %w", err)
 	}
-	if o.mode == modeAuto && !hasDRA(set.Discovery()) {
+	if release.LessThan(minDRA) {
+		log.WithField("release", info.GitVersion).Infof("The API server is older than %s", minDRA)
+		return modeDevicePlugin, nil, nil
+	}
+	has, err := hasDRA(set.Discovery())
+	if err != nil {
+		return "", nil, fmt.Errorf("ask the API server %s for resource.k8s.io/v1: %w", config.Host, err)
+	}
+	if !has {
 		log.WithField("release", info.GitVersion).Info("The API server has no resource.k8s.io/v1")
-		return modeDevicePlugin, nil, release, nil
+		return modeDevicePlugin, nil, nil
 	}
-	return modeDRA, set, release, nil
+	return modeDRA, set, nil
 }
 
-func hasDRA(d discovery.DiscoveryInterface) bool {
-	list, err := d.ServerResourcesForGroupVersion("resource.k8s.io/v1")
-	return err == nil && len(list.APIResources) > 0
+// hasDRA reports whether the API server has resource.k8s.io/v1.
+func hasDRA(d discovery.DiscoveryInterface) (bool, error) {
+	_, err := d.ServerResourcesForGroupVersion("resource.k8s.io/v1")
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (o options) restConfig() (*rest.Config, error) {

@@ -23,6 +23,11 @@ func (s *Set) Alive(silence time.Duration) time.Duration {
 	return max(0, time.Duration(until-time.Now().UnixNano()))
 }
 
+// goesBy reports whether data goes by a NIC, or went by it before the queue pairs were given up.
+func (s *Set) goesBy(n *nic) bool {
+	return s.uses(n, 0) || s.used && !s.over && s.phase != running && s.had[n.context]
+}
+
 // portDown excuses silence from now on.
 func (s *Set) portDown(n *nic) {
 	if s.downs == nil {
@@ -45,7 +50,11 @@ func (s *Set) portUp(n *nic) {
 	}
 	delete(s.downs, n.context)
 	now := time.Now()
-	s.excuse(now.Add(min(now.Sub(since), s.fabric.config.Redial) + s.fabric.config.PortWait))
+	until := now.Add(min(now.Sub(since), s.fabric.config.Redial) + s.fabric.config.PortWait)
+	if excused := time.Unix(0, s.excused.Load()); len(s.downs) > 0 && excused.After(until) { // another port has no link
+		return
+	}
+	s.excuse(until)
 }
 
 func (s *Set) excuse(until time.Time) { s.excused.Store(until.UnixNano()) }

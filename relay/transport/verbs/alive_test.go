@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
@@ -93,4 +94,48 @@ func TestAliveByRDMA(t *testing.T) {
 	}
 	w.portA(t, false)
 	w.a.until("the port", func(s *Set) bool { return len(s.downs) == 0 })
+}
+
+// TestSecondPortUpKeepsExcuseOfPortWithoutLink demands that a port that is back does not shorten the
+// excuse of another one without a link, and that the last one does.
+func TestSecondPortUpKeepsExcuseOfPortWithoutLink(t *testing.T) {
+	s := &Set{fabric: &Fabric{config: Config{Redial: waitTime}}}
+	a, b := &nic{context: new(verbs.Context)}, &nic{context: new(verbs.Context)}
+	s.portDown(a)
+	s.portDown(b)
+	s.portUp(b)
+	if left := s.Alive(0); left < waitTime/2 {
+		t.Errorf("with a port down the other relay counts as alive for %v, want nearly %v", left, waitTime)
+	}
+	s.portUp(a)
+	if left := s.Alive(0); left >= waitTime/2 {
+		t.Errorf("with all ports up the other relay counts as alive for %v", left)
+	}
+}
+
+// TestFlapsWhileReconnectingExcuseSilence demands that each flap of a port counts while the queue pairs
+// are given up and others cannot be connected.
+func TestFlapsWhileReconnectingExcuseSilence(t *testing.T) {
+	w := connected(t)
+	if err := devices(func(_, b *softdevice.Device) { b.Down = true })(w); err != nil {
+		t.Fatal(err)
+	}
+	w.a.until("the end of the queue pairs", func(s *Set) bool { return s.phase != running })
+	for i := range 2 {
+		for _, down := range []bool{true, false} {
+			if err := devices(func(a, b *softdevice.Device) { a.Down, b.Down = down, true })(w); err != nil {
+				t.Fatal(err)
+			}
+			events := 2*i + 1
+			if !down {
+				events++
+			}
+			w.a.until("the port's event", func(s *Set) bool { return s.fabric.ports[s.fabric.nics[0]] == events })
+			w.a.loop.Call(func() {
+				if _, is := w.a.set.downs[w.a.fabric.nics[0].context]; is != down || down && w.a.set.Alive(0) == 0 {
+					t.Errorf("flap %d: without a link %t, excused as one without a link: %t", i+1, down, is)
+				}
+			})
+		}
+	}
 }

@@ -86,7 +86,7 @@ const portWait = 5 * time.Second
 // wentDown gives up queue pairs of a port that stays down: since is the number of its last event.
 func (f *Fabric) wentDown(n *nic, e verbs.Event, since int) {
 	for s := range f.sets {
-		if s.uses(n, 0) {
+		if s.goesBy(n) {
 			s.portDown(n)
 		}
 	}
