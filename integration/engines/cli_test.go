@@ -179,7 +179,7 @@ volume_path = %q
 		}
 		b.ground.environment = append(b.ground.environment, "CONTAINERS_CONF="+conf)
 		b.mustBe(version, "podman", "--version")
-		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.Layer, imageName)
 		return &cli{ground: b.ground, program: []string{"podman"}, checkpoints: []string{"container", "checkpoint"},
 			userNS: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}}
 	}
@@ -215,7 +215,7 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 		"--config-file", file, "--data-root", dir+"/data", "--exec-root", dir+"/exec",
 		"--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
-	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.Layer, imageName)
 	simulator := filepath.Join(b.Root, "simulator")
 	return &cli{ground: b.ground, program: []string{"docker"}, checkpoints: []string{"checkpoint", "create"},
 		volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
@@ -240,7 +240,7 @@ func packagedDocker(version string) func(*bed) engine {
 			"--pidfile", dir+"/docker.pid",
 			"--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")
 		b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
-		b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+		b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.Layer, imageName)
 		simulator := filepath.Join(b.Root, "simulator")
 		return &cli{ground: b.ground, program: []string{"docker"},
 			volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}

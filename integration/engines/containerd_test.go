@@ -12,6 +12,10 @@ import (
 	"time"
 )
 
+// imageName is the image in docs/containers.md and the name of the tests' own image in every
+// engine, so that no registry is needed.
+const imageName = "docker.io/library/debian:12"
+
 // startContainerd starts a daemon and returns its address.
 func (b *bed) startContainerd(program, configuration, namespace string) (address string) {
 	b.Helper()
@@ -23,7 +27,7 @@ func (b *bed) startContainerd(program, configuration, namespace string) (address
 	ctr := filepath.Join(filepath.Dir(program), "ctr")
 	ready := func() error { return b.ground.do(context.Background(), ctr, "--address", address, "version") }
 	b.daemon = b.ground.daemon(b.T, ready, program, "--config", file)
-	b.mustDo(ctr, "--address", address, "--namespace", namespace, "images", "import", b.image.oci)
+	b.mustDo(ctr, "--address", address, "--namespace", namespace, "images", "import", b.image.OCI)
 	return address
 }
 
@@ -44,7 +48,7 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 		b.mustBe(containerd2Version, program, "--version")
 		b.mustBe(runc15, "runc", "--version")
 		address := b.startContainerd(program, configuration2, "default")
-		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.oci)
+		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.OCI)
 		return client(b, address)
 	}
 }

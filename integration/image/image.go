@@ -1,6 +1,5 @@
-//go:build engines
-
-package engines
+// Package image makes the image of tests, which has the test program and busybox, without a registry.
+package image
 
 import (
 	"archive/tar"
@@ -18,20 +17,21 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
-// imageName is the image in docs/containers.md and the name of the tests' own image in every
-// engine, so that no registry is needed.
-const imageName = "docker.io/library/debian:12"
+// Program is the path of the test program in the image.
+const Program = "/usr/bin/test-peerlane"
 
-// image is the tests' image: this test binary and busybox.
-type image struct {
-	rootfs string // a directory
-	layer  string // path of a tar file
-	oci    string // an OCI image in a tar
+// Image is an image of the running test program and busybox.
+type Image struct {
+	RootFS string // a directory
+	Layer  string // path of a tar file
+	OCI    string // an OCI image in a tar file
 }
 
-func makeImage(dir string, libraries ...string) (*image, error) {
-	i := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"),
-		oci: filepath.Join(dir, "oci.tar")}
+// Make makes an image with a name in dir. libraries are files that will be mounted into containers:
+// the image gets the libraries that they need.
+func Make(dir, name string, libraries ...string) (*Image, error) {
+	i := &Image{RootFS: filepath.Join(dir, "rootfs"), Layer: filepath.Join(dir, "layer.tar"),
+		OCI: filepath.Join(dir, "oci.tar")}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -40,31 +40,31 @@ func makeImage(dir string, libraries ...string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := []bundle.File{{Host: self, Container: "/usr/bin/test-peerlane"},
+	files := []bundle.File{{Host: self, Container: Program},
 		{Host: busybox, Container: "/usr/bin/busybox"}}
-	if err := bundle.RootFS(i.rootfs, files, libraries...); err != nil {
+	if err := bundle.RootFS(i.RootFS, files, libraries...); err != nil {
 		return nil, err
 	}
 	for name, text := range map[string]string{
 		"etc/passwd": "root:x:0:0:root:/:/bin/sh\ntrainer:x:1000:1000::/:/bin/sh\n",
 		"etc/group":  "root:x:0:\ntrainer:x:1000:\n",
 	} {
-		if err := os.WriteFile(filepath.Join(i.rootfs, name), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(i.RootFS, name), []byte(text), 0o644); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range []string{"sh", "ls", "test", "sleep", "cat", "true"} {
-		if err := os.Symlink("busybox", filepath.Join(i.rootfs, "usr/bin", name)); err != nil {
+		if err := os.Symlink("busybox", filepath.Join(i.RootFS, "usr/bin", name)); err != nil {
 			return nil, err
 		}
 	}
-	if err := os.Symlink("usr/bin", filepath.Join(i.rootfs, "bin")); err != nil {
+	if err := os.Symlink("usr/bin", filepath.Join(i.RootFS, "bin")); err != nil {
 		return nil, err
 	}
-	if err := writeLayer(i.rootfs, i.layer); err != nil {
+	if err := writeLayer(i.RootFS, i.Layer); err != nil {
 		return nil, err
 	}
-	return i, writeOCI(i.layer, i.oci)
+	return i, writeOCI(i.Layer, i.OCI, name)
 }
 
 func writeLayer(rootfs, path string) error {
@@ -115,7 +115,7 @@ func writeLayer(rootfs, path string) error {
 }
 
 // writeOCI packs a layer into an image, by the OCI image specification.
-func writeOCI(layer, path string) error {
+func writeOCI(layer, path, image string) error {
 	blob, err := os.ReadFile(layer)
 	if err != nil {
 		return err
@@ -166,8 +166,8 @@ func writeOCI(layer, path string) error {
 	if err != nil {
 		return err
 	}
-	manifestAt["annotations"] = object{"io.containerd.image.name": imageName,
-		"org.opencontainers.image.ref.name": imageName}
+	manifestAt["annotations"] = object{"io.containerd.image.name": image,
+		"org.opencontainers.image.ref.name": image}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{manifestAt}})
 	if err != nil {
 		return err
