@@ -15,6 +15,7 @@ import (
 const (
 	placeHost     = "host"       // `make test`, on the machine that builds Peerlane
 	placeEngines  = "engines"    // `make test-engines`, in container engines on that machine
+	placeCluster  = "cluster"    // `make test-cluster`, in clusters of one node on that machine
 	placePackages = "packages"   // `make test-packages`, on that machine
 	placeVMSmall  = "vm-small"   // the virtual machine with its own init
 	placeVMFull   = "vm-full"    // the virtual machine with systemd
@@ -24,7 +25,7 @@ const (
 	placeGPUs     = "gpus"       // a machine with NVIDIA's driver, by hand
 )
 
-var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost,
+var everyPlace = []string{placeHost, placeEngines, placeCluster, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost,
 	placeNightly, placeGPUs}
 
 // parsePlaces reads a comma-separated list of places.
@@ -235,7 +236,7 @@ func (s *summary) findUnlisted(cells []cell) {
 
 // isCase reports whether a folder's tests are integration cases, which need a cell.
 func isCase(folder string) bool {
-	return folder == "integration" || folder == "integration/engines" || folder == "integration/vm" ||
+	return folder == "integration" || folder == "integration/engines" || folder == "kubernetes/integration" || folder == "integration/vm" ||
 		strings.HasPrefix(folder, "integration/vm/cases/")
 }
 
