@@ -379,7 +379,7 @@ func TestHealthIsReportedOnlyFromNewObservations(t *testing.T) {
 		time.Sleep(healthRefresh - 1)
 		observe(good)
 		expect("before healthRefresh", none)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		observe(good)
 		expect("after healthRefresh", begin.Add(healthRefresh))
 		time.Sleep(2 * healthRefresh)
@@ -394,7 +394,7 @@ func TestHealthIsReportedOnlyFromNewObservations(t *testing.T) {
 		if err := generation.DrainAll(layout); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		observe(good)
 		expect("after a change", begin.Add(5*healthRefresh+1))
 		stop()
