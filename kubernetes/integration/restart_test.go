@@ -3,15 +3,20 @@
 package integration
 
 import (
+	"encoding/json"
 	"fmt"
-	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
 
 // containers returns the ids of the pods' containers and of the containers that have relays.
@@ -39,8 +44,30 @@ func (c *cluster) containers(pods ...string) (ids []string) {
 	return ids
 }
 
-// draState is the kubelet's record of prepared claims.
-const draState = kubeletDir + "/dra_manager_state"
+// prepare has the plugin prepare every claim, as the kubelet does, and returns the answers.
+func (c *cluster) prepare() (string, error) {
+	c.Helper()
+	claims, err := c.client.ResourceV1().ResourceClaims("default").List(c.Context(), metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	request := &dra.NodePrepareResourcesRequest{}
+	for _, claim := range claims.Items {
+		request.Claims = append(request.Claims, &dra.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)})
+	}
+	socket := filepath.Join(kubeletDir, "plugins", lanes.DriverName, "dra.sock")
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	answer, err := dra.NewDRAPluginClient(conn).NodePrepareResources(c.Context(), request)
+	if err != nil {
+		return "", err
+	}
+	text, err := json.Marshal(answer.Claims) // with the keys in order
+	return string(text), err
+}
 
 func TestClusterRestartsKeepPods(t *testing.T) {
 	c := startCluster(t, options{})
@@ -52,35 +79,30 @@ func TestClusterRestartsKeepPods(t *testing.T) {
 	c.untilRunning("a", "b")
 	c.exchanged(1, "a", "b")
 	before := c.containers("a", "b")
+	prepared, err := c.prepare()
+	if err != nil || !strings.Contains(prepared, "peerlane.dev/lane=") {
+		t.Fatalf("Prepare answers %s, %v", prepared, err)
+	}
 
 	// Relays are no children of the plugin.
 	plugin := c.daemons["peerlane-kubelet"]
 	plugin.kill(t)
 	c.exchanged(2, "a", "b")
 
-	// A kubelet without a record of claims prepares the claims of running pods again.
 	c.daemons["kubelet"].kill(t)
-	if err := os.Remove(draState); err != nil {
-		t.Fatal(err)
-	}
 	c.daemons["kubelet"].start(t)
 	plugin.start(t)
-	claims, err := c.client.ResourceV1().ResourceClaims("default").List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(claims.Items) != 2 {
-		t.Fatalf("%d claims, %v", len(claims.Items), err)
-	}
-	c.until(patience, "the claims are prepared again", func() string {
-		text, err := os.ReadFile(draState)
-		if err != nil {
+	var again string
+	c.until(patience, "the plugin answers again", func() string {
+		var err error
+		if again, err = c.prepare(); err != nil {
 			return err.Error()
-		}
-		for _, claim := range claims.Items {
-			if !strings.Contains(string(text), string(claim.UID)) {
-				return string(text)
-			}
 		}
 		return ""
 	})
+	if again != prepared {
+		t.Errorf("Prepare answers %s, and answered %s", again, prepared)
+	}
 	c.exchanged(3, "a", "b")
 	if after := c.containers("a", "b"); !slices.Equal(before, after) {
 		t.Errorf("containers and generations are %v, and were %v", after, before)
