@@ -30,7 +30,7 @@ func Find(l paths.Layout, id string) (Group, bool, error) {
 	if err != nil {
 		return Group{}, false, err
 	}
-	root, ok := root(string(text))
+	root, _, ok := Mount(string(text), "cgroup2", "")
 	return Group{root, l.Cgroup(), id}, ok, nil
 }
 
@@ -88,19 +88,6 @@ func Make(l paths.Layout, id string) (*os.File, error) {
 		return nil, errors.Join(err, group.Remove())
 	}
 	return dir, nil
-}
-
-// root finds the mount point of cgroup2 in the text of a mountinfo,
-// proc_pid_mountinfo(5).
-func root(mountinfo string) (string, bool) {
-	for line := range strings.Lines(mountinfo) {
-		mount, filesystem, ok := strings.Cut(line, " - ")
-		fields := strings.Fields(mount)
-		if ok && strings.HasPrefix(filesystem, "cgroup2 ") && len(fields) > 4 {
-			return fields[4], true
-		}
-	}
-	return "", false
 }
 
 func (c Group) Parent() string { return filepath.Join(c.root, c.family) }
@@ -250,7 +237,7 @@ func (c Group) Remove() error {
 }
 
 // Mount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
-// group that is mounted there, in the text of a mountinfo.
+// group that is mounted there, in the text of a mountinfo, proc_pid_mountinfo(5).
 func Mount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		before, after, found := strings.Cut(line, " - ")
