@@ -81,7 +81,8 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 	}
 	name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(1)}, NIC: "mlx5_0"}
 	for _, fault := range append(softdevice.Faults(), "") {
-		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true, Fault: fault})
+		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true,
+			Fault: fault})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,10 +112,12 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 			want = launch.VerdictGood
 		}
 		var got []launch.Triple
-		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true, func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
+		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true,
+			func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
 			t.Errorf("fault %q: results %+v, %v", fault, got, err)
 		}
-		if known, err := tester.KnownTriples([]launch.TripleName{name}); err != nil || len(known) != 1 || known[0].Verdict != want {
+		if known, err := tester.KnownTriples([]launch.TripleName{name}); err != nil || len(known) != 1 ||
+			known[0].Verdict != want {
 			t.Errorf("fault %q: kept results %+v, %v", fault, known, err)
 		}
 	}

@@ -105,7 +105,8 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 		if out, _ := n.memory(cpu); out > 0 {
 			source = SourceMeasured
 		}
-		links = append(links, ModelLink{"host memory of " + cpu.String(), min(n.pipes[pipes[0]].rate, n.pipes[pipes[1]].rate), source})
+		links = append(links, ModelLink{"host memory of " + cpu.String(), min(n.pipes[pipes[0]].rate, n.pipes[pipes[1]].rate),
+			source})
 	}
 	for _, l := range p.Lanes {
 		g := n.gpu(l.GPU)
@@ -114,7 +115,8 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 			if g < 0 || s < 0 {
 				continue
 			}
-			link := ModelLink{Name: fmt.Sprintf("copies between GPU %d and GPU %d", n.h.GPUs[g].Index, n.h.GPUs[s].Index), Source: SourceMeasured}
+			link := ModelLink{Name: fmt.Sprintf("copies between GPU %d and GPU %d", n.h.GPUs[g].Index, n.h.GPUs[s].Index),
+				Source: SourceMeasured}
 			if out, in := n.copied(g, s); out > 0 {
 				link.Rate = min(out, in)
 			} else if path := n.toGPU[g][s].Path; path.Type >= topo.PHB {

@@ -52,7 +52,8 @@ func TestMeasuredFiguresReplaceConstants(t *testing.T) {
 		t.Fatal(err)
 	}
 	links := p.ModelLinks(h)
-	want := []ModelLink{{"host memory of NUMA node 0", 9, SourceMeasured}, {"copies between GPU 1 and GPU 0", 5, SourceMeasured}}
+	want := []ModelLink{{"host memory of NUMA node 0", 9, SourceMeasured},
+		{"copies between GPU 1 and GPU 0", 5, SourceMeasured}}
 	if !slices.Equal(links, want) {
 		t.Errorf("the links are %+v, want %+v", links, want)
 	}
@@ -64,7 +65,8 @@ func TestMeasuredFiguresReplaceConstants(t *testing.T) {
 		t.Errorf("GPU 1 is limited by %q", limit)
 	}
 	h.Measured = nil
-	if links := p.ModelLinks(h); len(links) != 2 || links[0].Source != SourceConstant || links[1].Source != SourceConstant {
+	if links := p.ModelLinks(h); len(links) != 2 || links[0].Source != SourceConstant ||
+		links[1].Source != SourceConstant {
 		t.Errorf("without a measurement the links are %+v", links)
 	}
 }
@@ -148,7 +150,8 @@ func TestParseMeasuredRefusesInvalidFigures(t *testing.T) {
 	if m, err := topo.ParseMeasured(text); err != nil || len(m.Copies) != 1 || len(m.Memory) != 1 {
 		t.Errorf("%+v, %v", m, err)
 	}
-	for _, text := range []string{"", "[]", `{"copies":[{"gpu":"a","peer":"b","out":-1,"in":1}]}`, `{"copies":[{"gpu":"a","out":1}]}`, `{"memory":[{"gpu":"a","out":1e300,"in":1}]}`} {
+	for _, text := range []string{"", "[]", `{"copies":[{"gpu":"a","peer":"b","out":-1,"in":1}]}`,
+		`{"copies":[{"gpu":"a","out":1}]}`, `{"memory":[{"gpu":"a","out":1e300,"in":1}]}`} {
 		if m, err := topo.ParseMeasured([]byte(text)); err == nil {
 			t.Errorf("%s is read as %+v", text, m)
 		}
@@ -165,7 +168,8 @@ func TestPlanNotesThatConstantsDecideACloseCall(t *testing.T) {
 	}
 	h := rootPorts() // 11 to 12 GB/s staged, 16 through host memory
 	p := &planner{host: h}
-	lanes := []Lane{{}, {Compared: &Comparison{Relay: 10, Without: 12}}, {Compared: &Comparison{Relay: 10, Without: 20}}, {Compared: &Comparison{Relay: 5, Without: 5, RelayAlone: 10, WithoutAlone: 11}}}
+	lanes := []Lane{{}, {Compared: &Comparison{Relay: 10, Without: 12}}, {Compared: &Comparison{Relay: 10, Without: 20}},
+		{Compared: &Comparison{Relay: 5, Without: 5, RelayAlone: 10, WithoutAlone: 11}}}
 	if got := p.closeCalls(lanes); !slices.Equal(got, []int{1, 3}) {
 		t.Errorf("close are %v", got)
 	}
