@@ -144,6 +144,9 @@ type planned struct {
 	host   *topo.Host
 	plan   *planner.Plan
 	config config.Config
+	// learned reports whether the self-tests of this boot added rates that the stored measurement
+	// lacks.
+	learned bool
 }
 
 // plan reads the host and the configuration, and plans.
@@ -162,9 +165,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 		return nil, err
 	}
 	a.useMeasured(h)
-	if h.Source.Sysfs == "/sys" {
-		a.useKnownPairs(h, &planned{config: c})
-	}
+	learned := h.Source.Sysfs == "/sys" && a.useKnownPairs(h, &planned{config: c})
 	planning := c.Planning()
 	planning.Software = planning.Software || software
 	planning.AnyVendor = anyVendor
@@ -175,7 +176,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 		}
 		return nil, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)
 	}
-	return &planned{h, plan, c}, nil
+	return &planned{h, plan, c, learned}, nil
 }
 
 func (a *app) printPlan(p *planner.Plan, form string) {

@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
@@ -108,6 +109,12 @@ Exit status:
 			return fmt.Errorf("%s has %d GPUs that can have lanes, and a pair takes two", t.words, len(t.plan.GPUs))
 		}
 		report, err := a.selfTest(cmd.Context(), t, names, again)
+		if err == nil && report.Kept && !report.Simulated && host.live() {
+			var h *topo.Host
+			if h, err = host.read(); err == nil {
+				err = a.keepPairs(h, report.Pairs)
+			}
+		}
 		if form.value == formJSON {
 			err = errors.Join(err, a.printJSON(report))
 		} else if len(report.Pairs) > 0 {
