@@ -42,9 +42,10 @@ every GPU is busy. docs/estimate.md describes the model and its limits.
 The table fits 100 columns, or the terminal; -o wide has a line for each lane.
 
 --measure first copies between every two GPUs and between GPUs and host memory, as
-peerlane self-test --all --again does, and stores the rates in
-/var/lib/peerlane/measured.json. Plans and estimates then use these rates instead of
-constants, as long as the devices of the host stay the same.
+peerlane self-test --all --again does, and connects two queue pairs of each NIC with each
+other, which read and write host memory and the memory of GPUs behind a CPU. It stores
+the rates in /var/lib/peerlane/measured.json. Plans and estimates then use these rates
+instead of constants, as long as the devices of the host stay the same.
 
 With -o svg or -o html the plan is a picture in one file: the host as a tree, the lanes
 in the colours of the estimate, and in html a table. Pointing at a part shows details.`,
@@ -71,8 +72,8 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 		return a.completeGPUs(cmd, host)
 	}))
 	cmd.Flags().BoolVar(&measure, "measure", false,
-		"first measure copies between GPUs and to host memory, for all plans of this host; needs root, seconds, and "+
-			"memory on idle GPUs")
+		"first measure copies between GPUs and to host memory, and loopbacks of NICs, for all plans of this host; needs "+
+			"root, up to two minutes, and memory on idle GPUs")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
