@@ -284,9 +284,7 @@ func (t *tripleTest) rounds() (err error) {
 		if err := t.inbound(inside, found, at, n); err != nil {
 			return err
 		}
-		if n, at = t.span(); n == 0 {
-			continue
-		}
+		n, at = t.span()
 		if err := t.outbound(sent, found, at, n); err != nil {
 			return err
 		}
@@ -389,13 +387,36 @@ func (t *tripleTest) copies(issue func() error) error {
 	if err == nil {
 		err = d.EventRecord(t.event, t.stream)
 	}
+	p := newPolls()
 	for err == nil {
 		var done bool
-		if done, err = d.EventQuery(t.event); done {
-			break
+		if done, err = d.EventQuery(t.event); done || err != nil {
+			return err
 		}
+		err = p.empty("no end of a copy")
 	}
 	return err
+}
+
+// polls waits between polls without a result, until limit.
+type polls struct {
+	count int // without a result since the last one
+	end   time.Time
+}
+
+func newPolls() polls { return polls{end: time.Now().Add(limit)} }
+
+// empty follows a poll without a result. The processor may be what the device needs, so it pauses
+// after spins of them.
+func (p *polls) empty(lacks string) error {
+	if p.count++; p.count <= spins {
+		return nil
+	}
+	time.Sleep(10 * time.Microsecond)
+	if time.Now().After(p.end) {
+		return fmt.Errorf("%s within %v", lacks, limit)
+	}
+	return nil
 }
 
 // write writes n bytes with an immediate from the first pair to the second, and waits for the
@@ -421,8 +442,7 @@ func (t *tripleTest) do(p *verbs.Pair, request verbs.Send, receive bool) error {
 		return err
 	}
 	var done [depth]verbs.Completion
-	empty := 0
-	for end := time.Now().Add(limit); left > 0; {
+	for p := newPolls(); left > 0; {
 		n, err := t.queue.Poll(done[:])
 		if err != nil {
 			return err
@@ -434,12 +454,9 @@ func (t *tripleTest) do(p *verbs.Pair, request verbs.Send, receive bool) error {
 		}
 		left -= n
 		if n > 0 {
-			empty = 0
-		} else if empty++; empty > spins { // the processor may be what the device needs
-			time.Sleep(10 * time.Microsecond)
-			if time.Now().After(end) {
-				return fmt.Errorf("no completion within %v", limit)
-			}
+			p.count = 0
+		} else if err := p.empty("no completion"); err != nil {
+			return err
 		}
 	}
 	return nil
