@@ -32,7 +32,7 @@ func (s *supervisor) testTriples() {
 		return
 	}
 	tester := selftest.OfGeneration(s.generation, s.layout)
-	known, err := tester.KnownTriples(names)
+	known, err := tester.KnownTriples(names, s.generation.Config.Verbs)
 	if err != nil {
 		s.log.WithError(err).Warn("what is kept of tests of GPUs and NICs is ignored")
 	}

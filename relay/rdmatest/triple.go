@@ -35,13 +35,6 @@ const (
 	spins = 1000
 	// receives is the number of posted receives for immediates.
 	receives = 16
-	// orderedForAll is CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES: all GPUs see a NIC's
-	// writes in order, without a flush.
-	orderedForAll = 200
-	// slotAccess is the access with which relays register slots that NICs write, and sourceAccess
-	// the one of slots that NICs read (relay/transport/verbs).
-	slotAccess   = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
-	sourceAccess = verbs.RelaxedOrdering
 )
 
 // Triples tests triples one after the other and tells of each. openCUDA opens the driver.
@@ -192,19 +185,22 @@ func testTriple(l *verbs.Library, openCUDA func() (*cuda.Driver, error), result 
 
 // prepare allocates and registers memory, and connects queue pairs.
 func (t *tripleTest) prepare(on cuda.Device) (err error) {
+	// Relays know a client's own memory by the client's descriptor, which is none for Data Direct.
+	own := on == t.client.Ordinal
+	direct := t.config.DataDirect && t.context.DataDirect()
 	ordering, err := t.client.Driver.DeviceAttribute(on, cuda.AttributeRDMAWritesOrdering)
-	t.flush = err != nil || ordering < orderedForAll
+	t.flush = direct || registration.NeedsFlush(ordering, err, own)
 	from := &slots{client: t.client, on: on}
 	t.later(from.close)
-	nic := []registration.NIC{{Name: t.result.NIC, Domain: t.domain}}
-	access := slotAccess
+	nic := []registration.NIC{{Name: t.result.NIC, Domain: t.domain, DataDirect: direct && !own}}
+	access := registration.Access(true, t.config.RelaxedOrdering)
 	if t.flush {
 		access |= verbs.RemoteRead
 	}
 	for _, m := range []struct {
 		to     **registration.Registered
 		access verbs.Access
-	}{{&t.target, access}, {&t.source, sourceAccess}} {
+	}{{&t.target, access}, {&t.source, registration.Access(false, t.config.RelaxedOrdering)}} {
 		if *m.to, err = registration.Make(from, slot, nic, m.access); err != nil {
 			return err
 		}
