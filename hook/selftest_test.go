@@ -322,22 +322,6 @@ func TestTesterEndsWithItsContainer(t *testing.T) {
 	}
 }
 
-// WaitOr abandons a process that survives SIGKILL, and returns the status of a process that ends.
-func TestTesterHeldByDriverIsAbandoned(t *testing.T) {
-	reason := errors.New("the self-test takes too long")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	held := make(chan struct{})
-	defer close(held)
-	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
-	if err := selftest.WaitOr(ctx, func() error { <-held; return nil }); err != reason {
-		t.Errorf("WaitOr of a process that does not end: %v", err)
-	}
-	status := errors.New("exit status 1")
-	if err := selftest.WaitOr(t.Context(), func() error { return status }); err != status {
-		t.Errorf("WaitOr of a process that ends: %v", err)
-	}
-}
-
 // busy holds the lock of the self-test until the caller calls letGo.
 func (h host) busy(t *testing.T) (letGo func()) {
 	t.Helper()

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/control"
@@ -28,6 +30,12 @@ func tripleTesterMain(fault func(string) bool) {
 		fmt.Fprintln(os.Stderr, "libibverbs.so.1 cannot be loaded")
 		os.Exit(1)
 	}
+	for fault("triple hangs") {
+		if _, err := os.Stat(filepath.Join(os.Getenv("TEST_DIR"), "up")); err == nil {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	lines := json.NewEncoder(os.Stdout)
 	for _, name := range job.Triples {
 		t := launch.Triple{TripleName: name, Verdict: launch.VerdictGood, Rounds: 2048, Bytes: 1 << 20, Memory: launch.MemoryDMABuf}
@@ -37,6 +45,14 @@ func tripleTesterMain(fault func(string) bool) {
 		case fault("port down") && len(job.Triples) > 0:
 			if _, err := os.Stat(filepath.Join(os.Getenv("TEST_DIR"), "up")); err != nil {
 				t.Verdict, t.Reason = launch.VerdictUntested, "port 1 of mlx5_0 is DOWN"
+			}
+		case fault("port comes up"):
+			state := filepath.Join(os.Getenv("TEST_DIR"), "state")
+			if text, err := os.ReadFile(state); err != nil || strings.Contains(string(text), "DOWN") {
+				t.Verdict, t.Reason = launch.VerdictUntested, "port 1 of mlx5_0 is DOWN"
+			}
+			if err := os.WriteFile(state, []byte("4: ACTIVE\n"), 0o644); err != nil {
+				fatal(err)
 			}
 		}
 		if err := lines.Encode(launch.RDMAResult{NIC: name.NIC, Triple: &t}); err != nil {
@@ -97,6 +113,38 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A lane that is added during a test of triples is verified.
+func TestLaneAddedDuringTripleTestIsVerified(t *testing.T) {
+	h := newHost(t)
+	withPairs := withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, "", lane(3), lane(4)))
+	withPairs.Config.Relay.Transport = launch.TransportTCP
+	h.start(t, withPairs)
+	h.told(t, func(c launch.Config) bool { return len(c.Pairs) == 2 })
+	p := startProcess(t).Process.Pid
+	jobs := func(want int) {
+		t.Helper()
+		testutil.Succeeds(t, "a test of triples runs", func() error {
+			if list := reports[launch.RDMAJob](t, h.dir, "triples"); len(list) != want {
+				return fmt.Errorf("the jobs are %+v", list)
+			}
+			return nil
+		})
+	}
+	request := func(l launch.Lane) hook.Request {
+		return withSoftwareDevice(h.tested("d", p, launch.SelfTestOnce, "triple hangs", l))
+	}
+	h.start(t, request(lane(3)))
+	jobs(1)
+	g := h.start(t, request(lane(4)))
+	jobs(2)
+	if err := os.WriteFile(filepath.Join(h.dir, "up"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	h.told(t, func(c launch.Config) bool {
+		return c.Generation == g.ID && len(c.Triples) == 2 && launch.FindTriple(c.Triples, threeOf(4)) != nil
+	})
 }
 
 func TestSupervisorTestsNoTripleWithoutRDMA(t *testing.T) {
@@ -196,5 +244,56 @@ func TestTripleIsTestedWhenItsPortComesUp(t *testing.T) {
 	}
 	if err := testutil.Receive(t, "the end", done); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTripleIsTestedAgainWhenItsPortComesUpDuringTheTest(t *testing.T) {
+	write := kernelWith(t)
+	write("ports/1/lid", "")
+	h := newHost(t)
+	state := filepath.Join(h.dir, "state")
+	if err := os.WriteFile(state, []byte("1: DOWN\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(state, 0o666); err != nil { // for the tester's uid
+		t.Fatal(err)
+	}
+	if err := os.Symlink(state, filepath.Join(selftest.Sysfs, "class/infiniband/mlx5_0/ports/1/state")); err != nil {
+		t.Fatal(err)
+	}
+	found := make(chan launch.Triple, 10)
+	if err := selftest.TestUntilUp(t.Context(), h.tester(t, "port comes up"), []launch.TripleName{threeOf(3)}, nil, found); err != nil {
+		t.Fatal(err)
+	}
+	close(found)
+	var verdicts []string
+	for r := range found {
+		verdicts = append(verdicts, r.Verdict)
+	}
+	if want := []string{launch.VerdictUntested, launch.VerdictGood}; !slices.Equal(verdicts, want) {
+		t.Errorf("the verdicts are %v, want %v", verdicts, want)
+	}
+}
+
+// The lock of the host's self-tests is free between tests of a few triples.
+func TestTriplesAreTestedInParts(t *testing.T) {
+	kernelWith(t)
+	h := newHost(t)
+	var names []launch.TripleName
+	for i := range 10 {
+		names = append(names, threeOf(i))
+	}
+	found := make(chan launch.Triple, len(names))
+	if err := selftest.TestUntilUp(t.Context(), h.tester(t, ""), names, nil, found); err != nil || len(found) != len(names) {
+		t.Errorf("%d results, %v", len(found), err)
+	}
+	jobs := reports[launch.RDMAJob](t, h.dir, "triples")
+	if len(jobs) != 3 {
+		t.Errorf("the jobs are %+v", jobs)
+	}
+	for _, j := range jobs {
+		if len(j.Triples) > 4 {
+			t.Errorf("a job has %d triples", len(j.Triples))
+		}
 	}
 }

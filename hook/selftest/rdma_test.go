@@ -31,3 +31,19 @@ func TestRDMAHungTestEndsAtLimit(t *testing.T) {
 		t.Errorf("RDMA took %v", took)
 	}
 }
+
+// waitOr abandons a process that survives SIGKILL, and returns the status of a process that ends.
+func TestTesterHeldByDriverIsAbandoned(t *testing.T) {
+	reason := errors.New("the self-test takes too long")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	held := make(chan struct{})
+	defer close(held)
+	time.AfterFunc(20*time.Millisecond, func() { cancel(reason) })
+	if err := waitOr(ctx, func() error { <-held; return nil }); err != reason {
+		t.Errorf("waitOr of a process that does not end: %v", err)
+	}
+	status := errors.New("exit status 1")
+	if err := waitOr(t.Context(), func() error { return status }); err != status {
+		t.Errorf("waitOr of a process that ends: %v", err)
+	}
+}

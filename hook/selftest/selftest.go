@@ -2,6 +2,7 @@ package selftest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -216,22 +217,31 @@ func (t *Tester) Test(
 		}
 		tell(h, p)
 	}
-	for rest := Unknown(kept.Pairs, names); len(rest) > 0; rest = Unknown(kept.Pairs, rest) {
-		before := len(kept.Pairs)
-		err := t.run(ctx, rest, took)
+	rest := func() []launch.PairName { return Unknown(kept.Pairs, names) }
+	err = testAll(ctx, rest, func(list []launch.PairName) error { return t.run(ctx, list, took) }, func(n launch.PairName, reason string) {
+		took(kept.PairHost, launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: reason})
+	})
+	return cmp.Or(err, failed)
+}
+
+// testAll runs testers until rest is empty: a tester ends after a bad result. If a tester ends
+// without a result, the first name of the list could not be tested.
+func testAll[N any](ctx context.Context, rest func() []N, run func([]N) error, untested func(n N, reason string)) error {
+	for list := rest(); len(list) > 0; list = rest() {
+		err := run(list)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if len(kept.Pairs) > before {
-			continue // a tester ends after a bad pair; the next tests the rest
+		if len(rest()) < len(list) {
+			continue
 		}
-		reason := "the self-test ended without a word"
+		reason := "the test ended without a result"
 		if err != nil {
 			reason = err.Error()
 		}
-		took(kept.PairHost, launch.Pair{PairName: rest[0], Verdict: launch.VerdictUntested, Reason: OneLine(reason)})
+		untested(list[0], OneLine(reason))
 	}
-	return failed
+	return nil
 }
 
 func Contains(names []launch.PairName, p launch.Pair) bool {
@@ -267,7 +277,7 @@ func (t *Tester) open(ctx context.Context) (held io.Closer, kept launch.PairReco
 	}
 	if kept, err = t.Known(); kept.Version == 0 {
 		held.Close()
-		return nil, kept, err // neither boot nor driver can be read
+		return nil, kept, err // the boot or the driver cannot be read
 	}
 	return held, kept, nil
 }
@@ -359,7 +369,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 			err = errors.Join(err, cmd.Process.Kill()) // another program, or a broken tester
 		}
 	}
-	ended := WaitOr(ctx, cmd.Wait)
+	ended := waitOr(ctx, cmd.Wait)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -371,9 +381,9 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	return nil
 }
 
-// WaitOr waits for a process until the context is done. A process that a driver holds survives
-// even that, and WaitOr leaves it after heldTime: no other test waits for it.
-func WaitOr(ctx context.Context, wait func() error) error {
+// waitOr waits for a process until the context is done. A process that a driver holds survives
+// even that, and waitOr leaves it after heldTime: no other test waits for it.
+func waitOr(ctx context.Context, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
 	select {

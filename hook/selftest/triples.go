@@ -32,7 +32,12 @@ import (
 const (
 	// tripleTimeout limits the test of one triple, contexts and connections included.
 	tripleTimeout = 30 * time.Second
-	// portPause is the interval of looks at a port that was down.
+	// triplesPerLock is how many triples are tested under one lock of the host's self-tests: the
+	// pairs of other containers wait for at most testLockTimeout.
+	triplesPerLock = 4
+	// lockPause is the time without the lock for waiting processes.
+	lockPause = 50 * time.Millisecond
+	// portPause is the interval of looks at a port that was down, and at a lock that was held.
 	portPause = time.Second
 )
 
@@ -77,6 +82,14 @@ func UnknownTriples(list []launch.Triple, names []launch.TripleName) []launch.Tr
 	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return launch.FindTriple(list, n) != nil })
 }
 
+// PendingTriples returns the triples that a list lacks, and untested ones whose NIC's port is down.
+func PendingTriples(list []launch.Triple, names []launch.TripleName) []launch.TripleName {
+	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool {
+		k := launch.FindTriple(list, n)
+		return k != nil && (k.Verdict != launch.VerdictUntested || !portDown(n.NIC))
+	})
+}
+
 // KnownTriples returns the results of this boot, driver, firmware, ACS and configuration for some
 // triples.
 func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([]launch.Triple, error) {
@@ -86,12 +99,12 @@ func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([
 	}
 	now := readSetting(verbs)
 	return slices.DeleteFunc(known.Triples, func(k launch.Triple) bool {
-		return !slices.ContainsFunc(names, func(n launch.TripleName) bool { return launch.FindTriple([]launch.Triple{k}, n) != nil }) || now.stale(k)
+		return !launch.ContainsTriple(names, k.TripleName) || now.stale(k)
 	}), err
 }
 
-// TestTriples tests triples, known ones only if again is set, keeps the results and tells of each,
-// the known ones first. A triple that cannot be tested has VerdictUntested; the error is of the
+// TestTriples tests triples, known triples only if again is set, keeps the results, and
+// passes the results to tell, known results first. A triple that cannot be tested has VerdictUntested; the error is of the
 // lock or of the file of results.
 func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, tell func(launch.Triple)) error {
 	if len(names) == 0 {
@@ -104,10 +117,8 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 	defer held.Close()
 	now := readSetting(verbs)
 	kept.Triples = slices.DeleteFunc(kept.Triples, func(k launch.Triple) bool {
-		asked := slices.ContainsFunc(names, func(n launch.TripleName) bool { return launch.FindTriple([]launch.Triple{k}, n) != nil })
-		return now.stale(k) || again && asked
+		return now.stale(k) || again && launch.ContainsTriple(names, k.TripleName)
 	})
-	rest := UnknownTriples(kept.Triples, names)
 	for _, n := range names {
 		if k := launch.FindTriple(kept.Triples, n); k != nil {
 			tell(*k)
@@ -122,28 +133,16 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 		}
 		tell(r)
 	}
-	for len(rest) > 0 {
-		before := len(rest)
-		err := t.runTriples(ctx, rest, verbs, took)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if rest = UnknownTriples(kept.Triples, rest); len(rest) < before {
-			continue // one that ended the process is told of next
-		}
-		reason := "the test ended without a word"
-		if err != nil {
-			reason = err.Error()
-		}
-		took(launch.Triple{TripleName: rest[0], Verdict: launch.VerdictUntested, Reason: OneLine(reason)})
-		rest = UnknownTriples(kept.Triples, rest)
-	}
-	return failed
+	rest := func() []launch.TripleName { return UnknownTriples(kept.Triples, names) }
+	err = testAll(ctx, rest, func(list []launch.TripleName) error { return t.runTriples(ctx, list, verbs, took) }, func(n launch.TripleName, reason string) {
+		took(launch.Triple{TripleName: n, Verdict: launch.VerdictUntested, Reason: reason})
+	})
+	return cmp.Or(err, failed)
 }
 
 // runTriples has one process test triples, in a relay's sandbox with the NICs' devices.
 func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, tell func(launch.Triple)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(len(names))*tripleTimeout+testerTimeout, errors.New("the test of GPUs and NICs takes too long"))
+	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout, errors.New("the test of a GPU and a NIC takes too long"))
 	defer cancel()
 	job := launch.RDMAJob{Triples: names, Verbs: verbs}
 	text, err := json.Marshal(job)
@@ -160,11 +159,23 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 	spec.Devices = slices.Compact(spec.Devices)
 	return t.relayProgram(ctx, "rdma-test", "the test of GPUs and NICs", &spec, text, func(out io.Reader) error {
 		return launch.ReadRDMA(out, job, func(r launch.RDMAResult) {
+			renew()
 			if r.Triple != nil {
 				tell(*r.Triple)
 			}
 		})
 	})
+}
+
+// limitEach returns a context that ends at the first limit, or at the limit after the last call
+// of renew.
+func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew, stop func()) {
+	limited, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(first, func() { cancel(cause) })
+	return limited, func() { timer.Reset(each) }, func() {
+		timer.Stop()
+		cancel(nil)
+	}
 }
 
 // PlannedTriples returns the triples of a plan's lanes.
@@ -219,36 +230,72 @@ func PossibleTriples(g *generation.Generation) []launch.TripleName {
 		return nil
 	}
 	software := slices.ContainsFunc(g.Relay.Environment, func(e string) bool { return strings.HasPrefix(e, generation.VerbsVariable+"=") })
-	return slices.DeleteFunc(launch.StagingTriples(c.Lanes), func(n launch.TripleName) bool { return !software && sandbox.VerbsNodes(n.NIC) == nil })
+	devices := map[string]bool{}
+	return slices.DeleteFunc(launch.StagingTriples(c.Lanes), func(n launch.TripleName) bool {
+		if _, known := devices[n.NIC]; !known {
+			devices[n.NIC] = software || sandbox.VerbsNodes(n.NIC) != nil
+		}
+		return !devices[n.NIC]
+	})
 }
 
-// TestUntilUp tests triples, and those again whose NIC's port was down and is active now.
+// TestUntilUp tests triples. If the port of a NIC was down before or after a test without a
+// verdict, TestUntilUp waits until a port is active and repeats these tests.
 func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs, found chan<- launch.Triple) error {
-	again := false
-	for {
+	for again := false; ; again = true {
 		var down []launch.TripleName
-		err := tester.TestTriples(ctx, names, verbs, again, func(t launch.Triple) {
-			if t.Verdict == launch.VerdictUntested && portDown(t.NIC) {
-				down = append(down, t.TripleName)
+		for part := range slices.Chunk(names, triplesPerLock) {
+			list, err := tester.testUnlessLocked(ctx, part, verbs, again, found)
+			if err != nil {
+				return err
+			}
+			down = append(down, list...)
+			if err := pause(ctx, lockPause); err != nil {
+				return err
+			}
+		}
+		if len(down) == 0 {
+			return nil
+		}
+		for wait := true; wait; wait = !slices.ContainsFunc(down, func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
+			if err := pause(ctx, portPause); err != nil {
+				return err
+			}
+		}
+		names = down
+	}
+}
+
+// testUnlessLocked tests triples when no other test holds the lock, and returns the triples without
+// a verdict whose port was down before or after the test.
+func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, found chan<- launch.Triple) (down []launch.TripleName, err error) {
+	for {
+		before := slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return !portDown(n.NIC) })
+		err = t.TestTriples(ctx, names, verbs, again, func(r launch.Triple) {
+			if r.Verdict == launch.VerdictUntested && (launch.ContainsTriple(before, r.TripleName) || portDown(r.NIC)) {
+				down = append(down, r.TripleName)
 			}
 			select {
-			case found <- t:
+			case found <- r:
 			case <-ctx.Done():
 			}
 		})
-		if err != nil && !errors.Is(err, generation.ErrLocked) || err == nil && len(down) == 0 {
-			return err
+		if !errors.Is(err, generation.ErrLocked) {
+			return down, err
 		}
-		for wait := true; wait && err == nil; wait = !slices.ContainsFunc(down, func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-time.After(portPause):
-			}
+		if err := pause(ctx, portPause); err != nil {
+			return nil, err
 		}
-		if err == nil {
-			names, again = down, true
-		}
+	}
+}
+
+// pause waits, and fails when the context ends.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }
 

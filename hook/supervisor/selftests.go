@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/peerlane/peerlane/hook/generation"
@@ -57,7 +58,7 @@ func (s *supervisor) selfTest() {
 	lanes := s.generation.Config.Lanes
 	found, done := make(chan launch.Pair, len(names)), make(chan tested, 1)
 	s.tests.cancel, s.tests.found, s.tests.done, s.tests.told = cancel, found, done, false
-	s.log.Infof("testing %d pairs of GPUs that this boot knows nothing of", len(names))
+	s.log.Infof("testing %d pairs of GPUs without a result of this boot", len(names))
 	go func() {
 		begun := time.Now()
 		t := tested{names: names}
@@ -189,7 +190,7 @@ func (s *supervisor) endTests() (t tested, ended bool) {
 }
 
 // knowing adds the known pairs to a configuration, up to the size of a datagram: faults of pairs
-// first.
+// first, and good triples before others.
 func (s *supervisor) knowing(c launch.Config) launch.Config {
 	if c.SelfTest == "" || c.SelfTest == launch.SelfTestOff {
 		return c
@@ -200,24 +201,44 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 			c.Pairs = append(c.Pairs, p)
 		}
 	}
-	for _, n := range selftest.PossibleTriples(s.generation) {
+	for _, n := range launch.StagingTriples(c.Lanes) {
 		if k := launch.FindTriple(s.triples.known, n); k != nil {
-			c.Triples = append(c.Triples, *k)
+			c.Triples = append(c.Triples, launch.Triple{TripleName: k.TripleName, Verdict: k.Verdict, Reason: k.Reason})
 		}
 	}
+	slices.SortStableFunc(c.Triples, func(a, b launch.Triple) int { return unusable(a) - unusable(b) })
 	slices.SortStableFunc(c.Pairs, func(a, b launch.Pair) int { return urgency(b) - urgency(a) })
+	fits := func(c launch.Config) bool {
+		text, err := json.Marshal(c)
+		return err == nil && len(text) <= launch.MaxDatagram
+	}
 	// Without its entry a triple bounces, so triples beyond the room are left out first.
-	for len(c.Pairs)+len(c.Triples) > 0 {
-		if text, err := json.Marshal(c); err == nil && len(text) <= launch.MaxDatagram {
-			break
-		}
-		if len(c.Triples) > 0 {
-			c.Triples = c.Triples[:len(c.Triples)-1]
-			continue
-		}
+	all := c.Triples
+	if !fits(c) {
+		omitted := sort.Search(len(all), func(n int) bool {
+			c.Triples = all[:len(all)-n]
+			return fits(c)
+		})
+		c.Triples = all[:len(all)-omitted]
+	}
+	for len(c.Pairs) > 0 && !fits(c) {
 		c.Pairs = c.Pairs[:len(c.Pairs)-1]
 	}
+	if omitted := len(all) - len(c.Triples); omitted != s.triples.omitted {
+		s.triples.omitted = omitted
+		if omitted > 0 {
+			s.log.Warnf("a configuration has no room for %d of %d results of GPUs and NICs: their data bounces through the host's memory", omitted, len(all))
+		}
+	}
 	return c
+}
+
+// unusable is 0 for a triple that the relay uses, and else 1.
+func unusable(t launch.Triple) int {
+	if t.Verdict == launch.VerdictGood {
+		return 0
+	}
+	return 1
 }
 
 func urgency(p launch.Pair) int {

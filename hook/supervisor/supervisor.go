@@ -438,7 +438,9 @@ func (s *supervisor) answered(a launch.Status) {
 	switch {
 	case s.held != "" || s.relay.killReason != "":
 	case a.OK:
-		s.log.Infof("relay %d is ready", s.relay.process.PID)
+		if s.status.State != generation.StateReady {
+			s.log.Infof("relay %d is ready", s.relay.process.PID)
+		}
 		s.note(generation.StateReady, "")
 	case s.status.State == generation.StateReady:
 		// The relay keeps its previous lanes.

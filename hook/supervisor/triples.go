@@ -18,13 +18,23 @@ type tripleTests struct {
 	cancel context.CancelFunc // while some are tested
 	found  chan launch.Triple // one by one
 	done   chan error
+	names  []launch.TripleName // under test, and those tested already
 	known  []launch.Triple
+	// omitted is the number of results for which the last configuration had no room.
+	omitted int
 }
 
-// testTriples reads the results of the generation's triples, and has the others tested while the
-// relay works.
+// testTriples reads the known results of the generation's triples, and tests the others while the
+// relay works. If a running test lacks triples of an added lane, testTriples cancels the test;
+// triplesDone starts the next.
 func (s *supervisor) testTriples() {
-	if mode := s.generation.Config.SelfTest; mode == "" || mode == launch.SelfTestOff || s.triples.cancel != nil || s.held != "" {
+	if mode := s.generation.Config.SelfTest; mode == "" || mode == launch.SelfTestOff || s.held != "" {
+		return
+	}
+	if s.triples.cancel != nil {
+		if s.triplesAdded() {
+			s.triples.cancel()
+		}
 		return
 	}
 	names := selftest.PossibleTriples(s.generation)
@@ -34,25 +44,32 @@ func (s *supervisor) testTriples() {
 	tester := selftest.OfGeneration(s.generation, s.layout)
 	known, err := tester.KnownTriples(names, s.generation.Config.Verbs)
 	if err != nil {
-		s.log.WithError(err).Warn("what is kept of tests of GPUs and NICs is ignored")
+		s.log.WithError(err).Warn("ignoring the kept results of tests of GPUs and NICs")
 	}
 	s.triples.known = known
-	rest := selftest.UnknownTriples(known, names)
+	rest := selftest.PendingTriples(known, names)
 	if len(rest) == 0 {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	found, done := make(chan launch.Triple, len(rest)), make(chan error, 1)
-	s.triples.cancel, s.triples.found, s.triples.done = cancel, found, done
+	s.triples.cancel, s.triples.found, s.triples.done, s.triples.names = cancel, found, done, rest
 	verbs := s.generation.Config.Verbs
-	s.log.Infof("testing %d triples of GPUs and NICs that this boot knows nothing of; their data bounces until then", len(rest))
+	s.log.Infof("testing %d triples of GPUs and NICs; their data bounces until then", len(rest))
 	go func() { done <- selftest.TestUntilUp(ctx, tester, rest, verbs, found) }()
+}
+
+// triplesAdded reports whether a triple of the generation has no known result and is not under
+// test.
+func (s *supervisor) triplesAdded() bool {
+	unknown := selftest.UnknownTriples(s.triples.known, selftest.PossibleTriples(s.generation))
+	return slices.ContainsFunc(unknown, func(n launch.TripleName) bool { return !launch.ContainsTriple(s.triples.names, n) })
 }
 
 // tripleFound takes a result, and tells the relay.
 func (s *supervisor) tripleFound(t launch.Triple) {
 	s.triples.known = append(slices.DeleteFunc(s.triples.known, func(k launch.Triple) bool {
-		return launch.FindTriple([]launch.Triple{k}, t.TripleName) != nil
+		return launch.ContainsTriple([]launch.TripleName{t.TripleName}, k.TripleName)
 	}), t)
 	switch t.Verdict {
 	case launch.VerdictGood:
@@ -69,12 +86,26 @@ func (s *supervisor) tripleFound(t launch.Triple) {
 	}
 }
 
-// triplesDone is the end of a test of triples.
+// triplesDone handles the end of a test of triples, and tests the triples of lanes that were added
+// during the test.
 func (s *supervisor) triplesDone(err error) {
+	s.finishTriples(err)
+	if s.held != "" || !errors.Is(err, context.Canceled) && !s.triplesAdded() {
+		return
+	}
+	s.testTriples()
+	if s.relay != nil {
+		s.configure() // with the known results of added lanes
+	}
+}
+
+// finishTriples takes the last results of a test of triples.
+func (s *supervisor) finishTriples(err error) {
 	s.triples.cancel()
-	s.triples.cancel = nil
-	for len(s.triples.found) > 0 {
-		s.tripleFound(<-s.triples.found)
+	found := s.triples.found
+	s.triples.cancel, s.triples.found, s.triples.done = nil, nil, nil
+	for len(found) > 0 {
+		s.tripleFound(<-found)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		s.log.WithError(err).Warn("testing GPUs and NICs")
@@ -89,9 +120,9 @@ func (s *supervisor) endTriples() {
 	s.triples.cancel()
 	select {
 	case err := <-s.triples.done:
-		s.triplesDone(err)
+		s.finishTriples(err)
 	case <-time.After(process.EndTimeout):
 		s.log.Warn("the test of GPUs and NICs does not end: a system call of it, of a driver perhaps, does not return")
-		s.triples.cancel = nil
+		s.triples.cancel, s.triples.found, s.triples.done = nil, nil, nil
 	}
 }

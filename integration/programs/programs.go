@@ -42,9 +42,9 @@ type program struct {
 
 var all = map[string]program{
 	Peerlane:     {"cmd/peerlane", true},
-	Hook:         {"cmd/peerlane-hook", false}, // static, as in packages
+	Hook:         {"cmd/peerlane-hook", false}, // static and without symbols, as in packages
 	Relay:        {"cmd/peerlane-relay", true},
-	Runtime:      {"cmd/peerlane-runtime", false}, // static, as in packages
+	Runtime:      {"cmd/peerlane-runtime", false}, // static and without symbols, as in packages
 	WireGenerate: {"relay/wire/generate", false},
 }
 
@@ -62,27 +62,25 @@ func Build(dir string, names ...string) error {
 		}
 	}
 	// One go command builds the programs that are linked alike and keep their folder's name.
-	together := map[string][]string{}
+	type command struct{ environment, flags, out string }
+	together := map[command][]string{}
 	for _, name := range names {
 		p := all[name]
-		key, out := "CGO_ENABLED=0", dir+string(filepath.Separator)
+		key := command{"CGO_ENABLED=0", "-ldflags=-s -w", dir + string(filepath.Separator)}
 		if p.cgo {
-			key = "CGO_ENABLED=1"
+			key.environment, key.flags = "CGO_ENABLED=1", "-ldflags="
 		}
 		if filepath.Base(p.folder) != name {
-			out = filepath.Join(dir, name)
+			key.out = filepath.Join(dir, name)
 		}
-		key += "\x00" + out
 		together[key] = append(together[key], name)
 	}
-	for _, key := range slices.Sorted(maps.Keys(together)) {
-		names := together[key]
-		environment, out, _ := strings.Cut(key, "\x00")
-		c := exec.Command("go", "build", "-o", out)
+	for key, names := range together {
+		c := exec.Command("go", "build", key.flags, "-o", key.out)
 		for _, name := range names {
 			c.Args = append(c.Args, module+all[name].folder)
 		}
-		c.Env = append(os.Environ(), environment)
+		c.Env = append(os.Environ(), key.environment)
 		said, err := c.CombinedOutput()
 		what := strings.Join(names, ", ")
 		switch {

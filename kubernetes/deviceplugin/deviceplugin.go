@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -34,7 +35,8 @@ type Config struct {
 	Dir string
 	// Units is the limit on containers with lanes on the node.
 	Units int
-	// Poll is the time between two observations of the host and of kubelet.sock.
+	// Poll is the time between two observations of the host and of the plugin's socket, which a
+	// kubelet removes when it starts.
 	Poll time.Duration
 	Log  *logrus.Logger
 }
@@ -46,16 +48,18 @@ type Plugin struct {
 	config   Config
 	monitor  *health.Monitor
 	failures health.Failures
-	healthy  chan bool // the present health of every unit, one value
-	changed  chan struct{}
+	// mu guards healthy and changed.
+	mu sync.Mutex
+	// healthy is the present health of every unit, false before the first observation.
+	healthy bool
+	// changed is closed by the next change of healthy.
+	changed chan struct{}
 }
 
 // New returns a plugin that observes the host by a monitor.
 func New(c Config, m *health.Monitor) *Plugin {
-	p := &Plugin{config: c, monitor: m, healthy: make(chan bool, 1), changed: make(chan struct{}, 1),
+	return &Plugin{config: c, monitor: m, changed: make(chan struct{}),
 		failures: health.Failures{Log: c.Log, Message: "Observing the host failed"}}
-	p.healthy <- true
-	return p
 }
 
 // Run serves and registers the plugin, again after a restart of the kubelet, because a kubelet removes
@@ -87,6 +91,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	defer func() { server.Stop(); <-served }()
+	p.observe()
 	if err := p.register(ctx); err != nil {
 		return fmt.Errorf("register %s with the kubelet: %w", Resource, err)
 	}
@@ -98,7 +103,6 @@ func (p *Plugin) serve(ctx context.Context) error {
 	poll := time.NewTicker(p.config.Poll)
 	defer poll.Stop()
 	for {
-		p.observe()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -107,6 +111,7 @@ func (p *Plugin) serve(ctx context.Context) error {
 		if now, err := os.Stat(path); err != nil || !os.SameFile(own, now) {
 			return nil // the kubelet has restarted
 		}
+		p.observe()
 	}
 }
 
@@ -122,18 +127,18 @@ func (p *Plugin) register(ctx context.Context) error {
 	return err
 }
 
-// observe notes whether a lane of the host is usable.
+// observe notes whether a lane of the host is usable. Without an observation no lane is usable.
 func (p *Plugin) observe() {
 	o, err := p.monitor.Observe()
 	p.failures.Note(err)
 	healthy := o != nil && o.Usable()
-	if before := <-p.healthy; before != healthy {
-		select {
-		case p.changed <- struct{}{}:
-		default:
-		}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.healthy != healthy {
+		p.healthy = healthy
+		close(p.changed)
+		p.changed = make(chan struct{})
 	}
-	p.healthy <- healthy
 }
 
 // GetDevicePluginOptions returns the options without optional calls.
@@ -144,20 +149,21 @@ func (p *Plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.Devic
 // ListAndWatch sends the units at the start and after a change of health.
 func (p *Plugin) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	for {
-		if err := stream.Send(&api.ListAndWatchResponse{Devices: p.units()}); err != nil {
+		p.mu.Lock()
+		healthy, changed := p.healthy, p.changed
+		p.mu.Unlock()
+		if err := stream.Send(&api.ListAndWatchResponse{Devices: p.units(healthy)}); err != nil {
 			return err
 		}
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case <-p.changed:
+		case <-changed:
 		}
 	}
 }
 
-func (p *Plugin) units() []*api.Device {
-	healthy := <-p.healthy
-	p.healthy <- healthy
+func (p *Plugin) units(healthy bool) []*api.Device {
 	state := api.Healthy
 	if !healthy {
 		state = api.Unhealthy

@@ -65,8 +65,9 @@ func (k *kubelet) plugin(t *testing.T, r *api.RegisterRequest) api.DevicePluginC
 	return api.NewDevicePluginClient(conn)
 }
 
-// startPlugin runs a plugin on a host with one lane.
-func startPlugin(t *testing.T) (*kubelet, paths.Layout) {
+// newHost returns a host with one lane.
+func newHost(t *testing.T) paths.Layout {
+	t.Helper()
 	layout := paths.Layout{Root: t.TempDir()}
 	if err := os.MkdirAll(layout.State(), 0o755); err != nil {
 		t.Fatal(err)
@@ -77,6 +78,17 @@ func startPlugin(t *testing.T) (*kubelet, paths.Layout) {
 	if err := plan.Write(layout.PlanFile()); err != nil {
 		t.Fatal(err)
 	}
+	return layout
+}
+
+// startPlugin runs a plugin on a new host.
+func startPlugin(t *testing.T) (*kubelet, paths.Layout) {
+	layout := newHost(t)
+	return runPlugin(t, layout), layout
+}
+
+// runPlugin runs a plugin until the test ends.
+func runPlugin(t *testing.T, layout paths.Layout) *kubelet {
 	k := &kubelet{dir: t.TempDir(), registered: make(chan *api.RegisterRequest)}
 	k.start(t)
 	log := logrus.New()
@@ -91,7 +103,7 @@ func startPlugin(t *testing.T) (*kubelet, paths.Layout) {
 			t.Error(err)
 		}
 	})
-	return k, layout
+	return k
 }
 
 func TestAllocateGivesEachContainerTheLanesOfItsGPUs(t *testing.T) {
@@ -111,6 +123,51 @@ func TestAllocateGivesEachContainerTheLanesOfItsGPUs(t *testing.T) {
 		if len(c.CdiDevices) != 1 || c.CdiDevices[0].Name != "peerlane.dev/lane=auto" {
 			t.Errorf("a container gets %v", c)
 		}
+	}
+}
+
+func TestEveryStreamGetsAChangeOfHealth(t *testing.T) {
+	k, layout := startPlugin(t)
+	plugin := k.plugin(t, <-k.registered)
+	var streams []grpc.ServerStreamingClient[api.ListAndWatchResponse]
+	for range 3 {
+		stream, err := plugin.ListAndWatch(t.Context(), &api.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, stream)
+	}
+	expect := func(want string) {
+		t.Helper()
+		for _, stream := range streams {
+			if got, err := stream.Recv(); err != nil || got.Devices[0].Health != want {
+				t.Fatalf("%v, %v; %s was expected", got, err, want)
+			}
+		}
+	}
+	expect(api.Healthy)
+	if err := generation.DrainAll(layout); err != nil {
+		t.Fatal(err)
+	}
+	expect(api.Unhealthy)
+	if err := generation.ResumeAll(layout); err != nil {
+		t.Fatal(err)
+	}
+	expect(api.Healthy)
+}
+
+func TestDrainBeforeTheStartMakesTheFirstUnitsUnhealthy(t *testing.T) {
+	layout := newHost(t)
+	if err := generation.DrainAll(layout); err != nil {
+		t.Fatal(err)
+	}
+	k := runPlugin(t, layout)
+	stream, err := k.plugin(t, <-k.registered).ListAndWatch(t.Context(), &api.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := stream.Recv(); err != nil || got.Devices[0].Health != api.Unhealthy {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

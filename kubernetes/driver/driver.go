@@ -33,10 +33,11 @@ type Config struct {
 	// Node is the name of the node and of the node's pool.
 	Node string
 	// PlanFile is the path of the plan.
-	PlanFile     string
-	Registration string
-	Version      string
-	Policy       health.Policy
+	PlanFile string
+	// Proc is the root of procfs.
+	Proc    string
+	Version string
+	Policy  health.Policy
 	// Poll is the time between two observations; MinPublish is the shortest time between two
 	// updates of the node's slices.
 	Poll, MinPublish time.Duration
@@ -93,8 +94,9 @@ func (d *Driver) resources(devices []resourceapi.Device) resourceslice.DriverRes
 	}}
 }
 
-// observe returns the devices of the node, nil without an observation. An unreadable plan keeps the
-// published devices: a refresh replaces the plan within seconds.
+// observe returns the devices of the node, nil where the host is unreadable. An unreadable plan keeps
+// the published devices: a refresh replaces the plan within seconds. A missing plan delays the first
+// devices. The attribute registration follows a module that is loaded later.
 func (d *Driver) observe() ([]resourceapi.Device, error) {
 	o, err := d.monitor.Observe()
 	if o == nil {
@@ -105,10 +107,15 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 	close(d.changed)
 	d.changed = make(chan struct{})
 	d.mu.Unlock()
+	peermem, peermemErr := cdi.FindPeermem(o.Plan.Source.Sysfs, d.config.Proc)
+	if peermemErr != nil {
+		return nil, errors.Join(err, peermemErr)
+	}
+	registration, _ := peermem.Registration()
 	ofLanes, shared := d.config.Policy.Taints(o)
 	devices := lanes.Devices(lanes.Node{
 		Plan:         o.Plan,
-		Registration: d.config.Registration,
+		Registration: registration,
 		Version:      d.config.Version,
 		Taints:       ofLanes,
 		SharedTaints: shared,
@@ -181,43 +188,44 @@ func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 }
 
 // healthTimeout is the time after which the kubelet takes a health without a report as unknown, and
-// healthRefresh the longest time between two reports.
+// healthRefresh the shortest time between two reports of the same health. A longer Config.Poll extends
+// both.
 const (
 	healthTimeout = time.Minute
 	healthRefresh = 15 * time.Second
 )
 
-// WatchHealthStatus reports the health of the devices at the start, after a change and once per
-// healthRefresh.
+// WatchHealthStatus reports the health of the devices at the start, after a change, and once per
+// healthRefresh while observations succeed. The kubelet counts healthTimeout from the arrival of a
+// report, so that a report of an old observation would hide that the host is unreadable.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	refresh := time.NewTicker(healthRefresh)
-	defer refresh.Stop()
 	var sent []kubeletplugin.DeviceHealth
-	for fresh := true; ; {
+	var reported time.Time // the time of the observation in the last report
+	for {
 		d.mu.Lock()
 		o, changed := d.last, d.changed
 		d.mu.Unlock()
-		if o != nil {
+		if o != nil && time.Since(o.Time) < d.healthTimeout() {
 			devices := d.health(o)
-			if fresh || !sameHealth(devices, sent) {
+			if o.Time.Sub(reported) >= healthRefresh || !sameHealth(devices, sent) {
 				select {
 				case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
 				case <-ctx.Done():
 					return nil
 				}
-				sent = devices
+				sent, reported = devices, o.Time
 			}
 		}
-		fresh = false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-refresh.C:
-			fresh = true
 		}
 	}
 }
+
+// healthTimeout returns the time after which a health is unknown: three observations at least.
+func (d *Driver) healthTimeout() time.Duration { return max(healthTimeout, 3*d.config.Poll) }
 
 func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 	report := func(device string, healthy bool, message string) kubeletplugin.DeviceHealth {
@@ -226,7 +234,7 @@ func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 			status = kubeletplugin.HealthStatusUnhealthy
 		}
 		return kubeletplugin.DeviceHealth{PoolName: d.config.Node, DeviceName: device, Health: status, Message: message,
-			LastUpdated: time.Now(), HealthCheckTimeout: healthTimeout}
+			LastUpdated: o.Time, HealthCheckTimeout: d.healthTimeout()}
 	}
 	var devices []kubeletplugin.DeviceHealth
 	for _, lane := range o.Plan.Lanes {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/peerlane/peerlane/topo/planner"
@@ -46,6 +47,7 @@ func newDriver(t *testing.T, c Config) (*Driver, paths.Layout) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	c.Node, c.PlanFile, c.Log, c.Poll = "n1", layout.PlanFile(), log, 5*time.Millisecond
+	c.Proc = filepath.Join(layout.Root, "proc")
 	return New(c, health.NewMonitor(layout, time.Now)), layout
 }
 
@@ -148,12 +150,58 @@ func TestChangedPlanIsPublished(t *testing.T) {
 	if got := names(<-r); !slices.Equal(got, []string{"lanes", "lane-0000-02-00-0"}) {
 		t.Errorf("the devices are %v", got)
 	}
-	if err := os.WriteFile(layout.PlanFile(), []byte("{"), 0o644); err != nil {
+}
+
+func TestUnreadableHostKeepsThePublishedDevices(t *testing.T) {
+	for _, file := range []string{"plan", "osrelease"} {
+		d, layout := newDriver(t, Config{})
+		if devices, err := d.observe(); len(devices) != 3 || err != nil {
+			t.Fatalf("%d devices, %v", len(devices), err)
+		}
+		path := layout.PlanFile()
+		if file == "osrelease" {
+			path = filepath.Join(d.config.Proc, "sys/kernel/osrelease")
+		}
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if devices, err := d.observe(); devices != nil || err == nil {
+			t.Errorf("%s: %d devices, %v", file, len(devices), err)
+		}
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		writePlan(t, layout, "0000:02:00.0")
+		if devices, err := d.observe(); len(devices) != 2 || err != nil {
+			t.Errorf("%s: %d devices after the error, %v", file, len(devices), err)
+		}
+	}
+}
+
+func TestDevicesFollowALaterPlanAndModule(t *testing.T) {
+	d, layout := newDriver(t, Config{})
+	if err := os.Remove(layout.PlanFile()); err != nil {
 		t.Fatal(err)
 	}
-	writePlan(t, layout, "0000:01:00.0", "0000:02:00.0")
-	if got := names(<-r); len(got) != 3 {
-		t.Errorf("the devices are %v", got)
+	if devices, err := d.observe(); devices != nil || err == nil {
+		t.Fatalf("%d devices without a plan, %v", len(devices), err)
+	}
+	r := run(t, d)
+	writePlan(t, layout, "0000:01:00.0")
+	registration := func() string {
+		return *(<-r).Pools["n1"].Slices[0].Devices[1].Attributes[lanes.AttributeRegistration].StringValue
+	}
+	if got := registration(); got != "bounce" {
+		t.Errorf("without a module the registration is %s", got)
+	}
+	if err := os.MkdirAll(filepath.Join(layout.Root, "sys/module/nvidia_peermem"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := registration(); got != "peermem" {
+		t.Errorf("with nvidia_peermem the registration is %s", got)
 	}
 }
 
@@ -255,4 +303,74 @@ func TestHealthFollowsTheDrain(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+func TestHealthIsReportedOnlyFromNewObservations(t *testing.T) {
+	d, layout := newDriver(t, Config{})
+	good, err := os.ReadFile(layout.PlanFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		reports := make(chan kubeletplugin.DeviceHealthReport)
+		watch := func() func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- d.WatchHealthStatus(ctx, reports) }()
+			return func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		observe := func(plan []byte) {
+			t.Helper()
+			if err := os.WriteFile(layout.PlanFile(), plan, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if devices, _ := d.observe(); (devices != nil) != (len(plan) > 1) {
+				t.Fatalf("%d devices", len(devices))
+			}
+		}
+		expect := func(when string, observed time.Time) {
+			t.Helper()
+			synctest.Wait()
+			var got time.Time
+			select {
+			case r := <-reports:
+				got = r.Devices[0].LastUpdated
+			default:
+			}
+			if !got.Equal(observed) {
+				t.Errorf("%s: the report has the time %s, and %s was expected", when, got, observed)
+			}
+		}
+		none, begin := time.Time{}, time.Now()
+		observe(good)
+		stop := watch()
+		expect("at the start", begin)
+		time.Sleep(healthRefresh - 1)
+		observe(good)
+		expect("before healthRefresh", none)
+		time.Sleep(1)
+		observe(good)
+		expect("after healthRefresh", begin.Add(healthRefresh))
+		time.Sleep(2 * healthRefresh)
+		observe([]byte("{"))
+		expect("without an observation", none)
+		time.Sleep(2 * healthRefresh)
+		stop()
+		stop = watch()
+		expect("at a new watch with an old observation", none)
+		observe(good)
+		expect("after the host is readable again", begin.Add(5*healthRefresh))
+		if err := generation.DrainAll(layout); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1)
+		observe(good)
+		expect("after a change", begin.Add(5*healthRefresh+1))
+		stop()
+	})
 }

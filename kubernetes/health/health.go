@@ -44,6 +44,8 @@ type Conditions map[Condition]string
 
 // Observation is the state of a node at a point in time.
 type Observation struct {
+	// Time is the time of the observation.
+	Time time.Time
 	Plan *planner.Plan
 	// Lanes has the conditions of lanes by the PCI address of the GPU. Lanes without a condition
 	// are absent.
@@ -79,7 +81,7 @@ func (m *Monitor) Observe() (*Observation, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &Observation{Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}, Drained: drained != nil}
+	o := &Observation{Time: m.now(), Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}, Drained: drained != nil}
 	m.observePorts(plan)
 	for _, lane := range plan.Lanes {
 		if c := m.conditions(lane, o.Drained); len(c) > 0 {

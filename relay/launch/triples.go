@@ -90,6 +90,11 @@ func FindTriple(list []Triple, name TripleName) *Triple {
 	return nil
 }
 
+// ContainsTriple reports whether a list has a triple.
+func ContainsTriple(list []TripleName, name TripleName) bool {
+	return slices.ContainsFunc(list, name.sameTriple)
+}
+
 // StagingTriples returns the triples by which data of a container's lanes can go: each server of
 // a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
 // the other lanes; then spares with the lane's NICs and those of the other lanes.
@@ -98,7 +103,7 @@ func StagingTriples(lanes []Lane) []TripleName {
 	add := func(gpu, server GPU, nics []string) {
 		for _, nic := range nics {
 			n := TripleName{PairName{gpu, server}, nic}
-			if !slices.ContainsFunc(list, n.sameTriple) {
+			if !ContainsTriple(list, n) {
 				list = append(list, n)
 			}
 		}

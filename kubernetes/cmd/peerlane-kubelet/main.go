@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/peerlane/peerlane/topo/planner"
-
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,7 +24,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"github.com/peerlane/peerlane/cdi"
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/kubernetes/deviceplugin"
@@ -114,17 +111,8 @@ func run(ctx context.Context, o options) error {
 	if o.node == "" {
 		return errors.New("the name of the node is unknown: give --node-name, or set NODE_NAME from spec.nodeName")
 	}
-	plan, err := planner.Read(layout.PlanFile())
-	if err != nil {
-		return err
-	}
-	peermem, err := cdi.FindPeermem(plan.Source.Sysfs, filepath.Join(o.root, "proc"))
-	if err != nil {
-		return err
-	}
-	registration, _ := peermem.Registration()
 	d := driver.New(driver.Config{
-		Node: o.node, PlanFile: layout.PlanFile(), Registration: registration,
+		Node: o.node, PlanFile: layout.PlanFile(), Proc: filepath.Join(o.root, "proc"),
 		Version: strings.TrimPrefix(version.Get().Version, "v"),
 		Policy:  health.Policy{Evict: o.evict},
 		Poll:    o.poll, MinPublish: o.minPublish, Log: log,
