@@ -538,7 +538,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(5 * time.Millisecond) {
 			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
 				break
 			}
@@ -586,7 +586,7 @@ func TestAPortThatGoesDown(t *testing.T) {
 			p.arrive(t, 1<<20)
 			within := func(what string, is func() bool) {
 				t.Helper()
-				for end := testutil.Begin(); !is(); time.Sleep(time.Millisecond) {
+				for end := testutil.Begin(); !is(); time.Sleep(10 * time.Millisecond) {
 					if _, way := p.data(t); end.Over() {
 						t.Fatalf("%s: not within a minute; data goes over %s", what, way)
 					}
@@ -679,7 +679,7 @@ func TestANICThatFails(t *testing.T) {
 		demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
 	}
 	for _, r := range []*relay.Relay{p.relayA, p.relayB} {
-		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
 			if end.Over() {
 				t.Fatalf("left: %+v", r.Report().Used)
 			}
@@ -762,7 +762,7 @@ func TestACableThatIsPulled(t *testing.T) {
 	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
-	for end := testutil.Begin(); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
 		if p.relayA.CloseIdle(); end.Over() {
 			t.Fatal("the connections of the pulled cable are kept")
 		}
@@ -830,7 +830,7 @@ func TestDeathByRDMA(t *testing.T) {
 			if err := memory.Unexport(within(t)); err != nil {
 				t.Error(err)
 			}
-			for end := testutil.Begin(); survivor.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+			for end := testutil.Begin(); survivor.Report().Used.Connections > 0; time.Sleep(5 * time.Millisecond) {
 				if end.Over() {
 					t.Fatalf("left at the other host: %+v", survivor.Report().Used)
 				}
