@@ -107,14 +107,14 @@ func isolated(c generation.Container) error {
 		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)
 	}
 	if os.SameFile(own, other) {
-		return fmt.Errorf(
-			"process %d is in the mount namespace of the host, so it is not the init of container %q",
-			c.PID,
-			c.ID,
-		)
+		return fmt.Errorf("process %d is not the init of container %q: %w", c.PID, c.ID, ErrHostNamespace)
 	}
 	return nil
 }
+
+// ErrHostNamespace is the error of a process that a runtime names as the init of a container, but
+// that has the mount namespace of the hook.
+var ErrHostNamespace = errors.New("it is in the mount namespace of the host")
 
 // open opens a directory with O_PATH, and refuses a symbolic link at the end.
 func open(path string) (*os.File, error) {

@@ -114,7 +114,7 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true, func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
 			t.Errorf("fault %q: results %+v, %v", fault, got, err)
 		}
-		if known, err := tester.KnownTriples([]launch.TripleName{name}); err != nil || len(known) != 1 || known[0].Verdict != want {
+		if known, err := tester.KnownTriples([]launch.TripleName{name}, nil); err != nil || len(known) != 1 || known[0].Verdict != want {
 			t.Errorf("fault %q: kept results %+v, %v", fault, known, err)
 		}
 	}

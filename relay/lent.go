@@ -158,7 +158,7 @@ func (c *connection) known(m *memory) bool {
 	at, by := c.near(m), verbs.Of(c.abroad)
 	var unverified string
 	if c.lane.spec.Direct && at != nil && !m.mapped.Host() && m.staged == nil {
-		unverified = c.lane.unverified(c.session.relay.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))
+		unverified = c.unverified(by)
 	}
 	known := at != nil && unverified == "" && by.Known(at, !c.sends)
 	if !c.lane.spec.Direct || m.mapped.Host() || m.staged != nil {

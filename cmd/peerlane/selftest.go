@@ -350,7 +350,7 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	if err != nil {
 		return
 	}
-	verified, err := tester.KnownTriples(triples)
+	verified, err := tester.KnownTriples(triples, p.config.Verbs.Launch())
 	if err != nil {
 		return // it was told above
 	}
