@@ -51,6 +51,7 @@ type byRDMA struct {
 	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's
+	settle time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
 	change func(*launch.Config)          // has its way with both relays' configurations; nil for none
 	kept   string                        // what host a's relay ends by, whose NIC keeps something; empty elsewhere
@@ -98,6 +99,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
 	hostA.redial, hostB.redial = p.redial, p.redial
+	hostA.settle, hostB.settle = p.settle, p.settle
 	hostA.ends = p.kept
 	var err error
 	if p.rdma, err = softdevice.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
@@ -458,7 +460,8 @@ func TestWhereRDMACannotBe(t *testing.T) {
 						b = auto
 					}
 				}
-				p := &byRDMA{}
+				// A loaded machine takes longer than relays allow.
+				p := &byRDMA{settle: 10 * time.Minute}
 				p.begin(t, a, b, 1, 1)
 				if c.devices != nil {
 					if err := p.rdma.Set(c.devices...); err != nil {
