@@ -304,7 +304,8 @@ func (e *criEngine) do(ctx context.Context, verb string, c container, arguments 
 
 func (e *criEngine) imports(ctx context.Context, i *image, _ string) error {
 	ctr := filepath.Join(installed.Containerd, "ctr")
-	return e.bed.ground.do(ctx, ctr, "--address", e.address, "--namespace", "k8s.io", "images", "import", i.oci)
+	// By --local the CRI of containerd 1.7 learns of the image.
+	return e.bed.ground.do(ctx, ctr, "--address", e.address, "--namespace", "k8s.io", "images", "import", "--local", i.oci)
 }
 
 func (e *criEngine) run(ctx context.Context, c container) error     { return e.do(ctx, "run", c) }
