@@ -384,15 +384,21 @@ func (v *victim) escape(ctx context.Context) {
 	} else if r.mustShow(v.bed, "file", "comm"); r.Refused == "" {
 		v.Errorf("mknod succeeds without CAP_MKNOD: %+v", r)
 	}
-	list, err := generation.List(v.Layout)
-	if err != nil {
-		v.Fatal(err)
+	var own string
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) { // the generation of an earlier attack may be ending
+		list, err := generation.List(v.Layout)
+		if err != nil {
+			v.Fatal(err)
+		}
+		if len(list) == 2 {
+			own = list[slices.IndexFunc(list, func(g generation.Info) bool { return g.ID != v.generation })].ID
+			break
+		}
+		if end.Over() {
+			v.Fatalf("there are %d generations", len(list))
+		}
 	}
-	own := slices.IndexFunc(list, func(g generation.Info) bool { return g.ID != v.generation })
-	if len(list) != 2 || own < 0 {
-		v.Fatalf("there are %d generations", len(list))
-	}
-	for _, words := range [][]string{{"relay", "list"}, {"relay", "inspect", list[own].ID}, {"relay", "drain", list[own].ID}} {
+	for _, words := range [][]string{{"relay", "list"}, {"relay", "inspect", own}, {"relay", "drain", own}} {
 		command := append([]string{filepath.Join(v.Binaries, "peerlane")}, append(words, "--root", v.Layout.Root)...)
 		out, err := v.ground.command(ctx, command[0], command[1:]...).CombinedOutput()
 		if err != nil {
