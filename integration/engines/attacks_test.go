@@ -77,8 +77,7 @@ func (b *bed) attack(ctx context.Context, a container) (r attackReport, remove f
 		if err == nil {
 			break
 		}
-		// The list of images of a CRI follows an import.
-		if !strings.Contains(err.Error(), "failed to resolve image") || end.Over() {
+		if !imageUnknown(err) || end.Over() {
 			b.Fatal(err)
 		}
 		b.mustRemove(a)

@@ -696,10 +696,22 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	// The first container of an engine creates objects that later containers share.
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	if err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"}); err != nil {
-		t.Fatal(err)
+	for {
+		err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"})
+		if err == nil {
+			return b
+		}
+		if !imageUnknown(err) || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond)
 	}
-	return b
+}
+
+// imageUnknown reports whether an error is of a CRI whose list of images has not followed an import
+// yet.
+func imageUnknown(err error) bool {
+	return strings.Contains(err.Error(), "failed to resolve image")
 }
 
 // specify adds the specifications that cases need beside Peerlane's: the directory of reports, a
