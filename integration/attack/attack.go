@@ -3,6 +3,7 @@
 package attack
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"runtime"
@@ -38,9 +39,34 @@ func TakeUID(uid uint32) syscall.Errno {
 	return 0
 }
 
-// Trace takes a uid, tries to trace a process until the time is over, and returns the successful
-// ways. The calling thread keeps the uid, so Trace runs in OnThread.
-func Trace(pid int, uid uint32, within time.Duration) (ways []string) {
+// For returns a function that reports whether a time is over.
+func For(within time.Duration) func() bool {
+	end := time.Now().Add(within)
+	return func() bool { return !time.Now().Before(end) }
+}
+
+// AfterStart returns a function that reports whether a sandboxed process has executed the relay, or
+// has ended, and then a time is over.
+func AfterStart(pid int, within time.Duration) func() bool {
+	var over func() bool
+	tries := 0
+	return func() bool {
+		if over != nil {
+			return over()
+		}
+		if tries++; tries%100 == 1 {
+			command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+			if err != nil || !bytes.Contains(command, []byte("\x00--uid=")) {
+				over = For(within)
+			}
+		}
+		return false
+	}
+}
+
+// Trace takes a uid, tries to trace a process until over, and returns the successful ways. The
+// calling thread keeps the uid, so Trace runs in OnThread.
+func Trace(pid int, uid uint32, over func() bool) (ways []string) {
 	if errno := TakeUID(uid); errno != 0 {
 		return []string{"setresuid: " + errno.Error()}
 	}
@@ -50,7 +76,7 @@ func Trace(pid int, uid uint32, within time.Duration) (ways []string) {
 		}
 	}
 	memory := fmt.Sprintf("/proc/%d/mem", pid)
-	for end := time.Now().Add(within); time.Now().Before(end); {
+	for !over() {
 		if fd, err := unix.Open(memory, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
 			unix.Close(fd)
 			succeeded("/proc/PID/mem")

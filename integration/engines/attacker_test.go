@@ -153,8 +153,13 @@ func (a attacker) inFlight() error {
 	return a.report(attackReport{Count: sent, Control: []string{"sendmsg until ETOOMANYREFS"}})
 }
 
-// traceTime is how long the attack tries to trace one process.
-const traceTime = 2 * time.Second
+const (
+	// traceTime is how long the attack tries to trace a running process, or a relay after its
+	// execution.
+	traceTime = 500 * time.Millisecond
+	// watchTime is how long a new process may take to become a relay's.
+	watchTime = 2 * time.Second
+)
 
 // trace tries to trace a running relay and each relay that starts from then on, with the relay's
 // uid. The first line is of the running relay, and each other line of a starting one.
@@ -173,11 +178,11 @@ func (a attacker) trace() error {
 		return err
 	}
 	r := attackReport{Tried: 1}
-	r.Control = <-traceAs(victim.Process.Pid, uint32(uid), traceTime/4)
+	r.Control = <-traceAs(victim.Process.Pid, uint32(uid), attack.For(traceTime))
 	// Without control groups an engine does not end a process of the host's PID namespace.
 	_ = victim.Process.Kill()
 	_ = victim.Wait() // the status is that of SIGKILL
-	r.Succeeded = <-traceAs(int(pid), uint32(uid), traceTime)
+	r.Succeeded = <-traceAs(int(pid), uint32(uid), attack.For(traceTime))
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d/stat", pid)); err != nil {
 		return fmt.Errorf("the relay is not in this PID namespace: %w", err)
 	}
@@ -198,7 +203,7 @@ func (a attacker) trace() error {
 		}
 		for last < newest {
 			last++
-			watched[last] = time.Now().Add(traceTime)
+			watched[last] = time.Now().Add(watchTime)
 		}
 		for n, until := range watched {
 			if time.Now().After(until) {
@@ -219,16 +224,16 @@ func (a attacker) trace() error {
 			if err != nil {
 				return fmt.Errorf("process %d has the uid %q", n, text)
 			}
-			result := traceAs(n, uint32(uid), traceTime)
+			result := traceAs(n, uint32(uid), attack.AfterStart(n, traceTime))
 			go func() { _ = a.report(attackReport{Tried: 1, Succeeded: <-result}) }() // the test misses the line
 		}
 	}
 }
 
 // traceAs runs attack.Trace on a thread that ends with it, and returns the result.
-func traceAs(pid int, uid uint32, within time.Duration) <-chan []string {
+func traceAs(pid int, uid uint32, over func() bool) <-chan []string {
 	result := make(chan []string, 1)
-	go attack.OnThread(func() { result <- attack.Trace(pid, uid, within) })
+	go attack.OnThread(func() { result <- attack.Trace(pid, uid, over) })
 	return result
 }
 

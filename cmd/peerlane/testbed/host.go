@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -215,6 +216,11 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 				err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
 			}
 		}
+		for nic := range beside { // on a busy host a NIC may be killed before it has removed its socket
+			if removed := os.Remove(h.Layout.EmulatedNIC(nic)); !errors.Is(removed, fs.ErrNotExist) {
+				err = errors.Join(err, removed)
+			}
+		}
 		return err
 	}
 	for nic, gpus := range beside {
@@ -225,7 +231,6 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
 		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
 		c.Stderr = &bytes.Buffer{}
-		// A killed process would leave its socket.
 		c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
 		if err := c.Start(); err != nil {
 			return nil, errors.Join(err, stop())

@@ -72,7 +72,7 @@ func beAttacker(arguments []string) error {
 	}
 	trace := func(pid int) []string {
 		result := make(chan []string)
-		go attack.OnThread(func() { result <- attack.Trace(pid, uid, 2*time.Second) })
+		go attack.OnThread(func() { result <- attack.Trace(pid, uid, attack.For(time.Second)) })
 		return <-result
 	}
 	a.Control = trace(own.Process.Pid)
