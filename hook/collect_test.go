@@ -174,11 +174,13 @@ func TestReusedPIDIsNotTheContainer(t *testing.T) {
 		change func(*generation.Generation)
 		ended  bool
 	}{
-		"the same process":    {func(g *generation.Generation) {}, false},
-		"another start time":  {func(g *generation.Generation) { g.Init.Start-- }, true},
-		"another boot":        {func(g *generation.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" }, true},
-		"a thread's number":   {func(g *generation.Generation) { g.Init.PID = thread(t) }, true},
-		"a number of nothing": {func(g *generation.Generation) { g.Init.PID = 1 << 22 }, true}, // beyond the kernel's PID_MAX_LIMIT
+		"the same process":   {func(g *generation.Generation) {}, false},
+		"another start time": {func(g *generation.Generation) { g.Init.Start-- }, true},
+		"another boot": {func(g *generation.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" },
+			true},
+		"a thread's number": {func(g *generation.Generation) { g.Init.PID = thread(t) }, true},
+		// beyond the kernel's PID_MAX_LIMIT
+		"a number of nothing": {func(g *generation.Generation) { g.Init.PID = 1 << 22 }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -333,7 +335,8 @@ func TestBootRemovesOldGenerations(t *testing.T) {
 	const boot = "01234567-89ab-cdef-0123-456789abcdef"
 	h.spoil(t, g.ID, func(g *generation.Generation) { g.Init.Boot = boot })
 	path := filepath.Join(h.layout.GenerationDir(g.ID), "status.json")
-	text, err := json.Marshal(generation.Status{State: generation.StateReady, Starts: 1, Relay: &process.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
+	text, err := json.Marshal(generation.Status{State: generation.StateReady, Starts: 1,
+		Relay: &process.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
 	if err == nil {
 		err = errors.Join(os.WriteFile(path, text, 0o600), os.RemoveAll(h.layout.Run()))
 	}
@@ -476,7 +479,8 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 	machine := filepath.Join(h.layout.Root, "etc/machine-id")
 	name := func(digit string) {
 		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(machine), 0o755), os.WriteFile(machine, []byte(strings.Repeat(digit, 32)+"\n"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(machine), 0o755),
+			os.WriteFile(machine, []byte(strings.Repeat(digit, 32)+"\n"), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -519,7 +523,8 @@ func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	waitDead(t, relay)
 	// Threads of the relay can outlive the first thread.
 	testutil.Succeeds(t, "the list", func() error {
-		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != generation.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
+		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != generation.StateWaiting ||
+			!strings.Contains(s.Error, strconv.Itoa(relay)) {
 			return fmt.Errorf("the status is %+v", s)
 		}
 		return nil

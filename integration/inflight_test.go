@@ -71,7 +71,9 @@ func TestDescriptorsInFlightOfARelayUIDBlockNewAttachesOnly(t *testing.T) {
 				t.Fatal(err)
 			}
 			inFlight := func(limit uint64) *container {
-				c := b.follow(fmt.Sprintf("%s-in-flight-%d", a.id, limit), exec.Command(self, "role", "in-flight", fmt.Sprint(i.Sandbox.Relay.UID), fmt.Sprint(limit)), func(context.Context) error { return nil })
+				c := b.follow(fmt.Sprintf("%s-in-flight-%d", a.id, limit),
+					exec.Command(self, "role", "in-flight", fmt.Sprint(i.Sandbox.Relay.UID), fmt.Sprint(limit)),
+					func(context.Context) error { return nil })
 				sent, err := strconv.ParseUint(c.next("in flight").Error, 10, 64)
 				if err != nil || sent < limit {
 					t.Fatalf("%d descriptors are in flight, %v", sent, err)

@@ -161,7 +161,8 @@ func writeOCI(layer, path, name string) error {
 		return err
 	}
 	manifestAt, err := addJSON("manifest.v1+json", object{
-		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": configAt, "layers": []object{layerAt},
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": configAt,
+		"layers": []object{layerAt},
 	})
 	if err != nil {
 		return err

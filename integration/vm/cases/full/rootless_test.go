@@ -152,7 +152,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 			}
 			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag",
 				"peerlane-spec-dir="+h.CDIDir(),
-				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none", "--rootfs", rootfs,
+				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none",
+				"--rootfs", rootfs,
 				"/bin/busybox", "sh", "-c", "test -S /run/peerlane/relay.sock && read end; exit 7")
 			cmd := exec.Command(argv[0], argv[1:]...)
 			var out bytes.Buffer
