@@ -430,7 +430,8 @@ func TestCollectWithoutCgroup2AndCapabilityReportsControlGroup(t *testing.T) {
 		return string(out), err
 	}
 	out, err := remove("-sys_admin")
-	if err == nil || !strings.Contains(out, filepath.Join(h.layout.Cgroup(), id)) || !strings.Contains(out, "CAP_SYS_ADMIN") {
+	if group := filepath.Join(h.layout.Cgroup(), id); err == nil || !strings.Contains(out, group) ||
+		!strings.Contains(out, "CAP_SYS_ADMIN") {
 		t.Errorf("the collector without CAP_SYS_ADMIN: %v: %s", err, out)
 	}
 	if h.info(t, id).ID != id {

@@ -66,7 +66,8 @@ func spy(arguments []string) error {
 			}
 			attacks.Go(func() {
 				attack.OnThread(func() {
-					say(said{Kind: "spied", Error: strings.Join(attack.Trace(pid, uint32(n), attack.AfterStart(pid, spyTime)), ", ")})
+					ways := attack.Trace(pid, uint32(n), attack.AfterStart(pid, spyTime))
+					say(said{Kind: "spied", Error: strings.Join(ways, ", ")})
 				})
 			})
 		}

@@ -86,7 +86,8 @@ func Serve(in io.Reader, out io.Writer, socket string) error {
 	// A CUDA context is current on a single thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, slotBytes), received: make([]byte, slotBytes)}
+	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, slotBytes),
+		received: make([]byte, slotBytes)}
 	ctx := context.Background() // the parent kills a client that does not end
 	if err := c.start(ctx, socket); err != nil {
 		return err

@@ -110,7 +110,8 @@ func (r attackReport) mustShow(b *bed, control ...string) {
 func (b *bed) imageLink(ctx context.Context, c check) {
 	b.Helper()
 	dir := b.mkdir("linked-" + b.row.name)
-	linked := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"), oci: filepath.Join(dir, "oci.tar")}
+	linked := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"),
+		oci: filepath.Join(dir, "oci.tar")}
 	if err := os.CopyFS(linked.rootfs, os.DirFS(b.image.rootfs)); err != nil {
 		b.Fatal(err)
 	}
@@ -384,7 +385,8 @@ func (v *victim) escape(ctx context.Context) {
 		v.Errorf("mknod succeeds without CAP_MKNOD: %+v", r)
 	}
 	var own string
-	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) { // the generation of an earlier attack may be ending
+	// The generation of an earlier attack may be ending.
+	for end := testutil.Begin(); ; time.Sleep(20 * time.Millisecond) {
 		list, err := generation.List(v.Layout)
 		if err != nil {
 			v.Fatal(err)

@@ -39,8 +39,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog", "attack"},
-		os.Args[1]) {
+	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog",
+		"attack"}, os.Args[1]) {
 		os.Exit(play(os.Args[1:]))
 	}
 	os.Exit(run(m))

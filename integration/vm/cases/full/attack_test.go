@@ -106,10 +106,12 @@ func beAttacker(arguments []string) error {
 
 // attackRelay runs the attack in a container of Podman's with the default profiles and the host's
 // PID namespace, beside what the caller does next, until end.
-func attackRelay(t *testing.T, podman []string, rootfs string, relay, uid, threads, outside int) (a attacked, end func()) {
+func attackRelay(t *testing.T, podman []string, rootfs string, relay, uid, threads, outside int) (a attacked,
+	end func()) {
 	t.Helper()
-	argv := slices.Concat(podman, []string{"run", "--rm", "--interactive", "--network=none", "--pid=host", "--rootfs", rootfs,
-		"/usr/bin/test", "attack", strconv.Itoa(relay), strconv.Itoa(uid), strconv.Itoa(threads), strconv.Itoa(outside)})
+	argv := slices.Concat(podman, []string{"run", "--rm", "--interactive", "--network=none", "--pid=host", "--rootfs",
+		rootfs, "/usr/bin/test", "attack",
+		strconv.Itoa(relay), strconv.Itoa(uid), strconv.Itoa(threads), strconv.Itoa(outside)})
 	cmd := exec.Command(argv[0], argv[1:]...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -189,7 +191,8 @@ func TestPodmanContainerWithRelayUIDIsHarmless(t *testing.T) {
 		t.Fatal(err)
 	}
 	hostileRootFS(t, hostile)
-	cmd := exec.Command("podman", "--runtime", inside.Binaries+"/peerlane-runtime", "--runtime-flag", "peerlane-root="+root,
+	cmd := exec.Command("podman", "--runtime", inside.Binaries+"/peerlane-runtime",
+		"--runtime-flag", "peerlane-root="+root,
 		"--runtime-flag", "peerlane-spec-dir="+h.CDIDir(), "--runtime-flag", "peerlane-device=peerlane.dev/lane=0",
 		"run", "--rm", "--interactive", "--network=none", "--rootfs", quiet, "/bin/busybox", "sh", "-c", "read end")
 	var out bytes.Buffer
@@ -226,8 +229,8 @@ func TestPodmanContainerWithRelayUIDIsHarmless(t *testing.T) {
 	}
 	g := ready(1)
 	relay := g.Status.Relay.PID
-	if limits := strings.Join(strings.Fields(read(t, fmt.Sprintf("/proc/%d/limits", relay))), " "); !strings.Contains(limits,
-		"Max processes unlimited unlimited") {
+	limits := strings.Join(strings.Fields(read(t, fmt.Sprintf("/proc/%d/limits", relay))), " ")
+	if !strings.Contains(limits, "Max processes unlimited unlimited") {
 		t.Errorf("other processes of its uid count in the relay's limit: %s", limits)
 	}
 	a, end := attackRelay(t, []string{"podman"}, hostile, relay, g.Sandbox.UID, 2*tasks, 0)

@@ -156,11 +156,13 @@ func (h *host) nextAfterMessages(kind string) hostLine {
 					received, since = l.Report.Received, time.Now()
 				}
 			case l.Kind == across.Wrong || l.Kind == across.Failed:
-				h.Fatalf("host %d, after %d messages: %s; %q\n%s", h.guest, received, l.Error, l.Report.Failures, h.errors.String())
+				h.Fatalf("host %d, after %d messages: %s; %q\n%s", h.guest, received, l.Error, l.Report.Failures,
+					h.errors.String())
 			}
 		case <-tick.C:
 			if time.Since(since) > longest {
-				h.Fatalf("host %d receives no message within %v after %d: %s", h.guest, longest, received, h.errors.String())
+				h.Fatalf("host %d receives no message within %v after %d: %s", h.guest, longest, received,
+					h.errors.String())
 			}
 			h.order(across.Order{Do: across.Count})
 		}
