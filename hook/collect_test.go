@@ -412,6 +412,38 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 	h.collect(t)
 }
 
+// A collector that neither sees cgroup2 nor may mount it names the control group, and keeps the
+// generation for the next collector.
+func TestCollectWithoutCgroup2AndCapabilityReportsControlGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mount namespaces")
+	}
+	t.Parallel()
+	h := newHost(t)
+	id := h.left(t)
+	remove := func(capabilities string) (string, error) {
+		out, err := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc",
+			`for dir in $(sed -n 's/^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - cgroup2 .*/\1/p' /proc/self/mountinfo | sort -r); do umount -l "$dir"; done
+			! grep -q ' - cgroup2 ' /proc/self/mountinfo
+			exec setpriv --bounding-set "$2" -- "$0" remove --root "$1"`,
+			filepath.Join(bin, "peerlane-hook"), h.layout.Root, capabilities).CombinedOutput()
+		return string(out), err
+	}
+	out, err := remove("-sys_admin")
+	if group := filepath.Join(h.layout.Cgroup(), id); err == nil || !strings.Contains(out, group) ||
+		!strings.Contains(out, "CAP_SYS_ADMIN") {
+		t.Errorf("the collector without CAP_SYS_ADMIN: %v: %s", err, out)
+	}
+	if h.info(t, id).ID != id {
+		t.Error("the generation is gone")
+	}
+	if out, err := remove("+all"); err != nil {
+		t.Errorf("the collector with CAP_SYS_ADMIN: %v: %s", err, out)
+	}
+	noCgroup(t, id)
+	h.collect(t)
+}
+
 // A user deletes the state of a container, and kills the supervisor. Collect keeps the sockets of
 // the running relay, and removes the sockets after the end of the relay.
 func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {

@@ -132,6 +132,7 @@ func (s *supervisor) limit() {
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
 		if _, is := os.Stat(group.Path()); is == nil {
+			s.status.ControlGroup = true
 			err = group.Limit(s.generation.Sandbox.Limits)
 		}
 	}
