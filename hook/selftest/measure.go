@@ -15,7 +15,8 @@ import (
 // MeasureLoops measures the loopbacks of a plan's NICs by the RDMA test. failed names each NIC and
 // memory without a rate, with the reason. With an error the rates are valid, but others are
 // missing.
-func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks []planner.Loopback, verbs *launch.Verbs) (loops []topo.MeasuredLoop, failed []string, err error) {
+func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks []planner.Loopback,
+	verbs *launch.Verbs) (loops []topo.MeasuredLoop, failed []string, err error) {
 	job := launch.RDMAJob{Verbs: verbs}
 	for _, l := range loopbacks {
 		nic := launch.RDMANIC{Name: l.NIC}
@@ -33,14 +34,14 @@ func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks
 	}
 	var results []launch.RDMAResult
 	err = t.RDMA(ctx, job, func(r launch.RDMAResult) { results = append(results, r) })
-	loops, failed = MeasuredLoops(results)
+	loops, failed = measuredLoops(results)
 	return loops, failed, err
 }
 
-// MeasuredLoops converts results of the RDMA test to rates of the model: of several registrations
+// measuredLoops converts results of the RDMA test to rates of the model: of several registrations
 // of a GPU's memory the fastest. failed has the results without a rate, unless another registration
 // of the same memory has one.
-func MeasuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, failed []string) {
+func measuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, failed []string) {
 	reasons := map[topo.MeasuredLoop]string{} // by NIC and GPU
 	var order []topo.MeasuredLoop
 	for _, r := range results {
