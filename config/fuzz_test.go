@@ -2,14 +2,15 @@ package config_test
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/BurntSushi/toml"
 
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Load refuses a file with its path, or returns a configuration that Write and Load reproduce.
@@ -38,7 +39,8 @@ func FuzzLoad(f *testing.F) {
 		}
 		c, err := read(text)
 		if err != nil {
-			if !strings.Contains(err.Error(), path) {
+			var f *fault.Error
+			if !errors.As(err, &f) || f.Object != path {
 				t.Errorf("the error does not name the file: %v", err)
 			}
 			return

@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/admin"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -100,7 +101,7 @@ func TestKilledSupervisorLeavesRelay(t *testing.T) {
 		t.Errorf("relay %d answers, want %d (%v)", answered, pid, err)
 	}
 	_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, "", lane(4)))
-	if err == nil || !strings.Contains(err.Error(), "supervisor has been killed") {
+	if !errors.Is(err, admin.ErrSupervisorKilled) {
 		t.Errorf("adding a lane: %v", err)
 	}
 	if lanes := h.info(t, g.ID).Config.Lanes; len(lanes) != 1 {

@@ -318,13 +318,12 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 		"",
 		hook.Devices{Lanes: []string{name}},
 	)
-	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+	if !errors.Is(err, hook.ErrHostNamespace) {
 		t.Errorf("Create: %v", err)
 	}
 	g := h.launch(t, "c", init.Process.Pid, "")
 	g.Container.Bundle = dir
-	if err := hook.Attach(h.layout, g, "/"); err == nil ||
-		!strings.Contains(err.Error(), "mount namespace of the host") {
+	if err := hook.Attach(h.layout, g, "/"); !errors.Is(err, hook.ErrHostNamespace) {
 		t.Errorf("Attach: %v", err)
 	}
 }

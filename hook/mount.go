@@ -6,12 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/openat2"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
 )
@@ -107,14 +107,14 @@ func isolated(c generation.Container) error {
 		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)
 	}
 	if os.SameFile(own, other) {
-		return fmt.Errorf(
-			"process %d is in the mount namespace of the host, so it is not the init of container %q",
-			c.PID,
-			c.ID,
-		)
+		return fmt.Errorf("process %d is not the init of container %q: %w", c.PID, c.ID, ErrHostNamespace)
 	}
 	return nil
 }
+
+// ErrHostNamespace is the error of a process that a runtime names as the init of a container, but
+// that has the mount namespace of the hook.
+var ErrHostNamespace = errors.New("it is in the mount namespace of the host")
 
 // open opens a directory with O_PATH, and refuses a symbolic link at the end.
 func open(path string) (*os.File, error) {
@@ -231,14 +231,7 @@ func resolve(rootfs string) (*os.File, error) {
 		return nil, &os.PathError{Op: "open", Path: rootfs, Err: err}
 	}
 	defer unix.Close(root)
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
-	fd := -1
-	// EAGAIN: something was renamed meanwhile, and the kernel cannot tell
-	// whether the way stayed inside.
-	err = unix.EAGAIN
-	for try := 0; try < 100 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
-		fd, err = unix.Openat2(root, strings.TrimPrefix(paths.ContainerDir, "/"), &how)
-	}
+	fd, err := openat2.InRoot(root, paths.ContainerDir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == unix.EXDEV || err == unix.ELOOP {
 		return nil, &fault.Error{
 			Code:      fault.SocketPathLeads,

@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -374,8 +375,9 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			test.host(t, h)
 			init := startProcess(t)
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
-			if err == nil || !strings.Contains(err.Error(), test.says) ||
-				!strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
+			var f *fault.Error
+			if !errors.As(err, &f) || f.Code != fault.NoSystemd || f.Object != h.layout.Launcher() || f.Remedy == "" ||
+				!strings.Contains(f.Cause.Error(), test.says) {
 				t.Errorf("with launcher systemd: %v; want %q", err, test.says)
 			}
 			// A child that a parallel test forks has the files of the process until the execve,

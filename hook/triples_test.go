@@ -203,16 +203,21 @@ func TestTripleResultHoldsForOneFirmwareAndDriver(t *testing.T) {
 	test(1)
 	test(1)
 	write("fw_ver", "28.40.1000\n")
-	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3)}); err != nil || len(known) != 0 {
+	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3)}, nil); err != nil || len(known) != 0 {
 		t.Errorf("with another firmware the result is known: %+v, %v", known, err)
 	}
 	test(2)
 	test(2)
+	ordered := launch.DefaultVerbs
+	ordered.RelaxedOrdering = false
+	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3)}, &ordered); err != nil || len(known) != 0 {
+		t.Errorf("with another configuration the result is known: %+v, %v", known, err)
+	}
 	if err := os.WriteFile(version, []byte("580.159.04\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	test(3)
-	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3), threeOf(4)}); err != nil || len(known) != 1 || known[0].Setting == "" || known[0].At == 0 {
+	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3), threeOf(4)}, nil); err != nil || len(known) != 1 || known[0].Setting == "" || known[0].At == 0 {
 		t.Errorf("kept is %+v, %v", known, err)
 	}
 }

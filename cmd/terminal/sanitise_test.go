@@ -16,6 +16,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/peerlane/peerlane/cmd/terminal"
 )
 
@@ -115,12 +117,12 @@ func TestWriterSanitisesArguments(t *testing.T) {
 
 type full struct{}
 
-func (full) Write([]byte) (int, error) { return 0, errors.New("no space") }
+func (full) Write([]byte) (int, error) { return 0, unix.ENOSPC }
 
 func TestWriterKeepsFirstError(t *testing.T) {
 	w := terminal.New(full{})
 	w.Println("a")
-	if err := w.Err(); err == nil || err.Error() != "no space" {
+	if err := w.Err(); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -44,20 +44,22 @@ const (
 // Sysfs is where a Tester reads NICs and PCIe ports; tests have another.
 var Sysfs = "/sys"
 
-// setting identifies the ACS controls of all PCIe ports of the host, and with them the firmware
-// of a NIC: results of triples hold for one.
+// setting identifies the ACS controls of all PCIe ports of the host, and the configuration by which
+// NICs write GPUs' memory, and with them the firmware of a NIC: results of triples hold for one.
 type setting string
 
-func readSetting() setting {
+func readSetting(verbs *launch.Verbs) setting {
+	verbs = cmp.Or(verbs, &launch.DefaultVerbs)
+	configured := fmt.Sprintf(", relaxed ordering %t, Data Direct %t", verbs.RelaxedOrdering, verbs.DataDirect)
 	host, err := reader.Sysfs(topo.Options{Sysfs: Sysfs})
 	if err != nil {
-		return "ACS unknown"
+		return setting("ACS unknown" + configured)
 	}
 	sum := fnv.New64a()
 	for _, p := range host.PCIePorts {
 		fmt.Fprintln(sum, p.BusID, p.ACS == nil, p.ACS)
 	}
-	return setting(fmt.Sprintf("ACS %016x of %d ports", sum.Sum64(), len(host.PCIePorts)))
+	return setting(fmt.Sprintf("ACS %016x of %d ports%s", sum.Sum64(), len(host.PCIePorts), configured))
 }
 
 func (s setting) of(nic string) string {
@@ -69,8 +71,8 @@ func (s setting) of(nic string) string {
 	return fmt.Sprintf("firmware %.64s, %s", version, s)
 }
 
-// stale reports whether a triple is worth another test: its NIC's firmware or the host's ACS
-// controls are others, or it could not be tested some time ago.
+// stale reports whether a triple is worth another test: its NIC's firmware, the host's ACS
+// controls or the configuration are others, or it could not be tested some time ago.
 func (s setting) stale(t launch.Triple) bool {
 	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedTime || t.Age() < 0)
 }
@@ -88,13 +90,14 @@ func PendingTriples(list []launch.Triple, names []launch.TripleName) []launch.Tr
 	})
 }
 
-// KnownTriples returns the results of this boot, driver, firmware and ACS for some triples.
-func (t *Tester) KnownTriples(names []launch.TripleName) ([]launch.Triple, error) {
+// KnownTriples returns the results of this boot, driver, firmware, ACS and configuration for some
+// triples.
+func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([]launch.Triple, error) {
 	known, err := t.Known()
 	if len(known.Triples) == 0 {
 		return nil, err
 	}
-	now := readSetting()
+	now := readSetting(verbs)
 	return slices.DeleteFunc(known.Triples, func(k launch.Triple) bool {
 		return !launch.ContainsTriple(names, k.TripleName) || now.stale(k)
 	}), err
@@ -112,7 +115,7 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 		return err
 	}
 	defer held.Close()
-	now := readSetting()
+	now := readSetting(verbs)
 	kept.Triples = slices.DeleteFunc(kept.Triples, func(k launch.Triple) bool {
 		return now.stale(k) || again && launch.ContainsTriple(names, k.TripleName)
 	})
@@ -207,7 +210,7 @@ func TriplesOf(g *generation.Generation, l paths.Layout) ([]launch.Triple, error
 	if mode := g.Config.SelfTest; mode == "" || mode == launch.SelfTestOff {
 		reason = `not tested: relay.self_test is "off"`
 	} else {
-		known, err = OfGeneration(g, l).KnownTriples(names)
+		known, err = OfGeneration(g, l).KnownTriples(names, g.Config.Verbs)
 	}
 	for _, n := range names {
 		k := launch.FindTriple(known, n)

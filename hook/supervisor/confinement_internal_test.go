@@ -25,7 +25,7 @@ func TestLackingPartOfTheSandboxHasCodeCauseAndRemedy(t *testing.T) {
 	}
 }
 
-func TestOpenLimitIsThePartOfFileMax(t *testing.T) {
+func TestOpenLimitIsTheKernelsWithAMemoryLimit(t *testing.T) {
 	for _, tt := range []struct {
 		maximum, files string
 		want           uint64
@@ -48,8 +48,11 @@ func TestOpenLimitIsThePartOfFileMax(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := openLimit(dir); got != tt.want {
+		if got := openLimit(dir, true); got != tt.want {
 			t.Errorf("fs.nr_open %q, fs.file-max %q: %d, want %d", tt.maximum, tt.files, got, tt.want)
+		}
+		if got := openLimit(dir, false); got != 65536 {
+			t.Errorf("fs.nr_open %q, fs.file-max %q without a memory limit: %d", tt.maximum, tt.files, got)
 		}
 	}
 }

@@ -44,7 +44,7 @@ type supervisor struct {
 	clients, peers, alive *os.File
 	init                  *os.File
 	unit                  bool // a service of systemd, which has a control group
-	limited               bool // by pids.max of the control group of supervisor and relay
+	limited               cgroup.Limited
 
 	relay    *relay      // nil without a process
 	failures []time.Time // of the last failureTime
@@ -138,7 +138,7 @@ func (s *supervisor) limit() {
 	if err != nil {
 		s.log.WithError(err).Warn("the relay's control group lacks limits")
 	}
-	s.limited = cgroup.LimitsTasks("/proc", s.generation.ID, s.unit)
+	s.limited = cgroup.ReadLimited("/proc", s.generation.ID, s.unit)
 }
 
 // handed checks that Launch handed this generation to this process: the descriptor is the
@@ -547,7 +547,7 @@ func (s *supervisor) lanesChanged() error {
 		return nil // the next relay gets the lanes
 	}
 	s.selfTest()
-	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil).Devices) {
+	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil, s.limited).Devices) {
 		// Devices of a sandbox are final. Only a hook adds lanes, so no client has connected yet.
 		s.log.Info("the relay's sandbox lacks devices of the added lane: restarting the relay")
 		s.relay.renew = true

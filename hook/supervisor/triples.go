@@ -42,7 +42,7 @@ func (s *supervisor) testTriples() {
 		return
 	}
 	tester := selftest.OfGeneration(s.generation, s.layout)
-	known, err := tester.KnownTriples(names)
+	known, err := tester.KnownTriples(names, s.generation.Config.Verbs)
 	if err != nil {
 		s.log.WithError(err).Warn("ignoring the kept results of tests of GPUs and NICs")
 	}

@@ -34,6 +34,9 @@ type allocation struct {
 	// index of a GPU. places changes if the GPU of the highest index is missing and the index
 	// is a power of two above one.
 	places int
+	// ordinal gives the GPU of the lowest address the lowest index of the host, and so on: other
+	// indexes of the same GPUs change nothing.
+	ordinal []int
 	// steps counts the evaluations.
 	steps int
 }
@@ -82,7 +85,9 @@ func (p *planner) newAllocation(staged bool) *allocation {
 		for a.places <= g.Index {
 			a.places *= 2
 		}
+		a.ordinal = append(a.ordinal, g.Index)
 	}
+	slices.Sort(a.ordinal) // GPUs are sorted by address
 	add := func(g int, parts ...[]part) {
 		var found []candidate
 		for _, q := range parts {
@@ -275,20 +280,21 @@ func (a *allocation) rank(g int, c *candidate) {
 
 // costOf orders equally fast candidates: crossings of server GPUs cost most, then ways through
 // the CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the
-// order of the host, then the first server. The order of GPUs is Index. The number of GPUs does
-// not matter: a missing GPU leaves the costs of other ways unchanged if the other GPUs keep
-// Index and places stays. ReadSysfs numbers the GPUs of a host from 0: a GPU after the missing
-// GPU can then change to another NIC at the same distance.
+// order of the host, then the first server. The order of GPUs is that of the addresses. The
+// number of GPUs does not matter: a refused or missing GPU leaves the costs of other ways
+// unchanged if the other GPUs keep Index and places stays. If a GPU is missing when the host boots,
+// the driver numbers the others anew: a GPU after the missing GPU can then change to another NIC
+// at the same distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
-	apart := place(n.h.GPUs[g].Index, a.places) - place(q.nic, len(n.h.NICs))
+	apart := place(a.ordinal[g], a.places) - place(q.nic, len(n.h.NICs))
 	cost := c.crossings + float64(1e-2*float64(n.toNIC[g][q.nic].Type)) + float64(1e-4*apart*apart)
 	switch q.kind(g) {
 	case KindBounce:
 		cost += 0.2
 	case KindStaged:
-		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(n.h.GPUs[q.server].Index, a.places))
+		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(a.ordinal[q.server], a.places))
 	}
 	return cost
 }

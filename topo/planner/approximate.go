@@ -134,12 +134,15 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 		for _, pipe := range n.port(i) {
 			n.add(&b.down[i], pipe, 1)
 		}
+		if rate := n.looped(i, throughMemory); rate > 0 {
+			n.looping(&b.down[i], i, hostMemory, rate, 1, bothWays)
+		}
 		for _, pipe := range n.forwarding(nodes[0]) {
 			n.add(&b.memory[i], pipe, 1)
 		}
 		for _, s := range p.beside[i] {
 			var l load
-			n.both(&l, n.toNIC[s][i], n.gdrThrough(s, i), 1, bothWays)
+			n.gdr(&l, s, i, 1, bothWays)
 			for _, pipe := range n.port(i) {
 				n.add(&l, pipe, 1)
 			}
@@ -187,7 +190,7 @@ func (b *pieces) scale() {
 			b.rate[h.pipe], b.twin[h.pipe] = 0, back.pipe
 		}
 	}
-	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards)), slices.Collect(maps.Values(n.measured))) {
+	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards)), slices.Collect(maps.Values(n.measured)), slices.Collect(maps.Values(n.loops))) {
 		stands, other := both[0], both[1]
 		if other < 0 {
 			continue

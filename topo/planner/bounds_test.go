@@ -335,11 +335,21 @@ func measuredAndVirtual(r *rand.Rand, gpus, nics int) *topo.Host {
 		h = sortedHost(h)
 		m := &topo.Measured{Fingerprint: h.Fingerprint()}
 		for i, g := range h.GPUs {
+			for _, n := range h.NICs {
+				if r.IntN(3) == 0 {
+					m.Loops = append(m.Loops, topo.MeasuredLoop{NIC: n.Name, GPU: g.BusID, Out: 5 + 40*r.Float64(), In: 5 + 40*r.Float64()})
+				}
+			}
 			m.Memory = append(m.Memory, topo.MeasuredHost{GPU: g.BusID, Out: 5 + 40*r.Float64(), In: 5 + 40*r.Float64()})
 			for j, peer := range h.GPUs {
 				if i != j {
 					m.Copies = append(m.Copies, topo.MeasuredCopy{GPU: g.BusID, Peer: peer.BusID, Out: 5 + 100*r.Float64(), In: 5 + 100*r.Float64()})
 				}
+			}
+		}
+		for _, n := range h.NICs {
+			if r.IntN(2) == 0 {
+				m.Loops = append(m.Loops, topo.MeasuredLoop{NIC: n.Name, Out: 5 + 40*r.Float64(), In: 5 + 40*r.Float64()})
 			}
 		}
 		if !h.Measure(m) {

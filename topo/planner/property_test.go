@@ -239,3 +239,109 @@ func TestEstimateWithoutNICDoesNotRise(t *testing.T) {
 		t.Error("the hosts are too simple")
 	}
 }
+
+// Other indexes of the same GPUs change no lane.
+func TestPlanOfRenumberedGPUsKeepsLanes(t *testing.T) {
+	moved := 0
+	randomHosts(t, 300, func(seed uint64, h *topo.Host, configured Config) {
+		c := Config{GDR: GDRPolicy{MaxPath: configured.GDR.MaxPath}} // the rest names GPUs by index
+		want := planOf(t, seed, h, c)
+		r := rand.New(rand.NewPCG(seed, 5))
+		other := *h
+		other.GPUs = slices.Clone(h.GPUs)
+		var indexes []int
+		for _, g := range h.GPUs {
+			indexes = append(indexes, g.Index)
+		}
+		r.Shuffle(len(indexes), func(i, j int) { indexes[i], indexes[j] = indexes[j], indexes[i] })
+		for i := range other.GPUs {
+			if other.GPUs[i].Index != indexes[i] {
+				moved++
+			}
+			other.GPUs[i].Index = indexes[i]
+		}
+		got := planOf(t, seed, &other, c)
+		if !slices.IsSortedFunc(got.GPUs, func(a, b topo.GPU) int { return a.Index - b.Index }) {
+			t.Errorf("seed %d: the GPUs of the plan are not in the order of indexes", seed)
+		}
+		for i, g := range got.GPUs {
+			if got.Lanes[i].GPU != g.BusID {
+				t.Fatalf("seed %d: lane %d is not of GPU %d", seed, i, g.Index)
+			}
+		}
+		for _, l := range want.Lanes {
+			again, err := got.Lane(l.GPU)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(l.Members, again.Members) || !slices.Equal(l.NICs, again.NICs) || !slices.Equal(l.Servers, again.Servers) {
+				t.Errorf("seed %d: with other indexes the lane of %s changes from %v to %v", seed, l.GPU, l.Members, again.Members)
+			}
+		}
+	})
+	if moved < 500 {
+		t.Errorf("%d GPUs have another index: hosts too simple", moved)
+	}
+}
+
+// A GPU that is no member of a lane, because it is refused or its own lane bounces, changes no
+// other lane when it is removed, unless the rates of other lanes change.
+func TestPlanWithoutAGPUThatNoLaneUsesKeepsLanes(t *testing.T) {
+	refused, others, kept := 0, 0, 0
+	randomHosts(t, 500, func(seed uint64, h *topo.Host, configured Config) {
+		c := Config{GDR: GDRPolicy{MaxPath: configured.GDR.MaxPath}}
+		whole := planOf(t, seed, h, c)
+		last := 0
+		for _, g := range h.GPUs {
+			last = max(last, g.Index)
+		}
+		for i, gpu := range h.GPUs {
+			lane, err := whole.Lane(gpu.BusID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			used := slices.ContainsFunc(whole.Lanes, func(l Lane) bool {
+				return slices.Contains(l.Servers, gpu.BusID) || slices.ContainsFunc(l.Members, func(m Member) bool { return m.Server == gpu.BusID })
+			})
+			if used || gpu.Index == last { // without the last, the width of the numbers can change
+				continue
+			}
+			less := *h
+			less.GPUs = slices.Delete(slices.Clone(h.GPUs), i, i+1)
+			after := planOf(t, seed, &less, c)
+			var before []Lane
+			same := true
+			for _, l := range whole.Lanes {
+				if l.GPU == gpu.BusID {
+					continue
+				}
+				before = append(before, l)
+				again, err := after.Lane(l.GPU)
+				if err != nil {
+					t.Fatal(err)
+				}
+				same = same && compareRoughly(l.Bandwidth, again.Bandwidth) == 0
+			}
+			if lane.Role == RoleRefused {
+				refused++
+				if !same {
+					t.Errorf("seed %d: without the refused %s rates of lanes change", seed, gpu.BusID)
+				}
+			} else {
+				others++
+			}
+			if !same {
+				continue
+			}
+			for k, l := range before {
+				kept++
+				if !slices.Equal(l.Members, after.Lanes[k].Members) {
+					t.Errorf("seed %d: without %s, which no lane uses, the lane of %s changes from %v to %v", seed, gpu.BusID, l.GPU, l.Members, after.Lanes[k].Members)
+				}
+			}
+		}
+	})
+	if refused < 100 || others < 100 || kept < 500 {
+		t.Errorf("%d refused GPUs, %d others, %d lanes compared: hosts too simple", refused, others, kept)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -240,6 +241,7 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 type nicProcesses struct {
 	host    *Host
 	started []*exec.Cmd
+	sockets []string
 }
 
 // start starts a process and waits for its socket.
@@ -247,12 +249,11 @@ func (p *nicProcesses) start(ctx context.Context, what, socket string, arguments
 	c := exec.CommandContext(ctx, filepath.Join(p.host.Binaries, "peerlane-relay"), arguments...)
 	c.Env = append([]string{"PATH=/usr/bin:/bin"}, p.host.Environment...)
 	c.Stderr = &bytes.Buffer{}
-	// A killed process would leave its socket.
 	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
 	if err := c.Start(); err != nil {
 		return err
 	}
-	p.started = append(p.started, c)
+	p.started, p.sockets = append(p.started, c), append(p.sockets, socket)
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if _, err := os.Stat(socket); err == nil {
 			return nil
@@ -271,6 +272,11 @@ func (p *nicProcesses) stop() error {
 		}
 		if ended := c.Wait(); ended != nil {
 			err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
+		}
+	}
+	for _, socket := range p.sockets { // on a busy host a NIC may be killed before it has removed its socket
+		if removed := os.Remove(socket); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
 		}
 	}
 	return err

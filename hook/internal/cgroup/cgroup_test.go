@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-func TestRootFindsCgroup2Mount(t *testing.T) {
+func TestMountFindsCgroup2(t *testing.T) {
 	for _, test := range []struct {
 		mountinfo, root string
 	}{
@@ -13,7 +13,7 @@ func TestRootFindsCgroup2Mount(t *testing.T) {
 		{"34 25 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", ""},
 		{"", ""},
 	} {
-		if root, ok := root(test.mountinfo); root != test.root || ok != (test.root != "") {
+		if root, _, ok := Mount(test.mountinfo, "cgroup2", ""); root != test.root || ok != (test.root != "") {
 			t.Errorf("%q, %t for %q", root, ok, test.mountinfo)
 		}
 	}

@@ -1,9 +1,9 @@
 package ocispec
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -20,7 +20,7 @@ func TestParseDuplicateKeyFails(t *testing.T) {
 		`{"root": {"path": "a"}, "hooks": {}, "hooks": {}}`,
 		`{"root": {"path": "a"}, "hooks": {"createRuntime": [], "createRuntime": []}}`,
 	} {
-		if s, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), "twice") {
+		if s, err := Parse([]byte(text)); !errors.Is(err, ErrDuplicateKey) {
 			t.Errorf("%s is %+v, %v", text, s, err)
 		}
 	}
@@ -41,7 +41,7 @@ func TestReadHugeSpecFailsUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	allocated := testing.AllocsPerRun(1, func() {
-		if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "more than 16777216 bytes") {
+		if _, err := Read(dir); !errors.Is(err, ErrTooLong) {
 			t.Errorf("%v", err)
 		}
 	})

@@ -53,7 +53,7 @@ func TestReadMalformedSpecFails(t *testing.T) {
 		"an environment":   {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},
 		"arguments":        {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`), "cannot unmarshal"},
 		"very deep":        {write(strings.Repeat(`{"a":`, 100000)), "exceeded max depth"},
-		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), MaxBytes)) + `"}}`), "has more than 16777216 bytes"},
+		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), MaxBytes)) + `"}}`), "is longer than the limit of 16777216 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -466,14 +466,8 @@ type purpose struct {
 
 // access returns the rights to memory that the other side writes, or that is sent from. The order of
 // writes is free, unless Verbs.RelaxedOrdering is off: the immediate tells that all have arrived.
-func (f *Fabric) access(target bool) (a verbs.Access) {
-	if target {
-		a = verbs.LocalWrite | verbs.RemoteWrite
-	}
-	if f.config.RelaxedOrdering {
-		a |= verbs.RelaxedOrdering
-	}
-	return a
+func (f *Fabric) access(target bool) verbs.Access {
+	return gdr.Access(target, f.config.RelaxedOrdering)
 }
 
 // registration is memory that NICs know, the host's or a GPU's.
