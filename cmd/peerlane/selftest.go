@@ -49,10 +49,11 @@ two GPUs if no lane is staged: bit-exact copies at odd sizes and offsets, in bot
 directions, also for a running kernel; and rates compared with the bounce through host
 memory. The test chooses size, number and streams of pieces.
 
-As root the results are stored: plans use the rates, as those of peerlane plan --measure,
-and relays the verdicts until the next boot or driver change: a pair that corrupts data, or is slower than the bounce, is replaced by a spare
-or the bounce. Known results are shown without a new test, unless --again is given. The
-first container after a boot still has its own pairs tested.
+As root the results are stored. Plans use the rates, as those of peerlane plan --measure.
+Relays use the verdicts until the next boot or driver change: a pair that corrupts data,
+or is slower than the bounce, is replaced by a spare or the bounce. Known results are
+shown without a new test, unless --again is given. The first container after a boot still
+has its own pairs tested.
 
 A test takes about a second per pair, and contexts and 32 MiB on both GPUs. A GPU that is
 full or in exclusive use cannot be tested, which is no verdict on the pair.
