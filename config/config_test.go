@@ -141,12 +141,16 @@ data_direct = false
 	want := config.Config{
 		Hook: config.Hook{OnFailure: "warn", Annotations: true},
 		Relay: config.Relay{
-			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Scope: "host", Slots: 4, SlotSize: 1 << 20,
+			Binary: "/opt/peerlane-relay", Launcher: "systemd", Route: "staged", Transport: "loop", Scope: "host", Slots: 4,
+			SlotSize: 1 << 20,
 			SelfTest: "required", Calibration: "off", Chunk: 4 << 20, Depth: 6, Streams: 3,
-			Reserve: "start", CUDAIPC: "never", Events: "timeline", Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30, ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
+			Reserve: "start", CUDAIPC: "never", Events: "timeline",
+			Limits: config.Limits{Clients: 2, Memories: 3, Connections: 5, Descriptors: 7, HostMemory: 3 << 30,
+				ClientHostMemory: 2 << 30, Staging: 5 << 30, ClientStaging: 6 << 30},
 			Environment: []string{"PEERLANE_CUDA_LIBRARY=/lib/sim.so", "EMPTY="},
-			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"}, SandboxWrite: []string{"/dev/shm"},
-			Memory: 8 << 30, CPUs: 4, Tasks: 512,
+			Sandbox:     config.SandboxOff, UIDs: "70000-70010", SandboxRead: []string{"/opt/driver"},
+			SandboxWrite: []string{"/dev/shm"},
+			Memory:       8 << 30, CPUs: 4, Tasks: 512,
 		},
 		GDR: planner.GDRPolicy{MaxPath: topo.PHB, NICs: map[string]topo.PathType{"mlx5_0": topo.SYS}},
 		Plan: config.Plan{
@@ -170,11 +174,13 @@ data_direct = false
 		CDI:     config.CDI{Tenancy: "multi"},
 		Runtime: config.Runtime{Path: "/usr/bin/crun", Devices: []string{"peerlane.dev/lane=*", "nvidia.com/gpu=3"}},
 		Network: config.Network{
-			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Rails: []string{"mlx5_1", "ens1f0"}, Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
+			Listen: "off", Key: "/srv/cluster.key", Interfaces: "=ens1f0", Rails: []string{"mlx5_1", "ens1f0"},
+			Address: "fe80::7%ens1f0", Family: "ipv6", Ports: "7000-7009", Streams: 2,
 			TLSCertificate: "/srv/host.pem", TLSKey: "/srv/host.key", TLSAuthority: "/srv/ca.pem",
 		},
-		Log:   config.Log{Format: "json"},
-		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4, ReconnectLimit: 90, AdaptiveRouting: "on", ARThreshold: 4096},
+		Log: config.Log{Format: "json"},
+		Verbs: config.Verbs{TC: 104, SL: 3, PKey: 1, MTU: 1024, Timeout: 18, RetryCount: 6, GIDIndex: 3, QueuePairs: 4,
+			ReconnectLimit: 90, AdaptiveRouting: "on", ARThreshold: 4096},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
@@ -193,7 +199,8 @@ data_direct = false
 	planning := got.Planning()
 	bytes := uint64(limit)
 	if diff := cmp.Diff(planner.Config{
-		Near: "direct", GDR: want.GDR, Software: true, VirtualFunctions: true, Lanes: want.Plan.Lanes, Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
+		Near: "direct", GDR: want.GDR, Software: true, VirtualFunctions: true, Lanes: want.Plan.Lanes,
+		Exclude: want.Plan.Exclude, Rails: want.Plan.Rails, Groups: want.Groups,
 		Staging: planner.StagingConfig{Slots: 4, SlotBytes: 1 << 20, Limit: &bytes, GPUs: map[string]uint64{"1": 0}},
 	}, planning); diff != "" {
 		t.Errorf("what the plan is told (-want +got)\n%s", diff)

@@ -17,12 +17,14 @@ import (
 func FuzzLoad(f *testing.F) {
 	f.Add(
 		[]byte(
-			"[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" = \"0\" }\n",
+			"[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" " +
+				"= \"0\" }\n",
 		),
 	)
 	f.Add(
 		[]byte(
-			"[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = [\"0\"]\n[cdi]\ntenancy = \"multi\"\n",
+			"[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = " +
+				"[\"0\"]\n[cdi]\ntenancy = \"multi\"\n",
 		),
 	)
 	f.Add([]byte("[[plan.lane]]\ngpu = \"3\"\nservers = []\n"))

@@ -40,7 +40,8 @@ func refused(t *testing.T, socket string) string {
 	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)); err != nil {
+	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion,
+		Newest: wire.NewestVersion}, 1)); err != nil {
 		t.Fatal(err)
 	}
 	datagram := make([]byte, wire.MaxMessage)

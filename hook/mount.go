@@ -56,7 +56,8 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 				Operation: "check the anchor",
 				Object:    l.Anchor(),
 				Cause:     err,
-				Remedy:    "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before",
+				Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and " +
+					"started before",
 			}
 		}
 	}
@@ -205,12 +206,15 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		if err != nil {
 			where = "a place that cannot be told: " + err.Error()
 		}
-		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
-			Cause:  fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
+		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " +
+			paths.ContainerDir + " in the root file system", Object: rootfs,
+			Cause: fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another "+
+				"mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
 			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
 	// The anchor must be a mount, and private: mounts on a shared mount appear on the host's.
-	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
+	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH,
+		&unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)
 	}
 	err = unix.MoveMount(

@@ -139,7 +139,8 @@ func (s *service) hear() error {
 		err = errors.New(hello.Error)
 	case hello.Version != handover.Version:
 		err = fmt.Errorf(
-			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its units",
+			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its "+
+				"units",
 			hello.Version,
 			handover.Version,
 		)

@@ -325,7 +325,8 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer dir.Close()
-		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock", dir.Fd())}); err != nil {
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock",
+			dir.Fd())}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -633,7 +634,8 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 		{"no such generation", message(h.layout.Root, strings.Repeat("0", 32)), all, "no such file"},
 		{"no descriptor", right, nil, "0 descriptors are handed over"},
 		{"a descriptor too few", right, all[:5], "5 descriptors are handed over"},
-		{"a descriptor too many", right, append(files(func(f []*os.File) []*os.File { return f }), good), "7 descriptors are handed over"},
+		{"a descriptor too many", right, append(files(func(f []*os.File) []*os.File { return f }), good),
+			"7 descriptors are handed over"},
 		{"as many as the kernel passes", right, slices.Repeat([]*os.File{good}, 253), "253 descriptors are handed over"},
 		{"the lock is another file", right, with(5, free), "is not " + lockFile},
 		{"the lock of a generation that has a supervisor", message(h.layout.Root, g.ID), with(5, busy), "has a supervisor"},

@@ -28,7 +28,8 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 		}
 	}
 	return demo.Options{
-		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 4 << 20, Seed: 7, Binaries: binaries, Quick: true,
+		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 4 << 20, Seed: 7, Binaries: binaries,
+		Quick: true,
 	}
 }
 

@@ -83,7 +83,8 @@ func TestMeasuredLoopbacksEnterTheEstimate(t *testing.T) {
 	var devices []softdevice.Device
 	want := 0
 	for i, l := range loopbacks {
-		devices = append(devices, softdevice.Device{Name: l.NIC, GUID: uint64(i + 1), Address: fmt.Sprintf("192.0.2.%d", i+1)})
+		devices = append(devices, softdevice.Device{Name: l.NIC, GUID: uint64(i + 1),
+			Address: fmt.Sprintf("192.0.2.%d", i+1)})
 		want += 1 + len(l.GPUs)
 	}
 	if len(loopbacks) == 0 || want == len(loopbacks) {
@@ -147,7 +148,8 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 	}
 	name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(1)}, NIC: "mlx5_0"}
 	for _, fault := range append(softdevice.Faults(), "") {
-		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true, Fault: fault})
+		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true,
+			Fault: fault})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,10 +179,12 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 			want = launch.VerdictGood
 		}
 		var got []launch.Triple
-		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true, func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
+		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true,
+			func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
 			t.Errorf("fault %q: results %+v, %v", fault, got, err)
 		}
-		if known, err := tester.KnownTriples([]launch.TripleName{name}, nil); err != nil || len(known) != 1 || known[0].Verdict != want {
+		if known, err := tester.KnownTriples([]launch.TripleName{name}, nil); err != nil || len(known) != 1 ||
+			known[0].Verdict != want {
 			t.Errorf("fault %q: kept results %+v, %v", fault, known, err)
 		}
 	}

@@ -9,14 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/peerlane/peerlane/integration/attack"
 )
 
 // spyTime is how long a spy tries to trace a relay after its execution, from before which it tries.
@@ -66,50 +65,13 @@ func spy(arguments []string) error {
 				return fmt.Errorf("process %d has %q for a uid", pid, uid)
 			}
 			attacks.Go(func() {
-				onThread(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+				attack.OnThread(func() {
+					ways := attack.Trace(pid, uint32(n), attack.AfterStart(pid, spyTime))
+					say(said{Kind: "spied", Error: strings.Join(ways, ", ")})
+				})
 			})
 		}
 	}
-}
-
-// trespass tries as a uid to look into a process until spyTime after it has become a relay, or its
-// end, and returns the ways that succeeded. The calling thread keeps the uid, so trespass runs in onThread.
-func trespass(pid int, uid uint32) (ways []string) {
-	if errno := takeUID(uid); errno != 0 {
-		return []string{"setresuid: " + errno.Error()}
-	}
-	succeeded := func(way string) {
-		if !slices.Contains(ways, way) {
-			ways = append(ways, way)
-		}
-	}
-	memory := fmt.Sprintf("/proc/%d/mem", pid)
-	var end time.Time
-	for tries := 0; end.IsZero() || time.Now().Before(end); tries++ {
-		if end.IsZero() && tries%100 == 0 && executed(pid) {
-			end = time.Now().Add(spyTime)
-		}
-		if fd, err := unix.Open(memory, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
-			unix.Close(fd)
-			succeeded("/proc/PID/mem")
-		}
-		const seize, interrupt = 0x4206, 0x4207 // linux/ptrace.h
-		if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, seize, uintptr(pid), 0, 0, 0, 0); errno == 0 {
-			succeeded("ptrace")
-			// Detach: otherwise the relay's entry would remain after its end.
-			_, _, _ = unix.RawSyscall6(unix.SYS_PTRACE, interrupt, uintptr(pid), 0, 0, 0, 0)
-			var status unix.WaitStatus
-			_, _ = unix.Wait4(pid, &status, unix.WALL, nil)
-			_ = unix.PtraceDetach(pid)
-		}
-	}
-	return ways
-}
-
-// executed reports that a process that was about to become a relay has executed the relay, or ended.
-func executed(pid int) bool {
-	command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err != nil || !bytes.Contains(command, []byte("\x00--uid="))
 }
 
 // A container with the host's PID namespace and CAP_SETUID, which is in Docker's default, takes a

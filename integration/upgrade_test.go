@@ -192,7 +192,8 @@ type earlierContainer struct {
 func (u *upgrade) start(i int) *earlierContainer {
 	u.Helper()
 	u.count++
-	c := &earlierContainer{upgrade: u, id: u.host.ContainerID(fmt.Sprint("earlier-", u.count)), lines: make(chan string, 1000)}
+	c := &earlierContainer{upgrade: u, id: u.host.ContainerID(fmt.Sprint("earlier-", u.count)),
+		lines: make(chan string, 1000)}
 	c.cmd = u.runtime.Command(context.Background(), "run", "--bundle", u.bundles[i], c.id)
 	c.cmd.Stderr = &c.stderr
 	var err error

@@ -49,7 +49,8 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 		return err
 	}
 	a.log.Infof("%d copies between GPUs, the host memory of %d GPUs and %d loopbacks of NICs were measured; %s has the "+
-		"figures, and plans and estimates of this host go by them", len(m.Copies), len(m.Memory), len(m.Loops), a.measuredFile())
+		"figures, and plans and estimates of this host go by them", len(m.Copies), len(m.Memory), len(m.Loops),
+		a.measuredFile())
 	return nil
 }
 
@@ -57,7 +58,8 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.Measured, error) {
 	names, loopbacks := selftest.AllPairs(t.plan, nil), t.plan.Loopbacks(h)
 	if len(names) == 0 && len(loopbacks) == 0 {
-		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane and no NIC has an active port, and a copy needs two GPUs",
+		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane and no NIC has an active port, and a copy needs two "+
+			"GPUs",
 			t.words, len(t.plan.GPUs))
 	}
 	m := new(topo.Measured)
@@ -85,7 +87,8 @@ func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.M
 }
 
 // measureLoops measures the loopback of NICs. A NIC or memory that cannot be tested is a warning.
-func (a *app) measureLoops(ctx context.Context, t *selfTested, loopbacks []planner.Loopback) ([]topo.MeasuredLoop, error) {
+func (a *app) measureLoops(ctx context.Context, t *selfTested, loopbacks []planner.Loopback) ([]topo.MeasuredLoop,
+	error) {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
 	defer stop()
 	loops, failed, err := t.tester.MeasureLoops(ctx, t.plan, loopbacks, t.config.Verbs.Launch())

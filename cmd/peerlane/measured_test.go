@@ -42,7 +42,8 @@ func TestSelfTestsFeedTheMeasuredRates(t *testing.T) {
 		return h
 	}
 	a := &app{layout: paths.New(t.TempDir()), log: logrus.New()}
-	first, again, other := testedPair(0, launch.VerdictGood, ""), testedPair(0, launch.VerdictGood, ""), testedPair(1, launch.VerdictGood, "")
+	first, again, other := testedPair(0, launch.VerdictGood, ""), testedPair(0, launch.VerdictGood, ""),
+		testedPair(1, launch.VerdictGood, "")
 	again.Push.Client, other.Server.BusID = 200, "0000:19:00.0"
 	h := read()
 	if !addPairs(h, []launch.Pair{first}) || len(h.Measured.Copies) != 1 || len(h.Measured.Memory) != 1 {
@@ -59,7 +60,8 @@ func TestSelfTestsFeedTheMeasuredRates(t *testing.T) {
 	}
 	h = read()
 	a.useMeasured(h)
-	if m := h.Measured; m == nil || len(m.Copies) != 2 || m.Copies[0].Out != 200 || m.Copies[1].Peer != "0000:19:00.0" || m.At == 0 {
+	if m := h.Measured; m == nil || len(m.Copies) != 2 || m.Copies[0].Out != 200 || m.Copies[1].Peer != "0000:19:00.0" ||
+		m.At == 0 {
 		t.Errorf("after peerlane self-test the rates are %+v", m)
 	}
 	a.keepKnownPairs(&planned{host: read()}) // nothing learned

@@ -378,5 +378,6 @@ func tripleWords(t launch.Triple) string {
 	if t.Flushed {
 		flushed = "with flushes"
 	}
-	return fmt.Sprintf("%v: verified by %d rounds each way, %s compared, %s, %s", t.TripleName, t.Rounds, humanize.IBytes(t.Bytes), t.Memory, flushed)
+	return fmt.Sprintf("%v: verified by %d rounds each way, %s compared, %s, %s", t.TripleName, t.Rounds,
+		humanize.IBytes(t.Bytes), t.Memory, flushed)
 }

@@ -15,7 +15,8 @@ import (
 // MeasureLoops measures the loopbacks of a plan's NICs by the RDMA test. failed names each NIC and
 // memory without a rate, with the reason. With an error the rates are valid, but others are
 // missing.
-func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks []planner.Loopback, verbs *launch.Verbs) (loops []topo.MeasuredLoop, failed []string, err error) {
+func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks []planner.Loopback,
+	verbs *launch.Verbs) (loops []topo.MeasuredLoop, failed []string, err error) {
 	job := launch.RDMAJob{Verbs: verbs}
 	for _, l := range loopbacks {
 		nic := launch.RDMANIC{Name: l.NIC}

@@ -79,7 +79,9 @@ func (s setting) stale(t launch.Triple) bool {
 
 // UnknownTriples returns the triples that a list lacks.
 func UnknownTriples(list []launch.Triple, names []launch.TripleName) []launch.TripleName {
-	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return launch.FindTriple(list, n) != nil })
+	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool {
+		return launch.FindTriple(list, n) != nil
+	})
 }
 
 // PendingTriples returns the triples that a list lacks, and untested ones whose NIC's port is down.
@@ -104,9 +106,11 @@ func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([
 }
 
 // TestTriples tests triples, known triples only if again is set, keeps the results, and
-// passes the results to tell, known results first. A triple that cannot be tested has VerdictUntested; the error is of the
+// passes the results to tell, known results first. A triple that cannot be tested has
+// VerdictUntested; the error is of the
 // lock or of the file of results.
-func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, tell func(launch.Triple)) error {
+func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
+	tell func(launch.Triple)) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -134,15 +138,18 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 		tell(r)
 	}
 	rest := func() []launch.TripleName { return UnknownTriples(kept.Triples, names) }
-	err = testAll(ctx, rest, func(list []launch.TripleName) error { return t.runTriples(ctx, list, verbs, took) }, func(n launch.TripleName, reason string) {
-		took(launch.Triple{TripleName: n, Verdict: launch.VerdictUntested, Reason: reason})
-	})
+	err = testAll(ctx, rest, func(list []launch.TripleName) error { return t.runTriples(ctx, list, verbs, took) },
+		func(n launch.TripleName, reason string) {
+			took(launch.Triple{TripleName: n, Verdict: launch.VerdictUntested, Reason: reason})
+		})
 	return cmp.Or(err, failed)
 }
 
 // runTriples has one process test triples, in a relay's sandbox with the NICs' devices.
-func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, tell func(launch.Triple)) error {
-	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout, errors.New("the test of a GPU and a NIC takes too long"))
+func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs,
+	tell func(launch.Triple)) error {
+	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout,
+		errors.New("the test of a GPU and a NIC takes too long"))
 	defer cancel()
 	job := launch.RDMAJob{Triples: names, Verbs: verbs}
 	text, err := json.Marshal(job)
@@ -169,7 +176,8 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 
 // limitEach returns a context that ends at the first limit, or at the limit after the last call
 // of renew.
-func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew, stop func()) {
+func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew,
+	stop func()) {
 	limited, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(first, func() { cancel(cause) })
 	return limited, func() { timer.Reset(each) }, func() {
@@ -229,7 +237,8 @@ func PossibleTriples(g *generation.Generation) []launch.TripleName {
 	if c.Verbs == nil || c.Transport != launch.TransportAuto && c.Transport != launch.TransportVerbs {
 		return nil
 	}
-	software := slices.ContainsFunc(g.Relay.Environment, func(e string) bool { return strings.HasPrefix(e, generation.VerbsVariable+"=") })
+	software := slices.ContainsFunc(g.Relay.Environment,
+		func(e string) bool { return strings.HasPrefix(e, generation.VerbsVariable+"=") })
 	devices := map[string]bool{}
 	return slices.DeleteFunc(launch.StagingTriples(c.Lanes), func(n launch.TripleName) bool {
 		if _, known := devices[n.NIC]; !known {
@@ -241,7 +250,8 @@ func PossibleTriples(g *generation.Generation) []launch.TripleName {
 
 // TestUntilUp tests triples. If the port of a NIC was down before or after a test without a
 // verdict, TestUntilUp waits until a port is active and repeats these tests.
-func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs, found chan<- launch.Triple) error {
+func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs,
+	found chan<- launch.Triple) error {
 	for again := false; ; again = true {
 		var down []launch.TripleName
 		for part := range slices.Chunk(names, triplesPerLock) {
@@ -257,7 +267,8 @@ func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName,
 		if len(down) == 0 {
 			return nil
 		}
-		for wait := true; wait; wait = !slices.ContainsFunc(down, func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
+		for wait := true; wait; wait = !slices.ContainsFunc(down,
+			func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
 			if err := pause(ctx, portPause); err != nil {
 				return err
 			}
@@ -268,7 +279,8 @@ func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName,
 
 // testUnlessLocked tests triples when no other test holds the lock, and returns the triples without
 // a verdict whose port was down before or after the test.
-func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, found chan<- launch.Triple) (down []launch.TripleName, err error) {
+func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
+	found chan<- launch.Triple) (down []launch.TripleName, err error) {
 	for {
 		before := slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return !portDown(n.NIC) })
 		err = t.TestTriples(ctx, names, verbs, again, func(r launch.Triple) {

@@ -45,7 +45,8 @@ func openLimit(sysctls string, memoryLimited bool) uint64 {
 // without that part.
 func lacking(missing string) *fault.Error {
 	part, cause, _ := strings.Cut(missing, ": ")
-	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part, Cause: errors.New(cause),
+	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part,
+		Cause:  errors.New(cause),
 		Remedy: fmt.Sprintf("the relay serves without it; peerlane explain %s has the remedies", fault.NoSandbox)}
 }
 

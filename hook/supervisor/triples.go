@@ -63,7 +63,9 @@ func (s *supervisor) testTriples() {
 // test.
 func (s *supervisor) triplesAdded() bool {
 	unknown := selftest.UnknownTriples(s.triples.known, selftest.PossibleTriples(s.generation))
-	return slices.ContainsFunc(unknown, func(n launch.TripleName) bool { return !launch.ContainsTriple(s.triples.names, n) })
+	return slices.ContainsFunc(unknown, func(n launch.TripleName) bool {
+		return !launch.ContainsTriple(s.triples.names, n)
+	})
 }
 
 // tripleFound takes a result, and tells the relay.

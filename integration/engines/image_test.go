@@ -64,7 +64,7 @@ func makeImage(dir string, libraries ...string) (*image, error) {
 	if err := writeLayer(i.rootfs, i.layer); err != nil {
 		return nil, err
 	}
-	return i, writeOCI(i.layer, i.oci)
+	return i, writeOCI(i.layer, i.oci, imageName)
 }
 
 func writeLayer(rootfs, path string) error {
@@ -115,7 +115,7 @@ func writeLayer(rootfs, path string) error {
 }
 
 // writeOCI packs a layer into an image, by the OCI image specification.
-func writeOCI(layer, path string) error {
+func writeOCI(layer, path, name string) error {
 	blob, err := os.ReadFile(layer)
 	if err != nil {
 		return err
@@ -161,13 +161,14 @@ func writeOCI(layer, path string) error {
 		return err
 	}
 	manifestAt, err := addJSON("manifest.v1+json", object{
-		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": configAt, "layers": []object{layerAt},
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": configAt,
+		"layers": []object{layerAt},
 	})
 	if err != nil {
 		return err
 	}
-	manifestAt["annotations"] = object{"io.containerd.image.name": imageName,
-		"org.opencontainers.image.ref.name": imageName}
+	manifestAt["annotations"] = object{"io.containerd.image.name": name,
+		"org.opencontainers.image.ref.name": name}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{manifestAt}})
 	if err != nil {
 		return err

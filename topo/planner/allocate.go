@@ -154,10 +154,12 @@ func (p *planner) allows(g int, q part, staged bool) bool {
 	case KindDirect:
 		return p.near(g, q.nic)
 	case KindStaged:
-		return staged && p.usable(q.nic) && slices.Contains(p.stagers(g, q.nic), q.server) && !p.exclude.toNIC[[2]int{g, q.nic}] &&
+		return staged && p.usable(q.nic) && slices.Contains(p.stagers(g, q.nic), q.server) &&
+			!p.exclude.toNIC[[2]int{g, q.nic}] &&
 			!(p.config.Near == NearDirect && p.isNear(g))
 	}
-	return p.usable(q.nic) && !p.exclude.toNIC[[2]int{g, q.nic}] && p.toNIC[g][q.nic].Type < topo.DIS && !(p.config.Near == NearDirect && p.isNear(g))
+	return p.usable(q.nic) && !p.exclude.toNIC[[2]int{g, q.nic}] && p.toNIC[g][q.nic].Type < topo.DIS &&
+		!(p.config.Near == NearDirect && p.isNear(g))
 }
 
 // candidates are the ways of a GPU: directly over near NICs, through the CPU's memory, and
@@ -214,7 +216,8 @@ func (a *allocation) measure() {
 	for i, l := range loads {
 		for _, on := range l {
 			for k := range seeds {
-				sign[on.pipe][k] = sign[on.pipe][k]*0x9e3779b97f4a7c15 + maphash.Comparable(seeds[k], [2]float64{float64(i), on.weight})
+				sign[on.pipe][k] = sign[on.pipe][k]*0x9e3779b97f4a7c15 + maphash.Comparable(seeds[k],
+					[2]float64{float64(i), on.weight})
 			}
 			most[on.pipe] = max(most[on.pipe], on.weight)
 		}
@@ -471,7 +474,8 @@ func (a *allocation) simplify(lanes []mix) {
 		}
 		m := slices.Clone(lanes[f])
 		slices.SortStableFunc(m, func(x, y share1) int {
-			return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(a.ways[f][x.way].cost, a.ways[f][y.way].cost), cmp.Compare(x.way, y.way))
+			return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(a.ways[f][x.way].cost, a.ways[f][y.way].cost),
+				cmp.Compare(x.way, y.way))
 		})
 		if slices.ContainsFunc(m, func(s share1) bool { return try(f, mix{{s.way, 1}}) }) {
 			continue
@@ -542,7 +546,9 @@ func (a *allocation) round(lanes []mix, most int) {
 // of several lanes.
 func rounded(m mix) mix {
 	m = m.scaled()
-	slices.SortStableFunc(m, func(x, y share1) int { return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way)) })
+	slices.SortStableFunc(m, func(x, y share1) int {
+		return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way))
+	})
 	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/MaxWeights }).scaled()
 	if len(m) == 1 {
 		return mix{{m[0].way, 1}}

@@ -176,7 +176,8 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 		if out, _ := n.memory(cpu); out > 0 {
 			source = SourceMeasured
 		}
-		links = append(links, ModelLink{"host memory of " + cpu.String(), min(n.pipes[pipes[0]].rate, n.pipes[pipes[1]].rate), source})
+		links = append(links, ModelLink{"host memory of " + cpu.String(), min(n.pipes[pipes[0]].rate, n.pipes[pipes[1]].rate),
+			source})
 	}
 	copies, loops := map[[2]int]bool{}, map[[2]int]bool{} // in the lanes; [GPU, server], [NIC, GPU]
 	for _, l := range p.Lanes {
@@ -207,7 +208,8 @@ func (p *Plan) ModelLinks(h *topo.Host) (links []ModelLink) {
 	}
 	for _, pair := range inOrder(copies) {
 		g, s := pair[0], pair[1]
-		link := ModelLink{Name: fmt.Sprintf("copies between GPU %d and GPU %d", n.h.GPUs[g].Index, n.h.GPUs[s].Index), Source: SourceMeasured}
+		link := ModelLink{Name: fmt.Sprintf("copies between GPU %d and GPU %d", n.h.GPUs[g].Index, n.h.GPUs[s].Index),
+			Source: SourceMeasured}
 		if out, in := n.copied(g, s); out > 0 {
 			link.Rate = min(out, in)
 		} else if path := n.toGPU[g][s].Path; path.Type >= topo.PHB && path.Type < topo.DIS {

@@ -105,8 +105,10 @@ func (l *Lane) checkMembers() error {
 		return fmt.Errorf("its members weigh %d together, and %d is the limit", sum, MaxWeights)
 	}
 	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
-	if l.Kind != "" && of.Kind != l.Kind || !slices.Equal(sorted(of.Servers), sorted(l.Servers)) || !slices.Equal(sorted(of.NICs), sorted(l.NICs)) {
-		return fmt.Errorf("it is contradictory: by its members it is %q over %q staged on %q, and it says %q over %q staged on %q",
+	if l.Kind != "" && of.Kind != l.Kind || !slices.Equal(sorted(of.Servers), sorted(l.Servers)) ||
+		!slices.Equal(sorted(of.NICs), sorted(l.NICs)) {
+		return fmt.Errorf("it is contradictory: by its members it is %q over %q staged on %q, and it says %q over %q "+
+			"staged on %q",
 			of.Kind, of.NICs, of.Servers, l.Kind, l.NICs, l.Servers)
 	}
 	return nil

@@ -120,8 +120,10 @@ func (n *network) add(l *load, pipe int, weight float64) {
 func newNetwork(h *topo.Host) *network {
 	n := &network{
 		h: h, known: h.Matrix == nil,
-		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[graph.NodeID]int{}, sockets: map[graph.NodeID]float64{},
-		hops: map[[2]graph.NodeID]hop{}, ports: map[int][2]int{}, forwards: map[graph.NodeID][2]int{}, measured: map[[2]int][2]int{}, loops: map[loopKey][2]int{},
+		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[graph.NodeID]int{},
+		sockets: map[graph.NodeID]float64{},
+		hops:    map[[2]graph.NodeID]hop{}, ports: map[int][2]int{}, forwards: map[graph.NodeID][2]int{},
+		measured: map[[2]int][2]int{}, loops: map[loopKey][2]int{},
 	}
 	for _, c := range h.CPUs {
 		n.sockets[graph.CPUID(c.Host, c.NUMA)] = c.Socket
@@ -147,7 +149,8 @@ func newNetwork(h *topo.Host) *network {
 func (n *network) findWays() {
 	h := n.h
 	finder := graph.NewPathFinder(h, topo.RulesPlan)
-	n.toGPU, n.toNIC = graph.Matrix[graph.Route](len(h.GPUs), len(h.GPUs)), graph.Matrix[graph.Route](len(h.GPUs), len(h.NICs))
+	n.toGPU, n.toNIC = graph.Matrix[graph.Route](len(h.GPUs), len(h.GPUs)),
+		graph.Matrix[graph.Route](len(h.GPUs), len(h.NICs))
 	ends := graph.Devices(h)
 	gpus, nics := ends[:len(h.GPUs)], ends[len(h.GPUs):]
 	var direct *graph.PathFinder

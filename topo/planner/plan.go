@@ -241,7 +241,8 @@ func (p *Plan) GPU(name string) (topo.GPU, error) { return topo.FindGPU(p.GPUs, 
 type SeveralHostsError struct{ Hosts []string }
 
 func (e *SeveralHostsError) Error() string {
-	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan --host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
+	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan "+
+		"--host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
 }
 
 // Make returns a plan with a lane for every GPU of a host. Equal hosts and configurations give
@@ -264,7 +265,8 @@ func Make(h *topo.Host, c Config) (*Plan, error) {
 	lanes := p.plan()
 	plan := &Plan{
 		Version: Version, Source: h.Source, Notes: p.notes(lanes),
-		GPUs: h.GPUs, NICs: planned(h.NICs), CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
+		GPUs: h.GPUs, NICs: planned(h.NICs), CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups,
+		Staging: p.staging(lanes),
 	}
 	plan.sortByIndex()
 	return plan, nil

@@ -69,7 +69,8 @@ func TestPlanOfRandomHostsUsesNoRefusedDevice(t *testing.T) {
 					t.Errorf("seed %d: %v is excluded, and the lane is %+v", seed, pair, l)
 				}
 				if peer, err := plan.GPU(pair[1]); err == nil &&
-					(l.GPU == gpu.BusID && slices.Contains(l.Servers, peer.BusID) || l.GPU == peer.BusID && slices.Contains(l.Servers, gpu.BusID)) {
+					(l.GPU == gpu.BusID && slices.Contains(l.Servers, peer.BusID) || l.GPU == peer.BusID &&
+						slices.Contains(l.Servers, gpu.BusID)) {
 					t.Errorf("seed %d: %v is excluded, and the lane is %+v", seed, pair, l)
 				}
 			}
@@ -117,7 +118,8 @@ func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 				continue
 			}
 			if !slices.ContainsFunc(plan.Lanes, func(near Lane) bool {
-				return near.Role == RoleNear && len(near.NICs) > 0 && !apart[[2]string{l.GPU, near.GPU}] && !apart[[2]string{l.GPU, near.NICs[0]}]
+				return near.Role == RoleNear && len(near.NICs) > 0 && !apart[[2]string{l.GPU, near.GPU}] &&
+					!apart[[2]string{l.GPU, near.NICs[0]}]
 			}) {
 				continue
 			}
@@ -137,7 +139,8 @@ func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 		}
 	})
 	if found < 200 || relayed < 40 || bounced < 60 || configured < 20 {
-		t.Errorf("%d far GPUs, %d relayed, %d bounced, %d of hosts with pairs: the hosts are too simple", found, relayed, bounced, configured)
+		t.Errorf("%d far GPUs, %d relayed, %d bounced, %d of hosts with pairs: the hosts are too simple", found, relayed,
+			bounced, configured)
 	}
 }
 
@@ -146,9 +149,13 @@ func TestPlanOfShuffledDevicesIsEqual(t *testing.T) {
 		want := planOf(t, seed, h, c)
 		r := rand.New(rand.NewPCG(seed, 4))
 		other := *h
-		other.CPUs, other.Switches, other.GPUs, other.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs), slices.Clone(h.NICs)
+		other.CPUs, other.Switches, other.GPUs, other.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches),
+			slices.Clone(h.GPUs), slices.Clone(h.NICs)
 		r.Shuffle(len(other.CPUs), func(i, j int) { other.CPUs[i], other.CPUs[j] = other.CPUs[j], other.CPUs[i] })
-		r.Shuffle(len(other.Switches), func(i, j int) { other.Switches[i], other.Switches[j] = other.Switches[j], other.Switches[i] })
+		r.Shuffle(len(other.Switches), func(i, j int) {
+			other.Switches[i], other.Switches[j] = other.Switches[j],
+				other.Switches[i]
+		})
 		r.Shuffle(len(other.GPUs), func(i, j int) { other.GPUs[i], other.GPUs[j] = other.GPUs[j], other.GPUs[i] })
 		r.Shuffle(len(other.NICs), func(i, j int) { other.NICs[i], other.NICs[j] = other.NICs[j], other.NICs[i] })
 		for i := range other.GPUs {
@@ -160,7 +167,8 @@ func TestPlanOfShuffledDevicesIsEqual(t *testing.T) {
 		r.Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
 		c.Exclude.Pairs = pairs
 		got := planOf(t, seed, &other, c)
-		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".NVLinks" }, cmp.Ignore())); diff != "" {
+		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".NVLinks" },
+			cmp.Ignore())); diff != "" {
 			t.Fatalf("seed %d: %s", seed, diff)
 		}
 		estimated, err := want.Estimate(h)
@@ -274,7 +282,8 @@ func TestPlanOfRenumberedGPUsKeepsLanes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(l.Members, again.Members) || !slices.Equal(l.NICs, again.NICs) || !slices.Equal(l.Servers, again.Servers) {
+			if !slices.Equal(l.Members, again.Members) || !slices.Equal(l.NICs, again.NICs) ||
+				!slices.Equal(l.Servers, again.Servers) {
 				t.Errorf("seed %d: with other indexes the lane of %s changes from %v to %v", seed, l.GPU, l.Members, again.Members)
 			}
 		}
@@ -301,7 +310,8 @@ func TestPlanWithoutAGPUThatNoLaneUsesKeepsLanes(t *testing.T) {
 				t.Fatal(err)
 			}
 			used := slices.ContainsFunc(whole.Lanes, func(l Lane) bool {
-				return slices.Contains(l.Servers, gpu.BusID) || slices.ContainsFunc(l.Members, func(m Member) bool { return m.Server == gpu.BusID })
+				return slices.Contains(l.Servers, gpu.BusID) ||
+					slices.ContainsFunc(l.Members, func(m Member) bool { return m.Server == gpu.BusID })
 			})
 			if used || gpu.Index == last { // without the last, the width of the numbers can change
 				continue
@@ -336,7 +346,8 @@ func TestPlanWithoutAGPUThatNoLaneUsesKeepsLanes(t *testing.T) {
 			for k, l := range before {
 				kept++
 				if !slices.Equal(l.Members, after.Lanes[k].Members) {
-					t.Errorf("seed %d: without %s, which no lane uses, the lane of %s changes from %v to %v", seed, gpu.BusID, l.GPU, l.Members, after.Lanes[k].Members)
+					t.Errorf("seed %d: without %s, which no lane uses, the lane of %s changes from %v to %v", seed, gpu.BusID, l.GPU,
+						l.Members, after.Lanes[k].Members)
 				}
 			}
 		}

@@ -203,7 +203,8 @@ func (r *recording) read(p string) ([]byte, error) {
 		return nil, err
 	}
 	if r.extent != Everything && path.Base(p) == "config" && int64(len(data)) < d.size {
-		return nil, &fault.Error{Code: fault.NotRoot, Operation: "read", Object: name, Cause: fmt.Errorf("the kernel shows %d of %d bytes", len(data), d.size), Remedy: "run this as root"}
+		return nil, &fault.Error{Code: fault.NotRoot, Operation: "read", Object: name,
+			Cause: fmt.Errorf("the kernel shows %d of %d bytes", len(data), d.size), Remedy: "run this as root"}
 	}
 	return data, nil
 }
@@ -285,7 +286,8 @@ func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool,
 	}
 	delete(roots, "") // software RDMA is outside PCI roots
 	if len(roots) == 0 {
-		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is nothing to record")
+		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is " +
+			"nothing to record")
 	}
 	return func(at string) bool { return roots[rootComplex(at)] }, nil
 }

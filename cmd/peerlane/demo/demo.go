@@ -172,7 +172,8 @@ type Server struct {
 // that the demo ran with a fault.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if o.Runtime != RuntimeNone && os.Geteuid() != 0 {
-		return nil, fmt.Errorf("the demo with %s needs root: an OCI runtime makes namespaces and cgroups, and its hook mounts the relay's socket; run it with sudo, or with --runtime none for plain processes", o.Runtime)
+		return nil, fmt.Errorf("the demo with %s needs root: an OCI runtime makes namespaces and cgroups, and its hook "+
+			"mounts the relay's socket; run it with sudo, or with --runtime none for plain processes", o.Runtime)
 	}
 	if o.Progress == nil {
 		o.Progress = func(Progress) {}
@@ -322,9 +323,11 @@ func (d *demo) chooseRoute() error {
 	one := d.host.OneGPU()
 	switch {
 	case one && d.Route == launch.RouteStaged:
-		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --route direct, or --gpus simulated")
+		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --route direct, or " +
+			"--gpus simulated")
 	case one && d.Copy == CopyClient:
-		return errors.New("--copy client needs a second GPU to copy to; this host has 1 GPU: use --copy relay, or --gpus simulated")
+		return errors.New("--copy client needs a second GPU to copy to; this host has 1 GPU: use --copy relay, or --gpus " +
+			"simulated")
 	case d.Route != "" && d.Route != launch.RouteAuto:
 	case one:
 		d.Route = launch.RouteDirect
@@ -353,7 +356,8 @@ func (d *demo) configure() error {
 			d.Slots, d.SlotBytes = 8, 4<<20
 		}
 	} else {
-		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16, Rounds: 1000}
+		d.script = Script{RateSizes: []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20}, RateBytes: 16 << 30, Depth: 16,
+			Rounds: 1000}
 	}
 	if d.host.Simulated && !d.Rates {
 		d.script.RateSizes, d.script.Rounds = nil, 0
@@ -382,9 +386,11 @@ func (d *demo) configure() error {
 	}); err != nil {
 		return err
 	}
-	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated, d.host.Words
+	d.report.Topology, d.report.Plan, d.report.Simulated, d.report.Host = d.host.Topology, d.host.Plan, d.host.Simulated,
+		d.host.Words
 	var err error
-	if d.report.Estimate, err = d.host.Plan.Estimate(d.host.Topology); err != nil && !errors.Is(err, planner.ErrNoBandwidths) {
+	if d.report.Estimate, err = d.host.Plan.Estimate(d.host.Topology); err != nil &&
+		!errors.Is(err, planner.ErrNoBandwidths) {
 		return err
 	}
 	if d.lanes, err = d.host.TwoClients(); err != nil {
@@ -485,7 +491,8 @@ func (d *demo) exchange(ctx context.Context) error {
 	}
 	for _, c := range d.report.Containers {
 		if c.Client == nil || !c.Client.Verified || c.Client.VerifiedBytes < d.Bytes {
-			d.report.Problems = append(d.report.Problems, fmt.Sprintf("container %s did not verify the %d bytes that were asked for", c.Name, d.Bytes))
+			d.report.Problems = append(d.report.Problems, fmt.Sprintf("container %s did not verify the %d bytes that were "+
+				"asked for", c.Name, d.Bytes))
 		}
 	}
 	return nil
@@ -669,7 +676,8 @@ func (r *running) cancel(ctx context.Context) error {
 		}
 		var u unix.Siginfo
 		// A zombie is waited for by Wait.
-		if err := unix.Waitid(unix.P_PID, r.command.Process.Pid, &u, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != nil || u.Signo != 0 {
+		if err := unix.Waitid(unix.P_PID, r.command.Process.Pid, &u, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT,
+			nil); err != nil || u.Signo != 0 {
 			return os.ErrProcessDone
 		}
 	}
@@ -702,7 +710,8 @@ func (d *demo) measure(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
 	result := &Baselines{}
-	job := measure.Job{From: a.GPU.BusID, To: b.GPU.BusID, Issuer: a.GPU.BusID, Bytes: d.script.RateBytes, Depth: d.script.Depth}
+	job := measure.Job{From: a.GPU.BusID, To: b.GPU.BusID, Issuer: a.GPU.BusID, Bytes: d.script.RateBytes,
+		Depth: d.script.Depth}
 	for _, job.Size = range d.script.RateSizes {
 		for kind, list := range map[string]*[]Rate{measure.Raw: &result.Raw, measure.Bounce: &result.Bounce} {
 			job.Kind = kind
@@ -726,7 +735,8 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
 	} {
 		job := measure.Job{
-			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes), Bytes: d.script.RateBytes, Depth: d.script.Depth,
+			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes),
+			Bytes: d.script.RateBytes, Depth: d.script.Depth,
 			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
 		}
 		raw, err := m.Do(job)
@@ -803,7 +813,8 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 		// No relay counts the client's own copies: sent bytes enter the server GPU, and received
 		// bytes leave it, on both routes.
 		if wrong(out, sent, eager/2) || wrong(in, received, eager/2) {
-			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent, received, out, in)
+			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent,
+				received, out, in)
 		}
 		if len(after) > 0 && !d.sharedServers() && (deviceIn < staged-eager || deviceOut < staged-eager) {
 			problem("of %d bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)

@@ -102,7 +102,8 @@ func TestDemoFailureReportsRelayLog(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "relay.log"), []byte(strings.Repeat("x", 5000)+"last words\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "relay.log"), []byte(strings.Repeat("x", 5000)+"last words\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	said := d.relayLogs()

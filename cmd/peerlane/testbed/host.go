@@ -226,7 +226,8 @@ func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) 
 	processes := &nicProcesses{host: h}
 	for nic, gpus := range beside {
 		socket := h.Layout.EmulatedNIC(nic)
-		arguments := []string{"emulated-nic", "--name", nic, "--socket", socket, "--log-level", "warning", "--rate", fmt.Sprint(h.Pace)}
+		arguments := []string{"emulated-nic", "--name", nic, "--socket", socket, "--log-level", "warning",
+			"--rate", fmt.Sprint(h.Pace)}
 		for _, g := range gpus {
 			arguments = append(arguments, "--gpu", g)
 		}
@@ -296,7 +297,8 @@ func (h *Host) real() error {
 		return err
 	}
 	h.Topology = topology
-	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name, counted(len(topology.NICs), "RDMA NIC"))
+	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name,
+		counted(len(topology.NICs), "RDMA NIC"))
 	h.Libraries = []string{library}
 	h.Environment = []string{cuda.LibraryVariable + "=" + library}
 	plan, err := planner.Make(topology, planner.Config{})
@@ -339,7 +341,8 @@ func driverLibrary() (string, error) {
 		return "", err
 	}
 	for _, line := range strings.Split(string(maps), "\n") {
-		if f := strings.Fields(line); len(f) == 6 && strings.Contains(filepath.Base(f[5]), filepath.Base(strings.TrimSuffix(d.Library(), ".1"))) {
+		if f := strings.Fields(line); len(f) == 6 && strings.Contains(filepath.Base(f[5]),
+			filepath.Base(strings.TrimSuffix(d.Library(), ".1"))) {
 			return f[5], nil
 		}
 	}
@@ -361,7 +364,8 @@ func (h *Host) simulated(one bool) error {
 		topology.GPUs = topology.GPUs[:1]
 	}
 	h.proc, h.devRoot = proc, filepath.Join(h.Root, "nodes")
-	h.Words = fmt.Sprintf("a recorded host with %s and %s, on the CUDA simulator: its figures say nothing about hardware", counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
+	h.Words = fmt.Sprintf("a recorded host with %s and %s, on the CUDA simulator: its figures say nothing about hardware",
+		counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
 	if err := h.simulate(topology); err != nil {
 		return err
 	}
@@ -375,7 +379,8 @@ func (h *Host) ofKernel() error {
 	if err != nil {
 		return err
 	}
-	h.Words = fmt.Sprintf("this kernel's PCIe tree, with %d GPUs and %d NICs, on the CUDA simulator", len(topology.GPUs), len(topology.NICs))
+	h.Words = fmt.Sprintf("this kernel's PCIe tree, with %d GPUs and %d NICs, on the CUDA simulator", len(topology.GPUs),
+		len(topology.NICs))
 	if err := h.simulate(topology); err != nil {
 		return err
 	}
@@ -387,7 +392,8 @@ func (h *Host) simulate(topology *topo.Host) error {
 	h.simDir = filepath.Join(h.Root, "simulator")
 	var devices []sim.Device
 	for _, g := range topology.GPUs {
-		devices = append(devices, sim.Device{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Memory: 16 << 30})
+		devices = append(devices, sim.Device{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name,
+			Memory: 16 << 30})
 	}
 	if err := sim.Write(h.simDir, devices); err != nil {
 		return err
@@ -493,7 +499,8 @@ func (h *Host) vendorSpec() (*specs.Spec, error) {
 	if h.Simulated {
 		// The process that copies writes the devices' logs.
 		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts,
-			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir, Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
+			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir,
+				Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
 		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "PEERLANE_SIM_VISIBLE=nodes")
 	}
 	for _, g := range h.Topology.GPUs {
@@ -546,7 +553,8 @@ func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 			return nil, err
 		}
 	}
-	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir, "CUDA_VISIBLE_DEVICES="+g.UUID), nil
+	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir,
+		"CUDA_VISIBLE_DEVICES="+g.UUID), nil
 }
 
 // Log returns the log of every simulated device, by PCI address; empty on real GPUs.

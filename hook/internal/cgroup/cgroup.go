@@ -35,19 +35,21 @@ func Find(l paths.Layout, id string) (Group, bool, error) {
 }
 
 // Remove removes a generation's group. In a mount namespace without cgroup2 it makes a detached
-// mount: a supervisor with another mount namespace may have made the group.
-func Remove(l paths.Layout, id string) error {
+// mount: a supervisor with another mount namespace may have made the group. Without the right to
+// mount, Remove fails if the supervisor reported a group.
+func Remove(l paths.Layout, id string, reported bool) error {
 	group, ok, err := Find(l, id)
 	if err != nil {
 		return err
 	}
 	if !ok {
 		mount, err := detachedCgroups()
-		if err == unix.EPERM || err == unix.ENODEV {
-			return nil // without CAP_SYS_ADMIN, or without cgroup2, there is no group
+		if err == unix.ENODEV || err == unix.EPERM && !reported {
+			return nil // the kernel has no cgroup2, or the generation no group
 		}
 		if err != nil {
-			return fmt.Errorf("mounting cgroup2 to remove the control group of generation %s: %w", id, err)
+			return fmt.Errorf("mounting cgroup2 to remove the control group %s: %w; "+
+				"run peerlane relay gc with CAP_SYS_ADMIN, or where cgroup2 is mounted", filepath.Join(group.family, id), err)
 		}
 		defer mount.Close()
 		group.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())

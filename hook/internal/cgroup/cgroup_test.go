@@ -9,7 +9,8 @@ func TestMountFindsCgroup2(t *testing.T) {
 		mountinfo, root string
 	}{
 		{"25 19 0:22 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup"},
-		{"19 1 0:18 / /sys rw - sysfs sysfs rw\n34 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n", "/sys/fs/cgroup/unified"},
+		{"19 1 0:18 / /sys rw - sysfs sysfs rw\n34 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n",
+			"/sys/fs/cgroup/unified"},
 		{"34 25 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n", ""},
 		{"", ""},
 	} {

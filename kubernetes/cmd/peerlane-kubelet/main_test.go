@@ -31,11 +31,13 @@ func apiServer(t *testing.T, release string, status int) string {
 		})
 	}
 	answer("/version", http.StatusOK, apiversion.Info{GitVersion: release})
-	answer("/apis/resource.k8s.io/v1", status, metav1.APIResourceList{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}}})
+	answer("/apis/resource.k8s.io/v1", status, metav1.APIResourceList{GroupVersion: "resource.k8s.io/v1",
+		APIResources: []metav1.APIResource{{Name: "resourceslices"}}})
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	config := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a}}]\nclusters: [{name: a, cluster: {server: %q}}]\n", server.URL)
+	config := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: "+
+		"a}}]\nclusters: [{name: a, cluster: {server: %q}}]\n", server.URL)
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

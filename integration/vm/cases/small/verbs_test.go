@@ -107,7 +107,8 @@ func TestDoctorOverRDMA(t *testing.T) {
 func TestMeasureOverRDMAFillsTheEstimate(t *testing.T) {
 	twoNICs(t, inside.RoCE)
 	root := t.TempDir()
-	out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "plan", "--measure", "--estimate", "-o", "json", "--root", root)
+	out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "plan", "--measure", "--estimate", "-o", "json",
+		"--root", root)
 	var estimate struct{ Links []planner.ModelLink }
 	if err := json.Unmarshal([]byte(out), &estimate); err != nil {
 		t.Fatalf("%v in %s", err, out)
@@ -131,7 +132,8 @@ func TestMeasureOverRDMAFillsTheEstimate(t *testing.T) {
 		t.Errorf("stored are %s, %v", text, err)
 	}
 	// Later plans use the stored rates.
-	if later := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "plan", "--estimate", "--root", root); !strings.Contains(later, "mlx5_0 and host memory") {
+	if later := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "plan", "--estimate", "--root",
+		root); !strings.Contains(later, "mlx5_0 and host memory") {
 		t.Errorf("without --measure the estimate is\n%s", later)
 	}
 }
