@@ -257,8 +257,10 @@ func TestBenchMeasuresEveryTable(t *testing.T) {
 			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
 		}
 	}
-	for table, want := range map[string]int{"copy": 14, "latency": 8, "routes": 12, "rdma": 10, "bounce": 6, "client-copy": 9,
-		"busy": 26, "bystander": 6, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15} {
+	for table, want := range map[string]int{
+		"copy": 14, "latency": 8, "routes": 12, "rdma": 10, "bounce": 6, "client-copy": 9, "busy": 26, "bystander": 6,
+		"uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15,
+	} {
 		if rows[table] != want {
 			t.Errorf("table %s has %d rows, want %d", table, rows[table], want)
 		}

@@ -322,7 +322,8 @@ func (a *app) tripleTable(r *demo.Report) *table.Writer {
 		if n.Reason != "" {
 			verdict += ": " + n.Reason
 		}
-		t.AppendRow(table.Row{n.GPU.Index, n.Server.Index, n.NIC, dash(n.Memory), n.Rounds, humanize.IBytes(n.Bytes), verdict})
+		t.AppendRow(table.Row{n.GPU.Index, n.Server.Index, n.NIC, dash(n.Memory), n.Rounds, humanize.IBytes(n.Bytes),
+			verdict})
 	}
 	return t
 }

@@ -89,7 +89,7 @@ func (r *run) rdmaBy(by string, sizes []uint64, times map[uint64]string) (err er
 			if r.host.Software {
 				row.Baseline, row.Asked = times[size], most(1)
 			} else {
-				times[size] = r.compareWith(fmt.Sprintf("loop, %s from post to completion", sizeText(size)), row.Value, microseconds)
+				times[size] = r.compareWith("loop, "+sizeText(size)+" from post to completion", row.Value, microseconds)
 			}
 			r.row(row)
 		}

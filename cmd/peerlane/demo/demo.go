@@ -518,7 +518,8 @@ func (d *demo) look(c *Container) error {
 	}
 	for _, f := range info.Report.Connections {
 		if f.Transport != launch.TransportVerbs || !f.GDR {
-			d.report.Problems = append(d.report.Problems, fmt.Sprintf("a connection of container %s goes by transport %s, %s", c.Name, f.Transport, f.Registration))
+			d.report.Problems = append(d.report.Problems, fmt.Sprintf("a connection of container %s goes by transport "+
+				"%s, %s", c.Name, f.Transport, f.Registration))
 		}
 	}
 	return nil

@@ -76,7 +76,8 @@ func (h *Host) setSoftwareDevices() error {
 func (h *Host) startEngine(ctx context.Context) (stop func() error, err error) {
 	socket := filepath.Join(h.softwareDir(), engine.SocketName)
 	processes := &nicProcesses{host: h}
-	err = processes.start(ctx, "the software devices' engine", socket, "software-device", "--socket", socket, "--log-level", "warning")
+	err = processes.start(ctx, "the software devices' engine", socket, "software-device", "--socket", socket,
+		"--log-level", "warning")
 	if err != nil {
 		return nil, errors.Join(err, processes.stop())
 	}
