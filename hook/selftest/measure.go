@@ -34,14 +34,14 @@ func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks
 	}
 	var results []launch.RDMAResult
 	err = t.RDMA(ctx, job, func(r launch.RDMAResult) { results = append(results, r) })
-	loops, failed = MeasuredLoops(results)
+	loops, failed = measuredLoops(results)
 	return loops, failed, err
 }
 
-// MeasuredLoops converts results of the RDMA test to rates of the model: of several registrations
+// measuredLoops converts results of the RDMA test to rates of the model: of several registrations
 // of a GPU's memory the fastest. failed has the results without a rate, unless another registration
 // of the same memory has one.
-func MeasuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, failed []string) {
+func measuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, failed []string) {
 	reasons := map[topo.MeasuredLoop]string{} // by NIC and GPU
 	var order []topo.MeasuredLoop
 	for _, r := range results {

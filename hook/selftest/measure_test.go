@@ -14,7 +14,7 @@ func TestMeasuredLoopsTakeTheFastestRegistration(t *testing.T) {
 	gpu := func(i int) *launch.GPU {
 		return &launch.GPU{BusID: []string{"0000:17:00.0", "0000:18:00.0"}[i], Index: i}
 	}
-	loops, failed := MeasuredLoops([]launch.RDMAResult{
+	loops, failed := measuredLoops([]launch.RDMAResult{
 		{NIC: "mlx5_0", Memory: launch.MemoryHost, Write: 20, Read: 22},
 		{NIC: "mlx5_0", GPU: gpu(0), Memory: launch.MemoryDMABuf, Write: 9, Read: 8},
 		{NIC: "mlx5_0", GPU: gpu(0), Memory: launch.MemoryPeermem, Write: 12, Read: 11},

@@ -6,7 +6,7 @@
 //
 //	git archive a099472 PATHS | gzip -9n
 //
-// with the paths of Paths. TestArchiveHasFilesOfCommit compares the archive with the commit.
+// with the arguments in paths. TestArchiveHasFilesOfCommit compares the archive with the commit.
 package earlier
 
 import (
@@ -24,14 +24,14 @@ import (
 	"github.com/peerlane/peerlane/relay/libpeerlane"
 )
 
-// Commit is the commit of the programs.
-const Commit = "a099472271238b1a091b5e715635b5f6a1c80c40"
+// commit is the commit of the programs.
+const commit = "a099472271238b1a091b5e715635b5f6a1c80c40"
 
 // NewestVersion is the newest version of the protocol of the commit's programs.
 const NewestVersion = 3
 
-// Paths are the arguments of git archive.
-var Paths = []string{
+// paths are the arguments of git archive.
+var paths = []string{
 	"go.mod", "go.sum", "cdi", "cmd/manual", "cmd/peerlane-hook", "cmd/peerlane-relay", "cmd/version", "cuda", "hook",
 	"integration/bundle", "integration/measure", "integration/testbed", "relay", "topo",
 	":(exclude)*_test.go", ":(exclude)*/testdata/*", ":(exclude)relay/nccl/*", ":(exclude)cuda/conformance/*",
@@ -41,8 +41,8 @@ var Paths = []string{
 // Names of the programs and of the library in Build's directory. Host and Client are compiled from
 // sources in this package, against the commit's packages and library.
 const (
-	Hook    = "peerlane-hook"
-	Relay   = "peerlane-relay"
+	hook    = "peerlane-hook"
+	relay   = "peerlane-relay"
 	Host    = "host"
 	Client  = "client"
 	Library = libpeerlane.Name
@@ -63,9 +63,9 @@ func Build() (dir string, err error) {
 	for _, part := range [][]byte{[]byte(runtime.Version()), archive, host, client} {
 		fmt.Fprintf(h, "%d\n%s", len(part), part)
 	}
-	dir, err = programs.Cached(fmt.Sprintf("%x", h.Sum(nil)[:16]), Commit[:7], build)
+	dir, err = programs.Cached(fmt.Sprintf("%x", h.Sum(nil)[:16]), commit[:7], build)
 	if err != nil {
-		return "", fmt.Errorf("build the programs of commit %.7s: %w", Commit, err)
+		return "", fmt.Errorf("build the programs of commit %.7s: %w", commit, err)
 	}
 	return dir, nil
 }
@@ -97,7 +97,7 @@ func build(to string) error {
 		c := exec.Command(command[0], command[1:]...)
 		c.Dir = tree
 		c.Env = append(os.Environ(), "GOFLAGS=-buildvcs=false", "GOWORK=off")
-		if command[len(command)-1] == "./cmd/"+Hook {
+		if command[len(command)-1] == "./cmd/"+hook {
 			c.Env = append(c.Env, "CGO_ENABLED=0")
 		}
 		if out, err := c.CombinedOutput(); err != nil {
@@ -106,8 +106,8 @@ func build(to string) error {
 		return nil
 	}
 	for _, command := range [][]string{
-		{"go", "build", "-o", filepath.Join(to, Hook), "./cmd/" + Hook},
-		{"go", "build", "-o", filepath.Join(to, Relay), "./cmd/" + Relay},
+		{"go", "build", "-o", filepath.Join(to, hook), "./cmd/" + hook},
+		{"go", "build", "-o", filepath.Join(to, relay), "./cmd/" + relay},
 		{"go", "build", "-o", filepath.Join(to, Host), "./integration/host"},
 		{"go", "run", "./relay/libpeerlane/build", to},
 		{"cc", "-std=gnu11", "-o", filepath.Join(to, Client), "relay/libpeerlane/examples/transferer.c",

@@ -15,10 +15,10 @@ import (
 )
 
 func TestArchiveHasFilesOfCommit(t *testing.T) {
-	if exec.Command("git", "cat-file", "-e", Commit).Run() != nil {
-		t.Skipf("commit %s is not in this clone", Commit)
+	if exec.Command("git", "cat-file", "-e", commit).Run() != nil {
+		t.Skipf("commit %s is not in this clone", commit)
 	}
-	c := exec.Command("git", append([]string{"-C", "../..", "archive", Commit}, Paths...)...)
+	c := exec.Command("git", append([]string{"-C", "../..", "archive", commit}, paths...)...)
 	out, err := c.Output()
 	if err != nil {
 		t.Fatal(err)

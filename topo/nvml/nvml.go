@@ -15,9 +15,9 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ErrNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
+// errNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
 // driver. ErrNoLibrary wraps topo.ErrNoNVML.
-var ErrNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1",
+var errNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1",
 	Cause: topo.ErrNoNVML,
 	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's " +
 		"libraries"}
@@ -69,7 +69,7 @@ func (l *Library) while(do func(count int)) (err error) {
 	switch result := l.nvml.Init(); result {
 	case nvml.SUCCESS:
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return ErrNoLibrary
+		return errNoLibrary
 	default:
 		return l.failed("nvmlInit", result)
 	}

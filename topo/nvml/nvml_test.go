@@ -495,7 +495,7 @@ func TestFailingLibraryErrorNamesCall(t *testing.T) {
 func TestAbsentLibraryIsAPlainAnswer(t *testing.T) {
 	l := &Library{nvml.New(nvml.WithLibraryPath("libnvidia-ml-of-no-driver.so.1"))}
 	_, err := l.GPUs()
-	if !errors.Is(err, ErrNoLibrary) || !errors.Is(err, topo.ErrNoNVML) {
+	if !errors.Is(err, errNoLibrary) || !errors.Is(err, topo.ErrNoNVML) {
 		t.Error(err)
 	}
 	var f *fault.Error
@@ -507,7 +507,7 @@ func TestAbsentLibraryIsAPlainAnswer(t *testing.T) {
 // On a host with NVIDIA's driver NVML and sysfs must agree.
 func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	gpus, err := New().GPUs()
-	if errors.Is(err, ErrNoLibrary) {
+	if errors.Is(err, errNoLibrary) {
 		t.Skip(err)
 	}
 	if _, absent := os.Stat("/proc/driver/nvidia"); err != nil && absent != nil {

@@ -549,17 +549,17 @@ func rounded(m mix) mix {
 	slices.SortStableFunc(m, func(x, y share1) int {
 		return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way))
 	})
-	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/MaxWeights }).scaled()
+	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/maxWeights }).scaled()
 	if len(m) == 1 {
 		return mix{{m[0].way, 1}}
 	}
 	const exact = 0.002
 	out := slices.Clone(m)
-	for sum := len(m); sum <= MaxWeights; sum++ {
+	for sum := len(m); sum <= maxWeights; sum++ {
 		left, good := sum, true
 		for i := len(m) - 1; i > 0; i-- {
 			w := math.Round(m[i].weight * float64(sum))
-			if sum == MaxWeights || w > m[i].weight*float64(sum)*1.01 {
+			if sum == maxWeights || w > m[i].weight*float64(sum)*1.01 {
 				w = math.Floor(float64(m[i].weight*float64(sum)) + 1e-9)
 			}
 			out[i].weight = max(1, w)
@@ -569,7 +569,7 @@ func rounded(m mix) mix {
 		}
 		out[0].weight = float64(left)
 		good = good && left >= 1 && left <= sum && math.Abs(float64(left)/float64(sum)-m[0].weight) <= exact
-		if good || sum == MaxWeights && left >= 1 {
+		if good || sum == maxWeights && left >= 1 {
 			return out
 		}
 	}
@@ -591,7 +591,7 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	for _, try := range []struct {
 		simpler bool
 		most    int // largest sum of the weights of a lane
-	}{{true, 64}, {true, MaxWeights}, {false, MaxWeights}} {
+	}{{true, 64}, {true, maxWeights}, {false, maxWeights}} {
 		lanes = slices.Clone(solved)
 		if try.simpler {
 			a.simplify(lanes)

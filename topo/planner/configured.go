@@ -253,7 +253,7 @@ func (p *planner) evenly(nics, servers []string) (members []Member) {
 			slowest = min(slowest, rates[i])
 		}
 	}
-	most := MaxWeights / max(1, len(nics)*len(servers)) // per member
+	most := maxWeights / max(1, len(nics)*len(servers)) // per member
 	for i, name := range nics {
 		weight := math.Round(cmp.Or(rates[i], slowest) / slowest)
 		for _, s := range servers {

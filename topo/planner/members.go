@@ -18,8 +18,8 @@ type Member struct {
 	Weight int `json:"weight"`
 }
 
-// MaxWeights bounds the weights of a lane together.
-const MaxWeights = 1024
+// maxWeights bounds the weights of a lane together.
+const maxWeights = 1024
 
 // KindOf returns the kind of a member of the lane.
 func (l *Lane) KindOf(m Member) string {
@@ -101,8 +101,8 @@ func (l *Lane) checkMembers() error {
 			return fmt.Errorf("it is contradictory: a member has NIC %q and weight %d", m.NIC, m.Weight)
 		}
 	}
-	if sum := l.Weights(); sum > MaxWeights {
-		return fmt.Errorf("its members weigh %d together, and %d is the limit", sum, MaxWeights)
+	if sum := l.Weights(); sum > maxWeights {
+		return fmt.Errorf("its members weigh %d together, and %d is the limit", sum, maxWeights)
 	}
 	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
 	if l.Kind != "" && of.Kind != l.Kind || !slices.Equal(sorted(of.Servers), sorted(l.Servers)) ||

@@ -75,7 +75,7 @@ func Capture(o topo.Options, w io.Writer) error {
 		return fmt.Errorf("capturing this host: %w", err)
 	}
 	sysfs, proc := o.Roots()
-	if err := Record(sysfs, proc, Everything, c); err != nil {
+	if err := Record(sysfs, proc, everything, c); err != nil {
 		return err
 	}
 	if err := errors.Join(c.tar.Close(), compressed.Close()); err != nil {

@@ -106,7 +106,7 @@ type Report struct {
 	// between the relays in their words: empty unless the transport is verbs.
 	Triples   []launch.Triple `json:"triples,omitempty"`
 	Ways      []string        `json:"ways,omitempty"`
-	Baselines *Baselines      `json:"baselines"`
+	Baselines *baselines      `json:"baselines"`
 	Left      []string        `json:"left"` // objects left on the host
 	Problems  []string        `json:"problems"`
 }
@@ -128,9 +128,9 @@ func (r *Report) WholeRoute() (whole, slowest float64, ok bool) {
 	return rates[len(rates)-1].GBs, slowest, true
 }
 
-// Baselines are the rates to compare the exchange with, measured in the same run by one process
+// baselines are the rates to compare the exchange with, measured in the same run by one process
 // that sees every GPU.
-type Baselines struct {
+type baselines struct {
 	// Raw is cuMemcpyPeerAsync from client GPU A to client GPU B, Bounce the same
 	// through pinned host memory, pipelined in chunks.
 	Raw    []Rate `json:"raw"`
@@ -710,7 +710,7 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	result := &Baselines{}
+	result := &baselines{}
 	job := measure.Job{From: a.GPU.BusID, To: b.GPU.BusID, Issuer: a.GPU.BusID, Bytes: d.script.RateBytes,
 		Depth: d.script.Depth}
 	for _, job.Size = range d.script.RateSizes {

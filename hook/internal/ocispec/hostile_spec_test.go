@@ -20,7 +20,7 @@ func TestParseDuplicateKeyFails(t *testing.T) {
 		`{"root": {"path": "a"}, "hooks": {}, "hooks": {}}`,
 		`{"root": {"path": "a"}, "hooks": {"createRuntime": [], "createRuntime": []}}`,
 	} {
-		if s, err := Parse([]byte(text)); !errors.Is(err, ErrDuplicateKey) {
+		if s, err := Parse([]byte(text)); !errors.Is(err, errDuplicateKey) {
 			t.Errorf("%s is %+v, %v", text, s, err)
 		}
 	}
@@ -41,7 +41,7 @@ func TestReadHugeSpecFailsUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	allocated := testing.AllocsPerRun(1, func() {
-		if _, err := Read(dir); !errors.Is(err, ErrTooLong) {
+		if _, err := Read(dir); !errors.Is(err, errTooLong) {
 			t.Errorf("%v", err)
 		}
 	})
