@@ -35,7 +35,7 @@ build := $(GO) build -trimpath -buildvcs=false
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
 
 # Programs that are linked with C have random addresses (PIE), and the linker's tables are
 # read-only before the program begins. peerlane keeps its table of functions writable: the loader
@@ -67,7 +67,7 @@ bin/peerlane-hook bin/peerlane-runtime:
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
-# For tests on machines without a compiler; packages leave it out.
+# Of demos, benchmarks and tests, beside the program: in no folder of the loader.
 bin/libpeerlane-softdevice.so: $(wildcard relay/verbs/softdevice/libibverbs/*) relay/verbs/softdevice/softdevice.go relay/verbs/abi.h
 	@$(GO) run ./relay/verbs/softdevice/build $@
 

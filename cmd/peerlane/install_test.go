@@ -13,7 +13,7 @@ import (
 func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	built, dest := t.TempDir(), t.TempDir()
 	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
-		"libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
+		"libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so", "libpeerlane-softdevice.so"} {
 		if err := os.WriteFile(filepath.Join(built, name), []byte("\x00"+name), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -201,7 +201,11 @@ func (t *tripleTest) prepare(on cuda.Device) (err error) {
 		to     **registration.Registered
 		access verbs.Access
 	}{{&t.target, access}, {&t.source, registration.Access(false, t.config.RelaxedOrdering)}} {
-		if *m.to, err = registration.Make(from, slot, nic, m.access); err != nil {
+		// The driver makes a DMA-BUF only with a current context.
+		if err = t.client.On(func() (err error) {
+			*m.to, err = registration.Make(from, slot, nic, m.access)
+			return err
+		}); err != nil {
 			return err
 		}
 		t.later((*m.to).Close)

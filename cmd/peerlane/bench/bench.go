@@ -87,6 +87,7 @@ func tables() []table {
 		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency, false},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes, false},
+		{tableRDMA, "route staged over emulated NICs (loop) and over software RDMA devices (verbs)", (*run).rdma, true},
 		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce, false},
 		{"client-copy", "clients that copy to the slots themselves and hand over", (*run).clientCopy, true},
 		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy, true},

@@ -29,6 +29,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 	"github.com/peerlane/peerlane/topo/planner"
@@ -82,7 +83,11 @@ type Host struct {
 	ClientCopy bool
 	// Pace is the rate of an emulated NIC in GB/s; 0 for no limit.
 	Pace float64
+	// Software has the next Configure make the NICs software devices of transport verbs, in place
+	// of emulated NICs of transport loop.
+	Software bool
 
+	rdma    *softdevice.Host // nil without software devices
 	devRoot string
 	proc    string
 	simDir  string
@@ -139,6 +144,11 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	// The self-test copies and has contexts on server GPUs, which tests count: a test that needs
 	// the self-test sets it.
 	h.Config.Relay.SelfTest = launch.SelfTestOff
+	if h.Software {
+		if err := h.useSoftwareDevices(&h.Config); err != nil {
+			return err
+		}
+	}
 	change(&h.Config)
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
 		return err
@@ -149,6 +159,11 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	}
 	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
 		return err
+	}
+	if h.Software {
+		if err := h.setSoftwareDevices(); err != nil {
+			return err
+		}
 	}
 	list, err := cdi.Generate(h.Plan, cdi.Options{
 		Layout: h.Layout, HookPath: h.HookBinary(), Tenancy: h.Config.CDI.Tenancy, DevRoot: h.devRoot, Proc: h.proc,
@@ -205,48 +220,67 @@ func (h *Host) StartNICs(ctx context.Context, lanes ...planner.Lane) (stop func(
 // StartNICsBeside starts emulated NIC processes by name, with the GPUs beside the NIC, by PCI
 // address. stop ends the processes.
 func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) (stop func() error, err error) {
-	var started []*exec.Cmd
-	stop = func() error {
-		var err error
-		for _, c := range started {
-			if signalled := c.Process.Signal(syscall.SIGTERM); !errors.Is(signalled, os.ErrProcessDone) {
-				err = errors.Join(err, signalled)
-			}
-			if ended := c.Wait(); ended != nil {
-				err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
-			}
-		}
-		for nic := range beside { // on a busy host a NIC may be killed before it has removed its socket
-			if removed := os.Remove(h.Layout.EmulatedNIC(nic)); !errors.Is(removed, fs.ErrNotExist) {
-				err = errors.Join(err, removed)
-			}
-		}
-		return err
+	if h.Software {
+		return h.startEngine(ctx)
 	}
+	processes := &nicProcesses{host: h}
 	for nic, gpus := range beside {
-		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning",
+		socket := h.Layout.EmulatedNIC(nic)
+		arguments := []string{"emulated-nic", "--name", nic, "--socket", socket, "--log-level", "warning",
 			"--rate", fmt.Sprint(h.Pace)}
 		for _, g := range gpus {
 			arguments = append(arguments, "--gpu", g)
 		}
-		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
-		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
-		c.Stderr = &bytes.Buffer{}
-		c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
-		if err := c.Start(); err != nil {
-			return nil, errors.Join(err, stop())
-		}
-		started = append(started, c)
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if _, err := os.Stat(h.Layout.EmulatedNIC(nic)); err == nil {
-				break
-			}
-			if time.Now().After(end) {
-				return nil, errors.Join(fmt.Errorf("emulated NIC %s did not start: %s", nic, c.Stderr), stop())
-			}
+		if err := processes.start(ctx, "emulated NIC "+nic, socket, arguments...); err != nil {
+			return nil, errors.Join(err, processes.stop())
 		}
 	}
-	return stop, nil
+	return processes.stop, nil
+}
+
+// nicProcesses are processes of peerlane-relay that stand for NICs.
+type nicProcesses struct {
+	host    *Host
+	started []*exec.Cmd
+	sockets []string
+}
+
+// start starts a process and waits for its socket.
+func (p *nicProcesses) start(ctx context.Context, what, socket string, arguments ...string) error {
+	c := exec.CommandContext(ctx, filepath.Join(p.host.Binaries, "peerlane-relay"), arguments...)
+	c.Env = append([]string{"PATH=/usr/bin:/bin"}, p.host.Environment...)
+	c.Stderr = &bytes.Buffer{}
+	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
+	if err := c.Start(); err != nil {
+		return err
+	}
+	p.started, p.sockets = append(p.started, c), append(p.sockets, socket)
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s did not start: %s", what, c.Stderr)
+		}
+	}
+}
+
+func (p *nicProcesses) stop() error {
+	var err error
+	for _, c := range p.started {
+		if signalled := c.Process.Signal(syscall.SIGTERM); !errors.Is(signalled, os.ErrProcessDone) {
+			err = errors.Join(err, signalled)
+		}
+		if ended := c.Wait(); ended != nil {
+			err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
+		}
+	}
+	for _, socket := range p.sockets { // on a busy host a NIC may be killed before it has removed its socket
+		if removed := os.Remove(socket); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+	}
+	return err
 }
 
 // real makes h this machine, if the machine has a GPU and a driver.
