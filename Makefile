@@ -13,7 +13,7 @@ ARGS    ?=
 PACKAGES ?= ./...
 # A test run has no time limit: it is killed after this time without progress.
 IDLE     ?= 15m
-# 1: what fails is tried once more, and reported as flaky if it passes then.
+# 1: run a failed test once more; if it passes then, report it as flaky.
 AGAIN    ?=
 # For `make fuzz`: how long each target.
 FUZZTIME ?= 60s
@@ -30,29 +30,28 @@ stamp := $(if $(version),-X $(module)/cmd/version.version=$(version)) \
          $(if $(date),-X $(module)/cmd/version.date=$(date))
 build := $(GO) build -trimpath -buildvcs=false
 
-# The defaults, quiet about what NVIDIA's own header calls deprecated; and C that
-# notices when it writes beyond its buffers. Some compilers define the last one.
+# Go's defaults, without warnings about functions that NVIDIA's header calls deprecated, and with
+# checks of buffers. Some compilers define the last one.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 
 .PHONY: build
-build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so ## build everything into bin/ (the default)
+build: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime bin/libpeerlane.so bin/libnccl-net-peerlane.so bin/libpeerlane-cuda-sim.so bin/libpeerlane-softdevice.so ## build everything into bin/ (the default)
 
-# What is linked with C lies at addresses that nobody can guess, and what the
-# linker fills in is read-only before the program begins. That leaves out NVML's
-# functions, which are found when the first one is called, or not at all where
-# there is no driver: so peerlane keeps its table of functions writable.
-# TestBinariesAreHardened looks.
+# Programs that are linked with C have random addresses (PIE), and the linker's tables are
+# read-only before the program begins. peerlane keeps its table of functions writable: the loader
+# finds NVML's functions at their first call, or never without a driver. TestBinariesAreHardened
+# checks this.
 bin/peerlane: binding := lazy
 bin/peerlane-relay: binding := now
 
-# The go command knows best what has to be built again, so it is always asked.
+# The go command decides which packages to build again, so make always calls it.
 .PHONY: bin/peerlane bin/peerlane-relay bin/peerlane-hook bin/peerlane-runtime
 bin/peerlane bin/peerlane-relay:
 	@$(build) -buildmode=pie -ldflags '$(stamp) -extldflags "-Wl,-z,relro,-z,$(binding),-z,noexecstack"' -o $@ ./cmd/$(@F)
 	@# The kernel lets no process of a relay's uid trace a program that this uid cannot read.
 	@$(if $(filter bin/peerlane-relay,$@),chmod 0711 $@)
 
-# What users start, in packages and after make install: it runs topo and version itself, and
+# The command of users, in packages and after make install: it runs topo and version itself, and
 # executes the whole command for the rest (cmd/peerlane/delegate.go).
 .PHONY: bin/front/peerlane
 bin/front/peerlane:
@@ -68,15 +67,15 @@ bin/peerlane-hook bin/peerlane-runtime:
 bin/libpeerlane-cuda-sim.so: $(wildcard cuda/sim/libcuda/*) cuda/sim/library.go
 	@$(GO) run ./cuda/sim/build $@
 
-# For tests where there is no compiler; nobody else has it.
+# Of demos, benchmarks and tests, beside the program: in no folder of the loader.
 bin/libpeerlane-softdevice.so: $(wildcard relay/verbs/softdevice/libibverbs/*) relay/verbs/softdevice/softdevice.go relay/verbs/abi.h
 	@$(GO) run ./relay/verbs/softdevice/build $@
 
-# What programs in containers load: the file libpeerlane.so.0, and a link to it.
+# The library of programs in containers: the file libpeerlane.so.0, and a link to it.
 bin/libpeerlane.so: $(wildcard relay/libpeerlane/source/* relay/wire/*.h) relay/libpeerlane/library.go
 	@$(GO) run ./relay/libpeerlane/build $(@D)
 
-# What NCCL loads for NCCL_NET_PLUGIN=peerlane; libpeerlane is in it.
+# NCCL's plugin for NCCL_NET_PLUGIN=peerlane; it contains libpeerlane.
 bin/libnccl-net-peerlane.so: $(wildcard relay/nccl/source/* relay/libpeerlane/source/* relay/wire/*.h) relay/nccl/plugin.go relay/libpeerlane/library.go
 	@$(GO) run ./relay/nccl/build $(@D)
 
@@ -112,13 +111,13 @@ confine    = bin/confine -idle $(IDLE) env GORACE=atexit_sleep_ms=0
 host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel 4 -timeout 0
 # Packages run in this order, so those first that take the longest.
 longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl
-# Packages whose own code starts no goroutine, or whose tests run Peerlane's programs as
-# processes of their own, where the detector sees nothing of them. `make test-race`, which
+# Packages whose own code starts few goroutines or none, or whose tests run Peerlane's programs as
+# processes of their own, where the detector sees nothing of them, or C. `make test-race`, which
 # is on the nightly list, looks at these, too.
-without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
+without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
 	./cmd/version ./cuda/conformance ./cuda/kernels ./config ./config/paths ./hook/sandbox ./integration \
 	$(addprefix ./integration/,across documents fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
-	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
+	./packaging/... ./relay/launch ./relay/libpeerlane ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
 # The tests of these wait for longer than all others together, so several processes share them.

@@ -146,7 +146,8 @@ type generator struct {
 func newGenerator(plan *planner.Plan, o Options) (*generator, error) {
 	if !filepath.IsAbs(o.HookPath) {
 		return nil, fmt.Errorf(
-			"generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places that an image may choose",
+			"generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places "+
+				"that an image may choose",
 			o.HookPath,
 		)
 	}
@@ -173,7 +174,8 @@ func newGenerator(plan *planner.Plan, o Options) (*generator, error) {
 		for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
 			if _, known := g.gpus[busID]; !known {
 				return nil, fmt.Errorf(
-					"generating a CDI specification: the plan's lane of %s names GPU %s, which the plan does not list; make the plan anew",
+					"generating a CDI specification: the plan's lane of %s names GPU %s, which the plan does not list; make the "+
+						"plan anew",
 					lane.GPU,
 					busID,
 				)

@@ -168,7 +168,8 @@ func TestHookIsToldARootThatIsNotTheHosts(t *testing.T) {
 	if diff := cmp.Diff(want, lane.Devices[0].ContainerEdits.Hooks[0].Args); diff != "" {
 		t.Errorf("create (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"peerlane-hook", "remove", "--root", "/tmp/demo"}, lane.ContainerEdits.Hooks[0].Args); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane-hook", "remove", "--root", "/tmp/demo"},
+		lane.ContainerEdits.Hooks[0].Args); diff != "" {
 		t.Errorf("remove (-want +got):\n%s", diff)
 	}
 	if got := lane.ContainerEdits.Mounts[0].HostPath; got != "/tmp/demo/var/lib/peerlane/anchor" {
@@ -187,17 +188,21 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 			name: "one tenant",
 			edit: func(*planner.Plan, *Options) {},
 			want: map[string][]string{
-				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindNIC:  {"mlx5_0", "0000:18:00.0"},
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindGPU: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC: {"mlx5_0", "0000:18:00.0"},
 			},
-			notes: []string{`tenancy = "multi" in /etc/peerlane/config.toml`, "peerlane.dev/lane=2 is not offered: MIG is on", "peerlane.dev/gpu=2 is not offered: MIG is on"},
+			notes: []string{`tenancy = "multi" in /etc/peerlane/config.toml`, "peerlane.dev/lane=2 is not offered: MIG is on",
+				"peerlane.dev/gpu=2 is not offered: MIG is on"},
 		},
 		{
 			name: "several tenants get no device nodes",
 			edit: func(_ *planner.Plan, o *Options) { o.Tenancy = config.TenancyMulti },
 			want: map[string][]string{
-				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 			},
 			notes: []string{"peerlane.dev/lane=2 is not offered: MIG is on"},
 		},
@@ -205,10 +210,12 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 			name: "a server GPU whose node is unknown takes its clients' gpu= with it",
 			edit: func(p *planner.Plan, _ *Options) { p.GPUs[0].Minor = -1 },
 			want: map[string][]string{
-				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindNIC:  {"mlx5_0", "0000:18:00.0"},
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC: {"mlx5_0", "0000:18:00.0"},
 			},
-			notes: []string{"lane=2", "gpu=0 is not offered: the device node of GPU 0000:17:00.0", "gpu=1 is not offered: the device node of GPU 0000:17:00.0", "gpu=2"},
+			notes: []string{"lane=2", "gpu=0 is not offered: the device node of GPU 0000:17:00.0",
+				"gpu=1 is not offered: the device node of GPU 0000:17:00.0", "gpu=2"},
 		},
 		{
 			name: "without a driver there is no UUID to name a GPU by",
@@ -223,26 +230,34 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 		{
 			name: "a NIC of one PCI address with another, without a node, without RDMA, with an odd name",
 			edit: func(p *planner.Plan, _ *Options) {
-				p.NICs = append(p.NICs, topo.NIC{Name: "mlx5_1", BusID: p.NICs[0].BusID, Uverbs: "uverbs4"}, topo.NIC{Name: "mlx5_2"},
-					topo.NIC{Name: "eth0", Ethernet: true}, topo.NIC{Name: "all", Uverbs: "uverbs5"}, topo.NIC{Name: "a b", Uverbs: "uverbs6"},
+				p.NICs = append(p.NICs, topo.NIC{Name: "mlx5_1", BusID: p.NICs[0].BusID, Uverbs: "uverbs4"},
+					topo.NIC{Name: "mlx5_2"},
+					topo.NIC{Name: "eth0", Ethernet: true}, topo.NIC{Name: "all", Uverbs: "uverbs5"},
+					topo.NIC{Name: "a b", Uverbs: "uverbs6"},
 					topo.NIC{Name: "mlx5_3", Uverbs: "uverbs7", Management: true, Reason: "it is a management bridge of NVSwitches"})
 			},
 			want: map[string][]string{
-				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindNIC:  {"mlx5_0", "mlx5_1"},
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindGPU: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC: {"mlx5_0", "mlx5_1"},
 			},
-			notes: []string{"server GPUs", "lane=2", "gpu=2", "nic=mlx5_2 is not offered: the kernel has no device node for it", "nic=all is not offered", "nic=a b is not offered", "nic=mlx5_3 is not offered: it is a management bridge"},
+			notes: []string{"server GPUs", "lane=2", "gpu=2", "nic=mlx5_2 is not offered: the kernel has no device node for it",
+				"nic=all is not offered", "nic=a b is not offered", "nic=mlx5_3 is not offered: it is a management bridge"},
 		},
 		{
 			name: "GPU memory that no NIC reaches",
 			edit: func(_ *planner.Plan, o *Options) { o.Proc = procfs(t, "", "") },
 			want: map[string][]string{
-				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindGPU:  {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1", "GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
-				KindNIC:  {"mlx5_0", "0000:18:00.0"},
+				KindLane: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindGPU: {"0", "GPU-00000000-0000-0000-0000-000000000000", "0000:17:00.0", "1",
+					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
+				KindNIC: {"mlx5_0", "0000:18:00.0"},
 			},
-			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: no NIC can reach a GPU's memory here", "lane=2", "gpu=2"},
+			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: no NIC can reach a GPU's memory here", "lane=2",
+				"gpu=2"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -296,12 +311,16 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 		want string
 	}{
 		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} }, "there is no NVIDIA GPU"},
-		{"every GPU refused", func(p *planner.Plan, _ *Options) { p.Lanes = p.Lanes[2:] }, "peerlane.dev/lane=2 is not offered: MIG is on"},
+		{"every GPU refused", func(p *planner.Plan, _ *Options) { p.Lanes = p.Lanes[2:] },
+			"peerlane.dev/lane=2 is not offered: MIG is on"},
 		{"a hook that is looked up", func(_ *planner.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},
 		{"an unknown tenancy", func(_ *planner.Plan, o *Options) { o.Tenancy = "double" }, `tenancy "double" is neither`},
-		{"a server that is not listed", func(p *planner.Plan, _ *Options) { p.GPUs = p.GPUs[1:] }, "names GPU 0000:17:00.0, which the plan does not list"},
-		{"one UUID twice", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, "two devices of the plan are named GPU-00000000"},
-		{"a name that CDI does not allow", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" }, `device name "GPU=1"`},
+		{"a server that is not listed", func(p *planner.Plan, _ *Options) { p.GPUs = p.GPUs[1:] },
+			"names GPU 0000:17:00.0, which the plan does not list"},
+		{"one UUID twice", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID },
+			"two devices of the plan are named GPU-00000000"},
+		{"a name that CDI does not allow", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" },
+			`device name "GPU=1"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			plan, o := testPlan(), testOptions(t)

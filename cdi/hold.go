@@ -21,6 +21,9 @@ const holdTimeout = 60 * time.Second
 // the command that read the host last writes last.
 func Hold(l paths.Layout) (io.Closer, error) { return hold(l, holdTimeout) }
 
+// errHeld is the error of a lock that another command holds.
+var errHeld = errors.New("another peerlane cdi command works; look at its output, or end it")
+
 func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 	// Lock the directory itself, so that no lock file remains. Lock the state directory, because
 	// any user can lock a directory that the user can open.
@@ -41,11 +44,7 @@ func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 			return nil, errors.Join(fmt.Errorf("locking %s: %w", f.Name(), err), f.Close())
 		case time.Now().After(deadline):
 			return nil, errors.Join(
-				fmt.Errorf(
-					"another peerlane cdi command has been at work on %s for %v; see what it waits for, or end it",
-					f.Name(),
-					wait,
-				),
+				fmt.Errorf("lock %s within %v: %w", f.Name(), wait, errHeld),
 				f.Close(),
 			)
 		}

@@ -1,9 +1,9 @@
 package cdi
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,7 +16,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := hold(l, 0); err == nil || !strings.Contains(err.Error(), "another peerlane cdi command") {
+	if _, err := hold(l, 0); !errors.Is(err, errHeld) {
 		t.Errorf("held twice: %v", err)
 	}
 	waited := make(chan error, 1)

@@ -46,8 +46,9 @@ func TestLibrariesAreMountedWhereLoadersLook(t *testing.T) {
 	}
 	want := map[string]string{
 		"/usr/lib/libpeerlane.so.0": "libpeerlane.so.0", "/usr/lib64/libpeerlane.so.0": "libpeerlane.so.0",
-		"/usr/lib/libnccl-net-peerlane.so": "libnccl-net-peerlane.so", "/usr/lib64/libnccl-net-peerlane.so": "libnccl-net-peerlane.so",
-		"/etc/nccl-topology.xml": "nccl-topology.xml", "/run/peerlane": "anchor",
+		"/usr/lib/libnccl-net-peerlane.so":   "libnccl-net-peerlane.so",
+		"/usr/lib64/libnccl-net-peerlane.so": "libnccl-net-peerlane.so",
+		"/etc/nccl-topology.xml":             "nccl-topology.xml", "/run/peerlane": "anchor",
 	}
 	for _, spec := range list {
 		if spec.Kind == KindNIC { // a container without a lane does not use the relay's libraries
@@ -85,13 +86,16 @@ func TestLibrariesThatAreNotMounted(t *testing.T) {
 		edit func(dir string) error
 		says string
 	}{
-		{"others may write the file", func(dir string) error { return os.Chmod(filepath.Join(dir, "libpeerlane.so.0"), 0o666) }, "chmod go-w"},
+		{"others may write the file", func(dir string) error {
+			return os.Chmod(filepath.Join(dir, "libpeerlane.so.0"), 0o666)
+		}, "chmod go-w"},
 		{"others may write the directory", func(dir string) error { return os.Chmod(dir, 0o777) }, "chmod go-w"},
 		{"a link", func(dir string) error {
 			path := filepath.Join(dir, "libpeerlane.so.0")
 			return errors.Join(os.Rename(path, filepath.Join(dir, "file")), os.Symlink("file", path))
 		}, "no regular file"},
-		{"somebody's file", func(dir string) error { return os.Chown(filepath.Join(dir, "libpeerlane.so.0"), 65534, 65534) }, "belongs to uid 65534"},
+		{"somebody's file", func(dir string) error { return os.Chown(filepath.Join(dir, "libpeerlane.so.0"), 65534, 65534) },
+			"belongs to uid 65534"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o := testOptions(t, allNodes...)

@@ -147,7 +147,8 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 		)
 	}
 	return p, fmt.Errorf(
-		"loading nvidia-peermem, as cdi.load_peermem demands: %w; install the module of your driver, or take the key out of the configuration",
+		"loading nvidia-peermem, as cdi.load_peermem demands: %w; install the module of your driver, or take the key out "+
+			"of the configuration",
 		errors.Join(failures...),
 	)
 }

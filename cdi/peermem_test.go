@@ -10,7 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)  Wed\nGCC version: gcc 12\n"
+const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  " +
+	"(dvs-builder)  Wed\nGCC version: gcc 12\n"
 
 // trees returns roots of sysfs and procfs with these files.
 func trees(t *testing.T, files map[string]string) (sysfs, proc string) {
@@ -40,12 +41,17 @@ func TestFindPeermemReportsModuleAndDMABUF(t *testing.T) {
 		want  string
 	}{
 		{"nothing", nil, "neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
-		{"a kernel without a version", map[string]string{driver: openDriver}, "neither DMA-BUF (the kernel's version is unknown"},
-		{"no driver", map[string]string{kernel: "6.8.0\n"}, "neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
+		{"a kernel without a version", map[string]string{driver: openDriver},
+			"neither DMA-BUF (the kernel's version is unknown"},
+		{"no driver", map[string]string{kernel: "6.8.0\n"},
+			"neither DMA-BUF (NVIDIA's driver is not loaded) nor nvidia-peermem (not loaded)"},
 		{"the open modules", map[string]string{driver: openDriver, kernel: "6.8.0-45-generic\n"}, "DMA-BUF"},
-		{"nvidia-peermem", map[string]string{driver: closed, kernel: "6.8.0\n", "sys/module/nvidia_peermem/version": "535.161.08\n"}, "nvidia_peermem"},
-		{"the predecessor", map[string]string{driver: closed, kernel: "6.8.0\n", "sys/module/nv_peer_mem/version": "1.3\n"}, "nv_peer_mem"},
-		{"both", map[string]string{driver: openDriver, kernel: "6.8.0\n", "sys/module/nvidia_peermem/version": "580\n"}, "DMA-BUF and nvidia_peermem"},
+		{"nvidia-peermem", map[string]string{driver: closed, kernel: "6.8.0\n",
+			"sys/module/nvidia_peermem/version": "535.161.08\n"}, "nvidia_peermem"},
+		{"the predecessor", map[string]string{driver: closed, kernel: "6.8.0\n", "sys/module/nv_peer_mem/version": "1.3\n"},
+			"nv_peer_mem"},
+		{"both", map[string]string{driver: openDriver, kernel: "6.8.0\n", "sys/module/nvidia_peermem/version": "580\n"},
+			"DMA-BUF and nvidia_peermem"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			found, err := FindPeermem(trees(t, test.files))
@@ -85,7 +91,8 @@ func TestLoadPeermemLoadsMissingModule(t *testing.T) {
 	}{
 		{"the module", host, "nvidia-peermem", []string{"nvidia-peermem"}, "DMA-BUF and nvidia_peermem", ""},
 		{"the predecessor", host, "nv_peer_mem", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF and nv_peer_mem", ""},
-		{"neither", host, "", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF", "loading nvidia-peermem, as cdi.load_peermem demands: no module nvidia-peermem\nno module nv_peer_mem; install"},
+		{"neither", host, "", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF",
+			"loading nvidia-peermem, as cdi.load_peermem demands: no module nvidia-peermem\nno module nv_peer_mem; install"},
 		{"no NIC", without("sys/class/infiniband/mlx5_0"), "nvidia-peermem", nil, "DMA-BUF", ""},
 		{"no driver", without("proc/driver/nvidia/version"), "nvidia-peermem", nil, "neither", ""},
 	} {

@@ -31,7 +31,8 @@ func (p Peermem) Registration() (way, reason string) {
 		return registrationPeermem, fmt.Sprintf("there is %s, and no DMA-BUF: %s", p.Module, p.NoDMABUF)
 	}
 	return RegistrationBounce, fmt.Sprintf(
-		"no NIC can reach a GPU's memory here: there is no DMA-BUF (%s), and nvidia-peermem is not loaded (modprobe nvidia-peermem)",
+		"no NIC can reach a GPU's memory here: there is no DMA-BUF (%s), and nvidia-peermem is not loaded (modprobe "+
+			"nvidia-peermem)",
 		p.NoDMABUF,
 	)
 }

@@ -320,7 +320,8 @@ func (v *Validator) checkKinds(nothing error) {
 				v.tenancy(),
 			)
 		} else {
-			v.add(driftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes", len(v.Live.Lanes))
+			v.add(driftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes",
+				len(v.Live.Lanes))
 		}
 	}
 	for _, kind := range slices.Sorted(maps.Keys(installed)) {
@@ -741,7 +742,9 @@ func (v *Validator) checkNodes() {
 				"the device node is not there, so no container with a device that names it can start",
 			)
 		} else if n > 1 {
-			v.add(driftNode, missing.nodes[0], missing.remedy, "it is not there, nor are %s, so no container with a device that names one can start", strings.Join(missing.nodes[1:], ", "))
+			v.add(driftNode, missing.nodes[0], missing.remedy,
+				"it is not there, nor are %s, so no container with a device that names one can start",
+				strings.Join(missing.nodes[1:], ", "))
 		}
 	}
 }
@@ -758,7 +761,10 @@ func (v *Validator) checkRest(changes []Change) {
 		switch line := firstDifference(c.Diff()); {
 		case c.Removed:
 			v.add(driftContent, c.Path, remedyRefresh, "it would be removed")
-		case line == "" && slices.ContainsFunc(v.drift, func(d Drift) bool { return d.Kind == driftMode && d.Subject == c.Path }):
+		case line == "" && slices.ContainsFunc(v.drift, func(d Drift) bool {
+			return d.Kind == driftMode &&
+				d.Subject == c.Path
+		}):
 		case line == "":
 			v.add(driftMode, c.Path, remedyRefresh, "its mode or its owner is not as Peerlane writes it")
 		case c.Kind == "":

@@ -65,7 +65,8 @@ func TestWriteInstallsWhatRootlessEnginesCanRead(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{"peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"},
+		entries(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	for _, name := range entries(t, dir) {
@@ -208,18 +209,21 @@ func TestGPUDeviceHasServersAndNIC(t *testing.T) {
 		visible string
 	}{
 		{
-			device:  "peerlane.dev/gpu=1",
-			nodes:   []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia5", "/dev/nvidia0", "/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"},
+			device: "peerlane.dev/gpu=1",
+			nodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia5", "/dev/nvidia0",
+				"/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"},
 			visible: "GPU-11111111-1111-1111-1111-111111111111",
 		},
 		{
-			device:  "peerlane.dev/gpu=0",
-			nodes:   []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"},
+			device: "peerlane.dev/gpu=0",
+			nodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0",
+				"/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"},
 			visible: "GPU-00000000-0000-0000-0000-000000000000",
 		},
 		{
-			device:  "peerlane.dev/gpu=all",
-			nodes:   []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidia5", "/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"},
+			device: "peerlane.dev/gpu=all",
+			nodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia0", "/dev/nvidia5",
+				"/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"},
 			visible: "GPU-00000000-0000-0000-0000-000000000000,GPU-11111111-1111-1111-1111-111111111111",
 		},
 	} {
@@ -279,7 +283,8 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 	if _, err := i.Apply(); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{".nvidia.tmp", filepath.Base(recent), "peerlane.dev-gpu.json", "peerlane.dev-lane.json", "peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
+	if diff := cmp.Diff([]string{".nvidia.tmp", filepath.Base(recent), "peerlane.dev-gpu.json", "peerlane.dev-lane.json",
+		"peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	if changes, err := i.Apply(); err != nil || len(changes) > 0 {

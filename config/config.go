@@ -409,15 +409,17 @@ func (v Verbs) check() error {
 		value, least, most int
 	}{
 		{"tc", v.TC, 0, 255}, {"sl", v.SL, 0, 15}, {"pkey", v.PKey, 0, 65535}, {"timeout", v.Timeout, 1, 31},
-		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255}, {"qps_per_connection", v.QueuePairs, 0, launch.MaxQueuePairs},
+		{"retry_cnt", v.RetryCount, 0, 7}, {"gid_index", v.GIDIndex, -1, 255},
+		{"qps_per_connection", v.QueuePairs, 0, launch.MaxQueuePairs},
 		{"reconnect_limit", v.ReconnectLimit, 1, 3600}, {"ar_threshold", v.ARThreshold, 0, 1 << 30},
 	} {
 		if n.value < n.least || n.value > n.most {
-			return fmt.Errorf("verbs.%s is %d; %d to %d are possible", n.key, n.value, n.least, n.most)
+			return &KeyError{"verbs." + n.key, fmt.Errorf("verbs.%s is %d; %d to %d are possible", n.key, n.value, n.least,
+				n.most)}
 		}
 	}
 	if !slices.Contains([]int{0, 256, 512, 1024, 2048, 4096}, v.MTU) {
-		return fmt.Errorf("verbs.mtu is %d; 0, 256, 512, 1024, 2048 and 4096 are possible", v.MTU)
+		return &KeyError{"verbs.mtu", fmt.Errorf("verbs.mtu is %d; 0, 256, 512, 1024, 2048 and 4096 are possible", v.MTU)}
 	}
 	return nil
 }
@@ -440,41 +442,52 @@ func (n Network) check() error {
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
 	} {
 		if file.path != "" && !filepath.IsAbs(file.path) {
-			return fmt.Errorf("network.%s is %q; an absolute path is needed, because the hook runs in many directories", file.key, file.path)
+			return &KeyError{"network." + file.key, fmt.Errorf("network.%s is %q; an absolute path is needed, because the "+
+				"hook runs in many directories", file.key, file.path)}
 		}
 	}
-	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} && given != [3]bool{true, true, true} {
-		return errors.New("of network.tls_certificate, network.tls_key and network.tls_authority all are needed, or none")
+	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} &&
+		given != [3]bool{true, true, true} {
+		return &KeyError{"network.tls_certificate", errors.New("of network.tls_certificate, network.tls_key and " +
+			"network.tls_authority all are needed, or none")}
 	}
-	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return fmt.Errorf("network.tenant_annotation is %.60q; the name of an annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation, mostAnnotation)
+	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation,
+		func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return &KeyError{"network.tenant_annotation", fmt.Errorf("network.tenant_annotation is %.60q; the name of an "+
+			"annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation,
+			mostAnnotation)}
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
-		return fmt.Errorf("network.interfaces: %w", err)
+		return &KeyError{"network.interfaces", fmt.Errorf("network.interfaces: %w", err)}
 	}
 	if len(n.Rails) > maxRails {
-		return fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails), maxRails)
+		return &KeyError{"network.rails", fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails),
+			maxRails)}
 	}
 	for i, name := range n.Rails {
-		if name == "" || len(name) > 63 || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {
-			return fmt.Errorf("network.rails: %q is no interface's name or RDMA device's, or is there before", name)
+		if name == "" || len(name) > 63 || strings.ContainsFunc(name,
+			func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {
+			return &KeyError{"network.rails", fmt.Errorf("network.rails: %q is no interface's name or RDMA device's, or is "+
+				"there before", name)}
 		}
 	}
 	if _, err := address.ParsePorts(n.Ports); err != nil {
-		return fmt.Errorf("network.ports: %w", err)
+		return &KeyError{"network.ports", fmt.Errorf("network.ports: %w", err)}
 	}
 	if n.Streams < 1 || n.Streams > launch.MaxNetworkStreams {
-		return fmt.Errorf("network.streams is %d; 1 to %d are possible", n.Streams, launch.MaxNetworkStreams)
+		return &KeyError{"network.streams", fmt.Errorf("network.streams is %d; 1 to %d are possible", n.Streams,
+			launch.MaxNetworkStreams)}
 	}
 	if n.Address == "" {
 		return nil
 	}
 	at, err := netip.ParseAddr(n.Address)
 	if err != nil || !address.Usable(at) || at.Is4In6() {
-		return fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)
+		return &KeyError{"network.address", fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)}
 	}
 	if at.Is4() && n.Family == string(address.FamilyIPv6) || at.Is6() && n.Family == string(address.FamilyIPv4) {
-		return fmt.Errorf("network.address is %s, and network.family is %q", n.Address, n.Family)
+		return &KeyError{"network.address", fmt.Errorf("network.address is %s, and network.family is %q", n.Address,
+			n.Family)}
 	}
 	return nil
 }
@@ -497,7 +510,8 @@ func Default() Config {
 	return Config{
 		Hook: Hook{OnFailure: OnFailureFail},
 		Relay: Relay{
-			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeAuto, Slots: 8, SlotSize: 32 << 20,
+			Launcher: LauncherAuto, Route: launch.RouteAuto, Transport: launch.TransportAuto, Scope: launch.ScopeAuto, Slots: 8,
+			SlotSize: 32 << 20,
 			// Between the uids of systemd's containers and of systemd's foreign images;
 			// https://systemd.io/UIDS-GIDS assigns no uid of the range.
 			Sandbox: SandboxAuto, UIDs: "2130706432-2147352575",
@@ -537,9 +551,11 @@ func defaultLimits() Limits {
 // Planning returns the configuration for planner.Make.
 func (c Config) Planning() planner.Config {
 	p := planner.Config{
-		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions, Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
+		Near: c.Plan.Near, GDR: c.GDR, Software: c.Plan.Software, VirtualFunctions: c.Plan.VirtualFunctions,
+		Lanes: c.Plan.Lanes, Exclude: c.Plan.Exclude, Rails: c.Plan.Rails, Groups: c.Groups,
 		Staging: planner.StagingConfig{
-			Slots: c.Relay.Slots, SlotBytes: uint64(c.Relay.SlotSize), Limit: (*uint64)(c.Staging.Limit), GPUs: map[string]uint64{},
+			Slots: c.Relay.Slots, SlotBytes: uint64(c.Relay.SlotSize), Limit: (*uint64)(c.Staging.Limit),
+			GPUs: map[string]uint64{},
 		},
 	}
 	for gpu, limit := range c.Staging.GPUs {
@@ -568,13 +584,25 @@ func Parse(path string, text []byte) (Config, error) {
 		return Config{}, faulty(path, err)
 	}
 	if unknown := found.Undecoded(); len(unknown) > 0 {
-		return Config{}, faulty(path, errors.New(unknownKey(unknown[0].String())))
+		return Config{}, faulty(path, &KeyError{unknown[0].String(), errors.New(unknownKey(unknown[0].String()))})
 	}
 	if err := c.check(); err != nil {
 		return Config{}, faulty(path, err)
 	}
 	return c, nil
 }
+
+// KeyError is the error of one key. The text of Cause contains the key.
+type KeyError struct {
+	Key   string // such as "relay.slots"
+	Cause error
+}
+
+// Error returns the text of the cause.
+func (e *KeyError) Error() string { return e.Cause.Error() }
+
+// Unwrap returns the cause.
+func (e *KeyError) Unwrap() error { return e.Cause }
 
 // faulty returns the error of a configuration file.
 func faulty(path string, cause error) error {
@@ -588,7 +616,7 @@ func (r Relay) UIDRange() (first, last int, err error) {
 	last, errLast := strconv.Atoi(to)
 	// 2^32-1 means no user, as a 32-bit number.
 	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
-		return 0, 0, fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)
+		return 0, 0, &KeyError{"relay.uids", fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)}
 	}
 	return first, last, nil
 }
@@ -596,7 +624,8 @@ func (r Relay) UIDRange() (first, last int, err error) {
 func (c Config) check() error {
 	r := c.Relay
 	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
-		return fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook runs in many directories", r.Binary)
+		return &KeyError{"relay.binary", fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook "+
+			"runs in many directories", r.Binary)}
 	}
 	for _, choice := range []struct {
 		key, value string
@@ -611,17 +640,21 @@ func (c Config) check() error {
 		{"relay.calibration", r.Calibration, []string{CalibrationAuto, CalibrationOff}},
 		{"relay.cuda_ipc", r.CUDAIPC, []string{CUDAIPCAllow, CUDAIPCNever}},
 		{"relay.events", r.Events, []string{EventsTimeline, EventsIPC}},
-		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal, launch.TransportTCP, launch.TransportVerbs}},
+		{"relay.transport", r.Transport, []string{launch.TransportAuto, launch.TransportLoop, launch.TransportLocal,
+			launch.TransportTCP, launch.TransportVerbs}},
 		{"relay.sandbox", r.Sandbox, []string{SandboxAuto, SandboxOff}},
 		{"staging.bounce", c.Staging.Bounce, []string{BounceAllow, BounceNever}},
 		{"cdi.tenancy", c.CDI.Tenancy, []string{TenancySingle, TenancyMulti}},
 		{"network.listen", c.Network.Listen, []string{ListenAuto, ListenOff}},
-		{"verbs.adaptive_routing", c.Verbs.AdaptiveRouting, []string{launch.AdaptiveRoutingAuto, launch.AdaptiveRoutingOn, launch.AdaptiveRoutingOff}},
+		{"verbs.adaptive_routing", c.Verbs.AdaptiveRouting,
+			[]string{launch.AdaptiveRoutingAuto, launch.AdaptiveRoutingOn, launch.AdaptiveRoutingOff}},
 		{"log.format", c.Log.Format, []string{LogText, LogJSON}},
-		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4), string(address.FamilyIPv6)}},
+		{"network.family", c.Network.Family, []string{string(address.FamilyAuto), string(address.FamilyIPv4),
+			string(address.FamilyIPv6)}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
-			return fmt.Errorf("%s is %q; %s are possible", choice.key, choice.value, strings.Join(choice.known, ", "))
+			return &KeyError{choice.key, fmt.Errorf("%s is %q; %s are possible", choice.key, choice.value,
+				strings.Join(choice.known, ", "))}
 		}
 	}
 	if err := c.Network.check(); err != nil {
@@ -631,31 +664,40 @@ func (c Config) check() error {
 		return err
 	}
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
-		return errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)
+		return &KeyError{"relay.cuda_ipc", errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)}
 	}
 	if r.Events == EventsIPC && c.CDI.Tenancy == TenancyMulti {
-		return errors.New(`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`)
+		return &KeyError{"relay.events", errors.New(`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`)}
 	}
 	if r.Slots < 1 || r.Slots > 1024 {
-		return fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)
+		return &KeyError{"relay.slots", fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)}
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
-		return fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible", r.SlotSize)
+		return &KeyError{"relay.slot_size", fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible",
+			r.SlotSize)}
 	}
 	if r.Chunk > 1<<30 || r.Chunk%(64<<10) != 0 {
-		return fmt.Errorf("relay.chunk is %s; a multiple of 64 KiB up to 1 GiB is possible, or 0", r.Chunk)
+		return &KeyError{"relay.chunk", fmt.Errorf("relay.chunk is %s; a multiple of 64 KiB up to 1 GiB is possible, or 0",
+			r.Chunk)}
 	}
-	if r.Depth < 0 || r.Depth > launch.MaxDepth || r.Streams < 0 || r.Streams > launch.MaxStreams {
-		return fmt.Errorf("relay.depth is %d and relay.streams is %d; up to %d and %d are possible, or 0", r.Depth, r.Streams, launch.MaxDepth, launch.MaxStreams)
+	for _, n := range []struct {
+		key         string
+		value, most int
+	}{{"relay.depth", r.Depth, launch.MaxDepth}, {"relay.streams", r.Streams, launch.MaxStreams}} {
+		if n.value < 0 || n.value > n.most {
+			return &KeyError{n.key, fmt.Errorf("%s is %d; up to %d are possible, or 0", n.key, n.value, n.most)}
+		}
 	}
 	for _, limit := range []struct {
 		key   string
 		value int
 	}{
-		{"clients", r.Limits.Clients}, {"memories", r.Limits.Memories}, {"connections", r.Limits.Connections}, {"descriptors", r.Limits.Descriptors},
+		{"clients", r.Limits.Clients}, {"memories", r.Limits.Memories}, {"connections", r.Limits.Connections},
+		{"descriptors", r.Limits.Descriptors},
 	} {
 		if limit.value < 1 || limit.value > 1<<20 {
-			return fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible", limit.key, limit.value)
+			return &KeyError{"relay.limits." + limit.key, fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible",
+				limit.key, limit.value)}
 		}
 	}
 	// A relay would take an explicit 0 for the default.
@@ -668,18 +710,19 @@ func (c Config) check() error {
 		{"relay.limits.staging", r.Limits.Staging}, {"relay.limits.client_staging", r.Limits.ClientStaging},
 	} {
 		if size.value < 1<<20 || size.value > 1<<50 {
-			return fmt.Errorf("%s is %s; 1 MiB to 1 PiB are possible", size.key, size.value)
+			return &KeyError{size.key, fmt.Errorf("%s is %s; 1 MiB to 1 PiB are possible", size.key, size.value)}
 		}
 	}
 	if limit := c.Staging.HostLimit; limit != nil && *limit > 1<<50 {
-		return fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)
+		return &KeyError{"staging.host_limit", fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)}
 	}
 	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
-		return fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run peerlane-runtime in many directories", p)
+		return &KeyError{"runtime.path", fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run "+
+			"peerlane-runtime in many directories", p)}
 	}
 	for _, pattern := range c.Runtime.Devices {
 		if err := checkPattern(pattern); err != nil {
-			return fmt.Errorf("runtime.devices has %q: %w", pattern, err)
+			return &KeyError{"runtime.devices", fmt.Errorf("runtime.devices has %q: %w", pattern, err)}
 		}
 	}
 	if _, _, err := r.UIDRange(); err != nil {
@@ -687,21 +730,23 @@ func (c Config) check() error {
 	}
 	for _, path := range slices.Concat(r.SandboxRead, r.SandboxWrite) {
 		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
-			return fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute paths other than / are possible", path)
+			return &KeyError{"relay.sandbox_read", fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute "+
+				"paths other than / are possible", path)}
 		}
 	}
 	if r.Memory < 256<<20 {
-		return fmt.Errorf("relay.memory is %s; 256 MiB is the least that a relay works with", r.Memory)
+		return &KeyError{"relay.memory", fmt.Errorf("relay.memory is %s; 256 MiB is the least that a relay works with",
+			r.Memory)}
 	}
 	if r.CPUs < 1 || r.CPUs > 4096 {
-		return fmt.Errorf("relay.cpus is %d; 1 to 4096 are possible", r.CPUs)
+		return &KeyError{"relay.cpus", fmt.Errorf("relay.cpus is %d; 1 to 4096 are possible", r.CPUs)}
 	}
 	if r.Tasks < 128 || r.Tasks > 1<<20 {
-		return fmt.Errorf("relay.tasks is %d; 128 to 1048576 are possible", r.Tasks)
+		return &KeyError{"relay.tasks", fmt.Errorf("relay.tasks is %d; 128 to 1048576 are possible", r.Tasks)}
 	}
 	for _, e := range r.Environment {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {
-			return fmt.Errorf(`relay.environment has %q; "NAME=value" is possible`, e)
+			return &KeyError{"relay.environment", fmt.Errorf(`relay.environment has %q; "NAME=value" is possible`, e)}
 		}
 	}
 	return nil

@@ -2,26 +2,29 @@ package config_test
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/BurntSushi/toml"
 
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Load refuses a file with its path, or returns a configuration that Write and Load reproduce.
 func FuzzLoad(f *testing.F) {
 	f.Add(
 		[]byte(
-			"[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" = \"0\" }\n",
+			"[relay]\nslots = 4\nslot_size = \"1MiB\"\nenvironment = [\"A=b\"]\n[staging]\nlimit = \"2GiB\"\ngpus = { \"1\" " +
+				"= \"0\" }\n",
 		),
 	)
 	f.Add(
 		[]byte(
-			"[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = [\"0\"]\n[cdi]\ntenancy = \"multi\"\n",
+			"[[plan.lane]]\ngpu = \"3\"\nservers = [\"0\", \"1\"]\nnics = [\"mlx5_0\"]\n[groups]\nhalf0 = " +
+				"[\"0\"]\n[cdi]\ntenancy = \"multi\"\n",
 		),
 	)
 	f.Add([]byte("[[plan.lane]]\ngpu = \"3\"\nservers = []\n"))
@@ -38,7 +41,8 @@ func FuzzLoad(f *testing.F) {
 		}
 		c, err := read(text)
 		if err != nil {
-			if !strings.Contains(err.Error(), path) {
+			var f *fault.Error
+			if !errors.As(err, &f) || f.Object != path {
 				t.Errorf("the error does not name the file: %v", err)
 			}
 			return

@@ -165,7 +165,8 @@ func TestDistanceCountsEdits(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int
-	}{{"", "", 0}, {"abc", "", 3}, {"", "ab", 2}, {"slots", "slots", 0}, {"slotsize", "slot_size", 1}, {"kitten", "sitting", 3}} {
+	}{{"", "", 0}, {"abc", "", 3}, {"", "ab", 2}, {"slots", "slots", 0}, {"slotsize", "slot_size", 1},
+		{"kitten", "sitting", 3}} {
 		if got := distance(c.a, c.b); got != c.want {
 			t.Errorf("distance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
 		}

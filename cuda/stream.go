@@ -97,7 +97,8 @@ const MaxWords = 8
 // written as a whole and in this order, when all earlier work of the stream is done. A driver
 // before 11.7 has ErrNotSupported.
 func (d *Driver) StreamWriteWords(s Stream, addr Ptr, words unsafe.Pointer, n int, mark Ptr, value uint64) error {
-	r := C.writeWords(d.calls, C.CUstream(s), C.CUdeviceptr(addr), words, C.uint(n), C.CUdeviceptr(mark), C.uint64_t(value))
+	r := C.writeWords(d.calls, C.CUstream(s), C.CUdeviceptr(addr), words, C.uint(n), C.CUdeviceptr(mark),
+		C.uint64_t(value))
 	if r != 0 {
 		return d.failed(r, "cuStreamBatchMemOp", at(addr, uint64(8*n)))
 	}

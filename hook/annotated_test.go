@@ -56,7 +56,8 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 	}{
 		{"no configuration", "", "0", "ANCHOR", fault.Annotation, []string{"[hook] annotations = true", "config.toml"}},
 		{"not permitted", "[hook]\nannotations = false\n", "0", "ANCHOR", fault.Annotation, nil},
-		{"no anchor", permitted, "0", "/somewhere", fault.Annotation, []string{"--mount type=bind,src=", "/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"}},
+		{"no anchor", permitted, "0", "/somewhere", fault.Annotation,
+			[]string{"--mount type=bind,src=", "/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"}},
 		{"unknown GPU", permitted, "7", "ANCHOR", "", []string{"the annotation peerlane.dev/lanes", "7"}},
 		{"no annotation", permitted, "", "ANCHOR", "", []string{"the annotation peerlane.dev/lanes"}},
 	} {
@@ -66,7 +67,9 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			mount := strings.Replace(test.mount, "ANCHOR", l.Anchor(), 1)
 			if err := errors.Join(l.Create(), testplan.New("/sys").Write(l.PlanFile()),
 				os.WriteFile(l.ConfigFile(), []byte(test.config), 0o644),
-				os.WriteFile(filepath.Join(bundle, "config.json"), fmt.Appendf(nil, `{"root":{"path":"rootfs"},"mounts":[{"destination":"/run/peerlane","source":%q}]}`, mount), 0o644),
+				os.WriteFile(filepath.Join(bundle, "config.json"),
+					fmt.Appendf(nil, `{"root":{"path":"rootfs"},"mounts":[{"destination":"/run/peerlane","source":%q}]}`, mount),
+					0o644),
 			); err != nil {
 				t.Fatal(err)
 			}

@@ -46,11 +46,14 @@ func autoLanes(plan *planner.Plan, s *ocispec.Spec, c generation.Container, root
 	if len(minors) == 0 {
 		if legacyToolkit(s) {
 			return nil, errors.New(
-				"peerlane.dev/lane=auto: NVIDIA's toolkit is in its legacy mode, in which a prestart hook adds the GPUs later; ask for GPUs by --device nvidia.com/gpu=N, or switch the toolkit to CDI (nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi) and start the container with --runtime nvidia instead of --gpus",
+				"peerlane.dev/lane=auto: NVIDIA's toolkit is in its legacy mode, in which a prestart hook adds the GPUs later; " +
+					"ask for GPUs by --device nvidia.com/gpu=N, or switch the toolkit to CDI (nvidia-ctk config --in-place --set " +
+					"nvidia-container-runtime.mode=cdi) and start the container with --runtime nvidia instead of --gpus",
 			)
 		}
 		return nil, errors.New(
-			"peerlane.dev/lane=auto: the engine gives the container no GPU (linux.devices of its config.json has none of NVIDIA's); add --device nvidia.com/gpu=N, or name the lane: peerlane.dev/lane=N",
+			"peerlane.dev/lane=auto: the engine gives the container no GPU (linux.devices of its config.json has none of " +
+				"NVIDIA's); add --device nvidia.com/gpu=N, or name the lane: peerlane.dev/lane=N",
 		)
 	}
 	var names []string

@@ -49,12 +49,14 @@ func TestLaneAutoEngineDevicesGetLanes(t *testing.T) {
 		}, []int{3}},
 		"variables and annotations of an image": {func(b *bundle) {
 			b.auto(3)
-			b.Spec.Process.Env = append(b.Spec.Process.Env, "NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=0,4", "PEERLANE_DEVICES=peerlane.dev/lane=all")
+			b.Spec.Process.Env = append(b.Spec.Process.Env, "NVIDIA_VISIBLE_DEVICES=all", "CUDA_VISIBLE_DEVICES=0,4",
+				"PEERLANE_DEVICES=peerlane.dev/lane=all")
 			b.Spec.Annotations = map[string]string{hook.LanesAnnotation: "4", "cdi.k8s.io/x": "nvidia.com/gpu=4"}
 		}, []int{3}},
 		"a lane by name beside it": {func(b *bundle) {
 			b.auto(3)
-			b.Spec.Hooks.CreateRuntime = append(b.Spec.Hooks.CreateRuntime, b.hook("create", "--lane", lane(4).GPU.UUID+"@"+lane(4).GPU.BusID))
+			b.Spec.Hooks.CreateRuntime = append(b.Spec.Hooks.CreateRuntime,
+				b.hook("create", "--lane", lane(4).GPU.UUID+"@"+lane(4).GPU.BusID))
 		}, []int{3, 4}},
 		"prestart": {func(b *bundle) {
 			b.auto(3)
@@ -100,7 +102,8 @@ func TestLaneAutoRefusals(t *testing.T) {
 		}, []string{"gives the container no GPU", "--device nvidia.com/gpu=N"}},
 		"a block device of that number": {func(b *bundle) {
 			b.auto()
-			b.Spec.Linux.Devices = append(b.Spec.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidia3", Type: "b", Major: 195, Minor: 3})
+			b.Spec.Linux.Devices = append(b.Spec.Linux.Devices,
+				specs.LinuxDevice{Path: "/dev/nvidia3", Type: "b", Major: 195, Minor: 3})
 		}, []string{"gives the container no GPU"}},
 		"the toolkit's legacy mode": {func(b *bundle) {
 			b.auto()
@@ -109,12 +112,14 @@ func TestLaneAutoRefusals(t *testing.T) {
 				b.t.Fatal(err)
 			}
 			//lint:ignore SA1019 the toolkit uses it
-			b.Spec.Hooks.Prestart = []specs.Hook{{Path: path, Args: []string{"nvidia-container-runtime-hook", "prestart"}, Env: []string{"PATH=/bin"}}}
+			b.Spec.Hooks.Prestart = []specs.Hook{{Path: path, Args: []string{"nvidia-container-runtime-hook", "prestart"},
+				Env: []string{"PATH=/bin"}}}
 		}, []string{"legacy mode", "nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi"}},
 		"a GPU that the plan does not know": {func(b *bundle) { b.auto(3, 77) }, []string{"/dev/nvidia77", "peerlane cdi"}},
 		"beside gpu=": {func(b *bundle) {
 			b.auto(3)
-			b.Spec.Hooks.CreateRuntime = append(b.Spec.Hooks.CreateRuntime, b.hook("create", "--gpu", lane(3).GPU.UUID+"@"+lane(3).GPU.BusID))
+			b.Spec.Hooks.CreateRuntime = append(b.Spec.Hooks.CreateRuntime,
+				b.hook("create", "--gpu", lane(3).GPU.UUID+"@"+lane(3).GPU.BusID))
 		}, []string{"leave out peerlane.dev/lane=auto"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -131,7 +131,8 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 	if stay {
 		p.Args = append(p.Args, "stay")
 	}
-	for caps := range slices.Values([]*[]string{&p.Capabilities.Bounding, &p.Capabilities.Effective, &p.Capabilities.Permitted}) {
+	for caps := range slices.Values([]*[]string{&p.Capabilities.Bounding, &p.Capabilities.Effective,
+		&p.Capabilities.Permitted}) {
 		*caps = append(*caps, "CAP_SYS_ADMIN") // the probe tries to mount
 	}
 	b.Spec.Root.Readonly = false
@@ -143,7 +144,8 @@ func newBundle(t *testing.T, runtime []string, stay bool) *bundle {
 			b.mount(dir, dir, "rbind", "ro")
 		}
 	}
-	b.mount(bin, "/test", "bind", "ro", "nosuid", "nodev") // the flags of many /tmp: a user namespace must not clear nodev and nosuid
+	// the flags of many /tmp: a user namespace must not clear nodev and nosuid
+	b.mount(bin, "/test", "bind", "ro", "nosuid", "nodev")
 	b.mount(h.layout.Anchor(), paths.ContainerDir, "bind", "ro", "nosuid", "nodev", "noexec", "rprivate")
 	b.Spec.Hooks = &specs.Hooks{Poststop: []specs.Hook{b.hook("remove")}}
 	b.Spec.Hooks.CreateRuntime = []specs.Hook{b.hook("create", "--lane", lane(3).GPU.UUID+"@"+lane(3).GPU.BusID)}
@@ -333,7 +335,8 @@ func (h host) install(t *testing.T) {
 	}
 	for _, gpu := range plan.GPUs {
 		dir := filepath.Join(sysfs, "bus/pci/devices", gpu.BusID)
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "vendor"), []byte("0x10de\n"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "vendor"), []byte("0x10de\n"),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/admin"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -100,7 +101,7 @@ func TestKilledSupervisorLeavesRelay(t *testing.T) {
 		t.Errorf("relay %d answers, want %d (%v)", answered, pid, err)
 	}
 	_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, "", lane(4)))
-	if err == nil || !strings.Contains(err.Error(), "supervisor has been killed") {
+	if !errors.Is(err, admin.ErrSupervisorKilled) {
 		t.Errorf("adding a lane: %v", err)
 	}
 	if lanes := h.info(t, g.ID).Config.Lanes; len(lanes) != 1 {
@@ -173,11 +174,13 @@ func TestReusedPIDIsNotTheContainer(t *testing.T) {
 		change func(*generation.Generation)
 		ended  bool
 	}{
-		"the same process":    {func(g *generation.Generation) {}, false},
-		"another start time":  {func(g *generation.Generation) { g.Init.Start-- }, true},
-		"another boot":        {func(g *generation.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" }, true},
-		"a thread's number":   {func(g *generation.Generation) { g.Init.PID = thread(t) }, true},
-		"a number of nothing": {func(g *generation.Generation) { g.Init.PID = 1 << 22 }, true}, // beyond the kernel's PID_MAX_LIMIT
+		"the same process":   {func(g *generation.Generation) {}, false},
+		"another start time": {func(g *generation.Generation) { g.Init.Start-- }, true},
+		"another boot": {func(g *generation.Generation) { g.Init.Boot = "01234567-89ab-cdef-0123-456789abcdef" },
+			true},
+		"a thread's number": {func(g *generation.Generation) { g.Init.PID = thread(t) }, true},
+		// beyond the kernel's PID_MAX_LIMIT
+		"a number of nothing": {func(g *generation.Generation) { g.Init.PID = 1 << 22 }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -332,7 +335,8 @@ func TestBootRemovesOldGenerations(t *testing.T) {
 	const boot = "01234567-89ab-cdef-0123-456789abcdef"
 	h.spoil(t, g.ID, func(g *generation.Generation) { g.Init.Boot = boot })
 	path := filepath.Join(h.layout.GenerationDir(g.ID), "status.json")
-	text, err := json.Marshal(generation.Status{State: generation.StateReady, Starts: 1, Relay: &process.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
+	text, err := json.Marshal(generation.Status{State: generation.StateReady, Starts: 1,
+		Relay: &process.Process{PID: stranger.Process.Pid, Start: 1, Boot: boot}})
 	if err == nil {
 		err = errors.Join(os.WriteFile(path, text, 0o600), os.RemoveAll(h.layout.Run()))
 	}
@@ -408,6 +412,38 @@ func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
 	h.collect(t)
 }
 
+// A collector that neither sees cgroup2 nor may mount it names the control group, and keeps the
+// generation for the next collector.
+func TestCollectWithoutCgroup2AndCapabilityReportsControlGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mount namespaces")
+	}
+	t.Parallel()
+	h := newHost(t)
+	id := h.left(t)
+	remove := func(capabilities string) (string, error) {
+		out, err := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc",
+			`for dir in $(sed -n 's/^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - cgroup2 .*/\1/p' /proc/self/mountinfo | sort -r); do umount -l "$dir"; done
+			! grep -q ' - cgroup2 ' /proc/self/mountinfo
+			exec setpriv --bounding-set "$2" -- "$0" remove --root "$1"`,
+			filepath.Join(bin, "peerlane-hook"), h.layout.Root, capabilities).CombinedOutput()
+		return string(out), err
+	}
+	out, err := remove("-sys_admin")
+	if group := filepath.Join(h.layout.Cgroup(), id); err == nil || !strings.Contains(out, group) ||
+		!strings.Contains(out, "CAP_SYS_ADMIN") {
+		t.Errorf("the collector without CAP_SYS_ADMIN: %v: %s", err, out)
+	}
+	if h.info(t, id).ID != id {
+		t.Error("the generation is gone")
+	}
+	if out, err := remove("+all"); err != nil {
+		t.Errorf("the collector with CAP_SYS_ADMIN: %v: %s", err, out)
+	}
+	noCgroup(t, id)
+	h.collect(t)
+}
+
 // A user deletes the state of a container, and kills the supervisor. Collect keeps the sockets of
 // the running relay, and removes the sockets after the end of the relay.
 func TestCollectRemovesSocketsWithoutGeneration(t *testing.T) {
@@ -444,7 +480,8 @@ func TestCollectOnASharedDiskLeavesTheOtherHostsGeneration(t *testing.T) {
 	machine := filepath.Join(h.layout.Root, "etc/machine-id")
 	name := func(digit string) {
 		t.Helper()
-		if err := errors.Join(os.MkdirAll(filepath.Dir(machine), 0o755), os.WriteFile(machine, []byte(strings.Repeat(digit, 32)+"\n"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(machine), 0o755),
+			os.WriteFile(machine, []byte(strings.Repeat(digit, 32)+"\n"), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -487,7 +524,8 @@ func TestListOnAFullDiskShowsNoDeadRelay(t *testing.T) {
 	waitDead(t, relay)
 	// Threads of the relay can outlive the first thread.
 	testutil.Succeeds(t, "the list", func() error {
-		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != generation.StateWaiting || !strings.Contains(s.Error, strconv.Itoa(relay)) {
+		if s := h.info(t, g.ID).Status; s.Relay != nil || s.State != generation.StateWaiting ||
+			!strings.Contains(s.Error, strconv.Itoa(relay)) {
 			return fmt.Errorf("the status is %+v", s)
 		}
 		return nil

@@ -192,7 +192,8 @@ func TestUserNamespaceContainerReachesRelay(t *testing.T) {
 			specs.LinuxDevice{Path: "/dev/kmsg", Type: "c", Major: 1, Minor: 11},
 		)
 		// The runtime makes mount points as the container's root.
-		if out, err := exec.Command("chown", "-R", "200000:200000", filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
+		if out, err := exec.Command("chown", "-R", "200000:200000",
+			filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		b.start()
@@ -212,7 +213,8 @@ func TestSharedAnchorIsMadePrivate(t *testing.T) {
 	place := filepath.Join(h.layout.Root, "bundle/rootfs/run/peerlane")
 	bundle := filepath.Join(h.layout.Root, "bundle")
 	ready := filepath.Join(bundle, "ready")
-	if err := errors.Join(os.MkdirAll(place, 0o755), os.WriteFile(bundle+"/config.json", []byte(`{"root":{"path":"rootfs"}}`), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(place, 0o755), os.WriteFile(bundle+"/config.json",
+		[]byte(`{"root":{"path":"rootfs"}}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	init := exec.Command("unshare", "-m", "--propagation", "unchanged", "sh", "-c",
@@ -258,10 +260,17 @@ func TestRefusedContainerLeavesNothing(t *testing.T) {
 			b.mkdir("data")
 			b.link("/data", "run/peerlane")
 		}, "is not the anchor"},
-		"link to the host":        {func(b *bundle) { b.dropAnchor(); b.link("../../../../../../.."+b.outside(), "run/peerlane") }, "bundle/rootfs/"},
-		"magic link":              {func(b *bundle) { b.dropAnchor(); b.link("/proc/1/root"+b.outside(), "run/peerlane") }, "leads through /proc"},
-		"link in a circle":        {func(b *bundle) { b.dropAnchor(); b.link("peerlane", "run/peerlane") }, "or in a circle"},
-		"another empty directory": {func(b *bundle) { b.dropAnchor(); b.mount(b.layout.EmulatedNICs(), paths.ContainerDir, "bind") }, "is not the anchor"},
+		"link to the host": {func(b *bundle) {
+			b.dropAnchor()
+			b.link("../../../../../../.."+b.outside(), "run/peerlane")
+		}, "bundle/rootfs/"},
+		"magic link": {func(b *bundle) { b.dropAnchor(); b.link("/proc/1/root"+b.outside(), "run/peerlane") },
+			"leads through /proc"},
+		"link in a circle": {func(b *bundle) { b.dropAnchor(); b.link("peerlane", "run/peerlane") }, "or in a circle"},
+		"another empty directory": {func(b *bundle) {
+			b.dropAnchor()
+			b.mount(b.layout.EmulatedNICs(), paths.ContainerDir, "bind")
+		}, "is not the anchor"},
 		"covered anchor": {func(b *bundle) {
 			b.Spec.Mounts = append(b.Spec.Mounts, specs.Mount{Destination: paths.ContainerDir, Type: "tmpfs", Source: "tmpfs"})
 		}, "is not the anchor"},
@@ -318,13 +327,12 @@ func TestOwnNamespaceIsRefused(t *testing.T) {
 		"",
 		hook.Devices{Lanes: []string{name}},
 	)
-	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+	if !errors.Is(err, hook.ErrHostNamespace) {
 		t.Errorf("Create: %v", err)
 	}
 	g := h.launch(t, "c", init.Process.Pid, "")
 	g.Container.Bundle = dir
-	if err := hook.Attach(h.layout, g, "/"); err == nil ||
-		!strings.Contains(err.Error(), "mount namespace of the host") {
+	if err := hook.Attach(h.layout, g, "/"); !errors.Is(err, hook.ErrHostNamespace) {
 		t.Errorf("Attach: %v", err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/admin"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -39,7 +40,8 @@ func refused(t *testing.T, socket string) string {
 	if err := conn.SetDeadline(testutil.Deadline()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, 1)); err != nil {
+	if _, err := conn.Write(wire.Encode(&wire.Hello{Magic: wire.Magic, Oldest: wire.OldestVersion,
+		Newest: wire.NewestVersion}, 1)); err != nil {
 		t.Fatal(err)
 	}
 	datagram := make([]byte, wire.MaxMessage)
@@ -229,7 +231,7 @@ func TestInspectShowsRelayAndProcesses(t *testing.T) {
 	if found, err := control.Find(h.layout, "c"); err != nil || len(found) != 1 || found[0].ID != g.ID {
 		t.Errorf("Find by the container: %v, %v", found, err)
 	}
-	if _, err := control.Find(h.layout, "another"); err == nil || !strings.Contains(err.Error(), "another") {
+	if _, err := control.Find(h.layout, "another"); !errors.Is(err, control.ErrNoRelay) {
 		t.Errorf("Find of an unknown name: %v", err)
 	}
 	i, err := control.Inspect(h.layout, g.ID)
@@ -259,7 +261,7 @@ func TestInspectShowsRelayAndProcesses(t *testing.T) {
 		!strings.Contains(i.NoReport, "supervisor has been killed") {
 		t.Errorf("after the end of the supervisor: %+v, %v", i, err)
 	}
-	if err := control.Stop(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "restart the container") {
+	if err := control.Stop(h.layout, g.ID); !errors.Is(err, admin.ErrSupervisorKilled) {
 		t.Errorf("stopping after the end of the supervisor: %v", err)
 	}
 	end(init)

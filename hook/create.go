@@ -50,7 +50,8 @@ func ReadState(r io.Reader) (State, error) {
 		err = json.Unmarshal(text, &d)
 	}
 	if err != nil {
-		return State{}, fmt.Errorf("reading the container's state from standard input: %w; a runtime runs this program as a hook", err)
+		return State{}, fmt.Errorf("reading the container's state from standard input: %w; a runtime runs this program as "+
+			"a hook", err)
 	}
 	return State{d.ID.Value, d.Status.Value, d.PID.Value, d.Bundle.Value, d.Root.Value, d.Annotations.Value}, nil
 }
@@ -78,14 +79,18 @@ func (s State) check() error {
 		return fmt.Errorf("container %.60q...: its id has %d bytes, and %d are possible", s.ID, len(s.ID), maxID)
 	}
 	if len(s.Bundle) > unix.PathMax || len(s.Root) > unix.PathMax {
-		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than the %d bytes that are possible", s.ID, unix.PathMax)
+		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than the %d bytes that are possible",
+			s.ID, unix.PathMax)
 	}
 	if s.PID > 1 && s.Status == "stopped" {
-		return &fault.Error{Code: fault.Checkpoint, Operation: "restore from a checkpoint container", Object: strconv.Quote(s.ID),
-			Cause: errors.New("its relay ended with the process that was checkpointed, and a lane cannot be restored"), Remedy: "start the container anew"}
+		return &fault.Error{Code: fault.Checkpoint, Operation: "restore from a checkpoint container",
+			Object: strconv.Quote(s.ID),
+			Cause:  errors.New("its relay ended with the process that was checkpointed, and a lane cannot be restored"),
+			Remedy: "start the container anew"}
 	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
-		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the only places for peerlane-hook create", s.ID, s.Status, s.PID)
+		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the "+
+			"only places for peerlane-hook create", s.ID, s.Status, s.PID)
 	}
 	if s.Bundle == "" {
 		return fmt.Errorf("container %q: the state names no bundle", s.ID)
@@ -101,7 +106,8 @@ func (s State) spec() (spec *ocispec.Spec, warning, err error) {
 	if !errors.Is(err, fs.ErrNotExist) || !filepath.IsAbs(s.Root) {
 		return spec, nil, err
 	}
-	return ocispec.RootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
+	return ocispec.RootOnly(s.Root), fmt.Errorf("container %q: its environment and its limits are not looked at: the "+
+		"runtime says that the bundle is %s, where no config.json is", s.ID, s.Bundle), nil
 }
 
 // errHidden reports devices of a container that would hide one another.
@@ -133,7 +139,8 @@ type Ahead struct {
 
 // ReadAhead begins to read the host's plan and configuration.
 func ReadAhead(l paths.Layout) Ahead {
-	return Ahead{l, begun(func() (*planner.Plan, error) { return lanes.ReadPlan(l) }), begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
+	return Ahead{l, begun(func() (*planner.Plan, error) { return lanes.ReadPlan(l) }),
+		begun(func() (hostconfig.Config, error) { return hostconfig.Load(l) })}
 }
 
 // begun calls a function at once, and returns a function that waits for the result.
@@ -186,13 +193,15 @@ func Create(a Ahead, s State, runtimeRoot string, d Devices) (warning, err error
 		warning = errors.Join(unread, warning)
 	}
 	if err != nil && c.Hook.OnFailure == config.OnFailureWarn && !errors.Is(err, errHidden) {
-		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID, err)), nil
+		return errors.Join(warning, fmt.Errorf("container %q starts without its lane, as hook.on_failure says: %w", s.ID,
+			err)), nil
 	}
 	return warning, err
 }
 
 // attachLanes starts the relay of the container and mounts the relay's socket directory.
-func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec *ocispec.Spec, s State, runtimeRoot string, d Devices) (warning, err error) {
+func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec *ocispec.Spec, s State,
+	runtimeRoot string, d Devices) (warning, err error) {
 	// Whether this container starts or not.
 	warning = l.EmptyAnchor()
 	if err := spec.NothingBelow(); err != nil {

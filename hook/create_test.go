@@ -16,7 +16,8 @@ func TestReadStateRefusesMalformedState(t *testing.T) {
 			`{"ociVersion":"1.0.2-dev","id":"c","status":"creating","pid":42,"bundle":"/b","annotations":{"a":"b"}}`,
 		),
 	)
-	if diff := cmp.Diff(State{ID: "c", Status: "creating", PID: 42, Bundle: "/b", Annotations: map[string]string{"a": "b"}}, s); diff != "" ||
+	if diff := cmp.Diff(State{ID: "c", Status: "creating", PID: 42, Bundle: "/b",
+		Annotations: map[string]string{"a": "b"}}, s); diff != "" ||
 		err != nil {
 		t.Errorf("%v (-want +got)\n%s", err, diff)
 	}

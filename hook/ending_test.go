@@ -119,27 +119,50 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		// gone: the container ends too, so the log of the generation is removed.
 		gone bool
 	}{
-		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, unix.SIGKILL) }, false},
-		{"another signal", "killed", fmt.Sprintf("signal %d, ", another), func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, another) }, false},
-		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "panic:peerlane-test") }, false},
-		{"status", "failed", "exit status 4: no libcuda", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "exit:no libcuda") }, false},
-		{"lost GPU", "lost GPU", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "farewell:"+launch.EndGPU) }, false},
-		{"CUDA", "sticky CUDA error", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "farewell:"+launch.EndCUDA) }, false},
-		{"drain", "drained", "by the administrator", func(t *testing.T, h host, g *generation.Generation, _ int) { h.hold(t, g, control.Drain) }, false},
-		{"stop", "stopped", "by the administrator", func(t *testing.T, h host, g *generation.Generation, _ int) { h.hold(t, g, control.Stop) }, false},
-		{"container", "container ended", "the container has ended", func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
-		{"supervisor stopped", "supervisor stopped", "was asked to end", func(t *testing.T, _ host, g *generation.Generation, _ int) {
-			kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
-		}, true},
-		{"supervisor gone", "supervisor gone", "after the end of the supervisor", func(t *testing.T, h host, g *generation.Generation, relay int) {
-			h.killSupervisor(t, g.ID)
-			kill(t, g.Init.PID, unix.SIGKILL)
-			waitDead(t, g.Init.PID)
-			waitDead(t, relay)
-			if _, err := collector.Collect(h.layout); err != nil {
-				t.Fatal(err)
-			}
-		}, true},
+		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *generation.Generation,
+			relay int) {
+			kill(t, relay, unix.SIGKILL)
+		}, false},
+		{"another signal", "killed", fmt.Sprintf("signal %d, ", another),
+			func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, another) }, false},
+		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *generation.Generation,
+			_ int) {
+			h.do(t, "panic:peerlane-test")
+		}, false},
+		{"status", "failed", "exit status 4: no libcuda",
+			func(t *testing.T, h host, _ *generation.Generation, _ int) { h.do(t, "exit:no libcuda") }, false},
+		{"lost GPU", "lost GPU", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation,
+			_ int) {
+			h.do(t, "farewell:"+launch.EndGPU)
+		}, false},
+		{"CUDA", "sticky CUDA error", "peerlane-test", func(t *testing.T, h host, _ *generation.Generation,
+			_ int) {
+			h.do(t, "farewell:"+launch.EndCUDA)
+		}, false},
+		{"drain", "drained", "by the administrator", func(t *testing.T, h host, g *generation.Generation,
+			_ int) {
+			h.hold(t, g, control.Drain)
+		}, false},
+		{"stop", "stopped", "by the administrator", func(t *testing.T, h host, g *generation.Generation,
+			_ int) {
+			h.hold(t, g, control.Stop)
+		}, false},
+		{"container", "container ended", "the container has ended",
+			func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
+		{"supervisor stopped", "supervisor stopped", "was asked to end",
+			func(t *testing.T, _ host, g *generation.Generation, _ int) {
+				kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
+			}, true},
+		{"supervisor gone", "supervisor gone", "after the end of the supervisor",
+			func(t *testing.T, h host, g *generation.Generation, relay int) {
+				h.killSupervisor(t, g.ID)
+				kill(t, g.Init.PID, unix.SIGKILL)
+				waitDead(t, g.Init.PID)
+				waitDead(t, relay)
+				if _, err := collector.Collect(h.layout); err != nil {
+					t.Fatal(err)
+				}
+			}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -301,7 +324,8 @@ func narrow(t *testing.T, h host, g *generation.Generation, relay int) {
 		testutil.Succeeds(t, "the control group", func() error { return os.Remove(group) })
 	})
 	for _, set := range [][2]string{
-		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisorPID(t, g.ID))}, {"cgroup.procs", fmt.Sprint(relay)},
+		{"memory.limit_in_bytes", most}, {"memory.swappiness", "0"}, {"cgroup.procs", fmt.Sprint(supervisorPID(t, g.ID))},
+		{"cgroup.procs", fmt.Sprint(relay)},
 	} {
 		if err := os.WriteFile(filepath.Join(group, set[0]), []byte(set[1]), 0); err != nil {
 			t.Skipf("no memory controller to be had: %v", err)

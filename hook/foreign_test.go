@@ -105,7 +105,8 @@ func makeProcesses() map[string]string {
 		went[name] = says(childless(call))
 	}
 	for name, c := range map[string]*exec.Cmd{
-		"exec": exec.Command("/bin/true"), "exec in a session": {Path: "/bin/true", SysProcAttr: &syscall.SysProcAttr{Setsid: true}},
+		"exec": exec.Command("/bin/true"), "exec in a session": {Path: "/bin/true",
+			SysProcAttr: &syscall.SysProcAttr{Setsid: true}},
 	} {
 		went[name] = says(c.Run())
 	}

@@ -27,7 +27,8 @@ func FuzzState(f *testing.F) {
 		if err := json.Unmarshal(text, &plain); err != nil {
 			t.Fatalf("%+v was read of what is no state: %v", s, err)
 		}
-		if want := (State{plain.ID, plain.Status, plain.PID, plain.Bundle, plain.Root, plain.Annotations}); !reflect.DeepEqual(
+		if want := (State{plain.ID, plain.Status, plain.PID, plain.Bundle, plain.Root,
+			plain.Annotations}); !reflect.DeepEqual(
 			s,
 			want,
 		) {

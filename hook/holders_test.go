@@ -182,11 +182,12 @@ func TestContainersByTheirControlGroups(t *testing.T) {
 		"12:devices:/docker/" + id + "\n0::/\n":                                                                          id,
 		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podd6b5.slice/cri-containerd-" + id + ".scope": id,
 		"0::/kubepods/besteffort/podd6b5/" + id + "\n":                                                                   id,
-		"0::/docker/" + outer + "/docker/" + id + "/init.scope\n":                                                        id, // nested
-		"0::/user.slice/session-1.scope\n":                                                                               "",
-		"0::/" + id + "0\n":                                                                                              "",
-		"4:pids:/x\n":                                                                                                    "",
-		"nonsense":                                                                                                       "",
+		// nested
+		"0::/docker/" + outer + "/docker/" + id + "/init.scope\n": id,
+		"0::/user.slice/session-1.scope\n":                        "",
+		"0::/" + id + "0\n":                                       "",
+		"4:pids:/x\n":                                             "",
+		"nonsense":                                                "",
 	} {
 		if got := control.ContainerOfCgroup(text); got != want {
 			t.Errorf("%q is of container %q, want %q", text, got, want)

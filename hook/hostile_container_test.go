@@ -69,7 +69,8 @@ func TestStateWithTheInitOfAnotherContainer(t *testing.T) {
 				if err := os.MkdirAll(filepath.Join(other, "rootfs"), 0o755); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.WriteFile(filepath.Join(other, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644); err != nil {
+				if err := os.WriteFile(filepath.Join(other, "config.json"), []byte(`{"root":{"path":"rootfs"}}`),
+					0o644); err != nil {
 					t.Fatal(err)
 				}
 				name := lane(4).GPU.UUID + "@" + lane(4).GPU.BusID
@@ -109,7 +110,8 @@ func TestLanesThatAnImageAsksFor(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime []string) {
 		b := newBundle(t, runtime, true)
 		b.Spec.Annotations = map[string]string{
-			hook.LanesAnnotation: "all", "peerlane.dev/lane": "4", "peerlane.dev/gpu": "all", "cdi.k8s.io/peerlane": "peerlane.dev/lane=all",
+			hook.LanesAnnotation: "all", "peerlane.dev/lane": "4", "peerlane.dev/gpu": "all",
+			"cdi.k8s.io/peerlane": "peerlane.dev/lane=all",
 		}
 		b.Spec.Process.Env = append(
 			b.Spec.Process.Env,
@@ -138,12 +140,14 @@ func TestIDsAreNoPaths(t *testing.T) {
 		`^(lock|[0-9a-f]{32}|[0-9a-f]{32}\.sock|relay\.sock|admin\.sock|generation\.json|status\.json(\.new)?|supervisor|init-\d+-\d+|relay\.log)$`,
 	)
 	for _, id := range []string{
-		"..", "../../../../../../tmp/peerlane-hostile", "/etc/peerlane-hostile", ".", "", "a/b", "a\nPRIORITY=0", "a\x00b", "\x1b[2J", "%s%n", "--root=/", "$(touch /tmp/peerlane-hostile)", strings.Repeat("i", 1024),
+		"..", "../../../../../../tmp/peerlane-hostile", "/etc/peerlane-hostile", ".", "", "a/b", "a\nPRIORITY=0", "a\x00b",
+		"\x1b[2J", "%s%n", "--root=/", "$(touch /tmp/peerlane-hostile)", strings.Repeat("i", 1024),
 	} {
 		init := startProcess(t)
 		g := h.launch(t, id, init.Process.Pid, "")
 		if info := h.state(t, g.ID, generation.StateReady); info.Container.ID != id || info.Config.Container != id {
-			t.Errorf("id %q is %q in the record, and %q in the configuration of the relay", id, info.Container.ID, info.Config.Container)
+			t.Errorf("id %q is %q in the record, and %q in the configuration of the relay", id, info.Container.ID,
+				info.Config.Container)
 		}
 		for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {
 			err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -166,7 +170,8 @@ func TestIDsAreNoPaths(t *testing.T) {
 		end(init)
 		h.gone(t)
 	}
-	for _, path := range []string{"/tmp/peerlane-hostile", "/etc/peerlane-hostile", paths.ContainerDir + "/peerlane-hostile"} {
+	for _, path := range []string{"/tmp/peerlane-hostile", "/etc/peerlane-hostile",
+		paths.ContainerDir + "/peerlane-hostile"} {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is there", path)
 		}

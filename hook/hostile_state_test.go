@@ -80,19 +80,24 @@ func TestStatesOfNoContainer(t *testing.T) {
 		state State
 		says  string
 	}{
-		"nothing":                {State{}, `status "" and pid 0`},
-		"no pid":                 {State{ID: "c", Status: "creating", Bundle: "/b"}, "pid 0"},
-		"the host's init":        {State{ID: "c", Status: "creating", Bundle: "/b", PID: 1}, "pid 1"},
-		"a process group":        {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self}, "pid -"},
-		"no status":              {State{ID: "c", Bundle: "/b", PID: self}, `status ""`},
-		"an endless status":      {State{ID: "c", Bundle: "/b", PID: self, Status: strings.Repeat("s", 1<<20)}, `status "sss`},
-		"a restored checkpoint":  {State{ID: "c", Status: "stopped", Bundle: "/b", PID: self}, "a lane cannot be restored"},
-		"no bundle":              {State{ID: "c", Status: "creating", PID: self}, "names no bundle"},
-		"an endless bundle":      {State{ID: "c", Status: "creating", PID: self, Bundle: "/" + strings.Repeat("b", 1<<20)}, "4096 bytes"},
-		"an endless root":        {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere", Root: "/" + strings.Repeat("b", 1<<20)}, "4096 bytes"},
-		"an endless id":          {State{ID: strings.Repeat("c", 1<<20), Status: "creating", Bundle: "/b", PID: self}, "its id has 1048576 bytes"},
-		"a bundle that climbs":   {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere/../../.."}, "config.json"},
-		"this very process":      {State{ID: "c", Status: "creating", PID: self, Bundle: "BUNDLE"}, "mount namespace of the host"},
+		"nothing":         {State{}, `status "" and pid 0`},
+		"no pid":          {State{ID: "c", Status: "creating", Bundle: "/b"}, "pid 0"},
+		"the host's init": {State{ID: "c", Status: "creating", Bundle: "/b", PID: 1}, "pid 1"},
+		"a process group": {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self}, "pid -"},
+		"no status":       {State{ID: "c", Bundle: "/b", PID: self}, `status ""`},
+		"an endless status": {State{ID: "c", Bundle: "/b", PID: self, Status: strings.Repeat("s", 1<<20)},
+			`status "sss`},
+		"a restored checkpoint": {State{ID: "c", Status: "stopped", Bundle: "/b", PID: self}, "a lane cannot be restored"},
+		"no bundle":             {State{ID: "c", Status: "creating", PID: self}, "names no bundle"},
+		"an endless bundle": {State{ID: "c", Status: "creating", PID: self, Bundle: "/" + strings.Repeat("b", 1<<20)},
+			"4096 bytes"},
+		"an endless root": {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere", Root: "/" +
+			strings.Repeat("b", 1<<20)}, "4096 bytes"},
+		"an endless id": {State{ID: strings.Repeat("c", 1<<20), Status: "creating", Bundle: "/b", PID: self},
+			"its id has 1048576 bytes"},
+		"a bundle that climbs": {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere/../../.."}, "config.json"},
+		"this very process": {State{ID: "c", Status: "creating", PID: self, Bundle: "BUNDLE"},
+			"mount namespace of the host"},
 		"a kernel's thread":      {State{ID: "c", Status: "creating", PID: 2, Bundle: "BUNDLE"}, ""},
 		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, "has ended"},
 		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, "has ended"},
@@ -143,7 +148,8 @@ func readyHost(t *testing.T) (l paths.Layout, bundle string) {
 	if err := os.Mkdir(bundle, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root": {"path": "../../../../.."}}`), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root": {"path": "../../../../.."}}`),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	return l, bundle
@@ -165,7 +171,8 @@ func endedProcess(t *testing.T) int {
 // An error names the remedy for the cause, and only that remedy.
 func TestMountErrorsNameTheirRemedy(t *testing.T) {
 	for err, want := range map[error]string{
-		unix.EPERM: "CAP_SYS_ADMIN", unix.ENOSYS: "Linux 5.12", unix.EMFILE: "LimitNOFILE=", unix.ENFILE: "fs.file-max", unix.ENOMEM: "",
+		unix.EPERM: "CAP_SYS_ADMIN", unix.ENOSYS: "Linux 5.12", unix.EMFILE: "LimitNOFILE=", unix.ENFILE: "fs.file-max",
+		unix.ENOMEM: "",
 	} {
 		said := newMountError("open_tree", "/dir", err)
 		if !errors.Is(said, err) {

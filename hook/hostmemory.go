@@ -37,7 +37,8 @@ func ownHostMemory(pid int) uint64 {
 	case err != nil:
 		logrus.WithError(err).
 			WithField("pid", pid).
-			Warnf("the container's memory limit is unknown: its relay allocates at most %d MiB of host memory", unknownOwnHostMemory>>20)
+			Warnf("the container's memory limit is unknown: its relay allocates at most %d MiB of host memory",
+				unknownOwnHostMemory>>20)
 		return unknownOwnHostMemory
 	case limit == math.MaxUint64:
 		return 0

@@ -21,19 +21,27 @@ func TestMemoryLimitIsTheLeastOfAllGroups(t *testing.T) {
 		want                 uint64
 		fails                string
 	}{
-		{"v2", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "50331648\n", "v2/pod/c/cgroup.procs": "1\n4711\n", "v2/pod/memory.max": "max\n"}, 48 * mib, ""},
-		{"v2 group above", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "max\n", "v2/pod/c/cgroup.procs": "4711\n", "v2/pod/memory.max": "16777216\n"}, 16 * mib, ""},
-		{"v2 no limit", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "max\n", "v2/pod/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
+		{"v2", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "50331648\n", "v2/pod/c/cgroup.procs": "1\n4711\n",
+			"v2/pod/memory.max": "max\n"}, 48 * mib, ""},
+		{"v2 group above", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "max\n",
+			"v2/pod/c/cgroup.procs": "4711\n", "v2/pod/memory.max": "16777216\n"}, 16 * mib, ""},
+		{"v2 no limit", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "max\n",
+			"v2/pod/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
 		{"v2 no controller", "0::/c\n", v2, map[string]string{"v2/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
 		{"v1", "9:name=systemd:/x\n4:cpu,memory:/docker/c\n0::/\n", v1 + v2, map[string]string{
-			"v1/docker/c/memory.limit_in_bytes": "50331648\n", "v1/docker/c/cgroup.procs": "4711\n", "v1/docker/memory.limit_in_bytes": "9223372036854771712\n",
-			"v2/cgroup.procs": "4711\n"}, 48 * mib, ""},
-		{"v1 no limit", "4:memory:/c\n", v1, map[string]string{"v1/c/memory.limit_in_bytes": "9223372036854771712\n", "v1/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
-		{"a mounted group", "0::/docker/a/c\n", strings.Replace(v2, " / ", " /docker/a ", 1), map[string]string{"v2/c/memory.max": "8388608\n", "v2/c/cgroup.procs": "4711\n"}, 8 * mib, ""},
-		{"another group's place", "0::/c\n", v2, map[string]string{"v2/c/memory.max": "max\n", "v2/c/cgroup.procs": "1\n"}, 0, "does not have process 4711"},
+			"v1/docker/c/memory.limit_in_bytes": "50331648\n", "v1/docker/c/cgroup.procs": "4711\n",
+			"v1/docker/memory.limit_in_bytes": "9223372036854771712\n",
+			"v2/cgroup.procs":                 "4711\n"}, 48 * mib, ""},
+		{"v1 no limit", "4:memory:/c\n", v1, map[string]string{"v1/c/memory.limit_in_bytes": "9223372036854771712\n",
+			"v1/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
+		{"a mounted group", "0::/docker/a/c\n", strings.Replace(v2, " / ", " /docker/a ", 1),
+			map[string]string{"v2/c/memory.max": "8388608\n", "v2/c/cgroup.procs": "4711\n"}, 8 * mib, ""},
+		{"another group's place", "0::/c\n", v2, map[string]string{"v2/c/memory.max": "max\n", "v2/c/cgroup.procs": "1\n"}, 0,
+			"does not have process 4711"},
 		{"outside of the namespace", "0::/../c\n", v2, nil, 0, "is not below"},
 		{"no such group", "0::/c\n", v2, nil, 0, "no such file"},
-		{"nonsense", "0::/c\n", v2, map[string]string{"v2/c/memory.max": "much\n", "v2/c/cgroup.procs": "4711\n"}, 0, "invalid syntax"},
+		{"nonsense", "0::/c\n", v2, map[string]string{"v2/c/memory.max": "much\n", "v2/c/cgroup.procs": "4711\n"}, 0,
+			"invalid syntax"},
 		{"nothing is mounted", "4:memory:/c\n0::/\n", "", nil, 0, "no cgroup hierarchy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

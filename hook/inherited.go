@@ -21,8 +21,9 @@ const stackLimit = 8 << 20
 // unlimitedResources are unlimited for a supervisor and its relay. The sandbox limits
 // descriptors, tasks, locked memory and core dumps.
 var unlimitedResources = map[string]int{
-	"file size": unix.RLIMIT_FSIZE, "address space": unix.RLIMIT_AS, "data": unix.RLIMIT_DATA, "resident set": unix.RLIMIT_RSS,
-	"CPU time": unix.RLIMIT_CPU, "file locks": unix.RLIMIT_LOCKS, "real-time CPU": unix.RLIMIT_RTTIME,
+	"file size": unix.RLIMIT_FSIZE, "address space": unix.RLIMIT_AS, "data": unix.RLIMIT_DATA,
+	"resident set": unix.RLIMIT_RSS,
+	"CPU time":     unix.RLIMIT_CPU, "file locks": unix.RLIMIT_LOCKS, "real-time CPU": unix.RLIMIT_RTTIME,
 }
 
 // resetInherited resets the attributes that a program started by the calling thread would

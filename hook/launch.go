@@ -70,7 +70,8 @@ func startError(r Request, err error) error {
 
 // start finds or makes the generation, and calls meanwhile during the start of the supervisor.
 // The result is nil for a supervisor that ran already.
-func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) error) (*generation.Generation, *starting, error) {
+func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) error) (*generation.Generation, *starting,
+	error) {
 	if !filepath.IsAbs(l.Root) {
 		return nil, nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
 	}
@@ -118,7 +119,8 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 }
 
 // claim finds the generation of an init or makes a new generation, and returns it locked.
-func claim(l paths.Layout, init process.Process, r Request, relay string) (g *generation.Generation, held *os.File, found bool, err error) {
+func claim(l paths.Layout, init process.Process, r Request, relay string) (g *generation.Generation, held *os.File,
+	found bool, err error) {
 	host, err := generation.LockHost(l)
 	if err != nil {
 		return nil, nil, false, err
@@ -150,10 +152,12 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 	}
 
 	g = &generation.Generation{
-		ID: generation.NewID(), Container: r.Container, Init: init, Created: time.Now().UTC(), Machine: generation.MachineID(l),
+		ID: generation.NewID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
+		Machine: generation.MachineID(l),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   generation.Command{Path: relay, Environment: r.Config.Relay.Environment},
-		Network: r.Config.Network, Tenant: r.Tenant, Rails: r.Config.Plan.Rails, NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
+		Network: r.Config.Network, Tenant: r.Tenant, Rails: r.Config.Plan.Rails,
+		NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = generation.NewSandbox(r.Config.Relay); err != nil {
 		return nil, nil, false, err
@@ -165,10 +169,13 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 		Slots: r.Config.Relay.Slots, SlotBytes: uint64(r.Config.Relay.SlotSize),
 		Peers: l.Peers(), NICs: l.EmulatedNICs(),
 		OwnHostMemory: ownHostMemory(init.PID),
-		Reserve:       r.Config.Relay.Reserve, Bounce: r.Config.Bounce(), CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, IPCEvents: r.Config.Relay.Events == config.EventsIPC, Limits: r.Config.Relay.Launch(),
-		Scope: r.Config.Relay.Scope, SelfTest: r.Config.Relay.SelfTest, Calibrated: r.Config.Relay.Calibration == config.CalibrationAuto,
-		Verbs: r.Config.Verbs.Launch(),
-		Chunk: uint64(r.Config.Relay.Chunk), Depth: r.Config.Relay.Depth, Streams: r.Config.Relay.Streams,
+		Reserve:       r.Config.Relay.Reserve, Bounce: r.Config.Bounce(),
+		CUDAIPC: r.Config.Relay.CUDAIPC == config.CUDAIPCAllow, IPCEvents: r.Config.Relay.Events == config.EventsIPC,
+		Limits: r.Config.Relay.Launch(),
+		Scope:  r.Config.Relay.Scope, SelfTest: r.Config.Relay.SelfTest,
+		Calibrated: r.Config.Relay.Calibration == config.CalibrationAuto,
+		Verbs:      r.Config.Verbs.Launch(),
+		Chunk:      uint64(r.Config.Relay.Chunk), Depth: r.Config.Relay.Depth, Streams: r.Config.Relay.Streams,
 	}
 	if err := checkConfig(g); err != nil {
 		return nil, nil, false, err
@@ -227,7 +234,8 @@ func checkConfig(g *generation.Generation) error {
 	}
 	text, err := json.Marshal(g.Config)
 	if err == nil && len(text) > launch.MaxDatagram {
-		err = fmt.Errorf("the relay's configuration has %d bytes, and %d are possible: %d lanes are too many for one container",
+		err = fmt.Errorf("the relay's configuration has %d bytes, and %d are possible: %d lanes are too many for one "+
+			"container",
 			len(text), launch.MaxDatagram, len(g.Config.Lanes))
 	}
 	return err
@@ -255,7 +263,8 @@ func extend(l paths.Layout, g *generation.Generation, lanes []launch.Lane) error
 
 // startSupervisor makes the sockets of a new generation and runs the supervisor, and calls
 // meanwhile. It returns when the supervisor is executed.
-func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launcher string, pidfd *os.File, meanwhile func(*generation.Generation) error) (*starting, error) {
+func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launcher string, pidfd *os.File,
+	meanwhile func(*generation.Generation) error) (*starting, error) {
 	group := sync.OnceValues(func() (*os.File, error) { return cgroup.Make(l, g.ID) })
 	if !bySystemd(l, launcher) {
 		go group()
@@ -298,7 +307,8 @@ func startSupervisor(g *generation.Generation, l paths.Layout, supervisor, launc
 		return nil, err
 	}
 	files := map[int]*os.File{
-		handover.FDClients: clients, handover.FDPeers: peers, handover.FDInit: pidfd, handover.FDAdmin: admin, handover.FDAlive: alive,
+		handover.FDClients: clients, handover.FDPeers: peers, handover.FDInit: pidfd, handover.FDAdmin: admin,
+		handover.FDAlive: alive,
 	}
 	var s *starting
 	run := make(chan error)
@@ -345,8 +355,10 @@ type starting struct {
 
 // forkSupervisor runs the supervisor with these descriptors, and returns when the supervisor is
 // executed. The process is created in a control group, if the host has cgroup2.
-func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string, files map[int]*os.File, group func() (*os.File, error)) (*starting, error) {
-	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), generation.LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string, files map[int]*os.File,
+	group func() (*os.File, error)) (*starting, error) {
+	log, err := os.OpenFile(filepath.Join(l.GenerationDir(g.ID), generation.LogName), os.O_RDWR|os.O_CREATE|os.O_APPEND,
+		0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -396,7 +408,8 @@ func forkSupervisor(g *generation.Generation, l paths.Layout, supervisor string,
 			if kept := resetInherited(); kept != nil {
 				logTo(g, log).WithError(kept).Warn("the relay keeps attributes of the container runtime")
 			}
-			pid, err = syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID}, attributes)
+			pid, err = syscall.ForkExec(supervisor, []string{supervisor, "supervise", "--root", l.Root, "--generation", g.ID},
+				attributes)
 			return err
 		})
 		return pid, err
@@ -451,7 +464,8 @@ func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 	exit, stop := s.stop()
 	switch {
 	case err != nil:
-		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", s.program, handover.StartTimeout, err, generation.Tail(s.log))
+		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", s.program,
+			handover.StartTimeout, err, generation.Tail(s.log))
 	case len(answer) > 0:
 		err = errors.New(string(answer))
 	default:
@@ -499,6 +513,8 @@ func reap(pid int) string {
 // withoutCgroup returns the error of a relay that stays in the container runtime's control
 // group, for the log.
 func withoutCgroup(container string, cause error) *fault.Error {
-	return &fault.Error{Code: fault.NoSandbox, Operation: "make a control group for the relay of container", Object: container, Cause: cause,
-		Remedy: "mount cgroup2 where the container runtime starts, or enable peerlane-relay.socket; until then the relay is in the runtime's control group, and relay.memory may not hold"}
+	return &fault.Error{Code: fault.NoSandbox, Operation: "make a control group for the relay of container",
+		Object: container, Cause: cause,
+		Remedy: "mount cgroup2 where the container runtime starts, or enable peerlane-relay.socket; until then the relay " +
+			"is in the runtime's control group, and relay.memory may not hold"}
 }

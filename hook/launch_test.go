@@ -71,8 +71,11 @@ func TestOneLifeOfAContainer(t *testing.T) {
 	configs := reports[launch.Config](t, h.dir, "config")
 	want := []launch.Config{{
 		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
-		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(), NICs: h.layout.EmulatedNICs(),
-		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach", Scope: launch.ScopeHost, SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30, Limits: launch.DefaultLimits,
+		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(),
+		NICs:      h.layout.EmulatedNICs(),
+		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach",
+		Scope: launch.ScopeHost, SelfTest: launch.SelfTestOff, Calibrated: true, Bounce: 1 << 30,
+		Limits:    launch.DefaultLimits,
 		NoNetwork: "no cluster key, " + h.layout.ClusterKey() + "; run peerlane key generate",
 		Verbs:     &launch.DefaultVerbs,
 	}}
@@ -426,7 +429,8 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 			[]string{"/etc: is a directory"}},
 		{"no hook binary", func(r *hook.Request) { r.HookBinary = "/nowhere/peerlane-hook" },
 			[]string{"/nowhere/peerlane-hook: no such file", "one directory"}},
-		{"hook binary that is no supervisor", func(r *hook.Request) { r.HookBinary = "/bin/false"; r.Config.Relay.Binary = "/bin/true" },
+		{"hook binary that is no supervisor",
+			func(r *hook.Request) { r.HookBinary, r.Config.Relay.Binary = "/bin/false", "/bin/true" },
 			[]string{"the supervisor /bin/false ended early", "exit status 1"}},
 		{"process that has ended", func(r *hook.Request) { r.Container.PID = dead.Process.Pid },
 			[]string{strconv.Itoa(dead.Process.Pid), "has ended"}},
@@ -471,7 +475,8 @@ func TestSuperviseByHandIsRefused(t *testing.T) {
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
 	for _, id := range []string{g.ID, "../" + g.ID, strings.Repeat("0", 32)} {
-		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation", id).
+		out, err := exec.Command(filepath.Join(bin, "peerlane-hook"), "supervise", "--root", h.layout.Root, "--generation",
+			id).
 			CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "only peerlane-hook create") {
 			t.Errorf("supervise %s: %v, %s", id, err, out)

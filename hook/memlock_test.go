@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // mayRaise says whether this process may lift hard limits.
@@ -79,8 +81,8 @@ func TestMemlockOfNobody(t *testing.T) {
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)
 	}
-	if err := raiseMemlock(ended.Process.Pid, &ocispec.Spec{}); err == nil ||
-		!strings.Contains(err.Error(), "it is an unknown limit") {
+	if err := raiseMemlock(ended.Process.Pid, &ocispec.Spec{}); !errors.Is(err, fault.LockedMemory) ||
+		!errors.Is(err, unix.ESRCH) {
 		t.Errorf("the warning is %v", err)
 	}
 }

@@ -6,12 +6,12 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/openat2"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/internal/fault"
 )
@@ -56,7 +56,8 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 				Operation: "check the anchor",
 				Object:    l.Anchor(),
 				Cause:     err,
-				Remedy:    "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and started before",
+				Remedy: "run `" + l.AnchorCommand() + "`, and restart an engine that has a mount namespace of its own and " +
+					"started before",
 			}
 		}
 	}
@@ -107,14 +108,14 @@ func isolated(c generation.Container) error {
 		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)
 	}
 	if os.SameFile(own, other) {
-		return fmt.Errorf(
-			"process %d is in the mount namespace of the host, so it is not the init of container %q",
-			c.PID,
-			c.ID,
-		)
+		return fmt.Errorf("process %d is not the init of container %q: %w", c.PID, c.ID, ErrHostNamespace)
 	}
 	return nil
 }
+
+// ErrHostNamespace is the error of a process that a runtime names as the init of a container, but
+// that has the mount namespace of the hook.
+var ErrHostNamespace = errors.New("it is in the mount namespace of the host")
 
 // open opens a directory with O_PATH, and refuses a symbolic link at the end.
 func open(path string) (*os.File, error) {
@@ -205,12 +206,15 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		if err != nil {
 			where = "a place that cannot be told: " + err.Error()
 		}
-		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " + paths.ContainerDir + " in the root file system", Object: rootfs,
-			Cause:  fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
+		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " +
+			paths.ContainerDir + " in the root file system", Object: rootfs,
+			Cause: fmt.Errorf("it leads to %s, which is not the anchor %s: the CDI specification is out of date, another "+
+				"mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
 			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
 	// The anchor must be a mount, and private: mounts on a shared mount appear on the host's.
-	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
+	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH,
+		&unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)
 	}
 	err = unix.MoveMount(
@@ -231,14 +235,7 @@ func resolve(rootfs string) (*os.File, error) {
 		return nil, &os.PathError{Op: "open", Path: rootfs, Err: err}
 	}
 	defer unix.Close(root)
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
-	fd := -1
-	// EAGAIN: something was renamed meanwhile, and the kernel cannot tell
-	// whether the way stayed inside.
-	err = unix.EAGAIN
-	for try := 0; try < 100 && (err == unix.EAGAIN || err == unix.EINTR); try++ {
-		fd, err = unix.Openat2(root, strings.TrimPrefix(paths.ContainerDir, "/"), &how)
-	}
+	fd, err := openat2.InRoot(root, paths.ContainerDir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == unix.EXDEV || err == unix.ELOOP {
 		return nil, &fault.Error{
 			Code:      fault.SocketPathLeads,

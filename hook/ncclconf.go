@@ -31,7 +31,8 @@ const maxNCCLConf = 64 << 10
 // loading a plugin, so Peerlane's plugin cannot set it.
 const sendChannels = "NCCL_NCHANNELS_PER_NET_PEER"
 
-const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\n" + sendChannels + "=8\n"
+const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\n" +
+	sendChannels + "=8\n"
 
 // addSendChannels adds sendChannels to the administrator's text, unless set there, for a
 // container of one lane which reaches only this host: there every other rank is behind the lane,

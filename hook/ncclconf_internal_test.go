@@ -24,16 +24,20 @@ func TestNCCLConfOneLocalLaneSetsSendChannels(t *testing.T) {
 		text   string
 		set    bool
 	}{
-		"no cluster key":                    {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text, true},
-		"scope host":                        {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0o600, text, true},
-		"a text without a last newline":     {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0, strings.TrimSpace(text), true},
+		"no cluster key": {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text, true},
+		"scope host":     {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0o600, text, true},
+		"a text without a last newline": {launch.Config{Lanes: one, Scope: launch.ScopeHost}, 0, strings.TrimSpace(text),
+			true},
 		"a cluster key":                     {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0o600, text, false},
 		"a key that the supervisor refuses": {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0o644, text, true},
 		"scope cluster":                     {launch.Config{Lanes: one, Scope: launch.ScopeCluster}, 0, text, false},
-		"route staged":                      {launch.Config{Lanes: one, Scope: launch.ScopeAuto, Route: launch.RouteStaged}, 0, text, false},
-		"NVLink in the container":           {launch.Config{Lanes: two, Scope: launch.ScopeAuto}, 0, text, false},
-		"a comment that names it":           {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, "# NCCL_NCHANNELS_PER_NET_PEER=2\n" + text, true},
-		"the administrator's own number":    {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0, text + "NCCL_NCHANNELS_PER_NET_PEER=2\n", false},
+		"route staged": {launch.Config{Lanes: one, Scope: launch.ScopeAuto, Route: launch.RouteStaged},
+			0, text, false},
+		"NVLink in the container": {launch.Config{Lanes: two, Scope: launch.ScopeAuto}, 0, text, false},
+		"a comment that names it": {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0,
+			"# NCCL_NCHANNELS_PER_NET_PEER=2\n" + text, true},
+		"the administrator's own number": {launch.Config{Lanes: one, Scope: launch.ScopeAuto}, 0,
+			text + "NCCL_NCHANNELS_PER_NET_PEER=2\n", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := paths.New(t.TempDir())
@@ -49,7 +53,8 @@ func TestNCCLConfOneLocalLaneSetsSendChannels(t *testing.T) {
 			g.Network.Interfaces = "=lo"
 			got, rest := string(addSendChannels(l, g, []byte(c.text))), ""
 			if c.set {
-				rest = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
+				rest = "\n# Of Peerlane's hook: the container has one lane, which reaches only this " +
+					"host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
 			}
 			if got != c.text+rest {
 				t.Errorf("%q, want %q", got, c.text+rest)

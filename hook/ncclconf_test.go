@@ -19,7 +19,8 @@ import (
 const (
 	defaults = "NCCL_NET_PLUGIN=peerlane\n"
 	// The file of a container with one lane on a host without a cluster key.
-	oneLane     = defaults + "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
+	oneLane = defaults + "\n# Of Peerlane's hook: the container has one lane, which reaches only this " +
+		"host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
 	ownDefaults = "NCCL_NET=Socket\n"
 	confTarget  = "/run/peerlane/nccl.conf"
 )
@@ -62,14 +63,17 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 			b.Spec.Root.Readonly = true
 			b.mount(filepath.Join(b.dir, "rootfs/out"), "/out", "bind")
 		}, oneLane, control.NCCLConfPeerlane, "", true},
-		"image that was committed from such a container": {func(b *bundle) { b.dangling(confTarget, "etc/nccl.conf") }, oneLane, control.NCCLConfPeerlane, "", true},
-		"link at etc":       {func(b *bundle) { b.link("/data", "etc") }, oneLane, control.NCCLConfPeerlane, "", false},
-		"file of the image": {func(b *bundle) { b.image("etc/nccl.conf", ownDefaults) }, ownDefaults, control.NCCLConfContainer, "", false},
+		"image that was committed from such a container": {func(b *bundle) { b.dangling(confTarget, "etc/nccl.conf") },
+			oneLane, control.NCCLConfPeerlane, "", true},
+		"link at etc": {func(b *bundle) { b.link("/data", "etc") }, oneLane, control.NCCLConfPeerlane, "", false},
+		"file of the image": {func(b *bundle) { b.image("etc/nccl.conf", ownDefaults) }, ownDefaults,
+			control.NCCLConfContainer, "", false},
 		"link of the image": {func(b *bundle) {
 			b.image("data/conf", ownDefaults)
 			b.dangling("../data/conf", "etc/nccl.conf")
 		}, ownDefaults, control.NCCLConfContainer, "", false},
-		"dangling link of the image": {func(b *bundle) { b.dangling("/nowhere", "etc/nccl.conf") }, none, control.NCCLConfNone, "dangling symbolic link", false},
+		"dangling link of the image": {func(b *bundle) { b.dangling("/nowhere", "etc/nccl.conf") }, none,
+			control.NCCLConfNone, "dangling symbolic link", false},
 		"volume at the file": {func(b *bundle) {
 			own := filepath.Join(b.outside(), "..", "own.conf")
 			if err := os.WriteFile(own, []byte(ownDefaults), 0o644); err != nil {
@@ -77,10 +81,13 @@ func TestNCCLConfContainerWithLane(t *testing.T) {
 			}
 			b.mount(own, "/etc/nccl.conf", "bind", "ro")
 		}, ownDefaults, control.NCCLConfContainer, "", false},
-		"volume at etc":  {func(b *bundle) { b.mount(b.outside(), "/etc", "bind") }, none, control.NCCLConfNone, "is a mount", false},
-		"link to volume": {func(b *bundle) { b.mount(b.outside(), "/vol", "bind"); b.link("/vol", "etc") }, none, control.NCCLConfNone, "is a mount", false},
+		"volume at etc": {func(b *bundle) { b.mount(b.outside(), "/etc", "bind") }, none, control.NCCLConfNone, "is a mount",
+			false},
+		"link to volume": {func(b *bundle) { b.mount(b.outside(), "/vol", "bind"); b.link("/vol", "etc") }, none,
+			control.NCCLConfNone, "is a mount", false},
 		"link to the host": {func(b *bundle) {
-			if err := errors.Join(os.RemoveAll(filepath.Join(b.dir, "rootfs/etc")), os.Symlink("../../../../../.."+b.outside(), filepath.Join(b.dir, "rootfs/etc"))); err != nil {
+			if err := errors.Join(os.RemoveAll(filepath.Join(b.dir, "rootfs/etc")),
+				os.Symlink("../../../../../.."+b.outside(), filepath.Join(b.dir, "rootfs/etc"))); err != nil {
 				b.t.Fatal(err)
 			}
 		}, none, control.NCCLConfNone, "no directory /etc", false},
@@ -162,7 +169,8 @@ func TestNCCLConfUserNamespaceOwner(t *testing.T) {
 		b.Spec.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 200000, Size: 65536}}
 		b.Spec.Linux.GIDMappings = b.Spec.Linux.UIDMappings
 		b.Spec.Root.Path = filepath.Join(b.dir, "rootfs")
-		if out, err := exec.Command("chown", "-R", "200000:200000", filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
+		if out, err := exec.Command("chown", "-R", "200000:200000",
+			filepath.Join(b.dir, "rootfs")).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		b.start()

@@ -17,7 +17,8 @@ import (
 // interface the network namespace of the container does not have, and no warning for another NIC.
 func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 	sysfs := t.TempDir()
-	for _, name := range []string{"mlx5_0/device/net/eth2", "mlx5_1/device/net/ib0", "mlx5_2/device", "mlx5_3/device/net/eth3"} {
+	for _, name := range []string{"mlx5_0/device/net/eth2", "mlx5_1/device/net/ib0", "mlx5_2/device",
+		"mlx5_3/device/net/eth3"} {
 		if err := os.MkdirAll(filepath.Join(sysfs, "class/infiniband", name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -44,8 +45,10 @@ func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 		_ = other.Wait()         // killed
 	}()
 	err := checkNICNetworks(plan, other.Process.Pid, nics)
-	if err == nil || !strings.Contains(err.Error(), "NIC mlx5_0 (RoCE): its network interface eth2 is in the host's network namespace") ||
-		strings.Contains(err.Error(), "mlx5_1") || strings.Contains(err.Error(), "mlx5_2") || strings.Contains(err.Error(), "mlx5_3") {
+	if err == nil || !strings.Contains(err.Error(), "NIC mlx5_0 (RoCE): its network interface eth2 is in the host's "+
+		"network namespace") ||
+		strings.Contains(err.Error(), "mlx5_1") || strings.Contains(err.Error(), "mlx5_2") ||
+		strings.Contains(err.Error(), "mlx5_3") {
 		t.Errorf("in another network namespace: %v", err)
 	}
 	if err := checkNICNetworks(plan, other.Process.Pid, nil); err != nil {

@@ -34,7 +34,8 @@ func (d Devices) withoutRoot() error {
 		Code:      fault.LockedMemory,
 		Operation: "give peerlane.dev/gpu= or peerlane.dev/nic= to a container of an engine that runs without root",
 		Cause: errors.New(
-			"only the host's root may lift the limit of locked memory for memory that a program registers (it is " + has + " here)",
+			"only the host's root may lift the limit of locked memory for memory that a program registers (it is " +
+				has + " here)",
 		),
 		Remedy: "ask for peerlane.dev/lane= and nvidia.com/gpu=",
 	}

@@ -25,7 +25,8 @@ func TestLinkedPathsOfASandbox(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, name := range []string{"tree/targets/lib", "alternatives", "elsewhere", "writable"} {
-		if err := errors.Join(os.MkdirAll(at(name), 0o755), os.WriteFile(at(name+"/file"), []byte("text"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(at(name), 0o755),
+			os.WriteFile(at(name+"/file"), []byte("text"), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,7 +137,8 @@ ls /sys/bus/pci/devices >/dev/null`
 		if sees := strings.Contains(text, name); sees == c.own {
 			t.Errorf("%q: /proc/net/unix has the host's socket: %t", c.arguments, sees)
 		}
-		for _, path := range []string{"/sys/fs/cgroup", "/sys/class/net", "/sys/class/block", "/sys/devices/virtual/net", "/sys/kernel/slab"} {
+		for _, path := range []string{"/sys/fs/cgroup", "/sys/class/net", "/sys/class/block", "/sys/devices/virtual/net",
+			"/sys/kernel/slab"} {
 			if strings.Contains(text, "\n"+path+"/.\n") {
 				t.Errorf("%q: the program sees %s", c.arguments, path)
 			}

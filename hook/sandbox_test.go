@@ -200,7 +200,8 @@ func attack() map[string]string {
 	for _, s := range []struct {
 		what           string
 		kind, protocol int
-	}{{"TCP", unix.SOCK_STREAM, 0}, {"TCP by its number", unix.SOCK_STREAM | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP}, {"MPTCP", unix.SOCK_STREAM, unix.IPPROTO_MPTCP}} {
+	}{{"TCP", unix.SOCK_STREAM, 0}, {"TCP by its number", unix.SOCK_STREAM | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP},
+		{"MPTCP", unix.SOCK_STREAM, unix.IPPROTO_MPTCP}} {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			try(fmt.Sprintf("%s, family %d", s.what, family), func() error {
 				fd, err := unix.Socket(family, s.kind|unix.SOCK_CLOEXEC, s.protocol)
@@ -223,8 +224,10 @@ func attack() map[string]string {
 	try("names of control groups", func() error { _, err := os.ReadDir("/sys/fs/cgroup"); return err })
 	try("names of network interfaces", func() error { _, err := os.ReadDir("/sys/class/net"); return err })
 	for name, s := range map[string][3]int{
-		"a netlink socket": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, "a datagram socket": {unix.AF_INET, unix.SOCK_DGRAM, 0},
-		"UDP-Lite": {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE}, "L2TP": {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_L2TP},
+		"a netlink socket":  {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE},
+		"a datagram socket": {unix.AF_INET, unix.SOCK_DGRAM, 0},
+		"UDP-Lite":          {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE},
+		"L2TP":              {unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_L2TP},
 	} {
 		try(name, func() error {
 			fd, err := unix.Socket(s[0], s[1]|unix.SOCK_CLOEXEC, s[2])
@@ -259,13 +262,19 @@ func attack() map[string]string {
 	try("to be root", func() error { return unix.Setresuid(0, 0, 0) })
 	// The arguments are invalid: a process that may call gets EINVAL or EFAULT, not EPERM.
 	for name, f := range map[string]func() error{
-		"bpf": call(unix.SYS_BPF, ^uintptr(0)), "perf_event_open": call(unix.SYS_PERF_EVENT_OPEN, 0), "io_uring_setup": call(unix.SYS_IO_URING_SETUP, 0),
-		"userfaultfd": call(unix.SYS_USERFAULTFD, ^uintptr(0)), "keyctl": call(unix.SYS_KEYCTL, ^uintptr(0)),
-		"open_by_handle_at": call(unix.SYS_OPEN_BY_HANDLE_AT, ^uintptr(0)), "init_module": call(unix.SYS_FINIT_MODULE, ^uintptr(0)),
-		"kexec_load": call(unix.SYS_KEXEC_LOAD, 0, ^uintptr(0)), "reboot": call(unix.SYS_REBOOT, 0), "fsopen": call(unix.SYS_FSOPEN, 0),
-		"shmget": call(unix.SYS_SHMGET, 0), "shmat": call(unix.SYS_SHMAT, ^uintptr(0)), "shmctl": call(unix.SYS_SHMCTL, ^uintptr(0)),
-		"semget": call(unix.SYS_SEMGET, 1), "semop": call(unix.SYS_SEMOP, ^uintptr(0)), "semctl": call(unix.SYS_SEMCTL, ^uintptr(0)),
-		"msgget": call(unix.SYS_MSGGET, 1), "msgsnd": call(unix.SYS_MSGSND, ^uintptr(0)), "msgrcv": call(unix.SYS_MSGRCV, ^uintptr(0)),
+		"bpf": call(unix.SYS_BPF, ^uintptr(0)), "perf_event_open": call(unix.SYS_PERF_EVENT_OPEN, 0),
+		"io_uring_setup": call(unix.SYS_IO_URING_SETUP, 0),
+		"userfaultfd":    call(unix.SYS_USERFAULTFD, ^uintptr(0)), "keyctl": call(unix.SYS_KEYCTL, ^uintptr(0)),
+		"open_by_handle_at": call(unix.SYS_OPEN_BY_HANDLE_AT, ^uintptr(0)),
+		"init_module":       call(unix.SYS_FINIT_MODULE, ^uintptr(0)),
+		"kexec_load":        call(unix.SYS_KEXEC_LOAD, 0, ^uintptr(0)), "reboot": call(unix.SYS_REBOOT, 0),
+		"fsopen": call(unix.SYS_FSOPEN, 0),
+		"shmget": call(unix.SYS_SHMGET, 0), "shmat": call(unix.SYS_SHMAT, ^uintptr(0)),
+		"shmctl": call(unix.SYS_SHMCTL, ^uintptr(0)),
+		"semget": call(unix.SYS_SEMGET, 1), "semop": call(unix.SYS_SEMOP, ^uintptr(0)),
+		"semctl": call(unix.SYS_SEMCTL, ^uintptr(0)),
+		"msgget": call(unix.SYS_MSGGET, 1), "msgsnd": call(unix.SYS_MSGSND, ^uintptr(0)),
+		"msgrcv":  call(unix.SYS_MSGRCV, ^uintptr(0)),
 		"mq_open": call(unix.SYS_MQ_OPEN, 0), "mq_unlink": call(unix.SYS_MQ_UNLINK, 0),
 	} {
 		try(name, func() error {
@@ -303,7 +312,8 @@ func (h host) victim(t *testing.T) targets {
 	if _, err := os.Stat("/etc/shadow"); err == nil {
 		at.Passwords = "/etc/shadow"
 	}
-	for _, dir := range []string{"/", "/tmp", "/usr", "/dev", "/dev/shm", "/run", "/var/tmp", h.layout.Peers(), h.layout.EmulatedNICs(), h.layout.SocketDir(g.ID), h.layout.State()} {
+	for _, dir := range []string{"/", "/tmp", "/usr", "/dev", "/dev/shm", "/run", "/var/tmp", h.layout.Peers(),
+		h.layout.EmulatedNICs(), h.layout.SocketDir(g.ID), h.layout.State()} {
 		if unix.Access(dir, unix.W_OK) == nil { // skip read-only folders
 			at.Directory = append(at.Directory, dir)
 		}
@@ -362,7 +372,8 @@ func TestCompromisedRelayReachesNothing(t *testing.T) {
 				}
 				return
 			}
-			if is.UID == 0 || is.UID != is.GID || is.UID != info.Sandbox.UID || is.Capabilities != 0 || !is.NoNewPrivs || !is.Seccomp ||
+			if is.UID == 0 || is.UID != is.GID || is.UID != info.Sandbox.UID || is.Capabilities != 0 || !is.NoNewPrivs ||
+				!is.Seccomp ||
 				!is.OwnRoot || !is.OwnNetwork ||
 				!slices.Equal(is.Groups, []int{info.Sandbox.Group}) {
 				t.Errorf("the sandbox: %+v, missing %q", is, i.Sandbox.Missing)
@@ -422,7 +433,8 @@ func TestIncompleteSandboxKeepsTheRest(t *testing.T) {
 		{"without CAP_SYS_ADMIN", withoutMounts, []string{"a root of its own", "a network namespace of its own"},
 			[]string{"a device node of somebody's", "the host's network namespace"}},
 		{"without Landlock", withoutLandlock, []string{"Landlock", "a root of its own"},
-			[]string{"a device node of somebody's", "a device of the host", "write in /tmp", "write in /var/tmp", "write in /dev/shm",
+			[]string{"a device node of somebody's", "a device of the host", "write in /tmp", "write in /var/tmp",
+				"write in /dev/shm",
 				"names of control groups", "names of network interfaces"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -432,7 +444,8 @@ func TestIncompleteSandboxKeepsTheRest(t *testing.T) {
 			}
 			h := newHost(t)
 			at := h.victim(t)
-			for _, dir := range []string{filepath.Dir(h.dir), filepath.Dir(h.layout.Root)} { // without a private root the attacker reaches TEST_DIR through these folders
+			// without a private root the attacker reaches TEST_DIR through these folders
+			for _, dir := range []string{filepath.Dir(h.dir), filepath.Dir(h.layout.Root)} {
 				if err := os.Chmod(dir, 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -684,7 +697,8 @@ func TestSandboxedProgramUsesGivenPaths(t *testing.T) {
 		t.Skip("needs root: it is about a uid of its own")
 	}
 	dir := t.TempDir()
-	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "in"), []byte("text\n"), 0o644)); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "in"), []byte("text\n"),
+		0o644)); err != nil {
 		t.Fatal(err)
 	}
 	script := `set -e
@@ -785,7 +799,8 @@ func TestNodesOfRDMADevices(t *testing.T) {
 	t.Cleanup(func() { sandbox.Uverbs = was })
 	sandbox.Uverbs = t.TempDir()
 	for file, text := range map[string]string{
-		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n", "uverbs10/ibdev": "rxe0\n",
+		"abi_version": "6\n", "uverbs0/ibdev": "mlx5_0\n", "uverbs0/device/vendor": "0x15b3\n", "uverbs1/ibdev": "mlx5_1\n",
+		"uverbs10/ibdev": "rxe0\n",
 	} {
 		file = filepath.Join(sandbox.Uverbs, file)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -796,8 +811,9 @@ func TestNodesOfRDMADevices(t *testing.T) {
 		}
 	}
 	for nic, want := range map[string][]string{
-		"mlx5_0": {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}, "rxe0": {"/dev/infiniband/uverbs10", "/dev/infiniband/rdma_cm"},
-		"mlx5": nil, "emulated0": nil, "": nil,
+		"mlx5_0": {"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"},
+		"rxe0":   {"/dev/infiniband/uverbs10", "/dev/infiniband/rdma_cm"},
+		"mlx5":   nil, "emulated0": nil, "": nil,
 	} {
 		if got := sandbox.VerbsNodes(nic); !slices.Equal(got, want) {
 			t.Errorf("%q has %q, not %q", nic, got, want)

@@ -10,7 +10,9 @@ import (
 func FuzzSpec(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"root":{"path":"r"},"process":{"env":["CUDA_VISIBLE_DEVICES=` + testplan.UUID0 + `"]},"hooks":{"createRuntime":[{"args":["p","create","--gpu","` + testplan.UUID0 + `@0000:17:00.0"]},{"args":["p","create","--gpu","@0000:2a:00.0"]}]}}`,
+			`{"root":{"path":"r"},"process":{"env":["CUDA_VISIBLE_DEVICES=` +
+				testplan.UUID0 + `"]},"hooks":{"createRuntime":[{"args":["p","create","--gpu","` +
+				testplan.UUID0 + `@0000:17:00.0"]},{"args":["p","create","--gpu","@0000:2a:00.0"]}]}}`,
 		),
 	)
 	f.Add([]byte(`{"root":{"path":"r"},"process":null,"hooks":{"prestart":[{"args":["","create","--lane"]}]}}`))

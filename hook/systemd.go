@@ -63,12 +63,7 @@ func runBySystemd(
 		}
 		return &starting{stop: func() (string, error) { return "", s.kill() }, held: []io.Closer{s.conn, s.pidfd}}, nil
 	case launcher == config.LauncherSystemd:
-		return nil, fmt.Errorf(
-			"relay.launcher is %q, and %w; run `systemctl enable --now peerlane-relay.socket`, look at `journalctl -u peerlane-relay.socket -u 'peerlane-relay@*'`, or set relay.launcher to %q in config.toml",
-			launcher,
-			err,
-			config.LauncherAuto,
-		)
+		return nil, fmt.Errorf("relay.launcher is %q, and %w", launcher, err)
 	}
 	// Better a relay that counts among the runtime's processes than no container.
 	logrus.WithError(err).WithField("container", g.Container.ID).Warn("no relay by systemd; this hook starts it")
@@ -91,6 +86,14 @@ func offersLauncher(l paths.Layout) bool {
 	return true
 }
 
+func noSystemd(path string, cause error) error {
+	return &fault.Error{
+		Code: fault.NoSystemd, Operation: "systemd starts no relay by", Object: path, Cause: cause,
+		Remedy: "run `systemctl enable --now peerlane-relay.socket`, look at `journalctl -u peerlane-relay.socket -u " +
+			"'peerlane-relay@*'`, or set relay.launcher to auto in config.toml",
+	}
+}
+
 // greet connects to the launcher's socket and waits for the service.
 func greet(path string, wait time.Duration) (*service, error) {
 	deadline := time.Now().Add(wait)
@@ -102,7 +105,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 		case errors.Is(err, unix.ECONNREFUSED):
 			err = errors.New("nobody listens there")
 		}
-		return nil, &fault.Error{Code: fault.NoSystemd, Operation: "systemd starts no relay by", Object: path, Cause: err}
+		return nil, noSystemd(path, err)
 	}
 	defer socket.Close()
 	conn, err := net.FileConn(socket)
@@ -121,7 +124,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 		case errors.Is(err, io.EOF):
 			err = errors.New("it hung up: the host is shutting down, or the service cannot be started")
 		}
-		return nil, &fault.Error{Code: fault.NoSystemd, Operation: "systemd starts no relay by", Object: path, Cause: err}
+		return nil, noSystemd(path, err)
 	}
 	return s, nil
 }
@@ -136,7 +139,8 @@ func (s *service) hear() error {
 		err = errors.New(hello.Error)
 	case hello.Version != handover.Version:
 		err = fmt.Errorf(
-			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its units",
+			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its "+
+				"units",
 			hello.Version,
 			handover.Version,
 		)

@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -324,7 +325,8 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer dir.Close()
-		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock", dir.Fd())}); err != nil {
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/launcher.sock",
+			dir.Fd())}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -374,8 +376,9 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			test.host(t, h)
 			init := startProcess(t)
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
-			if err == nil || !strings.Contains(err.Error(), test.says) ||
-				!strings.Contains(err.Error(), "systemctl enable --now peerlane-relay.socket") {
+			var f *fault.Error
+			if !errors.As(err, &f) || f.Code != fault.NoSystemd || f.Object != h.layout.Launcher() || f.Remedy == "" ||
+				!strings.Contains(f.Cause.Error(), test.says) {
 				t.Errorf("with launcher systemd: %v; want %q", err, test.says)
 			}
 			// A child that a parallel test forks has the files of the process until the execve,
@@ -631,7 +634,8 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 		{"no such generation", message(h.layout.Root, strings.Repeat("0", 32)), all, "no such file"},
 		{"no descriptor", right, nil, "0 descriptors are handed over"},
 		{"a descriptor too few", right, all[:5], "5 descriptors are handed over"},
-		{"a descriptor too many", right, append(files(func(f []*os.File) []*os.File { return f }), good), "7 descriptors are handed over"},
+		{"a descriptor too many", right, append(files(func(f []*os.File) []*os.File { return f }), good),
+			"7 descriptors are handed over"},
 		{"as many as the kernel passes", right, slices.Repeat([]*os.File{good}, 253), "253 descriptors are handed over"},
 		{"the lock is another file", right, with(5, free), "is not " + lockFile},
 		{"the lock of a generation that has a supervisor", message(h.layout.Root, g.ID), with(5, busy), "has a supervisor"},

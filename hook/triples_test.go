@@ -38,7 +38,8 @@ func tripleTesterMain(fault func(string) bool) {
 	}
 	lines := json.NewEncoder(os.Stdout)
 	for _, name := range job.Triples {
-		t := launch.Triple{TripleName: name, Verdict: launch.VerdictGood, Rounds: 2048, Bytes: 1 << 20, Memory: launch.MemoryDMABuf}
+		t := launch.Triple{TripleName: name, Verdict: launch.VerdictGood, Rounds: 2048, Bytes: 1 << 20,
+			Memory: launch.MemoryDMABuf}
 		switch {
 		case fault("wrong triple"):
 			t.Verdict, t.Reason = launch.VerdictWrong, "1 of 64 bytes are wrong in round 3"
@@ -75,14 +76,17 @@ func threeOf(index int) launch.TripleName {
 func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 	for _, c := range []struct{ fault, verdict, reason, log string }{
 		{"", launch.VerdictGood, "", "are verified: 2048 rounds"},
-		{"wrong triple", launch.VerdictWrong, "1 of 64 bytes are wrong in round 3", "are not used together: 1 of 64 bytes are wrong in round 3; data bounces through the host's memory"},
-		{"no library", launch.VerdictUntested, "the test of GPUs and NICs failed: exit status 1: libibverbs.so.1 cannot be loaded", "are not verified, and data bounces"},
+		{"wrong triple", launch.VerdictWrong, "1 of 64 bytes are wrong in round 3",
+			"are not used together: 1 of 64 bytes are wrong in round 3; data bounces through the host's memory"},
+		{"no library", launch.VerdictUntested, "the test of GPUs and NICs failed: exit status 1: libibverbs.so.1 cannot " +
+			"be loaded", "are not verified, and data bounces"},
 	} {
 		t.Run(c.verdict, func(t *testing.T) {
 			h := newHost(t)
 			g := h.start(t, withSoftwareDevice(h.tested("c", startProcess(t).Process.Pid, launch.SelfTestOnce, c.fault)))
 			told := h.told(t, func(c launch.Config) bool { return len(c.Triples) == 1 })
-			if r := told.Triples[0]; r.TripleName != threeOf(3) || r.Verdict != c.verdict || !strings.Contains(r.Reason, c.reason) {
+			if r := told.Triples[0]; r.TripleName != threeOf(3) || r.Verdict != c.verdict ||
+				!strings.Contains(r.Reason, c.reason) {
 				t.Errorf("the relay is told %+v", r)
 			}
 			if first := reports[launch.Config](t, h.dir, "config")[0]; len(first.Triples) != 0 {
@@ -193,7 +197,9 @@ func TestTripleResultHoldsForOneFirmwareAndDriver(t *testing.T) {
 	test := func(want int) {
 		t.Helper()
 		var told []launch.Triple
-		if err := tester.TestTriples(t.Context(), []launch.TripleName{threeOf(3)}, nil, false, func(r launch.Triple) { told = append(told, r) }); err != nil || len(told) != 1 || told[0].Verdict != launch.VerdictGood {
+		if err := tester.TestTriples(t.Context(), []launch.TripleName{threeOf(3)}, nil, false,
+			func(r launch.Triple) { told = append(told, r) }); err != nil || len(told) != 1 ||
+			told[0].Verdict != launch.VerdictGood {
 			t.Fatalf("%+v, %v", told, err)
 		}
 		if runs := len(reports[launch.RDMAJob](t, h.dir, "triples")); runs != want {
@@ -203,16 +209,22 @@ func TestTripleResultHoldsForOneFirmwareAndDriver(t *testing.T) {
 	test(1)
 	test(1)
 	write("fw_ver", "28.40.1000\n")
-	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3)}); err != nil || len(known) != 0 {
+	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3)}, nil); err != nil || len(known) != 0 {
 		t.Errorf("with another firmware the result is known: %+v, %v", known, err)
 	}
 	test(2)
 	test(2)
+	ordered := launch.DefaultVerbs
+	ordered.RelaxedOrdering = false
+	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3)}, &ordered); err != nil || len(known) != 0 {
+		t.Errorf("with another configuration the result is known: %+v, %v", known, err)
+	}
 	if err := os.WriteFile(version, []byte("580.159.04\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	test(3)
-	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3), threeOf(4)}); err != nil || len(known) != 1 || known[0].Setting == "" || known[0].At == 0 {
+	if known, err := tester.KnownTriples([]launch.TripleName{threeOf(3), threeOf(4)}, nil); err != nil ||
+		len(known) != 1 || known[0].Setting == "" || known[0].At == 0 {
 		t.Errorf("kept is %+v, %v", known, err)
 	}
 }
@@ -257,7 +269,8 @@ func TestTripleIsTestedAgainWhenItsPortComesUpDuringTheTest(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := make(chan launch.Triple, 10)
-	if err := selftest.TestUntilUp(t.Context(), h.tester(t, "port comes up"), []launch.TripleName{threeOf(3)}, nil, found); err != nil {
+	if err := selftest.TestUntilUp(t.Context(), h.tester(t, "port comes up"), []launch.TripleName{threeOf(3)}, nil,
+		found); err != nil {
 		t.Fatal(err)
 	}
 	close(found)
@@ -279,7 +292,8 @@ func TestTriplesAreTestedInParts(t *testing.T) {
 		names = append(names, threeOf(i))
 	}
 	found := make(chan launch.Triple, len(names))
-	if err := selftest.TestUntilUp(t.Context(), h.tester(t, ""), names, nil, found); err != nil || len(found) != len(names) {
+	if err := selftest.TestUntilUp(t.Context(), h.tester(t, ""), names, nil, found); err != nil ||
+		len(found) != len(names) {
 		t.Errorf("%d results, %v", len(found), err)
 	}
 	jobs := reports[launch.RDMAJob](t, h.dir, "triples")

@@ -57,7 +57,8 @@ func TestRelayAttributesOfTheRuntimeAreReset(t *testing.T) {
 				hard = ":" // which nothing could raise again
 			}
 			b.runtime.Before = []string{
-				"prlimit", "--fsize=1048576" + hard, "--as=17179869184" + hard, "--data=17179869184" + hard, "--cpu=1000" + hard, "--rss=1073741824" + hard, "--",
+				"prlimit", "--fsize=1048576" + hard, "--as=17179869184" + hard, "--data=17179869184" + hard, "--cpu=1000" + hard,
+				"--rss=1073741824" + hard, "--",
 				"choom", "-n", "700", "--", "ionice", "-c", "3", "taskset", "-c", "0", "nice", "-n", "7", b.runtime.Path(),
 			}
 			c := b.start(b.lanes[0], "hold")

@@ -28,7 +28,8 @@ func demoOptions(t *testing.T, runtimeName, route string) demo.Options {
 		}
 	}
 	return demo.Options{
-		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 4 << 20, Seed: 7, Binaries: binaries, Quick: true,
+		Runtime: runtimeName, Route: route, GPUs: testbed.GPUsSimulated, Bytes: 4 << 20, Seed: 7, Binaries: binaries,
+		Quick: true,
 	}
 }
 
@@ -44,6 +45,39 @@ func TestDemoVerifiesMessages(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Over transport verbs the messages of the demo go by queue pairs of software devices through the
+// server GPUs, after tests of GPUs and NICs.
+func TestDemoVerifiesMessagesOverVerbs(t *testing.T) {
+	for _, runtimeName := range []string{demo.RuntimeNone, "runc"} {
+		t.Run(runtimeName, func(t *testing.T) {
+			o := demoOptions(t, runtimeName, launch.RouteStaged)
+			o.Transport = launch.TransportVerbs
+			r := runDemo(t, o)
+			if len(r.Ways) == 0 {
+				t.Error("the demo reports no RDMA connection")
+			}
+			for _, way := range r.Ways {
+				if !strings.Contains(way, "queue pairs each: ") || !strings.HasSuffix(way, "software device") {
+					t.Errorf("RDMA connection %q", way)
+				}
+			}
+			if len(r.Triples) == 0 {
+				t.Error("no GPU and NIC were tested")
+			}
+			for _, n := range r.Triples {
+				if n.Verdict != launch.VerdictGood || n.Rounds == 0 {
+					t.Errorf("%v: %s after %d rounds: %s", n.TripleName, n.Verdict, n.Rounds, n.Reason)
+				}
+			}
+			for _, s := range r.Servers {
+				if s.RelayIn == 0 || s.DeviceIn < int64(s.RelayIn) {
+					t.Errorf("server GPU %d: the relays say %d bytes in, the device's log %d", s.GPU.Index, s.RelayIn, s.DeviceIn)
+				}
+			}
+		})
 	}
 }
 
@@ -223,8 +257,10 @@ func TestBenchMeasuresEveryTable(t *testing.T) {
 			t.Errorf("%s, %s: compared with %q, ratio %v", row.Table, row.What, row.Baseline, has)
 		}
 	}
-	for table, want := range map[string]int{"copy": 14, "latency": 8, "routes": 12, "bounce": 6, "client-copy": 9,
-		"busy": 26, "bystander": 6, "uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15} {
+	for table, want := range map[string]int{
+		"copy": 14, "latency": 8, "routes": 12, "rdma": 10, "bounce": 6, "client-copy": 9, "busy": 26, "bystander": 6,
+		"uniformity": 9, "many-clients": 4, "cpu": 12, "first-copy": 5, "network": 15,
+	} {
 		if rows[table] != want {
 			t.Errorf("table %s has %d rows, want %d", table, rows[table], want)
 		}

@@ -6,40 +6,14 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/integration/attack"
 )
-
-// onThread calls f on a thread of its own, which ends with f. The thread is never the first of
-// the process: the kernel and a relay's host identify a process by the uid of its first thread.
-func onThread(f func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() == unix.Getpid() {
-		defer runtime.UnlockOSThread()
-		done := make(chan struct{})
-		go onThread(func() { defer close(done); f() })
-		<-done
-		return
-	}
-	f()
-}
-
-// takeUID gives the calling thread a uid and a gid.
-func takeUID(uid uint32) syscall.Errno {
-	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
-		if _, _, errno := unix.RawSyscall(call, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
-			return errno
-		}
-	}
-	return 0
-}
 
 // crowd creates count threads, sets the uid of each, and waits for the end of input. The first
 // thread keeps its uid, so a signal to all processes of the uid does not reach this process.
@@ -54,8 +28,8 @@ func crowd(arguments []string) error {
 	}
 	made := make(chan syscall.Errno)
 	for range count {
-		go onThread(func() {
-			made <- takeUID(uint32(uid))
+		go attack.OnThread(func() {
+			made <- attack.TakeUID(uint32(uid))
 			select {}
 		})
 	}
@@ -89,9 +63,9 @@ func TestRelayUIDCrowdedByOthersRelayServes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			attack := b.follow(c.id+"-crowd", exec.Command(self, "role", "crowd", fmt.Sprint(i.Sandbox.Relay.UID),
+			threads := b.follow(c.id+"-crowd", exec.Command(self, "role", "crowd", fmt.Sprint(i.Sandbox.Relay.UID),
 				fmt.Sprint(2*tasks)), func(ctx context.Context) error { return nil })
-			if made := attack.next("crowd").Error; made != fmt.Sprint(2*tasks) {
+			if made := threads.next("crowd").Error; made != fmt.Sprint(2*tasks) {
 				t.Fatalf("%s threads of the relay's uid are made", made)
 			}
 			if limits := read(t, fmt.Sprintf("/proc/%d/limits", i.Status.Relay.PID)); !strings.Contains(

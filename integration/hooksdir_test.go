@@ -117,7 +117,8 @@ func podmanAs(b *bed, as func(*exec.Cmd) *exec.Cmd, options ...string) *podman {
 	}
 	dir := filepath.Join(b.Root, "podman")
 	p := &podman{b, append([]string{
-		"--root", dir + "/graph", "--runroot", dir + "/run", "--tmpdir", dir + "/tmp", "--cgroup-manager=cgroupfs", "--events-backend=file",
+		"--root", dir + "/graph", "--runroot", dir + "/run", "--tmpdir", dir + "/tmp", "--cgroup-manager=cgroupfs",
+		"--events-backend=file",
 	}, options...), as}
 	if b.runtime.Before == nil {
 		p.options = append(p.options, "--runtime", b.runtime.Path())

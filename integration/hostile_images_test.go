@@ -674,7 +674,8 @@ func TestEnvironmentOfAHostileImage(t *testing.T) {
 			environment := []string{"PATH=" + dir, "LD_PRELOAD=" + library, "LD_AUDIT=" + library, "LD_LIBRARY_PATH=" + dir,
 				"GODEBUG=" + sign, "GORACE=log_path=" + dir + "/race"}
 			for _, name := range []string{
-				"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "PEERLANE_ROOT", "PEERLANE_SOCKET", "PEERLANE_REGISTRATION",
+				"NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_TOPO_FILE", "NCCL_CONF_FILE", "PEERLANE_ROOT", "PEERLANE_SOCKET",
+				"PEERLANE_REGISTRATION",
 				"PEERLANE_LANES", "PEERLANE_SIM_DEV", cuda.LibraryVariable, "LISTEN_FDS", "NOTIFY_SOCKET", "TMPDIR", "HOME",
 			} {
 				environment = append(environment, name+"="+dir)

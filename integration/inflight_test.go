@@ -12,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/peerlane/peerlane/integration/attack"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
@@ -30,48 +29,11 @@ func hoardDescriptors(arguments []string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
-		return fmt.Errorf("a limit of %d files: %w", limit, err)
-	}
-	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	sent, err := attack.DescriptorsInFlight(uint32(uid), limit)
 	if err != nil {
 		return err
 	}
-	const most = 253 // SCM_MAX_FD
-	fds := make([]int, most)
-	for i := range fds {
-		fds[i] = null
-	}
-	rights := unix.UnixRights(fds...)
-	result := make(chan error)
-	go onThread(func() {
-		result <- func() error {
-			if errno := takeUID(uint32(uid)); errno != 0 {
-				return fmt.Errorf("setresuid to %d: %w", uid, errno)
-			}
-			for sent := 0; ; {
-				pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-				if err != nil {
-					return os.NewSyscallError("socketpair", err)
-				}
-				for err == nil {
-					if err = unix.Sendmsg(pair[0], []byte{0}, rights, nil, 0); err == nil {
-						sent += most
-					}
-				}
-				if err == unix.ETOOMANYREFS { // the limit
-					say(said{Kind: "in flight", Error: strconv.Itoa(sent)})
-					return nil
-				}
-				if err != unix.EAGAIN { // else this pair is full
-					return os.NewSyscallError("sendmsg", err)
-				}
-			}
-		}()
-	})
-	if err := <-result; err != nil {
-		return err
-	}
+	say(said{Kind: "in flight", Error: strconv.FormatUint(sent, 10)})
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -108,8 +70,10 @@ func TestDescriptorsInFlightOfARelayUIDBlockNewAttachesOnly(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			attack := func(limit uint64) *container {
-				c := b.follow(fmt.Sprintf("%s-in-flight-%d", a.id, limit), exec.Command(self, "role", "in-flight", fmt.Sprint(i.Sandbox.Relay.UID), fmt.Sprint(limit)), func(context.Context) error { return nil })
+			inFlight := func(limit uint64) *container {
+				c := b.follow(fmt.Sprintf("%s-in-flight-%d", a.id, limit),
+					exec.Command(self, "role", "in-flight", fmt.Sprint(i.Sandbox.Relay.UID), fmt.Sprint(limit)),
+					func(context.Context) error { return nil })
 				sent, err := strconv.ParseUint(c.next("in flight").Error, 10, 64)
 				if err != nil || sent < limit {
 					t.Fatalf("%d descriptors are in flight, %v", sent, err)
@@ -117,11 +81,11 @@ func TestDescriptorsInFlightOfARelayUIDBlockNewAttachesOnly(t *testing.T) {
 				return c
 			}
 
-			smaller := attack(limit - 1000)
+			smaller := inFlight(limit - 1000)
 			a.exec("hello")
 			smaller.end()
 
-			same := attack(limit)
+			same := inFlight(limit)
 			ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)
 			defer cancel()
 			out, err := b.runtime.Command(ctx, "exec", a.id, "/usr/bin/test", "role", "hello").CombinedOutput()

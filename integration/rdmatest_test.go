@@ -1,7 +1,9 @@
 package integration_test
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -12,6 +14,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // The processes of `peerlane doctor --rdma`, with simulated GPUs and a software device as NIC.
@@ -65,6 +69,69 @@ func TestRDMAOfThisHost(t *testing.T) {
 	}
 }
 
+// The loopbacks of peerlane plan --measure, with simulated GPUs and software devices as NICs: the
+// estimate then has measured links.
+func TestMeasuredLoopbacksEnterTheEstimate(t *testing.T) {
+	h, err := testbed.New(t.TempDir(), binaries, testbed.GPUsSimulated)
+	if err == nil {
+		err = h.Configure(asItIs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	loopbacks := h.Plan.Loopbacks(h.Topology)
+	var devices []softdevice.Device
+	want := 0
+	for i, l := range loopbacks {
+		devices = append(devices, softdevice.Device{Name: l.NIC, GUID: uint64(i + 1),
+			Address: fmt.Sprintf("192.0.2.%d", i+1)})
+		want += 1 + len(l.GPUs)
+	}
+	if len(loopbacks) == 0 || want == len(loopbacks) {
+		t.Fatalf("nothing to measure through a CPU: %+v", loopbacks)
+	}
+	nics, err := softdevice.New(t.TempDir(), devices...)
+	if err == nil {
+		err = h.Configure(func(c *config.Config) { c.Relay.Environment = append(c.Relay.Environment, nics.Environment()...) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
+	if err != nil {
+		t.Fatal(err)
+	}
+	loops, failed, err := tester.MeasureLoops(t.Context(), h.Plan, loopbacks, nil)
+	if err != nil || len(failed) > 0 || len(loops) != want {
+		t.Fatalf("%d of %d loopbacks: %+v, %q, %v", len(loops), want, loops, failed, err)
+	}
+	m := &topo.Measured{Fingerprint: h.Topology.Fingerprint(), Loops: loops}
+	if text, err := json.Marshal(m); err != nil {
+		t.Fatal(err)
+	} else if m, err = topo.ParseMeasured(text); err != nil || !h.Topology.Measure(m) {
+		t.Fatalf("the rates are refused: %v, %s", err, text)
+	}
+	measured := map[string]float64{}
+	for _, l := range h.Plan.ModelLinks(h.Topology) {
+		if l.Source == planner.SourceMeasured {
+			measured[l.Name] = l.Rate
+		}
+	}
+	for _, l := range loops {
+		name := l.NIC + " and host memory"
+		if l.GPU != "" {
+			g, err := h.Plan.GPU(l.GPU)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name = fmt.Sprintf("%s and memory of GPU %d", l.NIC, g.Index)
+		}
+		if measured[name] != l.Rate() {
+			t.Errorf("the estimate has %v for %s, want %g", measured[name], name, l.Rate())
+		}
+	}
+}
+
 // The test that supervisors run finds each fault of a NIC, in the relays' sandbox, and keeps
 // the results of the boot.
 func TestTriplesInTheSandboxOfRelays(t *testing.T) {
@@ -81,7 +148,8 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 	}
 	name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(1)}, NIC: "mlx5_0"}
 	for _, fault := range append(softdevice.Faults(), "") {
-		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true, Fault: fault})
+		nic, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Holds: true,
+			Fault: fault})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -111,10 +179,12 @@ func TestTriplesInTheSandboxOfRelays(t *testing.T) {
 			want = launch.VerdictGood
 		}
 		var got []launch.Triple
-		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true, func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
+		if err := tester.TestTriples(t.Context(), []launch.TripleName{name}, nil, true,
+			func(r launch.Triple) { got = append(got, r) }); err != nil || len(got) != 1 || got[0].Verdict != want {
 			t.Errorf("fault %q: results %+v, %v", fault, got, err)
 		}
-		if known, err := tester.KnownTriples([]launch.TripleName{name}); err != nil || len(known) != 1 || known[0].Verdict != want {
+		if known, err := tester.KnownTriples([]launch.TripleName{name}, nil); err != nil || len(known) != 1 ||
+			known[0].Verdict != want {
 			t.Errorf("fault %q: kept results %+v, %v", fault, known, err)
 		}
 	}

@@ -75,7 +75,8 @@ func TestStagingOfManyContainers(t *testing.T) {
 				t.Errorf("peerlane relay inspect does not say %q:\n%s", says, table)
 			}
 		}
-		if replaced := strings.Contains(table, "it serves in place of the lane's own servers"); replaced != (bytes.each == 0) {
+		replaced := strings.Contains(table, "it serves in place of the lane's own servers")
+		if replaced != (bytes.each == 0) {
 			t.Errorf("container %d: another lane's server serves: %v", i, replaced)
 		}
 		if log := strings.Join(found.LogTail, "\n"); !strings.Contains(log, "not admitted") {

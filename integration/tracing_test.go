@@ -9,18 +9,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/peerlane/peerlane/integration/attack"
 )
 
-// spyTime is how long a spy tries to trace one relay: from before its execution to after its start.
-const spyTime = 2 * time.Second
+// spyTime is how long a spy tries to trace a relay after its execution, from before which it tries.
+const spyTime = 200 * time.Millisecond
 
 // spy looks for processes that become relays, takes the uid of each as a container with CAP_SETUID
 // and the host's PID namespace can, and tries to trace the process for spyTime. It prints "spied"
@@ -66,47 +65,20 @@ func spy(arguments []string) error {
 				return fmt.Errorf("process %d has %q for a uid", pid, uid)
 			}
 			attacks.Go(func() {
-				onThread(func() { say(said{Kind: "spied", Error: strings.Join(trespass(pid, uint32(n)), ", ")}) })
+				attack.OnThread(func() {
+					ways := attack.Trace(pid, uint32(n), attack.AfterStart(pid, spyTime))
+					say(said{Kind: "spied", Error: strings.Join(ways, ", ")})
+				})
 			})
 		}
 	}
-}
-
-// trespass tries as a uid to look into a process until spyTime is over, and returns the
-// ways that succeeded. The calling thread keeps the uid, so trespass runs in onThread.
-func trespass(pid int, uid uint32) (ways []string) {
-	if errno := takeUID(uid); errno != 0 {
-		return []string{"setresuid: " + errno.Error()}
-	}
-	succeeded := func(way string) {
-		if !slices.Contains(ways, way) {
-			ways = append(ways, way)
-		}
-	}
-	memory := fmt.Sprintf("/proc/%d/mem", pid)
-	for end := time.Now().Add(spyTime); time.Now().Before(end); {
-		if fd, err := unix.Open(memory, unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
-			unix.Close(fd)
-			succeeded("/proc/PID/mem")
-		}
-		const seize, interrupt = 0x4206, 0x4207 // linux/ptrace.h
-		if _, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, seize, uintptr(pid), 0, 0, 0, 0); errno == 0 {
-			succeeded("ptrace")
-			// Detach: otherwise the relay's entry would remain after its end.
-			_, _, _ = unix.RawSyscall6(unix.SYS_PTRACE, interrupt, uintptr(pid), 0, 0, 0, 0)
-			var status unix.WaitStatus
-			_, _ = unix.Wait4(pid, &status, unix.WALL, nil)
-			_ = unix.PtraceDetach(pid)
-		}
-	}
-	return ways
 }
 
 // A container with the host's PID namespace and CAP_SETUID, which is in Docker's default, takes a
 // relay's uid before the relay is executed, and can never trace the relay: the kernel makes a
 // program undumpable that its user may not read.
 func TestRelayTracedDuringItsStartRefusesEachAttach(t *testing.T) {
-	const starts = 6
+	const starts = 4
 	for _, runtimeName := range runtimes {
 		t.Run(runtimeName, func(t *testing.T) {
 			b := newBed(t, runtimeName, asItIs)

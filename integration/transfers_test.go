@@ -14,7 +14,8 @@ import (
 
 func torture(transfers int) traffic.Torture {
 	return traffic.Torture{
-		GPUs: testbed.GPUsSimulated, Most: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers, Limit: 5 * time.Minute, Containers: 1,
+		GPUs: testbed.GPUsSimulated, Most: 2, Binaries: binaries, Seed: 20261122, Transfers: transfers,
+		Limit: 5 * time.Minute, Containers: 1,
 		Bytes: 2 << 20, Largest: 256 << 10, Pairs: 1, Memory: []string{
 			traffic.MemoryGPU}, Load: measure.LoadMemory, KillEach: 200 * time.Millisecond, Kills: 4,
 	}

@@ -160,7 +160,7 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	}
 	peers := func(r *relay.Relay, n int) {
 		t.Helper()
-		for end := testutil.Begin(); len(r.Report().Network.Peers) != n; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); len(r.Report().Network.Peers) != n; time.Sleep(5 * time.Millisecond) {
 			if end.Over() {
 				t.Fatalf("there are %+v, not %d", r.Report().Network.Peers, n)
 			}
@@ -319,7 +319,7 @@ func TestDeathOnAnotherHost(t *testing.T) {
 				if err := memory.Unexport(within(t)); err != nil {
 					t.Error(err)
 				}
-				for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+				for end := testutil.Begin(); ; time.Sleep(5 * time.Millisecond) {
 					used := survivor.Report().Used
 					if used.Connections == 0 && used.Memories == 0 {
 						break
@@ -358,7 +358,7 @@ func TestARelayOfAnotherHostThatDoesNotLeave(t *testing.T) {
 	if _, err = wait(t, receive, nil); wire.StatusOf(err) != wire.StatusPeerClosed {
 		t.Errorf("the receive: %v", err)
 	}
-	for end := testutil.Begin(); p.relayB.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); p.relayB.Report().Used.Connections > 0; time.Sleep(5 * time.Millisecond) {
 		if end.Over() {
 			t.Fatalf("left: %+v", p.relayB.Report().Used)
 		}
@@ -530,7 +530,7 @@ func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
 	var sent uint64
 	gone := func(bytes uint64) {
 		t.Helper()
-		for end := testutil.Begin(); p.relayA.Report().Sent < sent+bytes; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); p.relayA.Report().Sent < sent+bytes; time.Sleep(5 * time.Millisecond) {
 			if end.Over() {
 				t.Fatalf("%d bytes went without a receive, not %d", p.relayA.Report().Sent-sent, bytes)
 			}

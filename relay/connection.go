@@ -29,6 +29,7 @@ type connection struct {
 	lentKnown  bool
 	onGPUs     bool // the slots are on server GPUs, and NICs reach them
 	unlent     string
+	verdict    verdict
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas  [2]*quotas
 	abroad  *tcp.Peer // the other relay's host's

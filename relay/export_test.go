@@ -26,6 +26,9 @@ func (r *Relay) Elsewhere(host wire.UUID, libibverbs string, nics ...netip.Addr)
 // Configure.
 func (r *Relay) Redialing(limit time.Duration) { r.redial = limit }
 
+// Settling limits the first connection of its queue pairs; it comes before Configure.
+func (r *Relay) Settling(limit time.Duration) { r.settle = limit }
+
 // LendingAtMost bounds what clients lend of the GPU of a relay's first lane, which has been
 // opened, and gives what was the limit, bytes.
 func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {

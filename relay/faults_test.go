@@ -3,6 +3,7 @@ package relay_test
 import (
 	"bytes"
 	"context"
+	crand "crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -344,9 +345,8 @@ func passAll(ctx context.Context, from, to *party, by, at wire.UUID) error {
 			target, got, offset = to.host, to.host.Data, 0
 		}
 		sent, got = sent[:m.n], got[:m.n]
-		for i := range sent {
-			sent[i], got[i] = byte(rand.Uint32()), 0
-		}
+		crand.Read(sent)
+		clear(got)
 		what := fmt.Sprintf("%d bytes, host memory %v to %v", m.n, m.fromHost, m.toHost)
 		receive, err := receiving.Receive(target, offset, m.n)
 		if err != nil {

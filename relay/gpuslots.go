@@ -312,13 +312,6 @@ func (l *lane) say(w slotsWay) {
 	to.Warn(&fault.Error{Code: fault.NotRegistered, Operation: "data to and from other hosts by RDMA is not registered by DMA-BUF", Cause: errors.New(w.text)})
 }
 
-// A GPU whose CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING is at least so much sees a NIC's
-// writes into its memory in their order; all GPUs do with the larger value.
-const (
-	orderedForOwner = 100
-	orderedForAll   = 200
-)
-
 // unordered reports whether a NIC's writes into memory need a flush before a GPU reads them. The
 // client's GPU reads a server GPU's slots. A client's own memory, which NICs write in place, is read by
 // its owner.
@@ -329,16 +322,7 @@ func (r *Relay) unordered(m *device.Memory) bool {
 	}
 	_, _, inPlace := m.Lease()
 	ordering, err := d.DeviceAttribute(m.On, cuda.AttributeRDMAWritesOrdering)
-	return asksForFlush(ordering, err, inPlace)
-}
-
-// asksForFlush decides by the attribute. A driver without it orders nothing.
-func asksForFlush(ordering int, err error, ownerReads bool) bool {
-	needs := orderedForAll
-	if ownerReads {
-		needs = orderedForOwner
-	}
-	return err != nil || ordering < needs
+	return registration.NeedsFlush(ordering, err, inPlace)
 }
 
 // stages reports whether NICs may have to write into a GPU's memory for a lane: into its server

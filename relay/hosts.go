@@ -636,6 +636,8 @@ type networkState struct {
 	nicAddresses func() ([]netip.Addr, error)
 	// redial is how long queue pairs may take to be connected anew, 0 for as long as ever.
 	redial time.Duration
+	// settle limits the first connection of queue pairs, 0 for verbs.SettleTime.
+	settle time.Duration
 }
 
 // wires stand for TCP where they are not zero.

@@ -58,9 +58,9 @@ type lane struct {
 	lent uint64
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
-	// mixed deals grants to the client's memory in place and to slots, of a lane that has
-	// both; nil for others. It is of the loop.
-	mixed *stripe.Scheduler
+	// mixed deals grants to the client's memory in place and to slots, in each direction of a
+	// lane that has both; nil for others. It is of the loop.
+	mixed struct{ out, in *stripe.Scheduler }
 
 	// copies: clients may copy to the server GPUs themselves; of the loop.
 	copies bool

@@ -139,26 +139,13 @@ func (c *connection) near(m *memory) *device.Memory {
 	return nil
 }
 
-// beside reports whether all data of a connection goes by NICs that its GPU is near to.
-func (c *connection) beside() bool {
-	switch side := c.side.(type) {
-	case *sender:
-		link, is := side.link.(*verbs.Link)
-		return is && c.besideNICs(link)
-	case *receiver:
-		arrivals, is := side.writes.(*verbs.Arrivals)
-		return is && arrivals.By(c.lane.ownNICs())
-	}
-	return false
-}
-
 // known reports whether the NICs read or write memory in place, and keeps of a near GPU's
 // what is to be told of it.
 func (c *connection) known(m *memory) bool {
 	at, by := c.near(m), verbs.Of(c.abroad)
 	var unverified string
 	if c.lane.spec.Direct && at != nil && !m.mapped.Host() && m.staged == nil {
-		unverified = c.lane.unverified(c.session.relay.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))
+		unverified = c.unverified(by)
 	}
 	known := at != nil && unverified == "" && by.Known(at, !c.sends)
 	if !c.lane.spec.Direct || m.mapped.Host() || m.staged != nil {

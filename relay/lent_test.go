@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,6 +32,15 @@ func direct(l launch.Lane) launch.Lane {
 	return launch.Lane{GPU: l.GPU, Role: "near", Direct: true, Servers: []launch.GPU{}, NICs: l.NICs}
 }
 
+// dmabuf makes a DMA-BUF of the memory, for which the driver needs a current context.
+func (m *memory) dmabuf() (fd int, err error) {
+	onGPU(m.t, m.gpu, func(cuda.Device) error {
+		fd, err = driver.MemDMABufFD(m.ptr, m.bytes)
+		return nil
+	})
+	return fd, err
+}
+
 // lend exports [offset, offset+n) of memory, and lends it: the first operation on it that the
 // relay takes then finds it lent. The DMA-BUF has no answer, and what is posted after it comes
 // by a ring, which the relay may look into first; a question after it does not overtake it.
@@ -38,7 +48,7 @@ func (m *memory) lend(s *client.Session, offset, n uint64) {
 	m.t.Helper()
 	var err error
 	m.Memory, err = s.Export(within(m.t), client.Allocation{FD: m.fd, Bytes: m.bytes, Offset: offset, Length: n, GPU: uuid(m.t, m.gpu),
-		DMABuf: func() (int, error) { return driver.MemDMABufFD(m.ptr, m.bytes) }})
+		DMABuf: m.dmabuf})
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -149,7 +159,7 @@ func TestNearGPUsMemoryInPlace(t *testing.T) {
 				at uint64
 			}{{from, p.a, fromAt}, {to, p.b, toAt}} {
 				a := client.Allocation{FD: m.fd, Bytes: m.bytes, Offset: m.at, Length: lentBytes, GPU: uuid(t, m.gpu),
-					DMABuf: func() (int, error) { return driver.MemDMABufFD(m.ptr, m.bytes) }}
+					DMABuf: m.dmabuf}
 				if c.ask != nil {
 					c.ask(&a)
 				}
@@ -703,7 +713,17 @@ func playLender() error {
 	if err != nil {
 		return err
 	}
-	m, err := s.Export(ctx, client.Allocation{FD: fd, Bytes: all, Length: lenderBytes, GPU: id, DMABuf: func() (int, error) { return d.MemDMABufFD(at, all) }})
+	m, err := s.Export(ctx, client.Allocation{FD: fd, Bytes: all, Length: lenderBytes, GPU: id, DMABuf: func() (fd int, err error) {
+		// The driver makes a DMA-BUF only with a current context.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		current, err := d.CtxCreate(on, cuda.CtxOptions{Lean: true})
+		if err != nil {
+			return -1, err
+		}
+		fd, err = d.MemDMABufFD(at, all)
+		return fd, errors.Join(err, d.CtxDestroy(current))
+	}})
 	if err != nil {
 		return err
 	}
@@ -778,7 +798,7 @@ func TestWhatIsLentUnasked(t *testing.T) {
 			t.Fatalf("%s: the relay answers %+v", c.name, exported)
 		}
 		took, open := c.report().Used.Descriptors, openOf(t, m.fd)
-		dmabuf, err := driver.MemDMABufFD(m.ptr, m.bytes)
+		dmabuf, err := m.dmabuf()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -854,7 +874,7 @@ func TestALibraryThatKnowsNoLending(t *testing.T) {
 	if went, is := inPlace(t, p.relayA); went > 0 || !strings.HasPrefix(is.Registration, says) || !strings.Contains(is.Path, "host memory") {
 		t.Errorf("%d bytes went in place; inspect shows %+v", went, is)
 	}
-	dmabuf, err := driver.MemDMABufFD(m.ptr, m.bytes)
+	dmabuf, err := m.dmabuf()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -415,6 +415,7 @@ func (r *receiver) introduce() error {
 		return nil
 	}
 	for _, g := range r.in.regions {
+		r.weigh(g.number, g.nics)
 		if err := r.writes.AddMemory(g.number, g.memory); err != nil {
 			return err
 		}

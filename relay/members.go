@@ -8,8 +8,8 @@ import (
 
 // A lane's members say how much of its traffic goes out of which GPU's memory and over which
 // NIC. Slots are taken by the weights of their server GPUs, each write is shared by NICs by
-// the weights that these have for that GPU, and a lane with direct members and others deals
-// its grants out to both. What fails has no turns any more, and its share is the others'.
+// the weights that these have for that GPU, at both sides, and a lane with direct members and
+// others deals its grants out to both, in each direction. What fails has no turns any more, and its share is the others'.
 
 // weight is that of a GPU's memory, by its PCI address, or of the host's (""): of all members
 // there. It is 0 where the lane has no members.
@@ -68,57 +68,86 @@ func (l *lane) deal(s *staging) {
 	}
 }
 
-// mixture makes the scheduler of a lane of which a part is direct; nil for others. It is of
-// the loop.
-func (l *lane) mixture() *stripe.Scheduler {
-	direct, staged := l.weight(l.spec.GPU.BusID), l.staged()
-	if l.mixed == nil && direct > 0 && staged > 0 {
-		l.mixed = stripe.New([]int{direct, staged})
+// mixture makes the scheduler of a direction of a lane of which a part is direct: place 0 is the
+// direct part, place 1 the rest. It is nil for other lanes. It is of the loop.
+func (l *lane) mixture(sends bool) *stripe.Scheduler {
+	mixed := &l.mixed.in
+	if sends {
+		mixed = &l.mixed.out
 	}
-	return l.mixed
+	direct, staged := l.weight(l.spec.GPU.BusID), l.staged()
+	if *mixed == nil && direct > 0 && staged > 0 {
+		*mixed = stripe.New([]int{direct, staged})
+	}
+	return *mixed
 }
 
 // throughSlots reports whether the next grant of a message goes through slots although NICs
-// reach its memory: it is the turn of the lane's staged members.
-func (s *sender) throughSlots(op *operation) bool {
-	m := op.memory
-	if s.transport != launch.TransportVerbs || m.lent == nil || m.staged != nil || !s.onGPUs {
+// reach its memory: it is the turn of the lane's staged members. A staged part none of whose NICs
+// has data of this connection has no turn.
+func (c *connection) throughSlots(m *memory) bool {
+	if c.transport != launch.TransportVerbs || m.lent == nil || m.staged != nil || !c.onGPUs {
 		return false
 	}
-	mixture := s.lane.mixture()
-	return mixture != nil && mixture.Next(nil) == 1
+	mixture := c.lane.mixture(c.sends)
+	return mixture != nil && mixture.Next(func(i int) bool { return i == 0 || c.by(c.lane.stagedNICs()) }) == 1
 }
 
-// nicsFor are the weights of NICs for a write out of a client's memory.
-func (s *sender) nicsFor(m *memory) map[string]int {
-	switch {
-	case m.staged != nil:
-		return s.lane.nicsOf(m.staged.on.gpu.BusID)
-	case m.mapped.Host():
-		return s.lane.nicsOf("")
-	}
-	return s.lane.nicsOf(s.lane.spec.GPU.BusID)
-}
-
-// besideNICs reports whether the data of a sender goes by NICs of its lane, and some of it by
-// one that reads the lane's own GPU.
-func (c *connection) besideNICs(link *verbs.Link) bool {
-	own := c.lane.nicsOf(c.lane.spec.GPU.BusID)
-	if !link.By(c.lane.spec.NICs) {
-		return false
-	}
-	return own == nil || link.Has(own)
-}
-
-// ownNICs are the NICs that read and write the lane's own GPU.
-func (l *lane) ownNICs() (names []string) {
+// stagedNICs are the weights of NICs for what goes through slots.
+func (l *lane) stagedNICs() map[string]int {
+	weights := map[string]int{}
 	for _, m := range l.spec.Members {
-		if m.Server == l.spec.GPU.BusID {
-			names = append(names, m.NIC)
+		if m.Server != l.spec.GPU.BusID {
+			weights[m.NIC] += m.Weight
 		}
 	}
-	if names == nil {
-		return l.spec.NICs
+	return weights
+}
+
+// nicsFor are the weights of NICs for a write out of or into a client's memory.
+func (c *connection) nicsFor(m *memory) map[string]int {
+	switch {
+	case m.staged != nil:
+		return c.lane.nicsOf(m.staged.on.gpu.BusID)
+	case m.mapped.Host():
+		return c.lane.nicsOf("")
 	}
-	return names
+	return c.lane.nicsOf(c.lane.spec.GPU.BusID)
+}
+
+// nicPath is an end of a connection's data over verbs.
+type nicPath interface {
+	// By reports whether all data goes by NICs of this side that are among these.
+	By(nics []string) bool
+	// Has reports whether some of it goes by a NIC of this side that has a weight.
+	Has(nics map[string]int) bool
+}
+
+// overNICs is nil for a connection whose data does not go over verbs.
+func (c *connection) overNICs() nicPath {
+	switch side := c.side.(type) {
+	case *sender:
+		if link, is := side.link.(*verbs.Link); is {
+			return link
+		}
+	case *receiver:
+		if arrivals, is := side.writes.(*verbs.Arrivals); is {
+			return arrivals
+		}
+	}
+	return nil
+}
+
+// by reports whether some data of a connection goes by a NIC that has a weight.
+func (c *connection) by(nics map[string]int) bool {
+	path := c.overNICs()
+	return path != nil && path.Has(nics)
+}
+
+// beside reports whether the data of a connection goes by NICs of its lane, and some of it by one
+// that is near the lane's own GPU: the others have no share of writes there. Without weights each
+// NIC has to be near.
+func (c *connection) beside() bool {
+	path, own := c.overNICs(), c.lane.nicsOf(c.lane.spec.GPU.BusID)
+	return path != nil && path.By(c.lane.spec.NICs) && (own == nil || path.Has(own))
 }

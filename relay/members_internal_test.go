@@ -33,8 +33,8 @@ func TestLaneWithMembersSharesSlotsAndNICs(t *testing.T) {
 			t.Errorf("the NICs for what is on %q: %s", server, diff)
 		}
 	}
-	if diff := cmp.Diff([]string{"mlx5_0"}, l.ownNICs()); diff != "" {
-		t.Errorf("the NICs that read the lane's own GPU: %s", diff)
+	if diff := cmp.Diff(map[string]int{"mlx5_0": 1, "mlx5_1": 2}, l.stagedNICs()); diff != "" {
+		t.Errorf("the NICs for what goes through slots: %s", diff)
 	}
 	s := &staging{regions: []*region{{gpu: launch.GPU{BusID: "0000:02:00.0"}}, {}, {gpu: launch.GPU{BusID: "0000:07:00.0"}}}}
 	l.deal(s)
@@ -44,7 +44,7 @@ func TestLaneWithMembersSharesSlotsAndNICs(t *testing.T) {
 }
 
 func TestLaneWithDirectAndStagedMembersMixesGrants(t *testing.T) {
-	m, had := memberLane().mixture(), map[int]int{}
+	m, had := memberLane().mixture(true), map[int]int{}
 	for range 600 {
 		had[m.Next(nil)]++
 	}
@@ -53,11 +53,11 @@ func TestLaneWithDirectAndStagedMembersMixesGrants(t *testing.T) {
 	}
 	l := memberLane()
 	l.spec.Members = l.spec.Members[1:]
-	if l.mixture() != nil {
+	if l.mixture(true) != nil {
 		t.Error("a lane without a direct member mixes grants")
 	}
 	l.spec.Members = nil
-	if l.mixture() != nil || l.slotsOn("0000:02:00.0", 8) != 8 || l.nicsOf("") != nil {
+	if l.mixture(false) != nil || l.slotsOn("0000:02:00.0", 8) != 8 || l.nicsOf("") != nil {
 		t.Error("a lane of a supervisor of an earlier release has weights")
 	}
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -22,6 +23,7 @@ func (r *Relay) newFabric() *verbs.Fabric {
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
 		Flush: r.unordered, Stages: r.stages, Current: r.current,
 		Ports: r.config.Network.Ports, Addresses: r.nicAddresses, Redial: r.redial,
+		Time: r.settle,
 	}
 	if c.Off = r.offRDMA(); c.Off == "" {
 		c.Verbs = *r.config.Verbs
@@ -93,7 +95,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	var err error
 	select {
 	case err = <-settled:
-	case <-time.After(verbs.SettleTime + handshakeTime):
+	case <-time.After(cmp.Or(r.settle, verbs.SettleTime) + handshakeTime):
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
 	if err == nil {

@@ -51,6 +51,7 @@ type byRDMA struct {
 	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's
+	settle time.Duration                 // as host's
 	more   []launch.Lane                 // of host b's relay, after its first
 	change func(*launch.Config)          // has its way with both relays' configurations; nil for none
 	kept   string                        // what host a's relay ends by, whose NIC keeps something; empty elsewhere
@@ -98,6 +99,7 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
 	hostA.redial, hostB.redial = p.redial, p.redial
+	hostA.settle, hostB.settle = p.settle, p.settle
 	hostA.ends = p.kept
 	var err error
 	if p.rdma, err = softdevice.New(t.TempDir(), slices.Concat(ofA, ofB)...); err != nil {
@@ -458,7 +460,8 @@ func TestWhereRDMACannotBe(t *testing.T) {
 						b = auto
 					}
 				}
-				p := &byRDMA{}
+				// A loaded machine takes longer than relays allow.
+				p := &byRDMA{settle: 10 * time.Minute}
 				p.begin(t, a, b, 1, 1)
 				if c.devices != nil {
 					if err := p.rdma.Set(c.devices...); err != nil {
@@ -538,7 +541,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); ; time.Sleep(5 * time.Millisecond) {
 			if _, way := p.data(t); strings.Contains(way, "is being connected anew") {
 				break
 			}
@@ -586,7 +589,7 @@ func TestAPortThatGoesDown(t *testing.T) {
 			p.arrive(t, 1<<20)
 			within := func(what string, is func() bool) {
 				t.Helper()
-				for end := testutil.Begin(); !is(); time.Sleep(time.Millisecond) {
+				for end := testutil.Begin(); !is(); time.Sleep(10 * time.Millisecond) {
 					if _, way := p.data(t); end.Over() {
 						t.Fatalf("%s: not within a minute; data goes over %s", what, way)
 					}
@@ -679,7 +682,7 @@ func TestANICThatFails(t *testing.T) {
 		demand(t, err, wire.StatusPeerRelayDied, "mlx5_0", "transport retry counter exceeded")
 	}
 	for _, r := range []*relay.Relay{p.relayA, p.relayB} {
-		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+		for end := testutil.Begin(); r.Report().Used.Connections > 0 || len(r.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
 			if end.Over() {
 				t.Fatalf("left: %+v", r.Report().Used)
 			}
@@ -762,7 +765,7 @@ func TestACableThatIsPulled(t *testing.T) {
 	if err := p.rdma.Set(slices.Concat(ofA, ofB)...); err != nil {
 		t.Fatal(err)
 	}
-	for end := testutil.Begin(); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); len(p.relayA.Report().Network.Peers) > 0; time.Sleep(5 * time.Millisecond) {
 		if p.relayA.CloseIdle(); end.Over() {
 			t.Fatal("the connections of the pulled cable are kept")
 		}
@@ -830,7 +833,7 @@ func TestDeathByRDMA(t *testing.T) {
 			if err := memory.Unexport(within(t)); err != nil {
 				t.Error(err)
 			}
-			for end := testutil.Begin(); survivor.Report().Used.Connections > 0; time.Sleep(time.Millisecond) {
+			for end := testutil.Begin(); survivor.Report().Used.Connections > 0; time.Sleep(5 * time.Millisecond) {
 				if end.Over() {
 					t.Fatalf("left at the other host: %+v", survivor.Report().Used)
 				}

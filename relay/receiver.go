@@ -2,6 +2,7 @@ package relay
 
 import (
 	"io"
+	"slices"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
@@ -206,6 +207,7 @@ func (r *receiver) tell(m *memory) {
 		region.GPU = m.staged.on.id
 	}
 	if r.writes != nil {
+		r.weigh(m.region(), r.nicsFor(m))
 		if err := r.writes.AddMemory(m.region(), at); err != nil {
 			r.shutdown(wire.Errorf(wire.StatusInternal, "%s: %v", r.session.relay.name(), err))
 			return
@@ -226,6 +228,13 @@ func (r *receiver) tell(m *memory) {
 	r.port.Send(region, 0, m.parts[0].FD)
 }
 
+// weigh tells the sender the shares of this side's NICs in writes to a region.
+func (r *receiver) weigh(region uint32, nics map[string]int) {
+	if arrivals, is := r.writes.(*verbs.Arrivals); is {
+		arrivals.Weigh(region, nics)
+	}
+}
+
 // forget takes a memory back: nothing is granted in it any more.
 func (r *receiver) forget(m *memory) {
 	if r.writes != nil {
@@ -237,7 +246,7 @@ func (r *receiver) forget(m *memory) {
 // grantPieces lets the sender's NIC, or over TCP this relay, write straight into the
 // client's memory, which is on a server GPU, or a near one, or the host's: as much at a time as slots would hold, for all messages of the
 // connection in turn, in pieces of a slot's size, so that a sender that has to fill
-// slots can.
+// slots can. Pieces of a lane's staged members go through slots.
 func (r *receiver) grantPieces() {
 	most, piece := uint64(0), r.atOnce(r.in.regions[0].slotBytes)
 	for _, g := range r.in.regions {
@@ -245,6 +254,11 @@ func (r *receiver) grantPieces() {
 	}
 	for len(r.piecing) > 0 && r.inPlaces < most && r.down == nil {
 		a := r.piecing[0]
+		if r.throughSlots(a.op.memory) {
+			r.piecing = r.piecing[1:]
+			r.grantSlot(a, func() { r.piecing = slices.Insert(r.piecing, 0, a); r.grantPieces() })
+			continue
+		}
 		g := &grant{arrival: a, part: a.granted, length: min(piece, a.length-a.granted)}
 		if a.granted += g.length; a.granted == a.length {
 			r.piecing = r.piecing[1:]
@@ -256,9 +270,11 @@ func (r *receiver) grantPieces() {
 }
 
 // grantSlots grants one slot after the other, in turn with other messages.
-func (r *receiver) grantSlots(a *arrival) {
-	in := r.in
-	in.acquire(r.connection, func(slot *slot) bool {
+func (r *receiver) grantSlots(a *arrival) { r.grantSlot(a, func() { r.grantSlots(a) }) }
+
+// grantSlot grants one slot, and calls more if bytes of the message are left.
+func (r *receiver) grantSlot(a *arrival, more func()) {
+	r.in.acquire(r.connection, func(slot *slot) bool {
 		if r.down != nil {
 			return false
 		}
@@ -266,7 +282,7 @@ func (r *receiver) grantSlots(a *arrival) {
 		r.grant(&grant{arrival: a, part: a.granted, length: length, slot: slot}, slot.region.number, slot.offset)
 		a.granted += length
 		if a.granted < a.length {
-			r.grantSlots(a)
+			more()
 		}
 		return true
 	})

@@ -50,6 +50,7 @@ type Relay struct {
 
 	// Of the loop.
 	config      launch.Config
+	configs     int // how many configurations came
 	lanes       []*lane
 	sessions    map[uint64]*session
 	lastSession uint64
@@ -133,6 +134,7 @@ func (r *Relay) Configure(c launch.Config) error {
 	// The loop may not run yet: then it runs this first.
 	r.loop.Do(func() {
 		r.config = c
+		r.configs++
 		r.limit(c.Limits)
 		r.own.setLimit(c.OwnHostMemory)
 		r.claims.admitHost(c.HostAdmission)

@@ -148,6 +148,8 @@ type host struct {
 	nics []netip.Addr // and addresses of its NICs
 	// redial is how long their queue pairs may take to be connected anew; 0 for the promise.
 	redial time.Duration
+	// settle limits the first connection of their queue pairs; 0 for what relays allow.
+	settle time.Duration
 }
 
 func newHost(t testing.TB) *host {
@@ -236,6 +238,7 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	if h.rdma != "" {
 		r.Elsewhere(id, h.rdma, h.nics...)
 		r.Redialing(h.redial)
+		r.Settling(h.settle)
 	}
 	if h.secrets != nil {
 		r.Patient(time.Minute)

@@ -287,7 +287,7 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	switch {
 	case op == nil: // refused by the receiver meanwhile
 		s.used(t)
-	case s.inReach(op.memory) && !s.throughSlots(op):
+	case s.inReach(op.memory) && !s.throughSlots(op.memory):
 		s.whole(m, op, t)
 	default:
 		s.stageTicketed(m, op, t)

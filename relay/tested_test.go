@@ -104,7 +104,7 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 	if err := r.Configure(config); err != nil {
 		t.Fatal(err)
 	}
-	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); ; time.Sleep(5 * time.Millisecond) {
 		if s := r.Report().Staging; len(s) == 2 && s[0].Bytes == 0 && s[1].Bytes > 0 {
 			break
 		}
@@ -236,7 +236,7 @@ func TestALaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
 	}
 	_, r := h.start("bounces", launch.RouteStaged, -1, launch.Lane{GPU: gpu(0), Role: "far", Relay: true, NICs: []string{"nic0"}})
 	begun := time.Now()
-	for end := testutil.Begin(); len(r.Report().Staging) == 0; time.Sleep(time.Millisecond) {
+	for end := testutil.Begin(); len(r.Report().Staging) == 0; time.Sleep(5 * time.Millisecond) {
 		if end.Over() {
 			t.Fatal("it has staged nothing")
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/transport/verbs"
 )
 
 // Data goes by NICs through a GPU's memory once the supervisor's test of these GPUs and NICs has
@@ -34,6 +35,24 @@ func (l *lane) unverified(config launch.Config, on launch.GPU, nics []string) st
 		}
 	}
 	return ""
+}
+
+// verdict is the result of unverified for the lane's own GPU, for one configuration and the NICs that
+// a Set had.
+type verdict struct {
+	configs    int
+	nics       verbs.NICsVersion // nil before the first result
+	unverified string
+}
+
+// unverified returns the reason why NICs of a Set may not access the lane's own GPU's memory. It
+// belongs to the loop, which asks for each operation.
+func (c *connection) unverified(by *verbs.Set) string {
+	r, nics := c.session.relay, by.NICsVersion()
+	if v := &c.verdict; v.nics != nics || v.configs != r.configs {
+		*v = verdict{r.configs, nics, c.lane.unverified(r.config, c.lane.spec.GPU, c.lane.carriers(by.NICNames(), c.sends))}
+	}
+	return c.verdict.unverified
 }
 
 // carriers returns the NICs of a Set that data of the lane may go by. Another relay picks the NIC

@@ -115,8 +115,12 @@ func TestVerdictOfTripleHoldsForNextConnection(t *testing.T) {
 func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 	for _, verdict := range []string{"", launch.VerdictWrong, launch.VerdictGood} {
 		t.Run(verdict, func(t *testing.T) {
+			var a launch.Config
 			p := &byRDMA{lane: direct, change: func(of *launch.Config) {
 				of.SelfTest = launch.SelfTestOnce
+				if of.Container == "a" {
+					defer func() { a = *of }()
+				}
 				for gpu, nic := range map[launch.GPU]string{gpu(0): "mlx5_0", gpu(3): "rocep1"} {
 					r := launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu, Server: gpu}, NIC: nic}, Verdict: verdict}
 					if verdict == launch.VerdictWrong {
@@ -145,6 +149,14 @@ func TestUnverifiedTripleOfNearGPUBounces(t *testing.T) {
 				testutil.Until(t, "memory is accessed in place", move)
 			} else if first, second := move(), move(); first || second {
 				t.Error("memory is accessed in place")
+			}
+			if verdict == "" { // it holds for connections that there are, too
+				name := launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(0)}, NIC: "mlx5_0"}
+				a.Triples = []launch.Triple{{TripleName: name, Verdict: launch.VerdictGood}}
+				if err := p.relayA.Configure(a); err != nil {
+					t.Fatal(err)
+				}
+				testutil.Until(t, "memory is accessed in place after the verdict", move)
 			}
 		})
 	}

@@ -11,7 +11,8 @@ import (
 
 func TestGPUsAreFoundByIndexUUIDAndAddress(t *testing.T) {
 	h := topotest.TwoSockets().Host()
-	for _, name := range []string{"3", "GPU-00000000-0000-0000-0000-000000000003", "gpu-00000000-0000-0000-0000-000000000003", "0000:04:00.0", "04:00.0", "00000000:04:00.0"} {
+	for _, name := range []string{"3", "GPU-00000000-0000-0000-0000-000000000003",
+		"gpu-00000000-0000-0000-0000-000000000003", "0000:04:00.0", "04:00.0", "00000000:04:00.0"} {
 		if g, err := h.FindGPU(name); err != nil || g.Index != 3 {
 			t.Errorf("%s: GPU %d, %v", name, g.Index, err)
 		}
@@ -20,7 +21,8 @@ func TestGPUsAreFoundByIndexUUIDAndAddress(t *testing.T) {
 	for _, name := range []string{"", "8", "-1", "GPU-", "0000:44:00.0"} {
 		_, err := h.FindGPU(name)
 		var unknown *topo.UnknownGPUError
-		if !errors.As(err, &unknown) || unknown.Name != name || !strings.Contains(err.Error(), "7 = 0000:08:00.0 = GPU-00000000") {
+		if !errors.As(err, &unknown) || unknown.Name != name ||
+			!strings.Contains(err.Error(), "7 = 0000:08:00.0 = GPU-00000000") {
 			t.Errorf("%q: %v; want an error that lists the GPUs", name, err)
 		}
 	}

@@ -180,15 +180,18 @@ func (g GPU) Refusal() string {
 	case g.Vendor != "":
 		return "it is a GPU of " + g.Vendor + ", and Peerlane works with NVIDIA's CUDA"
 	case g.MIG:
-		return "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"
+		return "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use " +
+			"another GPU"
 	case g.VGPU:
 		return "it is a vGPU, which cannot map another GPU's memory; pass a whole GPU through to this machine"
 	case g.ComputeMode == "prohibited":
 		return "its compute mode is prohibited, so CUDA starts on it for nobody; set it to default (nvidia-smi -c 0)"
 	case g.ComputeMode == "exclusive-process":
-		return "its compute mode is exclusive: the relay and the program cannot both use it; set it to default (nvidia-smi -c 0)"
+		return "its compute mode is exclusive: the relay and the program cannot both use it; set it to default " +
+			"(nvidia-smi -c 0)"
 	case g.NoP2P:
-		return "the driver gives it peer-to-peer access to no other GPU (nvidia-smi topo -p2p w), so nothing can be staged there"
+		return "the driver gives it peer-to-peer access to no other GPU (nvidia-smi topo -p2p w), so nothing can be " +
+			"staged there"
 	}
 	return ""
 }
@@ -482,7 +485,8 @@ func (h *Host) Only(name string) (*Host, error) {
 	case at < 0 && len(hosts) == 1:
 		return nil, fmt.Errorf("host %q: the file describes one host, number 0", name)
 	case at < 0:
-		return nil, fmt.Errorf("host %q: the file describes %d hosts, numbers 0 to %d: %s", name, len(hosts), len(hosts)-1, strings.Join(hosts, ", "))
+		return nil, fmt.Errorf("host %q: the file describes %d hosts, numbers 0 to %d: %s", name, len(hosts), len(hosts)-1,
+			strings.Join(hosts, ", "))
 	case len(hosts) == 1:
 		return h, nil
 	}
@@ -515,7 +519,8 @@ func (h *Host) Note(format string, args ...any) {
 const MaxDevices = 4096
 
 // CannotFlush is the consequence of a NIC that cannot flush.
-const CannotFlush = "relays receive into host memory, except in place on a GPU that orders such writes for itself (compute capability 9.0 and later)"
+const CannotFlush = "relays receive into host memory, except in place on a GPU that orders such writes for itself " +
+	"(compute capability 9.0 and later)"
 
 // CannotFlush reports whether a NIC lacks loopback queue pairs, which a flush reads through:
 // iWARP, and eRDMA unless the driver is in compatible mode. A connection manager connects queue

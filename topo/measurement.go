@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // Measured has measured rates of copies on a host. The model prefers measured rates to the
@@ -17,6 +18,7 @@ type Measured struct {
 	At     int64          `json:"at"`
 	Copies []MeasuredCopy `json:"copies,omitempty"`
 	Memory []MeasuredHost `json:"memory,omitempty"`
+	Loops  []MeasuredLoop `json:"loops,omitempty"`
 }
 
 // MeasuredCopy has the rates of copies between two GPUs, GB/s; GPU issues the copies.
@@ -34,6 +36,38 @@ type MeasuredHost struct {
 	In  float64 `json:"in"`
 }
 
+// MeasuredLoop has the rates of a NIC whose queue pairs are connected with each other, GB/s: the
+// NIC reads and writes the memory of a GPU, or of the host, and the memory of the host at the other
+// end.
+type MeasuredLoop struct {
+	NIC string  `json:"nic"`
+	GPU string  `json:"gpu,omitempty"` // PCI address; empty for the memory of the host
+	Out float64 `json:"out"`           // read by the NIC
+	In  float64 `json:"in"`            // written by the NIC
+}
+
+// Rate returns the rate of both directions: the lesser one.
+func (l MeasuredLoop) Rate() float64 { return min(l.Out, l.In) }
+
+// Add adds the rates of other that m lacks.
+func (m *Measured) Add(other *Measured) {
+	for _, c := range other.Copies {
+		if !slices.ContainsFunc(m.Copies, func(o MeasuredCopy) bool { return o.GPU == c.GPU && o.Peer == c.Peer }) {
+			m.Copies = append(m.Copies, c)
+		}
+	}
+	for _, c := range other.Memory {
+		if !slices.ContainsFunc(m.Memory, func(o MeasuredHost) bool { return o.GPU == c.GPU }) {
+			m.Memory = append(m.Memory, c)
+		}
+	}
+	for _, c := range other.Loops {
+		if !slices.ContainsFunc(m.Loops, func(o MeasuredLoop) bool { return o.NIC == c.NIC && o.GPU == c.GPU }) {
+			m.Loops = append(m.Loops, c)
+		}
+	}
+}
+
 // mostMeasured is more than any link carries, GB/s.
 const mostMeasured = 1e5
 
@@ -43,10 +77,10 @@ func ParseMeasured(text []byte) (*Measured, error) {
 	if err := json.Unmarshal(text, m); err != nil {
 		return nil, err
 	}
-	check := func(gpu string, rates ...float64) error {
+	check := func(device string, rates ...float64) error {
 		for _, r := range rates {
 			if !(r > 0) || r > mostMeasured {
-				return fmt.Errorf("GPU %.40q has a rate of %g GB/s", gpu, r)
+				return fmt.Errorf("%.40q has a rate of %g GB/s", device, r)
 			}
 		}
 		return nil
@@ -58,6 +92,11 @@ func ParseMeasured(text []byte) (*Measured, error) {
 	}
 	for _, c := range m.Memory {
 		if err := check(c.GPU, c.Out, c.In); err != nil {
+			return nil, err
+		}
+	}
+	for _, l := range m.Loops {
+		if err := check(l.NIC, l.Out, l.In); err != nil {
 			return nil, err
 		}
 	}

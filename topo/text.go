@@ -20,7 +20,8 @@ func checkText(v reflect.Value, where string) error {
 	switch v.Kind() {
 	case reflect.String:
 		if strings.ContainsFunc(v.String(), unicode.IsControl) {
-			return fmt.Errorf("%s is %.80s: a control character is in it", strings.TrimPrefix(where, "."), strconv.QuoteToASCII(v.String()))
+			return fmt.Errorf("%s is %.80s: a control character is in it", strings.TrimPrefix(where, "."),
+				strconv.QuoteToASCII(v.String()))
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {

@@ -72,7 +72,8 @@ func TestProgramsAreAsked(t *testing.T) {
 		return got
 	}
 	for name, want := range map[string]Answer{
-		docker: {Version: "20.10.24+dfsg1"}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"}, CRIO: {Version: "1.30.1"},
+		docker: {Version: "20.10.24+dfsg1"}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"},
+		CRIO: {Version: "1.30.1"},
 	} {
 		if got := ask(name); got != want {
 			t.Errorf("%s says %+v, want %+v", name, got, want)
@@ -109,7 +110,8 @@ func TestDockerIsAsked(t *testing.T) {
 		want Answer
 		err  error // nil: any other error
 	}{
-		{`{"Version": "28.2.2", "Components": [{"Name": "Engine"}, {"Name": "containerd"}]}`, 200, Answer{Version: "28.2.2", Daemon: true}, nil},
+		{`{"Version": "28.2.2", "Components": [{"Name": "Engine"}, {"Name": "containerd"}]}`, 200,
+			Answer{Version: "28.2.2", Daemon: true}, nil},
 		{`{"Version": "19.3.0"}`, 200, Answer{Version: "19.3.0", Daemon: true}, nil},
 		{`{"Version": "5.4.2", "Components": [{"Name": "Podman Engine"}]}`, 200, Answer{}, ErrNotInstalled},
 		{`{"message": "it starts"}`, 503, Answer{}, nil},

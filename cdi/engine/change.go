@@ -283,8 +283,9 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	if now != r.Path {
 		return c, fmt.Errorf(
-			"%s was changed, and leads to %s now, which is not what Peerlane has changed; change that by hand, and remove %s",
+			"%s %w: it leads to %s; change that file by hand, and remove %s",
 			r.Path,
+			errOtherFile,
 			now,
 			c.store,
 		)
@@ -384,13 +385,19 @@ func (c Change) Apply() error {
 	return nil
 }
 
+// errOtherFile is the error of a recorded path that leads to another file now.
+var errOtherFile = errors.New("is not the file that Peerlane has changed")
+
+// errConcurrent is the error of a file that another program has changed since it was read.
+var errConcurrent = errors.New("was changed by another program in this moment; nothing is changed")
+
 func (c Change) write() error {
 	now, err := os.ReadFile(c.Path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if !bytes.Equal(now, c.Old) {
-		return fmt.Errorf("%s was changed by somebody else in this moment; nothing is changed, try it again", c.Path)
+		return fmt.Errorf("%s %w; try again", c.Path, errConcurrent)
 	}
 	if c.New == nil {
 		return os.Remove(c.Path)

@@ -14,7 +14,8 @@ func findCRIO(h Host) (d documents, err error) {
 	}
 	below := filepath.Join(h.Root, "etc/crio/crio.conf.d")
 	d.main = filepath.Join(below, dropIn)
-	for _, path := range append([]string{filepath.Join(h.Root, "etc/crio/crio.conf")}, dropIns(filepath.Join(below, "*"))...) {
+	for _, path := range append([]string{filepath.Join(h.Root, "etc/crio/crio.conf")},
+		dropIns(filepath.Join(below, "*"))...) {
 		if err := d.read(edit.TOML, path); err != nil {
 			return d, err
 		}

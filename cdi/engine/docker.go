@@ -90,5 +90,6 @@ func different(d documents, keys ...edit.Key) (list []edit.Key) {
 }
 
 func byRuntime(line string) string {
-	return "this version knows no CDI: its containers get devices from peerlane-runtime, " + line + ", as far as [runtime] devices of config.toml permits"
+	return "this version knows no CDI: its containers get devices from peerlane-runtime, " +
+		line + ", as far as [runtime] devices of config.toml permits"
 }

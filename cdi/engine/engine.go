@@ -165,7 +165,8 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 				Remedy:    "install it, or name another with --runtime",
 			}
 		} else if err != nil {
-			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err, Remedy: "start its service"}
+			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err,
+				Remedy: "start its service"}
 		}
 	}
 	s.Version, s.Daemon = answer.Version, answer.Daemon

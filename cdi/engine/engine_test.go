@@ -124,10 +124,14 @@ var golden = []struct {
 		note:    "--runtime peerlane",
 		wanted:  Wanted{RuntimeArgs: []string{"--peerlane-device=peerlane.dev/lane=3"}},
 		files: map[string]string{
-			daemonJSON: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        }\n    }\n}\n",
+			daemonJSON: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            " +
+				"\"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        }\n    }\n}\n",
 		},
 		file: daemonJSON,
-		want: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": [],\n            \"path\": \"nvidia-container-runtime\"\n        },\n        \"peerlane\": {\n            \"path\": \"/usr/bin/peerlane-runtime\",\n            \"runtimeArgs\": [\n                \"--peerlane-device=peerlane.dev/lane=3\"\n            ]\n        }\n    }\n}\n",
+		want: "{\n    \"default-runtime\": \"nvidia\",\n    \"runtimes\": {\n        \"nvidia\": {\n            \"args\": " +
+			"[],\n            \"path\": \"nvidia-container-runtime\"\n        },\n        \"peerlane\": {\n            " +
+			"\"path\": \"/usr/bin/peerlane-runtime\",\n            \"runtimeArgs\": [\n                " +
+			"\"--peerlane-device=peerlane.dev/lane=3\"\n            ]\n        }\n    }\n}\n",
 	},
 	{name: "Docker 25", engine: docker, version: "25.0.3", cdi: CDIOff, restart: "systemctl restart docker",
 		files: map[string]string{
@@ -232,9 +236,11 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		cdi:     CDIOff,
 		restart: "systemctl restart containerd",
 		files: map[string]string{
-			configTOML:                             "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
-			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = false # nvidia\n",
-			"etc/containerd/conf.d/x.conf":         "[torn",
+			configTOML: "version = 2\nimports = " +
+				"[\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = " +
+				"false # nvidia\n",
+			"etc/containerd/conf.d/x.conf": "[torn",
 		},
 		file: "etc/containerd/conf.d/99-nvidia.toml",
 		want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = true # nvidia\n",
@@ -262,8 +268,10 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		cdi:     CDIOff,
 		restart: "systemctl restart containerd",
 		files: map[string]string{
-			configTOML:                             "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
-			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n",
+			configTOML: "version = 2\nimports = " +
+				"[\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = " +
+				"\"x\"\n",
 		},
 		file: "etc/containerd/conf.d/99-nvidia.toml",
 		want: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n  enable_cdi = true\n",
@@ -274,8 +282,10 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		version: "2.0.0",
 		cdi:     CDIOn,
 		files: map[string]string{
-			configTOML:                             "version = 2\nimports = [\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
-			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"x\"\n",
+			configTOML: "version = 2\nimports = " +
+				"[\"conf.d/*.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n",
+			"etc/containerd/conf.d/99-nvidia.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = " +
+				"\"x\"\n",
 		},
 	},
 	{
@@ -300,7 +310,8 @@ BinaryName = "/usr/bin/peerlane-runtime"
 			configTOML: strings.Replace(version3, "version = 3", "version = 4", 1),
 		},
 		file: configTOML,
-		want: strings.NewReplacer("version = 3", "version = 4", "enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").
+		want: strings.NewReplacer("version = 3", "version = 4", "enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #",
+			"[\"/etc/cdi\", \"/var/run/cdi\"] #").
 			Replace(version3),
 	},
 	{
@@ -323,7 +334,8 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		restart: "systemctl restart containerd",
 		files:   map[string]string{configTOML: version3},
 		file:    configTOML,
-		want: strings.NewReplacer("enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #", "[\"/etc/cdi\", \"/var/run/cdi\"] #").
+		want: strings.NewReplacer("enable_cdi = false", "enable_cdi = true", "['/etc/cdi'] #",
+			"[\"/etc/cdi\", \"/var/run/cdi\"] #").
 			Replace(version3),
 	},
 	{
@@ -375,7 +387,8 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		wanted:  Wanted{HooksDirs: []string{"/opt/hooks"}, Runtime: true},
 		files:   map[string]string{"etc/containers/containers.conf": "[engine]\nhooks_dir = [\"/mine\"]\n"},
 		file:    podmanFile,
-		want:    "[engine]\nhooks_dir = [\"/mine\", \"/opt/hooks\"]\n\n[engine.runtimes]\npeerlane = [\"/usr/bin/peerlane-runtime\"]\n",
+		want: "[engine]\nhooks_dir = [\"/mine\", \"/opt/hooks\"]\n\n[engine.runtimes]\npeerlane = " +
+			"[\"/usr/bin/peerlane-runtime\"]\n",
 	},
 
 	{
@@ -407,7 +420,8 @@ BinaryName = "/usr/bin/peerlane-runtime"
 			"etc/crio/crio.conf.d/10-crun.conf": "[crio.runtime]\ndefault_runtime = \"crun\"\n",
 		},
 		file: crioFile,
-		want: "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\", \"/etc/cdi\", \"/var/run/cdi\"]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/opt/hooks\"]\n",
+		want: "[crio.runtime]\ncdi_spec_dirs = [\"/opt/cdi\", \"/etc/cdi\", \"/var/run/cdi\"]\nhooks_dir = " +
+			"[\"/usr/share/containers/oci/hooks.d\", \"/opt/hooks\"]\n",
 	},
 }
 
@@ -449,11 +463,14 @@ func TestConfigureAndRemoveRestoreBytes(t *testing.T) {
 				if diff := cmp.Diff(want, files(t, root)); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
-				if !strings.Contains(first.Diff(), "\n+") || c.restart == "" && first.Restart != "" || !strings.Contains(first.Restart, c.restart) {
+				if !strings.Contains(first.Diff(), "\n+") || c.restart == "" && first.Restart != "" ||
+					!strings.Contains(first.Restart, c.restart) {
 					t.Errorf("restart %q, diff\n%s", first.Restart, first.Diff())
 				}
 			}
-			if found := slices.ContainsFunc(first.Notes, func(n string) bool { return strings.Contains(n, c.note) }); c.note != "" &&
+			if found := slices.ContainsFunc(first.Notes, func(n string) bool {
+				return strings.Contains(n, c.note)
+			}); c.note != "" &&
 				!found ||
 				c.note == "" && len(first.Notes) > 0 {
 				t.Errorf("notes %q", first.Notes)
@@ -497,20 +514,28 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 	}{
 		{"a comment", Containerd, "2.4.2", configTOML, version3, func(s string) string { return s + "# more\n" },
 			strings.Replace(version3, "['/etc/cdi'] #", "[\"/etc/cdi\"] #", 1) + "# more\n", ""},
-		{"another key of the table", docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "true, \"x\": false", 1) },
+		{"another key of the table", docker, "25.0.0", daemonJSON, "",
+			func(s string) string { return strings.Replace(s, "true", "true, \"x\": false", 1) },
 			"{\n  \"features\": {\n    \"x\": false\n  }\n}\n", ""},
-		{"the key itself", docker, "25.0.0", daemonJSON, "", func(s string) string { return strings.Replace(s, "true", "false", 1) },
+		{"the key itself", docker, "25.0.0", daemonJSON, "",
+			func(s string) string { return strings.Replace(s, "true", "false", 1) },
 			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "somebody else has changed features.cdi"},
-		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "", ""},
-		{"a comment in a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return "# mine\n" + s }, "# mine\n", ""},
-		{"blanks of a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "\n" }, "", ""},
-		{"a comment in a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "# kept\n" }, "version = 2\n# kept\n", "version = 2 stays"},
+		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "",
+			""},
+		{"a comment in a file of Peerlane's", Podman, "4.0.0", podmanFile, "",
+			func(s string) string { return "# mine\n" + s }, "# mine\n", ""},
+		{"blanks of a file with a number", Containerd, "1.7.1", configTOML, "", func(s string) string { return s + "\n" }, "",
+			""},
+		{"a comment in a file with a number", Containerd, "1.7.1", configTOML, "",
+			func(s string) string { return s + "# kept\n" }, "version = 2\n# kept\n", "version = 2 stays"},
 		{"tables that the number is of", Containerd, "1.7.1", configTOML, "",
 			func(s string) string {
 				return s + "\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n"
 			},
-			"version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n", "version = 2 stays"},
-		{"a comment beside the runtime", Containerd, "1.6.20", configTOML, debian12, func(s string) string { return "# more\n" + s }, "# more\n" + debian12, ""},
+			"version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\n\n" +
+				"[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n", "version = 2 stays"},
+		{"a comment beside the runtime", Containerd, "1.6.20", configTOML, debian12,
+			func(s string) string { return "# more\n" + s }, "# more\n" + debian12, ""},
 		{"the file is gone", docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -566,15 +591,24 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 		files                 map[string]string
 		says                  string
 	}{
-		{"torn JSON", docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"}, "daemon.json:3: the file ends in the middle of an object"},
-		{"torn TOML", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\n[plugins\n"}, "config.toml:2: expected"},
-		{"a torn import", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nimports = [\"/etc/containerd/a.toml\"]\n", "etc/containerd/a.toml": "x\n"}, "a.toml:1: "},
+		{"torn JSON", docker, "25.0.0", map[string]string{daemonJSON: "{\n  \"debug\": true,\n"},
+			"daemon.json:3: the file ends in the middle of an object"},
+		{"torn TOML", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\n[plugins\n"},
+			"config.toml:2: expected"},
+		{"a torn import", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nimports = " +
+			"[\"/etc/containerd/a.toml\"]\n", "etc/containerd/a.toml": "x\n"}, "a.toml:1: "},
 		{"a torn drop-in", CRIO, "1.22.0", map[string]string{"etc/crio/crio.conf.d/10.conf": "[a]\nb\n"}, "10.conf:2: "},
-		{"a switch that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`}, "features.cdi is neither true nor false"},
-		{"a list that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`}, "cdi-spec-dirs is no list of texts"},
-		{"a table in a line", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is written as a value"},
-		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 5\n"}, "knows versions up to 4"},
-		{"a drop-in that is read later", CRIO, "1.30.0", map[string]string{"etc/crio/crio.conf.d/zz.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"}, "zz.conf, which crio reads after"},
+		{"a switch that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`},
+			"features.cdi is neither true nor false"},
+		{"a list that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`},
+			"cdi-spec-dirs is no list of texts"},
+		{"a table in a line", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nplugins = { " +
+			"\"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is written as a value"},
+		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 5\n"},
+			"knows versions up to 4"},
+		{"a drop-in that is read later", CRIO, "1.30.0",
+			map[string]string{"etc/crio/crio.conf.d/zz.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"},
+			"zz.conf, which crio reads after"},
 		{"no version", docker, "latest", nil, `"latest" is no version`},
 		{"no engine", "lxc", "1.0", nil, `"lxc" is no engine`},
 	} {
@@ -677,7 +711,7 @@ func TestLinksModesAndOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, filepath.Join(root, "srv/docker.json"), "{ }")
-	if err := back.Apply(); err == nil || !strings.Contains(err.Error(), "in this moment") {
+	if err := back.Apply(); !errors.Is(err, errConcurrent) {
 		t.Errorf("it said %v", err)
 	}
 	if back, err = Remove(store, docker); err == nil {

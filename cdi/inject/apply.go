@@ -201,7 +201,8 @@ func check(text []byte, want *specs.Spec) error {
 	}
 	if !bytes.Equal(gotText, wantText) {
 		return errors.New(
-			"the CDI library changes a part of config.json that this program does not know to write, or the file has a key twice; please report it",
+			"the CDI library changes a part of config.json that this program does not know to write, or the file has a key " +
+				"twice; please report it",
 		)
 	}
 	return nil

@@ -154,7 +154,8 @@ func TestApplyKeepsForeignFields(t *testing.T) {
 
 func TestApplyTwiceChangesNothing(t *testing.T) {
 	dir := specDir(t, map[string]string{"probe.json": everything})
-	for _, text := range []string{newer, `{"ociVersion":"1.0.2"}`, `{"process":null,"hooks":null,"linux":{"resources":null},"mounts":null}`} {
+	for _, text := range []string{newer, `{"ociVersion":"1.0.2"}`,
+		`{"process":null,"hooks":null,"linux":{"resources":null},"mounts":null}`} {
 		devices := []string{"probe.dev/thing=0", "probe.dev/thing=1"}
 		first, err := apply([]byte(text), []string{dir}, devices)
 		if err != nil {
@@ -192,13 +193,18 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		config string
 		says   []string
 	}{
-		{"no specification", nil, `{}`, []string{"no CDI specification in ", "has the device probe.dev/thing=0", "the vendor's toolkit makes one"}},
-		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`, []string{"has the device probe.dev/thing=0;"}},
-		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`, []string{"has the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
-		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`, []string{"has the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},
+		{"no specification", nil, `{}`, []string{"no CDI specification in ", "has the device probe.dev/thing=0",
+			"the vendor's toolkit makes one"}},
+		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`,
+			[]string{"has the device probe.dev/thing=0;"}},
+		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`,
+			[]string{"has the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
+		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`,
+			[]string{"has the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},
 		{"no JSON", map[string]string{"a.json": everything}, `{`, []string{"unexpected end of JSON"}},
 		{"a list for an object", map[string]string{"a.json": everything}, `{"process":[]}`, []string{"process"}},
-		{"a key twice", map[string]string{"a.json": everything}, `{"mounts":[{"destination":"/a"},{"destination":"/b"}],"Mounts":[{"destination":"/c"}]}`, []string{"a key twice"}},
+		{"a key twice", map[string]string{"a.json": everything},
+			`{"mounts":[{"destination":"/a"},{"destination":"/b"}],"Mounts":[{"destination":"/c"}]}`, []string{"a key twice"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := apply([]byte(test.config), []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"})
@@ -220,7 +226,8 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 // For every text of an engine: a change is complete, and a second change is empty.
 func FuzzApply(f *testing.F) {
 	dir := specDir(f, map[string]string{"probe.json": everything})
-	for _, text := range []string{newer, `{}`, `{"mounts":[null,{}],"hooks":{"poststop":[{"path":"/hook"}]}}`, `{"Process":{"env":["A"]},"process":{"env":["B"]}}`, `{"linux":{"netDevices":{"eth7":{"name":"x"}}}}`} {
+	for _, text := range []string{newer, `{}`, `{"mounts":[null,{}],"hooks":{"poststop":[{"path":"/hook"}]}}`,
+		`{"Process":{"env":["A"]},"process":{"env":["B"]}}`, `{"linux":{"netDevices":{"eth7":{"name":"x"}}}}`} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -86,7 +86,8 @@ func replace(path string, text []byte, like fs.FileInfo) (err error) {
 	if link, err := os.Lstat(path); err != nil {
 		return err
 	} else if !os.SameFile(link, like) {
-		return fmt.Errorf("%s is a symbolic link, and the file that it leads to may be another bundle's as well; copy it", path)
+		return fmt.Errorf("%s is a symbolic link, and the file that it leads to may be another bundle's as well; copy it",
+			path)
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".config.json.*.tmp")
 	if err != nil {

@@ -42,7 +42,8 @@ func run(args []string, out, errOut io.Writer) int {
 		}
 		return nil
 	}
-	root.AddCommand(newServe(), newSelfTest(), newRDMATest(), newEmulatedNIC(), manual.NewCommand(), &cobra.Command{
+	root.AddCommand(newServe(), newSelfTest(), newRDMATest(), newEmulatedNIC(), newSoftwareDevice())
+	root.AddCommand(manual.NewCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print version, commit and date",
 		Args:  cobra.NoArgs,

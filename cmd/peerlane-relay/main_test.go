@@ -18,6 +18,8 @@ func TestRelayExitStatusEqualsManPage(t *testing.T) {
 		{[]string{"serve", "--fast"}, 2, "unknown flag: --fast"},
 		{[]string{"serve", "x"}, 2, `unknown command "x"`},
 		{[]string{"version", "--log-level", "loud"}, 2, "--log-level"},
+		{[]string{"software-device"}, 2, `required flag(s) "socket"`},
+		{[]string{"software-device", "--socket", "/nowhere/s"}, 1, "/nowhere/s"},
 		{[]string{"emulated-nic", "--name", "n"}, 2, `required flag(s) "gpu", "socket"`},
 		{[]string{"emulated-nic", "--name", "n", "--gpu", "0000:17:00.0", "--socket", "/nowhere/s", "--rate", "-1"}, 1,
 			"a rate is positive"},

@@ -32,7 +32,7 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 		{"bench --sizes 0", 2, "--sizes 0:"},
 		{"bench --sizes 1EiB", 2, "--sizes 1EiB:"},
 		{"relay list -o yaml", 2, "table, json or wide"},
-		{"relay inspect --root ROOT nosuch", 1, `no container or generation "nosuch"`},
+		{"relay inspect --root ROOT nosuch", 1, `find container or generation "nosuch": no relay`},
 		{"plan --root ROOT --input /nosuch", 1, "/nosuch: no such file"},
 	} {
 		var out, errOut bytes.Buffer

@@ -182,6 +182,7 @@ changes nothing.`,
 			return err
 		}
 		var plan *planner.Plan
+		var made *planned
 		var o cdi.Options
 		var list []*specs.Spec
 		read := func() (*planner.Plan, []*specs.Spec, error) {
@@ -189,7 +190,7 @@ changes nothing.`,
 			if err != nil {
 				return nil, nil, err
 			}
-			plan, o = p.plan, a.specOptions(p, host, hook, f.devRoot)
+			made, plan, o = p, p.plan, a.specOptions(p, host, hook, f.devRoot)
 			list, err = cdi.Generate(plan, o)
 			return plan, list, err
 		}
@@ -208,6 +209,7 @@ changes nothing.`,
 			a.printDiffs(changes)
 			return nil
 		}
+		a.keepKnownPairs(made)
 		if err := a.installAnchor(); err != nil {
 			return err
 		}

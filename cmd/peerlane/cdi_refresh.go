@@ -145,6 +145,9 @@ func (a *app) refreshPlan(r *refreshed, host *hostFlags, f *specFlags, dry bool,
 	if err != nil {
 		return nil, cdi.Options{}, err
 	}
+	if !dry {
+		a.keepKnownPairs(p)
+	}
 	r.nics = len(p.plan.NICs)
 	hook := f.hook
 	if hook == "" {

@@ -27,7 +27,8 @@ func wholeHost(t *testing.T, tree string) *cdiHost {
 	h := onTree(t, tree)
 	devRoot := t.TempDir()
 	for _, node := range []string{
-		"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia9", "infiniband/rdma_cm", "infiniband/uverbs0", "infiniband/uverbs1",
+		"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia9", "infiniband/rdma_cm", "infiniband/uverbs0",
+		"infiniband/uverbs1",
 		"nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidia4", "nvidia5", "nvidia6", "nvidia7",
 	} {
 		path := filepath.Join(devRoot, "dev", node)
@@ -134,7 +135,8 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			a, b := h.gpu(2).UUID, h.gpu(3).UUID
 			h.edit(h.information(2), replacing(a, b))
 			h.edit(h.information(3), replacing(b, a))
-		}, want: []string{`gpu-moved .*lane=2 GPU 2 .* was at 0000:3a:00.0 and is at 0000:3b:00.0`, `gpu-moved .*lane=3 .* is at 0000:3a:00.0`}},
+		}, want: []string{`gpu-moved .*lane=2 GPU 2 .* was at 0000:3a:00.0 and is at 0000:3b:00.0`,
+			`gpu-moved .*lane=3 .* is at 0000:3a:00.0`}},
 		{name: "a GPU gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(7).BusID) },
 			want: []string{`gpu-gone .*lane=7 GPU 7 \(GPU-c64a.*\) at 0000:bb:00.0 is gone`, gpu3}},
 		{name: "a GPU in the middle gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(6).BusID) },
@@ -270,7 +272,8 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			unmountsAnchor(t, other.root)
 			other.flags = append([]string{"--root", other.root}, h.flags[2:]...)
 			other.generate()
-		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `, `layout .*/peerlane.dev-lane.json `, `layout .*/peerlane.dev-nic.json `}},
+		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `,
+			`layout .*/peerlane.dev-lane.json `, `layout .*/peerlane.dev-nic.json `}},
 		{name: "no anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, errors.Join(err, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor"))))
@@ -299,12 +302,14 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			want: []string{`hook .*/peerlane-hook runtimes run it as root, and others than root can write`}, stays: true},
 		{name: "another way to GPU memory", change: func(_ *testing.T, h *cdiHost) {
 			h.edit("proc/driver/nvidia/version", replacing("Open Kernel Module for x86_64", "x86_64 Kernel Module"))
-		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf", and not .*REGISTRATION=bounce`, `content .*/peerlane.dev-nic.json `}},
+		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf", and not .*REGISTRATION=bounce`,
+			`content .*/peerlane.dev-nic.json `}},
 		{name: "no node", shared: true, change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.flags[len(h.flags)-1], "dev/nvidia3")))
 		}, want: []string{`node .*/dev/nvidia3 the device node is not there`}, stays: true},
 		{name: "no GPU", change: func(_ *testing.T, h *cdiHost) { h.noGPU() }, want: []string{
-			`kind .*/peerlane.dev-gpu.json this host has no device for it: .*no NVIDIA GPU`, `kind .*lane.json `, `kind .*nic.json `,
+			`kind .*/peerlane.dev-gpu.json this host has no device for it: .*no NVIDIA GPU`, `kind .*lane.json `,
+			`kind .*nic.json `,
 			`gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`, `gpu-gone`,
 		}},
 	} {

@@ -11,7 +11,8 @@ func TestFrontRunsTopoAndVersionAlone(t *testing.T) {
 	for line, want := range map[string]bool{
 		"topo": true, "topo --nics": true, "topo -o json": true, "topo capture": true, "topo --input " +
 			"svg.xml": false, "version": true, "version -o json": true,
-		"": false, "plan": false, "--root / topo": false, "topo --help": false, "topo -h": false, "help topo": false, "topo -o svg": false, "topo -o xml": true, "topo -o xml --virtual": false, "topo --output=html": false,
+		"": false, "plan": false, "--root / topo": false, "topo --help": false, "topo -h": false, "help topo": false,
+		"topo -o svg": false, "topo -o xml": true, "topo -o xml --virtual": false, "topo --output=html": false,
 		"exporter": false, "__complete topo": false, "topology": false,
 	} {
 		if got := frontRuns(strings.Fields(line)); got != want {

@@ -44,12 +44,16 @@ and messages take route direct. The staged route uses an emulated NIC: client GP
 on a server GPU, NIC, slot, client GPU. The exit status is 0 only if every byte was
 verified, every staged byte crossed a server GPU, and no object remains on the host.
 
+With --transport verbs the relays use RDMA as between two hosts: queue pairs of a software
+device in place of each NIC, after a test of GPUs and NICs.
+
 With --copy client the relays make no copies on that route: each client copies on its
 own stream, to and from memory on its server GPU, and synchronises by a timeline. The
 container gets peerlane.dev/gpu= instead of lane=.`,
 		Example: `  sudo peerlane demo
   sudo peerlane demo --route direct --runtime crun
   sudo peerlane demo --copy client
+  sudo peerlane demo --transport verbs
   peerlane demo --runtime none -o json`,
 		Args: noArgs,
 	}
@@ -59,6 +63,8 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 		"OCI runtime: runc, crun, or none for plain processes (needs no root)")
 	flags.StringVar(&o.Route, "route", launch.RouteAuto,
 		"route of the messages: staged, direct for the single copy, or auto: staged where the host has two GPUs")
+	flags.StringVar(&o.Transport, "transport", launch.TransportLoop,
+		"transport of route staged: loop by emulated NICs, or verbs by software RDMA devices, as between hosts with NICs")
 	flags.StringVar(&o.Copy, "copy", demo.CopyRelay,
 		"process that copies between a client's GPU and its server GPU: relay or client")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
@@ -69,6 +75,7 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 	flags.StringVar(&slot, "slot-size", "", "`SIZE` of a staging slot")
 	complete(cmd, "runtime", demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone)
 	complete(cmd, "route", launch.RouteAuto, launch.RouteStaged, launch.RouteDirect)
+	complete(cmd, "transport", launch.TransportLoop, launch.TransportVerbs)
 	complete(cmd, "copy", demo.CopyRelay, demo.CopyClient)
 	complete(cmd, "gpus", testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -78,6 +85,7 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 		}{
 			{"runtime", o.Runtime, []string{demo.RuntimeRunc, demo.RuntimeCrun, demo.RuntimeNone}},
 			{"route", o.Route, []string{launch.RouteAuto, launch.RouteStaged, launch.RouteDirect}},
+			{"transport", o.Transport, []string{launch.TransportLoop, launch.TransportVerbs}},
 			{"copy", o.Copy, []string{demo.CopyRelay, demo.CopyClient}},
 			{"gpus", o.GPUs, []string{testbed.GPUsAuto, testbed.GPUsReal, testbed.GPUsSimulated, testbed.GPUsOne}},
 		} {
@@ -191,6 +199,13 @@ func (a *app) printDemo(r *demo.Report) {
 	}
 	a.section("Isolation: each container finds in itself", a.injectedTable(r))
 	a.section("Messages, every byte compared with a seeded pattern", a.exchangeTable(r))
+	if r.Transport == launch.TransportVerbs {
+		a.section("GPUs and NICs (software device), tested before the exchange", a.tripleTable(r))
+		for _, way := range r.Ways {
+			a.out.Printf("RDMA: %s\n", way)
+		}
+		a.out.Println()
+	}
 	switch {
 	case r.Copy == demo.CopyClient:
 		a.section("Bytes into and out of the server GPUs, but by the clients' own copies", a.serverTable(r))
@@ -295,6 +310,20 @@ func (a *app) exchangeTable(r *demo.Report) *table.Writer {
 		}
 		t.AppendRow(table.Row{c.Name, other.Name, other.Client.Messages, humanize.IBytes(other.Client.VerifiedBytes),
 			verified, path})
+	}
+	return t
+}
+
+// tripleTable returns a table with a row for each tested triple.
+func (a *app) tripleTable(r *demo.Report) *table.Writer {
+	t := a.newTable("CLIENT GPU", "SERVER GPU", "NIC", "MEMORY", "ROUNDS", "BYTES", "VERDICT")
+	for _, n := range r.Triples {
+		verdict := n.Verdict
+		if n.Reason != "" {
+			verdict += ": " + n.Reason
+		}
+		t.AppendRow(table.Row{n.GPU.Index, n.Server.Index, n.NIC, dash(n.Memory), n.Rounds, humanize.IBytes(n.Bytes),
+			verdict})
 	}
 	return t
 }

@@ -175,7 +175,8 @@ func TestDoctorReportsAWrongKeyOnce(t *testing.T) {
 			t.Errorf("the wrong key is reported %d times:\n%s", n, part)
 		}
 	}
-	for _, want := range []string{`(?m)^n/a +port-physical +host +there is no RDMA device`, `(?m)^n/a +mig +host +there is no NVIDIA GPU`, `(?m)^could not tell +staging +host +the configuration cannot be read: see the check configuration`} {
+	for _, want := range []string{`(?m)^n/a +port-physical +host +there is no RDMA device`,
+		`(?m)^n/a +mig +host +there is no NVIDIA GPU`, `(?m)^could not tell +staging +host +the configuration cannot be read: see the check configuration`} {
 		if !regexp.MustCompile(want).MatchString(table) {
 			t.Errorf("no row %q:\n%s", want, table)
 		}

@@ -230,14 +230,18 @@ func TestExporterCollectWritesSnapshot(t *testing.T) {
 func TestExporterUnitsAreHardened(t *testing.T) {
 	for unit, wanted := range map[string][]string{
 		"peerlane-exporter.service": {
-			"User=peerlane-exporter", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict", "PrivateDevices=yes", "PrivateTmp=yes", "PrivateUsers=yes",
-			"ProtectHome=yes", "ProtectProc=invisible", "ProtectKernelModules=yes", "ProtectKernelTunables=yes", "ProtectKernelLogs=yes", "ProtectControlGroups=yes", "ProtectClock=yes",
+			"User=peerlane-exporter", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "ProtectSystem=strict",
+			"PrivateDevices=yes", "PrivateTmp=yes", "PrivateUsers=yes",
+			"ProtectHome=yes", "ProtectProc=invisible", "ProtectKernelModules=yes", "ProtectKernelTunables=yes",
+			"ProtectKernelLogs=yes", "ProtectControlGroups=yes", "ProtectClock=yes",
 			"ProtectHostname=yes", "MemoryDenyWriteExecute=yes", "RestrictAddressFamilies=AF_UNIX AF_INET " +
 				"AF_INET6", "RestrictNamespaces=yes", "RestrictSUIDSGID=yes",
-			"RestrictRealtime=yes", "LockPersonality=yes", "SystemCallFilter=@system-service", "SystemCallArchitectures=native", "RuntimeDirectoryMode=0750",
+			"RestrictRealtime=yes", "LockPersonality=yes", "SystemCallFilter=@system-service", "SystemCallArchitectures=native",
+			"RuntimeDirectoryMode=0750",
 		},
 		"peerlane-exporter-collector@.service": {
-			"NoNewPrivileges=yes", "PrivateNetwork=yes", "PrivateDevices=yes", "ReadOnlyPaths=/", "RestrictAddressFamilies=AF_UNIX", "RestrictNamespaces=yes",
+			"NoNewPrivileges=yes", "PrivateNetwork=yes", "PrivateDevices=yes", "ReadOnlyPaths=/",
+			"RestrictAddressFamilies=AF_UNIX", "RestrictNamespaces=yes",
 			"MemoryDenyWriteExecute=yes", "SystemCallFilter=@system-service", "CapabilityBoundingSet=CAP_DAC_OVERRIDE " +
 				"CAP_DAC_READ_SEARCH CAP_SYS_PTRACE",
 		},

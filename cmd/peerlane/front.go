@@ -43,5 +43,5 @@ func (a *app) printPicture(string, *topo.Host, *planner.Plan) error { return os.
 
 func hookPath(string) (string, error)                       { return "", os.ErrNotExist }
 func (a *app) measureHost(*cobra.Command, *hostFlags) error { return os.ErrInvalid }
-func (a *app) useKnownPairs(*topo.Host, *planned)           {}
+func (a *app) useKnownPairs(*topo.Host, *planned) bool      { return false }
 func (a *app) warnOfPairs(*planned, string)                 {}

@@ -13,7 +13,7 @@ import (
 func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 	built, dest := t.TempDir(), t.TempDir()
 	for _, name := range []string{"peerlane", "peerlane-runtime", "peerlane-hook", "peerlane-relay", "libpeerlane.so.0",
-		"libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so"} {
+		"libnccl-net-peerlane.so", "libpeerlane-cuda-sim.so", "libpeerlane-softdevice.so"} {
 		if err := os.WriteFile(filepath.Join(built, name), []byte("\x00"+name), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -29,9 +29,12 @@ func TestInstallPutsThePackagesFilesBelowAPrefix(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for path, mode := range map[string]os.FileMode{
-		"bin/peerlane": 0o755, "libexec/peerlane/peerlane": 0o755, "bin/peerlane-runtime": 0o755, "libexec/peerlane/peerlane-hook": 0o755, "libexec/peerlane/peerlane-relay": 0o711,
-		"lib/peerlane/libpeerlane.so.0": 0o644, "lib/peerlane/libnccl-net-peerlane.so": 0o644, "lib/systemd/system/peerlane-relay.socket": 0o644,
-		"share/peerlane/alerts.yaml": 0o644, "share/peerlane/dashboard.json": 0o644, "share/doc/peerlane/quickstart.md": 0o644,
+		"bin/peerlane": 0o755, "libexec/peerlane/peerlane": 0o755, "bin/peerlane-runtime": 0o755,
+		"libexec/peerlane/peerlane-hook": 0o755, "libexec/peerlane/peerlane-relay": 0o711,
+		"lib/peerlane/libpeerlane.so.0": 0o644, "lib/peerlane/libnccl-net-peerlane.so": 0o644,
+		"lib/systemd/system/peerlane-relay.socket": 0o644,
+		"share/peerlane/alerts.yaml":               0o644, "share/peerlane/dashboard.json": 0o644,
+		"share/doc/peerlane/quickstart.md": 0o644,
 	} {
 		if info, err := os.Stat(filepath.Join(dest, "opt/peerlane", path)); err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", path, info, err)

@@ -8,22 +8,25 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // measureHost measures copies between GPUs, and between GPU and host memory, by the self-tests of
-// pairs, and stores the figures for later plans.
+// pairs, and the loopback of each NIC by the RDMA test, and stores the figures for later plans.
 func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 	if !host.live() {
 		return usageError{cmd.CommandPath(),
-			errors.New("--measure tests this machine's GPUs: omit --input, --sysfs and --proc")}
+			errors.New("--measure tests this machine's GPUs and NICs: omit --input, --sysfs and --proc")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {
@@ -42,53 +45,63 @@ func (a *app) measureHost(cmd *cobra.Command, host *hostFlags) error {
 		return &fault.Error{Code: fault.NotRoot, Operation: "keep the measurement for all plans",
 			Remedy: "run peerlane plan --measure as root"}
 	}
-	return a.keepMeasured(m)
+	if err := a.keepMeasured(m); err != nil {
+		return err
+	}
+	a.log.Infof("%d copies between GPUs, the host memory of %d GPUs and %d loopbacks of NICs were measured; %s has the "+
+		"figures, and plans and estimates of this host go by them", len(m.Copies), len(m.Memory), len(m.Loops),
+		a.measuredFile())
+	return nil
 }
 
-// measure measures every pair of GPUs that can have a lane.
+// measure measures every pair of GPUs that can have a lane, and every NIC that can carry one.
 func (a *app) measure(ctx context.Context, t *selfTested, h *topo.Host) (*topo.Measured, error) {
-	names := selftest.AllPairs(t.plan, nil)
-	if len(names) == 0 {
-		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane, and a copy needs two", t.words, len(t.plan.GPUs))
+	names, loopbacks := selftest.AllPairs(t.plan, nil), t.plan.Loopbacks(h)
+	if len(names) == 0 && len(loopbacks) == 0 {
+		return nil, fmt.Errorf("measuring %s: %d GPUs can have a lane and no NIC has an active port, and a copy needs two "+
+			"GPUs",
+			t.words, len(t.plan.GPUs))
 	}
-	report, err := a.selfTest(ctx, t, names, true)
-	if err != nil {
-		return nil, err
+	m := new(topo.Measured)
+	if len(names) > 0 {
+		report, err := a.selfTest(ctx, t, names, true)
+		if err != nil {
+			return nil, err
+		}
+		if m = selftest.MeasuredPairs(report.Pairs); m.Copies == nil {
+			a.log.Warnf("no self-test of %d pairs of GPUs ran; peerlane self-test shows the cause", len(names))
+		}
 	}
-	m := measuredPairs(report.Pairs)
-	if m.Copies == nil {
-		return nil, fmt.Errorf("measuring %s: no self-test of %d pairs of GPUs ran; peerlane self-test shows the cause",
-			t.words, len(names))
+	if len(loopbacks) > 0 {
+		loops, err := a.measureLoops(ctx, t, loopbacks)
+		if err != nil {
+			return nil, err
+		}
+		m.Loops = loops
+	}
+	if m.Copies == nil && m.Memory == nil && m.Loops == nil {
+		return nil, fmt.Errorf("measuring %s: nothing could be measured", t.words)
 	}
 	m.Fingerprint, m.At = h.Fingerprint(), time.Now().Unix()
 	return m, nil
 }
 
-// measuredPairs converts self-tests to rates of the model. It skips pairs that corrupted data,
-// because no lane stages on those GPUs.
-func measuredPairs(pairs []launch.Pair) *topo.Measured {
-	m := new(topo.Measured)
-	memory := map[string]int{}
-	for _, p := range pairs {
-		if p.Verdict != launch.VerdictGood && p.Verdict != launch.VerdictSlow {
-			continue
-		}
-		if p.Push.Client > 0 && p.Pull.Client > 0 {
-			m.Copies = append(m.Copies, topo.MeasuredCopy{GPU: p.GPU.BusID, Peer: p.Server.BusID, Out: p.Push.Client,
-				In: p.Pull.Client})
-		}
-		if p.Push.Bounce > 0 && p.Pull.Bounce > 0 {
-			at, known := memory[p.GPU.BusID]
-			if !known {
-				at = len(m.Memory)
-				memory[p.GPU.BusID] = at
-				m.Memory = append(m.Memory, topo.MeasuredHost{GPU: p.GPU.BusID})
-			}
-			// The best of several: a measurement is never too fast.
-			m.Memory[at].Out, m.Memory[at].In = max(m.Memory[at].Out, p.Push.Bounce), max(m.Memory[at].In, p.Pull.Bounce)
-		}
+// measureLoops measures the loopback of NICs. A NIC or memory that cannot be tested is a warning.
+func (a *app) measureLoops(ctx context.Context, t *selfTested, loopbacks []planner.Loopback) ([]topo.MeasuredLoop,
+	error) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, unix.SIGTERM)
+	defer stop()
+	loops, failed, err := t.tester.MeasureLoops(ctx, t.plan, loopbacks, t.config.Verbs.Launch())
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	return m
+	if err != nil {
+		a.log.Warnf("NICs are measured in part, or not at all: %v", err)
+	}
+	for _, text := range failed {
+		a.log.Warnf("not measured: %s", text)
+	}
+	return loops, nil
 }
 
 // keepMeasured writes the measured rates for later plans.
@@ -108,33 +121,70 @@ func (a *app) keepMeasured(m *topo.Measured) error {
 	if err := os.Rename(next, path); err != nil {
 		return fmt.Errorf("storing measured rates: %w", err)
 	}
-	a.log.Infof("%d copies between GPUs and the host memory of %d GPUs were measured; %s has the figures, and plans "+
-		"and estimates of this host go by them", len(m.Copies), len(m.Memory), path)
 	return nil
 }
 
 // useKnownPairs adds the self-tests of this boot to the measured rates; only root can read the
-// record. The start of a container tests only the pairs of its lanes.
-func (a *app) useKnownPairs(h *topo.Host, p *planned) {
-	if os.Geteuid() != 0 || h.Measured != nil {
-		return
+// record. The start of a container tests only the pairs of its lanes. Rates of peerlane plan
+// --measure have precedence: containers can start while other copies disturb the test. The result
+// reports whether the self-tests add rates.
+func (a *app) useKnownPairs(h *topo.Host, p *planned) bool {
+	if os.Geteuid() != 0 {
+		return false
 	}
 	hookBinary, err := hookPath("")
 	if err != nil {
-		return
+		return false
 	}
 	tester, err := selftest.NewTester(a.layout, p.config, hookBinary)
 	if err != nil {
-		return // without programs there are no tests either
+		return false // without programs there are no tests either
 	}
 	known, err := tester.Known()
 	if err != nil || known.Simulated {
+		return false
+	}
+	return addPairs(h, known.Pairs)
+}
+
+// keepKnownPairs stores the rates that useKnownPairs added to the host of a plan, for plans of
+// other users and later boots.
+func (a *app) keepKnownPairs(p *planned) {
+	if !p.learned {
 		return
 	}
-	m := measuredPairs(known.Pairs)
+	if err := a.keepMeasured(p.host.Measured); err != nil {
+		a.log.Warn(err)
+	}
+}
+
+// addPairs adds the rates of self-tests that the measured rates of a host lack. The result reports
+// whether there were such rates.
+func addPairs(h *topo.Host, pairs []launch.Pair) bool {
+	m := &topo.Measured{Fingerprint: h.Fingerprint()}
+	if h.Measured != nil {
+		*m = *h.Measured
+	}
+	before := len(m.Copies) + len(m.Memory)
+	m.Add(selftest.MeasuredPairs(pairs))
+	if len(m.Copies)+len(m.Memory) == before {
+		return false
+	}
+	m.At = time.Now().Unix()
+	return h.Measure(m)
+}
+
+// keepPairs stores the rates of self-tests as peerlane plan --measure does, in place of earlier
+// rates of the same GPUs.
+func (a *app) keepPairs(h *topo.Host, pairs []launch.Pair) error {
+	m := selftest.MeasuredPairs(pairs)
 	if m.Copies == nil && m.Memory == nil {
-		return
+		return nil
 	}
-	m.Fingerprint = h.Fingerprint()
-	h.Measure(m)
+	a.useMeasured(h)
+	if h.Measured != nil {
+		m.Add(h.Measured)
+	}
+	m.Fingerprint, m.At = h.Fingerprint(), time.Now().Unix()
+	return a.keepMeasured(m)
 }

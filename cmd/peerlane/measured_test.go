@@ -9,6 +9,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/reader"
@@ -19,13 +20,53 @@ func TestMeasuredPairsAreRatesOfCopiesAndMemory(t *testing.T) {
 	slower := testedPair(4, launch.VerdictSlow, "x")
 	slower.Push.Bounce, slower.Pull.Bounce = 60, 1
 	slower.Server.BusID = "0000:19:00.0"
-	m := measuredPairs([]launch.Pair{wrong, fit, slower, testedPair(3, launch.VerdictUntested, "x")})
+	m := selftest.MeasuredPairs([]launch.Pair{wrong, fit, slower, testedPair(3, launch.VerdictUntested, "x")})
 	if len(m.Copies) != 2 || m.Copies[0] != (topo.MeasuredCopy{GPU: "0000:17:00.0", Peer: "0000:18:00.0", Out: 395.04,
 		In: 394}) {
 		t.Errorf("copies are %+v", m.Copies)
 	}
 	if len(m.Memory) != 1 || m.Memory[0] != (topo.MeasuredHost{GPU: "0000:17:00.0", Out: 60, In: 54}) {
 		t.Errorf("host memory is %+v", m.Memory)
+	}
+}
+
+// Self-tests feed the store of peerlane plan --measure. The start of a container adds rates that are
+// missing, and peerlane self-test replaces rates of the same GPUs.
+func TestSelfTestsFeedTheMeasuredRates(t *testing.T) {
+	_, host := recordedHost(t)
+	read := func() *topo.Host {
+		h, err := reader.Sysfs(topo.Options{Sysfs: host[1], Proc: host[3]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	a := &app{layout: paths.New(t.TempDir()), log: logrus.New()}
+	first, again, other := testedPair(0, launch.VerdictGood, ""), testedPair(0, launch.VerdictGood, ""),
+		testedPair(1, launch.VerdictGood, "")
+	again.Push.Client, other.Server.BusID = 200, "0000:19:00.0"
+	h := read()
+	if !addPairs(h, []launch.Pair{first}) || len(h.Measured.Copies) != 1 || len(h.Measured.Memory) != 1 {
+		t.Fatalf("the rates of a first self-test are %+v", h.Measured)
+	}
+	a.keepKnownPairs(&planned{host: h, learned: true})
+	h = read()
+	a.useMeasured(h)
+	if addPairs(h, []launch.Pair{again}) || h.Measured.Copies[0].Out != 395.04 {
+		t.Errorf("a self-test at the start of a container replaces stored rates: %+v", h.Measured)
+	}
+	if err := a.keepPairs(read(), []launch.Pair{again, other}); err != nil {
+		t.Fatal(err)
+	}
+	h = read()
+	a.useMeasured(h)
+	if m := h.Measured; m == nil || len(m.Copies) != 2 || m.Copies[0].Out != 200 || m.Copies[1].Peer != "0000:19:00.0" ||
+		m.At == 0 {
+		t.Errorf("after peerlane self-test the rates are %+v", m)
+	}
+	a.keepKnownPairs(&planned{host: read()}) // nothing learned
+	if h := read(); func() bool { a.useMeasured(h); return h.Measured == nil }() {
+		t.Error("a plan without new self-tests removes the rates")
 	}
 }
 

@@ -273,7 +273,8 @@ func TestTopologyJSONIsValidForAnyNumberOfDevices(t *testing.T) {
 	}
 	infinite := largeHost(t, 6)
 	infinite.GPUs[0].Link = math.Inf(1)
-	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: infinite}, &graph.WayTable{}); err == nil {
+	if err := (&app{out: terminal.New(io.Discard)}).printTopology(topology{Host: infinite},
+		&graph.WayTable{}); err == nil {
 		t.Error("a number that JSON does not have was printed")
 	}
 }

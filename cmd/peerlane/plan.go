@@ -42,9 +42,10 @@ every GPU is busy. docs/estimate.md describes the model and its limits.
 The table fits 100 columns, or the terminal; -o wide has a line for each lane.
 
 --measure first copies between every two GPUs and between GPUs and host memory, as
-peerlane self-test --all --again does, and stores the rates in
-/var/lib/peerlane/measured.json. Plans and estimates then use these rates instead of
-constants, as long as the devices of the host stay the same.
+peerlane self-test --all --again does, and connects two queue pairs of each NIC with each
+other, which read and write host memory and the memory of GPUs behind a CPU. It stores
+the rates in /var/lib/peerlane/measured.json. Plans and estimates then use these rates
+instead of constants, as long as the devices of the host stay the same.
 
 With -o svg or -o html the plan is a picture in one file: the host as a tree, the lanes
 in the colours of the estimate, and in html a table. Pointing at a part shows details.`,
@@ -71,8 +72,8 @@ in the colours of the estimate, and in html a table. Pointing at a part shows de
 		return a.completeGPUs(cmd, host)
 	}))
 	cmd.Flags().BoolVar(&measure, "measure", false,
-		"first measure copies between GPUs and to host memory, for all plans of this host; needs root, seconds, and "+
-			"memory on idle GPUs")
+		"first measure copies between GPUs and to host memory, and loopbacks of NICs, for all plans of this host; needs "+
+			"root, up to two minutes, and memory on idle GPUs")
 	cmd.Flags().BoolVar(&estimate, "estimate", false, "estimate each GPU's network bandwidth, three ways")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		explains := cmd.Flags().Changed("explain")
@@ -144,6 +145,9 @@ type planned struct {
 	host   *topo.Host
 	plan   *planner.Plan
 	config config.Config
+	// learned reports whether the self-tests of this boot added rates that the stored measurement
+	// lacks.
+	learned bool
 }
 
 // plan reads the host and the configuration, and plans.
@@ -162,9 +166,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 		return nil, err
 	}
 	a.useMeasured(h)
-	if h.Source.Sysfs == "/sys" {
-		a.useKnownPairs(h, &planned{config: c})
-	}
+	learned := h.Source.Sysfs == "/sys" && a.useKnownPairs(h, &planned{config: c})
 	planning := c.Planning()
 	planning.Software = planning.Software || software
 	planning.AnyVendor = anyVendor
@@ -175,7 +177,7 @@ func (a *app) planFor(h *topo.Host, software, anyVendor bool) (*planned, error) 
 		}
 		return nil, fmt.Errorf("%s: %w", a.layout.ConfigFile(), err)
 	}
-	return &planned{h, plan, c}, nil
+	return &planned{h, plan, c, learned}, nil
 }
 
 func (a *app) printPlan(p *planner.Plan, form string) {

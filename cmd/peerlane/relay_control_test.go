@@ -59,9 +59,9 @@ func TestRelayCommandLines(t *testing.T) {
 		{[]string{"drain"}, 2, "or --all"},
 		{[]string{"drain", "trainer", "--all"}, 2, "or --all"},
 		{[]string{"resume"}, 2, "or --all"},
-		{[]string{"inspect", "another"}, 1, `no container or generation "another" has a relay`},
+		{[]string{"inspect", "another"}, 1, `find container or generation "another": no relay`},
 		{[]string{"inspect", "aaaa"}, 1, "begins the ids of 2 containers or generations"},
-		{[]string{"drain", "another", "--timeout", "1s"}, 1, `no container or generation "another" has a relay`},
+		{[]string{"drain", "another", "--timeout", "1s"}, 1, `find container or generation "another": no relay`},
 	} {
 		var out, errOut bytes.Buffer
 		args := append(append([]string{"relay"}, test.args...), "--root", root)

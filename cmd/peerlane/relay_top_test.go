@@ -21,7 +21,8 @@ func TestTopTableShowsStalls(t *testing.T) {
 	byClient.Stalls = []launch.Stall{{Cause: launch.StallNoSlot, Waiting: 3, Longest: 12 * time.Second},
 		{Cause: launch.StallRingFull, Count: 1, Time: time.Second, Waiting: 1, Longest: time.Millisecond}}
 	connection := rate
-	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb", launch.RouteStaged
+	connection.PID, connection.Number, connection.Peer, connection.Route = 4711, 3, "container \x1b[2Jb",
+		launch.RouteStaged
 	a := &app{out: terminal.New(&bytes.Buffer{})}
 	text := a.topText([]control.Rates{
 		{Container: "trainer", Seconds: 2, Lanes: []control.Rate{rate, byClient}, Connections: []control.Rate{connection},

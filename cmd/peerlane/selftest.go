@@ -25,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/hook/selftest"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
@@ -48,10 +49,11 @@ two GPUs if no lane is staged: bit-exact copies at odd sizes and offsets, in bot
 directions, also for a running kernel; and rates compared with the bounce through host
 memory. The test chooses size, number and streams of pieces.
 
-As root the results are stored, and relays use them until the next boot or driver
-change: a pair that corrupts data, or is slower than the bounce, is replaced by a spare
-or the bounce. Known results are shown without a new test, unless --again is given. The
-first container after a boot still has its own pairs tested.
+As root the results are stored. Plans use the rates, as those of peerlane plan --measure.
+Relays use the verdicts until the next boot or driver change: a pair that corrupts data,
+or is slower than the bounce, is replaced by a spare or the bounce. Known results are
+shown without a new test, unless --again is given. The first container after a boot still
+has its own pairs tested.
 
 A test takes about a second per pair, and contexts and 32 MiB on both GPUs. A GPU that is
 full or in exclusive use cannot be tested, which is no verdict on the pair.
@@ -108,6 +110,12 @@ Exit status:
 			return fmt.Errorf("%s has %d GPUs that can have lanes, and a pair takes two", t.words, len(t.plan.GPUs))
 		}
 		report, err := a.selfTest(cmd.Context(), t, names, again)
+		if err == nil && report.Kept && !report.Simulated && host.live() {
+			var h *topo.Host
+			if h, err = host.read(); err == nil {
+				err = a.keepPairs(h, report.Pairs)
+			}
+		}
 		if form.value == formJSON {
 			err = errors.Join(err, a.printJSON(report))
 		} else if len(report.Pairs) > 0 {
@@ -350,7 +358,7 @@ func (a *app) warnOfPairs(p *planned, hookBinary string) {
 	if err != nil {
 		return
 	}
-	verified, err := tester.KnownTriples(triples)
+	verified, err := tester.KnownTriples(triples, p.config.Verbs.Launch())
 	if err != nil {
 		return // it was told above
 	}
@@ -370,5 +378,6 @@ func tripleWords(t launch.Triple) string {
 	if t.Flushed {
 		flushed = "with flushes"
 	}
-	return fmt.Sprintf("%v: verified by %d rounds each way, %s compared, %s, %s", t.TripleName, t.Rounds, humanize.IBytes(t.Bytes), t.Memory, flushed)
+	return fmt.Sprintf("%v: verified by %d rounds each way, %s compared, %s, %s", t.TripleName, t.Rounds,
+		humanize.IBytes(t.Bytes), t.Memory, flushed)
 }

@@ -40,9 +40,11 @@ func TestSelfTestTable(t *testing.T) {
 			nothing},
 	})
 	for _, want := range []string{
-		`CUDA driver 13000`, `simulated: the figures say nothing`, `(?m)^GPU +SERVER +VERDICT +CHECKED +KERNEL +OUT GB/S +IN +BOUNCE OUT +IN +BY SERVER OUT +IN +CHOSEN +SECONDS +REASON$`,
+		`CUDA driver 13000`, `simulated: the figures say nothing`,
+		`(?m)^GPU +SERVER +VERDICT +CHECKED +KERNEL +OUT GB/S +IN +BOUNCE OUT +IN +BY SERVER OUT +IN +CHOSEN +SECONDS +REASON$`,
 		`(?m)^  3 +0 +good +28 MiB +passed +395\.0 +394\.0 +55\.2 +54\.0 +393\.0 +390\.0 +8\.0 MiB × 4 by 2 +1\.[23] +-$`,
-		`3 +1 +good .* not tried .*kernel not tried: no PTX here`, `3 +4 +slow .* 3\.0 GB/s`, `3 +5 +untested +0 B +- +- .*out of memory.\[2J`, `until the next boot`,
+		`3 +1 +good .* not tried .*kernel not tried: no PTX here`, `3 +4 +slow .* 3\.0 GB/s`,
+		`3 +5 +untested +0 B +- +- .*out of memory.\[2J`, `until the next boot`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
 			t.Errorf("no %q in\n%s", want, out.String())

@@ -11,9 +11,12 @@ func TestWritesWordsNamesMethodsAndTimes(t *testing.T) {
 		writes launch.Writes
 		want   string
 	}{
-		{launch.Writes{GPU: "0000:17:00.0", Words: 16}, "into 0000:17:00.0: words up to 16 bytes, then two rows up to 32 KiB (not measured)"},
-		{launch.Writes{GPU: "0000:17:00.0", Words: 8, Measured: []launch.WriteTime{{Bytes: 8, Words: 5.59, Rows: 8.5}, {Bytes: 16, Words: 12, Rows: 8.52}}},
-			"into 0000:17:00.0: words up to 8 bytes, then two rows up to 32 KiB (words and rows, µs: 8 B 5.6 and 8.5, 16 B 12.0 and 8.5)"},
+		{launch.Writes{GPU: "0000:17:00.0", Words: 16}, "into 0000:17:00.0: words up to 16 bytes, then two rows up to 32 " +
+			"KiB (not measured)"},
+		{launch.Writes{GPU: "0000:17:00.0", Words: 8, Measured: []launch.WriteTime{{Bytes: 8, Words: 5.59, Rows: 8.5},
+			{Bytes: 16, Words: 12, Rows: 8.52}}},
+			"into 0000:17:00.0: words up to 8 bytes, then two rows up to 32 KiB (words and rows, µs: 8 B 5.6 and 8.5, 16 B " +
+				"12.0 and 8.5)"},
 	} {
 		if got := writesWords(c.writes); got != c.want {
 			t.Errorf("%+v\n got %q\nwant %q", c.writes, got, c.want)

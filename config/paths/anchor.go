@@ -47,7 +47,8 @@ func (l Layout) AnchorCommand() string {
 
 // ErrAnchorHidden says that process 1 does not have the anchor's mount.
 var ErrAnchorHidden = errors.New(
-	"it is mounted in the mount namespace of this command, and not in that of process 1, where engines start; run it outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=",
+	"it is mounted in the mount namespace of this command, and not in that of process 1, where engines start; run it " +
+		"outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=",
 )
 
 // MountAnchor mounts the anchor, if missing: a read-only tmpfs with one inode, its root, so that

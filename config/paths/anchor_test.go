@@ -89,7 +89,8 @@ func TestMountAnchorWritableCopyHoldsNoFile(t *testing.T) {
 	for _, dir := range []string{l.Anchor(), bound} {
 		for call, err := range map[string]error{
 			"mkdir": os.Mkdir(filepath.Join(dir, "x"), 0o755), "open": os.WriteFile(filepath.Join(dir, "x"), nil, 0o600),
-			"mknod": unix.Mknod(filepath.Join(dir, "x"), unix.S_IFCHR|0o666, 0x103), "symlink": os.Symlink("/", filepath.Join(dir, "x")),
+			"mknod":   unix.Mknod(filepath.Join(dir, "x"), unix.S_IFCHR|0o666, 0x103),
+			"symlink": os.Symlink("/", filepath.Join(dir, "x")),
 		} {
 			if err == nil {
 				t.Errorf("%s in %s succeeded", call, dir)

@@ -26,7 +26,8 @@ func TestRemoveContentsRemovesEachTypeAtAnyDepth(t *testing.T) {
 	for _, depth := range []int{0, 1, 2, 80, 1500} {
 		dir := filepath.Join(l.Anchor(), strings.Repeat("d/", depth))
 		in := func(name string) string { return filepath.Join(dir, name) }
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.MkdirAll(in("removed-0/x/y"), 0o755), os.MkdirAll(in("two/x/y"), 0o000),
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.MkdirAll(in("removed-0/x/y"), 0o755),
+			os.MkdirAll(in("two/x/y"), 0o000),
 			os.WriteFile(in("file"), []byte("text"), 0o600), os.Symlink(outside, in("link")), unix.Mkfifo(in("fifo"), 0o600),
 			unix.Mknod(in("null"), unix.S_IFCHR|0o666, 0x103), unix.Mknod(in("socket"), unix.S_IFSOCK|0o600, 0)); err != nil {
 			t.Fatal(err)
@@ -48,7 +49,8 @@ func TestRemoveContentsEntersNoOtherMount(t *testing.T) {
 	l := anchored(t)
 	outside, point := filepath.Join(l.Root, "outside"), filepath.Join(l.Anchor(), "a/b")
 	if err := errors.Join(os.MkdirAll(filepath.Join(outside, "kept"), 0o755), os.MkdirAll(point, 0o755),
-		os.MkdirAll(filepath.Join(l.Anchor(), "c/d/e"), 0o755), unix.Mount(outside, point, "", unix.MS_BIND, "")); err != nil {
+		os.MkdirAll(filepath.Join(l.Anchor(), "c/d/e"), 0o755),
+		unix.Mount(outside, point, "", unix.MS_BIND, "")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Unmount(point, unix.MNT_DETACH) })

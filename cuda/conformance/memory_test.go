@@ -391,6 +391,14 @@ func TestRDMACapableMemoryIsReported(t *testing.T) {
 		fd, err := driver.MemDMABufFD(m.p, size)
 		check(t, err)
 		check(t, unix.Close(fd))
+		current, err := driver.CtxGetCurrent()
+		check(t, err)
+		check(t, driver.CtxSetCurrent(0))
+		_, without := driver.MemDMABufFD(m.p, size)
+		check(t, driver.CtxSetCurrent(current))
+		if !errors.Is(without, cuda.ErrInvalidContext) {
+			t.Errorf("a DMA-BUF without a current context: %v", without)
+		}
 	}
 	check(t, m.free())
 }

@@ -71,7 +71,8 @@ func child(t testing.TB, name string, attr *syscall.SysProcAttr, env ...string) 
 		check(t, p.conn.Close())
 		kill := time.AfterFunc(patient, func() { _ = cmd.Process.Kill() })
 		defer kill.Stop()
-		if err := cmd.Wait(); err != nil && !t.Failed() && cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		if err := cmd.Wait(); err != nil && !t.Failed() &&
+			cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Errorf("child %s: %v", name, err)
 		}
 	})

@@ -106,7 +106,7 @@ func sweepOrphans(l paths.Layout) (removed []string, err error) {
 		}
 		if err == nil {
 			err = errors.Join(
-				cgroup.Remove(l, id),
+				cgroup.Remove(l, id, false),
 				os.RemoveAll(l.SocketDir(id)),
 				generation.UnlessGone(os.Remove(l.PeerSocket(id))),
 			)
@@ -237,7 +237,7 @@ func Remove(l paths.Layout, id string) error {
 		// relay could not.
 		errs = append(errs, status.Relay.End(process.EndTimeout))
 	}
-	errs = append(errs, cgroup.Remove(l, id))
+	errs = append(errs, cgroup.Remove(l, id, status.ControlGroup))
 	errs = append(errs, os.RemoveAll(l.SocketDir(id)))
 	if err := unix.Unlink(l.PeerSocket(id)); err != nil && err != unix.ENOENT {
 		errs = append(errs, &os.PathError{Op: "unlink", Path: l.PeerSocket(id), Err: err})

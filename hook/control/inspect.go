@@ -64,8 +64,9 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 		return Inspection{}, err
 	}
 	i := Inspection{
-		Info: info, ClientSocket: filepath.Join(l.SocketDir(id), paths.SocketName), PeerSocket: l.PeerSocket(id), AdminSocket: admin.Socket(l, id),
-		Log: filepath.Join(l.GenerationDir(id), generation.LogName), LogTail: []string{}, Processes: []Usage{},
+		Info: info, ClientSocket: filepath.Join(l.SocketDir(id), paths.SocketName), PeerSocket: l.PeerSocket(id),
+		AdminSocket: admin.Socket(l, id),
+		Log:         filepath.Join(l.GenerationDir(id), generation.LogName), LogTail: []string{}, Processes: []Usage{},
 	}
 	if group, ok, err := cgroup.Find(l, id); err != nil {
 		return i, err
@@ -190,7 +191,8 @@ func confined(pid int) (*Confined, error) {
 		own, its string
 		differs  *bool
 	}{
-		{"/", fmt.Sprintf("/proc/%d/root", pid), &c.OwnRoot}, {"/proc/self/ns/mnt", fmt.Sprintf("/proc/%d/ns/mnt", pid), &c.OwnRoot},
+		{"/", fmt.Sprintf("/proc/%d/root", pid), &c.OwnRoot},
+		{"/proc/self/ns/mnt", fmt.Sprintf("/proc/%d/ns/mnt", pid), &c.OwnRoot},
 		{"/proc/self/ns/net", fmt.Sprintf("/proc/%d/ns/net", pid), &c.OwnNetwork},
 	} {
 		a, err := os.Stat(is.own)

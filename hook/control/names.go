@@ -106,6 +106,9 @@ func podmanName(c generation.Container) string {
 	return ""
 }
 
+// ErrNoRelay is the error of a name without a relay on this host.
+var ErrNoRelay = errors.New("no relay has the name; run peerlane relay list")
+
 // Find returns the generations that a name means: a container's id or name, the name of a pod,
 // which can have several, a generation, or the prefix of one id or generation.
 func Find(l paths.Layout, name string) ([]generation.Info, error) {
@@ -134,7 +137,7 @@ func Find(l paths.Layout, name string) ([]generation.Info, error) {
 	case len(begin) > 1:
 		return nil, fmt.Errorf("%q begins the ids of %d containers or generations; give a longer prefix", name, len(begin))
 	}
-	return nil, errors.Join(fmt.Errorf("no container or generation %q has a relay; run peerlane relay list", name), err)
+	return nil, errors.Join(fmt.Errorf("find container or generation %q: %w", name, ErrNoRelay), err)
 }
 
 // sameContainer reports whether the generations are lives of one container.

@@ -176,7 +176,8 @@ func (r *Rates) between(now, before Answer) {
 
 func rate(r Rate, f launch.Figures) Rate {
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-	r.Bytes, r.Operations, r.Failed, r.InPlace, r.InFlight, r.Stalls = f.Bytes, f.Operations, f.Failed, f.InPlace, f.InFlight, f.Stalls
+	r.Bytes, r.Operations, r.Failed, r.InPlace, r.InFlight, r.Stalls = f.Bytes, f.Operations, f.Failed, f.InPlace,
+		f.InFlight, f.Stalls
 	r.P50, r.P99 = us(f.Percentile(500)), us(f.Percentile(990))
 	if r.Stalls == nil {
 		r.Stalls = []launch.Stall{}

@@ -89,6 +89,9 @@ type Status struct {
 	Relay *process.Process `json:"relay,omitempty"`
 	// Starts counts how often a relay was started.
 	Starts int `json:"starts"`
+	// ControlGroup says that the supervisor has a control group of the hook's, which a collector
+	// in another mount namespace may not see.
+	ControlGroup bool `json:"controlGroup,omitempty"`
 	// Sandbox reports the relay's sandbox; nil without one.
 	Sandbox *sandbox.Report `json:"sandbox,omitempty"`
 	// Error is the reason why the last relay failed, or refused its configuration.

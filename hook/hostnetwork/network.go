@@ -101,7 +101,8 @@ func (n *Networking) Key(text []byte, c config.Network, tenant string) error {
 	}
 	if tenant == "" {
 		return fmt.Errorf(
-			"the container has no annotation %s, which names the tenant (network.tenant_annotation in config.toml), so the relay is on no network; have the engine set the annotation",
+			"the container has no annotation %s, which names the tenant (network.tenant_annotation in config.toml), so the "+
+				"relay is on no network; have the engine set the annotation",
 			c.TenantAnnotation,
 		)
 	}
@@ -125,7 +126,8 @@ func (n *Networking) certificates(c config.Network) error {
 	for _, file := range []struct {
 		key, path string
 		to        *launch.Secret
-	}{{"tls_certificate", c.TLSCertificate, &n.Secrets.Certificate}, {"tls_authority", c.TLSAuthority, &n.Secrets.Authority}} {
+	}{{"tls_certificate", c.TLSCertificate, &n.Secrets.Certificate},
+		{"tls_authority", c.TLSAuthority, &n.Secrets.Authority}} {
 		if err := paths.Trusted(file.path); err != nil {
 			return fmt.Errorf("network.%s: %w", file.key, err)
 		}

@@ -43,13 +43,19 @@ func TestNetworkingFollowsConfigurationAndSecrets(t *testing.T) {
 		error bool
 		why   string
 	}{
-		"no key":                       {0, loopback, false, false, "peerlane key generate"},
-		"a key":                        {0o600, loopback, true, false, ""},
-		"a key, and off":               {0o600, func(c *config.Network) { c.Listen = config.ListenOff }, false, false, "network.listen"},
-		"a key that others can read":   {0o644, loopback, false, true, "open to others"},
-		"no interface":                 {0o600, func(c *config.Network) { c.Interfaces = "=peerlane-none" }, false, true, "network.interfaces"},
-		"no certificate where one is":  {0o600, func(c *config.Network) { c.TLSKey, c.TLSCertificate, c.TLSAuthority = "/none", "/none", "/none" }, false, true, "network.tls_key"},
-		"what a relay refuses":         {0o600, func(c *config.Network) { c.Interfaces, c.Streams = "=lo", 0 }, false, true, "streams"},
+		"no key": {0, loopback, false, false, "peerlane key generate"},
+		"a key":  {0o600, loopback, true, false, ""},
+		"a key, and off": {0o600, func(c *config.Network) { c.Listen = config.ListenOff }, false, false,
+			"network.listen"},
+		"a key that others can read": {0o644, loopback, false, true, "open to others"},
+		"no interface": {0o600, func(c *config.Network) { c.Interfaces = "=peerlane-none" }, false, true,
+			"network.interfaces"},
+		"no certificate where one is": {0o600, func(c *config.Network) {
+			c.TLSKey, c.TLSCertificate,
+				c.TLSAuthority = "/none", "/none", "/none"
+		}, false, true, "network.tls_key"},
+		"what a relay refuses": {0o600, func(c *config.Network) { c.Interfaces, c.Streams = "=lo", 0 }, false, true,
+			"streams"},
 		"an address that is not there": {0o600, func(c *config.Network) { c.Address = "192.0.2.1" }, true, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -87,12 +87,16 @@ func TestSetRailsNumbersByHardware(t *testing.T) {
 		listed          bool
 		want            string // interface=rail, with the device
 	}{
-		"RDMA devices, as a plan has them":     {sysRDMA, "eth0 ens1 ens2", nil, nil, false, "eth0=-1 ens1=1 mlx5_1 ens2=0 mlx5_0"},
-		"a bond, a VLAN, and one that is slow": {sysRDMA, "bond0 slow vlan7 ens1", nil, nil, false, "bond0=3 mlx5_10 slow=-1 mlx5_2 vlan7=0 mlx5_0 ens1=1 mlx5_1"},
-		"one of many":                          {sysRDMA, "ens1", nil, nil, true, "ens1=1 mlx5_1"},
-		"the slow one alone":                   {sysRDMA, "slow eth0", nil, nil, true, "slow=2 mlx5_2 eth0=-1"},
-		"as planned":                           {sysRDMA, "ens1 ens2", nil, map[string]int{"mlx5_1": 7}, false, "ens1=7 mlx5_1 ens2=0 mlx5_0"},
-		"as named":                             {sysRDMA, "ens1 ens2 eth0", []string{"eth0", "other", "mlx5_0"}, map[string]int{"mlx5_0": 7}, false, "ens1=-1 mlx5_1 ens2=2 mlx5_0 eth0=0"},
+		"RDMA devices, as a plan has them": {sysRDMA, "eth0 ens1 ens2", nil, nil, false,
+			"eth0=-1 ens1=1 mlx5_1 ens2=0 mlx5_0"},
+		"a bond, a VLAN, and one that is slow": {sysRDMA, "bond0 slow vlan7 ens1", nil, nil, false,
+			"bond0=3 mlx5_10 slow=-1 mlx5_2 vlan7=0 mlx5_0 ens1=1 mlx5_1"},
+		"one of many":        {sysRDMA, "ens1", nil, nil, true, "ens1=1 mlx5_1"},
+		"the slow one alone": {sysRDMA, "slow eth0", nil, nil, true, "slow=2 mlx5_2 eth0=-1"},
+		"as planned": {sysRDMA, "ens1 ens2", nil, map[string]int{"mlx5_1": 7}, false,
+			"ens1=7 mlx5_1 ens2=0 mlx5_0"},
+		"as named": {sysRDMA, "ens1 ens2 eth0", []string{"eth0", "other", "mlx5_0"},
+			map[string]int{"mlx5_0": 7}, false, "ens1=-1 mlx5_1 ens2=2 mlx5_0 eth0=0"},
 		"named, and not there":                 {sysRDMA, "ens1", []string{"ens9"}, nil, false, "error"},
 		"PCI functions":                        {sysPlain, "eth1 eth0 br-1", nil, nil, false, "eth1=1 eth0=0 br-1=-1"},
 		"one function under another name":      {sysPlain, "eth0.5 eth0 eth1", nil, nil, false, "eth0.5=0 eth0=0 eth1=1"},

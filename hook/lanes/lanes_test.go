@@ -47,7 +47,8 @@ func TestFindReturnsLanesByIdentity(t *testing.T) {
 // NICs reach a GPU's own memory if the plan permits, and not for a near GPU that the
 // administrator has bounce.
 func TestFindLaneOfNearGPUIsDirect(t *testing.T) {
-	for kind, want := range map[string]bool{planner.KindDirect: true, planner.KindBounce: false, planner.KindStaged: false, "": false} {
+	for kind, want := range map[string]bool{planner.KindDirect: true, planner.KindBounce: false, planner.KindStaged: false,
+		"": false} {
 		plan := testplan.New("/sys")
 		plan.Lanes[0].Kind = kind
 		lanes, err := Find(plan, []string{"@0000:17:00.0"})
@@ -138,7 +139,8 @@ func TestPresentFindsMissingGPU(t *testing.T) {
 	}
 	vendor := func(busID, text string) {
 		dir := filepath.Join(sysfs, "bus/pci/devices", busID)
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "vendor"), []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "vendor"), []byte(text),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,7 +174,8 @@ func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 	}
 	ibdev := func(uverbs, name string) {
 		dir := filepath.Join(sysfs, "class/infiniband_verbs", uverbs)
-		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ibdev"), []byte(name+"\n"), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ibdev"), []byte(name+"\n"),
+			0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}

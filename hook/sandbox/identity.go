@@ -21,7 +21,8 @@ func become(id uint32, groups []int) error {
 	for i, g := range groups {
 		list[i] = uint32(g)
 	}
-	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&list[0])), 0); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(&list[0])),
+		0); errno != 0 {
 		return os.NewSyscallError("setgroups", errno)
 	}
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(id), uintptr(id), uintptr(id)); errno != 0 {

@@ -14,13 +14,15 @@ import (
 // Access rights of Landlock, linux/landlock.h.
 const (
 	mayRead  = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
-	mayWrite = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
+	mayWrite = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR |
+		unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
 		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR | unix.LANDLOCK_ACCESS_FS_REMOVE_FILE |
 		unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_SOCK |
 		unix.LANDLOCK_ACCESS_FS_MAKE_FIFO | unix.LANDLOCK_ACCESS_FS_MAKE_SYM | unix.LANDLOCK_ACCESS_FS_REFER
 	mayUse = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 	// CUDA's cuInit names threads by /proc/self/task/N/comm, and fails without this right.
-	mayName = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	mayName = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR |
+		unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE
 
 	// mayFile is the subset of rights for a file other than a directory.
 	mayFile = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE |
@@ -112,7 +114,8 @@ func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path strin
 		may   uint64
 	}
 	for _, p := range []part{
-		{v.read, mayRead}, {v.write, mayWrite}, {v.devices, mayUse}, {[]string{"/proc"}, proc}, {[]string{"/proc/self/task"}, task},
+		{v.read, mayRead}, {v.write, mayWrite}, {v.devices, mayUse}, {[]string{"/proc"}, proc},
+		{[]string{"/proc/self/task"}, task},
 	} {
 		for _, path := range p.paths {
 			if err := l.allow(path, p.may&files); err != nil {
@@ -140,7 +143,8 @@ func (l *landlock) allowTCP(ports address.Ports, may uint64) error {
 	}
 	for port := int(ports.First); port <= int(ports.Last); port++ {
 		rule := netPort{may, uint64(port)}
-		if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), ruleNetPort, uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
+		if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), ruleNetPort,
+			uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
 			return fmt.Errorf("landlock_add_rule for port %d: %w", port, errno)
 		}
 	}
@@ -161,7 +165,8 @@ func (l *landlock) allow(path string, may uint64) error {
 		may &= mayFile
 	}
 	rule := unix.LandlockPathBeneathAttr{Allowed_access: may, Parent_fd: int32(fd)}
-	if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
+	if _, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(l.fd), unix.LANDLOCK_RULE_PATH_BENEATH,
+		uintptr(unsafe.Pointer(&rule)), 0, 0, 0); errno != 0 {
 		return fmt.Errorf("landlock_add_rule %s: %w", path, errno)
 	}
 	return nil

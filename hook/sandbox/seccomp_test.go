@@ -88,7 +88,8 @@ func TestSocketsOutsideTheListAreDenied(t *testing.T) {
 	c := exec.Command("/proc/self/exe", "-test.run", "^TestSocketsOutsideTheListAreDenied$")
 	c.Env = append(os.Environ(), "PEERLANE_TEST_SOCKETS=1")
 	out, err := c.CombinedOutput()
-	want := "TIPC pair: operation not permitted\nUDP-Lite: operation not permitted\nL2TP: operation not permitted\nuevents: operation not permitted\nUnix pair: <nil>\nUDP: <nil>\n"
+	want := "TIPC pair: operation not permitted\nUDP-Lite: operation not permitted\nL2TP: operation not " +
+		"permitted\nuevents: operation not permitted\nUnix pair: <nil>\nUDP: <nil>\n"
 	if err != nil || string(out) != want {
 		t.Errorf("%v: %s; want %s", err, out, want)
 	}
@@ -133,7 +134,8 @@ func ask(vm *bpf.VM, call uint32, arguments ...uint32) (int, error) {
 
 // A program without processes has threads.
 func TestFilterWithoutProcessesDeniesFork(t *testing.T) {
-	const thread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND | unix.CLONE_THREAD | unix.CLONE_SYSVSEM
+	const thread = unix.CLONE_VM | unix.CLONE_FS | unix.CLONE_FILES | unix.CLONE_SIGHAND |
+		unix.CLONE_THREAD | unix.CLONE_SYSVSEM
 	calls := map[string][]uint32{
 		"fork by clone":           {unix.SYS_CLONE, uint32(unix.SIGCHLD)},
 		"vfork by clone":          {unix.SYS_CLONE, unix.CLONE_VM | unix.CLONE_VFORK | uint32(unix.SIGCHLD)},
@@ -182,7 +184,8 @@ func TestFilterDeniesFastOpen(t *testing.T) {
 	}{
 		{"sendto", unix.SYS_SENDTO, []uint32{3, 0, 1, unix.MSG_FASTOPEN}, false},
 		{"sendto and more", unix.SYS_SENDTO, []uint32{3, 0, 1, unix.MSG_FASTOPEN | other}, false},
-		{"sendto without", unix.SYS_SENDTO, []uint32{3, unix.MSG_FASTOPEN, unix.MSG_FASTOPEN, other, unix.MSG_FASTOPEN}, true},
+		{"sendto without", unix.SYS_SENDTO, []uint32{3, unix.MSG_FASTOPEN, unix.MSG_FASTOPEN, other, unix.MSG_FASTOPEN},
+			true},
 		{"sendmsg", unix.SYS_SENDMSG, []uint32{3, 0, unix.MSG_FASTOPEN | other}, false},
 		{"sendmsg without", unix.SYS_SENDMSG, []uint32{3, unix.MSG_FASTOPEN, other, unix.MSG_FASTOPEN}, true},
 		{"sendmmsg", unix.SYS_SENDMMSG, []uint32{3, 0, 1, unix.MSG_FASTOPEN}, false},
@@ -204,7 +207,8 @@ func TestFastOpenIsDenied(t *testing.T) {
 	c := exec.Command("/proc/self/exe", "-test.run", "^TestFastOpenIsDenied$")
 	c.Env = append(os.Environ(), "PEERLANE_TEST_FAST_OPEN=1")
 	out, err := c.CombinedOutput()
-	if want := "sendto denied: true\nsendmsg denied: true\nsendmmsg denied: true\nsendmsg on a Unix socket: <nil>\n"; err != nil ||
+	if want := "sendto denied: true\nsendmsg denied: true\n" +
+		"sendmmsg denied: true\nsendmsg on a Unix socket: <nil>\n"; err != nil ||
 		string(out) != want {
 		t.Errorf("%v: %s; want %s", err, out, want)
 	}

@@ -16,11 +16,14 @@ func TestSysPathsListDevicesOnly(t *testing.T) {
 	}
 	for _, dir := range []string{
 		"devices/pci0000:00/0000:00:01.0/0000:01:00.0", "devices/platform/soc/pci10001:80/10001:80:00.0/infiniband/mlx5_0",
-		"devices/virtual/infiniband/rxe0", "devices/virtual/infiniband_verbs/uverbs0", "devices/virtual/net/veth0", "devices/virtual/misc/rdma_cm", "devices/virtual/block/loop0",
+		"devices/virtual/infiniband/rxe0", "devices/virtual/infiniband_verbs/uverbs0", "devices/virtual/net/veth0",
+		"devices/virtual/misc/rdma_cm", "devices/virtual/block/loop0",
 		"devices/system/cpu/cpu0", "devices/system/node/node0", "devices/system/memory", "devices/system/container",
-		"bus/pci/devices", "bus/virtio/devices", "class/infiniband", "class/infiniband_verbs", "class/net", "class/block", "class/misc",
+		"bus/pci/devices", "bus/virtio/devices", "class/infiniband", "class/infiniband_verbs", "class/net", "class/block",
+		"class/misc",
 		"module/nvidia", "module/nvidia_uvm", "module/nvidia_peermem", "module/overlay",
-		"kernel/mm/transparent_hugepage", "kernel/slab", "kernel/security", "fs/cgroup/kubepods.slice", "fs/bpf", "firmware/acpi",
+		"kernel/mm/transparent_hugepage", "kernel/slab", "kernel/security", "fs/cgroup/kubepods.slice", "fs/bpf",
+		"firmware/acpi",
 	} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -44,7 +47,8 @@ func TestSysPathsListDevicesOnly(t *testing.T) {
 	var want []string
 	for _, path := range []string{
 		"bus/pci", "class/infiniband", "class/infiniband_verbs", "class/misc/rdma_cm",
-		"devices/pci0000:00", "devices/platform/soc/pci10001:80", "devices/virtual/infiniband/rxe0", "devices/virtual/infiniband_verbs/uverbs0",
+		"devices/pci0000:00", "devices/platform/soc/pci10001:80", "devices/virtual/infiniband/rxe0",
+		"devices/virtual/infiniband_verbs/uverbs0",
 		"devices/system/cpu", "devices/system/memory", "devices/system/node", "kernel/mm/transparent_hugepage",
 		"module/nvidia", "module/nvidia_peermem", "module/nvidia_uvm",
 	} {

@@ -18,7 +18,8 @@ func VerbsNodes(nic string) (nodes []string) {
 	}
 	for _, e := range entries {
 		// abi_version is in the same directory.
-		if is, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil && strings.TrimSpace(string(is)) == nic {
+		if is, err := os.ReadFile(filepath.Join(Uverbs, e.Name(), "ibdev")); err == nil &&
+			strings.TrimSpace(string(is)) == nic {
 			nodes = append(nodes, filepath.Join("/dev/infiniband", e.Name()))
 		}
 	}

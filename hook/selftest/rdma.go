@@ -28,5 +28,6 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 	if err != nil {
 		return err
 	}
-	return t.relayProgram(ctx, "rdma-test", "the test of RDMA", nil, text, func(out io.Reader) error { return launch.ReadRDMA(out, job, tell) })
+	return t.relayProgram(ctx, "rdma-test", "the test of RDMA", nil, text,
+		func(out io.Reader) error { return launch.ReadRDMA(out, job, tell) })
 }

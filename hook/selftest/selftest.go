@@ -129,7 +129,8 @@ func (t *Tester) record() (launch.PairRecord, error) {
 		return launch.PairRecord{}, err
 	}
 	return launch.PairRecord{
-		Version: launch.PairVersion, Boot: boot, Module: strings.TrimSpace(string(module)), Library: library(t.relay.Environment), Pairs: []launch.Pair{},
+		Version: launch.PairVersion, Boot: boot, Module: strings.TrimSpace(string(module)),
+		Library: library(t.relay.Environment), Pairs: []launch.Pair{},
 	}, nil
 }
 
@@ -171,7 +172,8 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 
 // Stale reports whether a pair is worth another try.
 func Stale(p launch.Pair) bool {
-	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime, launch.VerdictSlow: slowTime}[p.Verdict]
+	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime,
+		launch.VerdictSlow: slowTime}[p.Verdict]
 	return bounded && (p.Age() > holds || p.Age() < 0)
 }
 
@@ -218,15 +220,17 @@ func (t *Tester) Test(
 		tell(h, p)
 	}
 	rest := func() []launch.PairName { return Unknown(kept.Pairs, names) }
-	err = testAll(ctx, rest, func(list []launch.PairName) error { return t.run(ctx, list, took) }, func(n launch.PairName, reason string) {
-		took(kept.PairHost, launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: reason})
-	})
+	err = testAll(ctx, rest, func(list []launch.PairName) error { return t.run(ctx, list, took) },
+		func(n launch.PairName, reason string) {
+			took(kept.PairHost, launch.Pair{PairName: n, Verdict: launch.VerdictUntested, Reason: reason})
+		})
 	return cmp.Or(err, failed)
 }
 
 // testAll runs testers until rest is empty: a tester ends after a bad result. If a tester ends
 // without a result, the first name of the list could not be tested.
-func testAll[N any](ctx context.Context, rest func() []N, run func([]N) error, untested func(n N, reason string)) error {
+func testAll[N any](ctx context.Context, rest func() []N, run func([]N) error,
+	untested func(n N, reason string)) error {
 	for list := rest(); len(list) > 0; list = rest() {
 		err := run(list)
 		if ctx.Err() != nil {
@@ -326,13 +330,15 @@ func (t *Tester) run(ctx context.Context, names []launch.PairName, tell func(lau
 		return err
 	}
 	spec := t.spec()
-	return t.relayProgram(ctx, "self-test", "the self-test", &spec, job, func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
+	return t.relayProgram(ctx, "self-test", "the self-test", &spec, job,
+		func(out io.Reader) error { return launch.ReadPairs(out, names, tell) })
 }
 
 // relayProgram runs a command of the relay's program with a job as standard input, and reads the output.
 // The process is in the sandbox of spec, if spec is not nil and the configuration has a sandbox. Errors
 // name the process by what.
-func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *sandbox.Spec, job []byte, read func(io.Reader) error) error {
+func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *sandbox.Spec, job []byte,
+	read func(io.Reader) error) error {
 	cmd := exec.CommandContext(ctx, t.relay.Path, command)
 	var report *os.File
 	if spec != nil && t.sandbox.Mode == config.SandboxAuto {

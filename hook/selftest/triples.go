@@ -44,20 +44,22 @@ const (
 // Sysfs is where a Tester reads NICs and PCIe ports; tests have another.
 var Sysfs = "/sys"
 
-// setting identifies the ACS controls of all PCIe ports of the host, and with them the firmware
-// of a NIC: results of triples hold for one.
+// setting identifies the ACS controls of all PCIe ports of the host, and the configuration by which
+// NICs write GPUs' memory, and with them the firmware of a NIC: results of triples hold for one.
 type setting string
 
-func readSetting() setting {
+func readSetting(verbs *launch.Verbs) setting {
+	verbs = cmp.Or(verbs, &launch.DefaultVerbs)
+	configured := fmt.Sprintf(", relaxed ordering %t, Data Direct %t", verbs.RelaxedOrdering, verbs.DataDirect)
 	host, err := reader.Sysfs(topo.Options{Sysfs: Sysfs})
 	if err != nil {
-		return "ACS unknown"
+		return setting("ACS unknown" + configured)
 	}
 	sum := fnv.New64a()
 	for _, p := range host.PCIePorts {
 		fmt.Fprintln(sum, p.BusID, p.ACS == nil, p.ACS)
 	}
-	return setting(fmt.Sprintf("ACS %016x of %d ports", sum.Sum64(), len(host.PCIePorts)))
+	return setting(fmt.Sprintf("ACS %016x of %d ports%s", sum.Sum64(), len(host.PCIePorts), configured))
 }
 
 func (s setting) of(nic string) string {
@@ -69,15 +71,17 @@ func (s setting) of(nic string) string {
 	return fmt.Sprintf("firmware %.64s, %s", version, s)
 }
 
-// stale reports whether a triple is worth another test: its NIC's firmware or the host's ACS
-// controls are others, or it could not be tested some time ago.
+// stale reports whether a triple is worth another test: its NIC's firmware, the host's ACS
+// controls or the configuration are others, or it could not be tested some time ago.
 func (s setting) stale(t launch.Triple) bool {
 	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedTime || t.Age() < 0)
 }
 
 // UnknownTriples returns the triples that a list lacks.
 func UnknownTriples(list []launch.Triple, names []launch.TripleName) []launch.TripleName {
-	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return launch.FindTriple(list, n) != nil })
+	return slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool {
+		return launch.FindTriple(list, n) != nil
+	})
 }
 
 // PendingTriples returns the triples that a list lacks, and untested ones whose NIC's port is down.
@@ -88,22 +92,25 @@ func PendingTriples(list []launch.Triple, names []launch.TripleName) []launch.Tr
 	})
 }
 
-// KnownTriples returns the results of this boot, driver, firmware and ACS for some triples.
-func (t *Tester) KnownTriples(names []launch.TripleName) ([]launch.Triple, error) {
+// KnownTriples returns the results of this boot, driver, firmware, ACS and configuration for some
+// triples.
+func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([]launch.Triple, error) {
 	known, err := t.Known()
 	if len(known.Triples) == 0 {
 		return nil, err
 	}
-	now := readSetting()
+	now := readSetting(verbs)
 	return slices.DeleteFunc(known.Triples, func(k launch.Triple) bool {
 		return !launch.ContainsTriple(names, k.TripleName) || now.stale(k)
 	}), err
 }
 
 // TestTriples tests triples, known triples only if again is set, keeps the results, and
-// passes the results to tell, known results first. A triple that cannot be tested has VerdictUntested; the error is of the
+// passes the results to tell, known results first. A triple that cannot be tested has
+// VerdictUntested; the error is of the
 // lock or of the file of results.
-func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, tell func(launch.Triple)) error {
+func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
+	tell func(launch.Triple)) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -112,7 +119,7 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 		return err
 	}
 	defer held.Close()
-	now := readSetting()
+	now := readSetting(verbs)
 	kept.Triples = slices.DeleteFunc(kept.Triples, func(k launch.Triple) bool {
 		return now.stale(k) || again && launch.ContainsTriple(names, k.TripleName)
 	})
@@ -131,15 +138,18 @@ func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, ver
 		tell(r)
 	}
 	rest := func() []launch.TripleName { return UnknownTriples(kept.Triples, names) }
-	err = testAll(ctx, rest, func(list []launch.TripleName) error { return t.runTriples(ctx, list, verbs, took) }, func(n launch.TripleName, reason string) {
-		took(launch.Triple{TripleName: n, Verdict: launch.VerdictUntested, Reason: reason})
-	})
+	err = testAll(ctx, rest, func(list []launch.TripleName) error { return t.runTriples(ctx, list, verbs, took) },
+		func(n launch.TripleName, reason string) {
+			took(launch.Triple{TripleName: n, Verdict: launch.VerdictUntested, Reason: reason})
+		})
 	return cmp.Or(err, failed)
 }
 
 // runTriples has one process test triples, in a relay's sandbox with the NICs' devices.
-func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, tell func(launch.Triple)) error {
-	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout, errors.New("the test of a GPU and a NIC takes too long"))
+func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs,
+	tell func(launch.Triple)) error {
+	ctx, renew, cancel := limitEach(ctx, tripleTimeout+testerTimeout, tripleTimeout,
+		errors.New("the test of a GPU and a NIC takes too long"))
 	defer cancel()
 	job := launch.RDMAJob{Triples: names, Verbs: verbs}
 	text, err := json.Marshal(job)
@@ -166,7 +176,8 @@ func (t *Tester) runTriples(ctx context.Context, names []launch.TripleName, verb
 
 // limitEach returns a context that ends at the first limit, or at the limit after the last call
 // of renew.
-func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew, stop func()) {
+func limitEach(ctx context.Context, first, each time.Duration, cause error) (limited context.Context, renew,
+	stop func()) {
 	limited, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(first, func() { cancel(cause) })
 	return limited, func() { timer.Reset(each) }, func() {
@@ -207,7 +218,7 @@ func TriplesOf(g *generation.Generation, l paths.Layout) ([]launch.Triple, error
 	if mode := g.Config.SelfTest; mode == "" || mode == launch.SelfTestOff {
 		reason = `not tested: relay.self_test is "off"`
 	} else {
-		known, err = OfGeneration(g, l).KnownTriples(names)
+		known, err = OfGeneration(g, l).KnownTriples(names, g.Config.Verbs)
 	}
 	for _, n := range names {
 		k := launch.FindTriple(known, n)
@@ -226,7 +237,8 @@ func PossibleTriples(g *generation.Generation) []launch.TripleName {
 	if c.Verbs == nil || c.Transport != launch.TransportAuto && c.Transport != launch.TransportVerbs {
 		return nil
 	}
-	software := slices.ContainsFunc(g.Relay.Environment, func(e string) bool { return strings.HasPrefix(e, generation.VerbsVariable+"=") })
+	software := slices.ContainsFunc(g.Relay.Environment,
+		func(e string) bool { return strings.HasPrefix(e, generation.VerbsVariable+"=") })
 	devices := map[string]bool{}
 	return slices.DeleteFunc(launch.StagingTriples(c.Lanes), func(n launch.TripleName) bool {
 		if _, known := devices[n.NIC]; !known {
@@ -238,7 +250,8 @@ func PossibleTriples(g *generation.Generation) []launch.TripleName {
 
 // TestUntilUp tests triples. If the port of a NIC was down before or after a test without a
 // verdict, TestUntilUp waits until a port is active and repeats these tests.
-func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs, found chan<- launch.Triple) error {
+func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName, verbs *launch.Verbs,
+	found chan<- launch.Triple) error {
 	for again := false; ; again = true {
 		var down []launch.TripleName
 		for part := range slices.Chunk(names, triplesPerLock) {
@@ -254,7 +267,8 @@ func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName,
 		if len(down) == 0 {
 			return nil
 		}
-		for wait := true; wait; wait = !slices.ContainsFunc(down, func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
+		for wait := true; wait; wait = !slices.ContainsFunc(down,
+			func(n launch.TripleName) bool { return !portDown(n.NIC) }) {
 			if err := pause(ctx, portPause); err != nil {
 				return err
 			}
@@ -265,7 +279,8 @@ func TestUntilUp(ctx context.Context, tester *Tester, names []launch.TripleName,
 
 // testUnlessLocked tests triples when no other test holds the lock, and returns the triples without
 // a verdict whose port was down before or after the test.
-func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool, found chan<- launch.Triple) (down []launch.TripleName, err error) {
+func (t *Tester) testUnlessLocked(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
+	found chan<- launch.Triple) (down []launch.TripleName, err error) {
 	for {
 		before := slices.DeleteFunc(slices.Clone(names), func(n launch.TripleName) bool { return !portDown(n.NIC) })
 		err = t.TestTriples(ctx, names, verbs, again, func(r launch.Triple) {

@@ -127,7 +127,8 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	free := limit - min(limit, taken)
 	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
 		return launch.Admission{
-			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging asked for on GPU %d (%s)", config.Size(c.Bytes), gpu.Index, gpu.BusID),
+			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging asked for on GPU %d (%s)", config.Size(c.Bytes),
+				gpu.Index, gpu.BusID),
 				limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
 		}, nil
 	}

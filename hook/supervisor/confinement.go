@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/cgroup"
 	"github.com/peerlane/peerlane/hook/sandbox"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -18,10 +19,15 @@ import (
 // openLimit returns a relay's limit of open files, from a directory of the sysctls fs.nr_open
 // and fs.file-max. The kernel refuses a relay's message with a descriptor while more
 // descriptors of the relay's uid are in flight than this limit, and a process of a container
-// that takes the uid has up to its own limit in flight. So a relay has the kernel's maximum,
-// unless a compromised relay could use up a noticeable part of the host's files.
-func openLimit(sysctls string) uint64 {
+// that takes the uid has up to its own limit in flight. So a relay has the kernel's maximum:
+// fs.nr_open, at most a 64th of fs.file-max. Systemd sets fs.file-max to 2^63-1, where only the
+// memory limit of the control group bounds the open files of a compromised relay: without a
+// memory limit the relay has least.
+func openLimit(sysctls string, memoryLimited bool) uint64 {
 	const least, part = 65536, 64
+	if !memoryLimited {
+		return least
+	}
 	var numbers [2]uint64
 	for i, name := range []string{"nr_open", "file-max"} {
 		text, err := os.ReadFile(filepath.Join(sysctls, name))
@@ -39,18 +45,23 @@ func openLimit(sysctls string) uint64 {
 // without that part.
 func lacking(missing string) *fault.Error {
 	part, cause, _ := strings.Cut(missing, ": ")
-	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part, Cause: errors.New(cause),
+	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part,
+		Cause:  errors.New(cause),
 		Remedy: fmt.Sprintf("the relay serves without it; peerlane explain %s has the remedies", fault.NoSandbox)}
 }
 
 // confinement returns the sandbox of the relay of a generation. A relay on the network has TCP to
-// the ports of relays; other relays have no TCP.
-func confinement(g *generation.Generation, network *launch.Network) sandbox.Spec {
+// the ports of relays; other relays have no TCP. Where the control group limits tasks, the
+// sandbox does not.
+func confinement(g *generation.Generation, network *launch.Network, limited cgroup.Limited) sandbox.Spec {
 	s := sandbox.Standard()
 	if network != nil {
 		s.TCP = network.Ports
 	}
-	s.UID, s.Open, s.Tasks = g.Sandbox.UID, openLimit("/proc/sys/fs"), uint64(g.Sandbox.Limits.Tasks)
+	s.UID, s.Open = g.Sandbox.UID, openLimit("/proc/sys/fs", limited.Memory)
+	if !limited.Tasks {
+		s.Tasks = uint64(g.Sandbox.Limits.Tasks)
+	}
 	if s.UID != 0 {
 		s.Groups = []int{g.Sandbox.Group}
 	}

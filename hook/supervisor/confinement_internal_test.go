@@ -11,21 +11,24 @@ import (
 
 func TestLackingPartOfTheSandboxHasCodeCauseAndRemedy(t *testing.T) {
 	for missing, want := range map[string]struct{ object, cause string }{
-		"Landlock: this kernel has none":                                 {"Landlock", "this kernel has none"},
-		"a limit of tasks of its own: its control group has no pids.max": {"a limit of tasks of its own", "its control group has no pids.max"},
-		"a filter of system calls: seccomp: invalid argument: 22":        {"a filter of system calls", "seccomp: invalid argument: 22"},
+		"Landlock: this kernel has none": {"Landlock", "this kernel has none"},
+		"a limit of tasks of its own: its control group has no pids.max": {"a limit of tasks of its own",
+			"its control group has no pids.max"},
+		"a filter of system calls: seccomp: invalid argument: 22": {"a filter of system calls",
+			"seccomp: invalid argument: 22"},
 	} {
 		f := lacking(missing)
 		if f.Code != fault.NoSandbox || f.Object != want.object || f.Cause.Error() != want.cause || f.Remedy == "" {
 			t.Errorf("%q: %+v", missing, f)
 		}
-		if text := f.Error(); !strings.HasPrefix(text, "the relay's sandbox lacks "+missing+"; ") || !fault.NoSandbox.In(text) {
+		if text := f.Error(); !strings.HasPrefix(text, "the relay's sandbox lacks "+missing+"; ") ||
+			!fault.NoSandbox.In(text) {
 			t.Errorf("%q: %s", missing, text)
 		}
 	}
 }
 
-func TestOpenLimitIsThePartOfFileMax(t *testing.T) {
+func TestOpenLimitIsTheKernelsWithAMemoryLimit(t *testing.T) {
 	for _, tt := range []struct {
 		maximum, files string
 		want           uint64
@@ -48,8 +51,11 @@ func TestOpenLimitIsThePartOfFileMax(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := openLimit(dir); got != tt.want {
+		if got := openLimit(dir, true); got != tt.want {
 			t.Errorf("fs.nr_open %q, fs.file-max %q: %d, want %d", tt.maximum, tt.files, got, tt.want)
+		}
+		if got := openLimit(dir, false); got != 65536 {
+			t.Errorf("fs.nr_open %q, fs.file-max %q without a memory limit: %d", tt.maximum, tt.files, got)
 		}
 	}
 }

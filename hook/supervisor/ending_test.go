@@ -20,7 +20,8 @@ func exitOf(t *testing.T, script string) error {
 }
 
 func TestCauseOrdersEvidence(t *testing.T) {
-	killed, two, aborted, one := exitOf(t, "kill -9 $$"), exitOf(t, "exit 2"), exitOf(t, "kill -ABRT $$"), exitOf(t, "exit 1")
+	killed, two, aborted, one := exitOf(t, "kill -9 $$"), exitOf(t, "exit 2"), exitOf(t, "kill -ABRT $$"),
+		exitOf(t, "exit 1")
 	gpu := launch.Ending{Cause: launch.EndGPU, Reason: "off the bus"}
 	for _, c := range []struct {
 		name string
@@ -29,9 +30,12 @@ func TestCauseOrdersEvidence(t *testing.T) {
 	}{
 		{"kill -9", ending{err: killed}, causeKilled, "signal 9, killed"},
 		{"out of memory", ending{err: killed, memory: true}, causeMemory, "relay.memory"},
-		{"out of memory while it drains", ending{err: killed, memory: true, held: generation.StateDrained}, causeMemory, "relay.memory"},
-		{"somebody else was out of memory", ending{err: one, memory: true, last: "no libcuda"}, causeFailed, "exit status 1: no libcuda"},
-		{"killed by us, while somebody else was", ending{err: killed, memory: true, killReason: "too slow"}, causeUseless, "too slow"},
+		{"out of memory while it drains", ending{err: killed, memory: true, held: generation.StateDrained}, causeMemory,
+			"relay.memory"},
+		{"somebody else was out of memory", ending{err: one, memory: true, last: "no libcuda"}, causeFailed,
+			"exit status 1: no libcuda"},
+		{"killed by us, while somebody else was", ending{err: killed, memory: true, killReason: "too slow"}, causeUseless,
+			"too slow"},
 		{"panic", ending{err: two, panicked: "panic: x"}, causePanic, "panic: x"},
 		{"panic with a core", ending{err: aborted, panicked: "fatal error: x"}, causePanic, "fatal error: x"},
 		{"talk of a panic", ending{err: one, panicked: "panic: x", last: "y"}, causeFailed, "exit status 1: y"},
@@ -41,11 +45,14 @@ func TestCauseOrdersEvidence(t *testing.T) {
 		{"a word of its own making", ending{word: launch.Ending{Cause: "container ended", Reason: "x"}}, causeItself, "x"},
 		{"SIGTERM", ending{word: launch.Ending{Cause: launch.EndSignal, Reason: "terminated"}}, causeKilled, "terminated"},
 		{"container", ending{container: true}, causeContainer, "the container has ended"},
-		{"container, and a relay that catches nothing", ending{err: exitOf(t, "kill -TERM $$"), container: true}, causeContainer, "the container has ended"},
-		{"container, stubborn", ending{err: killed, container: true, killReason: "it did not end"}, causeContainer, "it did not end"},
+		{"container, and a relay that catches nothing", ending{err: exitOf(t, "kill -TERM $$"), container: true},
+			causeContainer, "the container has ended"},
+		{"container, stubborn", ending{err: killed, container: true, killReason: "it did not end"}, causeContainer,
+			"it did not end"},
 		{"supervisor", ending{asked: true}, causeSupervisor, "asked to end"},
 		{"drained", ending{held: generation.StateDrained}, causeDrained, "administrator"},
-		{"stopped by force", ending{err: killed, held: generation.StateStopped, killReason: "it did not end"}, causeStopped, "it did not end"},
+		{"stopped by force", ending{err: killed, held: generation.StateStopped, killReason: "it did not end"}, causeStopped,
+			"it did not end"},
 		{"renewed", ending{renew: true}, causeRenewed, "sandbox"},
 		{"silent", ending{err: killed, killReason: "no answer"}, causeUseless, "no answer"},
 		{"status without a word", ending{err: one}, causeFailed, "exit status 1"},
@@ -58,7 +65,8 @@ func TestCauseOrdersEvidence(t *testing.T) {
 }
 
 func TestEndingInSanitisesReport(t *testing.T) {
-	text, err := json.Marshal(map[string]launch.Ending{"ending": {Cause: "a\nb\x1b[2J", Reason: strings.Repeat("ü", 4000)}})
+	text, err := json.Marshal(map[string]launch.Ending{"ending": {Cause: "a\nb\x1b[2J",
+		Reason: strings.Repeat("ü", 4000)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +85,8 @@ func FuzzEnding(f *testing.F) {
 	f.Add([]byte(`{"ending":{"cause":"lost GPU","reason":"x"}}`))
 	f.Add([]byte(`{"ok":true}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if e, ok := endingIn(text); ok && (len(e.Cause)+len(e.Reason) > 2<<10 || strings.ContainsAny(e.Cause+e.Reason, "\n\x00\x1b")) {
+		if e, ok := endingIn(text); ok && (len(e.Cause)+len(e.Reason) > 2<<10 ||
+			strings.ContainsAny(e.Cause+e.Reason, "\n\x00\x1b")) {
 			t.Errorf("%+v", e)
 		}
 	})
@@ -96,12 +105,14 @@ func TestStderrTeeSanitisesLines(t *testing.T) {
 func TestStderrTeeKeepsPanicAndLastLine(t *testing.T) {
 	var log bytes.Buffer
 	h := &stderrTee{to: &log}
-	for _, part := range []string{"level=info a\npan", "ic: x\n\ngoroutine 1\n", strings.Repeat("y", 1<<20), "\n", "last"} {
+	for _, part := range []string{"level=info a\npan", "ic: x\n\ngoroutine 1\n", strings.Repeat("y", 1<<20), "\n",
+		"last"} {
 		if _, err := h.Write([]byte(part)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if panicked, last := h.words(); panicked != "panic: x" || last != strings.Repeat("y", maxWord) || log.Len() != 1<<20+len("level=info a\npanic: x\n\ngoroutine 1\n\nlast") {
+	if panicked, last := h.words(); panicked != "panic: x" || last != strings.Repeat("y", maxWord) ||
+		log.Len() != 1<<20+len("level=info a\npanic: x\n\ngoroutine 1\n\nlast") {
 		t.Errorf("%q, %.20q, %d bytes", panicked, last, log.Len())
 	}
 
@@ -116,7 +127,8 @@ func TestStderrTeeKeepsPanicAndLastLine(t *testing.T) {
 	}
 	for i, want := range []string{"none \"", "[1]"} {
 		var e struct{ Msg, Generation, Level, Time string }
-		if err := json.Unmarshal([]byte(lines[i+1]), &e); err != nil || e.Msg != want || e.Generation != "g" || e.Level != "error" || e.Time == "" {
+		if err := json.Unmarshal([]byte(lines[i+1]), &e); err != nil || e.Msg != want || e.Generation != "g" ||
+			e.Level != "error" || e.Time == "" {
 			t.Errorf("%s: %+v, %v", lines[i+1], e, err)
 		}
 	}
@@ -129,7 +141,8 @@ func TestCausesAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, cause := range []string{
-		causeContainer, causeRenewed, causeSupervisor, collector.CauseUnsupervised, causeKilled, causeMemory, causePanic, causeUseless, causeFailed, causeItself,
+		causeContainer, causeRenewed, causeSupervisor, collector.CauseUnsupervised, causeKilled, causeMemory, causePanic,
+		causeUseless, causeFailed, causeItself,
 		causeDrained + ", " + causeStopped, launch.EndGPU, launch.EndCUDA, launch.EndKept, launch.EndPair,
 	} {
 		if !strings.Contains(string(page), "\n| "+cause+" | ") {

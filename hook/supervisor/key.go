@@ -22,7 +22,8 @@ const refusedInterval = time.Minute
 // goOnNetwork finds the relay's part of the network before the relay starts.
 func (s *supervisor) goOnNetwork() {
 	var err error
-	if s.networking, err = hostnetwork.New(s.layout, s.generation.Network, s.generation.Tenant, s.generation.Rails, s.generation.NetworkMemory); err != nil {
+	if s.networking, err = hostnetwork.New(s.layout, s.generation.Network, s.generation.Tenant, s.generation.Rails,
+		s.generation.NetworkMemory); err != nil {
 		s.log.WithError(err).Error("this container's relay is not on the network")
 	}
 }

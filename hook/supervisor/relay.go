@@ -70,12 +70,12 @@ type relay struct {
 const lastWords = 500 * time.Millisecond
 
 // startRelay executes a relay with the descriptors of package launch. Standard error goes to the
-// log. Without a network the sandbox forbids TCP. limited reports that the control group limits
-// tasks.
+// log. Without a network the sandbox forbids TCP. limited has the limits of the control
+// group of supervisor and relay.
 func startRelay(
 	g *generation.Generation,
 	network *launch.Network,
-	limited bool,
+	limited cgroup.Limited,
 	clients, peers, init *os.File,
 	log io.Writer,
 ) (*relay, error) {
@@ -122,11 +122,8 @@ func startRelay(
 		}
 		defer tell.Close()
 		r.report = report
-		spec := confinement(g, network)
+		spec := confinement(g, network, limited)
 		r.devices = spec.Devices
-		if limited {
-			spec.Tasks = 0
-		}
 		const fdReport = launch.FDInit + 1
 		files[fdReport] = tell
 		// The same program, even after a replacement of the file.

@@ -227,7 +227,8 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 	if omitted := len(all) - len(c.Triples); omitted != s.triples.omitted {
 		s.triples.omitted = omitted
 		if omitted > 0 {
-			s.log.Warnf("a configuration has no room for %d of %d results of GPUs and NICs: their data bounces through the host's memory", omitted, len(all))
+			s.log.Warnf("a configuration has no room for %d of %d results of GPUs and NICs: their data bounces through the "+
+				"host's memory", omitted, len(all))
 		}
 	}
 	return c

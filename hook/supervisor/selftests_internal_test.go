@@ -25,7 +25,8 @@ func TestConfigurationBeyondADatagramKeepsGoodTriples(t *testing.T) {
 	}
 	config := launch.Config{SelfTest: launch.SelfTestOnce}
 	for i := range 8 {
-		config.Lanes = append(config.Lanes, launch.Lane{GPU: gpu(i), Relay: true, Servers: []launch.GPU{gpu(100)}, NICs: nics})
+		config.Lanes = append(config.Lanes, launch.Lane{GPU: gpu(i), Relay: true, Servers: []launch.GPU{gpu(100)},
+			NICs: nics})
 	}
 	log := logrus.New()
 	var said bytes.Buffer
@@ -33,7 +34,8 @@ func TestConfigurationBeyondADatagramKeepsGoodTriples(t *testing.T) {
 	s := &supervisor{generation: &generation.Generation{Config: config}, log: logrus.NewEntry(log)}
 	good := 0
 	for i, n := range launch.StagingTriples(config.Lanes) {
-		r := launch.Triple{TripleName: n, Verdict: launch.VerdictWrong, Reason: strings.Repeat("x", 200), Setting: strings.Repeat("y", 200)}
+		r := launch.Triple{TripleName: n, Verdict: launch.VerdictWrong, Reason: strings.Repeat("x", 200),
+			Setting: strings.Repeat("y", 200)}
 		if i%8 == 7 {
 			r.Verdict, r.Reason = launch.VerdictGood, ""
 			good++

@@ -171,7 +171,8 @@ func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*gener
 }
 
 func checkListening(f *os.File) error {
-	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET, unix.SO_ACCEPTCONN: 1} {
+	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET,
+		unix.SO_ACCEPTCONN: 1} {
 		is, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, option)
 		if err != nil || is != want {
 			return fmt.Errorf(

@@ -86,7 +86,8 @@ func (h *stderrTee) end() error {
 
 // isPanic reports whether a line is the first of a fatal error of Go's runtime.
 func isPanic(line string) bool {
-	for _, begins := range []string{"panic: ", "fatal error: ", "SIGSEGV: ", "SIGBUS: ", "SIGILL: ", "SIGFPE: ", "SIGABRT: ", "runtime: out of memory"} {
+	for _, begins := range []string{"panic: ", "fatal error: ", "SIGSEGV: ", "SIGBUS: ", "SIGILL: ", "SIGFPE: ",
+		"SIGABRT: ", "runtime: out of memory"} {
 		if strings.HasPrefix(line, begins) {
 			return true
 		}

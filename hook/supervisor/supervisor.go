@@ -44,7 +44,7 @@ type supervisor struct {
 	clients, peers, alive *os.File
 	init                  *os.File
 	unit                  bool // a service of systemd, which has a control group
-	limited               bool // by pids.max of the control group of supervisor and relay
+	limited               cgroup.Limited
 
 	relay    *relay      // nil without a process
 	failures []time.Time // of the last failureTime
@@ -132,13 +132,14 @@ func (s *supervisor) limit() {
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
 		if _, is := os.Stat(group.Path()); is == nil {
+			s.status.ControlGroup = true
 			err = group.Limit(s.generation.Sandbox.Limits)
 		}
 	}
 	if err != nil {
 		s.log.WithError(err).Warn("the relay's control group lacks limits")
 	}
-	s.limited = cgroup.LimitsTasks("/proc", s.generation.ID, s.unit)
+	s.limited = cgroup.ReadLimited("/proc", s.generation.ID, s.unit)
 }
 
 // handed checks that Launch handed this generation to this process: the descriptor is the
@@ -306,10 +307,12 @@ func (s *supervisor) hold(state string) {
 		return
 	}
 	s.note(
-		map[string]string{generation.StateStopped: generation.StateStopping, generation.StateDrained: generation.StateDraining}[state],
+		map[string]string{generation.StateStopped: generation.StateStopping,
+			generation.StateDrained: generation.StateDraining}[state],
 		s.status.Error,
 	)
-	reason := map[string]string{generation.StateStopped: "was stopped by the administrator", generation.StateDrained: "was drained by the administrator; attach again later"}[state]
+	reason := map[string]string{generation.StateStopped: "was stopped by the administrator",
+		generation.StateDrained: "was drained by the administrator; attach again later"}[state]
 	err := s.relay.request(launch.Request{Request: launch.RequestEnd, Reason: reason})
 	if err != nil {
 		s.log.WithError(err).Warn("asking the relay to end")
@@ -327,7 +330,8 @@ func (s *supervisor) rest() {
 	s.note(s.held, s.status.Error)
 	name := "the relay of container " + s.generation.Container.ID
 	s.refuse(map[string]string{
-		generation.StateStopped: name + " was stopped by the administrator; peerlane relay resume on the host starts it again",
+		generation.StateStopped: name + " was stopped by the administrator; peerlane relay resume on the host starts it " +
+			"again",
 		generation.StateDrained: name + " was drained by the administrator; attach again later",
 	}[s.held])
 }
@@ -547,7 +551,7 @@ func (s *supervisor) lanesChanged() error {
 		return nil // the next relay gets the lanes
 	}
 	s.selfTest()
-	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil).Devices) {
+	if s.relay.sandbox != nil && !slices.Equal(s.relay.devices, confinement(generation, nil, s.limited).Devices) {
 		// Devices of a sandbox are final. Only a hook adds lanes, so no client has connected yet.
 		s.log.Info("the relay's sandbox lacks devices of the added lane: restarting the relay")
 		s.relay.renew = true
@@ -572,7 +576,8 @@ func (s *supervisor) told() launch.Config {
 func (s *supervisor) configure() {
 	s.writeTopology()
 	config := s.told()
-	config.Admission, config.HostAdmission, config.Endings = true, true, true // this supervisor answers claims and reads reports of ends, also for a generation of an earlier release
+	// this supervisor answers claims and reads reports of ends, also for a generation of an earlier release
+	config.Admission, config.HostAdmission, config.Endings = true, true, true
 	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
 		// The relay has closed the socket and is ending; the next relay gets the configuration.
 		s.log.WithError(err).Warn("sending the configuration to the relay")

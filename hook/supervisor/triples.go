@@ -42,7 +42,7 @@ func (s *supervisor) testTriples() {
 		return
 	}
 	tester := selftest.OfGeneration(s.generation, s.layout)
-	known, err := tester.KnownTriples(names)
+	known, err := tester.KnownTriples(names, s.generation.Config.Verbs)
 	if err != nil {
 		s.log.WithError(err).Warn("ignoring the kept results of tests of GPUs and NICs")
 	}
@@ -63,7 +63,9 @@ func (s *supervisor) testTriples() {
 // test.
 func (s *supervisor) triplesAdded() bool {
 	unknown := selftest.UnknownTriples(s.triples.known, selftest.PossibleTriples(s.generation))
-	return slices.ContainsFunc(unknown, func(n launch.TripleName) bool { return !launch.ContainsTriple(s.triples.names, n) })
+	return slices.ContainsFunc(unknown, func(n launch.TripleName) bool {
+		return !launch.ContainsTriple(s.triples.names, n)
+	})
 }
 
 // tripleFound takes a result, and tells the relay.

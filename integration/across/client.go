@@ -86,7 +86,8 @@ func Serve(in io.Reader, out io.Writer, socket string) error {
 	// A CUDA context is current on a single thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, slotBytes)}
+	c := &process{out: json.NewEncoder(out), connect: make(chan Order), scratch: make([]byte, slotBytes),
+		received: make([]byte, slotBytes)}
 	ctx := context.Background() // the parent kills a client that does not end
 	if err := c.start(ctx, socket); err != nil {
 		return err
@@ -122,6 +123,7 @@ type process struct {
 	outgoing memory
 	incoming memory
 	scratch  []byte
+	received []byte
 	connect  chan Order
 	finish   atomic.Bool
 
@@ -403,7 +405,7 @@ func (x *connected) take(p posted, n uint64) error {
 		return &wrongError{fmt.Errorf("message %d has %d bytes instead of %d: a message was lost or duplicated", p.number, n,
 			p.size)}
 	}
-	got := make([]byte, n)
+	got := x.received[:n]
 	err := x.driver.MemcpyDtoHAsync(unsafe.Pointer(&got[0]), x.incoming.at+cuda.Ptr(p.slot()*slotBytes), n, x.stream)
 	if err = errors.Join(err, x.driver.StreamSynchronize(x.stream)); err != nil {
 		return &wrongError{err}

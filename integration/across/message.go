@@ -1,6 +1,7 @@
 package across
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -55,6 +56,9 @@ func (m *messages) fill(number uint64, to []byte) {
 func (m *messages) check(number uint64, got, scratch []byte) error {
 	want := scratch[:len(got)]
 	m.fill(number, want)
+	if bytes.Equal(got, want) { // much faster than the loop in an emulated guest
+		return nil
+	}
 	for i := range got {
 		if got[i] != want[i] {
 			return fmt.Errorf("byte %d of message %d, of %d bytes, is %#02x instead of %#02x: lost, duplicated or corrupt", i,

@@ -205,8 +205,11 @@ func TestLinksOfEachFormAreFound(t *testing.T) {
 	}
 	readme := filepath.Join(root, "README.md")
 	for target, right := range map[string]bool{
-		"docs/network.md": true, "docs": true, "docs/errors.md#error-codes-of-the-moon": false, "docs/nothing.md": false, "/docs/network.md": false,
-		"../outside.md": false, "#nothing": false, "#install": true, "https://example.com/x": true, "https://nowhere": false, "": false, "docs/picture.svg#a": false,
+		"docs/network.md": true, "docs": true, "docs/errors.md#error-codes-of-the-moon": false, "docs/nothing.md": false,
+		"/docs/network.md": false,
+		"../outside.md":    false, "#nothing": false, "#install": true, "https://example.com/x": true,
+		"https://nowhere": false,
+		"":                false, "docs/picture.svg#a": false,
 	} {
 		if wrong := wrongLink(readme, target); (wrong == "") != right {
 			t.Errorf("%q: %q", target, wrong)

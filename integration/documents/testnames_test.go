@@ -61,7 +61,8 @@ func unknownTests(text string, declared map[string]bool) (unknown []string, coun
 func TestDocumentsNameTestsThatExist(t *testing.T) {
 	declared := declaredTests(t)
 	texts := pages(t)
-	for _, pattern := range []string{"Makefile", ".ci/*", "docs/nightly.json", "integration/*.txt", "integration/*/*.txt", "packaging/*.md", "kubernetes/*.md"} {
+	for _, pattern := range []string{"Makefile", ".ci/*", "docs/nightly.json", "integration/*.txt", "integration/*/*.txt",
+		"packaging/*.md", "kubernetes/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)

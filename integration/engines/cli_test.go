@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	cdiengine "github.com/peerlane/peerlane/cdi/engine"
+	"github.com/peerlane/peerlane/integration/image"
 )
 
 // cli is an engine with Docker's command line.
@@ -52,12 +53,22 @@ func (e *cli) arguments(c container, switches ...string) []string {
 	if c.memory > 0 {
 		list = append(list, "--memory", fmt.Sprint(c.memory))
 	}
-	list = append(list, imageName)
+	if c.hostPID {
+		list = append(list, "--pid", "host")
+	}
+	if c.hostNetwork {
+		list = append(list, "--network", "host")
+	}
+	list = append(list, c.from())
 	return append(list, c.command()...)
 }
 
 func (e *cli) do(ctx context.Context, arguments ...string) error {
 	return e.ground.do(ctx, append(e.program, arguments...)...)
+}
+
+func (e *cli) imports(ctx context.Context, i *image.Image, name string) error {
+	return e.do(ctx, "import", "--change", "ENV PATH=/usr/bin:/bin", i.Layer, name)
 }
 
 func (e *cli) run(ctx context.Context, c container) error {

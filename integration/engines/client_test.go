@@ -62,6 +62,12 @@ func play(arguments []string) int {
 		return 0
 	case "hog":
 		return hog()
+	case "attack":
+		go func() {
+			<-ended
+			os.Exit(0) // engines wait ten seconds for the end after SIGTERM
+		}()
+		return playAttack(arguments[1], arguments[2])
 	case "another":
 		// Some engines omit CDI's environment from exec.
 		if err := inherit(); err != nil {

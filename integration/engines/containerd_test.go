@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/peerlane/peerlane/integration/image"
 )
 
 // imageName is the image in docs/containers.md and the name of the tests' own image in every
@@ -96,7 +98,7 @@ func (e *own) do(ctx context.Context, verb string, c container) error {
 // doWith is do of a command in the container, or a directory.
 func (e *own) doWith(ctx context.Context, verb string, c container, dir string, command ...string) error {
 	request, err := json.Marshal(map[string]any{
-		"Name": c.name, "Image": imageName, "Arguments": c.command(), "Devices": c.devices,
+		"Name": c.name, "Image": c.from(), "Arguments": c.command(), "Devices": c.devices,
 		"ReadOnly": c.readOnly, "User": c.user, "UserNS": c.userNS, "Memory": c.memory,
 		"Command": command, "Directory": dir,
 	})
@@ -154,7 +156,20 @@ func (e *ctrEngine) arguments(c container, switches ...string) []string {
 	if c.memory > 0 {
 		list = append(list, "--memory-limit", fmt.Sprint(c.memory))
 	}
-	return append(append(list, imageName, c.name), c.command()...)
+	if c.hostPID {
+		list = append(list, "--with-ns", "pid:/proc/1/ns/pid")
+	}
+	if c.hostNetwork {
+		list = append(list, "--net-host")
+	}
+	if c.profile {
+		list = append(list, "--seccomp")
+	}
+	return append(append(list, c.from(), c.name), c.command()...)
+}
+
+func (e *ctrEngine) imports(ctx context.Context, i *image.Image, _ string) error {
+	return e.do(ctx, "images", "import", i.OCI)
 }
 
 func (e *ctrEngine) run(ctx context.Context, c container) error {
@@ -251,12 +266,18 @@ func (e *criEngine) do(ctx context.Context, verb string, c container, arguments 
 	if c.user {
 		security["run_as_user"], security["run_as_group"] = object{"value": 1000}, object{"value": 1000}
 	}
+	if c.hostPID {
+		namespaces["pid"] = 2 // NODE
+	}
+	if c.profile {
+		security["seccomp"] = object{"profile_type": 0} // RuntimeDefault
+	}
 	if c.userNS {
 		ids := []object{{"container_id": 0, "host_id": 100000, "length": 65536}}
 		namespaces["userns_options"] = object{"mode": 0, "uids": ids, "gids": ids}
 	}
 	config := object{
-		"metadata": object{"name": c.name}, "image": object{"image": imageName}, "command": c.command(),
+		"metadata": object{"name": c.name}, "image": object{"image": c.from()}, "command": c.command(),
 		"linux": object{"security_context": security, "resources": object{"memory_limit_in_bytes": c.memory}},
 	}
 	if e.annotated && len(c.devices) > 0 {
@@ -285,6 +306,12 @@ func (e *criEngine) do(ctx context.Context, verb string, c container, arguments 
 	}
 	command := []string{filepath.Join(installed.Containerd, "cri-client"), e.address, verb, files[0], files[1]}
 	return e.bed.ground.do(ctx, append(command, arguments...)...)
+}
+
+func (e *criEngine) imports(ctx context.Context, i *image.Image, _ string) error {
+	ctr := filepath.Join(installed.Containerd, "ctr")
+	// By --local the CRI of containerd 1.7 learns of the image.
+	return e.bed.ground.do(ctx, ctr, "--address", e.address, "--namespace", "k8s.io", "images", "import", "--local", i.OCI)
 }
 
 func (e *criEngine) run(ctx context.Context, c container) error     { return e.do(ctx, "run", c) }

@@ -40,8 +40,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog"},
-		os.Args[1]) {
+	if len(os.Args) == 4 && slices.Contains([]string{"nothing", "look", "client", "server", "attached", "another", "hog",
+		"attack"}, os.Args[1]) {
 		os.Exit(play(os.Args[1:]))
 	}
 	os.Exit(run(m))
@@ -73,12 +73,25 @@ type container struct {
 	name     string
 	devices  []string
 	readOnly bool
-	user     bool  // uid and gid 1000
-	userNS   bool  // separate user namespace
-	memory   int64 // memory limit in bytes; 0 for no limit
-	role     string
+	user     bool   // uid and gid 1000
+	userNS   bool   // separate user namespace
+	memory   int64  // memory limit in bytes; 0 for no limit
+	image    string // empty for the tests' image
+	// hostPID and hostNetwork are for the host's namespaces.
+	hostPID, hostNetwork bool
+	// profile asks for the engine's seccomp profile, in engines that apply none by default.
+	profile bool
+	role    string
 	// exchange lists the GPUs whose lanes are used, by CUDA ordinal; empty for every GPU.
 	exchange string
+}
+
+// from returns the name of the image.
+func (c container) from() string {
+	if c.image != "" {
+		return c.image
+	}
+	return imageName
 }
 
 // command returns the command line in the container.
@@ -157,12 +170,15 @@ var rows = []row{
 	{name: "runc-1.5", open: ociRuntime(runc15, func() string { return filepath.Join(installed.Runc, "runc") })},
 	{name: "crun-1.8", cgroups: v1, mute: true, open: ociRuntime(crun18, func() string { return "crun" })},
 	{name: "crun-1.21", next: true, cgroups: v1, mute: true, open: ociRuntime(crun121, func() string { return "crun" })},
-	{name: "podman-4.3", containers: podmans, filters: true, recipe: "Podman", cgroups: v1, mute: true, open: podman(podman43, "crun")},
-	{name: "podman-5.4", containers: podmans, filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true, open: podman(podman54, "crun")},
+	{name: "podman-4.3", containers: podmans, filters: true, recipe: "Podman", cgroups: v1, mute: true,
+		open: podman(podman43, "crun")},
+	{name: "podman-5.4", containers: podmans, filters: true, recipe: "Podman", next: true, cgroups: v1, mute: true,
+		open: podman(podman54, "crun")},
 	{name: "containerd-2-client", open: containerd2(goClient)},
 	{name: "containerd-2-ctr", recipe: "containerd: ctr", open: containerd2(ctr)},
 	{name: "containerd-2-cri", containers: ofCRI, recipe: "CRI: the field", open: containerd2(criField)},
-	{name: "containerd-2-cri-annotation", containers: ofCRI, recipe: "CRI: the annotation", open: containerd2(criAnnotation)},
+	{name: "containerd-2-cri-annotation", containers: ofCRI, recipe: "CRI: the annotation",
+		open: containerd2(criAnnotation)},
 	{name: "containerd-1.7-cri", containers: ofCRI, recipe: "CRI: the field", next: true, open: containerd17},
 	{name: "docker-29", containers: dockers, filters: true, recipe: "Docker", next: true, remaps: true, open: docker29},
 	{name: "docker-20.10", containers: dockers, filters: true, recipe: "Docker 20.10", remaps: true, open: docker20},
@@ -232,6 +248,7 @@ var checks = []check{
 	{name: "checkpoint", ask: container{devices: gpusWithLanes(3), role: "attached"}, gpus: []int{3}, instead: checkpoint},
 	{name: "live-restore", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3},
 		instead: liveRestore},
+	{name: "attacks", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: attacks},
 	{name: "twenty-at-once", ask: container{devices: gpusWithLanes(3), role: "server"}, gpus: []int{3}, instead: twenty},
 }
 
@@ -683,10 +700,22 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 	// The first container of an engine creates objects that later containers share.
 	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
 	defer cancel()
-	if err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"}); err != nil {
-		t.Fatal(err)
+	for {
+		err := b.engine.run(ctx, container{name: b.ContainerID("first"), role: "nothing"})
+		if err == nil {
+			return b
+		}
+		if !imageUnknown(err) || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond)
 	}
-	return b
+}
+
+// imageUnknown reports whether an error is of a CRI whose list of images has not followed an import
+// yet.
+func imageUnknown(err error) bool {
+	return strings.Contains(err.Error(), "failed to resolve image")
 }
 
 // specify adds the specifications that cases need beside Peerlane's: the directory of reports, a
@@ -797,17 +826,23 @@ func (b *bed) mustRefuse(err error, c check) {
 }
 
 // lastReport waits for a container's nth report.
-func (b *bed) lastReport(c container, n int) report {
+func (b *bed) lastReport(c container, n int) (r report) {
+	b.Helper()
+	b.line(c, n, &r)
+	return r
+}
+
+// line waits for the nth line that a container writes.
+func (b *bed) line(c container, n int, into any) {
 	b.Helper()
 	for end := testutil.BeginFor(2 * patience); ; time.Sleep(20 * time.Millisecond) {
 		text, err := os.ReadFile(filepath.Join(b.reports, c.name))
 		lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 		if err == nil && strings.HasSuffix(string(text), "\n") && len(lines) >= n {
-			var r report
-			if err := json.Unmarshal([]byte(lines[n-1]), &r); err != nil {
+			if err := json.Unmarshal([]byte(lines[n-1]), into); err != nil {
 				b.Fatalf("container %s said %q: %v", c.name, text, err)
 			}
-			return r
+			return
 		}
 		if end.Over() {
 			b.Fatalf("container %s made %q of %d reports: %v", c.name, text, n, err)
@@ -904,8 +939,8 @@ func (b *bed) leavesNothing() func() {
 			}
 		}
 		for m := range mounts {
-			if strings.Contains(m, "/podman/graph/overlay /") {
-				continue // created by podman on demand
+			if strings.Contains(m, "/podman/graph/overlay /") || strings.Contains(m, "/docker/exec/netns/default ") {
+				continue // created on demand: podman's storage, and docker's handle of the host's network
 			}
 			seen["the engine's mount "+m] = true
 		}

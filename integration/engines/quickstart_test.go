@@ -44,10 +44,14 @@ var quickstarts = []struct {
 	row           row
 }{
 	{"Docker", "Docker", row{containers: dockers, name: "docker-29", next: true, open: docker29}},
-	{"Docker-26.1", "Docker 25 to 28.1", row{containers: dockers, name: "docker-26.1", next: true, open: packagedDocker(docker26)}},
-	{"Docker-20.10", "Docker 24 and older", row{containers: dockers, name: "docker-20.10", old: true, open: packagedDocker(docker20Version)}},
-	{"Podman", "Podman", row{containers: podmans, name: "podman-5.4", next: true, cgroups: v1, open: podman(podman54, "crun")}},
-	{"Podman-4.3", "Podman", row{containers: podmans, name: "podman-4.3", old: true, cgroups: v1, open: podman(podman43, "crun")}},
+	{"Docker-26.1", "Docker 25 to 28.1", row{containers: dockers, name: "docker-26.1", next: true,
+		open: packagedDocker(docker26)}},
+	{"Docker-20.10", "Docker 24 and older", row{containers: dockers, name: "docker-20.10", old: true,
+		open: packagedDocker(docker20Version)}},
+	{"Podman", "Podman", row{containers: podmans, name: "podman-5.4", next: true, cgroups: v1,
+		open: podman(podman54, "crun")}},
+	{"Podman-4.3", "Podman", row{containers: podmans, name: "podman-4.3", old: true, cgroups: v1,
+		open: podman(podman43, "crun")}},
 	{"containerd", "containerd", row{name: "containerd-2-ctr", next: true, open: containerd2(ctr)}},
 	{"containerd-1.7", "containerd 1.7 and older", row{name: "containerd-1.7-ctr", next: true,
 		open: containerdByCtr(containerd17Version)}},

@@ -111,12 +111,13 @@ func TestRootlessPodmanProvidesLanes(t *testing.T) {
 	path := map[string]string{"runc": "/usr/sbin/runc", "crun": "/usr/bin/crun"}
 	for below, mute := range map[string]bool{"runc": false, "crun": true} {
 		t.Run(below, func(t *testing.T) {
-			r := row{name: "podman-5.4-rootless", containers: podmans, next: true, cgroups: v1, rootless: true, below: path[below], mute: mute, open: rootlessPodman(podman54)}
+			r := row{name: "podman-5.4-rootless", containers: podmans, next: true, cgroups: v1, rootless: true,
+				filters: true, below: path[below], mute: mute, open: rootlessPodman(podman54)}
 			r.takeTurn(t)
 			b := newBed(t, r, v1, false)
 			for _, c := range checks {
 				switch c.name {
-				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart":
+				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart", "attacks":
 				case "group", "gpu", "nic":
 					c.refused = []string{"an engine that runs without root", "[PL1208]", "ask for peerlane.dev/lane="}
 					c.byHook = true

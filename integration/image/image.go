@@ -27,11 +27,16 @@ type Image struct {
 	OCI    string // an OCI image in a tar file
 }
 
+// In returns an image whose files are in dir. Nothing is written.
+func In(dir string) *Image {
+	return &Image{RootFS: filepath.Join(dir, "rootfs"), Layer: filepath.Join(dir, "layer.tar"),
+		OCI: filepath.Join(dir, "oci.tar")}
+}
+
 // Make makes an image with a name in dir. libraries are files that will be mounted into containers:
 // the image gets the libraries that they need.
 func Make(dir, name string, libraries ...string) (*Image, error) {
-	i := &Image{RootFS: filepath.Join(dir, "rootfs"), Layer: filepath.Join(dir, "layer.tar"),
-		OCI: filepath.Join(dir, "oci.tar")}
+	i := In(dir)
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -61,10 +66,15 @@ func Make(dir, name string, libraries ...string) (*Image, error) {
 	if err := os.Symlink("usr/bin", filepath.Join(i.RootFS, "bin")); err != nil {
 		return nil, err
 	}
+	return i, i.Pack(name)
+}
+
+// Pack writes the layer and the OCI image of the directory RootFS.
+func (i *Image) Pack(name string) error {
 	if err := writeLayer(i.RootFS, i.Layer); err != nil {
-		return nil, err
+		return err
 	}
-	return i, writeOCI(i.Layer, i.OCI, name)
+	return writeOCI(i.Layer, i.OCI, name)
 }
 
 func writeLayer(rootfs, path string) error {
@@ -115,7 +125,7 @@ func writeLayer(rootfs, path string) error {
 }
 
 // writeOCI packs a layer into an image, by the OCI image specification.
-func writeOCI(layer, path, image string) error {
+func writeOCI(layer, path, name string) error {
 	blob, err := os.ReadFile(layer)
 	if err != nil {
 		return err
@@ -161,13 +171,14 @@ func writeOCI(layer, path, image string) error {
 		return err
 	}
 	manifestAt, err := addJSON("manifest.v1+json", object{
-		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": configAt, "layers": []object{layerAt},
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": configAt,
+		"layers": []object{layerAt},
 	})
 	if err != nil {
 		return err
 	}
-	manifestAt["annotations"] = object{"io.containerd.image.name": image,
-		"org.opencontainers.image.ref.name": image}
+	manifestAt["annotations"] = object{"io.containerd.image.name": name,
+		"org.opencontainers.image.ref.name": name}
 	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []object{manifestAt}})
 	if err != nil {
 		return err

@@ -260,8 +260,10 @@ func simulated(t *testing.T, how string, phases ...string) options {
 		t.Fatal(err)
 	}
 	return options{
-		binaries: binaries, plugin: plugin, out: t.TempDir(), program: self, runtime: runtimeNone, gpus: testbed.GPUsSimulated,
-		patience: time.Minute, ranks: 2, quick: true, phases: phases, limit: 5 * time.Minute, budget: time.Hour, set: []string{"FROM_THE_USER=1"},
+		binaries: binaries, plugin: plugin, out: t.TempDir(), program: self, runtime: runtimeNone,
+		gpus:     testbed.GPUsSimulated,
+		patience: time.Minute, ranks: 2, quick: true, phases: phases, limit: 5 * time.Minute, budget: time.Hour,
+		set: []string{"FROM_THE_USER=1"},
 	}
 }
 

@@ -197,7 +197,8 @@ func (h *host) environment(s settings, number int, dir, master string) []string 
 	for _, v := range os.Environ() {
 		name, _, _ := strings.Cut(v, "=")
 		switch name {
-		case "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_HOSTID", "NCCL_TOPO_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "CUDA_VISIBLE_DEVICES", "PEERLANE_SOCKET", "NCCL_SOCKET_IFNAME":
+		case "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_HOSTID", "NCCL_TOPO_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE",
+			"NCCL_DEBUG_SUBSYS", "CUDA_VISIBLE_DEVICES", "PEERLANE_SOCKET", "NCCL_SOCKET_IFNAME":
 		default:
 			list = append(list, v)
 		}

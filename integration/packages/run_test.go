@@ -90,7 +90,8 @@ func TestARM64ProgramsRun(t *testing.T) {
 
 // single are the tests of package conformance in one process.
 var single = []string{
-	"CopiesBothWaysOfEverySize", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd", "GraphsDoWhatWasCaptured", "ReplaysTakeTurnsWithTheCPU",
+	"CopiesBothWaysOfEverySize", "BatchOfCopiesIsComplete", "PeerCopyNeedsOneContextPerEnd", "GraphsDoWhatWasCaptured",
+	"ReplaysTakeTurnsWithTheCPU",
 	"KernelsWriteAndCompareThePattern", "RangeOverSeveralAllocations", "CopyReturnsBeforeItsBytesArrive",
 	"StreamsWaitForEachOther", "StreamRunsInOrder", "WaitedValuesAreCyclic", "EventsAreNotEarly", "StreamsWaitForEvents",
 }

@@ -137,7 +137,8 @@ func TestRefreshStaysDisabled(t *testing.T) {
 func TestTimerOfLinks(t *testing.T) {
 	r := plant(t, "bookworm", true)
 	install := "dpkg --force-unsafe-io --install /packages/peerlane_*_amd64.deb"
-	const mask, wants = "/etc/systemd/system/peerlane-links.timer", "/etc/systemd/system/timers.target.wants/peerlane-links.timer"
+	const mask, wants = "/etc/systemd/system/peerlane-links.timer",
+		"/etc/systemd/system/timers.target.wants/peerlane-links.timer"
 	r.run(install)
 	r.run("mkdir -p /etc/systemd/system/timers.target.wants; ln -s /usr/lib/systemd/system/peerlane-links.timer " + wants)
 	r.run("dpkg --force-unsafe-io --remove peerlane")

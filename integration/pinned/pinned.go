@@ -149,7 +149,8 @@ func (m Module) Build(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	arguments := []string{"-n", "10", "go", "build", "-C", m.Folder, "-trimpath", "-tags", m.Tags, "-ldflags", m.Ldflags, "-o", dir + "/"}
+	arguments := []string{"-n", "10", "go", "build", "-C", m.Folder, "-trimpath", "-tags", m.Tags, "-ldflags",
+		m.Ldflags, "-o", dir + "/"}
 	return Step(ctx, environment, "nice", append(arguments, m.Packages...)...)
 }
 

@@ -226,7 +226,8 @@ func (m *Machine) arguments(initramfs string) []string {
 		// A panic ends the machine instead of keeping everybody waiting.
 		"panic=-1", "oops=panic",
 		// Skip kernel features that cost time under emulation and do not affect Peerlane.
-		"nokaslr", "mitigations=off", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on", "rcupdate.rcu_expedited=1",
+		"nokaslr", "mitigations=off", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on",
+		"rcupdate.rcu_expedited=1",
 		"audit=0", "nowatchdog", "net.ifnames=0",
 	}, o.KernelOptions...)
 	if o.Image.Kind == Small {
@@ -254,9 +255,12 @@ func (m *Machine) arguments(initramfs string) []string {
 		"-kernel", o.Image.Kernel, "-initrd", initramfs, "-append", strings.Join(options, " "),
 		// Writes go to a temporary file. If this host's disk is full, the guest gets an error; the
 		// default, a stopped guest, would look like a hang.
-		"-drive", "file=" + o.Image.Disk + ",if=none,id=root,format=raw,snapshot=on,cache=unsafe,werror=report", "-device", "virtio-blk-pci,drive=root",
-		"-fsdev", "local,id=share,path=" + o.Share + ",security_model=none,multidevs=remap", "-device", "virtio-9p-pci,fsdev=share,mount_tag=share",
-		"-fsdev", "local,id=source,path=" + o.Source + ",security_model=none,multidevs=remap,readonly=on", "-device", "virtio-9p-pci,fsdev=source,mount_tag=source",
+		"-drive", "file=" + o.Image.Disk + ",if=none,id=root,format=raw,snapshot=on,cache=unsafe,werror=report", "-device",
+		"virtio-blk-pci,drive=root",
+		"-fsdev", "local,id=share,path=" + o.Share + ",security_model=none,multidevs=remap", "-device",
+		"virtio-9p-pci,fsdev=share,mount_tag=share",
+		"-fsdev", "local,id=source,path=" + o.Source + ",security_model=none,multidevs=remap,readonly=on", "-device",
+		"virtio-9p-pci,fsdev=source,mount_tag=source",
 		"-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,path=" + in(
 			"agent"), "-device", "virtserialport,chardev=agent,name=" + wiring.ControlPort,

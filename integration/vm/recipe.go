@@ -38,19 +38,23 @@ var packages = map[string][]string{
 	},
 	Full: {
 		"systemd", "systemd-sysv", "systemd-timesyncd-", "udev", "dbus", "dbus-user-session", "libpam-systemd", "apparmor",
-		"podman", "uidmap", "slirp4netns", "fuse-overlayfs", "netavark", "aardvark-dns", "catatonit", "ca-certificates-", "iptables", "nftables",
+		"podman", "uidmap", "slirp4netns", "fuse-overlayfs", "netavark", "aardvark-dns", "catatonit", "ca-certificates-",
+		"iptables", "nftables",
 	},
 }
 
 // modules lists the guests' modules beyond those of the disk. Dependencies are added.
 var modules = map[string][]string{
 	Small: {
-		"rdma_rxe", "siw", "tcp_diag", "pcitree", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "crc32_generic", "crc32-pclmul",
+		"rdma_rxe", "siw", "tcp_diag", "pcitree", "ib_uverbs", "rdma_ucm", "rdma_cm", "ib_umad", "crc32_generic",
+		"crc32-pclmul",
 		"overlay", "veth", "bridge", "dummy", "sch_netem", "sch_tbf", "nvme", "vfio-pci", "tun",
 	},
 	Full: {
-		"br_netfilter", "nf_tables", "nft_compat", "nft_chain_nat", "nft_fib_inet", "nft_ct", "nft_masq", "nft_reject_inet", "nf_conntrack",
-		"xt_conntrack", "xt_MASQUERADE", "xt_comment", "xt_addrtype", "xt_mark", "xt_multiport", "xt_tcpudp", "ip_tables", "iptable_nat", "iptable_filter", "macvlan", "ipvlan", "vxlan",
+		"br_netfilter", "nf_tables", "nft_compat", "nft_chain_nat", "nft_fib_inet", "nft_ct", "nft_masq", "nft_reject_inet",
+		"nf_conntrack",
+		"xt_conntrack", "xt_MASQUERADE", "xt_comment", "xt_addrtype", "xt_mark", "xt_multiport", "xt_tcpudp", "ip_tables",
+		"iptable_nat", "iptable_filter", "macvlan", "ipvlan", "vxlan",
 		"fuse", "autofs4", "configfs", "efivarfs", "ip6_tables", "ip6table_nat", "ip6table_filter", "x_tables",
 	},
 }
@@ -62,10 +66,14 @@ var bootModules = []string{"virtio_pci", "virtio_blk", "ext4", "9pnet_virtio", "
 // unwanted units cost seconds of emulated time and have no use in a test machine; systemd-binfmt
 // fails, because this kernel lacks the support that python3 (of criu) configures.
 var unwanted = []string{
-	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service", "fstrim.timer", "getty.target",
-	"systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-random-seed.service", "podman-auto-update.timer",
-	"podman-auto-update.service", "podman-restart.service", "systemd-pcrphase.service", "systemd-pcrphase-sysinit.service", "systemd-journal-flush.service",
-	"podman.service", "podman.socket", "ldconfig.service", "systemd-binfmt.service", "systemd-network-generator.service", "modprobe@efi_pstore.service", "modprobe@drm.service",
+	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service",
+	"fstrim.timer", "getty.target",
+	"systemd-update-utmp.service", "systemd-update-utmp-runlevel.service", "systemd-random-seed.service",
+	"podman-auto-update.timer",
+	"podman-auto-update.service", "podman-restart.service", "systemd-pcrphase.service", "systemd-pcrphase-sysinit.service",
+	"systemd-journal-flush.service",
+	"podman.service", "podman.socket", "ldconfig.service", "systemd-binfmt.service", "systemd-network-generator.service",
+	"modprobe@efi_pstore.service", "modprobe@drm.service",
 }
 
 // customize has the commands that run on a root file system after its packages are installed: hooks

@@ -23,9 +23,11 @@ const (
 // score is the measure of one package.
 type score struct {
 	words     int
-	relatives int // free relatives: the matches of relative
-	pronouns  int // pronouns and quantifiers without a noun
-	tests     int // names of tests without the form that checkTestName requires
+	relatives int    // free relatives: the matches of relative
+	pronouns  int    // pronouns and quantifiers without a noun
+	tests     int    // names of tests without the form that checkTestName requires
+	long      int    // lines above maxColumns
+	longAt    string // the last file with such lines, and its first line
 }
 
 // per returns occurrences per 1,000 words.
@@ -152,6 +154,10 @@ func measureAll(root string) (map[string]score, error) {
 		}
 		s := found[path.Dir(at)]
 		s.measure(at, source)
+		if long := longLines(source); len(long) > 0 {
+			s.long += len(long)
+			s.longAt = fmt.Sprintf("%s:%d", at, long[0])
+		}
 		found[path.Dir(at)] = s
 		return nil
 	})

@@ -21,9 +21,12 @@ func TestErrorTextHasEachFieldAndTheCode(t *testing.T) {
 		err  Error
 		want string
 	}{
-		{Error{AnchorNotMounted, "check the anchor", "/a", cause, "run peerlane cdi anchor"}, "check the anchor /a: it is not a mount; run peerlane cdi anchor [PL1203]"},
-		{Error{Code: Drained, Operation: "all relays of this host are drained", Remedy: "run peerlane relay resume --all"}, "all relays of this host are drained; run peerlane relay resume --all [PL1306]"},
-		{Error{Code: Unreachable, Operation: "connect to the relay of another host", Cause: cause}, "connect to the relay of another host: it is not a mount [PL1602]"},
+		{Error{AnchorNotMounted, "check the anchor", "/a", cause, "run peerlane cdi anchor"},
+			"check the anchor /a: it is not a mount; run peerlane cdi anchor [PL1203]"},
+		{Error{Code: Drained, Operation: "all relays of this host are drained", Remedy: "run peerlane relay resume --all"},
+			"all relays of this host are drained; run peerlane relay resume --all [PL1306]"},
+		{Error{Code: Unreachable, Operation: "connect to the relay of another host", Cause: cause},
+			"connect to the relay of another host: it is not a mount [PL1602]"},
 	} {
 		if got := tt.err.Error(); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)
@@ -61,7 +64,8 @@ func TestCodeInOnlyAtTheEndOfATextMatches(t *testing.T) {
 
 func TestSuffixOfATextIsItsCode(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "", "[PL1306]": "", " [PL1306]": " [PL1306]", "a [PL1402] b [PL1306]": " [PL1306]", "a [PL130]": "", "a [PL130x]": "", "a [PL1306": "", "a [QL1306]": "",
+		"": "", "[PL1306]": "", " [PL1306]": " [PL1306]", "a [PL1402] b [PL1306]": " [PL1306]", "a [PL130]": "",
+		"a [PL130x]": "", "a [PL1306": "", "a [QL1306]": "",
 		(&Error{Code: NoLane, Operation: "connect"}).Error(): " [PL1402]",
 	} {
 		if got := Suffix(text); got != want {

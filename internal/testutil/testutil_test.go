@@ -117,7 +117,8 @@ func TestContextOfAPastLimitIsADeadline(t *testing.T) {
 
 func TestStallIsReadFromTheLineOfSome(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cpu")
-	if err := os.WriteFile(path, []byte("some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("some avg10=1.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 "+
+		"avg60=0.00 avg300=0.00 total=7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if got := readStall(path); got != 2500*time.Millisecond {

@@ -116,14 +116,16 @@ func (p *Plugin) serve(ctx context.Context) error {
 }
 
 func (p *Plugin) register(ctx context.Context) error {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(p.config.Dir, filepath.Base(api.KubeletSocket)), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(p.config.Dir, filepath.Base(api.KubeletSocket)),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{Version: api.Version, Endpoint: socket, ResourceName: Resource})
+	_, err = api.NewRegistrationClient(conn).Register(ctx,
+		&api.RegisterRequest{Version: api.Version, Endpoint: socket, ResourceName: Resource})
 	return err
 }
 

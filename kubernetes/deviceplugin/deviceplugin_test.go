@@ -57,7 +57,8 @@ func (k *kubelet) start(t *testing.T) {
 
 func (k *kubelet) plugin(t *testing.T, r *api.RegisterRequest) api.DevicePluginClient {
 	t.Helper()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(k.dir, r.Endpoint), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(k.dir, r.Endpoint),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +113,8 @@ func TestAllocateGivesEachContainerTheLanesOfItsGPUs(t *testing.T) {
 	if r.ResourceName != "peerlane.dev/lanes" || r.Version != api.Version {
 		t.Errorf("the plugin registers %v", r)
 	}
-	out, err := k.plugin(t, r).Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"lanes-0"}}, {DevicesIds: []string{"lanes-1"}}}})
+	requests := []*api.ContainerAllocateRequest{{DevicesIds: []string{"lanes-0"}}, {DevicesIds: []string{"lanes-1"}}}
+	out, err := k.plugin(t, r).Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: requests})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,8 @@ func (d *Driver) Run(ctx context.Context, p Publisher) error {
 	for {
 		devices, err := d.observe()
 		failures.Note(err)
-		if devices != nil && !equality.Semantic.DeepEqual(devices, published) && (at.IsZero() || time.Since(at) >= d.config.MinPublish) {
+		if devices != nil && !equality.Semantic.DeepEqual(devices, published) &&
+			(at.IsZero() || time.Since(at) >= d.config.MinPublish) {
 			if err := p.PublishResources(ctx, d.resources(devices)); err != nil {
 				return fmt.Errorf("publish the lanes of node %s: %w", d.config.Node, err)
 			}
@@ -130,7 +131,8 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 
 // PrepareResourceClaims answers with the CDI devices of claims. PrepareResourceClaims neither writes
 // nor calls an API, so the call is idempotent and survives restarts of kubelet, driver and API server.
-func (d *Driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d *Driver) PrepareResourceClaims(_ context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	plan, err := planner.Read(d.config.PlanFile)
 	if err != nil {
 		return nil, err
@@ -159,7 +161,8 @@ func prepare(plan *planner.Plan, claim *resourceapi.ResourceClaim) ([]kubeletplu
 		if r.Device != lanes.Shared {
 			busID, known := lanes.BusID(plan, r.Device)
 			if !known {
-				return nil, fmt.Errorf("device %s of pool %s: the plan of this node has no such lane; delete the pod and its claim, so that the scheduler chooses among the present lanes", r.Device, r.Pool)
+				return nil, fmt.Errorf("device %s of pool %s: the plan of this node has no such lane; delete the pod and its "+
+					"claim, so that the scheduler chooses among the present lanes", r.Device, r.Pool)
 			}
 			name = busID
 		}
@@ -175,7 +178,8 @@ func prepare(plan *planner.Plan, claim *resourceapi.ResourceClaim) ([]kubeletplu
 }
 
 // UnprepareResourceClaims has no effect, because PrepareResourceClaims keeps no state.
-func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d *Driver) UnprepareResourceClaims(_ context.Context,
+	claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		results[claim.UID] = nil

@@ -56,7 +56,8 @@ func writePlan(t *testing.T, layout paths.Layout, gpus ...string) {
 	plan := &planner.Plan{Version: planner.Version, Source: topo.Source{Sysfs: filepath.Join(layout.Root, "sys")}}
 	for i, bus := range gpus {
 		plan.GPUs = append(plan.GPUs, topo.GPU{Index: i, BusID: bus})
-		plan.Lanes = append(plan.Lanes, planner.Lane{GPU: bus, Role: planner.RoleFar, Servers: []string{}, NICs: []string{}, Rail: -1})
+		plan.Lanes = append(plan.Lanes, planner.Lane{GPU: bus, Role: planner.RoleFar, Servers: []string{}, NICs: []string{},
+			Rail: -1})
 	}
 	if err := plan.Write(layout.PlanFile()); err != nil {
 		t.Fatal(err)
@@ -87,9 +88,11 @@ func TestPrepareAnswersWithTheCDIDevicesOfItsOwnDriver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for name, want := range map[types.UID]string{"pair": "peerlane.dev/lane=0000:02:00.0", "shared": "peerlane.dev/lane=auto"} {
+		for name, want := range map[types.UID]string{"pair": "peerlane.dev/lane=0000:02:00.0",
+			"shared": "peerlane.dev/lane=auto"} {
 			r := got[name]
-			if r.Err != nil || len(r.Devices) != 1 || !slices.Equal(r.Devices[0].CDIDeviceIDs, []string{want}) || r.Devices[0].PoolName != "n1" {
+			if r.Err != nil || len(r.Devices) != 1 || !slices.Equal(r.Devices[0].CDIDeviceIDs, []string{want}) ||
+				r.Devices[0].PoolName != "n1" {
 				t.Errorf("%s: %+v, and %s was expected", name, r, want)
 			}
 		}
@@ -97,7 +100,8 @@ func TestPrepareAnswersWithTheCDIDevicesOfItsOwnDriver(t *testing.T) {
 			t.Errorf("a lane that the plan lacks: %+v", r)
 		}
 	}
-	undone, err := d.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: "pair"}, {UID: "never-prepared"}})
+	undone, err := d.UnprepareResourceClaims(t.Context(),
+		[]kubeletplugin.NamespacedObject{{UID: "pair"}, {UID: "never-prepared"}})
 	if err != nil || len(undone) != 2 || undone["pair"] != nil || undone["never-prepared"] != nil {
 		t.Errorf("%v, %v", undone, err)
 	}
@@ -215,7 +219,8 @@ func TestDrainIsPublishedAsTaintAndRemoved(t *testing.T) {
 				t.Errorf("%s has the taints %v", device.Name, device.Taints)
 			}
 		}
-		return len(all[0].Taints) == 1 && all[0].Taints[0].Key == "peerlane.dev/drain" && all[0].Taints[0].Effect == resourceapi.DeviceTaintEffectNoSchedule
+		return len(all[0].Taints) == 1 && all[0].Taints[0].Key == "peerlane.dev/drain" &&
+			all[0].Taints[0].Effect == resourceapi.DeviceTaintEffectNoSchedule
 	}
 	if tainted() {
 		t.Error("the first update has the taint")

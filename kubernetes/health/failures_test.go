@@ -12,7 +12,8 @@ import (
 func TestFailureIsLoggedWhenItsTextChangesAndAgainAfterSuccess(t *testing.T) {
 	log, hook := test.NewNullLogger()
 	f := Failures{Log: log, Message: "Observing the host failed"}
-	for _, err := range []error{errors.New("a"), errors.New("a"), errors.New("b"), errors.New("a"), nil, nil, errors.New("a"), errors.New("a")} {
+	for _, err := range []error{errors.New("a"), errors.New("a"), errors.New("b"), errors.New("a"), nil, nil,
+		errors.New("a"), errors.New("a")} {
 		f.Note(err)
 	}
 	var got []string

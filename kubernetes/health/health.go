@@ -81,7 +81,8 @@ func (m *Monitor) Observe() (*Observation, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &Observation{Time: m.now(), Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{}, Drained: drained != nil}
+	o := &Observation{Time: m.now(), Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{},
+		Drained: drained != nil}
 	m.observePorts(plan)
 	for _, lane := range plan.Lanes {
 		if c := m.conditions(lane, o.Drained); len(c) > 0 {
@@ -181,7 +182,8 @@ func (p Policy) effect(c Condition) resourceapi.DeviceTaintEffect {
 
 // Taints returns the taints of lanes and the taints of the device lanes.Shared. Shared has NoNetwork
 // if the lanes without NoNetwork are zero in number, else Degraded if a lane has NoNetwork or Degraded.
-func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceTaint, shared []resourceapi.DeviceTaint) {
+func (p Policy) Taints(o *Observation) (ofLanes map[string][]resourceapi.DeviceTaint,
+	shared []resourceapi.DeviceTaint) {
 	ofLanes = map[string][]resourceapi.DeviceTaint{}
 	all := Conditions{}
 	for _, lane := range o.Plan.Lanes {

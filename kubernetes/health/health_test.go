@@ -33,8 +33,10 @@ func newNode(t *testing.T) *node {
 		GPUs: []topo.GPU{{Index: 0, BusID: "0000:01:00.0", NUMA: -1}, {Index: 1, BusID: "0000:02:00.0", NUMA: -1}},
 		NICs: []topo.NIC{{Name: "mlx5_0", BusID: "0000:03:00.0"}, {Name: "mlx5_1", BusID: "0000:04:00.0"}},
 		Lanes: []planner.Lane{
-			{GPU: "0000:01:00.0", Role: planner.RoleNear, Kind: planner.KindDirect, Servers: []string{}, NICs: []string{"mlx5_0"}, Path: topo.PIX},
-			{GPU: "0000:02:00.0", Role: planner.RoleNear, Kind: planner.KindDirect, Servers: []string{}, NICs: []string{"mlx5_0", "mlx5_1"}, Path: topo.PIX},
+			{GPU: "0000:01:00.0", Role: planner.RoleNear, Kind: planner.KindDirect, Servers: []string{},
+				NICs: []string{"mlx5_0"}, Path: topo.PIX},
+			{GPU: "0000:02:00.0", Role: planner.RoleNear, Kind: planner.KindDirect, Servers: []string{},
+				NICs: []string{"mlx5_0", "mlx5_1"}, Path: topo.PIX},
 		},
 	}
 	if err := os.MkdirAll(n.layout.State(), 0o755); err != nil {
@@ -82,7 +84,8 @@ func (n *node) expect(first, second, shared []string) {
 	for _, c := range []struct {
 		of        string
 		got, want []string
-	}{{"the first lane", keys(ofLanes["0000:01:00.0"]), first}, {"the second lane", keys(ofLanes["0000:02:00.0"]), second}, {"lanes", keys(all), shared}} {
+	}{{"the first lane", keys(ofLanes["0000:01:00.0"]), first}, {"the second lane", keys(ofLanes["0000:02:00.0"]), second},
+		{"lanes", keys(all), shared}} {
 		if !slices.Equal(c.got, c.want) {
 			n.t.Errorf("%s has the taints %v, and %v were expected", c.of, c.got, c.want)
 		}
@@ -220,8 +223,10 @@ func TestHostIsUsableWithALaneThatHasNetworkAndNoDrain(t *testing.T) {
 	}{
 		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar)}, true},
 		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Drained: true}, false},
-		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": less}}, true},
-		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": noNetwork}}, false},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar), Lanes: map[string]Conditions{"a": noNetwork, "b": less}},
+			true},
+		{Observation{Plan: plan(planner.RoleNear, planner.RoleFar),
+			Lanes: map[string]Conditions{"a": noNetwork, "b": noNetwork}}, false},
 		{Observation{Plan: plan(planner.RoleNear, planner.RoleRefused), Lanes: map[string]Conditions{"a": noNetwork}}, false},
 		{Observation{Plan: plan(planner.RoleRefused)}, false},
 		{Observation{Plan: plan()}, false},

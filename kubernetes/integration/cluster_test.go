@@ -97,8 +97,10 @@ func startCluster(t *testing.T, o options) *cluster {
 			t.Error(err)
 		}
 	})
-	c := &cluster{T: t, Host: h, options: o, dir: filepath.Join(root, "k"), reports: filepath.Join(root, "reports"), daemons: map[string]*daemon{}}
-	for dir, mode := range map[string]os.FileMode{c.dir: 0o755, c.reports: 0o777 | os.ModeSticky, c.in("pki"): 0o700, c.in("cni"): 0o755} {
+	c := &cluster{T: t, Host: h, options: o, dir: filepath.Join(root, "k"), reports: filepath.Join(root,
+		"reports"), daemons: map[string]*daemon{}}
+	for dir, mode := range map[string]os.FileMode{c.dir: 0o755, c.reports: 0o777 | os.ModeSticky, c.in("pki"): 0o700,
+		c.in("cni"): 0o755} {
 		if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, mode)); err != nil {
 			t.Fatal(err)
 		}
@@ -122,7 +124,8 @@ func (c *cluster) configure() {
 		c.Fatal(err)
 	}
 	files := map[string]string{
-		"pki/sa.key":     string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+		"pki/sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
+			Bytes: x509.MarshalPKCS1PrivateKey(key)})),
 		"pki/tokens.csv": "admintoken,admin,admin,\"system:masters\"\n",
 		"kubeconfig": `apiVersion: v1
 kind: Config
@@ -203,7 +206,8 @@ func (c *cluster) daemon(name string, ready func() error, command ...string) *da
 func (c *cluster) startControlPlane() {
 	c.Helper()
 	const etcd = "http://127.0.0.1:23790"
-	c.daemon("etcd", nil, "server", "--data-dir", c.in("etcd"), "--listen-client-urls", etcd, "--advertise-client-urls", etcd,
+	c.daemon("etcd", nil, "server", "--data-dir", c.in("etcd"), "--listen-client-urls", etcd,
+		"--advertise-client-urls", etcd,
 		"--listen-peer-urls", "http://127.0.0.1:23800", "--unsafe-no-fsync", "--log-level", "warn")
 	config, err := clientcmd.BuildConfigFromFlags("", c.in("kubeconfig"))
 	if err != nil {
@@ -223,10 +227,12 @@ func (c *cluster) startControlPlane() {
 		"--token-auth-file=" + c.in("pki/tokens.csv"), "--authorization-mode=RBAC", "--endpoint-reconciler-type=none",
 		"--disable-admission-plugins=ServiceAccount", "--service-cluster-ip-range=10.96.0.0/16",
 	}, append(c.options.apiServer, c.options.controlPlane...)...)...)
-	common := append([]string{"--kubeconfig=" + c.in("kubeconfig"), "--leader-elect=false", "--secure-port=0"}, c.options.controlPlane...)
+	common := append([]string{"--kubeconfig=" + c.in("kubeconfig"), "--leader-elect=false", "--secure-port=0"},
+		c.options.controlPlane...)
 	c.daemon("kube-scheduler", nil, append([]string{"kube-scheduler"}, common...)...)
 	c.daemon("kube-controller-manager", nil, append([]string{"kube-controller-manager",
-		"--controllers=resourceclaim-controller,device-taint-eviction-controller,node-lifecycle-controller,taint-eviction-controller," +
+		"--controllers=resourceclaim-controller,device-taint-eviction-controller,node-lifecycle-controller," +
+			"taint-eviction-controller," +
 			"garbage-collector-controller,namespace-controller,pod-garbage-collector-controller",
 		"--kube-api-qps=200", "--kube-api-burst=400"}, common...)...)
 }
@@ -254,7 +260,8 @@ func (c *cluster) startKubelet() {
 			return err
 		}
 		for _, condition := range node.Status.Conditions {
-			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue && len(node.Spec.Taints) == 0 {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue &&
+				len(node.Spec.Taints) == 0 {
 				return nil
 			}
 		}
@@ -266,7 +273,8 @@ func (c *cluster) startKubelet() {
 // startPlugin starts peerlane-kubelet.
 func (c *cluster) startPlugin() {
 	c.Helper()
-	c.daemon("peerlane-kubelet", nil, kubelet, "--kubeconfig", c.in("kubeconfig"), "--node-name", nodeName, "--root", c.Layout.Root)
+	c.daemon("peerlane-kubelet", nil, kubelet, "--kubeconfig", c.in("kubeconfig"), "--node-name", nodeName,
+		"--root", c.Layout.Root)
 }
 
 // mustDo runs a command and returns the output.
@@ -304,7 +312,8 @@ func (c *cluster) shutDown() {
 			c.Error(err)
 		}
 		for _, id := range strings.Fields(string(tasks)) {
-			if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm", "--force", id).CombinedOutput(); err != nil {
+			if out, err := exec.Command("ctr", "--address", address, "--namespace", "k8s.io", "tasks", "rm",
+				"--force", id).CombinedOutput(); err != nil {
 				c.Errorf("end container %s: %v: %s", id, err, out)
 			}
 		}
@@ -359,7 +368,8 @@ func (c *cluster) unmount() {
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	for _, line := range slices.Backward(lines) {
-		if point := strings.Fields(line)[4]; strings.HasPrefix(point, c.dir+"/") || strings.HasPrefix(point, kubeletDir+"/") {
+		if point := strings.Fields(line)[4]; strings.HasPrefix(point, c.dir+"/") || strings.HasPrefix(point,
+			kubeletDir+"/") {
 			if err := syscall.Unmount(point, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
 				c.Errorf("unmount %s: %v", point, err)
 			}

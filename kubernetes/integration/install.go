@@ -43,7 +43,8 @@ func builds() map[string]pinned.Module {
 			"k8s.io/kubernetes/cmd/kube-scheduler", "k8s.io/kubernetes/cmd/kubectl", "k8s.io/kubernetes/cmd/kubelet",
 		},
 		// Without a version the kubelet names itself v0.0.0.
-		Ldflags: "-s -w" + component + "gitVersion=v" + kubernetesVersion + component + "gitMajor=1" + component + "gitMinor=" +
+		Ldflags: "-s -w" + component + "gitVersion=v" + kubernetesVersion + component +
+			"gitMajor=1" + component + "gitMinor=" +
 			kubernetesMinor,
 	}
 	return all

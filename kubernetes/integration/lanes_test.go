@@ -115,7 +115,8 @@ func (c *cluster) state(name string) (corev1.PodPhase, string) {
 	if err != nil {
 		return "", err.Error()
 	}
-	events, err := c.client.CoreV1().Events("default").List(c.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
+	events, err := c.client.CoreV1().Events("default").List(c.Context(),
+		metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
 		return "", err.Error()
 	}
@@ -241,7 +242,8 @@ func (c *cluster) mustBeUnprivileged(r report) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	for _, line := range []string{"CapEff:\t0000000000000000\n", "CapBnd:\t0000000000000000\n", "Seccomp:\t2\n", "NoNewPrivs:\t1\n"} {
+	for _, line := range []string{"CapEff:\t0000000000000000\n", "CapBnd:\t0000000000000000\n", "Seccomp:\t2\n",
+		"NoNewPrivs:\t1\n"} {
 		if !strings.Contains(r.Status, line) {
 			c.Errorf("/proc/self/status has no %q: %s", line, r.Status)
 		}

@@ -92,7 +92,8 @@ func run(m *testing.M) (code int, err error) {
 // process 1, as the anchor of Peerlane demands.
 func enter() error {
 	if init, err := os.Readlink("/proc/1/exe"); err != nil || filepath.Base(init) != "confine" {
-		return fmt.Errorf("process 1 is %s, %v; run make test-cluster, which runs the tests in namespaces of their own", init, err)
+		return fmt.Errorf("process 1 is %s, %v; run make test-cluster, which runs the tests in namespaces of their own",
+			init, err)
 	}
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {

@@ -47,28 +47,34 @@ func (n nvidia) device(g topo.GPU) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: n.name(g),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"type": text("gpu"), "uuid": text(g.UUID), "productName": text("NVIDIA H100 80GB HBM3"), "brand": text("Nvidia"),
+			"type": text("gpu"), "uuid": text(g.UUID), "productName": text("NVIDIA H100 80GB HBM3"),
+			"brand":        text("Nvidia"),
 			"architecture": text("Hopper"), "cudaComputeCapability": version("9.0.0"), "driverVersion": version("580.95.5"),
 			"cudaDriverVersion": version("13.0.0"), "addressingMode": text("HMM"),
 			deviceattribute.StandardDeviceAttributePCIBusID: text(g.BusID),
 			deviceattribute.StandardDeviceAttributePCIeRoot: text(g.HostBridge),
 		},
-		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("81559Mi")}},
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			"memory": {Value: resource.MustParse("81559Mi")},
+		},
 	}
 	if g.NUMA >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(g.NUMA))}
+		numa := resourceapi.DeviceAttribute{IntValue: ptr.To(int64(g.NUMA))}
+		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = numa
 	}
 	return d
 }
 
-func (n nvidia) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (n nvidia) PrepareResourceClaims(_ context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		var r kubeletplugin.PrepareResult
 		for _, a := range claim.Status.Allocation.Devices.Results {
 			for _, g := range n.gpus {
 				if a.Driver == nvidiaDriver && a.Device == n.name(g) {
-					r.Devices = append(r.Devices, kubeletplugin.Device{Requests: []string{a.Request}, PoolName: a.Pool, DeviceName: a.Device,
+					r.Devices = append(r.Devices, kubeletplugin.Device{Requests: []string{a.Request}, PoolName: a.Pool,
+						DeviceName:   a.Device,
 						CDIDeviceIDs: []string{fmt.Sprintf("nvidia.com/gpu=%d", g.Index)}})
 				}
 			}
@@ -78,7 +84,8 @@ func (n nvidia) PrepareResourceClaims(_ context.Context, claims []*resourceapi.R
 	return results, nil
 }
 
-func (n nvidia) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (n nvidia) UnprepareResourceClaims(_ context.Context,
+	claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		results[claim.UID] = nil
@@ -101,8 +108,10 @@ func (c *cluster) startNVIDIA() {
 		c.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	helper, err := kubeletplugin.Start(ctx, n, kubeletplugin.DriverName(nvidiaDriver), kubeletplugin.KubeClient(c.client),
-		kubeletplugin.NodeName(nodeName), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubeletDir, "plugins_registry")),
+	helper, err := kubeletplugin.Start(ctx, n, kubeletplugin.DriverName(nvidiaDriver),
+		kubeletplugin.KubeClient(c.client),
+		kubeletplugin.NodeName(nodeName), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubeletDir,
+			"plugins_registry")),
 		kubeletplugin.PluginDataDirectoryPath(data))
 	if err != nil {
 		cancel()

@@ -70,7 +70,8 @@ func exchange(name, other string) error {
 			if err := write(handleFile(name, round), line.Handle); err != nil {
 				return err
 			}
-			order := across.Order{Do: across.Connect, Side: side(name, other), Seed: uint64(round), Bytes: bytesEachWay, Largest: 4 << 20}
+			order := across.Order{Do: across.Connect, Side: side(name, other), Seed: uint64(round),
+				Bytes: bytesEachWay, Largest: 4 << 20}
 			if err := wait(handleFile(other, round), &order.Handle); err != nil {
 				return err
 			}

@@ -69,13 +69,15 @@ func (c *cluster) startNVIDIAPlugin() {
 	api.RegisterDevicePluginServer(server, &nvidiaPlugin{gpus: c.Plan.GPUs})
 	go server.Serve(listener) // ends with Stop
 	c.Cleanup(server.Stop)
-	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "kubelet.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		c.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := api.NewRegistrationClient(conn).Register(c.Context(), &api.RegisterRequest{Version: api.Version, Endpoint: name,
-		ResourceName: "nvidia.com/gpu"}); err != nil {
+	if _, err := api.NewRegistrationClient(conn).Register(c.Context(),
+		&api.RegisterRequest{Version: api.Version, Endpoint: name,
+			ResourceName: "nvidia.com/gpu"}); err != nil {
 		c.Fatal(err)
 	}
 }
@@ -182,7 +184,8 @@ func TestClusterWithoutTaintsWithdrawsUnhealthyLanes(t *testing.T) {
 	c.clearRounds()
 	c.apply(gpuClaim)
 	limits := map[corev1.ResourceName]string{"peerlane.dev/lanes": "1"}
-	c.create(limited(claiming(c.pod("c", "d"), "two-gpus"), limits), limited(claiming(c.pod("d", "c"), "two-gpus"), limits))
+	c.create(limited(claiming(c.pod("c", "d"), "two-gpus"), limits), limited(claiming(c.pod("d", "c"),
+		"two-gpus"), limits))
 	c.untilRunning("c", "d")
 	for _, r := range c.exchanged(1, "c", "d") {
 		if len(r.GPUs) != 2 || !r.Socket {

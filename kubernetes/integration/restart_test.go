@@ -37,7 +37,8 @@ func (c *cluster) containers(pods ...string) (ids []string) {
 	}
 	for _, g := range list {
 		if !slices.Contains(ids, g.Container.ID) || !g.Alive {
-			c.Errorf("generation %s is of container %s, alive %v; the containers are %v", g.ID, g.Container.ID, g.Alive, ids)
+			c.Errorf("generation %s is of container %s, alive %v; the containers are %v", g.ID, g.Container.ID,
+				g.Alive, ids)
 		}
 		ids = append(ids, g.ID)
 	}
@@ -53,7 +54,8 @@ func (c *cluster) prepare() (string, error) {
 	}
 	request := &dra.NodePrepareResourcesRequest{}
 	for _, claim := range claims.Items {
-		request.Claims = append(request.Claims, &dra.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)})
+		request.Claims = append(request.Claims, &dra.Claim{Namespace: claim.Namespace, Name: claim.Name,
+			Uid: string(claim.UID)})
 	}
 	socket := filepath.Join(kubeletDir, "plugins", lanes.DriverName, "dra.sock")
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))

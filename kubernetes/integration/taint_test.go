@@ -70,7 +70,8 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 		t.Fatal(state)
 	}
 	c.setPort(nic, portDown)
-	t.Logf("the taint appears after %v", c.until(maxDelay, "the lanes of "+nic+" have the taint", tainted(true)).Round(100*time.Millisecond))
+	t.Logf("the taint appears after %v", c.until(maxDelay, "the lanes of "+nic+" have the taint",
+		tainted(true)).Round(100*time.Millisecond))
 	c.create(claiming(c.pod("a", "b"), "gpu-with-staged-lane"), claiming(c.pod("b", "a"), "gpu-with-staged-lane"))
 	c.untilRunning("a", "b")
 	c.exchanged(1, "a", "b")
@@ -83,7 +84,8 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 	c.create(claiming(c.pod("c", "d"), "gpu-with-staged-lane"))
 	c.untilPending("c", "cannot allocate all claims")
 	c.setPort(nic, portActive)
-	t.Logf("the taint is gone after %v", c.until(maxDelay, "no lane has the taint", tainted(false)).Round(100*time.Millisecond))
+	t.Logf("the taint is gone after %v", c.until(maxDelay, "no lane has the taint",
+		tainted(false)).Round(100*time.Millisecond))
 	c.untilRunning("c")
 	c.remove("a", "b", "c")
 }

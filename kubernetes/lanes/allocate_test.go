@@ -58,11 +58,12 @@ func documents[T any](t *testing.T, path string) []*T {
 }
 
 func manifestClasses(t *testing.T) classes {
-	all := classes{"gpu.nvidia.com": {ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"}, Spec: resourceapi.DeviceClassSpec{
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-			Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
-		}}},
-	}}}
+	all := classes{"gpu.nvidia.com": {ObjectMeta: metav1.ObjectMeta{Name: "gpu.nvidia.com"},
+		Spec: resourceapi.DeviceClassSpec{
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+				Expression: "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'",
+			}}},
+		}}}
 	for _, class := range documents[resourceapi.DeviceClass](t, "../manifests/deviceclasses.yaml") {
 		all[class.Name] = class
 	}
@@ -99,18 +100,22 @@ func nodeSlices(tainted int) []*resourceapi.ResourceSlice {
 	}
 	n := Node{Plan: p, Version: "1.0.0", Taints: map[string][]resourceapi.DeviceTaint{}}
 	if tainted != healthy {
-		n.Taints[p.Lanes[tainted].GPU] = []resourceapi.DeviceTaint{{Key: "peerlane.dev/no-network", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		n.Taints[p.Lanes[tainted].GPU] = []resourceapi.DeviceTaint{{Key: "peerlane.dev/no-network",
+			Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	return []*resourceapi.ResourceSlice{slice("gpu.nvidia.com", nvidia), slice(DriverName, Devices(n))}
 }
 
 // allocate runs the allocator of Kubernetes' scheduler for one claim on a node of nodeSlices. It returns the
 // shortest of five times.
-func allocate(t *testing.T, claim *resourceapi.ResourceClaim, tainted int) ([]resourceapi.DeviceRequestAllocationResult, time.Duration) {
+func allocate(t *testing.T, claim *resourceapi.ResourceClaim, tainted int) ([]resourceapi.DeviceRequestAllocationResult,
+	time.Duration) {
 	t.Helper()
-	features := structured.Features{ConsumableCapacity: true, DeviceTaints: true, PrioritizedList: true, PartitionableDevices: true}
+	features := structured.Features{ConsumableCapacity: true, DeviceTaints: true, PrioritizedList: true,
+		PartitionableDevices: true}
 	state := structured.AllocatedState{AggregatedCapacity: structured.NewConsumedCapacityCollection()}
-	a, err := structured.NewAllocator(t.Context(), features, state, manifestClasses(t), nodeSlices(tainted), cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}))
+	a, err := structured.NewAllocator(t.Context(), features, state, manifestClasses(t), nodeSlices(tainted),
+		cel.NewCache(100, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +152,8 @@ func claimOf(template *resourceapi.ResourceClaimTemplate) *resourceapi.ResourceC
 			r.Count = 1
 		}
 	}
-	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: template.Name, UID: types.UID(template.Name)}, Spec: template.Spec.Spec}
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: template.Name, UID: types.UID(template.Name)},
+		Spec: template.Spec.Spec}
 }
 
 func TestDocumentedClaimsAreAllocated(t *testing.T) {
@@ -158,7 +164,8 @@ func TestDocumentedClaimsAreAllocated(t *testing.T) {
 		want int
 	}{{"lane-claim", taintedLane, 2}, {"all-claim", taintedLane, 0}, {"all-claim", healthy, 16}} {
 		t.Run(fmt.Sprintf("%s/tainted=%d", c.file, c.tainted), func(t *testing.T) {
-			for _, template := range documents[resourceapi.ResourceClaimTemplate](t, filepath.Join("../examples", c.file+".yaml")) {
+			for _, template := range documents[resourceapi.ResourceClaimTemplate](t,
+				filepath.Join("../examples", c.file+".yaml")) {
 				got, took := allocate(t, claimOf(template), c.tainted)
 				if len(got) != c.want {
 					t.Errorf("%d devices are allocated: %v", len(got), got)
@@ -187,7 +194,8 @@ func TestDocumentedClaimsAreAllocated(t *testing.T) {
 }
 
 func TestPairedLaneBelongsToTheGPU(t *testing.T) {
-	got, _ := allocate(t, claimOf(documents[resourceapi.ResourceClaimTemplate](t, "../examples/lane-claim.yaml")[0]), taintedLane)
+	got, _ := allocate(t, claimOf(documents[resourceapi.ResourceClaimTemplate](t, "../examples/lane-claim.yaml")[0]),
+		taintedLane)
 	p := board(8)
 	if len(got) != 2 {
 		t.Fatalf("the allocation is %v", got)

@@ -20,8 +20,10 @@ func board(gpus int) *planner.Plan {
 	for i := range gpus {
 		bus := fmt.Sprintf("0000:%02x:00.0", 0x10+i)
 		nic := fmt.Sprintf("mlx5_%d", i/2)
-		p.GPUs = append(p.GPUs, topo.GPU{Index: i, BusID: bus, UUID: fmt.Sprintf("GPU-%d", i), NUMA: i/4 - 1, Place: topo.Place{HostBridge: "pci0000:10"}})
-		lane := planner.Lane{GPU: bus, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{nic}, Rail: i / 2, Path: topo.PIX, Bandwidth: 24.5}
+		p.GPUs = append(p.GPUs, topo.GPU{Index: i, BusID: bus, UUID: fmt.Sprintf("GPU-%d", i), NUMA: i/4 - 1,
+			Place: topo.Place{HostBridge: "pci0000:10"}})
+		lane := planner.Lane{GPU: bus, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{nic}, Rail: i / 2,
+			Path: topo.PIX, Bandwidth: 24.5}
 		if i%2 == 1 {
 			lane.Role, lane.Kind, lane.Path = planner.RoleFar, planner.KindStaged, topo.SYS
 		} else {
@@ -101,7 +103,8 @@ func TestNamesOfManyNICsFitAnAttribute(t *testing.T) {
 }
 
 func TestReleaseIsASemanticVersion(t *testing.T) {
-	for in, want := range map[string]string{"1.2.3": "1.2.3", "1.2.3-4-gabcdef": "1.2.3-4-gabcdef", "unknown": "0.0.0", "": "0.0.0"} {
+	for in, want := range map[string]string{"1.2.3": "1.2.3", "1.2.3-4-gabcdef": "1.2.3-4-gabcdef", "unknown": "0.0.0",
+		"": "0.0.0"} {
 		if got := *release(in).VersionValue; got != want {
 			t.Errorf("%q is %s, and %s was expected", in, got, want)
 		}

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -57,5 +58,20 @@ func TestScopeAutoIsLocalWithoutANetwork(t *testing.T) {
 		if got := c.config.Local(); got != c.local {
 			t.Errorf("scope %q, route %q, network %v: local %v, want %v", c.config.Scope, c.config.Route, c.config.Network != nil, got, c.local)
 		}
+	}
+}
+
+func TestVerbsOfEarlierSupervisorHasDefaults(t *testing.T) {
+	var c Config
+	if err := json.Unmarshal([]byte(`{"verbs":{"timeout":18,"retries":0}}`), &c); err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultVerbs
+	want.Timeout, want.Retries = 18, 0
+	if *c.Verbs != want {
+		t.Errorf("%+v, want %+v", *c.Verbs, want)
+	}
+	if err := c.Verbs.Check(); err != nil {
+		t.Error(err)
 	}
 }

@@ -43,8 +43,8 @@ type Triple struct {
 	// Rounds is the number of rounds there and back, Bytes what was compared in them.
 	Rounds int    `json:"rounds"`
 	Bytes  uint64 `json:"bytes"`
-	// Setting identifies firmware of the NIC and routing of peer-to-peer requests (ACS) at the
-	// time of the test; another one invalidates the result.
+	// Setting identifies firmware of the NIC, routing of peer-to-peer requests (ACS) and the
+	// configuration at the time of the test; another one invalidates the result.
 	Setting string `json:"setting,omitempty"`
 	// Milliseconds is the test's duration, and At its time, Unix seconds.
 	Milliseconds int64 `json:"milliseconds"`

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"github.com/dustin/go-humanize"
@@ -42,6 +43,18 @@ const MaxQueuePairs = 8
 var DefaultVerbs = Verbs{
 	Timeout: 20, Retries: 7, GIDIndex: -1, ReconnectLimit: 60, AdaptiveRouting: AdaptiveRoutingAuto, ARThreshold: 8192,
 	RelaxedOrdering: true, DataDirect: true,
+}
+
+// UnmarshalJSON gives keys that are absent the values of DefaultVerbs. After an upgrade the supervisor
+// of a running container starts the new relay with the keys that the earlier release knows.
+func (v *Verbs) UnmarshalJSON(text []byte) error {
+	type plain Verbs
+	filled := plain(DefaultVerbs)
+	if err := json.Unmarshal(text, &filled); err != nil {
+		return err
+	}
+	*v = Verbs(filled)
+	return nil
 }
 
 // Check says what a relay cannot work with. A nil one is good: there is no RDMA then.

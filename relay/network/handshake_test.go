@@ -373,10 +373,13 @@ func asItIs(_ int, message []byte) []byte { return message }
 // Whichever byte is changed, the initiator has no session, and the listener none unless
 // it was the last message.
 func TestEachByteMatters(t *testing.T) {
-	for _, keys := range []Keys{newKeys(), rotated(t, newKeys())} {
-		a, b := relays(keys)
+	for _, tt := range []struct {
+		keys Keys
+		step int // with two keys the same code reads the same bytes: some suffice
+	}{{newKeys(), 1}, {rotated(t, newKeys()), 16}} {
+		a, b := relays(tt.keys)
 		for n, size := range sizes {
-			for at := range size {
+			for at := 0; at < size; at += tt.step {
 				i, l := between(a, b, func(message int, text []byte) []byte {
 					if message == n {
 						text[at] ^= 0x40

@@ -181,7 +181,11 @@ func (b *bench) gpu(openCUDA func() (*cuda.Driver, error), busID, way string) (_
 		return nil, err
 	}
 	if way == launch.MemoryDMABuf {
-		t.region, err = b.byDMABuf(m)
+		// The driver makes a DMA-BUF only with a current context.
+		err = g.On(func() (err error) {
+			t.region, err = b.byDMABuf(m)
+			return err
+		})
 	} else {
 		t.region, err = b.domain.Register(m.Address(), memory, uint64(m.Address()), remote)
 		if errors.Is(err, unix.EFAULT) { // older modules know memory of cuMemAlloc alone

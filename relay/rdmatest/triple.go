@@ -35,13 +35,6 @@ const (
 	spins = 1000
 	// receives is the number of posted receives for immediates.
 	receives = 16
-	// orderedForAll is CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES: all GPUs see a NIC's
-	// writes in order, without a flush.
-	orderedForAll = 200
-	// slotAccess is the access with which relays register slots that NICs write, and sourceAccess
-	// the one of slots that NICs read (relay/transport/verbs).
-	slotAccess   = verbs.LocalWrite | verbs.RemoteWrite | verbs.RelaxedOrdering
-	sourceAccess = verbs.RelaxedOrdering
 )
 
 // Triples tests triples one after the other and tells of each. openCUDA opens the driver.
@@ -192,20 +185,27 @@ func testTriple(l *verbs.Library, openCUDA func() (*cuda.Driver, error), result 
 
 // prepare allocates and registers memory, and connects queue pairs.
 func (t *tripleTest) prepare(on cuda.Device) (err error) {
+	// Relays know a client's own memory by the client's descriptor, which is none for Data Direct.
+	own := on == t.client.Ordinal
+	direct := t.config.DataDirect && t.context.DataDirect()
 	ordering, err := t.client.Driver.DeviceAttribute(on, cuda.AttributeRDMAWritesOrdering)
-	t.flush = err != nil || ordering < orderedForAll
+	t.flush = direct || registration.NeedsFlush(ordering, err, own)
 	from := &slots{client: t.client, on: on}
 	t.later(from.close)
-	nic := []registration.NIC{{Name: t.result.NIC, Domain: t.domain}}
-	access := slotAccess
+	nic := []registration.NIC{{Name: t.result.NIC, Domain: t.domain, DataDirect: direct && !own}}
+	access := registration.Access(true, t.config.RelaxedOrdering)
 	if t.flush {
 		access |= verbs.RemoteRead
 	}
 	for _, m := range []struct {
 		to     **registration.Registered
 		access verbs.Access
-	}{{&t.target, access}, {&t.source, sourceAccess}} {
-		if *m.to, err = registration.Make(from, slot, nic, m.access); err != nil {
+	}{{&t.target, access}, {&t.source, registration.Access(false, t.config.RelaxedOrdering)}} {
+		// The driver makes a DMA-BUF only with a current context.
+		if err = t.client.On(func() (err error) {
+			*m.to, err = registration.Make(from, slot, nic, m.access)
+			return err
+		}); err != nil {
 			return err
 		}
 		t.later((*m.to).Close)
@@ -284,9 +284,7 @@ func (t *tripleTest) rounds() (err error) {
 		if err := t.inbound(inside, found, at, n); err != nil {
 			return err
 		}
-		if n, at = t.span(); n == 0 {
-			continue
-		}
+		n, at = t.span()
 		if err := t.outbound(sent, found, at, n); err != nil {
 			return err
 		}
@@ -389,13 +387,36 @@ func (t *tripleTest) copies(issue func() error) error {
 	if err == nil {
 		err = d.EventRecord(t.event, t.stream)
 	}
+	p := newPolls()
 	for err == nil {
 		var done bool
-		if done, err = d.EventQuery(t.event); done {
-			break
+		if done, err = d.EventQuery(t.event); done || err != nil {
+			return err
 		}
+		err = p.empty("no end of a copy")
 	}
 	return err
+}
+
+// polls waits between polls without a result, until limit.
+type polls struct {
+	count int // without a result since the last one
+	end   time.Time
+}
+
+func newPolls() polls { return polls{end: time.Now().Add(limit)} }
+
+// empty follows a poll without a result. The processor may be what the device needs, so it pauses
+// after spins of them.
+func (p *polls) empty(lacks string) error {
+	if p.count++; p.count <= spins {
+		return nil
+	}
+	time.Sleep(10 * time.Microsecond)
+	if time.Now().After(p.end) {
+		return fmt.Errorf("%s within %v", lacks, limit)
+	}
+	return nil
 }
 
 // write writes n bytes with an immediate from the first pair to the second, and waits for the
@@ -421,8 +442,7 @@ func (t *tripleTest) do(p *verbs.Pair, request verbs.Send, receive bool) error {
 		return err
 	}
 	var done [depth]verbs.Completion
-	empty := 0
-	for end := time.Now().Add(limit); left > 0; {
+	for p := newPolls(); left > 0; {
 		n, err := t.queue.Poll(done[:])
 		if err != nil {
 			return err
@@ -434,12 +454,9 @@ func (t *tripleTest) do(p *verbs.Pair, request verbs.Send, receive bool) error {
 		}
 		left -= n
 		if n > 0 {
-			empty = 0
-		} else if empty++; empty > spins { // the processor may be what the device needs
-			time.Sleep(10 * time.Microsecond)
-			if time.Now().After(end) {
-				return fmt.Errorf("no completion within %v", limit)
-			}
+			p.count = 0
+		} else if err := p.empty("no completion"); err != nil {
+			return err
 		}
 	}
 	return nil

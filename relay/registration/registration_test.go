@@ -185,7 +185,7 @@ func TestTheFirstWayThatWorks(t *testing.T) {
 			h, list := nics(t, c.devices...)
 			check(t, h.Script(c.script))
 			before := free(t)
-			r, err := registration.Make(c.from, mib, list, access)
+			r, err := madeBy(c.from, mib, list, access)
 			check(t, err)
 			var steps []string
 			for i, s := range r.Steps {
@@ -237,6 +237,15 @@ func registeredWhole(t *testing.T, h softdevice.Host, r *registration.Registered
 }
 
 // free is the memory that this process knows to be free, of the GPU with the context.
+// madeBy makes memory with a current context, which the driver needs for a DMA-BUF.
+func madeBy(from registration.Allocator, bytes uint64, nics []registration.NIC, access verbs.Access) (r *registration.Registered, err error) {
+	err = asks.On(func() (err error) {
+		r, err = registration.Make(from, bytes, nics, access)
+		return err
+	})
+	return r, err
+}
+
 func free(t *testing.T) (bytes uint64) {
 	t.Helper()
 	check(t, asks.On(func() (err error) {
@@ -249,7 +258,7 @@ func free(t *testing.T) (bytes uint64) {
 // Without memory there is nothing to register, and bounce would hide that.
 func TestNoMemoryIsAnError(t *testing.T) {
 	_, list := nics(t, softdevice.Device{Name: "yes"})
-	if r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(err, cuda.ErrOutOfMemory) {
+	if r, err := madeBy(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v, %v", r, err)
 	}
 }
@@ -257,7 +266,7 @@ func TestNoMemoryIsAnError(t *testing.T) {
 // What nvidia-peermem has registered may not be freed before.
 func TestMemoryIsFreedAfterItsRegistration(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"})
-	r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
+	r, err := madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 	check(t, err)
 	kept := &watched{Memory: r.Memory, closing: func() {
 		calls, err := h.Calls("ibv_dereg_mr")
@@ -290,7 +299,8 @@ func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
 	m, err := device.Create(driver, 0, mib, cuda.Access{Device: 0, Write: true})
 	check(t, err)
 	defer func() { check(t, m.Close()) }()
-	fd, err := m.DMABuf()
+	var fd int
+	err = asks.On(func() (err error) { fd, err = m.DMABuf(); return err })
 	check(t, err)
 	defer func() { check(t, syscall.Close(fd)) }()
 	region, err := registration.Client(fd, 4096, 8192, 0x10000, list[0], access)
@@ -319,7 +329,7 @@ func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
 		syscall.ENOTTY, syscall.ENOSPC, syscall.ENOSYS, syscall.EPROTONOSUPPORT, syscall.EOPNOTSUPP, syscall.ETIMEDOUT,
 	} {
 		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused))))
-		r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
+		r, err := madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 		check(t, err)
 		if r.Way() != registration.Peermem || r.Way().Word() != "peermem" || len(r.Steps) != 2 || !errors.Is(r.Steps[0].Err, refused) {
 			t.Errorf("%v: %v, by %v", refused, r, r.Way())
@@ -327,7 +337,7 @@ func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
 		check(t, r.Close())
 		// And where that is refused too, host memory, unless other memory may do.
 		check(t, h.Script(fmt.Sprintf("ibv_reg_dmabuf_mr errno=%d", int(refused)), fmt.Sprintf("ibv_reg_mr errno=%d", int(refused))))
-		r, err = registration.Make(registration.GPU{Asks: asks, On: 0}, mib, list, access)
+		r, err = madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 		check(t, err)
 		want := 3
 		if refused == syscall.EFAULT {
@@ -355,7 +365,7 @@ func TestDataDirectComesFirst(t *testing.T) {
 			h, list := nics(t, softdevice.Device{Name: "direct", DataDirect: true}, softdevice.Device{Name: "plain"})
 			check(t, h.Script(c.script))
 			list[0].DataDirect = true
-			r, err := registration.Make(registration.GPU{Asks: asks, On: 0}, 1<<20, list, access)
+			r, err := madeBy(registration.GPU{Asks: asks, On: 0}, 1<<20, list, access)
 			check(t, err)
 			defer func() { check(t, r.Close()) }()
 			if r.Way() != registration.DMABuf || len(r.Regions) != 2 {

@@ -19,6 +19,14 @@ import (
 // place of libibverbs.so.1. It is for tests.
 const LibraryVariable = "PEERLANE_VERBS_LIBRARY"
 
+// SoftwareVariable names the environment variable without which Open refuses the software device
+// (package softdevice); its value is SoftwareAllowed. `peerlane demo`, `peerlane bench` and tests
+// set it for their relays: no relay of a tenant's container moves data by software by mistake.
+const (
+	SoftwareVariable = "PEERLANE_SOFTWARE_DEVICE"
+	SoftwareAllowed  = "allow"
+)
+
 // What rdma-core installs.
 const (
 	DefaultLibrary = "libibverbs.so.1"
@@ -54,9 +62,13 @@ func (e *LibraryError) Error() string {
 }
 
 // Open loads the library that PEERLANE_VERBS_LIBRARY names, else libibverbs.so.1. The
-// error is a [*LibraryError].
+// error of a library that cannot be loaded is a [*LibraryError].
 func Open() (*Library, error) {
-	return OpenLibrary(cmp.Or(os.Getenv(LibraryVariable), DefaultLibrary))
+	l, err := OpenLibrary(cmp.Or(os.Getenv(LibraryVariable), DefaultLibrary))
+	if err == nil && l.Software() && os.Getenv(SoftwareVariable) != SoftwareAllowed {
+		return nil, fmt.Errorf("open %s: it is the software device of `peerlane demo` and `peerlane bench`, and other relays do not use it: remove %s from relay.environment in config.toml", l.path, LibraryVariable)
+	}
+	return l, err
 }
 
 // OpenLibrary is [Open] for a library given by path, or by a name that the loader

@@ -24,7 +24,8 @@ type Endpoint struct {
 }
 
 func gpuEndpoint(g topo.GPU) Endpoint {
-	return Endpoint{ID: NodeID{GPUNode, g.Host, g.BusID}, Name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge, c2c: g.C2C > 0}
+	return Endpoint{ID: NodeID{GPUNode, g.Host, g.BusID}, Name: g.BusID, busID: g.BusID, hostBridge: g.HostBridge,
+		c2c: g.C2C > 0}
 }
 
 func NICEndpoint(n topo.NIC, source topo.Source) Endpoint {
@@ -530,7 +531,8 @@ func (f PathFinder) way(found *found, from int, a, b *Endpoint) Nearest {
 
 // between calls tell for the path from each end that wanted selects to each end of to, an index of
 // ends. between looks up the node of a device only once; To looks up a node for each pair.
-func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int) bool, tell func(from, to int, w Nearest)) {
+func (f PathFinder) between(ends []Endpoint, to []int, wanted func(from, to int) bool,
+	tell func(from, to int, w Nearest)) {
 	nodes := make([]int, len(ends))
 	if f.graph != nil {
 		for i := range ends {
@@ -630,7 +632,8 @@ func finish(p topo.Path, a, b *Endpoint, rules topo.Rules) topo.Path {
 	if p.Type == topo.DIS {
 		return p
 	}
-	if rules != topo.RulesNCCL && p.Type == topo.PHB && a.hostBridge != "" && b.hostBridge != "" && a.hostBridge != b.hostBridge {
+	if rules != topo.RulesNCCL && p.Type == topo.PHB && a.hostBridge != "" && b.hostBridge != "" &&
+		a.hostBridge != b.hostBridge {
 		p.Type = topo.NODE
 	}
 	if rules == topo.RulesPlan && (p.Type == topo.PHB || p.Type == topo.NODE) && (a.c2c && b.isNIC || a.isNIC && b.c2c) {

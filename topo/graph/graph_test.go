@@ -146,7 +146,8 @@ func TestSearchFindsPathsOfNCCLRounds(t *testing.T) {
 			}
 		}
 	}
-	for _, kind := range []topo.PathType{topo.LOC, topo.NVL, topo.NVB, topo.C2C, topo.PIX, topo.PXB, topo.PHB, topo.SYS, topo.DIS} {
+	for _, kind := range []topo.PathType{topo.LOC, topo.NVL, topo.NVB, topo.C2C, topo.PIX, topo.PXB, topo.PHB, topo.SYS,
+		topo.DIS} {
 		if counts[kind] < 100 {
 			t.Errorf("only %d paths are %v", counts[kind], kind)
 		}

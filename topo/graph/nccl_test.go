@@ -59,7 +59,8 @@ func compareWithNCCL(t *testing.T, pairs []graph.Pair, table string, want int) {
 		var from, to, pathType, policy, direct, via string
 		var bandwidth, policyBandwidth float64
 		var hops int
-		if _, err := fmt.Sscan(row, &from, &to, &pathType, &bandwidth, &hops, &policy, &policyBandwidth, &direct, &via); err != nil {
+		if _, err := fmt.Sscan(row, &from, &to, &pathType, &bandwidth, &hops, &policy, &policyBandwidth, &direct,
+			&via); err != nil {
 			t.Fatalf("%q: %v", row, err)
 		}
 		p, there := byEnds[from+"\t"+to]
@@ -70,10 +71,13 @@ func compareWithNCCL(t *testing.T, pairs []graph.Pair, table string, want int) {
 		// NCCL computes with 32-bit floats.
 		equal := func(a, b float64) bool { return math.Abs(a-b) <= 1e-5*b }
 		if p.Type.String() != pathType || !equal(p.Bandwidth, bandwidth) || p.Hops != hops {
-			t.Errorf("%s to %s: %v, %g GB/s, %d hops; NCCL has %s, %g, %d", from, to, p.Type, p.Bandwidth, p.Hops, pathType, bandwidth, hops)
+			t.Errorf("%s to %s: %v, %g GB/s, %d hops; NCCL has %s, %g, %d", from, to, p.Type, p.Bandwidth, p.Hops, pathType,
+				bandwidth, hops)
 		}
-		if got := *p.Policy; got.Type.String() != policy || !equal(got.Bandwidth, policyBandwidth) || got.Direct != (direct == "yes") {
-			t.Errorf("%s to %s: the policy is %v, %g GB/s, direct %t; NCCL has %s, %g, %s", from, to, got.Type, got.Bandwidth, got.Direct, policy, policyBandwidth, direct)
+		if got := *p.Policy; got.Type.String() != policy || !equal(got.Bandwidth, policyBandwidth) ||
+			got.Direct != (direct == "yes") {
+			t.Errorf("%s to %s: the policy is %v, %g GB/s, direct %t; NCCL has %s, %g, %s", from, to, got.Type, got.Bandwidth,
+				got.Direct, policy, policyBandwidth, direct)
 		}
 		gotVia := "-"
 		if p.PXN != nil {

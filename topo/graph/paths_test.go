@@ -18,7 +18,8 @@ import (
 )
 
 func TestSwitchPairsOfBroadcomCountAsOne(t *testing.T) {
-	const gen4, gen5upper, gen5lower = "0x1000 0xc010 0x1000 0xa096", "0x1000 0xc030 0x1000 0x0042", "0x1000 0xc030 0x1000 0x1042"
+	const gen4, gen5upper, gen5lower = "0x1000 0xc010 0x1000 0xa096", "0x1000 0xc030 0x1000 0x0042",
+		"0x1000 0xc030 0x1000 0x1042"
 	for _, tt := range []struct {
 		upper, lower string
 		nccl         topo.PathType
@@ -51,7 +52,8 @@ func TestSwitchPairsOfBroadcomCountAsOne(t *testing.T) {
 func TestLevelsBelowAMergedPairStaySwitches(t *testing.T) {
 	const gen4 = "0x1000 0xc010 0x1000 0xa096"
 	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0, topotest.Bridge("0000:01:00.0", gen4,
-		topotest.Bridge("0000:02:00.0", gen4, topotest.Bridge("0000:03:00.0", gen4, topotest.GPUXML("0000:04:00.0", 0, ""))+topotest.NetXML("0000:06:00.0", "mlx5_0"))+
+		topotest.Bridge("0000:02:00.0", gen4, topotest.Bridge("0000:03:00.0", gen4, topotest.GPUXML("0000:04:00.0", 0, ""))+
+			topotest.NetXML("0000:06:00.0", "mlx5_0"))+
 			topotest.NetXML("0000:05:00.0", "mlx5_1")))))
 	pairs := graph.All(h, topo.RulesNCCL)
 	if got := ncclfile.PairOf(t, pairs, "mlx5_0", "mlx5_1"); got.Type != topo.PIX {
@@ -67,8 +69,10 @@ func TestSwitchesThatAreLinkedPassTheCPUBy(t *testing.T) {
 	link := func(target string) string { return `<pcilink target="` + target + `"/>` }
 	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
 		topotest.Bridge("0000:01:00.0", other, link("0000:11:00.0")+topotest.GPUXML("0000:02:00.0", 0, "")),
-		topotest.Bridge("0000:11:00.0", other, link("0000:01:00.0")+link("0000:99:00.0")+topotest.NetXML("0000:12:00.0", "mlx5_0")))))
-	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:02:00.0", "mlx5_0"); got.Type != topo.PXB || got.Bandwidth != 48 {
+		topotest.Bridge("0000:11:00.0", other, link("0000:01:00.0")+link("0000:99:00.0")+
+			topotest.NetXML("0000:12:00.0", "mlx5_0")))))
+	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:02:00.0", "mlx5_0"); got.Type != topo.PXB ||
+		got.Bandwidth != 48 {
 		t.Errorf("%+v; want PXB at 48 GB/s", got)
 	}
 	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesSMI), "0000:02:00.0", "mlx5_0"); got.Type != topo.PHB {
@@ -78,22 +82,28 @@ func TestSwitchesThatAreLinkedPassTheCPUBy(t *testing.T) {
 
 func TestChipToChipLinkThenPCIeIsAPolicy(t *testing.T) {
 	c2c := `<c2c bw="44000" count="10"/>`
-	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" arch="arm64">`+topotest.GPUXML("0000:01:00.0", 0, c2c)+topotest.GPUXML("0000:02:00.0", 1, c2c)+topotest.NetXML("0000:03:00.0", "mlx5_0")+`</cpu></system>`)
+	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" arch="arm64">`+topotest.GPUXML("0000:01:00.0", 0, c2c)+
+		topotest.GPUXML("0000:02:00.0", 1, c2c)+topotest.NetXML("0000:03:00.0", "mlx5_0")+`</cpu></system>`)
 	pairs := graph.All(h, topo.RulesNCCL)
-	if got := ncclfile.PairOf(t, pairs, "0000:01:00.0", "0000:02:00.0"); got.Path != (topo.Path{Type: topo.C2C, Bandwidth: 440}) {
+	if got := ncclfile.PairOf(t, pairs, "0000:01:00.0",
+		"0000:02:00.0"); got.Path != (topo.Path{Type: topo.C2C, Bandwidth: 440}) {
 		t.Errorf("GPU to GPU: %+v; want C2C at 440 GB/s", got)
 	}
 	got := ncclfile.PairOf(t, pairs, "0000:01:00.0", "mlx5_0")
-	if got.Path != (topo.Path{Type: topo.PHB, Bandwidth: 48}) || got.Policy == nil || got.Policy.Path != (topo.Path{Type: topo.P2C, Bandwidth: 48}) || !got.Policy.Direct {
+	if got.Path != (topo.Path{Type: topo.PHB, Bandwidth: 48}) || got.Policy == nil ||
+		got.Policy.Path != (topo.Path{Type: topo.P2C, Bandwidth: 48}) || !got.Policy.Direct {
 		t.Errorf("GPU to NIC: %+v, policy %+v; want PHB, and P2C as the policy", got.Path, got.Policy)
 	}
 }
 
 func TestNVLinksToCPUMakeNVLPaths(t *testing.T) {
 	npu := `<nvlink target="0004:00:00.0" count="3" tclass="0x068001"/>`
-	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" arch="ppc64">`+strings.ReplaceAll(topotest.GPUXML("0000:01:00.0", 0, npu)+topotest.GPUXML("0000:02:00.0", 1, npu), `sm="90"`, `sm="70"`)+topotest.NetXML("0000:03:00.0", "mlx5_0")+`</cpu></system>`)
+	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0" arch="ppc64">`+
+		strings.ReplaceAll(topotest.GPUXML("0000:01:00.0", 0, npu)+topotest.GPUXML("0000:02:00.0", 1, npu), `sm="90"`,
+			`sm="70"`)+topotest.NetXML("0000:03:00.0", "mlx5_0")+`</cpu></system>`)
 	pairs := graph.All(h, topo.RulesNCCL)
-	if got := ncclfile.PairOf(t, pairs, "0000:01:00.0", "0000:02:00.0"); got.Path != (topo.Path{Type: topo.NVL, Bandwidth: 60}) {
+	if got := ncclfile.PairOf(t, pairs, "0000:01:00.0",
+		"0000:02:00.0"); got.Path != (topo.Path{Type: topo.NVL, Bandwidth: 60}) {
 		t.Errorf("%+v; want NVL at three links of 20 GB/s", got)
 	}
 	if got := ncclfile.PairOf(t, pairs, "0000:01:00.0", "mlx5_0"); got.Path != (topo.Path{Type: topo.PHB, Bandwidth: 48}) {
@@ -105,14 +115,17 @@ func TestPXNGoesThroughTheGPUThatIsNearTheNIC(t *testing.T) {
 	nvlink := `<nvlink target="0000:c1:00.0" count="18" tclass="0x068000"/>`
 	other := "0x15b3 0x1979 0x0000 0x0000"
 	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
-		topotest.Bridge("0000:01:00.0", other, topotest.GPUXML("0000:02:00.0", 0, nvlink)+topotest.NetXML("0000:03:00.0", "mlx5_0")),
+		topotest.Bridge("0000:01:00.0", other, topotest.GPUXML("0000:02:00.0", 0, nvlink)+
+			topotest.NetXML("0000:03:00.0", "mlx5_0")),
 		topotest.Bridge("0000:11:00.0", other, topotest.GPUXML("0000:12:00.0", 1, nvlink)))))
 	pairs := graph.All(h, topo.RulesNCCL)
 	got := ncclfile.PairOf(t, pairs, "0000:12:00.0", "mlx5_0")
-	if got.Type != topo.PHB || got.PXN == nil || *got.PXN != (topo.PXNPath{Via: "0000:02:00.0", Bandwidth: 48}) || got.Policy.Type != topo.PXN || !got.Policy.Direct {
+	if got.Type != topo.PHB || got.PXN == nil || *got.PXN != (topo.PXNPath{Via: "0000:02:00.0", Bandwidth: 48}) ||
+		got.Policy.Type != topo.PXN || !got.Policy.Direct {
 		t.Errorf("%+v, PXN %+v, policy %+v", got.Path, got.PXN, got.Policy)
 	}
-	if back := ncclfile.PairOf(t, pairs, "mlx5_0", "0000:12:00.0"); back.PXN != nil || back.Policy.Type != topo.PHB || back.Policy.Direct {
+	if back := ncclfile.PairOf(t, pairs, "mlx5_0", "0000:12:00.0"); back.PXN != nil || back.Policy.Type != topo.PHB ||
+		back.Policy.Direct {
 		t.Errorf("receiving takes no PXN: %+v, policy %+v", back.PXN, back.Policy)
 	}
 	if near := ncclfile.PairOf(t, pairs, "0000:02:00.0", "mlx5_0"); near.PXN != nil || near.Policy.Path != near.Path {
@@ -121,17 +134,21 @@ func TestPXNGoesThroughTheGPUThatIsNearTheNIC(t *testing.T) {
 }
 
 func TestWithoutGPUDirectTheWayIsThroughTheCPU(t *testing.T) {
-	h := ncclfile.ReadXML(t, strings.ReplaceAll(topotest.System(topotest.CPUXML(0, topotest.Bridge("0000:01:00.0", "0x15b3 0x1979 0x0000 0x0000",
-		topotest.GPUXML("0000:02:00.0", 0, "")+topotest.NetXML("0000:03:00.0", "mlx5_0")))), `gdr="1"/></nic>`, `gdr="0"/></nic>`))
+	h := ncclfile.ReadXML(t, strings.ReplaceAll(topotest.System(topotest.CPUXML(0,
+		topotest.Bridge("0000:01:00.0", "0x15b3 0x1979 0x0000 0x0000",
+			topotest.GPUXML("0000:02:00.0", 0, "")+topotest.NetXML("0000:03:00.0", "mlx5_0")))), `gdr="1"/></nic>`,
+		`gdr="0"/></nic>`))
 	got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:02:00.0", "mlx5_0")
-	if got.Path != (topo.Path{Type: topo.PIX, Bandwidth: 48}) || got.Policy.Path != (topo.Path{Type: topo.PHB, Bandwidth: 24}) || got.Policy.Direct {
+	if got.Path != (topo.Path{Type: topo.PIX, Bandwidth: 48}) ||
+		got.Policy.Path != (topo.Path{Type: topo.PHB, Bandwidth: 24}) || got.Policy.Direct {
 		t.Errorf("%+v, policy %+v; want PIX, and PHB at the switch's own link as the policy", got.Path, got.Policy)
 	}
 }
 
 func TestNetWithoutSpeedHasTenGigabits(t *testing.T) {
 	for _, speed := range []string{`speed="-1"`, `speed="0"`, ``} {
-		h := ncclfile.ReadXML(t, strings.Replace(topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:02:00.0", 0, ""), topotest.NetXML("0000:03:00.0", "mlx5_0"))), `speed="400000"`, speed, 1))
+		h := ncclfile.ReadXML(t, strings.Replace(topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:02:00.0", 0, ""),
+			topotest.NetXML("0000:03:00.0", "mlx5_0"))), `speed="400000"`, speed, 1))
 		if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:02:00.0", "mlx5_0"); got.Bandwidth != 1.25 {
 			t.Errorf("%s: %g GB/s, and NCCL has 1.25", speed, got.Bandwidth)
 		}
@@ -149,12 +166,15 @@ func TestNVLinkThroughAGPUIsNoWayForSMI(t *testing.T) {
 		return s
 	}
 	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:01:00.0", 0, nvlink("0000:02:00.0")),
-		topotest.GPUXML("0000:02:00.0", 1, nvlink("0000:01:00.0", "0000:03:00.0")), topotest.GPUXML("0000:03:00.0", 2, nvlink("0000:02:00.0")))))
+		topotest.GPUXML("0000:02:00.0", 1, nvlink("0000:01:00.0", "0000:03:00.0")),
+		topotest.GPUXML("0000:03:00.0", 2, nvlink("0000:02:00.0")))))
 	got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:01:00.0", "0000:03:00.0")
-	if got.Path != (topo.Path{Type: topo.NVB, Bandwidth: 41.2}) || got.Hops != 2 || !strings.Contains(got.Reason, "0000:02:00.0") {
+	if got.Path != (topo.Path{Type: topo.NVB, Bandwidth: 41.2}) || got.Hops != 2 ||
+		!strings.Contains(got.Reason, "0000:02:00.0") {
 		t.Errorf("%+v", got)
 	}
-	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesSMI), "0000:01:00.0", "0000:03:00.0"); got.Path != (topo.Path{Type: topo.PHB, Bandwidth: 48}) {
+	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesSMI), "0000:01:00.0",
+		"0000:03:00.0"); got.Path != (topo.Path{Type: topo.PHB, Bandwidth: 48}) {
 		t.Errorf("nvidia-smi: %+v", got)
 	}
 }
@@ -162,7 +182,8 @@ func TestNVLinkThroughAGPUIsNoWayForSMI(t *testing.T) {
 func TestGPUsThatCannotBeRelayedSayWhy(t *testing.T) {
 	for word, g := range map[string]topo.GPU{
 		"MIG": {MIG: true}, "vGPU": {VGPU: true}, "exclusive": {ComputeMode: "exclusive-process"},
-		"prohibited": {ComputeMode: "prohibited"}, "peer-to-peer": {NoP2P: true}, "AMD": {Vendor: "AMD"}, "because": {Reason: "because"},
+		"prohibited": {ComputeMode: "prohibited"}, "peer-to-peer": {NoP2P: true}, "AMD": {Vendor: "AMD"},
+		"because": {Reason: "because"},
 	} {
 		if why := g.Refusal(); !strings.Contains(why, word) {
 			t.Errorf("%+v: %q", g, why)
@@ -176,7 +197,8 @@ func TestGPUsThatCannotBeRelayedSayWhy(t *testing.T) {
 // A file's names can have any character.
 func TestNamesOfUnusualFormAreFound(t *testing.T) {
 	for _, name := range []string{" GT/_0", "host/mlx5_0", "/", "a/b/c"} {
-		h, err := ncclxml.Read(strings.NewReader(topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:01:00.0", 0, ""), topotest.NetXML("0000:02:00.0", name)))), "")
+		h, err := ncclxml.Read(strings.NewReader(topotest.System(topotest.CPUXML(0, topotest.GPUXML("0000:01:00.0", 0, ""),
+			topotest.NetXML("0000:02:00.0", name)))), "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +241,8 @@ func TestPathAloneEqualsPathInTableAndPairs(t *testing.T) {
 					pair := pairs[next]
 					next++
 					if pair.From != a.Name || pair.To != b.Name || table.Paths[row[j]] != pair.Path {
-						t.Fatalf("seed %d, rules %s, from %s to %s: %+v in the table, %+v as a pair", seed, rules, a.Name, b.Name, table.Paths[row[j]], pair)
+						t.Fatalf("seed %d, rules %s, from %s to %s: %+v in the table, %+v as a pair", seed, rules, a.Name, b.Name,
+							table.Paths[row[j]], pair)
 					}
 					if rules != topo.RulesNCCL || h.Matrix != nil {
 						continue

@@ -46,7 +46,8 @@ func MakePolicy(h *topo.Host, withoutPXN bool) *policy {
 	}
 	gpus, nics := len(p.GPUs), len(p.NICs)
 	p.toGPU, p.toNIC, p.back = Matrix[topo.Path](gpus, gpus), Matrix[topo.Path](gpus, nics), Matrix[topo.Path](gpus, nics)
-	p.gpuCPU, p.cpuGPU, p.nicCPU = Matrix[step](gpus, len(cpus)), Matrix[topo.Path](gpus, len(cpus)), Matrix[topo.Path](nics, len(cpus))
+	p.gpuCPU, p.cpuGPU, p.nicCPU = Matrix[step](gpus, len(cpus)), Matrix[topo.Path](gpus, len(cpus)),
+		Matrix[topo.Path](nics, len(cpus))
 	p.gpuDirect, p.NICDirect, p.Via = Matrix[bool](gpus, gpus), Matrix[bool](gpus, nics), Matrix[int](gpus, nics)
 	// NCCL searches a path backwards, from the destination.
 	for g := range p.GPUs {
@@ -348,7 +349,8 @@ func (p *policy) answer(i, j int) policyAnswer {
 	case j < gpus:
 		g, n := p.AtGPU[j], p.AtNIC[i-gpus]
 		if n >= 0 {
-			return policyAnswer{true, topo.PolicyPath{Path: p.back[g][n], Direct: p.NICDirect[g][n] && p.back[g][n].Type <= topo.P2C}, 0}
+			return policyAnswer{true, topo.PolicyPath{Path: p.back[g][n], Direct: p.NICDirect[g][n] &&
+				p.back[g][n].Type <= topo.P2C}, 0}
 		}
 	}
 	return policyAnswer{}

@@ -67,7 +67,8 @@ func readNCCLXML(r io.Reader) (*topo.Host, error) {
 	}
 	switch {
 	case root.XMLName.Local == "topology":
-		return nil, errors.New("it is a file of hwloc (<topology>); one of NCCL begins with <system>, and NCCL_TOPO_DUMP_FILE makes it")
+		return nil, errors.New("it is a file of hwloc (<topology>); one of NCCL begins with <system>, and " +
+			"NCCL_TOPO_DUMP_FILE makes it")
 	case root.XMLName.Local != "system":
 		return nil, fmt.Errorf("its root is <%s>; an NCCL topology begins with <system>", root.XMLName.Local)
 	case root.Version != "1" && root.Version != "2":
@@ -113,9 +114,11 @@ func checkXML(text []byte) error {
 		}
 		switch {
 		case elements > maxXMLElements:
-			return &textfile.PlaceError{Line: line, Column: column, Err: fmt.Errorf("it has more than %d elements, which no topology has", maxXMLElements)}
+			return &textfile.PlaceError{Line: line, Column: column,
+				Err: fmt.Errorf("it has more than %d elements, which no topology has", maxXMLElements)}
 		case depth > maxXMLDepth:
-			return &textfile.PlaceError{Line: line, Column: column, Err: fmt.Errorf("its elements lie more than %d deep, which those of no topology do", maxXMLDepth)}
+			return &textfile.PlaceError{Line: line, Column: column,
+				Err: fmt.Errorf("its elements lie more than %d deep, which those of no topology do", maxXMLDepth)}
 		}
 	}
 }
@@ -333,17 +336,20 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 	}
 	switch {
 	case len(p.GPUs) > 0 || len(p.NICs) == 0 && len(p.PCI) == 0 && pci.Graphics(p.Class, p.Vendor):
-		if err := x.gpu(p, topo.GPU{Host: x.at, BusID: busID, Vendor: pci.MakerOf(p.Vendor), Minor: -1, NUMA: numa, Place: place, Device: identity}); err != nil {
+		if err := x.gpu(p, topo.GPU{Host: x.at, BusID: busID, Vendor: pci.MakerOf(p.Vendor), Minor: -1, NUMA: numa,
+			Place: place, Device: identity}); err != nil {
 			return p.fail("%w", err)
 		}
 		return nil
 	case len(p.NICs) > 0:
-		if err := x.nics(p.NICs, networkOf(p, topo.NIC{Host: x.at, BusID: busID, NUMA: numa, Place: place, Device: identity})); err != nil {
+		if err := x.nics(p.NICs, networkOf(p, topo.NIC{Host: x.at, BusID: busID, NUMA: numa, Place: place,
+			Device: identity})); err != nil {
 			return p.fail("%w", err)
 		}
 		return nil
 	case strings.HasPrefix(p.Class, pci.ClassNetwork):
-		nic := networkOf(p, topo.NIC{Host: x.at, Name: "nic@" + busID, BusID: busID, NUMA: numa, Place: place, Device: identity})
+		nic := networkOf(p, topo.NIC{Host: x.at, Name: "nic@" + busID, BusID: busID, NUMA: numa, Place: place,
+			Device: identity})
 		if err := x.addNIC(nic); err != nil {
 			return p.fail("%w", err)
 		}
@@ -466,7 +472,8 @@ func addC2C(gpu *topo.GPU, links []xmlLink) error {
 	for _, l := range links {
 		count, errCount := strconv.Atoi(l.Count)
 		mbps, errRate := strconv.Atoi(l.MBps)
-		if errCount != nil || errRate != nil || count < 1 || count > 1000 || mbps < 1 || gpu.C2C*1000+float64(count)*float64(mbps) > 1e9 {
+		if errCount != nil || errRate != nil || count < 1 || count > 1000 || mbps < 1 ||
+			gpu.C2C*1000+float64(count)*float64(mbps) > 1e9 {
 			return fmt.Errorf("GPU %s has a C2C link of count %q and bandwidth %q", gpu.BusID, l.Count, l.MBps)
 		}
 		gpu.C2C += float64(count) * float64(mbps) / 1000
@@ -558,7 +565,8 @@ func (x *xmlReader) addNIC(nic topo.NIC) error {
 	key := nic.Host + "/" + nic.Name
 	if x.names[key] {
 		// NCCL repeats a <net> without a PCI device below every <cpu>.
-		if nic.BusID == "" && slices.ContainsFunc(x.host.NICs, func(n topo.NIC) bool { return n.Host == nic.Host && n.Name == nic.Name && n.BusID == "" }) {
+		if nic.BusID == "" && slices.ContainsFunc(x.host.NICs,
+			func(n topo.NIC) bool { return n.Host == nic.Host && n.Name == nic.Name && n.BusID == "" }) {
 			return nil
 		}
 		return fmt.Errorf("it has two <net> named %q", nic.Name)
@@ -617,11 +625,14 @@ func SuspectBridges(h *topo.Host) {
 	for _, n := range h.NICs {
 		known := n.Device.Vendor == pci.VendorMellanox && n.Device.Device == pci.DeviceConnectX7
 		other := n.Device.Vendor != "" && n.Device.Device != "" && !known
-		tiny := n.LinkWidth >= 1 && n.LinkWidth <= bridgeLanes || n.LinkWidth == 0 && known && n.Link > 0 && n.Link <= bridgeLink
+		tiny := n.LinkWidth >= 1 && n.LinkWidth <= bridgeLanes || n.LinkWidth == 0 && known && n.Link > 0 &&
+			n.Link <= bridgeLink
 		if !tiny || other || n.Ethernet || n.Software || n.BusID == "" {
 			continue
 		}
-		h.Note("%s may be a management bridge of NVSwitches, as boards with B200 have them, and no NIC: its PCIe link carries %.3g GB/s; the file has no vital product data that would tell (plan.exclude.nics leaves it out)", nicOnHost(n), n.Link)
+		h.Note("%s may be a management bridge of NVSwitches, as boards with B200 have them, and no NIC: its PCIe link "+
+			"carries %.3g GB/s; the file has no vital product data that would tell (plan.exclude.nics leaves it out)",
+			nicOnHost(n), n.Link)
 	}
 }
 
@@ -629,7 +640,8 @@ func SuspectBridges(h *topo.Host) {
 func (x *xmlReader) finish() {
 	h := x.host
 	if x.classless > 0 {
-		h.Note("%d PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out", x.classless)
+		h.Note("%d PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out",
+			x.classless)
 	}
 	for _, u := range x.unusable {
 		others := ""

@@ -111,11 +111,13 @@ func TestPathHasBandwidthOfSlowestLink(t *testing.T) {
 		{"02:00.0", "0000:04:00.0", topo.Path{Type: topo.PIX, Bandwidth: 25}, "other spellings"},
 		{"0000:03:00.0", "mlx5_0", topo.Path{Type: topo.PIX, Bandwidth: 12}, "a link of 16 GT/s and 8 lanes"},
 		{"0000:06:00.0", "mlx5_0", topo.Path{Type: topo.PXB, Bandwidth: 25}, "two switches"},
-		{"0000:07:00.0", "mlx5_0", topo.Path{Type: topo.PHB, Bandwidth: 12}, "the CPU, and a link that tells nothing of itself"},
+		{"0000:07:00.0", "mlx5_0", topo.Path{Type: topo.PHB, Bandwidth: 12},
+			"the CPU, and a link that tells nothing of itself"},
 		{"0000:81:00.0", "mlx5_0", topo.Path{Type: topo.SYS, Bandwidth: 22}, "the socket link of Sapphire Rapids"},
 		{"0000:02:00.0", "0000:03:00.0", topo.Path{Type: topo.PIX, Bandwidth: 12}, "one switch"},
 		{"0000:03:00.0", "0000:07:00.0", topo.Path{Type: topo.NVL, Bandwidth: 41.2}, "two NVLinks"},
-		{"0000:02:00.0", "0000:07:00.0", topo.Path{Type: topo.PHB, Bandwidth: 12}, "PCIe does not go on by NVLink through a GPU"},
+		{"0000:02:00.0", "0000:07:00.0", topo.Path{Type: topo.PHB, Bandwidth: 12},
+			"PCIe does not go on by NVLink through a GPU"},
 		{"0000:02:00.0", "eth0", topo.Path{Type: topo.PHB, Bandwidth: 12.5}, "a NIC that the file puts straight at the CPU"},
 	} {
 		for _, ends := range [][2]string{{tt.from, tt.to}, {tt.to, tt.from}} {
@@ -132,7 +134,8 @@ func TestPathHasBandwidthOfSlowestLink(t *testing.T) {
 
 func TestPathUnknownDeviceErrorNamesDevice(t *testing.T) {
 	for _, name := range []string{"mlx5_9", "0000:44:00.0", "0000:01:00.0", ""} {
-		if _, err := graph.Between(ncclfile.ReadXML(t, topotest.SmallHost), "0000:02:00.0", name); err == nil || !strings.Contains(err.Error(), strconv.Quote(name)) {
+		if _, err := graph.Between(ncclfile.ReadXML(t, topotest.SmallHost), "0000:02:00.0", name); err == nil ||
+			!strings.Contains(err.Error(), strconv.Quote(name)) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -171,7 +174,8 @@ func TestReadSkeletonFindsDevicesByClass(t *testing.T) {
 			{Index: 0, BusID: "0001:00:00.0", Order: 1, Minor: -1, Place: topo.Place{Switch: "ffff:ff:01.0", Link: 12}},
 			{Index: 1, BusID: "0002:00:00.0", Minor: -1, Place: topo.Place{Switch: "ffff:ff:01.0", Link: 12}},
 		},
-		NICs: []topo.NIC{{Name: "nic@0101:00:00.0", BusID: "0101:00:00.0", Order: 2, Protocol: "InfiniBand", Place: topo.Place{Switch: "ffff:ff:01.0", Link: 12}}},
+		NICs: []topo.NIC{{Name: "nic@0101:00:00.0", BusID: "0101:00:00.0", Order: 2, Protocol: "InfiniBand",
+			Place: topo.Place{Switch: "ffff:ff:01.0", Link: 12}}},
 		Notes: []string{
 			"graphics device 0000:03:00.0 of vendor 0x1a03 is left out: it is neither NVIDIA's, AMD's nor Hygon's",
 			"1 PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out",
@@ -193,10 +197,13 @@ func TestReadNetsOfFunctionBecomeNICs(t *testing.T) {
 	</cpu></system>`)
 	a1, a2 := topo.Place{Link: 12}, topo.Place{Link: 12}
 	want := []topo.NIC{
-		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Order: 3, Place: a2, Ports: []topo.Port{{RateGbps: 1}}, Ethernet: true, Reason: "it has no RDMA"},
-		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Order: 1, Place: a1, Ports: []topo.Port{{Number: 1, RateGbps: 100}}},
+		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Order: 3, Place: a2, Ports: []topo.Port{{RateGbps: 1}},
+			Ethernet: true, Reason: "it has no RDMA"},
+		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Order: 1, Place: a1,
+			Ports: []topo.Port{{Number: 1, RateGbps: 100}}},
 		{Name: "mlx5_10", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []topo.Port{{Number: 2}}},
-		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Order: 2, Place: a1, Ports: []topo.Port{{Number: 3, RateGbps: 100}}},
+		{Name: "nic@0000:a1:00.0#2", BusID: "0000:a1:00.0", Order: 2, Place: a1,
+			Ports: []topo.Port{{Number: 3, RateGbps: 100}}},
 	}
 	if diff := cmp.Diff(want, h.NICs, topotest.Plain); diff != "" {
 		t.Error(diff)
@@ -204,7 +211,8 @@ func TestReadNetsOfFunctionBecomeNICs(t *testing.T) {
 }
 
 func TestReadBondNameSetsBond(t *testing.T) {
-	for _, n := range ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:01:00.0", "mlx5_bond_0"), topotest.NetXML("0000:02:00.0", "mlx5_1")))).NICs {
+	for _, n := range ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
+		topotest.NetXML("0000:01:00.0", "mlx5_bond_0"), topotest.NetXML("0000:02:00.0", "mlx5_1")))).NICs {
 		if n.Bond != (n.Name == "mlx5_bond_0") {
 			t.Errorf("%s: bond %t", n.Name, n.Bond)
 		}
@@ -215,13 +223,15 @@ func TestReadBondNameSetsBond(t *testing.T) {
 // <net> without dev from the host.
 func TestReadNetWithoutGDRHasNoDirectRoute(t *testing.T) {
 	pci := func(busID, net string) string {
-		return fmt.Sprintf(`<pci busid="%s" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>%s</nic></pci>`, busID, net)
+		return fmt.Sprintf(`<pci busid="%s" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"><nic>%s</nic></pci>`,
+			busID, net)
 	}
-	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0, topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", topotest.GPUXML("0000:02:00.0", 0, "")+
-		pci("0000:03:00.0", `<net name="a" dev="0" speed="400000" guid="0x1" gdr="1"/>`)+
-		pci("0000:04:00.0", `<net name="b" dev="1" speed="400000" guid="0x2"/>`)+
-		pci("0000:05:00.0", `<net name="c" speed="400000" guid="0x3"/>`)+
-		`<pci busid="0000:06:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"/>`))))
+	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
+		topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", topotest.GPUXML("0000:02:00.0", 0, "")+
+			pci("0000:03:00.0", `<net name="a" dev="0" speed="400000" guid="0x1" gdr="1"/>`)+
+			pci("0000:04:00.0", `<net name="b" dev="1" speed="400000" guid="0x2"/>`)+
+			pci("0000:05:00.0", `<net name="c" speed="400000" guid="0x3"/>`)+
+			`<pci busid="0000:06:00.0" class="0x020700" link_speed="32.0 GT/s PCIe" link_width="16"/>`))))
 	pairs := graph.All(h, topo.RulesNCCL)
 	for nic, want := range map[string]bool{"a": true, "b": false, "c": true, "nic@0000:06:00.0": true} {
 		if got := ncclfile.PairOf(t, pairs, "0000:02:00.0", nic); got.Type != topo.PIX || got.Policy.Direct != want {
@@ -232,8 +242,10 @@ func TestReadNetWithoutGDRHasNoDirectRoute(t *testing.T) {
 
 func TestNICDownHasNoPolicyAndKeepsOtherNICs(t *testing.T) {
 	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
-		topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", topotest.GPUXML("0000:02:00.0", 0, nvlinkTo("0000:12:00.0"))+topotest.NetXML("0000:03:00.0", "mlx5_0")),
-		topotest.Bridge("0000:11:00.0", "0x10b5 0x9765 0x10b5 0x9765", topotest.GPUXML("0000:12:00.0", 1, nvlinkTo("0000:02:00.0"))+topotest.NetXML("0000:13:00.0", "mlx5_1")))))
+		topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765",
+			topotest.GPUXML("0000:02:00.0", 0, nvlinkTo("0000:12:00.0"))+topotest.NetXML("0000:03:00.0", "mlx5_0")),
+		topotest.Bridge("0000:11:00.0", "0x10b5 0x9765 0x10b5 0x9765",
+			topotest.GPUXML("0000:12:00.0", 1, nvlinkTo("0000:02:00.0"))+topotest.NetXML("0000:13:00.0", "mlx5_1")))))
 	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:12:00.0", "mlx5_0"); got.PXN == nil {
 		t.Fatalf("%+v; want PXN", got)
 	}
@@ -256,25 +268,30 @@ func TestReadMalformedTopologyFails(t *testing.T) {
 		return `<system version="1"><cpu numaid="0">` + inner + `</cpu></system>`
 	}
 	for name, tt := range map[string]struct{ text, want string }{
-		"empty":               {"", "EOF"},
-		"not closed":          {`<system version="1"><cpu`, "XML syntax error"},
-		"hwloc":               {`<topology version="2.0"/>`, "NCCL_TOPO_DUMP_FILE"},
-		"another root":        {`<graphs version="1"/>`, "<graphs>"},
-		"another version":     {`<system version="7"><cpu numaid="0"/></system>`, `"7"`},
-		"no CPU":              {`<system version="1"/>`, "no <cpu>"},
-		"a NUMA node of 2^62": {`<system version="1"><cpu numaid="4611686018427387904"/></system>`, "numaid of a <cpu>: 4611686018427387904 is no NUMA node; they are numbered from 0 to 65535"},
-		"a NUMA node of -2":   {`<system version="1"><cpu numaid="-2"/></system>`, "-2 is no NUMA node"},
-		"a GPU of 2^62":       {cpu(`<pci busid="1:0.0"><gpu dev="4611686018427387904"/></pci>`), "dev of GPU 0000:01:00.0: 4611686018427387904 is no number of a GPU; they are numbered from 0 to 4095"},
-		"a GPU of 2^64":       {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), "is no number of a GPU"},
-		"no NUMA node":        {`<system version="1"><cpu/></system>`, "numaid"},
-		"two equal nodes":     {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, "two <cpu>"},
-		"a wrong address":     {cpu(`<pci busid="x"/>`), `"x"`},
-		"no address":          {cpu(`<pci class="0x030200"/>`), "busid"},
-		"an address twice":    {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`), "0000:01:00.0"},
-		"a name twice":        {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), `"a"`},
-		"a nameless net":      {cpu(`<nic><net/></nic>`), "no name"},
-		"NVLinks uncounted":   {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`), "count"},
-		"an NVLink nowhere":   {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`), "target"},
+		"empty":           {"", "EOF"},
+		"not closed":      {`<system version="1"><cpu`, "XML syntax error"},
+		"hwloc":           {`<topology version="2.0"/>`, "NCCL_TOPO_DUMP_FILE"},
+		"another root":    {`<graphs version="1"/>`, "<graphs>"},
+		"another version": {`<system version="7"><cpu numaid="0"/></system>`, `"7"`},
+		"no CPU":          {`<system version="1"/>`, "no <cpu>"},
+		"a NUMA node of 2^62": {`<system version="1"><cpu numaid="4611686018427387904"/></system>`,
+			"numaid of a <cpu>: 4611686018427387904 is no NUMA node; they are numbered from 0 to 65535"},
+		"a NUMA node of -2": {`<system version="1"><cpu numaid="-2"/></system>`, "-2 is no NUMA node"},
+		"a GPU of 2^62": {cpu(`<pci busid="1:0.0"><gpu dev="4611686018427387904"/></pci>`),
+			"dev of GPU 0000:01:00.0: 4611686018427387904 is no number of a GPU; they are numbered from 0 to 4095"},
+		"a GPU of 2^64":   {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), "is no number of a GPU"},
+		"no NUMA node":    {`<system version="1"><cpu/></system>`, "numaid"},
+		"two equal nodes": {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, "two <cpu>"},
+		"a wrong address": {cpu(`<pci busid="x"/>`), `"x"`},
+		"no address":      {cpu(`<pci class="0x030200"/>`), "busid"},
+		"an address twice": {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`),
+			"0000:01:00.0"},
+		"a name twice":   {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), `"a"`},
+		"a nameless net": {cpu(`<nic><net/></nic>`), "no name"},
+		"NVLinks uncounted": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`),
+			"count"},
+		"an NVLink nowhere": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`),
+			"target"},
 	} {
 		_, err := ncclxml.Read(strings.NewReader(tt.text), "some.xml")
 		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
@@ -285,13 +302,15 @@ func TestReadMalformedTopologyFails(t *testing.T) {
 
 func TestReadMissingFileErrorNamesFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.xml")
-	if _, err := reader.Read(file, topo.Options{}); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), file) {
+	if _, err := reader.Read(file, topo.Options{}); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), file) {
 		t.Error(err)
 	}
 }
 
 func FuzzReadNCCLXML(f *testing.F) {
-	topotest.AddSeeds(f, "*.xml", topotest.SmallHost, `<system version="1"><cpu numaid="65535"><pci busid="1:0.0"><gpu dev="4095"/></pci></cpu></system>`,
+	topotest.AddSeeds(f, "*.xml", topotest.SmallHost,
+		`<system version="1"><cpu numaid="65535"><pci busid="1:0.0"><gpu dev="4095"/></pci></cpu></system>`,
 		`<system version="1"><cpu numaid="4611686018427387904"><pci busid="1:0.0"><gpu dev="9223372036854775807"/></pci></cpu></system>`)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := ncclxml.Read(strings.NewReader(string(text)), "fuzz.xml")
@@ -340,7 +359,8 @@ func FuzzReadNCCLXML(f *testing.F) {
 
 func TestReadNCCLXMLMergesNetsWithoutPCIDevice(t *testing.T) {
 	const tunnel = `<nic><net name="tunl0" dev="0" speed="10000" port="0" guid="0x0"/></nic>`
-	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0"><pci busid="1:0.0" class="0x030200"/>`+tunnel+`</cpu><cpu numaid="1">`+tunnel+`</cpu></system>`)
+	h := ncclfile.ReadXML(t, `<system version="1"><cpu numaid="0"><pci busid="1:0.0" class="0x030200"/>`+
+		tunnel+`</cpu><cpu numaid="1">`+tunnel+`</cpu></system>`)
 	if len(h.NICs) != 1 || h.NICs[0].Name != "tunl0" || h.NICs[0].NUMA != 0 {
 		t.Errorf("%+v", h.NICs)
 	}

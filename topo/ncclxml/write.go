@@ -54,7 +54,8 @@ func Write(h *topo.Host) ([]byte, error) {
 		return nil, fmt.Errorf("writing NCCL's XML: %w", err)
 	}
 	if n := root.count(); n > maxNCCLElements {
-		return nil, fmt.Errorf("writing NCCL's XML: it would have %d elements, and NCCL reads no more than %d; peerlane topo -o json has no such bound", n, maxNCCLElements)
+		return nil, fmt.Errorf("writing NCCL's XML: it would have %d elements, and NCCL reads no more than %d; peerlane "+
+			"topo -o json has no such bound", n, maxNCCLElements)
 	}
 	return root.text(), nil
 }
@@ -178,7 +179,8 @@ type ncclWriter struct {
 
 func documentOf(h *topo.Host) (*element, error) {
 	if h.Matrix != nil {
-		return nil, errors.New("the text of nvidia-smi topo -m has path types and no tree, and NCCL's file is a tree; peerlane topo capture on that host makes a file that has one")
+		return nil, errors.New("the text of nvidia-smi topo -m has path types and no tree, and NCCL's file is a tree; " +
+			"peerlane topo capture on that host makes a file that has one")
 	}
 	h = AsNCCLReads(h)
 	w := &ncclWriter{
@@ -384,7 +386,8 @@ func (w *ncclWriter) above(host, what string, p topo.Place, numa int) (*element,
 func (w *ncclWriter) addSwitches() error {
 	for _, s := range w.host.Switches {
 		class := s.Device.Class
-		if class == "" || pci.Graphics(class, "") || strings.HasPrefix(class, pci.ClassNetwork) || strings.HasPrefix(class, pci.ClassNVSwitch) {
+		if class == "" || pci.Graphics(class, "") || strings.HasPrefix(class, pci.ClassNetwork) ||
+			strings.HasPrefix(class, pci.ClassNVSwitch) {
 			class = ClassBridge // NCCL would take the class of the switch for a device
 		}
 		e := pciElement(s.BusID, class, s.Device, s.Place)
@@ -449,13 +452,15 @@ func linkWords(p topo.Place) (speed, width string) {
 		lanes = strconv.Itoa(p.LinkWidth)
 	}
 	if p.Link == 0 || p.Link == bandwidths.PCIe(p.LinkSpeed, p.LinkWidth) {
-		if !slices.ContainsFunc(bandwidths.PCIeSpeeds, func(s bandwidths.PCIeSpeed) bool { return strings.HasPrefix(p.LinkSpeed, s.Begins) }) {
+		known := func(s bandwidths.PCIeSpeed) bool { return strings.HasPrefix(p.LinkSpeed, s.Begins) }
+		if !slices.ContainsFunc(bandwidths.PCIeSpeeds, known) {
 			return "", lanes
 		}
 		return p.LinkSpeed, lanes
 	}
 	best := math.Inf(1)
-	for _, text := range []string{"2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"} {
+	for _, text := range []string{"2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe",
+		"64.0 GT/s PCIe"} {
 		for _, n := range []int{16, 8, 4, 2, 1, 32, 12} { // the widths that PCI Express defines
 			if off := math.Abs(bandwidths.PCIe(text, n) - p.Link); off < best {
 				best, speed, width = off, text, strconv.Itoa(n)
@@ -501,7 +506,8 @@ func (w *ncclWriter) addGPU(g topo.GPU) error {
 		gpu.add(link, "target", target, "count", strconv.Itoa(l.Count), "tclass", class)
 	}
 	if g.NVLinkCPU > 0 {
-		gpu.add(link, "target", ncclUnseen, "count", strconv.Itoa(int(math.Round(g.NVLinkCPU/bandwidth))), "tclass", pci.ClassNVLinkCPU)
+		gpu.add(link, "target", ncclUnseen, "count", strconv.Itoa(int(math.Round(g.NVLinkCPU/bandwidth))), "tclass",
+			pci.ClassNVLinkCPU)
 	}
 	if g.C2C > 0 {
 		gpu.add("c2c", "bw", strconv.Itoa(int(math.Round(g.C2C*1000))), "count", "1")

@@ -235,7 +235,8 @@ func TestWriteEthernetNICStaysEthernet(t *testing.T) {
 	for _, n := range ncclfile.ReadXML(t, write(t, h)).NICs {
 		got[n.Name] = n.Ethernet
 	}
-	if diff := cmp.Diff(map[string]bool{"eth0": true, "nic@0000:0b:00.0": true, "nic@0000:0c:00.0": false}, got); diff != "" {
+	if diff := cmp.Diff(map[string]bool{"eth0": true, "nic@0000:0b:00.0": true, "nic@0000:0c:00.0": false},
+		got); diff != "" {
 		t.Errorf("Ethernet (-want +got):\n%s", diff)
 	}
 }
@@ -283,8 +284,10 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		"a long name":      {one(func(h *topo.Host) { h.NICs[0].Name = strings.Repeat("n", 254) }), "253 bytes"},
 		"a node not there": {one(func(h *topo.Host) { h.CPUs = h.CPUs[:1] }), "NUMA node 1"},
 		"a switch nowhere": {one(func(h *topo.Host) { h.GPUs[0].Switch = "0000:99:00.0" }), "0000:99:00.0"},
-		"a circle":         {one(func(h *topo.Host) { h.Switches[0].Switch = h.Switches[1].BusID }), "no way leads from switch 0000:01:00.0"},
-		"a switch twice":   {one(func(h *topo.Host) { h.Switches = append(h.Switches, h.Switches[1]) }), "two switches have the address 0000:05:00.0"},
+		"a circle": {one(func(h *topo.Host) { h.Switches[0].Switch = h.Switches[1].BusID }),
+			"no way leads from switch 0000:01:00.0"},
+		"a switch twice": {one(func(h *topo.Host) { h.Switches = append(h.Switches, h.Switches[1]) }),
+			"two switches have the address 0000:05:00.0"},
 		"many elements": {one(func(h *topo.Host) {
 			for i := range 240 {
 				h.GPUs = append(h.GPUs, topo.GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 9 + i})
@@ -338,7 +341,8 @@ func FuzzWriteNCCLXML(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, written)
 		}
-		if diff := cmp.Diff(graph.All(h, topo.RulesNCCL), graph.All(again, topo.RulesNCCL), cmpopts.EquateApprox(1e-9, 0)); diff != "" {
+		if diff := cmp.Diff(graph.All(h, topo.RulesNCCL), graph.All(again, topo.RulesNCCL),
+			cmpopts.EquateApprox(1e-9, 0)); diff != "" {
 			t.Errorf("paths of the input (-), and of the output (+):\n%s\n%s", diff, written)
 		}
 		ncclfile.ReadAsNCCLDoes(t, written)

@@ -52,9 +52,11 @@ func TestHealthReadsDriverAndGPUs(t *testing.T) {
 	want := Health{
 		Driver: "580.95.05", Failures: []string{"nvmlSystemGetCudaDriverVersion: Unknown Error"},
 		GPUs: []GPUHealth{
-			{Index: 0, BusID: "0000:17:00.0", BAR1: 256 << 20, BAR1Free: 250 << 20, Memory: 80 << 30, MemoryFree: 79 << 30, Persistence: &on,
-				NoP2P: map[string]string{"0000:3b:00.0": "write: the chipset does not support it"}},
-			{Index: 1, BusID: "0000:3b:00.0", BAR1: 256 << 20, BAR1Free: 250 << 20, Persistence: &off, NoP2P: map[string]string{},
+			{Index: 0, BusID: "0000:17:00.0", BAR1: 256 << 20, BAR1Free: 250 << 20, Memory: 80 << 30, MemoryFree: 79 << 30,
+				Persistence: &on,
+				NoP2P:       map[string]string{"0000:3b:00.0": "write: the chipset does not support it"}},
+			{Index: 1, BusID: "0000:3b:00.0", BAR1: 256 << 20, BAR1Free: 250 << 20, Persistence: &off,
+				NoP2P:    map[string]string{},
 				Failures: []string{"nvmlDeviceGetMemoryInfo: Unknown Error"}},
 		},
 	}

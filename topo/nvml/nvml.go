@@ -15,10 +15,12 @@ import (
 	"github.com/peerlane/peerlane/topo"
 )
 
-// ErrNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
+// errNoLibrary is the error on a host without libnvidia-ml.so.1, for example without NVIDIA's
 // driver. ErrNoLibrary wraps topo.ErrNoNVML.
-var ErrNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1", Cause: topo.ErrNoNVML,
-	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's libraries"}
+var errNoLibrary error = &fault.Error{Code: fault.NoCUDA, Operation: "open", Object: "libnvidia-ml.so.1",
+	Cause: topo.ErrNoNVML,
+	Remedy: "install NVIDIA's driver, or run the command on the host in place of a container without the driver's " +
+		"libraries"}
 
 // Library is NVML, and implements topo.NVML.
 type Library struct{ nvml nvml.Interface }
@@ -67,7 +69,7 @@ func (l *Library) while(do func(count int)) (err error) {
 	switch result := l.nvml.Init(); result {
 	case nvml.SUCCESS:
 	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return ErrNoLibrary
+		return errNoLibrary
 	default:
 		return l.failed("nvmlInit", result)
 	}
@@ -231,7 +233,8 @@ func (a *asking) links() {
 		if a.gpu.Lost {
 			break
 		}
-		if able, result := a.device.GetNvLinkCapability(link, nvml.NVLINK_CAP_P2P_SUPPORTED); !a.linkTold("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
+		if able, result := a.device.GetNvLinkCapability(link,
+			nvml.NVLINK_CAP_P2P_SUPPORTED); !a.linkTold("nvmlDeviceGetNvLinkCapability", link, result) || able == 0 {
 			continue
 		}
 		if !a.active(link) {
@@ -239,7 +242,8 @@ func (a *asking) links() {
 		}
 		kind := nvml.IntNvLinkDeviceType(nvml.NVLINK_DEVICE_TYPE_UNKNOWN)
 		if a.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
-			if far, result := a.device.GetNvLinkRemoteDeviceType(link); a.linkTold("nvmlDeviceGetNvLinkRemoteDeviceType", link, result) {
+			if far, result := a.device.GetNvLinkRemoteDeviceType(link); a.linkTold("nvmlDeviceGetNvLinkRemoteDeviceType", link,
+				result) {
 				kind = far
 			}
 		}
@@ -251,7 +255,8 @@ func (a *asking) links() {
 			peers[""]++
 			continue
 		}
-		if remote, result := a.device.GetNvLinkRemotePciInfo(link); a.linkTold("nvmlDeviceGetNvLinkRemotePciInfo", link, result) {
+		if remote, result := a.device.GetNvLinkRemotePciInfo(link); a.linkTold("nvmlDeviceGetNvLinkRemotePciInfo", link,
+			result) {
 			peers[text(remote.BusId[:])]++
 		}
 	}
@@ -303,7 +308,8 @@ func (a *asking) field(id, scope int) (value uint32, told bool) {
 	}
 	values := []nvml.FieldValue{{FieldId: uint32(id), ScopeId: uint32(scope)}}
 	call := fmt.Sprintf("nvmlDeviceGetFieldValues(%d)", id)
-	if !a.linkTold(call, scope, a.device.GetFieldValues(values)) || !a.linkTold(call, scope, nvml.Return(values[0].NvmlReturn)) {
+	if !a.linkTold(call, scope, a.device.GetFieldValues(values)) ||
+		!a.linkTold(call, scope, nvml.Return(values[0].NvmlReturn)) {
 		return 0, false
 	}
 	return binary.NativeEndian.Uint32(values[0].Value[:]), true

@@ -67,7 +67,10 @@ func device(links []link, mig int) *mock.Device {
 			}
 			return nvml.FEATURE_ENABLED, nvml.SUCCESS
 		},
-		GetNvLinkRemoteDeviceTypeFunc: func(i int) (nvml.IntNvLinkDeviceType, nvml.Return) { return links[i].kind, nvml.SUCCESS },
+		GetNvLinkRemoteDeviceTypeFunc: func(i int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+			return links[i].kind,
+				nvml.SUCCESS
+		},
 		GetNvLinkRemotePciInfoFunc: func(i int) (nvml.PciInfo, nvml.Return) {
 			return nvml.PciInfo{BusId: address(links[i].remote)}, nvml.SUCCESS
 		},
@@ -148,7 +151,8 @@ func TestGPUsAreDescribed(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := []topo.NVMLGPU{{
-			BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, MIG: tt.wantMIG, Capability: 90, NVLinks: tt.want, NVLinksCPU: tt.toCPU,
+			BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, MIG: tt.wantMIG, Capability: 90,
+			NVLinks: tt.want, NVLinksCPU: tt.toCPU,
 		}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: %s", tt.name, diff)
@@ -161,7 +165,10 @@ func TestGPUsAreDescribed(t *testing.T) {
 
 func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
 	d := device(nil, -1)
-	d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) { return nvml.COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.SUCCESS }
+	d.GetComputeModeFunc = func() (nvml.ComputeMode, nvml.Return) {
+		return nvml.COMPUTEMODE_EXCLUSIVE_PROCESS,
+			nvml.SUCCESS
+	}
 	d.GetVirtualizationModeFunc = func() (nvml.GpuVirtualizationMode, nvml.Return) {
 		return nvml.GPU_VIRTUALIZATION_MODE_VGPU, nvml.SUCCESS
 	}
@@ -190,8 +197,10 @@ func TestModesThatKeepAGPUFromBeingShared(t *testing.T) {
 // Each call fails with each error code: the GPU stays in the list, with the answers of
 // successful calls.
 func TestFailedCallLosesOnlyItsValues(t *testing.T) {
-	whole := topo.NVMLGPU{BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, Capability: 90, NVLinks: map[string]int{"": 1}, C2C: 1, C2CBandwidth: 40000}
-	for _, result := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_GPU_IS_LOST, nvml.ERROR_TIMEOUT} {
+	whole := topo.NVMLGPU{BusID: "00000000:17:00.0", UUID: "GPU-a", Name: "NVIDIA H200", Minor: -1, Capability: 90,
+		NVLinks: map[string]int{"": 1}, C2C: 1, C2CBandwidth: 40000}
+	for _, result := range []nvml.Return{nvml.ERROR_UNKNOWN, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NOT_SUPPORTED,
+		nvml.ERROR_GPU_IS_LOST, nvml.ERROR_TIMEOUT} {
 		for call, c := range map[string]struct {
 			fail func(d *mock.Device)
 			cost func(g *topo.NVMLGPU)
@@ -265,7 +274,8 @@ func TestFailedCallLosesOnlyItsValues(t *testing.T) {
 			d := device([]link{{kind: nvml.NVLINK_DEVICE_TYPE_SWITCH}}, -1)
 			fields(d, map[field]uint32{
 				{nvml.FI_DEV_NVLINK_GET_STATE, 0}: 1,
-				{nvml.FI_DEV_C2C_LINK_COUNT, 0}:   1, {nvml.FI_DEV_C2C_LINK_GET_STATUS, 0}: 1, {nvml.FI_DEV_C2C_LINK_GET_MAX_BW, 0}: 40000,
+				{nvml.FI_DEV_C2C_LINK_COUNT, 0}:   1, {nvml.FI_DEV_C2C_LINK_GET_STATUS, 0}: 1,
+				{nvml.FI_DEV_C2C_LINK_GET_MAX_BW, 0}: 40000,
 			})
 			c.fail(d)
 			l, m := library(d)
@@ -290,7 +300,8 @@ func TestFailedCallLosesOnlyItsValues(t *testing.T) {
 			if diff := cmp.Diff(want, g); diff != "" {
 				t.Errorf("%s, %s (-want +got):\n%s", call, result.Error(), diff)
 			}
-			if silent := result == nvml.ERROR_NOT_SUPPORTED; silent != (len(failures) == 0) || !silent && !strings.HasPrefix(failures[0], call+": "+result.Error()) {
+			if silent := result == nvml.ERROR_NOT_SUPPORTED; silent != (len(failures) == 0) || !silent &&
+				!strings.HasPrefix(failures[0], call+": "+result.Error()) {
 				t.Errorf("%s, %s: failures %q", call, result.Error(), failures)
 			}
 		}
@@ -405,8 +416,14 @@ func TestProcessesAreNamed(t *testing.T) {
 		return []nvml.ProcessInfo{{Pid: 11, UsedGpuMemory: 1 << 20}}, nvml.SUCCESS
 	}
 	silent := device(nil, -1)
-	silent.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.ERROR_NO_PERMISSION }
-	silent.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
+	silent.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
+		return nil,
+			nvml.ERROR_NO_PERMISSION
+	}
+	silent.GetGraphicsRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) {
+		return nil,
+			nvml.ERROR_NOT_SUPPORTED
+	}
 	l, m := library(d)
 	m.DeviceGetCountFunc = func() (int, nvml.Return) { return 3, nvml.SUCCESS }
 	m.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
@@ -419,7 +436,8 @@ func TestProcessesAreNamed(t *testing.T) {
 		return d, nvml.SUCCESS
 	}
 	got, err := l.Processes()
-	want := []topo.GPUProcess{{GPU: 2, PID: 11, Memory: 512 << 20}, {GPU: 2, PID: 12}, {GPU: 2, PID: 11, Graphics: true, Memory: 1 << 20}}
+	want := []topo.GPUProcess{{GPU: 2, PID: 11, Memory: 512 << 20}, {GPU: 2, PID: 12},
+		{GPU: 2, PID: 11, Graphics: true, Memory: 1 << 20}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -451,20 +469,24 @@ func TestProcessesOfALibraryThatFails(t *testing.T) {
 }
 
 func TestFailingLibraryErrorNamesCall(t *testing.T) {
-	for _, result := range []nvml.Return{nvml.ERROR_LIB_RM_VERSION_MISMATCH, nvml.ERROR_DRIVER_NOT_LOADED, nvml.ERROR_NO_PERMISSION} {
+	for _, result := range []nvml.Return{nvml.ERROR_LIB_RM_VERSION_MISMATCH, nvml.ERROR_DRIVER_NOT_LOADED,
+		nvml.ERROR_NO_PERMISSION} {
 		l, m := library(device(nil, 0))
 		m.InitFunc = func() nvml.Return { return result }
-		if _, err := l.GPUs(); err == nil || errors.Is(err, topo.ErrNoNVML) || !strings.Contains(err.Error(), "nvmlInit: "+result.Error()) {
+		if _, err := l.GPUs(); err == nil || errors.Is(err, topo.ErrNoNVML) ||
+			!strings.Contains(err.Error(), "nvmlInit: "+result.Error()) {
 			t.Error(err)
 		}
 		l, m = library(device(nil, 0))
 		m.DeviceGetCountFunc = func() (int, nvml.Return) { return 0, result }
-		if _, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlDeviceGetCount: "+result.Error()) || len(m.ShutdownCalls()) != 1 {
+		if _, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlDeviceGetCount: "+result.Error()) ||
+			len(m.ShutdownCalls()) != 1 {
 			t.Error(err)
 		}
 		l, m = library(device(nil, 0))
 		m.ShutdownFunc = func() nvml.Return { return result }
-		if got, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlShutdown: "+result.Error()) || len(got) != 1 {
+		if got, err := l.GPUs(); err == nil || !strings.Contains(err.Error(), "nvmlShutdown: "+result.Error()) ||
+			len(got) != 1 {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -473,7 +495,7 @@ func TestFailingLibraryErrorNamesCall(t *testing.T) {
 func TestAbsentLibraryIsAPlainAnswer(t *testing.T) {
 	l := &Library{nvml.New(nvml.WithLibraryPath("libnvidia-ml-of-no-driver.so.1"))}
 	_, err := l.GPUs()
-	if !errors.Is(err, ErrNoLibrary) || !errors.Is(err, topo.ErrNoNVML) {
+	if !errors.Is(err, errNoLibrary) || !errors.Is(err, topo.ErrNoNVML) {
 		t.Error(err)
 	}
 	var f *fault.Error
@@ -485,7 +507,7 @@ func TestAbsentLibraryIsAPlainAnswer(t *testing.T) {
 // On a host with NVIDIA's driver NVML and sysfs must agree.
 func TestThisHostsLibraryAgreesWithSysfs(t *testing.T) {
 	gpus, err := New().GPUs()
-	if errors.Is(err, ErrNoLibrary) {
+	if errors.Is(err, errNoLibrary) {
 		t.Skip(err)
 	}
 	if _, absent := os.Stat("/proc/driver/nvidia"); err != nil && absent != nil {

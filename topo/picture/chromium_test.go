@@ -43,7 +43,8 @@ func chromium(t *testing.T, file string, arguments ...string) string {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.RemoveAll(profile) }()
-	arguments = append([]string{"--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking", "--disable-dev-shm-usage", "--user-data-dir=" + profile}, arguments...)
+	arguments = append([]string{"--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+		"--disable-background-networking", "--disable-dev-shm-usage", "--user-data-dir=" + profile}, arguments...)
 	if os.Getuid() == 0 {
 		arguments = append(arguments, "--no-sandbox") // Chromium refuses root without the flag
 	}
@@ -69,7 +70,8 @@ func writeFile(t *testing.T, name string, text []byte) string {
 }
 
 // screenshot returns the number of pixels of a picture by colour, and the colour of the corner.
-func screenshot(t *testing.T, file string, width, height float64, arguments ...string) (count map[string]int, corner string) {
+func screenshot(t *testing.T, file string, width, height float64, arguments ...string) (count map[string]int,
+	corner string) {
 	t.Helper()
 	to := filepath.Join(t.ArtifactDir(), strings.ReplaceAll(t.Name(), "/", "-")+".png")
 	chromium(t, file, append(arguments, "--screenshot="+to, fmt.Sprintf("--window-size=%.0f,%.0f", width, height))...)
@@ -248,14 +250,16 @@ func TestTextsNeitherOverlapNorLeaveThePicture(t *testing.T) {
 	// The faulty picture proves that the measurement detects faults.
 	broken := *all[0].picture
 	broken.columns = append(slices.Clone(broken.columns),
-		text{margin, 46, "", styleTitle, "over the title"}, text{broken.width - 5, 20, "", styleText, "outside"}, text{broken.lanes[0].label.x + 20, broken.lanes[0].stops[0].y + 4, "", styleText, "on a lane"})
+		text{margin, 46, "", styleTitle, "over the title"}, text{broken.width - 5, 20, "", styleText, "outside"},
+		text{broken.lanes[0].label.x + 20, broken.lanes[0].stops[0].y + 4, "", styleText, "on a lane"})
 	for _, m := range append(slices.Clone(all), machine{name: "broken", svg: string(broken.SVG())}) {
 		_, svg, _ := strings.Cut(m.svg, "?>")
 		fmt.Fprintf(&page, "<div data-name=%q>%s</div>", m.name, svg)
 	}
 	fmt.Fprintf(&page, "<script>%s</script>", measure)
 	var probes []probe
-	dumped(t, chromium(t, writeFile(t, "all.html", []byte(page.String())), "--dump-dom", "--window-size=1600,1000"), &probes)
+	dumped(t, chromium(t, writeFile(t, "all.html", []byte(page.String())), "--dump-dom", "--window-size=1600,1000"),
+		&probes)
 	if len(probes) != len(all)+1 {
 		t.Fatalf("the browser saw %d pictures, want %d", len(probes), len(all)+1)
 	}
@@ -270,7 +274,8 @@ func TestTextsNeitherOverlapNorLeaveThePicture(t *testing.T) {
 		if p.Texts < 10 {
 			t.Errorf("%s: the browser saw %d texts", p.Name, p.Texts)
 		}
-		for what, texts := range map[string][]string{"lie on each other": p.Overlaps, "leave the picture or their box": p.Outside, "have a line through them": p.Crossed} {
+		for what, texts := range map[string][]string{"lie on each other": p.Overlaps,
+			"leave the picture or their box": p.Outside, "have a line through them": p.Crossed} {
 			if len(texts) > 0 {
 				t.Errorf("%s: %d texts %s: %q", p.Name, len(texts), what, texts[:min(4, len(texts))])
 			}
@@ -305,7 +310,8 @@ addEventListener("load", () => {
   document.body.append(pre);
 });
 `
-	page := fmt.Sprintf("<!DOCTYPE html><meta charset=utf-8><body><iframe width=400 height=900 srcdoc=\"%s\"></iframe><script>%s</script>", html.EscapeString(frame), script)
+	page := fmt.Sprintf("<!DOCTYPE html><meta charset=utf-8><body><iframe width=400 height=900 "+
+		"srcdoc=\"%s\"></iframe><script>%s</script>", html.EscapeString(frame), script)
 	var got struct{ Texts, Small, Overlaps []string }
 	dumped(t, chromium(t, writeFile(t, "narrow.html", []byte(page)), "--dump-dom"), &got)
 	for _, want := range []string{"GPU 0", "GPU 7", "mlx5_0", "staged", gbs(drawn.picture.estimate.GPUs[0].Relay)} {
@@ -351,7 +357,8 @@ document.body.append(pre);
 		t.Errorf("the page has %d scripts, want the page's and the test's", got.Scripts)
 	}
 	var r, g, b int
-	if _, err := fmt.Sscanf(got.Paper, "rgb(%d, %d, %d)", &r, &g, &b); err != nil || fmt.Sprintf("#%02x%02x%02x", r, g, b) != colours(t, true)["paper"] {
+	if _, err := fmt.Sscanf(got.Paper, "rgb(%d, %d, %d)", &r, &g, &b); err != nil ||
+		fmt.Sprintf("#%02x%02x%02x", r, g, b) != colours(t, true)["paper"] {
 		t.Errorf("the page's ground is %s in the dark, want %s", got.Paper, colours(t, true)["paper"])
 	}
 	var links []string

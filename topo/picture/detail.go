@@ -14,8 +14,10 @@ func (p *Picture) describe(l *lane) {
 	lines := []string{l.start.name + ": " + p.route(l)}
 	if e := l.estimate; e != nil {
 		lines = append(lines,
-			fmt.Sprintf("All GPUs busy: %s (NCCL today %s, GPUDirect off %s)", gbs(e.Relay), figure(e.NCCL), figure(e.HostMemory)),
-			fmt.Sprintf("Alone: %s (NCCL today %s, GPUDirect off %s)", gbs(e.Alone.Relay), figure(e.Alone.NCCL), figure(e.Alone.HostMemory)))
+			fmt.Sprintf("All GPUs busy: %s (NCCL today %s, GPUDirect off %s)", gbs(e.Relay), figure(e.NCCL),
+				figure(e.HostMemory)),
+			fmt.Sprintf("Alone: %s (NCCL today %s, GPUDirect off %s)", gbs(e.Alone.Relay), figure(e.Alone.NCCL),
+				figure(e.Alone.HostMemory)))
 		if e.Limit != "" {
 			lines = append(lines, "Full: "+e.Limit)
 		}

@@ -101,8 +101,9 @@ func printed(r planner.Rates, figure func(float64) string) *rates {
 
 func (p *Picture) row(l *lane) row {
 	r := row{
-		Index: l.index, GPU: strconv.Itoa(l.start.gpu.Index), Address: plain(l.GPU), Role: l.Role, Kind: l.Kind, Pinned: l.Pinned,
-		NICs: plain(list(l.NICs)), Reason: plain(l.Reason),
+		Index: l.index, GPU: strconv.Itoa(l.start.gpu.Index), Address: plain(l.GPU), Role: l.Role, Kind: l.Kind,
+		Pinned: l.Pinned,
+		NICs:   plain(list(l.NICs)), Reason: plain(l.Reason),
 	}
 	switch l.Kind {
 	case planner.KindStaged:

@@ -129,7 +129,8 @@ func (p *Picture) placeTree() (deck float64) {
 			if n.leaf() {
 				column = depth
 			} else {
-				switches[d] = max(switches[d], styleName.width(n.name), styleAddress.width(plain(n.address)), styleSmall.width(n.passes()))
+				switches[d] = max(switches[d], styleName.width(n.name), styleAddress.width(plain(n.address)),
+					styleSmall.width(n.passes()))
 			}
 			if r.hidden {
 				return
@@ -247,7 +248,8 @@ func (p *Picture) link(n *node) {
 	l.path = fmt.Sprintf("M%s %sH%s", coordinate(from), coordinate(y), coordinate(n.x))
 	if n.beside() {
 		// Two parallel links.
-		l.path = fmt.Sprintf("M%s %sH%sM%s %sH%s", coordinate(from), coordinate(y-3), coordinate(n.x), coordinate(from), coordinate(y+3), coordinate(n.x))
+		l.path = fmt.Sprintf("M%s %sH%sM%s %sH%s", coordinate(from), coordinate(y-3), coordinate(n.x), coordinate(from),
+			coordinate(y+3), coordinate(n.x))
 		l.width = 2
 	}
 	if n.place.Link <= 0 || n.place.Link >= unlimited {
@@ -289,7 +291,8 @@ func (p *Picture) joinRoots() {
 		}
 		x, first, last := margin+5, nodes[0], nodes[len(nodes)-1]
 		least, most := math.Inf(1), 0.0
-		path := fmt.Sprintf("M%s %sH%sV%sH%s", coordinate(first.x), coordinate(first.middle()), coordinate(x), coordinate(last.middle()), coordinate(last.x))
+		path := fmt.Sprintf("M%s %sH%sV%sH%s", coordinate(first.x), coordinate(first.middle()), coordinate(x),
+			coordinate(last.middle()), coordinate(last.x))
 		for k, n := range nodes {
 			if k > 0 && k < len(nodes)-1 {
 				path += fmt.Sprintf("M%s %sH%s", coordinate(x), coordinate(n.middle()), coordinate(n.x))

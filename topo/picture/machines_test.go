@@ -21,7 +21,8 @@ type builder struct{ h topo.Host }
 func build(numas int) *builder {
 	b := &builder{topo.Host{Source: topo.Source{Kind: topo.SourceNCCLXML, File: "made-up.xml"}}}
 	for n := range numas {
-		b.h.CPUs = append(b.h.CPUs, topo.CPU{NUMA: n, CPUs: fmt.Sprintf("%d-%d", 32*n, 32*n+31), Arch: "x86_64", Vendor: "GenuineIntel", Family: 6, Model: 143, Socket: 22})
+		b.h.CPUs = append(b.h.CPUs, topo.CPU{NUMA: n, CPUs: fmt.Sprintf("%d-%d", 32*n, 32*n+31), Arch: "x86_64",
+			Vendor: "GenuineIntel", Family: 6, Model: 143, Socket: 22})
 	}
 	return b
 }
@@ -46,14 +47,16 @@ func (b *builder) sw(busID, above string, numa int, p topo.Place) *builder {
 
 func (b *builder) gpu(name, sw string, numa int, p topo.Place) *builder {
 	i := len(b.h.GPUs)
-	b.h.GPUs = append(b.h.GPUs, topo.GPU{Index: i, UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", i), Name: name,
+	b.h.GPUs = append(b.h.GPUs, topo.GPU{Index: i, UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-000000000000", i),
+		Name:  name,
 		BusID: fmt.Sprintf("0000:%02x:00.0", 0x10+i), Minor: i, NUMA: numa, Place: under(sw, p)})
 	return b
 }
 
 func (b *builder) nic(sw string, numa int, gbps float64, p topo.Place) *builder {
 	i := len(b.h.NICs)
-	b.h.NICs = append(b.h.NICs, topo.NIC{Name: fmt.Sprintf("mlx5_%d", i), BusID: fmt.Sprintf("0000:%02x:00.0", 0x90+i), NUMA: numa, Protocol: "InfiniBand",
+	b.h.NICs = append(b.h.NICs, topo.NIC{Name: fmt.Sprintf("mlx5_%d", i), BusID: fmt.Sprintf("0000:%02x:00.0", 0x90+i),
+		NUMA: numa, Protocol: "InfiniBand",
 		Place: under(sw, p), Ports: []topo.Port{{Number: 1, State: "ACTIVE", LinkLayer: "InfiniBand", RateGbps: gbps}}})
 	return b
 }
@@ -134,7 +137,8 @@ func hosts(t *testing.T) []machine {
 	a800 := build(2)
 	for s := range 4 {
 		id := fmt.Sprintf("00aa:%02x:00.0", s)
-		a800.sw(id, "", s/2, gen(4)).gpu("NVIDIA A800-SXM4-80GB", id, s/2, gen(4)).gpu("NVIDIA A800-SXM4-80GB", id, s/2, gen(4))
+		a800.sw(id, "", s/2, gen(4)).gpu("NVIDIA A800-SXM4-80GB", id, s/2, gen(4)).gpu("NVIDIA A800-SXM4-80GB", id, s/2,
+			gen(4))
 	}
 	a800.nic("00aa:00:00.0", 0, 200, gen(4)).nic("00aa:01:00.0", 0, 200, gen(4)).nvswitches(8, 20)
 
@@ -144,9 +148,12 @@ func hosts(t *testing.T) []machine {
 	odd := build(3)
 	odd.h.CPUs[1].Socket = 10
 	odd.h.CPUs[2] = topo.CPU{NUMA: 2}
-	odd.sw("00aa:00:00.0", "", 0, gen(5)).sw("00aa:01:00.0", "00aa:00:00.0", 0, gen(5)).sw("00aa:02:00.0", "00aa:01:00.0", 0, topo.Place{Link: 12}).
-		gpu(hostile, "00aa:02:00.0", 0, gen(5)).gpu("NVIDIA H100 NVL, a name that is longer than any card of a picture", "00aa:01:00.0", 0, topo.Place{Link: 48, LinkNow: 6, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16}).
-		gpu("", "", 1, gen(3)).gpu("NVIDIA H100", "00aa:00:00.0", 0, gen(5)).gpu("NVIDIA H100", "gone", -1, topo.Place{Link: 12}).
+	odd.sw("00aa:00:00.0", "", 0, gen(5)).sw("00aa:01:00.0", "00aa:00:00.0", 0, gen(5)).sw("00aa:02:00.0", "00aa:01:00.0",
+		0, topo.Place{Link: 12}).
+		gpu(hostile, "00aa:02:00.0", 0, gen(5)).gpu("NVIDIA H100 NVL, a name that is longer than any card of a picture",
+		"00aa:01:00.0", 0, topo.Place{Link: 48, LinkNow: 6, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16}).
+		gpu("", "", 1, gen(3)).gpu("NVIDIA H100", "00aa:00:00.0", 0, gen(5)).gpu("NVIDIA H100", "gone", -1,
+		topo.Place{Link: 12}).
 		nic("00aa:00:00.0", 0, 400, gen(5)).nic("", 1, 25, gen(3)).nic("", -1, 0, topo.Place{Link: 5000})
 	odd.h.GPUs[3].Reason = "MIG is on: instances of a GPU cannot map another GPU's memory"
 	odd.h.NICs[1].Name, odd.h.NICs[1].Ports[0].State = hostile, "DOWN"
@@ -169,7 +176,8 @@ func hosts(t *testing.T) []machine {
 		{name: "sixteen GPUs", host: large(2, 8, 2, 4)},
 		{name: "sixteen GPUs and sixteen NICs", host: large(4, 16, 1, 1)},
 		{name: "no switches", host: &flat.h},
-		{name: "an odd tree", host: &odd.h, config: planner.Config{Lanes: []planner.Assignment{{GPU: "2", Servers: []string{"1"}, NICs: []string{"emulated0"}}}}},
+		{name: "an odd tree", host: &odd.h, config: planner.Config{Lanes: []planner.Assignment{{GPU: "2",
+			Servers: []string{"1"}, NICs: []string{"emulated0"}}}}},
 		{name: "a matrix", host: matrix},
 		{name: "ninety-six GPUs", host: large(8, 24, 4, 3)},
 	}

@@ -108,8 +108,10 @@ func TestLinkLabelsShowTopologyValues(t *testing.T) {
 	}{
 		{"all is told", gen(5), topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s"},
 		{"old words", topo.Place{Link: 6, LinkSpeed: "8 GT/s", LinkWidth: 8}, topo.SourceNCCLXML, "PCIe 3.0 x8", "6 GB/s"},
-		{"slower now", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 3}, topo.SourceSysfs, "PCIe 5.0 x16", "48 GB/s (now 3)"},
-		{"no speed", topo.Place{Link: 12, LinkSpeed: "Unknown", LinkWidth: 16}, topo.SourceNCCLXML, "PCIe x16", "12 GB/s assumed"},
+		{"slower now", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 3}, topo.SourceSysfs,
+			"PCIe 5.0 x16", "48 GB/s (now 3)"},
+		{"no speed", topo.Place{Link: 12, LinkSpeed: "Unknown", LinkWidth: 16}, topo.SourceNCCLXML, "PCIe x16",
+			"12 GB/s assumed"},
 		{"no width", topo.Place{Link: 48, LinkSpeed: "32.0 GT/s PCIe"}, topo.SourceNCCLXML, "PCIe 5.0", "48 GB/s assumed"},
 		{"nothing but hwloc's bandwidth", topo.Place{Link: 15.75}, reader.SourceHwlocXML, "PCIe", "15.8 GB/s"},
 		{"nothing", topo.Place{}, reader.SourceHwlocXML, "", ""},
@@ -180,7 +182,8 @@ func TestPictureIgnoresOrderOfDevices(t *testing.T) {
 		for seed := range uint64(2) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			h := *m.host
-			h.CPUs, h.Switches, h.GPUs, h.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs), slices.Clone(h.NICs)
+			h.CPUs, h.Switches, h.GPUs, h.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs),
+				slices.Clone(h.NICs)
 			r.Shuffle(len(h.CPUs), func(i, j int) { h.CPUs[i], h.CPUs[j] = h.CPUs[j], h.CPUs[i] })
 			r.Shuffle(len(h.Switches), func(i, j int) { h.Switches[i], h.Switches[j] = h.Switches[j], h.Switches[i] })
 			r.Shuffle(len(h.GPUs), func(i, j int) { h.GPUs[i], h.GPUs[j] = h.GPUs[j], h.GPUs[i] })
@@ -272,9 +275,11 @@ func disjoint(from, to float64, other *lane) bool {
 func TestLaneMarksLinksOnRoute(t *testing.T) {
 	b := build(2).sw("00aa:00:00.0", "", 0, gen(5)).sw("00aa:01:00.0", "", 1, gen(5)).
 		gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:01:00.0", 1, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
-	far := planner.Lane{GPU: b.h.GPUs[1].BusID, Role: planner.RoleFar, Kind: planner.KindStaged, Relay: true, Servers: []string{b.h.GPUs[0].BusID},
-		NICs: []string{"mlx5_0"}, Path: topo.SYS, Copy: &topo.Path{Type: topo.SYS}, Network: &topo.Path{Type: topo.PIX}}
-	near := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	far := planner.Lane{GPU: b.h.GPUs[1].BusID, Role: planner.RoleFar, Kind: planner.KindStaged, Relay: true,
+		Servers: []string{b.h.GPUs[0].BusID},
+		NICs:    []string{"mlx5_0"}, Path: topo.SYS, Copy: &topo.Path{Type: topo.SYS}, Network: &topo.Path{Type: topo.PIX}}
+	near := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect,
+		NICs: []string{"mlx5_0"}, Path: topo.PIX}
 	nvlink := far
 	nvlink.Copy = &topo.Path{Type: topo.NVL}
 	bounce := far
@@ -337,7 +342,8 @@ func TestPageTableHasLanesAndRates(t *testing.T) {
 			if !found {
 				t.Fatalf("no row for the lane of %s", l.GPU)
 			}
-			for _, want := range []string{l.GPU, l.Kind, l.Reason, "<b>" + figure(e.Relay) + "</b>", figure(e.NCCL), figure(e.HostMemory), "<b>" + figure(e.Alone.Relay) + "</b>", e.Limit} {
+			for _, want := range []string{l.GPU, l.Kind, l.Reason, "<b>" + figure(e.Relay) + "</b>", figure(e.NCCL),
+				figure(e.HostMemory), "<b>" + figure(e.Alone.Relay) + "</b>", e.Limit} {
 				if !strings.Contains(line, want) {
 					t.Errorf("the row of %s lacks %q:\n%s", l.GPU, want, line)
 				}
@@ -388,8 +394,10 @@ func TestColourScaleIsThePortRate(t *testing.T) {
 
 // A GPU without a lane differs from a GPU with an idle lane.
 func TestGPUWithoutLaneHasNoBar(t *testing.T) {
-	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
-	lane := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect, NICs: []string{"mlx5_0"}, Path: topo.PIX}
+	b := build(1).sw("00aa:00:00.0", "", 0, gen(5)).gpu("", "00aa:00:00.0", 0, gen(5)).gpu("", "00aa:00:00.0", 0,
+		gen(5)).nic("00aa:00:00.0", 0, 400, gen(5))
+	lane := planner.Lane{GPU: b.h.GPUs[0].BusID, Role: planner.RoleNear, Kind: planner.KindDirect,
+		NICs: []string{"mlx5_0"}, Path: topo.PIX}
 	none := planner.Lane{GPU: b.h.GPUs[1].BusID}
 	e := &planner.Estimate{GPUs: []planner.GPUEstimate{{GPU: lane.GPU}, {GPU: none.GPU}}}
 	e.GPUs[0].NCCL, e.GPUs[1].NCCL = 20, 20

@@ -101,12 +101,14 @@ func (p *Picture) node(w *writer, n *node) {
 			own, role = l, l.Role
 		}
 	}
-	if role == planner.RoleRefused || n.kind == kindGPU && own == nil && n.gpu.Reason != "" || n.kind == kindNIC && (n.nic.Reason != "" || !n.nic.Active()) {
+	if role == planner.RoleRefused || n.kind == kindGPU && own == nil && n.gpu.Reason != "" || n.kind == kindNIC &&
+		(n.nic.Reason != "" || !n.nic.Active()) {
 		class += " off"
 	}
 	w.open("g", "class", "node "+class)
 	w.leaf("title", n.detail(role))
-	w.open("rect", "class", "box", "x", coordinate(n.x), "y", coordinate(n.y), "width", coordinate(n.w), "height", coordinate(n.h), "rx", "5")
+	w.open("rect", "class", "box", "x", coordinate(n.x), "y", coordinate(n.y), "width", coordinate(n.w), "height",
+		coordinate(n.h), "rx", "5")
 	w.close("rect")
 	left, right := n.x+padding, n.x+n.w-padding
 	line := func(y float64, s style, words string, end string, endStyle style) {
@@ -120,9 +122,11 @@ func (p *Picture) node(w *writer, n *node) {
 	}
 	switch n.kind {
 	case kindRoot, kindSwitch:
-		lines := []text{{style: styleName, words: n.name}, {style: styleText, words: n.processor()}, {style: styleText, words: n.processors()}}
+		lines := []text{{style: styleName, words: n.name}, {style: styleText, words: n.processor()},
+			{style: styleText, words: n.processors()}}
 		if n.kind == kindSwitch {
-			lines = []text{{style: styleName, words: n.name}, {style: styleAddress, words: plain(n.address)}, {style: styleSmall, words: n.passes()}}
+			lines = []text{{style: styleName, words: n.name}, {style: styleAddress, words: plain(n.address)},
+				{style: styleSmall, words: n.passes()}}
 		}
 		lines = slices.DeleteFunc(lines, func(t text) bool { return t.words == "" })
 		y := n.middle() - float64(len(lines))*15/2 + 11
@@ -131,7 +135,8 @@ func (p *Picture) node(w *writer, n *node) {
 			y += 15
 		}
 	default:
-		w.open("rect", "class", "mark", "x", coordinate(n.x), "y", coordinate(n.y), "width", "5", "height", coordinate(n.h), "rx", "2.5")
+		w.open("rect", "class", "mark", "x", coordinate(n.x), "y", coordinate(n.y), "width", "5", "height", coordinate(n.h),
+			"rx", "2.5")
 		w.close("rect")
 		left += 4
 		// Two lines, in the middle of a card that many lanes make tall.
@@ -290,7 +295,8 @@ func (w *writer) bar(b bar) {
 		if i > 0 {
 			height, y = 6, y+2.5
 		}
-		w.open("rect", "class", class, "x", coordinate(b.x), "y", coordinate(y), "width", coordinate(b.widths[i]), "height", coordinate(height), "rx", "1.5")
+		w.open("rect", "class", class, "x", coordinate(b.x), "y", coordinate(y), "width", coordinate(b.widths[i]), "height",
+			coordinate(height), "rx", "1.5")
 		w.close("rect")
 	}
 	for _, t := range b.texts {
@@ -323,7 +329,8 @@ func (g legend) write(w *writer, width float64) {
 				height = 10
 			}
 			w.open("g", "class", "bar")
-			w.open("rect", "class", class, "x", coordinate(item.x), "y", coordinate(middle-height/2), "width", coordinate(sampleWidth), "height", coordinate(height), "rx", "1.5")
+			w.open("rect", "class", class, "x", coordinate(item.x), "y", coordinate(middle-height/2), "width",
+				coordinate(sampleWidth), "height", coordinate(height), "rx", "1.5")
 			w.close("rect")
 			w.close("g")
 		}

@@ -28,7 +28,8 @@ var (
 	styleSmall    = style{"small", 9.5, false, false}
 	styleNarrow   = style{"narrow", 27, false, false}
 
-	styles = []style{styleTitle, styleSubtitle, styleColumn, styleName, styleText, styleAddress, styleLink, styleLane, styleRate, styleSmall, styleNarrow}
+	styles = []style{styleTitle, styleSubtitle, styleColumn, styleName, styleText, styleAddress, styleLink, styleLane,
+		styleRate, styleSmall, styleNarrow}
 )
 
 // advances are the widths of DejaVu Sans from ' ' to '~', in thousandths of the size. DejaVu

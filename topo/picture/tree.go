@@ -92,7 +92,8 @@ func newTree(h *topo.Host, p *planner.Plan) *tree {
 	}
 	switches := map[key]*node{}
 	for _, s := range h.Switches {
-		switches[key{s.Host, s.BusID}] = &node{kind: kindSwitch, host: s.Host, place: s.Place, sw: s, name: "PCIe switch", address: s.BusID}
+		switches[key{s.Host, s.BusID}] = &node{kind: kindSwitch, host: s.Host, place: s.Place, sw: s, name: "PCIe switch",
+			address: s.BusID}
 	}
 	attach := func(n *node, host string, numa int) {
 		up := switches[key{host, n.place.Switch}]
@@ -106,7 +107,8 @@ func newTree(h *topo.Host, p *planner.Plan) *tree {
 		attach(switches[key{s.Host, s.BusID}], s.Host, s.NUMA)
 	}
 	for _, g := range h.GPUs {
-		n := &node{kind: kindGPU, host: g.Host, place: g.Place, gpu: g, name: fmt.Sprintf("GPU %d", g.Index), address: g.BusID}
+		n := &node{kind: kindGPU, host: g.Host, place: g.Place, gpu: g, name: fmt.Sprintf("GPU %d", g.Index),
+			address: g.BusID}
 		t.gpus[g.BusID] = n
 		attach(n, g.Host, g.NUMA)
 	}
@@ -267,7 +269,8 @@ func (n *node) leaves() (all []*node) {
 // generations of PCI Express, by the speed in the kernel's and in NCCL's notation.
 var generations = []struct{ speed, name string }{
 	{"2.5 GT/s", "1.0"}, {"5 GT/s", "2.0"}, {"5.0 GT/s", "2.0"}, {"8 GT/s", "3.0"}, {"8.0 GT/s", "3.0"},
-	{"16 GT/s", "4.0"}, {"16.0 GT/s", "4.0"}, {"32 GT/s", "5.0"}, {"32.0 GT/s", "5.0"}, {"64 GT/s", "6.0"}, {"64.0 GT/s", "6.0"},
+	{"16 GT/s", "4.0"}, {"16.0 GT/s", "4.0"}, {"32 GT/s", "5.0"}, {"32.0 GT/s", "5.0"}, {"64 GT/s", "6.0"},
+	{"64.0 GT/s", "6.0"},
 }
 
 // unlimited is topo's bandwidth of a link without a limit.

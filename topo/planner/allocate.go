@@ -34,6 +34,9 @@ type allocation struct {
 	// index of a GPU. places changes if the GPU of the highest index is missing and the index
 	// is a power of two above one.
 	places int
+	// ordinal gives the GPU of the lowest address the lowest index of the host, and so on: other
+	// indexes of the same GPUs change nothing.
+	ordinal []int
 	// steps counts the evaluations.
 	steps int
 }
@@ -82,7 +85,9 @@ func (p *planner) newAllocation(staged bool) *allocation {
 		for a.places <= g.Index {
 			a.places *= 2
 		}
+		a.ordinal = append(a.ordinal, g.Index)
 	}
+	slices.Sort(a.ordinal) // GPUs are sorted by address
 	add := func(g int, parts ...[]part) {
 		var found []candidate
 		for _, q := range parts {
@@ -149,10 +154,12 @@ func (p *planner) allows(g int, q part, staged bool) bool {
 	case KindDirect:
 		return p.near(g, q.nic)
 	case KindStaged:
-		return staged && p.usable(q.nic) && slices.Contains(p.stagers(g, q.nic), q.server) && !p.exclude.toNIC[[2]int{g, q.nic}] &&
+		return staged && p.usable(q.nic) && slices.Contains(p.stagers(g, q.nic), q.server) &&
+			!p.exclude.toNIC[[2]int{g, q.nic}] &&
 			!(p.config.Near == NearDirect && p.isNear(g))
 	}
-	return p.usable(q.nic) && !p.exclude.toNIC[[2]int{g, q.nic}] && p.toNIC[g][q.nic].Type < topo.DIS && !(p.config.Near == NearDirect && p.isNear(g))
+	return p.usable(q.nic) && !p.exclude.toNIC[[2]int{g, q.nic}] && p.toNIC[g][q.nic].Type < topo.DIS &&
+		!(p.config.Near == NearDirect && p.isNear(g))
 }
 
 // candidates are the ways of a GPU: directly over near NICs, through the CPU's memory, and
@@ -209,7 +216,8 @@ func (a *allocation) measure() {
 	for i, l := range loads {
 		for _, on := range l {
 			for k := range seeds {
-				sign[on.pipe][k] = sign[on.pipe][k]*0x9e3779b97f4a7c15 + maphash.Comparable(seeds[k], [2]float64{float64(i), on.weight})
+				sign[on.pipe][k] = sign[on.pipe][k]*0x9e3779b97f4a7c15 + maphash.Comparable(seeds[k],
+					[2]float64{float64(i), on.weight})
 			}
 			most[on.pipe] = max(most[on.pipe], on.weight)
 		}
@@ -275,20 +283,21 @@ func (a *allocation) rank(g int, c *candidate) {
 
 // costOf orders equally fast candidates: crossings of server GPUs cost most, then ways through
 // the CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the
-// order of the host, then the first server. The order of GPUs is Index. The number of GPUs does
-// not matter: a missing GPU leaves the costs of other ways unchanged if the other GPUs keep
-// Index and places stays. ReadSysfs numbers the GPUs of a host from 0: a GPU after the missing
-// GPU can then change to another NIC at the same distance.
+// order of the host, then the first server. The order of GPUs is that of the addresses. The
+// number of GPUs does not matter: a refused or missing GPU leaves the costs of other ways
+// unchanged if the other GPUs keep Index and places stays. If a GPU is missing when the host boots,
+// the driver numbers the others anew: a GPU after the missing GPU can then change to another NIC
+// at the same distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }
-	apart := place(n.h.GPUs[g].Index, a.places) - place(q.nic, len(n.h.NICs))
+	apart := place(a.ordinal[g], a.places) - place(q.nic, len(n.h.NICs))
 	cost := c.crossings + float64(1e-2*float64(n.toNIC[g][q.nic].Type)) + float64(1e-4*apart*apart)
 	switch q.kind(g) {
 	case KindBounce:
 		cost += 0.2
 	case KindStaged:
-		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(n.h.GPUs[q.server].Index, a.places))
+		cost += float64(1e-3*float64(n.toGPU[g][q.server].Type)) + float64(1e-5*place(a.ordinal[q.server], a.places))
 	}
 	return cost
 }
@@ -465,7 +474,8 @@ func (a *allocation) simplify(lanes []mix) {
 		}
 		m := slices.Clone(lanes[f])
 		slices.SortStableFunc(m, func(x, y share1) int {
-			return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(a.ways[f][x.way].cost, a.ways[f][y.way].cost), cmp.Compare(x.way, y.way))
+			return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(a.ways[f][x.way].cost, a.ways[f][y.way].cost),
+				cmp.Compare(x.way, y.way))
 		})
 		if slices.ContainsFunc(m, func(s share1) bool { return try(f, mix{{s.way, 1}}) }) {
 			continue
@@ -536,18 +546,20 @@ func (a *allocation) round(lanes []mix, most int) {
 // of several lanes.
 func rounded(m mix) mix {
 	m = m.scaled()
-	slices.SortStableFunc(m, func(x, y share1) int { return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way)) })
-	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/MaxWeights }).scaled()
+	slices.SortStableFunc(m, func(x, y share1) int {
+		return cmp.Or(cmp.Compare(y.weight, x.weight), cmp.Compare(x.way, y.way))
+	})
+	m = slices.DeleteFunc(m, func(s share1) bool { return s.weight < 1.0/maxWeights }).scaled()
 	if len(m) == 1 {
 		return mix{{m[0].way, 1}}
 	}
 	const exact = 0.002
 	out := slices.Clone(m)
-	for sum := len(m); sum <= MaxWeights; sum++ {
+	for sum := len(m); sum <= maxWeights; sum++ {
 		left, good := sum, true
 		for i := len(m) - 1; i > 0; i-- {
 			w := math.Round(m[i].weight * float64(sum))
-			if sum == MaxWeights || w > m[i].weight*float64(sum)*1.01 {
+			if sum == maxWeights || w > m[i].weight*float64(sum)*1.01 {
 				w = math.Floor(float64(m[i].weight*float64(sum)) + 1e-9)
 			}
 			out[i].weight = max(1, w)
@@ -557,7 +569,7 @@ func rounded(m mix) mix {
 		}
 		out[0].weight = float64(left)
 		good = good && left >= 1 && left <= sum && math.Abs(float64(left)/float64(sum)-m[0].weight) <= exact
-		if good || sum == MaxWeights && left >= 1 {
+		if good || sum == maxWeights && left >= 1 {
 			return out
 		}
 	}
@@ -579,7 +591,7 @@ func (a *allocation) choose() (lanes []mix, ahead string) {
 	for _, try := range []struct {
 		simpler bool
 		most    int // largest sum of the weights of a lane
-	}{{true, 64}, {true, MaxWeights}, {false, MaxWeights}} {
+	}{{true, 64}, {true, maxWeights}, {false, maxWeights}} {
 		lanes = slices.Clone(solved)
 		if try.simpler {
 			a.simplify(lanes)

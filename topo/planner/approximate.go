@@ -134,16 +134,20 @@ func (a *allocation) pieces(gpus []int, staged bool) *pieces {
 		for _, pipe := range n.port(i) {
 			n.add(&b.down[i], pipe, 1)
 		}
+		if rate := n.looped(i, throughMemory); rate > 0 {
+			n.looping(&b.down[i], i, hostMemory, rate, 1, bothWays)
+		}
 		for _, pipe := range n.forwarding(nodes[0]) {
 			n.add(&b.memory[i], pipe, 1)
 		}
 		for _, s := range p.beside[i] {
 			var l load
-			n.both(&l, n.toNIC[s][i], n.gdrThrough(s, i), 1, bothWays)
+			n.gdr(&l, s, i, 1, bothWays)
 			for _, pipe := range n.port(i) {
 				n.add(&l, pipe, 1)
 			}
-			if limit := p.stagingLimit[s]; staged && (limit == nil || *limit >= p.config.Staging.bytes(len(p.beside[i])) && *limit > 0) {
+			if limit := p.stagingLimit[s]; staged && (limit == nil || *limit >= p.config.Staging.bytes(len(p.beside[i])) &&
+				*limit > 0) {
 				b.served[s] = append(b.served[s], piece{i, l})
 			}
 			if !p.exclude.toNIC[[2]int{s, i}] {
@@ -183,11 +187,13 @@ func (b *pieces) scale() {
 	n := b.a.p.network
 	b.rate, b.twin = n.capacity(), map[int]int{}
 	for key, h := range n.hops {
-		if back, known := n.hops[[2]graph.NodeID{key[1], key[0]}]; known && h.pipe >= 0 && back.pipe >= 0 && back.pipe < h.pipe {
+		if back, known := n.hops[[2]graph.NodeID{key[1], key[0]}]; known && h.pipe >= 0 && back.pipe >= 0 &&
+			back.pipe < h.pipe {
 			b.rate[h.pipe], b.twin[h.pipe] = 0, back.pipe
 		}
 	}
-	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards)), slices.Collect(maps.Values(n.measured))) {
+	for _, both := range slices.Concat(slices.Collect(maps.Values(n.ports)), slices.Collect(maps.Values(n.forwards)),
+		slices.Collect(maps.Values(n.measured)), slices.Collect(maps.Values(n.loops))) {
 		stands, other := both[0], both[1]
 		if other < 0 {
 			continue
@@ -242,7 +248,8 @@ type nicCosts struct {
 func (b *pieces) nicCosts(p *prices) *nicCosts {
 	c := &nicCosts{
 		down: make([]float64, len(b.down)), through: make([]float64, len(b.down)),
-		served: make([]float64, len(b.served)), nic: make([]int, len(b.served)), sockets: graph.Matrix[float64](len(b.sockets), len(b.sockets)),
+		served: make([]float64, len(b.served)), nic: make([]int, len(b.served)),
+		sockets: graph.Matrix[float64](len(b.sockets), len(b.sockets)),
 	}
 	for i := range b.down {
 		c.down[i] = p.cost(b.down[i])

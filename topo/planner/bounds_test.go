@@ -120,7 +120,8 @@ func judgeWith(t testing.TB, h *topo.Host, c Config) (j judged, ok bool) {
 	}
 	return judged{
 		least(func(g GPUEstimate) float64 { return g.NCCL }), least(func(g GPUEstimate) float64 { return g.Send.PXN }),
-		least(func(g GPUEstimate) float64 { return g.Send.Relay }), least(func(g GPUEstimate) float64 { return g.Relay }), a.bound,
+		least(func(g GPUEstimate) float64 { return g.Send.Relay }), least(func(g GPUEstimate) float64 { return g.Relay }),
+		a.bound,
 	}, true
 }
 
@@ -132,10 +133,12 @@ func bounded(t testing.TB, name string, h *topo.Host, least float64) (j judged, 
 		return j, false
 	}
 	if j.planned < least*j.optimum {
-		t.Errorf("%s: the slowest lane has %.4g GB/s, %.3f of the %.4g that are possible, want %.2f", name, j.planned, j.planned/j.optimum, j.optimum, least)
+		t.Errorf("%s: the slowest lane has %.4g GB/s, %.3f of the %.4g that are possible, want %.2f", name, j.planned,
+			j.planned/j.optimum, j.optimum, least)
 	}
 	if j.planned < j.nccl*(1-1e-9) {
-		t.Errorf("%s: the slowest lane has %.6g GB/s, and with NCCL's defaults the slowest GPU has %.6g", name, j.planned, j.nccl)
+		t.Errorf("%s: the slowest lane has %.6g GB/s, and with NCCL's defaults the slowest GPU has %.6g", name, j.planned,
+			j.nccl)
 	}
 	if j.sent < j.pxn*(1-1e-9) {
 		t.Errorf("%s: the slowest lane sends %.6g GB/s, and with PXN the slowest GPU sends %.6g", name, j.sent, j.pxn)
@@ -179,7 +182,8 @@ func TestPlanOfAnySmallHostReachesTheOptimum(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d hosts: at least %.4f of the optimum, on %d faster than NCCL, %.2f members a lane, %d lanes as NCCL has them", judgedHosts, worst, gain, float64(members)/float64(lanes), ahead)
+	t.Logf("%d hosts: at least %.4f of the optimum, on %d faster than NCCL, %.2f members a lane, %d lanes as NCCL has "+
+		"them", judgedHosts, worst, gain, float64(members)/float64(lanes), ahead)
 	if gain < judgedHosts/10 {
 		t.Errorf("of %d hosts the plan is faster than NCCL on %d: the hosts are too simple", judgedHosts, gain)
 	}
@@ -206,7 +210,8 @@ func TestPlanOfAnyLargeHostReachesItsBound(t *testing.T) {
 		}
 		judgedHosts[size]++
 		worst, slowest = min(worst, j.planned/j.optimum), max(slowest, took)
-		t.Logf("%s: %.3f of the bound, %.2f of NCCL, %v of processor time", name, j.planned/j.optimum, j.planned/j.nccl, took.Round(time.Millisecond))
+		t.Logf("%s: %.3f of the bound, %.2f of NCCL, %v of processor time", name, j.planned/j.optimum, j.planned/j.nccl,
+			took.Round(time.Millisecond))
 	}
 	for _, size := range sizes {
 		if judgedHosts[size] == 0 {
@@ -237,7 +242,8 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 		config func(r *rand.Rand, h *topo.Host) Config
 	}{
 		{"plain", anyHost, plain},
-		{"measurements and virtual functions", measuredAndVirtual, func(r *rand.Rand, h *topo.Host) Config { return Config{VirtualFunctions: true} }},
+		{"measurements and virtual functions", measuredAndVirtual,
+			func(r *rand.Rand, h *topo.Host) Config { return Config{VirtualFunctions: true} }},
 		{"pinned lanes", anyHost, pinSome},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -270,7 +276,8 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 				}
 				worst = min(worst, rate/exact)
 				if rate < 0.998*exact || rate > exact*1.002 || bound < exact*(1-1e-4) {
-					t.Errorf("seed %d: the dense algorithm finds %.5g GB/s; the revised algorithm %.5g, and a bound of %.5g", seed, exact, rate, bound)
+					t.Errorf("seed %d: the dense algorithm finds %.5g GB/s; the revised algorithm %.5g, and a bound of %.5g", seed,
+						exact, rate, bound)
 				}
 			}
 			t.Logf("at least %.4f of the dense algorithm", worst)
@@ -335,11 +342,23 @@ func measuredAndVirtual(r *rand.Rand, gpus, nics int) *topo.Host {
 		h = sortedHost(h)
 		m := &topo.Measured{Fingerprint: h.Fingerprint()}
 		for i, g := range h.GPUs {
+			for _, n := range h.NICs {
+				if r.IntN(3) == 0 {
+					m.Loops = append(m.Loops, topo.MeasuredLoop{NIC: n.Name, GPU: g.BusID, Out: 5 + 40*r.Float64(),
+						In: 5 + 40*r.Float64()})
+				}
+			}
 			m.Memory = append(m.Memory, topo.MeasuredHost{GPU: g.BusID, Out: 5 + 40*r.Float64(), In: 5 + 40*r.Float64()})
 			for j, peer := range h.GPUs {
 				if i != j {
-					m.Copies = append(m.Copies, topo.MeasuredCopy{GPU: g.BusID, Peer: peer.BusID, Out: 5 + 100*r.Float64(), In: 5 + 100*r.Float64()})
+					m.Copies = append(m.Copies, topo.MeasuredCopy{GPU: g.BusID, Peer: peer.BusID, Out: 5 + 100*r.Float64(),
+						In: 5 + 100*r.Float64()})
 				}
+			}
+		}
+		for _, n := range h.NICs {
+			if r.IntN(2) == 0 {
+				m.Loops = append(m.Loops, topo.MeasuredLoop{NIC: n.Name, Out: 5 + 40*r.Float64(), In: 5 + 40*r.Float64()})
 			}
 		}
 		if !h.Measure(m) {
@@ -371,7 +390,8 @@ func TestPlanOfVirtualFunctionsAndMeasurementsReachesTheOptimum(t *testing.T) {
 		// The ways of a lane are equal in both directions. If the directions have different
 		// measured rates, PXN's way for sending can be faster than the lane.
 		if j.planned < j.nccl*(1-1e-9) || h.Measured == nil && j.sent < j.pxn*(1-1e-9) {
-			t.Errorf("seed %d: the slowest lane has %.6g GB/s and sends %.6g; NCCL's defaults give the slowest GPU %.6g, and with PXN NCCL sends %.6g", seed, j.planned, j.sent, j.nccl, j.pxn)
+			t.Errorf("seed %d: the slowest lane has %.6g GB/s and sends %.6g; NCCL's defaults give the slowest GPU %.6g, and "+
+				"with PXN NCCL sends %.6g", seed, j.planned, j.sent, j.nccl, j.pxn)
 		}
 	}
 	if measured < judgedHosts/4 || with < judgedHosts/4 {
@@ -447,13 +467,16 @@ func TestPlanBeatsEveryChoiceOfSmallWeights(t *testing.T) {
 func TestPlanStagesNearGPUsToRaiseSlowestRate(t *testing.T) {
 	host := func() *topo.Host {
 		return topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:20", "").
-			GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "00aa:01:00.0").
-			NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).Nvswitches().Host()
+			GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+			"pci0000:20", "00aa:01:00.0").
+			NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0",
+			topotest.Up(200)).Nvswitches().Host()
 	}
 	for _, tt := range []struct {
 		near string
 		want []float64
-	}{{"", []float64{12.5, 12.5, 12.5, 12.5}}, {"auto", []float64{12.5, 12.5, 12.5, 12.5}}, {NearDirect, []float64{25.0 / 3, 25.0 / 3, 25.0 / 3, 25}}} {
+	}{{"", []float64{12.5, 12.5, 12.5, 12.5}}, {"auto", []float64{12.5, 12.5, 12.5, 12.5}},
+		{NearDirect, []float64{25.0 / 3, 25.0 / 3, 25.0 / 3, 25}}} {
 		plan := planOf(t, 0, host(), Config{Near: tt.near})
 		var got []float64
 		for _, l := range plan.Lanes {
@@ -473,7 +496,8 @@ func TestPlanStagesNearGPUsToRaiseSlowestRate(t *testing.T) {
 func TestPlanSplitsLaneByWeight(t *testing.T) {
 	h := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:20", "").
 		GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "00aa:01:00.0").
-		NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).Nvswitches().Host()
+		NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0",
+		topotest.Up(200)).Nvswitches().Host()
 	plan := planOf(t, 0, h, Config{})
 	mixed := 0
 	for _, l := range plan.Lanes {
@@ -564,7 +588,8 @@ func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 				nearest++
 				for other := range h.NICs {
 					if other != chosen && !n.nearer(g, chosen, other) {
-						t.Errorf("seed %d: the lane of %s claims the nearest NIC, and %s is as near: %s", seed, l.GPU, h.NICs[other].Name, l.Reason)
+						t.Errorf("seed %d: the lane of %s claims the nearest NIC, and %s is as near: %s", seed, l.GPU, h.NICs[other].Name,
+							l.Reason)
 					}
 				}
 			}
@@ -594,7 +619,8 @@ func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 		}
 	}
 	if nearest < 20 || idle < 20 || nothing == 0 {
-		t.Errorf("%d lanes with the nearest NIC, %d idle NICs, %d hosts without use for a relay: the hosts are too simple", nearest, idle, nothing)
+		t.Errorf("%d lanes with the nearest NIC, %d idle NICs, %d hosts without use for a relay: the hosts are too simple",
+			nearest, idle, nothing)
 	}
 }
 
@@ -603,7 +629,8 @@ func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 func TestExplainOfManyNICsStaysShort(t *testing.T) {
 	h := crowded[1].make(40)
 	for i := range 120 {
-		h.NICs = append(h.NICs, topo.NIC{Name: fmt.Sprintf("mlx5_v%d", i), BusID: fmt.Sprintf("%04x:03:00.0", i), NUMA: 0, Place: topo.Place{Link: 24}, Ports: []topo.Port{topotest.Down(100)}})
+		h.NICs = append(h.NICs, topo.NIC{Name: fmt.Sprintf("mlx5_v%d", i), BusID: fmt.Sprintf("%04x:03:00.0", i), NUMA: 0,
+			Place: topo.Place{Link: 24}, Ports: []topo.Port{topotest.Down(100)}})
 	}
 	plan := planOf(t, 0, h, Config{})
 	for _, l := range plan.Lanes[:8] {

@@ -570,7 +570,9 @@ func (m *master) amounts(f int) (all []amount) {
 	for _, k := range m.others[f] {
 		all = append(all, amount{k, m.value[m.at[k]]})
 	}
-	slices.SortFunc(all, func(x, y amount) int { return cmp.Or(cmp.Compare(y.rate, x.rate), cmp.Compare(x.column, y.column)) })
+	slices.SortFunc(all, func(x, y amount) int {
+		return cmp.Or(cmp.Compare(y.rate, x.rate), cmp.Compare(x.column, y.column))
+	})
 	return all
 }
 

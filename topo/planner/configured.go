@@ -253,7 +253,7 @@ func (p *planner) evenly(nics, servers []string) (members []Member) {
 			slowest = min(slowest, rates[i])
 		}
 	}
-	most := MaxWeights / max(1, len(nics)*len(servers)) // per member
+	most := maxWeights / max(1, len(nics)*len(servers)) // per member
 	for i, name := range nics {
 		weight := math.Round(cmp.Or(rates[i], slowest) / slowest)
 		for _, s := range servers {
@@ -270,7 +270,8 @@ func (p *planner) assignedServers(g int, a Assignment) (servers []int, err error
 		case err != nil:
 			return nil, err
 		case s == g:
-			return nil, fmt.Errorf("GPU %d cannot serve itself: a copy within a GPU waits for the programs that run on it", p.host.GPUs[g].Index)
+			return nil, fmt.Errorf("GPU %d cannot serve itself: a copy within a GPU waits for the programs that run on it",
+				p.host.GPUs[g].Index)
 		case slices.Contains(servers, s):
 			return nil, fmt.Errorf("GPU %d is named twice", p.host.GPUs[s].Index)
 		}
@@ -325,7 +326,8 @@ func (p *planner) pinnedReason(g int, l Lane) string {
 		for _, s := range l.Servers {
 			servers = append(servers, p.gpu(s))
 		}
-		return fmt.Sprintf("assigned by configuration: staged on %s (copies: %s) for %s", p.names(servers), describe(*l.Copy), to) + p.withoutGDR(servers, l.NICs)
+		return fmt.Sprintf("assigned by configuration: staged on %s (copies: %s) for %s", p.names(servers), describe(*l.Copy),
+			to) + p.withoutGDR(servers, l.NICs)
 	case KindBounce:
 		return "assigned by configuration: through host memory to " + to
 	}

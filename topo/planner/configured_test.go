@@ -40,10 +40,14 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 		want   []string
 	}{
 		{"none", Config{}, usual},
-		{"an excluded GPU gets no lane and serves nobody", Config{Exclude: Exclude{GPUs: []string{"GPU-00000000-0000-0000-0000-000000000000"}}},
-			but(map[int]string{0: "refused to , rail -1, DIS", 2: "far by 1 to mlx5_0, rail 0, NODE", 6: "far by 4,1 to mlx5_1,mlx5_0, rail 1, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
+		{"an excluded GPU gets no lane and serves nobody",
+			Config{Exclude: Exclude{GPUs: []string{"GPU-00000000-0000-0000-0000-000000000000"}}},
+			but(map[int]string{0: "refused to , rail -1, DIS", 2: "far by 1 to mlx5_0, rail 0, NODE",
+				6: "far by 4,1 to mlx5_1,mlx5_0, rail 1, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
 		{"an excluded NIC carries nothing", Config{Exclude: Exclude{NICs: []string{"mlx5_1"}}},
-			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 0 to mlx5_0, rail 0, NODE", 4: "far by 1 to mlx5_0, rail 0, SYS", 5: "far by 0 to mlx5_0, rail 0, SYS", 6: "far by 1 to mlx5_0, rail 0, SYS", 7: "far by 0 to mlx5_0, rail 0, SYS"})},
+			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 3: "far by 0 to mlx5_0, rail 0, NODE",
+				4: "far by 1 to mlx5_0, rail 0, SYS", 5: "far by 0 to mlx5_0, rail 0, SYS", 6: "far by 1 to mlx5_0, rail 0, SYS",
+				7: "far by 0 to mlx5_0, rail 0, SYS"})},
 		{"a GPU is kept from a NIC", Config{Exclude: Exclude{Pairs: [][]string{{"2", "mlx5_0"}}}},
 			but(map[int]string{2: "far by 4 to mlx5_1, rail 1, SYS", 6: "far by 0 to mlx5_0, rail 0, SYS"})},
 		// A lane staged only on GPU 0 would make the link of GPU 0 the busiest.
@@ -60,16 +64,22 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 		}()},
 		{"a limit without room for a lane's slots", Config{Staging: limited(nil, map[string]uint64{"0": 255 << 20})},
 			but(map[int]string{2: "far by 1 to mlx5_0, rail 0, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
-		{"a limit that has it", Config{Staging: limited(bytesOf(256<<20), nil)}, but(map[int]string{2: "far by 0,1 to mlx5_0, rail 0, NODE", 3: "far by 0,1 to mlx5_0, rail 0, NODE", 6: "far by 4,5 to mlx5_1, rail 1, NODE", 7: "far by 4,5 to mlx5_1, rail 1, NODE"})},
-		{"a limit of one GPU, which leaves the other more than its own", Config{Staging: limited(bytesOf(256<<20), map[string]uint64{"5": 0, "4": 512 << 20})},
-			but(map[int]string{2: "far by 0,1 to mlx5_0, rail 0, NODE", 3: "far by 0,1 to mlx5_0, rail 0, NODE", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
+		{"a limit that has it", Config{Staging: limited(bytesOf(256<<20), nil)},
+			but(map[int]string{2: "far by 0,1 to mlx5_0, rail 0, NODE", 3: "far by 0,1 to mlx5_0, rail 0, NODE",
+				6: "far by 4,5 to mlx5_1, rail 1, NODE", 7: "far by 4,5 to mlx5_1, rail 1, NODE"})},
+		{"a limit of one GPU, which leaves the other more than its own",
+			Config{Staging: limited(bytesOf(256<<20), map[string]uint64{"5": 0, "4": 512 << 20})},
+			but(map[int]string{2: "far by 0,1 to mlx5_0, rail 0, NODE", 3: "far by 0,1 to mlx5_0, rail 0, NODE",
+				7: "far by 4 to mlx5_1, rail 1, NODE"})},
 		{"a limit for all of nothing", Config{Staging: limited(bytesOf(0), nil)},
 			but(map[int]string{
 				2: "far bouncing to mlx5_0, rail 0, NODE", 3: "far bouncing to mlx5_0, rail 0, NODE",
 				6: "far bouncing to mlx5_1, rail 1, NODE", 7: "far bouncing to mlx5_1, rail 1, NODE"})},
 		{"a pin to bounce, and one that is staged by whoever is near", Config{Lanes: []Assignment{
 			{GPU: "0", Kind: KindBounce, NICs: []string{"mlx5_0"}}, {GPU: "2", Kind: KindStaged, NICs: []string{"mlx5_1"}}}},
-			but(map[int]string{0: "near bouncing to mlx5_0, rail 0, PIX", 2: "far by 4,5 to mlx5_1, rail 1, SYS", 3: "far by 0 to mlx5_0, rail 0, NODE", 6: "far by 1 to mlx5_0, rail 0, SYS", 7: "far by 4 to mlx5_1, rail 1, NODE"})},
+			but(map[int]string{0: "near bouncing to mlx5_0, rail 0, PIX", 2: "far by 4,5 to mlx5_1, rail 1, SYS",
+				3: "far by 0 to mlx5_0, rail 0, NODE", 6: "far by 1 to mlx5_0, rail 0, SYS",
+				7: "far by 4 to mlx5_1, rail 1, NODE"})},
 		{"PHB alone, for one NIC", Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_1": topo.NODE}}},
 			but(map[int]string{6: "near by 4 to mlx5_1, rail 1, NODE", 7: "near to mlx5_1, rail 1, NODE"})},
 	} {
@@ -95,8 +105,10 @@ func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 		config Config
 		want   string
 	}{
-		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_7": topo.PHB}}}, "gdr.nics.mlx5_7: no NIC \"mlx5_7\"; there are mlx5_0, mlx5_1"},
-		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_0": topo.PXN}}}, "gdr.nics.mlx5_0: a limit: PXN is no path"},
+		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_7": topo.PHB}}},
+			"gdr.nics.mlx5_7: no NIC \"mlx5_7\"; there are mlx5_0, mlx5_1"},
+		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_0": topo.PXN}}},
+			"gdr.nics.mlx5_0: a limit: PXN is no path"},
 		{Config{Exclude: Exclude{GPUs: []string{"8"}}}, `plan.exclude.gpus: no GPU "8"`},
 		{Config{Exclude: Exclude{NICs: []string{"eth0"}}}, `plan.exclude.nics: no NIC "eth0"`},
 		{Config{Exclude: Exclude{Pairs: [][]string{{"0"}}}}, "a pair has two names"},
@@ -109,10 +121,14 @@ func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 		{Config{Groups: map[string][]string{"half": {"0", "9"}}}, `groups.half: no GPU "9"`},
 		{Config{Groups: map[string][]string{"half": {"0", "0"}}}, "groups.half: GPU 0 is named twice"},
 		{Config{Groups: map[string][]string{"half": nil}}, "groups.half: a group needs a GPU"},
-		{Config{Exclude: Exclude{GPUs: []string{"1"}}, Groups: map[string][]string{"half": {"0", "1"}}}, "groups.half: configuration excludes it"},
-		{Config{Lanes: []Assignment{{GPU: "0", Kind: "relay", NICs: []string{"a"}}}}, `kind is "relay"; direct, staged and bounce are possible`},
-		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindDirect, Servers: []string{"1"}}}}, `kind is "direct", and such a lane has no servers`},
-		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindStaged, NICs: []string{"emulated0"}}}}, "no GPU near emulated0 can serve it"},
+		{Config{Exclude: Exclude{GPUs: []string{"1"}}, Groups: map[string][]string{"half": {"0", "1"}}},
+			"groups.half: configuration excludes it"},
+		{Config{Lanes: []Assignment{{GPU: "0", Kind: "relay", NICs: []string{"a"}}}},
+			`kind is "relay"; direct, staged and bounce are possible`},
+		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindDirect, Servers: []string{"1"}}}},
+			`kind is "direct", and such a lane has no servers`},
+		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindStaged, NICs: []string{"emulated0"}}}},
+			"no GPU near emulated0 can serve it"},
 	} {
 		if _, err := Make(topotest.TwoSockets().Host(), tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%v; want an error with %q", err, tt.want)
@@ -128,7 +144,8 @@ func TestGroupsAndStagingAreInThePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]Group{{"a", []string{topotest.Bus(0), topotest.Bus(1)}}, {"b", []string{topotest.Bus(4), topotest.Bus(7)}}}, plan.Groups); diff != "" {
+	if diff := cmp.Diff([]Group{{"a", []string{topotest.Bus(0), topotest.Bus(1)}},
+		{"b", []string{topotest.Bus(4), topotest.Bus(7)}}}, plan.Groups); diff != "" {
 		t.Error(diff)
 	}
 	// Three slots on two servers need two slots per server, in both directions.
@@ -195,7 +212,8 @@ func TestExplanationNamesPathsOfPlan(t *testing.T) {
 }
 
 func TestExplainReturnsReasonsOfLane(t *testing.T) {
-	h := topotest.TwoSockets().NIC("mlx5_8", 0, "pci0000:10", "00aa:00:00.0", topotest.Down(400)).NIC("eth0", 0, "", "", topotest.Up(400)).NIC("mlx5_9", 7, "", "", topotest.Up(400)).Host()
+	h := topotest.TwoSockets().NIC("mlx5_8", 0, "pci0000:10", "00aa:00:00.0", topotest.Down(400)).NIC("eth0", 0, "", "",
+		topotest.Up(400)).NIC("mlx5_9", 7, "", "", topotest.Up(400)).Host()
 	h.NICs[3].Ethernet = true
 	h.GPUs[4].MIG = true
 	plan, err := Make(h, Config{})
@@ -208,12 +226,14 @@ func TestExplainReturnsReasonsOfLane(t *testing.T) {
 	}{
 		{"gpu2", []string{
 			"GPU 2 (0000:03:00.0) is far",
-			"Without a relay it reaches mlx5_0 by the host bridges pci0000:20 and pci0000:10 of NUMA node 0 (NODE, 48 GB/s) and mlx5_1 by the link ",
+			"Without a relay it reaches mlx5_0 by the host bridges pci0000:20 and pci0000:10 of NUMA node 0 (NODE, 48 GB/s) " +
+				"and mlx5_1 by the link ",
 			"No way leads to mlx5_9.",
 			"No lane can use eth0 (it has no RDMA) and mlx5_8 (no port is active: port 1 DOWN).",
 			"staged on GPUs 0 and 1, near that NIC",
 			"The relay copies between it and GPUs 0 and 1 (NODE, 48 GB/s), and mlx5_0 reads and writes there (PIX, 48 GB/s)",
-			"While all GPUs are busy it carries 13.71 GB/s in each direction, because the PCIe link of mlx5_0 (downwards) is full; ",
+			"While all GPUs are busy it carries 13.71 GB/s in each direction, because the PCIe link of mlx5_0 (downwards) is " +
+				"full; ",
 			"Alone it carries 39.74 GB/s; with NCCL's defaults 32 GB/s",
 			"It shares mlx5_0 with GPUs 0, 1 and 3.",
 		}},
@@ -264,7 +284,8 @@ func TestExplanationOfMatrixNamesTypes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := strings.Join(sentences, "\n"); strings.Contains(text, "so the matrix says") || !strings.Contains(text, "it reaches mlx5_2 (SYS) and mlx5_10 (PIX).") {
+	if text := strings.Join(sentences, "\n"); strings.Contains(text, "so the matrix says") ||
+		!strings.Contains(text, "it reaches mlx5_2 (SYS) and mlx5_10 (PIX).") {
 		t.Error(text)
 	}
 }

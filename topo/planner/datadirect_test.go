@@ -25,7 +25,8 @@ func TestDataDirectFunctionDecidesNearness(t *testing.T) {
 	}
 	for i, n := range h.NICs {
 		want := []string{"0008:03:00.0", "0018:03:00.0"}[i]
-		if n.DataDirect != want || n.Own == nil || n.Own.Link != 48 || n.Link != 96 || n.BusID != []string{"0000:03:00.0", "0010:03:00.0"}[i] {
+		if n.DataDirect != want || n.Own == nil || n.Own.Link != 48 || n.Link != 96 ||
+			n.BusID != []string{"0000:03:00.0", "0010:03:00.0"}[i] {
 			t.Errorf("%s: Data Direct function %q, own %+v, link %g; want %s", n.Name, n.DataDirect, n.Own, n.Link, want)
 		}
 	}

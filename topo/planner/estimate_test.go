@@ -28,9 +28,12 @@ func TestShareIsMaxMinFair(t *testing.T) {
 		full     []int
 	}{
 		{"two on one link", []load{{{0, 1}}, {{0, 1}}}, []float64{10}, []float64{5, 5}, []int{0, 0}},
-		{"one is stopped early, the other takes the rest", []load{{{0, 1}, {1, 1}}, {{1, 1}}}, []float64{2, 10}, []float64{2, 8}, []int{0, 1}},
-		{"one that crosses a link twice is no slower than the other", []load{{{0, 2}}, {{0, 1}}}, []float64{9}, []float64{3, 3}, []int{0, 0}},
-		{"a chain", []load{{{0, 1}, {1, 1}, {2, 1}}, {{0, 1}}, {{1, 1}}, {{2, 1}}}, []float64{4, 6, 20}, []float64{2, 2, 4, 18}, []int{0, 0, 1, 2}},
+		{"one is stopped early, the other takes the rest", []load{{{0, 1}, {1, 1}}, {{1, 1}}}, []float64{2, 10},
+			[]float64{2, 8}, []int{0, 1}},
+		{"one that crosses a link twice is no slower than the other", []load{{{0, 2}}, {{0, 1}}}, []float64{9},
+			[]float64{3, 3}, []int{0, 0}},
+		{"a chain", []load{{{0, 1}, {1, 1}, {2, 1}}, {{0, 1}}, {{1, 1}}, {{2, 1}}}, []float64{4, 6, 20},
+			[]float64{2, 2, 4, 18}, []int{0, 0, 1, 2}},
 		{"no way", []load{{}, {{0, 1}}}, []float64{3}, []float64{0, 3}, []int{-1, 0}},
 		{"nobody", nil, []float64{3}, []float64{}, []int{}},
 	} {
@@ -79,13 +82,15 @@ func TestEstimateMatchesHandCalculation(t *testing.T) {
 		// NUMA node 0: two direct GPUs and two far GPUs on a NIC of 48 GB/s. GPUDirect RDMA
 		// off: four GPUs bounce through a CPU that forwards 32 GB/s. One busy GPU: 48 GB/s
 		// directly, 32 GB/s through the CPU; through the relay the copies' 48 × 19.87/24 GB/s.
-		{"two sockets", topotest.TwoSockets().Host(), want{2, 12, 8, 12, 32, 32, 39.74, "the PCIe link of mlx5_0 (downwards)", 1, 32.0 / 48, 39.74 / 48}},
+		{"two sockets", topotest.TwoSockets().Host(), want{2, 12, 8, 12, 32, 32, 39.74, "the PCIe link of mlx5_0 (downwards)",
+			1, 32.0 / 48, 39.74 / 48}},
 		{"NVLink", nvlink, want{1, 24, 16, 24, 32, 32, 48, "the PCIe link of GPU 0 (upwards)", 1, 32.0 / 48, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, e := estimate(t, tt.host, Config{})
 			g := e.GPUs[tt.want.gpu]
-			got := want{tt.want.gpu, g.NCCL, g.HostMemory, g.Relay, g.Alone.NCCL, g.Alone.HostMemory, g.Alone.Relay, g.Limit, e.Uniformity.NCCL, e.Uniformity.Alone.NCCL, e.Uniformity.Alone.Relay}
+			got := want{tt.want.gpu, g.NCCL, g.HostMemory, g.Relay, g.Alone.NCCL, g.Alone.HostMemory, g.Alone.Relay, g.Limit,
+				e.Uniformity.NCCL, e.Uniformity.Alone.NCCL, e.Uniformity.Alone.Relay}
 			if diff := cmp.Diff(tt.want, got, roughly, cmp.AllowUnexported(want{})); diff != "" {
 				t.Error(diff)
 			}
@@ -176,7 +181,8 @@ var published = []struct {
 		"nccl#1576", func() *topo.Host {
 			b := topotest.EightA100()
 			for i := range 8 {
-				b.NIC(fmt.Sprintf("mlx5_%d", i), i/4, fmt.Sprintf("pci0000:%d0", 1+i/2), fmt.Sprintf("00aa:%02x:00.0", i/2), topotest.Up(200))
+				b.NIC(fmt.Sprintf("mlx5_%d", i), i/4, fmt.Sprintf("pci0000:%d0", 1+i/2), fmt.Sprintf("00aa:%02x:00.0", i/2),
+					topotest.Up(200))
 			}
 			return b.Gen(24).Host()
 		}, total, 192, 0.95, 1.05,
@@ -186,7 +192,8 @@ var published = []struct {
 		"nccl#1368", func() *topo.Host {
 			b := topotest.EightA100()
 			for i := range 4 {
-				b.NIC(fmt.Sprintf("mlx5_%d", i), i/2, fmt.Sprintf("pci0000:%d0", 1+i), fmt.Sprintf("00aa:%02x:00.0", i), topotest.Up(400))
+				b.NIC(fmt.Sprintf("mlx5_%d", i), i/2, fmt.Sprintf("pci0000:%d0", 1+i), fmt.Sprintf("00aa:%02x:00.0", i),
+					topotest.Up(400))
 			}
 			return b.Gen(48).Host()
 		}, total, 190, 0.95, 1.05,
@@ -206,7 +213,8 @@ var published = []struct {
 		// An L40S with two NICs of 100G at the GPU's switch: 21.4 GB/s.
 		"nccl#1202", func() *topo.Host {
 			return topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").
-				NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).Gen(24).Host()
+				NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0",
+				topotest.Up(100)).Gen(24).Host()
 		}, func(e *Estimate) float64 { return e.GPUs[0].Alone.Relay }, 21.4, 1, 1.2,
 	},
 	{
@@ -256,7 +264,8 @@ func TestEstimateOverC2CIsAtLeastHostMemory(t *testing.T) {
 	const grace = `<cpu numaid="0" arch="arm64" vendor="ARM">
 		<pci busid="0000:01:00.0" class="0x030200" vendor="0x10de" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="90" rank="0" gdr="1"><c2c bw="450000" count="1"/></gpu></pci>
 		<pci busid="0000:02:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">` + "%s" + `</pci></cpu>`
-	h, err := ncclxml.Read(strings.NewReader(topotest.System(fmt.Sprintf(grace, topotest.NetXML("0000:03:00.0", "mlx5_0")))), "")
+	h, err := ncclxml.Read(strings.NewReader(topotest.System(fmt.Sprintf(grace,
+		topotest.NetXML("0000:03:00.0", "mlx5_0")))), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,12 +287,14 @@ func TestEstimateTakesNICsOfNCCL(t *testing.T) {
 		{
 			"a faster NIC farther away", func() *topo.Host {
 				return topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").
-					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:20", "", topotest.Up(200)).Gen(24).Host()
+					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:20", "",
+					topotest.Up(200)).Gen(24).Host()
 			}, []string{"bounce mlx5_1"},
 		},
 		{
 			"four NICs for two GPUs of a switch, by bits mirrored", func() *topo.Host {
-				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0")
+				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+					"pci0000:10", "00aa:00:00.0")
 				for i := range 4 {
 					b.NIC(fmt.Sprintf("mlx5_%d", i), 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100))
 				}
@@ -302,7 +313,8 @@ func TestEstimateTakesNICsOfNCCL(t *testing.T) {
 		},
 		{
 			"a NIC that is down, and Ethernet", func() *topo.Host {
-				h := topotest.Build(1).GPU(0, "", "").NIC("eth0", 0, "", "", topotest.Up(400)).NIC("mlx5_0", 0, "", "", topotest.Down(400)).NIC("mlx5_1", 0, "", "", topotest.Up(100)).Host()
+				h := topotest.Build(1).GPU(0, "", "").NIC("eth0", 0, "", "", topotest.Up(400)).NIC("mlx5_0", 0, "", "",
+					topotest.Down(400)).NIC("mlx5_1", 0, "", "", topotest.Up(100)).Host()
 				h.NICs[0].Ethernet = true
 				return h
 			}, []string{"bounce mlx5_1"},

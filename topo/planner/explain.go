@@ -148,12 +148,15 @@ func (e *explanation) rates() error {
 		if g.Limit != "" {
 			busy += ", because " + g.Limit + " is full"
 		}
-		e.say("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL), gbs(g.HostMemory))
+		e.say("%s; with NCCL's defaults it would be %s, with GPUDirect RDMA off everywhere %s.", busy, gbs(g.NCCL),
+			gbs(g.HostMemory))
 		if all.PXN {
-			e.say("With PXN, where the GPUs share a container, NCCL would send %s and receive %s, all GPUs busy; as planned it sends %s and receives %s.",
+			e.say("With PXN, where the GPUs share a container, NCCL would send %s and receive %s, all GPUs busy; as planned "+
+				"it sends %s and receives %s.",
 				gbs(g.Send.PXN), gbs(g.Receive.PXN), gbs(g.Send.Relay), gbs(g.Receive.Relay))
 		}
-		e.say("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay), gbs(g.Alone.NCCL), gbs(g.Alone.HostMemory))
+		e.say("Alone it carries %s; with NCCL's defaults %s, with GPUDirect RDMA off everywhere %s.", gbs(g.Alone.Relay),
+			gbs(g.Alone.NCCL), gbs(g.Alone.HostMemory))
 	}
 	return nil
 }

@@ -26,7 +26,8 @@ func Read(path string) (*Plan, error) {
 	}
 	p, err := Parse(text)
 	if err != nil {
-		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: err, Remedy: "run peerlane cdi refresh"}
+		return nil, &fault.Error{Code: fault.UnreadablePlan, Operation: "read the plan", Object: path, Cause: err,
+			Remedy: "run peerlane cdi refresh"}
 	}
 	return p, nil
 }
@@ -46,7 +47,8 @@ func Parse(text []byte) (*Plan, error) {
 			return nil, err
 		}
 		if !readable(is.Version) {
-			return nil, fmt.Errorf("it is of version %d, and this program reads %d and %d", is.Version, oldestPlanVersion, Version)
+			return nil, fmt.Errorf("it is of version %d, and this program reads %d and %d", is.Version, oldestPlanVersion,
+				Version)
 		}
 		return nil, err
 	}

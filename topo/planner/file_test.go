@@ -81,7 +81,8 @@ func TestBadPlanFileIsRefusedWithAReason(t *testing.T) {
 			t.Fatal(err)
 		}
 		var f *fault.Error
-		if _, err := Read(path); !errors.As(err, &f) || f.Code != fault.UnreadablePlan || f.Object != path || !strings.Contains(f.Cause.Error(), want) {
+		if _, err := Read(path); !errors.As(err, &f) || f.Code != fault.UnreadablePlan || f.Object != path ||
+			!strings.Contains(f.Cause.Error(), want) {
 			t.Errorf("%s: %v; want %s of the file with the cause %q", text, err, fault.UnreadablePlan, want)
 		}
 	}

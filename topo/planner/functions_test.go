@@ -49,7 +49,8 @@ func TestVirtualFunctionsCarryNoLanesByDefault(t *testing.T) {
 	if !slices.Equal(names, []string{"mlx5_0"}) {
 		t.Errorf("lanes use %v", names)
 	}
-	if notes := strings.Join(p.Notes, "\n"); !strings.Contains(notes, "mlx5_0 has 3 virtual functions or subfunctions") || strings.Contains(notes, "mlx5_1 is idle") {
+	if notes := strings.Join(p.Notes, "\n"); !strings.Contains(notes, "mlx5_0 has 3 virtual functions or subfunctions") ||
+		strings.Contains(notes, "mlx5_1 is idle") {
 		t.Errorf("the notes are %q", p.Notes)
 	}
 	all, _ := nicsOf(t, h, Config{VirtualFunctions: true})

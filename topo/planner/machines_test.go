@@ -73,7 +73,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.Gen(24).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(4, "near to mlx5_0, rail 0, PIX"), topotest.Repeat(4, "near to mlx5_1, rail 1, PIX")), note: nothing,
+			want: slices.Concat(topotest.Repeat(4, "near to mlx5_0, rail 0, PIX"),
+				topotest.Repeat(4, "near to mlx5_1, rail 1, PIX")), note: nothing,
 		},
 		{
 			name: "DGX-1, four NICs",
@@ -81,12 +82,15 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				b := topotest.Build(2)
 				for i := range 4 {
 					sw, bridge := fmt.Sprintf("00aa:%02x:00.0", i), fmt.Sprintf("pci0000:%d0", 1+i)
-					b.Sw(sw, i/2, bridge, "").GPU(i/2, bridge, sw).GPU(i/2, bridge, sw).NIC(fmt.Sprintf("mlx5_%d", i), i/2, bridge, sw, topotest.Up(100))
+					b.Sw(sw, i/2, bridge, "").GPU(i/2, bridge, sw).GPU(i/2, bridge, sw).NIC(fmt.Sprintf("mlx5_%d", i), i/2, bridge, sw,
+						topotest.Up(100))
 				}
 				return b.CubeMesh().Gen(12).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"), topotest.Repeat(2, "near to mlx5_1, rail 1, PIX"),
-				topotest.Repeat(2, "near to mlx5_2, rail 2, PIX"), topotest.Repeat(2, "near to mlx5_3, rail 3, PIX")), note: nothing,
+			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"),
+				topotest.Repeat(2, "near to mlx5_1, rail 1, PIX"),
+				topotest.Repeat(2, "near to mlx5_2, rail 2, PIX"), topotest.Repeat(2, "near to mlx5_3, rail 3, PIX")),
+			note: nothing,
 		},
 		{
 			// GPUs 2 and 3 have NVLink to both servers, GPUs 4 and 5 to a single server; the
@@ -117,7 +121,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.Gen(48).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(4, "far bouncing to erdma_0, rail 0, NODE"), topotest.Repeat(4, "far bouncing to erdma_1, rail 1, NODE")),
+			want: slices.Concat(topotest.Repeat(4, "far bouncing to erdma_0, rail 0, NODE"),
+				topotest.Repeat(4, "far bouncing to erdma_1, rail 1, NODE")),
 			note: "gdr.max_path in config.toml says what is near",
 		},
 		{
@@ -139,8 +144,9 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			}, note: "NIC erdma_0 (eRDMA) cannot flush its writes into GPU memory",
 		},
 		{
-			name:   "and for one of the NICs alone",
-			host:   flat(2, 4).NIC("erdma_0", 0, "pci0000:80", "", topotest.Up(200)).NIC("erdma_1", 1, "pci0000:90", "", topotest.Up(200)).Host(),
+			name: "and for one of the NICs alone",
+			host: flat(2, 4).NIC("erdma_0", 0, "pci0000:80", "", topotest.Up(200)).NIC("erdma_1", 1, "pci0000:90", "",
+				topotest.Up(200)).Host(),
 			config: Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"erdma_1": topo.NODE}}},
 			want: []string{
 				"far bouncing to erdma_0, rail 0, NODE", "far bouncing to erdma_0, rail 0, NODE",
@@ -154,10 +160,13 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		},
 		{
 			name: "eight A30 without a switch, two NICs (nccl#1084)",
-			host: flat(2, 8).NIC("mlx5_0", 0, "pci0000:11", "", topotest.Up(100)).NIC("mlx5_1", 1, "pci0000:16", "", topotest.Up(100)).Gen(24).Host(),
+			host: flat(2, 8).NIC("mlx5_0", 0, "pci0000:11", "", topotest.Up(100)).NIC("mlx5_1", 1, "pci0000:16", "",
+				topotest.Up(100)).Gen(24).Host(),
 			want: slices.Concat(
-				[]string{"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, PHB"}, topotest.Repeat(2, "far bouncing to mlx5_0, rail 0, NODE"),
-				topotest.Repeat(2, "far bouncing to mlx5_1, rail 1, NODE"), []string{"far bouncing to mlx5_1, rail 1, PHB", "far bouncing to mlx5_1, rail 1, NODE"}),
+				[]string{"far bouncing to mlx5_0, rail 0, NODE", "far bouncing to mlx5_0, rail 0, PHB"},
+				topotest.Repeat(2, "far bouncing to mlx5_0, rail 0, NODE"),
+				topotest.Repeat(2, "far bouncing to mlx5_1, rail 1, NODE"),
+				[]string{"far bouncing to mlx5_1, rail 1, PHB", "far bouncing to mlx5_1, rail 1, NODE"}),
 			note: nothing,
 		},
 		{
@@ -191,11 +200,13 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 					sw, bridge := fmt.Sprintf("00aa:%02x:00.0", i), fmt.Sprintf("pci0000:%d0", 1+i)
 					b.Sw(sw, numa, bridge, "").GPU(numa, bridge, sw)
 				}
-				return b.NIC("mlx5_0", 0, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).NIC("mlx5_1", 3, "pci0000:30", "00aa:02:00.0", topotest.Up(200)).
+				return b.NIC("mlx5_0", 0, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).NIC("mlx5_1", 3, "pci0000:30",
+					"00aa:02:00.0", topotest.Up(200)).
 					Nvswitches().Gen(24).Host()
 			}(),
 			want: []string{
-				"far by 1 to mlx5_0, rail 0, SYS", "near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX", "far by 2 to mlx5_1, rail 1, SYS",
+				"far by 1 to mlx5_0, rail 0, SYS", "near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
+				"far by 2 to mlx5_1, rail 1, SYS",
 			},
 			note: whileBusy,
 		},
@@ -207,7 +218,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 					GPU(0, "pci0000:10", "00aa:01:00.0").GPU(0, "pci0000:10", "00aa:02:00.0").
 					NIC("mlx5_0", 0, "pci0000:10", "00aa:01:00.0", topotest.Up(400))
 				for i := range b.H.Switches {
-					b.H.Switches[i].Device = topo.PCIIdentity{Class: "0x060400", Vendor: "0x1000", Device: "0xc010", SubsystemVendor: "0x1000", SubsystemDevice: "0xa096"}
+					b.H.Switches[i].Device = topo.PCIIdentity{Class: "0x060400", Vendor: "0x1000", Device: "0xc010",
+						SubsystemVendor: "0x1000", SubsystemDevice: "0xa096"}
 				}
 				return b.Host()
 			}(),
@@ -233,9 +245,12 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		},
 		{
 			name: "four GPUs on one switch, the NIC at a root port",
-			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").
-				GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").NIC("mlx5_0", 0, "pci0000:20", "", topotest.Up(200)).Gen(24).Host(),
-			want: topotest.Repeat(4, "far bouncing to mlx5_0, rail 0, NODE"), note: "gdr.max_path in config.toml says what is near",
+			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+				"pci0000:10", "00aa:00:00.0").
+				GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").NIC("mlx5_0", 0, "pci0000:20", "",
+				topotest.Up(200)).Gen(24).Host(),
+			want: topotest.Repeat(4, "far bouncing to mlx5_0, rail 0, NODE"),
+			note: "gdr.max_path in config.toml says what is near",
 		},
 		{
 			name: "ten GPUs below two cascaded switches, the NIC at the lower",
@@ -246,7 +261,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.NIC("mlx5_0", 0, "pci0000:10", "00aa:01:00.0", topotest.Up(200)).Gen(24).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(5, "near to mlx5_0, rail 0, PXB"), topotest.Repeat(5, "near to mlx5_0, rail 0, PIX")), note: nothing,
+			want: slices.Concat(topotest.Repeat(5, "near to mlx5_0, rail 0, PXB"),
+				topotest.Repeat(5, "near to mlx5_0, rail 0, PIX")), note: nothing,
 		},
 		{
 			name: "ten GPUs of two sockets, a switch each, the NIC at the first",
@@ -257,7 +273,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Gen(24).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(5, "near to mlx5_0, rail 0, PIX"), topotest.Repeat(5, "far by 0,1,2,3,4 to mlx5_0, rail 0, SYS")),
+			want: slices.Concat(topotest.Repeat(5, "near to mlx5_0, rail 0, PIX"),
+				topotest.Repeat(5, "far by 0,1,2,3,4 to mlx5_0, rail 0, SYS")),
 			note: whileBusy,
 		},
 		{
@@ -270,7 +287,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 					sw, bridge := fmt.Sprintf("00aa:%02x:00.0", i), fmt.Sprintf("pci0000:%d0", 1+i)
 					b.Sw(sw, i, bridge, "").GPU(i, bridge, sw)
 				}
-				return b.NIC("mlx5_0", 1, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).NIC("mlx5_1", 5, "pci0000:60", "00aa:05:00.0", topotest.Up(200)).
+				return b.NIC("mlx5_0", 1, "pci0000:20", "00aa:01:00.0", topotest.Up(200)).NIC("mlx5_1", 5, "pci0000:60",
+					"00aa:05:00.0", topotest.Up(200)).
 					Nvswitches().Gen(24).Host()
 			}(),
 			want: []string{
@@ -284,8 +302,10 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			// The port is full with the relay and without the relay.
 			name: "a NIC of two ports, each an RDMA device, at the switch of one of two GPUs",
 			host: func() *topo.Host {
-				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").
-					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).Nvswitches().Gen(24)
+				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+					"pci0000:20", "").
+					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0",
+					topotest.Up(100)).Nvswitches().Gen(24)
 				b.H.NICs[0].BusID, b.H.NICs[1].BusID, b.H.NICs[1].Card = "0000:f0:00.0", "0000:f0:00.1", "0000:f0:00.0"
 				return b.Host()
 			}(),
@@ -294,7 +314,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		{
 			name: "the same as one bond",
 			host: func() *topo.Host {
-				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").
+				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+					"pci0000:20", "").
 					NIC("mlx5_bond_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Nvswitches().Gen(24)
 				b.H.NICs[0].Bond = true
 				return b.Host()
@@ -307,22 +328,26 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				b := topotest.Build(2)
 				for i := range 2 {
 					sw, bridge := fmt.Sprintf("00aa:%02x:00.0", i), fmt.Sprintf("pci0000:%d0", 1+7*i)
-					b.Sw(sw, i, bridge, "").GPU(i, bridge, sw).GPU(i, bridge, sw).NIC(fmt.Sprintf("mlx5_%d", i), i, bridge, sw, topotest.Up(200))
+					b.Sw(sw, i, bridge, "").GPU(i, bridge, sw).GPU(i, bridge, sw).NIC(fmt.Sprintf("mlx5_%d", i), i, bridge, sw,
+						topotest.Up(200))
 					b.H.NICs[i].SystemGUID = "a088:c203:00a1:0001"
 				}
 				return b.Gen(24).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"), topotest.Repeat(2, "near to mlx5_1, rail 1, PIX")), note: nothing,
+			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"),
+				topotest.Repeat(2, "near to mlx5_1, rail 1, PIX")), note: nothing,
 		},
 		{
 			name: "a virtual machine with everything on its first bus",
-			host: topotest.Build(1).GPU(0, "pci0000:00", "").GPU(0, "pci0000:00", "").NIC("mlx5_0", 0, "pci0000:00", "", topotest.Up(200)).Nvswitches().Gen(24).Host(),
+			host: topotest.Build(1).GPU(0, "pci0000:00", "").GPU(0, "pci0000:00", "").NIC("mlx5_0", 0, "pci0000:00", "",
+				topotest.Up(200)).Nvswitches().Gen(24).Host(),
 			want: topotest.Repeat(2, "far bouncing to mlx5_0, rail 0, PHB"), note: nothing,
 		},
 		{
 			name: "a GPU in MIG mode beside the NIC, and one that is not",
 			host: func() *topo.Host {
-				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").
+				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+					"pci0000:20", "").
 					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Nvswitches().Gen(24)
 				b.H.GPUs[0].MIG = true
 				return b.Host()
@@ -331,24 +356,30 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		},
 		{
 			name: "one GPU and one NIC at a switch",
-			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "", "").GPU(0, "", "00aa:00:00.0").NIC("mlx5_0", 0, "", "00aa:00:00.0", topotest.Up(400)).Host(),
+			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "", "").GPU(0, "", "00aa:00:00.0").NIC("mlx5_0", 0, "", "00aa:00:00.0",
+				topotest.Up(400)).Host(),
 			want: []string{"near to mlx5_0, rail 0, PIX"}, note: nothing,
 		},
 		{
 			name: "virtual functions of one NIC beside a GPU, and a far one",
 			host: func() *topo.Host {
-				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "").
-					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Down(200)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Nvswitches().Gen(24)
-				b.H.NICs[0].BusID, b.H.NICs[1].BusID, b.H.NICs[1].Card, b.H.NICs[1].VirtualFunctionOf = "0000:f0:00.0", "0000:f0:00.2", "0000:f0:00.0", "0000:f0:00.0"
+				b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+					"pci0000:20", "").
+					NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Down(200)).NIC("mlx5_1", 0, "pci0000:10", "00aa:00:00.0",
+					topotest.Up(200)).Nvswitches().Gen(24)
+				b.H.NICs[0].BusID, b.H.NICs[1].BusID, b.H.NICs[1].Card, b.H.NICs[1].VirtualFunctionOf = "0000:f0:00.0",
+					"0000:f0:00.2", "0000:f0:00.0", "0000:f0:00.0"
 				return b.Host()
 			}(),
 			want: []string{"near to mlx5_1, rail 1, PIX", "far by 0 to mlx5_1, rail 1, NODE"}, note: whileBusy,
 		},
 		{
 			name: "BlueField, a NIC behind a switch of its own, below the GPU's switch and at a root port",
-			host: topotest.Build(2).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:10", "00aa:00:00.0").Sw("00aa:02:00.0", 1, "pci0000:80", "").
+			host: topotest.Build(2).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:10",
+				"00aa:00:00.0").Sw("00aa:02:00.0", 1, "pci0000:80", "").
 				GPU(0, "pci0000:10", "00aa:00:00.0").GPU(1, "pci0000:90", "").
-				NIC("mlx5_0", 0, "pci0000:10", "00aa:01:00.0", topotest.Up(200)).NIC("mlx5_1", 1, "pci0000:80", "00aa:02:00.0", topotest.Up(200)).Gen(24).Host(),
+				NIC("mlx5_0", 0, "pci0000:10", "00aa:01:00.0", topotest.Up(200)).NIC("mlx5_1", 1, "pci0000:80", "00aa:02:00.0",
+				topotest.Up(200)).Gen(24).Host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PXB", "far bouncing to mlx5_1,mlx5_0, rail 1, NODE",
 			}, note: nothing,
@@ -362,7 +393,8 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Gen(24).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"), topotest.Repeat(2, "far by 0,1 to mlx5_0, rail 0, NODE")), note: whileBusy,
+			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"),
+				topotest.Repeat(2, "far by 0,1 to mlx5_0, rail 0, NODE")), note: whileBusy,
 		},
 		{
 			name: "the same, where the switch passes traffic between its partitions",
@@ -374,13 +406,15 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				}
 				return b.NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(200)).Gen(24).Host()
 			}(),
-			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"), topotest.Repeat(2, "near to mlx5_0, rail 0, PXB")), note: nothing,
+			want: slices.Concat(topotest.Repeat(2, "near to mlx5_0, rail 0, PIX"),
+				topotest.Repeat(2, "near to mlx5_0, rail 0, PXB")), note: nothing,
 		},
 		{
 			name: "one GPU, four NICs at its switch: striped",
 			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "", "").GPU(0, "", "00aa:00:00.0").
 				NIC("mlx5_0", 0, "", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_1", 0, "", "00aa:00:00.0", topotest.Up(100)).
-				NIC("mlx5_2", 0, "", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_10", 0, "", "00aa:00:00.0", topotest.Up(100)).Host(),
+				NIC("mlx5_2", 0, "", "00aa:00:00.0", topotest.Up(100)).NIC("mlx5_10", 0, "", "00aa:00:00.0",
+				topotest.Up(100)).Host(),
 			want: []string{"near to mlx5_0,mlx5_1,mlx5_2,mlx5_10, rail 0, PIX"}, note: nothing,
 		},
 	} {

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"encoding/json"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -52,7 +53,8 @@ func TestMeasuredFiguresReplaceConstants(t *testing.T) {
 		t.Fatal(err)
 	}
 	links := p.ModelLinks(h)
-	want := []ModelLink{{"host memory of NUMA node 0", 9, SourceMeasured}, {"copies between GPU 1 and GPU 0", 5, SourceMeasured}}
+	want := []ModelLink{{"host memory of NUMA node 0", 9, SourceMeasured},
+		{"copies between GPU 1 and GPU 0", 5, SourceMeasured}}
 	if !slices.Equal(links, want) {
 		t.Errorf("the links are %+v, want %+v", links, want)
 	}
@@ -64,8 +66,77 @@ func TestMeasuredFiguresReplaceConstants(t *testing.T) {
 		t.Errorf("GPU 1 is limited by %q", limit)
 	}
 	h.Measured = nil
-	if links := p.ModelLinks(h); len(links) != 2 || links[0].Source != SourceConstant || links[1].Source != SourceConstant {
+	if links := p.ModelLinks(h); len(links) != 2 || links[0].Source != SourceConstant ||
+		links[1].Source != SourceConstant {
 		t.Errorf("without a measurement the links are %+v", links)
+	}
+}
+
+func TestMeasuredLoopbackReplacesConstants(t *testing.T) {
+	h := rootPorts()
+	rate := func(gpu, server int) float64 {
+		return newNetwork(sortedHost(h)).rates([]carried{{gpu: gpu, parts: []part{{server, 0, 1}}}}).alone[0]
+	}
+	if got := rate(1, 1); math.Abs(got-11) > 1e-9 {
+		t.Fatalf("GPUDirect RDMA through the CPU has the constant %g GB/s, want 11", got)
+	}
+	m := &topo.Measured{Fingerprint: h.Fingerprint(), Loops: []topo.MeasuredLoop{
+		{NIC: "mlx5_0", Out: 13, In: 14}, {NIC: "mlx5_0", GPU: h.GPUs[1].BusID, Out: 9, In: 8},
+		// below one switch: no constant to replace
+		{NIC: "mlx5_0", GPU: h.GPUs[0].BusID, Out: 3, In: 3},
+		{NIC: "mlx5_7", Out: 1, In: 1}, {NIC: "mlx5_0", GPU: "0000:ff:00.0", Out: 1, In: 1}, // not of this host
+	}}
+	if !h.Measure(m) {
+		t.Fatal("a measurement of this host is refused")
+	}
+	for _, c := range []struct {
+		name        string
+		gpu, server int
+		want        float64
+	}{
+		{"GPUDirect RDMA through the CPU", 1, 1, 8}, {"through host memory", 1, throughMemory, 13},
+		{"below the switch", 0, 0, 24},
+	} {
+		if got := rate(c.gpu, c.server); got != c.want {
+			t.Errorf("%s: %g GB/s, want %g", c.name, got, c.want)
+		}
+	}
+	p, err := Make(h, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var loops []ModelLink
+	for _, l := range p.ModelLinks(h) {
+		if strings.HasPrefix(l.Name, "mlx5_0 and") || strings.HasPrefix(l.Name, "host memory") {
+			loops = append(loops, l)
+		}
+	}
+	want := []ModelLink{{"host memory of NUMA node 0", 13, SourceMeasured}, {"mlx5_0 and host memory", 13, SourceMeasured},
+		{"mlx5_0 and memory of GPU 1", 8, SourceMeasured}}
+	if !slices.Equal(loops, want) {
+		t.Errorf("the links are %+v, want %+v", loops, want)
+	}
+	// Of two GPUs with different rates, the NIC carries no more than the best in all.
+	m.Loops = append(m.Loops, topo.MeasuredLoop{NIC: "mlx5_0", GPU: h.GPUs[0].BusID, Out: 1, In: 1})
+	n := newNetwork(sortedHost(h))
+	both := n.rates([]carried{{gpu: 1, parts: []part{{1, 0, 1}}}, {gpu: 1, parts: []part{{1, 0, 1}}}})
+	if both.busy[0] != 4 || !strings.Contains(both.limit[0], "mlx5_0 and memory of GPUs through the CPU (") {
+		t.Errorf("two flows: %v by %q, want 4 GB/s each", both.busy, both.limit[0])
+	}
+}
+
+func TestMeasuredAddKeepsEarlierRates(t *testing.T) {
+	m := &topo.Measured{Copies: []topo.MeasuredCopy{{GPU: "a", Peer: "b", Out: 1, In: 1}},
+		Memory: []topo.MeasuredHost{{GPU: "a", Out: 1, In: 1}},
+		Loops:  []topo.MeasuredLoop{{NIC: "x", Out: 1, In: 1}}}
+	m.Add(&topo.Measured{
+		Copies: []topo.MeasuredCopy{{GPU: "a", Peer: "b", Out: 2, In: 2}, {GPU: "b", Peer: "a", Out: 3, In: 3}},
+		Memory: []topo.MeasuredHost{{GPU: "a", Out: 2, In: 2}, {GPU: "b", Out: 3, In: 3}},
+		Loops:  []topo.MeasuredLoop{{NIC: "x", Out: 2, In: 2}, {NIC: "x", GPU: "a", Out: 3, In: 3}},
+	})
+	if len(m.Copies) != 2 || m.Copies[0].Out != 1 || m.Copies[1].Out != 3 || len(m.Memory) != 2 || m.Memory[0].Out != 1 ||
+		len(m.Loops) != 2 || m.Loops[0].Out != 1 || m.Loops[1].GPU != "a" {
+		t.Errorf("together they are %+v", m)
 	}
 }
 
@@ -148,7 +219,9 @@ func TestParseMeasuredRefusesInvalidFigures(t *testing.T) {
 	if m, err := topo.ParseMeasured(text); err != nil || len(m.Copies) != 1 || len(m.Memory) != 1 {
 		t.Errorf("%+v, %v", m, err)
 	}
-	for _, text := range []string{"", "[]", `{"copies":[{"gpu":"a","peer":"b","out":-1,"in":1}]}`, `{"copies":[{"gpu":"a","out":1}]}`, `{"memory":[{"gpu":"a","out":1e300,"in":1}]}`} {
+	for _, text := range []string{"", "[]", `{"copies":[{"gpu":"a","peer":"b","out":-1,"in":1}]}`,
+		`{"copies":[{"gpu":"a","out":1}]}`, `{"memory":[{"gpu":"a","out":1e300,"in":1}]}`,
+		`{"loops":[{"nic":"a","out":1}]}`} {
 		if m, err := topo.ParseMeasured([]byte(text)); err == nil {
 			t.Errorf("%s is read as %+v", text, m)
 		}
@@ -165,7 +238,8 @@ func TestPlanNotesThatConstantsDecideACloseCall(t *testing.T) {
 	}
 	h := rootPorts() // 11 to 12 GB/s staged, 16 through host memory
 	p := &planner{host: h}
-	lanes := []Lane{{}, {Compared: &Comparison{Relay: 10, Without: 12}}, {Compared: &Comparison{Relay: 10, Without: 20}}, {Compared: &Comparison{Relay: 5, Without: 5, RelayAlone: 10, WithoutAlone: 11}}}
+	lanes := []Lane{{}, {Compared: &Comparison{Relay: 10, Without: 12}}, {Compared: &Comparison{Relay: 10, Without: 20}},
+		{Compared: &Comparison{Relay: 5, Without: 5, RelayAlone: 10, WithoutAlone: 11}}}
 	if got := p.closeCalls(lanes); !slices.Equal(got, []int{1, 3}) {
 		t.Errorf("close are %v", got)
 	}

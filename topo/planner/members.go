@@ -18,8 +18,8 @@ type Member struct {
 	Weight int `json:"weight"`
 }
 
-// MaxWeights bounds the weights of a lane together.
-const MaxWeights = 1024
+// maxWeights bounds the weights of a lane together.
+const maxWeights = 1024
 
 // KindOf returns the kind of a member of the lane.
 func (l *Lane) KindOf(m Member) string {
@@ -101,12 +101,14 @@ func (l *Lane) checkMembers() error {
 			return fmt.Errorf("it is contradictory: a member has NIC %q and weight %d", m.NIC, m.Weight)
 		}
 	}
-	if sum := l.Weights(); sum > MaxWeights {
-		return fmt.Errorf("its members weigh %d together, and %d is the limit", sum, MaxWeights)
+	if sum := l.Weights(); sum > maxWeights {
+		return fmt.Errorf("its members weigh %d together, and %d is the limit", sum, maxWeights)
 	}
 	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
-	if l.Kind != "" && of.Kind != l.Kind || !slices.Equal(sorted(of.Servers), sorted(l.Servers)) || !slices.Equal(sorted(of.NICs), sorted(l.NICs)) {
-		return fmt.Errorf("it is contradictory: by its members it is %q over %q staged on %q, and it says %q over %q staged on %q",
+	if l.Kind != "" && of.Kind != l.Kind || !slices.Equal(sorted(of.Servers), sorted(l.Servers)) ||
+		!slices.Equal(sorted(of.NICs), sorted(l.NICs)) {
+		return fmt.Errorf("it is contradictory: by its members it is %q over %q staged on %q, and it says %q over %q "+
+			"staged on %q",
 			of.Kind, of.NICs, of.Servers, l.Kind, l.NICs, l.Servers)
 	}
 	return nil

@@ -74,8 +74,11 @@ type network struct {
 	ports    map[int][2]int
 	forwards map[graph.NodeID][2]int
 	measured map[[2]int][2]int // copies, by the two GPUs
+	loops    map[loopKey][2]int
 	// copyRates holds the measured rates of copies between two GPUs, out and in.
 	copyRates map[[2]int][2]float64
+	// loopRates holds the measured rates of loopbacks, by NIC and GPU, or throughMemory.
+	loopRates map[[2]int]float64
 }
 
 // pipe is one direction of a link or of the port of a NIC, or the traffic that a CPU forwards
@@ -117,8 +120,10 @@ func (n *network) add(l *load, pipe int, weight float64) {
 func newNetwork(h *topo.Host) *network {
 	n := &network{
 		h: h, known: h.Matrix == nil,
-		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[graph.NodeID]int{}, sockets: map[graph.NodeID]float64{},
-		hops: map[[2]graph.NodeID]hop{}, ports: map[int][2]int{}, forwards: map[graph.NodeID][2]int{}, measured: map[[2]int][2]int{},
+		gpus: map[string]int{}, nics: map[string]int{}, switches: map[string]int{}, cards: map[graph.NodeID]int{},
+		sockets: map[graph.NodeID]float64{},
+		hops:    map[[2]graph.NodeID]hop{}, ports: map[int][2]int{}, forwards: map[graph.NodeID][2]int{},
+		measured: map[[2]int][2]int{}, loops: map[loopKey][2]int{},
 	}
 	for _, c := range h.CPUs {
 		n.sockets[graph.CPUID(c.Host, c.NUMA)] = c.Socket
@@ -144,7 +149,8 @@ func newNetwork(h *topo.Host) *network {
 func (n *network) findWays() {
 	h := n.h
 	finder := graph.NewPathFinder(h, topo.RulesPlan)
-	n.toGPU, n.toNIC = graph.Matrix[graph.Route](len(h.GPUs), len(h.GPUs)), graph.Matrix[graph.Route](len(h.GPUs), len(h.NICs))
+	n.toGPU, n.toNIC = graph.Matrix[graph.Route](len(h.GPUs), len(h.GPUs)),
+		graph.Matrix[graph.Route](len(h.GPUs), len(h.NICs))
 	ends := graph.Devices(h)
 	gpus, nics := ends[:len(h.GPUs)], ends[len(h.GPUs):]
 	var direct *graph.PathFinder
@@ -319,13 +325,24 @@ func (n *network) addPart(l *load, gpu int, p part, share float64, in directions
 	}
 	switch p.kind(gpu) {
 	case KindDirect:
-		n.both(l, n.toNIC[gpu][p.nic], n.gdrThrough(gpu, p.nic), share, in)
+		n.gdr(l, gpu, p.nic, share, in)
 	case KindBounce:
 		n.bounce(l, gpu, p.nic, share, in)
 	case KindStaged:
 		n.copies(l, gpu, p.server, share, in)
-		n.both(l, n.toNIC[p.server][p.nic], n.gdrThrough(p.server, p.nic), share, in)
+		n.gdr(l, p.server, p.nic, share, in)
 	}
+}
+
+// gdr adds the route between the memory of a GPU and a NIC.
+func (n *network) gdr(l *load, gpu, nic int, part float64, in directions) {
+	w := n.toNIC[gpu][nic]
+	if rate := n.looped(nic, gpu); rate > 0 {
+		n.both(l, w, 1, part, in)
+		n.looping(l, nic, gpuMemory, rate, part, in)
+		return
+	}
+	n.both(l, w, n.gdrThrough(gpu, nic), part, in)
 }
 
 // gdrThrough returns the share of the PCIe link of a NIC that the CPU passes between the NIC and
@@ -370,6 +387,9 @@ func (n *network) bounce(l *load, g, i int, part float64, in directions) {
 		down = down[1:]
 	}
 	n.thereAndBack(l, append(nodes, down...), 1, part, in)
+	if rate := n.looped(i, throughMemory); rate > 0 {
+		n.looping(l, i, hostMemory, rate, part, in)
+	}
 	// A GPU with a C2C link or NVLink to the CPU accesses the memory of the CPU like GPU memory.
 	if gpu := &n.h.GPUs[g]; gpu.C2C == 0 && gpu.NVLinkCPU == 0 {
 		for i, direction := range []directions{sending, receiving} {

@@ -241,7 +241,8 @@ func (p *Plan) GPU(name string) (topo.GPU, error) { return topo.FindGPU(p.GPUs, 
 type SeveralHostsError struct{ Hosts []string }
 
 func (e *SeveralHostsError) Error() string {
-	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan --host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
+	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan "+
+		"--host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
 }
 
 // Make returns a plan with a lane for every GPU of a host. Equal hosts and configurations give
@@ -262,10 +263,27 @@ func Make(h *topo.Host, c Config) (*Plan, error) {
 		return nil, err
 	}
 	lanes := p.plan()
-	return &Plan{
+	plan := &Plan{
 		Version: Version, Source: h.Source, Notes: p.notes(lanes),
-		GPUs: h.GPUs, NICs: planned(h.NICs), CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups, Staging: p.staging(lanes),
-	}, nil
+		GPUs: h.GPUs, NICs: planned(h.NICs), CPUs: h.CPUs, Switches: h.Switches, Lanes: lanes, Groups: groups,
+		Staging: p.staging(lanes),
+	}
+	plan.sortByIndex()
+	return plan, nil
+}
+
+// sortByIndex sorts GPUs, lanes, staging and the members of groups by the index of the GPU.
+func (p *Plan) sortByIndex() {
+	index := map[string]int{}
+	for _, g := range slices.Backward(p.GPUs) {
+		index[g.BusID] = g.Index
+	}
+	slices.SortStableFunc(p.GPUs, func(a, b topo.GPU) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortStableFunc(p.Lanes, func(a, b Lane) int { return cmp.Compare(index[a.GPU], index[b.GPU]) })
+	slices.SortStableFunc(p.Staging, func(a, b Staging) int { return cmp.Compare(index[a.GPU], index[b.GPU]) })
+	for _, g := range p.Groups {
+		slices.SortStableFunc(g.GPUs, func(a, b string) int { return cmp.Compare(index[a], index[b]) })
+	}
 }
 
 // planned returns copies of NICs without the fields that no plan depends on: new firmware, or
@@ -283,8 +301,8 @@ func planned(nics []topo.NIC) []topo.NIC {
 	return nics
 }
 
-// sortedHost returns a copy of a host with sorted devices: GPUs by index, NICs by name, CPUs by
-// NUMA node, switches by address.
+// sortedHost returns a copy of a host with sorted devices: GPUs and switches by address, NICs by
+// name, CPUs by NUMA node.
 func sortedHost(h *topo.Host) *topo.Host {
 	s := *h
 	s.CPUs, s.Switches = slices.Clone(h.CPUs), slices.Clone(h.Switches)
@@ -292,7 +310,7 @@ func sortedHost(h *topo.Host) *topo.Host {
 	slices.SortStableFunc(s.CPUs, func(a, b topo.CPU) int { return cmp.Compare(a.NUMA, b.NUMA) })
 	slices.SortStableFunc(s.Switches, func(a, b topo.Switch) int { return topo.CompareBusID(a.BusID, b.BusID) })
 	slices.SortStableFunc(s.GPUs, func(a, b topo.GPU) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), topo.CompareBusID(a.BusID, b.BusID))
+		return cmp.Or(topo.CompareBusID(a.BusID, b.BusID), cmp.Compare(a.Index, b.Index))
 	})
 	slices.SortStableFunc(s.NICs, func(a, b topo.NIC) int { return topo.CompareNatural(a.Name, b.Name) })
 	return &s

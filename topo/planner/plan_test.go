@@ -108,7 +108,8 @@ func TestMakeOnSmallHostsAssignsExpectedLanes(t *testing.T) {
 			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").Sw("00aa:01:00.0", 0, "pci0000:20", "").
 				GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:20", "00aa:01:00.0").
 				GPU(0, "pci0000:30", "").GPU(0, "pci0000:30", "").GPU(0, "pci0000:30", "").GPU(0, "pci0000:30", "").
-				NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(400)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0", topotest.Up(100)).Nvswitches().Host(),
+				NIC("mlx5_0", 0, "pci0000:10", "00aa:00:00.0", topotest.Up(400)).NIC("mlx5_1", 0, "pci0000:20", "00aa:01:00.0",
+				topotest.Up(100)).Nvswitches().Host(),
 			want: []string{
 				"near to mlx5_0, rail 0, PIX", "near to mlx5_1, rail 1, PIX",
 				"far by 0 to mlx5_0, rail 0, NODE", "far by 0 to mlx5_0, rail 0, NODE",
@@ -124,7 +125,8 @@ func TestMakeOnSmallHostsAssignsExpectedLanes(t *testing.T) {
 		},
 		{
 			name: "a GPU with a choice of near NICs leaves the only one of another to it",
-			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "", "").Sw("00aa:01:00.0", 0, "", "00aa:00:00.0").Sw("00aa:02:00.0", 0, "", "00aa:00:00.0").
+			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "", "").Sw("00aa:01:00.0", 0, "", "00aa:00:00.0").Sw("00aa:02:00.0", 0,
+				"", "00aa:00:00.0").
 				GPU(0, "", "00aa:00:00.0").GPU(0, "", "00aa:01:00.0").
 				NIC("mlx5_0", 0, "", "00aa:01:00.0").NIC("mlx5_1", 0, "", "00aa:02:00.0").Host(),
 			want: []string{"near to mlx5_1, rail 1, PXB", "near to mlx5_0, rail 0, PIX"},
@@ -133,7 +135,8 @@ func TestMakeOnSmallHostsAssignsExpectedLanes(t *testing.T) {
 			name: "a NIC with its port down is not used, and keeps its rail",
 			host: topotest.Build(1).Sw("00aa:00:00.0", 0, "", "").
 				GPU(0, "", "00aa:00:00.0").GPU(0, "", "").
-				NIC("mlx5_0", 0, "", "00aa:00:00.0", topotest.Down(400)).NIC("mlx5_1", 0, "", "00aa:00:00.0", topotest.Up(400)).Nvswitches().Host(),
+				NIC("mlx5_0", 0, "", "00aa:00:00.0", topotest.Down(400)).NIC("mlx5_1", 0, "", "00aa:00:00.0",
+				topotest.Up(400)).Nvswitches().Host(),
 			want: []string{"near to mlx5_1, rail 1, PIX", "far by 0 to mlx5_1, rail 1, PHB"},
 		},
 		{
@@ -230,7 +233,8 @@ func TestMakeOnSmallHostsAssignsExpectedLanes(t *testing.T) {
 func TestReasonOnSmallHostsNamesNICsAndRates(t *testing.T) {
 	off := false
 	switches := func(gpus, nics int) *topotest.Builder {
-		b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0")
+		b := topotest.Build(1).Sw("00aa:00:00.0", 0, "pci0000:10", "").GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0,
+			"pci0000:10", "00aa:00:00.0")
 		for i := range nics {
 			b.NIC(fmt.Sprintf("mlx5_%d", i), 0, "pci0000:10", "00aa:00:00.0", topotest.Up(100))
 		}
@@ -255,18 +259,36 @@ func TestReasonOnSmallHostsNamesNICsAndRates(t *testing.T) {
 		gpu  string
 		want string
 	}{
-		{topotest.TwoSockets().Host(), "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed"},
-		{topotest.TwoSockets().Host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s); while all lanes are busy 12 GB/s with the relay and 12 GB/s through host memory; alone 39.74 GB/s with the relay, 32 GB/s through host memory"},
-		{topotest.TwoSockets().Nvswitches().Host(), "7", "mlx5_1, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 5, near that NIC (copies: NVL, 370.8 GB/s); while all lanes are busy 12 GB/s with the relay and 12 GB/s through host memory; alone 48 GB/s with the relay, 32 GB/s through host memory"},
-		{striped, "2", "mlx5_1, mlx5_2 and mlx5_3, some of the nearest NICs, are far (NODE, 12.5 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to those NICs (PXB)"},
+		{topotest.TwoSockets().Host(), "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is " +
+			"needed"},
+		{topotest.TwoSockets().Host(), "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on " +
+			"GPUs 0 and 1, near that NIC (copies: NODE, 48 GB/s); while all lanes are busy 12 GB/s with the relay and 12 " +
+			"GB/s through host memory; alone 39.74 GB/s with the relay, 32 GB/s through host memory"},
+		{topotest.TwoSockets().Nvswitches().Host(), "7",
+			"mlx5_1, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 5, near that NIC (copies: NVL, " +
+				"370.8 GB/s); while all lanes are busy 12 GB/s with the relay and 12 GB/s through host memory; alone 48 GB/s " +
+				"with the relay, 32 GB/s through host memory"},
+		{striped, "2", "mlx5_1, mlx5_2 and mlx5_3, some of the nearest NICs, are far (NODE, 12.5 GB/s), so its traffic " +
+			"bounces through host memory: no GPU that it could be staged on is near enough to those NICs (PXB)"},
 		{lone, "1", "mlx5_0, mlx5_1 and mlx5_2 read and write its memory directly (PIX, 12.5 GB/s), so no relay is needed"},
-		{withoutGDR, "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0"},
-		{withoutGDR, "1", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
-		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 0, near that NIC (copies: NVL, 370.8 GB/s); while all lanes are busy 16 GB/s with the relay and 16 GB/s through host memory; alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off for mlx5_0"},
-		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use another GPU"},
-		{topotest.Build(1).GPU(0, "", "").Host(), "0", "this host has no RDMA NIC; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
-		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
-		{topotest.Build(1).GPU(0, "", "").NIC("mlx5_0", 0, "", "").Host(), "0", "mlx5_0, the nearest NIC, is far (PHB, 48 GB/s), so its traffic bounces through host memory: no GPU that it could be staged on is near enough to that NIC (PXB)"},
+		{withoutGDR, "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs " +
+			"GPUDirect RDMA, which by the file was off for mlx5_0"},
+		{withoutGDR, "1", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs " +
+			"GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
+		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 0, near that " +
+			"NIC (copies: NVL, 370.8 GB/s); while all lanes are busy 16 GB/s with the relay and 16 GB/s through host memory; " +
+			"alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off " +
+			"for mlx5_0"},
+		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or " +
+			"use another GPU"},
+		{topotest.Build(1).GPU(0, "", "").Host(), "0", "this host has no RDMA NIC; so the lane reaches the containers of " +
+			"this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
+		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so the " +
+			"lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns " +
+			"servers and NICs"},
+		{topotest.Build(1).GPU(0, "", "").NIC("mlx5_0", 0, "", "").Host(), "0",
+			"mlx5_0, the nearest NIC, is far (PHB, 48 GB/s), so its traffic bounces through host memory: no GPU that it " +
+				"could be staged on is near enough to that NIC (PXB)"},
 	} {
 		plan, err := Make(tt.host, Config{})
 		if err != nil {
@@ -296,8 +318,10 @@ func TestWrongConfigurationIsRefusedWithAReason(t *testing.T) {
 		{"a limit that is no path to a NIC", none, Config{GDR: GDRPolicy{MaxPath: topo.NVL}}, "gdr.max_path: NVL"},
 		{"an unknown GPU", none, lanes(Assignment{GPU: "9", Servers: []string{"0"}}), `plan.lane for GPU "9": no GPU "9"`},
 		{"an unknown server", none, lanes(Assignment{GPU: "0", Servers: []string{"9"}}), `servers: no GPU "9"`},
-		{"a GPU that serves itself", none, lanes(Assignment{GPU: "0", Servers: []string{"0000:01:00.0"}}), "cannot serve itself"},
-		{"a server named twice", topotest.TwoSockets().Host(), lanes(Assignment{GPU: "2", Servers: []string{"0", "0000:01:00.0"}}), "GPU 0 is named twice"},
+		{"a GPU that serves itself", none, lanes(Assignment{GPU: "0", Servers: []string{"0000:01:00.0"}}),
+			"cannot serve itself"},
+		{"a server named twice", topotest.TwoSockets().Host(),
+			lanes(Assignment{GPU: "2", Servers: []string{"0", "0000:01:00.0"}}), "GPU 0 is named twice"},
 		{"a GPU assigned twice", none, lanes(
 			Assignment{GPU: "0", Servers: []string{"1"}, NICs: []string{"a"}},
 			Assignment{GPU: "0000:01:00.0", NICs: []string{"a"}}), "already"},
@@ -357,7 +381,8 @@ func TestPlanOfFileWithoutGPUDirectKeepsRoles(t *testing.T) {
 	if diff := cmp.Diff(short(before), short(after)); diff != "" {
 		t.Error(diff)
 	}
-	if notes := strings.Join(after.Notes, "\n"); !strings.Contains(notes, "by the file, GPUDirect RDMA was off") || strings.Contains(strings.Join(before.Notes, "\n"), "by the file") {
+	if notes := strings.Join(after.Notes, "\n"); !strings.Contains(notes, "by the file, GPUDirect RDMA was off") ||
+		strings.Contains(strings.Join(before.Notes, "\n"), "by the file") {
 		t.Errorf("notes %q", after.Notes)
 	}
 	for i, g := range eWithout.GPUs {
@@ -374,7 +399,8 @@ func TestFileOfTwoHostsNeedsHostNames(t *testing.T) {
 		return strings.Replace(topotest.CPUXML(0, inner), "<cpu", `<cpu host_hash="`+hash+`"`, 1)
 	}
 	h := ncclfile.ReadXML(t, topotest.System(host("0xa5f31daa95182da8"), host("0x2")))
-	if len(h.GPUs) != 2 || h.GPUs[0].Host != "0xa5f31daa95182da8" || h.GPUs[1].Host != "0x2" || h.GPUs[1].Index != 0 || h.NICs[1].Host != "0x2" || h.CPUs[1].Host != "0x2" {
+	if len(h.GPUs) != 2 || h.GPUs[0].Host != "0xa5f31daa95182da8" || h.GPUs[1].Host != "0x2" || h.GPUs[1].Index != 0 ||
+		h.NICs[1].Host != "0x2" || h.CPUs[1].Host != "0x2" {
 		t.Fatalf("%+v", h)
 	}
 	for _, p := range graph.All(h, topo.RulesNCCL) {
@@ -406,15 +432,17 @@ func TestFileOfTwoHostsNeedsHostNames(t *testing.T) {
 
 func TestUnusableDevicesOfFileKeepReason(t *testing.T) {
 	other := func(busID, class, vendor, device string) string {
-		return fmt.Sprintf(`<pci busid="%s" class="%s" vendor="%s" device="%s" link_speed="16 GT/s" link_width="16"/>`, busID, class, vendor, device)
+		return fmt.Sprintf(`<pci busid="%s" class="%s" vendor="%s" device="%s" link_speed="16 GT/s" link_width="16"/>`, busID,
+			class, vendor, device)
 	}
-	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0, topotest.Bridge("0000:01:00.0", "0x15b3 0x1979 0x0000 0x0000",
-		other("0000:02:00.0", "0x030200", "0x10de", "0x2330")+
-			other("0000:03:00.0", "0x120000", "0x1002", "0x74a1")+
-			other("0000:04:00.0", "0x0b4000", "0x1d94", "0x55b7")+
-			other("0000:05:00.0", "0x020000", "0x1d0f", "0xefa1")+
-			other("0000:06:00.0", "0x020000", "0x1d0f", "0xec20")+
-			other("0000:07:00.0", "0x020000", "0x1ded", "0x107f")))))
+	h := ncclfile.ReadXML(t, topotest.System(topotest.CPUXML(0,
+		topotest.Bridge("0000:01:00.0", "0x15b3 0x1979 0x0000 0x0000",
+			other("0000:02:00.0", "0x030200", "0x10de", "0x2330")+
+				other("0000:03:00.0", "0x120000", "0x1002", "0x74a1")+
+				other("0000:04:00.0", "0x0b4000", "0x1d94", "0x55b7")+
+				other("0000:05:00.0", "0x020000", "0x1d0f", "0xefa1")+
+				other("0000:06:00.0", "0x020000", "0x1d0f", "0xec20")+
+				other("0000:07:00.0", "0x020000", "0x1ded", "0x107f")))))
 	var got []string
 	for _, g := range h.GPUs {
 		got = append(got, fmt.Sprintf("GPU %s %q %t", g.BusID, g.Vendor, g.Reason == ""))
@@ -467,7 +495,8 @@ func TestOnlyOfFileWithTwoHostsReturnsNamedHost(t *testing.T) {
 		for i := range gpus {
 			inner += topotest.GPUXML(fmt.Sprintf("0000:%02x:00.0", 2+i), i, "")
 		}
-		return strings.Replace(topotest.CPUXML(0, topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765", inner+topotest.NetXML("0000:0f:00.0", "mlx5_0"))), "<cpu", `<cpu host_hash="`+hash+`"`, 1)
+		return strings.Replace(topotest.CPUXML(0, topotest.Bridge("0000:01:00.0", "0x10b5 0x9765 0x10b5 0x9765",
+			inner+topotest.NetXML("0000:0f:00.0", "mlx5_0"))), "<cpu", `<cpu host_hash="`+hash+`"`, 1)
 	}
 	h := ncclfile.ReadXML(t, topotest.System(host("0xA5", 1), host("0x2", 2)))
 	for name, gpus := range map[string]int{"0": 1, "1": 2, "0xa5": 1, "0xA5": 1, "0x2": 2} {

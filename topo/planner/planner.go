@@ -107,7 +107,8 @@ func (p *planner) unusable(n int, nic *topo.NIC) string {
 	if owner := p.owners[n]; owner != n && !p.config.VirtualFunctions && nic.Parent() != "" {
 		physical := &p.host.NICs[owner]
 		if physical.Parent() == "" && p.unusable(owner, physical) == "" {
-			return fmt.Sprintf("it shares the port of %s, which lanes use themselves; plan.virtual_functions = true plans with both", physical.Name)
+			return fmt.Sprintf("it shares the port of %s, which lanes use themselves; plan.virtual_functions = true plans "+
+				"with both", physical.Name)
 		}
 	}
 	return ""
@@ -207,7 +208,8 @@ func copyKind(path topo.Path) topo.PathType {
 // legs returns the worst path from a GPU to a server and the worst path from a server to a NIC: the
 // worst type and the smallest bandwidth.
 func (p *planner) legs(g int, servers, nics []int) (copies, network topo.Path) {
-	copies, network = topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}, topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}
+	copies, network = topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local},
+		topo.Path{Type: topo.LOC, Bandwidth: bandwidths.Local}
 	for _, s := range servers {
 		copies = worse(copies, p.toGPU[g][s].Path)
 		for _, n := range nics {
@@ -488,7 +490,8 @@ func (p *planner) otherwise(g int, c carried, kind string) (parts []part) {
 // rates of the lane alone, which decide.
 func (c *Comparison) String() string {
 	if math.Abs(c.Relay-c.Without) <= simplerCost*max(c.Relay, c.Without) {
-		return fmt.Sprintf("while all lanes are busy %s with the relay and %s through host memory; alone %s with the relay, %s through host memory",
+		return fmt.Sprintf("while all lanes are busy %s with the relay and %s through host memory; alone %s with the "+
+			"relay, %s through host memory",
 			gbs(c.Relay), gbs(c.Without), gbs(c.RelayAlone), gbs(c.WithoutAlone))
 	}
 	return fmt.Sprintf("%s with the relay, %s through host memory, while all lanes are busy", gbs(c.Relay), gbs(c.Without))
@@ -533,16 +536,19 @@ func (p *planner) reason(g int, l Lane) string {
 		sentence = fmt.Sprintf("%s %s its memory directly (%s), so no relay is needed",
 			list(l.NICs), number(l.NICs, "reads and writes", "read and write"), describe(p.toNIC[g][first].Path))
 	default:
-		sentence = fmt.Sprintf("%s, %s, %s far (%s), so its traffic ", list(l.NICs), p.why(g, l.NICs), number(l.NICs, "is", "are"), describe(p.toNIC[g][first].Path))
+		sentence = fmt.Sprintf("%s, %s, %s far (%s), so its traffic ", list(l.NICs), p.why(g, l.NICs),
+			number(l.NICs, "is", "are"), describe(p.toNIC[g][first].Path))
 		if l.Relay {
-			sentence += fmt.Sprintf("is staged on %s, near %s (copies: %s)", p.names(staging), number(l.NICs, "that NIC", "those NICs"), describe(*l.Copy))
+			sentence += fmt.Sprintf("is staged on %s, near %s (copies: %s)", p.names(staging),
+				number(l.NICs, "that NIC", "those NICs"), describe(*l.Copy))
 		} else {
 			sentence += "bounces through host memory"
 		}
 	}
 	switch {
 	case l.Kind == KindBounce && l.Compared == nil && p.known:
-		sentence += fmt.Sprintf(": no GPU that it could be staged on is near enough to %s (%v)", number(l.NICs, "that NIC", "those NICs"), p.limit[p.nic(l.NICs[0])])
+		sentence += fmt.Sprintf(": no GPU that it could be staged on is near enough to %s (%v)",
+			number(l.NICs, "that NIC", "those NICs"), p.limit[p.nic(l.NICs[0])])
 	case l.Kind == KindBounce && l.Compared != nil && l.Compared.Relay > l.Compared.Without*(1+simplerCost):
 		sentence += fmt.Sprintf(": staged it would be faster, and another lane slower: %v", l.Compared)
 	case l.Kind == KindBounce && l.Compared != nil:
@@ -662,7 +668,8 @@ func (p *planner) why(g int, names []string) string {
 	case usable:
 		return fmt.Sprintf("chosen so that the slowest lane is as fast as it can be, though %s is nearer", nearer)
 	case nearer != "":
-		return fmt.Sprintf("%s that can carry a lane (%s is nearer)", number(names, "the nearest NIC", "the nearest NICs"), nearer)
+		return fmt.Sprintf("%s that can carry a lane (%s is nearer)", number(names, "the nearest NIC", "the nearest NICs"),
+			nearer)
 	case alike:
 		return number(names, "one of the nearest NICs", "some of the nearest NICs")
 	}
@@ -680,7 +687,8 @@ func (p *planner) nothing() string {
 	if len(without) > 0 {
 		what = "this host has no RDMA NIC to use (" + strings.Join(without, "; ") + ")"
 	}
-	return what + "; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"
+	return what + "; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in " +
+		"config.toml assigns servers and NICs"
 }
 
 // notes returns sentences about the host as a whole.
@@ -718,36 +726,44 @@ func (p *planner) notes(lanes []Lane) []string {
 		case p.owners[n] != n && !p.config.VirtualFunctions:
 			functions[p.owners[n]]++
 		case nic.Refusal() == "" && !nic.Active():
-			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides", nic.Name, states(nic)))
+			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides",
+				nic.Name, states(nic)))
 		case p.usable(n) && !used[nic.Name] && open:
 			notes = append(notes, p.idle(nic.Name, lanes))
 		}
 	}
 	for _, nic := range p.host.NICs {
 		if used[nic.Name] && nic.CannotFlush() {
-			notes = append(notes, fmt.Sprintf("NIC %s (%s) cannot flush its writes into GPU memory: %s", nic.Name, nic.Protocol, topo.CannotFlush))
+			notes = append(notes, fmt.Sprintf("NIC %s (%s) cannot flush its writes into GPU memory: %s", nic.Name, nic.Protocol,
+				topo.CannotFlush))
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(functions)) {
-		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
+		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they "+
+			"share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}
 	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
 		notes = append(notes, p.noRelay(lanes, far)...)
 	}
 	if relayed > 0 && p.known && !p.gains(lanes) {
-		notes = append(notes, "with all lanes busy the relay brings nothing here: by the estimate, no choice of lanes without relays is slower; a GPU alone is faster with it")
+		notes = append(notes, "with all lanes busy the relay brings nothing here: by the estimate, no choice of lanes "+
+			"without relays is slower; a GPU alone is faster with it")
 	}
 	if p.ahead != "" {
 		notes = append(notes, "the lanes are "+p.ahead+": by the estimate, that is faster than what the plan found")
 	}
 	if gpus := p.closeCalls(lanes); len(gpus) > 0 {
-		notes = append(notes, fmt.Sprintf("constants decide by under 25 %% for %s: try peerlane plan --measure", p.names(gpus)))
+		notes = append(notes, fmt.Sprintf("constants decide by under 25 %% for %s: try peerlane plan --measure",
+			p.names(gpus)))
 	}
 	if gdr {
-		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it were on, and only NCCL TODAY goes by the file")
+		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean "+
+			"just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it "+
+			"were on, and only NCCL TODAY goes by the file")
 	}
 	if !p.known && relayed > 0 {
-		notes = append(notes, "the source does not tell all bandwidths, so whether the relay makes a lane faster is not known")
+		notes = append(notes, "the source does not tell all bandwidths, so whether the relay makes a lane faster is not "+
+			"known")
 	}
 	return notes
 }
@@ -758,11 +774,13 @@ func (p *planner) idle(name string, lanes []Lane) string {
 	slowest, _ := p.slowest(lanes)
 	switch {
 	case !p.known:
-		return fmt.Sprintf("NIC %s is idle: the source does not tell all bandwidths, and each lane has a NIC that is as near", name)
+		return fmt.Sprintf("NIC %s is idle: the source does not tell all bandwidths, and each lane has a NIC that is as near",
+			name)
 	case slowest == 0 || p.bound <= slowest*1.001:
 		return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU faster", name)
 	}
-	return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU more than %.1f %% faster", name, 100*(p.bound/slowest-1))
+	return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU more than %.1f %% faster",
+		name, 100*(p.bound/slowest-1))
 }
 
 // slowest returns the rate of the slowest open lane, GB/s, and the number of open lanes. An open
@@ -786,7 +804,8 @@ func (p *planner) noRelay(lanes []Lane, far int) []string {
 	const nothing = "the relay brings nothing on this host: "
 	switch {
 	case !*p.stageable && far > 0:
-		return []string{nothing + "no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml says what is near"}
+		return []string{nothing + "no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml " +
+			"says what is near"}
 	case p.config.Near == NearDirect && far == 0:
 		return []string{`no lane has a relay: every GPU with a lane is near a NIC, and plan.near in config.toml is "direct"`}
 	case !p.known:

@@ -69,7 +69,8 @@ func TestPlanOfRandomHostsUsesNoRefusedDevice(t *testing.T) {
 					t.Errorf("seed %d: %v is excluded, and the lane is %+v", seed, pair, l)
 				}
 				if peer, err := plan.GPU(pair[1]); err == nil &&
-					(l.GPU == gpu.BusID && slices.Contains(l.Servers, peer.BusID) || l.GPU == peer.BusID && slices.Contains(l.Servers, gpu.BusID)) {
+					(l.GPU == gpu.BusID && slices.Contains(l.Servers, peer.BusID) || l.GPU == peer.BusID &&
+						slices.Contains(l.Servers, gpu.BusID)) {
 					t.Errorf("seed %d: %v is excluded, and the lane is %+v", seed, pair, l)
 				}
 			}
@@ -117,7 +118,8 @@ func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 				continue
 			}
 			if !slices.ContainsFunc(plan.Lanes, func(near Lane) bool {
-				return near.Role == RoleNear && len(near.NICs) > 0 && !apart[[2]string{l.GPU, near.GPU}] && !apart[[2]string{l.GPU, near.NICs[0]}]
+				return near.Role == RoleNear && len(near.NICs) > 0 && !apart[[2]string{l.GPU, near.GPU}] &&
+					!apart[[2]string{l.GPU, near.NICs[0]}]
 			}) {
 				continue
 			}
@@ -137,7 +139,8 @@ func TestFarGPUWithP2PToNearGPUHasLane(t *testing.T) {
 		}
 	})
 	if found < 200 || relayed < 40 || bounced < 60 || configured < 20 {
-		t.Errorf("%d far GPUs, %d relayed, %d bounced, %d of hosts with pairs: the hosts are too simple", found, relayed, bounced, configured)
+		t.Errorf("%d far GPUs, %d relayed, %d bounced, %d of hosts with pairs: the hosts are too simple", found, relayed,
+			bounced, configured)
 	}
 }
 
@@ -146,9 +149,13 @@ func TestPlanOfShuffledDevicesIsEqual(t *testing.T) {
 		want := planOf(t, seed, h, c)
 		r := rand.New(rand.NewPCG(seed, 4))
 		other := *h
-		other.CPUs, other.Switches, other.GPUs, other.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches), slices.Clone(h.GPUs), slices.Clone(h.NICs)
+		other.CPUs, other.Switches, other.GPUs, other.NICs = slices.Clone(h.CPUs), slices.Clone(h.Switches),
+			slices.Clone(h.GPUs), slices.Clone(h.NICs)
 		r.Shuffle(len(other.CPUs), func(i, j int) { other.CPUs[i], other.CPUs[j] = other.CPUs[j], other.CPUs[i] })
-		r.Shuffle(len(other.Switches), func(i, j int) { other.Switches[i], other.Switches[j] = other.Switches[j], other.Switches[i] })
+		r.Shuffle(len(other.Switches), func(i, j int) {
+			other.Switches[i], other.Switches[j] = other.Switches[j],
+				other.Switches[i]
+		})
 		r.Shuffle(len(other.GPUs), func(i, j int) { other.GPUs[i], other.GPUs[j] = other.GPUs[j], other.GPUs[i] })
 		r.Shuffle(len(other.NICs), func(i, j int) { other.NICs[i], other.NICs[j] = other.NICs[j], other.NICs[i] })
 		for i := range other.GPUs {
@@ -160,7 +167,8 @@ func TestPlanOfShuffledDevicesIsEqual(t *testing.T) {
 		r.Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
 		c.Exclude.Pairs = pairs
 		got := planOf(t, seed, &other, c)
-		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".NVLinks" }, cmp.Ignore())); diff != "" {
+		if diff := cmp.Diff(want, got, cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".NVLinks" },
+			cmp.Ignore())); diff != "" {
 			t.Fatalf("seed %d: %s", seed, diff)
 		}
 		estimated, err := want.Estimate(h)
@@ -237,5 +245,114 @@ func TestEstimateWithoutNICDoesNotRise(t *testing.T) {
 	t.Log(fmt.Sprint(removed, " removed, ", worse, " with a worse estimate"))
 	if worse < 150 {
 		t.Error("the hosts are too simple")
+	}
+}
+
+// Other indexes of the same GPUs change no lane.
+func TestPlanOfRenumberedGPUsKeepsLanes(t *testing.T) {
+	moved := 0
+	randomHosts(t, 300, func(seed uint64, h *topo.Host, configured Config) {
+		c := Config{GDR: GDRPolicy{MaxPath: configured.GDR.MaxPath}} // the rest names GPUs by index
+		want := planOf(t, seed, h, c)
+		r := rand.New(rand.NewPCG(seed, 5))
+		other := *h
+		other.GPUs = slices.Clone(h.GPUs)
+		var indexes []int
+		for _, g := range h.GPUs {
+			indexes = append(indexes, g.Index)
+		}
+		r.Shuffle(len(indexes), func(i, j int) { indexes[i], indexes[j] = indexes[j], indexes[i] })
+		for i := range other.GPUs {
+			if other.GPUs[i].Index != indexes[i] {
+				moved++
+			}
+			other.GPUs[i].Index = indexes[i]
+		}
+		got := planOf(t, seed, &other, c)
+		if !slices.IsSortedFunc(got.GPUs, func(a, b topo.GPU) int { return a.Index - b.Index }) {
+			t.Errorf("seed %d: the GPUs of the plan are not in the order of indexes", seed)
+		}
+		for i, g := range got.GPUs {
+			if got.Lanes[i].GPU != g.BusID {
+				t.Fatalf("seed %d: lane %d is not of GPU %d", seed, i, g.Index)
+			}
+		}
+		for _, l := range want.Lanes {
+			again, err := got.Lane(l.GPU)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(l.Members, again.Members) || !slices.Equal(l.NICs, again.NICs) ||
+				!slices.Equal(l.Servers, again.Servers) {
+				t.Errorf("seed %d: with other indexes the lane of %s changes from %v to %v", seed, l.GPU, l.Members, again.Members)
+			}
+		}
+	})
+	if moved < 500 {
+		t.Errorf("%d GPUs have another index: hosts too simple", moved)
+	}
+}
+
+// A GPU that is no member of a lane, because it is refused or its own lane bounces, changes no
+// other lane when it is removed, unless the rates of other lanes change.
+func TestPlanWithoutAGPUThatNoLaneUsesKeepsLanes(t *testing.T) {
+	refused, others, kept := 0, 0, 0
+	randomHosts(t, 500, func(seed uint64, h *topo.Host, configured Config) {
+		c := Config{GDR: GDRPolicy{MaxPath: configured.GDR.MaxPath}}
+		whole := planOf(t, seed, h, c)
+		last := 0
+		for _, g := range h.GPUs {
+			last = max(last, g.Index)
+		}
+		for i, gpu := range h.GPUs {
+			lane, err := whole.Lane(gpu.BusID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			used := slices.ContainsFunc(whole.Lanes, func(l Lane) bool {
+				return slices.Contains(l.Servers, gpu.BusID) ||
+					slices.ContainsFunc(l.Members, func(m Member) bool { return m.Server == gpu.BusID })
+			})
+			if used || gpu.Index == last { // without the last, the width of the numbers can change
+				continue
+			}
+			less := *h
+			less.GPUs = slices.Delete(slices.Clone(h.GPUs), i, i+1)
+			after := planOf(t, seed, &less, c)
+			var before []Lane
+			same := true
+			for _, l := range whole.Lanes {
+				if l.GPU == gpu.BusID {
+					continue
+				}
+				before = append(before, l)
+				again, err := after.Lane(l.GPU)
+				if err != nil {
+					t.Fatal(err)
+				}
+				same = same && compareRoughly(l.Bandwidth, again.Bandwidth) == 0
+			}
+			if lane.Role == RoleRefused {
+				refused++
+				if !same {
+					t.Errorf("seed %d: without the refused %s rates of lanes change", seed, gpu.BusID)
+				}
+			} else {
+				others++
+			}
+			if !same {
+				continue
+			}
+			for k, l := range before {
+				kept++
+				if !slices.Equal(l.Members, after.Lanes[k].Members) {
+					t.Errorf("seed %d: without %s, which no lane uses, the lane of %s changes from %v to %v", seed, gpu.BusID, l.GPU,
+						l.Members, after.Lanes[k].Members)
+				}
+			}
+		}
+	})
+	if refused < 100 || others < 100 || kept < 500 {
+		t.Errorf("%d refused GPUs, %d others, %d lanes compared: hosts too simple", refused, others, kept)
 	}
 }

@@ -75,7 +75,8 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 				t.Errorf("%s: %+v", name, j)
 			}
 			i := slices.IndexFunc(all, func(r results) bool {
-				return len(r.less) > 0 && fmt.Sprintf("%.2f %.2f %.2f", r.nccl, r.pxn, r.planned) == fmt.Sprintf("%.2f %.2f %.2f", j.nccl, j.pxn, j.planned)
+				return len(r.less) > 0 && fmt.Sprintf("%.2f %.2f %.2f", r.nccl, r.pxn, r.planned) == fmt.Sprintf("%.2f %.2f %.2f",
+					j.nccl, j.pxn, j.planned)
 			})
 			switch {
 			case less == "":
@@ -117,7 +118,8 @@ func TestPlanOfRealHostsLessANICReachesTheOptimum(t *testing.T) {
 		return
 	}
 	if os.Getenv("PEERLANE_TEST_UPDATE") == "" {
-		t.Fatalf("the table of %s is\n%s\nand the results are\n%s\nPEERLANE_TEST_UPDATE=1 writes the table", document, is, want)
+		t.Fatalf("the table of %s is\n%s\nand the results are\n%s\nPEERLANE_TEST_UPDATE=1 writes the table", document, is,
+			want)
 	}
 	if err := os.WriteFile(document, []byte(before+begin+want+end+after), 0o644); err != nil {
 		t.Fatal(err)
@@ -153,8 +155,10 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) 
 				less.GPUs[k].Index = k
 			}
 			renumbered++
-			if with, kept := slowestLane(planOf(t, 0, &less, config).Lanes), slowestLane(after); max(with, kept)*(1-simplerCost-roundCost) > min(with, kept) {
-				t.Errorf("%s less %s: slowest lane with new indexes %g GB/s, with old indexes %g GB/s", filepath.Base(file), gpu.BusID, with, kept)
+			if with, kept := slowestLane(planOf(t, 0, &less, config).Lanes),
+				slowestLane(after); max(with, kept)*(1-simplerCost-roundCost) > min(with, kept) {
+				t.Errorf("%s less %s: slowest lane with new indexes %g GB/s, with old indexes %g GB/s", filepath.Base(file),
+					gpu.BusID, with, kept)
 			}
 			if !slices.EqualFunc(before, after, func(x, y Lane) bool {
 				return x.Bandwidth > 0 && compareRoughly(x.Bandwidth, y.Bandwidth) == 0 && !slices.Contains(x.Servers, gpu.BusID)
@@ -164,7 +168,8 @@ func TestPlanOfRealHostLessAGPUKeepsLanesWhereRatesAndIndexesStay(t *testing.T) 
 			for k := range before {
 				compared++
 				if !slices.Equal(before[k].Members, after[k].Members) {
-					t.Errorf("%s less %s: the lane of %s changes from %v to %v", filepath.Base(file), gpu.BusID, before[k].GPU, before[k].Members, after[k].Members)
+					t.Errorf("%s less %s: the lane of %s changes from %v to %v", filepath.Base(file), gpu.BusID, before[k].GPU,
+						before[k].Members, after[k].Members)
 				}
 			}
 		}

@@ -189,7 +189,8 @@ func (t *tableau) maximize() {
 			switch {
 			case ratio < least-1e-12:
 				leave, least = i, ratio
-			case ratio <= least+1e-12 && leave >= 0 && t.basis[i] < t.basis[leave] && (still > stalled || cell > t.cells[leave*t.columns+enter]/2):
+			case ratio <= least+1e-12 && leave >= 0 && t.basis[i] < t.basis[leave] &&
+				(still > stalled || cell > t.cells[leave*t.columns+enter]/2):
 				leave, least = i, min(least, ratio)
 			}
 		}

@@ -83,7 +83,8 @@ func randomHost(r *rand.Rand, gpus int) *topo.Host {
 // randomConfig returns a configuration with limits for single NICs and excluded pairs, so that NICs
 // share only part of the servers.
 func randomConfig(r *rand.Rand, h *topo.Host) Config {
-	c := Config{GDR: GDRPolicy{MaxPath: []topo.PathType{topo.PIX, topo.PXB, topo.PXB, topo.PHB}[r.IntN(4)], NICs: map[string]topo.PathType{}}}
+	c := Config{GDR: GDRPolicy{MaxPath: []topo.PathType{topo.PIX, topo.PXB, topo.PXB, topo.PHB}[r.IntN(4)],
+		NICs: map[string]topo.PathType{}}}
 	for _, n := range h.NICs {
 		if r.IntN(4) == 0 {
 			c.GDR.NICs[n.Name] = []topo.PathType{topo.PIX, topo.PXB, topo.PHB, topo.SYS}[r.IntN(4)]
@@ -172,7 +173,8 @@ func TestChooseOnRandomHostsMatchesExhaustiveSearch(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d hosts, %d with lanes of several kinds, %d options with part of the servers of a group", tried, several, shared)
+	t.Logf("%d hosts, %d with lanes of several kinds, %d options with part of the servers of a group", tried, several,
+		shared)
 	if tried < 1500 || several < 500 || shared < 150 {
 		t.Error("the hosts are too simple")
 	}
@@ -264,7 +266,8 @@ func largeHost(r *rand.Rand, gpus int) *topo.Host {
 func TestChooseWithUnequalRatesIsFast(t *testing.T) {
 	// A file can state 1 Mbit/s beside 1 Tbit/s. If a lane needs the slow NIC, the bound gives the
 	// fast NIC room for far more lanes than the host has.
-	s := &spreading{rate: []float64{1e-4, 1e8}, onNIC: make([]float64, 2), onGPU: make([]float64, 2), link: []float64{24, 24}}
+	s := &spreading{rate: []float64{1e-4, 1e8}, onNIC: make([]float64, 2), onGPU: make([]float64, 2),
+		link: []float64{24, 24}}
 	o := &option{kind: KindBounce, worst: topo.PHB, away: topo.PHB}
 	s.option = [][]*option{{o, nil}, {o, o}}
 	if choice, want := s.choose(), []int{0, 1}; !slices.Equal(choice, want) {

@@ -75,7 +75,7 @@ func Capture(o topo.Options, w io.Writer) error {
 		return fmt.Errorf("capturing this host: %w", err)
 	}
 	sysfs, proc := o.Roots()
-	if err := Record(sysfs, proc, Everything, c); err != nil {
+	if err := Record(sysfs, proc, everything, c); err != nil {
 		return err
 	}
 	if err := errors.Join(c.tar.Close(), compressed.Close()); err != nil {
@@ -147,7 +147,8 @@ var driverBuilder = lazyregexp.New(` *\([^()\s]*@[^()]*\)`)
 // knownLines keeps the lines of /proc/driver/nvidia/gpus/*/information that are known to have no
 // serial number and no name.
 func knownLines(data []byte) []byte {
-	known := []string{"Model", "GPU UUID", "Video BIOS", "Bus Type", "Bus Location", "Device Minor", "GPU Firmware", "GPU Excluded"}
+	known := []string{"Model", "GPU UUID", "Video BIOS", "Bus Type", "Bus Location", "Device Minor", "GPU Firmware",
+		"GPU Excluded"}
 	var kept []byte
 	for line := range bytes.Lines(data) {
 		key, _, _ := bytes.Cut(line, []byte(":"))
@@ -269,7 +270,8 @@ func (n *capturedNVML) check() error {
 	}
 	for i, g := range n.Answer {
 		links := g.NVLinksCPU
-		if len(g.Failures) > most || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > most || g.C2CBandwidth < 0 || g.C2CBandwidth > 1<<30 {
+		if len(g.Failures) > most || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > most || g.C2CBandwidth < 0 ||
+			g.C2CBandwidth > 1<<30 {
 			return fmt.Errorf("GPU %d of NVML's answer has failures, or links to the CPU, that cannot be", i)
 		}
 		for _, count := range g.NVLinks {
@@ -278,7 +280,8 @@ func (n *capturedNVML) check() error {
 			}
 		}
 		if g.Index < 0 || g.Index >= most || g.Minor < -1 || g.Minor >= 1<<20 || g.Capability < 0 || g.Capability > 10000 {
-			return fmt.Errorf("GPU %d of NVML's answer: index %d, minor %d or capability %d cannot be", i, g.Index, g.Minor, g.Capability)
+			return fmt.Errorf("GPU %d of NVML's answer: index %d, minor %d or capability %d cannot be", i, g.Index, g.Minor,
+				g.Capability)
 		}
 	}
 	return nil
@@ -317,7 +320,8 @@ func (p *unpacking) member(m *tar.Header) error {
 	if len(m.Name) > maxCapturePath || len(m.Linkname) > maxCapturePath {
 		return fmt.Errorf("its path or target is longer than %d bytes", maxCapturePath)
 	}
-	if name != path.Clean(name) || name != "sys" && name != "proc" && !strings.HasPrefix(name, "sys/") && !strings.HasPrefix(name, "proc/") || strings.ContainsRune(name, 0) {
+	if name != path.Clean(name) || name != "sys" && name != "proc" && !strings.HasPrefix(name, "sys/") &&
+		!strings.HasPrefix(name, "proc/") || strings.ContainsRune(name, 0) {
 		return errors.New("a capture has paths below sys/ and proc/ only, and none with . or .. in it")
 	}
 	e := heldFile{}
@@ -330,7 +334,8 @@ func (p *unpacking) member(m *tar.Header) error {
 			return err
 		}
 	case tar.TypeSymlink:
-		if e.target = m.Linkname; path.IsAbs(e.target) || path.Clean(e.target) != e.target || escapes("/"+path.Dir(name), e.target) {
+		if e.target = m.Linkname; path.IsAbs(e.target) || path.Clean(e.target) != e.target ||
+			escapes("/"+path.Dir(name), e.target) {
 			return fmt.Errorf("its link to %q does not stay inside the capture", e.target)
 		}
 	default:
@@ -343,7 +348,8 @@ func (p *unpacking) member(m *tar.Header) error {
 }
 
 func (p *unpacking) tooMuch() error {
-	return fmt.Errorf("with it there is more than a capture can have: %d files, links and directories, %d bytes", maxCaptureMembers, maxCaptureContent)
+	return fmt.Errorf("with it there is more than a capture can have: %d files, links and directories, %d bytes",
+		maxCaptureMembers, maxCaptureContent)
 }
 
 // escapes reports whether a relative target leads from dir above the root.

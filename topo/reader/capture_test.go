@@ -45,7 +45,8 @@ func sameHost(t *testing.T, o topo.Options) {
 	}
 	want.Source = topo.Source{Kind: SourceCapture}
 	for i := range want.Notes {
-		want.Notes[i] = strings.NewReplacer(o.Sysfs+"/", "/sys/", o.Sysfs, "/sys", o.Proc+"/", "/proc/").Replace(want.Notes[i])
+		want.Notes[i] = strings.NewReplacer(o.Sysfs+"/", "/sys/", o.Sysfs, "/sys", o.Proc+"/",
+			"/proc/").Replace(want.Notes[i])
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("host (-) and capture (+):\n%s", diff)
@@ -60,13 +61,16 @@ func variedHost() map[string]string {
 		bridge = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:01/47505500-0001-0000-3130-444532304235/pci0001:00/0001:00:00.0"
 	)
 	files := map[string]string{
-		"sys/devices/system/node/node0/cpulist":            "0-3",
-		"sys/devices/system/node/node0/distance":           "10 21",
-		"sys/devices/system/node/node1/cpulist":            "4-7",
-		"sys/devices/system/node/online":                   "0-1",
-		"proc/cpuinfo":                                     "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 207\ncpu MHz\t: 1\n\nprocessor\t: 1\n",
-		"proc/driver/nvidia/version":                       "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@node17)  Tue Sep 23 10:11:55 UTC 2025\nGCC version:  gcc version 12.2.0",
-		"proc/driver/nvidia/gpus/0001:00:00.0/information": "Model: \t\t NVIDIA H200\nIRQ:   \t\t 200\nGPU UUID: \t GPU-be79431d-799f-0a79-d1fe-60a2543bc9b7\nBoard Serial: \t 1650123\nDevice Minor: \t 3",
+		"sys/devices/system/node/node0/cpulist":  "0-3",
+		"sys/devices/system/node/node0/distance": "10 21",
+		"sys/devices/system/node/node1/cpulist":  "4-7",
+		"sys/devices/system/node/online":         "0-1",
+		"proc/cpuinfo": "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: " +
+			"6\nmodel\t\t: 207\ncpu MHz\t: 1\n\nprocessor\t: 1\n",
+		"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  " +
+			"580.95.05  Release Build  (root@node17)  Tue Sep 23 10:11:55 UTC 2025\nGCC version:  gcc version 12.2.0",
+		"proc/driver/nvidia/gpus/0001:00:00.0/information": "Model: \t\t NVIDIA H200\nIRQ:   \t\t 200\nGPU UUID: \t " +
+			"GPU-be79431d-799f-0a79-d1fe-60a2543bc9b7\nBoard Serial: \t 1650123\nDevice Minor: \t 3",
 
 		"sys/class/infiniband/mlx5_0":                            "-> ../../devices/" + nic + "/infiniband/mlx5_0",
 		"sys/devices/" + nic + "/infiniband/mlx5_0/device":       "-> ../../../0000:11:00.0",
@@ -81,7 +85,8 @@ func variedHost() map[string]string {
 		"sys/devices/" + nic + "/infiniband_verbs/uverbs0/ibdev": "mlx5_0",
 		"sys/class/infiniband_verbs/abi_version":                 "6",
 
-		"sys/class/infiniband/mlx5_9":                                            "-> ../../devices/" + nic + "/mlx5_core.sf.4/infiniband/mlx5_9",
+		"sys/class/infiniband/mlx5_9": "-> ../../devices/" +
+			nic + "/mlx5_core.sf.4/infiniband/mlx5_9",
 		"sys/devices/" + nic + "/mlx5_core.sf.4/infiniband/mlx5_9/device":        "-> ../../../mlx5_core.sf.4",
 		"sys/devices/" + nic + "/mlx5_core.sf.4/infiniband/mlx5_9/ports/2/state": "1: DOWN",
 		"sys/devices/" + nic + "/mlx5_core.sf.4/infiniband/mlx5_9/ports/2/rate":  "10 Gb/sec (4X SDR)",
@@ -98,9 +103,12 @@ func variedHost() map[string]string {
 		"sys/bus/pci/drivers/mlx5_core/module/srcversion":        "1",
 	}
 	topotest.Device(files, port, "class=0x060400", "vendor=0x8086", "numa_node=0")
-	topotest.Device(files, nic, "class=0x020700", "vendor=0x15b3", "numa_node=0", "driver=-> ../../../../bus/pci/drivers/mlx5_core")
-	topotest.Device(files, nic[:len(nic)-1]+"1", "class=0x020700", "vendor=0x15b3", "numa_node=0", "physfn=-> ../0000:11:00.0")
-	topotest.Device(files, bridge, topotest.GPUClass, topotest.GPUVendor, "numa_node=-1", "max_link_speed=32.0 GT/s PCIe", "max_link_width=16",
+	topotest.Device(files, nic, "class=0x020700", "vendor=0x15b3", "numa_node=0",
+		"driver=-> ../../../../bus/pci/drivers/mlx5_core")
+	topotest.Device(files, nic[:len(nic)-1]+"1", "class=0x020700", "vendor=0x15b3", "numa_node=0",
+		"physfn=-> ../0000:11:00.0")
+	topotest.Device(files, bridge, topotest.GPUClass, topotest.GPUVendor, "numa_node=-1", "max_link_speed=32.0 GT/s PCIe",
+		"max_link_width=16",
 		"driver=-> ../../../../../../../../bus/pci/drivers/nvidia")
 	return files
 }
@@ -163,11 +171,13 @@ func TestCaptureKeepsAnswerOfNVML(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	for name, nvml := range map[string]topo.NVML{
 		"GPUs": fakeNVML{gpus: []topo.NVMLGPU{{
-			Index: 5, BusID: "00000001:00:00.0", UUID: "GPU-1", Name: "NVIDIA H200", Minor: 3, MIG: true, Capability: 90, NVLinks: map[string]int{"": 18},
+			Index: 5, BusID: "00000001:00:00.0", UUID: "GPU-1", Name: "NVIDIA H200", Minor: 3, MIG: true, Capability: 90,
+			NVLinks: map[string]int{"": 18},
 		}}},
 		"GPUs in trouble": fakeNVML{
-			gpus: []topo.NVMLGPU{{BusID: "00000001:00:00.0", Lost: true, Failures: []string{"nvmlDeviceGetUUID: GPU is lost"}, NVLinksCPU: 2, C2C: 10, C2CBandwidth: 44000}},
-			err:  errors.New("nvmlShutdown: Unknown Error"),
+			gpus: []topo.NVMLGPU{{BusID: "00000001:00:00.0", Lost: true, Failures: []string{"nvmlDeviceGetUUID: GPU is lost"},
+				NVLinksCPU: 2, C2C: 10, C2CBandwidth: 44000}},
+			err: errors.New("nvmlShutdown: Unknown Error"),
 		},
 		"a failure":  fakeNVML{err: errors.New("nvmlInit: Driver Not Loaded")},
 		"no library": fakeNVML{err: fmt.Errorf("%w: nowhere", topo.ErrNoNVML)},
@@ -236,9 +246,11 @@ func TestCaptureOmitsSerialNumbersAndNames(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"proc/driver/nvidia/version":                       "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  Tue Sep 23 10:11:55 UTC 2025\nGCC version:  gcc version 12.2.0\n",
-		"proc/driver/nvidia/gpus/0001:00:00.0/information": "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-be79431d-799f-0a79-d1fe-60a2543bc9b7\nDevice Minor: \t 3\n",
-		"sys/class/infiniband/rxe0":                        "-> ../../devices/virtual/infiniband/rxe0",
+		"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  " +
+			"580.95.05  Release Build  Tue Sep 23 10:11:55 UTC 2025\nGCC version:  gcc version 12.2.0\n",
+		"proc/driver/nvidia/gpus/0001:00:00.0/information": "Model: \t\t NVIDIA H200\nGPU UUID: \t " +
+			"GPU-be79431d-799f-0a79-d1fe-60a2543bc9b7\nDevice Minor: \t 3\n",
+		"sys/class/infiniband/rxe0": "-> ../../devices/virtual/infiniband/rxe0",
 	} {
 		if all[name] != want {
 			t.Errorf("%s is %q, want %q", name, all[name], want)
@@ -363,22 +375,27 @@ func TestReadCaptureHostileInputFails(t *testing.T) {
 		capture []byte
 		want    string
 	}{
-		"nothing":                     {nil, "not compressed by gzip"},
-		"no gzip":                     {[]byte("<system/>"), "not compressed by gzip"},
-		"gzip of nothing":             {compress(t, nil), "member 1: EOF"},
-		"gzip of a text":              {compress(t, []byte(strings.Repeat("text ", 300))), "member 1"},
-		"another tar":                 {pack(t, []string{"etc/passwd"}, "root"), `member 1: it is "etc/passwd"`},
-		"a head that is a link":       {pack(t, []string{captureHead}, "-> sys"), "member 1"},
-		"a head that is no JSON":      {head("{"), "member 1"},
-		"another format":              {head(`{"peerlaneCapture": 2}`), "format 2, and this version"},
-		"no format":                   {head(`{}`), "format 0"},
-		"NVML with an index below 0":  {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"Index": -1}]}}`), "GPU 0 of NVML's answer"},
-		"NVML with too many links":    {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": 1000000000}}]}}`), "NVLinks"},
-		"NVML with links below 0":     {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": -5}}]}}`), "NVLinks"},
-		"NVML with C2C below 0":       {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2C": -1}]}}`), "links to the CPU"},
-		"NVML with C2C without end":   {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2CBandwidth": 10000000000}]}}`), "links to the CPU"},
-		"NVML with CPU links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinksCPU": -1}]}}`), "links to the CPU"},
-		"NVML with a million GPUs":    {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [` + strings.Repeat("{},", 5000) + `{}]}}`), "5001 GPUs"},
+		"nothing":                {nil, "not compressed by gzip"},
+		"no gzip":                {[]byte("<system/>"), "not compressed by gzip"},
+		"gzip of nothing":        {compress(t, nil), "member 1: EOF"},
+		"gzip of a text":         {compress(t, []byte(strings.Repeat("text ", 300))), "member 1"},
+		"another tar":            {pack(t, []string{"etc/passwd"}, "root"), `member 1: it is "etc/passwd"`},
+		"a head that is a link":  {pack(t, []string{captureHead}, "-> sys"), "member 1"},
+		"a head that is no JSON": {head("{"), "member 1"},
+		"another format":         {head(`{"peerlaneCapture": 2}`), "format 2, and this version"},
+		"no format":              {head(`{}`), "format 0"},
+		"NVML with an index below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"Index": -1}]}}`),
+			"GPU 0 of NVML's answer"},
+		"NVML with too many links": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": 1000000000}}]}}`),
+			"NVLinks"},
+		"NVML with links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": -5}}]}}`), "NVLinks"},
+		"NVML with C2C below 0":   {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2C": -1}]}}`), "links to the CPU"},
+		"NVML with C2C without end": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2CBandwidth": 10000000000}]}}`),
+			"links to the CPU"},
+		"NVML with CPU links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinksCPU": -1}]}}`),
+			"links to the CPU"},
+		"NVML with a million GPUs": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [` + strings.Repeat("{},", 5000) +
+			`{}]}}`), "5001 GPUs"},
 		"a path from the root":        {member("/sys/a", ""), "below sys/ and proc/ only"},
 		"a path above":                {member("sys/../../a", ""), "below sys/ and proc/ only"},
 		"a path above at once":        {member("../sys/a", ""), "below sys/ and proc/ only"},
@@ -392,10 +409,13 @@ func TestReadCaptureHostileInputFails(t *testing.T) {
 		"a link out":                  {member("sys/a", "-> ../../etc/passwd"), "does not stay inside"},
 		"a link far out":              {member("sys/b/a", "-> ../../../../etc"), "does not stay inside"},
 		"a link that goes down first": {member("sys/a", "-> b/../../../etc"), "does not stay inside"},
-		"a hard link":                 {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeLink, Linkname: "sys/b"}), "of type '1'"},
-		"a device":                    {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}), "of type '3'"},
-		"a pipe":                      {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeFifo}), "of type '6'"},
-		"a huge file":                 {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 1 << 40}), "1099511627776 bytes"},
+		"a hard link": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeLink, Linkname: "sys/b"}),
+			"of type '1'"},
+		"a device": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}),
+			"of type '3'"},
+		"a pipe": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeFifo}), "of type '6'"},
+		"a huge file": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 1 << 40}),
+			"1099511627776 bytes"},
 		"a file that is not there":    {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 5}), "unexpected EOF"},
 		"a file twice":                {two("sys/a", "1", "sys/a", "2"), "member 3, \"sys/a\": it is there twice"},
 		"a file over a directory":     {two("sys/a/", "", "sys/a", "2"), "twice"},
@@ -508,7 +528,8 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 		})
 	}
 	// Bytes after the end of the tar are read for the checksum of gzip.
-	if n, err := io.Copy(io.Discard, &limited{r: endless{}, left: 1 << 20, what: "unpacked"}); n != 1<<20 || err == nil || !strings.Contains(err.Error(), "can have unpacked") {
+	if n, err := io.Copy(io.Discard, &limited{r: endless{}, left: 1 << 20, what: "unpacked"}); n != 1<<20 || err == nil ||
+		!strings.Contains(err.Error(), "can have unpacked") {
 		t.Errorf("of an endless reader %d bytes come, and %v", n, err)
 	}
 	// Noise does not compress. The noise follows the header of a file of permitted size.
@@ -530,7 +551,8 @@ func (neverNull) Read(p []byte) (int, error) {
 func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 	o := topotest.Tree(t, variedHost())
 	root := filepath.Dir(o.Sysfs)
-	for name, target := range map[string]string{"loop": "loop", "up": "../../..", "nowhere": "a/b", "file": "../proc/cpuinfo", "dir": "../sys/class", "here": "."} {
+	for name, target := range map[string]string{"loop": "loop", "up": "../../..", "nowhere": "a/b",
+		"file": "../proc/cpuinfo", "dir": "../sys/class", "here": "."} {
 		if err := os.Symlink(target, filepath.Join(o.Sysfs, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -616,7 +638,8 @@ func TestHeldFilesBehaveAsFilesOnDisk(t *testing.T) {
 
 func FuzzReadCapture(f *testing.F) {
 	f.Add(capture(f, topo.Options{Sysfs: f.TempDir(), Proc: f.TempDir()}))
-	f.Add(pack(f, []string{captureHead, "sys/bus/pci/devices/0000:01:00.0"}, headText, "-> ../../../devices/pci0000:00/0000:01:00.0"))
+	f.Add(pack(f, []string{captureHead, "sys/bus/pci/devices/0000:01:00.0"}, headText,
+		"-> ../../../devices/pci0000:00/0000:01:00.0"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		h, err := ReadCapture(bytes.NewReader(data))
 		if (h == nil) == (err == nil) {
@@ -638,9 +661,11 @@ func FuzzReadCaptureTar(f *testing.F) {
 		}
 		return tar
 	}
-	f.Add(unpacked(pack(f, []string{captureHead, "sys/bus/pci/devices/0000:00:01.0", "sys/devices/pci0000:00/0000:00:01.0/class", "sys/devices/pci0000:00/0000:00:01.0/vendor"},
+	f.Add(unpacked(pack(f, []string{captureHead, "sys/bus/pci/devices/0000:00:01.0",
+		"sys/devices/pci0000:00/0000:00:01.0/class", "sys/devices/pci0000:00/0000:00:01.0/vendor"},
 		headText, "-> ../../../devices/pci0000:00/0000:00:01.0", "0x030200\n", "0x10de\n")))
-	f.Add(unpacked(pack(f, []string{captureHead, "sys/class/infiniband/a", "sys/class/infiniband/b/", "sys/class/infiniband/b/device"}, headText, "-> b", "", "-> ../a/device")))
+	f.Add(unpacked(pack(f, []string{captureHead, "sys/class/infiniband/a", "sys/class/infiniband/b/",
+		"sys/class/infiniband/b/device"}, headText, "-> b", "", "-> ../a/device")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		h, err := ReadCapture(bytes.NewReader(compress(t, data)))
 		if (h == nil) == (err == nil) {

@@ -30,7 +30,8 @@ func complete(h *topo.Host, n topo.NVML, classOf func(busID string) string) {
 	for _, k := range known {
 		busID, err := topo.ParseBusID(k.BusID)
 		if err != nil && len(k.Failures) > 0 {
-			h.Note("NVML tells nothing of GPU %d, which is left without what NVML knows: %s", k.Index, strings.Join(k.Failures, "; "))
+			h.Note("NVML tells nothing of GPU %d, which is left without what NVML knows: %s", k.Index,
+				strings.Join(k.Failures, "; "))
 			continue
 		}
 		if err != nil {
@@ -63,7 +64,8 @@ func learn(g *topo.GPU, k topo.NVMLGPU, classOf func(busID string) string) {
 	}
 	g.MIG, g.VGPU, g.ComputeMode, g.NoP2P, g.Capability = k.MIG, k.VGPU, k.ComputeMode, k.NoP2P, k.Capability
 	if k.Lost {
-		g.Reason = "the driver has lost it: it does not answer any more (the kernel's log says why, as an Xid); reset it (nvidia-smi -r) or restart this machine"
+		g.Reason = "the driver has lost it: it does not answer any more (the kernel's log says why, as an Xid); reset it " +
+			"(nvidia-smi -r) or restart this machine"
 	}
 	links, toCPU := map[string]int{}, k.NVLinksCPU
 	for peer, count := range k.NVLinks {

@@ -27,7 +27,8 @@ func readWithNVML(t *testing.T, a answer) *topo.Host {
 	files := map[string]string{}
 	for _, busID := range []string{"0000:00:06.0", "0000:00:07.0"} {
 		topotest.Device(files, "pci0000:00/"+busID, topotest.GPUClass, topotest.GPUVendor)
-		files["proc/driver/nvidia/gpus/"+busID+"/information"] = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-" + busID + "\nDevice Minor: \t 5"
+		files["proc/driver/nvidia/gpus/"+busID+"/information"] = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-" +
+			busID + "\nDevice Minor: \t 5"
 	}
 	o := topotest.Tree(t, files)
 	o.NVML = a
@@ -40,13 +41,17 @@ func readWithNVML(t *testing.T, a answer) *topo.Host {
 
 func TestNVMLAnswerCompletesSysfs(t *testing.T) {
 	h := readWithNVML(t, answer{gpus: []topo.NVMLGPU{
-		{Index: 0, BusID: "00000000:00:07.0", UUID: "GPU-a", Name: "a", Minor: 1, Capability: 90, NVLinks: map[string]int{"": 18}},
-		{Index: 1, BusID: "00000000:00:06.0", Minor: -1, MIG: true, Capability: 80, NVLinks: map[string]int{"00000000:00:07.0": 4}},
+		{Index: 0, BusID: "00000000:00:07.0", UUID: "GPU-a", Name: "a", Minor: 1, Capability: 90,
+			NVLinks: map[string]int{"": 18}},
+		{Index: 1, BusID: "00000000:00:06.0", Minor: -1, MIG: true, Capability: 80,
+			NVLinks: map[string]int{"00000000:00:07.0": 4}},
 	}})
 	place := topo.Place{HostBridge: "pci0000:00", Link: 12}
 	want := []topo.GPU{
-		{Index: 0, BusID: "0000:00:07.0", UUID: "GPU-a", Name: "a", Minor: 1, Place: place, Capability: 90, NVLinks: []topo.NVLink{{Count: 18, Bandwidth: 18 * 20.6}}},
-		{Index: 1, BusID: "0000:00:06.0", UUID: "GPU-0000:00:06.0", Name: "NVIDIA H200", Minor: 5, Place: place, Capability: 80, MIG: true,
+		{Index: 0, BusID: "0000:00:07.0", UUID: "GPU-a", Name: "a", Minor: 1, Place: place, Capability: 90,
+			NVLinks: []topo.NVLink{{Count: 18, Bandwidth: 18 * 20.6}}},
+		{Index: 1, BusID: "0000:00:06.0", UUID: "GPU-0000:00:06.0", Name: "NVIDIA H200", Minor: 5, Place: place,
+			Capability: 80, MIG: true,
 			NVLinks: []topo.NVLink{{Peer: "0000:00:07.0", Count: 4, Bandwidth: 80}}, Reason: topo.GPU{MIG: true}.Refusal()},
 	}
 	if diff := cmp.Diff(want, h.GPUs, topotest.Plain); diff != "" {
@@ -55,13 +60,15 @@ func TestNVMLAnswerCompletesSysfs(t *testing.T) {
 	if len(h.Notes) > 0 {
 		t.Errorf("notes %q", h.Notes)
 	}
-	if got, err := graph.Between(h, "0000:00:06.0", "0000:00:07.0"); err != nil || got != (topo.Path{Type: topo.NVL, Bandwidth: 80}) {
+	if got, err := graph.Between(h, "0000:00:06.0", "0000:00:07.0"); err != nil ||
+		got != (topo.Path{Type: topo.NVL, Bandwidth: 80}) {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
 func TestHostWithoutNVMLHasNote(t *testing.T) {
-	for _, err := range []error{fmt.Errorf("%w: not installed", topo.ErrNoNVML), errors.New("driver/library version mismatch")} {
+	for _, err := range []error{fmt.Errorf("%w: not installed", topo.ErrNoNVML),
+		errors.New("driver/library version mismatch")} {
 		h := readWithNVML(t, answer{err: err})
 		if len(h.GPUs) != 2 || h.GPUs[0].BusID != "0000:00:06.0" || h.GPUs[1].Index != 1 {
 			t.Errorf("%+v", h.GPUs)
@@ -121,7 +128,8 @@ func TestNVMLFailureBecomesNote(t *testing.T) {
 	}
 	notes := strings.Join(h.Notes, "\n")
 	for _, part := range []string{
-		"NVML: nvmlShutdown: Unknown Error", "GPU 0000:00:06.0: NVML does not tell all of it, and the rest is unknown: nvmlDeviceGetName",
+		"NVML: nvmlShutdown: Unknown Error", "GPU 0000:00:06.0: NVML does not tell all of it, and the rest is unknown: " +
+			"nvmlDeviceGetName",
 		"nothing of GPU 1, which is left without what NVML knows: nvmlDeviceGetHandleByIndex: GPU is lost",
 	} {
 		if !strings.Contains(notes, part) {
@@ -148,7 +156,8 @@ func TestNVLinkFarEndFollowsPCIClass(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]topo.NVLink{{Peer: "", Count: 12, Bandwidth: 240}, {Peer: "0000:00:02.0", Count: 1, Bandwidth: 20}}, h.GPUs[0].NVLinks); diff != "" {
+	if diff := cmp.Diff([]topo.NVLink{{Peer: "", Count: 12, Bandwidth: 240},
+		{Peer: "0000:00:02.0", Count: 1, Bandwidth: 20}}, h.GPUs[0].NVLinks); diff != "" {
 		t.Errorf("NVLinks (-want +got):\n%s", diff)
 	}
 	if h.GPUs[0].NVLinkCPU != 60 || h.GPUs[1].C2C != 450 {

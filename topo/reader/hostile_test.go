@@ -55,21 +55,23 @@ func TestSysfsIrregularFileFailsAtOnce(t *testing.T) {
 		spoil func(at string) error
 		want  string
 	}{
-		"a pipe for an attribute":         {"devices/pci0000:10/0000:10:01.0/numa_node", pipe, "no regular file"},
-		"a pipe for a port's state":       {function + "/infiniband/mlx5_0/ports/1/state", pipe, "no regular file"},
-		"a pipe for a configuration":      {function + "/config", pipe, "no regular file"},
-		"a pipe for an interface's name":  {function + "/infiniband/mlx5_0/ports/1/" + firstGID, pipe, "no regular file"},
-		"a pipe for the processors":       {"../proc/cpuinfo", pipe, "no regular file"},
-		"a pipe for a directory":          {"class/infiniband", pipe, "not a directory"},
-		"a device for an attribute":       {function + "/vendor", zero, "no regular file"},
-		"a device for a configuration":    {function + "/config", zero, "no regular file"},
-		"a link to itself":                {function + "/class", loop, "too many"},
-		"a link to itself for a device":   {"bus/pci/devices/0000:11:00.0", loop, "too many"},
-		"a link to itself for a NIC":      {"class/infiniband/mlx5_0", loop, "too many"},
-		"a link to itself for a list":     {"bus/pci/devices", loop, "too many"},
-		"an attribute without end":        {function + "/class", huge, "more than 16777216 bytes"},
-		"a driver's answer without end":   {"../proc/driver/nvidia/gpus/0001:00:00.0/information", huge, "more than 16777216 bytes"},
-		"a directory for a configuration": {function + "/config", func(at string) error { return os.Mkdir(at, 0o755) }, "is a directory"},
+		"a pipe for an attribute":        {"devices/pci0000:10/0000:10:01.0/numa_node", pipe, "no regular file"},
+		"a pipe for a port's state":      {function + "/infiniband/mlx5_0/ports/1/state", pipe, "no regular file"},
+		"a pipe for a configuration":     {function + "/config", pipe, "no regular file"},
+		"a pipe for an interface's name": {function + "/infiniband/mlx5_0/ports/1/" + firstGID, pipe, "no regular file"},
+		"a pipe for the processors":      {"../proc/cpuinfo", pipe, "no regular file"},
+		"a pipe for a directory":         {"class/infiniband", pipe, "not a directory"},
+		"a device for an attribute":      {function + "/vendor", zero, "no regular file"},
+		"a device for a configuration":   {function + "/config", zero, "no regular file"},
+		"a link to itself":               {function + "/class", loop, "too many"},
+		"a link to itself for a device":  {"bus/pci/devices/0000:11:00.0", loop, "too many"},
+		"a link to itself for a NIC":     {"class/infiniband/mlx5_0", loop, "too many"},
+		"a link to itself for a list":    {"bus/pci/devices", loop, "too many"},
+		"an attribute without end":       {function + "/class", huge, "more than 16777216 bytes"},
+		"a driver's answer without end": {"../proc/driver/nvidia/gpus/0001:00:00.0/information", huge,
+			"more than 16777216 bytes"},
+		"a directory for a configuration": {function + "/config", func(at string) error { return os.Mkdir(at, 0o755) },
+			"is a directory"},
 	} {
 		o := topotest.Tree(t, variedHost())
 		at := filepath.Join(o.Sysfs, c.at)
@@ -101,7 +103,8 @@ func TestSysfsEndlessCPUInfoReadsFirstProcessor(t *testing.T) {
 
 // Files of procfs have size 0, and a read in the middle can be short.
 func TestMachineKernelFilesAreReadWhole(t *testing.T) {
-	for _, name := range []string{"/proc/crypto", "/proc/modules", "/proc/devices", "/sys/kernel/notes", "/proc/self/environ"} {
+	for _, name := range []string{"/proc/crypto", "/proc/modules", "/proc/devices", "/sys/kernel/notes",
+		"/proc/self/environ"} {
 		want, err := os.ReadFile(name)
 		if err != nil {
 			continue // not every kernel has or shows the file
@@ -135,7 +138,8 @@ func TestReadDirAboveLimitFails(t *testing.T) {
 	if err != nil || len(entries) != 3 || entries[0].Name() != "a" || entries[2].Name() != "c" {
 		t.Errorf("%v, %v", entries, err)
 	}
-	if _, err := readDir(dir, 2); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "more than 2 entries") {
+	if _, err := readDir(dir, 2); err == nil || !strings.Contains(err.Error(), dir) ||
+		!strings.Contains(err.Error(), "more than 2 entries") {
 		t.Errorf("three entries where two may be: %v", err)
 	}
 }
@@ -197,8 +201,9 @@ func TestSysfsFailingDeviceStillCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for part, err := range map[string]error{
-		"current_link_speed": syscall.EINVAL, "max_link_width": syscall.EIO, "ports/1/state": syscall.EINVAL, "ports/1/rate": syscall.ENXIO,
-		"node_guid": syscall.ETIMEDOUT, "0001:00:00.0/config": syscall.EIO,
+		"current_link_speed": syscall.EINVAL, "max_link_width": syscall.EIO, "ports/1/state": syscall.EINVAL,
+		"ports/1/rate": syscall.ENXIO,
+		"node_guid":    syscall.ETIMEDOUT, "0001:00:00.0/config": syscall.EIO,
 	} {
 		h, got := readHost(o, failingAt(part, err))
 		if got != nil || len(h.GPUs) != len(whole.GPUs) || len(h.NICs) != len(whole.NICs) {
@@ -211,7 +216,8 @@ func TestSysfsFailingDeviceStillCounts(t *testing.T) {
 		}
 	}
 	// Missing permission is not a fault of the device.
-	if _, err := readHost(o, failingAt("numa_node", fs.ErrPermission)); err == nil || !strings.Contains(err.Error(), "numa_node") {
+	if _, err := readHost(o, failingAt("numa_node", fs.ErrPermission)); err == nil ||
+		!strings.Contains(err.Error(), "numa_node") {
 		t.Errorf("an attribute that may not be read: %v", err)
 	}
 	h, err := readHost(o, failingAt("/config", fs.ErrPermission))
@@ -233,18 +239,20 @@ func TestSysfsVanishingDeviceIsSkipped(t *testing.T) {
 		note       string
 	}{
 		{"attributes of a GPU", failingAt("0001:00:00.0/", syscall.ENODEV), 0, 0, ""},
-		{"a GPU after its class", answering{file: func(string) ([]byte, error) { return nil, nil }, link: func(path string) (string, error) {
-			if strings.HasSuffix(path, "devices/0001:00:00.0") {
-				return "", &fs.PathError{Op: "readlink", Path: path, Err: syscall.ENOENT}
-			}
-			return "", nil
-		}}, 1, 0, "GPU 0001:00:00.0 vanished"},
-		{"a NIC's function", answering{file: func(string) ([]byte, error) { return nil, nil }, link: func(path string) (string, error) {
-			if strings.HasSuffix(path, "devices/0000:11:00.0") {
-				return "", &fs.PathError{Op: "readlink", Path: path, Err: syscall.ENOENT}
-			}
-			return "", nil
-		}}, 0, 3, "RDMA device mlx5_0 vanished"},
+		{"a GPU after its class", answering{file: func(string) ([]byte, error) { return nil, nil },
+			link: func(path string) (string, error) {
+				if strings.HasSuffix(path, "devices/0001:00:00.0") {
+					return "", &fs.PathError{Op: "readlink", Path: path, Err: syscall.ENOENT}
+				}
+				return "", nil
+			}}, 1, 0, "GPU 0001:00:00.0 vanished"},
+		{"a NIC's function", answering{file: func(string) ([]byte, error) { return nil, nil },
+			link: func(path string) (string, error) {
+				if strings.HasSuffix(path, "devices/0000:11:00.0") {
+					return "", &fs.PathError{Op: "readlink", Path: path, Err: syscall.ENOENT}
+				}
+				return "", nil
+			}}, 0, 3, "RDMA device mlx5_0 vanished"},
 		{"a port's attributes", failingAt("ports/1/", syscall.ENODEV), 0, 0, ""},
 	} {
 		h, err := readHost(o, c.from)
@@ -315,7 +323,8 @@ func TestSysfsNUMANumberAboveLimitFails(t *testing.T) {
 			"sys/devices/system/node/node0/cpulist": "0", "sys/devices/system/node/node1/cpulist": "1",
 		},
 	} {
-		topotest.Device(files, "pci0000:00/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=4611686018427387904")
+		topotest.Device(files, "pci0000:00/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor,
+			"numa_node=4611686018427387904")
 		if h, err := Sysfs(topotest.Tree(t, files)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v, %v; want %q", h, err, want)
 		}

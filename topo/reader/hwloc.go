@@ -127,8 +127,10 @@ type hwlocDistances struct {
 func readHwlocXML(r io.Reader) (*topo.Host, error) {
 	limited := &io.LimitedReader{R: r, N: textfile.MaxInput + 1}
 	x := &hwlocReader{
-		decoder: xml.NewDecoder(limited), host: &topo.Host{CPUs: []topo.CPU{}, Switches: []topo.Switch{}, GPUs: []topo.GPU{}, NICs: []topo.NIC{}},
-		addresses: map[string]bool{}, objects: map[string]*hwlocPCI{}, processor: map[string]string{}, switches: map[string]bool{}, names: map[string]string{},
+		decoder: xml.NewDecoder(limited), host: &topo.Host{CPUs: []topo.CPU{}, Switches: []topo.Switch{}, GPUs: []topo.GPU{},
+			NICs: []topo.NIC{}},
+		addresses: map[string]bool{}, objects: map[string]*hwlocPCI{}, processor: map[string]string{},
+		switches: map[string]bool{}, names: map[string]string{},
 	}
 	if err := x.read(); err != nil {
 		if limited.N <= 0 {
@@ -140,7 +142,8 @@ func readHwlocXML(r io.Reader) (*topo.Host, error) {
 		return nil, textfile.ErrTooLarge
 	}
 	if len(x.functions) == 0 {
-		return nil, errors.New("it has no PCI devices, so it tells nothing of GPUs and NICs; lstopo --of xml --whole-io writes them, with an hwloc that was built to look for them")
+		return nil, errors.New("it has no PCI devices, so it tells nothing of GPUs and NICs; lstopo --of xml --whole-io " +
+			"writes them, with an hwloc that was built to look for them")
 	}
 	if err := x.finish(); err != nil {
 		return nil, err
@@ -209,7 +212,8 @@ func (x *hwlocReader) root(t xml.StartElement) error {
 		return x.fail("its root is <%s>; a topology of hwloc begins with <topology>", t.Name.Local)
 	}
 	if version := attribute(t, "version"); !strings.HasPrefix(version, "2.") {
-		return x.fail("it is of version %q, and 2 is known: hwloc 1 wrote another format, and hwloc 3 writes this one with lstopo --of xml --export-xml-flags v2", version)
+		return x.fail("it is of version %q, and 2 is known: hwloc 1 wrote another format, and hwloc 3 writes this one "+
+			"with lstopo --of xml --export-xml-flags v2", version)
 	}
 	x.stack = append(x.stack, hwlocFrame{})
 	return nil
@@ -325,7 +329,8 @@ func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool
 	if m == nil {
 		return frame, x.fail("pci_type of %s is %q; one looks like 0302 [10de:1db5] [10de:1249] a1", busID, pciType)
 	}
-	f := &hwlocPCI{busID: busID, class: m[1], vendor: m[2], device: m[3], bridge: bridge, up: frame.pci, hostBridge: frame.hostBridge, nodes: frame.nodes}
+	f := &hwlocPCI{busID: busID, class: m[1], vendor: m[2], device: m[3], bridge: bridge, up: frame.pci,
+		hostBridge: frame.hostBridge, nodes: frame.nodes}
 	// hwloc omits the last byte of the class. The last byte is 0 for nearly every device.
 	f.identity = topo.PCIIdentity{Class: "0x" + m[1] + "00", Vendor: "0x" + m[2], Device: "0x" + m[3]}
 	if m[4] != "" {
@@ -394,7 +399,8 @@ func (d *hwlocDistances) parse() error {
 		d.values = append(d.values, v)
 	}
 	if len(d.ids) != d.count || len(d.values) != d.count*d.count {
-		return fail("the matrix of NVLinks has %d objects and %d values, and says that it has %d objects", len(d.ids), len(d.values), d.count)
+		return fail("the matrix of NVLinks has %d objects and %d values, and says that it has %d objects", len(d.ids),
+			len(d.values), d.count)
 	}
 	return nil
 }
@@ -434,7 +440,8 @@ func (x *hwlocReader) finish() error {
 		}
 	}
 	for _, o := range x.software { // rxe and siw: the file does not have the location
-		nic := topo.NIC{Name: o.name, Software: true, GUID: o.infos["NodeGUID"], NUMA: x.host.CPUs[0].NUMA, Place: topo.Place{Link: bandwidths.Local}, Ports: hwlocPorts(o.infos)}
+		nic := topo.NIC{Name: o.name, Software: true, GUID: o.infos["NodeGUID"], NUMA: x.host.CPUs[0].NUMA,
+			Place: topo.Place{Link: bandwidths.Local}, Ports: hwlocPorts(o.infos)}
 		if err := x.addNIC(nic); err != nil {
 			return err
 		}
@@ -458,7 +465,8 @@ func (x *hwlocReader) cpus() {
 	// The bandwidth between nodes is unknown if the file does not name the processor.
 	c := topo.CPU{Arch: x.processor["Architecture"], Vendor: x.processor["CPUVendor"]}
 	if c.Arch != "" || c.Vendor != "" {
-		c.Family, _ = strconv.Atoi(x.processor["CPUFamilyNumber"]) // missing on architectures other than x86; the table needs the family only for x86
+		// missing on architectures other than x86; the table needs the family only for x86
+		c.Family, _ = strconv.Atoi(x.processor["CPUFamilyNumber"])
 		c.Model, _ = strconv.Atoi(x.processor["CPUModelNumber"])
 		switch {
 		case strings.HasPrefix(c.Arch, "ppc64"):
@@ -495,7 +503,8 @@ func (x *hwlocReader) numa(f *hwlocPCI) int {
 		unknown := x.host.CPUs[0]
 		unknown.NUMA, unknown.CPUs = -1, ""
 		x.host.CPUs = append(x.host.CPUs, unknown)
-		x.host.Note("hwloc knows of no NUMA node of %s and perhaps others (their locality is the whole machine); together they count as one node, far from every other", f.busID)
+		x.host.Note("hwloc knows of no NUMA node of %s and perhaps others (their locality is the whole machine); together "+
+			"they count as one node, far from every other", f.busID)
 	}
 	return -1
 }
@@ -519,7 +528,8 @@ func (x *hwlocReader) place(f *hwlocPCI) topo.Place {
 	if !x.switches[s.busID] {
 		x.switches[s.busID] = true
 		place := x.place(s)
-		x.host.Switches = append(x.host.Switches, topo.Switch{BusID: s.busID, NUMA: x.numa(s), Place: place, Device: s.identity})
+		x.host.Switches = append(x.host.Switches, topo.Switch{BusID: s.busID, NUMA: x.numa(s), Place: place,
+			Device: s.identity})
 	}
 	return p
 }
@@ -529,10 +539,12 @@ var nvmlName = lazyregexp.New(`^nvml([0-9]{1,6})$`)
 func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) error {
 	maker, known := map[string]string{"10de": "", "1002": "AMD", "1d94": "Hygon"}[f.vendor]
 	if !known {
-		x.host.Note("graphics device %s of vendor 0x%s is left out: it is none of NVIDIA's, AMD's or Hygon's", f.busID, f.vendor)
+		x.host.Note("graphics device %s of vendor 0x%s is left out: it is none of NVIDIA's, AMD's or Hygon's", f.busID,
+			f.vendor)
 		return nil
 	}
-	gpu := topo.GPU{Vendor: maker, BusID: f.busID, Minor: -1, Name: f.name, NUMA: x.numa(f), Place: x.place(f), Device: f.identity}
+	gpu := topo.GPU{Vendor: maker, BusID: f.busID, Minor: -1, Name: f.name, NUMA: x.numa(f), Place: x.place(f),
+		Device: f.identity}
 	for _, o := range f.systems {
 		if m := nvmlName.FindStringSubmatch(o.name); m != nil {
 			n, err := strconv.Atoi(m[1])
@@ -720,12 +732,15 @@ func (x *hwlocReader) notes() {
 		count(n.Place)
 	}
 	if !bridges {
-		h.Note("the file has no bridges (lstopo leaves them out when it is told to), so nothing tells which devices share a switch")
+		h.Note("the file has no bridges (lstopo leaves them out when it is told to), so nothing tells which devices share " +
+			"a switch")
 	}
 	if unknown > 0 {
-		h.Note("the file has no link speed for %d of %d GPUs and NICs: a path over such a link has a type and no bandwidth", unknown, known+unknown)
+		h.Note("the file has no link speed for %d of %d GPUs and NICs: a path over such a link has a type and no bandwidth",
+			unknown, known+unknown)
 	}
 	if known > 0 {
-		h.Note("hwloc writes the speed that a link had at that moment, which an idle GPU lowers, and some of its versions write no more than that of PCIe 3.0: bandwidths may be higher than shown")
+		h.Note("hwloc writes the speed that a link had at that moment, which an idle GPU lowers, and some of its versions " +
+			"write no more than that of PCIe 3.0: bandwidths may be higher than shown")
 	}
 }

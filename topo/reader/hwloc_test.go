@@ -58,8 +58,10 @@ func TestHwlocFileReadsAsHost(t *testing.T) {
 			{BusID: "0000:b8:00.0", NUMA: 1, Place: at("b7", ""), Device: broadcom},
 		},
 		NICs: []topo.NIC{
-			{Name: "mlx5_0", BusID: "0000:1a:00.0", GUID: "5054:00ff:fe70:0001", NUMA: 0, Place: at("15", "0000:16:00.0"), Ports: []topo.Port{{Number: 1, State: "ACTIVE"}}},
-			{Name: "mlx5_1", BusID: "0000:9c:00.0", GUID: "5054:00ff:fe70:0101", NUMA: 1, Place: at("97", "0000:98:00.0"), Ports: []topo.Port{{Number: 1, State: "ACTIVE"}}},
+			{Name: "mlx5_0", BusID: "0000:1a:00.0", GUID: "5054:00ff:fe70:0001", NUMA: 0, Place: at("15", "0000:16:00.0"),
+				Ports: []topo.Port{{Number: 1, State: "ACTIVE"}}},
+			{Name: "mlx5_1", BusID: "0000:9c:00.0", GUID: "5054:00ff:fe70:0101", NUMA: 1, Place: at("97", "0000:98:00.0"),
+				Ports: []topo.Port{{Number: 1, State: "ACTIVE"}}},
 		},
 		Notes: h.Notes,
 	}
@@ -72,7 +74,8 @@ func TestHwlocFileReadsAsHost(t *testing.T) {
 		{"0000:9a:00.0", "97", "0000:98:00.0", 1}, {"0000:9b:00.0", "97", "0000:98:00.0", 1},
 		{"0000:ba:00.0", "b7", "0000:b8:00.0", 1}, {"0000:bb:00.0", "b7", "0000:b8:00.0", 1},
 	} {
-		want.GPUs = append(want.GPUs, topo.GPU{Index: i, BusID: gpu.busID, Minor: -1, NUMA: gpu.numa, Place: at(gpu.bridge, gpu.sw)})
+		want.GPUs = append(want.GPUs, topo.GPU{Index: i, BusID: gpu.busID, Minor: -1, NUMA: gpu.numa,
+			Place: at(gpu.bridge, gpu.sw)})
 	}
 	if diff := cmp.Diff(want, h, topotest.Plain); diff != "" {
 		t.Errorf("host (-want +got):\n%s", diff)
@@ -84,8 +87,10 @@ func TestHwlocFileReadsAsHost(t *testing.T) {
 		from, to string
 		want     topo.Path
 	}{
-		{"0000:18:00.0", "mlx5_0", topo.Path{Type: topo.PIX, Bandwidth: 48}}, {"0000:3a:00.0", "mlx5_0", topo.Path{Type: topo.PHB, Bandwidth: 48}},
-		{"0000:9a:00.0", "mlx5_0", topo.Path{Type: topo.SYS, Bandwidth: 22}}, {"0000:18:00.0", "0000:19:00.0", topo.Path{Type: topo.PIX, Bandwidth: 48}},
+		{"0000:18:00.0", "mlx5_0", topo.Path{Type: topo.PIX, Bandwidth: 48}},
+		{"0000:3a:00.0", "mlx5_0", topo.Path{Type: topo.PHB, Bandwidth: 48}},
+		{"0000:9a:00.0", "mlx5_0", topo.Path{Type: topo.SYS, Bandwidth: 22}},
+		{"0000:18:00.0", "0000:19:00.0", topo.Path{Type: topo.PIX, Bandwidth: 48}},
 	} {
 		if got, err := graph.Between(h, tt.from, tt.to); err != nil || got != tt.want {
 			t.Errorf("%s to %s: %v, %v; want %v", tt.from, tt.to, got, err, tt.want)
@@ -158,7 +163,8 @@ func readHwlocText(t *testing.T, text string) *topo.Host {
 }
 
 func hwlocDevice(busID, pciType, speed, inner string) string {
-	return fmt.Sprintf(`<object type="PCIDev" gp_index="%s" pci_busid="%s" pci_type="%s" pci_link_speed="%s">%s</object>`, busID, busID, pciType, speed, inner)
+	return fmt.Sprintf(`<object type="PCIDev" gp_index="%s" pci_busid="%s" pci_type="%s" pci_link_speed="%s">%s</object>`,
+		busID, busID, pciType, speed, inner)
 }
 
 func hwlocBridge(kind, buses, busID, speed, inner string) string {
@@ -169,17 +175,20 @@ func hwlocBridge(kind, buses, busID, speed, inner string) string {
 }
 
 func hwlocOSDev(kind, name, infos string) string {
-	return fmt.Sprintf(`<object type="OSDev" gp_index="os-%s" name="%s" osdev_type="%s">%s</object>`, name, name, kind, infos)
+	return fmt.Sprintf(`<object type="OSDev" gp_index="os-%s" name="%s" osdev_type="%s">%s</object>`, name, name, kind,
+		infos)
 }
 
 func TestHwlocFindsDevicesByClassAndVendor(t *testing.T) {
 	h := readHwlocText(t, hwlocXML(
 		hwlocBridge("0-1", "0000:[00-1f]", "", "",
 			hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385",
-				hwlocOSDev("1", "nvml1", `<info name="GPUModel" value="H100"/><info name="NVIDIAUUID" value="GPU-1"/>`)+hwlocOSDev("5", "cuda0", ""))+
+				hwlocOSDev("1", "nvml1", `<info name="GPUModel" value="H100"/><info name="NVIDIAUUID" value="GPU-1"/>`)+
+					hwlocOSDev("5", "cuda0", ""))+
 				hwlocDevice("0000:02:00.0", "0300 [1a03:2000] [1a03:2000] 41", "0.000000", "")+
 				hwlocDevice("0000:03:00.0", "0200 [15b3:1021] [15b3:0001] 00", "31.507692",
-					hwlocOSDev("2", "eth0", "")+hwlocOSDev("3", "mlx5_10", `<info name="Port1State" value="1"/><info name="Port2State" value="4"/>`))+
+					hwlocOSDev("2", "eth0", "")+hwlocOSDev("3", "mlx5_10",
+						`<info name="Port1State" value="1"/><info name="Port2State" value="4"/>`))+
 				hwlocDevice("0000:04:00.0", "0200 [8086:1592] [8086:0001] 02", "15.753846", hwlocOSDev("2", "eth1", ""))+
 				hwlocDevice("0000:05:00.0", "0207 [15b3:101b] [15b3:0007] 00", "0.000000", "")),
 		hwlocBridge("0-1", "0000:[80-9f]", "", "",
@@ -190,10 +199,12 @@ func TestHwlocFindsDevicesByClassAndVendor(t *testing.T) {
 		"", ""))
 	var got []string
 	for _, g := range h.GPUs {
-		got = append(got, fmt.Sprintf("GPU %d %s %q %q %q numa %d link %g", g.Index, g.BusID, g.Vendor, g.Name, g.UUID, g.NUMA, g.Link))
+		got = append(got, fmt.Sprintf("GPU %d %s %q %q %q numa %d link %g", g.Index, g.BusID, g.Vendor, g.Name, g.UUID,
+			g.NUMA, g.Link))
 	}
 	for _, n := range h.NICs {
-		got = append(got, fmt.Sprintf("NIC %s %s %q ethernet %v numa %d link %g active %v", n.Name, n.BusID, n.Protocol, n.Ethernet, n.NUMA, n.Link, n.Active()))
+		got = append(got, fmt.Sprintf("NIC %s %s %q ethernet %v numa %d link %g active %v", n.Name, n.BusID, n.Protocol,
+			n.Ethernet, n.NUMA, n.Link, n.Active()))
 	}
 	want := []string{
 		// AMD's GPU has no NVML number, so addresses number the GPUs.
@@ -209,7 +220,8 @@ func TestHwlocFindsDevicesByClassAndVendor(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]topo.CPU{{NUMA: 0, CPUs: "0,28-31,64-67", Socket: 16}, {NUMA: 1, Socket: 16}, {NUMA: 2, Socket: 16}}, h.CPUs, topotest.Plain); diff != "" {
+	if diff := cmp.Diff([]topo.CPU{{NUMA: 0, CPUs: "0,28-31,64-67", Socket: 16}, {NUMA: 1, Socket: 16},
+		{NUMA: 2, Socket: 16}}, h.CPUs, topotest.Plain); diff != "" {
 		t.Errorf("NUMA nodes (-want +got):\n%s", diff)
 	}
 	notes := strings.Join(h.Notes, "\n")
@@ -218,7 +230,8 @@ func TestHwlocFindsDevicesByClassAndVendor(t *testing.T) {
 			t.Errorf("notes %q; want a note with %q", h.Notes, want)
 		}
 	}
-	if path, err := graph.Between(h, "0000:01:00.0", "nic@0000:05:00.0"); err != nil || path != (topo.Path{Type: topo.PHB, Bandwidth: 0}) {
+	if path, err := graph.Between(h, "0000:01:00.0", "nic@0000:05:00.0"); err != nil ||
+		path != (topo.Path{Type: topo.PHB, Bandwidth: 0}) {
 		t.Errorf("%v, %v; over a link of unknown speed a path has a type alone", path, err)
 	}
 	if h.NICs[4].Reason == "" {
@@ -237,10 +250,12 @@ func TestHwlocGPUsHaveNVMLNumbers(t *testing.T) {
 		}
 		return strings.Join(s, " ")
 	}
-	if got := numbers(readHwlocText(t, hwlocXML(gpu("0000:01:00.0", "nvml1")+gpu("0000:02:00.0", "nvml0"), "", "", ""))); got != "0=0000:02:00.0 1=0000:01:00.0" {
+	if got := numbers(readHwlocText(t, hwlocXML(gpu("0000:01:00.0", "nvml1")+gpu("0000:02:00.0", "nvml0"), "", "",
+		""))); got != "0=0000:02:00.0 1=0000:01:00.0" {
 		t.Error(got)
 	}
-	if got := numbers(readHwlocText(t, hwlocXML(gpu("0000:02:00.0", "nvml1")+gpu("0000:01:00.0", "nvml1"), "", "", ""))); got != "0=0000:01:00.0 1=0000:02:00.0" {
+	if got := numbers(readHwlocText(t, hwlocXML(gpu("0000:02:00.0", "nvml1")+gpu("0000:01:00.0", "nvml1"), "", "",
+		""))); got != "0=0000:01:00.0 1=0000:02:00.0" {
 		t.Errorf("a number twice: %s", got)
 	}
 }
@@ -281,7 +296,8 @@ func TestHwlocNodesetBecomesNUMANode(t *testing.T) {
 	gpu := func(busID string) string {
 		return hwlocDevice(busID, "0302 [10de:1db5] [10de:1249] a1", "0.000000", "")
 	}
-	h := readHwlocText(t, hwlocXML(gpu("0000:01:00.0"), gpu("0000:02:00.0")+gpu("0000:03:00.0"), gpu("0000:04:00.0")+gpu("0000:05:00.0"), ""))
+	h := readHwlocText(t, hwlocXML(gpu("0000:01:00.0"), gpu("0000:02:00.0")+gpu("0000:03:00.0"), gpu("0000:04:00.0")+
+		gpu("0000:05:00.0"), ""))
 	var got []int
 	for _, g := range h.GPUs {
 		got = append(got, g.NUMA)
@@ -290,7 +306,8 @@ func TestHwlocNodesetBecomesNUMANode(t *testing.T) {
 	if diff := cmp.Diff([]int{0, 1, 1, -1, -1}, got); diff != "" {
 		t.Error(diff)
 	}
-	if !strings.Contains(strings.Join(h.Notes, "\n"), "no NUMA node of 0000:04:00.0") || !strings.Contains(strings.Join(h.Notes, "\n"), "no bridges") {
+	if !strings.Contains(strings.Join(h.Notes, "\n"), "no NUMA node of 0000:04:00.0") ||
+		!strings.Contains(strings.Join(h.Notes, "\n"), "no bridges") {
 		t.Errorf("notes %q", h.Notes)
 	}
 	for pair, want := range map[[2]string]topo.PathType{
@@ -310,17 +327,21 @@ func TestHwlocNodesetBecomesNUMANode(t *testing.T) {
 func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 	gpus := ""
 	for i := range 3 {
-		gpus += hwlocDevice(fmt.Sprintf("0000:0%d:00.0", i+1), "0302 [10de:1db5] [10de:1249] a1", "0.000000", hwlocOSDev("1", fmt.Sprintf("nvml%d", i), ""))
+		gpus += hwlocDevice(fmt.Sprintf("0000:0%d:00.0", i+1), "0302 [10de:1db5] [10de:1249] a1", "0.000000",
+			hwlocOSDev("1", fmt.Sprintf("nvml%d", i), ""))
 	}
 	gpus += `<object type="PCIDev" gp_index="77" pci_busid="0000:09:00.0" pci_type="0680 [10de:1af1] [10de:1af1] a1"/>`
 	matrix := func(indexes, values string) string {
-		return `<distances2hetero nbobjs="4" kind="9" name="NVLinkBandwidth" indexing="gp"><indexes length="1">` + indexes + `</indexes>` +
-			`<u64values length="1">` + values[:len(values)/2] + `</u64values><u64values length="1">` + values[len(values)/2:] + `</u64values></distances2hetero>`
+		return `<distances2hetero nbobjs="4" kind="9" name="NVLinkBandwidth" indexing="gp"><indexes length="1">` +
+			indexes + `</indexes>` +
+			`<u64values length="1">` + values[:len(values)/2] + `</u64values><u64values length="1">` +
+			values[len(values)/2:] + `</u64values></distances2hetero>`
 	}
 	h := readHwlocText(t, hwlocXML(gpus, "", "", matrix("OSDev:os-nvml0 OSDev:os-nvml1 OSDev:os-nvml2 PCIDev:77 ",
 		"1000000 50000 20000 0 "+"50000 1000000 0 0 "+"20000 0 1000000 0 "+"0 0 0 1000000 ")))
 	for pair, want := range map[[2]string]topo.Path{
-		{"0000:01:00.0", "0000:02:00.0"}: {Type: topo.NVL, Bandwidth: 0},  // 2 links of 25 GB/s: the bandwidth in NCCL is unknown
+		// 2 links of 25 GB/s: the bandwidth in NCCL is unknown
+		{"0000:01:00.0", "0000:02:00.0"}: {Type: topo.NVL, Bandwidth: 0},
 		{"0000:01:00.0", "0000:03:00.0"}: {Type: topo.NVL, Bandwidth: 18}, // 1 link of the first version
 		{"0000:02:00.0", "0000:03:00.0"}: {Type: topo.NVB, Bandwidth: 0},
 	} {
@@ -336,9 +357,11 @@ func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 	if got, err := graph.Between(switched, "0000:01:00.0", "0000:03:00.0"); err != nil || got.Type != topo.PHB {
 		t.Errorf("a GPU without NVLinks: %v, %v", got, err)
 	}
-	for _, bad := range []string{matrix("1 2 3", "1 1"), matrix("1 2 3 4", strings.Repeat("x ", 16)), strings.Replace(matrix("1", "1 1"), `nbobjs="4"`, `nbobjs="9999999"`, 1)} {
+	for _, bad := range []string{matrix("1 2 3", "1 1"), matrix("1 2 3 4", strings.Repeat("x ", 16)),
+		strings.Replace(matrix("1", "1 1"), `nbobjs="4"`, `nbobjs="9999999"`, 1)} {
 		var place *textfile.PlaceError
-		if _, err := HwlocXML(strings.NewReader(hwlocXML(gpus, "", "", bad)), "x"); !errors.As(err, &place) || !strings.Contains(err.Error(), "NVLink") {
+		if _, err := HwlocXML(strings.NewReader(hwlocXML(gpus, "", "", bad)), "x"); !errors.As(err, &place) ||
+			!strings.Contains(err.Error(), "NVLink") {
 			t.Errorf("%v; want an error with the matrix and the place", err)
 		}
 	}
@@ -346,7 +369,8 @@ func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 
 func TestHwlocLinkSpeedBecomesNCCLBandwidth(t *testing.T) {
 	for speed, want := range map[float64]float64{
-		0: 0, 0.25: 0.1875, 2: 1.5, 4: 3, 8: 6, 0.984615: 0.75, 3.938462: 3, 15.753846: 12, 31.507692: 24, 63.015385: 48, 126.030769: 96,
+		0: 0, 0.25: 0.1875, 2: 1.5, 4: 3, 8: 6, 0.984615: 0.75, 3.938462: 3, 15.753846: 12, 31.507692: 24, 63.015385: 48,
+		126.030769: 96,
 	} {
 		if got := hwlocBandwidth(speed); got != want {
 			t.Errorf("%g GB/s of hwloc: %g, and NCCL reckons with %g", speed, got, want)
@@ -357,29 +381,35 @@ func TestHwlocLinkSpeedBecomesNCCLBandwidth(t *testing.T) {
 func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 	gpu := hwlocDevice("0000:01:00.0", "0302 [10de:1db5] [10de:1249] a1", "0.0", "")
 	for name, tt := range map[string]struct{ text, want string }{
-		"torn":               {"<topology version=\"2.0\">\n<object type=\"Machine\">\n<object ty", "line 3, column 11"},
-		"another version":    {`<topology version="3.0"/>`, "--export-xml-flags v2"},
-		"no version":         {`<topology/>`, `version ""`},
-		"another root":       {`<system version="1"/>`, "<system>"},
-		"no PCI":             {hwlocXML("", "", "", ""), "--whole-io"},
-		"two roots":          {`<topology version="2.0">` + gpu + `</topology><topology version="2.0"/>`, "second root"},
-		"no address":         {"<topology version=\"2.0\">\n <object type=\"PCIDev\" pci_type=\"0302 [10de:1db5]\"/></topology>", "line 2, column 2: pci_busid"},
-		"an address twice":   {hwlocXML(gpu, gpu, "", ""), "second object of pci_busid 0000:01:00.0"},
-		"a wrong type":       {hwlocXML(strings.Replace(gpu, "0302 [", "GPU [", 1), "", "", ""), "pci_type of 0000:01:00.0"},
-		"a wrong speed":      {hwlocXML(strings.Replace(gpu, `"0.0"`, `"NaN"`, 1), "", "", ""), "pci_link_speed"},
-		"a node twice":       {hwlocXML(`<object type="NUMANode" os_index="0"/>`, "", "", ""), "second NUMANode"},
-		"a GPU's number":     {hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:1db5]", "0.0", hwlocOSDev("1", "nvml4096", "")), "", "", ""), "nvml4096 of GPU 0000:01:00.0: 4096 is no number of a GPU"},
-		"a wrong node":       {hwlocXML(`<object type="NUMANode" os_index="-1"/>`, "", "", ""), `os_index "-1"`},
-		"a wrong set":        {hwlocXML(`<object type="Group" nodeset="0xf...f"/>`, "", "", ""), "nodeset of a Group"},
-		"a huge set":         {hwlocXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""), "601 words"},
-		"a name twice":       {hwlocXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+hwlocOSDev("3", "a", "")), "", "", ""), "a is the name"},
-		"a nameless device":  {hwlocXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""), "no name"},
+		"torn":            {"<topology version=\"2.0\">\n<object type=\"Machine\">\n<object ty", "line 3, column 11"},
+		"another version": {`<topology version="3.0"/>`, "--export-xml-flags v2"},
+		"no version":      {`<topology/>`, `version ""`},
+		"another root":    {`<system version="1"/>`, "<system>"},
+		"no PCI":          {hwlocXML("", "", "", ""), "--whole-io"},
+		"two roots":       {`<topology version="2.0">` + gpu + `</topology><topology version="2.0"/>`, "second root"},
+		"no address": {"<topology version=\"2.0\">\n <object type=\"PCIDev\" pci_type=\"0302 " +
+			"[10de:1db5]\"/></topology>", "line 2, column 2: pci_busid"},
+		"an address twice": {hwlocXML(gpu, gpu, "", ""), "second object of pci_busid 0000:01:00.0"},
+		"a wrong type":     {hwlocXML(strings.Replace(gpu, "0302 [", "GPU [", 1), "", "", ""), "pci_type of 0000:01:00.0"},
+		"a wrong speed":    {hwlocXML(strings.Replace(gpu, `"0.0"`, `"NaN"`, 1), "", "", ""), "pci_link_speed"},
+		"a node twice":     {hwlocXML(`<object type="NUMANode" os_index="0"/>`, "", "", ""), "second NUMANode"},
+		"a GPU's number": {hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:1db5]", "0.0",
+			hwlocOSDev("1", "nvml4096", "")), "", "", ""), "nvml4096 of GPU 0000:01:00.0: 4096 is no number of a GPU"},
+		"a wrong node": {hwlocXML(`<object type="NUMANode" os_index="-1"/>`, "", "", ""), `os_index "-1"`},
+		"a wrong set":  {hwlocXML(`<object type="Group" nodeset="0xf...f"/>`, "", "", ""), "nodeset of a Group"},
+		"a huge set": {hwlocXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""),
+			"601 words"},
+		"a name twice": {hwlocXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+
+			hwlocOSDev("3", "a", "")), "", "", ""), "a is the name"},
+		"a nameless device": {hwlocXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""),
+			"no name"},
 		"a tree without end": {`<topology version="2.0">` + strings.Repeat(`<object type="Group">`, maxHwlocDepth), "deep"},
 		"an entity":          {`<!DOCTYPE topology [<!ENTITY a "aaaa">]><topology version="2.0"><info name="&a;"/></topology>`, "&a;"},
 		"many devices":       {`<topology version="2.0">` + manyGPUs(maxHwlocDevices+1) + `</topology>`, "no more are read"},
-		"many NICs":          {`<topology version="2.0">` + hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", manyNICs(maxHwlocDevices+2)) + `</topology>`, "no more are read"},
-		"many NUMA nodes":    {`<topology version="2.0">` + manyNodes(maxHwlocNodes+1) + `</topology>`, "no more are read"},
-		"huge":               {`<topology version="2.0">` + strings.Repeat(" ", textfile.MaxInput), "16 MiB"},
+		"many NICs": {`<topology version="2.0">` +
+			hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", manyNICs(maxHwlocDevices+2)) + `</topology>`, "no more are read"},
+		"many NUMA nodes": {`<topology version="2.0">` + manyNodes(maxHwlocNodes+1) + `</topology>`, "no more are read"},
+		"huge":            {`<topology version="2.0">` + strings.Repeat(" ", textfile.MaxInput), "16 MiB"},
 	} {
 		h, err := HwlocXML(strings.NewReader(tt.text), "some.xml")
 		if err == nil || h != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
@@ -414,7 +444,8 @@ func manyNICs(n int) string {
 
 func TestHwlocSoftwareRDMAHasNoAddress(t *testing.T) {
 	gpu := hwlocDevice("0000:01:00.0", "0302 [10de:1db5] [10de:1249] a1", "0.0", "")
-	h := readHwlocText(t, hwlocXML(gpu, "", hwlocOSDev("3", "rxe0", `<info name="Port1State" value="4"/>`)+hwlocOSDev("2", "eth0", ""), ""))
+	h := readHwlocText(t, hwlocXML(gpu, "", hwlocOSDev("3", "rxe0", `<info name="Port1State" value="4"/>`)+
+		hwlocOSDev("2", "eth0", ""), ""))
 	if len(h.NICs) != 1 || h.NICs[0].Name != "rxe0" || !h.NICs[0].Software || h.NICs[0].BusID != "" {
 		t.Fatalf("NICs %+v", h.NICs)
 	}
@@ -434,7 +465,8 @@ func FuzzReadHwlocXML(f *testing.F) {
 	}
 	topotest.AddSeeds(f, "nixl-hwloc-*.xml", string(text),
 		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330]", "0", hwlocOSDev("1", "nvml4096", "")), "", "", ""),
-		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", hwlocOSDev("1", "nvml0", "")), "", "",
+		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", hwlocOSDev("1", "nvml0", "")),
+			"", "",
 			`<distances2 type="OSDev" nbobjs="1" kind="9" name="NVLinkBandwidth" indexing="gp"><indexes length="1">os-nvml0</indexes><u64values length="1">1</u64values></distances2>`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		h, err := HwlocXML(strings.NewReader(string(text)), "fuzz.xml")
@@ -461,7 +493,8 @@ func TestHwlocBecomesNCCLXML(t *testing.T) {
 	}
 	for i := range want {
 		// hwloc has no rate of a port, and NCCL assumes 10 Gbit/s.
-		if want[i].Type != got[i].Type || want[i].Hops != got[i].Hops || got[i].Bandwidth != want[i].Bandwidth && got[i].Bandwidth != 1.25 {
+		if want[i].Type != got[i].Type || want[i].Hops != got[i].Hops || got[i].Bandwidth != want[i].Bandwidth &&
+			got[i].Bandwidth != 1.25 {
 			t.Errorf("hwloc %+v, XML %+v", want[i], got[i])
 		}
 	}

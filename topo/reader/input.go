@@ -66,7 +66,8 @@ func Input(name string, data []byte) (*topo.Host, error) {
 
 const (
 	byteOrderMark = "\xef\xbb\xbf" // of UTF-8; editors on other systems write the mark
-	knownInputs   = "a capture (peerlane topo capture), a topology of NCCL (NCCL_TOPO_DUMP_FILE), one of hwloc (lstopo --of xml), and the text of nvidia-smi topo -m are known"
+	knownInputs   = "a capture (peerlane topo capture), a topology of NCCL (NCCL_TOPO_DUMP_FILE), one of hwloc (lstopo " +
+		"--of xml), and the text of nvidia-smi topo -m are known"
 )
 
 // inputKind returns the kind of a file by the content.
@@ -74,7 +75,8 @@ func inputKind(data []byte) (kind string, err error) {
 	text := bytes.TrimSpace(bytes.TrimPrefix(data, []byte(byteOrderMark)))
 	switch {
 	case len(text) == 0:
-		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: errors.New("it is empty"), Remedy: knownInputs}
+		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",
+			Cause: errors.New("it is empty"), Remedy: knownInputs}
 	case bytes.HasPrefix(data, []byte{0x1f, 0x8b}): // gzip, RFC 1952
 		return SourceCapture, nil
 	case bytes.HasPrefix(data, []byte{0xff, 0xfe}), bytes.HasPrefix(data, []byte{0xfe, 0xff}):
@@ -92,7 +94,8 @@ func inputKind(data []byte) (kind string, err error) {
 			return SourceSMI, nil
 		}
 	}
-	return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: fmt.Errorf("it begins with %s, which is no topology", textfile.QuoteStart(text)), Remedy: knownInputs}
+	return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",
+		Cause: fmt.Errorf("it begins with %s, which is no topology", textfile.QuoteStart(text)), Remedy: knownInputs}
 }
 
 // xmlKind returns the kind of an XML file by the root element. Comments and declarations can
@@ -122,7 +125,9 @@ func xmlKind(text []byte) (string, error) {
 		case "topology":
 			return SourceHwlocXML, nil
 		}
-		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file", Cause: fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, one of hwloc with <topology>", root.Name.Local)}
+		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",
+			Cause: fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, one of hwloc with <topology>",
+				root.Name.Local)}
 	}
 }
 
@@ -139,7 +144,9 @@ func checkElements(text []byte) error {
 			length = len(rest)
 		}
 		if length > maxElement {
-			return &textfile.PlaceError{Line: line, Column: 1, Err: fmt.Errorf("an element of more than %d bytes begins here or on the lines below, which no topology has", maxElement)}
+			return &textfile.PlaceError{Line: line, Column: 1,
+				Err: fmt.Errorf("an element of more than %d bytes begins here or on the lines below, which no topology has",
+					maxElement)}
 		}
 		if end < 0 {
 			return nil

@@ -15,9 +15,10 @@ func TestInputKindFollowsContent(t *testing.T) {
 	const mark = "\xef\xbb\xbf"
 	hwloc := hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", ""), "", "", "")
 	for name, tt := range map[string]struct{ text, kind string }{
-		"NCCL":                     {topotest.SmallHost, topo.SourceNCCLXML},
-		"NCCL, a mark and CRLF":    {mark + strings.ReplaceAll(topotest.SmallHost, "\n", "\r\n"), topo.SourceNCCLXML},
-		"NCCL, no declaration":     {`<!-- <topology> --> <system version="1"><cpu numaid="0"/></system>`, topo.SourceNCCLXML},
+		"NCCL":                  {topotest.SmallHost, topo.SourceNCCLXML},
+		"NCCL, a mark and CRLF": {mark + strings.ReplaceAll(topotest.SmallHost, "\n", "\r\n"), topo.SourceNCCLXML},
+		"NCCL, no declaration": {`<!-- <topology> --> <system version="1"><cpu numaid="0"/></system>`,
+			topo.SourceNCCLXML},
 		"hwloc":                    {hwloc, SourceHwlocXML},
 		"hwloc behind blank lines": {"\n\n" + hwloc[strings.Index(hwloc, "<!--"):], SourceHwlocXML},
 		"nvidia-smi":               {topotest.SMIMatrix, SourceSMI},
@@ -38,15 +39,16 @@ func TestInputKindFollowsContent(t *testing.T) {
 
 func TestInputOfUnknownKindFails(t *testing.T) {
 	for name, tt := range map[string]struct{ text, want string }{
-		"nothing":            {" \r\n", "it is empty"},
-		"a text":             {"# some notes\nof mine\n", `begins with "# some notes"`},
-		"bytes":              {"\x7fELF\x02\x00\x01" + strings.Repeat("\x00", 100), `begins with "\x7fELF`},
-		"a long line":        {strings.Repeat("x", 1<<20), ".."},
-		"JSON":               {`{"gpus": []}`, "nvidia-smi topo -m"},
-		"a torn capture":     {"\x1f\x8b\x08", "capture"},
-		"another XML":        {`<graphs version="1"/>`, "<graphs>"},
-		"XML without root":   {"<!-- nothing -->", "no element"},
-		"a huge element":     {"<topology\n" + strings.Repeat(`a="b" `, maxElement/6+1) + "/>", "line 1, column 1: an element of more than"},
+		"nothing":          {" \r\n", "it is empty"},
+		"a text":           {"# some notes\nof mine\n", `begins with "# some notes"`},
+		"bytes":            {"\x7fELF\x02\x00\x01" + strings.Repeat("\x00", 100), `begins with "\x7fELF`},
+		"a long line":      {strings.Repeat("x", 1<<20), ".."},
+		"JSON":             {`{"gpus": []}`, "nvidia-smi topo -m"},
+		"a torn capture":   {"\x1f\x8b\x08", "capture"},
+		"another XML":      {`<graphs version="1"/>`, "<graphs>"},
+		"XML without root": {"<!-- nothing -->", "no element"},
+		"a huge element": {"<topology\n" + strings.Repeat(`a="b" `, maxElement/6+1) + "/>",
+			"line 1, column 1: an element of more than"},
 		"torn XML":           {"<sys", "line 1, column"},
 		"UTF-16":             {"\xff\xfe<\x00s\x00", "UTF-16"},
 		"a matrix's row":     {"GPU0\t X \tSYS\n", "line 1, column 1"},
@@ -107,8 +109,10 @@ func FuzzReadInput(f *testing.F) {
 }
 
 func TestReadInputAcceptsCommentsWithDashes(t *testing.T) {
-	for _, comment := range []string{"<!------ a skeleton ------>", "<!------>", "<!---->", "<!-- a -- b -->", "<!--- x --->", "<!-- <cpu> -- </cpu> -->"} {
-		text := comment + "\n" + strings.Replace(topotest.SmallHost[strings.Index(topotest.SmallHost, "<system"):], "<cpu", comment+"<cpu", 1)
+	for _, comment := range []string{"<!------ a skeleton ------>", "<!------>", "<!---->", "<!-- a -- b -->",
+		"<!--- x --->", "<!-- <cpu> -- </cpu> -->"} {
+		text := comment + "\n" + strings.Replace(topotest.SmallHost[strings.Index(topotest.SmallHost, "<system"):], "<cpu",
+			comment+"<cpu", 1)
 		h, err := Input("some.file", []byte(text))
 		if err != nil {
 			t.Errorf("%s: %v", comment, err)

@@ -46,7 +46,8 @@ func TestRDMADeviceTypeSetsProtocol(t *testing.T) {
 	}
 	var got []kind
 	for _, n := range h.NICs {
-		got = append(got, kind{n.Name, n.Protocol, n.VirtualFunctionOf, n.Bond, n.Reason == "" && !n.Software && n.BusID != ""})
+		got = append(got, kind{n.Name, n.Protocol, n.VirtualFunctionOf, n.Bond, n.Reason == "" && !n.Software &&
+			n.BusID != ""})
 	}
 	want := []kind{
 		{"efa_0", "EFA", "", false, false},
@@ -67,9 +68,12 @@ func TestRDMADeviceTypeSetsProtocol(t *testing.T) {
 
 func TestIdleLinkKeepsMaximumBandwidth(t *testing.T) {
 	files := map[string]string{}
-	full := []string{topotest.GPUClass, topotest.GPUVendor, "numa_node=0", "max_link_speed=32.0 GT/s PCIe", "max_link_width=16"}
-	topotest.Device(files, "pci0000:00/0000:00:01.0", append(full, "current_link_speed=2.5 GT/s PCIe", "current_link_width=16")...)
-	topotest.Device(files, "pci0000:00/0000:00:02.0", append(full, "current_link_speed=Unknown", "current_link_width=0")...)
+	full := []string{topotest.GPUClass, topotest.GPUVendor, "numa_node=0", "max_link_speed=32.0 GT/s PCIe",
+		"max_link_width=16"}
+	topotest.Device(files, "pci0000:00/0000:00:01.0",
+		append(full, "current_link_speed=2.5 GT/s PCIe", "current_link_width=16")...)
+	topotest.Device(files, "pci0000:00/0000:00:02.0",
+		append(full, "current_link_speed=Unknown", "current_link_width=0")...)
 	h := readTree(t, files)
 	if p := h.GPUs[0].Place; p.Link != 48 || p.LinkNow != 3 {
 		t.Errorf("an idle GPU: %+v; want 48 GB/s, and 3 now", p)
@@ -81,8 +85,10 @@ func TestIdleLinkKeepsMaximumBandwidth(t *testing.T) {
 
 func TestLinkWidthZeroMeansSixteenLanes(t *testing.T) {
 	files := map[string]string{}
-	topotest.Device(files, "pci0000:00/0000:00:01.0", "class=0x060400", "numa_node=0", "max_link_speed=16.0 GT/s PCIe", "max_link_width=4")
-	topotest.Device(files, "pci0000:00/0000:00:01.0/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0", "max_link_speed=32.0 GT/s PCIe", "max_link_width=0")
+	topotest.Device(files, "pci0000:00/0000:00:01.0", "class=0x060400", "numa_node=0", "max_link_speed=16.0 GT/s PCIe",
+		"max_link_width=4")
+	topotest.Device(files, "pci0000:00/0000:00:01.0/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0",
+		"max_link_speed=32.0 GT/s PCIe", "max_link_width=0")
 	if got := readTree(t, files).GPUs[0].Link; got != 24 {
 		t.Errorf("%g GB/s; NCCL takes the lower speed and 16 lanes: 24", got)
 	}
@@ -91,10 +97,13 @@ func TestLinkWidthZeroMeansSixteenLanes(t *testing.T) {
 func TestGPUsOfOtherMakersFollowNVIDIA(t *testing.T) {
 	files := map[string]string{}
 	topotest.Device(files, "pci0000:00/0000:00:01.0", "class=0x120000", "vendor=0x1002", "numa_node=0")
-	topotest.Device(files, "pci0000:00/0000:00:02.0", "class=0x030000", "vendor=0x1002", "numa_node=0") // a display without driver
-	topotest.Device(files, "pci0000:00/0000:00:06.0", "class=0x030000", "vendor=0x1002", "numa_node=0", "driver=-> ../../../bus/pci/drivers/amdgpu")
+	// a display without driver
+	topotest.Device(files, "pci0000:00/0000:00:02.0", "class=0x030000", "vendor=0x1002", "numa_node=0")
+	topotest.Device(files, "pci0000:00/0000:00:06.0", "class=0x030000", "vendor=0x1002", "numa_node=0",
+		"driver=-> ../../../bus/pci/drivers/amdgpu")
 	topotest.Device(files, "pci0000:00/0000:00:07.0", "class=0x038000", "vendor=0x1002", "numa_node=0")
-	topotest.Device(files, "pci0000:00/0000:00:08.0", "class=0x120000", "vendor=0x1234", "numa_node=0") // an unknown accelerator
+	// an unknown accelerator
+	topotest.Device(files, "pci0000:00/0000:00:08.0", "class=0x120000", "vendor=0x1234", "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:03.0", "class=0x0b4000", "vendor=0x1d94", "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:04.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
 	topotest.Device(files, "pci0000:00/0000:00:05.0", "class=0x030000", "vendor=0x1a03", "numa_node=0") // of a BMC
@@ -109,17 +118,20 @@ func TestGPUsOfOtherMakersFollowNVIDIA(t *testing.T) {
 		}
 		got = append(got, g.BusID+" "+g.Vendor)
 	}
-	if diff := cmp.Diff([]string{"0000:00:04.0 ", "0000:00:01.0 AMD", "0000:00:03.0 Hygon", "0000:00:06.0 AMD", "0000:00:07.0 AMD"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"0000:00:04.0 ", "0000:00:01.0 AMD", "0000:00:03.0 Hygon", "0000:00:06.0 AMD",
+		"0000:00:07.0 AMD"}, got); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
 }
 
 func TestSysfsBroadcomHalvesFormSwitch(t *testing.T) {
 	files := map[string]string{}
-	half := []string{"class=0x060400", "numa_node=0", "vendor=0x1000", "device=0xc010", "subsystem_vendor=0x1000", "subsystem_device=0xa096"}
+	half := []string{"class=0x060400", "numa_node=0", "vendor=0x1000", "device=0xc010", "subsystem_vendor=0x1000",
+		"subsystem_device=0xa096"}
 	const port = "pci0000:00/0000:00:01.0"
 	const upper, lower = port + "/0000:01:00.0", port + "/0000:01:00.0/0000:02:00.0/0000:03:00.0"
-	for _, p := range []string{port, upper, upper + "/0000:02:00.0", lower, lower + "/0000:04:00.0", upper + "/0000:02:01.0"} {
+	for _, p := range []string{port, upper, upper + "/0000:02:00.0", lower, lower + "/0000:04:00.0",
+		upper + "/0000:02:01.0"} {
 		topotest.Device(files, p, half...)
 	}
 	topotest.Device(files, lower+"/0000:04:00.0/0000:05:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
@@ -179,8 +191,11 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 		other string
 		want  topo.Path
 	}{
-		{topo.RulesNCCL, "mlx5_1", topo.Path{Type: topo.LOC, Bandwidth: 50}}, {topo.RulesNCCL, "mlx5_2", topo.Path{Type: topo.LOC, Bandwidth: 50}}, {topo.RulesNCCL, "mlx5_3", topo.Path{Type: topo.PHB, Bandwidth: 12}},
-		{topo.RulesSMI, "mlx5_1", topo.Path{Type: topo.PIX, Bandwidth: 50}}, {topo.RulesSMI, "mlx5_2", topo.Path{Type: topo.PIX, Bandwidth: 50}},
+		{topo.RulesNCCL, "mlx5_1", topo.Path{Type: topo.LOC, Bandwidth: 50}},
+		{topo.RulesNCCL, "mlx5_2", topo.Path{Type: topo.LOC, Bandwidth: 50}},
+		{topo.RulesNCCL, "mlx5_3", topo.Path{Type: topo.PHB, Bandwidth: 12}},
+		{topo.RulesSMI, "mlx5_1", topo.Path{Type: topo.PIX, Bandwidth: 50}},
+		{topo.RulesSMI, "mlx5_2", topo.Path{Type: topo.PIX, Bandwidth: 50}},
 	} {
 		got := ncclfile.PairOf(t, graph.All(h, c.rules), "mlx5_0", c.other)
 		if got.Path != c.want || c.want.Type == topo.LOC && got.Reason != "they are PCI functions of one card" {
@@ -191,7 +206,8 @@ func TestFunctionsOfACardAreOneNIC(t *testing.T) {
 		t.Errorf("two cards of a virtual machine: %+v", got)
 	}
 	for _, name := range []string{"mlx5_0", "mlx5_1", "mlx5_2"} {
-		if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:14:00.0", name); got.Path != (topo.Path{Type: topo.PIX, Bandwidth: 24}) {
+		if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:14:00.0",
+			name); got.Path != (topo.Path{Type: topo.PIX, Bandwidth: 24}) {
 			t.Errorf("the GPU to %s: %+v", name, got)
 		}
 	}
@@ -293,7 +309,8 @@ func TestSysfsBroadcomLinksBecomePeers(t *testing.T) {
 	for _, s := range h.Switches {
 		peers[s.BusID] = s.Peers
 	}
-	if diff := cmp.Diff(map[string][]string{"0000:11:00.0": {"0000:21:00.0"}, "0000:21:00.0": {"0000:11:00.0"}, "0000:31:00.0": nil}, peers); diff != "" {
+	if diff := cmp.Diff(map[string][]string{"0000:11:00.0": {"0000:21:00.0"}, "0000:21:00.0": {"0000:11:00.0"},
+		"0000:31:00.0": nil}, peers); diff != "" {
 		t.Errorf("peers (-want +got):\n%s", diff)
 	}
 	if got := ncclfile.PairOf(t, graph.All(h, topo.RulesNCCL), "0000:13:00.0", "0000:23:00.0"); got.Type != topo.PXB {

@@ -36,17 +36,20 @@ const (
 )
 
 var expressTypes = map[uint16]string{
-	0x0: topo.PortEndpoint, 0x1: topo.PortLegacyEndpoint, 0x4: topo.PortRoot, 0x5: topo.PortUpstream, 0x6: topo.PortDownstream,
+	0x0: topo.PortEndpoint, 0x1: topo.PortLegacyEndpoint, 0x4: topo.PortRoot, 0x5: topo.PortUpstream,
+	0x6: topo.PortDownstream,
 	0x7: topo.PortToPCI, 0x8: topo.PortFromPCI, 0x9: topo.PortIntegratedEndpoint, 0xa: topo.PortEventCollector,
 }
 
 // acsControls are the bits of the ACS Control Register (7.7.8.3), in the words of
 // lspci.
-var acsControls = []string{"SrcValid", "TransBlk", topo.ACSRequestRedirect, topo.ACSCompletionRedirect, "UpstreamFwd", "EgressCtrl", "DirectTrans"}
+var acsControls = []string{"SrcValid", "TransBlk", topo.ACSRequestRedirect, topo.ACSCompletionRedirect, "UpstreamFwd",
+	"EgressCtrl", "DirectTrans"}
 
 // linkSpeeds holds the kernel's names of the speeds in the Supported Link Speeds Vector
 // (7.5.3.18), from bit 1 on.
-var linkSpeeds = []string{"2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe", "64.0 GT/s PCIe"}
+var linkSpeeds = []string{"2.5 GT/s PCIe", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe", "32.0 GT/s PCIe",
+	"64.0 GT/s PCIe"}
 
 // configuration holds the values that Peerlane reads from a configuration space.
 type configuration struct {
@@ -115,7 +118,8 @@ func (s space) capabilities() ([]capability, error) {
 	}
 	var found []capability
 	seen := map[int]bool{}
-	for at := int(s.first[configCapabilities] &^ 3); at >= configHeader && at+2 <= min(len(s.first), configExtended) && !seen[at]; {
+	for at := int(s.first[configCapabilities] &^ 3); at >= configHeader && at+2 <= min(len(s.first), configExtended) &&
+		!seen[at]; {
 		seen[at] = true
 		c := capability{id: uint16(s.first[at]), at: at, size: 2}
 		switch c.id {

@@ -45,7 +45,8 @@ const (
 )
 
 func TestReadConfigurationReturnsTypeLinkSlotAndACS(t *testing.T) {
-	whole := configuration{kind: topo.PortDownstream, slot: 12, speed: "32.0 GT/s PCIe", width: 16, acs: []string{"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"}}
+	whole := configuration{kind: topo.PortDownstream, slot: 12, speed: "32.0 GT/s PCIe", width: 16,
+		acs: []string{"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"}}
 	port := expressSpace(0x162, gen5x16, upToGen5, slotOfPort, redirecting)
 	gone := bytes.Repeat([]byte{0xff}, 4096)
 	loop := slices.Clone(port)
@@ -55,24 +56,34 @@ func TestReadConfigurationReturnsTypeLinkSlotAndACS(t *testing.T) {
 		want   configuration
 	}{
 		"a switch's downstream port": {port, whole},
-		"its upstream port":          {expressSpace(0x152, gen5x16, upToGen5, slotOfPort, 0), configuration{kind: topo.PortUpstream, speed: "32.0 GT/s PCIe", width: 16, acs: []string{}}},
-		"a root port without a slot": {expressSpace(0x42, 4|8<<4, 0x1e, slotOfPort, 1), configuration{kind: topo.PortRoot, speed: "16.0 GT/s PCIe", width: 8, acs: []string{"SrcValid"}}},
-		"an endpoint without ACS":    {expressSpace(0x02, 6|16<<4, 0x7e, 0), configuration{kind: topo.PortEndpoint, speed: "64.0 GT/s PCIe", width: 16, acs: []string{}}},
-		"a legacy endpoint":          {expressSpace(0x11, 1|1<<4, 0, 0), configuration{kind: topo.PortLegacyEndpoint, speed: "2.5 GT/s PCIe", width: 1, acs: []string{}}},
+		"its upstream port": {expressSpace(0x152, gen5x16, upToGen5, slotOfPort, 0),
+			configuration{kind: topo.PortUpstream, speed: "32.0 GT/s PCIe", width: 16, acs: []string{}}},
+		"a root port without a slot": {expressSpace(0x42, 4|8<<4, 0x1e, slotOfPort, 1),
+			configuration{kind: topo.PortRoot, speed: "16.0 GT/s PCIe", width: 8, acs: []string{"SrcValid"}}},
+		"an endpoint without ACS": {expressSpace(0x02, 6|16<<4, 0x7e, 0),
+			configuration{kind: topo.PortEndpoint, speed: "64.0 GT/s PCIe", width: 16, acs: []string{}}},
+		"a legacy endpoint": {expressSpace(0x11, 1|1<<4, 0, 0),
+			configuration{kind: topo.PortLegacyEndpoint, speed: "2.5 GT/s PCIe", width: 1, acs: []string{}}},
 		"version 1, which has no second word": {
-			expressSpace(0x01, 2|8<<4, upToGen5, 0), configuration{kind: topo.PortEndpoint, speed: "5.0 GT/s PCIe", width: 8, acs: []string{}},
+			expressSpace(0x01, 2|8<<4, upToGen5, 0), configuration{kind: topo.PortEndpoint, speed: "5.0 GT/s PCIe", width: 8,
+				acs: []string{}},
 		},
-		"of the root complex, with no link": {expressSpace(0x92, 0, 0, 0), configuration{kind: topo.PortIntegratedEndpoint, acs: []string{}}},
-		"an event collector":                {expressSpace(0xa2, 0, 0, 0), configuration{kind: topo.PortEventCollector, acs: []string{}}},
-		"a bridge to PCI":                   {expressSpace(0x71, 1|4<<4, 0, 0), configuration{kind: topo.PortToPCI, speed: "2.5 GT/s PCIe", width: 4, acs: []string{}}},
-		"a bridge from PCI":                 {expressSpace(0x81, 1|4<<4, 0, 0), configuration{kind: topo.PortFromPCI, speed: "2.5 GT/s PCIe", width: 4, acs: []string{}}},
-		"a type that is not known":          {expressSpace(0xf1, 0, 0, 0), configuration{acs: []string{}}},
-		"no PCI Express":                    {make([]byte, 256), configuration{kind: topo.PortConventional}},
-		"without its extended space":        {port[:256], configuration{kind: topo.PortDownstream, slot: 12, speed: "32.0 GT/s PCIe", width: 16}},
-		"what others than root see":         {port[:64], configuration{}},
-		"nothing":                           {nil, configuration{}},
-		"a function that does not answer":   {gone, configuration{}},
-		"a list that leads into itself":     {loop, whole},
+		"of the root complex, with no link": {expressSpace(0x92, 0, 0, 0),
+			configuration{kind: topo.PortIntegratedEndpoint, acs: []string{}}},
+		"an event collector": {expressSpace(0xa2, 0, 0, 0),
+			configuration{kind: topo.PortEventCollector, acs: []string{}}},
+		"a bridge to PCI": {expressSpace(0x71, 1|4<<4, 0, 0),
+			configuration{kind: topo.PortToPCI, speed: "2.5 GT/s PCIe", width: 4, acs: []string{}}},
+		"a bridge from PCI": {expressSpace(0x81, 1|4<<4, 0, 0),
+			configuration{kind: topo.PortFromPCI, speed: "2.5 GT/s PCIe", width: 4, acs: []string{}}},
+		"a type that is not known": {expressSpace(0xf1, 0, 0, 0), configuration{acs: []string{}}},
+		"no PCI Express":           {make([]byte, 256), configuration{kind: topo.PortConventional}},
+		"without its extended space": {port[:256],
+			configuration{kind: topo.PortDownstream, slot: 12, speed: "32.0 GT/s PCIe", width: 16}},
+		"what others than root see":       {port[:64], configuration{}},
+		"nothing":                         {nil, configuration{}},
+		"a function that does not answer": {gone, configuration{}},
+		"a list that leads into itself":   {loop, whole},
 	} {
 		got, err := readConfiguration(bytes.NewReader(c.config))
 		if err != nil {
@@ -124,7 +135,8 @@ func switched(t *testing.T, configs map[string][]byte) topo.Options {
 		up   = root + "/0000:11:00.0"
 	)
 	files := map[string]string{}
-	for _, p := range []string{root, up, up + "/0000:12:00.0", up + "/0000:12:01.0", up + "/0000:12:02.0", "pci0000:10/0000:10:02.0"} {
+	for _, p := range []string{root, up, up + "/0000:12:00.0", up + "/0000:12:01.0", up + "/0000:12:02.0",
+		"pci0000:10/0000:10:02.0"} {
 		topotest.Device(files, p, "class=0x060400", "numa_node=0", "max_link_speed=32.0 GT/s PCIe", "max_link_width=16")
 	}
 	topotest.Device(files, up+"/0000:12:00.0/0000:13:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
@@ -151,7 +163,8 @@ func switched(t *testing.T, configs map[string][]byte) topo.Options {
 func spaces(acs map[string]uint16) map[string][]byte {
 	all := map[string][]byte{}
 	for busID, flags := range map[string]uint16{
-		"0000:10:01.0": 0x142, "0000:10:02.0": 0x142, "0000:11:00.0": 0x52, "0000:12:00.0": 0x62, "0000:12:01.0": 0x62, "0000:12:02.0": 0x62,
+		"0000:10:01.0": 0x142, "0000:10:02.0": 0x142, "0000:11:00.0": 0x52, "0000:12:00.0": 0x62, "0000:12:01.0": 0x62,
+		"0000:12:02.0": 0x62,
 		"0000:13:00.0": 0x02, "0000:14:00.0": 0x02, "0000:14:00.1": 0x02, "0000:15:00.0": 0x02,
 	} {
 		all[busID] = expressSpace(flags, gen5x16, upToGen5, slotOfPort, acs[busID])
@@ -174,7 +187,8 @@ func TestSysfsListsPCIePortsOfPath(t *testing.T) {
 		{BusID: "0000:10:02.0", Type: topo.PortRoot, Slot: 12, ACS: none},
 		{BusID: "0000:11:00.0", Above: "0000:10:01.0", Type: topo.PortUpstream, ACS: none},
 		{BusID: "0000:12:00.0", Above: "0000:11:00.0", Type: topo.PortDownstream, ACS: none},
-		{BusID: "0000:12:01.0", Above: "0000:11:00.0", Type: topo.PortDownstream, ACS: []string{"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"}},
+		{BusID: "0000:12:01.0", Above: "0000:11:00.0", Type: topo.PortDownstream,
+			ACS: []string{"SrcValid", "ReqRedir", "CmpltRedir", "UpstreamFwd"}},
 		{BusID: "0000:13:00.0", Above: "0000:12:00.0", Type: topo.PortEndpoint, ACS: none},
 		{BusID: "0000:14:00.0", Above: "0000:12:01.0", Type: topo.PortEndpoint, ACS: none},
 		{BusID: "0000:14:00.1", Above: "0000:12:01.0", Type: topo.PortEndpoint, ACS: none},
@@ -208,11 +222,12 @@ func TestACSRedirectNoteNamesPorts(t *testing.T) {
 		acs  map[string]uint16
 		want string // the ports that the note names; empty for no note
 	}{
-		"nothing enabled":              {nil, ""},
-		"only source validation":       {map[string]uint16{"0000:12:00.0": 1, "0000:12:01.0": 0x13}, ""},
-		"the NIC's port":               {map[string]uint16{"0000:12:01.0": redirecting}, "switch ports 0000:12:01.0; "},
-		"requests of the GPU's port":   {map[string]uint16{"0000:12:00.0": 1 << 2}, "switch ports 0000:12:00.0; "},
-		"answers of both":              {map[string]uint16{"0000:12:00.0": 1 << 3, "0000:12:01.0": 1 << 3}, "switch ports 0000:12:00.0, 0000:12:01.0; "},
+		"nothing enabled":            {nil, ""},
+		"only source validation":     {map[string]uint16{"0000:12:00.0": 1, "0000:12:01.0": 0x13}, ""},
+		"the NIC's port":             {map[string]uint16{"0000:12:01.0": redirecting}, "switch ports 0000:12:01.0; "},
+		"requests of the GPU's port": {map[string]uint16{"0000:12:00.0": 1 << 2}, "switch ports 0000:12:00.0; "},
+		"answers of both": {map[string]uint16{"0000:12:00.0": 1 << 3, "0000:12:01.0": 1 << 3},
+			"switch ports 0000:12:00.0, 0000:12:01.0; "},
 		"a port with nothing below it": {map[string]uint16{"0000:12:02.0": redirecting}, ""},
 		"root ports":                   {map[string]uint16{"0000:10:01.0": redirecting, "0000:10:02.0": redirecting}, ""},
 	} {
@@ -242,7 +257,8 @@ func TestACSOfSwitchWithSingleDeviceAddsNoNote(t *testing.T) {
 	}
 	topotest.Device(files, port+"/0000:13:00.0", topotest.GPUClass, topotest.GPUVendor, "numa_node=0")
 	o := topotest.Tree(t, files)
-	if err := os.WriteFile(filepath.Join(o.Sysfs, "devices", port, "config"), expressSpace(0x62, gen5x16, upToGen5, 0, redirecting), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(o.Sysfs, "devices", port, "config"),
+		expressSpace(0x62, gen5x16, upToGen5, 0, redirecting), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	h, err := Sysfs(o)
@@ -273,7 +289,8 @@ func TestLinkOnOldKernelComesFromConfigurationSpace(t *testing.T) {
 	}
 	// NCCL uses an attribute with "Unknown", not the configuration space.
 	for _, busID := range []string{"0000:00:01.0", "0000:01:00.0"} {
-		if err := os.WriteFile(filepath.Join(o.Sysfs, "bus/pci/devices", busID, "max_link_speed"), []byte("Unknown\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(o.Sysfs, "bus/pci/devices", busID, "max_link_speed"), []byte("Unknown\n"),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -76,7 +76,8 @@ func (s *sysfs) readNIC(name string) (topo.NIC, error) {
 	if device == "" {
 		// NCCL also attaches devices without a PCI function to the first CPU.
 		nic.Software, nic.NUMA, nic.Place = true, s.host.CPUs[0].NUMA, topo.Place{Link: bandwidths.Local}
-		s.host.Note("RDMA device %s has no PCI device behind it (software RDMA, as rxe and siw are): it cannot reach a GPU's memory, and is planned only with --software", name)
+		s.host.Note("RDMA device %s has no PCI device behind it (software RDMA, as rxe and siw are): it cannot reach a "+
+			"GPU's memory, and is planned only with --software", name)
 	} else {
 		nic.BusID, nic.Subfunction, nic.Driver = device, subfunction, s.driver(device)
 		if physical, err := s.files.ReadLink(s.path("bus/pci/devices", device, "physfn")); err == nil {
@@ -94,7 +95,8 @@ func (s *sysfs) readNIC(name string) (topo.NIC, error) {
 			return topo.NIC{}, err
 		}
 	}
-	for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID, "fw_ver": &nic.Firmware} {
+	for attribute, into := range map[string]*string{"node_guid": &nic.GUID, "sys_image_guid": &nic.SystemGUID,
+		"fw_ver": &nic.Firmware} {
 		if *into, err = s.reported("class/infiniband", name, attribute); err != nil {
 			return topo.NIC{}, err
 		}
@@ -247,7 +249,8 @@ func (s *sysfs) nicPorts(nic string) ([]topo.Port, error) {
 		p := topo.Port{Number: number}
 		var rate, lid, smLID string
 		for attribute, into := range map[string]*string{
-			"state": &p.State, "phys_state": &p.PhysicalState, "link_layer": &p.LinkLayer, "rate": &rate, "lid": &lid, "sm_lid": &smLID,
+			"state": &p.State, "phys_state": &p.PhysicalState, "link_layer": &p.LinkLayer, "rate": &rate, "lid": &lid,
+			"sm_lid": &smLID,
 		} {
 			if *into, err = s.reported("class/infiniband", nic, "ports", name, attribute); err != nil {
 				return nil, err

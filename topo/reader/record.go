@@ -32,7 +32,7 @@ type Extent int
 const (
 	// Everything selects every PCI function and every RDMA device. Record accepts a configuration
 	// space that the kernel cuts, and skips attributes that a device fails to return.
-	Everything Extent = iota
+	everything Extent = iota
 	// DevicesOnly selects the PCI root complexes with a function of NVIDIA or an RDMA device, and
 	// the RDMA devices with a PCI function. Record fails on a configuration space that the kernel
 	// cuts: only root sees whole configuration spaces.
@@ -176,7 +176,7 @@ func (r *recording) files(dir string, names ...string) error {
 	for _, name := range names {
 		at := path.Join(dir, name)
 		data, err := r.read(at)
-		if gone(err) || r.extent == Everything && refused(err) {
+		if gone(err) || r.extent == everything && refused(err) {
 			continue
 		}
 		if err != nil {
@@ -202,8 +202,9 @@ func (r *recording) read(p string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.extent != Everything && path.Base(p) == "config" && int64(len(data)) < d.size {
-		return nil, &fault.Error{Code: fault.NotRoot, Operation: "read", Object: name, Cause: fmt.Errorf("the kernel shows %d of %d bytes", len(data), d.size), Remedy: "run this as root"}
+	if r.extent != everything && path.Base(p) == "config" && int64(len(data)) < d.size {
+		return nil, &fault.Error{Code: fault.NotRoot, Operation: "read", Object: name,
+			Cause: fmt.Errorf("the kernel shows %d of %d bytes", len(data), d.size), Remedy: "run this as root"}
 	}
 	return data, nil
 }
@@ -285,7 +286,8 @@ func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool,
 	}
 	delete(roots, "") // software RDMA is outside PCI roots
 	if len(roots) == 0 {
-		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is nothing to record")
+		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is " +
+			"nothing to record")
 	}
 	return func(at string) bool { return roots[rootComplex(at)] }, nil
 }
@@ -345,7 +347,7 @@ func (r *recording) product(at string) error {
 	}
 	name := path.Join(at, "vpd")
 	d, err := openRegular(r.on(name))
-	if gone(err) || r.extent == Everything && errors.Is(err, fs.ErrPermission) {
+	if gone(err) || r.extent == everything && errors.Is(err, fs.ErrPermission) {
 		return nil
 	}
 	if err != nil {

@@ -38,10 +38,12 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 		at := filepath.Join(above, name)
 		dir := "sys/devices/" + at
 		for attribute, text := range map[string]string{
-			"class": class, "vendor": vendor, "device": "0x1021", "subsystem_vendor": vendor, "subsystem_device": "0x0041", "revision": "0x00",
+			"class": class, "vendor": vendor, "device": "0x1021", "subsystem_vendor": vendor, "subsystem_device": "0x0041",
+			"revision":  "0x00",
 			"numa_node": fmt.Sprint(numa), "local_cpulist": fmt.Sprint(numa), "local_cpus": fmt.Sprintf("%08x", 1<<numa),
-			"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe", "current_link_width": "16", "max_link_width": "16",
-			"resource": "0x0000000000000000 0x0000000000000000 0x0000000000000000",
+			"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe", "current_link_width": "16",
+			"max_link_width": "16",
+			"resource":       "0x0000000000000000 0x0000000000000000 0x0000000000000000",
 		} {
 			write(dir+"/"+attribute, text)
 		}
@@ -63,7 +65,8 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 		write(fmt.Sprintf("sys/devices/system/node/node%d/meminfo", n), fmt.Sprintf("Node %d MemTotal: 1048576 kB", n))
 		write(fmt.Sprintf("sys/devices/system/node/node%d/distance", n), []string{"10 21", "21 10"}[n])
 		for name, text := range map[string]string{
-			"physical_package_id": fmt.Sprint(n), "core_id": "0", "core_siblings": fmt.Sprintf("%08x", 1<<n), "package_cpus": fmt.Sprintf("%08x", 1<<n),
+			"physical_package_id": fmt.Sprint(n), "core_id": "0", "core_siblings": fmt.Sprintf("%08x", 1<<n),
+			"package_cpus":    fmt.Sprintf("%08x", 1<<n),
 			"thread_siblings": fmt.Sprintf("%08x", 1<<n), "core_cpus": fmt.Sprintf("%08x", 1<<n),
 		} {
 			write(fmt.Sprintf("sys/devices/system/cpu/cpu%d/topology/%s", n, name), text)
@@ -73,7 +76,8 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 		write("sys/devices/system/cpu/"+name, "0-1")
 		write("sys/devices/system/node/"+name, "0-1")
 	}
-	write("proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nphysical id\t: 0\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nphysical id\t: 1\n")
+	write("proc/cpuinfo", "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nphysical id\t: "+
+		"0\n\nprocessor\t: 1\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nphysical id\t: 1\n")
 	write("proc/mounts", "")
 
 	each := 1 // GPUs of a switch
@@ -94,7 +98,8 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 		}
 		down := function(up, domain, 0x12, 2*slot, 0, numa, "0x060400", "0x1000")
 		gpu := filepath.Base(function(down, domain, 0x20+2*slot, 0, 0, numa, "0x030200", "0x10de"))
-		write("proc/driver/nvidia/gpus/"+gpu+"/information", fmt.Sprintf("Model: \t NVIDIA H200\nGPU UUID: \t GPU-00000000-0000-0000-0000-%012x\nDevice Minor: \t %d", i, i))
+		write("proc/driver/nvidia/gpus/"+gpu+"/information",
+			fmt.Sprintf("Model: \t NVIDIA H200\nGPU UUID: \t GPU-00000000-0000-0000-0000-%012x\nDevice Minor: \t %d", i, i))
 		if i%2 == 0 {
 			down = function(up, domain, 0x12, 2*slot+1, 0, numa, "0x060400", "0x1000")
 			at := function(down, domain, 0x21+2*slot, 0, 0, numa, "0x020700", "0x15b3")
@@ -102,7 +107,8 @@ func grow(t testing.TB, to Recorder, functions, gpus int) {
 			nics++
 			dir := "sys/devices/" + at + "/infiniband/" + name
 			write(dir+"/node_guid", fmt.Sprintf("a088:c203:00a1:%04x", i))
-			for attribute, text := range map[string]string{"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"} {
+			for attribute, text := range map[string]string{"state": "4: ACTIVE", "phys_state": "5: LinkUp",
+				"rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"} {
 				write(dir+"/ports/1/"+attribute, text)
 			}
 			link(dir+"/device", "../../../"+filepath.Base(at))

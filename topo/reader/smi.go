@@ -23,7 +23,8 @@ const SourceSMI = "nvidia-smi"
 const maxSMIDevices = 256
 
 // smiNote is the note of every host that SMI reads.
-const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe tree, no bandwidths, no PCI addresses and no port states; GPUs are named as it names them, and every NIC counts as active"
+const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe tree, no bandwidths, no PCI " +
+	"addresses and no port states; GPUs are named as it names them, and every NIC counts as active"
 
 // SMI reads the output of `nvidia-smi topo -m`: a row and a column for every GPU and NIC, and in a
 // cell the type of the path between two devices. SMI ignores colours, CRLF and prose around the
@@ -191,7 +192,8 @@ func readSMI(text []byte) (*topo.Host, error) {
 		case r.labels == nil && smiHeader(l):
 			err = r.header(l)
 		case r.labels == nil && smiRow(l):
-			err = l.fail(l.words[0].column, "this is a row of a matrix, and the line with the names of the columns is missing above it")
+			err = l.fail(l.words[0].column, "this is a row of a matrix, and the line with the names of the columns is "+
+				"missing above it")
 		case r.labels == nil: // prose
 		case len(r.rows) < len(r.labels):
 			err = r.row(l)
@@ -237,7 +239,8 @@ func (r *smiReader) header(l smiLine) error {
 		if i+1 < len(l.words) {
 			next = l.words[i+1].text
 		}
-		if w.text == "CPU" && next == "Affinity" || w.text == "NUMA" && next == "Affinity" || w.text == "GPU" && next == "NUMA" {
+		if w.text == "CPU" && next == "Affinity" || w.text == "NUMA" && next == "Affinity" || w.text == "GPU" &&
+			next == "NUMA" {
 			return r.affinities(l.words[i:], l)
 		}
 		switch {
@@ -262,10 +265,12 @@ func (r *smiReader) affinities(words []word, l smiLine) error {
 	for column := 0; len(words) > 0; column++ {
 		i := slices.IndexFunc(known, func(name string) bool {
 			parts := strings.Fields(name)
-			return len(words) >= len(parts) && slices.EqualFunc(words[:len(parts)], parts, func(w word, part string) bool { return w.text == part })
+			return len(words) >= len(parts) && slices.EqualFunc(words[:len(parts)], parts,
+				func(w word, part string) bool { return w.text == part })
 		})
 		if i < 0 {
-			return l.fail(words[0].column, "%q is no column of nvidia-smi topo -m that is known here; %s are", words[0].text, strings.Join(known, ", "))
+			return l.fail(words[0].column, "%q is no column of nvidia-smi topo -m that is known here; %s are", words[0].text,
+				strings.Join(known, ", "))
 		}
 		if known[i] == "NUMA Affinity" {
 			r.numa = column
@@ -289,15 +294,18 @@ func (r *smiReader) row(l smiLine) error {
 		t, ok := smiCell(cells[j].text)
 		switch {
 		case !ok:
-			return l.fail(cells[j].column, "%q is no path type (X PIX PXB PHB NODE SYS NV1 ..), and the cell from %s to %s belongs here", cells[j].text, r.labels[i], to)
+			return l.fail(cells[j].column, "%q is no path type (X PIX PXB PHB NODE SYS NV1 ..), and the cell from %s to %s "+
+				"belongs here", cells[j].text, r.labels[i], to)
 		case (t == topo.LOC) != (i == j):
-			return l.fail(cells[j].column, "%q from %s to %s: X stands on the diagonal and nowhere else, so a cell is missing or too many", cells[j].text, r.labels[i], to)
+			return l.fail(cells[j].column, "%q from %s to %s: X stands on the diagonal and nowhere else, so a cell is "+
+				"missing or too many", cells[j].text, r.labels[i], to)
 		}
 		types = append(types, t)
 	}
 	for _, w := range cells[len(r.labels):] {
 		if _, cell := smiCell(w.text); cell || !r.affinity {
-			return l.fail(w.column, "%q: the row of %s has more cells than the matrix has columns (%d)", w.text, r.labels[i], len(r.labels))
+			return l.fail(w.column, "%q: the row of %s has more cells than the matrix has columns (%d)", w.text, r.labels[i],
+				len(r.labels))
 		}
 	}
 	r.rows = append(r.rows, l)
@@ -351,7 +359,8 @@ func (r *smiReader) legend(l smiLine) error {
 
 // host creates the devices, in the order of Host, and the matrix.
 func (r *smiReader) host() (*topo.Host, error) {
-	h := &topo.Host{CPUs: []topo.CPU{}, Switches: []topo.Switch{}, GPUs: []topo.GPU{}, NICs: []topo.NIC{}, Matrix: map[[2]string]topo.PathType{}}
+	h := &topo.Host{CPUs: []topo.CPU{}, Switches: []topo.Switch{}, GPUs: []topo.GPU{}, NICs: []topo.NIC{},
+		Matrix: map[[2]string]topo.PathType{}}
 	names := slices.Clone(r.labels)
 	indices := map[int]string{}
 	for i, label := range r.labels {

@@ -66,9 +66,12 @@ func TestSMIMatrixCountsNVLinks(t *testing.T) {
 		name, text string
 		want       []topo.NVLink // of GPU0
 	}{
-		{"a mesh", row("", "GPU0", "GPU1", "GPU2", "mlx5_0") + row("GPU0", "X", "NV2", "NV1", "PIX") + row("GPU1", "NV2", "X", "SYS", "SYS") +
-			row("GPU2", "NV1", "SYS", "X", "SYS") + row("mlx5_0", "PIX", "SYS", "SYS", "X"), []topo.NVLink{{Peer: "GPU1", Count: 2}, {Peer: "GPU2", Count: 1}}},
-		{"switches: no GPU has 36 links", row("", "GPU0", "GPU1", "GPU2") + row("GPU0", "X", "NV18", "NV18") + row("GPU1", "NV18", "X", "NV18") +
+		{"a mesh", row("", "GPU0", "GPU1", "GPU2", "mlx5_0") + row("GPU0", "X", "NV2", "NV1", "PIX") +
+			row("GPU1", "NV2", "X", "SYS", "SYS") +
+			row("GPU2", "NV1", "SYS", "X", "SYS") + row("mlx5_0", "PIX", "SYS", "SYS", "X"),
+			[]topo.NVLink{{Peer: "GPU1", Count: 2}, {Peer: "GPU2", Count: 1}}},
+		{"switches: no GPU has 36 links", row("", "GPU0", "GPU1", "GPU2") + row("GPU0", "X", "NV18", "NV18") +
+			row("GPU1", "NV18", "X", "NV18") +
 			row("GPU2", "NV18", "NV18", "X"), []topo.NVLink{{Count: 18}}},
 		{"none", row("", "GPU0", "GPU1") + row("GPU0", "X", "SYS") + row("GPU1", "SYS", "X"), nil},
 	} {
@@ -89,7 +92,8 @@ func TestSMIMatrixPlanFollowsPathTypes(t *testing.T) {
 		{GPU: "GPU2", Role: planner.RoleNear, NICs: []string{"mlx5_2"}},
 	} {
 		got := plan.Lanes[i]
-		if got.GPU != want.GPU || got.Role != want.Role || got.Relay != want.Relay || !slices.Equal(got.NICs, want.NICs) || !slices.Equal(got.Servers, want.Servers) {
+		if got.GPU != want.GPU || got.Role != want.Role || got.Relay != want.Relay || !slices.Equal(got.NICs, want.NICs) ||
+			!slices.Equal(got.Servers, want.Servers) {
 			t.Errorf("lane %d: %+v, want %+v", i, got, want)
 		}
 		if strings.Contains(got.Reason, "0 GB/s") {
@@ -110,23 +114,26 @@ func TestSMIMatrixVariantsReadAsEqualHosts(t *testing.T) {
 		"unindented header":  strings.TrimPrefix(topotest.SMIMatrix, "\t"),
 		"blanks":             blanks(topotest.SMIMatrix),
 		"blank lines":        strings.ReplaceAll(topotest.SMIMatrix, "\n", "\n\n"),
-		"colours":            strings.NewReplacer("\tGPU0\t", "\t\x1b[4mGPU0\t", "GPU NUMA ID", "GPU NUMA ID\x1b[0m", "PIX", "\x1b[1;32mPIX\x1b[m").Replace(topotest.SMIMatrix),
-		"a prompt above":     "$ nvidia-smi topo -m\nSat Nov 21 2026, GPU0 is fine\n" + topotest.SMIMatrix + "$ \n",
-		"a note below":       topotest.SMIMatrix + "\nthe machine has eight GPUs\n",
+		"colours": strings.NewReplacer("\tGPU0\t", "\t\x1b[4mGPU0\t", "GPU NUMA ID", "GPU NUMA ID\x1b[0m", "PIX",
+			"\x1b[1;32mPIX\x1b[m").Replace(topotest.SMIMatrix),
+		"a prompt above": "$ nvidia-smi topo -m\nSat Nov 21 2026, GPU0 is fine\n" + topotest.SMIMatrix + "$ \n",
+		"a note below":   topotest.SMIMatrix + "\nthe machine has eight GPUs\n",
 	} {
 		got := readSMIText(t, text)
 		if diff := cmp.Diff(plain, got, cmp.AllowUnexported(topo.NIC{})); diff != "" {
 			t.Errorf("%s (-plain +%s):\n%s", name, name, diff)
 		}
 	}
-	if h := readSMIText(t, "\tGPU0\tCPU Affinity\nGPU0\t X \t0-3\n"); len(h.GPUs) != 1 || len(h.NICs) != 0 || h.GPUs[0].NUMA != -1 {
+	if h := readSMIText(t, "\tGPU0\tCPU Affinity\nGPU0\t X \t0-3\n"); len(h.GPUs) != 1 || len(h.NICs) != 0 ||
+		h.GPUs[0].NUMA != -1 {
 		t.Errorf("single GPU: %+v", h)
 	}
 	if h := readSMIText(t, "\tGPU0\nGPU0\t X\n"); len(h.GPUs) != 1 {
 		t.Errorf("single GPU without affinities: %+v", h)
 	}
 	old := readSMIText(t, "    GPU0 GPU1 mlx5_0\nGPU0 X PSB SOC\nGPU1 PSB X SOC\nmlx5_0 SOC SOC X\n")
-	if a, b := old.Matrix[[2]string{"GPU0", "GPU1"}], old.Matrix[[2]string{"GPU0", "mlx5_0"}]; a != topo.PIX || b != topo.SYS {
+	if a, b := old.Matrix[[2]string{"GPU0", "GPU1"}], old.Matrix[[2]string{"GPU0", "mlx5_0"}]; a != topo.PIX ||
+		b != topo.SYS {
 		t.Errorf("PSB and SOC of old drivers are read as %v and %v", a, b)
 	}
 	// A GPU that another program numbers from 4, and a NUMA affinity of two nodes.
@@ -148,12 +155,15 @@ func TestSMITornMatrixErrorNamesPlace(t *testing.T) {
 		line, column int
 		want         string
 	}{
-		"no header":           {topotest.SMIMatrix[strings.Index(topotest.SMIMatrix, "\nGPU0")+1:], 1, 1, "names of the columns"},
-		"a row is missing":    {replace("GPU1\tNV12\t X \tSYS\tNODE\tSYS\t0-31,64-95\t0\t\tN/A\n", ""), 3, 1, "row of GPU1"},
-		"the last row":        {topotest.SMIMatrix[:strings.Index(topotest.SMIMatrix, "NIC1\tSYS")], 5, 26, "row of NIC1 is missing"},
-		"a row ends early":    {"\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n", 3, 9, "cell for GPU1 is missing"},
-		"a cell is missing":   {replace("GPU1\tNV12\t X ", "GPU1\t X "), 3, 7, "diagonal"},
-		"a cell too many":     {replace("NIC0\tPIX\tNODE\tSYS\t X \tSYS", "NIC0\tPIX\tNODE\tSYS\t X \tSYS\tSYS"), 5, 27, "more cells"},
+		"no header": {topotest.SMIMatrix[strings.Index(topotest.SMIMatrix, "\nGPU0")+1:], 1, 1,
+			"names of the columns"},
+		"a row is missing": {replace("GPU1\tNV12\t X \tSYS\tNODE\tSYS\t0-31,64-95\t0\t\tN/A\n", ""), 3, 1, "row of GPU1"},
+		"the last row": {topotest.SMIMatrix[:strings.Index(topotest.SMIMatrix, "NIC1\tSYS")], 5, 26,
+			"row of NIC1 is missing"},
+		"a row ends early":  {"\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\n", 3, 9, "cell for GPU1 is missing"},
+		"a cell is missing": {replace("GPU1\tNV12\t X ", "GPU1\t X "), 3, 7, "diagonal"},
+		"a cell too many": {replace("NIC0\tPIX\tNODE\tSYS\t X \tSYS", "NIC0\tPIX\tNODE\tSYS\t X \tSYS\tSYS"), 5, 27,
+			"more cells"},
 		"a column is missing": {replace("\tNIC1\tCPU", "\tCPU"), 2, 23, "more cells"},
 		"a cell of nonsense":  {replace("\tPXB\t32", "\tPX\t32"), 4, 22, `"PX" is no path type`},
 		"the halves differ":   {replace("GPU2\tSYS", "GPU2\tPHB"), 4, 6, "line 2, column 15"},
@@ -178,7 +188,8 @@ func TestSMITornMatrixErrorNamesPlace(t *testing.T) {
 			t.Errorf("%s: %v; want an error with a place", name, err)
 			continue
 		}
-		if place.Line != tt.line || place.Column != tt.column || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "torn.txt") {
+		if place.Line != tt.line || place.Column != tt.column || !strings.Contains(err.Error(), tt.want) ||
+			!strings.Contains(err.Error(), "torn.txt") {
 			t.Errorf("%s: %v; want line %d, column %d, and %q", name, err, tt.line, tt.column, tt.want)
 		}
 	}
@@ -225,7 +236,8 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	if _, err := SMI([]byte("no matrix"), "x"); err == nil || !strings.Contains(err.Error(), "names of the GPUs") {
 		t.Errorf("no matrix: %v", err)
 	}
-	if _, err := SMI([]byte("\tGPU1\tGPU01\nGPU1\tX\tSYS\nGPU01\tSYS\tX\n"), "x"); err == nil || !strings.Contains(err.Error(), "one number") {
+	if _, err := SMI([]byte("\tGPU1\tGPU01\nGPU1\tX\tSYS\nGPU01\tSYS\tX\n"), "x"); err == nil ||
+		!strings.Contains(err.Error(), "one number") {
 		t.Errorf("a number twice: %v", err)
 	}
 }
@@ -268,7 +280,8 @@ func TestMatricesOfRealMachines(t *testing.T) {
 }
 
 func FuzzReadSMI(f *testing.F) {
-	topotest.AddSeeds(f, "smi-*.txt", topotest.SMIMatrix+topotest.SMILegend, strings.ReplaceAll(topotest.SMIMatrix, "\n", "\r\n"),
+	topotest.AddSeeds(f, "smi-*.txt", topotest.SMIMatrix+topotest.SMILegend,
+		strings.ReplaceAll(topotest.SMIMatrix, "\n", "\r\n"),
 		" \x1b[4mGPU0 mlx5_0\x1b[0m CPU Affinity\nGPU0 X PIX 0-1\nmlx5_0 PIX X",
 		"\tGPU4095\tGPU4096\tNUMA Affinity\nGPU4095\t X \tSYS\t65536\nGPU4096\tSYS\t X \t1\n")
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -119,7 +119,8 @@ func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(e
 // refused reports whether a file exists and is readable, but the device or the driver failed to
 // answer.
 func refused(err error) bool {
-	for _, known := range []error{syscall.EINVAL, syscall.EIO, syscall.ENXIO, syscall.ETIMEDOUT, syscall.EAGAIN, syscall.EBUSY, syscall.EOPNOTSUPP} {
+	for _, known := range []error{syscall.EINVAL, syscall.EIO, syscall.ENXIO, syscall.ETIMEDOUT, syscall.EAGAIN,
+		syscall.EBUSY, syscall.EOPNOTSUPP} {
 		if errors.Is(err, known) {
 			return true
 		}
@@ -210,7 +211,8 @@ func (s *sysfs) processor() (topo.CPU, error) {
 	case c.Vendor == "":
 		c.Arch = "arm64"
 	}
-	c.Family, _ = strconv.Atoi(info["cpu family"]) // missing on architectures other than x86; the table needs the family only for x86
+	// missing on architectures other than x86; the table needs the family only for x86
+	c.Family, _ = strconv.Atoi(info["cpu family"])
 	c.Model, _ = strconv.Atoi(info["model"])
 	c.Socket = bandwidths.Socket(c.Arch, c.Vendor, c.Family, c.Model)
 	return c, nil
@@ -513,7 +515,8 @@ func (s *sysfs) placeIn(hostBridge string, devices []string, numa int) (topo.Pla
 	if err != nil {
 		return topo.Place{}, err
 	}
-	s.host.Switches = append(s.host.Switches, topo.Switch{BusID: p.Switch, NUMA: numa, Place: above, Device: identity, Peers: peers})
+	s.host.Switches = append(s.host.Switches, topo.Switch{BusID: p.Switch, NUMA: numa, Place: above, Device: identity,
+		Peers: peers})
 	return p, nil
 }
 

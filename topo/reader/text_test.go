@@ -15,14 +15,18 @@ func TestInputControlCharacterFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ name, text, want string }{
-		{"the name of a NIC", topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:02:00.0", "mlx5&#x9b;2J"))), "NICs[0].Name"},
-		{"a second line", topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:02:00.0", "mlx5&#xa;Note: all is well"))), "NICs[0].Name"},
-		{"a maker of processors", strings.Replace(topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:02:00.0", "mlx5_0"))), "GenuineIntel", "Genuine&#x7f;Intel", 1), "CPUs[0].Vendor"},
+		{"the name of a NIC", topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:02:00.0", "mlx5&#x9b;2J"))),
+			"NICs[0].Name"},
+		{"a second line", topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:02:00.0", "mlx5&#xa;Note: all is well"))),
+			"NICs[0].Name"},
+		{"a maker of processors", strings.Replace(topotest.System(topotest.CPUXML(0,
+			topotest.NetXML("0000:02:00.0", "mlx5_0"))), "GenuineIntel", "Genuine&#x7f;Intel", 1), "CPUs[0].Vendor"},
 		{"none", topotest.System(topotest.CPUXML(0, topotest.NetXML("0000:02:00.0", "网卡 0"))), ""},
 		{"a name of hwloc", strings.ReplaceAll(string(hwloc), "mlx5_0", "mlx5_&#x9;0"), "NICs[1].Name"},
 	} {
 		_, err := Input("file", []byte(tt.text))
-		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want) || strings.ContainsAny(err.Error(), "\x1b\n\x7f\u009b")) {
+		if tt.want == "" && err != nil || tt.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), tt.want) || strings.ContainsAny(err.Error(), "\x1b\n\x7f\u009b")) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}

@@ -161,7 +161,8 @@ func (s *sysfs) product(device string, id topo.PCIIdentity) (product, error) {
 	case errors.Is(err, fs.ErrPermission):
 		if !s.noVPD {
 			s.noVPD = true
-			s.host.Note("only root can read vital product data (%s): whether NICs are management bridges of NVSwitches, and which Data Direct functions belong to them, is unknown", s.path("bus/pci/devices", device, "vpd"))
+			s.host.Note("only root can read vital product data (%s): whether NICs are management bridges of NVSwitches, and "+
+				"which Data Direct functions belong to them, is unknown", s.path("bus/pci/devices", device, "vpd"))
 		}
 		return product{}, nil
 	case refused(err):
@@ -206,7 +207,8 @@ func (s *sysfs) findDataDirect(cards map[string]string) error {
 		switch driver := s.driver(name); {
 		case p.card == "":
 		case !strings.HasPrefix(driver, "mlx5"): // mlx5_ib, or mlx5_dd of older drivers
-			s.host.Note("Data Direct function %s has %s and is not used: NICs reach GPUs by their own functions; Linux's mlx5_ib binds it from 6.12 on", name, driverWords(driver))
+			s.host.Note("Data Direct function %s has %s and is not used: NICs reach GPUs by their own functions; Linux's "+
+				"mlx5_ib binds it from 6.12 on", name, driverWords(driver))
 		default:
 			functions[p.card] = name
 		}

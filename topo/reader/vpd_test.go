@@ -117,7 +117,8 @@ func TestManagementBridgeHasReason(t *testing.T) {
 	topotest.Device(files, port+"/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor)
 	for i, words := range []string{"MODL=CX7", "MODL=CX7:SMDL=SW_MNG"} {
 		at := []string{"pci0000:00/0000:00:02.0", "pci0000:00/0000:00:03.0"}[i]
-		topotest.Device(files, at, "class=0x020700", "vendor=0x15b3", "device=0x1021", "max_link_width=2", "vpd="+topotest.VPD("VA=MLX:"+words))
+		topotest.Device(files, at, "class=0x020700", "vendor=0x15b3", "device=0x1021", "max_link_width=2", "vpd="+
+			topotest.VPD("VA=MLX:"+words))
 		topotest.RDMADevice(files, at, []string{"mlx5_0", "mlx5_1"}[i], "state=4: ACTIVE", "rate=400 Gb/sec (4X NDR)")
 	}
 	o := topotest.Tree(t, files)
@@ -135,7 +136,8 @@ func TestManagementBridgeHasReason(t *testing.T) {
 	if err != nil || len(p.Lanes[0].NICs) != 1 || p.Lanes[0].NICs[0] != "mlx5_0" {
 		t.Errorf("the lane is %+v, %v", p.Lanes, err)
 	}
-	if _, err := planner.Make(h, planner.Config{Lanes: []planner.Assignment{{GPU: "0", NICs: []string{"mlx5_1"}}}}); err == nil || !strings.Contains(err.Error(), "management bridge") {
+	if _, err := planner.Make(h, planner.Config{Lanes: []planner.Assignment{{GPU: "0",
+		NICs: []string{"mlx5_1"}}}}); err == nil || !strings.Contains(err.Error(), "management bridge") {
 		t.Errorf("a lane over a bridge, by configuration: %v", err)
 	}
 	sameHost(t, o)
@@ -144,7 +146,9 @@ func TestManagementBridgeHasReason(t *testing.T) {
 func TestNCCLXMLNarrowLinkAddsBridgeNote(t *testing.T) {
 	file := func(width, device string) string {
 		return `<system version="1"><cpu numaid="0"><pci busid="0000:01:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="100" rank="0" gdr="1"/></pci>` +
-			`<pci busid="0000:02:00.0" class="0x020700" vendor="0x15b3" device="` + device + `" subsystem_vendor="0x15b3" subsystem_device="0x0041" link_speed="32.0 GT/s PCIe" link_width="` + width + `"><nic><net name="mlx5_4" dev="0" speed="400000" port="1" guid="0x1" gdr="1"/></nic></pci></cpu></system>`
+			`<pci busid="0000:02:00.0" class="0x020700" vendor="0x15b3" device="` +
+			device + `" subsystem_vendor="0x15b3" subsystem_device="0x0041" link_speed="32.0 GT/s PCIe" link_width="` +
+			width + `"><nic><net name="mlx5_4" dev="0" speed="400000" port="1" guid="0x1" gdr="1"/></nic></pci></cpu></system>`
 	}
 	for _, c := range []struct {
 		width, device string
@@ -154,7 +158,8 @@ func TestNCCLXMLNarrowLinkAddsBridgeNote(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Contains(strings.Join(h.Notes, "\n"), "mlx5_4 may be a management bridge"); got != c.want || h.NICs[0].Reason != "" {
+		if got := strings.Contains(strings.Join(h.Notes, "\n"), "mlx5_4 may be a management bridge"); got != c.want ||
+			h.NICs[0].Reason != "" {
 			t.Errorf("%s lanes, device %s: suspected %v, reason %q, notes %q", c.width, c.device, got, h.NICs[0].Reason, h.Notes)
 		}
 	}

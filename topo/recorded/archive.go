@@ -80,7 +80,8 @@ func (a archive) addDirectory(dir string) error {
 // addFile adds a file to a directory.
 func (a archive) addFile(dir, name string, data []byte) error {
 	if !isText(data) && len(data) > maxBytes {
-		return fmt.Errorf("%s in %s has %d bytes that are no text, and an archive holds %d at most", name, dir, len(data), maxBytes)
+		return fmt.Errorf("%s in %s has %d bytes that are no text, and an archive holds %d at most", name, dir, len(data),
+			maxBytes)
 	}
 	return a.add(dir, name, entry{kind: file, data: data})
 }
@@ -315,7 +316,8 @@ func (p *parser) row(offset, text string) error {
 	}
 	at, err := strconv.ParseUint(offset, 16, 32)
 	if err != nil || at > maxBytes || int(at) < len(f.data) {
-		return fmt.Errorf("%s of %d bytes goes on at %s, hexadecimal: offsets rise, up to %#x", f.name, len(f.data), offset, maxBytes)
+		return fmt.Errorf("%s of %d bytes goes on at %s, hexadecimal: offsets rise, up to %#x", f.name, len(f.data), offset,
+			maxBytes)
 	}
 	f.rows = true
 	f.data = append(f.data, make([]byte, int(at)-len(f.data))...)
@@ -325,7 +327,8 @@ func (p *parser) row(offset, text string) error {
 	}
 	row, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	if err != nil || at%rowBytes != 0 || len(row) > rowBytes || len(f.data)+len(row) > maxBytes {
-		return fmt.Errorf("%s at %s: %q is no row of up to %d bytes that begins at a multiple of that", f.name, offset, text, rowBytes)
+		return fmt.Errorf("%s at %s: %q is no row of up to %d bytes that begins at a multiple of that", f.name, offset, text,
+			rowBytes)
 	}
 	f.data = append(f.data, row...)
 	return nil

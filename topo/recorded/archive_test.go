@@ -58,17 +58,20 @@ func TestFilesKeepEveryByte(t *testing.T) {
 			"    x = a -> b = c:\n"},
 		"lines": {[]byte("| a\n\n # b\n\tc\n"),
 			"    x:\n        | | a\n        |\n        |  # b\n        | \tc\n"},
-		"an empty line":      {[]byte("\n"), "    x:\n        |\n"},
-		"nothing":            {nil, "    x:\n"},
-		"no end of line":     {[]byte("one"), "    x:\n        x 0000 6f 6e 65\n        x 0003\n"},
-		"a carriage return":  {[]byte("\r\n"), "    x:\n        x 0000 0d 0a\n        x 0002\n"},
-		"no UTF-8":           {[]byte("\xff\n"), "    x:\n        x 0000 ff 0a\n        x 0002\n"},
-		"a whole row":        {row[:15:15], "    x:\n        x 0000 30 31 32 33 34 35 36 37 38 39 61 62 63 64 65\n        x 000f\n"},
-		"one zero":           {zeros[:1], "    x:\n        x 0001\n"},
-		"a page of zeros":    {zeros, "    x:\n        x 1000\n"},
-		"a row after zeros":  {append(bytes.Clone(zeros[:32]), 1, 0), "    x:\n        x 0020 01 00\n        x 0022\n"},
-		"zeros after a row":  {append(append([]byte{}, row...), zeros[:20]...), "    x:\n        x 0000 30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66\n        x 0024\n"},
-		"text beyond a page": {append(bytes.Repeat([]byte("a"), 2*maxBytes), '\n'), "    x = " + strings.Repeat("a", 2*maxBytes) + "\n"},
+		"an empty line":     {[]byte("\n"), "    x:\n        |\n"},
+		"nothing":           {nil, "    x:\n"},
+		"no end of line":    {[]byte("one"), "    x:\n        x 0000 6f 6e 65\n        x 0003\n"},
+		"a carriage return": {[]byte("\r\n"), "    x:\n        x 0000 0d 0a\n        x 0002\n"},
+		"no UTF-8":          {[]byte("\xff\n"), "    x:\n        x 0000 ff 0a\n        x 0002\n"},
+		"a whole row": {row[:15:15], "    x:\n        x 0000 30 31 32 33 34 35 36 37 38 39 61 62 63 64 65\n        " +
+			"x 000f\n"},
+		"one zero":          {zeros[:1], "    x:\n        x 0001\n"},
+		"a page of zeros":   {zeros, "    x:\n        x 1000\n"},
+		"a row after zeros": {append(bytes.Clone(zeros[:32]), 1, 0), "    x:\n        x 0020 01 00\n        x 0022\n"},
+		"zeros after a row": {append(append([]byte{}, row...), zeros[:20]...),
+			"    x:\n        x 0000 30 31 32 33 34 35 36 37 38 39 61 62 63 64 65 66\n        x 0024\n"},
+		"text beyond a page": {append(bytes.Repeat([]byte("a"), 2*maxBytes), '\n'), "    x = " +
+			strings.Repeat("a", 2*maxBytes) + "\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := archive{}
@@ -139,7 +142,8 @@ a.b/
 }
 
 func TestHandwrittenArchiveIsRead(t *testing.T) {
-	a, err := parse("# a comment\nd/\n\n  # and another\n\tx = 1\n  y:\n    | 2\n    # between\n  z:\n    x 10 0a0b\n    x 20\nd/e/\nd/\n  x.y -> e\n")
+	a, err := parse("# a comment\nd/\n\n  # and another\n\tx = 1\n  y:\n    | 2\n    # between\n  z:\n    x 10 0a0b\n  " +
+		"  x 20\nd/e/\nd/\n  x.y -> e\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +312,8 @@ func TestUnpackReplacesNothing(t *testing.T) {
 
 func FuzzUnpack(f *testing.F) {
 	f.Add(host)
-	f.Add("sys/\n    a = 1\n    b -> ../proc\n    c:\n        | 1\n        |\n    d:\n        x 0010 01 02\n        x 1000\nproc/\n")
+	f.Add("sys/\n    a = 1\n    b -> ../proc\n    c:\n        | 1\n        |\n    d:\n        x 0010 01 02\n        x " +
+		"1000\nproc/\n")
 	f.Add("sys/b/\n    a -> ../..\n    c -> a/sys\nsys/b/a/\n    d = 1\n")
 	f.Add("../elsewhere/\n    x -> /\n")
 	f.Fuzz(func(t *testing.T, text string) {

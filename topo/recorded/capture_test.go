@@ -177,7 +177,8 @@ sys/module/mlx5_core/
 func TestCaptureTakesFilesOfHeader(t *testing.T) {
 	got, err := captured(t, taken+left, func(dir string) {
 		// Capture also skips lines that change continuously.
-		cpuinfo := "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu MHz\t\t: 2400.1\nflags\t\t: fpu vme\npower management:\n\n" +
+		cpuinfo := "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu MHz\t\t: 2400.1\nflags\t\t: fpu vme\npower " +
+			"management:\n\n" +
 			"processor\t: 1\nvendor_id\t: AuthenticAMD\ncpu MHz\t\t: 3100.9\n\n\nbogus : 1\n\n"
 		if err := os.WriteFile(filepath.Join(dir, "proc", "cpuinfo"), []byte(cpuinfo), 0o644); err != nil {
 			t.Fatal(err)
@@ -234,7 +235,8 @@ func TestCaptureFailureNamesCause(t *testing.T) {
 				if err := os.MkdirAll(filepath.Join(dir, "sys/class/infiniband"), 0o755); err != nil {
 					t.Fatal(err)
 				}
-				if err := os.Symlink("../../devices/pci0000:10/0000:10:01.0/infiniband/a", filepath.Join(dir, "sys/class/infiniband", "a = b")); err != nil {
+				if err := os.Symlink("../../devices/pci0000:10/0000:10:01.0/infiniband/a",
+					filepath.Join(dir, "sys/class/infiniband", "a = b")); err != nil {
 					t.Fatal(err)
 				}
 			},

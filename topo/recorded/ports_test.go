@@ -44,7 +44,8 @@ func TestPortsOfTheRecordedHostAreInferredAsTheyAre(t *testing.T) {
 			t.Errorf("%+v is incomplete", p)
 		}
 	}
-	if diff := cmp.Diff(map[string]int{topo.PortRoot: 4, topo.PortUpstream: 4, topo.PortDownstream: 10, topo.PortEndpoint: 10}, types); diff != "" {
+	if diff := cmp.Diff(map[string]int{topo.PortRoot: 4, topo.PortUpstream: 4, topo.PortDownstream: 10,
+		topo.PortEndpoint: 10}, types); diff != "" {
 		t.Errorf("types (-want +got):\n%s", diff)
 	}
 

@@ -35,7 +35,8 @@ func TestRecordedHostHasEightGPUsAndTwoNICs(t *testing.T) {
 	uuids := map[string]bool{}
 	for i, g := range h.GPUs {
 		uuids[g.UUID] = true
-		if g.Index != i || g.Minor != i || len(g.UUID) != len("GPU-00000000-0000-0000-0000-000000000000") || g.Name != "NVIDIA H100 80GB HBM3" {
+		if g.Index != i || g.Minor != i || len(g.UUID) != len("GPU-00000000-0000-0000-0000-000000000000") ||
+			g.Name != "NVIDIA H100 80GB HBM3" {
 			t.Errorf("GPU %d reads %+v", i, g)
 		}
 	}
@@ -43,10 +44,14 @@ func TestRecordedHostHasEightGPUsAndTwoNICs(t *testing.T) {
 		t.Errorf("%d different UUIDs", len(uuids))
 	}
 	want := topo.NIC{
-		Name: "mlx5_1", BusID: "0000:9c:00.0", Driver: "mlx5_core", Uverbs: "uverbs1", GUID: "5054:00ff:fe70:0101", SystemGUID: "5054:00ff:fe70:0101", NUMA: 1,
-		Place: topo.Place{HostBridge: "pci0000:97", Switch: "0000:98:00.0", Link: 48, LinkSpeed: "32.0 GT/s PCIe", LinkWidth: 16, LinkNow: 48},
-		Ports: []topo.Port{{Number: 1, State: "ACTIVE", PhysicalState: "LinkUp", LinkLayer: "Ethernet", RateGbps: 400}}, Protocol: "RoCE",
-		Device: topo.PCIIdentity{Class: "0x020000", Vendor: "0x15b3", Device: "0x1021", SubsystemVendor: "0x15b3", SubsystemDevice: "0x0041"},
+		Name: "mlx5_1", BusID: "0000:9c:00.0", Driver: "mlx5_core", Uverbs: "uverbs1", GUID: "5054:00ff:fe70:0101",
+		SystemGUID: "5054:00ff:fe70:0101", NUMA: 1,
+		Place: topo.Place{HostBridge: "pci0000:97", Switch: "0000:98:00.0", Link: 48, LinkSpeed: "32.0 GT/s PCIe",
+			LinkWidth: 16, LinkNow: 48},
+		Ports:    []topo.Port{{Number: 1, State: "ACTIVE", PhysicalState: "LinkUp", LinkLayer: "Ethernet", RateGbps: 400}},
+		Protocol: "RoCE",
+		Device: topo.PCIIdentity{Class: "0x020000", Vendor: "0x15b3", Device: "0x1021", SubsystemVendor: "0x15b3",
+			SubsystemDevice: "0x0041"},
 	}
 	if diff := cmp.Diff(want, h.NICs[1]); diff != "" {
 		t.Error(diff)

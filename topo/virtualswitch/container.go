@@ -33,7 +33,8 @@ func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 		}
 		names[fmt.Sprintf("peerlane_%d", g.Index)] = true
 		// Omit the host's index: NVML numbers the GPUs of the container.
-		own = append(own, topo.GPU{Host: g.Host, Vendor: g.Vendor, BusID: g.BusID, NUMA: g.NUMA, Place: g.Place, Device: g.Device})
+		own = append(own, topo.GPU{Host: g.Host, Vendor: g.Vendor, BusID: g.BusID, NUMA: g.NUMA, Place: g.Place,
+			Device: g.Device})
 	}
 	if len(own) == 0 {
 		return nil, fmt.Errorf("of the GPUs %v the plan has none", gpus)

@@ -29,7 +29,8 @@ func TestContainerXMLHasOwnGPUsLanesAndSwitches(t *testing.T) {
 	}
 	for _, c := range []struct{ gpus, nics, switches []string }{
 		{[]string{"0000:82:00.0"}, []string{"peerlane_2"}, []string{"0000:81:00.0", "ffff:ff:04.0"}},
-		{[]string{"0000:02:00.0", "0000:04:00.0"}, []string{"peerlane_0", "peerlane_1"}, []string{"ffff:ff:01.0", "ffff:ff:02.0", "ffff:ff:03.0"}},
+		{[]string{"0000:02:00.0", "0000:04:00.0"}, []string{"peerlane_0", "peerlane_1"},
+			[]string{"ffff:ff:01.0", "ffff:ff:02.0", "ffff:ff:03.0"}},
 		{[]string{"0000:05:00.0"}, nil, []string{"ffff:ff:01.0"}}, // which has no lane
 	} {
 		text, err := ContainerXML(p, c.gpus, false)
@@ -68,7 +69,8 @@ func TestContainerXMLHasOwnGPUsLanesAndSwitches(t *testing.T) {
 		t.Errorf("of a GPU that is not there: %s", text)
 	}
 	p.CPUs = nil
-	if text, err := ContainerXML(p, []string{"0000:82:00.0"}, false); err == nil || !strings.Contains(err.Error(), "peerlane cdi refresh") {
+	if text, err := ContainerXML(p, []string{"0000:82:00.0"}, false); err == nil ||
+		!strings.Contains(err.Error(), "peerlane cdi refresh") {
 		t.Errorf("of a plan of an earlier release: %v: %s", err, text)
 	}
 }

@@ -36,7 +36,8 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 	told.GPUs, told.Switches, told.NICs = slices.Clone(told.GPUs), slices.Clone(told.Switches), nil
 	told.Notes = []string{"The virtual switch of Peerlane: peerlane_N stands for the physical NIC of GPU N's lane."}
 	if local {
-		told.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other containers of this host."}
+		told.Notes = []string{"The virtual switch of Peerlane: peerlane_N is the lane of GPU N to the other containers of " +
+			"this host."}
 	}
 	for i := range told.Switches {
 		// For a missing value NCCL asks the host. The answers of ranks differ, and NCCL then
@@ -58,7 +59,8 @@ func newSwitch(h *topo.Host, p *planner.Plan, local bool) (*topo.Host, error) {
 		if !ok {
 			return nil, fmt.Errorf("a virtual NIC for GPU %s: all addresses of PCI domain ffff are taken", gpu.BusID)
 		}
-		bridge := topo.Switch{Host: gpu.Host, BusID: bridgeAt, NUMA: gpu.NUMA, Place: gpu.Place, Device: topo.PCIIdentity{Class: ncclxml.ClassBridge}}
+		bridge := topo.Switch{Host: gpu.Host, BusID: bridgeAt, NUMA: gpu.NUMA, Place: gpu.Place,
+			Device: topo.PCIIdentity{Class: ncclxml.ClassBridge}}
 		completeWithZero(&bridge.Device)
 		told.Switches = append(told.Switches, bridge)
 		gpu.Switch = bridgeAt

@@ -200,7 +200,8 @@ func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
 		if !strings.Contains(line, `class="0x060400"`) {
 			continue
 		}
-		for _, attribute := range []string{"vendor", "device", "subsystem_vendor", "subsystem_device", "link_speed", "link_width"} {
+		for _, attribute := range []string{"vendor", "device", "subsystem_vendor", "subsystem_device", "link_speed",
+			"link_width"} {
 			if !strings.Contains(line, " "+attribute+`="`) {
 				t.Errorf("no %s in %s", attribute, line)
 			}
@@ -209,7 +210,8 @@ func TestVirtualSwitchLeavesNothingToAskOfSwitches(t *testing.T) {
 }
 
 func TestVirtualNICOfAnEmulatedOne(t *testing.T) {
-	v, text := virtual(t, fourGPUs(t), planner.Config{Lanes: []planner.Assignment{{GPU: "2", Servers: []string{"0"}, NICs: []string{"emulated0"}}}})
+	v, text := virtual(t, fourGPUs(t), planner.Config{Lanes: []planner.Assignment{{GPU: "2", Servers: []string{"0"},
+		NICs: []string{"emulated0"}}}})
 	if n := v.NICs[2]; n.Name != "peerlane_2" || n.GUID != "" || n.RateGbps() != 0 || n.Link != 48 {
 		t.Errorf("%+v; want the GPU's link: the physical NIC is unknown", n)
 	}

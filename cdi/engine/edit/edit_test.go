@@ -21,35 +21,51 @@ func TestSetChangesOneKey(t *testing.T) {
 		after        string
 	}{
 		{"nothing", "", TOML, Key{Path: cri, Value: true}, "[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"},
-		{"a value, and its comment", "[plugins.'io.containerd.grpc.v1.cri']\n\tenable_cdi=false # why\n", TOML, Key{Path: cri, Value: true},
+		{"a value, and its comment", "[plugins.'io.containerd.grpc.v1.cri']\n\tenable_cdi=false # why\n", TOML,
+			Key{Path: cri, Value: true},
 			"[plugins.'io.containerd.grpc.v1.cri']\n\tenable_cdi=true # why\n"},
-		{"a table, and what follows it", "# mine\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    sandbox = \"x\" # y\n  [plugins.other]\n    a = 1\n", TOML, Key{Path: cri, Value: true},
-			"# mine\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    sandbox = \"x\" # y\n    enable_cdi = true\n  [plugins.other]\n    a = 1\n"},
-		{"a table below a table", "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\na = 1", TOML, Key{Path: cri, Value: true},
-			"[plugins.\"io.containerd.grpc.v1.cri\".containerd]\na = 1\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"},
+		{"a table, and what follows it", "# mine\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    sandbox = " +
+			"\"x\" # y\n  [plugins.other]\n    a = 1\n", TOML, Key{Path: cri, Value: true},
+			"# mine\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    sandbox = \"x\" # y\n    enable_cdi = true\n  " +
+				"[plugins.other]\n    a = 1\n"},
+		{"a table below a table", "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\na = 1", TOML,
+			Key{Path: cri, Value: true},
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd]\na = " +
+				"1\n\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = true\n"},
 		{"dotted keys", "[plugins]\n\"io.containerd.grpc.v1.cri\".sandbox = \"x\"\n[z]\n", TOML, Key{Path: cri, Value: true},
 			"[plugins]\n\"io.containerd.grpc.v1.cri\".sandbox = \"x\"\n\"io.containerd.grpc.v1.cri\".enable_cdi = true\n[z]\n"},
-		{"a key of no table", "# head\n\n[a]\nb = 1\n", TOML, Key{Path: []string{"version"}, Value: int64(2)}, "# head\n\nversion = 2\n[a]\nb = 1\n"},
-		{"a list over lines", "[a]\nl = [ # one\n  \"x\", # ]\n  '''\n]''',\n] # end\nm = 1\n", TOML, Key{Path: []string{"a", "l"}, Value: []string{"x", "y\\\"\x01"}},
+		{"a key of no table", "# head\n\n[a]\nb = 1\n", TOML, Key{Path: []string{"version"}, Value: int64(2)},
+			"# head\n\nversion = 2\n[a]\nb = 1\n"},
+		{"a list over lines", "[a]\nl = [ # one\n  \"x\", # ]\n  '''\n]''',\n] # end\nm = 1\n", TOML,
+			Key{Path: []string{"a", "l"}, Value: []string{"x", "y\\\"\x01"}},
 			"[a]\nl = [\"x\", \"y\\\\\\\"\\u0001\"] # end\nm = 1\n"},
-		{"Windows' ends of lines", "[a]\r\nb = 1\r\n", TOML, Key{Path: []string{"a", "c"}, Value: "d"}, "[a]\r\nb = 1\r\nc = \"d\"\r\n"},
-		{"take a key", "[a]\nb = 1\n# of c\nc = 2 # c\n\n[d]\n", TOML, Key{Path: []string{"a", "c"}}, "[a]\nb = 1\n# of c\n\n[d]\n"},
+		{"Windows' ends of lines", "[a]\r\nb = 1\r\n", TOML, Key{Path: []string{"a", "c"}, Value: "d"},
+			"[a]\r\nb = 1\r\nc = \"d\"\r\n"},
+		{"take a key", "[a]\nb = 1\n# of c\nc = 2 # c\n\n[d]\n", TOML, Key{Path: []string{"a", "c"}},
+			"[a]\nb = 1\n# of c\n\n[d]\n"},
 		{"take a table", "[a]\nb = 1\n\n[d.e]\nf = 1\n", TOML, Key{Path: []string{"d", "e", "f"}}, "[a]\nb = 1\n"},
-		{"leave a table", "[a]\nb = 1\n\n[d.e]\nf = 1\n", TOML, Key{Path: []string{"d", "e", "f"}, Keep: 2}, "[a]\nb = 1\n\n[d.e]\n"},
+		{"leave a table", "[a]\nb = 1\n\n[d.e]\nf = 1\n", TOML, Key{Path: []string{"d", "e", "f"}, Keep: 2},
+			"[a]\nb = 1\n\n[d.e]\n"},
 		{"take what is not there", "[a]\nb = 1\n", TOML, Key{Path: []string{"x", "y"}}, "[a]\nb = 1\n"},
 
 		{"nothing", "", JSON, Key{Path: cdi, Value: true}, "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
 		{"an empty object", "{}\n", JSON, Key{Path: cdi, Value: true}, "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
 		{"lines", "{\n    \"debug\": true,\n    \"labels\": [\n        \"a\"\n    ]\n}", JSON, Key{Path: cdi, Value: true},
-			"{\n    \"debug\": true,\n    \"labels\": [\n        \"a\"\n    ],\n    \"features\": {\n        \"cdi\": true\n    }\n}"},
+			"{\n    \"debug\": true,\n    \"labels\": [\n        \"a\"\n    ],\n    \"features\": {\n        \"cdi\": true\n " +
+				"   }\n}"},
 		{"one line", `{"debug": true}`, JSON, Key{Path: cdi, Value: true}, `{"debug": true,"features": {"cdi":true}}`},
-		{"a value", `{"features": {"cdi": false, "x": 1e3}}`, JSON, Key{Path: cdi, Value: true}, `{"features": {"cdi": true, "x": 1e3}}`},
+		{"a value", `{"features": {"cdi": false, "x": 1e3}}`, JSON, Key{Path: cdi, Value: true},
+			`{"features": {"cdi": true, "x": 1e3}}`},
 		{"an object", "{\n\t\"features\": {\n\t\t\"x\": \"}\\\"{\"\n\t},\n\t\"z\": 1\n}\n", JSON, Key{Path: cdi, Value: true},
 			"{\n\t\"features\": {\n\t\t\"x\": \"}\\\"{\",\n\t\t\"cdi\": true\n\t},\n\t\"z\": 1\n}\n"},
-		{"an object with nothing in it", "{\n  \"features\": {}\n}\n", JSON, Key{Path: cdi, Value: true}, "{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
-		{"a list", `{}`, JSON, Key{Path: []string{"l"}, Value: []string{"a", "b"}}, "{\n  \"l\": [\n    \"a\",\n    \"b\"\n  ]\n}"},
-		{"take the first", "{\n  \"features\": {\n    \"cdi\": true\n  },\n  \"z\": 1\n}\n", JSON, Key{Path: cdi}, "{\n  \"z\": 1\n}\n"},
-		{"take the last", "{\n  \"z\": 1,\n  \"features\": {\n    \"cdi\": true\n  }\n}\n", JSON, Key{Path: cdi}, "{\n  \"z\": 1\n}\n"},
+		{"an object with nothing in it", "{\n  \"features\": {}\n}\n", JSON, Key{Path: cdi, Value: true},
+			"{\n  \"features\": {\n    \"cdi\": true\n  }\n}\n"},
+		{"a list", `{}`, JSON, Key{Path: []string{"l"}, Value: []string{"a", "b"}},
+			"{\n  \"l\": [\n    \"a\",\n    \"b\"\n  ]\n}"},
+		{"take the first", "{\n  \"features\": {\n    \"cdi\": true\n  },\n  \"z\": 1\n}\n", JSON, Key{Path: cdi},
+			"{\n  \"z\": 1\n}\n"},
+		{"take the last", "{\n  \"z\": 1,\n  \"features\": {\n    \"cdi\": true\n  }\n}\n", JSON, Key{Path: cdi},
+			"{\n  \"z\": 1\n}\n"},
 		{"leave an object", "{\"features\": {\"cdi\": true}}", JSON, Key{Path: cdi, Keep: 1}, "{\"features\": {}}"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -166,7 +182,8 @@ func FuzzTOML(f *testing.F) {
 }
 
 func FuzzJSON(f *testing.F) {
-	for _, text := range []string{"", "{}", "{ }\n", "{\"a\": {\"b\": [1, {}]}}", "{\n\t\"a\": 1\n}", "{\"a\":1,\"a\":{}}"} {
+	for _, text := range []string{"", "{}", "{ }\n", "{\"a\": {\"b\": [1, {}]}}", "{\n\t\"a\": 1\n}",
+		"{\"a\":1,\"a\":{}}"} {
 		f.Add([]byte(text), "a", "b", uint8(0))
 		f.Add([]byte(text), "features", "cdi", uint8(2))
 	}

@@ -87,6 +87,7 @@ func tables() []table {
 		{"copy", "a relay's copies, client to slot and slot to client, beside raw peer copies", (*run).copies, true},
 		{"latency", "8 bytes: a relay's copy, hand-off by timelines, rings", (*run).latency, false},
 		{"routes", "whole routes from client to client, by size and depth", (*run).routes, false},
+		{tableRDMA, "route staged over emulated NICs (loop) and over software RDMA devices (verbs)", (*run).rdma, true},
 		{"bounce", "whole routes beside the best bounce through host memory", (*run).bounce, false},
 		{"client-copy", "clients that copy to the slots themselves and hand over", (*run).clientCopy, true},
 		{"busy", "a relay's copies while other processes' kernels keep GPUs busy", (*run).busy, true},
@@ -134,7 +135,8 @@ func (o Options) Check() error {
 		}
 	}
 	for flag, twice := range map[string]bool{
-		"table": repeats(o.Tables), "busy": repeats(o.Busy), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes), "depths": repeats(o.Depths), "pace": repeats(o.Pace),
+		"table": repeats(o.Tables), "busy": repeats(o.Busy), "routes": repeats(o.Routes), "sizes": repeats(o.Sizes),
+		"depths": repeats(o.Depths), "pace": repeats(o.Pace),
 	} {
 		if twice {
 			return fmt.Errorf("--%s names something twice", flag)
@@ -253,7 +255,8 @@ func begin(ctx context.Context, o Options) (r *run, end func() error, err error)
 	r.lanes = r.host.Lanes
 	r.report = &Report{
 		Version: version, Date: time.Now().UTC().Truncate(time.Second), Release: o.Release, Command: o.Command,
-		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{}, Seconds: map[string]float64{},
+		Host: r.host.Words, Simulated: r.host.Simulated, Rows: []Row{}, Baselines: []Baseline{},
+		Seconds: map[string]float64{},
 	}
 	for _, g := range r.host.Topology.GPUs {
 		r.report.GPUs = append(r.report.GPUs, g.Name)
@@ -277,7 +280,8 @@ func (r *run) chooseRoutes() error {
 	}
 	r.Routes = slices.DeleteFunc(slices.Clone(r.Routes), func(route string) bool { return route == staged })
 	if len(r.Routes) == 0 {
-		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, or --gpus simulated")
+		return errors.New("route staged needs a second GPU to stage on; this host has 1 GPU: use --routes direct, or " +
+			"--gpus simulated")
 	}
 	return nil
 }
@@ -420,7 +424,8 @@ func (r *run) stage(route string, lanes []planner.Assignment, pace float64) (*st
 
 // stageWith is stage with further changes of the configuration. Emulated NICs have the named GPUs
 // beside them; without names, the GPUs that serve the lanes.
-func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64, beside map[string][]string, change func(*config.Config)) (*stage, error) {
+func (r *run) stageWith(route string, lanes []planner.Assignment, pace float64, beside map[string][]string,
+	change func(*config.Config)) (*stage, error) {
 	r.host.Pace = pace
 	if err := r.configure(lanes, func(c *config.Config) {
 		c.Relay.Route = route

@@ -21,16 +21,22 @@ import (
 
 func result() *Report {
 	return &Report{
-		Version: version, Date: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Host: "a host", GPUs: []string{"GPU <1>", "GPU <1>"},
+		Version: version, Date: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Host: "a host",
+		GPUs: []string{"GPU <1>", "GPU <1>"},
 		Rows: []Row{
-			{Table: "copy", What: "client to slot", Size: 64 << 10, Depth: 16, Value: 20, Unit: GBs, Baseline: "raw 64 KiB", Asked: least(0.9)},
-			{Table: "copy", What: "client to slot", Size: 1 << 20, Depth: 16, Value: 190, Unit: GBs, Baseline: "raw 1.0 MiB", Asked: least(0.95)},
-			{Table: "latency", What: "a relay's copy", Size: 8, Value: 8, Unit: microseconds, Times: &measure.Times{Count: 9, P50: 8, P90: 9, P99: 10, P999: 11, Max: 12}, Baseline: "local 8 B", Asked: most(1.15)},
+			{Table: "copy", What: "client to slot", Size: 64 << 10, Depth: 16, Value: 20, Unit: GBs, Baseline: "raw 64 KiB",
+				Asked: least(0.9)},
+			{Table: "copy", What: "client to slot", Size: 1 << 20, Depth: 16, Value: 190, Unit: GBs, Baseline: "raw 1.0 MiB",
+				Asked: least(0.95)},
+			{Table: "latency", What: "a relay's copy", Size: 8, Value: 8, Unit: microseconds,
+				Times: &measure.Times{Count: 9, P50: 8, P90: 9, P99: 10, P999: 11, Max: 12}, Baseline: "local 8 B",
+				Asked: most(1.15)},
 			{Table: "uniformity", What: "slowest over fastest", Value: 0.97, Unit: index, Asked: least(0.95)},
 		},
 		Baselines: []Baseline{
 			{Name: "raw 64 KiB", Value: 25, Unit: GBs}, {Name: "raw 1.0 MiB", Value: 200, Unit: GBs},
-			{Name: "local 8 B", Value: 7, Unit: microseconds, Times: &measure.Times{Count: 9, P50: 7, P90: 7, P99: 8, P999: 9, Max: 9}},
+			{Name: "local 8 B", Value: 7, Unit: microseconds,
+				Times: &measure.Times{Count: 9, P50: 7, P90: 7, P99: 8, P999: 9, Max: 9}},
 		},
 	}
 }
@@ -42,8 +48,11 @@ func TestResultWithoutBaselineIsRefused(t *testing.T) {
 		want   string // of the refusal; empty for none
 	}{
 		{"as measured", func(*Report) {}, ""},
-		{"the baseline was not measured", func(r *Report) { r.Baselines = r.Baselines[1:] }, `a ratio to "raw 64 KiB", which this run did not measure`},
-		{"two of one name", func(r *Report) { r.Baselines = append(r.Baselines, Baseline{Name: "raw 64 KiB", Value: 30, Unit: GBs}) }, "twice"},
+		{"the baseline was not measured", func(r *Report) { r.Baselines = r.Baselines[1:] },
+			`a ratio to "raw 64 KiB", which this run did not measure`},
+		{"two of one name", func(r *Report) {
+			r.Baselines = append(r.Baselines, Baseline{Name: "raw 64 KiB", Value: 30, Unit: GBs})
+		}, "twice"},
 		{"of another unit", func(r *Report) { r.Baselines[0].Unit = microseconds }, "in µs"},
 		{"a baseline of nothing", func(r *Report) { r.Baselines[0].Value = 0 }, `"raw 64 KiB" is 0`},
 		{"no rows", func(r *Report) { r.Rows = nil }, "no rows"},
@@ -78,7 +87,8 @@ func TestRatioOfRowReachesBound(t *testing.T) {
 			t.Errorf("row %d: ratio %v (%v), reached %v (%v), want %+v", i, ratio, has, met, known, want)
 		}
 	}
-	if got, want := r.Summary(), "4 rows; 3 of 4 that something is asked of reach it; farthest from it is copy, client to slot 64 KiB (0.80, asked for ≥ 0.9)."; got != want {
+	if got, want := r.Summary(), "4 rows; 3 of 4 that something is asked of reach it; farthest from it is copy, client "+
+		"to slot 64 KiB (0.80, asked for ≥ 0.9)."; got != want {
 		t.Errorf("the summary is %q, want %q", got, want)
 	}
 	r.Simulated = true
@@ -109,15 +119,17 @@ func TestVerdictsNameWorstRow(t *testing.T) {
 	r := result()
 	r.Rows = append(r.Rows,
 		Row{Table: "memory", What: "of a server GPU", State: "GPU 1", Value: 0, Unit: miB, Asked: most(0)},
-		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: miB, Asked: most(0)},
+		Row{Table: "memory", What: "of a GPU that is not the container's", State: "GPU 2", Value: 2, Unit: miB,
+			Asked: most(0)},
 		Row{Table: "routes", What: "container A to container B", Route: staged, Size: 16 << 20, Value: 160, Unit: GBs})
 	r.Missing = []Missing{{"cpu", "at full rate", "no relay"}}
 	for what, want := range map[string]Verdict{
-		copies:         {Reached: "0.8: client to slot, 64 KiB", Verdict: "no, 1 of 2 rows fall short"},
-		local:          {Reached: "1.143: a relay's copy, 8 B", Verdict: "yes"},
-		even:           {Reached: "0.97: slowest over fastest", Verdict: "yes"},
-		cpu:            {Verdict: "not measured: at full rate: no relay"},
-		memory:         {Reached: "2 MiB: of a GPU that is not the container's, GPU 2", Verdict: "no, 1 of 2 rows fall short"},
+		copies: {Reached: "0.8: client to slot, 64 KiB", Verdict: "no, 1 of 2 rows fall short"},
+		local:  {Reached: "1.143: a relay's copy, 8 B", Verdict: "yes"},
+		even:   {Reached: "0.97: slowest over fastest", Verdict: "yes"},
+		cpu:    {Verdict: "not measured: at full rate: no relay"},
+		memory: {Reached: "2 MiB: of a GPU that is not the container's, GPU 2",
+			Verdict: "no, 1 of 2 rows fall short"},
 		"route staged": {Verdict: "reported"},
 		"client copy":  {Verdict: "not measured"},
 	} {
@@ -185,7 +197,8 @@ func TestSharingGivesFourGPUsPerNIC(t *testing.T) {
 			gpus = append(gpus, topo.GPU{BusID: string(rune('a' + i))})
 		}
 		s := mixed(gpus)
-		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes || len(s.beside) != c.nics {
+		if s.nics != c.nics || s.gpus != c.used || len(s.near) != c.near || len(s.lanes) != c.lanes ||
+			len(s.beside) != c.nics {
 			t.Errorf("%d GPUs share as %+v, want %+v", c.gpus, s, c)
 		}
 		for _, n := range s.near {
@@ -219,7 +232,8 @@ func TestPlotOfResultIsWellFormed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []string{"Bandwidth by message", "Ratio to a baseline", "Latency", "p99.9", "64 KiB: 20", "64 KiB: 0.8", "asked for: 0.95", "2 × GPU &lt;1&gt;", "dashed"} {
+	for _, want := range []string{"Bandwidth by message", "Ratio to a baseline", "Latency", "p99.9", "64 KiB: 20",
+		"64 KiB: 0.8", "asked for: 0.95", "2 × GPU &lt;1&gt;", "dashed"} {
 		if !bytes.Contains(svg, []byte(want)) {
 			t.Errorf("the plot has no %q", want)
 		}

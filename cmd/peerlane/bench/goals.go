@@ -3,6 +3,8 @@ package bench
 import (
 	"fmt"
 	"strings"
+
+	"github.com/peerlane/peerlane/relay/launch"
 )
 
 // goal is a goal for Peerlane's speed, and its rows.
@@ -21,16 +23,22 @@ func goals() []goal {
 		return func(row Row) bool { return row.Route == route }
 	}
 	return []goal{
-		{"relay's copy, to and from a slot, depth 16, of a raw copy by the same GPU", "≥ 0.98 from 4 MiB, 0.95 at 1 MiB, 0.90 at 64 KiB", "copy", nil},
+		{"relay's copy, to and from a slot, depth 16, of a raw copy by the same GPU",
+			"≥ 0.98 from 4 MiB, 0.95 at 1 MiB, 0.90 at 64 KiB", "copy", nil},
 		{"client copy with gpu=, event handed over, of a raw copy", "≥ 0.95 from 4 MiB", "client-copy", nil},
-		{"8 bytes asked for and completed, of copy and synchronise in one process", "≤ 1.15", "latency", has("a relay's copy")},
+		{"8 bytes asked for and completed, of copy and synchronise in one process", "≤ 1.15", "latency",
+			has("a relay's copy")},
 		{"added by ring, wake-up and completion, while busy", "p50 ≤ 1 µs, p99 ≤ 5 µs", "latency", has("rings")},
 		{"route direct, of a raw copy", "≥ 0.95 from 16 MiB", "routes", by(direct)},
 		{"route staged over loop, of the slowest raw leg", "≥ 0.90 from 16 MiB, four GPUs", "routes", by(staged)},
+		{"route staged over verbs, of the slowest raw leg; 8 bytes, of loop",
+			"≥ 0.95 from 16 MiB, four GPUs; ≤ 1.0", tableRDMA,
+			func(row Row) bool { return row.Transport == launch.TransportVerbs }},
 		{"whole routes, of the best bounce", "≥ 6 from 16 MiB", "bounce", nil},
 		{"uniformity: one stream a GPU through paced NICs", "slowest over fastest ≥ 0.95, total ≥ 0.95", "uniformity", nil},
 		{"many clients, of one raw copy", "≥ 0.95, Jain's index ≥ 0.99", "many-clients", nil},
-		{"GPUs kept busy by another process: small copies, p99 of idle", "SMs held ≤ 2, memory-bound ≤ 3", "busy", has("p99")},
+		{"GPUs kept busy by another process: small copies, p99 of idle", "SMs held ≤ 2, memory-bound ≤ 3", "busy",
+			has("p99")},
 		{"the same: large copies, of raw in the same state", "≥ 0.9", "busy", has("rate")},
 		{"bystander: the server GPU's owner computes, less the relay's share of memory", "≥ 0.97", "bystander", nil},
 		{"GPU memory: of others besides staging; of the client's own GPU", "0; ≤ 270 MiB", "memory", nil},

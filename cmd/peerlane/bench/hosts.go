@@ -161,7 +161,8 @@ func (r *run) withHost(f *far) (err error) {
 		return err
 	}
 	if side.Boot == met.Side.Boot && cmp.Or(r.Transport, launch.TransportAuto) == launch.TransportAuto {
-		return errors.New("both benches run on one host, whose relays use the network only with --transport tcp; measure within a host without --connect")
+		return errors.New("both benches run on one host, whose relays use the network only with --transport tcp; measure " +
+			"within a host without --connect")
 	}
 	r.report.Hosts = []Side{side.known(), met.Side.known()}
 	r.report.Host = fmt.Sprintf("A is %s, %s; B is %s, %s", side.Name, side.Host, met.Side.Name, met.Side.Host)
@@ -235,10 +236,13 @@ func (r *run) plainWith(f *far, p plain) (measure.Result, error) {
 	}
 	at, err := netip.ParseAddrPort(there.Address)
 	if err != nil || len(there.Token) != tokenBytes {
-		return measure.Result{}, fmt.Errorf("the bench on %s has plain sockets at %q, with a token of %d bytes", f.name, there.Address, len(there.Token))
+		return measure.Result{}, fmt.Errorf("the bench on %s has plain sockets at %q, with a token of %d bytes", f.name,
+			there.Address, len(there.Token))
 	}
-	if zone, err := netip.ParseAddrPort(f.conn.RemoteAddr().String()); err == nil && at.Addr().Is6() && at.Addr().IsLinkLocalUnicast() {
-		at = netip.AddrPortFrom(at.Addr().WithZone(zone.Addr().Zone()), at.Port()) // the zone of the other host has no meaning here
+	if zone, err := netip.ParseAddrPort(f.conn.RemoteAddr().String()); err == nil && at.Addr().Is6() &&
+		at.Addr().IsLinkLocalUnicast() {
+		// the zone of the other host has no meaning here
+		at = netip.AddrPortFrom(at.Addr().WithZone(zone.Addr().Zone()), at.Port())
 	}
 	ours, err := dialPlain(r.ctx, at, there.Token, p)
 	if err != nil {

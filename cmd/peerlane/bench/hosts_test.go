@@ -132,9 +132,12 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 		"one that goes away":        {answering(t, mustLocal(t, o), hangsUp), "disconnected before its answer (meet)"},
 		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), "sent no name"},
 		"one of another language":   {answering(t, mustLocal(t, o), answers("hello")), "unknown answer of the bench"},
-		"one that cannot":           {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)), "no GPU is here"},
-		"real GPUs":                 {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)), "are simulated, and the GPUs of b are real"},
-		"a bench of the same host":  {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))), "--transport tcp"},
+		"one that cannot": {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)),
+			"no GPU is here"},
+		"real GPUs": {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)),
+			"are simulated, and the GPUs of b are real"},
+		"a bench of the same host": {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))),
+			"--transport tcp"},
 	} {
 		own := mustLocal(t, o)
 		if name == "one that says nothing" {
@@ -151,7 +154,8 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	}
 	without := o
 	without.Network.Key += ".none"
-	for what, do := range map[string]func(context.Context, Options, string) (*Report, error){"connects": Connect, "listens": Listen} {
+	for what, do := range map[string]func(context.Context, Options, string) (*Report, error){"connects": Connect,
+		"listens": Listen} {
 		if _, err := do(context.Background(), without, ""); !errors.Is(err, fault.NoClusterKey) {
 			t.Errorf("bench without a key %s: %v", what, err)
 		}
@@ -165,7 +169,9 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	gone.Close()
 	to := answering(t, mustLocal(t, o), func(l *lines) {
 		if _, err := l.next(); err == nil {
-			_, _ = l.conn.Write([]byte(jsonOf(t, taskResult{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) + "\n")) // the bench that connects judges it
+			// the bench that connects judges it
+			_, _ = l.conn.Write([]byte(jsonOf(t, taskResult{Address: gone.Addr().String(), Token: make([]byte, tokenBytes)}) +
+				"\n"))
 		}
 	})
 	f, err := meet(context.Background(), o, mustLocal(t, o), to)
@@ -198,11 +204,14 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 		answer string // to the last
 		want   string
 	}{
-		"one that goes away":    {[]string{side}, `"gpus":`, "disconnected before the end"},
-		"one that gives up":     {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "gave up: no lane here"},
-		"one with real GPUs":    {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "the GPUs of a are real", "disconnected"},
-		"one that hurries":      {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "there is no client yet", "disconnected"},
-		"one that wants much":   {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`}, "1099511627776 bytes", "disconnected"},
+		"one that goes away": {[]string{side}, `"gpus":`, "disconnected before the end"},
+		"one that gives up":  {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "gave up: no lane here"},
+		"one with real GPUs": {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "the GPUs of a are real",
+			"disconnected"},
+		"one that hurries": {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "there is no client yet",
+			"disconnected"},
+		"one that wants much": {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`},
+			"1099511627776 bytes", "disconnected"},
 		"a result that is none": {[]string{`{"task": "end", "report": {"version": 1}}`}, "", "no rows"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +240,8 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 					t.Errorf("%s is answered %q, %v; want %q", text, line, err, c.answer)
 				} else if last && c.answer != "" {
 					// A second bench gets the answer that the place is taken.
-					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil || !strings.Contains(err.Error(), "takes no more connections") {
+					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil ||
+						!strings.Contains(err.Error(), "takes no more connections") {
 						t.Errorf("second bench: %v", err)
 					}
 				}
@@ -303,7 +313,8 @@ func TestListenNoticesLostBench(t *testing.T) {
 
 func TestHostAndPortAreParsed(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "|19999", "host1": "host1|19999", "host1:7": "host1|7", ":7": "|7", "10.0.0.1": "10.0.0.1|19999", "fe80::1%eth0": "fe80::1%eth0|19999", "[fe80::1]:7": "fe80::1|7",
+		"": "|19999", "host1": "host1|19999", "host1:7": "host1|7", ":7": "|7", "10.0.0.1": "10.0.0.1|19999",
+		"fe80::1%eth0": "fe80::1%eth0|19999", "[fe80::1]:7": "fe80::1|7",
 	} {
 		host, port, err := hostAndPort(text)
 		if got := fmt.Sprintf("%s|%d", host, port); err != nil || got != want {
@@ -330,11 +341,13 @@ func jsonOf(t *testing.T, v any) string {
 func TestPlainSocketsBothWays(t *testing.T) {
 	r := &run{ctx: context.Background()}
 	for _, back := range []bool{false, true} {
-		found, err := r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 2, Each: 2}, Duration: 5 * time.Millisecond, Back: back})
+		found, err := r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 2, Each: 2}, Duration: 5 * time.Millisecond,
+			Back: back})
 		if err != nil || found.GBs <= 0 {
 			t.Errorf("a stream (back: %v): %+v, %v", back, found, err)
 		}
-		found, err = r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Size: 8, Duration: 5 * time.Millisecond, Back: back})
+		found, err = r.onLoopback(0, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Size: 8,
+			Duration: 5 * time.Millisecond, Back: back})
 		if err != nil || found.Times == nil || found.Times.P50 <= 0 {
 			t.Errorf("8 bytes (back: %v): %+v, %v", back, found, err)
 		}
@@ -368,7 +381,8 @@ func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 		return sees
 	}
 	for _, c := range []struct{ before, after, want string }{
-		{"verbs verbs", "verbs verbs", ""}, {"verbs tcp", "verbs tcp", ""}, {"tcp verbs", "verbs verbs", "A to B went over tcp at first and over verbs"},
+		{"verbs verbs", "verbs verbs", ""}, {"verbs tcp", "verbs tcp", ""},
+		{"tcp verbs", "verbs verbs", "A to B went over tcp at first and over verbs"},
 		{"verbs verbs", "verbs tcp", "B to A went over verbs at first and over tcp"}, {"verbs verbs", "verbs ", "B to A"},
 	} {
 		there, back, _ := strings.Cut(c.before, " ")
@@ -388,24 +402,31 @@ func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 	r := &Report{
 		Version: version, Host: "A is a; B is b", GPUs: []string{"GPU"}, Hosts: []Side{{Name: "a"}, {Name: "b"}},
 		Rows: []Row{
-			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 64 << 10, Depth: 1, Value: 1, Unit: GBs, Baseline: "plain TCP A to B"},
-			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 9, Unit: GBs, Baseline: "plain TCP A to B"},
-			{Table: tableHosts, What: "A to B, from post to completion", Route: staged, Transport: "tcp", Size: 8, Depth: 1, Value: 20, Unit: microseconds,
+			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 64 << 10, Depth: 1, Value: 1, Unit: GBs,
+				Baseline: "plain TCP A to B"},
+			{Table: tableHosts, What: "A to B", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 9, Unit: GBs,
+				Baseline: "plain TCP A to B"},
+			{Table: tableHosts, What: "A to B, from post to completion", Route: staged, Transport: "tcp", Size: 8, Depth: 1,
+				Value: 20, Unit: microseconds,
 				Times: &measure.Times{Count: 9, P50: 20, P90: 21, P99: 30, P999: 40, Max: 41}, Baseline: "plain TCP A to B, 8 B"},
-			{Table: tableHosts, What: "B to A", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 5, Unit: GBs, Baseline: "plain TCP B to A"},
+			{Table: tableHosts, What: "B to A", Route: staged, Transport: "tcp", Size: 16 << 20, Depth: 16, Value: 5, Unit: GBs,
+				Baseline: "plain TCP B to A"},
 		},
-		Baselines: []Baseline{{Name: "plain TCP A to B", Value: 10, Unit: GBs}, {Name: "plain TCP B to A", Value: 10, Unit: GBs}, {Name: "plain TCP A to B, 8 B", Value: 10, Unit: microseconds}},
+		Baselines: []Baseline{{Name: "plain TCP A to B", Value: 10, Unit: GBs},
+			{Name: "plain TCP B to A", Value: 10, Unit: GBs}, {Name: "plain TCP A to B, 8 B", Value: 10, Unit: microseconds}},
 	}
 	if err := r.check(); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := r.Summary(), "A to B 9 GB/s over tcp, 0.90 of plain TCP; B to A 5 GB/s over tcp, 0.50 of plain TCP; 8 B in 20.0 µs, p99 30.0 (2.00 of plain TCP's time)."; got != want {
+	if got, want := r.Summary(), "A to B 9 GB/s over tcp, 0.90 of plain TCP; B to A 5 GB/s over tcp, 0.50 of plain "+
+		"TCP; 8 B in 20.0 µs, p99 30.0 (2.00 of plain TCP's time)."; got != want {
 		t.Errorf("the summary is %q, want %q", got, want)
 	}
 	if v := r.Verdicts(); len(v) != 1 || v[0].Verdict != "reported" {
 		t.Errorf("the verdicts are %+v", v)
 	}
-	if svg := r.SVG(); !bytes.Contains(svg, []byte("two hosts, 1 × GPU")) || !bytes.Contains(svg, []byte("plain TCP A to B")) {
+	if svg := r.SVG(); !bytes.Contains(svg, []byte("two hosts, 1 × GPU")) ||
+		!bytes.Contains(svg, []byte("plain TCP A to B")) {
 		t.Error("the plot does not say that it is of two hosts, or has no baseline")
 	}
 	r.Simulated = true
@@ -425,8 +446,10 @@ func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 // For any text of another bench, the task is refused or within the limits.
 func FuzzTaskParseKeepsValue(f *testing.F) {
 	for _, text := range []string{
-		`{"do": "send", "size": 8, "depth": 1, "duration": 1000}`, `{"task": "plain", "plain": {"threads": 4, "each": 2, "duration": 5}}`,
-		`{"task": "attach", "bytes": 1, "transport": "tcp"}`, `{"task": "meet", "side": {}}`, `{"task": "end"}`, `{"do": "attach", "socket": "/"}`,
+		`{"do": "send", "size": 8, "depth": 1, "duration": 1000}`,
+		`{"task": "plain", "plain": {"threads": 4, "each": 2, "duration": 5}}`,
+		`{"task": "attach", "bytes": 1, "transport": "tcp"}`, `{"task": "meet", "side": {}}`, `{"task": "end"}`,
+		`{"do": "attach", "socket": "/"}`,
 	} {
 		f.Add([]byte(text))
 	}
@@ -435,10 +458,12 @@ func FuzzTaskParseKeepsValue(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if p := e.Plain; e.Task == taskPlain && (p.Count() < 1 || p.Count() > maxSockets || p.Duration <= 0 || p.Duration > maxDuration) {
+		if p := e.Plain; e.Task == taskPlain && (p.Count() < 1 || p.Count() > maxSockets || p.Duration <= 0 ||
+			p.Duration > maxDuration) {
 			t.Errorf("plain sockets %+v", p)
 		}
-		if e.Bytes > maxBytes || e.Size > maxBytes || e.Duration < 0 || e.Duration > maxDuration || e.Depth < 0 || e.Depth > maxDepth || e.Socket != "" || e.Do == doAttach && e.Task == "" {
+		if e.Bytes > maxBytes || e.Size > maxBytes || e.Duration < 0 || e.Duration > maxDuration || e.Depth < 0 ||
+			e.Depth > maxDepth || e.Socket != "" || e.Do == doAttach && e.Task == "" {
 			t.Errorf("%s is taken: %+v", line, e)
 		}
 	})

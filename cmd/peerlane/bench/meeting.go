@@ -34,7 +34,8 @@ const meetingVersion = 2
 
 // meetingPlace is the name of a listening bench: no relay's host has the name, so a bench cannot
 // be mistaken for a relay.
-var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")), Token: wire.UUID([]byte("the only listene"))}
+var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")),
+	Token: wire.UUID([]byte("the only listene"))}
 
 // vanished is the time without acknowledgements after which the other host counts as gone.
 const vanished = 15 * time.Second
@@ -162,8 +163,9 @@ type Side struct {
 func (r *run) side() (Side, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return Side{
-		Name: hostname(), Host: r.report.Host, GPUs: r.report.GPUs, Driver: r.report.Driver, Release: r.report.Release, Simulated: r.report.Simulated,
-		Boot: strings.TrimSpace(string(boot)),
+		Name: hostname(), Host: r.report.Host, GPUs: r.report.GPUs, Driver: r.report.Driver, Release: r.report.Release,
+		Simulated: r.report.Simulated,
+		Boot:      strings.TrimSpace(string(boot)),
 	}, err
 }
 
@@ -173,7 +175,8 @@ func (s Side) with(other Side) error {
 		return nil
 	}
 	words := map[bool]string{true: "simulated", false: "real"}
-	return fmt.Errorf("the GPUs of this host (%s) are %s, and the GPUs of %s are %s; give --gpus simulated on both hosts, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
+	return fmt.Errorf("the GPUs of this host (%s) are %s, and the GPUs of %s are %s; give --gpus simulated on both "+
+		"hosts, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
 }
 
 // known returns a side in the form of a result.
@@ -227,8 +230,10 @@ const (
 // check refuses tasks that no bench sends.
 func (e benchTask) check() error {
 	o := e.order
-	if o.Bytes > maxBytes || o.Size > maxBytes || o.Duration < 0 || o.Duration > maxDuration || o.Depth < 0 || o.Depth > maxDepth || o.Rounds < 0 || o.Rounds > maxRounds {
-		return fmt.Errorf("%d bytes, messages of %d, %d in flight, %d rounds, for %v", o.Bytes, o.Size, o.Depth, o.Rounds, o.Duration)
+	if o.Bytes > maxBytes || o.Size > maxBytes || o.Duration < 0 || o.Duration > maxDuration || o.Depth < 0 ||
+		o.Depth > maxDepth || o.Rounds < 0 || o.Rounds > maxRounds {
+		return fmt.Errorf("%d bytes, messages of %d, %d in flight, %d rounds, for %v", o.Bytes, o.Size, o.Depth, o.Rounds,
+			o.Duration)
 	}
 	if o.Socket != "" || o.Staging != 0 || o.Handed != 0 || o.Followed {
 		return errors.New("an order that is not for another host's client")
@@ -252,7 +257,8 @@ func (e benchTask) check() error {
 	case taskPlain:
 		p := e.Plain
 		// Check the factors first: their product may overflow.
-		if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets || p.Count() > maxSockets ||
+		if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets ||
+			p.Count() > maxSockets ||
 			p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > maxDuration {
 			return fmt.Errorf("plain sockets %+v", p)
 		}

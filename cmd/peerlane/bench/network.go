@@ -165,7 +165,8 @@ func bothWays(sees [2]launch.ConnectionFigures) string {
 func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
 	for from, name := range names {
 		if was, is := before[from].Transport, after[from].Transport; was != is {
-			return fmt.Errorf("%s to %s went over %s at first and over %s at the end: the rows would mix both", name, names[1-from], was, is)
+			return fmt.Errorf("%s to %s went over %s at first and over %s at the end: the rows would mix both", name,
+				names[1-from], was, is)
 		}
 	}
 	return nil
@@ -176,7 +177,8 @@ func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error
 func (r *run) shortMessages(b between, from int, row Row) error {
 	const size = 8
 	r.progress("%s over %s, %s", row.What, row.Transport, sizeText(size))
-	asked, err := b.plain(from, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Size: size, Duration: r.Duration, Back: from == 1})
+	asked, err := b.plain(from, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Size: size, Duration: r.Duration,
+		Back: from == 1})
 	if err != nil {
 		return fmt.Errorf("plain TCP %s: %w", row.What, err)
 	}
@@ -190,7 +192,8 @@ func (r *run) shortMessages(b between, from int, row Row) error {
 	name := fmt.Sprintf("plain TCP %s, %s and the byte that answers", row.What, sizeText(size))
 	r.keep(name, asked)
 	row.What += ", from post to completion"
-	row.Size, row.Depth, row.Value, row.Unit, row.Times, row.Baseline = size, 1, found.Times.P50, microseconds, found.Times, name
+	row.Size, row.Depth, row.Value, row.Unit, row.Times, row.Baseline = size, 1, found.Times.P50, microseconds,
+		found.Times, name
 	r.row(row)
 	return nil
 }
@@ -260,7 +263,8 @@ func (r *run) networked(transport string, n config.Network, plan config.Plan) (*
 
 // network measures two relays of this host over TCP, by loopback, with a private cluster key.
 func (r *run) network() (err error) {
-	if err := os.WriteFile(r.host.Layout.ClusterKey(), network.Keys{Current: network.NewKey(time.Now())}.Text(), 0o600); err != nil {
+	if err := os.WriteFile(r.host.Layout.ClusterKey(), network.Keys{Current: network.NewKey(time.Now())}.Text(),
+		0o600); err != nil {
 		return err
 	}
 	n := config.Default().Network
@@ -275,7 +279,8 @@ func (r *run) network() (err error) {
 	if err != nil {
 		return err
 	}
-	return r.between(between{table: tableNetwork, ends: [2]*worker{one, other}, names: [2]string{"relay A", "relay B"}, plain: r.onLoopback,
+	return r.between(between{table: tableNetwork, ends: [2]*worker{one, other}, names: [2]string{"relay A", "relay B"},
+		plain: r.onLoopback,
 		look: func() (sees [2]launch.ConnectionFigures, err error) {
 			if sees[0], err = r.sending(one); err == nil {
 				sees[1], err = r.sending(other)

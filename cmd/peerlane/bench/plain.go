@@ -40,7 +40,8 @@ func listenPlain(ctx context.Context, at netip.Addr, n config.Network) (*plainLi
 	if err != nil {
 		return nil, err
 	}
-	l := &plainListener{TCPListener: listener, token: make([]byte, tokenBytes), own: make(chan *net.TCPConn), ended: make(chan struct{})}
+	l := &plainListener{TCPListener: listener, token: make([]byte, tokenBytes), own: make(chan *net.TCPConn),
+		ended: make(chan struct{})}
 	_, _ = rand.Read(l.token) // never fails
 	go l.accept()
 	return l, nil

@@ -194,8 +194,10 @@ func (r *Report) SVG() []byte {
 	title := "Peerlane: " + r.title()
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" class="plot" role="img" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f">`+"\n", plotWidth, top, plotWidth, top)
-	fmt.Fprintf(&b, "<title>%s</title>\n<style>\n%s</style>\n<rect class=\"paper\" width=\"100%%\" height=\"100%%\"/>\n", text(title), sheet)
-	fmt.Fprintf(&b, "<text class=\"title\" x=\"%.0f\" y=\"36\">%s</text>\n<text class=\"quiet\" x=\"%.0f\" y=\"58\">%s</text>\n", plotMargin, text(title), plotMargin, text(r.Summary()))
+	fmt.Fprintf(&b, "<title>%s</title>\n<style>\n%s</style>\n<rect class=\"paper\" width=\"100%%\" height=\"100%%\"/>\n",
+		text(title), sheet)
+	fmt.Fprintf(&b, "<text class=\"title\" x=\"%.0f\" y=\"36\">%s</text>\n<text class=\"quiet\" x=\"%.0f\" "+
+		"y=\"58\">%s</text>\n", plotMargin, text(title), plotMargin, text(r.Summary()))
 	b.WriteString(figures.String())
 	b.WriteString("</svg>\n")
 	return []byte(b.String())
@@ -223,7 +225,8 @@ func (f figure) draw(b *strings.Builder, class map[string]string, top float64) f
 		if x > plotMargin && x+wide > plotWidth-plotMargin {
 			x, y = plotMargin, y+legendLine
 		}
-		fmt.Fprintf(b, "<g class=\"series %s\"><path d=\"M%.1f %.1fh22\"/><text x=\"%.1f\" y=\"%.1f\">%s</text></g>\n", class[name], x, y-4, x+30, y, text(name))
+		fmt.Fprintf(b, "<g class=\"series %s\"><path d=\"M%.1f %.1fh22\"/><text x=\"%.1f\" y=\"%.1f\">%s</text></g>\n",
+			class[name], x, y-4, x+30, y, text(name))
 		x += wide
 	}
 	across, up := bounds(f)
@@ -252,9 +255,11 @@ func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left,
 	if len(title) > maxTitle {
 		title = append(title[:maxTitle-1], '…')
 	}
-	fmt.Fprintf(b, "<g class=\"panel\"><title>%s</title><text class=\"name\" x=\"%.1f\" y=\"%.1f\">%s</text>\n", text(p.title), left, top-8, text(string(title)))
+	fmt.Fprintf(b, "<g class=\"panel\"><title>%s</title><text class=\"name\" x=\"%.1f\" y=\"%.1f\">%s</text>\n",
+		text(p.title), left, top-8, text(string(title)))
 	for v := y.from; v <= y.to*1.001; v *= y.step {
-		fmt.Fprintf(b, "<path class=\"rule\" d=\"M%.1f %.1fh%.1f\"/><text class=\"quiet\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
+		fmt.Fprintf(b, "<path class=\"rule\" d=\"M%.1f %.1fh%.1f\"/><text class=\"quiet\" x=\"%.1f\" y=\"%.1f\" "+
+			"text-anchor=\"end\">%.4g</text>\n",
 			left, up(v), panelWidth, left-8, up(v)+4, v)
 	}
 	for v := x.from; v <= x.to*1.001; v *= x.step {
@@ -262,12 +267,14 @@ func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left,
 		if f.ticks == nil {
 			label = sizeText(uint64(v))
 		}
-		fmt.Fprintf(b, "<path class=\"rule\" d=\"M%.1f %.1fv%.1f\"/><text class=\"quiet\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%s</text>\n",
+		fmt.Fprintf(b, "<path class=\"rule\" d=\"M%.1f %.1fv%.1f\"/><text class=\"quiet\" x=\"%.1f\" y=\"%.1f\" "+
+			"text-anchor=\"middle\">%s</text>\n",
 			across(v), top, panelHeight, across(v), top+panelHeight+16, text(label))
 	}
 	for _, v := range p.asked {
 		if v >= y.from && v <= y.to {
-			fmt.Fprintf(b, "<path class=\"asked\" d=\"M%.1f %.1fh%.1f\"><title>asked for: %g</title></path>\n", left, up(v), panelWidth, v)
+			fmt.Fprintf(b, "<path class=\"asked\" d=\"M%.1f %.1fh%.1f\"><title>asked for: %g</title></path>\n", left, up(v),
+				panelWidth, v)
 		}
 	}
 	for _, s := range p.series {
@@ -285,7 +292,8 @@ func (p panel) draw(b *strings.Builder, f figure, class map[string]string, left,
 			if f.ticks == nil {
 				where = sizeText(uint64(at.x))
 			}
-			fmt.Fprintf(b, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>%s, %s: %.4g</title></circle>", across(at.x), up(at.y), text(s.name), text(where), at.y)
+			fmt.Fprintf(b, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\"><title>%s, %s: %.4g</title></circle>", across(at.x),
+				up(at.y), text(s.name), text(where), at.y)
 		}
 		b.WriteString("</g>\n")
 	}
@@ -351,7 +359,8 @@ func (r *Report) HTML() ([]byte, error) {
 
 // Table is the rows as text.
 func (r *Report) Table() (heading []string, cells [][]string) {
-	heading = []string{"TABLE", "WHAT", "ROUTE", "MESSAGE", "DEPTH", "VALUE", "p50 p90 p99 p99.9 µs", "RATIO", "OF", "ASKED", "REACHED", "NOTE"}
+	heading = []string{"TABLE", "WHAT", "ROUTE", "MESSAGE", "DEPTH", "VALUE", "p50 p90 p99 p99.9 µs", "RATIO", "OF",
+		"ASKED", "REACHED", "NOTE"}
 	for _, row := range r.Rows {
 		route := row.Route
 		if row.Transport != "" {
@@ -376,7 +385,8 @@ func (r *Report) Table() (heading []string, cells [][]string) {
 		if row.State != "" {
 			what += ", " + row.State
 		}
-		cells = append(cells, []string{row.Table, what, route, sizeText(row.Size), depth, fmt.Sprintf("%.4g %s", row.Value, row.Unit), times, ratio, of, row.Asked.String(), reached, row.Note})
+		cells = append(cells, []string{row.Table, what, route, sizeText(row.Size), depth,
+			fmt.Sprintf("%.4g %s", row.Value, row.Unit), times, ratio, of, row.Asked.String(), reached, row.Note})
 	}
 	return heading, cells
 }

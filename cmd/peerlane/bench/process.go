@@ -120,7 +120,8 @@ func (r *run) busyRelay(a, b *worker, route string, size uint64) error {
 		return err
 	}
 	row := Row{Table: "cpu", Route: route, Transport: transportOf(route), Size: size, Depth: 16}
-	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate", (after.sum-before.sum).Seconds()/time.Since(started).Seconds(), cores, most(1)
+	row.What, row.Value, row.Unit, row.Asked = "the sender's relay at full rate",
+		(after.sum-before.sum).Seconds()/time.Since(started).Seconds(), cores, most(1)
 	row.Note = busiest(before, after, 1)
 	r.row(row)
 	row.What, row.Value, row.Unit, row.Asked, row.Note = "the rate meanwhile", found.GBs, GBs, nil, ""
@@ -210,7 +211,8 @@ func (r *run) firstCopy() error {
 	}
 	r.row(Row{
 		Table: "first-copy", What: "self-test after a boot, a pair of GPUs", Unit: milliseconds,
-		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: "before all this: " + strings.Join(verdicts, ", "),
+		Value: float64(r.testing.Milliseconds()) / float64(len(r.pairs)), Note: "before all this: " +
+			strings.Join(verdicts, ", "),
 	})
 	return nil
 }
@@ -249,10 +251,12 @@ func (r *run) first(route string) (err error) {
 	name := fmt.Sprintf("CUDA's own start in a client, the median of %d, for route %s", len(theirs), route)
 	start := median(theirs)
 	r.report.Baselines = append(r.report.Baselines, Baseline{Name: name, Value: start, Unit: milliseconds})
-	row := Row{Table: "first-copy", Route: route, Transport: transportOf(route), Size: 8, Depth: 1, Unit: milliseconds, Note: fmt.Sprintf("the median of %d", rounds)}
+	row := Row{Table: "first-copy", Route: route, Transport: transportOf(route), Size: 8, Depth: 1, Unit: milliseconds,
+		Note: fmt.Sprintf("the median of %d", rounds)}
 	row.What, row.Value, row.Baseline = "attach, connect and first message, relay's context included", median(ours), name
 	r.row(row)
-	row.What, row.Value, row.Baseline, row.Asked = "the same, above one start of CUDA", max(0, median(ours)-start), "", most(60)
+	row.What, row.Value, row.Baseline, row.Asked = "the same, above one start of CUDA", max(0, median(ours)-start), "",
+		most(60)
 	r.row(row)
 	return nil
 }
@@ -419,7 +423,8 @@ func (r *run) memory() (err error) {
 		}
 		if row.Value < 0 || *row.Asked.Most > 0 && row.Value == 0 {
 			// A relay has a context, which takes memory; and nothing gives any back.
-			r.miss("memory", row.What, fmt.Sprintf("others gave memory of %s back meanwhile: it changed by %.0f MiB in all", row.State, took))
+			r.miss("memory", row.What, fmt.Sprintf("others gave memory of %s back meanwhile: it changed by %.0f MiB in all",
+				row.State, took))
 			continue
 		}
 		r.row(row)

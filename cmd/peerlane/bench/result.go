@@ -208,7 +208,8 @@ func (r *Report) check() error {
 			return fmt.Errorf("%s is %v", row.name(), row.Value)
 		case row.Baseline == "":
 		case !measured:
-			return fmt.Errorf("%s would be a ratio to %q, which this run did not measure; run peerlane bench with that baseline", row.name(), row.Baseline)
+			return fmt.Errorf("%s would be a ratio to %q, which this run did not measure; run peerlane bench with that baseline",
+				row.name(), row.Baseline)
 		case unit != row.Unit:
 			return fmt.Errorf("%s is in %s, and its baseline %q in %s", row.name(), row.Unit, row.Baseline, unit)
 		}

@@ -45,7 +45,8 @@ func (r *run) configured() (clientA, serverA, serverB, clientB string, err error
 // pieces of the size that the self-test of the pair has found best.
 func (r *run) legJob(from, to, issuer string, size uint64, depth int) measure.Job {
 	c := r.host.Config.Relay
-	j := measure.Job{Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth, Slots: c.Slots, SlotBytes: uint64(c.SlotSize)}
+	j := measure.Job{Kind: measure.Leg, From: from, To: to, Issuer: issuer, Size: size, Depth: depth, Slots: c.Slots,
+		SlotBytes: uint64(c.SlotSize)}
 	for _, p := range r.pairs {
 		between := p.GPU.BusID == from && p.Server.BusID == to || p.GPU.BusID == to && p.Server.BusID == from
 		if c.Calibration == config.CalibrationAuto && between && p.Chunk > 0 && p.Chunk < j.SlotBytes {
@@ -88,7 +89,8 @@ func (r *run) copies() error {
 				if err != nil {
 					return err
 				}
-				r.row(Row{Table: "copy", What: leg.what, Size: size, Depth: depth, Value: found.GBs, Unit: GBs, Baseline: name, Asked: askedOfCopies(size)})
+				r.row(Row{Table: "copy", What: leg.what, Size: size, Depth: depth, Value: found.GBs, Unit: GBs, Baseline: name,
+					Asked: askedOfCopies(size)})
 			}
 		}
 		if size >= 1<<20 {
@@ -104,7 +106,8 @@ func (r *run) copies() error {
 			r.miss("copy", "raw copies, eight to a call, "+sizeText(size), err.Error()) // an older driver
 			continue
 		}
-		r.row(Row{Table: "copy", What: "raw copies, eight to a call, client to slot", Size: size, Value: found.GBs, Unit: GBs, Baseline: name})
+		r.row(Row{Table: "copy", What: "raw copies, eight to a call, client to slot", Size: size, Value: found.GBs, Unit: GBs,
+			Baseline: name})
 	}
 	return nil
 }
@@ -124,7 +127,8 @@ func (r *run) latency() error {
 	}
 	const size = 8
 	timed := func(what, route string, times *measure.Times, baseline string, asked *Bound, note string) {
-		row := Row{Table: "latency", What: what, Route: route, Size: size, Depth: 1, Value: times.P50, Unit: microseconds, Times: times, Baseline: baseline, Asked: asked, Note: note}
+		row := Row{Table: "latency", What: what, Route: route, Size: size, Depth: 1, Value: times.P50, Unit: microseconds,
+			Times: times, Baseline: baseline, Asked: asked, Note: note}
 		if route != "" {
 			row.Transport = transportOf(route)
 		}
@@ -159,7 +163,8 @@ func (r *run) latency() error {
 	}
 	const rings = "rings, to and fro, both sides busy"
 	timed(rings, "", ring.Times, "", most(1), "post, take, complete, see; no copy")
-	r.row(Row{Table: "latency", What: rings + ", p99", Size: size, Depth: 1, Value: ring.Times.P99, Unit: microseconds, Asked: most(5)})
+	r.row(Row{Table: "latency", What: rings + ", p99", Size: size, Depth: 1, Value: ring.Times.P99, Unit: microseconds,
+		Asked: most(5)})
 	local, err := r.baseline(measure.Job{Kind: BaselineLocal, From: client, To: other, Issuer: client, Size: size})
 	if err != nil {
 		return err
@@ -174,7 +179,8 @@ func (r *run) latency() error {
 			timed("hand-off by timelines, one way", route, times, "", nil, "stream to stream")
 			var found reply
 			if found, err = r.stream(a, b, size, 1); err == nil {
-				timed("message, from post to completion", route, found.Times, local, nil, "seen by the sender, when it is with the receiver")
+				timed("message, from post to completion", route, found.Times, local, nil,
+					"seen by the sender, when it is with the receiver")
 			}
 		}
 		if err := errors.Join(err, s.close()); err != nil {
@@ -205,7 +211,8 @@ func (r *run) slowestLeg(size uint64, clientA, serverA, serverB, clientB string)
 	if r.known[slowest.Name] {
 		return slowest.Name, nil
 	}
-	for _, leg := range [][3]string{{clientA, serverA, clientA}, {serverA, serverB, serverB}, {serverB, clientB, clientB}} {
+	for _, leg := range [][3]string{{clientA, serverA, clientA}, {serverA, serverB, serverB},
+		{serverB, clientB, clientB}} {
 		if leg[0] == leg[1] {
 			continue // both clients have one server
 		}
@@ -271,7 +278,8 @@ func (r *run) route(s *stage, a, b *worker, sizes []uint64) error {
 				return err
 			}
 			row := Row{
-				Table: "routes", What: "container A to container B", Route: s.route, Transport: transportOf(s.route), Size: size, Depth: depth,
+				Table: "routes", What: "container A to container B", Route: s.route, Transport: transportOf(s.route), Size: size,
+				Depth: depth,
 				Value: found.GBs, Unit: GBs, Times: found.Times, Baseline: name,
 			}
 			if depth >= 16 {
@@ -316,8 +324,10 @@ func (r *run) clientCopy() (err error) {
 	client, server := a.gpu.BusID, a.lane.Servers[0]
 	for _, size := range sizes {
 		r.progress("client copy, %s", sizeText(size))
-		row := Row{Table: "client-copy", Route: staged, Transport: transportOf(staged), Size: size, Depth: int(min(depth, s.staging/size)), Unit: GBs}
-		if row.Baseline, err = r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client, Size: size}); err != nil {
+		row := Row{Table: "client-copy", Route: staged, Transport: transportOf(staged), Size: size,
+			Depth: int(min(depth, s.staging/size)), Unit: GBs}
+		if row.Baseline, err = r.baseline(measure.Job{Kind: BaselineRaw, From: client, To: server, Issuer: client,
+			Size: size}); err != nil {
 			return err
 		}
 		o := order{Size: size, Handed: 8, Depth: depth, Duration: r.Duration}
@@ -374,7 +384,8 @@ func (r *run) bounce() error {
 			if found, err = r.stream(a, b, size, 16); err != nil {
 				break
 			}
-			row := Row{Table: "bounce", What: "container A to container B", Route: route, Transport: transportOf(route), Size: size, Depth: 16, Value: found.GBs, Unit: GBs, Baseline: name}
+			row := Row{Table: "bounce", What: "container A to container B", Route: route, Transport: transportOf(route),
+				Size: size, Depth: 16, Value: found.GBs, Unit: GBs, Baseline: name}
 			if size >= 16<<20 && (route == direct || !slices.Contains(b.lane.Servers, a.lane.GPU)) {
 				row.Asked = least(6)
 			}
@@ -398,7 +409,8 @@ func (r *run) bestBounce(from, to string, size uint64) (string, error) {
 	}
 	var best measure.Result
 	for _, c := range bounces {
-		found, err := r.do(measure.Job{Kind: BaselineBounce, From: from, To: to, Size: size, Chunk: c.chunk, Buffers: c.buffers})
+		found, err := r.do(measure.Job{Kind: BaselineBounce, From: from, To: to, Size: size, Chunk: c.chunk,
+			Buffers: c.buffers})
 		if err != nil {
 			return "", err
 		}
@@ -480,7 +492,8 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 		o.Do = doReceive
 		orders[receivers[i]] = o
 	}
-	name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: senders[0].gpu.BusID, To: receivers[0].gpu.BusID, Issuer: senders[0].gpu.BusID, Size: size})
+	name, err := r.baseline(measure.Job{Kind: BaselineRaw, From: senders[0].gpu.BusID, To: receivers[0].gpu.BusID,
+		Issuer: senders[0].gpu.BusID, Size: size})
 	if err != nil {
 		return err
 	}
@@ -493,7 +506,8 @@ func (r *run) many(what string, one bool, clients int, size uint64) (err error) 
 	for _, w := range senders {
 		rates = append(rates, replies[w].GBs)
 	}
-	row := Row{Table: "many-clients", What: what + ", together", Route: direct, Transport: transportOf(direct), Size: size, Depth: 16, Value: total(rates), Unit: GBs, Baseline: name, Asked: least(0.95)}
+	row := Row{Table: "many-clients", What: what + ", together", Route: direct, Transport: transportOf(direct), Size: size,
+		Depth: 16, Value: total(rates), Unit: GBs, Baseline: name, Asked: least(0.95)}
 	r.row(row)
 	row.What, row.Value, row.Unit, row.Baseline, row.Asked = what+", Jain's index", jain(rates), index, "", least(0.99)
 	r.row(row)

@@ -74,7 +74,8 @@ func (s sharing) staging() sharing {
 		nic := fmt.Sprintf("emulated%d", i)
 		gpus := slices.Concat(s.beside[nic], far)[:s.gpus/s.nics]
 		for k, g := range gpus {
-			all.lanes = append(all.lanes, planner.Assignment{GPU: g, Servers: []string{gpus[(k+1)%len(gpus)]}, NICs: []string{nic}})
+			all.lanes = append(all.lanes, planner.Assignment{GPU: g, Servers: []string{gpus[(k+1)%len(gpus)]},
+				NICs: []string{nic}})
 		}
 		all.beside[nic] = gpus
 		all.far = append(all.far, gpus)
@@ -121,8 +122,10 @@ func (r *run) uniformity() error {
 			}
 			rates := slices.Sorted(slices.Values(slices.Concat(near, far)))
 			row := Row{
-				Table: "uniformity", State: fmt.Sprintf("%s, %g GB/s", how.state, rate), Route: staged, Transport: transportOf(staged), Size: size, Depth: 16, Unit: index,
-				Note: fmt.Sprintf("%d GPUs to a NIC; GB/s of near ones%s; of far ones%s", how.gpus/how.nics, listed(near), listed(far)),
+				Table: "uniformity", State: fmt.Sprintf("%s, %g GB/s", how.state, rate), Route: staged,
+				Transport: transportOf(staged), Size: size, Depth: 16, Unit: index,
+				Note: fmt.Sprintf("%d GPUs to a NIC; GB/s of near ones%s; of far ones%s", how.gpus/how.nics, listed(near),
+					listed(far)),
 			}
 			var asked *Bound // of Peerlane's route
 			if !how.off {
@@ -178,7 +181,8 @@ func (r *run) streams(how sharing, pace float64, size uint64, off bool) (near, f
 		}
 		direct = append(direct, m)
 		prepare := job
-		prepare.Kind, prepare.From, prepare.To, prepare.Socket = measure.PrepareNIC, n.from, n.to, r.host.Layout.EmulatedNIC(n.nic)
+		prepare.Kind, prepare.From, prepare.To, prepare.Socket = measure.PrepareNIC, n.from, n.to,
+			r.host.Layout.EmulatedNIC(n.nic)
 		if _, err := m.Do(prepare); err != nil {
 			return nil, nil, err
 		}

@@ -31,7 +31,8 @@ type Runtime struct {
 func FindRuntime(name, state string) (*Runtime, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return nil, fmt.Errorf("the OCI runtime %s is not installed: %w; install the package %s, or choose another by --runtime", name, err, filepath.Base(name))
+		return nil, fmt.Errorf("the OCI runtime %s is not installed: %w; install the package %s, or choose another by "+
+			"--runtime", name, err, filepath.Base(name))
 	}
 	return &Runtime{Name: filepath.Base(path), path: path, State: state}, nil
 }
@@ -132,7 +133,8 @@ func (r *Runtime) do(ctx context.Context, stderr *bytes.Buffer, arguments ...str
 	c := r.Command(ctx, arguments...)
 	c.Stderr = stderr
 	if err := c.Run(); err != nil {
-		return fmt.Errorf("%s %s: %w", r.Name, strings.Join(arguments, " "), errors.Join(err, errors.New(strings.TrimSpace(stderr.String()))))
+		return fmt.Errorf("%s %s: %w", r.Name, strings.Join(arguments, " "),
+			errors.Join(err, errors.New(strings.TrimSpace(stderr.String()))))
 	}
 	return nil
 }

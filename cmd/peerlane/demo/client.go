@@ -195,7 +195,8 @@ func (c *demoClient) attach(device cuda.Device, gpu wire.UUID) error {
 	defer cancel()
 	start := time.Now()
 	var err error
-	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, c.Script.largest(), c.Script.Staging); err != nil {
+	if c.Client, err = measure.AttachCopying(ctx, c.driver, device, gpu, c.Socket, c.Script.largest(),
+		c.Script.Staging); err != nil {
 		return err
 	}
 	c.result.ProtocolVersion = c.Session.Version()
@@ -240,7 +241,8 @@ func (c *demoClient) exchange(ctx context.Context) error {
 	reported := uint64(0)
 	for i, n := range c.Script.sizes() {
 		value := uint64(i + 1)
-		receive, err := c.Receiving.Receive(c.Incoming.Memory, 0, n, client.Tag(value), client.Signal(c.Timeline(measure.Arrived), value))
+		receive, err := c.Receiving.Receive(c.Incoming.Memory, 0, n, client.Tag(value),
+			client.Signal(c.Timeline(measure.Arrived), value))
 		if err != nil {
 			return err
 		}
@@ -254,7 +256,8 @@ func (c *demoClient) exchange(ctx context.Context) error {
 		if err := c.Streams.Write(c.Outgoing.Stream, c.Timeline(measure.Filled), value); err != nil {
 			return err
 		}
-		send, err := c.Sending.Send(c.Outgoing.Memory, 0, n, client.Tag(value), client.After(c.Timeline(measure.Filled), value))
+		send, err := c.Sending.Send(c.Outgoing.Memory, 0, n, client.Tag(value),
+			client.After(c.Timeline(measure.Filled), value))
 		if err != nil {
 			return err
 		}
@@ -336,7 +339,8 @@ func (c *demoClient) rates(ctx context.Context) error {
 			return err
 		}
 		if c.Name == "A" {
-			c.result.Rates = append(c.result.Rates, Rate{size, float64(size) * float64(count) / time.Since(start).Seconds() / 1e9})
+			c.result.Rates = append(c.result.Rates, Rate{size,
+				float64(size) * float64(count) / time.Since(start).Seconds() / 1e9})
 			c.result.Sent += size * uint64(count)
 		} else {
 			c.result.Received += size * uint64(count)
@@ -374,7 +378,8 @@ func (c *demoClient) counters(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.result.Relay = RelayCounters{Sent: s.Sent, Received: s.Received, Direct: s.Direct, Staged: s.Staged, Contexts: int(s.Contexts)}
+	c.result.Relay = RelayCounters{Sent: s.Sent, Received: s.Received, Direct: s.Direct, Staged: s.Staged,
+		Contexts: int(s.Contexts)}
 	for _, g := range s.Server[:s.Servers] {
 		c.result.Relay.Servers = append(c.result.Relay.Servers, ServerCounter{GPU: g.GPU.GPU(), In: g.In, Out: g.Out})
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
@@ -24,12 +25,19 @@ func TestStagedBytesMustCrossAServer(t *testing.T) {
 		{"one byte went past it", "staged", 100, 50, 149, 150, "150 staged bytes"},
 		{"one byte stayed in it", "staged", 100, 50, 150, 149, "150 staged bytes"},
 		{"none", "staged", 100, 50, 0, 0, "150 staged bytes"},
+		{"short messages pass beside it", "verbs", 1 << 30, 1 << 30, 2<<30 - 32736, 2<<30 - 32736, ""},
+		{"a long one, too", "verbs", 1 << 30, 1 << 30, 2<<30 - 32737, 2<<30 - 32737, "2147483648 staged bytes"},
 		{"direct", "direct", 100, 50, 0, 0, ""},
 		{"direct, and yet", "direct", 100, 50, 8, 8, "route direct crossed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := &demo{Options: Options{Route: c.route}, host: &testbed.Host{}, report: &Report{
-				Plan: &planner.Plan{GPUs: []topo.GPU{server}},
+			transport := ""
+			if c.route == launch.TransportVerbs {
+				c.route, transport = launch.RouteStaged, launch.TransportVerbs
+			}
+			d := &demo{Options: Options{Route: c.route}, host: &testbed.Host{}, script: Script{Bytes: 1 << 20}, report: &Report{
+				Transport: transport,
+				Plan:      &planner.Plan{GPUs: []topo.GPU{server}},
 				Containers: []Container{{Servers: []string{server.BusID}, Client: &Client{
 					Sent: c.sent, Received: c.received,
 					Relay: RelayCounters{Servers: []ServerCounter{{GPU: server.UUID, In: c.relayIn, Out: c.relayOut}}},
@@ -94,7 +102,8 @@ func TestDemoFailureReportsRelayLog(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "relay.log"), []byte(strings.Repeat("x", 5000)+"last words\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "relay.log"), []byte(strings.Repeat("x", 5000)+"last words\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	said := d.relayLogs()

@@ -184,7 +184,8 @@ func (m *made) build() {
 		m.fake.gpus = append(m.fake.gpus, topo.NVMLGPU{Index: g.Index, BusID: g.BusID, UUID: g.UUID, Name: g.Name,
 			Minor: g.Minor, Capability: 90})
 		m.fake.health.GPUs = append(m.fake.health.GPUs, nvml.GPUHealth{
-			Index: g.Index, BusID: g.BusID, BAR1: 128 << 30, BAR1Free: 127 << 30, Memory: 80 << 30, MemoryFree: 79 << 30, Persistence: &on, NoP2P: map[string]string{},
+			Index: g.Index, BusID: g.BusID, BAR1: 128 << 30, BAR1Free: 127 << 30, Memory: 80 << 30, MemoryFree: 79 << 30,
+			Persistence: &on, NoP2P: map[string]string{},
 		})
 	}
 	for _, n := range h.NICs {

@@ -292,7 +292,8 @@ var badCounters = []string{
 	"counters/symbol_error", "counters/link_error_recovery", "counters/link_downed", "counters/port_rcv_errors",
 	"counters/port_rcv_remote_physical_errors", "counters/port_xmit_discards", "counters/local_link_integrity_errors",
 	"counters/excessive_buffer_overrun_errors",
-	"hw_counters/out_of_sequence", "hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err", "hw_counters/implied_nak_seq_err",
+	"hw_counters/out_of_sequence", "hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err",
+	"hw_counters/implied_nak_seq_err",
 	"hw_counters/rx_icrc_encapsulated", "hw_counters/roce_slow_restart", "hw_counters/out_of_buffer",
 }
 
@@ -370,7 +371,8 @@ func checkFlush(_ context.Context, h *Host) []Finding {
 	var list []Finding
 	for _, n := range t.NICs {
 		if lanes := h.touches(n); n.CannotFlush() && len(lanes) > 0 {
-			list = append(list, warning(n.Name, "%s cannot flush its writes into GPU memory: %s", n.Protocol, topo.CannotFlush).touching(lanes))
+			list = append(list, warning(n.Name, "%s cannot flush its writes into GPU memory: %s", n.Protocol,
+				topo.CannotFlush).touching(lanes))
 		}
 	}
 	return orFine(list, "all NICs of lanes can flush")

@@ -95,13 +95,17 @@ func tripleFinding(t launch.Triple) Finding {
 	on := t.TripleName.String()
 	switch t.Verdict {
 	case launch.VerdictGood:
-		return ok(on, "%d rounds each way are right: %d bytes by %s", t.Rounds, t.Bytes, t.Memory).touching([]int{t.GPU.Index})
+		return ok(on, "%d rounds each way are right: %d bytes by %s", t.Rounds, t.Bytes,
+			t.Memory).touching([]int{t.GPU.Index})
 	case launch.VerdictUntested:
-		return unknown(on, "it could not be tested: %s", t.Reason).remedy("remove the cause; until then relays bounce data of these through the host's memory").touching([]int{t.GPU.Index})
+		return unknown(on, "it could not be tested: %s",
+			t.Reason).remedy("remove the cause; until then relays bounce data of these through the host's memory").
+			touching([]int{t.GPU.Index})
 	}
 	f := failure(on, "%s", t.Reason)
 	f.Why = "the NIC reports success and data arrives damaged; relays bounce data of these through the host's memory"
-	return f.remedy("on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the ports); update the NIC's firmware and the driver").touching([]int{t.GPU.Index})
+	return f.remedy("on bare metal boot with iommu=pt and switch ACS redirection off (peerlane doctor names the " +
+		"ports); update the NIC's firmware and the driver").touching([]int{t.GPU.Index})
 }
 
 func (h *Host) rdmaFinding(r launch.RDMAResult, all []launch.RDMAResult) Finding {

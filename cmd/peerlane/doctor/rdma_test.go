@@ -59,7 +59,8 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 		Failed: "ibv_reg_mr: bad address (EFAULT)"}
 	far := launch.TripleName{PairName: launch.PairName{GPU: gpu, Server: gpu}, NIC: "mlx5_0"}
 	three := func(verdict, reason string) launch.RDMAResult {
-		return launch.RDMAResult{NIC: "mlx5_0", Triple: &launch.Triple{TripleName: far, Verdict: verdict, Reason: reason, Rounds: 2048}}
+		return launch.RDMAResult{NIC: "mlx5_0", Triple: &launch.Triple{TripleName: far, Verdict: verdict, Reason: reason,
+			Rounds: 2048}}
 	}
 	with := func(r launch.RDMAResult, change func(*launch.RDMAResult)) launch.RDMAResult { change(&r); return r }
 	for _, c := range []struct {
@@ -97,8 +98,10 @@ func TestRDMAResultsBecomeFindings(t *testing.T) {
 			"cannot be loaded"},
 		{"no NIC", nil, nil, OK, ""},
 		{"a triple is good", []launch.RDMAResult{host, three(launch.VerdictGood, "")}, nil, OK, ""},
-		{"a triple is wrong", []launch.RDMAResult{host, three(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3")}, nil, Failure, "1 of 64 bytes are wrong in round 3"},
-		{"a triple cannot be tested", []launch.RDMAResult{host, three(launch.VerdictUntested, "port 1 is DOWN")}, nil, Unknown, "port 1 is DOWN"},
+		{"a triple is wrong", []launch.RDMAResult{host, three(launch.VerdictWrong, "1 of 64 bytes are wrong in round 3")},
+			nil, Failure, "1 of 64 bytes are wrong in round 3"},
+		{"a triple cannot be tested", []launch.RDMAResult{host, three(launch.VerdictUntested, "port 1 is DOWN")}, nil,
+			Unknown, "port 1 is DOWN"},
 	} {
 		found := Examine(t.Context(), h, []Check{RDMA(c.results, c.failed)})
 		worst := slices.MaxFunc(found, func(a, b Finding) int { return int(a.Status) - int(b.Status) })

@@ -20,7 +20,8 @@ import (
 // relayStates are the states of the relay metric: the states of supervisors, "left" for a relay
 // without a supervisor, and "ended" for the remains of an ended container.
 var relayStates = []string{
-	generation.StateStarting, generation.StateReady, generation.StateWaiting, generation.StateDown, generation.StateStopping, generation.StateStopped,
+	generation.StateStarting, generation.StateReady, generation.StateWaiting, generation.StateDown,
+	generation.StateStopping, generation.StateStopped,
 	generation.StateDraining, generation.StateDrained, generation.StateEnding, stateLeft, stateEnded,
 }
 
@@ -87,8 +88,10 @@ var (
 		[]string{"version", "commit", "goversion"})
 
 	all = []*prometheus.Desc{
-		relays, relayUp, relayWanted, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes, directBytes,
-		laneBytes, laneOperations, laneFailed, laneInPlace, laneInFlight, laneLatency, laneStalls, laneStallTime, laneStalled, laneLongest,
+		relays, relayUp, relayWanted, relayStarts, relayClients, connections, memories, hostMemory, badHandles, stagedBytes,
+		directBytes,
+		laneBytes, laneOperations, laneFailed, laneInPlace, laneInFlight, laneLatency, laneStalls, laneStallTime, laneStalled,
+		laneLongest,
 		staging, stagingWanted, stagingClients, scrapeErrors, buildInfo,
 	}
 )

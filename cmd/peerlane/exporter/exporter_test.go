@@ -151,11 +151,15 @@ peerlane_exporter_last_scrape_error 1
 	relay := `{container="trainer",relay="068620d1ac2ad8e4"}`
 	cause := `{cause="no_grant",` + lane + `}`
 	for key, want := range map[string]float64{
-		"relay_starts_total" + relay: 2, "relay_clients" + relay: 2, "relay_connections" + relay: 5, "relay_memories" + relay: 7, "relay_host_memory_bytes" + relay: 1 << 20,
-		"relay_bad_handles_total" + relay: 6, "relay_staged_bytes_total" + relay: 8192, "relay_direct_bytes_total" + relay: 1024,
-		"lane_bytes_total{" + lane + "}": 4096, "lane_operations_total{" + lane + "}": 10, "lane_failed_operations_total{" + lane + "}": 1,
+		"relay_starts_total" + relay: 2, "relay_clients" + relay: 2, "relay_connections" + relay: 5, "relay_memories" +
+			relay: 7, "relay_host_memory_bytes" + relay: 1 << 20,
+		"relay_bad_handles_total" + relay: 6, "relay_staged_bytes_total" + relay: 8192, "relay_direct_bytes_total" +
+			relay: 1024,
+		"lane_bytes_total{" + lane + "}": 4096, "lane_operations_total{" + lane + "}": 10, "lane_failed_operations_total{" +
+			lane + "}": 1,
 		"lane_in_place_bytes_total{" + lane + "}": 100, "lane_operations_in_flight{" + lane + "}": 3,
-		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2, "lane_longest_stall_seconds" + cause: 1,
+		"lane_stalls_total" + cause: 4, "lane_stall_seconds_total" + cause: 3, "lane_stalled_operations" + cause: 2,
+		"lane_longest_stall_seconds" + cause:                                                                 1,
 		"lane_stalls_total" + strings.Replace(cause, "no_grant", "pacing", 1):                                0,
 		"lane_stalls_total" + strings.Replace(cause, "no_grant", "ring_full", 1):                             5,
 		`staging_wanted_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"}`: 222,
@@ -387,8 +391,9 @@ func TestDashboardNamesExistingMetrics(t *testing.T) {
 	}
 	// checkQuery finds wrong names.
 	for query, want := range map[string]string{
-		`rate(peerlane_lane_octets_total[5m])`: "peerlane_lane_octets_total", `sum by (rail) (peerlane_relays)`: "no label rail",
-		`peerlane_relays{nic="x"}`: "no label nic", `up`: "no metric",
+		`rate(peerlane_lane_octets_total[5m])`: "peerlane_lane_octets_total",
+		`sum by (rail) (peerlane_relays)`:      "no label rail",
+		`peerlane_relays{nic="x"}`:             "no label nic", `up`: "no metric",
 	} {
 		if wrong := strings.Join(checkQuery(known, query), ", "); !strings.Contains(wrong, want) {
 			t.Errorf("of %s it says %q", query, wrong)

@@ -72,7 +72,8 @@ func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 // that size in each direction, enough for the messages that StreamSend has in flight; it takes
 // a container, or a plain process, that sees the lane's server GPUs (Host.ClientCopy of package
 // testbed). With 0 the relay copies.
-func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes, staging uint64) (*Client, error) {
+func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes,
+	staging uint64) (*Client, error) {
 	c := &Client{Driver: d, GPU: gpu}
 	var err error
 	if c.context, err = d.CtxGetCurrent(); err != nil {
@@ -102,7 +103,8 @@ func (c *Client) Close() error {
 	return errors.Join(err, c.Streams.Unregister(), c.Session.Close())
 }
 
-func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging uint64, access uint32) (*Buffer, error) {
+func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging uint64, access uint32) (*Buffer,
+	error) {
 	d := c.Driver
 	granule, err := d.MemGranularity(device)
 	if err != nil {
@@ -339,7 +341,8 @@ const keptTimes = 1 << 18
 // StreamSend sends messages of one size, depth messages in flight, and then an empty message, which
 // ends the stream. After a tenth of the duration as warm-up it measures GB/s, and the time of every
 // message since posting. as edits the Stream.
-func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64, as ...func(*Stream)) (float64, []time.Duration, error) {
+func (c *Client) StreamSend(ctx context.Context, size uint64, depth int, duration time.Duration, tag uint64,
+	as ...func(*Stream)) (float64, []time.Duration, error) {
 	type posted struct {
 		op *client.Operation
 		at time.Time

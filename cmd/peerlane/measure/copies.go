@@ -245,7 +245,8 @@ func (c *copies) plain(on *device.Device, size uint64) (cuda.Ptr, error) {
 
 // peers returns plain memory on two GPUs that reach each other, and a stream of the issuer, whose
 // context stays current. free releases them.
-func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream, free func() error, err error) {
+func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target cuda.Ptr, stream cuda.Stream,
+	free func() error, err error) {
 	d := c.driver
 	free = func() error { return nil }
 	if source, err = c.plain(from, j.Size); err != nil {
@@ -261,7 +262,8 @@ func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 		if err = pair[0].Use(); err != nil {
 			return
 		}
-		if err = d.CtxEnablePeerAccess(pair[1].Context()); err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) && !errors.Is(err, cuda.ErrPeerAccessUnsupported) {
+		if err = d.CtxEnablePeerAccess(pair[1].Context()); err != nil && !errors.Is(err, cuda.ErrPeerAccessAlreadyEnabled) &&
+			!errors.Is(err, cuda.ErrPeerAccessUnsupported) {
 			return
 		}
 	}
@@ -270,13 +272,15 @@ func (c *copies) peers(j Job, from, to, issuer *device.Device) (source, target c
 	}
 	stream, err = d.StreamCreate()
 	free = func() error {
-		return errors.Join(d.StreamDestroy(stream), from.On(func() error { return d.MemFree(source) }), to.On(func() error { return d.MemFree(target) }))
+		return errors.Join(d.StreamDestroy(stream), from.On(func() error { return d.MemFree(source) }),
+			to.On(func() error { return d.MemFree(target) }))
 	}
 	return
 }
 
 // copier returns a copy of a Job in a stream of the issuer, whose context stays current.
-func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream, free func() error, err error) {
+func (c *copies) copier(j Job, from, to, issuer *device.Device) (copy func() error, stream cuda.Stream,
+	free func() error, err error) {
 	d := c.driver
 	if !j.Mapped {
 		source, target, stream, free, err := c.peers(j, from, to, issuer)

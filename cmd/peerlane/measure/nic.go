@@ -69,7 +69,8 @@ func (c *copies) prepareNear(j Job, from, to *device.Device) (err error) {
 		return err
 	}
 	for i, on := range []*device.Device{from, to} {
-		if n.memory[i], err = device.Create(c.driver, on.Ordinal, j.Size, cuda.Access{Device: on.Ordinal, Write: true}); err != nil {
+		if n.memory[i], err = device.Create(c.driver, on.Ordinal, j.Size,
+			cuda.Access{Device: on.Ordinal, Write: true}); err != nil {
 			return err
 		}
 		fd, err := n.memory[i].Export()

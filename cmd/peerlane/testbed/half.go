@@ -47,7 +47,8 @@ func (h *Host) half() error {
 		}
 	}
 	h.proc, h.devRoot = proc, filepath.Join(h.Root, "nodes")
-	h.Words = fmt.Sprintf("the half-populated board of the README's picture, with %s and %s, on the CUDA simulator", counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
+	h.Words = fmt.Sprintf("the half-populated board of the README's picture, with %s and %s, on the CUDA simulator",
+		counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
 	if err := h.simulate(topology); err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +29,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/nvml"
 	"github.com/peerlane/peerlane/topo/planner"
@@ -81,7 +83,11 @@ type Host struct {
 	ClientCopy bool
 	// Pace is the rate of an emulated NIC in GB/s; 0 for no limit.
 	Pace float64
+	// Software has the next Configure make the NICs software devices of transport verbs, in place
+	// of emulated NICs of transport loop.
+	Software bool
 
+	rdma    *softdevice.Host // nil without software devices
 	devRoot string
 	proc    string
 	simDir  string
@@ -138,6 +144,11 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	// The self-test copies and has contexts on server GPUs, which tests count: a test that needs
 	// the self-test sets it.
 	h.Config.Relay.SelfTest = launch.SelfTestOff
+	if h.Software {
+		if err := h.useSoftwareDevices(&h.Config); err != nil {
+			return err
+		}
+	}
 	change(&h.Config)
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
 		return err
@@ -148,6 +159,11 @@ func (h *Host) Configure(change func(*config.Config)) error {
 	}
 	if err := h.Plan.Write(h.Layout.PlanFile()); err != nil {
 		return err
+	}
+	if h.Software {
+		if err := h.setSoftwareDevices(); err != nil {
+			return err
+		}
 	}
 	list, err := cdi.Generate(h.Plan, cdi.Options{
 		Layout: h.Layout, HookPath: h.HookBinary(), Tenancy: h.Config.CDI.Tenancy, DevRoot: h.devRoot, Proc: h.proc,
@@ -204,43 +220,67 @@ func (h *Host) StartNICs(ctx context.Context, lanes ...planner.Lane) (stop func(
 // StartNICsBeside starts emulated NIC processes by name, with the GPUs beside the NIC, by PCI
 // address. stop ends the processes.
 func (h *Host) StartNICsBeside(ctx context.Context, beside map[string][]string) (stop func() error, err error) {
-	var started []*exec.Cmd
-	stop = func() error {
-		var err error
-		for _, c := range started {
-			if signalled := c.Process.Signal(syscall.SIGTERM); !errors.Is(signalled, os.ErrProcessDone) {
-				err = errors.Join(err, signalled)
-			}
-			if ended := c.Wait(); ended != nil {
-				err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
-			}
-		}
-		return err
+	if h.Software {
+		return h.startEngine(ctx)
 	}
+	processes := &nicProcesses{host: h}
 	for nic, gpus := range beside {
-		arguments := []string{"emulated-nic", "--name", nic, "--socket", h.Layout.EmulatedNIC(nic), "--log-level", "warning", "--rate", fmt.Sprint(h.Pace)}
+		socket := h.Layout.EmulatedNIC(nic)
+		arguments := []string{"emulated-nic", "--name", nic, "--socket", socket, "--log-level", "warning",
+			"--rate", fmt.Sprint(h.Pace)}
 		for _, g := range gpus {
 			arguments = append(arguments, "--gpu", g)
 		}
-		c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane-relay"), arguments...)
-		c.Env = append([]string{"PATH=/usr/bin:/bin"}, h.Environment...)
-		c.Stderr = &bytes.Buffer{}
-		// A killed process would leave its socket.
-		c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
-		if err := c.Start(); err != nil {
-			return nil, errors.Join(err, stop())
-		}
-		started = append(started, c)
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if _, err := os.Stat(h.Layout.EmulatedNIC(nic)); err == nil {
-				break
-			}
-			if time.Now().After(end) {
-				return nil, errors.Join(fmt.Errorf("emulated NIC %s did not start: %s", nic, c.Stderr), stop())
-			}
+		if err := processes.start(ctx, "emulated NIC "+nic, socket, arguments...); err != nil {
+			return nil, errors.Join(err, processes.stop())
 		}
 	}
-	return stop, nil
+	return processes.stop, nil
+}
+
+// nicProcesses are processes of peerlane-relay that stand for NICs.
+type nicProcesses struct {
+	host    *Host
+	started []*exec.Cmd
+	sockets []string
+}
+
+// start starts a process and waits for its socket.
+func (p *nicProcesses) start(ctx context.Context, what, socket string, arguments ...string) error {
+	c := exec.CommandContext(ctx, filepath.Join(p.host.Binaries, "peerlane-relay"), arguments...)
+	c.Env = append([]string{"PATH=/usr/bin:/bin"}, p.host.Environment...)
+	c.Stderr = &bytes.Buffer{}
+	c.Cancel, c.WaitDelay = func() error { return c.Process.Signal(syscall.SIGTERM) }, 10*time.Second
+	if err := c.Start(); err != nil {
+		return err
+	}
+	p.started, p.sockets = append(p.started, c), append(p.sockets, socket)
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%s did not start: %s", what, c.Stderr)
+		}
+	}
+}
+
+func (p *nicProcesses) stop() error {
+	var err error
+	for _, c := range p.started {
+		if signalled := c.Process.Signal(syscall.SIGTERM); !errors.Is(signalled, os.ErrProcessDone) {
+			err = errors.Join(err, signalled)
+		}
+		if ended := c.Wait(); ended != nil {
+			err = errors.Join(err, fmt.Errorf("emulated NIC: %w: %s", ended, c.Stderr))
+		}
+	}
+	for _, socket := range p.sockets { // on a busy host a NIC may be killed before it has removed its socket
+		if removed := os.Remove(socket); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+	}
+	return err
 }
 
 // real makes h this machine, if the machine has a GPU and a driver.
@@ -257,7 +297,8 @@ func (h *Host) real() error {
 		return err
 	}
 	h.Topology = topology
-	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name, counted(len(topology.NICs), "RDMA NIC"))
+	h.Words = fmt.Sprintf("this machine, with %s (%s) and %s", counted(len(topology.GPUs), "GPU"), topology.GPUs[0].Name,
+		counted(len(topology.NICs), "RDMA NIC"))
 	h.Libraries = []string{library}
 	h.Environment = []string{cuda.LibraryVariable + "=" + library}
 	plan, err := planner.Make(topology, planner.Config{})
@@ -300,7 +341,8 @@ func driverLibrary() (string, error) {
 		return "", err
 	}
 	for _, line := range strings.Split(string(maps), "\n") {
-		if f := strings.Fields(line); len(f) == 6 && strings.Contains(filepath.Base(f[5]), filepath.Base(strings.TrimSuffix(d.Library(), ".1"))) {
+		if f := strings.Fields(line); len(f) == 6 && strings.Contains(filepath.Base(f[5]),
+			filepath.Base(strings.TrimSuffix(d.Library(), ".1"))) {
 			return f[5], nil
 		}
 	}
@@ -322,7 +364,8 @@ func (h *Host) simulated(one bool) error {
 		topology.GPUs = topology.GPUs[:1]
 	}
 	h.proc, h.devRoot = proc, filepath.Join(h.Root, "nodes")
-	h.Words = fmt.Sprintf("a recorded host with %s and %s, on the CUDA simulator: its figures say nothing about hardware", counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
+	h.Words = fmt.Sprintf("a recorded host with %s and %s, on the CUDA simulator: its figures say nothing about hardware",
+		counted(len(topology.GPUs), "GPU"), counted(len(topology.NICs), "NIC"))
 	if err := h.simulate(topology); err != nil {
 		return err
 	}
@@ -336,7 +379,8 @@ func (h *Host) ofKernel() error {
 	if err != nil {
 		return err
 	}
-	h.Words = fmt.Sprintf("this kernel's PCIe tree, with %d GPUs and %d NICs, on the CUDA simulator", len(topology.GPUs), len(topology.NICs))
+	h.Words = fmt.Sprintf("this kernel's PCIe tree, with %d GPUs and %d NICs, on the CUDA simulator", len(topology.GPUs),
+		len(topology.NICs))
 	if err := h.simulate(topology); err != nil {
 		return err
 	}
@@ -348,7 +392,8 @@ func (h *Host) simulate(topology *topo.Host) error {
 	h.simDir = filepath.Join(h.Root, "simulator")
 	var devices []sim.Device
 	for _, g := range topology.GPUs {
-		devices = append(devices, sim.Device{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Memory: 16 << 30})
+		devices = append(devices, sim.Device{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name,
+			Memory: 16 << 30})
 	}
 	if err := sim.Write(h.simDir, devices); err != nil {
 		return err
@@ -454,7 +499,8 @@ func (h *Host) vendorSpec() (*specs.Spec, error) {
 	if h.Simulated {
 		// The process that copies writes the devices' logs.
 		s.ContainerEdits.Mounts = append(s.ContainerEdits.Mounts,
-			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir, Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
+			&specs.Mount{HostPath: h.simDir, ContainerPath: h.simDir,
+				Options: []string{"rw", "bind", "nosuid", "nodev", "noexec"}})
 		s.ContainerEdits.Env = append(s.ContainerEdits.Env, "PEERLANE_SIM_VISIBLE=nodes")
 	}
 	for _, g := range h.Topology.GPUs {
@@ -507,7 +553,8 @@ func (h *Host) PlainEnvironment(g topo.GPU) ([]string, error) {
 			return nil, err
 		}
 	}
-	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir, "CUDA_VISIBLE_DEVICES="+g.UUID), nil
+	return append(slices.Clone(h.Environment), "PEERLANE_SIM_VISIBLE=nodes", "PEERLANE_SIM_DEV="+dir,
+		"CUDA_VISIBLE_DEVICES="+g.UUID), nil
 }
 
 // Log returns the log of every simulated device, by PCI address; empty on real GPUs.

@@ -44,8 +44,10 @@ func (h *Host) processes(s Snapshot) error {
 		}
 		program, _ := os.Readlink(filepath.Join(dir, "exe"))
 		groups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-		if strings.HasPrefix(program, h.Binaries+"/") || strings.Contains(string(command), h.Root) || strings.Contains(string(groups), h.containers()) {
-			s[fmt.Sprintf("process %s: %s", e.Name(), strings.TrimSpace(strings.ReplaceAll(string(command), "\x00", " ")))] = true
+		if strings.HasPrefix(program, h.Binaries+"/") || strings.Contains(string(command), h.Root) ||
+			strings.Contains(string(groups), h.containers()) {
+			s[fmt.Sprintf("process %s: %s", e.Name(), strings.TrimSpace(strings.ReplaceAll(string(command), "\x00",
+				" ")))] = true
 		}
 	}
 	return nil

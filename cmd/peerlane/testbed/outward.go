@@ -71,7 +71,8 @@ func reaching(p *planner.Plan) *planner.Lane {
 func firstNIC(h *topo.Host, excluded []string) string {
 	for _, software := range []bool{false, true} {
 		for _, n := range h.NICs {
-			if n.Software == software && n.Uverbs != "" && n.Active() && n.Reason == "" && n.Protocol != "EFA" && !slices.Contains(excluded, n.Name) {
+			if n.Software == software && n.Uverbs != "" && n.Active() && n.Reason == "" && n.Protocol != "EFA" &&
+				!slices.Contains(excluded, n.Name) {
 				return n.Name
 			}
 		}

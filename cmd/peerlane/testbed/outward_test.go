@@ -44,7 +44,8 @@ func excluding(gpus string) config.Plan {
 // a lane, by a lane that Outward makes.
 func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 	host := twoNICs(t)
-	emulated := []planner.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}}, {GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
+	emulated := []planner.Assignment{{GPU: "1", Servers: []string{"0"}, NICs: []string{"emulated0"}},
+		{GPU: "5", Servers: []string{"4"}, NICs: []string{"emulated1"}}}
 	for name, c := range map[string]struct {
 		own     config.Plan
 		change  func(*topo.Host)
@@ -53,13 +54,18 @@ func TestOutwardRealGPUsUsePlannedNIC(t *testing.T) {
 		nics    string
 		relayed bool
 	}{
-		"far GPUs":                     {gpu: 2, nics: "mlx5_0", relayed: true},
-		"far GPUs, some excluded":      {own: excluding("2 3"), gpu: 7, nics: "mlx5_1", relayed: true},
-		"one far GPU, which bounces":   {own: excluding("2 3 6"), made: emulated, gpu: 0, nics: "mlx5_0"},
-		"no far GPU":                   {own: excluding("2 3 6 7"), made: emulated, gpu: 0, nics: "mlx5_0"},
-		"no NIC with an active port":   {change: func(h *topo.Host) { h.NICs[0].Ports[0].State, h.NICs[1].Ports[0].State = "DOWN", "DOWN" }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
-		"no NIC":                       {change: func(h *topo.Host) { h.NICs = nil }, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
-		"a lane as configuration says": {own: config.Plan{Lanes: []planner.Assignment{{GPU: "2", NICs: []string{"emulated0"}}, {GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
+		"far GPUs":                   {gpu: 2, nics: "mlx5_0", relayed: true},
+		"far GPUs, some excluded":    {own: excluding("2 3"), gpu: 7, nics: "mlx5_1", relayed: true},
+		"one far GPU, which bounces": {own: excluding("2 3 6"), made: emulated, gpu: 0, nics: "mlx5_0"},
+		"no far GPU":                 {own: excluding("2 3 6 7"), made: emulated, gpu: 0, nics: "mlx5_0"},
+		"no NIC with an active port": {change: func(h *topo.Host) {
+			h.NICs[0].Ports[0].State,
+				h.NICs[1].Ports[0].State = "DOWN", "DOWN"
+		}, made: emulated, gpu: 1, nics: "emulated0", relayed: true},
+		"no NIC": {change: func(h *topo.Host) { h.NICs = nil }, made: emulated, gpu: 1,
+			nics: "emulated0", relayed: true},
+		"a lane as configuration says": {own: config.Plan{Lanes: []planner.Assignment{{GPU: "2", NICs: []string{"emulated0"}},
+			{GPU: "3", Servers: []string{"4"}, NICs: []string{"mlx5_1"}}}}, gpu: 3, nics: "mlx5_1", relayed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &Host{Topology: host(), Lanes: c.made}
@@ -89,15 +95,21 @@ func TestOutwardSimulatedGPUsUseHostNIC(t *testing.T) {
 		excluded []string
 		want     string
 	}{
-		"none":              {want: "mlx5_0"}, // the NIC is missing: TCP
-		"one":               {nics: []topo.NIC{{Name: "rocep0", Uverbs: "uverbs3", Ports: active}}, want: "rocep0"},
-		"of software":       {nics: []topo.NIC{{Name: "rxe0", Uverbs: "uverbs0", Software: true, Ports: active}}, want: "rxe0"},
-		"hardware first":    {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Software: true, Ports: active}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
-		"no cable":          {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: down}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
+		"none": {want: "mlx5_0"}, // the NIC is missing: TCP
+		"one":  {nics: []topo.NIC{{Name: "rocep0", Uverbs: "uverbs3", Ports: active}}, want: "rocep0"},
+		"of software": {nics: []topo.NIC{{Name: "rxe0", Uverbs: "uverbs0", Software: true, Ports: active}},
+			want: "rxe0"},
+		"hardware first": {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Software: true, Ports: active},
+			{Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
+		"no cable": {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: down},
+			{Name: "b", Uverbs: "uverbs1", Ports: active}}, want: "b"},
 		"no character node": {nics: []topo.NIC{{Name: "a", Ports: active}}, want: "mlx5_0"},
-		"EFA":               {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Protocol: "EFA", Ports: active}}, want: "mlx5_0"},
-		"refused":           {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Reason: "it is broken", Ports: active}}, want: "mlx5_0"},
-		"excluded":          {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: active}, {Name: "b", Uverbs: "uverbs1", Ports: active}}, excluded: []string{"a"}, want: "b"},
+		"EFA": {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Protocol: "EFA", Ports: active}},
+			want: "mlx5_0"},
+		"refused": {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Reason: "it is broken", Ports: active}},
+			want: "mlx5_0"},
+		"excluded": {nics: []topo.NIC{{Name: "a", Uverbs: "uverbs0", Ports: active},
+			{Name: "b", Uverbs: "uverbs1", Ports: active}}, excluded: []string{"a"}, want: "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &Host{Topology: host()}
@@ -124,7 +136,8 @@ func (h *Host) mustHave(t *testing.T, gpu string, plan config.Plan, index int, n
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g, err := p.GPU(gpu); err != nil || g.Index != index || !slices.Equal(lane.NICs, strings.Fields(nics)) || lane.Relay != relayed {
+	if g, err := p.GPU(gpu); err != nil || g.Index != index || !slices.Equal(lane.NICs, strings.Fields(nics)) ||
+		lane.Relay != relayed {
 		t.Errorf("GPU %d (%v), whose lane is %+v; want GPU %d, %s, relayed: %t", g.Index, err, lane, index, nics, relayed)
 	}
 }

@@ -234,7 +234,8 @@ func (p *process) attach(ctx context.Context, o order) error {
 func (p *process) buffer(ctx context.Context, i int, kind string, access uint32) (b buffer, err error) {
 	switch kind {
 	case MemoryStaging:
-		if b.memory, err = p.session.Staging(ctx, p.driver, client.Staging{Bytes: p.bytes, GPU: p.gpu, Access: access}); err == nil {
+		if b.memory, err = p.session.Staging(ctx, p.driver,
+			client.Staging{Bytes: p.bytes, GPU: p.gpu, Access: access}); err == nil {
 			b.ptr = b.memory.Ptr
 		}
 		return b, err
@@ -266,7 +267,8 @@ func (p *process) detach() error {
 		}
 	}
 	if p.lines != nil {
-		err = errors.Join(p.driver.StreamSynchronize(p.stream), p.driver.StreamSynchronize(p.verify.stream), p.lines.Unregister())
+		err = errors.Join(p.driver.StreamSynchronize(p.stream), p.driver.StreamSynchronize(p.verify.stream),
+			p.lines.Unregister())
 	}
 	err = errors.Join(err, p.session.Close())
 	p.session, p.lines, p.listener, p.sending, p.receiving = nil, nil, nil, nil, nil
@@ -292,7 +294,8 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 	if into.ptr == 0 {
 		canary.Fill(into.memory.Data)
 		p.verify.used = 0
-	} else if err := errors.Join(p.verify.prepare(into.ptr, p.bytes, canary), p.driver.StreamSynchronize(p.verify.stream)); err != nil {
+	} else if err := errors.Join(p.verify.prepare(into.ptr, p.bytes, canary),
+		p.driver.StreamSynchronize(p.verify.stream)); err != nil {
 		return err
 	}
 	arriving, err := p.receive(o.Round, receives)

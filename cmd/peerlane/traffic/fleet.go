@@ -118,7 +118,8 @@ type nic struct {
 // NewFleet starts containers and NICs on a host.
 func NewFleet(ctx context.Context, h *testbed.Host, o Options) (f *Fleet, err error) {
 	f = &Fleet{Options: o, ctx: ctx, host: h, victims: map[*victim]bool{}, report: Report{
-		Routes: map[string]int{}, Hands: map[string]int{}, Pairs: map[string]int{}, Kills: map[string]int{}, Explained: map[string]int{},
+		Routes: map[string]int{}, Hands: map[string]int{}, Pairs: map[string]int{}, Kills: map[string]int{},
+		Explained: map[string]int{},
 	}}
 	gpus := h.Topology.GPUs
 	if o.GPUs > 0 {
@@ -468,7 +469,8 @@ func (f *Fleet) Report() Report {
 
 // ofDeaths are the statuses that say that something died.
 var ofDeaths = []wire.Status{
-	wire.StatusRelayDied, wire.StatusPeerRelayDied, wire.StatusPeerClientDied, wire.StatusPeerClosed, wire.StatusPeerContainerDied,
+	wire.StatusRelayDied, wire.StatusPeerRelayDied, wire.StatusPeerClientDied, wire.StatusPeerClosed,
+	wire.StatusPeerContainerDied,
 	wire.StatusNICDied, wire.StatusBadHandle, wire.StatusUnreachable,
 }
 

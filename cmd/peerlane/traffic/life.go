@@ -121,7 +121,8 @@ func (s *Slot) meet(in [2]*container) error {
 		if err != nil {
 			return err
 		}
-		if route := map[uint32]string{wire.RouteStaged: launch.RouteStaged, wire.RouteDirect: launch.RouteDirect}[connected.Route]; route != in[0].Route {
+		if route := map[uint32]string{wire.RouteStaged: launch.RouteStaged,
+			wire.RouteDirect: launch.RouteDirect}[connected.Route]; route != in[0].Route {
 			return fmt.Errorf("%s is connected by route %s instead of %s", from.name, route, in[0].Route)
 		}
 		if _, err := to.do(order{Do: doAccept}); err != nil {
@@ -132,7 +133,8 @@ func (s *Slot) meet(in [2]*container) error {
 }
 
 func (s *Slot) round(in [2]*container) error {
-	round := Round{Seed: s.random.Uint64(), Messages: 1 + s.random.IntN(s.life.Messages), Largest: s.life.Largest, Hand: anyOf(s.random, s.life.Hands)}
+	round := Round{Seed: s.random.Uint64(), Messages: 1 + s.random.IntN(s.life.Messages), Largest: s.life.Largest,
+		Hand: anyOf(s.random, s.life.Hands)}
 	o := order{Do: doRound, Round: round}
 	second := o
 	second.Side = 1

@@ -62,7 +62,8 @@ type Result struct {
 
 // OK reports whether the result has the requested size and no problem.
 func (r *Result) OK(t Torture) bool {
-	return r.Transfers >= t.Transfers && 2*min(r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
+	return r.Transfers >= t.Transfers && 2*min(r.Routes[launch.RouteStaged],
+		r.Routes[launch.RouteDirect]) >= t.Transfers && r.Wrong == 0 && len(r.Problems) == 0 && len(r.Left) == 0
 }
 
 // Run runs the messages. An error means that the messages could not run.
@@ -88,14 +89,15 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2), Client: []string{"traffic-client"}, Change: func(c *config.Config) {
-		if h.Simulated {
-			c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10 // staging is host memory here
-		}
-		if t.Change != nil {
-			t.Change(c)
-		}
-	}})
+	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2),
+		Client: []string{"traffic-client"}, Change: func(c *config.Config) {
+			if h.Simulated {
+				c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10 // staging is host memory here
+			}
+			if t.Change != nil {
+				t.Change(c)
+			}
+		}})
 	if err != nil {
 		return nil, err
 	}
@@ -139,8 +141,10 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 				return
 			case <-time.After(5 * time.Second):
 				r := f.Report()
-				t.Progress(fmt.Sprintf("%.0f s: %d transfers, %d by route staged, %d by route direct; killed %v, wrong %d, problems %d",
-					time.Since(begin).Seconds(), r.Transfers, r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Kills, r.Wrong, len(r.Problems)))
+				t.Progress(fmt.Sprintf("%.0f s: %d transfers, %d by route staged, %d by route direct; killed %v, wrong %d, "+
+					"problems %d",
+					time.Since(begin).Seconds(), r.Transfers, r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Kills,
+					r.Wrong, len(r.Problems)))
 			}
 		}
 	})

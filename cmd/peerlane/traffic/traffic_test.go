@@ -23,7 +23,8 @@ func TestMessagesOfARound(t *testing.T) {
 		}
 		from, to := uint64(0), uint64(margin)
 		for i, m := range list {
-			if m.size < 1 || m.size > r.Largest || m.from < from || m.to < to+margin || m.to+m.size+margin > bytes || m.from+m.size > bytes {
+			if m.size < 1 || m.size > r.Largest || m.from < from || m.to < to+margin || m.to+m.size+margin > bytes ||
+				m.from+m.size > bytes {
 				t.Fatalf("round %d, message %d is %+v, after %d and %d", seed, i, m, from, to)
 			}
 			from, to = m.from+m.size, m.to+m.size+margin
@@ -98,7 +99,8 @@ func TestFleetDeathExplainsError(t *testing.T) {
 		{"it did before", died(wire.StatusRelayDied), "a", true, true},
 		{"nothing did", died(wire.StatusPeerClientDied), "", false, true},
 		{"an error that says nothing of a death", died(wire.StatusCUDA), "a", false, true},
-		{"the process itself was killed", &failure{killed: true, text: "client 1, round: it ended"}, "client 1", false, false},
+		{"the process itself was killed", &failure{killed: true, text: "client 1, round: it ended"}, "client 1", false,
+			false},
 		{"the process crashed when its relay died", &failure{text: "client 1, round: it ended"}, "a", false, true},
 		{"it hangs", &failure{hangs: true, text: "it HANGS"}, "a", false, true},
 		{"one of two is explained", errors.Join(died(wire.StatusRelayDied), died(wire.StatusOutOfRange)), "a", false, true},

@@ -116,7 +116,8 @@ func (m message) compare(b []byte, offset uint64, canary kernels.Pattern) string
 			want, whose = byteOf(m.pattern, m.shift()+at-m.to), "of the message"
 		}
 		if got != want {
-			return fmt.Sprintf("of %d bytes sent from offset %d to %d: at offset %d, %s, is %#02x instead of %#02x", m.size, m.from, m.to, at, whose, got, want)
+			return fmt.Sprintf("of %d bytes sent from offset %d to %d: at offset %d, %s, is %#02x instead of %#02x", m.size,
+				m.from, m.to, at, whose, got, want)
 		}
 	}
 	return ""

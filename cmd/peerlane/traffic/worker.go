@@ -147,7 +147,8 @@ func (w *worker) hangs(what string) error {
 		_ = w.command.Process.Kill()
 		<-w.ended
 	}
-	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience, &w.stderr)}
+	return &failure{hangs: true, text: fmt.Sprintf("%s, %s: no answer within %v: it HANGS: %s", w.name, what, patience,
+		&w.stderr)}
 }
 
 // leave ends a client regularly: by closing the session.

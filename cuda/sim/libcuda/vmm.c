@@ -236,7 +236,8 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t n, const CUmemAccessDesc *desc, si
 CUresult cuMemGetHandleForAddressRange(void *fd, CUdeviceptr p, size_t n, int type, unsigned long long flags)
 {
 	CUresult r = enter("cuMemGetHandleForAddressRange", NULL);
-	if (r != CUDA_SUCCESS)
+	struct context *c;
+	if (r != CUDA_SUCCESS || (r = context_current(&c)) != CUDA_SUCCESS)
 		return r;
 	if (!fd || flags > 1 || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !n || p % 4096 || n % 4096)
 		return CUDA_ERROR_INVALID_VALUE;

@@ -61,6 +61,9 @@ func Ask(l paths.Layout, id, command string) (Answer, error) {
 	return AskUntil(l, id, command, time.Now().Add(Timeout))
 }
 
+// ErrSupervisorKilled is the error of a generation whose supervisor has ended before its relay.
+var ErrSupervisorKilled = errors.New("the supervisor has been killed; restart the container")
+
 // AskUntil waits for the answer until a time. The supervisor carries out the request all the
 // same.
 func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, error) {
@@ -73,7 +76,7 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 	}
 	socket, err := unixsocket.ConnectWithin(Socket(l, id), min(left, unixsocket.ConnectTimeout))
 	if errors.Is(err, unix.ECONNREFUSED) {
-		return Answer{}, errors.New("the supervisor has been killed; restart the container")
+		return Answer{}, ErrSupervisorKilled
 	}
 	if err != nil {
 		return fail(err)

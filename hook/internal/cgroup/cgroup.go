@@ -30,24 +30,26 @@ func Find(l paths.Layout, id string) (Group, bool, error) {
 	if err != nil {
 		return Group{}, false, err
 	}
-	root, ok := root(string(text))
+	root, _, ok := Mount(string(text), "cgroup2", "")
 	return Group{root, l.Cgroup(), id}, ok, nil
 }
 
 // Remove removes a generation's group. In a mount namespace without cgroup2 it makes a detached
-// mount: a supervisor with another mount namespace may have made the group.
-func Remove(l paths.Layout, id string) error {
+// mount: a supervisor with another mount namespace may have made the group. Without the right to
+// mount, Remove fails if the supervisor reported a group.
+func Remove(l paths.Layout, id string, reported bool) error {
 	group, ok, err := Find(l, id)
 	if err != nil {
 		return err
 	}
 	if !ok {
 		mount, err := detachedCgroups()
-		if err == unix.EPERM || err == unix.ENODEV {
-			return nil // without CAP_SYS_ADMIN, or without cgroup2, there is no group
+		if err == unix.ENODEV || err == unix.EPERM && !reported {
+			return nil // the kernel has no cgroup2, or the generation no group
 		}
 		if err != nil {
-			return fmt.Errorf("mounting cgroup2 to remove the control group of generation %s: %w", id, err)
+			return fmt.Errorf("mounting cgroup2 to remove the control group %s: %w; "+
+				"run peerlane relay gc with CAP_SYS_ADMIN, or where cgroup2 is mounted", filepath.Join(group.family, id), err)
 		}
 		defer mount.Close()
 		group.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
@@ -88,19 +90,6 @@ func Make(l paths.Layout, id string) (*os.File, error) {
 		return nil, errors.Join(err, group.Remove())
 	}
 	return dir, nil
-}
-
-// root finds the mount point of cgroup2 in the text of a mountinfo,
-// proc_pid_mountinfo(5).
-func root(mountinfo string) (string, bool) {
-	for line := range strings.Lines(mountinfo) {
-		mount, filesystem, ok := strings.Cut(line, " - ")
-		fields := strings.Fields(mount)
-		if ok && strings.HasPrefix(filesystem, "cgroup2 ") && len(fields) > 4 {
-			return fields[4], true
-		}
-	}
-	return "", false
 }
 
 func (c Group) Parent() string { return filepath.Join(c.root, c.family) }
@@ -157,10 +146,20 @@ func (c Group) delegate(controller string) error {
 	return nil
 }
 
-// LimitsTasks reports whether pids.max limits the tasks of a control group that only the calling
-// supervisor and its relay are in: the generation's, or the unit's. Else RLIMIT_NPROC limits the
-// relay, and counts other processes of the uid as well.
-func LimitsTasks(proc, id string, unit bool) bool {
+// Limited has the limits that the kernel keeps for a control group.
+type Limited struct{ Tasks, Memory bool }
+
+// ReadLimited reads which limits a control group has that only the calling supervisor and its relay
+// are in: the generation's, or the unit's. Limits of a group with other processes count nothing.
+func ReadLimited(proc, id string, unit bool) Limited {
+	return Limited{
+		Tasks:  limits(proc, id, unit, "pids", "pids.max", "pids.max"),
+		Memory: limits(proc, id, unit, "memory", "memory.max", "memory.limit_in_bytes"),
+	}
+}
+
+// limits reports whether a file of a controller has a limit: file in cgroup v2, fileV1 in v1.
+func limits(proc, id string, unit bool, controller, file, fileV1 string) bool {
 	groups, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
 	if err != nil {
 		return false
@@ -174,23 +173,24 @@ func LimitsTasks(proc, id string, unit bool) bool {
 		if len(fields) != 3 || !unit && filepath.Base(fields[2]) != id {
 			continue
 		}
-		filesystem := "cgroup2"
+		filesystem, name := "cgroup2", file
 		if fields[1] != "" || fields[0] != "0" {
-			if !slices.Contains(strings.Split(fields[1], ","), "pids") {
+			if !slices.Contains(strings.Split(fields[1], ","), controller) {
 				continue
 			}
-			filesystem = "cgroup"
+			filesystem, name = "cgroup", fileV1
 		}
-		mount, root, ok := Mount(string(mounts), filesystem, "pids")
+		mount, root, ok := Mount(string(mounts), filesystem, controller)
 		below, err := filepath.Rel(root, fields[2])
 		if !ok || err != nil || below == "." || below == ".." || strings.HasPrefix(below, "../") {
 			continue
 		}
-		text, err := os.ReadFile(filepath.Join(mount, below, "pids.max"))
+		text, err := os.ReadFile(filepath.Join(mount, below, name))
 		if err != nil {
 			continue
 		}
-		if _, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32); err == nil { // else "max"
+		// Without a limit the text is "max", or of memory in v1 LONG_MAX rounded down to pages.
+		if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && n < 1<<62 {
 			return true
 		}
 	}
@@ -250,7 +250,7 @@ func (c Group) Remove() error {
 }
 
 // Mount finds the mount point of cgroup2, or of a controller of cgroup v1, and the
-// group that is mounted there, in the text of a mountinfo.
+// group that is mounted there, in the text of a mountinfo, proc_pid_mountinfo(5).
 func Mount(mountinfo, filesystem, controller string) (mount, root string, ok bool) {
 	for line := range strings.Lines(mountinfo) {
 		before, after, found := strings.Cut(line, " - ")

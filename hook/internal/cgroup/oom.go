@@ -40,35 +40,18 @@ func memoryFiles(groups, mountinfo string) (files []string) {
 			continue
 		}
 		if part[0] == "0" && part[1] == "" {
-			if root, ok := root(mountinfo); ok {
+			if root, _, ok := Mount(mountinfo, "cgroup2", ""); ok {
 				files = append(files, filepath.Join(root, part[2], "memory.events"))
 			}
 			continue
 		}
 		for _, controller := range strings.Split(part[1], ",") {
-			if root, ok := memoryRoot(mountinfo); ok && controller == "memory" {
+			if root, _, ok := Mount(mountinfo, "cgroup", "memory"); ok && controller == "memory" {
 				files = append(files, filepath.Join(root, part[2], "memory.oom_control"))
 			}
 		}
 	}
 	return files
-}
-
-// memoryRoot is the mount point of the first version's memory controller.
-func memoryRoot(mountinfo string) (string, bool) {
-	for line := range strings.Lines(mountinfo) {
-		mount, filesystem, ok := strings.Cut(strings.TrimRight(line, "\n"), " - ")
-		fields, of := strings.Fields(mount), strings.Fields(filesystem)
-		if !ok || len(fields) < 5 || len(of) < 3 || of[0] != "cgroup" {
-			continue
-		}
-		for _, option := range strings.Split(of[2], ",") {
-			if option == "memory" {
-				return fields[4], true
-			}
-		}
-	}
-	return "", false
 }
 
 // oomKills reads the number from a memory.events or a memory.oom_control.

@@ -8,7 +8,8 @@ import (
 
 func TestMemoryFilesFindCountersOfKills(t *testing.T) {
 	const v2 = "22 1 0:20 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
-	const v1 = "30 1 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n31 1 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+	const v1 = "30 1 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n31 1 0:29 / /sys/fs/cgroup/memory rw - " +
+		"cgroup cgroup rw,memory\n"
 	for _, c := range []struct {
 		name, groups, mounts string
 		want                 []string
@@ -24,7 +25,8 @@ func TestMemoryFilesFindCountersOfKills(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
-	for text, want := range map[string]uint64{"low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n": 1, "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n": 3} {
+	for text, want := range map[string]uint64{"low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n": 1,
+		"oom_kill_disable 0\nunder_oom 0\noom_kill 3\n": 3} {
 		if n, err := oomKills(text); err != nil || n != want {
 			t.Errorf("%q: %d, %v", text, n, err)
 		}

@@ -2,8 +2,12 @@ package ocispec
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 )
+
+// errDuplicateKey is the error of an object that has a key twice.
+var errDuplicateKey = errors.New("a key is there twice")
 
 // NoDuplicateKeys rejects duplicate keys: JSON parsers differ in the value that they keep, so the
 // hook and the runtime could act on different values.
@@ -15,7 +19,7 @@ type NoDuplicateKeys[T any] struct {
 // UnmarshalJSON implements json.Unmarshaler.
 func (o *NoDuplicateKeys[T]) UnmarshalJSON(text []byte) error {
 	if o.given {
-		return fmt.Errorf("a key is there twice, the second time with %.60q", text)
+		return fmt.Errorf("%w, the second time with %.60q", errDuplicateKey, text)
 	}
 	o.given = true
 	return json.Unmarshal(text, &o.Value)

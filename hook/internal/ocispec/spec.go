@@ -137,14 +137,17 @@ func ReadBounded(path string, limit int64) (text []byte, err error) {
 		return nil, fmt.Errorf("%s is no regular file", path)
 	}
 	if info.Size() > limit {
-		return nil, fmt.Errorf("%s has more than %d bytes", path, limit)
+		return nil, fmt.Errorf("%s %w of %d bytes", path, errTooLong, limit)
 	}
 	text, err = io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit { // the file has grown
-		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+		err = fmt.Errorf("%s %w of %d bytes", path, errTooLong, limit)
 	}
 	return text, err
 }
+
+// errTooLong is the error of a file above a limit.
+var errTooLong = errors.New("is longer than the limit")
 
 // NothingBelow refuses a mount below the relay's socket directory: a volume of an image, say.
 // Some runtimes make the mount point before the anchor is read-only, and so on the host.

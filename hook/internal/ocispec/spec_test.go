@@ -43,17 +43,18 @@ func TestReadMalformedSpecFails(t *testing.T) {
 		make func(path string) error
 		says string
 	}{
-		"none":             {func(string) error { return nil }, "no such file"},
-		"empty":            {write(""), "unexpected end"},
-		"a directory":      {func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
-		"one that waits":   {func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
-		"one without end":  {func(path string) error { return os.Symlink("/dev/zero", path) }, "no regular file"},
-		"no root":          {write(`{}`), "no root file system"},
-		"a root of lists":  {write(`{"root": {"path": []}}`), "cannot unmarshal"},
-		"an environment":   {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},
-		"arguments":        {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`), "cannot unmarshal"},
-		"very deep":        {write(strings.Repeat(`{"a":`, 100000)), "exceeded max depth"},
-		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), MaxBytes)) + `"}}`), "has more than 16777216 bytes"},
+		"none":            {func(string) error { return nil }, "no such file"},
+		"empty":           {write(""), "unexpected end"},
+		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
+		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
+		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, "no regular file"},
+		"no root":         {write(`{}`), "no root file system"},
+		"a root of lists": {write(`{"root": {"path": []}}`), "cannot unmarshal"},
+		"an environment":  {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},
+		"arguments":       {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`), "cannot unmarshal"},
+		"very deep":       {write(strings.Repeat(`{"a":`, 100000)), "exceeded max depth"},
+		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), MaxBytes)) + `"}}`),
+			"is longer than the limit of 16777216 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

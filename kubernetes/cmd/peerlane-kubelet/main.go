@@ -82,9 +82,11 @@ DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, mixed, device-plugin; auto takes the mode for the release of the API server, and device-plugin where the server has no resource.k8s.io/v1")
+	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, mixed, device-plugin; auto takes the mode for "+
+		"the release of the API server, and device-plugin where the server has no resource.k8s.io/v1")
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of the node")
-	f.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"), "UID of this pod, for rolling updates with two instances; empty outside of a pod")
+	f.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"),
+		"UID of this pod, for rolling updates with two instances; empty outside of a pod")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the service account of the pod")
 	f.StringVar(&o.root, "root", "/", "root of the host: look for var/lib/peerlane and run/peerlane below it")
 	f.StringVar(&o.kubelet, "kubelet-dir", "/var/lib/kubelet", "root directory of the kubelet")
@@ -237,7 +239,8 @@ func (o options) restConfig() (*rest.Config, error) {
 	return rest.InClusterConfig()
 }
 
-func (o options) start(ctx context.Context, d *driver.Driver, client kubernetes.Interface) (*kubeletplugin.Helper, error) {
+func (o options) start(ctx context.Context, d *driver.Driver, client kubernetes.Interface) (*kubeletplugin.Helper,
+	error) {
 	data := filepath.Join(o.kubelet, "plugins", lanes.DriverName)
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return nil, err

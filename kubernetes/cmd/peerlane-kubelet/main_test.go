@@ -16,7 +16,8 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// apiServer serves a release, the emulated release unless empty, and the resources of resource.k8s.io/v1 with an HTTP status. The result
+// apiServer serves a release, the emulated release unless empty, and the resources of resource.k8s.io/v1
+// with an HTTP status. The result
 // is a kubeconfig file.
 func apiServer(t *testing.T, release, emulated string, status int) string {
 	t.Helper()
@@ -33,11 +34,13 @@ func apiServer(t *testing.T, release, emulated string, status int) string {
 	info := apiversion.Info{GitVersion: release}
 	info.EmulationMajor, info.EmulationMinor, _ = strings.Cut(emulated, ".")
 	answer("/version", http.StatusOK, info)
-	answer("/apis/resource.k8s.io/v1", status, metav1.APIResourceList{GroupVersion: "resource.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "resourceslices"}}})
+	answer("/apis/resource.k8s.io/v1", status, metav1.APIResourceList{GroupVersion: "resource.k8s.io/v1",
+		APIResources: []metav1.APIResource{{Name: "resourceslices"}}})
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	config := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a}}]\nclusters: [{name: a, cluster: {server: %q}}]\n", server.URL)
+	config := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: "+
+		"a}}]\nclusters: [{name: a, cluster: {server: %q}}]\n", server.URL)
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

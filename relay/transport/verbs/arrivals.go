@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"math"
 	"math/bits"
 
 	"github.com/peerlane/peerlane/relay/device"
@@ -42,6 +43,7 @@ type Arrivals struct {
 	channel *tcp.Channel
 	arrived func(immediate, length uint64)
 	regions map[uint32]*registration
+	weights map[uint32]map[string]int // of this side's NICs, by region
 	open    map[*ticket]bool
 	// flushes are those of its tickets that are not flushed yet, also where they are not open
 	// any more, and none is called when there are none, once it has ended.
@@ -60,7 +62,7 @@ func (s *Set) Coming() bool {
 // Receive makes the receiver's end of a channel that was Coming. arrived is
 // called for each write once all of it is in the memory. What is granted ends with End.
 func (s *Set) Receive(c *tcp.Channel, arrived func(immediate, length uint64)) *Arrivals {
-	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{}, open: map[*ticket]bool{}}
+	a := &Arrivals{set: s, channel: c, arrived: arrived, regions: map[uint32]*registration{}, weights: map[uint32]map[string]int{}, open: map[*ticket]bool{}}
 	s.endsOf(c).arrivals = a
 	return a
 }
@@ -91,12 +93,20 @@ func (a *Arrivals) keys(region uint32, r *registration) *regionKeys {
 	m := &regionKeys{Kind: kindRegion, Region: region, Address: r.base, Bytes: r.bytes}
 	for i, n := range a.set.nics {
 		m.Keys[i] = r.region(n).RKey()
+		m.Weights[i] = uint16(max(0, min(a.weights[region][n.name], math.MaxUint16)))
 	}
 	return m
 }
 
-// RemoveMemory ends AddMemory.
-func (a *Arrivals) RemoveMemory(region uint32) { delete(a.regions, region) }
+// Weigh sets the shares of this side's NICs, by name, in writes to a region. Call Weigh before
+// AddMemory. Nil stands for equal shares.
+func (a *Arrivals) Weigh(region uint32, nics map[string]int) { a.weights[region] = nics }
+
+// RemoveMemory ends AddMemory and Weigh.
+func (a *Arrivals) RemoveMemory(region uint32) {
+	delete(a.regions, region)
+	delete(a.weights, region)
+}
 
 // Grant gives the sender a ticket for one write of all of it, now or when another comes
 // back.

@@ -139,13 +139,18 @@ func (c *completionQueue) take(found func(*Set)) (int, error) {
 	return n, err
 }
 
-// Poll gives a group the completions of its queue pairs, the oldest first.
-func (q *queue) Poll(into []verbs.Completion) (int, error) {
+// Poll asks the device, and gives a group the completions of its queue pairs, the oldest first.
+func (q *queue) Poll(into []verbs.Completion) (int, error) { return q.read(into, true) }
+
+// read gives a group the completions of its queue pairs, the oldest first. It asks the device if ask is
+// set, or if Fabric.Poll asks it no more.
+func (q *queue) read(into []verbs.Completion, ask bool) (int, error) {
 	c, s := q.completionQueue, q.set
 	var others []*Set
 	poll.Lock(&c.mu)
 	var err error
-	for n := batchSize; len(q.inbox) < len(into) && n == batchSize && err == nil; {
+	ask = ask || c.broken
+	for n := batchSize; ask && len(q.inbox) < len(into) && n == batchSize && err == nil; {
 		n, err = c.take(func(other *Set) {
 			if other != s && !slices.Contains(others, other) {
 				others = append(others, other)
@@ -186,13 +191,16 @@ func (f *Fabric) Poll() bool {
 		if !c.mu.TryLock() { // a goroutine polls
 			continue
 		}
-		n, err := c.take((*Set).touch)
+		var err error
+		for n := batchSize; n == batchSize && err == nil; {
+			n, err = c.take((*Set).touch)
+			progress = progress || n > 0
+		}
 		c.mu.Unlock()
 		if err != nil {
 			f.queueFailed(c, err)
 			return true
 		}
-		progress = progress || n > 0
 	}
 	if len(f.due) == 0 {
 		return progress

@@ -149,6 +149,8 @@ type nic struct {
 	direct bool
 	// sends: it has no write with an immediate.
 	sends bool
+	// software: it is a software device of package softdevice.
+	software bool
 	// dead: it is gone, or was reset. It is opened anew, as another one.
 	dead *atomic.Bool
 	// changes counts the events that its addresses have changed, and seen those before is and
@@ -268,7 +270,7 @@ func openNIC(library *verbs.Library, name string, config Config) (_ *nic, err er
 	if i < 0 {
 		return nil, fmt.Errorf("%s: there is no such device, or no provider of rdma-core for it", name)
 	}
-	n := &nic{name: name, dead: &atomic.Bool{}, changes: &atomic.Uint32{}, life: &life{}}
+	n := &nic{name: name, dead: &atomic.Bool{}, changes: &atomic.Uint32{}, life: &life{}, software: library.Software()}
 	switch devices[i].Transport {
 	case verbs.IB:
 		n.context, err = library.OpenDevice(name)
@@ -419,7 +421,15 @@ func (n *nic) at() string {
 }
 
 func (n *nic) String() string {
-	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate)
+	return fmt.Sprintf("%s port %d, %s, %s, MTU %d, %.0f Gb/s", n.name, n.port, n.is.LinkLayer, n.at(), n.is.MTU.Bytes(), n.is.GigabitRate) + n.kind()
+}
+
+// kind marks a software device in reports.
+func (n *nic) kind() string {
+	if n.software {
+		return ", software device"
+	}
+	return ""
 }
 
 // Report is what the administrator is told; nil where no NIC was needed yet, or while they
@@ -456,14 +466,8 @@ type purpose struct {
 
 // access returns the rights to memory that the other side writes, or that is sent from. The order of
 // writes is free, unless Verbs.RelaxedOrdering is off: the immediate tells that all have arrived.
-func (f *Fabric) access(target bool) (a verbs.Access) {
-	if target {
-		a = verbs.LocalWrite | verbs.RemoteWrite
-	}
-	if f.config.RelaxedOrdering {
-		a |= verbs.RelaxedOrdering
-	}
-	return a
+func (f *Fabric) access(target bool) verbs.Access {
+	return gdr.Access(target, f.config.RelaxedOrdering)
 }
 
 // registration is memory that NICs know, the host's or a GPU's.

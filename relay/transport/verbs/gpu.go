@@ -44,6 +44,13 @@ func (s *Set) NICNames() (names []string) {
 	return slices.Compact(names)
 }
 
+// NICsVersion identifies the NICs of a Set: another one follows each change of them.
+type NICsVersion *[]*nic
+
+// NICsVersion returns the version of the Set's NICs. Any goroutine may call it once the Set is
+// settled.
+func (s *Set) NICsVersion() NICsVersion { return s.registers.Load() }
+
 // Try tells by which way the Set's NICs know memory that is made so, and of which kind that
 // has to be. What is made for it is given back. Any goroutine may call it once the Set is
 // settled. It blocks.

@@ -18,13 +18,19 @@ func (a *Arrivals) By(nics []string) bool {
 }
 
 // Has reports whether some of what is sent goes by a NIC of this side that has a weight.
-func (l *Link) Has(nics map[string]int) bool {
-	for _, weight := range l.set.weigh(l.pairs, nics) {
-		if weight > 0 {
-			return true
-		}
-	}
-	return false
+func (l *Link) Has(nics map[string]int) bool { return l.set.has(l.pairs, nics) }
+
+// Has reports whether some of what is received comes by a NIC of this side that has a weight.
+func (a *Arrivals) Has(nics map[string]int) bool {
+	p := a.set.endsOf(a.channel).path
+	return p != nil && a.set.has(a.set.pairsOf(p), nics)
+}
+
+func (s *Set) has(pairs []int, nics map[string]int) bool {
+	return slices.ContainsFunc(pairs, func(i int) bool {
+		link := i / s.perLink // those of the first come first
+		return link < len(s.links) && nics[s.nics[s.links[link].ours].name] > 0
+	})
 }
 
 func (s *Set) by(pairs []int, nics []string) bool {

@@ -291,7 +291,7 @@ func (s *Set) post(w *write, ticket uint32) {
 		return
 	}
 	s.touch()
-	for _, part := range w.link.split(w.bytes, ticket, w.nics) {
+	for _, part := range w.link.split(w.bytes, ticket, w.nics, region.Weights) {
 		p := s.pairs[pairs[part.pair]]
 		theirs := s.links[p.link].theirs
 		s.waitingParts += p.push(verbs.Send{

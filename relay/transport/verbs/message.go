@@ -159,6 +159,9 @@ type regionKeys struct {
 	Address uint64 // of its first byte
 	Bytes   uint64
 	Keys    [maxCards]uint32 // by the answering side's NICs
+	// Weights are the shares of the answering side's NICs in writes to the region; all 0 for
+	// equal shares. A NIC of weight 0 writes there only if no NIC of a path has a weight.
+	Weights [maxCards]uint16
 }
 
 // ticketed gives a grant the immediate of its write.

@@ -36,7 +36,7 @@ func examples() []any {
 		&short{Kind: kindReady}, &short{Kind: kindUse}, &short{Kind: kindNext},
 		&refusal{Kind: kindRefuse, Reason: text[[1020]byte]("no NIC")},
 		&path{Kind: kindPath, Links: 2, Most: 4 << 20, Link: [maxLinks]uint8{1, 0}},
-		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6}},
+		&regionKeys{Kind: kindRegion, Region: 7, Address: 1 << 46, Bytes: 1 << 24, Keys: [maxCards]uint32{5, 6}, Weights: [maxCards]uint16{3, 1}},
 		&ticketed{Kind: kindTicket, Ticket: 1 << 31, Grant: 1<<63 | 5},
 		&arrived{Kind: kindArrived, Ticket: 1 << 31},
 		&fall{Kind: kindFall, Epoch: 3, Reason: [1012]byte{'x'}},

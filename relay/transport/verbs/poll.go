@@ -29,7 +29,7 @@ func (s *Set) poll() bool {
 	}
 	progress := false
 	if s.phase == draining || s.phase == running {
-		progress = s.drain()
+		progress = s.complete(false) // Fabric.Poll has asked the devices
 	}
 	if s.phase == draining {
 		return s.drainEnds() || progress
@@ -61,7 +61,11 @@ func (s *Set) room() bool {
 const batchSize = 32
 
 // drain takes all completions that there are. It reports whether there was one.
-func (s *Set) drain() bool {
+func (s *Set) drain() bool { return s.complete(true) }
+
+// complete takes completions of the group's queue pairs: all that there are, or without ask those that
+// the devices were asked for already. It reports whether there was one.
+func (s *Set) complete(ask bool) bool {
 	if s.over || s.working || s.phase != running && s.phase != draining {
 		return false
 	}
@@ -70,7 +74,7 @@ func (s *Set) drain() bool {
 	for _, q := range s.queues {
 		for n := batchSize; n == batchSize; {
 			var err error
-			if n, err = q.Poll(batch[:]); err != nil {
+			if n, err = q.read(batch[:], ask); err != nil {
 				s.failed(q.nic, err.Error())
 				return true
 			}

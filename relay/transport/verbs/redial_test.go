@@ -801,3 +801,18 @@ func aCompletionQueueThatFails(t *testing.T, iwarp bool) {
 	so.begin()
 	so.mustEnd(t)
 }
+
+// TestReconnectedGroupHasAnotherNICsVersion demands that results for the NICs of before are not taken
+// for later ones.
+func TestReconnectedGroupHasAnotherNICsVersion(t *testing.T) {
+	w := connected(t)
+	before := w.a.set.NICsVersion()
+	if w.a.set.NICsVersion() != before {
+		t.Error("the version changes without a change")
+	}
+	w.a.loop.Call(func() { w.a.set.fault(w.a.set.nics[0], "a test's fault") })
+	w.a.until("others in place of the queue pairs", func(s *Set) bool { return s.redials == 1 && s.phase == running })
+	if w.a.set.NICsVersion() == before {
+		t.Error("the version is the one of before")
+	}
+}

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/transport"
 	"github.com/peerlane/peerlane/relay/transport/tcp"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
@@ -103,6 +105,54 @@ func TestGroupsShareACompletionQueue(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestGroupsLeaveTheDeviceToTheFabric demands that the event loop asks a device once for all groups.
+func TestGroupsLeaveTheDeviceToTheFabric(t *testing.T) {
+	w := connected(t)
+	s := newStream(w)
+	s.done = make(chan error, 2)
+	w.b.loop.Call(func() {
+		for i := range uint64(2) {
+			if err := w.arrivals.Grant(i, 7, i*streamBytes, streamBytes); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	write := func(i uint64) {
+		t.Helper()
+		w.a.loop.Call(func() {
+			w.link.Write(transport.Target{Region: 7, Offset: i * streamBytes}, transport.Source{Place: s.from.At(i * streamBytes)}, streamBytes, i, func(err error) { s.done <- err })
+		})
+		if err := receive(t, s.done, "a write's end"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(0)
+	receive(t, w.arrived, "an arrival")
+	var alone, all bool
+	stands, written, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(written) })
+	t.Cleanup(goOn)
+	go func() {
+		defer close(over)
+		w.b.loop.Call(func() { // completions stay in the device meanwhile
+			for w.b.fabric.Poll() {
+			}
+			close(stands)
+			<-written
+			alone = w.b.set.poll()
+			all = w.b.fabric.Poll()
+		})
+	}()
+	receive(t, stands, "the receiver")
+	write(1)
+	goOn()
+	receive(t, over, "the receiver")
+	if alone || !all {
+		t.Errorf("a group takes completions from the device: %t; the fabric does: %t", alone, all)
+	}
+	receive(t, w.arrived, "an arrival")
 }
 
 // TestNoResizeMakesAnotherCompletionQueue demands that groups come up where a completion queue cannot

@@ -274,7 +274,7 @@ func (s *Set) Way() string {
 		n, t := s.nics[l.ours], &s.theirs[l.theirs]
 		list = append(list, fmt.Sprintf("%s (%s) and %s (%s)", n.name, n.at(), t.name(), t.address()))
 	}
-	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes())
+	way := fmt.Sprintf("%s, queue pairs each: %d, MTU %d", strings.Join(list, "; "), s.perLink, s.mtu(0).Bytes()) + s.nics[s.links[0].ours].kind()
 	if s.redials > 0 {
 		way += fmt.Sprintf(", connected anew %d times, the last time after a fault %s", s.redials, s.lastFault)
 	}

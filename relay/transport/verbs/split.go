@@ -55,28 +55,71 @@ type shortWrites struct {
 	dealer  *stripe.Scheduler
 }
 
-// weigh is by how much each pair of a path carries of a write: the weight of its NIC at this
-// side, which the NIC's pairs share.
-func (s *Set) weigh(pairs []int, nics map[string]int) []float64 {
-	weights, count := make([]float64, len(pairs)), map[string]int{}
+// weigh returns the share of each queue pair of a path in a write. own has the weights of this
+// side's NICs by name, theirs those of the other side's NICs; without weights, the NICs of a side
+// have equal ones. The queue pairs between two NICs have equal shares. If both sides have
+// weights, two NICs have the lesser of their shares: neither NIC carries more than it is to.
+func (s *Set) weigh(pairs []int, own map[string]int, theirs [maxCards]uint16) []float64 {
+	var ends [][2]int
 	for _, at := range pairs {
-		count[s.nics[s.links[s.pairs[at].link].ours].name]++
+		l := s.links[s.pairs[at].link]
+		ends = append(ends, [2]int{l.ours, l.theirs})
 	}
-	for i, at := range pairs {
-		name := s.nics[s.links[s.pairs[at].link].ours].name
-		weights[i] = float64(nics[name]) / float64(count[name])
+	return weighEnds(ends, func(i int) float64 { return float64(own[s.nics[i].name]) }, own != nil,
+		func(i int) float64 { return float64(theirs[i]) }, theirs != [maxCards]uint16{})
+}
+
+// weighEnds is weigh for queue pairs between a NIC of each side.
+func weighEnds(ends [][2]int, own func(int) float64, byOwn bool, theirs func(int) float64, byTheirs bool) []float64 {
+	weights := make([]float64, len(ends))
+	one := func(int) float64 { return 1 }
+	switch {
+	case !byOwn && !byTheirs:
+		for i := range weights {
+			weights[i] = 1
+		}
+		return weights
+	case !byOwn:
+		return sharesOf(ends, 1, theirs, one)
+	case !byTheirs:
+		return sharesOf(ends, 0, own, one)
+	}
+	for i, share := range sharesOf(ends, 0, own, theirs) {
+		weights[i] = share
+	}
+	for i, share := range sharesOf(ends, 1, theirs, own) {
+		weights[i] = min(weights[i], share)
 	}
 	return weights
 }
 
-// split spreads a write over the pairs of the path by the weights of NICs. The parts are as
+// sharesOf shares one out to the NICs of a side by weight, and the share of each NIC to its queue
+// pairs by the weights of the NICs at the other side.
+func sharesOf(ends [][2]int, side int, weight, other func(int) float64) []float64 {
+	sum, at := 0.0, map[int]float64{} // of the NICs of the side, and of the other side of each
+	for _, e := range ends {
+		if _, counted := at[e[side]]; !counted {
+			sum += weight(e[side])
+		}
+		at[e[side]] += other(e[1-side])
+	}
+	shares := make([]float64, len(ends))
+	for i, e := range ends {
+		if sum > 0 && at[e[side]] > 0 {
+			shares[i] = weight(e[side]) / sum * other(e[1-side]) / at[e[side]]
+		}
+	}
+	return shares
+}
+
+// split spreads a write over the queue pairs of the path by the weights of NICs. The parts are as
 // many as the receiver expects: one without bytes still tells it that it has come. Where no
 // NIC of the path has a weight, because those that have have failed, all are alike.
-func (l *Link) split(n uint64, ticket uint32, nics map[string]int) []piece {
-	if nics == nil {
+func (l *Link) split(n uint64, ticket uint32, own map[string]int, theirs [maxCards]uint16) []piece {
+	if own == nil && theirs == [maxCards]uint16{} {
 		return evenly(n, ticket, len(l.pairs))
 	}
-	return l.short.split(n, ticket, l.set.weigh(l.pairs, nics))
+	return l.short.split(n, ticket, l.set.weigh(l.pairs, own, theirs))
 }
 
 func evenly(n uint64, ticket uint32, pairs int) (pieces []piece) {
@@ -140,6 +183,9 @@ func total(weights []float64) (sum float64) {
 	return sum
 }
 
+// turnsOfAll is the number of turns that deal divides by weight.
+const turnsOfAll = 1 << 12
+
 // deal makes the scheduler anew where weights are others than before.
 func (w *shortWrites) deal(weights []float64) {
 	same := len(w.weights) == len(weights)
@@ -150,10 +196,10 @@ func (w *shortWrites) deal(weights []float64) {
 		return
 	}
 	w.weights = weights
-	whole := make([]int, len(weights))
+	whole, sum := make([]int, len(weights)), total(weights)
 	for i, weight := range weights {
 		if weight > 0 {
-			whole[i] = max(1, int(weight*64+0.5))
+			whole[i] = max(1, int(weight/sum*turnsOfAll+0.5))
 		}
 	}
 	w.dealer = stripe.New(whole)

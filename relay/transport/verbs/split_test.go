@@ -1,6 +1,9 @@
 package verbs
 
-import "testing"
+import (
+	"math"
+	"testing"
+)
 
 // Whatever the length, the parts lie side by side, are of whole granules but for the last,
 // are each on a pair of its own, and are as many as the receiver expects.
@@ -68,6 +71,36 @@ func TestSplitByWeightsKeepsPartsAndShares(t *testing.T) {
 				if off := float64(sent[i])/float64(all) - weight/sum; off > 0.02 || off < -0.02 {
 					t.Errorf("%d bytes by %v: pair %d has carried %.3f of all, want %.3f", n, weights, i, float64(sent[i])/float64(all), weight/sum)
 				}
+			}
+		}
+	}
+}
+
+// The weights of both sides' NICs share a write: of links that have one, and of links in conflict.
+func TestWeightsOfBothSidesShareQueuePairs(t *testing.T) {
+	by := func(w []float64) func(int) float64 { return func(i int) float64 { return w[i] } }
+	for _, c := range []struct {
+		name        string
+		ends        [][2]int // NIC of this side, NIC of the other side
+		own, theirs []float64
+		want        []float64 // ratios
+	}{
+		{"no weights", [][2]int{{0, 0}, {1, 1}}, nil, nil, []float64{1, 1}},
+		{"own ones, two queue pairs a link", [][2]int{{0, 0}, {0, 0}, {1, 1}, {1, 1}}, []float64{3, 1}, nil, []float64{3, 3, 1, 1}},
+		{"the other side's", [][2]int{{0, 0}, {1, 1}}, nil, []float64{1, 4}, []float64{1, 4}},
+		{"equal ones of both", [][2]int{{0, 0}, {1, 1}}, []float64{3, 1}, []float64{3, 1}, []float64{3, 1}},
+		{"one NIC here, two there", [][2]int{{0, 0}, {0, 1}}, []float64{5}, []float64{3, 1}, []float64{3, 1}},
+		{"two NICs here, one there", [][2]int{{0, 0}, {1, 0}}, []float64{1, 2}, []float64{7}, []float64{1, 2}},
+		{"a NIC without a share there", [][2]int{{0, 0}, {1, 1}}, []float64{1, 1}, []float64{0, 2}, []float64{0, 1}},
+		{"different ones: the lesser", [][2]int{{0, 0}, {1, 1}}, []float64{3, 1}, []float64{1, 1}, []float64{2, 1}},
+		{"none in common", [][2]int{{0, 0}, {1, 1}}, []float64{1, 0}, []float64{0, 1}, []float64{0, 0}},
+	} {
+		got := weighEnds(c.ends, by(c.own), c.own != nil, by(c.theirs), c.theirs != nil)
+		sum, want := total(got), total(c.want)
+		for i := range c.want {
+			if sum == 0 && want > 0 || sum > 0 && math.Abs(got[i]/sum-c.want[i]/want) > 1e-9 || want == 0 && got[i] != 0 {
+				t.Errorf("%s: shares %v, want %v", c.name, got, c.want)
+				break
 			}
 		}
 	}

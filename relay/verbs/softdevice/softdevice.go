@@ -18,6 +18,9 @@
 // When a registration ends it records whether the GPU's memory is still there, by the
 // address that was given as the iova, and how many pairs of the domain are.
 //
+// If a host has the process of package engine, the library registers GPU memory with that process, on
+// simulated and real GPUs alike, and the GPUs copy the bytes.
+//
 // What it does not model: speed, segments beyond one, shared receive queues, a NIC that
 // answers late. A request whose pair is not there any more ends with RetryExceeded at
 // once; one whose port, on either side, is down does so after the pair's timeout and
@@ -225,14 +228,30 @@ func New(dir string, devices ...Device) (Host, error) {
 		return Host{}, err
 	}
 	// The loader takes two links to one file for one library.
-	return h, errors.Join(os.WriteFile(h.Library(), text, 0o755), h.Set(devices...))
+	return h, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(h.Library(), text, 0o755), os.WriteFile(filepath.Join(dir, logName), nil, 0o644), h.Set(devices...))
+}
+
+// logName is the file of the record. Without it nothing is recorded, and no script is read.
+const logName = "log"
+
+// Open lets processes of other users be on this host, without a record of calls and without a script,
+// which take time.
+func (h Host) Open() error {
+	number := filepath.Join(h.Dir, "number")
+	err := errors.Join(os.Remove(filepath.Join(h.Dir, logName)), os.Chmod(h.Dir, 0o777), os.WriteFile(number, nil, 0o666))
+	return errors.Join(err, os.Chmod(number, 0o666))
 }
 
 // Library is what a process opens that is on this host.
 func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
 
 // Environment is what a process needs in its environment to be on this host.
-func (h Host) Environment() []string { return []string{verbs.LibraryVariable + "=" + h.Library()} }
+func (h Host) Environment() []string {
+	return []string{verbs.LibraryVariable + "=" + h.Library(), allowed}
+}
+
+// allowed lets a process use the software device.
+const allowed = verbs.SoftwareVariable + "=" + verbs.SoftwareAllowed
 
 // Apart copies the library into another directory and returns the environment of a process that
 // is on this host with it: in a relay's sandbox nothing writable is executable.
@@ -242,7 +261,7 @@ func (h Host) Apart(dir string) (environment []string, err error) {
 		return nil, err
 	}
 	path := filepath.Join(dir, LibraryName)
-	return []string{verbs.LibraryVariable + "=" + path, DirectoryVariable + "=" + h.Dir}, os.WriteFile(path, text, 0o755)
+	return []string{verbs.LibraryVariable + "=" + path, DirectoryVariable + "=" + h.Dir, allowed}, os.WriteFile(path, text, 0o755)
 }
 
 // DirectoryVariable names a host's directory where the library is elsewhere.
@@ -283,7 +302,7 @@ type Call struct {
 // Calls are those so far, of all processes, in the order of their ends; with names, only
 // those of these names.
 func (h Host) Calls(names ...string) ([]Call, error) {
-	f, err := os.Open(filepath.Join(h.Dir, "log"))
+	f, err := os.Open(filepath.Join(h.Dir, logName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -96,6 +96,21 @@ func TestRegistrationAsksForWhatItIsGiven(t *testing.T) {
 	}
 }
 
+func TestOpenRefusesTheSoftwareDeviceWithoutPermission(t *testing.T) {
+	h, _ := host(t)
+	t.Setenv(verbs.LibraryVariable, h.Library())
+	for _, value := range []string{"", "yes"} {
+		t.Setenv(verbs.SoftwareVariable, value)
+		if _, err := verbs.Open(); err == nil || !strings.Contains(err.Error(), "software device") || !strings.Contains(err.Error(), "relay.environment") {
+			t.Errorf("%s=%q: %v", verbs.SoftwareVariable, value, err)
+		}
+	}
+	t.Setenv(verbs.SoftwareVariable, verbs.SoftwareAllowed)
+	if l, err := verbs.Open(); err != nil || !l.Software() {
+		t.Errorf("with permission: %v", err)
+	}
+}
+
 func TestEveryRefusalIsTold(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	c, d := opened(t, l, "mlx5_0")

@@ -15,7 +15,8 @@ type PCIeSpeed struct {
 // with the entries in order.
 var PCIeSpeeds = []PCIeSpeed{
 	{"2.5 GT/s", 15}, {"5 GT/s", 30}, {"8 GT/s", 60}, {"16 GT/s", 120}, {"32 GT/s", 240}, // Linux before 5.7
-	{"5.0 GT/s PCIe", 30}, {"8.0 GT/s PCIe", 60}, {"16.0 GT/s PCIe", 120}, {"32.0 GT/s PCIe", 240}, {"64.0 GT/s PCIe", 480},
+	{"5.0 GT/s PCIe", 30}, {"8.0 GT/s PCIe", 60}, {"16.0 GT/s PCIe", 120}, {"32.0 GT/s PCIe", 240},
+	{"64.0 GT/s PCIe", 480},
 }
 
 // PCIe is the usable bandwidth of a PCIe link, GB/s in each direction.

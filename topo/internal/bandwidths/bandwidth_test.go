@@ -10,7 +10,8 @@ func TestBandwidthOfPCIeLinks(t *testing.T) {
 	}{
 		{"2.5 GT/s PCIe", 1, 0.1875}, {"5.0 GT/s PCIe", 4, 1.5}, {"5 GT/s", 16, 6}, {"8.0 GT/s PCIe", 16, 12},
 		{"16 GT/s", 8, 12}, {"32.0 GT/s PCIe", 16, 48}, {"64.0 GT/s PCIe", 16, 96},
-		{"16.0 GT/s", 16, 12}, {"", 0, 12}, {"Unknown", 255, 191.25}, {"NaN GT/s", -1, 12}, {"-8 GT/s", 8, 6}, {"1e9 GT/s", 16, 12},
+		{"16.0 GT/s", 16, 12}, {"", 0, 12}, {"Unknown", 255, 191.25}, {"NaN GT/s", -1, 12}, {"-8 GT/s", 8, 6},
+		{"1e9 GT/s", 16, 12},
 	} {
 		if got := PCIe(tt.speed, tt.width); got != tt.want {
 			t.Errorf("%q, %d lanes: %g GB/s, want %g", tt.speed, tt.width, got, tt.want)
@@ -36,7 +37,8 @@ func TestBandwidthBetweenSockets(t *testing.T) {
 }
 
 func TestXGMIBandwidthFollowsTheArchitecture(t *testing.T) {
-	for gcn, want := range map[string]float64{"906": 24, "908": 24, "gfx90a": 36, "910": 36, "gfx942": 48, "942": 48, "950": 48, "": 24} {
+	for gcn, want := range map[string]float64{"906": 24, "908": 24, "gfx90a": 36, "910": 36, "gfx942": 48, "942": 48,
+		"950": 48, "": 24} {
 		if got := XGMI(gcn); got != want {
 			t.Errorf("%q: %g GB/s, want %g", gcn, got, want)
 		}

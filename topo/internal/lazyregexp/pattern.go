@@ -44,7 +44,8 @@ func hexadecimal(s string, least int) bool {
 func isHostBridge(s string) bool {
 	const bus = len(":00")
 	at := len(s) - bus
-	return at >= len("pci0000") && s[:len("pci")] == "pci" && s[at] == ':' && hexadecimal(s[len("pci"):at], 4) && hexadecimal(s[at+1:], 2)
+	return at >= len("pci0000") && s[:len("pci")] == "pci" && s[at] == ':' && hexadecimal(s[len("pci"):at], 4) &&
+		hexadecimal(s[at+1:], 2)
 }
 
 // IsDevice matches "0000:00:00.0".

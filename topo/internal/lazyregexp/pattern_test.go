@@ -7,7 +7,8 @@ import (
 
 func TestPatternsMatchAsTheirExpressions(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	seeds := []string{"pci0000:00", "pci10000:e0", "0000:17:00.0", "10000:e1:1f.7", "pci000:00", "0000:17:00.8", "", "pci", ":", "0000:17:00", "pcipci0000:00", "PCI0000:00", "0000:17:00.0\n", "pci0000:0"}
+	seeds := []string{"pci0000:00", "pci10000:e0", "0000:17:00.0", "10000:e1:1f.7", "pci000:00", "0000:17:00.8", "", "pci",
+		":", "0000:17:00", "pcipci0000:00", "PCI0000:00", "0000:17:00.0\n", "pci0000:0"}
 	const letters = "0123456789abcdefABgpi:.\n"
 	for _, p := range []*Regexp{HostBridgePattern, DevicePattern} {
 		for range 20_000 {

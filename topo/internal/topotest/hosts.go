@@ -92,7 +92,8 @@ func (b *Builder) GPU(numa int, hostBridge, sw string) *Builder {
 
 func (b *Builder) NIC(name string, numa int, hostBridge, sw string, ports ...topo.Port) *Builder {
 	n, p := at(numa, hostBridge, sw)
-	b.H.NICs = append(b.H.NICs, topo.NIC{Name: name, BusID: fmt.Sprintf("00ff:%02x:00.0", len(b.H.NICs)), NUMA: n, Place: p, Ports: ports})
+	b.H.NICs = append(b.H.NICs, topo.NIC{Name: name, BusID: fmt.Sprintf("00ff:%02x:00.0", len(b.H.NICs)), NUMA: n,
+		Place: p, Ports: ports})
 	return b
 }
 
@@ -151,7 +152,8 @@ func MachineOf(r *rand.Rand) *topo.Host {
 			s := topo.Switch{Host: host, BusID: fmt.Sprintf("0000:%02x:00.0", 0x10+i)}
 			s.NUMA, s.Place = place()
 			if r.IntN(2) > 0 {
-				s.Device = topo.PCIIdentity{Class: "0x060400", Vendor: "0x1000", Device: "0xc010", SubsystemVendor: "0x1000", SubsystemDevice: "0xa096"}
+				s.Device = topo.PCIIdentity{Class: "0x060400", Vendor: "0x1000", Device: "0xc010", SubsystemVendor: "0x1000",
+					SubsystemDevice: "0xa096"}
 			}
 			if r.IntN(4) == 0 {
 				s.Peers = []string{fmt.Sprintf("0000:%02x:00.0", 0x10+r.IntN(6))}
@@ -161,7 +163,8 @@ func MachineOf(r *rand.Rand) *topo.Host {
 		h.Switches = append(h.Switches, switches...)
 		gpus := r.IntN(5)
 		for i := range gpus {
-			g := topo.GPU{Host: host, Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", 0x40+i), Capability: 70 + 20*r.IntN(2), NoP2P: r.IntN(8) == 0}
+			g := topo.GPU{Host: host, Index: i, BusID: fmt.Sprintf("0000:%02x:00.0", 0x40+i), Capability: 70 + 20*r.IntN(2),
+				NoP2P: r.IntN(8) == 0}
 			g.NUMA, g.Place = place()
 			for range r.IntN(3) {
 				peer := ""

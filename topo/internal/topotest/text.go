@@ -74,7 +74,8 @@ func System(cpus ...string) string {
 }
 
 func CPUXML(numa int, inner ...string) string {
-	return fmt.Sprintf(`<cpu numaid="%d" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">%s</cpu>`, numa, strings.Join(inner, "\n"))
+	return fmt.Sprintf(`<cpu numaid="%d" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">%s</cpu>`, numa,
+		strings.Join(inner, "\n"))
 }
 
 // Allocated returns the bytes that a function allocates, freed bytes included.

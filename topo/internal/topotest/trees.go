@@ -73,18 +73,20 @@ func VPD(keywords ...string) string {
 	return string(append(append(data, large(0x91, []byte("V1\x00"))...), 0x78))
 }
 
-const GB300Card = "0b8f2b1e-3d5e-11ef-8000-b83fd2d6d2a%d"
+const gb300Card = "0b8f2b1e-3d5e-11ef-8000-b83fd2d6d2a%d"
 
 // GB300 is a board with two GPUs, each below the switch of a ConnectX-8 with the
 // NIC's Data Direct function, as rdma_topo of rdma-core expects it; the NICs' own
 // functions are below other root ports.
 func GB300(driver string) map[string]string {
-	files := map[string]string{"sys/devices/system/node/node0/cpulist": "0-71", "sys/devices/system/node/node1/cpulist": "72-143"}
+	files := map[string]string{"sys/devices/system/node/node0/cpulist": "0-71",
+		"sys/devices/system/node/node1/cpulist": "72-143"}
 	fast := []string{"max_link_speed=64.0 GT/s PCIe", "max_link_width=16"}
 	for i := range 2 {
 		numa := "numa_node=" + string(rune('0'+i))
 		at := func(path string, attributes ...string) {
-			Device(files, strings.ReplaceAll(path, "DDDD", []string{"0008", "0018"}[i]), append(append(attributes, fast...), numa)...)
+			Device(files, strings.ReplaceAll(path, "DDDD", []string{"0008", "0018"}[i]),
+				append(append(attributes, fast...), numa)...)
 		}
 		port := []string{"class=0x060400", "vendor=0x15b3", "device=0x197c"}
 		const root = "pciDDDD:00/DDDD:00:00.0"
@@ -92,7 +94,8 @@ func GB300(driver string) map[string]string {
 		at(root, "class=0x060400", "vendor=0x10de", "device=0x22b1")
 		at(usp, port...)
 		at(usp+"/DDDD:02:00.0", port...)
-		dma := []string{"class=0x080100", "vendor=0x15b3", "device=0x2100", "vpd=" + VPD("V3="+strings.ReplaceAll(GB300Card, "%d", string(rune('0'+i))))}
+		dma := []string{"class=0x080100", "vendor=0x15b3", "device=0x2100", "vpd=" +
+			VPD("V3="+strings.ReplaceAll(gb300Card, "%d", string(rune('0'+i))))}
 		if driver != "" {
 			dma = append(dma, "driver=-> ../../../../../../bus/pci/drivers/"+driver)
 		}
@@ -104,9 +107,11 @@ func GB300(driver string) map[string]string {
 		own := []string{"pci0000:00/0000:00:00.0", "pci0010:00/0010:00:00.0"}[i]
 		Device(files, own, append(fast, "class=0x060400", "vendor=0x10de", "device=0x22b1", numa)...)
 		nic := own + "/" + strings.Replace(filepath.Base(own), ":00:", ":03:", 1)
-		Device(files, nic, append(fast[:1:1], "max_link_width=8", "class=0x020700", "vendor=0x15b3", "device=0x1023", numa, "vpd="+VPD("V3="+strings.ReplaceAll(GB300Card, "%d", string(rune('0'+i)))))...)
+		Device(files, nic, append(fast[:1:1], "max_link_width=8", "class=0x020700", "vendor=0x15b3", "device=0x1023", numa,
+			"vpd="+VPD("V3="+strings.ReplaceAll(gb300Card, "%d", string(rune('0'+i)))))...)
 		RDMADevice(files, nic, []string{"mlx5_0", "mlx5_1"}[i], "state=4: ACTIVE", "rate=800 Gb/sec (4X XDR)")
-		files["sys/devices/"+nic+"/infiniband/"+[]string{"mlx5_0", "mlx5_1"}[i]+"/sys_image_guid"] = []string{"a088:c203:00a1:0001", "a088:c203:00a1:0002"}[i]
+		files["sys/devices/"+nic+"/infiniband/"+[]string{"mlx5_0",
+			"mlx5_1"}[i]+"/sys_image_guid"] = []string{"a088:c203:00a1:0001", "a088:c203:00a1:0002"}[i]
 	}
 	return files
 }

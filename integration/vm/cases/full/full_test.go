@@ -22,6 +22,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 6 && os.Args[1] == "attack" {
+		if err := beAttacker(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if err := inside.SystemIsUp(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -138,6 +138,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 	if err := bundle.RootFS(rootfs, []bundle.File{{Host: "/bin/busybox"}}); err != nil {
 		t.Fatal(err)
 	}
+	hostile := filepath.Join(root, "hostile")
+	hostileRootFS(t, hostile)
 	giveTrainer(t, root)
 	giveTrainer(t, h.Layout.Root)
 	t.Cleanup(func() { endAsTrainer(t, "podman", "system", "migrate") })
@@ -150,7 +152,8 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 			}
 			argv := asTrainer("podman", "--runtime", "/usr/bin/peerlane-runtime", "--runtime-flag",
 				"peerlane-spec-dir="+h.CDIDir(),
-				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none", "--rootfs", rootfs,
+				"--runtime-flag", "peerlane-device=peerlane.dev/lane=0", "run", "--rm", "--interactive", "--network=none",
+				"--rootfs", rootfs,
 				"/bin/busybox", "sh", "-c", "test -S /run/peerlane/relay.sock && read end; exit 7")
 			cmd := exec.Command(argv[0], argv[1:]...)
 			var out bytes.Buffer
@@ -211,6 +214,13 @@ func TestRootlessContainerGetsRelay(t *testing.T) {
 			unit := strings.Contains(group, "/user@1000.service/") && strings.Contains(group, "/peerlane-relay@")
 			if bySystemd := by == "systemd"; unit != bySystemd || (own == host) != bySystemd {
 				t.Errorf("the relay is in %s, and in user namespace %s; the host's is %s", group, own, host)
+			}
+
+			// The container has subordinate uids by newuidmap, and no uid beside these.
+			a, end := attackRelay(t, asTrainer("podman"), hostile, g.Status.Relay.PID, 0, 0, 300_000)
+			end()
+			if a.Outside != syscall.EINVAL.Error() {
+				t.Errorf("the attacker takes a uid outside its mapping: %q", a.Outside)
 			}
 
 			in.Close()

@@ -25,9 +25,9 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// longest is ten times the duration of a step, and more than ten times the promise.
-// PEERLANE_VM_BYTES raises it.
-var longest = 4 * time.Minute
+// longest is ten times the duration of a step, and more than ten times the promise. An exchange
+// may be without a further message for that time.
+const longest = 4 * time.Minute
 
 // host is a guest with Peerlane and a container.
 type host struct {
@@ -136,6 +136,39 @@ func (h *host) next(kind string) hostLine {
 	}
 }
 
+// nextAfterMessages is next for a line after messages: longest limits the time between two
+// messages, not the exchange.
+func (h *host) nextAfterMessages(kind string) hostLine {
+	h.Helper()
+	received, since := 0, time.Now()
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case l, ok := <-h.lines:
+			switch {
+			case !ok:
+				h.Fatalf("host %d ended before %q: %s", h.guest, kind, h.errors.String())
+			case l.Kind == kind:
+				return l
+			case l.Kind == across.Counted:
+				if l.Report.Received > received {
+					received, since = l.Report.Received, time.Now()
+				}
+			case l.Kind == across.Wrong || l.Kind == across.Failed:
+				h.Fatalf("host %d, after %d messages: %s; %q\n%s", h.guest, received, l.Error, l.Report.Failures,
+					h.errors.String())
+			}
+		case <-tick.C:
+			if time.Since(since) > longest {
+				h.Fatalf("host %d receives no message within %v after %d: %s", h.guest, longest, received,
+					h.errors.String())
+			}
+			h.order(across.Order{Do: across.Count})
+		}
+	}
+}
+
 // hosts are both.
 type hosts struct {
 	*testing.T
@@ -161,7 +194,7 @@ func (p *hosts) mustFinish() (bytes [wiring.Guests]uint64) {
 	p.Helper()
 	var said [wiring.Guests]across.Report
 	for i, h := range p.both {
-		said[i] = h.next(across.Done).Report
+		said[i] = h.nextAfterMessages(across.Done).Report
 		bytes[i] = said[i].BytesReceived
 		h.listening = h.next(across.Listening).Line
 	}
@@ -262,22 +295,51 @@ func TestContainersOfTwoGuestsOverRoCE(t *testing.T) {
 	p.run(t, "what the administrators see", func(*testing.T) { p.mustSee(launch.TransportVerbs, "mlx5_0") })
 }
 
-// amount returns the minimum number of bytes that containers send; above the default, limits are
-// longer.
+// usual is the number of bytes that containers send each other in make test-vm.
+const usual = 64 << 20
+
+// amount returns the minimum number of bytes that containers send. Above the usual number, the
+// guests' cards have jumbo frames, as in a network of GPUs: the emulated processors spend most time
+// on packets.
 func amount(t *testing.T) uint64 {
 	t.Helper()
 	text := os.Getenv("PEERLANE_VM_BYTES")
 	if text == "" {
-		return 64 << 20
+		return usual
 	}
 	bytes, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
-	was := longest
-	longest += time.Duration(bytes>>18) * time.Second // 256 KiB/s
-	t.Cleanup(func() { longest = was })
+	if bytes > usual {
+		jumbo(t, inside.Other(t))
+	}
 	return bytes
+}
+
+// jumbo sets the MTU of the first rail of both guests until the end of the test.
+func jumbo(t *testing.T, other *control.Client) {
+	t.Helper()
+	const card, bytes = "rail0", 9000
+	link, err := netlink.LinkByName(card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := link.Attrs().MTU
+	set := func(mtu int) error {
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
+		defer cancel()
+		return errors.Join(netlink.LinkSetMTU(link, mtu), other.Run(ctx, control.Command{
+			Argv: []string{"ip", "link", "set", card, "mtu", strconv.Itoa(mtu)}}, nil, nil, nil))
+	}
+	t.Cleanup(func() {
+		if err := set(was); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := set(bytes); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Containers on two machines, with separate kernels, PCIe trees and clocks, with an

@@ -4,16 +4,20 @@ package small_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/integration/vm/inside"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/conformance"
+	"github.com/peerlane/peerlane/topo"
+	"github.com/peerlane/peerlane/topo/planner"
 )
 
 // The suite of relay/verbs, with rdma-core and the kernel's devices: rxe, whose queue pairs are
@@ -95,5 +99,41 @@ func TestDoctorOverRDMA(t *testing.T) {
 	}
 	if host != 2 {
 		t.Errorf("%d NICs are tested: %+v", host, by["rdma"])
+	}
+}
+
+// peerlane plan --measure on software NICs: without CUDA it measures their loopback in host memory,
+// and the estimate shows the rates.
+func TestMeasureOverRDMAFillsTheEstimate(t *testing.T) {
+	twoNICs(t, inside.RoCE)
+	root := t.TempDir()
+	out := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "plan", "--measure", "--estimate", "-o", "json",
+		"--root", root)
+	var estimate struct{ Links []planner.ModelLink }
+	if err := json.Unmarshal([]byte(out), &estimate); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	measured := map[string]float64{}
+	for _, l := range estimate.Links {
+		if l.Source == planner.SourceMeasured {
+			measured[l.Name] = l.Rate
+		}
+	}
+	for _, nic := range []string{"mlx5_0", "mlx5_1"} {
+		if rate := measured[nic+" and host memory"]; rate <= 0 {
+			t.Errorf("the estimate has no measured rate of %s: %s", nic, out)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(root, "var/lib/peerlane/measured.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := topo.ParseMeasured(text); err != nil || len(m.Loops) != 2 || m.Fingerprint == "" {
+		t.Errorf("stored are %s, %v", text, err)
+	}
+	// Later plans use the stored rates.
+	if later := inside.Command(t, filepath.Join(inside.Binaries, "peerlane"), "plan", "--estimate", "--root",
+		root); !strings.Contains(later, "mlx5_0 and host memory") {
+		t.Errorf("without --measure the estimate is\n%s", later)
 	}
 }

@@ -167,7 +167,8 @@ func TestExporterUnitShowsNamesToItsGroupOnly(t *testing.T) {
 	status := read(t, filepath.Join("/proc", pid, "status"))
 	for _, line := range []string{
 		fmt.Sprintf("Uid:\t%d\t%[1]d\t%[1]d\t%[1]d", uid), fmt.Sprintf("Gid:\t%d\t%[1]d\t%[1]d\t%[1]d", gid),
-		"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2",
+		"CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
+		"Seccomp:\t2",
 	} {
 		if !strings.Contains(status, line+"\n") {
 			t.Errorf("the exporter has no %q:\n%s", line, status)

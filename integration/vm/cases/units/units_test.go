@@ -600,7 +600,8 @@ func TestDemoBySystemd(t *testing.T) {
 	inside.Command(t, "systemctl", "restart", relaySocket)
 	since := strings.TrimSpace(inside.Command(t, "date", "+%s"))
 	report, err := demo.Run(t.Context(), demo.Options{
-		Runtime: demo.RuntimeRunc, Route: launch.RouteStaged, GPUs: testbed.GPUsSimulated, Bytes: 8 << 20, Seed: 1, Binaries: inside.Binaries, Root: root,
+		Runtime: demo.RuntimeRunc, Route: launch.RouteStaged, GPUs: testbed.GPUsSimulated, Bytes: 8 << 20, Seed: 1,
+		Binaries: inside.Binaries, Root: root,
 	})
 	if err != nil {
 		t.Fatal(err)

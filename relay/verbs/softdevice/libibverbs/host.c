@@ -18,7 +18,8 @@
 //	           errno=N status=N (of a completion) delay=MS
 //	           corrupt=1 (a wrong byte in what a request moves)
 //	           hold=1 (it blocks as long as the script has this; the log has "held")
-//	log      each call, with its arguments and what came of it
+//	log      each call, with its arguments and what came of it; without this file there is no record,
+//	         and the script is not read
 //	number   the last number that was given to a queue pair or a key
 #include "softdevice.h"
 
@@ -39,7 +40,7 @@
 #include <time.h>
 #include <unistd.h>
 
-pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t lock = PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP;
 
 // Where package verbs sees that this is no rdma-core.
 API extern const char peerlane_software_device[];
@@ -60,7 +61,7 @@ static void begin(void)
 	directory = open(elsewhere ? elsewhere : dirname(path), O_PATH | O_DIRECTORY | O_CLOEXEC);
 	if (directory < 0)
 		return;
-	logging = openat(directory, "log", O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+	logging = openat(directory, "log", O_WRONLY | O_APPEND | O_CLOEXEC);
 	int fd = openat(directory, "number", O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 	if (fd < 0 || ftruncate(fd, 4096) != 0)
 		return;
@@ -100,6 +101,23 @@ void host_log(const char *form, ...)
 	// One write is one line, whoever else writes. What the log has no room for is lost.
 	if (write(logging, line, (size_t)n) < 0)
 		return;
+}
+
+uint64_t host_now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+enum { SPIN = 200, MANY_PROCESSORS = 16 };
+
+uint64_t host_spin(void)
+{
+	static _Atomic long processors;
+	if (!processors)
+		processors = sysconf(_SC_NPROCESSORS_ONLN);
+	return processors >= MANY_PROCESSORS ? host_now() + SPIN : 0;
 }
 
 static FILE *reading(const char *name)
@@ -267,6 +285,8 @@ static struct rule scripted(const char *call, const char *device, long n)
 
 struct rule host_script(const char *call, const char *device)
 {
+	if (host_directory() < 0 || logging < 0)
+		return (struct rule){0};
 	long n = count(call);
 	struct rule rule = scripted(call, device, n);
 	if (rule.hold)

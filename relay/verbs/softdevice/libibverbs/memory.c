@@ -83,6 +83,19 @@ static char *gpu(uintptr_t p, size_t n, int *vmm)
 	return data;
 }
 
+// forget takes a region out of the list.
+static void forget(struct region *r)
+{
+	pthread_mutex_lock(&lock);
+	for (struct region **at = &regions; *at; at = &(*at)->next)
+		if (*at == r) {
+			*at = r->next;
+			break;
+		}
+	((struct domain *)r->ibv.pd)->regions--;
+	pthread_mutex_unlock(&lock);
+}
+
 static struct ibv_mr *register_region(struct ibv_pd *pd, char *data, void *addr, size_t n, uint64_t iova, unsigned access, bool of_gpu, void *mapped, size_t mapped_bytes)
 {
 	struct region *r = calloc(1, sizeof *r);
@@ -106,6 +119,29 @@ static struct ibv_mr *register_region(struct ibv_pd *pd, char *data, void *addr,
 	return &r->ibv;
 }
 
+// by_engine registers GPU memory with the engine, NULL with errno; ENOENT means that the caller may map
+// the memory itself. A device with a fault, or one that holds writes, maps the memory in this process.
+static struct ibv_mr *by_engine(struct ibv_pd *pd, void *addr, size_t n, uint64_t iova, uintptr_t p, unsigned access)
+{
+	const struct description *d = &((struct context *)pd->context)->device->described;
+	errno = ENOENT;
+	if (d->fault != FAULT_NONE || d->holds)
+		return NULL;
+	struct ibv_mr *mr = register_region(pd, NULL, addr, n, iova, access, true, NULL, 0);
+	if (!mr)
+		return NULL;
+	struct region *r = (struct region *)mr;
+	int error = engine_register(mr->lkey, p, n, access);
+	if (!error) {
+		r->engine = true;
+		return mr;
+	}
+	forget(r);
+	free(r);
+	errno = error;
+	return NULL;
+}
+
 static struct ibv_mr *registered(const char *call, struct ibv_pd *pd, void *memory, size_t n, uint64_t iova, unsigned access)
 {
 	struct description *d = &((struct context *)pd->context)->device->described;
@@ -120,6 +156,8 @@ static struct ibv_mr *registered(const char *call, struct ibv_pd *pd, void *memo
 		errno = EINVAL;
 	else if ((data = gpu((uintptr_t)memory, n, &vmm)) && (d->peermem == PEERMEM_NO || (d->peermem == PEERMEM_ALLOC && vmm)))
 		errno = EFAULT;
+	else if (d->peermem == PEERMEM_YES && (mr = by_engine(pd, memory, n, iova, (uintptr_t)memory, access)))
+		;
 	else if (!data && !permitted((uintptr_t)memory, n, access & IBV_ACCESS_LOCAL_WRITE))
 		errno = EFAULT;
 	else
@@ -155,7 +193,11 @@ API struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t 
 		errno = EOPNOTSUPP;
 	else if (fstat(fd, &st) != 0)
 		errno = EBADF;
-	else if (n == 0 || offset + n > (uint64_t)st.st_size)
+	else if (n == 0)
+		errno = EINVAL;
+	else if ((mr = by_engine(pd, NULL, n, iova, iova, (unsigned)access)) || errno != ENOENT)
+		;
+	else if (offset + n > (uint64_t)st.st_size)
 		errno = EINVAL;
 	else {
 		size_t bytes = n + (offset - from);
@@ -250,13 +292,10 @@ API int ibv_dereg_mr(struct ibv_mr *mr)
 	pthread_mutex_lock(&lock);
 	settle(r, false); // nobody can read behind it by this key any more
 	int pairs = ((struct domain *)mr->pd)->pairs;
-	for (struct region **at = &regions; *at; at = &(*at)->next)
-		if (*at == r) {
-			*at = r->next;
-			break;
-		}
-	((struct domain *)mr->pd)->regions--;
 	pthread_mutex_unlock(&lock);
+	forget(r);
+	if (r->engine)
+		engine_forget(mr->lkey);
 	host_log("ibv_dereg_mr device=%s lkey=%#x gpu=%d there=%d pairs=%d = 0", of(mr->context), mr->lkey, r->gpu, there, pairs);
 	if (r->mapped)
 		munmap(r->mapped, r->mapped_bytes);
@@ -277,7 +316,18 @@ static struct region *find(struct ibv_pd *pd, uint32_t key, bool remote, uint64_
 char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, uint64_t n, unsigned access)
 {
 	struct region *r = find(pd, key, remote, address, n, access);
-	return r ? r->data + (address - r->iova) : NULL;
+	return r && r->data ? r->data + (address - r->iova) : NULL;
+}
+
+bool memory_writable(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)
+{
+	return find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE) != NULL;
+}
+
+bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)
+{
+	struct region *r = find(pd, key, false, address, n, 0);
+	return r && r->engine;
 }
 
 static int fault_of(const struct region *r)
@@ -290,6 +340,8 @@ bool memory_copy(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, 
 	struct region *r = find(pd, key, false, address, n, 0);
 	if (!r)
 		return false;
+	if (r->engine)
+		return engine_read(r->ibv.lkey, address, n, into);
 	uint64_t offset = address - r->iova;
 	if (fault_of(r) == FAULT_STALE_READ && (r->before || (r->before = calloc(1, r->ibv.length)))) {
 		memcpy(into, r->before + offset, n);
@@ -345,6 +397,8 @@ bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n,
 	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE);
 	if (!r)
 		return false;
+	if (r->engine)
+		return engine_write(r->ibv.lkey, address, n, data);
 	const struct description *d = &((struct context *)pd->context)->device->described;
 	char *at = r->data + (address - r->iova);
 	struct held *h = NULL;
@@ -369,6 +423,8 @@ bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, 
 	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_READ);
 	if (!r)
 		return false;
+	if (r->engine)
+		return engine_read(r->ibv.lkey, address, n, data);
 	int fault = fault_of(r);
 	if (fault == FAULT_REORDERED_FLUSH) { // the read is answered first
 		memcpy(data, r->data + (address - r->iova), n);

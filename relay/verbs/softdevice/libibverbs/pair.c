@@ -211,6 +211,11 @@ API int ibv_destroy_qp(struct ibv_qp *qp)
 		close(p->incoming);
 	close(p->wake[0]);
 	close(p->wake[1]);
+	for (unsigned i = 0; i < p->sends.count; i++) {
+		struct request *r = &p->sends.ring[(p->sends.first + i) % p->sends.capacity];
+		if (r->move)
+			engine_abandon(r->move);
+	}
 	free(p->sends.ring);
 	free(p->receives.ring);
 	free(p);
@@ -248,13 +253,16 @@ void pair_complete(struct pair *p, const struct request *r, int status, uint32_t
 
 static void flush(struct pair *p, struct work *w, struct ibv_cq *cq)
 {
-	for (; w->count; w->count--, w->first = (w->first + 1) % w->capacity)
+	for (; w->count; w->count--, w->first = (w->first + 1) % w->capacity) {
+		if (w->ring[w->first].move)
+			engine_abandon(w->ring[w->first].move);
 		queue_push(cq, (struct ibv_wc){
 			.wr_id = w->ring[w->first].id,
 			.status = IBV_WC_WR_FLUSH_ERR,
 			.vendor_err = 0x50 + IBV_WC_WR_FLUSH_ERR,
 			.qp_num = p->ibv.qp_num,
 		});
+	}
 	w->unsignalled = 0;
 }
 

@@ -63,6 +63,7 @@ struct region {
 	char *data; // where this process reaches the bytes
 	unsigned access;
 	bool gpu;
+	bool engine; // registered with the engine; data is NULL
 	void *mapped; // of a DMA-BUF
 	size_t mapped_bytes;
 	char *before; // of FAULT_STALE_READ: the content at the last read
@@ -89,6 +90,7 @@ struct request {
 	uint32_t length, lkey, rkey, immediate;
 	int opcode;
 	unsigned flags;
+	struct move *move; // its copy by the engine, NULL for none so far
 	char inlined[INLINE];
 };
 
@@ -124,6 +126,10 @@ bool host_device(const char *name, struct description *d);
 int host_directory(void); // descriptor, -1 with errno
 uint32_t host_number(void); // a new one, of all processes
 struct rule host_script(const char *call, const char *device);
+uint64_t host_now(void); // microseconds
+// host_spin is until when a thread looks again and again before it sleeps: to wake a thread of an
+// idle processor takes tens of microseconds. 0 on a machine with few processors.
+uint64_t host_spin(void);
 void host_log(const char *form, ...) __attribute__((format(printf, 1, 2)));
 // host_watch has changes of the file devices told, until host_unwatch.
 int host_watch(void (*changed)(void));
@@ -144,6 +150,26 @@ bool memory_copy(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, 
 // the key gives access. The lock is held.
 bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, const char *data);
 bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
+// memory_writable reports whether the key gives the other side's NIC access for writing. The lock is held.
+bool memory_writable(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
+// memory_engine reports whether the engine has the memory that a request of this side reads. The lock
+// is held.
+bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
+
+// engine.c
+// engine_register has the engine know GPU memory by its lkey: an errno, ENOENT without an engine or
+// for memory that is no exportable allocation.
+int engine_register(uint32_t key, uintptr_t p, size_t n, unsigned access);
+void engine_forget(uint32_t key);
+// engine_start asks the engine for a copy from a region of this process to the region of a key.
+// engine_end waits for the copy and returns an errno, ENOENT for an unknown key. engine_abandon frees a
+// copy without a wait.
+struct move *engine_start(uint32_t from, uint64_t source, uint32_t to, uint64_t target, uint64_t n);
+int engine_end(struct move *m);
+void engine_abandon(struct move *m);
+// engine_read and engine_write copy between a region of this process and this process's memory.
+bool engine_read(uint32_t key, uint64_t address, uint64_t n, char *into);
+bool engine_write(uint32_t key, uint64_t address, uint64_t n, const char *data);
 
 // queue.c
 void queue_push(struct ibv_cq *cq, struct ibv_wc wc);

@@ -10,13 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 struct question {
 	uint64_t remote;
 	uint32_t opcode, length, rkey, immediate; // immediate as the wire has it
+	uint32_t moved, none;                     // moved: the engine has copied the bytes already
 };
 
 // What an answer says beside the statuses of completions.
@@ -35,7 +36,7 @@ int wire_listen(struct pair *p)
 	struct sockaddr_un a;
 	socklen_t n = name(&a, p->ibv.qp_num);
 	p->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&a, n) != 0 || listen(p->listener, 8) != 0)
+	if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&a, n) != 0 || chmod(a.sun_path, 0666) != 0 || listen(p->listener, 8) != 0)
 		return errno;
 	return 0;
 }
@@ -69,23 +70,22 @@ static bool put(int fd, const void *data, size_t n)
 
 static bool get(int fd, void *data, size_t n)
 {
+	uint64_t spin = host_spin();
 	for (char *at = data; n;) {
-		ssize_t r = recv(fd, at, n, 0);
+		ssize_t r = recv(fd, at, n, spin ? MSG_DONTWAIT : 0);
 		if (r < 0 && errno == EINTR)
 			continue;
+		if (r < 0 && spin && errno == EAGAIN) {
+			if (host_now() >= spin)
+				spin = 0;
+			continue;
+		}
 		if (r <= 0)
 			return false;
 		at += r;
 		n -= (size_t)r;
 	}
 	return true;
-}
-
-static uint64_t now_us(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
 // patience is how long a NIC tries, in microseconds.
@@ -132,16 +132,44 @@ static bool reach(struct pair *p)
 	return alive;
 }
 
+// writes reports whether a request writes registered memory to the other side.
+static bool writes(const struct request *r)
+{
+	return r->length && !(r->flags & IBV_SEND_INLINE) && (r->opcode == IBV_WR_RDMA_WRITE || r->opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
+}
+
+// AHEAD is for how many requests of a pair the engine copies at a time.
+enum { AHEAD = 16 };
+
+// start has the engine copy for the first requests of a pair, of one with a rate only for the first,
+// whose turn it is. A read comes after the writes before it. The lock is held.
+static void start(struct pair *p)
+{
+	const struct description *d = &p->context->device->described;
+	unsigned ahead = d->rate ? 1 : AHEAD;
+	for (unsigned i = 0; i < p->sends.count && i < ahead && d->state == IBV_PORT_ACTIVE; i++) {
+		struct request *r = &p->sends.ring[(p->sends.first + i) % p->sends.capacity];
+		if (r->opcode == IBV_WR_RDMA_READ)
+			return;
+		if (!r->move && writes(r) && r->rkey & 1 && memory_engine(p->ibv.pd, r->lkey, r->address, r->length))
+			r->move = engine_start(r->lkey, r->address, r->rkey, r->remote, r->length);
+	}
+}
+
 // ask does a request, and gives its status.
 static int ask(struct pair *p, const struct request *r, bool corrupt)
 {
 	bool reads = r->opcode == IBV_WR_RDMA_READ;
 	int status = IBV_WC_SUCCESS;
-	char *buffer = malloc(r->length + 1);
+	// A write that the engine refuses goes through the sockets, and the responder finds the reason.
+	bool moved = r->move && engine_end(r->move) == 0 && !corrupt;
+	char *buffer = malloc(moved ? 1 : r->length + 1);
 	if (!buffer)
 		return IBV_WC_LOC_QP_OP_ERR;
 	pthread_mutex_lock(&lock);
-	if (r->flags & IBV_SEND_INLINE)
+	if (moved)
+		;
+	else if (r->flags & IBV_SEND_INLINE)
 		memcpy(buffer, r->inlined, r->length);
 	else if (r->length && reads ? !memory_at(p->ibv.pd, r->lkey, false, r->address, r->length, IBV_ACCESS_LOCAL_WRITE)
 				    : r->length && !memory_copy(p->ibv.pd, r->lkey, r->address, r->length, buffer))
@@ -150,19 +178,19 @@ static int ask(struct pair *p, const struct request *r, bool corrupt)
 	if (corrupt && !reads)
 		buffer[r->length / 2] ^= 1;
 
-	struct question q = {.remote = r->remote, .opcode = (uint32_t)r->opcode, .length = r->length, .rkey = r->rkey, .immediate = r->immediate};
+	struct question q = {.remote = r->remote, .opcode = (uint32_t)r->opcode, .length = r->length, .rkey = r->rkey, .immediate = r->immediate, .moved = moved};
 	unsigned refused = 0;
-	for (uint64_t begun = now_us(); !status;) {
+	for (uint64_t begun = host_now(); !status;) {
 		int answer = PORT_DOWN;
 		if (!port_is_down(p)) {
-			if (!reach(p) || !put(p->outgoing, &q, sizeof q) || (!reads && !put(p->outgoing, buffer, r->length)) ||
+			if (!reach(p) || !put(p->outgoing, &q, sizeof q) || (!reads && !moved && !put(p->outgoing, buffer, r->length)) ||
 			    !get(p->outgoing, &answer, sizeof answer)) {
 				status = IBV_WC_RETRY_EXC_ERR;
 				break;
 			}
 		}
 		if (answer == PORT_DOWN) {
-			if (now_us() - begun > patience(p))
+			if (host_now() - begun > patience(p))
 				status = IBV_WC_RETRY_EXC_ERR;
 		} else if (answer == NOT_READY) {
 			host_log("receiver not ready device=%s qp=%u", p->context->device->ibv.name, p->ibv.qp_num);
@@ -202,7 +230,7 @@ enum { BURST = 1000 };
 static void pace(struct pair *p, uint64_t bytes)
 {
 	struct context *c = p->context;
-	uint64_t rate = c->device->described.rate, now = now_us();
+	uint64_t rate = c->device->described.rate, now = host_now();
 	if (!rate)
 		return;
 	pthread_mutex_lock(&lock);
@@ -213,7 +241,7 @@ static void pace(struct pair *p, uint64_t bytes)
 	pthread_mutex_unlock(&lock);
 	while (turn > now && lives(p)) {
 		usleep(turn - now > 10000 ? 10000 : (useconds_t)(turn - now));
-		now = now_us();
+		now = host_now();
 	}
 }
 
@@ -222,15 +250,38 @@ void *wire_request(void *pair)
 	struct pair *p = pair;
 	pthread_mutex_lock(&lock);
 	for (;;) {
-		while (!p->stopping && p->ibv.state != IBV_QPS_ERR && !p->sends.count)
-			pthread_cond_wait(&p->changed, &lock);
+		for (uint64_t spin = host_spin(); !p->stopping && p->ibv.state != IBV_QPS_ERR && !p->sends.count;) {
+			if (!spin) {
+				pthread_cond_wait(&p->changed, &lock);
+				continue;
+			}
+			pthread_mutex_unlock(&lock);
+			while (!__atomic_load_n(&p->sends.count, __ATOMIC_RELAXED) && host_now() < spin)
+				;
+			spin = 0;
+			pthread_mutex_lock(&lock);
+		}
 		if (p->stopping || p->ibv.state == IBV_QPS_ERR)
 			break;
-		struct request r = p->sends.ring[p->sends.first];
+		struct request *next = &p->sends.ring[p->sends.first];
+		uint32_t length = next->length;
+		if (p->context->device->described.rate) {
+			pthread_mutex_unlock(&lock);
+			pace(p, length);
+			pthread_mutex_lock(&lock);
+			if (p->stopping || p->ibv.state == IBV_QPS_ERR)
+				break; // flushed
+		}
+		start(p);
+		struct request r = *next;
+		next->move = NULL; // ask waits for it
 		pthread_mutex_unlock(&lock);
 		struct rule rule = host_script("send", p->context->device->ibv.name);
-		pace(p, r.length);
-		int status = rule.status ? rule.status : ask(p, &r, rule.corrupt);
+		int status = rule.status;
+		if (!status)
+			status = ask(p, &r, rule.corrupt);
+		else if (r.move)
+			engine_end(r.move);
 		pthread_mutex_lock(&lock);
 		if (p->stopping || p->ibv.state == IBV_QPS_ERR)
 			break; // flushed
@@ -267,7 +318,7 @@ static int answer(struct pair *p, const struct question *q, char *data, bool *de
 	unsigned access = q->opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
 	if (!message && q->length) {
 		bool reads = q->opcode == IBV_WR_RDMA_READ, may = p->attributes.qp_access_flags & access;
-		if (!may || !(reads ? memory_read(p->ibv.pd, q->rkey, q->remote, q->length, data) : memory_write(p->ibv.pd, q->rkey, q->remote, q->length, data))) {
+		if (!may || !(q->moved ? memory_writable(p->ibv.pd, q->rkey, q->remote, q->length) : reads ? memory_read(p->ibv.pd, q->rkey, q->remote, q->length, data) : memory_write(p->ibv.pd, q->rkey, q->remote, q->length, data))) {
 			*denied = true;
 			return IBV_WC_REM_ACCESS_ERR;
 		}
@@ -307,8 +358,8 @@ static void serve(struct pair *p, int fd)
 	struct question q;
 	while (get(fd, &q, sizeof q)) {
 		bool reads = q.opcode == IBV_WR_RDMA_READ;
-		char *data = malloc(q.length + 1);
-		if (!data || (!reads && !get(fd, data, q.length))) {
+		char *data = malloc(q.moved ? 1 : q.length + 1);
+		if (!data || (!reads && !q.moved && !get(fd, data, q.length))) {
 			free(data);
 			return;
 		}

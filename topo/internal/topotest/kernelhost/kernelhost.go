@@ -9,7 +9,8 @@ import (
 	"github.com/peerlane/peerlane/topo/reader"
 )
 
-// KernelsHost reads a host from sysfs: a dual-port card of two functions, a card of a second maker, software RDMA, a NIC without a link, a processor with an
+// KernelsHost reads a host from sysfs: a dual-port card of two functions, a card of a second maker,
+// software RDMA, a NIC without a link, a processor with an
 // extended family, a node of memory alone.
 func KernelsHost(t *testing.T) *topo.Host {
 	t.Helper()
@@ -17,14 +18,17 @@ func KernelsHost(t *testing.T) *topo.Host {
 		"sys/devices/system/node/node0/cpulist": "0-15,32-47",
 		"sys/devices/system/node/node1/cpulist": "16-31",
 		"sys/devices/system/node/node2/cpulist": "",
-		"proc/cpuinfo":                          "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n",
+		"proc/cpuinfo": "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: " +
+			"17\n",
 	}
 	const port, upper = "pci0000:10/0000:10:01.0", "pci0000:10/0000:10:01.0/0000:11:00.0"
 	gen5 := []string{"max_link_speed=32.0 GT/s PCIe", "max_link_width=16", "numa_node=0"}
 	for _, path := range []string{port, upper, upper + "/0000:12:00.0", upper + "/0000:12:01.0"} {
-		topotest.Device(files, path, append(gen5, "class=0x060400", "vendor=0x104c", "device=0x8232", "subsystem_vendor=0x0000", "subsystem_device=0x0000")...)
+		topotest.Device(files, path, append(gen5, "class=0x060400", "vendor=0x104c", "device=0x8232",
+			"subsystem_vendor=0x0000", "subsystem_device=0x0000")...)
 	}
-	topotest.Device(files, upper+"/0000:12:00.0/0000:13:00.0", append(gen5, topotest.GPUClass, topotest.GPUVendor, "device=0x2330")...)
+	topotest.Device(files, upper+"/0000:12:00.0/0000:13:00.0",
+		append(gen5, topotest.GPUClass, topotest.GPUVendor, "device=0x2330")...)
 	nics := map[string]string{
 		"mlx5_0": upper + "/0000:12:01.0/0000:14:00.0",
 		"mlx5_1": upper + "/0000:12:01.0/0000:14:00.1",

@@ -1,4 +1,4 @@
-package relay
+package registration
 
 import (
 	"testing"
@@ -19,10 +19,10 @@ func TestWhoseMemoryIsFlushed(t *testing.T) {
 		{"all devices", 200, nil, false, false},
 		{"a driver without the attribute", 0, cuda.ErrInvalidValue, true, true},
 	} {
-		if got := asksForFlush(c.ordering, c.err, false); got != c.slots {
+		if got := NeedsFlush(c.ordering, c.err, false); got != c.slots {
 			t.Errorf("%s: slots are flushed: %v", c.what, got)
 		}
-		if got := asksForFlush(c.ordering, c.err, true); got != c.client {
+		if got := NeedsFlush(c.ordering, c.err, true); got != c.client {
 			t.Errorf("%s: a client's memory is flushed: %v", c.what, got)
 		}
 	}

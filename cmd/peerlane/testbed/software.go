@@ -1,0 +1,119 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/hook/lanes"
+	"github.com/peerlane/peerlane/hook/selftest"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
+	"github.com/peerlane/peerlane/topo/planner"
+)
+
+// softwareDir is the directory of the software devices, which relays write.
+func (h *Host) softwareDir() string { return filepath.Join(h.Root, "rdma") }
+
+// useSoftwareDevices makes the NICs of the plan software devices: relays find them in place of
+// rdma-core's, and take transport verbs between two containers of this host, with a private
+// cluster key. Data goes through GPU memory after a test of GPUs and NICs, as on a host with NICs.
+func (h *Host) useSoftwareDevices(c *config.Config) error {
+	// The file of the library is not writable for a relay.
+	library := filepath.Join(h.Root, "rdma-library")
+	// A process of the last configuration may still have the files.
+	if err := errors.Join(os.RemoveAll(h.softwareDir()), os.RemoveAll(library), os.MkdirAll(library, 0o755)); err != nil {
+		return err
+	}
+	rdma, err := softdevice.New(h.softwareDir())
+	if err != nil {
+		return err
+	}
+	h.rdma = &rdma
+	environment, err := rdma.Apart(library)
+	if err == nil {
+		err = rdma.Open()
+	}
+	if err != nil {
+		return err
+	}
+	key := network.Keys{Current: network.NewKey(time.Now())}.Text()
+	if err := os.WriteFile(h.Layout.ClusterKey(), key, 0o600); err != nil {
+		return err
+	}
+	c.Relay.Environment = append(slices.Clone(c.Relay.Environment), environment...)
+	c.Relay.SandboxWrite = append(slices.Clone(c.Relay.SandboxWrite), rdma.Dir)
+	c.Relay.Transport = launch.TransportVerbs
+	c.Relay.SelfTest = launch.SelfTestOnce
+	c.Network.Interfaces, c.Network.Family = "=lo", "ipv4"
+	return nil
+}
+
+// setSoftwareDevices gives the host of the software devices the NICs of the plan's lanes.
+func (h *Host) setSoftwareDevices() error {
+	var names []string
+	for _, l := range h.Plan.Lanes {
+		names = append(names, l.NICs...)
+	}
+	slices.Sort(names)
+	var devices []softdevice.Device
+	for i, name := range slices.Compact(names) {
+		devices = append(devices, softdevice.Device{
+			Name: name, GUID: uint64(i + 1), Address: fmt.Sprintf("192.0.2.%d", i+1), Peermem: "yes", Rate: uint64(h.Pace * 1e9),
+		})
+	}
+	return h.rdma.Set(devices...)
+}
+
+// startEngine starts the process that moves the bytes of software devices. stop ends it.
+func (h *Host) startEngine(ctx context.Context) (stop func() error, err error) {
+	socket := filepath.Join(h.softwareDir(), engine.SocketName)
+	processes := &nicProcesses{host: h}
+	err = processes.start(ctx, "the software devices' engine", socket, "software-device", "--socket", socket,
+		"--log-level", "warning")
+	if err != nil {
+		return nil, errors.Join(err, processes.stop())
+	}
+	return processes.stop, nil
+}
+
+// Verify tests the pairs and triples of GPUs and NICs that relays of some lanes can use, as
+// supervisors do when a relay starts, and returns the results of the triples: a connection uses GPU
+// memory for NICs only if they are known before.
+func (h *Host) Verify(ctx context.Context, of ...planner.Lane) ([]launch.Triple, error) {
+	var names []string
+	for _, l := range of {
+		names = append(names, "@"+l.GPU)
+	}
+	planned, err := lanes.Find(h.Plan, names)
+	if err != nil {
+		return nil, err
+	}
+	lanes.AddSpares(h.Plan, planned, h.Config.Plan.Exclude.Pairs)
+	tester, err := selftest.NewTester(h.Layout, h.Config, h.HookBinary())
+	if err != nil {
+		return nil, err
+	}
+	if err := tester.Test(ctx, launch.StagingPairs(planned), false, func(launch.PairHost, launch.Pair) {}); err != nil {
+		return nil, err
+	}
+	// The relays' lanes one by one: together they would be lanes of one container.
+	var triples []launch.TripleName
+	for i := range planned {
+		for _, n := range launch.StagingTriples(planned[i : i+1]) {
+			if !launch.ContainsTriple(triples, n) {
+				triples = append(triples, n)
+			}
+		}
+	}
+	var found []launch.Triple
+	err = tester.TestTriples(ctx, triples, nil, false, func(t launch.Triple) { found = append(found, t) })
+	return found, err
+}

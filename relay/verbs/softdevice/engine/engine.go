@@ -1,0 +1,499 @@
+// Package engine moves the bytes of software devices (package softdevice) on GPUs: a process of its
+// own with a context on each GPU that has registered memory. A process with a software device
+// registers its GPU memory here by CUDA's export of the allocation, and asks for copies between
+// regions of all processes of the host. The copy engine of a GPU does each copy, as a NIC reads and
+// writes GPU memory without the GPU's processors.
+//
+// The protocol is one message per order and per answer on a seqpacket socket; libibverbs/engine.c is
+// the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
+// the asking process, an odd key (rkey) a region that any process may write.
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/poll"
+)
+
+// SocketName is the name of the engine's socket in the directory of a software device's host.
+const SocketName = "engine"
+
+// Kinds of orders.
+const (
+	orderRegisterGPU  = 1 // with the descriptor of an allocation
+	orderRegisterHost = 2 // with a memfd
+	orderForget       = 3
+	orderMove         = 4
+)
+
+// Access of a region, as ibv_access_flags.
+const (
+	localWrite  = 1
+	remoteWrite = 2
+)
+
+const (
+	orderBytes  = 64
+	answerBytes = 16
+	// maxMoves bounds the unfinished copies of a process: a queue pair of the software device has
+	// one copy at a time.
+	maxMoves = 4096
+)
+
+// order is a message of a process. Addresses are the region's own, as in work requests.
+type order struct {
+	kind, access   uint32
+	id             uint64
+	from, to       uint32 // keys; a registration has its lkey in from
+	source, target uint64 // addresses; a registration has the region's address in source and its place in the allocation in target
+	bytes, size    uint64 // of the region or copy, and of the allocation
+}
+
+func parse(b []byte) (o order, ok bool) {
+	if len(b) != orderBytes {
+		return o, false
+	}
+	e := binary.LittleEndian
+	return order{
+		kind: e.Uint32(b), access: e.Uint32(b[4:]), id: e.Uint64(b[8:]), from: e.Uint32(b[16:]), to: e.Uint32(b[20:]),
+		source: e.Uint64(b[24:]), target: e.Uint64(b[32:]), bytes: e.Uint64(b[40:]), size: e.Uint64(b[48:]),
+	}, true
+}
+
+// Engine serves the processes of a host. Its fields belong to the loop.
+type Engine struct {
+	loop      *poll.Loop
+	driver    *cuda.Driver
+	gpus      map[cuda.Device]*gpu
+	regions   map[uint32]*region // by lkey
+	clients   map[*client]bool
+	processor *device.Queue // copies between host memory
+	listener  *net.UnixListener
+	awake     awake
+	// lost is the sticky CUDA error after which this process can serve nobody.
+	lost error
+}
+
+type gpu struct {
+	*device.Device
+	queue *device.Queue
+}
+
+// client is a process with a software device.
+type client struct {
+	engine *Engine
+	fd     int
+	moves  int // unfinished
+	gone   bool
+}
+
+// region is memory that a process has registered.
+type region struct {
+	*device.Memory
+	owner   *client
+	key     uint32
+	access  uint32
+	address uint64 // the address of its first byte in work requests
+	at      uint64 // the place of that byte in the allocation
+	bytes   uint64
+	moves   int // unfinished copies that use it
+	retired bool
+	// forgotten is called when no copy uses the retired region any more.
+	forgotten func()
+}
+
+// New makes an engine.
+func New() (*Engine, error) {
+	l, err := poll.New()
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{loop: l, gpus: map[cuda.Device]*gpu{}, regions: map[uint32]*region{}, clients: map[*client]bool{}, processor: &device.Queue{}}
+	l.Add(e.processor)
+	if runtime.NumCPU() >= manyProcessors {
+		l.Add(&e.awake)
+	}
+	return e, nil
+}
+
+// awake keeps the loop from sleep for a time after an order, on machines with many processors: to wake
+// a thread of an idle processor takes longer than a small copy. It implements poll.Poller.
+type awake struct{ until time.Time }
+
+const (
+	manyProcessors = 16
+	awakeTime      = 200 * time.Microsecond
+)
+
+func (a *awake) Poll() bool { return time.Now().Before(a.until) }
+func (a *awake) Busy() bool { return false }
+func (a *awake) Arm() bool  { return false }
+func (a *awake) Disarm()    {}
+
+// drainTimeout limits the wait for unfinished copies at the end.
+const drainTimeout = 5 * time.Second
+
+// Serve serves until the listener is closed, or until a CUDA error after which this process cannot
+// continue: then Serve returns that error.
+func (e *Engine) Serve(listener *net.UnixListener) error {
+	ended := make(chan struct{})
+	e.listener = listener
+	go func() { e.loop.Run(); close(ended) }()
+	var failed error
+	for {
+		conn, err := listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			break
+		}
+		if err == nil {
+			var fd int
+			if fd, err = detach(conn); err == nil {
+				e.loop.Do(func() { e.accept(fd) })
+			}
+		}
+		if err != nil {
+			logrus.WithError(err).Error("accept a process with a software device")
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	e.loop.Call(func() {
+		for c := range e.clients {
+			c.end()
+		}
+	})
+	for end := time.Now().Add(drainTimeout); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		left := 0
+		if !e.loop.Call(func() { left, failed = len(e.clients), e.lost }) || left == 0 {
+			break
+		}
+	}
+	e.loop.Stop()
+	<-ended
+	return failed
+}
+
+// detach returns the socket of a connection as a non-blocking descriptor.
+func detach(conn *net.UnixConn) (int, error) {
+	defer conn.Close()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd := -1
+	var duplicate error
+	err = raw.Control(func(socket uintptr) { fd, duplicate = unix.FcntlInt(socket, unix.F_DUPFD_CLOEXEC, 3) })
+	return fd, errors.Join(err, os.NewSyscallError("F_DUPFD_CLOEXEC", duplicate))
+}
+
+func (e *Engine) accept(fd int) {
+	c := &client{engine: e, fd: fd}
+	if err := e.loop.Watch(fd, func(uint32) { c.read() }); err != nil {
+		logrus.WithError(err).Error("watch the socket of a process with a software device")
+		unix.Close(fd)
+		return
+	}
+	e.clients[c] = true
+}
+
+// read takes the orders that have arrived.
+func (c *client) read() {
+	buffer, control := make([]byte, orderBytes), make([]byte, unix.CmsgSpace(4))
+	for !c.gone {
+		n, oobn, flags, _, err := unix.Recvmsg(c.fd, buffer, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+		if err == unix.EAGAIN || err == unix.EINTR {
+			return
+		}
+		fd := descriptor(control[:oobn])
+		o, ok := parse(buffer[:max(n, 0)])
+		if err != nil || !ok || flags&unix.MSG_CTRUNC != 0 {
+			if fd >= 0 {
+				unix.Close(fd)
+			}
+			c.end()
+			return
+		}
+		c.do(o, fd)
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// descriptor returns the descriptor of a message, -1 for none.
+func descriptor(control []byte) int {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil || len(messages) == 0 {
+		return -1
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) == 0 {
+		return -1
+	}
+	return fds[0]
+}
+
+// do does an order and answers it; a copy is answered at its end.
+func (c *client) do(o order, fd int) {
+	c.engine.awake.until = time.Now().Add(awakeTime)
+	var err error
+	switch o.kind {
+	case orderRegisterGPU, orderRegisterHost:
+		err = c.register(o, fd)
+	case orderForget:
+		if err = c.forget(o.from, func() { c.answer(o.id, nil) }); err == nil {
+			return
+		}
+	case orderMove:
+		if err = c.move(o); err == nil {
+			return
+		}
+	default:
+		err = unix.EINVAL
+	}
+	c.answer(o.id, err)
+}
+
+// answer sends the result of an order. A process that does not read loses its connection.
+func (c *client) answer(id uint64, err error) {
+	if c.gone {
+		return
+	}
+	status := unix.Errno(0)
+	if err != nil && !errors.As(err, &status) {
+		status = unix.EIO
+	}
+	if err != nil && status == unix.EIO {
+		logrus.WithError(err).Error("an order of a software device failed")
+	}
+	b := binary.LittleEndian.AppendUint64(nil, id)
+	b = binary.LittleEndian.AppendUint32(b, uint32(status))
+	b = append(b, make([]byte, answerBytes-len(b))...)
+	if err := unix.Sendmsg(c.fd, b, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		c.end()
+	}
+}
+
+func (c *client) register(o order, fd int) (err error) {
+	e := c.engine
+	if fd < 0 || o.from&1 != 0 || e.regions[o.from] != nil || o.target > o.size || o.bytes > o.size-o.target || o.bytes == 0 {
+		return unix.EINVAL
+	}
+	r := &region{owner: c, key: o.from, access: o.access, address: o.source, at: o.target, bytes: o.bytes}
+	if o.kind == orderRegisterHost {
+		r.Memory, err = device.ImportHost(fd, o.size)
+	} else {
+		r.Memory, err = e.importGPU(fd, o.size)
+	}
+	if err != nil {
+		return fmt.Errorf("register %d bytes: %w", o.bytes, err)
+	}
+	e.regions[r.key] = r
+	return nil
+}
+
+// importGPU maps an allocation, with access for all GPUs of the engine, and makes a context on the
+// GPU of the allocation if there is none.
+func (e *Engine) importGPU(fd int, bytes uint64) (*device.Memory, error) {
+	if e.driver == nil {
+		d, err := cuda.Open()
+		if err != nil {
+			return nil, err
+		}
+		e.driver = d
+	}
+	var access []cuda.Access
+	for on := range e.gpus {
+		access = append(access, cuda.Access{Device: on, Write: true})
+	}
+	if len(access) == 0 { // Import needs an access; the context comes with it
+		if err := e.firstGPU(); err != nil {
+			return nil, err
+		}
+		for on := range e.gpus {
+			access = append(access, cuda.Access{Device: on, Write: true})
+		}
+	}
+	m, err := device.Import(e.driver, fd, bytes, access...)
+	if err != nil {
+		return nil, e.failed(err)
+	}
+	if e.gpus[m.On] == nil {
+		busID, err := e.driver.DevicePCIBusID(m.On)
+		if err == nil {
+			err = e.add(busID)
+		}
+		if err == nil {
+			err = m.Allow(cuda.Access{Device: m.On, Write: true})
+		}
+		if err != nil {
+			return nil, errors.Join(e.failed(err), m.Close())
+		}
+	}
+	return m, nil
+}
+
+// firstGPU makes the first context, on the driver's first GPU.
+func (e *Engine) firstGPU() error {
+	busID, err := e.driver.DevicePCIBusID(0)
+	if err != nil {
+		return err
+	}
+	return e.add(busID)
+}
+
+// add makes a context on a GPU, and gives the GPU access to all regions.
+func (e *Engine) add(busID string) error {
+	g, err := device.Open(e.driver, busID)
+	if err != nil {
+		return err
+	}
+	q, err := g.NewQueue()
+	if err != nil {
+		return errors.Join(err, g.Close())
+	}
+	for _, r := range e.regions {
+		if err := r.Allow(cuda.Access{Device: g.Ordinal, Write: true}); err != nil {
+			return errors.Join(err, q.Close(), g.Close())
+		}
+	}
+	e.loop.Add(q)
+	e.gpus[g.Ordinal] = &gpu{g, q}
+	return nil
+}
+
+// failed ends the engine after a sticky CUDA error. It returns its argument.
+func (e *Engine) failed(err error) error {
+	if cuda.Sticky(err) && e.lost == nil {
+		e.lost = fmt.Errorf("the engine of software devices ends after a CUDA error: %w", err)
+		e.listener.Close()
+	}
+	return err
+}
+
+// forget ends a registration. The answer follows the last copy that uses the region: then nothing
+// reads or writes the memory for this process's devices.
+func (c *client) forget(key uint32, answer func()) error {
+	r := c.engine.regions[key]
+	if r == nil || r.owner != c || r.retired {
+		return unix.ENOENT
+	}
+	r.retired, r.forgotten = true, answer
+	c.engine.settle(r)
+	return nil
+}
+
+// settle unmaps a retired region that no copy uses.
+func (e *Engine) settle(r *region) {
+	if !r.retired || r.moves > 0 || e.regions[r.key] != r {
+		return
+	}
+	delete(e.regions, r.key)
+	if err := e.failed(r.Close()); err != nil {
+		logrus.WithError(err).Error("unmap a region of a software device")
+	}
+	if r.forgotten != nil {
+		r.forgotten()
+	}
+}
+
+// find returns the region of a key that has a range, and the range's place in the allocation.
+func (c *client) find(key uint32, address, bytes uint64, access uint32) (*region, uint64, error) {
+	r := c.engine.regions[key&^1]
+	switch {
+	case r == nil || r.retired || key&1 == 0 && r.owner != c:
+		return nil, 0, unix.ENOENT
+	case r.access&access != access || address < r.address || bytes > r.bytes || address-r.address > r.bytes-bytes:
+		return nil, 0, unix.EACCES
+	}
+	return r, r.at + address - r.address, nil
+}
+
+// move issues a copy from a region of the process to a region of the process, or to one that others
+// may write.
+func (c *client) move(o order) error {
+	access := uint32(localWrite)
+	if o.to&1 != 0 {
+		access = remoteWrite
+	}
+	from, source, err := c.find(o.from&^1, o.source, o.bytes, 0)
+	if err != nil {
+		return err
+	}
+	to, target, err := c.find(o.to, o.target, o.bytes, access)
+	if err != nil {
+		return err
+	}
+	if c.moves >= maxMoves {
+		return unix.EBUSY
+	}
+	queue, err := c.engine.issuer(to.Memory, from.Memory)
+	if err != nil {
+		return err
+	}
+	c.moves++
+	from.moves++
+	to.moves++
+	queue.Move(to.At(target), from.At(source), o.bytes, func(err error) {
+		c.moves--
+		from.moves--
+		to.moves--
+		c.engine.settle(from)
+		c.engine.settle(to)
+		c.answer(o.id, c.engine.failed(err))
+		c.release()
+	})
+	return nil
+}
+
+// issuer returns the queue of a copy: of the target's GPU, or of the source's where the target is
+// host memory.
+func (e *Engine) issuer(target, source *device.Memory) (*device.Queue, error) {
+	on, host := target, source
+	switch {
+	case target.Host() && source.Host():
+		return e.processor, nil
+	case target.Host():
+		on, host = source, target
+	}
+	g := e.gpus[on.On]
+	if host.Host() {
+		if err := host.Pin(g.Device); err != nil {
+			return nil, e.failed(err)
+		}
+	}
+	return g.queue, nil
+}
+
+// end closes the connection of a process. Its regions go after its last copy.
+func (c *client) end() {
+	if c.gone {
+		return
+	}
+	c.gone = true
+	c.engine.loop.Unwatch(c.fd)
+	unix.Close(c.fd)
+	for _, r := range c.engine.regions {
+		if r.owner == c && !r.retired {
+			r.retired = true
+			c.engine.settle(r)
+		}
+	}
+	c.release()
+}
+
+func (c *client) release() {
+	if c.gone && c.moves == 0 {
+		delete(c.engine.clients, c)
+	}
+}

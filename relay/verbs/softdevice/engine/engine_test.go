@@ -1,0 +1,298 @@
+package engine_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/cuda"
+	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/verbs"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
+)
+
+const mib = 1 << 20
+
+var (
+	simulator string
+	driver    *cuda.Driver
+	gpus      [2]*device.Device
+)
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	if simulator, err = os.MkdirTemp("", "peerlane-engine-*"); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(simulator)) }()
+	var devices []sim.Device
+	for i := range gpus {
+		devices = append(devices, sim.Device{Index: i, Minor: i, UUID: fmt.Sprintf("GPU-5eed0000-0000-4000-8000-00000000000%d", i), BusID: fmt.Sprintf("0000:1%d:00.0", i+7), Memory: 256 * mib, Name: "Simulated GPU"})
+	}
+	if err := sim.Use(simulator, devices); err != nil {
+		return 0, err
+	}
+	if driver, err = cuda.Open(); err != nil {
+		return 0, err
+	}
+	for i := range gpus {
+		if gpus[i], err = device.Open(driver, devices[i].BusID); err != nil {
+			return 0, err
+		}
+	}
+	return m.Run(), nil
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve starts an engine for a host of software devices.
+func serve(t *testing.T, dir string) {
+	t.Helper()
+	e, err := engine.New()
+	check(t, err)
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, engine.SocketName), Net: "unixpacket"})
+	check(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- e.Serve(l) }()
+	t.Cleanup(func() {
+		l.Close()
+		check(t, <-ended)
+	})
+}
+
+// end is a queue pair with GPU memory and host memory.
+type end struct {
+	t         *testing.T
+	gpu       *device.Device
+	context   *verbs.Context
+	domain    *verbs.Domain
+	queue     *verbs.Queue
+	pair      *verbs.Pair
+	memory    *device.Memory
+	region    *verbs.Region
+	host      []byte
+	hostKnown *verbs.Region
+	gid       verbs.GID
+}
+
+func newEnd(t *testing.T, l *verbs.Library, name string, gpu *device.Device) *end {
+	t.Helper()
+	e := &end{t: t, gpu: gpu, host: make([]byte, 2*mib)}
+	var err error
+	e.context, err = l.OpenDevice(name)
+	check(t, err)
+	e.domain, err = e.context.NewDomain()
+	check(t, err)
+	e.queue, err = e.context.NewQueue(16)
+	check(t, err)
+	access := verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead
+	e.memory, err = device.Create(driver, gpu.Ordinal, 2*mib, cuda.Access{Device: gpu.Ordinal, Write: true})
+	check(t, err)
+	check(t, gpu.On(func() (err error) { // as relays register
+		fd, err := e.memory.DMABuf()
+		check(t, err)
+		defer unix.Close(fd)
+		e.region, err = e.domain.RegisterDMABuf(fd, 0, e.memory.Bytes, uint64(e.memory.Address()), access)
+		return err
+	}))
+	e.hostKnown, err = e.domain.Register(uintptr(unsafe.Pointer(unsafe.SliceData(e.host))), uint64(len(e.host)), e.hostAt(), access)
+	check(t, err)
+	e.pair, err = e.domain.NewPair(verbs.PairConfig{Send: e.queue, Recv: e.queue, SendDepth: 8, RecvDepth: 8})
+	check(t, err)
+	check(t, e.pair.Init(1, 0, access))
+	gids, err := e.context.GIDs(1)
+	check(t, err)
+	e.gid, err = verbs.ChooseGID(gids, verbs.Choice{Index: verbs.AnyIndex})
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, errors.Join(e.pair.Close(), e.region.Close(), e.hostKnown.Close(), e.queue.Close(), e.domain.Close(), e.context.Close(), e.memory.Close()))
+	})
+	return e
+}
+
+func (e *end) hostAt() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(e.host)))) }
+
+func (e *end) connect(to *end) {
+	e.t.Helper()
+	check(e.t, e.pair.ReadyToReceive(verbs.Route{Pair: to.pair.Number(), MTU: verbs.MTU1024, Global: true, GID: to.gid.GID, SourceIndex: uint8(e.gid.Index), HopLimit: 64, Port: 1, Reads: 1, ReceiverTimer: 12}))
+	check(e.t, e.pair.ReadyToSend(verbs.Sending{Timeout: 14, Retries: 7, ReceiverRetries: 7, Reads: 1}))
+}
+
+// does posts a request and waits for its completion.
+func (e *end) does(s verbs.Send) verbs.Completion {
+	e.t.Helper()
+	s.Flags |= verbs.Signaled
+	_, err := e.pair.PostSend([]verbs.Send{s})
+	check(e.t, err)
+	return e.completes()
+}
+
+func (e *end) completes() verbs.Completion {
+	e.t.Helper()
+	var one [1]verbs.Completion
+	for until := time.Now().Add(time.Minute); time.Now().Before(until); time.Sleep(100 * time.Microsecond) {
+		n, err := e.queue.Poll(one[:])
+		check(e.t, err)
+		if n == 1 {
+			return one[0]
+		}
+	}
+	e.t.Fatal("no completion within a minute")
+	return one[0]
+}
+
+// content copies the GPU memory out by CUDA.
+func (e *end) content(n int) []byte {
+	e.t.Helper()
+	b := make([]byte, n)
+	check(e.t, e.gpu.On(func() error {
+		return errors.Join(driver.MemcpyDtoHAsync(unsafe.Pointer(unsafe.SliceData(b)), e.memory.Ptr, uint64(n), 0), driver.StreamSynchronize(0))
+	}))
+	return b
+}
+
+func (e *end) fill(b []byte) {
+	e.t.Helper()
+	check(e.t, e.gpu.On(func() error {
+		return errors.Join(driver.MemcpyHtoDAsync(e.memory.Ptr, unsafe.Pointer(unsafe.SliceData(b)), uint64(len(b)), 0), driver.StreamSynchronize(0))
+	}))
+}
+
+func pattern(n int, seed byte) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7) + seed
+	}
+	return b
+}
+
+// copied returns the bytes that each simulated GPU has copied in.
+func copied(t *testing.T) (in [2]uint64) {
+	t.Helper()
+	logs, err := sim.ReadLog(simulator)
+	check(t, err)
+	for i := range in {
+		in[i] = logs[i].BytesIn
+	}
+	return in
+}
+
+func twoEnds(t *testing.T) (a, b *end, h softdevice.Host) {
+	t.Helper()
+	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"})
+	check(t, err)
+	serve(t, h.Dir)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	a, b = newEnd(t, l, "mlx5_0", gpus[0]), newEnd(t, l, "mlx5_1", gpus[1])
+	a.connect(b)
+	b.connect(a)
+	return a, b, h
+}
+
+func TestWriteBetweenGPUsIsOneCopyOfTheEngine(t *testing.T) {
+	a, b, _ := twoEnds(t)
+	want := pattern(mib+13, 3)
+	a.fill(want)
+	_, err := b.pair.PostRecv([]verbs.Recv{{ID: 9}})
+	check(t, err)
+	before := copied(t)
+	write := verbs.Send{ID: 1, Op: verbs.WriteImmediate, Immediate: 77, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: uint32(len(want)), Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	if c := a.does(write); c.Err() != nil || c.ID != 1 {
+		t.Fatalf("%+v (%v)", c, c.Err())
+	}
+	if c := b.completes(); c.Err() != nil || c.Immediate != 77 || c.Bytes != write.Length {
+		t.Errorf("the receiver's completion is %+v (%v)", c, c.Err())
+	}
+	after := copied(t)
+	if in := after[1] - before[1]; in != uint64(write.Length) {
+		t.Errorf("the target's GPU logged %d bytes in, want %d by one copy", in, write.Length)
+	}
+	if !bytes.Equal(b.content(len(want)), want) {
+		t.Error("the bytes on the target are others")
+	}
+}
+
+func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
+	a, b, _ := twoEnds(t)
+	in := pattern(mib+100, 5) // more than passes through at a time
+	copy(a.host, in)
+	write := verbs.Send{Op: verbs.Write, Address: a.hostAt(), LKey: a.hostKnown.LKey(), Length: uint32(len(in)), Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	if c := a.does(write); c.Err() != nil {
+		t.Fatalf("host to GPU: %v", c.Err())
+	}
+	if !bytes.Equal(b.content(len(in)), in) {
+		t.Error("host to GPU: the bytes are others")
+	}
+	out := verbs.Send{Op: verbs.Write, Address: uint64(b.memory.Address()), LKey: b.region.LKey(), Length: uint32(len(in)), Remote: a.hostAt(), RKey: a.hostKnown.RKey()}
+	clear(a.host)
+	if c := b.does(out); c.Err() != nil {
+		t.Fatalf("GPU to host: %v", c.Err())
+	}
+	if !bytes.Equal(a.host[:len(in)], in) {
+		t.Error("GPU to host: the bytes are others")
+	}
+	// A read, by which NICs flush.
+	read := verbs.Send{Op: verbs.Read, Address: a.hostAt() + mib, LKey: a.hostKnown.LKey(), Length: 1, Remote: uint64(b.memory.Address()) + 7, RKey: b.region.RKey()}
+	if c := a.does(read); c.Err() != nil || a.host[mib] != in[7] {
+		t.Errorf("read: %v, byte %d, want %d", c.Err(), a.host[mib], in[7])
+	}
+}
+
+func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
+	for name, change := range map[string]func(*verbs.Send, *end){
+		"beyond the region": func(s *verbs.Send, b *end) { s.Remote = uint64(b.memory.Address()) + b.memory.Bytes - 4 },
+		"no such key":       func(s *verbs.Send, b *end) { s.RKey = b.region.RKey() + 1<<20 },
+		"a local key":       func(s *verbs.Send, b *end) { s.RKey = b.region.LKey() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, _ := twoEnds(t)
+			b.fill(make([]byte, 64))
+			a.fill(pattern(64, 1))
+			write := verbs.Send{Op: verbs.Write, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 64, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+			change(&write, b)
+			if c := a.does(write); c.Status != verbs.RemoteAccessError {
+				t.Errorf("%+v, want %v", c, verbs.RemoteAccessError)
+			}
+			if !bytes.Equal(b.content(64), make([]byte, 64)) {
+				t.Error("bytes were written")
+			}
+		})
+	}
+}
+
+// A device whose fault is in its treatment of GPU memory has that memory in its own process.
+func TestFaultyDeviceDoesNotUseTheEngine(t *testing.T) {
+	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Fault: softdevice.FaultLostTail})
+	check(t, err)
+	serve(t, h.Dir)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	newEnd(t, l, "mlx5_0", gpus[0])
+	if calls, err := h.Calls("engine"); err != nil || len(calls) > 0 {
+		t.Errorf("the engine was asked: %+v, %v", calls, err)
+	}
+}
