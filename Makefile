@@ -272,7 +272,9 @@ lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names 
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
 	@$(GO) vet -tags vm,engines,packages ./...
+	@$(GO) vet -C kubernetes -tags cluster ./...
 	@$(GO) tool staticcheck -tags vm,engines,packages ./...
+	@staticcheck=$$($(GO) tool -n staticcheck); cd kubernetes && "$$staticcheck" -tags cluster ./...
 	@$(GO) run ./integration/wording
 
 # A Go module of its own, because the hook and the relay must not link client-go.
@@ -280,6 +282,23 @@ lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names 
 test-kubernetes: bin/peerlane-kubelet ## vet and test the Kubernetes plugin against its APIs, without a cluster
 	@$(GO) vet -C kubernetes ./...
 	@$(GO) test -C kubernetes -count=1 ./...
+
+.PHONY: cluster-needs
+cluster-needs:
+	@integration/prerequisites cluster
+	@$(GO) run -C kubernetes/integration ./install
+
+# The tests of a cluster: of one package, one after the other.
+cluster_tests = bin/confine -idle $(IDLE) env PEERLANE_TEST_PROGRAMS=$(CURDIR)/bin/test-programs $(GO) test -C kubernetes -json -count=1 -vet=off -tags cluster -timeout 0
+
+.PHONY: test-cluster
+test-cluster: cluster-needs build ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
+	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
+	@$(GO) build -o bin/test-report ./integration/report
+	@$(GO) run ./integration/programs/build bin/test-programs
+	@$(GO) vet -C kubernetes -tags cluster ./integration
+	@{ $(cluster_tests) -run '$(or $(RUN),.)' ./integration || true; } \
+		| bin/test-report -places cluster $(if $(RUN),,-matrix integration/matrix.txt)
 
 .PHONY: bin/peerlane-kubelet
 bin/peerlane-kubelet:
@@ -296,6 +315,7 @@ DB ?= https://vuln.go.dev
 vulncheck: ## look up the known vulnerabilities of Go and of the modules in use (DB=URL)
 	@$(GO) build -o bin/vulncheck ./integration/vulncheck
 	@bin/vulncheck -db $(DB) -- -tags vm,engines ./...
+	@bin/vulncheck -db $(DB) -- -C kubernetes -tags cluster ./...
 
 .PHONY: fuzz
 fuzz: ## fuzz every parser of foreign bytes (FUZZTIME=60s each, RUN=hook.Fuzz)

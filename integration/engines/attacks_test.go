@@ -17,13 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/integration/image"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // importer is an engine into which a test imports a second image.
 type importer interface {
-	imports(ctx context.Context, i *image, name string) error
+	imports(ctx context.Context, i *image.Image, name string) error
 }
 
 // linkedImage is the name of an image whose mount point for the relay's sockets is a link.
@@ -110,14 +111,13 @@ func (r attackReport) mustShow(b *bed, control ...string) {
 func (b *bed) imageLink(ctx context.Context, c check) {
 	b.Helper()
 	dir := b.mkdir("linked-" + b.row.name)
-	linked := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"),
-		oci: filepath.Join(dir, "oci.tar")}
-	if err := os.CopyFS(linked.rootfs, os.DirFS(b.image.rootfs)); err != nil {
+	linked := image.In(dir)
+	if err := os.CopyFS(linked.RootFS, os.DirFS(b.image.RootFS)); err != nil {
 		b.Fatal(err)
 	}
-	link := filepath.Join(linked.rootfs, linkPath)
+	link := filepath.Join(linked.RootFS, linkPath)
 	err := errors.Join(os.MkdirAll(filepath.Dir(link), 0o755), os.RemoveAll(link), os.Symlink(linkTarget, link),
-		writeLayer(linked.rootfs, linked.layer), writeOCI(linked.layer, linked.oci, linkedImage),
+		linked.Pack(linkedImage),
 		b.engine.(importer).imports(ctx, linked, linkedImage))
 	if err != nil {
 		b.Fatal(err)

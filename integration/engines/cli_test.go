@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	cdiengine "github.com/peerlane/peerlane/cdi/engine"
+	"github.com/peerlane/peerlane/integration/image"
 )
 
 // cli is an engine with Docker's command line.
@@ -66,8 +67,8 @@ func (e *cli) do(ctx context.Context, arguments ...string) error {
 	return e.ground.do(ctx, append(e.program, arguments...)...)
 }
 
-func (e *cli) imports(ctx context.Context, i *image, name string) error {
-	return e.do(ctx, "import", "--change", "ENV PATH=/usr/bin:/bin", i.layer, name)
+func (e *cli) imports(ctx context.Context, i *image.Image, name string) error {
+	return e.do(ctx, "import", "--change", "ENV PATH=/usr/bin:/bin", i.Layer, name)
 }
 
 func (e *cli) run(ctx context.Context, c container) error {
@@ -189,7 +190,7 @@ volume_path = %q
 		}
 		b.ground.environment = append(b.ground.environment, "CONTAINERS_CONF="+conf)
 		b.mustBe(version, "podman", "--version")
-		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+		b.mustDo("podman", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.Layer, imageName)
 		return &cli{ground: b.ground, program: []string{"podman"}, checkpoints: []string{"container", "checkpoint"},
 			userNS: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}}
 	}
@@ -225,7 +226,7 @@ func (b *bed) dockerDaemon(version string, path []string, configuration string, 
 		"--config-file", file, "--data-root", dir+"/data", "--exec-root", dir+"/exec",
 		"--pidfile", dir+"/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")...)
 	b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
-	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+	b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.Layer, imageName)
 	simulator := filepath.Join(b.Root, "simulator")
 	return &cli{ground: b.ground, program: []string{"docker"}, checkpoints: []string{"checkpoint", "create"},
 		volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}
@@ -250,7 +251,7 @@ func packagedDocker(version string) func(*bed) engine {
 			"--pidfile", dir+"/docker.pid",
 			"--iptables=false", "--ip6tables=false", "--bridge=none", "--log-level=warn")
 		b.mustBe(version, "docker", "version", "--format", "{{.Server.Version}}")
-		b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.layer, imageName)
+		b.mustDo("docker", "import", "--change", "ENV PATH=/usr/bin:/bin", b.image.Layer, imageName)
 		simulator := filepath.Join(b.Root, "simulator")
 		return &cli{ground: b.ground, program: []string{"docker"},
 			volumes: [][2]string{{b.reports, reportsDir}, {simulator, simulator}}}

@@ -10,7 +10,13 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/peerlane/peerlane/integration/image"
 )
+
+// imageName is the image in docs/containers.md and the name of the tests' own image in every
+// engine, so that no registry is needed.
+const imageName = "docker.io/library/debian:12"
 
 // startContainerd starts a daemon and returns its address.
 func (b *bed) startContainerd(program, configuration, namespace string) (address string) {
@@ -23,7 +29,7 @@ func (b *bed) startContainerd(program, configuration, namespace string) (address
 	ctr := filepath.Join(filepath.Dir(program), "ctr")
 	ready := func() error { return b.ground.do(context.Background(), ctr, "--address", address, "version") }
 	b.daemon = b.ground.daemon(b.T, ready, program, "--config", file)
-	b.mustDo(ctr, "--address", address, "--namespace", namespace, "images", "import", b.image.oci)
+	b.mustDo(ctr, "--address", address, "--namespace", namespace, "images", "import", b.image.OCI)
 	return address
 }
 
@@ -44,7 +50,7 @@ func containerd2(client func(b *bed, address string) engine) func(*bed) engine {
 		b.mustBe(containerd2Version, program, "--version")
 		b.mustBe(runc15, "runc", "--version")
 		address := b.startContainerd(program, configuration2, "default")
-		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.oci)
+		b.mustDo("ctr", "--address", address, "--namespace", "k8s.io", "images", "import", b.image.OCI)
 		return client(b, address)
 	}
 }
@@ -162,8 +168,8 @@ func (e *ctrEngine) arguments(c container, switches ...string) []string {
 	return append(append(list, c.from(), c.name), c.command()...)
 }
 
-func (e *ctrEngine) imports(ctx context.Context, i *image, _ string) error {
-	return e.do(ctx, "images", "import", i.oci)
+func (e *ctrEngine) imports(ctx context.Context, i *image.Image, _ string) error {
+	return e.do(ctx, "images", "import", i.OCI)
 }
 
 func (e *ctrEngine) run(ctx context.Context, c container) error {
@@ -302,10 +308,10 @@ func (e *criEngine) do(ctx context.Context, verb string, c container, arguments 
 	return e.bed.ground.do(ctx, append(command, arguments...)...)
 }
 
-func (e *criEngine) imports(ctx context.Context, i *image, _ string) error {
+func (e *criEngine) imports(ctx context.Context, i *image.Image, _ string) error {
 	ctr := filepath.Join(installed.Containerd, "ctr")
 	// By --local the CRI of containerd 1.7 learns of the image.
-	return e.bed.ground.do(ctx, ctr, "--address", e.address, "--namespace", "k8s.io", "images", "import", "--local", i.oci)
+	return e.bed.ground.do(ctx, ctr, "--address", e.address, "--namespace", "k8s.io", "images", "import", "--local", i.OCI)
 }
 
 func (e *criEngine) run(ctx context.Context, c container) error     { return e.do(ctx, "run", c) }

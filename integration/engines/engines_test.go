@@ -26,6 +26,7 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/integration/image"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -95,7 +96,7 @@ func (c container) from() string {
 
 // command returns the command line in the container.
 func (c container) command() []string {
-	return []string{"/usr/bin/test-peerlane", c.role, c.name, c.exchange}
+	return []string{image.Program, c.role, c.name, c.exchange}
 }
 
 // engine is a container engine, or an OCI runtime. Errors contain the engine's output.
@@ -567,7 +568,7 @@ type bed struct {
 	*testbed.Host
 	row     row
 	ground  *ground
-	image   *image
+	image   *image.Image
 	reports string
 	engine  engine
 	cgroups cgroups
@@ -663,7 +664,7 @@ func newBed(t *testing.T, r row, which cgroups, userNS bool) *bed {
 		t.Fatal(err)
 	}
 	b.specify()
-	if b.image, err = makeImage(filepath.Join(root, "image"), h.Libraries...); err != nil {
+	if b.image, err = image.Make(filepath.Join(root, "image"), imageName, h.Libraries...); err != nil {
 		t.Fatal(err)
 	}
 	stop, err := h.StartNICs(context.Background(), h.Plan.Lanes...)

@@ -1,5 +1,11 @@
 package engines
 
+import (
+	"path/filepath"
+
+	"github.com/peerlane/peerlane/integration/pinned"
+)
+
 // Required versions of installed packages: a prefix of each.
 const (
 	runc11              = "1.1.5"
@@ -30,32 +36,29 @@ var suites = map[string][]string{
 	oldSuite: {"podman", "crun", "runc", "containerd", "docker.io", "conmon", "netavark", "catatonit", "mount"},
 }
 
-// build is the recipe for the programs of a module.
-type build struct {
-	packages []string // the module's own begin with "./"
-	tags     string
-	ldflags  string
-	cgo      bool
-	// needs are C libraries by pkg-config name.
-	needs string
-}
-
-// builds are the engines built from modules, by folder of the pinning module.
-var builds = map[string]build{
-	"runc": {
-		packages: []string{"github.com/opencontainers/runc"},
-		tags:     "seccomp", ldflags: "-s -w -X main.version=" + runc15, cgo: true, needs: "libseccomp",
-	},
-	"containerd": {
-		packages: []string{
-			"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
-			"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", "./containerd-client", "./cri-client",
+// Modules returns the engines built from modules, by name. modules is the folder with the module of
+// each engine.
+func Modules(modules string) map[string]pinned.Module {
+	folder := func(name string) string { return filepath.Join(modules, name) }
+	return map[string]pinned.Module{
+		"runc": {
+			Folder:   folder("runc"),
+			Packages: []string{"github.com/opencontainers/runc"},
+			Tags:     "seccomp", Ldflags: "-s -w -X main.version=" + runc15, CGO: true, Needs: "libseccomp",
 		},
-		tags:    "no_btrfs no_zfs no_devmapper",
-		ldflags: "-s -w",
-	},
-	"docker": {
-		packages: []string{"github.com/moby/moby/v2/cmd/dockerd", "github.com/moby/moby/v2/cmd/docker-proxy"},
-		ldflags:  "-s -w -X github.com/moby/moby/v2/dockerversion.Version=" + docker29Version,
-	},
+		"containerd": {
+			Folder: folder("containerd"),
+			Packages: []string{
+				"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
+				"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", "./containerd-client", "./cri-client",
+			},
+			Tags:    "no_btrfs no_zfs no_devmapper",
+			Ldflags: "-s -w",
+		},
+		"docker": {
+			Folder:   folder("docker"),
+			Packages: []string{"github.com/moby/moby/v2/cmd/dockerd", "github.com/moby/moby/v2/cmd/docker-proxy"},
+			Ldflags:  "-s -w -X github.com/moby/moby/v2/dockerversion.Version=" + docker29Version,
+		},
+	}
 }

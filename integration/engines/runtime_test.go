@@ -39,11 +39,11 @@ func (r *bare) bundle(c container) (dir string, err error) {
 		return "", err
 	}
 	b := bundle.New(dir, c.command()...)
-	b.Spec.Root = &specs.Root{Path: r.bed.image.rootfs, Readonly: c.readOnly}
+	b.Spec.Root = &specs.Root{Path: r.bed.image.RootFS, Readonly: c.readOnly}
 	if !c.readOnly {
 		// Containers write to a layer of their own.
 		b.Spec.Root.Path = filepath.Join(dir, "rootfs")
-		if err := os.CopyFS(b.Spec.Root.Path, os.DirFS(r.bed.image.rootfs)); err != nil {
+		if err := os.CopyFS(b.Spec.Root.Path, os.DirFS(r.bed.image.RootFS)); err != nil {
 			return "", err
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -128,28 +127,42 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	return ids, nil
 }
 
-// check reads the licences of the modules that the module in the working directory uses, from the
+// repository is the path of the module in the root of the repository.
+const repository = "github.com/peerlane/peerlane"
+
+// uses lists the packages of the repository's modules: folder of the module, arguments of go list, and
+// whether the packages are linked into an installed binary.
+var uses = []struct {
+	folder    string
+	arguments []string
+	shipped   bool
+}{
+	{".", []string{"./cmd/..."}, true},
+	{".", []string{"-test", "-tags", "vm,engines", "./..."}, false},
+	{".", []string{"tool"}, false},
+	{"kubernetes", []string{"./cmd/..."}, true},
+	{"kubernetes", []string{"-test", "-tags", "cluster", "./..."}, false},
+}
+
+// check reads the licences of the modules that the repository in the working directory uses, from the
 // go command's cache. The error lists every module that must not be used.
 func check() ([]module, error) {
-	shipped, err := dependencies("./cmd/...")
-	if err != nil {
-		return nil, err
+	all, shipped := map[string]string{}, map[string]bool{}
+	for _, u := range uses {
+		used, err := dependencies(u.folder, u.arguments...)
+		if err != nil {
+			return nil, err
+		}
+		for name, dir := range used {
+			all[name], shipped[name] = dir, shipped[name] || u.shipped
+		}
 	}
-	all, err := dependencies("-test", "-tags", "vm,engines", "./...")
-	if err != nil {
-		return nil, err
-	}
-	tools, err := dependencies("tool")
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(all, tools)
 	var modules []module
 	var errs []error
 	for name, dir := range all {
-		m := module{}
+		m := module{shipped: shipped[name]}
 		m.path, m.version, _ = strings.Cut(name, "@")
-		_, m.shipped = shipped[name]
+		var err error
 		if m.licences, err = ofModule(dir, m.shipped); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 		}
@@ -160,10 +173,11 @@ func check() ([]module, error) {
 	return modules, errors.Join(errs...)
 }
 
-// dependencies returns the other modules that packages are built from: folders by name and version.
-func dependencies(arguments ...string) (map[string]string, error) {
+// dependencies returns the modules outside the repository that packages of a module are built from: the
+// modules' folders by name and version.
+func dependencies(folder string, arguments ...string) (map[string]string, error) {
 	const form = "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}\t{{.Dir}}{{end}}{{end}}"
-	c := exec.Command("go", append([]string{"list", "-deps", "-f", form}, arguments...)...)
+	c := exec.Command("go", append([]string{"list", "-C", folder, "-deps", "-f", form}, arguments...)...)
 	var said bytes.Buffer
 	c.Stderr = &said
 	out, err := c.Output()
@@ -172,7 +186,7 @@ func dependencies(arguments ...string) (map[string]string, error) {
 	}
 	dirs := map[string]string{}
 	for line := range strings.Lines(string(out)) {
-		if name, dir, found := strings.Cut(strings.TrimSpace(line), "\t"); found {
+		if name, dir, found := strings.Cut(strings.TrimSpace(line), "\t"); found && !strings.HasPrefix(name, repository+"@") {
 			dirs[name] = dir
 		}
 	}

@@ -33,6 +33,7 @@ type testCase struct{ Name, Command string }
 // cases are in the order of the run: short cases first.
 var cases = []testCase{
 	{"race", "make test-race"},
+	{"cluster", "make test-cluster"},
 	{"guest", "make test-vm PLACE=vm-nightly"},
 	{"network", "make soak-network"},
 	{"nccl", "make soak-nccl"},

@@ -15,6 +15,7 @@ import (
 const (
 	placeHost     = "host"       // `make test`, on the machine that builds Peerlane
 	placeEngines  = "engines"    // `make test-engines`, in container engines on that machine
+	placeCluster  = "cluster"    // `make test-cluster`, in clusters of one node on that machine
 	placePackages = "packages"   // `make test-packages`, on that machine
 	placeVMSmall  = "vm-small"   // the virtual machine with its own init
 	placeVMFull   = "vm-full"    // the virtual machine with systemd
@@ -24,7 +25,8 @@ const (
 	placeGPUs     = "gpus"       // a machine with NVIDIA's driver, by hand
 )
 
-var everyPlace = []string{placeHost, placeEngines, placePackages, placeVMSmall, placeVMFull, placeVMPair, placeVMHost,
+var everyPlace = []string{placeHost, placeEngines, placeCluster, placePackages, placeVMSmall, placeVMFull,
+	placeVMPair, placeVMHost,
 	placeNightly, placeGPUs}
 
 // parsePlaces reads a comma-separated list of places.
@@ -32,7 +34,8 @@ func parsePlaces(list string) ([]string, error) {
 	var places []string
 	for _, p := range strings.Split(list, ",") {
 		if !slices.Contains(everyPlace, p) {
-			return nil, fmt.Errorf("-places %s: there is no place %q; there are %s", list, p, strings.Join(everyPlace, ", "))
+			return nil, fmt.Errorf("-places %s: there is no place %q; there are %s", list, p,
+				strings.Join(everyPlace, ", "))
 		}
 		if slices.Contains(places, p) {
 			return nil, fmt.Errorf("-places %s: duplicate %s", list, p)
@@ -149,17 +152,20 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 				return nil, fmt.Errorf("line %d: %q: a test that may skip has a reason why that is right", number, line)
 			}
 		default:
-			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested, cellMaySkip,
+			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested,
+				cellMaySkip,
 				cellAbsent, cellCount)
 		}
 		c.test = words[3]
 		if _, name, _ := strings.Cut(c.test, "."); name == "" {
-			return nil, fmt.Errorf("line %d: %q: name a test by the folder of its package, a full stop, and its name", number,
-				c.test)
+			return nil,
+				fmt.Errorf("line %d: %q: name a test by the folder of its package, a full stop, and its name", number,
+					c.test)
 		}
 		t := test{c.place, c.test}
 		if at := testAt[t]; at != 0 {
-			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell per place", number,
+			return nil, fmt.Errorf("line %d: %s is in the cell of line %d already; a test covers one cell per place",
+				number,
 				c.test, at)
 		}
 		testAt[t] = number
@@ -235,7 +241,8 @@ func (s *summary) findUnlisted(cells []cell) {
 
 // isCase reports whether a folder's tests are integration cases, which need a cell.
 func isCase(folder string) bool {
-	return folder == "integration" || folder == "integration/engines" || folder == "integration/vm" ||
+	return folder == "integration" || folder == "integration/engines" || folder == "kubernetes/integration" ||
+		folder == "integration/vm" ||
 		strings.HasPrefix(folder, "integration/vm/cases/")
 }
 

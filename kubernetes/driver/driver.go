@@ -38,6 +38,9 @@ type Config struct {
 	Proc    string
 	Version string
 	Policy  health.Policy
+	// WithoutTaints is for releases whose API has neither taints nor devices for several claims: an
+	// unhealthy lane leaves the slice, and the device lanes.Shared is absent.
+	WithoutTaints bool
 	// Poll is the time between two observations; MinPublish is the shortest time between two
 	// updates of the node's slices.
 	Poll, MinPublish time.Duration
@@ -113,14 +116,13 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 		return nil, errors.Join(err, peermemErr)
 	}
 	registration, _ := peermem.Registration()
-	ofLanes, shared := d.config.Policy.Taints(o)
-	devices := lanes.Devices(lanes.Node{
-		Plan:         o.Plan,
-		Registration: registration,
-		Version:      d.config.Version,
-		Taints:       ofLanes,
-		SharedTaints: shared,
-	})
+	node := lanes.Node{Plan: o.Plan, Registration: registration, Version: d.config.Version}
+	if d.config.WithoutTaints {
+		node.Exclusive, node.Withdrawn = true, o.Withdrawn()
+	} else {
+		node.Taints, node.SharedTaints = d.config.Policy.Taints(o)
+	}
+	devices := lanes.Devices(node)
 	if devices == nil {
 		devices = []resourceapi.Device{}
 	}
@@ -247,8 +249,8 @@ func (d *Driver) health(o *health.Observation) []kubeletplugin.DeviceHealth {
 		}
 		devices = append(devices, report(lanes.Name(lane.GPU), o.Healthy(lane.GPU), o.Message(lane.GPU)))
 	}
-	if len(devices) == 0 {
-		return nil
+	if len(devices) == 0 || d.config.WithoutTaints {
+		return devices
 	}
 	return append(devices, report(lanes.Shared, o.Usable(), ""))
 }

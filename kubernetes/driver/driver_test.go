@@ -239,6 +239,32 @@ func TestDrainIsPublishedAsTaintAndRemoved(t *testing.T) {
 	}
 }
 
+func TestDrainWithoutTaintsWithdrawsTheLanes(t *testing.T) {
+	d, layout := newDriver(t, Config{WithoutTaints: true})
+	r := run(t, d)
+	published := func(want ...string) {
+		t.Helper()
+		all := <-r
+		if got := names(all); !slices.Equal(got, want) {
+			t.Errorf("the devices are %v instead of %v", got, want)
+		}
+		for _, device := range all.Pools["n1"].Slices[0].Devices {
+			if len(device.Taints) > 0 || device.AllowMultipleAllocations != nil {
+				t.Errorf("the release does not know all fields of %+v", device)
+			}
+		}
+	}
+	published("lane-0000-01-00-0", "lane-0000-02-00-0")
+	if err := generation.DrainAll(layout); err != nil {
+		t.Fatal(err)
+	}
+	published()
+	if err := generation.ResumeAll(layout); err != nil {
+		t.Fatal(err)
+	}
+	published("lane-0000-01-00-0", "lane-0000-02-00-0")
+}
+
 // timed is a recorder that notes when each update began and ended.
 type timed struct {
 	recorder
@@ -358,7 +384,7 @@ func TestHealthIsReportedOnlyFromNewObservations(t *testing.T) {
 		time.Sleep(healthRefresh - 1)
 		observe(good)
 		expect("before healthRefresh", none)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		observe(good)
 		expect("after healthRefresh", begin.Add(healthRefresh))
 		time.Sleep(2 * healthRefresh)
@@ -373,7 +399,7 @@ func TestHealthIsReportedOnlyFromNewObservations(t *testing.T) {
 		if err := generation.DrainAll(layout); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		observe(good)
 		expect("after a change", begin.Add(5*healthRefresh+1))
 		stop()

@@ -215,6 +215,20 @@ func (p Policy) taints(c Conditions) []resourceapi.DeviceTaint {
 	return taints
 }
 
+// Withdrawn returns the lanes that a release without taints leaves out of the slice: lanes that a taint
+// would close to new pods. The keys are the PCI addresses of the GPUs.
+func (o *Observation) Withdrawn() map[string]bool {
+	lanes := map[string]bool{}
+	for gpu, c := range o.Lanes {
+		_, cut := c[NoNetwork]
+		_, drained := c[Drain]
+		if cut || drained {
+			lanes[gpu] = true
+		}
+	}
+	return lanes
+}
+
 // Message returns the conditions of a lane and the failures of relays on the lane's GPU in a line,
 // empty for a healthy lane.
 func (o *Observation) Message(gpu string) string {

@@ -57,6 +57,10 @@ type Node struct {
 	Taints map[string][]resourceapi.DeviceTaint
 	// SharedTaints are the taints of the device Shared.
 	SharedTaints []resourceapi.DeviceTaint
+	// Exclusive leaves out the device Shared, for releases that allocate each device once.
+	Exclusive bool
+	// Withdrawn are the lanes to leave out, by the PCI address of the lane's GPU.
+	Withdrawn map[string]bool
 }
 
 // Name returns the name of the device of a GPU's lane: lane-0000-3a-00-0 for 0000:3a:00.0. Indices
@@ -80,17 +84,17 @@ func BusID(plan *planner.Plan, name string) (string, bool) {
 func offered(l planner.Lane) bool { return l.Role != planner.RoleRefused }
 
 // Devices returns the devices of a node: Shared first, then one device per lane in the order of the
-// plan. The result is empty if the node has no lane.
+// plan. The result is empty if the node has no lane, or Node withdraws every lane.
 func Devices(n Node) []resourceapi.Device {
 	var devices []resourceapi.Device
 	for _, lane := range n.Plan.Lanes {
-		if !offered(lane) {
+		if !offered(lane) || n.Withdrawn[lane.GPU] {
 			continue
 		}
 		devices = append(devices, n.device(lane))
 	}
-	if devices == nil {
-		return nil
+	if devices == nil || n.Exclusive {
+		return devices
 	}
 	return append([]resourceapi.Device{n.shared()}, devices...)
 }

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -36,6 +37,7 @@ import (
 const (
 	modeAuto         = "auto"
 	modeDRA          = "dra"
+	modeMixed        = "mixed"
 	modeDevicePlugin = "device-plugin"
 )
 
@@ -61,10 +63,12 @@ func command() *cobra.Command {
 		Long: `peerlane-kubelet offers the lanes of this node to Kubernetes. It reads the plan and
 the state directory of Peerlane, and opens no GPU, so that it never blocks the unload of a driver.
 
-With DRA (Kubernetes 1.36 and later) it publishes a device per lane, and the device "lanes" for
-"the lanes of the GPUs that the container has". Otherwise it offers the extended resource
-peerlane.dev/lanes by the device plugin API. With --mode dra, Kubernetes 1.34 and 1.35 require
-the feature gates DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
+Mode dra, for Kubernetes 1.36 and later, publishes a DRA device per lane, and the device "lanes"
+for "the lanes of the GPUs that the container has"; an unhealthy lane has a taint. Mode mixed, for
+Kubernetes 1.34 and 1.35, publishes a DRA device per healthy lane, and offers the extended resource
+peerlane.dev/lanes by the device plugin API. Mode device-plugin, for older releases, offers only that
+resource. With --mode dra, Kubernetes 1.34 and 1.35 require the feature gates
+DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 		Example: `  peerlane-kubelet --node-name "$NODE_NAME" --pod-uid "$POD_UID"
   peerlane-kubelet --mode device-plugin --units 16`,
 		Args:          cobra.NoArgs,
@@ -78,8 +82,8 @@ the feature gates DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, device-plugin; auto takes dra where the API "+
-		"server has Kubernetes 1.36 or later and resource.k8s.io/v1")
+	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, mixed, device-plugin; auto takes the mode for "+
+		"the release of the API server, and device-plugin where the server has no resource.k8s.io/v1")
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of the node")
 	f.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"),
 		"UID of this pod, for rolling updates with two instances; empty outside of a pod")
@@ -99,16 +103,13 @@ func run(ctx context.Context, o options) error {
 	}
 	log := logrus.StandardLogger()
 	layout := paths.Layout{Root: o.root}
-	monitor := health.NewMonitor(layout, time.Now)
 	mode, client, err := o.choose(log)
 	if err != nil {
 		return err
 	}
 	log.WithField("mode", mode).Info("Starting")
 	if mode == modeDevicePlugin {
-		return deviceplugin.New(deviceplugin.Config{
-			Dir: filepath.Join(o.kubelet, "device-plugins"), Units: o.units, Poll: o.poll, Log: log,
-		}, monitor).Run(ctx)
+		return o.runDevicePlugin(ctx, layout, log)
 	}
 	if o.node == "" {
 		return errors.New("the name of the node is unknown: give --node-name, or set NODE_NAME from spec.nodeName")
@@ -116,15 +117,30 @@ func run(ctx context.Context, o options) error {
 	d := driver.New(driver.Config{
 		Node: o.node, PlanFile: layout.PlanFile(), Proc: filepath.Join(o.root, "proc"),
 		Version: strings.TrimPrefix(version.Get().Version, "v"),
-		Policy:  health.Policy{Evict: o.evict},
-		Poll:    o.poll, MinPublish: o.minPublish, Log: log,
-	}, monitor)
+		Policy:  health.Policy{Evict: o.evict}, WithoutTaints: mode == modeMixed,
+		Poll: o.poll, MinPublish: o.minPublish, Log: log,
+	}, health.NewMonitor(layout, time.Now))
 	helper, err := o.start(ctx, d, client)
 	if err != nil {
 		return fmt.Errorf("start the DRA driver %s: %w", lanes.DriverName, err)
 	}
 	defer helper.Stop()
-	return d.Run(ctx, helper)
+	if mode == modeDRA {
+		return d.Run(ctx, helper)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- o.runDevicePlugin(ctx, layout, log) }()
+	err = d.Run(ctx, helper)
+	cancel()
+	return errors.Join(err, <-ended)
+}
+
+func (o options) runDevicePlugin(ctx context.Context, layout paths.Layout, log *logrus.Logger) error {
+	return deviceplugin.New(deviceplugin.Config{
+		Dir: filepath.Join(o.kubelet, "device-plugins"), Units: o.units, Poll: o.poll, Log: log,
+	}, health.NewMonitor(layout, time.Now)).Run(ctx)
 }
 
 // check refuses values of flags that no mode can use.
@@ -140,19 +156,23 @@ func (o options) check() error {
 	return nil
 }
 
-// minDRA is the first release of Kubernetes for which auto takes DRA. By default, the API server of an
-// older release drops AllowMultipleAllocations, so that the device lanes serves one claim of a node, and
-// drops the taints of devices and the extended resource of a class.
-var minDRA = utilversion.MustParseGeneric("1.36")
+// Releases of Kubernetes at which auto changes the mode. By default, the API server of a release before
+// minDRA drops AllowMultipleAllocations, so that the device lanes serves one claim of a node, and drops
+// the taints of devices and the extended resource of a class. minMixed is the first release with
+// resource.k8s.io/v1.
+var (
+	minDRA   = utilversion.MustParseGeneric("1.36")
+	minMixed = utilversion.MustParseGeneric("1.34")
+)
 
 // choose returns the mode, and a client where the mode needs one.
 func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Interface, err error) {
 	switch o.mode {
 	case modeDevicePlugin:
 		return modeDevicePlugin, nil, nil
-	case modeAuto, modeDRA:
+	case modeAuto, modeDRA, modeMixed:
 	default:
-		return "", nil, fmt.Errorf("--mode %s: one of auto, dra, device-plugin is required", o.mode)
+		return "", nil, fmt.Errorf("--mode %s: one of auto, dra, mixed, device-plugin is required", o.mode)
 	}
 	config, err := o.restConfig()
 	if err != nil {
@@ -164,19 +184,19 @@ func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Inte
 	if err != nil {
 		return "", nil, err
 	}
-	if o.mode == modeDRA {
-		return modeDRA, set, nil
+	if o.mode != modeAuto {
+		return o.mode, set, nil
 	}
 	info, err := set.Discovery().ServerVersion()
 	if err != nil {
 		return "", nil, fmt.Errorf("ask the API server %s for its release: %w", config.Host, err)
 	}
-	release, err := utilversion.ParseGeneric(info.GitVersion)
+	release, err := emulated(info)
 	if err != nil {
 		return "", nil, fmt.Errorf("release of the API server: %w", err)
 	}
-	if release.LessThan(minDRA) {
-		log.WithField("release", info.GitVersion).Infof("The API server is older than %s", minDRA)
+	if release.LessThan(minMixed) {
+		log.WithField("release", release).Infof("The API server is older than %s", minMixed)
 		return modeDevicePlugin, nil, nil
 	}
 	has, err := hasDRA(set.Discovery())
@@ -184,10 +204,23 @@ func (o options) choose(log *logrus.Logger) (mode string, client kubernetes.Inte
 		return "", nil, fmt.Errorf("ask the API server %s for resource.k8s.io/v1: %w", config.Host, err)
 	}
 	if !has {
-		log.WithField("release", info.GitVersion).Info("The API server has no resource.k8s.io/v1")
+		log.WithField("release", release).Info("The API server has no resource.k8s.io/v1")
 		return modeDevicePlugin, nil, nil
 	}
+	if release.LessThan(minDRA) {
+		log.WithField("release", release).Infof("The API server is older than %s", minDRA)
+		return modeMixed, set, nil
+	}
 	return modeDRA, set, nil
+}
+
+// emulated returns the release whose API a server serves: an API server started with --emulated-version
+// has the API of an older release.
+func emulated(info *apiversion.Info) (*utilversion.Version, error) {
+	if info.EmulationMajor != "" && info.EmulationMinor != "" {
+		return utilversion.ParseGeneric(info.EmulationMajor + "." + info.EmulationMinor)
+	}
+	return utilversion.ParseGeneric(info.GitVersion)
 }
 
 // hasDRA reports whether the API server has resource.k8s.io/v1.

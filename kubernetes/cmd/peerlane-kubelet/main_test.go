@@ -16,9 +16,10 @@ import (
 	apiversion "k8s.io/apimachinery/pkg/version"
 )
 
-// apiServer serves a release, and the resources of resource.k8s.io/v1 with an HTTP status. The result
+// apiServer serves a release, the emulated release unless empty, and the resources of resource.k8s.io/v1
+// with an HTTP status. The result
 // is a kubeconfig file.
-func apiServer(t *testing.T, release string, status int) string {
+func apiServer(t *testing.T, release, emulated string, status int) string {
 	t.Helper()
 	mux := http.NewServeMux()
 	answer := func(path string, status int, body any) {
@@ -30,7 +31,9 @@ func apiServer(t *testing.T, release string, status int) string {
 			}
 		})
 	}
-	answer("/version", http.StatusOK, apiversion.Info{GitVersion: release})
+	info := apiversion.Info{GitVersion: release}
+	info.EmulationMajor, info.EmulationMinor, _ = strings.Cut(emulated, ".")
+	answer("/version", http.StatusOK, info)
 	answer("/apis/resource.k8s.io/v1", status, metav1.APIResourceList{GroupVersion: "resource.k8s.io/v1",
 		APIResources: []metav1.APIResource{{Name: "resourceslices"}}})
 	server := httptest.NewServer(mux)
@@ -50,23 +53,28 @@ func discard() *logrus.Logger {
 	return log
 }
 
-func TestAutoTakesDRAFromTheFirstReleaseWithItsFields(t *testing.T) {
+func TestAutoTakesTheModeOfTheRelease(t *testing.T) {
 	for _, c := range []struct {
-		mode, release string
-		status        int
-		want          string
+		mode, release, emulated string
+		status                  int
+		want                    string
 	}{
-		{modeAuto, "v1.33.9", http.StatusNotFound, modeDevicePlugin},
-		{modeAuto, "v1.34.1", http.StatusOK, modeDevicePlugin},
-		{modeAuto, "v1.35.4-eks-1a2b3c4", http.StatusOK, modeDevicePlugin},
-		{modeAuto, "v1.36.0", http.StatusOK, modeDRA},
-		{modeAuto, "v1.36.0-gke.100", http.StatusNotFound, modeDevicePlugin},
-		{modeAuto, "v1.40.0", http.StatusOK, modeDRA},
-		{modeDRA, "v1.34.1", http.StatusOK, modeDRA},
+		{modeAuto, "v1.33.9", "", http.StatusNotFound, modeDevicePlugin},
+		{modeAuto, "v1.33.9", "", http.StatusOK, modeDevicePlugin},
+		{modeAuto, "v1.34.1", "", http.StatusOK, modeMixed},
+		{modeAuto, "v1.34.1", "", http.StatusNotFound, modeDevicePlugin},
+		{modeAuto, "v1.35.4-eks-1a2b3c4", "", http.StatusOK, modeMixed},
+		{modeAuto, "v1.36.0", "", http.StatusOK, modeDRA},
+		{modeAuto, "v1.36.0-gke.100", "", http.StatusNotFound, modeDevicePlugin},
+		{modeAuto, "v1.40.0", "", http.StatusOK, modeDRA},
+		{modeAuto, "v1.37.2", "1.37", http.StatusOK, modeDRA},
+		{modeAuto, "v1.37.2", "1.35", http.StatusOK, modeMixed},
+		{modeDRA, "v1.34.1", "", http.StatusOK, modeDRA},
+		{modeMixed, "v1.37.2", "", http.StatusOK, modeMixed},
 	} {
-		o := options{mode: c.mode, kubeconfig: apiServer(t, c.release, c.status)}
+		o := options{mode: c.mode, kubeconfig: apiServer(t, c.release, c.emulated, c.status)}
 		mode, client, err := o.choose(discard())
-		if err != nil || mode != c.want || (client != nil) != (c.want == modeDRA) {
+		if err != nil || mode != c.want || (client != nil) != (c.want != modeDevicePlugin) {
 			t.Errorf("%+v: %s, %v, %v", c, mode, client, err)
 		}
 	}
@@ -74,7 +82,7 @@ func TestAutoTakesDRAFromTheFirstReleaseWithItsFields(t *testing.T) {
 
 func TestFailedDiscoveryEndsTheProgram(t *testing.T) {
 	for _, status := range []int{http.StatusForbidden, http.StatusInternalServerError, http.StatusServiceUnavailable} {
-		o := options{mode: modeAuto, kubeconfig: apiServer(t, "v1.36.0", status)}
+		o := options{mode: modeAuto, kubeconfig: apiServer(t, "v1.36.0", "", status)}
 		if mode, _, err := o.choose(discard()); err == nil {
 			t.Errorf("status %d: the mode is %s without an error", status, mode)
 		}

@@ -1,6 +1,5 @@
-//go:build engines
-
-package engines
+// Package image makes the image of tests, which has the test program and busybox, without a registry.
+package image
 
 import (
 	"archive/tar"
@@ -18,20 +17,26 @@ import (
 	"github.com/peerlane/peerlane/cmd/peerlane/bundle"
 )
 
-// imageName is the image in docs/containers.md and the name of the tests' own image in every
-// engine, so that no registry is needed.
-const imageName = "docker.io/library/debian:12"
+// Program is the path of the test program in the image.
+const Program = "/usr/bin/test-peerlane"
 
-// image is the tests' image: this test binary and busybox.
-type image struct {
-	rootfs string // a directory
-	layer  string // path of a tar file
-	oci    string // an OCI image in a tar
+// Image is an image of the running test program and busybox.
+type Image struct {
+	RootFS string // a directory
+	Layer  string // path of a tar file
+	OCI    string // an OCI image in a tar file
 }
 
-func makeImage(dir string, libraries ...string) (*image, error) {
-	i := &image{rootfs: filepath.Join(dir, "rootfs"), layer: filepath.Join(dir, "layer.tar"),
-		oci: filepath.Join(dir, "oci.tar")}
+// In returns an image whose files are in dir. Nothing is written.
+func In(dir string) *Image {
+	return &Image{RootFS: filepath.Join(dir, "rootfs"), Layer: filepath.Join(dir, "layer.tar"),
+		OCI: filepath.Join(dir, "oci.tar")}
+}
+
+// Make makes an image with a name in dir. libraries are files that will be mounted into containers:
+// the image gets the libraries that they need.
+func Make(dir, name string, libraries ...string) (*Image, error) {
+	i := In(dir)
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -40,31 +45,36 @@ func makeImage(dir string, libraries ...string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := []bundle.File{{Host: self, Container: "/usr/bin/test-peerlane"},
+	files := []bundle.File{{Host: self, Container: Program},
 		{Host: busybox, Container: "/usr/bin/busybox"}}
-	if err := bundle.RootFS(i.rootfs, files, libraries...); err != nil {
+	if err := bundle.RootFS(i.RootFS, files, libraries...); err != nil {
 		return nil, err
 	}
 	for name, text := range map[string]string{
 		"etc/passwd": "root:x:0:0:root:/:/bin/sh\ntrainer:x:1000:1000::/:/bin/sh\n",
 		"etc/group":  "root:x:0:\ntrainer:x:1000:\n",
 	} {
-		if err := os.WriteFile(filepath.Join(i.rootfs, name), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(i.RootFS, name), []byte(text), 0o644); err != nil {
 			return nil, err
 		}
 	}
 	for _, name := range []string{"sh", "ls", "test", "sleep", "cat", "true"} {
-		if err := os.Symlink("busybox", filepath.Join(i.rootfs, "usr/bin", name)); err != nil {
+		if err := os.Symlink("busybox", filepath.Join(i.RootFS, "usr/bin", name)); err != nil {
 			return nil, err
 		}
 	}
-	if err := os.Symlink("usr/bin", filepath.Join(i.rootfs, "bin")); err != nil {
+	if err := os.Symlink("usr/bin", filepath.Join(i.RootFS, "bin")); err != nil {
 		return nil, err
 	}
-	if err := writeLayer(i.rootfs, i.layer); err != nil {
-		return nil, err
+	return i, i.Pack(name)
+}
+
+// Pack writes the layer and the OCI image of the directory RootFS.
+func (i *Image) Pack(name string) error {
+	if err := writeLayer(i.RootFS, i.Layer); err != nil {
+		return err
 	}
-	return i, writeOCI(i.layer, i.oci, imageName)
+	return writeOCI(i.Layer, i.OCI, name)
 }
 
 func writeLayer(rootfs, path string) error {
