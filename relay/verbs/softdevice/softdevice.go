@@ -35,9 +35,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -131,8 +133,9 @@ func Build(path string) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	args := append(append([]string{}, compiler[1:]...), flags...)
 	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
-	for name, text := range files() {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+	texts := files()
+	for _, name := range slices.Sorted(maps.Keys(texts)) { // the same order gives the same library
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644); err != nil {
 			return err
 		}
 		if strings.HasSuffix(name, ".c") {
