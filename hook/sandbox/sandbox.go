@@ -397,6 +397,11 @@ func (s Spec) apply(program string) (Report, error) {
 		}
 	}
 	r.UID = unix.Getuid()
+	// Without root a relay keeps the uid of its containers. Their processes can trace this one as soon
+	// as it has no more capabilities than they have, unless it is undumpable; a change of uid makes it so.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return r, os.NewSyscallError("PR_SET_DUMPABLE", err)
+	}
 	if err := dropCapabilities(); err != nil {
 		return r, err
 	}
