@@ -112,12 +112,12 @@ host_tests = $(confine) $(GO) test -json -count=1 -vet=off -ldflags=-w -parallel
 # Packages run in this order, so those first that take the longest.
 longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./relay/selftest ./relay/transport/verbs ./topo/planner ./topo/reader ./cmd/peerlane/doctor ./relay/nccl
 # Packages whose own code starts few goroutines or none, or whose tests run Peerlane's programs as
-# processes of their own, where the detector sees nothing of them, or C. `make test-race`, which
+# processes of their own, where the detector sees nothing of them. `make test-race`, which
 # is on the nightly list, looks at these, too.
 without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
 	./cmd/version ./cuda/conformance ./cuda/kernels ./config ./config/paths ./hook/sandbox ./integration \
 	$(addprefix ./integration/,across documents fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
-	./packaging/... ./relay/launch ./relay/libpeerlane ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
+	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
 # The tests of these wait for longer than all others together, so several processes share them.
