@@ -60,10 +60,10 @@ func TestModelWithLateCopies(t *testing.T) {
 	}
 }
 
-// The simulator corrupts one byte in every copy after the twentieth, whichever call makes the copy; the model
+// The simulator corrupts one byte in every copy after the second, whichever call makes the copy; the model
 // reports the byte.
 func TestModelSeesAWrongByte(t *testing.T) {
-	out, err := modelElsewhere("15", "PEERLANE_SIM_FAULT=cuMemcpy*:after=20:corrupt=1")
+	out, err := modelElsewhere("30", "PEERLANE_SIM_FAULT=cuMemcpy*:after=2:corrupt=1")
 	if err == nil || !bytes.Contains(out, []byte("the bytes differ from byte")) {
 		t.Fatalf("%v\n%s", err, out)
 	}
