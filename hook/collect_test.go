@@ -393,43 +393,28 @@ func TestCollectNamesOnlyGenerationsThatAreRemoved(t *testing.T) {
 	h.collect(t, id)
 }
 
-// The hook of an engine can have a mount namespace without cgroup2.
-func TestCollectWithoutCgroup2RemovesControlGroups(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: mount namespaces")
-	}
-	t.Parallel()
-	h := newHost(t)
-	id := h.left(t)
-	out, err := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc",
+// removeWithoutCgroup2 runs peerlane-hook remove in a mount namespace without cgroup2, with a change
+// of the bounding set of capabilities.
+func removeWithoutCgroup2(t *testing.T, h host, bounding string) (out string, err error) {
+	t.Helper()
+	text, err := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc",
 		`for dir in $(sed -n 's/^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - cgroup2 .*/\1/p' /proc/self/mountinfo | sort -r); do umount -l "$dir"; done
 		! grep -q ' - cgroup2 ' /proc/self/mountinfo
-		exec "$0" remove --root "$1"`, filepath.Join(bin, "peerlane-hook"), h.layout.Root).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	noCgroup(t, id)
-	h.collect(t)
+		exec setpriv --bounding-set "$2" -- "$0" remove --root "$1"`,
+		filepath.Join(bin, "peerlane-hook"), h.layout.Root, bounding).CombinedOutput()
+	return string(text), err
 }
 
-// A collector that neither sees cgroup2 nor may mount it names the control group, and keeps the
-// generation for the next collector.
-func TestCollectWithoutCgroup2AndCapabilityReportsControlGroup(t *testing.T) {
+// The hook of an engine can have a mount namespace without cgroup2. A collector there that may not
+// mount cgroup2 names the control group, and keeps the generation for the next collector.
+func TestCollectWithoutCgroup2RemovesOrReportsControlGroups(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: mount namespaces")
 	}
 	t.Parallel()
 	h := newHost(t)
 	id := h.left(t)
-	remove := func(capabilities string) (string, error) {
-		out, err := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-euc",
-			`for dir in $(sed -n 's/^[^ ]* [^ ]* [^ ]* [^ ]* \([^ ]*\) .* - cgroup2 .*/\1/p' /proc/self/mountinfo | sort -r); do umount -l "$dir"; done
-			! grep -q ' - cgroup2 ' /proc/self/mountinfo
-			exec setpriv --bounding-set "$2" -- "$0" remove --root "$1"`,
-			filepath.Join(bin, "peerlane-hook"), h.layout.Root, capabilities).CombinedOutput()
-		return string(out), err
-	}
-	out, err := remove("-sys_admin")
+	out, err := removeWithoutCgroup2(t, h, "-sys_admin")
 	if group := filepath.Join(h.layout.Cgroup(), id); err == nil || !strings.Contains(out, group) ||
 		!strings.Contains(out, "CAP_SYS_ADMIN") {
 		t.Errorf("the collector without CAP_SYS_ADMIN: %v: %s", err, out)
@@ -437,10 +422,12 @@ func TestCollectWithoutCgroup2AndCapabilityReportsControlGroup(t *testing.T) {
 	if h.info(t, id).ID != id {
 		t.Error("the generation is gone")
 	}
-	if out, err := remove("+all"); err != nil {
+	unreported := h.left(t)
+	if out, err := removeWithoutCgroup2(t, h, "+all"); err != nil {
 		t.Errorf("the collector with CAP_SYS_ADMIN: %v: %s", err, out)
 	}
 	noCgroup(t, id)
+	noCgroup(t, unreported)
 	h.collect(t)
 }
 

@@ -111,7 +111,7 @@ func newUpgrade(t *testing.T, runtimeName, route string) *upgrade {
 	}
 	u := &upgrade{T: t, host: &testbed.Host{Root: root, Layout: paths.New(root), Binaries: installed}}
 	if u.runtime, err = bundle.FindRuntime(runtimeName, u.host.RuntimeState()); err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	if err := os.MkdirAll(u.host.RuntimeState(), 0o700); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -171,19 +170,9 @@ func (d *daemon) start(t *testing.T) {
 	}
 	defer log.Close()
 	c := d.ground.command(context.Background(), d.command[0], d.command[1:]...)
-	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.Stdout, c.Stderr = log, log
-	started, ended := make(chan error), make(chan error, 1)
-	go func() {
-		// The kernel takes the death of the thread for that of the parent.
-		runtime.LockOSThread()
-		err := c.Start()
-		started <- err
-		if err == nil {
-			ended <- c.Wait()
-		}
-	}()
-	if err := <-started; err != nil {
+	ended, err := testutil.StartChild(c)
+	if err != nil {
 		t.Fatal(err)
 	}
 	d.process, d.ended = c.Process, ended

@@ -1,5 +1,6 @@
 // Package pinned builds programs of Go modules at pinned versions, and keeps them in the user's cache
-// directory. Tests of container engines and of Kubernetes use the programs.
+// directory. Tests of container engines and of Kubernetes use the programs, and images of virtual
+// machines are in a Cache.
 package pinned
 
 import (

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/integration/pinned"
 )
 
 // Image is a bootable image.
@@ -32,9 +32,6 @@ type Builder struct {
 	// Progress is called for each step.
 	Progress func(format string, arguments ...any)
 }
-
-// keepFor is the retention of unused images.
-const keepFor = 14 * 24 * time.Hour
 
 // Image returns an image of a kind, which it builds unless the cache has an image of the current
 // recipe. It needs root: a root file system has files of many users.
@@ -97,19 +94,17 @@ func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
 // makeBoth builds a missing kernel and a missing disk with the kernel's modules. A lock serialises
 // processes.
 func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDir, diskDir string) error {
-	unlock, err := b.lock(ctx)
+	cache := pinned.Cache{Dir: b.Dir, Progress: b.Progress}
+	unlock, err := cache.Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := b.forget(time.Now()); err != nil {
-		return err
-	}
 	// The root file system's packages do not need the kernel, which takes as long.
 	group, together := errgroup.WithContext(ctx)
 	tree := filepath.Join(b.Dir, "tree-"+kind)
 	group.Go(func() error {
-		return b.once(kernelDir, func(dir string) error { return b.makeKernel(together, dir, of) })
+		return cache.Once(filepath.Base(kernelDir), func(dir string) error { return b.makeKernel(together, dir, of) })
 	})
 	missing := !exists(diskDir)
 	if missing {
@@ -118,7 +113,8 @@ func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDi
 	if err := group.Wait(); err != nil || !missing {
 		return err
 	}
-	if err := b.once(diskDir, func(dir string) error { return b.makeDisk(ctx, dir, tree, kernelDir, kind) }); err != nil {
+	if err := cache.Once(filepath.Base(diskDir),
+		func(dir string) error { return b.makeDisk(ctx, dir, tree, kernelDir, kind) }); err != nil {
 		return err
 	}
 	return os.RemoveAll(tree)
@@ -127,50 +123,6 @@ func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDi
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
-}
-
-// lock waits until no other process builds images.
-func (b *Builder) lock(ctx context.Context) (unlock func(), err error) {
-	path := filepath.Join(b.Dir, "lock")
-	return programs.Lock(ctx, path, func() { b.Progress("waiting for another process that makes images (%s)", path) })
-}
-
-// once creates a folder under a temporary name, so that an existing folder is complete.
-func (b *Builder) once(dir string, do func(dir string) error) error {
-	if exists(dir) {
-		return nil
-	}
-	temporary := dir + ".new"
-	if err := os.RemoveAll(temporary); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(temporary, 0o755); err != nil {
-		return err
-	}
-	if err := do(temporary); err != nil {
-		return errors.Join(err, os.RemoveAll(temporary))
-	}
-	return os.Rename(temporary, dir)
-}
-
-// forget removes images that were unused for keepFor.
-func (b *Builder) forget(now time.Time) error {
-	entries, err := os.ReadDir(b.Dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil {
-			return err
-		}
-		if e.IsDir() && now.Sub(info.ModTime()) > keepFor {
-			if err := os.RemoveAll(filepath.Join(b.Dir, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // makeKernel downloads Debian's kernel and builds our modules for it.
