@@ -23,7 +23,7 @@ import (
 const maxParts = 32
 
 // entryBytes is the size of an entry in list memory.
-const entryBytes = uint64(unsafe.Sizeof(wire.ListEntry{}))
+const entryBytes = uint64(unsafe.Sizeof(wire.ListEntryLayout{}))
 
 // list is a list operation from its begin to its end.
 type list struct {
@@ -136,18 +136,18 @@ func (p *pieces) over(op *operation, status wire.Status) {
 
 // --- the client's descriptor ---------------------------------------------------------
 
-// listMemory makes the memory of the session's lists. The client allocates the pages; the relay
+// listMemory makes the memory of the session's lists, once. The client allocates the pages; the relay
 // only reads them, by pread, which allocates none.
 func (s *session) listMemory(sequence uint32) {
-	if s.lists != nil {
-		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "the session has list memory; it is made once"))
+	bytes := wire.MaxListEntries * entryBytes
+	if s.lists != nil { // the client gave the first request up
+		s.reply(&wire.ListMemoryMade{Bytes: bytes}, sequence, int(s.lists.Fd()))
 		return
 	}
 	if err := s.relay.reserve(ofPart); err != nil {
 		s.answer(sequence, err)
 		return
 	}
-	bytes := wire.MaxListEntries * entryBytes
 	fd, err := unix.MemfdCreate("peerlane-lists", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	err = os.NewSyscallError("memfd_create", err)
 	if err == nil {
@@ -227,7 +227,7 @@ func (s *sender) beginPart(l *list) {
 	n := min(wire.PartEntries, l.op.length-l.next)
 	first := l.next
 	l.next += n
-	entries := make([]wire.ListEntry, n)
+	entries := make([]wire.ListEntryLayout, n)
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(&entries[0])), n*entryBytes)
 	if _, err := s.session.lists.ReadAt(bytes, int64(l.op.offset+first*entryBytes)); err != nil {
 		s.session.relay.examine(err)
@@ -276,7 +276,7 @@ type keyedRange struct {
 
 // take checks entries, up to the first bad one, and makes the pieces of this side and the
 // ranges of the other side.
-func (p *pieces) take(entries []wire.ListEntry, kind uint32, c *connection) (ranges []keyedRange, length uint64, status wire.Status) {
+func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32, c *connection) (ranges []keyedRange, length uint64, status wire.Status) {
 	need := uint32(wire.AccessSend)
 	if kind == wire.OpReadList {
 		need = wire.AccessReceive

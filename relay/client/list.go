@@ -65,7 +65,7 @@ type lists struct {
 // span is entries of list memory, of one operation.
 type span struct{ first, n uint64 }
 
-const entryBytes = uint64(unsafe.Sizeof(wire.ListEntry{}))
+const entryBytes = uint64(unsafe.Sizeof(wire.ListEntryLayout{}))
 
 func (c *Connection) list(ctx context.Context, kind uint32, entries []ListEntry, options []Option) (*Operation, error) {
 	n := uint64(len(entries))
@@ -102,10 +102,10 @@ func (c *Connection) list(ctx context.Context, kind uint32, entries []ListEntry,
 		s.mu.Unlock()
 		return nil, err
 	}
-	to := unsafe.Slice((*wire.ListEntry)(unsafe.Pointer(&s.lists.memory.Data[at.first*entryBytes])), n)
+	to := unsafe.Slice((*wire.ListEntryLayout)(unsafe.Pointer(&s.lists.memory.Data[at.first*entryBytes])), n)
 	for i := range entries {
 		e := &entries[i]
-		to[i] = wire.ListEntry{Memory: e.Memory.number, Offset: e.Offset, Length: e.Length, At: e.At, Key: keys[i]}
+		to[i] = wire.ListEntryLayout{Memory: e.Memory.number, Offset: e.Offset, Length: e.Length, At: e.At, Key: keys[i]}
 	}
 	s.mu.Unlock()
 	d := wire.Descriptor{

@@ -48,7 +48,7 @@
 /* One-sided, by the side that connected, on what the other has offered. */
 #define PEERLANE_OP_READ (5)
 #define PEERLANE_OP_WRITE (6)
-/* The same for each ListEntry of a list, which begins at `offset` bytes of the session's list */
+/* The same for each ListEntryLayout of a list, which begins at `offset` bytes of the session's list */
 /* memory and has `length` entries. memory, key and remote_offset are 0. */
 #define PEERLANE_OP_READ_LIST (7)
 #define PEERLANE_OP_WRITE_LIST (8)
@@ -248,7 +248,7 @@ _Static_assert(offsetof(struct peerlane_descriptor, reserved6) == 120, "peerlane
 
 /* Of list memory: `length` bytes at `offset` of a memory of the client, and from byte `at` on */
 /* of the region with the key. */
-struct peerlane_list_entry {
+struct peerlane_list_entry_layout {
 	uint32_t memory;
 	uint32_t reserved;
 	uint64_t offset;
@@ -256,13 +256,13 @@ struct peerlane_list_entry {
 	uint64_t at;
 	uint8_t key[16];
 };
-_Static_assert(sizeof(struct peerlane_list_entry) == 48, "peerlane_list_entry");
-_Static_assert(offsetof(struct peerlane_list_entry, memory) == 0, "peerlane_list_entry.memory");
-_Static_assert(offsetof(struct peerlane_list_entry, reserved) == 4, "peerlane_list_entry.reserved");
-_Static_assert(offsetof(struct peerlane_list_entry, offset) == 8, "peerlane_list_entry.offset");
-_Static_assert(offsetof(struct peerlane_list_entry, length) == 16, "peerlane_list_entry.length");
-_Static_assert(offsetof(struct peerlane_list_entry, at) == 24, "peerlane_list_entry.at");
-_Static_assert(offsetof(struct peerlane_list_entry, key) == 32, "peerlane_list_entry.key");
+_Static_assert(sizeof(struct peerlane_list_entry_layout) == 48, "peerlane_list_entry_layout");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, memory) == 0, "peerlane_list_entry_layout.memory");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, reserved) == 4, "peerlane_list_entry_layout.reserved");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, offset) == 8, "peerlane_list_entry_layout.offset");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, length) == 16, "peerlane_list_entry_layout.length");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, at) == 24, "peerlane_list_entry_layout.at");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, key) == 32, "peerlane_list_entry_layout.key");
 
 /* Bytes of a region. */
 struct peerlane_range {
@@ -863,8 +863,8 @@ _Static_assert(offsetof(struct peerlane_exposed, region) == 8, "peerlane_exposed
 _Static_assert(offsetof(struct peerlane_exposed, reserved) == 12, "peerlane_exposed.reserved");
 _Static_assert(offsetof(struct peerlane_exposed, key) == 16, "peerlane_exposed.key");
 
-/* Once in a session, from ListVersion on. The relay makes the memory of lists: MaxListEntries */
-/* of ListEntry. */
+/* From ListVersion on. The relay makes the memory of lists, MaxListEntries of ListEntryLayout, and */
+/* answers later requests of the session with the same memory. */
 struct peerlane_list_memory {
 	uint32_t type;
 	uint32_t sequence;

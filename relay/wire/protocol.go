@@ -71,7 +71,7 @@ const (
 	// One-sided, by the side that connected, on what the other has offered.
 	OpRead  = 5
 	OpWrite = 6
-	// The same for each ListEntry of a list, which begins at `offset` bytes of the session's list
+	// The same for each ListEntryLayout of a list, which begins at `offset` bytes of the session's list
 	// memory and has `length` entries. memory, key and remote_offset are 0.
 	OpReadList  = 7
 	OpWriteList = 8
@@ -732,8 +732,8 @@ func (m *Exposed) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)
 func (m *Exposed) messageType() uint32 { return TypeExposed }
 
 // ListMemory is 8 bytes.
-// Once in a session, from ListVersion on. The relay makes the memory of lists: MaxListEntries
-// of ListEntry.
+// From ListVersion on. The relay makes the memory of lists, MaxListEntries of ListEntryLayout, and
+// answers later requests of the session with the same memory.
 type ListMemory struct {
 	Header
 }
@@ -1318,10 +1318,10 @@ func (m *Descriptor) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-// ListEntry is 48 bytes.
+// ListEntryLayout is 48 bytes.
 // Of list memory: `length` bytes at `offset` of a memory of the client, and from byte `at` on
 // of the region with the key.
-type ListEntry struct {
+type ListEntryLayout struct {
 	Memory   uint32
 	Reserved uint32
 	Offset   uint64
@@ -1330,7 +1330,7 @@ type ListEntry struct {
 	Key      UUID
 }
 
-func (m *ListEntry) bytes() []byte {
+func (m *ListEntryLayout) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
@@ -1663,7 +1663,7 @@ var layouts = []struct {
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
 	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.WaitEvent), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Key), unsafe.Offsetof(Descriptor{}.RemoteOffset), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
-	{"ListEntry", unsafe.Sizeof(ListEntry{}), []uintptr{unsafe.Offsetof(ListEntry{}.Memory), unsafe.Offsetof(ListEntry{}.Reserved), unsafe.Offsetof(ListEntry{}.Offset), unsafe.Offsetof(ListEntry{}.Length), unsafe.Offsetof(ListEntry{}.At), unsafe.Offsetof(ListEntry{}.Key)}},
+	{"ListEntryLayout", unsafe.Sizeof(ListEntryLayout{}), []uintptr{unsafe.Offsetof(ListEntryLayout{}.Memory), unsafe.Offsetof(ListEntryLayout{}.Reserved), unsafe.Offsetof(ListEntryLayout{}.Offset), unsafe.Offsetof(ListEntryLayout{}.Length), unsafe.Offsetof(ListEntryLayout{}.At), unsafe.Offsetof(ListEntryLayout{}.Key)}},
 	{"Range", unsafe.Sizeof(Range{}), []uintptr{unsafe.Offsetof(Range{}.At), unsafe.Offsetof(Range{}.Length)}},
 	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Entry)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
