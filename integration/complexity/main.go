@@ -1,13 +1,12 @@
-// Command complexity prints for each package the function with the highest cyclomatic complexity,
-// the longest parameter list, the struct with the most fields and the struct with the most
-// booleans:
+// Command complexity prints, per package, the function of highest cyclomatic complexity, the longest
+// parameter list, the largest struct and the struct with the largest number of booleans:
 //
 //	complexity [-limits FILE [-update]] DIRECTORY
 //
-// Test files have rows of their own. Generated files do not count. With -limits it fails if a
-// function has a complexity above 25 and FILE does not list it with at least this value, or if FILE
-// lists a value above the measured one. With -update it lowers the values of FILE to the measured
-// ones, and removes functions at or below 25; it never raises a value or adds a function.
+// A package's test files have a separate row. Generated files do not count. With -limits the program
+// fails if a function's complexity is above 25 and above the value in FILE, or below the value in
+// FILE. With -update the program lowers values of FILE to measured values and removes functions at or
+// below 25. The program never raises a value and never adds a function.
 package main
 
 import (
@@ -22,7 +21,7 @@ import (
 	"text/tabwriter"
 )
 
-// maximum is the highest cyclomatic complexity of a function that limits need not list.
+// maximum is the highest cyclomatic complexity of a function without a limit.
 const maximum = 25
 
 func main() {
@@ -74,7 +73,7 @@ func printTable(packages []*metrics) error {
 	return w.Flush()
 }
 
-// functionsAbove returns the functions above the maximum, with their complexities.
+// functionsAbove returns the complexities of functions above the maximum.
 func functionsAbove(packages []*metrics) map[string]int {
 	above := map[string]int{}
 	for _, p := range packages {
@@ -113,7 +112,7 @@ func parseLimits(text string) (map[string]int, error) {
 	return limits, lines.Err()
 }
 
-// compare reports each function whose measured value differs from its limit.
+// compare reports functions with a measured value that differs from the limit.
 func compare(measured, limits map[string]int) error {
 	var problems []error
 	for name, value := range measured {
@@ -131,7 +130,7 @@ func compare(measured, limits map[string]int) error {
 	return errors.Join(problems...)
 }
 
-// lower returns the text of the limits with lower values, and without functions that need no limit.
+// lower returns the text of the limits with lower values and without functions below the maximum.
 func lower(text string, measured map[string]int) string {
 	var kept strings.Builder
 	for line := range strings.Lines(text) {

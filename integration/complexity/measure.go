@@ -15,7 +15,7 @@ import (
 	"github.com/fzipp/gocyclo"
 )
 
-// highest is the highest value of a metric in a package, with the function or type that has it.
+// highest is the highest value of a metric in a package, with the name of the function or type.
 type highest struct {
 	value int
 	name  string
@@ -27,7 +27,7 @@ func (h *highest) note(value int, name string) {
 	}
 }
 
-// metrics are those of a package's files, or of its test files.
+// metrics has the metrics of a package's files, or of a package's test files.
 type metrics struct {
 	// name is the directory, with a suffix for tests.
 	name, directory                          string
@@ -35,7 +35,7 @@ type metrics struct {
 	functions                                map[string]int
 }
 
-// measure returns the metrics of all packages below a directory.
+// measure returns the metrics of packages below a directory.
 func measure(directory string) ([]*metrics, error) {
 	packages := map[string]*metrics{}
 	err := filepath.WalkDir(directory, func(path string, entry fs.DirEntry, err error) error {
@@ -96,8 +96,7 @@ func (m *metrics) addFile(path string) error {
 	return nil
 }
 
-// count returns the numbers of a struct's fields and of its booleans, those of anonymous structs in
-// it included.
+// count returns the number of a struct's fields and booleans. Fields of anonymous structs count.
 func count(s *ast.StructType) (fields, booleans int) {
 	for _, f := range s.Fields.List {
 		n := max(1, len(f.Names))
