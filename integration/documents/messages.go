@@ -149,8 +149,8 @@ func goMessages(root string) (all []Message, err error) {
 	return all, nil
 }
 
-// messagesOf returns the messages in the files of a package.
-func messagesOf(files []*ast.File, at string) (list []Message) {
+// constantsOf returns the string constants of a package.
+func constantsOf(files []*ast.File) map[string]string {
 	constants := map[string]string{}
 	for _, f := range files {
 		for _, d := range f.Decls {
@@ -170,6 +170,12 @@ func messagesOf(files []*ast.File, at string) (list []Message) {
 			}
 		}
 	}
+	return constants
+}
+
+// messagesOf returns the messages in the files of a package.
+func messagesOf(files []*ast.File, at string) (list []Message) {
+	constants := constantsOf(files)
 	own := formats(files, at)
 	makers := faultMakers(files, constants)
 	code := "" // of the fault.Error that is being visited
