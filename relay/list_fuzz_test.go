@@ -82,6 +82,9 @@ func (w *world) listLink(route uint32, of *memory) *fuzzListLink {
 // of is the part of a list under a number.
 func (l *fuzzListLink) of(number uint64) *operation {
 	op := l.s.active[number]
+	if op == nil { // refused since it was granted
+		op = l.sent[number]
+	}
 	if op == nil || op.pieces == nil || op.over || op.underWay == 0 {
 		l.t.Fatalf("a write for message %d, which is over, or no list's", number)
 	}
@@ -148,6 +151,9 @@ func (l *fuzzListLink) grants(do *script) {
 	s := l.s
 	send := do.near(max(1, uint64(do.next())%(s.last+1)))
 	op := s.active[send]
+	if op != nil {
+		l.sent[send] = op
+	}
 	m := &wire.PeerGrant{Send: send, Grant: do.near(s.granting + 1), Region: 1}
 	if s.route == wire.RouteStaged {
 		m.Offset = do.near(uint64(do.next()) * 64)
