@@ -146,6 +146,19 @@ func (l *fuzzListLink) WriteList(list []transport.Copy, immediate uint64, done f
 	l.writes = append(l.writes, &fuzzWrite{to: transport.Target{Region: 1}, op: op, done: done})
 }
 
+// learn has the sender hear of a region, which is mapped at once.
+func (l *fuzzListLink) learn(do *script, duplicate func() int) {
+	if l.s.portDown {
+		return
+	}
+	m, fds := l.region(1, do.near(fuzzTarget), duplicate)
+	if _, there := l.targets[1]; !there {
+		l.remote[1] = m.Bytes
+	}
+	l.s.receive(m, 0, fds)
+	l.opened(nil)
+}
+
 // grants has the sender hear of a grant for a part of a list, mostly as it should be.
 func (l *fuzzListLink) grants(do *script) {
 	s := l.s
@@ -233,134 +246,168 @@ func FuzzPeerOfAListReader(f *testing.F) {
 		if len(text) > 512 {
 			return
 		}
-		do := script(text)
-		w := newWorld(t)
-		w.listMemory()
-		patterned(w.mine.mapped)
-		duplicate := w.foreign()
-		route := w.route(do.next())
-		w.mine.staged = nil
-		l := w.listLink(route, w.mine)
-		s := l.s
-		var back *receiver
-		hear := func(m wire.Message) {
-			if !s.portDown {
-				s.receive(m, 0, nil)
+		r := newListReader(t, script(text))
+		acts := []func(){
+			r.posts, r.isRefused, r.learnsRegion, r.isGranted, r.hasWayBack, r.hearsOfData, r.isFilled, r.isDelivered,
+			r.copied, r.wrote, r.listIsRefused, r.cancels, r.hearsOther,
+		}
+		for len(r.do) > 0 {
+			acts[r.do.next()%len(acts)]()
+			s := r.s
+			if s.listing.parts > wire.PartsAtOnce || r.session.listParts != s.listing.parts || len(s.listing.ranges) > wire.PartEntries {
+				t.Fatalf("%d parts of the connection, %d of the session, %d ranges", s.listing.parts, r.session.listParts, len(s.listing.ranges))
 			}
 		}
-		for len(do) > 0 {
-			switch do.next() % 13 {
-			case 0:
-				kind := []uint32{wire.OpWriteList, wire.OpReadList}[do.next()%2]
-				list := do.entries()
-				if s.down == nil && len(w.posted) < 16 {
-					w.postList(s.connection, kind, list)
-				}
-			case 1:
-				hear(&wire.PeerReadRefused{Read: do.near(max(1, s.reading.last)), Status: uint32(do.near(uint64(wire.StatusBadKey)))})
-			case 2:
-				if s.portDown {
-					break
-				}
-				m, fds := l.region(1, do.near(fuzzTarget), duplicate)
-				if _, there := l.targets[1]; !there {
-					l.remote[1] = m.Bytes
-				}
-				s.receive(m, 0, fds)
-				l.opened(nil)
-			case 3:
-				if !s.portDown {
-					l.grants(&do)
-				}
-			case 4:
-				if b := s.reading.back; b != nil && b.listener.expects() {
-					back = newReceiver(w.connection(route))
-					back.hidden, back.version = true, wire.ListVersion
-					if w.tcp {
-						back.writes = fuzzArrivals{}
-					}
-					s.cameBack(back)
-				}
-			case 5:
-				m := &wire.PeerReadData{Read: do.near(max(1, uint64(do.next())%(s.reading.last+1)))}
-				if back == nil || back.portDown {
-					break
-				}
-				m.Send = do.near(back.announced + 1)
-				if op := s.reading.asked[m.Read]; op != nil {
-					m.Length = do.near(op.length)
-				}
-				back.receive(m, 0, nil)
-			case 6:
-				if back != nil {
-					w.fillsList(back, &do, wants)
-				}
-			case 7:
-				m := &wire.PeerDelivered{Send: do.near(max(1, s.last))}
-				if do.next() > 200 {
-					m.Status = uint32(wire.StatusBadKey)
-				}
-				hear(m)
-			case 8:
-				w.copied()
-			case 9:
-				if which := do.next(); which > 250 {
-					l.wrote(which, errFuzz)
-				} else {
-					l.wrote(which, nil)
-				}
-			case 10:
-				m := &wire.PeerListRefused{Number: do.near(max(1, s.last)), Position: uint64(do.next()), Status: uint32(do.near(uint64(wire.StatusOutOfRange)))}
-				if do.next()%2 == 1 {
-					m.Number, m.Reads = do.near(max(1, s.reading.last)), 1
-				}
-				hear(m)
-			case 11:
-				if cookie := uint64(do.next()); w.posted[cookie] != nil {
-					s.cancel(cookie)
-				}
-			case 12:
-				switch do.next() {
-				case 1:
-					hear(&wire.PeerBackRefused{Status: uint32(do.near(uint64(wire.StatusLimit)))})
-				case 2:
-					hear(&wire.PeerClose{})
-				case 3:
-					if !s.portDown {
-						w.leave(s.connection)
-					}
-				case 4:
-					if back != nil && !back.portDown {
-						w.leave(back.connection)
-					}
-				case 5:
-					hear(&wire.PeerRanges{Count: 1})
-				case 6:
-					w.read()
-				}
-			}
-			if s.listing.parts > wire.PartsAtOnce || w.session.listParts != s.listing.parts || len(s.listing.ranges) > wire.PartEntries {
-				t.Fatalf("%d parts of the connection, %d of the session, %d ranges", s.listing.parts, w.session.listParts, len(s.listing.ranges))
-			}
-		}
-		l.finish()
-		if !s.portDown {
-			w.leave(s.connection)
-		}
-		l.finish()
-		if back != nil {
-			w.ends(back)
-		}
-		w.over()
-		if w.session.listParts > 0 || len(s.listing.lists) > 0 {
-			t.Fatalf("%d parts and %d lists are left", w.session.listParts, len(s.listing.lists))
-		}
-		for i, b := range bytesAt(w.mine.mapped, 0, fuzzMemory) {
-			if b != pattern(uint64(i)) {
-				t.Fatalf("byte %d is another's", i)
-			}
-		}
+		r.end()
 	})
+}
+
+// listReader is the world of FuzzPeerOfAListReader.
+type listReader struct {
+	*fuzzListLink
+	do        script
+	duplicate func() int
+	route     uint32
+	back      *receiver
+}
+
+func newListReader(t *testing.T, do script) *listReader {
+	w := newWorld(t)
+	w.listMemory()
+	patterned(w.mine.mapped)
+	duplicate := w.foreign()
+	route := w.route(do.next())
+	w.mine.staged = nil
+	return &listReader{fuzzListLink: w.listLink(route, w.mine), do: do, duplicate: duplicate, route: route}
+}
+
+// hear has the sender hear a message.
+func (r *listReader) hear(m wire.Message) {
+	if !r.s.portDown {
+		r.s.receive(m, 0, nil)
+	}
+}
+
+func (r *listReader) posts() {
+	kind := []uint32{wire.OpWriteList, wire.OpReadList}[r.do.next()%2]
+	list := r.do.entries()
+	if r.s.down == nil && len(r.posted) < 16 {
+		r.postList(r.s.connection, kind, list)
+	}
+}
+
+func (r *listReader) isRefused() {
+	r.hear(&wire.PeerReadRefused{Read: r.do.near(max(1, r.s.reading.last)), Status: uint32(r.do.near(uint64(wire.StatusBadKey)))})
+}
+
+func (r *listReader) learnsRegion() { r.learn(&r.do, r.duplicate) }
+
+func (r *listReader) isGranted() {
+	if !r.s.portDown {
+		r.grants(&r.do)
+	}
+}
+
+func (r *listReader) hasWayBack() {
+	if b := r.s.reading.back; b == nil || !b.listener.expects() {
+		return
+	}
+	r.back = newReceiver(r.connection(r.route))
+	r.back.hidden, r.back.version = true, wire.ListVersion
+	if r.tcp {
+		r.back.writes = fuzzArrivals{}
+	}
+	r.s.cameBack(r.back)
+}
+
+func (r *listReader) hearsOfData() {
+	m := &wire.PeerReadData{Read: r.do.near(max(1, uint64(r.do.next())%(r.s.reading.last+1)))}
+	if r.back == nil || r.back.portDown {
+		return
+	}
+	m.Send = r.do.near(r.back.announced + 1)
+	if op := r.s.reading.asked[m.Read]; op != nil {
+		m.Length = r.do.near(op.length)
+	}
+	r.back.receive(m, 0, nil)
+}
+
+func (r *listReader) isFilled() {
+	if r.back != nil {
+		r.fillsList(r.back, &r.do, wants)
+	}
+}
+
+func (r *listReader) isDelivered() {
+	m := &wire.PeerDelivered{Send: r.do.near(max(1, r.s.last))}
+	if r.do.next() > 200 {
+		m.Status = uint32(wire.StatusBadKey)
+	}
+	r.hear(m)
+}
+
+func (r *listReader) wrote() {
+	if which := r.do.next(); which > 250 {
+		r.fuzzLink.wrote(which, errFuzz)
+	} else {
+		r.fuzzLink.wrote(which, nil)
+	}
+}
+
+func (r *listReader) listIsRefused() {
+	m := &wire.PeerListRefused{Number: r.do.near(max(1, r.s.last)), Position: uint64(r.do.next()), Status: uint32(r.do.near(uint64(wire.StatusOutOfRange)))}
+	if r.do.next()%2 == 1 {
+		m.Number, m.Reads = r.do.near(max(1, r.s.reading.last)), 1
+	}
+	r.hear(m)
+}
+
+func (r *listReader) cancels() {
+	if cookie := uint64(r.do.next()); r.posted[cookie] != nil {
+		r.s.cancel(cookie)
+	}
+}
+
+func (r *listReader) hearsOther() {
+	switch r.do.next() {
+	case 1:
+		r.hear(&wire.PeerBackRefused{Status: uint32(r.do.near(uint64(wire.StatusLimit)))})
+	case 2:
+		r.hear(&wire.PeerClose{})
+	case 3:
+		if !r.s.portDown {
+			r.leave(r.s.connection)
+		}
+	case 4:
+		if r.back != nil && !r.back.portDown {
+			r.leave(r.back.connection)
+		}
+	case 5:
+		r.hear(&wire.PeerRanges{Count: 1})
+	case 6:
+		r.read()
+	}
+}
+
+// end ends the connection, and demands that nothing is left.
+func (r *listReader) end() {
+	r.finish()
+	if !r.s.portDown {
+		r.leave(r.s.connection)
+	}
+	r.finish()
+	if r.back != nil {
+		r.ends(r.back)
+	}
+	r.over()
+	if r.session.listParts > 0 || len(r.s.listing.lists) > 0 {
+		r.t.Fatalf("%d parts and %d lists are left", r.session.listParts, len(r.s.listing.lists))
+	}
+	for i, b := range bytesAt(r.mine.mapped, 0, fuzzMemory) {
+		if b != pattern(uint64(i)) {
+			r.t.Fatalf("byte %d is another's", i)
+		}
+	}
 }
 
 // FuzzPeerOfAListOwner is the relay of a client that reads and writes lists, which says what it
@@ -380,149 +427,193 @@ func FuzzPeerOfAListOwner(f *testing.F) {
 		if len(text) > 512 {
 			return
 		}
-		const first, length, whole = 4096, 8192, 16384
-		do := script(text)
-		w := newWorld(t)
-		duplicate := w.foreign()
-		route := w.route(do.next())
-		w.mine.staged = nil
-		r := newReceiver(w.connection(route))
-		r.version = wire.ListVersion
-		if w.tcp {
-			r.writes = fuzzArrivals{}
+		o := newListOwner(t, script(text))
+		acts := []func(){
+			o.hearsRanges, o.hearsOfWrite, o.isFilled, o.hearsOfRead, o.copied, o.hasWayBack, o.isGranted, o.learnsRegion, o.wrote, o.other,
 		}
-		shown, written := w.memory(whole), w.memory(whole)
-		patterned(shown.mapped)
-		fill(written.mapped, fuzzUntouched)
-		offer := func(m *memory, key byte, access uint32) *offering {
-			o := &offering{number: w.session.number(), key: wire.UUID{key}, memory: m, offset: first, length: length, access: access, connection: r.number}
-			w.session.offers[o.number], w.relay.offers[o.key], m.offers[o] = o, o, true
-			return o
+		for len(o.do) > 0 {
+			acts[o.do.next()%len(acts)]()
+			o.look()
 		}
-		offers := []*offering{offer(written, 1, wire.RemoteWrite), offer(shown, 2, wire.RemoteRead)}
-		var left []byte // in what may be written, when that was over
-		offers[0].gone = func() { left = bytes.Clone(bytesAt(written.mapped, 0, whole)) }
-		var back *fuzzListLink
-		hear := func(m wire.Message) {
-			if !r.portDown {
-				r.receive(m, 0, nil)
-			}
-		}
-		var reads, sum uint64
-		var count uint32
-		r.back = &wayBack{}
-		for len(do) > 0 {
-			switch do.next() % 10 {
-			case 0: // ranges, of one key
-				m := &wire.PeerRanges{Count: uint32(do.near(uint64(do.next() % (wire.MessageRanges + 1)))), Key: wire.UUID{1 + byte(do.next())%2}}
-				step, n := uint64(do.next()), 1+uint64(do.next())
-				for i := range min(m.Count, wire.MessageRanges) {
-					m.Range[i] = wire.Range{At: uint64(i) * step % (length - 256), Length: n}
-					sum += n
-				}
-				if b := do.next(); b > 220 {
-					at := &m.Range[b%wire.MessageRanges]
-					sum -= at.Length
-					at.At, at.Length, m.Key[0] = do.near(length-at.Length), do.near(at.Length), byte(do.near(1))
-					sum += at.Length
-				}
-				count += m.Count
-				hear(m)
-			case 1:
-				hear(&wire.PeerWriteList{Send: do.near(r.announced + 1), Length: do.near(sum), Ranges: uint32(do.near(uint64(count)))})
-				sum, count = 0, 0
-			case 2:
-				w.fillsList(r, &do, func(*operation, uint64) byte { return 7 })
-			case 3:
-				reads++
-				hear(&wire.PeerReadList{Read: do.near(reads), Length: do.near(sum), Ranges: uint32(do.near(uint64(count)))})
-				sum, count = 0, 0
-			case 4:
-				w.copied()
-			case 5:
-				if back == nil && r.down == nil {
-					back = w.listLink(route, shown)
-					back.s.hidden = true
-					r.pair(back.s.connection)
-					r.opened(r.back, back.s)
-				}
-			case 6:
-				if back != nil && !back.s.portDown {
-					back.grants(&do)
-				}
-			case 7:
-				if back == nil || back.s.portDown {
-					break
-				}
-				m, fds := back.region(1, do.near(fuzzTarget), duplicate)
-				if _, there := back.targets[1]; !there {
-					back.remote[1] = m.Bytes
-				}
-				back.s.receive(m, 0, fds)
-				back.opened(nil)
-			case 8:
-				if back == nil {
-					break
-				}
-				back.wrote(do.next(), nil)
-				if !back.s.portDown {
-					back.s.receive(&wire.PeerDelivered{Send: do.near(max(1, back.s.last))}, 0, nil)
-				}
-			case 9:
-				switch which := do.next(); which {
-				case 0, 1:
-					if o := offers[which]; !o.withdrawn {
-						o.withdraw()
-					}
-				case 2:
-					hear(&wire.PeerClose{})
-				case 3:
-					if back != nil && !back.s.portDown {
-						w.leave(back.s.connection)
-					}
-				case 4:
-					if !r.portDown {
-						w.leave(r.connection)
-					}
-				}
-			}
-			if r.parts > maxServedParts || r.serving != r.parts || len(r.ranges) > wire.PartEntries {
-				t.Fatalf("%d parts, %d operations are served, %d ranges", r.parts, r.serving, len(r.ranges))
-			}
-			for _, g := range r.grants {
-				for _, p := range g.arrival.op.pieces.list {
-					if p.memory != written || p.offset < first || p.offset+p.length > first+length {
-						t.Fatalf("bytes %d+%d are granted", p.offset, p.length)
-					}
-				}
-			}
-		}
-		w.copied()
-		if back != nil {
-			back.finish()
-			if !back.s.portDown {
-				w.leave(back.s.connection)
-			}
-			back.finish()
-		}
-		w.ends(r)
-		w.over()
-		for _, o := range offers {
-			if o.users != 0 || o.memory.users != 0 || o.memory.served != 0 || r.serving != 0 || r.parts != 0 || w.relay.own.used != 0 {
-				t.Fatalf("%d use a region, %d the memory, %d parts are served, with %d bytes", o.users, o.memory.users, r.parts, w.relay.own.used)
-			}
-			if !o.withdrawn {
-				o.withdraw()
-			}
-		}
-		got := bytesAt(written.mapped, 0, whole)
-		for i, b := range got {
-			if b != fuzzUntouched && (b != 7 || i < first || i >= first+length) {
-				t.Fatalf("byte %d was written", i)
-			}
-		}
-		if !bytes.Equal(got, left) {
-			t.Fatal("what was revoked was written")
-		}
+		o.end()
 	})
+}
+
+// What a list owner exposes: length bytes at first, of memories of whole bytes.
+const ownerFirst, ownerLength, ownerWhole = 4096, 8192, 16384
+
+// listOwner is the world of FuzzPeerOfAListOwner.
+type listOwner struct {
+	*world
+	do             script
+	duplicate      func() int
+	route          uint32
+	r              *receiver
+	shown, written *memory
+	regions        [2]*offering // of written and shown
+	left           []byte       // in written, when its region was revoked
+	back           *fuzzListLink
+	reads, sum     uint64 // of list messages; bytes of ranges that were sent
+	count          uint32 // of those ranges
+}
+
+func newListOwner(t *testing.T, do script) *listOwner {
+	w := newWorld(t)
+	o := &listOwner{world: w, duplicate: w.foreign()}
+	o.route = w.route(do.next())
+	o.do = do
+	w.mine.staged = nil
+	o.r = newReceiver(w.connection(o.route))
+	o.r.version, o.r.back = wire.ListVersion, &wayBack{}
+	if w.tcp {
+		o.r.writes = fuzzArrivals{}
+	}
+	o.shown, o.written = w.memory(ownerWhole), w.memory(ownerWhole)
+	patterned(o.shown.mapped)
+	fill(o.written.mapped, fuzzUntouched)
+	o.regions = [2]*offering{o.region(o.written, 1, wire.RemoteWrite), o.region(o.shown, 2, wire.RemoteRead)}
+	o.regions[0].gone = func() { o.left = bytes.Clone(bytesAt(o.written.mapped, 0, ownerWhole)) }
+	return o
+}
+
+func (o *listOwner) region(m *memory, key byte, access uint32) *offering {
+	of := &offering{
+		number: o.session.number(), key: wire.UUID{key}, memory: m, offset: ownerFirst, length: ownerLength, access: access, connection: o.r.number,
+	}
+	o.session.offers[of.number], o.relay.offers[of.key], m.offers[of] = of, of, true
+	return of
+}
+
+// hear has the receiver hear a message.
+func (o *listOwner) hear(m wire.Message) {
+	if !o.r.portDown {
+		o.r.receive(m, 0, nil)
+	}
+}
+
+func (o *listOwner) hearsRanges() {
+	do := &o.do
+	m := &wire.PeerRanges{Count: uint32(do.near(uint64(do.next() % (wire.MessageRanges + 1)))), Key: wire.UUID{1 + byte(do.next())%2}}
+	step, n := uint64(do.next()), 1+uint64(do.next())
+	for i := range min(m.Count, wire.MessageRanges) {
+		m.Range[i] = wire.Range{At: uint64(i) * step % (ownerLength - 256), Length: n}
+		o.sum += n
+	}
+	if b := do.next(); b > 220 {
+		at := &m.Range[b%wire.MessageRanges]
+		o.sum -= at.Length
+		at.At, at.Length, m.Key[0] = do.near(ownerLength-at.Length), do.near(at.Length), byte(do.near(1))
+		o.sum += at.Length
+	}
+	o.count += m.Count
+	o.hear(m)
+}
+
+func (o *listOwner) hearsOfWrite() {
+	o.hear(&wire.PeerWriteList{Send: o.do.near(o.r.announced + 1), Length: o.do.near(o.sum), Ranges: uint32(o.do.near(uint64(o.count)))})
+	o.sum, o.count = 0, 0
+}
+
+func (o *listOwner) isFilled() { o.fillsList(o.r, &o.do, func(*operation, uint64) byte { return 7 }) }
+
+func (o *listOwner) hearsOfRead() {
+	o.reads++
+	o.hear(&wire.PeerReadList{Read: o.do.near(o.reads), Length: o.do.near(o.sum), Ranges: uint32(o.do.near(uint64(o.count)))})
+	o.sum, o.count = 0, 0
+}
+
+func (o *listOwner) hasWayBack() {
+	if o.back == nil && o.r.down == nil {
+		o.back = o.listLink(o.route, o.shown)
+		o.back.s.hidden = true
+		o.r.pair(o.back.s.connection)
+		o.r.opened(o.r.back, o.back.s)
+	}
+}
+
+func (o *listOwner) isGranted() {
+	if o.back != nil && !o.back.s.portDown {
+		o.back.grants(&o.do)
+	}
+}
+
+func (o *listOwner) learnsRegion() {
+	if o.back != nil {
+		o.back.learn(&o.do, o.duplicate)
+	}
+}
+
+func (o *listOwner) wrote() {
+	if o.back == nil {
+		return
+	}
+	o.back.wrote(o.do.next(), nil)
+	if !o.back.s.portDown {
+		o.back.s.receive(&wire.PeerDelivered{Send: o.do.near(max(1, o.back.s.last))}, 0, nil)
+	}
+}
+
+func (o *listOwner) other() {
+	switch which := o.do.next(); which {
+	case 0, 1:
+		if of := o.regions[which]; !of.withdrawn {
+			of.withdraw()
+		}
+	case 2:
+		o.hear(&wire.PeerClose{})
+	case 3:
+		if o.back != nil && !o.back.s.portDown {
+			o.leave(o.back.s.connection)
+		}
+	case 4:
+		if !o.r.portDown {
+			o.leave(o.r.connection)
+		}
+	}
+}
+
+// look demands that limits hold, and that grants lie within the region.
+func (o *listOwner) look() {
+	r := o.r
+	if r.parts > maxServedParts || r.serving != r.parts || len(r.ranges) > wire.PartEntries {
+		o.t.Fatalf("%d parts, %d operations are served, %d ranges", r.parts, r.serving, len(r.ranges))
+	}
+	for _, g := range r.grants {
+		for _, p := range g.arrival.op.pieces.list {
+			if p.memory != o.written || p.offset < ownerFirst || p.offset+p.length > ownerFirst+ownerLength {
+				o.t.Fatalf("bytes %d+%d are granted", p.offset, p.length)
+			}
+		}
+	}
+}
+
+// end ends the connection, and demands that nothing is left and nothing else is written.
+func (o *listOwner) end() {
+	o.copied()
+	if o.back != nil {
+		o.back.finish()
+		if !o.back.s.portDown {
+			o.leave(o.back.s.connection)
+		}
+		o.back.finish()
+	}
+	o.ends(o.r)
+	o.over()
+	for _, of := range o.regions {
+		if m := of.memory; of.users != 0 || m.users != 0 || m.served != 0 || o.r.serving != 0 || o.r.parts != 0 || o.relay.own.used != 0 {
+			o.t.Fatalf("%d use a region, %d the memory, %d parts are served, with %d bytes", of.users, m.users, o.r.parts, o.relay.own.used)
+		}
+		if !of.withdrawn {
+			of.withdraw()
+		}
+	}
+	got := bytesAt(o.written.mapped, 0, ownerWhole)
+	for i, b := range got {
+		if b != fuzzUntouched && (b != 7 || i < ownerFirst || i >= ownerFirst+ownerLength) {
+			o.t.Fatalf("byte %d was written", i)
+		}
+	}
+	if !bytes.Equal(got, o.left) {
+		o.t.Fatal("a revoked region was written")
+	}
 }

@@ -37,77 +37,11 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 	opaque := region.Key()
 	key, _ := opaque.Layout()
 	socket := h.relay("a", launch.RouteDirect, far(0, 1, "nic0"))
-	c := attachRaw(t, socket)
-	ask := func(m wire.Message, fds ...int) (wire.Message, []int) {
-		t.Helper()
-		answer, received, err := c.Exchange(m, 30*time.Second, fds...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answer, received
-	}
-	own := allocate(t, 0, bytesThere)
-	answer, _ := ask(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(t, 0), Access: wire.AccessSend | wire.AccessReceive}, own.fd)
-	memory := answer.(*wire.Exported).Memory
-	answer, _ = ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()})
-	connection := answer.(*wire.Connected).Connection
+	c := newListAttacker(t, socket, listener)
+	c.demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1}, wire.StatusUnknownMemory) // there is no list memory
 
-	cookie := uint64(0)
-	post := func(d wire.Descriptor) {
-		t.Helper()
-		cookie++
-		d.Cookie, d.Connection, d.WaitTimeline, d.SignalTimeline = cookie, connection, wire.NoTimeline, wire.NoTimeline
-		if _, err := c.Post(d); err != nil {
-			t.Fatal(err)
-		}
-		one := [8]byte{1}
-		if _, err := unix.Write(c.wakeRelay, one[:]); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ended := map[uint64]bool{}
-	end := func() wire.Completion {
-		t.Helper()
-		for limit := testutil.Begin(); ; time.Sleep(100 * time.Microsecond) {
-			if done, ok := c.Next(); ok {
-				if ended[done.Cookie] || done.Cookie == 0 || done.Cookie > cookie {
-					t.Fatalf("list %d ended twice, or was never posted", done.Cookie)
-				}
-				ended[done.Cookie] = true
-				return done
-			}
-			if limit.Over() {
-				t.Fatal("a list does not end")
-			}
-		}
-	}
-	demandEnd := func(d wire.Descriptor, status wire.Status) {
-		t.Helper()
-		post(d)
-		if done := end(); wire.Status(done.Status) != status {
-			t.Errorf("%+v ended as %v, not as %v", d, wire.Status(done.Status), status)
-		}
-	}
-	demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1}, wire.StatusUnknownMemory) // there is no list memory
-
-	answer, fds := ask(&wire.ListMemory{})
-	_, again := ask(&wire.ListMemory{}) // is the same
-	packet.CloseAll(again)
-	if len(fds) != 1 || len(again) != 1 {
-		t.Fatalf("list memory came with %d and %d descriptors", len(fds), len(again))
-	}
-	defer packet.CloseAll(fds)
-	size := answer.(*wire.ListMemoryMade).Bytes
-	for _, n := range []int64{0, int64(size) + 4096} {
-		if err := unix.Ftruncate(fds[0], n); err == nil {
-			t.Errorf("list memory can have %d bytes", n)
-		}
-	}
-	data, err := unix.Mmap(fds[0], 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(data)
+	data := c.listMemory()
+	size := uint64(len(data))
 	entries := unsafe.Slice((*wire.ListEntryLayout)(unsafe.Pointer(&data[0])), wire.MaxListEntries)
 	const entryBytes = uint64(unsafe.Sizeof(wire.ListEntryLayout{}))
 	for _, d := range []wire.Descriptor{
@@ -118,19 +52,19 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 		{Operation: wire.OpWriteList, Length: 1, Offset: size},
 		{Operation: wire.OpWriteList, Length: 1, Offset: ^uint64(0) - 7},
 	} {
-		demandEnd(d, wire.StatusOutOfRange)
+		c.demandEnd(d, wire.StatusOutOfRange)
 	}
-	demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1, Offset: size - entryBytes}, wire.StatusUnknownMemory) // zeros
+	c.demandEnd(wire.Descriptor{Operation: wire.OpReadList, Length: 1, Offset: size - entryBytes}, wire.StatusUnknownMemory) // zeros
 
-	// Somebody writes the entries all the time: good ones, bad ones, and words of any value.
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	const used = 3000
 	good := func(i int) wire.ListEntryLayout {
-		return wire.ListEntryLayout{Memory: memory, Offset: uint64(i) * 17, Length: 16, At: uint64(i) * 16, Key: key.Key}
+		return wire.ListEntryLayout{Memory: c.memory, Offset: uint64(i) * 17, Length: 16, At: uint64(i) * 16, Key: key.Key}
 	}
+	const used = 3000
 	for i := range used {
 		entries[i] = good(i)
 	}
+	// A goroutine writes the entries all the time: good ones, bad ones, and words of any value.
+	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
 		random := rand.New(rand.NewPCG(3, 4))
@@ -142,33 +76,14 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 			}
 			i := random.IntN(used)
 			words := unsafe.Slice((*uint64)(unsafe.Pointer(&data[uint64(i)*entryBytes])), entryBytes/8)
-			word := random.IntN(len(words))
-			words[word] = []uint64{0, random.Uint64(), exposed - 8, 1 << 40}[random.IntN(4)]
+			words[random.IntN(len(words))] = []uint64{0, random.Uint64(), exposed - 8, 1 << 40}[random.IntN(4)]
 			time.Sleep(time.Microsecond)
 			entries[i] = good(i)
 		}
 	}()
 	moved := uint64(0)
-	for range 300 {
-		for k := range 4 {
-			kind := uint32(wire.OpWriteList)
-			if k%2 == 1 {
-				kind = wire.OpReadList
-			}
-			post(wire.Descriptor{Operation: kind, Length: 1500, Offset: uint64(k) * 300 * entryBytes})
-		}
-		for range 4 {
-			done := end()
-			switch wire.Status(done.Status) {
-			case wire.StatusOK, wire.StatusUnknownMemory, wire.StatusOutOfRange, wire.StatusBadKey:
-			default:
-				t.Fatalf("a list ended as %v", wire.Status(done.Status))
-			}
-			if done.Entry >= 1500 {
-				t.Fatalf("entry %d failed", done.Entry)
-			}
-			moved += done.Length
-		}
+	for range 100 {
+		moved += c.fourLists(entryBytes)
 	}
 	close(stop)
 	<-stopped
@@ -180,6 +95,121 @@ func TestHostileListsEndAndWriteNothingElse(t *testing.T) {
 		t.Error("a list wrote beside the exposed range")
 	}
 	attach(t, socket)
+}
+
+// listAttacker is a client without its library that posts lists.
+type listAttacker struct {
+	raw
+	t                  *testing.T
+	memory, connection uint32
+	cookie             uint64
+	ended              map[uint64]bool
+}
+
+func newListAttacker(t *testing.T, socket string, listener *client.Listener) *listAttacker {
+	t.Helper()
+	c := &listAttacker{raw: attachRaw(t, socket), t: t, ended: map[uint64]bool{}}
+	own := allocate(t, 0, 2<<20)
+	answer, _ := c.ask(&wire.Export{Bytes: own.bytes, Length: own.bytes, GPU: uuid(t, 0), Access: wire.AccessSend | wire.AccessReceive}, own.fd)
+	c.memory = answer.(*wire.Exported).Memory
+	answer, _ = c.ask(&wire.Connect{GPU: uuid(t, 0), Handle: listener.Handle()})
+	c.connection = answer.(*wire.Connected).Connection
+	return c
+}
+
+func (c *listAttacker) ask(m wire.Message, fds ...int) (wire.Message, []int) {
+	c.t.Helper()
+	answer, received, err := c.Exchange(m, 30*time.Second, fds...)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return answer, received
+}
+
+// listMemory asks for the list memory, and maps it.
+func (c *listAttacker) listMemory() []byte {
+	c.t.Helper()
+	answer, fds := c.ask(&wire.ListMemory{})
+	_, again := c.ask(&wire.ListMemory{}) // is the same
+	packet.CloseAll(again)
+	if len(fds) != 1 || len(again) != 1 {
+		c.t.Fatalf("list memory came with %d and %d descriptors", len(fds), len(again))
+	}
+	defer packet.CloseAll(fds)
+	size := int(answer.(*wire.ListMemoryMade).Bytes)
+	for _, n := range []int{0, size + 4096} {
+		if err := unix.Ftruncate(fds[0], int64(n)); err == nil {
+			c.t.Errorf("list memory can have %d bytes", n)
+		}
+	}
+	data, err := unix.Mmap(fds[0], 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() { unix.Munmap(data) })
+	return data
+}
+
+func (c *listAttacker) post(d wire.Descriptor) {
+	c.t.Helper()
+	c.cookie++
+	d.Cookie, d.Connection, d.WaitTimeline, d.SignalTimeline = c.cookie, c.connection, wire.NoTimeline, wire.NoTimeline
+	if _, err := c.Post(d); err != nil {
+		c.t.Fatal(err)
+	}
+	one := [8]byte{1}
+	if _, err := unix.Write(c.wakeRelay, one[:]); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// end waits for the end of a list, each of which ends once.
+func (c *listAttacker) end() wire.Completion {
+	c.t.Helper()
+	for limit := testutil.Begin(); ; time.Sleep(100 * time.Microsecond) {
+		if done, ok := c.Next(); ok {
+			if c.ended[done.Cookie] || done.Cookie == 0 || done.Cookie > c.cookie {
+				c.t.Fatalf("list %d ended twice, or was never posted", done.Cookie)
+			}
+			c.ended[done.Cookie] = true
+			return done
+		}
+		if limit.Over() {
+			c.t.Fatal("a list does not end")
+		}
+	}
+}
+
+func (c *listAttacker) demandEnd(d wire.Descriptor, status wire.Status) {
+	c.t.Helper()
+	c.post(d)
+	if done := c.end(); wire.Status(done.Status) != status {
+		c.t.Errorf("%+v ended as %v, not as %v", d, wire.Status(done.Status), status)
+	}
+}
+
+// fourLists posts lists of 1500 entries, waits for their end and returns the bytes that they
+// moved.
+func (c *listAttacker) fourLists(entryBytes uint64) (moved uint64) {
+	c.t.Helper()
+	const entries = 1500
+	for k := range uint64(4) {
+		kind := []uint32{wire.OpWriteList, wire.OpReadList}[k%2]
+		c.post(wire.Descriptor{Operation: kind, Length: entries, Offset: k * 300 * entryBytes})
+	}
+	for range 4 {
+		done := c.end()
+		switch wire.Status(done.Status) {
+		case wire.StatusOK, wire.StatusUnknownMemory, wire.StatusOutOfRange, wire.StatusBadKey:
+		default:
+			c.t.Fatalf("a list ended as %v", wire.Status(done.Status))
+		}
+		if done.Entry >= entries {
+			c.t.Fatalf("entry %d failed", done.Entry)
+		}
+		moved += done.Length
+	}
+	return moved
 }
 
 // A list on a connection with a relay of an older release ends with StatusVersion, and the

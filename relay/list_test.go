@@ -133,13 +133,13 @@ func listBytes(list []client.ListEntry) (n uint64) {
 }
 
 func (p *pair) listsMoveEveryByte(t *testing.T) {
-	const n = 4 << 20
+	const n = 1 << 20
 	here, there := p.listSides(t, n)
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, shape := range []struct {
 		entries int
 		longest uint64
-	}{{1, 1}, {2, 300 << 10}, {40, 64 << 10}, {wire.PartEntries, 100}, {2*wire.PartEntries + 1, 1000}} {
+	}{{1, 1}, {2, 300 << 10}, {40, 16 << 10}, {2*wire.PartEntries + 1, 300}} {
 		for _, reads := range []bool{true, false} {
 			list := listOf(random, shape.entries, shape.longest, reads, here, there)
 			post := p.sending.WriteList
@@ -156,7 +156,7 @@ func (p *pair) listsMoveEveryByte(t *testing.T) {
 }
 
 func (p *pair) listsEndWithTheFirstFailure(t *testing.T) {
-	const n, each, entries = 1 << 20, 64, 1500
+	const n, each, entries = 256 << 10, 64, 1500
 	key := p.offer(t, p.target.Memory, 0, n, remoteBoth).Key()
 	toRead, toWrite := p.offer(t, p.target.Memory, 0, n, wire.RemoteRead).Key(), p.offer(t, p.target.Memory, 0, n, wire.RemoteWrite).Key()
 	list := func() []client.ListEntry {

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 
@@ -97,25 +98,10 @@ func (w *world) oneSided(t *rapid.T) {
 		options = append(options, client.Signal(o.signal, 1))
 	}
 	w.say(t, "%s (waits: %v, must end as %v)", o.name, o.hold != nil, o.bad)
-	if o.entries = entriesOf(t, n); o.entries == nil {
-		post := p.sending.Write
-		if o.reads {
-			post = p.sending.Read
-		}
-		o.op, err = post(p.from.memory, o.here, n, key, place, options...)
-	} else {
+	if o.entries = entriesOf(t, n); o.entries != nil {
 		w.say(t, "%s is a list: %v", o.name, o.entries)
-		var list []client.ListEntry
-		for _, e := range o.entries {
-			list = append(list, client.ListEntry{Memory: p.from.memory, Offset: o.here + e[0], Length: e[1], Key: key, At: place + e[0]})
-		}
-		post := p.sending.WriteList
-		if o.reads {
-			post = p.sending.ReadList
-		}
-		o.op, err = post(ctx, list, options...)
 	}
-	if err != nil {
+	if err := o.post(ctx, p, key, place, options); err != nil {
 		t.Fatalf("%s: %v", o.name, err)
 	}
 	p.sided = append(p.sided, o)
@@ -134,6 +120,24 @@ func (w *world) oneSided(t *rapid.T) {
 		}
 		o.frozen = slices.Clone(p.to.place.view[o.there : o.there+n])
 	}
+}
+
+// post posts the operation, as a list if it has entries.
+func (o *sided) post(ctx context.Context, p *link, key wire.RemoteKey, place uint64, options []client.Option) (err error) {
+	post, postList := p.sending.Write, p.sending.WriteList
+	if o.reads {
+		post, postList = p.sending.Read, p.sending.ReadList
+	}
+	if o.entries == nil {
+		o.op, err = post(p.from.memory, o.here, o.n, key, place, options...)
+		return err
+	}
+	var list []client.ListEntry
+	for _, e := range o.entries {
+		list = append(list, client.ListEntry{Memory: p.from.memory, Offset: o.here + e[0], Length: e[1], Key: key, At: place + e[0]})
+	}
+	o.op, err = postList(ctx, list, options...)
+	return err
 }
 
 // entriesOf cuts so many bytes into the entries of a list, in any order; nil for no list.

@@ -185,7 +185,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	if m.Kind == wire.MemoryParts || remote {
 		wanted = 0
 	}
-	if len(fds) != wanted || (m.Kind == wire.MemoryRemote) != remote || s.targets[m.Region] != nil || m.Region == wire.ListRegion {
+	if len(fds) != wanted || (m.Kind == wire.MemoryRemote) != remote || s.targets[m.Region] != nil {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent region %d of kind %d twice, or with %d descriptors", s.peer, m.Region, m.Kind, len(fds))
 	}
 	if len(s.targets) >= wire.MaxMemories {

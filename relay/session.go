@@ -392,6 +392,15 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
 	case *wire.ListMemory:
 		s.listMemory(sequence)
+	default:
+		s.query(m, sequence)
+	}
+	s.port.CloseAll(fds)
+}
+
+// query answers a request that changes nothing.
+func (s *session) query(m wire.Message, sequence uint32) {
+	switch m := m.(type) {
 	case *wire.Statistics:
 		s.reply(s.relay.statistics(), sequence)
 	case *wire.Lanes:
@@ -405,7 +414,6 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}
-	s.port.CloseAll(fds)
 }
 
 // answer replies with Done or a Failure.
