@@ -1,4 +1,7 @@
 /* lists SOCKET_A SOCKET_B GPU_A GPU_B: a reads and writes lists of ranges that b has exposed. */
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "test.h"
 
 #define EACH 100u
@@ -26,6 +29,7 @@ int main(int argc, char **argv)
 	uint32_t failed = 99;
 	unsigned count;
 	int status;
+	pid_t child;
 
 	must(argc == 5);
 	gpu_open();
@@ -74,8 +78,19 @@ int main(int argc, char **argv)
 	ok(peerlane_flush(a.session, a.connection, NULL, &operation));
 	demand(PEERLANE_STATUS_OUT_OF_RANGE, peerlane_wait(a.session, operation, -1, NULL));
 
-	/* What the calls themselves refuse. */
+	/* A child of fork() has no list memory. */
 	gaps(&key);
+	child = fork();
+	must(child >= 0);
+	if (!child) {
+		demand(PEERLANE_STATUS_FORKED, peerlane_write_list(a.session, a.connection, entries, MANY, NULL, NULL, NULL));
+		peerlane_close(a.session);
+		_exit(0);
+	}
+	must(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+
+	/* What the calls themselves refuse. */
+	demand(PEERLANE_STATUS_INVALID, peerlane_write_list(NULL, a.connection, entries, MANY, NULL, NULL, NULL));
 	wrong = key;
 	wrong.bytes[0] ^= 1;
 	entries[1].key = &wrong;
