@@ -133,6 +133,7 @@ func TestStoresArriveInMappedMemoryOnly(t *testing.T) {
 	for _, c := range []struct{ name, variable, want string }{
 		{"beside a kernel", "PEERLANE_SIM_BUSY=refuse", "not 4097 "},
 		{"GPU whose writes need a read", "PEERLANE_SIM_WRITES_ORDERING=0", "not 4097 "},
+		{"switched off", "PEERLANE_STORES=0", "none: false"},
 		{"driver without an aperture", "PEERLANE_SIM_APERTURE=refuse", "none: true"},
 	} {
 		if out, err := runAlone(t, "stores", c.variable); err != nil || out != c.want {
