@@ -30,6 +30,7 @@ import (
 	"github.com/peerlane/peerlane/kubernetes/deviceplugin"
 	"github.com/peerlane/peerlane/kubernetes/driver"
 	"github.com/peerlane/peerlane/kubernetes/health"
+	"github.com/peerlane/peerlane/kubernetes/hostinstall"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
 
@@ -43,6 +44,7 @@ const (
 
 type options struct {
 	mode, node, podUID, kubeconfig, root, kubelet string
+	clusterKey                                    string
 	units                                         int
 	evict                                         bool
 	poll, minPublish                              time.Duration
@@ -90,10 +92,14 @@ DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the service account of the pod")
 	f.StringVar(&o.root, "root", "/", "root of the host: look for var/lib/peerlane and run/peerlane below it")
 	f.StringVar(&o.kubelet, "kubelet-dir", "/var/lib/kubelet", "root directory of the kubelet")
+	f.StringVar(&o.clusterKey, "cluster-key", "", "copy the cluster key from this file, a mounted Secret, to the host "+
+		"after each change; empty: leave the host's key")
 	f.IntVar(&o.units, "units", 64, "number of containers with lanes that the device plugin admits")
 	f.BoolVar(&o.evict, "evict", false, "end running pods whose lane has lost the network (taint effect NoExecute)")
 	f.DurationVar(&o.poll, "poll", 2*time.Second, "time between two observations of the host")
 	f.DurationVar(&o.minPublish, "min-publish", 30*time.Second, "shortest time between two updates of the node's slices")
+	c.AddCommand(installCommand(), exporterCommand())
+	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }
 
@@ -108,6 +114,9 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	log.WithField("mode", mode).Info("Starting")
+	if o.clusterKey != "" {
+		go hostinstall.FollowKey(ctx, o.clusterKey, layout.ClusterKey(), o.poll, log)
+	}
 	if mode == modeDevicePlugin {
 		return o.runDevicePlugin(ctx, layout, log)
 	}
