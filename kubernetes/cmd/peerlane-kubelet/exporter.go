@@ -16,15 +16,19 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/kubernetes/health"
 )
+
+// conditionsPoll is the time between two observations of the lanes' conditions.
+const conditionsPoll = 2 * time.Second
 
 func exporterCommand() *cobra.Command {
 	var root, listen string
 	c := &cobra.Command{
 		Use:   "exporter",
 		Short: "Export metrics of the node's relays to Prometheus",
-		Long: `exporter serves the metrics of "peerlane exporter", with the ids of containers, to Prometheus.
-docs/metrics.md lists every metric. A host with tenancy = "multi" needs exporter.multi_tenancy.`,
+		Long: `exporter serves the metrics of "peerlane exporter", with the ids of containers, to Prometheus;
+docs/metrics.md lists each. peerlane_lane_condition has the conditions of the node's lanes. A host with tenancy = "multi" needs exporter.multi_tenancy.`,
 		Example: "  peerlane-kubelet exporter --listen :9836",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -47,6 +51,10 @@ func export(ctx context.Context, l paths.Layout, listen string) error {
 	registry.MustRegister(exporter.New(exporter.Host(l), true, func(err error) {
 		logrus.WithError(err).Warn("Reading the state of relays failed")
 	}))
+	conditions := &health.Metrics{}
+	registry.MustRegister(conditions)
+	go conditions.Run(ctx, health.NewMonitor(l, time.Now), conditionsPoll,
+		&health.Failures{Log: logrus.StandardLogger(), Message: "Observing the host failed"})
 	handler := http.NewServeMux()
 	handler.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		MaxRequestsInFlight: 4, // a scrape asks every relay

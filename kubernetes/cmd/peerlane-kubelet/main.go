@@ -15,20 +15,25 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/kubernetes/deviceplugin"
 	"github.com/peerlane/peerlane/kubernetes/driver"
+	"github.com/peerlane/peerlane/kubernetes/events"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/kubernetes/hostinstall"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
@@ -123,11 +128,15 @@ func run(ctx context.Context, o options) error {
 	if o.node == "" {
 		return errors.New("the name of the node is unknown: give --node-name, or set NODE_NAME from spec.nodeName")
 	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "peerlane-kubelet", Host: o.node})
 	d := driver.New(driver.Config{
 		Node: o.node, PlanFile: layout.PlanFile(), Proc: filepath.Join(o.root, "proc"),
 		Version: strings.TrimPrefix(version.Get().Version, "v"),
 		Policy:  health.Policy{Evict: o.evict}, WithoutTaints: mode == modeMixed,
-		Poll: o.poll, MinPublish: o.minPublish, Log: log,
+		Poll: o.poll, MinPublish: o.minPublish, Reporter: events.New(recorder), Log: log,
 	}, health.NewMonitor(layout, time.Now))
 	helper, err := o.start(ctx, d, client)
 	if err != nil {
