@@ -267,7 +267,7 @@ clean-dist:
 	@rm -rf dist
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names of tests and commits
+lint: ## gofmt, go vet, staticcheck, the complexity of functions, and the wording of comments, errors, names of tests and commits
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
@@ -276,6 +276,17 @@ lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names 
 	@$(GO) tool staticcheck -tags vm,engines,packages ./...
 	@staticcheck=$$($(GO) tool -n staticcheck); cd kubernetes && "$$staticcheck" -tags cluster ./...
 	@$(GO) run ./integration/wording
+	@$(GO) run ./integration/complexity -limits $(complexities)
+
+complexities := integration/complexity/limits.txt
+
+.PHONY: complexity
+complexity: ## print for each package the most complex function, the longest parameter list, the largest struct and that with the most booleans
+	@$(GO) run ./integration/complexity
+
+.PHONY: complexity-update
+complexity-update: ## lower the limits of functions that have become simpler
+	@$(GO) run ./integration/complexity -limits $(complexities) -update
 
 # A Go module of its own, because the hook and the relay must not link client-go.
 .PHONY: test-kubernetes
