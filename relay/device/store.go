@@ -201,9 +201,7 @@ func store(to, from []byte, readBack bool) (err error) {
 	for ; len(from) >= wordBytes; to, from = to[wordBytes:], from[wordBytes:] {
 		*(*uint64)(unsafe.Pointer(&to[0])) = binary.NativeEndian.Uint64(from)
 	}
-	for i := range from {
-		to[i] = from[i]
-	}
+	copy(to, from)
 	fence()
 	if readBack {
 		read(last)
