@@ -1,5 +1,5 @@
 // Package explain tells why the scheduler allocates no devices to the claims of a pod. The scheduler says
-// "cannot allocate all claims" for each cause.
+// "cannot allocate all claims" for taken devices, taints, selectors and constraints alike.
 package explain
 
 import (
@@ -16,9 +16,9 @@ import (
 
 // Cluster is the state that the scheduler allocates from.
 type Cluster struct {
-	// Claims are all claims of the cluster.
+	// Claims are the claims of all namespaces.
 	Claims []resourceapi.ResourceClaim
-	// Templates are those of the pod's namespace.
+	// Templates are the templates of the pod's namespace.
 	Templates []resourceapi.ResourceClaimTemplate
 	Classes   []resourceapi.DeviceClass
 	Slices    []resourceapi.ResourceSlice
@@ -29,7 +29,7 @@ type request struct {
 	claim, name, class string
 	selectors          []resourceapi.DeviceSelector
 	tolerations        []resourceapi.DeviceToleration
-	all                bool // all matching devices of a node
+	all                bool // the mode All
 	count              int
 	constraints        []resourceapi.DeviceConstraint
 }
@@ -53,7 +53,7 @@ func (d device) id() [3]string { return [3]string{d.driver, d.pool, d.Name} }
 // Pod returns the explanation as lines.
 func Pod(ctx context.Context, pod *corev1.Pod, c Cluster) []string {
 	if pod.Spec.NodeName != "" {
-		return []string{fmt.Sprintf("The scheduler has chosen node %s: the pod has its devices.", pod.Spec.NodeName)}
+		return []string{fmt.Sprintf("The scheduler has chosen node %s: the pod has the devices.", pod.Spec.NodeName)}
 	}
 	requests, lines := c.requests(pod)
 	if len(requests) == 0 {
@@ -97,7 +97,7 @@ func (c Cluster) requests(pod *corev1.Pod) (requests []request, lines []string) 
 	}
 	for _, of := range pod.Spec.ResourceClaims {
 		switch claim, template := c.claim(pod, of), c.template(of); {
-		case claim != nil && claim.Status.Allocation != nil: // has its devices
+		case claim != nil && claim.Status.Allocation != nil: // the claim has devices
 		case claim != nil:
 			add(claim.Name, claim.Spec.Devices)
 		case template != nil:
@@ -147,7 +147,7 @@ func (c Cluster) template(of corev1.PodResourceClaim) *resourceapi.ResourceClaim
 	return &c.Templates[i]
 }
 
-// nodes returns the devices of each node, of the newest generation of each pool.
+// nodes returns the devices of nodes, from the newest generation of a pool.
 func (c Cluster) nodes() map[string][]device {
 	newest := map[string]int64{}
 	key := func(s resourceapi.ResourceSlice) string { return s.Spec.Driver + "/" + s.Spec.Pool.Name }
@@ -183,7 +183,7 @@ func (c Cluster) taken() map[[3]string]string {
 // candidates are the devices of a node for a request.
 type candidates struct {
 	free, tainted, allocated []string
-	devices                  []device // the free ones
+	devices                  []device // the free devices
 	failure                  string   // of a selector
 }
 
@@ -203,7 +203,8 @@ func (c Cluster) find(ctx context.Context, r request, devices []device, taken ma
 	for _, d := range devices {
 		matches, err := matchesAll(ctx, selectors, d)
 		if err != nil {
-			found.failure = fmt.Sprintf("a selector fails for device %s, so the node gets no pod with this request: %v", d.Name, err)
+			found.failure = fmt.Sprintf("a selector fails for device %s, so that the node gets no pod with this request: %v",
+				d.Name, err)
 			return found
 		}
 		if !matches {
@@ -245,13 +246,13 @@ func (c Cluster) try(ctx context.Context, r request, node string, devices []devi
 	return text, enough
 }
 
-// combine describes a node that has enough devices for each request alone.
+// combine describes a node that has enough devices for the requests without the constraints.
 func (c Cluster) combine(ctx context.Context, requests []request, node string, devices []device,
 	taken map[[3]string]string) (lines []string) {
 	for _, r := range requests {
 		for _, constraint := range r.constraints {
 			if constraint.MatchAttribute == nil || len(constraint.Requests) > 0 && constraint.Requests[0] != r.name {
-				continue // the constraint of another request, or without an attribute
+				continue // reported with the first request, or without an attribute
 			}
 			common := map[string]int{}
 			names := 0
@@ -265,14 +266,14 @@ func (c Cluster) combine(ctx context.Context, requests []request, node string, d
 				}
 			}
 			if !slices.Contains(slices.Collect(maps.Values(common)), names) {
-				lines = append(lines, fmt.Sprintf("claim %s, node %s: no free devices of the requests %s have the same %s", r.claim,
-					node, strings.Join(constraint.Requests, ", "), *constraint.MatchAttribute))
+				lines = append(lines, fmt.Sprintf("claim %s, node %s: no free devices of the requests %s have the same %s",
+					r.claim, node, strings.Join(constraint.Requests, ", "), *constraint.MatchAttribute))
 			}
 		}
 	}
 	if len(lines) == 0 {
-		lines = append(lines, fmt.Sprintf("Node %s has devices for each request: look at the pod's events for another cause, "+
-			"such as processors or taints of the node.", node))
+		lines = append(lines, fmt.Sprintf("Node %s has devices for each request: look at the pod's events for another "+
+			"cause, such as processors or taints of the node.", node))
 	}
 	return lines
 }
@@ -318,7 +319,7 @@ func matchesAll(ctx context.Context, selectors []cel.CompilationResult, d device
 	return true, nil
 }
 
-// blocking returns the key of a taint that keeps new pods away, empty without one.
+// blocking returns the key of a taint that keeps new pods away, empty without such a taint.
 func blocking(taints []resourceapi.DeviceTaint, tolerations []resourceapi.DeviceToleration) string {
 	for _, taint := range taints {
 		if taint.Effect == resourceapi.DeviceTaintEffectNone {

@@ -110,7 +110,8 @@ func TestPodNamesTheCause(t *testing.T) {
 			delete(c.Slices[1].Spec.Devices[1].Attributes, "kind")
 			c.Templates[0].Spec.Spec.Devices.Requests[1].Exactly.Selectors =
 				selecting("device.attributes['peerlane.dev'].kind == 'staged'")
-		}, []string{gpu + "2 free", lane + "a selector fails for device pee-b, so the node gets no pod with this request: "}},
+		}, []string{gpu + "2 free",
+			lane + "a selector fails for device pee-b, so that the node gets no pod with this request: "}},
 		{"no device matches", func(_ *corev1.Pod, c *Cluster) {
 			c.Templates[0].Spec.Spec.Devices.Requests[1].Exactly.Selectors =
 				selecting("device.attributes['peerlane.dev'].kind == 'direct'")
@@ -131,7 +132,7 @@ func TestPodNamesTheCause(t *testing.T) {
 				Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("3")}}}}
 		}, []string{"claim of limits, request nvidia.com/gpu (3 of class gpus), node n1: 2 free"}},
 		{"scheduled", func(p *corev1.Pod, _ *Cluster) { p.Spec.NodeName = "n1" },
-			[]string{"The scheduler has chosen node n1: the pod has its devices."}},
+			[]string{"The scheduler has chosen node n1: the pod has the devices."}},
 	} {
 		p, state := pod(), cluster()
 		c.change(p, &state)
