@@ -34,7 +34,7 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 		t.Run(c.runtime, func(t *testing.T) {
 			u := newUpgrade(t, c.runtime, c.route)
 			a, z := u.start(0), u.start(1)
-			earlier.Introduce(a.Container, z.Container, earlier.NewestVersion, patience)
+			earlier.Introduce(a.Container, z.Container, earlier.NewestVersion, earlier.NewestVersion, patience)
 			relays := []int{u.relay(a).Status.Relay.PID, u.relay(z).Status.Relay.PID}
 
 			u.install()
@@ -59,7 +59,7 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 						t.Errorf("after the end of a relay the client of %s has status %s, not %d: %s", other.ID, status, want, text)
 					}
 				}
-				earlier.Introduce(a.Container, z.Container, earlier.NewestVersion, patience)
+				earlier.Introduce(a.Container, z.Container, earlier.NewestVersion, earlier.NewestVersion, patience)
 				u.runsNewRelay(c)
 			}
 
@@ -73,7 +73,7 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 				}
 			}
 			// The earlier program loads the library of this commit.
-			earlier.Introduce(a.Container, z.Container, wire.NewestVersion, patience)
+			earlier.Introduce(a.Container, z.Container, wire.NewestVersion, wire.NewestVersion, patience)
 			u.runsNewRelay(a)
 			u.runsNewRelay(z)
 		})

@@ -84,12 +84,12 @@ func (c *Container) Next(word string, patience time.Duration) string {
 	}
 }
 
-// Introduce connects two containers, whose sessions must have a version of the protocol, and waits
-// for verified messages.
-func Introduce(a, z *Container, version int, patience time.Duration) {
+// Introduce connects two containers and waits for verified messages. The sessions must have the
+// given versions of the protocol.
+func Introduce(a, z *Container, versionA, versionZ int, patience time.Duration) {
 	a.Helper()
 	handles := map[*Container]string{}
-	for _, c := range []*Container{a, z} {
+	for c, version := range map[*Container]int{a: versionA, z: versionZ} {
 		spoken, handle, _ := strings.Cut(c.Next("listening", patience), " ")
 		if spoken != fmt.Sprint(version) {
 			c.Errorf("container %s speaks version %s with its relay, not %d", c.ID, spoken, version)
