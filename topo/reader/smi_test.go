@@ -30,7 +30,7 @@ func readSMIText(t *testing.T, text string) *topo.Host {
 func TestSMIMatrixReadsAsHost(t *testing.T) {
 	h := readSMIText(t, topotest.SMIMatrix+topotest.SMILegend)
 	want := &topo.Host{
-		Source: topo.Source{Kind: SourceSMI, File: "matrix.txt"},
+		Source: topo.Source{Kind: sourceSMI, File: "matrix.txt"},
 		CPUs:   []topo.CPU{}, Switches: []topo.Switch{},
 		GPUs: []topo.GPU{
 			{Index: 0, BusID: "GPU0", Minor: -1, NUMA: 0, NVLinks: []topo.NVLink{{Peer: "GPU1", Count: 12}}},
@@ -258,7 +258,7 @@ func TestMatricesOfRealMachines(t *testing.T) {
 		lines := strings.Split(string(text), "\n")
 		header, _, _ := strings.Cut(lines[0], "CPU Affinity")
 		columns := strings.Fields(header)
-		if len(h.GPUs)+len(h.NICs) != len(columns) || h.Source.Kind != SourceSMI {
+		if len(h.GPUs)+len(h.NICs) != len(columns) || h.Source.Kind != sourceSMI {
 			t.Errorf("%s: %d GPUs, %d NICs of %s; want %d columns", file, len(h.GPUs), len(h.NICs), h.Source.Kind, len(columns))
 		}
 		for i, from := range columns {
