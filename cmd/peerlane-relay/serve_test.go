@@ -22,7 +22,8 @@ func TestRelayOfAnotherReleaseNamesBothVersions(t *testing.T) {
 			launch.VersionError{Supervisor: launch.Version + 1}},
 		"configuration before the first version": {launch.Config{Version: launch.OldestVersion - 1},
 			launch.VersionError{Supervisor: launch.OldestVersion - 1}},
-		"unknown request": {launch.Request{Request: "dance"}, launch.VersionError{Supervisor: launch.Version, Request: "dance"}},
+		"unknown request": {launch.Request{Request: "dance"},
+			launch.VersionError{Supervisor: launch.Version, Request: "dance"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ours, theirs := socketPair(t)
@@ -62,8 +63,8 @@ func TestCheckVersionServesEarlierSupervisors(t *testing.T) {
 		}
 	}
 	var refused *launch.VersionError
-	if err := launch.CheckVersion(launch.Version + 1); !errors.As(err, &refused) || refused.Supervisor != launch.Version+1 ||
-		refused.Newest != launch.Version {
+	if err := launch.CheckVersion(launch.Version + 1); !errors.As(err, &refused) ||
+		refused.Supervisor != launch.Version+1 || refused.Newest != launch.Version {
 		t.Errorf("a later version: %v", err)
 	}
 }

@@ -254,7 +254,8 @@ func (s *supervisor) requested(r admin.Request) {
 	default:
 		r.Reply(
 			fmt.Errorf(
-				"unknown request %q: the supervisor is of an earlier release and speaks version %d of requests; restart the container",
+				"unknown request %q: the supervisor is of an earlier release and speaks version %d of requests; "+
+					"restart the container",
 				r.Command,
 				admin.Version,
 			),

@@ -78,7 +78,8 @@ func TestPodmanUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 		fmt.Sprintf("NewestVersion = %d", wire.NewestVersion): fmt.Sprintf("NewestVersion = %d", later),
 	}), u.library)
 	u.kill(u.relay(z))
-	u.refuses(z, wire.StatusVersion, fmt.Sprintf("the client speaks versions %d to %d of Peerlane's protocol, this relay %d to %d",
+	u.refuses(z, wire.StatusVersion, fmt.Sprintf(
+		"the client speaks versions %d to %d of Peerlane's protocol, this relay %d to %d",
 		wire.OldestVersion, earlier.NewestVersion, later, later))
 
 	// A release that serves no supervisor of the earlier commit.
@@ -248,7 +249,8 @@ func (u *podmanUpgrade) configurePodman() {
 		u.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"storage.conf": fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = %q\n", dir+"/graph", dir+"/run"),
+		"storage.conf": fmt.Sprintf("[storage]\ndriver = \"overlay\"\ngraphroot = %q\nrunroot = %q\n",
+			dir+"/graph", dir+"/run"),
 		"containers.conf": fmt.Sprintf(`[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 netns = "none"

@@ -7,7 +7,7 @@ var public = []string{"relay/client"}
 
 // exceptions are identifiers without a user in another package, with the reason.
 var exceptions = map[string]string{
-	"internal/testutil.Context": "one of the waits that docs/contributing.md offers to tests",
+	"internal/testutil.Context": "a wait that docs/contributing.md offers to tests",
 }
 
 func inPublic(name string) bool {

@@ -1,14 +1,14 @@
 // Exported lists exported identifiers that no other package uses; external tests count as another
-// package. `make lint` fails if it finds one: a package-level identifier, or a method of an exported
-// type. It permits
+// package. `make lint` fails on a package-level identifier or a method of an exported type without
+// such a user. Exported permits
 //
 //   - a method that an interface needs, such as Error or MarshalText
 //   - a type in the signature of an identifier in use
 //   - a constant, if another constant of the type or of the block is in use
-//   - identifiers of folders that other modules import, and those of exceptions
+//   - identifiers of public folders, which other modules import, and the keys of exceptions
 //
-// Fields of structs are not checked one by one: encoders, comparisons and messages of a fixed
-// layout need all of them.
+// Exported does not check fields of structs: encoders, comparisons and messages of a fixed layout
+// need every field.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 // module is the import path of this project.
 const module = "github.com/peerlane/peerlane"
 
-// tags are the build tags of all tests.
+// tags are the build tags of tests.
 const tags = "vm,engines,packages,cluster"
 
 func main() {
@@ -44,7 +44,7 @@ func main() {
 	}
 }
 
-// run returns the identifiers of the module in root, sorted. The modules in others can use them.
+// run returns the identifiers of the module in root, sorted. The modules in the directories others use identifiers too.
 func run(root string, others ...string) ([]string, error) {
 	s := newSurvey()
 	for _, dir := range append([]string{root}, others...) {

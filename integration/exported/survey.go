@@ -18,7 +18,7 @@ type identifier struct {
 	key   key
 	kind  string
 	// needs are identifiers in the signature or in the type: a user of this identifier can meet values
-	// of their types.
+	// of the types.
 	needs []key
 	group string // constants of one type or block
 	// permitted is true of a general exception.
@@ -79,7 +79,7 @@ func (s *survey) uses(p *packages.Package) {
 	}
 }
 
-// readInterfaces collects interfaces of the package, and of those that it imports.
+// readInterfaces collects interfaces of the package and of its imports.
 func (s *survey) readInterfaces(p *packages.Package) {
 	add := func(t types.Type) {
 		if t == nil {
@@ -171,7 +171,7 @@ func (s *survey) declarations(p *packages.Package) {
 				for m := range under.ExplicitMethods() {
 					id := declare(m, name+"."+m.Name(), "method")
 					id.needs = mentioned(p, m.Type())
-					id.permitted = true // another package can implement it
+					id.permitted = true // another package can implement the interface
 				}
 			}
 		}
@@ -304,7 +304,7 @@ func (s *survey) unused() (list []string) {
 // needed reports whether the type of a method implements an interface with this method.
 func (s *survey) needed(m method) bool {
 	if slices.Contains([]string{"Is", "As", "Unwrap"}, m.name) {
-		return true // package errors calls these by an unnamed interface
+		return true // package errors calls the method by an unnamed interface
 	}
 	for _, i := range s.interfaces {
 		o, _, _ := types.LookupFieldOrMethod(i, false, nil, m.name)

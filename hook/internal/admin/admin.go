@@ -49,7 +49,8 @@ type versionError struct {
 }
 
 func (e *versionError) Error() string {
-	return fmt.Sprintf("the supervisor speaks version %d of requests, this program version %d for %q; restart the container",
+	return fmt.Sprintf(
+		"the supervisor speaks version %d of requests, this program version %d for %q; restart the container",
 		e.supervisor, Version, e.request)
 }
 
