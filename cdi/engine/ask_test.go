@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -80,8 +81,9 @@ func TestProgramsAreAsked(t *testing.T) {
 		}
 	}
 	program("crio", "exit 3")
-	if _, err := askEngine(context.Background(), CRIO, ""); err == nil || errors.Is(err, ErrNotInstalled) ||
-		!strings.Contains(err.Error(), "exit status 3") {
+	var failed *exec.ExitError
+	if _, err := askEngine(context.Background(), CRIO, ""); errors.Is(err, ErrNotInstalled) ||
+		!errors.As(err, &failed) || failed.ExitCode() != 3 {
 		t.Errorf("it said %v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
