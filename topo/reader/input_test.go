@@ -1,6 +1,8 @@
 package reader
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -78,7 +80,8 @@ func TestReadFileOfEveryKindSucceeds(t *testing.T) {
 			t.Errorf("%s: %+v, %v", kind, h, err)
 		}
 	}
-	if _, err := Read(dir, topo.Options{}); err == nil || !strings.Contains(err.Error(), dir) {
+	var failed *fs.PathError
+	if _, err := Read(dir, topo.Options{}); !errors.As(err, &failed) || failed.Path != dir {
 		t.Errorf("a directory: %v", err)
 	}
 }
