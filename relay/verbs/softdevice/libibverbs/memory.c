@@ -131,7 +131,7 @@ static struct ibv_mr *by_engine(struct ibv_pd *pd, void *addr, size_t n, uint64_
 	if (!mr)
 		return NULL;
 	struct region *r = (struct region *)mr;
-	int error = engine_register(mr->lkey, p, n, access);
+	int error = engine_register(pd, mr->lkey, p, n, access);
 	if (!error) {
 		r->engine = true;
 		return mr;

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,7 +150,7 @@ static void start(struct pair *p)
 	unsigned ahead = d->rate ? 1 : AHEAD;
 	for (unsigned i = 0; i < p->sends.count && i < ahead && d->state == IBV_PORT_ACTIVE; i++) {
 		struct request *r = &p->sends.ring[(p->sends.first + i) % p->sends.capacity];
-		if (r->opcode == IBV_WR_RDMA_READ)
+		if (r->opcode == IBV_WR_RDMA_READ || r->serial)
 			return;
 		if (!r->move && writes(r) && r->rkey & 1 && memory_engine(p->ibv.pd, r->lkey, r->address, r->length))
 			r->move = engine_start(r->lkey, r->address, r->rkey, r->remote, r->length);
@@ -223,25 +224,25 @@ static int ask(struct pair *p, const struct request *r, bool corrupt)
 	return status;
 }
 
-// BURST is the time of which an idle port keeps the bytes, microseconds.
-enum { BURST = 1000 };
+// BURST is the time of which an idle port keeps the bytes, nanoseconds.
+enum { BURST = 1000000 };
 
-// pace waits for a request's turn at a port with a rate: a token bucket of all its pairs.
+// pace waits for a request's turn at a port with a rate: a token bucket of all its pairs in all
+// processes.
 static void pace(struct pair *p, uint64_t bytes)
 {
-	struct context *c = p->context;
-	uint64_t rate = c->device->described.rate, now = host_now();
-	if (!rate)
+	const struct description *d = &p->context->device->described;
+	_Atomic uint64_t *due = host_due(d->node);
+	if (!d->rate || !due)
 		return;
-	pthread_mutex_lock(&lock);
-	if (c->due + BURST < now)
-		c->due = now - BURST;
-	uint64_t turn = c->due;
-	c->due += bytes * 1000000 / rate;
-	pthread_mutex_unlock(&lock);
+	uint64_t now = host_nanoseconds(), turn, seen = atomic_load(due);
+	do
+		turn = seen + BURST < now ? now - BURST : seen;
+	while (!atomic_compare_exchange_weak(due, &seen, turn + (uint64_t)((double)bytes * 1e9 / (double)d->rate)));
 	while (turn > now && lives(p)) {
-		usleep(turn - now > 10000 ? 10000 : (useconds_t)(turn - now));
-		now = host_now();
+		uint64_t left = (turn - now) / 1000;
+		usleep(left > 10000 ? 10000 : (useconds_t)left);
+		now = host_nanoseconds();
 	}
 }
 
@@ -250,13 +251,13 @@ void *wire_request(void *pair)
 	struct pair *p = pair;
 	pthread_mutex_lock(&lock);
 	for (;;) {
-		for (uint64_t spin = host_spin(); !p->stopping && p->ibv.state != IBV_QPS_ERR && !p->sends.count;) {
+		for (uint64_t spin = host_spin(); !p->stopping && p->ibv.state != IBV_QPS_ERR && (!p->by_threads || p->sends.ring[p->sends.first].serial);) {
 			if (!spin) {
 				pthread_cond_wait(&p->changed, &lock);
 				continue;
 			}
 			pthread_mutex_unlock(&lock);
-			while (!__atomic_load_n(&p->sends.count, __ATOMIC_RELAXED) && host_now() < spin)
+			while (!__atomic_load_n(&p->by_threads, __ATOMIC_RELAXED) && host_now() < spin)
 				;
 			spin = 0;
 			pthread_mutex_lock(&lock);
@@ -287,6 +288,7 @@ void *wire_request(void *pair)
 			break; // flushed
 		p->sends.first = (p->sends.first + 1) % p->sends.capacity;
 		p->sends.count--;
+		p->by_threads--;
 		pair_complete(p, &r, status, r.length);
 		if (status) {
 			host_log("send failed device=%s qp=%u id=%llu status=%d", p->context->device->ibv.name, p->ibv.qp_num, (unsigned long long)r.id, status);
@@ -295,15 +297,6 @@ void *wire_request(void *pair)
 	}
 	pthread_mutex_unlock(&lock);
 	return NULL;
-}
-
-// receive takes the first posted receive; the lock is held.
-static struct request receive(struct pair *p)
-{
-	struct request r = p->receives.ring[p->receives.first];
-	p->receives.first = (p->receives.first + 1) % p->receives.capacity;
-	p->receives.count--;
-	return r;
 }
 
 // answer does what is asked, and gives what the other side's request ends with; of one
@@ -325,7 +318,8 @@ static int answer(struct pair *p, const struct question *q, char *data, bool *de
 	}
 	if (!immediate && !message)
 		return IBV_WC_SUCCESS;
-	struct request r = receive(p);
+	struct request r = pair_receive(p);
+	rings_used(p);
 	int own = IBV_WC_SUCCESS, theirs = IBV_WC_SUCCESS;
 	if (message && q->length) {
 		char *at = NULL;
