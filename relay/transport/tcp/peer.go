@@ -135,6 +135,7 @@ type Peer struct {
 	extension Extension // nil where the data streams carry the data
 	landings  landings
 	outbox    outbox
+	intake    *intake
 	supply    supply
 	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
@@ -169,7 +170,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 		config: config.filled(), loop: loop, control: s.control, data: s.data,
 		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
-		outbox: outbox{wake: make(chan struct{}, 1)},
+		outbox: outbox{wake: make(chan struct{}, 1)}, intake: newIntake(),
 	}
 	p.supply.piece = uint64(s.ours)
 	p.config.Eager = min(p.config.Eager, s.ours) // a write with the messages is one piece
@@ -344,18 +345,24 @@ func (p *Peer) isDying() bool {
 	}
 }
 
-// Poll sends what this round of the loop has to say, in one.
+// Poll reads what the other side has said, and sends what this round of the loop has to say, in one.
 func (p *Peer) Poll() bool {
+	progress := p.pollControl()
+	return p.pollSent() || progress
+}
+
+func (p *Peer) pollSent() bool {
 	if len(p.sent) == 0 {
 		return false
 	}
+	p.intake.active = p.loop.Now()
 	data, frames := p.sent, p.frames
 	p.sent, p.frames = p.sent[:0], 0
 	p.utter(data, frames)
 	return true
 }
 
-// Busy reports nothing: what comes is posted to the loop.
+// Busy reports nothing: what comes while the loop sleeps is posted to it.
 func (p *Peer) Busy() bool { return false }
 
 // Arm reports what is still to be sent.
@@ -371,6 +378,6 @@ func (p *Peer) say(channel, kind uint32, payload ...[]byte) {
 	p.sent = appendFrame(p.sent, channel, kind, payload...)
 	p.frames++
 	if p.config.Alone || len(p.sent) >= p.config.Waiting {
-		p.Poll()
+		p.pollSent()
 	}
 }
