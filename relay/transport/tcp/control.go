@@ -414,17 +414,31 @@ type intake struct {
 	failed error
 	active time.Duration // of the loop's clock, when something was said or heard
 	looked time.Duration
+	// quiet is whether the socket wakes nobody for few bytes; mark sets that.
+	quiet bool
+	mark  func(fd uintptr)
 }
 
 // A loop that spins reads the control stream of a Peer that was active a moment ago, every so often.
 const (
 	activeTime = 200 * time.Microsecond
 	askTime    = time.Microsecond
+	// quietBytes have to be there before the kernel wakes the reader of a stream that a loop reads: each
+	// wake-up takes the time of the other side's call.
+	quietBytes = 32 << 10
 )
 
 func newIntake() *intake {
 	i := &intake{size: leastBuffer, now: &inbox{buffer: make([]byte, leastBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1)}
 	i.handled <- struct{}{}
+	i.mark = func(fd uintptr) {
+		low := 1
+		if i.quiet {
+			low = quietBytes
+		}
+		// Without it the reader is woken as well, which takes time only.
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
+	}
 	i.ask = func(fd uintptr) { i.got, i.failed = readSocket(fd, i.now.buffer[i.have:]) }
 	return i
 }
@@ -469,7 +483,11 @@ func (i *intake) goOn(left []byte) {
 // pollControl reads what has come and handles it. It belongs to the loop.
 func (p *Peer) pollControl() bool {
 	i, now := p.intake, p.loop.Now()
-	if p.bare == nil || now-i.active > activeTime || now-i.looked < askTime || p.isDying() || !i.mu.TryLock() {
+	if p.bare == nil || now-i.looked < askTime || p.isDying() {
+		return false
+	}
+	p.hush(now-i.active <= activeTime)
+	if !i.quiet || !i.mu.TryLock() {
 		return false
 	}
 	defer i.mu.Unlock()
@@ -502,6 +520,15 @@ func (p *Peer) pollControl() bool {
 		p.failed(p.control, "receiving", wrong)
 	}
 	return len(frames) > 0
+}
+
+// hush has the kernel wake the reader for many bytes only, while the loop reads what comes, or for any.
+// The kernel wakes the reader at once for bytes that are there then. It belongs to the loop.
+func (p *Peer) hush(quiet bool) {
+	if i := p.intake; i.quiet != quiet {
+		i.quiet = quiet
+		_ = p.bare.Control(i.mark) // that it is closed the reader hears
+	}
 }
 
 // readMore waits for bytes of the control stream, as long as a silence. The lock is the caller's

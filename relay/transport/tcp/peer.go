@@ -365,8 +365,11 @@ func (p *Peer) pollSent() bool {
 // Busy reports nothing: what comes while the loop sleeps is posted to it.
 func (p *Peer) Busy() bool { return false }
 
-// Arm reports what is still to be sent.
-func (p *Peer) Arm() bool { return len(p.sent) > 0 }
+// Arm has the reader hear what comes while the loop sleeps. It reports what is still to be sent.
+func (p *Peer) Arm() bool {
+	p.hush(false)
+	return len(p.sent) > 0
+}
 
 // Disarm has nothing to undo.
 func (p *Peer) Disarm() {}
