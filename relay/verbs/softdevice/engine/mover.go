@@ -77,9 +77,9 @@ func (j *job) join(next *job) *job {
 // pump gives waiting copies to the stream.
 func (m *mover) pump() {
 	for len(m.waiting) > 0 && (m.flying < flyingCopies || m.bytes+m.waiting[0].bytes <= flyingBytes) {
-		j := m.waiting[0]
-		m.waiting[0] = nil
-		m.waiting = m.waiting[1:]
+		at := m.next()
+		j := m.waiting[at]
+		m.waiting = slices.Delete(m.waiting, at, at+1)
 		m.flying++
 		m.bytes += j.bytes
 		j.works[0].pair.owner.engine.figures.Copies++
@@ -89,6 +89,31 @@ func (m *mover) pump() {
 			j.end(err)
 		})
 	}
+}
+
+// next picks the job that waits first, or of a device with a seed any whose queue pairs have none before
+// it: copies of several queue pairs have no order.
+func (m *mover) next() int {
+	p := m.waiting[0].works[0].pair
+	if p.random == 0 {
+		return 0
+	}
+	p.random ^= p.random << 13
+	p.random ^= p.random >> 7
+	p.random ^= p.random << 17
+	var first []int
+	seen := map[*pair]bool{}
+	for i, j := range m.waiting {
+		behind := false
+		for _, w := range j.works {
+			behind = behind || seen[w.pair]
+			seen[w.pair] = true
+		}
+		if !behind {
+			first = append(first, i)
+		}
+	}
+	return first[p.random%uint64(len(first))]
 }
 
 func (j *job) end(err error) {

@@ -27,6 +27,7 @@ type pair struct {
 	domain       uint64
 	slot         uint32 // number of its slot in the shared memory
 	port         *port  // nil for a device without a rate
+	random       uint64 // the generator of the order of copies, 0 for the order of the works
 	// works are those that were accepted and not reported, oldest first.
 	works []*work
 	paced []*work // of works, those that wait for the port
@@ -68,7 +69,7 @@ func (c *client) connect(o order) error {
 	if c.rings == nil || o.source >= ringSlots || o.target >= devices || e.pairs[o.from] != nil || o.from == 0 {
 		return unix.EINVAL
 	}
-	p := &pair{owner: c, number: o.from, peer: o.to, access: o.access, domain: o.domain, slot: uint32(o.source)}
+	p := &pair{owner: c, number: o.from, peer: o.to, access: o.access, domain: o.domain, slot: uint32(o.source), random: o.size}
 	if o.bytes > 0 {
 		p.port = e.portOf(c, uint32(o.target), o.bytes)
 	}

@@ -279,6 +279,7 @@ int engine_connect(struct pair *p)
 		.source = (uint64_t)slot,
 		.target = (uint64_t)d->node,
 		.bytes = d->rate,
+		.size = d->seed,
 		.domain = (uintptr_t)p->ibv.pd,
 	}, -1);
 	pthread_mutex_lock(&lock);

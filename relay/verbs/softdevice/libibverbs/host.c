@@ -12,6 +12,8 @@
 //	             some writes lose their last bytes; writes go to another region; some
 //	             writes leave half a cache line as it was)
 //	           rate=BYTES (a second, of all the device's requests; 0 for any)
+//	           seed=N (the order of writes, within the limits of the specification; 0 for that of
+//	             the requests)
 //	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
@@ -190,6 +192,8 @@ static void describe(struct description *d, const char *key, const char *value)
 				d->fault = i;
 	} else if (!strcmp(key, "rate"))
 		d->rate = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "seed"))
+		d->seed = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "peermem"))
 		d->peermem = !strcmp(value, "yes") ? PEERMEM_YES : !strcmp(value, "alloc") ? PEERMEM_ALLOC : PEERMEM_NO;
 }

@@ -324,6 +324,12 @@ bool memory_writable(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t
 	return find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE) != NULL;
 }
 
+bool memory_relaxed(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)
+{
+	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING);
+	return r && !r->engine;
+}
+
 bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)
 {
 	struct region *r = find(pd, key, false, address, n, 0);

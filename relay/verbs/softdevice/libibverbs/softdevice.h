@@ -32,6 +32,7 @@ struct description {
 	// fault is how a broken device treats memory of GPUs; see host.c.
 	enum { FAULT_NONE, FAULT_NO_FLUSH, FAULT_REORDERED_FLUSH, FAULT_STALE_READ, FAULT_LOST_TAIL, FAULT_WRONG_GPU, FAULT_TORN } fault;
 	uint64_t rate; // bytes a second of all its writes and reads, 0 for no limit
+	uint64_t seed; // of the order of writes, 0 for that of the requests
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
 
@@ -124,6 +125,10 @@ struct pair {
 	int slot;
 	uint32_t serial, epoch;
 	unsigned by_threads;
+	// Relaxed writes of the other side that are not in the memory yet, and the state of the generator that
+	// orders these.
+	struct late *late;
+	uint64_t random;
 };
 
 // One lock for all of it: this is not about speed.
@@ -166,6 +171,8 @@ bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n,
 bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
 // memory_writable reports whether the key gives the other side's NIC access for writing. The lock is held.
 bool memory_writable(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
+// memory_relaxed reports the same of a region with relaxed ordering in this process.
+bool memory_relaxed(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
 // memory_engine reports whether the engine has the memory that a request of this side reads. The lock
 // is held.
 bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);

@@ -299,6 +299,62 @@ void *wire_request(void *pair)
 	return NULL;
 }
 
+// late is a write that is not in the memory yet. A device with a seed completes writes to regions with
+// relaxed ordering before the bytes are there, and writes in another order. All bytes are there
+// before a receive completes or a read is answered, and in any case after LATE.
+struct late {
+	struct late *next;
+	uint64_t remote;
+	uint32_t rkey, length;
+	char data[];
+};
+
+enum { LATE = 1 }; // milliseconds
+
+static uint64_t next_random(struct pair *p)
+{
+	uint64_t x = p->random ? p->random : p->context->device->described.seed;
+	x ^= x << 13;
+	x ^= x >> 7;
+	x ^= x << 17;
+	return p->random = x;
+}
+
+// write_late writes one of the late writes, in a random order. The lock is held.
+static void write_late(struct pair *p)
+{
+	unsigned n = 0;
+	for (struct late *l = p->late; l; l = l->next)
+		n++;
+	struct late **at = &p->late;
+	for (uint64_t skip = next_random(p) % n; skip; skip--)
+		at = &(*at)->next;
+	struct late *l = *at;
+	*at = l->next;
+	memory_write(p->ibv.pd, l->rkey, l->remote, l->length, l->data); // of a region that is gone: not at all
+	free(l);
+}
+
+static void write_all_late(struct pair *p)
+{
+	while (p->late)
+		write_late(p);
+}
+
+// postpone keeps a write for later, and writes some of those that were kept. The lock is held.
+static bool postpone(struct pair *p, const struct question *q, const char *data)
+{
+	struct late *l = malloc(sizeof *l + q->length);
+	if (!l)
+		return false;
+	*l = (struct late){.next = p->late, .remote = q->remote, .rkey = q->rkey, .length = q->length};
+	memcpy(l->data, data, q->length);
+	p->late = l;
+	while (p->late && next_random(p) & 4)
+		write_late(p);
+	return true;
+}
+
 // answer does what is asked, and gives what the other side's request ends with; of one
 // that fails this pair, too, denied says whether it is for an access that it may not
 // have. The lock is held.
@@ -308,6 +364,11 @@ static int answer(struct pair *p, const struct question *q, char *data, bool *de
 	bool message = q->opcode == IBV_WR_SEND || q->opcode == IBV_WR_SEND_WITH_IMM;
 	if ((immediate || message) && !p->receives.count)
 		return NOT_READY;
+	if (p->context->device->described.seed && q->opcode == IBV_WR_RDMA_WRITE && !q->moved && q->length && p->attributes.qp_access_flags & IBV_ACCESS_REMOTE_WRITE &&
+	    memory_relaxed(p->ibv.pd, q->rkey, q->remote, q->length) && postpone(p, q, data))
+		return IBV_WC_SUCCESS;
+	if (immediate || message || q->opcode == IBV_WR_RDMA_READ)
+		write_all_late(p);
 	unsigned access = q->opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
 	if (!message && q->length) {
 		bool reads = q->opcode == IBV_WR_RDMA_READ, may = p->attributes.qp_access_flags & access;
@@ -350,7 +411,15 @@ static void serve(struct pair *p, int fd)
 	if (!get(fd, &who, sizeof who) || who != p->attributes.dest_qp_num)
 		return;
 	struct question q;
-	while (get(fd, &q, sizeof q)) {
+	for (;;) {
+		struct pollfd ready = {.fd = fd, .events = POLLIN};
+		if (p->late && poll(&ready, 1, LATE) == 0) {
+			pthread_mutex_lock(&lock);
+			write_all_late(p);
+			pthread_mutex_unlock(&lock);
+		}
+		if (!get(fd, &q, sizeof q))
+			return;
 		bool reads = q.opcode == IBV_WR_RDMA_READ;
 		char *data = malloc(q.moved ? 1 : q.length + 1);
 		if (!data || (!reads && !q.moved && !get(fd, data, q.length))) {
@@ -407,6 +476,7 @@ void *wire_respond(void *pair)
 		if (alive)
 			serve(p, fd);
 		pthread_mutex_lock(&lock);
+		write_all_late(p);
 		p->incoming = -1;
 		close(fd);
 		pthread_mutex_unlock(&lock);
