@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -443,18 +444,19 @@ func newIntake() *intake {
 	return i
 }
 
-// readSocket reads what has come: EAGAIN for nothing, io.EOF at the end.
+// readSocket reads what has come: EAGAIN for nothing, io.EOF at the end. unix.Recvfrom allocates an
+// address for each call.
 func readSocket(fd uintptr, b []byte) (int, error) {
 	for {
-		n, _, err := unix.Recvfrom(int(fd), b, unix.MSG_DONTWAIT)
+		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
 		switch {
 		case err == unix.EINTR:
-		case err != nil:
+		case err != 0:
 			return 0, err
 		case n == 0:
 			return 0, io.EOF
 		default:
-			return n, nil
+			return int(n), nil
 		}
 	}
 }
@@ -678,6 +680,6 @@ func (p *Peer) takeEager(c *Channel, payload []byte) error {
 		return refused("a write of %d bytes on channel %d with %d on channel %d", h.length, h.channel, len(data), c.number)
 	}
 	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() }, func(channel uint32, number uint64) {
-		p.say(channel, frameLanded, landedPayload(number)) // with the others of this turn
+		p.sayLater(channel, frameLanded, landedPayload(number)) // with the answer to the message, if there is one soon
 	})
 }

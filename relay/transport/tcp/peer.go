@@ -123,11 +123,13 @@ type Peer struct {
 	carried map[net.Conn]*Carried // filled by newPeer alone
 
 	channels map[uint32]*Channel
-	last     uint32 // our last channel's number
-	lastOpen uint32 // the other side's
-	theirs   int    // channels of the other side that are open
-	sent     []byte // frames of this round of the loop
-	frames   uint64 // how many
+	last     uint32        // our last channel's number
+	lastOpen uint32        // the other side's
+	theirs   int           // channels of the other side that are open
+	sent     []byte        // frames of this round of the loop
+	frames   uint64        // how many
+	urgent   bool          // some of sent are not to wait
+	since    time.Duration // of the loop's clock, when the first of sent was said
 	writes   map[uint64]*write
 	written  uint64
 	dead     error // set once the channels know
@@ -352,9 +354,10 @@ func (p *Peer) Poll() bool {
 }
 
 func (p *Peer) pollSent() bool {
-	if len(p.sent) == 0 {
+	if len(p.sent) == 0 || !p.urgent && p.loop.Now()-p.since < laterTime {
 		return false
 	}
+	p.urgent = false
 	p.intake.active = p.loop.Now()
 	data, frames := p.sent, p.frames
 	p.sent, p.frames = p.sent[:0], 0
@@ -374,13 +377,27 @@ func (p *Peer) Arm() bool {
 // Disarm has nothing to undo.
 func (p *Peer) Disarm() {}
 
+// laterTime is how long a frame of sayLater waits for another one: to send takes longer than most copies
+// of few bytes, whose end the loop would not see meanwhile.
+const laterTime = 20 * time.Microsecond
+
 func (p *Peer) say(channel, kind uint32, payload ...[]byte) {
+	p.urgent = true
+	p.sayLater(channel, kind, payload...)
+}
+
+// sayLater says it with what is said next, or after laterTime.
+func (p *Peer) sayLater(channel, kind uint32, payload ...[]byte) {
 	if p.dead != nil {
 		return
+	}
+	if len(p.sent) == 0 {
+		p.since = p.loop.Now()
 	}
 	p.sent = appendFrame(p.sent, channel, kind, payload...)
 	p.frames++
 	if p.config.Alone || len(p.sent) >= p.config.Waiting {
+		p.urgent = true
 		p.pollSent()
 	}
 }
