@@ -443,6 +443,14 @@ func (a *allocation) roughly() []mix {
 	}
 	m.settle()
 	m.improve(mostCheaper)
+	lanes := a.mixesOf(m)
+	a.measure()
+	return lanes
+}
+
+// mixesOf returns the shares of the flows, and replaces the ways of each open flow by ways with a
+// share, and the earlier ways after them.
+func (a *allocation) mixesOf(m *master) []mix {
 	lanes := make([]mix, len(a.flows))
 	for f := range lanes {
 		if f >= a.open {
@@ -463,7 +471,6 @@ func (a *allocation) roughly() []mix {
 		}
 		a.ways[f] = ways
 	}
-	a.measure()
 	return lanes
 }
 

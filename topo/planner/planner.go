@@ -719,6 +719,16 @@ func (p *planner) notes(lanes []Lane) []string {
 			far++
 		}
 	}
+	notes = append(notes, p.nicNotes(lanes, used, open)...)
+	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
+		notes = append(notes, p.noRelay(lanes, far)...)
+	}
+	return append(notes, p.estimateNotes(lanes, relayed, gdr)...)
+}
+
+// nicNotes returns sentences about idle NICs, NICs that cannot flush, and functions of NICs that lanes
+// do not use.
+func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes []string) {
 	functions := map[int]int{} // [NIC]: number of functions left to other tenants
 	for n, nic := range p.host.NICs {
 		switch {
@@ -742,9 +752,12 @@ func (p *planner) notes(lanes []Lane) []string {
 		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they "+
 			"share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}
-	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
-		notes = append(notes, p.noRelay(lanes, far)...)
-	}
+	return notes
+}
+
+// estimateNotes returns sentences about the estimate of the lanes' rates. gdr means that the file has
+// GPUDirect RDMA off and that a lane needs GPUDirect RDMA.
+func (p *planner) estimateNotes(lanes []Lane, relayed int, gdr bool) (notes []string) {
 	if relayed > 0 && p.known && !p.gains(lanes) {
 		notes = append(notes, "with all lanes busy the relay brings nothing here: by the estimate, no choice of lanes "+
 			"without relays is slower; a GPU alone is faster with it")

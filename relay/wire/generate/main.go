@@ -9,6 +9,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"go/format"
 	"os"
@@ -126,20 +127,9 @@ func parse(text []byte) (*protocol, error) {
 			p.layouts = append(p.layouts, current)
 			comment = nil
 		case strings.HasPrefix(line, "\t") && current != nil:
-			f := field{kind: words[0], name: words[len(words)-1], count: 1}
-			switch {
-			case len(words) == 2 && (f.kind == "u32" || f.kind == "u64" || f.kind == "uuid" || f.kind == "handle"):
-			case len(words) == 3 && f.kind == "text", len(words) == 4 && f.kind == "array":
-				n, err := strconv.Atoi(words[1])
-				if err != nil {
-					return nil, fail("no number")
-				}
-				f.count = n
-				if f.kind == "array" {
-					f.element = words[2]
-				}
-			default:
-				return nil, fail("not a field")
+			f, err := parseField(words)
+			if err != nil {
+				return nil, fail(err.Error())
 			}
 			current.fields = append(current.fields, f)
 		default:
@@ -147,6 +137,25 @@ func parse(text []byte) (*protocol, error) {
 		}
 	}
 	return p, p.place()
+}
+
+func parseField(words []string) (field, error) {
+	f := field{kind: words[0], name: words[len(words)-1], count: 1}
+	switch {
+	case len(words) == 2 && (f.kind == "u32" || f.kind == "u64" || f.kind == "uuid" || f.kind == "handle"):
+	case len(words) == 3 && f.kind == "text", len(words) == 4 && f.kind == "array":
+		n, err := strconv.Atoi(words[1])
+		if err != nil {
+			return field{}, errors.New("no number")
+		}
+		f.count = n
+		if f.kind == "array" {
+			f.element = words[2]
+		}
+	default:
+		return field{}, errors.New("not a field")
+	}
+	return f, nil
 }
 
 // place computes offsets and refuses hidden padding, so that both languages
