@@ -47,8 +47,8 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// LibraryName is the file name of the library.
-const LibraryName = "libpeerlane-softdevice.so"
+// libraryName is the file name of the library.
+const libraryName = "libpeerlane-softdevice.so"
 
 //go:embed libibverbs/*.c libibverbs/*.h
 var source embed.FS
@@ -93,11 +93,11 @@ func library() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cached := filepath.Join(cache, "peerlane", "softdevice-"+fingerprint(), LibraryName)
-	places := []string{filepath.Join(filepath.Dir(exe), LibraryName), cached}
+	cached := filepath.Join(cache, "peerlane", "softdevice-"+fingerprint(), libraryName)
+	places := []string{filepath.Join(filepath.Dir(exe), libraryName), cached}
 	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			places = append(places, filepath.Join(dir, "bin", LibraryName))
+			places = append(places, filepath.Join(dir, "bin", libraryName))
 			break
 		}
 	}
@@ -132,7 +132,7 @@ func Build(path string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	args := append(append([]string{}, compiler[1:]...), flags...)
-	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", libraryName)
 	texts := files()
 	for _, name := range slices.Sorted(maps.Keys(texts)) { // the same order gives the same library
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644); err != nil {
@@ -148,7 +148,7 @@ func Build(path string) (err error) {
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling the software device with %s: %w\n%s", compiler[0], err, out)
 	}
-	return os.Rename(filepath.Join(dir, LibraryName), path)
+	return os.Rename(filepath.Join(dir, libraryName), path)
 }
 
 // Device is an RDMA device of a host. The zero value of a field is what is said there.
@@ -174,8 +174,12 @@ type Device struct {
 	Holds bool
 	// Fault is how a broken device treats GPUs' memory, one of Faults; none where it is empty.
 	Fault string
-	// Rate bounds what a process's requests move, bytes a second; 0 for no bound.
+	// Rate bounds what requests of all processes move, bytes a second; 0 for no bound.
 	Rate uint64
+	// Seed has writes be in the memory in another order than that of the requests, within the limits of
+	// the specification: those of several queue pairs, and of one queue pair in regions with relaxed
+	// ordering until a receive completes or a read is answered. 0 keeps the order.
+	Seed uint64
 }
 
 // Faults are the values of Device.Fault. With FaultNoFlush a read brings nothing of the writes
@@ -204,10 +208,10 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d\n", d.Name, d.GUID,
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d seed=%d\n", d.Name, d.GUID,
 		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
 		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"),
-		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate)
+		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate, d.Seed)
 }
 
 // Host is a host with such devices.
@@ -246,7 +250,7 @@ func (h Host) Open() error {
 }
 
 // Library is what a process opens that is on this host.
-func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
+func (h Host) Library() string { return filepath.Join(h.Dir, libraryName) }
 
 // Environment is what a process needs in its environment to be on this host.
 func (h Host) Environment() []string {
@@ -263,12 +267,12 @@ func (h Host) Apart(dir string) (environment []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(dir, LibraryName)
-	return []string{verbs.LibraryVariable + "=" + path, DirectoryVariable + "=" + h.Dir, allowed}, os.WriteFile(path, text, 0o755)
+	path := filepath.Join(dir, libraryName)
+	return []string{verbs.LibraryVariable + "=" + path, directoryVariable + "=" + h.Dir, allowed}, os.WriteFile(path, text, 0o755)
 }
 
-// DirectoryVariable names a host's directory where the library is elsewhere.
-const DirectoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
+// directoryVariable names a host's directory where the library is elsewhere.
+const directoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
 
 // Set replaces the devices. What processes have open sees its port come and go, and its
 // address change.
