@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// Fault is a mistake in Peerlane itself.
+// Fault is a bug in Peerlane.
 type Fault struct{ what any }
 
 func (f Fault) Error() string {
@@ -14,8 +14,8 @@ func (f Fault) Error() string {
 			"GOTRACEBACK=all in its environment", Get().Version, f.what)
 }
 
-// Sentence calls do, and returns a panic as an error, a Fault: a user gets no stack trace. With
-// GOTRACEBACK in the environment the panic goes on.
+// Sentence calls do, and converts a panic to a Fault, so that users get no stack trace. With
+// GOTRACEBACK in the environment it does not recover.
 func Sentence(do func() error) (err error) {
 	if os.Getenv("GOTRACEBACK") == "" {
 		defer func() {
