@@ -303,7 +303,7 @@ cluster-needs:
 cluster_tests = bin/confine -idle $(IDLE) env PEERLANE_TEST_PROGRAMS=$(CURDIR)/bin/test-programs $(GO) test -C kubernetes -json -count=1 -vet=off -tags cluster -timeout 0
 
 .PHONY: test-cluster
-test-cluster: cluster-needs build ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
+test-cluster: cluster-needs image ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) run ./integration/programs/build bin/test-programs
@@ -314,6 +314,16 @@ test-cluster: cluster-needs build ## test the Kubernetes plugin in clusters of o
 .PHONY: bin/peerlane-kubelet
 bin/peerlane-kubelet:
 	@CGO_ENABLED=0 $(GO) build -C kubernetes -trimpath -buildvcs=false -ldflags '-s -w $(stamp)' -o ../$@ ./cmd/$(@F)
+
+# The image of the DaemonSet, without a base image: peerlane-kubelet, which is static, and the files that
+# its init container copies to hosts without packages.
+.PHONY: image
+image: build bin/front/peerlane bin/peerlane-kubelet ## write the image of the Kubernetes DaemonSet as an OCI layout, without a daemon: dist/image, and dist/image.tar
+	@rm -rf bin/image && mkdir -p bin/image/usr/bin
+	@cp bin/peerlane-kubelet bin/image/usr/bin/
+	@packaging/install bin bin/image/payload /opt/peerlane
+	@cd bin/image/payload/opt/peerlane && rm -rf share lib/systemd/user lib/sysusers.d lib/tmpfiles.d
+	@$(GO) run ./packaging/image -name localhost/peerlane-kubelet:$(subst +,-,$(shell packaging/version)) -time $(shell git log -1 --format=%ct) -out dist bin/image
 
 .PHONY: licences
 licences: ## list the Go modules in use and their licences; make test fails where one is not allowed

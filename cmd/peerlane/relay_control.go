@@ -658,13 +658,39 @@ func namesOr(all *bool) cobra.PositionalArgs {
 
 // writesWords says by which method short copies out of host memory are made, and why.
 func writesWords(w launch.Writes) string {
-	text := fmt.Sprintf("into %s: words up to %d bytes, then two rows up to 32 KiB", w.GPU, w.Words)
+	text := fmt.Sprintf("into %s: ", w.GPU)
+	if w.Stores > 0 {
+		text += fmt.Sprintf("stores of the CPU up to %d bytes; of memory that is not mapped in BAR1, ", w.Stores)
+	}
+	text += fmt.Sprintf("words up to %d bytes, then two rows up to 32 KiB", w.Words)
 	var times []string
 	for _, m := range w.Measured {
-		times = append(times, fmt.Sprintf("%d B %.1f and %.1f", m.Bytes, m.Words, m.Rows))
+		one := fmt.Sprintf("%d B %s and %.1f", m.Bytes, microsecondsOr(m.Words), m.Rows)
+		if w.Stores > 0 {
+			one = fmt.Sprintf("%d B %s, %s and %.1f", m.Bytes, microsecondsOr(m.Stores), microsecondsOr(m.Words), m.Rows)
+		}
+		times = append(times, one)
 	}
-	if len(times) == 0 {
-		return text + " (not measured)"
+	methods := "words and rows"
+	if w.Stores > 0 {
+		methods = "stores, words and rows"
 	}
-	return text + " (words and rows, µs: " + strings.Join(times, ", ") + ")"
+	switch {
+	case len(times) == 0:
+		text += " (not measured)"
+	default:
+		text += fmt.Sprintf(" (%s, µs: %s)", methods, strings.Join(times, ", "))
+	}
+	if w.NoStores != "" {
+		text += "; no stores: " + w.NoStores
+	}
+	return text
+}
+
+// microsecondsOr is a time in microseconds, or a dash where none was measured.
+func microsecondsOr(t float64) string {
+	if t == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.1f", t)
 }

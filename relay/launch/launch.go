@@ -296,21 +296,26 @@ type Report struct {
 }
 
 // Writes are the methods of short copies out of host memory into a GPU, by size. Those of up to
-// Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
+// Stores bytes are stores of the CPU through BAR1, into memory that is mapped there. Others of up
+// to Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
 // a rectangle.
 type Writes struct {
-	GPU   string `json:"gpu"` // PCI address
-	Words uint64 `json:"words"`
+	GPU    string `json:"gpu"` // PCI address
+	Words  uint64 `json:"words"`
+	Stores uint64 `json:"stores"`
+	// NoStores is the reason why Stores is 0.
+	NoStores string `json:"noStores,omitempty"`
 	// Measured is empty where nothing was measured.
 	Measured []WriteTime `json:"measured,omitempty"`
 }
 
 // WriteTime is how long a copy of so many bytes takes by each method, microseconds: the median
-// at the relay's start.
+// at the relay's start. 0 is a method that was not measured.
 type WriteTime struct {
-	Bytes uint64  `json:"bytes"`
-	Words float64 `json:"wordsMicroseconds"`
-	Rows  float64 `json:"rowsMicroseconds"`
+	Bytes  uint64  `json:"bytes"`
+	Words  float64 `json:"wordsMicroseconds"`
+	Rows   float64 `json:"rowsMicroseconds"`
+	Stores float64 `json:"storesMicroseconds,omitempty"`
 }
 
 // Client is a process of the container that is attached.
