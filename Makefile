@@ -116,7 +116,7 @@ longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./rela
 # is on the nightly list, looks at these, too.
 without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
 	./cmd/version ./cuda/conformance ./cuda/kernels ./config ./config/paths ./hook/sandbox ./integration \
-	$(addprefix ./integration/,across documents fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
+	$(addprefix ./integration/,across documents exported fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
 	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)

@@ -102,7 +102,7 @@ func (v *Validator) Validate() ([]Drift, error) {
 	} else {
 		v.Plan = v.Live
 	}
-	changes, err := v.Changes()
+	changes, err := v.changes()
 	if err != nil {
 		return nil, err
 	}

@@ -19,8 +19,8 @@ import (
 // ([cuda.Aperture]). The driver has no part in them: a kernel sees the bytes after 1 µs, beside
 // any other kernel.
 
-// StoresVariable is the environment variable whose value 0 keeps a relay from stores.
-const StoresVariable = "PEERLANE_STORES"
+// storesVariable is the environment variable whose value 0 keeps a relay from stores.
+const storesVariable = "PEERLANE_STORES"
 
 // maxStore, bytes, is the largest write by stores. The event loop makes it: 0.3 to 0.5 µs.
 const maxStore = 4 << 10
@@ -56,8 +56,8 @@ func (g *Device) OpenStores() error {
 }
 
 func (g *Device) openStores() error {
-	if os.Getenv(StoresVariable) == "0" {
-		return errors.New(StoresVariable + " is 0")
+	if os.Getenv(storesVariable) == "0" {
+		return errors.New(storesVariable + " is 0")
 	}
 	if !hasFence {
 		return fmt.Errorf("no stores on %s", runtime.GOARCH)

@@ -130,6 +130,8 @@ const (
 
 // Config is all that a relay is told.
 type Config struct {
+	// Version is the Version of the supervisor; 0 of an earlier release.
+	Version    int    `json:"version,omitempty"`
 	Generation string `json:"generation"` // 32 hexadecimal digits
 	Container  string `json:"container"`  // the runtime's id, for messages only
 	Lanes      []Lane `json:"lanes"`

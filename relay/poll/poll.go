@@ -93,7 +93,7 @@ func New() (*Loop, error) {
 		return nil, os.NewSyscallError("eventfd", err)
 	}
 	l := &Loop{epoll: epoll, wake: wake, watched: map[int32]func(uint32){}, start: time.Now()}
-	if err := l.Watch(wake, func(uint32) { Drain(wake) }); err != nil {
+	if err := l.Watch(wake, func(uint32) { drain(wake) }); err != nil {
 		unix.Close(wake)
 		unix.Close(epoll)
 		return nil, err
@@ -101,8 +101,8 @@ func New() (*Loop, error) {
 	return l, nil
 }
 
-// Drain takes the count out of a non-blocking eventfd.
-func Drain(eventfd int) {
+// drain takes the count out of a non-blocking eventfd.
+func drain(eventfd int) {
 	var count [8]byte
 	// EAGAIN says that it was empty; nothing else can go wrong with an eventfd.
 	_, _ = unix.Read(eventfd, count[:])

@@ -283,7 +283,7 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 	for _, q := range b.direct[g] {
 		take(g, q.nic, p.cost(q.load))
 	}
-	if planner.config.Near == NearDirect && len(b.direct[g]) > 0 {
+	if planner.config.Near == nearDirect && len(b.direct[g]) > 0 {
 		return best, least
 	}
 	up := p.cost(b.up[g])

@@ -54,8 +54,8 @@ func newPlanner(h *topo.Host, c Config) (*planner, error) {
 	for _, g := range h.GPUs {
 		p.refused = append(p.refused, p.refusal(g))
 	}
-	if near := c.Near; near != "" && near != "auto" && near != NearDirect {
-		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, NearDirect)
+	if near := c.Near; near != "" && near != "auto" && near != nearDirect {
+		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, nearDirect)
 	}
 	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
 		if err := configure(); err != nil {
@@ -819,7 +819,7 @@ func (p *planner) noRelay(lanes []Lane, far int) []string {
 	case !*p.stageable && far > 0:
 		return []string{nothing + "no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml " +
 			"says what is near"}
-	case p.config.Near == NearDirect && far == 0:
+	case p.config.Near == nearDirect && far == 0:
 		return []string{`no lane has a relay: every GPU with a lane is near a NIC, and plan.near in config.toml is "direct"`}
 	case !p.known:
 		return []string{nothing + "every GPU with a lane is near a NIC"}

@@ -136,11 +136,11 @@ type baselines struct {
 	Raw    []Rate `json:"raw"`
 	Bounce []Rate `json:"bounce"`
 	// Legs of the staged route, with a raw copy in the direction of the leg by the same GPU.
-	Legs []Leg `json:"legs"`
+	Legs []leg `json:"legs"`
 }
 
-// Leg is a part of the staged route.
-type Leg struct {
+// leg is a part of the staged route.
+type leg struct {
 	Name string  `json:"name"`
 	Size uint64  `json:"size"` // bytes of a message
 	GBs  float64 `json:"gbs"`  // by the relay's own queue, in slots
@@ -730,13 +730,13 @@ func (d *demo) measure(ctx context.Context) (err error) {
 	serverA, serverB := a.Servers[0], b.Servers[0]
 	// By the issuer on the staged route: the relays on the clients' GPUs, the emulated NIC on the
 	// receiver's server.
-	for _, leg := range []struct{ name, from, to, issuer string }{
+	for _, c := range []struct{ name, from, to, issuer string }{
 		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},
 		{"slot to slot, by the NIC", serverA, serverB, serverB},
 		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
 	} {
 		job := measure.Job{
-			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes),
+			Kind: measure.Raw, From: c.from, To: c.to, Issuer: c.issuer, Size: slices.Max(d.script.RateSizes),
 			Bytes: d.script.RateBytes, Depth: d.script.Depth,
 			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
 		}
@@ -749,7 +749,7 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		result.Legs = append(result.Legs, Leg{Name: leg.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
+		result.Legs = append(result.Legs, leg{Name: c.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
-// Command traffic-client exchanges verified messages with other clients. It reads JSON orders from
-// standard input and prints JSON results; package traffic starts it.
+// Command traffic-client exchanges verified messages with a peer. Package traffic starts the command,
+// writes JSON orders to standard input and reads JSON results from standard output.
 package main
 
 import (

@@ -224,7 +224,7 @@ func (p *protocol) goSource() ([]byte, error) {
 	b.WriteString("}\n\n// Message types.\nconst (\n")
 	for _, l := range p.layouts {
 		if l.message != 0 {
-			fmt.Fprintf(&b, "Type%s uint32 = %d\n", l.name, l.message)
+			fmt.Fprintf(&b, "type%s uint32 = %d\n", l.name, l.message)
 		}
 	}
 	b.WriteString(")\n\n")
@@ -245,13 +245,13 @@ func (p *protocol) goSource() ([]byte, error) {
 		b.WriteString("}\n\n")
 		fmt.Fprintf(&b, "func (m *%s) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }\n\n", l.name)
 		if l.message != 0 {
-			fmt.Fprintf(&b, "func (m *%s) messageType() uint32 { return Type%s }\n\n", l.name, l.name)
+			fmt.Fprintf(&b, "func (m *%s) messageType() uint32 { return type%s }\n\n", l.name, l.name)
 		}
 	}
 	b.WriteString("func newMessage(messageType uint32) Message {\nswitch messageType {\n")
 	for _, l := range p.layouts {
 		if l.message != 0 {
-			fmt.Fprintf(&b, "case Type%s: return &%s{}\n", l.name, l.name)
+			fmt.Fprintf(&b, "case type%s: return &%s{}\n", l.name, l.name)
 		}
 	}
 	b.WriteString("}\nreturn nil\n}\n\n// Layouts lists every field's place, for comparison with the C form.\n")
