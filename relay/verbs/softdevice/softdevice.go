@@ -19,9 +19,10 @@
 // address that was given as the iova, and how many pairs of the domain are.
 //
 // If a host has the process of package engine, the library registers GPU memory with that process, on
-// simulated and real GPUs alike, and the GPUs copy the bytes.
+// simulated and real GPUs alike, and the GPUs copy the bytes. Work requests for that memory go to the
+// engine, and completions come from the engine, by rings in shared memory (libibverbs/rings.c).
 //
-// What it does not model: speed, segments beyond one, shared receive queues, a NIC that
+// What it does not model: segments beyond one, shared receive queues, a NIC that
 // answers late. A request whose pair is not there any more ends with RetryExceeded at
 // once; one whose port, on either side, is down does so after the pair's timeout and
 // retries.

@@ -4,8 +4,10 @@
 // regions of all processes of the host. The copy engine of a GPU does each copy, as a NIC reads and
 // writes GPU memory without the GPU's processors.
 //
-// The protocol is one message per order and per answer on a seqpacket socket; libibverbs/engine.c is
-// the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
+// Work requests and their completions go by rings in shared memory (rings.go): the engine is the NIC
+// of the queue pairs that processes connect to it (pair.go). Registrations, and copies for
+// requests that the engine refuses, go by one message per order and per answer on a seqpacket
+// socket; libibverbs/engine.c is the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
 // the asking process, an odd key (rkey) a region that any process may write.
 package engine
 
@@ -51,8 +53,7 @@ const (
 	answerBytes = 16
 	// maxDescriptors is how many a message has at most.
 	maxDescriptors = 4
-	// maxMoves bounds the unfinished copies of a process: a queue pair of the software device has
-	// one copy at a time.
+	// maxMoves bounds the unfinished copies of a process.
 	maxMoves = 4096
 )
 
