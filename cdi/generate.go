@@ -39,8 +39,7 @@ const auto = "auto"
 
 // Options are the host paths and policies of a specification.
 type Options struct {
-	// Layout holds the anchor that is mounted and the root that the hook is
-	// given.
+	// Layout has the anchor to mount and the --root of the hook.
 	Layout paths.Layout
 	// HookPath is the absolute path of peerlane-hook. Engines keep the path for the life of a
 	// container, so the path must survive an upgrade.
@@ -127,7 +126,7 @@ func Notes(plan *planner.Plan, o Options) ([]string, error) {
 	}
 	for _, group := range plan.Groups {
 		if _, whole := membersOf(group, lanes); !whole {
-			missing = append(missing, fmt.Sprintf("%s=%s is not offered: one of its GPUs is not", KindLane, group.Name))
+			missing = append(missing, fmt.Sprintf("%s=%s is not offered: one of its GPUs is not offered", KindLane, group.Name))
 		}
 	}
 	return slices.Concat(notes, missing, g.libraries.refused), nil
@@ -146,8 +145,8 @@ type generator struct {
 func newGenerator(plan *planner.Plan, o Options) (*generator, error) {
 	if !filepath.IsAbs(o.HookPath) {
 		return nil, fmt.Errorf(
-			"generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places "+
-				"that an image may choose",
+			"generating a CDI specification: the hook's path %q is not absolute; runtimes search a relative path in "+
+				"directories that an image may choose",
 			o.HookPath,
 		)
 	}
@@ -201,7 +200,7 @@ func (g *generator) offered(kind string) (lanes []planner.Lane, missing []string
 	return lanes, missing
 }
 
-// refusal says why a lane is no device of a kind.
+// refusal returns the reason why a lane does not become a device of a kind.
 func (g *generator) refusal(kind string, lane planner.Lane) error {
 	if lane.Role == planner.RoleRefused {
 		return errors.New(lane.Reason)
@@ -214,12 +213,12 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 	}
 	for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
 		if g.gpus[busID].Minor < 0 {
-			return fmt.Errorf("the device node of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", busID)
+			return fmt.Errorf("the device node of GPU %s is unknown; it is known once the NVIDIA driver is loaded", busID)
 		}
 	}
 	// Without a UUID, the server GPUs would appear to CUDA as devices to compute on.
 	if g.gpus[lane.GPU].UUID == "" {
-		return fmt.Errorf("the UUID of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", lane.GPU)
+		return fmt.Errorf("the UUID of GPU %s is unknown; it is known once the NVIDIA driver is loaded", lane.GPU)
 	}
 	return nil
 }
@@ -227,7 +226,7 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 // nothing explains a plan without a device.
 func (g *generator) nothing() error {
 	if len(g.plan.Lanes) == 0 {
-		return errors.New("the plan has no lane, because there is no NVIDIA GPU; `peerlane topo` shows what there is")
+		return errors.New("the plan has no lane, because this host has no NVIDIA GPU; `peerlane topo` shows the devices of this host")
 	}
 	_, missing := g.offered(KindLane)
 	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))
@@ -323,7 +322,7 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	return edits
 }
 
-// registration is the variable that says how GPU memory is registered.
+// registration returns the variable with the method to register GPU memory.
 func (g *generator) registration() string {
 	way, _ := g.peermem.Registration()
 	return RegistrationVariable + "=" + way
@@ -383,7 +382,7 @@ func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []planner.Lane) 
 	}
 }
 
-// unique drops repetitions, and keeps the order of first mention.
+// unique removes duplicates, and keeps the order of the first occurrences.
 func unique(names []string) []string {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(names, func(name string) bool {
@@ -403,8 +402,8 @@ func (g *generator) node(name string) *specs.DeviceNode {
 	return n
 }
 
-// nodeIfPresent is for a node that a host may lack: an engine refuses to start
-// a container for want of any node that is named.
+// nodeIfPresent is node for a device node that a host may lack: an engine refuses to start a
+// container if a named node is missing.
 func (g *generator) nodeIfPresent(name string) []*specs.DeviceNode {
 	n := g.node(name)
 	if _, err := os.Lstat(cmp.Or(n.HostPath, n.Path)); err != nil {

@@ -17,12 +17,12 @@ import (
 const holdTimeout = 60 * time.Second
 
 // Hold locks the plan and the specifications of a layout against other commands until the caller
-// closes the lock. Take the lock before reading the host: of two commands that see a host change,
-// the command that read the host last writes last.
+// closes the lock. Take the lock before reading the host: if the host changes between two commands,
+// the command that read the host last must write last.
 func Hold(l paths.Layout) (io.Closer, error) { return hold(l, holdTimeout) }
 
 // errHeld is the error of a lock that another command holds.
-var errHeld = errors.New("another peerlane cdi command works; look at its output, or end it")
+var errHeld = errors.New("another peerlane cdi command is running; wait for it, or end it")
 
 func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 	// Lock the directory itself, so that no lock file remains. Lock the state directory, because

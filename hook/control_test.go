@@ -333,8 +333,8 @@ func TestAnotherReleasesSupervisor(t *testing.T) {
 	h.state(t, g.ID, generation.StateReady)
 	socket := filepath.Join(h.layout.GenerationDir(g.ID), "admin.sock")
 	for request, answer := range map[string]string{
-		`lanes changed`:                     "makes no sense",
-		`{"version":2,"command":"inspect"}`: "speaks version 1",
+		`lanes changed`:                     "invalid request",
+		`{"version":2,"command":"inspect"}`: "has protocol version 1",
 		`{"version":1,"command":"dance"}`:   "dance",
 	} {
 		if got := tell(t, socket, request); !strings.Contains(got, answer) {

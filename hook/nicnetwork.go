@@ -31,13 +31,13 @@ func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 			continue
 		}
 		warning = errors.Join(warning, fmt.Errorf("NIC %s (RoCE): its network interface %s is in the host's network "+
-			"namespace, so that it has no GID in the container; give the container the host's network, or move the interface "+
+			"namespace, so the NIC has no GID in the container; give the container the host's network, or move the interface "+
 			"into the container's namespace", n.Name, filepath.Base(there[0])))
 	}
 	return warning
 }
 
-// sharesNetwork reports whether a process is in the network namespace of this one.
+// sharesNetwork reports whether a process is in this process's network namespace.
 func sharesNetwork(pid int) (bool, error) {
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {

@@ -23,12 +23,12 @@ import (
 )
 
 // greetTimeout limits the wait for the service, which takes tens of milliseconds, before the hook
-// forks. Process 1 can be busy for seconds (daemon-reload on a large host), so that a shorter
-// wait would lose the unit on healthy hosts; a stopped process 1 delays every container start by
-// this time. A hook that may not fork waits for handover.StartTimeout.
+// forks. Process 1 can be busy for seconds (daemon-reload on a large host), so a shorter wait would
+// skip systemd on healthy hosts; a stopped process 1 delays every container start by this time. A
+// hook that may not fork waits for handover.StartTimeout.
 const greetTimeout = 10 * time.Second
 
-// service is a peerlane-relay@.service that has greeted.
+// service is a connected peerlane-relay@.service after its greeting.
 type service struct {
 	conn  *net.UnixConn
 	pidfd *os.File
@@ -65,18 +65,17 @@ func runBySystemd(
 	case launcher == config.LauncherSystemd:
 		return nil, fmt.Errorf("relay.launcher is %q, and %w", launcher, err)
 	}
-	// Better a relay that counts among the runtime's processes than no container.
-	logrus.WithError(err).WithField("container", g.Container.ID).Warn("no relay by systemd; this hook starts it")
-	return nil, g.NoteInLog(l, fmt.Sprintf("no relay by systemd, so the hook started it: %v\n", err))
+	// A relay in the runtime's control group is better than no container.
+	logrus.WithError(err).WithField("container", g.Container.ID).Warn("systemd starts no relay; the hook starts it")
+	return nil, g.NoteInLog(l, fmt.Sprintf("systemd starts no relay, so the hook started it: %v\n", err))
 }
 
-// bySystemd says whether systemd is asked first.
+// bySystemd reports whether to ask systemd first.
 func bySystemd(l paths.Layout, launcher string) bool {
 	return launcher == config.LauncherSystemd || launcher != config.LauncherFork && offersLauncher(l)
 }
 
-// offersLauncher says whether systemd is process 1 (sd_booted(3)), and has
-// Peerlane's socket.
+// offersLauncher reports whether systemd is process 1 (sd_booted(3)), and has Peerlane's socket.
 func offersLauncher(l paths.Layout) bool {
 	for _, path := range []string{filepath.Join(l.Root, "run/systemd/system"), l.Launcher()} {
 		if _, err := os.Lstat(path); err != nil {
@@ -101,7 +100,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 	if err != nil {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = errors.New("there is no such socket")
+			err = errors.New("the socket does not exist")
 		case errors.Is(err, unix.ECONNREFUSED):
 			err = errors.New("nobody listens there")
 		}
@@ -120,9 +119,9 @@ func greet(path string, wait time.Duration) (*service, error) {
 		s.conn.Close()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			err = fmt.Errorf("no service came within %v", wait)
+			err = fmt.Errorf("no service started within %v", wait)
 		case errors.Is(err, io.EOF):
-			err = errors.New("it hung up: the host is shutting down, or the service cannot be started")
+			err = errors.New("it disconnected: the host is shutting down, or the service cannot be started")
 		}
 		return nil, noSystemd(path, err)
 	}
@@ -139,13 +138,13 @@ func (s *service) hear() error {
 		err = errors.New(hello.Error)
 	case hello.Version != handover.Version:
 		err = fmt.Errorf(
-			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its "+
-				"units",
+			"the service has protocol version %d and this hook has version %d: another version of Peerlane is being "+
+				"installed, or has left its units",
 			hello.Version,
 			handover.Version,
 		)
 	case len(files) != 1:
-		err = fmt.Errorf("the service greets with %d descriptors, and not with one", len(files))
+		err = fmt.Errorf("the service's greeting has %d descriptors instead of one", len(files))
 	default:
 		s.pidfd = files[0]
 		return nil
@@ -154,8 +153,8 @@ func (s *service) hear() error {
 	return err
 }
 
-// handOver gives the generation to the service, and waits until that has
-// executed the relay.
+// handOver passes the generation to the service, and waits until the service has executed the
+// relay.
 func handOver(g *generation.Generation, l paths.Layout, s *service, files map[int]*os.File) error {
 	started, tell, err := os.Pipe()
 	if err != nil {
@@ -195,12 +194,12 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 			s.lastWord(func() string { return "ended early; its log: " + g.LogTail(l) }),
 		)
 	}
-	err = fmt.Errorf("%w; `journalctl -u 'peerlane-relay@*'` may say more", err)
+	err = fmt.Errorf("%w; see `journalctl -u 'peerlane-relay@*'`", err)
 	// As in run: a stuck service must not write during the removal.
 	return errors.Join(err, s.kill())
 }
 
-// lastWord is why the service has not taken the generation.
+// lastWord returns the reason why the service did not take the generation.
 func (s *service) lastWord(otherwise func() string) string {
 	var last handover.Answer
 	if s.conn.SetDeadline(time.Now().Add(time.Second)) == nil {

@@ -145,7 +145,7 @@ func resolve(path string) (string, error) {
 	return "", fmt.Errorf("%s: too many links", path)
 }
 
-// Configure returns the change of an engine's configuration that w needs. dir is the directory of
+// Configure returns the change to an engine's configuration that w needs. dir is the directory of
 // Peerlane's records. Configure writes nothing.
 func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change, State, error) {
 	s, err := h.Look(ctx, name, w)
@@ -175,7 +175,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 		c.record = &record{Path: c.Path, Existed: s.text != nil, original: s.text, Result: hash(c.New)}
 	case r.Path != c.Path:
 		return c, s, fmt.Errorf(
-			"%s was changed before, and %s would be now; `peerlane runtime remove --runtime %s` first",
+			"%s was changed earlier, and now %s would be changed; run `peerlane runtime remove --runtime %s` first",
 			r.Path,
 			c.Path,
 			name,
@@ -193,7 +193,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 		}
 	}
 	c.record.add(s.keys)
-	if c.Restart = s.Restart; len(c.Restart) > len(c.record.Restart) { // a reload is less
+	if c.Restart = s.Restart; len(c.Restart) > len(c.record.Restart) { // a reload disturbs less than a restart
 		c.record.Restart = c.Restart
 	}
 	return c, s, nil
@@ -244,7 +244,7 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	if len(again.keys) > 0 {
 		_, file := d.get(again.keys[0].Path...)
 		return fmt.Errorf(
-			"%s is decided by %s, which %s reads after %s; change it there",
+			"%s is overridden by %s, which %s reads after %s; change it there",
 			again.keys[0],
 			file,
 			name,
@@ -267,8 +267,8 @@ func insertByName(all []document, one document, first bool) []document {
 }
 
 // Remove returns the change that restores an engine's configuration: exactly the original, if no
-// other program has changed the file since; otherwise the keys of Peerlane get their former
-// values. Without a record the change is none.
+// other program has changed the file since; otherwise the keys of Peerlane get their former values.
+// Without a record there is no change.
 func Remove(dir, name string) (c Change, err error) {
 	c = Change{Engine: name, store: storeOf(dir, name)}
 	r, err := readRecord(c.store)
@@ -292,7 +292,7 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	c.Old, err = os.ReadFile(r.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		c.Notes = append(c.Notes, fmt.Sprintf("%s is not there any more", r.Path))
+		c.Notes = append(c.Notes, fmt.Sprintf("%s no longer exists", r.Path))
 		return c, nil
 	}
 	if err != nil {
@@ -316,7 +316,7 @@ func Remove(dir, name string) (c Change, err error) {
 			continue // entries of other programs may need that version
 		}
 		if !sameAfterRecord(edit.Get(have, k.Path...), k.Value) {
-			c.Notes = append(c.Notes, fmt.Sprintf("somebody else has changed %s, which stays", k))
+			c.Notes = append(c.Notes, fmt.Sprintf("another program or user has changed %s, so the key stays", k))
 			continue
 		}
 		keys = append(
@@ -333,16 +333,17 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	i := slices.IndexFunc(r.Keys, isForm)
 	form := i >= 0 && sameAfterRecord(left["version"], r.Keys[i].Value)
-	// In these languages a text of numbers alone has a # only in comments.
+	// A list of numbers contains # only in comments, in all of these languages.
 	if alone := len(left) == 0 || form && len(left) == 1; alone && !bytes.ContainsRune(c.New, '#') {
 		c.New = nil
 	} else if form {
-		c.Notes = append(c.Notes, fmt.Sprintf("version = %v stays: others have added to the file", left["version"]))
+		c.Notes = append(c.Notes, fmt.Sprintf("version = %v stays: another program or user has added keys to the "+
+			"file", left["version"]))
 	}
 	return c, nil
 }
 
-// isForm says whether a key is the version that containerd's files are written in.
+// isForm reports whether a key is the format version of containerd's configuration.
 func isForm(k edit.Key) bool { return len(k.Path) == 1 && k.Path[0] == "version" }
 
 // sameAfterRecord compares a file's value with a record's, where JSON has made
@@ -371,7 +372,7 @@ func (c Change) Apply() error {
 	if c.record != nil && c.New != nil && !c.None() {
 		// Write the record first, so that Remove can undo a partial change.
 		if err := c.record.write(c.store); err != nil {
-			return fmt.Errorf("keeping %s as it was: %w", c.Path, err)
+			return fmt.Errorf("saving the original %s: %w", c.Path, err)
 		}
 	}
 	if !c.None() {
@@ -385,11 +386,11 @@ func (c Change) Apply() error {
 	return nil
 }
 
-// errOtherFile is the error of a recorded path that leads to another file now.
-var errOtherFile = errors.New("is not the file that Peerlane has changed")
+// errOtherFile reports that a recorded path now leads to another file.
+var errOtherFile = errors.New("is not the file that Peerlane changed")
 
-// errConcurrent is the error of a file that another program has changed since it was read.
-var errConcurrent = errors.New("was changed by another program in this moment; nothing is changed")
+// errConcurrent reports that another program has changed a file since Peerlane read it.
+var errConcurrent = errors.New("was changed by another program at the same time; nothing is changed")
 
 func (c Change) write() error {
 	now, err := os.ReadFile(c.Path)
@@ -424,7 +425,7 @@ func forget(store string) error {
 	return nil
 }
 
-// flush lets a directory's changes survive a power failure.
+// flush syncs a directory, so that its changes survive a power failure.
 func flush(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -433,7 +434,7 @@ func flush(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Configured says whether Peerlane has changed an engine's configuration.
+// Configured reports whether Peerlane has changed an engine's configuration.
 func Configured(dir, name string) (bool, error) {
 	r, err := readRecord(storeOf(dir, name))
 	return r != nil, err

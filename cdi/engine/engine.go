@@ -33,10 +33,10 @@ var Names = []string{docker, Containerd, Podman, CRIO}
 // DefaultSpecDirs are where every engine looks for CDI specifications.
 var DefaultSpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
-// RuntimeName is the name that engines know peerlane-runtime by.
+// RuntimeName is the name of peerlane-runtime in the configuration of engines.
 const RuntimeName = "peerlane"
 
-// Host is where engines are looked for.
+// Host is the host whose engines to find.
 type Host struct {
 	// Root is the directory of etc and usr; "/" on a host.
 	Root string
@@ -52,7 +52,7 @@ type Host struct {
 type Answer struct {
 	// Version has the engine's form, "28.2.2".
 	Version string
-	// Daemon reports whether the running daemon answered, and not the program.
+	// Daemon reports that the running daemon answered; otherwise the program did.
 	Daemon bool
 }
 
@@ -62,7 +62,7 @@ type Wanted struct {
 	SpecDirs []string
 	// HooksDirs are directories of OCI hooks, for Podman and CRI-O.
 	HooksDirs []string
-	// Runtime asks for peerlane-runtime as a runtime even of an engine with CDI.
+	// Runtime requests peerlane-runtime as a runtime even for an engine with CDI.
 	Runtime bool
 	// RuntimePath is the path of peerlane-runtime, and RuntimeArgs are its arguments, for Docker.
 	RuntimePath string
@@ -90,7 +90,7 @@ type State struct {
 	Exists bool   `json:"exists"`
 	// Configured reports whether Peerlane has changed the configuration.
 	Configured bool `json:"configured"`
-	// Change are the keys that have to be set, "features.cdi = true".
+	// Change lists the keys to set, such as "features.cdi = true".
 	Change []string `json:"change"`
 	// Restart is the command that makes the engine read a change, with the reason; empty if no
 	// restart is necessary.
@@ -103,7 +103,7 @@ type State struct {
 	text []byte // of File; nil if the file is missing
 }
 
-// ErrNotInstalled is of an engine that is not there.
+// ErrNotInstalled reports that an engine is not installed.
 var ErrNotInstalled = errors.New("is not installed")
 
 // engine holds the functions for one engine.
@@ -139,7 +139,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	s := State{Engine: name, Change: []string{}, Notes: []string{}}
 	e, known := engines[name]
 	if !known {
-		return s, fmt.Errorf("%q is no engine; there are %s", name, strings.Join(Names, ", "))
+		return s, fmt.Errorf("unknown engine %q; use one of %s", name, strings.Join(Names, ", "))
 	}
 	d, err := e.find(h)
 	if err != nil {
@@ -162,7 +162,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 				Operation: "ask for the version of",
 				Object:    name,
 				Cause:     err,
-				Remedy:    "install it, or name another with --runtime",
+				Remedy:    "install it, or name another engine with --runtime",
 			}
 		} else if err != nil {
 			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err,
@@ -214,8 +214,8 @@ type document struct {
 // documents are the configuration files of an engine, in the order of reading. A later file
 // overrides an earlier file.
 type documents struct {
-	root string // that of the host
-	main string // the file that is an engine's own, which need not be there
+	root string // path on the host
+	main string // the file of Peerlane itself, which may be missing
 	all  []document
 }
 
@@ -268,7 +268,7 @@ func inFile(path string, err error) error {
 func dropIns(pattern string) []string {
 	files, err := filepath.Glob(pattern)
 	if err != nil {
-		return nil // the pattern is wrong, and the engine finds nothing either
+		return nil // the pattern is malformed, and the engine finds no file either
 	}
 	slices.Sort(files)
 	return slices.DeleteFunc(files, func(path string) bool {
@@ -289,13 +289,13 @@ func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	return all, changed
 }
 
-// directory is a directory's path on the host, without links.
+// directory resolves the links of a directory's path on the host.
 func (d documents) directory(path string) string {
 	real, err := resolve(filepath.Join(d.root, path))
 	if err != nil {
 		return filepath.Clean(path)
 	}
-	// A link to an absolute path leads out of another root than /.
+	// With a root other than /, a link to an absolute path leads out of the root.
 	below, err := filepath.Rel(d.root, real)
 	if err != nil || !filepath.IsLocal(below) {
 		return real
@@ -310,7 +310,7 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 	list := standing
 	if value != nil {
 		if list = edit.Texts(value); list == nil {
-			return nil, fmt.Errorf("%s: %s is no list of texts", file, strings.Join(path, "."))
+			return nil, fmt.Errorf("%s: %s is not a list of strings", file, strings.Join(path, "."))
 		}
 	}
 	all, changed := d.withDirs(list, wanted)

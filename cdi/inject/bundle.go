@@ -15,21 +15,21 @@ import (
 
 // Options are the policies for requests of containers.
 type Options struct {
-	// Devices are the devices that every container gets, by the administrator.
+	// Devices are the devices that the administrator gives to every container.
 	Devices []string
 	// Allowed are the patterns of devices that a container may request.
 	Allowed []string
-	// ConfigFile is where Allowed comes from, for messages.
+	// ConfigFile is the file with Allowed, for messages.
 	ConfigFile string
 	// SpecDirs hold CDI specifications; the last has precedence.
 	SpecDirs []string
 }
 
-// maxConfig bounds the bytes of a config.json. Docker's are 20 KiB.
+// maxConfig limits the size of a config.json in bytes. Docker's are 20 KiB.
 const maxConfig = 32 << 20
 
-// Bundle applies the requested devices to the config.json of a bundle, by its path. It replaces
-// the file in one step, and leaves the file alone without a request. A missing file is no error:
+// Bundle applies the requested devices to the config.json of a bundle, by its path. It replaces the
+// file in one step, and does not touch the file if there is no request. A missing file is no error:
 // the runtime reports it.
 func Bundle(path string, o Options) error {
 	text, info, err := read(path)
@@ -58,8 +58,7 @@ func Bundle(path string, o Options) error {
 	return replace(path, changed, info)
 }
 
-// read reads a file that is regular and not too long; a pipe would hold the
-// engine up for ever.
+// read reads a regular file of limited size; a pipe would block the engine for ever.
 func read(path string) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -71,7 +70,7 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is no regular file (%v)", path, info.Mode())
+		return nil, nil, fmt.Errorf("%s is not a regular file (%v)", path, info.Mode())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err == nil && len(text) > maxConfig {
@@ -86,7 +85,7 @@ func replace(path string, text []byte, like fs.FileInfo) (err error) {
 	if link, err := os.Lstat(path); err != nil {
 		return err
 	} else if !os.SameFile(link, like) {
-		return fmt.Errorf("%s is a symbolic link, and the file that it leads to may be another bundle's as well; copy it",
+		return fmt.Errorf("%s is a symbolic link, and its target may belong to another bundle, too; copy the file",
 			path)
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".config.json.*.tmp")

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// How a container asks: names of CDI devices, separated by commas.
+// Names of a container's requests; the value is a list of CDI devices, separated by commas.
 const (
 	variable   = "PEERLANE_DEVICES"
 	annotation = "peerlane.dev/devices"
@@ -21,11 +21,11 @@ const (
 // request is a requested device.
 type request struct {
 	device string
-	// by is the variable or annotation; empty where the administrator asks.
+	// by is the variable or annotation; empty for a request of the administrator.
 	by string
 }
 
-// requested returns the requests of a config.json.
+// requested returns the requests in a config.json.
 func requested(text []byte) ([]request, error) {
 	var spec struct {
 		Process struct {
@@ -45,7 +45,7 @@ func requested(text []byte) ([]request, error) {
 		}
 	}
 	add(spec.Annotations[annotation], "the annotation "+annotation)
-	// Of a repeated variable the last value counts, as in runc.
+	// As in runc, the last value of a repeated variable counts.
 	for _, e := range slices.Backward(spec.Process.Env) {
 		if value, ok := strings.CutPrefix(e, variable+"="); ok {
 			add(value, "the variable "+variable)
@@ -61,13 +61,13 @@ func permitted(all []request, allowed []string, configFile string) ([]string, er
 	var devices []string
 	for _, r := range all {
 		if _, _, _, err := parser.ParseQualifiedName(r.device); err != nil {
-			return nil, fmt.Errorf(`%s%w; a device is named as "peerlane.dev/lane=3"`, r.asker(), err)
+			return nil, fmt.Errorf(`%s%w; a device name looks like "peerlane.dev/lane=3"`, r.asker(), err)
 		}
 		if r.by != "" &&
 			!slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
 			return nil, &fault.Error{Code: fault.DeviceNotPermitted, Operation: r.asker() + "the device", Object: r.device,
 				Cause:  fmt.Errorf("runtime.devices in %s does not permit it (%s)", configFile, said(allowed)),
-				Remedy: "an administrator can add it there, or make a runtime with --peerlane-device=" + r.device}
+				Remedy: "an administrator can add it, or make a runtime with --peerlane-device=" + r.device}
 		}
 		if !slices.Contains(devices, r.device) {
 			devices = append(devices, r.device)

@@ -14,8 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// searchPath is where a runtime is looked for. PATH is the engine's, and says
-// nothing about whom to trust.
+// searchPath lists the directories of runtimes. PATH comes from the engine and is not trusted.
 var searchPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // findRuntime returns the configured runtime, or else the first of runc and crun in these
@@ -38,12 +37,12 @@ func findRuntime(configured string, dirs []string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf(
-		"there is neither runc nor crun in %s; install one, or name a runtime by runtime.path in config.toml", strings.Join(
+		"neither runc nor crun found in %s; install one of them, or set runtime.path in config.toml", strings.Join(
 			dirs, ", "))
 }
 
-// check refuses a file that is no program, a file that other users could have written, and this
-// program itself, which would run itself without end.
+// check refuses a file that is not a program, a file that other users could have written, and this
+// program itself, which would execute itself endlessly.
 func check(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -52,13 +51,13 @@ func check(path string) error {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch mode := info.Mode(); {
 	case !mode.IsRegular() || mode&0o111 == 0:
-		return fmt.Errorf("%s is no program (%v)", path, mode)
+		return fmt.Errorf("%s is not a program (%v)", path, mode)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
 		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
-			Cause: fmt.Errorf("it belongs to uid %d, and root runs it", stat.Uid), Remedy: "chown root " + path}
+			Cause: fmt.Errorf("it belongs to uid %d, but root runs it", stat.Uid), Remedy: "chown root " + path}
 	case mode.Perm()&0o022 != 0:
 		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
-			Cause: fmt.Errorf("it can be written by others than its owner (mode %04o), and root runs it",
+			Cause: fmt.Errorf("users other than its owner can write it (mode %04o), but root runs it",
 				mode.Perm()), Remedy: "chmod go-w " + path}
 	}
 	self, err := os.Stat("/proc/self/exe")
@@ -66,13 +65,13 @@ func check(path string) error {
 		return err
 	}
 	if os.SameFile(self, info) {
-		return fmt.Errorf("%s is peerlane-runtime itself; runtime.path in config.toml names the runtime that it runs", path)
+		return fmt.Errorf("%s is peerlane-runtime itself; set runtime.path in config.toml to the runtime to execute", path)
 	}
 	return nil
 }
 
-// unmapped reports whether a file's owner has no number in this user namespace. The owner may be
-// the host's root: the runtime of a rootless engine.
+// unmapped reports whether a file's owner has no uid in this user namespace. The owner may be the
+// host's root: the runtime of a rootless engine.
 func unmapped(uid uint32) bool {
 	overflow, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if err != nil || strings.TrimSpace(string(overflow)) != strconv.Itoa(int(uid)) {

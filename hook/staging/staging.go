@@ -21,16 +21,16 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Staging is admitted per host, and relays have nothing in common that they can open. So
-// supervisors keep the account: a supervisor records its relay's share in the generation's
-// directory, under one lock of the host. A record counts while the process in it lives, so a
-// killed relay or supervisor needs no release.
+// Staging is admitted per host, and relays share no file that they can open. So supervisors keep
+// the account: a supervisor records its relay's share in the generation's directory, under one lock
+// of the host. A record counts while the process in it lives, so a killed relay or supervisor needs
+// no release.
 //
-// The limits bind relays that keep to the protocol. A compromised relay has devices open, and
-// can ask the driver for more. The account protects containers: claims count no
-// further than the configuration, and the stated memory limits only the claims of the same relay.
+// The limits bind relays that keep to the protocol. A compromised relay has devices open, and can
+// ask the driver for more. The account protects other containers: a claim is limited to the relay's
+// configuration, and a false memory size affects only the claims of the same relay.
 
-// share is a relay's part of the server GPUs.
+// share is the staging of one relay.
 type share struct {
 	Relay     process.Process   `json:"relay"`
 	Container string            `json:"container"` // the runtime's id
@@ -84,7 +84,7 @@ func lockShare(l paths.Layout, g *generation.Generation, relay process.Process) 
 	return held, own, nil
 }
 
-// Admit decides on a relay's claim, and records the result.
+// Admit decides on a relay's claim and records the result.
 func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (launch.Admission, error) {
 	g, err := generation.Read(l, id)
 	if err != nil {
@@ -99,7 +99,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	}
 	if most := granted(g.Config, gpu.BusID); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf(
-			"%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
+			"%s requested on GPU %d (%s), but the relay's configuration permits %s",
 			config.Size(c.Bytes),
 			gpu.Index,
 			gpu.BusID,
@@ -127,7 +127,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	free := limit - min(limit, taken)
 	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
 		return launch.Admission{
-			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging asked for on GPU %d (%s)", config.Size(c.Bytes),
+			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging requested on GPU %d (%s)", config.Size(c.Bytes),
 				gpu.Index, gpu.BusID),
 				limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
 		}, nil
@@ -142,7 +142,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
 }
 
-// admitHost is admit for the host's memory.
+// admitHost is admit for host memory.
 func admitHost(
 	l paths.Layout,
 	g *generation.Generation,
@@ -151,7 +151,7 @@ func admitHost(
 ) (launch.Admission, error) {
 	if most := grantedHost(g); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf(
-			"%s of host memory asked for, and the relay's configuration comes to %s",
+			"%s of host memory requested, but the relay's configuration permits %s",
 			config.Size(c.Bytes),
 			config.Size(most),
 		)
@@ -182,7 +182,7 @@ func admitHost(
 		return launch.Admission{
 			Claim: c.Claim, Free: free,
 			Error: full(
-				fmt.Sprintf("%s of host memory asked for", config.Size(c.Bytes)),
+				fmt.Sprintf("%s of host memory requested", config.Size(c.Bytes)),
 				limit,
 				key,
 				taken,
@@ -215,7 +215,7 @@ func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	) / 4, "a quarter of the host's memory, the default of staging.host_limit", nil
 }
 
-// grantedHost is the most host memory, bytes, that a relay's configuration comes to.
+// grantedHost returns the maximum host memory, in bytes, that a relay's configuration permits.
 func grantedHost(g *generation.Generation) uint64 {
 	if own := g.Config.OwnHostMemory; own > 0 {
 		return own + maxGranule
@@ -282,7 +282,7 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 		if bytes(s) == 0 {
 			continue
 		}
-		// Count an unknown process: too little is admitted then, and not too much.
+		// Count an unknown process: admitting too little is safer than admitting too much.
 		if lives, err := s.Relay.Lives(); lives || err != nil {
 			list = append(list, holder{s.Container, bytes(s)})
 		}
@@ -296,8 +296,7 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 	return list, nil
 }
 
-// unlimited is the limit of a GPU of which neither configuration nor relay says
-// anything.
+// unlimited is the limit of a GPU without a configured limit and of unknown size.
 const unlimited = ^uint64(0)
 
 // stagingLimit returns the limit for the relays together on a GPU with this memory, and the key
@@ -318,12 +317,12 @@ func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64
 	return unlimited, ""
 }
 
-// maxHolders limits the holders in a sentence.
+// maxHolders limits the holders named in an error.
 const maxHolders = 4
 
 // full formats the refusal of a claim. Tenants learn nothing of each other.
 func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
-	text := fmt.Sprintf("%s: all relays of this host may have %s (%s)", asked, config.Size(limit), key)
+	text := fmt.Sprintf("%s: the limit of all relays of this host is %s (%s)", asked, config.Size(limit), key)
 	switch {
 	case len(holders) == 0:
 		return text

@@ -32,12 +32,12 @@ const (
 	causeItself     = "ended by itself"
 )
 
-// ending is the supervisor's knowledge about a relay that has ended.
+// ending describes the end of a relay, from the supervisor's view.
 type ending struct {
 	// err is the result of Wait; nil for the status 0.
 	err error
-	// held is the state that the administrator asked for. renew: another relay follows.
-	// container: the container has ended. asked: the supervisor was asked to end.
+	// held is the state that the administrator requested. renew: another relay follows. container:
+	// the container has ended. asked: the supervisor received a request to end.
 	held                    string
 	renew, container, asked bool
 	// killReason is the supervisor's reason to kill the relay.
@@ -47,7 +47,7 @@ type ending struct {
 	memory bool
 	// panicked is the first line of Go's panic message, and last the last line of standard error.
 	panicked, last string
-	// word is the relay's own report, which may be a lie; zero without a report.
+	// word is the relay's own report, which is untrusted; zero without a report.
 	word launch.Ending
 }
 
@@ -80,7 +80,7 @@ func (e ending) cause() (cause, why string) {
 		return causePanic, e.panicked
 	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // sent by the supervisor
 	case signal != 0 && e.killReason == "":
-		return causeKilled, fmt.Sprintf("signal %d, %v, of an unknown sender", int(signal), signal)
+		return causeKilled, fmt.Sprintf("signal %d (%v) of an unknown sender", int(signal), signal)
 	case e.word.Cause == launch.EndGPU,
 		e.word.Cause == launch.EndCUDA,
 		e.word.Cause == launch.EndKept,
@@ -93,21 +93,21 @@ func (e ending) cause() (cause, why string) {
 	case e.container:
 		return causeContainer, or(why, "the container has ended")
 	case e.asked:
-		return causeSupervisor, or(why, "the supervisor was asked to end, although the container lives")
+		return causeSupervisor, or(why, "the supervisor was stopped while the container was running")
 	case e.held == generation.StateDrained:
 		return causeDrained, or(why, "by the administrator")
 	case e.held == generation.StateStopped:
 		return causeStopped, or(why, "by the administrator")
 	case e.renew:
-		return causeRenewed, or(why, "an added lane has devices that the relay's sandbox lacks")
+		return causeRenewed, or(why, "an added lane needs devices that the relay's sandbox lacks")
 	case e.killReason != "":
 		return causeUseless, e.killReason
 	case e.word.Cause == launch.EndSignal:
-		return causeKilled, "a signal asked the relay to end: " + e.word.Reason
+		return causeKilled, "the relay received a signal: " + e.word.Reason
 	case e.err != nil:
 		return causeFailed, strings.TrimSuffix(fmt.Sprintf("%v: %s", e.err, e.last), ": ")
 	}
-	return causeItself, or(e.word.Reason, "without a word, although the container lives")
+	return causeItself, or(e.word.Reason, "without an error, while the container was running")
 }
 
 func or(a, b string) string {
@@ -117,7 +117,7 @@ func or(a, b string) string {
 	return a
 }
 
-// telling lists the causes that say more than the result of Wait.
+// telling lists the causes that have more information than the result of Wait.
 var telling = []string{causeMemory, causePanic, launch.EndGPU, launch.EndCUDA, launch.EndKept, launch.EndPair}
 
 // expected reports whether the end of the relay was requested.
@@ -129,8 +129,8 @@ func expected(cause string) bool {
 	return false
 }
 
-// ended writes one line with the cause of a relay's end to the generation's log, which goes with
-// the container, and to the host's log.
+// ended writes one line with the cause of a relay's end to the generation's log, which is removed
+// with the container, and to the host's log.
 func (s *supervisor) ended(e ending) (cause, why string) {
 	if kills, err := cgroup.MemoryKills(); err == nil {
 		e.memory = kills > s.relay.kills
@@ -159,7 +159,7 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 	return cause, why
 }
 
-// endingIn parses a datagram of a relay as the report of an end.
+// endingIn parses a relay's datagram as the report of its end.
 func endingIn(datagram []byte) (*launch.Ending, bool) {
 	var m struct {
 		Ending *launch.Ending `json:"ending"`

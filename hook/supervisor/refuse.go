@@ -16,11 +16,11 @@ const (
 	maxRefused     = 64
 )
 
-// refusal answers on a relay's sockets while there is no relay.
+// refusal answers on a relay's sockets while no relay runs.
 type refusal struct {
 	listeners []net.Listener
 	stop      chan struct{} // closed by end
-	ended     chan struct{} // one value for a listener that is done
+	ended     chan struct{} // one value per ended listener
 }
 
 // refuse sends the reason to clients and peer relays that connect.
@@ -66,10 +66,10 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 		go func() {
 			defer func() { conn.Close(); <-room }()
 			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
-				return // gone already
+				return // already disconnected
 			}
-			// Read the hello first: a client that receives an end while sending does not read on.
-			// A silent client gets the message as well.
+			// Read the hello first: a client that receives an end while sending does not read on. A
+			// silent client also gets the message.
 			_, err := conn.Read(make([]byte, wire.MaxMessage))
 			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) &&
 				conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
@@ -79,7 +79,7 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 	}
 }
 
-// end leaves the sockets to a relay, and refuses no client after that.
+// end stops the refusals, so that a relay can take over the sockets.
 func (r *refusal) end() error {
 	if r == nil {
 		return nil

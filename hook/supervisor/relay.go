@@ -24,7 +24,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// answerTimeout limits the wait for a relay's answer to a configuration. A busy host is slow.
+// answerTimeout limits the wait for a relay's answer to a configuration, also on a busy host.
 const answerTimeout = 30 * time.Second
 
 // relay is one process of peerlane-relay.
@@ -55,7 +55,7 @@ type relay struct {
 	// sandbox reports the sandbox of the process, and devices the devices in the sandbox; nil
 	// without a sandbox.
 	sandbox *sandbox.Report
-	report  *os.File // where that comes from
+	report  *os.File // its source
 	devices []string
 	// renew reports that the supervisor ended the process to start the next.
 	renew bool
@@ -65,7 +65,7 @@ type relay struct {
 	tellAgain time.Time
 }
 
-// lastWords limits the wait for the last output of an ended relay: an unknown process can keep
+// lastWords limits the wait for the last output of an ended relay, because another process can keep
 // standard error open.
 const lastWords = 500 * time.Millisecond
 
@@ -110,7 +110,7 @@ func startRelay(
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
 	arguments := []string{"serve"}
-	if g.LogFormat == config.LogJSON { // not named otherwise: a relay of an earlier release knows no such option
+	if g.LogFormat == config.LogJSON { // omitted by default: a relay of an earlier release lacks the option
 		arguments = append(arguments, "--log-format", config.LogJSON)
 	}
 	r.cmd = exec.Command(g.Relay.Path, arguments...)
@@ -135,7 +135,7 @@ func startRelay(
 	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)
 	said, says, err := os.Pipe()
 	if err != nil {
-		r.report.Close() // nil has no descriptor to close
+		r.report.Close() // nothing to close for nil
 		r.control.Close()
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func startRelay(
 		pidfd.Close()
 	} else if !errors.Is(err, process.ErrEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())
-		r.cmd.Wait() // killed by us: nothing to learn
+		r.cmd.Wait() // killed by this process: the error has no information
 		said.Close()
 		r.report.Close()
 		r.control.Close()
@@ -253,7 +253,7 @@ func (r *relay) send(message any) error {
 	if err != nil {
 		return err
 	}
-	// A relay that reads nothing shall not stop the supervisor.
+	// A relay that does not read must not block the supervisor.
 	if err := r.control.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
@@ -284,8 +284,8 @@ func (r *relay) kill(reason string) error {
 	return nil
 }
 
-// end asks the relay to end, kills after endTimeout, and returns the result of Wait; nil if the
-// relay survives.
+// end requests the end of the relay, kills it after endTimeout, and returns the result of Wait; nil
+// if the relay survives.
 func (r *relay) end() (exit *error, err error) {
 	defer r.close()
 	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -296,7 +296,7 @@ func (r *relay) end() (exit *error, err error) {
 		return &err, nil
 	case <-time.After(process.EndTimeout):
 	}
-	if err := r.kill(fmt.Sprintf("it did not end within %v, and was killed", process.EndTimeout)); err != nil {
+	if err := r.kill(fmt.Sprintf("it did not end within %v and was killed", process.EndTimeout)); err != nil {
 		return nil, err
 	}
 	select {
@@ -318,17 +318,17 @@ func (r *relay) close() {
 	}()
 }
 
-// slack is how late the kernel may end a nap of a relay's threads, in place of the usual 50 µs.
+// slack is the timer slack of a relay's threads, in place of the default of 50 µs.
 const slack = time.Microsecond
 
-// startPunctual starts a program whose threads have this slack. Go's scheduler sleeps for 3 µs
-// before a thread takes over a goroutine that another thread has woken and does not run, as the
+// startPunctual starts a program whose threads have this timer slack. Go's scheduler sleeps for 3
+// µs before a thread takes over a goroutine that another thread has woken and does not run, as the
 // relay's loop does for each message to another host.
 func startPunctual(c *exec.Cmd) error {
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the slack ends with the thread
-		// Without permission sleeps are longer, and the relay works all the same.
+		// Without permission sleeps are longer, but the relay works.
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack.Nanoseconds()), 0, 0, 0)
 		started <- c.Start()
 	}()

@@ -23,33 +23,33 @@ import (
 // input, and the journal as standard error. It returns when the container's init has ended and
 // the generation is removed.
 //
-// Standard error is the generation's log meanwhile, and the journal gets a copy.
+// Standard error is the generation's log during that time, and the journal gets a copy.
 func TakeOver(connection *os.File) error {
 	l, g, d, err := takeOver(connection)
 	if errors.Is(err, io.EOF) {
-		logrus.Info("the hook has gone without a relay for this service")
+		logrus.Info("the hook disconnected without handing over a relay")
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("taking a relay over from a hook: %w", err)
+		return fmt.Errorf("taking over a relay from a hook: %w", err)
 	}
 	restore, err := logToBoth(l, g.ID)
 	if err != nil {
 		_, tell := fmt.Fprint(d.Started, err)
 		return errors.Join(err, tell)
 	}
-	// The journal then names the unit's container even without a fault.
+	// So the journal names the unit's container even if no error occurs.
 	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).
 		Info("taking over the relay of a container")
 	err = supervise(l, g.ID, true, d)
 	return errors.Join(err, restore())
 }
 
-// takeOver has the conversation with the hook.
+// takeOver exchanges the messages with the hook.
 func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d handover.Descriptors, err error) {
 	conn, err := asConnection(connection)
 	if err != nil {
-		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this, for peerlane-relay.socket", err)
+		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this command, for peerlane-relay.socket", err)
 	}
 	defer conn.Close()
 	// Also for a silent peer.
@@ -135,7 +135,7 @@ func checkPeer(conn *net.UnixConn) error {
 		return os.NewSyscallError("SO_PEERCRED", failed)
 	}
 	if int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("process %d of user %d asks for a relay; only user %d may", peer.Pid, peer.Uid, os.Geteuid())
+		return fmt.Errorf("process %d of user %d requests a relay; only user %d may", peer.Pid, peer.Uid, os.Geteuid())
 	}
 	return nil
 }
@@ -143,13 +143,14 @@ func checkPeer(conn *net.UnixConn) error {
 // checkHandover refuses a message other than the handover of a generation whose hook waits.
 func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*generation.Generation, error) {
 	if h.Version != handover.Version {
-		return nil, fmt.Errorf("the hook speaks version %d and this service %d", h.Version, handover.Version)
+		return nil, fmt.Errorf("the hook has protocol version %d and this service has version "+
+			"%d", h.Version, handover.Version)
 	}
 	if !filepath.IsAbs(h.Root) || filepath.Clean(h.Root) != h.Root {
 		return nil, fmt.Errorf("the root %q is not a clean absolute path", h.Root)
 	}
 	if len(files) != handover.Count {
-		return nil, fmt.Errorf("%d descriptors are handed over; %d belong to a relay", len(files), handover.Count)
+		return nil, fmt.Errorf("received %d descriptors instead of %d", len(files), handover.Count)
 	}
 	d := handover.Named(files)
 	if err := checkLock(l, h.Generation, d.Alive); err != nil {
@@ -176,7 +177,7 @@ func checkListening(f *os.File) error {
 		is, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, option)
 		if err != nil || is != want {
 			return fmt.Errorf(
-				"descriptor %d is no listening SOCK_SEQPACKET socket (option %d is %d, %v)",
+				"descriptor %d is not a listening SOCK_SEQPACKET socket (option %d is %d, %v)",
 				f.Fd(),
 				option,
 				is,
@@ -190,12 +191,12 @@ func checkListening(f *os.File) error {
 func checkPipe(f *os.File) error {
 	var is unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &is); err != nil || is.Mode&unix.S_IFMT != unix.S_IFIFO {
-		return fmt.Errorf("descriptor %d is no pipe (%v)", f.Fd(), err)
+		return fmt.Errorf("descriptor %d is not a pipe (%v)", f.Fd(), err)
 	}
 	return nil
 }
 
-// checkPidfd checks that a pidfd is of a process of this number.
+// checkPidfd checks that a pidfd refers to a process with this number.
 func checkPidfd(f *os.File, pid int) error {
 	// proc_pid_fdinfo(5): of a pidfd there is a line "Pid:", which is -1 when the
 	// process has been reaped.
@@ -208,20 +209,20 @@ func checkPidfd(f *os.File, pid int) error {
 			if value = strings.TrimSpace(value); value == fmt.Sprint(pid) || value == "-1" {
 				return nil
 			}
-			return fmt.Errorf("descriptor %d is of process %s, and the container's init is %d", f.Fd(), value, pid)
+			return fmt.Errorf("descriptor %d is a pidfd of process %s instead of the container's init %d", f.Fd(), value, pid)
 		}
 	}
-	return fmt.Errorf("descriptor %d is no pidfd", f.Fd())
+	return fmt.Errorf("descriptor %d is not a pidfd", f.Fd())
 }
 
-// checkLock checks that a file is the generation's lock and that the opener holds the lock: else
-// another supervisor has the generation, or the hook has gone.
+// checkLock checks that a file is the generation's lock and that the opener holds the lock:
+// otherwise another supervisor has the generation, or the hook has ended.
 func checkLock(l paths.Layout, id string, f *os.File) error {
 	if err := handed(l, id, int(f.Fd())); err != nil {
 		return fmt.Errorf("generation %q: %w", id, err)
 	}
 	if held, err := generation.Supervised(l, id); err != nil || !held {
-		return fmt.Errorf("generation %s: nobody holds its lock (%v)", id, err)
+		return fmt.Errorf("generation %s: its lock is not held (%v)", id, err)
 	}
 	// No effect for the present holder.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -233,14 +234,14 @@ func checkLock(l paths.Layout, id string, f *os.File) error {
 // logToBoth makes standard error the generation's log, and copies the log to the journal, the
 // previous standard error, until restore.
 //
-// A writer does not wait for the journal.
+// Writers never wait for the journal.
 func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	log, err := generation.OpenLog(l, id)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// A separate open file: an append moves the offset.
+	// Use a separate open file: an append moves the offset.
 	copied, err := os.Open(log.Name())
 	if err != nil {
 		return nil, err
@@ -267,7 +268,7 @@ func follow(log, journal *os.File) (stop func()) {
 	changes, err := watch(log.Name())
 	if err != nil {
 		logrus.WithError(err).
-			Warn("the journal has this log when the container has ended, and not before; raise fs.inotify.max_user_instances")
+			Warn("the journal gets this log only after the container has ended; raise fs.inotify.max_user_instances")
 	}
 	done := make(chan struct{})
 	rest := make(chan struct{})
@@ -295,8 +296,8 @@ func follow(log, journal *os.File) (stop func()) {
 	}
 }
 
-// copyLog copies the new text of a log. A failure of the journal has no consequence for the
-// relay, and no place to be reported.
+// copyLog copies the new text of a log. It ignores a failure of the journal, which does not affect
+// the relay and cannot be reported elsewhere.
 func copyLog(journal, log *os.File) {
 	at, err := log.Seek(0, io.SeekCurrent)
 	if info, is := log.Stat(); err == nil && is == nil && info.Size() < at {
@@ -305,7 +306,7 @@ func copyLog(journal, log *os.File) {
 	_, _ = io.Copy(journal, log)
 }
 
-// watch returns a file that can be read when another was written to.
+// watch returns a file that becomes readable when another file is written.
 func watch(path string) (*os.File, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

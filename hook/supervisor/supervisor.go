@@ -43,16 +43,16 @@ type supervisor struct {
 	bounded               *boundedLog // receives log and the relay's output
 	clients, peers, alive *os.File
 	init                  *os.File
-	unit                  bool // a service of systemd, which has a control group
+	unit                  bool // a systemd service, which has its own control group
 	limited               cgroup.Limited
 
 	relay    *relay      // nil without a process
 	failures []time.Time // of the last failureTime
 	restart  *time.Timer
 	status   generation.Status
-	// held is the requested state without a relay, StateStopped or StateDrained; else empty.
+	// held is the requested state without a relay, StateStopped or StateDrained, or empty.
 	held string
-	// insist fires when a relay that was stopped should have ended.
+	// insist fires when a stopped relay should have ended.
 	insist *time.Timer
 	// refusal answers in place of a relay; nil while a relay answers, or soon will.
 	refusal *refusal
@@ -63,7 +63,7 @@ type supervisor struct {
 	// networking is the network configuration that the relay has.
 	networking hostnetwork.Networking
 	keyError   string // last complaint; see complain
-	asked      bool   // to end, although the container lives
+	asked      bool   // the supervisor must end although the container runs
 }
 
 // Supervise runs the supervisor of a generation: `peerlane-hook supervise`, which Launch starts
@@ -113,10 +113,10 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 		if !errors.Is(err, sandbox.ErrSilent) {
 			answer = err.Error()
 		}
-		// Launch ends this process; but a hook may not have waited.
+		// Launch ends this process, unless the hook did not wait.
 		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
-	_, _ = fmt.Fprint(d.Started, answer) // a hook that has not waited does not read the answer
+	_, _ = fmt.Fprint(d.Started, answer) // a hook that did not wait does not read the answer
 	d.Started.Close()
 	go func() {
 		if _, err := collector.Collect(l); err != nil {
@@ -142,11 +142,11 @@ func (s *supervisor) limit() {
 	s.limited = cgroup.ReadLimited("/proc", s.generation.ID, s.unit)
 }
 
-// handed checks that Launch handed this generation to this process: the descriptor is the
+// handed checks that Launch started this process for this generation: the descriptor is the
 // generation's lock.
 func handed(l paths.Layout, id string, alive int) error {
 	if !generation.IsID(id) {
-		return errors.New("that is not 32 hexadecimal digits")
+		return errors.New("the generation is not 32 hexadecimal digits")
 	}
 	var lock, handed unix.Stat_t
 	if err := unix.Stat(generation.SupervisorLock(l, id), &lock); err != nil {
@@ -177,7 +177,7 @@ func (s *supervisor) begin(id string, socket *os.File) (<-chan admin.Request, er
 	return requests, nil
 }
 
-// loop is the life of the supervisor.
+// loop is the supervisor's event loop.
 func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) error {
 	init := int(s.init.Fd())
 	initEnded := make(chan error, 1)
@@ -193,10 +193,10 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 		}
 		select {
 		case err := <-initEnded:
-			// Not seen in practice: a supervisor that cannot watch init must not stay.
+			// Never observed: a supervisor that cannot watch init must not stay.
 			return errors.Join(err, s.end())
 		case <-stop:
-			s.log.Info("asked to stop: ending the relay, although the container lives")
+			s.log.Info("received a stop request: ending the relay while the container is running")
 			s.asked = true
 			return s.end()
 		case answer, ok := <-answers:
@@ -215,7 +215,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 		case <-s.insist.C:
 			s.kill(fmt.Sprintf("the relay did not end within %v", process.EndTimeout))
 		case <-overdue:
-			s.kill(fmt.Sprintf("the relay has not answered its configuration within %v and was killed", answerTimeout))
+			s.kill(fmt.Sprintf("the relay did not answer its configuration within %v and was killed", answerTimeout))
 		case <-s.restart.C:
 			if err := s.start(); err != nil {
 				s.failed(fmt.Sprintf("starting the relay: %v", err))
@@ -254,7 +254,7 @@ func (s *supervisor) requested(r admin.Request) {
 	default:
 		r.Reply(
 			fmt.Errorf(
-				"its supervisor is of an earlier release of Peerlane, which does not know %q; restart the container",
+				"its supervisor is of an earlier release of Peerlane without the command %q; restart the container",
 				r.Command,
 			),
 		)
@@ -264,7 +264,7 @@ func (s *supervisor) requested(r admin.Request) {
 // inspect asks a ready relay for a report.
 func (s *supervisor) inspect(r admin.Request) {
 	if s.status.State == generation.StateReady {
-		// Do not ask again while an answer is due.
+		// Do not ask again while a request is pending.
 		var err error
 		s.inspecting = slices.DeleteFunc(s.inspecting, func(r admin.Request) bool { return time.Now().After(r.Late) })
 		if !slices.Contains(s.relay.asked, launch.RequestReport) {
@@ -287,8 +287,8 @@ func (s *supervisor) inspected(report *launch.Report, why string) {
 	s.inspecting = nil
 }
 
-// hold ends the relay and starts no other. A drained relay can be stopped: a copy that never ends
-// would hold the relay for ever.
+// hold ends the relay and starts no other. A draining relay can be stopped, because a copy that
+// never ends would block it for ever.
 func (s *supervisor) hold(state string) {
 	if s.held == generation.StateStopped || s.held == state {
 		return
@@ -322,7 +322,7 @@ func (s *supervisor) hold(state string) {
 	}
 }
 
-// rest is the state without a relay that was asked for.
+// rest enters the requested state without a relay.
 func (s *supervisor) rest() {
 	if t, ended := s.endTests(); ended { // a reader of this state may unload the driver
 		s.testsDone(t)
@@ -352,9 +352,9 @@ func (s *supervisor) resume() error {
 	switch s.status.State {
 	case generation.StateStopped, generation.StateDrained, generation.StateDown:
 	case generation.StateStopping, generation.StateDraining:
-		return fmt.Errorf("the relay is still %s; resume the relay after that", s.status.State)
+		return fmt.Errorf("the relay is still %s; resume it afterwards", s.status.State)
 	default:
-		return nil // a relay runs, or will
+		return nil // a relay runs or is being started
 	}
 	drained, err := generation.AllDrained(s.layout)
 	if err != nil {
@@ -395,7 +395,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return err
 	}
-	// Record the process before any client can meet the relay: the sandbox is not complete yet.
+	// Record the process before a client can connect to the relay: the sandbox is not complete yet.
 	s.relay = r
 	s.status.Starts++
 	s.status.Relay = &r.process
@@ -419,7 +419,7 @@ func (s *supervisor) start() error {
 	return nil
 }
 
-// answered handles the relay's word on a configuration.
+// answered handles the relay's answer to a configuration.
 func (s *supervisor) answered(a launch.Status) {
 	to, asked := s.relay.answered()
 	if !asked {
@@ -431,7 +431,7 @@ func (s *supervisor) answered(a launch.Status) {
 		return
 	case launch.RequestEnd:
 		if !a.OK {
-			s.log.Warnf("the relay does not end for asking: %s", a.Error)
+			s.log.Warnf("the relay refused to end: %s", a.Error)
 			s.insist.Reset(time.Nanosecond)
 		}
 		return
@@ -448,14 +448,14 @@ func (s *supervisor) answered(a launch.Status) {
 		s.note(generation.StateReady, "")
 	case s.status.State == generation.StateReady:
 		// The relay keeps its previous lanes.
-		s.log.Errorf("the relay refuses the changed lanes: %s", a.Error)
-		s.note(generation.StateReady, "the relay refuses the changed lanes: "+a.Error)
+		s.log.Errorf("the relay refused the changed lanes: %s", a.Error)
+		s.note(generation.StateReady, "the relay refused the changed lanes: "+a.Error)
 	default:
-		s.kill("the relay refuses the configuration: " + a.Error)
+		s.kill("the relay refused the configuration: " + a.Error)
 	}
 }
 
-// kill ends a relay that is of no use; exited comes next.
+// kill ends an unusable relay; exited comes next.
 func (s *supervisor) kill(reason string) {
 	if err := s.relay.kill(reason); err != nil {
 		s.log.WithError(err).Error("killing the relay")
@@ -473,7 +473,7 @@ func (s *supervisor) exited(err error) {
 	case err != nil:
 		reason = fmt.Sprintf("the relay died: %v", err)
 	default:
-		reason = "the relay ended by itself, although the container lives"
+		reason = "the relay ended by itself while the container was running"
 	}
 	renew := s.relay.renew
 	s.drop()
@@ -491,7 +491,7 @@ func (s *supervisor) exited(err error) {
 	s.failed(reason)
 }
 
-// drop forgets a relay that has ended.
+// drop releases the resources of an ended relay.
 func (s *supervisor) drop() {
 	s.relay.close()
 	s.relay, s.status.Relay = nil, nil
@@ -530,14 +530,14 @@ func (s *supervisor) failed(reason string) {
 	s.refuse(down.Error())
 }
 
-// tell writes to the host's log: the generation's log goes with the container.
+// tell writes to the host's log, because the generation's log is removed with the container.
 func (s *supervisor) tell(severity int, message string) {
 	if err := journal.Tell(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
 		s.log.WithError(err).Warn("writing to the host's log failed")
 	}
 }
 
-// lanesChanged reads the generation again and tells the relay.
+// lanesChanged reads the generation again and sends the lanes to the relay.
 func (s *supervisor) lanesChanged() error {
 	if s.status.State == generation.StateDown {
 		return fmt.Errorf("the relay is down: %s", s.status.Error)
@@ -562,7 +562,7 @@ func (s *supervisor) lanesChanged() error {
 	return nil
 }
 
-// told is the generation's configuration with the network that this supervisor has found.
+// told returns the generation's configuration with the network that this supervisor detected.
 func (s *supervisor) told() launch.Config {
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.Where, s.networking.Why
@@ -576,7 +576,8 @@ func (s *supervisor) told() launch.Config {
 func (s *supervisor) configure() {
 	s.writeTopology()
 	config := s.told()
-	// this supervisor answers claims and reads reports of ends, also for a generation of an earlier release
+	// this supervisor answers claims and reads reports of ends, even if the generation is of an
+	// earlier release
 	config.Admission, config.HostAdmission, config.Endings = true, true, true
 	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
 		// The relay has closed the socket and is ending; the next relay gets the configuration.
@@ -584,7 +585,7 @@ func (s *supervisor) configure() {
 	}
 }
 
-// note writes the status of the relay.
+// note records the status of the relay.
 func (s *supervisor) note(state, reason string) {
 	s.status.State, s.status.Error = state, reason
 	if err := generation.WriteJSON(generation.StatusFile(s.layout, s.generation.ID), s.status); err != nil {
@@ -601,27 +602,27 @@ func (s *supervisor) end() error {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
 			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
-			s.status.Relay = nil // else the generation stays until the relay has ended
+			s.status.Relay = nil // otherwise the generation stays until the relay has ended
 		}
 		s.relay = nil
 		s.note(
 			generation.StateEnding,
 			s.status.Error,
-		) // where the rest fails Collect says nothing of a relay whose end is told
+		) // if the rest fails, Collect must not report the end of the relay again
 	}
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
 		err = group.Leave()
 	}
 	if err != nil {
-		// Removing the group would now end the supervisor itself. Collect can.
+		// Removing the group would now kill the supervisor itself; leave that to Collect.
 		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
 	}
 	held, err := generation.LockGeneration(s.layout, s.generation.ID, generation.LockTimeout)
 	switch {
 	case err == nil:
 		defer held.Close()
-	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, the rest was not
+	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, but not the rest
 	default:
 		return errors.Join(append(errs, err)...)
 	}

@@ -186,7 +186,7 @@ func messagesOf(files []*ast.File, at string) (list []Message) {
 	for _, f := range files {
 		var stack []ast.Node
 		ast.Inspect(f, func(n ast.Node) bool {
-			if n == nil { // the end of the last node of stack
+			if n == nil { // end of the last node of stack
 				switch n := stack[len(stack)-1].(type) {
 				case *ast.CompositeLit:
 					if isFault(n) {
@@ -350,7 +350,7 @@ func formats(files []*ast.File, at string) map[string]int {
 // comment matches a C comment.
 var comment = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 
-// strung matches C strings, including adjacent ones, which C joins.
+// strung matches C strings, including adjacent strings, which C joins.
 var strung = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI[a-z0-9]+\s*)?"(?:[^"\\\n]|\\.)*")*`)
 
 var text = regexp.MustCompile(`"((?:[^"\\\n]|\\.)*)"`)

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/integration/pinned"
 )
 
-// Installed is where the engines lie that are no packages of this Debian.
+// Installed has the locations of the engines that are not packages of this Debian.
 type Installed struct {
 	// Runc, Containerd and Docker are directories of programs that were built.
 	Runc, Containerd, Docker string
@@ -87,7 +87,7 @@ func Install(ctx context.Context, progress pinned.Progress) error {
 		}
 		return cache.Once(k, do)
 	}
-	// Downloading the packages takes as long as linking: both at once.
+	// Download the packages and link concurrently: both take equally long.
 	next := make(chan error, 1)
 	go func() {
 		var err error

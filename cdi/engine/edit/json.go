@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// JSON is the language of Docker.
+// JSON is the format of Docker's configuration.
 var JSON Language = jsonLanguage{}
 
 type jsonLanguage struct{}
@@ -28,22 +28,22 @@ func (jsonLanguage) Read(text []byte) (map[string]any, error) {
 		case errors.As(err, &syntax):
 			return nil, &Error{lineOf(text, int(syntax.Offset)-1), strings.TrimPrefix(err.Error(), "json: ")}
 		case errors.As(err, &kind):
-			return nil, &Error{lineOf(text, int(kind.Offset)-1), "an object is expected, and not " + kind.Value}
+			return nil, &Error{lineOf(text, int(kind.Offset)-1), "expected an object instead of " + kind.Value}
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			return nil, &Error{lineOf(text, len(text)), "the file ends in the middle of an object"}
 		}
 		return nil, &Error{0, err.Error()}
 	}
 	if tree == nil {
-		return nil, &Error{lineOf(text, 0), "an object is expected, and not null"}
+		return nil, &Error{lineOf(text, 0), "expected an object instead of null"}
 	}
 	if at := int(d.InputOffset()); len(trimmed(text[at:])) > 0 {
-		return nil, &Error{lineOf(text, at), "something follows after the object"}
+		return nil, &Error{lineOf(text, at), "unexpected data after the object"}
 	}
 	return tree, nil
 }
 
-// object is an object of the text: its position and its members.
+// object is a JSON object of a text: its position and its members.
 type object struct {
 	start, end int // of the braces, inclusive
 	members    []member
@@ -78,7 +78,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 		case m == nil:
 			return insert(text, trail, name, nested(k.Path[i+1:], k.Value))
 		case last && k.Value == nil:
-			// The outermost object that would be left empty goes.
+			// Remove the outermost object that would become empty.
 			for i > k.Keep && len(trail[i].members) == 1 {
 				i--
 			}
@@ -87,7 +87,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 			value, err := json.Marshal(k.Value)
 			return splice(text, m.value, m.end, string(value)), err
 		case m.object == nil:
-			return nil, &Error{lineOf(text, m.value), fmt.Sprintf("%s is no object", strings.Join(k.Path[:i+1], "."))}
+			return nil, &Error{lineOf(text, m.value), fmt.Sprintf("%s is not an object", strings.Join(k.Path[:i+1], "."))}
 		}
 		o = m.object
 		trail = append(trail, o)
@@ -157,7 +157,7 @@ func insert(text []byte, trail []*object, name string, value any) ([]byte, error
 	return splice(text, at, at, ","+lead+string(key)+": "+string(content)), nil
 }
 
-// without takes a member away.
+// without removes a member.
 func (o *object) without(text []byte, m *member) []byte {
 	switch {
 	case len(o.members) == 1:
@@ -168,7 +168,7 @@ func (o *object) without(text []byte, m *member) []byte {
 	return splice(text, m.before-1, m.end, "") // with the comma in front
 }
 
-// jsonScanner goes through a text that can be read.
+// jsonScanner scans valid JSON.
 type jsonScanner struct {
 	text []byte
 	at   int

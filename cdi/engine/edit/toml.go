@@ -12,7 +12,7 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// TOML is the language of containerd, Podman and CRI-O.
+// TOML is the format of the configuration of containerd, Podman and CRI-O.
 var TOML Language = tomlLanguage{}
 
 type tomlLanguage struct{}
@@ -39,10 +39,10 @@ type statement struct {
 	key           []string // of a key, below the table
 	inArray       bool     // the key is of an element of a list of tables
 	start, end    int      // position of the lines, with the final line end
-	value         [2]int   // where a key's value begins and ends
+	value         [2]int   // begin and end of a key's value
 }
 
-// path is that of a table or key, from the outermost table on.
+// path is the path of a table or key, from the outermost table on.
 func (s statement) path() []string { return slices.Concat(s.table, s.key) }
 
 func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
@@ -125,7 +125,7 @@ func refuseInline(text []byte, all []statement, k Key) error {
 		case !s.header:
 			return &Error{
 				lineOf(text, s.start),
-				fmt.Sprintf("%s is written as a value; make it a table [%s] by hand", strings.Join(path, "."), tomlKey(path)),
+				fmt.Sprintf("%s is an inline table; change it to a table [%s] by hand", strings.Join(path, "."), tomlKey(path)),
 			}
 		case s.array:
 			return &Error{lineOf(text, s.start), fmt.Sprintf("%s is a list of tables", strings.Join(path, "."))}
@@ -198,7 +198,7 @@ func statements(text []byte) (all []statement, err error) {
 			if one.array {
 				inArray[strings.Join(table, "\x00")] = true
 			}
-			s.at++ // one bracket; the caller skips another bracket with the line
+			s.at++ // one bracket; skipping the line skips a second one
 		} else {
 			if one.key, err = s.keys(); err != nil {
 				return nil, err
@@ -223,7 +223,7 @@ func statements(text []byte) (all []statement, err error) {
 
 const byteOrderMark = "\ufeff"
 
-// scanner reads a valid text: it does not look for mistakes.
+// scanner scans valid TOML: it detects no errors.
 type scanner struct {
 	text []byte
 	at   int
@@ -233,7 +233,7 @@ func (s *scanner) next(prefix string) bool {
 	return strings.HasPrefix(string(s.text[s.at:min(len(s.text), s.at+len(prefix))]), prefix)
 }
 
-// blanks goes over blanks, and over ends of lines and comments, too.
+// blanks skips blanks, line ends and comments.
 func (s *scanner) blanks(lines bool) {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {
@@ -259,7 +259,7 @@ func (s *scanner) lineStart() int {
 	return at
 }
 
-// line goes behind the end of the line.
+// line skips to the end of the line.
 func (s *scanner) line() {
 	for s.at < len(s.text) {
 		s.at++

@@ -45,8 +45,8 @@ type Options struct {
 	Depths    []int    // messages in flight; the same
 	Routes    []string
 	Baselines []string
-	// Busy are the GPUs that table busy keeps busy, of BusyClient and so on; empty for every GPU
-	// in turn.
+	// Busy lists the GPUs that table busy keeps busy, such as BusyClient; empty for every GPU in
+	// turn.
 	Busy []string
 	// Pace is the rate of emulated NICs, in GB/s; empty for the table's own rates.
 	Pace     []float64
@@ -54,13 +54,13 @@ type Options struct {
 	// Transport carries messages to another host: launch.TransportAuto, as relays choose, or a
 	// transport that relays must take.
 	Transport string
-	// Network is how this host is on the network, of Listen and Connect.
+	// Network has the network settings of this host, for Listen and Connect.
 	Network config.Network
-	// Verbs is the use of RDMA, of that transport; nil for the default.
+	// Verbs has the RDMA settings of that transport; nil for the default.
 	Verbs *config.Verbs
-	// Plan is the configured plan of lanes, of that transport: of real GPUs.
+	// Plan is the configured plan of lanes, for that transport with real GPUs.
 	Plan config.Plan
-	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
+	// Quick measures fewer sizes, for a shorter time.
 	Quick bool
 	GPUs  string // a value of package testbed
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
@@ -139,26 +139,26 @@ func (o Options) Check() error {
 		"depths": repeats(o.Depths), "pace": repeats(o.Pace),
 	} {
 		if twice {
-			return fmt.Errorf("--%s names something twice", flag)
+			return fmt.Errorf("--%s has a duplicate value", flag)
 		}
 	}
 	for _, n := range o.Sizes {
 		if n == 0 || n > 1<<30 {
-			return fmt.Errorf("--sizes: a message of %d bytes; 1 byte to 1 GiB is possible", n)
+			return fmt.Errorf("--sizes %d: must be 1 byte to 1 GiB", n)
 		}
 	}
 	for _, n := range o.Depths {
 		if n < 1 || n > 256 {
-			return fmt.Errorf("--depths: %d messages in flight; 1 to 256 are possible", n)
+			return fmt.Errorf("--depths %d: must be 1 to 256 messages in flight", n)
 		}
 	}
 	for _, n := range o.Pace {
 		if n <= 0 {
-			return fmt.Errorf("--pace: %v GB/s; a rate is positive", n)
+			return fmt.Errorf("--pace %v: must be positive", n)
 		}
 	}
 	if o.Duration < 0 || o.Duration > time.Minute {
-		return fmt.Errorf("--duration: %v; up to a minute is possible", o.Duration)
+		return fmt.Errorf("--duration %v: must be at most a minute", o.Duration)
 	}
 	return nil
 }
@@ -180,10 +180,10 @@ type run struct {
 	clients int // started so far
 	// outward is the lane by which another host is reached.
 	outward outward
-	// pairs are the GPUs that were tested together, and testing how long that took.
+	// pairs lists the tested pairs of GPUs, and testing the duration of the tests.
 	pairs   []launch.Pair
 	testing time.Duration
-	// untestable reports that the self-test itself failed: the run does not try it again.
+	// untestable reports that the self-test itself failed: the run does not repeat it.
 	untestable bool
 }
 
@@ -286,10 +286,10 @@ func (r *run) chooseRoutes() error {
 	return nil
 }
 
-// needsTwo is the reason why a table, or a part of it, was not measured on a host with one GPU.
-const needsTwo = "this host has 1 GPU; two are needed"
+// needsTwo is the reason why a table, or a part of it, is not measured on a host with one GPU.
+const needsTwo = "this host has 1 GPU; 2 GPUs are needed"
 
-// driverVersion is CUDA's, 0 on the simulator.
+// driverVersion returns the version of CUDA, 0 on the simulator.
 func driverVersion(h *testbed.Host) (int, error) {
 	if h.Simulated {
 		return 0, nil
@@ -482,7 +482,7 @@ func (r *run) selfTest() error {
 		return err
 	}
 	start, before := time.Now(), len(r.pairs)
-	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("takes more than %v", patience))
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
 	defer cancel()
 	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
 		if launch.FindPair(r.pairs, p.PairName) == nil {
@@ -575,7 +575,7 @@ func (s *stage) connect(a, b *worker) error {
 		return err
 	}
 	if connected.Route != s.route {
-		return fmt.Errorf("route %s was asked for, and the relays agreed on %s", s.route, connected.Route)
+		return fmt.Errorf("route %s was requested, but the relays chose %s", s.route, connected.Route)
 	}
 	_, err = b.do(order{Do: doAccept})
 	return err

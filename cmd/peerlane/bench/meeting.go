@@ -37,10 +37,10 @@ const meetingVersion = 2
 var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")),
 	Token: wire.UUID([]byte("the only listene"))}
 
-// vanished is the time without acknowledgements after which the other host counts as gone.
+// vanished is the time without acknowledgements after which the other host counts as dead.
 const vanished = 15 * time.Second
 
-// CanMeet returns the reason why this host can meet no other host: the cluster key, or its
+// CanMeet returns the reason why this host cannot connect to other hosts: the cluster key, or its
 // certificates.
 func CanMeet(n config.Network) error {
 	_, err := local(n)
@@ -117,7 +117,7 @@ func addresses(ctx context.Context, to string) ([]netip.AddrPort, error) {
 		return nil, err
 	}
 	if host == "" {
-		return nil, fmt.Errorf("%q names no host", to)
+		return nil, fmt.Errorf("%q is not a host", to)
 	}
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -142,7 +142,7 @@ func hostAndPort(text string) (host string, port uint16, err error) {
 	}
 	n, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || n == 0 {
-		return "", 0, fmt.Errorf("%q: %q is no port", text, number)
+		return "", 0, fmt.Errorf("%q: %q is not a port", text, number)
 	}
 	return host, uint16(n), nil
 }
@@ -169,7 +169,7 @@ func (r *run) side() (Side, error) {
 	}, err
 }
 
-// with returns the reason why the figures of this side and of the other cannot be in one result.
+// with returns the reason why the figures of both sides cannot be in one result.
 func (s Side) with(other Side) error {
 	if s.Simulated == other.Simulated {
 		return nil
@@ -236,7 +236,7 @@ func (e benchTask) check() error {
 			o.Duration)
 	}
 	if o.Socket != "" || o.Staging != 0 || o.Handed != 0 || o.Followed {
-		return errors.New("an order that is not for another host's client")
+		return errors.New("an order that is not valid for the client of another host")
 	}
 	switch e.Task {
 	case "":
@@ -244,7 +244,7 @@ func (e benchTask) check() error {
 			return fmt.Errorf("unknown order %.40q for a client", o.Do)
 		}
 		if stream := o.Do == doSend || o.Do == doReceive; stream && (o.Size == 0 || o.Depth == 0) {
-			return errors.New("a stream of nothing")
+			return errors.New("a stream without messages")
 		}
 	case taskMeet:
 		if e.Side == nil {
@@ -264,7 +264,7 @@ func (e benchTask) check() error {
 		}
 	case taskSending, taskPlainEnd, taskEnd:
 	default:
-		return fmt.Errorf("task %.40q, which this version does not know", e.Task)
+		return fmt.Errorf("unknown task %.40q", e.Task)
 	}
 	return nil
 }

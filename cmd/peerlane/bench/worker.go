@@ -43,7 +43,7 @@ func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
 
 // Commands for a client.
 const (
-	doContext = "context" // start CUDA, and no more
+	doContext = "context" // only start CUDA
 	doAttach  = "attach"
 	doListen  = "listen"
 	doConnect = "connect"
@@ -67,7 +67,7 @@ type reply struct {
 	Ours time.Duration `json:"ours,omitempty"`
 }
 
-// patience is the limit of a client's command, in addition to the requested duration.
+// patience limits the time of a client's command, in addition to the requested duration.
 const patience = 2 * time.Minute
 
 // Serve is the main loop of a client process: it executes orders until the end of in.
@@ -155,7 +155,7 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 		times, err = c.HandOff(ctx, o.Starts, o.Rounds, o.Base, o.Tag)
 		r.Times = measure.TimesOf(times)
 	default:
-		err = errors.New("nothing has this name")
+		err = errors.New("unknown order")
 	}
 	return r, err
 }
@@ -215,7 +215,7 @@ type worker struct {
 	far *far
 }
 
-// do has the client do something.
+// do sends an order to the client and returns its reply.
 func (w *worker) do(o order) (reply, error) {
 	if w.far != nil {
 		return w.far.order(o)
@@ -244,7 +244,7 @@ func (w *worker) abandon() {
 	}
 }
 
-// stop ends the client, and waits for that.
+// stop ends the client and waits for its exit.
 func (w *worker) stop() error {
 	w.in.Close()
 	ended := make(chan error, 1)
