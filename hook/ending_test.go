@@ -119,7 +119,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		// gone: the container ends too, so the log of the generation is removed.
 		gone bool
 	}{
-		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *generation.Generation,
+		{"signal", "killed", "signal 9 (killed)", func(t *testing.T, _ host, _ *generation.Generation,
 			relay int) {
 			kill(t, relay, unix.SIGKILL)
 		}, false},
@@ -149,11 +149,11 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		}, false},
 		{"container", "container ended", "the container has ended",
 			func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
-		{"supervisor stopped", "supervisor stopped", "was asked to end",
+		{"supervisor stopped", "supervisor stopped", "was stopped",
 			func(t *testing.T, _ host, g *generation.Generation, _ int) {
 				kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
 			}, true},
-		{"supervisor gone", "supervisor gone", "after the end of the supervisor",
+		{"supervisor gone", "supervisor gone", "after the supervisor had ended",
 			func(t *testing.T, h host, g *generation.Generation, relay int) {
 				h.killSupervisor(t, g.ID)
 				kill(t, g.Init.PID, unix.SIGKILL)

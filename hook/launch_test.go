@@ -260,7 +260,7 @@ func TestSilentRelayIsKilled(t *testing.T) {
 		return nil
 	})
 	log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
-	if err != nil || !strings.Contains(string(log), "not answered its configuration") {
+	if err != nil || !strings.Contains(string(log), "did not answer its configuration") {
 		t.Errorf("log %q, %v", log, err)
 	}
 	end(init)

@@ -25,7 +25,7 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 		{"help cdi nosuch", 2, `unknown command "cdi nosuch"`},
 		{"completion tcsh", 2, `unknown command "tcsh"`},
 		{"demo --bytes -5MiB", 2, `--bytes "-5MiB": invalid size`},
-		{"demo --bytes 999PiB", 2, "--bytes 999PiB: 8 B to 1.0 TiB are possible"},
+		{"demo --bytes 999PiB", 2, "--bytes 999PiB: must be 8 B to 1.0 TiB"},
 		{"demo --bytes 0", 2, "--bytes 0:"},
 		{"demo --slot-size 8GiB", 2, "--slot-size 8GiB:"},
 		{"demo --slots -1", 2, "--slots -1: 0 to 1024"},

@@ -237,11 +237,11 @@ func (r *run) reached(w *worker) (netip.AddrPort, error) {
 		return netip.AddrPort{}, err
 	}
 	if n := report.Network; n == nil || n.Listening == "" {
-		why := "its configuration has none"
+		why := "its configuration has no address"
 		if n != nil {
 			why = n.Error
 		}
-		return netip.AddrPort{}, fmt.Errorf("the relay that this bench has started is on no network: %s", why)
+		return netip.AddrPort{}, fmt.Errorf("the relay of this bench is on no network: %s", why)
 	}
 	return netip.ParseAddrPort(report.Network.Listening)
 }
