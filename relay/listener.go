@@ -285,7 +285,7 @@ func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, laun
 	if l == nil {
 		return nil, nil, nil, r.noListener()
 	}
-	c := &connection{session: l.session, lane: l.lane, peer: wire.Text(hello.Name[:])}
+	c := &connection{session: l.session, lane: l.lane, peer: wire.Text(hello.Name[:]), version: version}
 	if err := open(l.lane, c, config, hello); err != nil {
 		return nil, nil, nil, err
 	}
@@ -585,7 +585,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || welcome.Route == wire.RouteStaged != (len(fds) == 1) {
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
 	}
-	c.route, c.peer = welcome.Route, wire.Text(welcome.Name[:])
+	c.route, c.peer, c.version = welcome.Route, wire.Text(welcome.Name[:]), welcome.Version
 	link, err := r.link(c, config, fds)
 	if err != nil {
 		return nil, err

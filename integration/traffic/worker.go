@@ -119,7 +119,7 @@ func (v *victim) wasKilled() bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// do has the client do something.
+// do sends an order to the client and returns its reply.
 func (w *worker) do(o order) (reply, error) {
 	var r reply
 	if err := json.NewEncoder(w.in).Encode(o); err != nil {
@@ -175,7 +175,7 @@ func (w *worker) kill() {
 	<-w.ended
 }
 
-// both has two clients do something at once.
+// both sends orders to two clients concurrently.
 func both(a, b *worker, first, second order) (replies [2]reply, err error) {
 	var wait sync.WaitGroup
 	var failed [2]error
