@@ -28,7 +28,7 @@ func TestBadInputIsRefusedWithItsCause(t *testing.T) {
 		{"demo --bytes 999PiB", 2, "--bytes 999PiB: must be 8 B to 1.0 TiB"},
 		{"demo --bytes 0", 2, "--bytes 0:"},
 		{"demo --slot-size 8GiB", 2, "--slot-size 8GiB:"},
-		{"demo --slots -1", 2, "--slots -1: 0 to 1024"},
+		{"demo --slots -1", 2, "--slots -1: must be 0 to 1024"},
 		{"bench --sizes 0", 2, "--sizes 0:"},
 		{"bench --sizes 1EiB", 2, "--sizes 1EiB:"},
 		{"relay list -o yaml", 2, "table, json or wide"},

@@ -136,7 +136,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			h.edit(h.information(2), replacing(a, b))
 			h.edit(h.information(3), replacing(b, a))
 		}, want: []string{`gpu-moved .*lane=2 GPU 2 .* was at 0000:3a:00.0 and is now at 0000:3b:00.0`,
-			`gpu-moved .*lane=3 .* is at 0000:3a:00.0`}},
+			`gpu-moved .*lane=3 .* is now at 0000:3a:00.0`}},
 		{name: "a GPU gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(7).BusID) },
 			want: []string{`gpu-gone .*lane=7 GPU 7 \(GPU-c64a.*\) at 0000:bb:00.0 is gone`, gpu3}},
 		{name: "a GPU in the middle gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(6).BusID) },
@@ -166,7 +166,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			want: []string{`gpu-refused .*lane=7 GPU 7 can no longer have a lane: `, `lanes .* the lanes of GPUs 3, 7 would now`}},
 
 		{name: "a NIC renamed", change: func(_ *testing.T, h *cdiHost) { h.renameNIC("mlx5_9") },
-			want: []string{`nic-renamed mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is called mlx5_9 by now`,
+			want: []string{`nic-renamed mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is now called mlx5_9`,
 				`lanes .* the lanes of GPUs 4, 5, 6, 7 would now have other NICs`}},
 		{name: "a NIC gone", change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.tree, "sys/class/infiniband/mlx5_1")))
@@ -216,7 +216,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			h *cdiHost) {
 			check(t, os.Chmod(h.planFile(), 0o666))
 		},
-			want: []string{`mode .*/plan.json others than its owner can write it \(mode 0666\)`}},
+			want: []string{`mode .*/plan.json users other than its owner can write it \(mode 0666\)`}},
 		{name: "another plan", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.planFile(), replacing(`"name": "mlx5_0",`, `"name": "mlx5_0", "guid": "0",`))
 		}, want: []string{`plan .*/plan.json it differs from the present plan of this host: it has .*`}},
@@ -234,7 +234,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			h *cdiHost) {
 			check(t, os.Chmod(h.specFile("lane"), 0o664))
 		},
-			want: []string{`mode .*/peerlane.dev-lane.json others than its owner can write it`}},
+			want: []string{`mode .*/peerlane.dev-lane.json users other than its owner can write it`}},
 		{name: "somebody else's file", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chown(h.specFile("lane"), 12345, 0))
@@ -254,7 +254,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			want: []string{`missing .*/etc/cdi no specification of Peerlane is installed`}},
 		{name: "an edited file", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.specFile("gpu"), replacing("CUDA_VISIBLE_DEVICES=", "CUDA_VISIBLE_DEVICES=0,"))
-		}, want: []string{`content .*/peerlane.dev-gpu.json it differs from the file that this version writes on this host: it has .*DEVICES=0,GPU.*, and not .*DEVICES=GPU`}},
+		}, want: []string{`content .*/peerlane.dev-gpu.json it differs from the file that this version writes on this host: it has .*DEVICES=0,GPU.* instead of .*DEVICES=GPU`}},
 		{name: "two files", shared: true, change: func(t *testing.T, h *cdiHost) {
 			text, err := os.ReadFile(h.specFile("lane"))
 			check(t, err)
@@ -264,7 +264,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			text, err := os.ReadFile(h.specFile("lane"))
 			check(t, err)
 			check(t, os.WriteFile(filepath.Join(h.specDir, "peerlane.dev-lane.yaml"), text, 0o644))
-		}, want: []string{`conflict .*/peerlane.dev-lane.json .*/peerlane.dev-lane.yaml defines peerlane.dev/lane=0`}},
+		}, want: []string{`conflict .*/peerlane.dev-lane.json .*/peerlane.dev-lane.yaml also defines peerlane.dev/lane=0`}},
 
 		{name: "another layout", shared: true, change: func(t *testing.T, h *cdiHost) {
 			other := *h
@@ -277,14 +277,14 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		{name: "no anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, errors.Join(err, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor"))))
-		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is not there`}},
+		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is missing`}},
 		{name: "no mount on the anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, err)
 		}, want: []string{
 			`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory instead of a mount`}},
 		{name: "no hook", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.hook)) },
-			want: []string{`hook .*/peerlane-hook the hook is not there`}, stays: true},
+			want: []string{`hook .*/peerlane-hook the hook is missing`}, stays: true},
 		{name: "a hook that cannot run", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chmod(h.hook, 0o644))
@@ -302,7 +302,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			want: []string{`hook .*/peerlane-hook runtimes run it as root, but users other than root can write`}, stays: true},
 		{name: "another way to GPU memory", change: func(_ *testing.T, h *cdiHost) {
 			h.edit("proc/driver/nvidia/version", replacing("Open Kernel Module for x86_64", "x86_64 Kernel Module"))
-		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf", and not .*REGISTRATION=bounce`,
+		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf" instead of .*REGISTRATION=bounce`,
 			`content .*/peerlane.dev-nic.json `}},
 		{name: "no node", shared: true, change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.flags[len(h.flags)-1], "dev/nvidia3")))

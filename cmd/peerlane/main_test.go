@@ -147,7 +147,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"a picture of nothing", []string{"topo", "-o", "html", "--sysfs", filepath.Join(dir, "empty/sys"), "--proc",
 			"/proc"}, 1, []string{"no GPU and no NIC found"}},
 		{"no GPU", []string{"cdi", "generate", "--hook", os.Args[0], "--sysfs", filepath.Join(dir, "empty/sys"), "--proc",
-			"/proc"}, 1, []string{"there is no NVIDIA GPU"}},
+			"/proc"}, 1, []string{"this host has no NVIDIA GPU"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out, errOut bytes.Buffer

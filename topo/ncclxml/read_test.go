@@ -285,7 +285,7 @@ func TestReadMalformedTopologyFails(t *testing.T) {
 		"an address twice": {cpu(`<pci busid="1:0.0" class="0x030200"/><pci busid="0000:01:00.0" class="0x020000"/>`),
 			"0000:01:00.0"},
 		"a name twice":   {cpu(`<pci busid="1:0.0"><nic><net name="a"/><net name="a"/></nic></pci>`), `"a"`},
-		"a nameless net": {cpu(`<nic><net/></nic>`), "not a valid name"},
+		"a nameless net": {cpu(`<nic><net/></nic>`), "no name"},
 		"NVLinks uncounted": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink target="2:0.0" tclass="0x030200"/></gpu></pci>`),
 			"count"},
 		"an NVLink nowhere": {cpu(`<pci busid="1:0.0"><gpu dev="0"><nvlink count="1" tclass="0x030200"/></gpu></pci>`),

@@ -402,7 +402,7 @@ func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 		"a name twice": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+
 			hwlocOSDev("3", "a", "")), "", "", ""), "have the same name a"},
 		"a nameless device": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""),
-			"not a valid name"},
+			"has no name"},
 		"a tree without end": {`<topology version="2.0">` + strings.Repeat(`<object type="Group">`, maxHwlocDepth), "deep"},
 		"an entity":          {`<!DOCTYPE topology [<!ENTITY a "aaaa">]><topology version="2.0"><info name="&a;"/></topology>`, "&a;"},
 		"many devices":       {`<topology version="2.0">` + manyGPUs(maxHwlocDevices+1) + `</topology>`, "it has more than"},

@@ -101,7 +101,7 @@ func TestSetImpossibleChangeIsRefused(t *testing.T) {
 		{"torn JSON", "{\n  \"a\": 1,\n", JSON, []string{"b"}, 3, "ends in the middle"},
 		{"a comma too many", "{\n  \"a\": 1,\n}\n", JSON, []string{"b"}, 3, "invalid character '}'"},
 		{"no object", "\n[1]\n", JSON, []string{"b"}, 2, "expected an object"},
-		{"null", "null", JSON, []string{"b"}, 1, "not null"},
+		{"null", "null", JSON, []string{"b"}, 1, "instead of null"},
 		{"two objects", "{}\n\n{}\n", JSON, []string{"b"}, 1, "unexpected data after the object"},
 		{"a value that is no object", "{\"a\": 1}", JSON, []string{"a", "b"}, 0, "a is not a table"},
 	} {
