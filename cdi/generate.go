@@ -226,7 +226,8 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 // nothing explains a plan without a device.
 func (g *generator) nothing() error {
 	if len(g.plan.Lanes) == 0 {
-		return errors.New("the plan has no lane, because this host has no NVIDIA GPU; `peerlane topo` shows the devices of this host")
+		return errors.New("the plan has no lane, because this host has no NVIDIA GPU; " +
+			"`peerlane topo` shows the devices of this host")
 	}
 	_, missing := g.offered(KindLane)
 	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))

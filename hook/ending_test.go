@@ -123,7 +123,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 			relay int) {
 			kill(t, relay, unix.SIGKILL)
 		}, false},
-		{"another signal", "killed", fmt.Sprintf("signal %d, ", another),
+		{"another signal", "killed", fmt.Sprintf("signal %d (", another),
 			func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, another) }, false},
 		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *generation.Generation,
 			_ int) {
@@ -153,7 +153,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 			func(t *testing.T, _ host, g *generation.Generation, _ int) {
 				kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
 			}, true},
-		{"supervisor gone", "supervisor gone", "after the supervisor had ended",
+		{"supervisor gone", "supervisor gone", "after the end of the supervisor",
 			func(t *testing.T, h host, g *generation.Generation, relay int) {
 				h.killSupervisor(t, g.ID)
 				kill(t, g.Init.PID, unix.SIGKILL)

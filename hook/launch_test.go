@@ -70,7 +70,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 
 	configs := reports[launch.Config](t, h.dir, "config")
 	want := []launch.Config{{
-		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
+		Version: launch.Version, Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(),
 		NICs:      h.layout.EmulatedNICs(),
 		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach",

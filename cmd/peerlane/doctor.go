@@ -85,7 +85,8 @@ Exit status:
 	flags.StringSliceVar(&connect, "connect", nil,
 		"also run the checks between hosts, with doctor --serve on each `HOST[:PORT]`, separated by commas")
 	flags.StringVar(&serve, "serve", "",
-		"answer doctors of other hosts at `ADDRESS[:PORT]`, and run no check (default: the relays' address, the last port of "+
+		"answer doctors of other hosts at `ADDRESS[:PORT]`, and run no check (default: the relays' "+
+			"address, the last port of "+
 			"network.ports)")
 	flags.Lookup("serve").NoOptDefVal = serveAuto
 	complete(cmd, "serve", serveAuto)

@@ -29,7 +29,7 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	secrets := []secret{
 		{"root's alone", file(0o600), ""},
 		{"read-only", file(0o400), ""},
-		{"a group reads it", file(0o640), "is open to others than its owner (mode 0640)"},
+		{"a group reads it", file(0o640), "users other than its owner can read or write it (mode 0640)"},
 		{"everybody reads it", file(0o604), "mode 0604"},
 		{"a group executes it", file(0o610), "mode 0610"},
 		{"a group writes it", file(0o620), "can be written by"},
@@ -40,7 +40,8 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 			return os.Symlink(path+".real", path)
 		}, "not a regular file"},
 		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
-		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) }, "has 9 bytes, more than 8"},
+		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) },
+			"has 9 bytes, more than 8"},
 		{"in a directory of all", func(path string) error {
 			if err := file(0o600)(path); err != nil {
 				return err

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// clearing is the part of a limit that is reserved for ending all processes.
+// clearing is the part of a limit reserved for the end of the processes.
 const clearing = 8 * time.Second
 
 // before is the running time of the ranks before a kill.

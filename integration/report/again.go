@@ -35,8 +35,8 @@ func (s *summary) failedIn(p testPackage) []string {
 }
 
 // tryAgain runs failed tests once more, by a shell command with PLACE, PACKAGE and TESTS, a
-// pattern, in the environment. A test that passes then counts as flaky instead of failed, and the
-// summary says so: shared machines lose seconds. After many failures it retries none.
+// pattern, in the environment. A test that passes then counts as flaky instead of failed,
+// because shared machines lose seconds. After many failures tryAgain retries none.
 func (s *summary) tryAgain(line string, out io.Writer) error {
 	count := 0
 	for _, f := range s.failing {
