@@ -116,7 +116,7 @@ longest = ./integration ./hook ./relay ./cmd/peerlane ./relay/libpeerlane ./rela
 # is on the nightly list, looks at these, too.
 without_race = ./cdi ./cdi/engine/edit ./cdi/inject ./cmd/manual ./cmd/peerlane ./cmd/peerlane/bundle ./cmd/peerlane/testbed ./cmd/peerlane-hook ./cmd/peerlane-runtime ./cmd/terminal \
 	./cmd/version ./cuda/conformance ./cuda/kernels ./config ./config/paths ./hook/sandbox ./integration \
-	$(addprefix ./integration/,across documents fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
+	$(addprefix ./integration/,across documents exported fuzz licences nccl nightly programs report testrun vm/pcitree vm/run vulncheck) \
 	./packaging/... ./relay/launch ./relay/network/address ./relay/rdmatest ./relay/registration ./relay/ring ./relay/selftest \
 	./relay/verbs/... ./relay/wire ./topo/...
 all_packages = $(if $(filter ./...,$(PACKAGES)),$(longest)) $(PACKAGES)
@@ -267,7 +267,7 @@ clean-dist:
 	@rm -rf dist
 
 .PHONY: lint
-lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names of tests and commits
+lint: ## gofmt, go vet, staticcheck, the complexity of functions, and the wording of comments, errors, names of tests and commits
 	@unformatted=$$(gofmt -l .); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w is needed on:"; echo "$$unformatted"; exit 1; fi
 	@# With the tests that run in virtual machines and in container engines.
@@ -276,6 +276,17 @@ lint: ## gofmt, go vet, staticcheck, and the wording of comments, errors, names 
 	@$(GO) tool staticcheck -tags vm,engines,packages ./...
 	@staticcheck=$$($(GO) tool -n staticcheck); cd kubernetes && "$$staticcheck" -tags cluster ./...
 	@$(GO) run ./integration/wording
+	@$(GO) run ./integration/complexity -limits $(complexities)
+
+complexities := integration/complexity/limits.txt
+
+.PHONY: complexity
+complexity: ## print for each package the most complex function, the longest parameter list, the largest struct and that with the most booleans
+	@$(GO) run ./integration/complexity
+
+.PHONY: complexity-update
+complexity-update: ## lower the limits of functions that have become simpler
+	@$(GO) run ./integration/complexity -limits $(complexities) -update
 
 # A Go module of its own, because the hook and the relay must not link client-go.
 .PHONY: test-kubernetes
@@ -292,7 +303,7 @@ cluster-needs:
 cluster_tests = bin/confine -idle $(IDLE) env PEERLANE_TEST_PROGRAMS=$(CURDIR)/bin/test-programs $(GO) test -C kubernetes -json -count=1 -vet=off -tags cluster -timeout 0
 
 .PHONY: test-cluster
-test-cluster: cluster-needs build ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
+test-cluster: cluster-needs image ## test the Kubernetes plugin in clusters of one node, as root (RUN=TestClusterPodsWithLanesExchange)
 	@CGO_ENABLED=0 $(GO) build -o bin/ ./integration/confine
 	@$(GO) build -o bin/test-report ./integration/report
 	@$(GO) run ./integration/programs/build bin/test-programs
@@ -303,6 +314,16 @@ test-cluster: cluster-needs build ## test the Kubernetes plugin in clusters of o
 .PHONY: bin/peerlane-kubelet
 bin/peerlane-kubelet:
 	@CGO_ENABLED=0 $(GO) build -C kubernetes -trimpath -buildvcs=false -ldflags '-s -w $(stamp)' -o ../$@ ./cmd/$(@F)
+
+# The image of the DaemonSet, without a base image: peerlane-kubelet, which is static, and the files that
+# its init container copies to hosts without packages.
+.PHONY: image
+image: build bin/front/peerlane bin/peerlane-kubelet ## write the image of the Kubernetes DaemonSet as an OCI layout, without a daemon: dist/image, and dist/image.tar
+	@rm -rf bin/image && mkdir -p bin/image/usr/bin
+	@cp bin/peerlane-kubelet bin/image/usr/bin/
+	@packaging/install bin bin/image/payload /opt/peerlane
+	@cd bin/image/payload/opt/peerlane && rm -rf share lib/systemd/user lib/sysusers.d lib/tmpfiles.d
+	@$(GO) run ./packaging/image -name localhost/peerlane-kubelet:$(subst +,-,$(shell packaging/version)) -time $(shell git log -1 --format=%ct) -out dist bin/image
 
 .PHONY: licences
 licences: ## list the Go modules in use and their licences; make test fails where one is not allowed

@@ -31,8 +31,8 @@ const (
 // the host does not offer, so a kind stays in the list for good.
 var Kinds = []string{KindLane, KindGPU, KindNIC}
 
-// All is the name of the device for every GPU with a lane, and of the device for every NIC.
-const All = "all"
+// all is the name of the device for every GPU with a lane, and of the device for every NIC.
+const all = "all"
 
 // auto is the lane= device for the GPUs that the engine gives the container.
 const auto = "auto"
@@ -249,7 +249,7 @@ func (g *generator) spec(kind string, lanes []planner.Lane) *specs.Spec {
 			)
 		}
 	}
-	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.deviceEdits(kind, lanes...)})
+	spec.Devices = append(spec.Devices, specs.Device{Name: all, ContainerEdits: g.deviceEdits(kind, lanes...)})
 	if kind == KindLane {
 		spec.Devices = append(spec.Devices, specs.Device{Name: auto, ContainerEdits: specs.ContainerEdits{
 			Hooks: []*specs.Hook{g.hook("createRuntime", "create", "--auto")},

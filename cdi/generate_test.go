@@ -278,7 +278,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 					}
 					last--
 				}
-				if spec.Devices[last].Name != All {
+				if spec.Devices[last].Name != all {
 					t.Errorf("the last device of %s is %s", spec.Kind, spec.Devices[last].Name)
 				}
 				for _, d := range spec.Devices[:last] {
@@ -350,7 +350,7 @@ func TestGroupsAreDevices(t *testing.T) {
 			found[d.Name] = d
 		}
 		// The group contains every offered lane.
-		if diff := cmp.Diff(found[All].ContainerEdits, found["half0"].ContainerEdits); diff != "" ||
+		if diff := cmp.Diff(found[all].ContainerEdits, found["half0"].ContainerEdits); diff != "" ||
 			len(found["half0"].ContainerEdits.Hooks) == 0 {
 			t.Errorf("%s=half0 (-all +half0): %s", spec.Kind, diff)
 		}

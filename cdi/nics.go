@@ -42,7 +42,7 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 			continue
 		}
 		// The kernel accepts names of NICs that CDI refuses.
-		if err := parser.ValidateDeviceName(nic.Name); err != nil || nic.Name == All {
+		if err := parser.ValidateDeviceName(nic.Name); err != nil || nic.Name == all {
 			missing = append(
 				missing,
 				fmt.Sprintf(
@@ -79,7 +79,7 @@ func (g *generator) nicSpec(nics []topo.NIC) *specs.Spec {
 			spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: edits})
 		}
 	}
-	spec.Devices = append(spec.Devices, specs.Device{Name: All, ContainerEdits: g.nicEdits(nics...)})
+	spec.Devices = append(spec.Devices, specs.Device{Name: all, ContainerEdits: g.nicEdits(nics...)})
 	return spec
 }
 

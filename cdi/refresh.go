@@ -32,9 +32,9 @@ func (i Installation) Install(
 		return nil, err
 	}
 	if dry {
-		return i.Changes()
+		return i.changes()
 	}
-	return i.Apply()
+	return i.apply()
 }
 
 // Remove removes the specifications and the plan. Without a state directory, Remove takes no
@@ -43,9 +43,9 @@ func (i Installation) Remove(dry bool) ([]Change, error) {
 	if _, err := os.Stat(i.Layout.State()); errors.Is(err, fs.ErrNotExist) {
 		i.Plan, i.Specs = nil, nil
 		if dry {
-			return i.Changes()
+			return i.changes()
 		}
-		return i.Apply()
+		return i.apply()
 	}
 	return i.Install(dry, func() (*planner.Plan, []*specs.Spec, error) { return nil, nil, nil })
 }

@@ -102,7 +102,7 @@ func (v *Validator) Validate() ([]Drift, error) {
 	} else {
 		v.Plan = v.Live
 	}
-	changes, err := v.Changes()
+	changes, err := v.changes()
 	if err != nil {
 		return nil, err
 	}
@@ -509,60 +509,72 @@ func (v *Validator) installedGPUs() []installedGPU {
 // checkGPUs compares the GPUs of the devices with the GPUs of the host.
 func (v *Validator) checkGPUs() {
 	installed := v.installedGPUs()
+	for _, was := range installed {
+		v.checkGPU(was)
+	}
+	if len(installed) > 0 { // else a new device has no specification to be in
+		v.checkNewGPUs(installed)
+	}
+	v.checkMinors()
+}
+
+// checkGPU compares a GPU of the devices with the GPU that the host has in its place.
+func (v *Validator) checkGPU(was installedGPU) {
+	at := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool { return g.BusID == was.busID })
+	moved := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool {
+		return was.uuid != "" && strings.EqualFold(g.UUID, was.uuid) && g.BusID != was.busID
+	})
+	subject := KindLane + "=" + strings.TrimPrefix(was.name(), "GPU ")
+	switch {
+	case moved >= 0:
+		v.add(
+			driftGPUMoved,
+			subject,
+			remedyRefresh,
+			"%s (%s) was at %s and is at %s by now",
+			was.name(),
+			was.uuid,
+			was.busID,
+			v.Live.GPUs[moved].BusID,
+		)
+		return
+	case at < 0:
+		v.add(driftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
+		return
+	}
+	is := v.Live.GPUs[at]
+	if was.uuid != "" && is.UUID != "" && !strings.EqualFold(was.uuid, is.UUID) {
+		v.add(
+			driftGPUReplaced,
+			subject,
+			remedyRefresh,
+			"at %s is another GPU by now: its UUID is %s, and was %s",
+			was.busID,
+			is.UUID,
+			was.uuid,
+		)
+	}
+	if was.index >= 0 && is.Index != was.index {
+		v.add(
+			driftGPUIndex,
+			subject,
+			remedyRefresh,
+			"the GPU at %s has index %d by now, and had %d",
+			was.busID,
+			is.Index,
+			was.index,
+		)
+	}
+	if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == planner.RoleRefused {
+		v.add(driftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
+	}
+}
+
+// checkNewGPUs finds GPUs of the host without a device.
+func (v *Validator) checkNewGPUs(installed []installedGPU) {
 	known := map[string]bool{}
 	for _, was := range installed {
 		known[was.busID], known[was.uuid] = true, true
-		at := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool { return g.BusID == was.busID })
-		moved := slices.IndexFunc(v.Live.GPUs, func(g topo.GPU) bool {
-			return was.uuid != "" && strings.EqualFold(g.UUID, was.uuid) && g.BusID != was.busID
-		})
-		subject := KindLane + "=" + strings.TrimPrefix(was.name(), "GPU ")
-		switch {
-		case moved >= 0:
-			v.add(
-				driftGPUMoved,
-				subject,
-				remedyRefresh,
-				"%s (%s) was at %s and is at %s by now",
-				was.name(),
-				was.uuid,
-				was.busID,
-				v.Live.GPUs[moved].BusID,
-			)
-			continue
-		case at < 0:
-			v.add(driftGPUGone, subject, remedyRefresh, "%s (%s) at %s is gone", was.name(), was.uuid, was.busID)
-			continue
-		}
-		is := v.Live.GPUs[at]
-		if was.uuid != "" && is.UUID != "" && !strings.EqualFold(was.uuid, is.UUID) {
-			v.add(
-				driftGPUReplaced,
-				subject,
-				remedyRefresh,
-				"at %s is another GPU by now: its UUID is %s, and was %s",
-				was.busID,
-				is.UUID,
-				was.uuid,
-			)
-		}
-		if was.index >= 0 && is.Index != was.index {
-			v.add(
-				driftGPUIndex,
-				subject,
-				remedyRefresh,
-				"the GPU at %s has index %d by now, and had %d",
-				was.busID,
-				is.Index,
-				was.index,
-			)
-		}
-		if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == planner.RoleRefused {
-			v.add(driftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
-		}
-	}
-	if len(installed) == 0 {
-		return // there is nothing to add to
 	}
 	for _, lane := range v.Live.Lanes {
 		gpu, err := v.Live.GPU(lane.GPU)
@@ -579,6 +591,10 @@ func (v *Validator) checkGPUs() {
 			gpu.BusID,
 		)
 	}
+}
+
+// checkMinors compares the device nodes of the GPUs with the nodes of the old plan.
+func (v *Validator) checkMinors() {
 	if v.old == nil {
 		return
 	}

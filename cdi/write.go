@@ -139,8 +139,8 @@ func (c Change) Diff() string {
 	return udiff.Unified(from, to, string(c.old), string(c.text))
 }
 
-// Changes returns the file changes that Apply would make, in order. It does not modify the host.
-func (i Installation) Changes() ([]Change, error) {
+// changes returns the file changes that Apply would make, in order. It does not modify the host.
+func (i Installation) changes() ([]Change, error) {
 	var plan, all []Change
 	change, err := i.planChange()
 	if err != nil {
@@ -168,10 +168,10 @@ func (i Installation) Changes() ([]Change, error) {
 	return append(plan, all...), nil
 }
 
-// Apply writes and removes files until the host matches i, and returns the changes. The caller
+// apply writes and removes files until the host matches i, and returns the changes. The caller
 // holds the layout's lock (Hold): otherwise a command that read the host earlier could replace
 // the files of a later command.
-func (i Installation) Apply() ([]Change, error) {
+func (i Installation) apply() ([]Change, error) {
 	if i.Plan != nil {
 		if err := i.Layout.Create(); err != nil {
 			return nil, fmt.Errorf("making Peerlane's directories: %w", err)
@@ -182,7 +182,7 @@ func (i Installation) Apply() ([]Change, error) {
 			return nil, err
 		}
 	}
-	changes, err := i.Changes()
+	changes, err := i.changes()
 	if err != nil {
 		return nil, err
 	}

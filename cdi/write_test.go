@@ -280,14 +280,14 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := Installation{Layout: l, Dirs: []string{dir}, Plan: testPlan(), Specs: generate(t, testOptions(t))}
-	if _, err := i.Apply(); err != nil {
+	if _, err := i.apply(); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]string{".nvidia.tmp", filepath.Base(recent), "peerlane.dev-gpu.json", "peerlane.dev-lane.json",
 		"peerlane.dev-nic.json"}, entries(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	if changes, err := i.Apply(); err != nil || len(changes) > 0 {
+	if changes, err := i.apply(); err != nil || len(changes) > 0 {
 		t.Errorf("the second time: %v, %v", changes, err)
 	}
 }

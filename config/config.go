@@ -460,6 +460,20 @@ func (n Network) check() error {
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return &KeyError{"network.interfaces", fmt.Errorf("network.interfaces: %w", err)}
 	}
+	if _, err := address.ParsePorts(n.Ports); err != nil {
+		return &KeyError{"network.ports", fmt.Errorf("network.ports: %w", err)}
+	}
+	if n.Streams < 1 || n.Streams > launch.MaxNetworkStreams {
+		return &KeyError{"network.streams", fmt.Errorf("network.streams is %d; 1 to %d are possible", n.Streams,
+			launch.MaxNetworkStreams)}
+	}
+	if err := n.checkRails(); err != nil {
+		return err
+	}
+	return n.checkAddress()
+}
+
+func (n Network) checkRails() error {
 	if len(n.Rails) > maxRails {
 		return &KeyError{"network.rails", fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails),
 			maxRails)}
@@ -471,13 +485,10 @@ func (n Network) check() error {
 				"there before", name)}
 		}
 	}
-	if _, err := address.ParsePorts(n.Ports); err != nil {
-		return &KeyError{"network.ports", fmt.Errorf("network.ports: %w", err)}
-	}
-	if n.Streams < 1 || n.Streams > launch.MaxNetworkStreams {
-		return &KeyError{"network.streams", fmt.Errorf("network.streams is %d; 1 to %d are possible", n.Streams,
-			launch.MaxNetworkStreams)}
-	}
+	return nil
+}
+
+func (n Network) checkAddress() error {
 	if n.Address == "" {
 		return nil
 	}
@@ -621,12 +632,22 @@ func (r Relay) UIDRange() (first, last int, err error) {
 	return first, last, nil
 }
 
+// check checks values. Named files need not exist.
 func (c Config) check() error {
-	r := c.Relay
-	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
-		return &KeyError{"relay.binary", fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook "+
-			"runs in many directories", r.Binary)}
+	for _, check := range []func() error{
+		c.checkChoices, c.Network.check, c.Verbs.check, c.checkTenancy, c.Relay.checkCopies, c.checkLimits, c.Runtime.check,
+		c.Relay.checkProcess,
+	} {
+		if err := check(); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// checkChoices checks keys that have a list of possible values.
+func (c Config) checkChoices() error {
+	r := c.Relay
 	for _, choice := range []struct {
 		key, value string
 		known      []string
@@ -657,18 +678,23 @@ func (c Config) check() error {
 				strings.Join(choice.known, ", "))}
 		}
 	}
-	if err := c.Network.check(); err != nil {
-		return err
-	}
-	if err := c.Verbs.check(); err != nil {
-		return err
-	}
+	return nil
+}
+
+// checkTenancy checks keys that several tenants of a host exclude.
+func (c Config) checkTenancy() error {
+	r := c.Relay
 	if r.CUDAIPC == CUDAIPCAllow && c.CDI.Tenancy == TenancyMulti {
 		return &KeyError{"relay.cuda_ipc", errors.New(`relay.cuda_ipc is "allow" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's memory`)}
 	}
 	if r.Events == EventsIPC && c.CDI.Tenancy == TenancyMulti {
 		return &KeyError{"relay.events", errors.New(`relay.events is "ipc" and cdi.tenancy is "multi": a tenant could guess the IPC handle of another's event`)}
 	}
+	return nil
+}
+
+// checkCopies checks the slots, chunks and streams of a relay's copies.
+func (r Relay) checkCopies() error {
 	if r.Slots < 1 || r.Slots > 1024 {
 		return &KeyError{"relay.slots", fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)}
 	}
@@ -688,6 +714,12 @@ func (c Config) check() error {
 			return &KeyError{n.key, fmt.Errorf("%s is %d; up to %d are possible, or 0", n.key, n.value, n.most)}
 		}
 	}
+	return nil
+}
+
+// checkLimits checks limits on memory and on numbers of objects.
+func (c Config) checkLimits() error {
+	r := c.Relay
 	for _, limit := range []struct {
 		key   string
 		value int
@@ -716,14 +748,27 @@ func (c Config) check() error {
 	if limit := c.Staging.HostLimit; limit != nil && *limit > 1<<50 {
 		return &KeyError{"staging.host_limit", fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)}
 	}
-	if p := c.Runtime.Path; p != "" && !filepath.IsAbs(p) {
+	return nil
+}
+
+func (r Runtime) check() error {
+	if p := r.Path; p != "" && !filepath.IsAbs(p) {
 		return &KeyError{"runtime.path", fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run "+
 			"peerlane-runtime in many directories", p)}
 	}
-	for _, pattern := range c.Runtime.Devices {
+	for _, pattern := range r.Devices {
 		if err := checkPattern(pattern); err != nil {
 			return &KeyError{"runtime.devices", fmt.Errorf("runtime.devices has %q: %w", pattern, err)}
 		}
+	}
+	return nil
+}
+
+// checkProcess checks the program, the sandbox and the resources of a relay's process.
+func (r Relay) checkProcess() error {
+	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
+		return &KeyError{"relay.binary", fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook "+
+			"runs in many directories", r.Binary)}
 	}
 	if _, _, err := r.UIDRange(); err != nil {
 		return err

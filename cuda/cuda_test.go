@@ -9,7 +9,7 @@ import (
 
 func TestLibraryThatIsNotThere(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
-	_, err := OpenLibrary(path)
+	_, err := openLibrary(path)
 	var e *LibraryError
 	if !errors.As(err, &e) || e.Library != path || e.Missing != "" || e.Reason == "" {
 		t.Fatalf("OpenLibrary: %#v; want a LibraryError with the loader's reason", err)
@@ -20,7 +20,7 @@ func TestLibraryThatIsNotThere(t *testing.T) {
 }
 
 func TestLibraryThatIsNoDriver(t *testing.T) {
-	_, err := OpenLibrary("libm.so.6")
+	_, err := openLibrary("libm.so.6")
 	var e *LibraryError
 	if !errors.As(err, &e) || e.Missing != "cuInit" {
 		t.Fatalf("OpenLibrary(libm.so.6): %v; want a LibraryError that misses cuInit", err)

@@ -57,12 +57,12 @@ func Open() (*Driver, error) {
 	if path == "" {
 		path = DefaultLibrary
 	}
-	return OpenLibrary(path)
+	return openLibrary(path)
 }
 
-// OpenLibrary is [Open] for a library given by path, or by a name that the
+// openLibrary is [Open] for a library given by path, or by a name that the
 // loader searches for.
-func OpenLibrary(path string) (*Driver, error) {
+func openLibrary(path string) (*Driver, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	var message [512]C.char

@@ -134,10 +134,10 @@ func (r Result) Sticky() bool {
 	return false
 }
 
-// DeviceLost reports a failure of the device rather than of the program: an uncorrectable error of
+// deviceLost reports a failure of the device rather than of the program: an uncorrectable error of
 // memory or NVLink, or no answer, which the driver reports as CUDA_ERROR_UNKNOWN after a GPU has
 // left the bus.
-func (r Result) DeviceLost() bool {
+func (r Result) deviceLost() bool {
 	return r == ErrECCUncorrectable || r == ErrNVLinkUncorrectable || r == ErrUnknown
 }
 
@@ -145,7 +145,7 @@ func (r Result) DeviceLost() bool {
 func Sticky(err error) bool { return anyResult(err, Result.Sticky) }
 
 // DeviceLost reports whether the tree of err contains a [Result] with DeviceLost.
-func DeviceLost(err error) bool { return anyResult(err, Result.DeviceLost) }
+func DeviceLost(err error) bool { return anyResult(err, Result.deviceLost) }
 
 func anyResult(err error, is func(Result) bool) bool {
 	switch e := err.(type) {

@@ -325,8 +325,8 @@ func TestInspectOfARelayThatDoesNotReport(t *testing.T) {
 	}
 }
 
-// A supervisor refuses a request of another release, and names the version.
-func TestAnotherReleasesSupervisor(t *testing.T) {
+// A supervisor refuses a request of another release, and names both versions.
+func TestSupervisorOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
 	g := h.launch(t, "c", startProcess(t).Process.Pid, "")
@@ -334,8 +334,8 @@ func TestAnotherReleasesSupervisor(t *testing.T) {
 	socket := filepath.Join(h.layout.GenerationDir(g.ID), "admin.sock")
 	for request, answer := range map[string]string{
 		`lanes changed`:                     "makes no sense",
-		`{"version":2,"command":"inspect"}`: "speaks version 1",
-		`{"version":1,"command":"dance"}`:   "dance",
+		`{"version":2,"command":"inspect"}`: "speaks version 1, and was asked in version 2",
+		`{"version":1,"command":"dance"}`:   `unknown request \"dance\": the supervisor is of an earlier release and speaks version 1`,
 	} {
 		if got := tell(t, socket, request); !strings.Contains(got, answer) {
 			t.Errorf("%s is answered %q", request, got)

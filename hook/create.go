@@ -246,7 +246,8 @@ func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec 
 	if len(given) == 0 {
 		return warning, nil
 	}
-	r := Request{Container: c, Lanes: given, Config: config, Ignored: hostnetwork.IgnoredVariables(spec.Process.Env)}
+	r := Request{Container: c, Lanes: given, Config: config, Ignored: hostnetwork.IgnoredVariables(spec.Process.Env),
+		Pod: generation.PodOf(s.Annotations)}
 	if name := config.Network.TenantAnnotation; name != "" {
 		r.Tenant = s.Annotations[name]
 	}

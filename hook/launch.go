@@ -43,6 +43,8 @@ type Request struct {
 	Ignored []string
 	// Tenant is the value of the container's annotation network.tenant_annotation.
 	Tenant string
+	// Pod becomes the generation's.
+	Pod *generation.Pod
 }
 
 // Launch gives a container a generation: sockets that accept connections from now on, and a
@@ -156,7 +158,7 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 		Machine: generation.MachineID(l),
 		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
 		Relay:   generation.Command{Path: relay, Environment: r.Config.Relay.Environment},
-		Network: r.Config.Network, Tenant: r.Tenant, Rails: r.Config.Plan.Rails,
+		Network: r.Config.Network, Tenant: r.Tenant, Pod: r.Pod, Rails: r.Config.Plan.Rails,
 		NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = generation.NewSandbox(r.Config.Relay); err != nil {

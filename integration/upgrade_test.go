@@ -1,13 +1,11 @@
 package integration_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,13 +34,13 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 		t.Run(c.runtime, func(t *testing.T) {
 			u := newUpgrade(t, c.runtime, c.route)
 			a, z := u.start(0), u.start(1)
-			introduce(t, a, z, earlier.NewestVersion)
+			earlier.Introduce(a.Container, z.Container, earlier.NewestVersion, earlier.NewestVersion, patience)
 			relays := []int{u.relay(a).Status.Relay.PID, u.relay(z).Status.Relay.PID}
 
 			u.install()
 			for range 3 {
-				a.next("moving")
-				z.next("moving")
+				a.Next("moving", patience)
+				z.Next("moving", patience)
 			}
 			if now := []int{u.relay(a).Status.Relay.PID, u.relay(z).Status.Relay.PID}; !slices.Equal(now, relays) {
 				t.Errorf("relays %v became %v by the installation", relays, now)
@@ -56,12 +54,12 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 					if other == c {
 						want = wire.StatusRelayDied
 					}
-					status, text, _ := strings.Cut(other.next("error"), " ")
+					status, text, _ := strings.Cut(other.Next("error", patience), " ")
 					if status != fmt.Sprint(uint32(want)) {
-						t.Errorf("after the end of a relay the client of %s has status %s, not %d: %s", other.id, status, want, text)
+						t.Errorf("after the end of a relay the client of %s has status %s, not %d: %s", other.ID, status, want, text)
 					}
 				}
-				introduce(t, a, z, earlier.NewestVersion)
+				earlier.Introduce(a.Container, z.Container, earlier.NewestVersion, earlier.NewestVersion, patience)
 				u.runsNewRelay(c)
 			}
 
@@ -75,7 +73,7 @@ func TestUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 				}
 			}
 			// The earlier program loads the library of this commit.
-			introduce(t, a, z, wire.NewestVersion)
+			earlier.Introduce(a.Container, z.Container, wire.NewestVersion, wire.NewestVersion, patience)
 			u.runsNewRelay(a)
 			u.runsNewRelay(z)
 		})
@@ -117,7 +115,7 @@ func newUpgrade(t *testing.T, runtimeName, route string) *upgrade {
 		t.Fatal(err)
 	}
 	c := exec.Command(filepath.Join(built, earlier.Host), root, installed, filepath.Join(built, earlier.Library),
-		filepath.Join(built, earlier.Client), route)
+		filepath.Join(built, earlier.Program), route)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	in, err := c.StdinPipe()
@@ -179,40 +177,17 @@ func (u *upgrade) install() {
 
 // earlierContainer is a container with the program of package earlier.
 type earlierContainer struct {
-	*upgrade
-	id     string
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	lines  chan string
-	last   []string // the last lines
-	stderr bytes.Buffer
-	ended  bool
+	*earlier.Container
+	runtime *bundle.Runtime
+	ended   bool
 }
 
 func (u *upgrade) start(i int) *earlierContainer {
 	u.Helper()
 	u.count++
-	c := &earlierContainer{upgrade: u, id: u.host.ContainerID(fmt.Sprint("earlier-", u.count)),
-		lines: make(chan string, 1000)}
-	c.cmd = u.runtime.Command(context.Background(), "run", "--bundle", u.bundles[i], c.id)
-	c.cmd.Stderr = &c.stderr
-	var err error
-	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		u.Fatal(err)
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		u.Fatal(err)
-	}
-	if err := c.cmd.Start(); err != nil {
-		u.Fatal(err)
-	}
-	go func() {
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			c.lines <- lines.Text()
-		}
-		close(c.lines)
-	}()
+	id := u.host.ContainerID(fmt.Sprint("earlier-", u.count))
+	c := &earlierContainer{runtime: u.runtime, Container: earlier.Start(u, id,
+		u.runtime.Command(context.Background(), "run", "--bundle", u.bundles[i], id))}
 	u.Cleanup(c.end)
 	return c
 }
@@ -223,55 +198,11 @@ func (c *earlierContainer) end() {
 		return
 	}
 	c.ended = true
-	ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
-	defer cancel()
-	if err := errors.Join(c.in.Close(), c.runtime.Delete(ctx, c.id)); err != nil {
-		c.Error(err)
-	}
-	for range c.lines {
-	}
-	c.cmd.Wait() // killed
-}
-
-// next waits for a line that begins with a word, and returns the rest. It discards other lines.
-func (c *earlierContainer) next(word string) string {
-	c.Helper()
-	deadline := testutil.After(patience)
-	for {
-		select {
-		case line, ok := <-c.lines:
-			c.last = append(c.last[max(0, len(c.last)-9):], line)
-			if !ok {
-				c.Fatalf("container %s ended before %q, after %q: %s", c.id, word, c.last, &c.stderr)
-			}
-			if rest, is := strings.CutPrefix(line, word+" "); is {
-				return rest
-			}
-			if strings.HasPrefix(line, "corrupt") {
-				c.Fatalf("container %s: %s", c.id, line)
-			}
-		case <-deadline:
-			c.Fatalf("container %s does not come to %q, after %q", c.id, word, c.last)
-		}
-	}
-}
-
-// introduce connects two containers, whose sessions must have a version of the protocol, and waits
-// for verified messages.
-func introduce(t *testing.T, a, z *earlierContainer, version int) {
-	t.Helper()
-	handles := map[*earlierContainer]string{}
-	for _, c := range []*earlierContainer{a, z} {
-		spoken, handle, _ := strings.Cut(c.next("listening"), " ")
-		if spoken != fmt.Sprint(version) {
-			t.Errorf("container %s speaks version %s with its relay, not %d", c.id, spoken, version)
-		}
-		handles[c] = handle
-	}
-	fmt.Fprintln(a.in, handles[z])
-	fmt.Fprintln(z.in, handles[a])
-	a.next("moving")
-	z.next("moving")
+	c.End(func() error {
+		ctx, cancel := testutil.WithLimit(context.Background(), time.Minute)
+		defer cancel()
+		return c.runtime.Delete(ctx, c.ID)
+	})
 }
 
 // relay returns the relay of a container, read by the code of this commit.
@@ -282,11 +213,11 @@ func (u *upgrade) relay(c *earlierContainer) *generation.Info {
 		u.Fatal(err)
 	}
 	for _, g := range list {
-		if g.Container.ID == c.id && g.Status.Relay != nil {
+		if g.Container.ID == c.ID && g.Status.Relay != nil {
 			return &g
 		}
 	}
-	u.Fatalf("container %s has no relay among %+v", c.id, list)
+	u.Fatalf("container %s has no relay among %+v", c.ID, list)
 	return nil
 }
 
@@ -295,6 +226,6 @@ func (u *upgrade) runsNewRelay(c *earlierContainer) {
 	u.Helper()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", u.relay(c).Status.Relay.PID))
 	if err != nil || exe != filepath.Join(u.host.Binaries, programs.Relay) {
-		u.Errorf("the relay of %s runs %s, %v", c.id, exe, err)
+		u.Errorf("the relay of %s runs %s, %v", c.ID, exe, err)
 	}
 }

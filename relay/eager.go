@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"unsafe"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/transport"
@@ -271,7 +272,14 @@ func (r *receiver) copyEager(a *arrival) {
 		op.settle()
 		r.settle()
 	}
-	r.lane.pull.take().Move(op.memory.place(op.offset), from, a.length, done)
+	to := op.memory.place(op.offset)
+	if op.memory.lane != nil && op.memory.lane.device != nil {
+		if stored, err := op.memory.lane.device.Store(to, unsafe.Slice((*byte)(from.Host), a.length)); stored {
+			done(err)
+			return
+		}
+	}
+	r.lane.pull.take().Move(to, from, a.length, done)
 }
 
 // answerEager gives the window again, and then says what has become of the message.

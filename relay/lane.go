@@ -129,6 +129,9 @@ func (l *lane) open() error {
 			return errors.Join(wire.Errorf(wire.StatusNoCUDA, "%w", err), g.Close())
 		}
 	}
+	if err := g.OpenStores(); err != nil {
+		logrus.WithError(err).Infof("short copies into GPU %s use the driver's calls, and take some 4 µs more", l.spec.GPU.BusID)
+	}
 	if !d.Simulated() { // whose times say nothing
 		if err := g.MeasureWrites(); err != nil {
 			logrus.WithError(err).Warnf("short copies into GPU %s were not measured; those of up to %d bytes are words", l.spec.GPU.BusID, g.Writes().MostWords)

@@ -248,6 +248,11 @@ func (m *memory) open(gpu wire.UUID) error {
 		return wire.Errorf(wire.StatusWrongGPU, "the memory is on %s, and was exported as memory of %s, whose lane this container has", actual, gpu.GPU())
 	}
 	m.lane = lane
+	if len(m.parts) == 1 && m.access&wire.AccessReceive != 0 {
+		if err := m.mapped.MapStores(lane.device, m.parts[0].FD, m.offset, m.length); err != nil {
+			logrus.WithError(err).Debugf("no stores into %d bytes of memory on %s", m.length, gpu.GPU())
+		}
+	}
 	return nil
 }
 

@@ -101,6 +101,10 @@ func (r *receiver) takeShort(a *arrival) bool {
 		done(nil)
 		return true
 	}
+	if stored, err := op.memory.lane.device.Store(to, a.short); stored {
+		done(err)
+		return true
+	}
 	op.underWay++
 	taken := r.lane.pull.take().Write(to.Ptr, a.short, func(err error) {
 		op.underWay--

@@ -109,10 +109,22 @@ func TestShortMessagesNeedNoGrant(t *testing.T) {
 	}
 }
 
-// A short message into a GPU's memory is not granted room either: the receiver's relay writes it
-// with its own stream, whatever its size and address. A single byte, which no call writes
-// beside another process's kernel without a wait, is granted room.
+// A short message into a GPU's memory is not granted room either: the receiver's relay stores or
+// writes it, whatever its size and address. Without an aperture a single byte, which no call
+// writes beside another process's kernel without a wait, is granted room.
 func TestShortMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
+	for _, c := range []struct {
+		aperture string
+		targets  int
+	}{{"", 0}, {"refuse", 1}} {
+		t.Run("aperture "+c.aperture, func(t *testing.T) {
+			t.Setenv("PEERLANE_SIM_APERTURE", c.aperture)
+			shortIntoGPU(t, c.targets)
+		})
+	}
+}
+
+func shortIntoGPU(t *testing.T, targets int) {
 	n := neighbours(t, "host", "GPU")
 	var moved uint64
 	for _, size := range []uint64{2, 7, 8, 15, 16, 17, 24, 64, 100, 1024, packet.WindowBytes - 1, packet.WindowBytes} {
@@ -128,8 +140,8 @@ func TestShortMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
 		t.Errorf("of %d bytes %d were sent, %d of these direct, %d received, %d of these direct", moved, sent.Sent, sent.Direct, received.Received, received.Direct)
 	}
 	n.pass(t, 1)
-	if told := n.sender.Targets(); told != 1 {
-		t.Errorf("the sender's relay was told of %d memories of the receiver for a single byte, want 1", told)
+	if told := n.sender.Targets(); told != targets {
+		t.Errorf("the sender's relay was told of %d memories of the receiver for a single byte, want %d", told, targets)
 	}
 }
 

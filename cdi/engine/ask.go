@@ -33,14 +33,14 @@ var daemons = map[string]func(ctx context.Context, address string) (version stri
 // errOther is of a socket at which another engine answers.
 var errOther = errors.New("another engine answers there")
 
-// Ask returns the version of an engine of this host: of the running daemon at the socket, or else
+// askEngine returns the version of an engine of this host: of the running daemon at the socket, or else
 // of the program. Without a daemon and a program the error is ErrNotInstalled.
-func Ask(ctx context.Context, name, socket string) (Answer, error) {
+func askEngine(ctx context.Context, name, socket string) (reply, error) {
 	var silent error
 	if daemon := daemons[name]; daemon != nil {
 		version, err := askDaemon(ctx, daemon, socket)
 		if err == nil {
-			return Answer{Version: strings.TrimPrefix(version, "v"), Daemon: true}, nil
+			return reply{Version: strings.TrimPrefix(version, "v"), Daemon: true}, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errOther) {
 			silent = fmt.Errorf("%s at %s: %w", name, socket, err)
@@ -49,11 +49,11 @@ func Ask(ctx context.Context, name, socket string) (Answer, error) {
 	version, err := askProgram(ctx, name)
 	switch {
 	case err == nil:
-		return Answer{Version: version}, nil
+		return reply{Version: version}, nil
 	case silent == nil && errors.Is(err, exec.ErrNotFound):
-		return Answer{}, fmt.Errorf("%w: %w", ErrNotInstalled, err)
+		return reply{}, fmt.Errorf("%w: %w", ErrNotInstalled, err)
 	}
-	return Answer{}, errors.Join(silent, err)
+	return reply{}, errors.Join(silent, err)
 }
 
 func askDaemon(

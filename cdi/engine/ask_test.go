@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -42,8 +43,8 @@ func TestContainerdIsAsked(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	got, err := Ask(context.Background(), Containerd, address)
-	if want := (Answer{Version: "2.4.2", Daemon: true}); err != nil || got != want {
+	got, err := askEngine(context.Background(), Containerd, address)
+	if want := (reply{Version: "2.4.2", Daemon: true}); err != nil || got != want {
 		t.Errorf("it said %+v, %v, want %+v", got, err, want)
 	}
 }
@@ -63,15 +64,15 @@ func TestProgramsAreAsked(t *testing.T) {
 	program("containerd", `echo "containerd github.com/containerd/containerd/v2 v2.0.5 abc"`)
 	program("podman", `echo "podman version 5.4.2"`)
 	program("crio", `printf "crio version 1.30.1\nVersion: 1.30.1\n"`)
-	ask := func(name string) Answer {
+	ask := func(name string) reply {
 		t.Helper()
-		got, err := Ask(context.Background(), name, filepath.Join(dir, "none"))
+		got, err := askEngine(context.Background(), name, filepath.Join(dir, "none"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return got
 	}
-	for name, want := range map[string]Answer{
+	for name, want := range map[string]reply{
 		docker: {Version: "20.10.24+dfsg1"}, Containerd: {Version: "2.0.5"}, Podman: {Version: "5.4.2"},
 		CRIO: {Version: "1.30.1"},
 	} {
@@ -80,19 +81,20 @@ func TestProgramsAreAsked(t *testing.T) {
 		}
 	}
 	program("crio", "exit 3")
-	if _, err := Ask(context.Background(), CRIO, ""); err == nil || errors.Is(err, ErrNotInstalled) ||
-		!strings.Contains(err.Error(), "exit status 3") {
+	var failed *exec.ExitError
+	if _, err := askEngine(context.Background(), CRIO, ""); errors.Is(err, ErrNotInstalled) ||
+		!errors.As(err, &failed) || failed.ExitCode() != 3 {
 		t.Errorf("it said %v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
 	for _, name := range Names {
-		if _, err := Ask(context.Background(), name, filepath.Join(dir, "none")); !errors.Is(err, ErrNotInstalled) {
+		if _, err := askEngine(context.Background(), name, filepath.Join(dir, "none")); !errors.Is(err, ErrNotInstalled) {
 			t.Errorf("of %s it said %v", name, err)
 		}
 	}
 	// A daemon that does not answer is an error, not a missing engine.
 	for _, name := range []string{docker, Containerd} {
-		if _, err := Ask(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) ||
+		if _, err := askEngine(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) ||
 			!strings.Contains(err.Error(), dir) {
 			t.Errorf("of %s it said %v", name, err)
 		}
@@ -107,15 +109,15 @@ func TestDockerIsAsked(t *testing.T) {
 	for _, c := range []struct {
 		says string
 		code int
-		want Answer
+		want reply
 		err  error // nil: any other error
 	}{
 		{`{"Version": "28.2.2", "Components": [{"Name": "Engine"}, {"Name": "containerd"}]}`, 200,
-			Answer{Version: "28.2.2", Daemon: true}, nil},
-		{`{"Version": "19.3.0"}`, 200, Answer{Version: "19.3.0", Daemon: true}, nil},
-		{`{"Version": "5.4.2", "Components": [{"Name": "Podman Engine"}]}`, 200, Answer{}, ErrNotInstalled},
-		{`{"message": "it starts"}`, 503, Answer{}, nil},
-		{`torn`, 200, Answer{}, nil},
+			reply{Version: "28.2.2", Daemon: true}, nil},
+		{`{"Version": "19.3.0"}`, 200, reply{Version: "19.3.0", Daemon: true}, nil},
+		{`{"Version": "5.4.2", "Components": [{"Name": "Podman Engine"}]}`, 200, reply{}, ErrNotInstalled},
+		{`{"message": "it starts"}`, 503, reply{}, nil},
+		{`torn`, 200, reply{}, nil},
 	} {
 		socket := filepath.Join(t.TempDir(), "s")
 		l, err := net.Listen("unix", socket)
@@ -132,7 +134,7 @@ func TestDockerIsAsked(t *testing.T) {
 		check := s.Listener.Close()
 		s.Listener = l
 		s.Start()
-		got, err := Ask(context.Background(), docker, socket)
+		got, err := askEngine(context.Background(), docker, socket)
 		s.Close()
 		if check != nil || got != c.want || (err == nil) != c.want.Daemon ||
 			errors.Is(err, ErrNotInstalled) != (c.err != nil) {

@@ -45,11 +45,11 @@ type Host struct {
 	// Version is the version of the engine; empty means to ask the engine.
 	Version string
 	// Ask asks an engine, by its daemon's socket, for its version; nil means Ask of this package.
-	Ask func(ctx context.Context, engine, socket string) (Answer, error)
+	Ask func(ctx context.Context, engine, socket string) (reply, error)
 }
 
-// Answer is the version that an engine reports.
-type Answer struct {
+// reply is the version that an engine reports.
+type reply struct {
 	// Version has the engine's form, "28.2.2".
 	Version string
 	// Daemon reports whether the running daemon answered, and not the program.
@@ -146,11 +146,11 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 		return s, err
 	}
 	d.root, s.File = h.Root, d.main
-	answer := Answer{Version: h.Version}
+	answer := reply{Version: h.Version}
 	if h.Version == "" {
 		ask := h.Ask
 		if ask == nil {
-			ask = Ask
+			ask = askEngine
 		}
 		socket := ""
 		if e.socket != nil {

@@ -666,9 +666,9 @@ func TestSocketFollowsConfiguration(t *testing.T) {
 		root := t.TempDir()
 		put(t, filepath.Join(root, c.file), c.text)
 		var got string
-		h := Host{Root: root, Ask: func(_ context.Context, _, socket string) (Answer, error) {
+		h := Host{Root: root, Ask: func(_ context.Context, _, socket string) (reply, error) {
 			got = socket
-			return Answer{Version: "99.0"}, nil
+			return reply{Version: "99.0"}, nil
 		}}
 		if _, err := h.Look(context.Background(), c.engine, Wanted{}); err != nil || got != c.want {
 			t.Errorf("%s of %q: %q, %v", c.engine, c.text, got, err)

@@ -92,11 +92,11 @@ func flags(set *pflag.FlagSet) (list []Flag) {
 	return list
 }
 
-// All returns a command and its subcommands, parents first.
-func (c Command) All() []Command {
+// all returns a command and its subcommands, parents first.
+func (c Command) all() []Command {
 	all := []Command{c}
 	for _, below := range c.Commands {
-		all = append(all, below.All()...)
+		all = append(all, below.all()...)
 	}
 	return all
 }

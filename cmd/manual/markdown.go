@@ -17,7 +17,7 @@ const (
 // status. The help and the man page of a command also have its description and examples.
 func (c Command) Markdown() string {
 	var b strings.Builder
-	for _, one := range c.All() {
+	for _, one := range c.all() {
 		fmt.Fprintf(&b, "## %s\n\n%s.\n\n```\n%s\n```\n\n", one.Path, one.Short, one.Usage)
 		var commands []Command
 		if one.Path == c.Path { // the commands of a subcommand follow the subcommand

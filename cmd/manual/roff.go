@@ -53,7 +53,7 @@ func (c Command) pageName() string { return strings.ReplaceAll(c.Path, " ", "-")
 // Pages returns the man pages of a command and its subcommands, by file name.
 func (c Command) Pages(section int, version string) map[string]string {
 	pages := map[string]string{}
-	for _, one := range c.All() {
+	for _, one := range c.all() {
 		p := Page{Name: one.pageName(), Section: section, Version: version, Brief: one.Short}
 		if above := strings.LastIndex(one.Path, " "); above > 0 {
 			p.SeeAlso = append(p.SeeAlso, fmt.Sprintf("%s(%d)", strings.ReplaceAll(one.Path[:above], " ", "-"), section))

@@ -83,7 +83,8 @@ func serve() error {
 
 // supervisor is the supervisor at the other end of descriptor 5.
 type supervisor struct {
-	conn *net.UnixConn
+	conn    *net.UnixConn
+	version int // of the last configuration
 
 	mu     sync.Mutex
 	claims map[uint64]chan launch.Admission // that wait for an answer, by number
@@ -176,6 +177,10 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 			return false, nil
 		}
 	case asked == "":
+		s.version = message.Version
+		if err = launch.CheckVersion(s.version); err != nil {
+			break
+		}
 		sign(message.Config)
 		s.hears.Store(message.Endings)
 		err = r.Configure(message.Config)
@@ -186,7 +191,8 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	case asked == launch.RequestEnd:
 		r.End(message.Reason)
 	default:
-		err = fmt.Errorf("unknown request %q: relay and supervisor have different versions", asked)
+		err = &launch.VersionError{Supervisor: s.version, Oldest: launch.OldestVersion, Newest: launch.Version,
+			Request: asked}
 	}
 	status.OK = err == nil
 	if err != nil {

@@ -24,7 +24,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/exporter"
-	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
@@ -77,7 +76,7 @@ peerlane-exporter-collector.socket (--collector).`,
 		if once && (flags.Changed("listen") || flags.Changed("web-config")) {
 			return usageError{cmd.CommandPath(), errors.New("--once prints and does not listen: omit --listen and --web-config")}
 		}
-		if err := a.mayExport(); err != nil {
+		if err := exporter.Allowed(a.layout); err != nil {
 			return err
 		}
 		source := exporter.Host(a.layout)
@@ -105,27 +104,12 @@ func newCollectCommand(a *app) *cobra.Command {
 		Use: "collect", Hidden: true, Short: "Write the state of all relays to standard output, for peerlane exporter " +
 			"--collector", Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := a.mayExport(); err != nil {
+			if err := exporter.Allowed(a.layout); err != nil {
 				return err
 			}
 			return exporter.Write(a.out.Document(), exporter.Host(a.layout))
 		},
 	}
-}
-
-// mayExport refuses on a host with several tenants: any user there could read metrics of every
-// tenant.
-func (a *app) mayExport() error {
-	c, err := config.Load(a.layout.ConfigFile())
-	if err != nil {
-		return err
-	}
-	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
-		return fmt.Errorf(
-			"exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set "+
-				"exporter.multi_tenancy = true to allow this", a.layout.ConfigFile())
-	}
-	return nil
 }
 
 // metrics is a registry that reads from a source.

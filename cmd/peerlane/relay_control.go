@@ -86,17 +86,7 @@ func (a *app) printInspection(i control.Inspection) {
 	row("starts", strconv.Itoa(i.Status.Starts))
 	row("last error", i.Status.Error)
 	for _, lane := range i.Config.Lanes {
-		var servers []string
-		for _, s := range lane.Servers {
-			servers = append(servers, strconv.Itoa(s.Index))
-		}
-		var spares []string
-		for _, s := range lane.Spares {
-			spares = append(spares, strconv.Itoa(s.Index))
-		}
-		row("lane", fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID,
-			dash(lane.GPU.UUID), lane.Role,
-			dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", "))))
+		row("lane", laneLine(lane))
 	}
 	for _, p := range i.Pairs {
 		row("pair", pairWords(p))
@@ -126,73 +116,7 @@ func (a *app) printInspection(i control.Inspection) {
 	row("peers' socket", i.PeerSocket)
 	row("log", i.Log)
 	if r := i.Report; r != nil {
-		row("CUDA contexts", strings.Join(r.Contexts, ", "))
-		for _, w := range r.Writes {
-			row("short copies", writesWords(w))
-		}
-		for _, s := range r.Staging {
-			text := humanize.IBytes(s.Bytes)
-			if s.Bytes != s.Wanted {
-				text += " of " + humanize.IBytes(s.Wanted)
-			}
-			if s.Transport != "" {
-				text += fmt.Sprintf(" in host memory for other hosts, by %s: the lane of %s", s.Transport, s.Lane)
-			} else if s.Host {
-				text += " in host memory: the lane of " + s.Lane + " bounces"
-			} else {
-				text += " on " + s.GPU
-			}
-			if s.Slots > 0 {
-				text += fmt.Sprintf(", %d slots of %s each way by %d streams", s.Slots, humanize.IBytes(s.SlotBytes), s.Streams)
-			}
-			if s.Note != "" {
-				text += ": " + s.Note
-			}
-			if s.Clients > 0 {
-				text += fmt.Sprintf(", and %s for clients that copy themselves", humanize.IBytes(s.Clients))
-			}
-			row("staging", text)
-		}
-		printNetwork(row, r.Network)
-		for _, c := range r.Connections {
-			row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route,
-				dash(c.Transport), dash(c.Path)))
-			if c.Registration != "" {
-				row("  memory", c.Registration)
-			}
-		}
-		for _, c := range r.Clients {
-			host := ""
-			if c.HostMemory > 0 {
-				host = fmt.Sprintf(" (%s of the host's)", humanize.IBytes(c.HostMemory))
-			}
-			if c.Staging > 0 {
-				host += fmt.Sprintf(" (%s on server GPUs)", humanize.IBytes(c.Staging))
-			}
-			if c.IPCMemories > 0 {
-				host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
-			}
-			row("client", fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
-				humanize.IBytes(c.Bytes), host, c.Connections))
-		}
-		if r.MoreClients > 0 {
-			row("client", fmt.Sprintf("and %d more", r.MoreClients))
-		}
-		row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent),
-			humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
-		of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
-		row("in use", fmt.Sprintf(
-			"clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(
-				r.Used.Clients, r.Limits.Clients),
-			of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors,
-				r.Limits.Descriptors),
-			humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(
-				r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
-		if own := i.Config.OwnHostMemory; own > 0 {
-			row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit",
-				humanize.IBytes(own)))
-		}
-		row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
+		printReport(row, r, i.Config)
 	} else {
 		row("no report", i.NoReport)
 	}
@@ -200,6 +124,102 @@ func (a *app) printInspection(i control.Inspection) {
 	for _, line := range i.LogTail {
 		a.out.Println("  " + strings.ReplaceAll(line, "\t", "        "))
 	}
+}
+
+// printReport shows a relay's own report.
+func printReport(row func(what, value string), r *launch.Report, config launch.Config) {
+	row("CUDA contexts", strings.Join(r.Contexts, ", "))
+	for _, w := range r.Writes {
+		row("short copies", writesWords(w))
+	}
+	for _, s := range r.Staging {
+		row("staging", stagingWords(s))
+	}
+	printNetwork(row, r.Network)
+	for _, c := range r.Connections {
+		row("connection", fmt.Sprintf("%d of process %d, route %s, transport %s: %s", c.Number, c.PID, c.Route,
+			dash(c.Transport), dash(c.Path)))
+		if c.Registration != "" {
+			row("  memory", c.Registration)
+		}
+	}
+	for _, c := range r.Clients {
+		row("client", clientWords(c))
+	}
+	if r.MoreClients > 0 {
+		row("client", fmt.Sprintf("and %d more", r.MoreClients))
+	}
+	row("sent, received", fmt.Sprintf("%s, %s (staged %s, direct %s)", humanize.Bytes(r.Sent),
+		humanize.Bytes(r.Received), humanize.Bytes(r.Staged), humanize.Bytes(r.Direct)))
+	of := func(have, limit int) string { return fmt.Sprintf("%d of %d", have, limit) }
+	row("in use", fmt.Sprintf(
+		"clients %s, memories %s, connections %s, files %s, host memory %s of %s, staging memory of clients %s of %s", of(
+			r.Used.Clients, r.Limits.Clients),
+		of(r.Used.Memories, r.Limits.Memories), of(r.Used.Connections, r.Limits.Connections), of(r.Used.Descriptors,
+			r.Limits.Descriptors),
+		humanize.IBytes(r.Used.HostMemory), humanize.IBytes(r.Limits.HostMemory), humanize.IBytes(
+			r.Used.Staging), humanize.IBytes(r.Limits.Staging)))
+	if own := config.OwnHostMemory; own > 0 {
+		row("host memory limit", fmt.Sprintf("%s for clients, slots and rings together, from the container's memory limit",
+			humanize.IBytes(own)))
+	}
+	row("wrong handles", strconv.FormatUint(r.BadHandles, 10))
+}
+
+// laneLine describes a lane with its GPUs and NICs.
+func laneLine(lane launch.Lane) string {
+	var servers []string
+	for _, s := range lane.Servers {
+		servers = append(servers, strconv.Itoa(s.Index))
+	}
+	var spares []string
+	for _, s := range lane.Spares {
+		spares = append(spares, strconv.Itoa(s.Index))
+	}
+	return fmt.Sprintf("GPU %d (%s, %s), %s; servers %s; spares %s; NICs %s", lane.GPU.Index, lane.GPU.BusID,
+		dash(lane.GPU.UUID), lane.Role,
+		dash(strings.Join(servers, ", ")), dash(strings.Join(spares, ", ")), dash(strings.Join(lane.NICs, ", ")))
+}
+
+// stagingWords describes staging memory.
+func stagingWords(s launch.Staging) string {
+	text := humanize.IBytes(s.Bytes)
+	if s.Bytes != s.Wanted {
+		text += " of " + humanize.IBytes(s.Wanted)
+	}
+	if s.Transport != "" {
+		text += fmt.Sprintf(" in host memory for other hosts, by %s: the lane of %s", s.Transport, s.Lane)
+	} else if s.Host {
+		text += " in host memory: the lane of " + s.Lane + " bounces"
+	} else {
+		text += " on " + s.GPU
+	}
+	if s.Slots > 0 {
+		text += fmt.Sprintf(", %d slots of %s each way by %d streams", s.Slots, humanize.IBytes(s.SlotBytes), s.Streams)
+	}
+	if s.Note != "" {
+		text += ": " + s.Note
+	}
+	if s.Clients > 0 {
+		text += fmt.Sprintf(", and %s for clients that copy themselves", humanize.IBytes(s.Clients))
+	}
+	return text
+}
+
+// clientWords describes a client process.
+func clientWords(c launch.Client) string {
+	host := ""
+	if c.HostMemory > 0 {
+		host = fmt.Sprintf(" (%s of the host's)", humanize.IBytes(c.HostMemory))
+	}
+	if c.Staging > 0 {
+		host += fmt.Sprintf(" (%s on server GPUs)", humanize.IBytes(c.Staging))
+	}
+	if c.IPCMemories > 0 {
+		host += fmt.Sprintf(" (%d by CUDA IPC)", c.IPCMemories)
+	}
+	return fmt.Sprintf("process %d: %d memories with %s%s, %d connections", c.PID, c.Memories,
+		humanize.IBytes(c.Bytes), host, c.Connections)
 }
 
 // printNCCLConf shows which file sets NCCL's variables in the container.
@@ -638,13 +658,39 @@ func namesOr(all *bool) cobra.PositionalArgs {
 
 // writesWords says by which method short copies out of host memory are made, and why.
 func writesWords(w launch.Writes) string {
-	text := fmt.Sprintf("into %s: words up to %d bytes, then two rows up to 32 KiB", w.GPU, w.Words)
+	text := fmt.Sprintf("into %s: ", w.GPU)
+	if w.Stores > 0 {
+		text += fmt.Sprintf("stores of the CPU up to %d bytes; of memory that is not mapped in BAR1, ", w.Stores)
+	}
+	text += fmt.Sprintf("words up to %d bytes, then two rows up to 32 KiB", w.Words)
 	var times []string
 	for _, m := range w.Measured {
-		times = append(times, fmt.Sprintf("%d B %.1f and %.1f", m.Bytes, m.Words, m.Rows))
+		one := fmt.Sprintf("%d B %s and %.1f", m.Bytes, microsecondsOr(m.Words), m.Rows)
+		if w.Stores > 0 {
+			one = fmt.Sprintf("%d B %s, %s and %.1f", m.Bytes, microsecondsOr(m.Stores), microsecondsOr(m.Words), m.Rows)
+		}
+		times = append(times, one)
 	}
-	if len(times) == 0 {
-		return text + " (not measured)"
+	methods := "words and rows"
+	if w.Stores > 0 {
+		methods = "stores, words and rows"
 	}
-	return text + " (words and rows, µs: " + strings.Join(times, ", ") + ")"
+	switch {
+	case len(times) == 0:
+		text += " (not measured)"
+	default:
+		text += fmt.Sprintf(" (%s, µs: %s)", methods, strings.Join(times, ", "))
+	}
+	if w.NoStores != "" {
+		text += "; no stores: " + w.NoStores
+	}
+	return text
+}
+
+// microsecondsOr is a time in microseconds, or a dash where none was measured.
+func microsecondsOr(t float64) string {
+	if t == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%.1f", t)
 }

@@ -5,10 +5,10 @@ import (
 	"os"
 )
 
-// Fault is a mistake in Peerlane itself.
-type Fault struct{ what any }
+// fault is a mistake in Peerlane itself.
+type fault struct{ what any }
 
-func (f Fault) Error() string {
+func (f fault) Error() string {
 	return fmt.Sprintf(
 		"this is a fault of Peerlane %s itself: %v; please report it, with what the same command prints with "+
 			"GOTRACEBACK=all in its environment", Get().Version, f.what)
@@ -20,7 +20,7 @@ func Sentence(do func() error) (err error) {
 	if os.Getenv("GOTRACEBACK") == "" {
 		defer func() {
 			if what := recover(); what != nil {
-				err = Fault{what}
+				err = fault{what}
 			}
 		}()
 	}

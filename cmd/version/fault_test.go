@@ -11,7 +11,7 @@ func TestSentencePanicBecomesError(t *testing.T) {
 	err := Sentence(func() error {
 		return errors.New(strings.Repeat("x", -len(t.Name())))
 	})
-	var fault Fault
+	var fault fault
 	if !errors.As(err, &fault) || !strings.Contains(err.Error(), "strings: negative Repeat count; please report it") ||
 		strings.Contains(err.Error(), "\n") {
 		t.Errorf("it is %v", err)

@@ -1,6 +1,7 @@
 package paths
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -93,7 +94,8 @@ func TestCreateStateFileInWayIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, err := range []error{l.Create(), l.CreateState()} {
-		if err == nil || !strings.Contains(err.Error(), l.Root+"/var") {
+		var failed *fs.PathError
+		if !errors.As(err, &failed) || !strings.HasPrefix(failed.Path, l.Root+"/var") {
 			t.Errorf("a file instead of a directory: %v", err)
 		}
 	}

@@ -463,3 +463,49 @@ func TestHostMemoryIsRegisteredOnce(t *testing.T) {
 	check(t, driver.MemHostUnregister(p))
 	check(t, unix.Munmap(b))
 }
+
+// The CPU's stores into memory of another process arrive, and mappings leave nothing behind.
+func TestApertureMapsExportedMemory(t *testing.T) {
+	use(t, 0)
+	busID, err := driver.DevicePCIBusID(0)
+	check(t, err)
+	aperture, err := driver.OpenAperture(busID)
+	check(t, err)
+	if aperture.Size() < 64*mib {
+		t.Errorf("BAR1 has %d bytes", aperture.Size())
+	}
+	p := child(t, "exporter", nil)
+	_, fds, err := p.receive()
+	check(t, err)
+	fd, err := unix.Dup(fds[0])
+	check(t, err)
+	m, err := adopt(driver, fds[0], size, 0)
+	check(t, err)
+	check(t, write(driver, m.p, size, 1))
+	for range 20 {
+		mapped, err := aperture.Map(fd, 4096, 8192)
+		check(t, err)
+		if len(mapped.Bytes) != 8192 {
+			t.Fatalf("%d bytes are mapped", len(mapped.Bytes))
+		}
+		for i := range 256 {
+			b := mapped.Bytes[i]
+			mapped.Bytes[i] = ^b
+			mapped.Bytes[i] = b
+		}
+		check(t, aperture.Unmap(mapped))
+	}
+	check(t, verify(driver, m.p, size, 1))
+	mapped, err := aperture.Map(fd, 0, 4096)
+	check(t, err)
+	mapped.Bytes[0] = ^mapped.Bytes[0]
+	_ = mapped.Bytes[0] // a read empties the buffers in which the store may wait
+	if verify(driver, m.p, size, 1) == nil {
+		t.Error("a copy does not see a store")
+	}
+	check(t, errors.Join(aperture.Unmap(mapped), m.free(), unix.Close(fd)))
+	if _, err := aperture.Map(int(p.cmd.Process.Pid)+1<<20, 0, 4096); err == nil {
+		t.Error("no descriptor is mapped")
+	}
+	aperture.Close()
+}

@@ -24,6 +24,7 @@
 //	                       kernel (libcuda/stream.c): "refuse", or waits so many milliseconds
 //	PEERLANE_SIM_WRITES_ORDERING
 //	                       GPU_DIRECT_RDMA_WRITES_ORDERING of each device, default 100
+//	PEERLANE_SIM_APERTURE  "refuse": no memory is mapped through BAR1
 //	PEERLANE_SIM_FAULT     faults; the grammar is in libcuda/fault.c:
 //	                       "cuMemcpyAsync:after=3:error=700;cuMemCreate:oom"
 //	PEERLANE_SIM_CALLS     a file to which each call that can have a fault adds its name

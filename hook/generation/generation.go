@@ -34,6 +34,37 @@ type Container struct {
 	PID int `json:"-"`
 }
 
+// Pod is a container of a pod of Kubernetes.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Container string `json:"container"`
+	UID       string `json:"uid"`
+}
+
+// podAnnotations are the annotations of containerd and of CRI-O for namespace, pod, container and uid
+// (containerd internal/cri/annotations/annotations.go, cri-o pkg/annotations).
+var podAnnotations = [][4]string{
+	{"io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name",
+		"io.kubernetes.cri.sandbox-uid"},
+	{"io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name", "io.kubernetes.pod.uid"},
+}
+
+// maxPodName limits the bytes of a name that is kept: names of Kubernetes are shorter.
+const maxPodName = 253
+
+// PodOf returns the pod that annotations of config.json name, nil without one.
+func PodOf(annotations map[string]string) *Pod {
+	for _, keys := range podAnnotations {
+		p := Pod{annotations[keys[0]], annotations[keys[1]], annotations[keys[2]], annotations[keys[3]]}
+		if p.Namespace != "" && p.Name != "" &&
+			max(len(p.Namespace), len(p.Name), len(p.Container), len(p.UID)) <= maxPodName {
+			return &p
+		}
+	}
+	return nil
+}
+
 // Generation is one life of one container, and the relay that serves it.
 type Generation struct {
 	ID        string          `json:"generation"` // 32 hexadecimal digits
@@ -53,6 +84,9 @@ type Generation struct {
 	NetworkMemory uint64         `json:"networkMemory,omitempty"`
 	// Tenant is the value of the container's annotation that Network names; empty without one.
 	Tenant string `json:"tenant,omitempty"`
+	// Pod is the container's pod by the annotations of a Kubernetes engine; nil without one. Pod is data
+	// for users and metrics: images of other engines can state annotations.
+	Pod *Pod `json:"pod,omitempty"`
 	// Rails has the configured rails of RDMA devices, by device name.
 	Rails map[string]int `json:"rails,omitempty"`
 	// Ignored are sentences about variables of the job's that have no effect on relays.

@@ -326,6 +326,18 @@ func executeAt(dir int, program string, arguments []string, how int) error {
 	return rawExecveat(dir, path, argv, envv, how)
 }
 
+// view returns the files that the thread keeps.
+func (s Spec) view(nodes []string) view {
+	v := view{read: roots(present(s.Read)), devices: nodes}
+	for _, path := range present(s.Write) {
+		if within(path, v.read) {
+			path = real(path) // see roots
+		}
+		v.write = append(v.write, path)
+	}
+	return v
+}
+
 // apply confines this thread.
 func (s Spec) apply(program string) (Report, error) {
 	r := Report{Missing: []string{}, Groups: []int{}}
@@ -346,13 +358,7 @@ func (s Spec) apply(program string) (Report, error) {
 			}
 		}
 	}
-	view := view{read: roots(present(s.Read)), devices: nodes}
-	for _, path := range present(s.Write) {
-		if within(path, view.read) {
-			path = real(path) // see roots
-		}
-		view.write = append(view.write, path)
-	}
+	view := s.view(nodes)
 	lacking := map[string]bool{} // report a path once
 	lacks := func(path string, err error) {
 		if !lacking[path] {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -358,6 +359,8 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
 	cmd.WaitDelay = time.Second // for other holders of the pipes, and a process that a driver holds
 	out, err := cmd.StdoutPipe()
+	// A caller's shell may have passed descriptors, which the sandbox would keep.
+	err = errors.Join(err, unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC))
 	if err == nil {
 		err = cmd.Start()
 	}

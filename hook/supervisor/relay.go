@@ -231,6 +231,7 @@ func (r *relay) read() {
 
 // configure sends a configuration; the answer comes by answers.
 func (r *relay) configure(c launch.Config) error {
+	c.Version = launch.Version
 	if err := r.send(c); err != nil {
 		return err
 	}

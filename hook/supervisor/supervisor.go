@@ -254,8 +254,10 @@ func (s *supervisor) requested(r admin.Request) {
 	default:
 		r.Reply(
 			fmt.Errorf(
-				"its supervisor is of an earlier release of Peerlane, which does not know %q; restart the container",
+				"unknown request %q: the supervisor is of an earlier release and speaks version %d of requests; "+
+					"restart the container",
 				r.Command,
+				admin.Version,
 			),
 		)
 	}

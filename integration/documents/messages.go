@@ -149,8 +149,8 @@ func goMessages(root string) (all []Message, err error) {
 	return all, nil
 }
 
-// messagesOf returns the messages in the files of a package.
-func messagesOf(files []*ast.File, at string) (list []Message) {
+// constantsOf returns the string constants of a package.
+func constantsOf(files []*ast.File) map[string]string {
 	constants := map[string]string{}
 	for _, f := range files {
 		for _, d := range f.Decls {
@@ -170,71 +170,100 @@ func messagesOf(files []*ast.File, at string) (list []Message) {
 			}
 		}
 	}
-	own := formats(files, at)
-	makers := faultMakers(files, constants)
-	code := "" // of the fault.Error that is being visited
-	write := func(text string) {
-		if text := shown(text); strings.Trim(text, "…:;,. ()") != "" {
-			list = append(list, Message{text, at, code})
-		}
-	}
-	add := func(e ast.Expr) {
-		if text, ok := literal(e, constants); ok {
-			write(text)
-		}
-	}
+	return constants
+}
+
+// collector collects the messages in the files of a package.
+type collector struct {
+	at        string
+	constants map[string]string
+	formats   map[string]int    // parameter with the format, of the package's own functions
+	makers    map[string]string // see faultMakers
+	code      string            // of the fault.Error whose nodes are visited
+	list      []Message
+}
+
+// messagesOf returns the messages in the files of a package.
+func messagesOf(files []*ast.File, at string) []Message {
+	constants := constantsOf(files)
+	c := &collector{at: at, constants: constants, formats: formats(files, at), makers: faultMakers(files, constants)}
 	for _, f := range files {
 		var stack []ast.Node
 		ast.Inspect(f, func(n ast.Node) bool {
-			if n == nil { // the end of the last node of stack
-				switch n := stack[len(stack)-1].(type) {
-				case *ast.CompositeLit:
-					if isFault(n) {
-						code = ""
-					}
-				case *ast.CallExpr:
-					if makers[called(n)] != "" {
-						code = ""
-					}
-				}
+			if n == nil {
+				c.leave(stack[len(stack)-1])
 				stack = stack[:len(stack)-1]
 				return true
 			}
 			stack = append(stack, n)
-			if c, ok := n.(*ast.CompositeLit); ok && isFault(c) {
-				var text string
-				if code, text = faultText(c, constants); code != "" {
-					write(text)
-				}
-			}
-			if d, ok := n.(*ast.FuncDecl); ok && d.Name.Name == "Error" && d.Recv != nil && d.Body != nil {
-				texts(d.Body, add) // a type of errors
-			}
-			call, ok := n.(*ast.CallExpr)
-			if !ok {
-				return true
-			}
-			if makers[called(call)] != "" {
-				code = makers[called(call)]
-				for _, a := range call.Args {
-					if text, ok := literal(a, constants); ok && strings.Contains(text, " ") {
-						write(text)
-					}
-				}
-			} else if i := formatOf(call); i >= 0 && i < len(call.Args) {
-				add(call.Args[i])
-			} else if i, is := own[called(call)]; is && i < len(call.Args) {
-				add(call.Args[i])
-			} else if sinks[called(call)] {
-				for _, a := range call.Args {
-					add(a)
-					texts(a, add)
-				}
-			}
+			c.enter(n)
 			return true
 		})
 	}
-	return list
+	return c.list
+}
+
+func (c *collector) write(text string) {
+	if text := shown(text); strings.Trim(text, "…:;,. ()") != "" {
+		c.list = append(c.list, Message{text, c.at, c.code})
+	}
+}
+
+func (c *collector) add(e ast.Expr) {
+	if text, ok := literal(e, c.constants); ok {
+		c.write(text)
+	}
+}
+
+func (c *collector) enter(n ast.Node) {
+	switch n := n.(type) {
+	case *ast.CompositeLit:
+		if isFault(n) {
+			var text string
+			if c.code, text = faultText(n, c.constants); c.code != "" {
+				c.write(text)
+			}
+		}
+	case *ast.FuncDecl:
+		if n.Name.Name == "Error" && n.Recv != nil && n.Body != nil {
+			texts(n.Body, c.add) // a type of errors
+		}
+	case *ast.CallExpr:
+		c.call(n)
+	}
+}
+
+func (c *collector) call(call *ast.CallExpr) {
+	if code := c.makers[called(call)]; code != "" {
+		c.code = code
+		for _, a := range call.Args {
+			if text, ok := literal(a, c.constants); ok && strings.Contains(text, " ") {
+				c.write(text)
+			}
+		}
+	} else if i := formatOf(call); i >= 0 && i < len(call.Args) {
+		c.add(call.Args[i])
+	} else if i, is := c.formats[called(call)]; is && i < len(call.Args) {
+		c.add(call.Args[i])
+	} else if sinks[called(call)] {
+		for _, a := range call.Args {
+			c.add(a)
+			texts(a, c.add)
+		}
+	}
+}
+
+func (c *collector) leave(n ast.Node) {
+	switch n := n.(type) {
+	case *ast.CompositeLit:
+		if isFault(n) {
+			c.code = ""
+		}
+	case *ast.CallExpr:
+		if c.makers[called(n)] != "" {
+			c.code = ""
+		}
+	}
 }
 
 // isFault reports whether a literal is a fault.Error.

@@ -38,13 +38,13 @@ var paths = []string{
 	":(exclude)topo/picture/*",
 }
 
-// Names of the programs and of the library in Build's directory. Host and Client are compiled from
+// Names of the programs and of the library in Build's directory. Host and Program are compiled from
 // sources in this package, against the commit's packages and library.
 const (
 	hook    = "peerlane-hook"
 	relay   = "peerlane-relay"
 	Host    = "host"
-	Client  = "client"
+	Program = "client"
 	Library = libpeerlane.Name
 )
 
@@ -110,7 +110,7 @@ func build(to string) error {
 		{"go", "build", "-o", filepath.Join(to, relay), "./cmd/" + relay},
 		{"go", "build", "-o", filepath.Join(to, Host), "./integration/host"},
 		{"go", "run", "./relay/libpeerlane/build", to},
-		{"cc", "-std=gnu11", "-o", filepath.Join(to, Client), "relay/libpeerlane/examples/transferer.c",
+		{"cc", "-std=gnu11", "-o", filepath.Join(to, Program), "relay/libpeerlane/examples/transferer.c",
 			"-Irelay/libpeerlane/examples", "-Irelay/libpeerlane/source", "-Irelay/wire", "-L" + to, "-l:" + Library, "-ldl"},
 	} {
 		if err := run(command...); err != nil {

@@ -36,7 +36,7 @@ import (
 // Paths of Peerlane's programs and of the engines, set by TestMain.
 var (
 	binaries  string
-	installed *Installed
+	installed *installation
 )
 
 func TestMain(m *testing.M) {

@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/integration/pinned"
 )
 
-// Installed is where the engines lie that are no packages of this Debian.
-type Installed struct {
+// installation is where the engines lie that are no packages of this Debian.
+type installation struct {
 	// Runc, Containerd and Docker are directories of programs that were built.
 	Runc, Containerd, Docker string
 	// Next is the root file system of the newer Debian, and Old that of a separate Debian of this
@@ -28,12 +28,12 @@ type Installed struct {
 const modules = "modules"
 
 // find returns the result of Install for the current recipe.
-func find() (*Installed, error) {
+func find() (*installation, error) {
 	dir, err := Cache()
 	if err != nil {
 		return nil, err
 	}
-	found := &Installed{}
+	found := &installation{}
 	for name, path := range found.folders() {
 		k, err := key(name)
 		if err != nil {
@@ -47,7 +47,7 @@ func find() (*Installed, error) {
 	return found, nil
 }
 
-func (i *Installed) folders() map[string]*string {
+func (i *installation) folders() map[string]*string {
 	return map[string]*string{"runc": &i.Runc, "containerd": &i.Containerd, "docker": &i.Docker, nextSuite: &i.Next,
 		oldSuite: &i.Old}
 }

@@ -1,6 +1,7 @@
 // Wording checks the texts of this project: comments and errors of packages, names of tests,
-// and subjects of commits. docs/contributing.md has the rules. limits.txt lists the packages
-// above the limits, with the largest values that pass. Wording skips relay/.
+// subjects of commits, and comparisons of error texts in tests. docs/contributing.md has the rules.
+// limits.txt lists the packages above the limits, with the largest values that pass; texts.txt has
+// the limits of comparisons. Wording skips relay/, except for comparisons.
 package main
 
 import (
@@ -39,6 +40,9 @@ func run(out io.Writer, root string, history, update bool) error {
 		}
 	}
 	errs := check(list.values, found)
+	if err := checkTexts(root, update); err != nil {
+		errs = append(errs, err)
+	}
 	count, err := checkCommits(root, list)
 	switch {
 	case errors.Is(err, errNoHistory) && !history:

@@ -19,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/peerlane/peerlane/cdi"
+	"github.com/peerlane/peerlane/kubernetes/events"
 	"github.com/peerlane/peerlane/kubernetes/health"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
@@ -44,7 +45,9 @@ type Config struct {
 	// Poll is the time between two observations; MinPublish is the shortest time between two
 	// updates of the node's slices.
 	Poll, MinPublish time.Duration
-	Log              *logrus.Logger
+	// Reporter reports observations as events; nil: none.
+	Reporter *events.Reporter
+	Log      *logrus.Logger
 }
 
 // Driver implements kubeletplugin.DRAPlugin.
@@ -111,6 +114,9 @@ func (d *Driver) observe() ([]resourceapi.Device, error) {
 	close(d.changed)
 	d.changed = make(chan struct{})
 	d.mu.Unlock()
+	if d.config.Reporter != nil {
+		d.config.Reporter.Note(o)
+	}
 	peermem, peermemErr := cdi.FindPeermem(o.Plan.Source.Sysfs, d.config.Proc)
 	if peermemErr != nil {
 		return nil, errors.Join(err, peermemErr)

@@ -52,6 +52,8 @@ type Observation struct {
 	Lanes map[string]Conditions
 	// Relays has the failures of relays, by the PCI addresses of the container's GPUs.
 	Relays map[string][]string
+	// Pods has the pods of living containers with a lane, by the PCI address of the lane's GPU.
+	Pods map[string][]generation.Pod
 	// Drained reports whether `peerlane relay drain` is in effect.
 	Drained bool
 }
@@ -82,7 +84,7 @@ func (m *Monitor) Observe() (*Observation, error) {
 		return nil, err
 	}
 	o := &Observation{Time: m.now(), Plan: plan, Lanes: map[string]Conditions{}, Relays: map[string][]string{},
-		Drained: drained != nil}
+		Pods: map[string][]generation.Pod{}, Drained: drained != nil}
 	m.observePorts(plan)
 	for _, lane := range plan.Lanes {
 		if c := m.conditions(lane, o.Drained); len(c) > 0 {
@@ -153,6 +155,11 @@ func (m *Monitor) conditions(lane planner.Lane, drained bool) Conditions {
 func (m *Monitor) observeRelays(o *Observation) error {
 	infos, err := generation.List(m.layout)
 	for _, info := range infos {
+		if info.Pod != nil && info.Alive {
+			for _, lane := range info.Config.Lanes {
+				o.Pods[lane.GPU.BusID] = append(o.Pods[lane.GPU.BusID], *info.Pod)
+			}
+		}
 		if info.Status.State != generation.StateDown {
 			continue
 		}

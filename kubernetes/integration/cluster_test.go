@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,6 +49,8 @@ type options struct {
 	// controlPlane are flags of API server, scheduler and controller manager.
 	controlPlane []string
 	apiServer    []string
+	// accounts gives pods tokens of service accounts, and runs DaemonSets.
+	accounts bool
 }
 
 // cluster is a cluster of one node with the simulated GPUs of a recorded host.
@@ -59,6 +62,11 @@ type cluster struct {
 	reports string
 	client  kubernetes.Interface
 	daemons map[string]*daemon
+}
+
+// configureRelays configures the relays of a cluster.
+func configureRelays(c *config.Config) {
+	c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
 }
 
 // startCluster starts a cluster without drivers, which ends with the test.
@@ -83,9 +91,7 @@ func startCluster(t *testing.T, o options) *cluster {
 		t.Fatal(err)
 	}
 	testbed.MountAnchor(t, h.Layout)
-	if err := h.Configure(func(c *config.Config) {
-		c.Relay.Route, c.Relay.Slots, c.Relay.SlotSize = launch.RouteAuto, 4, 1<<20
-	}); err != nil {
+	if err := h.Configure(configureRelays); err != nil {
 		t.Fatal(err)
 	}
 	stop, err := h.StartNICs(context.Background(), h.Plan.Lanes...)
@@ -177,6 +183,7 @@ readOnlyPort: 0
 healthzPort: 0
 resolvConf: ""
 podLogsDir: $DIR/pods
+syncFrequency: 10s
 containerRuntimeEndpoint: unix://$DIR/containerd.sock
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
@@ -214,10 +221,17 @@ func (c *cluster) startControlPlane() {
 		c.Fatal(err)
 	}
 	config.QPS, config.Burst = 100, 200
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return patient{next} })
 	if c.client, err = kubernetes.NewForConfig(config); err != nil {
 		c.Fatal(err)
 	}
 	key := c.in("pki/sa.key")
+	admission, controllers := []string{"--disable-admission-plugins=ServiceAccount"}, ""
+	if c.options.accounts {
+		admission = nil
+		controllers = ",serviceaccount-controller,root-ca-certificate-publisher-controller,daemonset-controller," +
+			"job-controller"
+	}
 	c.daemon("kube-apiserver", func() error {
 		return c.client.CoreV1().RESTClient().Get().AbsPath("/readyz").Do(c.Context()).Error()
 	}, append([]string{
@@ -225,15 +239,16 @@ func (c *cluster) startControlPlane() {
 		"--secure-port=16443", "--cert-dir=" + c.in("pki"), "--service-account-key-file=" + key,
 		"--service-account-signing-key-file=" + key, "--service-account-issuer=https://test",
 		"--token-auth-file=" + c.in("pki/tokens.csv"), "--authorization-mode=RBAC", "--endpoint-reconciler-type=none",
-		"--disable-admission-plugins=ServiceAccount", "--service-cluster-ip-range=10.96.0.0/16",
-	}, append(c.options.apiServer, c.options.controlPlane...)...)...)
+		"--service-cluster-ip-range=10.96.0.0/16",
+	}, slices.Concat(admission, c.options.apiServer, c.options.controlPlane)...)...)
 	common := append([]string{"--kubeconfig=" + c.in("kubeconfig"), "--leader-elect=false", "--secure-port=0"},
 		c.options.controlPlane...)
 	c.daemon("kube-scheduler", nil, append([]string{"kube-scheduler"}, common...)...)
 	c.daemon("kube-controller-manager", nil, append([]string{"kube-controller-manager",
 		"--controllers=resourceclaim-controller,device-taint-eviction-controller,node-lifecycle-controller," +
 			"taint-eviction-controller," +
-			"garbage-collector-controller,namespace-controller,pod-garbage-collector-controller",
+			"garbage-collector-controller,namespace-controller,pod-garbage-collector-controller" + controllers,
+		"--root-ca-file=" + c.in("pki/apiserver.crt"),
 		"--kube-api-qps=200", "--kube-api-burst=400"}, common...)...)
 }
 
@@ -277,18 +292,44 @@ func (c *cluster) startPlugin() {
 		"--root", c.Layout.Root)
 }
 
-// mustDo runs a command and returns the output.
+// patient repeats requests that a loaded API server did not end in time. The server may have executed the
+// request.
+type patient struct{ http.RoundTripper }
+
+func (p patient) RoundTrip(r *http.Request) (*http.Response, error) {
+	for end := testutil.BeginFor(patience); ; time.Sleep(time.Second) {
+		answer, err := p.RoundTripper.RoundTrip(r)
+		if err != nil || answer.StatusCode != http.StatusGatewayTimeout || end.Over() || r.Body != nil && r.GetBody == nil {
+			return answer, err
+		}
+		if err := answer.Body.Close(); err != nil {
+			return nil, err
+		}
+		if r.Body != nil {
+			if r.Body, err = r.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// mustDo runs a command and returns the output. A command that a loaded API server did not answer in time
+// runs again.
 func (c *cluster) mustDo(command ...string) string {
 	c.Helper()
-	var stderr bytes.Buffer
-	x := exec.Command(command[0], command[1:]...)
-	x.Env = append(os.Environ(), "KUBECONFIG="+c.in("kubeconfig"))
-	x.Stderr = &stderr
-	out, err := x.Output()
-	if err != nil {
-		c.Fatalf("%s: %v: %s%s", strings.Join(command, " "), err, out, stderr.String())
+	for end := testutil.BeginFor(patience); ; time.Sleep(time.Second) {
+		var stderr bytes.Buffer
+		x := exec.Command(command[0], command[1:]...)
+		x.Env = append(os.Environ(), "KUBECONFIG="+c.in("kubeconfig"))
+		x.Stderr = &stderr
+		out, err := x.Output()
+		if err == nil {
+			return string(out)
+		}
+		if command[0] != "kubectl" || end.Over() || !strings.Contains(strings.ToLower(stderr.String()), "timeout") {
+			c.Fatalf("%s: %v: %s%s", strings.Join(command, " "), err, out, stderr.String())
+		}
 	}
-	return string(out)
 }
 
 // shutDown deletes the pods, and ends the programs, containers and mounts of the cluster.
@@ -300,7 +341,7 @@ func (c *cluster) shutDown() {
 		}
 	}
 	// Each daemon before those that it needs.
-	for _, name := range []string{"kubelet", "peerlane-kubelet"} {
+	for _, name := range []string{"kubelet", "peerlane-kubelet", "exporter"} {
 		if d := c.daemons[name]; d != nil {
 			d.stop(c.T)
 		}

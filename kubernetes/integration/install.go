@@ -24,7 +24,7 @@ const (
 )
 
 // names are the modules of a cluster's programs, in the order of their builds.
-var names = []string{"runc", "containerd", "etcd", "kubernetes"}
+var names = []string{"runc", "containerd", "etcd", "kubernetes", "helm"}
 
 // builds returns the modules of a cluster's programs, by name.
 func builds() map[string]pinned.Module {
@@ -34,6 +34,11 @@ func builds() map[string]pinned.Module {
 	all["etcd"] = pinned.Module{
 		Folder:   filepath.Join(modules, "etcd"),
 		Packages: []string{"go.etcd.io/etcd/server/v3"},
+		Ldflags:  "-s -w",
+	}
+	all["helm"] = pinned.Module{
+		Folder:   filepath.Join(modules, "helm"),
+		Packages: []string{"helm.sh/helm/v4/cmd/helm"},
 		Ldflags:  "-s -w",
 	}
 	all["kubernetes"] = pinned.Module{

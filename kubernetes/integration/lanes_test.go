@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -102,16 +103,23 @@ func limited(p *corev1.Pod, limits map[corev1.ResourceName]string) *corev1.Pod {
 func (c *cluster) create(pods ...*corev1.Pod) {
 	c.Helper()
 	for _, p := range pods {
-		if _, err := c.client.CoreV1().Pods(p.Namespace).Create(c.Context(), p, metav1.CreateOptions{}); err != nil {
+		if _, err := c.client.CoreV1().Pods(p.Namespace).Create(c.Context(), p, metav1.CreateOptions{}); err != nil &&
+			!apierrors.IsAlreadyExists(err) { // by a request that was repeated
 			c.Fatal(err)
 		}
 	}
 }
 
-// state describes a pod for a failure.
+// absent is the phase of a pod that does not exist.
+const absent corev1.PodPhase = "absent"
+
+// state returns the phase of a pod, and describes the pod for a failure.
 func (c *cluster) state(name string) (corev1.PodPhase, string) {
 	c.Helper()
 	p, err := c.client.CoreV1().Pods("default").Get(c.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return absent, err.Error()
+	}
 	if err != nil {
 		return "", err.Error()
 	}
@@ -158,7 +166,8 @@ func (c *cluster) untilPending(name, words string) {
 func (c *cluster) remove(names ...string) {
 	c.Helper()
 	for _, name := range names {
-		if err := c.client.CoreV1().Pods("default").Delete(c.Context(), name, metav1.DeleteOptions{}); err != nil {
+		if err := c.client.CoreV1().Pods("default").Delete(c.Context(), name, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			c.Fatal(err)
 		}
 	}
@@ -186,7 +195,7 @@ func (c *cluster) pods() int {
 func (c *cluster) untilGone(name string) {
 	c.Helper()
 	c.until(patience, "pod "+name+" is gone", func() string {
-		if phase, state := c.state(name); phase != "" {
+		if phase, state := c.state(name); phase != absent {
 			return state
 		}
 		return ""
@@ -280,7 +289,7 @@ func TestClusterPodsWithLanesExchange(t *testing.T) {
 	if d := devices[lanes.Shared]; d.AllowMultipleAllocations == nil || !*d.AllowMultipleAllocations {
 		t.Errorf("the device %s is exclusive: %+v", lanes.Shared, d)
 	}
-	c.mustDo("kubectl", "apply", "-f", "../manifests", "-f", "../examples")
+	c.mustDo("kubectl", "apply", "-f", classes, "-f", "../examples")
 
 	c.create(claiming(c.pod("a", "b"), "gpu-with-staged-lane"), claiming(c.pod("b", "a"), "gpu-with-staged-lane"))
 	c.untilRunning("a", "b")

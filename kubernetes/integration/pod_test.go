@@ -51,6 +51,27 @@ func side(name, other string) int {
 	return 0
 }
 
+// exchangeOnce is the program of a pod of an indexed job with two pods: round 1, which fails unless every
+// byte arrives.
+func exchangeOnce() error {
+	names := map[string][2]string{"0": {"job-0", "job-1"}, "1": {"job-1", "job-0"}}
+	of, ok := names[os.Getenv("JOB_COMPLETION_INDEX")]
+	if !ok {
+		return errors.New("JOB_COMPLETION_INDEX is neither 0 nor 1")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- exchange(of[0], of[1]) }()
+	go func() { ended <- wait(reportFile(of[1], 1), nil) }() // both are done
+	var r report
+	if err := wait(reportFile(of[0], 1), &r); err != nil {
+		return err
+	}
+	if r.Error != "" || r.Exchange.BytesReceived < bytesEachWay || len(r.Exchange.Failures) > 0 {
+		return fmt.Errorf("error %q, exchange %+v", r.Error, r.Exchange)
+	}
+	return <-ended
+}
+
 // exchange is the program of a pod.
 func exchange(name, other string) error {
 	in, orders := io.Pipe()

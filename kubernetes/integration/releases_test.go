@@ -147,7 +147,7 @@ func TestClusterWithoutTaintsWithdrawsUnhealthyLanes(t *testing.T) {
 	c := startCluster(t, options{controlPlane: []string{"--emulated-version=1.35"}})
 	c.startNVIDIA()
 	c.startPlugin()
-	c.mustDo("kubectl", "apply", "-f", "../manifests", "-f", "../examples")
+	c.mustDo("kubectl", "apply", "-f", classes, "-f", "../examples")
 	devices := c.untilPublished(len(c.Plan.Lanes))
 	c.mustSay("mode=mixed")
 	if _, has := devices[lanes.Shared]; has {

@@ -76,7 +76,7 @@ func TestClusterRestartsKeepPods(t *testing.T) {
 	c.startNVIDIA()
 	c.startPlugin()
 	c.untilPublished(len(c.Plan.Lanes) + 1)
-	c.mustDo("kubectl", "apply", "-f", "../manifests", "-f", "../examples")
+	c.mustDo("kubectl", "apply", "-f", classes, "-f", "../examples")
 	c.create(claiming(c.pod("a", "b"), "gpu-with-staged-lane"), claiming(c.pod("b", "a"), "gpu-with-staged-lane"))
 	c.untilRunning("a", "b")
 	c.exchanged(1, "a", "b")
@@ -122,7 +122,7 @@ func TestClusterRestartsKeepPods(t *testing.T) {
 		}
 		return ""
 	})
-	if phase, state := c.state("b"); phase == "" {
+	if phase, state := c.state("b"); phase == absent {
 		t.Errorf("the pod is gone before its claims are unprepared: %s", state)
 	}
 	plugin.start(t)

@@ -3,9 +3,11 @@
 package integration
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,7 +46,7 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 	c := startCluster(t, options{})
 	c.startNVIDIA()
 	c.startPlugin()
-	c.mustDo("kubectl", "apply", "-f", "../manifests", "-f", "../examples")
+	c.mustDo("kubectl", "apply", "-f", classes, "-f", "../examples")
 	c.untilPublished(len(c.Plan.Lanes) + 1)
 	nic := c.Plan.Lanes[0].NICs[0]
 	down := c.lanesOf(nic)
@@ -87,5 +89,34 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 	t.Logf("the taint is gone after %v", c.until(maxDelay, "no lane has the taint",
 		tainted(false)).Round(100*time.Millisecond))
 	c.untilRunning("c")
+
+	// The ports of pod a's lane fail: an event of the pod and a metric say so.
+	c.daemon("exporter", nil, kubelet, "exporter", "--root", c.Layout.Root, "--listen", "127.0.0.1:9836")
+	lost := c.allocation("a")[lanes.DriverName][0]
+	gpu, known := lanes.BusID(c.Plan, lost)
+	if !known {
+		t.Fatalf("the plan has no lane %s", lost)
+	}
+	for _, l := range c.Plan.Lanes {
+		if l.GPU == gpu {
+			for _, nic := range l.NICs {
+				c.setPort(nic, portDown)
+			}
+		}
+	}
+	t.Logf("the event appears after %v", c.until(maxDelay, "pod a has an event", func() string {
+		_, state := c.state("a")
+		if strings.Contains(state, "The lane of GPU "+gpu+" of container main: no active port") {
+			return ""
+		}
+		return state
+	}).Round(100*time.Millisecond))
+	series := fmt.Sprintf(`peerlane_lane_condition{condition="no-network",gpu=%q} 1`, gpu)
+	t.Logf("the metric appears after %v more", c.until(maxDelay, series, func() string {
+		if text := c.metrics(); !strings.Contains(text, series) {
+			return text
+		}
+		return ""
+	}).Round(100*time.Millisecond))
 	c.remove("a", "b", "c")
 }

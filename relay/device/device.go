@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,11 @@ type Device struct {
 	UUID    string
 	context cuda.Context
 	writes  Writes
+
+	// Stores: see store.go.
+	aperture  *cuda.Aperture // nil without
+	readsBack bool
+	mapped    atomic.Uint64 // bytes
 }
 
 // Open makes a context on the GPU at a PCI address. The context's limits are
@@ -57,7 +63,12 @@ func (g *Device) Use() error { return g.Driver.CtxSetCurrent(g.context) }
 func (g *Device) Context() cuda.Context { return g.context }
 
 // Close destroys the context. All memory and queues must be closed before.
-func (g *Device) Close() error { return g.Driver.CtxDestroy(g.context) }
+func (g *Device) Close() error {
+	if g.aperture != nil {
+		g.aperture.Close()
+	}
+	return g.Driver.CtxDestroy(g.context)
+}
 
 // Lost is what the context has met after which every call on it fails (see
 // [cuda.Result.Sticky]); nil while it works. It tells an error that comes of what
@@ -116,6 +127,7 @@ type Memory struct {
 	// Of a device: allocations side by side.
 	driver *cuda.Driver
 	parts  []allocation
+	stores *stores // nil where the CPU cannot store into it
 
 	// By an IPC handle.
 	openedBy *Device
@@ -304,5 +316,9 @@ func (m *Memory) Close() error {
 	if g := m.allocatedBy; g != nil {
 		return g.On(func() error { return g.Driver.MemFree(m.base) })
 	}
-	return errors.Join(m.unmap(len(m.parts)), m.release())
+	var err error
+	if m.stores != nil {
+		err = m.stores.close()
+	}
+	return errors.Join(err, m.unmap(len(m.parts)), m.release())
 }

@@ -187,6 +187,8 @@ type Place struct {
 	Host unsafe.Pointer
 	// on is the ordinal of the device that has the memory, plus 1; 0 where it is not known.
 	on cuda.Device
+	// stores are the bytes from here on as the CPU has them mapped; nil where it has not.
+	stores []byte
 }
 
 // At is a place in the memory. It is not looked whether the memory has as much.
@@ -195,7 +197,7 @@ func (m *Memory) At(offset uint64) Place {
 	if m.host != nil {
 		p.Host = unsafe.Add(unsafe.Pointer(&m.host[0]), offset)
 	} else {
-		p.on = m.On + 1
+		p.on, p.stores = m.On+1, m.stores.from(offset)
 	}
 	return p
 }
@@ -209,5 +211,6 @@ func (p Place) Plus(n uint64) Place {
 	if p.Host != nil {
 		p.Host = unsafe.Add(p.Host, n)
 	}
+	p.stores = p.stores[min(n, uint64(len(p.stores))):]
 	return p
 }

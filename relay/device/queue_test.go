@@ -23,7 +23,7 @@ const queueVariable = "PEERLANE_TEST_QUEUE"
 func TestMain(m *testing.M) {
 	if mode := os.Getenv(queueVariable); mode != "" {
 		works := map[string]func() error{"busy": moveBesideKernels, "within": copyWithin, "fails": failLater, "always busy": alwaysBusy,
-			"writes": writeAll, "lost words": lostWords, "measure": measureWrites,
+			"writes": writeAll, "lost words": lostWords, "measure": measureWrites, "stores": storeAll, "store limits": storeLimits,
 			"measure at leisure": func() error { device.AllowMeasuring(time.Minute); return measureWrites() }}
 		for _, which := range []string{"large", "queued", "late"} {
 			works[which] = func() error { return neverBounce(which) }

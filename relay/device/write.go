@@ -33,14 +33,18 @@ const mostWords = 16
 type Writes struct {
 	// MostWords is the largest write, bytes, that is words.
 	MostWords uint64
-	Measured  []WriteTime // by size; empty where nothing was measured
+	// MostStores is the largest write, bytes, that the CPU stores, of memory that is mapped for
+	// it; 0 without, for the reason NoStores.
+	MostStores uint64
+	NoStores   string
+	Measured   []WriteTime // by size; empty where nothing was measured
 }
 
 // WriteTime is how long a write of so many bytes takes by each method, from the call until its
-// end is known: the median.
+// end is known: the median. 0 is a method that cannot write so many, or that this device has not.
 type WriteTime struct {
-	Bytes       uint64
-	Words, Rows time.Duration
+	Bytes               uint64
+	Words, Rows, Stores time.Duration
 }
 
 // inWords reports whether a write is words.
@@ -180,7 +184,13 @@ var measureTime = 500 * time.Millisecond
 // queues that are made from now on write words up to the largest size at which these are not
 // slower. Where memory or time lacks it changes nothing. It takes some 2 ms.
 func (g *Device) MeasureWrites() error {
-	memory, err := Create(g.Driver, g.Ordinal, 64<<10, cuda.Access{Device: g.Ordinal, Write: true})
+	var memory *Memory
+	var err error
+	if g.aperture != nil {
+		memory, err = g.storable(64 << 10)
+	} else {
+		memory, err = Create(g.Driver, g.Ordinal, 64<<10, cuda.Access{Device: g.Ordinal, Write: true})
+	}
 	if err != nil {
 		return err
 	}
@@ -192,7 +202,7 @@ func (g *Device) MeasureWrites() error {
 	var found Writes
 	err = g.On(func() error {
 		var err error
-		found, err = q.measure(memory.Ptr)
+		found, err = q.measure(memory.At(0))
 		if synchronized := g.Driver.StreamSynchronize(q.stream); err == nil {
 			err = synchronized
 		}
@@ -209,7 +219,8 @@ func (g *Device) MeasureWrites() error {
 
 // measure is what MeasureWrites does on a queue of its own. Without a result time or the
 // driver's call lacks.
-func (q *Queue) measure(to cuda.Ptr) (Writes, error) {
+func (q *Queue) measure(at Place) (Writes, error) {
+	to := at.Ptr
 	if !q.reserve(&q.own, ownBytes) {
 		return Writes{}, nil
 	}
@@ -258,22 +269,39 @@ func (q *Queue) measure(to cuda.Ptr) (Writes, error) {
 		slices.Sort(times)
 		return times[len(times)/2], nil
 	}
-	found := Writes{}
-	for n := uint64(wordBytes); n <= cuda.MaxWords*wordBytes; n *= 2 {
+	stored := func(n uint64) (func() (bool, error), error) {
+		return func() (bool, error) { return true, nil }, store(at.stores, unsafe.Slice((*byte)(from), n), true)
+	}
+	found := Writes{NoStores: q.device.writes.NoStores}
+	const mostWords = cuda.MaxWords * wordBytes
+	for n := uint64(wordBytes); n <= mostWords || (at.stores != nil && n <= maxStore); n *= 2 {
 		t := WriteTime{Bytes: n}
-		if t.Words, err = median(n, words); err == nil {
+		if n <= mostWords {
+			t.Words, err = median(n, words)
+		}
+		if err == nil {
 			t.Rows, err = median(n, rows)
 		}
 		if errors.Is(err, cuda.ErrNotSupported) {
 			return Writes{}, nil
 		}
-		if err != nil || t.Words == 0 || t.Rows == 0 {
+		if err == nil && at.stores != nil {
+			t.Stores, err = median(n, stored)
+		}
+		if err != nil || (t.Words == 0 && n <= mostWords) || t.Rows == 0 {
 			return Writes{}, err
 		}
 		found.Measured = append(found.Measured, t)
 		// A message of 8 bytes has to arrive as a whole.
-		if n == wordBytes || (t.Words <= t.Rows && found.MostWords == n/2) {
+		if n == wordBytes || (t.Words != 0 && t.Words <= t.Rows && found.MostWords == n/2) {
 			found.MostWords = n
+		}
+		fastest := t.Rows
+		if t.Words != 0 {
+			fastest = min(fastest, t.Words)
+		}
+		if t.Stores != 0 && t.Stores <= fastest && (n == wordBytes || found.MostStores == n/2) {
+			found.MostStores = n
 		}
 	}
 	return found, nil

@@ -130,6 +130,8 @@ const (
 
 // Config is all that a relay is told.
 type Config struct {
+	// Version is the Version of the supervisor; 0 of an earlier release.
+	Version    int    `json:"version,omitempty"`
 	Generation string `json:"generation"` // 32 hexadecimal digits
 	Container  string `json:"container"`  // the runtime's id, for messages only
 	Lanes      []Lane `json:"lanes"`
@@ -296,21 +298,26 @@ type Report struct {
 }
 
 // Writes are the methods of short copies out of host memory into a GPU, by size. Those of up to
-// Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
+// Stores bytes are stores of the CPU through BAR1, into memory that is mapped there. Others of up
+// to Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
 // a rectangle.
 type Writes struct {
-	GPU   string `json:"gpu"` // PCI address
-	Words uint64 `json:"words"`
+	GPU    string `json:"gpu"` // PCI address
+	Words  uint64 `json:"words"`
+	Stores uint64 `json:"stores"`
+	// NoStores is the reason why Stores is 0.
+	NoStores string `json:"noStores,omitempty"`
 	// Measured is empty where nothing was measured.
 	Measured []WriteTime `json:"measured,omitempty"`
 }
 
 // WriteTime is how long a copy of so many bytes takes by each method, microseconds: the median
-// at the relay's start.
+// at the relay's start. 0 is a method that was not measured.
 type WriteTime struct {
-	Bytes uint64  `json:"bytes"`
-	Words float64 `json:"wordsMicroseconds"`
-	Rows  float64 `json:"rowsMicroseconds"`
+	Bytes  uint64  `json:"bytes"`
+	Words  float64 `json:"wordsMicroseconds"`
+	Rows   float64 `json:"rowsMicroseconds"`
+	Stores float64 `json:"storesMicroseconds,omitempty"`
 }
 
 // Client is a process of the container that is attached.
@@ -354,11 +361,25 @@ func (c Config) Local() bool {
 	return c.Scope == ScopeHost || c.Scope == ScopeAuto && c.Network == nil && c.Route != RouteStaged
 }
 
-// Check says what a relay cannot work with.
+// Check returns an error if a relay cannot work with the configuration.
 func (c Config) Check() error {
 	if len(c.Generation) != 32 || strings.Trim(c.Generation, "0123456789abcdef") != "" {
 		return fmt.Errorf("relay configuration: generation %q is not 32 hexadecimal digits", c.Generation)
 	}
+	for _, check := range []func() error{c.checkLanes, c.checkChoices, c.Verbs.Check, c.Network.Check, c.checkNumbers} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	for _, p := range c.Pairs {
+		if err := p.Check(); err != nil {
+			return fmt.Errorf("relay configuration: a tested pair: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c Config) checkLanes() error {
 	if len(c.Lanes) == 0 {
 		return errors.New("relay configuration: no lane")
 	}
@@ -374,51 +395,39 @@ func (c Config) Check() error {
 			nics = append(nics, spare.NICs...)
 		}
 		for _, nic := range nics {
-			// It becomes a part of paths.
+			// The name becomes a part of paths.
 			if nic == "" || nic == "." || nic == ".." || strings.ContainsAny(nic, "/\x00") {
 				return fmt.Errorf("relay configuration: %q is no name of an RDMA device", nic)
 			}
 		}
 	}
-	switch c.Route {
-	case RouteAuto, RouteStaged, RouteDirect:
-	default:
-		return fmt.Errorf("relay configuration: route %q is none of auto, staged, direct", c.Route)
+	return nil
+}
+
+// checkChoices checks keys that have a list of possible values.
+func (c Config) checkChoices() error {
+	for _, choice := range []struct {
+		key, value string
+		known      []string
+	}{
+		{"route", c.Route, []string{RouteAuto, RouteStaged, RouteDirect}},
+		{"scope", c.Scope, []string{"", ScopeAuto, ScopeCluster, ScopeHost}},
+		{"reserve", c.Reserve, []string{"", ReserveAttach, ReserveStart}},
+		{"transport", c.Transport, []string{TransportAuto, TransportLoop, TransportLocal, TransportTCP, TransportVerbs}},
+		{"self-test", c.SelfTest, []string{"", SelfTestOff, SelfTestOnce, SelfTestRequired}},
+	} {
+		if !slices.Contains(choice.known, choice.value) {
+			return fmt.Errorf("relay configuration: %s %q is none of %s", choice.key, choice.value,
+				strings.TrimPrefix(strings.Join(choice.known, ", "), ", "))
+		}
 	}
-	switch c.Scope {
-	case "", ScopeAuto, ScopeCluster, ScopeHost:
-	default:
-		return fmt.Errorf("relay configuration: scope %q is none of auto, cluster, host", c.Scope)
-	}
-	switch c.Reserve {
-	case "", ReserveAttach, ReserveStart:
-	default:
-		return fmt.Errorf("relay configuration: reserve %q is none of attach, start", c.Reserve)
-	}
+	return nil
+}
+
+func (c Config) checkNumbers() error {
 	for _, n := range []int{c.Limits.Clients, c.Limits.Memories, c.Limits.Connections, c.Limits.Descriptors} {
 		if n < 0 {
 			return fmt.Errorf("relay configuration: a limit of %d", n)
-		}
-	}
-	switch c.Transport {
-	case TransportAuto, TransportLoop, TransportLocal, TransportTCP, TransportVerbs:
-	default:
-		return fmt.Errorf("relay configuration: transport %q is none of auto, loop, local, tcp, verbs", c.Transport)
-	}
-	if err := c.Verbs.Check(); err != nil {
-		return err
-	}
-	if err := c.Network.Check(); err != nil {
-		return err
-	}
-	switch c.SelfTest {
-	case "", SelfTestOff, SelfTestOnce, SelfTestRequired:
-	default:
-		return fmt.Errorf("relay configuration: self-test %q is none of off, once, required", c.SelfTest)
-	}
-	for _, p := range c.Pairs {
-		if err := p.Check(); err != nil {
-			return fmt.Errorf("relay configuration: a tested pair: %w", err)
 		}
 	}
 	if c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0 || c.Depth < 0 || c.Depth > MaxDepth || c.Streams < 0 || c.Streams > MaxStreams {

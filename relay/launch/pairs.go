@@ -134,13 +134,20 @@ var (
 	})
 )
 
-// Check says what no self-test can have found.
+// Check returns an error if no self-test can have found the pair.
 func (p Pair) Check() error {
 	for _, g := range []GPU{p.GPU, p.Server} {
 		if !busIDForm().MatchString(g.BusID) || !uuidForm().MatchString(g.UUID) || g.Index < 0 || g.Index > 1<<16 {
 			return fmt.Errorf("GPU %d at %.40q with the UUID %.60q", g.Index, g.BusID, g.UUID)
 		}
 	}
+	if err := p.checkVerdict(); err != nil {
+		return err
+	}
+	return p.checkNumbers()
+}
+
+func (p Pair) checkVerdict() error {
 	if !slices.Contains([]string{VerdictGood, VerdictWrong, VerdictSlow, VerdictUntested}, p.Verdict) {
 		return fmt.Errorf("verdict %.40q", p.Verdict)
 	}
@@ -152,6 +159,10 @@ func (p Pair) Check() error {
 	if (p.Reason == "") != (p.Verdict == VerdictGood) {
 		return fmt.Errorf("verdict %s with the reason %.60q", p.Verdict, p.Reason)
 	}
+	return nil
+}
+
+func (p Pair) checkNumbers() error {
 	for _, r := range []PairRate{p.Push, p.Pull} {
 		for _, gbs := range []float64{r.Client, r.Server, r.Bounce} {
 			if math.IsNaN(gbs) || gbs < 0 || gbs > maxGBs {

@@ -75,7 +75,7 @@ func TestAnAddressOfATenant(t *testing.T) {
 
 // Whatever a handle has, an address comes out of it only with the cluster's tag.
 func FuzzContact(f *testing.F) {
-	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	good := keys.SealContact(toB, generation, somewhere)
 	f.Add(good[:])
 	f.Add(make([]byte, ContactBytes))

@@ -141,9 +141,9 @@ func (l *Local) Initiate(conn net.Conn, to Target) (*Session, error) {
 	return l.initiate(conn, keys.all(), Greeting{purpose: purposeConnect, Target: to, tls: l.TLS != nil})
 }
 
-// Join is Initiate for another stream of a session that this side initiated, which the
+// join is Initiate for another stream of a session that this side initiated, which the
 // other side must expect. Stream is a number of the caller's.
-func (l *Local) Join(conn net.Conn, s *Session, stream uint32) (*Session, error) {
+func (l *Local) join(conn net.Conn, s *Session, stream uint32) (*Session, error) {
 	joined, err := l.initiate(conn, []Key{s.joinKey()}, Greeting{purpose: purposeJoin, Target: s.Target, Stream: stream})
 	if err == nil {
 		joined.Joined = s

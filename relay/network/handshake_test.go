@@ -93,7 +93,7 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
 	}
 	a, b = initiator.session, listener.session
-	if a.Secret() != b.Secret() || a.Secret() == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
+	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
 		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.Version, b, b.Version)
 	}
 	return a, b
@@ -118,10 +118,10 @@ func TestTwoHostsMeet(t *testing.T) {
 				return b.Respond(theirs, func(g Greeting) error { asked = g; return nil })
 			}, ours, theirs)
 			sa, sb := agreed(t, i, l)
-			if sa.Secret() == before {
+			if sa.secretBytes() == before {
 				t.Error("two sessions have one secret")
 			}
-			before = sa.Secret()
+			before = sa.secretBytes()
 			if asked.Host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
 				t.Errorf("the listener was asked by %+v", asked)
 			}
@@ -561,7 +561,7 @@ func TestStreamsOfASession(t *testing.T) {
 	sa, sb := agreed(t, i, l)
 	join := func(s *Session, stream uint32) (initiator, listener outcome) {
 		ours, theirs := net.Pipe()
-		return shake(func() (*Session, error) { return a.Join(ours, s, stream) }, func() (*Session, error) {
+		return shake(func() (*Session, error) { return a.join(ours, s, stream) }, func() (*Session, error) {
 			return b.Respond(theirs, func(g Greeting) error {
 				if g.Joined != sb {
 					return wire.Errorf(wire.StatusBadHandle, "stream %d of %v", g.Stream, g.Joined)
@@ -579,14 +579,14 @@ func TestStreamsOfASession(t *testing.T) {
 	i, l = join(sa, 1)
 	refused("nobody expects it", i, l)
 	forget := b.Expect(sb)
-	secrets := map[[32]byte]bool{sa.Secret(): true}
+	secrets := map[[32]byte]bool{sa.secretBytes(): true}
 	for stream := range uint32(3) {
 		i, l := join(sa, stream)
 		ja, jb := agreed(t, i, l)
-		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.Secret()] {
+		if jb.Joined != sb || ja.Joined != sa || jb.Stream != stream || secrets[ja.secretBytes()] {
 			t.Errorf("stream %d: %v of %v", jb.Stream, jb, jb.Joined)
 		}
-		secrets[ja.Secret()] = true
+		secrets[ja.secretBytes()] = true
 	}
 	// The cluster's rotation is not the session's.
 	b.Keys = newKeys
@@ -594,7 +594,7 @@ func TestStreamsOfASession(t *testing.T) {
 	agreed(t, i, l)
 	b.Keys = func() Keys { return keys }
 	stranger := *sa
-	secret := sa.Secret()
+	secret := sa.secretBytes()
 	secret[0] ^= 1
 	stranger.secret = func() [32]byte { return secret }
 	i, l = join(&stranger, 1)
@@ -662,7 +662,7 @@ func prepared(parts ...[]byte) *recording {
 // makes no sense is refused, or answered with a welcome that is no session.
 func FuzzListener(f *testing.F) {
 	g := Greeting{Host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
-	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	f.Add(helloOf(keys.Current), false)
 	f.Add(version1Hello(keys.Current, &g), false)
 	f.Add(g.bytes(), true)
@@ -733,7 +733,7 @@ func ask(conn net.Conn, keys Keys, request []byte) error {
 // An initiator believes no welcome that makes no sense, and none that strangers give.
 func FuzzInitiator(f *testing.F) {
 	w := welcome{version: 3, oldest: 1, newest: 3, host: hostB, name: "x"}
-	keys := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	f.Add(w.bytes(), true)
 	w.version = 2
 	f.Add(w.bytes(), true)

@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
-// KeyBytes is the length of a cluster key's secret.
-const KeyBytes = clusterkey.Bytes
+// keyBytes is the length of a cluster key's secret.
+const keyBytes = clusterkey.Bytes
 
 // KeyID names a key without telling it: 8 bytes that HKDF makes of the secret, so that
 // the same key has the same id on every host, and a file whose secret was changed is
@@ -32,18 +32,18 @@ type Key struct {
 	Created time.Time
 	// A function, because fmt does not ask a field that is not exported how it wants to
 	// be printed, and follows pointers.
-	secret func() [KeyBytes]byte
+	secret func() [keyBytes]byte
 }
 
 // NewKey makes a key of the system's random numbers.
 func NewKey(now time.Time) Key {
-	var secret [KeyBytes]byte
+	var secret [keyBytes]byte
 	_, _ = rand.Read(secret[:]) // never fails, as its documentation says
 	return keyOf(secret, now)
 }
 
-func keyOf(secret [KeyBytes]byte, created time.Time) Key {
-	k := Key{Created: created.UTC().Truncate(time.Second), secret: func() [KeyBytes]byte { return secret }}
+func keyOf(secret [keyBytes]byte, created time.Time) Key {
+	k := Key{Created: created.UTC().Truncate(time.Second), secret: func() [keyBytes]byte { return secret }}
 	copy(k.ID[:], clusterkey.ID(secret[:]))
 	return k
 }
@@ -179,10 +179,10 @@ func parseKey(line, name string) (Key, error) {
 		return Key{}, fmt.Errorf("%.30q is no date such as 2026-11-22T13:50:00Z", fields[2])
 	}
 	decoded, err := base64.StdEncoding.Strict().DecodeString(fields[3])
-	if err != nil || len(decoded) != KeyBytes {
-		return Key{}, fmt.Errorf("the secret is not the base64 of %d bytes", KeyBytes)
+	if err != nil || len(decoded) != keyBytes {
+		return Key{}, fmt.Errorf("the secret is not the base64 of %d bytes", keyBytes)
 	}
-	key := keyOf([KeyBytes]byte(decoded), created)
+	key := keyOf([keyBytes]byte(decoded), created)
 	if key.ID.String() != fields[1] {
 		return Key{}, fmt.Errorf("the secret is not that of key %.16q: one of them was changed", fields[1])
 	}

@@ -154,10 +154,10 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 
 // A file is refused, or it is what its keys are written as.
 func FuzzKeys(f *testing.F) {
-	one := Keys{Current: keyOf([KeyBytes]byte{1}, someDay)}
+	one := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	text := one.Text()
 	f.Add(text)
-	f.Add(Keys{Current: keyOf([KeyBytes]byte{2}, someDay), Previous: &one.Current}.Text())
+	f.Add(Keys{Current: keyOf([keyBytes]byte{2}, someDay), Previous: &one.Current}.Text())
 	f.Add(text[:len(text)-1])
 	f.Add(bytes.ReplaceAll(text, []byte(" "), []byte("\t")))
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -20,11 +20,11 @@ import (
 )
 
 // Limits of the connections that have not proven a key. Each takes a descriptor, a
-// goroutine and a few KiB, for HandshakeTime at most. As many as MaxGuests more may have
+// goroutine and a few KiB, for HandshakeTime at most. As many as maxGuests more may have
 // proven one and not come to the end of their handshake.
 const (
-	MaxGuests          = 256 // in all
-	MaxGuestsOfASource = 128 // of one IPv4 address, or one IPv6 network of 64 bits
+	maxGuests          = 256 // in all
+	maxGuestsOfASource = 128 // of one IPv4 address, or one IPv6 network of 64 bits
 )
 
 // Server accepts connections on a listener, and does the handshake with each.
@@ -38,7 +38,7 @@ type Server struct {
 	// Refused is told of each connection that came to nothing. Strangers can have it
 	// called as often as they like: what it logs must be bounded.
 	Refused func(from net.Addr, err error)
-	// Guests and GuestsOfASource stand for MaxGuests and MaxGuestsOfASource where they
+	// Guests and GuestsOfASource stand for maxGuests and maxGuestsOfASource where they
 	// are not 0.
 	Guests, GuestsOfASource int
 }
@@ -55,7 +55,7 @@ var errCrowded = errors.New("it had not come to the end of its handshake when to
 // Serve works until the listener is closed, and returns when nothing of it runs any
 // more. Accept's sessions live on.
 func (s *Server) Serve(listener net.Listener) {
-	waiting := &guests{all: cmp.Or(s.Guests, MaxGuests), of: cmp.Or(s.GuestsOfASource, MaxGuestsOfASource)}
+	waiting := &guests{all: cmp.Or(s.Guests, maxGuests), of: cmp.Or(s.GuestsOfASource, maxGuestsOfASource)}
 	// Who had to go is counted here until his goroutine has ended, too.
 	room := make(chan struct{}, 3*waiting.all)
 	var running sync.WaitGroup
@@ -285,14 +285,14 @@ func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, 
 	return nil, errors.Join(failed...)
 }
 
-// DialStream connects to an address, and adds a stream to the session.
-func (l *Local) DialStream(ctx context.Context, s *Session, stream uint32, at netip.AddrPort) (*Session, error) {
+// dialStream connects to an address, and adds a stream to the session.
+func (l *Local) dialStream(ctx context.Context, s *Session, stream uint32, at netip.AddrPort) (*Session, error) {
 	return l.DialStreamBy(ctx, "", s, stream, at)
 }
 
-// DialStreamBy is DialStream by an interface of this host.
+// DialStreamBy is dialStream by an interface of this host.
 func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream uint32, at netip.AddrPort) (*Session, error) {
-	return l.dialOne(ctx, by, by != "", at, func(conn net.Conn) (*Session, error) { return l.Join(conn, s, stream) })
+	return l.dialOne(ctx, by, by != "", at, func(conn net.Conn) (*Session, error) { return l.join(conn, s, stream) })
 }
 
 // interfaceTime is how long a connection may take where there are other ways, by other
@@ -342,7 +342,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 		if err != nil {
 			return nil, unreached("", err)
 		}
-		Met(ctx)
+		reportMet(ctx)
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
 		s, err := shake(conn)
 		if !stop() && err == nil {

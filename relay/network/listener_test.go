@@ -99,12 +99,12 @@ func TestDialAndServe(t *testing.T) {
 		defer ours.Conn.Close()
 		theirs := await(t, s.sessions)
 		defer b.Expect(theirs)()
-		stream, err := a.DialStream(t.Context(), ours, 7, s.at)
+		stream, err := a.dialStream(t.Context(), ours, 7, s.at)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer stream.Conn.Close()
-		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.Secret() != stream.Secret() {
+		if joined := await(t, s.sessions); joined.Joined != theirs || joined.Stream != 7 || joined.secretBytes() != stream.secretBytes() {
 			t.Errorf("stream %d of %v", joined.Stream, joined.Joined)
 		}
 	}
@@ -313,7 +313,7 @@ func TestManyHostsAtOnce(t *testing.T) {
 	for range many {
 		session := await(t, s.sessions)
 		session.Conn.Close()
-		secrets[session.Secret()] = true
+		secrets[session.secretBytes()] = true
 	}
 	if len(secrets) != many {
 		t.Errorf("%d secrets for %d sessions", len(secrets), many)

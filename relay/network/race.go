@@ -21,7 +21,7 @@ const AnswerDelay = 1500 * time.Millisecond
 type Race[T any] struct {
 	Ways int
 	// Delay is how long the last way that was begun is waited for before the next one is
-	// begun; one that fails is not waited for. Of a way that has Met somebody it is Answer.
+	// begun; one that fails is not waited for. Of a way that has met somebody it is Answer.
 	Delay, Answer time.Duration
 	// Try goes a way, and ends soon when its context does.
 	Try func(ctx context.Context, way int) (T, error)
@@ -43,12 +43,12 @@ type Finish[T any] struct {
 	Errors []error
 }
 
-// meeting is the key of what Met calls.
+// meeting is the key of what reportMet calls.
 type meeting struct{}
 
-// Met tells the races that a context is of, one within the other, that their way leads to
+// reportMet tells the races that a context is of, one within the other, that their way leads to
 // somebody, who is waited for.
-func Met(ctx context.Context) {
+func reportMet(ctx context.Context) {
 	if met, of := ctx.Value(meeting{}).(func()); of {
 		met()
 	}
@@ -65,7 +65,7 @@ func (r Race[T]) Run(ctx context.Context) Finish[T] {
 	defer stop()
 	arrivals, met := make(chan arrival), make(chan struct{})
 	trying := context.WithValue(running, meeting{}, func() {
-		Met(ctx)
+		reportMet(ctx)
 		select {
 		case met <- struct{}{}:
 		case <-running.Done():

@@ -133,7 +133,7 @@ func TestWhoIsMetIsWaitedFor(t *testing.T) {
 						mu.Unlock()
 						for _, at := range c.ways[way].meets {
 							time.Sleep(time.Until(now.Add(at)))
-							Met(ctx)
+							reportMet(ctx)
 						}
 						select {
 						case <-time.After(c.ways[way].after):

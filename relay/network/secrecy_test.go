@@ -71,7 +71,7 @@ func TestHandshakeRecordedThenKeyStolenRevealsNothing(t *testing.T) {
 				t.Errorf("the request is revealed: %x", text)
 			}
 			c.conversation = [][]byte{hello, answer, request, welcomed}
-			if c.session(nil).Secret() == s.Secret() {
+			if c.session(nil).secretBytes() == s.secretBytes() {
 				t.Error("the session's secret is revealed")
 			}
 			// As the initiator, with another ephemeral key than the initiator had.
@@ -102,9 +102,9 @@ func TestHandshakeSecretNeedsEphemeralKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret := listener.session(nil).Secret()
+	secret := listener.session(nil).secretBytes()
 	for name, states := range map[string]*channel{"the initiator": must(openAnswer(states, hello, answer)), "who has its ephemeral key": must(openAnswer(thief, hello, answer))} {
-		if states.session(nil).Secret() != secret {
+		if states.session(nil).secretBytes() != secret {
 			t.Errorf("%s has another secret", name)
 		}
 	}

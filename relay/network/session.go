@@ -19,8 +19,8 @@ func (s Session) String() string { return "session with " + s.Peer }
 // Format prints String, whatever the verb.
 func (s Session) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
 
-// Secret is known to both sides and nobody else, and no other session has it.
-func (s *Session) Secret() [32]byte { return s.secret() }
+// secretBytes is known to both sides and nobody else, and no other session has it.
+func (s *Session) secretBytes() [32]byte { return s.secret() }
 
 // derive makes the session's secret of a key.
 func (s *Session) derive(key Key, salt []byte, label string) {
@@ -30,11 +30,11 @@ func (s *Session) derive(key Key, salt []byte, label string) {
 }
 
 // key is the session's secret in a key's place.
-func (s *Session) key() Key { return keyOf(s.Secret(), time.Time{}) }
+func (s *Session) key() Key { return keyOf(s.secretBytes(), time.Time{}) }
 
 // joinKey is what further streams of the session are sealed with.
 func (s *Session) joinKey() Key {
-	var secret [KeyBytes]byte
+	var secret [keyBytes]byte
 	copy(secret[:], s.key().derive(nil, "join", len(secret)))
 	return keyOf(secret, time.Time{})
 }

@@ -154,7 +154,7 @@ func TestStreamsOfASessionWithTLS(t *testing.T) {
 	sa, sb := agreed(t, i, l)
 	defer b.Expect(sb)()
 	ours, theirs := net.Pipe()
-	i, l = shake(func() (*Session, error) { return a.Join(ours, sa, 1) }, func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)
+	i, l = shake(func() (*Session, error) { return a.join(ours, sa, 1) }, func() (*Session, error) { return b.Respond(theirs, func(Greeting) error { return nil }) }, ours, theirs)
 	if ja, _ := agreed(t, i, l); ja.Conn != ours {
 		t.Errorf("a stream is on a %T", ja.Conn)
 	}

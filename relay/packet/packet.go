@@ -366,11 +366,11 @@ func (c *closing) state() (full, hanging bool) {
 	return full, full && time.Since(c.since) > hangTime
 }
 
-// CloseAll closes descriptors that nobody wants, and does not wait for that.
-func (s *Source) CloseAll(fds []int) { s.closeAll(fds, nil) }
+// close closes descriptors that nobody wants, and does not wait for that.
+func (s *Source) close(fds []int) { s.closeAll(fds, nil) }
 
 // CloseAll closes descriptors that came from a relay.
-func CloseAll(fds []int) { Relays.CloseAll(fds) }
+func CloseAll(fds []int) { Relays.close(fds) }
 
 func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {

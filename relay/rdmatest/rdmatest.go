@@ -36,7 +36,7 @@ const RateTime = 100 * time.Millisecond
 // each rate is measured for a time, and at least once.
 func Run(l *verbs.Library, openCUDA func() (*cuda.Driver, error), job launch.RDMAJob, each time.Duration, tell func(launch.RDMAResult)) {
 	config := cmp.Or(job.Verbs, &launch.DefaultVerbs)
-	Triples(l, openCUDA, job.Triples, config, func(t launch.Triple) { tell(launch.RDMAResult{NIC: t.NIC, Triple: &t}) })
+	triples(l, openCUDA, job.Triples, config, func(t launch.Triple) { tell(launch.RDMAResult{NIC: t.NIC, Triple: &t}) })
 	for _, nic := range job.NICs {
 		r := launch.RDMAResult{NIC: nic.Name, Memory: launch.MemoryHost, Tried: "open"}
 		b, err := newBench(l, nic.Name, config, each)

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// TripleRounds is the number of rounds of a triple in each direction.
-	TripleRounds = 2048
+	// tripleRounds is the number of rounds of a triple in each direction.
+	tripleRounds = 2048
 	// tripleTime ends the rounds of a triple early, after leastRounds: 8 GPUs and 4 NICs are to
 	// be tested within 10 s.
 	tripleTime  = 250 * time.Millisecond
@@ -37,8 +37,8 @@ const (
 	receives = 16
 )
 
-// Triples tests triples one after the other and tells of each. openCUDA opens the driver.
-func Triples(l *verbs.Library, openCUDA func() (*cuda.Driver, error), names []launch.TripleName, config *launch.Verbs, tell func(launch.Triple)) {
+// triples tests triples one after the other and tells of each. openCUDA opens the driver.
+func triples(l *verbs.Library, openCUDA func() (*cuda.Driver, error), names []launch.TripleName, config *launch.Verbs, tell func(launch.Triple)) {
 	for _, n := range names {
 		t := launch.Triple{TripleName: n}
 		begun := time.Now()
@@ -279,7 +279,7 @@ func (t *tripleTest) rounds() (err error) {
 	sent := make([]byte, slot)
 	copy(sent, out) // the content of the source
 	begun := time.Now()
-	for t.result.Rounds < TripleRounds && (t.result.Rounds < leastRounds || time.Since(begun) < tripleTime) {
+	for t.result.Rounds < tripleRounds && (t.result.Rounds < leastRounds || time.Since(begun) < tripleTime) {
 		n, at := t.span()
 		if err := t.inbound(inside, found, at, n); err != nil {
 			return err

@@ -27,7 +27,7 @@ func tripleWith(t *testing.T, config launch.Verbs, nic softdevice.Device, server
 	check(t, err)
 	var got []launch.Triple
 	name := launch.TripleName{PairName: launch.PairName{GPU: launch.GPU{BusID: busID}, Server: launch.GPU{BusID: server, Index: 1}}, NIC: nic.Name}
-	Triples(l, openCUDA, []launch.TripleName{name}, &config, func(r launch.Triple) { got = append(got, r) })
+	triples(l, openCUDA, []launch.TripleName{name}, &config, func(r launch.Triple) { got = append(got, r) })
 	if len(got) != 1 || got[0].TripleName != name {
 		t.Fatalf("results %+v", got)
 	}

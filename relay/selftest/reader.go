@@ -22,9 +22,9 @@ const (
 	readPolls = 2_000_000
 )
 
-// ReaderPassed is what launch.Pair.Reader says of a reader that found what it was
+// readerPassed is what launch.Pair.Reader says of a reader that found what it was
 // to find.
-const ReaderPassed = "passed"
+const readerPassed = "passed"
 
 // running tests that a kernel which runs while a copy is made, and is told of its
 // end by a flag in the host's memory, reads what that has brought: it has seen the
@@ -44,7 +44,7 @@ func (b *bench) running(p *launch.Pair) error {
 		}
 		p.Bytes += readRounds * readBytes
 	}
-	p.Reader = ReaderPassed
+	p.Reader = readerPassed
 	return nil
 }
 

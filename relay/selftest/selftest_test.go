@@ -163,7 +163,7 @@ func TestRealPairs(t *testing.T) {
 	for _, p := range found {
 		text, _ := json.Marshal(p) // of what was JSON
 		t.Logf("%s", text)
-		if p.Verdict != launch.VerdictGood || p.Reader != ReaderPassed || p.Chunk == 0 {
+		if p.Verdict != launch.VerdictGood || p.Reader != readerPassed || p.Chunk == 0 {
 			t.Errorf("%v: %s %s, kernel %s, chunk %d", p.PairName, p.Verdict, p.Reason, p.Reader, p.Chunk)
 		}
 	}
@@ -180,7 +180,7 @@ func TestAGoodPair(t *testing.T) {
 	}
 	for _, p := range found {
 		t.Logf("%d bytes, %d ms, %+v, %+v, chunk %d, depth %d, streams %d", p.Bytes, p.Milliseconds, p.Push, p.Pull, p.Chunk, p.Depth, p.Streams)
-		if p.Verdict != launch.VerdictGood || p.Reader != ReaderPassed || p.Bytes < 16<<20 || p.GPU.UUID == "" || p.Server.UUID == "" {
+		if p.Verdict != launch.VerdictGood || p.Reader != readerPassed || p.Bytes < 16<<20 || p.GPU.UUID == "" || p.Server.UUID == "" {
 			t.Errorf("%+v", p)
 		}
 		for _, r := range []launch.PairRate{p.Push, p.Pull} {

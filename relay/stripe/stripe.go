@@ -66,8 +66,8 @@ func (s *Scheduler) Next(ready func(int) bool) int {
 // Fail takes a member out. The others have its turns, by their weights.
 func (s *Scheduler) Fail(i int) { s.set(i, true) }
 
-// Restore takes a member in that Fail took out. It is owed no turn.
-func (s *Scheduler) Restore(i int) { s.set(i, false) }
+// restore takes a member in that Fail took out. It is owed no turn.
+func (s *Scheduler) restore(i int) { s.set(i, false) }
 
 func (s *Scheduler) set(i int, failed bool) {
 	if s.members[i].failed == failed {

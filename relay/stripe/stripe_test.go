@@ -86,8 +86,8 @@ func TestSchedulerAfterFailureMovesTheShareToTheOthers(t *testing.T) {
 	if i := s.Next(nil); i != -1 || !s.Failed(2) {
 		t.Errorf("with none left member %d has a turn", i)
 	}
-	s.Restore(0)
-	s.Restore(2)
+	s.restore(0)
+	s.restore(2)
 	if had := count(s, 300); had[0] != 200 || had[1] != 0 || had[2] != 100 {
 		t.Errorf("with the first and the last back: %v", had)
 	}

@@ -96,22 +96,22 @@ func (s Status) String() string {
 	return fmt.Sprintf("completion status %d", uint32(s))
 }
 
-// Err is nil for success, else a [*CompletionError].
+// Err is nil for success, else a [*completionError].
 func (c *Completion) Err() error {
 	if c.Status == Success {
 		return nil
 	}
-	return &CompletionError{Status: c.Status, Pair: c.Pair, Vendor: c.Vendor}
+	return &completionError{Status: c.Status, Pair: c.Pair, Vendor: c.Vendor}
 }
 
-// CompletionError is a request that failed, and with it its queue pair.
-type CompletionError struct {
+// completionError is a request that failed, and with it its queue pair.
+type completionError struct {
 	Status Status
 	Pair   uint32
 	Vendor uint32
 }
 
-func (e *CompletionError) Error() string {
+func (e *completionError) Error() string {
 	text := fmt.Sprintf("queue pair %d: %s (completion status %d, vendor's code %#x)", e.Pair, e.Status, uint32(e.Status), e.Vendor)
 	if int(e.Status) < len(statuses) && statuses[e.Status].means != "" {
 		text += ": " + statuses[e.Status].means

@@ -77,20 +77,20 @@ const AnyIndex = -1
 type Choice struct {
 	Index  int     // this one, or AnyIndex
 	Kind   GIDKind // preferred: RoCEv2 where it is left 0 and the port is RoCE's
-	Prefer Family
+	Prefer family
 }
 
-// Family is of IP addresses.
-type Family uint8
+// family is of IP addresses.
+type family uint8
 
-// Families. The zero value is IPv4, as the addresses of most RoCE networks are.
+// Families. The zero value is iPv4, as the addresses of most RoCE networks are.
 const (
-	IPv4 Family = iota
-	IPv6
+	iPv4 family = iota
+	iPv6
 )
 
-// ErrNoGID is the error of a port without a GID to use.
-var ErrNoGID = errors.New("no GID that can be used: the port's network interface has no address, or belongs to another network namespace")
+// errNoGID is the error of a port without a GID to use.
+var errNoGID = errors.New("no GID that can be used: the port's network interface has no address, or belongs to another network namespace")
 
 // ChooseGID chooses the GID that a queue pair's packets come from: the one that is
 // asked for, else on RoCE the first of the preferred kind and family, then of that kind
@@ -117,13 +117,13 @@ func ChooseGID(gids []GID, want Choice) (GID, error) {
 		}
 	}
 	if least < 0 {
-		return GID{}, ErrNoGID
+		return GID{}, errNoGID
 	}
 	return best, nil
 }
 
 // rank is smaller for what is better. Those of InfiniBand are all alike.
-func (g GID) rank(kind GIDKind, family Family) int {
+func (g GID) rank(kind GIDKind, family family) int {
 	if g.Kind == GIDofIB {
 		return 0
 	}
@@ -132,7 +132,7 @@ func (g GID) rank(kind GIDKind, family Family) int {
 	switch {
 	case a.IsLinkLocalUnicast():
 		r = 3
-	case a.Is4() != (family == IPv4):
+	case a.Is4() != (family == iPv4):
 		r = 2
 	}
 	if g.Kind != kind {

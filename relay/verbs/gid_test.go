@@ -45,8 +45,8 @@ func TestChooseGID(t *testing.T) {
 		{"link-local addresses alone", without(2, 3, 4, 5, 6, 7), Choice{Index: AnyIndex}, 1},
 		{"RoCE v1 alone", without(1, 3, 5, 7), Choice{Index: AnyIndex}, 2},
 		{"RoCE v1 preferred", table, Choice{Index: AnyIndex, Kind: RoCEv1}, 2},
-		{"IPv6 preferred", table, Choice{Index: AnyIndex, Prefer: IPv6}, 5},
-		{"IPv6 preferred, and none there", without(4, 5), Choice{Index: AnyIndex, Prefer: IPv6}, 3},
+		{"IPv6 preferred", table, Choice{Index: AnyIndex, Prefer: iPv6}, 5},
+		{"IPv6 preferred, and none there", without(4, 5), Choice{Index: AnyIndex, Prefer: iPv6}, 3},
 		{"an index", table, Choice{Index: 4}, 4},
 		{"index 0, which is the zero value", table, Choice{}, 0},
 		{"InfiniBand", infiniband, Choice{Index: AnyIndex}, 0},
@@ -55,7 +55,7 @@ func TestChooseGID(t *testing.T) {
 			t.Errorf("%s: %v, %v; want index %d", c.name, got, err, c.is)
 		}
 	}
-	if _, err := ChooseGID(nil, Choice{Index: AnyIndex}); !errors.Is(err, ErrNoGID) {
+	if _, err := ChooseGID(nil, Choice{Index: AnyIndex}); !errors.Is(err, errNoGID) {
 		t.Errorf("of no GID: %v", err)
 	}
 	if _, err := ChooseGID(without(3), Choice{Index: 3}); err == nil || !strings.Contains(err.Error(), "GID index 3 is empty") {
@@ -102,9 +102,9 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 		{&Error{Call: "ibv_reg_mr", On: "mlx5_0, 4096 bytes", Errno: syscall.ENOMEM}, []string{"ibv_reg_mr (mlx5_0, 4096 bytes): cannot allocate memory (ENOMEM)", "ulimit -l"}},
 		{&Error{Call: "ibv_open_device", On: "mlx5_0", Errno: syscall.EACCES}, []string{"/dev/infiniband"}},
 		{&Error{Call: "ibv_reg_dmabuf_mr", Errno: syscall.EOPNOTSUPP}, []string{"EOPNOTSUPP", "5.12"}},
-		{&LibraryError{Library: DefaultLibrary, Reason: "no such file"}, []string{"libibverbs1", "no such file"}},
-		{&LibraryError{Library: ManagerLibrary, Reason: "no such file"}, []string{"librdmacm1"}},
-		{&LibraryError{Library: DefaultLibrary, Missing: "ibv_reg_mr_iova2"}, []string{"lacks ibv_reg_mr_iova2", "rdma-core 32"}},
+		{&loadError{Library: defaultLibrary, Reason: "no such file"}, []string{"libibverbs1", "no such file"}},
+		{&loadError{Library: managerLibrary, Reason: "no such file"}, []string{"librdmacm1"}},
+		{&loadError{Library: defaultLibrary, Missing: "ibv_reg_mr_iova2"}, []string{"lacks ibv_reg_mr_iova2", "rdma-core 32"}},
 		{(&Completion{Status: ReceiverRetryExceeded, Pair: 17, Vendor: 0x87}).Err(), []string{"queue pair 17: RNR retry counter exceeded (completion status 13, vendor's code 0x87): the other side has posted no receive"}},
 		{(&Completion{Status: LocalProtectionError}).Err(), []string{"local protection error", "is not registered"}},
 		{(&Completion{Status: 99, Pair: 17}).Err(), []string{"completion status 99"}},
@@ -121,7 +121,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 }
 
 func TestALibraryThatIsNotThere(t *testing.T) {
-	var e *LibraryError
+	var e *loadError
 	if _, err := OpenLibrary("/nowhere/libibverbs.so.1"); !errors.As(err, &e) || e.Reason == "" {
 		t.Errorf("%v", err)
 	}

@@ -29,8 +29,8 @@ const (
 
 // What rdma-core installs.
 const (
-	DefaultLibrary = "libibverbs.so.1"
-	ManagerLibrary = "librdmacm.so.1"
+	defaultLibrary = "libibverbs.so.1"
+	managerLibrary = "librdmacm.so.1"
 )
 
 // Library is an opened libibverbs. It is safe for use from many goroutines, and is
@@ -40,31 +40,31 @@ type Library struct {
 	path  string
 }
 
-// LibraryError says that a library cannot be used.
-type LibraryError struct {
+// loadError says that a library cannot be used.
+type loadError struct {
 	Library string // what was opened: a path, or a name for the loader's search
 	Missing string // the symbol that it lacks; empty if it could not be loaded
 	Reason  string // the loader's message, if it could not be loaded
 }
 
-func (e *LibraryError) Error() string {
+func (e *loadError) Error() string {
 	if e.Missing != "" {
 		return fmt.Sprintf("%s lacks %s: Peerlane needs rdma-core 32 or newer", e.Library, e.Missing)
 	}
 	remedy := "check " + LibraryVariable
 	switch e.Library {
-	case DefaultLibrary:
+	case defaultLibrary:
 		remedy = "install rdma-core's libibverbs and the providers of the host's NICs (Debian: libibverbs1, ibverbs-providers; RPM: libibverbs)"
-	case ManagerLibrary:
+	case managerLibrary:
 		remedy = "install rdma-core's librdmacm (Debian: librdmacm1; RPM: librdmacm)"
 	}
 	return fmt.Sprintf("%s cannot be loaded: %s; %s", e.Library, e.Reason, remedy)
 }
 
 // Open loads the library that PEERLANE_VERBS_LIBRARY names, else libibverbs.so.1. The
-// error of a library that cannot be loaded is a [*LibraryError].
+// error of a library that cannot be loaded is a [*loadError].
 func Open() (*Library, error) {
-	l, err := OpenLibrary(cmp.Or(os.Getenv(LibraryVariable), DefaultLibrary))
+	l, err := OpenLibrary(cmp.Or(os.Getenv(LibraryVariable), defaultLibrary))
 	if err == nil && l.Software() && os.Getenv(SoftwareVariable) != SoftwareAllowed {
 		return nil, fmt.Errorf("open %s: it is the software device of `peerlane demo` and `peerlane bench`, and other relays do not use it: remove %s from relay.environment in config.toml", l.path, LibraryVariable)
 	}
@@ -87,13 +87,13 @@ func OpenLibrary(path string) (*Library, error) {
 
 func libraryError(path, message string, missing bool) error {
 	if missing {
-		return &LibraryError{Library: path, Missing: message}
+		return &loadError{Library: path, Missing: message}
 	}
-	return &LibraryError{Library: path, Reason: message}
+	return &loadError{Library: path, Reason: message}
 }
 
-// Path is the path or name that was opened.
-func (l *Library) Path() string { return l.path }
+// location is the path or name that was opened.
+func (l *Library) location() string { return l.path }
 
 // Software reports whether the library is that of package softdevice.
 func (l *Library) Software() bool { return l.calls.software != 0 }

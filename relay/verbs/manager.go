@@ -29,9 +29,9 @@ type Manager struct {
 	calls *C.peerlane_manager
 }
 
-// Manager opens librdmacm.so.1. The error is a [*LibraryError].
+// Manager opens librdmacm.so.1. The error is a [*loadError].
 func (l *Library) Manager() (*Manager, error) {
-	path := ManagerLibrary
+	path := managerLibrary
 	if l.Software() {
 		path = l.path // which stands in for both
 	}
@@ -235,8 +235,8 @@ func (i *ID) Context() (*Context, error) {
 	return i.lent, nil
 }
 
-// DevicePort is the port of that device.
-func (i *ID) DevicePort() uint8 { return uint8(i.c.port_num) }
+// devicePort is the port of that device.
+func (i *ID) devicePort() uint8 { return uint8(i.c.port_num) }
 
 // NewPair makes the connection's queue pair, in a domain of [ID.Context]
 // (rdma_create_qp). The connection manager takes it through its states, so that receives

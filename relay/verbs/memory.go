@@ -39,8 +39,8 @@ func (c *Context) NewDomain() (*Domain, error) {
 	return d, nil
 }
 
-// Context is the device that it was made on.
-func (d *Domain) Context() *Context { return d.c }
+// context is the device that it was made on.
+func (d *Domain) context() *Context { return d.c }
 
 // Close gives it back (ibv_dealloc_pd): EBUSY while it has regions or pairs.
 func (d *Domain) Close() error {

@@ -65,8 +65,8 @@ func (d *Domain) NewPair(config PairConfig) (*Pair, error) {
 // Number is what the other side connects to, 24 bits.
 func (p *Pair) Number() uint32 { return uint32(p.qp.qp_num) }
 
-// Inline is up to how many bytes a request with the flag Inline may have.
-func (p *Pair) Inline() int { return p.inline }
+// inlineBytes is up to how many bytes a request with the flag inlineBytes may have.
+func (p *Pair) inlineBytes() int { return p.inline }
 
 // PairState is a queue pair's state (ibv_qp_state).
 type PairState uint8

@@ -165,70 +165,70 @@ var statusText = map[Status]string{
 
 // Message types.
 const (
-	TypeHello               uint32 = 1
-	TypeWelcome             uint32 = 2
-	TypeFailure             uint32 = 3
-	TypeExport              uint32 = 4
-	TypeExported            uint32 = 5
-	TypeUnexport            uint32 = 6
-	TypeDone                uint32 = 7
-	TypeListen              uint32 = 8
-	TypeListening           uint32 = 9
-	TypeUnlisten            uint32 = 10
-	TypeAccept              uint32 = 11
-	TypeConnect             uint32 = 12
-	TypeConnected           uint32 = 13
-	TypeDisconnect          uint32 = 14
-	TypeConnectionDown      uint32 = 15
-	TypeStatistics          uint32 = 16
-	TypeStatisticsReply     uint32 = 17
-	TypeLanes               uint32 = 19
-	TypeLanesReply          uint32 = 20
-	TypeLaneNIC             uint32 = 120
-	TypeLaneNICReply        uint32 = 121
-	TypeGoodbye             uint32 = 18
-	TypeExportPart          uint32 = 26
-	TypeExportIPC           uint32 = 27
-	TypeHostMemory          uint32 = 24
-	TypeHostMemoryMade      uint32 = 25
-	TypeHostMemoryPopulated uint32 = 30
-	TypeStaging             uint32 = 28
-	TypeStagingMade         uint32 = 29
-	TypeEvent               uint32 = 21
-	TypeEventOpened         uint32 = 22
-	TypeEventClose          uint32 = 23
-	TypeExpose              uint32 = 80
-	TypeExposed             uint32 = 81
-	TypeRevoke              uint32 = 82
-	TypePeerHello           uint32 = 32
-	TypePeerWelcome         uint32 = 33
-	TypePeerRegion          uint32 = 34
-	TypePeerRegionPart      uint32 = 42
-	TypePeerQuota           uint32 = 47
-	TypePeerEager           uint32 = 48
-	TypePeerSend            uint32 = 35
-	TypePeerGrant           uint32 = 36
-	TypePeerWritten         uint32 = 37
-	TypePeerDelivered       uint32 = 38
-	TypePeerWithdraw        uint32 = 39
-	TypePeerClose           uint32 = 40
-	TypePeerForget          uint32 = 41
-	TypePeerShare           uint32 = 44
-	TypePeerShared          uint32 = 45
-	TypePeerBell            uint32 = 46
-	TypePeerWrite           uint32 = 88
-	TypePeerRead            uint32 = 89
-	TypePeerReadRefused     uint32 = 90
-	TypePeerReadData        uint32 = 91
-	TypePeerBack            uint32 = 92
-	TypePeerBackRefused     uint32 = 93
-	TypeNICHello            uint32 = 64
-	TypeNICRegion           uint32 = 65
-	TypeNICWrite            uint32 = 66
-	TypeNICWritten          uint32 = 67
-	TypeNICImmediate        uint32 = 68
-	TypeNICForget           uint32 = 69
-	TypeDMABuf              uint32 = 122
+	typeHello               uint32 = 1
+	typeWelcome             uint32 = 2
+	typeFailure             uint32 = 3
+	typeExport              uint32 = 4
+	typeExported            uint32 = 5
+	typeUnexport            uint32 = 6
+	typeDone                uint32 = 7
+	typeListen              uint32 = 8
+	typeListening           uint32 = 9
+	typeUnlisten            uint32 = 10
+	typeAccept              uint32 = 11
+	typeConnect             uint32 = 12
+	typeConnected           uint32 = 13
+	typeDisconnect          uint32 = 14
+	typeConnectionDown      uint32 = 15
+	typeStatistics          uint32 = 16
+	typeStatisticsReply     uint32 = 17
+	typeLanes               uint32 = 19
+	typeLanesReply          uint32 = 20
+	typeLaneNIC             uint32 = 120
+	typeLaneNICReply        uint32 = 121
+	typeGoodbye             uint32 = 18
+	typeExportPart          uint32 = 26
+	typeExportIPC           uint32 = 27
+	typeHostMemory          uint32 = 24
+	typeHostMemoryMade      uint32 = 25
+	typeHostMemoryPopulated uint32 = 30
+	typeStaging             uint32 = 28
+	typeStagingMade         uint32 = 29
+	typeEvent               uint32 = 21
+	typeEventOpened         uint32 = 22
+	typeEventClose          uint32 = 23
+	typeExpose              uint32 = 80
+	typeExposed             uint32 = 81
+	typeRevoke              uint32 = 82
+	typePeerHello           uint32 = 32
+	typePeerWelcome         uint32 = 33
+	typePeerRegion          uint32 = 34
+	typePeerRegionPart      uint32 = 42
+	typePeerQuota           uint32 = 47
+	typePeerEager           uint32 = 48
+	typePeerSend            uint32 = 35
+	typePeerGrant           uint32 = 36
+	typePeerWritten         uint32 = 37
+	typePeerDelivered       uint32 = 38
+	typePeerWithdraw        uint32 = 39
+	typePeerClose           uint32 = 40
+	typePeerForget          uint32 = 41
+	typePeerShare           uint32 = 44
+	typePeerShared          uint32 = 45
+	typePeerBell            uint32 = 46
+	typePeerWrite           uint32 = 88
+	typePeerRead            uint32 = 89
+	typePeerReadRefused     uint32 = 90
+	typePeerReadData        uint32 = 91
+	typePeerBack            uint32 = 92
+	typePeerBackRefused     uint32 = 93
+	typeNICHello            uint32 = 64
+	typeNICRegion           uint32 = 65
+	typeNICWrite            uint32 = 66
+	typeNICWritten          uint32 = 67
+	typeNICImmediate        uint32 = 68
+	typeNICForget           uint32 = 69
+	typeDMABuf              uint32 = 122
 )
 
 // Hello is 32 bytes.
@@ -242,7 +242,7 @@ type Hello struct {
 
 func (m *Hello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Hello) messageType() uint32 { return TypeHello }
+func (m *Hello) messageType() uint32 { return typeHello }
 
 // Welcome is 24 bytes.
 // With four descriptors: submit memory (to map for reading and writing),
@@ -257,7 +257,7 @@ type Welcome struct {
 
 func (m *Welcome) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Welcome) messageType() uint32 { return TypeWelcome }
+func (m *Welcome) messageType() uint32 { return typeWelcome }
 
 // Failure is 504 bytes.
 // The answer to any request that cannot be granted, with a sentence.
@@ -270,7 +270,7 @@ type Failure struct {
 
 func (m *Failure) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Failure) messageType() uint32 { return TypeFailure }
+func (m *Failure) messageType() uint32 { return typeFailure }
 
 // Export is 56 bytes.
 // With one descriptor: the POSIX file descriptor of a CUDA VMM allocation.
@@ -288,7 +288,7 @@ type Export struct {
 
 func (m *Export) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Export) messageType() uint32 { return TypeExport }
+func (m *Export) messageType() uint32 { return typeExport }
 
 // Exported is 16 bytes.
 // wants: WantsDMABuf, or 0.
@@ -300,7 +300,7 @@ type Exported struct {
 
 func (m *Exported) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Exported) messageType() uint32 { return TypeExported }
+func (m *Exported) messageType() uint32 { return typeExported }
 
 // Unexport is 16 bytes.
 type Unexport struct {
@@ -311,7 +311,7 @@ type Unexport struct {
 
 func (m *Unexport) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Unexport) messageType() uint32 { return TypeUnexport }
+func (m *Unexport) messageType() uint32 { return typeUnexport }
 
 // Done is 8 bytes.
 type Done struct {
@@ -320,7 +320,7 @@ type Done struct {
 
 func (m *Done) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Done) messageType() uint32 { return TypeDone }
+func (m *Done) messageType() uint32 { return typeDone }
 
 // Listen is 24 bytes.
 type Listen struct {
@@ -330,7 +330,7 @@ type Listen struct {
 
 func (m *Listen) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Listen) messageType() uint32 { return TypeListen }
+func (m *Listen) messageType() uint32 { return typeListen }
 
 // Listening is 144 bytes.
 type Listening struct {
@@ -344,7 +344,7 @@ func (m *Listening) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *Listening) messageType() uint32 { return TypeListening }
+func (m *Listening) messageType() uint32 { return typeListening }
 
 // Unlisten is 16 bytes.
 type Unlisten struct {
@@ -355,7 +355,7 @@ type Unlisten struct {
 
 func (m *Unlisten) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Unlisten) messageType() uint32 { return TypeUnlisten }
+func (m *Unlisten) messageType() uint32 { return typeUnlisten }
 
 // Accept is 16 bytes.
 // Answered by Connected: this side will receive.
@@ -367,7 +367,7 @@ type Accept struct {
 
 func (m *Accept) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Accept) messageType() uint32 { return TypeAccept }
+func (m *Accept) messageType() uint32 { return typeAccept }
 
 // Connect is 152 bytes.
 // Answered by Connected: this side will send.
@@ -379,7 +379,7 @@ type Connect struct {
 
 func (m *Connect) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Connect) messageType() uint32 { return TypeConnect }
+func (m *Connect) messageType() uint32 { return typeConnect }
 
 // Connected is 120 bytes.
 type Connected struct {
@@ -393,7 +393,7 @@ func (m *Connected) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *Connected) messageType() uint32 { return TypeConnected }
+func (m *Connected) messageType() uint32 { return typeConnected }
 
 // Disconnect is 16 bytes.
 type Disconnect struct {
@@ -406,7 +406,7 @@ func (m *Disconnect) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *Disconnect) messageType() uint32 { return TypeDisconnect }
+func (m *Disconnect) messageType() uint32 { return typeDisconnect }
 
 // ConnectionDown is 504 bytes.
 // Unasked (sequence 0): the connection is down, and why.
@@ -421,7 +421,7 @@ func (m *ConnectionDown) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *ConnectionDown) messageType() uint32 { return TypeConnectionDown }
+func (m *ConnectionDown) messageType() uint32 { return typeConnectionDown }
 
 // Statistics is 8 bytes.
 type Statistics struct {
@@ -432,7 +432,7 @@ func (m *Statistics) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *Statistics) messageType() uint32 { return TypeStatistics }
+func (m *Statistics) messageType() uint32 { return typeStatistics }
 
 // StatisticsReply is 304 bytes.
 // What the relay's counters say, bytes. A server whose gpu is zero stands for the
@@ -452,7 +452,7 @@ func (m *StatisticsReply) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *StatisticsReply) messageType() uint32 { return TypeStatisticsReply }
+func (m *StatisticsReply) messageType() uint32 { return typeStatisticsReply }
 
 // Lanes is 8 bytes.
 // Which lanes the container was given: MaxLanes of them at most. A gpu is zero
@@ -464,7 +464,7 @@ type Lanes struct {
 
 func (m *Lanes) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Lanes) messageType() uint32 { return TypeLanes }
+func (m *Lanes) messageType() uint32 { return typeLanes }
 
 // LanesReply is 784 bytes.
 type LanesReply struct {
@@ -478,7 +478,7 @@ func (m *LanesReply) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *LanesReply) messageType() uint32 { return TypeLanesReply }
+func (m *LanesReply) messageType() uint32 { return typeLanesReply }
 
 // LaneNIC is 24 bytes.
 // What is known of the NIC of the lane of a GPU: of the first where it has several.
@@ -489,7 +489,7 @@ type LaneNIC struct {
 
 func (m *LaneNIC) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *LaneNIC) messageType() uint32 { return TypeLaneNIC }
+func (m *LaneNIC) messageType() uint32 { return typeLaneNIC }
 
 // LaneNICReply is 88 bytes.
 // guid is the number that NCCL's transport for InfiniBand has for that NIC, mbps the full
@@ -509,7 +509,7 @@ func (m *LaneNICReply) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *LaneNICReply) messageType() uint32 { return TypeLaneNICReply }
+func (m *LaneNICReply) messageType() uint32 { return typeLaneNICReply }
 
 // Goodbye is 8 bytes.
 // The client ends its session. A socket that closes without it tells of a death.
@@ -519,7 +519,7 @@ type Goodbye struct {
 
 func (m *Goodbye) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Goodbye) messageType() uint32 { return TypeGoodbye }
+func (m *Goodbye) messageType() uint32 { return typeGoodbye }
 
 // ExportPart is 24 bytes.
 // With one descriptor: the next of the allocations of an export that is still to
@@ -534,7 +534,7 @@ func (m *ExportPart) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *ExportPart) messageType() uint32 { return TypeExportPart }
+func (m *ExportPart) messageType() uint32 { return typeExportPart }
 
 // ExportIPC is 112 bytes.
 // Memory of cudaMalloc, where the configuration allows it. Answered by Exported.
@@ -553,7 +553,7 @@ func (m *ExportIPC) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *ExportIPC) messageType() uint32 { return TypeExportIPC }
+func (m *ExportIPC) messageType() uint32 { return typeExportIPC }
 
 // HostMemory is 40 bytes.
 // The relay makes host memory for the lane of a GPU, and pins it there. populates is 1, from
@@ -571,7 +571,7 @@ func (m *HostMemory) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *HostMemory) messageType() uint32 { return TypeHostMemory }
+func (m *HostMemory) messageType() uint32 { return typeHostMemory }
 
 // HostMemoryMade is 24 bytes.
 // With one descriptor: the memory, to be mapped for reading and writing: as many
@@ -587,7 +587,7 @@ func (m *HostMemoryMade) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *HostMemoryMade) messageType() uint32 { return TypeHostMemoryMade }
+func (m *HostMemoryMade) messageType() uint32 { return typeHostMemoryMade }
 
 // HostMemoryPopulated is 16 bytes.
 // The client has allocated the pages of host memory, so that the kernel charges them to the
@@ -602,7 +602,7 @@ func (m *HostMemoryPopulated) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *HostMemoryPopulated) messageType() uint32 { return TypeHostMemoryPopulated }
+func (m *HostMemoryPopulated) messageType() uint32 { return typeHostMemoryPopulated }
 
 // Staging is 40 bytes.
 // The relay makes staging memory for the client itself to copy to and from: on a
@@ -618,7 +618,7 @@ type Staging struct {
 
 func (m *Staging) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Staging) messageType() uint32 { return TypeStaging }
+func (m *Staging) messageType() uint32 { return typeStaging }
 
 // StagingMade is 40 bytes.
 // With one descriptor: the POSIX file descriptor of a CUDA VMM allocation of `bytes`,
@@ -636,7 +636,7 @@ func (m *StagingMade) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *StagingMade) messageType() uint32 { return TypeStagingMade }
+func (m *StagingMade) messageType() uint32 { return typeStagingMade }
 
 // Event is 88 bytes.
 // The relay opens an event of a stream of a GPU, by cuIpcGetEventHandle's handle, where
@@ -649,7 +649,7 @@ type Event struct {
 
 func (m *Event) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Event) messageType() uint32 { return TypeEvent }
+func (m *Event) messageType() uint32 { return typeEvent }
 
 // EventOpened is 16 bytes.
 type EventOpened struct {
@@ -662,7 +662,7 @@ func (m *EventOpened) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *EventOpened) messageType() uint32 { return TypeEventOpened }
+func (m *EventOpened) messageType() uint32 { return typeEventOpened }
 
 // EventClose is 16 bytes.
 // No operation that is posted from now on waits for it. Answered by Done.
@@ -676,7 +676,7 @@ func (m *EventClose) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *EventClose) messageType() uint32 { return TypeEventClose }
+func (m *EventClose) messageType() uint32 { return typeEventClose }
 
 // Expose is 40 bytes.
 // The client exposes a range of exported memory to the present and later connections of a
@@ -693,7 +693,7 @@ type Expose struct {
 
 func (m *Expose) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Expose) messageType() uint32 { return TypeExpose }
+func (m *Expose) messageType() uint32 { return typeExpose }
 
 // Exposed is 32 bytes.
 type Exposed struct {
@@ -705,7 +705,7 @@ type Exposed struct {
 
 func (m *Exposed) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Exposed) messageType() uint32 { return TypeExposed }
+func (m *Exposed) messageType() uint32 { return typeExposed }
 
 // Revoke is 16 bytes.
 // Answered by Done when no operation touches the range any more.
@@ -717,7 +717,7 @@ type Revoke struct {
 
 func (m *Revoke) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *Revoke) messageType() uint32 { return TypeRevoke }
+func (m *Revoke) messageType() uint32 { return typeRevoke }
 
 // PeerHello is 184 bytes.
 type PeerHello struct {
@@ -737,7 +737,7 @@ func (m *PeerHello) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerHello) messageType() uint32 { return TypePeerHello }
+func (m *PeerHello) messageType() uint32 { return typePeerHello }
 
 // PeerWelcome is 152 bytes.
 // With one descriptor on route staged: the end of a socket pair on which the
@@ -755,7 +755,7 @@ func (m *PeerWelcome) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerWelcome) messageType() uint32 { return TypePeerWelcome }
+func (m *PeerWelcome) messageType() uint32 { return typePeerWelcome }
 
 // PeerRegion is 40 bytes.
 // With one descriptor, but for MemoryRemote: memory that the sender may write once it
@@ -772,7 +772,7 @@ func (m *PeerRegion) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerRegion) messageType() uint32 { return TypePeerRegion }
+func (m *PeerRegion) messageType() uint32 { return typePeerRegion }
 
 // PeerRegionPart is 24 bytes.
 // With one descriptor: the next allocation of a region of MemoryParts that is still
@@ -788,7 +788,7 @@ func (m *PeerRegionPart) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerRegionPart) messageType() uint32 { return TypePeerRegionPart }
+func (m *PeerRegionPart) messageType() uint32 { return typePeerRegionPart }
 
 // PeerQuota is 32 bytes.
 // Of two hosts: windows of `bytes` each, side by side from an offset of a region on. The
@@ -805,7 +805,7 @@ func (m *PeerQuota) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerQuota) messageType() uint32 { return TypePeerQuota }
+func (m *PeerQuota) messageType() uint32 { return typePeerQuota }
 
 // PeerEager is 40 bytes.
 // The sender has a short message, and writes it into a window. The window is its own again
@@ -824,7 +824,7 @@ func (m *PeerEager) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerEager) messageType() uint32 { return TypePeerEager }
+func (m *PeerEager) messageType() uint32 { return typePeerEager }
 
 // PeerSend is 32 bytes.
 // The sender has a message.
@@ -837,7 +837,7 @@ type PeerSend struct {
 
 func (m *PeerSend) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *PeerSend) messageType() uint32 { return TypePeerSend }
+func (m *PeerSend) messageType() uint32 { return typePeerSend }
 
 // PeerGrant is 56 bytes.
 // The receiver has room for the part [part, part+length) of message `send`.
@@ -856,7 +856,7 @@ func (m *PeerGrant) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerGrant) messageType() uint32 { return TypePeerGrant }
+func (m *PeerGrant) messageType() uint32 { return typePeerGrant }
 
 // PeerWritten is 16 bytes.
 // Route direct: the bytes of a grant are in the receiver's memory.
@@ -869,7 +869,7 @@ func (m *PeerWritten) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerWritten) messageType() uint32 { return TypePeerWritten }
+func (m *PeerWritten) messageType() uint32 { return typePeerWritten }
 
 // PeerDelivered is 24 bytes.
 // The whole message is in the receiver's memory, or is refused.
@@ -884,7 +884,7 @@ func (m *PeerDelivered) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerDelivered) messageType() uint32 { return TypePeerDelivered }
+func (m *PeerDelivered) messageType() uint32 { return typePeerDelivered }
 
 // PeerWithdraw is 16 bytes.
 // The sender would like to take back a message that has no grant.
@@ -897,7 +897,7 @@ func (m *PeerWithdraw) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerWithdraw) messageType() uint32 { return TypePeerWithdraw }
+func (m *PeerWithdraw) messageType() uint32 { return typePeerWithdraw }
 
 // PeerClose is 504 bytes.
 type PeerClose struct {
@@ -911,7 +911,7 @@ func (m *PeerClose) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerClose) messageType() uint32 { return TypePeerClose }
+func (m *PeerClose) messageType() uint32 { return typePeerClose }
 
 // PeerForget is 16 bytes.
 // The receiver will grant nothing in this region any more.
@@ -925,7 +925,7 @@ func (m *PeerForget) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerForget) messageType() uint32 { return TypePeerForget }
+func (m *PeerForget) messageType() uint32 { return typePeerForget }
 
 // PeerShare is 8 bytes.
 // With one descriptor: memory through which what fits is sent from now on.
@@ -937,7 +937,7 @@ func (m *PeerShare) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerShare) messageType() uint32 { return TypePeerShare }
+func (m *PeerShare) messageType() uint32 { return typePeerShare }
 
 // PeerShared is 8 bytes.
 // The memory is mapped; this is the last message that does not go by its order.
@@ -949,7 +949,7 @@ func (m *PeerShared) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerShared) messageType() uint32 { return TypePeerShared }
+func (m *PeerShared) messageType() uint32 { return typePeerShared }
 
 // PeerBell is 8 bytes.
 // Wakes a side that sleeps: there is something in the memory.
@@ -959,7 +959,7 @@ type PeerBell struct {
 
 func (m *PeerBell) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *PeerBell) messageType() uint32 { return TypePeerBell }
+func (m *PeerBell) messageType() uint32 { return typePeerBell }
 
 // PeerWrite is 48 bytes.
 // The sender has a message for what the receiver's client has offered, which nobody has to
@@ -976,7 +976,7 @@ func (m *PeerWrite) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerWrite) messageType() uint32 { return TypePeerWrite }
+func (m *PeerWrite) messageType() uint32 { return typePeerWrite }
 
 // PeerRead is 48 bytes.
 // The sender's client reads what the receiver's has offered: it comes by the way back.
@@ -990,7 +990,7 @@ type PeerRead struct {
 
 func (m *PeerRead) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *PeerRead) messageType() uint32 { return TypePeerRead }
+func (m *PeerRead) messageType() uint32 { return typePeerRead }
 
 // PeerReadRefused is 24 bytes.
 // The receiver does not let a read have what it asks for.
@@ -1005,7 +1005,7 @@ func (m *PeerReadRefused) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerReadRefused) messageType() uint32 { return TypePeerReadRefused }
+func (m *PeerReadRefused) messageType() uint32 { return typePeerReadRefused }
 
 // PeerReadData is 32 bytes.
 // On the way back: a message of the sender there, which meets read `read`.
@@ -1020,7 +1020,7 @@ func (m *PeerReadData) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerReadData) messageType() uint32 { return TypePeerReadData }
+func (m *PeerReadData) messageType() uint32 { return typePeerReadData }
 
 // PeerBack is 40 bytes.
 // The way back is to be opened: the receiver connects to the sender, by this token, and over
@@ -1033,7 +1033,7 @@ type PeerBack struct {
 
 func (m *PeerBack) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *PeerBack) messageType() uint32 { return TypePeerBack }
+func (m *PeerBack) messageType() uint32 { return typePeerBack }
 
 // PeerBackRefused is 504 bytes.
 // It could not be opened. No read that was asked for before is answered.
@@ -1048,7 +1048,7 @@ func (m *PeerBackRefused) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *PeerBackRefused) messageType() uint32 { return TypePeerBackRefused }
+func (m *PeerBackRefused) messageType() uint32 { return typePeerBackRefused }
 
 // NICHello is 32 bytes.
 // With one descriptor: where to deliver immediates.
@@ -1063,7 +1063,7 @@ type NICHello struct {
 
 func (m *NICHello) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *NICHello) messageType() uint32 { return TypeNICHello }
+func (m *NICHello) messageType() uint32 { return typeNICHello }
 
 // NICRegion is 24 bytes.
 // With one descriptor: memory to register.
@@ -1078,7 +1078,7 @@ func (m *NICRegion) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *NICRegion) messageType() uint32 { return TypeNICRegion }
+func (m *NICRegion) messageType() uint32 { return typeNICRegion }
 
 // NICWrite is 48 bytes.
 type NICWrite struct {
@@ -1093,7 +1093,7 @@ type NICWrite struct {
 
 func (m *NICWrite) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *NICWrite) messageType() uint32 { return TypeNICWrite }
+func (m *NICWrite) messageType() uint32 { return typeNICWrite }
 
 // NICWritten is 24 bytes.
 // To the relay: the write is done, or failed.
@@ -1108,7 +1108,7 @@ func (m *NICWritten) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *NICWritten) messageType() uint32 { return TypeNICWritten }
+func (m *NICWritten) messageType() uint32 { return typeNICWritten }
 
 // NICImmediate is 24 bytes.
 // To the receiver's relay, on the socket that came with NICHello.
@@ -1122,7 +1122,7 @@ func (m *NICImmediate) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *NICImmediate) messageType() uint32 { return TypeNICImmediate }
+func (m *NICImmediate) messageType() uint32 { return typeNICImmediate }
 
 // NICForget is 16 bytes.
 // The relay will name this region in no write any more.
@@ -1136,7 +1136,7 @@ func (m *NICForget) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-func (m *NICForget) messageType() uint32 { return TypeNICForget }
+func (m *NICForget) messageType() uint32 { return typeNICForget }
 
 // LaneGPU is 24 bytes.
 type LaneGPU struct {
@@ -1276,137 +1276,137 @@ type DMABuf struct {
 
 func (m *DMABuf) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
 
-func (m *DMABuf) messageType() uint32 { return TypeDMABuf }
+func (m *DMABuf) messageType() uint32 { return typeDMABuf }
 
 func newMessage(messageType uint32) Message {
 	switch messageType {
-	case TypeHello:
+	case typeHello:
 		return &Hello{}
-	case TypeWelcome:
+	case typeWelcome:
 		return &Welcome{}
-	case TypeFailure:
+	case typeFailure:
 		return &Failure{}
-	case TypeExport:
+	case typeExport:
 		return &Export{}
-	case TypeExported:
+	case typeExported:
 		return &Exported{}
-	case TypeUnexport:
+	case typeUnexport:
 		return &Unexport{}
-	case TypeDone:
+	case typeDone:
 		return &Done{}
-	case TypeListen:
+	case typeListen:
 		return &Listen{}
-	case TypeListening:
+	case typeListening:
 		return &Listening{}
-	case TypeUnlisten:
+	case typeUnlisten:
 		return &Unlisten{}
-	case TypeAccept:
+	case typeAccept:
 		return &Accept{}
-	case TypeConnect:
+	case typeConnect:
 		return &Connect{}
-	case TypeConnected:
+	case typeConnected:
 		return &Connected{}
-	case TypeDisconnect:
+	case typeDisconnect:
 		return &Disconnect{}
-	case TypeConnectionDown:
+	case typeConnectionDown:
 		return &ConnectionDown{}
-	case TypeStatistics:
+	case typeStatistics:
 		return &Statistics{}
-	case TypeStatisticsReply:
+	case typeStatisticsReply:
 		return &StatisticsReply{}
-	case TypeLanes:
+	case typeLanes:
 		return &Lanes{}
-	case TypeLanesReply:
+	case typeLanesReply:
 		return &LanesReply{}
-	case TypeLaneNIC:
+	case typeLaneNIC:
 		return &LaneNIC{}
-	case TypeLaneNICReply:
+	case typeLaneNICReply:
 		return &LaneNICReply{}
-	case TypeGoodbye:
+	case typeGoodbye:
 		return &Goodbye{}
-	case TypeExportPart:
+	case typeExportPart:
 		return &ExportPart{}
-	case TypeExportIPC:
+	case typeExportIPC:
 		return &ExportIPC{}
-	case TypeHostMemory:
+	case typeHostMemory:
 		return &HostMemory{}
-	case TypeHostMemoryMade:
+	case typeHostMemoryMade:
 		return &HostMemoryMade{}
-	case TypeHostMemoryPopulated:
+	case typeHostMemoryPopulated:
 		return &HostMemoryPopulated{}
-	case TypeStaging:
+	case typeStaging:
 		return &Staging{}
-	case TypeStagingMade:
+	case typeStagingMade:
 		return &StagingMade{}
-	case TypeEvent:
+	case typeEvent:
 		return &Event{}
-	case TypeEventOpened:
+	case typeEventOpened:
 		return &EventOpened{}
-	case TypeEventClose:
+	case typeEventClose:
 		return &EventClose{}
-	case TypeExpose:
+	case typeExpose:
 		return &Expose{}
-	case TypeExposed:
+	case typeExposed:
 		return &Exposed{}
-	case TypeRevoke:
+	case typeRevoke:
 		return &Revoke{}
-	case TypePeerHello:
+	case typePeerHello:
 		return &PeerHello{}
-	case TypePeerWelcome:
+	case typePeerWelcome:
 		return &PeerWelcome{}
-	case TypePeerRegion:
+	case typePeerRegion:
 		return &PeerRegion{}
-	case TypePeerRegionPart:
+	case typePeerRegionPart:
 		return &PeerRegionPart{}
-	case TypePeerQuota:
+	case typePeerQuota:
 		return &PeerQuota{}
-	case TypePeerEager:
+	case typePeerEager:
 		return &PeerEager{}
-	case TypePeerSend:
+	case typePeerSend:
 		return &PeerSend{}
-	case TypePeerGrant:
+	case typePeerGrant:
 		return &PeerGrant{}
-	case TypePeerWritten:
+	case typePeerWritten:
 		return &PeerWritten{}
-	case TypePeerDelivered:
+	case typePeerDelivered:
 		return &PeerDelivered{}
-	case TypePeerWithdraw:
+	case typePeerWithdraw:
 		return &PeerWithdraw{}
-	case TypePeerClose:
+	case typePeerClose:
 		return &PeerClose{}
-	case TypePeerForget:
+	case typePeerForget:
 		return &PeerForget{}
-	case TypePeerShare:
+	case typePeerShare:
 		return &PeerShare{}
-	case TypePeerShared:
+	case typePeerShared:
 		return &PeerShared{}
-	case TypePeerBell:
+	case typePeerBell:
 		return &PeerBell{}
-	case TypePeerWrite:
+	case typePeerWrite:
 		return &PeerWrite{}
-	case TypePeerRead:
+	case typePeerRead:
 		return &PeerRead{}
-	case TypePeerReadRefused:
+	case typePeerReadRefused:
 		return &PeerReadRefused{}
-	case TypePeerReadData:
+	case typePeerReadData:
 		return &PeerReadData{}
-	case TypePeerBack:
+	case typePeerBack:
 		return &PeerBack{}
-	case TypePeerBackRefused:
+	case typePeerBackRefused:
 		return &PeerBackRefused{}
-	case TypeNICHello:
+	case typeNICHello:
 		return &NICHello{}
-	case TypeNICRegion:
+	case typeNICRegion:
 		return &NICRegion{}
-	case TypeNICWrite:
+	case typeNICWrite:
 		return &NICWrite{}
-	case TypeNICWritten:
+	case typeNICWritten:
 		return &NICWritten{}
-	case TypeNICImmediate:
+	case typeNICImmediate:
 		return &NICImmediate{}
-	case TypeNICForget:
+	case typeNICForget:
 		return &NICForget{}
-	case TypeDMABuf:
+	case typeDMABuf:
 		return &DMABuf{}
 	}
 	return nil

@@ -12,14 +12,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 	"github.com/peerlane/peerlane/topo/ncclxml"
 	"github.com/peerlane/peerlane/topo/planner"
 	"github.com/peerlane/peerlane/topo/reader"
@@ -302,8 +300,9 @@ func TestReadMalformedTopologyFails(t *testing.T) {
 
 func TestReadMissingFileErrorNamesFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "topo.xml")
-	if _, err := reader.Read(file, topo.Options{}); !errors.Is(err, fs.ErrNotExist) ||
-		!strings.Contains(err.Error(), file) {
+	var failed *fs.PathError
+	if _, err := reader.Read(file, topo.Options{}); !errors.Is(err, fs.ErrNotExist) || !errors.As(err, &failed) ||
+		failed.Path != file {
 		t.Error(err)
 	}
 }

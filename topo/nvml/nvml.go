@@ -87,8 +87,17 @@ func (l *Library) while(do func(count int)) (err error) {
 }
 
 func (l *Library) failed(call string, result nvml.Return) error {
-	return fmt.Errorf("%s: %s", call, l.nvml.ErrorString(result))
+	return &callError{call, result, l.nvml.ErrorString(result)}
 }
+
+// callError is a failed call of NVML.
+type callError struct {
+	call   string // nvmlInit
+	result nvml.Return
+	text   string // NVML's text of the result
+}
+
+func (e *callError) Error() string { return e.call + ": " + e.text }
 
 // asking collects NVML's answers about a GPU.
 type asking struct {

@@ -156,16 +156,16 @@ func (p *planner) allows(g int, q part, staged bool) bool {
 	case KindStaged:
 		return staged && p.usable(q.nic) && slices.Contains(p.stagers(g, q.nic), q.server) &&
 			!p.exclude.toNIC[[2]int{g, q.nic}] &&
-			!(p.config.Near == NearDirect && p.isNear(g))
+			!(p.config.Near == nearDirect && p.isNear(g))
 	}
 	return p.usable(q.nic) && !p.exclude.toNIC[[2]int{g, q.nic}] && p.toNIC[g][q.nic].Type < topo.DIS &&
-		!(p.config.Near == NearDirect && p.isNear(g))
+		!(p.config.Near == nearDirect && p.isNear(g))
 }
 
 // candidates are the ways of a GPU: directly over near NICs, through the CPU's memory, and
 // staged on GPUs near a NIC.
 func (p *planner) candidates(g int, staged bool) (ways []part) {
-	onlyDirect := p.config.Near == NearDirect && p.isNear(g)
+	onlyDirect := p.config.Near == nearDirect && p.isNear(g)
 	for n := range p.host.NICs {
 		if !p.usable(n) || p.exclude.toNIC[[2]int{g, n}] {
 			continue

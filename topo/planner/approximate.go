@@ -283,7 +283,7 @@ func (b *pieces) cheapest(g int, p *prices, c *nicCosts) (best part, least float
 	for _, q := range b.direct[g] {
 		take(g, q.nic, p.cost(q.load))
 	}
-	if planner.config.Near == NearDirect && len(b.direct[g]) > 0 {
+	if planner.config.Near == nearDirect && len(b.direct[g]) > 0 {
 		return best, least
 	}
 	up := p.cost(b.up[g])
@@ -443,6 +443,14 @@ func (a *allocation) roughly() []mix {
 	}
 	m.settle()
 	m.improve(mostCheaper)
+	lanes := a.mixesOf(m)
+	a.measure()
+	return lanes
+}
+
+// mixesOf returns the shares of the flows, and replaces the ways of each open flow by ways with a
+// share, and the earlier ways after them.
+func (a *allocation) mixesOf(m *master) []mix {
 	lanes := make([]mix, len(a.flows))
 	for f := range lanes {
 		if f >= a.open {
@@ -463,7 +471,6 @@ func (a *allocation) roughly() []mix {
 		}
 		a.ways[f] = ways
 	}
-	a.measure()
 	return lanes
 }
 

@@ -476,7 +476,7 @@ func TestPlanStagesNearGPUsToRaiseSlowestRate(t *testing.T) {
 		near string
 		want []float64
 	}{{"", []float64{12.5, 12.5, 12.5, 12.5}}, {"auto", []float64{12.5, 12.5, 12.5, 12.5}},
-		{NearDirect, []float64{25.0 / 3, 25.0 / 3, 25.0 / 3, 25}}} {
+		{nearDirect, []float64{25.0 / 3, 25.0 / 3, 25.0 / 3, 25}}} {
 		plan := planOf(t, 0, host(), Config{Near: tt.near})
 		var got []float64
 		for _, l := range plan.Lanes {

@@ -450,41 +450,11 @@ func (m *master) improve(most int) bool {
 		} else if !byCost {
 			m.priceLevel()
 		}
-		best, gain := theLevel, masterCost
+		least := masterCost
 		if byCost {
-			gain = masterCheaper
+			least = masterCheaper
 		}
-		for _, r := range m.full {
-			if -m.price[r] > gain {
-				best, gain = slackOf(r), -m.price[r]
-			}
-		}
-		for n := range m.flows {
-			if n%blockOfFlow == 0 && best != theLevel {
-				break
-			}
-			f := m.next
-			m.next = (f + 1) % m.flows
-			if len(own[f]) == 1 {
-				continue
-			}
-			key := m.key[f]
-			base := m.spent(key)
-			if byCost {
-				base += m.columns[key].cost
-			}
-			for _, k := range own[f] {
-				cost := 0.0
-				if byCost {
-					cost = m.columns[k].cost
-				}
-				if k != key && m.at[k] < 0 && base-cost > gain {
-					if g := base - cost - m.spent(k); g > gain {
-						best, gain = k, g
-					}
-				}
-			}
-		}
+		best, gain := m.entering(own, byCost, least)
 		if best == theLevel {
 			return true
 		}
@@ -501,6 +471,44 @@ func (m *master) improve(most int) bool {
 		}
 	}
 	return false
+}
+
+// entering returns the column or slack that gains the most above a least gain, and the gain; theLevel
+// if there is none. own lists the columns of each flow.
+func (m *master) entering(own [][]int, byCost bool, gain float64) (int, float64) {
+	best := theLevel
+	for _, r := range m.full {
+		if -m.price[r] > gain {
+			best, gain = slackOf(r), -m.price[r]
+		}
+	}
+	for n := range m.flows {
+		if n%blockOfFlow == 0 && best != theLevel {
+			break
+		}
+		f := m.next
+		m.next = (f + 1) % m.flows
+		if len(own[f]) == 1 {
+			continue
+		}
+		key := m.key[f]
+		base := m.spent(key)
+		if byCost {
+			base += m.columns[key].cost
+		}
+		for _, k := range own[f] {
+			cost := 0.0
+			if byCost {
+				cost = m.columns[k].cost
+			}
+			if k != key && m.at[k] < 0 && base-cost > gain {
+				if g := base - cost - m.spent(k); g > gain {
+					best, gain = k, g
+				}
+			}
+		}
+	}
+	return best, gain
 }
 
 // fix ends a level: flows stuck at full links keep the rate of the level. fix reports whether

@@ -244,7 +244,7 @@ func TestEstimateAgreesWithPublishedMachines(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			config := Config{}
 			if strings.HasPrefix(m.name, "perftest") {
-				config.GDR.MaxPath, config.Near = topo.SYS, NearDirect
+				config.GDR.MaxPath, config.Near = topo.SYS, nearDirect
 			}
 			_, e := estimate(t, m.host(), config)
 			got := m.way(e)

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
@@ -54,7 +53,8 @@ func TestPlanWriteFailureLeavesNoFile(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(path, "in the way"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := (&Plan{}).Write(path); err == nil || !strings.Contains(err.Error(), path) {
+	var failed *os.LinkError
+	if err := (&Plan{}).Write(path); !errors.As(err, &failed) || failed.New != path {
 		t.Errorf("writing over a directory: %v", err)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {

@@ -32,12 +32,12 @@ const (
 	KindBounce = "bounce"
 )
 
-// NearDirect is the value of Config.Near that allows near GPUs only direct lanes.
-const NearDirect = "direct"
+// nearDirect is the value of Config.Near that allows near GPUs only direct lanes.
+const nearDirect = "direct"
 
 // Config is the part of the administrator in a plan.
 type Config struct {
-	// Near is the rule for GPUs near a NIC. With NearDirect, the GPU uses only NICs near the GPU,
+	// Near is the rule for GPUs near a NIC. With nearDirect, the GPU uses only NICs near the GPU,
 	// directly. With any other value, the GPU also uses distant NICs, staged on the GPUs near the
 	// NIC, if the slowest lane becomes faster.
 	Near string

@@ -1,18 +1,18 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
-
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
+	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 )
 
 // short returns a line per lane: role, kind, servers by index, NICs, rail, path.
@@ -421,8 +421,9 @@ func TestFileOfTwoHostsNeedsHostNames(t *testing.T) {
 	if got, err := graph.Between(h, "0x2/0000:02:00.0", "0x2/mlx5_0"); err != nil || got.Type != topo.PHB {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := Make(h, Config{}); err == nil || !strings.Contains(err.Error(), "2 hosts") {
-		t.Errorf("plan of two hosts: error %v, want the number of hosts", err)
+	var several *SeveralHostsError
+	if _, err := Make(h, Config{}); !errors.As(err, &several) || !slices.Equal(several.Hosts, h.Hosts()) {
+		t.Errorf("plan of two hosts: error %v, want the hosts", err)
 	}
 	// A file with a single hash has a single host, without a name.
 	if one := ncclfile.ReadXML(t, topotest.System(host("0x2"))); one.GPUs[0].Host != "" {

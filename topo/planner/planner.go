@@ -54,8 +54,8 @@ func newPlanner(h *topo.Host, c Config) (*planner, error) {
 	for _, g := range h.GPUs {
 		p.refused = append(p.refused, p.refusal(g))
 	}
-	if near := c.Near; near != "" && near != "auto" && near != NearDirect {
-		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, NearDirect)
+	if near := c.Near; near != "" && near != "auto" && near != nearDirect {
+		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, nearDirect)
 	}
 	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
 		if err := configure(); err != nil {
@@ -719,6 +719,16 @@ func (p *planner) notes(lanes []Lane) []string {
 			far++
 		}
 	}
+	notes = append(notes, p.nicNotes(lanes, used, open)...)
+	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
+		notes = append(notes, p.noRelay(lanes, far)...)
+	}
+	return append(notes, p.estimateNotes(lanes, relayed, gdr)...)
+}
+
+// nicNotes returns sentences about idle NICs, NICs that cannot flush, and functions of NICs that lanes
+// do not use.
+func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes []string) {
 	functions := map[int]int{} // [NIC]: number of functions left to other tenants
 	for n, nic := range p.host.NICs {
 		switch {
@@ -742,9 +752,12 @@ func (p *planner) notes(lanes []Lane) []string {
 		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they "+
 			"share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}
-	if relayed == 0 && p.stageable != nil && slices.ContainsFunc(lanes, func(l Lane) bool { return len(l.NICs) > 0 }) {
-		notes = append(notes, p.noRelay(lanes, far)...)
-	}
+	return notes
+}
+
+// estimateNotes returns sentences about the estimate of the lanes' rates. gdr means that the file has
+// GPUDirect RDMA off and that a lane needs GPUDirect RDMA.
+func (p *planner) estimateNotes(lanes []Lane, relayed int, gdr bool) (notes []string) {
 	if relayed > 0 && p.known && !p.gains(lanes) {
 		notes = append(notes, "with all lanes busy the relay brings nothing here: by the estimate, no choice of lanes "+
 			"without relays is slower; a GPU alone is faster with it")
@@ -806,7 +819,7 @@ func (p *planner) noRelay(lanes []Lane, far int) []string {
 	case !*p.stageable && far > 0:
 		return []string{nothing + "no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml " +
 			"says what is near"}
-	case p.config.Near == NearDirect && far == 0:
+	case p.config.Near == nearDirect && far == 0:
 		return []string{`no lane has a relay: every GPU with a lane is near a NIC, and plan.near in config.toml is "direct"`}
 	case !p.known:
 		return []string{nothing + "every GPU with a lane is near a NIC"}

@@ -16,11 +16,11 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/lazyregexp"
 )
 
-// SourceCapture is the Source.Kind of a host that was read from a capture.
-const SourceCapture = "capture"
+// sourceCapture is the Source.Kind of a host that was read from a capture.
+const sourceCapture = "capture"
 
 const (
-	// captureFormat is the version of the format of captures. ReadCapture refuses other versions.
+	// captureFormat is the version of the format of captures. hostOfCapture refuses other versions.
 	captureFormat = 1
 	// captureHead is the first member of a capture.
 	captureHead = "peerlane-capture.json"
@@ -169,10 +169,10 @@ const (
 	maxCapturePath    = 1 << 10   // bytes
 )
 
-// ReadCapture reads a host from the output of Capture, by the rules of Sysfs. ReadCapture keeps
+// hostOfCapture reads a host from the output of Capture, by the rules of Sysfs. hostOfCapture keeps
 // the capture in memory, writes no file and trusts no input: links stay inside the capture, and
 // limits bound memory and time.
-func ReadCapture(r io.Reader) (*topo.Host, error) {
+func hostOfCapture(r io.Reader) (*topo.Host, error) {
 	h, err := readCapture(r)
 	if err != nil {
 		return nil, fmt.Errorf("%w; `peerlane topo capture` makes a capture", err)
@@ -207,7 +207,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("what it holds is not a host: %w", err)
 	}
-	h.Source = topo.Source{Kind: SourceCapture}
+	h.Source = topo.Source{Kind: sourceCapture}
 	return h, nil
 }
 

@@ -39,11 +39,11 @@ func sameHost(t *testing.T, o topo.Options) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := ReadCapture(bytes.NewReader(capture(t, o)))
+	got, err := hostOfCapture(bytes.NewReader(capture(t, o)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want.Source = topo.Source{Kind: SourceCapture}
+	want.Source = topo.Source{Kind: sourceCapture}
 	for i := range want.Notes {
 		want.Notes[i] = strings.NewReplacer(o.Sysfs+"/", "/sys/", o.Sysfs, "/sys", o.Proc+"/",
 			"/proc/").Replace(want.Notes[i])
@@ -426,7 +426,7 @@ func TestReadCaptureHostileInputFails(t *testing.T) {
 		"no host":                     {member("sys/bus/pci/devices/x", "1"), "not a host"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, err := ReadCapture(bytes.NewReader(c.capture))
+			h, err := hostOfCapture(bytes.NewReader(c.capture))
 			if err == nil || h != nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, %v; want an error with %q", h, err, c.want)
 			}
@@ -437,14 +437,14 @@ func TestReadCaptureHostileInputFails(t *testing.T) {
 func TestReadCaptureTornInputFails(t *testing.T) {
 	whole := capture(t, topotest.Tree(t, variedHost()))
 	for size := range whole {
-		if h, err := ReadCapture(bytes.NewReader(whole[:size])); err == nil {
+		if h, err := hostOfCapture(bytes.NewReader(whole[:size])); err == nil {
 			t.Fatalf("%d of %d bytes are read as %+v", size, len(whole), h)
 		}
 	}
 	for at := 10; at < len(whole); at += 7 { // after the header of gzip, where bits can change without effect
 		torn := slices.Clone(whole)
 		torn[at] ^= 0x10
-		if h, err := ReadCapture(bytes.NewReader(torn)); err == nil {
+		if h, err := hostOfCapture(bytes.NewReader(torn)); err == nil {
 			t.Fatalf("with a bit of byte %d turned it is read as %+v", at, h)
 		}
 	}
@@ -516,7 +516,7 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := ReadCapture(packed(c.bomb))
+			_, err := hostOfCapture(packed(c.bomb))
 			runtime.ReadMemStats(&after)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v; want %q", err, c.want)
@@ -534,7 +534,7 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 	}
 	// Noise does not compress. The noise follows the header of a file of permitted size.
 	noise := io.MultiReader(bytes.NewReader([]byte{0x1f, 0x8b, 8, 0x10, 0, 0, 0, 0, 0, 255}), neverNull{})
-	if _, err := ReadCapture(noise); err == nil {
+	if _, err := hostOfCapture(noise); err == nil {
 		t.Error("an endless comment of gzip is read")
 	}
 }
@@ -641,7 +641,7 @@ func FuzzReadCapture(f *testing.F) {
 	f.Add(pack(f, []string{captureHead, "sys/bus/pci/devices/0000:01:00.0"}, headText,
 		"-> ../../../devices/pci0000:00/0000:01:00.0"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		h, err := ReadCapture(bytes.NewReader(data))
+		h, err := hostOfCapture(bytes.NewReader(data))
 		if (h == nil) == (err == nil) {
 			t.Errorf("%v, %v", h, err)
 		}
@@ -667,7 +667,7 @@ func FuzzReadCaptureTar(f *testing.F) {
 	f.Add(unpacked(pack(f, []string{captureHead, "sys/class/infiniband/a", "sys/class/infiniband/b/",
 		"sys/class/infiniband/b/device"}, headText, "-> b", "", "-> ../a/device")))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		h, err := ReadCapture(bytes.NewReader(compress(t, data)))
+		h, err := hostOfCapture(bytes.NewReader(compress(t, data)))
 		if (h == nil) == (err == nil) {
 			t.Errorf("%v, %v", h, err)
 		}

@@ -216,8 +216,9 @@ func TestSysfsFailingDeviceStillCounts(t *testing.T) {
 		}
 	}
 	// Missing permission is not a fault of the device.
-	if _, err := readHost(o, failingAt("numa_node", fs.ErrPermission)); err == nil ||
-		!strings.Contains(err.Error(), "numa_node") {
+	var failed *fs.PathError
+	if _, err := readHost(o, failingAt("numa_node", fs.ErrPermission)); !errors.Is(err, fs.ErrPermission) ||
+		!errors.As(err, &failed) || filepath.Base(failed.Path) != "numa_node" {
 		t.Errorf("an attribute that may not be read: %v", err)
 	}
 	h, err := readHost(o, failingAt("/config", fs.ErrPermission))

@@ -39,16 +39,16 @@ const (
 	maxHwlocDevices = 512
 )
 
-// HwlocXML reads a topology of hwloc 2, the output of `lstopo --of xml`. Errors contain name.
+// hwlocXML reads a topology of hwloc 2, the output of `lstopo --of xml`. Errors contain name.
 //
-// HwlocXML finds GPUs and NICs by PCI class and vendor, and RDMA devices by objects of operating
+// hwlocXML finds GPUs and NICs by PCI class and vendor, and RDMA devices by objects of operating
 // system type 3 (OpenFabrics). A network interface without RDMA device is Ethernet. The node of a
 // device is unknown if hwloc attaches the device to several NUMA nodes, for example to the whole
 // machine.
 //
 // A link has a bandwidth if the file has pci_link_speed. hwloc records the current speed of a
 // link, so the host has a note.
-func HwlocXML(r io.Reader, name string) (*topo.Host, error) {
+func hwlocXML(r io.Reader, name string) (*topo.Host, error) {
 	h, err := readHwlocXML(r)
 	if err == nil {
 		err = h.CheckText()

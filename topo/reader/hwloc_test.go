@@ -137,9 +137,9 @@ func TestTypesOfHwlocFilesAgreeWithNCCL(t *testing.T) {
 	}
 }
 
-// hwlocXML puts objects into a machine with two sockets, the second of two NUMA
+// machineXML puts objects into a machine with two sockets, the second of two NUMA
 // nodes.
-func hwlocXML(first, second, machine, behind string) string {
+func machineXML(first, second, machine, behind string) string {
 	return `<?xml version="1.0" encoding="UTF-8"?>
 <!-- a comment -->
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">
@@ -155,7 +155,7 @@ func hwlocXML(first, second, machine, behind string) string {
 
 func readHwlocText(t *testing.T, text string) *topo.Host {
 	t.Helper()
-	h, err := HwlocXML(strings.NewReader(text), "test.xml")
+	h, err := hwlocXML(strings.NewReader(text), "test.xml")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
@@ -180,7 +180,7 @@ func hwlocOSDev(kind, name, infos string) string {
 }
 
 func TestHwlocFindsDevicesByClassAndVendor(t *testing.T) {
-	h := readHwlocText(t, hwlocXML(
+	h := readHwlocText(t, machineXML(
 		hwlocBridge("0-1", "0000:[00-1f]", "", "",
 			hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385",
 				hwlocOSDev("1", "nvml1", `<info name="GPUModel" value="H100"/><info name="NVIDIAUUID" value="GPU-1"/>`)+
@@ -250,11 +250,11 @@ func TestHwlocGPUsHaveNVMLNumbers(t *testing.T) {
 		}
 		return strings.Join(s, " ")
 	}
-	if got := numbers(readHwlocText(t, hwlocXML(gpu("0000:01:00.0", "nvml1")+gpu("0000:02:00.0", "nvml0"), "", "",
+	if got := numbers(readHwlocText(t, machineXML(gpu("0000:01:00.0", "nvml1")+gpu("0000:02:00.0", "nvml0"), "", "",
 		""))); got != "0=0000:02:00.0 1=0000:01:00.0" {
 		t.Error(got)
 	}
-	if got := numbers(readHwlocText(t, hwlocXML(gpu("0000:02:00.0", "nvml1")+gpu("0000:01:00.0", "nvml1"), "", "",
+	if got := numbers(readHwlocText(t, machineXML(gpu("0000:02:00.0", "nvml1")+gpu("0000:01:00.0", "nvml1"), "", "",
 		""))); got != "0=0000:01:00.0 1=0000:02:00.0" {
 		t.Errorf("a number twice: %s", got)
 	}
@@ -264,7 +264,7 @@ func TestHwlocEverySecondBridgeIsSwitch(t *testing.T) {
 	gpu := func(busID string) string {
 		return hwlocDevice(busID, "0302 [10de:1db5] [10de:1249] a1", "15.753846", "")
 	}
-	h := readHwlocText(t, hwlocXML(
+	h := readHwlocText(t, machineXML(
 		hwlocBridge("0-1", "0000:[00-ff]", "", "",
 			gpu("0000:00:05.0")+ // at the CPU without a port
 				hwlocBridge("1-1", "0000:[10-10]", "0000:00:01.0", "7.876923", gpu("0000:10:00.0"))+
@@ -296,7 +296,7 @@ func TestHwlocNodesetBecomesNUMANode(t *testing.T) {
 	gpu := func(busID string) string {
 		return hwlocDevice(busID, "0302 [10de:1db5] [10de:1249] a1", "0.000000", "")
 	}
-	h := readHwlocText(t, hwlocXML(gpu("0000:01:00.0"), gpu("0000:02:00.0")+gpu("0000:03:00.0"), gpu("0000:04:00.0")+
+	h := readHwlocText(t, machineXML(gpu("0000:01:00.0"), gpu("0000:02:00.0")+gpu("0000:03:00.0"), gpu("0000:04:00.0")+
 		gpu("0000:05:00.0"), ""))
 	var got []int
 	for _, g := range h.GPUs {
@@ -337,7 +337,7 @@ func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 			`<u64values length="1">` + values[:len(values)/2] + `</u64values><u64values length="1">` +
 			values[len(values)/2:] + `</u64values></distances2hetero>`
 	}
-	h := readHwlocText(t, hwlocXML(gpus, "", "", matrix("OSDev:os-nvml0 OSDev:os-nvml1 OSDev:os-nvml2 PCIDev:77 ",
+	h := readHwlocText(t, machineXML(gpus, "", "", matrix("OSDev:os-nvml0 OSDev:os-nvml1 OSDev:os-nvml2 PCIDev:77 ",
 		"1000000 50000 20000 0 "+"50000 1000000 0 0 "+"20000 0 1000000 0 "+"0 0 0 1000000 ")))
 	for pair, want := range map[[2]string]topo.Path{
 		// 2 links of 25 GB/s: the bandwidth in NCCL is unknown
@@ -349,7 +349,7 @@ func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 			t.Errorf("%v: %v, %v; want %v", pair, got, err, want)
 		}
 	}
-	switched := readHwlocText(t, hwlocXML(gpus, "", "", matrix("OSDev:os-nvml0 OSDev:os-nvml1 OSDev:os-nvml2 PCIDev:77 ",
+	switched := readHwlocText(t, machineXML(gpus, "", "", matrix("OSDev:os-nvml0 OSDev:os-nvml1 OSDev:os-nvml2 PCIDev:77 ",
 		"1000000 0 0 150000 "+"0 1000000 0 150000 "+"0 0 1000000 0 "+"150000 150000 0 1000000 ")))
 	if got, err := graph.Between(switched, "0000:01:00.0", "0000:02:00.0"); err != nil || got.Type != topo.NVL {
 		t.Errorf("through an NVSwitch: %v, %v", got, err)
@@ -360,7 +360,7 @@ func TestHwlocMatrixBecomesNVLinks(t *testing.T) {
 	for _, bad := range []string{matrix("1 2 3", "1 1"), matrix("1 2 3 4", strings.Repeat("x ", 16)),
 		strings.Replace(matrix("1", "1 1"), `nbobjs="4"`, `nbobjs="9999999"`, 1)} {
 		var place *textfile.PlaceError
-		if _, err := HwlocXML(strings.NewReader(hwlocXML(gpus, "", "", bad)), "x"); !errors.As(err, &place) ||
+		if _, err := hwlocXML(strings.NewReader(machineXML(gpus, "", "", bad)), "x"); !errors.As(err, &place) ||
 			!strings.Contains(err.Error(), "NVLink") {
 			t.Errorf("%v; want an error with the matrix and the place", err)
 		}
@@ -385,23 +385,23 @@ func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 		"another version": {`<topology version="3.0"/>`, "--export-xml-flags v2"},
 		"no version":      {`<topology/>`, `version ""`},
 		"another root":    {`<system version="1"/>`, "<system>"},
-		"no PCI":          {hwlocXML("", "", "", ""), "--whole-io"},
+		"no PCI":          {machineXML("", "", "", ""), "--whole-io"},
 		"two roots":       {`<topology version="2.0">` + gpu + `</topology><topology version="2.0"/>`, "second root"},
 		"no address": {"<topology version=\"2.0\">\n <object type=\"PCIDev\" pci_type=\"0302 " +
 			"[10de:1db5]\"/></topology>", "line 2, column 2: pci_busid"},
-		"an address twice": {hwlocXML(gpu, gpu, "", ""), "second object of pci_busid 0000:01:00.0"},
-		"a wrong type":     {hwlocXML(strings.Replace(gpu, "0302 [", "GPU [", 1), "", "", ""), "pci_type of 0000:01:00.0"},
-		"a wrong speed":    {hwlocXML(strings.Replace(gpu, `"0.0"`, `"NaN"`, 1), "", "", ""), "pci_link_speed"},
-		"a node twice":     {hwlocXML(`<object type="NUMANode" os_index="0"/>`, "", "", ""), "second NUMANode"},
-		"a GPU's number": {hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:1db5]", "0.0",
+		"an address twice": {machineXML(gpu, gpu, "", ""), "second object of pci_busid 0000:01:00.0"},
+		"a wrong type":     {machineXML(strings.Replace(gpu, "0302 [", "GPU [", 1), "", "", ""), "pci_type of 0000:01:00.0"},
+		"a wrong speed":    {machineXML(strings.Replace(gpu, `"0.0"`, `"NaN"`, 1), "", "", ""), "pci_link_speed"},
+		"a node twice":     {machineXML(`<object type="NUMANode" os_index="0"/>`, "", "", ""), "second NUMANode"},
+		"a GPU's number": {machineXML(hwlocDevice("0000:01:00.0", "0302 [10de:1db5]", "0.0",
 			hwlocOSDev("1", "nvml4096", "")), "", "", ""), "nvml4096 of GPU 0000:01:00.0: 4096 is no number of a GPU"},
-		"a wrong node": {hwlocXML(`<object type="NUMANode" os_index="-1"/>`, "", "", ""), `os_index "-1"`},
-		"a wrong set":  {hwlocXML(`<object type="Group" nodeset="0xf...f"/>`, "", "", ""), "nodeset of a Group"},
-		"a huge set": {hwlocXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""),
+		"a wrong node": {machineXML(`<object type="NUMANode" os_index="-1"/>`, "", "", ""), `os_index "-1"`},
+		"a wrong set":  {machineXML(`<object type="Group" nodeset="0xf...f"/>`, "", "", ""), "nodeset of a Group"},
+		"a huge set": {machineXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""),
 			"601 words"},
-		"a name twice": {hwlocXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+
+		"a name twice": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+
 			hwlocOSDev("3", "a", "")), "", "", ""), "a is the name"},
-		"a nameless device": {hwlocXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""),
+		"a nameless device": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""),
 			"no name"},
 		"a tree without end": {`<topology version="2.0">` + strings.Repeat(`<object type="Group">`, maxHwlocDepth), "deep"},
 		"an entity":          {`<!DOCTYPE topology [<!ENTITY a "aaaa">]><topology version="2.0"><info name="&a;"/></topology>`, "&a;"},
@@ -411,7 +411,7 @@ func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 		"many NUMA nodes": {`<topology version="2.0">` + manyNodes(maxHwlocNodes+1) + `</topology>`, "no more are read"},
 		"huge":            {`<topology version="2.0">` + strings.Repeat(" ", textfile.MaxInput), "16 MiB"},
 	} {
-		h, err := HwlocXML(strings.NewReader(tt.text), "some.xml")
+		h, err := hwlocXML(strings.NewReader(tt.text), "some.xml")
 		if err == nil || h != nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "some.xml") {
 			t.Errorf("%s: %v; want an error with some.xml and %q", name, err, tt.want)
 		}
@@ -444,7 +444,7 @@ func manyNICs(n int) string {
 
 func TestHwlocSoftwareRDMAHasNoAddress(t *testing.T) {
 	gpu := hwlocDevice("0000:01:00.0", "0302 [10de:1db5] [10de:1249] a1", "0.0", "")
-	h := readHwlocText(t, hwlocXML(gpu, "", hwlocOSDev("3", "rxe0", `<info name="Port1State" value="4"/>`)+
+	h := readHwlocText(t, machineXML(gpu, "", hwlocOSDev("3", "rxe0", `<info name="Port1State" value="4"/>`)+
 		hwlocOSDev("2", "eth0", ""), ""))
 	if len(h.NICs) != 1 || h.NICs[0].Name != "rxe0" || !h.NICs[0].Software || h.NICs[0].BusID != "" {
 		t.Fatalf("NICs %+v", h.NICs)
@@ -464,12 +464,12 @@ func FuzzReadHwlocXML(f *testing.F) {
 		f.Fatal(err)
 	}
 	topotest.AddSeeds(f, "nixl-hwloc-*.xml", string(text),
-		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330]", "0", hwlocOSDev("1", "nvml4096", "")), "", "", ""),
-		hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", hwlocOSDev("1", "nvml0", "")),
+		machineXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330]", "0", hwlocOSDev("1", "nvml4096", "")), "", "", ""),
+		machineXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", hwlocOSDev("1", "nvml0", "")),
 			"", "",
 			`<distances2 type="OSDev" nbobjs="1" kind="9" name="NVLinkBandwidth" indexing="gp"><indexes length="1">os-nvml0</indexes><u64values length="1">1</u64values></distances2>`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		h, err := HwlocXML(strings.NewReader(string(text)), "fuzz.xml")
+		h, err := hwlocXML(strings.NewReader(string(text)), "fuzz.xml")
 		if err != nil {
 			if h != nil {
 				t.Error("both a host and an error")

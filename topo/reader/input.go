@@ -37,8 +37,8 @@ func readInputFile(name string) (*topo.Host, error) {
 }
 
 // Input reads a host from a file, and selects the reader by the content: a capture of Peerlane
-// ([ReadCapture]), a topology file of NCCL ([ncclxml.Read]) or of hwloc ([HwlocXML]), or the
-// output of `nvidia-smi topo -m` ([SMI]). Errors contain name.
+// (hostOfCapture), a topology file of NCCL ([ncclxml.Read]) or of hwloc (hwlocXML), or the output
+// of `nvidia-smi topo -m` ([SMI]). Errors contain name.
 func Input(name string, data []byte) (*topo.Host, error) {
 	if len(data) > textfile.MaxInput {
 		return nil, fmt.Errorf("reading the topology %s: %w", name, textfile.ErrTooLarge)
@@ -49,8 +49,8 @@ func Input(name string, data []byte) (*topo.Host, error) {
 	}
 	data = bytes.TrimPrefix(data, []byte(byteOrderMark))
 	switch kind {
-	case SourceCapture:
-		h, err := ReadCapture(bytes.NewReader(data))
+	case sourceCapture:
+		h, err := hostOfCapture(bytes.NewReader(data))
 		if err != nil {
 			return nil, fmt.Errorf("reading the capture %s: %w", name, err)
 		}
@@ -59,7 +59,7 @@ func Input(name string, data []byte) (*topo.Host, error) {
 	case topo.SourceNCCLXML:
 		return ncclxml.Read(bytes.NewReader(data), name)
 	case SourceHwlocXML:
-		return HwlocXML(bytes.NewReader(data), name)
+		return hwlocXML(bytes.NewReader(data), name)
 	}
 	return SMI(data, name)
 }
@@ -78,7 +78,7 @@ func inputKind(data []byte) (kind string, err error) {
 		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",
 			Cause: errors.New("it is empty"), Remedy: knownInputs}
 	case bytes.HasPrefix(data, []byte{0x1f, 0x8b}): // gzip, RFC 1952
-		return SourceCapture, nil
+		return sourceCapture, nil
 	case bytes.HasPrefix(data, []byte{0xff, 0xfe}), bytes.HasPrefix(data, []byte{0xfe, 0xff}):
 		return "", errors.New("it is text in UTF-16; save it in UTF-8")
 	case text[0] == '<':
@@ -91,7 +91,7 @@ func inputKind(data []byte) (kind string, err error) {
 			break // no text of nvidia-smi has such lines
 		}
 		if l := splitLine(number, string(line)); smiHeader(l) || smiRow(l) {
-			return SourceSMI, nil
+			return sourceSMI, nil
 		}
 	}
 	return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",

@@ -1,6 +1,8 @@
 package reader
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +15,7 @@ import (
 
 func TestInputKindFollowsContent(t *testing.T) {
 	const mark = "\xef\xbb\xbf"
-	hwloc := hwlocXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", ""), "", "", "")
+	hwloc := machineXML(hwlocDevice("0000:01:00.0", "0302 [10de:2330] [10de:16c1] a1", "63.015385", ""), "", "", "")
 	for name, tt := range map[string]struct{ text, kind string }{
 		"NCCL":                  {topotest.SmallHost, topo.SourceNCCLXML},
 		"NCCL, a mark and CRLF": {mark + strings.ReplaceAll(topotest.SmallHost, "\n", "\r\n"), topo.SourceNCCLXML},
@@ -21,9 +23,9 @@ func TestInputKindFollowsContent(t *testing.T) {
 			topo.SourceNCCLXML},
 		"hwloc":                    {hwloc, SourceHwlocXML},
 		"hwloc behind blank lines": {"\n\n" + hwloc[strings.Index(hwloc, "<!--"):], SourceHwlocXML},
-		"nvidia-smi":               {topotest.SMIMatrix, SourceSMI},
-		"nvidia-smi, a mark":       {mark + topotest.SMIMatrix, SourceSMI},
-		"nvidia-smi, prose above":  {"<user@host> nvidia-smi topo -m\n"[1:] + topotest.SMIMatrix, SourceSMI},
+		"nvidia-smi":               {topotest.SMIMatrix, sourceSMI},
+		"nvidia-smi, a mark":       {mark + topotest.SMIMatrix, sourceSMI},
+		"nvidia-smi, prose above":  {"<user@host> nvidia-smi topo -m\n"[1:] + topotest.SMIMatrix, sourceSMI},
 	} {
 		// The file name does not select the reader.
 		h, err := Input("host.tar.gz", []byte(tt.text))
@@ -68,7 +70,7 @@ func TestInputOfUnknownKindFails(t *testing.T) {
 
 func TestReadFileOfEveryKindSucceeds(t *testing.T) {
 	dir := t.TempDir()
-	for kind, text := range map[string]string{topo.SourceNCCLXML: topotest.SmallHost, SourceSMI: topotest.SMIMatrix} {
+	for kind, text := range map[string]string{topo.SourceNCCLXML: topotest.SmallHost, sourceSMI: topotest.SMIMatrix} {
 		file := filepath.Join(dir, kind)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -78,7 +80,8 @@ func TestReadFileOfEveryKindSucceeds(t *testing.T) {
 			t.Errorf("%s: %+v, %v", kind, h, err)
 		}
 	}
-	if _, err := Read(dir, topo.Options{}); err == nil || !strings.Contains(err.Error(), dir) {
+	var failed *fs.PathError
+	if _, err := Read(dir, topo.Options{}); !errors.As(err, &failed) || failed.Path != dir {
 		t.Errorf("a directory: %v", err)
 	}
 }
@@ -95,7 +98,7 @@ func TestEachFileOfTheCollectionIsRead(t *testing.T) {
 func FuzzReadInput(f *testing.F) {
 	f.Add([]byte(topotest.SmallHost))
 	f.Add([]byte(topotest.SMIMatrix))
-	f.Add([]byte(hwlocXML("", "", "", "")))
+	f.Add([]byte(machineXML("", "", "", "")))
 	f.Add([]byte("\x1f\x8b\x08"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		kind, err := inputKind(data)

@@ -213,7 +213,7 @@ func BenchmarkReadSysfs(b *testing.B) {
 func benchmarkHosts(b *testing.B, compute func(*topo.Host)) {
 	for _, s := range sizes {
 		b.Run(fmt.Sprintf("functions=%d/gpus=%d", s.functions, s.gpus), func(b *testing.B) {
-			h, err := ReadCapture(bytes.NewReader(grownCapture(b, s.functions, s.gpus)))
+			h, err := hostOfCapture(bytes.NewReader(grownCapture(b, s.functions, s.gpus)))
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -238,7 +238,7 @@ func BenchmarkReadCapture(b *testing.B) {
 			b.ReportMetric(float64(len(captured)), "bytes")
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := ReadCapture(bytes.NewReader(captured)); err != nil {
+				if _, err := hostOfCapture(bytes.NewReader(captured)); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -252,7 +252,7 @@ func TestReadCaptureLargestHostStaysBelowLimits(t *testing.T) {
 	var h *topo.Host
 	used := topotest.Allocated(func() {
 		var err error
-		if h, err = ReadCapture(bytes.NewReader(captured)); err != nil {
+		if h, err = hostOfCapture(bytes.NewReader(captured)); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -263,7 +263,7 @@ func TestReadCaptureLargestHostStaysBelowLimits(t *testing.T) {
 		t.Errorf("the capture has %d bytes", len(captured))
 	}
 	if used > 400<<20 {
-		t.Errorf("ReadCapture allocates %d MiB", used>>20)
+		t.Errorf("hostOfCapture allocates %d MiB", used>>20)
 	}
 }
 
@@ -275,7 +275,7 @@ func BenchmarkPathTable(b *testing.B) {
 // Memory for the paths between hundreds of devices is bounded: a table needs the memory of the
 // cells, and a walk over the pairs allocates garbage in proportion to the text.
 func TestPathsOfLargeHostTakeLittleMemory(t *testing.T) {
-	h, err := ReadCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
+	h, err := hostOfCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func TestPathsOfLargeHostTakeLittleMemory(t *testing.T) {
 }
 
 func TestWayTableOfLargeHostIsSmall(t *testing.T) {
-	h, err := ReadCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
+	h, err := hostOfCapture(bytes.NewReader(grownCapture(t, 1792, 256)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/peerlane/peerlane/topo/internal/textfile"
 )
 
-// SourceSMI is the Source.Kind of a host that was read from the text of
+// sourceSMI is the Source.Kind of a host that was read from the text of
 // nvidia-smi topo -m.
-const SourceSMI = "nvidia-smi"
+const sourceSMI = "nvidia-smi"
 
 // maxSMIDevices bounds the columns of a matrix; matrices of real machines have a few dozen
 // columns.
@@ -44,7 +44,7 @@ func SMI(text []byte, name string) (*topo.Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the matrix of nvidia-smi topo -m %s: %w", name, err)
 	}
-	h.Source = topo.Source{Kind: SourceSMI, File: name}
+	h.Source = topo.Source{Kind: sourceSMI, File: name}
 	return h, nil
 }
 

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/textfile"
@@ -30,7 +29,7 @@ func readSMIText(t *testing.T, text string) *topo.Host {
 func TestSMIMatrixReadsAsHost(t *testing.T) {
 	h := readSMIText(t, topotest.SMIMatrix+topotest.SMILegend)
 	want := &topo.Host{
-		Source: topo.Source{Kind: SourceSMI, File: "matrix.txt"},
+		Source: topo.Source{Kind: sourceSMI, File: "matrix.txt"},
 		CPUs:   []topo.CPU{}, Switches: []topo.Switch{},
 		GPUs: []topo.GPU{
 			{Index: 0, BusID: "GPU0", Minor: -1, NUMA: 0, NVLinks: []topo.NVLink{{Peer: "GPU1", Count: 12}}},
@@ -230,7 +229,7 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	if _, err := SMI([]byte(header.String()), "x"); err == nil || !strings.Contains(err.Error(), "no more are read") {
 		t.Errorf("%d columns: %v", maxSMIDevices+1, err)
 	}
-	if _, err := SMI(make([]byte, textfile.MaxInput+1), "x"); err == nil || !strings.Contains(err.Error(), "16 MiB") {
+	if _, err := SMI(make([]byte, textfile.MaxInput+1), "x"); !errors.Is(err, textfile.ErrTooLarge) {
 		t.Errorf("a huge file: %v", err)
 	}
 	if _, err := SMI([]byte("no matrix"), "x"); err == nil || !strings.Contains(err.Error(), "names of the GPUs") {
@@ -258,7 +257,7 @@ func TestMatricesOfRealMachines(t *testing.T) {
 		lines := strings.Split(string(text), "\n")
 		header, _, _ := strings.Cut(lines[0], "CPU Affinity")
 		columns := strings.Fields(header)
-		if len(h.GPUs)+len(h.NICs) != len(columns) || h.Source.Kind != SourceSMI {
+		if len(h.GPUs)+len(h.NICs) != len(columns) || h.Source.Kind != sourceSMI {
 			t.Errorf("%s: %d GPUs, %d NICs of %s; want %d columns", file, len(h.GPUs), len(h.NICs), h.Source.Kind, len(columns))
 		}
 		for i, from := range columns {

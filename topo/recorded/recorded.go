@@ -15,11 +15,10 @@ import (
 	"path/filepath"
 )
 
+// host is the recorded host, in the form of Capture.
+//
 //go:embed host.txt
 var host string
-
-// Text returns the recorded host, in the form of Capture.
-func Text() string { return host }
 
 // Unpack writes the host below dir, and returns the roots of sysfs and procfs for topo.Options.
 // Unpack creates a missing dir.

@@ -1,6 +1,7 @@
 package recorded
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -8,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 	"github.com/peerlane/peerlane/topo/reader"
@@ -126,7 +126,8 @@ func TestUnpackSaysWhereItFailed(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Unpack(file); err == nil || !strings.Contains(err.Error(), file) {
+	var failed *fs.PathError
+	if _, _, err := Unpack(file); !errors.As(err, &failed) || failed.Path != file {
 		t.Errorf("unpacking over a file: %v", err)
 	}
 }

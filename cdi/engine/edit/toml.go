@@ -70,20 +70,10 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 	table, name := k.Path[:len(k.Path)-1], k.Path[len(k.Path)-1:]
 	end := newline(text)
 	// Insert after the last statement of the table, with its indentation.
-	var after *statement
-	for i, s := range all {
-		if slices.Equal(s.table, table) && !s.array && !s.inArray {
-			after = &all[i]
-		}
-	}
+	after := lastOf(all, table)
 	if after == nil {
-		// A table may exist by dotted keys alone, without a header.
-		for i, s := range all {
-			if !s.header && !s.inArray && len(s.path()) > len(table) && slices.Equal(s.path()[:len(table)], table) &&
-				len(s.table) < len(table) {
-				after = &all[i]
-				name = k.Path[len(s.table):]
-			}
+		if after = lastDotted(all, table); after != nil {
+			name = k.Path[len(after.table):]
 		}
 	}
 	line := tomlKey(name) + " = " + value + end
@@ -112,6 +102,28 @@ func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
 		}
 	}
 	return splice(text, len(text), len(text), head+"["+tomlKey(table)+"]"+end+line), nil
+}
+
+// lastOf returns the last statement of a table, or nil.
+func lastOf(all []statement, table []string) (last *statement) {
+	for i, s := range all {
+		if slices.Equal(s.table, table) && !s.array && !s.inArray {
+			last = &all[i]
+		}
+	}
+	return last
+}
+
+// lastDotted returns the last statement of a table that exists by dotted keys of an outer table,
+// without a header, or nil.
+func lastDotted(all []statement, table []string) (last *statement) {
+	for i, s := range all {
+		if !s.header && !s.inArray && len(s.path()) > len(table) && slices.Equal(s.path()[:len(table)], table) &&
+			len(s.table) < len(table) {
+			last = &all[i]
+		}
+	}
+	return last
 }
 
 // refuseInline refuses a key whose table is an inline value or an element of a list.

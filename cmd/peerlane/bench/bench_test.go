@@ -82,7 +82,7 @@ func TestRatioOfRowReachesBound(t *testing.T) {
 		has, met bool
 	}{{0.8, true, false}, {0.95, true, true}, {8.0 / 7, true, true}, {0, false, true}} {
 		ratio, has := r.Ratio(r.Rows[i])
-		met, known := r.Met(r.Rows[i])
+		met, known := r.met(r.Rows[i])
 		if math.Abs(ratio-want.ratio) > 1e-9 || has != want.has || met != want.met || !known {
 			t.Errorf("row %d: ratio %v (%v), reached %v (%v), want %+v", i, ratio, has, met, known, want)
 		}
@@ -92,7 +92,7 @@ func TestRatioOfRowReachesBound(t *testing.T) {
 		t.Errorf("the summary is %q, want %q", got, want)
 	}
 	r.Simulated = true
-	if _, known := r.Met(r.Rows[0]); known {
+	if _, known := r.met(r.Rows[0]); known {
 		t.Error("a simulated figure reaches something, or does not")
 	}
 	if got := r.Summary(); !strings.Contains(got, "simulated") {
@@ -167,7 +167,7 @@ func TestResultSavedIsReadBack(t *testing.T) {
 	if got, err := json.Marshal(again); err != nil || !bytes.Equal(got, text) {
 		t.Errorf("%s was read as %s (%v)", text, got, err)
 	}
-	if met, known := again.Met(again.Rows[3]); met || !known {
+	if met, known := again.met(again.Rows[3]); met || !known {
 		t.Errorf("0.97 reaches %s: %v (%v)", again.Rows[3].Asked, met, known)
 	}
 	// Results of earlier versions without verdicts.

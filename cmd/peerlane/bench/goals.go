@@ -86,7 +86,7 @@ func (r *Report) verdict(g goal) Verdict {
 	}
 	asked, short := 0, 0
 	for _, row := range rows {
-		if met, known := r.Met(row); known {
+		if met, known := r.met(row); known {
 			asked++
 			if !met {
 				short++

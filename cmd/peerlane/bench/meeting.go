@@ -240,12 +240,7 @@ func (e benchTask) check() error {
 	}
 	switch e.Task {
 	case "":
-		if !slices.Contains([]string{doListen, doConnect, doAccept, doSend, doReceive, doHandOff}, o.Do) {
-			return fmt.Errorf("unknown order %.40q for a client", o.Do)
-		}
-		if stream := o.Do == doSend || o.Do == doReceive; stream && (o.Size == 0 || o.Depth == 0) {
-			return errors.New("a stream of nothing")
-		}
+		return o.checkClient()
 	case taskMeet:
 		if e.Side == nil {
 			return errors.New("missing name of the bench")
@@ -255,16 +250,32 @@ func (e benchTask) check() error {
 			return fmt.Errorf("buffers of %d bytes, transport %.40q", o.Bytes, e.Transport)
 		}
 	case taskPlain:
-		p := e.Plain
-		// Check the factors first: their product may overflow.
-		if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets ||
-			p.Count() > maxSockets ||
-			p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > maxDuration {
-			return fmt.Errorf("plain sockets %+v", p)
-		}
+		return e.Plain.check()
 	case taskSending, taskPlainEnd, taskEnd:
 	default:
 		return fmt.Errorf("task %.40q, which this version does not know", e.Task)
+	}
+	return nil
+}
+
+// checkClient refuses orders that no client carries out.
+func (o order) checkClient() error {
+	if !slices.Contains([]string{doListen, doConnect, doAccept, doSend, doReceive, doHandOff}, o.Do) {
+		return fmt.Errorf("unknown order %.40q for a client", o.Do)
+	}
+	if stream := o.Do == doSend || o.Do == doReceive; stream && (o.Size == 0 || o.Depth == 0) {
+		return errors.New("a stream of nothing")
+	}
+	return nil
+}
+
+// check refuses a comparison with plain sockets that is missing or too large.
+func (p *plain) check() error {
+	// Check the factors first: their product may overflow.
+	if p == nil || p.Threads < 1 || p.Threads > maxSockets || p.Each < 1 || p.Each > maxSockets ||
+		p.Count() > maxSockets ||
+		p.Size > 1<<20 || p.Size > 0 && p.Count() != 1 || p.Duration <= 0 || p.Duration > maxDuration {
+		return fmt.Errorf("plain sockets %+v", p)
 	}
 	return nil
 }

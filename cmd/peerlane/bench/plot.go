@@ -127,7 +127,7 @@ func (r *Report) figures() []figure {
 			name += ", " + row.State
 		}
 		at := float64(row.Size)
-		if b, ok := r.Of(row); ok && row.Unit == GBs {
+		if b, ok := r.of(row); ok && row.Unit == GBs {
 			// The name of a baseline is its kind, then the size.
 			kind, _, _ := strings.Cut(b.Name, " "+sizeText(row.Size))
 			kind = strings.TrimSuffix(kind, ",")
@@ -145,7 +145,7 @@ func (r *Report) figures() []figure {
 		}
 		if row.Times != nil && row.Unit == microseconds {
 			percentiles(title, name, false, row.Times)
-			if b, ok := r.Of(row); ok && b.Times != nil {
+			if b, ok := r.of(row); ok && b.Times != nil {
 				percentiles(title, b.Name, true, b.Times)
 			}
 		}
@@ -375,10 +375,10 @@ func (r *Report) Table() (heading []string, cells [][]string) {
 		}
 		if v, ok := r.Ratio(row); ok {
 			ratio = fmt.Sprintf("%.3f", v)
-			b, _ := r.Of(row)
+			b, _ := r.of(row)
 			of = fmt.Sprintf("%.4g %s: %s", b.Value, b.Unit, b.Name)
 		}
-		if met, ok := r.Met(row); ok {
+		if met, ok := r.met(row); ok {
 			reached = map[bool]string{true: "yes", false: "no"}[met]
 		}
 		what := row.What

@@ -123,8 +123,8 @@ func (b *Bound) margin(value float64) float64 {
 	return *b.Most / value
 }
 
-// Of finds the baseline of a row.
-func (r *Report) Of(row Row) (Baseline, bool) {
+// of finds the baseline of a row.
+func (r *Report) of(row Row) (Baseline, bool) {
 	for _, b := range r.Baselines {
 		if row.Baseline != "" && b.Name == row.Baseline {
 			return b, true
@@ -136,16 +136,16 @@ func (r *Report) Of(row Row) (Baseline, bool) {
 // Ratio returns a row's value over its baseline's. Without a baseline of the same run there is no
 // ratio.
 func (r *Report) Ratio(row Row) (float64, bool) {
-	b, ok := r.Of(row)
+	b, ok := r.of(row)
 	if !ok || b.Value == 0 {
 		return 0, false
 	}
 	return row.Value / b.Value, true
 }
 
-// Met reports whether a row meets its bound; ok is false without a bound, or without a value to
+// met reports whether a row meets its bound; ok is false without a bound, or without a value to
 // judge.
-func (r *Report) Met(row Row) (met, ok bool) {
+func (r *Report) met(row Row) (met, ok bool) {
 	if row.Asked == nil || r.Simulated {
 		return false, false
 	}
@@ -259,7 +259,7 @@ func (r *Report) Summary() string {
 	}
 	asked, met := 0, 0
 	for _, row := range r.Rows {
-		if ok, known := r.Met(row); known {
+		if ok, known := r.met(row); known {
 			asked++
 			if ok {
 				met++

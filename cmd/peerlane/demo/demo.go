@@ -136,11 +136,11 @@ type baselines struct {
 	Raw    []Rate `json:"raw"`
 	Bounce []Rate `json:"bounce"`
 	// Legs of the staged route, with a raw copy in the direction of the leg by the same GPU.
-	Legs []Leg `json:"legs"`
+	Legs []leg `json:"legs"`
 }
 
-// Leg is a part of the staged route.
-type Leg struct {
+// leg is a part of the staged route.
+type leg struct {
 	Name string  `json:"name"`
 	Size uint64  `json:"size"` // bytes of a message
 	GBs  float64 `json:"gbs"`  // by the relay's own queue, in slots
@@ -730,13 +730,13 @@ func (d *demo) measure(ctx context.Context) (err error) {
 	serverA, serverB := a.Servers[0], b.Servers[0]
 	// By the issuer on the staged route: the relays on the clients' GPUs, the emulated NIC on the
 	// receiver's server.
-	for _, leg := range []struct{ name, from, to, issuer string }{
+	for _, c := range []struct{ name, from, to, issuer string }{
 		{"client A to slot", a.GPU.BusID, serverA, a.GPU.BusID},
 		{"slot to slot, by the NIC", serverA, serverB, serverB},
 		{"slot to client B", serverB, b.GPU.BusID, b.GPU.BusID},
 	} {
 		job := measure.Job{
-			Kind: measure.Raw, From: leg.from, To: leg.to, Issuer: leg.issuer, Size: slices.Max(d.script.RateSizes),
+			Kind: measure.Raw, From: c.from, To: c.to, Issuer: c.issuer, Size: slices.Max(d.script.RateSizes),
 			Bytes: d.script.RateBytes, Depth: d.script.Depth,
 			Slots: d.host.Config.Relay.Slots, SlotBytes: uint64(d.host.Config.Relay.SlotSize),
 		}
@@ -749,7 +749,7 @@ func (d *demo) measure(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		result.Legs = append(result.Legs, Leg{Name: leg.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
+		result.Legs = append(result.Legs, leg{Name: c.name, Size: job.Size, GBs: found.GBs, Raw: raw.GBs})
 	}
 	return nil
 }
@@ -761,18 +761,61 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 	if err != nil {
 		return err
 	}
-	list := map[string]*Server{}
-	var order []string
-	staged, sent, received := uint64(0), uint64(0), uint64(0)
+	relays, devices, err := d.listServers(before, after)
+	if err != nil {
+		return err
+	}
+	sent, received := uint64(0), uint64(0)
 	for _, c := range d.report.Containers {
 		sent += c.Client.Sent
 		received += c.Client.Received
-		staged = sent + received
+	}
+	staged := sent + received
+	// Sent bytes enter and leave the sender's server, received bytes the receiver's server.
+	// Short messages may pass beside the server GPUs.
+	eager := uint64(0)
+	if d.report.Transport == launch.TransportVerbs {
+		eager = d.eager()
+	}
+	wrong := func(seen, all, eager uint64) bool { return seen > all || seen < all-eager }
+	wrongLog := len(after) > 0 && !d.sharedServers() && min(devices.In, devices.Out) < staged-eager
+	problem := func(format string, arguments ...any) {
+		d.report.Problems = append(d.report.Problems, fmt.Sprintf(format, arguments...))
+	}
+	switch {
+	case d.Copy == CopyClient:
+		// No relay counts the client's own copies: sent bytes enter the server GPU, and received
+		// bytes leave it, on both routes.
+		if wrong(relays.Out, sent, eager/2) || wrong(relays.In, received, eager/2) {
+			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent,
+				received, relays.Out, relays.In)
+		}
+	case d.Route == launch.RouteDirect:
+		if relays.In+relays.Out > 0 {
+			problem("route direct crossed a server GPU with %d bytes", relays.In)
+		}
+		return nil
+	case wrong(relays.In, staged, eager) || wrong(relays.Out, staged, eager):
+		problem("of %d staged bytes the relays saw %d enter and %d leave server GPUs", staged, relays.In, relays.Out)
+		return nil
+	}
+	if wrongLog {
+		problem("of %d staged bytes the server GPUs' own logs show %d in and %d out", staged, devices.In, devices.Out)
+	}
+	return nil
+}
+
+// listServers adds the server GPUs to the report, and returns the sums of the bytes that relays and
+// the devices' logs counted.
+func (d *demo) listServers(before, after map[string]testbed.Bytes) (relays, devices testbed.Bytes, err error) {
+	list := map[string]*Server{}
+	var order []string
+	for _, c := range d.report.Containers {
 		for _, bus := range c.Servers {
 			if list[bus] == nil {
 				g, err := d.report.Plan.GPU(bus)
 				if err != nil {
-					return err
+					return relays, devices, err
 				}
 				list[bus] = &Server{GPU: g, DeviceIn: -1, DeviceOut: -1}
 				order = append(order, bus)
@@ -787,48 +830,18 @@ func (d *demo) countServers(before map[string]testbed.Bytes) error {
 			}
 		}
 	}
-	var in, out, deviceIn, deviceOut uint64
 	for _, bus := range order {
 		s := list[bus]
 		if end, known := after[bus]; known {
 			s.DeviceIn, s.DeviceOut = int64(end.In-before[bus].In), int64(end.Out-before[bus].Out)
-			deviceIn += uint64(s.DeviceIn)
-			deviceOut += uint64(s.DeviceOut)
+			devices.In += uint64(s.DeviceIn)
+			devices.Out += uint64(s.DeviceOut)
 		}
-		in += s.RelayIn
-		out += s.RelayOut
+		relays.In += s.RelayIn
+		relays.Out += s.RelayOut
 		d.report.Servers = append(d.report.Servers, *s)
 	}
-	// Sent bytes enter and leave the sender's server, received bytes the receiver's server.
-	// Short messages may pass beside the server GPUs.
-	eager := uint64(0)
-	if d.report.Transport == launch.TransportVerbs {
-		eager = d.eager()
-	}
-	wrong := func(seen, all, eager uint64) bool { return seen > all || seen < all-eager }
-	problem := func(format string, arguments ...any) {
-		d.report.Problems = append(d.report.Problems, fmt.Sprintf(format, arguments...))
-	}
-	switch {
-	case d.Copy == CopyClient:
-		// No relay counts the client's own copies: sent bytes enter the server GPU, and received
-		// bytes leave it, on both routes.
-		if wrong(out, sent, eager/2) || wrong(in, received, eager/2) {
-			problem("of %d bytes sent out of server GPUs and %d received into them the relays saw %d leave and %d enter", sent,
-				received, out, in)
-		}
-		if len(after) > 0 && !d.sharedServers() && (deviceIn < staged-eager || deviceOut < staged-eager) {
-			problem("of %d bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)
-		}
-	case d.Route == launch.RouteDirect && in+out > 0:
-		problem("route direct crossed a server GPU with %d bytes", in)
-	case d.Route == launch.RouteDirect:
-	case wrong(in, staged, eager) || wrong(out, staged, eager):
-		problem("of %d staged bytes the relays saw %d enter and %d leave server GPUs", staged, in, out)
-	case len(after) > 0 && !d.sharedServers() && (deviceIn < staged-eager || deviceOut < staged-eager):
-		problem("of %d staged bytes the server GPUs' own logs show %d in and %d out", staged, deviceIn, deviceOut)
-	}
-	return nil
+	return relays, devices, nil
 }
 
 // eager returns a bound of the bytes of messages that transport verbs may send with the relays' own

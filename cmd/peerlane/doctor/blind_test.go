@@ -169,7 +169,7 @@ func TestForOneLane(t *testing.T) {
 // that it carries.
 func TestLanesThatFaultsTouch(t *testing.T) {
 	m := newMade(t)
-	p, err := m.host().Plan()
+	p, err := m.host().readPlan()
 	must(t, err)
 	server := p.Staging[0].GPU
 	var staged []int

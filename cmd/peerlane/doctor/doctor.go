@@ -130,7 +130,7 @@ func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int,
 	}
 	done := make(chan answer, 1)
 	go func() {
-		p, err := h.Plan()
+		p, err := h.readPlan()
 		if err != nil {
 			done <- answer{0, err}
 			return

@@ -46,7 +46,7 @@ func (h *Host) Facts(name, release string, keys network.Keys, all []address.Inte
 		f.Interfaces[i].Addresses = append(f.Interfaces[i].Addresses, at.Address.WithZone("").String())
 	}
 	var nics []topo.NIC
-	if p, err := h.Plan(); err == nil { // a host without GPUs has a network too; other checks report missing GPUs
+	if p, err := h.readPlan(); err == nil { // a host without GPUs has a network too; other checks report missing GPUs
 		nics = p.NICs
 	}
 	for _, at := range chosen {

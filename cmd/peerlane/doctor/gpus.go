@@ -163,7 +163,7 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 
 // pairs returns the pairs that lanes can stage on.
 func (h *Host) pairs() ([]launch.PairName, error) {
-	p, err := h.Plan()
+	p, err := h.readPlan()
 	if err != nil {
 		return nil, err
 	}
@@ -275,7 +275,7 @@ func (h *Host) selfTests() (*launch.PairRecord, error) {
 }
 
 func checkBAR1(_ context.Context, h *Host) []Finding {
-	p, err := h.Plan()
+	p, err := h.readPlan()
 	if err != nil {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}

@@ -117,8 +117,8 @@ func (h *Host) prepare() {
 	})
 }
 
-// Plan is that of the host by now.
-func (h *Host) Plan() (*planner.Plan, error) { h.prepare(); return h.plan() }
+// readPlan is that of the host by now.
+func (h *Host) readPlan() (*planner.Plan, error) { h.prepare(); return h.plan() }
 
 func (h *Host) topology() (*topo.Host, error)           { h.prepare(); return h.topo() }
 func (h *Host) configuration() (config.Config, error)   { h.prepare(); return h.config() }
@@ -212,7 +212,7 @@ func (h *Host) lanesOfNIC(name string) []int {
 
 // lanesWith returns the lanes that match, or every lane if there is no plan.
 func (h *Host) lanesWith(touched func(planner.Lane) bool) []int {
-	p, err := h.Plan()
+	p, err := h.readPlan()
 	if err != nil {
 		return nil
 	}

@@ -338,7 +338,7 @@ func (m *made) gpu(busID string) (*topo.NVMLGPU, *nvml.GPUHealth) {
 
 // server returns a GPU that lanes of the current host stage on.
 func (m *made) server() string {
-	p, err := m.host().Plan()
+	p, err := m.host().readPlan()
 	must(m.t, err)
 	return p.Staging[0].GPU
 }
@@ -390,7 +390,7 @@ func (m *made) installFrom(h *Host) {
 	must(m.t, err)
 	i := cdi.Installation{Layout: h.Layout, Dirs: h.SpecDirs[:1]}
 	_, err = i.Install(false, func() (*planner.Plan, []*specs.Spec, error) {
-		plan, err := h.Plan()
+		plan, err := h.readPlan()
 		if err != nil {
 			return nil, nil, err
 		}

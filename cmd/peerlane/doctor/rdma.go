@@ -15,7 +15,7 @@ import (
 // RDMAJob returns the job of an active RDMA test on this host: each lane's NICs with host memory,
 // and with memory of the lane's server GPUs, or of the lane's own GPU if direct.
 func (h *Host) RDMAJob() (launch.RDMAJob, error) {
-	p, err := h.Plan()
+	p, err := h.readPlan()
 	if err != nil {
 		return launch.RDMAJob{}, err
 	}

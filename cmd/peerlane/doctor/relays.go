@@ -154,7 +154,7 @@ func checkLeftovers(_ context.Context, h *Host) []Finding {
 }
 
 func checkStaging(_ context.Context, h *Host) []Finding {
-	p, err := h.Plan()
+	p, err := h.readPlan()
 	if err != nil {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}

@@ -54,7 +54,7 @@ func checkConfiguration(_ context.Context, h *Host) []Finding {
 	if _, err := h.topology(); err != nil {
 		return []Finding{unknown("host", "%s", denied(err))}
 	}
-	if _, err := h.Plan(); err != nil {
+	if _, err := h.readPlan(); err != nil {
 		return []Finding{failure(h.Layout.ConfigFile(), "%v", err)}
 	}
 	return []Finding{ok("host", "it can be read, and fits the host")}
@@ -67,7 +67,7 @@ func (h *Host) findDrift() (d drift, err error) {
 		return d, err
 	}
 	d.files = len(files)
-	plan, err := h.Plan()
+	plan, err := h.readPlan()
 	if err != nil {
 		return d, err
 	}
@@ -111,7 +111,7 @@ func checkSpecification(_ context.Context, h *Host) []Finding {
 
 // lanesNamed returns the lanes of a drift's subject: one lane, the lanes of a NIC, or every lane.
 func (h *Host) lanesNamed(subject string) []int {
-	p, err := h.Plan()
+	p, err := h.readPlan()
 	if err != nil {
 		return nil
 	}

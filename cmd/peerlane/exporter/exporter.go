@@ -3,6 +3,7 @@
 package exporter
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/peerlane/peerlane/cmd/version"
+	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
@@ -82,6 +84,9 @@ var (
 		ofStaging)
 	stagingClients = metric("staging_client_bytes", "Staging memory there of clients that copy themselves.", ofStaging)
 
+	podInfo = metric("pod_info", "1, with the pod of the container, where names are shown.",
+		append(slices.Clone(ofRelay), "namespace", "pod", "pod_container", "uid"))
+
 	scrapeErrors = metric("exporter_last_scrape_error", "1 where something of the relays' state could not be read.", nil)
 
 	buildInfo = metric("build_info", "1, with the release of the exporter and the compiler's.",
@@ -92,7 +97,7 @@ var (
 		directBytes,
 		laneBytes, laneOperations, laneFailed, laneInPlace, laneInFlight, laneLatency, laneStalls, laneStallTime, laneStalled,
 		laneLongest,
-		staging, stagingWanted, stagingClients, scrapeErrors, buildInfo,
+		staging, stagingWanted, stagingClients, podInfo, scrapeErrors, buildInfo,
 	}
 )
 
@@ -116,6 +121,21 @@ func Host(l paths.Layout) Source {
 		}
 		return snapshot(infos, control.Ask(l, alive, answerTimeout)), err
 	}
+}
+
+// Allowed refuses metrics of a host with several tenants: every user there could read the metrics of
+// each tenant.
+func Allowed(l paths.Layout) error {
+	c, err := config.Load(l.ConfigFile())
+	if err != nil {
+		return err
+	}
+	if c.CDI.Tenancy == config.TenancyMulti && !c.Exporter.MultiTenancy {
+		return fmt.Errorf(
+			"exporting metrics: %s has tenancy = \"multi\", and every user of this host can read metrics; set "+
+				"exporter.multi_tenancy = true to allow this", l.ConfigFile())
+	}
+	return nil
 }
 
 // Collector reads from a source at every scrape.
@@ -164,7 +184,11 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 		}
 		count[state]++
 		if !c.names {
-			r.Container = ""
+			r.Container, r.Pod = "", nil
+		}
+		if p := r.Pod; p != nil {
+			e.gauge(podInfo, 1, label(r.Container), label(r.Label), label(p.Namespace), label(p.Name), label(p.Container),
+				label(p.UID))
 		}
 		e.relay(r)
 		wanted := 1.0

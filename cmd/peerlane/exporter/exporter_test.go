@@ -66,10 +66,12 @@ func working() ([]generation.Info, control.Reports, error) {
 			{GPU: "0000:99:00.0", Bytes: 1}, {Host: true, Lane: "0000:99:00.0", Bytes: 1},
 		},
 	}
+	trainer := info("a1", "trainer", generation.StateReady, true)
+	trainer.Pod = &generation.Pod{Namespace: "research", Name: "job-0", Container: "main", UID: "0a1b"}
 	ended := info("a6", "over", generation.StateReady, false)
 	ended.Alive = false
 	return []generation.Info{ended, info("a5", "drained", generation.StateDrained, true),
-			info("a1", "trainer", generation.StateReady, true), info("a2", "silent", "", true), info("a3", "gone",
+			trainer, info("a2", "silent", "", true), info("a3", "gone",
 				generation.StateReady, false)},
 		control.Reports{"a1": {Report: report}, "a2": {NoReport: "it starts"}}, errors.New(
 			"generation a4: the file is damaged")
@@ -90,6 +92,9 @@ func TestExporterMetricsHaveReportedValues(t *testing.T) {
 	r, logged := registry(t)
 	const lane = `container="trainer",direction="sent",gpu="0000:3b:00.0",index="3",nic="mlx5_0,mlx5_1",relay="068620d1ac2ad8e4"`
 	want := `
+# HELP peerlane_pod_info 1, with the pod of the container, where names are shown.
+# TYPE peerlane_pod_info gauge
+peerlane_pod_info{container="trainer",namespace="research",pod="job-0",pod_container="main",relay="068620d1ac2ad8e4",uid="0a1b"} 1
 # HELP peerlane_relays Containers by the state of their relay.
 # TYPE peerlane_relays gauge
 peerlane_relays{state="down"} 0
@@ -125,7 +130,8 @@ peerlane_staging_bytes{container="trainer",gpu="0000:5d:00.0",memory="gpu",relay
 peerlane_exporter_last_scrape_error 1
 `
 	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "peerlane_relays", "peerlane_relay_up",
-		"peerlane_relay_wanted", "peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
+		"peerlane_relay_wanted", "peerlane_pod_info",
+		"peerlane_staging_bytes", "peerlane_exporter_last_scrape_error"); err != nil {
 		t.Error(err)
 	}
 	if len(*logged) != 1 || !strings.Contains((*logged)[0].Error(), "a4") {
@@ -209,6 +215,9 @@ func TestExporterHidesContainersWithoutNames(t *testing.T) {
 		r.MustRegister(New(source, names, func(error) {}))
 		relays := map[string]bool{}
 		for _, f := range gather(t, r) {
+			if f.GetName() == "peerlane_pod_info" && !names {
+				t.Errorf("%s is there without names", f.GetName())
+			}
 			for _, m := range f.GetMetric() {
 				for _, l := range m.GetLabel() {
 					switch l.GetName() {

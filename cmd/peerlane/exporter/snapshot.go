@@ -26,14 +26,16 @@ type Snapshot struct {
 // Relay is the state of one relay.
 type Relay struct {
 	// Label is opaque: no one can compute a relay's generation from the label.
-	Label      string         `json:"label"`
-	Container  string         `json:"container"`
-	Lanes      []launch.Lane  `json:"lanes"`
-	State      string         `json:"state"`
-	Starts     int            `json:"starts"`
-	Alive      bool           `json:"alive"`
-	Supervised bool           `json:"supervised"`
-	Report     *launch.Report `json:"report,omitempty"`
+	Label     string `json:"label"`
+	Container string `json:"container"`
+	// Pod is the container's pod; nil without one.
+	Pod        *generation.Pod `json:"pod,omitempty"`
+	Lanes      []launch.Lane   `json:"lanes"`
+	State      string          `json:"state"`
+	Starts     int             `json:"starts"`
+	Alive      bool            `json:"alive"`
+	Supervised bool            `json:"supervised"`
+	Report     *launch.Report  `json:"report,omitempty"`
 }
 
 // Label is the label of a generation, which is 128 random bits: no dictionary inverts it.
@@ -46,8 +48,9 @@ func snapshot(infos []generation.Info, reports control.Reports) Snapshot {
 	s := Snapshot{Relays: []Relay{}}
 	for _, i := range infos {
 		s.Relays = append(s.Relays, Relay{
-			Label: Label(i.ID), Container: i.Container.ID, Lanes: i.Config.Lanes, State: i.Status.State, Starts: i.Status.Starts,
-			Alive: i.Alive, Supervised: i.Supervised, Report: reports[i.ID].Report,
+			Label: Label(i.ID), Container: i.Container.ID, Pod: i.Pod, Lanes: i.Config.Lanes, State: i.Status.State,
+			Starts: i.Status.Starts,
+			Alive:  i.Alive, Supervised: i.Supervised, Report: reports[i.ID].Report,
 		})
 	}
 	return s

@@ -31,7 +31,7 @@ type order struct {
 	In     string      `json:",omitempty"`
 	Handle wire.Handle // of doConnect
 	Side   int         `json:",omitempty"` // 0 or 1, of doRound
-	Round  Round
+	Round  round
 }
 
 // Commands for a client.
@@ -352,7 +352,7 @@ func (p *process) round(ctx context.Context, o order, r *reply) error {
 }
 
 // receive posts receives; for plain receives the stream reads each message after arrival.
-func (p *process) receive(r Round, list []message) ([]*client.Operation, error) {
+func (p *process) receive(r round, list []message) ([]*client.Operation, error) {
 	b, c := p.buffers[incoming], p.receiving
 	hand := r.Hand
 	if b.ptr == 0 {
@@ -401,7 +401,7 @@ func (p *process) receive(r Round, list []message) ([]*client.Operation, error) 
 }
 
 // send fills and posts sends.
-func (p *process) send(r Round, list []message) ([]*client.Operation, error) {
+func (p *process) send(r round, list []message) ([]*client.Operation, error) {
 	b, c := p.buffers[outgoing], p.sending
 	hand := r.Hand
 	if b.ptr == 0 {

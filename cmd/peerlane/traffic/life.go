@@ -133,7 +133,7 @@ func (s *Slot) meet(in [2]*container) error {
 }
 
 func (s *Slot) round(in [2]*container) error {
-	round := Round{Seed: s.random.Uint64(), Messages: 1 + s.random.IntN(s.life.Messages), Largest: s.life.Largest,
+	round := round{Seed: s.random.Uint64(), Messages: 1 + s.random.IntN(s.life.Messages), Largest: s.life.Largest,
 		Hand: anyOf(s.random, s.life.Hands)}
 	o := order{Do: doRound, Round: round}
 	second := o
@@ -193,8 +193,8 @@ func (s *Slot) part(well bool) error {
 	return failed
 }
 
-// Leave ends the clients of a slot.
-func (s *Slot) Leave() error {
+// leave ends the clients of a slot.
+func (s *Slot) leave() error {
 	var err error
 	for i, w := range s.now {
 		if w != nil {

@@ -7,9 +7,9 @@ import (
 	"github.com/peerlane/peerlane/cuda/kernels"
 )
 
-// Round is the messages that two clients exchange at the same time. Both derive the round from the
+// round is the messages that two clients exchange at the same time. Both derive the round from the
 // seed.
-type Round struct {
+type round struct {
 	Seed     uint64
 	Messages int    // per direction, at most: as many as fit into the buffers
 	Largest  uint64 // bytes; sizes are log-uniform from 1 on
@@ -36,7 +36,7 @@ type message struct {
 const margin = 64
 
 // messages returns the messages that a side sends; the buffers of both sides have that size.
-func (r Round) messages(sender int, bytes uint64) []message {
+func (r round) messages(sender int, bytes uint64) []message {
 	random := rand.New(rand.NewPCG(r.Seed, uint64(sender)))
 	// A gap is as odd as a size.
 	gap := func() uint64 { return 2*margin + random.Uint64N(4096) }
@@ -61,7 +61,7 @@ func (r Round) messages(sender int, bytes uint64) []message {
 }
 
 // canary is the content of the receiver's buffer before a round.
-func (r Round) canary(sender int) kernels.Pattern {
+func (r round) canary(sender int) kernels.Pattern {
 	return kernels.Pattern{Seed: ^(r.Seed + uint64(sender))}
 }
 

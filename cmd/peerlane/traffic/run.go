@@ -163,7 +163,7 @@ func (t Torture) run(ctx context.Context, f *Fleet, result *Result) (err error) 
 				slot.Live(over)
 			}
 			things := f.names(pair, slot) // Leave forgets the clients
-			if err := slot.Leave(); err != nil {
+			if err := slot.leave(); err != nil {
 				f.failed(err, begin, things)
 			}
 		})

@@ -16,7 +16,7 @@ func TestMessagesOfARound(t *testing.T) {
 	odd := [2]int{}
 	for seed := range uint64(300) {
 		const bytes = 1 << 20
-		r := Round{Seed: seed, Messages: atOnce, Largest: 256 << 10}
+		r := round{Seed: seed, Messages: atOnce, Largest: 256 << 10}
 		list := r.messages(int(seed%2), bytes)
 		if len(list) == 0 || len(list) > atOnce {
 			t.Fatalf("round %d has %d messages", seed, len(list))
@@ -46,7 +46,7 @@ func TestMessagesOfARound(t *testing.T) {
 		t.Errorf("offsets that are odd: %v", odd)
 	}
 	// A message above the buffer's size is cut.
-	r := Round{Seed: 1, Messages: 1, Largest: 1 << 40}
+	r := round{Seed: 1, Messages: 1, Largest: 1 << 40}
 	for r.Seed = range uint64(50) {
 		if m := r.messages(0, 4096)[0]; m.to < margin || max(m.from, m.to)+m.size+margin > 4096 {
 			t.Errorf("in 4096 bytes: %+v", m)
@@ -56,7 +56,7 @@ func TestMessagesOfARound(t *testing.T) {
 
 // The comparison covers every byte of a message and the neighbouring bytes.
 func TestCompareSeesEveryByte(t *testing.T) {
-	r := Round{Seed: 7, Messages: 3, Largest: 300}
+	r := round{Seed: 7, Messages: 3, Largest: 300}
 	const bytes = 64 << 10
 	canary := r.canary(0)
 	received := make([]byte, bytes)

@@ -42,6 +42,18 @@ type message struct {
 	Command string `json:"command"`
 }
 
+// versionError is the error of a request to a supervisor of another release.
+type versionError struct {
+	supervisor int    // the supervisor's version of requests; that of this program is Version
+	request    string // the command
+}
+
+func (e *versionError) Error() string {
+	return fmt.Sprintf(
+		"the supervisor speaks version %d of requests, this program version %d for %q; restart the container",
+		e.supervisor, Version, e.request)
+}
+
 type Answer struct {
 	Version int    `json:"version"`
 	Error   string `json:"error,omitempty"`
@@ -103,11 +115,11 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 		return fail(err)
 	}
 	var answer Answer
-	if err := json.Unmarshal(buffer[:n], &answer); err != nil || answer.Version != Version {
-		return Answer{}, fmt.Errorf(
-			"the supervisor is of another release of Peerlane, which does not understand %q; restart the container",
-			command,
-		)
+	if err := json.Unmarshal(buffer[:n], &answer); err != nil {
+		return fail(fmt.Errorf("%q is no answer: %w; restart the container", buffer[:n], err))
+	}
+	if answer.Version != Version {
+		return Answer{}, &versionError{supervisor: answer.Version, request: command}
 	}
 	if answer.Error != "" {
 		return answer, errors.New(answer.Error)

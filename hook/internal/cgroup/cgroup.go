@@ -54,7 +54,7 @@ func Remove(l paths.Layout, id string, reported bool) error {
 		defer mount.Close()
 		group.root = fmt.Sprintf("/proc/self/fd/%d", mount.Fd())
 	}
-	return group.Remove()
+	return group.remove()
 }
 
 // detachedCgroups mounts cgroup2 at no place.
@@ -87,7 +87,7 @@ func Make(l paths.Layout, id string) (*os.File, error) {
 	}
 	dir, err := group.create()
 	if err != nil {
-		return nil, errors.Join(err, group.Remove())
+		return nil, errors.Join(err, group.remove())
 	}
 	return dir, nil
 }
@@ -221,8 +221,8 @@ func enter(group string) error {
 	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
 }
 
-// Remove kills the processes of the group, and removes the group if present.
-func (c Group) Remove() error {
+// remove kills the processes of the group, and removes the group if present.
+func (c Group) remove() error {
 	err := os.WriteFile(filepath.Join(c.Path(), "cgroup.kill"), []byte("1"), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // no group, or a kernel before 5.14
 		return fmt.Errorf("killing what is left in %s: %w", c.Path(), err)

@@ -32,7 +32,7 @@ func TestLeaveInCgroupNamespaceUsesGroupBeside(t *testing.T) {
 		t.Errorf("the process is elsewhere: %v", err)
 	}
 	if err := errors.Join(os.Remove(filepath.Join(family, "cgroup.procs")), os.Remove(filepath.Join(family, "id")),
-		group.Remove()); err != nil {
+		group.remove()); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(family); !errors.Is(err, os.ErrNotExist) {

@@ -50,7 +50,8 @@ func TestProcessHasInputAndOutputs(t *testing.T) {
 
 func TestProcessesRunAtOnce(t *testing.T) {
 	c := agent(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, errors.New("time limit reached"))
+	limit := errors.New("time limit reached")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 200*time.Millisecond, limit)
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx, Command{Argv: []string{"sh", "-c", "sleep 100 & wait"}}, nil, nil, nil) }()
@@ -60,7 +61,7 @@ func TestProcessesRunAtOnce(t *testing.T) {
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "time limit reached") {
+	if err := <-ended; !errors.Is(err, limit) {
 		t.Errorf("a process without end: %v", err)
 	}
 }
@@ -108,7 +109,8 @@ func (n never) Write([]byte) (int, error) {
 
 func TestInputThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	c := agent(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("time limit reached"))
+	limit := errors.New("time limit reached")
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, limit)
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
@@ -118,7 +120,7 @@ func TestInputThatNobodyReadsHoldsUpNothing(t *testing.T) {
 	if err := c.Ping(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := <-ended; err == nil || !strings.Contains(err.Error(), "time limit reached") {
+	if err := <-ended; !errors.Is(err, limit) {
 		t.Error(err)
 	}
 }

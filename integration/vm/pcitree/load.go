@@ -14,7 +14,7 @@ const device = "/dev/pcitree"
 // Load makes the tree appear in the running kernel, in place of the former tree. RDMA devices in
 // the former tree must be removed first.
 func (t *Tree) Load() error {
-	if err := write(t.Records()); err != nil {
+	if err := write(t.records()); err != nil {
 		return fmt.Errorf("loading a PCIe tree of %d functions: %w", len(t.functions), err)
 	}
 	return nil
@@ -22,7 +22,7 @@ func (t *Tree) Load() error {
 
 // Unload removes the tree. Until then the module cannot be removed.
 func Unload() error {
-	if err := write((&Tree{}).Records()); err != nil {
+	if err := write((&Tree{}).records()); err != nil {
 		return fmt.Errorf("removing the PCIe tree: %w", err)
 	}
 	return nil

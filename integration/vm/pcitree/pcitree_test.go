@@ -305,7 +305,7 @@ func TestBARsTellTheirSizes(t *testing.T) {
 
 func TestRecordsHaveTheModulesLayout(t *testing.T) {
 	tree := mustNamed(t, "two-nics")
-	b := tree.Records()
+	b := tree.records()
 	// sizeof(struct header) and sizeof(struct record) in the module's pcitree.c.
 	if want := 256 + 28*9216; len(b) != want {
 		t.Fatalf("%d bytes, want %d", len(b), want)
@@ -325,7 +325,7 @@ func TestRecordsHaveTheModulesLayout(t *testing.T) {
 	if got := binary.LittleEndian.Uint32(r[1024:]); got != 0x233010de {
 		t.Errorf("the configuration space begins with %#x", got)
 	}
-	if empty := (&Tree{}).Records(); len(empty) != 256 {
+	if empty := (&Tree{}).records(); len(empty) != 256 {
 		t.Errorf("an empty tree has %d bytes, want 256", len(empty))
 	}
 }
@@ -430,8 +430,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		all := addresses(tree)
-		if want := headerSize + len(all)*recordSize; len(tree.Records()) != want {
-			t.Errorf("%d functions in %d bytes, want %d", len(all), len(tree.Records()), want)
+		if want := headerSize + len(all)*recordSize; len(tree.records()) != want {
+			t.Errorf("%d functions in %d bytes, want %d", len(all), len(tree.records()), want)
 		}
 		slices.Sort(all)
 		if len(all) > maxFunctions || len(slices.Compact(all)) != len(tree.functions) {

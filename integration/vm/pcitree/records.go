@@ -30,8 +30,8 @@ var models = map[uint16]string{
 	0x26b9: "NVIDIA L40S",
 }
 
-// Records returns the tree in the module's format, for a single write to /dev/pcitree.
-func (t *Tree) Records() []byte {
+// records returns the tree in the module's format, for a single write to /dev/pcitree.
+func (t *Tree) records() []byte {
 	b := make([]byte, 0, headerSize+len(t.functions)*recordSize)
 	b = append(b, magic...)
 	b = binary.LittleEndian.AppendUint64(b, t.window)

@@ -15,21 +15,27 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/peerlane/peerlane/cmd/version"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/kubernetes/deviceplugin"
 	"github.com/peerlane/peerlane/kubernetes/driver"
+	"github.com/peerlane/peerlane/kubernetes/events"
 	"github.com/peerlane/peerlane/kubernetes/health"
+	"github.com/peerlane/peerlane/kubernetes/hostinstall"
 	"github.com/peerlane/peerlane/kubernetes/lanes"
 )
 
@@ -43,6 +49,7 @@ const (
 
 type options struct {
 	mode, node, podUID, kubeconfig, root, kubelet string
+	clusterKey                                    string
 	units                                         int
 	evict                                         bool
 	poll, minPublish                              time.Duration
@@ -90,10 +97,14 @@ DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty for the service account of the pod")
 	f.StringVar(&o.root, "root", "/", "root of the host: look for var/lib/peerlane and run/peerlane below it")
 	f.StringVar(&o.kubelet, "kubelet-dir", "/var/lib/kubelet", "root directory of the kubelet")
+	f.StringVar(&o.clusterKey, "cluster-key", "", "copy the cluster key from this file, a mounted Secret, to the host "+
+		"after each change; empty: leave the host's key")
 	f.IntVar(&o.units, "units", 64, "number of containers with lanes that the device plugin admits")
 	f.BoolVar(&o.evict, "evict", false, "end running pods whose lane has lost the network (taint effect NoExecute)")
 	f.DurationVar(&o.poll, "poll", 2*time.Second, "time between two observations of the host")
 	f.DurationVar(&o.minPublish, "min-publish", 30*time.Second, "shortest time between two updates of the node's slices")
+	c.AddCommand(installCommand(), exporterCommand())
+	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }
 
@@ -108,17 +119,24 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	log.WithField("mode", mode).Info("Starting")
+	if o.clusterKey != "" {
+		go hostinstall.FollowKey(ctx, o.clusterKey, layout.ClusterKey(), o.poll, log)
+	}
 	if mode == modeDevicePlugin {
 		return o.runDevicePlugin(ctx, layout, log)
 	}
 	if o.node == "" {
 		return errors.New("the name of the node is unknown: give --node-name, or set NODE_NAME from spec.nodeName")
 	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	recorder := broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "peerlane-kubelet", Host: o.node})
 	d := driver.New(driver.Config{
 		Node: o.node, PlanFile: layout.PlanFile(), Proc: filepath.Join(o.root, "proc"),
 		Version: strings.TrimPrefix(version.Get().Version, "v"),
 		Policy:  health.Policy{Evict: o.evict}, WithoutTaints: mode == modeMixed,
-		Poll: o.poll, MinPublish: o.minPublish, Log: log,
+		Poll: o.poll, MinPublish: o.minPublish, Reporter: events.New(recorder), Log: log,
 	}, health.NewMonitor(layout, time.Now))
 	helper, err := o.start(ctx, d, client)
 	if err != nil {

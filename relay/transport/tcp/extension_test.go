@@ -132,7 +132,7 @@ func TestWhoKnowsNoExtensionHearsNone(t *testing.T) {
 	accepting <- theirs
 	accepting <- dataTheirs
 	for i, c := range []net.Conn{ours, dataOurs} {
-		g := greeting{oldest: 1, newest: 1, streams: 1, stream: uint32(i), piece: Piece}
+		g := greeting{oldest: 1, newest: 1, streams: 1, stream: uint32(i), piece: defaultPiece}
 		if _, err := c.Write(g.bytes()); err != nil {
 			t.Fatal(err)
 		}

@@ -25,11 +25,11 @@ const (
 	extensions = 2 // the version from which there are any
 )
 
-// MaxStreams is the most data streams of a Peer.
-const MaxStreams = 64
+// maxStreams is the most data streams of a Peer.
+const maxStreams = 64
 
-// Piece is how many bytes go over one data stream at a time, where nothing else is said.
-const Piece = 512 << 10
+// defaultPiece is how many bytes go over one data stream at a time, where nothing else is said.
+const defaultPiece = 512 << 10
 
 // Bounds of what the other side may ask for, bytes.
 const (
@@ -47,8 +47,8 @@ type Streams struct {
 	version uint32
 }
 
-// Close gives them up.
-func (s *Streams) Close() {
+// close gives them up.
+func (s *Streams) close() {
 	for _, c := range append([]net.Conn{s.control}, s.data...) {
 		if c != nil {
 			c.Close()
@@ -95,7 +95,7 @@ func readGreeting(b []byte) (*greeting, error) {
 			g.oldest, g.newest, oldestVersion, newestVersion)
 	case g.refusal != 0:
 		return g, &wire.Error{Status: wire.Status(g.refusal), Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
-	case g.streams < 1 || g.streams > MaxStreams || g.stream > g.streams:
+	case g.streams < 1 || g.streams > maxStreams || g.stream > g.streams:
 		return g, refused("stream %d of %d", g.stream, g.streams)
 	case g.piece < leastPiece || g.piece > mostPiece:
 		return g, refused("pieces of %d bytes", g.piece)
@@ -123,16 +123,16 @@ func greet(c net.Conn, until time.Time, ours *greeting) (*greeting, error) {
 // makes each of them, authenticated; the whole has until the deadline. 0 pieces
 // are of Piece bytes.
 func Dial(ctx context.Context, until time.Time, connect func(context.Context) (net.Conn, error), streams, pieces int) (_ *Streams, err error) {
-	if streams < 1 || streams > MaxStreams {
-		return nil, wire.Errorf(wire.StatusLimit, "%d data streams; there can be 1 to %d", streams, MaxStreams)
+	if streams < 1 || streams > maxStreams {
+		return nil, wire.Errorf(wire.StatusLimit, "%d data streams; there can be 1 to %d", streams, maxStreams)
 	}
 	if pieces == 0 {
-		pieces = Piece
+		pieces = defaultPiece
 	}
 	s := &Streams{data: make([]net.Conn, streams), ours: pieces, dialed: true}
 	defer func() {
 		if err != nil {
-			s.Close()
+			s.close()
 		}
 	}()
 	ours := greeting{oldest: oldestVersion, newest: newestVersion, streams: uint32(streams), piece: uint32(pieces)}
@@ -175,7 +175,7 @@ func Dial(ctx context.Context, until time.Time, connect func(context.Context) (n
 	for range all {
 		if failed := <-answers; failed != nil && err == nil {
 			err = failed
-			s.Close() // so that the others end
+			s.close() // so that the others end
 		}
 	}
 	if err != nil {
@@ -226,7 +226,7 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 	}
 	pieces := g.Pieces
 	if pieces == 0 {
-		pieces = Piece
+		pieces = defaultPiece
 	}
 	b := make([]byte, greetingBytes)
 	until := time.Now().Add(patience)
@@ -265,7 +265,7 @@ func (g *Gathering) Add(c net.Conn, who string) (*Streams, error) {
 			err = c.SetDeadline(time.Time{})
 		}
 		if err != nil {
-			s.Close()
+			s.close()
 			return nil, fmt.Errorf("greeting (%s): %w", route(c), err)
 		}
 	}

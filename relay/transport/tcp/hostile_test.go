@@ -203,7 +203,7 @@ func TestTruncation(t *testing.T) {
 
 // Connections that do not belong together make no Peer, and hear of it.
 func TestGreetingsThatDoNotFit(t *testing.T) {
-	good := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{7}, streams: 2, piece: Piece}
+	good := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{7}, streams: 2, piece: defaultPiece}
 	with := func(change func(*greeting)) []byte { g := good; change(&g); return g.bytes() }
 	cases := map[string]struct {
 		said   []byte
@@ -213,7 +213,7 @@ func TestGreetingsThatDoNotFit(t *testing.T) {
 		"newer":            {with(func(g *greeting) { g.oldest, g.newest = newestVersion+1, newestVersion+1 }), wire.StatusVersion},
 		"older":            {with(func(g *greeting) { g.oldest, g.newest = 0, oldestVersion-1 }), wire.StatusVersion},
 		"backwards":        {with(func(g *greeting) { g.oldest, g.newest = 2, 1 }), wire.StatusVersion},
-		"very many":        {with(func(g *greeting) { g.streams = MaxStreams + 1 }), wire.StatusMalformed},
+		"very many":        {with(func(g *greeting) { g.streams = maxStreams + 1 }), wire.StatusMalformed},
 		"none":             {with(func(g *greeting) { g.streams = 0 }), wire.StatusMalformed},
 		"beyond":           {with(func(g *greeting) { g.stream = 3 }), wire.StatusMalformed},
 		"no pieces":        {with(func(g *greeting) { g.piece = 0 }), wire.StatusMalformed},
@@ -263,7 +263,7 @@ func TestGreetingsThatDoNotFit(t *testing.T) {
 func TestSetsBelongToTheirDialer(t *testing.T) {
 	t.Parallel()
 	g := &Gathering{Time: 2 * time.Second} // for the greetings as well
-	hello := greeting{oldest: oldestVersion, newest: newestVersion, streams: 1, piece: Piece}
+	hello := greeting{oldest: oldestVersion, newest: newestVersion, streams: 1, piece: defaultPiece}
 	var conns []net.Conn
 	for i, who := range []string{"dialer", "stranger"} {
 		ours, theirs := net.Pipe()
@@ -297,7 +297,7 @@ func TestSetsOfOneDialerAreBounded(t *testing.T) {
 	}{{"one", wire.StatusOK}, {"one", wire.StatusOK}, {"one", wire.StatusLimit}, {"other", wire.StatusOK}, {"third", wire.StatusLimit}} {
 		ours, theirs := net.Pipe()
 		defer ours.Close()
-		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1, piece: Piece}
+		hello := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{byte(i)}, streams: 1, piece: defaultPiece}
 		go func() {
 			_, _ = ours.Write(hello.bytes())
 			_, _ = io.Copy(io.Discard, ours)
@@ -372,10 +372,10 @@ func FuzzFrame(f *testing.F) {
 
 // Whatever greeting comes, what is read of it is what makes it.
 func FuzzGreeting(f *testing.F) {
-	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: Piece}).bytes())
+	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: defaultPiece}).bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		g, err := readGreeting(data)
-		if err == nil && (g.streams < 1 || g.streams > MaxStreams || g.stream > g.streams || g.piece < leastPiece || !bytes.Equal(g.bytes(), data)) {
+		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < leastPiece || !bytes.Equal(g.bytes(), data)) {
 			t.Errorf("%+v", g)
 		}
 	})

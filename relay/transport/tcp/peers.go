@@ -133,7 +133,7 @@ func (p *Peers) make(key Key, s *Streams, r *reaching) (*Peer, error) {
 			p.all[r.peer] = true
 		}
 	}) || ended {
-		s.Close()
+		s.close()
 		return nil, errEnding
 	}
 	return r.peer, nil

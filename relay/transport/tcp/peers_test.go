@@ -37,7 +37,7 @@ func TestAPairOfRelaysHasOnePeer(t *testing.T) {
 	}
 	defer func() {
 		for _, s := range others {
-			s.Close()
+			s.close()
 		}
 	}()
 	refuses := errors.New("no route to host")
@@ -121,7 +121,7 @@ func newPeers(t *testing.T) (peers *Peers, dial func(context.Context) (*Streams,
 			receive(t, down, "a peer's end")
 		}
 		for _, s := range others {
-			s.Close()
+			s.close()
 		}
 	})
 	return peers, func(context.Context) (*Streams, error) {

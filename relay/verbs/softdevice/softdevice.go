@@ -47,8 +47,8 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// LibraryName is the file name of the library.
-const LibraryName = "libpeerlane-softdevice.so"
+// libraryName is the file name of the library.
+const libraryName = "libpeerlane-softdevice.so"
 
 //go:embed libibverbs/*.c libibverbs/*.h
 var source embed.FS
@@ -93,11 +93,11 @@ func library() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cached := filepath.Join(cache, "peerlane", "softdevice-"+fingerprint(), LibraryName)
-	places := []string{filepath.Join(filepath.Dir(exe), LibraryName), cached}
+	cached := filepath.Join(cache, "peerlane", "softdevice-"+fingerprint(), libraryName)
+	places := []string{filepath.Join(filepath.Dir(exe), libraryName), cached}
 	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			places = append(places, filepath.Join(dir, "bin", LibraryName))
+			places = append(places, filepath.Join(dir, "bin", libraryName))
 			break
 		}
 	}
@@ -132,7 +132,7 @@ func Build(path string) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	args := append(append([]string{}, compiler[1:]...), flags...)
-	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", LibraryName)
+	args = append(args, "-ffile-prefix-map="+dir+"=softdevice", `-DSOFTDEVICE_SOURCE="`+fingerprint()+`"`, "-o", libraryName)
 	texts := files()
 	for _, name := range slices.Sorted(maps.Keys(texts)) { // the same order gives the same library
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(texts[name]), 0o644); err != nil {
@@ -148,7 +148,7 @@ func Build(path string) (err error) {
 	if out, err := c.CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling the software device with %s: %w\n%s", compiler[0], err, out)
 	}
-	return os.Rename(filepath.Join(dir, LibraryName), path)
+	return os.Rename(filepath.Join(dir, libraryName), path)
 }
 
 // Device is an RDMA device of a host. The zero value of a field is what is said there.
@@ -246,7 +246,7 @@ func (h Host) Open() error {
 }
 
 // Library is what a process opens that is on this host.
-func (h Host) Library() string { return filepath.Join(h.Dir, LibraryName) }
+func (h Host) Library() string { return filepath.Join(h.Dir, libraryName) }
 
 // Environment is what a process needs in its environment to be on this host.
 func (h Host) Environment() []string {
@@ -263,12 +263,12 @@ func (h Host) Apart(dir string) (environment []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(dir, LibraryName)
-	return []string{verbs.LibraryVariable + "=" + path, DirectoryVariable + "=" + h.Dir, allowed}, os.WriteFile(path, text, 0o755)
+	path := filepath.Join(dir, libraryName)
+	return []string{verbs.LibraryVariable + "=" + path, directoryVariable + "=" + h.Dir, allowed}, os.WriteFile(path, text, 0o755)
 }
 
-// DirectoryVariable names a host's directory where the library is elsewhere.
-const DirectoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
+// directoryVariable names a host's directory where the library is elsewhere.
+const directoryVariable = "PEERLANE_SOFTDEVICE_DIRECTORY"
 
 // Set replaces the devices. What processes have open sees its port come and go, and its
 // address change.

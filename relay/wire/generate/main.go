@@ -9,6 +9,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"go/format"
 	"os"
@@ -126,20 +127,9 @@ func parse(text []byte) (*protocol, error) {
 			p.layouts = append(p.layouts, current)
 			comment = nil
 		case strings.HasPrefix(line, "\t") && current != nil:
-			f := field{kind: words[0], name: words[len(words)-1], count: 1}
-			switch {
-			case len(words) == 2 && (f.kind == "u32" || f.kind == "u64" || f.kind == "uuid" || f.kind == "handle"):
-			case len(words) == 3 && f.kind == "text", len(words) == 4 && f.kind == "array":
-				n, err := strconv.Atoi(words[1])
-				if err != nil {
-					return nil, fail("no number")
-				}
-				f.count = n
-				if f.kind == "array" {
-					f.element = words[2]
-				}
-			default:
-				return nil, fail("not a field")
+			f, err := parseField(words)
+			if err != nil {
+				return nil, fail(err.Error())
 			}
 			current.fields = append(current.fields, f)
 		default:
@@ -147,6 +137,25 @@ func parse(text []byte) (*protocol, error) {
 		}
 	}
 	return p, p.place()
+}
+
+func parseField(words []string) (field, error) {
+	f := field{kind: words[0], name: words[len(words)-1], count: 1}
+	switch {
+	case len(words) == 2 && (f.kind == "u32" || f.kind == "u64" || f.kind == "uuid" || f.kind == "handle"):
+	case len(words) == 3 && f.kind == "text", len(words) == 4 && f.kind == "array":
+		n, err := strconv.Atoi(words[1])
+		if err != nil {
+			return field{}, errors.New("no number")
+		}
+		f.count = n
+		if f.kind == "array" {
+			f.element = words[2]
+		}
+	default:
+		return field{}, errors.New("not a field")
+	}
+	return f, nil
 }
 
 // place computes offsets and refuses hidden padding, so that both languages
@@ -215,7 +224,7 @@ func (p *protocol) goSource() ([]byte, error) {
 	b.WriteString("}\n\n// Message types.\nconst (\n")
 	for _, l := range p.layouts {
 		if l.message != 0 {
-			fmt.Fprintf(&b, "Type%s uint32 = %d\n", l.name, l.message)
+			fmt.Fprintf(&b, "type%s uint32 = %d\n", l.name, l.message)
 		}
 	}
 	b.WriteString(")\n\n")
@@ -236,13 +245,13 @@ func (p *protocol) goSource() ([]byte, error) {
 		b.WriteString("}\n\n")
 		fmt.Fprintf(&b, "func (m *%s) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }\n\n", l.name)
 		if l.message != 0 {
-			fmt.Fprintf(&b, "func (m *%s) messageType() uint32 { return Type%s }\n\n", l.name, l.name)
+			fmt.Fprintf(&b, "func (m *%s) messageType() uint32 { return type%s }\n\n", l.name, l.name)
 		}
 	}
 	b.WriteString("func newMessage(messageType uint32) Message {\nswitch messageType {\n")
 	for _, l := range p.layouts {
 		if l.message != 0 {
-			fmt.Fprintf(&b, "case Type%s: return &%s{}\n", l.name, l.name)
+			fmt.Fprintf(&b, "case type%s: return &%s{}\n", l.name, l.name)
 		}
 	}
 	b.WriteString("}\nreturn nil\n}\n\n// Layouts lists every field's place, for comparison with the C form.\n")

@@ -113,7 +113,18 @@ func ReadAsNCCLDoes(t *testing.T, text string) {
 			t.Fatalf("NCCL expects > after %s, and there is %q", name, last)
 		}
 	}
-	var want []string
+	want := elementsOf(t, text)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("written (-) and read by NCCL (+):\n%s", diff)
+	}
+}
+
+// maxValue is NCCL's bound on an attribute, in bytes.
+const maxValue = 253
+
+// elementsOf returns the elements of an XML text, each with attributes, and the ends of elements.
+func elementsOf(t *testing.T, text string) (list []string) {
+	t.Helper()
 	for d := xml.NewDecoder(strings.NewReader(text)); ; {
 		token, err := d.Token()
 		if errors.Is(err, io.EOF) {
@@ -128,15 +139,10 @@ func ReadAsNCCLDoes(t *testing.T, text string) {
 			for _, a := range e.Attr {
 				line += " " + a.Name.Local + "=" + a.Value
 			}
-			want = append(want, line)
+			list = append(list, line)
 		case xml.EndElement:
-			want = append(want, "/"+e.Name.Local)
+			list = append(list, "/"+e.Name.Local)
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("written (-) and read by NCCL (+):\n%s", diff)
-	}
+	return list
 }
-
-// maxValue is NCCL's bound on an attribute, in bytes.
-const maxValue = 253

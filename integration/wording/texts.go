@@ -1,0 +1,170 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const textsFile = "integration/wording/texts.txt"
+
+const textsHeader = `# Checks of the text of an error in tests, by folder: comparisons with err.Error(). A test asserts
+# the type of an error and the fields; a text only where a user reads the text. The values may only
+# fall: go run ./integration/wording -update
+`
+
+// matchers are functions that compare texts.
+var matchers = []string{"Contains", "HasPrefix", "HasSuffix", "EqualFold", "MatchString", "Cut", "Diff"}
+
+// countTexts returns the number of comparisons with the text of an error in the source of a test.
+func countTexts(name string, source []byte) (count int, err error) {
+	file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.SkipObjectResolution)
+	if err != nil {
+		return 0, err
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.SelectorExpr); ok && slices.Contains(matchers, f.Sel.Name) &&
+				slices.ContainsFunc(n.Args, isErrorText) {
+				count++
+			}
+		case *ast.BinaryExpr:
+			if (n.Op == token.EQL || n.Op == token.NEQ) && (isErrorText(n.X) || isErrorText(n.Y)) {
+				count++
+			}
+		}
+		return true
+	})
+	return count, nil
+}
+
+// isErrorText reports whether an expression is a call of Error without arguments.
+func isErrorText(e ast.Expr) bool {
+	call, ok := e.(*ast.CallExpr)
+	if !ok || len(call.Args) > 0 {
+		return false
+	}
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	return ok && f.Sel.Name == "Error"
+}
+
+// countAllTexts returns the counts of the folders below root, without folders that have none.
+func countAllTexts(root string) (map[string]int, error) {
+	found := map[string]int{}
+	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		at, err := filepath.Rel(root, name)
+		if err != nil {
+			return err
+		}
+		at = filepath.ToSlash(at)
+		if e.IsDir() {
+			if at != "relay" && skipped[at] || path.Base(at) == "testdata" {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(at, "_test.go") {
+			return nil
+		}
+		source, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		count, err := countTexts(at, source)
+		if count > 0 {
+			found[textsKey(path.Dir(at))] += count
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count checks of error texts below %s: %w", root, err)
+	}
+	return found, nil
+}
+
+// textsKey returns the key of a folder: relay/ has a single count, because packages move there.
+func textsKey(folder string) string {
+	if strings.HasPrefix(folder, "relay/") {
+		return "relay"
+	}
+	return folder
+}
+
+// checkTexts compares the counts with the limits of textsFile. With update, checkTexts first lowers
+// the limits to the counts.
+func checkTexts(root string, update bool) error {
+	found, err := countAllTexts(root)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(root, textsFile)
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) && !update {
+		return nil // the tree of a test
+	}
+	if err != nil {
+		return err
+	}
+	limits, err := parseTexts(string(text))
+	if err != nil {
+		return err
+	}
+	if update {
+		for folder, limit := range limits {
+			if limits[folder] = min(limit, found[folder]); found[folder] == 0 {
+				delete(limits, folder)
+			}
+		}
+		var b strings.Builder
+		b.WriteString(textsHeader)
+		for _, folder := range slices.Sorted(maps.Keys(limits)) {
+			fmt.Fprintf(&b, "%-36s %3d\n", folder, limits[folder])
+		}
+		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, folder := range slices.Sorted(maps.Keys(found)) {
+		if found[folder] > limits[folder] {
+			errs = append(errs, fmt.Errorf(
+				"%s: tests compare the text of an error in %d places, limit %d; use errors.Is, or errors.As and fields",
+				folder, found[folder], limits[folder]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// parseTexts reads the content of textsFile.
+func parseTexts(text string) (map[string]int, error) {
+	limits := map[string]int{}
+	for n, line := range strings.Split(text, "\n") {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "#" {
+			continue
+		}
+		if len(fields) != 2 {
+			return nil, fmt.Errorf("parse %s, line %d: %q is not a folder and a number", textsFile, n+1, line)
+		}
+		count, err := strconv.Atoi(fields[1])
+		if err != nil || count < 1 {
+			return nil, fmt.Errorf("parse %s, line %d: %q is not a folder and a number", textsFile, n+1, line)
+		}
+		limits[fields[0]] = count
+	}
+	return limits, nil
+}

@@ -1,0 +1,7 @@
+//go:build !amd64
+
+package device
+
+const hasFence = false
+
+func fence() {}
