@@ -232,7 +232,7 @@ func (l *lane) openStaging() error {
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
 	// Data that NICs carry bounces through the slots for other hosts.
 	bouncing := config.Bounce
-	if config.Transport != launch.TransportLoop {
+	if stagedByNICs(config) {
 		bouncing = 0
 	}
 	if !planned && (l.spec.Role != launch.RoleFar || bouncing == 0) {
@@ -270,7 +270,7 @@ func (l *lane) openStaging() error {
 		all = append(all, p)
 	}
 	bounce := ""
-	if config.Transport == launch.TransportLoop {
+	if !stagedByNICs(config) {
 		bounce = ", and staging.bounce in config.toml does not allow the host's memory"
 	}
 	if len(out.regions) == 0 && bouncing > 0 {

@@ -300,14 +300,20 @@ func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, laun
 	return l, c, welcome, nil
 }
 
+// stagedByNICs reports whether NICs, or tcp, carry staged data within a host too. A relay on no network
+// has the emulated NIC.
+func stagedByNICs(c launch.Config) bool {
+	return c.Network != nil && c.Transport != launch.TransportLoop
+}
+
 // openLocal makes the lane ready for a sender of this host.
 func (l *lane) openLocal(c *connection, config launch.Config, hello *wire.PeerHello) error {
 	var err error
 	if c.route, err = l.route(config, hello); err != nil {
 		return err
 	}
-	if c.route == wire.RouteStaged && config.Transport != launch.TransportLoop {
-		return nil // NICs carry staged data, also within a host
+	if c.route == wire.RouteStaged && stagedByNICs(config) {
+		return nil
 	}
 	if err := l.open(); err != nil {
 		return err

@@ -150,9 +150,6 @@ func (h *Host) Configure(change func(*config.Config)) error {
 		}
 	}
 	change(&h.Config)
-	if r := &h.Config.Relay; !h.Software && r.Route == launch.RouteStaged && r.Transport == launch.TransportAuto {
-		r.Transport = launch.TransportLoop
-	}
 	if err := h.Config.Write(h.Layout.ConfigFile()); err != nil {
 		return err
 	}
