@@ -413,6 +413,7 @@ bench: build ## measure relays beside raw copies, on GPUs or simulated (ARGS="--
 .PHONY: bin/gpu-transfers
 bin/gpu-transfers:
 	@$(build) -ldflags '-s -w' -o $@ ./integration/gpus/transfers
+	@$(build) -ldflags '-s -w' -o bin/traffic-client ./integration/traffic/client
 
 # What integration/nccl/run runs on machines with GPUs and PyTorch; with plugins that show
 # one version of NCCL's interface alone, which it tries if they are there.

@@ -39,8 +39,7 @@ const auto = "auto"
 
 // Options are the host paths and policies of a specification.
 type Options struct {
-	// Layout holds the anchor that is mounted and the root that the hook is
-	// given.
+	// Layout has the anchor to mount and the --root of the hook.
 	Layout paths.Layout
 	// HookPath is the absolute path of peerlane-hook. Engines keep the path for the life of a
 	// container, so the path must survive an upgrade.
@@ -201,7 +200,7 @@ func (g *generator) offered(kind string) (lanes []planner.Lane, missing []string
 	return lanes, missing
 }
 
-// refusal says why a lane is no device of a kind.
+// refusal returns the reason why a lane does not become a device of a kind.
 func (g *generator) refusal(kind string, lane planner.Lane) error {
 	if lane.Role == planner.RoleRefused {
 		return errors.New(lane.Reason)
@@ -323,7 +322,7 @@ func (g *generator) commonEdits(kind string) specs.ContainerEdits {
 	return edits
 }
 
-// registration is the variable that says how GPU memory is registered.
+// registration returns the variable with the method to register GPU memory.
 func (g *generator) registration() string {
 	way, _ := g.peermem.Registration()
 	return RegistrationVariable + "=" + way
@@ -383,7 +382,7 @@ func (g *generator) addNodes(edits *specs.ContainerEdits, lanes []planner.Lane) 
 	}
 }
 
-// unique drops repetitions, and keeps the order of first mention.
+// unique removes duplicates, and keeps the order of the first occurrences.
 func unique(names []string) []string {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(names, func(name string) bool {
@@ -403,8 +402,8 @@ func (g *generator) node(name string) *specs.DeviceNode {
 	return n
 }
 
-// nodeIfPresent is for a node that a host may lack: an engine refuses to start
-// a container for want of any node that is named.
+// nodeIfPresent is node for a device node that a host may lack: an engine refuses to start a
+// container if a named node is missing.
 func (g *generator) nodeIfPresent(name string) []*specs.DeviceNode {
 	n := g.node(name)
 	if _, err := os.Lstat(cmp.Or(n.HostPath, n.Path)); err != nil {

@@ -17,8 +17,8 @@ import (
 const holdTimeout = 60 * time.Second
 
 // Hold locks the plan and the specifications of a layout against other commands until the caller
-// closes the lock. Take the lock before reading the host: of two commands that see a host change,
-// the command that read the host last writes last.
+// closes the lock. Take the lock before reading the host: if the host changes between two commands,
+// the command that read the host last must write last.
 func Hold(l paths.Layout) (io.Closer, error) { return hold(l, holdTimeout) }
 
 // errHeld is the error of a lock that another command holds.

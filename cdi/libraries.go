@@ -33,13 +33,13 @@ const ncclTopology = "/etc/nccl-topology.xml"
 // libraries are the files that containers with a lane load.
 type libraries struct {
 	mounts []*specs.Mount
-	// refused explains, for every file that is not mounted, the reason.
+	// refused has the reason for every file that is not mounted.
 	refused []string
 }
 
 // findLibraries searches a directory of the host for shared libraries, by the names that programs
-// load, and for NCCL's topology. A link, or a file that another user than the administrator could
-// have written, is not a library: a specification mounts the file for the life of a container.
+// load, and for NCCL's topology. It skips links and files that a user other than the administrator
+// could have written: containers have the file mounted for their whole life.
 func findLibraries(dir string) (libraries, error) {
 	var found libraries
 	entries, err := os.ReadDir(dir)

@@ -44,7 +44,7 @@ type HookCall struct {
 	Brief string `json:"-"`
 }
 
-// Devices returns the devices of files. Devices with one definition appear once.
+// Devices returns the devices of files. Devices with the same definition appear once.
 func Devices(files []File) []Device {
 	var all []Device
 	for _, f := range files {
@@ -166,7 +166,7 @@ func arguments(h *specs.Hook) hookArguments {
 	return a
 }
 
-// ignored says why engines do not use the definition of a device in a file.
+// ignored returns the reason why engines do not use the definition of a device in a file.
 func ignored(files []File, in File, names []specs.Device) string {
 	for _, other := range files {
 		if other.Path == in.Path || other.Spec == nil || other.Spec.Kind != in.Spec.Kind ||
@@ -189,7 +189,7 @@ func sharesName(spec *specs.Spec, names []specs.Device) bool {
 	})
 }
 
-// Find is the devices that a name means: "lane=3", or "peerlane.dev/lane=3".
+// Find returns the devices with a name: "lane=3", or "peerlane.dev/lane=3".
 func Find(all []Device, name string) ([]Device, error) {
 	class, device, ok := strings.Cut(strings.TrimPrefix(name, Vendor+"/"), "=")
 	if !ok {
@@ -216,7 +216,7 @@ func Find(all []Device, name string) ([]Device, error) {
 	return nil, fmt.Errorf("there is no device %s=%s; there are %s", kind, device, strings.Join(known, ", "))
 }
 
-// Generated are specifications as files that are not installed.
+// Generated returns specifications as files that are not installed.
 func Generated(list []*specs.Spec) (files []File) {
 	for _, spec := range list {
 		files = append(files, File{Spec: spec})

@@ -14,8 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// File is a file of specifications that is ours, or that defines devices of our
-// kinds.
+// File is a CDI file of Peerlane, or a file that defines devices of Peerlane's kinds.
 type File struct {
 	Path string
 	// Priority is the position of the directory in the list. A device in a later directory hides
@@ -24,7 +23,7 @@ type File struct {
 	// Mode and UID are the attributes of the file itself, not of the target of a link.
 	Mode fs.FileMode
 	UID  int
-	// Spec is nil where Err says why engines do not load the file.
+	// Spec is nil if engines do not load the file; Err is the reason.
 	Spec *specs.Spec
 	Err  error
 }

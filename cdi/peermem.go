@@ -18,21 +18,20 @@ import (
 // Peermem describes how NICs can read and write GPU memory on this host: by the kernel's DMA-BUF,
 // or by a module that registers the memory behind a CUDA pointer.
 type Peermem struct {
-	// DMABUF says that the kernel and NVIDIA's driver can export a GPU's memory
-	// as a DMA-BUF.
+	// DMABUF reports that the kernel and NVIDIA's driver can export a GPU's memory as a DMA-BUF.
 	DMABUF bool `json:"dmabuf"`
-	// NoDMABUF says why not.
+	// NoDMABUF is the reason if DMABUF is false.
 	NoDMABUF string `json:"noDmabuf,omitempty"`
 	// Module is nvidia_peermem, or its predecessor nv_peer_mem; empty if neither is loaded.
 	Module string `json:"module,omitempty"`
-	// Loaded says that the module was loaded just now.
+	// Loaded reports that this call loaded the module.
 	Loaded bool `json:"loaded,omitempty"`
 }
 
-// peermemModules are the modules by the names that modprobe takes.
+// peermemModules are the names of the modules for modprobe.
 var peermemModules = []string{"nvidia-peermem", "nv_peer_mem"}
 
-// String is half a sentence: "DMA-BUF and nvidia_peermem".
+// String returns a phrase such as "DMA-BUF and nvidia_peermem".
 func (p Peermem) String() string {
 	var ways []string
 	if p.DMABUF {
@@ -52,7 +51,7 @@ var (
 	driverVersion = regexp.MustCompile(`\s(\d+)\.\d[0-9.]*\s`)
 )
 
-// FindPeermem looks for both, below the roots of sysfs and procfs.
+// FindPeermem detects both, below the roots of sysfs and procfs.
 func FindPeermem(sysfs, proc string) (Peermem, error) {
 	var p Peermem
 	for _, module := range peermemModules {

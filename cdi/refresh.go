@@ -98,13 +98,13 @@ func (i Installation) Refresh(
 	return r, err
 }
 
-// errKept ends an Install that has nothing to do.
+// errKept ends an Install without a change.
 var errKept = errors.New("kept")
 
-// generating is how errors of Generate begin.
+// generating is the prefix of errors of Generate.
 const generating = "generating a CDI specification: "
 
-// Offers says whether a plan has a lane for anybody.
+// Offers reports whether a plan has a lane.
 func Offers(plan *planner.Plan) bool {
 	return slices.ContainsFunc(plan.Lanes, func(l planner.Lane) bool { return l.Role != planner.RoleRefused })
 }

@@ -2,11 +2,11 @@ package cdi
 
 import "fmt"
 
-// RegistrationVariable tells the programs of a container with a gpu= or nic= by
-// which way GPU memory is registered with a NIC here.
+// RegistrationVariable is the environment variable that tells programs in a container with gpu= or
+// nic= how to register GPU memory with a NIC on this host.
 const RegistrationVariable = "PEERLANE_REGISTRATION"
 
-// Ways of registering GPU memory with a NIC, best first.
+// Methods to register GPU memory with a NIC, best first.
 const (
 	// registrationDMABUF registers a DMA-BUF descriptor of the memory (ibv_reg_dmabuf_mr).
 	registrationDMABUF = "dmabuf"
@@ -18,11 +18,10 @@ const (
 	RegistrationBounce = "bounce"
 )
 
-// Registration returns the best way to register GPU memory, and the reason why no better way is
-// possible, empty for DMA-BUF. A distributor's kernel or driver may support more than the version
-// says, and only a test shows whether a GPU and a NIC support a way
-// (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, ibv_reg_dmabuf_mr): a program starts with the way
-// returned.
+// Registration returns the best method to register GPU memory, and the reason why no better method
+// is possible, empty for DMA-BUF. The result is a hint: a distributor's kernel or driver may
+// support more than its version suggests, and only a test shows whether a GPU and a NIC support a
+// method (CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, ibv_reg_dmabuf_mr).
 func (p Peermem) Registration() (way, reason string) {
 	switch {
 	case p.DMABUF:

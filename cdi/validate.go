@@ -141,8 +141,8 @@ func (v *Validator) ours() (files []File) {
 	return files
 }
 
-// hookInFiles returns the hook that the installed specifications name, existing or not, so that
-// another path of the hook is no difference.
+// hookInFiles returns the hook that the installed specifications name, whether it exists or not, so
+// that a different path of the hook is not reported as a difference.
 func (v *Validator) hookInFiles() string {
 	for _, f := range v.ours() {
 		for _, h := range f.Spec.ContainerEdits.Hooks {

@@ -23,7 +23,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// Format is the form of a file of specifications. Engines read both.
+// Format is the format of a CDI file. Engines read both formats.
 type Format string
 
 // The formats.
@@ -35,7 +35,7 @@ const (
 // Formats lists the names of the formats.
 var Formats = []string{string(JSON), string(YAML)}
 
-// FileName is the name of a kind's file in a directory of specifications,
+// FileName returns the name of a kind's file in a directory of specifications,
 // "peerlane.dev-lane.json" for KindLane.
 func (f Format) FileName(kind string) string {
 	return cdi.GenerateSpecName(parser.ParseQualifier(kind)) + "." + string(f)
@@ -214,8 +214,8 @@ func (i Installation) planChange() (*Change, error) {
 	return &Change{Path: path, old: old, text: text, plan: plan}, nil
 }
 
-// settled returns a copy of the plan without values that change from moment to moment: an idle
-// GPU lowers the speed of its link.
+// settled returns a copy of the plan without volatile values, such as the link speed of a GPU,
+// which drops when the GPU is idle.
 func settled(p *planner.Plan) *planner.Plan {
 	s := *p
 	s.GPUs, s.NICs = slices.Clone(p.GPUs), slices.Clone(p.NICs)
@@ -331,7 +331,7 @@ func isOfKind(text []byte, kind string) bool {
 	return err != nil || spec == nil || spec.Kind == kind
 }
 
-// formatOf is the format of the files of ours that a directory has.
+// formatOf returns the format of Peerlane's files in a directory.
 func formatOf(dir string) Format {
 	for _, kind := range Kinds {
 		if _, err := os.Lstat(filepath.Join(dir, YAML.FileName(kind))); err == nil {

@@ -20,7 +20,7 @@ func DeviceMatches(pattern, device string) bool {
 	return matches && err == nil
 }
 
-// checkPattern refuses a pattern that permits nothing, or more than one class.
+// checkPattern refuses a pattern that matches no device, or more than one class.
 func checkPattern(pattern string) error {
 	kind, names, ok := strings.Cut(pattern, "=")
 	vendor, class, two := strings.Cut(kind, "/")

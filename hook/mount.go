@@ -76,8 +76,8 @@ func attach(l paths.Layout, g *generation.Generation, rootfs string) error {
 }
 
 // onDisposableThread runs f on a thread that then ends: a thread in a container's mount namespace
-// must not run anything else. It never uses the process's first thread, which cannot end, and
-// whose namespace is that of /proc/self and of the process.
+// must not run anything else. It never uses the main thread, which cannot end, and whose namespace
+// is that of /proc/self.
 func onDisposableThread(f func() error) error {
 	result := make(chan error)
 	go func() {
@@ -113,8 +113,8 @@ func isolated(c generation.Container) error {
 	return nil
 }
 
-// ErrHostNamespace is the error of a process that a runtime names as the init of a container, but
-// that has the mount namespace of the hook.
+// ErrHostNamespace reports an init, named by the runtime, that is in the mount namespace of the
+// hook.
 var ErrHostNamespace = errors.New("it is in the mount namespace of the host")
 
 // open opens a directory with O_PATH, and refuses a symbolic link at the end.
@@ -212,7 +212,7 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 				"mount covers the path, or a symbolic link of the image leads elsewhere", where, anchor.Name()),
 			Remedy: "run peerlane cdi refresh, or use another image"}
 	}
-	// The anchor must be a mount, and private: mounts on a shared mount appear on the host's.
+	// The anchor must be a mount, and private: mounts on a shared mount would appear on the host.
 	if err := unix.MountSetattr(int(place.Fd()), "", unix.AT_EMPTY_PATH,
 		&unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("making the anchor private: mount_setattr: %w", err)

@@ -19,16 +19,16 @@ import (
 )
 
 // ncclConfTarget is the target of the symbolic link that the hook makes at
-// generation.ContainerNCCLConf. Outside a container with a lane the link dangles, and NCCL
-// ignores the link: so an image that was committed from such a container works.
+// generation.ContainerNCCLConf. Outside a container with a lane the link dangles, and NCCL ignores
+// it, so an image that was committed from such a container works.
 const ncclConfTarget = paths.ContainerDir + "/" + paths.NCCLConfName
 
-// maxNCCLConf bounds NCCL's defaults, bytes.
+// maxNCCLConf limits the size of NCCL's defaults in bytes.
 const maxNCCLConf = 64 << 10
 
-// sendChannels lets NCCL send to another rank by eight channels in place of two. A channel moves
-// some 20 GB/s between GPUs of one host, the rate of one SM. NCCL reads the variable before
-// loading a plugin, so Peerlane's plugin cannot set it.
+// sendChannels makes NCCL send to another rank by eight channels instead of two. A channel moves
+// some 20 GB/s between GPUs of one host, the rate of one SM. NCCL reads the variable before loading
+// a plugin, so Peerlane's plugin cannot set it.
 const sendChannels = "NCCL_NCHANNELS_PER_NET_PEER"
 
 const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\n" +
@@ -67,9 +67,9 @@ func reachesHostOnly(l paths.Layout, g *generation.Generation) bool {
 	return c.Local()
 }
 
-// giveNCCLConf gives a container NCCL's defaults: a copy of the administrator's file
-// beside the relay's socket, and a symbolic link to it at /etc/nccl.conf if the
-// container has nothing there. rootfs is as in Attach. An error stops no container.
+// giveNCCLConf installs NCCL's defaults in a container: a copy of the administrator's file beside
+// the relay's socket, and a symbolic link to it at /etc/nccl.conf if the container has nothing
+// there. rootfs is as in Attach. An error stops no container.
 func giveNCCLConf(l paths.Layout, g *generation.Generation, rootfs string) error {
 	written, err := writeNCCLConf(l, g)
 	if err == nil && !written {
@@ -123,9 +123,8 @@ func writeNCCLConf(l paths.Layout, g *generation.Generation) (written bool, err 
 	return true, nil
 }
 
-// linkNCCLConf makes the link in the mount namespace of init, which the calling
-// thread enters. absent says why the container has neither a file of its own nor
-// the link.
+// linkNCCLConf makes the link in the mount namespace of init, which the calling thread enters.
+// absent is the reason why the container has neither its own file nor the link.
 //
 // The image is hostile: the lookup of /etc stays in the root file system and enters
 // no other mount, because a volume at /etc is a directory of the host's. symlinkat

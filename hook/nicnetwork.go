@@ -37,7 +37,7 @@ func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 	return warning
 }
 
-// sharesNetwork reports whether a process is in the network namespace of this one.
+// sharesNetwork reports whether a process is in this process's network namespace.
 func sharesNetwork(pid int) (bool, error) {
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {

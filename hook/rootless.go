@@ -12,7 +12,7 @@ import (
 )
 
 // Rootless reports whether this process is in a user namespace without a map of every user of the
-// host, as an engine without root: root has no power over the host there.
+// host, as under an engine without root: root of the namespace has no rights on the host.
 func Rootless() bool { return paths.InUserNamespace() }
 
 // withoutRoot refuses devices that need the host's root, under an engine without root. Lanes

@@ -23,12 +23,12 @@ import (
 )
 
 // greetTimeout limits the wait for the service, which takes tens of milliseconds, before the hook
-// forks. Process 1 can be busy for seconds (daemon-reload on a large host), so that a shorter
-// wait would lose the unit on healthy hosts; a stopped process 1 delays every container start by
-// this time. A hook that may not fork waits for handover.StartTimeout.
+// forks. Process 1 can be busy for seconds (daemon-reload on a large host), so a shorter wait would
+// skip systemd on healthy hosts; a stopped process 1 delays every container start by this time. A
+// hook that may not fork waits for handover.StartTimeout.
 const greetTimeout = 10 * time.Second
 
-// service is a peerlane-relay@.service that has greeted.
+// service is a connected peerlane-relay@.service after its greeting.
 type service struct {
 	conn  *net.UnixConn
 	pidfd *os.File
@@ -70,13 +70,12 @@ func runBySystemd(
 	return nil, g.NoteInLog(l, fmt.Sprintf("no relay by systemd, so the hook started it: %v\n", err))
 }
 
-// bySystemd says whether systemd is asked first.
+// bySystemd reports whether to ask systemd first.
 func bySystemd(l paths.Layout, launcher string) bool {
 	return launcher == config.LauncherSystemd || launcher != config.LauncherFork && offersLauncher(l)
 }
 
-// offersLauncher says whether systemd is process 1 (sd_booted(3)), and has
-// Peerlane's socket.
+// offersLauncher reports whether systemd is process 1 (sd_booted(3)), and has Peerlane's socket.
 func offersLauncher(l paths.Layout) bool {
 	for _, path := range []string{filepath.Join(l.Root, "run/systemd/system"), l.Launcher()} {
 		if _, err := os.Lstat(path); err != nil {
@@ -154,8 +153,8 @@ func (s *service) hear() error {
 	return err
 }
 
-// handOver gives the generation to the service, and waits until that has
-// executed the relay.
+// handOver passes the generation to the service, and waits until the service has executed the
+// relay.
 func handOver(g *generation.Generation, l paths.Layout, s *service, files map[int]*os.File) error {
 	started, tell, err := os.Pipe()
 	if err != nil {
@@ -200,7 +199,7 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 	return errors.Join(err, s.kill())
 }
 
-// lastWord is why the service has not taken the generation.
+// lastWord returns the reason why the service did not take the generation.
 func (s *service) lastWord(otherwise func() string) string {
 	var last handover.Answer
 	if s.conn.SetDeadline(time.Now().Add(time.Second)) == nil {

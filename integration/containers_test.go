@@ -46,7 +46,8 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	dir, remove, err := programs.Directory(programs.Hook, programs.Relay, programs.Peerlane, programs.Runtime)
+	dir, remove, err := programs.Directory(programs.Hook, programs.Relay, programs.Peerlane, programs.Runtime,
+		programs.Traffic)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/integration/programs"
+	"github.com/peerlane/peerlane/integration/traffic"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/libpeerlane"
@@ -119,7 +119,7 @@ func newRelaySoak(t *testing.T, seed uint64) *relaySoak {
 	s := &relaySoak{T: t, host: h, seed: seed, begin: time.Now()}
 	s.c = buildTransfer(t, compiler)
 	s.fleet, err = traffic.NewFleet(context.Background(), h, traffic.Options{
-		GPUs: 2, PerGPU: 2, NICs: 2, Client: []string{"traffic-client"},
+		GPUs: 2, PerGPU: 2, NICs: 2,
 		Change: func(c *config.Config) {
 			c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10
 		},

@@ -8,8 +8,8 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/integration/traffic"
 )
 
 func torture(transfers int) traffic.Torture {

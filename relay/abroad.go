@@ -203,7 +203,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 		r.loop.Call(o.channel.Leave)
 		return nil, err
 	}
-	c.peer, c.abroad, c.peerGPU = wire.Text(o.welcome.Name[:]), peer, o.welcome.GPU
+	c.peer, c.abroad, c.peerGPU, c.version = wire.Text(o.welcome.Name[:]), peer, o.welcome.GPU, o.welcome.Version
 	return o, nil
 }
 

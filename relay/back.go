@@ -26,7 +26,14 @@ type wayBack struct {
 	counted  bool // in the relay's use, until it is the connection's
 	// Of whose memory it is: the sender once it is open, and what waits for it.
 	sender  *sender
-	waiting []*wire.PeerRead
+	waiting []waitingRead
+}
+
+// waitingRead is a read, or a part of a list, until the way back is open.
+type waitingRead struct {
+	read   *wire.PeerRead
+	list   *wire.PeerReadList // nil of a read
+	ranges []keyedRange
 }
 
 // --- the side that reads ------------------------------------------------------------
@@ -200,8 +207,12 @@ func (r *receiver) opened(w *wayBack, by *sender) {
 	waiting := w.waiting
 	w.sender, w.waiting = by, nil
 	for _, m := range waiting {
-		if r.down == nil {
-			r.bring(m, by)
+		switch {
+		case r.down != nil:
+		case m.list != nil:
+			r.bringList(m.list, m.ranges, by)
+		default:
+			r.bring(m.read, by)
 		}
 	}
 }

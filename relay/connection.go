@@ -33,6 +33,7 @@ type connection struct {
 	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
 	quotas  [2]*quotas
 	abroad  *tcp.Peer // the other relay's host's
+	version uint32    // that both relays speak
 	peerGPU wire.UUID // the same one's client's
 	peer    string    // who is at the other side, for messages
 	port    transport.Control

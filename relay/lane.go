@@ -129,7 +129,7 @@ func (l *lane) open() error {
 			return errors.Join(wire.Errorf(wire.StatusNoCUDA, "%w", err), g.Close())
 		}
 	}
-	if err := g.OpenStores(); err != nil {
+	if err := g.OpenStores(!d.Simulated()); err != nil {
 		logrus.WithError(err).Infof("short copies into GPU %s use the driver's calls, and take some 4 µs more", l.spec.GPU.BusID)
 	}
 	if !d.Simulated() { // whose times say nothing

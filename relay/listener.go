@@ -291,7 +291,7 @@ func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, laun
 	if l == nil {
 		return nil, nil, nil, r.noListener()
 	}
-	c := &connection{session: l.session, lane: l.lane, peer: wire.Text(hello.Name[:])}
+	c := &connection{session: l.session, lane: l.lane, peer: wire.Text(hello.Name[:]), version: version}
 	if err := open(l.lane, c, config, hello); err != nil {
 		return nil, nil, nil, err
 	}
@@ -614,7 +614,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		}
 		return nil, errStagedByNICs
 	}
-	c.route, c.peer = welcome.Route, wire.Text(welcome.Name[:])
+	c.route, c.peer, c.version = welcome.Route, wire.Text(welcome.Name[:]), welcome.Version
 	link, err := r.link(c, config, fds)
 	if err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 
@@ -25,8 +26,10 @@ type sided struct {
 	bad         wire.Status
 	cancel      bool
 	withdrawn   bool
-	moved       uint64
-	err         error
+	// entries are a list's, each a begin and a length in both ranges; nil of a single one.
+	entries [][2]uint64
+	moved   uint64
+	err     error
 	// seen is, when it had ended, what was read, or what was written at the other side;
 	// frozen is that once the offer was withdrawn.
 	seen, frozen []byte
@@ -95,11 +98,10 @@ func (w *world) oneSided(t *rapid.T) {
 		options = append(options, client.Signal(o.signal, 1))
 	}
 	w.say(t, "%s (waits: %v, must end as %v)", o.name, o.hold != nil, o.bad)
-	post := p.sending.Write
-	if o.reads {
-		post = p.sending.Read
+	if o.entries = entriesOf(t, n); o.entries != nil {
+		w.say(t, "%s is a list: %v", o.name, o.entries)
 	}
-	if o.op, err = post(p.from.memory, o.here, n, key, place, options...); err != nil {
+	if err := o.post(ctx, p, key, place, options); err != nil {
 		t.Fatalf("%s: %v", o.name, err)
 	}
 	p.sided = append(p.sided, o)
@@ -118,6 +120,45 @@ func (w *world) oneSided(t *rapid.T) {
 		}
 		o.frozen = slices.Clone(p.to.place.view[o.there : o.there+n])
 	}
+}
+
+// post posts the operation, as a list if it has entries.
+func (o *sided) post(ctx context.Context, p *link, key wire.RemoteKey, place uint64, options []client.Option) (err error) {
+	post, postList := p.sending.Write, p.sending.WriteList
+	if o.reads {
+		post, postList = p.sending.Read, p.sending.ReadList
+	}
+	if o.entries == nil {
+		o.op, err = post(p.from.memory, o.here, o.n, key, place, options...)
+		return err
+	}
+	var list []client.ListEntry
+	for _, e := range o.entries {
+		list = append(list, client.ListEntry{Memory: p.from.memory, Offset: o.here + e[0], Length: e[1], Key: key, At: place + e[0]})
+	}
+	o.op, err = postList(ctx, list, options...)
+	return err
+}
+
+// entriesOf cuts so many bytes into the entries of a list, in any order; nil for no list.
+func entriesOf(t *rapid.T, n uint64) (list [][2]uint64) {
+	if n == 0 || rapid.Bool().Draw(t, "single") {
+		return nil
+	}
+	// Most have few entries, some more than a part.
+	length := max(1, n/rapid.SampledFrom([]uint64{1, 2, 7, 60, 1500}).Draw(t, "cuts"))
+	for at := uint64(0); at < n; at += length {
+		list = append(list, [2]uint64{at, min(length, n-at)})
+	}
+	switch rapid.IntRange(0, 2).Draw(t, "order") {
+	case 1:
+		slices.Reverse(list)
+	case 2: // pairs of neighbours that change places
+		for i := 0; i+3 < len(list); i += 4 {
+			list[i], list[i+1], list[i+2], list[i+3] = list[i+2], list[i+3], list[i], list[i+1]
+		}
+	}
+	return list
 }
 
 // finishSided lets those begin that wait.
@@ -150,7 +191,15 @@ func (w *world) judgeSided(t *rapid.T, p *link) {
 			if o.moved != o.n || !s.freed() && !bytes.Equal(o.seen, o.pattern) {
 				t.Fatalf("%s moved %d, and the bytes differ from byte %d on", o.name, o.moved, firstDifference(o.seen, o.pattern))
 			}
-		case p.ended != "", o.bad != wire.StatusOK && is(o.err, o.bad):
+		case p.ended != "":
+		case o.bad != wire.StatusOK && is(o.err, o.bad):
+			if o.bad != wire.StatusOutOfRange || o.entries == nil || o.cancel || o.withdrawn || p.to.unexported {
+				break
+			}
+			// The last byte is outside: it belongs to one entry.
+			if e := o.entries[o.op.Failed()]; e[0]+e[1] != o.n {
+				t.Fatalf("entry %d of %s failed, not the one at the end of the range", o.op.Failed(), o.name)
+			}
 		case is(o.err, wire.StatusCanceled) && o.cancel:
 		case is(o.err, wire.StatusBadKey) && (o.withdrawn || p.to.unexported):
 		default:

@@ -146,22 +146,35 @@ func (o *offering) settle() {
 	}
 }
 
-// serve makes the operation that reads or writes for the other side of a connection, which
-// names what was offered by its key. Who has none that is meant for it learns nothing.
-func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*operation, wire.Status) {
+// exposed is what the other side of a connection may read (wire.OpSend) or write
+// (wire.OpReceive) under a key.
+func (c *connection) exposed(kind uint32, key wire.UUID) (*offering, wire.Status) {
 	o := c.session.relay.offers[key]
 	if o == nil || o.memory.session != c.session || o.connection != c.number && (o.listener == 0 || o.listener != c.listener) {
 		return nil, wire.StatusBadKey
 	}
-	need := map[uint32]uint32{wire.OpSend: wire.RemoteRead, wire.OpReceive: wire.RemoteWrite}[kind]
-	m := o.memory
-	switch {
-	case o.access&need == 0, kind == wire.OpReceive && m.kind == wire.MemoryIPC && c.route == wire.RouteDirect:
+	need := uint32(wire.RemoteRead)
+	if kind == wire.OpReceive {
+		need = wire.RemoteWrite
+	}
+	if o.access&need == 0 || kind == wire.OpReceive && o.memory.kind == wire.MemoryIPC && c.route == wire.RouteDirect {
 		// The other relay would have to write it, which no handle of IPC lets it.
 		return nil, wire.StatusNotPermitted
+	}
+	return o, wire.StatusOK
+}
+
+// serve makes the operation that reads or writes for the other side of a connection, which
+// names what was offered by its key. Who has none that is meant for it learns nothing.
+func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*operation, wire.Status) {
+	o, status := c.exposed(kind, key)
+	switch {
+	case status != wire.StatusOK:
+		return nil, status
 	case offset > o.length || length > o.length-offset:
 		return nil, wire.StatusOutOfRange
 	}
+	m := o.memory
 	m.users++
 	m.served++
 	o.users++

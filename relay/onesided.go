@@ -37,9 +37,17 @@ func (s *sender) write(op *operation) {
 
 // read asks for what a one-sided read is to bring.
 func (s *sender) read(op *operation) {
+	if s.ask(op) {
+		s.port.Send(&wire.PeerRead{Read: op.send, Length: op.length, Offset: op.remote.offset, Key: op.remote.key}, 0)
+	}
+}
+
+// ask numbers a read, and asks for the way back that it needs. It reports false if there is
+// none: then the read has ended.
+func (s *sender) ask(op *operation) bool {
 	if s.reading.back == nil && s.session.relay.loop.Now() < s.reading.again {
 		op.finish(wire.StatusNoReverseConnection)
-		return
+		return false
 	}
 	s.reading.last++
 	op.send = s.reading.last
@@ -50,10 +58,10 @@ func (s *sender) read(op *operation) {
 	if s.reading.back == nil {
 		if err := s.openBack(); err != nil {
 			s.noWayBack(err)
-			return
+			return false
 		}
 	}
-	s.port.Send(&wire.PeerRead{Read: op.send, Length: op.length, Offset: op.remote.offset, Key: op.remote.key}, 0)
+	return true
 }
 
 // cancelRead has a read end before its data begins to come. The other side's word on it
@@ -100,7 +108,7 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 		r.refuse(a, wire.StatusCanceled)
 		return nil
 	}
-	if op.memory.kind == wire.MemoryIPC && r.route == wire.RouteDirect { // as with receives
+	if op.pieces == nil && op.memory.kind == wire.MemoryIPC && r.route == wire.RouteDirect { // as with receives
 		op.finish(wire.StatusNotPermitted)
 		r.refuse(a, wire.StatusNotPermitted)
 		return nil
@@ -156,7 +164,7 @@ func (r *receiver) get(m *wire.PeerRead) error {
 		if err := r.crowded(len(w.waiting)); err != nil {
 			return err
 		}
-		w.waiting = append(w.waiting, m)
+		w.waiting = append(w.waiting, waitingRead{read: m})
 		return nil
 	}
 	if err := r.crowded(0); err != nil {

@@ -41,6 +41,11 @@ type receiver struct {
 	back   *wayBack
 	reader *sender
 
+	// ranges are those of the list message that will come, parts those of lists that are under
+	// way.
+	ranges []keyedRange
+	parts  int
+
 	// Of grants in place: how many there are, and the messages that get more when there
 	// are fewer.
 	inPlaces uint64
@@ -121,6 +126,12 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 		return r.readData(m)
 	case *wire.PeerBack:
 		return r.openFor(m)
+	case *wire.PeerRanges:
+		return r.addRanges(m)
+	case *wire.PeerWriteList:
+		return r.putList(m)
+	case *wire.PeerReadList:
+		return r.getList(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a receiver", r.peer, m)
 }
@@ -172,9 +183,11 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	case a.eager != nil:
 		r.settleEager(a)
 	case a.short != nil && r.takeShort(a):
+	case r.route == wire.RouteDirect && op.pieces != nil:
+		r.grantList(a)
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
-	case r.inReach(op.memory):
+	case op.pieces == nil && r.inReach(op.memory):
 		r.tell(a.op.memory)
 		r.piecing = append(r.piecing, a)
 		r.grantPieces()
@@ -326,8 +339,10 @@ func (r *receiver) written(number uint64) error {
 func (r *receiver) inPlace(g *grant) {
 	op := g.arrival.op
 	op.underWay--
-	if r.wentInPlace(op, g.length); op.memory.staged != nil {
-		op.memory.staged.on.in += g.length
+	if op.pieces == nil {
+		if r.wentInPlace(op, g.length); op.memory.staged != nil {
+			op.memory.staged.on.in += g.length
+		}
 	}
 	r.arrived(g.arrival, g.length)
 	op.settle()
@@ -366,7 +381,7 @@ func (r *receiver) immediate(number, length uint64) {
 	g.slot.region.in += length
 	op := g.arrival.op
 	op.underWay++
-	r.lane.pull.take().Move(op.memory.place(op.offset+g.part), g.slot.place(), length, func(err error) {
+	op.copyIn(r.lane.pull.take(), g.slot.place(), g.part, length, func(err error) {
 		if err == nil {
 			g.slot.region.out += length
 			r.session.relay.counters.staged += length

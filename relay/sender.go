@@ -30,6 +30,7 @@ type sender struct {
 	// windows are those of this host that hold no message.
 	windows []uint64
 	reading reading
+	listing listing
 }
 
 // maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
@@ -54,8 +55,12 @@ func newSender(c *connection, link transport.Link) *sender {
 }
 
 func (s *sender) start(op *operation) {
-	if op.kind == wire.OpRead {
+	switch {
+	case op.kind == wire.OpRead:
 		s.read(op)
+		return
+	case isList(op.kind):
+		s.startList(op)
 		return
 	}
 	s.enlist(op)
@@ -85,6 +90,7 @@ func (s *sender) cancel(cookie uint64) {
 		}
 	}
 	s.cancelRead(cookie)
+	s.cancelList(cookie)
 }
 
 func (s *sender) message(m wire.Message, fds []int) error {
@@ -117,6 +123,10 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		return s.readRefused(m)
 	case *wire.PeerBackRefused:
 		return s.backRefused(m)
+	case *wire.PeerListRefused:
+		return s.listRefused(m)
+	case *wire.PeerGrantRanges:
+		return s.addGrantRanges(m)
 	}
 	return wire.Errorf(wire.StatusMalformed, "the relay of %s sent a %T to a sender", s.peer, m)
 }
@@ -244,6 +254,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 				s.fill(g, s.active[g.Send])
 			}
 		}
+		s.fillLists()
 		s.settle()
 	})
 	return nil
@@ -252,11 +263,16 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 // granted checks what the other relay says as if a stranger said it: a wrong
 // number must not let it read another place of the client's memory.
 func (s *sender) granted(m *wire.PeerGrant) error {
+	if m.Region == wire.ListRegion && s.route == wire.RouteDirect {
+		return s.grantedList(m)
+	}
 	op := s.active[m.Send]
 	t := s.targets[m.Region]
 	switch {
 	case op == nil:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted message %d, which is not sent", s.peer, m.Send)
+	case op.pieces != nil && s.route == wire.RouteDirect:
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted one range for list message %d", s.peer, m.Send)
 	case m.Grant != s.granting+1 || m.Part != op.granted:
 		// Each grant and each byte once, and in order: what is posted twice under
 		// one number could not be told apart when it ends.
@@ -287,7 +303,7 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	switch {
 	case op == nil: // refused by the receiver meanwhile
 		s.used(t)
-	case s.inReach(op.memory) && !s.throughSlots(op.memory):
+	case op.pieces == nil && s.inReach(op.memory) && !s.throughSlots(op.memory):
 		s.whole(m, op, t)
 	default:
 		s.stageTicketed(m, op, t)
@@ -354,7 +370,7 @@ func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 		}
 		n := min(slot.region.slotBytes, m.Length-at)
 		s.hold(op)
-		lane.push.take().Move(slot.place(), op.memory.place(op.offset+m.Part+at), n, func(err error) {
+		op.copyOut(lane.push.take(), slot.place(), m.Part+at, n, func(err error) {
 			if err != nil {
 				s.used(t)
 				s.out.fail(slot.region)
@@ -461,6 +477,7 @@ func (s *sender) conclude(op *operation) {
 }
 
 func (s *sender) stop(why *wire.Error) {
+	s.stopLists(why.Status)
 	s.stopReads(why.Status)
 	if s.reading.back != nil {
 		s.reading.back.close()

@@ -45,6 +45,9 @@ type session struct {
 	listeners   map[uint32]*listener
 	events      map[uint32]*event
 	offers      map[uint32]*offering
+	lists       *os.File  // the memory of lists (list.go); nil until the client asks for it
+	listParts   int       // under way
+	wantParts   []*sender // that wait for one of the parts to end
 	// waits are the connections whose next operation waits for a timeline or an event.
 	waits map[*connection]bool
 	// turns are the timelines whose turn an operation under way has taken.
@@ -311,6 +314,12 @@ func (s *session) forget() {
 
 // free closes what a session holds without the loop.
 func (s *session) free() {
+	if s.lists != nil {
+		if err := s.lists.Close(); err != nil {
+			s.log.WithError(err).Warn("closing a session's list memory")
+		}
+		s.relay.giveBack(ofPart)
+	}
 	for _, fd := range []int{s.pidfd, s.wakeRelay, s.wakeClient, s.clientEnd} {
 		if fd >= 0 {
 			unix.Close(fd)
@@ -381,6 +390,17 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		// client waits for ours, which says that nothing touches its memory any more.
 		s.parting = true
 		s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s ended its session", s.pid, s.relay.name()))
+	case *wire.ListMemory:
+		s.listMemory(sequence)
+	default:
+		s.query(m, sequence)
+	}
+	s.port.CloseAll(fds)
+}
+
+// query answers a request that changes nothing.
+func (s *session) query(m wire.Message, sequence uint32) {
+	switch m := m.(type) {
 	case *wire.Statistics:
 		s.reply(s.relay.statistics(), sequence)
 	case *wire.Lanes:
@@ -394,7 +414,6 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	default:
 		s.answer(sequence, wire.Errorf(wire.StatusMalformed, "a %T is no request of a client", m))
 	}
-	s.port.CloseAll(fds)
 }
 
 // answer replies with Done or a Failure.
@@ -543,7 +562,10 @@ func (s *session) take(d wire.Descriptor) {
 		c.cancel(op)
 	default:
 		status := wire.StatusOK
-		if op.kind != wire.OpFlush {
+		switch {
+		case isList(op.kind):
+			status = op.bindList(c)
+		case op.kind != wire.OpFlush:
 			status = op.bind(d.Memory, c)
 		}
 		if status == wire.StatusOK {
@@ -588,6 +610,7 @@ type operation struct {
 	turn           bool     // which it has
 	remote         remote   // of a one-sided one
 	serves         *serving // nil of a client's own
+	pieces         *pieces  // of a part of a list, in place of memory
 	serial         uint64   // among those posted on its connection
 
 	send     uint64 // its number on the connection
@@ -602,6 +625,7 @@ type operation struct {
 	eager     bool // of a send: it went without a grant, into this window
 	short     bool // the same, to another relay of this host
 	window    int
+	entry     uint32 // of a list that failed: the first entry that did
 	over      bool
 }
 
@@ -704,11 +728,15 @@ func (op *operation) finish(status wire.Status) {
 		op.serves.over()
 		return
 	}
+	if op.pieces != nil {
+		op.pieces.over(op, status)
+		return
+	}
 	if op.signal != wire.NoTimeline && s.ended == nil {
 		s.ring.Advance(op.signal, op.signalValue)
 	}
 	op.endTurn()
-	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: op.moved, Status: uint32(status)})
+	s.ring.Complete(wire.Completion{Cookie: op.cookie, Length: op.moved, Status: uint32(status), Entry: op.entry})
 	if s.ring.ClientSleeps() {
 		// EAGAIN says that there is enough to read already, EPIPE that the client
 		// does not listen.

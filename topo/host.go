@@ -236,8 +236,8 @@ type NIC struct {
 	// Ethernet is set for an interface without RDMA: topology files list the interface, but no
 	// lane uses the interface.
 	Ethernet bool `json:"ethernet,omitempty"`
-	// Software is set for RDMA that the kernel emulates without a PCI device (rxe, siw). An
-	// emulated NIC cannot reach a GPU's memory; a lane uses the NIC only on request.
+	// Software is set for RDMA that the kernel emulates without a PCI device (rxe, siw). Software
+	// RDMA cannot reach GPU memory; lanes use it only on request.
 	Software bool `json:"software,omitempty"`
 	// VirtualFunctionOf is the PCI address of the physical function of a virtual function;
 	// empty for a physical function.
@@ -339,7 +339,7 @@ func (n NIC) RateGbps() float64 {
 	return rate
 }
 
-// FindGPU is the GPU that name means: an index, a UUID or a PCI address.
+// FindGPU returns the GPU with a name: an index, a UUID or a PCI address.
 func (h *Host) FindGPU(name string) (GPU, error) { return FindGPU(h.GPUs, name) }
 
 func FindGPU(gpus []GPU, name string) (GPU, error) {
@@ -442,7 +442,7 @@ func CheckIndex(index int) error {
 	return nil
 }
 
-// Judge writes down why devices cannot be used.
+// Judge sets the reasons why devices cannot be used.
 func (h *Host) Judge() {
 	for i := range h.GPUs {
 		h.GPUs[i].Reason = h.GPUs[i].Refusal()

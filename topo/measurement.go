@@ -68,7 +68,7 @@ func (m *Measured) Add(other *Measured) {
 	}
 }
 
-// mostMeasured is more than any link carries, GB/s.
+// mostMeasured exceeds the rate of any link, GB/s.
 const mostMeasured = 1e5
 
 // ParseMeasured parses the JSON of a Measured.

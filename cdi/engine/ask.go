@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// askTimeout is how long a daemon or a program may think.
+// askTimeout limits the time for an answer of a daemon or a program.
 const askTimeout = 10 * time.Second
 
 // daemons are the functions that ask a daemon for its version at a socket.
@@ -156,8 +156,8 @@ func askDocker(ctx context.Context, socket string) (version string, err error) {
 	return said.Version, nil
 }
 
-// askContainerd asks the daemon, by the API's own module: containerd's whole client
-// would bring a hundred more.
+// askContainerd asks the daemon, by the API's own module: the containerd client would add a hundred
+// modules.
 func askContainerd(ctx context.Context, socket string) (version string, err error) {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -145,7 +145,7 @@ func resolve(path string) (string, error) {
 	return "", fmt.Errorf("%s: too many links", path)
 }
 
-// Configure returns the change of an engine's configuration that w needs. dir is the directory of
+// Configure returns the change to an engine's configuration that w needs. dir is the directory of
 // Peerlane's records. Configure writes nothing.
 func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change, State, error) {
 	s, err := h.Look(ctx, name, w)
@@ -267,8 +267,8 @@ func insertByName(all []document, one document, first bool) []document {
 }
 
 // Remove returns the change that restores an engine's configuration: exactly the original, if no
-// other program has changed the file since; otherwise the keys of Peerlane get their former
-// values. Without a record the change is none.
+// other program has changed the file since; otherwise the keys of Peerlane get their former values.
+// Without a record there is no change.
 func Remove(dir, name string) (c Change, err error) {
 	c = Change{Engine: name, store: storeOf(dir, name)}
 	r, err := readRecord(c.store)
@@ -333,7 +333,7 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	i := slices.IndexFunc(r.Keys, isForm)
 	form := i >= 0 && sameAfterRecord(left["version"], r.Keys[i].Value)
-	// In these languages a text of numbers alone has a # only in comments.
+	// A list of numbers contains # only in comments, in all of these languages.
 	if alone := len(left) == 0 || form && len(left) == 1; alone && !bytes.ContainsRune(c.New, '#') {
 		c.New = nil
 	} else if form {
@@ -342,7 +342,7 @@ func Remove(dir, name string) (c Change, err error) {
 	return c, nil
 }
 
-// isForm says whether a key is the version that containerd's files are written in.
+// isForm reports whether a key is the format version of containerd's configuration.
 func isForm(k edit.Key) bool { return len(k.Path) == 1 && k.Path[0] == "version" }
 
 // sameAfterRecord compares a file's value with a record's, where JSON has made
@@ -424,7 +424,7 @@ func forget(store string) error {
 	return nil
 }
 
-// flush lets a directory's changes survive a power failure.
+// flush syncs a directory, so that its changes survive a power failure.
 func flush(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -433,7 +433,7 @@ func flush(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Configured says whether Peerlane has changed an engine's configuration.
+// Configured reports whether Peerlane has changed an engine's configuration.
 func Configured(dir, name string) (bool, error) {
 	r, err := readRecord(storeOf(dir, name))
 	return r != nil, err

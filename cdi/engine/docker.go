@@ -17,7 +17,7 @@ func findDocker(h Host) (d documents, err error) {
 	return d, d.read(edit.JSON, d.main)
 }
 
-// dockerSocket is the first that the daemon is told of.
+// dockerSocket returns the first socket in the daemon's configuration.
 func dockerSocket(d documents) string {
 	hosts, _ := d.get("hosts")
 	for _, host := range edit.Texts(hosts) {
@@ -30,8 +30,8 @@ func dockerSocket(d documents) string {
 
 // planDocker: 25.0 has CDI with features.cdi, and 28.2 by default.
 func planDocker(v version, d documents, w Wanted) (p decision, err error) {
-	// Moby numbers its module from 1 again: its version 2 is Docker 29. Docker itself went from 1
-	// to 17.
+	// Moby's module has version numbers of its own: its version 2 is Docker 29. Docker itself went
+	// from 1 to 17.
 	if v.major == 2 {
 		v = version{29, 0}
 	}
@@ -79,7 +79,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 	return p, nil
 }
 
-// different returns the keys that have another value.
+// different returns the keys whose value differs.
 func different(d documents, keys ...edit.Key) (list []edit.Key) {
 	for _, k := range keys {
 		if value, _ := d.get(k.Path...); !edit.Same(value, k.Value) {

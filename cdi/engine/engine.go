@@ -33,10 +33,10 @@ var Names = []string{docker, Containerd, Podman, CRIO}
 // DefaultSpecDirs are where every engine looks for CDI specifications.
 var DefaultSpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
-// RuntimeName is the name that engines know peerlane-runtime by.
+// RuntimeName is the name of peerlane-runtime in the configuration of engines.
 const RuntimeName = "peerlane"
 
-// Host is where engines are looked for.
+// Host is the host whose engines to find.
 type Host struct {
 	// Root is the directory of etc and usr; "/" on a host.
 	Root string
@@ -52,7 +52,7 @@ type Host struct {
 type reply struct {
 	// Version has the engine's form, "28.2.2".
 	Version string
-	// Daemon reports whether the running daemon answered, and not the program.
+	// Daemon reports that the running daemon answered; otherwise the program did.
 	Daemon bool
 }
 
@@ -62,7 +62,7 @@ type Wanted struct {
 	SpecDirs []string
 	// HooksDirs are directories of OCI hooks, for Podman and CRI-O.
 	HooksDirs []string
-	// Runtime asks for peerlane-runtime as a runtime even of an engine with CDI.
+	// Runtime requests peerlane-runtime as a runtime even for an engine with CDI.
 	Runtime bool
 	// RuntimePath is the path of peerlane-runtime, and RuntimeArgs are its arguments, for Docker.
 	RuntimePath string
@@ -90,7 +90,7 @@ type State struct {
 	Exists bool   `json:"exists"`
 	// Configured reports whether Peerlane has changed the configuration.
 	Configured bool `json:"configured"`
-	// Change are the keys that have to be set, "features.cdi = true".
+	// Change lists the keys to set, such as "features.cdi = true".
 	Change []string `json:"change"`
 	// Restart is the command that makes the engine read a change, with the reason; empty if no
 	// restart is necessary.
@@ -103,7 +103,7 @@ type State struct {
 	text []byte // of File; nil if the file is missing
 }
 
-// ErrNotInstalled is of an engine that is not there.
+// ErrNotInstalled reports that an engine is not installed.
 var ErrNotInstalled = errors.New("is not installed")
 
 // engine holds the functions for one engine.
@@ -289,13 +289,13 @@ func (d documents) withDirs(list, dirs []string) (all []string, changed bool) {
 	return all, changed
 }
 
-// directory is a directory's path on the host, without links.
+// directory resolves the links of a directory's path on the host.
 func (d documents) directory(path string) string {
 	real, err := resolve(filepath.Join(d.root, path))
 	if err != nil {
 		return filepath.Clean(path)
 	}
-	// A link to an absolute path leads out of another root than /.
+	// With a root other than /, a link to an absolute path leads out of the root.
 	below, err := filepath.Rel(d.root, real)
 	if err != nil || !filepath.IsLocal(below) {
 		return real

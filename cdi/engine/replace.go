@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replace writes a file in one step. With alike, the new file has the owner, mode, SELinux label
-// and access control list of the present file, and otherwise mode.
+// replace writes a file in one step. With alike, the new file keeps the owner, mode, SELinux label
+// and access control list of the present file; otherwise it gets mode.
 func replace(path string, text []byte, mode fs.FileMode, alike bool) (err error) {
 	var old fs.FileInfo
 	if alike {

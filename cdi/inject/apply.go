@@ -14,8 +14,8 @@ import (
 )
 
 // apply returns the text of a config.json with CDI devices of the specifications in these
-// directories; the last directory has precedence. apply does not repeat edits that the text has,
-// so a caller may apply devices to the result again.
+// directories; the last directory has precedence. apply is idempotent: it does not repeat edits
+// that the text already has.
 func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
 	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
@@ -104,7 +104,7 @@ func removeDuplicates(before, after *specs.Spec) {
 	}
 }
 
-// withoutRepeats removes, after the first elements of a list, the elements of had.
+// withoutRepeats removes the elements of had from a list, except among its first elements.
 func withoutRepeats[T any](had []T, first int, list []T) []T {
 	return append(list[:first:first], slices.DeleteFunc(list[first:], func(added T) bool {
 		return slices.ContainsFunc(had, func(h T) bool { return reflect.DeepEqual(h, added) })
@@ -129,11 +129,11 @@ func hooks(h *specs.Hooks) []hookList {
 	}
 }
 
-// object is a JSON object of which only the keys are known.
+// object is a JSON object with undecoded values.
 type object map[string]json.RawMessage
 
-// merge writes into a text the differences between two specifications. before is the decoded
-// text.
+// merge applies the differences between two specifications to a text, of which before is the
+// decoded form.
 func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	var top object
 	if err := json.Unmarshal(config, &top); err != nil {
@@ -184,8 +184,8 @@ func merge(config []byte, before, after *specs.Spec) ([]byte, error) {
 	return text, check(text, after)
 }
 
-// check checks that a text decodes to a specification, so that no change of the library is
-// missing, also of a later version of the library.
+// check verifies that a text decodes to a specification, so that no change by the library, or by a
+// later version of it, is missing.
 func check(text []byte, want *specs.Spec) error {
 	var got specs.Spec
 	if err := json.Unmarshal(text, &got); err != nil {

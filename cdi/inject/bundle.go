@@ -15,21 +15,21 @@ import (
 
 // Options are the policies for requests of containers.
 type Options struct {
-	// Devices are the devices that every container gets, by the administrator.
+	// Devices are the devices that the administrator gives to every container.
 	Devices []string
 	// Allowed are the patterns of devices that a container may request.
 	Allowed []string
-	// ConfigFile is where Allowed comes from, for messages.
+	// ConfigFile is the file with Allowed, for messages.
 	ConfigFile string
 	// SpecDirs hold CDI specifications; the last has precedence.
 	SpecDirs []string
 }
 
-// maxConfig bounds the bytes of a config.json. Docker's are 20 KiB.
+// maxConfig limits the size of a config.json in bytes. Docker's are 20 KiB.
 const maxConfig = 32 << 20
 
-// Bundle applies the requested devices to the config.json of a bundle, by its path. It replaces
-// the file in one step, and leaves the file alone without a request. A missing file is no error:
+// Bundle applies the requested devices to the config.json of a bundle, by its path. It replaces the
+// file in one step, and does not touch the file if there is no request. A missing file is no error:
 // the runtime reports it.
 func Bundle(path string, o Options) error {
 	text, info, err := read(path)
@@ -58,8 +58,7 @@ func Bundle(path string, o Options) error {
 	return replace(path, changed, info)
 }
 
-// read reads a file that is regular and not too long; a pipe would hold the
-// engine up for ever.
+// read reads a regular file of limited size; a pipe would block the engine for ever.
 func read(path string) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

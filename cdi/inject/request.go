@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// How a container asks: names of CDI devices, separated by commas.
+// Names of a container's requests; the value is a list of CDI devices, separated by commas.
 const (
 	variable   = "PEERLANE_DEVICES"
 	annotation = "peerlane.dev/devices"
@@ -21,11 +21,11 @@ const (
 // request is a requested device.
 type request struct {
 	device string
-	// by is the variable or annotation; empty where the administrator asks.
+	// by is the variable or annotation; empty for a request of the administrator.
 	by string
 }
 
-// requested returns the requests of a config.json.
+// requested returns the requests in a config.json.
 func requested(text []byte) ([]request, error) {
 	var spec struct {
 		Process struct {
@@ -45,7 +45,7 @@ func requested(text []byte) ([]request, error) {
 		}
 	}
 	add(spec.Annotations[annotation], "the annotation "+annotation)
-	// Of a repeated variable the last value counts, as in runc.
+	// As in runc, the last value of a repeated variable counts.
 	for _, e := range slices.Backward(spec.Process.Env) {
 		if value, ok := strings.CutPrefix(e, variable+"="); ok {
 			add(value, "the variable "+variable)

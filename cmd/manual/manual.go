@@ -1,5 +1,4 @@
-// Package manual makes man pages and a reference of commands from the commands
-// themselves.
+// Package manual generates man pages and a Markdown reference from cobra commands.
 package manual
 
 import (
@@ -22,7 +21,7 @@ type Command struct {
 	Long    string `json:"long"`  // paragraphs; indented lines are preformatted
 	Example string `json:"example,omitempty"`
 	// Exit has a line for every exit status: two blanks, the status, two blanks, the meaning. A
-	// meaning may go on in further lines with more indentation.
+	// meaning may continue in further lines with more indentation.
 	Exit     string    `json:"exit,omitempty"`
 	Flags    []Flag    `json:"flags,omitempty"`  // flags of this command
 	Global   []Flag    `json:"global,omitempty"` // flags of the parent commands
@@ -38,7 +37,7 @@ type Flag struct {
 	Default   string `json:"default,omitempty"`
 }
 
-// DefaultExit is the exit status of a command whose help has no section about it.
+// DefaultExit is the exit status of a command whose help has no such section.
 const DefaultExit = `  0  success
   1  failed; standard error has operation, object, cause and remedy
   2  wrong command line
@@ -101,8 +100,8 @@ func (c Command) all() []Command {
 	return all
 }
 
-// NewCommand returns a hidden command that writes the description of its parent in JSON, for
-// Read: so the program needs no code that makes man pages.
+// NewCommand returns a hidden command that writes the description of its parent in JSON, for Read,
+// so that the program does not link the generator of man pages.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "manual", Hidden: true, Short: "Describe all commands in JSON, for packaging/manpages", Args: cobra.NoArgs,
@@ -112,7 +111,7 @@ func NewCommand() *cobra.Command {
 	}
 }
 
-// Read reads the output of the command of NewCommand.
+// Read parses the output of the command of NewCommand.
 func Read(r io.Reader) (c Command, err error) {
 	err = json.NewDecoder(r).Decode(&c)
 	return c, err

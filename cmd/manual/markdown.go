@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// outputFlag is the option for the form of output. commonOutput is the beginning of the help of
-// the option in commands that print tables and JSON, which the reference does not repeat.
+// outputFlag is the option for the output format. The reference omits an outputFlag whose help
+// begins with commonOutput, because every command that prints tables has it.
 const (
 	outputFlag   = "output"
 	commonOutput = "print in FORM: table, json ("
@@ -59,7 +59,7 @@ func (c Command) Markdown() string {
 	return strings.TrimRight(b.String(), "\n") + "\n"
 }
 
-// markdownText keeps a text from being taken for Markdown's marks.
+// markdownText escapes the characters of a text that Markdown interprets.
 func markdownText(s string) string {
 	return strings.NewReplacer("*", `\*`, "_", `\_`, "<", `\<`, "[", `\[`).Replace(s)
 }

@@ -36,7 +36,7 @@ func FromMarkdown(p Page, text string) string {
 
 var link = regexp.MustCompile(`\[([^\]]+)\]\([^)]*\)`)
 
-// inline sets code in bold, and leaves a link's text.
+// inline prints code in bold, and links as their text.
 func inline(s string) string {
 	parts := strings.Split(link.ReplaceAllString(s, "$1"), "`")
 	for i := range parts {

@@ -14,7 +14,7 @@ type Page struct {
 	SeeAlso []string
 }
 
-// roff is a command's man page, in the macros of man(7).
+// roff returns a command's man page, in the macros of man(7).
 func (c Command) roff(p Page) string {
 	var b strings.Builder
 	p.head(&b)
@@ -47,7 +47,7 @@ func (c Command) roff(p Page) string {
 	return b.String()
 }
 
-// pageName is the name of a command's page: "peerlane-cdi-generate".
+// pageName returns the name of a command's page: "peerlane-cdi-generate".
 func (c Command) pageName() string { return strings.ReplaceAll(c.Path, " ", "-") }
 
 // Pages returns the man pages of a command and its subcommands, by file name.
@@ -77,7 +77,7 @@ func Prose(p Page, text string) string {
 }
 
 func (p Page) head(b *strings.Builder) {
-	// No date: the same commit makes the same page.
+	// No date: builds of one commit are identical.
 	fmt.Fprintf(b, ".TH \"%s\" \"%d\" \"\" \"Peerlane %s\" \"Peerlane\"\n", escape(strings.ToUpper(p.Name)), p.Section,
 		escape(p.Version))
 	section(b, "NAME")

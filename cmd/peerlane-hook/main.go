@@ -152,8 +152,8 @@ func create(args []string) error {
 	return told(l, state.ID, err)
 }
 
-// told writes an error to the host's log, because a runtime may show no output of a failed hook,
-// and returns the error.
+// told writes an error to the host's log, because a runtime may not show the output of a failed
+// hook, and returns the error.
 func told(l paths.Layout, container string, err error) error {
 	if err != nil {
 		tell(l, journal.SeverityError, container, err)
@@ -193,9 +193,9 @@ func supervise(args []string) error {
 	return told(l, "", supervisor.Supervise(l, *generation))
 }
 
-// runtimeRoot returns the --root of the runtime that runs this hook: the directory of the
-// runtime's containers, which distinguishes two containers of one id in a list. Empty for the
-// runtime's default, or if /proc is unreadable.
+// runtimeRoot returns the --root of the runtime that runs this hook: the directory of the runtime's
+// containers, which distinguishes containers with the same id. It returns "" for the runtime's
+// default, or if /proc is unreadable.
 func runtimeRoot() string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", os.Getppid()))
 	if err != nil {

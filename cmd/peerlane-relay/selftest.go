@@ -27,7 +27,7 @@ it; it serves nobody.`,
 	}
 }
 
-// maxJob limits a job, in bytes.
+// maxJob limits the size of a job in bytes.
 const maxJob = 4 << 20
 
 func selfTest(in io.Reader, out io.Writer) error {

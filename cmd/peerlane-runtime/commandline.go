@@ -22,7 +22,7 @@ type commandLine struct {
 	log, logFormat string
 }
 
-// own are this program's options.
+// own has this program's options.
 type own struct {
 	devices  []string
 	specDirs []string

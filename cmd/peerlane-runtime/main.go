@@ -65,7 +65,7 @@ func main() {
 	if err == nil {
 		return
 	}
-	// As runc does: engines show the last error of the log.
+	// As in runc: engines show the last error of the log.
 	err = fmt.Errorf("peerlane-runtime: %w", err)
 	if logged := c.logError(err); logged != nil {
 		err = errors.Join(err, logged)
@@ -74,7 +74,7 @@ func main() {
 	os.Exit(1)
 }
 
-// run returns only with an error, or when there is nothing to execute.
+// run returns only with an error, or without a runtime to execute.
 func run(c commandLine) error {
 	switch {
 	case c.help:

@@ -14,8 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// searchPath is where a runtime is looked for. PATH is the engine's, and says
-// nothing about whom to trust.
+// searchPath lists the directories of runtimes. PATH comes from the engine and is not trusted.
 var searchPath = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // findRuntime returns the configured runtime, or else the first of runc and crun in these
@@ -42,8 +41,8 @@ func findRuntime(configured string, dirs []string) (string, error) {
 			dirs, ", "))
 }
 
-// check refuses a file that is no program, a file that other users could have written, and this
-// program itself, which would run itself without end.
+// check refuses a file that is not a program, a file that other users could have written, and this
+// program itself, which would execute itself endlessly.
 func check(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -71,8 +70,8 @@ func check(path string) error {
 	return nil
 }
 
-// unmapped reports whether a file's owner has no number in this user namespace. The owner may be
-// the host's root: the runtime of a rootless engine.
+// unmapped reports whether a file's owner has no uid in this user namespace. The owner may be the
+// host's root: the runtime of a rootless engine.
 func unmapped(uid uint32) bool {
 	overflow, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if err != nil || strings.TrimSpace(string(overflow)) != strconv.Itoa(int(uid)) {

@@ -29,7 +29,6 @@ func commands(a *app) []*cobra.Command {
 		newKeyCommand(a),
 		newBenchCommand(a),
 		newBenchClientCommand(a),
-		newTrafficClientCommand(a),
 		newDemoCommand(a),
 		newDemoClientCommand(a),
 		newMeasureCommand(a),

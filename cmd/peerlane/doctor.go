@@ -193,7 +193,7 @@ func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host)
 	return asRoot(err)
 }
 
-// diagnosis is the error by which scripts hear the worst.
+// diagnosis is the error with the exit status for the worst finding.
 func diagnosis(r doctorReport) error {
 	count := map[doctor.Status]int{}
 	for _, f := range r.Findings {
@@ -235,7 +235,7 @@ func (a *app) printDoctor(r doctorReport) {
 	}
 }
 
-// laneWords are the lanes that a finding touches.
+// laneWords lists the lanes of a finding.
 func laneWords(lanes []int) string {
 	switch {
 	case lanes == nil:

@@ -139,7 +139,6 @@ var documents = []string{
 	"cmd/peerlane/main.go:newRootCommand", "cmd/peerlane/main.go:start", "cmd/peerlane/output.go:printJSON",
 	"cmd/peerlane/output.go:printMatrix", "cmd/peerlane/output.go:printTopology", "cmd/peerlane/picture.go:printPicture",
 	"cmd/peerlane/relay_top.go:newTopCommand", "cmd/peerlane/topo.go:printXML",
-	"cmd/peerlane/traffic.go:newTrafficClientCommand",
 }
 
 // Commands print through a Writer: no table of another package, no unsanitised text.

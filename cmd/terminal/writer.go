@@ -20,7 +20,7 @@ func (s Styled) String() string { return s.text }
 // below cmd/terminal call Trusted.
 func Trusted(text string) Styled { return Styled{text} }
 
-// Concat joins text and Styled. Text is sanitised.
+// Concat joins text and Styled, and sanitises the text.
 func Concat(parts ...any) Styled {
 	var b strings.Builder
 	for _, part := range parts {
@@ -33,7 +33,7 @@ func Concat(parts ...any) Styled {
 	return Styled{b.String()}
 }
 
-// Paint is s, sanitised, with SGR attributes (ECMA-48, 8.3.117): 1 is bold, 31 red.
+// Paint returns s, sanitised, with SGR attributes (ECMA-48, 8.3.117): 1 is bold, 31 red.
 func Paint(s string, attributes ...int) Styled {
 	if len(attributes) == 0 {
 		return Styled{Sanitise(s)}
@@ -45,17 +45,17 @@ func Paint(s string, attributes ...int) Styled {
 	return Styled{"\x1b[" + strings.Join(codes, ";") + "m" + Sanitise(s) + "\x1b[0m"}
 }
 
-// Writer is the standard output or standard error of a command. The Writer keeps the first error
-// of a write; Err returns the error.
+// Writer is the standard output or standard error of a command. It keeps the first error of a
+// write, which Err returns.
 type Writer struct {
 	w   io.Writer
 	err error
 }
 
-// New is the Writer of w.
+// New returns a Writer that writes to w.
 func New(w io.Writer) *Writer { return &Writer{w: w} }
 
-// Err is the first error of a write.
+// Err returns the first error of a write.
 func (w *Writer) Err() error { return w.err }
 
 // Printf prints by a format. Every argument is sanitised.
@@ -74,7 +74,7 @@ func (w *Writer) PrintLines(text string) { _, _ = io.WriteString(document{w}, Li
 // without untrusted parts. The writer does not change the bytes.
 func (w *Writer) Document() io.Writer { return document{w} }
 
-// document writes to a Writer and is no Writer itself: fmt.Fprintf to a Writer does not
+// document is a separate type so that fmt.Fprintf to a Writer, without sanitising, does not
 // compile.
 type document struct{ w *Writer }
 
@@ -112,7 +112,7 @@ func (a argument) Format(f fmt.State, verb rune) {
 	_, _ = io.WriteString(f, Sanitise(text))
 }
 
-// File returns the terminal that w writes to, nil for another file.
+// File returns the terminal that w writes to, or nil if w is not a terminal.
 func (w *Writer) File() *os.File {
 	if f, ok := w.w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return f
@@ -120,7 +120,7 @@ func (w *Writer) File() *os.File {
 	return nil
 }
 
-// Colours reports whether readers see colours: a terminal shows colours, unless NO_COLOR
+// Colours reports whether output may be coloured: on a terminal, unless NO_COLOR
 // (https://no-color.org) is set or TERM is dumb.
 func (w *Writer) Colours() bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && w.File() != nil

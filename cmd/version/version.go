@@ -1,4 +1,4 @@
-// Package version says which build of Peerlane a command is.
+// Package version reports the build of the running command.
 package version
 
 import (

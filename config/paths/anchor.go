@@ -92,7 +92,7 @@ func (l Layout) mountAnchor() error {
 	if err := CheckAnchor(mounted); err != nil {
 		return err
 	}
-	// Another mount below the anchor is not Peerlane's.
+	// Leave other mounts below the anchor alone: they are not Peerlane's.
 	if own, err := isMount(below); err == nil && !own {
 		if err := removeContents(int(below.Fd())); err != nil {
 			return fmt.Errorf("it is mounted; removing the files in the directory below the mount: %w", err)
@@ -141,7 +141,7 @@ func selinuxLabel(dir *os.File) string {
 	return string(bytes.TrimRight(label[:n], "\x00"))
 }
 
-// CheckAnchor returns why the anchor is not a mount that MountAnchor made, or nil.
+// CheckAnchor returns the reason why the anchor is not a mount of MountAnchor, or nil.
 func (l Layout) CheckAnchor() error {
 	dir, err := l.openAnchor()
 	if err != nil {
@@ -151,7 +151,7 @@ func (l Layout) CheckAnchor() error {
 	return CheckAnchor(dir)
 }
 
-// CheckAnchor returns why a directory is not a mount that MountAnchor made, or nil.
+// CheckAnchor returns the reason why a directory is not a mount of MountAnchor, or nil.
 func CheckAnchor(dir *os.File) error {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
@@ -192,8 +192,8 @@ func isMount(dir *os.File) (bool, error) {
 	return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
 
-// seenByInit looks for a mount in the mount namespace of process 1, where that
-// process can be looked at. A copy of the mount there has the same device.
+// seenByInit reports whether process 1 has a mount in its mount namespace, if this process may read
+// that. A copy of the mount there has the same device.
 func seenByInit(dir *os.File) error {
 	own, err := os.Stat("/proc/self/ns/mnt")
 	if err != nil {

@@ -60,7 +60,7 @@ func openBeneath(top int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// removeEntry removes a file or an empty directory. Another hook may be quicker.
+// removeEntry removes a file or an empty directory. Another hook may have removed the entry.
 func removeEntry(dir int, name string) error {
 	err := unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 	if err == unix.ENOTDIR {

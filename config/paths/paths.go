@@ -63,7 +63,7 @@ func (l Layout) GoodConfig() string { return filepath.Join(l.State(), "config.go
 // NCCLConf has NCCL's defaults for containers with a lane.
 func (l Layout) NCCLConf() string { return filepath.Join(l.Config(), NCCLConfName) }
 
-// PlanFile is the plan that `cdi generate` writes and the hook reads.
+// PlanFile is the path of the plan, which `cdi generate` writes and the hook reads.
 func (l Layout) PlanFile() string { return filepath.Join(l.State(), "plan.json") }
 
 // SelfTestFile holds the results of the tests of pairs of GPUs, of the present boot.
@@ -118,8 +118,8 @@ func (l Layout) EmulatedNIC(name string) string {
 // supervisors; root only.
 func (l Layout) Launcher() string { return filepath.Join(l.Run(), "launcher.sock") }
 
-// Cgroup names the control group, below cgroup2's root, with a group per generation. Layouts that
-// live on a host side by side have different groups.
+// Cgroup names the control group, below cgroup2's root, with a group per generation. Different
+// layouts on one host have different groups.
 func (l Layout) Cgroup() string {
 	if l.IsDefault() {
 		return "peerlane"
@@ -164,8 +164,8 @@ func (l Layout) Create() error {
 // CreateState makes the directory of the state, if it is missing.
 func (l Layout) CreateState() error { return directory(l.State(), stateMode) }
 
-// stateMode keeps every user but root out of the state: any user can lock a file that the user
-// can open.
+// stateMode denies the state to users other than root: a user can lock any file that the user can
+// open.
 const stateMode = 0o700
 
 // directory makes a missing directory with a mode, independent of the umask. Every user may pass

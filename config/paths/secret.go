@@ -18,7 +18,7 @@ func ReadSecret(path string, limit int64) ([]byte, error) {
 	if err := Trusted(path); err != nil {
 		return nil, err
 	}
-	// Another file may be there by now.
+	// The file may have been replaced since.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Process identifies one process, also among earlier and later processes of the same number.
+// Process identifies a process uniquely, also if its number is reused.
 type Process struct {
 	PID int `json:"pid"`
 	// Start is the start time in clock ticks since the boot: field 22 of /proc/PID/stat.
@@ -23,13 +23,13 @@ type Process struct {
 	Boot string `json:"boot"`
 }
 
-// EndTimeout is the time that a process has to end by itself before SIGKILL.
+// EndTimeout is the time for a process to end by itself before SIGKILL.
 const EndTimeout = 5 * time.Second
 
-// ErrEnded says that a process has ended.
+// ErrEnded reports that a process has ended.
 var ErrEnded = errors.New("the process has ended")
 
-// Identify returns the process that has a number now, and a pidfd of the process.
+// Identify returns the process with a number, and a pidfd of it.
 func Identify(pid int) (Process, *os.File, error) {
 	fail := func(err error) (Process, *os.File, error) {
 		return Process{}, nil, fmt.Errorf("identifying process %d: %w", pid, err)
@@ -40,7 +40,7 @@ func Identify(pid int) (Process, *os.File, error) {
 	}
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		// EINVAL and ENOENT: the number is now that of a thread.
+		// EINVAL and ENOENT: the number now belongs to a thread.
 		if err == unix.ESRCH || err == unix.EINVAL || err == unix.ENOENT {
 			err = ErrEnded
 		}
@@ -87,7 +87,7 @@ func Ended(pidfd int) bool {
 	return EndsWithin(pidfd, 0)
 }
 
-// WaitEnd returns when the process of a pidfd has ended.
+// WaitEnd waits for the end of a pidfd's process.
 func WaitEnd(pidfd int) error {
 	for {
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
@@ -164,7 +164,7 @@ func (p Process) End(limit time.Duration) error {
 // KillByPidfd kills a process. A test replaces the function to simulate a process that survives.
 var KillByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) }
 
-// Unkillable returns the error of a process that outlives SIGKILL.
+// Unkillable returns the error for a process that survives SIGKILL.
 func Unkillable(what string, pid int) error {
 	return &fault.Error{Code: fault.Unkillable, Operation: "end by SIGKILL " + what, Object: strconv.Itoa(pid),
 		Cause: errors.New(

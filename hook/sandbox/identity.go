@@ -15,7 +15,7 @@ func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 	return errno
 }
 
-// become takes a uid, and a gid of the same number.
+// become switches to a uid, and a gid of the same number.
 func become(id uint32, groups []int) error {
 	list := make([]uint32, len(groups)+1) // one more element, so that the slice has a first
 	for i, g := range groups {

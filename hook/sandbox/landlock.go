@@ -29,7 +29,7 @@ const (
 		unix.LANDLOCK_ACCESS_FS_TRUNCATE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 )
 
-// handled returns the rights of a version of the interface; Landlock denies the rights that no
+// handled returns the access rights of a version of the interface; Landlock denies those that no
 // rule allows, including TCP. Without a network the filter denies TCP on every kernel, with the
 // protocols outside Landlock.
 func handled(abi int) (files, network, scopes uint64) {
@@ -52,12 +52,12 @@ func handled(abi int) (files, network, scopes uint64) {
 	return files, network, scopes
 }
 
-// withScopes is the version of the interface, of Linux 6.12, before which abstract
-// Unix sockets of the host can be reached.
+// withScopes is the version of the interface with scopes (Linux 6.12). Earlier versions do not
+// protect abstract Unix sockets of the host.
 const withScopes = 6
 
-// withTCP is the version of the interface, of Linux 6.7, with rules for TCP ports. On earlier
-// kernels a program with TCP can use any port.
+// withTCP is the version of the interface with rules for TCP ports (Linux 6.7). On earlier kernels
+// a program with TCP can use any port.
 const withTCP = 4
 
 // olderLacks lists the rights that a version of the interface lacks and no other mechanism
@@ -80,7 +80,7 @@ func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) 
 	}
 }
 
-// landlock is a set of rules that is not in effect yet.
+// landlock is a set of rules before enforcement.
 type landlock struct{ fd, abi int }
 
 // landlockRules opens the paths of the rules in the root that the program will have. The report

@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// confineTimeout is how long a relay's sandbox may take, and the execution of the
-// relay: milliseconds, on a host that is not starved.
+// confineTimeout limits the time to set up a relay's sandbox and to execute the relay:
+// milliseconds, unless the host is overloaded.
 const confineTimeout = 20 * time.Second
 
 // ErrSilent reports a killed sandbox: the next try may succeed.

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// view is the part of the file system that a program sees.
+// view is the part of the file system that is visible to a program.
 type view struct{ read, write, devices []string }
 
-// ownRoot gives the thread a mount namespace with a new root that has the view and a /proc. Other
-// mounts vanish: an engine could else not unmount the file system of another container. The
-// report names a missing path.
+// ownRoot gives the thread a mount namespace with a new root that has the view and a /proc. It
+// drops other mounts: otherwise an engine could not unmount the file system of another container.
+// The report names a missing path.
 func ownRoot(v view, lacks func(path string, err error)) error {
 	before, err := unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -164,7 +164,7 @@ func within(path string, list []string) bool {
 	return false
 }
 
-// take clones a path with the mounts below: in a container the driver's libraries are single
+// take clones a path with the mounts below it: in a container the driver's libraries are single
 // files, mounted into /usr.
 func take(path string, set uint64) (tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)

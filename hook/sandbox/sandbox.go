@@ -2,7 +2,7 @@
 // program with the rest: a separate uid, no capabilities, a root with only the listed programs,
 // libraries and devices, Landlock, a seccomp filter, limits.
 //
-// One thread gives up the rights, and then executes the program, which ends the other threads.
+// One thread drops the rights, and then executes the program, which ends the other threads.
 //
 // A host may lack parts: a rootless engine has one uid, some kernels have no Landlock. The Report
 // names the missing parts; the rest is in effect.
@@ -31,9 +31,9 @@ import (
 
 // Spec configures the sandbox of a program.
 type Spec struct {
-	// UID is the user, and the only group besides Groups; 0 keeps the caller's.
+	// UID is the uid and the gid; 0 keeps those of the caller.
 	UID int
-	// Groups are supplementary. The groups of device nodes are added.
+	// Groups are supplementary groups; the groups of device nodes are added.
 	Groups []int
 	// Read are files and directories that the program may read and execute; Write the paths that
 	// the program may change. Missing paths are left out. Paths stay the same in the program's
@@ -41,20 +41,19 @@ type Spec struct {
 	Read, Write []string
 	// Devices are nodes, or directories of nodes.
 	Devices []string
-	// Open limits descriptors; 0 keeps the limit. Tasks limits, for a UID, threads and processes
-	// by RLIMIT_NPROC; 0 removes that limit, because a control group limits tasks or no limit is
-	// needed.
+	// Open limits descriptors; 0 keeps the limit. Tasks limits, for a UID, threads and processes by
+	// RLIMIT_NPROC; 0 removes that limit, if a control group limits tasks or no limit is needed.
 	Open, Tasks uint64
 	// Processes permits new processes; a relay has only threads.
 	Processes bool
-	// TCP are the ports for listeners and connections; zeros forbid TCP.
+	// TCP is the range of ports for listeners and connections; zeros forbid TCP.
 	TCP address.Ports
 	// HostNetwork keeps the caller's network namespace and allows the sockets that RDMA needs.
 	// TCP implies HostNetwork. A program with neither gets an empty network namespace.
 	HostNetwork bool
 }
 
-// network is the access to the network that the program keeps.
+// network returns the program's access to the network.
 func (s Spec) network() networkAccess {
 	switch {
 	case s.TCP != address.Ports{}:
@@ -90,7 +89,7 @@ func Standard() Spec {
 		Read: []string{
 			"/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin",
 			"/etc/ld.so.cache", "/etc/libibverbs.d",
-			// Where links of /usr lead through: /usr/local/cuda, say.
+			// Links in /usr lead through these, for example /usr/local/cuda.
 			"/etc/alternatives",
 			// The driver's libraries on systems without these directories: NixOS.
 			"/run/opengl-driver", "/nix/store",
@@ -169,8 +168,8 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
-// Arguments is the command line of Main for a program. The report, or an error,
-// goes to a descriptor, which is closed when the program is executed.
+// Arguments returns the command line of Main for a program. Main writes the report, or an error, to
+// a descriptor, which it closes when the program is executed.
 func (s Spec) Arguments(report int, program string, arguments ...string) []string {
 	a := []string{
 		fmt.Sprintf("--report=%d", report),
@@ -211,7 +210,7 @@ const Usage = `  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ..
 
 var errArguments = errors.New("wrong command line")
 
-// IsUsage reports whether an error of Main is an error of the command line.
+// IsUsage reports whether an error of Main is a wrong command line.
 func IsUsage(err error) bool { return errors.Is(err, errArguments) }
 
 // Main confines the calling process and executes the program of the arguments. It returns only
@@ -259,7 +258,7 @@ func Main(arguments []string) error {
 		to = os.NewFile(uintptr(*reportTo), "report")
 		unix.CloseOnExec(*reportTo)
 	}
-	// For good: the thread becomes the program, or the process ends.
+	// Never unlock: the thread becomes the program, or the process ends.
 	runtime.LockOSThread()
 	program, err := filepath.Abs(flags.Arg(0))
 	if err == nil {
@@ -273,7 +272,7 @@ func Main(arguments []string) error {
 				if err = keepProcessors(); err == nil {
 					err = execute(program, flags.Args())
 				}
-				// Without a root of its own the program may not have access to the directory.
+				// Without its own root the program may not have access to the directory.
 				if err == unix.EACCES && !r.Root && opened == nil {
 					err = executeFile(file, flags.Args())
 				}
@@ -282,7 +281,7 @@ func Main(arguments []string) error {
 		}
 	}
 	if *reportTo >= 0 {
-		// The text after the report, or in place of the report.
+		// An error follows the report, or replaces it.
 		_, tell := fmt.Fprint(to, err)
 		return errors.Join(err, tell)
 	}
@@ -299,8 +298,7 @@ func keepProcessors() error {
 	return os.Setenv(name, strconv.Itoa(runtime.GOMAXPROCS(0)))
 }
 
-// execute is execve(2) from this thread. That of package syscall would set the
-// limit of open files back.
+// execute is execve(2) from this thread. syscall.Exec would restore the limit of open files.
 func execute(program string, arguments []string) error {
 	return executeAt(unix.AT_FDCWD, program, arguments, 0)
 }
@@ -403,8 +401,9 @@ func (s Spec) apply(program string) (Report, error) {
 		}
 	}
 	r.UID = unix.Getuid()
-	// Without root a relay keeps the uid of its containers. Their processes can trace this one as soon
-	// as it has no more capabilities than they have, unless it is undumpable; a change of uid makes it so.
+	// Without root a relay keeps the uid of its containers. Their processes can trace this process
+	// once it has no more capabilities than they have, unless it is undumpable, as after a change
+	// of uid.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return r, os.NewSyscallError("PR_SET_DUMPABLE", err)
 	}
@@ -422,8 +421,8 @@ func (s Spec) apply(program string) (Report, error) {
 			olderLacks(r.Landlock, s.TCP, r.lacks)
 		}
 	}
-	// Until the program disables tracing, the kernel does so for a program that the user may not
-	// read.
+	// Until the program disables tracing, the kernel prevents tracing of a program that the user
+	// may not read.
 	if own != math.MaxUint32 && unix.Access(program, unix.R_OK) == nil {
 		r.lacks(
 			"protection from tracing at its start",
@@ -441,8 +440,7 @@ func (s Spec) apply(program string) (Report, error) {
 	return r, nil
 }
 
-// Mapped looks whether a uid and a gid can be had here: in a user namespace there
-// are few.
+// Mapped reports whether a uid and a gid exist in this user namespace.
 func Mapped(id int) error {
 	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
 		text, err := os.ReadFile(file)
@@ -469,8 +467,8 @@ func (s Spec) limit(own bool, r *Report) error {
 	tasks := infinite
 	if s.Tasks > 0 && own {
 		tasks = s.Tasks
-		// The kernel counts the tasks of every process of the uid, and a container can use these
-		// up.
+		// The kernel counts the tasks of all processes of the uid, so a container can exhaust the
+		// limit.
 		r.lacks(
 			"a limit of tasks of its own",
 			errors.New("its control group has no pids.max; RLIMIT_NPROC counts each process of its uid"),
@@ -534,7 +532,7 @@ func (s Spec) nodes() (nodes []string, groups []int) {
 	return nodes, groups
 }
 
-// present are the paths that are there.
+// present returns the paths that exist.
 func present(paths []string) []string {
 	var list []string
 	for _, path := range paths {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// denied are calls that neither a GPU's driver, nor RDMA, nor the languages' runtimes make. They
-// fail with EPERM. A list of allowed calls would break with the next driver.
+// denied lists system calls that neither a GPU driver, nor RDMA, nor the runtimes of Go and C make.
+// They fail with EPERM. A list of allowed calls would break with the next driver.
 var denied = append([]uintptr{
 	// mounts and roots
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
@@ -23,7 +23,7 @@ var denied = append([]uintptr{
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE,
 	unix.SYS_PROCESS_MRELEASE,
 	unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
-	// objects that the users of an IPC namespace share: the relay has the host's namespace
+	// System V IPC and POSIX queues: the relay is in the host's IPC namespace
 	unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_SHMCTL, unix.SYS_SHMDT, unix.SYS_SEMGET, unix.SYS_SEMOP, unix.SYS_SEMTIMEDOP,
 	unix.SYS_SEMCTL,
 	unix.SYS_MSGGET, unix.SYS_MSGSND, unix.SYS_MSGRCV, unix.SYS_MSGCTL,
@@ -60,7 +60,7 @@ const (
 // and the kernel uses only the lower half here.
 func argument(n int) uint32 { return uint32(dataArgs + 8*n) }
 
-// load is the instruction that loads a word of struct seccomp_data.
+// load returns the instruction that loads a word of struct seccomp_data.
 func load(offset uint32) bpf.Instruction { return bpf.LoadAbsolute{Off: offset, Size: 4} }
 
 // socketType is SOCK_TYPE_MASK of linux/net.h: the rest are flags.
@@ -97,7 +97,7 @@ func sockets(access networkAccess) []socketKind {
 		)
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		// libibverbs and glibc look up routes and neighbours by a datagram socket.
+		// libibverbs and glibc look up routes and link-layer addresses by a datagram socket.
 		kinds = append(
 			kinds,
 			socketKind{family, unix.SOCK_DGRAM, 0},
@@ -192,8 +192,8 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 		deny, allow)
 	block(unix.SYS_SOCKET, allowSockets(sockets(access), deny, allow)...)
 	block(unix.SYS_SOCKETPAIR, allowSockets(unixSockets, deny, allow)...)
-	// TCP Fast Open connects with the first bytes that are sent, and Landlock is not asked
-	// about the port.
+	// TCP Fast Open connects with the first bytes that are sent, and Landlock does not check the
+	// port.
 	for _, send := range []struct{ call, flags int }{{unix.SYS_SENDTO, 3}, {unix.SYS_SENDMSG, 2}, {unix.SYS_SENDMMSG, 3}} {
 		block(uint32(send.call),
 			load(argument(send.flags)),
@@ -219,7 +219,7 @@ func filter(access networkAccess, processes bool) []bpf.Instruction {
 	return append(f, allow)
 }
 
-// filterCalls puts the filter into effect for this thread.
+// filterCalls installs the filter for this thread.
 func filterCalls(access networkAccess, processes bool) error {
 	raw, err := bpf.Assemble(filter(access, processes))
 	if err != nil {

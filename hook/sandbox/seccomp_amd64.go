@@ -4,11 +4,11 @@ import "golang.org/x/sys/unix"
 
 const auditArch = unix.AUDIT_ARCH_X86_64
 
-// deniedHere are calls that only this architecture has.
+// deniedHere lists denied calls of this architecture only.
 var deniedHere = []uintptr{
 	unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT, unix.SYS_USELIB, unix.SYS_USTAT, unix.SYS_SYSFS,
 	unix.SYS__SYSCTL, unix.SYS_CREATE_MODULE, unix.SYS_GET_KERNEL_SYMS, unix.SYS_QUERY_MODULE,
 }
 
-// forks are calls beside clone and clone3 that make a process.
+// forks lists calls besides clone and clone3 that create a process.
 var forks = []uintptr{unix.SYS_FORK, unix.SYS_VFORK}

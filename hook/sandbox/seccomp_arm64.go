@@ -4,8 +4,8 @@ import "golang.org/x/sys/unix"
 
 const auditArch = unix.AUDIT_ARCH_AARCH64
 
-// deniedHere are calls that only this architecture has.
+// deniedHere lists denied calls of this architecture only.
 var deniedHere []uintptr
 
-// forks are calls beside clone and clone3 that make a process.
+// forks lists calls besides clone and clone3 that create a process.
 var forks []uintptr

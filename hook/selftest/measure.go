@@ -13,8 +13,8 @@ import (
 )
 
 // MeasureLoops measures the loopbacks of a plan's NICs by the RDMA test. failed names each NIC and
-// memory without a rate, with the reason. With an error the rates are valid, but others are
-// missing.
+// memory without a rate, with the reason. With an error, the returned rates are valid, but
+// incomplete.
 func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks []planner.Loopback,
 	verbs *launch.Verbs) (loops []topo.MeasuredLoop, failed []string, err error) {
 	job := launch.RDMAJob{Verbs: verbs}
@@ -38,9 +38,9 @@ func (t *Tester) MeasureLoops(ctx context.Context, plan *planner.Plan, loopbacks
 	return loops, failed, err
 }
 
-// measuredLoops converts results of the RDMA test to rates of the model: of several registrations
-// of a GPU's memory the fastest. failed has the results without a rate, unless another registration
-// of the same memory has one.
+// measuredLoops converts results of the RDMA test to rates of the model: the fastest if a GPU's
+// memory has several registrations. failed has the results without a rate, unless another
+// registration of the same memory has one.
 func measuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, failed []string) {
 	reasons := map[topo.MeasuredLoop]string{} // by NIC and GPU
 	var order []topo.MeasuredLoop
@@ -101,7 +101,7 @@ func MeasuredPairs(pairs []launch.Pair) *topo.Measured {
 				memory[p.GPU.BusID] = at
 				m.Memory = append(m.Memory, topo.MeasuredHost{GPU: p.GPU.BusID})
 			}
-			// The best of several: a measurement is never too fast.
+			// Keep the best of several: disturbances only lower a rate.
 			m.Memory[at].Out, m.Memory[at].In = max(m.Memory[at].Out, p.Push.Bounce), max(m.Memory[at].In, p.Pull.Bounce)
 		}
 	}

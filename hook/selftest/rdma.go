@@ -14,9 +14,9 @@ import (
 // first completion on a failing network.
 const rdmaTestTimeout = time.Minute
 
-// RDMA runs `peerlane-relay rdma-test` for NICs of this host, as the calling user, and reports
-// the result for every NIC and memory. The process has no sandbox: a uid that no relay has may
-// open no NIC.
+// RDMA runs `peerlane-relay rdma-test` for NICs of this host, as the calling user, and reports the
+// result for every NIC and memory. The process has no sandbox, because an unused uid may not open a
+// NIC.
 func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.RDMAResult)) error {
 	limit := testerTimeout
 	for _, n := range job.NICs {

@@ -37,10 +37,10 @@ import (
 // supervisors and the administrator start the process, check the results, and keep the results
 // for the containers of this boot.
 
-// simulator is how the names of the simulator's variables begin.
+// simulator is the prefix of the simulator's environment variables.
 const simulator = "PEERLANE_SIM"
 
-// ModuleVersion is that of the driver that is loaded; tests have another.
+// ModuleVersion is the file with the version of the loaded driver; tests replace it.
 var ModuleVersion = "/sys/module/nvidia/version"
 
 // Times of self-tests.
@@ -50,18 +50,18 @@ const (
 	pairTimeout      = 45 * time.Second
 	simulatedTimeout = 5 * time.Minute
 	testerTimeout    = 15 * time.Second
-	// heldTime is how long a tester that was killed is waited for.
+	// heldTime limits the wait for a killed tester.
 	heldTime = 2 * time.Second
-	// testLockTimeout is how long another self-test of the host is waited for.
+	// testLockTimeout limits the wait for another self-test of the host.
 	testLockTimeout = time.Minute
-	// untestedTime is how long a pair that could not be tested is left alone.
+	// untestedTime is the time until a pair that could not be tested is tested again.
 	untestedTime = 10 * time.Minute
 	// slowTime is the time for which a pair counts as slow: copies of other processes may have
 	// disturbed the test.
 	slowTime = time.Hour
 )
 
-// Tester is how self-tests are made on a host.
+// Tester runs the self-tests of a host.
 type Tester struct {
 	layout    paths.Layout
 	relay     generation.Command
@@ -71,7 +71,7 @@ type Tester struct {
 	unkept    bool
 }
 
-// NewTester is the tester of a host's configuration, for any process.
+// NewTester returns the tester for a host's configuration, for any process.
 func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, error) {
 	hookBinary, relay, err := programs.Find(hookBinary, c.Relay.Binary)
 	if err != nil {
@@ -90,7 +90,7 @@ func NewTester(l paths.Layout, c config.Config, hookBinary string) (*Tester, err
 	}, nil
 }
 
-// Unkept keeps no results, and uses no kept results.
+// Unkept neither stores results nor uses stored results.
 func (t *Tester) Unkept() *Tester {
 	t.unkept = true
 	return t
@@ -135,7 +135,7 @@ func (t *Tester) record() (launch.PairRecord, error) {
 	}, nil
 }
 
-// Known returns the valid results of this boot and driver. With an error the kept results are
+// Known returns the valid results of this boot and driver. With an error the stored results are
 // damaged or untrusted, and the record is empty.
 func (t *Tester) Known() (launch.PairRecord, error) {
 	r, err := t.record()
@@ -171,14 +171,14 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 	return kept, nil
 }
 
-// Stale reports whether a pair is worth another try.
+// Stale reports whether to test a pair again.
 func Stale(p launch.Pair) bool {
 	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime,
 		launch.VerdictSlow: slowTime}[p.Verdict]
 	return bounded && (p.Age() > holds || p.Age() < 0)
 }
 
-// Unknown are the pairs that a list has nothing of.
+// Unknown returns the pairs without a result in a list.
 func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 	return slices.DeleteFunc(
 		slices.Clone(names),
@@ -186,9 +186,9 @@ func Unknown(list []launch.Pair, names []launch.PairName) []launch.PairName {
 	)
 }
 
-// Test tests pairs, keeps the results, and reports every result, known results first. It repeats
-// known results only if again is set. A pair that cannot be tested has VerdictUntested. Test
-// fails only if the lock or the record fails.
+// Test tests pairs, stores the results, and reports every result, known results first. It repeats
+// known results only if again is set. A pair that cannot be tested has VerdictUntested. Test fails
+// only if the lock or the record fails.
 func (t *Tester) Test(
 	ctx context.Context,
 	names []launch.PairName,
@@ -390,8 +390,8 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	return nil
 }
 
-// waitOr waits for a process until the context is done. A process that a driver holds survives
-// even that, and waitOr leaves it after heldTime: no other test waits for it.
+// waitOr waits for a process until the context is done. A process that a driver blocks survives the
+// kill, and waitOr gives up after heldTime.
 func waitOr(ctx context.Context, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
@@ -412,7 +412,7 @@ func waitOr(ctx context.Context, wait func() error) error {
 	}
 }
 
-// firstWords keeps the first output of a process.
+// firstWords keeps the beginning of a process's output.
 type firstWords struct{ bytes.Buffer }
 
 func (w *firstWords) Write(p []byte) (int, error) {
@@ -478,8 +478,8 @@ func PairsOf(g *generation.Generation, l paths.Layout) ([]launch.Pair, error) {
 	return append(list, slices.DeleteFunc(known, func(p launch.Pair) bool { return Contains(names, p) })...), err
 }
 
-// About reports whether a pair matters to lanes: a lane can stage on it, or it failed and has a
-// GPU of a lane, to which another container could copy directly.
+// About reports whether a pair concerns lanes: a lane can stage on it, or it failed and has a GPU
+// of a lane, to which another container could copy directly.
 func About(lanes []launch.Lane, p launch.Pair) bool {
 	bad := p.Verdict == launch.VerdictWrong || p.Verdict == launch.VerdictSlow
 	return Contains(launch.StagingPairs(lanes), p) || bad && slices.ContainsFunc(lanes, func(l launch.Lane) bool {

@@ -32,20 +32,20 @@ import (
 const (
 	// tripleTimeout limits the test of one triple, contexts and connections included.
 	tripleTimeout = 30 * time.Second
-	// triplesPerLock is how many triples are tested under one lock of the host's self-tests: the
+	// triplesPerLock is the number of triples to test under one lock of the host's self-tests: the
 	// pairs of other containers wait for at most testLockTimeout.
 	triplesPerLock = 4
 	// lockPause is the time without the lock for waiting processes.
 	lockPause = 50 * time.Millisecond
-	// portPause is the interval of looks at a port that was down, and at a lock that was held.
+	// portPause is the interval of polling a port that is down, and a held lock.
 	portPause = time.Second
 )
 
-// Sysfs is where a Tester reads NICs and PCIe ports; tests have another.
+// Sysfs is the root of sysfs; tests replace it.
 var Sysfs = "/sys"
 
-// setting identifies the ACS controls of all PCIe ports of the host, and the configuration by which
-// NICs write GPUs' memory, and with them the firmware of a NIC: results of triples hold for one.
+// setting identifies the ACS controls of all PCIe ports of the host, the configuration of NICs'
+// writes to GPU memory, and the firmware of a NIC. The result of a triple is valid for one setting.
 type setting string
 
 func readSetting(verbs *launch.Verbs) setting {
@@ -71,8 +71,8 @@ func (s setting) of(nic string) string {
 	return fmt.Sprintf("firmware %.64s, %s", version, s)
 }
 
-// stale reports whether a triple is worth another test: its NIC's firmware, the host's ACS
-// controls or the configuration are others, or it could not be tested some time ago.
+// stale reports whether to test a triple again: its NIC's firmware, the host's ACS controls or the
+// configuration have changed, or it could not be tested some time ago.
 func (s setting) stale(t launch.Triple) bool {
 	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedTime || t.Age() < 0)
 }
@@ -105,10 +105,9 @@ func (t *Tester) KnownTriples(names []launch.TripleName, verbs *launch.Verbs) ([
 	}), err
 }
 
-// TestTriples tests triples, known triples only if again is set, keeps the results, and
-// passes the results to tell, known results first. A triple that cannot be tested has
-// VerdictUntested; the error is of the
-// lock or of the file of results.
+// TestTriples tests triples, known triples only if again is set, stores the results, and passes
+// them to tell, known results first. A triple that cannot be tested has VerdictUntested; the error
+// is of the lock or of the file of results.
 func (t *Tester) TestTriples(ctx context.Context, names []launch.TripleName, verbs *launch.Verbs, again bool,
 	tell func(launch.Triple)) error {
 	if len(names) == 0 {

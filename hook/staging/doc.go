@@ -1,2 +1,2 @@
-// Package staging keeps the account of the staging memory that the relays of a host have.
+// Package staging keeps the account of the staging memory of all relays of a host.
 package staging

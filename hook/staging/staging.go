@@ -21,16 +21,16 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Staging is admitted per host, and relays have nothing in common that they can open. So
-// supervisors keep the account: a supervisor records its relay's share in the generation's
-// directory, under one lock of the host. A record counts while the process in it lives, so a
-// killed relay or supervisor needs no release.
+// Staging is admitted per host, and relays share no file that they can open. So supervisors keep
+// the account: a supervisor records its relay's share in the generation's directory, under one lock
+// of the host. A record counts while the process in it lives, so a killed relay or supervisor needs
+// no release.
 //
-// The limits bind relays that keep to the protocol. A compromised relay has devices open, and
-// can ask the driver for more. The account protects containers: claims count no
-// further than the configuration, and the stated memory limits only the claims of the same relay.
+// The limits bind relays that keep to the protocol. A compromised relay has devices open, and can
+// ask the driver for more. The account protects other containers: a claim is limited to the relay's
+// configuration, and a false memory size affects only the claims of the same relay.
 
-// share is a relay's part of the server GPUs.
+// share is the staging of one relay.
 type share struct {
 	Relay     process.Process   `json:"relay"`
 	Container string            `json:"container"` // the runtime's id
@@ -84,7 +84,7 @@ func lockShare(l paths.Layout, g *generation.Generation, relay process.Process) 
 	return held, own, nil
 }
 
-// Admit decides on a relay's claim, and records the result.
+// Admit decides on a relay's claim and records the result.
 func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (launch.Admission, error) {
 	g, err := generation.Read(l, id)
 	if err != nil {
@@ -142,7 +142,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	return launch.Admission{Claim: c.Claim, OK: true, Free: free - min(free, c.Bytes)}, nil
 }
 
-// admitHost is admit for the host's memory.
+// admitHost is admit for host memory.
 func admitHost(
 	l paths.Layout,
 	g *generation.Generation,
@@ -215,7 +215,7 @@ func hostLimit(s config.Staging) (limit uint64, key string, err error) {
 	) / 4, "a quarter of the host's memory, the default of staging.host_limit", nil
 }
 
-// grantedHost is the most host memory, bytes, that a relay's configuration comes to.
+// grantedHost returns the maximum host memory, in bytes, that a relay's configuration permits.
 func grantedHost(g *generation.Generation) uint64 {
 	if own := g.Config.OwnHostMemory; own > 0 {
 		return own + maxGranule
@@ -282,7 +282,7 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 		if bytes(s) == 0 {
 			continue
 		}
-		// Count an unknown process: too little is admitted then, and not too much.
+		// Count an unknown process: admitting too little is safer than admitting too much.
 		if lives, err := s.Relay.Lives(); lives || err != nil {
 			list = append(list, holder{s.Container, bytes(s)})
 		}
@@ -296,8 +296,7 @@ func holdersOf(l paths.Layout, but string, bytes func(share) uint64) ([]holder, 
 	return list, nil
 }
 
-// unlimited is the limit of a GPU of which neither configuration nor relay says
-// anything.
+// unlimited is the limit of a GPU without a configured limit and of unknown size.
 const unlimited = ^uint64(0)
 
 // stagingLimit returns the limit for the relays together on a GPU with this memory, and the key
@@ -318,7 +317,7 @@ func stagingLimit(s config.Staging, gpu launch.GPU, memory uint64) (limit uint64
 	return unlimited, ""
 }
 
-// maxHolders limits the holders in a sentence.
+// maxHolders limits the holders named in an error.
 const maxHolders = 4
 
 // full formats the refusal of a claim. Tenants learn nothing of each other.

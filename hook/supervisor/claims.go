@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// claimIn parses a datagram of a relay as a claim.
+// claimIn parses a relay's datagram as a claim.
 func claimIn(datagram []byte) (launch.Claim, bool) {
 	var c launch.Claim
 	err := json.Unmarshal(datagram, &c)

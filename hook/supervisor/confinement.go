@@ -16,13 +16,12 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// openLimit returns a relay's limit of open files, from a directory of the sysctls fs.nr_open
-// and fs.file-max. The kernel refuses a relay's message with a descriptor while more
-// descriptors of the relay's uid are in flight than this limit, and a process of a container
-// that takes the uid has up to its own limit in flight. So a relay has the kernel's maximum:
-// fs.nr_open, at most a 64th of fs.file-max. Systemd sets fs.file-max to 2^63-1, where only the
-// memory limit of the control group bounds the open files of a compromised relay: without a
-// memory limit the relay has least.
+// openLimit returns a relay's limit of open files, from a directory of the sysctls fs.nr_open and
+// fs.file-max. The kernel refuses a relay's message with a descriptor while more descriptors of the
+// relay's uid are in flight than this limit, and a container's process that takes the uid can have
+// up to its own limit in flight. So a relay has the kernel's maximum: fs.nr_open, at most a 64th of
+// fs.file-max. Systemd sets fs.file-max to 2^63-1, where only the memory limit of the control group
+// bounds the open files of a compromised relay: without a memory limit the relay gets the minimum.
 func openLimit(sysctls string, memoryLimited bool) uint64 {
 	const least, part = 65536, 64
 	if !memoryLimited {

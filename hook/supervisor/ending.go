@@ -32,12 +32,12 @@ const (
 	causeItself     = "ended by itself"
 )
 
-// ending is the supervisor's knowledge about a relay that has ended.
+// ending describes the end of a relay, from the supervisor's view.
 type ending struct {
 	// err is the result of Wait; nil for the status 0.
 	err error
-	// held is the state that the administrator asked for. renew: another relay follows.
-	// container: the container has ended. asked: the supervisor was asked to end.
+	// held is the state that the administrator requested. renew: another relay follows. container:
+	// the container has ended. asked: the supervisor received a request to end.
 	held                    string
 	renew, container, asked bool
 	// killReason is the supervisor's reason to kill the relay.
@@ -47,7 +47,7 @@ type ending struct {
 	memory bool
 	// panicked is the first line of Go's panic message, and last the last line of standard error.
 	panicked, last string
-	// word is the relay's own report, which may be a lie; zero without a report.
+	// word is the relay's own report, which is untrusted; zero without a report.
 	word launch.Ending
 }
 
@@ -117,7 +117,7 @@ func or(a, b string) string {
 	return a
 }
 
-// telling lists the causes that say more than the result of Wait.
+// telling lists the causes that have more information than the result of Wait.
 var telling = []string{causeMemory, causePanic, launch.EndGPU, launch.EndCUDA, launch.EndKept, launch.EndPair}
 
 // expected reports whether the end of the relay was requested.
@@ -129,8 +129,8 @@ func expected(cause string) bool {
 	return false
 }
 
-// ended writes one line with the cause of a relay's end to the generation's log, which goes with
-// the container, and to the host's log.
+// ended writes one line with the cause of a relay's end to the generation's log, which is removed
+// with the container, and to the host's log.
 func (s *supervisor) ended(e ending) (cause, why string) {
 	if kills, err := cgroup.MemoryKills(); err == nil {
 		e.memory = kills > s.relay.kills
@@ -159,7 +159,7 @@ func (s *supervisor) ended(e ending) (cause, why string) {
 	return cause, why
 }
 
-// endingIn parses a datagram of a relay as the report of an end.
+// endingIn parses a relay's datagram as the report of its end.
 func endingIn(datagram []byte) (*launch.Ending, bool) {
 	var m struct {
 		Ending *launch.Ending `json:"ending"`

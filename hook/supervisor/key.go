@@ -75,7 +75,7 @@ func (s *supervisor) lookAtKey() {
 	}
 }
 
-// complain logs a fault of the key once, not at every check.
+// complain logs an error of the key once instead of at every check.
 func (s *supervisor) complain(text string) {
 	if text != s.keyError {
 		s.keyError = text

@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 )
 
-// maxLog limits a generation's log, in bytes. The log before the last limit is kept beside the
-// log, once.
+// maxLog limits a generation's log, in bytes. A full log is renamed once, in place of the previous
+// one.
 const maxLog = 8 << 20
 
 // boundedLog writes to standard error: messages of the supervisor, and the output of the relay,
@@ -39,7 +39,7 @@ func (b *boundedLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// makeRoom empties a full log. Processes with an open descriptor append.
+// makeRoom truncates a full log. Processes with an open descriptor append.
 func (b *boundedLog) makeRoom(more int64) error {
 	info, err := os.Stderr.Stat()
 	if err != nil || !info.Mode().IsRegular() || info.Size()+more <= maxLog {

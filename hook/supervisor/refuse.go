@@ -16,7 +16,7 @@ const (
 	maxRefused     = 64
 )
 
-// refusal answers on a relay's sockets while there is no relay.
+// refusal answers on a relay's sockets while no relay runs.
 type refusal struct {
 	listeners []net.Listener
 	stop      chan struct{} // closed by end
@@ -68,8 +68,8 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
 				return // gone already
 			}
-			// Read the hello first: a client that receives an end while sending does not read on.
-			// A silent client gets the message as well.
+			// Read the hello first: a client that receives an end while sending does not read on. A
+			// silent client also gets the message.
 			_, err := conn.Read(make([]byte, wire.MaxMessage))
 			if (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) &&
 				conn.SetWriteDeadline(time.Now().Add(refusalTimeout)) == nil {
@@ -79,7 +79,7 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 	}
 }
 
-// end leaves the sockets to a relay, and refuses no client after that.
+// end stops the refusals, so that a relay can take over the sockets.
 func (r *refusal) end() error {
 	if r == nil {
 		return nil

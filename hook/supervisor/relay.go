@@ -24,7 +24,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// answerTimeout limits the wait for a relay's answer to a configuration. A busy host is slow.
+// answerTimeout limits the wait for a relay's answer to a configuration, also on a busy host.
 const answerTimeout = 30 * time.Second
 
 // relay is one process of peerlane-relay.
@@ -65,7 +65,7 @@ type relay struct {
 	tellAgain time.Time
 }
 
-// lastWords limits the wait for the last output of an ended relay: an unknown process can keep
+// lastWords limits the wait for the last output of an ended relay, because another process can keep
 // standard error open.
 const lastWords = 500 * time.Millisecond
 
@@ -254,7 +254,7 @@ func (r *relay) send(message any) error {
 	if err != nil {
 		return err
 	}
-	// A relay that reads nothing shall not stop the supervisor.
+	// A relay that does not read must not block the supervisor.
 	if err := r.control.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
@@ -285,8 +285,8 @@ func (r *relay) kill(reason string) error {
 	return nil
 }
 
-// end asks the relay to end, kills after endTimeout, and returns the result of Wait; nil if the
-// relay survives.
+// end requests the end of the relay, kills it after endTimeout, and returns the result of Wait; nil
+// if the relay survives.
 func (r *relay) end() (exit *error, err error) {
 	defer r.close()
 	if err := r.cmd.Process.Signal(unix.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -319,17 +319,17 @@ func (r *relay) close() {
 	}()
 }
 
-// slack is how late the kernel may end a nap of a relay's threads, in place of the usual 50 µs.
+// slack is the timer slack of a relay's threads, in place of the default of 50 µs.
 const slack = time.Microsecond
 
-// startPunctual starts a program whose threads have this slack. Go's scheduler sleeps for 3 µs
-// before a thread takes over a goroutine that another thread has woken and does not run, as the
+// startPunctual starts a program whose threads have this timer slack. Go's scheduler sleeps for 3
+// µs before a thread takes over a goroutine that another thread has woken and does not run, as the
 // relay's loop does for each message to another host.
 func startPunctual(c *exec.Cmd) error {
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the slack ends with the thread
-		// Without permission sleeps are longer, and the relay works all the same.
+		// Without permission sleeps are longer, but the relay works.
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack.Nanoseconds()), 0, 0, 0)
 		started <- c.Start()
 	}()

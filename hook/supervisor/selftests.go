@@ -62,9 +62,9 @@ func (s *supervisor) selfTest() {
 	go func() {
 		begun := time.Now()
 		t := tested{names: names}
-		// Test spares last, in single steps: of containers that start together, every container
-		// has the pairs of its servers tested before any spare, and waits for at most one spare
-		// of another.
+		// Test spares last, in single steps: if several containers start together, the pairs of all
+		// servers are tested before any spare, except that a container may wait for one spare of
+		// another.
 		servers, spares := parted(names, lanes)
 		for _, part := range append([][]launch.PairName{servers}, slices.Collect(slices.Chunk(spares, 1))...) {
 			err := tester.Test(ctx, part, false, func(_ launch.PairHost, p launch.Pair) {
@@ -81,8 +81,8 @@ func (s *supervisor) selfTest() {
 	}()
 }
 
-// testFound sends the results to the relay when the servers' pairs are tested: the relay need not
-// wait for the spares.
+// testFound sends the results to the relay when the servers' pairs are tested, so that the relay
+// does not wait for the spares.
 func (s *supervisor) testFound(p launch.Pair) {
 	s.learn([]launch.Pair{p})
 	servers, _ := parted(launch.StagingPairs(s.generation.Config.Lanes), s.generation.Config.Lanes)
@@ -121,7 +121,7 @@ func (s *supervisor) learn(found []launch.Pair) {
 	}
 }
 
-// testsDone reports the results of a test to log and relay.
+// testsDone reports the results of a test to the log and the relay.
 func (s *supervisor) testsDone(t tested) {
 	s.tests.cancel()
 	s.tests.cancel, s.tests.told = nil, true
@@ -189,7 +189,7 @@ func (s *supervisor) endTests() (t tested, ended bool) {
 	}
 }
 
-// knowing adds the known pairs to a configuration, up to the size of a datagram: faults of pairs
+// knowing adds the known results to a configuration, up to the size of a datagram: failed pairs
 // first, and good triples before others.
 func (s *supervisor) knowing(c launch.Config) launch.Config {
 	if c.SelfTest == "" || c.SelfTest == launch.SelfTestOff {
@@ -234,7 +234,7 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 	return c
 }
 
-// unusable is 0 for a triple that the relay uses, and else 1.
+// unusable returns 0 for a triple that the relay uses, otherwise 1.
 func unusable(t launch.Triple) int {
 	if t.Verdict == launch.VerdictGood {
 		return 0

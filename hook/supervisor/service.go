@@ -23,7 +23,7 @@ import (
 // input, and the journal as standard error. It returns when the container's init has ended and
 // the generation is removed.
 //
-// Standard error is the generation's log meanwhile, and the journal gets a copy.
+// Standard error is the generation's log during that time, and the journal gets a copy.
 func TakeOver(connection *os.File) error {
 	l, g, d, err := takeOver(connection)
 	if errors.Is(err, io.EOF) {
@@ -38,14 +38,14 @@ func TakeOver(connection *os.File) error {
 		_, tell := fmt.Fprint(d.Started, err)
 		return errors.Join(err, tell)
 	}
-	// The journal then names the unit's container even without a fault.
+	// So the journal names the unit's container even if no error occurs.
 	logrus.WithFields(logrus.Fields{"generation": g.ID, "container": g.Container.ID}).
 		Info("taking over the relay of a container")
 	err = supervise(l, g.ID, true, d)
 	return errors.Join(err, restore())
 }
 
-// takeOver has the conversation with the hook.
+// takeOver exchanges the messages with the hook.
 func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d handover.Descriptors, err error) {
 	conn, err := asConnection(connection)
 	if err != nil {
@@ -195,7 +195,7 @@ func checkPipe(f *os.File) error {
 	return nil
 }
 
-// checkPidfd checks that a pidfd is of a process of this number.
+// checkPidfd checks that a pidfd refers to a process with this number.
 func checkPidfd(f *os.File, pid int) error {
 	// proc_pid_fdinfo(5): of a pidfd there is a line "Pid:", which is -1 when the
 	// process has been reaped.
@@ -214,8 +214,8 @@ func checkPidfd(f *os.File, pid int) error {
 	return fmt.Errorf("descriptor %d is no pidfd", f.Fd())
 }
 
-// checkLock checks that a file is the generation's lock and that the opener holds the lock: else
-// another supervisor has the generation, or the hook has gone.
+// checkLock checks that a file is the generation's lock and that the opener holds the lock:
+// otherwise another supervisor has the generation, or the hook has ended.
 func checkLock(l paths.Layout, id string, f *os.File) error {
 	if err := handed(l, id, int(f.Fd())); err != nil {
 		return fmt.Errorf("generation %q: %w", id, err)
@@ -233,14 +233,14 @@ func checkLock(l paths.Layout, id string, f *os.File) error {
 // logToBoth makes standard error the generation's log, and copies the log to the journal, the
 // previous standard error, until restore.
 //
-// A writer does not wait for the journal.
+// Writers never wait for the journal.
 func logToBoth(l paths.Layout, id string) (restore func() error, err error) {
 	log, err := generation.OpenLog(l, id)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// A separate open file: an append moves the offset.
+	// Use a separate open file: an append moves the offset.
 	copied, err := os.Open(log.Name())
 	if err != nil {
 		return nil, err
@@ -295,8 +295,8 @@ func follow(log, journal *os.File) (stop func()) {
 	}
 }
 
-// copyLog copies the new text of a log. A failure of the journal has no consequence for the
-// relay, and no place to be reported.
+// copyLog copies the new text of a log. It ignores a failure of the journal, which does not affect
+// the relay and cannot be reported elsewhere.
 func copyLog(journal, log *os.File) {
 	at, err := log.Seek(0, io.SeekCurrent)
 	if info, is := log.Stat(); err == nil && is == nil && info.Size() < at {
@@ -305,7 +305,7 @@ func copyLog(journal, log *os.File) {
 	_, _ = io.Copy(journal, log)
 }
 
-// watch returns a file that can be read when another was written to.
+// watch returns a file that becomes readable when another file is written.
 func watch(path string) (*os.File, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

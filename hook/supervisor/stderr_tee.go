@@ -15,8 +15,8 @@ import (
 // line of a panic and the last line.
 type stderrTee struct {
 	to io.Writer
-	// wrap makes a JSON entry of a line that is none: Go's runtime and C libraries print plain
-	// lines. own has the fields of such an entry.
+	// wrap converts a plain line, such as those of Go's runtime and C libraries, to a JSON entry.
+	// own has the fields of such an entry.
 	wrap bool
 	own  map[string]string
 
@@ -28,7 +28,7 @@ type stderrTee struct {
 // maxLine limits the kept bytes of a line: a relay may never end a line.
 const maxLine = 16 << 10
 
-// maxWord limits the bytes of a relay's line in a log line of the supervisor.
+// maxWord limits the bytes of a relay's line that the supervisor quotes in a log line.
 const maxWord = 400
 
 // Write has one caller at a time.
@@ -95,7 +95,7 @@ func isPanic(line string) bool {
 	return false
 }
 
-// words returns the first line of a panic, empty without a panic, and the last line.
+// words returns the first line of a panic, or "", and the last line.
 func (h *stderrTee) words() (panicked, last string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -50,9 +50,9 @@ type supervisor struct {
 	failures []time.Time // of the last failureTime
 	restart  *time.Timer
 	status   generation.Status
-	// held is the requested state without a relay, StateStopped or StateDrained; else empty.
+	// held is the requested state without a relay, StateStopped or StateDrained, or empty.
 	held string
-	// insist fires when a relay that was stopped should have ended.
+	// insist fires when a stopped relay should have ended.
 	insist *time.Timer
 	// refusal answers in place of a relay; nil while a relay answers, or soon will.
 	refusal *refusal
@@ -113,7 +113,7 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 		if !errors.Is(err, sandbox.ErrSilent) {
 			answer = err.Error()
 		}
-		// Launch ends this process; but a hook may not have waited.
+		// Launch ends this process, unless the hook did not wait.
 		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
 	_, _ = fmt.Fprint(d.Started, answer) // a hook that has not waited does not read the answer
@@ -142,7 +142,7 @@ func (s *supervisor) limit() {
 	s.limited = cgroup.ReadLimited("/proc", s.generation.ID, s.unit)
 }
 
-// handed checks that Launch handed this generation to this process: the descriptor is the
+// handed checks that Launch started this process for this generation: the descriptor is the
 // generation's lock.
 func handed(l paths.Layout, id string, alive int) error {
 	if !generation.IsID(id) {
@@ -177,7 +177,7 @@ func (s *supervisor) begin(id string, socket *os.File) (<-chan admin.Request, er
 	return requests, nil
 }
 
-// loop is the life of the supervisor.
+// loop is the supervisor's event loop.
 func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) error {
 	init := int(s.init.Fd())
 	initEnded := make(chan error, 1)
@@ -193,7 +193,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 		}
 		select {
 		case err := <-initEnded:
-			// Not seen in practice: a supervisor that cannot watch init must not stay.
+			// Never observed: a supervisor that cannot watch init must not stay.
 			return errors.Join(err, s.end())
 		case <-stop:
 			s.log.Info("asked to stop: ending the relay, although the container lives")
@@ -266,7 +266,7 @@ func (s *supervisor) requested(r admin.Request) {
 // inspect asks a ready relay for a report.
 func (s *supervisor) inspect(r admin.Request) {
 	if s.status.State == generation.StateReady {
-		// Do not ask again while an answer is due.
+		// Do not ask again while a request is pending.
 		var err error
 		s.inspecting = slices.DeleteFunc(s.inspecting, func(r admin.Request) bool { return time.Now().After(r.Late) })
 		if !slices.Contains(s.relay.asked, launch.RequestReport) {
@@ -289,8 +289,8 @@ func (s *supervisor) inspected(report *launch.Report, why string) {
 	s.inspecting = nil
 }
 
-// hold ends the relay and starts no other. A drained relay can be stopped: a copy that never ends
-// would hold the relay for ever.
+// hold ends the relay and starts no other. A draining relay can be stopped, because a copy that
+// never ends would block it for ever.
 func (s *supervisor) hold(state string) {
 	if s.held == generation.StateStopped || s.held == state {
 		return
@@ -324,7 +324,7 @@ func (s *supervisor) hold(state string) {
 	}
 }
 
-// rest is the state without a relay that was asked for.
+// rest enters the requested state without a relay.
 func (s *supervisor) rest() {
 	if t, ended := s.endTests(); ended { // a reader of this state may unload the driver
 		s.testsDone(t)
@@ -397,7 +397,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return err
 	}
-	// Record the process before any client can meet the relay: the sandbox is not complete yet.
+	// Record the process before a client can connect to the relay: the sandbox is not complete yet.
 	s.relay = r
 	s.status.Starts++
 	s.status.Relay = &r.process
@@ -421,7 +421,7 @@ func (s *supervisor) start() error {
 	return nil
 }
 
-// answered handles the relay's word on a configuration.
+// answered handles the relay's answer to a configuration.
 func (s *supervisor) answered(a launch.Status) {
 	to, asked := s.relay.answered()
 	if !asked {
@@ -457,7 +457,7 @@ func (s *supervisor) answered(a launch.Status) {
 	}
 }
 
-// kill ends a relay that is of no use; exited comes next.
+// kill ends an unusable relay; exited comes next.
 func (s *supervisor) kill(reason string) {
 	if err := s.relay.kill(reason); err != nil {
 		s.log.WithError(err).Error("killing the relay")
@@ -493,7 +493,7 @@ func (s *supervisor) exited(err error) {
 	s.failed(reason)
 }
 
-// drop forgets a relay that has ended.
+// drop releases the resources of an ended relay.
 func (s *supervisor) drop() {
 	s.relay.close()
 	s.relay, s.status.Relay = nil, nil
@@ -532,14 +532,14 @@ func (s *supervisor) failed(reason string) {
 	s.refuse(down.Error())
 }
 
-// tell writes to the host's log: the generation's log goes with the container.
+// tell writes to the host's log, because the generation's log is removed with the container.
 func (s *supervisor) tell(severity int, message string) {
 	if err := journal.Tell(s.layout, severity, s.generation.Container.ID, s.generation.ID, message); err != nil {
 		s.log.WithError(err).Warn("writing to the host's log failed")
 	}
 }
 
-// lanesChanged reads the generation again and tells the relay.
+// lanesChanged reads the generation again and sends the lanes to the relay.
 func (s *supervisor) lanesChanged() error {
 	if s.status.State == generation.StateDown {
 		return fmt.Errorf("the relay is down: %s", s.status.Error)
@@ -564,7 +564,7 @@ func (s *supervisor) lanesChanged() error {
 	return nil
 }
 
-// told is the generation's configuration with the network that this supervisor has found.
+// told returns the generation's configuration with the network that this supervisor detected.
 func (s *supervisor) told() launch.Config {
 	config := s.generation.Config
 	config.Network, config.NoNetwork = s.networking.Where, s.networking.Why
@@ -578,7 +578,8 @@ func (s *supervisor) told() launch.Config {
 func (s *supervisor) configure() {
 	s.writeTopology()
 	config := s.told()
-	// this supervisor answers claims and reads reports of ends, also for a generation of an earlier release
+	// this supervisor answers claims and reads reports of ends, even if the generation is of an
+	// earlier release
 	config.Admission, config.HostAdmission, config.Endings = true, true, true
 	if err := s.relay.configure(s.knowing(hostnetwork.Fitting(config))); err != nil {
 		// The relay has closed the socket and is ending; the next relay gets the configuration.
@@ -586,7 +587,7 @@ func (s *supervisor) configure() {
 	}
 }
 
-// note writes the status of the relay.
+// note records the status of the relay.
 func (s *supervisor) note(state, reason string) {
 	s.status.State, s.status.Error = state, reason
 	if err := generation.WriteJSON(generation.StatusFile(s.layout, s.generation.ID), s.status); err != nil {
@@ -616,7 +617,7 @@ func (s *supervisor) end() error {
 		err = group.Leave()
 	}
 	if err != nil {
-		// Removing the group would now end the supervisor itself. Collect can.
+		// Removing the group would now kill the supervisor itself; leave that to Collect.
 		return errors.Join(append(errs, fmt.Errorf("leaving the control group: %w", err))...)
 	}
 	held, err := generation.LockGeneration(s.layout, s.generation.ID, generation.LockTimeout)

@@ -8,8 +8,8 @@ import (
 )
 
 // writeTopology puts the container's virtual switch beside the socket, for NCCL's plugin, before
-// the relay learns the lanes: every client that knows the lanes finds the file. Without the file
-// NCCL uses the topology of the host.
+// the relay gets the lanes, so that every client that knows the lanes finds the file. Without the
+// file NCCL uses the topology of the host.
 func (s *supervisor) writeTopology() {
 	if err := writeTopology(s.layout, s.generation, s.told().Local()); err != nil {
 		s.log.WithError(err).Warn("NCCL gets no topology file for this container")

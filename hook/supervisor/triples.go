@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// tripleTests is a supervisor's part in tests of triples. It belongs to its loop.
+// tripleTests is the supervisor's state of tests of triples. The loop owns the state.
 type tripleTests struct {
 	cancel context.CancelFunc // while some are tested
 	found  chan launch.Triple // one by one
@@ -68,7 +68,7 @@ func (s *supervisor) triplesAdded() bool {
 	})
 }
 
-// tripleFound takes a result, and tells the relay.
+// tripleFound records a result, and sends it to the relay.
 func (s *supervisor) tripleFound(t launch.Triple) {
 	s.triples.known = append(slices.DeleteFunc(s.triples.known, func(k launch.Triple) bool {
 		return launch.ContainsTriple([]launch.TripleName{t.TripleName}, k.TripleName)
@@ -101,7 +101,7 @@ func (s *supervisor) triplesDone(err error) {
 	}
 }
 
-// finishTriples takes the last results of a test of triples.
+// finishTriples records the last results of a test of triples.
 func (s *supervisor) finishTriples(err error) {
 	s.triples.cancel()
 	found := s.triples.found
@@ -114,7 +114,7 @@ func (s *supervisor) finishTriples(err error) {
 	}
 }
 
-// endTriples ends a test that is under way, and waits for its end.
+// endTriples cancels a running test, and waits for its end.
 func (s *supervisor) endTriples() {
 	if s.triples.cancel == nil {
 		return

@@ -19,14 +19,14 @@ func TestRepeatedFiguresEqualThoseOfTheNCCLPage(t *testing.T) {
 		// order has the places of no variable, NET/Socket, best NET/Socket and NVLink among the numbers.
 		order [4]int
 	}{
-		{readme, "|  | 256 MiB |", "two H200, 2026-11-26 |", [4]int{0, 1, 2, 3}},
+		{readme, "|  | 256 MiB |", "two H100, 2026-11-26 |", [4]int{0, 1, 2, 3}},
 		{readme, "|  | 1 MiB |", "| the same, 1 MiB |", [4]int{0, 1, 2, 3}},
 		{readme, "|  | 64 KiB |", "| the same, 64 KiB |", [4]int{0, 1, 2, 3}},
 		{readme, "|  | 8 B, queued on the GPU |", "| the same, 8 bytes queued on the GPU |", [4]int{0, 1, 2, 3}},
 		{readme, "| all_to_all | 256 MiB |", "| all_to_all, 256 MiB |", [4]int{0, 1, 2, 3}},
 		{comparison, "|  | 256 MiB |", "no variable set, GB/s |", [4]int{0, 2, 3, 1}},
 		{comparison, "|  | 1 MiB |", "| all_reduce, 1 MiB |", [4]int{0, 2, 3, 1}},
-		{comparison, "| all_reduce | 8 B |", "| all_reduce, 8 bytes |", [4]int{0, 2, 3, 1}},
+		{comparison, "|  | 8 B, queued on the GPU |", "| all_reduce, 8 bytes queued |", [4]int{0, 2, 3, 1}},
 	} {
 		want := number.FindAllString(rowOf(t, nccl, c.row), -1)
 		got := number.FindAllString(rowOf(t, c.page, c.label), -1)

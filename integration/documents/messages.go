@@ -44,7 +44,7 @@ func Messages(root string) ([]Message, error) {
 // explanation.
 var products = []string{"cdi", "cmd", "config", "cuda", "hook", "relay", "topo"}
 
-var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed|traffic)|topo/(recorded|internal/topotest)|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(softdevice|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
+var notProducts = regexp.MustCompile(`^(cuda/(sim|conformance|kernels)|cmd/peerlane/(bench|bundle|demo|measure|testbed)|topo/(recorded|internal/topotest)|relay/wire/generate|relay/(libpeerlane|nccl)/build|relay/verbs/(softdevice|conformance)|cmd/manual)(/|$)|/testdata(/|$)`)
 
 // verb matches a verb of package fmt.
 var verb = regexp.MustCompile(`%[-+# 0]*(\*|\d+)?(\.(\*|\d+)?)?(\[\d+\])?[a-zA-Z]`)

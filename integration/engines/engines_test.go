@@ -533,6 +533,12 @@ var (
 func (r row) takeTurn(t *testing.T) {
 	t.Helper()
 	t.Parallel()
+	r.waitForTurn(t)
+}
+
+// waitForTurn is the second part of takeTurn, for a parallel test that prepares something before.
+func (r row) waitForTurn(t *testing.T) {
+	t.Helper()
 	if turn := turns[r.containers]; turn != nil {
 		turn.Lock()
 		t.Cleanup(turn.Unlock)

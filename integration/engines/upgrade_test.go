@@ -42,7 +42,18 @@ func TestPodmanUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: container engines make namespaces and cgroups")
 	}
-	row{name: "podman-4.3", containers: podmans}.takeTurn(t)
+	t.Parallel()
+	// A release that serves no client, and a release that serves no supervisor of the earlier commit.
+	const later = wire.NewestVersion + 1
+	withoutClient := build(t, "../../relay/wire/protocol.go", map[string]string{
+		fmt.Sprintf("OldestVersion = %d", wire.OldestVersion): fmt.Sprintf("OldestVersion = %d", later),
+		fmt.Sprintf("NewestVersion = %d", wire.NewestVersion): fmt.Sprintf("NewestVersion = %d", later),
+	})
+	withoutSupervisor := build(t, "../../relay/launch/version.go", map[string]string{
+		fmt.Sprintf("OldestVersion = %d", launch.OldestVersion): fmt.Sprintf("OldestVersion = %d", launch.Version+1),
+		fmt.Sprintf("Version       = %d", launch.Version):       fmt.Sprintf("Version       = %d", launch.Version+1),
+	})
+	row{name: "podman-4.3", containers: podmans}.waitForTurn(t)
 	u := newPodmanUpgrade(t)
 	a, z := u.run("a", 0), u.run("z", 1)
 	earlier.Introduce(a, z, earlier.NewestVersion, earlier.NewestVersion, patience)
@@ -71,22 +82,13 @@ func TestPodmanUpgradeKeepsContainersOfEarlierCommit(t *testing.T) {
 	u.runsInstalledRelay(stopped)
 	u.runsInstalledRelay(z)
 
-	// A release that serves no client of the earlier commit.
-	const later = wire.NewestVersion + 1
-	u.install("2.0", u.build("../../relay/wire/protocol.go", map[string]string{
-		fmt.Sprintf("OldestVersion = %d", wire.OldestVersion): fmt.Sprintf("OldestVersion = %d", later),
-		fmt.Sprintf("NewestVersion = %d", wire.NewestVersion): fmt.Sprintf("NewestVersion = %d", later),
-	}), u.library)
+	u.install("2.0", withoutClient, u.library)
 	u.kill(u.relay(z))
 	u.refuses(z, wire.StatusVersion, fmt.Sprintf(
 		"the client speaks versions %d to %d of Peerlane's protocol, this relay %d to %d",
 		wire.OldestVersion, earlier.NewestVersion, later, later))
 
-	// A release that serves no supervisor of the earlier commit.
-	u.install("3.0", u.build("../../relay/launch/version.go", map[string]string{
-		fmt.Sprintf("OldestVersion = %d", launch.OldestVersion): fmt.Sprintf("OldestVersion = %d", launch.Version+1),
-		fmt.Sprintf("Version       = %d", launch.Version):       fmt.Sprintf("Version       = %d", launch.Version+1),
-	}), u.library)
+	u.install("3.0", withoutSupervisor, u.library)
 	u.kill(u.relay(z))
 	u.refuses(z, wire.StatusRelayDied, fmt.Sprintf(
 		"the supervisor speaks version 0 of the messages to its relay, this relay versions %d to %[1]d", launch.Version+1))
@@ -343,23 +345,23 @@ func (u *podmanUpgrade) deb(name, version string, files, scripts map[string]stri
 }
 
 // build compiles hook and relay of this commit with changed lines of a file.
-func (u *podmanUpgrade) build(file string, lines map[string]string) (dir string) {
-	u.Helper()
-	dir = u.TempDir()
+func build(t *testing.T, file string, lines map[string]string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
 	text, err := os.ReadFile(file)
 	if err != nil {
-		u.Fatal(err)
+		t.Fatal(err)
 	}
 	changed := string(text)
 	for from, to := range lines {
 		if strings.Count(changed, "\t"+from+"\n") != 1 {
-			u.Fatalf("%s has no line %q", file, from)
+			t.Fatalf("%s has no line %q", file, from)
 		}
 		changed = strings.ReplaceAll(changed, "\t"+from+"\n", "\t"+to+"\n")
 	}
 	path, err := filepath.Abs(file)
 	if err != nil {
-		u.Fatal(err)
+		t.Fatal(err)
 	}
 	overlay, err := json.Marshal(map[string]map[string]string{"Replace": {path: filepath.Join(dir, "changed.go")}})
 	if err == nil {
@@ -369,7 +371,7 @@ func (u *podmanUpgrade) build(file string, lines map[string]string) (dir string)
 		err = os.WriteFile(filepath.Join(dir, "overlay.json"), overlay, 0o644)
 	}
 	if err != nil {
-		u.Fatal(err)
+		t.Fatal(err)
 	}
 	for _, program := range []string{"peerlane-hook", "peerlane-relay"} {
 		c := exec.Command("go", "build", "-buildvcs=false", "-overlay", filepath.Join(dir, "overlay.json"), "-o",
@@ -378,7 +380,7 @@ func (u *podmanUpgrade) build(file string, lines map[string]string) (dir string)
 			c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		}
 		if out, err := c.CombinedOutput(); err != nil {
-			u.Fatalf("%s: %v: %s", strings.Join(c.Args, " "), err, out)
+			t.Fatalf("%s: %v: %s", strings.Join(c.Args, " "), err, out)
 		}
 	}
 	return dir

@@ -32,6 +32,7 @@ const (
 	Relay        = "peerlane-relay"
 	Runtime      = "peerlane-runtime"
 	WireGenerate = "wire-generate"
+	Traffic      = "traffic-client"
 )
 
 // program is the source folder of a program, and whether it links C.
@@ -46,6 +47,7 @@ var all = map[string]program{
 	Relay:        {"cmd/peerlane-relay", true},
 	Runtime:      {"cmd/peerlane-runtime", false}, // static and without symbols, as in packages
 	WireGenerate: {"relay/wire/generate", false},
+	Traffic:      {"integration/traffic/client", true},
 }
 
 // Build builds programs into dir, an existing directory; without names, every program that a test

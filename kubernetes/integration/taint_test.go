@@ -85,6 +85,10 @@ func TestClusterPortDownTaintsItsLanes(t *testing.T) {
 	// No healthy lane is left.
 	c.create(claiming(c.pod("c", "d"), "gpu-with-staged-lane"))
 	c.untilPending("c", "cannot allocate all claims")
+	if said := c.mustDo(kubelet, "explain", "c"); !strings.Contains(said, " with peerlane.dev/no-network") ||
+		!strings.Contains(said, " by default/a-devices-") {
+		t.Errorf("explain says %s", said)
+	}
 	c.setPort(nic, portActive)
 	t.Logf("the taint is gone after %v", c.until(maxDelay, "no lane has the taint",
 		tainted(false)).Round(100*time.Millisecond))

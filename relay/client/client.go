@@ -64,8 +64,9 @@ type Session struct {
 	handOvers   map[uint32]*HandOver
 	keeping     bool         // a goroutine keeps those that have ended at their end
 	ring        *ring.Client // nil once closed
+	lists       lists
 
-	lists    sync.Mutex // held while the allocations of one range are sent
+	exports  sync.Mutex // held while the allocations of one range are sent
 	spinners atomic.Int32
 	readers  sync.WaitGroup
 }
@@ -527,8 +528,8 @@ func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts [
 	if len(parts) > wire.MaxParts {
 		return nil, wire.Errorf(wire.StatusLimit, "a range of %d allocations; %d are possible: export it in several ranges", len(parts), wire.MaxParts)
 	}
-	s.lists.Lock()
-	defer s.lists.Unlock()
+	s.exports.Lock()
+	defer s.exports.Unlock()
 	for _, p := range parts {
 		if err := s.sendPart(p); err != nil {
 			// What was sent belongs to no other range.

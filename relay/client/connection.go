@@ -146,28 +146,35 @@ func (c *Connection) submit(d wire.Descriptor) (*Operation, error) {
 	s := c.session
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	op, wake, err := c.postLocked(d)
+	if wake {
+		poll.Ring(s.wakeRelay)
+	}
+	return op, err
+}
+
+// postLocked puts an operation into the ring, and reports whether the relay has to be woken.
+// The session's lock is held.
+func (c *Connection) postLocked(d wire.Descriptor) (op *Operation, wake bool, err error) {
+	s := c.session
 	if s.broken != nil {
-		return nil, s.broken
+		return nil, false, s.broken
 	}
 	if err := s.inTurn(c, d); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	s.cookie++
 	d.Cookie = s.cookie
-	wake, err := s.ring.Post(d)
-	if err != nil {
-		return nil, err
+	if wake, err = s.ring.Post(d); err != nil {
+		return nil, false, err
 	}
-	op := &Operation{connection: c, cookie: d.Cookie, done: make(chan struct{})}
+	op = &Operation{connection: c, cookie: d.Cookie, done: make(chan struct{})}
 	s.operations[op.cookie] = op
 	if d.Flags&wire.InTurn != 0 {
 		op.turn = s.handOvers[d.WaitTimeline]
 		op.turn.operations++
 	}
-	if wake {
-		poll.Ring(s.wakeRelay)
-	}
-	return op, nil
+	return op, wake, nil
 }
 
 // Operation is a send or a receive that was posted.
@@ -179,10 +186,15 @@ type Operation struct {
 	moved      uint64
 	failure    error // set where the session broke
 	turn       *HandOver
+	span       *span  // of a list
+	failed     uint32 // of a list: the first entry that did
 }
 
 func (op *Operation) end(moved uint64, failure error) {
 	op.moved, op.failure = moved, failure
+	if op.span != nil {
+		op.connection.session.lists.giveBack(op.span)
+	}
 	close(op.done)
 }
 
@@ -210,7 +222,7 @@ func (c *Connection) explain(status wire.Status) error {
 	switch status {
 	case wire.StatusOK:
 		return nil
-	case wire.StatusBadKey, wire.StatusNoReverseConnection, wire.StatusTruncated, wire.StatusCanceled, wire.StatusMalformed, wire.StatusUnknownMemory, wire.StatusUnknownEvent,
+	case wire.StatusBadKey, wire.StatusNoReverseConnection, wire.StatusVersion, wire.StatusTruncated, wire.StatusCanceled, wire.StatusMalformed, wire.StatusUnknownMemory, wire.StatusUnknownEvent,
 		wire.StatusWrongGPU, wire.StatusNotPermitted, wire.StatusOutOfRange:
 		// Of this operation alone: the connection stays up.
 		return &wire.Error{Status: status, Reason: fmt.Sprintf("on the connection with %s: %v", c.Peer, status)}
@@ -285,7 +297,7 @@ func (s *Session) drain() {
 		took = true
 		if op := s.operations[c.Cookie]; op != nil {
 			delete(s.operations, c.Cookie)
-			op.status = wire.Status(c.Status)
+			op.status, op.failed = wire.Status(c.Status), c.Entry
 			if op.turn != nil {
 				op.turn.operations--
 			}

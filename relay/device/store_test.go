@@ -21,7 +21,7 @@ func storeAll() error {
 	if err != nil {
 		return err
 	}
-	if err := g.OpenStores(); err != nil {
+	if err := g.OpenStores(true); err != nil {
 		fmt.Printf("none: %v", errors.Is(err, cuda.ErrNotSupported))
 		if g.Writes().NoStores == "" {
 			return errors.New("no reason is reported")
@@ -94,7 +94,7 @@ func storeLimits() error {
 	if err != nil {
 		return err
 	}
-	if err := g.OpenStores(); err != nil {
+	if err := g.OpenStores(false); err != nil {
 		return err
 	}
 	var memories []*device.Memory

@@ -251,23 +251,7 @@ func (q *Queue) measure(at Place) (Writes, error) {
 		return func() (bool, error) { return d.EventQuery(event) }, err
 	}
 	median := func(n uint64, write func(uint64) (func() (bool, error), error)) (time.Duration, error) {
-		var times []time.Duration
-		for range measureRounds {
-			since := time.Now()
-			over, err := write(n)
-			for ready := false; err == nil && !ready; {
-				if time.Since(begun) > measureTime {
-					return 0, nil
-				}
-				ready, err = over()
-			}
-			if err != nil {
-				return 0, err
-			}
-			times = append(times, time.Since(since))
-		}
-		slices.Sort(times)
-		return times[len(times)/2], nil
+		return medianOf(begun, func() (func() (bool, error), error) { return write(n) })
 	}
 	stored := func(n uint64) (func() (bool, error), error) {
 		return func() (bool, error) { return true, nil }, store(at.stores, unsafe.Slice((*byte)(from), n), true)
@@ -292,17 +276,46 @@ func (q *Queue) measure(at Place) (Writes, error) {
 			return Writes{}, err
 		}
 		found.Measured = append(found.Measured, t)
-		// A message of 8 bytes has to arrive as a whole.
-		if n == wordBytes || (t.Words != 0 && t.Words <= t.Rows && found.MostWords == n/2) {
-			found.MostWords = n
-		}
-		fastest := t.Rows
-		if t.Words != 0 {
-			fastest = min(fastest, t.Words)
-		}
-		if t.Stores != 0 && t.Stores <= fastest && (n == wordBytes || found.MostStores == n/2) {
-			found.MostStores = n
-		}
+		found.choose(t)
 	}
 	return found, nil
+}
+
+// choose takes the next larger size into account: a method is used up to the largest size below
+// which none was faster.
+func (w *Writes) choose(t WriteTime) {
+	n := t.Bytes
+	// A message of 8 bytes has to arrive as a whole.
+	if n == wordBytes || (t.Words != 0 && t.Words <= t.Rows && w.MostWords == n/2) {
+		w.MostWords = n
+	}
+	fastest := t.Rows
+	if t.Words != 0 {
+		fastest = min(fastest, t.Words)
+	}
+	if t.Stores != 0 && t.Stores <= fastest && (n == wordBytes || w.MostStores == n/2) {
+		w.MostStores = n
+	}
+}
+
+// medianOf is the median time of measureRounds writes until each is over; 0 if measureTime has
+// passed since begun.
+func medianOf(begun time.Time, write func() (func() (bool, error), error)) (time.Duration, error) {
+	var times []time.Duration
+	for range measureRounds {
+		since := time.Now()
+		over, err := write()
+		for ready := false; err == nil && !ready; {
+			if time.Since(begun) > measureTime {
+				return 0, nil
+			}
+			ready, err = over()
+		}
+		if err != nil {
+			return 0, err
+		}
+		times = append(times, time.Since(since))
+	}
+	slices.Sort(times)
+	return times[len(times)/2], nil
 }

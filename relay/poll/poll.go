@@ -35,14 +35,6 @@ const (
 // hurry comes through memory.
 const lookTime = 5 * time.Microsecond
 
-// While the loop spins, a poller without progress for hotTime has its turn once in coldRounds
-// rounds. A relay has a poller for each connection, and few of them are in use at once: with 100
-// others a message waited 0.5 µs for its turn.
-const (
-	hotTime    = 200 * time.Microsecond
-	coldRounds = 8
-)
-
 // Poller is something that has to be looked at.
 type Poller interface {
 	// Poll does what can be done now and reports whether anything was.
@@ -62,23 +54,16 @@ type Loop struct {
 	epoll   int
 	wake    int // eventfd
 	watched map[int32]func(events uint32)
-	pollers []registered
+	pollers []Poller
 	stopped bool
 	start   time.Time
 	now     time.Duration // of this round
 	looked  time.Duration // for descriptors, the last time
-	round   uint
 
 	mu       sync.Mutex
 	tasks    []func()
 	sleeping bool
 	ended    bool
-}
-
-// registered is a poller, and the round in which it last made progress.
-type registered struct {
-	Poller
-	last time.Duration
 }
 
 // New makes a loop; Run runs it.
@@ -203,13 +188,13 @@ func (l *Loop) Unwatch(fd int) {
 func (l *Loop) Now() time.Duration { return l.now }
 
 // Add registers a poller.
-func (l *Loop) Add(p Poller) { l.pollers = append(l.pollers, registered{p, l.now}) }
+func (l *Loop) Add(p Poller) { l.pollers = append(l.pollers, p) }
 
 // Remove takes a poller away; it may be called from within Poll.
 func (l *Loop) Remove(p Poller) {
-	kept := make([]registered, 0, len(l.pollers))
+	kept := make([]Poller, 0, len(l.pollers))
 	for _, other := range l.pollers {
-		if other.Poller != p {
+		if other != p {
 			kept = append(kept, other)
 		}
 	}
@@ -228,8 +213,10 @@ func (l *Loop) Run() {
 	for !l.stopped {
 		l.now = time.Since(l.start)
 		progress := l.runTasks()
-		if l.poll(l.now-last < SpinTime) {
-			progress = true
+		for _, p := range l.pollers {
+			if p.Poll() {
+				progress = true
+			}
 		}
 		if l.now-l.looked >= lookTime && l.dispatch(0) {
 			progress = true
@@ -261,25 +248,6 @@ func (l *Loop) Run() {
 		l.disarm()
 	}
 	l.end()
-}
-
-// poll polls each poller, or while the loop spins the hot ones and a share of the others. It
-// reports whether one of them made progress.
-func (l *Loop) poll(spins bool) bool {
-	progress := false
-	l.round++
-	pollers, cold := l.pollers, l.round%coldRounds
-	for i := range pollers {
-		p := &pollers[i]
-		if spins && l.now-p.last > hotTime && uint(i)%coldRounds != cold {
-			continue
-		}
-		if p.Poll() {
-			p.last = l.now
-			progress = true
-		}
-	}
-	return progress
 }
 
 func (l *Loop) runTasks() bool {

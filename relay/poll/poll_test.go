@@ -51,65 +51,6 @@ func TestDescriptorsHaveTheirTurn(t *testing.T) {
 	}
 }
 
-// counter is a poller with nothing to do. It counts the rounds between its turns.
-type counter struct {
-	busy          *tireless
-	turns, before int
-	longest       int
-}
-
-func (c *counter) Poll() bool {
-	c.turns++
-	if c.turns > 1 {
-		c.longest = max(c.longest, c.before-c.busy.rounds)
-	}
-	c.before = c.busy.rounds
-	return false
-}
-func (c *counter) Busy() bool { return false }
-func (c *counter) Arm() bool  { return false }
-func (c *counter) Disarm()    {}
-
-// Pollers that have had nothing for a while have fewer turns, and none waits for more than eight
-// rounds.
-func TestIdlePollersHaveATurnInEightRounds(t *testing.T) {
-	l, err := New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const rounds = 100_000
-	busy := &tireless{l, rounds}
-	l.Add(busy)
-	var idle []*counter
-	for range 20 {
-		c := &counter{busy: busy}
-		idle = append(idle, c)
-		l.Add(c)
-	}
-	l.Run()
-	for i, c := range idle {
-		if c.longest > coldRounds || c.turns < rounds/coldRounds || c.turns > rounds/2 {
-			t.Errorf("poller %d had %d turns in %d rounds, and waited %d rounds for one", i, c.turns, rounds, c.longest)
-		}
-	}
-}
-
-// BenchmarkRoundBesideIdlePollers is a round of a loop that has 100 pollers, one of which has
-// something to do.
-func BenchmarkRoundBesideIdlePollers(b *testing.B) {
-	l, err := New()
-	if err != nil {
-		b.Fatal(err)
-	}
-	busy := &tireless{l, b.N}
-	l.Add(busy)
-	for range 99 {
-		l.Add(&counter{busy: busy})
-	}
-	b.ResetTimer()
-	l.Run()
-}
-
 // BenchmarkRound is a round of a loop that has something to do.
 func BenchmarkRound(b *testing.B) {
 	l, err := New()

@@ -20,6 +20,8 @@
 #define PEERLANE_MAX_LISTENERS (256)
 #define PEERLANE_MAX_EVENTS (1024)
 #define PEERLANE_MAX_REGIONS (4096)
+/* Entries of all lists of a session whose operations have not ended. */
+#define PEERLANE_MAX_LIST_ENTRIES (262144)
 /* Server GPUs that one Statistics reports. */
 #define PEERLANE_MAX_SERVERS (8)
 /* Lanes of a container that one LanesReply names. */

@@ -13,7 +13,7 @@
 #define PEERLANE_REMOTE_KEY_MAGIC (0x59454b52454e414cull)
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
-#define PEERLANE_NEWEST_VERSION (4)
+#define PEERLANE_NEWEST_VERSION (5)
 /* The version from which a relay knows a message. One that does not ends the session */
 /* that has it, so a client whose relay is older does not send it. */
 #define PEERLANE_LANE_NIC_VERSION (2)
@@ -23,6 +23,9 @@
 /* The version from which a client allocates the pages of its host memory: HostMemory has */
 /* populates, and HostMemoryPopulated exists. */
 #define PEERLANE_POPULATE_VERSION (4)
+/* The version from which a relay has lists: OpReadList and OpWriteList of a client, and */
+/* PeerRanges and the messages after it of another relay. */
+#define PEERLANE_LIST_VERSION (5)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
 /* Flags of a Descriptor. InTurn: the operation begins when wait_timeline is */
@@ -45,6 +48,18 @@
 /* One-sided, by the side that connected, on what the other has offered. */
 #define PEERLANE_OP_READ (5)
 #define PEERLANE_OP_WRITE (6)
+/* The same for each ListEntryLayout of a list, which begins at `offset` bytes of the session's list */
+/* memory and has `length` entries. memory, key and remote_offset are 0. */
+#define PEERLANE_OP_READ_LIST (7)
+#define PEERLANE_OP_WRITE_LIST (8)
+/* Two relays exchange a list in parts of at most so many entries, and have at most so many */
+/* parts of a connection under way. */
+#define PEERLANE_PART_ENTRIES (1024)
+#define PEERLANE_PARTS_AT_ONCE (4)
+/* Ranges of one PeerRanges or PeerGrantRanges. */
+#define PEERLANE_MESSAGE_RANGES (60)
+/* The region of a PeerGrant whose ranges PeerGrantRanges brought. */
+#define PEERLANE_LIST_REGION (0xffffffff)
 /* What a relay would have of exported memory beside it: a DMABuf. */
 #define PEERLANE_WANTS_DMA_BUF (1)
 /* What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed */
@@ -129,6 +144,8 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_EVENT_CLOSE = 23,
 	PEERLANE_MESSAGE_EXPOSE = 80,
 	PEERLANE_MESSAGE_EXPOSED = 81,
+	PEERLANE_MESSAGE_LIST_MEMORY = 31,
+	PEERLANE_MESSAGE_LIST_MEMORY_MADE = 83,
 	PEERLANE_MESSAGE_REVOKE = 82,
 	PEERLANE_MESSAGE_PEER_HELLO = 32,
 	PEERLANE_MESSAGE_PEER_WELCOME = 33,
@@ -152,6 +169,11 @@ enum peerlane_message {
 	PEERLANE_MESSAGE_PEER_READ_DATA = 91,
 	PEERLANE_MESSAGE_PEER_BACK = 92,
 	PEERLANE_MESSAGE_PEER_BACK_REFUSED = 93,
+	PEERLANE_MESSAGE_PEER_RANGES = 94,
+	PEERLANE_MESSAGE_PEER_WRITE_LIST = 95,
+	PEERLANE_MESSAGE_PEER_READ_LIST = 96,
+	PEERLANE_MESSAGE_PEER_LIST_REFUSED = 97,
+	PEERLANE_MESSAGE_PEER_GRANT_RANGES = 98,
 	PEERLANE_MESSAGE_NIC_HELLO = 64,
 	PEERLANE_MESSAGE_NIC_REGION = 65,
 	PEERLANE_MESSAGE_NIC_WRITE = 66,
@@ -224,18 +246,46 @@ _Static_assert(offsetof(struct peerlane_descriptor, reserved4) == 104, "peerlane
 _Static_assert(offsetof(struct peerlane_descriptor, reserved5) == 112, "peerlane_descriptor.reserved5");
 _Static_assert(offsetof(struct peerlane_descriptor, reserved6) == 120, "peerlane_descriptor.reserved6");
 
-/* One ended operation in the completion ring. */
+/* Of list memory: `length` bytes at `offset` of a memory of the client, and from byte `at` on */
+/* of the region with the key. */
+struct peerlane_list_entry_layout {
+	uint32_t memory;
+	uint32_t reserved;
+	uint64_t offset;
+	uint64_t length;
+	uint64_t at;
+	uint8_t key[16];
+};
+_Static_assert(sizeof(struct peerlane_list_entry_layout) == 48, "peerlane_list_entry_layout");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, memory) == 0, "peerlane_list_entry_layout.memory");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, reserved) == 4, "peerlane_list_entry_layout.reserved");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, offset) == 8, "peerlane_list_entry_layout.offset");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, length) == 16, "peerlane_list_entry_layout.length");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, at) == 24, "peerlane_list_entry_layout.at");
+_Static_assert(offsetof(struct peerlane_list_entry_layout, key) == 32, "peerlane_list_entry_layout.key");
+
+/* Bytes of a region. */
+struct peerlane_range {
+	uint64_t at;
+	uint64_t length;
+};
+_Static_assert(sizeof(struct peerlane_range) == 16, "peerlane_range");
+_Static_assert(offsetof(struct peerlane_range, at) == 0, "peerlane_range.at");
+_Static_assert(offsetof(struct peerlane_range, length) == 8, "peerlane_range.length");
+
+/* One ended operation in the completion ring. entry is the index of the first entry that */
+/* failed, of a list that did. */
 struct peerlane_completion {
 	uint64_t cookie;
 	uint64_t length;
 	uint32_t status;
-	uint32_t reserved;
+	uint32_t entry;
 };
 _Static_assert(sizeof(struct peerlane_completion) == 24, "peerlane_completion");
 _Static_assert(offsetof(struct peerlane_completion, cookie) == 0, "peerlane_completion.cookie");
 _Static_assert(offsetof(struct peerlane_completion, length) == 8, "peerlane_completion.length");
 _Static_assert(offsetof(struct peerlane_completion, status) == 16, "peerlane_completion.status");
-_Static_assert(offsetof(struct peerlane_completion, reserved) == 20, "peerlane_completion.reserved");
+_Static_assert(offsetof(struct peerlane_completion, entry) == 20, "peerlane_completion.entry");
 
 /* The first page of the submit memory; the client writes all of it. */
 struct peerlane_submit_page {
@@ -813,6 +863,28 @@ _Static_assert(offsetof(struct peerlane_exposed, region) == 8, "peerlane_exposed
 _Static_assert(offsetof(struct peerlane_exposed, reserved) == 12, "peerlane_exposed.reserved");
 _Static_assert(offsetof(struct peerlane_exposed, key) == 16, "peerlane_exposed.key");
 
+/* From ListVersion on. The relay makes the memory of lists, MaxListEntries of ListEntryLayout, and */
+/* answers later requests of the session with the same memory. */
+struct peerlane_list_memory {
+	uint32_t type;
+	uint32_t sequence;
+};
+_Static_assert(sizeof(struct peerlane_list_memory) == 8, "peerlane_list_memory");
+_Static_assert(offsetof(struct peerlane_list_memory, type) == 0, "peerlane_list_memory.type");
+_Static_assert(offsetof(struct peerlane_list_memory, sequence) == 4, "peerlane_list_memory.sequence");
+
+/* With one descriptor: the memory, to be mapped for reading and writing. The client allocates */
+/* the pages. The relay copies entries by pread(), which needs no pages. */
+struct peerlane_list_memory_made {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t bytes;
+};
+_Static_assert(sizeof(struct peerlane_list_memory_made) == 16, "peerlane_list_memory_made");
+_Static_assert(offsetof(struct peerlane_list_memory_made, type) == 0, "peerlane_list_memory_made.type");
+_Static_assert(offsetof(struct peerlane_list_memory_made, sequence) == 4, "peerlane_list_memory_made.sequence");
+_Static_assert(offsetof(struct peerlane_list_memory_made, bytes) == 8, "peerlane_list_memory_made.bytes");
+
 /* Answered by Done when no operation touches the range any more. */
 struct peerlane_revoke {
 	uint32_t type;
@@ -1167,6 +1239,91 @@ _Static_assert(offsetof(struct peerlane_peer_back_refused, sequence) == 4, "peer
 _Static_assert(offsetof(struct peerlane_peer_back_refused, status) == 8, "peerlane_peer_back_refused.status");
 _Static_assert(offsetof(struct peerlane_peer_back_refused, reserved) == 12, "peerlane_peer_back_refused.reserved");
 _Static_assert(offsetof(struct peerlane_peer_back_refused, reason) == 16, "peerlane_peer_back_refused.reason");
+
+/* Ranges of exposed memory, of the PeerWriteList or PeerReadList that will come: `count` of */
+/* them under one key. The bytes of all ranges, in their order, are one message. */
+struct peerlane_peer_ranges {
+	uint32_t type;
+	uint32_t sequence;
+	uint8_t key[16];
+	uint32_t count;
+	uint32_t reserved;
+	struct peerlane_range range[60];
+};
+_Static_assert(sizeof(struct peerlane_peer_ranges) == 992, "peerlane_peer_ranges");
+_Static_assert(offsetof(struct peerlane_peer_ranges, type) == 0, "peerlane_peer_ranges.type");
+_Static_assert(offsetof(struct peerlane_peer_ranges, sequence) == 4, "peerlane_peer_ranges.sequence");
+_Static_assert(offsetof(struct peerlane_peer_ranges, key) == 8, "peerlane_peer_ranges.key");
+_Static_assert(offsetof(struct peerlane_peer_ranges, count) == 24, "peerlane_peer_ranges.count");
+_Static_assert(offsetof(struct peerlane_peer_ranges, reserved) == 28, "peerlane_peer_ranges.reserved");
+_Static_assert(offsetof(struct peerlane_peer_ranges, range) == 32, "peerlane_peer_ranges.range");
+
+/* As PeerWrite, of ranges that PeerRanges brought. */
+struct peerlane_peer_write_list {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t send;
+	uint64_t length;
+	uint32_t ranges;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_write_list) == 32, "peerlane_peer_write_list");
+_Static_assert(offsetof(struct peerlane_peer_write_list, type) == 0, "peerlane_peer_write_list.type");
+_Static_assert(offsetof(struct peerlane_peer_write_list, sequence) == 4, "peerlane_peer_write_list.sequence");
+_Static_assert(offsetof(struct peerlane_peer_write_list, send) == 8, "peerlane_peer_write_list.send");
+_Static_assert(offsetof(struct peerlane_peer_write_list, length) == 16, "peerlane_peer_write_list.length");
+_Static_assert(offsetof(struct peerlane_peer_write_list, ranges) == 24, "peerlane_peer_write_list.ranges");
+_Static_assert(offsetof(struct peerlane_peer_write_list, reserved) == 28, "peerlane_peer_write_list.reserved");
+
+/* As PeerRead, of ranges that PeerRanges brought. */
+struct peerlane_peer_read_list {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t read;
+	uint64_t length;
+	uint32_t ranges;
+	uint32_t reserved;
+};
+_Static_assert(sizeof(struct peerlane_peer_read_list) == 32, "peerlane_peer_read_list");
+_Static_assert(offsetof(struct peerlane_peer_read_list, type) == 0, "peerlane_peer_read_list.type");
+_Static_assert(offsetof(struct peerlane_peer_read_list, sequence) == 4, "peerlane_peer_read_list.sequence");
+_Static_assert(offsetof(struct peerlane_peer_read_list, read) == 8, "peerlane_peer_read_list.read");
+_Static_assert(offsetof(struct peerlane_peer_read_list, length) == 16, "peerlane_peer_read_list.length");
+_Static_assert(offsetof(struct peerlane_peer_read_list, ranges) == 24, "peerlane_peer_read_list.ranges");
+_Static_assert(offsetof(struct peerlane_peer_read_list, reserved) == 28, "peerlane_peer_read_list.reserved");
+
+/* The receiver refuses read or message `number` of a list, because of the range that has the */
+/* byte at `position` of the message. reads is 1 for a read. */
+struct peerlane_peer_list_refused {
+	uint32_t type;
+	uint32_t sequence;
+	uint64_t number;
+	uint64_t position;
+	uint32_t status;
+	uint32_t reads;
+};
+_Static_assert(sizeof(struct peerlane_peer_list_refused) == 32, "peerlane_peer_list_refused");
+_Static_assert(offsetof(struct peerlane_peer_list_refused, type) == 0, "peerlane_peer_list_refused.type");
+_Static_assert(offsetof(struct peerlane_peer_list_refused, sequence) == 4, "peerlane_peer_list_refused.sequence");
+_Static_assert(offsetof(struct peerlane_peer_list_refused, number) == 8, "peerlane_peer_list_refused.number");
+_Static_assert(offsetof(struct peerlane_peer_list_refused, position) == 16, "peerlane_peer_list_refused.position");
+_Static_assert(offsetof(struct peerlane_peer_list_refused, status) == 24, "peerlane_peer_list_refused.status");
+_Static_assert(offsetof(struct peerlane_peer_list_refused, reads) == 28, "peerlane_peer_list_refused.reads");
+
+/* Route direct: `count` ranges in a region, of the PeerGrant with ListRegion that will come. */
+struct peerlane_peer_grant_ranges {
+	uint32_t type;
+	uint32_t sequence;
+	uint32_t region;
+	uint32_t count;
+	struct peerlane_range range[60];
+};
+_Static_assert(sizeof(struct peerlane_peer_grant_ranges) == 976, "peerlane_peer_grant_ranges");
+_Static_assert(offsetof(struct peerlane_peer_grant_ranges, type) == 0, "peerlane_peer_grant_ranges.type");
+_Static_assert(offsetof(struct peerlane_peer_grant_ranges, sequence) == 4, "peerlane_peer_grant_ranges.sequence");
+_Static_assert(offsetof(struct peerlane_peer_grant_ranges, region) == 8, "peerlane_peer_grant_ranges.region");
+_Static_assert(offsetof(struct peerlane_peer_grant_ranges, count) == 12, "peerlane_peer_grant_ranges.count");
+_Static_assert(offsetof(struct peerlane_peer_grant_ranges, range) == 16, "peerlane_peer_grant_ranges.range");
 
 /* With one descriptor: where to deliver immediates. */
 struct peerlane_nic_hello {

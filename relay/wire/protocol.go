@@ -12,7 +12,7 @@ const (
 	RemoteKeyMagic = 0x59454b52454e414c
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
-	NewestVersion = 4
+	NewestVersion = 5
 	// The version from which a relay knows a message. One that does not ends the session
 	// that has it, so a client whose relay is older does not send it.
 	LaneNICVersion = 2
@@ -22,6 +22,9 @@ const (
 	// The version from which a client allocates the pages of its host memory: HostMemory has
 	// populates, and HostMemoryPopulated exists.
 	PopulateVersion = 4
+	// The version from which a relay has lists: OpReadList and OpWriteList of a client, and
+	// PeerRanges and the messages after it of another relay.
+	ListVersion = 5
 	// Entries in each of a session's two rings; a power of two.
 	RingEntries = 1024
 	// Timelines of a session, and the distance between two of them in bytes.
@@ -53,6 +56,8 @@ const (
 	MaxListeners   = 256
 	MaxEvents      = 1024
 	MaxRegions     = 4096
+	// Entries of all lists of a session whose operations have not ended.
+	MaxListEntries = 262144
 	// Server GPUs that one Statistics reports.
 	MaxServers = 8
 	// Lanes of a container that one LanesReply names.
@@ -66,6 +71,18 @@ const (
 	// One-sided, by the side that connected, on what the other has offered.
 	OpRead  = 5
 	OpWrite = 6
+	// The same for each ListEntryLayout of a list, which begins at `offset` bytes of the session's list
+	// memory and has `length` entries. memory, key and remote_offset are 0.
+	OpReadList  = 7
+	OpWriteList = 8
+	// Two relays exchange a list in parts of at most so many entries, and have at most so many
+	// parts of a connection under way.
+	PartEntries = 1024
+	PartsAtOnce = 4
+	// Ranges of one PeerRanges or PeerGrantRanges.
+	MessageRanges = 60
+	// The region of a PeerGrant whose ranges PeerGrantRanges brought.
+	ListRegion = 0xffffffff
 	// What a client may ask the relay to do with exported memory.
 	AccessSend    = 1
 	AccessReceive = 2
@@ -199,6 +216,8 @@ const (
 	typeEventClose          uint32 = 23
 	typeExpose              uint32 = 80
 	typeExposed             uint32 = 81
+	typeListMemory          uint32 = 31
+	typeListMemoryMade      uint32 = 83
 	typeRevoke              uint32 = 82
 	typePeerHello           uint32 = 32
 	typePeerWelcome         uint32 = 33
@@ -222,6 +241,11 @@ const (
 	typePeerReadData        uint32 = 91
 	typePeerBack            uint32 = 92
 	typePeerBackRefused     uint32 = 93
+	typePeerRanges          uint32 = 94
+	typePeerWriteList       uint32 = 95
+	typePeerReadList        uint32 = 96
+	typePeerListRefused     uint32 = 97
+	typePeerGrantRanges     uint32 = 98
 	typeNICHello            uint32 = 64
 	typeNICRegion           uint32 = 65
 	typeNICWrite            uint32 = 66
@@ -707,6 +731,33 @@ func (m *Exposed) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)
 
 func (m *Exposed) messageType() uint32 { return typeExposed }
 
+// ListMemory is 8 bytes.
+// From ListVersion on. The relay makes the memory of lists, MaxListEntries of ListEntryLayout, and
+// answers later requests of the session with the same memory.
+type ListMemory struct {
+	Header
+}
+
+func (m *ListMemory) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *ListMemory) messageType() uint32 { return typeListMemory }
+
+// ListMemoryMade is 16 bytes.
+// With one descriptor: the memory, to be mapped for reading and writing. The client allocates
+// the pages. The relay copies entries by pread(), which needs no pages.
+type ListMemoryMade struct {
+	Header
+	Bytes uint64
+}
+
+func (m *ListMemoryMade) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *ListMemoryMade) messageType() uint32 { return typeListMemoryMade }
+
 // Revoke is 16 bytes.
 // Answered by Done when no operation touches the range any more.
 type Revoke struct {
@@ -1050,6 +1101,87 @@ func (m *PeerBackRefused) bytes() []byte {
 
 func (m *PeerBackRefused) messageType() uint32 { return typePeerBackRefused }
 
+// PeerRanges is 992 bytes.
+// Ranges of exposed memory, of the PeerWriteList or PeerReadList that will come: `count` of
+// them under one key. The bytes of all ranges, in their order, are one message.
+type PeerRanges struct {
+	Header
+	Key      UUID
+	Count    uint32
+	Reserved uint32
+	Range    [60]Range
+}
+
+func (m *PeerRanges) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerRanges) messageType() uint32 { return typePeerRanges }
+
+// PeerWriteList is 32 bytes.
+// As PeerWrite, of ranges that PeerRanges brought.
+type PeerWriteList struct {
+	Header
+	Send     uint64
+	Length   uint64
+	Ranges   uint32
+	Reserved uint32
+}
+
+func (m *PeerWriteList) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerWriteList) messageType() uint32 { return typePeerWriteList }
+
+// PeerReadList is 32 bytes.
+// As PeerRead, of ranges that PeerRanges brought.
+type PeerReadList struct {
+	Header
+	Read     uint64
+	Length   uint64
+	Ranges   uint32
+	Reserved uint32
+}
+
+func (m *PeerReadList) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerReadList) messageType() uint32 { return typePeerReadList }
+
+// PeerListRefused is 32 bytes.
+// The receiver refuses read or message `number` of a list, because of the range that has the
+// byte at `position` of the message. reads is 1 for a read.
+type PeerListRefused struct {
+	Header
+	Number   uint64
+	Position uint64
+	Status   uint32
+	Reads    uint32
+}
+
+func (m *PeerListRefused) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerListRefused) messageType() uint32 { return typePeerListRefused }
+
+// PeerGrantRanges is 976 bytes.
+// Route direct: `count` ranges in a region, of the PeerGrant with ListRegion that will come.
+type PeerGrantRanges struct {
+	Header
+	Region uint32
+	Count  uint32
+	Range  [60]Range
+}
+
+func (m *PeerGrantRanges) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+func (m *PeerGrantRanges) messageType() uint32 { return typePeerGrantRanges }
+
 // NICHello is 32 bytes.
 // With one descriptor: where to deliver immediates.
 type NICHello struct {
@@ -1186,13 +1318,39 @@ func (m *Descriptor) bytes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
 }
 
-// Completion is 24 bytes.
-// One ended operation in the completion ring.
-type Completion struct {
-	Cookie   uint64
-	Length   uint64
-	Status   uint32
+// ListEntryLayout is 48 bytes.
+// Of list memory: `length` bytes at `offset` of a memory of the client, and from byte `at` on
+// of the region with the key.
+type ListEntryLayout struct {
+	Memory   uint32
 	Reserved uint32
+	Offset   uint64
+	Length   uint64
+	At       uint64
+	Key      UUID
+}
+
+func (m *ListEntryLayout) bytes() []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m))
+}
+
+// Range is 16 bytes.
+// Bytes of a region.
+type Range struct {
+	At     uint64
+	Length uint64
+}
+
+func (m *Range) bytes() []byte { return unsafe.Slice((*byte)(unsafe.Pointer(m)), unsafe.Sizeof(*m)) }
+
+// Completion is 24 bytes.
+// One ended operation in the completion ring. entry is the index of the first entry that
+// failed, of a list that did.
+type Completion struct {
+	Cookie uint64
+	Length uint64
+	Status uint32
+	Entry  uint32
 }
 
 func (m *Completion) bytes() []byte {
@@ -1348,6 +1506,10 @@ func newMessage(messageType uint32) Message {
 		return &Expose{}
 	case typeExposed:
 		return &Exposed{}
+	case typeListMemory:
+		return &ListMemory{}
+	case typeListMemoryMade:
+		return &ListMemoryMade{}
 	case typeRevoke:
 		return &Revoke{}
 	case typePeerHello:
@@ -1394,6 +1556,16 @@ func newMessage(messageType uint32) Message {
 		return &PeerBack{}
 	case typePeerBackRefused:
 		return &PeerBackRefused{}
+	case typePeerRanges:
+		return &PeerRanges{}
+	case typePeerWriteList:
+		return &PeerWriteList{}
+	case typePeerReadList:
+		return &PeerReadList{}
+	case typePeerListRefused:
+		return &PeerListRefused{}
+	case typePeerGrantRanges:
+		return &PeerGrantRanges{}
 	case typeNICHello:
 		return &NICHello{}
 	case typeNICRegion:
@@ -1452,6 +1624,8 @@ var layouts = []struct {
 	{"EventClose", unsafe.Sizeof(EventClose{}), []uintptr{unsafe.Offsetof(EventClose{}.Header.Type), unsafe.Offsetof(EventClose{}.Header.Sequence), unsafe.Offsetof(EventClose{}.Event), unsafe.Offsetof(EventClose{}.Reserved)}},
 	{"Expose", unsafe.Sizeof(Expose{}), []uintptr{unsafe.Offsetof(Expose{}.Header.Type), unsafe.Offsetof(Expose{}.Header.Sequence), unsafe.Offsetof(Expose{}.Offset), unsafe.Offsetof(Expose{}.Length), unsafe.Offsetof(Expose{}.Memory), unsafe.Offsetof(Expose{}.Access), unsafe.Offsetof(Expose{}.Listener), unsafe.Offsetof(Expose{}.Connection)}},
 	{"Exposed", unsafe.Sizeof(Exposed{}), []uintptr{unsafe.Offsetof(Exposed{}.Header.Type), unsafe.Offsetof(Exposed{}.Header.Sequence), unsafe.Offsetof(Exposed{}.Region), unsafe.Offsetof(Exposed{}.Reserved), unsafe.Offsetof(Exposed{}.Key)}},
+	{"ListMemory", unsafe.Sizeof(ListMemory{}), []uintptr{unsafe.Offsetof(ListMemory{}.Header.Type), unsafe.Offsetof(ListMemory{}.Header.Sequence)}},
+	{"ListMemoryMade", unsafe.Sizeof(ListMemoryMade{}), []uintptr{unsafe.Offsetof(ListMemoryMade{}.Header.Type), unsafe.Offsetof(ListMemoryMade{}.Header.Sequence), unsafe.Offsetof(ListMemoryMade{}.Bytes)}},
 	{"Revoke", unsafe.Sizeof(Revoke{}), []uintptr{unsafe.Offsetof(Revoke{}.Header.Type), unsafe.Offsetof(Revoke{}.Header.Sequence), unsafe.Offsetof(Revoke{}.Region), unsafe.Offsetof(Revoke{}.Reserved)}},
 	{"PeerHello", unsafe.Sizeof(PeerHello{}), []uintptr{unsafe.Offsetof(PeerHello{}.Header.Type), unsafe.Offsetof(PeerHello{}.Header.Sequence), unsafe.Offsetof(PeerHello{}.Magic), unsafe.Offsetof(PeerHello{}.Oldest), unsafe.Offsetof(PeerHello{}.Newest), unsafe.Offsetof(PeerHello{}.Token), unsafe.Offsetof(PeerHello{}.Generation), unsafe.Offsetof(PeerHello{}.GPU), unsafe.Offsetof(PeerHello{}.Route), unsafe.Offsetof(PeerHello{}.Shares), unsafe.Offsetof(PeerHello{}.Name)}},
 	{"PeerWelcome", unsafe.Sizeof(PeerWelcome{}), []uintptr{unsafe.Offsetof(PeerWelcome{}.Header.Type), unsafe.Offsetof(PeerWelcome{}.Header.Sequence), unsafe.Offsetof(PeerWelcome{}.Version), unsafe.Offsetof(PeerWelcome{}.Route), unsafe.Offsetof(PeerWelcome{}.Generation), unsafe.Offsetof(PeerWelcome{}.GPU), unsafe.Offsetof(PeerWelcome{}.Name)}},
@@ -1475,6 +1649,11 @@ var layouts = []struct {
 	{"PeerReadData", unsafe.Sizeof(PeerReadData{}), []uintptr{unsafe.Offsetof(PeerReadData{}.Header.Type), unsafe.Offsetof(PeerReadData{}.Header.Sequence), unsafe.Offsetof(PeerReadData{}.Send), unsafe.Offsetof(PeerReadData{}.Read), unsafe.Offsetof(PeerReadData{}.Length)}},
 	{"PeerBack", unsafe.Sizeof(PeerBack{}), []uintptr{unsafe.Offsetof(PeerBack{}.Header.Type), unsafe.Offsetof(PeerBack{}.Header.Sequence), unsafe.Offsetof(PeerBack{}.Token), unsafe.Offsetof(PeerBack{}.Generation)}},
 	{"PeerBackRefused", unsafe.Sizeof(PeerBackRefused{}), []uintptr{unsafe.Offsetof(PeerBackRefused{}.Header.Type), unsafe.Offsetof(PeerBackRefused{}.Header.Sequence), unsafe.Offsetof(PeerBackRefused{}.Status), unsafe.Offsetof(PeerBackRefused{}.Reserved), unsafe.Offsetof(PeerBackRefused{}.Reason)}},
+	{"PeerRanges", unsafe.Sizeof(PeerRanges{}), []uintptr{unsafe.Offsetof(PeerRanges{}.Header.Type), unsafe.Offsetof(PeerRanges{}.Header.Sequence), unsafe.Offsetof(PeerRanges{}.Key), unsafe.Offsetof(PeerRanges{}.Count), unsafe.Offsetof(PeerRanges{}.Reserved), unsafe.Offsetof(PeerRanges{}.Range)}},
+	{"PeerWriteList", unsafe.Sizeof(PeerWriteList{}), []uintptr{unsafe.Offsetof(PeerWriteList{}.Header.Type), unsafe.Offsetof(PeerWriteList{}.Header.Sequence), unsafe.Offsetof(PeerWriteList{}.Send), unsafe.Offsetof(PeerWriteList{}.Length), unsafe.Offsetof(PeerWriteList{}.Ranges), unsafe.Offsetof(PeerWriteList{}.Reserved)}},
+	{"PeerReadList", unsafe.Sizeof(PeerReadList{}), []uintptr{unsafe.Offsetof(PeerReadList{}.Header.Type), unsafe.Offsetof(PeerReadList{}.Header.Sequence), unsafe.Offsetof(PeerReadList{}.Read), unsafe.Offsetof(PeerReadList{}.Length), unsafe.Offsetof(PeerReadList{}.Ranges), unsafe.Offsetof(PeerReadList{}.Reserved)}},
+	{"PeerListRefused", unsafe.Sizeof(PeerListRefused{}), []uintptr{unsafe.Offsetof(PeerListRefused{}.Header.Type), unsafe.Offsetof(PeerListRefused{}.Header.Sequence), unsafe.Offsetof(PeerListRefused{}.Number), unsafe.Offsetof(PeerListRefused{}.Position), unsafe.Offsetof(PeerListRefused{}.Status), unsafe.Offsetof(PeerListRefused{}.Reads)}},
+	{"PeerGrantRanges", unsafe.Sizeof(PeerGrantRanges{}), []uintptr{unsafe.Offsetof(PeerGrantRanges{}.Header.Type), unsafe.Offsetof(PeerGrantRanges{}.Header.Sequence), unsafe.Offsetof(PeerGrantRanges{}.Region), unsafe.Offsetof(PeerGrantRanges{}.Count), unsafe.Offsetof(PeerGrantRanges{}.Range)}},
 	{"NICHello", unsafe.Sizeof(NICHello{}), []uintptr{unsafe.Offsetof(NICHello{}.Header.Type), unsafe.Offsetof(NICHello{}.Header.Sequence), unsafe.Offsetof(NICHello{}.Magic), unsafe.Offsetof(NICHello{}.Oldest), unsafe.Offsetof(NICHello{}.Newest), unsafe.Offsetof(NICHello{}.Shares), unsafe.Offsetof(NICHello{}.Reserved)}},
 	{"NICRegion", unsafe.Sizeof(NICRegion{}), []uintptr{unsafe.Offsetof(NICRegion{}.Header.Type), unsafe.Offsetof(NICRegion{}.Header.Sequence), unsafe.Offsetof(NICRegion{}.Region), unsafe.Offsetof(NICRegion{}.Kind), unsafe.Offsetof(NICRegion{}.Bytes)}},
 	{"NICWrite", unsafe.Sizeof(NICWrite{}), []uintptr{unsafe.Offsetof(NICWrite{}.Header.Type), unsafe.Offsetof(NICWrite{}.Header.Sequence), unsafe.Offsetof(NICWrite{}.Immediate), unsafe.Offsetof(NICWrite{}.Length), unsafe.Offsetof(NICWrite{}.SourceOffset), unsafe.Offsetof(NICWrite{}.TargetOffset), unsafe.Offsetof(NICWrite{}.Source), unsafe.Offsetof(NICWrite{}.Target)}},
@@ -1484,7 +1663,9 @@ var layouts = []struct {
 	{"LaneGPU", unsafe.Sizeof(LaneGPU{}), []uintptr{unsafe.Offsetof(LaneGPU{}.GPU), unsafe.Offsetof(LaneGPU{}.Index), unsafe.Offsetof(LaneGPU{}.Reserved)}},
 	{"ServerBytes", unsafe.Sizeof(ServerBytes{}), []uintptr{unsafe.Offsetof(ServerBytes{}.GPU), unsafe.Offsetof(ServerBytes{}.In), unsafe.Offsetof(ServerBytes{}.Out)}},
 	{"Descriptor", unsafe.Sizeof(Descriptor{}), []uintptr{unsafe.Offsetof(Descriptor{}.Operation), unsafe.Offsetof(Descriptor{}.Connection), unsafe.Offsetof(Descriptor{}.Memory), unsafe.Offsetof(Descriptor{}.Flags), unsafe.Offsetof(Descriptor{}.Offset), unsafe.Offsetof(Descriptor{}.Length), unsafe.Offsetof(Descriptor{}.Tag), unsafe.Offsetof(Descriptor{}.Cookie), unsafe.Offsetof(Descriptor{}.WaitTimeline), unsafe.Offsetof(Descriptor{}.SignalTimeline), unsafe.Offsetof(Descriptor{}.WaitValue), unsafe.Offsetof(Descriptor{}.SignalValue), unsafe.Offsetof(Descriptor{}.WaitEvent), unsafe.Offsetof(Descriptor{}.Reserved0), unsafe.Offsetof(Descriptor{}.Key), unsafe.Offsetof(Descriptor{}.RemoteOffset), unsafe.Offsetof(Descriptor{}.Reserved4), unsafe.Offsetof(Descriptor{}.Reserved5), unsafe.Offsetof(Descriptor{}.Reserved6)}},
-	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Reserved)}},
+	{"ListEntryLayout", unsafe.Sizeof(ListEntryLayout{}), []uintptr{unsafe.Offsetof(ListEntryLayout{}.Memory), unsafe.Offsetof(ListEntryLayout{}.Reserved), unsafe.Offsetof(ListEntryLayout{}.Offset), unsafe.Offsetof(ListEntryLayout{}.Length), unsafe.Offsetof(ListEntryLayout{}.At), unsafe.Offsetof(ListEntryLayout{}.Key)}},
+	{"Range", unsafe.Sizeof(Range{}), []uintptr{unsafe.Offsetof(Range{}.At), unsafe.Offsetof(Range{}.Length)}},
+	{"Completion", unsafe.Sizeof(Completion{}), []uintptr{unsafe.Offsetof(Completion{}.Cookie), unsafe.Offsetof(Completion{}.Length), unsafe.Offsetof(Completion{}.Status), unsafe.Offsetof(Completion{}.Entry)}},
 	{"SubmitPage", unsafe.Sizeof(SubmitPage{}), []uintptr{unsafe.Offsetof(SubmitPage{}.Tail), unsafe.Offsetof(SubmitPage{}.Reserved0), unsafe.Offsetof(SubmitPage{}.CompletedHead), unsafe.Offsetof(SubmitPage{}.Reserved1), unsafe.Offsetof(SubmitPage{}.ClientSleeps), unsafe.Offsetof(SubmitPage{}.Reserved2)}},
 	{"CompletePage", unsafe.Sizeof(CompletePage{}), []uintptr{unsafe.Offsetof(CompletePage{}.TakenHead), unsafe.Offsetof(CompletePage{}.Reserved0), unsafe.Offsetof(CompletePage{}.Tail), unsafe.Offsetof(CompletePage{}.Reserved1), unsafe.Offsetof(CompletePage{}.RelaySleeps), unsafe.Offsetof(CompletePage{}.Reserved2)}},
 	{"HandleLayout", unsafe.Sizeof(HandleLayout{}), []uintptr{unsafe.Offsetof(HandleLayout{}.Magic), unsafe.Offsetof(HandleLayout{}.Token), unsafe.Offsetof(HandleLayout{}.Generation), unsafe.Offsetof(HandleLayout{}.Host), unsafe.Offsetof(HandleLayout{}.Contact), unsafe.Offsetof(HandleLayout{}.Note)}},

@@ -238,7 +238,7 @@ func AsNCCLReads(h *topo.Host) *topo.Host {
 		}
 		n.GUID, n.SystemGUID = ncclGUID(cmp.Or(n.SystemGUID, n.GUID)), ""
 		n.Ports = slices.Clone(n.Ports)
-		// NCCL counts on over the functions and ports of a device (ncclIbGetRealPort).
+		// NCCL numbers ports across the functions of a device (ncclIbGetRealPort).
 		device := n.Host + "/" + n.BusID[:max(0, len(n.BusID)-len("00.0"))]
 		for i := range n.Ports {
 			if n.Ports[i].Active() {
@@ -410,7 +410,7 @@ func (w *ncclWriter) addSwitches() error {
 	return w.noCycle()
 }
 
-// noCycle: a switch from which no way leads to a CPU would be lost.
+// Refuse a switch without a path to a CPU: NCCL would drop it.
 func (w *ncclWriter) noCycle() error {
 	reached := map[*element]bool{}
 	var visit func(e *element)

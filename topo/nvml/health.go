@@ -125,7 +125,7 @@ func (a *asking) refused(all []asking, why map[string]string) {
 	}
 }
 
-// p2pWords is nvml.h's meaning of nvmlGpuP2PStatus_t.
+// p2pWords maps values of nvmlGpuP2PStatus_t to descriptions.
 func p2pWords(s nvml.GpuP2PStatus) string {
 	switch s {
 	case nvml.P2P_STATUS_CHIPSET_NOT_SUPPORTED:

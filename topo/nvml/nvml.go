@@ -358,7 +358,7 @@ func (l *Library) has(symbol string) bool {
 	return l.nvml.Extensions().LookupSymbol(symbol) == nil
 }
 
-// text is a C string.
+// text converts a C string.
 func text(chars []int8) string {
 	var b strings.Builder
 	for _, c := range chars {

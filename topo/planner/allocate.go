@@ -281,13 +281,12 @@ func (a *allocation) rank(g int, c *candidate) {
 	c.cost = a.costOf(g, c)
 }
 
-// costOf orders equally fast candidates: crossings of server GPUs cost most, then ways through
-// the CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the
-// order of the host, then the first server. The order of GPUs is that of the addresses. The
-// number of GPUs does not matter: a refused or missing GPU leaves the costs of other ways
-// unchanged if the other GPUs keep Index and places stays. If a GPU is missing when the host boots,
-// the driver numbers the others anew: a GPU after the missing GPU can then change to another NIC
-// at the same distance.
+// costOf orders equally fast candidates: crossings of server GPUs cost most, then ways through the
+// CPU's memory, then distance. Further terms prefer GPUs and NICs at equal places in the order of
+// the host, then the first server. The order of GPUs is that of the addresses. The number of GPUs
+// does not matter: a refused or missing GPU leaves the costs of other ways unchanged if the other
+// GPUs keep Index and places stays. If a GPU is missing when the host boots, the driver renumbers
+// the others: a GPU after the missing GPU can then change to another NIC at the same distance.
 func (a *allocation) costOf(g int, c *candidate) float64 {
 	n, q := a.p.network, c.parts[0]
 	place := func(i, of int) float64 { return float64(i+1) / float64(of) }

@@ -104,7 +104,7 @@ func (e *explanation) ways() {
 	}
 }
 
-// mostListed is how many devices a sentence names.
+// mostListed is the maximum number of devices in a sentence.
 const mostListed = 8
 
 // some joins the names of devices, up to mostListed names.

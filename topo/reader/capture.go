@@ -195,7 +195,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	if err := p.members(); err != nil {
 		return nil, err
 	}
-	// Behind the last member is the sum by which gzip knows a torn file.
+	// gzip detects a truncated file by the checksum after the last member.
 	if _, err := io.Copy(io.Discard, stream); err != nil {
 		return nil, fmt.Errorf("after its last member: %w", err)
 	}

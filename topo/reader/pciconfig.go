@@ -66,7 +66,7 @@ type configuration struct {
 	acs []string
 }
 
-// capability is a part of a configuration space, clipped where the next begins.
+// capability is a part of a configuration space, up to the next capability.
 type capability struct {
 	id       uint16
 	extended bool
@@ -81,7 +81,7 @@ type space struct {
 	first []byte
 }
 
-// firstBytes is how much is read at once.
+// firstBytes is the size of the first read.
 const firstBytes = configExtended + 4
 
 func newSpace(r io.ReaderAt) (space, error) {

@@ -86,7 +86,7 @@ func inferredType(place, length int) string {
 	return topo.PortDownstream
 }
 
-// mostNamed is how many devices a note names.
+// mostNamed is the maximum number of devices in a note.
 const mostNamed = 16
 
 // noteACS notes the switch ports whose ACS redirects traffic between GPUs and NICs below a switch

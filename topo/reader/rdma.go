@@ -153,8 +153,7 @@ func (s *sysfs) bond(nic topo.NIC) (string, error) {
 const firstGID = "gid_attrs/ndevs/0"
 
 var (
-	// interfaceName is the name of a network interface, which leads nowhere else
-	// as a part of a path.
+	// interfaceName matches the name of a network interface that is safe as an element of a path.
 	interfaceName      = lazyregexp.New(`^[^/\s.][^/\s]{0,14}$`)
 	subfunctionPattern = lazyregexp.New(`\.sf\.[0-9]+$`)
 )

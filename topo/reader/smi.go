@@ -34,8 +34,8 @@ const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe
 // name in the matrix, "GPU0". A NIC has the name in the legend ("NIC0: mlx5_0"), or the name in
 // the matrix if the legend is missing.
 //
-// SMI refuses a torn matrix with a [PlaceError], because half of a topology leads to wrong plans.
-// A matrix is torn if a row, a column or a cell is missing, or the two halves differ.
+// SMI refuses an incomplete matrix with a [PlaceError], because half of a topology leads to wrong
+// plans. A matrix is incomplete if a row, a column or a cell is missing, or the two halves differ.
 func SMI(text []byte, name string) (*topo.Host, error) {
 	h, err := readSMI(text)
 	if err == nil {
@@ -391,7 +391,7 @@ func (r *smiReader) host() (*topo.Host, error) {
 	return h, nil
 }
 
-// mostNVLinks is how many a GPU has at most: 18 from Hopper on.
+// mostNVLinks is the maximum number of NVLinks of a GPU: 18 from Hopper on.
 const mostNVLinks = 18
 
 // nvlinks returns the NVLinks of a GPU, from the count in NV4. If the sum over peers exceeds the

@@ -141,7 +141,7 @@ func (s *sysfs) list(elem ...string) ([]string, error) {
 	return names, nil
 }
 
-// maxNodes is how many NUMA nodes a kernel can have (MAX_NUMNODES).
+// maxNodes is the maximum number of NUMA nodes of a kernel (MAX_NUMNODES).
 const maxNodes = 1024
 
 var nodePattern = lazyregexp.New(`^node([0-9]+)$`)

@@ -31,7 +31,7 @@ const header = `# A host's sysfs and procfs, as far as they tell of GPUs, of RDM
 `
 
 const (
-	// rowBytes is how many bytes a line has.
+	// rowBytes is the number of bytes of a line.
 	rowBytes = 16
 	// maxBytes limits a file of bytes: rows of zeros are not written, and a short text could
 	// describe a huge file. The longest real file is the extended configuration space of a PCI

@@ -38,7 +38,7 @@ func unpack(dir, text string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// No link leads out of an os.Root, not even a link that already exists in dir.
+	// os.Root follows no link out of the root, not even a link that already exists in dir.
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err

@@ -14,13 +14,13 @@ import (
 	"strings"
 )
 
-// Key is a key to set or to remove.
+// Key is a key to set or remove.
 type Key struct {
 	// Path is the list of the tables of the key, outermost first, and the name of the key.
 	Path []string `json:"path"`
-	// Value is a bool, an int64, a string or a []string; nil takes the key away.
+	// Value is a bool, an int64, a string or a []string; nil removes the key.
 	Value any `json:"value"`
-	// Keep is the number of outer tables that stay when they are empty. Keep matters only for a
+	// Keep is the number of outer tables to keep even if they become empty. Keep applies only to a
 	// key to remove.
 	Keep int `json:"keep,omitempty"`
 }
@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("line %d: %s", e.Line, e.Reason)
 }
 
-// Language is a form of configuration files.
+// Language is a format of configuration files.
 type Language interface {
 	// Read reads a text; the error is an *Error.
 	Read(text []byte) (map[string]any, error)
@@ -100,7 +100,7 @@ func Get(tree map[string]any, path ...string) any {
 	return tree
 }
 
-// Texts returns a list of strings, nil for another value.
+// Texts returns a value that is a list of strings, nil for any other value.
 func Texts(value any) []string {
 	if list, ok := value.([]string); ok {
 		return list
@@ -123,7 +123,7 @@ func Texts(value any) []string {
 // Same reports whether two values are equal; either value may come from a file.
 func Same(a, b any) bool { return reflect.DeepEqual(plain(a), plain(b)) }
 
-// plain returns a value in the form of Read.
+// plain converts a value to the types of Read.
 func plain(value any) any {
 	if list, ok := value.([]string); ok {
 		all := make([]any, len(list))
@@ -135,7 +135,7 @@ func plain(value any) any {
 	return value
 }
 
-// Depth is how many tables of a path there are.
+// Depth returns the number of tables of a path that exist.
 func Depth(tree map[string]any, path []string) int {
 	for i := range len(path) - 1 {
 		below, ok := tree[path[i]].(map[string]any)
@@ -181,17 +181,17 @@ func apply(tree map[string]any, k Key) error {
 	return nil
 }
 
-// splice replaces bytes of a text.
+// splice replaces a range of bytes of a text.
 func splice(text []byte, from, to int, with string) []byte {
 	return slices.Concat(text[:from], []byte(with), text[to:])
 }
 
-// lineOf is the number of the line that has a byte, from 1.
+// lineOf returns the number, from 1, of the line that contains a byte.
 func lineOf(text []byte, at int) int {
 	return 1 + strings.Count(string(text[:max(0, min(at, len(text)))]), "\n")
 }
 
-// newline is how lines of a text end.
+// newline returns the line ending of a text.
 func newline(text []byte) string {
 	if strings.Contains(string(text), "\r\n") {
 		return "\r\n"

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// JSON is the language of Docker.
+// JSON is the format of Docker's configuration.
 var JSON Language = jsonLanguage{}
 
 type jsonLanguage struct{}
@@ -43,7 +43,7 @@ func (jsonLanguage) Read(text []byte) (map[string]any, error) {
 	return tree, nil
 }
 
-// object is an object of the text: its position and its members.
+// object is a JSON object of a text: its position and its members.
 type object struct {
 	start, end int // of the braces, inclusive
 	members    []member
@@ -78,7 +78,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 		case m == nil:
 			return insert(text, trail, name, nested(k.Path[i+1:], k.Value))
 		case last && k.Value == nil:
-			// The outermost object that would be left empty goes.
+			// Remove the outermost object that would become empty.
 			for i > k.Keep && len(trail[i].members) == 1 {
 				i--
 			}
@@ -157,7 +157,7 @@ func insert(text []byte, trail []*object, name string, value any) ([]byte, error
 	return splice(text, at, at, ","+lead+string(key)+": "+string(content)), nil
 }
 
-// without takes a member away.
+// without removes a member.
 func (o *object) without(text []byte, m *member) []byte {
 	switch {
 	case len(o.members) == 1:
@@ -168,7 +168,7 @@ func (o *object) without(text []byte, m *member) []byte {
 	return splice(text, m.before-1, m.end, "") // with the comma in front
 }
 
-// jsonScanner goes through a text that can be read.
+// jsonScanner scans valid JSON.
 type jsonScanner struct {
 	text []byte
 	at   int

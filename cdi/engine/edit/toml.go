@@ -12,7 +12,7 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// TOML is the language of containerd, Podman and CRI-O.
+// TOML is the format of the configuration of containerd, Podman and CRI-O.
 var TOML Language = tomlLanguage{}
 
 type tomlLanguage struct{}
@@ -42,7 +42,7 @@ type statement struct {
 	value         [2]int   // where a key's value begins and ends
 }
 
-// path is that of a table or key, from the outermost table on.
+// path is the path of a table or key, from the outermost table on.
 func (s statement) path() []string { return slices.Concat(s.table, s.key) }
 
 func (tomlLanguage) set(text []byte, k Key) ([]byte, error) {
@@ -235,7 +235,7 @@ func statements(text []byte) (all []statement, err error) {
 
 const byteOrderMark = "\ufeff"
 
-// scanner reads a valid text: it does not look for mistakes.
+// scanner scans valid TOML: it detects no errors.
 type scanner struct {
 	text []byte
 	at   int
@@ -245,7 +245,7 @@ func (s *scanner) next(prefix string) bool {
 	return strings.HasPrefix(string(s.text[s.at:min(len(s.text), s.at+len(prefix))]), prefix)
 }
 
-// blanks goes over blanks, and over ends of lines and comments, too.
+// blanks skips blanks, line ends and comments.
 func (s *scanner) blanks(lines bool) {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {
@@ -271,7 +271,7 @@ func (s *scanner) lineStart() int {
 	return at
 }
 
-// line goes behind the end of the line.
+// line skips to the end of the line.
 func (s *scanner) line() {
 	for s.at < len(s.text) {
 		s.at++

@@ -45,8 +45,8 @@ type Options struct {
 	Depths    []int    // messages in flight; the same
 	Routes    []string
 	Baselines []string
-	// Busy are the GPUs that table busy keeps busy, of BusyClient and so on; empty for every GPU
-	// in turn.
+	// Busy lists the GPUs that table busy keeps busy, such as BusyClient; empty for every GPU in
+	// turn.
 	Busy []string
 	// Pace is the rate of emulated NICs, in GB/s; empty for the table's own rates.
 	Pace     []float64
@@ -54,13 +54,13 @@ type Options struct {
 	// Transport carries messages to another host: launch.TransportAuto, as relays choose, or a
 	// transport that relays must take.
 	Transport string
-	// Network is how this host is on the network, of Listen and Connect.
+	// Network has the network settings of this host, for Listen and Connect.
 	Network config.Network
-	// Verbs is the use of RDMA, of that transport; nil for the default.
+	// Verbs has the RDMA settings of that transport; nil for the default.
 	Verbs *config.Verbs
-	// Plan is the configured plan of lanes, of that transport: of real GPUs.
+	// Plan is the configured plan of lanes, for that transport with real GPUs.
 	Plan config.Plan
-	// Quick is for machines that are lent by the minute: fewer sizes, shorter.
+	// Quick measures fewer sizes, for a shorter time.
 	Quick bool
 	GPUs  string // a value of package testbed
 	// Binaries is the directory of peerlane, peerlane-hook and peerlane-relay.
@@ -180,10 +180,10 @@ type run struct {
 	clients int // started so far
 	// outward is the lane by which another host is reached.
 	outward outward
-	// pairs are the GPUs that were tested together, and testing how long that took.
+	// pairs lists the tested pairs of GPUs, and testing the duration of the tests.
 	pairs   []launch.Pair
 	testing time.Duration
-	// untestable reports that the self-test itself failed: the run does not try it again.
+	// untestable reports that the self-test itself failed: the run does not repeat it.
 	untestable bool
 }
 
@@ -289,7 +289,7 @@ func (r *run) chooseRoutes() error {
 // needsTwo is the reason why a table, or a part of it, was not measured on a host with one GPU.
 const needsTwo = "this host has 1 GPU; two are needed"
 
-// driverVersion is CUDA's, 0 on the simulator.
+// driverVersion returns the version of CUDA, 0 on the simulator.
 func driverVersion(h *testbed.Host) (int, error) {
 	if h.Simulated {
 		return 0, nil

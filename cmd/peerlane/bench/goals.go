@@ -123,7 +123,7 @@ func (r *Report) verdict(g goal) Verdict {
 	return v
 }
 
-// what describes a row in words that distinguish it from the table's other rows.
+// what describes a row, in words that distinguish it from the table's other rows.
 func (row Row) what() string {
 	text := row.What
 	for _, more := range []string{row.State, row.Route, sizeText(row.Size)} {

@@ -134,7 +134,7 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 	return &far{session.Peer, newLines(session.Conn)}, nil
 }
 
-// giveUp tells the other bench the reason for the end.
+// giveUp sends the other bench the reason for the end.
 func (f *far) giveUp(why error) error {
 	// The other bench may be gone: the returned error says so.
 	_ = f.conn.SetDeadline(time.Now().Add(network.HandshakeTime))

@@ -110,7 +110,7 @@ type guest struct {
 	stage  *stage
 	client *worker
 	plain  *socketJob
-	// here ends when the other bench disconnects, and with it the bench's tasks.
+	// here is canceled when the other bench disconnects, which ends its tasks.
 	here context.Context
 	gone func()
 	// spare has the client not end then.
@@ -180,7 +180,7 @@ type line struct {
 	err  error
 }
 
-// hear reads the other bench's lines, also during a task, to notice the end of the bench.
+// hear reads the other bench's lines, also during a task, to detect its end.
 func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 	for {
 		text, err := g.next()

@@ -37,10 +37,10 @@ const meetingVersion = 2
 var meetingPlace = network.Target{Host: wire.UUID([]byte("peerlane bench 1")),
 	Token: wire.UUID([]byte("the only listene"))}
 
-// vanished is the time without acknowledgements after which the other host counts as gone.
+// vanished is the time without acknowledgements after which the other host counts as dead.
 const vanished = 15 * time.Second
 
-// CanMeet returns the reason why this host can meet no other host: the cluster key, or its
+// CanMeet returns the reason why this host cannot connect to other hosts: the cluster key, or its
 // certificates.
 func CanMeet(n config.Network) error {
 	_, err := local(n)
@@ -169,7 +169,7 @@ func (r *run) side() (Side, error) {
 	}, err
 }
 
-// with returns the reason why the figures of this side and of the other cannot be in one result.
+// with returns the reason why the figures of both sides cannot be in one result.
 func (s Side) with(other Side) error {
 	if s.Simulated == other.Simulated {
 		return nil

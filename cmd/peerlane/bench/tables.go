@@ -361,7 +361,7 @@ func (r *run) clientCopy() (err error) {
 	return nil
 }
 
-// bounces are the pieces and buffers that the bounce is tried with.
+// bounces lists the piece sizes and buffers to try for the bounce.
 var bounces = []struct {
 	chunk   uint64
 	buffers int

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
-// perNIC is how many GPUs share an emulated NIC, where there are as many.
+// perNIC is the maximum number of GPUs that share an emulated NIC.
 const perNIC = 4
 
 // sharing is GPUs that share emulated NICs; half of a NIC's GPUs are near.

@@ -67,7 +67,7 @@ type reply struct {
 	Ours time.Duration `json:"ours,omitempty"`
 }
 
-// patience is the limit of a client's command, in addition to the requested duration.
+// patience limits the time of a client's command, in addition to the requested duration.
 const patience = 2 * time.Minute
 
 // Serve is the main loop of a client process: it executes orders until the end of in.
@@ -215,7 +215,7 @@ type worker struct {
 	far *far
 }
 
-// do has the client do something.
+// do sends an order to the client and returns its reply.
 func (w *worker) do(o order) (reply, error) {
 	if w.far != nil {
 		return w.far.order(o)
@@ -244,7 +244,7 @@ func (w *worker) abandon() {
 	}
 }
 
-// stop ends the client, and waits for that.
+// stop ends the client and waits for its exit.
 func (w *worker) stop() error {
 	w.in.Close()
 	ended := make(chan error, 1)

@@ -124,7 +124,7 @@ func (c *demoClient) run(orders *json.Decoder) (err error) {
 	return nil
 }
 
-// lookAround reads, from inside, the files and variables that a container was given.
+// lookAround reads the injected files and variables inside a container.
 func lookAround() (*Injected, error) {
 	i := &Injected{Environment: map[string]string{}}
 	for _, pattern := range []string{"/dev/nvidia*", "/dev/infiniband/*"} {

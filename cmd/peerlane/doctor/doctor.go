@@ -70,8 +70,7 @@ type Check struct {
 	Name string
 	// Subject groups checks.
 	Subject string
-	// LooksAt, Why and Remedy are sentences for every finding that says nothing more
-	// exact itself.
+	// LooksAt, Why and Remedy are the defaults of the fields of a finding.
 	LooksAt, Why, Remedy string
 	// Run returns at least one finding. Examine fills in Check, Subject and empty fields.
 	Run func(context.Context, *Host) []Finding
@@ -186,7 +185,7 @@ func Worst(list []Finding) Status {
 	return worst
 }
 
-// For are the findings that touch the lane of a GPU.
+// For returns the findings about the lane of a GPU.
 func For(list []Finding, index int) []Finding {
 	return slices.DeleteFunc(slices.Clone(list), func(f Finding) bool {
 		return f.Lanes != nil &&
@@ -198,7 +197,7 @@ func ok(on, format string, args ...any) Finding {
 	return Finding{Status: OK, On: on, Found: fmt.Sprintf(format, args...)}
 }
 
-// notApplicable is of a check that has nothing to look at.
+// notApplicable returns a finding of a check without an object to examine.
 func notApplicable(format string, args ...any) []Finding {
 	return []Finding{{Status: NotApplicable, On: "host", Found: fmt.Sprintf(format, args...)}}
 }

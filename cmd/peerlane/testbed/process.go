@@ -21,11 +21,16 @@ import (
 // Process returns a command of `peerlane`, outside of a container, that sees one GPU, and also
 // the nodes of its server GPUs if clients copy themselves. The command is not started.
 func (h *Host) Process(ctx context.Context, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
+	return h.Program(ctx, "peerlane", g, arguments...)
+}
+
+// Program is Process for another program of the directory Binaries.
+func (h *Host) Program(ctx context.Context, name string, g topo.GPU, arguments ...string) (*exec.Cmd, error) {
 	environment, err := h.PlainEnvironment(g)
 	if err != nil {
 		return nil, err
 	}
-	c := exec.CommandContext(ctx, filepath.Join(h.Binaries, "peerlane"), arguments...)
+	c := exec.CommandContext(ctx, filepath.Join(h.Binaries, name), arguments...)
 	c.Env = append([]string{"PATH=/usr/bin:/bin"}, environment...)
 	return c, nil
 }

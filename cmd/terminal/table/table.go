@@ -1,5 +1,5 @@
-// Package table formats tables of untrusted cells for package terminal: columns two
-// blanks apart, no lines.
+// Package table formats tables of untrusted cells for package terminal: columns are separated by
+// two blanks, without rules.
 package table
 
 import (
@@ -44,7 +44,7 @@ func New(bold bool, heading ...any) *Writer {
 // AppendRow adds a row.
 func (w *Writer) AppendRow(row Row) { w.table.AppendRow(sanitised(row)) }
 
-// Length is the number of rows.
+// Length returns the number of rows.
 func (w *Writer) Length() int { return w.table.Length() }
 
 // Render formats the table, without a line feed at the end.

@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/testbed"
-	"github.com/peerlane/peerlane/cmd/peerlane/traffic"
+	"github.com/peerlane/peerlane/integration/traffic"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 

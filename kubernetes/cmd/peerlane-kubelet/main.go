@@ -103,7 +103,7 @@ DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 	f.BoolVar(&o.evict, "evict", false, "end running pods whose lane has lost the network (taint effect NoExecute)")
 	f.DurationVar(&o.poll, "poll", 2*time.Second, "time between two observations of the host")
 	f.DurationVar(&o.minPublish, "min-publish", 30*time.Second, "shortest time between two updates of the node's slices")
-	c.AddCommand(installCommand(), exporterCommand())
+	c.AddCommand(installCommand(), exporterCommand(), explainCommand())
 	c.CompletionOptions.DisableDefaultCmd = true
 	return c
 }

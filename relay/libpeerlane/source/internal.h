@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "peerlane.h"
@@ -92,6 +93,10 @@ struct slot {
 	uint32_t state;
 	uint32_t waiters;
 	bool forget;             /* nobody takes the result */
+	uint32_t entries;        /* of a list, 0 of others: */
+	uint32_t first_entry;    /* in list memory; */
+	uint32_t next_list;      /* the next in its order; */
+	uint32_t *failed;        /* where programs read the entry that failed, or NULL */
 	bool in_turn;            /* of the hand-over at this timeline: */
 	uint32_t timeline;
 	uint32_t next, previous; /* in the list of free ones, or of those that ended */
@@ -120,6 +125,9 @@ struct peerlane_session {
 	/* The shared memory. */
 	uint8_t *submit;
 	const uint8_t *complete;
+	uint8_t *lists;            /* list memory; NULL before the first list */
+	uint32_t first_list;       /* the slot of the first list in it, or NO_SLOT */
+	uint32_t populated;        /* entries whose pages are there */
 	uint64_t posted;           /* descriptors written */
 	uint64_t finished;         /* completions read */
 	uint64_t looked;           /* when test() last looked whether the relay lives, ns */
@@ -227,7 +235,26 @@ int populate(const char *what, const void *memory, size_t bytes, bool writable);
 struct link *find_link(struct peerlane_session *s, uint32_t number);
 int start_watcher(struct peerlane_session *s);
 
+/* --- list.c */
+
+/* A list that is to be posted, whose entries have been checked. */
+struct list {
+	const struct peerlane_list_entry *entries;
+	uint32_t count;
+	uint64_t bytes; /* of all entries */
+	uint32_t *failed;
+};
+
+/* Writes a list into list memory, for a slot; the lock is held. */
+int place_list(struct peerlane_session *s, struct slot *o, const struct list *l, struct peerlane_descriptor *d);
+/* Frees the list memory of a slot; the lock is held. */
+void free_list(struct peerlane_session *s, struct slot *o);
+
 /* --- ring.c; the lock is held */
+/* Posts an operation of which all but its options is said. l is NULL, or the list of a list
+ * operation. The lock is not held. */
+int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerlane_options *options, const struct list *l,
+	peerlane_operation *operation);
 void open_slots(struct peerlane_session *s);
 /* Takes completions. False if the relay broke the protocol: then why says how. */
 bool drain(struct peerlane_session *s, struct reason *why);

@@ -44,7 +44,7 @@
  * libcuda. Once loaded it stays loaded: dlclose() does not unload it.
  *
  * The hot path is peerlane_send(), peerlane_receive(), peerlane_read(),
- * peerlane_write(), peerlane_flush(), peerlane_test(), peerlane_poll() and peerlane_wait() for what ends within 50 microseconds. It
+ * peerlane_write(), peerlane_read_list() and peerlane_write_list() but for the first list of a session, peerlane_flush(), peerlane_test(), peerlane_poll() and peerlane_wait() for what ends within 50 microseconds. It
  * allocates nothing and makes no system call, except one write() that wakes a relay
  * that has gone to sleep for want of work, futex calls where threads contend for a
  * session, and, where a caller asks again and again for what does not end, one look
@@ -479,6 +479,45 @@ PEERLANE_API int peerlane_write(peerlane_session *session, peerlane_connection c
  * logs have the reason; reads of the next second end so too, a later one tries again. */
 PEERLANE_API int peerlane_read(peerlane_session *session, peerlane_connection connection, peerlane_memory memory,
 	uint64_t offset, uint64_t length, const peerlane_remote_key *key, uint64_t at, const struct peerlane_options *options,
+	peerlane_operation *operation);
+
+/* --- lists ----------------------------------------------------------------- */
+
+/* A list reads or writes many ranges as one operation: one entry of the ring, one result. The
+ * relays move neighbouring entries together. */
+
+/* `length` bytes, at least 1, at `offset` of a memory here, and from byte `at` on of what the
+ * other side of the connection has exposed under the key. */
+struct peerlane_list_entry {
+	peerlane_memory memory;
+	uint32_t reserved;              /* 0 */
+	uint64_t offset;
+	uint64_t length;
+	uint64_t at;
+	const peerlane_remote_key *key; /* consecutive entries of one region had better have one pointer */
+};
+
+/* Writes the entries, or reads them, as peerlane_write() and peerlane_read() do each; the
+ * library copies them before it returns. The operation ends when all bytes are there. Entries
+ * have no order: no byte of a destination may be in two of them. The memories stay exported
+ * until the operation ends.
+ *
+ * If an entry fails, no further entries begin, and the result is the status of the first entry
+ * that failed. Its index is written to `failed`, which may be NULL, before the result can be
+ * taken: the variable has to stay until the operation ends, or the session is closed. Of the
+ * other entries each has then been moved, or none of its bytes; `moved` is the sum. If the
+ * connection or the session ends, an entry may be moved in part. peerlane_cancel() ends a list
+ * whose entries have not all begun.
+ *
+ * The first list of a session asks the relay for memory, which takes a system call and waits
+ * for the answer. The lists of a session that have not ended have PEERLANE_MAX_LIST_ENTRIES
+ * entries together: PEERLANE_STATUS_FULL for more. PEERLANE_STATUS_VERSION where the relay, or
+ * as a result the relay of the other side, is of an older release. */
+PEERLANE_API int peerlane_write_list(peerlane_session *session, peerlane_connection connection,
+	const struct peerlane_list_entry *entries, uint32_t count, const struct peerlane_options *options, uint32_t *failed,
+	peerlane_operation *operation);
+PEERLANE_API int peerlane_read_list(peerlane_session *session, peerlane_connection connection,
+	const struct peerlane_list_entry *entries, uint32_t count, const struct peerlane_options *options, uint32_t *failed,
 	peerlane_operation *operation);
 
 /* --- timelines ------------------------------------------------------------- */

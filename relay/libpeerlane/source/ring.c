@@ -45,6 +45,7 @@ void open_slots(struct peerlane_session *s)
 	for (uint32_t i = 0; i < PEERLANE_MAX_OPERATIONS; i++)
 		s->slots[i] = (struct slot){.cookie = PEERLANE_MAX_OPERATIONS + i, .next = i + 1 < PEERLANE_MAX_OPERATIONS ? i + 1 : NO_SLOT};
 	s->free_slot = 0;
+	s->first_list = NO_SLOT;
 }
 
 /* posted_as is the slot of an operation, NULL if it is none or its result was taken. */
@@ -71,6 +72,7 @@ static void end(struct peerlane_session *s, struct slot *o, int status, uint64_t
 {
 	if (o->in_turn)
 		s->hand_overs[o->timeline].operations--;
+	free_list(s, o);
 	if (o->forget && !o->waiters) {
 		free_slot(s, o);
 		return;
@@ -146,15 +148,17 @@ bool drain(struct peerlane_session *s, struct reason *why)
 		const struct peerlane_completion *shared =
 			(const struct peerlane_completion *)(s->complete + PEERLANE_COMPLETE_ENTRIES) + s->finished % PEERLANE_RING_ENTRIES;
 		uint64_t cookie = __atomic_load_n(&shared->cookie, __ATOMIC_RELAXED), moved = __atomic_load_n(&shared->length, __ATOMIC_RELAXED);
-		uint32_t status = __atomic_load_n(&shared->status, __ATOMIC_RELAXED);
+		uint32_t status = __atomic_load_n(&shared->status, __ATOMIC_RELAXED), entry = __atomic_load_n(&shared->entry, __ATOMIC_RELAXED);
 		struct slot *o = posted_as(s, cookie);
 
-		if (!o || o->state != SLOT_POSTED || moved > o->length) {
+		if (!o || o->state != SLOT_POSTED || moved > o->length || (o->entries && entry >= o->entries)) {
 			give_reason(why, PEERLANE_STATUS_BAD_RING, "the relay's ring is broken: it ends operation %llu, with %llu bytes, which was not posted so",
 				(unsigned long long)cookie, (unsigned long long)moved);
 			return false;
 		}
 		s->finished++;
+		if (o->failed && status != PEERLANE_STATUS_OK)
+			*o->failed = entry;
 		if (s->parting && status == PEERLANE_STATUS_PEER_CLOSED)
 			status = PEERLANE_STATUS_CLOSED; /* we are the one who closed */
 		end(s, o, status < PEERLANE_STATUS_PENDING ? (int)status : PEERLANE_STATUS_INTERNAL, moved);
@@ -174,10 +178,11 @@ bool drain(struct peerlane_session *s, struct reason *why)
 }
 
 /* post writes a descriptor into the ring; the lock is held. */
-static int post(struct peerlane_session *s, struct peerlane_descriptor *d, bool forget, uint64_t context, peerlane_operation *operation)
+static int post(struct peerlane_session *s, struct peerlane_descriptor *d, const struct list *l, bool forget, uint64_t context, peerlane_operation *operation)
 {
 	struct slot *o;
 	uint64_t ahead;
+	int status;
 
 	for (bool again = false;; again = true) {
 		ahead = s->posted - __atomic_load_n(&complete_page(s)->taken_head, __ATOMIC_ACQUIRE);
@@ -197,10 +202,12 @@ static int post(struct peerlane_session *s, struct peerlane_descriptor *d, bool 
 			return fail_for(&s->failed);
 	}
 	o = &s->slots[s->free_slot];
+	if (l && (status = place_list(s, o, l, d)))
+		return status;
 	s->free_slot = o->next;
 	o->state = SLOT_POSTED;
 	o->forget = forget;
-	o->length = d->length;
+	o->length = l ? l->bytes : d->length;
 	o->context = context;
 	o->connection = d->connection;
 	o->timeline = d->wait_timeline;
@@ -232,8 +239,8 @@ static int in_turn(struct peerlane_session *s, uint32_t connection, uint32_t tim
 	return hand_over_status(s, timeline);
 }
 
-/* submit posts an operation of which all but its options is said. */
-static int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerlane_options *options, peerlane_operation *operation)
+int submit(peerlane_session *s, struct peerlane_descriptor d, const struct peerlane_options *options, const struct list *l,
+	peerlane_operation *operation)
 {
 	int status;
 
@@ -267,7 +274,7 @@ static int submit(peerlane_session *s, struct peerlane_descriptor d, const struc
 	if (d.flags & PEERLANE_IN_TURN)
 		status = in_turn(s, d.connection, d.wait_timeline);
 	if (!status)
-		status = post(s, &d, !operation, options ? options->context : 0, operation);
+		status = post(s, &d, l, !operation, options ? options->context : 0, operation);
 	leave(s);
 	return status;
 }
@@ -277,7 +284,7 @@ int peerlane_send(peerlane_session *s, peerlane_connection connection, peerlane_
 {
 	struct peerlane_descriptor d = {.operation = PEERLANE_OP_SEND, .connection = connection, .memory = memory, .offset = offset, .length = length};
 
-	return submit(s, d, options, operation);
+	return submit(s, d, options, NULL, operation);
 }
 
 int peerlane_receive(peerlane_session *s, peerlane_connection connection, peerlane_memory memory,
@@ -285,14 +292,14 @@ int peerlane_receive(peerlane_session *s, peerlane_connection connection, peerla
 {
 	struct peerlane_descriptor d = {.operation = PEERLANE_OP_RECEIVE, .connection = connection, .memory = memory, .offset = offset, .length = length};
 
-	return submit(s, d, options, operation);
+	return submit(s, d, options, NULL, operation);
 }
 
 int peerlane_flush(peerlane_session *s, peerlane_connection connection, const struct peerlane_options *options, peerlane_operation *operation)
 {
 	struct peerlane_descriptor d = {.operation = PEERLANE_OP_FLUSH, .connection = connection};
 
-	return submit(s, d, options, operation);
+	return submit(s, d, options, NULL, operation);
 }
 
 /* one_sided posts an operation on a region of the other side. */
@@ -307,7 +314,7 @@ static int one_sided(peerlane_session *s, struct peerlane_descriptor d, const pe
 	if (layout.magic != PEERLANE_REMOTE_KEY_MAGIC)
 		return fail_call(PEERLANE_STATUS_BAD_KEY, "these %zu bytes are not the key of a region", sizeof key->bytes);
 	memcpy(d.key, layout.key, sizeof d.key);
-	return submit(s, d, options, operation);
+	return submit(s, d, options, NULL, operation);
 }
 
 int peerlane_write(peerlane_session *s, peerlane_connection connection, peerlane_memory memory, uint64_t offset, uint64_t length,
@@ -351,7 +358,7 @@ int peerlane_cancel(peerlane_session *s, peerlane_operation operation)
 		status = not_posted(operation);
 	} else if (o->state == SLOT_POSTED) {
 		d.connection = o->connection;
-		status = post(s, &d, true, 0, NULL);
+		status = post(s, &d, NULL, true, 0, NULL);
 	}
 	leave(s);
 	return status;
@@ -389,6 +396,7 @@ static bool of_operation(int status)
 	case PEERLANE_STATUS_BAD_KEY:
 	case PEERLANE_STATUS_NO_REVERSE_CONNECTION:
 	case PEERLANE_STATUS_CANCELED:
+	case PEERLANE_STATUS_VERSION:
 	case PEERLANE_STATUS_MALFORMED:
 	case PEERLANE_STATUS_UNKNOWN_MEMORY:
 	case PEERLANE_STATUS_UNKNOWN_EVENT:

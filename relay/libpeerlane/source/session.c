@@ -100,6 +100,7 @@ static void child_after_fork(void)
 		s->forked = true;
 		s->submit = NULL; /* MADV_DONTFORK */
 		s->complete = NULL;
+		s->lists = NULL;
 		s->registered = NULL;
 		/* The threads that these speak of are the parent's. */
 		s->watching = s->polling = s->listing = false;
@@ -385,6 +386,8 @@ static size_t size_of(uint32_t type)
 		return sizeof(struct peerlane_host_memory_made);
 	case PEERLANE_MESSAGE_STAGING_MADE:
 		return sizeof(struct peerlane_staging_made);
+	case PEERLANE_MESSAGE_LIST_MEMORY_MADE:
+		return sizeof(struct peerlane_list_memory_made);
 	case PEERLANE_MESSAGE_EVENT_OPENED:
 		return sizeof(struct peerlane_event_opened);
 	case PEERLANE_MESSAGE_EXPOSED:
@@ -454,8 +457,9 @@ static void handle(struct peerlane_session *s, const uint8_t *data, size_t n, in
 		fail_as(s, &why);
 		return;
 	}
-	made = header.type == PEERLANE_MESSAGE_HOST_MEMORY_MADE || header.type == PEERLANE_MESSAGE_STAGING_MADE;
-	if (n >= 12)
+	made = header.type == PEERLANE_MESSAGE_HOST_MEMORY_MADE || header.type == PEERLANE_MESSAGE_STAGING_MADE ||
+	       header.type == PEERLANE_MESSAGE_LIST_MEMORY_MADE;
+	if (n >= 12 && header.type != PEERLANE_MESSAGE_LIST_MEMORY_MADE) /* which has none */
 		memcpy(&number, data + (made ? offsetof(struct peerlane_host_memory_made, memory) : 8), sizeof number);
 	for (at = &s->requests; *at && ((*at)->sequence != header.sequence || (*at)->answered); at = &(*at)->next)
 		;
@@ -1117,6 +1121,8 @@ static void destroy(struct peerlane_session *s)
 		munmap(s->submit, PEERLANE_SUBMIT_BYTES);
 	if (s->complete)
 		munmap((void *)(uintptr_t)s->complete, PEERLANE_COMPLETE_BYTES);
+	if (s->lists)
+		munmap(s->lists, PEERLANE_MAX_LIST_ENTRIES * sizeof(struct peerlane_list_entry_layout));
 	while (s->requests) {
 		struct request *r = s->requests;
 

@@ -2,6 +2,7 @@
  * each call: its name, its status, its sentence. */
 #include <unistd.h>
 
+#include "peerlane_wire.h"
 #include "test.h"
 
 static int tell(const char *call, int status)
@@ -53,6 +54,18 @@ int main(int argc, char **argv)
 		hear();
 		tell("connect", peerlane_connect(s, &gpu, &handle, &connection));
 		tell("connect", peerlane_connect(s, &gpu, &handle, &connection));
+	} else if (!strcmp(argv[3], "lists")) {
+		struct peerlane_remote_key_layout layout = {.magic = PEERLANE_REMOTE_KEY_MAGIC};
+		peerlane_remote_key key;
+		struct peerlane_list_entry entries[2] = {{.memory = 1, .length = 8, .key = &key}, {.memory = 1, .length = 8, .key = &key}};
+		uint32_t failed = 9;
+
+		memcpy(&key, &layout, sizeof key);
+		if (!tell("list", peerlane_read_list(s, 1, entries, 2, NULL, &failed, &operations[0]))) {
+			tell("wait", peerlane_wait(s, operations[0], 60000, NULL));
+			printf("entry %u\n", failed);
+			fflush(stdout);
+		}
 	} else if (strcmp(argv[3], "full")) { /* the ring */
 		for (int i = 0; i < 3; i++)
 			ok(peerlane_receive(s, 1, 1, 0, 100, NULL, &operations[i]));

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
@@ -8,7 +9,9 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -377,6 +380,7 @@ const mostFrames = 1 << 10
 type inbox struct {
 	buffer []byte
 	frames []frame
+	left   []byte // behind the frames
 }
 
 // parse finds the frames in what is there, heartbeats aside, and how many bytes these are.
@@ -395,44 +399,203 @@ func (i *inbox) parse(there []byte) (used int, err error) {
 	}
 }
 
+// intake is what was read of the control stream. A goroutine reads what comes while the event loop
+// sleeps or works. A loop that spins reads as well: to wake a goroutine for it takes longer than the
+// network of one host. Who reads has the lock, and handles or posts the frames before giving it back.
+type intake struct {
+	mu         sync.Mutex
+	now, next  *inbox
+	have, size int
+	handled    chan struct{} // empty while the loop has frames to handle
+	reads      atomic.Uint64 // of the loop
+
+	// The loop owns the rest. ask reads the socket, and sets the results.
+	ask    func(fd uintptr)
+	got    int
+	failed error
+	active time.Duration // of the loop's clock, when something was said or heard
+	looked time.Duration
+	// quiet is whether the socket wakes nobody for few bytes; mark sets that.
+	quiet bool
+	mark  func(fd uintptr)
+}
+
+// A loop that spins reads the control stream of a Peer that was active a moment ago, every so often.
+const (
+	activeTime = 200 * time.Microsecond
+	askTime    = time.Microsecond
+	// quietBytes have to be there before the kernel wakes the reader of a stream that a loop reads: each
+	// wake-up takes the time of the other side's call.
+	quietBytes = 32 << 10
+)
+
+func newIntake() *intake {
+	i := &intake{size: leastBuffer, now: &inbox{buffer: make([]byte, leastBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1)}
+	i.handled <- struct{}{}
+	i.mark = func(fd uintptr) {
+		low := 1
+		if i.quiet {
+			low = quietBytes
+		}
+		// Without it the reader is woken as well, which takes time only.
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
+	}
+	i.ask = func(fd uintptr) { i.got, i.failed = readSocket(fd, i.now.buffer[i.have:]) }
+	return i
+}
+
+// readSocket reads what has come: EAGAIN for nothing, io.EOF at the end. unix.Recvfrom allocates an
+// address for each call.
+func readSocket(fd uintptr, b []byte) (int, error) {
+	for {
+		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+		switch {
+		case err == unix.EINTR:
+		case err != 0:
+			return 0, err
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return int(n), nil
+		}
+	}
+}
+
+// took counts bytes that were read, and finds the frames. The lock is held.
+func (p *Peer) took(n int) error {
+	i := p.intake
+	p.carried[p.control].Received.Add(uint64(n))
+	if i.have += n; i.have == i.size && i.size < mostBuffer { // of what has come at once, or of a frame
+		i.size *= 2
+	}
+	used, err := i.now.parse(i.now.buffer[:i.have])
+	i.now.left = i.now.buffer[used:i.have]
+	return err
+}
+
+// goOn has the next bytes read into a buffer behind those that are left of this one. The lock is
+// held.
+func (i *intake) goOn(left []byte) {
+	if len(i.now.buffer) < i.size {
+		i.now.buffer = make([]byte, i.size)
+	}
+	i.have = copy(i.now.buffer, left)
+}
+
+// pollControl reads what has come and handles it. It belongs to the loop.
+func (p *Peer) pollControl() bool {
+	i, now := p.intake, p.loop.Now()
+	if p.bare == nil || now-i.looked < askTime || p.isDying() {
+		return false
+	}
+	p.hush(now-i.active <= activeTime)
+	if !i.quiet || !i.mu.TryLock() {
+		return false
+	}
+	defer i.mu.Unlock()
+	i.looked = now
+	select {
+	case <-i.handled:
+	default:
+		return false // they have been posted, and come first
+	}
+	defer func() { i.handled <- struct{}{} }()
+	i.got, i.failed = 0, unix.EAGAIN
+	_ = p.bare.Control(i.ask) // that it is closed the reader hears
+	switch {
+	case i.failed == unix.EAGAIN || i.failed == io.EOF:
+		return false
+	case i.failed != nil: // which the socket does not say again
+		p.outbox.socket.Lock()
+		p.outbox.said = os.NewSyscallError("recvfrom", i.failed)
+		p.outbox.socket.Unlock()
+		return false
+	}
+	i.active = now
+	i.reads.Add(1)
+	wrong := p.took(i.got)
+	frames := i.now.frames
+	p.handle(frames)
+	clear(frames)
+	i.goOn(i.now.left)
+	if wrong != nil && !p.isDying() {
+		p.failed(p.control, "receiving", wrong)
+	}
+	return len(frames) > 0
+}
+
+// hush has the kernel wake the reader for many bytes only, while the loop reads what comes, or for any.
+// The kernel wakes the reader at once for bytes that are there then. It belongs to the loop.
+func (p *Peer) hush(quiet bool) {
+	if i := p.intake; i.quiet != quiet {
+		i.quiet = quiet
+		_ = p.bare.Control(i.mark) // that it is closed the reader hears
+	}
+}
+
+// readMore waits for bytes of the control stream, as long as a silence. The lock is the caller's
+// afterwards. Where the loop has read meanwhile there may be none.
+func (p *Peer) readMore(silence time.Duration) (int, error) {
+	i := p.intake
+	if p.bare == nil {
+		n, err := p.read(p.control, i.now.buffer[i.have:], silence)
+		i.mu.Lock()
+		return n, err
+	}
+	reads, locked := i.reads.Load(), false
+	n, err := patiently(silence, p.unlessDying(p.control.SetReadDeadline), func() (int64, error) {
+		n, err := 0, error(nil)
+		waited := p.bare.Read(func(fd uintptr) bool {
+			i.mu.Lock()
+			n, err = readSocket(fd, i.now.buffer[i.have:])
+			if locked = err != unix.EAGAIN; !locked {
+				i.mu.Unlock()
+			}
+			return locked
+		})
+		if waited == nil && err != nil && err != io.EOF {
+			err = os.NewSyscallError("recvfrom", err)
+		}
+		return int64(n), cmp.Or(waited, err)
+	})
+	if !locked {
+		i.mu.Lock()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) && i.reads.Load() != reads {
+		err = nil
+	}
+	return int(n), err
+}
+
 // readControl reads frames and has the loop handle them, and reads on meanwhile, into
 // another buffer. While the loop handles nothing, nothing more is read: the other side
 // waits.
 func (p *Peer) readControl() {
-	size := leastBuffer
-	now, next := &inbox{buffer: make([]byte, size)}, &inbox{}
-	have, limit := 0, p.config.silence()
-	handled := make(chan struct{}, 1) // empty while the loop has frames
-	handled <- struct{}{}
+	i, limit := p.intake, p.config.silence()
 	for {
-		n, err := p.read(p.control, now.buffer[have:], limit)
+		n, err := p.readMore(limit)
 		if errors.Is(err, errDying) {
+			i.mu.Unlock()
 			p.listen()
 			return
 		}
 		limit = p.config.silence()
-		p.carried[p.control].Received.Add(uint64(n))
-		if have += n; have == size && size < mostBuffer { // of what has come at once, or of a frame
-			size *= 2
-		}
-		used, wrong := now.parse(now.buffer[:have])
-		left := now.buffer[used:have]
-		if frames := now.frames; len(frames) > 0 {
-			<-handled
-			if !p.loop.Do(func() { p.handle(frames); clear(frames); handled <- struct{}{} }) {
+		wrong := p.took(n)
+		left := i.now.left
+		if frames := i.now.frames; len(frames) > 0 {
+			<-i.handled
+			if !p.loop.Do(func() { p.handle(frames); clear(frames); i.active = p.loop.Now(); i.handled <- struct{}{} }) {
 				p.fail(errClosed, false) // the loop has ended
-				handled <- struct{}{}
+				i.handled <- struct{}{}
 			}
-			now, next = next, now
+			i.now, i.next = i.next, i.now
 		}
-		if len(now.buffer) < size {
-			now.buffer = make([]byte, size)
-		}
-		have = copy(now.buffer, left)
+		i.goOn(left)
 		if wrong != nil || err != nil { // which come after the frames
-			<-handled
-			handled <- struct{}{}
+			<-i.handled
+			i.handled <- struct{}{}
 		}
+		i.mu.Unlock()
 		switch {
 		case p.isDying():
 		case wrong != nil:
@@ -517,6 +680,6 @@ func (p *Peer) takeEager(c *Channel, payload []byte) error {
 		return refused("a write of %d bytes on channel %d with %d on channel %d", h.length, h.channel, len(data), c.number)
 	}
 	return p.land(h, func(to []byte) error { copy(to, data); return nil }, func(f func()) { f() }, func(channel uint32, number uint64) {
-		p.say(channel, frameLanded, landedPayload(number)) // with the others of this turn
+		p.sayLater(channel, frameLanded, landedPayload(number)) // with the answer to the message, if there is one soon
 	})
 }

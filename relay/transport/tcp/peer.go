@@ -123,11 +123,13 @@ type Peer struct {
 	carried map[net.Conn]*Carried // filled by newPeer alone
 
 	channels map[uint32]*Channel
-	last     uint32 // our last channel's number
-	lastOpen uint32 // the other side's
-	theirs   int    // channels of the other side that are open
-	sent     []byte // frames of this round of the loop
-	frames   uint64 // how many
+	last     uint32        // our last channel's number
+	lastOpen uint32        // the other side's
+	theirs   int           // channels of the other side that are open
+	sent     []byte        // frames of this round of the loop
+	frames   uint64        // how many
+	urgent   bool          // some of sent are not to wait
+	since    time.Duration // of the loop's clock, when the first of sent was said
 	writes   map[uint64]*write
 	written  uint64
 	dead     error // set once the channels know
@@ -135,6 +137,7 @@ type Peer struct {
 	extension Extension // nil where the data streams carry the data
 	landings  landings
 	outbox    outbox
+	intake    *intake
 	supply    supply
 	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
@@ -169,7 +172,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 		config: config.filled(), loop: loop, control: s.control, data: s.data,
 		carried: map[net.Conn]*Carried{}, channels: map[uint32]*Channel{}, writes: map[uint64]*write{}, dying: make(chan struct{}), start: time.Now(),
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
-		outbox: outbox{wake: make(chan struct{}, 1)},
+		outbox: outbox{wake: make(chan struct{}, 1)}, intake: newIntake(),
 	}
 	p.supply.piece = uint64(s.ours)
 	p.config.Eager = min(p.config.Eager, s.ours) // a write with the messages is one piece
@@ -344,33 +347,57 @@ func (p *Peer) isDying() bool {
 	}
 }
 
-// Poll sends what this round of the loop has to say, in one.
+// Poll reads what the other side has said, and sends what this round of the loop has to say, in one.
 func (p *Peer) Poll() bool {
-	if len(p.sent) == 0 {
+	progress := p.pollControl()
+	return p.pollSent() || progress
+}
+
+func (p *Peer) pollSent() bool {
+	if len(p.sent) == 0 || !p.urgent && p.loop.Now()-p.since < laterTime {
 		return false
 	}
+	p.urgent = false
+	p.intake.active = p.loop.Now()
 	data, frames := p.sent, p.frames
 	p.sent, p.frames = p.sent[:0], 0
 	p.utter(data, frames)
 	return true
 }
 
-// Busy reports nothing: what comes is posted to the loop.
+// Busy reports nothing: what comes while the loop sleeps is posted to it.
 func (p *Peer) Busy() bool { return false }
 
-// Arm reports what is still to be sent.
-func (p *Peer) Arm() bool { return len(p.sent) > 0 }
+// Arm has the reader hear what comes while the loop sleeps. It reports what is still to be sent.
+func (p *Peer) Arm() bool {
+	p.hush(false)
+	return len(p.sent) > 0
+}
 
 // Disarm has nothing to undo.
 func (p *Peer) Disarm() {}
 
+// laterTime is how long a frame of sayLater waits for another one: to send takes longer than most copies
+// of few bytes, whose end the loop would not see meanwhile.
+const laterTime = 20 * time.Microsecond
+
 func (p *Peer) say(channel, kind uint32, payload ...[]byte) {
+	p.urgent = true
+	p.sayLater(channel, kind, payload...)
+}
+
+// sayLater says it with what is said next, or after laterTime.
+func (p *Peer) sayLater(channel, kind uint32, payload ...[]byte) {
 	if p.dead != nil {
 		return
+	}
+	if len(p.sent) == 0 {
+		p.since = p.loop.Now()
 	}
 	p.sent = appendFrame(p.sent, channel, kind, payload...)
 	p.frames++
 	if p.config.Alone || len(p.sent) >= p.config.Waiting {
-		p.Poll()
+		p.urgent = true
+		p.pollSent()
 	}
 }

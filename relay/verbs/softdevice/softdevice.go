@@ -19,9 +19,10 @@
 // address that was given as the iova, and how many pairs of the domain are.
 //
 // If a host has the process of package engine, the library registers GPU memory with that process, on
-// simulated and real GPUs alike, and the GPUs copy the bytes.
+// simulated and real GPUs alike, and the GPUs copy the bytes. Work requests for that memory go to the
+// engine, and completions come from the engine, by rings in shared memory (libibverbs/rings.c).
 //
-// What it does not model: speed, segments beyond one, shared receive queues, a NIC that
+// What it does not model: segments beyond one, shared receive queues, a NIC that
 // answers late. A request whose pair is not there any more ends with RetryExceeded at
 // once; one whose port, on either side, is down does so after the pair's timeout and
 // retries.
@@ -174,8 +175,12 @@ type Device struct {
 	Holds bool
 	// Fault is how a broken device treats GPUs' memory, one of Faults; none where it is empty.
 	Fault string
-	// Rate bounds what a process's requests move, bytes a second; 0 for no bound.
+	// Rate bounds what requests of all processes move, bytes a second; 0 for no bound.
 	Rate uint64
+	// Seed has writes be in the memory in another order than that of the requests, within the limits of
+	// the specification: those of several queue pairs, and of one queue pair in regions with relaxed
+	// ordering until a receive completes or a read is answered. 0 keeps the order.
+	Seed uint64
 }
 
 // Faults are the values of Device.Fault. With FaultNoFlush a read brings nothing of the writes
@@ -204,10 +209,10 @@ func (d Device) line() string {
 		}
 		return b
 	}
-	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d\n", d.Name, d.GUID,
+	return fmt.Sprintf("%s guid=%016x transport=%s layer=%s state=%s lid=%d address=%s entry=%s dmabuf=%s peermem=%s holds=%s prefix=%x grh=%s ece=%x resize=%s entries=%d direct=%s fault=%s rate=%d seed=%d\n", d.Name, d.GUID,
 		choose(d.IWARP, "iWARP", "IB"), choose(d.InfiniBand, "InfiniBand", "Ethernet"), choose(d.Down, "DOWN", "ACTIVE"),
 		d.LID, d.Address, choose(d.Moved, "4", "2"), choose(d.NoDMABuf, "no", "yes"), choose(d.Peermem == "", "no", d.Peermem), choose(d.Holds, "yes", "no"),
-		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate)
+		cmp.Or(d.Prefix, 0xfe80<<48), choose(d.GRH, "yes", "no"), d.ECE, choose(d.NoResize, "no", "yes"), cmp.Or(d.Entries, 65536), choose(d.DataDirect, "yes", "no"), cmp.Or(d.Fault, "none"), d.Rate, d.Seed)
 }
 
 // Host is a host with such devices.

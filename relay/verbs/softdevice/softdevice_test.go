@@ -456,3 +456,59 @@ func TestAnAnswerToAPairThatIsGone(t *testing.T) {
 		next(verbs.Established)
 	}
 }
+
+// With a seed, relaxed writes of one queue pair may be in the memory in any order until a receive
+// completes. Writes to other regions keep their order.
+func TestSeedReordersRelaxedWritesUntilReceiveCompletes(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		seed   uint64
+		access verbs.Access
+		want   bool
+	}{
+		{"seed and relaxed ordering", 7, verbs.RelaxedOrdering, true},
+		{"seed alone", 7, 0, false},
+		{"relaxed ordering alone", 0, verbs.RelaxedOrdering, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, l := host(t, softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Seed: c.seed})
+			a, err := newSide(l, "mlx5_0")
+			check(t, err)
+			b, err := newSide(l, "mlx5_0")
+			check(t, err)
+			target, err := b.domain.Register(b.at(), page, uint64(b.at()), verbs.LocalWrite|verbs.RemoteWrite|c.access)
+			check(t, err)
+			defer func() { check(t, errors.Join(target.Close(), a.close(), b.close())) }()
+			check(t, errors.Join(a.connect(b.pair.Number()), b.connect(a.pair.Number())))
+			write := func(op verbs.Op, at uint64) {
+				t.Helper()
+				_, err := a.pair.PostSend([]verbs.Send{{
+					Op: op, Flags: verbs.Signaled, Immediate: 5, Address: uint64(a.at()), LKey: a.region.LKey(), Length: 1, Remote: uint64(b.at()) + at, RKey: target.RKey(),
+				}})
+				check(t, err)
+				if one, err := a.completion(); err != nil || one.Err() != nil {
+					t.Fatal(one.Err(), err)
+				}
+			}
+			passed := false
+			for round := range byte(40) {
+				_, err := b.pair.PostRecv([]verbs.Recv{{}})
+				check(t, err)
+				a.memory[0] = round + 1
+				write(verbs.Write, 0)
+				write(verbs.Write, 64)
+				// Both have completed at the sender. The first one may be on its way.
+				if b.memory[64] == round+1 && b.memory[0] != round+1 {
+					passed = true
+				}
+				write(verbs.WriteImmediate, 128)
+				if one, err := b.completion(); err != nil || one.Err() != nil || b.memory[0] != round+1 || b.memory[64] != round+1 {
+					t.Fatalf("round %d: a receive completed (%v, %v), and the memory has %d and %d", round, one.Err(), err, b.memory[0], b.memory[64])
+				}
+			}
+			if passed != c.want {
+				t.Errorf("a write passed the one before it: %v, want %v", passed, c.want)
+			}
+		})
+	}
+}

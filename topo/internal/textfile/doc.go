@@ -1,2 +1,2 @@
-// Package textfile has the bounds and errors that readers of topology files share.
+// Package textfile has the limits and errors that readers of topology files share.
 package textfile

@@ -50,7 +50,7 @@ func WithoutDashes(text []byte) []byte {
 	}
 }
 
-// QuoteStart quotes the beginning of a text that a message can hold.
+// QuoteStart quotes the beginning of a text, short enough for a message.
 func QuoteStart(text []byte) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
 	const most = 40
@@ -60,7 +60,7 @@ func QuoteStart(text []byte) string {
 	return strconv.QuoteToASCII(strings.TrimSpace(string(line)))
 }
 
-// PlaceError is an error at a place of a file.
+// PlaceError is an error at a position in a file.
 type PlaceError struct {
 	Line, Column int // both from 1; Column counts characters
 	Err          error

@@ -4,8 +4,10 @@
 // regions of all processes of the host. The copy engine of a GPU does each copy, as a NIC reads and
 // writes GPU memory without the GPU's processors.
 //
-// The protocol is one message per order and per answer on a seqpacket socket; libibverbs/engine.c is
-// the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
+// Work requests and their completions go by rings in shared memory (rings.go): the engine is the NIC
+// of the queue pairs that processes connect to it (pair.go). Registrations, and copies for
+// requests that the engine refuses, go by one message per order and per answer on a seqpacket
+// socket; libibverbs/engine.c is the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
 // the asking process, an odd key (rkey) a region that any process may write.
 package engine
 
@@ -35,6 +37,9 @@ const (
 	orderRegisterHost = 2 // with a memfd
 	orderForget       = 3
 	orderMove         = 4
+	orderShare        = 5 // with the descriptors of the rings
+	orderConnect      = 6
+	orderDisconnect   = 7
 )
 
 // Access of a region, as ibv_access_flags.
@@ -46,8 +51,9 @@ const (
 const (
 	orderBytes  = 64
 	answerBytes = 16
-	// maxMoves bounds the unfinished copies of a process: a queue pair of the software device has
-	// one copy at a time.
+	// maxDescriptors is how many a message has at most.
+	maxDescriptors = 4
+	// maxMoves bounds the unfinished copies of a process.
 	maxMoves = 4096
 )
 
@@ -58,6 +64,7 @@ type order struct {
 	from, to       uint32 // keys; a registration has its lkey in from
 	source, target uint64 // addresses; a registration has the region's address in source and its place in the allocation in target
 	bytes, size    uint64 // of the region or copy, and of the allocation
+	domain         uint64 // the protection domain of a registration or queue pair
 }
 
 func parse(b []byte) (o order, ok bool) {
@@ -67,7 +74,7 @@ func parse(b []byte) (o order, ok bool) {
 	e := binary.LittleEndian
 	return order{
 		kind: e.Uint32(b), access: e.Uint32(b[4:]), id: e.Uint64(b[8:]), from: e.Uint32(b[16:]), to: e.Uint32(b[20:]),
-		source: e.Uint64(b[24:]), target: e.Uint64(b[32:]), bytes: e.Uint64(b[40:]), size: e.Uint64(b[48:]),
+		source: e.Uint64(b[24:]), target: e.Uint64(b[32:]), bytes: e.Uint64(b[40:]), size: e.Uint64(b[48:]), domain: e.Uint64(b[56:]),
 	}, true
 }
 
@@ -81,6 +88,14 @@ type Engine struct {
 	processor *device.Queue // copies between host memory
 	listener  *net.UnixListener
 	awake     awake
+	pairs     map[uint32]*pair
+	movers    map[*device.Queue]*mover
+	ports     map[uint32]*port // by number of the device
+	waiting   int              // works that wait for a port
+	doubtful  []*pair          // with a doubtful work
+	small     *device.Memory   // of reads, nil before the first
+	places    []uint64         // in small, that are free
+	figures   Figures
 	// lost is the sticky CUDA error after which this process can serve nobody.
 	lost error
 }
@@ -88,6 +103,8 @@ type Engine struct {
 type gpu struct {
 	*device.Device
 	queue *device.Queue
+	// reads do not wait for the writes of other queue pairs.
+	reads *device.Queue
 }
 
 // client is a process with a software device.
@@ -96,6 +113,7 @@ type client struct {
 	fd     int
 	moves  int // unfinished
 	gone   bool
+	rings  *rings // nil for a process that shares none
 }
 
 // region is memory that a process has registered.
@@ -107,6 +125,7 @@ type region struct {
 	address uint64 // the address of its first byte in work requests
 	at      uint64 // the place of that byte in the allocation
 	bytes   uint64
+	domain  uint64
 	moves   int // unfinished copies that use it
 	retired bool
 	// forgotten is called when no copy uses the retired region any more.
@@ -119,12 +138,27 @@ func New() (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{loop: l, gpus: map[cuda.Device]*gpu{}, regions: map[uint32]*region{}, clients: map[*client]bool{}, processor: &device.Queue{}}
+	e := &Engine{loop: l, gpus: map[cuda.Device]*gpu{}, regions: map[uint32]*region{}, clients: map[*client]bool{}, processor: &device.Queue{},
+		pairs: map[uint32]*pair{}, movers: map[*device.Queue]*mover{}, ports: map[uint32]*port{}}
+	l.Add(nic{e})
 	l.Add(e.processor)
 	if runtime.NumCPU() >= manyProcessors {
 		l.Add(&e.awake)
 	}
 	return e, nil
+}
+
+// Figures count what the engine has done as a NIC.
+type Figures struct {
+	Done    uint64 // work requests
+	Refused uint64 // work requests that processes had to do
+	Copies  uint64 // for the writes that are done
+}
+
+// Figures returns what the engine has done so far. Any goroutine may call it while Serve runs.
+func (e *Engine) Figures() (f Figures) {
+	e.loop.Call(func() { f = e.figures })
+	return f
 }
 
 // awake keeps the loop from sleep for a time after an order, on machines with many processors: to wake
@@ -135,6 +169,8 @@ const (
 	manyProcessors = 16
 	awakeTime      = 200 * time.Microsecond
 )
+
+func (a *awake) extend() { a.until = time.Now().Add(awakeTime) }
 
 func (a *awake) Poll() bool { return time.Now().Before(a.until) }
 func (a *awake) Busy() bool { return false }
@@ -208,54 +244,67 @@ func (e *Engine) accept(fd int) {
 
 // read takes the orders that have arrived.
 func (c *client) read() {
-	buffer, control := make([]byte, orderBytes), make([]byte, unix.CmsgSpace(4))
+	buffer, control := make([]byte, orderBytes), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	for !c.gone {
 		n, oobn, flags, _, err := unix.Recvmsg(c.fd, buffer, control, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EAGAIN || err == unix.EINTR {
 			return
 		}
-		fd := descriptor(control[:oobn])
+		fds := descriptors(control[:oobn])
 		o, ok := parse(buffer[:max(n, 0)])
 		if err != nil || !ok || flags&unix.MSG_CTRUNC != 0 {
-			if fd >= 0 {
-				unix.Close(fd)
-			}
+			closeAll(fds)
 			c.end()
 			return
 		}
-		c.do(o, fd)
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+		c.do(o, fds)
+		closeAll(fds)
 	}
 }
 
-// descriptor returns the descriptor of a message, -1 for none.
-func descriptor(control []byte) int {
+// descriptors returns the descriptors of a message.
+func descriptors(control []byte) []int {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil || len(messages) == 0 {
-		return -1
+		return nil
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) == 0 {
-		return -1
+	if err != nil {
+		return nil
 	}
-	return fds[0]
+	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }
 
 // do does an order and answers it; a copy is answered at its end.
-func (c *client) do(o order, fd int) {
-	c.engine.awake.until = time.Now().Add(awakeTime)
+func (c *client) do(o order, fds []int) {
+	c.engine.awake.extend()
 	var err error
 	switch o.kind {
 	case orderRegisterGPU, orderRegisterHost:
-		err = c.register(o, fd)
+		err = c.register(o, fds)
 	case orderForget:
 		if err = c.forget(o.from, func() { c.answer(o.id, nil) }); err == nil {
 			return
 		}
 	case orderMove:
 		if err = c.move(o); err == nil {
+			return
+		}
+	case orderShare:
+		err = unix.EINVAL
+		if c.rings == nil {
+			err = c.share(fds, o.size)
+		}
+	case orderConnect:
+		err = c.connect(o)
+	case orderDisconnect:
+		if err = c.disconnect(o.from, func() { c.answer(o.id, nil) }); err == nil {
 			return
 		}
 	default:
@@ -284,16 +333,30 @@ func (c *client) answer(id uint64, err error) {
 	}
 }
 
-func (c *client) register(o order, fd int) (err error) {
+// share maps the rings of the process.
+func (c *client) share(fds []int, bytes uint64) error {
+	r, err := openRings(fds, bytes)
+	if err != nil {
+		return err
+	}
+	if err := c.engine.loop.WatchEdges(r.wakesEngine); err != nil {
+		r.close()
+		return err
+	}
+	c.rings = r
+	return nil
+}
+
+func (c *client) register(o order, fds []int) (err error) {
 	e := c.engine
-	if fd < 0 || o.from&1 != 0 || e.regions[o.from] != nil || o.target > o.size || o.bytes > o.size-o.target || o.bytes == 0 {
+	if len(fds) != 1 || o.from&1 != 0 || e.regions[o.from] != nil || o.target > o.size || o.bytes > o.size-o.target || o.bytes == 0 {
 		return unix.EINVAL
 	}
-	r := &region{owner: c, key: o.from, access: o.access, address: o.source, at: o.target, bytes: o.bytes}
+	r := &region{owner: c, key: o.from, access: o.access, address: o.source, at: o.target, bytes: o.bytes, domain: o.domain}
 	if o.kind == orderRegisterHost {
-		r.Memory, err = device.ImportHost(fd, o.size)
+		r.Memory, err = device.ImportHost(fds[0], o.size)
 	} else {
-		r.Memory, err = e.importGPU(fd, o.size)
+		r.Memory, err = e.importGPU(fds[0], o.size)
 	}
 	if err != nil {
 		return fmt.Errorf("register %d bytes: %w", o.bytes, err)
@@ -362,13 +425,18 @@ func (e *Engine) add(busID string) error {
 	if err != nil {
 		return errors.Join(err, g.Close())
 	}
+	reads, err := g.NewQueue()
+	if err != nil {
+		return errors.Join(err, q.Close(), g.Close())
+	}
 	for _, r := range e.regions {
 		if err := r.Allow(cuda.Access{Device: g.Ordinal, Write: true}); err != nil {
-			return errors.Join(err, q.Close(), g.Close())
+			return errors.Join(err, reads.Close(), q.Close(), g.Close())
 		}
 	}
 	e.loop.Add(q)
-	e.gpus[g.Ordinal] = &gpu{g, q}
+	e.loop.Add(reads)
+	e.gpus[g.Ordinal] = &gpu{g, q, reads}
 	return nil
 }
 
@@ -483,6 +551,11 @@ func (c *client) end() {
 	c.gone = true
 	c.engine.loop.Unwatch(c.fd)
 	unix.Close(c.fd)
+	for _, p := range c.engine.pairs {
+		if p.owner == c {
+			c.engine.drop(p)
+		}
+	}
 	for _, r := range c.engine.regions {
 		if r.owner == c && !r.retired {
 			r.retired = true
@@ -493,7 +566,11 @@ func (c *client) end() {
 }
 
 func (c *client) release() {
-	if c.gone && c.moves == 0 {
+	if c.gone && c.moves == 0 && c.engine.clients[c] {
 		delete(c.engine.clients, c)
+		if c.rings != nil {
+			c.engine.loop.Unwatch(c.rings.wakesEngine)
+			c.rings.close()
+		}
 	}
 }

@@ -69,7 +69,7 @@ func check(t testing.TB, err error) {
 }
 
 // serve starts an engine for a host of software devices.
-func serve(t *testing.T, dir string) {
+func serve(t *testing.T, dir string) *engine.Engine {
 	t.Helper()
 	e, err := engine.New()
 	check(t, err)
@@ -81,6 +81,7 @@ func serve(t *testing.T, dir string) {
 		l.Close()
 		check(t, <-ended)
 	})
+	return e
 }
 
 // end is a queue pair with GPU memory and host memory.
@@ -202,19 +203,26 @@ func copied(t *testing.T) (in [2]uint64) {
 
 func twoEnds(t *testing.T) (a, b *end, h softdevice.Host) {
 	t.Helper()
-	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"})
+	a, b, h, _ = servedEnds(t, 0)
+	return a, b, h
+}
+
+// servedEnds returns two connected ends, of devices with a rate, and the engine.
+func servedEnds(t *testing.T, rate uint64) (a, b *end, h softdevice.Host, served *engine.Engine) {
+	t.Helper()
+	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Rate: rate}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2", Rate: rate})
 	check(t, err)
-	serve(t, h.Dir)
+	served = serve(t, h.Dir)
 	l, err := verbs.OpenLibrary(h.Library())
 	check(t, err)
 	a, b = newEnd(t, l, "mlx5_0", gpus[0]), newEnd(t, l, "mlx5_1", gpus[1])
 	a.connect(b)
 	b.connect(a)
-	return a, b, h
+	return a, b, h, served
 }
 
 func TestWriteBetweenGPUsIsOneCopyOfTheEngine(t *testing.T) {
-	a, b, _ := twoEnds(t)
+	a, b, _, served := servedEnds(t, 0)
 	want := pattern(mib+13, 3)
 	a.fill(want)
 	_, err := b.pair.PostRecv([]verbs.Recv{{ID: 9}})
@@ -234,10 +242,139 @@ func TestWriteBetweenGPUsIsOneCopyOfTheEngine(t *testing.T) {
 	if !bytes.Equal(b.content(len(want)), want) {
 		t.Error("the bytes on the target are others")
 	}
+	if f := served.Figures(); f != (engine.Figures{Done: 1, Copies: 1}) {
+		t.Errorf("the engine counts %+v, want one write and one copy", f)
+	}
+}
+
+func TestEngineMergesPartsThatFollowEachOther(t *testing.T) {
+	a, b, _, served := servedEnds(t, 0)
+	const parts, each = 8, 128 << 10
+	want := pattern(parts*each, 9)
+	a.fill(want)
+	var list []verbs.Send
+	for i := range uint64(parts) {
+		list = append(list, verbs.Send{ID: i, Op: verbs.Write, Address: uint64(a.memory.Address()) + i*each, LKey: a.region.LKey(), Length: each, Remote: uint64(b.memory.Address()) + i*each, RKey: b.region.RKey()})
+	}
+	list[parts-1].Flags = verbs.Signaled
+	merged := uint64(parts)
+	for try := 0; merged == parts && try < 100; try++ { // the engine may take each at once
+		before := served.Figures()
+		if n, err := a.pair.PostSend(list); n != parts || err != nil {
+			t.Fatalf("%d posted: %v", n, err)
+		}
+		if c := a.completes(); c.Err() != nil || c.ID != parts-1 {
+			t.Fatalf("%+v (%v)", c, c.Err())
+		}
+		after := served.Figures()
+		if after.Done-before.Done != parts {
+			t.Fatalf("the engine did %d writes of %d", after.Done-before.Done, parts)
+		}
+		merged = after.Copies - before.Copies
+	}
+	if merged >= parts {
+		t.Errorf("%d writes of adjacent bytes took %d copies", parts, merged)
+	}
+	if !bytes.Equal(b.content(len(want)), want) {
+		t.Error("the bytes on the target are others")
+	}
+}
+
+// Requests of host memory are the process's own, and immediates keep their order among all.
+func TestImmediatesOfEngineAndProcessKeepTheirOrder(t *testing.T) {
+	a, b, _, served := servedEnds(t, 0)
+	var receives []verbs.Recv
+	for i := range uint64(8) {
+		receives = append(receives, verbs.Recv{ID: i})
+	}
+	const rounds = 40
+	for round := range uint32(rounds) {
+		_, err := b.pair.PostRecv(receives)
+		check(t, err)
+		for i := range uint32(8) {
+			s := verbs.Send{ID: uint64(i), Op: verbs.WriteImmediate, Flags: verbs.Signaled, Immediate: round<<8 | i, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 4096, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+			if (round+i)%3 == 0 {
+				s.Address, s.LKey, s.Remote, s.RKey = a.hostAt(), a.hostKnown.LKey(), b.hostAt(), b.hostKnown.RKey()
+			}
+			_, err := a.pair.PostSend([]verbs.Send{s})
+			check(t, err)
+		}
+		for i := range uint32(8) {
+			if c := a.completes(); c.Err() != nil || c.ID != uint64(i) {
+				t.Fatalf("round %d: completion %+v (%v) in place of request %d", round, c, c.Err(), i)
+			}
+			if c := b.completes(); c.Err() != nil || c.Immediate != round<<8|i {
+				t.Fatalf("round %d: immediate %#x in place of %#x (%v)", round, c.Immediate, round<<8|i, c.Err())
+			}
+		}
+	}
+	if f := served.Figures(); f.Done == 0 {
+		t.Error("the engine did none of them")
+	}
+}
+
+// A sender hears of the success of those writes alone whose immediates its receiver gets.
+func TestReceiverThatFailsHasEachImmediateThatSucceeded(t *testing.T) {
+	for try := range 10 {
+		a, b, _ := twoEnds(t)
+		const n = 8
+		_, err := b.pair.PostRecv(make([]verbs.Recv, n))
+		check(t, err)
+		for i := range uint64(n) {
+			_, err := a.pair.PostSend([]verbs.Send{{ID: i, Op: verbs.WriteImmediate, Flags: verbs.Signaled, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 64 << 10, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}})
+			check(t, err)
+		}
+		time.Sleep(time.Duration(try) * 50 * time.Microsecond)
+		check(t, b.pair.Fail())
+		sent, got := 0, 0
+		for range n {
+			if c := a.completes(); c.Err() == nil {
+				sent++
+			}
+			if c := b.completes(); c.Err() == nil {
+				got++
+			}
+		}
+		if sent != got {
+			t.Fatalf("%d writes succeeded at the sender and %d at the receiver", sent, got)
+		}
+	}
+}
+
+func TestRateIsOfAllQueuePairsOfADevice(t *testing.T) {
+	const rate, each, writes = 100e6, mib, 10
+	a, b, h, served := servedEnds(t, rate)
+	l, err := verbs.OpenLibrary(h.Library())
+	check(t, err)
+	c, d := newEnd(t, l, "mlx5_0", gpus[0]), newEnd(t, l, "mlx5_1", gpus[1])
+	c.connect(d)
+	d.connect(c)
+	start := time.Now()
+	for range writes / 2 {
+		for _, e := range [][2]*end{{a, b}, {c, d}} {
+			from, to := e[0], e[1]
+			_, err := from.pair.PostSend([]verbs.Send{{Op: verbs.Write, Flags: verbs.Signaled, Address: uint64(from.memory.Address()), LKey: from.region.LKey(), Length: each, Remote: uint64(to.memory.Address()), RKey: to.region.RKey()}})
+			check(t, err)
+		}
+	}
+	for range writes / 2 {
+		for _, e := range []*end{a, c} {
+			if one := e.completes(); one.Err() != nil {
+				t.Fatal(one.Err())
+			}
+		}
+	}
+	// The last write needs no time after it.
+	if took, least := time.Since(start), time.Duration((writes-1)*each*int64(time.Second)/rate)-time.Millisecond; took < least {
+		t.Errorf("%d MiB at %d MB/s took %v, want at least %v", writes, int(rate/1e6), took, least)
+	}
+	if f := served.Figures(); f.Done != writes {
+		t.Errorf("the engine did %d writes of %d", f.Done, writes)
+	}
 }
 
 func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
-	a, b, _ := twoEnds(t)
+	a, b, _, served := servedEnds(t, 0)
 	in := pattern(mib+100, 5) // more than passes through at a time
 	copy(a.host, in)
 	write := verbs.Send{Op: verbs.Write, Address: a.hostAt(), LKey: a.hostKnown.LKey(), Length: uint32(len(in)), Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
@@ -256,9 +393,13 @@ func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
 		t.Error("GPU to host: the bytes are others")
 	}
 	// A read, by which NICs flush.
+	before := served.Figures()
 	read := verbs.Send{Op: verbs.Read, Address: a.hostAt() + mib, LKey: a.hostKnown.LKey(), Length: 1, Remote: uint64(b.memory.Address()) + 7, RKey: b.region.RKey()}
 	if c := a.does(read); c.Err() != nil || a.host[mib] != in[7] {
 		t.Errorf("read: %v, byte %d, want %d", c.Err(), a.host[mib], in[7])
+	}
+	if after := served.Figures(); after.Done != before.Done+1 {
+		t.Errorf("the engine did not do the read: %+v", after)
 	}
 }
 

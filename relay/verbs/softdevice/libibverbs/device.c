@@ -78,6 +78,8 @@ static void ports(void)
 			int before = d->state;
 			d->state = all[i].state;
 			if (before != d->state)
+				rings_ports(c);
+			if (before != d->state)
 				device_event(c, (struct ibv_async_event){
 					.element.port_num = 1,
 					.event_type = d->state == IBV_PORT_ACTIVE ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR,

@@ -14,7 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { REGISTER_GPU = 1, REGISTER_HOST, FORGET, MOVE };
+enum { REGISTER_GPU = 1, REGISTER_HOST, FORGET, MOVE, SHARE, CONNECT, DISCONNECT };
 
 // order and answer are package engine's, little-endian as all machines with these GPUs.
 struct order {
@@ -22,7 +22,7 @@ struct order {
 	uint64_t id;
 	uint32_t from, to;
 	uint64_t source, target, bytes, size;
-	uint64_t none;
+	uint64_t domain;
 };
 _Static_assert(sizeof(struct order) == 64, "as package engine has it");
 
@@ -50,6 +50,7 @@ enum { SCRATCH = 1 << 20 };
 static pthread_mutex_t scratching = PTHREAD_MUTEX_INITIALIZER;
 static char *scratch;
 static uint32_t scratch_key;
+static bool shares;
 
 static void *answers(void *none)
 {
@@ -82,13 +83,15 @@ static void *answers(void *none)
 				pthread_cond_signal(&w->ended);
 		}
 		pthread_mutex_unlock(&orders);
-		if (n != sizeof a)
+		if (n != sizeof a) {
+			rings_end();
 			return none;
+		}
 	}
 }
 
-// start sends an order; NULL for want of memory.
-static struct move *start(struct order o, int fd)
+// start sends an order with descriptors; NULL for want of memory.
+static struct move *start(struct order o, const int *fds, unsigned count)
 {
 	struct move *w = calloc(1, sizeof *w);
 	if (!w)
@@ -98,15 +101,15 @@ static struct move *start(struct order o, int fd)
 	o.id = w->id = ++last;
 	w->next = unanswered;
 	unanswered = w;
-	char control[CMSG_SPACE(sizeof fd)] __attribute__((aligned(8))) = {0};
+	char control[CMSG_SPACE(4 * sizeof *fds)] __attribute__((aligned(8))) = {0};
 	struct iovec v = {&o, sizeof o};
 	struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
-	if (fd >= 0) {
+	if (count > 0) {
 		m.msg_control = control;
-		m.msg_controllen = sizeof control;
+		m.msg_controllen = CMSG_SPACE(count * sizeof *fds);
 		struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-		*c = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-		memcpy(CMSG_DATA(c), &fd, sizeof fd);
+		*c = (struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof *fds), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+		memcpy(CMSG_DATA(c), fds, count * sizeof *fds);
 	}
 	ssize_t n;
 	do
@@ -151,8 +154,27 @@ void engine_abandon(struct move *w)
 // place sends an order and waits for its answer, which is an errno.
 static int place(struct order o, int fd)
 {
-	struct move *w = start(o, fd);
+	struct move *w = start(o, &fd, fd >= 0);
 	return w ? engine_end(w) : ENOMEM;
+}
+
+// share gives the engine the rings. Without them the threads of pairs do all requests.
+static void share(void)
+{
+	int fds[] = {-1, -1, -1, -1};
+	int error = rings_begin(fds);
+	bool begun = !error;
+	if (begun) {
+		struct move *w = start((struct order){.kind = SHARE, .size = RINGS_BYTES}, fds, 4);
+		error = w ? engine_end(w) : ENOMEM;
+		if (error)
+			rings_end();
+	}
+	shares = !error;
+	host_log("engine_share = %d", error);
+	for (int i = 0; i < 4; i++)
+		if (fds[i] >= 0 && (!begun || i == 0 || i == 3)) // the eventfds are in use
+			close(fds[i]);
 }
 
 // begin connects to the engine and registers the memory by which bytes of GPUs pass through this
@@ -179,6 +201,8 @@ static int begin(void)
 		error = place((struct order){.kind = REGISTER_HOST, .access = IBV_ACCESS_LOCAL_WRITE, .from = key, .bytes = SCRATCH, .size = SCRATCH}, shared);
 		scratch = p;
 		scratch_key = error ? 0 : key;
+		if (!error && !shares)
+			share();
 	} else {
 		connection = -1;
 		if (fd >= 0)
@@ -237,7 +261,52 @@ static int allocation(uintptr_t p, size_t n, uint64_t *at, uint64_t *size)
 	return fd;
 }
 
-int engine_register(uint32_t key, uintptr_t p, size_t n, unsigned access)
+int engine_connect(struct pair *p)
+{
+	const struct description *d = &p->context->device->described;
+	if (d->fault != FAULT_NONE || d->holds || d->transport == IBV_TRANSPORT_IWARP || !connected())
+		return ENOENT;
+	pthread_mutex_lock(&lock);
+	int slot = rings_reserve(p);
+	pthread_mutex_unlock(&lock);
+	if (slot < 0)
+		return ENOSPC;
+	int error = place((struct order){
+		.kind = CONNECT,
+		.access = (uint32_t)p->attributes.qp_access_flags,
+		.from = p->ibv.qp_num,
+		.to = p->attributes.dest_qp_num,
+		.source = (uint64_t)slot,
+		.target = (uint64_t)d->node,
+		.bytes = d->rate,
+		.size = d->seed,
+		.domain = (uintptr_t)p->ibv.pd,
+	}, -1);
+	pthread_mutex_lock(&lock);
+	if (error)
+		rings_release(slot);
+	else
+		rings_use(p, slot);
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+void engine_disconnect(struct pair *p)
+{
+	pthread_mutex_lock(&lock);
+	int slot = p->slot;
+	pthread_mutex_unlock(&lock);
+	if (slot < 0)
+		return;
+	place((struct order){.kind = DISCONNECT, .from = p->ibv.qp_num}, -1);
+	pthread_mutex_lock(&lock);
+	if (p->slot >= 0)
+		rings_release(slot);
+	p->slot = -1;
+	pthread_mutex_unlock(&lock);
+}
+
+int engine_register(struct ibv_pd *pd, uint32_t key, uintptr_t p, size_t n, unsigned access)
 {
 	uint64_t at, size;
 	if (!connected())
@@ -246,7 +315,7 @@ int engine_register(uint32_t key, uintptr_t p, size_t n, unsigned access)
 	if (fd < 0)
 		return ENOENT;
 	fcntl(fd, F_SETFD, FD_CLOEXEC);
-	int error = place((struct order){.kind = REGISTER_GPU, .access = access, .from = key, .source = p, .target = at, .bytes = n, .size = size}, fd);
+	int error = place((struct order){.kind = REGISTER_GPU, .access = access, .from = key, .source = p, .target = at, .bytes = n, .size = size, .domain = (uintptr_t)pd}, fd);
 	close(fd);
 	return error;
 }
@@ -258,7 +327,7 @@ void engine_forget(uint32_t key)
 
 struct move *engine_start(uint32_t from, uint64_t source, uint32_t to, uint64_t target, uint64_t n)
 {
-	return start((struct order){.kind = MOVE, .from = from, .source = source, .to = to, .target = target, .bytes = n}, -1);
+	return start((struct order){.kind = MOVE, .from = from, .source = source, .to = to, .target = target, .bytes = n}, NULL, 0);
 }
 
 static int move(uint32_t from, uint64_t source, uint32_t to, uint64_t target, uint64_t n)

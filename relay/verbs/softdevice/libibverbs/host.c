@@ -11,7 +11,9 @@
 //	             before it; a read of its own side brings what was there at the read before;
 //	             some writes lose their last bytes; writes go to another region; some
 //	             writes leave half a cache line as it was)
-//	           rate=BYTES (a second, of all the device's requests in the process; 0 for any)
+//	           rate=BYTES (a second, of all the device's requests; 0 for any)
+//	           seed=N (the order of writes, within the limits of the specification; 0 for that of
+//	             the requests)
 //	         It is read anew when it is replaced, and ports come and go with it, and addresses.
 //	script   one a line: CALL key=value...; what is not there is not asked for
 //	           device=NAME call=N (the Nth in this process) from=N (that and later)
@@ -20,7 +22,8 @@
 //	           hold=1 (it blocks as long as the script has this; the log has "held")
 //	log      each call, with its arguments and what came of it; without this file there is no record,
 //	         and the script is not read
-//	number   the last number that was given to a queue pair or a key
+//	number   the last number that was given to a queue pair or a key, and when the port of each
+//	         device is due
 #include "softdevice.h"
 
 #include <dlfcn.h>
@@ -37,6 +40,7 @@
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,11 +107,25 @@ void host_log(const char *form, ...)
 		return;
 }
 
-uint64_t host_now(void)
+uint64_t host_nanoseconds(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+// Behind the last number the file of numbers has a line for each device, which the engine knows as well.
+enum { LINE = 64 };
+
+_Atomic uint64_t *host_due(int node)
+{
+	host_directory();
+	return number && node >= 0 && node < DEVICES ? (_Atomic uint64_t *)((char *)number + LINE * (node + 1)) : NULL;
+}
+
+uint64_t host_now(void)
+{
+	return host_nanoseconds() / 1000;
 }
 
 enum { SPIN = 200, MANY_PROCESSORS = 16 };
@@ -174,6 +192,8 @@ static void describe(struct description *d, const char *key, const char *value)
 				d->fault = i;
 	} else if (!strcmp(key, "rate"))
 		d->rate = strtoull(value, NULL, 10);
+	else if (!strcmp(key, "seed"))
+		d->seed = strtoull(value, NULL, 10);
 	else if (!strcmp(key, "peermem"))
 		d->peermem = !strcmp(value, "yes") ? PEERMEM_YES : !strcmp(value, "alloc") ? PEERMEM_ALLOC : PEERMEM_NO;
 }
@@ -298,6 +318,12 @@ struct rule host_script(const char *call, const char *device)
 	if (rule.delay_ms)
 		usleep(rule.delay_ms * 1000);
 	return rule;
+}
+
+bool host_scripted(void)
+{
+	struct stat st;
+	return logging >= 0 && fstatat(directory, "script", &st, 0) == 0 && st.st_size > 1;
 }
 
 static void (*on_change)(void);

@@ -131,7 +131,7 @@ static struct ibv_mr *by_engine(struct ibv_pd *pd, void *addr, size_t n, uint64_
 	if (!mr)
 		return NULL;
 	struct region *r = (struct region *)mr;
-	int error = engine_register(mr->lkey, p, n, access);
+	int error = engine_register(pd, mr->lkey, p, n, access);
 	if (!error) {
 		r->engine = true;
 		return mr;
@@ -322,6 +322,12 @@ char *memory_at(struct ibv_pd *pd, uint32_t key, bool remote, uint64_t address, 
 bool memory_writable(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)
 {
 	return find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE) != NULL;
+}
+
+bool memory_relaxed(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)
+{
+	struct region *r = find(pd, key, true, address, n, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING);
+	return r && !r->engine;
 }
 
 bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n)

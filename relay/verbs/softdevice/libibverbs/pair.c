@@ -27,7 +27,7 @@ API struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *a)
 		p->receives.capacity = a->cap.max_recv_wr;
 		p->sends.ring = calloc(p->sends.capacity, sizeof *p->sends.ring);
 		p->receives.ring = calloc(p->receives.capacity + 1, sizeof *p->receives.ring);
-		p->outgoing = p->incoming = p->listener = p->connection = -1;
+		p->outgoing = p->incoming = p->listener = p->connection = p->slot = -1;
 		p->signal_all = a->sq_sig_all;
 		p->context = c;
 		p->ibv = (struct ibv_qp){
@@ -133,6 +133,8 @@ API int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *a, int mask)
 	pthread_mutex_lock(&lock);
 	int error = rule.error ? rule.error : changes(p, a, mask);
 	pthread_mutex_unlock(&lock);
+	if (!error && a->qp_state == IBV_QPS_RTR)
+		engine_connect(p);
 	if (a->qp_state == IBV_QPS_RTR)
 		host_log("ibv_modify_qp device=%s qp=%u state=2 to=%u mtu=%d psn=%u lid=%u global=%u gid=%u class=%u level=%u hops=%u reads=%u timer=%u = %d", of(p),
 			qp->qp_num, a->dest_qp_num, a->path_mtu, a->rq_psn, a->ah_attr.dlid, a->ah_attr.is_global, a->ah_attr.grh.sgid_index,
@@ -191,9 +193,11 @@ API int ibv_destroy_qp(struct ibv_qp *qp)
 	struct pair *p = (struct pair *)qp;
 	pthread_mutex_lock(&lock);
 	host_log("ibv_destroy_qp device=%s qp=%u state=%d sends=%u receives=%u = 0", of(p), qp->qp_num, qp->state, p->sends.count, p->receives.count);
+	rings_ready(p, false);
 	p->stopping = true;
 	end(p);
 	pthread_mutex_unlock(&lock);
+	engine_disconnect(p);
 	if (p->requesting)
 		pthread_join(p->requester, NULL);
 	if (p->responding)
@@ -251,6 +255,26 @@ void pair_complete(struct pair *p, const struct request *r, int status, uint32_t
 	});
 }
 
+struct request pair_receive(struct pair *p)
+{
+	struct request r = p->receives.ring[p->receives.first];
+	p->receives.first = (p->receives.first + 1) % p->receives.capacity;
+	p->receives.count--;
+	return r;
+}
+
+void pair_arrived(struct pair *p, uint32_t immediate, uint32_t bytes)
+{
+	queue_push(p->ibv.recv_cq, (struct ibv_wc){
+		.wr_id = pair_receive(p).id,
+		.opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+		.byte_len = bytes,
+		.imm_data = immediate,
+		.wc_flags = IBV_WC_WITH_IMM,
+		.qp_num = p->ibv.qp_num,
+	});
+}
+
 static void flush(struct pair *p, struct work *w, struct ibv_cq *cq)
 {
 	for (; w->count; w->count--, w->first = (w->first + 1) % w->capacity) {
@@ -264,11 +288,16 @@ static void flush(struct pair *p, struct work *w, struct ibv_cq *cq)
 		});
 	}
 	w->unsignalled = 0;
+	if (w == &p->sends)
+		p->by_threads = 0;
 }
 
 void pair_fail(struct pair *p, bool event)
 {
 	if (p->ibv.state == IBV_QPS_ERR)
+		return;
+	rings_ready(p, false);
+	if (p->ibv.state == IBV_QPS_ERR) // by a report
 		return;
 	p->ibv.state = IBV_QPS_ERR;
 	flush(p, &p->sends, p->ibv.send_cq);
@@ -312,10 +341,12 @@ static int post_send(struct pair *p, const struct ibv_send_wr *wr)
 	};
 	if (inlined)
 		memcpy(r->inlined, (void *)(uintptr_t)s->addr, s->length);
-	if (p->ibv.state == IBV_QPS_ERR)
+	if (p->ibv.state == IBV_QPS_ERR) {
 		flush(p, &p->sends, p->ibv.send_cq);
-	else
+	} else if (!rings_submit(p, r)) {
+		p->by_threads++;
 		pthread_cond_broadcast(&p->changed);
+	}
 	return 0;
 }
 
@@ -347,6 +378,7 @@ static int post_recv(struct pair *p, const struct ibv_recv_wr *wr)
 	if (!r)
 		return ENOMEM;
 	*r = (struct request){.id = wr->wr_id, .address = s->addr, .length = s->length, .lkey = s->lkey};
+	rings_posted(p);
 	if (p->ibv.state == IBV_QPS_ERR)
 		flush(p, &p->receives, p->ibv.recv_cq);
 	return 0;

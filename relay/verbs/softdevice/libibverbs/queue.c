@@ -177,9 +177,10 @@ int queue_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc)
 	struct queue *q = (struct queue *)cq;
 	int got = 0;
 	// A caller that looks again and again would keep the others from the lock.
-	if (!__atomic_load_n(&q->count, __ATOMIC_ACQUIRE))
+	if (!__atomic_load_n(&q->count, __ATOMIC_ACQUIRE) && !rings_waiting())
 		return 0;
 	pthread_mutex_lock(&lock);
+	rings_take();
 	for (; got < n && q->count; got++, q->count--, q->first = (q->first + 1) % q->capacity)
 		wc[got] = q->ring[q->first];
 	pthread_mutex_unlock(&lock);
@@ -190,7 +191,9 @@ int queue_arm(struct ibv_cq *cq, int solicited)
 {
 	(void)solicited;
 	pthread_mutex_lock(&lock);
+	rings_take(); // these came before
 	((struct queue *)cq)->armed = true;
+	rings_arm();
 	pthread_mutex_unlock(&lock);
 	return 0;
 }

@@ -13,6 +13,10 @@
 
 enum { GIDS = 8, DEVICES = 16, INLINE = 220 };
 
+// RINGS_BYTES is the size of the memory that this process and the engine share, and RING_READ how much
+// of memory a report has.
+enum { RINGS_BYTES = 4096 + 2 * 1024 * 64 + 4096 * 64, RING_READ = 32 };
+
 // description is a line of the file devices.
 struct description {
 	char name[64];
@@ -28,6 +32,7 @@ struct description {
 	// fault is how a broken device treats memory of GPUs; see host.c.
 	enum { FAULT_NONE, FAULT_NO_FLUSH, FAULT_REORDERED_FLUSH, FAULT_STALE_READ, FAULT_LOST_TAIL, FAULT_WRONG_GPU, FAULT_TORN } fault;
 	uint64_t rate; // bytes a second of all its writes and reads, 0 for no limit
+	uint64_t seed; // of the order of writes, 0 for that of the requests
 	enum { PEERMEM_NO, PEERMEM_ALLOC, PEERMEM_YES } peermem;
 };
 
@@ -48,7 +53,6 @@ struct context {
 	struct device *device;
 	int events[2]; // a pipe; the reading end is async_fd
 	int domains, queues, channels;
-	uint64_t due; // when the port has moved all that was posted, microseconds
 	struct context *next;
 };
 
@@ -91,6 +95,7 @@ struct request {
 	int opcode;
 	unsigned flags;
 	struct move *move; // its copy by the engine, NULL for none so far
+	uint32_t serial;   // of a request that the engine has, 0 of others
 	char inlined[INLINE];
 };
 
@@ -115,6 +120,15 @@ struct pair {
 	int connection;                   // the connection manager's socket, -1 for none
 	pthread_t requester, responder;
 	bool requesting, responding;
+	// What the engine has of the pair: its slot, -1 for none, the last request's number, and how often
+	// it has refused requests. by_threads are the requests in sends that the requester does.
+	int slot;
+	uint32_t serial, epoch;
+	unsigned by_threads;
+	// Relaxed writes of the other side that are not in the memory yet, and the state of the generator that
+	// orders these.
+	struct late *late;
+	uint64_t random;
 };
 
 // One lock for all of it: this is not about speed.
@@ -125,7 +139,12 @@ int host_devices(struct description *into, int n); // how many, -1 with errno
 bool host_device(const char *name, struct description *d);
 int host_directory(void); // descriptor, -1 with errno
 uint32_t host_number(void); // a new one, of all processes
+// host_due is when the port of a device has moved all that processes have posted, nanoseconds of
+// host_nanoseconds; NULL without a file of numbers.
+_Atomic uint64_t *host_due(int node);
+uint64_t host_nanoseconds(void);
 struct rule host_script(const char *call, const char *device);
+bool host_scripted(void); // there is a script
 uint64_t host_now(void); // microseconds
 // host_spin is until when a thread looks again and again before it sleeps: to wake a thread of an
 // idle processor takes tens of microseconds. 0 on a machine with few processors.
@@ -152,6 +171,8 @@ bool memory_write(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n,
 bool memory_read(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n, char *data);
 // memory_writable reports whether the key gives the other side's NIC access for writing. The lock is held.
 bool memory_writable(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
+// memory_relaxed reports the same of a region with relaxed ordering in this process.
+bool memory_relaxed(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
 // memory_engine reports whether the engine has the memory that a request of this side reads. The lock
 // is held.
 bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n);
@@ -159,7 +180,7 @@ bool memory_engine(struct ibv_pd *pd, uint32_t key, uint64_t address, uint64_t n
 // engine.c
 // engine_register has the engine know GPU memory by its lkey: an errno, ENOENT without an engine or
 // for memory that is no exportable allocation.
-int engine_register(uint32_t key, uintptr_t p, size_t n, unsigned access);
+int engine_register(struct ibv_pd *pd, uint32_t key, uintptr_t p, size_t n, unsigned access);
 void engine_forget(uint32_t key);
 // engine_start asks the engine for a copy from a region of this process to the region of a key.
 // engine_end waits for the copy and returns an errno, ENOENT for an unknown key. engine_abandon frees a
@@ -171,6 +192,32 @@ void engine_abandon(struct move *m);
 bool engine_read(uint32_t key, uint64_t address, uint64_t n, char *into);
 bool engine_write(uint32_t key, uint64_t address, uint64_t n, const char *data);
 
+// engine_connect has the engine know a queue pair that receives, engine_disconnect ends that: the engine
+// then moves no byte for it any more. The lock is not held.
+int engine_connect(struct pair *p);
+void engine_disconnect(struct pair *p);
+
+// rings.c: the lock is held, but for rings_begin, rings_end and rings_waiting.
+// rings_begin makes the shared memory and returns an errno. fds are the memory, the eventfds of this
+// process and of the engine, and the file of numbers; -1 for those that are not there.
+int rings_begin(int fds[4]);
+void rings_end(void); // the engine has ended
+int rings_reserve(struct pair *p); // a slot, -1 for none
+void rings_use(struct pair *p, int slot);
+void rings_release(int slot);
+// rings_ready says whether the engine may write for a pair, and takes what it has written if not.
+void rings_ready(struct pair *p, bool ready);
+void rings_ports(struct context *c);
+void rings_posted(struct pair *p);
+void rings_used(struct pair *p);
+// rings_submit gives a request to the engine. It returns false if the requester has to do it.
+bool rings_submit(struct pair *p, struct request *r);
+// rings_waiting reports whether there are reports, and rings_take takes them.
+bool rings_waiting(void);
+void rings_take(void);
+// rings_arm has the next report wake this process.
+void rings_arm(void);
+
 // queue.c
 void queue_push(struct ibv_cq *cq, struct ibv_wc wc);
 void queue_forget(struct ibv_cq *cq, uint32_t pair);
@@ -180,6 +227,10 @@ int pair_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr
 int pair_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void pair_fail(struct pair *p, bool event); // the lock is held
 void pair_complete(struct pair *p, const struct request *r, int status, uint32_t bytes);
+// pair_receive takes the first posted receive. The lock is held.
+struct request pair_receive(struct pair *p);
+// pair_arrived completes a receive for a write with an immediate, as the wire has it. The lock is held.
+void pair_arrived(struct pair *p, uint32_t immediate, uint32_t bytes);
 // pair_connect has it send and receive, by a connection that ends when the pair fails.
 void pair_connect(struct pair *p, uint32_t to, int connection);
 

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -149,7 +150,7 @@ static void start(struct pair *p)
 	unsigned ahead = d->rate ? 1 : AHEAD;
 	for (unsigned i = 0; i < p->sends.count && i < ahead && d->state == IBV_PORT_ACTIVE; i++) {
 		struct request *r = &p->sends.ring[(p->sends.first + i) % p->sends.capacity];
-		if (r->opcode == IBV_WR_RDMA_READ)
+		if (r->opcode == IBV_WR_RDMA_READ || r->serial)
 			return;
 		if (!r->move && writes(r) && r->rkey & 1 && memory_engine(p->ibv.pd, r->lkey, r->address, r->length))
 			r->move = engine_start(r->lkey, r->address, r->rkey, r->remote, r->length);
@@ -223,25 +224,25 @@ static int ask(struct pair *p, const struct request *r, bool corrupt)
 	return status;
 }
 
-// BURST is the time of which an idle port keeps the bytes, microseconds.
-enum { BURST = 1000 };
+// BURST is the time of which an idle port keeps the bytes, nanoseconds.
+enum { BURST = 1000000 };
 
-// pace waits for a request's turn at a port with a rate: a token bucket of all its pairs.
+// pace waits for a request's turn at a port with a rate: a token bucket of all its pairs in all
+// processes.
 static void pace(struct pair *p, uint64_t bytes)
 {
-	struct context *c = p->context;
-	uint64_t rate = c->device->described.rate, now = host_now();
-	if (!rate)
+	const struct description *d = &p->context->device->described;
+	_Atomic uint64_t *due = host_due(d->node);
+	if (!d->rate || !due)
 		return;
-	pthread_mutex_lock(&lock);
-	if (c->due + BURST < now)
-		c->due = now - BURST;
-	uint64_t turn = c->due;
-	c->due += bytes * 1000000 / rate;
-	pthread_mutex_unlock(&lock);
+	uint64_t now = host_nanoseconds(), turn, seen = atomic_load(due);
+	do
+		turn = seen + BURST < now ? now - BURST : seen;
+	while (!atomic_compare_exchange_weak(due, &seen, turn + (uint64_t)((double)bytes * 1e9 / (double)d->rate)));
 	while (turn > now && lives(p)) {
-		usleep(turn - now > 10000 ? 10000 : (useconds_t)(turn - now));
-		now = host_now();
+		uint64_t left = (turn - now) / 1000;
+		usleep(left > 10000 ? 10000 : (useconds_t)left);
+		now = host_nanoseconds();
 	}
 }
 
@@ -250,13 +251,13 @@ void *wire_request(void *pair)
 	struct pair *p = pair;
 	pthread_mutex_lock(&lock);
 	for (;;) {
-		for (uint64_t spin = host_spin(); !p->stopping && p->ibv.state != IBV_QPS_ERR && !p->sends.count;) {
+		for (uint64_t spin = host_spin(); !p->stopping && p->ibv.state != IBV_QPS_ERR && (!p->by_threads || p->sends.ring[p->sends.first].serial);) {
 			if (!spin) {
 				pthread_cond_wait(&p->changed, &lock);
 				continue;
 			}
 			pthread_mutex_unlock(&lock);
-			while (!__atomic_load_n(&p->sends.count, __ATOMIC_RELAXED) && host_now() < spin)
+			while (!__atomic_load_n(&p->by_threads, __ATOMIC_RELAXED) && host_now() < spin)
 				;
 			spin = 0;
 			pthread_mutex_lock(&lock);
@@ -287,6 +288,7 @@ void *wire_request(void *pair)
 			break; // flushed
 		p->sends.first = (p->sends.first + 1) % p->sends.capacity;
 		p->sends.count--;
+		p->by_threads--;
 		pair_complete(p, &r, status, r.length);
 		if (status) {
 			host_log("send failed device=%s qp=%u id=%llu status=%d", p->context->device->ibv.name, p->ibv.qp_num, (unsigned long long)r.id, status);
@@ -297,13 +299,60 @@ void *wire_request(void *pair)
 	return NULL;
 }
 
-// receive takes the first posted receive; the lock is held.
-static struct request receive(struct pair *p)
+// late is a write that is not in the memory yet. A device with a seed completes writes to regions with
+// relaxed ordering before the bytes are there, and writes in another order. All bytes are there
+// before a receive completes or a read is answered, and in any case after LATE.
+struct late {
+	struct late *next;
+	uint64_t remote;
+	uint32_t rkey, length;
+	char data[];
+};
+
+enum { LATE = 1 }; // milliseconds
+
+static uint64_t next_random(struct pair *p)
 {
-	struct request r = p->receives.ring[p->receives.first];
-	p->receives.first = (p->receives.first + 1) % p->receives.capacity;
-	p->receives.count--;
-	return r;
+	uint64_t x = p->random ? p->random : p->context->device->described.seed;
+	x ^= x << 13;
+	x ^= x >> 7;
+	x ^= x << 17;
+	return p->random = x;
+}
+
+// write_late writes one of the late writes, in a random order. The lock is held.
+static void write_late(struct pair *p)
+{
+	unsigned n = 0;
+	for (struct late *l = p->late; l; l = l->next)
+		n++;
+	struct late **at = &p->late;
+	for (uint64_t skip = next_random(p) % n; skip; skip--)
+		at = &(*at)->next;
+	struct late *l = *at;
+	*at = l->next;
+	memory_write(p->ibv.pd, l->rkey, l->remote, l->length, l->data); // of a region that is gone: not at all
+	free(l);
+}
+
+static void write_all_late(struct pair *p)
+{
+	while (p->late)
+		write_late(p);
+}
+
+// postpone keeps a write for later, and writes some of those that were kept. The lock is held.
+static bool postpone(struct pair *p, const struct question *q, const char *data)
+{
+	struct late *l = malloc(sizeof *l + q->length);
+	if (!l)
+		return false;
+	*l = (struct late){.next = p->late, .remote = q->remote, .rkey = q->rkey, .length = q->length};
+	memcpy(l->data, data, q->length);
+	p->late = l;
+	while (p->late && next_random(p) & 4)
+		write_late(p);
+	return true;
 }
 
 // answer does what is asked, and gives what the other side's request ends with; of one
@@ -315,6 +364,11 @@ static int answer(struct pair *p, const struct question *q, char *data, bool *de
 	bool message = q->opcode == IBV_WR_SEND || q->opcode == IBV_WR_SEND_WITH_IMM;
 	if ((immediate || message) && !p->receives.count)
 		return NOT_READY;
+	if (p->context->device->described.seed && q->opcode == IBV_WR_RDMA_WRITE && !q->moved && q->length && p->attributes.qp_access_flags & IBV_ACCESS_REMOTE_WRITE &&
+	    memory_relaxed(p->ibv.pd, q->rkey, q->remote, q->length) && postpone(p, q, data))
+		return IBV_WC_SUCCESS;
+	if (immediate || message || q->opcode == IBV_WR_RDMA_READ)
+		write_all_late(p);
 	unsigned access = q->opcode == IBV_WR_RDMA_READ ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
 	if (!message && q->length) {
 		bool reads = q->opcode == IBV_WR_RDMA_READ, may = p->attributes.qp_access_flags & access;
@@ -325,7 +379,8 @@ static int answer(struct pair *p, const struct question *q, char *data, bool *de
 	}
 	if (!immediate && !message)
 		return IBV_WC_SUCCESS;
-	struct request r = receive(p);
+	struct request r = pair_receive(p);
+	rings_used(p);
 	int own = IBV_WC_SUCCESS, theirs = IBV_WC_SUCCESS;
 	if (message && q->length) {
 		char *at = NULL;
@@ -356,7 +411,15 @@ static void serve(struct pair *p, int fd)
 	if (!get(fd, &who, sizeof who) || who != p->attributes.dest_qp_num)
 		return;
 	struct question q;
-	while (get(fd, &q, sizeof q)) {
+	for (;;) {
+		struct pollfd ready = {.fd = fd, .events = POLLIN};
+		if (p->late && poll(&ready, 1, LATE) == 0) {
+			pthread_mutex_lock(&lock);
+			write_all_late(p);
+			pthread_mutex_unlock(&lock);
+		}
+		if (!get(fd, &q, sizeof q))
+			return;
 		bool reads = q.opcode == IBV_WR_RDMA_READ;
 		char *data = malloc(q.moved ? 1 : q.length + 1);
 		if (!data || (!reads && !q.moved && !get(fd, data, q.length))) {
@@ -413,6 +476,7 @@ void *wire_respond(void *pair)
 		if (alive)
 			serve(p, fd);
 		pthread_mutex_lock(&lock);
+		write_all_late(p);
 		p->incoming = -1;
 		close(fd);
 		pthread_mutex_unlock(&lock);

@@ -90,7 +90,7 @@ func (t Torture) Run(ctx context.Context) (result *Result, err error) {
 		return nil, err
 	}
 	fleet, err := NewFleet(ctx, h, Options{GPUs: t.Most, PerGPU: cmp.Or(t.Containers, 2), NICs: cmp.Or(t.Containers, 2),
-		Client: []string{"traffic-client"}, Change: func(c *config.Config) {
+		Change: func(c *config.Config) {
 			if h.Simulated {
 				c.Relay.Slots, c.Relay.SlotSize = 4, 256<<10 // staging is host memory here
 			}

@@ -65,10 +65,13 @@ type worker struct {
 	replies   chan reply // closed at the process's end
 }
 
+// Client is the program of a client, in the directory of the host's programs.
+const Client = "traffic-client"
+
 // worker starts a client in a container.
 func (f *Fleet) worker(c *container) (*worker, error) {
 	// Not by the fleet's context: the orders end the process.
-	command, err := f.host.Process(context.Background(), c.gpu, f.Client...)
+	command, err := f.host.Program(context.Background(), Client, c.gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +119,7 @@ func (v *victim) wasKilled() bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// do has the client do something.
+// do sends an order to the client and returns its reply.
 func (w *worker) do(o order) (reply, error) {
 	var r reply
 	if err := json.NewEncoder(w.in).Encode(o); err != nil {
@@ -172,7 +175,7 @@ func (w *worker) kill() {
 	<-w.ended
 }
 
-// both has two clients do something at once.
+// both sends orders to two clients concurrently.
 func both(a, b *worker, first, second order) (replies [2]reply, err error) {
 	var wait sync.WaitGroup
 	var failed [2]error

@@ -31,8 +31,6 @@ type Options struct {
 	// PerGPU is the number of containers per GPU and route.
 	PerGPU int
 	NICs   int // emulated NICs
-	// Client is the command of peerlane that is a client, Serve.
-	Client []string
 	// Change is the host's configuration's.
 	Change func(*config.Config)
 }

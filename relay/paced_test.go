@@ -1,0 +1,123 @@
+package relay_test
+
+import (
+	"errors"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
+	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
+)
+
+// serveEngine has the software devices of a directory move their bytes on GPUs.
+func serveEngine(t *testing.T, dir string) *engine.Engine {
+	t.Helper()
+	e, err := engine.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(dir, engine.SocketName), Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- e.Serve(l) }()
+	t.Cleanup(func() {
+		if err := errors.Join(l.Close(), <-ended); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// postedBy returns the bytes of the writes that each NIC was given.
+func postedBy(t *testing.T, rdma softdevice.Host) map[string]uint64 {
+	t.Helper()
+	calls, err := rdma.Calls("ibv_post_send")
+	if err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]uint64{}
+	for _, c := range calls {
+		n, err := strconv.ParseUint(c.Arguments["length"], 10, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Arguments["op"] == "0" || c.Arguments["op"] == "1" { // not the reads of flushes
+			by[c.Arguments["device"]] += n
+		}
+	}
+	return by
+}
+
+// Two NICs with rates of 3 to 1 carry a lane's bytes by the weights of its plan, at their rates and
+// not above, and one of them carries all if the other one fails.
+func TestPacedNICsShareByWeights(t *testing.T) {
+	const rate, messages, n = 100e6, 48, 1 << 20 // bytes a second of the slower NIC
+	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {
+		for i, weight := range []int{3, 1} {
+			l.Members = append(l.Members, launch.Member{Server: l.Servers[0].BusID, NIC: l.NICs[i], Weight: weight})
+		}
+		return l
+	}}
+	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 2, 2)
+	served := serveEngine(t, p.rdma.Dir)
+	all := slices.Concat(ofA, ofB)
+	for i := range all {
+		all[i].Holds = false
+		all[i].Rate = rate * uint64(3-2*(i%2))
+	}
+	if err := p.rdma.Set(all...); err != nil {
+		t.Fatal(err)
+	}
+	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
+	p.arrive(t, n)
+	// moved returns the bytes of each NIC, and the rate of both, of some messages.
+	moved := func() (by map[string]uint64, each float64) {
+		t.Helper()
+		before := postedBy(t, p.rdma)
+		start := time.Now()
+		p.arrive(t, slices.Repeat([]uint64{n}, messages)...)
+		took := time.Since(start)
+		by = postedBy(t, p.rdma)
+		for nic, bytes := range before {
+			by[nic] -= bytes
+		}
+		return by, messages * n / took.Seconds()
+	}
+	by, both := moved()
+	fast, slow := by[ofA[0].Name], by[ofA[1].Name]
+	if share := float64(fast) / float64(fast+slow); fast+slow != messages*n || share < 0.75*0.95 || share > 0.75*1.05 {
+		t.Errorf("of %d MiB %d MiB went by the NIC of weight 3 and %d by that of weight 1", messages, fast>>20, slow>>20)
+	}
+	if both > 4*rate*1.05 {
+		t.Errorf("two NICs of 300 and 100 MB/s moved %.0f MB/s", both/1e6)
+	}
+	if f := served.Figures(); f.Done == 0 {
+		t.Error("the engine moved nothing")
+	}
+	all[1].Down = true
+	if err := p.rdma.Set(all...); err != nil {
+		t.Fatal(err)
+	}
+	testutil.Until(t, "queue pairs without mlx5_1", func() bool {
+		p.arrive(t, n)
+		_, way := p.data(t)
+		return strings.Contains(way, "connected anew ") && !strings.Contains(way, "is being connected anew")
+	})
+	by, one := moved()
+	if by[ofA[0].Name] != messages*n || by[ofA[1].Name] != 0 {
+		t.Errorf("without mlx5_1 the NICs carried %v", by)
+	}
+	if one > 3*rate*1.05 {
+		t.Errorf("a NIC of 300 MB/s moved %.0f MB/s", one/1e6)
+	}
+	t.Logf("two NICs: %.0f MB/s, %.3f of it by weight 3 of 4; one: %.0f MB/s", both/1e6, float64(fast)/float64(fast+slow), one/1e6)
+}
