@@ -230,11 +230,7 @@ func (l *lane) openStaging() error {
 	}
 	// A far GPU that the plan has no server for bounces without Peerlane, too.
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
-	// Data that NICs carry bounces through the slots for other hosts.
-	bouncing := config.Bounce
-	if stagedByNICs(config) {
-		bouncing = 0
-	}
+	bouncing, bounce := bounceWithin(config)
 	if !planned && (l.spec.Role != launch.RoleFar || bouncing == 0) {
 		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
@@ -268,10 +264,6 @@ func (l *lane) openStaging() error {
 			nics = spare.NICs
 		}
 		all = append(all, p)
-	}
-	bounce := ""
-	if !stagedByNICs(config) {
-		bounce = ", and staging.bounce in config.toml does not allow the host's memory"
 	}
 	if len(out.regions) == 0 && bouncing > 0 {
 		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, &out, &in)
@@ -322,6 +314,15 @@ func (l *lane) openStaging() error {
 		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
 	return nil
+}
+
+// bounceWithin returns the limit of slots in host memory for the emulated NIC, and the words for none.
+// Data that NICs carry bounces through the slots for other hosts.
+func bounceWithin(c launch.Config) (limit uint64, none string) {
+	if stagedByNICs(c) {
+		return 0, ""
+	}
+	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
 }
 
 // openAbroad makes the slots for other hosts, in the host's memory: what goes over TCP

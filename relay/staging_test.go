@@ -46,6 +46,17 @@ func stagingMemory(t testing.TB, s *client.Session, gpu int, n uint64) *memory {
 	return &memory{t: t, ptr: m.Ptr, bytes: m.Bytes, gpu: gpu, Memory: m}
 }
 
+// lanesInPlace returns the bytes that one relay has sent and another has received in place.
+func lanesInPlace(a, b *relay.Relay) (sent, received uint64) {
+	for _, l := range a.Report().Lanes {
+		sent += l.Sent.InPlace
+	}
+	for _, l := range b.Report().Lanes {
+		received += l.Received.InPlace
+	}
+	return sent, received
+}
+
 // A client copies into a ring of slots of its own on a stream, which says by a timeline
 // when a message is there; at the other side a stream waits until one has come, and
 // copies out. No thread waits in between, and no relay copies on route staged.
@@ -86,23 +97,14 @@ func TestClientCopiesInAPipeline(t *testing.T) {
 					}
 				}
 			}
-			inPlace := func() (sent, received uint64) {
-				for _, l := range relayA.Report().Lanes {
-					sent += l.Sent.InPlace
-				}
-				for _, l := range relayB.Report().Lanes {
-					received += l.Received.InPlace
-				}
-				return sent, received
-			}
 			// NICs get to know the memory at its first use.
 			var before [2]wire.ServerBytes
 			var lanes [2]launch.LaneFigures
 			testutil.Until(t, "messages go in place", func() bool {
-				sent, received := inPlace()
+				sent, received := lanesInPlace(relayA, relayB)
 				p := &pair{sending: sending, receiving: receiving, source: out, target: in}
 				p.move(t, size)
-				nowSent, nowReceived := inPlace()
+				nowSent, nowReceived := lanesInPlace(relayA, relayB)
 				return nowSent-sent == size && nowReceived-received == size
 			})
 			for i, side := range []struct {
