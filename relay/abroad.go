@@ -140,10 +140,10 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 	switch {
 	case h == nil:
 		return nil, wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
-			Operation: "the listener is on another host, or was there before this one was booted, or relay.transport says tcp; and this relay is on no network", Cause: errors.New(why)})
+			Operation: "the listener is on another host, or was there before this one was booted, or relay.transport or the route between the containers asks for the network; and this relay is on no network", Cause: errors.New(why)})
 	case handle.Contact == [len(handle.Contact)]byte{}:
 		return nil, wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork,
-			Operation: "the listener is on another host, or was there before this one was booted, and its relay is on no network",
+			Operation: "the listener is reached over the network, and its relay is on no network",
 			Cause:     errors.New("its host has no cluster key, or network.listen is off there")})
 	}
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
-	"github.com/peerlane/peerlane/relay/network/address"
+	"github.com/peerlane/peerlane/relay/softhost"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -35,11 +35,7 @@ func (h *host) online(s *launch.Secrets) {
 	h.secrets = s
 	h.change = func(c *launch.Config) {
 		c.Transport = launch.TransportTCP
-		c.Network = &launch.Network{
-			Addresses: []address.Chosen{{Interface: "lo", Address: netip.MustParseAddr("127.0.0.1")}},
-			Ports:     address.Ports{First: 20000, Last: 29999}, Streams: 2,
-			Slots: 4, SlotBytes: 256 << 10, Memory: 64 << 20,
-		}
+		c.Network = softhost.Network()
 	}
 }
 

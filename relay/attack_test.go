@@ -31,6 +31,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
+	"github.com/peerlane/peerlane/relay/softhost"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -75,6 +76,10 @@ func playRelay() error {
 	}
 	r, err := relay.New(listeners[0], listeners[1], -1)
 	if err != nil {
+		return err
+	}
+	r.Patient(time.Minute)
+	if err := softhost.Join(r.Secrets); err != nil {
 		return err
 	}
 	if err := r.Configure(c); err != nil {
@@ -145,6 +150,10 @@ func newVictim(t *testing.T, change func(*launch.Config), environment ...string)
 	}
 	if change != nil {
 		change(&c)
+	}
+	if c.Route == launch.RouteStaged {
+		h.nic("nic0")
+		environment = append(environment, h.withNICs(&c)...)
 	}
 	log, err := os.Create(v.log)
 	if err != nil {

@@ -261,6 +261,7 @@ func (r *Relay) dialBack(c, forward *connection, m *wire.PeerBack) (way, error) 
 		// configuration, or a pair's verdict, may have been the reason for.
 		return r.dialNeighbour(c, connect, handle, config, forward.route)
 	}
+	config.Route = launch.RouteStaged // its connection's
 	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}

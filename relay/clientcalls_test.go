@@ -184,7 +184,7 @@ func (c *watchedClient) use() (told string, err error) {
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
 func TestFaultsOfAClientsSystemCalls(t *testing.T) {
 	h := newHost(t)
-	h.nic("nic0", 1)
+	h.nic("nic0")
 	c := startWatchedClient(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0")))
 	use := func() string {
 		told, err := c.use()

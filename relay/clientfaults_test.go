@@ -137,7 +137,7 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
 func TestFaultsOfAClientsCalls(t *testing.T) {
 	h := newHost(t)
-	h.nic("nic0", 1)
+	h.nic("nic0")
 	h.change = func(c *launch.Config) {
 		for i := range c.Lanes {
 			c.Lanes[i].Copy = true

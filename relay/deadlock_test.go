@@ -59,8 +59,8 @@ func TestManyCommunicatorsOverTwoSlots(t *testing.T) {
 	}
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.Slots, c.SlotBytes = 2, deadlockSlot }
-	h.nic("nic0", 1)
-	h.nic("nic1", 2)
+	h.nic("nic0")
+	h.nic("nic1")
 	a := attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0")))
 	b := attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))
 	half := (uint64(communicators)*eachSends*deadlockLargest + 2<<20 - 1) &^ (2<<20 - 1)

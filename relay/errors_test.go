@@ -22,10 +22,9 @@ func TestStatusesOfTheDriver(t *testing.T) {
 		{"cuMemHostRegister:times=1:error=304", wire.StatusCUDA, "cuMemHostRegister"},
 		{"cuMemcpyAsync:times=1:error=304", wire.StatusCUDA, "cuMemcpyAsync"},
 		{"cuMemImportFromShareableHandle:times=1:error=304", wire.StatusBadDescriptor, "cuMemImportFromShareableHandle"},
-		{"cuMemCreate:times=1:error=304", wire.StatusNoStaging, "cuMemCreate"},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
-			s := newStage(t, launch.RouteStaged, false)
+			s := newStage(t, launch.RouteStaged)
 			p, err := s.begin(filepath.Join(t.TempDir(), "log"), "PEERLANE_SIM_FAULT="+c.fault)
 			if err != nil {
 				t.Fatal(err)
@@ -40,7 +39,7 @@ func TestStatusesOfTheDriver(t *testing.T) {
 
 // A relay that may open no more files says so, and does what it is asked when it may.
 func TestARelayWithoutDescriptors(t *testing.T) {
-	s := newStage(t, launch.RouteDirect, false)
+	s := newStage(t, launch.RouteDirect)
 	p, err := s.begin(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,13 @@ func (r *Relay) Patient(dead time.Duration) {
 // Elsewhere has the relay be of another host than the others of this process, with this
 // libibverbs and addresses of NICs; it comes before Configure.
 func (r *Relay) Elsewhere(host wire.UUID, libibverbs string, nics ...netip.Addr) {
-	r.host, r.libibverbs = host, libibverbs
+	r.host = host
+	r.Devices(libibverbs, nics...)
+}
+
+// Devices gives the relay a libibverbs and the addresses of its NICs; it comes before Configure.
+func (r *Relay) Devices(libibverbs string, nics ...netip.Addr) {
+	r.libibverbs = libibverbs
 	r.nicAddresses = func() ([]netip.Addr, error) { return nics, nil }
 }
 

@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,21 +19,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/transport/loop"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// stage is a small world in which one process, a relay or an emulated NIC, has
-// faults: the relay of container a, or the NIC of its lane. All others are healthy.
+// stage is a small world in which one process has faults: the relay of container a. All others
+// are healthy.
 type stage struct {
 	route   string
-	nic     bool // the faults are the NIC's; else the relay's
 	host    *host
 	config  launch.Config // of relay a
 	a, b    string        // sockets of clients
@@ -44,38 +40,37 @@ type stage struct {
 	uuidA   wire.UUID
 	uuidB   wire.UUID
 	idle    holding // of the process without a fault, when nobody is attached
+	// environment is the process's.
+	environment []string
 }
 
 func (s *stage) String() string {
-	if s.nic {
-		return "emulated NIC"
-	}
 	return "relay, route " + s.route
 }
 
 const stageBytes = 2 << 20
 
-func newStage(t *testing.T, route string, nic bool) *stage {
+func newStage(t *testing.T, route string) *stage {
 	t.Helper()
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.Slots, c.SlotBytes = 2, 64<<10 }
-	s := &stage{route: route, nic: nic, host: h, uuidA: uuid(t, 0), uuidB: uuid(t, 3),
+	s := &stage{route: route, host: h, uuidA: uuid(t, 0), uuidB: uuid(t, 3),
 		memoryA: viewed(t, 0, stageBytes), memoryB: viewed(t, 3, stageBytes)}
-	h.nic("nic1", 2)
-	s.b = h.relay("b", route, far(3, 2, "nic1"))
-	if nic {
-		s.a = h.relay("a", route, far(0, 1, "nic0"))
-		s.files = relayListeners(t, filepath.Join(h.dir, "nic0.sock"))
-	} else {
-		h.nic("nic0", 1)
-		s.a = filepath.Join(h.dir, "a")
-		id := hex.EncodeToString(random(t, 16))
-		s.config = launch.Config{
-			Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route, Transport: launch.TransportAuto,
-			Slots: 2, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
-		}
-		s.files = relayListeners(t, s.a, filepath.Join(h.dir, id+".sock"))
+	if route == launch.RouteStaged {
+		h.nic("nic0")
+		h.nic("nic1")
 	}
+	s.b = h.relay("b", route, far(3, 2, "nic1"))
+	s.a = filepath.Join(h.dir, "a")
+	id := hex.EncodeToString(random(t, 16))
+	s.config = launch.Config{
+		Generation: id, Container: "a", Lanes: []launch.Lane{far(0, 1, "nic0")}, Route: route, Transport: launch.TransportAuto,
+		Slots: 2, SlotBytes: 64 << 10, Peers: h.dir, NICs: h.dir,
+	}
+	if route == launch.RouteStaged {
+		s.environment = h.withNICs(&s.config)
+	}
+	s.files = relayListeners(t, s.a, filepath.Join(h.dir, id+".sock"))
 	t.Cleanup(func() { closeFiles(s.files) })
 	return s
 }
@@ -90,29 +85,6 @@ func viewed(t testing.TB, gpu int, bytes uint64) *allocation {
 	}
 	t.Cleanup(func() { _ = unix.Munmap(view) })
 	return &allocation{fd: m.fd, view: view}
-}
-
-// playNIC is an emulated NIC in a process of its own.
-func playNIC() error {
-	logrus.SetOutput(os.Stderr)
-	file := os.NewFile(3, "listener")
-	l, err := net.FileListener(file)
-	if err != nil {
-		return err
-	}
-	file.Close()
-	if err := watchedFrom(4); err != nil {
-		return err
-	}
-	n, err := loop.NewNIC("nic0", []string{devices[1].BusID}, 0)
-	if err != nil {
-		return err
-	}
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		l.Close()
-	}()
-	return n.Serve(l.(*net.UnixListener))
 }
 
 // subject is the process that has faults.
@@ -133,11 +105,7 @@ func (s *stage) begin(log string, environment ...string) (*subject, error) {
 		return nil, err
 	}
 	p := &subject{log: file, ended: make(chan struct{})}
-	if s.nic {
-		p.cmd, p.stdin, err = startRole("nic", s.files, file, environment...)
-	} else {
-		p.cmd, p.stdin, err = startRelay(s.config, s.files, file, environment...)
-	}
+	p.cmd, p.stdin, err = startRelay(s.config, s.files, file, append(environment, s.environment...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -621,8 +589,8 @@ func (s *stage) meet(f fault, log string) (err error) {
 	return err
 }
 
-// Each CUDA call that a relay and an emulated NIC make in a small program meets each
-// fault: the program ends, who asked is told of the call, what is delivered is right,
+// Each CUDA call that a relay makes in a small program meets each fault: the program ends,
+// who asked is told of the call, what is delivered is right,
 // the next program works, in the same process or in its successor, and nothing is left
 // behind. The calls are those that the simulator has seen.
 //
@@ -632,11 +600,8 @@ func TestFaultsOfCUDACalls(t *testing.T) {
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
 	only := os.Getenv("PEERLANE_FAULT")
 	seen := map[string]bool{}
-	for _, c := range []struct {
-		route string
-		nic   bool
-	}{{launch.RouteStaged, false}, {launch.RouteStaged, true}, {launch.RouteDirect, false}} {
-		s := newStage(t, c.route, c.nic)
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		s := newStage(t, route)
 		t.Run(s.String(), func(t *testing.T) {
 			dir := t.TempDir()
 			calls := s.measure(t, dir)
@@ -646,9 +611,8 @@ func TestFaultsOfCUDACalls(t *testing.T) {
 			first, more := faults(calls, all)
 			if !all && only == "" { // the rest has the same calls of an earlier stage
 				first = slices.DeleteFunc(first, func(f fault) bool {
-					key := fmt.Sprint(c.nic, f.call)
-					known := seen[key]
-					seen[key] = true
+					known := seen[f.call]
+					seen[f.call] = true
 					return known
 				})
 			}
@@ -656,7 +620,7 @@ func TestFaultsOfCUDACalls(t *testing.T) {
 			rand.New(rand.NewPCG(9, 4)).Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
 			stages := []*stage{s}
 			for range 2 { // the programs of one stage would share their memory
-				other := newStage(t, c.route, c.nic)
+				other := newStage(t, route)
 				other.idle = s.idle
 				stages = append(stages, other)
 			}

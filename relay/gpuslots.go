@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/registration"
 	"github.com/peerlane/peerlane/relay/transport/verbs"
 )
@@ -154,6 +156,11 @@ func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	defer g.deciding.Unlock()
 	if nics := by.NICs(); g.nics != nics {
 		tried, err := l.try(by)
+		if errors.Is(err, cuda.ErrOutOfMemory) {
+			if none := l.openStaging(); none != nil { // it reports each GPU
+				err = none
+			}
+		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -174,12 +181,29 @@ func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	return l.out, l.in, nil
 }
 
-// try finds out how NICs know memory of the lane's first server GPU that there is.
-func (l *lane) try(by *verbs.Set) (*registration.Registered, error) {
+// try finds out how NICs know memory of the lane's first server GPU, or of the next one, or a spare,
+// where that has no room.
+func (l *lane) try(by *verbs.Set) (tried *registration.Registered, err error) {
 	if err := l.open(); err != nil {
 		return nil, err
 	}
-	on, _, err := l.server(l.spec.Servers[0])
+	servers := slices.Clone(l.spec.Servers)
+	for _, spare := range l.spec.Spares {
+		servers = append(servers, spare.GPU)
+	}
+	for _, server := range servers {
+		if tried, err = l.tryOn(by, server); !errors.Is(err, cuda.ErrOutOfMemory) {
+			break
+		}
+	}
+	if kept := err; errors.Is(kept, verbs.ErrKept) {
+		l.relay.loop.Do(func() { l.relay.wear(kept) })
+	}
+	return tried, err
+}
+
+func (l *lane) tryOn(by *verbs.Set, server launch.GPU) (*registration.Registered, error) {
+	on, _, err := l.server(server)
 	if err != nil {
 		return nil, err
 	}

@@ -131,8 +131,8 @@ func apart(t *testing.T, route string) (p *pair, stop func()) {
 	t.Helper()
 	other, server := theOther()
 	h := newHost(t)
-	h.nic("nic0", 1)
-	h.nic("nic1", server)
+	h.nic("nic0")
+	h.nic("nic1")
 	socket, r := h.start("a", route, -1, far(0, 1, "nic0"))
 	p = &pair{a: attach(t, socket), b: attach(t, h.relay("b", route, far(other, server, "nic1")))}
 	p.source, p.target = exported(t, p.a, 0, 2<<20), exported(t, p.b, other, 2<<20)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -146,11 +147,14 @@ func TestAGrantAfterTheEndMovesNothing(t *testing.T) {
 }
 
 func TestWhatAReceiversRelayMayNotSay(t *testing.T) {
-	for _, route := range []uint32{wire.RouteAuto, wire.RouteStaged, 7} {
+	for _, route := range []uint32{wire.RouteAuto, 7} {
 		s, err := meet(t, route)
 		demand(t, err, wire.StatusMalformed, "route")
 		attach(t, s.socket)
 	}
+	s, err := meet(t, wire.RouteStaged) // data goes by NICs then, which this host has not
+	demandCode(t, err, wire.StatusUnreachable, codes.NoNetwork, "the route between the containers")
+	attach(t, s.socket)
 	for _, c := range []struct {
 		name   string
 		grants []wire.PeerGrant

@@ -79,8 +79,8 @@ func TestHostMemoryAtEitherEnd(t *testing.T) {
 			for _, to := range kinds {
 				t.Run(fmt.Sprintf("%s/%s to %s", route, from, to), func(t *testing.T) {
 					h := newHost(t)
-					h.nic("nic0", 1)
-					h.nic("nic1", server)
+					h.nic("nic0")
+					h.nic("nic1")
 					a, b := attach(t, h.relay("a", route, copying(far(0, 1, "nic0")))), attach(t, h.relay("b", route, copying(far(second, server, "nic1"))))
 					source, target := sideOf(t, a, 0, from, pairBytes), sideOf(t, b, second, to, pairBytes)
 					sending, receiving, _ := join(t, a, 0, b, second)
@@ -211,7 +211,7 @@ func TestHostMemoryIsUnexportedInFlight(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
+			h.nic("nic0")
 			socket, r := h.start("a", route, -1, far(0, 1, "nic0"))
 			a := attach(t, socket)
 			sending, receiving, _ := join(t, a, 0, a, 0)
@@ -480,8 +480,8 @@ func TestADeathWithHostMemoryInFlight(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic1", server)
+			h.nic("nic0")
+			h.nic("nic1")
 			socketA, ra := h.start("a", route, -1, far(0, 1, "nic0"))
 			b := attach(t, h.relay("b", route, far(second, server, "nic1")))
 			listener, err := b.Listen(within(t), uuid(t, second))

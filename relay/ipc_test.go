@@ -80,9 +80,7 @@ func TestMemoryOfCudaMalloc(t *testing.T) {
 	const n = 5<<20 + 3
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
-			h := newHost(t)
-			h.nic("nic0", 1)
-			v := newVictim(t, func(c *launch.Config) { c.Route, c.NICs, c.CUDAIPC = route, h.dir, true })
+			v := newVictim(t, func(c *launch.Config) { c.Route, c.CUDAIPC = route, true })
 			from, to := newPlain(t, 0, 8<<20), newPlain(t, 0, 8<<20)
 			source, err := v.export(from, 7, 6<<20)
 			if err != nil {

@@ -230,7 +230,8 @@ func (l *lane) openStaging() error {
 	}
 	// A far GPU that the plan has no server for bounces without Peerlane, too.
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
-	if !planned && (l.spec.Role != launch.RoleFar || config.Bounce == 0) {
+	bouncing, bounce := bounceWithin(config)
+	if !planned && (l.spec.Role != launch.RoleFar || bouncing == 0) {
 		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
 			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"})
@@ -264,14 +265,13 @@ func (l *lane) openStaging() error {
 		}
 		all = append(all, p)
 	}
-	bounce := "staging.bounce in config.toml does not allow the host's memory"
-	if len(out.regions) == 0 && config.Bounce > 0 {
-		p := l.bounce(size{config.Slots, config.SlotBytes}, config.Bounce, &out, &in)
+	if len(out.regions) == 0 && bouncing > 0 {
+		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, &out, &in)
 		if !planned {
 			p.note = strings.TrimSuffix("the plan has no server GPU for this lane; "+p.note, "; ")
 		}
 		all = append(all, p)
-		bounce = "nor has the host's memory"
+		bounce = ", and nor has the host's memory"
 		if text := notes(all); p.bytes > 0 {
 			logrus.Warnf("the lane of GPU %s bounces through %s of host memory, for as long as this relay lives: %s",
 				l.spec.GPU.BusID, humanize.IBytes(p.bytes), text)
@@ -288,7 +288,7 @@ func (l *lane) openStaging() error {
 			lacks = "is fit"
 		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s, and %s", lacks, l.spec.GPU.BusID, bounce), Cause: errors.New(notes(all))})
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s%s", lacks, l.spec.GPU.BusID, bounce), Cause: errors.New(notes(all))})
 		return l.noRoom
 	}
 	most := 1
@@ -314,6 +314,15 @@ func (l *lane) openStaging() error {
 		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
 	return nil
+}
+
+// bounceWithin returns the limit of slots in host memory for the emulated NIC, and the words for none.
+// Data that NICs carry bounces through the slots for other hosts.
+func bounceWithin(c launch.Config) (limit uint64, none string) {
+	if stagedByNICs(c) {
+		return 0, ""
+	}
+	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
 }
 
 // openAbroad makes the slots for other hosts, in the host's memory: what goes over TCP

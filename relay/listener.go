@@ -229,6 +229,12 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
 	if err != nil {
 		return err
 	}
+	if c.route == wire.RouteStaged && c.transport == "" { // the sender connects again, over the network
+		if err := conn.Send(welcome, 1); err != nil {
+			logrus.WithError(err).Debug("a sender left during its handshake")
+		}
+		return nil
+	}
 	ours, theirs := -1, -1
 	if c.route == wire.RouteStaged {
 		if ours, theirs, err = packet.Pair(); err != nil {
@@ -294,11 +300,20 @@ func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, laun
 	return l, c, welcome, nil
 }
 
+// stagedByNICs reports whether NICs, or tcp, carry staged data within a host too. A relay on no network
+// has the emulated NIC.
+func stagedByNICs(c launch.Config) bool {
+	return c.Network != nil && c.Transport != launch.TransportLoop
+}
+
 // openLocal makes the lane ready for a sender of this host.
 func (l *lane) openLocal(c *connection, config launch.Config, hello *wire.PeerHello) error {
 	var err error
 	if c.route, err = l.route(config, hello); err != nil {
 		return err
+	}
+	if c.route == wire.RouteStaged && stagedByNICs(config) {
+		return nil
 	}
 	if err := l.open(); err != nil {
 		return err
@@ -522,8 +537,16 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 		return nil, wire.Errorf(wire.StatusUnreachable,
 			"the listener is on another host, or was there before this one was booted, and relay.transport in config.toml says %s, which reaches this host alone", config.Transport)
 	}
-	return r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
+	way, err := r.dialNeighbour(c, m, handle, config, routeNumber(config.Route))
+	if errors.Is(err, errStagedByNICs) {
+		return r.dialHost(c, m, handle, config)
+	}
+	return way, err
 }
+
+// errStagedByNICs says that a connection to a relay of this host is staged: NICs carry its data, and
+// relays connect as those of two hosts do.
+var errStagedByNICs = errors.New("the route between the containers is staged: NICs carry the data")
 
 // dialPeerTime is how long a relay waits for room in the queue of another relay of the host.
 const dialPeerTime = 15 * time.Second
@@ -582,8 +605,14 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 	if !ok {
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", answer)
 	}
-	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || welcome.Route == wire.RouteStaged != (len(fds) == 1) {
+	if route, err := agree(hello.Route, welcome.Route); err != nil || route != welcome.Route || welcome.Route != wire.RouteStaged && len(fds) > 0 || len(fds) > 1 {
 		return nil, wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with route %d and %d descriptors", welcome.Route, len(fds))
+	}
+	if welcome.Route == wire.RouteStaged && len(fds) == 0 {
+		if config.Transport == launch.TransportLocal || config.Transport == launch.TransportLoop {
+			return nil, wire.Errorf(wire.StatusUnreachable, "route staged uses transport verbs or tcp, and relay.transport in config.toml says %s", config.Transport)
+		}
+		return nil, errStagedByNICs
 	}
 	c.route, c.peer, c.version = welcome.Route, wire.Text(welcome.Name[:]), welcome.Version
 	link, err := r.link(c, config, fds)

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -167,7 +168,10 @@ func (c *container) begin(h *host, route string) {
 		Generation: generation, Container: c.name, Lanes: []launch.Lane{c.lane}, Route: route, Transport: launch.TransportAuto,
 		Slots: modelSlots, SlotBytes: modelSlot, Peers: h.dir, NICs: h.dir,
 	}
-	if err := r.Configure(config); err != nil {
+	if h.soft != nil && route != launch.RouteDirect {
+		err = h.useNICs(r, &config)
+	}
+	if err = errors.Join(err, r.Configure(config)); err != nil {
 		h.t.Fatal(err)
 	}
 	c.relay, c.ended = r, make(chan error, 1)
@@ -212,8 +216,8 @@ func (c *container) quiet() error {
 
 func runModel(t *testing.T, route string, most int, patience time.Duration) {
 	h := newHost(t)
-	h.nic("nic0", 1)
-	h.nic("nic1", 2)
+	h.nic("nic0")
+	h.nic("nic1")
 	a := h.container("a", route, 0, 1, "nic0")
 	b := h.container("b", route, 3, 2, "nic1")
 	programs, start := 0, time.Now()

@@ -612,8 +612,8 @@ func TestAWayBackIsOfItsConnectionsRoute(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic1", 2)
+			h.nic("nic0")
+			h.nic("nic1")
 			var c launch.Config
 			h.change = func(of *launch.Config) { c = *of }
 			p := &pair{a: attach(t, h.relay("a", launch.RouteAuto, far(0, 1, "nic0")))}

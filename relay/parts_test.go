@@ -58,8 +58,8 @@ func TestARangeOfSeveralAllocations(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic1", server)
+			h.nic("nic0")
+			h.nic("nic1")
 			socket, ra := h.start("a", route, -1, far(0, 1, "nic0"))
 			a := attach(t, socket)
 			socket, rb := h.start("b", route, -1, far(second, server, "nic1"))

@@ -78,7 +78,7 @@ func TestWhoSleepsIsWaitedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := newStage(t, launch.RouteStaged, false)
+	s := newStage(t, launch.RouteStaged)
 	relay, err := s.begin(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)

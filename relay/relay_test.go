@@ -29,7 +29,9 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/packet"
-	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/softhost"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice"
+	"github.com/peerlane/peerlane/relay/verbs/softdevice/engine"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -150,6 +152,11 @@ type host struct {
 	redial time.Duration
 	// settle limits the first connection of their queue pairs; 0 for what relays allow.
 	settle time.Duration
+	// soft has the host's devices, the software devices of its NICs; nil before the first.
+	soft    *softdevice.Host
+	names   []string
+	devices []softdevice.Device
+	key     string // of the cluster of the relays with these NICs
 }
 
 func newHost(t testing.TB) *host {
@@ -176,33 +183,71 @@ func listen(t testing.TB, path string) *net.UnixListener {
 	return l
 }
 
-// nic starts an emulated NIC beside GPUs.
-func (h *host) nic(name string, beside ...int) (stop func()) {
+// nic adds a software device to the host, and returns a function that ends its port. Relays that are
+// started later have the host's devices, by which staged data goes.
+func (h *host) nic(name string) (stop func()) {
 	h.t.Helper()
-	var ids []string
-	for _, i := range beside {
-		ids = append(ids, devices[i].BusID)
+	if h.soft == nil {
+		soft, err := softdevice.New(filepath.Join(h.dir, "rdma"))
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		h.soft = &soft
+		h.key = softhost.NewKey()
+		if realGPUs {
+			h.engine()
+		}
 	}
-	n, err := loop.NewNIC(name, ids, 0)
+	i := len(h.devices)
+	h.names = append(h.names, name)
+	h.devices = append(h.devices, softhost.Devices(!realGPUs, h.names...)[i])
+	if err := h.soft.Set(h.devices...); err != nil {
+		h.t.Fatal(err)
+	}
+	return func() {
+		h.devices[i].Down = true
+		if err := h.soft.Set(h.devices...); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// engine starts the engine of software devices, which moves their bytes on real GPUs.
+func (h *host) engine() {
+	h.t.Helper()
+	e, err := engine.New()
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	l := listen(h.t, filepath.Join(h.dir, name+".sock"))
+	l := listen(h.t, filepath.Join(h.soft.Dir, engine.SocketName))
 	ended := make(chan error, 1)
-	go func() { ended <- n.Serve(l) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
+	go func() { ended <- e.Serve(l) }()
+	h.t.Cleanup(func() {
 		l.Close()
 		if err := <-ended; err != nil {
 			h.t.Error(err)
 		}
+	})
+}
+
+// useNICs has a relay use the host's software devices for staged data.
+func (h *host) useNICs(r *relay.Relay, c *launch.Config) error {
+	h.withNICs(c)
+	var addresses []netip.Addr
+	for _, d := range h.devices {
+		addresses = append(addresses, netip.MustParseAddr(d.Address))
 	}
-	h.t.Cleanup(stop)
-	return stop
+	r.Devices(h.soft.Library(), addresses...)
+	r.Redialing(h.redial)
+	r.Patient(time.Minute)
+	return r.Secrets(softhost.Secrets(h.key))
+}
+
+// withNICs puts the network and RDMA into a relay's configuration. It returns the environment of
+// a relay in a process of its own.
+func (h *host) withNICs(c *launch.Config) (environment []string) {
+	softhost.Configure(c)
+	return append(h.soft.Environment(), softhost.KeyVariable+"="+h.key)
 }
 
 // relay starts a relay in this process and returns its clients' socket.
@@ -228,6 +273,11 @@ func (h *host) start(name, route string, init int, lanes ...launch.Lane) (socket
 	c := launch.Config{
 		Generation: generation, Container: name, Lanes: lanes, Route: route, Transport: launch.TransportAuto,
 		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir,
+	}
+	if h.soft != nil && route != launch.RouteDirect {
+		if err := h.useNICs(r, &c); err != nil {
+			h.t.Fatal(err)
+		}
 	}
 	if h.change != nil {
 		h.change(&c)
@@ -416,7 +466,6 @@ type pair struct {
 	sending, receiving *client.Connection
 	source, target     *memory
 	handle             wire.Handle
-	stopNIC            func()
 }
 
 const pairBytes = 16 << 20
@@ -428,8 +477,9 @@ func connected(t *testing.T, route string) *pair {
 	if len(devices) < 4 { // of two real GPUs each is the other's server
 		client, server = [2]int{0, 1}, [2]int{1, 0}
 	}
-	p := &pair{stopNIC: h.nic("nic0", server[0])}
-	h.nic("nic1", server[1])
+	p := &pair{}
+	h.nic("nic0")
+	h.nic("nic1")
 	p.a = attach(t, h.relay("a", route, far(client[0], server[0], "nic0")))
 	p.b = attach(t, h.relay("b", route, far(client[1], server[1], "nic1")))
 	p.source, p.target = exported(t, p.a, client[0], pairBytes), exported(t, p.b, client[1], pairBytes)
@@ -552,7 +602,7 @@ func TestOnlyTheStagedRouteCrossesServers(t *testing.T) {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
 			const first, n = 8, 5 << 20
-			p.move(t, first) // after it everything is there, the NICs' contexts too
+			p.move(t, first) // after it everything is there
 			before, err := sim.ReadLog(simDir)
 			if err != nil {
 				t.Fatal(err)
@@ -568,7 +618,8 @@ func TestOnlyTheStagedRouteCrossesServers(t *testing.T) {
 			}
 			for _, server := range []int{1, 2} {
 				in, out := after[server].BytesIn-before[server].BytesIn, after[server].BytesOut-before[server].BytesOut
-				if in != want || out != want {
+				copied := map[int]uint64{1: in, 2: out}[server] // the NICs read and write the rest without CUDA
+				if copied != want || in+out != want {
 					t.Errorf("GPU %d's log has %d bytes in and %d out, not %d", server, in, out, want)
 				}
 				if after[server].Contexts-before[server].Contexts > 0 {
@@ -580,12 +631,8 @@ func TestOnlyTheStagedRouteCrossesServers(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				all := want
-				if want > 0 {
-					all += first
-				}
-				if counters.Server[0].In != all || counters.Server[0].Out != all {
-					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out, all)
+				if counters.Server[0].In != want || counters.Server[0].Out != want {
+					t.Errorf("the %s's relay counts %d in and %d out, not %d", name, counters.Server[0].In, counters.Server[0].Out, want)
 				}
 				if counters.Contexts != 1 {
 					t.Errorf("the %s's relay has %d contexts", name, counters.Contexts)
@@ -949,7 +996,7 @@ func TestStoppedAfterItsContainerEnded(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1, 2)
+			h.nic("nic0")
 			init := exec.Command("sleep", "1000")
 			if err := init.Start(); err != nil {
 				t.Fatal(err)
@@ -987,18 +1034,16 @@ func TestStoppedAfterItsContainerEnded(t *testing.T) {
 	}
 }
 
-func TestTheEndOfAnEmulatedNICIsNamed(t *testing.T) {
-	p := connected(t, launch.RouteStaged)
-	p.stopNIC()
-	receive, err := p.receiving.Receive(p.target.Memory, 0, 8)
+func TestMissingEmulatedNICIsNamed(t *testing.T) {
+	h := newHost(t)
+	h.change = func(c *launch.Config) { c.Transport = launch.TransportLoop }
+	a, b := attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))), attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))
+	listener, err := b.Listen(within(t), uuid(t, 3))
 	if err != nil {
 		t.Fatal(err)
 	}
-	send, err := p.sending.Send(p.source.Memory, 0, 8)
-	_, err = wait(t, send, err)
-	demand(t, err, wire.StatusNICDied, "emulated NIC")
-	_, err = wait(t, receive, nil)
-	demand(t, err, wire.StatusNICDied)
+	_, err = a.Connect(within(t), uuid(t, 0), listener.Handle())
+	demand(t, err, wire.StatusNICDied, "the emulated NIC at "+filepath.Join(h.dir, "nic0.sock")+" does not answer")
 }
 
 func TestMemoryGoesWhenTheLastOperationOnItHasEnded(t *testing.T) {
@@ -1078,8 +1123,6 @@ func play(role string) int {
 		err = playStaging()
 	case "lender":
 		err = playLender()
-	case "nic":
-		err = playNIC()
 	case "client":
 		err = playClient()
 	case "watched-client":

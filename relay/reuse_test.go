@@ -101,8 +101,8 @@ func reuseMemory(t *testing.T, route, kind string, messages int64, patience time
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.Slots, c.SlotBytes = 3, reuseSlot }
 	second, server := far2()
-	h.nic("nic0", 1)
-	h.nic("nic1", server)
+	h.nic("nic0")
+	h.nic("nic1")
 	r := &reuse{t: t, kind: kind, gpus: [2]int{0, second}, until: time.Now().Add(patience)}
 	r.left.Store(messages)
 	r.sockets[0] = h.relay("a", route, far(0, 1, "nic0"))

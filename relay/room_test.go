@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/cuda"
-	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
@@ -247,10 +246,7 @@ func TestAServerGPUWithoutRoom(t *testing.T) {
 		t.Run(fmt.Sprintf("%d MiB free", c.free/mib), func(t *testing.T) {
 			h := newHost(t)
 			h.change = asConfigured
-			h.nic("nic0", 1)
-			// The NIC has its context on the server GPU before that is full.
-			warm := newSelf(t, h, far(0, 1, "nic0"))
-			warm.move(t)
+			h.nic("nic0")
 			fillGPU(t, 1, c.free)
 			f := newSelf(t, h, far(0, 1, "nic0"))
 			f.move(t)
@@ -268,28 +264,13 @@ func TestAServerGPUWithoutRoom(t *testing.T) {
 			}
 		})
 	}
-	t.Run("nothing free", func(t *testing.T) {
-		h := newHost(t)
-		h.change = asConfigured
-		h.nic("nic0", 1)
-		fillGPU(t, 1, 0)
-		f := newSelf(t, h, far(0, 1, "nic0"))
-		for range 2 {
-			_, _, err := f.connect(t)
-			demandCode(t, err, wire.StatusNoStaging, codes.NoStaging, "no server GPU has room to stage for GPU "+devices[0].BusID, "staging.bounce in config.toml does not allow the host's memory",
-				devices[1].BusID, "out of memory")
-		}
-		if s := f.staging(t, 1); s.Bytes != 0 || s.Wanted != 512*mib || !strings.Contains(s.Note, "out of memory") {
-			t.Errorf("staging is %+v", s)
-		}
-	})
 	t.Run("nothing free, and a spare", func(t *testing.T) {
 		needGPUs(t, 3)
 		h := newHost(t)
 		h.change = asConfigured
-		h.nic("spare", 2)
+		h.nic("nic0")
 		fillGPU(t, 1, 0)
-		lane := far(0, 1, "nobody")
+		lane := far(0, 1, "nic0")
 		lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"spare"}}}
 		f := newSelf(t, h, lane)
 		f.move(t)
@@ -371,91 +352,82 @@ func through(t *testing.T, s *client.Session, server wire.UUID) wire.ServerBytes
 	return wire.ServerBytes{}
 }
 
+// bouncesBecause returns why the data of all connections of the relay bounces through the host's
+// memory.
+func (f *fixture) bouncesBecause(t *testing.T) (why string) {
+	t.Helper()
+	for _, c := range f.relay.Report().Connections {
+		if c.GDR || !strings.HasPrefix(c.Registration, "bounce: host memory") {
+			t.Errorf("the connection is %+v", c)
+		}
+		why = c.Registration
+	}
+	return why
+}
+
 // The bytes go through the host's memory when no server GPU has room, and which way
 // they went is there to be read.
 func TestTheBounceIsTheLastResort(t *testing.T) {
 	needGPUs(t, 2)
 	for _, c := range []struct {
-		free, limit   uint64
-		gpu, host     uint64 // staging that is had on either
-		bounces, note string
-	}{
-		{600 * mib, 1 << 30, 512 * mib, 0, "", ""},
-		{100 * mib, 1 << 30, 64 * mib, 0, "", "2 slots of 16 MiB in place of 8 of 32 MiB: "},
-		{0, 1 << 30, 0, 512 * mib, "bounces through 512 MiB of host memory", ""},
-		{0, 100 * mib, 0, 64 * mib, "bounces through 64 MiB of host memory", "2 slots of 16 MiB in place of 8 of 32 MiB: 512 MiB more of it would be 512 MiB for this relay's lanes, whose limit is 100 MiB (staging.bounce_limit in config.toml)"},
-	} {
-		t.Run(fmt.Sprintf("%d MiB free, limit %d MiB", c.free/mib, c.limit/mib), func(t *testing.T) {
+		free, gpu uint64 // memory that is free, and staging that is had
+	}{{600 * mib, 512 * mib}, {0, 0}} {
+		t.Run(fmt.Sprintf("%d MiB free", c.free/mib), func(t *testing.T) {
 			h := newHost(t)
-			h.change = func(l *launch.Config) { asConfigured(l); l.Bounce = c.limit }
-			h.nic("nic0", 1)
-			if c.free > 0 {
-				newSelf(t, h, far(0, 1, "nic0")).move(t) // so that the NIC has its context
-			}
+			h.change = asConfigured
+			h.nic("nic0")
 			fillGPU(t, 1, c.free)
 			log := listenToLog(t)
 			f := newSelf(t, h, far(0, 1, "nic0"))
 			f.move(t)
 			on, host := f.staging(t, 1), f.bounced()
-			t.Logf("on the GPU %+v, in host memory %+v", on, host)
-			if !realGPUs && (on.Bytes != c.gpu || host.Bytes != c.host) {
+			if !realGPUs && on.Bytes != c.gpu || on.Wanted != 512*mib || host.Bytes == 0 {
 				t.Errorf("staging is %+v and %+v", on, host)
 			}
-			if c.host > 0 && (host.Wanted != 512*mib || host.Note != c.note || host.GPU != "" || host.Lane != devices[0].BusID || !strings.Contains(on.Note, "out of memory")) {
-				t.Errorf("staging is %+v and %+v", on, host)
+			if c.gpu == 0 {
+				if why := f.bouncesBecause(t); !strings.Contains(on.Note, "out of memory") || !strings.Contains(why, "no server GPU has room to stage for GPU "+devices[0].BusID) || !strings.Contains(why, on.Note) {
+					t.Errorf("staging is %+v, and the connections bounce because of %q", on, why)
+				}
 			}
 			f.move(t) // nor is it said again
-			if n := log.count("bounces through"); c.bounces == "" && n != 0 || c.bounces != "" && (n != 1 || log.count(c.bounces) != 1 || log.count("out of memory") != 1) {
+			said := 0
+			if c.gpu == 0 {
+				said = 1
+			}
+			if log.count("has no staging: GPU 1") != said || log.count("bounce: host memory") != said {
 				t.Errorf("the log says %q", log.lines)
 			}
 			gpu, ram := through(t, f.session, uuid(t, 1)), through(t, f.session, wire.UUID{})
-			t.Logf("through the GPU's slots %d bytes, through the host's %d", gpu.In, ram.In)
 			const both = 2 * 2 * shortBytes // two messages, each out of one slot and through another
-			if c.host > 0 && (gpu.In != 0 || ram.In != both || ram.Out != both) || c.host == 0 && (ram.In != 0 || gpu.In != both) {
+			if c.gpu == 0 && (gpu.In != 0 || ram.In != both || ram.Out != both) || c.gpu > 0 && (ram.In != 0 || gpu.In != both) {
 				t.Errorf("%+v through the GPU's slots, %+v through the host's", gpu, ram)
 			}
 		})
 	}
 	t.Run("a limit without room", func(t *testing.T) {
 		h := newHost(t)
-		h.change = func(l *launch.Config) { asConfigured(l); l.Bounce = 15 * mib }
-		h.nic("nic0", 1)
-		fillGPU(t, 1, 0)
+		h.change = func(l *launch.Config) { asConfigured(l); l.Network.Memory = mib / 2 }
+		h.nic("nic0")
 		f := newSelf(t, h, far(0, 1, "nic0"))
 		_, _, err := f.connect(t)
-		demandCode(t, err, wire.StatusNoStaging, codes.NoStaging, "nor has the host's memory", "out of memory", "whose limit is 15 MiB (staging.bounce_limit in config.toml)")
-		if s := f.bounced(); s.Bytes != 0 || s.Wanted != 512*mib {
-			t.Errorf("it reports %+v", s)
-		}
+		demand(t, err, wire.StatusNoStaging, "the host's memory has no room for the slots of GPU "+devices[0].BusID, "whose limit is 512 KiB")
 		f.goesOn(t)
 	})
 }
 
-// A lane that the plan has no server GPU for, where that is no nearer one.
+// A lane that the plan has no server GPU for bounces.
 func TestALaneWithoutServersBounces(t *testing.T) {
 	lane := far(0, 1, "nic0")
 	lane.Relay, lane.Servers = false, nil
-	near := lane
-	near.Role = "near"
-	for _, c := range []struct {
-		name   string
-		lane   launch.Lane
-		limit  uint64
-		served bool
-	}{{"far", lane, 1 << 30, true}, {"far, and never", lane, 0, false}, {"near", near, 1 << 30, false}} {
-		t.Run(c.name, func(t *testing.T) {
+	for _, role := range []string{launch.RoleFar, "near"} {
+		t.Run(role, func(t *testing.T) {
 			h := newHost(t)
-			h.change = func(l *launch.Config) { l.Bounce = c.limit }
-			h.nic("nic0", 1)
-			f := newSelf(t, h, c.lane)
-			if !c.served {
-				_, _, err := f.connect(t)
-				demand(t, err, wire.StatusNoStaging, "has no server GPU to stage on")
-				return
-			}
+			h.nic("nic0")
+			lane.Role = role
+			f := newSelf(t, h, lane)
 			f.move(t)
-			if s := f.bounced(); s.Bytes != 8*mib || s.Note != "the plan has no server GPU for this lane" {
-				t.Errorf("staging is %+v", s)
+			if why := f.bouncesBecause(t); !strings.Contains(why, "the plan has no server GPU for this lane (role "+role+")") {
+				t.Errorf("it bounces because of %q", why)
 			}
 		})
 	}
@@ -479,8 +451,7 @@ func TestABounceAtOneSideOnly(t *testing.T) {
 	}{{"out of the host's memory", crowded, 2}, {"into the host's memory", 2, crowded}, {"through it on both sides", crowded, crowded}} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 2) // that has a context
-			h.change = func(l *launch.Config) { l.Bounce = 1 << 30 }
+			h.nic("nic0")
 			fillGPU(t, crowded, 0)
 			p := &pair{a: attach(t, h.relay("a", launch.RouteStaged, far(0, c.from, "nic0"))), b: attach(t, h.relay("b", launch.RouteStaged, far(3, c.to, "nic0")))}
 			p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
@@ -519,9 +490,7 @@ func TestABounceAtOneSideOnly(t *testing.T) {
 func TestReserveAtTheStart(t *testing.T) {
 	needGPUs(t, 2)
 	h := newHost(t)
-	h.nic("nic0", 1)
-	h.change = asConfigured
-	newSelf(t, h, far(0, 1, "nic0")).move(t) // so that the NIC has its context
+	h.nic("nic0")
 	h.change = func(c *launch.Config) {
 		asConfigured(c)
 		c.Reserve = launch.ReserveStart
@@ -581,7 +550,7 @@ func (a *asker) count() int {
 func TestStagingThatIsNotAdmitted(t *testing.T) {
 	a := &asker{limit: 200 * mib}
 	h := newHost(t)
-	h.nic("nic0", 1)
+	h.nic("nic0")
 	h.ask = a.ask
 	h.change = func(c *launch.Config) {
 		asConfigured(c)
@@ -599,16 +568,23 @@ func TestStagingThatIsNotAdmitted(t *testing.T) {
 	a.admit(0)
 	before := a.count()
 	g := newSelf(t, h, far(0, 1, "nic0"))
-	_, _, err := g.connect(t)
-	demand(t, err, wire.StatusNoStaging, "container trainer has the rest")
+	refused := func(why string) {
+		t.Helper()
+		if _, _, err := g.connect(t); err != nil {
+			t.Fatal(err)
+		}
+		if said := g.bouncesBecause(t); !strings.Contains(said, why) {
+			t.Fatalf("it bounces because of %q", said)
+		}
+	}
+	refused("not admitted: container trainer has the rest")
 
 	// However often a client connects, it is asked for once a second.
 	each := a.count() - before
 	begun := time.Now()
 	before = a.count()
 	for range 50 {
-		_, _, err = g.connect(t)
-		demand(t, err, wire.StatusNoStaging, "container trainer has the rest")
+		refused("not admitted: container trainer has the rest")
 	}
 	if more, most := a.count()-before, each*int(time.Since(begun)/time.Second+1); more > most {
 		t.Errorf("%d claims by 50 clients, and each try has %d", more, each)
@@ -617,12 +593,11 @@ func TestStagingThatIsNotAdmitted(t *testing.T) {
 	// What was admitted and is not there is given back.
 	a.admit(512 * mib)
 	fillGPU(t, 1, 0)
-	for end := testutil.Begin(); ; time.Sleep(10 * time.Millisecond) {
-		if _, _, err = g.connect(t); err == nil || !strings.Contains(err.Error(), "container trainer") || end.Over() {
-			break
-		}
+	last := newSelf(t, h, far(0, 1, "nic0"))
+	last.move(t)
+	if why := last.bouncesBecause(t); !strings.Contains(why, "out of memory") {
+		t.Errorf("it bounces because of %q", why)
 	}
-	demand(t, err, wire.StatusNoStaging, "out of memory")
 	if c := a.last(); c.Bytes != 0 {
 		t.Errorf("the last claim is %+v", c)
 	}
@@ -633,8 +608,8 @@ func TestSlotsOfDifferentSizes(t *testing.T) {
 	for _, c := range []struct{ sender, receiver uint64 }{{1 * mib, 3 * mib}, {64 << 10, 1 * mib}, {2 * mib, 64 << 10}, {192 << 10, 128 << 10}} {
 		t.Run(fmt.Sprintf("%d to %d KiB", c.sender>>10, c.receiver>>10), func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic1", 2)
+			h.nic("nic0")
+			h.nic("nic1")
 			h.change = func(l *launch.Config) { l.SlotBytes = c.sender }
 			p := &pair{a: attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0")))}
 			h.change = func(l *launch.Config) { l.SlotBytes = c.receiver }

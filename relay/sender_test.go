@@ -113,3 +113,13 @@ func TestAReceiverThatDoesNotUnderstand(t *testing.T) {
 	loop.Stop()
 	<-ended
 }
+
+// On route staged a sender's relay cannot say that a grant is filled: only its NIC can.
+func TestSenderOnRouteStagedCannotSayThatAGrantIsFilled(t *testing.T) {
+	r := newReceiver(newWorld(t).connection(wire.RouteStaged))
+	a := &arrival{send: 1, length: 1 << 20}
+	r.matched[a.send], r.grants[1] = a, &grant{arrival: a, length: 4096}
+	if err := r.written(1); wire.StatusOf(err) != wire.StatusMalformed || r.grants[1] == nil {
+		t.Errorf("the relay says %v, and has the grants %v", err, r.grants)
+	}
+}

@@ -18,16 +18,12 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/peerlane/peerlane/cuda"
 	codes "github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/client"
-	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -50,6 +46,17 @@ func stagingMemory(t testing.TB, s *client.Session, gpu int, n uint64) *memory {
 	return &memory{t: t, ptr: m.Ptr, bytes: m.Bytes, gpu: gpu, Memory: m}
 }
 
+// lanesInPlace returns the bytes that one relay has sent and another has received in place.
+func lanesInPlace(a, b *relay.Relay) (sent, received uint64) {
+	for _, l := range a.Report().Lanes {
+		sent += l.Sent.InPlace
+	}
+	for _, l := range b.Report().Lanes {
+		received += l.Received.InPlace
+	}
+	return sent, received
+}
+
 // A client copies into a ring of slots of its own on a stream, which says by a timeline
 // when a message is there; at the other side a stream waits until one has come, and
 // copies out. No thread waits in between, and no relay copies on route staged.
@@ -65,8 +72,8 @@ func TestClientCopiesInAPipeline(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic1", server)
+			h.nic("nic0")
+			h.nic("nic1")
 			socketA, relayA := h.start("a", route, -1, copying(far(0, 1, "nic0")))
 			socketB, relayB := h.start("b", route, -1, copying(far(second, server, "nic1")))
 			a, b := attach(t, socketA), attach(t, socketB)
@@ -80,12 +87,32 @@ func TestClientCopiesInAPipeline(t *testing.T) {
 			}
 			var streams [2]*client.StreamTimelines
 			var stream [2]cuda.Stream
-			var lines [2]*client.Timeline
+			// Receives can end in another order than they began: each slot has a timeline.
+			var lines [2][depth]*client.Timeline
 			for i, s := range []*client.Session{a, b} {
-				var err error
-				if lines[i], err = s.Timeline(3); err != nil {
-					t.Fatal(err)
+				for slot := range lines[i] {
+					var err error
+					if lines[i][slot], err = s.Timeline(uint32(3 + slot)); err != nil {
+						t.Fatal(err)
+					}
 				}
+			}
+			// NICs get to know the memory at its first use.
+			var before [2]wire.ServerBytes
+			var lanes [2]launch.LaneFigures
+			testutil.Until(t, "messages go in place", func() bool {
+				sent, received := lanesInPlace(relayA, relayB)
+				p := &pair{sending: sending, receiving: receiving, source: out, target: in}
+				p.move(t, size)
+				nowSent, nowReceived := lanesInPlace(relayA, relayB)
+				return nowSent-sent == size && nowReceived-received == size
+			})
+			for i, side := range []struct {
+				session *client.Session
+				relay   *relay.Relay
+				server  int
+			}{{a, relayA, 1}, {b, relayB, server}} {
+				before[i], lanes[i] = through(t, side.session, uuid(t, side.server)), side.relay.Report().Lanes[0]
 			}
 			// Copies of one side, in its context; the other's is made in between.
 			run := func(side int, gpu int, s *client.Session, f func() error) {
@@ -113,8 +140,8 @@ func TestClientCopiesInAPipeline(t *testing.T) {
 						at := i % depth * room
 						err := errors.Join(
 							driver.MemcpyAsync(out.ptr+cuda.Ptr(at), source.ptr+cuda.Ptr(i*room), size, stream[0]),
-							streams[0].Write(stream[0], lines[0], i+1))
-						op, posted := sending.Send(out.Memory, at, size, client.After(lines[0], i+1))
+							streams[0].Write(stream[0], lines[0][i%depth], i/depth+1))
+						op, posted := sending.Send(out.Memory, at, size, client.After(lines[0][i%depth], i/depth+1))
 						if err = errors.Join(err, posted); err != nil {
 							return err
 						}
@@ -137,11 +164,11 @@ func TestClientCopiesInAPipeline(t *testing.T) {
 							return err
 						}
 					}
-					if _, err := receiving.Receive(in.Memory, at, size, client.Signal(lines[1], i+1)); err != nil {
+					if _, err := receiving.Receive(in.Memory, at, size, client.Signal(lines[1][i%depth], i/depth+1)); err != nil {
 						return err
 					}
 					event, err := driver.EventCreate(cuda.EventOptions{})
-					err = errors.Join(err, streams[1].Wait(stream[1], lines[1], i+1),
+					err = errors.Join(err, streams[1].Wait(stream[1], lines[1][i%depth], i/depth+1),
 						driver.MemcpyAsync(target.ptr+cuda.Ptr(i*room), in.ptr+cuda.Ptr(at), size, stream[1]),
 						driver.EventRecord(event, stream[1]))
 					if err != nil {
@@ -157,33 +184,26 @@ func TestClientCopiesInAPipeline(t *testing.T) {
 					t.Fatalf("message %d arrived wrong", i)
 				}
 			}
-			for _, side := range []struct {
+			for i, side := range []struct {
 				session *client.Session
 				relay   *relay.Relay
 				sends   bool
 				server  int
 			}{{a, relayA, true, 1}, {b, relayB, false, server}} {
-				s, err := side.session.Statistics(within(t))
-				if err != nil {
-					t.Fatal(err)
-				}
 				// What NICs, or the other relay, wrote into it and read out of it: the
 				// client's own copies are not the relay's.
-				var in, out uint64
-				for _, g := range s.Server[:s.Servers] {
-					if g.GPU == uuid(t, side.server) {
-						in, out = in+g.In, out+g.Out
-					}
-				}
+				g := through(t, side.session, uuid(t, side.server))
+				in, out := g.In-before[i].In, g.Out-before[i].Out
 				moved := uint64(messages * size)
 				if side.sends && (in != 0 || out != moved) || !side.sends && (in != moved || out != 0) {
 					t.Errorf("of %d bytes %d went into the server GPU and %d out", moved, in, out)
 				}
 				lane := side.relay.Report().Lanes[0]
-				if f := lane.Received; !side.sends && (f.InPlace != moved || f.Bytes != moved || lane.Sent.InPlace != 0) {
+				sent, received := lane.Sent.Since(lanes[i].Sent), lane.Received.Since(lanes[i].Received)
+				if !side.sends && (received.InPlace != moved || received.Bytes != moved || sent.InPlace != 0) {
 					t.Errorf("the receiver counts %+v", lane)
 				}
-				if f := lane.Sent; side.sends && (f.InPlace != moved || f.Bytes != moved || lane.Received.InPlace != 0) {
+				if side.sends && (sent.InPlace != moved || sent.Bytes != moved || received.InPlace != 0) {
 					t.Errorf("the sender counts %+v", lane)
 				}
 			}
@@ -296,8 +316,8 @@ func TestStagingMemoryIsAdmitted(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.Admission = true }
 	h.ask = held.ask
-	h.nic("nic0", 1)
-	h.nic("nic1", 2)
+	h.nic("nic0")
+	h.nic("nic1")
 	socket := h.relay("a", launch.RouteStaged, copying(far(0, 1, "nic0")))
 	a, b := attach(t, socket), attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))
 	sending, receiving, _ := join(t, a, 0, b, 3) // which has the slots made
@@ -403,8 +423,8 @@ func TestStagingMemoryGoesByTheSelfTest(t *testing.T) {
 // alone.
 func TestAClientWritesIntoWhatIsSent(t *testing.T) {
 	h := newHost(t)
-	h.nic("nic0", 1)
-	h.nic("nic1", 2)
+	h.nic("nic0")
+	h.nic("nic1")
 	a := attach(t, h.relay("a", launch.RouteStaged, copying(far(0, 1, "nic0"))))
 	b := attach(t, h.relay("b", launch.RouteStaged, copying(far(3, 2, "nic1"))))
 	other := attach(t, h.relay("c", launch.RouteStaged, copying(far(0, 1, "nic0"))))
@@ -455,11 +475,12 @@ func TestAClientWritesIntoWhatIsSent(t *testing.T) {
 
 // Whoever dies: operations end, and the memory is let go of.
 func TestStagingMemoryOutlivesNobody(t *testing.T) {
-	for _, death := range []string{"the NIC", "the receiver's session", "the sender's session", "the connection"} {
+	for _, death := range []string{"the NIC's port", "the receiver's session", "the sender's session", "the connection"} {
 		t.Run(death, func(t *testing.T) {
 			h := newHost(t)
-			stopNIC := h.nic("nic0", 1)
-			h.nic("nic1", 2)
+			h.redial = time.Second
+			stopNIC := h.nic("nic0")
+			h.nic("nic1")
 			socketA, relayA := h.start("a", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))
 			socketB, relayB := h.start("b", launch.RouteStaged, -1, copying(far(3, 2, "nic1")))
 			a, b := attach(t, socketA), attach(t, socketB)
@@ -473,7 +494,7 @@ func TestStagingMemoryOutlivesNobody(t *testing.T) {
 				t.Fatal(err)
 			}
 			switch death {
-			case "the NIC":
+			case "the NIC's port":
 				stopNIC()
 			case "the receiver's session":
 				if err := b.Close(); err != nil {
@@ -643,158 +664,12 @@ func playStaging() (err error) {
 	return err
 }
 
-// A NIC forgets memory when no write is on it any more, whoever says so when, and takes
-// nothing for it afterwards.
-func TestANICForgets(t *testing.T) {
-	const target = 1 << 31 // of regions that are written
-	region := func(n uint64) *device.Memory {
-		m, err := device.CreateHost("peerlane-test", n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := m.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		return m
-	}
-	for _, c := range []struct {
-		name   string
-		forget []uint32
-		then   wire.Message
-		says   string
-	}{
-		{"both under a write", []uint32{1, 2 | target}, nil, ""},
-		{"and a write out of it comes", []uint32{1}, &wire.NICWrite{Immediate: 2, Length: 8, Source: 1, Target: 2 | target}, "not registered"},
-		{"and a write into it comes", []uint32{2 | target}, &wire.NICWrite{Immediate: 2, Length: 8, Source: 1, Target: 2 | target}, "not registered"},
-		{"twice", []uint32{1}, &wire.NICForget{Region: 1}, "to be forgotten"},
-		{"what it never had", nil, &wire.NICForget{Region: 7}, "to be forgotten"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newHost(t)
-			h.nic("nic0", 1)
-			nic, err := packet.Dial(filepath.Join(h.dir, "nic0.sock"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nic.Close()
-			if err := nic.SetDeadline(testutil.Deadline()); err != nil {
-				t.Fatal(err)
-			}
-			ours, theirs, err := packet.Pair()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer unix.Close(ours)
-			say := func(m wire.Message, fds ...int) {
-				t.Helper()
-				if err := nic.Send(m, 0, fds...); err != nil {
-					t.Fatal(err)
-				}
-			}
-			say(&wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, theirs)
-			unix.Close(theirs)
-			const n = 64 * mib
-			from, to := region(n), region(n)
-			bytesOf := func(m *device.Memory) []byte { return unsafe.Slice((*byte)(m.At(0).Host), n) }
-			copy(bytesOf(from), bytes.Repeat([]byte{7}, n))
-			for number, m := range map[uint32]*device.Memory{1: from, 2 | target: to} {
-				fd := must(m.Export())
-				say(&wire.NICRegion{Region: number, Kind: wire.MemoryHost, Bytes: n}, fd)
-				unix.Close(fd)
-			}
-			say(&wire.NICWrite{Immediate: 1, Length: n, Source: 1, Target: 2 | target})
-			for _, number := range c.forget {
-				say(&wire.NICForget{Region: number})
-			}
-			if c.then != nil {
-				say(c.then)
-			}
-			written, refused := false, ""
-			for !written || c.says != "" && refused == "" {
-				m, _, _, err := nic.Receive()
-				if err != nil {
-					break // after a refusal nobody hears of the write
-				}
-				switch m := m.(type) {
-				case *wire.NICWritten:
-					written = m.Status == uint32(wire.StatusOK)
-				case *wire.Failure:
-					refused = m.Err().Error()
-				}
-			}
-			if c.says == "" && (!written || !bytes.Equal(bytesOf(to), bytesOf(from))) {
-				t.Error("what was forgotten under a write was not written")
-			}
-			if !strings.Contains(refused, c.says) || c.says == "" && refused != "" {
-				t.Errorf("the NIC says %q, and %q was expected", refused, c.says)
-			}
-		})
-	}
-}
-
-// On route staged a sender's relay cannot say that what was granted in place is there:
-// only the NIC can.
-func TestNobodyButTheNICFillsStagingMemory(t *testing.T) {
-	h := newHost(t)
-	socket, r := h.start("b", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))
-	b := attach(t, socket)
-	listener, err := b.Listen(within(t), uuid(t, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	opaque := listener.Handle()
-	handle := opaque.Layout()
-	relay, err := packet.Dial(filepath.Join(h.dir, handle.Generation.String()+".sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &stranger{t: t, Conn: relay}
-	defer s.Close()
-	_, fds, err := s.Exchange(&wire.PeerHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion, Token: handle.Token, Route: wire.RouteStaged}, time.Minute)
-	if err != nil || len(fds) != 1 {
-		t.Fatalf("%d descriptors, %v", len(fds), err)
-	}
-	receiving, err := listener.Accept(within(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	memory := stagingMemory(t, b, 0, 4*mib)
-	op := must(receiving.Receive(memory.Memory, 0, 4*mib))
-	s.say(&wire.PeerSend{Send: 1, Length: 3 * mib})
-	grant := hear[*wire.PeerGrant](s)
-	if grant.Offset != 0 || grant.Length != mib || grant.Region&(1<<30) == 0 {
-		t.Fatalf("the grant is %+v", grant)
-	}
-	s.say(&wire.PeerWritten{Grant: grant.Grant})
-	closed := hear[*wire.PeerClose](s)
-	if closed.Status != uint32(wire.StatusMalformed) {
-		t.Errorf("the relay says %d, %s", closed.Status, wire.Text(closed.Reason[:]))
-	}
-	// Until the NIC's end the memory stays, whatever the client wants.
-	if err := memory.Unexport(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	s.Close()
-	time.Sleep(50 * time.Millisecond)
-	if used := r.Report().Used.Staging; used != 4*mib {
-		t.Errorf("under the NIC's writes %d bytes are left of the memory", used)
-	}
-	packet.CloseAll(fds)
-	if _, err := wait(t, op, nil); wire.StatusOf(err) != wire.StatusMalformed {
-		t.Errorf("the receive ended as %v", err)
-	}
-	testutil.Until(t, "the end of the staging", func() bool { return r.Report().Used.Staging == 0 })
-}
-
-// The NIC bounds what one relay may leave unread: grants of memory in place have one
-// window for all messages of a connection.
+// Grants of memory in place have one window for all messages of a connection.
 func TestManyMessagesIntoStagingMemory(t *testing.T) {
 	second, server := far2()
 	h := newHost(t)
-	h.nic("nic0", 1)
-	h.nic("nic1", server)
+	h.nic("nic0")
+	h.nic("nic1")
 	h.change = func(l *launch.Config) { l.Slots, l.SlotBytes = 1024, 64<<10 }
 	socketA, _ := h.start("a", launch.RouteStaged, -1, copying(far(0, 1, "nic0")))
 	socketB, _ := h.start("b", launch.RouteStaged, -1, copying(far(second, server, "nic1")))
@@ -814,44 +689,6 @@ func TestManyMessagesIntoStagingMemory(t *testing.T) {
 			if n, err := op.Wait(within(t)); err != nil || n != size {
 				t.Fatalf("message %d: %d bytes, %v", i, n, err)
 			}
-		}
-	}
-}
-
-// A write can name one region as both its ends, and a relay can have it forgotten
-// meanwhile: the NIC, which others share, lets it go once.
-func TestANICForgetsWhatAWriteNamesTwice(t *testing.T) {
-	h := newHost(t)
-	h.nic("nic0", 1)
-	nic := must(packet.Dial(filepath.Join(h.dir, "nic0.sock")))
-	defer nic.Close()
-	s := &stranger{t: t, Conn: nic}
-	const bytes, region = 64 * mib, 2 | 1<<31
-	m := must(device.CreateHost("test", bytes))
-	defer m.Close()
-	fd := must(m.Export())
-	defer unix.Close(fd)
-	ours, theirs, err := packet.Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(ours)
-	s.say(&wire.NICHello{Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion}, theirs)
-	s.say(&wire.NICRegion{Region: region, Kind: wire.MemoryHost, Bytes: bytes}, fd)
-	s.say(&wire.NICWrite{Immediate: 1, Length: bytes / 2, SourceOffset: bytes / 2, Source: region, Target: region})
-	s.say(&wire.NICForget{Region: region})
-	hear[*wire.NICWritten](s)
-	// It lives: the next relay's messages go through it.
-	second, server := far2()
-	h.nic("nic1", server)
-	a, b := attach(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0"))), attach(t, h.relay("b", launch.RouteStaged, far(second, server, "nic1")))
-	out, in := exported(t, a, 0, 2*mib), exported(t, b, second, 2*mib)
-	sending, receiving, _ := join(t, a, 0, b, second)
-	receive := must(receiving.Receive(in.Memory, 0, mib))
-	send, err := sending.Send(out.Memory, 0, mib)
-	for _, op := range []*client.Operation{send, receive} {
-		if n, err := wait(t, op, err); err != nil || n != mib {
-			t.Fatalf("%d bytes, %v", n, err)
 		}
 	}
 }

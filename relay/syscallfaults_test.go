@@ -238,7 +238,7 @@ func (k *sitting) look(p *subject, f *callFault, told error) error {
 	return err
 }
 
-// Each system call of a relay and of an emulated NIC that can fail fails once, in each
+// Each system call of a relay that can fail fails once, in each
 // way it can: the program ends, who asked is told the cause, the next program works and
 // has the right bytes, and nothing is left behind: descriptors, mappings, goroutines,
 // streams. The calls are those that the kernel has been seen to be asked for.
@@ -248,11 +248,8 @@ func TestFaultsOfSystemCalls(t *testing.T) {
 	tried := map[string]bool{}
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
 	only := os.Getenv("PEERLANE_FAULT")
-	for _, c := range []struct {
-		route string
-		nic   bool
-	}{{launch.RouteStaged, false}, {launch.RouteStaged, true}, {launch.RouteDirect, false}} {
-		s := newStage(t, c.route, c.nic)
+	for _, route := range []string{launch.RouteStaged, launch.RouteDirect} {
+		s := newStage(t, route)
 		t.Run(s.String(), func(t *testing.T) {
 			log := filepath.Join(t.TempDir(), "log")
 			k, err := s.sit(log)

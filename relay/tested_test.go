@@ -17,6 +17,14 @@ func found(server int, verdict, reason string) launch.Pair {
 	return launch.Pair{PairName: launch.PairName{GPU: gpu(0), Server: gpu(server)}, Verdict: verdict, Reason: reason}
 }
 
+// triplesOf are good results of GPU 0, servers and a NIC.
+func triplesOf(nic string, servers ...int) (list []launch.Triple) {
+	for _, s := range servers {
+		list = append(list, launch.Triple{TripleName: launch.TripleName{PairName: launch.PairName{GPU: gpu(0), Server: gpu(s)}, NIC: nic}, Verdict: launch.VerdictGood})
+	}
+	return list
+}
+
 // A pair that fails its test, or is slower than the bounce, is replaced, and it is
 // said; so is one that is not tested, where that has to be.
 func TestPairsThatAreNotFit(t *testing.T) {
@@ -28,41 +36,42 @@ func TestPairsThatAreNotFit(t *testing.T) {
 	for _, c := range []struct {
 		name, mode string
 		pairs      []launch.Pair
-		bounce     uint64
-		on         int    // the GPU with the staging, -1 for the host's memory, -2 for none
+		on         int    // the GPU with the staging, -1 for the host's memory
 		says       string // in the log, and in the report of GPU 1
 	}{
-		{"wrong bytes, and a spare", launch.SelfTestOnce, []launch.Pair{wrong, fit}, 0, 2, "the pair failed its self-test: 1 of 8388608 bytes arrived wrong"},
-		{"slow, and a spare", launch.SelfTestOnce, []launch.Pair{slow}, 0, 2, "the pair is slower than the bounce: 3.0 GB/s"},
-		{"no pair is fit", launch.SelfTestOnce, []launch.Pair{wrong, alsoWrong}, 1 << 30, -1, "bounces through"},
-		{"no pair is fit, and no bounce", launch.SelfTestOnce, []launch.Pair{slow, alsoWrong}, 0, -2, "GPU 0000"},
-		{"not tested", launch.SelfTestOnce, []launch.Pair{unknown}, 0, 1, ""},
-		{"nothing is known", launch.SelfTestOnce, nil, 0, 1, ""},
-		{"not tested, where it has to be", launch.SelfTestRequired, []launch.Pair{unknown, fit}, 0, 2, `relay.self_test is "required": out of memory`},
-		{"nothing is known, where it has to be", launch.SelfTestRequired, []launch.Pair{fit}, 0, 2, "the pair is not tested yet"},
-		{"nobody cares", launch.SelfTestOff, []launch.Pair{wrong}, 0, 1, ""},
+		{"wrong bytes, and a spare", launch.SelfTestOnce, []launch.Pair{wrong, fit}, 2, "the pair failed its self-test: 1 of 8388608 bytes arrived wrong"},
+		{"slow, and a spare", launch.SelfTestOnce, []launch.Pair{slow}, 2, "the pair is slower than the bounce: 3.0 GB/s"},
+		{"no pair is fit", launch.SelfTestOnce, []launch.Pair{slow, alsoWrong}, -1, "has no staging"},
+		{"not tested", launch.SelfTestOnce, []launch.Pair{unknown}, 1, ""},
+		{"nothing is known", launch.SelfTestOnce, nil, 1, ""},
+		{"not tested, where it has to be", launch.SelfTestRequired, []launch.Pair{unknown, fit}, 2, `relay.self_test is "required": out of memory`},
+		{"nothing is known, where it has to be", launch.SelfTestRequired, []launch.Pair{fit}, 2, "the pair is not tested yet"},
+		{"nobody cares", launch.SelfTestOff, []launch.Pair{wrong}, 1, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic2", 2)
-			h.change = func(l *launch.Config) { l.SelfTest, l.Pairs, l.Bounce = c.mode, c.pairs, c.bounce }
+			h.nic("nic0")
+			h.change = func(l *launch.Config) {
+				l.SelfTest, l.Pairs, l.Triples = c.mode, c.pairs, triplesOf("nic0", 1, 2)
+			}
 			lane := far(0, 1, "nic0")
 			lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
 			log := listenToLog(t)
 			f := newSelf(t, h, lane)
-			if c.on == -2 {
-				_, _, err := f.connect(t)
-				demand(t, err, wire.StatusNoStaging, "no server GPU is fit to stage for", "slower than the bounce: 3.0 GB/s", "a copy does not end")
-			} else {
-				f.move(t)
+			f.move(t)
+			if c.on == -1 {
+				for _, says := range []string{"no server GPU is fit to stage for", "slower than the bounce: 3.0 GB/s", "a copy does not end"} {
+					if why := f.bouncesBecause(t); !strings.Contains(why, says) {
+						t.Errorf("it bounces because of %q", why)
+					}
+				}
 			}
-			if c.says != "" && log.count(c.says) != 1 || c.says == "" && len(log.lines) != 0 {
+			if c.says != "" && log.count(c.says) == 0 || c.says == "" && len(log.lines) != 0 {
 				t.Errorf("the log says %q", log.lines)
 			}
-			for i, on := range map[int]uint64{1: f.staging(t, 1).Bytes, 2: f.staging(t, 2).Bytes, -1: f.bounced().Bytes} {
-				if (on > 0) != (i == c.on) {
-					t.Errorf("%d bytes of staging on GPU %d", on, i)
+			for i, server := range map[int]wire.UUID{1: uuid(t, 1), 2: uuid(t, 2), -1: {}} {
+				if in := through(t, f.session, server).In; (in > 0) != (i == c.on) {
+					t.Errorf("%d bytes went into slots on GPU %d", in, i)
 				}
 			}
 			if note := f.staging(t, 1).Note; c.on == 2 && !strings.Contains(note, c.says) {
@@ -76,7 +85,7 @@ func TestPairsThatAreNotFit(t *testing.T) {
 func TestStagingWaitsForTheSelfTest(t *testing.T) {
 	needGPUs(t, 3)
 	h := newHost(t)
-	h.nic("nic2", 2)
+	h.nic("nic2")
 	var config launch.Config
 	h.change = func(l *launch.Config) {
 		l.SelfTest, l.Testing = launch.SelfTestOnce, true
@@ -131,11 +140,11 @@ func TestAVerdictThatComesLate(t *testing.T) {
 	} {
 		late := func(t *testing.T) (h *host, tell func(*relay.Relay)) {
 			h = newHost(t)
-			h.nic("nic0", 1)
+			h.nic("nic0")
 			h.ends = c.ends
 			var config launch.Config
 			h.change = func(l *launch.Config) {
-				l.SelfTest = c.mode
+				l.SelfTest, l.Triples = c.mode, triplesOf("nic0", 1)
 				config = *l
 			}
 			return h, func(r *relay.Relay) {
@@ -186,8 +195,8 @@ func TestADirectRouteThatIsNotFit(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
-			h.nic("nic1", 2)
+			h.nic("nic0")
+			h.nic("nic1")
 			h.change = func(l *launch.Config) { l.SelfTest, l.Pairs = launch.SelfTestOnce, []launch.Pair{c.pair} }
 			log := listenToLog(t)
 			a, b := attach(t, h.relay("a", c.route, far(0, 1, "nic0"))), attach(t, h.relay("b", c.route, far(3, 2, "nic1")))
@@ -217,9 +226,10 @@ func TestADirectRouteThatIsNotFit(t *testing.T) {
 func TestStagingDoesNotWaitForSpares(t *testing.T) {
 	needGPUs(t, 3)
 	h := newHost(t)
-	h.nic("nic0", 1)
+	h.nic("nic0")
 	h.change = func(l *launch.Config) {
 		l.SelfTest, l.Testing, l.Pairs = launch.SelfTestOnce, true, []launch.Pair{found(1, launch.VerdictGood, "")}
+		l.Triples = triplesOf("nic0", 1)
 	}
 	lane := far(0, 1, "nic0")
 	lane.Spares = []launch.Spare{{GPU: gpu(2), NICs: []string{"nic2"}}}
@@ -229,20 +239,19 @@ func TestStagingDoesNotWaitForSpares(t *testing.T) {
 // Of a lane that has no server GPU nothing is tested.
 func TestALaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
 	h := newHost(t)
-	h.nic("nic0", 0)
+	h.nic("nic0")
 	h.change = func(l *launch.Config) {
-		l.SelfTest, l.Testing, l.Bounce = launch.SelfTestOnce, true, 1<<30
+		l.SelfTest, l.Testing = launch.SelfTestOnce, true
 		l.Reserve = launch.ReserveStart
 	}
-	_, r := h.start("bounces", launch.RouteStaged, -1, launch.Lane{GPU: gpu(0), Role: "far", Relay: true, NICs: []string{"nic0"}})
-	begun := time.Now()
-	for end := testutil.Begin(); len(r.Report().Staging) == 0; time.Sleep(5 * time.Millisecond) {
-		if end.Over() {
-			t.Fatal("it has staged nothing")
-		}
+	begun := testutil.BeginFor(15 * time.Second) // a relay waits 20 s for a self-test
+	f := newSelf(t, h, launch.Lane{GPU: gpu(0), Role: "far", Relay: true, NICs: []string{"nic0"}})
+	f.move(t)
+	if begun.Over() {
+		t.Errorf("it waited")
 	}
-	if waited := time.Since(begun); waited > 20*time.Second {
-		t.Errorf("it staged after %v", waited)
+	if why := f.bouncesBecause(t); !strings.Contains(why, "the plan has no server GPU for this lane") {
+		t.Errorf("it bounces because of %q", why)
 	}
 }
 
@@ -270,10 +279,10 @@ func TestCalibratedStaging(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
-			h.nic("nic0", 1)
+			h.nic("nic0")
 			h.change = func(l *launch.Config) {
 				asConfigured(l)
-				l.SelfTest, l.Pairs = launch.SelfTestOnce, []launch.Pair{tuned}
+				l.SelfTest, l.Pairs, l.Triples = launch.SelfTestOnce, []launch.Pair{tuned}, triplesOf("nic0", 1)
 				c.change(l)
 			}
 			f := newSelf(t, h, far(0, 1, "nic0"))

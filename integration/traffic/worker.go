@@ -65,13 +65,13 @@ type worker struct {
 	replies   chan reply // closed at the process's end
 }
 
-// Client is the program of a client, in the directory of the host's programs.
-const Client = "traffic-client"
+// clientProgram is the program of a client, in the directory of the host's programs.
+const clientProgram = "traffic-client"
 
 // worker starts a client in a container.
 func (f *Fleet) worker(c *container) (*worker, error) {
 	// Not by the fleet's context: the orders end the process.
-	command, err := f.host.Program(context.Background(), Client, c.gpu)
+	command, err := f.host.Program(context.Background(), clientProgram, c.gpu)
 	if err != nil {
 		return nil, err
 	}

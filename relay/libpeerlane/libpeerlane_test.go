@@ -32,7 +32,7 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/libpeerlane"
-	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/softhost"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
@@ -67,6 +67,9 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "peerlane-clib-test-")
 	if err == nil {
 		err = simulate(filepath.Join(dir, "host"))
+	}
+	if err == nil {
+		err = softhost.Use(filepath.Join(dir, "rdma"), "nic0", "nic1")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
@@ -113,10 +116,7 @@ func newHost(t *testing.T) *host {
 			t.Error(err)
 		}
 	})
-	h := &host{T: t, dir: dir}
-	h.nic("nic0", clients)
-	h.nic("nic1", clients+1)
-	return h
+	return &host{T: t, dir: dir}
 }
 
 func listen(t *testing.T, path string) *net.UnixListener {
@@ -126,23 +126,6 @@ func listen(t *testing.T, path string) *net.UnixListener {
 		t.Fatal(err)
 	}
 	return l
-}
-
-func (h *host) nic(name string, beside int) {
-	h.Helper()
-	n, err := loop.NewNIC(name, []string{devices[beside].BusID}, 0)
-	if err != nil {
-		h.Fatal(err)
-	}
-	l := listen(h.T, filepath.Join(h.dir, name+".sock"))
-	ended := make(chan error, 1)
-	go func() { ended <- n.Serve(l) }()
-	h.Cleanup(func() {
-		l.Close()
-		if err := <-ended; err != nil {
-			h.Error(err)
-		}
-	})
 }
 
 // config is a relay's, with the lanes of those GPUs over one server.
@@ -156,6 +139,9 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: route, Transport: launch.TransportAuto,
 		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: slices.Contains(h.ipc, name), IPCEvents: slices.Contains(h.events, name),
+	}
+	if route != launch.RouteDirect {
+		softhost.Configure(&c)
 	}
 	if h.slots > 0 {
 		c.Slots, c.SlotBytes = h.slots, 64<<10
@@ -176,7 +162,7 @@ func (h *host) relay(name, route string, server int, gpus ...int) (socket string
 	if err != nil {
 		h.Fatal(err)
 	}
-	if err := r.Configure(c); err != nil {
+	if err := errors.Join(softhost.Join(r.Secrets), r.Configure(c)); err != nil {
 		h.Fatal(err)
 	}
 	h.relays = append(h.relays, r)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/launch"
+	"github.com/peerlane/peerlane/relay/softhost"
 )
 
 // kinds are how the C programs run: as they are shipped, and with what looks over
@@ -117,7 +118,7 @@ func playRelay() int {
 		r, err = relay.New(clients, peers, -1)
 	}
 	if err == nil {
-		err = r.Configure(c)
+		err = errors.Join(softhost.Join(r.Secrets), r.Configure(c))
 	}
 	if err == nil {
 		fmt.Println("ready")

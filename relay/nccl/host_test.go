@@ -18,7 +18,7 @@ import (
 	"github.com/peerlane/peerlane/cuda/sim"
 	"github.com/peerlane/peerlane/relay"
 	"github.com/peerlane/peerlane/relay/launch"
-	"github.com/peerlane/peerlane/relay/transport/loop"
+	"github.com/peerlane/peerlane/relay/softhost"
 )
 
 // The tests' host: GPUs 0 and 1 are clients, 2 and 3 servers beside NICs.
@@ -48,6 +48,9 @@ func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "peerlane-nccl-test-")
 	if err == nil {
 		err = sim.Use(filepath.Join(dir, "host"), devices)
+	}
+	if err == nil {
+		err = softhost.Use(filepath.Join(dir, "rdma"), "nic0", "nic1")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "preparing the simulator:", err)
@@ -83,26 +86,7 @@ func newHost(t *testing.T, route string) *host {
 			t.Error(err)
 		}
 	})
-	h := &host{T: t, dir: dir, route: route}
-	for i := range 2 {
-		n, err := loop.NewNIC(fmt.Sprintf("nic%d", i), []string{devices[2+i].BusID}, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		l, err := listen(filepath.Join(dir, fmt.Sprintf("nic%d.sock", i)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- n.Serve(l) }()
-		t.Cleanup(func() {
-			l.Close()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	return h
+	return &host{T: t, dir: dir, route: route}
 }
 
 func listen(path string) (*net.UnixListener, error) {
@@ -134,11 +118,15 @@ func (h *host) lane(i int) *lane {
 	if h.both {
 		lanes = append(lanes, h.laneOf(1-i))
 	}
-	text, err := json.Marshal(launch.Config{
+	c := launch.Config{
 		Generation: hex.EncodeToString(id[:]), Container: name, Route: h.route, Transport: launch.TransportAuto,
 		Slots: 4, SlotBytes: 1 << 20, Peers: h.dir, NICs: h.dir, CUDAIPC: h.ipc, Scope: h.scope,
 		Lanes: lanes,
-	})
+	}
+	if h.route != launch.RouteDirect {
+		softhost.Configure(&c)
+	}
+	text, err := json.Marshal(c)
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -182,6 +170,9 @@ func beRelay(text string) error {
 		return err
 	}
 	r, err := relay.New(clients, peers, -1)
+	if err == nil {
+		err = softhost.Join(r.Secrets)
+	}
 	if err == nil {
 		err = r.Configure(c)
 	}

@@ -73,6 +73,9 @@ func (s *Set) Try(from gdr.Allocator, bytes uint64) (*gdr.Registered, error) {
 	}
 }
 
+// ErrKept says that memory that Try has made cannot be given back.
+var ErrKept = errors.New("memory of a test cannot be given back")
+
 func (f *Fabric) try(from gdr.Allocator, bytes uint64, all []*nic) (tried *gdr.Registered, err error) {
 	var nics []gdr.NIC
 	for _, n := range all {
@@ -89,7 +92,10 @@ func (f *Fabric) try(from gdr.Allocator, bytes uint64, all []*nic) (tried *gdr.R
 		}
 		copied := *r
 		tried = &copied
-		return r.Close()
+		if err := r.Close(); err != nil {
+			return fmt.Errorf("%w: %w", ErrKept, err)
+		}
+		return nil
 	})
 }
 

@@ -466,7 +466,7 @@ void *wire_respond(void *pair)
 			continue;
 		if (ready[1].revents)
 			return NULL;
-		int fd = accept(listener, NULL, NULL);
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 		if (fd < 0)
 			continue;
 		pthread_mutex_lock(&lock);
