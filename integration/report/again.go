@@ -34,9 +34,9 @@ func (s *summary) failedIn(p testPackage) []string {
 	return names
 }
 
-// tryAgain runs failed tests once more, by a shell command with PLACE, PACKAGE and TESTS, a
+// tryAgain repeats failed tests, by a shell command with PLACE, PACKAGE and TESTS, a
 // pattern, in the environment. A test that passes then counts as flaky instead of failed,
-// because shared machines lose seconds. After many failures tryAgain retries none.
+// because shared machines lose seconds. After many failures tryAgain retries nothing.
 func (s *summary) tryAgain(line string, out io.Writer) error {
 	count := 0
 	for _, f := range s.failing {

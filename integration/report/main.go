@@ -7,7 +7,7 @@
 // field Place of an event, which the go command does not write, names the place. An event without
 // Place belongs to the first of -places.
 //
-// With -again, the given command repeats failures that may be chance. A test that passes then is
+// With -again, the given command repeats failures that may be chance. A test that then passes is
 // reported as flaky, with the cause in the file of -flaky.
 //
 // The exit status is 1 when a test or a build failed, when the events stop before their package
