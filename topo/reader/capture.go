@@ -322,7 +322,7 @@ func (p *unpacking) member(m *tar.Header) error {
 	}
 	if name != path.Clean(name) || name != "sys" && name != "proc" && !strings.HasPrefix(name, "sys/") &&
 		!strings.HasPrefix(name, "proc/") || strings.ContainsRune(name, 0) {
-		return errors.New("paths of a capture must be below sys/ or proc/, without . or ..")
+		return errors.New(`paths of a capture must be below sys/ or proc/, without "." or ".." elements`)
 	}
 	e := heldFile{}
 	var err error
