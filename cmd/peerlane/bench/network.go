@@ -267,6 +267,8 @@ func (r *run) network() (err error) {
 		0o600); err != nil {
 		return err
 	}
+	// Relays of the other tables are on no network, so that staged data passes the emulated NICs.
+	defer func() { err = errors.Join(err, os.Remove(r.host.Layout.ClusterKey())) }()
 	n := config.Default().Network
 	// As many streams as the plain sockets: the search includes 16.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16
