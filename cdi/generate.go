@@ -126,7 +126,7 @@ func Notes(plan *planner.Plan, o Options) ([]string, error) {
 	}
 	for _, group := range plan.Groups {
 		if _, whole := membersOf(group, lanes); !whole {
-			missing = append(missing, fmt.Sprintf("%s=%s is not offered: one of its GPUs is not", KindLane, group.Name))
+			missing = append(missing, fmt.Sprintf("%s=%s is not offered: one of its GPUs is not offered", KindLane, group.Name))
 		}
 	}
 	return slices.Concat(notes, missing, g.libraries.refused), nil
@@ -145,8 +145,8 @@ type generator struct {
 func newGenerator(plan *planner.Plan, o Options) (*generator, error) {
 	if !filepath.IsAbs(o.HookPath) {
 		return nil, fmt.Errorf(
-			"generating a CDI specification: the hook's path %q is not absolute; runtimes look a relative one up in places "+
-				"that an image may choose",
+			"generating a CDI specification: the hook's path %q is not absolute; runtimes search a relative path in "+
+				"directories that an image may choose",
 			o.HookPath,
 		)
 	}
@@ -213,12 +213,12 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 	}
 	for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
 		if g.gpus[busID].Minor < 0 {
-			return fmt.Errorf("the device node of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", busID)
+			return fmt.Errorf("the device node of GPU %s is unknown; it is known once the NVIDIA driver is loaded", busID)
 		}
 	}
 	// Without a UUID, the server GPUs would appear to CUDA as devices to compute on.
 	if g.gpus[lane.GPU].UUID == "" {
-		return fmt.Errorf("the UUID of GPU %s is unknown; the NVIDIA driver tells it once it is loaded", lane.GPU)
+		return fmt.Errorf("the UUID of GPU %s is unknown; it is known once the NVIDIA driver is loaded", lane.GPU)
 	}
 	return nil
 }
@@ -226,7 +226,8 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 // nothing explains a plan without a device.
 func (g *generator) nothing() error {
 	if len(g.plan.Lanes) == 0 {
-		return errors.New("the plan has no lane, because there is no NVIDIA GPU; `peerlane topo` shows what there is")
+		return errors.New("the plan has no lane, because this host has no NVIDIA GPU; " +
+			"`peerlane topo` shows the devices of this host")
 	}
 	_, missing := g.offered(KindLane)
 	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))

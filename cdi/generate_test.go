@@ -256,7 +256,7 @@ func TestGenerateTenancyLimitsDevices(t *testing.T) {
 					"GPU-11111111-1111-1111-1111-111111111111", "0000:2a:00.0"},
 				KindNIC: {"mlx5_0", "0000:18:00.0"},
 			},
-			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: no NIC can reach a GPU's memory here", "lane=2",
+			notes: []string{"server GPUs", "PEERLANE_REGISTRATION=bounce: no NIC can reach GPU memory on this host", "lane=2",
 				"gpu=2"},
 		},
 	} {
@@ -310,7 +310,7 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 		edit func(*planner.Plan, *Options)
 		want string
 	}{
-		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} }, "there is no NVIDIA GPU"},
+		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} }, "this host has no NVIDIA GPU"},
 		{"every GPU refused", func(p *planner.Plan, _ *Options) { p.Lanes = p.Lanes[2:] },
 			"peerlane.dev/lane=2 is not offered: MIG is on"},
 		{"a hook that is looked up", func(_ *planner.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},

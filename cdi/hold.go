@@ -22,7 +22,7 @@ const holdTimeout = 60 * time.Second
 func Hold(l paths.Layout) (io.Closer, error) { return hold(l, holdTimeout) }
 
 // errHeld is the error of a lock that another command holds.
-var errHeld = errors.New("another peerlane cdi command works; look at its output, or end it")
+var errHeld = errors.New("another peerlane cdi command is running; wait for it, or end it")
 
 func hold(l paths.Layout, wait time.Duration) (io.Closer, error) {
 	// Lock the directory itself, so that no lock file remains. Lock the state directory, because

@@ -93,7 +93,7 @@ func TestLibrariesThatAreNotMounted(t *testing.T) {
 		{"a link", func(dir string) error {
 			path := filepath.Join(dir, "libpeerlane.so.0")
 			return errors.Join(os.Rename(path, filepath.Join(dir, "file")), os.Symlink("file", path))
-		}, "no regular file"},
+		}, "not a regular file"},
 		{"somebody's file", func(dir string) error { return os.Chown(filepath.Join(dir, "libpeerlane.so.0"), 65534, 65534) },
 			"belongs to uid 65534"},
 	} {

@@ -114,7 +114,7 @@ func does(h *specs.Hook) (sentence, brief string) {
 	case filepath.Base(h.Path) != "peerlane-hook":
 		return "runs " + strings.Join(append([]string{h.Path}, a.rest...), " "), filepath.Base(h.Path)
 	case a.command == "remove":
-		return "removes what ended containers have left", "cleanup"
+		return "removes the remains of ended containers", "cleanup"
 	case a.command == "create" && slices.Contains(a.rest, "--auto"):
 		return "starts the relay for the lanes of all GPUs of the container" + attaches, "relay, its GPUs"
 	case a.command == "create" && len(a.lanes) == 1:
@@ -174,7 +174,7 @@ func ignored(files []File, in File, names []specs.Device) string {
 			continue
 		}
 		if other.Priority == in.Priority {
-			return other.Path + " defines it, too, so engines ignore both"
+			return other.Path + " also defines it, so engines ignore both"
 		}
 		if other.Priority > in.Priority {
 			return other.Path + " hides it"
@@ -193,7 +193,7 @@ func sharesName(spec *specs.Spec, names []specs.Device) bool {
 func Find(all []Device, name string) ([]Device, error) {
 	class, device, ok := strings.Cut(strings.TrimPrefix(name, Vendor+"/"), "=")
 	if !ok {
-		return nil, fmt.Errorf("%q is no device; one looks like lane=3", name)
+		return nil, fmt.Errorf("%q is not a device name such as lane=3", name)
 	}
 	kind := Vendor + "/" + class
 	var found []Device
@@ -210,10 +210,10 @@ func Find(all []Device, name string) ([]Device, error) {
 	}
 	if len(known) == 0 {
 		return nil, errors.New(
-			"there is no device at all; peerlane cdi generate --spec-dir /etc/cdi installs those of this host",
+			"no device is installed; peerlane cdi generate --spec-dir /etc/cdi installs the devices of this host",
 		)
 	}
-	return nil, fmt.Errorf("there is no device %s=%s; there are %s", kind, device, strings.Join(known, ", "))
+	return nil, fmt.Errorf("unknown device %s=%s; installed are %s", kind, device, strings.Join(known, ", "))
 }
 
 // Generated returns specifications as files that are not installed.

@@ -46,7 +46,7 @@ func Load(dirs []string) ([]File, error) {
 			}
 			f, err := load(filepath.Join(dir, e.Name()), priority)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // gone meanwhile
+				continue // removed meanwhile
 			}
 			if err != nil {
 				return nil, fmt.Errorf("reading CDI specifications: %w", err)

@@ -46,7 +46,7 @@ func (g *generator) offeredNICs() (nics []topo.NIC, missing []string) {
 			missing = append(
 				missing,
 				fmt.Sprintf(
-					"%s=%s is not offered: that is no name for a CDI device; rename the NIC (rdma dev set)",
+					"%s=%s is not offered: its name is not valid for a CDI device; rename the NIC (rdma dev set)",
 					KindNIC,
 					nic.Name,
 				),

@@ -99,7 +99,7 @@ func noDMABUF(driver, kernel string) string {
 	}
 	if m := driverVersion.FindStringSubmatch(first); m != nil {
 		if major, err := strconv.Atoi(m[1]); err == nil && major < 515 {
-			return fmt.Sprintf("NVIDIA's driver is of version %d, and 515 is needed", major)
+			return fmt.Sprintf("NVIDIA's driver has version %d; version 515 is needed", major)
 		}
 	}
 	m := kernelVersion.FindStringSubmatch(kernel)
@@ -109,7 +109,7 @@ func noDMABUF(driver, kernel string) string {
 	major, _ := strconv.Atoi(m[1]) // digits
 	minor, _ := strconv.Atoi(m[2])
 	if major < 5 || major == 5 && minor < 12 {
-		return fmt.Sprintf("the kernel is of version %s, and 5.12 is needed", m[0])
+		return fmt.Sprintf("the kernel has version %s; version 5.12 is needed", m[0])
 	}
 	return ""
 }
@@ -142,11 +142,11 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 		}
 		failures = append(
 			failures,
-			fmt.Errorf("modprobe %s: it says that it is loaded, and %s/module does not show it", module, sysfs),
+			fmt.Errorf("modprobe %s: it reports success, but %s/module does not list the module", module, sysfs),
 		)
 	}
 	return p, fmt.Errorf(
-		"loading nvidia-peermem, as cdi.load_peermem demands: %w; install the module of your driver, or take the key out "+
+		"loading nvidia-peermem, as cdi.load_peermem requires: %w; install the module of your driver, or remove the key "+
 			"of the configuration",
 		errors.Join(failures...),
 	)

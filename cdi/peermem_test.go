@@ -92,7 +92,7 @@ func TestLoadPeermemLoadsMissingModule(t *testing.T) {
 		{"the module", host, "nvidia-peermem", []string{"nvidia-peermem"}, "DMA-BUF and nvidia_peermem", ""},
 		{"the predecessor", host, "nv_peer_mem", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF and nv_peer_mem", ""},
 		{"neither", host, "", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF",
-			"loading nvidia-peermem, as cdi.load_peermem demands: no module nvidia-peermem\nno module nv_peer_mem; install"},
+			"loading nvidia-peermem, as cdi.load_peermem requires: no module nvidia-peermem\nno module nv_peer_mem; install"},
 		{"no NIC", without("sys/class/infiniband/mlx5_0"), "nvidia-peermem", nil, "DMA-BUF", ""},
 		{"no driver", without("proc/driver/nvidia/version"), "nvidia-peermem", nil, "neither", ""},
 	} {

@@ -143,7 +143,7 @@ func (i Installation) early(live *planner.Plan) string {
 		return ""
 	}
 	return fmt.Sprintf(
-		"NVIDIA's driver is not loaded, so this host tells less of its %d GPUs than is installed",
+		"NVIDIA's driver is not loaded, so less is known about the %d GPUs than the installed files contain",
 		len(live.GPUs),
 	)
 }

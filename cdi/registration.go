@@ -27,11 +27,11 @@ func (p Peermem) Registration() (way, reason string) {
 	case p.DMABUF:
 		return registrationDMABUF, ""
 	case p.Module != "":
-		return registrationPeermem, fmt.Sprintf("there is %s, and no DMA-BUF: %s", p.Module, p.NoDMABUF)
+		return registrationPeermem, fmt.Sprintf("%s is loaded, and DMA-BUF is not available: %s", p.Module, p.NoDMABUF)
 	}
 	return RegistrationBounce, fmt.Sprintf(
-		"no NIC can reach a GPU's memory here: there is no DMA-BUF (%s), and nvidia-peermem is not loaded (modprobe "+
-			"nvidia-peermem)",
+		"no NIC can reach GPU memory on this host: DMA-BUF is not available (%s), and nvidia-peermem is not loaded "+
+			"(modprobe nvidia-peermem)",
 		p.NoDMABUF,
 	)
 }

@@ -47,7 +47,7 @@ func TestRegistrationFollowsDriverAndKernel(t *testing.T) {
 		{"both ways", "6.12.0-amd64\n", openModule, "nvidia_peermem", registrationDMABUF, ""},
 		{"the first kernel that can", "5.12.0\n", openModule, "", registrationDMABUF, ""},
 		{"the last kernel that cannot", "5.11.22\n", openModule, "nvidia_peermem", registrationPeermem,
-			"there is nvidia_peermem, and no DMA-BUF: the kernel is of version 5.11"},
+			"nvidia_peermem is loaded, and DMA-BUF is not available: the kernel has version 5.11"},
 		{"an old kernel", "4.18.0-553.el8.x86_64\n", openModule, "", RegistrationBounce, "4.18"},
 		{"the closed module with peermem", "6.12.0\n", closedModule, "nvidia_peermem", registrationPeermem, "open ones"},
 		{"the closed module with peermem's predecessor", "6.12.0\n", closedModule, "nv_peer_mem", registrationPeermem,

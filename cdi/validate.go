@@ -35,39 +35,39 @@ type Drift struct {
 
 // Kinds of drift. They are a public interface for scripts.
 const (
-	driftMissing     = "missing"      // a specification or the plan is not there
+	driftMissing     = "missing"      // a specification or the plan is missing
 	driftDamaged     = "damaged"      // a file that engines cannot load
 	driftMode        = "mode"         // mode or owner of a file
 	driftVersion     = "version"      // a CDI version that is higher than needed
 	driftConflict    = "conflict"     // two files define a device, so engines ignore the device
 	driftLayout      = "layout"       // a specification of another layout
-	DriftHook        = "hook"         // peerlane-hook is not there, or not root's
+	DriftHook        = "hook"         // peerlane-hook is missing, or does not belong to root
 	driftTenancy     = "tenancy"      // the offered devices do not fit the tenancy
-	driftKind        = "kind"         // a kind of device came or went
+	driftKind        = "kind"         // a kind of device appeared or disappeared
 	driftGPUMoved    = "gpu-moved"    // a GPU has another PCI address
-	driftGPUGone     = "gpu-gone"     // a GPU is not there any more
+	driftGPUGone     = "gpu-gone"     // a GPU is gone
 	driftGPUAdded    = "gpu-added"    // a GPU has no device yet
-	driftGPUReplaced = "gpu-replaced" // another GPU, with another UUID, has its address
+	driftGPUReplaced = "gpu-replaced" // a different GPU, with another UUID, has the address
 	driftGPUIndex    = "gpu-index"    // a GPU has another index
-	driftGPURefused  = "gpu-refused"  // a GPU can have no lane any more
+	driftGPURefused  = "gpu-refused"  // a GPU can no longer have a lane
 	driftMinor       = "minor"        // a GPU has another device node
 	driftNICRenamed  = "nic-renamed"  // a NIC has another name
-	driftNICGone     = "nic-gone"     // a NIC is not there any more
+	driftNICGone     = "nic-gone"     // a NIC is gone
 	driftNICAdded    = "nic-added"    // a NIC is new
 	driftNICMoved    = "nic-moved"    // a NIC has another PCI address
 	driftNICNode     = "nic-node"     // a NIC has another device node
-	driftPortDown    = "port-down"    // no port of a NIC is active any more
+	driftPortDown    = "port-down"    // a NIC no longer has an active port
 	driftPortUp      = "port-up"      // a port of a NIC is active again
 	driftPlan        = "plan"         // the plan is older, damaged or different
 	driftLanes       = "lanes"        // the host would get other lanes
-	driftNode        = "node"         // a device node is not there
+	driftNode        = "node"         // a device node is missing
 	driftContent     = "content"      // anything else
 )
 
 // Remedies.
 const (
 	remedyRefresh = "run peerlane cdi refresh"
-	remedyPort    = "see to its link, or run peerlane cdi refresh for lanes without it"
+	remedyPort    = "check its link, or run peerlane cdi refresh for lanes without it"
 )
 
 // Validator compares the installed files with the host.
@@ -168,7 +168,7 @@ func (v *Validator) readPlan() (err error) {
 		v.old = nil
 		v.add(driftPlan, path, remedyRefresh, "%v", err)
 	case v.old.Source.Kind != topo.SourceSysfs:
-		v.add(driftPlan, path, remedyRefresh, "it was made from the file %s and not from this host", v.old.Source.File)
+		v.add(driftPlan, path, remedyRefresh, "it was made from the file %s instead of this host", v.old.Source.File)
 	}
 	return nil
 }
@@ -179,7 +179,7 @@ func (v *Validator) checkFiles() {
 			driftMissing,
 			v.Dirs[0],
 			"run peerlane cdi generate --spec-dir "+v.Dirs[0],
-			"no specification of Peerlane's is installed, and this host has %d lanes",
+			"no specification of Peerlane is installed, but this host has %d lanes",
 			len(v.Live.Lanes),
 		)
 	}
@@ -208,7 +208,7 @@ func (v *Validator) checkFiles() {
 				driftVersion,
 				f.Path,
 				remedyRefresh,
-				"it states CDI version %s and needs %s; engines ignore one that is newer than they are",
+				"it states CDI version %s and needs %s; engines ignore versions newer than their own",
 				f.Spec.Version,
 				needed,
 			)
@@ -224,20 +224,20 @@ func (v *Validator) checkFiles() {
 func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return // gone meanwhile, which the next look finds
+		return // removed meanwhile; the next validation reports that
 	}
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	mode := info.Mode()
 	switch {
 	case mode.Type() == fs.ModeSymlink:
-		v.add(driftMode, path, remedyRefresh, "it is a symbolic link, and a regular file is expected")
+		v.add(driftMode, path, remedyRefresh, "it is a symbolic link instead of a regular file")
 		return
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
 		v.add(
 			driftMode,
 			path,
 			"chown root "+path,
-			"it belongs to uid %d, who could have containers run anything as root",
+			"it belongs to uid %d, and that user could run any program as root",
 			stat.Uid,
 		)
 	case mode.Perm()&0o022 != 0:
@@ -245,7 +245,7 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 			driftMode,
 			path,
 			"chmod go-w "+path,
-			"others than its owner can write it (mode %04o), and could have containers run anything as root",
+			"users other than its owner can write it (mode %04o), and could run any program as root",
 			mode.Perm(),
 		)
 	case mode.Perm()&readable != readable:
@@ -253,7 +253,7 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 			driftMode,
 			path,
 			"chmod 0644 "+path,
-			"not everybody can read it (mode %04o), so rootless engines do not see its devices",
+			"not every user can read it (mode %04o), so rootless engines do not see its devices",
 			mode.Perm(),
 		)
 	}
@@ -286,7 +286,7 @@ func (v *Validator) checkConflicts() {
 					remedy = "remove " + f.Path
 				}
 			}
-			v.add(driftConflict, a.Path, remedy, "%s defines %s, too, so engines ignore them in both", b.Path, which)
+			v.add(driftConflict, a.Path, remedy, "%s also defines %s, so engines ignore both definitions", b.Path, which)
 		}
 	}
 }
@@ -297,7 +297,7 @@ func (v *Validator) checkKinds(nothing error) {
 	for _, f := range v.ours() {
 		installed[f.Spec.Kind] = f.Path
 	}
-	for _, f := range v.Files { // said already
+	for _, f := range v.Files { // reported above
 		if f.Err != nil {
 			for _, kind := range Kinds {
 				if filepath.Base(f.Path) == JSON.FileName(kind) || filepath.Base(f.Path) == YAML.FileName(kind) {
@@ -316,11 +316,11 @@ func (v *Validator) checkKinds(nothing error) {
 				driftTenancy,
 				spec.Kind,
 				remedyRefresh,
-				`it is offered by now (tenancy = "%s"), and no specification of it is installed`,
+				`it should be offered (tenancy = "%s"), but no specification of it is installed`,
 				v.tenancy(),
 			)
 		} else {
-			v.add(driftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, and this host has %d lanes",
+			v.add(driftMissing, spec.Kind, remedyRefresh, "no specification of it is installed, but this host has %d lanes",
 				len(v.Live.Lanes))
 		}
 	}
@@ -340,10 +340,10 @@ func (v *Validator) checkKinds(nothing error) {
 				driftTenancy,
 				path,
 				remedyRefresh,
-				`it gives containers what several tenants must not share, and tenancy is "multi" by now`,
+				`it gives containers devices that several tenants must not share, but tenancy is now "multi"`,
 			)
 		default:
-			v.add(driftKind, path, remedyRefresh, "this host offers no device of it any more")
+			v.add(driftKind, path, remedyRefresh, "this host no longer offers a device of it")
 		}
 	}
 }
@@ -356,8 +356,8 @@ func (v *Validator) tenancy() string {
 func (v *Validator) checkLayout() {
 	for _, f := range v.ours() {
 		if root := otherRoot(f.Spec, v.Layout); root != "" {
-			v.add(driftLayout, f.Path, "run it with the --root that is meant, or peerlane cdi refresh",
-				"it is of the layout below %s, and this is %s", root, v.Layout.Root)
+			v.add(driftLayout, f.Path, "run it with the intended --root, or peerlane cdi refresh",
+				"it belongs to the layout below %s, and this is the layout below %s", root, v.Layout.Root)
 		}
 	}
 	if len(v.Specs) == 0 || len(v.ours()) == 0 {
@@ -371,7 +371,7 @@ func (v *Validator) checkLayout() {
 			driftMissing,
 			anchor,
 			"run peerlane cdi generate --spec-dir "+v.Dirs[0],
-			"the directory that containers get at %s is not there, so none can start",
+			"the directory that containers get at %s is missing, so no container with a lane can start",
 			paths.ContainerDir,
 		)
 	case err == nil && len(entries) > 0:
@@ -427,16 +427,16 @@ func (v *Validator) checkHooks() {
 	}
 	for _, path := range hostPaths {
 		info, err := os.Stat(path)
-		const install = "install it there again, or name another with peerlane cdi refresh --hook"
+		const install = "install it again, or name another hook with peerlane cdi refresh --hook"
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			v.add(DriftHook, path, install, "the hook is not there, so no container with a device of ours can start")
+			v.add(DriftHook, path, install, "the hook is missing, so no container with a device of Peerlane can start")
 			continue
 		case err != nil:
-			v.add(DriftHook, path, install, "the hook cannot be looked at: %v", err)
+			v.add(DriftHook, path, install, "the hook cannot be examined: %v", err)
 			continue
 		case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-			v.add(DriftHook, path, install, "the hook is no executable file (%v)", info.Mode())
+			v.add(DriftHook, path, install, "the hook is not an executable file (%v)", info.Mode())
 			continue
 		}
 		for _, name := range []string{filepath.Dir(path), path} {
@@ -447,13 +447,13 @@ func (v *Validator) checkHooks() {
 			stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 			switch {
 			case stat.Uid != 0:
-				v.add(DriftHook, path, "chown root "+name, "runtimes run it as root, and %s belongs to uid %d", name, stat.Uid)
+				v.add(DriftHook, path, "chown root "+name, "runtimes run it as root, but %s belongs to uid %d", name, stat.Uid)
 			case info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0:
 				v.add(
 					DriftHook,
 					path,
 					"chmod go-w "+name,
-					"runtimes run it as root, and others than root can write %s (mode %04o)",
+					"runtimes run it as root, but users other than root can write %s (mode %04o)",
 					name,
 					info.Mode().Perm(),
 				)
@@ -531,7 +531,7 @@ func (v *Validator) checkGPU(was installedGPU) {
 			driftGPUMoved,
 			subject,
 			remedyRefresh,
-			"%s (%s) was at %s and is at %s by now",
+			"%s (%s) was at %s and is now at %s",
 			was.name(),
 			was.uuid,
 			was.busID,
@@ -548,7 +548,7 @@ func (v *Validator) checkGPU(was installedGPU) {
 			driftGPUReplaced,
 			subject,
 			remedyRefresh,
-			"at %s is another GPU by now: its UUID is %s, and was %s",
+			"a different GPU is now at %s: its UUID is %s, and was %s",
 			was.busID,
 			is.UUID,
 			was.uuid,
@@ -559,14 +559,14 @@ func (v *Validator) checkGPU(was installedGPU) {
 			driftGPUIndex,
 			subject,
 			remedyRefresh,
-			"the GPU at %s has index %d by now, and had %d",
+			"the GPU at %s now has index %d, and had %d",
 			was.busID,
 			is.Index,
 			was.index,
 		)
 	}
 	if lane, err := v.Live.Lane(was.busID); err == nil && lane.Role == planner.RoleRefused {
-		v.add(driftGPURefused, subject, remedyRefresh, "%s can have no lane any more: %s", was.name(), lane.Reason)
+		v.add(driftGPURefused, subject, remedyRefresh, "%s can no longer have a lane: %s", was.name(), lane.Reason)
 	}
 }
 
@@ -605,7 +605,7 @@ func (v *Validator) checkMinors() {
 					driftMinor,
 					fmt.Sprintf("/dev/nvidia%d", was.Minor),
 					remedyRefresh,
-					"the node of GPU %d at %s is /dev/nvidia%d by now",
+					"the device node of GPU %d at %s is now /dev/nvidia%d",
 					is.Index,
 					is.BusID,
 					is.Minor,
@@ -644,21 +644,21 @@ func (v *Validator) checkNICs() {
 			v.add(
 				driftNICRenamed,
 				old.Name,
-				remedyRefresh+" (docs/cdi.md says how to keep names)",
-				"NIC %s at %s is called %s by now",
+				remedyRefresh+" (docs/cdi.md describes how to keep names)",
+				"NIC %s at %s is now called %s",
 				old.Name,
 				old.BusID,
 				now.Name,
 			)
 		} else if now.BusID != old.BusID {
-			v.add(driftNICMoved, old.Name, remedyRefresh, "NIC %s was at %s and is at %s by now", old.Name, old.BusID, now.BusID)
+			v.add(driftNICMoved, old.Name, remedyRefresh, "NIC %s was at %s and is now at %s", old.Name, old.BusID, now.BusID)
 		}
 		if now.Uverbs != old.Uverbs {
 			v.add(
 				driftNICNode,
 				old.Name,
 				remedyRefresh,
-				"the node of NIC %s is %s by now, and was %s",
+				"the device node of NIC %s is now %s, and was %s",
 				now.Name,
 				verbsNode(now),
 				verbsNode(old),
@@ -666,9 +666,9 @@ func (v *Validator) checkNICs() {
 		}
 		switch {
 		case old.Active() && !now.Active():
-			v.add(driftPortDown, now.Name, remedyPort, "no port of NIC %s is active any more", now.Name)
+			v.add(driftPortDown, now.Name, remedyPort, "NIC %s no longer has an active port", now.Name)
 		case !old.Active() && now.Active():
-			v.add(driftPortUp, now.Name, remedyRefresh, "NIC %s has an active port by now", now.Name)
+			v.add(driftPortUp, now.Name, remedyRefresh, "NIC %s now has an active port", now.Name)
 		}
 	}
 	for _, now := range v.Live.NICs {
@@ -712,12 +712,12 @@ func (v *Validator) checkLanes() {
 			driftLanes,
 			v.Layout.PlanFile(),
 			remedyRefresh,
-			"the %s would have other NICs or server GPUs by now",
+			"the %s would now have other NICs or server GPUs",
 			what+strings.Join(others, ", "),
 		)
 	}
 	if !sameJSON(v.old.Groups, v.Live.Groups) {
-		v.add(driftPlan, v.Layout.PlanFile(), remedyRefresh, "the groups of the configuration are others by now")
+		v.add(driftPlan, v.Layout.PlanFile(), remedyRefresh, "the groups of the configuration have changed")
 	}
 }
 
@@ -747,7 +747,7 @@ func (v *Validator) checkNodes() {
 		nodes  []string
 		remedy string
 	}{
-		{gpus, "have NVIDIA's driver make it (nvidia-modprobe -u -c 0, or nvidia-smi), or " + remedyRefresh},
+		{gpus, "let NVIDIA's driver create it (nvidia-modprobe -u -c 0, or nvidia-smi), or " + remedyRefresh},
 		{nics, "load the NIC's driver and ib_uverbs, or " + remedyRefresh},
 	} {
 		if n := len(missing.nodes); n == 1 {
@@ -755,11 +755,11 @@ func (v *Validator) checkNodes() {
 				driftNode,
 				missing.nodes[0],
 				missing.remedy,
-				"the device node is not there, so no container with a device that names it can start",
+				"the device node is missing, so no container with a device that names it can start",
 			)
 		} else if n > 1 {
 			v.add(driftNode, missing.nodes[0], missing.remedy,
-				"it is not there, nor are %s, so no container with a device that names one can start",
+				"the device node is missing, and so are %s: no container with a device that names one can start",
 				strings.Join(missing.nodes[1:], ", "))
 		}
 	}
@@ -782,11 +782,12 @@ func (v *Validator) checkRest(changes []Change) {
 				d.Subject == c.Path
 		}):
 		case line == "":
-			v.add(driftMode, c.Path, remedyRefresh, "its mode or its owner is not as Peerlane writes it")
+			v.add(driftMode, c.Path, remedyRefresh, "its mode or owner differs from what Peerlane sets")
 		case c.Kind == "":
-			v.add(driftPlan, c.Path, remedyRefresh, "it is not what this host's plan is by now: %s", line)
+			v.add(driftPlan, c.Path, remedyRefresh, "it differs from the present plan of this host: %s", line)
 		default:
-			v.add(driftContent, c.Path, remedyRefresh, "it is not what this version writes on this host: %s", line)
+			v.add(driftContent, c.Path, remedyRefresh, "it differs from the file that this version writes on this host: "+
+				"%s", line)
 		}
 	}
 }
@@ -812,5 +813,5 @@ func firstDifference(diff string) string {
 	case came == "":
 		return "it has " + gone
 	}
-	return fmt.Sprintf("it has %s, and not %s", gone, came)
+	return fmt.Sprintf("it has %s instead of %s", gone, came)
 }

@@ -452,7 +452,7 @@ func removeLeftovers(dir string) error {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("removing what was left of a write that did not end: %w", err)
+			return fmt.Errorf("removing the temporary file of an interrupted write: %w", err)
 		}
 	}
 	return nil
@@ -461,7 +461,7 @@ func removeLeftovers(dir string) error {
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // a removed file's
+		return nil // of a removed file
 	}
 	if err != nil {
 		return fmt.Errorf("installing CDI specifications: %w", err)

@@ -1,7 +1,7 @@
 // Package config reads the administrator's configuration, config.toml.
 //
 // Every key is optional; a missing file is the default configuration. An unknown key is an error,
-// so that a misspelt key cannot be without effect in silence.
+// so that a misspelt key is not ignored silently.
 package config
 
 import (
@@ -33,9 +33,8 @@ type Config struct {
 	GDR     planner.GDRPolicy `toml:"gdr"`
 	Plan    Plan              `toml:"plan"`
 	Staging Staging           `toml:"staging"`
-	// GPUs that containers ask for together, by index, UUID or PCI address:
-	// `half0 = ["0", "1", "2", "3"]` makes the device `peerlane.dev/gpu=half0`, and
-	// `peerlane.dev/lane=half0`.
+	// GPUs that containers request together, by index, UUID or PCI address: `half0 = ["0", "1",
+	// "2", "3"]` makes the device `peerlane.dev/gpu=half0`, and `peerlane.dev/lane=half0`.
 	Groups  map[string][]string `toml:"groups,omitempty"`
 	CDI     CDI                 `toml:"cdi"`
 	Runtime Runtime             `toml:"runtime"`
@@ -53,7 +52,7 @@ type Exporter struct {
 	MultiTenancy bool `toml:"multi_tenancy"`
 }
 
-// Log is how events are written.
+// Log configures the log.
 type Log struct {
 	// Form of log lines of hook, supervisor and relay: text (words and name=value) or json
 	// (one object), for containers that start later. Lines carry the generation. Errors to
@@ -61,13 +60,13 @@ type Log struct {
 	Format string `toml:"format"`
 }
 
-// Forms of a line of a log.
+// Formats of log lines.
 const (
 	LogText = "text"
 	LogJSON = "json"
 )
 
-// LogFormatter writes lines of a form; empty stands for LogText.
+// LogFormatter returns the formatter for a format; empty means LogText.
 func LogFormatter(form string) logrus.Formatter {
 	if form == LogJSON {
 		return &logrus.JSONFormatter{}
@@ -75,17 +74,17 @@ func LogFormatter(form string) logrus.Formatter {
 	return &logrus.TextFormatter{DisableColors: true, FullTimestamp: true}
 }
 
-// SetLogFormat has this process log in a form.
+// SetLogFormat sets the format of this process's log.
 func SetLogFormat(form string) { logrus.SetFormatter(LogFormatter(form)) }
 
 // Hook configures the steps before the start of a container.
 type Hook struct {
-	// A container whose relay does not start: fail, no start; warn, a start
-	// without the lane, the host's log has the reason, and clients hear where to look. An
-	// unreadable configuration and devices that would hide one another always fail.
+	// A container whose relay does not start: fail refuses the start; warn starts the container
+	// without the lane, logs the reason on the host, and tells clients where to look. An unreadable
+	// configuration and devices that would hide one another always fail.
 	OnFailure string `toml:"on_failure"`
-	// Give lanes to containers that ask by the annotation peerlane.dev/lanes, for
-	// engines with a directory of hooks; an image can carry an annotation, too.
+	// Give lanes to containers with the annotation peerlane.dev/lanes, for engines with a directory
+	// of hooks. An image can set annotations, too.
 	Annotations bool `toml:"annotations"`
 }
 
@@ -101,8 +100,7 @@ type Plan struct {
 	// and the CPU's memory, if the estimate says that the slowest GPU gains; direct uses
 	// near NICs only.
 	Near string `toml:"near"`
-	// Use software RDMA (rxe, siw), too, which cannot reach a GPU's memory: for
-	// trying things out.
+	// Also use software RDMA (rxe, siw), which cannot reach GPU memory: for tests.
 	Software bool `toml:"software"`
 	// Also use virtual functions and subfunctions of NICs that lanes can use themselves.
 	// Otherwise other tenants have them, unless the physical function is unusable.
@@ -110,7 +108,7 @@ type Plan struct {
 	// The rail of single NICs, by name, so that the hosts of a cluster agree: `mlx5_0 = 0`. A NIC
 	// without a key has its position among the host's NICs.
 	Rails map[string]int `toml:"rails,omitempty"`
-	// A lane in place of the lane that topology and estimate give.
+	// A lane in place of the planned lane.
 	Lanes   []planner.Assignment `toml:"lane,omitempty"`
 	Exclude planner.Exclude      `toml:"exclude"`
 }
@@ -200,15 +198,16 @@ type Relay struct {
 	// memory can make its relay fail. Not with cdi.tenancy = "multi". Memory of
 	// cuMemCreate does not need the key.
 	CUDAIPC string `toml:"cuda_ipc"`
-	// Waits besides timelines: ipc adds events of CUDA's IPC (cudaIpcGetEventHandle),
-	// timeline nothing. Events need containers that share the host's IPC namespace (`--ipc
+	// Objects that operations can wait for: timeline only timelines; ipc also events of CUDA's IPC
+	// (cudaIpcGetEventHandle). Events need containers that share the host's IPC namespace (`--ipc
 	// host`) as root, and relays with sandbox = "off". Not with cdi.tenancy = "multi".
 	Events string `toml:"events"`
 	// Additions to a relay's environment, as `"NAME=value"`; the only other variable is PATH.
 	Environment []string `toml:"environment"`
-	// auto gives a relay everything that the host offers: a uid, no capabilities, a root
-	// with its devices and libraries, Landlock, a filter of system calls, limits
-	// (`peerlane relay inspect` shows the sandbox). off gives nothing, to find a fault.
+	// The sandbox of relays: auto uses every protection that the host supports: a uid, no
+	// capabilities, a root with its devices and libraries, Landlock, a filter of system calls,
+	// limits (`peerlane relay inspect` shows the sandbox). off disables the sandbox, to find a
+	// fault.
 	Sandbox string `toml:"sandbox"`
 	// Uids of relays, first to last, and gids of the same numbers, reserved for relays.
 	// The first is the group of all relays; every relay gets another number.
@@ -217,14 +216,15 @@ type Relay struct {
 	// driver in an unusual place. Paths of PEERLANE_CUDA_LIBRARY and LD_LIBRARY_PATH in
 	// environment are included.
 	SandboxRead []string `toml:"sandbox_read,omitempty"`
-	// The same for writing: traces, or a driver's files in /dev/shm.
+	// Files and directories that relays may also write, such as traces, or a driver's files in
+	// /dev/shm.
 	SandboxWrite []string `toml:"sandbox_write,omitempty"`
 	// Maximum host memory of a relay with its supervisor, including simulated GPUs'; the
 	// kernel ends a relay above the limit.
 	Memory Size `toml:"memory"`
-	// The most processors that a relay may keep busy.
+	// Maximum number of processors that a relay may use.
 	CPUs int `toml:"cpus"`
-	// The most threads that a relay may have.
+	// Maximum number of threads of a relay.
 	Tasks int `toml:"tasks"`
 	// The resources of a relay that the clients of a container may use.
 	Limits Limits `toml:"limits"`
@@ -251,25 +251,26 @@ const (
 // Limits bounds the resources of a relay that the clients of one container use together, so that
 // no client can make the relay grow without end.
 type Limits struct {
-	// Attached processes at a time. A process has two rings in shared memory, 180 KiB together.
+	// Maximum number of attached processes. A process has two rings in shared memory, 180 KiB
+	// together.
 	Clients int `toml:"clients"`
-	// Memories that are exported at a time.
+	// Maximum number of exported memories.
 	Memories int `toml:"memories"`
-	// Connections that are open at a time, sending and receiving.
+	// Maximum number of open connections, sending and receiving.
 	Connections int `toml:"connections"`
-	// Files that the relay has open for clients: six per process, one per event, one per
-	// allocation of a memory, two per host memory, up to three per connection, and one per
+	// Maximum number of open files of the relay for clients: six per process, one per event, one
+	// per allocation of a memory, two per host memory, up to three per connection, and one per
 	// mapped allocation of another container. A lower ulimit -n counts.
 	Descriptors int `toml:"descriptors"`
-	// Host memory that the relay makes for clients, and that of other containers it writes
-	// into, both; at most half of relay.memory.
+	// Maximum host memory that the relay allocates for clients, and separately of other containers'
+	// host memory that it writes into; at most half of relay.memory.
 	HostMemory Size `toml:"host_memory"`
-	// The share of host_memory for a single process.
+	// The maximum share of a single process in host_memory.
 	ClientHostMemory Size `toml:"client_host_memory"`
 	// Server GPU memory for clients that copy themselves, in containers with `gpu=`,
 	// besides the slots and within staging.limit.
 	Staging Size `toml:"staging"`
-	// The share of staging for a single process.
+	// The maximum share of a single process in staging.
 	ClientStaging Size `toml:"client_staging"`
 }
 
@@ -292,7 +293,7 @@ const (
 // CDI configures the devices that `cdi generate` offers to container engines.
 type CDI struct {
 	// The tenants of this host: with single, containers may get server GPUs and NICs; with multi,
-	// only `lane=` is offered.
+	// only `lane=` exists.
 	Tenancy string `toml:"tenancy"`
 	// Let `peerlane cdi refresh` load nvidia-peermem, or nv_peer_mem, on a host with RDMA
 	// devices. DMA-BUF needs no module.
@@ -335,7 +336,7 @@ type Network struct {
 	Rails []string `toml:"rails,omitempty"`
 	// An address of this host that relays listen at, instead of the addresses of the interfaces.
 	Address string `toml:"address"`
-	// Which addresses are used: auto (both, IPv4 first), ipv4 or ipv6.
+	// The family of the addresses: auto (both, IPv4 first), ipv4 or ipv6.
 	Family string `toml:"family"`
 	// The TCP ports that relays listen on, first to last; a relay takes one port. All hosts of a
 	// cluster need the same range: relays connect to no other ports.
@@ -353,23 +354,22 @@ type Network struct {
 	TLSAuthority string `toml:"tls_authority"`
 }
 
-// Verbs configures RDMA to other hosts: verbs.tc is for relays the same as NCCL_IB_TC for NCCL,
-// and so on.
+// Verbs configures RDMA to other hosts: verbs.tc corresponds to NCCL_IB_TC of NCCL, and so on.
 type Verbs struct {
 	// The traffic class of packets, 0 to 255: on RoCE its upper six bits are the DSCP, by which
 	// switches recognise lossless traffic. NCCL_IB_TC.
 	TC int `toml:"tc"`
 	// The service level, 0 to 15; on RoCE without DSCP the priority. NCCL_IB_SL.
 	SL int `toml:"sl"`
-	// Which of a port's partition keys, an index. NCCL_IB_PKEY.
+	// The index into a port's table of partition keys. NCCL_IB_PKEY.
 	PKey int `toml:"pkey"`
-	// The maximum of bytes of a packet: 256, 512, 1024, 2048 or 4096; 0 means the smaller MTU of
-	// the two ports.
+	// The maximum size of a packet, in bytes: 256, 512, 1024, 2048 or 4096; 0 means the smaller MTU
+	// of the two ports.
 	MTU int `toml:"mtu"`
 	// The time that a packet waits for its acknowledgement, 1 to 31: 4.096 µs times 2 to the
 	// power of the value, 4.3 s for 20. NCCL_IB_TIMEOUT.
 	Timeout int `toml:"timeout"`
-	// How often a packet is sent again before the connection has failed, 0 to 7.
+	// The number of retransmissions of a packet before the connection fails, 0 to 7.
 	// NCCL_IB_RETRY_CNT.
 	RetryCount int `toml:"retry_cnt"`
 	// The address of a port, as an index into the port's table of GIDs; -1 means the GID of RoCE
@@ -414,12 +414,12 @@ func (v Verbs) check() error {
 		{"reconnect_limit", v.ReconnectLimit, 1, 3600}, {"ar_threshold", v.ARThreshold, 0, 1 << 30},
 	} {
 		if n.value < n.least || n.value > n.most {
-			return &KeyError{"verbs." + n.key, fmt.Errorf("verbs.%s is %d; %d to %d are possible", n.key, n.value, n.least,
+			return &KeyError{"verbs." + n.key, fmt.Errorf("verbs.%s is %d; must be %d to %d", n.key, n.value, n.least,
 				n.most)}
 		}
 	}
 	if !slices.Contains([]int{0, 256, 512, 1024, 2048, 4096}, v.MTU) {
-		return &KeyError{"verbs.mtu", fmt.Errorf("verbs.mtu is %d; 0, 256, 512, 1024, 2048 and 4096 are possible", v.MTU)}
+		return &KeyError{"verbs.mtu", fmt.Errorf("verbs.mtu is %d; must be 0, 256, 512, 1024, 2048 or 4096", v.MTU)}
 	}
 	return nil
 }
@@ -442,19 +442,19 @@ func (n Network) check() error {
 		{"key", n.Key}, {"tls_certificate", n.TLSCertificate}, {"tls_key", n.TLSKey}, {"tls_authority", n.TLSAuthority},
 	} {
 		if file.path != "" && !filepath.IsAbs(file.path) {
-			return &KeyError{"network." + file.key, fmt.Errorf("network.%s is %q; an absolute path is needed, because the "+
+			return &KeyError{"network." + file.key, fmt.Errorf("network.%s is %q; must be an absolute path, because the "+
 				"hook runs in many directories", file.key, file.path)}
 		}
 	}
 	if given := [3]bool{n.TLSCertificate != "", n.TLSKey != "", n.TLSAuthority != ""}; given != [3]bool{} &&
 		given != [3]bool{true, true, true} {
-		return &KeyError{"network.tls_certificate", errors.New("of network.tls_certificate, network.tls_key and " +
-			"network.tls_authority all are needed, or none")}
+		return &KeyError{"network.tls_certificate", errors.New("set all of network.tls_certificate, network.tls_key and " +
+			"network.tls_authority, or none")}
 	}
 	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation,
 		func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return &KeyError{"network.tenant_annotation", fmt.Errorf("network.tenant_annotation is %.60q; the name of an "+
-			"annotation of config.json, up to %d printable characters without blanks, is possible", n.TenantAnnotation,
+		return &KeyError{"network.tenant_annotation", fmt.Errorf("network.tenant_annotation is %.60q; must be the name of "+
+			"an annotation of config.json, up to %d printable characters without blanks", n.TenantAnnotation,
 			mostAnnotation)}
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
@@ -464,7 +464,7 @@ func (n Network) check() error {
 		return &KeyError{"network.ports", fmt.Errorf("network.ports: %w", err)}
 	}
 	if n.Streams < 1 || n.Streams > launch.MaxNetworkStreams {
-		return &KeyError{"network.streams", fmt.Errorf("network.streams is %d; 1 to %d are possible", n.Streams,
+		return &KeyError{"network.streams", fmt.Errorf("network.streams is %d; must be 1 to %d", n.Streams,
 			launch.MaxNetworkStreams)}
 	}
 	if err := n.checkRails(); err != nil {
@@ -475,14 +475,14 @@ func (n Network) check() error {
 
 func (n Network) checkRails() error {
 	if len(n.Rails) > maxRails {
-		return &KeyError{"network.rails", fmt.Errorf("network.rails has %d names; up to %d are possible", len(n.Rails),
+		return &KeyError{"network.rails", fmt.Errorf("network.rails has %d names; must be at most %d", len(n.Rails),
 			maxRails)}
 	}
 	for i, name := range n.Rails {
 		if name == "" || len(name) > 63 || strings.ContainsFunc(name,
 			func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || slices.Contains(n.Rails[:i], name) {
-			return &KeyError{"network.rails", fmt.Errorf("network.rails: %q is no interface's name or RDMA device's, or is "+
-				"there before", name)}
+			return &KeyError{"network.rails", fmt.Errorf("network.rails: %q is not the name of an interface or RDMA device, or "+
+				"occurs twice", name)}
 		}
 	}
 	return nil
@@ -494,7 +494,7 @@ func (n Network) checkAddress() error {
 	}
 	at, err := netip.ParseAddr(n.Address)
 	if err != nil || !address.Usable(at) || at.Is4In6() {
-		return &KeyError{"network.address", fmt.Errorf(`network.address is %q; an address of this host such as "10.1.0.7" or "fe80::7%%eth0" is possible, because other hosts are told it`, n.Address)}
+		return &KeyError{"network.address", fmt.Errorf(`network.address is %q; must be an address of this host that other hosts can reach, such as "10.1.0.7" or "fe80::7%%eth0"`, n.Address)}
 	}
 	if at.Is4() && n.Family == string(address.FamilyIPv6) || at.Is6() && n.Family == string(address.FamilyIPv4) {
 		return &KeyError{"network.address", fmt.Errorf("network.address is %s, and network.family is %q", n.Address,
@@ -627,7 +627,7 @@ func (r Relay) UIDRange() (first, last int, err error) {
 	last, errLast := strconv.Atoi(to)
 	// 2^32-1 means no user, as a 32-bit number.
 	if !ok || errFirst != nil || errLast != nil || first < 1 || last <= first || last >= 1<<32-1 {
-		return 0, 0, &KeyError{"relay.uids", fmt.Errorf(`relay.uids is %q; "FIRST-LAST" is possible, two numbers from 1 to 4294967294`, r.UIDs)}
+		return 0, 0, &KeyError{"relay.uids", fmt.Errorf(`relay.uids is %q; must be "FIRST-LAST", two numbers from 1 to 4294967294`, r.UIDs)}
 	}
 	return first, last, nil
 }
@@ -674,7 +674,7 @@ func (c Config) checkChoices() error {
 			string(address.FamilyIPv6)}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
-			return &KeyError{choice.key, fmt.Errorf("%s is %q; %s are possible", choice.key, choice.value,
+			return &KeyError{choice.key, fmt.Errorf("%s is %q; must be one of %s", choice.key, choice.value,
 				strings.Join(choice.known, ", "))}
 		}
 	}
@@ -696,14 +696,14 @@ func (c Config) checkTenancy() error {
 // checkCopies checks the slots, chunks and streams of a relay's copies.
 func (r Relay) checkCopies() error {
 	if r.Slots < 1 || r.Slots > 1024 {
-		return &KeyError{"relay.slots", fmt.Errorf("relay.slots is %d; 1 to 1024 are possible", r.Slots)}
+		return &KeyError{"relay.slots", fmt.Errorf("relay.slots is %d; must be 1 to 1024", r.Slots)}
 	}
 	if r.SlotSize < 64<<10 || r.SlotSize > 1<<30 || r.SlotSize%(64<<10) != 0 {
-		return &KeyError{"relay.slot_size", fmt.Errorf("relay.slot_size is %s; a multiple of 64 KiB up to 1 GiB is possible",
+		return &KeyError{"relay.slot_size", fmt.Errorf("relay.slot_size is %s; must be a multiple of 64 KiB up to 1 GiB",
 			r.SlotSize)}
 	}
 	if r.Chunk > 1<<30 || r.Chunk%(64<<10) != 0 {
-		return &KeyError{"relay.chunk", fmt.Errorf("relay.chunk is %s; a multiple of 64 KiB up to 1 GiB is possible, or 0",
+		return &KeyError{"relay.chunk", fmt.Errorf("relay.chunk is %s; must be 0 or a multiple of 64 KiB up to 1 GiB",
 			r.Chunk)}
 	}
 	for _, n := range []struct {
@@ -711,7 +711,7 @@ func (r Relay) checkCopies() error {
 		value, most int
 	}{{"relay.depth", r.Depth, launch.MaxDepth}, {"relay.streams", r.Streams, launch.MaxStreams}} {
 		if n.value < 0 || n.value > n.most {
-			return &KeyError{n.key, fmt.Errorf("%s is %d; up to %d are possible, or 0", n.key, n.value, n.most)}
+			return &KeyError{n.key, fmt.Errorf("%s is %d; must be 0 to %d", n.key, n.value, n.most)}
 		}
 	}
 	return nil
@@ -728,11 +728,11 @@ func (c Config) checkLimits() error {
 		{"descriptors", r.Limits.Descriptors},
 	} {
 		if limit.value < 1 || limit.value > 1<<20 {
-			return &KeyError{"relay.limits." + limit.key, fmt.Errorf("relay.limits.%s is %d; 1 to 1048576 are possible",
+			return &KeyError{"relay.limits." + limit.key, fmt.Errorf("relay.limits.%s is %d; must be 1 to 1048576",
 				limit.key, limit.value)}
 		}
 	}
-	// A relay would take an explicit 0 for the default.
+	// A relay treats 0 as the default.
 	for _, size := range []struct {
 		key   string
 		value Size
@@ -742,18 +742,18 @@ func (c Config) checkLimits() error {
 		{"relay.limits.staging", r.Limits.Staging}, {"relay.limits.client_staging", r.Limits.ClientStaging},
 	} {
 		if size.value < 1<<20 || size.value > 1<<50 {
-			return &KeyError{size.key, fmt.Errorf("%s is %s; 1 MiB to 1 PiB are possible", size.key, size.value)}
+			return &KeyError{size.key, fmt.Errorf("%s is %s; must be 1 MiB to 1 PiB", size.key, size.value)}
 		}
 	}
 	if limit := c.Staging.HostLimit; limit != nil && *limit > 1<<50 {
-		return &KeyError{"staging.host_limit", fmt.Errorf("staging.host_limit is %s; up to 1 PiB are possible", *limit)}
+		return &KeyError{"staging.host_limit", fmt.Errorf("staging.host_limit is %s; must be at most 1 PiB", *limit)}
 	}
 	return nil
 }
 
 func (r Runtime) check() error {
 	if p := r.Path; p != "" && !filepath.IsAbs(p) {
-		return &KeyError{"runtime.path", fmt.Errorf("runtime.path is %q; an absolute path is needed, because engines run "+
+		return &KeyError{"runtime.path", fmt.Errorf("runtime.path is %q; must be an absolute path, because engines run "+
 			"peerlane-runtime in many directories", p)}
 	}
 	for _, pattern := range r.Devices {
@@ -767,7 +767,7 @@ func (r Runtime) check() error {
 // checkProcess checks the program, the sandbox and the resources of a relay's process.
 func (r Relay) checkProcess() error {
 	if r.Binary != "" && !filepath.IsAbs(r.Binary) {
-		return &KeyError{"relay.binary", fmt.Errorf("relay.binary is %q; an absolute path is needed, because the hook "+
+		return &KeyError{"relay.binary", fmt.Errorf("relay.binary is %q; must be an absolute path, because the hook "+
 			"runs in many directories", r.Binary)}
 	}
 	if _, _, err := r.UIDRange(); err != nil {
@@ -775,23 +775,23 @@ func (r Relay) checkProcess() error {
 	}
 	for _, path := range slices.Concat(r.SandboxRead, r.SandboxWrite) {
 		if !filepath.IsAbs(path) || filepath.Clean(path) == "/" {
-			return &KeyError{"relay.sandbox_read", fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; absolute "+
-				"paths other than / are possible", path)}
+			return &KeyError{"relay.sandbox_read", fmt.Errorf("relay.sandbox_read or relay.sandbox_write has %q; must be "+
+				"absolute paths other than /", path)}
 		}
 	}
 	if r.Memory < 256<<20 {
-		return &KeyError{"relay.memory", fmt.Errorf("relay.memory is %s; 256 MiB is the least that a relay works with",
+		return &KeyError{"relay.memory", fmt.Errorf("relay.memory is %s; must be at least 256 MiB",
 			r.Memory)}
 	}
 	if r.CPUs < 1 || r.CPUs > 4096 {
-		return &KeyError{"relay.cpus", fmt.Errorf("relay.cpus is %d; 1 to 4096 are possible", r.CPUs)}
+		return &KeyError{"relay.cpus", fmt.Errorf("relay.cpus is %d; must be 1 to 4096", r.CPUs)}
 	}
 	if r.Tasks < 128 || r.Tasks > 1<<20 {
-		return &KeyError{"relay.tasks", fmt.Errorf("relay.tasks is %d; 128 to 1048576 are possible", r.Tasks)}
+		return &KeyError{"relay.tasks", fmt.Errorf("relay.tasks is %d; must be 128 to 1048576", r.Tasks)}
 	}
 	for _, e := range r.Environment {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsRune(e, 0) {
-			return &KeyError{"relay.environment", fmt.Errorf(`relay.environment has %q; "NAME=value" is possible`, e)}
+			return &KeyError{"relay.environment", fmt.Errorf(`relay.environment has %q; must be "NAME=value"`, e)}
 		}
 	}
 	return nil

@@ -26,9 +26,9 @@ func checkPattern(pattern string) error {
 	vendor, class, two := strings.Cut(kind, "/")
 	switch {
 	case !ok || !two || vendor == "" || class == "" || names == "":
-		return errors.New(`a device is named as "peerlane.dev/lane=3", or all of them by "peerlane.dev/lane=*"`)
+		return errors.New(`must be one device, such as "peerlane.dev/lane=3", or all of a class, such as "peerlane.dev/lane=*"`)
 	case strings.ContainsAny(kind, "*?[]\\"):
-		return errors.New("vendor and class have to be stated; only names can be left open")
+		return errors.New("vendor and class must be literal; only the name may be a pattern")
 	}
 	if _, err := path.Match(names, ""); err != nil {
 		return fmt.Errorf("%s: %w", names, err)

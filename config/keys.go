@@ -9,8 +9,8 @@ import (
 
 // key is a key of a configuration file.
 type key struct {
-	name string // "relay.slots"; NAME in a key is the administrator's choice
-	// owner is the type that has the field.
+	name string // "relay.slots"; the administrator chooses NAME in a key
+	// owner is the type of the struct with the field.
 	owner reflect.Type
 	field reflect.StructField
 	// value is the default.
@@ -53,7 +53,7 @@ func Keys() (names []string) {
 // unknownKey returns the error for an unknown key, with a suggestion.
 func unknownKey(name string) string {
 	nearest, _ := Nearest(name, Keys())
-	return fmt.Sprintf("unknown key %s; the nearest that there is is %s (docs/configuration.md has all)", name, nearest)
+	return fmt.Sprintf("unknown key %s; did you mean %s? (docs/configuration.md lists all keys)", name, nearest)
 }
 
 // Nearest returns the known word with the smallest distance to a misspelt word, and the distance

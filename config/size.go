@@ -20,7 +20,7 @@ var units = [...]string{"", "k", "m", "g", "t", "p", "e"}
 func (s *Size) UnmarshalText(text []byte) error {
 	n, ok := parseSize(string(text))
 	if !ok {
-		return fmt.Errorf(`%q is no size; one looks like "8MiB"`, text)
+		return fmt.Errorf(`%q is not a size such as "8MiB"`, text)
 	}
 	*s = n
 	return nil

@@ -50,13 +50,13 @@ const (
 	AttributeComputeCapabilityMinor   Attribute = 76
 	AttributeVMM                      Attribute = 102 // cuMemCreate and related calls
 	AttributePosixFD                  Attribute = 103 // export as a file descriptor
-	AttributeRDMAWithVMM              Attribute = 110 // MemOptions.RDMA is possible
+	AttributeRDMAWithVMM              Attribute = 110 // supports MemOptions.RDMA
 	AttributeRDMA                     Attribute = 116
 	AttributeRDMAFlush                Attribute = 117 // CUflushGPUDirectRDMAWritesOptions
 	// 0: no order, 100: order for the owner, 200: order for every device
 	AttributeRDMAWritesOrdering Attribute = 118
 	AttributeStreamMemOps64     Attribute = 122 // cuStreamWaitValue64
-	AttributeDMABuf             Attribute = 124 // MemDMABufFD is possible
+	AttributeDMABuf             Attribute = 124 // supports MemDMABufFD
 )
 
 // DeviceCount is the number of devices that this process sees.

@@ -90,7 +90,7 @@ func (d *Driver) ModuleUnload(m Module) error {
 // ([Result.Sticky]).
 func (d *Driver) Launch(f Function, blocks, threads uint32, s Stream, parameters ...uint64) error {
 	if len(parameters) > C.MAX_PARAMETERS {
-		return fmt.Errorf("kernel with %d parameters: at most %d are possible", len(parameters), C.MAX_PARAMETERS)
+		return fmt.Errorf("kernel with %d parameters, more than %d", len(parameters), C.MAX_PARAMETERS)
 	}
 	r := C.launch(d.calls, C.CUfunction(f), C.uint(blocks), C.uint(threads), C.CUstream(s),
 		(*C.uint64_t)(unsafe.SliceData(parameters)), C.uint(len(parameters)))

@@ -129,7 +129,7 @@ func (d *Driver) StreamWaitBits64(s Stream, addr Ptr, mask uint64) error {
 
 // EventOptions are the options of [Driver.EventCreate].
 type EventOptions struct {
-	Interprocess bool // IPCGetEventHandle is possible
+	Interprocess bool // supports IPCGetEventHandle
 }
 
 // EventCreate creates an event of the current context, without timing.

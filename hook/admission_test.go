@@ -151,7 +151,7 @@ func TestStagingIsAdmittedPerHost(t *testing.T) {
 		t,
 		refused,
 		128*mib,
-		"256 MiB of staging asked for on GPU 100 (0000:74:00.0)",
+		"256 MiB of staging requested on GPU 100 (0000:74:00.0)",
 		"1.0 GiB (staging.limit)",
 		"others have 896 MiB: container trainer 512 MiB, container server 384 MiB",
 	)
@@ -240,7 +240,7 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 	for _, memory := range []uint64{1 << 63, ^uint64(0), 0} {
 		liar.memory = memory
 		for _, bytes := range []uint64{1 << 61, 1 << 63, ^uint64(0), most + 1} {
-			notAdmitted(t, liar.claim(t, bytes), 0, "the relay's configuration comes to 4.1 GiB there")
+			notAdmitted(t, liar.claim(t, bytes), 0, "the relay's configuration permits 4.1 GiB")
 		}
 	}
 	admitted(t, honest.claim(t, 2<<30)) // a quarter of the memory
@@ -260,7 +260,7 @@ func TestFalseClaimsAreRefused(t *testing.T) {
 	copying.Copy = true
 	copier := h.tenantWith(t, "copier", copying)
 	copier.memory = 1 << 63
-	notAdmitted(t, copier.claim(t, most+4<<30+1), 0, "the relay's configuration comes to 8.1 GiB there")
+	notAdmitted(t, copier.claim(t, most+4<<30+1), 0, "the relay's configuration permits 8.1 GiB")
 	admitted(t, copier.claim(t, most+4<<30))
 	admitted(t, copier.claim(t, 0))
 	// A configured limit overrides the memory that a relay states.
@@ -317,7 +317,7 @@ func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
 		t,
 		b.claimOn(t, launch.HostMemory, 33*mib),
 		32*mib,
-		"33 MiB of host memory asked for: all relays of this host may have 96 MiB (staging.host_limit)",
+		"33 MiB of host memory requested: the limit of all relays of this host is 96 MiB (staging.host_limit)",
 		"container a 64 MiB",
 	)
 	admitted(t, b.claimOn(t, launch.HostMemory, 32*mib))
@@ -325,7 +325,7 @@ func TestHostMemoryIsAdmittedPerHost(t *testing.T) {
 	h.staged(t, 16*mib)
 	admitted(t, a.claimOn(t, launch.HostMemory, 16*mib))
 	admitted(t, b.claimOn(t, launch.HostMemory, 80*mib))
-	notAdmitted(t, a.claimOn(t, launch.HostMemory, 1<<40), 0, "the relay's configuration comes to")
+	notAdmitted(t, a.claimOn(t, launch.HostMemory, 1<<40), 0, "the relay's configuration permits")
 	if err := unix.Kill(b.info(t, b.generation).Status.Relay.PID, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ func TestAnchorThatIsNotMountedIsRefused(t *testing.T) {
 			t.Errorf("the container started: %s", out)
 		}
 		text, _ := os.ReadFile(log)
-		if out += string(text); !strings.Contains(out, "it is a directory and not a mount") ||
+		if out += string(text); !strings.Contains(out, "it is a directory instead of a mount") ||
 			!strings.Contains(out, b.layout.AnchorCommand()) {
 			t.Errorf("the error is %q", out)
 		}

@@ -74,9 +74,9 @@ func hasAnchor(l paths.Layout, s State) error {
 		Code:      fault.Annotation,
 		Operation: "take the annotation " + LanesAnnotation + " of container",
 		Object:    strconv.Quote(s.ID),
-		Cause:     errors.New("it has no place for the relay's socket"),
+		Cause:     errors.New("it has no mount point for the relay's socket"),
 		Remedy: fmt.Sprintf(
-			"the engine has to mount it: --mount type=bind,src=%s,dst=%s,ro=true",
+			"have the engine mount the anchor: --mount type=bind,src=%s,dst=%s,ro=true",
 			l.Anchor(),
 			paths.ContainerDir,
 		),

@@ -333,7 +333,7 @@ func TestSupervisorOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	h.state(t, g.ID, generation.StateReady)
 	socket := filepath.Join(h.layout.GenerationDir(g.ID), "admin.sock")
 	for request, answer := range map[string]string{
-		`lanes changed`:                     "makes no sense",
+		`lanes changed`:                     "invalid request",
 		`{"version":2,"command":"inspect"}`: "speaks version 1, and was asked in version 2",
 		`{"version":1,"command":"dance"}`:   `unknown request \"dance\": the supervisor is of an earlier release and speaks version 1`,
 	} {

@@ -76,10 +76,10 @@ const maxID = 1024
 // host's.
 func (s State) check() error {
 	if len(s.ID) > maxID {
-		return fmt.Errorf("container %.60q...: its id has %d bytes, and %d are possible", s.ID, len(s.ID), maxID)
+		return fmt.Errorf("container %.60q...: its id has %d bytes, more than %d", s.ID, len(s.ID), maxID)
 	}
 	if len(s.Bundle) > unix.PathMax || len(s.Root) > unix.PathMax {
-		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than the %d bytes that are possible",
+		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than %d bytes",
 			s.ID, unix.PathMax)
 	}
 	if s.PID > 1 && s.Status == "stopped" {

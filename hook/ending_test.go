@@ -119,11 +119,11 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		// gone: the container ends too, so the log of the generation is removed.
 		gone bool
 	}{
-		{"signal", "killed", "signal 9, killed", func(t *testing.T, _ host, _ *generation.Generation,
+		{"signal", "killed", "signal 9 (killed)", func(t *testing.T, _ host, _ *generation.Generation,
 			relay int) {
 			kill(t, relay, unix.SIGKILL)
 		}, false},
-		{"another signal", "killed", fmt.Sprintf("signal %d, ", another),
+		{"another signal", "killed", fmt.Sprintf("signal %d (", another),
 			func(t *testing.T, _ host, _ *generation.Generation, relay int) { kill(t, relay, another) }, false},
 		{"panic", "panic", "panic: peerlane-test", func(t *testing.T, h host, _ *generation.Generation,
 			_ int) {
@@ -149,7 +149,7 @@ func TestEachEndLeavesOneLine(t *testing.T) {
 		}, false},
 		{"container", "container ended", "the container has ended",
 			func(t *testing.T, _ host, g *generation.Generation, _ int) { kill(t, g.Init.PID, unix.SIGKILL) }, true},
-		{"supervisor stopped", "supervisor stopped", "was asked to end",
+		{"supervisor stopped", "supervisor stopped", "was stopped",
 			func(t *testing.T, _ host, g *generation.Generation, _ int) {
 				kill(t, supervisorPID(t, g.ID), unix.SIGTERM)
 			}, true},

@@ -236,7 +236,7 @@ func checkConfig(g *generation.Generation) error {
 	}
 	text, err := json.Marshal(g.Config)
 	if err == nil && len(text) > launch.MaxDatagram {
-		err = fmt.Errorf("the relay's configuration has %d bytes, and %d are possible: %d lanes are too many for one "+
+		err = fmt.Errorf("the relay's configuration has %d bytes, more than %d: %d lanes are too many for one "+
 			"container",
 			len(text), launch.MaxDatagram, len(g.Config.Lanes))
 	}

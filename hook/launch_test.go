@@ -70,7 +70,7 @@ func TestOneLifeOfAContainer(t *testing.T) {
 
 	configs := reports[launch.Config](t, h.dir, "config")
 	want := []launch.Config{{
-		Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
+		Version: launch.Version, Generation: g.ID, Container: "../an id/is data", Lanes: []launch.Lane{lane(3)},
 		Route: "auto", Transport: "auto", Slots: 8, SlotBytes: 32 << 20, Peers: h.layout.Peers(),
 		NICs:      h.layout.EmulatedNICs(),
 		Admission: true, HostAdmission: true, OwnHostMemory: g.Config.OwnHostMemory, Endings: true, Reserve: "attach",
@@ -260,7 +260,7 @@ func TestSilentRelayIsKilled(t *testing.T) {
 		return nil
 	})
 	log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
-	if err != nil || !strings.Contains(string(log), "not answered its configuration") {
+	if err != nil || !strings.Contains(string(log), "did not answer its configuration") {
 		t.Errorf("log %q, %v", log, err)
 	}
 	end(init)

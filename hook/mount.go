@@ -105,7 +105,7 @@ func isolated(c generation.Container) error {
 		return fmt.Errorf("process %d, the init of container %q: %w", c.PID, c.ID, process.ErrEnded)
 	}
 	if err != nil {
-		return fmt.Errorf("looking at the mount namespace of container %q: %w", c.ID, err)
+		return fmt.Errorf("reading the mount namespace of container %q: %w", c.ID, err)
 	}
 	if os.SameFile(own, other) {
 		return fmt.Errorf("process %d is not the init of container %q: %w", c.PID, c.ID, ErrHostNamespace)
@@ -197,14 +197,14 @@ func mount(init *os.File, rootfs string, anchor, sockets, tree *os.File) error {
 		return err
 	}
 	if same, err := is(found, sockets); err != nil || same {
-		return err // an earlier hook of the same container was here
+		return err // an earlier hook of the same container attached the directory
 	}
 	if same, err := is(found, anchor); err != nil {
 		return err
 	} else if !same {
 		where, err := os.Readlink(fmt.Sprintf("/proc/thread-self/fd/%d", place.Fd()))
 		if err != nil {
-			where = "a place that cannot be told: " + err.Error()
+			where = "an unknown place: " + err.Error()
 		}
 		return &fault.Error{Code: fault.SocketPathLeads, Operation: "resolve " +
 			paths.ContainerDir + " in the root file system", Object: rootfs,

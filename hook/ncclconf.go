@@ -31,7 +31,7 @@ const maxNCCLConf = 64 << 10
 // a plugin, so Peerlane's plugin cannot set it.
 const sendChannels = "NCCL_NCHANNELS_PER_NET_PEER"
 
-const sendChannelsText = "\n# Of Peerlane's hook: the container has one lane, which reaches only this host.\n" +
+const sendChannelsText = "\n# Added by Peerlane's hook: the container has one lane, which reaches only this host.\n" +
 	sendChannels + "=8\n"
 
 // addSendChannels adds sendChannels to the administrator's text, unless set there, for a
@@ -152,9 +152,9 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	case unix.ENOENT:
 		return "the container has no directory /etc", nil
 	case unix.EXDEV:
-		return "/etc of the container is a mount, and Peerlane changes no volume", nil
+		return "/etc of the container is a mount, and Peerlane does not change volumes", nil
 	case unix.ENOTDIR, unix.ELOOP:
-		return "/etc of the container is no directory", nil
+		return "/etc of the container is not a directory", nil
 	default:
 		return "", fmt.Errorf("opening /etc in the root file system %s: %w", rootfs, err)
 	}
@@ -165,16 +165,16 @@ func linkNCCLConf(init *os.File, rootfs string) (absent string, err error) {
 	if err := unix.Fstat(dir, &etc); err != nil {
 		return "", os.NewSyscallError("fstat", err)
 	}
-	if etc.Uid != 0 || etc.Gid != 0 { // of this thread alone, which ends
+	if etc.Uid != 0 || etc.Gid != 0 { // only of this thread, which ends
 		if err := errors.Join(unix.Setfsgid(int(etc.Gid)), unix.Setfsuid(int(etc.Uid))); err != nil {
 			return "", fmt.Errorf("taking the owner of the container's /etc: %w", err)
 		}
 	}
 	switch err := unix.Symlinkat(ncclConfTarget, dir, filepath.Base(generation.ContainerNCCLConf)); err {
-	case nil, unix.EEXIST: // of the container, or an earlier hook's
+	case nil, unix.EEXIST: // of the container, or of an earlier hook
 		return "", nil
 	case unix.EROFS:
-		return "the container's root file system cannot be written", nil
+		return "the container's root file system is read-only", nil
 	default:
 		return fmt.Sprintf("making a symbolic link in the container's /etc: %v", err), nil
 	}

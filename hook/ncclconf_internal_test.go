@@ -53,7 +53,7 @@ func TestNCCLConfOneLocalLaneSetsSendChannels(t *testing.T) {
 			g.Network.Interfaces = "=lo"
 			got, rest := string(addSendChannels(l, g, []byte(c.text))), ""
 			if c.set {
-				rest = "\n# Of Peerlane's hook: the container has one lane, which reaches only this " +
+				rest = "\n# Added by Peerlane's hook: the container has one lane, which reaches only this " +
 					"host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
 			}
 			if got != c.text+rest {

@@ -19,7 +19,7 @@ import (
 const (
 	defaults = "NCCL_NET_PLUGIN=peerlane\n"
 	// The file of a container with one lane on a host without a cluster key.
-	oneLane = defaults + "\n# Of Peerlane's hook: the container has one lane, which reaches only this " +
+	oneLane = defaults + "\n# Added by Peerlane's hook: the container has one lane, which reaches only this " +
 		"host.\nNCCL_NCHANNELS_PER_NET_PEER=8\n"
 	ownDefaults = "NCCL_NET=Socket\n"
 	confTarget  = "/run/peerlane/nccl.conf"

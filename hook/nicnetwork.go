@@ -31,7 +31,7 @@ func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 			continue
 		}
 		warning = errors.Join(warning, fmt.Errorf("NIC %s (RoCE): its network interface %s is in the host's network "+
-			"namespace, so that it has no GID in the container; give the container the host's network, or move the interface "+
+			"namespace, so the NIC has no GID in the container; give the container the host's network, or move the interface "+
 			"into the container's namespace", n.Name, filepath.Base(there[0])))
 	}
 	return warning

@@ -32,11 +32,11 @@ func (d Devices) withoutRoot() error {
 	}
 	return &fault.Error{
 		Code:      fault.LockedMemory,
-		Operation: "give peerlane.dev/gpu= or peerlane.dev/nic= to a container of an engine that runs without root",
+		Operation: "inject peerlane.dev/gpu= or peerlane.dev/nic= with an engine that runs without root",
 		Cause: errors.New(
-			"only the host's root may lift the limit of locked memory for memory that a program registers (it is " +
+			"only the host's root may raise the limit of locked memory for memory that a program registers (it is " +
 				has + " here)",
 		),
-		Remedy: "ask for peerlane.dev/lane= and nvidia.com/gpu=",
+		Remedy: "request peerlane.dev/lane= and nvidia.com/gpu=",
 	}
 }

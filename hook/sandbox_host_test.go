@@ -20,7 +20,7 @@ import (
 func TestLinkedPathsOfASandbox(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: without, there is no root of its own")
+		t.Skip("needs root for its own root directory")
 	}
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

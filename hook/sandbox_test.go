@@ -332,7 +332,7 @@ func (h host) victim(t *testing.T) targets {
 func TestCompromisedRelayReachesNothing(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: without, a sandbox has no uid and no root of its own")
+		t.Skip("needs root for the sandbox's own uid and root directory")
 	}
 	for _, mode := range []string{config.SandboxAuto, config.SandboxOff} {
 		t.Run(mode, func(t *testing.T) {
@@ -430,9 +430,9 @@ func TestIncompleteSandboxKeepsTheRest(t *testing.T) {
 		missing []string
 		may     []string // attacks that succeed without the missing part
 	}{
-		{"without CAP_SYS_ADMIN", withoutMounts, []string{"a root of its own", "a network namespace of its own"},
+		{"without CAP_SYS_ADMIN", withoutMounts, []string{"its own root", "its own network namespace"},
 			[]string{"a device node of somebody's", "the host's network namespace"}},
-		{"without Landlock", withoutLandlock, []string{"Landlock", "a root of its own"},
+		{"without Landlock", withoutLandlock, []string{"Landlock", "its own root"},
 			[]string{"a device node of somebody's", "a device of the host", "write in /tmp", "write in /var/tmp",
 				"write in /dev/shm",
 				"names of control groups", "names of network interfaces"}},
@@ -694,7 +694,7 @@ func TestRelayKilledInSandboxIsRestarted(t *testing.T) {
 func TestSandboxedProgramUsesGivenPaths(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root: it is about a uid of its own")
+		t.Skip("needs root: it is about its own uid")
 	}
 	dir := t.TempDir()
 	if err := errors.Join(os.Chmod(dir, 0o777), os.WriteFile(filepath.Join(dir, "in"), []byte("text\n"),

@@ -172,7 +172,7 @@ func TestPairsAreTestedOnceABoot(t *testing.T) {
 			t.Errorf("after %d starts the jobs are %+v", i+1, jobs)
 		}
 		log := h.log(t, g.ID)
-		if said := strings.Contains(log, "are not used as a pair: 1 byte arrived wrong"); said != (i == 0) {
+		if said := strings.Contains(log, "is unfit: 1 byte arrived wrong"); said != (i == 0) {
 			t.Errorf("the log of start %d says %s", i, log)
 		}
 		end(c)
@@ -478,7 +478,7 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			if err := errors.Join(os.Rename(file, file+".real"), os.Symlink(file+".real", file)); err != nil {
 				t.Fatal(err)
 			}
-		}, true, "no regular file"},
+		}, true, "not a regular file"},
 		{"gigabytes", func(t *testing.T, file string) {
 			if err := os.Truncate(file, 1<<30); err != nil {
 				t.Fatal(err)

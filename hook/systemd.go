@@ -65,9 +65,9 @@ func runBySystemd(
 	case launcher == config.LauncherSystemd:
 		return nil, fmt.Errorf("relay.launcher is %q, and %w", launcher, err)
 	}
-	// Better a relay that counts among the runtime's processes than no container.
-	logrus.WithError(err).WithField("container", g.Container.ID).Warn("no relay by systemd; this hook starts it")
-	return nil, g.NoteInLog(l, fmt.Sprintf("no relay by systemd, so the hook started it: %v\n", err))
+	// A relay in the runtime's control group is better than no container.
+	logrus.WithError(err).WithField("container", g.Container.ID).Warn("systemd starts no relay; the hook starts it")
+	return nil, g.NoteInLog(l, fmt.Sprintf("systemd starts no relay, so the hook started it: %v\n", err))
 }
 
 // bySystemd reports whether to ask systemd first.
@@ -100,7 +100,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 	if err != nil {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = errors.New("there is no such socket")
+			err = errors.New("the socket does not exist")
 		case errors.Is(err, unix.ECONNREFUSED):
 			err = errors.New("nobody listens there")
 		}
@@ -119,9 +119,9 @@ func greet(path string, wait time.Duration) (*service, error) {
 		s.conn.Close()
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			err = fmt.Errorf("no service came within %v", wait)
+			err = fmt.Errorf("no service started within %v", wait)
 		case errors.Is(err, io.EOF):
-			err = errors.New("it hung up: the host is shutting down, or the service cannot be started")
+			err = errors.New("it disconnected: the host is shutting down, or the service cannot be started")
 		}
 		return nil, noSystemd(path, err)
 	}
@@ -138,13 +138,13 @@ func (s *service) hear() error {
 		err = errors.New(hello.Error)
 	case hello.Version != handover.Version:
 		err = fmt.Errorf(
-			"the service speaks version %d and this hook %d: another version of Peerlane is being installed, or has left its "+
-				"units",
+			"the service has protocol version %d and this hook has version %d: another version of Peerlane is being "+
+				"installed, or has left its units",
 			hello.Version,
 			handover.Version,
 		)
 	case len(files) != 1:
-		err = fmt.Errorf("the service greets with %d descriptors, and not with one", len(files))
+		err = fmt.Errorf("the service's greeting has %d descriptors instead of one", len(files))
 	default:
 		s.pidfd = files[0]
 		return nil
@@ -194,7 +194,7 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 			s.lastWord(func() string { return "ended early; its log: " + g.LogTail(l) }),
 		)
 	}
-	err = fmt.Errorf("%w; `journalctl -u 'peerlane-relay@*'` may say more", err)
+	err = fmt.Errorf("%w; see `journalctl -u 'peerlane-relay@*'`", err)
 	// As in run: a stuck service must not write during the removal.
 	return errors.Join(err, s.kill())
 }

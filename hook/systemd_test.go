@@ -241,7 +241,7 @@ func TestServiceStopsOnRequest(t *testing.T) {
 	}
 	h.gone(t)
 	waitDead(t, pid)
-	l.says(t, "asked to stop")
+	l.says(t, "received a stop request")
 }
 
 // The relay survives the service, ends with the container, and is collected.
@@ -336,15 +336,15 @@ func TestHostsWithoutALauncher(t *testing.T) {
 		says string // in the error with systemd; in the log with auto, if note is set
 		note bool
 	}{
-		{"no systemd, no socket", func(*testing.T, host) {}, "there is no such socket", false},
+		{"no systemd, no socket", func(*testing.T, host) {}, "the socket does not exist", false},
 		{"systemd without the package", func(t *testing.T, h host) {
 			startLauncher(t, h, nil)
 			if err := os.Remove(h.layout.Launcher()); err != nil {
 				t.Fatal(err)
 			}
-		}, "there is no such socket", false},
+		}, "the socket does not exist", false},
 		{"a socket that nobody has", stale, "nobody listens there", true},
-		{"it hangs up", func(t *testing.T, h host) { startLauncher(t, h, hangUp) }, "it hung up", true},
+		{"it hangs up", func(t *testing.T, h host) { startLauncher(t, h, hangUp) }, "it disconnected", true},
 		{"a service of another version", func(t *testing.T, h host) {
 			startLauncher(t, h, func(conn *net.UnixConn) bool {
 				_, err := conn.Write([]byte(`{"version":2}`))
@@ -356,13 +356,13 @@ func TestHostsWithoutALauncher(t *testing.T) {
 				}
 				return false
 			})
-		}, "the service speaks version 2 and this hook 1", true},
-		{"a service that makes no sense", func(t *testing.T, h host) {
+		}, "the service has protocol version 2 and this hook has version 1", true},
+		{"a service with an invalid message", func(t *testing.T, h host) {
 			startLauncher(t, h, func(conn *net.UnixConn) bool {
 				conn.Write([]byte("220 mail.example.org ESMTP"))
 				return false
 			})
-		}, "makes no sense", true},
+		}, "invalid message", true},
 		{"a service that gives up", func(t *testing.T, h host) {
 			startLauncher(t, h, func(conn *net.UnixConn) bool {
 				conn.Write([]byte(`{"version":1,"error":"no relays today"}`))
@@ -436,11 +436,11 @@ func TestLateServiceFindsNothing(t *testing.T) {
 	g := h.launchBy(t, config.LauncherAuto, "c", init.Process.Pid, "")
 	h.state(t, g.ID, generation.StateReady)
 	log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
-	if err != nil || !strings.Contains(string(log), "no service came within") {
+	if err != nil || !strings.Contains(string(log), "no service started within") {
 		t.Errorf("log %q, %v", log, err)
 	}
 	close(come)
-	l.says(t, "the hook has gone without a relay for this service")
+	l.says(t, "the hook disconnected without handing over a relay")
 	if starts := reports[relayStart](t, h.dir, "start"); len(starts) != 1 {
 		t.Errorf("%d relays were started", len(starts))
 	}
@@ -621,31 +621,32 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 		files      []*os.File
 		says       string
 	}{
-		{"no JSON", "hello", all, "makes no sense"},
-		{"more than one message", right + right, all, "makes no sense"},
-		{"an unknown key", strings.Replace(right, "}", `,"uid":0}`, 1), all, "makes no sense"},
-		{"another version", strings.Replace(right, "1", "99", 1), all, "the hook speaks version 99"},
-		{"no version", "{}", all, "the hook speaks version 0"},
+		{"no JSON", "hello", all, "invalid message"},
+		{"more than one message", right + right, all, "invalid message"},
+		{"an unknown key", strings.Replace(right, "}", `,"uid":0}`, 1), all, "invalid message"},
+		{"another version", strings.Replace(right, "1", "99", 1), all, "the hook has protocol version 99"},
+		{"no version", "{}", all, "the hook has protocol version 0"},
 		{"too long", right + strings.Repeat(" ", 64<<10), all, "more than 32768 bytes"},
 		{"a relative root", message("tmp", id), all, "is not a clean absolute path"},
 		{"a root that climbs", message("/tmp/../"+h.layout.Root, id), all, "is not a clean absolute path"},
 		{"another root", message("/", id), all, "no such file"},
 		{"a generation that is a path", message(h.layout.Root, "../generations/"+id), all, "not 32 hexadecimal digits"},
 		{"no such generation", message(h.layout.Root, strings.Repeat("0", 32)), all, "no such file"},
-		{"no descriptor", right, nil, "0 descriptors are handed over"},
-		{"a descriptor too few", right, all[:5], "5 descriptors are handed over"},
+		{"no descriptor", right, nil, "received 0 descriptors"},
+		{"a descriptor too few", right, all[:5], "received 5 descriptors"},
 		{"a descriptor too many", right, append(files(func(f []*os.File) []*os.File { return f }), good),
-			"7 descriptors are handed over"},
-		{"as many as the kernel passes", right, slices.Repeat([]*os.File{good}, 253), "253 descriptors are handed over"},
+			"received 7 descriptors"},
+		{"as many as the kernel passes", right, slices.Repeat([]*os.File{good}, 253), "received 253 descriptors"},
 		{"the lock is another file", right, with(5, free), "is not " + lockFile},
 		{"the lock of a generation that has a supervisor", message(h.layout.Root, g.ID), with(5, busy), "has a supervisor"},
 		{"the lock not locked", right, with(5, unlocked), "has a supervisor"}, // another open file description holds the lock
-		{"a client's socket that is none", right, with(0, null), "no listening"},
-		{"peers' socket that does not listen", right, with(1, socket(unix.SOCK_SEQPACKET, false)), "no listening"},
-		{"an administration socket of another type", right, with(4, socket(unix.SOCK_STREAM, true)), "no listening"},
-		{"no pidfd", right, with(2, null), "no pidfd"},
-		{"a pidfd of another process", right, with(2, pidfd(os.Getpid())), fmt.Sprintf("is of process %d", os.Getpid())},
-		{"a file instead of the pipe", right, with(3, free), "no pipe"},
+		{"a client's socket that is none", right, with(0, null), "not a listening"},
+		{"peers' socket that does not listen", right, with(1, socket(unix.SOCK_SEQPACKET, false)), "not a listening"},
+		{"an administration socket of another type", right, with(4, socket(unix.SOCK_STREAM, true)), "not a listening"},
+		{"no pidfd", right, with(2, null), "not a pidfd"},
+		{"a pidfd of another process", right, with(2, pidfd(os.Getpid())), fmt.Sprintf("is a pidfd of process "+
+			"%d", os.Getpid())},
+		{"a file instead of the pipe", right, with(3, free), "not a pipe"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newPlayHook(t, h)
@@ -680,7 +681,7 @@ func TestHostileHandoversAreRefused(t *testing.T) {
 	if _, _, err := p.conn.WriteMsgUnix([]byte(right), unix.UnixRights(fds...), nil); err != nil {
 		t.Fatal(err)
 	}
-	if refused, _ := p.hear(); !strings.Contains(refused.Error, "nobody holds its lock") {
+	if refused, _ := p.hear(); !strings.Contains(refused.Error, "its lock is not held") {
 		t.Errorf("answer without a lock: %q", refused.Error)
 	}
 	// No refused handover started a relay.
@@ -733,7 +734,7 @@ func TestServiceRefusesOtherUsers(t *testing.T) {
 	}
 	defer p.conn.Close()
 	if refused, n := p.hear(); n > 0 ||
-		!strings.Contains(refused.Error, "of user 65534 asks for a relay; only user 0 may") {
+		!strings.Contains(refused.Error, "of user 65534 requests a relay; only user 0 may") {
 		t.Errorf("answer %+v, with %d descriptors", refused, n)
 	}
 	l.says(t, "only user 0 may")

@@ -77,9 +77,9 @@ func TestSupervisorTestsTriplesAndTellsRelay(t *testing.T) {
 	for _, c := range []struct{ fault, verdict, reason, log string }{
 		{"", launch.VerdictGood, "", "are verified: 2048 rounds"},
 		{"wrong triple", launch.VerdictWrong, "1 of 64 bytes are wrong in round 3",
-			"are not used together: 1 of 64 bytes are wrong in round 3; data bounces through the host's memory"},
+			"failed the test: 1 of 64 bytes are wrong in round 3; data bounces through host memory"},
 		{"no library", launch.VerdictUntested, "the test of GPUs and NICs failed: exit status 1: libibverbs.so.1 cannot " +
-			"be loaded", "are not verified, and data bounces"},
+			"be loaded", "could not be verified; data bounces"},
 	} {
 		t.Run(c.verdict, func(t *testing.T) {
 			h := newHost(t)

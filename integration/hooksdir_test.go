@@ -188,7 +188,7 @@ func TestPodmanWithADirectoryOfHooks(t *testing.T) {
 		{"annotation and mount", true, []string{lane, mount}, true, `"hello"`},
 		{"read-only root", true, []string{lane, mount, "--read-only"}, true, `"hello"`},
 		{"no mount", true, []string{lane}, false,
-			"it has no place for the relay's socket; the engine has to mount it: --mount type=bind,src="},
+			"it has no mount point for the relay's socket; have the engine mount the anchor: --mount type=bind,src="},
 		{"no annotation", true, []string{mount}, false, "no relay at /run/peerlane/relay.sock"},
 		{"not permitted", false, []string{lane, mount}, false, "[hook] annotations = true"},
 	} {

@@ -306,7 +306,7 @@ func TestCheckpointWithClientIsRefused(t *testing.T) {
 	}
 	c.end()
 	out, err := criu("restore", "--bundle", built.Dir, "--detach", c.id)
-	if err == nil || !strings.Contains(out, "a lane cannot be restored; start the container anew") {
+	if err == nil || !strings.Contains(out, "a lane cannot be restored; start a new container") {
 		t.Errorf("restore: %v: %s", err, out)
 	}
 }

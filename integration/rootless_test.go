@@ -225,7 +225,7 @@ func testRootlessPodman(t *testing.T, launcher string) {
 	out, err := p.run([]string{fmt.Sprintf("--env=PEERLANE_DEVICES=peerlane.dev/gpu=%d", b.gpu(b.lanes[0]).Index)},
 		"hello")
 	if err == nil || !strings.Contains(out, "an engine that runs without root") ||
-		!strings.Contains(out, "ask for peerlane.dev/lane=") {
+		!strings.Contains(out, "request peerlane.dev/lane=") {
 		t.Errorf("a device peerlane.dev/gpu=: %v: %s", err, out)
 	}
 }

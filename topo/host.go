@@ -178,19 +178,19 @@ func (g GPU) Refusal() string {
 	case g.Reason != "":
 		return g.Reason
 	case g.Vendor != "":
-		return "it is a GPU of " + g.Vendor + ", and Peerlane works with NVIDIA's CUDA"
+		return "it is a GPU of " + g.Vendor + ", and Peerlane requires NVIDIA's CUDA"
 	case g.MIG:
-		return "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or use " +
+		return "MIG is on: instances of a GPU cannot map another GPU's memory; disable MIG (nvidia-smi -mig 0) or use " +
 			"another GPU"
 	case g.VGPU:
 		return "it is a vGPU, which cannot map another GPU's memory; pass a whole GPU through to this machine"
 	case g.ComputeMode == "prohibited":
-		return "its compute mode is prohibited, so CUDA starts on it for nobody; set it to default (nvidia-smi -c 0)"
+		return "its compute mode is prohibited, so no CUDA program can use it; set it to default (nvidia-smi -c 0)"
 	case g.ComputeMode == "exclusive-process":
 		return "its compute mode is exclusive: the relay and the program cannot both use it; set it to default " +
 			"(nvidia-smi -c 0)"
 	case g.NoP2P:
-		return "the driver gives it peer-to-peer access to no other GPU (nvidia-smi topo -p2p w), so nothing can be " +
+		return "the driver denies it peer-to-peer access to every other GPU (nvidia-smi topo -p2p w), so nothing can be " +
 			"staged there"
 	}
 	return ""
@@ -289,9 +289,9 @@ func (n NIC) Refusal() string {
 	case n.Reason != "":
 		return n.Reason
 	case n.Management:
-		return "it is a management bridge of NVSwitches (SW_MNG in its vital product data), and no network is behind it"
+		return "it is a management bridge of NVSwitches (SW_MNG in its vital product data) without a network"
 	case n.Ethernet:
-		return "it has no RDMA"
+		return "it does not support RDMA"
 	case n.Protocol == "EFA":
 		return "EFA has no reliable connections, which relays need"
 	}
@@ -378,7 +378,7 @@ func (e *UnknownGPUError) Error() string {
 		}
 		known = append(known, s)
 	}
-	return fmt.Sprintf("no GPU %q: a GPU is named by index, PCI address or UUID, and there are %s",
+	return fmt.Sprintf("no GPU %q: use an index, a PCI address or a UUID; known are %s",
 		e.Name, strings.Join(known, ", "))
 }
 
@@ -393,7 +393,7 @@ func ParseBusID(s string) (string, error) {
 	}
 	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
 	if m == nil {
-		return "", fmt.Errorf("%q is no PCI address; one looks like 0000:17:00.0", s)
+		return "", fmt.Errorf("%q is not a PCI address such as 0000:17:00.0", s)
 	}
 	return fmt.Sprintf("%04s:%02s:%02s.%s", strings.TrimLeft(m[1], "0"), m[2], m[3], m[4]), nil
 }
@@ -429,7 +429,7 @@ const (
 // CheckNUMA refuses an impossible number of a NUMA node; -1 is an unknown node.
 func CheckNUMA(numa int) error {
 	if numa < -1 || numa > maxNUMA {
-		return fmt.Errorf("%d is no NUMA node; they are numbered from 0 to %d at most", numa, maxNUMA)
+		return fmt.Errorf("NUMA node %d is out of range; must be 0 to %d", numa, maxNUMA)
 	}
 	return nil
 }
@@ -437,7 +437,7 @@ func CheckNUMA(numa int) error {
 // CheckIndex refuses a number that no GPU has.
 func CheckIndex(index int) error {
 	if index < 0 || index > MaxIndex {
-		return fmt.Errorf("%d is no number of a GPU; they are numbered from 0 to %d at most", index, MaxIndex)
+		return fmt.Errorf("GPU index %d is out of range; must be 0 to %d", index, MaxIndex)
 	}
 	return nil
 }

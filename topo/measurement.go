@@ -80,7 +80,7 @@ func ParseMeasured(text []byte) (*Measured, error) {
 	check := func(device string, rates ...float64) error {
 		for _, r := range rates {
 			if !(r > 0) || r > mostMeasured {
-				return fmt.Errorf("%.40q has a rate of %g GB/s", device, r)
+				return fmt.Errorf("%.40q has an invalid rate of %g GB/s", device, r)
 			}
 		}
 		return nil

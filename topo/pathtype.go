@@ -43,7 +43,7 @@ func ParsePathType(s string) (PathType, error) {
 			return PathType(i), nil
 		}
 	}
-	return 0, fmt.Errorf("path type %q is none of %s", s, strings.Join(pathTypeNames[:], " "))
+	return 0, fmt.Errorf("unknown path type %q; use one of %s", s, strings.Join(pathTypeNames[:], " "))
 }
 
 // MarshalText writes the name, in JSON and elsewhere.
@@ -94,7 +94,7 @@ func ParseRules(s string) (Rules, error) {
 	case RulesNCCL, RulesSMI:
 		return r, nil
 	}
-	return "", fmt.Errorf("rules %q are none of nccl, smi", s)
+	return "", fmt.Errorf("unknown rules %q; use nccl or smi", s)
 }
 
 // PXNPath is a path to a NIC over NVLink and the GPU Via, a PCI address; Via is near the NIC.

@@ -12,7 +12,7 @@ import (
 // would execute a control sequence.
 func (h *Host) CheckText() error {
 	told := *h
-	told.Source, told.Notes = Source{}, nil // our own texts, and the user's
+	told.Source, told.Notes = Source{}, nil // Peerlane's own texts, and the user's
 	return checkText(reflect.ValueOf(told), "")
 }
 
@@ -20,7 +20,7 @@ func checkText(v reflect.Value, where string) error {
 	switch v.Kind() {
 	case reflect.String:
 		if strings.ContainsFunc(v.String(), unicode.IsControl) {
-			return fmt.Errorf("%s is %.80s: a control character is in it", strings.TrimPrefix(where, "."),
+			return fmt.Errorf("%s is %.80s: it contains a control character", strings.TrimPrefix(where, "."),
 				strconv.QuoteToASCII(v.String()))
 		}
 	case reflect.Struct:

@@ -30,8 +30,8 @@ var daemons = map[string]func(ctx context.Context, address string) (version stri
 	Containerd: askContainerd,
 }
 
-// errOther is of a socket at which another engine answers.
-var errOther = errors.New("another engine answers there")
+// errOther reports that another engine answers at the socket.
+var errOther = errors.New("another engine answers at this socket")
 
 // askEngine returns the version of an engine of this host: of the running daemon at the socket, or else
 // of the program. Without a daemon and a program the error is ErrNotInstalled.

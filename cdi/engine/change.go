@@ -175,7 +175,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 		c.record = &record{Path: c.Path, Existed: s.text != nil, original: s.text, Result: hash(c.New)}
 	case r.Path != c.Path:
 		return c, s, fmt.Errorf(
-			"%s was changed before, and %s would be now; `peerlane runtime remove --runtime %s` first",
+			"%s was changed earlier, and now %s would be changed; run `peerlane runtime remove --runtime %s` first",
 			r.Path,
 			c.Path,
 			name,
@@ -193,7 +193,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 		}
 	}
 	c.record.add(s.keys)
-	if c.Restart = s.Restart; len(c.Restart) > len(c.record.Restart) { // a reload is less
+	if c.Restart = s.Restart; len(c.Restart) > len(c.record.Restart) { // a reload disturbs less than a restart
 		c.record.Restart = c.Restart
 	}
 	return c, s, nil
@@ -244,7 +244,7 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	if len(again.keys) > 0 {
 		_, file := d.get(again.keys[0].Path...)
 		return fmt.Errorf(
-			"%s is decided by %s, which %s reads after %s; change it there",
+			"%s is overridden by %s, which %s reads after %s; change it there",
 			again.keys[0],
 			file,
 			name,
@@ -292,7 +292,7 @@ func Remove(dir, name string) (c Change, err error) {
 	}
 	c.Old, err = os.ReadFile(r.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		c.Notes = append(c.Notes, fmt.Sprintf("%s is not there any more", r.Path))
+		c.Notes = append(c.Notes, fmt.Sprintf("%s no longer exists", r.Path))
 		return c, nil
 	}
 	if err != nil {
@@ -316,7 +316,7 @@ func Remove(dir, name string) (c Change, err error) {
 			continue // entries of other programs may need that version
 		}
 		if !sameAfterRecord(edit.Get(have, k.Path...), k.Value) {
-			c.Notes = append(c.Notes, fmt.Sprintf("somebody else has changed %s, which stays", k))
+			c.Notes = append(c.Notes, fmt.Sprintf("another program or user has changed %s, so the key stays", k))
 			continue
 		}
 		keys = append(
@@ -337,7 +337,8 @@ func Remove(dir, name string) (c Change, err error) {
 	if alone := len(left) == 0 || form && len(left) == 1; alone && !bytes.ContainsRune(c.New, '#') {
 		c.New = nil
 	} else if form {
-		c.Notes = append(c.Notes, fmt.Sprintf("version = %v stays: others have added to the file", left["version"]))
+		c.Notes = append(c.Notes, fmt.Sprintf("version = %v stays: another program or user has added keys to the "+
+			"file", left["version"]))
 	}
 	return c, nil
 }
@@ -371,7 +372,7 @@ func (c Change) Apply() error {
 	if c.record != nil && c.New != nil && !c.None() {
 		// Write the record first, so that Remove can undo a partial change.
 		if err := c.record.write(c.store); err != nil {
-			return fmt.Errorf("keeping %s as it was: %w", c.Path, err)
+			return fmt.Errorf("saving the original %s: %w", c.Path, err)
 		}
 	}
 	if !c.None() {
@@ -385,11 +386,11 @@ func (c Change) Apply() error {
 	return nil
 }
 
-// errOtherFile is the error of a recorded path that leads to another file now.
-var errOtherFile = errors.New("is not the file that Peerlane has changed")
+// errOtherFile reports that a recorded path now leads to another file.
+var errOtherFile = errors.New("is not the file that Peerlane changed")
 
-// errConcurrent is the error of a file that another program has changed since it was read.
-var errConcurrent = errors.New("was changed by another program in this moment; nothing is changed")
+// errConcurrent reports that another program has changed a file since Peerlane read it.
+var errConcurrent = errors.New("was changed by another program at the same time; nothing is changed")
 
 func (c Change) write() error {
 	now, err := os.ReadFile(c.Path)

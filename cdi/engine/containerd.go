@@ -84,7 +84,7 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 			value, file := cri.get(at("enable_cdi")...)
 			on, stated := value.(bool)
 			if value != nil && !stated {
-				return p, fmt.Errorf("%s: enable_cdi is neither true nor false", file)
+				return p, fmt.Errorf("%s: enable_cdi is not a boolean", file)
 			}
 			if !on && (stated || !v.atLeast(2, 0)) {
 				p.cdi = CDIOff
@@ -125,7 +125,7 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 		p.notes = append(p.notes, "it has no directory of hooks")
 	}
 	if len(w.RuntimeArgs) > 0 {
-		p.notes = append(p.notes, "it gives runtimes no arguments: --runtime-arg is without effect")
+		p.notes = append(p.notes, "it passes no arguments to runtimes: --runtime-arg has no effect")
 	}
 	return p, nil
 }
@@ -138,12 +138,12 @@ func criTable(v version, d documents) (table []string, form int64, err error) {
 		form = 3
 	}
 	if main := d.of(d.main); main != nil {
-		form = 1 // where nothing is said
+		form = 1 // the default of a file without a version
 		value := edit.Get(main.tree, "version")
 		if stated, ok := value.(int64); ok {
 			form = stated
 		} else if value != nil {
-			return nil, 0, fmt.Errorf("%s: version is no number", d.main)
+			return nil, 0, fmt.Errorf("%s: version is not a number", d.main)
 		}
 	}
 	switch {
@@ -153,7 +153,7 @@ func criTable(v version, d documents) (table []string, form int64, err error) {
 		return []string{"plugins", "io.containerd.grpc.v1.cri"}, form, nil
 	case form > 4:
 		// containerd migrates versions, and a migration may have moved the table.
-		return nil, 0, fmt.Errorf("%s is of version %d, and this Peerlane knows versions up to 4", d.main, form)
+		return nil, 0, fmt.Errorf("%s has version %d, and this Peerlane supports versions up to 4", d.main, form)
 	}
 	return []string{"plugins", "io.containerd.cri.v1.runtime"}, form, nil
 }

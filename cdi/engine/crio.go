@@ -66,7 +66,7 @@ func planCRIO(v version, d documents, w Wanted) (p decision, err error) {
 		)
 	}
 	if len(w.RuntimeArgs) > 0 {
-		p.notes = append(p.notes, "it gives runtimes no arguments: --runtime-arg is without effect")
+		p.notes = append(p.notes, "it passes no arguments to runtimes: --runtime-arg has no effect")
 	}
 	p.restart = "systemctl restart crio (containers go on)"
 	return p, nil

@@ -40,7 +40,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 		value, file := d.get("features", "cdi")
 		on, stated := value.(bool)
 		if value != nil && !stated {
-			return p, fmt.Errorf("%s: features.cdi is neither true nor false", file)
+			return p, fmt.Errorf("%s: features.cdi is not a boolean", file)
 		}
 		p.cdi = CDIOn
 		if !on && (stated || !v.atLeast(28, 2)) {
@@ -90,6 +90,6 @@ func different(d documents, keys ...edit.Key) (list []edit.Key) {
 }
 
 func byRuntime(line string) string {
-	return "this version knows no CDI: its containers get devices from peerlane-runtime, " +
+	return "this version does not support CDI: its containers get devices from peerlane-runtime, " +
 		line + ", as far as [runtime] devices of config.toml permits"
 }

@@ -139,7 +139,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	s := State{Engine: name, Change: []string{}, Notes: []string{}}
 	e, known := engines[name]
 	if !known {
-		return s, fmt.Errorf("%q is no engine; there are %s", name, strings.Join(Names, ", "))
+		return s, fmt.Errorf("unknown engine %q; use one of %s", name, strings.Join(Names, ", "))
 	}
 	d, err := e.find(h)
 	if err != nil {
@@ -162,7 +162,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 				Operation: "ask for the version of",
 				Object:    name,
 				Cause:     err,
-				Remedy:    "install it, or name another with --runtime",
+				Remedy:    "install it, or name another engine with --runtime",
 			}
 		} else if err != nil {
 			return s, &fault.Error{Code: fault.NoEngine, Operation: "ask for the version of", Object: name, Cause: err,
@@ -214,8 +214,8 @@ type document struct {
 // documents are the configuration files of an engine, in the order of reading. A later file
 // overrides an earlier file.
 type documents struct {
-	root string // that of the host
-	main string // the file that is an engine's own, which need not be there
+	root string // path on the host
+	main string // the file of Peerlane itself, which may be missing
 	all  []document
 }
 
@@ -268,7 +268,7 @@ func inFile(path string, err error) error {
 func dropIns(pattern string) []string {
 	files, err := filepath.Glob(pattern)
 	if err != nil {
-		return nil // the pattern is wrong, and the engine finds nothing either
+		return nil // the pattern is malformed, and the engine finds no file either
 	}
 	slices.Sort(files)
 	return slices.DeleteFunc(files, func(path string) bool {
@@ -310,7 +310,7 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 	list := standing
 	if value != nil {
 		if list = edit.Texts(value); list == nil {
-			return nil, fmt.Errorf("%s: %s is no list of texts", file, strings.Join(path, "."))
+			return nil, fmt.Errorf("%s: %s is not a list of strings", file, strings.Join(path, "."))
 		}
 	}
 	all, changed := d.withDirs(list, wanted)

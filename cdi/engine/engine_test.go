@@ -374,7 +374,7 @@ BinaryName = "/usr/bin/peerlane-runtime"
 		engine:  Podman,
 		version: "5.4.2",
 		cdi:     CDIOn,
-		note:    "takes no notice of cdi_spec_dirs",
+		note:    "ignores cdi_spec_dirs",
 		wanted:  Wanted{SpecDirs: []string{"/opt/cdi"}},
 		file:    podmanFile,
 		want:    "[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\", \"/opt/cdi\"]\n",
@@ -519,7 +519,7 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 			"{\n  \"features\": {\n    \"x\": false\n  }\n}\n", ""},
 		{"the key itself", docker, "25.0.0", daemonJSON, "",
 			func(s string) string { return strings.Replace(s, "true", "false", 1) },
-			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "somebody else has changed features.cdi"},
+			"{\n  \"features\": {\n    \"cdi\": false\n  }\n}\n", "another program or user has changed features.cdi"},
 		{"blanks of a file of Peerlane's", Podman, "4.0.0", podmanFile, "", func(s string) string { return s + "\n" }, "",
 			""},
 		{"a comment in a file of Peerlane's", Podman, "4.0.0", podmanFile, "",
@@ -536,7 +536,7 @@ func TestRemoveLeavesWhatOthersChanged(t *testing.T) {
 				"[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/etc/certs.d\"\n", "version = 2 stays"},
 		{"a comment beside the runtime", Containerd, "1.6.20", configTOML, debian12,
 			func(s string) string { return "# more\n" + s }, "# more\n" + debian12, ""},
-		{"the file is gone", docker, "25.0.0", daemonJSON, "", nil, "", "is not there any more"},
+		{"the file is gone", docker, "25.0.0", daemonJSON, "", nil, "", "no longer exists"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")
@@ -599,18 +599,18 @@ func TestConfigureRefusedChangesNothing(t *testing.T) {
 			"[\"/etc/containerd/a.toml\"]\n", "etc/containerd/a.toml": "x\n"}, "a.toml:1: "},
 		{"a torn drop-in", CRIO, "1.22.0", map[string]string{"etc/crio/crio.conf.d/10.conf": "[a]\nb\n"}, "10.conf:2: "},
 		{"a switch that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"features": {"cdi": "yes"}}`},
-			"features.cdi is neither true nor false"},
+			"features.cdi is not a boolean"},
 		{"a list that is none", docker, "29.0.0", map[string]string{daemonJSON: `{"cdi-spec-dirs": "/etc/cdi"}`},
-			"cdi-spec-dirs is no list of texts"},
+			"cdi-spec-dirs is not a list of strings"},
 		{"a table in a line", Containerd, "1.7.0", map[string]string{configTOML: "version = 2\nplugins = { " +
-			"\"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is written as a value"},
+			"\"io.containerd.grpc.v1.cri\" = { sandbox_image = \"x\" } }\n"}, "config.toml:2: plugins is an inline table"},
 		{"a version of tomorrow", Containerd, "3.0.0", map[string]string{configTOML: "version = 5\n"},
-			"knows versions up to 4"},
+			"supports versions up to 4"},
 		{"a drop-in that is read later", CRIO, "1.30.0",
 			map[string]string{"etc/crio/crio.conf.d/zz.conf": "[crio.runtime]\ncdi_spec_dirs = []\n"},
 			"zz.conf, which crio reads after"},
-		{"no version", docker, "latest", nil, `"latest" is no version`},
-		{"no engine", "lxc", "1.0", nil, `"lxc" is no engine`},
+		{"no version", docker, "latest", nil, `"latest" is not a version`},
+		{"no engine", "lxc", "1.0", nil, `unknown engine "lxc"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root, store := t.TempDir(), filepath.Join(t.TempDir(), "engines")

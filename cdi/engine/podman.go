@@ -48,7 +48,7 @@ func planPodman(v version, d documents, w Wanted) (p decision, err error) {
 			if !v.atLeast(5, 5) {
 				p.notes = append(
 					p.notes,
-					"Podman up to 5.4 takes no notice of cdi_spec_dirs: have the specifications in /etc/cdi",
+					"Podman up to 5.4 ignores cdi_spec_dirs: install the specifications in /etc/cdi",
 				)
 			}
 		}
@@ -76,7 +76,7 @@ func planPodman(v version, d documents, w Wanted) (p decision, err error) {
 	if len(w.RuntimeArgs) > 0 {
 		p.notes = append(
 			p.notes,
-			"it gives runtimes no arguments of their own (--runtime-flag does): --runtime-arg is without effect",
+			"its configuration has no arguments for runtimes (use --runtime-flag): --runtime-arg has no effect",
 		)
 	}
 	return p, nil

@@ -44,7 +44,7 @@ func replace(path string, text []byte, mode fs.FileMode, alike bool) (err error)
 		err = tmp.Chmod(mode)
 	}
 	if err == nil && old != nil {
-		err = copyAttributes(path, tmp.Name()) // after the mode, which changes a list
+		err = copyAttributes(path, tmp.Name()) // after the mode, because chmod changes the list
 	}
 	if err == nil {
 		err = tmp.Sync()
@@ -79,7 +79,7 @@ func copyAttributes(from, to string) error {
 
 // attribute returns an extended attribute, nil if the file lacks it.
 func attribute(path, name string) ([]byte, error) {
-	value := make([]byte, 1<<16) // the longest that Linux has
+	value := make([]byte, 1<<16) // the maximum of Linux
 	n, err := unix.Getxattr(path, name, value)
 	switch {
 	case errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP):

@@ -14,7 +14,7 @@ var numbers = regexp.MustCompile(`(\d+)\.(\d+)(\.\d+)?`)
 func parseVersion(text string) (v version, err error) {
 	m := numbers.FindStringSubmatch(text)
 	if m == nil {
-		return v, fmt.Errorf("%q is no version, such as 28.2.2", text)
+		return v, fmt.Errorf("%q is not a version such as 28.2.2", text)
 	}
 	if v.major, err = strconv.Atoi(m[1]); err == nil {
 		v.minor, err = strconv.Atoi(m[2])

@@ -18,7 +18,7 @@ import (
 // that the text already has.
 func apply(config []byte, specDirs, devices []string) ([]byte, error) {
 	var before, after specs.Spec
-	for _, spec := range []*specs.Spec{&before, &after} { // two, because the library changes lists in place
+	for _, spec := range []*specs.Spec{&before, &after} { // decode twice, because the library changes lists in place
 		if err := json.Unmarshal(config, spec); err != nil {
 			return nil, fmt.Errorf("reading config.json: %w", err)
 		}
@@ -69,12 +69,12 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 	}
 	slices.Sort(why)
 	text := fmt.Sprintf(
-		"no CDI specification in %s has the device %s",
+		"no CDI specification in %s defines the device %s",
 		strings.Join(specDirs, " or "),
 		strings.Join(devices, ", "),
 	)
 	if len(why) > 0 {
-		return fmt.Errorf("%s; this is wrong there: %s", text, strings.Join(why, "; "))
+		return fmt.Errorf("%s; errors in that directory: %s", text, strings.Join(why, "; "))
 	}
 	if strings.HasPrefix(devices[0], "peerlane.dev/") {
 		return fmt.Errorf("%s; `peerlane cdi generate --spec-dir %s` makes one", text, specDirs[0])
@@ -201,7 +201,7 @@ func check(text []byte, want *specs.Spec) error {
 	}
 	if !bytes.Equal(gotText, wantText) {
 		return errors.New(
-			"the CDI library changes a part of config.json that this program does not know to write, or the file has a key " +
+			"the CDI library changes a part of config.json that this program cannot write, or the file has a key " +
 				"twice; please report it",
 		)
 	}
@@ -260,7 +260,7 @@ func mergeList[T any](m *merger, o object, key string, before, after []T) {
 	if len(texts) != len(before) {
 		m.fail(
 			fmt.Errorf(
-				"%s has %d elements by its text and %d as it was read; the file has a key twice",
+				"%s has %d elements in the text and %d after decoding; the file has a key twice",
 				key,
 				len(texts),
 				len(before),

@@ -193,14 +193,14 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		config string
 		says   []string
 	}{
-		{"no specification", nil, `{}`, []string{"no CDI specification in ", "has the device probe.dev/thing=0",
+		{"no specification", nil, `{}`, []string{"no CDI specification in ", "defines the device probe.dev/thing=0",
 			"the vendor's toolkit makes one"}},
 		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`,
-			[]string{"has the device probe.dev/thing=0;"}},
+			[]string{"defines the device probe.dev/thing=0;"}},
 		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`,
-			[]string{"has the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
+			[]string{"defines the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
 		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`,
-			[]string{"has the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},
+			[]string{"defines the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},
 		{"no JSON", map[string]string{"a.json": everything}, `{`, []string{"unexpected end of JSON"}},
 		{"a list for an object", map[string]string{"a.json": everything}, `{"process":[]}`, []string{"process"}},
 		{"a key twice", map[string]string{"a.json": everything},

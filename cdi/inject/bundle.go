@@ -70,7 +70,7 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is no regular file (%v)", path, info.Mode())
+		return nil, nil, fmt.Errorf("%s is not a regular file (%v)", path, info.Mode())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err == nil && len(text) > maxConfig {
@@ -85,7 +85,7 @@ func replace(path string, text []byte, like fs.FileInfo) (err error) {
 	if link, err := os.Lstat(path); err != nil {
 		return err
 	} else if !os.SameFile(link, like) {
-		return fmt.Errorf("%s is a symbolic link, and the file that it leads to may be another bundle's as well; copy it",
+		return fmt.Errorf("%s is a symbolic link, and its target may belong to another bundle, too; copy the file",
 			path)
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".config.json.*.tmp")

@@ -150,8 +150,8 @@ func TestFilesThatAreNoConfig(t *testing.T) {
 		says string // empty: no error
 	}{
 		{"missing", func(string) error { return nil }, ""},
-		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
-		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
+		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
+		{"a directory", func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file"},
 		{"a link", func(path string) error {
 			return errors.Join(os.WriteFile(path+".real", []byte(`{}`), 0o600), os.Symlink(path+".real", path))
 		}, "symbolic link"},

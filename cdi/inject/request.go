@@ -61,13 +61,13 @@ func permitted(all []request, allowed []string, configFile string) ([]string, er
 	var devices []string
 	for _, r := range all {
 		if _, _, _, err := parser.ParseQualifiedName(r.device); err != nil {
-			return nil, fmt.Errorf(`%s%w; a device is named as "peerlane.dev/lane=3"`, r.asker(), err)
+			return nil, fmt.Errorf(`%s%w; a device name looks like "peerlane.dev/lane=3"`, r.asker(), err)
 		}
 		if r.by != "" &&
 			!slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
 			return nil, &fault.Error{Code: fault.DeviceNotPermitted, Operation: r.asker() + "the device", Object: r.device,
 				Cause:  fmt.Errorf("runtime.devices in %s does not permit it (%s)", configFile, said(allowed)),
-				Remedy: "an administrator can add it there, or make a runtime with --peerlane-device=" + r.device}
+				Remedy: "an administrator can add it, or make a runtime with --peerlane-device=" + r.device}
 		}
 		if !slices.Contains(devices, r.device) {
 			devices = append(devices, r.device)

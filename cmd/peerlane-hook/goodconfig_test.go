@@ -41,7 +41,7 @@ func TestWrongConfigurationIsReplacedByTheLastGoodOne(t *testing.T) {
 	)
 	write(wrong)
 	if entry := create(1); !strings.Contains(entry,
-		"unknown key hook.on_failur; the nearest that there is is hook.on_failure") || strings.Contains(entry, "last good") {
+		"unknown key hook.on_failur; did you mean hook.on_failure?") || strings.Contains(entry, "last good") {
 		t.Errorf("without a copy the journal has %s", entry)
 	}
 	write(good)

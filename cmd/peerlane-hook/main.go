@@ -72,7 +72,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("no command is given; %w", errUsage)
+		return fmt.Errorf("missing command; %w", errUsage)
 	}
 	command, args := args[0], args[1:]
 	switch command {
@@ -136,7 +136,7 @@ func create(args []string) error {
 		return told(l, "", err)
 	}
 	if len(lanes)+len(gpus)+len(nics) == 0 && !*auto {
-		return told(l, "", fmt.Errorf("create: no --lane, --auto, --gpu or --nic is given; %w", errUsage))
+		return told(l, "", fmt.Errorf("create: --lane, --auto, --gpu or --nic is required; %w", errUsage))
 	}
 	ahead := hook.ReadAhead(l)
 	state, err := hook.ReadState(os.Stdin)
@@ -162,11 +162,11 @@ func told(l paths.Layout, container string, err error) error {
 }
 
 func tell(l paths.Layout, severity int, container string, what error) {
-	if l.Root == "" { // the command line was wrong
+	if l.Root == "" { // wrong command line
 		l = paths.New("/")
 	}
 	if err := journal.Tell(l, severity, container, "", what.Error()); err != nil {
-		logrus.WithError(err).Warn("the host's log has not taken it")
+		logrus.WithError(err).Warn("the host's log did not accept the error")
 	}
 }
 

@@ -46,11 +46,11 @@ func TestHookCommandLineIsParsed(t *testing.T) {
 		status int
 		says   string
 	}{
-		{"nothing", nil, "", 2, "no command is given"},
+		{"nothing", nil, "", 2, "missing command"},
 		{"unknown command", []string{"start"}, "", 2, `unknown command "start"; peerlane-hook help`},
 		{"help", []string{"help"}, "", 0, "createRuntime"},
 		{"version", []string{"version"}, "", 0, "peerlane-hook "},
-		{"no lane", []string{"create", "--root", root}, state, 2, "create: no --lane, --auto, --gpu or --nic is given"},
+		{"no lane", []string{"create", "--root", root}, state, 2, "create: --lane, --auto, --gpu or --nic is required"},
 		{"unknown flag", []string{"create", "--cpu", "0"}, state, 2, "create: flag provided but not defined: -cpu"},
 		{"argument", []string{"remove", "now"}, state, 2, `unexpected argument "now"`},
 		{"relative root", []string{"remove", "--root", "here"}, state, 2, `--root "here" is not an absolute path`},
@@ -64,7 +64,7 @@ func TestHookCommandLineIsParsed(t *testing.T) {
 		{"no plan for a NIC", []string{"create", "--root", root, "--nic", "mlx5_0"},
 			`{"id":"c","status":"creating","pid":2,"bundle":"/b"}`, 1, "run peerlane cdi refresh"},
 		{"nothing to remove", []string{"remove", "--root", root}, `{"id":"c","status":"stopped"}`, 0, ""},
-		{"accept by hand", []string{"accept"}, "", 1, "only systemd runs this, for peerlane-relay.socket"},
+		{"accept by hand", []string{"accept"}, "", 1, "only systemd runs this command, for peerlane-relay.socket"},
 		{"accept with an argument", []string{"accept", "all"}, "", 2, `accept: unexpected argument "all"`},
 		{"supervise by hand", []string{"supervise", "--root", root, "--generation", strings.Repeat("0", 32)}, "", 1,
 			"only peerlane-hook create starts a supervisor"},

@@ -21,7 +21,7 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 func run(args []string, out, errOut io.Writer) int {
 	root := &cobra.Command{
 		Use:           "peerlane-relay",
-		Short:         "The relay of one container",
+		Short:         "Run the relay of one container",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

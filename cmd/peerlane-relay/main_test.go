@@ -22,7 +22,7 @@ func TestRelayExitStatusEqualsManPage(t *testing.T) {
 		{[]string{"software-device", "--socket", "/nowhere/s"}, 1, "/nowhere/s"},
 		{[]string{"emulated-nic", "--name", "n"}, 2, `required flag(s) "gpu", "socket"`},
 		{[]string{"emulated-nic", "--name", "n", "--gpu", "0000:17:00.0", "--socket", "/nowhere/s", "--rate", "-1"}, 1,
-			"a rate is positive"},
+			"must be positive"},
 	} {
 		var out, errOut bytes.Buffer
 		status := run(c.args, &out, &errOut)

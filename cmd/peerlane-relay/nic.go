@@ -19,17 +19,18 @@ func newEmulatedNIC() *cobra.Command {
 	var rate float64
 	c := &cobra.Command{
 		Use:   "emulated-nic",
-		Short: "Be a NIC for transport loop: write from the slots of one relay to those of another",
+		Short: "Emulate a NIC for transport loop: copy from the slots of one relay to the slots of another",
 		Long: `Be a NIC for transport loop, on a host that has GPUs and no NIC, or to
 measure the staged route alone. It writes from the staging slots of one relay to
 those of another, by copies that GPUs beside it issue.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return emulatedNIC(name, socket, gpus, rate) },
 	}
-	c.Flags().StringVar(&name, "name", "", "the NIC's name in the plan (required)")
-	c.Flags().StringVar(&socket, "socket", "", "where to listen for relays (required)")
-	c.Flags().StringArrayVar(&gpus, "gpu", nil, "PCI address of a GPU beside the NIC; may be given again (required)")
-	c.Flags().Float64Var(&rate, "rate", 0, "most GB/s (1e9 bytes a second) of all its writes; 0 for no bound")
+	c.Flags().StringVar(&name, "name", "", "name of the NIC in the plan (required)")
+	c.Flags().StringVar(&socket, "socket", "", "socket to listen on for relays (required)")
+	c.Flags().StringArrayVar(&gpus, "gpu", nil, "PCI address of a GPU near the NIC; may be given more than once "+
+		"(required)")
+	c.Flags().Float64Var(&rate, "rate", 0, "maximum rate of all writes, in GB/s (1e9 bytes per second); 0 for no limit")
 	for _, required := range []string{"name", "socket", "gpu"} {
 		if err := c.MarkFlagRequired(required); err != nil {
 			panic(err) // a flag of that name is defined above
@@ -40,7 +41,7 @@ those of another, by copies that GPUs beside it issue.`,
 
 func emulatedNIC(name, socket string, gpus []string, rate float64) error {
 	if rate < 0 {
-		return fmt.Errorf("--rate %v: a rate is positive, or 0 for no bound", rate)
+		return fmt.Errorf("--rate %v: must be positive, or 0 for no limit", rate)
 	}
 	nic, err := loop.NewNIC(name, gpus, rate*1e9)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 func newRDMATest() *cobra.Command {
 	return &cobra.Command{
 		Use:   "rdma-test",
-		Short: "Test NICs of this host, as standard input says, in JSON",
-		Long: `Test NICs of this host, as standard input says, in JSON, and write what is found to
-standard output, a line for each NIC and memory. peerlane doctor --rdma runs it; it
-serves nobody.`,
+		Short: "Test NICs of this host, with JSON on standard input and output",
+		Long: `Read a job from standard input, test NICs of this host, and write the results to standard
+output: JSON, a line for each NIC and memory. peerlane doctor --rdma runs this command;
+it serves no client.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return rdmaTest(os.Stdin, os.Stdout) },
 	}

@@ -18,10 +18,10 @@ import (
 func newSelfTest() *cobra.Command {
 	return &cobra.Command{
 		Use:   "self-test",
-		Short: "Test pairs of GPUs, as standard input says, in JSON",
-		Long: `Test pairs of GPUs, as standard input says, in JSON, and write what is found to
-standard output, a line for each pair. peerlane self-test and supervisors run
-it; it serves nobody.`,
+		Short: "Test pairs of GPUs, with JSON on standard input and output",
+		Long: `Read a job from standard input, test pairs of GPUs, and write the results to standard
+output: JSON, a line for each pair. peerlane self-test and supervisors run this command;
+it serves no client.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return selfTest(os.Stdin, os.Stdout) },
 	}
@@ -46,7 +46,7 @@ func selfTest(in io.Reader, out io.Writer) error {
 	if host.Driver, err = d.DriverVersion(); err != nil {
 		return err
 	}
-	var one sync.Mutex // tells at a time
+	var one sync.Mutex // messages at a time
 	lines := json.NewEncoder(out)
 	if err := lines.Encode(host); err != nil {
 		return err

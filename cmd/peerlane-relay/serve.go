@@ -23,8 +23,8 @@ import (
 func newServe() *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve",
-		Short: "Serve the container whose supervisor started this process",
-		Long: `Serve the container whose supervisor started this process.
+		Short: "Serve the container of the supervisor that started this process",
+		Long: `Serve the container of the supervisor that started this process.
 
 Descriptors: 3 the clients' listening socket, 4 the peer relays', 5 a socket to
 the supervisor, 6 a pidfd of the container's init. Configuration comes over
@@ -197,7 +197,7 @@ func configure(r *relay.Relay, s *supervisor) (bool, error) {
 	status.OK = err == nil
 	if err != nil {
 		status.Error = err.Error()
-		logrus.WithError(err).Error("what the supervisor sent is refused")
+		logrus.WithError(err).Error("refused the supervisor's message")
 	}
 	answer, err := json.Marshal(status)
 	if err == nil {

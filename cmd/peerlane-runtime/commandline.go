@@ -134,13 +134,14 @@ func (o *own) set(arg string) error {
 		return nil
 	case "device", "spec-dir", "root":
 		if !hasValue || value == "" {
-			return fmt.Errorf("%s needs a value, as %s%s=VALUE", arg, ownPrefix, name)
+			return fmt.Errorf("%s requires a value: %s%s=VALUE", arg, ownPrefix, name)
 		}
 	default:
-		return fmt.Errorf("unknown option %s; there are %sdevice, spec-dir, root, version and help", arg, ownPrefix)
+		return fmt.Errorf("unknown option %s; the options after %s are device, spec-dir, root, version and "+
+			"help", arg, ownPrefix)
 	}
 	if name != "device" && !filepath.IsAbs(value) {
-		return fmt.Errorf("%s: an absolute path is needed, because engines run this program in many directories", arg)
+		return fmt.Errorf("%s: must be an absolute path, because engines run this program in many directories", arg)
 	}
 	switch name {
 	case "device":

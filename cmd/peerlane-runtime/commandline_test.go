@@ -95,9 +95,9 @@ func TestOwnOptionsStandInFrontOfTheCommand(t *testing.T) {
 
 func TestOwnOptionsThatMakeNoSense(t *testing.T) {
 	for arg, says := range map[string]string{
-		"--peerlane-device":         "needs a value",
-		"--peerlane-device=":        "needs a value",
-		"--peerlane-devices=x":      "unknown option --peerlane-devices=x; there are --peerlane-device",
+		"--peerlane-device":         "requires a value",
+		"--peerlane-device=":        "requires a value",
+		"--peerlane-devices=x":      "unknown option --peerlane-devices=x; the options after --peerlane- are device",
 		"--peerlane-root=here":      "absolute path",
 		"--peerlane-spec-dir=./cdi": "absolute path",
 	} {

@@ -111,7 +111,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 		{"unknown device", ownRuntime, `{}`, []string{"--peerlane-device=probe.dev/thing=9"},
 			[]string{"no CDI specification in ", "probe.dev/thing=9"}},
 		{"no runtime", "[runtime]\npath = \"/nowhere/runc\"\n", `{}`, nil, []string{"runtime.path: stat /nowhere/runc"}},
-		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"is no program"}},
+		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"is not a program"}},
 		{"an option that is none", ownRuntime, `{}`, []string{"--peerlane-lane=3"},
 			[]string{"unknown option --peerlane-lane=3", "--peerlane-help"}},
 		{"a pattern that is none", ownRuntime + "devices = [\"*\"]\n", `{}`, nil,
@@ -196,7 +196,7 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 	is("", runc, "") // runc comes before crun in any directory
 	is(crun, crun, "")
 	put(filepath.Join(first, "runc"), 0o644)
-	is("", "", "is no program")
+	is("", "", "is not a program")
 	wide := put(filepath.Join(first, "runc"), 0o777)
 	untrusted("", wide, "chmod go-w "+wide)
 	self, err := os.Executable()

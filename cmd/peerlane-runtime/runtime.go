@@ -37,7 +37,7 @@ func findRuntime(configured string, dirs []string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf(
-		"there is neither runc nor crun in %s; install one, or name a runtime by runtime.path in config.toml", strings.Join(
+		"neither runc nor crun found in %s; install one of them, or set runtime.path in config.toml", strings.Join(
 			dirs, ", "))
 }
 
@@ -51,13 +51,13 @@ func check(path string) error {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch mode := info.Mode(); {
 	case !mode.IsRegular() || mode&0o111 == 0:
-		return fmt.Errorf("%s is no program (%v)", path, mode)
+		return fmt.Errorf("%s is not a program (%v)", path, mode)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
 		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
-			Cause: fmt.Errorf("it belongs to uid %d, and root runs it", stat.Uid), Remedy: "chown root " + path}
+			Cause: fmt.Errorf("it belongs to uid %d, but root runs it", stat.Uid), Remedy: "chown root " + path}
 	case mode.Perm()&0o022 != 0:
 		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
-			Cause: fmt.Errorf("it can be written by others than its owner (mode %04o), and root runs it",
+			Cause: fmt.Errorf("users other than its owner can write it (mode %04o), but root runs it",
 				mode.Perm()), Remedy: "chmod go-w " + path}
 	}
 	self, err := os.Stat("/proc/self/exe")
@@ -65,7 +65,7 @@ func check(path string) error {
 		return err
 	}
 	if os.SameFile(self, info) {
-		return fmt.Errorf("%s is peerlane-runtime itself; runtime.path in config.toml names the runtime that it runs", path)
+		return fmt.Errorf("%s is peerlane-runtime itself; set runtime.path in config.toml to the runtime to execute", path)
 	}
 	return nil
 }

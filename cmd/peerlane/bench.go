@@ -79,17 +79,17 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 	form := addForm(cmd, formSVG, formHTML)
 	flags := cmd.Flags()
 	flags.StringSliceVar(&o.Tables, "table", []string{"copy", "latency", "routes", "bounce"},
-		"which tables `NAME,...` to measure, or all")
+		"tables `NAME,...` to measure, or all")
 	flags.StringSliceVar(&sizes, "sizes", nil, "message `SIZE,...` in place of each table's own")
 	flags.IntSliceVar(&o.Depths, "depths", nil, "messages in flight `N,...` in place of each table's own")
 	flags.StringSliceVar(&o.Routes, "routes", []string{launch.RouteDirect, launch.RouteStaged},
 		"routes to measure: direct, staged (over loop, an emulated NIC)")
 	flags.StringSliceVar(&o.Baselines, "baselines", []string{bench.BaselineRaw, bench.BaselineBounce,
-		bench.BaselineLocal}, "what to compare with: raw, bounce, local; without one there are no ratios to it")
+		bench.BaselineLocal}, "baselines to measure: raw, bounce, local; ratios need their baseline")
 	flags.StringSliceVar(&o.Busy, "busy", nil,
-		"whose GPUs table busy keeps busy: `client,server,both` (default all in turn)")
+		"GPUs that table busy keeps busy: `client,server,both` (default all in turn)")
 	flags.Float64SliceVar(&o.Pace, "pace", nil, "rates `GB/s,...` of each emulated NIC in table uniformity")
-	flags.DurationVar(&o.Duration, "duration", 0, "how long each measurement takes (default 1s, simulated 200ms)")
+	flags.DurationVar(&o.Duration, "duration", 0, "duration of each measurement (default 1s, simulated 200ms)")
 	flags.BoolVar(&o.Quick, "quick", false, "fewer sizes and shorter measurements")
 	flags.StringVar(&o.GPUs, "gpus", testbed.GPUsAuto, "GPUs to use: auto, real, simulated, simulated-one")
 	flags.StringVar(&listen, "listen", "",
@@ -177,7 +177,7 @@ default port of the bench is 19999; it also uses ports of network.ports.`,
 			return asRoot(err)
 		}
 		if len(report.Problems) > 0 {
-			err = fmt.Errorf("not everything was measured: %s", strings.Join(report.Problems, "; "))
+			err = fmt.Errorf("the measurement is incomplete: %s", strings.Join(report.Problems, "; "))
 		}
 		return errors.Join(err, a.printBench(report, form))
 	}
@@ -191,13 +191,13 @@ const everywhere = ":19999"
 func benchFlags(cmd *cobra.Command, between bool) error {
 	flags := cmd.Flags()
 	if flags.Changed("connect") && flags.Lookup("connect").Value.String() == "" {
-		return errors.New("--connect names no host")
+		return errors.New("--connect requires a host")
 	}
 	if flags.Changed("listen") && flags.Changed("connect") {
 		return errors.New("--listen and --connect exclude each other")
 	}
 	if flags.Changed("transport") && !flags.Changed("connect") {
-		return errors.New("--transport belongs to --connect; table network is over tcp")
+		return errors.New("--transport requires --connect; table network uses tcp")
 	}
 	var no []string
 	if between {
@@ -209,7 +209,7 @@ func benchFlags(cmd *cobra.Command, between bool) error {
 	for _, name := range no {
 		if flags.Changed(name) {
 			return fmt.Errorf(
-				"--%s has no meaning between two hosts; use --connect with --sizes, --depths, --duration, --quick and "+
+				"--%s is not supported between two hosts; use --connect with --sizes, --depths, --duration, --quick and "+
 					"--transport", name)
 		}
 	}
@@ -225,7 +225,7 @@ func (a *app) onNetwork() (config.Config, error) {
 	}
 	if c.Network.Listen == config.ListenOff {
 		return c, &fault.Error{Code: fault.NoNetwork, Operation: "connect with another host",
-			Cause:  errors.New(`network.listen is "off", so relays accept no connection of another host`),
+			Cause:  errors.New(`network.listen is "off", so relays accept no connections of other hosts`),
 			Remedy: "set network.listen in " + a.layout.ConfigFile()}
 	}
 	c.Network.TenantAnnotation = ""

@@ -32,7 +32,7 @@ capabilities from the kernel; captures of other users lack them.`,
 					"capture > host.tar.gz`")}
 		}
 		if os.Geteuid() != 0 {
-			a.log.Info("not run by root, so the capture is without PCI capabilities; the rest is complete")
+			a.log.Info("the capture lacks PCI capabilities, which only root can read; the rest is complete")
 		}
 		return reader.Capture(host.options(), a.out.Document())
 	}

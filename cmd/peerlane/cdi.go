@@ -224,7 +224,7 @@ changes nothing.`,
 			a.out.Println(changeWords(c))
 		}
 		if len(changes) == 0 {
-			a.out.Println("Plan and specifications are as they should be.")
+			a.out.Println("Plan and specifications are up to date.")
 		}
 		return nil
 	}
@@ -275,7 +275,7 @@ func firstHook(paths ...string) (path string, err error) {
 		}
 	}
 	return path, fmt.Errorf(
-		"there is no hook, neither %s, and a container with a lane could not start; name the hook with --hook", strings.Join(
+		"no hook found, neither %s; containers with a lane could not start; name the hook with --hook", strings.Join(
 			paths, " nor "))
 }
 
@@ -284,11 +284,11 @@ func checkHook(path string) (string, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return path, fmt.Errorf(
-			"there is no hook %s, and a container with a lane could not start; name the hook with --hook", path)
+			"the hook %s does not exist; containers with a lane could not start; name the hook with --hook", path)
 	case err != nil:
-		return path, fmt.Errorf("looking at the hook: %w", err)
+		return path, fmt.Errorf("examining the hook: %w", err)
 	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-		return path, fmt.Errorf("the hook %s is no executable file (%v); name the hook with --hook", path, info.Mode())
+		return path, fmt.Errorf("the hook %s is not an executable file (%v); name the hook with --hook", path, info.Mode())
 	}
 	return path, nil
 }
@@ -312,7 +312,7 @@ func (a *app) printDiffs(changes []cdi.Change) {
 		if diff := c.Diff(); diff != "" {
 			a.out.PrintLines(diff)
 		} else {
-			a.out.Printf("# %s has the right content; its mode or its owner would change\n", c.Path)
+			a.out.Printf("# %s is unchanged; its mode or owner would change\n", c.Path)
 		}
 	}
 }
@@ -332,7 +332,7 @@ func changeWords(c cdi.Change) string {
 func asRoot(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
 		return &fault.Error{Code: fault.NotRoot, Operation: "run without root", Cause: err,
-			Remedy: "run it as root, or on files of your own (--root, --spec-dir)"}
+			Remedy: "run it as root, or use files of your own (--root, --spec-dir)"}
 	}
 	return err
 }

@@ -65,7 +65,7 @@ func (a *app) installAnchor() error {
 	}
 	err := a.mountAnchor()
 	if errors.Is(err, unix.EPERM) || errors.Is(err, paths.ErrAnchorHidden) {
-		a.log.Warnf("%v; the hook refuses containers with a lane until `%s` has mounted it", err, a.layout.AnchorCommand())
+		a.log.Warnf("%v; the hook refuses containers with a lane until `%s` mounts it", err, a.layout.AnchorCommand())
 		return nil
 	}
 	return err

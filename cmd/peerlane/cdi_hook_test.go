@@ -32,11 +32,11 @@ func TestHookPathOfPackageIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check(packaged, "there is no hook", beside, packaged, "--hook")
+	check(packaged, "no hook found", beside, packaged, "--hook")
 	put(packaged, 0o755)
 	check(packaged)
 	put(beside, 0o644)
-	check(beside, "no executable file", "--hook")
+	check(beside, "not an executable file", "--hook")
 	if err := os.Chmod(beside, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -61,7 +61,8 @@ Exit status:
 	}
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
-	addSpecDirs(cmd, f, "refresh the specifications in `DIR`; may be given more than once (default: where they are)")
+	addSpecDirs(cmd, f, "refresh the specifications in `DIR`; may be given more than once (default: the directories "+
+		"that have them)")
 	addContents(cmd, f, "the installed one, or "+defaultHook)
 	addFormat(cmd, f, "that of the installed ones, or json")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only errors and warnings")

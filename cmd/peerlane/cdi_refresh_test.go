@@ -201,7 +201,7 @@ func TestRefreshWritesOnChangeOnly(t *testing.T) {
 			t.Errorf("%v printed %q", args, out)
 		}
 	}
-	if out := h.generate(); out != "Plan and specifications are as they should be.\n" {
+	if out := h.generate(); out != "Plan and specifications are up to date.\n" {
 		t.Errorf("generate printed %q", out)
 	}
 	if diff := cmp.Diff(before, h.state()); diff != "" {
@@ -237,7 +237,7 @@ func TestRefreshRepairsModes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if out := h.run("refresh", "--dry-run"); strings.Count(out, "its mode or its owner would change") != 2 {
+	if out := h.run("refresh", "--dry-run"); strings.Count(out, "its mode or owner would change") != 2 {
 		t.Errorf("--dry-run printed %q", out)
 	}
 	if out := h.run("refresh"); !strings.Contains(out, h.specFile("lane")) || strings.Contains(out, h.specFile("gpu")) {
@@ -410,7 +410,7 @@ func TestRefreshKeepsTheInstalledHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The test binary has no hook in its directory.
-	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "there is no hook") {
+	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "no hook found") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	h.run("refresh", "--hook", hookFile(t))
@@ -542,7 +542,7 @@ func TestRemoveWhileContainersLive(t *testing.T) {
 	h.aliveContainer("trainer")
 	before := h.state()
 	if _, errOut := h.fails(1, "remove"); !strings.Contains(errOut,
-		"containers with a lane live (trainer), and could not be restarted; stop these containers first, or remove with "+
+		"containers with a lane are running (trainer) and could not be restarted; stop these containers first, or use "+
 			"--force") {
 		t.Errorf("standard error: %q", errOut)
 	}

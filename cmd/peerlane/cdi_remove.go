@@ -41,12 +41,13 @@ Exit status:
 	cmd.RunE = func(*cobra.Command, []string) error {
 		live, err := a.liveContainers()
 		if err != nil && !force {
-			return asRoot(fmt.Errorf("looking for containers with a lane: %w; --force removes without looking", err))
+			return asRoot(fmt.Errorf("looking for containers with a lane: %w; --force skips this check", err))
 		}
 		if len(live) > 0 {
-			sentence := fmt.Sprintf("containers with a lane live (%s), and could not be restarted", strings.Join(live, ", "))
+			sentence := fmt.Sprintf("containers with a lane are running (%s) and could not be "+
+				"restarted", strings.Join(live, ", "))
 			if !force && !dry {
-				return fmt.Errorf("%s; stop these containers first, or remove with --force", sentence)
+				return fmt.Errorf("%s; stop these containers first, or use --force", sentence)
 			}
 			a.log.Warn(sentence)
 		}

@@ -32,7 +32,7 @@ Exit status:
 	host, f, form := addLiveHost(cmd), &specFlags{cmd: cmd}, addForm(cmd)
 	host.addSoftware()
 	addSpecDirs(cmd, f,
-		"look at the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
+		"compare the specifications in `DIR`; may be given more than once (default: /etc/cdi and /var/run/cdi)")
 	addContents(cmd, f, "the installed one")
 	cmd.RunE = func(*cobra.Command, []string) error {
 		dirs := a.specDirs(f)
@@ -75,7 +75,7 @@ Exit status:
 		switch len(drift) {
 		case 0:
 			if form.value != formJSON {
-				a.out.Printf("What is installed fits this host (%d specifications).\n", len(files))
+				a.out.Printf("The installed files match this host (%d specifications).\n", len(files))
 			}
 			return nil
 		case 1:

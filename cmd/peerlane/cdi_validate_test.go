@@ -135,12 +135,12 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			a, b := h.gpu(2).UUID, h.gpu(3).UUID
 			h.edit(h.information(2), replacing(a, b))
 			h.edit(h.information(3), replacing(b, a))
-		}, want: []string{`gpu-moved .*lane=2 GPU 2 .* was at 0000:3a:00.0 and is at 0000:3b:00.0`,
-			`gpu-moved .*lane=3 .* is at 0000:3a:00.0`}},
+		}, want: []string{`gpu-moved .*lane=2 GPU 2 .* was at 0000:3a:00.0 and is now at 0000:3b:00.0`,
+			`gpu-moved .*lane=3 .* is now at 0000:3a:00.0`}},
 		{name: "a GPU gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(7).BusID) },
 			want: []string{`gpu-gone .*lane=7 GPU 7 \(GPU-c64a.*\) at 0000:bb:00.0 is gone`, gpu3}},
 		{name: "a GPU in the middle gone", change: func(_ *testing.T, h *cdiHost) { h.noDevice(h.gpu(6).BusID) },
-			want: []string{`gpu-gone .*lane=6 `, `gpu-index .*lane=7 the GPU at 0000:bb:00.0 has index 6 by now, and had 7`,
+			want: []string{`gpu-gone .*lane=6 `, `gpu-index .*lane=7 the GPU at 0000:bb:00.0 now has index 6, and had 7`,
 				gpu3}},
 		{name: "a GPU added", change: func(t *testing.T, h *cdiHost) {
 			link := filepath.Join(h.tree, "sys/bus/pci/devices", h.gpu(7).BusID)
@@ -153,21 +153,21 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		{name: "a GPU replaced", change: func(_ *testing.T, h *cdiHost) {
 			h.edit(h.information(3), replacing(h.gpu(3).UUID, otherUUID))
 		}, want: []string{
-			`gpu-replaced .*lane=3 at 0000:3b:00.0 is another GPU by now: its UUID is ` + otherUUID + `, and was GPU-e1b6`}},
+			`gpu-replaced .*lane=3 a different GPU is now at 0000:3b:00.0: its UUID is ` + otherUUID + `, and was GPU-e1b6`}},
 		{name: "a GPU's minor number", change: func(_ *testing.T, h *cdiHost) {
 			h.edit(h.information(3), func(text string) string {
 				return regexp.MustCompile(`(Device Minor:\s*)3`).ReplaceAllString(text, "${1}9")
 			})
-		}, want: []string{`minor /dev/nvidia3 the node of GPU 3 at 0000:3b:00.0 is /dev/nvidia9 by now`}},
+		}, want: []string{`minor /dev/nvidia3 the device node of GPU 3 at 0000:3b:00.0 is now /dev/nvidia9`}},
 		{name: "a GPU excluded", shared: true, change: func(_ *testing.T,
 			h *cdiHost) {
 			h.configure("[plan.exclude]\ngpus = [\"7\"]\n")
 		},
-			want: []string{`gpu-refused .*lane=7 GPU 7 can have no lane any more: `, `lanes .* the lanes of GPUs 3, 7 would`}},
+			want: []string{`gpu-refused .*lane=7 GPU 7 can no longer have a lane: `, `lanes .* the lanes of GPUs 3, 7 would now`}},
 
 		{name: "a NIC renamed", change: func(_ *testing.T, h *cdiHost) { h.renameNIC("mlx5_9") },
-			want: []string{`nic-renamed mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is called mlx5_9 by now`,
-				`lanes .* the lanes of GPUs 4, 5, 6, 7 would have other NICs`}},
+			want: []string{`nic-renamed mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is now called mlx5_9`,
+				`lanes .* the lanes of GPUs 4, 5, 6, 7 would now have other NICs`}},
 		{name: "a NIC gone", change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.tree, "sys/class/infiniband/mlx5_1")))
 		}, want: []string{`nic-gone mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is gone`, `lanes .*GPUs .*7 would`}},
@@ -180,30 +180,30 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			check(t, os.Symlink(target, link))
 		}, want: []string{`nic-added mlx5_1 NIC mlx5_1 at 0000:9c:00.0 is new`, `lanes .*GPUs .*7 would`}},
 		{name: "a port down", change: func(_ *testing.T, h *cdiHost) { h.portDown("mlx5_1") },
-			want: []string{`port-down mlx5_1 no port of NIC mlx5_1 is active any more`, `lanes .*GPUs .*7 would`}},
+			want: []string{`port-down mlx5_1 NIC mlx5_1 no longer has an active port`, `lanes .*GPUs .*7 would`}},
 		{name: "a port up", change: func(t *testing.T, h *cdiHost) {
 			state := h.glob("sys/class/infiniband/mlx5_1/ports/1/state")
 			h.portDown("mlx5_1")
 			h.generate()
 			h.edit(state, func(string) string { return "4: ACTIVE\n" })
-		}, want: []string{`port-up mlx5_1 NIC mlx5_1 has an active port by now`, `lanes .*GPUs .*7 would`}},
+		}, want: []string{`port-up mlx5_1 NIC mlx5_1 now has an active port`, `lanes .*GPUs .*7 would`}},
 
 		{name: "several tenants", shared: true, change: func(_ *testing.T,
 			h *cdiHost) {
 			h.configure("[cdi]\ntenancy = \"multi\"\n")
 		},
-			want: []string{`tenancy .*/peerlane.dev-gpu.json it gives containers what several tenants must not share`,
+			want: []string{`tenancy .*/peerlane.dev-gpu.json it gives containers devices that several tenants must not share`,
 				`tenancy .*/peerlane.dev-nic.json it gives`}},
 		{name: "one tenant", shared: true, change: func(t *testing.T, h *cdiHost) {
 			h.configure("[cdi]\ntenancy = \"multi\"\n")
 			h.generate()
 			h.configure("")
-		}, want: []string{`tenancy peerlane.dev/gpu it is offered by now`, `tenancy peerlane.dev/nic it is`}},
+		}, want: []string{`tenancy peerlane.dev/gpu it should be offered`, `tenancy peerlane.dev/nic it should`}},
 		{name: "another group", shared: true, change: func(_ *testing.T,
 			h *cdiHost) {
 			h.configure("[groups]\nhalf = [\"0\", \"1\"]\n")
 		},
-			want: []string{`plan .*/plan.json the groups of the configuration are others by now`}},
+			want: []string{`plan .*/plan.json the groups of the configuration have changed`}},
 
 		{name: "no plan", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.planFile())) },
 			want: []string{`missing .*/plan.json there is no plan`}},
@@ -211,15 +211,15 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			rewrite(t, h.planFile(), func(text string) string {
 				return regexp.MustCompile(`"version": \d+`).ReplaceAllString(text, `"version": 1`)
 			})
-		}, want: []string{`plan .*/plan.json .*of version 1, and this program reads`}},
+		}, want: []string{`plan .*/plan.json .*has version 1, and this program supports`}},
 		{name: "a plan that others can write", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chmod(h.planFile(), 0o666))
 		},
-			want: []string{`mode .*/plan.json others than its owner can write it \(mode 0666\)`}},
+			want: []string{`mode .*/plan.json users other than its owner can write it \(mode 0666\)`}},
 		{name: "another plan", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.planFile(), replacing(`"name": "mlx5_0",`, `"name": "mlx5_0", "guid": "0",`))
-		}, want: []string{`plan .*/plan.json it is not what this host's plan is by now: it has .*`}},
+		}, want: []string{`plan .*/plan.json it differs from the present plan of this host: it has .*`}},
 
 		{name: "a damaged file", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.specFile("gpu"), func(text string) string { return text[:len(text)/2] })
@@ -229,12 +229,12 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		}, want: []string{`damaged .*/peerlane.dev-lane.json engines cannot load it`}},
 		{name: "a file that rootless engines cannot read", shared: true,
 			change: func(t *testing.T, h *cdiHost) { check(t, os.Chmod(h.specFile("lane"), 0o600)) },
-			want:   []string{`mode .*/peerlane.dev-lane.json not everybody can read it \(mode 0600\)`}},
+			want:   []string{`mode .*/peerlane.dev-lane.json not every user can read it \(mode 0600\)`}},
 		{name: "a file that others can write", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chmod(h.specFile("lane"), 0o664))
 		},
-			want: []string{`mode .*/peerlane.dev-lane.json others than its owner can write it`}},
+			want: []string{`mode .*/peerlane.dev-lane.json users other than its owner can write it`}},
 		{name: "somebody else's file", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chown(h.specFile("lane"), 12345, 0))
@@ -251,20 +251,20 @@ func TestValidateNamesTheDrift(t *testing.T) {
 		},
 			want: []string{`missing peerlane.dev/lane no specification of it is installed`}},
 		{name: "nothing installed", shared: true, change: func(_ *testing.T, h *cdiHost) { h.run("remove") },
-			want: []string{`missing .*/etc/cdi no specification of Peerlane's is installed`}},
+			want: []string{`missing .*/etc/cdi no specification of Peerlane is installed`}},
 		{name: "an edited file", shared: true, change: func(t *testing.T, h *cdiHost) {
 			rewrite(t, h.specFile("gpu"), replacing("CUDA_VISIBLE_DEVICES=", "CUDA_VISIBLE_DEVICES=0,"))
-		}, want: []string{`content .*/peerlane.dev-gpu.json it is not what this version writes on this host: it has .*DEVICES=0,GPU.*, and not .*DEVICES=GPU`}},
+		}, want: []string{`content .*/peerlane.dev-gpu.json it differs from the file that this version writes on this host: it has .*DEVICES=0,GPU.* instead of .*DEVICES=GPU`}},
 		{name: "two files", shared: true, change: func(t *testing.T, h *cdiHost) {
 			text, err := os.ReadFile(h.specFile("lane"))
 			check(t, err)
 			check(t, os.WriteFile(filepath.Join(h.specDir, "old.json"), text, 0o644))
-		}, want: []string{`conflict .*/old.json .*/peerlane.dev-lane.json defines peerlane.dev/lane=0 and \d+ more, too, so engines ignore them`}, stays: true},
+		}, want: []string{`conflict .*/old.json .*/peerlane.dev-lane.json also defines peerlane.dev/lane=0 and \d+ more, so engines ignore both`}, stays: true},
 		{name: "two formats", shared: true, change: func(t *testing.T, h *cdiHost) {
 			text, err := os.ReadFile(h.specFile("lane"))
 			check(t, err)
 			check(t, os.WriteFile(filepath.Join(h.specDir, "peerlane.dev-lane.yaml"), text, 0o644))
-		}, want: []string{`conflict .*/peerlane.dev-lane.json .*/peerlane.dev-lane.yaml defines peerlane.dev/lane=0`}},
+		}, want: []string{`conflict .*/peerlane.dev-lane.json .*/peerlane.dev-lane.yaml also defines peerlane.dev/lane=0`}},
 
 		{name: "another layout", shared: true, change: func(t *testing.T, h *cdiHost) {
 			other := *h
@@ -272,41 +272,41 @@ func TestValidateNamesTheDrift(t *testing.T) {
 			unmountsAnchor(t, other.root)
 			other.flags = append([]string{"--root", other.root}, h.flags[2:]...)
 			other.generate()
-		}, want: []string{`layout .*/peerlane.dev-gpu.json it is of the layout below .*, and this is `,
+		}, want: []string{`layout .*/peerlane.dev-gpu.json it belongs to the layout below .*, and this is `,
 			`layout .*/peerlane.dev-lane.json `, `layout .*/peerlane.dev-nic.json `}},
 		{name: "no anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, errors.Join(err, os.Remove(filepath.Join(h.root, "var/lib/peerlane/anchor"))))
-		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is not there`}},
+		}, want: []string{`missing .*/anchor the directory that containers get at /run/peerlane is missing`}},
 		{name: "no mount on the anchor", shared: true, change: func(t *testing.T, h *cdiHost) {
 			_, err := paths.New(h.root).UnmountAnchor()
 			check(t, err)
 		}, want: []string{
-			`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory and not a mount`}},
+			`content .*/anchor the hook refuses each container with a lane, because of .* it is a directory instead of a mount`}},
 		{name: "no hook", shared: true, change: func(t *testing.T, h *cdiHost) { check(t, os.Remove(h.hook)) },
-			want: []string{`hook .*/peerlane-hook the hook is not there`}, stays: true},
+			want: []string{`hook .*/peerlane-hook the hook is missing`}, stays: true},
 		{name: "a hook that cannot run", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chmod(h.hook, 0o644))
 		},
-			want: []string{`hook .*/peerlane-hook the hook is no executable file`}, stays: true},
+			want: []string{`hook .*/peerlane-hook the hook is not an executable file`}, stays: true},
 		{name: "a hook of somebody else", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chown(h.hook, 12345, 0))
 		},
-			want: []string{`hook .*/peerlane-hook runtimes run it as root, and .* belongs to uid 12345`}, stays: true},
+			want: []string{`hook .*/peerlane-hook runtimes run it as root, but .* belongs to uid 12345`}, stays: true},
 		{name: "a hook that others can write", shared: true, change: func(t *testing.T,
 			h *cdiHost) {
 			check(t, os.Chmod(h.hook, 0o777))
 		},
-			want: []string{`hook .*/peerlane-hook runtimes run it as root, and others than root can write`}, stays: true},
+			want: []string{`hook .*/peerlane-hook runtimes run it as root, but users other than root can write`}, stays: true},
 		{name: "another way to GPU memory", change: func(_ *testing.T, h *cdiHost) {
 			h.edit("proc/driver/nvidia/version", replacing("Open Kernel Module for x86_64", "x86_64 Kernel Module"))
-		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf", and not .*REGISTRATION=bounce`,
+		}, want: []string{`content .*/peerlane.dev-gpu.json .* it has .*REGISTRATION=dmabuf" instead of .*REGISTRATION=bounce`,
 			`content .*/peerlane.dev-nic.json `}},
 		{name: "no node", shared: true, change: func(t *testing.T, h *cdiHost) {
 			check(t, os.Remove(filepath.Join(h.flags[len(h.flags)-1], "dev/nvidia3")))
-		}, want: []string{`node .*/dev/nvidia3 the device node is not there`}, stays: true},
+		}, want: []string{`node .*/dev/nvidia3 the device node is missing`}, stays: true},
 		{name: "no GPU", change: func(_ *testing.T, h *cdiHost) { h.noGPU() }, want: []string{
 			`kind .*/peerlane.dev-gpu.json this host has no device for it: .*no NVIDIA GPU`, `kind .*lane.json `,
 			`kind .*nic.json `,
@@ -338,7 +338,7 @@ func TestValidateNamesTheDrift(t *testing.T) {
 				return
 			}
 			h.run("refresh", "--hook", h.hook)
-			if out := h.run("validate"); !strings.HasPrefix(out, "What is installed fits this host") {
+			if out := h.run("validate"); !strings.HasPrefix(out, "The installed files match this host") {
 				t.Errorf("after a refresh: output %q", out)
 			}
 		})
@@ -347,14 +347,14 @@ func TestValidateNamesTheDrift(t *testing.T) {
 
 func TestValidateForPeople(t *testing.T) {
 	h := newWholeHost(t)
-	if out := h.run("validate"); out != "What is installed fits this host (3 specifications).\n" {
+	if out := h.run("validate"); out != "The installed files match this host (3 specifications).\n" {
 		t.Errorf("output %q", out)
 	}
 	h.portDown("mlx5_1")
 	out, errOut := h.fails(3, "validate")
-	want := "mlx5_1: no port of NIC mlx5_1 is active any more; see to its link, or run peerlane cdi refresh for lanes " +
+	want := "mlx5_1: NIC mlx5_1 no longer has an active port; check its link, or run peerlane cdi refresh for lanes " +
 		"without it\n" +
-		h.planFile() + ": the lanes of GPUs 4, 5, 6, 7 would have other NICs or server GPUs by now; run peerlane cdi " +
+		h.planFile() + ": the lanes of GPUs 4, 5, 6, 7 would now have other NICs or server GPUs; run peerlane cdi " +
 		"refresh\n"
 	if out != want {
 		t.Errorf("output %q, want %q", out, want)
@@ -381,7 +381,7 @@ func TestValidateOfAHostWithNothing(t *testing.T) {
 	h.generate()
 	h.noGPU()
 	h.run("remove")
-	if out := h.run("validate"); out != "What is installed fits this host (0 specifications).\n" {
+	if out := h.run("validate"); out != "The installed files match this host (0 specifications).\n" {
 		t.Errorf("output %q", out)
 	}
 }
@@ -404,7 +404,7 @@ func TestListShowsWhatIsInjected(t *testing.T) {
 		t.Errorf("%d devices", len(all))
 	}
 	if _, errOut := h.fails(1, "list", "lane=9"); !strings.Contains(errOut,
-		"there is no device peerlane.dev/lane=9; there are gpu=0,") {
+		"unknown device peerlane.dev/lane=9; installed are gpu=0,") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	if out := peerlane(t, append([]string{"__complete"}, append(h.args("list"), "lane=")...)...); !strings.Contains(out,
@@ -418,7 +418,7 @@ func TestListSaysWhatEnginesIgnore(t *testing.T) {
 	text, err := os.ReadFile(h.specFile("lane"))
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(h.specDir, "old.json"), text, 0o644))
-	if out := h.run("list", "lane=3"); strings.Count(out, "defines it, too, so engines ignore both") != 2 {
+	if out := h.run("list", "lane=3"); strings.Count(out, "also defines it, so engines ignore both") != 2 {
 		t.Errorf("it printed\n%s", out)
 	}
 	check(t, os.Remove(filepath.Join(h.specDir, "old.json")))

@@ -104,7 +104,7 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 			}
 		}
 		if o.Slots < 0 || o.Slots > maxDemoSlots {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--slots %d: 0 to %d are possible", o.Slots, maxDemoSlots)}
+			return usageError{cmd.CommandPath(), fmt.Errorf("--slots %d: must be 0 to %d", o.Slots, maxDemoSlots)}
 		}
 		if o.Binaries, err = binaries(); err != nil {
 			return err
@@ -124,7 +124,7 @@ container gets peerlane.dev/gpu= instead of lane=.`,
 			a.printDemo(report)
 		}
 		if err == nil && !report.OK() {
-			err = errors.New("the demo ran, and not everything is right: " +
+			err = errors.New("the demo found errors: " +
 				strings.Join(append(report.Problems, report.Left...), "; "))
 		}
 		return err
@@ -142,7 +142,7 @@ func parseSize(flag, text, example string, least, most uint64) (uint64, error) {
 		return 0, fmt.Errorf("--%s %q: invalid size; use a form such as %q", flag, text, example)
 	}
 	if n < least || n > most {
-		return 0, fmt.Errorf("--%s %s: %s to %s are possible", flag, text, humanize.IBytes(least), humanize.IBytes(most))
+		return 0, fmt.Errorf("--%s %s: must be %s to %s", flag, text, humanize.IBytes(least), humanize.IBytes(most))
 	}
 	return n, nil
 }
@@ -221,7 +221,7 @@ func (a *app) printDemo(r *demo.Report) {
 		a.out.Printf("Hand-off of 8 bytes by timelines, one way: median %s, 99th percentile %s.\n",
 			c.HandOffMedian.Round(100*time.Nanosecond), c.HandOff99.Round(100*time.Nanosecond))
 		if r.Simulated {
-			a.out.Println("These rates and times are the simulator's, on host memory; they say nothing about GPUs.")
+			a.out.Println("These rates and times are of the simulator, on host memory; they say nothing about GPUs.")
 		}
 	}
 	left := terminal.Paint("nothing (processes, mounts, sockets, files and cgroups compared with before)")
@@ -373,7 +373,7 @@ func newDemoClientCommand(a *app) *cobra.Command {
 	var script string
 	cmd := &cobra.Command{Use: "demo-client", Hidden: true, Short: "Run a client of the demo", Args: noArgs}
 	cmd.Flags().StringVar(&o.Name, "name", "", "A or B")
-	cmd.Flags().StringVar(&script, "script", "", "what to do, JSON")
+	cmd.Flags().StringVar(&script, "script", "", "the script, as JSON")
 	cmd.Flags().StringVar(&o.Socket, "socket", paths.ContainerDir+"/"+paths.SocketName,
 		"the relay's socket; - to read its path from the first line of standard input")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -76,16 +76,17 @@ Exit status:
 	host.addSoftware()
 	flags := cmd.Flags()
 	flags.StringVar(&hostRoot, "host-root", "/", "read /dev, /etc, /usr and /boot below `DIR`, and run no program there")
-	flags.StringVar(&lane, "for", "", "only findings about the lane of `GPU`")
+	flags.StringVar(&lane, "for", "", "show only findings about the lane of `GPU`")
 	flags.BoolVar(&selfTest, "selftest", false,
 		"also test the pairs of GPUs that lanes stage on (about a second per pair)")
 	flags.BoolVar(&rdma, "rdma", false,
 		"also test the NICs of lanes by RDMA on this host (about a second per NIC and GPU)")
-	flags.DurationVar(&interval, "interval", time.Second, "read counters of errors twice, `TIME` apart")
+	flags.DurationVar(&interval, "interval", time.Second, "`TIME` between two readings of error counters")
 	flags.StringSliceVar(&connect, "connect", nil,
-		"also what needs other hosts, on which doctor --serve runs: `HOST[:PORT]`, with commas between several")
+		"also run the checks between hosts, with doctor --serve on each `HOST[:PORT]`, separated by commas")
 	flags.StringVar(&serve, "serve", "",
-		"only answer doctors of other hosts, at `ADDRESS[:PORT]` (default: the relays' address, the last port of "+
+		"answer doctors of other hosts at `ADDRESS[:PORT]`, and run no check (default: the relays' "+
+			"address, the last port of "+
 			"network.ports)")
 	flags.Lookup("serve").NoOptDefVal = serveAuto
 	complete(cmd, "serve", serveAuto)
@@ -97,7 +98,7 @@ Exit status:
 	}))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if interval < 10*time.Millisecond || interval > 10*time.Second {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to 10 s is possible", interval)}
+			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: must be 10 ms to 10 s", interval)}
 		}
 		if serve != "" && len(connect) > 0 {
 			return usageError{cmd.CommandPath(), errors.New("--serve and --connect are for two hosts")}
@@ -173,7 +174,7 @@ func laneOf(ctx context.Context, h *doctor.Host, name string) (int, error) {
 func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) error {
 	if !host.live() {
 		return usageError{cmd.CommandPath(),
-			errors.New("--selftest is about this machine's GPUs, and another host is looked at")}
+			errors.New("--selftest tests GPUs of this machine; omit it with the files of another host")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {
@@ -185,7 +186,7 @@ func (a *app) testForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host)
 		return err
 	}
 	if len(names) == 0 {
-		a.log.Info("--selftest: lanes stage on no pair of GPUs, and nothing is tested")
+		a.log.Info("--selftest: lanes stage on no pair of GPUs, so nothing is tested")
 		return nil
 	}
 	report, err := a.selfTest(cmd.Context(), t, names, true)

@@ -124,7 +124,7 @@ func resolve(ctx context.Context, name string, port uint16) ([]netip.AddrPort, e
 	if h, p, err := net.SplitHostPort(name); err == nil {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no port", p)
+			return nil, fmt.Errorf("%q is not a port", p)
 		}
 		host, port = h, uint16(n)
 	}

@@ -144,7 +144,7 @@ func TestDoctorIsServedAndConnectsInTurn(t *testing.T) {
 		{[]string{"doctor", "--serve", "--connect", "host2"}, exitUsage, "serve"},
 		{[]string{"doctor", "--serve", "--root", t.TempDir()}, exitFailure, "cluster key"},
 		{[]string{"doctor", "--serve=127.0.0.1:x", "--root", hostOnLoopback(t,
-			network.Keys{Current: network.NewKey(time.Now())}, "")}, exitFailure, `"x" is no port`},
+			network.Keys{Current: network.NewKey(time.Now())}, "")}, exitFailure, `"x" is not a port`},
 	} {
 		var out, errOut bytes.Buffer
 		if code := run(c.args, &out, &errOut); code != c.code || !strings.Contains(errOut.String(), c.says) {

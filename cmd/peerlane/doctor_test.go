@@ -101,7 +101,8 @@ func TestDoctorForOneLane(t *testing.T) {
 	if _, errOut := examined(t, exitFailure, "--for", "gpu17"); !strings.Contains(errOut, `no GPU "17"`) {
 		t.Errorf("a GPU that there is not: %q", errOut)
 	}
-	if _, errOut := examined(t, exitUsage, "--selftest"); !strings.Contains(errOut, "another host is looked at") {
+	if _, errOut := examined(t, exitUsage, "--selftest"); !strings.Contains(errOut, "omit it with the files of "+
+		"another host") {
 		t.Errorf("a self-test of a recorded host: %q", errOut)
 	}
 	examined(t, exitUsage, "--interval", "1ns")
@@ -171,7 +172,7 @@ func TestDoctorReportsAWrongKeyOnce(t *testing.T) {
 	}
 	table, details, _ := strings.Cut(out.String(), "\n\n")
 	for _, part := range []string{table, details} {
-		if n := strings.Count(part, "unknown key relay.slot_sice; the nearest that there is is relay.slot_size"); n != 1 {
+		if n := strings.Count(part, "unknown key relay.slot_sice; did you mean relay.slot_size?"); n != 1 {
 			t.Errorf("the wrong key is reported %d times:\n%s", n, part)
 		}
 	}

@@ -82,9 +82,9 @@ func TestPlanSaysWhatItCannotDo(t *testing.T) {
 		code int
 		want string
 	}{
-		{append([]string{"--explain", "gpu9"}, host...), 1, `no GPU "gpu9": a GPU is named by index`},
+		{append([]string{"--explain", "gpu9"}, host...), 1, `no GPU "gpu9": use an index`},
 		{append([]string{"--explain", "0", "--estimate"}, host...), 2, "give one or the other"},
-		{[]string{"--estimate", "--input", matrix}, 1, "does not tell the bandwidth of every link"},
+		{[]string{"--estimate", "--input", matrix}, 1, "does not state the bandwidth of every link"},
 	} {
 		var out, errOut bytes.Buffer
 		code := run(append([]string{"plan", "--root", t.TempDir()}, test.args...), &out, &errOut)
@@ -93,7 +93,7 @@ func TestPlanSaysWhatItCannotDo(t *testing.T) {
 		}
 	}
 	if out := peerlane(t, "plan", "--root", t.TempDir(), "--explain", "1", "--input", matrix); !strings.Contains(out,
-		"Nothing is estimated") {
+		"No estimate") {
 		t.Errorf("%s", out)
 	}
 }

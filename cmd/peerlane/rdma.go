@@ -16,7 +16,7 @@ import (
 func (a *app) rdmaForDoctor(cmd *cobra.Command, host *hostFlags, h *doctor.Host) (doctor.Check, error) {
 	if !host.live() {
 		return doctor.Check{}, usageError{cmd.CommandPath(), errors.New(
-			"--rdma is about this machine's NICs, and another host is looked at")}
+			"--rdma tests NICs of this machine; omit it with the files of another host")}
 	}
 	t, err := a.realPairs(host, "")
 	if err != nil {

@@ -60,7 +60,7 @@ func TestRelayCommandLines(t *testing.T) {
 		{[]string{"drain", "trainer", "--all"}, 2, "or --all"},
 		{[]string{"resume"}, 2, "or --all"},
 		{[]string{"inspect", "another"}, 1, `find container or generation "another": no relay`},
-		{[]string{"inspect", "aaaa"}, 1, "begins the ids of 2 containers or generations"},
+		{[]string{"inspect", "aaaa"}, 1, "is a prefix of the ids of 2 containers or generations"},
 		{[]string{"drain", "another", "--timeout", "1s"}, 1, `find container or generation "another": no relay`},
 	} {
 		var out, errOut bytes.Buffer

@@ -40,14 +40,14 @@ is shown.
   peerlane relay top --interval 10s -o json`,
 	}
 	flags := cmd.Flags()
-	flags.DurationVar(&interval, "interval", interval, "the time that figures are of")
+	flags.DurationVar(&interval, "interval", interval, "length of the measured interval")
 	flags.BoolVar(&once, "once", false, "print one interval and exit")
 	flags.BoolVar(&connections, "connections", false, "also show each connection")
 	form := addForm(cmd)
 	cmd.ValidArgsFunction = a.completeRelays
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if interval < 10*time.Millisecond || interval > time.Hour {
-			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: 10 ms to an hour is possible", interval)}
+			return usageError{cmd.CommandPath(), fmt.Errorf("--interval %v: must be 10 ms to 1 h", interval)}
 		}
 		screen := a.out.File()
 		var before control.Reports

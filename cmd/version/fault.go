@@ -10,12 +10,12 @@ type fault struct{ what any }
 
 func (f fault) Error() string {
 	return fmt.Sprintf(
-		"this is a fault of Peerlane %s itself: %v; please report it, with what the same command prints with "+
+		"this is a bug in Peerlane %s: %v; please report it, with the output of the same command with "+
 			"GOTRACEBACK=all in its environment", Get().Version, f.what)
 }
 
-// Sentence calls do, and returns a panic as an error, a Fault: a user gets no stack trace. With
-// GOTRACEBACK in the environment the panic goes on.
+// Sentence calls do, and converts a panic to a Fault, so that users get no stack trace. With
+// GOTRACEBACK in the environment it does not recover.
 func Sentence(do func() error) (err error) {
 	if os.Getenv("GOTRACEBACK") == "" {
 		defer func() {

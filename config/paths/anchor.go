@@ -47,7 +47,7 @@ func (l Layout) AnchorCommand() string {
 
 // ErrAnchorHidden says that process 1 does not have the anchor's mount.
 var ErrAnchorHidden = errors.New(
-	"it is mounted in the mount namespace of this command, and not in that of process 1, where engines start; run it " +
+	"it is mounted in the mount namespace of this command but not in that of process 1, where engines start; run it " +
 		"outside of unshare, of a container and of a unit with PrivateMounts= or ProtectSystem=",
 )
 
@@ -167,7 +167,7 @@ func CheckAnchor(dir *os.File) error {
 	}
 	switch {
 	case !mount:
-		return errors.New("it is a directory and not a mount, so a runtime could write in it")
+		return errors.New("it is a directory instead of a mount, so a runtime could write to it")
 	case fs.Type != unix.TMPFS_MAGIC:
 		return fmt.Errorf("the file system mounted there is of type %#x, not a tmpfs", fs.Type)
 	case fs.Files != 1:
@@ -187,7 +187,7 @@ func isMount(dir *os.File) (bool, error) {
 		return false, os.NewSyscallError("statx", err)
 	}
 	if stat.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return false, errors.New("statx does not tell mounts; this needs Linux 5.12")
+		return false, errors.New("statx does not report mount points; Linux 5.12 or newer is needed")
 	}
 	return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }
@@ -201,7 +201,7 @@ func seenByInit(dir *os.File) error {
 	}
 	init, err := os.Stat("/proc/1/ns/mnt")
 	if err != nil || os.SameFile(own, init) {
-		return nil // without ptrace nothing is known of process 1
+		return nil // reading it needs ptrace access to process 1
 	}
 	mounts, err := os.ReadFile("/proc/1/mountinfo")
 	if err != nil {

@@ -121,7 +121,7 @@ func TestCheckAnchorRefusesOtherDirectories(t *testing.T) {
 		says, options string
 		flags         uintptr
 	}{
-		{says: "and not a mount"},
+		{says: "instead of a mount"},
 		{"not read-only", "nr_inodes=1", 0},
 		{"for 100 inodes", "nr_inodes=100", flags},
 		{"belongs to uid 65534", "nr_inodes=1,uid=65534", flags},

@@ -174,7 +174,7 @@ func directory(path string, mode os.FileMode) error {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && !info.IsDir():
-		return fmt.Errorf("%s is to be a directory, and is none; move it away", path)
+		return fmt.Errorf("%s is not a directory; move it away", path)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
@@ -183,7 +183,7 @@ func directory(path string, mode os.FileMode) error {
 	}
 	err = os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return nil // another process was quicker
+		return nil // another process created it first
 	}
 	if err != nil {
 		return err

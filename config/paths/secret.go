@@ -31,21 +31,21 @@ func ReadSecret(path string, limit int64) ([]byte, error) {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch {
 	case !info.Mode().IsRegular():
-		return nil, untrusted(path, "replace it", errors.New("it is no regular file"))
+		return nil, untrusted(path, "replace it", errors.New("it is not a regular file"))
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
 		return nil, untrusted(path, "chown root "+path, fmt.Errorf("it belongs to uid %d", stat.Uid))
 	case info.Mode().Perm()&0o077 != 0:
 		return nil, untrusted(
 			path,
 			"chmod 0600 "+path+", and replace the secret",
-			fmt.Errorf("it is open to others than its owner (mode %04o)", info.Mode().Perm()),
+			fmt.Errorf("users other than its owner can read or write it (mode %04o)", info.Mode().Perm()),
 		)
 	case info.Size() > limit:
-		return nil, fmt.Errorf("%s has %d bytes; at most %d are possible", path, info.Size(), limit)
+		return nil, fmt.Errorf("%s has %d bytes, more than %d", path, info.Size(), limit)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit {
-		err = fmt.Errorf("%s grows while it is read", path)
+		err = fmt.Errorf("%s grew while it was read", path)
 	}
 	return text, err
 }

@@ -29,24 +29,25 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	secrets := []secret{
 		{"root's alone", file(0o600), ""},
 		{"read-only", file(0o400), ""},
-		{"a group reads it", file(0o640), "is open to others than its owner (mode 0640)"},
+		{"a group reads it", file(0o640), "users other than its owner can read or write it (mode 0640)"},
 		{"everybody reads it", file(0o604), "mode 0604"},
 		{"a group executes it", file(0o610), "mode 0610"},
-		{"a group writes it", file(0o620), "can be written by others"},
+		{"a group writes it", file(0o620), "can be written by"},
 		{"a link", func(path string) error {
 			if err := os.WriteFile(path+".real", []byte("secret"), 0o600); err != nil {
 				return err
 			}
 			return os.Symlink(path+".real", path)
-		}, "no regular file"},
-		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
-		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) }, "has 9 bytes; at most 8"},
+		}, "not a regular file"},
+		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
+		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) },
+			"has 9 bytes, more than 8"},
 		{"in a directory of all", func(path string) error {
 			if err := file(0o600)(path); err != nil {
 				return err
 			}
 			return os.Chmod(filepath.Dir(path), 0o777)
-		}, "can be written by others"},
+		}, "can be written by"},
 		{"not there", func(string) error { return nil }, "no such file"},
 	}
 	if os.Geteuid() == 0 { // only root can give a file away

@@ -25,7 +25,7 @@ func Trusted(path string) error {
 		}
 		stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 		if name == path && !info.Mode().IsRegular() {
-			return untrusted(path, "replace it", errors.New("it is no regular file"))
+			return untrusted(path, "replace it", errors.New("it is not a regular file"))
 		}
 		if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
 			return untrusted(

@@ -69,7 +69,7 @@ const (
 // because relays and containers run as different users.
 func Write(dir string, devices []Device) error {
 	if len(devices) == 0 || len(devices) > maxDevices {
-		return fmt.Errorf("simulated host %s: %d devices; 1 to %d are possible", dir, len(devices), maxDevices)
+		return fmt.Errorf("simulated host %s: %d devices; must be 1 to %d", dir, len(devices), maxDevices)
 	}
 	var b strings.Builder
 	b.WriteString("# index minor uuid pci-address memory-bytes name\n")

@@ -80,10 +80,10 @@ func Inspect(l paths.Layout, id string) (Inspection, error) {
 	i.Sandbox = confinement(info)
 	i.NCCLConf = ncclConf(l, info)
 	if i.Pairs, err = selftest.PairsOf(&info.Generation, l); err != nil {
-		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the kept results of self-tests: %v", err))
+		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the stored results of self-tests: %v", err))
 	}
 	if i.Triples, err = selftest.TriplesOf(&info.Generation, l); err != nil {
-		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the kept results of self-tests: %v", err))
+		i.LogTail = append(i.LogTail, fmt.Sprintf("ignoring the stored results of self-tests: %v", err))
 	}
 	answer, err := admin.Ask(l, id, admin.Inspect)
 	if err != nil {

@@ -135,7 +135,8 @@ func Find(l paths.Layout, name string) ([]generation.Info, error) {
 	case len(begin) == 1 || len(begin) > 1 && sameContainer(begin):
 		return begin, nil
 	case len(begin) > 1:
-		return nil, fmt.Errorf("%q begins the ids of %d containers or generations; give a longer prefix", name, len(begin))
+		return nil, fmt.Errorf("%q is a prefix of the ids of %d containers or generations; give a longer prefix", name,
+			len(begin))
 	}
 	return nil, errors.Join(fmt.Errorf("find container or generation %q: %w", name, ErrNoRelay), err)
 }

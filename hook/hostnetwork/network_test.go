@@ -47,7 +47,7 @@ func TestNetworkingFollowsConfigurationAndSecrets(t *testing.T) {
 		"a key":  {0o600, loopback, true, false, ""},
 		"a key, and off": {0o600, func(c *config.Network) { c.Listen = config.ListenOff }, false, false,
 			"network.listen"},
-		"a key that others can read": {0o644, loopback, false, true, "open to others"},
+		"a key that others can read": {0o644, loopback, false, true, "users other than its owner"},
 		"no interface": {0o600, func(c *config.Network) { c.Interfaces = "=peerlane-none" }, false, true,
 			"network.interfaces"},
 		"no certificate where one is": {0o600, func(c *config.Network) {

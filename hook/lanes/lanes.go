@@ -80,7 +80,7 @@ func staleGPU(gpu string, cause error) error {
 func findLane(plan *planner.Plan, name string) (launch.Lane, error) {
 	uuid, busID, ok := strings.Cut(name, "@")
 	if !ok {
-		return launch.Lane{}, errors.New(`a lane is named as "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
+		return launch.Lane{}, errors.New(`a lane name looks like "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
 	}
 	busID, err := topo.ParseBusID(busID)
 	if err != nil {

@@ -116,12 +116,12 @@ func TestFindStaleLaneFails(t *testing.T) {
 		}
 	}
 	for name, says := range map[string]string{
-		"0":                                "a lane is named as",
-		"@":                                "no PCI address",
+		"0":                                "a lane name looks like",
+		"@":                                "not a PCI address",
 		"@0000:3b:00.0":                    "MIG is on",
 		testplan.UUID9 + "@0000:3b:00.0":   "MIG is on", // the plan has no UUID
-		testplan.UUID1 + "@../../etc":      "no PCI address",
-		testplan.UUID1 + "@0000:2a:00.0\n": "no PCI address",
+		testplan.UUID1 + "@../../etc":      "not a PCI address",
+		testplan.UUID1 + "@0000:2a:00.0\n": "not a PCI address",
 	} {
 		_, err := Find(testplan.New("/sys"), []string{name})
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -237,7 +237,7 @@ func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
 	refused("mode 0646", mode(l.PlanFile(), 0o646), mode(l.PlanFile(), 0o644))
 	refused("mode 0770", mode(l.State(), 0o770), mode(l.State(), 0o700))
 	other := filepath.Join(t.TempDir(), "plan.json")
-	refused("no regular file",
+	refused("not a regular file",
 		func() error { return errors.Join(os.Rename(l.PlanFile(), other), os.Symlink(other, l.PlanFile())) },
 		func() error { return os.Rename(other, l.PlanFile()) })
 	if os.Geteuid() == 0 {

@@ -168,6 +168,6 @@ var KillByPidfd = func(pidfd int) error { return unix.PidfdSendSignal(pidfd, uni
 func Unkillable(what string, pid int) error {
 	return &fault.Error{Code: fault.Unkillable, Operation: "end by SIGKILL " + what, Object: strconv.Itoa(pid),
 		Cause: errors.New(
-			"a system call of the process, of a driver perhaps, does not return",
+			"a system call of the process does not return, perhaps in a driver",
 		), Remedy: fmt.Sprintf("see the call in /proc/%d/stack", pid)}
 }

@@ -17,7 +17,7 @@ func rawExecveat(dir int, path *byte, argv, envv []*byte, how int) error {
 
 // become switches to a uid, and a gid of the same number.
 func become(id uint32, groups []int) error {
-	list := make([]uint32, len(groups)+1) // one more element, so that the slice has a first
+	list := make([]uint32, len(groups)+1) // one more element, so that the slice is not empty
 	for i, g := range groups {
 		list[i] = uint32(g)
 	}
@@ -42,7 +42,7 @@ func dropBounding() error {
 	for c := uintptr(0); c <= lastCapability; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
 		if err != nil {
-			return nil // EINVAL: the kernel has no more
+			return nil // EINVAL: the kernel has no further capability
 		}
 		if has == 0 {
 			continue
@@ -68,7 +68,7 @@ func dropCapabilities() error {
 		0,
 		0,
 		0,
-	) // needs CAP_SETPCAP, as there is something to drop
+	) // needs CAP_SETPCAP
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
 	return os.NewSyscallError("capset", unix.Capset(&header, &none[0]))

@@ -74,7 +74,7 @@ func olderLacks(abi int, tcp address.Ports, lacks func(what string, err error)) 
 		if one.is && abi < one.takes {
 			lacks(
 				one.what,
-				fmt.Errorf("this kernel has version %d of Landlock's interface, and that takes version %d", abi, one.takes),
+				fmt.Errorf("this kernel has version %d of Landlock's interface; version %d is needed", abi, one.takes),
 			)
 		}
 	}
@@ -88,7 +88,7 @@ type landlock struct{ fd, abi int }
 func landlockRules(v view, ownUID bool, tcp address.Ports, lacks func(path string, err error)) (*landlock, error) {
 	version, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
-		return nil, fmt.Errorf("this kernel has none, or it is switched off: %w", errno)
+		return nil, fmt.Errorf("this kernel lacks Landlock, or it is disabled: %w", errno)
 	}
 	l := &landlock{abi: int(version)}
 	files, network, scopes := handled(l.abi)

@@ -18,7 +18,7 @@ const confineTimeout = 20 * time.Second
 // ErrSilent reports a killed sandbox: the next try may succeed.
 var ErrSilent error = &fault.Error{
 	Code:      fault.NoSandbox,
-	Operation: "the relay's sandbox ended without a word",
+	Operation: "the relay's sandbox ended without a report",
 	Remedy:    "read the generation's log",
 }
 

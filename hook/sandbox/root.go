@@ -146,7 +146,7 @@ func real(path string) string {
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		return to
 	}
-	return path // gone since the lookup
+	return path // removed since the lookup
 }
 
 // sortByDepth sorts parents before children.

@@ -245,7 +245,7 @@ func Main(arguments []string) error {
 		return fmt.Errorf("confine: %w: %w", errArguments, err)
 	}
 	if flags.NArg() == 0 {
-		return fmt.Errorf("confine: %w: no program is given", errArguments)
+		return fmt.Errorf("confine: %w: missing program", errArguments)
 	}
 	s.Read, s.Write, s.Devices = read, write, devices
 	if *standard {
@@ -342,7 +342,7 @@ func (s Spec) apply(program string) (Report, error) {
 	var own uint32 = math.MaxUint32
 	if s.UID != 0 {
 		if err := Mapped(s.UID); err != nil {
-			r.lacks("a uid of its own", err)
+			r.lacks("its own uid", err)
 		} else {
 			own = uint32(s.UID)
 		}
@@ -370,13 +370,13 @@ func (s Spec) apply(program string) (Report, error) {
 	}
 	if s.network() == noNetwork {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			r.lacks("a network namespace of its own", os.NewSyscallError("unshare", err))
+			r.lacks("its own network namespace", os.NewSyscallError("unshare", err))
 		} else {
 			r.Network = true
 		}
 	}
 	if err := ownRoot(view, lacks); err != nil {
-		r.lacks("a root of its own", err)
+		r.lacks("its own root", err)
 	} else {
 		r.Root = true
 	}
@@ -396,7 +396,7 @@ func (s Spec) apply(program string) (Report, error) {
 			if !errors.Is(err, unix.EPERM) {
 				return r, err
 			}
-			r.lacks("a uid of its own", err)
+			r.lacks("its own uid", err)
 			r.Groups = []int{}
 		}
 	}
@@ -427,7 +427,8 @@ func (s Spec) apply(program string) (Report, error) {
 		r.lacks(
 			"protection from tracing at its start",
 			fmt.Errorf(
-				"each user can read %[1]s, so each process of its uid can trace it until it has disabled that; chmod 711 %[1]s",
+				"every user can read %[1]s, so a process of the relay's uid can trace the relay until the relay disables "+
+					"tracing; chmod 711 %[1]s",
 				program,
 			),
 		)
@@ -455,7 +456,7 @@ func Mapped(id int) error {
 			}
 		}
 		if !found {
-			return fmt.Errorf("%d is not in %s, so this user namespace has it not", id, file)
+			return fmt.Errorf("%d is not in %s, so this user namespace does not map it", id, file)
 		}
 	}
 	return nil
@@ -470,8 +471,8 @@ func (s Spec) limit(own bool, r *Report) error {
 		// The kernel counts the tasks of all processes of the uid, so a container can exhaust the
 		// limit.
 		r.lacks(
-			"a limit of tasks of its own",
-			errors.New("its control group has no pids.max; RLIMIT_NPROC counts each process of its uid"),
+			"its own limit of tasks",
+			errors.New("its control group has no pids.max; RLIMIT_NPROC counts all processes of its uid"),
 		)
 	}
 	for _, l := range []struct {

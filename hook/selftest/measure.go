@@ -55,7 +55,7 @@ func measuredLoops(results []launch.RDMAResult) (loops []topo.MeasuredLoop, fail
 		l := key
 		l.Out, l.In = r.Read, r.Write
 		if r.Untested != "" || r.Failed != "" || r.Wrong > 0 || !(l.Rate() > 0) {
-			reason := cmp.Or(r.Untested, r.Failed, "bytes arrived wrong; run peerlane doctor --rdma")
+			reason := cmp.Or(r.Untested, r.Failed, "wrong bytes arrived; run peerlane doctor --rdma")
 			if _, known := reasons[key]; !known {
 				reasons[key], order = name+": "+reason, append(order, key)
 			}

@@ -31,7 +31,7 @@ func TestMeasuredLoopsTakeTheFastestRegistration(t *testing.T) {
 	if diff := cmp.Diff(want, loops); diff != "" {
 		t.Errorf("loopbacks: %s", diff)
 	}
-	if want := []string{"mlx5_1 and host memory: bytes arrived wrong; run peerlane doctor --rdma",
+	if want := []string{"mlx5_1 and host memory: wrong bytes arrived; run peerlane doctor --rdma",
 		"mlx5_1 and memory of GPU 0: first",
 		"mlx5_2 and host memory: iWARP"}; !slices.Equal(failed, want) {
 		t.Errorf("without a rate are %q, want %q", failed, want)

@@ -22,12 +22,12 @@ func (t *Tester) RDMA(ctx context.Context, job launch.RDMAJob, tell func(launch.
 	for _, n := range job.NICs {
 		limit += rdmaTestTimeout * time.Duration(1+2*len(n.GPUs))
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the test of RDMA takes too long"))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errors.New("the RDMA test takes too long"))
 	defer cancel()
 	text, err := json.Marshal(job)
 	if err != nil {
 		return err
 	}
-	return t.relayProgram(ctx, "rdma-test", "the test of RDMA", nil, text,
+	return t.relayProgram(ctx, "rdma-test", "the RDMA test", nil, text,
 		func(out io.Reader) error { return launch.ReadRDMA(out, job, tell) })
 }

@@ -213,7 +213,7 @@ func (t *Tester) Test(
 	}
 	var failed error
 	took := func(h launch.PairHost, p launch.Pair) {
-		p.At = time.Now().Unix() // by our clock
+		p.At = time.Now().Unix() // by the local clock
 		kept.PairHost, kept.Pairs = h, append(kept.Pairs, p)
 		if failed == nil && !t.unkept {
 			failed = generation.WriteJSON(t.layout.SelfTestFile(), kept)
@@ -357,7 +357,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 	said := &firstWords{}
 	cmd.Dir, cmd.Env = "/", append([]string{programs.SearchPath}, t.relay.Environment...)
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(job), said
-	cmd.WaitDelay = time.Second // for other holders of the pipes, and a process that a driver holds
+	cmd.WaitDelay = time.Second // other processes may hold the pipes, and a driver may block the process
 	out, err := cmd.StdoutPipe()
 	// A caller's shell may have passed descriptors, which the sandbox would keep.
 	err = errors.Join(err, unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC))
@@ -368,7 +368,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 		return fmt.Errorf("starting %s: %w", what, err)
 	}
 	if report != nil {
-		cmd.ExtraFiles[0].Close() // else the end of the pipe would not show
+		cmd.ExtraFiles[0].Close() // otherwise the pipe would stay open
 		if _, err = sandbox.ReadReport(report); err != nil {
 			err = errors.Join(err, cmd.Process.Kill())
 		}
@@ -405,7 +405,7 @@ func waitOr(ctx context.Context, wait func() error) error {
 		return err
 	case <-time.After(heldTime):
 		logrus.Warnf(
-			"the self-test does not end within %v of SIGKILL: a system call, of a driver perhaps, does not return",
+			"the self-test does not end within %v of SIGKILL: a system call does not return, perhaps in a driver",
 			heldTime,
 		)
 		return context.Cause(ctx)

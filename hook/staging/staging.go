@@ -99,7 +99,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	}
 	if most := granted(g.Config, gpu.BusID); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf(
-			"%s asked for on GPU %d (%s), and the relay's configuration comes to %s there",
+			"%s requested on GPU %d (%s), but the relay's configuration permits %s",
 			config.Size(c.Bytes),
 			gpu.Index,
 			gpu.BusID,
@@ -127,7 +127,7 @@ func Admit(l paths.Layout, id string, relay process.Process, c launch.Claim) (la
 	free := limit - min(limit, taken)
 	if c.Bytes > free && c.Bytes > own.GPUs[gpu.BusID] {
 		return launch.Admission{
-			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging asked for on GPU %d (%s)", config.Size(c.Bytes),
+			Claim: c.Claim, Free: free, Error: full(fmt.Sprintf("%s of staging requested on GPU %d (%s)", config.Size(c.Bytes),
 				gpu.Index, gpu.BusID),
 				limit, key, taken, holders, conf.CDI.Tenancy == config.TenancyMulti),
 		}, nil
@@ -151,7 +151,7 @@ func admitHost(
 ) (launch.Admission, error) {
 	if most := grantedHost(g); c.Bytes > most {
 		return launch.Admission{}, fmt.Errorf(
-			"%s of host memory asked for, and the relay's configuration comes to %s",
+			"%s of host memory requested, but the relay's configuration permits %s",
 			config.Size(c.Bytes),
 			config.Size(most),
 		)
@@ -182,7 +182,7 @@ func admitHost(
 		return launch.Admission{
 			Claim: c.Claim, Free: free,
 			Error: full(
-				fmt.Sprintf("%s of host memory asked for", config.Size(c.Bytes)),
+				fmt.Sprintf("%s of host memory requested", config.Size(c.Bytes)),
 				limit,
 				key,
 				taken,
@@ -322,7 +322,7 @@ const maxHolders = 4
 
 // full formats the refusal of a claim. Tenants learn nothing of each other.
 func full(asked string, limit uint64, key string, taken uint64, holders []holder, tenants bool) string {
-	text := fmt.Sprintf("%s: all relays of this host may have %s (%s)", asked, config.Size(limit), key)
+	text := fmt.Sprintf("%s: the limit of all relays of this host is %s (%s)", asked, config.Size(limit), key)
 	switch {
 	case len(holders) == 0:
 		return text

@@ -24,9 +24,9 @@ func admitClaims(l paths.Layout, id string, log *logrus.Entry, r *relay) {
 	for c := range r.claims {
 		a, err := staging.Admit(l, id, r.process, c)
 		if err != nil {
-			a = launch.Admission{Claim: c.Claim, Error: fmt.Sprintf("the supervisor cannot admit staging: %v", err)}
+			a = launch.Admission{Claim: c.Claim, Error: fmt.Sprintf("admitting staging failed: %v", err)}
 		}
-		if !a.OK { // the relay logs the refusal once, and a relay can ask at any rate
+		if !a.OK { // no log line: the relay logs the refusal, and may ask at any rate
 			log.Debugf("not admitted: %s", a.Error)
 		}
 		if err := r.send(a); err != nil {

@@ -11,8 +11,8 @@ import (
 
 func TestLackingPartOfTheSandboxHasCodeCauseAndRemedy(t *testing.T) {
 	for missing, want := range map[string]struct{ object, cause string }{
-		"Landlock: this kernel has none": {"Landlock", "this kernel has none"},
-		"a limit of tasks of its own: its control group has no pids.max": {"a limit of tasks of its own",
+		"Landlock: this kernel lacks Landlock": {"Landlock", "this kernel lacks Landlock"},
+		"its own limit of tasks: its control group has no pids.max": {"its own limit of tasks",
 			"its control group has no pids.max"},
 		"a filter of system calls: seccomp: invalid argument: 22": {"a filter of system calls",
 			"seccomp: invalid argument: 22"},

@@ -80,7 +80,7 @@ func (e ending) cause() (cause, why string) {
 		return causePanic, e.panicked
 	case signal == unix.SIGTERM && (e.container || e.asked || e.renew): // sent by the supervisor
 	case signal != 0 && e.killReason == "":
-		return causeKilled, fmt.Sprintf("signal %d, %v, of an unknown sender", int(signal), signal)
+		return causeKilled, fmt.Sprintf("signal %d (%v) of an unknown sender", int(signal), signal)
 	case e.word.Cause == launch.EndGPU,
 		e.word.Cause == launch.EndCUDA,
 		e.word.Cause == launch.EndKept,
@@ -93,21 +93,21 @@ func (e ending) cause() (cause, why string) {
 	case e.container:
 		return causeContainer, or(why, "the container has ended")
 	case e.asked:
-		return causeSupervisor, or(why, "the supervisor was asked to end, although the container lives")
+		return causeSupervisor, or(why, "the supervisor was stopped while the container was running")
 	case e.held == generation.StateDrained:
 		return causeDrained, or(why, "by the administrator")
 	case e.held == generation.StateStopped:
 		return causeStopped, or(why, "by the administrator")
 	case e.renew:
-		return causeRenewed, or(why, "an added lane has devices that the relay's sandbox lacks")
+		return causeRenewed, or(why, "an added lane needs devices that the relay's sandbox lacks")
 	case e.killReason != "":
 		return causeUseless, e.killReason
 	case e.word.Cause == launch.EndSignal:
-		return causeKilled, "a signal asked the relay to end: " + e.word.Reason
+		return causeKilled, "the relay received a signal: " + e.word.Reason
 	case e.err != nil:
 		return causeFailed, strings.TrimSuffix(fmt.Sprintf("%v: %s", e.err, e.last), ": ")
 	}
-	return causeItself, or(e.word.Reason, "without a word, although the container lives")
+	return causeItself, or(e.word.Reason, "without an error, while the container was running")
 }
 
 func or(a, b string) string {

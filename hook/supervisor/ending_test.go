@@ -28,7 +28,7 @@ func TestCauseOrdersEvidence(t *testing.T) {
 		ending
 		cause, says string
 	}{
-		{"kill -9", ending{err: killed}, causeKilled, "signal 9, killed"},
+		{"kill -9", ending{err: killed}, causeKilled, "signal 9 (killed)"},
 		{"out of memory", ending{err: killed, memory: true}, causeMemory, "relay.memory"},
 		{"out of memory while it drains", ending{err: killed, memory: true, held: generation.StateDrained}, causeMemory,
 			"relay.memory"},
@@ -49,14 +49,14 @@ func TestCauseOrdersEvidence(t *testing.T) {
 			causeContainer, "the container has ended"},
 		{"container, stubborn", ending{err: killed, container: true, killReason: "it did not end"}, causeContainer,
 			"it did not end"},
-		{"supervisor", ending{asked: true}, causeSupervisor, "asked to end"},
+		{"supervisor", ending{asked: true}, causeSupervisor, "was stopped"},
 		{"drained", ending{held: generation.StateDrained}, causeDrained, "administrator"},
 		{"stopped by force", ending{err: killed, held: generation.StateStopped, killReason: "it did not end"}, causeStopped,
 			"it did not end"},
 		{"renewed", ending{renew: true}, causeRenewed, "sandbox"},
 		{"silent", ending{err: killed, killReason: "no answer"}, causeUseless, "no answer"},
 		{"status without a word", ending{err: one}, causeFailed, "exit status 1"},
-		{"status 0", ending{}, causeItself, "without a word"},
+		{"status 0", ending{}, causeItself, "without an error"},
 	} {
 		if cause, why := c.ending.cause(); cause != c.cause || !strings.Contains(why, c.says) {
 			t.Errorf("%s: %q, %q; want %q, %q", c.name, cause, why, c.cause, c.says)

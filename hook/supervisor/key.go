@@ -34,7 +34,7 @@ func (s *supervisor) tellSecrets() {
 		return
 	}
 	if err := s.relay.request(launch.Request{Request: launch.RequestSecrets, Secrets: &s.networking.Secrets}); err != nil {
-		s.complain(fmt.Sprintf("the relay cannot be sent the cluster key: %v", err))
+		s.complain(fmt.Sprintf("sending the cluster key to the relay failed: %v", err))
 	}
 }
 
@@ -45,7 +45,7 @@ func (s *supervisor) toldSecrets(a launch.Status) {
 		return
 	}
 	s.relay.tellAgain = time.Now().Add(refusedInterval)
-	s.complain("the relay refuses the cluster key, or certificates: " + a.Error)
+	s.complain("the relay refused the cluster key or the certificates: " + a.Error)
 }
 
 // lookAtKey sends a changed key to a relay on the network until the relay accepts the key. A
@@ -56,7 +56,7 @@ func (s *supervisor) lookAtKey() {
 	}
 	text, err := paths.ReadSecret(hostnetwork.KeyFile(s.layout, s.generation.Network), launch.MaxSecret)
 	if err != nil {
-		s.complain(fmt.Sprintf("the cluster key cannot be read any more; the relay keeps the previous key: %v", err))
+		s.complain(fmt.Sprintf("the cluster key has become unreadable; the relay keeps the previous key: %v", err))
 		return
 	}
 	if !bytes.Equal(text, s.networking.File) {

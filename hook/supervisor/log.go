@@ -33,7 +33,7 @@ func (b *boundedLog) Write(text []byte) (int, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
 	if err := b.makeRoom(int64(len(text))); err != nil {
-		_, _ = fmt.Fprintf(os.Stderr, "bounding this log: %v\n", err)
+		_, _ = fmt.Fprintf(os.Stderr, "truncating this log: %v\n", err)
 	}
 	_, _ = os.Stderr.Write(text)
 	return len(text), nil

@@ -20,7 +20,7 @@ const (
 type refusal struct {
 	listeners []net.Listener
 	stop      chan struct{} // closed by end
-	ended     chan struct{} // one value for a listener that is done
+	ended     chan struct{} // one value per ended listener
 }
 
 // refuse sends the reason to clients and peer relays that connect.
@@ -66,7 +66,7 @@ func accept(listener net.Listener, message []byte, stop <-chan struct{}) {
 		go func() {
 			defer func() { conn.Close(); <-room }()
 			if conn.SetReadDeadline(time.Now().Add(refusalTimeout)) != nil {
-				return // gone already
+				return // already disconnected
 			}
 			// Read the hello first: a client that receives an end while sending does not read on. A
 			// silent client also gets the message.

@@ -55,7 +55,7 @@ type relay struct {
 	// sandbox reports the sandbox of the process, and devices the devices in the sandbox; nil
 	// without a sandbox.
 	sandbox *sandbox.Report
-	report  *os.File // where that comes from
+	report  *os.File // its source
 	devices []string
 	// renew reports that the supervisor ended the process to start the next.
 	renew bool
@@ -110,7 +110,7 @@ func startRelay(
 		launch.FDClients: clients, launch.FDPeers: peers, launch.FDSupervisor: theirs, launch.FDInit: init,
 	}
 	arguments := []string{"serve"}
-	if g.LogFormat == config.LogJSON { // not named otherwise: a relay of an earlier release knows no such option
+	if g.LogFormat == config.LogJSON { // omitted by default: a relay of an earlier release lacks the option
 		arguments = append(arguments, "--log-format", config.LogJSON)
 	}
 	r.cmd = exec.Command(g.Relay.Path, arguments...)
@@ -135,7 +135,7 @@ func startRelay(
 	r.cmd.Env = append([]string{programs.SearchPath}, g.Relay.Environment...)
 	said, says, err := os.Pipe()
 	if err != nil {
-		r.report.Close() // nil has no descriptor to close
+		r.report.Close() // nothing to close for nil
 		r.control.Close()
 		return nil, err
 	}
@@ -157,7 +157,7 @@ func startRelay(
 		pidfd.Close()
 	} else if !errors.Is(err, process.ErrEnded) {
 		err = errors.Join(err, r.cmd.Process.Kill())
-		r.cmd.Wait() // killed by us: nothing to learn
+		r.cmd.Wait() // killed by this process: the error has no information
 		said.Close()
 		r.report.Close()
 		r.control.Close()
@@ -297,7 +297,7 @@ func (r *relay) end() (exit *error, err error) {
 		return &err, nil
 	case <-time.After(process.EndTimeout):
 	}
-	if err := r.kill(fmt.Sprintf("it did not end within %v, and was killed", process.EndTimeout)); err != nil {
+	if err := r.kill(fmt.Sprintf("it did not end within %v and was killed", process.EndTimeout)); err != nil {
 		return nil, err
 	}
 	select {

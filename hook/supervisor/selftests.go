@@ -22,7 +22,7 @@ type selfTests struct {
 	found  chan launch.Pair   // results in order
 	done   chan tested
 	pairs  []launch.Pair // known results
-	told   bool          // that the servers' pairs are
+	told   bool          // the servers' pairs
 }
 
 // tested is the result of a test of some pairs.
@@ -43,7 +43,7 @@ func (s *supervisor) selfTest() {
 	tester := selftest.OfGeneration(s.generation, s.layout)
 	known, err := tester.KnownPairs(s.generation.Config.Lanes)
 	if err != nil {
-		s.log.WithError(err).Warn("ignoring the kept results of self-tests")
+		s.log.WithError(err).Warn("ignoring the stored results of self-tests")
 	}
 	s.tests.pairs = slices.DeleteFunc(s.tests.pairs, selftest.Stale)
 	s.learn(known)
@@ -127,7 +127,7 @@ func (s *supervisor) testsDone(t tested) {
 	s.tests.cancel, s.tests.told = nil, true
 	if errors.Is(t.err, context.Canceled) { // for a relay that was stopped or drained
 		s.learn(t.pairs)
-		if s.held == "" && s.relay != nil { // which has started since, and waits
+		if s.held == "" && s.relay != nil { // which has started meanwhile and waits
 			s.selfTest()
 			s.configure()
 		}
@@ -137,7 +137,7 @@ func (s *supervisor) testsDone(t tested) {
 		s.log.WithError(t.err).Warn("testing pairs of GPUs")
 	}
 	for _, n := range selftest.Unknown(t.pairs, t.names) { // so that no process waits for the pair
-		reason := "the self-test has not reached this pair"
+		reason := "the self-test did not reach this pair"
 		if t.err != nil {
 			reason = t.err.Error()
 		}
@@ -158,14 +158,14 @@ func (s *supervisor) testsDone(t tested) {
 		case launch.VerdictUntested:
 			s.log.Warnf("%v are not tested: %s", p.PairName, p.Reason)
 		default:
-			text := fmt.Sprintf("%v are not used as a pair: %s; relays of this boot stage elsewhere", p.PairName, p.Reason)
+			text := fmt.Sprintf("pair %v is unfit: %s; relays of this boot stage elsewhere", p.PairName, p.Reason)
 			s.log.Error(text)
 			s.tell(journal.SeverityError, text)
 		}
 	}
 	s.log.Infof("the self-test of %d pairs of GPUs took %v", len(t.names), t.took.Round(time.Millisecond))
 	if s.held == "" {
-		s.selfTest() // for lanes that have come meanwhile
+		s.selfTest() // for lanes that were added meanwhile
 	}
 	if s.relay != nil {
 		s.configure()
@@ -184,7 +184,7 @@ func (s *supervisor) endTests() (t tested, ended bool) {
 	case t = <-s.tests.done:
 		return t, true
 	case <-time.After(process.EndTimeout):
-		s.log.Warn("the self-test does not end: a system call, of a driver perhaps, does not return")
+		s.log.Warn("the self-test does not end: a system call does not return, perhaps in a driver")
 		return t, false
 	}
 }
@@ -227,7 +227,7 @@ func (s *supervisor) knowing(c launch.Config) launch.Config {
 	if omitted := len(all) - len(c.Triples); omitted != s.triples.omitted {
 		s.triples.omitted = omitted
 		if omitted > 0 {
-			s.log.Warnf("a configuration has no room for %d of %d results of GPUs and NICs: their data bounces through the "+
+			s.log.Warnf("a configuration has no room for %d of %d results of GPUs and NICs: data of these bounces through the "+
 				"host's memory", omitted, len(all))
 		}
 	}

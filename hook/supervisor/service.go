@@ -27,11 +27,11 @@ import (
 func TakeOver(connection *os.File) error {
 	l, g, d, err := takeOver(connection)
 	if errors.Is(err, io.EOF) {
-		logrus.Info("the hook has gone without a relay for this service")
+		logrus.Info("the hook disconnected without handing over a relay")
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("taking a relay over from a hook: %w", err)
+		return fmt.Errorf("taking over a relay from a hook: %w", err)
 	}
 	restore, err := logToBoth(l, g.ID)
 	if err != nil {
@@ -49,7 +49,7 @@ func TakeOver(connection *os.File) error {
 func takeOver(connection *os.File) (l paths.Layout, g *generation.Generation, d handover.Descriptors, err error) {
 	conn, err := asConnection(connection)
 	if err != nil {
-		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this, for peerlane-relay.socket", err)
+		return l, nil, d, fmt.Errorf("standard input: %w; only systemd runs this command, for peerlane-relay.socket", err)
 	}
 	defer conn.Close()
 	// Also for a silent peer.
@@ -135,7 +135,7 @@ func checkPeer(conn *net.UnixConn) error {
 		return os.NewSyscallError("SO_PEERCRED", failed)
 	}
 	if int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("process %d of user %d asks for a relay; only user %d may", peer.Pid, peer.Uid, os.Geteuid())
+		return fmt.Errorf("process %d of user %d requests a relay; only user %d may", peer.Pid, peer.Uid, os.Geteuid())
 	}
 	return nil
 }
@@ -143,13 +143,14 @@ func checkPeer(conn *net.UnixConn) error {
 // checkHandover refuses a message other than the handover of a generation whose hook waits.
 func checkHandover(h handover.Message, l paths.Layout, files []*os.File) (*generation.Generation, error) {
 	if h.Version != handover.Version {
-		return nil, fmt.Errorf("the hook speaks version %d and this service %d", h.Version, handover.Version)
+		return nil, fmt.Errorf("the hook has protocol version %d and this service has version "+
+			"%d", h.Version, handover.Version)
 	}
 	if !filepath.IsAbs(h.Root) || filepath.Clean(h.Root) != h.Root {
 		return nil, fmt.Errorf("the root %q is not a clean absolute path", h.Root)
 	}
 	if len(files) != handover.Count {
-		return nil, fmt.Errorf("%d descriptors are handed over; %d belong to a relay", len(files), handover.Count)
+		return nil, fmt.Errorf("received %d descriptors instead of %d", len(files), handover.Count)
 	}
 	d := handover.Named(files)
 	if err := checkLock(l, h.Generation, d.Alive); err != nil {
@@ -176,7 +177,7 @@ func checkListening(f *os.File) error {
 		is, err := unix.GetsockoptInt(int(f.Fd()), unix.SOL_SOCKET, option)
 		if err != nil || is != want {
 			return fmt.Errorf(
-				"descriptor %d is no listening SOCK_SEQPACKET socket (option %d is %d, %v)",
+				"descriptor %d is not a listening SOCK_SEQPACKET socket (option %d is %d, %v)",
 				f.Fd(),
 				option,
 				is,
@@ -190,7 +191,7 @@ func checkListening(f *os.File) error {
 func checkPipe(f *os.File) error {
 	var is unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &is); err != nil || is.Mode&unix.S_IFMT != unix.S_IFIFO {
-		return fmt.Errorf("descriptor %d is no pipe (%v)", f.Fd(), err)
+		return fmt.Errorf("descriptor %d is not a pipe (%v)", f.Fd(), err)
 	}
 	return nil
 }
@@ -208,10 +209,10 @@ func checkPidfd(f *os.File, pid int) error {
 			if value = strings.TrimSpace(value); value == fmt.Sprint(pid) || value == "-1" {
 				return nil
 			}
-			return fmt.Errorf("descriptor %d is of process %s, and the container's init is %d", f.Fd(), value, pid)
+			return fmt.Errorf("descriptor %d is a pidfd of process %s instead of the container's init %d", f.Fd(), value, pid)
 		}
 	}
-	return fmt.Errorf("descriptor %d is no pidfd", f.Fd())
+	return fmt.Errorf("descriptor %d is not a pidfd", f.Fd())
 }
 
 // checkLock checks that a file is the generation's lock and that the opener holds the lock:
@@ -221,7 +222,7 @@ func checkLock(l paths.Layout, id string, f *os.File) error {
 		return fmt.Errorf("generation %q: %w", id, err)
 	}
 	if held, err := generation.Supervised(l, id); err != nil || !held {
-		return fmt.Errorf("generation %s: nobody holds its lock (%v)", id, err)
+		return fmt.Errorf("generation %s: its lock is not held (%v)", id, err)
 	}
 	// No effect for the present holder.
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -267,7 +268,7 @@ func follow(log, journal *os.File) (stop func()) {
 	changes, err := watch(log.Name())
 	if err != nil {
 		logrus.WithError(err).
-			Warn("the journal has this log when the container has ended, and not before; raise fs.inotify.max_user_instances")
+			Warn("the journal gets this log only after the container has ended; raise fs.inotify.max_user_instances")
 	}
 	done := make(chan struct{})
 	rest := make(chan struct{})

@@ -43,7 +43,7 @@ type supervisor struct {
 	bounded               *boundedLog // receives log and the relay's output
 	clients, peers, alive *os.File
 	init                  *os.File
-	unit                  bool // a service of systemd, which has a control group
+	unit                  bool // a systemd service, which has its own control group
 	limited               cgroup.Limited
 
 	relay    *relay      // nil without a process
@@ -63,7 +63,7 @@ type supervisor struct {
 	// networking is the network configuration that the relay has.
 	networking hostnetwork.Networking
 	keyError   string // last complaint; see complain
-	asked      bool   // to end, although the container lives
+	asked      bool   // the supervisor must end although the container runs
 }
 
 // Supervise runs the supervisor of a generation: `peerlane-hook supervise`, which Launch starts
@@ -116,7 +116,7 @@ func supervise(l paths.Layout, id string, unit bool, d handover.Descriptors) err
 		// Launch ends this process, unless the hook did not wait.
 		s.failed(fmt.Sprintf("starting the relay: %v", err))
 	}
-	_, _ = fmt.Fprint(d.Started, answer) // a hook that has not waited does not read the answer
+	_, _ = fmt.Fprint(d.Started, answer) // a hook that did not wait does not read the answer
 	d.Started.Close()
 	go func() {
 		if _, err := collector.Collect(l); err != nil {
@@ -146,7 +146,7 @@ func (s *supervisor) limit() {
 // generation's lock.
 func handed(l paths.Layout, id string, alive int) error {
 	if !generation.IsID(id) {
-		return errors.New("that is not 32 hexadecimal digits")
+		return errors.New("the generation is not 32 hexadecimal digits")
 	}
 	var lock, handed unix.Stat_t
 	if err := unix.Stat(generation.SupervisorLock(l, id), &lock); err != nil {
@@ -196,7 +196,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 			// Never observed: a supervisor that cannot watch init must not stay.
 			return errors.Join(err, s.end())
 		case <-stop:
-			s.log.Info("asked to stop: ending the relay, although the container lives")
+			s.log.Info("received a stop request: ending the relay while the container is running")
 			s.asked = true
 			return s.end()
 		case answer, ok := <-answers:
@@ -215,7 +215,7 @@ func (s *supervisor) loop(requests <-chan admin.Request, stop <-chan os.Signal) 
 		case <-s.insist.C:
 			s.kill(fmt.Sprintf("the relay did not end within %v", process.EndTimeout))
 		case <-overdue:
-			s.kill(fmt.Sprintf("the relay has not answered its configuration within %v and was killed", answerTimeout))
+			s.kill(fmt.Sprintf("the relay did not answer its configuration within %v and was killed", answerTimeout))
 		case <-s.restart.C:
 			if err := s.start(); err != nil {
 				s.failed(fmt.Sprintf("starting the relay: %v", err))
@@ -354,9 +354,9 @@ func (s *supervisor) resume() error {
 	switch s.status.State {
 	case generation.StateStopped, generation.StateDrained, generation.StateDown:
 	case generation.StateStopping, generation.StateDraining:
-		return fmt.Errorf("the relay is still %s; resume the relay after that", s.status.State)
+		return fmt.Errorf("the relay is still %s; resume it afterwards", s.status.State)
 	default:
-		return nil // a relay runs, or will
+		return nil // a relay runs or is being started
 	}
 	drained, err := generation.AllDrained(s.layout)
 	if err != nil {
@@ -433,7 +433,7 @@ func (s *supervisor) answered(a launch.Status) {
 		return
 	case launch.RequestEnd:
 		if !a.OK {
-			s.log.Warnf("the relay does not end for asking: %s", a.Error)
+			s.log.Warnf("the relay refused to end: %s", a.Error)
 			s.insist.Reset(time.Nanosecond)
 		}
 		return
@@ -450,10 +450,10 @@ func (s *supervisor) answered(a launch.Status) {
 		s.note(generation.StateReady, "")
 	case s.status.State == generation.StateReady:
 		// The relay keeps its previous lanes.
-		s.log.Errorf("the relay refuses the changed lanes: %s", a.Error)
-		s.note(generation.StateReady, "the relay refuses the changed lanes: "+a.Error)
+		s.log.Errorf("the relay refused the changed lanes: %s", a.Error)
+		s.note(generation.StateReady, "the relay refused the changed lanes: "+a.Error)
 	default:
-		s.kill("the relay refuses the configuration: " + a.Error)
+		s.kill("the relay refused the configuration: " + a.Error)
 	}
 }
 
@@ -475,7 +475,7 @@ func (s *supervisor) exited(err error) {
 	case err != nil:
 		reason = fmt.Sprintf("the relay died: %v", err)
 	default:
-		reason = "the relay ended by itself, although the container lives"
+		reason = "the relay ended by itself while the container was running"
 	}
 	renew := s.relay.renew
 	s.drop()
@@ -604,13 +604,13 @@ func (s *supervisor) end() error {
 		gone, err := s.relay.end()
 		if errs = append(errs, err); gone != nil {
 			s.ended(ending{err: *gone, container: !s.asked, asked: s.asked, killReason: s.relay.killReason})
-			s.status.Relay = nil // else the generation stays until the relay has ended
+			s.status.Relay = nil // otherwise the generation stays until the relay has ended
 		}
 		s.relay = nil
 		s.note(
 			generation.StateEnding,
 			s.status.Error,
-		) // where the rest fails Collect says nothing of a relay whose end is told
+		) // if the rest fails, Collect must not report the end of the relay again
 	}
 	group, ok, err := cgroup.Find(s.layout, s.generation.ID)
 	if err == nil && ok {
@@ -624,7 +624,7 @@ func (s *supervisor) end() error {
 	switch {
 	case err == nil:
 		defer held.Close()
-	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, the rest was not
+	case errors.Is(err, fs.ErrNotExist): // the directory was deleted by hand, but not the rest
 	default:
 		return errors.Join(append(errs, err)...)
 	}

@@ -18,7 +18,7 @@ type tripleTests struct {
 	cancel context.CancelFunc // while some are tested
 	found  chan launch.Triple // one by one
 	done   chan error
-	names  []launch.TripleName // under test, and those tested already
+	names  []launch.TripleName // under test or already tested
 	known  []launch.Triple
 	// omitted is the number of results for which the last configuration had no room.
 	omitted int
@@ -55,7 +55,7 @@ func (s *supervisor) testTriples() {
 	found, done := make(chan launch.Triple, len(rest)), make(chan error, 1)
 	s.triples.cancel, s.triples.found, s.triples.done, s.triples.names = cancel, found, done, rest
 	verbs := s.generation.Config.Verbs
-	s.log.Infof("testing %d triples of GPUs and NICs; their data bounces until then", len(rest))
+	s.log.Infof("testing %d triples of GPUs and NICs; their data bounces until the verdict", len(rest))
 	go func() { done <- selftest.TestUntilUp(ctx, tester, rest, verbs, found) }()
 }
 
@@ -77,9 +77,9 @@ func (s *supervisor) tripleFound(t launch.Triple) {
 	case launch.VerdictGood:
 		s.log.Infof("%v are verified: %d rounds, %s", t.TripleName, t.Rounds, t.Memory)
 	case launch.VerdictUntested:
-		s.log.Warnf("%v are not verified, and data bounces through the host's memory: %s", t.TripleName, t.Reason)
+		s.log.Warnf("%v could not be verified; data bounces through host memory: %s", t.TripleName, t.Reason)
 	default:
-		text := fmt.Sprintf("%v are not used together: %s; data bounces through the host's memory", t.TripleName, t.Reason)
+		text := fmt.Sprintf("%v failed the test: %s; data bounces through host memory", t.TripleName, t.Reason)
 		s.log.Error(text)
 		s.tell(journal.SeverityError, text)
 	}
@@ -124,7 +124,7 @@ func (s *supervisor) endTriples() {
 	case err := <-s.triples.done:
 		s.finishTriples(err)
 	case <-time.After(process.EndTimeout):
-		s.log.Warn("the test of GPUs and NICs does not end: a system call of it, of a driver perhaps, does not return")
+		s.log.Warn("the test of GPUs and NICs does not end: a system call does not return, perhaps in a driver")
 		s.triples.cancel, s.triples.found, s.triples.done = nil, nil, nil
 	}
 }

@@ -45,7 +45,7 @@ type Order struct {
 // Messages of a client.
 const (
 	Listening = "listening" // with a Handle, for the next Connect
-	Moving    = "moving"    // the first messages have come
+	Moving    = "moving"    // the first messages have arrived
 	Counted   = "counted"
 	Done      = "done"
 	Failed    = "failed" // the connections are closed; Listening follows
@@ -64,7 +64,7 @@ type Line struct {
 // Report is the result of an exchange so far.
 type Report struct {
 	Posted        int      `json:"posted"` // sends, of messages
-	Sent          int      `json:"sent"`   // operations that ended well
+	Sent          int      `json:"sent"`   // operations that succeeded
 	Received      int      `json:"received"`
 	BytesReceived uint64   `json:"bytesReceived"`
 	Pending       int      `json:"pending"`  // operations at the first failure, with the failed operation
@@ -151,7 +151,7 @@ func (c *process) count(f func(*Report)) {
 	f(&c.report)
 }
 
-// read takes orders until there are no more.
+// read passes orders on until the end of the input.
 func (c *process) read(in io.Reader) error {
 	orders := json.NewDecoder(in)
 	for {
@@ -257,7 +257,7 @@ type connected struct {
 	ours, theirs       *messages
 	sends, receives    []posted // in order
 	bytes              uint64   // that are posted to be sent
-	finished           bool     // the end of ours is posted
+	finished           bool     // the local end is posted
 }
 
 // exchange executes Connect. It returns an error that no network fault explains.
@@ -295,7 +295,7 @@ func (c *process) exchange(ctx context.Context, listener *client.Listener, o Ord
 	return c.say(Line{Kind: Done})
 }
 
-// meet makes a connection in each direction.
+// meet opens a connection in each direction.
 func (x *connected) meet(ctx context.Context, listener *client.Listener, to wire.Handle) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, hangs, errors.New("the other client does not connect"))
 	defer cancel()
@@ -309,7 +309,7 @@ func (x *connected) meet(ctx context.Context, listener *client.Listener, to wire
 // wrongError reports a message with wrong content, or an operation without an end.
 type wrongError struct{ error }
 
-// wait waits for an operation that ends by itself or by the promise.
+// wait waits for an operation, for at most the time after which it counts as endless.
 func wait(ctx context.Context, op posted) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, hangs)
 	defer cancel()
@@ -320,7 +320,7 @@ func wait(ctx context.Context, op posted) (uint64, error) {
 	return n, err
 }
 
-// moving is how many messages have to come before traffic counts as flowing.
+// moving is the number of received messages after which traffic counts as flowing.
 const moving = 8
 
 // run posts receives and sends, waits in order and posts the next operation in place of an ended
@@ -420,7 +420,7 @@ func (x *connected) take(p posted, n uint64) error {
 	return nil
 }
 
-// send posts the next message, or the end, or nothing after that.
+// send posts the next message, then the end, then nothing.
 func (x *connected) send(bytes uint64) error {
 	if x.finished {
 		return nil

@@ -39,14 +39,14 @@ func TakeUID(uid uint32) syscall.Errno {
 	return 0
 }
 
-// For returns a function that reports whether a time is over.
+// For returns a function that reports whether a time has passed.
 func For(within time.Duration) func() bool {
 	end := time.Now().Add(within)
 	return func() bool { return !time.Now().Before(end) }
 }
 
 // AfterStart returns a function that reports whether a sandboxed process has executed the relay, or
-// has ended, and then a time is over.
+// has ended, and then a time has passed.
 func AfterStart(pid int, within time.Duration) func() bool {
 	var over func() bool
 	tries := 0

@@ -88,7 +88,7 @@ func watch(signals context.Context, group int, idle time.Duration, progress <-ch
 	for {
 		select {
 		case err := <-copied:
-			if err != nil { // the reader of our output has gone
+			if err != nil { // the reader of standard output has exited
 				return failed("writing the output", err)
 			}
 			return 0

@@ -379,7 +379,7 @@ func formats(files []*ast.File, at string) map[string]int {
 // comment matches a C comment.
 var comment = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 
-// strung matches C strings, including adjacent ones, which C joins.
+// strung matches C strings, including adjacent strings, which C joins.
 var strung = regexp.MustCompile(`"(?:[^"\\\n]|\\.)*"(?:\s*(?:PRI[a-z0-9]+\s*)?"(?:[^"\\\n]|\\.)*")*`)
 
 var text = regexp.MustCompile(`"((?:[^"\\\n]|\\.)*)"`)

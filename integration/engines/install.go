@@ -87,7 +87,7 @@ func Install(ctx context.Context, progress pinned.Progress) error {
 		}
 		return cache.Once(k, do)
 	}
-	// Downloading the packages takes as long as linking: both at once.
+	// Download the packages and link concurrently: both take equally long.
 	next := make(chan error, 1)
 	go func() {
 		var err error

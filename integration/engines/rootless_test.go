@@ -119,7 +119,7 @@ func TestRootlessPodmanProvidesLanes(t *testing.T) {
 				switch c.name {
 				case "one-lane", "two-lanes", "lane-auto", "read-only-root", "restart", "attacks":
 				case "group", "gpu", "nic":
-					c.refused = []string{"an engine that runs without root", "[PL1208]", "ask for peerlane.dev/lane="}
+					c.refused = []string{"an engine that runs without root", "[PL1208]", "request peerlane.dev/lane="}
 					c.byHook = true
 				default:
 					continue

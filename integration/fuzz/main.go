@@ -28,7 +28,7 @@ import (
 )
 
 func main() {
-	length := flag.Duration("time", time.Minute, "how long each target is fuzzed")
+	length := flag.Duration("time", time.Minute, "duration of fuzzing each target")
 	match := flag.String("run", "", "only targets whose PACKAGE.NAME matches this `pattern`")
 	goCommand := flag.String("go", "go", "the go `command`")
 	flag.Usage = func() {
@@ -103,7 +103,7 @@ func find(goCommand string, packages []string) ([]target, error) {
 	}
 }
 
-// targetsOf are the fuzz targets of a file.
+// targetsOf returns the fuzz targets of a file.
 func targetsOf(path string) ([]string, error) {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -145,8 +145,8 @@ func each(targets []target, atOnce int, out io.Writer, fuzz func(target) (said s
 	return failed
 }
 
-// tries is how often a target is begun whose run ended by the fault of Go that
-// endedByItsDeadline tells.
+// tries is the maximum number of runs of a target if runs end by the defect of Go that
+// endedByItsDeadline detects.
 const tries = 3
 
 // fuzz runs a target, and returns a sentence with the result.
@@ -175,10 +175,10 @@ func (t target) fuzzBy(run func() (string, error)) (said string, good bool) {
 	}
 }
 
-// endedByItsDeadline reports whether a run failed only by the fault of Go before 1.27 by which
-// the end of -fuzztime can count as a failure of the target (golang/go#75804). A failing input is
-// always written to a file, which the output names, together with the message of the target; so
-// is a panic.
+// endedByItsDeadline reports whether a run failed only by a defect of Go before 1.27: the end of
+// -fuzztime can count as a failure of the target (golang/go#75804). A failing input is always
+// written to a file, which the output names, together with the message of the target; so is a
+// panic.
 func (t target) endedByItsDeadline(out string) bool {
 	failures, expected := 0, false
 	lines := bufio.NewScanner(strings.NewReader(out))

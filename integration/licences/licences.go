@@ -22,9 +22,8 @@ var allowed = []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT
 // conditions of these licences apply to the distribution of a binary.
 var allowedBeside = []string{"MPL-2.0"}
 
-// texts recognise licences: by words in every copy of a licence, and words that make the text
-// another licence. The list has more licences than the allowed, so that a file with two licences
-// gives both.
+// texts recognise licences by words that every copy of a licence has, and words that only other
+// licences have. The list includes licences that are not allowed, to find all licences of a file.
 var texts = []struct {
 	id       string
 	has, not string
@@ -115,7 +114,7 @@ func ofModule(dir string, shipped bool) (ids []string, err error) {
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
-	may, use := allowed, "linked into what is installed"
+	may, use := allowed, "linked into an installed program"
 	if !shipped {
 		may, use = append(slices.Clone(allowed), allowedBeside...), "to build and test"
 	}

@@ -47,7 +47,7 @@ type host struct {
 	gpus    []topo.GPU // one for each rank
 	ranks   int
 	runtime *bundle.Runtime // nil: plain processes
-	why     string          // there is no runtime
+	why     string          // without a runtime
 	specs   string          // folder of the installation's CDI specifications, with --installed
 	network *network        // nil: ranks share the host's
 	alone   string          // reason if no runtime works

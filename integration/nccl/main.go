@@ -48,34 +48,34 @@ type options struct {
 func command() *cobra.Command {
 	o := options{patience: 4 * time.Second}
 	c := &cobra.Command{
-		Use: "gpu-nccl", Short: "PyTorch's collectives between containers, over Peerlane and over what NCCL has itself",
+		Use: "gpu-nccl", Short: "Run PyTorch's collectives between containers, over Peerlane and over NCCL's own transports",
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
 	}
-	self, _ := os.Executable() // an error leaves the flag empty, which says so
+	self, _ := os.Executable() // after an error the flag is empty
 	flags := c.Flags()
 	flags.StringVar(&o.binaries, "binaries", filepath.Dir(self),
 		"`FOLDER` of peerlane-hook, peerlane-relay, the plugin, and perhaps runc")
 	flags.StringVar(&o.plugin, "plugin", "", "the plugin's `FILE` (default libnccl-net-peerlane.so of the binaries)")
 	flags.StringVar(&o.out, "out", "nccl-result", "`FOLDER` for result.json, table.md and logs.tar.gz")
-	flags.StringVar(&o.python, "python", "python3", "the python that has PyTorch")
-	flags.StringVar(&o.script, "rank-script", "rank.py", "`FILE` that each rank runs with it")
+	flags.StringVar(&o.python, "python", "python3", "python interpreter with PyTorch")
+	flags.StringVar(&o.script, "rank-script", "rank.py", "script `FILE` of each rank")
 	flags.StringVar(&o.program, "rank-program", "",
 		"run `PROGRAM` with the job as its argument instead of python and the script")
 	flags.StringVar(&o.runtime, "runtime", runtimeAuto,
-		"what keeps ranks apart: runc, crun, none for plain processes, or auto")
+		"isolation of ranks: runc, crun, none for plain processes, or auto")
 	flags.StringVar(&o.gpus, "gpus", testbed.GPUsReal, "GPUs to use: real; simulated or simulated-one to try this program")
 	flags.IntVar(&o.ranks, "ranks", 0,
-		"so many ranks; with more than GPUs, several share one (default one for each GPU, and at least two)")
-	flags.BoolVar(&o.quick, "quick", false, "less than 150 s: fewer sizes, fewer settings")
-	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL's over Peerlane, all_reduce of 256 MiB alone")
+		"number of ranks; ranks share GPUs if there are fewer GPUs (default one for each GPU, at least two)")
+	flags.BoolVar(&o.quick, "quick", false, "take less than 150 s: fewer sizes and settings")
+	flags.BoolVar(&o.tune, "tune", false, "more settings of NCCL over Peerlane, only all_reduce of 256 MiB")
 	flags.BoolVar(&o.installed, "installed", false,
 		"measure the packages that are installed on this host: containers with peerlane.dev/lane=auto and no variable of "+
 			"NCCL's")
 	flags.StringSliceVar(&o.phases, "phases", nil,
-		"only these phases: see --list; and "+sleeping+", which takes two minutes more")
+		"only these phases, see --list; and "+sleeping+", which takes two minutes more")
 	flags.StringArrayVar(&o.set, "set", nil, "`NAME=VALUE` for ranks that use Peerlane; may be given again")
-	flags.DurationVar(&o.limit, "limit", 55*time.Second, "what a phase may take")
-	flags.DurationVar(&o.budget, "budget", 0, "what all may take (default 145s with --quick, else 9m30s)")
+	flags.DurationVar(&o.limit, "limit", 55*time.Second, "time limit of a phase")
+	flags.DurationVar(&o.budget, "budget", 0, "time limit of all phases (default 145s with --quick, else 9m30s)")
 	list := flags.Bool("list", false, "list the phases")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, s := range o.set {
@@ -154,7 +154,7 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	fmt.Println(r.table())
 	if problems := r.problems(); len(problems) > 0 {
-		return fmt.Errorf("%d of %d phases are not right; the logs are in %s:\n%s", len(problems), len(r.Phases),
+		return fmt.Errorf("%d of %d phases failed; the logs are in %s:\n%s", len(problems), len(r.Phases),
 			filepath.Join(o.out, "logs.tar.gz"), strings.Join(problems, "\n"))
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 // the bridge.
 type network struct {
 	bridge string
-	files  []string // that name the namespaces
+	files  []string // files that name the namespaces
 }
 
 func (n *network) address(rank int) string { return fmt.Sprintf("10.213.77.%d", rank+1) }

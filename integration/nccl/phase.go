@@ -20,7 +20,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// clearing is the part of a limit that is kept for ending everything.
+// clearing is the part of a limit reserved for the end of the processes.
 const clearing = 8 * time.Second
 
 // before is the running time of the ranks before a kill.
@@ -448,7 +448,7 @@ func (h *host) end(p *phase, ranks []*runningRank, events <-chan event) error {
 	}
 }
 
-// master is where ranks meet: address and port.
+// master is the rendezvous of ranks: address and port.
 func (h *host) master(by string) (string, error) {
 	if h.network != nil && by != byNVLink {
 		return h.network.address(0) + " 29500", nil

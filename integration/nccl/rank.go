@@ -47,7 +47,7 @@ func become(in io.Reader, arguments []string) error {
 	return &os.PathError{Op: "execve", Path: program, Err: syscall.Exec(program, arguments, os.Environ())}
 }
 
-// event is a line that a rank says.
+// event is a line of a rank's output.
 type event struct {
 	Kind    string `json:"kind"`
 	Rank    int    `json:"rank"`

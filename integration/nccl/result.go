@@ -36,7 +36,7 @@ type result struct {
 	Goals     []goal   `json:"goals"`
 }
 
-// goal is a ratio that is asked for.
+// goal is a required ratio.
 type goal struct {
 	What  string  `json:"what"`
 	Value float64 `json:"value"` // 0: not measured
@@ -45,7 +45,7 @@ type goal struct {
 	Of    string  `json:"of"` // the two figures
 }
 
-// maxLines is how much of the logs of a phase that went wrong is shown, beside the archive.
+// maxLines limits the lines of the logs of a failed phase in the output; the archive has the rest.
 const maxLines = 24
 
 // line returns a phase's result as one line.
@@ -145,7 +145,7 @@ func (p *phase) find(row rate) (RateFound, bool) {
 	return p.Rates[i], true
 }
 
-// best is the fastest of phases whose names begin so.
+// best returns the fastest of the phases with a name prefix.
 func (r *result) best(prefix string, row rate) (found RateFound, where string) {
 	for _, p := range r.Phases {
 		if f, ok := p.find(row); ok && len(p.Problems) == 0 && strings.HasPrefix(p.Name, prefix) &&
@@ -190,8 +190,8 @@ func (r *result) judge() {
 	r.Goals = append(r.Goals, r.paced("peerlane-staged-paced", large("all_reduce")))
 }
 
-// ratio adds a goal: the speed-up of the best phase of ours over the best of theirs, or with Most
-// the ratio of the times.
+// ratio adds a goal: the rate of the best phase of ours over the best of theirs, or with Most the
+// ratio of the times.
 func (r *result) ratio(what string, row rate, ours, theirs string, g goal) {
 	a, at := r.best(ours, row)
 	b, beside := r.best(theirs, row)

@@ -24,7 +24,7 @@ import (
 	"time"
 )
 
-// maxAge is the age at which a result does not count for a release any more.
+// maxAge is the age from which a result does not count for a release.
 const maxAge = 7 * 24 * time.Hour
 
 // testCase is a command of the nightly list.

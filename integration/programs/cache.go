@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// maxAge is how long the cache keeps a directory that no test has used.
+// maxAge is the retention of a directory that no test has used.
 const maxAge = 14 * 24 * time.Hour
 
 // Key returns a name for the content of files, by patterns, and the C compiler. Tests that compile
@@ -74,7 +74,7 @@ func cached(cache, key, name string, build func(dir string) error) (dir string, 
 	}
 	if err == nil {
 		err = os.Rename(temporary, dir)
-		if errors.Is(err, fs.ErrExist) { // another process was faster
+		if errors.Is(err, fs.ErrExist) { // another process created it first
 			return dir, os.RemoveAll(temporary)
 		}
 	}

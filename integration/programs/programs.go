@@ -60,7 +60,7 @@ func Build(dir string, names ...string) error {
 	}
 	for _, name := range names {
 		if _, known := all[name]; !known {
-			return fmt.Errorf("building %s: no test has a program of this name", name)
+			return fmt.Errorf("building %s: unknown program", name)
 		}
 	}
 	// One go command builds the programs that are linked alike and keep their folder's name.

@@ -16,11 +16,11 @@ type failing struct {
 	chance bool     // the failure may be chance
 }
 
-// neverChance matches the output of failures that a second run cannot clear: a race exists even in
-// runs that do not hit it, and a panic or a time-out keeps other tests from running.
+// neverChance matches the output of failures that are never retried: a race exists even in runs
+// that do not hit it, and a panic or a time-out keeps other tests from running.
 var neverChance = regexp.MustCompile(`(?m)^(panic: |fatal error: |WARNING: DATA RACE)`)
 
-// atMost is how many tests may have failed by chance.
+// atMost is the maximum number of failed tests to retry.
 const atMost = 4
 
 func (s *summary) failedIn(p testPackage) []string {
@@ -34,9 +34,9 @@ func (s *summary) failedIn(p testPackage) []string {
 	return names
 }
 
-// tryAgain runs failed tests once more, by a shell command with PLACE, PACKAGE and TESTS, a
-// pattern, in the environment. A test that passes then counts as flaky instead of failed, and the
-// summary says so: shared machines lose seconds. After many failures it runs nothing again.
+// tryAgain repeats failed tests, by a shell command with PLACE, PACKAGE and TESTS, a
+// pattern, in the environment. A test that passes then counts as flaky instead of failed,
+// because shared machines lose seconds. After many failures tryAgain retries nothing.
 func (s *summary) tryAgain(line string, out io.Writer) error {
 	count := 0
 	for _, f := range s.failing {

@@ -7,7 +7,7 @@
 // field Place of an event, which the go command does not write, names the place. An event without
 // Place belongs to the first of -places.
 //
-// With -again, the given command repeats failures that may be chance. A test that passes then is
+// With -again, the given command repeats failures that may be chance. A test that then passes is
 // reported as flaky, with the cause in the file of -flaky.
 //
 // The exit status is 1 when a test or a build failed, when the events stop before their package
@@ -24,17 +24,17 @@ import (
 )
 
 func main() {
-	matrix := flag.String("matrix", "", "the `file` that says which case runs where; without it no cell is looked for")
+	matrix := flag.String("matrix", "", "the `file` that assigns cases to places; without it cells are not checked")
 	list := flag.String("places", placeHost, "the places that the events come from, of "+strings.Join(everyPlace,
 		",")+"; the matrix's cells of each must be covered")
 	again := flag.String("again", "",
 		"a `command` of the shell that writes the events of $TESTS of $PACKAGE in $PLACE: it runs once more what failed")
 	flaky := flag.String("flaky", "", "the `file` of the tests that have been flaky, each with its cause")
-	words := flag.Bool("v", false, "print what tests say that pass, too: figures")
+	words := flag.Bool("v", false, "also print the output of tests that pass: figures")
 	flag.Parse()
 	places, err := parsePlaces(*list)
 	if err == nil && flag.NArg() > 0 {
-		err = fmt.Errorf("%q: the events come on standard input, and there are no arguments", flag.Args())
+		err = fmt.Errorf("%q: unexpected arguments; the events are read from standard input", flag.Args())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)

@@ -34,7 +34,7 @@ func parsePlaces(list string) ([]string, error) {
 	var places []string
 	for _, p := range strings.Split(list, ",") {
 		if !slices.Contains(everyPlace, p) {
-			return nil, fmt.Errorf("-places %s: there is no place %q; there are %s", list, p,
+			return nil, fmt.Errorf("-places %s: unknown place %q; use one of %s", list, p,
 				strings.Join(everyPlace, ", "))
 		}
 		if slices.Contains(places, p) {
@@ -120,15 +120,15 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 			continue
 		}
 		if len(words) < 4 {
-			return nil, fmt.Errorf("line %d: %q: a cell has a place, a case, a state, and a test or a reason", number, line)
+			return nil, fmt.Errorf("line %d: %q: a cell needs a place, a case, a state, and a test or a reason", number, line)
 		}
 		c := cell{place: words[0], name: words[1], state: words[2]}
 		if !slices.Contains(everyPlace, c.place) {
-			return nil, fmt.Errorf("line %d: there is no place %q; there are %s", number, c.place,
+			return nil, fmt.Errorf("line %d: unknown place %q; use one of %s", number, c.place,
 				strings.Join(everyPlace, ", "))
 		}
 		if at := cellAt[c.String()]; at != 0 {
-			return nil, fmt.Errorf("line %d: the cell %s is at line %d already", number, c, at)
+			return nil, fmt.Errorf("line %d: duplicate of the cell %s at line %d", number, c, at)
 		}
 		cellAt[c.String()] = number
 		switch c.state {
@@ -149,7 +149,7 @@ func parseMatrix(in io.Reader) ([]cell, error) {
 			}
 		case cellMaySkip:
 			if len(words) < 5 {
-				return nil, fmt.Errorf("line %d: %q: a test that may skip has a reason why that is right", number, line)
+				return nil, fmt.Errorf("line %d: %q: a test that may skip needs a reason", number, line)
 			}
 		default:
 			return nil, fmt.Errorf("line %d: unknown state %q; use %s, %s, %s or %s", number, c.state, cellTested,

@@ -201,7 +201,7 @@ func TestReportOfRootTestsIsOneSentence(t *testing.T) {
 	s.print(&out)
 	want := `
 skipped     a.TestA: needs root: it mounts
-not covered, because root alone can run it: one, two
+not covered, because only root can run it: one, two
 1 passed, 0 failed, 1 skipped
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
@@ -212,7 +212,7 @@ not covered, because root alone can run it: one, two
 func TestMatrixTornLineIsRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"host a tested":                                        "a test or a reason",
-		"runc a tested a.TestA":                                `no place "runc"`,
+		"runc a tested a.TestA":                                `unknown place "runc"`,
 		"host a maybe a.TestA":                                 `unknown state "maybe"`,
 		"host a tested a.TestA y":                              "exactly one test",
 		"host a may-skip a.TestA":                              "reason",
@@ -220,7 +220,7 @@ func TestMatrixTornLineIsRefused(t *testing.T) {
 		"vm-small a count":                                     "a test or a reason",
 		"vm-small a count few":                                 "a number of cells",
 		"vm-small a count 0":                                   "a number of cells",
-		"host a absent x\n# between\nhost a absent y":          "line 3: the cell host a is at line 1 already",
+		"host a absent x\n# between\nhost a absent y":          "line 3: duplicate of the cell host a at line 1",
 		"host a tested a.TestA\nhost b may-skip a.TestA rains": "line 2: a.TestA is in the cell of line 1 already",
 	} {
 		if _, err := parseMatrix(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), words) {

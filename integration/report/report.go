@@ -130,7 +130,7 @@ func read(places []string, in io.Reader, out io.Writer, words bool) (*summary, e
 		if line != "" {
 			var e event
 			if json.Unmarshal([]byte(line), &e) != nil {
-				// The go command's own complaints are no JSON.
+				// Messages of the go command itself are not JSON.
 				fmt.Fprint(out, line)
 			} else if err := r.take(e); err != nil {
 				return nil, err
@@ -151,7 +151,7 @@ func (r *reader) take(e event) error {
 		e.Place = r.places[0]
 	}
 	if !slices.Contains(r.places, e.Place) {
-		return fmt.Errorf("an event of the place %q, and -places names only %s: %+v", e.Place, strings.Join(r.places, ", "),
+		return fmt.Errorf("an event of the place %q, but -places lists only %s: %+v", e.Place, strings.Join(r.places, ", "),
 			e)
 	}
 	switch e.Action {
@@ -265,16 +265,16 @@ func (s *summary) print(out io.Writer) {
 		fmt.Fprintf(out, "skipped     %s: %s\n", s.title(t.place, t.name), s.results[t].reason)
 	}
 	for _, t := range s.unexpected {
-		fmt.Fprintf(out, "unexpected  %s: skipped, and the matrix does not say so\n", t)
+		fmt.Fprintf(out, "unexpected  %s: skipped, but the matrix does not permit that\n", t)
 	}
 	for _, c := range s.uncovered {
 		fmt.Fprintf(out, "not covered %s\n", c)
 	}
 	for _, t := range s.unlisted {
-		fmt.Fprintf(out, "unlisted    %s: passed, and the matrix does not have it\n", t)
+		fmt.Fprintf(out, "unlisted    %s: passed, but the matrix lacks it\n", t)
 	}
 	if len(s.needRoot) > 0 {
-		fmt.Fprintf(out, "not covered, because root alone can run it: %s\n", strings.Join(s.needRoot, ", "))
+		fmt.Fprintf(out, "not covered, because only root can run it: %s\n", strings.Join(s.needRoot, ", "))
 	}
 	for _, place := range s.idle() {
 		if len(s.places) == 1 {

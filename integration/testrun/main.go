@@ -41,7 +41,7 @@ func main() {
 	cost := flag.Bool("cost", false, "run each test alone, and print the processor seconds of each")
 	plain := flag.String("plain", "", "the `packages` whose tests run without the race detector")
 	parts := flag.String("parts", "", "the packages whose tests run in several processes: `PACKAGE=N ...`")
-	atOnce := flag.Int("p", 4, "how many packages run at once")
+	atOnce := flag.Int("p", 4, "number of packages to run concurrently")
 	flag.Parse()
 	if flag.NArg() < 2 || *atOnce < 1 {
 		fmt.Fprintln(os.Stderr, "usage: testrun [-build] [-plain PACKAGES] [-p N] DIR PACKAGE...")
@@ -73,7 +73,7 @@ func main() {
 // options are the options of a run of packages.
 type options struct {
 	dir    string // of the binaries
-	atOnce int    // how many packages run at once
+	atOnce int    // number of packages to run concurrently
 	out    io.Writer
 	parts  map[string]int // of packages that run in several processes, by pattern
 }

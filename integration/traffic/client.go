@@ -150,7 +150,7 @@ func (p *process) do(o order, r *reply) (err error) {
 	case doDetach:
 		return p.detach()
 	default:
-		err = errors.New("nothing has this name")
+		err = errors.New("unknown order")
 	}
 	return err
 }

@@ -37,7 +37,7 @@ type Builder struct {
 // recipe. It needs root: a root file system has files of many users.
 func (b *Builder) Image(ctx context.Context, kind string) (*Image, error) {
 	if packages[kind] == nil {
-		return nil, fmt.Errorf("there is no image %q; %s and %s exist", kind, Small, Full)
+		return nil, fmt.Errorf("unknown image %q; use %s or %s", kind, Small, Full)
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New(

@@ -38,7 +38,8 @@ type Options struct {
 	// Network joins this machine with another, as guest 0 or 1; nil for a single machine.
 	Network *Network
 	Guest   int
-	// HangTimeout is how long the guest may leave a ping unanswered; 0 for a minute.
+	// HangTimeout is the time without an answer to a ping after which the guest counts as hanging;
+	// 0 for a minute.
 	HangTimeout time.Duration
 	// KernelOptions are added to the kernel's command line.
 	KernelOptions []string
@@ -77,16 +78,16 @@ const defaultHangTimeout = 60 * time.Second
 type Machine struct {
 	// Agent runs processes in the guest.
 	Agent *control.Client
-	// Booted is the time from QEMU's start to the agent's first word.
+	// Booted is the time from QEMU's start to the agent's first message.
 	Booted time.Duration
-	// Ready is that word.
+	// Ready is that message.
 	Ready control.Ready
 
 	options Options
 	qemu    *exec.Cmd
 	errs    *tail
 	monitor *monitor
-	// down ends with the machine; the cause is the reason.
+	// down is canceled at the end of the machine, with the reason as its cause.
 	down   context.Context
 	fail   context.CancelCauseFunc
 	exited chan struct{}
@@ -223,7 +224,7 @@ func (m *Machine) arguments(initramfs string) []string {
 	in := func(name string) string { return filepath.Join(o.Dir, name) }
 	options := append([]string{
 		"console=ttyS0", "quiet", "root=/dev/vda", "rw", "peerlane.image=" + o.Image.Kind,
-		// A panic ends the machine instead of keeping everybody waiting.
+		// A panic ends the machine, so that tests do not wait for it.
 		"panic=-1", "oops=panic",
 		// Skip kernel features that cost time under emulation and do not affect Peerlane.
 		"nokaslr", "mitigations=off", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on",

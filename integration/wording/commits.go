@@ -40,7 +40,7 @@ func checkSubject(subject string) error {
 		return fmt.Errorf("%q is not \"package: verb …\"", subject)
 	}
 	if verb := m[2]; notAVerb.MatchString(verb) && !isAVerb.MatchString(verb) {
-		return fmt.Errorf("%q: %q is no verb in the imperative", subject, verb)
+		return fmt.Errorf("%q: unknown verb %q in the imperative", subject, verb)
 	}
 	return nil
 }

@@ -177,7 +177,7 @@ func findDevice(devices []Endpoint, name string) (Endpoint, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return Endpoint{}, fmt.Errorf("no path to %q: it is neither the PCI address of a GPU or NIC nor the name of a NIC "+
+		return Endpoint{}, fmt.Errorf("no path to %q: not the PCI address of a GPU or NIC, nor the name of a NIC "+
 			"of this host", name)
 	case len(found) > 1 && found[0].ID.Host != found[1].ID.Host:
 		return Endpoint{}, fmt.Errorf("no path to %q: hosts %s and %s both have it; name it as %s/%s",

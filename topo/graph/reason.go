@@ -10,7 +10,7 @@ import (
 func (w Nearest) reason(a, b Endpoint) string {
 	switch {
 	case w.found == nil:
-		return "so the matrix says"
+		return "according to the matrix"
 	case w.Type == topo.DIS:
 		return "nothing joins them"
 	case w.from == w.found.base && a.busID != b.busID:

@@ -55,7 +55,7 @@ func readNCCLXML(r io.Reader) (*topo.Host, error) {
 		return nil, err
 	}
 	if len(text) > maxXML {
-		return nil, fmt.Errorf("it is larger than %d MiB, which no topology is", maxXML>>20)
+		return nil, fmt.Errorf("it is larger than %d MiB, the maximum for a topology", maxXML>>20)
 	}
 	text = textfile.WithoutDashes(text)
 	if err := checkXML(text); err != nil {
@@ -67,16 +67,16 @@ func readNCCLXML(r io.Reader) (*topo.Host, error) {
 	}
 	switch {
 	case root.XMLName.Local == "topology":
-		return nil, errors.New("it is a file of hwloc (<topology>); one of NCCL begins with <system>, and " +
+		return nil, errors.New("it is a file of hwloc (<topology>); a file of NCCL begins with <system>, and " +
 			"NCCL_TOPO_DUMP_FILE makes it")
 	case root.XMLName.Local != "system":
 		return nil, fmt.Errorf("its root is <%s>; an NCCL topology begins with <system>", root.XMLName.Local)
 	case root.Version != "1" && root.Version != "2":
-		return nil, fmt.Errorf("it is of version %q; 1 (NCCL) and 2 (RCCL) are known", root.Version)
+		return nil, fmt.Errorf("unknown version %q; must be 1 (NCCL) or 2 (RCCL)", root.Version)
 	case len(root.CPUs) == 0:
 		return nil, errors.New("it has no <cpu>")
 	case len(root.CPUs) > maxXMLNodes:
-		return nil, fmt.Errorf("it has %d <cpu>, and %d are the most that are read", len(root.CPUs), maxXMLNodes)
+		return nil, fmt.Errorf("it has %d <cpu>, more than %d", len(root.CPUs), maxXMLNodes)
 	}
 	x := xmlReader{host: &topo.Host{}, nodes: map[string]bool{}, addresses: map[string]bool{}, names: map[string]bool{}}
 	for _, c := range root.CPUs {
@@ -115,10 +115,10 @@ func checkXML(text []byte) error {
 		switch {
 		case elements > maxXMLElements:
 			return &textfile.PlaceError{Line: line, Column: column,
-				Err: fmt.Errorf("it has more than %d elements, which no topology has", maxXMLElements)}
+				Err: fmt.Errorf("it has more than %d elements, the maximum for a topology", maxXMLElements)}
 		case depth > maxXMLDepth:
 			return &textfile.PlaceError{Line: line, Column: column,
-				Err: fmt.Errorf("its elements lie more than %d deep, which those of no topology do", maxXMLDepth)}
+				Err: fmt.Errorf("its elements are nested more than %d deep, the maximum for a topology", maxXMLDepth)}
 		}
 	}
 }
@@ -281,7 +281,7 @@ func (x *xmlReader) cpu(c xmlCPU) error {
 		x.at = fmt.Sprintf("%#x", hostHash(c))
 	}
 	if key := x.at + "/" + strconv.Itoa(numa); x.nodes[key] {
-		return c.fail("it has two <cpu> of numaid %d", numa)
+		return c.fail("it has two <cpu> with numaid %d", numa)
 	} else {
 		x.nodes[key] = true
 	}
@@ -321,12 +321,12 @@ func (x *xmlReader) pci(p xmlPCI, numa int, above string) error {
 		return p.fail("busid of a <pci>: %w", err)
 	}
 	if key := x.at + "/" + busID; x.addresses[key] {
-		return p.fail("it has two <pci> of busid %s", busID)
+		return p.fail("it has two <pci> with busid %s", busID)
 	} else {
 		x.addresses[key] = true
 	}
 	if len(x.host.GPUs)+len(x.host.NICs) > maxXMLDevices {
-		return p.fail("it has more than %d GPUs and NICs, which is more than are read", maxXMLDevices)
+		return p.fail("it has more than %d GPUs and NICs", maxXMLDevices)
 	}
 	speed, width := x.link(p, busID)
 	place := topo.Place{Switch: above, Link: bandwidths.PCIe(speed, width), LinkSpeed: speed, LinkWidth: width}
@@ -396,7 +396,7 @@ func networkOf(p xmlPCI, nic topo.NIC) topo.NIC {
 func (x *xmlReader) gpu(p xmlPCI, gpu topo.GPU) error {
 	if len(p.GPUs) == 0 {
 		if v := p.Vendor; v != "" && v != pci.VendorNVIDIA && v != pci.VendorAMD && v != pci.VendorHygon {
-			x.host.Note("graphics device %s of vendor %s is left out: it is neither NVIDIA's, AMD's nor Hygon's", gpu.BusID, v)
+			x.host.Note("graphics device %s of vendor %s is ignored: its maker is not NVIDIA, AMD or Hygon", gpu.BusID, v)
 			return nil
 		}
 		x.unnumber(gpu.Host)
@@ -404,7 +404,7 @@ func (x *xmlReader) gpu(p xmlPCI, gpu topo.GPU) error {
 		return nil
 	}
 	if len(p.GPUs) > 1 {
-		x.host.Note("GPU %s is cut into %d partitions; it counts as one", gpu.BusID, len(p.GPUs))
+		x.host.Note("GPU %s has %d partitions and counts as one GPU", gpu.BusID, len(p.GPUs))
 	}
 	first := p.GPUs[0]
 	var err error
@@ -474,7 +474,7 @@ func addC2C(gpu *topo.GPU, links []xmlLink) error {
 		mbps, errRate := strconv.Atoi(l.MBps)
 		if errCount != nil || errRate != nil || count < 1 || count > 1000 || mbps < 1 ||
 			gpu.C2C*1000+float64(count)*float64(mbps) > 1e9 {
-			return fmt.Errorf("GPU %s has a C2C link of count %q and bandwidth %q", gpu.BusID, l.Count, l.MBps)
+			return fmt.Errorf("GPU %s has a C2C link with count %q and bandwidth %q", gpu.BusID, l.Count, l.MBps)
 		}
 		gpu.C2C += float64(count) * float64(mbps) / 1000
 	}
@@ -486,7 +486,7 @@ func addLinks(gpu *topo.GPU, links []xmlLink, bandwidth float64) error {
 	for _, l := range links {
 		count, err := strconv.Atoi(l.Count)
 		if err != nil || count < 1 || count > 1000 {
-			return fmt.Errorf("GPU %s has an NVLink of count %q", gpu.BusID, l.Count)
+			return fmt.Errorf("GPU %s has an NVLink with count %q", gpu.BusID, l.Count)
 		}
 		var peer string
 		switch {
@@ -527,7 +527,7 @@ func (x *xmlReader) nics(nics []xmlNIC, at topo.NIC) error {
 				}
 			}
 			if nic.Name == "" {
-				return fmt.Errorf("a <net> under the <cpu> of numaid %d has no name", at.NUMA)
+				return fmt.Errorf("a <net> under the <cpu> with numaid %d has no name", at.NUMA)
 			}
 			p := topo.Port{}
 			p.Number, _ = strconv.Atoi(net.Port) // absent in old files
@@ -630,8 +630,8 @@ func SuspectBridges(h *topo.Host) {
 		if !tiny || other || n.Ethernet || n.Software || n.BusID == "" {
 			continue
 		}
-		h.Note("%s may be a management bridge of NVSwitches, as boards with B200 have them, and no NIC: its PCIe link "+
-			"carries %.3g GB/s; the file has no vital product data that would tell (plan.exclude.nics leaves it out)",
+		h.Note("%s may be a management bridge of NVSwitches, as on boards with B200, instead of a NIC: its PCIe link "+
+			"carries %.3g GB/s, and the file has no vital product data (to exclude it: plan.exclude.nics)",
 			nicOnHost(n), n.Link)
 	}
 }
@@ -640,7 +640,7 @@ func SuspectBridges(h *topo.Host) {
 func (x *xmlReader) finish() {
 	h := x.host
 	if x.classless > 0 {
-		h.Note("%d PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out",
+		h.Note("%d PCI devices of unknown type, without a class, a <gpu> or a <nic>, are ignored",
 			x.classless)
 	}
 	for _, u := range x.unusable {
@@ -648,7 +648,7 @@ func (x *xmlReader) finish() {
 		if u.count > 1 {
 			others = fmt.Sprintf(", and of %d more", u.count-1)
 		}
-		h.Note("%s %s of %s%s is not usable: %s", u.attribute, textfile.QuoteStart([]byte(u.value)), u.of, others, u.effect)
+		h.Note("%s %s of %s%s is invalid: %s", u.attribute, textfile.QuoteStart([]byte(u.value)), u.of, others, u.effect)
 	}
 	order := map[string]int{}
 	for i, name := range h.Hosts() {

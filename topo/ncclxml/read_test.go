@@ -175,8 +175,8 @@ func TestReadSkeletonFindsDevicesByClass(t *testing.T) {
 		NICs: []topo.NIC{{Name: "nic@0101:00:00.0", BusID: "0101:00:00.0", Order: 2, Protocol: "InfiniBand",
 			Place: topo.Place{Switch: "ffff:ff:01.0", Link: 12}}},
 		Notes: []string{
-			"graphics device 0000:03:00.0 of vendor 0x1a03 is left out: it is neither NVIDIA's, AMD's nor Hygon's",
-			"1 PCI devices have neither a class nor a <gpu> or <nic>, so nothing tells what they are; they are left out",
+			"graphics device 0000:03:00.0 of vendor 0x1a03 is ignored: its maker is not NVIDIA, AMD or Hygon",
+			"1 PCI devices of unknown type, without a class, a <gpu> or a <nic>, are ignored",
 		},
 	}
 	if diff := cmp.Diff(want, h, topotest.Plain); diff != "" {
@@ -196,7 +196,7 @@ func TestReadNetsOfFunctionBecomeNICs(t *testing.T) {
 	a1, a2 := topo.Place{Link: 12}, topo.Place{Link: 12}
 	want := []topo.NIC{
 		{Name: "enp98s0f0", BusID: "0000:62:00.0", GUID: "0x0", Order: 3, Place: a2, Ports: []topo.Port{{RateGbps: 1}},
-			Ethernet: true, Reason: "it has no RDMA"},
+			Ethernet: true, Reason: "it does not support RDMA"},
 		{Name: "mlx5_2", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Order: 1, Place: a1,
 			Ports: []topo.Port{{Number: 1, RateGbps: 100}}},
 		{Name: "mlx5_10", BusID: "0000:a1:00.0", GUID: "0x7893510003a1420c", Place: a1, Ports: []topo.Port{{Number: 2}}},
@@ -273,11 +273,11 @@ func TestReadMalformedTopologyFails(t *testing.T) {
 		"another version": {`<system version="7"><cpu numaid="0"/></system>`, `"7"`},
 		"no CPU":          {`<system version="1"/>`, "no <cpu>"},
 		"a NUMA node of 2^62": {`<system version="1"><cpu numaid="4611686018427387904"/></system>`,
-			"numaid of a <cpu>: 4611686018427387904 is no NUMA node; they are numbered from 0 to 65535"},
-		"a NUMA node of -2": {`<system version="1"><cpu numaid="-2"/></system>`, "-2 is no NUMA node"},
+			"numaid of a <cpu>: NUMA node 4611686018427387904 is out of range; must be 0 to 65535"},
+		"a NUMA node of -2": {`<system version="1"><cpu numaid="-2"/></system>`, "NUMA node -2 is out of range"},
 		"a GPU of 2^62": {cpu(`<pci busid="1:0.0"><gpu dev="4611686018427387904"/></pci>`),
-			"dev of GPU 0000:01:00.0: 4611686018427387904 is no number of a GPU; they are numbered from 0 to 4095"},
-		"a GPU of 2^64":   {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), "is no number of a GPU"},
+			"dev of GPU 0000:01:00.0: GPU index 4611686018427387904 is out of range; must be 0 to 4095"},
+		"a GPU of 2^64":   {cpu(`<pci busid="1:0.0"><gpu dev="18446744073709551616"/></pci>`), "is out of range"},
 		"no NUMA node":    {`<system version="1"><cpu/></system>`, "numaid"},
 		"two equal nodes": {`<system version="1"><cpu numaid="0"/><cpu numaid="0"/></system>`, "two <cpu>"},
 		"a wrong address": {cpu(`<pci busid="x"/>`), `"x"`},
@@ -385,9 +385,9 @@ func TestReadUnusableNumberAddsNote(t *testing.T) {
 		<pci busid="6:0.0" class="0x020700"><nic><net name="mlx5_3" speed="-1"/></nic></pci>
 	</cpu></system>`)
 	want := []string{
-		`link_speed "NaN GT/s" of 0000:01:00.0, and of 1 more is not usable: the link counts as PCIe 3.0`,
-		`link_width "99999999999" of 0000:01:00.0, and of 1 more is not usable: the link counts as x16`,
-		`speed "NaN" of mlx5_0, and of 2 more is not usable: the port counts as 10 Gbit/s`,
+		`link_speed "NaN GT/s" of 0000:01:00.0, and of 1 more is invalid: the link counts as PCIe 3.0`,
+		`link_width "99999999999" of 0000:01:00.0, and of 1 more is invalid: the link counts as x16`,
+		`speed "NaN" of mlx5_0, and of 2 more is invalid: the port counts as 10 Gbit/s`,
 	}
 	if diff := cmp.Diff(want, h.Notes); diff != "" {
 		t.Errorf("notes (-want +got):\n%s", diff)

@@ -54,8 +54,8 @@ func Write(h *topo.Host) ([]byte, error) {
 		return nil, fmt.Errorf("writing NCCL's XML: %w", err)
 	}
 	if n := root.count(); n > maxNCCLElements {
-		return nil, fmt.Errorf("writing NCCL's XML: it would have %d elements, and NCCL reads no more than %d; peerlane "+
-			"topo -o json has no such bound", n, maxNCCLElements)
+		return nil, fmt.Errorf("writing NCCL's XML: it would have %d elements, more than the %d that NCCL reads; peerlane "+
+			"topo -o json has no such limit", n, maxNCCLElements)
 	}
 	return root.text(), nil
 }
@@ -68,7 +68,7 @@ type UnwritableError struct {
 }
 
 func (e *UnwritableError) Error() string {
-	return fmt.Sprintf("%s is %s, which NCCL cannot read: it knows no entities, and no value of more than %d bytes",
+	return fmt.Sprintf("%s is %s, which NCCL cannot read: it does not support entities, or values of more than %d bytes",
 		e.What, textfile.QuoteStart([]byte(e.Text)), maxNCCLValue)
 }
 
@@ -179,8 +179,8 @@ type ncclWriter struct {
 
 func documentOf(h *topo.Host) (*element, error) {
 	if h.Matrix != nil {
-		return nil, errors.New("the text of nvidia-smi topo -m has path types and no tree, and NCCL's file is a tree; " +
-			"peerlane topo capture on that host makes a file that has one")
+		return nil, errors.New("the text of nvidia-smi topo -m has path types without a tree, but NCCL's file needs a " +
+			"tree; make a file with a tree by peerlane topo capture on that host")
 	}
 	h = AsNCCLReads(h)
 	w := &ncclWriter{
@@ -230,10 +230,10 @@ func AsNCCLReads(h *topo.Host) *topo.Host {
 	for _, n := range nics {
 		switch {
 		case n.Software:
-			told.Note("%s is left out: it is software RDMA, which has no place in the tree", nicOnHost(n))
+			told.Note("%s is omitted: it is software RDMA, which has no place in the tree", nicOnHost(n))
 			continue
 		case !n.Active():
-			told.Note("%s is left out: none of its ports is active", nicOnHost(n))
+			told.Note("%s is omitted: none of its ports is active", nicOnHost(n))
 			continue
 		}
 		n.GUID, n.SystemGUID = ncclGUID(cmp.Or(n.SystemGUID, n.GUID)), ""
@@ -388,7 +388,7 @@ func (w *ncclWriter) addSwitches() error {
 		class := s.Device.Class
 		if class == "" || pci.Graphics(class, "") || strings.HasPrefix(class, pci.ClassNetwork) ||
 			strings.HasPrefix(class, pci.ClassNVSwitch) {
-			class = ClassBridge // NCCL would take the class of the switch for a device
+			class = ClassBridge // NCCL would mistake the class of the switch for a device
 		}
 		e := pciElement(s.BusID, class, s.Device, s.Place)
 		for _, peer := range s.Peers {
@@ -423,7 +423,7 @@ func (w *ncclWriter) noCycle() error {
 	visit(w.root)
 	for _, s := range w.host.Switches {
 		if !reached[w.switches[graph.NodeID{Kind: graph.SwitchNode, Host: s.Host, Name: s.BusID}]] {
-			return fmt.Errorf("no way leads from switch %s to a CPU", s.BusID)
+			return fmt.Errorf("switch %s is not connected to a CPU", s.BusID)
 		}
 	}
 	return nil

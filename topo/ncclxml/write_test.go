@@ -169,8 +169,8 @@ func TestWriteKernelHostMatchesNCCLForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `<!-- a note - - with dashes - - - -->
-<!-- rxe0 is left out: it is software RDMA, which has no place in the tree -->
-<!-- mlx5_2 is left out: none of its ports is active -->
+<!-- rxe0 is omitted: it is software RDMA, which has no place in the tree -->
+<!-- mlx5_2 is omitted: none of its ports is active -->
 <system version="1">
   <cpu numaid="0" affinity="0000ffff,0000ffff" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="17">
     <pci busid="0000:11:00.0" class="0x060400" vendor="0x104c" device="0x8232" subsystem_vendor="0x0000" subsystem_device="0x0000" link_speed="32.0 GT/s PCIe" link_width="16">
@@ -276,7 +276,7 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		host *topo.Host
 		want string
 	}{
-		"no tree":          {&topo.Host{Matrix: map[[2]string]topo.PathType{}}, "no tree"},
+		"without a tree":   {&topo.Host{Matrix: map[[2]string]topo.PathType{}}, "without a tree"},
 		"a quote":          {one(func(h *topo.Host) { h.NICs[0].Name = `a"b` }), `"a\"b"`},
 		"an entity":        {one(func(h *topo.Host) { h.NICs[0].Name = "a&b" }), "entities"},
 		"a control":        {one(func(h *topo.Host) { h.CPUs[0].Vendor = "a\nb" }), "vendor of a <cpu>"},
@@ -285,14 +285,14 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		"a node not there": {one(func(h *topo.Host) { h.CPUs = h.CPUs[:1] }), "NUMA node 1"},
 		"a switch nowhere": {one(func(h *topo.Host) { h.GPUs[0].Switch = "0000:99:00.0" }), "0000:99:00.0"},
 		"a circle": {one(func(h *topo.Host) { h.Switches[0].Switch = h.Switches[1].BusID }),
-			"no way leads from switch 0000:01:00.0"},
+			"switch 0000:01:00.0 is not connected to a CPU"},
 		"a switch twice": {one(func(h *topo.Host) { h.Switches = append(h.Switches, h.Switches[1]) }),
 			"two switches have the address 0000:05:00.0"},
 		"many elements": {one(func(h *topo.Host) {
 			for i := range 240 {
 				h.GPUs = append(h.GPUs, topo.GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 9 + i})
 			}
-		}), "no more than 255"},
+		}), "more than the 255 that NCCL reads"},
 	} {
 		text, err := ncclxml.Write(tt.host)
 		if err == nil || !strings.Contains(err.Error(), tt.want) || text != nil {

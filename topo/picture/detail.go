@@ -164,7 +164,7 @@ func (n *node) linkDetail(source topo.Source) string {
 	}
 	lines := []string{"Link of " + what + " upwards"}
 	if link == "" {
-		lines = append(lines, "The source does not tell its bandwidth")
+		lines = append(lines, "The source does not state its bandwidth")
 	} else {
 		lines = append(lines, link+", "+bandwidth+" in each direction")
 	}
@@ -172,7 +172,7 @@ func (n *node) linkDetail(source topo.Source) string {
 		lines = append(lines, "Speed: "+n.place.LinkSpeed)
 	}
 	if assumed {
-		lines = append(lines, "The source does not tell all of the link; the bandwidth is what NCCL takes it for")
+		lines = append(lines, "The source describes the link only in part; the bandwidth is NCCL's assumption")
 	}
 	if chip, at := n.chip(); chip != "" {
 		lines = append(lines, chip+" to the CPU: "+gbs(at))

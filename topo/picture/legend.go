@@ -66,7 +66,7 @@ func (p *Picture) placeLegends() {
 		narrowColours = append(narrowColours, legendItem{lane: planner.KindDirect, bin: b, words: text{words: upTo}})
 	}
 	if len(p.bars) > 0 {
-		for i, words := range []string{"as planned", "as NCCL does it today", "GPUDirect RDMA off"} {
+		for i, words := range []string{"as planned", "NCCL today", "GPUDirect RDMA off"} {
 			bars = append(bars, legendItem{bar: i + 1, bin: -1, words: text{words: words}})
 		}
 	}

@@ -184,7 +184,7 @@ func (p *planner) candidates(g int, staged bool) (ways []part) {
 		}
 		direct := p.near(g, n) && p.toNIC[g][n].Type <= topo.PXB
 		for _, s := range p.stagers(g, n) {
-			if !direct || copyKind(p.toGPU[g][s].Path) == topo.NVL { // else directly is as good
+			if !direct || copyKind(p.toGPU[g][s].Path) == topo.NVL { // otherwise a direct way is as good
 				ways = append(ways, part{s, n, 1})
 			}
 		}

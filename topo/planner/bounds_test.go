@@ -605,12 +605,12 @@ func TestPlanSentencesAgreeWithTheOptimum(t *testing.T) {
 		}
 		for _, note := range plan.Notes {
 			switch {
-			case strings.Contains(note, "no use of it makes the slowest GPU faster"):
+			case strings.Contains(note, "using it would not make the slowest GPU faster"):
 				idle++
 				if j.optimum > j.planned*1.0011 {
 					t.Errorf("seed %d: %s; but %g GB/s are possible, and %g planned", seed, note, j.optimum, j.planned)
 				}
-			case strings.Contains(note, "the relay brings nothing on this host: by the estimate"):
+			case strings.Contains(note, "the relay has no benefit on this host: by the estimate"):
 				nothing++
 				if j.optimum > j.planned*1.0011 {
 					t.Errorf("seed %d: %s; but %g GB/s are possible, and %g planned", seed, note, j.optimum, j.planned)

@@ -66,7 +66,7 @@ const (
 	masterCost    = 1e-7 // the smallest gain of the level by an amount of 1
 	masterCheaper = 1e-2 // the smallest gain of cost, which counts little
 	stuckCost     = 1e-6 // smallest cost of a unit of a stuck flow, which rises only if another flow falls
-	freshPrices   = 64   // pivots after which prices are computed anew
+	freshPrices   = 64   // pivots after which prices are recomputed
 	blockOfFlow   = 4    // flows to price before the best column enters
 )
 

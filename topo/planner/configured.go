@@ -27,7 +27,7 @@ func (p *planner) setLimits() error {
 		case topo.PIX, topo.PXB, topo.P2C, topo.PHB, topo.NODE, topo.SYS:
 			return nil
 		}
-		return fmt.Errorf("%s: %v is no path from a GPU to a NIC; PIX PXB P2C PHB NODE SYS are", key, t)
+		return fmt.Errorf("%s: %v is not a path from a GPU to a NIC; must be one of PIX PXB P2C PHB NODE SYS", key, t)
 	}
 	limit := cmp.Or(p.config.GDR.MaxPath, topo.PXB)
 	if err := check("gdr.max_path", limit); err != nil {
@@ -73,7 +73,7 @@ func (p *planner) setExclusions() error {
 
 func (p *planner) excludePair(pair []string) error {
 	if len(pair) != 2 {
-		return errors.New("a pair has two names: those of a GPU and a NIC, or of two GPUs")
+		return errors.New("a pair must be the names of a GPU and a NIC, or of two GPUs")
 	}
 	a, err := p.findGPU(pair[0])
 	if err != nil {
@@ -86,9 +86,9 @@ func (p *planner) excludePair(pair []string) error {
 	b, err := p.findGPU(pair[1])
 	switch {
 	case err != nil:
-		return fmt.Errorf("%q is no NIC of this host (%s), and %w", pair[1], p.nicNames(), err)
+		return fmt.Errorf("%q is not a NIC of this host (%s), and %w", pair[1], p.nicNames(), err)
 	case a == b:
-		return errors.New("both are one GPU")
+		return errors.New("both names are the same GPU")
 	}
 	p.exclude.toGPU[[2]int{a, b}], p.exclude.toGPU[[2]int{b, a}] = true, true
 	return nil
@@ -99,7 +99,7 @@ func (p *planner) excludePair(pair []string) error {
 func (p *planner) setRails() error {
 	for name, rail := range p.config.Rails {
 		if rail < 0 || rail > 1023 {
-			return fmt.Errorf("plan.rails.%s: a rail is a number from 0 to 1023, not %d", name, rail)
+			return fmt.Errorf("plan.rails.%s is %d; must be 0 to 1023", name, rail)
 		}
 		p.rails[name] = rail
 	}
@@ -171,7 +171,7 @@ func (p *planner) findNIC(name string) (int, error) {
 	if n := p.nic(name); n >= 0 {
 		return n, nil
 	}
-	return 0, fmt.Errorf("no NIC %q; there are %s", name, p.nicNames())
+	return 0, fmt.Errorf("no NIC %q; known are %s", name, p.nicNames())
 }
 
 func (p *planner) nicNames() string {
@@ -192,11 +192,11 @@ func (p *planner) pin(a Assignment) error {
 	case p.pinned[g] != nil:
 		return fmt.Errorf("GPU %d already has an assignment", p.host.GPUs[g].Index)
 	case len(a.Servers) == 0 && len(a.NICs) == 0:
-		return errors.New("neither servers nor nics are given")
+		return errors.New("servers or nics are required")
 	case a.Kind != "" && a.Kind != KindDirect && a.Kind != KindStaged && a.Kind != KindBounce:
-		return fmt.Errorf("kind is %q; %s, %s and %s are possible", a.Kind, KindDirect, KindStaged, KindBounce)
+		return fmt.Errorf("kind is %q; must be %s, %s or %s", a.Kind, KindDirect, KindStaged, KindBounce)
 	case len(a.Servers) > 0 && a.Kind != "" && a.Kind != KindStaged:
-		return fmt.Errorf("kind is %q, and such a lane has no servers", a.Kind)
+		return fmt.Errorf("kind is %q, which does not allow servers", a.Kind)
 	}
 	servers, err := p.assignedServers(g, a)
 	if err != nil {
@@ -304,7 +304,7 @@ func (p *planner) assignedNICs(names []string, servers []int) ([]string, error) 
 		}
 	}
 	if best < 0 {
-		return nil, errors.New(`no nics are given, and this host has no RDMA NIC with an active port to choose; an emulated one is named like nics = ["emulated0"]`)
+		return nil, errors.New(`nics is missing, and this host has no RDMA NIC with an active port; for an emulated NIC set nics = ["emulated0"]`)
 	}
 	return []string{p.host.NICs[best].Name}, nil
 }
@@ -331,5 +331,5 @@ func (p *planner) pinnedReason(g int, l Lane) string {
 	case KindBounce:
 		return "assigned by configuration: through host memory to " + to
 	}
-	return "assigned by configuration: straight to " + to + p.withoutGDR([]int{g}, l.NICs)
+	return "assigned by configuration: directly to " + to + p.withoutGDR([]int{g}, l.NICs)
 }

@@ -106,16 +106,16 @@ func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 		want   string
 	}{
 		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_7": topo.PHB}}},
-			"gdr.nics.mlx5_7: no NIC \"mlx5_7\"; there are mlx5_0, mlx5_1"},
+			"gdr.nics.mlx5_7: no NIC \"mlx5_7\"; known are mlx5_0, mlx5_1"},
 		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_0": topo.PXN}}},
-			"gdr.nics.mlx5_0: a limit: PXN is no path"},
+			"gdr.nics.mlx5_0: a limit: PXN is not a path"},
 		{Config{Exclude: Exclude{GPUs: []string{"8"}}}, `plan.exclude.gpus: no GPU "8"`},
 		{Config{Exclude: Exclude{NICs: []string{"eth0"}}}, `plan.exclude.nics: no NIC "eth0"`},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"0"}}}}, "a pair has two names"},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "eth0"}}}}, `"eth0" is no NIC of this host (mlx5_0, mlx5_1)`},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "0000:01:00.0"}}}}, "both are one GPU"},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"0"}}}}, "a pair must be the names of a GPU and a NIC"},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "eth0"}}}}, `"eth0" is not a NIC of this host (mlx5_0, mlx5_1)`},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "0000:01:00.0"}}}}, "both names are the same GPU"},
 		{Config{Exclude: Exclude{Pairs: [][]string{{"mlx5_0", "0"}}}}, `no GPU "mlx5_0"`},
-		{Config{Rails: map[string]int{"mlx5_0": -1}}, "plan.rails.mlx5_0: a rail is a number"},
+		{Config{Rails: map[string]int{"mlx5_0": -1}}, "plan.rails.mlx5_0 is -1; must be 0 to 1023"},
 		{Config{Staging: StagingConfig{GPUs: map[string]uint64{"9": 1}}}, `staging.gpus: no GPU "9"`},
 		{Config{Staging: StagingConfig{GPUs: map[string]uint64{"0": 1, "0000:01:00.0": 2}}}, "GPU 0 is named twice"},
 		{Config{Groups: map[string][]string{"half": {"0", "9"}}}, `groups.half: no GPU "9"`},
@@ -124,9 +124,9 @@ func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 		{Config{Exclude: Exclude{GPUs: []string{"1"}}, Groups: map[string][]string{"half": {"0", "1"}}},
 			"groups.half: configuration excludes it"},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: "relay", NICs: []string{"a"}}}},
-			`kind is "relay"; direct, staged and bounce are possible`},
+			`kind is "relay"; must be direct, staged or bounce`},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindDirect, Servers: []string{"1"}}}},
-			`kind is "direct", and such a lane has no servers`},
+			`kind is "direct", which does not allow servers`},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindStaged, NICs: []string{"emulated0"}}}},
 			"no GPU near emulated0 can serve it"},
 	} {
@@ -228,8 +228,8 @@ func TestExplainReturnsReasonsOfLane(t *testing.T) {
 			"GPU 2 (0000:03:00.0) is far",
 			"Without a relay it reaches mlx5_0 by the host bridges pci0000:20 and pci0000:10 of NUMA node 0 (NODE, 48 GB/s) " +
 				"and mlx5_1 by the link ",
-			"No way leads to mlx5_9.",
-			"No lane can use eth0 (it has no RDMA) and mlx5_8 (no port is active: port 1 DOWN).",
+			"No path leads to mlx5_9.",
+			"No lane can use eth0 (it does not support RDMA) and mlx5_8 (no port is active: port 1 DOWN).",
 			"staged on GPUs 0 and 1, near that NIC",
 			"The relay copies between it and GPUs 0 and 1 (NODE, 48 GB/s), and mlx5_0 reads and writes there (PIX, 48 GB/s)",
 			"While all GPUs are busy it carries 13.71 GB/s in each direction, because the PCIe link of mlx5_0 (downwards) is " +
@@ -238,7 +238,7 @@ func TestExplainReturnsReasonsOfLane(t *testing.T) {
 			"It shares mlx5_0 with GPUs 0, 1 and 3.",
 		}},
 		{"0", []string{"GPU 0 (0000:01:00.0) is near: a NIC may read and write its memory directly.", "It serves GPU 2."}},
-		{"GPU4", []string{"GPU 4 (0000:05:00.0) is refused, so it has no lane and serves none: MIG is on"}},
+		{"GPU4", []string{"GPU 4 (0000:05:00.0) is refused, so it has no lane and serves no lane: MIG is on"}},
 		{"0000:04:00.0", []string{"GPU 3 ", "1 of 2 parts through host memory over mlx5_0 (NODE, 48 GB/s)"}},
 	} {
 		sentences, err := plan.Explain(h, tt.name)
@@ -284,7 +284,7 @@ func TestExplanationOfMatrixNamesTypes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := strings.Join(sentences, "\n"); strings.Contains(text, "so the matrix says") ||
+	if text := strings.Join(sentences, "\n"); strings.Contains(text, "according to the matrix") ||
 		!strings.Contains(text, "it reaches mlx5_2 (SYS) and mlx5_10 (PIX).") {
 		t.Error(text)
 	}

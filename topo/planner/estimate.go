@@ -67,7 +67,7 @@ type Ways struct {
 }
 
 // ErrNoBandwidths means that the source of a host lacks the bandwidth of a link.
-var ErrNoBandwidths = errors.New("the source does not tell the bandwidth of every link, so nothing can be estimated")
+var ErrNoBandwidths = errors.New("the source does not state the bandwidth of every link, so nothing can be estimated")
 
 // Estimate estimates the rates of a plan of this host. Estimate returns ErrNoBandwidths if the
 // bandwidth of a link is unknown. The result omits GPUs that the plan refuses.

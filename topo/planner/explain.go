@@ -65,9 +65,9 @@ func (e *explanation) who() {
 	case RoleNear:
 		e.say("%s: a NIC may read and write its memory directly.", who)
 	case RoleRefused:
-		e.say("%s, so it has no lane and serves none: %s.", who, e.lane.Reason)
+		e.say("%s, so it has no lane and serves no lane: %s.", who, e.lane.Reason)
 	default:
-		e.say("%s: no NIC that can carry a lane is as near as gdr.max_path asks for.", who)
+		e.say("%s: no NIC that can carry a lane is within gdr.max_path.", who)
 	}
 }
 
@@ -97,7 +97,7 @@ func (e *explanation) ways() {
 		e.say("Without a relay it reaches %s.", some(ways))
 	}
 	if len(nowhere) > 0 {
-		e.say("No way leads to %s.", some(nowhere))
+		e.say("No path leads to %s.", some(nowhere))
 	}
 	if len(useless) > 0 && len(e.lane.NICs) > 0 { // otherwise the lane's reason names the devices
 		e.say("No lane can use %s.", some(useless))
@@ -128,13 +128,13 @@ func (e *explanation) legs() {
 		}
 		sentence += fmt.Sprintf(", and %s %s there (%s)", list(e.lane.NICs), verbs, describe(*e.lane.Network))
 	}
-	e.say("%s; each byte crosses the link of a server GPU twice where the copies are not NVLink's.", sentence)
+	e.say("%s; unless copies use NVLink, each byte crosses the link of a server GPU twice.", sentence)
 }
 
 func (e *explanation) rates() error {
 	all, err := e.plan.Estimate(e.h)
 	if errors.Is(err, ErrNoBandwidths) {
-		e.say("Nothing is estimated: the source does not tell the bandwidth of every link.")
+		e.say("No estimate: the source does not state the bandwidth of every link.")
 		return nil
 	}
 	if err != nil {

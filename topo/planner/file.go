@@ -47,7 +47,8 @@ func Parse(text []byte) (*Plan, error) {
 			return nil, err
 		}
 		if !readable(is.Version) {
-			return nil, fmt.Errorf("it is of version %d, and this program reads %d and %d", is.Version, oldestPlanVersion,
+			return nil, fmt.Errorf("it has version %d, and this program supports versions %d and "+
+				"%d", is.Version, oldestPlanVersion,
 				Version)
 		}
 		return nil, err
@@ -69,7 +70,7 @@ func (p *Plan) Check() error {
 	for _, l := range p.Lanes {
 		for _, busID := range append([]string{l.GPU}, l.Servers...) {
 			if !known[busID] {
-				return fmt.Errorf("the lane of %s names GPU %s, which it does not list", l.GPU, busID)
+				return fmt.Errorf("the lane of %s names GPU %s, which the plan does not list", l.GPU, busID)
 			}
 		}
 		if l.Relay != (len(l.Servers) > 0) {

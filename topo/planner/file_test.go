@@ -70,7 +70,7 @@ func TestBadPlanFileIsRefusedWithAReason(t *testing.T) {
 	for text, want := range map[string]string{
 		``:               "unexpected end",
 		`{"version":99}`: "version 99",
-		`{"version":1,"lanes":"of another form"}`:                                                             "it is of version 1, and this program reads 2 and 3",
+		`{"version":1,"lanes":"of another form"}`:                                                             "it has version 1, and this program supports versions 2 and 3",
 		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","kind":"staged"}]}`:    "kind is staged",
 		`{"version":2,"lanes":[{"gpu":"0000:01:00.0"}]}`:                                                      "0000:01:00.0",
 		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","relay":true}]}`:       "contradictory",

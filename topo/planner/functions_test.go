@@ -64,7 +64,7 @@ func TestVirtualFunctionsCarryNoLanesByDefault(t *testing.T) {
 	for name, change := range map[string]func(h *topo.Host, c *Config){
 		"down":     func(h *topo.Host, _ *Config) { h.NICs[0].Ports[0].State = "DOWN" },
 		"excluded": func(_ *topo.Host, c *Config) { c.Exclude.NICs = []string{"mlx5_0"} },
-		"no RDMA":  func(h *topo.Host, _ *Config) { h.NICs[0].Reason = "it has no RDMA" },
+		"no RDMA":  func(h *topo.Host, _ *Config) { h.NICs[0].Reason = "it does not support RDMA" },
 	} {
 		h, c := virtualized(3).Host(), Config{}
 		change(h, &c)

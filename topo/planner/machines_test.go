@@ -27,14 +27,14 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 		}
 		return b
 	}
-	nothing := "the relay brings nothing on this host"
-	whileBusy := "with all lanes busy the relay brings nothing here"
+	nothing := "the relay has no benefit on this host"
+	whileBusy := "with all lanes busy the relay has no benefit on this host"
 	for _, m := range []struct {
 		name   string
 		host   *topo.Host
 		config Config
 		want   []string
-		note   string // part of the notes; "": no note says that the relay brings nothing
+		note   string // part of the notes; "": no note reports that the relay has no benefit
 	}{
 		{
 			name: "HGX H100, four switches, eight NICs",
@@ -123,7 +123,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 			}(),
 			want: slices.Concat(topotest.Repeat(4, "far bouncing to erdma_0, rail 0, NODE"),
 				topotest.Repeat(4, "far bouncing to erdma_1, rail 1, NODE")),
-			note: "gdr.max_path in config.toml says what is near",
+			note: "gdr.max_path in config.toml sets the distance",
 		},
 		{
 			name: "the same, with GPUDirect RDMA through the CPU allowed",
@@ -250,7 +250,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				GPU(0, "pci0000:10", "00aa:00:00.0").GPU(0, "pci0000:10", "00aa:00:00.0").NIC("mlx5_0", 0, "pci0000:20", "",
 				topotest.Up(200)).Gen(24).Host(),
 			want: topotest.Repeat(4, "far bouncing to mlx5_0, rail 0, NODE"),
-			note: "gdr.max_path in config.toml says what is near",
+			note: "gdr.max_path in config.toml sets the distance",
 		},
 		{
 			name: "ten GPUs below two cascaded switches, the NIC at the lower",
@@ -427,7 +427,7 @@ func TestPlansOfWellKnownMachines(t *testing.T) {
 				t.Error(diff)
 			}
 			notes := strings.Join(plan.Notes, "\n")
-			if m.note == "" && strings.Contains(notes, "brings nothing") || !strings.Contains(notes, m.note) {
+			if m.note == "" && strings.Contains(notes, "has no benefit") || !strings.Contains(notes, m.note) {
 				t.Errorf("notes %q; want %q", notes, m.note)
 			}
 			if t.Failed() {

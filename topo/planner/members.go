@@ -102,12 +102,12 @@ func (l *Lane) checkMembers() error {
 		}
 	}
 	if sum := l.Weights(); sum > maxWeights {
-		return fmt.Errorf("its members weigh %d together, and %d is the limit", sum, maxWeights)
+		return fmt.Errorf("its members have a total weight of %d, more than %d", sum, maxWeights)
 	}
 	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
 	if l.Kind != "" && of.Kind != l.Kind || !slices.Equal(sorted(of.Servers), sorted(l.Servers)) ||
 		!slices.Equal(sorted(of.NICs), sorted(l.NICs)) {
-		return fmt.Errorf("it is contradictory: by its members it is %q over %q staged on %q, and it says %q over %q "+
+		return fmt.Errorf("it is contradictory: by its members it is %q over %q staged on %q, but its fields are %q over %q "+
 			"staged on %q",
 			of.Kind, of.NICs, of.Servers, l.Kind, l.NICs, l.Servers)
 	}

@@ -229,7 +229,7 @@ func (p *Plan) Lane(name string) (Lane, error) {
 	}
 	i := slices.IndexFunc(p.Lanes, func(l Lane) bool { return l.GPU == gpu.BusID })
 	if i < 0 {
-		return Lane{}, fmt.Errorf("GPU %s is in the plan and has no lane", gpu.BusID)
+		return Lane{}, fmt.Errorf("GPU %s is in the plan but has no lane", gpu.BusID)
 	}
 	return p.Lanes[i], nil
 }
@@ -241,8 +241,8 @@ func (p *Plan) GPU(name string) (topo.GPU, error) { return topo.FindGPU(p.GPUs, 
 type SeveralHostsError struct{ Hosts []string }
 
 func (e *SeveralHostsError) Error() string {
-	return fmt.Sprintf("planning: the topology has %d hosts (%s), and a plan is for one; choose it with peerlane plan "+
-		"--host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
+	return fmt.Sprintf("planning: the topology has %d hosts (%s), but a plan describes one host; select it with "+
+		"peerlane plan --host N, from 0 to %d", len(e.Hosts), strings.Join(e.Hosts, ", "), len(e.Hosts)-1)
 }
 
 // Make returns a plan with a lane for every GPU of a host. Equal hosts and configurations give

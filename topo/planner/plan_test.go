@@ -269,26 +269,26 @@ func TestReasonOnSmallHostsNamesNICsAndRates(t *testing.T) {
 				"370.8 GB/s); while all lanes are busy 12 GB/s with the relay and 12 GB/s through host memory; alone 48 GB/s " +
 				"with the relay, 32 GB/s through host memory"},
 		{striped, "2", "mlx5_1, mlx5_2 and mlx5_3, some of the nearest NICs, are far (NODE, 12.5 GB/s), so its traffic " +
-			"bounces through host memory: no GPU that it could be staged on is near enough to those NICs (PXB)"},
+			"bounces through host memory: no GPU that could stage it is near enough to those NICs (PXB)"},
 		{lone, "1", "mlx5_0, mlx5_1 and mlx5_2 read and write its memory directly (PIX, 12.5 GB/s), so no relay is needed"},
 		{withoutGDR, "0", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs " +
-			"GPUDirect RDMA, which by the file was off for mlx5_0"},
+			"GPUDirect RDMA, which the file reports as off for mlx5_0"},
 		{withoutGDR, "1", "mlx5_0 reads and writes its memory directly (PIX, 48 GB/s), so no relay is needed; it needs " +
-			"GPUDirect RDMA, which by the file was off for mlx5_0 and GPU 1"},
+			"GPUDirect RDMA, which the file reports as off for mlx5_0 and GPU 1"},
 		{withoutGDR, "2", "mlx5_0, the nearest NIC, is far (NODE, 48 GB/s), so its traffic is staged on GPU 0, near that " +
 			"NIC (copies: NVL, 370.8 GB/s); while all lanes are busy 16 GB/s with the relay and 16 GB/s through host memory; " +
-			"alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which by the file was off " +
-			"for mlx5_0"},
-		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; switch it off (nvidia-smi -mig 0) or " +
+			"alone 48 GB/s with the relay, 32 GB/s through host memory; it needs GPUDirect RDMA, which the file reports as " +
+			"off for mlx5_0"},
+		{mig, "0", "MIG is on: instances of a GPU cannot map another GPU's memory; disable MIG (nvidia-smi -mig 0) or " +
 			"use another GPU"},
-		{topotest.Build(1).GPU(0, "", "").Host(), "0", "this host has no RDMA NIC; so the lane reaches the containers of " +
-			"this host alone, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
-		{ethernet, "0", "this host has no RDMA NIC to use (eth0: it has no RDMA; mlx5_0: it has no active port); so the " +
-			"lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in config.toml assigns " +
-			"servers and NICs"},
+		{topotest.Build(1).GPU(0, "", "").Host(), "0", "this host has no RDMA NIC; so the lane reaches only containers " +
+			"of this host, by one copy, unless [[plan.lane]] in config.toml assigns servers and NICs"},
+		{ethernet, "0", "this host has no usable RDMA NIC (eth0: it does not support RDMA; mlx5_0: it has no active " +
+			"port); so the lane reaches only containers of this host, by one copy, unless [[plan.lane]] in config.toml " +
+			"assigns servers and NICs"},
 		{topotest.Build(1).GPU(0, "", "").NIC("mlx5_0", 0, "", "").Host(), "0",
-			"mlx5_0, the nearest NIC, is far (PHB, 48 GB/s), so its traffic bounces through host memory: no GPU that it " +
-				"could be staged on is near enough to that NIC (PXB)"},
+			"mlx5_0, the nearest NIC, is far (PHB, 48 GB/s), so its traffic bounces through host memory: no GPU that could " +
+				"stage it is near enough to that NIC (PXB)"},
 	} {
 		plan, err := Make(tt.host, Config{})
 		if err != nil {
@@ -325,7 +325,7 @@ func TestWrongConfigurationIsRefusedWithAReason(t *testing.T) {
 		{"a GPU assigned twice", none, lanes(
 			Assignment{GPU: "0", Servers: []string{"1"}, NICs: []string{"a"}},
 			Assignment{GPU: "0000:01:00.0", NICs: []string{"a"}}), "already"},
-		{"an empty assignment", none, lanes(Assignment{GPU: "0"}), "neither servers nor nics"},
+		{"an empty assignment", none, lanes(Assignment{GPU: "0"}), "servers or nics are required"},
 		{"no NIC to be found", none, lanes(Assignment{GPU: "0", Servers: []string{"1"}}), `nics = ["emulated0"]`},
 		{"a NIC named twice", none, lanes(Assignment{GPU: "0", NICs: []string{"a", "a"}}), `"a"`},
 		{"a NIC without a name", none, lanes(Assignment{GPU: "0", NICs: []string{""}}), `""`},
@@ -348,7 +348,7 @@ func TestPlanOfHostWithoutGPUNotesInactiveNIC(t *testing.T) {
 	want := []string{
 		"a note of the reader",
 		"this host has no GPU, so the plan has no lane",
-		"NIC mlx5_0 has no active port (port 1 DOWN) and serves no lane that the topology decides",
+		"NIC mlx5_0 has no active port (port 1 DOWN) and carries only lanes of the configuration",
 	}
 	if diff := cmp.Diff(want, plan.Notes); diff != "" {
 		t.Error(diff)
@@ -362,7 +362,7 @@ func TestIdleNICWithEveryGPURefusedGetsNoNote(t *testing.T) {
 		h.GPUs[i].MIG = true
 	}
 	plan := planOf(t, 0, h, Config{})
-	want := []string{"every GPU of this host is refused, so the plan has no lane that leads anywhere"}
+	want := []string{"no GPU of this host can have a lane"}
 	if diff := cmp.Diff(want, plan.Notes); diff != "" {
 		t.Error(diff)
 	}
@@ -381,7 +381,7 @@ func TestPlanOfFileWithoutGPUDirectKeepsRoles(t *testing.T) {
 	if diff := cmp.Diff(short(before), short(after)); diff != "" {
 		t.Error(diff)
 	}
-	if notes := strings.Join(after.Notes, "\n"); !strings.Contains(notes, "by the file, GPUDirect RDMA was off") ||
+	if notes := strings.Join(after.Notes, "\n"); !strings.Contains(notes, "the file reports GPUDirect RDMA as off") ||
 		strings.Contains(strings.Join(before.Notes, "\n"), "by the file") {
 		t.Errorf("notes %q", after.Notes)
 	}

@@ -55,7 +55,7 @@ func newPlanner(h *topo.Host, c Config) (*planner, error) {
 		p.refused = append(p.refused, p.refusal(g))
 	}
 	if near := c.Near; near != "" && near != "auto" && near != nearDirect {
-		return nil, fmt.Errorf("plan.near: %q is no way for near GPUs; auto and %s are possible", near, nearDirect)
+		return nil, fmt.Errorf("plan.near: %q is unknown; must be auto or %s", near, nearDirect)
 	}
 	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
 		if err := configure(); err != nil {
@@ -98,7 +98,7 @@ func (p *planner) unusable(n int, nic *topo.NIC) string {
 	case nic.Refusal() != "":
 		return nic.Refusal()
 	case nic.Software && !p.config.Software:
-		return "it is software RDMA, which is planned only with --software"
+		return "it is software RDMA, which plans use only with --software"
 	case !nic.Active():
 		return "it has no active port"
 	case p.exclude.nics[n]:
@@ -107,7 +107,7 @@ func (p *planner) unusable(n int, nic *topo.NIC) string {
 	if owner := p.owners[n]; owner != n && !p.config.VirtualFunctions && nic.Parent() != "" {
 		physical := &p.host.NICs[owner]
 		if physical.Parent() == "" && p.unusable(owner, physical) == "" {
-			return fmt.Sprintf("it shares the port of %s, which lanes use themselves; plan.virtual_functions = true plans "+
+			return fmt.Sprintf("it shares the port of %s, which lanes use; plan.virtual_functions = true plans "+
 				"with both", physical.Name)
 		}
 	}
@@ -547,17 +547,17 @@ func (p *planner) reason(g int, l Lane) string {
 	}
 	switch {
 	case l.Kind == KindBounce && l.Compared == nil && p.known:
-		sentence += fmt.Sprintf(": no GPU that it could be staged on is near enough to %s (%v)",
+		sentence += fmt.Sprintf(": no GPU that could stage it is near enough to %s (%v)",
 			number(l.NICs, "that NIC", "those NICs"), p.limit[p.nic(l.NICs[0])])
 	case l.Kind == KindBounce && l.Compared != nil && l.Compared.Relay > l.Compared.Without*(1+simplerCost):
-		sentence += fmt.Sprintf(": staged it would be faster, and another lane slower: %v", l.Compared)
+		sentence += fmt.Sprintf(": staged it would be faster, but another lane would be slower: %v", l.Compared)
 	case l.Kind == KindBounce && l.Compared != nil:
 		sentence += fmt.Sprintf(": staged it would not be faster: %v", l.Compared)
 	case l.Compared != nil:
 		sentence += "; " + l.Compared.String()
 	}
 	if p.ahead != "" {
-		sentence += "; the lanes are " + p.ahead + ", because by the estimate that is faster than what the plan found"
+		sentence += "; the lanes are " + p.ahead + ", because by the estimate that is faster than the planner's choice"
 	}
 	var read []int
 	if kinds[KindDirect] {
@@ -605,9 +605,9 @@ func (p *planner) mixture(g int, l Lane) string {
 	}
 	const most = 8
 	if len(parts) > most {
-		parts = append(parts[:most], fmt.Sprintf("and %d ways more", len(parts)-most))
+		parts = append(parts[:most], fmt.Sprintf("and %d more routes", len(parts)-most))
 	}
-	why := "so that the slowest lane of the host is as fast as it can be"
+	why := "so that the slowest lane of the host is as fast as possible"
 	if p.isNear(g) && l.Kind != KindDirect {
 		why += `, though the GPU is near a NIC (plan.near = "direct" in config.toml keeps it there)`
 	}
@@ -642,7 +642,7 @@ func (p *planner) withoutGDR(gpus []int, nics []string) string {
 	if len(off) == 0 {
 		return ""
 	}
-	return "; it needs GPUDirect RDMA, which by the file was off for " + list(off)
+	return "; it needs GPUDirect RDMA, which the file reports as off for " + list(off)
 }
 
 // isOff reports whether the source states that a device has no GPUDirect RDMA.
@@ -666,7 +666,7 @@ func (p *planner) why(g int, names []string) string {
 	}
 	switch {
 	case usable:
-		return fmt.Sprintf("chosen so that the slowest lane is as fast as it can be, though %s is nearer", nearer)
+		return fmt.Sprintf("chosen so that the slowest lane is as fast as possible, though %s is nearer", nearer)
 	case nearer != "":
 		return fmt.Sprintf("%s that can carry a lane (%s is nearer)", number(names, "the nearest NIC", "the nearest NICs"),
 			nearer)
@@ -680,14 +680,14 @@ func (p *planner) why(g int, names []string) string {
 func (p *planner) nothing() string {
 	var without []string
 	for n, nic := range p.host.NICs {
-		why := cmp.Or(p.bad[n], "no path leads there")
+		why := cmp.Or(p.bad[n], "no path leads to it")
 		without = append(without, nic.Name+": "+why)
 	}
 	what := "this host has no RDMA NIC"
 	if len(without) > 0 {
-		what = "this host has no RDMA NIC to use (" + strings.Join(without, "; ") + ")"
+		what = "this host has no usable RDMA NIC (" + strings.Join(without, "; ") + ")"
 	}
-	return what + "; so the lane reaches the containers of this host alone, by one copy, unless [[plan.lane]] in " +
+	return what + "; so the lane reaches only containers of this host, by one copy, unless [[plan.lane]] in " +
 		"config.toml assigns servers and NICs"
 }
 
@@ -699,7 +699,7 @@ func (p *planner) notes(lanes []Lane) []string {
 	case len(lanes) == 0:
 		notes = append(notes, "this host has no GPU, so the plan has no lane")
 	case !open:
-		notes = append(notes, "every GPU of this host is refused, so the plan has no lane that leads anywhere")
+		notes = append(notes, "no GPU of this host can have a lane")
 	}
 	gdr := false // GPUDirect RDMA is off by the file, and a lane needs GPUDirect RDMA
 	used := map[string]bool{}
@@ -736,7 +736,7 @@ func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes
 		case p.owners[n] != n && !p.config.VirtualFunctions:
 			functions[p.owners[n]]++
 		case nic.Refusal() == "" && !nic.Active():
-			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and serves no lane that the topology decides",
+			notes = append(notes, fmt.Sprintf("NIC %s has no active port (%s) and carries only lanes of the configuration",
 				nic.Name, states(nic)))
 		case p.usable(n) && !used[nic.Name] && open:
 			notes = append(notes, p.idle(nic.Name, lanes))
@@ -749,8 +749,8 @@ func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(functions)) {
-		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to others: they "+
-			"share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
+		notes = append(notes, fmt.Sprintf("%s has %d virtual functions or subfunctions, which lanes leave to other "+
+			"tenants: they share its port (plan.virtual_functions)", p.host.NICs[n].Name, functions[n]))
 	}
 	return notes
 }
@@ -759,23 +759,24 @@ func (p *planner) nicNotes(lanes []Lane, used map[string]bool, open bool) (notes
 // GPUDirect RDMA off and that a lane needs GPUDirect RDMA.
 func (p *planner) estimateNotes(lanes []Lane, relayed int, gdr bool) (notes []string) {
 	if relayed > 0 && p.known && !p.gains(lanes) {
-		notes = append(notes, "with all lanes busy the relay brings nothing here: by the estimate, no choice of lanes "+
-			"without relays is slower; a GPU alone is faster with it")
+		notes = append(notes, "with all lanes busy the relay has no benefit on this host: by the estimate, no choice of "+
+			"lanes without relays is slower; a GPU alone is faster with it")
 	}
 	if p.ahead != "" {
-		notes = append(notes, "the lanes are "+p.ahead+": by the estimate, that is faster than what the plan found")
+		notes = append(notes, "the lanes are "+p.ahead+": by the estimate, that is faster than the planner's choice")
 	}
 	if gpus := p.closeCalls(lanes); len(gpus) > 0 {
-		notes = append(notes, fmt.Sprintf("constants decide by under 25 %% for %s: try peerlane plan --measure",
+		notes = append(notes, fmt.Sprintf("for %s the estimates differ by under 25 %% and depend on constants: try "+
+			"peerlane plan --measure",
 			p.names(gpus)))
 	}
 	if gdr {
-		notes = append(notes, "by the file, GPUDirect RDMA was off for NICs or GPUs whose lanes need it; that can mean "+
-			"just that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it "+
-			"were on, and only NCCL TODAY goes by the file")
+		notes = append(notes, "the file reports GPUDirect RDMA as off for NICs or GPUs whose lanes need it; that can mean "+
+			"that nvidia-peermem was not loaded when the file was written, so lanes are planned and estimated as if it "+
+			"were on, and only NCCL TODAY uses the file's value")
 	}
 	if !p.known && relayed > 0 {
-		notes = append(notes, "the source does not tell all bandwidths, so whether the relay makes a lane faster is not "+
+		notes = append(notes, "the source does not state all bandwidths, so whether the relay makes a lane faster is not "+
 			"known")
 	}
 	return notes
@@ -787,12 +788,13 @@ func (p *planner) idle(name string, lanes []Lane) string {
 	slowest, _ := p.slowest(lanes)
 	switch {
 	case !p.known:
-		return fmt.Sprintf("NIC %s is idle: the source does not tell all bandwidths, and each lane has a NIC that is as near",
+		return fmt.Sprintf("NIC %s is idle: the source does not state all bandwidths, and each lane has a NIC that is as "+
+			"near",
 			name)
 	case slowest == 0 || p.bound <= slowest*1.001:
-		return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU faster", name)
+		return fmt.Sprintf("NIC %s is idle: by the estimate, using it would not make the slowest GPU faster", name)
 	}
-	return fmt.Sprintf("NIC %s is idle: by the estimate, no use of it makes the slowest GPU more than %.1f %% faster",
+	return fmt.Sprintf("NIC %s is idle: by the estimate, using it would make the slowest GPU at most %.1f %% faster",
 		name, 100*(p.bound/slowest-1))
 }
 
@@ -814,11 +816,11 @@ func (p *planner) slowest(lanes []Lane) (rate float64, open int) {
 // noRelay returns the reason why no lane of the host has a relay: no GPU can stage, or the best
 // choice with relays is not faster; nil without a proof.
 func (p *planner) noRelay(lanes []Lane, far int) []string {
-	const nothing = "the relay brings nothing on this host: "
+	const nothing = "the relay has no benefit on this host: "
 	switch {
 	case !*p.stageable && far > 0:
-		return []string{nothing + "no GPU is near enough to a NIC for others to be staged on; gdr.max_path in config.toml " +
-			"says what is near"}
+		return []string{nothing + "no GPU is near enough to a NIC to stage for others; gdr.max_path in config.toml " +
+			"sets the distance"}
 	case p.config.Near == nearDirect && far == 0:
 		return []string{`no lane has a relay: every GPU with a lane is near a NIC, and plan.near in config.toml is "direct"`}
 	case !p.known:
@@ -834,7 +836,7 @@ func (p *planner) noRelay(lanes []Lane, far int) []string {
 	case p.bound > slowest*(1+simplerCost+roundCost):
 		return nil // not proven
 	case gain > 1.001:
-		return []string{fmt.Sprintf("relays would make no GPU of this host more than %.1f %% faster", 100*(gain-1))}
+		return []string{fmt.Sprintf("relays would make the GPUs of this host at most %.1f %% faster", 100*(gain-1))}
 	case far == 0:
 		return []string{nothing + "every GPU with a lane is near a NIC"}
 	}

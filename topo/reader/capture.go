@@ -184,7 +184,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	input := &limited{r: r, left: maxCapture, what: "compressed"}
 	uncompressed, err := gzip.NewReader(input)
 	if err != nil {
-		return nil, fmt.Errorf("it is not compressed by gzip, or torn: %w", err)
+		return nil, fmt.Errorf("it is not compressed by gzip, or truncated: %w", err)
 	}
 	stream := &limited{r: uncompressed, left: maxCaptureTar, what: "unpacked"}
 	p := unpacking{tar: tar.NewReader(stream), held: held{"/": {names: map[string]bool{}}}}
@@ -205,7 +205,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	}
 	h, err := readHost(o, p.held)
 	if err != nil {
-		return nil, fmt.Errorf("what it holds is not a host: %w", err)
+		return nil, fmt.Errorf("its content is not a host: %w", err)
 	}
 	h.Source = topo.Source{Kind: sourceCapture}
 	return h, nil
@@ -220,7 +220,7 @@ type limited struct {
 
 func (l *limited) Read(p []byte) (int, error) {
 	if l.left <= 0 {
-		return 0, fmt.Errorf("it has more bytes than a capture can have %s", l.what)
+		return 0, fmt.Errorf("it exceeds the limit of %s bytes of a capture", l.what)
 	}
 	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
 	l.left -= int64(n)
@@ -251,7 +251,7 @@ func (p *unpacking) header() (captureHeader, error) {
 		err = json.Unmarshal(data, &h)
 	}
 	if err == nil && h.Format != captureFormat {
-		err = fmt.Errorf("it is of format %d, and this version of peerlane reads format %d", h.Format, captureFormat)
+		err = fmt.Errorf("it has format %d, and this version of peerlane reads format %d", h.Format, captureFormat)
 	}
 	if err == nil && h.NVML != nil {
 		err = h.NVML.check()
@@ -266,21 +266,21 @@ func (p *unpacking) header() (captureHeader, error) {
 func (n *capturedNVML) check() error {
 	const most = 1 << 12 // GPUs, and links of a GPU
 	if len(n.Answer) > most {
-		return fmt.Errorf("NVML answered %d GPUs, and there are %d at most", len(n.Answer), most)
+		return fmt.Errorf("NVML's answer has %d GPUs, more than %d", len(n.Answer), most)
 	}
 	for i, g := range n.Answer {
 		links := g.NVLinksCPU
 		if len(g.Failures) > most || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > most || g.C2CBandwidth < 0 ||
 			g.C2CBandwidth > 1<<30 {
-			return fmt.Errorf("GPU %d of NVML's answer has failures, or links to the CPU, that cannot be", i)
+			return fmt.Errorf("GPU %d of NVML's answer has impossible failures or links to the CPU", i)
 		}
 		for _, count := range g.NVLinks {
 			if links += count; count < 0 || links > most {
-				return fmt.Errorf("GPU %d of NVML's answer has a count of NVLinks that cannot be", i)
+				return fmt.Errorf("GPU %d of NVML's answer has an impossible number of NVLinks", i)
 			}
 		}
 		if g.Index < 0 || g.Index >= most || g.Minor < -1 || g.Minor >= 1<<20 || g.Capability < 0 || g.Capability > 10000 {
-			return fmt.Errorf("GPU %d of NVML's answer: index %d, minor %d or capability %d cannot be", i, g.Index, g.Minor,
+			return fmt.Errorf("GPU %d of NVML's answer: impossible index %d, minor %d or capability %d", i, g.Index, g.Minor,
 				g.Capability)
 		}
 	}
@@ -289,7 +289,7 @@ func (n *capturedNVML) check() error {
 
 func (p *unpacking) data(m *tar.Header) ([]byte, error) {
 	if m.Size > maxCaptureFile {
-		return nil, fmt.Errorf("it has %d bytes, and a file of a capture has %d at most", m.Size, maxCaptureFile)
+		return nil, fmt.Errorf("it has %d bytes, more than %d", m.Size, maxCaptureFile)
 	}
 	data := make([]byte, m.Size)
 	_, err := io.ReadFull(p.tar, data)
@@ -322,7 +322,7 @@ func (p *unpacking) member(m *tar.Header) error {
 	}
 	if name != path.Clean(name) || name != "sys" && name != "proc" && !strings.HasPrefix(name, "sys/") &&
 		!strings.HasPrefix(name, "proc/") || strings.ContainsRune(name, 0) {
-		return errors.New("a capture has paths below sys/ and proc/ only, and none with . or .. in it")
+		return errors.New(`paths of a capture must be below sys/ or proc/, without "." or ".." elements`)
 	}
 	e := heldFile{}
 	var err error
@@ -336,10 +336,10 @@ func (p *unpacking) member(m *tar.Header) error {
 	case tar.TypeSymlink:
 		if e.target = m.Linkname; path.IsAbs(e.target) || path.Clean(e.target) != e.target ||
 			escapes("/"+path.Dir(name), e.target) {
-			return fmt.Errorf("its link to %q does not stay inside the capture", e.target)
+			return fmt.Errorf("its link to %q leads out of the capture", e.target)
 		}
 	default:
-		return fmt.Errorf("it is of type %q, and a capture has files, directories and symbolic links only", m.Typeflag)
+		return fmt.Errorf("it has type %q; a capture may only have files, directories and symbolic links", m.Typeflag)
 	}
 	if p.content += len(e.data) + len(e.target); p.content > maxCaptureContent {
 		return p.tooMuch()
@@ -348,7 +348,7 @@ func (p *unpacking) member(m *tar.Header) error {
 }
 
 func (p *unpacking) tooMuch() error {
-	return fmt.Errorf("with it there is more than a capture can have: %d files, links and directories, %d bytes",
+	return fmt.Errorf("it exceeds the limits of a capture: %d files, links and directories, %d bytes",
 		maxCaptureMembers, maxCaptureContent)
 }
 
@@ -372,7 +372,7 @@ func (p *unpacking) hold(at string, e heldFile) error {
 		if old.names != nil && e.names != nil {
 			return nil // the directory follows a file of the directory
 		}
-		return errors.New("it is there twice")
+		return errors.New("it occurs twice")
 	}
 	if dir := path.Dir(at); dir != at {
 		above, there := p.held[dir]
@@ -383,7 +383,7 @@ func (p *unpacking) hold(at string, e heldFile) error {
 			above = p.held[dir]
 		}
 		if above.names == nil {
-			return fmt.Errorf("%s is no directory", dir)
+			return fmt.Errorf("%s is not a directory", dir)
 		}
 		above.names[path.Base(at)] = true
 	}

@@ -219,7 +219,7 @@ func members(t *testing.T, captured []byte) map[string]string {
 			t.Fatal(err)
 		}
 		if _, twice := found[m.Name]; twice {
-			t.Errorf("%s is there twice", m.Name)
+			t.Errorf("%s occurs twice", m.Name)
 		}
 		if found[m.Name] = string(text); m.Typeflag == tar.TypeSymlink {
 			found[m.Name] = "-> " + m.Linkname
@@ -396,32 +396,32 @@ func TestReadCaptureHostileInputFails(t *testing.T) {
 			"links to the CPU"},
 		"NVML with a million GPUs": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [` + strings.Repeat("{},", 5000) +
 			`{}]}}`), "5001 GPUs"},
-		"a path from the root":        {member("/sys/a", ""), "below sys/ and proc/ only"},
-		"a path above":                {member("sys/../../a", ""), "below sys/ and proc/ only"},
-		"a path above at once":        {member("../sys/a", ""), "below sys/ and proc/ only"},
-		"a path elsewhere":            {member("etc/passwd", ""), "below sys/ and proc/ only"},
-		"a path that only begins so":  {member("system/a", ""), "below sys/ and proc/ only"},
-		"a path with two slashes":     {member("sys//a", ""), "below sys/ and proc/ only"},
+		"a path from the root":        {member("/sys/a", ""), "must be below sys/ or proc/"},
+		"a path above":                {member("sys/../../a", ""), "must be below sys/ or proc/"},
+		"a path above at once":        {member("../sys/a", ""), "must be below sys/ or proc/"},
+		"a path elsewhere":            {member("etc/passwd", ""), "must be below sys/ or proc/"},
+		"a path that only begins so":  {member("system/a", ""), "must be below sys/ or proc/"},
+		"a path with two slashes":     {member("sys//a", ""), "must be below sys/ or proc/"},
 		"a second head":               {member(captureHead, headText), "member 2"},
 		"a long path":                 {member("sys/"+deep+"a", ""), "longer than 1024 bytes"},
 		"a long target":               {member("sys/a", "-> "+deep+"a"), "longer than 1024 bytes"},
-		"a link to the root":          {member("sys/a", "-> /"), "does not stay inside"},
-		"a link out":                  {member("sys/a", "-> ../../etc/passwd"), "does not stay inside"},
-		"a link far out":              {member("sys/b/a", "-> ../../../../etc"), "does not stay inside"},
-		"a link that goes down first": {member("sys/a", "-> b/../../../etc"), "does not stay inside"},
+		"a link to the root":          {member("sys/a", "-> /"), "leads out of"},
+		"a link out":                  {member("sys/a", "-> ../../etc/passwd"), "leads out of"},
+		"a link far out":              {member("sys/b/a", "-> ../../../../etc"), "leads out of"},
+		"a link that goes down first": {member("sys/a", "-> b/../../../etc"), "leads out of"},
 		"a hard link": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeLink, Linkname: "sys/b"}),
-			"of type '1'"},
+			"has type '1'"},
 		"a device": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}),
-			"of type '3'"},
-		"a pipe": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeFifo}), "of type '6'"},
+			"has type '3'"},
+		"a pipe": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeFifo}), "has type '6'"},
 		"a huge file": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 1 << 40}),
 			"1099511627776 bytes"},
 		"a file that is not there":    {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 5}), "unexpected EOF"},
-		"a file twice":                {two("sys/a", "1", "sys/a", "2"), "member 3, \"sys/a\": it is there twice"},
+		"a file twice":                {two("sys/a", "1", "sys/a", "2"), "member 3, \"sys/a\": it occurs twice"},
 		"a file over a directory":     {two("sys/a/", "", "sys/a", "2"), "twice"},
 		"a directory over a file":     {two("sys/a", "1", "sys/a/", ""), "twice"},
-		"a file in a file":            {two("sys/a", "1", "sys/a/b", "2"), "/sys/a is no directory"},
-		"a file through a link":       {two("sys/a", "-> ../proc", "sys/a/b", "2"), "/sys/a is no directory"},
+		"a file in a file":            {two("sys/a", "1", "sys/a/b", "2"), "/sys/a is not a directory"},
+		"a file through a link":       {two("sys/a", "-> ../proc", "sys/a/b", "2"), "/sys/a is not a directory"},
 		"a link that leads to itself": {two("sys/bus", "-> class", "sys/class", "-> bus"), "not a host"},
 		"no host":                     {member("sys/bus/pci/devices/x", "1"), "not a host"},
 	} {
@@ -490,25 +490,25 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 				err = file(w, fmt.Sprint("sys/", i), maxCaptureFile)
 			}
 			return err
-		}, "more than a capture can have"},
+		}, "exceeds the limits of a capture"},
 		"members": {func(w *tar.Writer) (err error) {
 			for i := 0; err == nil; i++ {
 				err = file(w, fmt.Sprint("sys/", i), 0)
 			}
 			return err
-		}, "more than a capture can have"},
+		}, "exceeds the limits of a capture"},
 		"directories": {func(w *tar.Writer) (err error) {
 			for i := 0; err == nil; i++ {
 				err = file(w, fmt.Sprintf("sys/%d/%sx", i, strings.Repeat("a/", 400)), 0)
 			}
 			return err
-		}, "more than a capture can have"},
+		}, "exceeds the limits of a capture"},
 		"a name said again and again": {func(w *tar.Writer) (err error) {
 			for err == nil {
 				err = w.WriteHeader(&tar.Header{Name: "sys/a/", Typeflag: tar.TypeDir})
 			}
 			return err
-		}, "more than a capture can have"},
+		}, "exceeds the limits of a capture"},
 		"a file of another kind": {func(w *tar.Writer) error {
 			return file(w, "sys/a", 1<<40)
 		}, "1099511627776 bytes"},
@@ -529,7 +529,7 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 	}
 	// Bytes after the end of the tar are read for the checksum of gzip.
 	if n, err := io.Copy(io.Discard, &limited{r: endless{}, left: 1 << 20, what: "unpacked"}); n != 1<<20 || err == nil ||
-		!strings.Contains(err.Error(), "can have unpacked") {
+		!strings.Contains(err.Error(), "the limit of unpacked bytes") {
 		t.Errorf("of an endless reader %d bytes come, and %v", n, err)
 	}
 	// Noise does not compress. The noise follows the header of a file of permitted size.

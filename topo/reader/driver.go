@@ -21,7 +21,7 @@ func complete(h *topo.Host, n topo.NVML, classOf func(busID string) string) {
 		h.Note("NVLinks and MIG are unknown, GPUs are numbered by PCI address: %v", err)
 		return
 	case err != nil && len(known) == 0:
-		h.Note("NVML gives no answer, so NVLinks and MIG are unknown and GPUs are numbered by PCI address: %v", err)
+		h.Note("NVML does not answer, so NVLinks and MIG are unknown and GPUs are numbered by PCI address: %v", err)
 		return
 	case err != nil:
 		h.Note("NVML: %v", err)
@@ -30,23 +30,23 @@ func complete(h *topo.Host, n topo.NVML, classOf func(busID string) string) {
 	for _, k := range known {
 		busID, err := topo.ParseBusID(k.BusID)
 		if err != nil && len(k.Failures) > 0 {
-			h.Note("NVML tells nothing of GPU %d, which is left without what NVML knows: %s", k.Index,
+			h.Note("NVML returned no data for GPU %d: %s", k.Index,
 				strings.Join(k.Failures, "; "))
 			continue
 		}
 		if err != nil {
-			h.Note("NVML lists a GPU with an address that cannot be read, which is left out: %v", err)
+			h.Note("ignoring a GPU of NVML with an invalid address: %v", err)
 			continue
 		}
 		i := slices.IndexFunc(h.GPUs, func(g topo.GPU) bool { return g.BusID == busID })
 		if i < 0 {
-			h.Note("NVML lists GPU %s, which %s does not show; it is left out", busID, h.Source.Sysfs)
+			h.Note("ignoring GPU %s, which NVML lists but %s does not", busID, h.Source.Sysfs)
 			continue
 		}
 		numbered++
 		learn(&h.GPUs[i], k, classOf)
 		if len(k.Failures) > 0 {
-			h.Note("GPU %s: NVML does not tell all of it, and the rest is unknown: %s", busID, strings.Join(k.Failures, "; "))
+			h.Note("GPU %s: NVML returned only a part of the data: %s", busID, strings.Join(k.Failures, "; "))
 		}
 	}
 	if numbered < len(h.GPUs) {
@@ -64,7 +64,7 @@ func learn(g *topo.GPU, k topo.NVMLGPU, classOf func(busID string) string) {
 	}
 	g.MIG, g.VGPU, g.ComputeMode, g.NoP2P, g.Capability = k.MIG, k.VGPU, k.ComputeMode, k.NoP2P, k.Capability
 	if k.Lost {
-		g.Reason = "the driver has lost it: it does not answer any more (the kernel's log says why, as an Xid); reset it " +
+		g.Reason = "the driver has lost it: it no longer responds (the kernel's log has the cause, an Xid); reset it " +
 			"(nvidia-smi -r) or restart this machine"
 	}
 	links, toCPU := map[string]int{}, k.NVLinksCPU
@@ -115,7 +115,7 @@ func numberStrangers(h *topo.Host, known []topo.NVMLGPU) {
 		if g.Vendor != "" {
 			continue
 		}
-		g.Reason = "NVML does not know it, so no program will find it"
-		h.Note("GPU %s is unknown to NVML; it is numbered %d, and no program will find it", g.BusID, g.Index)
+		g.Reason = "NVML does not list it, so programs cannot use it"
+		h.Note("NVML does not list GPU %s; it is numbered %d, and programs cannot use it", g.BusID, g.Index)
 	}
 }

@@ -87,7 +87,7 @@ func TestNVMLContradictingSysfsAddsNotes(t *testing.T) {
 		t.Errorf("want 0000:00:07.0 as 0 and 0000:00:06.0 as 3: %+v", h.GPUs)
 	}
 	notes := strings.Join(h.Notes, "\n")
-	for _, part := range []string{"0000:44:00.0", `"?"`, "0000:00:06.0 is unknown to NVML"} {
+	for _, part := range []string{"0000:44:00.0", `"?"`, "NVML does not list GPU 0000:00:06.0"} {
 		if !strings.Contains(notes, part) {
 			t.Errorf("no note has %q: %q", part, h.Notes)
 		}
@@ -102,7 +102,7 @@ func TestNVMLRefusalBecomesReasonOfGPU(t *testing.T) {
 		"is prohibited":  {ComputeMode: "prohibited"},
 		"peer-to-peer":   {NoP2P: true},
 		"has lost it":    {Lost: true, Failures: []string{"nvmlDeviceGetUUID: GPU is lost"}},
-		"does not know ": {BusID: "00000000:44:00.0"}, // NVML lists another GPU
+		"does not list ": {BusID: "00000000:44:00.0"}, // NVML lists another GPU
 	} {
 		if of.BusID == "" {
 			of.BusID = "00000000:00:06.0"
@@ -128,9 +128,8 @@ func TestNVMLFailureBecomesNote(t *testing.T) {
 	}
 	notes := strings.Join(h.Notes, "\n")
 	for _, part := range []string{
-		"NVML: nvmlShutdown: Unknown Error", "GPU 0000:00:06.0: NVML does not tell all of it, and the rest is unknown: " +
-			"nvmlDeviceGetName",
-		"nothing of GPU 1, which is left without what NVML knows: nvmlDeviceGetHandleByIndex: GPU is lost",
+		"NVML: nvmlShutdown: Unknown Error", "GPU 0000:00:06.0: NVML returned only a part of the data: nvmlDeviceGetName",
+		"no data for GPU 1: nvmlDeviceGetHandleByIndex: GPU is lost",
 	} {
 		if !strings.Contains(notes, part) {
 			t.Errorf("no note has %q: %q", part, h.Notes)

@@ -260,7 +260,7 @@ func openRegularAt(dir int, name, path string) (descriptor, error) {
 		case syscall.S_IFDIR:
 			err = syscall.EISDIR
 		default:
-			err = errors.New("it is no regular file")
+			err = errors.New("it is not a regular file")
 		}
 	}
 	_ = d.Close()

@@ -55,14 +55,14 @@ func TestSysfsIrregularFileFailsAtOnce(t *testing.T) {
 		spoil func(at string) error
 		want  string
 	}{
-		"a pipe for an attribute":        {"devices/pci0000:10/0000:10:01.0/numa_node", pipe, "no regular file"},
-		"a pipe for a port's state":      {function + "/infiniband/mlx5_0/ports/1/state", pipe, "no regular file"},
-		"a pipe for a configuration":     {function + "/config", pipe, "no regular file"},
-		"a pipe for an interface's name": {function + "/infiniband/mlx5_0/ports/1/" + firstGID, pipe, "no regular file"},
-		"a pipe for the processors":      {"../proc/cpuinfo", pipe, "no regular file"},
+		"a pipe for an attribute":        {"devices/pci0000:10/0000:10:01.0/numa_node", pipe, "not a regular file"},
+		"a pipe for a port's state":      {function + "/infiniband/mlx5_0/ports/1/state", pipe, "not a regular file"},
+		"a pipe for a configuration":     {function + "/config", pipe, "not a regular file"},
+		"a pipe for an interface's name": {function + "/infiniband/mlx5_0/ports/1/" + firstGID, pipe, "not a regular file"},
+		"a pipe for the processors":      {"../proc/cpuinfo", pipe, "not a regular file"},
 		"a pipe for a directory":         {"class/infiniband", pipe, "not a directory"},
-		"a device for an attribute":      {function + "/vendor", zero, "no regular file"},
-		"a device for a configuration":   {function + "/config", zero, "no regular file"},
+		"a device for an attribute":      {function + "/vendor", zero, "not a regular file"},
+		"a device for a configuration":   {function + "/config", zero, "not a regular file"},
 		"a link to itself":               {function + "/class", loop, "too many"},
 		"a link to itself for a device":  {"bus/pci/devices/0000:11:00.0", loop, "too many"},
 		"a link to itself for a NIC":     {"class/infiniband/mlx5_0", loop, "too many"},
@@ -319,8 +319,9 @@ func TestSysfsTooManyDevicesFail(t *testing.T) {
 
 func TestSysfsNUMANumberAboveLimitFails(t *testing.T) {
 	for want, files := range map[string]map[string]string{
-		"sys/devices/system/node/node65536: 65536 is no NUMA node": {"sys/devices/system/node/node65536/cpulist": "0"},
-		"numa_node of PCI device 0000:01:00.0: 4611686018427387904": {
+		"sys/devices/system/node/node65536: NUMA node 65536 is out of " +
+			"range": {"sys/devices/system/node/node65536/cpulist": "0"},
+		"numa_node of PCI device 0000:01:00.0: NUMA node 4611686018427387904": {
 			"sys/devices/system/node/node0/cpulist": "0", "sys/devices/system/node/node1/cpulist": "1",
 		},
 	} {

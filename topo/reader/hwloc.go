@@ -142,8 +142,8 @@ func readHwlocXML(r io.Reader) (*topo.Host, error) {
 		return nil, textfile.ErrTooLarge
 	}
 	if len(x.functions) == 0 {
-		return nil, errors.New("it has no PCI devices, so it tells nothing of GPUs and NICs; lstopo --of xml --whole-io " +
-			"writes them, with an hwloc that was built to look for them")
+		return nil, errors.New("it has no PCI devices, so GPUs and NICs are unknown; lstopo --of xml --whole-io " +
+			"writes them, if hwloc was built with PCI support")
 	}
 	if err := x.finish(); err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (x *hwlocReader) read() error {
 				rooted = true
 				err = x.root(t)
 			case len(x.stack) == maxHwlocDepth:
-				err = x.fail("elements lie more than %d deep in each other, which no topology does", maxHwlocDepth)
+				err = x.fail("elements are nested more than %d deep, the maximum for a topology", maxHwlocDepth)
 			default:
 				err = x.start(t)
 			}
@@ -212,7 +212,7 @@ func (x *hwlocReader) root(t xml.StartElement) error {
 		return x.fail("its root is <%s>; a topology of hwloc begins with <topology>", t.Name.Local)
 	}
 	if version := attribute(t, "version"); !strings.HasPrefix(version, "2.") {
-		return x.fail("it is of version %q, and 2 is known: hwloc 1 wrote another format, and hwloc 3 writes this one "+
+		return x.fail("unsupported version %q; must be 2: hwloc 1 has another format, and hwloc 3 writes version 2 "+
 			"with lstopo --of xml --export-xml-flags v2", version)
 	}
 	x.stack = append(x.stack, hwlocFrame{})
@@ -273,13 +273,13 @@ func (x *hwlocReader) object(t xml.StartElement, above hwlocFrame) (hwlocFrame, 
 	case "NUMANode":
 		numa, err := strconv.Atoi(attribute(t, "os_index"))
 		if err != nil || numa < 0 || numa >= maxHwlocNumber {
-			return frame, x.fail("a NUMANode of os_index %q", attribute(t, "os_index"))
+			return frame, x.fail("a NUMANode with os_index %q", attribute(t, "os_index"))
 		}
 		if slices.ContainsFunc(x.nodes, func(n hwlocNode) bool { return n.numa == numa }) {
-			return frame, x.fail("a second NUMANode of os_index %d", numa)
+			return frame, x.fail("a second NUMANode with os_index %d", numa)
 		}
 		if len(x.nodes) == maxHwlocNodes {
-			return frame, x.fail("more than %d NUMA nodes, and no more are read", maxHwlocNodes)
+			return frame, x.fail("it has more than %d NUMA nodes", maxHwlocNodes)
 		}
 		cpus, err := cpuset.Parse(attribute(t, "cpuset"))
 		if err != nil {
@@ -321,13 +321,13 @@ func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool
 		return frame, x.fail("pci_busid of a %s: %w", frame.object, err)
 	}
 	if x.addresses[busID] {
-		return frame, x.fail("a second object of pci_busid %s", busID)
+		return frame, x.fail("a second object with pci_busid %s", busID)
 	}
 	x.addresses[busID] = true
 	pciType := strings.ToLower(attribute(t, "pci_type"))
 	m := pciTypePattern.FindStringSubmatch(pciType)
 	if m == nil {
-		return frame, x.fail("pci_type of %s is %q; one looks like 0302 [10de:1db5] [10de:1249] a1", busID, pciType)
+		return frame, x.fail("pci_type of %s is %q, not of the form 0302 [10de:1db5] [10de:1249] a1", busID, pciType)
 	}
 	f := &hwlocPCI{busID: busID, class: m[1], vendor: m[2], device: m[3], bridge: bridge, up: frame.pci,
 		hostBridge: frame.hostBridge, nodes: frame.nodes}
@@ -339,7 +339,7 @@ func (x *hwlocReader) function(t xml.StartElement, frame hwlocFrame, bridge bool
 	if speed := attribute(t, "pci_link_speed"); speed != "" {
 		f.linkSpeed, err = strconv.ParseFloat(speed, 64)
 		if err != nil || !(f.linkSpeed >= 0) || f.linkSpeed > 1e5 {
-			return frame, x.fail("pci_link_speed of %s is %q, and GB/s are meant", busID, speed)
+			return frame, x.fail("pci_link_speed of %s is %q instead of a number of GB/s", busID, speed)
 		}
 	}
 	x.functions = append(x.functions, f)
@@ -399,7 +399,7 @@ func (d *hwlocDistances) parse() error {
 		d.values = append(d.values, v)
 	}
 	if len(d.ids) != d.count || len(d.values) != d.count*d.count {
-		return fail("the matrix of NVLinks has %d objects and %d values, and says that it has %d objects", len(d.ids),
+		return fail("the matrix of NVLinks has %d objects and %d values, but declares %d objects", len(d.ids),
 			len(d.values), d.count)
 	}
 	return nil
@@ -436,7 +436,7 @@ func (x *hwlocReader) finish() error {
 			}
 		}
 		if len(x.host.GPUs)+len(x.host.NICs) > maxHwlocDevices {
-			return fmt.Errorf("it has more than %d GPUs and NICs, and no more are read", maxHwlocDevices)
+			return fmt.Errorf("it has more than %d GPUs and NICs", maxHwlocDevices)
 		}
 	}
 	for _, o := range x.software { // rxe and siw: the file does not have the location
@@ -503,7 +503,7 @@ func (x *hwlocReader) numa(f *hwlocPCI) int {
 		unknown := x.host.CPUs[0]
 		unknown.NUMA, unknown.CPUs = -1, ""
 		x.host.CPUs = append(x.host.CPUs, unknown)
-		x.host.Note("hwloc knows of no NUMA node of %s and perhaps others (their locality is the whole machine); together "+
+		x.host.Note("hwloc states no NUMA node for %s and perhaps others (their locality is the whole machine); together "+
 			"they count as one node, far from every other", f.busID)
 	}
 	return -1
@@ -539,7 +539,7 @@ var nvmlName = lazyregexp.New(`^nvml([0-9]{1,6})$`)
 func (x *hwlocReader) gpu(f *hwlocPCI, indices map[string]int) error {
 	maker, known := map[string]string{"10de": "", "1002": "AMD", "1d94": "Hygon"}[f.vendor]
 	if !known {
-		x.host.Note("graphics device %s of vendor 0x%s is left out: it is none of NVIDIA's, AMD's or Hygon's", f.busID,
+		x.host.Note("graphics device %s of vendor 0x%s is ignored: its maker is not NVIDIA, AMD or Hygon", f.busID,
 			f.vendor)
 		return nil
 	}
@@ -620,9 +620,9 @@ func (x *hwlocReader) addNIC(nic topo.NIC) error {
 	case nic.Name == "":
 		return fmt.Errorf("the RDMA device at %s has no name", where)
 	case taken:
-		return fmt.Errorf("%s is the name of a NIC at %s and of one at %s", nic.Name, other, where)
+		return fmt.Errorf("the NICs at %[2]s and %[3]s have the same name %[1]s", nic.Name, other, where)
 	case len(x.names) > maxHwlocDevices:
-		return fmt.Errorf("it has more than %d GPUs and NICs, and no more are read", maxHwlocDevices)
+		return fmt.Errorf("it has more than %d GPUs and NICs", maxHwlocDevices)
 	}
 	x.names[nic.Name] = where
 	x.host.NICs = append(x.host.NICs, nic)
@@ -732,15 +732,14 @@ func (x *hwlocReader) notes() {
 		count(n.Place)
 	}
 	if !bridges {
-		h.Note("the file has no bridges (lstopo leaves them out when it is told to), so nothing tells which devices share " +
-			"a switch")
+		h.Note("the file has no bridges (lstopo can omit them), so it is unknown which devices share a switch")
 	}
 	if unknown > 0 {
 		h.Note("the file has no link speed for %d of %d GPUs and NICs: a path over such a link has a type and no bandwidth",
 			unknown, known+unknown)
 	}
 	if known > 0 {
-		h.Note("hwloc writes the speed that a link had at that moment, which an idle GPU lowers, and some of its versions " +
-			"write no more than that of PCIe 3.0: bandwidths may be higher than shown")
+		h.Note("hwloc writes the current speed of a link, which an idle GPU lowers, and some of its versions " +
+			"write at most the speed of PCIe 3.0: bandwidths may be higher than shown")
 	}
 }

@@ -80,7 +80,7 @@ func TestHwlocFileReadsAsHost(t *testing.T) {
 	if diff := cmp.Diff(want, h, topotest.Plain); diff != "" {
 		t.Errorf("host (-want +got):\n%s", diff)
 	}
-	if len(h.Notes) != 1 || !strings.Contains(h.Notes[0], "at that moment") {
+	if len(h.Notes) != 1 || !strings.Contains(h.Notes[0], "the current speed") {
 		t.Errorf("notes %q; want a note that link speeds are current speeds", h.Notes)
 	}
 	for _, tt := range []struct {
@@ -306,7 +306,7 @@ func TestHwlocNodesetBecomesNUMANode(t *testing.T) {
 	if diff := cmp.Diff([]int{0, 1, 1, -1, -1}, got); diff != "" {
 		t.Error(diff)
 	}
-	if !strings.Contains(strings.Join(h.Notes, "\n"), "no NUMA node of 0000:04:00.0") ||
+	if !strings.Contains(strings.Join(h.Notes, "\n"), "no NUMA node for 0000:04:00.0") ||
 		!strings.Contains(strings.Join(h.Notes, "\n"), "no bridges") {
 		t.Errorf("notes %q", h.Notes)
 	}
@@ -389,26 +389,26 @@ func TestHwlocMalformedFileErrorNamesPlace(t *testing.T) {
 		"two roots":       {`<topology version="2.0">` + gpu + `</topology><topology version="2.0"/>`, "second root"},
 		"no address": {"<topology version=\"2.0\">\n <object type=\"PCIDev\" pci_type=\"0302 " +
 			"[10de:1db5]\"/></topology>", "line 2, column 2: pci_busid"},
-		"an address twice": {machineXML(gpu, gpu, "", ""), "second object of pci_busid 0000:01:00.0"},
+		"an address twice": {machineXML(gpu, gpu, "", ""), "second object with pci_busid 0000:01:00.0"},
 		"a wrong type":     {machineXML(strings.Replace(gpu, "0302 [", "GPU [", 1), "", "", ""), "pci_type of 0000:01:00.0"},
 		"a wrong speed":    {machineXML(strings.Replace(gpu, `"0.0"`, `"NaN"`, 1), "", "", ""), "pci_link_speed"},
 		"a node twice":     {machineXML(`<object type="NUMANode" os_index="0"/>`, "", "", ""), "second NUMANode"},
 		"a GPU's number": {machineXML(hwlocDevice("0000:01:00.0", "0302 [10de:1db5]", "0.0",
-			hwlocOSDev("1", "nvml4096", "")), "", "", ""), "nvml4096 of GPU 0000:01:00.0: 4096 is no number of a GPU"},
+			hwlocOSDev("1", "nvml4096", "")), "", "", ""), "nvml4096 of GPU 0000:01:00.0: GPU index 4096 is out of range"},
 		"a wrong node": {machineXML(`<object type="NUMANode" os_index="-1"/>`, "", "", ""), `os_index "-1"`},
 		"a wrong set":  {machineXML(`<object type="Group" nodeset="0xf...f"/>`, "", "", ""), "nodeset of a Group"},
 		"a huge set": {machineXML(`<object type="Group" nodeset="`+strings.Repeat("0x1,", 600)+`0x1"/>`, "", "", ""),
 			"601 words"},
 		"a name twice": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "a", "")+
-			hwlocOSDev("3", "a", "")), "", "", ""), "a is the name"},
+			hwlocOSDev("3", "a", "")), "", "", ""), "have the same name a"},
 		"a nameless device": {machineXML(hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", hwlocOSDev("3", "", "")), "", "", ""),
-			"no name"},
+			"has no name"},
 		"a tree without end": {`<topology version="2.0">` + strings.Repeat(`<object type="Group">`, maxHwlocDepth), "deep"},
 		"an entity":          {`<!DOCTYPE topology [<!ENTITY a "aaaa">]><topology version="2.0"><info name="&a;"/></topology>`, "&a;"},
-		"many devices":       {`<topology version="2.0">` + manyGPUs(maxHwlocDevices+1) + `</topology>`, "no more are read"},
+		"many devices":       {`<topology version="2.0">` + manyGPUs(maxHwlocDevices+1) + `</topology>`, "it has more than"},
 		"many NICs": {`<topology version="2.0">` +
-			hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", manyNICs(maxHwlocDevices+2)) + `</topology>`, "no more are read"},
-		"many NUMA nodes": {`<topology version="2.0">` + manyNodes(maxHwlocNodes+1) + `</topology>`, "no more are read"},
+			hwlocDevice("1:0.0", "0207 [15b3:1021]", "0", manyNICs(maxHwlocDevices+2)) + `</topology>`, "it has more than"},
+		"many NUMA nodes": {`<topology version="2.0">` + manyNodes(maxHwlocNodes+1) + `</topology>`, "it has more than"},
 		"huge":            {`<topology version="2.0">` + strings.Repeat(" ", textfile.MaxInput), "16 MiB"},
 	} {
 		h, err := hwlocXML(strings.NewReader(tt.text), "some.xml")

@@ -66,8 +66,8 @@ func Input(name string, data []byte) (*topo.Host, error) {
 
 const (
 	byteOrderMark = "\xef\xbb\xbf" // of UTF-8; editors on other systems write the mark
-	knownInputs   = "a capture (peerlane topo capture), a topology of NCCL (NCCL_TOPO_DUMP_FILE), one of hwloc (lstopo " +
-		"--of xml), and the text of nvidia-smi topo -m are known"
+	knownInputs   = "supported are a capture (peerlane topo capture), a topology of NCCL (NCCL_TOPO_DUMP_FILE) or " +
+		"hwloc (lstopo --of xml), and the text of nvidia-smi topo -m"
 )
 
 // inputKind returns the kind of a file by the content.
@@ -95,7 +95,7 @@ func inputKind(data []byte) (kind string, err error) {
 		}
 	}
 	return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",
-		Cause: fmt.Errorf("it begins with %s, which is no topology", textfile.QuoteStart(text)), Remedy: knownInputs}
+		Cause: fmt.Errorf("it begins with %s, which is not a topology", textfile.QuoteStart(text)), Remedy: knownInputs}
 }
 
 // xmlKind returns the kind of an XML file by the root element. Comments and declarations can
@@ -126,7 +126,7 @@ func xmlKind(text []byte) (string, error) {
 			return SourceHwlocXML, nil
 		}
 		return "", &fault.Error{Code: fault.UnknownTopology, Operation: "find the format of the file",
-			Cause: fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, one of hwloc with <topology>",
+			Cause: fmt.Errorf("its root is <%s>; a topology of NCCL begins with <system>, a topology of hwloc with <topology>",
 				root.Name.Local)}
 	}
 }
@@ -145,7 +145,7 @@ func checkElements(text []byte) error {
 		}
 		if length > maxElement {
 			return &textfile.PlaceError{Line: line, Column: 1,
-				Err: fmt.Errorf("an element of more than %d bytes begins here or on the lines below, which no topology has",
+				Err: fmt.Errorf("an element of more than %d bytes, the maximum for a topology, begins here or below",
 					maxElement)}
 		}
 		if end < 0 {

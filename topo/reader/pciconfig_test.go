@@ -211,7 +211,7 @@ func TestSysfsListsPCIePortsOfPath(t *testing.T) {
 		if diff := cmp.Diff(want, h.PCIePorts); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if said := len(notesWith(h, "to root alone")); said != map[string]int{"cut": 1}[name] {
+		if said := len(notesWith(h, "only root can read configuration space")); said != map[string]int{"cut": 1}[name] {
 			t.Errorf("%s: %q", name, h.Notes)
 		}
 	}
@@ -224,10 +224,10 @@ func TestACSRedirectNoteNamesPorts(t *testing.T) {
 	}{
 		"nothing enabled":            {nil, ""},
 		"only source validation":     {map[string]uint16{"0000:12:00.0": 1, "0000:12:01.0": 0x13}, ""},
-		"the NIC's port":             {map[string]uint16{"0000:12:01.0": redirecting}, "switch ports 0000:12:01.0; "},
-		"requests of the GPU's port": {map[string]uint16{"0000:12:00.0": 1 << 2}, "switch ports 0000:12:00.0; "},
+		"the NIC's port":             {map[string]uint16{"0000:12:01.0": redirecting}, "switch ports are 0000:12:01.0; "},
+		"requests of the GPU's port": {map[string]uint16{"0000:12:00.0": 1 << 2}, "switch ports are 0000:12:00.0; "},
 		"answers of both": {map[string]uint16{"0000:12:00.0": 1 << 3, "0000:12:01.0": 1 << 3},
-			"switch ports 0000:12:00.0, 0000:12:01.0; "},
+			"switch ports are 0000:12:00.0, 0000:12:01.0; "},
 		"a port with nothing below it": {map[string]uint16{"0000:12:02.0": redirecting}, ""},
 		"root ports":                   {map[string]uint16{"0000:10:01.0": redirecting, "0000:10:02.0": redirecting}, ""},
 	} {

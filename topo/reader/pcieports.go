@@ -98,16 +98,16 @@ func (s *sysfs) noteACS() {
 		ports = append(ports, p.BusID)
 	}
 	if len(ports) > 0 {
-		s.host.Note("ACS redirects what GPUs and NICs below one PCIe switch send to each other to the root complex, so "+
-			"GPUDirect passes the CPU and is slow; "+
-			"it does so at the switch ports %s; on a host whose devices need no isolation from each other (no virtual "+
+		s.host.Note("ACS redirects traffic between GPUs and NICs below one PCIe switch to the root complex, so "+
+			"GPUDirect goes through the CPU and is slow; "+
+			"the switch ports are %s; on a host whose devices need no isolation from each other (no virtual "+
 			"machines), start the kernel with "+
 			"pci=disable_acs_redir=ADDRESS;ADDRESS for these, or until the next start `setpci -s ADDRESS ECAP_ACS+6.w=0`",
 			named(ports))
 	}
 	if len(unknown) > 0 && s.cut {
-		s.host.Note("the kernel shows configuration space to root alone: the types of PCIe ports are inferred, and " +
-			"whether ACS redirects what GPUs and NICs send to each other is unknown")
+		s.host.Note("only root can read configuration space: the types of PCIe ports are inferred, and " +
+			"whether ACS redirects traffic between GPUs and NICs is unknown")
 	}
 }
 

@@ -27,13 +27,13 @@ func (s *sysfs) readNICs() error {
 		return err
 	}
 	if len(names) > topo.MaxDevices {
-		return fmt.Errorf("there are %d RDMA devices, and a host has %d at most", len(names), topo.MaxDevices)
+		return fmt.Errorf("there are %d RDMA devices, more than %d", len(names), topo.MaxDevices)
 	}
 	bonds, members, cards := map[string]string{}, map[string]int{}, map[string]string{}
 	for _, name := range names {
 		nic, err := s.readNIC(name)
 		if gone(err) {
-			s.host.Note("RDMA device %s vanished while it was read, and is left out", name)
+			s.host.Note("RDMA device %s vanished while it was read, and is ignored", name)
 			continue
 		}
 		if err != nil {
@@ -76,8 +76,8 @@ func (s *sysfs) readNIC(name string) (topo.NIC, error) {
 	if device == "" {
 		// NCCL also attaches devices without a PCI function to the first CPU.
 		nic.Software, nic.NUMA, nic.Place = true, s.host.CPUs[0].NUMA, topo.Place{Link: bandwidths.Local}
-		s.host.Note("RDMA device %s has no PCI device behind it (software RDMA, as rxe and siw are): it cannot reach a "+
-			"GPU's memory, and is planned only with --software", name)
+		s.host.Note("RDMA device %s has no PCI device (software RDMA such as rxe or siw): it cannot reach a "+
+			"GPU's memory, and plans use it only with --software", name)
 	} else {
 		nic.BusID, nic.Subfunction, nic.Driver = device, subfunction, s.driver(device)
 		if physical, err := s.files.ReadLink(s.path("bus/pci/devices", device, "physfn")); err == nil {

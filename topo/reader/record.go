@@ -157,7 +157,7 @@ func (r *recording) follow(link string) (target, at string, err error) {
 	}
 	at = path.Join(path.Dir(link), target)
 	if path.IsAbs(target) || !strings.HasPrefix(at, "sys/") {
-		return "", "", fmt.Errorf("link %s to %q does not stay inside sysfs", r.on(link), target)
+		return "", "", fmt.Errorf("link %s to %q leads out of sysfs", r.on(link), target)
 	}
 	return target, at, nil
 }
@@ -286,7 +286,8 @@ func (r *recording) wantedRoots(functions, rdma []member) (func(at string) bool,
 	}
 	delete(roots, "") // software RDMA is outside PCI roots
 	if len(roots) == 0 {
-		return nil, errors.New("there is no PCI function of NVIDIA and no RDMA device of a PCI function, so there is " +
+		return nil, errors.New("this host has no PCI function of NVIDIA and no RDMA device with a PCI function, so there " +
+			"is " +
 			"nothing to record")
 	}
 	return func(at string) bool { return roots[rootComplex(at)] }, nil

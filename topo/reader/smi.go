@@ -23,8 +23,8 @@ const sourceSMI = "nvidia-smi"
 const maxSMIDevices = 256
 
 // smiNote is the note of every host that SMI reads.
-const smiNote = "a matrix of nvidia-smi has path types and nothing else: no PCIe tree, no bandwidths, no PCI " +
-	"addresses and no port states; GPUs are named as it names them, and every NIC counts as active"
+const smiNote = "a matrix of nvidia-smi has only path types: no PCIe tree, no bandwidths, no PCI " +
+	"addresses and no port states; GPUs have the names of the matrix, and every NIC counts as active"
 
 // SMI reads the output of `nvidia-smi topo -m`: a row and a column for every GPU and NIC, and in a
 // cell the type of the path between two devices. SMI ignores colours, CRLF and prose around the
@@ -192,15 +192,15 @@ func readSMI(text []byte) (*topo.Host, error) {
 		case r.labels == nil && smiHeader(l):
 			err = r.header(l)
 		case r.labels == nil && smiRow(l):
-			err = l.fail(l.words[0].column, "this is a row of a matrix, and the line with the names of the columns is "+
+			err = l.fail(l.words[0].column, "this is a row of a matrix, but the line with the names of the columns is "+
 				"missing above it")
 		case r.labels == nil: // prose
 		case len(r.rows) < len(r.labels):
 			err = r.row(l)
 		case smiHeader(l):
-			err = l.fail(l.words[0].column, "a second matrix begins here, and a file is of one host")
+			err = l.fail(l.words[0].column, "a second matrix begins here, but a file describes one host")
 		case smiRow(l) || slices.Contains(r.labels, l.words[0].text):
-			err = l.fail(l.words[0].column, "a row more than the matrix has columns (%d)", len(r.labels))
+			err = l.fail(l.words[0].column, "the matrix has more rows than columns (%d)", len(r.labels))
 		case l.words[0].text == "NIC" && len(l.words) > 1 && strings.HasPrefix(l.words[1].text, "Legend"):
 			legend = number
 		default:
@@ -215,7 +215,7 @@ func readSMI(text []byte) (*topo.Host, error) {
 	case r.labels == nil:
 		return nil, errors.New("it has no line with the names of the GPUs")
 	case len(r.rows) < len(r.labels):
-		return nil, last.fail(last.end, "the matrix ends here, and the row of %s is missing", r.labels[len(r.rows)])
+		return nil, last.fail(last.end, "the matrix ends here, but the row of %s is missing", r.labels[len(r.rows)])
 	}
 	if err := r.symmetric(); err != nil {
 		return nil, err
@@ -223,7 +223,7 @@ func readSMI(text []byte) (*topo.Host, error) {
 	if legend > 0 || len(r.renamed) > 0 {
 		for _, label := range r.labels {
 			if smiNIC.MatchString(label) && r.renamed[label] == "" {
-				return nil, last.fail(last.end, "the legend of NICs ends here, and %s is missing in it", label)
+				return nil, last.fail(last.end, "the legend of NICs ends here, but %s is missing", label)
 			}
 		}
 	}
@@ -245,13 +245,13 @@ func (r *smiReader) header(l smiLine) error {
 		}
 		switch {
 		case !smiName.MatchString(w.text):
-			return l.fail(w.column, "%q is no name of a GPU or NIC", w.text)
+			return l.fail(w.column, "%q is not the name of a GPU or NIC", w.text)
 		case smiGPU.MatchString(w.text) && smiIndex(w.text) > topo.MaxIndex:
 			return l.fail(w.column, "%s: %w", w.text, topo.CheckIndex(smiIndex(w.text)))
 		case seen[w.text]:
 			return l.fail(w.column, "a second column %s", w.text)
 		case len(r.labels) == maxSMIDevices:
-			return l.fail(w.column, "more than %d columns, and no more are read", maxSMIDevices)
+			return l.fail(w.column, "more than %d columns", maxSMIDevices)
 		}
 		seen[w.text] = true
 		r.labels = append(r.labels, w.text)
@@ -269,7 +269,7 @@ func (r *smiReader) affinities(words []word, l smiLine) error {
 				func(w word, part string) bool { return w.text == part })
 		})
 		if i < 0 {
-			return l.fail(words[0].column, "%q is no column of nvidia-smi topo -m that is known here; %s are", words[0].text,
+			return l.fail(words[0].column, "unknown column %q of nvidia-smi topo -m; known are %s", words[0].text,
 				strings.Join(known, ", "))
 		}
 		if known[i] == "NUMA Affinity" {
@@ -283,21 +283,21 @@ func (r *smiReader) affinities(words []word, l smiLine) error {
 func (r *smiReader) row(l smiLine) error {
 	i := len(r.rows)
 	if first := l.words[0]; first.text != r.labels[i] {
-		return l.fail(first.column, "the row of %s belongs here, and there is %q", r.labels[i], first.text)
+		return l.fail(first.column, "expected the row of %s instead of %q", r.labels[i], first.text)
 	}
 	cells := l.words[1:]
 	types := make([]topo.PathType, 0, len(r.labels))
 	for j, to := range r.labels {
 		if j >= len(cells) {
-			return l.fail(l.end, "the row of %s ends here, and its cell for %s is missing", r.labels[i], to)
+			return l.fail(l.end, "the row of %s ends here, but its cell for %s is missing", r.labels[i], to)
 		}
 		t, ok := smiCell(cells[j].text)
 		switch {
 		case !ok:
-			return l.fail(cells[j].column, "%q is no path type (X PIX PXB PHB NODE SYS NV1 ..), and the cell from %s to %s "+
+			return l.fail(cells[j].column, "%q is not a path type (X PIX PXB PHB NODE SYS NV1 ..): the cell from %s to %s "+
 				"belongs here", cells[j].text, r.labels[i], to)
 		case (t == topo.LOC) != (i == j):
-			return l.fail(cells[j].column, "%q from %s to %s: X stands on the diagonal and nowhere else, so a cell is "+
+			return l.fail(cells[j].column, "%q from %s to %s: X is only valid on the diagonal, so a cell is "+
 				"missing or too many", cells[j].text, r.labels[i], to)
 		}
 		types = append(types, t)
@@ -321,7 +321,7 @@ func (r *smiReader) symmetric() error {
 		for j := range i {
 			here, there := l.words[1+j], r.rows[j].words[1+i]
 			if here.text != there.text {
-				return l.fail(here.column, "%s from %s to %s, and %s the other way (line %d, column %d)",
+				return l.fail(here.column, "%s from %s to %s, but %s in the other direction (line %d, column %d)",
 					here.text, r.labels[i], r.labels[j], there.text, r.rows[j].number, there.column)
 			}
 		}
@@ -336,22 +336,22 @@ func (r *smiReader) legend(l smiLine) error {
 		return nil
 	}
 	if len(l.words) != 2 || !smiName.MatchString(l.words[1].text) {
-		return l.fail(l.words[0].column, "the legend of %s is not the name of one device", label)
+		return l.fail(l.words[0].column, "the legend of %s is not a device name", label)
 	}
 	name := l.words[1]
 	switch {
 	case !slices.Contains(r.labels, label):
-		return l.fail(l.words[0].column, "the legend names %s, and the matrix has no such column", label)
+		return l.fail(l.words[0].column, "the legend names %s, but the matrix has no such column", label)
 	case r.renamed[label] != "":
 		return l.fail(l.words[0].column, "the legend names %s twice", label)
 	}
 	for other, taken := range r.renamed {
 		if taken == name.text {
-			return l.fail(name.column, "%s is %s by the legend, and so is %s", label, taken, other)
+			return l.fail(name.column, "the legend gives %s the name %s, and also %s", label, taken, other)
 		}
 	}
 	if slices.Contains(r.labels, name.text) {
-		return l.fail(name.column, "%s is %s by the legend, which is a column of its own", label, name.text)
+		return l.fail(name.column, "the legend gives %s the name %s, which is another column", label, name.text)
 	}
 	r.renamed[label] = name.text
 	return nil
@@ -371,7 +371,7 @@ func (r *smiReader) host() (*topo.Host, error) {
 		}
 		index := smiIndex(label)
 		if other, taken := indices[index]; taken {
-			return nil, fmt.Errorf("%s and %s are one number", other, label)
+			return nil, fmt.Errorf("%s and %s have the same number", other, label)
 		}
 		indices[index] = label
 		h.GPUs = append(h.GPUs, topo.GPU{Index: index, BusID: label, Minor: -1, NUMA: r.numaOf(r.rows[i])})

@@ -164,22 +164,22 @@ func TestSMITornMatrixErrorNamesPlace(t *testing.T) {
 		"a cell too many": {replace("NIC0\tPIX\tNODE\tSYS\t X \tSYS", "NIC0\tPIX\tNODE\tSYS\t X \tSYS\tSYS"), 5, 27,
 			"more cells"},
 		"a column is missing": {replace("\tNIC1\tCPU", "\tCPU"), 2, 23, "more cells"},
-		"a cell of nonsense":  {replace("\tPXB\t32", "\tPX\t32"), 4, 22, `"PX" is no path type`},
+		"a cell of nonsense":  {replace("\tPXB\t32", "\tPX\t32"), 4, 22, `"PX" is not a path type`},
 		"the halves differ":   {replace("GPU2\tSYS", "GPU2\tPHB"), 4, 6, "line 2, column 15"},
-		"links differ":        {replace("GPU1\tNV12", "GPU1\tNV1"), 3, 6, "NV12 the other way"},
+		"links differ":        {replace("GPU1\tNV12", "GPU1\tNV1"), 3, 6, "NV12 in the other direction"},
 		"X beside the diagonal": {replace("GPU0\t X \tNV12", "GPU0\t X \tX"), 2, 10,
 			"diagonal"},
 		"a column twice":       {replace("\tGPU1\tGPU2", "\tGPU1\tGPU1"), 1, 12, "second column GPU1"},
-		"a GPU's number":       {"\tGPU0\tGPU4096\n", 1, 7, "4096 is no number of a GPU; they are numbered from 0 to 4095"},
+		"a GPU's number":       {"\tGPU0\tGPU4096\n", 1, 7, "GPU index 4096 is out of range; must be 0 to 4095"},
 		"an unknown column":    {replace("GPU NUMA ID", "GPU NUMA ID\tMoon"), 1, 66, `"Moon"`},
-		"a row too many":       {topotest.SMIMatrix + "GPU3\tSYS\tSYS\tSYS\tSYS\tSYS\n", 7, 1, "a row more"},
+		"a row too many":       {topotest.SMIMatrix + "GPU3\tSYS\tSYS\tSYS\tSYS\tSYS\n", 7, 1, "more rows than columns"},
 		"a second matrix":      {topotest.SMIMatrix + topotest.SMIMatrix, 7, 2, "second matrix"},
 		"a legend's stranger":  {topotest.SMIMatrix + "NIC0: mlx5_0\nNIC1: mlx5_1\nNIC2: mlx5_2\n", 9, 1, "no such column"},
 		"a legend that ends":   {topotest.SMIMatrix + "\nNIC Legend:\n\n  NIC0: mlx5_0\n", 10, 15, "NIC1 is missing"},
-		"a legend's name":      {topotest.SMIMatrix + "NIC0: mlx5_0\nNIC1: mlx5_0\n", 8, 7, "and so is NIC0"},
+		"a legend's name":      {topotest.SMIMatrix + "NIC0: mlx5_0\nNIC1: mlx5_0\n", 8, 7, "and also NIC0"},
 		"a legend twice":       {topotest.SMIMatrix + "NIC0: a\nNIC0: b\n", 8, 1, "twice"},
-		"a legend of nothing":  {topotest.SMIMatrix + "NIC0:\n", 7, 1, "not the name of one device"},
-		"a legend of a column": {topotest.SMIMatrix + "NIC0: NIC1\nNIC1: x\n", 7, 7, "a column of its own"},
+		"a legend of nothing":  {topotest.SMIMatrix + "NIC0:\n", 7, 1, "not a device name"},
+		"a legend of a column": {topotest.SMIMatrix + "NIC0: NIC1\nNIC1: x\n", 7, 7, "another column"},
 	} {
 		_, err := SMI([]byte(tt.text), "torn.txt")
 		var place *textfile.PlaceError
@@ -226,7 +226,7 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 	for i := range maxSMIDevices + 1 {
 		fmt.Fprintf(&header, "\tGPU%d", i)
 	}
-	if _, err := SMI([]byte(header.String()), "x"); err == nil || !strings.Contains(err.Error(), "no more are read") {
+	if _, err := SMI([]byte(header.String()), "x"); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("%d columns: %v", maxSMIDevices+1, err)
 	}
 	if _, err := SMI(make([]byte, textfile.MaxInput+1), "x"); !errors.Is(err, textfile.ErrTooLarge) {
@@ -236,7 +236,7 @@ func TestSMIMatrixAboveLimitFails(t *testing.T) {
 		t.Errorf("no matrix: %v", err)
 	}
 	if _, err := SMI([]byte("\tGPU1\tGPU01\nGPU1\tX\tSYS\nGPU01\tSYS\tX\n"), "x"); err == nil ||
-		!strings.Contains(err.Error(), "one number") {
+		!strings.Contains(err.Error(), "the same number") {
 		t.Errorf("a number twice: %v", err)
 	}
 }

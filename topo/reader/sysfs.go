@@ -107,7 +107,7 @@ func (s *sysfs) attribute(elem ...string) (string, error) {
 func (s *sysfs) reported(elem ...string) (string, error) {
 	text, err := s.attribute(elem...)
 	if refused(err) {
-		s.host.Note("an attribute cannot be read, and counts as unknown: %v", err)
+		s.host.Note("an attribute cannot be read and counts as unknown: %v", err)
 		return "", nil
 	}
 	return text, err
@@ -162,7 +162,7 @@ func (s *sysfs) readNodes() error {
 			continue
 		}
 		if len(s.host.CPUs) == maxNodes {
-			return fmt.Errorf("there are more than %d NUMA nodes", maxNodes)
+			return fmt.Errorf("it has more than %d NUMA nodes", maxNodes)
 		}
 		numa, err := strconv.Atoi(m[1])
 		if err == nil {
@@ -260,7 +260,7 @@ func (s *sysfs) readGPUs() error {
 			continue
 		}
 		if driver := s.driver(name); driver != "" && driver != "nvidia" {
-			s.host.Note("GPU %s is bound to driver %s and is left out: CUDA does not see it", name, driver)
+			s.host.Note("GPU %s is bound to driver %s and is ignored: CUDA cannot use it", name, driver)
 			continue
 		}
 		gpu, err := s.readGPU(name)
@@ -274,7 +274,7 @@ func (s *sysfs) readGPUs() error {
 		s.host.GPUs = append(s.host.GPUs, gpu)
 	}
 	if len(s.host.GPUs) > topo.MaxDevices {
-		return fmt.Errorf("there are %d GPUs, and a host has %d at most", len(s.host.GPUs), topo.MaxDevices)
+		return fmt.Errorf("there are %d GPUs, more than %d", len(s.host.GPUs), topo.MaxDevices)
 	}
 	// NVML numbers by PCI address, too, and knows no GPU of another maker.
 	slices.SortFunc(s.host.GPUs, func(a, b topo.GPU) int {
@@ -287,7 +287,7 @@ func (s *sysfs) readGPUs() error {
 }
 
 func (s *sysfs) vanished(gpu string) {
-	s.host.Note("GPU %s vanished while it was read, and is left out", gpu)
+	s.host.Note("GPU %s vanished while it was read, and is ignored", gpu)
 }
 
 // readOther adds a GPU of AMD or Hygon. A display without the amdgpu driver cannot compute, and
@@ -438,7 +438,7 @@ func (s *sysfs) place(device string) (numa int, p topo.Place, err error) {
 	}
 	hostBridge, devices := chain(target)
 	if len(devices) == 0 {
-		return 0, topo.Place{}, fmt.Errorf("PCI device %s: its link to %s passes no PCI device", device, target)
+		return 0, topo.Place{}, fmt.Errorf("PCI device %s: its link to %s contains no PCI device", device, target)
 	}
 	if numa, err = s.numa(devices[0]); err != nil {
 		return 0, topo.Place{}, err

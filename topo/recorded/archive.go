@@ -65,13 +65,13 @@ func (a archive) addDirectory(dir string) error {
 	at := ""
 	for name := range strings.SplitSeq(dir, "/") {
 		if !namePattern.MatchString(name) {
-			return fmt.Errorf("%q in %q is no name that an archive can hold", name, dir)
+			return fmt.Errorf("%q in %q is not a valid name in an archive", name, dir)
 		}
 		at = path.Join(at, name)
 		if e, ok := a[at]; !ok {
 			a[at] = entry{kind: directory}
 		} else if e.kind != directory {
-			return fmt.Errorf("%s cannot be a directory: %s is none", dir, at)
+			return fmt.Errorf("%s cannot be a directory: %s is not a directory", dir, at)
 		}
 	}
 	return nil
@@ -80,7 +80,7 @@ func (a archive) addDirectory(dir string) error {
 // addFile adds a file to a directory.
 func (a archive) addFile(dir, name string, data []byte) error {
 	if !isText(data) && len(data) > maxBytes {
-		return fmt.Errorf("%s in %s has %d bytes that are no text, and an archive holds %d at most", name, dir, len(data),
+		return fmt.Errorf("%s in %s has %d bytes of binary data, more than %d", name, dir, len(data),
 			maxBytes)
 	}
 	return a.add(dir, name, entry{kind: file, data: data})
@@ -92,11 +92,11 @@ func (a archive) addFile(dir, name string, data []byte) error {
 // below a link, so the way up is known, and the way down cannot leave the archive.
 func (a archive) addLink(dir, name, target string) error {
 	if path.IsAbs(target) || path.Clean(target) != target || !filepath.IsLocal(path.Join(dir, target)) {
-		return fmt.Errorf("link %s in %s to %q does not stay inside the archive", name, dir, target)
+		return fmt.Errorf("link %s in %s to %q leads out of the archive", name, dir, target)
 	}
 	for element := range strings.SplitSeq(target, "/") {
 		if element != ".." && !namePattern.MatchString(element) {
-			return fmt.Errorf("link %s in %s to %q: %q is no name that an archive can hold", name, dir, target, element)
+			return fmt.Errorf("link %s in %s to %q: %q is not a valid name in an archive", name, dir, target, element)
 		}
 	}
 	return a.add(dir, name, entry{kind: link, target: target})
@@ -107,11 +107,11 @@ func (a archive) add(dir, name string, e entry) error {
 		return err
 	}
 	if !namePattern.MatchString(name) {
-		return fmt.Errorf("%q in %s is no name that an archive can hold", name, dir)
+		return fmt.Errorf("%q in %s is not a valid name in an archive", name, dir)
 	}
 	at := path.Join(dir, name)
 	if _, ok := a[at]; ok {
-		return fmt.Errorf("%s is there twice", at)
+		return fmt.Errorf("%s occurs twice", at)
 	}
 	a[at] = e
 	return nil
@@ -243,7 +243,7 @@ type openFile struct {
 	data  []byte
 	lines bool // the file has lines of text
 	rows  bool // the file has rows of bytes
-	ended bool // the rows' size was there
+	ended bool // the size of the rows was read
 }
 
 // rowPattern distinguishes rows from a file or a link of the name x.
@@ -312,11 +312,12 @@ func (p *parser) row(offset, text string) error {
 		return errors.New("bytes without a file")
 	}
 	if f.lines || f.ended {
-		return fmt.Errorf("bytes where %s can have none: after text, or after its size", f.name)
+		return fmt.Errorf("unexpected bytes of %s after text, or after its size", f.name)
 	}
 	at, err := strconv.ParseUint(offset, 16, 32)
 	if err != nil || at > maxBytes || int(at) < len(f.data) {
-		return fmt.Errorf("%s of %d bytes goes on at %s, hexadecimal: offsets rise, up to %#x", f.name, len(f.data), offset,
+		return fmt.Errorf("%s of %d bytes continues at %s, hexadecimal: offsets must rise, up to "+
+			"%#x", f.name, len(f.data), offset,
 			maxBytes)
 	}
 	f.rows = true
@@ -327,7 +328,8 @@ func (p *parser) row(offset, text string) error {
 	}
 	row, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
 	if err != nil || at%rowBytes != 0 || len(row) > rowBytes || len(f.data)+len(row) > maxBytes {
-		return fmt.Errorf("%s at %s: %q is no row of up to %d bytes that begins at a multiple of that", f.name, offset, text,
+		return fmt.Errorf("%s at %s: %q is not a row of up to %d bytes that begins at a multiple of "+
+			"that", f.name, offset, text,
 			rowBytes)
 	}
 	f.data = append(f.data, row...)

@@ -227,7 +227,7 @@ func TestCaptureFailureNamesCause(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			want: []string{"driver", "/bus/pci/drivers/nvidia", "does not stay inside"},
+			want: []string{"driver", "/bus/pci/drivers/nvidia", "leads out of"},
 		},
 		"that a name cannot be written": {
 			text: minimal,
@@ -240,7 +240,7 @@ func TestCaptureFailureNamesCause(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			want: []string{"a = b", "no name"},
+			want: []string{"a = b", "not a valid name"},
 		},
 		"that a file is no text and long": {
 			text: minimal,
@@ -249,7 +249,7 @@ func TestCaptureFailureNamesCause(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			want: []string{"config", "4097 bytes", "4096 at most"},
+			want: []string{"config", "4097 bytes", "more than 4096"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 // local the lanes reach only this host: see newLocal.
 func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 	if len(p.CPUs) == 0 {
-		return nil, errors.New("the plan has no tree of its host; peerlane cdi refresh writes one")
+		return nil, errors.New("the plan lacks the tree of its host; peerlane cdi refresh writes it")
 	}
 	host := topo.Host{Source: p.Source, CPUs: p.CPUs, Switches: p.Switches, GPUs: p.GPUs, NICs: p.NICs}
 	v, err := newSwitch(&host, p, local)
@@ -37,7 +37,7 @@ func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 			Device: g.Device})
 	}
 	if len(own) == 0 {
-		return nil, fmt.Errorf("of the GPUs %v the plan has none", gpus)
+		return nil, fmt.Errorf("the plan has none of the GPUs %v", gpus)
 	}
 	slices.SortFunc(own, func(a, b topo.GPU) int { return topo.CompareBusID(a.BusID, b.BusID) })
 	for i := range own {

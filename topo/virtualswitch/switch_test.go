@@ -243,7 +243,7 @@ func TestVirtualSwitchOfManyGPUs(t *testing.T) {
 		}
 		seen[n.BusID] = true
 	}
-	if _, err := ncclxml.Write(v); err == nil || !strings.Contains(err.Error(), "no more than 255") {
+	if _, err := ncclxml.Write(v); err == nil || !strings.Contains(err.Error(), "more than the 255 that NCCL reads") {
 		t.Errorf("%v; NCCL has no room for so many", err)
 	}
 }

@@ -74,7 +74,7 @@ func Set(l Language, text []byte, keys ...Key) ([]byte, error) {
 			return nil, &Error{0, fmt.Sprintf("setting %s would break the file: %v; set it by hand", k, err)}
 		}
 		if !reflect.DeepEqual(want, got) {
-			return nil, &Error{0, fmt.Sprintf("setting %s would change something else, too; set it by hand", k)}
+			return nil, &Error{0, fmt.Sprintf("setting %s would also change other keys; set it by hand", k)}
 		}
 		text = changed
 	}
@@ -154,7 +154,7 @@ func apply(tree map[string]any, k Key) error {
 		value, there := tree[name]
 		below, ok := value.(map[string]any)
 		if there && !ok {
-			return &Error{0, fmt.Sprintf("%s is no table, so there is no %s", strings.Join(k.Path[:i+1], "."), k)}
+			return &Error{0, fmt.Sprintf("%s is not a table, so it cannot contain %s", strings.Join(k.Path[:i+1], "."), k)}
 		}
 		if !there {
 			if k.Value == nil {

@@ -95,15 +95,15 @@ func TestSetImpossibleChangeIsRefused(t *testing.T) {
 	}{
 		{"torn TOML", "[a]\nb = 1\n[c\n", TOML, []string{"a", "c"}, 3, ""},
 		{"a key twice", "[a]\nb = 1\nb = 2\n", TOML, []string{"a", "c"}, 3, "already"},
-		{"a table in a line", "x = 1\na = { b = 1 }\n", TOML, []string{"a", "c"}, 2, "make it a table [a] by hand"},
-		{"a list of tables", "[[a]]\nb = 1\n", TOML, []string{"a", "c"}, 0, "is no table"},
-		{"no table", "a = 1\n", TOML, []string{"a", "c"}, 0, "a is no table"},
+		{"a table in a line", "x = 1\na = { b = 1 }\n", TOML, []string{"a", "c"}, 2, "change it to a table [a] by hand"},
+		{"a list of tables", "[[a]]\nb = 1\n", TOML, []string{"a", "c"}, 0, "is not a table"},
+		{"no table", "a = 1\n", TOML, []string{"a", "c"}, 0, "a is not a table"},
 		{"torn JSON", "{\n  \"a\": 1,\n", JSON, []string{"b"}, 3, "ends in the middle"},
 		{"a comma too many", "{\n  \"a\": 1,\n}\n", JSON, []string{"b"}, 3, "invalid character '}'"},
-		{"no object", "\n[1]\n", JSON, []string{"b"}, 2, "an object is expected"},
-		{"null", "null", JSON, []string{"b"}, 1, "not null"},
-		{"two objects", "{}\n\n{}\n", JSON, []string{"b"}, 1, "something follows"},
-		{"a value that is no object", "{\"a\": 1}", JSON, []string{"a", "b"}, 0, "a is no table"},
+		{"no object", "\n[1]\n", JSON, []string{"b"}, 2, "expected an object"},
+		{"null", "null", JSON, []string{"b"}, 1, "instead of null"},
+		{"two objects", "{}\n\n{}\n", JSON, []string{"b"}, 1, "unexpected data after the object"},
+		{"a value that is no object", "{\"a\": 1}", JSON, []string{"a", "b"}, 0, "a is not a table"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := Set(c.language, []byte(c.text), Key{Path: c.path, Value: true})

@@ -28,17 +28,17 @@ func (jsonLanguage) Read(text []byte) (map[string]any, error) {
 		case errors.As(err, &syntax):
 			return nil, &Error{lineOf(text, int(syntax.Offset)-1), strings.TrimPrefix(err.Error(), "json: ")}
 		case errors.As(err, &kind):
-			return nil, &Error{lineOf(text, int(kind.Offset)-1), "an object is expected, and not " + kind.Value}
+			return nil, &Error{lineOf(text, int(kind.Offset)-1), "expected an object instead of " + kind.Value}
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			return nil, &Error{lineOf(text, len(text)), "the file ends in the middle of an object"}
 		}
 		return nil, &Error{0, err.Error()}
 	}
 	if tree == nil {
-		return nil, &Error{lineOf(text, 0), "an object is expected, and not null"}
+		return nil, &Error{lineOf(text, 0), "expected an object instead of null"}
 	}
 	if at := int(d.InputOffset()); len(trimmed(text[at:])) > 0 {
-		return nil, &Error{lineOf(text, at), "something follows after the object"}
+		return nil, &Error{lineOf(text, at), "unexpected data after the object"}
 	}
 	return tree, nil
 }
@@ -87,7 +87,7 @@ func (jsonLanguage) set(text []byte, k Key) ([]byte, error) {
 			value, err := json.Marshal(k.Value)
 			return splice(text, m.value, m.end, string(value)), err
 		case m.object == nil:
-			return nil, &Error{lineOf(text, m.value), fmt.Sprintf("%s is no object", strings.Join(k.Path[:i+1], "."))}
+			return nil, &Error{lineOf(text, m.value), fmt.Sprintf("%s is not an object", strings.Join(k.Path[:i+1], "."))}
 		}
 		o = m.object
 		trail = append(trail, o)

@@ -39,7 +39,7 @@ type statement struct {
 	key           []string // of a key, below the table
 	inArray       bool     // the key is of an element of a list of tables
 	start, end    int      // position of the lines, with the final line end
-	value         [2]int   // where a key's value begins and ends
+	value         [2]int   // begin and end of a key's value
 }
 
 // path is the path of a table or key, from the outermost table on.
@@ -137,7 +137,7 @@ func refuseInline(text []byte, all []statement, k Key) error {
 		case !s.header:
 			return &Error{
 				lineOf(text, s.start),
-				fmt.Sprintf("%s is written as a value; make it a table [%s] by hand", strings.Join(path, "."), tomlKey(path)),
+				fmt.Sprintf("%s is an inline table; change it to a table [%s] by hand", strings.Join(path, "."), tomlKey(path)),
 			}
 		case s.array:
 			return &Error{lineOf(text, s.start), fmt.Sprintf("%s is a list of tables", strings.Join(path, "."))}
@@ -210,7 +210,7 @@ func statements(text []byte) (all []statement, err error) {
 			if one.array {
 				inArray[strings.Join(table, "\x00")] = true
 			}
-			s.at++ // one bracket; the caller skips another bracket with the line
+			s.at++ // one bracket; skipping the line skips a second one
 		} else {
 			if one.key, err = s.keys(); err != nil {
 				return nil, err

@@ -139,26 +139,26 @@ func (o Options) Check() error {
 		"depths": repeats(o.Depths), "pace": repeats(o.Pace),
 	} {
 		if twice {
-			return fmt.Errorf("--%s names something twice", flag)
+			return fmt.Errorf("--%s has a duplicate value", flag)
 		}
 	}
 	for _, n := range o.Sizes {
 		if n == 0 || n > 1<<30 {
-			return fmt.Errorf("--sizes: a message of %d bytes; 1 byte to 1 GiB is possible", n)
+			return fmt.Errorf("--sizes %d: must be 1 byte to 1 GiB", n)
 		}
 	}
 	for _, n := range o.Depths {
 		if n < 1 || n > 256 {
-			return fmt.Errorf("--depths: %d messages in flight; 1 to 256 are possible", n)
+			return fmt.Errorf("--depths %d: must be 1 to 256 messages in flight", n)
 		}
 	}
 	for _, n := range o.Pace {
 		if n <= 0 {
-			return fmt.Errorf("--pace: %v GB/s; a rate is positive", n)
+			return fmt.Errorf("--pace %v: must be positive", n)
 		}
 	}
 	if o.Duration < 0 || o.Duration > time.Minute {
-		return fmt.Errorf("--duration: %v; up to a minute is possible", o.Duration)
+		return fmt.Errorf("--duration %v: must be at most a minute", o.Duration)
 	}
 	return nil
 }
@@ -286,8 +286,8 @@ func (r *run) chooseRoutes() error {
 	return nil
 }
 
-// needsTwo is the reason why a table, or a part of it, was not measured on a host with one GPU.
-const needsTwo = "this host has 1 GPU; two are needed"
+// needsTwo is the reason why a table, or a part of it, is not measured on a host with one GPU.
+const needsTwo = "this host has 1 GPU; 2 GPUs are needed"
 
 // driverVersion returns the version of CUDA, 0 on the simulator.
 func driverVersion(h *testbed.Host) (int, error) {
@@ -482,7 +482,7 @@ func (r *run) selfTest() error {
 		return err
 	}
 	start, before := time.Now(), len(r.pairs)
-	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("takes more than %v", patience))
+	ctx, cancel := context.WithTimeoutCause(r.ctx, patience, fmt.Errorf("it takes more than %v", patience))
 	defer cancel()
 	err = tester.Test(ctx, names, false, func(_ launch.PairHost, p launch.Pair) {
 		if launch.FindPair(r.pairs, p.PairName) == nil {
@@ -575,7 +575,7 @@ func (s *stage) connect(a, b *worker) error {
 		return err
 	}
 	if connected.Route != s.route {
-		return fmt.Errorf("route %s was asked for, and the relays agreed on %s", s.route, connected.Route)
+		return fmt.Errorf("route %s was requested, but the relays chose %s", s.route, connected.Route)
 	}
 	_, err = b.do(order{Do: doAccept})
 	return err

@@ -287,7 +287,7 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		"--depths":                     func(o *Options) { o.Depths = []int{1000} },
 		"--pace":                       func(o *Options) { o.Pace = []float64{-1} },
 		"--duration":                   func(o *Options) { o.Duration = time.Hour },
-		"--pace names something twice": func(o *Options) { o.Pace = []float64{25, 50, 25} },
+		"--pace has a duplicate value": func(o *Options) { o.Pace = []float64{25, 50, 25} },
 		"--busy":                       func(o *Options) { o.Busy = []string{"nobody"} },
 		"--gpus":                       func(o *Options) { o.GPUs = "some" },
 	} {

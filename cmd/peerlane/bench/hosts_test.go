@@ -205,10 +205,10 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 		want   string
 	}{
 		"one that goes away": {[]string{side}, `"gpus":`, "disconnected before the end"},
-		"one that gives up":  {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "gave up: no lane here"},
+		"one that gives up":  {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "aborted: no lane here"},
 		"one with real GPUs": {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "the GPUs of a are real",
 			"disconnected"},
-		"one that hurries": {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "there is no client yet",
+		"one that hurries": {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "no client has been started",
 			"disconnected"},
 		"one that wants much": {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`},
 			"1099511627776 bytes", "disconnected"},

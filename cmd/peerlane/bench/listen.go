@@ -68,10 +68,10 @@ func (r *run) awaitOne(own *network.Local, listener net.Listener, served chan<- 
 		Local: own,
 		Admit: func(g network.Greeting) error {
 			if g.Target != meetingPlace || g.Joined != nil {
-				return wire.Errorf(wire.StatusBadHandle, "%s asks for something else than a bench", g.Name)
+				return wire.Errorf(wire.StatusBadHandle, "%s requests a service other than a bench", g.Name)
 			}
 			if taken.Load() {
-				return wire.Errorf(wire.StatusLimit, "another bench is here")
+				return wire.Errorf(wire.StatusLimit, "another bench is connected")
 			}
 			return nil
 		},
@@ -201,7 +201,7 @@ func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 // end takes the result, and acknowledges it.
 func (g *guest) end(e benchTask) (*Report, error) {
 	if e.After == nil {
-		return nil, fmt.Errorf("the bench on %s gave up: %.1000s", g.name, e.Why)
+		return nil, fmt.Errorf("the bench on %s aborted: %.1000s", g.name, e.Why)
 	}
 	if err := e.After.check(); err != nil {
 		return nil, fmt.Errorf("the result of the bench on %s: %w", g.name, err)
@@ -211,7 +211,7 @@ func (g *guest) end(e benchTask) (*Report, error) {
 
 func (g *guest) do(e benchTask) (o taskResult, err error) {
 	if e.Task != taskMeet && e.Task != taskAttach && g.client == nil {
-		return o, errors.New("there is no client yet")
+		return o, errors.New("no client has been started")
 	}
 	switch e.Task {
 	case taskMeet:
@@ -239,7 +239,7 @@ func (g *guest) do(e benchTask) (o taskResult, err error) {
 // attach starts the client, with a relay that is on the network.
 func (g *guest) attach(e benchTask) error {
 	if g.stage != nil {
-		return errors.New("there is a client already")
+		return errors.New("a client is already running")
 	}
 	g.progress("a relay and a client for %s", g.name)
 	s, w, err := g.startRemote(e.Transport, e.Bytes)
@@ -257,7 +257,7 @@ func (g *guest) has(w *worker) {
 
 func (g *guest) beginPlain(p plain) (o taskResult, err error) {
 	if g.plain != nil {
-		return o, errors.New("plain sockets are under way already")
+		return o, errors.New("plain sockets are already in use")
 	}
 	at, err := g.reached(g.client)
 	if err != nil {
@@ -287,7 +287,7 @@ func (g *guest) accepts(l *plainListener, p plain) {
 func (g *guest) endPlain() (o taskResult, err error) {
 	j := g.plain
 	if j == nil {
-		return o, errors.New("no plain sockets are under way")
+		return o, errors.New("no plain sockets are in use")
 	}
 	<-j.done
 	g.plain = nil

@@ -117,7 +117,7 @@ func addresses(ctx context.Context, to string) ([]netip.AddrPort, error) {
 		return nil, err
 	}
 	if host == "" {
-		return nil, fmt.Errorf("%q names no host", to)
+		return nil, fmt.Errorf("%q is not a host", to)
 	}
 	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -142,7 +142,7 @@ func hostAndPort(text string) (host string, port uint16, err error) {
 	}
 	n, err := strconv.ParseUint(number, 10, 16)
 	if err != nil || n == 0 {
-		return "", 0, fmt.Errorf("%q: %q is no port", text, number)
+		return "", 0, fmt.Errorf("%q: %q is not a port", text, number)
 	}
 	return host, uint16(n), nil
 }
@@ -236,7 +236,7 @@ func (e benchTask) check() error {
 			o.Duration)
 	}
 	if o.Socket != "" || o.Staging != 0 || o.Handed != 0 || o.Followed {
-		return errors.New("an order that is not for another host's client")
+		return errors.New("an order that is not valid for the client of another host")
 	}
 	switch e.Task {
 	case "":
@@ -253,7 +253,7 @@ func (e benchTask) check() error {
 		return e.Plain.check()
 	case taskSending, taskPlainEnd, taskEnd:
 	default:
-		return fmt.Errorf("task %.40q, which this version does not know", e.Task)
+		return fmt.Errorf("unknown task %.40q", e.Task)
 	}
 	return nil
 }
@@ -264,7 +264,7 @@ func (o order) checkClient() error {
 		return fmt.Errorf("unknown order %.40q for a client", o.Do)
 	}
 	if stream := o.Do == doSend || o.Do == doReceive; stream && (o.Size == 0 || o.Depth == 0) {
-		return errors.New("a stream of nothing")
+		return errors.New("a stream without messages")
 	}
 	return nil
 }

@@ -237,11 +237,11 @@ func (r *run) reached(w *worker) (netip.AddrPort, error) {
 		return netip.AddrPort{}, err
 	}
 	if n := report.Network; n == nil || n.Listening == "" {
-		why := "its configuration has none"
+		why := "its configuration has no address"
 		if n != nil {
 			why = n.Error
 		}
-		return netip.AddrPort{}, fmt.Errorf("the relay that this bench has started is on no network: %s", why)
+		return netip.AddrPort{}, fmt.Errorf("the relay of this bench is on no network: %s", why)
 	}
 	return netip.ParseAddrPort(report.Network.Listening)
 }
@@ -267,6 +267,8 @@ func (r *run) network() (err error) {
 		0o600); err != nil {
 		return err
 	}
+	// Relays of the other tables are on no network, so that staged data passes the emulated NICs.
+	defer func() { err = errors.Join(err, os.Remove(r.host.Layout.ClusterKey())) }()
 	n := config.Default().Network
 	// As many streams as the plain sockets: the search includes 16.
 	n.Interfaces, n.Family, n.Streams = "=lo", "ipv4", 16

@@ -101,7 +101,8 @@ func (l *plainListener) do(ctx context.Context, p plain) (r measure.Result, err 
 		case c := <-l.own:
 			conns = append(conns, c)
 		case <-late.C:
-			return r, fmt.Errorf("%d of %d plain sockets came to %v within %v", len(conns), p.Count(), l.Addr(), plainTimeout)
+			return r, fmt.Errorf("%d of %d plain sockets connected to %v within "+
+				"%v", len(conns), p.Count(), l.Addr(), plainTimeout)
 		case <-ctx.Done():
 			return r, context.Cause(ctx)
 		}

@@ -56,7 +56,7 @@ func (r *run) idle(s *stage, a *worker) error {
 	case r.Quick:
 		idle = 5 * time.Second
 	}
-	time.Sleep(settle) // their last spin, and the work of their runtimes after load
+	time.Sleep(settle) // for the last spin, and the work of the runtimes after load
 	processes := []int{relay, unused, alone.command.Process.Pid}
 	var before []processorTimes
 	for _, pid := range processes {
@@ -394,7 +394,7 @@ func (r *run) memory() (err error) {
 		return err
 	}
 	if info.Report == nil {
-		return fmt.Errorf("the relay does not say what it has staged: %s", info.NoReport)
+		return fmt.Errorf("the relay does not report its staging: %s", info.NoReport)
 	}
 	const mib = 1 << 20
 	staging := map[string]float64{} // MiB
@@ -404,7 +404,7 @@ func (r *run) memory() (err error) {
 	if r.host.Simulated {
 		// A previous measurement has used the memory, so its figures would be wrong.
 		for _, what := range []string{"of the client's own GPU", "of other GPUs"} {
-			r.miss("memory", what, "the simulator knows what one process took of a GPU, and not what all did")
+			r.miss("memory", what, "the simulator counts the GPU memory of a single process only")
 		}
 		return nil
 	}
@@ -423,7 +423,8 @@ func (r *run) memory() (err error) {
 		}
 		if row.Value < 0 || *row.Asked.Most > 0 && row.Value == 0 {
 			// A relay has a context, which takes memory; and nothing gives any back.
-			r.miss("memory", row.What, fmt.Sprintf("others gave memory of %s back meanwhile: it changed by %.0f MiB in all",
+			r.miss("memory", row.What, fmt.Sprintf("other processes released memory of %s meanwhile: it changed by %.0f MiB "+
+				"in all",
 				row.State, took))
 			continue
 		}

@@ -3,6 +3,8 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 
 	"github.com/peerlane/peerlane/config"
@@ -15,8 +17,14 @@ const tableRDMA = "rdma"
 
 // rdma measures route staged over emulated NICs and then over software RDMA devices, which relays
 // use as NICs of two hosts.
-func (r *run) rdma() error {
-	defer func() { r.host.Software = false }()
+func (r *run) rdma() (err error) {
+	defer func() {
+		r.host.Software = false
+		// Relays of the other tables are on no network, so that staged data passes the emulated NICs.
+		if removed := os.Remove(r.host.Layout.ClusterKey()); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+	}()
 	sizes, shortest := r.sizes(8, 64<<10, 1<<20, 16<<20), map[uint64]string{}
 	for _, by := range []string{launch.TransportLoop, launch.TransportVerbs} {
 		r.host.Software = by == launch.TransportVerbs

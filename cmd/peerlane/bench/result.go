@@ -168,7 +168,7 @@ func Read(in io.Reader) (*Report, error) {
 	d := json.NewDecoder(in)
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
-		return nil, fmt.Errorf("this is no result of peerlane bench -o json: %w", err)
+		return nil, fmt.Errorf("not a result of peerlane bench -o json: %w", err)
 	}
 	return &r, r.check()
 }
@@ -176,7 +176,7 @@ func Read(in io.Reader) (*Report, error) {
 // check returns an error for a report that cannot be shown.
 func (r *Report) check() error {
 	if r.Version != version {
-		return fmt.Errorf("the result is of version %d, and this peerlane reads version %d", r.Version, version)
+		return fmt.Errorf("the result has version %d, and this peerlane reads version %d", r.Version, version)
 	}
 	if n := len(r.Hosts); n != 0 && n != 2 {
 		return fmt.Errorf("the result has %d hosts; a result between hosts has two", n)
@@ -203,7 +203,7 @@ func (r *Report) check() error {
 		unit, measured := units[row.Baseline]
 		switch {
 		case row.Asked != nil && (row.Asked.Least == nil) == (row.Asked.Most == nil):
-			return fmt.Errorf("%s is asked for at least and at most nothing, or both", row.name())
+			return fmt.Errorf("%s needs either a minimum or a maximum", row.name())
 		case !finite(row.Value) || row.Value < 0:
 			return fmt.Errorf("%s is %v", row.name(), row.Value)
 		case row.Baseline == "":
@@ -211,7 +211,7 @@ func (r *Report) check() error {
 			return fmt.Errorf("%s would be a ratio to %q, which this run did not measure; run peerlane bench with that baseline",
 				row.name(), row.Baseline)
 		case unit != row.Unit:
-			return fmt.Errorf("%s is in %s, and its baseline %q in %s", row.name(), row.Unit, row.Baseline, unit)
+			return fmt.Errorf("%s is in %s, but its baseline %q is in %s", row.name(), row.Unit, row.Baseline, unit)
 		}
 	}
 	return nil
@@ -272,7 +272,7 @@ func (r *Report) Summary() string {
 		text += fmt.Sprintf("; farthest from it is %s (%.2f, asked for %s)", row.name(), value, row.Asked)
 	}
 	if len(r.Problems) > 0 {
-		text += fmt.Sprintf("; %d tables are not whole", len(r.Problems))
+		text += fmt.Sprintf("; %d tables are incomplete", len(r.Problems))
 	}
 	return text + "."
 }
@@ -305,7 +305,7 @@ func (r *Report) summaryOfHosts() string {
 	}
 	text := strings.Join(ways, "; ") + short
 	if r.Simulated {
-		text += "; the GPUs are simulated: host memory, of which this says nothing about GPUs"
+		text += "; the GPUs are simulated: the figures are of host memory and say nothing about GPUs"
 	}
 	return text + "."
 }

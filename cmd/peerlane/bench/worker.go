@@ -43,7 +43,7 @@ func (o order) as(s *measure.Stream) { s.Followed = o.Followed }
 
 // Commands for a client.
 const (
-	doContext = "context" // start CUDA, and no more
+	doContext = "context" // only start CUDA
 	doAttach  = "attach"
 	doListen  = "listen"
 	doConnect = "connect"
@@ -155,7 +155,7 @@ func (s *serving) do(ctx context.Context, o order) (r reply, err error) {
 		times, err = c.HandOff(ctx, o.Starts, o.Rounds, o.Base, o.Tag)
 		r.Times = measure.TimesOf(times)
 	default:
-		err = errors.New("nothing has this name")
+		err = errors.New("unknown order")
 	}
 	return r, err
 }

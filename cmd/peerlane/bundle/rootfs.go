@@ -101,7 +101,7 @@ func findLibrary(name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%s, which is in none of %v", name, libraryDirs)
+	return "", fmt.Errorf("%s, which was not found in %v", name, libraryDirs)
 }
 
 // CopyFile copies a program, and makes the folders above the copy.

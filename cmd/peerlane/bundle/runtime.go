@@ -103,7 +103,7 @@ func removeGroups(ctx context.Context, id string) error {
 	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil // a group that went while we looked
+			return nil // the group was removed meanwhile
 		case err != nil:
 			return err
 		case d.IsDir() && d.Name() == id:

@@ -274,7 +274,7 @@ func (d *demo) run(ctx context.Context, root string) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	d.Progress(Progress{Step: "looking for what is left"})
+	d.Progress(Progress{Step: "looking for remaining objects"})
 	// The runtime's own directory is no leftover of a container, unless it holds a container.
 	if err := os.Remove(d.host.RuntimeState()); err != nil && !os.IsNotExist(err) {
 		d.report.Problems = append(d.report.Problems, err.Error())
@@ -539,7 +539,7 @@ func (d *demo) relayLogs() string {
 			continue // the log ended with its container
 		}
 		text = text[max(0, len(text)-2000):]
-		fmt.Fprintf(&all, "\nrelay %s said last:\n%s", filepath.Base(filepath.Dir(file)), text)
+		fmt.Fprintf(&all, "\nlast output of relay %s:\n%s", filepath.Base(filepath.Dir(file)), text)
 	}
 	return all.String()
 }
@@ -632,7 +632,7 @@ func (r *running) follow(act func(event) error) error {
 	for lines.Scan() {
 		var e event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return fmt.Errorf("it said %q: %w", lines.Text(), err)
+			return fmt.Errorf("its output was %q: %w", lines.Text(), err)
 		}
 		if e.Kind == "failed" {
 			return errors.New(e.Error)

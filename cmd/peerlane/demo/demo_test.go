@@ -107,7 +107,8 @@ func TestDemoFailureReportsRelayLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := d.relayLogs()
-	if !strings.Contains(said, "relay 0123 said last:\n") || !strings.HasSuffix(said, "last words\n") || len(said) > 2100 {
+	if !strings.Contains(said, "last output of relay 0123:\n") || !strings.HasSuffix(said, "last words\n") ||
+		len(said) > 2100 {
 		t.Errorf("%d bytes: %q", len(said), said)
 	}
 }

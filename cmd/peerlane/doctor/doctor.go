@@ -40,7 +40,7 @@ func (s Status) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 func (s *Status) UnmarshalText(text []byte) error {
 	i := slices.Index(words, string(text))
 	if i < 0 {
-		return fmt.Errorf("%q is no result of a check; %s are", text, strings.Join(words, ", "))
+		return fmt.Errorf("unknown result %q; use one of %s", text, strings.Join(words, ", "))
 	}
 	*s = Status(i) + NotApplicable
 	return nil

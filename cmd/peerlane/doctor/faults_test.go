@@ -206,10 +206,10 @@ func faults() []fault {
 				m.write("etc/cdi/peerlane.dev-lane.json", `{"cdiVersion": "0.5.0"`)
 			}},
 		{name: "a specification of before", of: "specification", finds: []string{"failure specification"},
-			says: "is not what this version writes on this host", after: func(m *made) {
+			says: "differs from the file that this version writes on this host", after: func(m *made) {
 				m.edit("etc/cdi/peerlane.dev-lane.json", "GPU-a5a8a5c2", "GPU-a5a8ffff")
 			}},
-		{name: "a hook that cannot be run", of: "hook", finds: []string{"failure hook"}, says: "no executable file",
+		{name: "a hook that cannot be run", of: "hook", finds: []string{"failure hook"}, says: "not an executable file",
 			after: func(m *made) { m.chmod("usr/libexec/peerlane/peerlane-hook", 0o644) }},
 		{name: "a hook on noexec", of: "mounts", finds: []string{"failure hook"}, says: "remount,exec",
 			change: func(m *made) {
@@ -288,7 +288,7 @@ type=AVC msg=audit(1700000009.2:4): avc:  denied  { open } for pid=9 comm="httpd
 		{name: "a relay whose sandbox lacks Landlock", of: "relay", finds: []string{"warning sandbox"},
 			says: "peerlane explain PL1303", after: func(m *made) {
 				m.relay(func(g *generation.Info) {
-					g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel has none"}}
+					g.Status.Sandbox = &sandbox.Report{Missing: []string{"Landlock: this kernel lacks Landlock"}}
 				})
 			}},
 

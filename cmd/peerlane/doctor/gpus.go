@@ -129,7 +129,7 @@ func mode(fine string, set func(topo.GPU) (found, remedy string)) func(context.C
 // noNVML returns a single finding for the host if NVML is unavailable, and else nil.
 func noNVML(h *Host) []Finding {
 	if _, err := h.nvml(); err != nil {
-		return []Finding{unknown("host", "%v", err).remedy("see to the check named driver")}
+		return []Finding{unknown("host", "%v", err).remedy("see the check driver")}
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func checkP2P(_ context.Context, h *Host) []Finding {
 	for _, n := range names {
 		health, why := h.healthOf(n.GPU.BusID)
 		if health == nil {
-			list = append(list, unknown(n.String(), "%s", why).remedy("see to the check named driver").touching(
+			list = append(list, unknown(n.String(), "%s", why).remedy("see the check driver").touching(
 				[]int{n.GPU.Index}))
 			continue
 		}
@@ -294,7 +294,7 @@ func checkBAR1(_ context.Context, h *Host) []Finding {
 		var f Finding
 		switch {
 		case health == nil:
-			f = unknown(gpuName(g), "%s", why).remedy("see to the check named driver")
+			f = unknown(gpuName(g), "%s", why).remedy("see the check driver")
 		case health.BAR1 == 0:
 			f = unknown(gpuName(g), "NVML does not tell: %s", or(strings.Join(health.Failures, "; "), "it is not supported"))
 		case health.BAR1 < need:
@@ -367,7 +367,7 @@ func checkPersistence(_ context.Context, h *Host) []Finding {
 		health, why := h.healthOf(g.BusID)
 		switch {
 		case health == nil:
-			return []Finding{unknown(gpuName(g), "%s", why).remedy("see to the check named driver").touching(
+			return []Finding{unknown(gpuName(g), "%s", why).remedy("see the check driver").touching(
 				h.lanesOfGPU(g.BusID))}
 		case health.Persistence == nil:
 			return []Finding{unknown(gpuName(g), "NVML does not tell: %s",

@@ -108,7 +108,7 @@ func (h *Host) prepare() {
 		})
 		h.health = sync.OnceValues(func() (nvml.Health, error) {
 			if h.NVML == nil {
-				return nvml.Health{}, errors.New("NVML tells of this machine, and another host is looked at")
+				return nvml.Health{}, errors.New("NVML tells of this machine, and omit it with the files of another host")
 			}
 			return h.NVML.Health()
 		})

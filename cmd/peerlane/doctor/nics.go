@@ -17,15 +17,15 @@ var nicChecks = []Check{
 		Name: "port-state", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/state",
 		Why:     "only an ACTIVE port carries data; without one the NIC serves no lane",
-		Remedy: "see to the cable and the switch's port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
-			"that no subnet manager has configured the port; one that is not meant to be used: plan.exclude.nics in config.toml",
+		Remedy: "check the cable and the switch port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
+			"that no subnet manager has configured the port; exclude an unused port by plan.exclude.nics in config.toml",
 		Run: checkState,
 	},
 	{
 		Name: "port-physical", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/phys_state",
 		Why:     "a port that is not LinkUp has no signal",
-		Remedy: "see to the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or " +
+		Remedy: "check the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or " +
 			"ibportstate",
 		Run: checkPhysical,
 	},

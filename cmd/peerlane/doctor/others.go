@@ -27,21 +27,21 @@ var otherChecks = []Check{
 		LooksAt: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
 		Why:     "relays connect in the same way",
 		Remedy: "run peerlane doctor --serve there; let network.ports through each firewall between the hosts; ip route " +
-			"get ADDRESS shows the way that packets take",
+			"get ADDRESS shows the route of the packets",
 		Run: each(checkReached),
 	},
 	{
 		Name: "cluster-keys", Subject: otherHosts,
 		LooksAt: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both " +
 			"(peerlane key show)",
-		Why: "relays that do not have one key refuse each other without a word",
-		Remedy: "compare peerlane key show on both hosts; copy the one host's /etc/peerlane/cluster.key to the other, as " +
+		Why: "relays with different keys refuse each other silently",
+		Remedy: "compare peerlane key show on both hosts; copy /etc/peerlane/cluster.key of one host to the other, as " +
 			"root, mode 600",
 		Run: each(checkKeys),
 	},
 	{
 		Name: "certificates", Subject: otherHosts,
-		LooksAt: "whether both hosts have network.tls_certificate, and believe each other's",
+		LooksAt: "whether both hosts have network.tls_certificate, and trust each other's certificate",
 		Why:     "relays of a host with certificates and of one without refuse each other",
 		Remedy: "give certificates of one authority to all hosts, or to none: network.tls_certificate, tls_key and " +
 			"tls_authority in config.toml",
@@ -58,7 +58,7 @@ var otherChecks = []Check{
 		Name: "clock-skew", Subject: otherHosts,
 		LooksAt: "both hosts' clocks, read eight times over the connection",
 		Why:     "certificates and logs depend on the clocks",
-		Remedy: "have both hosts' clocks set by one source: systemctl enable --now chronyd, or systemd-timesyncd; " +
+		Remedy: "synchronize both clocks with one source: systemctl enable --now chronyd, or systemd-timesyncd; " +
 			"chronyc tracking shows the difference",
 		Run: each(checkClock),
 	},
@@ -72,7 +72,7 @@ var otherChecks = []Check{
 	{
 		Name: "interfaces", Subject: otherHosts,
 		LooksAt: "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
-		Why:     "relays meet by addresses of a family that both have",
+		Why:     "relays connect by addresses of a family that both hosts have",
 		Remedy:  "set network.interfaces and network.family so that both hosts have addresses of one network",
 		Run:     each(checkInterfaces),
 	},
@@ -86,9 +86,8 @@ var otherChecks = []Check{
 	},
 	{
 		Name: "rails", Subject: otherHosts,
-		LooksAt: "the NICs by which relays of both hosts talk, by the rails that relays number them (network.rails, " +
-			"plan.rails), and what link they have",
-		Why: "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
+		LooksAt: "the NICs that relays of both hosts use, by rail number (network.rails, plan.rails), and their link layer",
+		Why:     "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
 		Remedy: "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of " +
 			"link",
 		Run: each(checkRails),
@@ -97,7 +96,7 @@ var otherChecks = []Check{
 		Name: "link-rate", Subject: otherHosts,
 		LooksAt: "the rate of the NICs of each rail, and of the interfaces of the connection, on both hosts",
 		Why:     "the slower end limits a transfer, and the slowest host a job",
-		Remedy: "see to the cable, the transceiver and the switch's port at the slower end; peerlane doctor there has " +
+		Remedy: "check the cable, the transceiver and the switch port at the slower end; peerlane doctor there has " +
 			"the check port-rate",
 		Run: each(checkLinkRate),
 	},
@@ -179,7 +178,7 @@ func each(look func(ours meeting.Facts, o Other, m meeting.Meeting) Finding) fun
 
 // unmet is the finding of later checks if the host was unreachable.
 func unmet(m meeting.Meeting) Finding {
-	return unknown("", "host unreachable").remedy("see to the checks named reached, cluster-keys and certificates")
+	return unknown("", "host unreachable").remedy("see the checks reached, cluster-keys and certificates")
 }
 
 func checkReached(_ meeting.Facts, o Other, m meeting.Meeting) Finding {
@@ -201,7 +200,7 @@ func checkReached(_ meeting.Facts, o Other, m meeting.Meeting) Finding {
 func checkKeys(ours meeting.Facts, o Other, m meeting.Meeting) Finding {
 	switch {
 	case o.Err != nil || !m.Connected:
-		return unknown("", "it was not reached").remedy("see to the check named reached")
+		return unknown("", "it was not reached").remedy("see the check reached")
 	case errors.Is(m.Err, network.ErrSilent):
 		return failure("", "it closed the connection without a word: it has not %s, or no room for now",
 			strings.Join(ours.Keys, " and not "))
@@ -365,7 +364,7 @@ func checkMTU(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 			cmp.Or(said, "the ends' MTU is not known"))
 	case here == nil || there == nil:
 		return unknown("", "1 MiB each way arrived; which interfaces the connection has is not known").remedy(
-			"see to the check named interfaces")
+			"see the check interfaces")
 	case here.MTU != there.MTU:
 		return warning("", "%s", said)
 	case m.PathMTU > 0 && m.PathMTU < here.MTU:

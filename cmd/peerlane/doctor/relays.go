@@ -180,7 +180,7 @@ func checkStaging(_ context.Context, h *Host) []Finding {
 			if health != nil {
 				why = or(strings.Join(health.Failures, "; "), "NVML tells nothing of its memory")
 			}
-			list = append(list, unknown(gpuName(gpu), "%s", why).remedy("see to the check named driver").touching(lanes))
+			list = append(list, unknown(gpuName(gpu), "%s", why).remedy("see the check driver").touching(lanes))
 			continue
 		}
 		limit, by := health.Memory/4, "a quarter of its memory"

@@ -36,7 +36,7 @@ var securityChecks = []Check{
 		Name: "cluster-key", Subject: "security",
 		LooksAt: "owner and mode of the cluster key and of network.tls_key",
 		Why:     "whoever has the cluster key is a relay for all other hosts",
-		Remedy:  "chmod 600 the file, and peerlane key rotate, for somebody may have read it",
+		Remedy:  "chmod 600 the file, and peerlane key rotate, because another user may have read the key",
 		Run:     checkKey,
 	},
 	{
@@ -252,7 +252,8 @@ func checkKey(_ context.Context, h *Host) []Finding {
 		}
 		if len(wrong) > 0 {
 			list = append(list, failure(file.path, "%s", strings.Join(wrong, ", ")).
-				remedy("chown root %s && chmod 600 %s, then %s, for somebody may have read it", file.path, file.path, file.remedy))
+				remedy("chown root %s && chmod 600 %s, then %s, because another user may have read "+
+					"it", file.path, file.path, file.remedy))
 		}
 	}
 	if looked == 0 && len(list) == 0 {

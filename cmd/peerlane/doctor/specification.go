@@ -19,7 +19,7 @@ var specificationChecks = []Check{
 		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes " +
 			"of this host",
 		Why:    "with an unreadable or unfitting configuration the hook can refuse containers with a lane",
-		Remedy: "mend the key that is named; docs/configuration.md has all of them",
+		Remedy: "correct the key that the finding names; docs/configuration.md describes all keys",
 		Run:    checkConfiguration,
 	},
 	{

@@ -49,47 +49,51 @@ func metric(name, help string, labels []string) *prometheus.Desc {
 
 // The metrics, which docs/metrics.md, the dashboard and the alerts are about.
 var (
-	relays      = metric("relays", "Containers by the state of their relay.", []string{"state"})
-	relayUp     = metric("relay_up", "Whether the relay answered when it was asked just now.", ofRelay)
+	relays      = metric("relays", "Number of containers by the state of their relay.", []string{"state"})
+	relayUp     = metric("relay_up", "Whether the relay answered this scrape.", ofRelay)
 	relayWanted = metric("relay_wanted",
-		"Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.", ofRelay)
-	relayStarts  = metric("relay_starts_total", "How often the container's relay was started.", ofRelay)
-	relayClients = metric("relay_clients", "Processes of the container that are attached.", ofRelay)
-	connections  = metric("relay_connections", "Connections that are open, sending and receiving.", ofRelay)
-	memories     = metric("relay_memories", "Memories that clients have exported.", ofRelay)
-	hostMemory   = metric("relay_host_memory_bytes", "Host memory that the relay has made for its clients.", ofRelay)
-	badHandles   = metric("relay_bad_handles_total", "Senders whose handle no listener of the relay gave out.", ofRelay)
-	stagedBytes  = metric("relay_staged_bytes_total",
-		"Bytes that were staged on a server GPU or in host memory, of those sent and received.", ofRelay)
-	directBytes = metric("relay_direct_bytes_total", "Bytes that went to another container of this host by one copy.",
+		"Whether the relay should run: 0 if it was stopped or drained, or its container is ending.", ofRelay)
+	relayStarts  = metric("relay_starts_total", "Total number of starts of the container's relay.", ofRelay)
+	relayClients = metric("relay_clients", "Number of attached processes of the container.", ofRelay)
+	connections  = metric("relay_connections", "Number of open connections, sending and receiving.", ofRelay)
+	memories     = metric("relay_memories", "Number of memories that clients have exported.", ofRelay)
+	hostMemory   = metric("relay_host_memory_bytes", "Host memory that the relay allocated for its clients, in "+
+		"bytes.", ofRelay)
+	badHandles = metric("relay_bad_handles_total", "Total number of senders with a handle of no listener of the "+
+		"relay.", ofRelay)
+	stagedBytes = metric("relay_staged_bytes_total",
+		"Total bytes sent and received that were staged on a server GPU or in host memory.", ofRelay)
+	directBytes = metric("relay_direct_bytes_total", "Total bytes sent to another container of this host by one copy.",
 		ofRelay)
 
-	laneBytes      = metric("lane_bytes_total", "Bytes of operations that have ended.", ofLane)
-	laneOperations = metric("lane_operations_total", "Operations that have ended, failed ones among them.", ofLane)
-	laneFailed     = metric("lane_failed_operations_total", "Operations that have ended with an error.", ofLane)
-	laneInPlace    = metric("lane_in_place_bytes_total",
-		"Bytes that NICs read or wrote where clients have them on a GPU: staging memory, or their own near the NICs.", ofLane)
-	laneInFlight = metric("lane_operations_in_flight", "Operations that have begun and not ended.", ofLane)
+	laneBytes      = metric("lane_bytes_total", "Total bytes of ended operations.", ofLane)
+	laneOperations = metric("lane_operations_total", "Total number of ended operations, including failed "+
+		"operations.", ofLane)
+	laneFailed  = metric("lane_failed_operations_total", "Total number of operations that ended with an error.", ofLane)
+	laneInPlace = metric("lane_in_place_bytes_total",
+		"Total bytes that NICs read or wrote in GPU memory of clients: staging memory, or memory of near GPUs.", ofLane)
+	laneInFlight = metric("lane_operations_in_flight", "Number of operations in flight.", ofLane)
 	laneLatency  = metric("lane_operation_duration_seconds",
-		"How long operations took from when they could begin; the sum is right to within an eighth.", ofLane)
-	laneStalls    = metric("lane_stalls_total", "Waits of operations that are over, by cause.", ofLaneCause)
-	laneStallTime = metric("lane_stall_seconds_total", "Time that operations waited, all of them together, by cause.",
+		"Duration of operations in seconds, from the time at which they could begin; the sum is accurate to an "+
+			"eighth.", ofLane)
+	laneStalls    = metric("lane_stalls_total", "Total number of ended stalls of operations, by cause.", ofLaneCause)
+	laneStallTime = metric("lane_stall_seconds_total", "Total time of stalls of operations, in seconds, by cause.",
 		ofLaneCause)
-	laneStalled = metric("lane_stalled_operations", "Operations that wait now, by cause.", ofLaneCause)
+	laneStalled = metric("lane_stalled_operations", "Number of operations that wait now, by cause.", ofLaneCause)
 	laneLongest = metric("lane_longest_stall_seconds",
-		"How long the one of these has waited that waits longest, by cause.", ofLaneCause)
+		"Longest current stall of an operation, in seconds, by cause.", ofLaneCause)
 
-	staging       = metric("staging_bytes", "Staging memory that the relay has.", ofStaging)
-	stagingWanted = metric("staging_wanted_bytes", "Staging memory that the relay's configuration asks for there.",
+	staging       = metric("staging_bytes", "Staging memory of the relay, in bytes.", ofStaging)
+	stagingWanted = metric("staging_wanted_bytes", "Staging memory that the relay's configuration requests, in bytes.",
 		ofStaging)
-	stagingClients = metric("staging_client_bytes", "Staging memory there of clients that copy themselves.", ofStaging)
+	stagingClients = metric("staging_client_bytes", "Staging memory of clients that copy themselves, in bytes.", ofStaging)
 
 	podInfo = metric("pod_info", "1, with the pod of the container, where names are shown.",
 		append(slices.Clone(ofRelay), "namespace", "pod", "pod_container", "uid"))
 
-	scrapeErrors = metric("exporter_last_scrape_error", "1 where something of the relays' state could not be read.", nil)
+	scrapeErrors = metric("exporter_last_scrape_error", "1 if a part of the relays' state could not be read.", nil)
 
-	buildInfo = metric("build_info", "1, with the release of the exporter and the compiler's.",
+	buildInfo = metric("build_info", "1, with the release of the exporter and of the compiler.",
 		[]string{"version", "commit", "goversion"})
 
 	all = []*prometheus.Desc{

@@ -95,7 +95,7 @@ func TestExporterMetricsHaveReportedValues(t *testing.T) {
 # HELP peerlane_pod_info 1, with the pod of the container, where names are shown.
 # TYPE peerlane_pod_info gauge
 peerlane_pod_info{container="trainer",namespace="research",pod="job-0",pod_container="main",relay="068620d1ac2ad8e4",uid="0a1b"} 1
-# HELP peerlane_relays Containers by the state of their relay.
+# HELP peerlane_relays Number of containers by the state of their relay.
 # TYPE peerlane_relays gauge
 peerlane_relays{state="down"} 0
 peerlane_relays{state="drained"} 1
@@ -108,24 +108,24 @@ peerlane_relays{state="starting"} 1
 peerlane_relays{state="stopped"} 0
 peerlane_relays{state="stopping"} 0
 peerlane_relays{state="waiting"} 0
-# HELP peerlane_relay_up Whether the relay answered when it was asked just now.
+# HELP peerlane_relay_up Whether the relay answered this scrape.
 # TYPE peerlane_relay_up gauge
 peerlane_relay_up{container="drained",relay="38b61dd6648f2f75"} 0
 peerlane_relay_up{container="gone",relay="dfaa881903bc2324"} 0
 peerlane_relay_up{container="silent",relay="d389ccdfe17105ef"} 0
 peerlane_relay_up{container="trainer",relay="068620d1ac2ad8e4"} 1
-# HELP peerlane_relay_wanted Whether the relay is meant to run: 0 where it was stopped or drained, or its container ends.
+# HELP peerlane_relay_wanted Whether the relay should run: 0 if it was stopped or drained, or its container is ending.
 # TYPE peerlane_relay_wanted gauge
 peerlane_relay_wanted{container="drained",relay="38b61dd6648f2f75"} 0
 peerlane_relay_wanted{container="gone",relay="dfaa881903bc2324"} 1
 peerlane_relay_wanted{container="silent",relay="d389ccdfe17105ef"} 1
 peerlane_relay_wanted{container="trainer",relay="068620d1ac2ad8e4"} 1
-# HELP peerlane_staging_bytes Staging memory that the relay has.
+# HELP peerlane_staging_bytes Staging memory of the relay, in bytes.
 # TYPE peerlane_staging_bytes gauge
 peerlane_staging_bytes{container="trainer",gpu="0000:18:00.0",memory="gpu",relay="068620d1ac2ad8e4"} 111
 peerlane_staging_bytes{container="trainer",gpu="0000:3b:00.0",memory="host",relay="068620d1ac2ad8e4"} 64
 peerlane_staging_bytes{container="trainer",gpu="0000:5d:00.0",memory="gpu",relay="068620d1ac2ad8e4"} 7
-# HELP peerlane_exporter_last_scrape_error 1 where something of the relays' state could not be read.
+# HELP peerlane_exporter_last_scrape_error 1 if a part of the relays' state could not be read.
 # TYPE peerlane_exporter_last_scrape_error gauge
 peerlane_exporter_last_scrape_error 1
 `

@@ -185,7 +185,7 @@ func serveAdmin(conn net.Conn, requests chan<- Request) {
 	var asked message
 	switch err := json.Unmarshal(buffer[:n], &asked); {
 	case err != nil:
-		answer.Error = fmt.Sprintf("the request %q makes no sense: %v", buffer[:n], err)
+		answer.Error = fmt.Sprintf("invalid request %q: %v", buffer[:n], err)
 	case asked.Version != Version:
 		answer.Error = fmt.Sprintf(
 			"the supervisor speaks version %d, and was asked in version %d; restart the container",

@@ -158,7 +158,7 @@ func ParseMessage(text []byte, message any) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("the message makes no sense: %w", err)
+		return fmt.Errorf("invalid message: %w", err)
 	}
 	return nil
 }

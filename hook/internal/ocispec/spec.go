@@ -134,7 +134,7 @@ func ReadBounded(path string, limit int64) (text []byte, err error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	if info.Size() > limit {
 		return nil, fmt.Errorf("%s %w of %d bytes", path, errTooLong, limit)

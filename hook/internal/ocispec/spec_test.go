@@ -45,9 +45,9 @@ func TestReadMalformedSpecFails(t *testing.T) {
 	}{
 		"none":            {func(string) error { return nil }, "no such file"},
 		"empty":           {write(""), "unexpected end"},
-		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, "no regular file"},
-		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, "no regular file"},
-		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, "no regular file"},
+		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file"},
+		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
+		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, "not a regular file"},
 		"no root":         {write(`{}`), "no root file system"},
 		"a root of lists": {write(`{"root": {"path": []}}`), "cannot unmarshal"},
 		"an environment":  {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},

@@ -46,16 +46,16 @@ func command() *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.StringVar(&t.GPUs, "gpus", testbed.GPUsReal, "GPUs to use: auto, real, simulated")
-	flags.IntVar(&t.Most, "most", 0, "use so many GPUs at most (default all)")
+	flags.IntVar(&t.Most, "most", 0, "maximum number of GPUs (default all)")
 	flags.IntVar(&t.Transfers, "transfers", 100_000, "messages to exchange")
-	flags.DurationVar(&t.Limit, "limit", 9*time.Minute, "fail if it takes longer")
-	flags.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "what the random choices begin with")
+	flags.DurationVar(&t.Limit, "limit", 9*time.Minute, "fail after this time")
+	flags.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "seed of the random choices")
 	flags.IntVar(&t.Pairs, "pairs", 0, "pairs of clients for each two GPUs and route (default enough for 8 pairs)")
 	flags.StringVar(&largest, "largest", "64MiB", "largest message; sizes are log-uniform")
 	flags.StringVar(&bytes, "buffers", "512MiB", "size of each client's three buffers")
-	flags.StringSliceVar(&t.Memory, "memory", []string{traffic.MemoryGPU}, "what clients' buffers are: gpu, staging, host")
-	flags.StringVar(&t.Load, "load", traffic.Loads[0], "kernels on all GPUs meanwhile: "+strings.Join(traffic.Loads, ", "))
-	flags.DurationVar(&t.KillEach, "kill-each", time.Second, "kill something so often, on average; 0 for never")
+	flags.StringSliceVar(&t.Memory, "memory", []string{traffic.MemoryGPU}, "kinds of clients' buffers: gpu, staging, host")
+	flags.StringVar(&t.Load, "load", traffic.Loads[0], "kernels to run on all GPUs: "+strings.Join(traffic.Loads, ", "))
+	flags.DurationVar(&t.KillEach, "kill-each", time.Second, "average time between two kills; 0 for no kills")
 	flags.StringVar(&save, "save", "", "save the result as JSON in `FILE`")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, size := range []struct {
@@ -77,7 +77,7 @@ func command() *cobra.Command {
 		}
 		t.Binaries = filepath.Dir(self)
 		t.Progress = func(text string) { fmt.Fprintln(os.Stderr, text) }
-		fmt.Fprintf(os.Stderr, "--seed %d makes the same choices again\n", t.Seed)
+		fmt.Fprintf(os.Stderr, "--seed %d repeats the same choices\n", t.Seed)
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, unix.SIGTERM)
 		defer stop()
 		return run(ctx, t, save)
@@ -106,12 +106,12 @@ func run(ctx context.Context, t traffic.Torture, save string) error {
 			r.Bytes), r.Routes[launch.RouteStaged], r.Routes[launch.RouteDirect], r.Sizes)
 	fmt.Printf("between GPUs: %v; handed over: %v\nkernels (%s) ran for at least %.0f %% of the time on each GPU\n",
 		r.Pairs, r.Hands, r.Load, 100*r.Computed)
-	fmt.Printf("killed: %v; what clients met of it: %v\nwrong = %d\n", r.Kills, r.Explained, r.Wrong)
+	fmt.Printf("killed: %v; errors of clients: %v\nwrong = %d\n", r.Kills, r.Explained, r.Wrong)
 	for _, p := range append(r.Problems, r.Left...) {
 		fmt.Println(p)
 	}
 	if !r.OK(t) {
-		return fmt.Errorf("FAILED: %d transfers of %d, %d wrong, %d problems, %d things left", r.Transfers, t.Transfers,
+		return fmt.Errorf("FAILED: %d transfers of %d, %d wrong, %d problems, %d remaining objects", r.Transfers, t.Transfers,
 			r.Wrong, len(r.Problems), len(r.Left))
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// killTimeout is how long a killed process may take to end.
+	// killTimeout limits the time for a killed process to end.
 	killTimeout = 10 * time.Second
 	// sendTimeout bounds a frame's way to an agent, which never waits with reading.
 	sendTimeout = time.Minute
@@ -90,7 +90,7 @@ func (c *Client) take(f frame) {
 	}
 	c.mu.Unlock()
 	if p == nil {
-		return // given up
+		return // abandoned
 	}
 	for _, out := range []struct {
 		to   io.Writer
@@ -143,7 +143,7 @@ func (c *Client) Ready(ctx context.Context) (Ready, error) {
 // Ping requests a sign of life from the agent, one request at a time. While a reader of process
 // output blocks, the answer waits behind the output, which is no error.
 func (c *Client) Ping(ctx context.Context) error {
-	select { // the answer to a ping that was given up
+	select { // the answer to a ping that was abandoned
 	case <-c.pongs:
 	default:
 	}

@@ -49,9 +49,9 @@ type child struct {
 	terminal bool
 
 	mu     sync.Mutex
-	queued []byte        // input that the process has not taken
-	closed bool          // there is no more
-	more   chan struct{} // has an element when there is something new
+	queued []byte        // input that the process has not read
+	closed bool          // the input has ended
+	more   chan struct{} // has an element when new input exists
 	gone   chan struct{} // closed when the process has ended
 }
 
@@ -91,7 +91,7 @@ func (c *child) put(data []byte, end bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.queued)+len(data) > inputCredit {
-		return errors.New("more input came than there was credit for")
+		return errors.New("input exceeds the credit")
 	}
 	c.queued = append(c.queued, data...)
 	c.closed = c.closed || end
@@ -122,7 +122,7 @@ func (c *child) next() (data []byte, end bool) {
 
 func (s *server) start(id int64, command Command) error {
 	if len(command.Argv) == 0 {
-		return errors.New("no program is named")
+		return errors.New("missing program")
 	}
 	cmd := exec.Command(command.Argv[0], command.Argv[1:]...)
 	cmd.Dir = command.Dir

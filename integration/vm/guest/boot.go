@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where things are once the disk is the root.
+// Paths after the switch to the disk's root.
 const (
 	agent  = "/run/peerlane-guest/agent"
 	share  = "/share"  // the host's folder for this run

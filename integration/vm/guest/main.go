@@ -37,7 +37,7 @@ func main() {
 	}
 	fmt.Fprintf(os.Stderr, "guest: %v\n", err)
 	if os.Getpid() == 1 {
-		// The console has the reason; the host sees the machine end.
+		// The console shows the reason; the host detects the end of the machine.
 		time.Sleep(100 * time.Millisecond)
 		powerOff()
 	}

@@ -261,7 +261,7 @@ func StopOther(t testing.TB) (goOn func()) {
 	return goOn
 }
 
-// ask asks the host for something.
+// ask sends a request to the host.
 func ask(r wiring.Request) (err error) {
 	port, err := wiring.OpenPort(wiring.HostPort)
 	if err != nil {
@@ -318,7 +318,7 @@ func Other(t testing.TB) *control.Client {
 	t.Helper()
 	guest, ok := wiring.Guest()
 	if !ok {
-		t.Fatal("this guest is alone; the case belongs in two that are joined")
+		t.Fatal("this guest is alone; the case needs two joined guests")
 	}
 	dialer := net.Dialer{Timeout: patience}
 	conn, err := dialer.DialContext(t.Context(), "tcp", wiring.Agent(wiring.Guests-1-guest))

@@ -1,6 +1,6 @@
-// Package pcitree gives the guest's kernel a PCIe tree of GPUs, NICs and switches
-// that are not there: tables of text become the records that the guest's module
-// pcitree (integration/vm/module) makes root buses of.
+// Package pcitree gives the guest's kernel a PCIe tree of emulated GPUs, NICs and switches: tables
+// of text become the records that the guest's module pcitree (integration/vm/module) makes root
+// buses of.
 //
 // A table has one line per bridge or function; devices below a bridge are indented further:
 //

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// device is the module's.
+// device is the module's character device.
 const device = "/dev/pcitree"
 
 // Load makes the tree appear in the running kernel, in place of the former tree. RDMA devices in
@@ -42,7 +42,7 @@ func write(records []byte) error {
 	case errors.Is(err, syscall.EBUSY):
 		err = fmt.Errorf("%w; remove the RDMA devices in the tree first (rdma link delete)", err)
 	case err != nil:
-		err = fmt.Errorf("%w; dmesg says why", err)
+		err = fmt.Errorf("%w; dmesg has the reason", err)
 	}
 	return errors.Join(err, f.Close())
 }

@@ -146,7 +146,7 @@ func (l *line) parse(words []string) error {
 		l.class = 0x010802
 		positions = []func(string) error{id, gen, width}
 	default:
-		return fmt.Errorf("%q is no kind of line; there are host-bridge, root-port, switch, gpu, nic, nvme and function",
+		return fmt.Errorf("unknown kind of line %q; use host-bridge, root-port, switch, gpu, nic, nvme or function",
 			l.kind)
 	}
 	if len(words) < len(positions) {
@@ -172,7 +172,7 @@ func (l *line) parse(words []string) error {
 	return nil
 }
 
-// options says which lines an option can stand on.
+// options lists the kinds of lines that permit an option.
 var options = map[string][]kind{
 	"numa":      {kindHostBridge},
 	"acs":       {kindRootPort, kindSwitch},
@@ -194,7 +194,7 @@ func (l *line) option(word, name, value string) (err error) {
 	case "numa":
 		// The kernel has at most 1024 nodes; the module checks the guest's.
 		if l.numa, err = strconv.Atoi(value); err != nil || l.numa < 0 || l.numa >= 1024 {
-			return fmt.Errorf("%q is no NUMA node", word)
+			return fmt.Errorf("invalid NUMA node %q", word)
 		}
 	case "acs":
 		switch word {
@@ -256,7 +256,7 @@ func (l *line) fits(above *line) error {
 	switch above.kind {
 	case kindHostBridge:
 		if l.kind != kindRootPort {
-			return fmt.Errorf("a %s is below a host bridge, which has root ports alone", l.kind)
+			return fmt.Errorf("a %s is below a host bridge, which may only have root ports", l.kind)
 		}
 		if len(above.children) > 31 { // device 0 is the host bridge's own
 			return fmt.Errorf("a host bridge has more than 31 root ports")
@@ -276,7 +276,7 @@ func (l *line) fits(above *line) error {
 			return fmt.Errorf("a switch has more than 32 downstream ports")
 		}
 	default:
-		return fmt.Errorf("a %s is below a %s, which is no bridge", l.kind, above.kind)
+		return fmt.Errorf("a %s is below a %s, which is not a bridge", l.kind, above.kind)
 	}
 	if l.portACS != "" && above.kind != kindSwitch {
 		return fmt.Errorf("port-acs without a switch; a root port has acs")
@@ -328,7 +328,7 @@ func parseGen(text string) (int, error) {
 	if len(text) == 4 && strings.HasPrefix(text, "gen") && text[3] >= '1' && text[3] <= '6' {
 		return int(text[3] - '0'), nil
 	}
-	return 0, fmt.Errorf("%q is no link speed; there are gen1 to gen6", text)
+	return 0, fmt.Errorf("invalid link speed %q; use gen1 to gen6", text)
 }
 
 func parseWidth(text string) (int, error) {
@@ -336,5 +336,5 @@ func parseWidth(text string) (int, error) {
 	case "x1", "x2", "x4", "x8", "x12", "x16", "x32":
 		return strconv.Atoi(text[1:])
 	}
-	return 0, fmt.Errorf("%q is no link width; there are x1, x2, x4, x8, x12, x16 and x32", text)
+	return 0, fmt.Errorf("invalid link width %q; use x1, x2, x4, x8, x12, x16 or x32", text)
 }

@@ -372,7 +372,7 @@ func TestParseRefusesInvalidTables(t *testing.T) {
 			"uuid=GPU-00000000-1111-2222-3333-444444444444\n", "line 5: UUID"},
 		"a bus twice": {"host-bridge 0000:16\n" + head, "line 3: bus 0000:16 is in use by line 1"},
 		"a bus above ff": {"host-bridge 0000:fe\n root-port 8086:352a gen5 x16\n root-port 8086:352a gen5 x16\n",
-			"line 3: there is no bus number left"},
+			"line 3: out of bus numbers"},
 		"513 functions":    {many(1, manyRoots(513)), "more than 512 functions"},
 		"too many BARs":    {manyGPUs(), "spread the GPUs"},
 		"a switch in none": {"switch 1000:c030 gen5 x16\n", "line 1"},

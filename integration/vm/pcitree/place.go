@@ -108,7 +108,7 @@ func place(top []*line) (*Tree, error) {
 func (p *placing) newBus(l *line) (int, error) {
 	bus := p.next
 	if bus > 0xff {
-		return 0, fmt.Errorf("PCIe table, line %d: there is no bus number left: host bridge %04x:%02x has more buses than "+
+		return 0, fmt.Errorf("PCIe table, line %d: out of bus numbers: host bridge %04x:%02x has more buses than "+
 			"there are up to ff", l.number, p.root.domain, p.root.bus)
 	}
 	if other, ok := p.taken[[2]int{p.root.domain, bus}]; ok {

@@ -19,7 +19,7 @@ const (
 	maxWindow = 64 << 40 // bytes
 )
 
-// driverVersion of an NVIDIA driver, whose traces in /proc the module imitates.
+// driverVersion is the version of the NVIDIA driver whose files in /proc the module imitates.
 const driverVersion = "580.95.05"
 
 // models names GPUs by device, as the driver does.

@@ -22,11 +22,11 @@ func Names() []string {
 	return names
 }
 
-// Named is the text of a table that the package has.
+// Named returns the text of a table of the package.
 func Named(name string) (string, error) {
 	text, err := trees.ReadFile("trees/" + name + ".txt")
 	if err != nil {
-		return "", fmt.Errorf("there is no PCIe table %q; there are %s", name, strings.Join(Names(), ", "))
+		return "", fmt.Errorf("unknown PCIe table %q; use one of %s", name, strings.Join(Names(), ", "))
 	}
 	return string(text), nil
 }

@@ -53,7 +53,7 @@ func say(format string, arguments ...any) {
 func imageCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:       "image [small] [full]",
-		Short:     "Make images where they are not there yet",
+		Short:     "Make missing images",
 		ValidArgs: []string{vm.Small, vm.Full},
 		Args:      cobra.OnlyValidArgs,
 		RunE: func(cmd *cobra.Command, kinds []string) error {

@@ -56,7 +56,7 @@ is joined to the first: its addresses are 10.77.0.2 (rail0), 10.77.1.2 (rail1).`
 		},
 	}
 	cmd.Flags().StringVar(&kind, "image", kind, "`IMAGE` to boot: small, full")
-	cmd.Flags().IntVar(&guests, "guests", guests, "how many machines: 1, or 2 that are joined")
+	cmd.Flags().IntVar(&guests, "guests", guests, "number of machines: 1, or 2 joined machines")
 	cmd.Flags().SetInterspersed(false)
 	return cmd
 }

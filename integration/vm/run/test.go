@@ -188,7 +188,7 @@ func (o *testOptions) choose(ctx context.Context) ([]place, error) {
 		chosen = append(chosen, p)
 	}
 	if len(chosen) < len(names) {
-		return nil, fmt.Errorf("of the places %s some do not exist", strings.Join(names, ", "))
+		return nil, fmt.Errorf("unknown place among %s", strings.Join(names, ", "))
 	}
 	if o.pattern != "" {
 		return o.narrow(ctx, chosen)

@@ -23,7 +23,7 @@ const Guests = 2
 // Names of the virtio-serial ports.
 const (
 	ControlPort = "peerlane.control" // package control, the agent serves
-	HostPort    = "peerlane.host"    // a test asks the host for something: Request
+	HostPort    = "peerlane.host"    // a test sends requests to the host: Request
 )
 
 // Request is a request of a guest to its host: a JSON line with a JSON line as answer.

@@ -24,7 +24,7 @@ func Parse(text string) (Set, error) {
 	}
 	words := strings.Split(text, ",")
 	if len(words) > maxWords {
-		return nil, fmt.Errorf("%d words of 32 bits, and at most %d are read", len(words), maxWords)
+		return nil, fmt.Errorf("%d words of 32 bits, more than %d", len(words), maxWords)
 	}
 	set := make(Set, len(words))
 	for i, w := range words {
@@ -33,7 +33,7 @@ func Parse(text string) (Set, error) {
 		}
 		bits, err := strconv.ParseUint(strings.TrimPrefix(w, "0x"), 16, 32)
 		if err != nil {
-			return nil, fmt.Errorf("%s is no set of hwloc, like 0x0000ffff,0xff000000", textfile.QuoteStart([]byte(text)))
+			return nil, fmt.Errorf("%s is not a set of hwloc such as 0x0000ffff,0xff000000", textfile.QuoteStart([]byte(text)))
 		}
 		set[len(words)-1-i] = uint32(bits)
 	}

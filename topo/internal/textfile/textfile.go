@@ -11,7 +11,7 @@ import (
 // thousands of bytes, captures hundreds of thousands.
 const MaxInput = 16 << 20
 
-var ErrTooLarge = fmt.Errorf("it is larger than %d MiB, which no topology is", MaxInput>>20)
+var ErrTooLarge = fmt.Errorf("it is larger than %d MiB, the maximum for a topology", MaxInput>>20)
 
 // WithoutDashes replaces "-" within comments by "." in a copy of the text; without such
 // comments WithoutDashes returns the text. Some topology files have comments such as <!------

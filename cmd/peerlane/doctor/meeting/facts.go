@@ -56,7 +56,7 @@ func (f Facts) text() ([]byte, error) {
 	f.Interfaces, f.Rails = f.Interfaces[:min(len(f.Interfaces), maxList)], f.Rails[:min(len(f.Rails), maxList)]
 	text, err := json.Marshal(f)
 	if err == nil && len(text) > maxFacts {
-		err = fmt.Errorf("the facts of this host have %d bytes; at most %d are possible", len(text), maxFacts)
+		err = fmt.Errorf("the facts of this host have %d bytes, more than %d", len(text), maxFacts)
 	}
 	return text, err
 }
@@ -66,7 +66,7 @@ func (f Facts) text() ([]byte, error) {
 func parseFacts(text []byte) (Facts, error) {
 	var f Facts
 	if len(text) > maxFacts {
-		return f, fmt.Errorf("facts of %d bytes; at most %d are possible", len(text), maxFacts)
+		return f, fmt.Errorf("facts of %d bytes exceed the limit of %d", len(text), maxFacts)
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
 		return Facts{}, fmt.Errorf("invalid facts from the other host: %w", err)

@@ -177,7 +177,7 @@ func TestFactsAreTame(t *testing.T) {
 		`{"keys":["1","2","3"]}`:        "3 keys",
 		`{"oldest":2,"newest":1}`:       "versions 2 to 1",
 		`{"host":7}`:                    "invalid facts from the other host",
-		strings.Repeat(" ", maxFacts+1): "at most",
+		strings.Repeat(" ", maxFacts+1): "exceed the limit",
 	} {
 		f, err := parseFacts([]byte(text))
 		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" &&

@@ -565,7 +565,7 @@ func TestServiceFailingToStartFallsBack(t *testing.T) {
 		t.Errorf("the relay is in %s", group)
 	}
 	if log := read(t, filepath.Join(o.Layout.GenerationDir(g.ID), "relay.log")); !strings.Contains(log,
-		"no relay by systemd") {
+		"systemd starts no relay") {
 		t.Errorf("relay.log:\n%s", log)
 	}
 	o.end(c)

@@ -93,7 +93,7 @@ func run() (err error) {
 	}
 }
 
-// do does something with a container that runs.
+// do executes a command on a running container.
 func do(ctx context.Context, verb string, container client.Container, task client.Task, r request) error {
 	switch verb {
 	case "exec":
@@ -109,7 +109,7 @@ func do(ctx context.Context, verb string, container client.Container, task clien
 		_, err := task.Checkpoint(ctx, client.WithCheckpointImagePath(r.Directory))
 		return err
 	}
-	return fmt.Errorf("%q is no verb", verb)
+	return fmt.Errorf("unknown verb %q", verb)
 }
 
 // exec runs a command in the container to its end.

@@ -89,7 +89,7 @@ func run() (err error) {
 			return err
 		})
 	default:
-		return fmt.Errorf("%q is no verb", verb)
+		return fmt.Errorf("unknown verb %q", verb)
 	}
 }
 
