@@ -309,8 +309,11 @@ func (u *podmanUpgrade) install(version, programs, library string) {
 		u.Fatalf("after the installation of %s dpkg has %s", version, now)
 	}
 	anchor := filepath.Join(u.root, "var/lib/peerlane/anchor")
-	u.do("sh", "-c", `while umount "$0" 2>/dev/null; do :; done; "$1" cdi anchor --root "$2"`, anchor,
-		filepath.Join(binaries, "peerlane"), u.root)
+	u.do("sh", "-c", `while umount "$0" 2>/dev/null; do :; done`, anchor)
+	// Podman starts in the ground's mount namespace. The command mounts the anchor there, and then fails
+	// if process 1 is in a different namespace.
+	u.do("sh", "-c", `"$1" cdi anchor --root "$2" || mountpoint -q "$0"`, anchor, filepath.Join(binaries, "peerlane"),
+		u.root)
 }
 
 // deb makes a package of files, by path in the package. scripts names files of packaging/scripts.

@@ -75,8 +75,8 @@ func (s *session) fill(ctx context.Context) error {
 		filepath.Join(s.share, "test", sim.LibraryName)); err != nil {
 		return err
 	}
-	// `make build` omits this program, which a test needs.
-	if err := programs.Build(filepath.Join(s.share, "bin"), programs.WireGenerate); err != nil {
+	// `make build` omits the programs of tests.
+	if err := programs.Build(filepath.Join(s.share, "bin"), programs.WireGenerate, programs.Traffic); err != nil {
 		return err
 	}
 	return goTool(ctx, s.source, []string{"CGO_ENABLED=0"}, "build", "-trimpath", "-ldflags", "-s -w", "-o", s.agent(),
