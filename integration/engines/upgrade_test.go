@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -477,5 +478,13 @@ func (u *podmanUpgrade) leavesNothing() {
 	testutil.Until(u, "no generation of an ended container is left", func() bool {
 		list, err := generation.List(u.layout)
 		return err == nil && len(list) == 0
+	})
+	// conmon starts `podman container cleanup` after a container's end, which would fill root again.
+	testutil.Until(u, "Podman has cleaned up", func() bool {
+		commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		return err == nil && !slices.ContainsFunc(commands, func(path string) bool {
+			text, _ := os.ReadFile(path) // empty after the process's end
+			return bytes.Contains(text, []byte(u.root+"/podman"))
+		})
 	})
 }
