@@ -105,6 +105,7 @@ type podmanUpgrade struct {
 	devices [][]string
 	library string // of this commit
 	ids     map[string]string
+	started []*earlier.Container
 }
 
 func newPodmanUpgrade(t *testing.T) *podmanUpgrade {
@@ -403,7 +404,9 @@ func (u *podmanUpgrade) run(name string, gpu int) *earlier.Container {
 
 func (u *podmanUpgrade) start(name string, arguments ...string) *earlier.Container {
 	u.Helper()
-	return earlier.Start(u, name, u.ground.command(context.Background(), "podman", arguments...))
+	c := earlier.Start(u, name, u.ground.command(context.Background(), "podman", arguments...))
+	u.started = append(u.started, c)
+	return c
 }
 
 // startAgain starts a stopped container.
@@ -475,6 +478,9 @@ func (u *podmanUpgrade) refuses(c *earlier.Container, want wire.Status, text str
 
 // leavesNothing waits for the end of the containers' generations.
 func (u *podmanUpgrade) leavesNothing() {
+	for _, c := range u.started { // podman run opens its store once more after a container's end
+		c.Wait()
+	}
 	testutil.Until(u, "no generation of an ended container is left", func() bool {
 		list, err := generation.List(u.layout)
 		return err == nil && len(list) == 0
