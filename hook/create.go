@@ -86,7 +86,7 @@ func (s State) check() error {
 		return &fault.Error{Code: fault.Checkpoint, Operation: "restore from a checkpoint container",
 			Object: strconv.Quote(s.ID),
 			Cause:  errors.New("its relay ended with the process that was checkpointed, and a lane cannot be restored"),
-			Remedy: "start the container anew"}
+			Remedy: "start a new container"}
 	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
 		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the "+

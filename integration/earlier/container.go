@@ -56,9 +56,14 @@ func (c *Container) End(stop func() error) {
 	if err := errors.Join(c.in.Close(), stop()); err != nil {
 		c.Error(err)
 	}
+	c.Wait()
+}
+
+// Wait waits for the end of the command, if that is still running.
+func (c *Container) Wait() {
 	for range c.lines {
 	}
-	c.cmd.Wait() // killed
+	c.cmd.Wait() // killed, or waited for before
 }
 
 // Next waits for a line that begins with a word, and returns the rest. It discards other lines.

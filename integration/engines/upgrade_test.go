@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -104,6 +105,7 @@ type podmanUpgrade struct {
 	devices [][]string
 	library string // of this commit
 	ids     map[string]string
+	started []*earlier.Container
 }
 
 func newPodmanUpgrade(t *testing.T) *podmanUpgrade {
@@ -402,7 +404,9 @@ func (u *podmanUpgrade) run(name string, gpu int) *earlier.Container {
 
 func (u *podmanUpgrade) start(name string, arguments ...string) *earlier.Container {
 	u.Helper()
-	return earlier.Start(u, name, u.ground.command(context.Background(), "podman", arguments...))
+	c := earlier.Start(u, name, u.ground.command(context.Background(), "podman", arguments...))
+	u.started = append(u.started, c)
+	return c
 }
 
 // startAgain starts a stopped container.
@@ -474,8 +478,19 @@ func (u *podmanUpgrade) refuses(c *earlier.Container, want wire.Status, text str
 
 // leavesNothing waits for the end of the containers' generations.
 func (u *podmanUpgrade) leavesNothing() {
+	for _, c := range u.started { // podman run opens its store once more after a container's end
+		c.Wait()
+	}
 	testutil.Until(u, "no generation of an ended container is left", func() bool {
 		list, err := generation.List(u.layout)
 		return err == nil && len(list) == 0
+	})
+	// conmon starts `podman container cleanup` after a container's end, which would fill root again.
+	testutil.Until(u, "Podman has cleaned up", func() bool {
+		commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		return err == nil && !slices.ContainsFunc(commands, func(path string) bool {
+			text, _ := os.ReadFile(path) // empty after the process's end
+			return bytes.Contains(text, []byte(u.root+"/podman"))
+		})
 	})
 }
