@@ -175,7 +175,7 @@ type Device struct {
 	Holds bool
 	// Fault is how a broken device treats GPUs' memory, one of Faults; none where it is empty.
 	Fault string
-	// Rate bounds what requests of all processes move, bytes a second; 0 for no bound.
+	// Rate limits the sum of the data rates of all processes, bytes a second; 0 for no limit.
 	Rate uint64
 	// Seed has writes be in the memory in another order than that of the requests, within the limits of
 	// the specification: those of several queue pairs, and of one queue pair in regions with relaxed
