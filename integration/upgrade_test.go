@@ -1,13 +1,9 @@
 package integration_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -114,33 +110,7 @@ func newUpgrade(t *testing.T, runtimeName, route string) *upgrade {
 	if err := os.MkdirAll(u.host.RuntimeState(), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(filepath.Join(built, earlier.Host), root, installed, filepath.Join(built, earlier.Library),
-		filepath.Join(built, earlier.Program), route)
-	var stderr bytes.Buffer
-	c.Stderr = &stderr
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(in.Close(), c.Wait()); err != nil {
-			t.Errorf("%v: %s", err, &stderr)
-		}
-	})
-	var made struct {
-		Bundles []string
-		Library string
-	}
-	if err := json.NewDecoder(out).Decode(&made); err != nil {
-		t.Fatalf("%v: %s", err, &stderr)
-	}
+	made := earlier.StartHost(t, built, root, installed, route)
 	u.bundles, u.library = made.Bundles, made.Library
 	before, err := u.host.Look()
 	if err != nil {

@@ -590,9 +590,8 @@ func (s *stage) meet(f fault, log string) (err error) {
 }
 
 // Each CUDA call that a relay makes in a small program meets each fault: the program ends,
-// who asked is told of the call, what is delivered is right,
-// the next program works, in the same process or in its successor, and nothing is left
-// behind. The calls are those that the simulator has seen.
+// its error names the call, delivered bytes are right, the next program works in the same or in the
+// next process, and no resource remains. The calls are those that the simulator has seen.
 //
 // PEERLANE_FAULTS=all, as in `make soak-faults`, tries all faults; else there is one of each
 // call, and a few more.

@@ -34,7 +34,7 @@ type list struct {
 	failed  uint64 // the first entry that failed, if stopped is an error
 }
 
-// listing is what a sender knows of its client's lists.
+// listing has the list operations of a sender's client.
 type listing struct {
 	lists []*list
 	parts int  // under way, of all lists

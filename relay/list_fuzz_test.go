@@ -27,7 +27,8 @@ func (w *world) listMemory() {
 	}
 }
 
-// postList is what a session does with the descriptor of a list.
+// postList writes a list into the session's list memory and posts the operation, as a session does for
+// a client's descriptor.
 func (w *world) postList(c *connection, kind uint32, list []wire.ListEntryLayout) *operation {
 	memory := unsafe.Slice((*byte)(unsafe.Pointer(&list[0])), uint64(len(list))*entryBytes)
 	if _, err := w.session.lists.WriteAt(memory, 0); err != nil {
@@ -227,10 +228,9 @@ func (w *world) fillsList(r *receiver, do *script, what func(op *operation, at u
 	}
 }
 
-// FuzzPeerOfAListReader is the relay of a client that has exposed memory, and a NIC, that say
-// what they like to one whose client reads and writes lists. Each byte that is read lands at
-// its entry, each byte that is written comes from there, each list ends once, and nothing is
-// left.
+// FuzzPeerOfAListReader sends arbitrary messages and completions, as a hostile owner's relay and NIC,
+// to a relay whose client reads and writes lists. Each byte read must land at its entry, each byte
+// written must come from its entry, each list must complete once, and no resource may remain.
 func FuzzPeerOfAListReader(f *testing.F) {
 	read, write := []byte{0, 1, 3, 0, 100, 50, 0, 4, 5, 1, 0, 0, 0}, []byte{0, 0, 3, 0, 100, 50, 0, 2, 0}
 	fillSlot, fillDirect := []byte{6, 1, 0, 0, 8}, []byte{6, 1, 0, 8}
@@ -410,9 +410,9 @@ func (r *listReader) end() {
 	}
 }
 
-// FuzzPeerOfAListOwner is the relay of a client that reads and writes lists, which says what it
-// likes to one whose client has exposed memory. Nothing is written or shown beside the
-// regions, nor after they are revoked, and nothing is left.
+// FuzzPeerOfAListOwner sends arbitrary messages, as a hostile relay whose client reads and writes
+// lists, to the relay of a client that exposed memory. No byte outside the regions, or after their
+// revocation, may be written or read, and no resource may remain.
 func FuzzPeerOfAListOwner(f *testing.F) {
 	write, read := []byte{0, 3, 0, 0, 40, 10, 0, 1, 0, 0, 0}, []byte{0, 3, 0, 1, 40, 10, 0, 3, 0, 0, 0, 5, 7, 0}
 	fillSlot, fillDirect := []byte{2, 1, 0, 0, 4}, []byte{2, 1, 0, 4}

@@ -27,7 +27,7 @@ func TestListOperations(t *testing.T) {
 	}
 }
 
-// listSide is memory at one end, with what it must hold.
+// listSide is a memory at one end, with its expected content.
 type listSide struct {
 	memory *client.Memory
 	key    wire.RemoteKey // of a range that begins at base
@@ -61,8 +61,8 @@ func (p *pair) listSides(t *testing.T, n uint64) (here, there []*listSide) {
 	return here, there
 }
 
-// listOf makes n entries whose destinations do not overlap, some of them neighbours at one end
-// or both, and notes in the model what they do.
+// listOf returns n entries whose destinations do not overlap; some are adjacent at one or both ends.
+// listOf applies the entries to the expected contents.
 func listOf(random *rand.Rand, n int, longest uint64, reads bool, here, there []*listSide) []client.ListEntry {
 	// Destinations are given out in order, sources anywhere.
 	to, from := there, here

@@ -16,7 +16,8 @@ const maxServedParts = 2 * wire.PartsAtOnce
 // rangeBytes is about the relay's memory for each range of a part.
 const rangeBytes = 128
 
-// served parts hold what they read or write for the other side.
+// servedPart is a part of a list that the owner's relay serves, with the regions that it holds until
+// the part ends.
 type servedPart struct {
 	receiver *receiver
 	offers   []*offering // once for each run of ranges of one key

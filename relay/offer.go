@@ -146,8 +146,8 @@ func (o *offering) settle() {
 	}
 }
 
-// exposed is what the other side of a connection may read (wire.OpSend) or write
-// (wire.OpReceive) under a key.
+// exposed returns the region of a key, if the remote side of the connection may read (wire.OpSend) or
+// write (wire.OpReceive) it.
 func (c *connection) exposed(kind uint32, key wire.UUID) (*offering, wire.Status) {
 	o := c.session.relay.offers[key]
 	if o == nil || o.memory.session != c.session || o.connection != c.number && (o.listener == 0 || o.listener != c.listener) {
@@ -164,8 +164,8 @@ func (c *connection) exposed(kind uint32, key wire.UUID) (*offering, wire.Status
 	return o, wire.StatusOK
 }
 
-// serve makes the operation that reads or writes for the other side of a connection, which
-// names what was offered by its key. Who has none that is meant for it learns nothing.
+// serve returns the operation that reads or writes a region for the remote side of a connection. The
+// error is the same for a key of no region and for a key of another connection.
 func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*operation, wire.Status) {
 	o, status := c.exposed(kind, key)
 	switch {

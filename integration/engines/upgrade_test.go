@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -125,7 +124,7 @@ func newPodmanUpgrade(t *testing.T) *podmanUpgrade {
 		t.Fatal(err)
 	}
 	u := &podmanUpgrade{T: t, root: root, layout: paths.New(root), ids: map[string]string{}}
-	made := u.prepare(built)
+	made := earlier.StartHost(t, built, root, built, launch.RouteStaged)
 	u.moveSpecifications(built)
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -153,9 +152,6 @@ func newPodmanUpgrade(t *testing.T) *podmanUpgrade {
 	}
 	return u
 }
-
-// made is the output of earlier.Host.
-type made struct{ Bundles []string }
 
 // devicesOf returns the CDI devices of a bundle: the GPU with the lane of the bundle's hook.
 func (u *podmanUpgrade) devicesOf(bundle string) []string {
@@ -187,36 +183,6 @@ func (u *podmanUpgrade) devicesOf(bundle string) []string {
 	}
 	u.Fatalf("no device of %s has the lane %s", files[0], lane)
 	return nil
-}
-
-// prepare has the earlier commit make configuration, plan, CDI specifications and the files of
-// two containers, and start emulated NICs until the end of the test.
-func (u *podmanUpgrade) prepare(built string) (m made) {
-	u.Helper()
-	c := exec.Command(filepath.Join(built, earlier.Host), u.root, built, filepath.Join(built, earlier.Library),
-		filepath.Join(built, earlier.Program), launch.RouteStaged)
-	var stderr bytes.Buffer
-	c.Stderr = &stderr
-	in, err := c.StdinPipe()
-	if err != nil {
-		u.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		u.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		u.Fatal(err)
-	}
-	u.Cleanup(func() {
-		if err := errors.Join(in.Close(), c.Wait()); err != nil {
-			u.Errorf("%v: %s", err, &stderr)
-		}
-	})
-	if err := json.NewDecoder(out).Decode(&m); err != nil {
-		u.Fatalf("%v: %s", err, &stderr)
-	}
-	return m
 }
 
 // moveSpecifications replaces the directories of the earlier programs and of the library by those of

@@ -127,10 +127,10 @@ func comment(text string) string {
 // skipped lists the folders that wording does not check.
 var skipped = map[string]bool{".git": true, "bin": true, "dist": true, "relay": true}
 
-// measureAll measures the packages below root. The key is the path relative to root.
-func measureAll(root string) (map[string]score, error) {
-	found := map[string]score{}
-	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+// eachFile visits the Go files below root, except testdata and the skipped folders. Paths are relative to
+// root and use slashes.
+func eachFile(root string, skipped map[string]bool, visit func(path string, source []byte) error) error {
+	return filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -145,12 +145,23 @@ func measureAll(root string) (map[string]score, error) {
 			}
 			return nil
 		}
-		if !strings.HasSuffix(at, ".go") || strings.HasSuffix(at, ".pb.go") {
+		if !strings.HasSuffix(at, ".go") {
 			return nil
 		}
 		source, err := os.ReadFile(name)
 		if err != nil {
 			return err
+		}
+		return visit(at, source)
+	})
+}
+
+// measureAll measures the packages below root. The key is the path relative to root.
+func measureAll(root string) (map[string]score, error) {
+	found := map[string]score{}
+	err := eachFile(root, skipped, func(at string, source []byte) error {
+		if strings.HasSuffix(at, ".pb.go") {
+			return nil
 		}
 		s := found[path.Dir(at)]
 		s.measure(at, source)

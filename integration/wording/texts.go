@@ -62,27 +62,11 @@ func isErrorText(e ast.Expr) bool {
 // countAllTexts returns the counts of the folders below root, without folders that have none.
 func countAllTexts(root string) (map[string]int, error) {
 	found := map[string]int{}
-	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		at, err := filepath.Rel(root, name)
-		if err != nil {
-			return err
-		}
-		at = filepath.ToSlash(at)
-		if e.IsDir() {
-			if at != "relay" && skipped[at] || path.Base(at) == "testdata" {
-				return filepath.SkipDir
-			}
-			return nil
-		}
+	folders := maps.Clone(skipped)
+	delete(folders, "relay") // only its words are not checked
+	err := eachFile(root, folders, func(at string, source []byte) error {
 		if !strings.HasSuffix(at, "_test.go") {
 			return nil
-		}
-		source, err := os.ReadFile(name)
-		if err != nil {
-			return err
 		}
 		count, err := countTexts(at, source)
 		if count > 0 {

@@ -43,7 +43,7 @@ type Finish[T any] struct {
 	Errors []error
 }
 
-// meeting is the key of what reportMet calls.
+// meeting is the context key of the function that reportMet calls.
 type meeting struct{}
 
 // reportMet tells the races that a context is of, one within the other, that their way leads to

@@ -22,8 +22,7 @@ const (
 	readPolls = 2_000_000
 )
 
-// readerPassed is what launch.Pair.Reader says of a reader that found what it was
-// to find.
+// readerPassed is the value of launch.Pair.Reader after a reader without a wrong byte.
 const readerPassed = "passed"
 
 // running tests that a kernel which runs while a copy is made, and is told of its

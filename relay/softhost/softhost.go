@@ -27,8 +27,8 @@ func Secrets(key string) launch.Secrets {
 	return launch.Secrets{ClusterKey: launch.NewSecret([]byte(key))}
 }
 
-// Devices returns software devices with the names, each with an address. With holds, GPU memory has
-// what they write only when they have read it.
+// Devices returns a software device with an address for each name. With holds, a device keeps writes
+// into GPU memory back until it reads that memory, as a NIC may before a flush.
 func Devices(holds bool, names ...string) (list []softdevice.Device) {
 	for i, name := range names {
 		list = append(list, softdevice.Device{Name: name, GUID: uint64(i + 1), Address: fmt.Sprintf("10.0.0.%d", i+1), Holds: holds})

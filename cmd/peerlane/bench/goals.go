@@ -98,7 +98,7 @@ func (r *Report) verdict(g goal) Verdict {
 		if worst.Baseline == "" && worst.Unit != index {
 			v.Reached += " " + worst.Unit
 		}
-		v.Reached += ": " + worst.what()
+		v.Reached += ": " + worst.description()
 	}
 	switch {
 	case len(rows) == 0:
@@ -123,8 +123,8 @@ func (r *Report) verdict(g goal) Verdict {
 	return v
 }
 
-// what describes a row, in words that distinguish it from the table's other rows.
-func (row Row) what() string {
+// description returns the fields that distinguish a row from the other rows of its table.
+func (row Row) description() string {
 	text := row.What
 	for _, more := range []string{row.State, row.Route, sizeText(row.Size)} {
 		if more != "" {

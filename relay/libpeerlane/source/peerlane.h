@@ -44,7 +44,9 @@
  * libcuda. Once loaded it stays loaded: dlclose() does not unload it.
  *
  * The hot path is peerlane_send(), peerlane_receive(), peerlane_read(),
- * peerlane_write(), peerlane_read_list() and peerlane_write_list() but for the first list of a session, peerlane_flush(), peerlane_test(), peerlane_poll() and peerlane_wait() for what ends within 50 microseconds. It
+ * peerlane_write(), peerlane_read_list() and peerlane_write_list() except for the first
+ * list of a session, peerlane_flush(), peerlane_test(), peerlane_poll(), and
+ * peerlane_wait() for an operation that ends within 50 microseconds. The hot path
  * allocates nothing and makes no system call, except one write() that wakes a relay
  * that has gone to sleep for want of work, futex calls where threads contend for a
  * session, and, where a caller asks again and again for what does not end, one look
@@ -355,7 +357,8 @@ struct peerlane_options {
 	uint32_t after_timeline;  /* PEERLANE_AFTER: begin when this timeline has reached */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: when it has ended, also with an error, */
 	uint64_t after_value;     /* this value; operations of a connection begin in their order */
-	uint64_t signal_value;    /* the relay sets that timeline to this value */
+	uint64_t signal_value;    /* the relay sets that timeline to this value; over RDMA, receives of one */
+	                          /* connection may end out of order: use one timeline per buffer */
 };
 
 #define PEERLANE_AFTER 1u

@@ -399,9 +399,9 @@ func (i *inbox) parse(there []byte) (used int, err error) {
 	}
 }
 
-// intake is what was read of the control stream. A goroutine reads what comes while the event loop
-// sleeps or works. A loop that spins reads as well: to wake a goroutine for it takes longer than the
-// network of one host. Who reads has the lock, and handles or posts the frames before giving it back.
+// intake reads the control stream. A goroutine reads while the event loop sleeps or works. A spinning
+// loop reads too, because waking the goroutine takes longer than a message within one host. The reader
+// holds the lock until it has handled or posted the frames.
 type intake struct {
 	mu         sync.Mutex
 	now, next  *inbox
@@ -444,8 +444,8 @@ func newIntake() *intake {
 	return i
 }
 
-// readSocket reads what has come: EAGAIN for nothing, io.EOF at the end. unix.Recvfrom allocates an
-// address for each call.
+// readSocket reads without blocking. The error is EAGAIN without data and io.EOF at the end of the
+// stream. It replaces unix.Recvfrom, which allocates an address for each call.
 func readSocket(fd uintptr, b []byte) (int, error) {
 	for {
 		n, _, err := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
@@ -482,7 +482,7 @@ func (i *intake) goOn(left []byte) {
 	i.have = copy(i.now.buffer, left)
 }
 
-// pollControl reads what has come and handles it. It belongs to the loop.
+// pollControl reads the control stream without blocking and handles the frames. Only the loop calls it.
 func (p *Peer) pollControl() bool {
 	i, now := p.intake, p.loop.Now()
 	if p.bare == nil || now-i.looked < askTime || p.isDying() {
@@ -524,8 +524,9 @@ func (p *Peer) pollControl() bool {
 	return len(frames) > 0
 }
 
-// hush has the kernel wake the reader for many bytes only, while the loop reads what comes, or for any.
-// The kernel wakes the reader at once for bytes that are there then. It belongs to the loop.
+// hush sets the number of bytes (SO_RCVLOWAT) at which the kernel wakes the reading goroutine: many
+// while the loop reads the stream, else one. With one, bytes that are already queued wake the goroutine
+// at once. Only the loop calls hush.
 func (p *Peer) hush(quiet bool) {
 	if i := p.intake; i.quiet != quiet {
 		i.quiet = quiet

@@ -347,7 +347,7 @@ func (p *Peer) isDying() bool {
 	}
 }
 
-// Poll reads what the other side has said, and sends what this round of the loop has to say, in one.
+// Poll reads and handles frames of the peer, and sends the frames of this iteration in one call.
 func (p *Peer) Poll() bool {
 	progress := p.pollControl()
 	return p.pollSent() || progress
@@ -365,10 +365,11 @@ func (p *Peer) pollSent() bool {
 	return true
 }
 
-// Busy reports nothing: what comes while the loop sleeps is posted to it.
+// Busy returns false, because the reading goroutine posts frames to a sleeping loop.
 func (p *Peer) Busy() bool { return false }
 
-// Arm has the reader hear what comes while the loop sleeps. It reports what is still to be sent.
+// Arm lets the kernel wake the reading goroutine while the loop sleeps. It reports whether frames are
+// still to be sent.
 func (p *Peer) Arm() bool {
 	p.hush(false)
 	return len(p.sent) > 0
@@ -386,7 +387,7 @@ func (p *Peer) say(channel, kind uint32, payload ...[]byte) {
 	p.sayLater(channel, kind, payload...)
 }
 
-// sayLater says it with what is said next, or after laterTime.
+// sayLater sends a frame together with the next one, or after laterTime.
 func (p *Peer) sayLater(channel, kind uint32, payload ...[]byte) {
 	if p.dead != nil {
 		return

@@ -170,12 +170,12 @@ type Device struct {
 	Moved      bool   // the address's entries are 4 and 5
 	NoDMABuf   bool   // ibv_reg_dmabuf_mr is supported
 	Peermem    string // "no", "alloc" (not for VMM memory), "yes"; "no"
-	// Holds says that what is written into a GPU's memory is in it only when the NIC itself
-	// has read of it, as a GPU allows that orders NICs' writes for nobody but itself.
+	// Holds keeps writes into a GPU's memory back until the NIC reads that memory, as a GPU may that
+	// orders the writes of NICs only for the GPU itself.
 	Holds bool
 	// Fault is how a broken device treats GPUs' memory, one of Faults; none where it is empty.
 	Fault string
-	// Rate bounds what requests of all processes move, bytes a second; 0 for no bound.
+	// Rate limits the sum of the data rates of all processes, bytes a second; 0 for no limit.
 	Rate uint64
 	// Seed has writes be in the memory in another order than that of the requests, within the limits of
 	// the specification: those of several queue pairs, and of one queue pair in regions with relaxed

@@ -148,14 +148,15 @@ func New() (*Engine, error) {
 	return e, nil
 }
 
-// Figures count what the engine has done as a NIC.
+// Figures counts the work requests and copies of an engine since its start.
 type Figures struct {
-	Done    uint64 // work requests
-	Refused uint64 // work requests that processes had to do
-	Copies  uint64 // for the writes that are done
+	Done    uint64 // completed work requests
+	Refused uint64 // work requests that the engine left to the posting process
+	Copies  uint64 // copy calls for completed writes
 }
 
-// Figures returns what the engine has done so far. Any goroutine may call it while Serve runs.
+// Figures returns the counters since the engine's start. Figures is safe to call from any goroutine
+// while Serve runs.
 func (e *Engine) Figures() (f Figures) {
 	e.loop.Call(func() { f = e.figures })
 	return f

@@ -54,7 +54,7 @@ const (
 	reportArrived = 3 // a write of another process, with an immediate
 )
 
-// slot is what a process says of one of its queue pairs. The process writes it.
+// slot is the state of a queue pair in shared memory. The process of the queue pair writes it.
 type slot struct{ ready, posted, used, taken uint32 }
 
 // Go's layout is C's.
@@ -171,7 +171,8 @@ func (r *rings) dueOf(node uint32) *uint64 {
 	return (*uint64)(unsafe.Pointer(&r.due[dueLine*(node+1)]))
 }
 
-// Poll does the work requests that have come, and reports what there was no room for.
+// pollRings executes the posted work requests of all processes, and retries completions for which a ring
+// was full.
 func (e *Engine) pollRings() bool {
 	progress := false
 	for c := range e.clients {

@@ -38,7 +38,7 @@ struct report {
 };
 _Static_assert(sizeof(struct report) == 64, "as package engine has it");
 
-// slot is what the engine looks up of a queue pair. The engine only reads it.
+// slot is the state of a queue pair that the engine reads. The engine never writes it.
 struct slot {
 	_Atomic uint32_t ready;  // the queue pair receives, and its port is active
 	_Atomic uint32_t posted; // receives

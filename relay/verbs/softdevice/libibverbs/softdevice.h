@@ -205,7 +205,8 @@ void rings_end(void); // the engine has ended
 int rings_reserve(struct pair *p); // a slot, -1 for none
 void rings_use(struct pair *p, int slot);
 void rings_release(int slot);
-// rings_ready says whether the engine may write for a pair, and takes what it has written if not.
+// rings_ready allows or forbids the engine to write for a pair. After a ban it takes the completions
+// that the engine wrote before.
 void rings_ready(struct pair *p, bool ready);
 void rings_ports(struct context *c);
 void rings_posted(struct pair *p);
