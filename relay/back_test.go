@@ -19,7 +19,7 @@ func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *o
 
 // A read is all that was asked for, or an error; and one that is canceled before its data
 // comes gets none.
-func TestWhatARelayBringsForARead(t *testing.T) {
+func TestReadReturnsAllBytesOrAnError(t *testing.T) {
 	const n = 100
 	for _, c := range []struct {
 		name     string
@@ -74,7 +74,7 @@ func TestWhatARelayBringsForARead(t *testing.T) {
 
 // Where the way back cannot be opened the reads that were asked for end, also the next, and
 // one that comes later asks again.
-func TestAReadWithoutAWayBack(t *testing.T) {
+func TestReadWithoutReverseConnectionFailsAndLaterRetries(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	for range 2 {
@@ -104,7 +104,7 @@ func TestAReadWithoutAWayBack(t *testing.T) {
 }
 
 // A relay without room for the way back says so, and goes on.
-func TestNoRoomForAWayBack(t *testing.T) {
+func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 	w := newWorld(t)
 	r := newReceiver(w.connection(wire.RouteDirect))
 	full := use{connections: w.relay.limits.Connections}
@@ -124,7 +124,7 @@ func TestNoRoomForAWayBack(t *testing.T) {
 }
 
 // Nor does one that has no room for its own end of it ask.
-func TestNoRoomForAReadsWayBack(t *testing.T) {
+func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	full := use{connections: w.relay.limits.Connections}
@@ -147,7 +147,7 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 }
 
 // A session offers so much and no more.
-func TestOffersHaveALimit(t *testing.T) {
+func TestSessionRegionsAreLimited(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
 	m := &wire.Expose{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
@@ -166,7 +166,7 @@ func TestOffersHaveALimit(t *testing.T) {
 
 // A key is of its session: that of another client of the container, whose connection may
 // have the same number, opens nothing.
-func TestAKeyOfAnotherSession(t *testing.T) {
+func TestRegionKeyOfOtherSessionIsRefused(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
 	o := &offering{key: wire.UUID{1}, memory: w.mine, length: 8, access: wire.RemoteRead, connection: c.number}
@@ -189,7 +189,7 @@ func TestAKeyOfAnotherSession(t *testing.T) {
 
 // A way back by another route than its connection's, for which the memory of reads was
 // found fit, takes both down.
-func TestAWayBackOfAnotherRoute(t *testing.T) {
+func TestReverseConnectionOfOtherRouteEndsBoth(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteStaged, w.mine).s
 	w.mine.kind = wire.MemoryIPC // which is read into by route staged alone
@@ -207,7 +207,7 @@ func TestAWayBackOfAnotherRoute(t *testing.T) {
 
 // What is read does not come into memory of cudaMalloc from another relay, which would have
 // to write it.
-func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
+func TestReadIntoCudaMallocMemoryFromOtherRelayIsRefused(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
@@ -226,7 +226,7 @@ func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
 }
 
 // A way back that is awaited finds room in its session, whatever came meanwhile.
-func TestAWayBackIntoAFullSession(t *testing.T) {
+func TestReverseConnectionIntoFullSessionHasRoom(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	w.post(s.connection, wire.OpRead, 0, 0, 8)

@@ -182,7 +182,7 @@ func (c *watchedClient) use() (told string, err error) {
 // program is told the cause, in time, its next session works, and nothing is left behind.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
-func TestFaultsOfAClientsSystemCalls(t *testing.T) {
+func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	c := startWatchedClient(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0")))

@@ -41,7 +41,7 @@ type parcel struct {
 //
 // PEERLANE_DEADLOCK_ROUNDS says how many orders are tried; PEERLANE_DEADLOCK_SEED
 // repeats one.
-func TestManyCommunicatorsOverTwoSlots(t *testing.T) {
+func TestCommunicatorsOverTwoSlotsDoNotDeadlock(t *testing.T) {
 	rounds, communicators := 3, communicators
 	if wanted := os.Getenv("PEERLANE_DEADLOCK_ROUNDS"); wanted != "" {
 		var err error

@@ -595,7 +595,7 @@ func (s *stage) meet(f fault, log string) (err error) {
 //
 // PEERLANE_FAULTS=all, as in `make soak-faults`, tries all faults; else there is one of each
 // call, and a few more.
-func TestFaultsOfCUDACalls(t *testing.T) {
+func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
 	only := os.Getenv("PEERLANE_FAULT")
 	seen := map[string]bool{}

@@ -86,7 +86,7 @@ func TestGreetingsManyUsersEvictLargestShare(t *testing.T) {
 }
 
 // Each connection is counted for its process's user.
-func TestGreetingsUIDIsThePeers(t *testing.T) {
+func TestGreetingsCountForUserOfPeerProcess(t *testing.T) {
 	c, _ := greetingPair(t)
 	if uid := uidOf(c); uid != uint32(unix.Geteuid()) {
 		t.Errorf("uid %d", uid)

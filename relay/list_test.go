@@ -11,7 +11,7 @@ import (
 )
 
 // Lists by every way.
-func TestListOperations(t *testing.T) {
+func TestListOperationsMoveEachEntry(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
 			p := byWay(t, way)

@@ -258,10 +258,10 @@ func FuzzPeerOfAReader(f *testing.F) {
 	})
 }
 
-// FuzzPeerOfWhoOffers is the relay of a client that reads and writes, which says what it
+// FuzzPeerOfARegionOwner is the relay of a client that reads and writes, which says what it
 // likes to one whose client has offered memory. Nothing is written or shown beside the
 // ranges, nor after they are withdrawn, and nothing is left.
-func FuzzPeerOfWhoOffers(f *testing.F) {
+func FuzzPeerOfARegionOwner(f *testing.F) {
 	// A write and a read of each route, and a withdrawal.
 	f.Add([]byte{0, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 0, 2, 1, 0, 255, 0, 4, 5, 1, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0, 6, 1})
 	f.Add([]byte{1, 0, 0, 16, 0, 0, 0, 2, 1, 0, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0})

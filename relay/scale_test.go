@@ -293,7 +293,7 @@ func (f *fleet) round(channels [][]*tcp.Channel, messages int) {
 }
 
 // Relays of several hosts in one process find each other and talk, each with its neighbours.
-func TestAFleetOfRelays(t *testing.T) {
+func TestRelaysOfManyHostsConnect(t *testing.T) {
 	f := newFleet(t, 5, 1)
 	f.round(f.connect(t, 3, 8), 10)
 	for i, r := range f.relays {
@@ -307,7 +307,7 @@ func TestAFleetOfRelays(t *testing.T) {
 
 // Sets that find no room come when there is some: here those of another host take all, for
 // as long as two have asked in vain.
-func TestRelaysAskAgainForRoom(t *testing.T) {
+func TestRelaysWithoutRoomRetryPeers(t *testing.T) {
 	f := newFleet(t, 3, 1)
 	h := f.relays[0].hosts
 	dialed := make(chan struct{}, 1000)
@@ -354,7 +354,7 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 
 // What other relays make takes no more descriptors than the limits say, whatever host they
 // say that they are of, and what has ended is counted no more.
-func TestOtherRelaysMakeBoundedSets(t *testing.T) {
+func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 	f := newFleet(t, 2, 2)
 	h, from := f.relays[0].hosts, f.relays[1].hosts.rails.endpoint(nil).Address
 	session := func(at netip.Addr, host byte) *network.Session {
@@ -429,7 +429,7 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 
 // Senders that come while as many as there may be are being answered wait for their turn,
 // up to a bound.
-func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
+func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	r := f.relays[1]
 	l := f.relays[0]

@@ -40,7 +40,7 @@ func newUsers(t *testing.T, slots, users int) (*staging, []*user) {
 	return s, list
 }
 
-func TestSlotsAreShared(t *testing.T) {
+func TestSlotsAreSharedBetweenConnections(t *testing.T) {
 	t.Run("one that many messages wait on has no more than others", func(t *testing.T) {
 		s, u := newUsers(t, 8, 3)
 		many, few, late := u[0], u[1], u[2]

@@ -12,7 +12,7 @@ import (
 
 // A relay that would have a DMA-BUF of exported memory gets one of the whole allocation, or the
 // reason why there is none; one that would not gets neither.
-func TestMemoryIsLent(t *testing.T) {
+func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 	for _, wants := range []uint32{wire.WantsDMABuf, 0} {
 		type heard struct {
 			memory uint32

@@ -39,7 +39,7 @@ func (s *supply) sleepers(t *testing.T, n int) {
 }
 
 // No more writers are called than there are pieces that nobody else comes for.
-func TestWritersAreCalledForTheirPieces(t *testing.T) {
+func TestWritersWakeOncePerPiece(t *testing.T) {
 	for _, c := range []struct {
 		name                                  string
 		called, looking                       int
@@ -64,7 +64,7 @@ func TestWritersAreCalledForTheirPieces(t *testing.T) {
 }
 
 // Each piece is taken once, whether writers sleep or look, and all writers end.
-func TestPiecesAreTaken(t *testing.T) {
+func TestPiecesAreTakenOnce(t *testing.T) {
 	for _, lookers := range []int32{0, 1, 8} {
 		s, taken := newSupply(t, 8, lookers)
 		for round := range 200 {
