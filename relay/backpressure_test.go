@@ -23,7 +23,7 @@ import (
 // nothing; and the administrator sees who waits for what while that lasts. The table is
 // in docs/relay.md.
 
-// told waits until a report says something.
+// report waits until a report says something.
 func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
 	t.Helper()
 	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
@@ -60,7 +60,7 @@ func with(r *launch.Report, peer string, sends bool) (f launch.ConnectionFigures
 
 const slowBytes = 1 << 20 // a message of 16 slots
 
-// slowWorld is container b, its neighbour c that is well, and container a, whose relay
+// slowWorld is container b, a healthy container c beside it, and container a, whose relay
 // is a process that can be stopped.
 type slowWorld struct {
 	*testing.T

@@ -169,7 +169,7 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 	return c
 }
 
-// use has it run once. It gives what the program was told.
+// quota has it run once. It gives what the program was told.
 func (c *watchedClient) use() (told string, err error) {
 	if _, err := c.stdin.(io.Writer).Write([]byte{1}); err != nil {
 		return "", err

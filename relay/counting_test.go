@@ -43,7 +43,7 @@ func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 		for range lanes {
 			r.Lanes = append(r.Lanes, launch.LaneFigures{GPU: "0000:17:00.0", Sent: busy, Received: busy})
 		}
-		for range toldConnections {
+		for range maxReportedConnections {
 			r.Connections = append(r.Connections, launch.ConnectionFigures{Peer: "container of a name", Figures: busy})
 		}
 		fit(r)
@@ -51,7 +51,7 @@ func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 		if err != nil || len(text) > launch.MaxDatagram {
 			t.Errorf("%d lanes: %d bytes, %v", lanes, len(text), err)
 		}
-		if len(r.Lanes) != lanes || len(r.Connections)+r.MoreConnections != toldConnections {
+		if len(r.Lanes) != lanes || len(r.Connections)+r.MoreConnections != maxReportedConnections {
 			t.Errorf("%d lanes: %d are shown, and %d connections and %d more", lanes, len(r.Lanes), len(r.Connections), r.MoreConnections)
 		}
 		if kept := len(r.Lanes[0].Sent.Latency) > 0; kept != (lanes == 1) {

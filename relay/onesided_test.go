@@ -17,7 +17,7 @@ var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP,
 func byWay(t *testing.T, way string) *pair {
 	t.Helper()
 	if way == launch.TransportTCP {
-		return &hostsApart(t).pair
+		return &newRemotePair(t).pair
 	}
 	if way == launch.TransportVerbs {
 		return &hostsByRDMA(t, 1, 2).pair
@@ -25,7 +25,7 @@ func byWay(t *testing.T, way string) *pair {
 	return connected(t, way)
 }
 
-// offer lets the pair's sender at [offset, offset+n) of the receiver's memory.
+// expose lets the pair's sender at [offset, offset+n) of the receiver's memory.
 func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access uint32) *client.Region {
 	t.Helper()
 	o, err := p.receiving.Expose(within(t), m, offset, n, access)

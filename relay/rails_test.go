@@ -114,7 +114,7 @@ func TestFailedAddressIsNotRetriedAtOnce(t *testing.T) {
 		t.Errorf("then %v", left)
 	}
 	for key := range r.failed {
-		r.failed[key] = time.Now().Add(-2 * failedTime)
+		r.failed[key] = time.Now().Add(-2 * retryInterval)
 	}
 	if again := r.ways(nil, told); len(again) != 1 || len(again[0]) != 2 {
 		t.Errorf("later %v", again)
@@ -135,26 +135,26 @@ func TestFirstConnectionTriesHandleAddressFirst(t *testing.T) {
 	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "eth2 10.0.0.2:7"}) {
 		t.Errorf("of a relay that nobody knows: %q", got)
 	}
-	r.heard("it", toldRails(t, "0 10.0.0.2", "1 10.0.1.2", "9 10.0.9.2"))
+	r.record("it", toldRails(t, "0 10.0.0.2", "1 10.0.1.2", "9 10.0.9.2"))
 	r.down["eth2"] = true
 	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one that has told: %q", got)
 	}
-	r.heard("other", toldRails(t, "1 10.0.1.2", "0 10.0.0.9 lane"))
+	r.record("other", toldRails(t, "1 10.0.1.2", "0 10.0.0.9 lane"))
 	if got := doors(r, "other"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.9:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one whose lane has another rail: %q", got)
 	}
-	r.fail(hop{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}}, false)
+	r.fail(path{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}}, false)
 	if got := doors(r, "it"); !slices.Equal(got, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "10.0.0.2:7"}) {
 		t.Errorf("after the first has failed it tries %v", got)
 	}
 	if got := doors(newRails(chosen(t, "eth0 10.0.0.1 0 -"), wires{}), "it"); !slices.Equal(got, []string{"10.0.0.2:7"}) {
 		t.Errorf("by one interface: %q", got)
 	}
-	for i := range 2 * mostKnown {
-		r.heard(fmt.Sprint(i), []network.Rail{{Endpoint: address.Endpoint{Address: netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}}})
+	for i := range 2 * maxKnownRails {
+		r.record(fmt.Sprint(i), []network.Rail{{Endpoint: address.Endpoint{Address: netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}}})
 	}
-	if len(r.known) > mostKnown || len(r.places) > mostKnown {
+	if len(r.known) > maxKnownRails || len(r.places) > maxKnownRails {
 		t.Errorf("%d relays and %d addresses are remembered", len(r.known), len(r.places))
 	}
 }
@@ -589,10 +589,10 @@ func TestClosedHandshakeFreesItsPlace(t *testing.T) {
 	meetings := func() int {
 		there.mu.Lock()
 		defer there.mu.Unlock()
-		for _, m := range there.meetings {
+		for _, m := range there.pending {
 			m.timer.Stop() // in the end that lets it go, too
 		}
-		return len(there.meetings)
+		return len(there.pending)
 	}
 	if n := meetings(); n != 1 {
 		t.Fatalf("%d sets are on their way", n)
@@ -632,7 +632,7 @@ func TestRelayListensOnRailsOfItsLanes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n.listening = map[netip.AddrPort]*cableListener{}
 			accept := n.of(r.hosts.where.Addresses).accept
-			h, g := newRails(r.hosts.where.Addresses, r.wires), newGate()
+			h, g := newRails(r.hosts.where.Addresses, r.wires), newMultiListener()
 			defer g.Close()
 			h.down[c.down] = true
 			said := h.listen(c.lanes, g, func(a netip.Addr) (l net.Listener, err error) {

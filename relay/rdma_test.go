@@ -47,7 +47,7 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 // byRDMA is two containers on two hosts, and the NICs of both: a software device's NICs reach those
 // of its own directory.
 type byRDMA struct {
-	abroad
+	remotePair
 	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's

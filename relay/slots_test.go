@@ -93,9 +93,9 @@ func TestSlotsAreSharedBetweenConnections(t *testing.T) {
 		}
 	})
 	t.Run("of two slots none is kept back", func(t *testing.T) {
-		_, u := newUsers(t, leastSlots, 1)
+		_, u := newUsers(t, minSlots, 1)
 		u[0].want(5)
-		if len(u[0].has) != leastSlots {
+		if len(u[0].has) != minSlots {
 			t.Errorf("it has %d", len(u[0].has))
 		}
 	})

@@ -213,7 +213,7 @@ func (k *sitting) pass(f *callFault) (struck bool, err error) {
 		if good = 0; failedAt.IsZero() {
 			failedAt = time.Now()
 		}
-		if time.Since(failedAt) > endTime {
+		if time.Since(failedAt) > endTimeout {
 			return struck, errors.New("it does not work again")
 		}
 		// A lane without staging is not tried again for a second.

@@ -165,7 +165,7 @@ func FuzzRails(f *testing.F) {
 			t.Fatalf("%d rails", len(rails))
 		}
 		for _, r := range rails {
-			if r.Number < -1 || r.Number > mostRail || r.Endpoint.Port == 0 || !address.Usable(r.Endpoint.Address) || len(r.Interface) > 3*interfaceBytes {
+			if r.Number < -1 || r.Number > maxRail || r.Endpoint.Port == 0 || !address.Usable(r.Endpoint.Address) || len(r.Interface) > 3*interfaceBytes {
 				t.Errorf("%+v", r)
 			}
 		}

@@ -282,7 +282,7 @@ func TestBlockingCallsAreBounded(t *testing.T) {
 	s := newSource()
 	var running, most atomic.Int64
 	release := make(chan struct{})
-	for i := range int64(mostBehind) {
+	for i := range int64(maxBlocking) {
 		if s.Crowded() {
 			t.Errorf("crowded by %d", i)
 		}
@@ -295,7 +295,7 @@ func TestBlockingCallsAreBounded(t *testing.T) {
 		})
 	}
 	if !s.Crowded() {
-		t.Errorf("not crowded by %d", mostBehind)
+		t.Errorf("not crowded by %d", maxBlocking)
 	}
 	until := func(what string, so func() bool) {
 		t.Helper()

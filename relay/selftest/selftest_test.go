@@ -275,7 +275,7 @@ func TestCalibrationChoosesWithinSlot(t *testing.T) {
 		if p.Chunk == 0 && p.Depth == 0 && p.Streams == 0 {
 			continue
 		}
-		if p.Chunk != 1<<20 || !slices.Contains(depths, p.Depth) || p.Streams < 1 || p.Streams > mostStreams {
+		if p.Chunk != 1<<20 || !slices.Contains(depths, p.Depth) || p.Streams < 1 || p.Streams > maxStreams {
 			t.Errorf("chosen are pieces of %d, %d under way, by %d streams", p.Chunk, p.Depth, p.Streams)
 		}
 		return
@@ -292,7 +292,7 @@ func TestGPUWithoutKernelsPassesOtherSteps(t *testing.T) {
 }
 
 func TestNearlyFullGPUIsSkipped(t *testing.T) {
-	found, log := run(t, "", leastFree+memory/2, pair01)
+	found, log := run(t, "", minFreeBytes+memory/2, pair01)
 	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested || !strings.Contains(found[0].Reason, "has 272 MiB free, and a test leaves those be that have less than 288") {
 		t.Errorf("found %s: %s", found[0].Verdict, found[0].Reason)
 	}

@@ -375,7 +375,7 @@ func FuzzGreeting(f *testing.F) {
 	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: defaultPiece}).bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		g, err := readGreeting(data)
-		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < leastPiece || !bytes.Equal(g.bytes(), data)) {
+		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < minPiece || !bytes.Equal(g.bytes(), data)) {
 			t.Errorf("%+v", g)
 		}
 	})

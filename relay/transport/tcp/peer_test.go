@@ -541,8 +541,8 @@ func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 			testutil.Until(t, "the other side's word", func() bool {
 				said := false
 				e.loop.Call(func() {
-					e.peer.supply.mu.Lock()
-					defer e.peer.supply.mu.Unlock()
+					e.peer.queue.mu.Lock()
+					defer e.peer.queue.mu.Unlock()
 					for _, w := range e.peer.writes {
 						said = w.acknowledged
 					}

@@ -50,7 +50,7 @@ func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 				packet.CloseAll(fds)
 			}
 		})
-		p := start(t, program(t, "tests", "lent", plain), socket, devices[0].UUID)
+		p := start(t, program(t, "tests", "dmabuf", plain), socket, devices[0].UUID)
 		p.demand("done")
 		<-done
 		p.end()

@@ -13,7 +13,7 @@ func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *o
 	op = w.post(s.connection, wire.OpRead, 0, 0, n)
 	back = newReceiver(w.connection(wire.RouteStaged))
 	back.hidden = true
-	s.cameBack(back)
+	s.reverseOpened(back)
 	return w, s, back, op
 }
 
@@ -107,7 +107,7 @@ func TestReadWithoutReverseConnectionFailsAndLaterRetries(t *testing.T) {
 func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 	w := newWorld(t)
 	r := newReceiver(w.connection(wire.RouteDirect))
-	full := use{connections: w.relay.limits.Connections}
+	full := quota{connections: w.relay.limits.Connections}
 	if err := w.relay.reserve(full); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 		}
 		r.receive(&wire.PeerRead{Read: 1}, 0, nil) // that was under way
 	}
-	w.relay.giveBack(full)
+	w.relay.release(full)
 	w.leave(r.connection)
 	w.over()
 }
@@ -127,7 +127,7 @@ func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
-	full := use{connections: w.relay.limits.Connections}
+	full := quota{connections: w.relay.limits.Connections}
 	if err := w.relay.reserve(full); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.down != nil || s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
-	w.relay.giveBack(full)
+	w.relay.release(full)
 	s.reading.again = 0
 	op = w.post(s.connection, wire.OpRead, 0, 0, 8)
 	if s.reading.asked[op.send] != op || len(w.relay.listeners) != 1 {
@@ -152,15 +152,15 @@ func TestSessionRegionsAreLimited(t *testing.T) {
 	c := w.connection(wire.RouteDirect)
 	m := &wire.Expose{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
 	for range wire.MaxRegions {
-		w.session.offer(m, 1)
+		w.session.expose(m, 1)
 	}
-	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxRegions || len(w.relay.offers) != wire.MaxRegions {
-		t.Errorf("after %d: %v", len(w.session.offers), err)
+	if _, err := w.session.newRegion(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.regions) != wire.MaxRegions || len(w.relay.regions) != wire.MaxRegions {
+		t.Errorf("after %d: %v", len(w.session.regions), err)
 	}
 	w.mine.users++ // so that it stays, as the world's
 	w.mine.retire()
-	if len(w.session.offers)+len(w.relay.offers) != 0 {
-		t.Errorf("%d are left", len(w.session.offers))
+	if len(w.session.regions)+len(w.relay.regions) != 0 {
+		t.Errorf("%d are left", len(w.session.regions))
 	}
 }
 
@@ -169,8 +169,8 @@ func TestSessionRegionsAreLimited(t *testing.T) {
 func TestRegionKeyOfOtherSessionIsRefused(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
-	o := &offering{key: wire.UUID{1}, memory: w.mine, length: 8, access: wire.RemoteRead, connection: c.number}
-	w.relay.offers[o.key] = o
+	o := &exposedRegion{key: wire.UUID{1}, memory: w.mine, length: 8, access: wire.RemoteRead, connection: c.number}
+	w.relay.regions[o.key] = o
 	other := *w.session
 	of := *c
 	of.session = &other
@@ -196,7 +196,7 @@ func TestReverseConnectionOfOtherRouteEndsBoth(t *testing.T) {
 	w.post(s.connection, wire.OpRead, 0, 0, 8)
 	back := newReceiver(w.connection(wire.RouteDirect))
 	back.hidden = true
-	s.cameBack(back)
+	s.reverseOpened(back)
 	if s.down == nil || s.down.Status != wire.StatusMalformed || back.down != s.down {
 		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
 	}
@@ -214,7 +214,7 @@ func TestReadIntoCudaMallocMemoryFromOtherRelayIsRefused(t *testing.T) {
 	w.mine.kind, w.mine.parts = wire.MemoryIPC, nil
 	back := newReceiver(w.connection(wire.RouteDirect))
 	back.hidden = true
-	s.cameBack(back)
+	s.reverseOpened(back)
 	back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: op.length}, 0, nil)
 	w.read()
 	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNotPermitted) {

@@ -39,20 +39,20 @@ func (h *host) online(s *launch.Secrets) {
 	}
 }
 
-// abroad is two containers on two hosts.
-type abroad struct {
+// remotePeer is two containers on two hosts.
+type remotePair struct {
 	pair
 	relayA, relayB   *relay.Relay
 	socketA, socketB string
 }
 
-func hostsApart(t *testing.T) *abroad {
+func newRemotePair(t *testing.T) *remotePair {
 	t.Helper()
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
 	hostA.online(key)
 	hostB.online(key)
-	p := &abroad{}
+	p := &remotePair{}
 	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
 	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
 	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
@@ -62,7 +62,7 @@ func hostsApart(t *testing.T) *abroad {
 }
 
 func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
-	p := hostsApart(t)
+	p := newRemotePair(t)
 	// Around what goes with the messages (4 KiB), a piece and a slot (256 KiB), all slots.
 	p.arrive(t, 0, 1, 7, 8, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 	report := p.relayA.Report()
@@ -76,7 +76,7 @@ func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
 
 // Host memory goes from where it lies to where it is to be, through no slot.
 func TestHostMemoryBetweenHostsUsesNoSlot(t *testing.T) {
-	p := hostsApart(t)
+	p := newRemotePair(t)
 	const n = 3<<20 + 5
 	from, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
 	if err != nil {
@@ -132,7 +132,7 @@ func TestHostMemoryBetweenHostsUsesNoSlot(t *testing.T) {
 
 // All connections between two relays share one set of connections.
 func TestRelaysOfTwoHostsShareOnePeer(t *testing.T) {
-	p := hostsApart(t)
+	p := newRemotePair(t)
 	for range 5 {
 		join(t, p.a, 0, p.b, 3)
 	}
@@ -145,7 +145,7 @@ func TestRelaysOfTwoHostsShareOnePeer(t *testing.T) {
 
 // Connections that nobody uses end, and the next one has others.
 func TestIdlePeerIsClosedAndReplaced(t *testing.T) {
-	p := hostsApart(t)
+	p := newRemotePair(t)
 	p.relayA.CloseIdle()
 	p.relayA.CloseIdle()
 	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
@@ -286,7 +286,7 @@ func TestDeathOnOtherHostEndsOperations(t *testing.T) {
 		for _, bytes := range []uint64{1000, 1 << 20} { // without a grant, and with
 			t.Run(fmt.Sprintf("%s/%d bytes", name, bytes), func(t *testing.T) {
 				t.Parallel()
-				p := hostsApart(t)
+				p := newRemotePair(t)
 				var ops []*client.Operation
 				for i := range 20 {
 					var op *client.Operation
@@ -362,9 +362,9 @@ func TestStoppedRelayOfOtherHostKeepsNoResources(t *testing.T) {
 }
 
 // hostsWith joins two hosts of these secrets and addresses, and moves a message.
-func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
+func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *remotePair {
 	t.Helper()
-	p := &abroad{}
+	p := &remotePair{}
 	for i, s := range []*launch.Secrets{a, b} {
 		h := newHost(t)
 		h.online(s)
@@ -386,7 +386,7 @@ func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
 	return p
 }
 
-func (p *abroad) exchange(t *testing.T) {
+func (p *remotePair) exchange(t *testing.T) {
 	t.Helper()
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.move(t, 1<<20+5)
@@ -506,7 +506,7 @@ func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
 // Short messages go without a grant, as many as the sender has windows: what is more waits
 // for its receive. The windows come back, whatever becomes of the messages.
 func TestEagerMessagesBetweenHostsNeedNoGrant(t *testing.T) {
-	p := hostsApart(t)
+	p := newRemotePair(t)
 	const n, windows, more = 1000, 8, 5
 	host, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: pairBytes, GPU: uuid(t, 0)})
 	if err != nil {
