@@ -220,9 +220,8 @@ func (c *collector) enter(n ast.Node) {
 	case *ast.CompositeLit:
 		if isFault(n) {
 			var text string
-			if c.code, text = faultText(n, c.constants); c.code != "" {
-				c.write(text)
-			}
+			c.code, text = faultText(n, c.constants)
+			c.write(text)
 		}
 	case *ast.FuncDecl:
 		if n.Name.Name == "Error" && n.Recv != nil && n.Body != nil {
@@ -234,7 +233,7 @@ func (c *collector) enter(n ast.Node) {
 }
 
 func (c *collector) call(call *ast.CallExpr) {
-	if code := c.makers[called(call)]; code != "" {
+	if code, makes := c.makers[called(call)]; makes {
 		c.code = code
 		for _, a := range call.Args {
 			if text, ok := literal(a, c.constants); ok && strings.Contains(text, " ") {
