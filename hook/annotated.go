@@ -31,16 +31,8 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 		return nil, err
 	}
 	if !config.Hook.Annotations {
-		return nil, &fault.Error{
-			Code:      fault.Annotation,
-			Operation: "take the annotation " + LanesAnnotation + " of container",
-			Object:    strconv.Quote(s.ID),
-			Cause: fmt.Errorf(
-				"%s does not permit it",
-				a.layout.ConfigFile(),
-			),
-			Remedy: "an administrator can set [hook] annotations = true there",
-		}
+		return nil, annotationError(fault.Annotation, s, errAnnotationsOff,
+			"an administrator can set annotations = true in [hook] of "+a.layout.ConfigFile())
 	}
 	plan, err := a.plan()
 	if err != nil {
@@ -49,7 +41,7 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	devices := Devices{Auto: s.Annotations[LanesAnnotation] == "auto"}
 	if !devices.Auto {
 		if devices.Lanes, err = annotated(plan, s.Annotations[LanesAnnotation]); err != nil {
-			return nil, fmt.Errorf("container %q: the annotation %s: %w", s.ID, LanesAnnotation, err)
+			return nil, annotationError("", s, err, "")
 		}
 	}
 	if err := hasAnchor(a.layout, s); err != nil {
@@ -70,17 +62,21 @@ func hasAnchor(l paths.Layout, s State) error {
 			return nil
 		}
 	}
-	return &fault.Error{
-		Code:      fault.Annotation,
-		Operation: "take the annotation " + LanesAnnotation + " of container",
-		Object:    strconv.Quote(s.ID),
-		Cause:     errors.New("it has no mount point for the relay's socket"),
-		Remedy: fmt.Sprintf(
-			"have the engine mount the anchor: --mount type=bind,src=%s,dst=%s,ro=true",
-			l.Anchor(),
-			paths.ContainerDir,
-		),
-	}
+	return annotationError(fault.Annotation, s, errNoAnchor, fmt.Sprintf(
+		"have the engine mount the anchor: --mount type=bind,src=%s,dst=%s,ro=true", l.Anchor(), paths.ContainerDir))
+}
+
+// Causes of a refused annotation.
+var (
+	errAnnotationsOff = errors.New("the configuration does not permit it")
+	errNoAnchor       = errors.New("it has no mount point for the relay's socket")
+	errNoLaneAtAll    = errors.New("no GPU of the plan has a lane; `peerlane plan` says why")
+)
+
+// annotationError returns the error of a refused annotation; code is empty for an invalid value.
+func annotationError(code fault.Code, s State, cause error, remedy string) error {
+	return &fault.Error{Code: code, Operation: "take the annotation " + LanesAnnotation + " of container",
+		Object: strconv.Quote(s.ID), Cause: cause, Remedy: remedy}
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.
@@ -111,7 +107,7 @@ func meant(plan *planner.Plan, word string) ([]topo.GPU, error) {
 			}
 		}
 		if len(members) == 0 {
-			return nil, errors.New("no GPU of the plan has a lane; `peerlane plan` says why")
+			return nil, errNoLaneAtAll
 		}
 	case i >= 0:
 		members = plan.Groups[i].GPUs

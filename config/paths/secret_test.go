@@ -2,6 +2,7 @@ package paths
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,36 +25,35 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	type secret struct {
 		name string
 		make func(path string) error
-		says string // empty: readable
+		want error // nil: readable; PATH and DIR stand for the file and its directory
 	}
 	secrets := []secret{
-		{"root's alone", file(0o600), ""},
-		{"read-only", file(0o400), ""},
-		{"a group reads it", file(0o640), "users other than its owner can read or write it (mode 0640)"},
-		{"everybody reads it", file(0o604), "mode 0604"},
-		{"a group executes it", file(0o610), "mode 0610"},
-		{"a group writes it", file(0o620), "can be written by"},
+		{"root's alone", file(0o600), nil},
+		{"read-only", file(0o400), nil},
+		{"a group reads it", file(0o640), &ModeError{"PATH", 0o640, true}},
+		{"everybody reads it", file(0o604), &ModeError{"PATH", 0o604, true}},
+		{"a group executes it", file(0o610), &ModeError{"PATH", 0o610, true}},
+		{"a group writes it", file(0o620), &ModeError{"PATH", 0o620, false}},
 		{"a link", func(path string) error {
 			if err := os.WriteFile(path+".real", []byte("secret"), 0o600); err != nil {
 				return err
 			}
 			return os.Symlink(path+".real", path)
-		}, "not a regular file"},
-		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
-		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) },
-			"has 9 bytes, more than 8"},
+		}, ErrNotRegular},
+		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, ErrNotRegular},
+		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) }, &SizeError{"PATH", 9, 8}},
 		{"in a directory of all", func(path string) error {
 			if err := file(0o600)(path); err != nil {
 				return err
 			}
 			return os.Chmod(filepath.Dir(path), 0o777)
-		}, "can be written by"},
-		{"not there", func(string) error { return nil }, "no such file"},
+		}, &ModeError{"DIR", 0o777, false}},
+		{"not there", func(string) error { return nil }, fs.ErrNotExist},
 	}
 	if os.Geteuid() == 0 { // only root can give a file away
 		secrets = append(secrets, secret{"another's", func(path string) error {
 			return errors.Join(file(0o600)(path), os.Chown(path, 65534, 0))
-		}, "belongs to uid 65534"})
+		}, &OwnerError{"PATH", 65534}})
 	}
 	for _, c := range secrets {
 		t.Run(c.name, func(t *testing.T) {
@@ -65,13 +65,41 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 				t.Fatal(err)
 			}
 			text, err := ReadSecret(path, 8)
-			switch {
-			case c.says != "" && !errors.Is(err, fault.UntrustedFile) && c.name != "too long" && c.name != "not there":
-				t.Errorf("%v has not the code %s", err, fault.UntrustedFile)
-			case c.says == "" && (err != nil || string(text) != "secret"):
-				t.Errorf("%q, %v", text, err)
-			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || text != nil):
-				t.Errorf("%q, %v; want an error with %q", text, err, c.says)
+			if c.want == nil {
+				if err != nil || string(text) != "secret" {
+					t.Errorf("%q, %v", text, err)
+				}
+				return
+			}
+			where := func(name string) string {
+				return strings.NewReplacer("PATH", path, "DIR", filepath.Dir(path)).Replace(name)
+			}
+			uncoded := false
+			switch want := c.want.(type) {
+			case *ModeError:
+				got, ok := errors.AsType[*ModeError](err)
+				if !ok || *got != (ModeError{where(want.Path), want.Mode, want.Secret}) {
+					t.Errorf("error %v, want %v", err, want)
+				}
+			case *OwnerError:
+				got, ok := errors.AsType[*OwnerError](err)
+				if !ok || *got != (OwnerError{where(want.Path), want.UID}) {
+					t.Errorf("error %v, want %v", err, want)
+				}
+			case *SizeError:
+				uncoded = true
+				got, ok := errors.AsType[*SizeError](err)
+				if !ok || *got != (SizeError{where(want.Path), want.Bytes, want.Limit}) {
+					t.Errorf("error %v, want %v", err, want)
+				}
+			default:
+				uncoded = want == fs.ErrNotExist
+				if !errors.Is(err, want) {
+					t.Errorf("error %v, want %v", err, want)
+				}
+			}
+			if text != nil || errors.Is(err, fault.UntrustedFile) == uncoded {
+				t.Errorf("%q, %v; code %s expected: %v", text, err, fault.UntrustedFile, !uncoded)
 			}
 		})
 	}
