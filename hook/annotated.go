@@ -31,7 +31,7 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 		return nil, err
 	}
 	if !config.Hook.Annotations {
-		return nil, annotationError(fault.Annotation, s, errAnnotationsOff,
+		return nil, annotationRefused(s, errAnnotationsOff,
 			"an administrator can set annotations = true in [hook] of "+a.layout.ConfigFile())
 	}
 	plan, err := a.plan()
@@ -41,7 +41,7 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	devices := Devices{Auto: s.Annotations[LanesAnnotation] == "auto"}
 	if !devices.Auto {
 		if devices.Lanes, err = annotated(plan, s.Annotations[LanesAnnotation]); err != nil {
-			return nil, annotationError("", s, err, "")
+			return nil, &fault.Error{Operation: takeAnnotation, Object: strconv.Quote(s.ID), Cause: err}
 		}
 	}
 	if err := hasAnchor(a.layout, s); err != nil {
@@ -62,7 +62,7 @@ func hasAnchor(l paths.Layout, s State) error {
 			return nil
 		}
 	}
-	return annotationError(fault.Annotation, s, errNoAnchor, fmt.Sprintf(
+	return annotationRefused(s, errNoAnchor, fmt.Sprintf(
 		"have the engine mount the anchor: --mount type=bind,src=%s,dst=%s,ro=true", l.Anchor(), paths.ContainerDir))
 }
 
@@ -73,10 +73,12 @@ var (
 	errNoLaneAtAll    = errors.New("no GPU of the plan has a lane; `peerlane plan` says why")
 )
 
-// annotationError returns the error of a refused annotation; code is empty for an invalid value.
-func annotationError(code fault.Code, s State, cause error, remedy string) error {
-	return &fault.Error{Code: code, Operation: "take the annotation " + LanesAnnotation + " of container",
-		Object: strconv.Quote(s.ID), Cause: cause, Remedy: remedy}
+const takeAnnotation = "take the annotation " + LanesAnnotation + " of container"
+
+// annotationRefused returns the error of an annotation that the host does not serve.
+func annotationRefused(s State, cause error, remedy string) error {
+	return &fault.Error{Code: fault.Annotation, Operation: takeAnnotation, Object: strconv.Quote(s.ID), Cause: cause,
+		Remedy: remedy}
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.

@@ -26,7 +26,8 @@ func TestNothingIsHidden(t *testing.T) {
 		ways   string // the devices in the remedy
 	}{
 		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
-		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
+		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, "",
+			"", ""},
 		{"one GPU, hidden by the user", []string{"CUDA_VISIBLE_DEVICES="}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
 		{"two GPUs, one by one", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID1},
 			[]ocispec.Hook{ask("--gpu", gpu0), ask("--root", "/x", "--gpu", gpu1)},

@@ -56,22 +56,28 @@ func TestStatesThatCannotBeRead(t *testing.T) {
 		"endless notes":    {&endless{head: `{"annotations": {"a": "b"`, body: `, "a": "b"`}, errStateTooLong},
 		"no end of depth": {strings.NewReader(strings.Repeat(`{"annotations":`, 1<<20)),
 			&json.SyntaxError{Offset: 10000*15 + 1}}, // the limit of package json
-		"two processes":      {strings.NewReader(`{"id": "c", "pid": 42, "pid": 43}`), &ocispec.DuplicateKeyError{Second: "43"}},
-		"two of other cases": {strings.NewReader(`{"id": "c", "pid": 42, "PID": 43}`), &ocispec.DuplicateKeyError{Second: "43"}},
-		"two bundles":        {strings.NewReader(`{"bundle": "/a", "id": "c", "bundle": "/b"}`), &ocispec.DuplicateKeyError{Second: `"/b"`}},
-		"two statuses":       {strings.NewReader(`{"status": "creating", "status": "created"}`), &ocispec.DuplicateKeyError{Second: `"created"`}},
-		"two ids":            {strings.NewReader(`{"id": null, "id": "b"}`), &ocispec.DuplicateKeyError{Second: `"b"`}},
-		"two sets of notes":  {strings.NewReader(`{"annotations": {}, "annotations": {}}`), &ocispec.DuplicateKeyError{Second: "{}"}},
-		"half a process":     {strings.NewReader(`{"pid": 4.5}`), &json.UnmarshalTypeError{Value: "number 4.5"}},
-		"too great a number": {strings.NewReader(`{"pid": 99999999999999999999}`), &json.UnmarshalTypeError{Value: "number 99999999999999999999"}},
-		"a list":             {strings.NewReader(`[{"id": "c"}]`), &json.UnmarshalTypeError{Value: "array"}},
+		"two processes": {strings.NewReader(`{"id": "c", "pid": 42, "pid": 43}`),
+			&ocispec.DuplicateKeyError{Second: "43"}},
+		"two of other cases": {strings.NewReader(`{"id": "c", "pid": 42, "PID": 43}`),
+			&ocispec.DuplicateKeyError{Second: "43"}},
+		"two bundles": {strings.NewReader(`{"bundle": "/a", "id": "c", "bundle": "/b"}`),
+			&ocispec.DuplicateKeyError{Second: `"/b"`}},
+		"two statuses": {strings.NewReader(`{"status": "creating", "status": "created"}`),
+			&ocispec.DuplicateKeyError{Second: `"created"`}},
+		"two ids": {strings.NewReader(`{"id": null, "id": "b"}`), &ocispec.DuplicateKeyError{Second: `"b"`}},
+		"two sets of notes": {strings.NewReader(`{"annotations": {}, "annotations": {}}`),
+			&ocispec.DuplicateKeyError{Second: "{}"}},
+		"half a process": {strings.NewReader(`{"pid": 4.5}`), &json.UnmarshalTypeError{Value: "number 4.5"}},
+		"too great a number": {strings.NewReader(`{"pid": 99999999999999999999}`),
+			&json.UnmarshalTypeError{Value: "number 99999999999999999999"}},
+		"a list": {strings.NewReader(`[{"id": "c"}]`), &json.UnmarshalTypeError{Value: "array"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := ReadState(c.text)
 			if !testutil.HasError(err, c.want) {
 				t.Errorf("%+v, %v; want %T %+v", s, err, c.want, c.want)
 			}
-			// A runtime shows the text to its user.
+			// The text itself: a runtime shows the error to its user as one line.
 			if err != nil && (strings.Contains(err.Error(), "\n") || len(err.Error()) > 400) {
 				t.Errorf("the text of the error is not a short line: %v", err)
 			}
@@ -93,8 +99,9 @@ func TestStatesOfNoContainer(t *testing.T) {
 		"nothing":         {State{}, &stageError{}},
 		"no pid":          {State{ID: "c", Status: "creating", Bundle: "/b"}, &stageError{"c", "creating", 0}},
 		"the host's init": {State{ID: "c", Status: "creating", Bundle: "/b", PID: 1}, &stageError{"c", "creating", 1}},
-		"a process group": {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self}, &stageError{"c", "creating", -self}},
-		"no status":       {State{ID: "c", Bundle: "/b", PID: self}, &stageError{"c", "", self}},
+		"a process group": {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self},
+			&stageError{"c", "creating", -self}},
+		"no status": {State{ID: "c", Bundle: "/b", PID: self}, &stageError{"c", "", self}},
 		"an endless status": {State{ID: "c", Bundle: "/b", PID: self, Status: strings.Repeat("s", 1<<20)},
 			&stageError{"c", strings.Repeat("s", 1<<20), self}},
 		"a restored checkpoint": {State{ID: "c", Status: "stopped", Bundle: "/b", PID: self}, fault.Checkpoint},
@@ -190,7 +197,7 @@ func TestMountErrorsNameTheirRemedy(t *testing.T) {
 		if remedy == "" {
 			code = ""
 		}
-		want := fault.Error{Code: code, Operation: "open_tree", Object: "/dir", Cause: cause, Remedy: remedy}
+		want := fault.Error{Code: code, Operation: "mount by open_tree", Object: "/dir", Cause: cause, Remedy: remedy}
 		if f, ok := errors.AsType[*fault.Error](newMountError("open_tree", "/dir", cause)); !ok || *f != want {
 			t.Errorf("%v: %+v, want %+v", cause, f, want)
 		}
@@ -204,7 +211,8 @@ func TestInitThatHasEndedIsNamed(t *testing.T) {
 	}
 	err := isolated(generation.Container{ID: "c", PID: c.Process.Pid})
 	f, ok := errors.AsType[*fault.Error](err)
-	if !ok || f.Object != fmt.Sprintf(`process %d, the init of container "c"`, c.Process.Pid) || f.Cause != process.ErrEnded {
+	if !ok || f.Object != fmt.Sprintf(`process %d, the init of container "c"`, c.Process.Pid) ||
+		f.Cause != process.ErrEnded {
 		t.Errorf("%v", err)
 	}
 }

@@ -149,7 +149,7 @@ func detached(dir *os.File) (*os.File, error) {
 
 // newMountError adds the remedy to an error that has one.
 func newMountError(call, path string, err error) error {
-	f := &fault.Error{Code: fault.MountNotPermitted, Operation: call, Object: path, Cause: err}
+	f := &fault.Error{Code: fault.MountNotPermitted, Operation: "mount by " + call, Object: path, Cause: err}
 	switch err {
 	case unix.EPERM:
 		f.Remedy = "this needs CAP_SYS_ADMIN"

@@ -42,7 +42,8 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 			return os.Symlink(path+".real", path)
 		}, notRegular},
 		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, notRegular},
-		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) }, func(path string) error { return &SizeError{path, 9, 8} }},
+		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) },
+			func(path string) error { return &SizeError{path, 9, 8} }},
 		{"in a directory of all", func(path string) error {
 			if err := file(0o600)(path); err != nil {
 				return err

@@ -156,7 +156,8 @@ func TestPresentFindsMissingGPU(t *testing.T) {
 		t.Helper()
 		err := Present(plan, lanes)
 		f, ok := errors.AsType[*fault.Error](err)
-		if !ok || f.Code != fault.StaleSpecification || f.Object != object || f.Remedy != Refresh || !sameCause(f.Cause, value) {
+		if !ok || f.Code != fault.StaleSpecification || f.Object != object || f.Remedy != Refresh ||
+			!sameCause(f.Cause, value) {
 			t.Errorf("%v; want %s of %s with the cause %v", err, fault.StaleSpecification, object, value)
 		}
 	}

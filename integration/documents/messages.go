@@ -226,6 +226,7 @@ func (c *collector) enter(n ast.Node) {
 	case *ast.FuncDecl:
 		if n.Name.Name == "Error" && n.Recv != nil && n.Body != nil {
 			texts(n.Body, c.add) // a type of errors
+			returned(n.Body, c.add)
 		}
 	case *ast.CallExpr:
 		c.call(n)
@@ -345,6 +346,18 @@ func texts(part ast.Node, add func(ast.Expr)) {
 	ast.Inspect(part, func(n ast.Node) bool {
 		if call, ok := n.(*ast.CallExpr); ok && called(call) == "Sprintf" && len(call.Args) > 0 {
 			add(call.Args[0])
+		}
+		return true
+	})
+}
+
+// returned adds the texts that a method returns as a literal, or joins with +.
+func returned(body *ast.BlockStmt, add func(ast.Expr)) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		if r, ok := n.(*ast.ReturnStmt); ok {
+			for _, result := range r.Results {
+				add(result)
+			}
 		}
 		return true
 	})
