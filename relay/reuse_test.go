@@ -29,8 +29,8 @@ import (
 // is overwritten at once, or taken back and freed, and stays as it is then.
 //
 // PEERLANE_REUSE says how many operations of each route and kind of memory. It also runs on
-// real GPUs, with PEERLANE_TEST_CUDA=driver and -test.run '^TestMemoryIsReusedAtOnce$'.
-func TestMemoryIsReusedAtOnce(t *testing.T) {
+// real GPUs, with PEERLANE_TEST_CUDA=driver and -test.run '^TestMemoryReusedAtOnceKeepsMessages$'.
+func TestMemoryReusedAtOnceKeepsMessages(t *testing.T) {
 	needGPUs(t, 2)
 	messages, patience := int64(200), 500*time.Millisecond // `make soak-reuse` has more
 	if wanted := os.Getenv("PEERLANE_REUSE"); wanted != "" {
@@ -48,8 +48,8 @@ func TestMemoryIsReusedAtOnce(t *testing.T) {
 }
 
 // The same where each copy ends as late as its order allows.
-func TestMemoryIsReusedAtOnceWithLateCopies(t *testing.T) {
-	run := exec.Command(os.Args[0], "-test.run=^TestMemoryIsReusedAtOnce$", "-test.timeout=12h")
+func TestMemoryReusedAtOnceWithLateCopiesKeepsMessages(t *testing.T) {
+	run := exec.Command(os.Args[0], "-test.run=^TestMemoryReusedAtOnceKeepsMessages$", "-test.timeout=12h")
 	run.Env = append(os.Environ(), "PEERLANE_SIM_LATE_MS=2")
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

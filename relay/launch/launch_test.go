@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestCheck(t *testing.T) {
+func TestCheckInvalidConfigurationFails(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*Config)
@@ -51,7 +51,7 @@ func TestCheck(t *testing.T) {
 }
 
 // Clients are told the rate of the GPU's links only where no message can leave the host.
-func TestScopeAutoIsLocalWithoutANetwork(t *testing.T) {
+func TestScopeAutoWithoutNetworkIsLocal(t *testing.T) {
 	network := &Network{}
 	for _, c := range []struct {
 		config Config

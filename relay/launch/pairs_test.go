@@ -31,7 +31,7 @@ func good(n PairName) Pair {
 }
 
 // What a tester that was taken over, or is of another release, says is not believed.
-func TestWhatASelfTestMayNotSay(t *testing.T) {
+func TestInvalidSelfTestReportsAreRefused(t *testing.T) {
 	head := line(PairHost{Driver: 13000})
 	change := func(f func(*Pair)) string {
 		p := good(testPairs[0])
@@ -81,7 +81,7 @@ func TestWhatASelfTestMayNotSay(t *testing.T) {
 	}
 }
 
-func TestReadPairs(t *testing.T) {
+func TestReadPairsReturnsReport(t *testing.T) {
 	first, second := good(testPairs[0]), Pair{PairName: testPairs[1], Verdict: VerdictUntested, Reason: "out of memory"}
 	first.Server.UUID = "GPU-22222222-0000-0000-0000-000000000000" // which the plan has not
 	first.Server.Index = 77                                        // the plan's counts
@@ -107,7 +107,7 @@ func TestReadPairs(t *testing.T) {
 	}
 }
 
-func TestWhatARecordMayNotBe(t *testing.T) {
+func TestInvalidPairRecordsAreRefused(t *testing.T) {
 	record := PairRecord{Version: PairVersion, Boot: "b", Pairs: []Pair{good(testPairs[0])}}
 	whole := line(record)
 	if r, err := ReadPairRecord([]byte(whole)); err != nil || !reflect.DeepEqual(r, record) {
@@ -137,7 +137,7 @@ func TestWhatARecordMayNotBe(t *testing.T) {
 	}
 }
 
-func TestWhatIsUsed(t *testing.T) {
+func TestPairVerdictsDecideUse(t *testing.T) {
 	for _, c := range []struct {
 		pair           *Pair
 		once, required bool
@@ -154,7 +154,7 @@ func TestWhatIsUsed(t *testing.T) {
 	}
 }
 
-func TestStagingPairs(t *testing.T) {
+func TestStagingPairsFollowLanes(t *testing.T) {
 	g := func(i int) GPU { return GPU{BusID: fmt.Sprintf("0000:%02x:00.0", i), Index: i} }
 	lanes := []Lane{
 		{GPU: g(0), Relay: true, Servers: []GPU{g(1), g(0)}, Spares: []Spare{{GPU: g(3)}, {GPU: g(1)}}},

@@ -13,7 +13,7 @@ import (
 
 var rdmaAsked = RDMAJob{NICs: []RDMANIC{{Name: "mlx5_0", GPUs: []GPU{{BusID: "0000:17:00.0", Index: 3}}}, {Name: "mlx5_1"}}}
 
-func TestReadRDMA(t *testing.T) {
+func TestReadRDMAReturnsReport(t *testing.T) {
 	good := `{"nic":"mlx5_0","memory":"host","tried":"read","bytes":4194304,"write":20.5,"read":21}` + "\n" +
 		`{"nic":"mlx5_0","gpu":{"busid":"0000:17:00.0","index":3},"memory":"DMA-BUF","tried":"register","failed":"no"}` + "\n"
 	want := []RDMAResult{
