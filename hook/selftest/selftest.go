@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo/planner"
 
 	"github.com/sirupsen/logrus"
@@ -148,7 +149,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 		return r, nil
 	}
 	if err == nil && info.Size() > launch.MaxPairRecord {
-		err = fmt.Errorf("%s has %d bytes", path, info.Size())
+		err = &paths.SizeError{Path: path, Bytes: info.Size(), Limit: launch.MaxPairRecord}
 	}
 	if err == nil {
 		err = paths.Trusted(path)
@@ -162,7 +163,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 	}
 	kept, err := launch.ReadPairRecord(text)
 	if err != nil {
-		return r, fmt.Errorf("%s: %w", path, err)
+		return r, &fault.Error{Operation: "read the record of self-tests", Object: path, Cause: err}
 	}
 	if kept.Boot != r.Boot || kept.Module != r.Module || kept.Library != r.Library {
 		return r, nil
