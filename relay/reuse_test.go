@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -364,6 +365,19 @@ func (w *reuser) begin(slot *reuseOf) error {
 	return nil
 }
 
+// comesToEnd waits for the end of an operation. It keeps no timer of an operation that has ended: a soak
+// has a million.
+func comesToEnd(op *client.Operation) bool {
+	limit, cancel := testutil.WithLimit(context.Background(), modelPatience)
+	defer cancel()
+	select {
+	case <-op.Done():
+		return true
+	case <-limit.Done():
+		return false
+	}
+}
+
 // complete takes both ends' results, one after the other, and uses the memory of each at
 // once. broken: somebody ended the connection.
 func (w *reuser) complete(slot *reuseOf, broken bool) error {
@@ -376,9 +390,7 @@ func (w *reuser) complete(slot *reuseOf, broken bool) error {
 	}
 	var results [2]error
 	for _, end := range []int{first, 1 - first} {
-		select {
-		case <-slot.ops[end].Done():
-		case <-testutil.After(modelPatience):
+		if !comesToEnd(slot.ops[end]) {
 			return fmt.Errorf("end %d of a message of %d bytes does not end", end, slot.n)
 		}
 		ctx, cancel := soon()
@@ -486,9 +498,7 @@ func (w *reuser) disturb(i int) error {
 			if op == nil {
 				continue
 			}
-			select {
-			case <-op.Done():
-			case <-testutil.After(modelPatience):
+			if !comesToEnd(op) {
 				return fmt.Errorf("the other's session has ended, and a message of %d bytes does not", slot.n)
 			}
 			ctx, cancel := soon()
