@@ -438,7 +438,7 @@ func (p *Peer) useZerocopy() {
 
 // released ends the writes whose last pages the kernel has released.
 func (p *Peer) released(list []*write) {
-	if complete := p.supply.released(list); len(complete) > 0 {
+	if complete := p.queue.released(list); len(complete) > 0 {
 		p.loop.Do(func() {
 			for _, w := range complete {
 				p.finish(w)

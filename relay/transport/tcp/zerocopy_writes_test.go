@@ -65,8 +65,8 @@ func (p *zerocopyPair) acknowledged() {
 	testutil.Until(p.t, "the acknowledgement", func() bool {
 		all := true
 		p.sender.loop.Call(func() {
-			p.sender.peer.supply.mu.Lock()
-			defer p.sender.peer.supply.mu.Unlock()
+			p.sender.peer.queue.mu.Lock()
+			defer p.sender.peer.queue.mu.Unlock()
 			for _, w := range p.sender.peer.writes {
 				all = all && w.acknowledged && w.left == 0
 			}
