@@ -96,8 +96,8 @@ type Session struct {
 	// Conn has no deadline, and its next byte is the first after the handshake. It is a
 	// *tls.Conn where Local has certificates.
 	Conn net.Conn
-	// Version is the newest that both sides speak.
-	Version uint32
+	// version is the newest protocol version of both sides.
+	version uint32
 	// Peer is the other relay's name, and its address.
 	Peer string
 	// Host is the other relay's.
@@ -116,7 +116,7 @@ type Session struct {
 // Greeting is what an initiator that has proven the key asks for, before anything is
 // promised to it.
 type Greeting struct {
-	Host   wire.UUID
+	host   wire.UUID
 	Name   string
 	Target Target
 	Joined *Session // nil for a new session
@@ -153,7 +153,7 @@ func (l *Local) join(conn net.Conn, s *Session, stream uint32) (*Session, error)
 
 func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error) {
 	defer l.deadline(conn)()
-	g.Host, g.Name, g.oldest, g.newest = l.Host, l.Name, l.Oldest, l.Newest
+	g.host, g.Name, g.oldest, g.newest = l.Host, l.Name, l.Oldest, l.Newest
 	hello, states := newHello(keys, rand.Reader)
 	if _, err := conn.Write(hello); err != nil {
 		if !isTimeout(err) { // closed before it was said
@@ -194,7 +194,7 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 		return nil, err
 	}
 	s := c.session(conn)
-	s.Version, s.Host, s.Target, s.Stream, s.initiated = w.version, w.host, g.Target, g.Stream, true
+	s.version, s.Host, s.Target, s.Stream, s.initiated = w.version, w.host, g.Target, g.Stream, true
 	s.Peer = peerName(w.name, conn)
 	if g.tls {
 		err = s.secure(tls.Client(conn, l.TLS), true)
@@ -260,7 +260,7 @@ func (l *Local) respond(conn net.Conn, admit func(Greeting) error, proven func()
 		return nil, refused
 	}
 	s := c.session(conn)
-	s.Version, s.Host, s.Target, s.Joined, s.Stream = w.version, g.Host, g.Target, g.Joined, g.Stream
+	s.version, s.Host, s.Target, s.Joined, s.Stream = w.version, g.host, g.Target, g.Joined, g.Stream
 	s.Peer = peerName(g.Name, conn)
 	if g.tls {
 		err = s.secure(tls.Server(conn, l.TLS), false)
@@ -548,7 +548,7 @@ func (g *Greeting) bytes() []byte {
 	}
 	b = append(b, g.Target.Host[:]...)
 	b = append(b, g.Target.Token[:]...)
-	b = append(b, g.Host[:]...)
+	b = append(b, g.host[:]...)
 	return appendName(b, g.Name)
 }
 
@@ -563,7 +563,7 @@ func parseHello(text []byte) (*Greeting, error) {
 	ids := text[24:]
 	g := &Greeting{
 		oldest: n[0], newest: n[1], purpose: n[2], Stream: n[3], tls: n[4] == 1,
-		Target: Target{Host: wire.UUID(ids[:16]), Token: wire.UUID(ids[16:32])}, Host: wire.UUID(ids[32:48]), Name: wire.Text(ids[48:]),
+		Target: Target{Host: wire.UUID(ids[:16]), Token: wire.UUID(ids[16:32])}, host: wire.UUID(ids[32:48]), Name: wire.Text(ids[48:]),
 	}
 	if g.oldest > g.newest || n[4] > 1 || n[5] != 0 || g.purpose != purposeConnect && g.purpose != purposeJoin {
 		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: versions %d to %d, purpose %d", g.oldest, g.newest, g.purpose)

@@ -93,8 +93,8 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
 	}
 	a, b = initiator.session, listener.session
-	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
-		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.Version, b, b.Version)
+	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.version != b.version || a.Target != b.Target || a.Stream != b.Stream {
+		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.version, b, b.version)
 	}
 	return a, b
 }
@@ -122,11 +122,11 @@ func TestHandshakeBetweenTwoHostsSucceeds(t *testing.T) {
 				t.Error("two sessions have one secret")
 			}
 			before = sa.secretBytes()
-			if asked.Host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
+			if asked.host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
 				t.Errorf("the listener was asked by %+v", asked)
 			}
-			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") || !strings.HasPrefix(sb.Peer, "relay A at ") || sa.Version != 3 {
-				t.Errorf("initiator %q version %d, listener %q", sa.Peer, sa.Version, sb.Peer)
+			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") || !strings.HasPrefix(sb.Peer, "relay A at ") || sa.version != 3 {
+				t.Errorf("initiator %q version %d, listener %q", sa.Peer, sa.version, sb.Peer)
 			}
 			// What follows is the users', from its first byte on.
 			go func() { _, _ = sa.Conn.Write([]byte("first bytes")) }()
@@ -150,8 +150,8 @@ func TestHandshakeVersionsAreNegotiated(t *testing.T) {
 		a.Oldest, a.Newest, b.Oldest, b.Newest = c.a[0], c.a[1], c.b[0], c.b[1]
 		i, l := meet(a, b)
 		if c.want != 0 {
-			if s, _ := agreed(t, i, l); s.Version != c.want {
-				t.Errorf("%v and %v agreed on %d", c.a, c.b, s.Version)
+			if s, _ := agreed(t, i, l); s.version != c.want {
+				t.Errorf("%v and %v agreed on %d", c.a, c.b, s.version)
 			}
 			continue
 		}
@@ -661,7 +661,7 @@ func prepared(parts ...[]byte) *recording {
 // Nothing that strangers say is answered; a request of a relay that has the key and that
 // makes no sense is refused, or answered with a welcome that is no session.
 func FuzzListener(f *testing.F) {
-	g := Greeting{Host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
+	g := Greeting{host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
 	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	f.Add(helloOf(keys.Current), false)
 	f.Add(version1Hello(keys.Current, &g), false)
@@ -785,8 +785,8 @@ func FuzzInitiator(f *testing.F) {
 		switch {
 		case err == nil && !authentic:
 			t.Fatalf("%v believes a stranger", s)
-		case err == nil && (s.Version != min(3, binary.LittleEndian.Uint32(text[12:])) || s.Host != hostB):
-			t.Errorf("version %d of host %v", s.Version, s.Host)
+		case err == nil && (s.version != min(3, binary.LittleEndian.Uint32(text[12:])) || s.Host != hostB):
+			t.Errorf("version %d of host %v", s.version, s.Host)
 		}
 	})
 }

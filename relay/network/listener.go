@@ -38,9 +38,9 @@ type Server struct {
 	// Refused is told of each connection that came to nothing. Strangers can have it
 	// called as often as they like: what it logs must be bounded.
 	Refused func(from net.Addr, err error)
-	// Guests and GuestsOfASource stand for maxGuests and maxGuestsOfASource where they
-	// are not 0.
-	Guests, GuestsOfASource int
+	// guests and guestsOfASource replace maxGuests and maxGuestsOfASource if
+	// not 0.
+	guests, guestsOfASource int
 }
 
 // Left reports whether an error says that the other side has closed the connection. One that
@@ -55,7 +55,7 @@ var errCrowded = errors.New("it had not come to the end of its handshake when to
 // Serve works until the listener is closed, and returns when nothing of it runs any
 // more. Accept's sessions live on.
 func (s *Server) Serve(listener net.Listener) {
-	waiting := &guests{all: cmp.Or(s.Guests, maxGuests), of: cmp.Or(s.GuestsOfASource, maxGuestsOfASource)}
+	waiting := &guests{all: cmp.Or(s.guests, maxGuests), of: cmp.Or(s.guestsOfASource, maxGuestsOfASource)}
 	// Who had to go is counted here until his goroutine has ended, too.
 	room := make(chan struct{}, 3*waiting.all)
 	var running sync.WaitGroup

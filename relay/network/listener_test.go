@@ -39,7 +39,7 @@ func serveAt(t *testing.T, b *Local, at string, guests, ofASource int) *served {
 	}
 	s := &served{at: netip.MustParseAddrPort(listener.Addr().String()), sessions: make(chan *Session, 1024), refused: make(chan error, 4096)}
 	s.Server = &Server{
-		Local: b, Admit: admitB, Guests: guests, GuestsOfASource: ofASource,
+		Local: b, Admit: admitB, guests: guests, guestsOfASource: ofASource,
 		Accept: func(session *Session) { s.sessions <- session },
 		Refused: func(_ net.Addr, err error) {
 			select {
@@ -387,7 +387,7 @@ func TestSourceOfAddressIsItsPrefix(t *testing.T) {
 func TestClosedAfterProofDiffersFromRefusal(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
-	nowhere := Greeting{Host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}
+	nowhere := Greeting{host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}
 	for name, c := range map[string]struct {
 		play func(net.Conn)
 		left bool

@@ -172,7 +172,7 @@ func TestHandshakeVersion1IsNamed(t *testing.T) {
 	defer ours.Close()
 	told := make(chan *welcome, 1)
 	go func() {
-		hello := version1Hello(keys.Current, &Greeting{Host: hostA, Name: "relay A", Target: toB, purpose: purposeConnect, oldest: 1, newest: 2})
+		hello := version1Hello(keys.Current, &Greeting{host: hostA, Name: "relay A", Target: toB, purpose: purposeConnect, oldest: 1, newest: 2})
 		answer := make([]byte, ephemeralBytes+welcomeSize)
 		_, err := ours.Write(hello)
 		if err == nil {

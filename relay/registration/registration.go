@@ -83,7 +83,7 @@ type NIC struct {
 
 // Step is one attempt.
 type Step struct {
-	NIC  string
+	nic  string
 	Way  Way
 	Kind Kind
 	Err  error // nil for one that worked
@@ -93,7 +93,7 @@ func (s Step) String() string {
 	if s.Way == Bounce {
 		return "through host memory (bounce)"
 	}
-	what := fmt.Sprintf("%s: %s, memory of %s", s.NIC, s.Way, s.Kind)
+	what := fmt.Sprintf("%s: %s, memory of %s", s.nic, s.Way, s.Kind)
 	if s.Err != nil {
 		return what + ": " + s.Err.Error()
 	}
@@ -177,7 +177,7 @@ func Make(from Allocator, bytes uint64, nics []NIC, access verbs.Access) (*Regis
 				return nil, err
 			}
 			// The GPU has room, but not for a context of this process, for one.
-			r.Steps = append(r.Steps, Step{NIC: "all NICs", Way: Peermem, Kind: kind, Err: err})
+			r.Steps = append(r.Steps, Step{nic: "all NICs", Way: Peermem, Kind: kind, Err: err})
 			break
 		}
 		regions, another, err := r.try(from, memory, kind, nics, access)
@@ -205,7 +205,7 @@ func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, a
 	}
 	if err != nil {
 		for _, nic := range nics {
-			r.Steps = append(r.Steps, Step{NIC: nic.Name, Way: DMABuf, Kind: kind, Err: err})
+			r.Steps = append(r.Steps, Step{nic: nic.Name, Way: DMABuf, Kind: kind, Err: err})
 		}
 		return nil, true, nil
 	}
@@ -230,7 +230,7 @@ func With(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs
 		} else {
 			region, err = nic.Domain.Register(memory.Address(), memory.Size(), uint64(memory.Address()), access)
 		}
-		steps = append(steps, Step{NIC: nic.Name, Way: way, Kind: kind, Err: err})
+		steps = append(steps, Step{nic: nic.Name, Way: way, Kind: kind, Err: err})
 		if err == nil {
 			return region, steps, nil
 		}
