@@ -15,6 +15,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -277,6 +278,31 @@ func TestEngineMergesPartsThatFollowEachOther(t *testing.T) {
 	}
 	if !bytes.Equal(b.content(len(want)), want) {
 		t.Error("the bytes on the target are others")
+	}
+}
+
+// The report of an unsignaled write wakes the process, which has no completion then, and the next report
+// has to wake it again.
+func TestArmedQueueTellsOfCompletionBehindUnsignaledWrite(t *testing.T) {
+	a, b, _, served := servedEnds(t, 0)
+	check(t, a.queue.Arm())
+	write := verbs.Send{ID: 1, Op: verbs.Write, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 4096, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	for i := range uint64(4) {
+		_, err := a.pair.PostSend([]verbs.Send{write})
+		check(t, err)
+		testutil.Until(t, "the engine to do an unsignaled write", func() bool { return served.Figures().Done == i+1 })
+		time.Sleep(20 * time.Millisecond) // the process takes the report
+	}
+	write.ID, write.Flags = 2, verbs.Signaled
+	_, err := a.pair.PostSend([]verbs.Send{write})
+	check(t, err)
+	ready := []unix.PollFd{{Fd: int32(a.queue.FD()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ready, 20_000); n != 1 {
+		t.Fatalf("no event of an armed queue in 20 s: %v", err)
+	}
+	check(t, a.queue.Acknowledge())
+	if c := a.completes(); c.Err() != nil || c.ID != 2 {
+		t.Fatalf("%+v (%v)", c, c.Err())
 	}
 }
 
