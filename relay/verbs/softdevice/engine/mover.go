@@ -23,7 +23,7 @@ type mover struct {
 // A stream has up to flyingBytes of copies, and two copies at least.
 const (
 	flyingCopies = 2
-	flyingBytes  = 16 << 20
+	flyingBytes  = 4 << 20
 	mergedBytes  = 64 << 20
 	lookedAt     = 8 // of the last jobs that wait, for one that a copy continues
 )
