@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -128,7 +129,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	f := &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
-		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}},
+		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}, processors: runtime.NumCPU()},
 	}
 	loop.Add(f)
 	return f
