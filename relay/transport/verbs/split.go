@@ -142,6 +142,9 @@ func (w *splitter) split(n uint64, shape pathShape, weights []float64) []piece {
 	for i, link := range chosen {
 		end := at + min(lengths[i]*granule, n-at)
 		each := ((end-at+uint64(perLink)-1)/uint64(perLink) + granule - 1) / granule * granule
+		if perLink == shape.perLink {
+			w.turns[link] = 0 // the NIC has the parts in the order of their bytes
+		}
 		for range perLink {
 			length := min(each, end-at)
 			pieces = append(pieces, piece{link*shape.perLink + w.turns[link], at, length})
