@@ -357,8 +357,8 @@ struct peerlane_options {
 	uint32_t after_timeline;  /* PEERLANE_AFTER: begin when this timeline has reached */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: when it has ended, also with an error, */
 	uint64_t after_value;     /* this value; operations of a connection begin in their order */
-	uint64_t signal_value;    /* the relay sets that timeline to this value; over RDMA, receives of one */
-	                          /* connection may end out of order: use one timeline per buffer */
+	uint64_t signal_value;    /* the relay sets that timeline to this value; receives of a connection */
+	                          /* end in the order in which their messages were sent */
 };
 
 #define PEERLANE_AFTER 1u
