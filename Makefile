@@ -363,8 +363,8 @@ soak-relay: test-needs build ## clients come, go, exchange verified messages and
 
 .PHONY: soak-faults
 soak-faults: ## give every CUDA call and every system call of relays, NICs and clients every fault, let processes sleep for 120 s, 500 orders of receives over two slots, and 400 connects beside a flood
-	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 PEERLANE_FLOOD_CONNECTS=400 $(GO) test -count=1 -v -timeout 2h -run '^(TestFaultsOfCUDACalls|TestFaultsOfSystemCalls|TestFaultsOfAClientsCalls|TestFaultsOfAClientsSystemCalls|TestWhoSleepsIsWaitedFor|TestManyCommunicatorsOverTwoSlots|TestPeerSocketFloodHonestConnectsSucceed)$$' ./relay
-	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestFaultsOfCalls$$' ./relay/libpeerlane
+	@PEERLANE_FAULTS=all PEERLANE_PATIENCE=120s PEERLANE_DEADLOCK_ROUNDS=500 PEERLANE_FLOOD_CONNECTS=400 $(GO) test -count=1 -v -timeout 2h -run '^(TestRelayCUDAFaultsEndOperationsWithErrors|TestRelaySystemCallFaultsEndOperationsWithErrors|TestClientCUDAFaultsReturnErrors|TestClientSystemCallFaultsReturnErrors|TestStoppedProcessIsNotTakenForDead|TestCommunicatorsOverTwoSlotsDoNotDeadlock|TestPeerSocketFloodHonestConnectsSucceed)$$' ./relay
+	@PEERLANE_FAULTS=all $(GO) test -count=1 -v -timeout 1h -run '^TestLibraryCallFaultsReturnErrors$$' ./relay/libpeerlane
 
 .PHONY: soak-network
 soak-network: test-needs build ## containers of two hosts, in network namespaces, whose network fails in each way: loss, resets, black holes, MTU, interface, address
@@ -376,12 +376,12 @@ OPERATIONS ?= 1000000
 
 .PHONY: soak-model
 soak-model: ## random programs of clients against a model, race detector on (PROGRAMS=10000 of each route)
-	@PEERLANE_MODEL_PROGRAMS=$(PROGRAMS) $(GO) test -race -count=1 -v -timeout 12h -run '^TestModel$$' ./relay
+	@PEERLANE_MODEL_PROGRAMS=$(PROGRAMS) $(GO) test -race -count=1 -v -timeout 12h -run '^TestModelMessagesMatchReceives$$' ./relay
 
 .PHONY: soak-reuse
 soak-reuse: ## use memory again the moment that its operation has ended (OPERATIONS=1000000 of each route and kind of memory)
-	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnce$$' ./relay
-	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryIsReusedAtOnceWithLateCopies$$' ./relay
+	@PEERLANE_REUSE=$(OPERATIONS) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryReusedAtOnceKeepsMessages$$' ./relay
+	@PEERLANE_REUSE=$$(($(OPERATIONS) / 100)) $(GO) test -count=1 -v -timeout 12h -run '^TestMemoryReusedAtOnceWithLateCopiesKeepsMessages$$' ./relay
 
 .PHONY: soak-nccl
 soak-nccl: ## NCCL's plugin with messages of up to 64 MiB, and ten times as many schedules

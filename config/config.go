@@ -433,8 +433,8 @@ const (
 	ListenOff  = "off"
 )
 
-// mostAnnotation bounds the name of an annotation, bytes; Kubernetes has 317.
-const mostAnnotation = 317
+// maxAnnotation bounds the name of an annotation, bytes; Kubernetes has 317.
+const maxAnnotation = 317
 
 // check checks the keys alone; the named files need not exist.
 func (n Network) check() error {
@@ -451,11 +451,11 @@ func (n Network) check() error {
 		return &KeyError{"network.tls_certificate", errors.New("set all of network.tls_certificate, network.tls_key and " +
 			"network.tls_authority, or none")}
 	}
-	if len(n.TenantAnnotation) > mostAnnotation || strings.ContainsFunc(n.TenantAnnotation,
+	if len(n.TenantAnnotation) > maxAnnotation || strings.ContainsFunc(n.TenantAnnotation,
 		func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return &KeyError{"network.tenant_annotation", fmt.Errorf("network.tenant_annotation is %.60q; must be the name of "+
 			"an annotation of config.json, up to %d printable characters without blanks", n.TenantAnnotation,
-			mostAnnotation)}
+			maxAnnotation)}
 	}
 	if _, err := address.ParseInterfaces(n.Interfaces); err != nil {
 		return &KeyError{"network.interfaces", fmt.Errorf("network.interfaces: %w", err)}

@@ -31,16 +31,8 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 		return nil, err
 	}
 	if !config.Hook.Annotations {
-		return nil, &fault.Error{
-			Code:      fault.Annotation,
-			Operation: "take the annotation " + LanesAnnotation + " of container",
-			Object:    strconv.Quote(s.ID),
-			Cause: fmt.Errorf(
-				"%s does not permit it",
-				a.layout.ConfigFile(),
-			),
-			Remedy: "an administrator can set [hook] annotations = true there",
-		}
+		return nil, annotationRefused(s, errAnnotationsOff,
+			"an administrator can set annotations = true in [hook] of "+a.layout.ConfigFile())
 	}
 	plan, err := a.plan()
 	if err != nil {
@@ -49,7 +41,7 @@ func CreateAnnotated(a Ahead, s State, runtimeRoot string) (warning, err error) 
 	devices := Devices{Auto: s.Annotations[LanesAnnotation] == "auto"}
 	if !devices.Auto {
 		if devices.Lanes, err = annotated(plan, s.Annotations[LanesAnnotation]); err != nil {
-			return nil, fmt.Errorf("container %q: the annotation %s: %w", s.ID, LanesAnnotation, err)
+			return nil, &fault.Error{Operation: takeAnnotation, Object: strconv.Quote(s.ID), Cause: err}
 		}
 	}
 	if err := hasAnchor(a.layout, s); err != nil {
@@ -70,17 +62,23 @@ func hasAnchor(l paths.Layout, s State) error {
 			return nil
 		}
 	}
-	return &fault.Error{
-		Code:      fault.Annotation,
-		Operation: "take the annotation " + LanesAnnotation + " of container",
-		Object:    strconv.Quote(s.ID),
-		Cause:     errors.New("it has no mount point for the relay's socket"),
-		Remedy: fmt.Sprintf(
-			"have the engine mount the anchor: --mount type=bind,src=%s,dst=%s,ro=true",
-			l.Anchor(),
-			paths.ContainerDir,
-		),
-	}
+	return annotationRefused(s, errNoAnchor, fmt.Sprintf(
+		"have the engine mount the anchor: --mount type=bind,src=%s,dst=%s,ro=true", l.Anchor(), paths.ContainerDir))
+}
+
+// Causes of a refused annotation.
+var (
+	errAnnotationsOff = errors.New("the configuration does not permit it")
+	errNoAnchor       = errors.New("it has no mount point for the relay's socket")
+	errNoLaneAtAll    = errors.New("no GPU of the plan has a lane; `peerlane plan` says why")
+)
+
+const takeAnnotation = "take the annotation " + LanesAnnotation + " of container"
+
+// annotationRefused returns the error of an annotation that the host does not serve.
+func annotationRefused(s State, cause error, remedy string) error {
+	return &fault.Error{Code: fault.Annotation, Operation: takeAnnotation, Object: strconv.Quote(s.ID), Cause: cause,
+		Remedy: remedy}
 }
 
 // annotated names the lanes of an annotation's value as Lanes does.
@@ -111,7 +109,7 @@ func meant(plan *planner.Plan, word string) ([]topo.GPU, error) {
 			}
 		}
 		if len(members) == 0 {
-			return nil, errors.New("no GPU of the plan has a lane; `peerlane plan` says why")
+			return nil, errNoLaneAtAll
 		}
 	case i >= 0:
 		members = plan.Groups[i].GPUs

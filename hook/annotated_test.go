@@ -14,6 +14,7 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/internal/testplan"
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
@@ -35,14 +36,14 @@ func TestLanesOfAnAnnotation(t *testing.T) {
 			t.Errorf("%q: %v (-want +got)\n%s", value, err, diff)
 		}
 	}
-	for value, says := range map[string]string{"": `""`, "7": "7", "0,": `""`, "../..": "../.."} {
-		if _, err := annotated(plan, value); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%q: %v; want %s", value, err, says)
+	for value, name := range map[string]string{"": "", "7": "7", "0,": "", "../..": "../.."} {
+		_, err := annotated(plan, value)
+		if unknown, ok := errors.AsType[*topo.UnknownGPUError](err); !ok || unknown.Name != name {
+			t.Errorf("%q: %v; want the unknown GPU %q", value, err, name)
 		}
 	}
 	plan.Lanes = plan.Lanes[2:]
-	if _, err := annotated(plan, "all"); err == nil ||
-		!strings.Contains(err.Error(), "no GPU of the plan has a lane") {
+	if _, err := annotated(plan, "all"); !errors.Is(err, errNoLaneAtAll) {
 		t.Errorf("value all without GPUs: %v", err)
 	}
 }
@@ -52,14 +53,17 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 	for _, test := range []struct {
 		name, config, annotation, mount string
 		code                            fault.Code // "": no code expected
-		says                            []string
+		cause                           error      // nil for an unknown GPU
+		remedy                          string     // ROOT is the host's root
 	}{
-		{"no configuration", "", "0", "ANCHOR", fault.Annotation, []string{"[hook] annotations = true", "config.toml"}},
-		{"not permitted", "[hook]\nannotations = false\n", "0", "ANCHOR", fault.Annotation, nil},
-		{"no anchor", permitted, "0", "/somewhere", fault.Annotation,
-			[]string{"--mount type=bind,src=", "/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"}},
-		{"unknown GPU", permitted, "7", "ANCHOR", "", []string{"the annotation peerlane.dev/lanes", "7"}},
-		{"no annotation", permitted, "", "ANCHOR", "", []string{"the annotation peerlane.dev/lanes"}},
+		{"no configuration", "", "0", "ANCHOR", fault.Annotation, errAnnotationsOff,
+			"an administrator can set annotations = true in [hook] of ROOT/etc/peerlane/config.toml"},
+		{"not permitted", "[hook]\nannotations = false\n", "0", "ANCHOR", fault.Annotation, errAnnotationsOff,
+			"an administrator can set annotations = true in [hook] of ROOT/etc/peerlane/config.toml"},
+		{"no anchor", permitted, "0", "/somewhere", fault.Annotation, errNoAnchor,
+			"have the engine mount the anchor: --mount type=bind,src=ROOT/var/lib/peerlane/anchor,dst=/run/peerlane,ro=true"},
+		{"unknown GPU", permitted, "7", "ANCHOR", "", nil, ""},
+		{"no annotation", permitted, "", "ANCHOR", "", nil, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := paths.New(t.TempDir())
@@ -84,13 +88,15 @@ func TestAnnotationsThatAreRefused(t *testing.T) {
 			if err == nil {
 				t.Fatal("it was not refused")
 			}
-			if test.code != "" && !errors.Is(err, test.code) {
-				t.Errorf("%v has not the code %s", err, test.code)
+			f, ok := errors.AsType[*fault.Error](err)
+			if !ok || f.Code != test.code || f.Operation != "take the annotation peerlane.dev/lanes of container" ||
+				f.Object != `"c"` || f.Remedy != strings.Replace(test.remedy, "ROOT", l.Root, 1) {
+				t.Errorf("error %v, want code %q and remedy %q", err, test.code, test.remedy)
 			}
-			for _, words := range test.says {
-				if !strings.Contains(err.Error(), words) {
-					t.Errorf("the error does not say %q: %v", words, err)
-				}
+			unknown, _ := errors.AsType[*topo.UnknownGPUError](err)
+			if test.cause != nil && !errors.Is(err, test.cause) ||
+				test.cause == nil && (unknown == nil || unknown.Name != test.annotation) {
+				t.Errorf("error %v, want cause %v", err, test.cause)
 			}
 			if list, err := generation.List(l); err != nil || len(list) > 0 {
 				t.Errorf("a relay was started: %v (%v)", list, err)

@@ -20,6 +20,7 @@ import (
 	"github.com/peerlane/peerlane/hook/generation"
 	"github.com/peerlane/peerlane/hook/internal/admin"
 	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
@@ -387,7 +388,9 @@ func TestCollectNamesOnlyGenerationsThatAreRemoved(t *testing.T) {
 	if unmounted := unix.Unmount(busy, unix.MNT_DETACH); unmounted != nil {
 		t.Fatal(unmounted)
 	}
-	if len(removed) > 0 || err == nil || !strings.Contains(err.Error(), id) {
+	failed, ok := errors.AsType[*fault.Error](err)
+	if len(removed) > 0 || !ok || failed.Operation != "remove generation" || failed.Object != id ||
+		!errors.Is(err, unix.EBUSY) {
 		t.Errorf("removed %v, %v", removed, err)
 	}
 	h.collect(t, id)

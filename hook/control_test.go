@@ -124,7 +124,9 @@ func TestDrainWaitsForTheRelay(t *testing.T) {
 	if s := h.info(t, g.ID).Status; s.State != generation.StateDraining || s.Relay == nil {
 		t.Errorf("status %+v", s)
 	}
-	if err := control.Resume(h.layout, g.ID); err == nil || !strings.Contains(err.Error(), "still draining") {
+	err := control.Resume(h.layout, g.ID)
+	if e, ok := errors.AsType[*admin.RefusedError](err); !ok || e.Request != admin.Resume ||
+		e.Reason != "the relay is still draining; resume it afterwards" {
 		t.Errorf("resuming a relay that is being drained: %v", err)
 	}
 	h.state(t, g.ID, generation.StateDrained)

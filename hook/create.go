@@ -39,19 +39,21 @@ type State struct {
 // maxState limits the state, in bytes: annotations can be long.
 const maxState = 16 << 20
 
+var errStateTooLong = fmt.Errorf("it has more than %d bytes", maxState)
+
 // ReadState reads a State of at most maxState bytes.
 func ReadState(r io.Reader) (State, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxState+1))
 	if err == nil && len(text) > maxState {
-		err = fmt.Errorf("it has more than %d bytes", maxState)
+		err = errStateTooLong
 	}
 	var d stateDocument
 	if err == nil {
 		err = json.Unmarshal(text, &d)
 	}
 	if err != nil {
-		return State{}, fmt.Errorf("reading the container's state from standard input: %w; a runtime runs this program as "+
-			"a hook", err)
+		return State{}, &fault.Error{Operation: "read the container's state from", Object: "standard input", Cause: err,
+			Remedy: "only a container runtime runs this program, as a hook"}
 	}
 	return State{d.ID.Value, d.Status.Value, d.PID.Value, d.Bundle.Value, d.Root.Value, d.Annotations.Value}, nil
 }
@@ -70,17 +72,43 @@ type stateDocument struct {
 // a part of a file's name, which has 255.
 const maxID = 1024
 
+var errNoBundle = errors.New("the state names no bundle")
+
+// lengthError is the error of a field of the state above its limit.
+type lengthError struct {
+	field, value string
+	limit        int // bytes
+}
+
+func (e *lengthError) Error() string {
+	return fmt.Sprintf("check the container's state: %s %.60q... has %d bytes, more than %d", e.field, e.value,
+		len(e.value), e.limit)
+}
+
+// stageError is the error of a state that is not that of a createRuntime or prestart hook.
+type stageError struct {
+	id, status string
+	pid        int
+}
+
+func (e *stageError) Error() string {
+	return fmt.Sprintf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the "+
+		"only places for peerlane-hook create", e.id, e.status, e.pid)
+}
+
 // check refuses a state in which the pid is not that of an init in this
 // process's namespace, or init runs the container's program already. In a
 // createContainer hook the pid is 1 (runc) or 0 (crun), and process 1 is the
 // host's.
 func (s State) check() error {
 	if len(s.ID) > maxID {
-		return fmt.Errorf("container %.60q...: its id has %d bytes, more than %d", s.ID, len(s.ID), maxID)
+		return &lengthError{"id", s.ID, maxID}
 	}
-	if len(s.Bundle) > unix.PathMax || len(s.Root) > unix.PathMax {
-		return fmt.Errorf("container %q: its bundle's name, or its root's, has more than %d bytes",
-			s.ID, unix.PathMax)
+	if len(s.Bundle) > unix.PathMax {
+		return &lengthError{"bundle", s.Bundle, unix.PathMax}
+	}
+	if len(s.Root) > unix.PathMax {
+		return &lengthError{"root", s.Root, unix.PathMax}
 	}
 	if s.PID > 1 && s.Status == "stopped" {
 		return &fault.Error{Code: fault.Checkpoint, Operation: "restore from a checkpoint container",
@@ -89,11 +117,10 @@ func (s State) check() error {
 			Remedy: "start a new container"}
 	}
 	if s.PID <= 1 || s.Status != "creating" && s.Status != "created" {
-		return fmt.Errorf("container %q: status %.40q and pid %d are not those of a createRuntime or prestart hook, the "+
-			"only places for peerlane-hook create", s.ID, s.Status, s.PID)
+		return &stageError{s.ID, s.Status, s.PID}
 	}
 	if s.Bundle == "" {
-		return fmt.Errorf("container %q: the state names no bundle", s.ID)
+		return fmt.Errorf("container %q: %w", s.ID, errNoBundle)
 	}
 	return nil
 }

@@ -1,12 +1,14 @@
 package hook
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -22,7 +24,8 @@ func TestReadStateRefusesMalformedState(t *testing.T) {
 		t.Errorf("%v (-want +got)\n%s", err, diff)
 	}
 	for _, text := range []string{"", "{", "[]", `{"pid":"1"}`} {
-		if _, err := ReadState(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), "standard input") {
+		_, err := ReadState(strings.NewReader(text))
+		if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != "standard input" || f.Remedy == "" {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

@@ -171,7 +171,8 @@ func TestRelayThatSurvivesSIGKILLKeepsItsGeneration(t *testing.T) {
 	_, err := collector.Collect(h.layout)
 	process.KillByPidfd = was
 	var f *fault.Error
-	if !errors.As(err, &f) || f.Code != fault.Unkillable || f.Object != strconv.Itoa(relay) {
+	if !errors.As(err, &f) || f.Object != g.ID || !errors.As(f.Cause, &f) || f.Code != fault.Unkillable ||
+		f.Object != strconv.Itoa(relay) {
 		t.Errorf("collecting a relay that does not end: %v; want %s of process %d", err, fault.Unkillable, relay)
 	}
 	if marks := h.marks(t); len(marks) != 1 ||

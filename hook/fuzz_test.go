@@ -14,6 +14,7 @@ func FuzzState(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		s, err := ReadState(bytes.NewReader(text))
 		if err != nil {
+			// The text itself: a runtime shows the error to its user as one line.
 			if strings.Contains(err.Error(), "\n") && !bytes.Contains(text, []byte("\n")) {
 				t.Errorf("the error has more than a line: %v", err)
 			}

@@ -63,13 +63,18 @@ func checkVisibleDevices(plan *planner.Plan, s *ocispec.Spec) error {
 		Code:      fault.HiddenGPU,
 		Operation: "check " + visibleDevices + " of",
 		Object:    "peerlane.dev/gpu=" + numbers(plan, all[won].GPUs),
-		Cause:     fmt.Errorf("it would hide GPU %s from CUDA", numbers(plan, hidden)),
+		Cause:     &hiddenError{numbers(plan, hidden)},
 		Remedy: "ask for all of them by one device (" + strings.Join(
 			ways,
 			", or ",
 		) + "), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N",
 	}
 }
+
+// hiddenError is the cause of a device that hides GPUs.
+type hiddenError struct{ gpus string } // as numbers returns them
+
+func (e *hiddenError) Error() string { return fmt.Sprintf("it would hide GPU %s from CUDA", e.gpus) }
 
 // address is the PCI address of a GPU that is named as "UUID@PCI address".
 func address(gpu string) string {

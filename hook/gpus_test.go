@@ -2,7 +2,6 @@ package hook
 
 import (
 	"errors"
-	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/hook/internal/ocispec"
@@ -16,51 +15,55 @@ func TestNothingIsHidden(t *testing.T) {
 	ask := func(args ...string) ocispec.Hook {
 		return ocispec.Hook{Args: append([]string{"peerlane-hook", "create"}, args...)}
 	}
+	const half0, group = "peerlane.dev/gpu=half0", "a group of [groups] in config.toml"
 	both := ask("--gpu", gpu0, "--gpu", gpu1)
 	for _, test := range []struct {
-		name  string
-		env   []string
-		hooks []ocispec.Hook
-		says  []string // in the error; nil for success
+		name   string
+		env    []string
+		hooks  []ocispec.Hook
+		asked  string // the device that hides GPUs; empty for success
+		hidden string // the hidden GPUs
+		ways   string // the devices in the remedy
 	}{
-		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, nil},
-		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, nil},
-		{"one GPU, hidden by the user", []string{"CUDA_VISIBLE_DEVICES="}, []ocispec.Hook{ask("--gpu", gpu0)}, nil},
+		{"one GPU", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
+		{"one GPU, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=1"}, []ocispec.Hook{ask("--gpu", gpu0)}, "",
+			"", ""},
+		{"one GPU, hidden by the user", []string{"CUDA_VISIBLE_DEVICES="}, []ocispec.Hook{ask("--gpu", gpu0)}, "", "", ""},
 		{"two GPUs, one by one", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID1},
 			[]ocispec.Hook{ask("--gpu", gpu0), ask("--root", "/x", "--gpu", gpu1)},
-			[]string{"peerlane.dev/gpu=1", "hide GPU 0", "(peerlane.dev/gpu=all, or peerlane.dev/gpu=half0)",
-				"--device nvidia.com/gpu=N --device peerlane.dev/lane=N"}},
+			"1", "0", half0},
 		{"the first of two wins", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, []string{"hide GPU 1"}},
+			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, "0", "1", half0},
 		{"the last of two values wins", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0, "CUDA_VISIBLE_DEVICES=0,1"},
-			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, nil},
+			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, "", "", ""},
 		{"two GPUs, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID1 + "," + testplan.UUID0},
-			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, nil},
-		{"two GPUs, and no value", nil, []ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, nil},
+			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, "", "", ""},
+		{"two GPUs, and no value", nil, []ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu1)}, "", "", ""},
 		{"two GPUs by one device", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0 + "," + testplan.UUID1},
-			[]ocispec.Hook{both}, nil},
+			[]ocispec.Hook{both}, "", "", ""},
 		{"one GPU by two names", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu0)}, nil},
+			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", gpu0)}, "", "", ""},
 		{"all, and then one", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0}, []ocispec.Hook{both, ask("--gpu", gpu0)},
-			[]string{"hide GPU 1"}},
+			"0", "1", half0},
 		{"one, and then all", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0 + "," + testplan.UUID1},
-			[]ocispec.Hook{ask("--gpu", gpu0), both}, nil},
+			[]ocispec.Hook{ask("--gpu", gpu0), both}, "", "", ""},
 		{"a GPU, and its lane", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--lane", gpu0), ask("--gpu", gpu0)}, nil},
+			[]ocispec.Hook{ask("--lane", gpu0), ask("--gpu", gpu0)}, "", "", ""},
 		{"a GPU, and the lane of another", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--lane", gpu1), ask("--gpu", gpu0)}, []string{"hide GPU 1"}},
+			[]ocispec.Hook{ask("--lane", gpu1), ask("--gpu", gpu0)}, "0", "1", half0},
 		{"a GPU, and the lane of one without a UUID", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
 			[]ocispec.Hook{ask("--lane", gpu2), ask("--gpu", gpu0)},
-			[]string{"hide GPU 2", "a group of [groups] in config.toml"}},
+			"0", "2", group},
 		{"two lanes, and a value of the user's", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--lane", gpu0), ask("--lane", gpu1)}, nil},
+			[]ocispec.Hook{ask("--lane", gpu0), ask("--lane", gpu1)}, "", "", ""},
 		{"two GPUs of a container that an earlier release made", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--lane", gpu0), ask("--lane", gpu1)}, nil},
+			[]ocispec.Hook{ask("--lane", gpu0), ask("--lane", gpu1)}, "", "", ""},
 		{"a GPU that the plan does not know", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
-			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", testplan.UUID9+"@0000:99:00.0")}, []string{testplan.UUID9}},
+			[]ocispec.Hook{ask("--gpu", gpu0), ask("--gpu", testplan.UUID9+"@0000:99:00.0")}, "0",
+			testplan.UUID9 + "@0000:99:00.0", group},
 		{"others' hooks", []string{"CUDA_VISIBLE_DEVICES=" + testplan.UUID0},
 			[]ocispec.Hook{ask("--gpu", gpu0), {}, {Args: []string{"x"}}, {Args: []string{"x", "delete", "--gpu", gpu1}},
-				ask("--gpu")}, nil},
+				ask("--gpu")}, "", "", ""},
 	} {
 		for _, stage := range []string{"createRuntime", "prestart"} {
 			t.Run(test.name+"/"+stage, func(t *testing.T) {
@@ -77,16 +80,18 @@ func TestNothingIsHidden(t *testing.T) {
 					{Name: "one", GPUs: []string{"0000:17:00.0"}},
 				}
 				err := checkVisibleDevices(plan, s)
-				if test.says == nil && err != nil || test.says != nil && err == nil {
-					t.Fatalf("refused by %v", err)
-				}
-				if err != nil && test.name != "a GPU that the plan does not know" && !errors.Is(err, fault.HiddenGPU) {
-					t.Errorf("%v has not the code %s", err, fault.HiddenGPU)
-				}
-				for _, says := range test.says {
-					if !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
-						t.Errorf("%v; want %q, without a newline", err, says)
+				if test.asked == "" {
+					if err != nil {
+						t.Fatal(err)
 					}
+					return
+				}
+				f, ok := errors.AsType[*fault.Error](err)
+				hidden, hides := errors.AsType[*hiddenError](err)
+				if !ok || f.Code != fault.HiddenGPU || f.Object != "peerlane.dev/gpu="+test.asked ||
+					!hides || hidden.gpus != test.hidden || f.Remedy != "ask for all of them by one device (peerlane.dev/gpu=all, or "+
+					test.ways+"), or for each by --device nvidia.com/gpu=N --device peerlane.dev/lane=N" {
+					t.Errorf("%v; want %+v", err, test)
 				}
 			})
 		}

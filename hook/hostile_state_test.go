@@ -1,8 +1,11 @@
 package hook
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,8 +17,11 @@ import (
 
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/ocispec"
 	"github.com/peerlane/peerlane/hook/internal/testplan"
 	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // endless is an endless reader that counts the bytes read.
@@ -41,29 +47,39 @@ func (e *endless) Read(p []byte) (int, error) {
 func TestStatesThatCannotBeRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		text io.Reader
-		says string
+		want error
 	}{
-		"nothing":            {strings.NewReader(""), "unexpected end"},
-		"half of it":         {strings.NewReader(`{"id": "c", "pid"`), "unexpected end"},
-		"another document":   {strings.NewReader(`{"id": "c"}{"id": "d"}`), "after top-level value"},
-		"an endless id":      {&endless{head: `{"id": "`, body: "c"}, "more than 16777216 bytes"},
-		"endless notes":      {&endless{head: `{"annotations": {"a": "b"`, body: `, "a": "b"`}, "more than 16777216 bytes"},
-		"no end of depth":    {strings.NewReader(strings.Repeat(`{"annotations":`, 1<<20)), "exceeded max depth"},
-		"two processes":      {strings.NewReader(`{"id": "c", "pid": 42, "pid": 43}`), "twice, the second time with \"43\""},
-		"two of other cases": {strings.NewReader(`{"id": "c", "pid": 42, "PID": 43}`), "twice"},
-		"two bundles":        {strings.NewReader(`{"bundle": "/a", "id": "c", "bundle": "/b"}`), "twice"},
-		"two statuses":       {strings.NewReader(`{"status": "creating", "status": "created"}`), "twice"},
-		"two ids":            {strings.NewReader(`{"id": null, "id": "b"}`), "twice"},
-		"two sets of notes":  {strings.NewReader(`{"annotations": {}, "annotations": {}}`), "twice"},
-		"half a process":     {strings.NewReader(`{"pid": 4.5}`), "cannot unmarshal"},
-		"too great a number": {strings.NewReader(`{"pid": 99999999999999999999}`), "cannot unmarshal"},
-		"a list":             {strings.NewReader(`[{"id": "c"}]`), "cannot unmarshal"},
+		"nothing":          {strings.NewReader(""), &json.SyntaxError{Offset: 0}},
+		"half of it":       {strings.NewReader(`{"id": "c", "pid"`), &json.SyntaxError{Offset: 17}},
+		"another document": {strings.NewReader(`{"id": "c"}{"id": "d"}`), &json.SyntaxError{Offset: 12}},
+		"an endless id":    {&endless{head: `{"id": "`, body: "c"}, errStateTooLong},
+		"endless notes":    {&endless{head: `{"annotations": {"a": "b"`, body: `, "a": "b"`}, errStateTooLong},
+		"no end of depth": {strings.NewReader(strings.Repeat(`{"annotations":`, 1<<20)),
+			&json.SyntaxError{Offset: 10000*15 + 1}}, // the limit of package json
+		"two processes": {strings.NewReader(`{"id": "c", "pid": 42, "pid": 43}`),
+			&ocispec.DuplicateKeyError{Second: "43"}},
+		"two of other cases": {strings.NewReader(`{"id": "c", "pid": 42, "PID": 43}`),
+			&ocispec.DuplicateKeyError{Second: "43"}},
+		"two bundles": {strings.NewReader(`{"bundle": "/a", "id": "c", "bundle": "/b"}`),
+			&ocispec.DuplicateKeyError{Second: `"/b"`}},
+		"two statuses": {strings.NewReader(`{"status": "creating", "status": "created"}`),
+			&ocispec.DuplicateKeyError{Second: `"created"`}},
+		"two ids": {strings.NewReader(`{"id": null, "id": "b"}`), &ocispec.DuplicateKeyError{Second: `"b"`}},
+		"two sets of notes": {strings.NewReader(`{"annotations": {}, "annotations": {}}`),
+			&ocispec.DuplicateKeyError{Second: "{}"}},
+		"half a process": {strings.NewReader(`{"pid": 4.5}`), &json.UnmarshalTypeError{Value: "number 4.5"}},
+		"too great a number": {strings.NewReader(`{"pid": 99999999999999999999}`),
+			&json.UnmarshalTypeError{Value: "number 99999999999999999999"}},
+		"a list": {strings.NewReader(`[{"id": "c"}]`), &json.UnmarshalTypeError{Value: "array"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := ReadState(c.text)
-			if err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "\n") ||
-				len(err.Error()) > 400 {
-				t.Errorf("%+v, %v; want a short error with %q", s, err, c.says)
+			if !testutil.HasError(err, c.want) {
+				t.Errorf("%+v, %v; want %T %+v", s, err, c.want, c.want)
+			}
+			// The text itself: a runtime shows the error to its user as one line.
+			if err != nil && (strings.Contains(err.Error(), "\n") || len(err.Error()) > 400) {
+				t.Errorf("the text of the error is not a short line: %v", err)
 			}
 			if e, is := c.text.(*endless); is && e.taken > 2*maxState {
 				t.Errorf("%d bytes are taken", e.taken)
@@ -78,30 +94,32 @@ func TestStatesOfNoContainer(t *testing.T) {
 	ended := endedProcess(t)
 	for name, c := range map[string]struct {
 		state State
-		says  string
+		want  error // nil for any error
 	}{
-		"nothing":         {State{}, `status "" and pid 0`},
-		"no pid":          {State{ID: "c", Status: "creating", Bundle: "/b"}, "pid 0"},
-		"the host's init": {State{ID: "c", Status: "creating", Bundle: "/b", PID: 1}, "pid 1"},
-		"a process group": {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self}, "pid -"},
-		"no status":       {State{ID: "c", Bundle: "/b", PID: self}, `status ""`},
+		"nothing":         {State{}, &stageError{}},
+		"no pid":          {State{ID: "c", Status: "creating", Bundle: "/b"}, &stageError{"c", "creating", 0}},
+		"the host's init": {State{ID: "c", Status: "creating", Bundle: "/b", PID: 1}, &stageError{"c", "creating", 1}},
+		"a process group": {State{ID: "c", Status: "creating", Bundle: "/b", PID: -self},
+			&stageError{"c", "creating", -self}},
+		"no status": {State{ID: "c", Bundle: "/b", PID: self}, &stageError{"c", "", self}},
 		"an endless status": {State{ID: "c", Bundle: "/b", PID: self, Status: strings.Repeat("s", 1<<20)},
-			`status "sss`},
-		"a restored checkpoint": {State{ID: "c", Status: "stopped", Bundle: "/b", PID: self}, "a lane cannot be restored"},
-		"no bundle":             {State{ID: "c", Status: "creating", PID: self}, "names no bundle"},
+			&stageError{"c", strings.Repeat("s", 1<<20), self}},
+		"a restored checkpoint": {State{ID: "c", Status: "stopped", Bundle: "/b", PID: self}, fault.Checkpoint},
+		"no bundle":             {State{ID: "c", Status: "creating", PID: self}, errNoBundle},
 		"an endless bundle": {State{ID: "c", Status: "creating", PID: self, Bundle: "/" + strings.Repeat("b", 1<<20)},
-			"4096 bytes"},
+			&lengthError{"bundle", "/" + strings.Repeat("b", 1<<20), unix.PathMax}},
 		"an endless root": {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere", Root: "/" +
-			strings.Repeat("b", 1<<20)}, "4096 bytes"},
+			strings.Repeat("b", 1<<20)}, &lengthError{"root", "/" + strings.Repeat("b", 1<<20), unix.PathMax}},
 		"an endless id": {State{ID: strings.Repeat("c", 1<<20), Status: "creating", Bundle: "/b", PID: self},
-			"its id has 1048576 bytes"},
-		"a bundle that climbs": {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere/../../.."}, "config.json"},
+			&lengthError{"id", strings.Repeat("c", 1<<20), maxID}},
+		"a bundle that climbs": {State{ID: "c", Status: "creating", PID: self, Bundle: "/nowhere/../../.."},
+			&fs.PathError{Op: "open", Path: "/config.json", Err: unix.ENOENT}},
 		"this very process": {State{ID: "c", Status: "creating", PID: self, Bundle: "BUNDLE"},
-			"mount namespace of the host"},
-		"a kernel's thread":      {State{ID: "c", Status: "creating", PID: 2, Bundle: "BUNDLE"}, ""},
-		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, "has ended"},
-		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, "has ended"},
-		"the greatest number":    {State{ID: "c", Status: "creating", PID: 1<<63 - 1, Bundle: "BUNDLE"}, "has ended"},
+			ErrHostNamespace},
+		"a kernel's thread":      {State{ID: "c", Status: "creating", PID: 2, Bundle: "BUNDLE"}, nil},
+		"an ended process":       {State{ID: "c", Status: "creating", PID: ended, Bundle: "BUNDLE"}, process.ErrEnded},
+		"a number of no process": {State{ID: "c", Status: "creating", PID: 1<<32 + self, Bundle: "BUNDLE"}, process.ErrEnded},
+		"the greatest number":    {State{ID: "c", Status: "creating", PID: 1<<63 - 1, Bundle: "BUNDLE"}, process.ErrEnded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, bundle := readyHost(t)
@@ -110,8 +128,8 @@ func TestStatesOfNoContainer(t *testing.T) {
 			}
 			begun := time.Now()
 			warning, err := Create(ReadAhead(l), c.state, "", Devices{Lanes: []string{testplan.UUID0 + "@0000:17:00.0"}})
-			if err == nil || !strings.Contains(err.Error(), c.says) || len(err.Error()) > 1000 {
-				t.Errorf("%v, %v; want a short error with %q", warning, err, c.says)
+			if err == nil || c.want != nil && !testutil.HasError(err, c.want) || len(err.Error()) > 1000 {
+				t.Errorf("%v, %.2000v; want a short error of %T %.100v", warning, err, c.want, c.want)
 			}
 			if took := time.Since(begun); took > time.Minute {
 				t.Errorf("Create took %v", took)
@@ -170,20 +188,18 @@ func endedProcess(t *testing.T) int {
 
 // An error names the remedy for the cause, and only that remedy.
 func TestMountErrorsNameTheirRemedy(t *testing.T) {
-	for err, want := range map[error]string{
-		unix.EPERM: "CAP_SYS_ADMIN", unix.ENOSYS: "Linux 5.12", unix.EMFILE: "LimitNOFILE=", unix.ENFILE: "fs.file-max",
+	const files = "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max"
+	for cause, remedy := range map[error]string{
+		unix.EPERM: "this needs CAP_SYS_ADMIN", unix.ENOSYS: "this needs Linux 5.12", unix.EMFILE: files, unix.ENFILE: files,
 		unix.ENOMEM: "",
 	} {
-		said := newMountError("open_tree", "/dir", err)
-		if !errors.Is(said, err) {
-			t.Errorf("%v does not wrap %v", said, err)
+		code := fault.MountNotPermitted
+		if remedy == "" {
+			code = ""
 		}
-		for _, remedy := range []string{"CAP_SYS_ADMIN", "Linux 5.12", "LimitNOFILE=", "fs.file-max"} {
-			descriptors := (want == "LimitNOFILE=" || want == "fs.file-max") &&
-				(remedy == "LimitNOFILE=" || remedy == "fs.file-max")
-			if strings.Contains(said.Error(), remedy) != (remedy == want || descriptors) {
-				t.Errorf("%v", said)
-			}
+		want := fault.Error{Code: code, Operation: "mount by open_tree", Object: "/dir", Cause: cause, Remedy: remedy}
+		if f, ok := errors.AsType[*fault.Error](newMountError("open_tree", "/dir", cause)); !ok || *f != want {
+			t.Errorf("%v: %+v, want %+v", cause, f, want)
 		}
 	}
 }
@@ -194,8 +210,9 @@ func TestInitThatHasEndedIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := isolated(generation.Container{ID: "c", PID: c.Process.Pid})
-	if !errors.Is(err, process.ErrEnded) || !strings.Contains(err.Error(), `container "c"`) ||
-		strings.Contains(err.Error(), "/proc/") {
+	f, ok := errors.AsType[*fault.Error](err)
+	if !ok || f.Object != fmt.Sprintf(`process %d, the init of container "c"`, c.Process.Pid) ||
+		f.Cause != process.ErrEnded {
 		t.Errorf("%v", err)
 	}
 }

@@ -46,6 +46,13 @@ func ownHostMemory(pid int) uint64 {
 	return max(limit/4, minOwnHostMemory)
 }
 
+// Causes of an unknown memory limit.
+var (
+	errNoHierarchy = errors.New("no cgroup hierarchy with the memory controller is mounted")
+	errOutside     = errors.New("the group is not below")
+	errNotMember   = errors.New("the group does not have process")
+)
+
 // memoryLimit reads the memory limit of a process, in bytes: the smallest limit of the control
 // group and the groups above, in cgroup v1 and v2. It is math.MaxUint64 without a limit, and an
 // error without a mounted hierarchy.
@@ -77,12 +84,12 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 		}
 		limit, err := leastLimit(mount, root, fields[2], file, pid)
 		if err != nil {
-			return 0, fmt.Errorf("reading the memory limit of process %d: %w", pid, err)
+			return 0, fmt.Errorf("read the memory limit of process %d: %w", pid, err)
 		}
 		least, told = min(least, limit), true
 	}
 	if !told {
-		return 0, fmt.Errorf("no cgroup hierarchy with the memory controller is mounted for process %d", pid)
+		return 0, fmt.Errorf("read the memory limit of process %d: %w", pid, errNoHierarchy)
 	}
 	var system unix.Sysinfo_t
 	if err := unix.Sysinfo(&system); err != nil {
@@ -98,7 +105,7 @@ func memoryLimit(proc string, pid int) (uint64, error) {
 func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 	below, err := filepath.Rel(root, group)
 	if err != nil || below == ".." || strings.HasPrefix(below, "../") || strings.HasPrefix(group, "/..") {
-		return 0, fmt.Errorf("group %s is not below %s, which is mounted at %s", group, root, mount)
+		return 0, fmt.Errorf("group %s: %w %s, which is mounted at %s", group, errOutside, root, mount)
 	}
 	at := filepath.Join(mount, below)
 	// A path of another cgroup namespace can name another group here.
@@ -107,7 +114,7 @@ func leastLimit(mount, root, group, file string, pid int) (uint64, error) {
 		return 0, err
 	}
 	if !slices.Contains(strings.Fields(string(members)), strconv.Itoa(pid)) {
-		return 0, fmt.Errorf("%s does not have process %d", at, pid)
+		return 0, fmt.Errorf("%s: %w %d", at, errNotMember, pid)
 	}
 	least := uint64(math.MaxUint64)
 	for {

@@ -1,10 +1,13 @@
 package hook
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -19,30 +22,30 @@ func TestMemoryLimitIsTheLeastOfAllGroups(t *testing.T) {
 		name, groups, mounts string
 		files                map[string]string
 		want                 uint64
-		fails                string
+		fails                error
 	}{
 		{"v2", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "50331648\n", "v2/pod/c/cgroup.procs": "1\n4711\n",
-			"v2/pod/memory.max": "max\n"}, 48 * mib, ""},
+			"v2/pod/memory.max": "max\n"}, 48 * mib, nil},
 		{"v2 group above", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "max\n",
-			"v2/pod/c/cgroup.procs": "4711\n", "v2/pod/memory.max": "16777216\n"}, 16 * mib, ""},
+			"v2/pod/c/cgroup.procs": "4711\n", "v2/pod/memory.max": "16777216\n"}, 16 * mib, nil},
 		{"v2 no limit", "0::/pod/c\n", v2, map[string]string{"v2/pod/c/memory.max": "max\n",
-			"v2/pod/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
-		{"v2 no controller", "0::/c\n", v2, map[string]string{"v2/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
+			"v2/pod/c/cgroup.procs": "4711\n"}, math.MaxUint64, nil},
+		{"v2 no controller", "0::/c\n", v2, map[string]string{"v2/c/cgroup.procs": "4711\n"}, math.MaxUint64, nil},
 		{"v1", "9:name=systemd:/x\n4:cpu,memory:/docker/c\n0::/\n", v1 + v2, map[string]string{
 			"v1/docker/c/memory.limit_in_bytes": "50331648\n", "v1/docker/c/cgroup.procs": "4711\n",
 			"v1/docker/memory.limit_in_bytes": "9223372036854771712\n",
-			"v2/cgroup.procs":                 "4711\n"}, 48 * mib, ""},
+			"v2/cgroup.procs":                 "4711\n"}, 48 * mib, nil},
 		{"v1 no limit", "4:memory:/c\n", v1, map[string]string{"v1/c/memory.limit_in_bytes": "9223372036854771712\n",
-			"v1/c/cgroup.procs": "4711\n"}, math.MaxUint64, ""},
+			"v1/c/cgroup.procs": "4711\n"}, math.MaxUint64, nil},
 		{"a mounted group", "0::/docker/a/c\n", strings.Replace(v2, " / ", " /docker/a ", 1),
-			map[string]string{"v2/c/memory.max": "8388608\n", "v2/c/cgroup.procs": "4711\n"}, 8 * mib, ""},
+			map[string]string{"v2/c/memory.max": "8388608\n", "v2/c/cgroup.procs": "4711\n"}, 8 * mib, nil},
 		{"another group's place", "0::/c\n", v2, map[string]string{"v2/c/memory.max": "max\n", "v2/c/cgroup.procs": "1\n"}, 0,
-			"does not have process 4711"},
-		{"outside of the namespace", "0::/../c\n", v2, nil, 0, "is not below"},
-		{"no such group", "0::/c\n", v2, nil, 0, "no such file"},
+			errNotMember},
+		{"outside of the namespace", "0::/../c\n", v2, nil, 0, errOutside},
+		{"no such group", "0::/c\n", v2, nil, 0, fs.ErrNotExist},
 		{"nonsense", "0::/c\n", v2, map[string]string{"v2/c/memory.max": "much\n", "v2/c/cgroup.procs": "4711\n"}, 0,
-			"invalid syntax"},
-		{"nothing is mounted", "4:memory:/c\n0::/\n", "", nil, 0, "no cgroup hierarchy"},
+			strconv.ErrSyntax},
+		{"nothing is mounted", "4:memory:/c\n0::/\n", "", nil, 0, errNoHierarchy},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -61,9 +64,9 @@ func TestMemoryLimitIsTheLeastOfAllGroups(t *testing.T) {
 				}
 			}
 			got, err := memoryLimit(filepath.Join(dir, "proc"), pid)
-			if c.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), c.fails) {
-					t.Errorf("%d, %v; want an error with %q", got, err, c.fails)
+			if c.fails != nil {
+				if !errors.Is(err, c.fails) {
+					t.Errorf("%d, %v; want %v", got, err, c.fails)
 				}
 			} else if err != nil || got != c.want {
 				t.Errorf("%d, %v; want %d", got, err, c.want)

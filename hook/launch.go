@@ -67,8 +67,48 @@ func Launch(l paths.Layout, r Request) (*generation.Generation, error) {
 }
 
 func startError(r Request, err error) error {
-	return fmt.Errorf("starting the relay of container %q: %w", r.Container.ID, err)
+	return &StartError{r.Container.ID, err}
 }
+
+// StartError is the error of a container whose relay does not start.
+type StartError struct {
+	Container string // id
+	Err       error
+}
+
+func (e *StartError) Error() string {
+	return fmt.Sprintf("starting the relay of container %q: %v", e.Container, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *StartError) Unwrap() error { return e.Err }
+
+// ErrNoLane is the error of a request without a lane.
+var ErrNoLane = errors.New("no lane is asked for")
+
+// LanesError is the error of a configuration that does not fit into a message to the relay.
+type LanesError struct{ Lanes, Bytes int }
+
+func (e *LanesError) Error() string {
+	return fmt.Sprintf("the relay's configuration has %d bytes, more than %d: %d lanes are too many for one container",
+		e.Bytes, launch.MaxDatagram, e.Lanes)
+}
+
+// SupervisorError is the error of a supervisor that ended before it executed the relay.
+type SupervisorError struct {
+	Program string
+	Exit    string // such as "exit status 1"
+	Log     string // the end of the generation's log
+}
+
+func (e *SupervisorError) Error() string {
+	return fmt.Sprintf("the supervisor %s ended early (%s); its log: %s", e.Program, e.Exit, e.Log)
+}
+
+// ReportedError is an error that the supervisor or systemd's service reports as text.
+type ReportedError struct{ Text string }
+
+func (e *ReportedError) Error() string { return e.Text }
 
 // start finds or makes the generation, and calls meanwhile during the start of the supervisor.
 // The result is nil for a supervisor that ran already.
@@ -78,7 +118,7 @@ func start(l paths.Layout, r Request, meanwhile func(*generation.Generation) err
 		return nil, nil, fmt.Errorf("the root %q is not an absolute path", l.Root)
 	}
 	if len(r.Lanes) == 0 {
-		return nil, nil, errors.New("no lane is asked for")
+		return nil, nil, ErrNoLane
 	}
 	supervisor, relay, err := programs.Find(r.HookBinary, r.Config.Relay.Binary)
 	if err != nil {
@@ -236,9 +276,7 @@ func checkConfig(g *generation.Generation) error {
 	}
 	text, err := json.Marshal(g.Config)
 	if err == nil && len(text) > launch.MaxDatagram {
-		err = fmt.Errorf("the relay's configuration has %d bytes, more than %d: %d lanes are too many for one "+
-			"container",
-			len(text), launch.MaxDatagram, len(g.Config.Lanes))
+		err = &LanesError{len(g.Config.Lanes), len(text)}
 	}
 	return err
 }
@@ -469,9 +507,9 @@ func (s *starting) wait(l paths.Layout, g *generation.Generation) error {
 		err = fmt.Errorf("the supervisor %s has not started a relay within %v: %w; its log: %s", s.program,
 			handover.StartTimeout, err, generation.Tail(s.log))
 	case len(answer) > 0:
-		err = errors.New(string(answer))
+		err = &ReportedError{string(answer)}
 	default:
-		err = fmt.Errorf("the supervisor %s ended early (%s); its log: %s", s.program, exit, generation.Tail(s.log))
+		err = &SupervisorError{s.program, exit, generation.Tail(s.log)}
 	}
 	err = errors.Join(err, stop)
 	held, locked := generation.LockGeneration(l, g.ID, generation.LockTimeout)

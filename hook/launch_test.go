@@ -19,6 +19,8 @@ import (
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/collector"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/hook/internal/admin"
+	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/integration/programs"
 	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
@@ -232,8 +234,8 @@ func TestUselessRelayStaysDown(t *testing.T) {
 				}
 			}
 			_, err := hook.Launch(h.layout, h.request("c", init.Process.Pid, fault, lane(4)))
-			if err == nil || !strings.Contains(err.Error(), says) {
-				t.Errorf("adding a lane to a relay that is down: %v; want %q", err, says)
+			if e, ok := errors.AsType[*admin.RefusedError](err); !ok || !strings.Contains(e.Reason, says) {
+				t.Errorf("adding a lane to a relay that is down: %v; want the reason %q", err, says)
 			}
 			log, err := os.ReadFile(h.layout.GenerationDir(g.ID) + "/relay.log")
 			if err != nil || !strings.Contains(string(log), "giving up") ||
@@ -414,33 +416,53 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 	if err := programs.Write(text, []byte("no program")); err != nil {
 		t.Fatal(err)
 	}
+	program := func(operation string, cause error) func(error) bool {
+		return func(err error) bool {
+			f, ok := errors.AsType[*fault.Error](err)
+			return ok && f.Code == fault.NoRelayProgram && f.Operation == operation && f.Remedy != "" &&
+				testutil.HasError(f.Cause, cause)
+		}
+	}
 	for _, test := range []struct {
 		name string
 		edit func(*hook.Request)
-		says []string
+		is   func(error) bool
 	}{
 		{"no relay binary", func(r *hook.Request) { r.Config.Relay.Binary = "/nowhere/peerlane-relay" },
-			[]string{`container "c"`, "/nowhere/peerlane-relay: no such file", "relay.binary"}},
+			program("find the relay binary", &fs.PathError{Op: "stat", Path: "/nowhere/peerlane-relay", Err: unix.ENOENT})},
 		{"relay that is no program", func(r *hook.Request) { r.Config.Relay.Binary = text },
-			[]string{text, "exec format error"}},
+			program("find the relay binary", &fs.PathError{Op: "exec", Path: text, Err: unix.ENOEXEC})},
 		{"relay that cannot be executed", func(r *hook.Request) { r.Config.Relay.Binary = "/etc/passwd" },
-			[]string{"/etc/passwd: permission denied"}},
+			program("find the relay binary", &fs.PathError{Op: "exec", Path: "/etc/passwd", Err: unix.EACCES})},
 		{"relay that is a directory", func(r *hook.Request) { r.Config.Relay.Binary = "/etc" },
-			[]string{"/etc: is a directory"}},
+			program("find the relay binary", &fs.PathError{Op: "exec", Path: "/etc", Err: unix.EISDIR})},
 		{"no hook binary", func(r *hook.Request) { r.HookBinary = "/nowhere/peerlane-hook" },
-			[]string{"/nowhere/peerlane-hook: no such file", "one directory"}},
+			program("find the hook binary", &fs.PathError{Op: "stat", Path: "/nowhere/peerlane-hook", Err: unix.ENOENT})},
 		{"hook binary that is no supervisor",
 			func(r *hook.Request) { r.HookBinary, r.Config.Relay.Binary = "/bin/false", "/bin/true" },
-			[]string{"the supervisor /bin/false ended early", "exit status 1"}},
+			func(err error) bool {
+				e, ok := errors.AsType[*hook.SupervisorError](err)
+				return ok && e.Program == "/bin/false" && e.Exit == "exit status 1"
+			}},
 		{"process that has ended", func(r *hook.Request) { r.Container.PID = dead.Process.Pid },
-			[]string{strconv.Itoa(dead.Process.Pid), "has ended"}},
-		{"no lane", func(r *hook.Request) { r.Lanes = nil }, []string{"no lane"}},
+			func(err error) bool {
+				f, ok := errors.AsType[*fault.Error](err)
+				return ok && f.Object == strconv.Itoa(dead.Process.Pid) && errors.Is(f, process.ErrEnded)
+			}},
+		{"no lane", func(r *hook.Request) { r.Lanes = nil },
+			func(err error) bool { return errors.Is(err, hook.ErrNoLane) }},
 		{"too many lanes", func(r *hook.Request) {
 			for i := range 1000 {
 				r.Lanes = append(r.Lanes, lane(4+i))
 			}
-		}, []string{"lanes are too many for one container"}},
-		{"impossible configuration", func(r *hook.Request) { r.Config.Relay.Slots = 0 }, []string{"0 slots"}},
+		}, func(err error) bool {
+			e, ok := errors.AsType[*hook.LanesError](err)
+			return ok && e.Lanes == 1001 && e.Bytes > launch.MaxDatagram
+		}},
+		{"impossible configuration", func(r *hook.Request) { r.Config.Relay.Slots = 0 }, func(err error) bool {
+			e, ok := errors.AsType[*launch.ValueError](err)
+			return ok && e.Field == "slots" && e.Value == 0
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
@@ -450,14 +472,8 @@ func TestLaunchFailsClearlyAndLeavesNothing(t *testing.T) {
 			if err == nil {
 				t.Fatal("Launch succeeded")
 			}
-			if program := strings.HasPrefix(test.name, "no ") && strings.HasSuffix(test.name, " binary"); program &&
-				!errors.Is(err, fault.NoRelayProgram) {
-				t.Errorf("%v has not the code %s", err, fault.NoRelayProgram)
-			}
-			for _, says := range test.says {
-				if !strings.Contains(err.Error(), says) {
-					t.Errorf("error %q should say %q", err, says)
-				}
+			if e, ok := errors.AsType[*hook.StartError](err); !ok || e.Container != "c" || !test.is(e.Err) {
+				t.Errorf("error %v", err)
 			}
 			// At once, not eventually.
 			for _, dir := range []string{h.layout.Generations(), h.layout.Sockets(), h.layout.Peers()} {

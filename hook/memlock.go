@@ -25,21 +25,34 @@ func raiseMemlock(pid int, s *ocispec.Spec) error {
 	}
 	// Not permitted above the hard limit: up to that, then.
 	var limit unix.Rlimit
-	has := "an unknown limit"
+	cause := &memlockError{err: err}
 	if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, nil, &limit) == nil {
 		limit.Cur = limit.Max
 		if unix.Prlimit(pid, unix.RLIMIT_MEMLOCK, &limit, nil) == nil {
-			has = fmt.Sprintf("%d KiB", limit.Max>>10)
+			cause.limit, cause.known = limit.Max, true
 		}
 	}
 	return &fault.Error{
 		Code:      fault.LockedMemory,
 		Operation: "lift the limit of locked memory, against which registering memory with a NIC counts",
-		Cause: fmt.Errorf(
-			"prlimit: %w; it is %s",
-			err,
-			has,
-		),
-		Remedy: "start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity",
+		Cause:     cause,
+		Remedy:    "start the container with --ulimit memlock=-1, or give the engine's unit LimitMEMLOCK=infinity",
 	}
 }
+
+// memlockError is the cause of a limit of locked memory that stays.
+type memlockError struct {
+	err   error  // of prlimit
+	limit uint64 // the limit from now on, bytes
+	known bool
+}
+
+func (e *memlockError) Error() string {
+	has := "an unknown limit"
+	if e.known {
+		has = fmt.Sprintf("%d KiB", e.limit>>10)
+	}
+	return fmt.Sprintf("prlimit: %v; it is %s", e.err, has)
+}
+
+func (e *memlockError) Unwrap() error { return e.err }

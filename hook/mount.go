@@ -102,7 +102,8 @@ func isolated(c generation.Container) error {
 	}
 	other, err := os.Stat(fmt.Sprintf("/proc/%d/ns/mnt", c.PID))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("process %d, the init of container %q: %w", c.PID, c.ID, process.ErrEnded)
+		return &fault.Error{Operation: "find", Object: fmt.Sprintf("process %d, the init of container %q", c.PID, c.ID),
+			Cause: process.ErrEnded}
 	}
 	if err != nil {
 		return fmt.Errorf("reading the mount namespace of container %q: %w", c.ID, err)
@@ -148,33 +149,18 @@ func detached(dir *os.File) (*os.File, error) {
 
 // newMountError adds the remedy to an error that has one.
 func newMountError(call, path string, err error) error {
+	f := &fault.Error{Code: fault.MountNotPermitted, Operation: "mount by " + call, Object: path, Cause: err}
 	switch err {
 	case unix.EPERM:
-		return &fault.Error{
-			Code:      fault.MountNotPermitted,
-			Operation: call,
-			Object:    path,
-			Cause:     err,
-			Remedy:    "this needs CAP_SYS_ADMIN",
-		}
+		f.Remedy = "this needs CAP_SYS_ADMIN"
 	case unix.ENOSYS:
-		return &fault.Error{
-			Code:      fault.MountNotPermitted,
-			Operation: call,
-			Object:    path,
-			Cause:     err,
-			Remedy:    "this needs Linux 5.12",
-		}
+		f.Remedy = "this needs Linux 5.12"
 	case unix.EMFILE, unix.ENFILE:
-		return &fault.Error{
-			Code:      fault.MountNotPermitted,
-			Operation: call,
-			Object:    path,
-			Cause:     err,
-			Remedy:    "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max",
-		}
+		f.Remedy = "raise the engine's limit of open files (LimitNOFILE= of its unit), or fs.file-max"
+	default:
+		f.Code = ""
 	}
-	return fmt.Errorf("%s %s: %w", call, path, err)
+	return f
 }
 
 // mount moves the tree into the mount namespace of init. The calling thread enters that

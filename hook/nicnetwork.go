@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
@@ -30,11 +31,19 @@ func checkNICNetworks(plan *planner.Plan, pid int, nics []string) error {
 		if err != nil || len(there) == 0 {
 			continue
 		}
-		warning = errors.Join(warning, fmt.Errorf("NIC %s (RoCE): its network interface %s is in the host's network "+
-			"namespace, so the NIC has no GID in the container; give the container the host's network, or move the interface "+
-			"into the container's namespace", n.Name, filepath.Base(there[0])))
+		warning = errors.Join(warning, &fault.Error{Operation: "check the network of RoCE NIC", Object: n.Name,
+			Cause:  &hostInterfaceError{filepath.Base(there[0])},
+			Remedy: "give the container the host's network, or move the interface into the container's namespace"})
 	}
 	return warning
+}
+
+// hostInterfaceError is the cause of a RoCE NIC without a GID in a container.
+type hostInterfaceError struct{ name string } // of the network interface
+
+func (e *hostInterfaceError) Error() string {
+	return fmt.Sprintf("its network interface %s is in the host's network namespace, so the NIC has no GID in the "+
+		"container", e.name)
 }
 
 // sharesNetwork reports whether a process is in this process's network namespace.

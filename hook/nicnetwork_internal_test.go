@@ -1,13 +1,15 @@
 package hook
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo/planner"
 
 	"github.com/peerlane/peerlane/topo"
@@ -45,10 +47,12 @@ func TestRoCENICOutsideContainerNetworkIsNamed(t *testing.T) {
 		_ = other.Wait()         // killed
 	}()
 	err := checkNICNetworks(plan, other.Process.Pid, nics)
-	if err == nil || !strings.Contains(err.Error(), "NIC mlx5_0 (RoCE): its network interface eth2 is in the host's "+
-		"network namespace") ||
-		strings.Contains(err.Error(), "mlx5_1") || strings.Contains(err.Error(), "mlx5_2") ||
-		strings.Contains(err.Error(), "mlx5_3") {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok || len(joined.Unwrap()) != 1 {
+		t.Fatalf("in another network namespace: %v; want one warning", err)
+	}
+	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != "mlx5_0" || f.Remedy == "" ||
+		!testutil.HasError(f.Cause, &hostInterfaceError{"eth2"}) {
 		t.Errorf("in another network namespace: %v", err)
 	}
 	if err := checkNICNetworks(plan, other.Process.Pid, nil); err != nil {

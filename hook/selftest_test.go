@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook"
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
@@ -258,7 +260,7 @@ func TestFailedTesterStopsNoContainer(t *testing.T) {
 	}{
 		{"untested", "out of memory"},
 		{"no driver", "the self-test failed: exit status 1: CUDA library libcuda.so.1 cannot be loaded"},
-		{"babbles", "the self-test's first line: invalid character 'x'"},
+		{"babbles", "line 1 of the self-test: invalid character 'x'"},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			h := newHost(t)
@@ -442,25 +444,26 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	is := func(err error) func(string) error { return func(string) error { return err } }
 	for _, c := range []struct {
 		name    string
 		change  func(t *testing.T, file string)
 		again   bool // the pairs are tested again
-		damaged string
+		damaged func(path string) error
 	}{
-		{"as it was left", func(*testing.T, string) {}, false, ""},
-		{"good, hours ago", before(launch.VerdictGood, 5*time.Hour), false, ""},
-		{"slow, more than an hour ago", before(launch.VerdictSlow, 61*time.Minute), true, ""},
-		{"untested, more than ten minutes ago", before(launch.VerdictUntested, 11*time.Minute), true, ""},
-		{"another boot", replace(strings.TrimSpace(string(boot)), "00000000-0000-0000-0000-000000000000"), true, ""},
-		{"another driver", func(t *testing.T, _ string) { module(t, "581.00") }, true, ""},
+		{"as it was left", func(*testing.T, string) {}, false, nil},
+		{"good, hours ago", before(launch.VerdictGood, 5*time.Hour), false, nil},
+		{"slow, more than an hour ago", before(launch.VerdictSlow, 61*time.Minute), true, nil},
+		{"untested, more than ten minutes ago", before(launch.VerdictUntested, 11*time.Minute), true, nil},
+		{"another boot", replace(strings.TrimSpace(string(boot)), "00000000-0000-0000-0000-000000000000"), true, nil},
+		{"another driver", func(t *testing.T, _ string) { module(t, "581.00") }, true, nil},
 		{"torn", func(t *testing.T, file string) {
 			if err := os.Truncate(file, 100); err != nil {
 				t.Fatal(err)
 			}
-		}, true, "unexpected EOF"},
-		{"keys of nobody's", replace(`"boot"`, `"root":1,"boot"`), true, "unknown field"},
-		{"a verdict of nobody's", replace(`"good"`, `"best"`), true, "verdict"},
+		}, true, is(io.ErrUnexpectedEOF)},
+		{"keys of nobody's", replace(`"boot"`, `"root":1,"boot"`), true, is(&launch.UnknownFieldError{Field: "root"})},
+		{"a verdict of nobody's", replace(`"good"`, `"best"`), true, is(&launch.ValueError{Field: "verdict", Value: "best"})},
 		{"another's file", func(t *testing.T, file string) {
 			if os.Getuid() != 0 {
 				t.Skip("only root can give a file away")
@@ -468,22 +471,24 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			if err := os.Chown(file, 12345, 0); err != nil {
 				t.Fatal(err)
 			}
-		}, true, "belongs to uid 12345"},
+		}, true, func(path string) error { return &paths.OwnerError{Path: path, UID: 12345} }},
 		{"for everybody to write", func(t *testing.T, file string) {
 			if err := os.Chmod(file, 0o666); err != nil {
 				t.Fatal(err)
 			}
-		}, true, "can be written by others"},
+		}, true, func(path string) error { return &paths.ModeError{Path: path, Mode: 0o666} }},
 		{"a link", func(t *testing.T, file string) {
 			if err := errors.Join(os.Rename(file, file+".real"), os.Symlink(file+".real", file)); err != nil {
 				t.Fatal(err)
 			}
-		}, true, "not a regular file"},
+		}, true, is(paths.ErrNotRegular)},
 		{"gigabytes", func(t *testing.T, file string) {
 			if err := os.Truncate(file, 1<<30); err != nil {
 				t.Fatal(err)
 			}
-		}, true, "has 1073741824 bytes"},
+		}, true, func(path string) error {
+			return &paths.SizeError{Path: path, Bytes: 1 << 30, Limit: launch.MaxPairRecord}
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
@@ -494,8 +499,8 @@ func TestSelfTestRecordIsValidForBootAndDriver(t *testing.T) {
 			}
 			c.change(t, h.layout.SelfTestFile())
 			known, err := tester.Known()
-			if c.damaged == "" && err != nil ||
-				c.damaged != "" && (err == nil || !strings.Contains(err.Error(), c.damaged)) {
+			if c.damaged == nil && err != nil ||
+				c.damaged != nil && !testutil.HasError(err, c.damaged(h.layout.SelfTestFile())) {
 				t.Errorf("reading the record: %v", err)
 			}
 			if (len(known.Pairs) == 0) != c.again {

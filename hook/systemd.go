@@ -93,6 +93,21 @@ func noSystemd(path string, cause error) error {
 	}
 }
 
+// Causes of fault.NoSystemd.
+var (
+	ErrNoLauncher           = errors.New("the socket does not exist")
+	ErrNoListener           = errors.New("nobody listens there")
+	ErrLauncherDisconnected = errors.New("it disconnected: the host is shutting down, or the service cannot be started")
+)
+
+// LauncherVersionError is the cause of a service of another release.
+type LauncherVersionError struct{ Version int } // of the service's protocol
+
+func (e *LauncherVersionError) Error() string {
+	return fmt.Sprintf("the service has protocol version %d and this hook has version %d: another version of Peerlane "+
+		"is being installed, or has left its units", e.Version, handover.Version)
+}
+
 // greet connects to the launcher's socket and waits for the service.
 func greet(path string, wait time.Duration) (*service, error) {
 	deadline := time.Now().Add(wait)
@@ -100,9 +115,9 @@ func greet(path string, wait time.Duration) (*service, error) {
 	if err != nil {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = errors.New("the socket does not exist")
+			err = ErrNoLauncher
 		case errors.Is(err, unix.ECONNREFUSED):
-			err = errors.New("nobody listens there")
+			err = ErrNoListener
 		}
 		return nil, noSystemd(path, err)
 	}
@@ -121,7 +136,7 @@ func greet(path string, wait time.Duration) (*service, error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			err = fmt.Errorf("no service started within %v", wait)
 		case errors.Is(err, io.EOF):
-			err = errors.New("it disconnected: the host is shutting down, or the service cannot be started")
+			err = ErrLauncherDisconnected
 		}
 		return nil, noSystemd(path, err)
 	}
@@ -135,14 +150,9 @@ func (s *service) hear() error {
 	switch {
 	case err != nil:
 	case hello.Error != "":
-		err = errors.New(hello.Error)
+		err = &ReportedError{hello.Error}
 	case hello.Version != handover.Version:
-		err = fmt.Errorf(
-			"the service has protocol version %d and this hook has version %d: another version of Peerlane is being "+
-				"installed, or has left its units",
-			hello.Version,
-			handover.Version,
-		)
+		err = &LauncherVersionError{hello.Version}
 	case len(files) != 1:
 		err = fmt.Errorf("the service's greeting has %d descriptors instead of one", len(files))
 	default:
@@ -187,14 +197,15 @@ func handOver(g *generation.Generation, l paths.Layout, s *service, files map[in
 			g.LogTail(l),
 		)
 	case len(word) > 0:
-		err = errors.New(string(word))
+		err = &ReportedError{string(word)}
 	default:
 		err = fmt.Errorf(
 			"systemd's service %s",
 			s.lastWord(func() string { return "ended early; its log: " + g.LogTail(l) }),
 		)
 	}
-	err = fmt.Errorf("%w; see `journalctl -u 'peerlane-relay@*'`", err)
+	err = &fault.Error{Operation: "start the relay by systemd", Cause: err,
+		Remedy: "see `journalctl -u 'peerlane-relay@*'`"}
 	// As in run: a stuck service must not write during the removal.
 	return errors.Join(err, s.kill())
 }

@@ -333,18 +333,19 @@ func TestHostsWithoutALauncher(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		host func(*testing.T, host)
-		says string // in the error with systemd; in the log with auto, if note is set
-		note bool
+		want error  // with launcher systemd
+		note string // in the log with launcher auto; empty if the host does not offer systemd
 	}{
-		{"no systemd, no socket", func(*testing.T, host) {}, "the socket does not exist", false},
+		{"no systemd, no socket", func(*testing.T, host) {}, hook.ErrNoLauncher, ""},
 		{"systemd without the package", func(t *testing.T, h host) {
 			startLauncher(t, h, nil)
 			if err := os.Remove(h.layout.Launcher()); err != nil {
 				t.Fatal(err)
 			}
-		}, "the socket does not exist", false},
-		{"a socket that nobody has", stale, "nobody listens there", true},
-		{"it hangs up", func(t *testing.T, h host) { startLauncher(t, h, hangUp) }, "it disconnected", true},
+		}, hook.ErrNoLauncher, ""},
+		{"a socket that nobody has", stale, hook.ErrNoListener, "nobody listens there"},
+		{"it hangs up", func(t *testing.T, h host) { startLauncher(t, h, hangUp) }, hook.ErrLauncherDisconnected,
+			"it disconnected"},
 		{"a service of another version", func(t *testing.T, h host) {
 			startLauncher(t, h, func(conn *net.UnixConn) bool {
 				_, err := conn.Write([]byte(`{"version":2}`))
@@ -356,19 +357,20 @@ func TestHostsWithoutALauncher(t *testing.T) {
 				}
 				return false
 			})
-		}, "the service has protocol version 2 and this hook has version 1", true},
+		}, &hook.LauncherVersionError{Version: 2},
+			"the service has protocol version 2 and this hook has version 1"},
 		{"a service with an invalid message", func(t *testing.T, h host) {
 			startLauncher(t, h, func(conn *net.UnixConn) bool {
 				conn.Write([]byte("220 mail.example.org ESMTP"))
 				return false
 			})
-		}, "invalid message", true},
+		}, &json.UnmarshalTypeError{Value: "number"}, "invalid message"},
 		{"a service that gives up", func(t *testing.T, h host) {
 			startLauncher(t, h, func(conn *net.UnixConn) bool {
 				conn.Write([]byte(`{"version":1,"error":"no relays today"}`))
 				return false
 			})
-		}, "no relays today", true},
+		}, &hook.ReportedError{Text: "no relays today"}, "no relays today"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -378,8 +380,8 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			_, err := hook.Launch(h.layout, h.requestBy(config.LauncherSystemd, "c", init.Process.Pid, ""))
 			var f *fault.Error
 			if !errors.As(err, &f) || f.Code != fault.NoSystemd || f.Object != h.layout.Launcher() || f.Remedy == "" ||
-				!strings.Contains(f.Cause.Error(), test.says) {
-				t.Errorf("with launcher systemd: %v; want %q", err, test.says)
+				!testutil.HasError(f.Cause, test.want) {
+				t.Errorf("with launcher systemd: %v; want %v", err, test.want)
 			}
 			// A child that a parallel test forks has the files of the process until the execve,
 			// and so the lock of the mark of the uid. Then a later collection removes the mark.
@@ -399,8 +401,9 @@ func TestHostsWithoutALauncher(t *testing.T) {
 			h.state(t, g.ID, generation.StateReady)
 			supervisorPID(t, g.ID) // forked
 			log, err := os.ReadFile(filepath.Join(h.layout.GenerationDir(g.ID), "relay.log"))
-			if err != nil || strings.Contains(string(log), test.says) != test.note {
-				t.Errorf("log %q, %v; want %q in the log: %v", log, err, test.says, test.note)
+			if noted := strings.Contains(string(log), "systemd starts no relay"); err != nil || noted != (test.note != "") ||
+				!strings.Contains(string(log), test.note) {
+				t.Errorf("log %q, %v; want %q in the log", log, err, test.note)
 			}
 			end(init)
 			h.gone(t)
@@ -463,8 +466,10 @@ func TestServiceThatFailsFailsTheStart(t *testing.T) {
 	r := h.requestBy(config.LauncherAuto, "c", startProcess(t).Process.Pid, "")
 	r.Config.Relay.Binary = script
 	_, err := hook.Launch(h.layout, r)
-	if err == nil || !strings.Contains(err.Error(), "no such file or directory") ||
-		!strings.Contains(err.Error(), "journalctl") {
+	f, _ := errors.AsType[*fault.Error](err)
+	reported, ok := errors.AsType[*hook.ReportedError](err)
+	if f == nil || f.Remedy != "see `journalctl -u 'peerlane-relay@*'`" ||
+		!ok || !strings.Contains(reported.Text, "exec "+script+": no such file or directory") {
 		t.Errorf("error %v", err)
 	}
 	h.gone(t)

@@ -50,8 +50,8 @@ func (c *claims) take(gpu string, bytes, memory uint64) error {
 	return nil
 }
 
-// giveBack ends a part of a claim.
-func (c *claims) giveBack(gpu string, bytes, memory uint64) {
+// release ends a part of a claim.
+func (c *claims) release(gpu string, bytes, memory uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.held[gpu] -= bytes

@@ -373,7 +373,7 @@ func ends(t *testing.T, c packet.Conn) error {
 	}
 }
 
-func TestAThousandConnectionsAtOnce(t *testing.T) {
+func TestSocketWithThousandConnectionsStillServes(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.Limits.Clients = 40 })
 	const n = 1000
 	var silent []packet.Conn
@@ -451,7 +451,7 @@ func TestAThousandConnectionsAtOnce(t *testing.T) {
 	v.recovered()
 }
 
-func TestGarbage(t *testing.T) {
+func TestSocketGarbageEndsConnectionOnly(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for i := range 300 {
@@ -471,7 +471,7 @@ func TestGarbage(t *testing.T) {
 }
 
 // Each message of a session, cut short at every word, and with one byte more.
-func TestHalfMessages(t *testing.T) {
+func TestTruncatedMessagesEndTheirSession(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for _, m := range []wire.Message{
@@ -494,7 +494,7 @@ func TestHalfMessages(t *testing.T) {
 	v.recovered()
 }
 
-func TestAThousandDescriptors(t *testing.T) {
+func TestMessageWithThousandDescriptorsIsRefused(t *testing.T) {
 	v := newVictim(t, nil)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -536,7 +536,7 @@ func TestAThousandDescriptors(t *testing.T) {
 	v.recovered()
 }
 
-func TestAClientThatNeverReads(t *testing.T) {
+func TestClientThatNeverReadsIsDisconnected(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
 	for range 3 {
@@ -563,7 +563,7 @@ func TestAClientThatNeverReads(t *testing.T) {
 
 // A client can map all of the submit memory for writing, and nobody can keep it
 // from writing there what it likes, whenever it likes.
-func TestARingThatIsRewrittenAtRandom(t *testing.T) {
+func TestRingRewrittenAtRandomHarmsNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	cut := 0
 	for round := range 60 {
@@ -726,7 +726,7 @@ func TestCompletionsCannotBeForged(t *testing.T) {
 
 // Timelines are the client's own to write: what it forges moves its own
 // operations, and nobody else's.
-func TestForgedTimelines(t *testing.T) {
+func TestForgedTimelinesAffectOwnOperationsOnly(t *testing.T) {
 	v := newVictim(t, nil)
 	bad := attachRaw(t, v.socket)
 	if err := bad.SetDeadline(testutil.Deadline()); err != nil {
@@ -777,7 +777,7 @@ func TestForgedTimelines(t *testing.T) {
 }
 
 // Memory that changes under the relay, or whose owner goes, while it is copied.
-func TestExportsThatVanish(t *testing.T) {
+func TestExportRemovedDuringCopyHarmsNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	listener, err := v.good.Listen(within(t), uuid(t, 0))
 	if err != nil {
@@ -991,7 +991,7 @@ func (f *fuse) letGo() {
 
 // A file of a file system that the client itself serves: every call on it can
 // hang, and its close does.
-func TestFilesThatHang(t *testing.T) {
+func TestHangingFileDescriptorsBlockNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	f := newFuse(t) // after that: a process that is started closes the file, and hangs
 	file := f.file
@@ -1090,7 +1090,7 @@ func lingering(t *testing.T) (fd int, release func()) {
 // The last close of a TCP socket that lingers waits in the kernel, in whatever call
 // it comes: one that receives a message without its descriptors, and one that closes
 // a socket with messages unread.
-func TestSocketsThatLinger(t *testing.T) {
+func TestLingeringSocketsBlockNoOtherClient(t *testing.T) {
 	export := &wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend}
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -1177,7 +1177,7 @@ func TestSocketsThatLinger(t *testing.T) {
 
 // A handle has 128 random bits. Wrong ones are refused before anything is done
 // for them, and counted.
-func TestGuessingHandles(t *testing.T) {
+func TestGuessedHandlesAreRefusedAndCounted(t *testing.T) {
 	h := newHost(t)
 	socketB, relayB := h.start("b", launch.RouteDirect, -1, far(3, 2, "nic1"))
 	a := attach(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0")))
@@ -1216,7 +1216,7 @@ func TestGuessingHandles(t *testing.T) {
 
 // Whoever has a container's socket has its lanes: he exports memory of his own,
 // and nothing that others exported there is within his reach.
-func TestAnotherContainersSocket(t *testing.T) {
+func TestSocketOfOtherContainerGivesNoMemory(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("b", launch.RouteDirect, far(3, 2, "nic1"))
 	b := attach(t, socket)
@@ -1303,7 +1303,7 @@ func TestAnotherContainersSocket(t *testing.T) {
 
 // Every limit of a container can be reached, says which it is, holds for all its
 // clients together, and ends with what reached it.
-func TestLimitsOfAContainer(t *testing.T) {
+func TestContainerLimitsHoldForAllClientsTogether(t *testing.T) {
 	start := func(l launch.Limits) (string, *relay.Relay) {
 		h := newHost(t)
 		h.change = func(c *launch.Config) { c.Limits = l }

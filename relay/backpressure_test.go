@@ -23,7 +23,7 @@ import (
 // nothing; and the administrator sees who waits for what while that lasts. The table is
 // in docs/relay.md.
 
-// told waits until a report says something.
+// report waits until a report says something.
 func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
 	t.Helper()
 	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
@@ -60,7 +60,7 @@ func with(r *launch.Report, peer string, sends bool) (f launch.ConnectionFigures
 
 const slowBytes = 1 << 20 // a message of 16 slots
 
-// slowWorld is container b, its neighbour c that is well, and container a, whose relay
+// slowWorld is container b, a healthy container c beside it, and container a, whose relay
 // is a process that can be stopped.
 type slowWorld struct {
 	*testing.T
@@ -133,7 +133,7 @@ func (w *slowWorld) passes(messages int, from *client.Connection, source *client
 
 // A relay that is stopped holds slots of another container's lane that it was granted
 // and does not fill. It has not all of them: who else sends there goes on.
-func TestAStoppedPeerLeavesTheOthersTheirSlots(t *testing.T) {
+func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	w := newSlowWorld(t)
 	slowSends, slowReceives, _ := join(t, w.clientA, 0, w.clientB, 3)
 	sends, receives, _ := join(t, w.clientC, 0, w.another, 3)
@@ -182,7 +182,7 @@ func TestAStoppedPeerLeavesTheOthersTheirSlots(t *testing.T) {
 
 // What a stopped relay does not read is bounded by the ring of its peer's client, which
 // is full then and says so; another client of the same container goes on.
-func TestWhatAStoppedPeerDoesNotRead(t *testing.T) {
+func TestStoppedPeerBacklogIsBoundedByRing(t *testing.T) {
 	w := newSlowWorld(t)
 	slowSends, slowReceives, _ := join(t, w.clientB, 3, w.clientA, 0)
 	sends, receives, _ := join(t, w.another, 3, w.clientC, 0)
@@ -229,7 +229,7 @@ func TestWhatAStoppedPeerDoesNotRead(t *testing.T) {
 
 // Whoever cancels a message has the other relay asked once, however often: else it
 // would be as many words that a stopped one does not read as end the connection.
-func TestCancelingAgainAndAgain(t *testing.T) {
+func TestCancelRepeatedSendsOneRequest(t *testing.T) {
 	w := newSlowWorld(t)
 	sends, receives, _ := join(t, w.clientB, 3, w.clientA, 0)
 	w.signal(unix.SIGSTOP)
@@ -254,7 +254,7 @@ func TestCancelingAgainAndAgain(t *testing.T) {
 
 // The relay takes as many operations as there is room for completions, and none more
 // from a client that reads none; its other clients go on.
-func TestAClientThatReadsNoCompletions(t *testing.T) {
+func TestClientWithFullCompletionRingBlocksOnlyItself(t *testing.T) {
 	h := newHost(t)
 	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
 	b := attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))

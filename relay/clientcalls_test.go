@@ -169,7 +169,7 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 	return c
 }
 
-// use has it run once. It gives what the program was told.
+// quota has it run once. It gives what the program was told.
 func (c *watchedClient) use() (told string, err error) {
 	if _, err := c.stdin.(io.Writer).Write([]byte{1}); err != nil {
 		return "", err
@@ -182,7 +182,7 @@ func (c *watchedClient) use() (told string, err error) {
 // program is told the cause, in time, its next session works, and nothing is left behind.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
-func TestFaultsOfAClientsSystemCalls(t *testing.T) {
+func TestClientSystemCallFaultsReturnErrors(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	c := startWatchedClient(t, h.relay("a", launch.RouteStaged, far(0, 1, "nic0")))

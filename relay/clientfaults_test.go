@@ -135,7 +135,7 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 // the client or in the relay, which goes on.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
-func TestFaultsOfAClientsCalls(t *testing.T) {
+func TestClientCUDAFaultsReturnErrors(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	h.change = func(c *launch.Config) {

@@ -14,7 +14,7 @@ import (
 
 // Whoever has closed a session may use its memory for something else at once: copies
 // into it that were under way have ended, and no other begins.
-func TestNothingWritesWhatAClosedSessionExported(t *testing.T) {
+func TestClosedSessionMemoryIsNotWritten(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
@@ -58,7 +58,7 @@ func TestNothingWritesWhatAClosedSessionExported(t *testing.T) {
 
 // A relay that is stopped, or that means ill, can write slots only, on route staged: no
 // client of another container waits for it to close its session.
-func TestClosingBesideAStoppedPeer(t *testing.T) {
+func TestCloseBesideStoppedPeerReturns(t *testing.T) {
 	w := newSlowWorld(t)
 	sends, receives, _ := join(t, w.clientA, 0, w.clientB, 3)
 	sent, err := sends.Send(w.memoryA, 0, slowBytes, client.Tag(1))
@@ -83,7 +83,7 @@ func TestClosingBesideAStoppedPeer(t *testing.T) {
 
 // A sender may have its connection before the listener's client hears of it. Whether the
 // listener is closed just before or just after, it is why the connection ends.
-func TestAListenerClosedAsASenderComes(t *testing.T) {
+func TestListenerClosedDuringConnectNamesTheReason(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0")))
 	for range 100 {
 		l, err := s.Listen(within(t), uuid(t, 0))

@@ -23,30 +23,30 @@ type connection struct {
 	// and into; nil on route direct.
 	transport string
 	out, in   *staging
-	// registered is how NICs know those, over verbs, or a near GPU's memory. Of that, lentKnown
+	// registered is how NICs know those, over verbs, or a near GPU's memory. Of that, inPlaceKnown
 	// says that some was used, and unlent why the latest was not reached in place.
-	registered slotsWay
-	lentKnown  bool
-	onGPUs     bool // the slots are on server GPUs, and NICs reach them
-	unlent     string
-	verdict    verdict
-	// quotas are the lane's for short messages to and from other hosts; nil elsewhere.
-	quotas  [2]*quotas
-	abroad  *tcp.Peer // the other relay's host's
-	version uint32    // that both relays speak
-	peerGPU wire.UUID // the same one's client's
-	peer    string    // who is at the other side, for messages
-	port    transport.Control
-	shared  windows // of the port, between two relays of a host; nil elsewhere
-	sends   bool
-	side    side
+	registered   slotsWay
+	inPlaceKnown bool
+	onGPUs       bool // the slots are on server GPUs, and NICs reach them
+	notInPlace   string
+	verdict      verdict
+	// eagerBuffers are the lane's for short messages to and from other hosts; nil elsewhere.
+	quotas     [2]*eagerBuffers
+	remotePeer *tcp.Peer // the other relay's host's
+	version    uint32    // that both relays speak
+	peerGPU    wire.UUID // the same one's client's
+	peer       string    // who is at the other side, for messages
+	port       transport.Control
+	shared     windows // of the port, between two relays of a host; nil elsewhere
+	sends      bool
+	side       side
 	// listener is the number of the one that accepted it, 0 where it was made here.
 	listener uint32
 	// hidden: the client knows nothing of it. twin is the other connection of one that
-	// has a way back (back.go), nil elsewhere.
+	// has a way back (reverse.go), nil elsewhere.
 	hidden bool
 	twin   *connection
-	// serving is how many operations the relay does here for the other side.
+	// servedOperation is how many operations the relay does here for the other side.
 	serving int
 	flushes flushes
 
@@ -253,7 +253,7 @@ func (c *connection) settle() {
 	delete(c.session.connections, c.number)
 	c.leave()
 	if c.counted {
-		c.session.relay.giveBack(ofConnection)
+		c.session.relay.release(ofConnection)
 	}
 	// The sender's close tells the receiver that nothing writes any more; the
 	// receiver has waited for it. First goes what it has not read, the reason
@@ -300,7 +300,7 @@ func (r *Relay) statistics() *wire.StatisticsReply {
 				count(g.server, g.in, g.out)
 			}
 		}
-		for _, on := range l.served {
+		for _, on := range l.serverUsage {
 			if on.in+on.out > 0 {
 				count(on.id, on.in, on.out)
 			}

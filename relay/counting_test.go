@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-func TestHistogramsKeepTheOrder(t *testing.T) {
+func TestHistogramsKeepBucketOrder(t *testing.T) {
 	var h histogram
 	for d := time.Duration(0); d < 2*time.Minute; d = d*5/4 + 1 {
 		before := h
@@ -33,7 +33,7 @@ func TestHistogramsKeepTheOrder(t *testing.T) {
 
 // A report of very many lanes and connections, all of them at work, fits into its
 // datagram.
-func TestReportsFit(t *testing.T) {
+func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 	busy := launch.Figures{Operations: 1 << 62, Bytes: 1 << 62, InFlight: 1024}
 	for i := range buckets - 1 {
 		busy.Latency = append(busy.Latency, launch.Bucket{From: bound(i), To: bound(i + 1), Count: 1 << 40})
@@ -43,7 +43,7 @@ func TestReportsFit(t *testing.T) {
 		for range lanes {
 			r.Lanes = append(r.Lanes, launch.LaneFigures{GPU: "0000:17:00.0", Sent: busy, Received: busy})
 		}
-		for range toldConnections {
+		for range maxReportedConnections {
 			r.Connections = append(r.Connections, launch.ConnectionFigures{Peer: "container of a name", Figures: busy})
 		}
 		fit(r)
@@ -51,7 +51,7 @@ func TestReportsFit(t *testing.T) {
 		if err != nil || len(text) > launch.MaxDatagram {
 			t.Errorf("%d lanes: %d bytes, %v", lanes, len(text), err)
 		}
-		if len(r.Lanes) != lanes || len(r.Connections)+r.MoreConnections != toldConnections {
+		if len(r.Lanes) != lanes || len(r.Connections)+r.MoreConnections != maxReportedConnections {
 			t.Errorf("%d lanes: %d are shown, and %d connections and %d more", lanes, len(r.Lanes), len(r.Connections), r.MoreConnections)
 		}
 		if kept := len(r.Lanes[0].Sent.Latency) > 0; kept != (lanes == 1) {
@@ -61,7 +61,7 @@ func TestReportsFit(t *testing.T) {
 }
 
 // So does one of more clients than it has room for.
-func TestReportsOfManyClientsFit(t *testing.T) {
+func TestReportOfManyClientsFitsDatagram(t *testing.T) {
 	r := &launch.Report{Clients: make([]launch.Client, toldClients)}
 	for i := range r.Clients {
 		r.Clients[i] = launch.Client{PID: 1<<22 - toldClients + i, Memories: 16384, Bytes: 1 << 40, HostMemory: 1 << 40, Connections: 4096}
@@ -95,7 +95,7 @@ func (c *connection) count(op *operation) {
 	c.over(op, wire.StatusOK)
 }
 
-func TestCountingAllocatesNothing(t *testing.T) {
+func TestCountersAddAllocatesNothing(t *testing.T) {
 	c, op := counting(t)
 	if n := testing.AllocsPerRun(100, func() { c.count(op) }); n != 0 {
 		t.Errorf("counting an operation allocates %v times", n)

@@ -23,15 +23,15 @@ const (
 	eachSends       = 2 // messages, in each direction
 )
 
-// way is one connection of a communicator.
-type way struct {
+// attachment is one connection of a communicator.
+type attachment struct {
 	sending, receiving *client.Connection
 	source, target     *memory
 }
 
 // parcel is one message.
 type parcel struct {
-	*way
+	*attachment
 	at, n, tag uint64
 	received   *client.Operation
 }
@@ -41,7 +41,7 @@ type parcel struct {
 //
 // PEERLANE_DEADLOCK_ROUNDS says how many orders are tried; PEERLANE_DEADLOCK_SEED
 // repeats one.
-func TestManyCommunicatorsOverTwoSlots(t *testing.T) {
+func TestCommunicatorsOverTwoSlotsDoNotDeadlock(t *testing.T) {
 	rounds, communicators := 3, communicators
 	if wanted := os.Getenv("PEERLANE_DEADLOCK_ROUNDS"); wanted != "" {
 		var err error
@@ -65,9 +65,9 @@ func TestManyCommunicatorsOverTwoSlots(t *testing.T) {
 	b := attach(t, h.relay("b", launch.RouteStaged, far(3, 2, "nic1")))
 	half := (uint64(communicators)*eachSends*deadlockLargest + 2<<20 - 1) &^ (2<<20 - 1)
 	atA, atB := exported(t, a, 0, 2*half), exported(t, b, 3, 2*half)
-	var ways []*way
+	var ways []*attachment
 	for range communicators {
-		there, back := &way{source: atA, target: atB}, &way{source: atB, target: atA}
+		there, back := &attachment{source: atA, target: atB}, &attachment{source: atB, target: atA}
 		there.sending, there.receiving, _ = join(t, a, 0, b, 3)
 		back.sending, back.receiving, _ = join(t, b, 3, a, 0)
 		ways = append(ways, there, back)
@@ -81,7 +81,7 @@ func TestManyCommunicatorsOverTwoSlots(t *testing.T) {
 
 // exchangeAll sends messages on all ways. Sends lie in the first half of a memory,
 // receives in the second.
-func exchangeAll(t *testing.T, ways []*way, half uint64, order int, draw *rand.Rand) {
+func exchangeAll(t *testing.T, ways []*attachment, half uint64, order int, draw *rand.Rand) {
 	t.Helper()
 	// Long: an emulated machine is ten times slower, and all is waited for at once.
 	ctx, cancel := testutil.WithLimit(t.Context(), 5*time.Minute)
@@ -98,7 +98,7 @@ func exchangeAll(t *testing.T, ways []*way, half uint64, order int, draw *rand.R
 	var parcels []*parcel
 	for _, w := range ways {
 		for tag := range uint64(eachSends) {
-			p := &parcel{way: w, at: used[w.source], n: 1 + draw.Uint64N(deadlockLargest), tag: tag}
+			p := &parcel{attachment: w, at: used[w.source], n: 1 + draw.Uint64N(deadlockLargest), tag: tag}
 			used[w.source] += p.n
 			parcels = append(parcels, p)
 		}

@@ -12,7 +12,7 @@ import (
 )
 
 // Errors of the driver reach a client with the status of what failed, and name the call.
-func TestStatusesOfTheDriver(t *testing.T) {
+func TestDriverErrorsReachClientAsStatus(t *testing.T) {
 	for _, c := range []struct {
 		fault  string
 		status wire.Status
@@ -38,7 +38,7 @@ func TestStatusesOfTheDriver(t *testing.T) {
 }
 
 // A relay that may open no more files says so, and does what it is asked when it may.
-func TestARelayWithoutDescriptors(t *testing.T) {
+func TestRelayWithoutDescriptorsFailsRequestsAndRecovers(t *testing.T) {
 	s := newStage(t, launch.RouteDirect)
 	p, err := s.begin(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
@@ -83,7 +83,7 @@ func TestARelayWithoutDescriptors(t *testing.T) {
 }
 
 // What this process closes ends with that, whatever the other side does.
-func TestWhatIsClosedHereSaysSo(t *testing.T) {
+func TestLocallyClosedConnectionReportsClosed(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteDirect, far(0, 1, "nic0")))
 	sending, receiving, _ := join(t, s, 0, s, 0)
 	m := exported(t, s, 0, 2<<20)
@@ -101,7 +101,7 @@ func TestWhatIsClosedHereSaysSo(t *testing.T) {
 }
 
 // An operation waits for no event that is not open.
-func TestAnEventThatIsNotOpen(t *testing.T) {
+func TestSendAfterUnknownEventFails(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteDirect, far(0, 1, "nic0")))
 	sending, _, _ := join(t, s, 0, s, 0)
 	m := exported(t, s, 0, 2<<20)
@@ -115,7 +115,7 @@ func TestAnEventThatIsNotOpen(t *testing.T) {
 
 // A GPU on which no context can be made is the trouble of its own lane: those of the
 // container's other GPUs go on.
-func TestASickGPUEndsNoOtherLane(t *testing.T) {
+func TestFailedGPUEndsNoOtherLane(t *testing.T) {
 	needGPUs(t, 4)
 	v := newVictim(t, func(c *launch.Config) { c.Lanes = append(c.Lanes, far(2, 3, "nic0")) }, "PEERLANE_SIM_FAULT=cuCtxCreate:after=1:error=719")
 	s := attach(t, v.socket)

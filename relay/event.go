@@ -19,7 +19,7 @@ type event struct {
 }
 
 // ofEvent is what an event takes: the driver has a file of it open.
-var ofEvent = use{descriptors: 1}
+var ofEvent = quota{descriptors: 1}
 
 // openEvent opens an event for the client. What becomes of it when the client destroys
 // it, or is taken for another's by a handle that is guessed, is the driver's: hence only
@@ -60,7 +60,7 @@ func (s *session) openEvent(m *wire.Event, sequence uint32) {
 	}, func(err error) {
 		switch {
 		case err != nil:
-			s.relay.giveBack(ofEvent)
+			s.relay.release(ofEvent)
 			s.answer(sequence, err)
 		case s.ended != nil:
 			e.close()
@@ -95,7 +95,7 @@ func (e *event) settle() {
 }
 
 func (e *event) close() {
-	e.relay.giveBack(ofEvent)
+	e.relay.release(ofEvent)
 	err := e.lane.device.On(func() error { return e.lane.device.Driver.EventDestroy(e.handle) })
 	if err != nil {
 		logrus.WithError(err).Warn("closing a client's event")

@@ -22,7 +22,7 @@ import (
 
 // A send waits for an event of another process's stream; and a process that is killed
 // while one does leaves nothing.
-func TestSendsWaitForEvents(t *testing.T) {
+func TestSendsAfterEventWaitForEvent(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("allowed: %v", allowed), func(t *testing.T) {
 			h := newHost(t)

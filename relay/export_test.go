@@ -38,7 +38,7 @@ func (r *Relay) Settling(limit time.Duration) { r.settle = limit }
 // LendingAtMost bounds what clients lend of the GPU of a relay's first lane, which has been
 // opened, and gives what was the limit, bytes.
 func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {
-	r.loop.Call(func() { before, r.lanes[0].mostLent = r.lanes[0].mostLent, bytes })
+	r.loop.Call(func() { before, r.lanes[0].maxInPlace = r.lanes[0].maxInPlace, bytes })
 	return before
 }
 
@@ -108,7 +108,7 @@ func (r *Relay) Forget() {
 }
 
 // ToldConnections is how many connections a report shows.
-const ToldConnections = toldConnections
+const ToldConnections = maxReportedConnections
 
 // Free gives back the memory that goes with a relay's process, after Run.
 func (r *Relay) Free() {
@@ -118,7 +118,7 @@ func (r *Relay) Free() {
 				_ = g.close() // the context may be lost
 			}
 		}
-		for _, q := range l.abroad.quotas {
+		for _, q := range l.remote.quotas {
 			if q != nil {
 				_ = q.memory.close()
 			}
@@ -128,8 +128,8 @@ func (r *Relay) Free() {
 	for _, s := range r.sessions {
 		for _, m := range s.memories {
 			_ = m.mapped.Close()
-			if m.lent != nil {
-				_ = m.lent.Close()
+			if m.inPlace != nil {
+				_ = m.inPlace.Close()
 			}
 		}
 	}
@@ -143,7 +143,7 @@ func (r *Relay) OpenByRDMA(first wire.Message) error {
 		r.hosts.peers.Each(func(p *tcp.Peer) {
 			var err error
 			if o.channel, _, err = verbs.Of(p).Open(first, o.received, o.lost, nil, 1); err != nil {
-				o.tell(err)
+				o.finish(err)
 			}
 		})
 	})

@@ -438,9 +438,9 @@ func faults(calls map[string]int, all bool) (first, more []fault) {
 	return first, more
 }
 
-// endTime is how long the end of a process may take that cannot go on. It takes less
+// endTimeout is how long the end of a process may take that cannot go on. It takes less
 // than a second; a slow machine more.
-const endTime = 20 * time.Second
+const endTimeout = 20 * time.Second
 
 // keeper starts a process that meets a fault, and its successor when it has ended, as
 // a supervisor does.
@@ -561,10 +561,10 @@ func (s *stage) meet(f fault, log string) (err error) {
 		if good = 0; first.IsZero() {
 			first = time.Now()
 		}
-		if time.Since(first) > endTime {
+		if time.Since(first) > endTimeout {
 			return errors.New("it does not work again")
 		}
-		if p, replaced, _ := k.current(); f.ends() && !replaced && !p.hasEnded(endTime) {
+		if p, replaced, _ := k.current(); f.ends() && !replaced && !p.hasEnded(endTimeout) {
 			return errors.New("the process cannot go on, and does not end")
 		}
 		// A lane without staging is not tried again for a second.
@@ -595,7 +595,7 @@ func (s *stage) meet(f fault, log string) (err error) {
 //
 // PEERLANE_FAULTS=all, as in `make soak-faults`, tries all faults; else there is one of each
 // call, and a few more.
-func TestFaultsOfCUDACalls(t *testing.T) {
+func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
 	only := os.Getenv("PEERLANE_FAULT")
 	seen := map[string]bool{}

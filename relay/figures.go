@@ -76,7 +76,7 @@ func bound(bucket int) time.Duration {
 // begun counts an operation that the connection has taken.
 func (c *connection) begun() { c.figures.inFlight++ }
 
-// over counts an operation that ends.
+// finish counts an operation that ends.
 func (c *connection) over(op *operation, status wire.Status) {
 	f := &c.figures
 	f.inFlight--
@@ -147,8 +147,8 @@ type directions map[bool]*figures
 
 func newDirections() directions { return directions{true: {}, false: {}} }
 
-// told is what the administrator sees.
-func (f *figures) told() launch.Figures {
+// report is what the administrator sees.
+func (f *figures) report() launch.Figures {
 	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InPlace: f.inPlace, InFlight: f.inFlight}
 	for i, s := range f.stalls {
 		if s.count > 0 || s.waiting > 0 {
@@ -163,9 +163,9 @@ func (f *figures) told() launch.Figures {
 	return t
 }
 
-// toldConnections bounds the connections that a report shows, those with the most
+// maxReportedConnections bounds the connections that a report shows, those with the most
 // bytes first: it has to fit into a datagram beside all else.
-const toldConnections = 24
+const maxReportedConnections = 24
 
 // live adds the figures to a report.
 func (r *Relay) live(report *launch.Report) {
@@ -187,7 +187,7 @@ func (r *Relay) live(report *launch.Report) {
 			}
 			told := launch.ConnectionFigures{
 				PID: s.pid, Number: c.number, GPU: c.lane.spec.GPU.BusID, Peer: c.peer, Sends: c.sends,
-				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.told(),
+				Route: routeName(c.route), Transport: c.transport, Path: c.path(), Slots: c.slots.held, Figures: f.report(),
 			}
 			if c.transport == launch.TransportTCP {
 				_, told.Rails = c.overTCP()
@@ -201,7 +201,7 @@ func (r *Relay) live(report *launch.Report) {
 	}
 	for _, l := range r.lanes {
 		if sent, received := of[l][true], of[l][false]; sent.operations+received.operations > 0 || sent.inFlight+received.inFlight > 0 {
-			report.Lanes = append(report.Lanes, launch.LaneFigures{GPU: l.spec.GPU.BusID, Sent: sent.told(), Received: received.told()})
+			report.Lanes = append(report.Lanes, launch.LaneFigures{GPU: l.spec.GPU.BusID, Sent: sent.report(), Received: received.report()})
 		}
 	}
 	slices.SortFunc(all, func(a, b launch.ConnectionFigures) int {
@@ -215,7 +215,7 @@ func (r *Relay) live(report *launch.Report) {
 		}
 		return int(a.Number) - int(b.Number)
 	})
-	shown := min(len(all), toldConnections)
+	shown := min(len(all), maxReportedConnections)
 	report.Connections, report.MoreConnections = all[:shown], len(all)-shown
 }
 
@@ -244,10 +244,10 @@ func (c *connection) path() string {
 	case launch.TransportLoop:
 		steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]), "emulated NIC")
 	case launch.TransportVerbs:
-		if c.registered != lentInPlace {
+		if c.registered != clientDMABuf {
 			steps = append(steps, slots(map[bool]*staging{true: c.out, false: c.in}[c.sends]))
 		}
-		steps = append(steps, c.transport+" by "+verbs.Of(c.abroad).Way(), c.abroad.Name())
+		steps = append(steps, c.transport+" by "+verbs.Of(c.remotePeer).Way(), c.remotePeer.Name())
 	case launch.TransportTCP:
 		steps, _ = c.overTCP()
 		steps = steps[:len(steps)-1]

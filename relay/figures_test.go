@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-func TestFiguresOfLanesAndConnections(t *testing.T) {
+func TestFiguresOfLanesAndConnectionsAreReported(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
@@ -94,7 +94,7 @@ func TestFiguresOfLanesAndConnections(t *testing.T) {
 }
 
 // Messages that find no slot are counted, and for how long.
-func TestFiguresOfStalls(t *testing.T) {
+func TestSlotStallsAreCountedAndTimed(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	h.nic("nic1")
@@ -117,7 +117,7 @@ func TestFiguresOfStalls(t *testing.T) {
 }
 
 // A report fits into its datagram, with as many connections as there may be.
-func TestFiguresAreBounded(t *testing.T) {
+func TestFiguresOfManyConnectionsFitDatagram(t *testing.T) {
 	h := newHost(t)
 	socketA, a := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
 	s, other := attach(t, socketA), attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))

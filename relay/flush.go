@@ -66,7 +66,7 @@ func (f *flushes) missed(status wire.Status) {
 	}
 }
 
-// over takes an operation that has ended away from the flushes behind it.
+// finish takes an operation that has ended away from the flushes behind it.
 func (f *flushes) over(op *operation, status wire.Status) {
 	own := op.kind == wire.OpFlush
 	if own {

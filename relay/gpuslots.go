@@ -147,7 +147,7 @@ func registered(steps []registration.Step) slotsWay {
 func (l *lane) slotsFor(by *verbs.Set) (out, in *staging, err error) {
 	switch {
 	case l.spec.Direct && !l.spec.Relay:
-		return nil, nil, errors.New(nothingLent)
+		return nil, nil, errors.New(noMemoryInPlace)
 	case !l.spec.Relay || len(l.spec.Servers) == 0:
 		return nil, nil, fmt.Errorf("the plan has no server GPU for this lane (role %s)", l.spec.Role)
 	}
@@ -268,7 +268,7 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	if g.out != nil {
 		return g.out, g.in, nil
 	}
-	config, err := l.tested()
+	config, err := l.selfTestResult()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -296,7 +296,7 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 	in.fill()
 	if !l.relay.loop.Call(func() {
 		g.out, g.in, g.placed = out, in, all
-		l.relay.proven() // what came meanwhile
+		l.relay.endIfWrong() // what came meanwhile
 	}) {
 		return nil, nil, errEnding
 	}
@@ -305,7 +305,7 @@ func (l *lane) openAllocated() (out, in *staging, err error) {
 
 // pools are all slots of the lane; of the loop.
 func (l *lane) pools() (list []*staging) {
-	for _, s := range []*staging{l.out, l.in, l.registered.out, l.registered.in, l.abroad.out, l.abroad.in} {
+	for _, s := range []*staging{l.out, l.in, l.registered.out, l.registered.in, l.remote.out, l.remote.in} {
 		if s != nil {
 			list = append(list, s)
 		}
@@ -313,18 +313,18 @@ func (l *lane) pools() (list []*staging) {
 	return list
 }
 
-// mostSaid bounds what is remembered to have been said.
-const mostSaid = 64
+// maxLoggedSlots bounds what is remembered to have been said.
+const maxLoggedSlots = 64
 
 // say tells the log by which way a lane's data goes through NICs, once for each.
-func (l *lane) say(w slotsWay) {
+func (l *lane) logSlots(w slotsWay) {
 	g := &l.registered
 	g.deciding.Lock()
 	defer g.deciding.Unlock()
 	if g.said[w.text] {
 		return
 	}
-	if g.said == nil || len(g.said) == mostSaid {
+	if g.said == nil || len(g.said) == maxLoggedSlots {
 		g.said = map[string]bool{}
 	}
 	g.said[w.text] = true

@@ -61,7 +61,7 @@ func throughSlots(t *testing.T, s *client.Session, server int) (gpu, host uint64
 // what a NIC has written is flushed before it is copied on. Where DMA-BUF is refused,
 // whatever the error, nvidia-peermem is tried, with memory of cuMemAlloc if that is what it
 // takes, and then the host's memory; both relays say which it is, and why.
-func TestSlotsOnServerGPUsAreRegistered(t *testing.T) {
+func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
 	// Each side's NIC, and what is said of it.
 	type nic struct {
 		noDMABuf bool
@@ -175,7 +175,7 @@ func flushed(t *testing.T, rdma softdevice.Host, nic string, want bool) {
 
 // A flush that fails for good ends the operations with an error that says so: their bytes may not be
 // there.
-func TestAFlushThatFails(t *testing.T) {
+func TestFailedFlushEndsOperationsWithError(t *testing.T) {
 	p := hostsThatRedial(t, 1, 1, shortRedial)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12 device=rocep1"); err != nil { // which writes nothing
@@ -198,7 +198,7 @@ func TestAFlushThatFails(t *testing.T) {
 }
 
 // A NIC that cannot flush receives into the host's memory, and sends from a GPU's.
-func TestANICThatCannotFlush(t *testing.T) {
+func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
 	// Before the one for data.
@@ -215,7 +215,7 @@ func TestANICThatCannotFlush(t *testing.T) {
 
 // Memory of a client on a server GPU goes from where it lies to where it is to be once the
 // NICs know it, through slots before; and they forget it before it is given back.
-func TestStagingMemoryByRDMA(t *testing.T) {
+func TestStagingMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	p := &byRDMA{lane: copying}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)

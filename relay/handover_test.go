@@ -150,7 +150,7 @@ func handOver(t *testing.T, s *client.Session, number, first uint32) *client.Han
 // One instantiated graph raises every word of a message by one and hands it to the
 // relay; another, at the other side, takes what was received. The CPUs only launch
 // the graphs and post the operations, both far ahead of what is moved.
-func TestGraphsHandOverEveryReplay(t *testing.T) {
+func TestGraphReplaysHandOverEachMessage(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			const n, replays, ahead = 8 << 10, 250, 25
@@ -212,7 +212,7 @@ func TestGraphsHandOverEveryReplay(t *testing.T) {
 	}
 }
 
-func TestACapturedStreamIsRefusedValuesThatGrow(t *testing.T) {
+func TestCapturedStreamWithGrowingValuesIsRefused(t *testing.T) {
 	p, _ := apart(t, launch.RouteDirect)
 	w := newWorker(t, 0, p.a)
 	timeline, err := p.a.Timeline(0)
@@ -241,7 +241,7 @@ func TestACapturedStreamIsRefusedValuesThatGrow(t *testing.T) {
 
 // Whatever dies: replays that wait are released, and so are those of later, whose
 // graph sets the turn back itself.
-func TestReplaysDoNotWaitForTheDead(t *testing.T) {
+func TestGraphReplaysAfterDeathAreReleased(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		status wire.Status
@@ -304,7 +304,7 @@ func demandOneOf(t *testing.T, err error, statuses ...wire.Status) {
 	t.Errorf("the error is %v (status %d), not one of %v", err, wire.StatusOf(err), statuses)
 }
 
-func TestHandOversNeedAFirstTurn(t *testing.T) {
+func TestHandOverWithoutFirstTurnIsRefused(t *testing.T) {
 	p, _ := apart(t, launch.RouteDirect)
 	if _, err := p.a.HandOver(wire.Timelines, wire.TurnStream); err == nil {
 		t.Error("a timeline beyond the last was taken")
@@ -333,7 +333,7 @@ func TestHandOversNeedAFirstTurn(t *testing.T) {
 
 // What a client writes into a descriptor and into its timelines is its own affair:
 // it moves no other's operation, and the relay says what cannot be.
-func TestTurnsOfAHostileClient(t *testing.T) {
+func TestHostileClientTurnsAffectOwnOperationsOnly(t *testing.T) {
 	h := newHost(t)
 	other, server := theOther()
 	b := attach(t, h.relay("b", launch.RouteDirect, far(other, server, "nic1")))

@@ -42,7 +42,7 @@ func (a *hostAccount) take(bytes uint64, name string) error {
 	return nil
 }
 
-func (a *hostAccount) giveBack(bytes uint64) {
+func (a *hostAccount) release(bytes uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.used -= bytes
@@ -81,9 +81,9 @@ func (c *claims) takeHost(bytes uint64) error {
 	return nil
 }
 
-// giveBackHost ends a part of a claim. The supervisor learns of it when a granule and
+// releaseHost ends a part of a claim. The supervisor learns of it when a granule and
 // more is unused.
-func (c *claims) giveBackHost(bytes uint64) {
+func (c *claims) releaseHost(bytes uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.hostAdmission {

@@ -100,7 +100,7 @@ func hear[M wire.Message](s *stranger) M {
 	}
 }
 
-func TestAGrantAfterTheEndMovesNothing(t *testing.T) {
+func TestGrantAfterEndMovesNothing(t *testing.T) {
 	s, err := meet(t, wire.RouteDirect)
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestAGrantAfterTheEndMovesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatAReceiversRelayMayNotSay(t *testing.T) {
+func TestInvalidMessagesOfReceivingRelayEndConnection(t *testing.T) {
 	for _, route := range []uint32{wire.RouteAuto, 7} {
 		s, err := meet(t, route)
 		demand(t, err, wire.StatusMalformed, "route")
@@ -189,7 +189,7 @@ func TestWhatAReceiversRelayMayNotSay(t *testing.T) {
 }
 
 // A receiver's relay that calls something host memory which is not.
-func TestWhatIsNoHostMemoryOfAReceiver(t *testing.T) {
+func TestInvalidHostMemoryOfReceivingRelayIsRefused(t *testing.T) {
 	const bytes = 2 << 20
 	memfd := func(n int64, seals int) int {
 		fd, err := unix.MemfdCreate("stranger", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -243,7 +243,7 @@ func TestWhatIsNoHostMemoryOfAReceiver(t *testing.T) {
 	}
 }
 
-func TestWhatASendersRelayMayNotSay(t *testing.T) {
+func TestInvalidMessagesOfSendingRelayEndConnection(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("b", launch.RouteDirect, far(3, 2, "nic1"))
 	b := attach(t, socket)
@@ -321,7 +321,7 @@ func attachRaw(t *testing.T, socket string) raw {
 	return r
 }
 
-func TestAClientCannotStopTheLoop(t *testing.T) {
+func TestHostileClientCannotStopTheLoop(t *testing.T) {
 	socket := newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0"))
 	good, bad := attach(t, socket), attachRaw(t, socket)
 	// What is shared with the relay blocks from now on, and is full.
@@ -357,7 +357,7 @@ func aside(t *testing.T) (raw, *client.Listener) {
 	return attachRaw(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0"))), listener
 }
 
-func TestGoodbyeEndsTheSessionWhoeverHasTheSocket(t *testing.T) {
+func TestGoodbyeOnDuplicatedSocketEndsSession(t *testing.T) {
 	c, listener := aside(t)
 	child, err := c.File() // a fork's copy
 	if err != nil {
@@ -382,7 +382,7 @@ func TestGoodbyeEndsTheSessionWhoeverHasTheSocket(t *testing.T) {
 	}
 }
 
-func TestTimelinesStayAtTheirEnd(t *testing.T) {
+func TestEndedSessionTimelinesStayAtTheirEnd(t *testing.T) {
 	c, listener := aside(t)
 	m := allocate(t, 0, 2<<20)
 	ask := func(m wire.Message, fds ...int) wire.Message {
@@ -421,7 +421,7 @@ func TestTimelinesStayAtTheirEnd(t *testing.T) {
 	}
 }
 
-func TestASenderIsTheNextAcceptsWhereOneWasGivenUp(t *testing.T) {
+func TestAcceptAfterCanceledAcceptGetsTheSender(t *testing.T) {
 	h := newHost(t)
 	a := attach(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0")))
 	b := attach(t, h.relay("b", launch.RouteDirect, far(3, 2, "nic1")))
@@ -446,7 +446,7 @@ func TestASenderIsTheNextAcceptsWhereOneWasGivenUp(t *testing.T) {
 	}
 }
 
-func TestStatisticsWhileALaneOpens(t *testing.T) {
+func TestStatisticsDuringLaneOpenReturn(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0")))
 	m := allocate(t, 0, 2<<20)
 	var done atomic.Bool

@@ -71,7 +71,7 @@ func far2() (client, server int) {
 }
 
 // Messages between memories of every kind, on every route.
-func TestHostMemoryAtEitherEnd(t *testing.T) {
+func TestHostMemoryAtEitherEndTransfersOnEachRoute(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
 	for _, route := range routes {
@@ -186,7 +186,7 @@ func TestHostMemoryIsRefused(t *testing.T) {
 	hostMemory(t, b, 0, 16<<20)
 }
 
-func TestWhatOperationsMayNotDoWithHostMemory(t *testing.T) {
+func TestInvalidOperationsOnHostMemoryAreRefused(t *testing.T) {
 	h := newHost(t)
 	a := attach(t, h.relay("a", launch.RouteDirect, far(0, 1, "nic0"), far(3, 1, "nic0")))
 	sending, receiving, _ := join(t, a, 0, a, 0)
@@ -207,7 +207,7 @@ func TestWhatOperationsMayNotDoWithHostMemory(t *testing.T) {
 }
 
 // What is under way ends, and the memory after it.
-func TestHostMemoryIsUnexportedInFlight(t *testing.T) {
+func TestHostMemoryUnexportedInFlightOutlivesOperations(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			h := newHost(t)
@@ -380,7 +380,7 @@ func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 
 // A client that does to its host memory what it likes hurts nobody, and keeps
 // nothing of the relay's when it has gone.
-func TestHostMemoryOfAHostileClient(t *testing.T) {
+func TestHostMemoryOfHostileClientHarmsNoOther(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.Limits.HostMemory = 64 << 20 })
 	const n = 16 << 20
 	blocks := func(fd int) int64 {
@@ -474,7 +474,7 @@ func TestHostMemoryOfAHostileClient(t *testing.T) {
 
 // Operations that are under way when the client dies end before its memory goes:
 // the other side never sees anything but an error or the whole message.
-func TestADeathWithHostMemoryInFlight(t *testing.T) {
+func TestClientDeathWithHostMemoryInFlightEndsOperationsFirst(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
 	for _, route := range routes {
@@ -529,7 +529,7 @@ func TestADeathWithHostMemoryInFlight(t *testing.T) {
 
 // What a client has received in host memory is there also after its relay was stopped,
 // until it closes the session: it may be reading it.
-func TestHostMemoryOutlivesItsRelay(t *testing.T) {
+func TestHostMemoryAfterRelayDeathStaysReadable(t *testing.T) {
 	h := newHost(t)
 	socket, stopped := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
 	s := attach(t, socket)
@@ -598,7 +598,7 @@ func TestHostAccountBoundsAllAllocations(t *testing.T) {
 }
 
 // Host memory is claimed by granules, and given back when it is not in use.
-func TestHostMemoryIsClaimed(t *testing.T) {
+func TestHostMemoryClaimsAndReturnsGranules(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.HostAdmission = true }
 	var mu sync.Mutex

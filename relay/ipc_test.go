@@ -75,7 +75,7 @@ func (v *victim) export(p *plain, offset, n uint64) (*client.Memory, error) {
 	return v.good.ExportIPC(within(v.t), p.handle, client.Allocation{GPU: uuid(v.t, 0), Offset: offset, Length: n})
 }
 
-func TestMemoryOfCudaMalloc(t *testing.T) {
+func TestCudaMallocMemoryTransfersByIPC(t *testing.T) {
 	needGPUs(t, 2)
 	const n = 5<<20 + 3
 	for _, route := range routes {
@@ -136,7 +136,7 @@ func TestMemoryOfCudaMalloc(t *testing.T) {
 	}
 }
 
-func TestMemoryOfCudaMallocIsRefused(t *testing.T) {
+func TestCudaMallocMemoryIsRefused(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.CUDAIPC = true; c.Limits.Memories = 3 })
 	p, elsewhere := newPlain(t, 0, 4<<20), newPlain(t, 2, 4<<20)
 	for _, c := range []struct{ offset, length uint64 }{{0, 0}, {0, 4<<20 + 1}, {4 << 20, 1}, {1, 4 << 20}, {1 << 63, 1 << 63}, {8, 1<<64 - 8}} {
@@ -178,7 +178,7 @@ func TestMemoryOfCudaMallocIsRefused(t *testing.T) {
 }
 
 // A client that frees what it handed over, or dies with it.
-func TestMemoryOfCudaMallocThatVanishes(t *testing.T) {
+func TestCudaMallocMemoryFreedInFlightHarmsNoOther(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.CUDAIPC = true })
 	for round := range 6 {
 		s, err := client.Dial(within(t), v.socket)

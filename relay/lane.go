@@ -35,18 +35,18 @@ type lane struct {
 	device *device.Device
 	push   turns // copies out of client memory
 	pull   turns // copies into client memory
-	// mostLent is how much memory clients may lend NICs, bytes.
-	mostLent uint64
+	// maxInPlace is how much memory clients may lend NICs, bytes.
+	maxInPlace uint64
 
 	// The same, by openStaging.
 	out *staging
 	in  *staging
-	// abroad is what is for other hosts, by openAbroad.
-	abroad struct {
+	// remotePeer is what is for other hosts, by openRemote.
+	remote struct {
 		out, in *staging
 		placed  placed
-		// quotas are for short messages, out and in; nil where there was no room.
-		quotas [2]*quotas
+		// eagerBuffers are for short messages, out and in; nil where there was no room.
+		quotas [2]*eagerBuffers
 	}
 	// registered are the slots on server GPUs for other hosts' NICs: out and in, or others.
 	registered gpuSlots
@@ -54,8 +54,8 @@ type lane struct {
 	nics []string
 	// placed says where staging is, and where it is not for want of room.
 	placed []placed
-	// lent is how much clients have lent NICs, bytes; of the loop.
-	lent uint64
+	// inPlace is how much clients have lent NICs, bytes; of the loop.
+	inPlaceBytes uint64
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
 	// mixed deals grants to the client's memory in place and to slots, in each direction of a
@@ -64,9 +64,9 @@ type lane struct {
 
 	// copies: clients may copy to the server GPUs themselves; of the loop.
 	copies bool
-	// served are the server GPUs as they are clients' that copy themselves; of the
+	// serverUsage are the server GPUs as they are clients' that copy themselves; of the
 	// loop.
-	served []*served
+	serverUsage []*serverUsage
 
 	// ended are the figures of the connections that have; of the loop.
 	ended directions
@@ -146,7 +146,7 @@ func (l *lane) open() error {
 		return errors.Join(err, push.Close(), g.Close())
 	}
 	if !l.relay.loop.Call(func() {
-		l.device, l.mostLent = g, lentTimes*has
+		l.device, l.maxInPlace = g, inPlaceFactor*has
 		l.push.add(l.relay.loop, push)
 		l.pull.add(l.relay.loop, pull)
 	}) {
@@ -216,7 +216,7 @@ func (l *lane) openStaging() error {
 	if l.isStaged() {
 		return nil
 	}
-	config, err := l.tested()
+	config, err := l.selfTestResult()
 	if err != nil {
 		return err
 	}
@@ -306,7 +306,7 @@ func (l *lane) openStaging() error {
 	in.fill()
 	if !l.relay.loop.Call(func() {
 		l.out, l.in, l.nics, l.placed = &out, &in, nics, all
-		l.relay.proven() // what came meanwhile
+		l.relay.endIfWrong() // what came meanwhile
 	}) {
 		return errEnding
 	}
@@ -325,15 +325,15 @@ func bounceWithin(c launch.Config) (limit uint64, none string) {
 	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
 }
 
-// openAbroad makes the slots for other hosts, in the host's memory: what goes over TCP
+// openRemote makes the slots for other hosts, in the host's memory: what goes over TCP
 // goes through it.
-func (l *lane) openAbroad(n *launch.Network) error {
+func (l *lane) openRemote(n *launch.Network) error {
 	if err := l.open(); err != nil {
 		return err
 	}
 	l.opening.Lock()
 	defer l.opening.Unlock()
-	if l.abroad.out != nil {
+	if l.remote.out != nil {
 		return nil
 	}
 	var out, in staging
@@ -344,16 +344,16 @@ func (l *lane) openAbroad(n *launch.Network) error {
 	if p.note != "" {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
 	}
-	var short [2]*quotas
+	var short [2]*eagerBuffers
 	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory)
 	if err != nil {
 		logrus.WithError(err).Warnf("short messages of GPU %s to other hosts wait for grants, as long ones do", l.spec.GPU.BusID)
 	} else {
-		short = [2]*quotas{newQuotas(to), newQuotas(from)}
+		short = [2]*eagerBuffers{newEagerBuffers(to), newEagerBuffers(from)}
 	}
 	out.fill()
 	in.fill()
-	if !l.relay.loop.Call(func() { l.abroad.out, l.abroad.in, l.abroad.placed, l.abroad.quotas = &out, &in, p, short }) {
+	if !l.relay.loop.Call(func() { l.remote.out, l.remote.in, l.remote.placed, l.remote.quotas = &out, &in, p, short }) {
 		return errEnding
 	}
 	return nil
@@ -380,7 +380,7 @@ type placed struct {
 	bytes, wanted uint64
 	note          string // why it is not as configured
 	unfit         bool   // by the self-test
-	tuning        tuning
+	tuning        calibration
 	slots         size // that there are, in each direction
 }
 
@@ -422,8 +422,8 @@ type size struct {
 // write, and small copies are slow. Between two H200, where large ones move 395
 // GB/s, those of 4 MiB move 317 and those of 64 KiB 25.
 const (
-	leastSlots = 2
-	leastSlot  = 4 << 20
+	minSlots     = 2
+	minSlotBytes = 4 << 20
 )
 
 // smaller is the next smaller size, if there is one.
@@ -431,9 +431,9 @@ func (z size) smaller() (size, bool) {
 	const granule = 64 << 10 // of slots, as in config.toml
 	half := z.slotBytes / 2 / granule * granule
 	switch {
-	case z.slots > leastSlots:
-		return size{max(z.slots/2, leastSlots), z.slotBytes}, true
-	case half >= leastSlot:
+	case z.slots > minSlots:
+		return size{max(z.slots/2, minSlots), z.slotBytes}, true
+	case half >= minSlotBytes:
 		return size{z.slots, half}, true
 	}
 	return z, false
@@ -506,7 +506,7 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 	}
 	defer func() {
 		if err != nil {
-			r.own.giveBack(bytes)
+			r.own.release(bytes)
 		}
 	}()
 	if err := r.claims.takeHost(bytes); err != nil {
@@ -514,7 +514,7 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 	}
 	defer func() {
 		if err != nil {
-			r.claims.giveBackHost(bytes)
+			r.claims.releaseHost(bytes)
 		}
 	}()
 	one := func() (*region, error) {
@@ -605,7 +605,7 @@ func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, ea
 	if err := l.relay.claims.take(server.BusID, bytes, memory); err != nil {
 		return nil, err
 	}
-	return func() { l.relay.claims.giveBack(server.BusID, bytes, memory) }, nil
+	return func() { l.relay.claims.release(server.BusID, bytes, memory) }, nil
 }
 
 // maker makes memory on a server GPU that the lane's GPU reaches, and a descriptor of it

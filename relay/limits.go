@@ -19,8 +19,8 @@ import (
 // each bound of a single session would else be worth as much as processes can be
 // started.
 
-// use is what one thing of a client's takes.
-type use struct {
+// quota is what one thing of a client's takes.
+type quota struct {
 	memories, connections, descriptors int
 	host                               uint64 // bytes of host memory that is made here
 	foreign                            uint64 // of other containers' that is mapped to be written
@@ -30,9 +30,9 @@ type use struct {
 
 var (
 	// socket, pidfd, eventfd, the pipe's end, two memories
-	ofSession = use{descriptors: 6, own: wire.SubmitBytes + wire.CompleteBytes}
+	ofSession = quota{descriptors: 6, own: wire.SubmitBytes + wire.CompleteBytes}
 	// socket, the NIC's or the immediates', and a region's on its way
-	ofConnection = use{connections: 1, descriptors: 3, own: uint64(packet.SharedBytes(true))}
+	ofConnection = quota{connections: 1, descriptors: 3, own: uint64(packet.SharedBytes(true))}
 )
 
 // spareDescriptors are for what belongs to no client: listeners, devices,
@@ -55,7 +55,7 @@ func limitMet(key, format string, arguments ...any) error {
 
 // reserve counts what a client is about to take, or says which limit is reached.
 // It belongs to the loop.
-func (r *Relay) reserve(u use) error {
+func (r *Relay) reserve(u quota) error {
 	for _, c := range []struct {
 		have, more, limit int
 		what, key         string
@@ -98,9 +98,9 @@ func (r *Relay) reserve(u use) error {
 	return nil
 }
 
-// giveBack ends a reserve.
-func (r *Relay) giveBack(u use) {
-	r.own.giveBack(u.own)
+// release ends a reserve.
+func (r *Relay) release(u quota) {
+	r.own.release(u.own)
 	r.used.host -= u.host
 	r.used.staging -= u.staging
 	r.used.foreign -= u.foreign
@@ -116,11 +116,11 @@ const (
 	maxGreetingsOfUID = 64
 )
 
-// greetings are the connections that have not said hello, oldest first. When a uid has
+// pendingHandshakes are the connections that have not said hello, oldest first. When a uid has
 // too many of them, greetings evicts one of that uid; when there are too many in all, one of
 // the uid that has most. So a process that floods the socket evicts only its own
 // connections. The evicted connection is the oldest that has sent nothing.
-type greetings struct {
+type pendingHandshakes struct {
 	from *packet.Source
 
 	mu      sync.Mutex
@@ -141,9 +141,9 @@ var errSilent = wire.Errorf(wire.StatusBusy, "%d connections of the same user, o
 const unknownUID = ^uint32(0)
 
 // begin adds a connection, and evicts one where there are too many.
-func (g *greetings) begin(conn packet.Conn) { g.add(conn, uidOf(conn)) }
+func (g *pendingHandshakes) begin(conn packet.Conn) { g.add(conn, uidOf(conn)) }
 
-func (g *greetings) add(conn packet.Conn, uid uint32) {
+func (g *pendingHandshakes) add(conn packet.Conn, uid uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waiting = append(g.waiting, greeting{conn, uid})
@@ -168,7 +168,7 @@ func (g *greetings) add(conn packet.Conn, uid uint32) {
 }
 
 // evict ends the wait for one connection of a uid, which has some.
-func (g *greetings) evict(uid uint32) {
+func (g *pendingHandshakes) evict(uid uint32) {
 	evicted := -1
 	for i, w := range g.waiting {
 		if w.uid != uid {
@@ -220,10 +220,10 @@ func control(conn packet.Conn, f func(fd int)) {
 }
 
 // receive reads the first message of a connection, which brings no descriptors.
-func (g *greetings) receive(conn packet.Conn) (wire.Message, error) {
+func (g *pendingHandshakes) receive(conn packet.Conn) (wire.Message, error) {
 	// An evicted connection has its deadline already.
-	err := conn.SetWriteDeadline(time.Now().Add(handshakeTime))
-	timer := time.AfterFunc(handshakeTime, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	err := conn.SetWriteDeadline(time.Now().Add(handshakeTimeout))
+	timer := time.AfterFunc(handshakeTimeout, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	var m wire.Message
 	if err == nil {
 		m, _, err = conn.ReceiveBare()
@@ -237,7 +237,7 @@ func (g *greetings) receive(conn packet.Conn) (wire.Message, error) {
 
 // end removes a connection that has said hello, or has ended. It reports false where the
 // connection was evicted.
-func (g *greetings) end(conn packet.Conn) bool {
+func (g *pendingHandshakes) end(conn packet.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.refused[conn] {
@@ -253,35 +253,35 @@ func (g *greetings) end(conn packet.Conn) bool {
 	return true
 }
 
-// grumble bounds what strangers can make a relay write into its log: some lines a
+// warnings bounds what strangers can make a relay write into its log: some lines a
 // minute, and then how many more there would have been.
-type grumble struct {
+type rateLimitedLogger struct {
 	mu    sync.Mutex
 	since time.Time
 	lines int
 }
 
 const (
-	grumbleTime  = time.Minute
-	grumbleLines = 20
+	warningInterval = time.Minute
+	maxWarnings     = 20
 )
 
 // warn logs a warning about what somebody else does.
-func (g *grumble) warn(log *logrus.Entry, err error, what string) {
+func (g *rateLimitedLogger) warn(log *logrus.Entry, err error, what string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
-	if now.Sub(g.since) > grumbleTime {
-		if more := g.lines - grumbleLines; more > 0 {
+	if now.Sub(g.since) > warningInterval {
+		if more := g.lines - maxWarnings; more > 0 {
 			logrus.Warnf("%d more of such warnings were left out", more)
 		}
 		g.since, g.lines = now, 0
 	}
 	g.lines++
-	if g.lines <= grumbleLines {
+	if g.lines <= maxWarnings {
 		log.WithError(err).Warn(what)
 	}
-	if g.lines == grumbleLines {
+	if g.lines == maxWarnings {
 		logrus.Warn("more of such warnings are left out for a minute")
 	}
 }

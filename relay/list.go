@@ -121,7 +121,7 @@ func (op *operation) copyIn(by *device.Queue, slot device.Place, from, n uint64,
 	by.Move(op.memory.place(op.offset+from), slot, n, done)
 }
 
-// over is the end of an operation that has pieces.
+// finish is the end of an operation that has pieces.
 func (p *pieces) over(op *operation, status wire.Status) {
 	if p.serves != nil {
 		p.serves.over()
@@ -161,7 +161,7 @@ func (s *session) listMemory(sequence uint32) {
 		}
 	}
 	if err != nil {
-		s.relay.giveBack(ofPart)
+		s.relay.release(ofPart)
 		s.answer(sequence, err)
 		return
 	}

@@ -317,7 +317,7 @@ func (r *listReader) hasWayBack() {
 	if r.tcp {
 		r.back.writes = fuzzArrivals{}
 	}
-	r.s.cameBack(r.back)
+	r.s.reverseOpened(r.back)
 }
 
 func (r *listReader) hearsOfData() {
@@ -450,8 +450,8 @@ type listOwner struct {
 	route          uint32
 	r              *receiver
 	shown, written *memory
-	regions        [2]*offering // of written and shown
-	left           []byte       // in written, when its region was revoked
+	regions        [2]*exposedRegion // of written and shown
+	left           []byte            // in written, when its region was revoked
 	back           *fuzzListLink
 	reads, sum     uint64 // of list messages; bytes of ranges that were sent
 	count          uint32 // of those ranges
@@ -464,23 +464,23 @@ func newListOwner(t *testing.T, do script) *listOwner {
 	o.do = do
 	w.mine.staged = nil
 	o.r = newReceiver(w.connection(o.route))
-	o.r.version, o.r.back = wire.ListVersion, &wayBack{}
+	o.r.version, o.r.back = wire.ListVersion, &reverseConnection{}
 	if w.tcp {
 		o.r.writes = fuzzArrivals{}
 	}
 	o.shown, o.written = w.memory(ownerWhole), w.memory(ownerWhole)
 	patterned(o.shown.mapped)
 	fill(o.written.mapped, fuzzUntouched)
-	o.regions = [2]*offering{o.region(o.written, 1, wire.RemoteWrite), o.region(o.shown, 2, wire.RemoteRead)}
+	o.regions = [2]*exposedRegion{o.region(o.written, 1, wire.RemoteWrite), o.region(o.shown, 2, wire.RemoteRead)}
 	o.regions[0].gone = func() { o.left = bytes.Clone(bytesAt(o.written.mapped, 0, ownerWhole)) }
 	return o
 }
 
-func (o *listOwner) region(m *memory, key byte, access uint32) *offering {
-	of := &offering{
+func (o *listOwner) region(m *memory, key byte, access uint32) *exposedRegion {
+	of := &exposedRegion{
 		number: o.session.number(), key: wire.UUID{key}, memory: m, offset: ownerFirst, length: ownerLength, access: access, connection: o.r.number,
 	}
-	o.session.offers[of.number], o.relay.offers[of.key], m.offers[of] = of, of, true
+	o.session.regions[of.number], o.relay.regions[of.key], m.regions[of] = of, of, true
 	return of
 }
 
@@ -556,8 +556,8 @@ func (o *listOwner) wrote() {
 func (o *listOwner) other() {
 	switch which := o.do.next(); which {
 	case 0, 1:
-		if of := o.regions[which]; !of.withdrawn {
-			of.withdraw()
+		if of := o.regions[which]; !of.revoked {
+			of.revoke()
 		}
 	case 2:
 		o.hear(&wire.PeerClose{})
@@ -603,8 +603,8 @@ func (o *listOwner) end() {
 		if m := of.memory; of.users != 0 || m.users != 0 || m.served != 0 || o.r.serving != 0 || o.r.parts != 0 || o.relay.own.used != 0 {
 			o.t.Fatalf("%d use a region, %d the memory, %d parts are served, with %d bytes", of.users, m.users, o.r.parts, o.relay.own.used)
 		}
-		if !of.withdrawn {
-			of.withdraw()
+		if !of.revoked {
+			of.revoke()
 		}
 	}
 	got := bytesAt(o.written.mapped, 0, ownerWhole)

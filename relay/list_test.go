@@ -11,7 +11,7 @@ import (
 )
 
 // Lists by every way.
-func TestListOperations(t *testing.T) {
+func TestListOperationsMoveEachEntry(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
 			p := byWay(t, way)
@@ -83,7 +83,7 @@ func listOf(random *rand.Rand, n int, longest uint64, reads bool, here, there []
 	for len(list) < n {
 		length := 1 + random.Uint64N(longest)
 		switch random.IntN(4) {
-		case 0: // a neighbour at both ends
+		case 0: // adjacent entries at both ends
 		case 1:
 			next[i] += random.Uint64N(100)
 		case 2:
@@ -187,8 +187,8 @@ func (p *pair) listsEndWithTheFirstFailure(t *testing.T) {
 			all[100].Key = wire.NewRemoteKey(wire.UUID{1}, n, remoteBoth)
 			all[1400].Offset = pairBytes
 		}, 100},
-		// A neighbour of the one before, of which only its end is outside.
-		"neighbour": {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) {
+		// An entry after the previous one, whose end alone is out of range.
+		"adjacent": {wire.StatusOutOfRange, func(_ bool, all []client.ListEntry) {
 			all[20].At, all[21].At, all[22].At = n-each-each/2, n-each/2, n+each/2
 			all[21].Offset, all[22].Offset = all[20].Offset+each, all[20].Offset+2*each
 		}, 21},
@@ -219,7 +219,7 @@ func (p *pair) listsEndWithTheFirstFailure(t *testing.T) {
 					b := got[at : at+each]
 					switch {
 					case i == c.failed || b[0] != want:
-						if i != 21 && i != 22 && bytes.IndexByte(b, want) >= 0 && name != "neighbour" {
+						if i != 21 && i != 22 && bytes.IndexByte(b, want) >= 0 && name != "adjacent" {
 							t.Fatalf("entry %d was moved in part", i)
 						}
 					case !bytes.Equal(b, bytes.Repeat([]byte{want}, each)):
@@ -228,7 +228,7 @@ func (p *pair) listsEndWithTheFirstFailure(t *testing.T) {
 						done += each
 					}
 				}
-				if name != "neighbour" && done != moved {
+				if name != "adjacent" && done != moved {
 					t.Errorf("%d bytes were moved, and the list says %d", done, moved)
 				}
 			})

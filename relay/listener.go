@@ -36,7 +36,7 @@ type listener struct {
 	ready   []*receiver // connected, not accepted
 	accepts []uint32    // requests that wait for one
 	missed  []error     // of senders that believe to be connected
-	// forward is the sender whose way back it awaits (back.go), nil of a client's.
+	// forward is the sender whose way back it awaits (reverse.go), nil of a client's.
 	forward *sender
 }
 
@@ -201,10 +201,10 @@ func agree(ours, theirs uint32) (uint32, error) {
 }
 
 // greetPeer answers another relay that wants to send to a listener here.
-func (r *Relay) greetPeer(conn packet.Conn, silent *greetings) {
+func (r *Relay) greetPeer(conn packet.Conn, silent *pendingHandshakes) {
 	defer silent.from.HangUp(conn)
 	if err := r.welcomePeer(conn, silent); err != nil {
-		r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a sender was refused")
+		r.warnings.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a sender was refused")
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
@@ -212,7 +212,7 @@ func (r *Relay) greetPeer(conn packet.Conn, silent *greetings) {
 	}
 }
 
-func (r *Relay) welcomePeer(conn packet.Conn, silent *greetings) error {
+func (r *Relay) welcomePeer(conn packet.Conn, silent *pendingHandshakes) error {
 	m, err := silent.receive(conn)
 	if err != nil {
 		return err
@@ -391,7 +391,7 @@ func (l *listener) take(r *receiver) {
 			c.port.Leave()
 			c.side.free()
 			if c.counted {
-				s.relay.giveBack(ofConnection)
+				s.relay.release(ofConnection)
 			}
 		}
 	case errors.As(over, &limit):
@@ -399,7 +399,7 @@ func (l *listener) take(r *receiver) {
 	case l.forward == nil && !l.open(): // it was closed while the sender came
 		c.shutdown(l.closed())
 	case !l.open(), l.forward == nil && (len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted):
-		// Not so of a way back: openBack has found room for it, and its end would be its twin's.
+		// Not so of a way back: openReverse has found room for it, and its end would be its twin's.
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
 		if err := r.introduce(); err != nil {
@@ -407,7 +407,7 @@ func (l *listener) take(r *receiver) {
 			return
 		}
 		if l.forward != nil {
-			l.forward.cameBack(r)
+			l.forward.reverseOpened(r)
 			return
 		}
 		l.ready = append(l.ready, r)
@@ -445,7 +445,7 @@ func (r *receiver) introduce() error {
 	if r.hidden {
 		return nil // no short messages come by it
 	}
-	return r.offer()
+	return r.offerQuota()
 }
 
 // connect is a client's request to send to a listener elsewhere.
@@ -459,7 +459,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 		return
 	}
 	c := &connection{session: s, number: s.number(), counted: true}
-	var way way
+	var way attachment
 	s.block(sequence, func() (err error) {
 		way, err = s.relay.dial(c, m)
 		return err
@@ -468,7 +468,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 			err = way.attach(c)
 		}
 		if err != nil {
-			s.relay.giveBack(ofConnection)
+			s.relay.release(ofConnection)
 			s.answer(sequence, err)
 			return
 		}
@@ -482,23 +482,23 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 	})
 }
 
-// way is what a handshake with the listener's relay comes to. Its methods belong to the
+// attachment is what a handshake with the listener's relay comes to. Its methods belong to the
 // loop.
-type way interface {
+type attachment interface {
 	// attach makes the connection its sender's; where it fails nothing is left of the way.
 	attach(c *connection) error
 	// begin is called when the client knows of the connection.
 	begin(c *connection)
 }
 
-// neighbour is the way to a relay of this host.
-type neighbour struct {
+// localPeer is the way to a relay of this host.
+type localPeer struct {
 	link    transport.Link
 	fd      int
 	windows bool
 }
 
-func (n *neighbour) attach(c *connection) error {
+func (n *localPeer) attach(c *connection) error {
 	s := newSender(c, n.link)
 	if n.windows {
 		s.windows = allWindows()
@@ -513,10 +513,10 @@ func (n *neighbour) attach(c *connection) error {
 	return nil
 }
 
-func (n *neighbour) begin(*connection) {}
+func (n *localPeer) begin(*connection) {}
 
 // dial does the sender's half of the handshake.
-func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
+func (r *Relay) dial(c *connection, m *wire.Connect) (attachment, error) {
 	handle := m.Handle.Layout()
 	if handle.Magic != handleMagic {
 		return nil, wire.Errorf(wire.StatusBadHandle, "these 128 bytes are not a listener's handle")
@@ -548,13 +548,13 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (way, error) {
 // relays connect as those of two hosts do.
 var errStagedByNICs = errors.New("the route between the containers is staged: NICs carry the data")
 
-// dialPeerTime is how long a relay waits for room in the queue of another relay of the host.
-const dialPeerTime = 15 * time.Second
+// localDialTimeout is how long a relay waits for room in the queue of another relay of the host.
+const localDialTimeout = 15 * time.Second
 
 // greetNeighbour connects to the relay of another container, says hello and returns the
-// answer. While that relay is busy it tries again, until dialPeerTime is over.
+// answer. While that relay is busy it tries again, until localDialTimeout is over.
 func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Message, []int, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialPeerTime)
+	ctx, cancel := context.WithTimeout(context.Background(), localDialTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		conn, err := packet.DialContext(ctx, socket)
@@ -562,11 +562,11 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the container that gave out this handle has ended: its relay is gone")
 		case errors.Is(err, packet.ErrQueueFull):
-			return conn, nil, nil, wire.Errorf(wire.StatusBusy, "the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state", dialPeerTime)
+			return conn, nil, nil, wire.Errorf(wire.StatusBusy, "the relay of the other container accepts no connection: its queue was full for %v; peerlane relay list on the host shows its state", localDialTimeout)
 		case err != nil:
 			return conn, nil, nil, wire.Errorf(wire.StatusUnreachable, "the relay of the other container: %v", err)
 		}
-		answer, fds, err := conn.Exchange(hello, 2*handshakeTime+testedTime)
+		answer, fds, err := conn.Exchange(hello, 2*handshakeTimeout+selfTestTimeout)
 		if err == nil {
 			return conn, answer, fds, nil
 		}
@@ -586,7 +586,7 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 }
 
 // dialNeighbour is dial where the listener is on this host. The route is what is asked for.
-func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (way, error) {
+func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (attachment, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err
 	}
@@ -624,7 +624,7 @@ func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.Handle
 		r.loop.Call(link.Close)
 		return nil, err
 	}
-	return &neighbour{link, fd, hasWindows(c, welcome.Version)}, nil
+	return &localPeer{link, fd, hasWindows(c, welcome.Version)}, nil
 }
 
 func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.Link, error) {

@@ -20,15 +20,15 @@ const rangeBytes = 128
 // the part ends.
 type servedPart struct {
 	receiver *receiver
-	offers   []*offering // once for each run of ranges of one key
-	bytes    uint64      // of the relay's account
+	offers   []*exposedRegion // once for each run of ranges of one key
+	bytes    uint64           // of the relay's account
 }
 
 func (v *servedPart) over() {
 	r := v.receiver
 	r.serving--
 	r.parts--
-	r.session.relay.own.giveBack(v.bytes)
+	r.session.relay.own.release(v.bytes)
 	for _, o := range v.offers {
 		o.users--
 		o.memory.served--
@@ -137,7 +137,7 @@ func (r *receiver) bringList(m *wire.PeerReadList, ranges []keyedRange, by *send
 func (r *receiver) serveList(kind uint32, ranges []keyedRange, length uint64) (op *operation, position uint64, status wire.Status) {
 	p := &pieces{list: make([]piece, 0, len(ranges))}
 	v := &servedPart{receiver: r, bytes: uint64(len(ranges)) * rangeBytes}
-	var o *offering
+	var o *exposedRegion
 	for _, at := range ranges {
 		if o == nil || o.key != at.key {
 			if o, status = r.exposed(kind, at.key); status != wire.StatusOK {
@@ -175,7 +175,7 @@ func (r *receiver) grantList(a *arrival) {
 	all := a.op.pieces.list
 	for i := range all {
 		if i == 0 || all[i].memory != all[i-1].memory {
-			if r.tell(all[i].memory); r.down != nil {
+			if r.advertise(all[i].memory); r.down != nil {
 				return
 			}
 		}

@@ -86,7 +86,7 @@ func (l *lane) mixture(sends bool) *stripe.Scheduler {
 // reach its memory: it is the turn of the lane's staged members. A staged part none of whose NICs
 // has data of this connection has no turn.
 func (c *connection) throughSlots(m *memory) bool {
-	if c.transport != launch.TransportVerbs || m.lent == nil || m.staged != nil || !c.onGPUs {
+	if c.transport != launch.TransportVerbs || m.inPlace == nil || m.staged != nil || !c.onGPUs {
 		return false
 	}
 	mixture := c.lane.mixture(c.sends)

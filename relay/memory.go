@@ -30,8 +30,8 @@ type memory struct {
 	length  uint64
 	access  uint32
 	users   int
-	served  int // of these, what the relay does for others (offering)
-	takes   use // of the relay's limits
+	served  int   // of these, what the relay does for others (offering)
+	takes   quota // of the relay's limits
 	retired bool
 	// empty is host memory whose client has not said that it allocated the pages: the relay
 	// has not pinned it, and no operation uses it.
@@ -39,37 +39,37 @@ type memory struct {
 	// gone is called when it has been freed, or when nothing but operations of its own
 	// client use it any more; nil where nobody waits for that.
 	gone func()
-	// known are the ends of connections that have told others of this memory.
-	known map[knower]bool
-	// offers are the parts of it that others may read or write.
-	offers map[*offering]bool
+	// registrars are the ends of connections that have told others of this memory.
+	registrars map[registrar]bool
+	// regions are the parts of it that others may read or write.
+	regions map[*exposedRegion]bool
 	// staged: it is on a server GPU, and the client copies to and from it.
-	staged *handed
-	// lent is the exported range as NICs may know it, nil where the client has not lent it, and
+	staged *clientStaging
+	// inPlace is the exported range as NICs may know it, nil where the client has not lent it, and
 	// unlent the reason where it will not be.
-	lent   *device.Memory
-	unlent string
+	inPlace    *device.Memory
+	notInPlace string
 	// kept is why it is not given back though it was freed: NICs still know it.
 	kept error
 }
 
-// knower is an end of a connection that has told a NIC, or the other relay, of a
+// registrar is an end of a connection that has told a NIC, or the other relay, of a
 // memory.
-type knower interface {
+type registrar interface {
 	// forget says that the memory goes.
 	forget(m *memory)
 }
 
 func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
 
-// part is an allocation of an export that is still to come.
+// forgetSession is an allocation of an export that is still to come.
 type part struct {
 	device.Part
 	offset uint64
 }
 
 // ofPart is what an allocation takes beside the first of a memory.
-var ofPart = use{descriptors: 1}
+var ofPart = quota{descriptors: 1}
 
 // exportPart keeps an allocation for the export that will come. What is wrong is
 // said then.
@@ -105,7 +105,7 @@ func (s *session) closeParts(parts []part) {
 	var fds []int
 	for _, p := range parts {
 		fds = append(fds, p.FD)
-		s.relay.giveBack(ofPart)
+		s.relay.release(ofPart)
 	}
 	s.port.CloseAll(fds)
 }
@@ -162,7 +162,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	if err == nil && (m.Length == 0 || m.Offset > m.Bytes || m.Length > m.Bytes-m.Offset) {
 		err = wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d of an allocation of %d", m.Length, m.Offset, m.Bytes)
 	}
-	one := use{memories: 1}
+	one := quota{memories: 1}
 	if err == nil {
 		err = s.another(m.Access, one)
 	}
@@ -172,7 +172,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 	}
 	memory := &memory{
 		session: s, number: s.number(), offset: m.Offset, length: m.Length, access: m.Access,
-		takes: use{memories: 1, descriptors: len(parts)}, known: map[knower]bool{}, offers: map[*offering]bool{},
+		takes: quota{memories: 1, descriptors: len(parts)}, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	if len(parts) > 1 {
 		memory.kind = wire.MemoryParts
@@ -186,7 +186,7 @@ func (s *session) export(m *wire.Export, sequence uint32, fds []int) {
 			return
 		}
 		if err != nil {
-			s.relay.giveBack(one)
+			s.relay.release(one)
 			refuse(err)
 			return
 		}
@@ -298,14 +298,14 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 		s.answer(sequence, wire.Errorf(wire.StatusNotPermitted, `memory of cudaMalloc is not taken by its IPC handle, because relay.cuda_ipc in config.toml does not say "allow"; %s`, instead))
 		return
 	}
-	takes := use{memories: 1}
+	takes := quota{memories: 1}
 	if err := s.another(m.Access, takes); err != nil {
 		s.answer(sequence, err)
 		return
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryIPC, offset: m.Offset, length: m.Length, access: m.Access,
-		takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{},
+		takes: takes, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	s.bring(sequence, func() error {
 		lane, err := s.relay.laneOf(m.GPU)
@@ -337,7 +337,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 			return
 		}
 		if err != nil {
-			s.relay.giveBack(takes)
+			s.relay.release(takes)
 			s.answer(sequence, err)
 			return
 		}
@@ -351,7 +351,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 }
 
 // another counts a memory more, or says why there can be none.
-func (s *session) another(access uint32, takes use) error {
+func (s *session) another(access uint32, takes quota) error {
 	const all = wire.AccessSend | wire.AccessReceive
 	switch {
 	case len(s.memories) >= wire.MaxMemories:
@@ -376,14 +376,14 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	}
 	page := uint64(os.Getpagesize())
 	pages := (m.Bytes + page - 1) / page * page
-	takes := use{memories: 1, descriptors: 2, host: pages, own: pages}
+	takes := quota{memories: 1, descriptors: 2, host: pages, own: pages}
 	if err := s.another(m.Access, takes); err != nil {
 		s.answer(sequence, err)
 		return
 	}
 	memory := &memory{
 		session: s, number: s.number(), kind: wire.MemoryHost, empty: m.Populates == 1,
-		length: m.Bytes, access: m.Access, takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{},
+		length: m.Bytes, access: m.Access, takes: takes, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	s.provide(memory, sequence, func() error { return memory.make(m.GPU) }, func() wire.Message {
 		return &wire.HostMemoryMade{Memory: memory.number, Bytes: memory.mapped.Bytes}
@@ -399,7 +399,7 @@ func (s *session) provide(m *memory, sequence uint32, work func() error, made fu
 		if err != nil {
 			s.host -= m.takes.host
 			s.staging -= m.takes.staging
-			s.relay.giveBack(m.takes)
+			s.relay.release(m.takes)
 			s.answer(sequence, err)
 			return
 		}
@@ -426,7 +426,7 @@ func (m *memory) make(gpu wire.UUID) error {
 		return err
 	}
 	if m.mapped, err = device.CreateEmptyHost("peerlane-host", m.length); err != nil {
-		m.session.relay.claims.giveBackHost(m.takes.host)
+		m.session.relay.claims.releaseHost(m.takes.host)
 		return err
 	}
 	m.lane = lane
@@ -439,7 +439,7 @@ func (m *memory) make(gpu wire.UUID) error {
 	}
 	if err != nil {
 		err = errors.Join(err, m.mapped.Close())
-		m.session.relay.claims.giveBackHost(m.takes.host)
+		m.session.relay.claims.releaseHost(m.takes.host)
 		return err
 	}
 	m.parts = []device.Part{{FD: fd, Bytes: m.mapped.Bytes}}
@@ -492,8 +492,8 @@ func (s *session) unexport(number, sequence uint32) {
 // retire lets no new operation use the memory.
 func (m *memory) retire() {
 	m.retired = true
-	for o := range m.offers {
-		o.withdraw()
+	for o := range m.regions {
+		o.revoke()
 	}
 	m.settle()
 }
@@ -514,7 +514,7 @@ func (m *memory) settle() {
 		return
 	}
 	delete(m.session.memories, m.number)
-	for k := range m.known {
+	for k := range m.registrars {
 		k.forget(m)
 	}
 	m.free()
@@ -546,9 +546,9 @@ func (m *memory) free() {
 			known = fabric.Forget(m.mapped)
 		}
 		var err error
-		if m.lent != nil { // before what it is of is unmapped
-			known = fabric.Forget(m.lent)
-			err = m.lent.Close()
+		if m.inPlace != nil { // before what it is of is unmapped
+			known = fabric.Forget(m.inPlace)
+			err = m.inPlace.Close()
 		}
 		for _, p := range m.parts {
 			unix.Close(p.FD)
@@ -564,43 +564,43 @@ func (m *memory) free() {
 		if err != nil {
 			s.relay.wear(fmt.Errorf("unmapping memory of client process %d: %w", s.pid, err))
 		}
-		s.relay.giveBack(m.takes)
+		s.relay.release(m.takes)
 		s.host -= m.takes.host
 		s.staging -= m.takes.staging
-		if m.lent != nil {
-			m.lane.lent -= m.length
+		if m.inPlace != nil {
+			m.lane.inPlaceBytes -= m.length
 		}
 		if m.staged != nil {
 			m.staged.on.bytes -= m.mapped.Bytes
 		}
 		m.answer()
 	}
-	if m.kind != wire.MemoryHost && m.staged == nil && m.lent == nil {
+	if m.kind != wire.MemoryHost && m.staged == nil && m.inPlace == nil {
 		after(free())
 		return
 	}
 	// To free a GiB of pages takes a tenth of a second, and they count until then; NICs take
 	// their time to forget memory, too. Of staging memory the supervisor is told.
-	if m.lent != nil { // it is the client's own, who waits until no NIC can write it
+	if m.inPlace != nil { // it is the client's own, who waits until no NIC can write it
 		s.bringing++
 	}
 	go func() {
-		if m.lent != nil {
+		if m.inPlace != nil {
 			s.relay.takingBack <- struct{}{}
 		}
 		err := free()
-		if m.lent != nil {
+		if m.inPlace != nil {
 			<-s.relay.takingBack
 		}
 		if m.staged != nil {
-			m.staged.giveBack()
+			m.staged.release()
 		}
 		if m.kind == wire.MemoryHost {
-			s.relay.claims.giveBackHost(m.takes.host)
+			s.relay.claims.releaseHost(m.takes.host)
 		}
 		s.relay.loop.Do(func() {
 			after(err)
-			if m.lent != nil {
+			if m.inPlace != nil {
 				s.bringing--
 				s.settle()
 			}

@@ -73,7 +73,7 @@ func (w *world) partner(t *rapid.T, o *post) {
 	}
 }
 
-// meeting are the operations of a tag that take part in matching, in their order.
+// pendingSession are the operations of a tag that take part in matching, in their order.
 func (p *link) meeting(tag uint64) (sends, receives []*post) {
 	for _, o := range p.posts {
 		switch {

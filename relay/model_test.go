@@ -30,7 +30,7 @@ import (
 //
 // PEERLANE_MODEL_PROGRAMS says how many programs of each route; -rapid.seed repeats a
 // failure.
-func TestModel(t *testing.T) {
+func TestModelMessagesMatchReceives(t *testing.T) {
 	setFlag(t, "rapid.checks", strconv.Itoa(modelBatch))
 	setFlag(t, "rapid.steps", "40")
 	setFlag(t, "rapid.nofailfile", "true")
@@ -55,7 +55,7 @@ func TestModel(t *testing.T) {
 const modelBatch = 15
 
 // The same where each copy ends as late as its order allows.
-func TestModelWithLateCopies(t *testing.T) {
+func TestModelLateCopiesMatchReceives(t *testing.T) {
 	if out, err := modelElsewhere("15", "PEERLANE_SIM_LATE_MS=2"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -63,7 +63,7 @@ func TestModelWithLateCopies(t *testing.T) {
 
 // The simulator corrupts one byte in every copy after the second, whichever call makes the copy; the model
 // reports the byte.
-func TestModelSeesAWrongByte(t *testing.T) {
+func TestModelReportsCorruptByte(t *testing.T) {
 	out, err := modelElsewhere("30", "PEERLANE_SIM_FAULT=cuMemcpy*:after=2:corrupt=1")
 	if err == nil || !bytes.Contains(out, []byte("the bytes differ from byte")) {
 		t.Fatalf("%v\n%s", err, out)
@@ -72,7 +72,7 @@ func TestModelSeesAWrongByte(t *testing.T) {
 
 // modelElsewhere runs so many programs in a process whose simulator is told more.
 func modelElsewhere(programs, simulator string) ([]byte, error) {
-	run := exec.Command(os.Args[0], "-test.run=^TestModel$", "-test.timeout=10m", "-rapid.shrinktime=1ms")
+	run := exec.Command(os.Args[0], "-test.run=^TestModelMessagesMatchReceives$", "-test.timeout=10m", "-rapid.shrinktime=1ms")
 	run.Env = append(os.Environ(), simulator)
 	if os.Getenv("PEERLANE_MODEL_PROGRAMS") == "" {
 		run.Env = append(run.Env, "PEERLANE_MODEL_PROGRAMS="+programs)

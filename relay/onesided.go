@@ -12,7 +12,7 @@ import (
 //
 // A write is a message like a send's, PeerWrite, for which the receiver's relay posts the
 // receive itself. A read goes the other way: the two relays open a second connection, from
-// the receiver to the sender, which no client knows of (back.go), the receiver's relay
+// the receiver to the sender, which no client knows of (reverse.go), the receiver's relay
 // posts the send there, and the reading client's operation is the receive. So all that
 // holds for sends holds for them: who grants has room, who grants drains it, slots go
 // round, and nothing ends before all that touches its memory has.
@@ -22,7 +22,7 @@ type reading struct {
 	last uint64
 	// asked are those whose data has not begun to come, by number.
 	asked map[uint64]*operation
-	back  *wayBack // nil until a read needs it
+	back  *reverseConnection // nil until a read needs it
 	// again is when the next may try to open it, of the loop's clock.
 	again time.Duration
 }
@@ -56,8 +56,8 @@ func (s *sender) ask(op *operation) bool {
 	}
 	s.reading.asked[op.send] = op
 	if s.reading.back == nil {
-		if err := s.openBack(); err != nil {
-			s.noWayBack(err)
+		if err := s.openReverse(); err != nil {
+			s.failReads(err)
 			return false
 		}
 	}

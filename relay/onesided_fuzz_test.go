@@ -35,7 +35,7 @@ func patterned(m *device.Memory) {
 	}
 }
 
-// heard has a sender hear of what it is granted, mostly as it should be.
+// record has a sender hear of what it is granted, mostly as it should be.
 func (l *fuzzLink) heard(do *script, duplicate func() int) {
 	if l.s.portDown {
 		return
@@ -180,7 +180,7 @@ func FuzzPeerOfAReader(f *testing.F) {
 					if w.tcp {
 						back.writes = fuzzArrivals{}
 					}
-					s.cameBack(back)
+					s.reverseOpened(back)
 				}
 			case 6:
 				m := &wire.PeerReadData{Read: do.near(max(1, uint64(do.next())%(s.reading.last+1)))}
@@ -258,10 +258,10 @@ func FuzzPeerOfAReader(f *testing.F) {
 	})
 }
 
-// FuzzPeerOfWhoOffers is the relay of a client that reads and writes, which says what it
+// FuzzPeerOfARegionOwner is the relay of a client that reads and writes, which says what it
 // likes to one whose client has offered memory. Nothing is written or shown beside the
 // ranges, nor after they are withdrawn, and nothing is left.
-func FuzzPeerOfWhoOffers(f *testing.F) {
+func FuzzPeerOfARegionOwner(f *testing.F) {
 	// A write and a read of each route, and a withdrawal.
 	f.Add([]byte{0, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 0, 2, 1, 0, 255, 0, 4, 5, 1, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0, 6, 1})
 	f.Add([]byte{1, 0, 0, 16, 0, 0, 0, 2, 1, 0, 4, 1, 0, 0, 0, 16, 0, 0, 0, 5, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0})
@@ -283,12 +283,12 @@ func FuzzPeerOfWhoOffers(f *testing.F) {
 		shown, written := w.memory(whole), w.memory(whole)
 		patterned(shown.mapped)
 		fill(written.mapped, fuzzUntouched)
-		offer := func(m *memory, key byte, access uint32) *offering {
-			o := &offering{number: w.session.number(), key: wire.UUID{key}, memory: m, offset: first, length: length, access: access, connection: r.number}
-			w.session.offers[o.number], w.relay.offers[o.key], m.offers[o] = o, o, true
+		offer := func(m *memory, key byte, access uint32) *exposedRegion {
+			o := &exposedRegion{number: w.session.number(), key: wire.UUID{key}, memory: m, offset: first, length: length, access: access, connection: r.number}
+			w.session.regions[o.number], w.relay.regions[o.key], m.regions[o] = o, o, true
 			return o
 		}
-		offers := []*offering{offer(written, 1, wire.RemoteWrite), offer(shown, 2, wire.RemoteRead)}
+		offers := []*exposedRegion{offer(written, 1, wire.RemoteWrite), offer(shown, 2, wire.RemoteRead)}
 		var left []byte // in what was offered to be written, when that was over
 		offers[0].gone = func() { left = bytes.Clone(bytesAt(written.mapped, 0, whole)) }
 		var back *fuzzLink
@@ -308,7 +308,7 @@ func FuzzPeerOfWhoOffers(f *testing.F) {
 			return do.near(uint64(do.next()) * 64 % (length - n + 1)), n
 		}
 		var reads uint64
-		r.back = &wayBack{}
+		r.back = &reverseConnection{}
 		for len(do) > 0 {
 			switch do.next() % 8 {
 			case 0:
@@ -336,8 +336,8 @@ func FuzzPeerOfWhoOffers(f *testing.F) {
 					r.opened(r.back, back.s)
 				}
 			case 6:
-				if o := offers[do.next()%2]; !o.withdrawn {
-					o.withdraw()
+				if o := offers[do.next()%2]; !o.revoked {
+					o.revoke()
 				}
 			case 7:
 				switch do.next() {
@@ -387,11 +387,11 @@ func FuzzPeerOfWhoOffers(f *testing.F) {
 			if o.users != 0 || o.memory.users != 0 || r.serving != 0 {
 				t.Fatalf("%d use what was offered, %d the memory, %d are served", o.users, o.memory.users, r.serving)
 			}
-			if !o.withdrawn {
-				o.withdraw()
+			if !o.revoked {
+				o.revoke()
 			}
 		}
-		if len(w.session.offers)+len(w.relay.offers) > 0 {
+		if len(w.session.regions)+len(w.relay.regions) > 0 {
 			t.Fatal("an offer is left")
 		}
 		got := bytesAt(written.mapped, 0, whole)

@@ -17,7 +17,7 @@ var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP,
 func byWay(t *testing.T, way string) *pair {
 	t.Helper()
 	if way == launch.TransportTCP {
-		return &hostsApart(t).pair
+		return &newRemotePair(t).pair
 	}
 	if way == launch.TransportVerbs {
 		return &hostsByRDMA(t, 1, 2).pair
@@ -25,7 +25,7 @@ func byWay(t *testing.T, way string) *pair {
 	return connected(t, way)
 }
 
-// offer lets the pair's sender at [offset, offset+n) of the receiver's memory.
+// expose lets the pair's sender at [offset, offset+n) of the receiver's memory.
 func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access uint32) *client.Region {
 	t.Helper()
 	o, err := p.receiving.Expose(within(t), m, offset, n, access)
@@ -68,7 +68,7 @@ func (p *pair) sided(t *testing.T, key wire.RemoteKey, base, n uint64) {
 }
 
 // One-sided operations by every way.
-func TestOneSided(t *testing.T) {
+func TestOneSidedOperationsMoveAllBytes(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
 			p := byWay(t, way)
@@ -246,7 +246,7 @@ func (p *pair) whatAKeyDoesNotAllow(t *testing.T) {
 }
 
 // What cannot be offered.
-func TestOffersThatAreRefused(t *testing.T) {
+func TestInvalidRegionsAreRefused(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	h := p.receiving
 	toSend, err := p.b.Export(within(t), client.Allocation{FD: p.target.fd, Bytes: pairBytes, GPU: uuid(t, 3), Access: wire.AccessSend})
@@ -282,7 +282,7 @@ func TestOffersThatAreRefused(t *testing.T) {
 }
 
 // An offer of a listener is for those that have connected and those that will.
-func TestAnOfferToAListenersConnections(t *testing.T) {
+func TestListenerRegionServesPresentAndLaterConnections(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
 	if err != nil {
@@ -426,7 +426,7 @@ func (p *pair) cancels(t *testing.T) {
 }
 
 // When the side whose memory it is ends, what is under way does, and says why.
-func TestTheEndOfWhoOffers(t *testing.T) {
+func TestOneSidedOwnerExitEndsOperations(t *testing.T) {
 	for i, way := range ways {
 		for name, end := range map[string]struct {
 			how    func(t *testing.T, p *pair) error
@@ -477,7 +477,7 @@ func TestTheEndOfWhoOffers(t *testing.T) {
 }
 
 // A flush ends after all before it, and says what failed of it.
-func TestFlush(t *testing.T) {
+func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	flush := func(c *client.Connection, options ...client.Option) *client.Operation {
 		t.Helper()
@@ -578,7 +578,7 @@ func TestFlush(t *testing.T) {
 }
 
 // An accept that does not wait says that nobody is there, and finds who is.
-func TestAcceptWithoutWaiting(t *testing.T) {
+func TestAcceptWithTimeoutZeroReturnsAtOnce(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
 	if err != nil {
@@ -607,7 +607,7 @@ func TestAcceptWithoutWaiting(t *testing.T) {
 
 // The way back of reads goes by the route of their connection, for which their memory was
 // found fit, whatever the configuration says by then.
-func TestAWayBackIsOfItsConnectionsRoute(t *testing.T) {
+func TestReverseConnectionKeepsRouteOfItsConnection(t *testing.T) {
 	needGPUs(t, 4)
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
@@ -640,7 +640,7 @@ func TestAWayBackIsOfItsConnectionsRoute(t *testing.T) {
 
 // Ways back that are opened for others leave the requests of the client whose memory it is
 // their room.
-func TestManyWaysBackAtOnce(t *testing.T) {
+func TestManyReverseConnectionsLeaveRoomForOwner(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
 	if err != nil {

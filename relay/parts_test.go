@@ -52,7 +52,7 @@ func allocateParts(t *testing.T, i int, granules ...uint64) (*memory, []client.P
 }
 
 // Messages that cross from one allocation to the next, on every route.
-func TestARangeOfSeveralAllocations(t *testing.T) {
+func TestRangeOfSeveralAllocationsTransfers(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
 	for _, route := range routes {
@@ -112,7 +112,7 @@ func TestARangeOfSeveralAllocations(t *testing.T) {
 	}
 }
 
-func TestRangesThatAreRefused(t *testing.T) {
+func TestInvalidRangesOfAllocationsAreRefused(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.Limits.Descriptors = 20 }
 	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
@@ -180,7 +180,7 @@ func TestRangesThatAreRefused(t *testing.T) {
 
 // What a client may not say of allocations, and allocations of which no export ever
 // comes.
-func TestPartsOfAHostileClient(t *testing.T) {
+func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.Limits.Descriptors = 4000 })
 	_, parts := allocateParts(t, 0, 1, 1)
 	const g = 2 << 20
@@ -250,7 +250,7 @@ func TestPartsOfAHostileClient(t *testing.T) {
 }
 
 // A receiver's relay that says of allocations what is not so.
-func TestPartsOfAHostileReceiver(t *testing.T) {
+func TestInvalidAllocationsOfReceivingRelayEndConnection(t *testing.T) {
 	const g = 2 << 20
 	_, parts := allocateParts(t, 3, 1, 1)
 	for _, c := range []struct {

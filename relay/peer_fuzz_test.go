@@ -45,7 +45,7 @@ type world struct {
 	mine   *memory
 	host   func(bytes uint64) *device.Memory
 	tcp    bool // the other relay is on another host
-	quotas [2]*quotas
+	quotas [2]*eagerBuffers
 	shared fuzzWindows
 	ended  map[uint64]wire.Completion // by cookie
 	posted map[uint64]*operation
@@ -84,7 +84,7 @@ var deaf = sync.OnceValues(func() (*packet.Port, *poll.Loop) {
 func newWorld(t *testing.T) *world {
 	_, loop := deaf()
 	w := &world{t: t, queue: &device.Queue{}, ended: map[uint64]wire.Completion{}, posted: map[uint64]*operation{}}
-	w.relay = &Relay{loop: loop, listeners: map[wire.UUID]*listener{}, offers: map[wire.UUID]*offering{}, limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
+	w.relay = &Relay{loop: loop, listeners: map[wire.UUID]*listener{}, regions: map[wire.UUID]*exposedRegion{}, limits: launch.Limits{HostMemory: 1 << 20, Descriptors: 16, Memories: 16, Connections: 4}}
 	w.relay.config.Generation = strings.Repeat("0", 32)
 	completions, err := ring.NewRelay()
 	if err != nil {
@@ -115,13 +115,13 @@ func newWorld(t *testing.T) *world {
 		return s
 	}
 	for i := range w.quotas {
-		w.quotas[i] = &quotas{memory: &region{kind: wire.MemoryHost, memory: host(quotaBytes)}, free: []uint64{0}}
+		w.quotas[i] = &eagerBuffers{memory: &region{kind: wire.MemoryHost, memory: host(quotaBytes)}, free: []uint64{0}}
 	}
 	w.lane = &lane{relay: w.relay, push: turns{queues: []*device.Queue{w.queue}}, pull: turns{queues: []*device.Queue{w.queue}}, out: staging(), in: staging(), ended: newDirections()}
 	// A session that has ended answers nobody.
 	w.session = &session{
 		relay: w.relay, ring: completions, wakeClient: -1, ended: wire.Errorf(wire.StatusClosed, "the client is not there"),
-		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{}, offers: map[uint32]*offering{},
+		connections: map[uint32]*connection{}, waits: map[*connection]bool{}, turns: map[uint32]bool{}, regions: map[uint32]*exposedRegion{},
 		log: logrus.NewEntry(&logrus.Logger{Out: io.Discard}),
 	}
 	w.session.memories = map[uint32]*memory{}
@@ -134,7 +134,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) memory(bytes uint64) *memory {
 	m := &memory{
 		session: w.session, number: uint32(len(w.session.memories)) + 1, kind: wire.MemoryHost, lane: w.lane, mapped: w.host(bytes), length: bytes,
-		access: wire.AccessSend | wire.AccessReceive, known: map[knower]bool{}, offers: map[*offering]bool{},
+		access: wire.AccessSend | wire.AccessReceive, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{},
 	}
 	m.parts = []device.Part{{FD: -1, Bytes: bytes}}
 	w.session.memories[m.number] = m
@@ -161,7 +161,7 @@ func (w *world) route(first int) uint32 {
 		return wire.RouteStaged
 	}
 	if first >= 250 {
-		w.mine.staged = &handed{on: &served{}}
+		w.mine.staged = &clientStaging{on: &serverUsage{}}
 		return wire.RouteStaged
 	}
 	return []uint32{wire.RouteStaged, wire.RouteDirect}[first%2]
@@ -239,7 +239,7 @@ func (w *world) copied() {
 	}
 }
 
-// over is how all must be when a connection is gone.
+// finish is how all must be when a connection is gone.
 func (w *world) over() {
 	w.t.Helper()
 	w.read()
@@ -256,7 +256,7 @@ func (w *world) over() {
 			w.t.Fatalf("%d quotas are free", len(q.free))
 		}
 	}
-	if w.relay.used != (use{}) {
+	if w.relay.used != (quota{}) {
 		w.t.Fatalf("it still counts %+v", w.relay.used)
 	}
 	for i, b := range bytesAt(w.slots, fuzzSlots*fuzzSlot, fuzzSlot) {
@@ -704,7 +704,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 		r := newReceiver(w.connection(route))
 		if w.tcp {
 			r.writes = fuzzArrivals{}
-			if err := r.offer(); err != nil {
+			if err := r.offerQuota(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -746,8 +746,8 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 			case 8:
 				m := &wire.PeerEager{Send: do.near(r.announced + 1), Tag: uint64(do.next() % 3), Length: do.length(eagerBytes), Window: uint32(do.next() % (eagerWindows + 1))}
 				if r.eager != nil && m.Window < eagerWindows {
-					if before := r.eager.windows[m.Window]; before.landed > 0 && before.arrival == nil {
-						m.Length = do.near(before.landed)
+					if before := r.eager.windows[m.Window]; before.arrived > 0 && before.arrival == nil {
+						m.Length = do.near(before.arrived)
 						inWindow(int(m.Window), m.Send)
 					}
 				}
@@ -768,7 +768,7 @@ func FuzzPeerOfAReceiver(f *testing.F) {
 				meets(func() *operation { hear(m); return nil })
 			case 9:
 				window, n := do.next()%(eagerWindows+1), do.length(eagerBytes)
-				if r.eager != nil && window < eagerWindows && r.eager.windows[window].landed == 0 {
+				if r.eager != nil && window < eagerWindows && r.eager.windows[window].arrived == 0 {
 					send := r.announced + 1
 					if a := r.eager.windows[window].arrival; a != nil {
 						send, n = a.send, do.near(a.length)

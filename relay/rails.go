@@ -61,9 +61,9 @@ type failure struct {
 	to netip.AddrPort
 }
 
-// failedTime is how long a way that did not work is not tried again beside others: where
+// retryInterval is how long a way that did not work is not tried again beside others: where
 // rails of two hosts are numbered alike and do not reach each other each try takes long.
-const failedTime = time.Minute
+const retryInterval = time.Minute
 
 // listening is an address at which the relay listens.
 type listening struct {
@@ -71,8 +71,8 @@ type listening struct {
 	endpoint address.Endpoint
 }
 
-// mostKnown bounds what is remembered of other relays.
-const mostKnown = 4096
+// maxKnownRails bounds what is remembered of other relays.
+const maxKnownRails = 4096
 
 func newRails(addresses []address.Chosen, w wires) *rails {
 	r := &rails{
@@ -183,12 +183,12 @@ func (r *rails) of(l *lane) []int {
 // listen has the relay listen on an address of each rail that its lanes reach: the first
 // that can be had; and on the others that are up while all of a lane's are down. Where
 // none of these can be had, on any. What could not be had are sentences; it is not tried
-// again for failedTime, unless an interface has changed: each client's Listen leads here.
-func (r *rails) listen(lanes []*lane, g *gate, at func(netip.Addr) (net.Listener, error)) (refused []string) {
+// again for retryInterval, unless an interface has changed: each client's Listen leads here.
+func (r *rails) listen(lanes []*lane, g *multiListener, at func(netip.Addr) (net.Listener, error)) (refused []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	try := func(a address.Chosen) {
-		if before, is := r.refused[a.Address]; is && time.Since(before.when) <= failedTime {
+		if before, is := r.refused[a.Address]; is && time.Since(before.when) <= retryInterval {
 			refused = append(refused, before.why)
 			return
 		}
@@ -262,8 +262,8 @@ func (r *rails) endpoint(l *lane) address.Endpoint {
 	return r.listening[0].endpoint
 }
 
-// tell is what another relay hears of where this one listens. What is down it does not.
-func (r *rails) tell(l *lane) (told []network.Rail) {
+// advertise is what another relay hears of where this one listens. What is down it does not.
+func (r *rails) advertise(l *lane) (told []network.Rail) {
 	own := r.of(l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -275,8 +275,8 @@ func (r *rails) tell(l *lane) (told []network.Rail) {
 	return told
 }
 
-// heard keeps what another relay has told.
-func (r *rails) heard(relay string, told []network.Rail) {
+// record keeps what another relay has told.
+func (r *rails) record(relay string, told []network.Rail) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if relay != "" {
@@ -292,7 +292,7 @@ func (r *rails) heard(relay string, told []network.Rail) {
 // forgetSome forgets any of what is too much to be remembered.
 func forgetSome[K comparable, V any](known map[K]V) {
 	for key := range known {
-		if len(known) <= mostKnown {
+		if len(known) <= maxKnownRails {
 			return
 		}
 		delete(known, key)
@@ -301,7 +301,7 @@ func forgetSome[K comparable, V any](known map[K]V) {
 
 // fail remembers a way that did not work, or was only silent while another worked: then it
 // may be slow, and streams of data still try it.
-func (r *rails) fail(w hop, silent bool) {
+func (r *rails) fail(w path, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	in := r.failed
@@ -313,19 +313,19 @@ func (r *rails) fail(w hop, silent bool) {
 }
 
 // failedNow reports whether a way has just failed, or as a door was silent. It needs the lock.
-func (r *rails) failedNow(w hop) bool {
+func (r *rails) failedNow(w path) bool {
 	way := failure{w.by.Interface, w.to[0]}
-	return time.Since(r.failed[way]) <= failedTime || time.Since(r.silent[way]) <= failedTime
+	return time.Since(r.failed[way]) <= retryInterval || time.Since(r.silent[way]) <= retryInterval
 }
 
-// hop is how a connection is made: by an interface of this host, or by the kernel's
+// path is how a connection is made: by an interface of this host, or by the kernel's
 // routes, to one of some addresses.
-type hop struct {
+type path struct {
 	by address.Chosen // zero for the kernel's routes
 	to []netip.AddrPort
 }
 
-func (w hop) String() string {
+func (w path) String() string {
 	if w.by.Interface == "" {
 		return "as the routes say"
 	}
@@ -337,7 +337,7 @@ func (w hop) String() string {
 // that the lane reaches, else any that both hosts have; a rail's addresses go with those
 // of the same rail. What is left is how the first connection went; a host with one
 // interface has no other, and its routes need not go by that: an address can be a loopback's.
-func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]hop) {
+func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]path) {
 	own := r.of(from)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -346,15 +346,15 @@ func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]hop) {
 	}
 	seen := map[int]bool{}
 	tier := func(good func(network.Rail) bool) {
-		var all []hop
+		var all []path
 		for _, t := range told {
 			if t.Number == address.NoRail || seen[t.Number] || !good(t) {
 				continue
 			}
 			by, there := r.interfaceOn(t)
-			if there && time.Since(r.failed[failure{by.Interface, on(by, t.Endpoint)[0]}]) > failedTime {
+			if there && time.Since(r.failed[failure{by.Interface, on(by, t.Endpoint)[0]}]) > retryInterval {
 				seen[t.Number] = true
-				all = append(all, hop{by, on(by, t.Endpoint)})
+				all = append(all, path{by, on(by, t.Endpoint)})
 			}
 		}
 		if len(all) > 0 {
@@ -398,17 +398,17 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 // kernel's routes go; then where the relay has said before that it listens as well, on the
 // same rails, those of its lane first; then where the handle says by each interface. What has
 // just failed comes last.
-func (r *rails) doors(relay string, at address.Endpoint) []hop {
+func (r *rails) doors(relay string, at address.Endpoint) []path {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	doors := []hop{{to: at.Dials(r.addresses)}}
+	doors := []path{{to: at.Dials(r.addresses)}}
 	if r.single() {
 		return doors
 	}
 	for _, lane := range []bool{true, false} {
 		for _, t := range r.known[relay] {
 			if by, there := r.interfaceOn(t); there && t.Endpoint != at && t.Lane == lane {
-				doors = append(doors, hop{by, on(by, t.Endpoint)})
+				doors = append(doors, path{by, on(by, t.Endpoint)})
 			}
 		}
 	}
@@ -416,22 +416,22 @@ func (r *rails) doors(relay string, at address.Endpoint) []hop {
 	for _, a := range r.addresses {
 		if a.Interface != "" && !r.down[a.Interface] && !slices.Contains(tried, a.Interface) && a.Address.Is4() == at.Address.Is4() {
 			tried = append(tried, a.Interface)
-			doors = append(doors, hop{a, on(a, at)})
+			doors = append(doors, path{a, on(a, at)})
 		}
 	}
-	failed := func(d hop) int {
+	failed := func(d path) int {
 		if len(d.to) == 0 || r.failedNow(d) {
 			return 1
 		}
 		return 0
 	}
-	slices.SortStableFunc(doors, func(a, b hop) int { return failed(a) - failed(b) })
+	slices.SortStableFunc(doors, func(a, b path) int { return failed(a) - failed(b) })
 	return doors
 }
 
 // lookAtRails finds out which interfaces a handle can name. It may block.
 func (r *Relay) lookAtRails() {
-	var h *hosts
+	var h *peerManager
 	if r.loop.Call(func() { h = r.hosts }) && h != nil {
 		h.rails.look()
 		r.loop.Call(func() { h.listen() })
@@ -441,19 +441,19 @@ func (r *Relay) lookAtRails() {
 // --- a set of connections ------------------------------------------------------------
 
 // exchange hears of the other relay's rails, and tells of this one's: of a session that this side dialed, which its first word has come on.
-func (h *hosts) exchange(s *network.Session, from *lane, relay string) ([]network.Rail, error) {
+func (h *peerManager) exchange(s *network.Session, from *lane, relay string) ([]network.Rail, error) {
 	told, err := s.HearRails()
 	if err == nil {
-		err = s.TellRails(h.rails.tell(from))
+		err = s.TellRails(h.rails.advertise(from))
 	}
 	if err == nil {
-		h.rails.heard(relay, told)
+		h.rails.record(relay, told)
 	}
 	return told, err
 }
 
 // answer is exchange for a session that the other side dialed.
-func (h *hosts) answer(s *network.Session) error {
+func (h *peerManager) answer(s *network.Session) error {
 	var l *lane
 	if !h.relay.loop.Call(func() {
 		if listener := h.relay.listeners[s.Target.Token]; listener != nil {
@@ -462,20 +462,20 @@ func (h *hosts) answer(s *network.Session) error {
 	}) {
 		return errEnding
 	}
-	err := s.TellRails(h.rails.tell(l))
+	err := s.TellRails(h.rails.advertise(l))
 	var told []network.Rail
 	if err == nil {
 		told, err = s.HearRails()
 	}
 	if err == nil {
-		h.rails.heard("", told) // what it is, only a handle says
+		h.rails.record("", told) // what it is, only a handle says
 	}
 	return err
 }
 
 // knock makes the first connection of a set, by the first of the doors that is answered:
 // the next ones are tried beside one that is silent (network.Race).
-func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (*network.Session, hop, error) {
+func (h *peerManager) knock(ctx context.Context, target network.Target, doors []path) (*network.Session, path, error) {
 	finish := network.Race[*network.Session]{
 		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
 		Try: func(ctx context.Context, n int) (*network.Session, error) {
@@ -514,7 +514,7 @@ func (h *hosts) knock(ctx context.Context, target network.Target, doors []hop) (
 	if failures == nil {
 		failures = &fault.Error{Code: fault.Unreachable, Operation: "connecting to another host's relay", Cause: ctx.Err()}
 	}
-	return nil, hop{}, failures
+	return nil, path{}, failures
 }
 
 // answered reports whether an error is the word of who listens there, who answers no better
@@ -525,9 +525,9 @@ func answered(err error) bool {
 
 // striping makes the streams of data of a set, in turn over the ways that work.
 type striping struct {
-	hosts *hosts
+	hosts *peerManager
 	first *network.Session
-	ways  []hop
+	ways  []path
 	made  []net.Conn // by the first try of each way
 	last  uint32     // stream
 	turn  int
@@ -535,7 +535,7 @@ type striping struct {
 
 // stripe tries each way of the best tier of which one works, at once; where none does, all
 // goes as the first connection went.
-func (h *hosts) stripe(ctx context.Context, first *network.Session, went hop, tiers [][]hop) (*striping, error) {
+func (h *peerManager) stripe(ctx context.Context, first *network.Session, went path, tiers [][]path) (*striping, error) {
 	remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
 	if err != nil {
 		return nil, err
@@ -563,11 +563,11 @@ func (h *hosts) stripe(ctx context.Context, first *network.Session, went hop, ti
 			return s, nil
 		}
 	}
-	s.ways = []hop{{went.by, []netip.AddrPort{remote}}}
+	s.ways = []path{{went.by, []netip.AddrPort{remote}}}
 	return s, nil
 }
 
-func (s *striping) dial(ctx context.Context, w hop, number uint32) (net.Conn, error) {
+func (s *striping) dial(ctx context.Context, w path, number uint32) (net.Conn, error) {
 	joined, err := s.hosts.local.DialStreamBy(ctx, w.by.Interface, s.first, number, w.to[0])
 	if err != nil {
 		return nil, err
@@ -714,10 +714,10 @@ const registrationTCP = "host memory that the relay has pinned for its GPU; the 
 // the receiver's.
 func (c *connection) overTCP() (steps []string, pairs []launch.RailFigures) {
 	own := "GPU " + c.lane.spec.GPU.BusID
-	if c.abroad == nil || c.session.relay.hosts == nil {
+	if c.remotePeer == nil || c.session.relay.hosts == nil {
 		return []string{own, "host memory", "tcp", c.peer}, nil
 	}
-	pairs = c.session.relay.hosts.rails.pairs(c.abroad)
+	pairs = c.session.relay.hosts.rails.pairs(c.remotePeer)
 	var here, there []string
 	name := func(place string, rail int) string {
 		if rail == address.NoRail {

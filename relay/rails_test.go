@@ -59,7 +59,7 @@ func toldRails(t *testing.T, texts ...string) (all []network.Rail) {
 
 // A message leaves by the rail of its destination's lane where the sender's reaches it,
 // else by another that its lane reaches, else by any.
-func TestTheRailsOfASet(t *testing.T) {
+func TestPeerRailsPreferRailOfDestinationLane(t *testing.T) {
 	four := []string{"eth0 10.0.0.1 0 nic0", "eth1 10.0.1.1 1 nic1", "eth2 10.0.2.1 2 nic2", "eth3 10.0.3.1 3 nic3"}
 	for name, c := range map[string]struct {
 		own  []string
@@ -102,7 +102,7 @@ func TestTheRailsOfASet(t *testing.T) {
 }
 
 // A way that did not work is not tried again at once, so that each set does not wait for it.
-func TestAWayThatFailed(t *testing.T) {
+func TestFailedAddressIsNotRetriedAtOnce(t *testing.T) {
 	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth1 10.0.1.1 1 -"), wires{})
 	told := toldRails(t, "0 10.0.0.2 lane", "1 10.0.1.2 lane")
 	all := r.ways(nil, told)
@@ -114,7 +114,7 @@ func TestAWayThatFailed(t *testing.T) {
 		t.Errorf("then %v", left)
 	}
 	for key := range r.failed {
-		r.failed[key] = time.Now().Add(-2 * failedTime)
+		r.failed[key] = time.Now().Add(-2 * retryInterval)
 	}
 	if again := r.ways(nil, told); len(again) != 1 || len(again[0]) != 2 {
 		t.Errorf("later %v", again)
@@ -123,7 +123,7 @@ func TestAWayThatFailed(t *testing.T) {
 
 // The first connection goes where the handle says, and then where else the relay is known
 // to be, and by what else it can be reached.
-func TestWaysToTheFirstConnection(t *testing.T) {
+func TestFirstConnectionTriesHandleAddressFirst(t *testing.T) {
 	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -", "eth2 10.0.2.1 2 -"), wires{})
 	at := address.Endpoint{Address: netip.MustParseAddr("10.0.0.2"), Port: 7}
 	doors := func(r *rails, relay string) (all []string) {
@@ -135,26 +135,26 @@ func TestWaysToTheFirstConnection(t *testing.T) {
 	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "eth2 10.0.0.2:7"}) {
 		t.Errorf("of a relay that nobody knows: %q", got)
 	}
-	r.heard("it", toldRails(t, "0 10.0.0.2", "1 10.0.1.2", "9 10.0.9.2"))
+	r.record("it", toldRails(t, "0 10.0.0.2", "1 10.0.1.2", "9 10.0.9.2"))
 	r.down["eth2"] = true
 	if got := doors(r, "it"); !slices.Equal(got, []string{"10.0.0.2:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one that has told: %q", got)
 	}
-	r.heard("other", toldRails(t, "1 10.0.1.2", "0 10.0.0.9 lane"))
+	r.record("other", toldRails(t, "1 10.0.1.2", "0 10.0.0.9 lane"))
 	if got := doors(r, "other"); !slices.Equal(got, []string{"10.0.0.2:7", "eth0 10.0.0.9:7", "eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7"}) {
 		t.Errorf("of one whose lane has another rail: %q", got)
 	}
-	r.fail(hop{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}}, false)
+	r.fail(path{to: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:7")}}, false)
 	if got := doors(r, "it"); !slices.Equal(got, []string{"eth1 10.0.1.2:7", "eth0 10.0.0.2:7", "eth1 10.0.0.2:7", "10.0.0.2:7"}) {
 		t.Errorf("after the first has failed it tries %v", got)
 	}
 	if got := doors(newRails(chosen(t, "eth0 10.0.0.1 0 -"), wires{}), "it"); !slices.Equal(got, []string{"10.0.0.2:7"}) {
 		t.Errorf("by one interface: %q", got)
 	}
-	for i := range 2 * mostKnown {
-		r.heard(fmt.Sprint(i), []network.Rail{{Endpoint: address.Endpoint{Address: netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}}})
+	for i := range 2 * maxKnownRails {
+		r.record(fmt.Sprint(i), []network.Rail{{Endpoint: address.Endpoint{Address: netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})}}})
 	}
-	if len(r.known) > mostKnown || len(r.places) > mostKnown {
+	if len(r.known) > maxKnownRails || len(r.places) > maxKnownRails {
 		t.Errorf("%d relays and %d addresses are remembered", len(r.known), len(r.places))
 	}
 }
@@ -309,7 +309,7 @@ func (m *together) sending(local netip.Addr, bytes int) {
 
 // Bytes go by the interfaces that the lanes say, and by no other; of several each has
 // some.
-func TestBytesGoByTheRailsOfTheLanes(t *testing.T) {
+func TestBytesUseTheRailsOfTheLanes(t *testing.T) {
 	var all together
 	n := &cables{sending: all.sending}
 	f := newFleetOn(t, n, 2, 4, 3)
@@ -390,7 +390,7 @@ func (n *cables) pull(out bool, texts ...string) {
 
 // A set that is made while a rail does not work goes by the others: whether this host
 // sees it, or the other one, or nobody does before it is tried.
-func TestTheOtherRailsCarryOn(t *testing.T) {
+func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 	for name, c := range map[string]struct {
 		pulled []string
 		links  bool // who has the pulled cable sees it
@@ -467,7 +467,7 @@ func TestTheOtherRailsCarryOn(t *testing.T) {
 
 // A stream that fails ends the set with an error that names the interface, and no write
 // hangs.
-func TestARailThatFailsUnderASet(t *testing.T) {
+func TestRailFailureNamesItsInterface(t *testing.T) {
 	f := newFleetOn(t, &cables{}, 2, 2, 2)
 	w := f.open(t, f.listen(t, 1, nil), nil, railBytesMoved)
 	if err := w.write(t); err != nil {
@@ -490,7 +490,7 @@ func TestARailThatFailsUnderASet(t *testing.T) {
 
 // A connection that comes while a set's interface has no link gets another set, by the
 // other rails; the old one ends with that reason.
-func TestASetWhoseCableIsPulled(t *testing.T) {
+func TestPulledCableReplacesPeer(t *testing.T) {
 	n := &cables{}
 	f := newFleetOn(t, n, 2, 2, 2)
 	handle := f.listen(t, 1, nil)
@@ -518,7 +518,7 @@ func TestASetWhoseCableIsPulled(t *testing.T) {
 // Ways that swallow packets do not take the time of the others, however many they are, and
 // are not the first that are tried for the next set; but what is only slow stays a way for
 // data.
-func TestSilentWays(t *testing.T) {
+func TestSilentAddressesDelayNoOtherAddress(t *testing.T) {
 	const rails = 8
 	f := newFleetOn(t, &cables{}, 2, rails, rails)
 	handle := f.listen(t, 1, nil)
@@ -569,7 +569,7 @@ func TestSilentWays(t *testing.T) {
 
 // Who proves the key and goes, as a way does that another was faster than, takes no room of
 // those that come: it is let go at once.
-func TestWhoGoesTakesNoRoom(t *testing.T) {
+func TestClosedHandshakeFreesItsPlace(t *testing.T) {
 	f := newFleetOn(t, &cables{}, 2, 2, 2)
 	handle := f.listen(t, 1, nil)
 	from, there := f.relays[0].hosts, f.relays[1].hosts
@@ -589,10 +589,10 @@ func TestWhoGoesTakesNoRoom(t *testing.T) {
 	meetings := func() int {
 		there.mu.Lock()
 		defer there.mu.Unlock()
-		for _, m := range there.meetings {
+		for _, m := range there.pending {
 			m.timer.Stop() // in the end that lets it go, too
 		}
-		return len(there.meetings)
+		return len(there.pending)
 	}
 	if n := meetings(); n != 1 {
 		t.Fatalf("%d sets are on their way", n)
@@ -603,7 +603,7 @@ func TestWhoGoesTakesNoRoom(t *testing.T) {
 
 // A relay listens on the rails that its lanes reach, on more when lanes come that reach
 // more, and on any where none of these can be had.
-func TestWhereARelayListens(t *testing.T) {
+func TestRelayListensOnRailsOfItsLanes(t *testing.T) {
 	f := newFleetOn(t, &cables{}, 1, 1, 3)
 	r := f.relays[0]
 	at := func(h *rails) (rails []int) {
@@ -632,7 +632,7 @@ func TestWhereARelayListens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n.listening = map[netip.AddrPort]*cableListener{}
 			accept := n.of(r.hosts.where.Addresses).accept
-			h, g := newRails(r.hosts.where.Addresses, r.wires), newGate()
+			h, g := newRails(r.hosts.where.Addresses, r.wires), newMultiListener()
 			defer g.Close()
 			h.down[c.down] = true
 			said := h.listen(c.lanes, g, func(a netip.Addr) (l net.Listener, err error) {

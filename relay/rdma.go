@@ -15,7 +15,7 @@ import (
 )
 
 // Between relays of two hosts the data goes by RDMA where both have NICs that can, beside
-// the connections over TCP that they share (abroad.go): what is said there is the same.
+// the connections over TCP that they share (remote.go): what is said there is the same.
 
 // newFabric is what the relay has of RDMA. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
@@ -61,7 +61,7 @@ func (r *Relay) laneNICs() (names []string) {
 }
 
 // extend has a Peer's data go by RDMA, and says in the log which way it goes.
-func (h *hosts) extend(p *tcp.Peer) tcp.Extension {
+func (h *peerManager) extend(p *tcp.Peer) tcp.Extension {
 	r := h.relay
 	s := r.fabric.Extend(p)
 	s.Settle(func(err error) {
@@ -95,7 +95,7 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	var err error
 	select {
 	case err = <-settled:
-	case <-time.After(cmp.Or(r.settle, verbs.SettleTime) + handshakeTime):
+	case <-time.After(cmp.Or(r.settle, verbs.SettleTime) + handshakeTimeout):
 		return nil, wire.Errorf(wire.StatusUnreachable, "the relay at %s did not say in time whether it has RDMA", peer.Name())
 	}
 	if err == nil {
@@ -148,7 +148,7 @@ func (r *Relay) take(c *connection, by *verbs.Set, sends bool) error {
 		}
 	}
 	if !c.lane.spec.Direct { // which has none, and says how memory is known when some is used
-		c.lane.say(way)
+		c.lane.logSlots(way)
 	}
 	c.transport, c.registered, c.onGPUs = launch.TransportVerbs, way, onGPU
 	return nil

@@ -47,7 +47,7 @@ func (h *host) onRDMA(s *launch.Secrets, transport string, pairs int, rdma softd
 // byRDMA is two containers on two hosts, and the NICs of both: a software device's NICs reach those
 // of its own directory.
 type byRDMA struct {
-	abroad
+	remotePair
 	rdma   softdevice.Host
 	lane   func(launch.Lane) launch.Lane // has its way with both lanes; nil for none
 	redial time.Duration                 // as host's
@@ -175,7 +175,7 @@ func (p *byRDMA) data(t *testing.T) (transport, way string) {
 
 // Every byte arrives, whatever the number of NICs and queue pairs that it is spread over,
 // and nothing long goes over TCP.
-func TestEveryByteArrivesByRDMA(t *testing.T) {
+func TestRDMADeliversEveryByte(t *testing.T) {
 	for _, of := range []struct {
 		nics, pairs int
 		iwarp       bool
@@ -221,7 +221,7 @@ func TestEveryByteArrivesByRDMA(t *testing.T) {
 
 // Host memory goes from where it lies to where it is to be once the NICs know it, through
 // slots before; and they forget it before it is given back.
-func TestHostMemoryByRDMA(t *testing.T) {
+func TestHostMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	const n = 1<<20 + 5
 	from, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
@@ -289,7 +289,7 @@ func TestHostMemoryByRDMA(t *testing.T) {
 }
 
 // Many clients share the queue pairs, with more grants than there are receives for.
-func TestManyClientsByRDMA(t *testing.T) {
+func TestManyClientsOverRDMAShareQueuePairs(t *testing.T) {
 	p := hostsByRDMA(t, 1, 2)
 	const clients, messages, n = 6, 8, 256 << 10
 	var all sync.WaitGroup
@@ -333,7 +333,7 @@ func TestManyClientsByRDMA(t *testing.T) {
 
 // Slots and tickets are both few, and a write that fills a slot needs one of each: many
 // connections whose receivers grant as much as they may all get through.
-func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
+func TestRDMAGrantsOverFewSlotsAllComplete(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	const connections, n = 100, 1 << 20 // four grants each, of 256 tickets
 	want := random(t, n)
@@ -401,7 +401,7 @@ func TestManyGrantsOverFewSlotsByRDMA(t *testing.T) {
 
 // A channel that is refused for its first message does no harm to the connections beside it,
 // nor to the next one.
-func TestAChannelOfRDMAThatIsRefused(t *testing.T) {
+func TestRefusedRDMAChannelHarmsNoOtherChannel(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	for range 3 {
 		demand(t, p.relayA.OpenByRDMA(&wire.Done{}), wire.StatusMalformed, "not a relay's hello")
@@ -413,7 +413,7 @@ func TestAChannelOfRDMAThatIsRefused(t *testing.T) {
 
 // Where RDMA cannot be, data goes over TCP and both relays say why, or the connection is
 // refused with that where RDMA was asked for.
-func TestWhereRDMACannotBe(t *testing.T) {
+func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 	down := roce(2, "rocep1")[0]
 	down.Down = true
 	other := iwarp(roce(2, "rocep1"))
@@ -506,7 +506,7 @@ const shortRedial = 300 * time.Millisecond
 
 // A NIC whose queue pairs fail, or its flush of what it has written into slots on a GPU, costs no
 // message: others come in their place, and the slots are registered anew.
-func TestQueuePairsThatFail(t *testing.T) {
+func TestFailedQueuePairsAreReplacedWithoutLoss(t *testing.T) {
 	t.Run("RoCE", func(t *testing.T) {
 		p := hostsThatRedial(t, 2, 2, time.Minute)
 		queuePairsThatFail(t, p, "rocep1")
@@ -571,7 +571,7 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 
 // A port that goes down costs no message: what was to go by it goes by the other NIC. Only its
 // own NIC flushes what it has written into a GPU, and where that has not ended it is waited for.
-func TestAPortThatGoesDown(t *testing.T) {
+func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 	const mayWait, mustWait = 1, 2
 	for name, of := range map[string]struct {
 		down  int
@@ -666,7 +666,7 @@ func TestAPortThatGoesDown(t *testing.T) {
 
 // A NIC that fails for good ends the operations of both sides with an error that says which
 // one and why, and nothing of them is left; the next connection has other queue pairs.
-func TestANICThatFails(t *testing.T) {
+func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 	p := hostsThatRedial(t, 1, 2, shortRedial)
 	p.move(t, 1<<20)
 	if err := p.rdma.Script("send status=12"); err != nil {
@@ -697,7 +697,7 @@ func TestANICThatFails(t *testing.T) {
 
 // Where the NICs do not take the sender's slots its data goes over TCP, and by RDMA the next
 // time that they do.
-func TestSlotsThatAreNotRegistered(t *testing.T) {
+func TestUnregisteredSlotsSendOverTCP(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	// After each NIC's trial and page.
@@ -724,7 +724,7 @@ func TestSlotsThatAreNotRegistered(t *testing.T) {
 
 // A cable that stays pulled ends the operations over it, on both hosts; the next connection
 // goes over TCP, which says why, and over RDMA again when the port is back.
-func TestACableThatIsPulled(t *testing.T) {
+func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 	p := &byRDMA{redial: shortRedial}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
@@ -779,7 +779,7 @@ func TestACableThatIsPulled(t *testing.T) {
 
 // Whatever dies at whatever time, under traffic both ways of its connection: operations at
 // the other host end, with an error that says what did, and nothing of them is left there.
-func TestDeathByRDMA(t *testing.T) {
+func TestDeathOverRDMAEndsOperations(t *testing.T) {
 	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
 	leave := func(t *testing.T, _ *relay.Relay, s *client.Session) {
 		if err := s.Close(); err != nil {

@@ -12,7 +12,7 @@ import (
 
 // What two relays say that they have of their NICs is what libibverbs made for them, and
 // has not been given back.
-func TestResourcesByRDMA(t *testing.T) {
+func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 	const nics, pairs, n = 2, 3, 1 << 20
 	p := hostsByRDMA(t, nics, pairs)
 	say := func() (all launch.NICResources) {

@@ -40,7 +40,7 @@ type receiver struct {
 
 	// back is the way on which what was offered is read, nil until it is asked for; reader
 	// is whose way back this connection is, nil for none.
-	back   *wayBack
+	back   *reverseConnection
 	reader *sender
 
 	// ranges are those of the list message that will come, parts those of lists that are under
@@ -136,7 +136,7 @@ func (r *receiver) message(m wire.Message, _ []int) error {
 	case *wire.PeerReadData:
 		return r.readData(m)
 	case *wire.PeerBack:
-		return r.openFor(m)
+		return r.openReverseFor(m)
 	case *wire.PeerRanges:
 		return r.addRanges(m)
 	case *wire.PeerWriteList:
@@ -195,13 +195,13 @@ func (r *receiver) begin(a *arrival, op *operation) {
 	switch {
 	case a.eager != nil:
 		r.settleEager(a)
-	case a.short != nil && r.takeShort(a):
+	case a.short != nil && r.takeEagerLocal(a):
 	case r.route == wire.RouteDirect && op.pieces != nil:
 		r.grantList(a)
 	case r.route == wire.RouteDirect:
 		r.grantMemory(a)
 	case op.pieces == nil && r.inReach(op.memory):
-		r.tell(a.op.memory)
+		r.advertise(a.op.memory)
 		r.piecing = append(r.piecing, a)
 		r.grantPieces()
 	default:
@@ -212,18 +212,18 @@ func (r *receiver) begin(a *arrival, op *operation) {
 // grantMemory lets the sender write straight into the client's memory.
 func (r *receiver) grantMemory(a *arrival) {
 	m := a.op.memory
-	r.tell(m)
+	r.advertise(m)
 	// Until the sender says that it is done, or is gone, it may write.
 	a.op.underWay++
 	r.grant(&grant{arrival: a, length: a.length}, m.region(), m.offset+a.op.offset)
 }
 
 // tell tells the sender of a memory, once.
-func (r *receiver) tell(m *memory) {
-	if m.known[r] {
+func (r *receiver) advertise(m *memory) {
+	if m.registrars[r] {
 		return
 	}
-	m.known[r] = true
+	m.registrars[r] = true
 	at := m.mapped
 	if r.transport == launch.TransportVerbs {
 		at = r.near(m)
@@ -353,7 +353,7 @@ func (r *receiver) inPlace(g *grant) {
 	op := g.arrival.op
 	op.underWay--
 	if op.pieces == nil {
-		if r.wentInPlace(op, g.length); op.memory.staged != nil {
+		if r.countInPlace(op, g.length); op.memory.staged != nil {
 			op.memory.staged.on.in += g.length
 		}
 	}
@@ -365,7 +365,7 @@ func (r *receiver) inPlace(g *grant) {
 // the sender's slots are smaller than ours.
 func (r *receiver) immediate(number, length uint64) {
 	if number&eagerGrant != 0 && r.remote() {
-		r.landedEager(number&^eagerGrant, length)
+		r.arrivedEager(number&^eagerGrant, length)
 		return
 	}
 	g := r.grants[number]
@@ -453,9 +453,9 @@ func (r *receiver) stop(why *wire.Error) {
 	r.settle()
 }
 
-// closeTime is how long the word of a sender that closes may be behind the end
+// closeDelay is how long the word of a sender that closes may be behind the end
 // of its NIC, which comes another way.
-const closeTime = 100 * time.Millisecond
+const closeDelay = 100 * time.Millisecond
 
 // immediatesEnded is the NIC's word that it writes no slot any more. Where the
 // sender says nothing, the NIC itself has ended. Any other error than io.EOF is ours: the
@@ -470,7 +470,7 @@ func (r *receiver) immediatesEnded(err error) {
 	if r.down != nil {
 		return
 	}
-	time.AfterFunc(closeTime, func() {
+	time.AfterFunc(closeDelay, func() {
 		r.session.relay.loop.Do(func() {
 			r.shutdown(wire.Errorf(wire.StatusNICDied, "the emulated NIC of %s ended the connection", r.peer))
 		})
@@ -511,9 +511,9 @@ func (r *receiver) free() {
 		r.writes.Close()
 	}
 	if r.eager != nil {
-		r.eager.quotas.giveBack(r.eager.at)
+		r.eager.quotas.release(r.eager.at)
 	}
 	for _, m := range r.session.memories {
-		delete(m.known, r)
+		delete(m.registrars, r)
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // Who leaves after the handshake has as a rule come by another way: that is nothing to warn of.
-func TestNoWarningOfWhoHasLeft(t *testing.T) {
+func TestPeerClosedAfterHandshakeIsNotWarnedAbout(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	handle := f.listen(t, 1, nil)
 	logged := make(levels, 100)

@@ -34,9 +34,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// handshakeTime bounds what no client can delay but by misbehaving: the first
+// handshakeTimeout bounds what no client can delay but by misbehaving: the first
 // message after a connect, and the answer of another relay.
-const handshakeTime = 5 * time.Second
+const handshakeTimeout = 5 * time.Second
 
 // Relay serves one container.
 type Relay struct {
@@ -54,13 +54,13 @@ type Relay struct {
 	lanes       []*lane
 	sessions    map[uint64]*session
 	lastSession uint64
-	listeners   map[wire.UUID]*listener // by token
-	offers      map[wire.UUID]*offering // by key
+	listeners   map[wire.UUID]*listener      // by token
+	regions     map[wire.UUID]*exposedRegion // by key
 	dying       *wire.Error
 	cause       string // of dying: one of package launch
 	counters    counters
 	limits      launch.Limits
-	used        use
+	used        quota
 
 	networkState
 
@@ -73,7 +73,7 @@ type Relay struct {
 	// examining: the contexts are being asked whether they work.
 	examining atomic.Bool
 
-	grumble    grumble
+	warnings   rateLimitedLogger
 	driverLock sync.Mutex
 	driver     *cuda.Driver
 }
@@ -99,7 +99,7 @@ func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
 		loop: l, clients: clients, peers: peers, init: init, host: host,
 		sessions:   map[uint64]*session{},
 		listeners:  map[wire.UUID]*listener{},
-		offers:     map[wire.UUID]*offering{},
+		regions:    map[wire.UUID]*exposedRegion{},
 		claims:     claims{held: map[string]uint64{}},
 		takingBack: make(chan struct{}, takingBackAtOnce),
 	}
@@ -147,7 +147,7 @@ func (r *Relay) Configure(c launch.Config) error {
 			}
 			r.lanes[i].copies = r.lanes[i].copies || spec.Copy
 		}
-		r.proven()
+		r.endIfWrong()
 		r.onNetwork()
 		if c.Reserve == launch.ReserveStart {
 			for _, l := range r.lanes {
@@ -161,8 +161,8 @@ func (r *Relay) Configure(c launch.Config) error {
 // Run serves until the container ends, Stop, or a CUDA error after which this
 // process cannot go on.
 func (r *Relay) Run() error {
-	go r.accept(r.clients, &greetings{from: packet.Clients}, r.greetClient)
-	go r.accept(r.peers, &greetings{from: packet.Relays}, r.greetPeer)
+	go r.accept(r.clients, &pendingHandshakes{from: packet.Clients}, r.greetClient)
+	go r.accept(r.peers, &pendingHandshakes{from: packet.Relays}, r.greetPeer)
 	r.loop.Run()
 	r.clients.Close()
 	r.peers.Close()
@@ -319,7 +319,7 @@ func (r *Relay) rest() {
 	}
 }
 
-func (r *Relay) accept(listener *net.UnixListener, silent *greetings, greet func(packet.Conn, *greetings)) {
+func (r *Relay) accept(listener *net.UnixListener, silent *pendingHandshakes, greet func(packet.Conn, *pendingHandshakes)) {
 	for {
 		for silent.from.Crowded() { // the backlog holds who comes
 			time.Sleep(10 * time.Millisecond)
@@ -331,7 +331,7 @@ func (r *Relay) accept(listener *net.UnixListener, silent *greetings, greet func
 		if err != nil {
 			// No descriptor left, say. Others may close theirs; a listener that is
 			// given up serves nobody ever again.
-			r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "accepting a connection")
+			r.warnings.warn(logrus.NewEntry(logrus.StandardLogger()), err, "accepting a connection")
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}

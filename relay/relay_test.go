@@ -587,7 +587,7 @@ func (p *pair) arrive(t *testing.T, sizes ...uint64) {
 	}
 }
 
-func TestEveryByteArrives(t *testing.T) {
+func TestSendDeliversEveryByte(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
@@ -597,7 +597,7 @@ func TestEveryByteArrives(t *testing.T) {
 	}
 }
 
-func TestOnlyTheStagedRouteCrossesServers(t *testing.T) {
+func TestStagedRouteAloneCrossesServers(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
@@ -642,7 +642,7 @@ func TestOnlyTheStagedRouteCrossesServers(t *testing.T) {
 	}
 }
 
-func TestNoContextBeforeTheFirstExport(t *testing.T) {
+func TestRelayBeforeFirstExportHasNoContext(t *testing.T) {
 	h := newHost(t)
 	before, err := sim.ReadLog(simDir)
 	if err != nil {
@@ -663,7 +663,7 @@ func TestNoContextBeforeTheFirstExport(t *testing.T) {
 	}
 }
 
-func TestMessagesMeetReceivesOfTheirTag(t *testing.T) {
+func TestMessagesMatchReceivesByTag(t *testing.T) {
 	p := connected(t, launch.RouteStaged)
 	const n = 1000
 	want := map[uint64][]byte{}
@@ -739,7 +739,7 @@ func TestTimelinesHoldAndRelease(t *testing.T) {
 	}
 }
 
-func TestWhatAnOperationMayNotDo(t *testing.T) {
+func TestInvalidOperationsAreRefused(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
 			p := connected(t, route)
@@ -815,7 +815,7 @@ func TestWhatAnOperationMayNotDo(t *testing.T) {
 	}
 }
 
-func TestExportsThatAreRefused(t *testing.T) {
+func TestInvalidExportsAreRefused(t *testing.T) {
 	h := newHost(t)
 	s := attach(t, h.relay("a", launch.RouteAuto, far(0, 1, "nic0")))
 	own, other := allocate(t, 0, 2<<20), allocate(t, 2, 2<<20)
@@ -852,7 +852,7 @@ func TestExportsThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestConnectNeedsTheHandle(t *testing.T) {
+func TestConnectWithWrongHandleIsRefused(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	ctx := within(t)
 	var garbage wire.Handle
@@ -876,7 +876,7 @@ func TestConnectNeedsTheHandle(t *testing.T) {
 	demand(t, err, wire.StatusUnreachable, "another host")
 }
 
-func TestStrangersAreRefusedWithASentence(t *testing.T) {
+func TestStrangersOnSocketAreRefusedWithReason(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("a", launch.RouteAuto, far(0, 1, "nic0"))
 	say := func(datagram []byte) error {
@@ -917,7 +917,7 @@ func TestStrangersAreRefusedWithASentence(t *testing.T) {
 	attach(t, socket) // it goes on
 }
 
-func TestGarbageInASessionEndsThatSessionOnly(t *testing.T) {
+func TestSessionGarbageEndsThatSessionOnly(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("a", launch.RouteAuto, far(0, 1, "nic0"))
 	good := attach(t, socket)
@@ -945,7 +945,7 @@ func TestGarbageInASessionEndsThatSessionOnly(t *testing.T) {
 	}
 }
 
-func TestBothSidesLearnOfAnEnd(t *testing.T) {
+func TestConnectionEndReachesBothSides(t *testing.T) {
 	for _, route := range routes {
 		for _, c := range []struct {
 			name   string
@@ -984,7 +984,7 @@ func TestBothSidesLearnOfAnEnd(t *testing.T) {
 
 // The supervisor that sees the end of a container before the relay does stops
 // the relay; the reason stays the container's end.
-func TestStoppedAfterItsContainerEnded(t *testing.T) {
+func TestRelayStoppedAfterContainerEndReportsContainerEnd(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		ended  bool
@@ -1046,7 +1046,7 @@ func TestMissingEmulatedNICIsNamed(t *testing.T) {
 	demand(t, err, wire.StatusNICDied, "the emulated NIC at "+filepath.Join(h.dir, "nic0.sock")+" does not answer")
 }
 
-func TestMemoryGoesWhenTheLastOperationOnItHasEnded(t *testing.T) {
+func TestUnexportedMemoryIsUnmappedAfterLastOperation(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	receive, err := p.receiving.Receive(p.target.Memory, 0, 8)
 	if err != nil {
@@ -1068,7 +1068,7 @@ func TestMemoryGoesWhenTheLastOperationOnItHasEnded(t *testing.T) {
 	}
 }
 
-func TestManySmallSlotsManyConnections(t *testing.T) {
+func TestManyConnectionsOverSmallSlotsComplete(t *testing.T) {
 	// More messages than slots, received in the opposite order: nothing may
 	// wait for a slot that only another waiting message could free.
 	p := connected(t, launch.RouteStaged)

@@ -44,8 +44,8 @@ func (r *Relay) Report() *launch.Report {
 					report.Contexts = append(report.Contexts, p.gpu.BusID)
 				}
 			}
-			if l.abroad.out != nil {
-				all = append(all, l.abroad.placed)
+			if l.remote.out != nil {
+				all = append(all, l.remote.placed)
 			}
 			for i, p := range all {
 				key, one := p.gpu.BusID, launch.Staging{GPU: p.gpu.BusID}
@@ -67,7 +67,7 @@ func (r *Relay) Report() *launch.Report {
 			}
 		}
 		for _, l := range r.lanes {
-			for _, on := range l.served {
+			for _, on := range l.serverUsage {
 				if on.bytes > 0 {
 					at(on.gpu.BusID, launch.Staging{GPU: on.gpu.BusID}).Clients += on.bytes
 				}

@@ -293,7 +293,7 @@ func (f *fleet) round(channels [][]*tcp.Channel, messages int) {
 }
 
 // Relays of several hosts in one process find each other and talk, each with its neighbours.
-func TestAFleetOfRelays(t *testing.T) {
+func TestRelaysOfManyHostsConnect(t *testing.T) {
 	f := newFleet(t, 5, 1)
 	f.round(f.connect(t, 3, 8), 10)
 	for i, r := range f.relays {
@@ -307,7 +307,7 @@ func TestAFleetOfRelays(t *testing.T) {
 
 // Sets that find no room come when there is some: here those of another host take all, for
 // as long as two have asked in vain.
-func TestRelaysAskAgainForRoom(t *testing.T) {
+func TestRelaysWithoutRoomRetryPeers(t *testing.T) {
 	f := newFleet(t, 3, 1)
 	h := f.relays[0].hosts
 	dialed := make(chan struct{}, 1000)
@@ -319,8 +319,8 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 		}
 	}
 	h.mu.Lock()
-	for range mostMeetings {
-		h.meetings[&network.Session{}] = &meeting{timer: time.NewTimer(time.Hour), forget: func() {}}
+	for range maxPendingSessions {
+		h.pending[&network.Session{}] = &pendingSession{timer: time.NewTimer(time.Hour), forget: func() {}}
 	}
 	h.mu.Unlock()
 	ended := make(chan error, 2)
@@ -340,9 +340,9 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 		}
 	}
 	h.mu.Lock()
-	for s, m := range h.meetings {
+	for s, m := range h.pending {
 		m.end()
-		delete(h.meetings, s)
+		delete(h.pending, s)
 	}
 	h.mu.Unlock()
 	for range 2 {
@@ -354,7 +354,7 @@ func TestRelaysAskAgainForRoom(t *testing.T) {
 
 // What other relays make takes no more descriptors than the limits say, whatever host they
 // say that they are of, and what has ended is counted no more.
-func TestOtherRelaysMakeBoundedSets(t *testing.T) {
+func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 	f := newFleet(t, 2, 2)
 	h, from := f.relays[0].hosts, f.relays[1].hosts.rails.endpoint(nil).Address
 	session := func(at netip.Addr, host byte) *network.Session {
@@ -375,7 +375,7 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 		t.Fatalf("%d sets are counted of 1", n)
 	}
 	h.mu.Lock()
-	for i := range mostAcceptedOf - 1 {
+	for i := range maxAcceptedOf - 1 {
 		h.accepted[tcp.Key{Relay: fmt.Sprint("test ", i)}] = from
 	}
 	h.mu.Unlock()
@@ -387,14 +387,14 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 		t.Errorf("one of another address: %v", err)
 	}
 	h.mu.Lock()
-	for i := range mostAccepted {
+	for i := range maxAccepted {
 		h.accepted[tcp.Key{Relay: fmt.Sprint("test ", i)}] = netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})
 	}
 	h.mu.Unlock()
 	if _, err := h.meet(session(other, 9)); wire.StatusOf(err) != wire.StatusLimit {
 		t.Errorf("one more in all: %v", err)
 	}
-	for i := range mostAccepted {
+	for i := range maxAccepted {
 		h.forget(tcp.Key{Relay: fmt.Sprint("test ", i)})
 	}
 	f.relays[1].hosts.peers.Close()
@@ -406,8 +406,8 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 
 	// Sets that are incomplete: one address is one host, whatever it says.
 	h.mu.Lock()
-	for range mostMeetingsOf {
-		h.meetings[&network.Session{}] = &meeting{from: from, timer: time.NewTimer(time.Hour), forget: func() {}}
+	for range maxPendingSessionsOf {
+		h.pending[&network.Session{}] = &pendingSession{from: from, timer: time.NewTimer(time.Hour), forget: func() {}}
 	}
 	h.mu.Unlock()
 	if _, err := h.meet(session(from, 255)); wire.StatusOf(err) != wire.StatusLimit {
@@ -429,13 +429,13 @@ func TestOtherRelaysMakeBoundedSets(t *testing.T) {
 
 // Senders that come while as many as there may be are being answered wait for their turn,
 // up to a bound.
-func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
+func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	r := f.relays[1]
 	l := f.relays[0]
 	l.loop.Call(func() {
 		l.hosts.timing = func(c *tcp.Config) { c.Dead = time.Minute }
-		l.welcoming = mostWelcoming
+		l.welcoming = maxWelcoming
 	})
 	peer, err := r.hosts.reach(context.Background(), f.handles[0], nil)
 	if err != nil {
@@ -477,19 +477,19 @@ func TestSendersOfOtherHostsWaitForTheirAnswer(t *testing.T) {
 			t.Fatalf("%d wait of %d", waiting(), senders)
 		}
 	}
-	l.loop.Call(func() { l.welcoming -= mostWelcoming - 1; l.welcomeNext() })
+	l.loop.Call(func() { l.welcoming -= maxWelcoming - 1; l.welcomeNext() })
 	for range senders {
 		answer(wire.StatusBadHandle) // each is answered: there is no such listener
 	}
 	l.loop.Call(func() {
-		l.welcoming += mostWelcoming
-		for range mostUnanswered {
+		l.welcoming += maxWelcoming
+		for range maxUnanswered {
 			l.unanswered = append(l.unanswered, &arriving{left: true})
 		}
 	})
 	say()
 	answer(wire.StatusLimit)
-	l.loop.Call(func() { l.welcoming -= mostWelcoming + 1; l.welcomeNext() })
+	l.loop.Call(func() { l.welcoming -= maxWelcoming + 1; l.welcomeNext() })
 	if n := waiting(); n > 0 {
 		t.Errorf("%d that have left wait still", n)
 	}

@@ -68,7 +68,7 @@ func (s *sender) start(op *operation) {
 		s.write(op)
 		return
 	}
-	if s.sendEager(op) || s.sendShort(op) {
+	if s.sendEager(op) || s.sendEagerLocal(op) {
 		return
 	}
 	s.port.Send(&wire.PeerSend{Send: op.send, Tag: op.tag, Length: op.length}, 0)
@@ -114,7 +114,7 @@ func (s *sender) message(m wire.Message, fds []int) error {
 		}
 		return nil
 	case *wire.PeerQuota:
-		return s.give(m)
+		return s.takeQuota(m)
 	case *wire.PeerGrant:
 		return s.granted(m)
 	case *wire.PeerDelivered:
@@ -122,7 +122,7 @@ func (s *sender) message(m wire.Message, fds []int) error {
 	case *wire.PeerReadRefused:
 		return s.readRefused(m)
 	case *wire.PeerBackRefused:
-		return s.backRefused(m)
+		return s.reverseRefused(m)
 	case *wire.PeerListRefused:
 		return s.listRefused(m)
 	case *wire.PeerGrantRanges:
@@ -145,7 +145,7 @@ func (s *sender) settleTarget(t *target) {
 	}
 	delete(s.targets, t.region)
 	s.link.RemoveTarget(t.region)
-	s.session.relay.giveBack(use{foreign: t.foreign})
+	s.session.relay.release(quota{foreign: t.foreign})
 }
 
 // addPart keeps an allocation for the region that will come.
@@ -164,7 +164,7 @@ func (s *sender) addPart(m *wire.PeerRegionPart, fds []int) error {
 	}
 	fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
-		s.session.relay.giveBack(ofPart)
+		s.session.relay.release(ofPart)
 		return err
 	}
 	s.parts, s.partsOf = append(s.parts, device.Part{FD: fd, Bytes: m.Bytes}), m.Region
@@ -175,7 +175,7 @@ func (s *sender) addPart(m *wire.PeerRegionPart, fds []int) error {
 func (s *sender) closeParts(parts []device.Part) {
 	for _, p := range parts {
 		unix.Close(p.FD)
-		s.session.relay.giveBack(ofPart)
+		s.session.relay.release(ofPart)
 	}
 }
 
@@ -213,7 +213,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		}
 		if s.route == wire.RouteDirect {
 			// Not all of its pages need be there, and those that a write makes are ours.
-			if err := s.session.relay.reserve(use{foreign: m.Bytes}); err != nil {
+			if err := s.session.relay.reserve(quota{foreign: m.Bytes}); err != nil {
 				return err
 			}
 			t.foreign = m.Bytes
@@ -230,7 +230,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	default:
 		fd, err := unix.FcntlInt(uintptr(fds[0]), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
-			s.session.relay.giveBack(use{foreign: t.foreign})
+			s.session.relay.release(quota{foreign: t.foreign})
 			return err
 		}
 		parts, closeParts = []device.Part{{FD: fd, Bytes: m.Bytes}}, func() { unix.Close(fd) }
@@ -328,7 +328,7 @@ func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 			r.counters.sent += m.Length
 			*routed += m.Length
 			op.moved += m.Length
-			if s.wentInPlace(op, m.Length); memory.staged != nil {
+			if s.countInPlace(op, m.Length); memory.staged != nil {
 				memory.staged.on.out += m.Length
 			}
 			if s.route == wire.RouteDirect && s.down == nil {
@@ -449,7 +449,7 @@ func (s *sender) delivered(m *wire.PeerDelivered) error {
 		s.answered(op.window)
 	}
 	status := wire.Status(m.Status)
-	s.endShort(op, status)
+	s.endEagerLocal(op, status)
 	if status != wire.StatusOK {
 		delete(s.active, m.Send)
 		op.fail(&wire.Error{Status: status})
@@ -494,14 +494,14 @@ func (s *sender) drained() bool { return s.underWay == 0 }
 func (s *sender) free() {
 	s.link.Close()
 	if s.eager != nil {
-		s.eager.quotas.giveBack(s.eager.at)
+		s.eager.quotas.release(s.eager.at)
 	}
 	s.closeParts(s.parts)
 	s.parts = nil
 	for _, t := range s.targets {
-		s.session.relay.giveBack(use{foreign: t.foreign})
+		s.session.relay.release(quota{foreign: t.foreign})
 	}
 	for _, m := range s.session.memories {
-		delete(m.known, s)
+		delete(m.registrars, s)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // A receiver may have a message, and leave, before the sender's own NIC has said
 // that it is done with it: the message was delivered all the same.
-func TestADeliveredMessageOutlivesItsConnection(t *testing.T) {
+func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 	left := wire.Errorf(wire.StatusPeerClosed, "the receiver ended its session")
 	for _, c := range []struct {
 		name      string
@@ -71,7 +71,7 @@ func TestADeliveredMessageOutlivesItsConnection(t *testing.T) {
 
 // A receiver that cannot understand its sender ends when that has closed, and may write no
 // more.
-func TestAReceiverThatDoesNotUnderstand(t *testing.T) {
+func TestReceiverWithoutProtocolEndsWithItsSender(t *testing.T) {
 	w := newWorld(t)
 	loop, err := poll.New()
 	if err != nil {
@@ -115,7 +115,7 @@ func TestAReceiverThatDoesNotUnderstand(t *testing.T) {
 }
 
 // On route staged a sender's relay cannot say that a grant is filled: only its NIC can.
-func TestSenderOnRouteStagedCannotSayThatAGrantIsFilled(t *testing.T) {
+func TestSenderOnRouteStagedCannotReportGrantFilled(t *testing.T) {
 	r := newReceiver(newWorld(t).connection(wire.RouteStaged))
 	a := &arrival{send: 1, length: 1 << 20}
 	r.matched[a.send], r.grants[1] = a, &grant{arrival: a, length: 4096}

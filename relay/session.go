@@ -44,7 +44,7 @@ type session struct {
 	connections map[uint32]*connection
 	listeners   map[uint32]*listener
 	events      map[uint32]*event
-	offers      map[uint32]*offering
+	regions     map[uint32]*exposedRegion
 	lists       *os.File  // the memory of lists (list.go); nil until the client asks for it
 	listParts   int       // under way
 	wantParts   []*sender // that wait for one of the parts to end
@@ -64,7 +64,7 @@ type session struct {
 
 	last     uint32 // number given out
 	blocking int
-	opening  int      // ways back, beside its client's requests (back.go)
+	opening  int      // ways back, beside its client's requests (reverse.go)
 	waiting  []func() // to open one
 	counted  bool     // in the relay's use
 	ended    *wire.Error
@@ -73,10 +73,10 @@ type session struct {
 }
 
 // greetClient reads the first message of a client.
-func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
+func (r *Relay) greetClient(conn packet.Conn, silent *pendingHandshakes) {
 	defer silent.from.HangUp(conn)
 	refuse := func(err error) {
-		r.grumble.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a client was refused")
+		r.warnings.warn(logrus.NewEntry(logrus.StandardLogger()), err, "a client was refused")
 		if sent := conn.Send(wire.NewFailure(err), 1); sent != nil {
 			logrus.WithError(sent).Debug("the refusal could not be sent")
 		}
@@ -112,7 +112,7 @@ func (r *Relay) greetClient(conn packet.Conn, silent *greetings) {
 		connections: map[uint32]*connection{},
 		listeners:   map[uint32]*listener{},
 		events:      map[uint32]*event{},
-		offers:      map[uint32]*offering{},
+		regions:     map[uint32]*exposedRegion{},
 		waits:       map[*connection]bool{},
 		turns:       map[uint32]bool{},
 	}
@@ -226,9 +226,9 @@ func (s *session) begin(fd int, version uint32) {
 	s.log.Debug("a client came")
 }
 
-// deathTime is how long a socket that closed without a goodbye may be ahead of
+// deathGrace is how long a socket that closed without a goodbye may be ahead of
 // the death of its process: the kernel closes a dying process's files first.
-const deathTime = 200 * time.Millisecond
+const deathGrace = 200 * time.Millisecond
 
 // hungUp is the end of the client's socket.
 func (s *session) hungUp(err error) {
@@ -237,7 +237,7 @@ func (s *session) hungUp(err error) {
 		s.end(wire.Errorf(wire.StatusPeerClosed, "the session of client process %d of %s broke off: %v", s.pid, r.name(), err))
 		return
 	}
-	time.AfterFunc(deathTime, func() {
+	time.AfterFunc(deathGrace, func() {
 		r.loop.Do(func() {
 			s.end(wire.Errorf(wire.StatusPeerClosed, "client process %d of %s lives and closed its socket to the relay", s.pid, r.name()))
 		})
@@ -307,7 +307,7 @@ func (s *session) forget() {
 	s.relay.loop.Unwatch(s.pidfd)
 	s.relay.loop.Unwatch(s.wakeRelay)
 	if s.counted {
-		s.relay.giveBack(ofSession)
+		s.relay.release(ofSession)
 	}
 	s.free()
 }
@@ -318,7 +318,7 @@ func (s *session) free() {
 		if err := s.lists.Close(); err != nil {
 			s.log.WithError(err).Warn("closing a session's list memory")
 		}
-		s.relay.giveBack(ofPart)
+		s.relay.release(ofPart)
 	}
 	for _, fd := range []int{s.pidfd, s.wakeRelay, s.wakeClient, s.clientEnd} {
 		if fd >= 0 {
@@ -355,7 +355,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.exportPart(m, fds)
 		return // the same
 	case *wire.DMABuf:
-		s.lend(m, fds)
+		s.registerInPlace(m, fds)
 		return // the same
 	case *wire.ExportIPC:
 		s.exportIPC(m, sequence)
@@ -370,9 +370,9 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 	case *wire.EventClose:
 		s.answer(sequence, s.closeEvent(m.Event))
 	case *wire.Expose:
-		s.offer(m, sequence)
+		s.expose(m, sequence)
 	case *wire.Revoke:
-		s.withdraw(m.Region, sequence)
+		s.revoke(m.Region, sequence)
 	case *wire.Unexport:
 		s.unexport(m.Memory, sequence)
 	case *wire.Listen:
@@ -525,7 +525,7 @@ func (s *session) wasFull() {
 
 // breakOff ends a session whose client does what the protocol forbids.
 func (s *session) breakOff(why *wire.Error) {
-	s.relay.grumble.warn(s.log, why, "a client is cut off")
+	s.relay.warnings.warn(s.log, why, "a client is cut off")
 	s.port.Send(wire.NewFailure(why), 0)
 	s.end(wire.Errorf(why.Status, "client process %d of %s: %s", s.pid, s.relay.name(), why.Reason))
 }
@@ -604,14 +604,14 @@ type operation struct {
 	wait, signal   uint32
 	waitValue      uint64
 	signalValue    uint64
-	event          *event   // that it waits for, nil once that has come
-	spoiled        bool     // the event cannot be waited for
-	inTurn         bool     // it waits for its turn
-	turn           bool     // which it has
-	remote         remote   // of a one-sided one
-	serves         *serving // nil of a client's own
-	pieces         *pieces  // of a part of a list, in place of memory
-	serial         uint64   // among those posted on its connection
+	event          *event           // that it waits for, nil once that has come
+	spoiled        bool             // the event cannot be waited for
+	inTurn         bool             // it waits for its turn
+	turn           bool             // which it has
+	remote         remote           // of a one-sided one
+	serves         *servedOperation // nil of a client's own
+	pieces         *pieces          // of a part of a list, in place of memory
+	serial         uint64           // among those posted on its connection
 
 	send     uint64 // its number on the connection
 	granted  uint64 // of a send, the bytes that the receiver has room for
@@ -725,7 +725,7 @@ func (op *operation) finish(status wire.Status) {
 		op.memory.release()
 	}
 	if op.serves != nil {
-		op.serves.over()
+		op.serves.finish()
 		return
 	}
 	if op.pieces != nil {

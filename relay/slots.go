@@ -101,7 +101,7 @@ func (s *staging) giveBack(free *slot) {
 // a region has at least none is kept back: a copy would not overlap with a write.
 func (s *staging) may(p *share) bool {
 	most := (s.slots + s.sharing - 1) / s.sharing
-	return p.held == 0 || p.held < most && (len(s.free) > 1 || s.slots <= leastSlots)
+	return p.held == 0 || p.held < most && (len(s.free) > 1 || s.slots <= minSlots)
 }
 
 // next takes the connection out of the turn that is to have a slot.

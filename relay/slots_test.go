@@ -40,7 +40,7 @@ func newUsers(t *testing.T, slots, users int) (*staging, []*user) {
 	return s, list
 }
 
-func TestSlotsAreShared(t *testing.T) {
+func TestSlotsAreSharedBetweenConnections(t *testing.T) {
 	t.Run("one that many messages wait on has no more than others", func(t *testing.T) {
 		s, u := newUsers(t, 8, 3)
 		many, few, late := u[0], u[1], u[2]
@@ -93,9 +93,9 @@ func TestSlotsAreShared(t *testing.T) {
 		}
 	})
 	t.Run("of two slots none is kept back", func(t *testing.T) {
-		_, u := newUsers(t, leastSlots, 1)
+		_, u := newUsers(t, minSlots, 1)
 		u[0].want(5)
-		if len(u[0].has) != leastSlots {
+		if len(u[0].has) != minSlots {
 			t.Errorf("it has %d", len(u[0].has))
 		}
 	})

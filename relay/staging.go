@@ -21,19 +21,19 @@ import (
 // on a stream of its own, and hands it over by a timeline. On route staged no relay
 // copies such memory: NICs read and write it as they do slots.
 
-// served is what a server GPU of a lane has for clients that copy themselves; of the
+// serverUsage is what a server GPU of a lane has for clients that copy themselves; of the
 // loop.
-type served struct {
+type serverUsage struct {
 	gpu     launch.GPU
 	id      wire.UUID
 	bytes   uint64 // that they have at this moment
 	in, out uint64 // that came and went, but by the clients' own copies
 }
 
-// handed is memory on a server GPU that a client copies to and from.
-type handed struct {
-	on       *served
-	giveBack func() // ends its part of the host's account
+// clientStaging is memory on a server GPU that a client copies to and from.
+type clientStaging struct {
+	on      *serverUsage
+	release func() // ends its part of the host's account
 }
 
 // memoryRegion keeps memories that NICs know apart from slots.
@@ -57,16 +57,16 @@ func (s *session) stagingMemory(m *wire.Staging, sequence uint32) {
 			humanize.IBytes(m.Bytes), humanize.IBytes(s.staging), humanize.IBytes(limit)))
 		return
 	}
-	takes := use{memories: 1, descriptors: 1, staging: (m.Bytes + stagingGranule - 1) / stagingGranule * stagingGranule}
+	takes := quota{memories: 1, descriptors: 1, staging: (m.Bytes + stagingGranule - 1) / stagingGranule * stagingGranule}
 	if err := s.another(m.Access, takes); err != nil {
 		s.answer(sequence, err)
 		return
 	}
-	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, known: map[knower]bool{}, offers: map[*offering]bool{}}
+	memory := &memory{session: s, number: s.number(), access: m.Access, takes: takes, registrars: map[registrar]bool{}, regions: map[*exposedRegion]bool{}}
 	s.provide(memory, sequence, func() error { return memory.stage(m.GPU) }, func() wire.Message {
 		on := memory.staged.on
 		on.bytes += memory.mapped.Bytes
-		s.relay.proven() // of what came meanwhile
+		s.relay.endIfWrong() // of what came meanwhile
 		return &wire.StagingMade{Memory: memory.number, Bytes: memory.mapped.Bytes, Server: on.id, Index: uint32(on.gpu.Index)}
 	})
 }
@@ -79,11 +79,11 @@ func (m *memory) stage(gpu wire.UUID) error {
 	if err != nil {
 		return err
 	}
-	var servers []*served
+	var servers []*serverUsage
 	var copies bool
 	if !r.loop.Call(func() {
 		copies, servers = l.copies, l.forClients()
-		slices.SortStableFunc(servers, func(a, b *served) int { return cmp.Compare(a.bytes, b.bytes) })
+		slices.SortStableFunc(servers, func(a, b *serverUsage) int { return cmp.Compare(a.bytes, b.bytes) })
 	}) {
 		return errEnding
 	}
@@ -97,7 +97,7 @@ func (m *memory) stage(gpu wire.UUID) error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	config, err := l.tested()
+	config, err := l.selfTestResult()
 	if err != nil {
 		return err
 	}
@@ -122,16 +122,16 @@ func (m *memory) stage(gpu wire.UUID) error {
 }
 
 // forClients are the lane's server GPUs as clients' memory on them is counted.
-func (l *lane) forClients() []*served {
-	if l.served == nil {
+func (l *lane) forClients() []*serverUsage {
+	if l.serverUsage == nil {
 		for _, g := range l.spec.Servers {
-			l.served = append(l.served, &served{gpu: g})
+			l.serverUsage = append(l.serverUsage, &serverUsage{gpu: g})
 		}
 	}
-	return slices.Clone(l.served)
+	return slices.Clone(l.serverUsage)
 }
 
-func (m *memory) makeOn(l *lane, on *served, admission bool) (err error) {
+func (m *memory) makeOn(l *lane, on *serverUsage, admission bool) (err error) {
 	ordinal, id, err := l.server(on.gpu)
 	if err != nil {
 		return err
@@ -157,15 +157,15 @@ func (m *memory) makeOn(l *lane, on *served, admission bool) (err error) {
 	}
 	m.lane, m.mapped, m.length = l, mapped, mapped.Bytes
 	m.parts = []device.Part{{FD: fd, Bytes: mapped.Bytes}}
-	m.staged = &handed{on, giveBack}
+	m.staged = &clientStaging{on, giveBack}
 	return nil
 }
 
 // source is the number of memory on a server GPU for writes out of it, of which the
 // NIC knows from the first one on.
 func (s *sender) source(m *memory) uint32 {
-	if !m.known[s] {
-		m.known[s] = true
+	if !m.registrars[s] {
+		m.registrars[s] = true
 		fd := -1 // of cudaMalloc, which only a link over verbs takes: it asks for no descriptor
 		if len(m.parts) > 0 {
 			fd = m.parts[0].FD

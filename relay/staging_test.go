@@ -27,7 +27,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// TestClientCopiesInAPipeline and those of memory at either end also run on real GPUs,
+// TestClientCopiesPipelineWithTransfers and those of memory at either end also run on real GPUs,
 // with PEERLANE_TEST_CUDA=driver and -test.run 'AtEitherEnd|ClientCopies'.
 
 // copying is a lane of a container that sees its server GPUs too.
@@ -60,7 +60,7 @@ func lanesInPlace(a, b *relay.Relay) (sent, received uint64) {
 // A client copies into a ring of slots of its own on a stream, which says by a timeline
 // when a message is there; at the other side a stream waits until one has come, and
 // copies out. No thread waits in between, and no relay copies on route staged.
-func TestClientCopiesInAPipeline(t *testing.T) {
+func TestClientCopiesPipelineWithTransfers(t *testing.T) {
 	needGPUs(t, 2)
 	second, server := far2()
 	const (
@@ -310,7 +310,7 @@ func (a *account) has(i int) uint64 {
 
 // Clients' staging memory is in the host's account as slots are: what is not admitted
 // is not made, what is in use stays, and what a dead session had is given back.
-func TestStagingMemoryIsAdmitted(t *testing.T) {
+func TestStagingMemoryCountsInHostAccount(t *testing.T) {
 	var held account
 	held.limit = 30 * mib
 	h := newHost(t)
@@ -381,7 +381,7 @@ func must[T any](v T, err error) T {
 }
 
 // A server GPU without room leaves it to the lane's other one.
-func TestStagingMemoryWhereThereIsRoom(t *testing.T) {
+func TestStagingMemoryUsesServerGPUWithRoom(t *testing.T) {
 	h := newHost(t)
 	lane := copying(far(0, 1, "nic0"))
 	lane.Servers = append(lane.Servers, gpu(2))
@@ -405,7 +405,7 @@ func TestStagingMemoryWhereThereIsRoom(t *testing.T) {
 }
 
 // Nor does a pair serve that its self-test found unfit.
-func TestStagingMemoryGoesByTheSelfTest(t *testing.T) {
+func TestStagingMemoryAvoidsPairsThatFailedSelfTest(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) {
 		c.SelfTest, c.Pairs = launch.SelfTestOnce, []launch.Pair{found(1, launch.VerdictWrong, "a byte arrived wrong")}
@@ -421,7 +421,7 @@ func TestStagingMemoryGoesByTheSelfTest(t *testing.T) {
 
 // A client that goes on writing into what is sent gets wrong bytes, in its own message
 // alone.
-func TestAClientWritesIntoWhatIsSent(t *testing.T) {
+func TestClientWritingIntoSentMemoryCorruptsOwnMessageOnly(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	h.nic("nic1")
@@ -474,7 +474,7 @@ func TestAClientWritesIntoWhatIsSent(t *testing.T) {
 }
 
 // Whoever dies: operations end, and the memory is let go of.
-func TestStagingMemoryOutlivesNobody(t *testing.T) {
+func TestStagingMemoryAfterDeathIsReleased(t *testing.T) {
 	for _, death := range []string{"the NIC's port", "the receiver's session", "the sender's session", "the connection"} {
 		t.Run(death, func(t *testing.T) {
 			h := newHost(t)
@@ -533,7 +533,7 @@ func TestStagingMemoryOutlivesNobody(t *testing.T) {
 
 // A container needs the server GPU's device node, and says so; that CUDA hides the GPU
 // does not matter.
-func TestStagingMemoryNeedsTheNode(t *testing.T) {
+func TestStagingMemoryWithoutDeviceNodeIsRefused(t *testing.T) {
 	h := newHost(t)
 	socket, r := h.start("a", launch.RouteDirect, -1, copying(far(0, 1, "nic0")))
 	for _, nodes := range []int{1, 2} {
@@ -566,7 +566,7 @@ func TestStagingMemoryNeedsTheNode(t *testing.T) {
 }
 
 // What a process had that is killed is nobody's: not in the account, nor on the GPU.
-func TestStagingMemoryOfAProcessThatIsKilled(t *testing.T) {
+func TestStagingMemoryOfKilledProcessIsFreed(t *testing.T) {
 	h := newHost(t)
 	socket, r := h.start("a", launch.RouteDirect, -1, copying(far(0, 1, "nic0")))
 	attach(t, socket)
@@ -665,7 +665,7 @@ func playStaging() (err error) {
 }
 
 // Grants of memory in place have one window for all messages of a connection.
-func TestManyMessagesIntoStagingMemory(t *testing.T) {
+func TestStagingMemoryGrantsShareOneWindow(t *testing.T) {
 	second, server := far2()
 	h := newHost(t)
 	h.nic("nic0")

@@ -213,7 +213,7 @@ func (k *sitting) pass(f *callFault) (struck bool, err error) {
 		if good = 0; failedAt.IsZero() {
 			failedAt = time.Now()
 		}
-		if time.Since(failedAt) > endTime {
+		if time.Since(failedAt) > endTimeout {
 			return struck, errors.New("it does not work again")
 		}
 		// A lane without staging is not tried again for a second.
@@ -244,7 +244,7 @@ func (k *sitting) look(p *subject, f *callFault, told error) error {
 // streams. The calls are those that the kernel has been seen to be asked for.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
-func TestFaultsOfSystemCalls(t *testing.T) {
+func TestRelaySystemCallFaultsEndOperationsWithErrors(t *testing.T) {
 	tried := map[string]bool{}
 	all := os.Getenv("PEERLANE_FAULTS") == "all"
 	only := os.Getenv("PEERLANE_FAULT")

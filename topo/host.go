@@ -384,16 +384,23 @@ func (e *UnknownGPUError) Error() string {
 
 var busIDPattern = lazyregexp.New(`^(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])$`)
 
+// BusIDError reports a text that is not a PCI address.
+type BusIDError struct{ Text string }
+
+func (e *BusIDError) Error() string {
+	return fmt.Sprintf("%q is not a PCI address such as 0000:17:00.0", e.Text)
+}
+
 // ParseBusID converts a PCI address to the kernel's form, "0000:17:00.0": lower case, at least
 // four digits of the domain. ParseBusID accepts nvidia-smi's eight digits, and an address
-// without a domain.
+// without a domain. The error is a [BusIDError].
 func ParseBusID(s string) (string, error) {
 	if len(s) == len("0000:00:00.0") && lazyregexp.IsDevice(s) {
 		return s, nil
 	}
 	m := busIDPattern.FindStringSubmatch(strings.ToLower(s))
 	if m == nil {
-		return "", fmt.Errorf("%q is not a PCI address such as 0000:17:00.0", s)
+		return "", &BusIDError{s}
 	}
 	return fmt.Sprintf("%04s:%02s:%02s.%s", strings.TrimLeft(m[1], "0"), m[2], m[3], m[4]), nil
 }

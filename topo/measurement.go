@@ -68,8 +68,8 @@ func (m *Measured) Add(other *Measured) {
 	}
 }
 
-// mostMeasured exceeds the rate of any link, GB/s.
-const mostMeasured = 1e5
+// maxMeasured exceeds the rate of any link, GB/s.
+const maxMeasured = 1e5
 
 // ParseMeasured parses the JSON of a Measured.
 func ParseMeasured(text []byte) (*Measured, error) {
@@ -79,7 +79,7 @@ func ParseMeasured(text []byte) (*Measured, error) {
 	}
 	check := func(device string, rates ...float64) error {
 		for _, r := range rates {
-			if !(r > 0) || r > mostMeasured {
+			if !(r > 0) || r > maxMeasured {
 				return fmt.Errorf("%.40q has an invalid rate of %g GB/s", device, r)
 			}
 		}

@@ -26,26 +26,38 @@ import (
 	"github.com/peerlane/peerlane/hook/supervisor"
 )
 
-const usage = `peerlane-hook gives containers their relays. Container runtimes run it; a CDI
-specification (peerlane cdi generate) says so.
+const usage = `peerlane-hook starts the relays of containers. Container runtimes run it as an OCI
+hook of the CDI specifications (peerlane cdi generate).
 
   peerlane-hook create [--root DIR] [--lane UUID@ADDRESS ...] [--auto]
                        [--gpu UUID@ADDRESS ...] [--nic NAME ...]
-      as a createRuntime or prestart hook: start the container's relay for the
-      lanes of these GPUs and mount its socket at /run/peerlane. --auto stands for
-      the GPUs in linux.devices of the container's config.json. --gpu says that
-      the container gets the GPU's device nodes as well, --nic that it gets those
-      of a NIC: both may lock memory
+      as createRuntime or prestart hook: start the container's relay for the lanes
+      of these GPUs, and mount the relay's socket at /run/peerlane. --auto selects
+      the GPUs in linux.devices of the container's config.json. --gpu and --nic
+      declare that the container also gets the device nodes of the GPU or the NIC,
+      and let the container lock memory
   peerlane-hook create-annotated [--root DIR]
-      the same for the lanes that the annotation peerlane.dev/lanes asks for,
-      where [hook] annotations = true permits that
+      the same for the lanes of the annotation peerlane.dev/lanes, if
+      [hook] annotations = true permits the annotation
   peerlane-hook remove [--root DIR]
-      as a poststop hook: remove what ended containers have left
+      as poststop hook: remove the files and processes of ended containers
   peerlane-hook supervise --root DIR --generation ID
-      look after one relay; only peerlane-hook itself runs this
+      supervise a relay; only peerlane-hook runs this command
   peerlane-hook accept
-      as peerlane-relay@.service: look after the relay that a hook hands over
-      on standard input; only systemd runs this
+      as peerlane-relay@.service: supervise the relay that a hook passes on
+      standard input; only systemd runs this command
+  peerlane-hook confine [--uid N] [--group N ...] [--read PATH ...]
+                        [--write PATH ...] [--device PATH ...] [--open N]
+                        [--tasks N] [--tcp FIRST-LAST] [--host-network]
+                        [--processes] [--show] -- PROGRAM ARGUMENTS
+      execute a program in the sandbox of relays, with access to the named paths
+      and devices, to the GPU driver, and to nothing else of the host. --processes
+      permits new processes, which relays cannot start. --show prints the rules
+  peerlane-hook version
+
+DIR replaces / for var/lib/peerlane, run/peerlane and etc/peerlane. UUID@ADDRESS is
+a GPU's UUID, which may be empty, and its PCI address.
+Exit status: 0 success, 1 failed, 2 wrong command line.
 ` + sandbox.Usage + `  peerlane-hook version
 
 DIR is what hangs below / otherwise: var/lib/peerlane, run/peerlane and

@@ -20,9 +20,9 @@ func newEmulatedNIC() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "emulated-nic",
 		Short: "Emulate a NIC for transport loop: copy from the slots of one relay to the slots of another",
-		Long: `Be a NIC for transport loop, on a host that has GPUs and no NIC, or to
-measure the staged route alone. It writes from the staging slots of one relay to
-those of another, by copies that GPUs beside it issue.`,
+		Long: `Emulate a NIC for transport loop, on a host with GPUs and without a NIC, or to measure
+the staged route alone. The GPUs near the emulated NIC copy from the staging slots of one
+relay to the staging slots of another.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return emulatedNIC(name, socket, gpus, rate) },
 	}

@@ -21,7 +21,7 @@ func newRDMATest() *cobra.Command {
 		Short: "Test NICs of this host, with JSON on standard input and output",
 		Long: `Read a job from standard input, test NICs of this host, and write the results to standard
 output: JSON, a line for each NIC and memory. peerlane doctor --rdma runs this command;
-it serves no client.`,
+the command serves no client.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return rdmaTest(os.Stdin, os.Stdout) },
 	}

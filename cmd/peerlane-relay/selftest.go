@@ -21,7 +21,7 @@ func newSelfTest() *cobra.Command {
 		Short: "Test pairs of GPUs, with JSON on standard input and output",
 		Long: `Read a job from standard input, test pairs of GPUs, and write the results to standard
 output: JSON, a line for each pair. peerlane self-test and supervisors run this command;
-it serves no client.`,
+the command serves no client.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return selfTest(os.Stdin, os.Stdout) },
 	}

@@ -26,9 +26,9 @@ func newServe() *cobra.Command {
 		Short: "Serve the container of the supervisor that started this process",
 		Long: `Serve the container of the supervisor that started this process.
 
-Descriptors: 3 the clients' listening socket, 4 the peer relays', 5 a socket to
-the supervisor, 6 a pidfd of the container's init. Configuration comes over
-descriptor 5.`,
+Descriptors: 3 the listening socket for clients, 4 the listening socket for other
+relays, 5 a socket to the supervisor, 6 a pidfd of the container's init. The supervisor
+sends the configuration over descriptor 5.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return serve() },
 	}

@@ -24,24 +24,24 @@ import (
 	"github.com/peerlane/peerlane/hook/hostconfig"
 )
 
-const usage = `peerlane-runtime is an OCI runtime for engines without CDI, such as Docker 20.10:
-it adds CDI devices to the containers that ask for them, and runs runc or crun.
+const usage = `peerlane-runtime is an OCI runtime for engines without CDI, such as Docker 20.10.
+It adds the CDI devices that a container requests, and runs runc or crun.
 
-  peerlane-runtime [--peerlane-...=...] THE RUNTIME'S COMMAND LINE
+  peerlane-runtime [--peerlane-...=...] ARGUMENTS OF THE OCI RUNTIME
 
-  --peerlane-device=NAME    give every container this device; may be repeated
-  --peerlane-spec-dir=DIR   read CDI specifications here, and not in etc/cdi and
-                            var/run/cdi; may be repeated, the last wins
-  --peerlane-root=DIR       etc/peerlane/config.toml, etc/cdi and var/run/cdi hang
-                            below DIR too; for an engine without root it is
+  --peerlane-device=NAME    add this device to every container; may be repeated
+  --peerlane-spec-dir=DIR   read CDI specifications from DIR instead of etc/cdi and
+                            var/run/cdi; may be repeated, the last directory wins
+  --peerlane-root=DIR       also use etc/peerlane/config.toml, etc/cdi and var/run/cdi
+                            below DIR; an engine without root needs
                             $XDG_RUNTIME_DIR/peerlane
   --peerlane-version        print the version of this program
-  --peerlane-help           print this
+  --peerlane-help           print this help
 
-A container asks by PEERLANE_DEVICES in its environment, or by the annotation
-peerlane.dev/devices, for names separated by commas. An image can set both, so
-only what [runtime] devices in config.toml lists is given. [runtime] path names
-the runtime. In Docker's daemon.json:
+A container requests devices in the environment variable PEERLANE_DEVICES or in the
+annotation peerlane.dev/devices, as names separated by commas. An image can set both,
+so config.toml must permit each device in [runtime] devices. [runtime] path is the
+path of the OCI runtime. In Docker's daemon.json:
 
   "runtimes": {
     "peerlane":       {"path": "/usr/bin/peerlane-runtime"},
@@ -52,7 +52,7 @@ the runtime. In Docker's daemon.json:
   docker run --runtime peerlane -e PEERLANE_DEVICES=peerlane.dev/lane=3 IMAGE
   docker run --runtime peerlane-lane3 IMAGE
 
-Exit status: the runtime's; 1 where this program has refused to run it.
+Exit status: that of the OCI runtime; 1 if peerlane-runtime refuses to run it.
 `
 
 func main() {

@@ -152,7 +152,7 @@ func TestClusterKeyUntrustedFileIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range [][]string{{"show"}, {"rotate"}, {"generate"}} {
-		refused(t, exitFailure, "users other than its owner can read or write it (mode 0644)",
+		refused(t, exitFailure, "users other than its owner can read or write "+path+" (mode 0644)",
 			append(append([]string{"key"}, command...), "--root", root)...)
 	}
 	text, err := os.ReadFile(path)

@@ -105,8 +105,8 @@ Exit status:
   5  peerlane doctor: no problem found, but some results are unknown
   6  peerlane doctor: a warning
   7  peerlane doctor: a failure`,
-		Example: `  peerlane topo                            how near are GPUs and NICs
-  peerlane plan                            each GPU's lane, and why
+		Example: `  peerlane topo                            show the paths between GPUs and NICs
+  peerlane plan                            show each GPU's lane, with the reason
   peerlane cdi generate --spec-dir /etc/cdi
   docker run --device nvidia.com/gpu=3 --device peerlane.dev/lane=3 IMAGE`,
 		SilenceErrors: true,

@@ -141,6 +141,26 @@ func selinuxLabel(dir *os.File) string {
 	return string(bytes.TrimRight(label[:n], "\x00"))
 }
 
+// Causes of a directory that is not a mount of MountAnchor.
+var (
+	errNotMount      = errors.New("it is a directory instead of a mount, so a runtime could write to it")
+	errWritableMount = errors.New("the mount is not read-only")
+)
+
+// mountTypeError is the cause of a file system other than a tmpfs; magic is that of statfs(2).
+type mountTypeError struct{ magic int64 }
+
+func (e *mountTypeError) Error() string {
+	return fmt.Sprintf("the file system mounted there is of type %#x, not a tmpfs", e.magic)
+}
+
+// inodesError is the cause of a tmpfs that can hold files.
+type inodesError struct{ inodes uint64 }
+
+func (e *inodesError) Error() string {
+	return fmt.Sprintf("the tmpfs mounted there is for %d inodes, not for 1", e.inodes)
+}
+
 // CheckAnchor returns the reason why the anchor is not a mount of MountAnchor, or nil.
 func (l Layout) CheckAnchor() error {
 	dir, err := l.openAnchor()
@@ -167,15 +187,15 @@ func CheckAnchor(dir *os.File) error {
 	}
 	switch {
 	case !mount:
-		return errors.New("it is a directory instead of a mount, so a runtime could write to it")
+		return errNotMount
 	case fs.Type != unix.TMPFS_MAGIC:
-		return fmt.Errorf("the file system mounted there is of type %#x, not a tmpfs", fs.Type)
+		return &mountTypeError{fs.Type}
 	case fs.Files != 1:
-		return fmt.Errorf("the tmpfs mounted there is for %d inodes, not for 1", fs.Files)
+		return &inodesError{fs.Files}
 	case fs.Flags&unix.ST_RDONLY == 0:
-		return errors.New("the mount is not read-only")
+		return errWritableMount
 	case stat.Uid != 0:
-		return fmt.Errorf("the mount belongs to uid %d, not to root", stat.Uid)
+		return &OwnerError{dir.Name(), stat.Uid}
 	}
 	return nil
 }
@@ -246,7 +266,7 @@ func (l Layout) EmptyAnchor() error {
 		err = removeContents(int(dir.Fd()))
 	}
 	if err != nil {
-		return fmt.Errorf("removing the files in the anchor %s: %w", l.Anchor(), err)
+		return &fault.Error{Operation: "remove the files in the anchor", Object: l.Anchor(), Cause: err}
 	}
 	return nil
 }

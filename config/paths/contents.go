@@ -6,6 +6,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // removeContents removes files of any type at any depth from the directory with the descriptor
@@ -29,13 +31,18 @@ func removeContents(top int) error {
 				}
 			}
 			if err != nil {
-				errs = append(errs, fmt.Errorf("%.200q: %w", name, err))
+				errs = append(errs, notRemoved(name, err))
 			}
 		}
 		if !again {
 			return errors.Join(errs...)
 		}
 	}
+}
+
+// notRemoved returns the error of an entry, whose name an image may have chosen.
+func notRemoved(name string, cause error) error {
+	return &fault.Error{Operation: "remove", Object: fmt.Sprintf("%.200q", name), Cause: cause}
 }
 
 // entries lists a directory of this mount.
@@ -92,7 +99,7 @@ func raise(top int, name string, moved *int) error {
 			}
 		}
 		if err != nil && err != unix.ENOENT {
-			return fmt.Errorf("%.200q: %w", child, err)
+			return notRemoved(child, err)
 		}
 	}
 	err = removeEntry(top, name)

@@ -1,7 +1,6 @@
 package paths
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,17 +30,14 @@ func ReadSecret(path string, limit int64) ([]byte, error) {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch {
 	case !info.Mode().IsRegular():
-		return nil, untrusted(path, "replace it", errors.New("it is not a regular file"))
+		return nil, untrusted(path, "replace it", ErrNotRegular)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
-		return nil, untrusted(path, "chown root "+path, fmt.Errorf("it belongs to uid %d", stat.Uid))
+		return nil, untrusted(path, "chown root "+path, &OwnerError{path, stat.Uid})
 	case info.Mode().Perm()&0o077 != 0:
-		return nil, untrusted(
-			path,
-			"chmod 0600 "+path+", and replace the secret",
-			fmt.Errorf("users other than its owner can read or write it (mode %04o)", info.Mode().Perm()),
-		)
+		return nil, untrusted(path, "chmod 0600 "+path+", and replace the secret",
+			&ModeError{Path: path, Mode: info.Mode().Perm(), Secret: true})
 	case info.Size() > limit:
-		return nil, fmt.Errorf("%s has %d bytes, more than %d", path, info.Size(), limit)
+		return nil, &SizeError{path, info.Size(), limit}
 	}
 	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit {

@@ -2,14 +2,15 @@ package paths
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestSecretsThatOthersKnow(t *testing.T) {
@@ -24,36 +25,37 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 	type secret struct {
 		name string
 		make func(path string) error
-		says string // empty: readable
+		want func(path string) error // nil: readable
 	}
+	notRegular := func(string) error { return ErrNotRegular }
 	secrets := []secret{
-		{"root's alone", file(0o600), ""},
-		{"read-only", file(0o400), ""},
-		{"a group reads it", file(0o640), "users other than its owner can read or write it (mode 0640)"},
-		{"everybody reads it", file(0o604), "mode 0604"},
-		{"a group executes it", file(0o610), "mode 0610"},
-		{"a group writes it", file(0o620), "can be written by"},
+		{"root's alone", file(0o600), nil},
+		{"read-only", file(0o400), nil},
+		{"a group reads it", file(0o640), func(path string) error { return &ModeError{path, 0o640, true} }},
+		{"everybody reads it", file(0o604), func(path string) error { return &ModeError{path, 0o604, true} }},
+		{"a group executes it", file(0o610), func(path string) error { return &ModeError{path, 0o610, true} }},
+		{"a group writes it", file(0o620), func(path string) error { return &ModeError{path, 0o620, false} }},
 		{"a link", func(path string) error {
 			if err := os.WriteFile(path+".real", []byte("secret"), 0o600); err != nil {
 				return err
 			}
 			return os.Symlink(path+".real", path)
-		}, "not a regular file"},
-		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
+		}, notRegular},
+		{"a pipe", func(path string) error { return unix.Mkfifo(path, 0o600) }, notRegular},
 		{"too long", func(path string) error { return os.WriteFile(path, make([]byte, 9), 0o600) },
-			"has 9 bytes, more than 8"},
+			func(path string) error { return &SizeError{path, 9, 8} }},
 		{"in a directory of all", func(path string) error {
 			if err := file(0o600)(path); err != nil {
 				return err
 			}
 			return os.Chmod(filepath.Dir(path), 0o777)
-		}, "can be written by"},
-		{"not there", func(string) error { return nil }, "no such file"},
+		}, func(path string) error { return &ModeError{filepath.Dir(path), 0o777, false} }},
+		{"not there", func(string) error { return nil }, func(string) error { return fs.ErrNotExist }},
 	}
 	if os.Geteuid() == 0 { // only root can give a file away
 		secrets = append(secrets, secret{"another's", func(path string) error {
 			return errors.Join(file(0o600)(path), os.Chown(path, 65534, 0))
-		}, "belongs to uid 65534"})
+		}, func(path string) error { return &OwnerError{path, 65534} }})
 	}
 	for _, c := range secrets {
 		t.Run(c.name, func(t *testing.T) {
@@ -65,13 +67,20 @@ func TestSecretsThatOthersKnow(t *testing.T) {
 				t.Fatal(err)
 			}
 			text, err := ReadSecret(path, 8)
-			switch {
-			case c.says != "" && !errors.Is(err, fault.UntrustedFile) && c.name != "too long" && c.name != "not there":
-				t.Errorf("%v has not the code %s", err, fault.UntrustedFile)
-			case c.says == "" && (err != nil || string(text) != "secret"):
-				t.Errorf("%q, %v", text, err)
-			case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || text != nil):
-				t.Errorf("%q, %v; want an error with %q", text, err, c.says)
+			if c.want == nil {
+				if err != nil || string(text) != "secret" {
+					t.Errorf("%q, %v", text, err)
+				}
+				return
+			}
+			want := c.want(path)
+			if !testutil.HasError(err, want) {
+				t.Errorf("error %v, want %v", err, want)
+			}
+			_, tooLong := want.(*SizeError)
+			uncoded := tooLong || want == fs.ErrNotExist
+			if text != nil || errors.Is(err, fault.UntrustedFile) == uncoded {
+				t.Errorf("%q, %v; code %s expected: %v", text, err, fault.UntrustedFile, !uncoded)
 			}
 		})
 	}

@@ -3,12 +3,50 @@ package paths
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 
 	"github.com/peerlane/peerlane/internal/fault"
 )
+
+// ErrNotRegular is the cause of a directory, a link or a device in place of a file.
+var ErrNotRegular = errors.New("it is not a regular file")
+
+// OwnerError is the cause of a file that belongs to a user other than root and the effective user.
+type OwnerError struct {
+	Path string
+	UID  uint32
+}
+
+func (e *OwnerError) Error() string { return fmt.Sprintf("%s belongs to uid %d", e.Path, e.UID) }
+
+// ModeError is the cause of a file whose mode gives access to users other than its owner.
+type ModeError struct {
+	Path string
+	Mode fs.FileMode // permission bits
+	// Secret reports that other users may not read the file either.
+	Secret bool
+}
+
+func (e *ModeError) Error() string {
+	access := "write"
+	if e.Secret {
+		access = "read or write"
+	}
+	return fmt.Sprintf("users other than its owner can %s %s (mode %04o)", access, e.Path, e.Mode)
+}
+
+// SizeError is the cause of a file above a limit.
+type SizeError struct {
+	Path         string
+	Bytes, Limit int64
+}
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("%s has %d bytes, more than %d", e.Path, e.Bytes, e.Limit)
+}
 
 // untrusted returns the error of a file that a user other than root could change or read.
 func untrusted(path, remedy string, cause error) error {
@@ -25,25 +63,13 @@ func Trusted(path string) error {
 		}
 		stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 		if name == path && !info.Mode().IsRegular() {
-			return untrusted(path, "replace it", errors.New("it is not a regular file"))
+			return untrusted(path, "replace it", ErrNotRegular)
 		}
 		if stat.Uid != 0 && int(stat.Uid) != os.Geteuid() {
-			return untrusted(
-				path,
-				"chown root "+name,
-				fmt.Errorf("%s belongs to uid %d, and root acts on the file", name, stat.Uid),
-			)
+			return untrusted(path, "chown root "+name, &OwnerError{name, stat.Uid})
 		}
 		if info.Mode().Perm()&0o022 != 0 {
-			return untrusted(
-				path,
-				"chmod go-w "+name,
-				fmt.Errorf(
-					"%s can be written by others than its owner (mode %04o), and root acts on the file",
-					name,
-					info.Mode().Perm(),
-				),
-			)
+			return untrusted(path, "chmod go-w "+name, &ModeError{Path: name, Mode: info.Mode().Perm()})
 		}
 	}
 	return nil

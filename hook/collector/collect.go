@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/hook/internal/unixsocket"
 	"github.com/peerlane/peerlane/hook/journal"
 	"github.com/peerlane/peerlane/hook/process"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // CauseUnsupervised is the cause of a relay's end after its supervisor was killed: the relay
@@ -37,7 +38,7 @@ func Collect(l paths.Layout) (removed []string, err error) {
 	for _, id := range all {
 		done, err := collect(l, id)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("removing generation %s: %w", id, err))
+			errs = append(errs, &fault.Error{Operation: "remove generation", Object: id, Cause: err})
 		}
 		if done {
 			removed = append(removed, id)

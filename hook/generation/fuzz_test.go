@@ -3,12 +3,13 @@ package generation
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // The files of a generation are valid, or damaged: no content makes a reader fail or ends a
@@ -45,8 +46,9 @@ func FuzzGeneration(f *testing.F) {
 		if err != nil || errAgain != nil || !bytes.Equal(first, second) {
 			t.Errorf("%s is %s after another reading, %v, %v", first, second, err, errAgain)
 		}
-		if _, err := List(l); err != nil && !strings.Contains(err.Error(), id) {
-			t.Errorf("the error names no generation: %v", err)
+		_, err = List(l)
+		if f, ok := errors.AsType[*fault.Error](err); err != nil && (!ok || f.Object != id) {
+			t.Errorf("the error does not name generation %s: %v", id, err)
 		}
 		// The file may name any process: a process of another start or boot is not the relay.
 		if s, err := ReadStatus(l, id); err == nil && s.Relay != nil {

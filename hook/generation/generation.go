@@ -18,6 +18,7 @@ import (
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/process"
 	"github.com/peerlane/peerlane/hook/sandbox"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -249,7 +250,7 @@ func List(l paths.Layout) ([]Info, error) {
 		case err == nil:
 			infos = append(infos, info)
 		case !errors.Is(err, fs.ErrNotExist): // removed just now, or not complete yet
-			errs = append(errs, fmt.Errorf("generation %s: %w", id, err))
+			errs = append(errs, &fault.Error{Operation: "read generation", Object: id, Cause: err})
 		}
 	}
 	slices.SortFunc(infos, func(a, b Info) int { return a.Created.Compare(b.Created) })

@@ -38,11 +38,18 @@ func ReadPlan(l paths.Layout) (*planner.Plan, error) {
 			Code:      fault.UnreadablePlan,
 			Operation: "read the plan",
 			Object:    path,
-			Cause:     fmt.Errorf("the plan was made from the file %s and not from this host", plan.Source.File),
+			Cause:     &fileError{plan.Source.File},
 			Remedy:    Refresh,
 		}
 	}
 	return plan, nil
+}
+
+// fileError is the cause of a plan that was made from a file.
+type fileError struct{ source string }
+
+func (e *fileError) Error() string {
+	return fmt.Sprintf("the plan was made from the file %s and not from this host", e.source)
 }
 
 // Seeing marks lanes of GPUs whose server GPUs the container sees too.
@@ -77,10 +84,27 @@ func staleGPU(gpu string, cause error) error {
 	}
 }
 
+var errLaneName = errors.New(`a lane name has the form "GPU-uuid@0000:17:00.0" or "@0000:17:00.0"`)
+
+// movedError is the cause of a GPU at another address than that of the CDI specification.
+type movedError struct{ busID string } // the present address
+
+func (e *movedError) Error() string { return fmt.Sprintf("that GPU is at %s by now", e.busID) }
+
+// replacedError is the cause of an address with another GPU.
+type replacedError struct{ uuid string } // of the other GPU
+
+func (e *replacedError) Error() string { return fmt.Sprintf("another GPU is there now, %s", e.uuid) }
+
+// refusedError is the cause of a GPU without a lane in the plan.
+type refusedError struct{ reason string } // as in the plan
+
+func (e *refusedError) Error() string { return "that GPU cannot have a lane: " + e.reason }
+
 func findLane(plan *planner.Plan, name string) (launch.Lane, error) {
 	uuid, busID, ok := strings.Cut(name, "@")
 	if !ok {
-		return launch.Lane{}, errors.New(`a lane name looks like "GPU-uuid@0000:17:00.0", or as "@0000:17:00.0"`)
+		return launch.Lane{}, errLaneName
 	}
 	busID, err := topo.ParseBusID(busID)
 	if err != nil {
@@ -89,21 +113,21 @@ func findLane(plan *planner.Plan, name string) (launch.Lane, error) {
 	gpu, err := plan.GPU(busID)
 	if uuid != "" {
 		if byUUID, unknown := plan.GPU(uuid); unknown == nil && byUUID.BusID != busID {
-			return launch.Lane{}, staleGPU(uuid, fmt.Errorf("that GPU is at %s by now", byUUID.BusID))
+			return launch.Lane{}, staleGPU(uuid, &movedError{byUUID.BusID})
 		}
 	}
 	if err != nil {
 		return launch.Lane{}, staleGPU(busID, err)
 	}
 	if uuid != "" && gpu.UUID != "" && !strings.EqualFold(uuid, gpu.UUID) {
-		return launch.Lane{}, staleGPU(busID, fmt.Errorf("another GPU is there now, %s", gpu.UUID))
+		return launch.Lane{}, staleGPU(busID, &replacedError{gpu.UUID})
 	}
 	lane, err := plan.Lane(busID)
 	if err != nil {
 		return launch.Lane{}, err
 	}
 	if lane.Role == planner.RoleRefused {
-		return launch.Lane{}, fmt.Errorf("that GPU cannot have a lane: %s", lane.Reason)
+		return launch.Lane{}, &refusedError{lane.Reason}
 	}
 	out := launch.Lane{
 		Role:    lane.Role,
@@ -207,7 +231,7 @@ func Present(plan *planner.Plan, lanes []launch.Lane) error {
 			path := filepath.Join(plan.Source.Sysfs, "bus/pci/devices", gpu.BusID, "vendor")
 			vendor, err := os.ReadFile(path)
 			if err == nil && strings.TrimSpace(string(vendor)) != nvidia {
-				err = fmt.Errorf("%s says %s, and NVIDIA is %s", path, strings.TrimSpace(string(vendor)), nvidia)
+				err = &valueError{path, strings.TrimSpace(string(vendor)), nvidia}
 			}
 			if err != nil {
 				return &fault.Error{Code: fault.StaleSpecification, Operation: "find GPU of the plan",
@@ -217,6 +241,13 @@ func Present(plan *planner.Plan, lanes []launch.Lane) error {
 	}
 	return nil
 }
+
+// valueError is the cause of a file of sysfs without the expected value.
+type valueError struct{ path, value, want string }
+
+func (e *valueError) Error() string { return fmt.Sprintf("%s is %s, not %s", e.path, e.value, e.want) }
+
+var errNoNIC = errors.New("the plan has no NIC of this name with a device node")
 
 // staleNIC returns the error of a NIC other than that of the plan.
 func staleNIC(name string, cause error) error {
@@ -230,12 +261,12 @@ func PresentNICs(plan *planner.Plan, lanes []launch.Lane, names []string) error 
 	check := func(name string) error {
 		i := slices.IndexFunc(plan.NICs, func(n topo.NIC) bool { return n.Name == name })
 		if i < 0 || plan.NICs[i].Uverbs == "" {
-			return staleNIC(name, errors.New("the plan has no NIC of this name with a device node"))
+			return staleNIC(name, errNoNIC)
 		}
 		path := filepath.Join(plan.Source.Sysfs, "class/infiniband_verbs", plan.NICs[i].Uverbs, "ibdev")
 		is, err := os.ReadFile(path)
 		if err == nil && strings.TrimSpace(string(is)) != name {
-			err = fmt.Errorf("%s says %s", path, strings.TrimSpace(string(is)))
+			err = &valueError{path, strings.TrimSpace(string(is)), name}
 		}
 		if err != nil {
 			return staleNIC(name, fmt.Errorf("check node %s: %w", plan.NICs[i].Uverbs, err))

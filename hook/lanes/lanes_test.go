@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/peerlane/peerlane/topo/planner"
@@ -102,30 +101,39 @@ func TestAddSparesPrefersOwnNICs(t *testing.T) {
 
 // A specification that no longer fits the plan is refused with the difference.
 func TestFindStaleLaneFails(t *testing.T) {
-	for name, stale := range map[string][2]string{ // object and cause
-		"@0000:99:00.0":                  {"0000:99:00.0", "0000:99:00.0"},
-		testplan.UUID0 + "@0000:2a:00.0": {testplan.UUID0, "0000:17:00.0"},
-		testplan.UUID0 + "@0000:99:00.0": {testplan.UUID0, "0000:17:00.0"},
-		testplan.UUID9 + "@0000:2a:00.0": {"0000:2a:00.0", testplan.UUID1},
+	for _, c := range []struct{ name, object, unknown, moved, replaced string }{
+		{name: "@0000:99:00.0", object: "0000:99:00.0", unknown: "0000:99:00.0"},
+		{name: testplan.UUID0 + "@0000:2a:00.0", object: testplan.UUID0, moved: "0000:17:00.0"},
+		{name: testplan.UUID0 + "@0000:99:00.0", object: testplan.UUID0, moved: "0000:17:00.0"},
+		{name: testplan.UUID9 + "@0000:2a:00.0", object: "0000:2a:00.0", replaced: testplan.UUID1},
 	} {
-		_, err := Find(testplan.New("/sys"), []string{name})
-		var f *fault.Error
-		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != stale[0] ||
-			!strings.Contains(f.Cause.Error(), stale[1]) {
-			t.Errorf("lane %q: %v; want %s of %s with the cause %q", name, err, fault.StaleSpecification, stale[0], stale[1])
+		_, err := Find(testplan.New("/sys"), []string{c.name})
+		f, ok := errors.AsType[*fault.Error](err)
+		if !ok || f.Code != fault.StaleSpecification || f.Object != c.object {
+			t.Errorf("lane %q: %v; want %s of %s", c.name, err, fault.StaleSpecification, c.object)
+		}
+		unknown, isUnknown := errors.AsType[*topo.UnknownGPUError](err)
+		moved, isMoved := errors.AsType[*movedError](err)
+		replaced, isReplaced := errors.AsType[*replacedError](err)
+		if isUnknown != (c.unknown != "") || isUnknown && unknown.Name != c.unknown ||
+			isMoved != (c.moved != "") || isMoved && moved.busID != c.moved ||
+			isReplaced != (c.replaced != "") || isReplaced && replaced.uuid != c.replaced {
+			t.Errorf("lane %q: cause %v, want %+v", c.name, f.Cause, c)
 		}
 	}
-	for name, says := range map[string]string{
-		"0":                                "a lane name looks like",
-		"@":                                "not a PCI address",
-		"@0000:3b:00.0":                    "MIG is on",
-		testplan.UUID9 + "@0000:3b:00.0":   "MIG is on", // the plan has no UUID
-		testplan.UUID1 + "@../../etc":      "not a PCI address",
-		testplan.UUID1 + "@0000:2a:00.0\n": "not a PCI address",
-	} {
+	if _, err := Find(testplan.New("/sys"), []string{"0"}); !errors.Is(err, errLaneName) {
+		t.Errorf("lane 0: %v", err)
+	}
+	for _, name := range []string{"@0000:3b:00.0", testplan.UUID9 + "@0000:3b:00.0"} { // the plan has no UUID
 		_, err := Find(testplan.New("/sys"), []string{name})
-		if err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("lane %q: %v; want %q", name, err, says)
+		if refused, ok := errors.AsType[*refusedError](err); !ok || refused.reason != "MIG is on" {
+			t.Errorf("lane %q: %v; want the plan's reason", name, err)
+		}
+	}
+	for _, address := range []string{"", "../../etc", "0000:2a:00.0\n"} {
+		_, err := Find(testplan.New("/sys"), []string{testplan.UUID1 + "@" + address})
+		if invalid, ok := errors.AsType[*topo.BusIDError](err); !ok || invalid.Text != address {
+			t.Errorf("address %q: %v", address, err)
 		}
 	}
 }
@@ -144,24 +152,34 @@ func TestPresentFindsMissingGPU(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	refused := func(object, cause string) {
+	refused := func(object string, value error) {
 		t.Helper()
 		err := Present(plan, lanes)
-		var f *fault.Error
-		if !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != object || f.Remedy != Refresh ||
-			!strings.Contains(f.Cause.Error(), cause) {
-			t.Errorf("%v; want %s of %s with the cause %q", err, fault.StaleSpecification, object, cause)
+		f, ok := errors.AsType[*fault.Error](err)
+		if !ok || f.Code != fault.StaleSpecification || f.Object != object || f.Remedy != Refresh ||
+			!sameCause(f.Cause, value) {
+			t.Errorf("%v; want %s of %s with the cause %v", err, fault.StaleSpecification, object, value)
 		}
 	}
-	refused("1 (0000:2a:00.0)", "no such file")
+	refused("1 (0000:2a:00.0)", fs.ErrNotExist)
 	vendor("0000:2a:00.0", "0x10de\n")
-	refused("0 (0000:17:00.0)", "no such file") // the server
+	refused("0 (0000:17:00.0)", fs.ErrNotExist) // the server
 	vendor("0000:17:00.0", "0x8086\n")
-	refused("0 (0000:17:00.0)", "0x8086")
+	refused("0 (0000:17:00.0)",
+		&valueError{filepath.Join(sysfs, "bus/pci/devices/0000:17:00.0/vendor"), "0x8086", "0x10de"})
 	vendor("0000:17:00.0", "0x10de\n")
 	if err := Present(plan, lanes); err != nil {
 		t.Error(err)
 	}
+}
+
+// sameCause reports whether a cause is a sentinel, or a valueError with equal fields.
+func sameCause(cause, want error) bool {
+	if value, ok := want.(*valueError); ok {
+		got, ok := errors.AsType[*valueError](cause)
+		return ok && *got == *value
+	}
+	return errors.Is(cause, want)
 }
 
 func TestPresentNICsFindsRenumberedNode(t *testing.T) {
@@ -180,30 +198,31 @@ func TestPresentNICsFindsRenumberedNode(t *testing.T) {
 		}
 	}
 	lane := []launch.Lane{{NICs: []string{"mlx5_0", "eth0", "emulated0"}}}
-	check := func(lanes []launch.Lane, names []string, object, cause string) {
+	check := func(lanes []launch.Lane, names []string, object string, cause error) {
 		t.Helper()
 		err := PresentNICs(plan, lanes, names)
 		var f *fault.Error
 		switch {
 		case object == "" && err == nil:
 		case object == "" || !errors.As(err, &f) || f.Code != fault.StaleSpecification || f.Object != object ||
-			!strings.HasPrefix(f.Remedy, Refresh) || !strings.Contains(f.Cause.Error(), cause):
-			t.Errorf("%v; want %s of %q with the cause %q", err, fault.StaleSpecification, object, cause)
+			f.Remedy != Refresh+", so that the CDI specification fits the host" || !sameCause(f.Cause, cause):
+			t.Errorf("%v; want %s of %q with the cause %v", err, fault.StaleSpecification, object, cause)
 		}
 	}
-	check(nil, []string{"mlx5_1"}, "mlx5_1", "no such file")
+	check(nil, []string{"mlx5_1"}, "mlx5_1", fs.ErrNotExist)
 	ibdev("uverbs0", "mlx5_0")
 	ibdev("uverbs1", "mlx5_1")
-	check(lane, nil, "", "")
-	check(lane, []string{"mlx5_1"}, "", "")
-	check(nil, []string{"mlx5_9"}, "mlx5_9", "no NIC of this name")
-	check(nil, []string{"eth0"}, "eth0", "no NIC of this name")
-	check(nil, []string{"../../etc"}, "../../etc", "no NIC of this name")
+	check(lane, nil, "", nil)
+	check(lane, []string{"mlx5_1"}, "", nil)
+	check(nil, []string{"mlx5_9"}, "mlx5_9", errNoNIC)
+	check(nil, []string{"eth0"}, "eth0", errNoNIC)
+	check(nil, []string{"../../etc"}, "../../etc", errNoNIC)
 	// Another order at another boot.
 	ibdev("uverbs0", "mlx5_1")
 	ibdev("uverbs1", "mlx5_0")
-	check(lane, nil, "mlx5_0", "check node uverbs0: "+sysfs)
-	check(nil, []string{"mlx5_1"}, "mlx5_1", "says mlx5_0")
+	names := func(node string) string { return filepath.Join(sysfs, "class/infiniband_verbs", node, "ibdev") }
+	check(lane, nil, "mlx5_0", &valueError{names("uverbs0"), "mlx5_1", "mlx5_0"})
+	check(nil, []string{"mlx5_1"}, "mlx5_1", &valueError{names("uverbs1"), "mlx5_0", "mlx5_1"})
 }
 
 func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
@@ -220,35 +239,50 @@ func TestReadPlanOfAnotherOwnerFails(t *testing.T) {
 	if _, err := ReadPlan(l); err != nil {
 		t.Error(err)
 	}
-	refused := func(says string, spoil, mend func() error) {
+	refused := func(spoil, mend func() error) (f *fault.Error) {
 		t.Helper()
 		if err := spoil(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ReadPlan(l); !errors.Is(err, fault.UntrustedFile) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v; want %q", err, says)
+		_, err := ReadPlan(l)
+		if !errors.As(err, &f) || f.Code != fault.UntrustedFile || f.Object != l.PlanFile() {
+			t.Fatalf("%v; want %s of %s", err, fault.UntrustedFile, l.PlanFile())
 		}
 		if err := mend(); err != nil {
 			t.Fatal(err)
 		}
+		return f
 	}
 	mode := func(path string, mode os.FileMode) func() error { return func() error { return os.Chmod(path, mode) } }
-	refused("mode 0664", mode(l.PlanFile(), 0o664), mode(l.PlanFile(), 0o644))
-	refused("mode 0646", mode(l.PlanFile(), 0o646), mode(l.PlanFile(), 0o644))
-	refused("mode 0770", mode(l.State(), 0o770), mode(l.State(), 0o700))
+	for _, c := range []struct {
+		path        string
+		spoil, good os.FileMode
+	}{{l.PlanFile(), 0o664, 0o644}, {l.PlanFile(), 0o646, 0o644}, {l.State(), 0o770, 0o700}} {
+		f := refused(mode(c.path, c.spoil), mode(c.path, c.good))
+		if m, ok := errors.AsType[*paths.ModeError](f); !ok || *m != (paths.ModeError{Path: c.path, Mode: c.spoil}) {
+			t.Errorf("mode %04o of %s: %v", c.spoil, c.path, f)
+		}
+	}
 	other := filepath.Join(t.TempDir(), "plan.json")
-	refused("not a regular file",
+	if f := refused(
 		func() error { return errors.Join(os.Rename(l.PlanFile(), other), os.Symlink(other, l.PlanFile())) },
-		func() error { return os.Rename(other, l.PlanFile()) })
+		func() error { return os.Rename(other, l.PlanFile()) }); !errors.Is(f, paths.ErrNotRegular) {
+		t.Errorf("a link: %v", f)
+	}
 	if os.Geteuid() == 0 {
 		owner := func(path string, uid int) func() error { return func() error { return os.Chown(path, uid, -1) } }
-		refused("belongs to uid 1234", owner(l.PlanFile(), 1234), owner(l.PlanFile(), 0))
-		refused("belongs to uid 1234", owner(l.State(), 1234), owner(l.State(), 0))
+		for _, path := range []string{l.PlanFile(), l.State()} {
+			f := refused(owner(path, 1234), owner(path, 0))
+			if o, ok := errors.AsType[*paths.OwnerError](f); !ok || *o != (paths.OwnerError{Path: path, UID: 1234}) {
+				t.Errorf("owner 1234 of %s: %v", path, f)
+			}
+		}
 	}
 	file := testplan.New("")
 	file.Source = topo.Source{Kind: topo.SourceNCCLXML, File: "dgx.xml"}
 	write(file)
-	if _, err := ReadPlan(l); !errors.Is(err, fault.UnreadablePlan) || !strings.Contains(err.Error(), "dgx.xml") {
+	_, err := ReadPlan(l)
+	if f, ok := errors.AsType[*fileError](err); !errors.Is(err, fault.UnreadablePlan) || !ok || f.source != "dgx.xml" {
 		t.Errorf("a plan from a file: %v", err)
 	}
 }

@@ -32,7 +32,7 @@ var ErrEnded = errors.New("the process has ended")
 // Identify returns the process with a number, and a pidfd of it.
 func Identify(pid int) (Process, *os.File, error) {
 	fail := func(err error) (Process, *os.File, error) {
-		return Process{}, nil, fmt.Errorf("identifying process %d: %w", pid, err)
+		return Process{}, nil, &fault.Error{Operation: "identify process", Object: strconv.Itoa(pid), Cause: err}
 	}
 	boot, err := BootID()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo/planner"
 
 	"github.com/sirupsen/logrus"
@@ -50,15 +51,15 @@ const (
 	pairTimeout      = 45 * time.Second
 	simulatedTimeout = 5 * time.Minute
 	testerTimeout    = 15 * time.Second
-	// heldTime limits the wait for a killed tester.
-	heldTime = 2 * time.Second
+	// heldTimeout limits the wait for a killed tester.
+	heldTimeout = 2 * time.Second
 	// testLockTimeout limits the wait for another self-test of the host.
 	testLockTimeout = time.Minute
-	// untestedTime is the time until a pair that could not be tested is tested again.
-	untestedTime = 10 * time.Minute
-	// slowTime is the time for which a pair counts as slow: copies of other processes may have
+	// untestedInterval is the time until a pair that could not be tested is tested again.
+	untestedInterval = 10 * time.Minute
+	// slowInterval is the time for which a pair counts as slow: copies of other processes may have
 	// disturbed the test.
-	slowTime = time.Hour
+	slowInterval = time.Hour
 )
 
 // Tester runs the self-tests of a host.
@@ -148,7 +149,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 		return r, nil
 	}
 	if err == nil && info.Size() > launch.MaxPairRecord {
-		err = fmt.Errorf("%s has %d bytes", path, info.Size())
+		err = &paths.SizeError{Path: path, Bytes: info.Size(), Limit: launch.MaxPairRecord}
 	}
 	if err == nil {
 		err = paths.Trusted(path)
@@ -162,7 +163,7 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 	}
 	kept, err := launch.ReadPairRecord(text)
 	if err != nil {
-		return r, fmt.Errorf("%s: %w", path, err)
+		return r, &fault.Error{Operation: "read the record of self-tests", Object: path, Cause: err}
 	}
 	if kept.Boot != r.Boot || kept.Module != r.Module || kept.Library != r.Library {
 		return r, nil
@@ -173,8 +174,8 @@ func (t *Tester) Known() (launch.PairRecord, error) {
 
 // Stale reports whether to test a pair again.
 func Stale(p launch.Pair) bool {
-	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedTime,
-		launch.VerdictSlow: slowTime}[p.Verdict]
+	holds, bounded := map[string]time.Duration{launch.VerdictUntested: untestedInterval,
+		launch.VerdictSlow: slowInterval}[p.Verdict]
 	return bounded && (p.Age() > holds || p.Age() < 0)
 }
 
@@ -391,7 +392,7 @@ func (t *Tester) relayProgram(ctx context.Context, command, what string, spec *s
 }
 
 // waitOr waits for a process until the context is done. A process that a driver blocks survives the
-// kill, and waitOr gives up after heldTime.
+// kill, and waitOr gives up after heldTimeout.
 func waitOr(ctx context.Context, wait func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- wait() }()
@@ -403,10 +404,10 @@ func waitOr(ctx context.Context, wait func() error) error {
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(heldTime):
+	case <-time.After(heldTimeout):
 		logrus.Warnf(
 			"the self-test does not end within %v of SIGKILL: a system call does not return, perhaps in a driver",
-			heldTime,
+			heldTimeout,
 		)
 		return context.Cause(ctx)
 	}

@@ -74,7 +74,7 @@ func (s setting) of(nic string) string {
 // stale reports whether to test a triple again: its NIC's firmware, the host's ACS controls or the
 // configuration have changed, or it could not be tested some time ago.
 func (s setting) stale(t launch.Triple) bool {
-	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedTime || t.Age() < 0)
+	return t.Setting != s.of(t.NIC) || t.Verdict == launch.VerdictUntested && (t.Age() > untestedInterval || t.Age() < 0)
 }
 
 // UnknownTriples returns the triples that a list lacks.

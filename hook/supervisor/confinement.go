@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,9 +44,14 @@ func openLimit(sysctls string, memoryLimited bool) uint64 {
 func lacking(missing string) *fault.Error {
 	part, cause, _ := strings.Cut(missing, ": ")
 	return &fault.Error{Code: fault.NoSandbox, Operation: "the relay's sandbox lacks", Object: part,
-		Cause:  errors.New(cause),
+		Cause:  missingPart(cause),
 		Remedy: fmt.Sprintf("the relay serves without it; peerlane explain %s has the remedies", fault.NoSandbox)}
 }
+
+// missingPart is the reason for a part that the sandbox lacks, as sandbox.Report has it.
+type missingPart string
+
+func (m missingPart) Error() string { return string(m) }
 
 // confinement returns the sandbox of the relay of a generation. A relay on the network has TCP to
 // the ports of relays; other relays have no TCP. Where the control group limits tasks, the

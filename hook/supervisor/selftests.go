@@ -20,13 +20,13 @@ import (
 type selfTests struct {
 	cancel context.CancelFunc // while some are tested
 	found  chan launch.Pair   // results in order
-	done   chan tested
+	done   chan selfTestResult
 	pairs  []launch.Pair // known results
 	told   bool          // the servers' pairs
 }
 
-// tested is the result of a test of some pairs.
-type tested struct {
+// selfTestResult is the result of a test of some pairs.
+type selfTestResult struct {
 	names []launch.PairName
 	pairs []launch.Pair
 	took  time.Duration
@@ -56,12 +56,12 @@ func (s *supervisor) selfTest() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	lanes := s.generation.Config.Lanes
-	found, done := make(chan launch.Pair, len(names)), make(chan tested, 1)
+	found, done := make(chan launch.Pair, len(names)), make(chan selfTestResult, 1)
 	s.tests.cancel, s.tests.found, s.tests.done, s.tests.told = cancel, found, done, false
 	s.log.Infof("testing %d pairs of GPUs without a result of this boot", len(names))
 	go func() {
 		begun := time.Now()
-		t := tested{names: names}
+		t := selfTestResult{names: names}
 		// Test spares last, in single steps: if several containers start together, the pairs of all
 		// servers are tested before any spare, except that a container may wait for one spare of
 		// another.
@@ -122,7 +122,7 @@ func (s *supervisor) learn(found []launch.Pair) {
 }
 
 // testsDone reports the results of a test to the log and the relay.
-func (s *supervisor) testsDone(t tested) {
+func (s *supervisor) testsDone(t selfTestResult) {
 	s.tests.cancel()
 	s.tests.cancel, s.tests.told = nil, true
 	if errors.Is(t.err, context.Canceled) { // for a relay that was stopped or drained
@@ -174,7 +174,7 @@ func (s *supervisor) testsDone(t tested) {
 
 // endTests cancels a running test and waits until the test has no CUDA context. ended reports
 // whether a test ended, and t the results.
-func (s *supervisor) endTests() (t tested, ended bool) {
+func (s *supervisor) endTests() (t selfTestResult, ended bool) {
 	s.endTriples()
 	if s.tests.cancel == nil {
 		return t, false

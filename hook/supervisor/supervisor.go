@@ -28,11 +28,11 @@ import (
 )
 
 // The supervisor starts a failed relay again after firstPause, which doubles with every failure.
-// After maxFailures within failureTime the relay stays down.
+// After maxFailures within failureInterval the relay stays down.
 const (
-	firstPause  = 100 * time.Millisecond
-	maxFailures = 5
-	failureTime = time.Minute
+	firstPause      = 100 * time.Millisecond
+	maxFailures     = 5
+	failureInterval = time.Minute
 )
 
 // supervisor keeps one generation's relay running. The goroutine of loop owns the state.
@@ -47,7 +47,7 @@ type supervisor struct {
 	limited               cgroup.Limited
 
 	relay    *relay      // nil without a process
-	failures []time.Time // of the last failureTime
+	failures []time.Time // of the last failureInterval
 	restart  *time.Timer
 	status   generation.Status
 	// held is the requested state without a relay, StateStopped or StateDrained, or empty.
@@ -503,7 +503,7 @@ func (s *supervisor) drop() {
 // failed starts the next relay after a pause, or gives up.
 func (s *supervisor) failed(reason string) {
 	now := time.Now()
-	s.failures = slices.DeleteFunc(s.failures, func(f time.Time) bool { return now.Sub(f) > failureTime })
+	s.failures = slices.DeleteFunc(s.failures, func(f time.Time) bool { return now.Sub(f) > failureInterval })
 	s.failures = append(s.failures, now)
 	if len(s.failures) < maxFailures {
 		pause := firstPause << (len(s.failures) - 1)
@@ -513,14 +513,14 @@ func (s *supervisor) failed(reason string) {
 		s.restart.Reset(pause)
 		return
 	}
-	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureTime)
+	s.log.Errorf("%s; %d failures within %v: giving up", reason, maxFailures, failureInterval)
 	down := &fault.Error{
 		Code: fault.RelayDown,
 		Operation: fmt.Sprintf(
 			"the relay of container %s stays down after %d failures within %v",
 			s.generation.Container.ID,
 			maxFailures,
-			failureTime,
+			failureInterval,
 		),
 		Cause: errors.New(
 			reason,

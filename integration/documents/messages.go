@@ -220,13 +220,13 @@ func (c *collector) enter(n ast.Node) {
 	case *ast.CompositeLit:
 		if isFault(n) {
 			var text string
-			if c.code, text = faultText(n, c.constants); c.code != "" {
-				c.write(text)
-			}
+			c.code, text = faultText(n, c.constants)
+			c.write(text)
 		}
 	case *ast.FuncDecl:
 		if n.Name.Name == "Error" && n.Recv != nil && n.Body != nil {
 			texts(n.Body, c.add) // a type of errors
+			returned(n.Body, c.add)
 		}
 	case *ast.CallExpr:
 		c.call(n)
@@ -234,7 +234,7 @@ func (c *collector) enter(n ast.Node) {
 }
 
 func (c *collector) call(call *ast.CallExpr) {
-	if code := c.makers[called(call)]; code != "" {
+	if code, makes := c.makers[called(call)]; makes {
 		c.code = code
 		for _, a := range call.Args {
 			if text, ok := literal(a, c.constants); ok && strings.Contains(text, " ") {
@@ -346,6 +346,18 @@ func texts(part ast.Node, add func(ast.Expr)) {
 	ast.Inspect(part, func(n ast.Node) bool {
 		if call, ok := n.(*ast.CallExpr); ok && called(call) == "Sprintf" && len(call.Args) > 0 {
 			add(call.Args[0])
+		}
+		return true
+	})
+}
+
+// returned adds the texts that a method returns as a literal, or joins with +.
+func returned(body *ast.BlockStmt, add func(ast.Expr)) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		if r, ok := n.(*ast.ReturnStmt); ok {
+			for _, result := range r.Results {
+				add(result)
+			}
 		}
 		return true
 	})

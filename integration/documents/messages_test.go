@@ -141,7 +141,8 @@ func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 		"x, Cause: errors.New(\"why\"), Remedy: \"do \" + y}\n}\nfunc g() error { return lost(\"at %s\", z) }\n" +
 		"func malformed(a int, format string, args ...any) error { return nil }\nfunc lost(at string, args ...any) error " +
 		"{ return &fault.Error{Code: fault.NoPort, Operation: \"lose\", Object: at} }\nfunc (e E) Error() string { " +
-		"return fmt.Sprintf(\"E of %d\", e) }\n"
+		"return fmt.Sprintf(\"E of %d\", e) }\nfunc (f F) Error() string { return \"F of \" + f.a }\n" +
+		"var internal = &fault.Error{Operation: \"take\", Cause: err}\n"
 	f, err := parser.ParseFile(token.NewFileSet(), "p.go", source, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +152,7 @@ func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 		got = append(got, strings.TrimSuffix(m.Code+" "+m.Text, " "))
 	}
 	want := []string{" reading …: …", " one; do …", " a …% of …...", " its own …", " dead after …", " careful",
-		"NoLane find …: …; do …", "NoLane why", "NoPort at …", "NoPort lose …", " E of …"}
+		"NoLane find …: …; do …", "NoLane why", "NoPort at …", "NoPort lose …", " E of …", " F of …", " take: …"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

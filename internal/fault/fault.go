@@ -8,7 +8,8 @@
 //	if errors.As(err, &f) && f.Code == fault.AnchorNotMounted { … }
 //	errors.Is(err, fault.AnchorNotMounted)
 //
-// Errors without a code are internal: the text states the cause, and no page describes the error.
+// An error without a code is internal: no page describes the error. An internal error has the same fields
+// if callers or tests select on them.
 package fault
 
 import "strings"
@@ -40,9 +41,9 @@ func Suffix(text string) string {
 	return text[at:]
 }
 
-// Error is a failed operation with a code.
+// Error is a failed operation.
 type Error struct {
-	Code      Code
+	Code      Code   // empty for an internal error
 	Operation string // verb phrase, such as "read the plan"
 	Object    string // file, device, container or address; empty if Operation names it
 	Cause     error  // nil if operation and object state the cause
@@ -58,7 +59,10 @@ func (e *Error) Error() string {
 	if e.Remedy != "" {
 		text += "; " + e.Remedy
 	}
-	return text + " [" + string(e.Code) + "]"
+	if e.Code != "" {
+		text += " [" + string(e.Code) + "]"
+	}
+	return text
 }
 
 // Unwrap returns the cause.
@@ -67,5 +71,5 @@ func (e *Error) Unwrap() error { return e.Cause }
 // Is reports whether target is the code of e.
 func (e *Error) Is(target error) bool {
 	code, ok := target.(Code)
-	return ok && e.Code == code
+	return ok && code != "" && e.Code == code
 }

@@ -27,6 +27,7 @@ func TestErrorTextHasEachFieldAndTheCode(t *testing.T) {
 			"all relays of this host are drained; run peerlane relay resume --all [PL1306]"},
 		{Error{Code: Unreachable, Operation: "connect to the relay of another host", Cause: cause},
 			"connect to the relay of another host: it is not a mount [PL1602]"},
+		{Error{Operation: "parse the VPD", Cause: cause}, "parse the VPD: it is not a mount"},
 	} {
 		if got := tt.err.Error(); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)

@@ -1,4 +1,4 @@
-// Package testutil waits in tests. Its limits follow the progress of the machine and not
+// Package testutil compares errors and waits in tests. Its limits follow the progress of the machine and not
 // the clock: time in which processes queue for a processor does not count, so a test that
 // runs beside other load waits longer and does not fail by that.
 //

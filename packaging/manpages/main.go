@@ -28,8 +28,8 @@ func main() {
 // programs are the programs with a single page from their help. Section 8: engines and systemd run
 // these programs.
 var programs = map[string]string{
-	"peerlane-hook":    "the OCI hook that gives containers their relays",
-	"peerlane-runtime": "an OCI runtime that gives CDI devices to containers of engines without CDI",
+	"peerlane-hook":    "the OCI hook that starts the relays of containers",
+	"peerlane-runtime": "an OCI runtime that adds CDI devices to containers of engines without CDI",
 }
 
 func write(bin, configuration, out string) error {

@@ -39,9 +39,9 @@ import (
 // DefaultSocket is where a container finds its relay.
 const DefaultSocket = paths.ContainerDir + "/" + paths.SocketName
 
-// replyTime bounds the answer to a request that no other client can delay: it
+// replyTimeout bounds the answer to a request that no other client can delay: it
 // includes the creation of a CUDA context and of staging memory.
-const replyTime = 60 * time.Second
+const replyTimeout = 60 * time.Second
 
 // Session is a client's tie to its relay.
 type Session struct {
@@ -87,7 +87,7 @@ func Dial(ctx context.Context, socket string, gpus ...wire.UUID) (*Session, erro
 func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wire.UUID) (*Session, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(replyTime)
+		deadline = time.Now().Add(replyTimeout)
 	}
 	begin := time.Now()
 	connecting, cancel := context.WithDeadline(ctx, deadline)
@@ -157,9 +157,9 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 // Version is the protocol's that both sides agreed on.
 func (s *Session) Version() uint32 { return s.version }
 
-// letGoTime bounds how long Close waits for the relay: for copies that are under way,
+// closeTimeout bounds how long Close waits for the relay: for copies that are under way,
 // and for what other relays were allowed to write.
-const letGoTime = 30 * time.Second
+const closeTimeout = 30 * time.Second
 
 // Close ends the session and returns when nothing writes its memory any more, nor reads
 // it: then what was exported may be freed. Operations that have not ended fail, and host
@@ -192,7 +192,7 @@ func (s *Session) close() error {
 // leave ends a session that works: nothing new begins, and what is under way comes to
 // its end. The relay closes the socket when that is so.
 func (s *Session) leave(why error) error {
-	end := time.Now().Add(letGoTime)
+	end := time.Now().Add(closeTimeout)
 	// Before the lock, which a request holds that the relay makes no room for.
 	_ = s.conn.SetWriteDeadline(end)
 	s.mu.Lock()
@@ -215,7 +215,7 @@ func (s *Session) leave(why error) error {
 		return nil
 	case <-time.After(wait):
 		s.fail(why)
-		return fmt.Errorf("the session was closed, and the relay did not let go of its memory within %v (%w): copies may still be under way", letGoTime, errors.Join(told, os.ErrDeadlineExceeded))
+		return fmt.Errorf("the session was closed, and the relay did not let go of its memory within %v (%w): copies may still be under way", closeTimeout, errors.Join(told, os.ErrDeadlineExceeded))
 	}
 }
 
@@ -552,7 +552,7 @@ func (s *Session) sendPart(p Part) error {
 // tell sends what has no answer. The kernel bounds the descriptors that are on their way: then
 // it waits until the relay has read some.
 func (s *Session) tell(m wire.Message, fds ...int) error {
-	for end := time.Now().Add(replyTime); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(replyTimeout); ; time.Sleep(time.Millisecond) {
 		err := s.conn.Send(m, 0, fds...)
 		if !errors.Is(err, unix.ETOOMANYREFS) || time.Now().After(end) {
 			return err

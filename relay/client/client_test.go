@@ -52,7 +52,7 @@ func dialed(t *testing.T, socket string, oldest, newest uint32) error {
 	return err
 }
 
-func TestARelayOfAnotherVersionIsNamed(t *testing.T) {
+func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 	refusing := answering(t, func(c packet.Conn, m wire.Message) {
 		hello := m.(*wire.Hello)
 		_, err := wire.Negotiate("client", hello.Oldest, hello.Newest)
@@ -88,7 +88,7 @@ func TestARelayOfAnotherVersionIsNamed(t *testing.T) {
 
 // What a relay of an older release does not know it is not asked for, and the client hears
 // why; the session goes on.
-func TestWhatAnOlderRelayDoesNotKnow(t *testing.T) {
+func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
 	older := &Session{version: wire.LaneNICVersion - 1} // whatever is sent has nowhere to go
 	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
 		t.Errorf("%v", err)
@@ -98,7 +98,7 @@ func TestWhatAnOlderRelayDoesNotKnow(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRelayIsNamed(t *testing.T) {
+func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	err := dialed(t, filepath.Join(t.TempDir(), "nowhere", "none"), 1, 1)
 	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
 		t.Errorf("no socket: %v", err)
@@ -120,7 +120,7 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 
 // A driver that takes its time to unmap staging memory holds nothing else of its
 // session up.
-func TestUnmappingIsOutsideOfTheSessionsLock(t *testing.T) {
+func TestUnmapDuringUnexportBlocksNoOtherCall(t *testing.T) {
 	over := wire.Errorf(wire.StatusClosed, "over")
 	s := &Session{broken: over, ended: make(chan struct{}), mapped: map[*Memory]bool{}}
 	begun, end := make(chan struct{}), make(chan struct{})

@@ -15,9 +15,9 @@ import (
 // spinTime is how long Wait looks at the ring before it sleeps.
 const spinTime = 50 * time.Microsecond
 
-// reasonTime is how long a failed operation waits for the sentence that comes
+// reasonTimeout is how long a failed operation waits for the sentence that comes
 // on the socket while its status comes in the ring.
-const reasonTime = time.Second
+const reasonTimeout = time.Second
 
 // Connection is a one-way way to another container: its sends or its receives
 // begin in the order in which they are posted.
@@ -233,7 +233,7 @@ func (c *Connection) explain(status wire.Status) error {
 		if wire.StatusOf(c.reason) == status || status == wire.StatusUnknownConnection {
 			return c.reason
 		}
-	case <-time.After(reasonTime):
+	case <-time.After(reasonTimeout):
 	}
 	return &wire.Error{Status: status}
 }

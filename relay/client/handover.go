@@ -33,9 +33,9 @@ type HandOver struct {
 	operations int         // in turn that have not ended
 }
 
-// keepTime is how often timelines that have ended are set to their end again: a
+// pollInterval is how often timelines that have ended are set to their end again: a
 // graph that is replayed after that sets them back itself.
-const keepTime = time.Millisecond
+const pollInterval = time.Millisecond
 
 // HandOver makes a timeline one that changes hands, and says whose turn is first:
 // wire.TurnStream or wire.TurnRelay. A stream must not use it meanwhile. Once it has
@@ -120,7 +120,7 @@ func (s *Session) endHandOver(h *HandOver, why error) {
 
 // keepEnded keeps hand-overs at their end until the session is closed.
 func (s *Session) keepEnded() {
-	for ; s.keepOnce(); time.Sleep(keepTime) {
+	for ; s.keepOnce(); time.Sleep(pollInterval) {
 	}
 }
 

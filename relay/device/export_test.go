@@ -3,4 +3,4 @@ package device
 import "time"
 
 // AllowMeasuring sets how long MeasureWrites may take.
-func AllowMeasuring(limit time.Duration) { measureTime = limit }
+func AllowMeasuring(limit time.Duration) { measureLimit = limit }

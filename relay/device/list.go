@@ -14,14 +14,14 @@ type Copy struct {
 	Bytes    uint64
 }
 
-// mostBatch bounds the copies of one batch. A batch takes the driver some microseconds for each
+// maxBatch bounds the copies of one batch. A batch takes the driver some microseconds for each
 // copy (docs/benchmarks.md), and the loop serves others between two batches of a list.
-const mostBatch = 512
+const maxBatch = 512
 
 // MoveList is Move for many copies, which have no order. done is called once, when all have
 // ended, with the first error: before MoveList returns if all have ended by then.
 //
-// One batch call makes up to mostBatch copies between two devices, or from a device to host
+// One batch call makes up to maxBatch copies between two devices, or from a device to host
 // memory. Copies within a device, or from host memory to a device, use the calls that Move
 // chooses, because a batch would wait for kernels. One thread makes all copies between host
 // memories.
@@ -52,7 +52,7 @@ func (q *Queue) MoveList(list []Copy, done func(error)) {
 		q.moveHosts(hosts, one)
 	}
 	for len(batched) > 0 {
-		n := min(len(batched), mostBatch)
+		n := min(len(batched), maxBatch)
 		left++
 		q.issueBatch(batched[:n], one)
 		batched = batched[n:]

@@ -79,9 +79,9 @@ func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
 	b.n++
 }
 
-// leastLinear is the size from which on a copy out of host memory is made by a
+// minLinear is the size from which on a copy out of host memory is made by a
 // copy engine whatever call issues it; a smaller one has to be a rectangle.
-const leastLinear = 32 << 10
+const minLinear = 32 << 10
 
 // Between two addresses of one device the driver copies with an engine that works in the time
 // slices of the device's kernels, whatever call asks: beside another process's kernel that
@@ -164,7 +164,7 @@ const hostPiece = 1 << 20
 const shortMove = 4 << 10
 
 func (q *Queue) issue(to, from Place, n uint64, done func(error)) {
-	row := from.Host != nil && to.Host == nil && n < leastLinear
+	row := from.Host != nil && to.Host == nil && n < minLinear
 	within := sameDevice(to, from)
 	if within && n < bounceLeast && q.throughHost(to, from, n, done) {
 		return
@@ -258,7 +258,7 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 		}
 		q.copyEngine = true
 		down := d.MemcpyHtoDAsync
-		if piece < leastLinear {
+		if piece < minLinear {
 			down = d.MemcpyRowsHtoDAsync
 		}
 		if err := down(to, q.bounce, piece, q.stream); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Writes are copies of less than leastLinear out of host memory. By the usual calls the driver
+// Writes are copies of less than minLinear out of host memory. By the usual calls the driver
 // makes them with the device's SMs, which wait 2 ms for a time slice beside another process's
 // kernel. Two methods do not wait: words that the stream writes (cuStreamBatchMemOp), whose time
 // grows with each word, and a rectangle of two rows (cuMemcpy2DAsync), which a copy engine moves.
@@ -177,8 +177,8 @@ func (g *Device) Writes() Writes { return g.writes }
 // measureRounds are the writes of a size by each method.
 const measureRounds = 15
 
-// measureTime is how long MeasureWrites may take until it gives up. Tests change it.
-var measureTime = 500 * time.Millisecond
+// measureLimit is how long MeasureWrites may take until it gives up. Tests change it.
+var measureLimit = 500 * time.Millisecond
 
 // MeasureWrites measures both methods of writes with this device and driver, and has the
 // queues that are made from now on write words up to the largest size at which these are not
@@ -298,7 +298,7 @@ func (w *Writes) choose(t WriteTime) {
 	}
 }
 
-// medianOf is the median time of measureRounds writes until each is over; 0 if measureTime has
+// medianOf is the median time of measureRounds writes until each is over; 0 if measureLimit has
 // passed since begun.
 func medianOf(begun time.Time, write func() (func() (bool, error), error)) (time.Duration, error) {
 	var times []time.Duration
@@ -306,7 +306,7 @@ func medianOf(begun time.Time, write func() (func() (bool, error), error)) (time
 		since := time.Now()
 		over, err := write()
 		for ready := false; err == nil && !ready; {
-			if time.Since(begun) > measureTime {
+			if time.Since(begun) > measureLimit {
 				return 0, nil
 			}
 			ready, err = over()

@@ -21,7 +21,6 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -364,11 +363,11 @@ func (c Config) Local() bool {
 // Check returns an error if a relay cannot work with the configuration.
 func (c Config) Check() error {
 	if len(c.Generation) != 32 || strings.Trim(c.Generation, "0123456789abcdef") != "" {
-		return fmt.Errorf("relay configuration: generation %q is not 32 hexadecimal digits", c.Generation)
+		return fmt.Errorf("relay configuration: %w", &ValueError{"generation", c.Generation, "32 hexadecimal digits"})
 	}
 	for _, check := range []func() error{c.checkLanes, c.checkChoices, c.Verbs.Check, c.Network.Check, c.checkNumbers} {
 		if err := check(); err != nil {
-			return err
+			return fmt.Errorf("relay configuration: %w", err)
 		}
 	}
 	for _, p := range c.Pairs {
@@ -381,13 +380,13 @@ func (c Config) Check() error {
 
 func (c Config) checkLanes() error {
 	if len(c.Lanes) == 0 {
-		return errors.New("relay configuration: no lane")
+		return &ValueError{"lanes", 0, "at least 1"}
 	}
 	for _, l := range c.Lanes {
 		nics := slices.Clone(l.NICs)
 		for _, m := range l.Members {
 			if m.Weight < 1 || m.Weight > maxWeight {
-				return fmt.Errorf("relay configuration: the weight of %s is %d, and 1 to %d are possible", m.NIC, m.Weight, maxWeight)
+				return &ValueError{"weight of " + m.NIC, m.Weight, fmt.Sprintf("1 to %d", maxWeight)}
 			}
 			nics = append(nics, m.NIC)
 		}
@@ -397,7 +396,7 @@ func (c Config) checkLanes() error {
 		for _, nic := range nics {
 			// The name becomes a part of paths.
 			if nic == "" || nic == "." || nic == ".." || strings.ContainsAny(nic, "/\x00") {
-				return fmt.Errorf("relay configuration: %q is no name of an RDMA device", nic)
+				return &ValueError{"RDMA device", nic, ""}
 			}
 		}
 	}
@@ -417,8 +416,7 @@ func (c Config) checkChoices() error {
 		{"self-test", c.SelfTest, []string{"", SelfTestOff, SelfTestOnce, SelfTestRequired}},
 	} {
 		if !slices.Contains(choice.known, choice.value) {
-			return fmt.Errorf("relay configuration: %s %q is none of %s", choice.key, choice.value,
-				strings.TrimPrefix(strings.Join(choice.known, ", "), ", "))
+			return &ValueError{choice.key, choice.value, strings.TrimPrefix(strings.Join(choice.known, ", "), ", ")}
 		}
 	}
 	return nil
@@ -427,17 +425,22 @@ func (c Config) checkChoices() error {
 func (c Config) checkNumbers() error {
 	for _, n := range []int{c.Limits.Clients, c.Limits.Memories, c.Limits.Connections, c.Limits.Descriptors} {
 		if n < 0 {
-			return fmt.Errorf("relay configuration: a limit of %d", n)
+			return &ValueError{"limit", n, "0 and more"}
 		}
 	}
-	if c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0 || c.Depth < 0 || c.Depth > MaxDepth || c.Streams < 0 || c.Streams > MaxStreams {
-		return fmt.Errorf("relay configuration: chunks of %d bytes, depth %d, %d streams", c.Chunk, c.Depth, c.Streams)
+	switch {
+	case c.Chunk > 1<<30 || c.Chunk%(64<<10) != 0:
+		return &ValueError{"chunk", c.Chunk, "a multiple of 64 KiB up to 1 GiB"}
+	case c.Depth < 0 || c.Depth > MaxDepth:
+		return &ValueError{"depth", c.Depth, fmt.Sprintf("0 to %d", MaxDepth)}
+	case c.Streams < 0 || c.Streams > MaxStreams:
+		return &ValueError{"streams", c.Streams, fmt.Sprintf("0 to %d", MaxStreams)}
 	}
 	if c.Slots < 1 || c.Slots > 1024 {
-		return fmt.Errorf("relay configuration: %d slots; 1 to 1024 are possible", c.Slots)
+		return &ValueError{"slots", c.Slots, "1 to 1024"}
 	}
 	if c.SlotBytes < 64<<10 || c.SlotBytes > 1<<30 || c.SlotBytes%(64<<10) != 0 {
-		return fmt.Errorf("relay configuration: slots of %d bytes; a multiple of 64 KiB up to 1 GiB is possible", c.SlotBytes)
+		return &ValueError{"slot size", c.SlotBytes, "a multiple of 64 KiB up to 1 GiB"}
 	}
 	return nil
 }

@@ -41,15 +41,17 @@ func (n *Network) Check() error {
 	switch {
 	case n == nil:
 	case len(n.Addresses) == 0 || len(n.Addresses) > MaxAddresses:
-		return fmt.Errorf("relay configuration: %d addresses for the network; 1 to %d are possible", len(n.Addresses), MaxAddresses)
+		return &ValueError{"number of addresses of the network", len(n.Addresses), fmt.Sprintf("1 to %d", MaxAddresses)}
 	case slices.ContainsFunc(n.Addresses, func(a address.Chosen) bool { return a.Rail < address.NoRail || a.Rail > MaxRail }):
-		return fmt.Errorf("relay configuration: the rails of %v; 0 to %d are possible, and %d for none", n.Addresses, MaxRail, address.NoRail)
+		return &ValueError{"rail in", n.Addresses, fmt.Sprintf("0 to %d, and %d for none", MaxRail, address.NoRail)}
 	case n.Ports.First == 0 || n.Ports.Last < n.Ports.First:
-		return fmt.Errorf("relay configuration: no range of ports: %v", n.Ports)
+		return &ValueError{"range of ports", n.Ports, ""}
 	case n.Streams < 1 || n.Streams > MaxNetworkStreams:
-		return fmt.Errorf("relay configuration: %d streams; 1 to %d are possible", n.Streams, MaxNetworkStreams)
-	case n.Slots < 2 || n.Slots > 1024 || n.SlotBytes < 64<<10 || n.SlotBytes > 1<<30 || n.SlotBytes%(64<<10) != 0:
-		return fmt.Errorf("relay configuration: %d slots of %d bytes for the network", n.Slots, n.SlotBytes)
+		return &ValueError{"streams of the network", n.Streams, fmt.Sprintf("1 to %d", MaxNetworkStreams)}
+	case n.Slots < 2 || n.Slots > 1024:
+		return &ValueError{"slots of the network", n.Slots, "2 to 1024"}
+	case n.SlotBytes < 64<<10 || n.SlotBytes > 1<<30 || n.SlotBytes%(64<<10) != 0:
+		return &ValueError{"slot size of the network", n.SlotBytes, "a multiple of 64 KiB up to 1 GiB"}
 	case n.Tenant != "":
 		return clusterkey.CheckTenant(n.Tenant)
 	}

@@ -10,6 +10,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -137,8 +138,13 @@ var (
 // Check returns an error if no self-test can have found the pair.
 func (p Pair) Check() error {
 	for _, g := range []GPU{p.GPU, p.Server} {
-		if !busIDForm().MatchString(g.BusID) || !uuidForm().MatchString(g.UUID) || g.Index < 0 || g.Index > 1<<16 {
-			return fmt.Errorf("GPU %d at %.40q with the UUID %.60q", g.Index, g.BusID, g.UUID)
+		switch {
+		case !busIDForm().MatchString(g.BusID):
+			return &ValueError{"PCI address", g.BusID, ""}
+		case !uuidForm().MatchString(g.UUID):
+			return &ValueError{"UUID", g.UUID, ""}
+		case g.Index < 0 || g.Index > 1<<16:
+			return &ValueError{"GPU", g.Index, ""}
 		}
 	}
 	if err := p.checkVerdict(); err != nil {
@@ -149,15 +155,15 @@ func (p Pair) Check() error {
 
 func (p Pair) checkVerdict() error {
 	if !slices.Contains([]string{VerdictGood, VerdictWrong, VerdictSlow, VerdictUntested}, p.Verdict) {
-		return fmt.Errorf("verdict %.40q", p.Verdict)
+		return &ValueError{"verdict", p.Verdict, ""}
 	}
 	for _, text := range []string{p.Reason, p.Reader} {
 		if len(text) > maxReason || strings.ContainsFunc(text, unicode.IsControl) {
-			return fmt.Errorf("a reason of %d bytes, or with control characters", len(text))
+			return &ValueError{"reason or reader", text, textForm}
 		}
 	}
 	if (p.Reason == "") != (p.Verdict == VerdictGood) {
-		return fmt.Errorf("verdict %s with the reason %.60q", p.Verdict, p.Reason)
+		return &ValueError{"reason of verdict " + p.Verdict, p.Reason, ""}
 	}
 	return nil
 }
@@ -166,15 +172,18 @@ func (p Pair) checkNumbers() error {
 	for _, r := range []PairRate{p.Push, p.Pull} {
 		for _, gbs := range []float64{r.Client, r.Server, r.Bounce} {
 			if math.IsNaN(gbs) || gbs < 0 || gbs > maxGBs {
-				return fmt.Errorf("a rate of %g GB/s", gbs)
+				return &ValueError{"rate in GB/s", gbs, ""}
 			}
 		}
 	}
 	if p.Chunk != 0 && (p.Chunk < 64<<10 || p.Chunk > 1<<30 || p.Chunk%(64<<10) != 0) {
-		return fmt.Errorf("a chunk of %d bytes", p.Chunk)
+		return &ValueError{"chunk", p.Chunk, "a multiple of 64 KiB up to 1 GiB"}
 	}
-	if p.Depth < 0 || p.Depth > MaxDepth || p.Streams < 0 || p.Streams > MaxStreams {
-		return fmt.Errorf("%d streams and a depth of %d", p.Streams, p.Depth)
+	if p.Depth < 0 || p.Depth > MaxDepth {
+		return &ValueError{"depth", p.Depth, fmt.Sprintf("0 to %d", MaxDepth)}
+	}
+	if p.Streams < 0 || p.Streams > MaxStreams {
+		return &ValueError{"streams", p.Streams, fmt.Sprintf("0 to %d", MaxStreams)}
 	}
 	if p.Bytes > 1<<50 || p.Milliseconds < 0 || p.Milliseconds > 1<<40 || p.At < 0 || p.At > 1<<40 {
 		return errors.New("numbers beyond all bounds")
@@ -187,10 +196,10 @@ func strictly(text []byte, value any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(value); err != nil {
-		return err
+		return decodeError(err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("there is more behind it")
+		return errMore
 	}
 	return nil
 }
@@ -206,10 +215,10 @@ func ReadPairs(r io.Reader, asked []PairName, each func(PairHost, Pair)) error {
 	for n := 0; lines.Scan(); n++ {
 		if n == 0 {
 			if err := strictly(lines.Bytes(), &host); err != nil {
-				return fmt.Errorf("the self-test's first line: %w", err)
+				return &lineError{"the self-test", 1, err}
 			}
 			if host.Driver < 0 || host.Driver > 1<<30 {
-				return fmt.Errorf("the self-test names the driver %d", host.Driver)
+				return &lineError{"the self-test", 1, &ValueError{"driver", host.Driver, ""}}
 			}
 			continue
 		}
@@ -219,11 +228,11 @@ func ReadPairs(r io.Reader, asked []PairName, each func(PairHost, Pair)) error {
 			err = p.Check()
 		}
 		if err != nil {
-			return fmt.Errorf("line %d of the self-test: %w", n+1, err)
+			return &lineError{"the self-test", n + 1, err}
 		}
 		i := slices.IndexFunc(waited, p.same)
 		if i < 0 {
-			return fmt.Errorf("the self-test speaks of %v, which nobody asked for, or twice", p.PairName)
+			return &lineError{"the self-test", n + 1, fmt.Errorf("%v: %w", p.PairName, errNotAsked)}
 		}
 		p.GPU.Index, p.Server.Index = waited[i].GPU.Index, waited[i].Server.Index // by the plan
 		waited = slices.Delete(waited, i, i+1)
@@ -257,34 +266,34 @@ const MaxPairRecord = 4 << 20
 func ReadPairRecord(text []byte) (PairRecord, error) {
 	var r PairRecord
 	if len(text) > MaxPairRecord {
-		return r, fmt.Errorf("it has more than %d bytes", MaxPairRecord)
+		return r, &ValueError{"bytes of the record", len(text), fmt.Sprintf("up to %d", MaxPairRecord)}
 	}
 	if err := strictly(text, &r); err != nil {
 		return PairRecord{}, err
 	}
 	if r.Version != PairVersion {
-		return PairRecord{}, fmt.Errorf("it is of version %d, and this release reads version %d", r.Version, PairVersion)
+		return PairRecord{}, &ValueError{"version", r.Version, strconv.Itoa(PairVersion)}
 	}
 	if len(r.Pairs) > maxPairs {
-		return PairRecord{}, fmt.Errorf("it has %d pairs, and %d are possible", len(r.Pairs), maxPairs)
+		return PairRecord{}, &ValueError{"number of pairs", len(r.Pairs), fmt.Sprintf("up to %d", maxPairs)}
 	}
 	for i, p := range r.Pairs {
 		if err := p.Check(); err != nil {
 			return PairRecord{}, fmt.Errorf("pair %d: %w", i, err)
 		}
 		if slices.ContainsFunc(r.Pairs[:i], func(o Pair) bool { return o.same(p.PairName) }) {
-			return PairRecord{}, fmt.Errorf("%v are there twice", p.PairName)
+			return PairRecord{}, fmt.Errorf("%v: %w", p.PairName, errTwice)
 		}
 	}
 	if len(r.Triples) > maxPairs {
-		return PairRecord{}, fmt.Errorf("it has %d triples, and %d are possible", len(r.Triples), maxPairs)
+		return PairRecord{}, &ValueError{"number of triples", len(r.Triples), fmt.Sprintf("up to %d", maxPairs)}
 	}
 	for i, t := range r.Triples {
 		if err := t.Check(); err != nil {
 			return PairRecord{}, fmt.Errorf("triple %d: %w", i, err)
 		}
 		if FindTriple(r.Triples[:i], t.TripleName) != nil {
-			return PairRecord{}, fmt.Errorf("%v are there twice", t.TripleName)
+			return PairRecord{}, fmt.Errorf("%v: %w", t.TripleName, errTwice)
 		}
 	}
 	return r, nil

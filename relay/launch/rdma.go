@@ -69,7 +69,7 @@ func ReadRDMA(r io.Reader, asked RDMAJob, each func(RDMAResult)) error {
 			err = result.check(asked)
 		}
 		if err != nil {
-			return fmt.Errorf("line %d of the test of RDMA: %w", n, err)
+			return &lineError{"the test of RDMA", n, err}
 		}
 		each(result)
 	}
@@ -82,20 +82,20 @@ func ReadRDMA(r io.Reader, asked RDMAJob, each func(RDMAResult)) error {
 func (r RDMAResult) check(asked RDMAJob) error {
 	if t := r.Triple; t != nil {
 		if !slices.ContainsFunc(asked.Triples, t.sameTriple) || r.NIC != t.NIC || (RDMAResult{NIC: r.NIC, Triple: t}) != r {
-			return fmt.Errorf("it speaks of %v, which nobody asked for, or of more", t.TripleName)
+			return fmt.Errorf("%v: %w", t.TripleName, errNotAsked)
 		}
 		return t.Check()
 	}
 	i := slices.IndexFunc(asked.NICs, func(n RDMANIC) bool { return n.Name == r.NIC })
 	if i < 0 || r.GPU != nil && !slices.Contains(asked.NICs[i].GPUs, *r.GPU) {
-		return fmt.Errorf("it speaks of %q, GPU %v, which nobody asked for", r.NIC, r.GPU)
+		return fmt.Errorf("NIC %.60q, GPU %v: %w", r.NIC, r.GPU, errNotAsked)
 	}
 	if (r.GPU == nil) != (r.Memory == MemoryHost) || !slices.Contains([]string{MemoryHost, MemoryDMABuf, MemoryPeermem}, r.Memory) {
-		return fmt.Errorf("memory %q of GPU %v", r.Memory, r.GPU)
+		return &ValueError{"memory", r.Memory, ""}
 	}
 	for _, rate := range []float64{r.Write, r.Read} {
 		if !(rate >= 0 && rate < 1e6) {
-			return fmt.Errorf("%g GB/s", rate)
+			return &ValueError{"rate in GB/s", rate, ""}
 		}
 	}
 	return nil

@@ -1,36 +1,45 @@
 package launch
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 var rdmaAsked = RDMAJob{NICs: []RDMANIC{{Name: "mlx5_0", GPUs: []GPU{{BusID: "0000:17:00.0", Index: 3}}}, {Name: "mlx5_1"}}}
 
-func TestReadRDMA(t *testing.T) {
+func TestReadRDMAReturnsReport(t *testing.T) {
 	good := `{"nic":"mlx5_0","memory":"host","tried":"read","bytes":4194304,"write":20.5,"read":21}` + "\n" +
 		`{"nic":"mlx5_0","gpu":{"busid":"0000:17:00.0","index":3},"memory":"DMA-BUF","tried":"register","failed":"no"}` + "\n"
 	want := []RDMAResult{
 		{NIC: "mlx5_0", Memory: MemoryHost, Tried: "read", Bytes: 4194304, Write: 20.5, Read: 21},
 		{NIC: "mlx5_0", GPU: &rdmaAsked.NICs[0].GPUs[0], Memory: MemoryDMABuf, Tried: "register", Failed: "no"},
 	}
-	for _, c := range []struct{ line, wrong string }{
-		{"", ""},
-		{`{"nic":"mlx5_7","memory":"host","tried":"open"}`, "nobody asked for"},
-		{`{"nic":"mlx5_1","gpu":{"busid":"0000:17:00.0","index":3},"memory":"DMA-BUF","tried":"open"}`, "nobody asked for"},
-		{`{"nic":"mlx5_0","gpu":{"busid":"0000:17:00.0","index":3},"memory":"host","tried":"open"}`, `memory "host"`},
-		{`{"nic":"mlx5_0","memory":"DMA-BUF","tried":"open"}`, `memory "DMA-BUF"`},
-		{`{"nic":"mlx5_0","memory":"disk","tried":"open"}`, `memory "disk"`},
-		{`{"nic":"mlx5_0","memory":"host","tried":"read","write":-1}`, "-1 GB/s"},
-		{`{"nic":"mlx5_0","memory":"host","mood":"fine"}`, "mood"},
-		{`mlx5_0 is fine`, "line 3"},
+	for _, c := range []struct {
+		line string
+		want error // in line 3; nil for success
+	}{
+		{"", nil},
+		{`{"nic":"mlx5_7","memory":"host","tried":"open"}`, errNotAsked},
+		{`{"nic":"mlx5_1","gpu":{"busid":"0000:17:00.0","index":3},"memory":"DMA-BUF","tried":"open"}`, errNotAsked},
+		{`{"nic":"mlx5_0","gpu":{"busid":"0000:17:00.0","index":3},"memory":"host","tried":"open"}`,
+			&ValueError{"memory", "host", ""}},
+		{`{"nic":"mlx5_0","memory":"DMA-BUF","tried":"open"}`, &ValueError{"memory", "DMA-BUF", ""}},
+		{`{"nic":"mlx5_0","memory":"disk","tried":"open"}`, &ValueError{"memory", "disk", ""}},
+		{`{"nic":"mlx5_0","memory":"host","tried":"read","write":-1}`, &ValueError{"rate in GB/s", -1.0, ""}},
+		{`{"nic":"mlx5_0","memory":"host","mood":"fine"}`, &UnknownFieldError{"mood"}},
+		{`mlx5_0 is fine`, &json.SyntaxError{Offset: 1}},
 	} {
 		var got []RDMAResult
 		err := ReadRDMA(strings.NewReader(good+c.line), rdmaAsked, func(r RDMAResult) { got = append(got, r) })
-		if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
-			t.Errorf("%s: %v, want %q", c.line, err, c.wrong)
+		at, _ := errors.AsType[*lineError](err)
+		if !testutil.HasError(err, c.want) || (at == nil) != (err == nil) || at != nil && at.line != 3 {
+			t.Errorf("%s: %v, want %v in line 3", c.line, err, c.want)
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: before it (-want +got):\n%s", c.line, diff)

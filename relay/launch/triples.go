@@ -60,21 +60,24 @@ func (t Triple) Check() error {
 		return err
 	}
 	if t.NIC == "" || len(t.NIC) > maxNICName || strings.ContainsFunc(t.NIC, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) {
-		return fmt.Errorf("NIC %.40q", t.NIC)
+		return &ValueError{"NIC", t.NIC, ""}
 	}
 	if !slices.Contains([]string{VerdictGood, VerdictWrong, VerdictUntested}, t.Verdict) {
-		return fmt.Errorf("verdict %.40q", t.Verdict)
+		return &ValueError{"verdict", t.Verdict, ""}
 	}
 	for _, text := range []string{t.Reason, t.Setting} {
 		if len(text) > maxReason || strings.ContainsFunc(text, unicode.IsControl) {
-			return fmt.Errorf("a text of %d bytes, or with control characters", len(text))
+			return &ValueError{"reason or setting", text, textForm}
 		}
 	}
 	if (t.Reason == "") != (t.Verdict == VerdictGood) {
-		return fmt.Errorf("verdict %s with the reason %.60q", t.Verdict, t.Reason)
+		return &ValueError{"reason of verdict " + t.Verdict, t.Reason, ""}
 	}
-	if !slices.Contains([]string{"", MemoryDMABuf, MemoryPeermem}, t.Memory) || t.Rounds < 0 || t.Rounds > 1<<30 {
-		return fmt.Errorf("memory %.40q and %d rounds", t.Memory, t.Rounds)
+	if !slices.Contains([]string{"", MemoryDMABuf, MemoryPeermem}, t.Memory) {
+		return &ValueError{"memory", t.Memory, ""}
+	}
+	if t.Rounds < 0 || t.Rounds > 1<<30 {
+		return &ValueError{"rounds", t.Rounds, ""}
 	}
 	return nil
 }

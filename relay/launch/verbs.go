@@ -72,19 +72,19 @@ func (v *Verbs) Check() error {
 		{"threshold of adaptive routing", v.ARThreshold, 0, 1 << 30},
 	} {
 		if n.value < n.least || n.value > n.most {
-			return fmt.Errorf("relay configuration: RDMA with %s %d; %d to %d are possible", n.what, n.value, n.least, n.most)
+			return &ValueError{n.what + " of RDMA", n.value, fmt.Sprintf("%d to %d", n.least, n.most)}
 		}
 	}
 	switch v.AdaptiveRouting {
 	case AdaptiveRoutingAuto, AdaptiveRoutingOn, AdaptiveRoutingOff:
 	default:
-		return fmt.Errorf("relay configuration: RDMA with adaptive routing %q; auto, on and off are possible", v.AdaptiveRouting)
+		return &ValueError{"adaptive routing of RDMA", v.AdaptiveRouting, "auto, on, off"}
 	}
 	switch v.MTU {
 	case 0, 256, 512, 1024, 2048, 4096:
 		return nil
 	}
-	return fmt.Errorf("relay configuration: RDMA with MTU %d; 0, 256, 512, 1024, 2048 and 4096 are possible", v.MTU)
+	return &ValueError{"MTU of RDMA", v.MTU, "0, 256, 512, 1024, 2048, 4096"}
 }
 
 // VerbsReport is what became of the RDMA of a relay.

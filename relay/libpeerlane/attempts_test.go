@@ -7,7 +7,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-func TestConnectingWithoutWaiting(t *testing.T) {
+func TestConnectBeginReturnsAtOnce(t *testing.T) {
 	eachKind(t, "attempts", func(t *testing.T, path string) {
 		a, b := newHost(t).pair(launch.RouteDirect, 0, 1)
 		start(t, path, a, b, devices[0].UUID, devices[1].UUID).end()
@@ -15,7 +15,7 @@ func TestConnectingWithoutWaiting(t *testing.T) {
 }
 
 // At a relay that does nothing no call waits that must not.
-func TestARelayThatReadsNothing(t *testing.T) {
+func TestRelayThatReadsNothingBlocksNoCall(t *testing.T) {
 	eachKind(t, "attempts", func(t *testing.T, path string) {
 		full, ended := make(chan bool), make(chan bool)
 		socket := pretend(t, func(f *fake) {

@@ -19,7 +19,7 @@ import (
 // newestGlibc is the newest version of glibc's that the library may need.
 const newestGlibc = 28
 
-func TestTheLibraryNeedsLittle(t *testing.T) {
+func TestLibraryNeedsLibcOnly(t *testing.T) {
 	f, err := elf.Open(filepath.Join(library(t), libpeerlane.Name))
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestLibraryExportsHeaderAndEarlierNames(t *testing.T) {
 	}
 }
 
-func TestTwoBuildsAreOne(t *testing.T) {
+func TestLibraryBuiltTwiceIsIdentical(t *testing.T) {
 	library(t)
 	var content [2][]byte
 	for i := range content {
@@ -153,7 +153,7 @@ func TestTwoBuildsAreOne(t *testing.T) {
 
 // As a package would have it: pkg-config finds it, and a program is built by what
 // pkg-config says.
-func TestAnInstallation(t *testing.T) {
+func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	pkgConfig, err := exec.LookPath("pkg-config")
 	programs.MustHave(t, err)
 	library(t)
@@ -192,7 +192,7 @@ func TestAnInstallation(t *testing.T) {
 }
 
 // The header is C++'s as well, and needs no other first.
-func TestTheHeaderStandsAlone(t *testing.T) {
+func TestHeaderAloneCompilesInCAndCPlusPlus(t *testing.T) {
 	dir := library(t)
 	for _, c := range [][]string{{"cc", "-std=c99", "-x", "c"}, {"c++", "-std=c++11", "-x", "c++"}} {
 		if _, err := exec.LookPath(c[0]); err != nil {
@@ -207,7 +207,7 @@ func TestTheHeaderStandsAlone(t *testing.T) {
 	}
 }
 
-func TestPythonAndCTalk(t *testing.T) {
+func TestPythonAndCProgramsTransfer(t *testing.T) {
 	_, err := exec.LookPath("python3")
 	programs.MustHave(t, err)
 	transfer := program(t, "examples", "transfer", plain)

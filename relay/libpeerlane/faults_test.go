@@ -30,7 +30,7 @@ var errnosOfCalls = map[string][]unix.Errno{
 //
 // PEERLANE_FAULTS=all tries each of the calls of a name; else it is one of each, with one
 // error.
-func TestFaultsOfCalls(t *testing.T) {
+func TestLibraryCallFaultsReturnErrors(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("a", launch.RouteStaged, 1, 0)
 	path := program(t, "tests", "faults", plain)

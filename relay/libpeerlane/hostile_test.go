@@ -155,7 +155,7 @@ func hostile(t *testing.T, mode string, serve func(f *fake), then func(p *proces
 	}
 }
 
-func TestWhatIsNoRelayIsNamed(t *testing.T) {
+func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	sealed := func(name string, size int64, seals int) int {
 		fd, err := unix.MemfdCreate(name, unix.MFD_ALLOW_SEALING)
 		if err == nil {
@@ -226,7 +226,7 @@ func TestWhatIsNoRelayIsNamed(t *testing.T) {
 }
 
 // What answers come that are none, the session goes on or has ended, with a sentence.
-func TestAnswersThatAreNone(t *testing.T) {
+func TestInvalidAnswersEndSession(t *testing.T) {
 	names := []string{"statistics", "lanes", "nic", "export", "host", "listen", "connect", "connect"}
 	all := func(status wire.Status, words string) (list []call) {
 		for _, n := range names {
@@ -346,7 +346,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 // Host memory that is none, and what comes back of it.
 // An answer to a question that will come, and the relay's end: what the answer made is
 // the session's, although asking fails.
-func TestAnAnswerBeforeItsQuestion(t *testing.T) {
+func TestAnswerBeforeRequestIsHandled(t *testing.T) {
 	listened, gone := make(chan bool), make(chan bool)
 	hostile(t, "early", func(f *fake) {
 		defer close(gone)
@@ -368,7 +368,7 @@ func TestAnAnswerBeforeItsQuestion(t *testing.T) {
 	})
 }
 
-func TestHostMemoryThatIsNone(t *testing.T) {
+func TestInvalidHostMemoryAnswersAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		bytes uint64 // of the answer
 		size  int64  // of the memory
@@ -462,7 +462,7 @@ func allOf(names []string) (list []call) {
 }
 
 // The pages that a relay writes can say anything.
-func TestARingThatIsBroken(t *testing.T) {
+func TestBrokenCompletionRingEndsSession(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode  string
 		spoil func(f *fake, d []wire.Descriptor)

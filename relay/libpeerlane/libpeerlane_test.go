@@ -516,7 +516,7 @@ func attach(t *testing.T, socket string, i int, bytes uint64) *goSide {
 
 // --- tests ----------------------------------------------------------------------
 
-func TestTwoCPrograms(t *testing.T) {
+func TestTwoCProgramsTransfer(t *testing.T) {
 	transfer := program(t, "examples", "transfer", plain)
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
@@ -537,7 +537,7 @@ func TestTwoCPrograms(t *testing.T) {
 }
 
 // The seed is the contents': a receiver that expects others must notice.
-func TestTheExampleNoticesWrongBytes(t *testing.T) {
+func TestExampleDetectsWrongBytes(t *testing.T) {
 	transfer := program(t, "examples", "transfer", plain)
 	a, b := newHost(t).pair(launch.RouteDirect, 0)
 	receives, handle := receiver(t, transfer, b, 0, 4096, 3, 7)
@@ -550,7 +550,7 @@ func TestTheExampleNoticesWrongBytes(t *testing.T) {
 	}
 }
 
-func TestGoAndCTalk(t *testing.T) {
+func TestGoAndCProgramsTransfer(t *testing.T) {
 	transfer := program(t, "examples", "transfer", plain)
 	const n, count, seed = 1<<20 + 9, 5, 99
 	for _, route := range routes {
@@ -609,7 +609,7 @@ func TestGoAndCTalk(t *testing.T) {
 }
 
 // Eight processes of one GPU send to eight of another.
-func TestEightProcesses(t *testing.T) {
+func TestEightProcessesToEightTransfer(t *testing.T) {
 	transfer := program(t, "examples", "transfer", plain)
 	a, b := newHost(t).pair(launch.RouteStaged, 0, 1)
 	var all []*process

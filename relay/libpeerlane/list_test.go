@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-func TestListsInC(t *testing.T) {
+func TestCListOperationsMoveEachEntry(t *testing.T) {
 	for _, k := range []kind{plain, address} { // it has one thread
 		if why := lacks(t, k); why != "" {
 			t.Logf("without -fsanitize=%s: %s", k, why)
@@ -26,7 +26,7 @@ func TestListsInC(t *testing.T) {
 }
 
 // List memory that is none, a relay that has no lists, and ends of lists that cannot be.
-func TestListMemoryThatIsNone(t *testing.T) {
+func TestInvalidListMemoryAnswersAreRefused(t *testing.T) {
 	const bytes = wire.MaxListEntries * uint64(unsafe.Sizeof(wire.ListEntryLayout{}))
 	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	failed := []call{{"list", wire.StatusOK, ""}, {"wait", wire.StatusOutOfRange, ""}}

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-func TestOneSidedInC(t *testing.T) {
+func TestCOneSidedOperationsMoveAllBytes(t *testing.T) {
 	for _, k := range []kind{plain, address} { // it has one thread
 		if why := lacks(t, k); why != "" {
 			t.Logf("without -fsanitize=%s: %s", k, why)
@@ -25,7 +25,7 @@ func TestOneSidedInC(t *testing.T) {
 }
 
 // The example, while the one whose memory it is is stopped.
-func TestRemoteMemoryOfAStoppedProgram(t *testing.T) {
+func TestRemoteMemoryOfStoppedProgramIsReadable(t *testing.T) {
 	const bytes, seed = 3_000_001, 41
 	remote := program(t, "examples", "remote", plain)
 	for _, route := range routes {

@@ -25,14 +25,14 @@ import (
 )
 
 // Random programs of client processes that stop, go on, fork, and are killed at any
-// point, against a model of what must be delivered: as relay.TestModel, whose clients
+// point, against a model of what must be delivered: as relay.TestModelMessagesMatchReceives, whose clients
 // are in its own process. Who lives learns of what a dead one had not delivered by
 // PeerClientDied, and what ended well is there; who only sleeps is waited for; a child
 // of a fork disturbs nobody, also where it keeps all descriptors.
 //
 // PEERLANE_MODEL_PROGRAMS says how many programs of each kind and route; -rapid.seed
 // repeats a failure.
-func TestProcesses(t *testing.T) {
+func TestProcessesModelMessagesMatchReceives(t *testing.T) {
 	for _, f := range []struct{ name, value string }{{"rapid.checks", "2"}, {"rapid.steps", "40"}, {"rapid.nofailfile", "true"}, {"rapid.shrinktime", "5s"}} {
 		before := flag.Lookup(f.name).Value.String()
 		if err := flag.Set(f.name, f.value); err != nil {

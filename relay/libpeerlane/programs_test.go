@@ -79,14 +79,14 @@ func numbers(n int) (list []int) {
 	return list
 }
 
-func TestEightThreads(t *testing.T) {
+func TestEightThreadsShareOneSession(t *testing.T) {
 	eachKind(t, "threads", func(t *testing.T, path string) {
 		a, b := newHost(t).pair(launch.RouteStaged, numbers(clients)...)
 		start(t, path, append([]string{a, b}, gpus(0, clients)...)...).end()
 	})
 }
 
-func TestAChildHasNoSession(t *testing.T) {
+func TestForkedChildHasNoSession(t *testing.T) {
 	eachKind(t, "fork", func(t *testing.T, path string) {
 		a, b := newHost(t).pair(launch.RouteDirect, 0)
 		start(t, path, a, b, devices[0].UUID).end()
@@ -162,7 +162,7 @@ func (p *process) kill() {
 	p.waited = true
 }
 
-func TestTimelinesAndDeathOfARelay(t *testing.T) {
+func TestTimelinesAfterRelayDeathAreReleased(t *testing.T) {
 	eachKind(t, "timelines", func(t *testing.T, path string) {
 		h := newHost(t)
 		a := h.relay("a", launch.RouteDirect, 0, 0)
@@ -180,7 +180,7 @@ func TestTimelinesAndDeathOfARelay(t *testing.T) {
 	})
 }
 
-func TestCapturedGraphsAndDeathOfARelay(t *testing.T) {
+func TestCapturedGraphsAfterRelayDeathAreReleased(t *testing.T) {
 	eachKind(t, "handover", func(t *testing.T, path string) {
 		for _, route := range routes {
 			h := newHost(t)
@@ -196,14 +196,14 @@ func TestCapturedGraphsAndDeathOfARelay(t *testing.T) {
 	})
 }
 
-func TestArgumentsThatCannotBe(t *testing.T) {
+func TestInvalidArgumentsAreRefused(t *testing.T) {
 	eachKind(t, "arguments", func(t *testing.T, path string) {
 		a := newHost(t).relay("a", launch.RouteDirect, 0, 0)
 		start(t, path, a, devices[0].UUID).end()
 	})
 }
 
-func TestMemoryOfEachKind(t *testing.T) {
+func TestMemoryOfEachKindTransfers(t *testing.T) {
 	eachKind(t, "kinds", func(t *testing.T, path string) {
 		for _, route := range routes {
 			h := newHost(t)
@@ -214,7 +214,7 @@ func TestMemoryOfEachKind(t *testing.T) {
 	})
 }
 
-func TestClientsCopy(t *testing.T) {
+func TestClientCopiesThroughStagingMemory(t *testing.T) {
 	eachKind(t, "copies", func(t *testing.T, path string) {
 		for _, route := range routes {
 			h := newHost(t)
@@ -225,7 +225,7 @@ func TestClientsCopy(t *testing.T) {
 	})
 }
 
-func TestEventsOfIPC(t *testing.T) {
+func TestIPCEventsDelaySends(t *testing.T) {
 	eachKind(t, "events", func(t *testing.T, path string) {
 		for _, route := range routes {
 			h := newHost(t)
@@ -236,7 +236,7 @@ func TestEventsOfIPC(t *testing.T) {
 	})
 }
 
-func TestOperationsAllocateNothingAndMakeNoSystemCall(t *testing.T) {
+func TestHotPathAllocatesNothingAndMakesNoSystemCall(t *testing.T) {
 	a, b := newHost(t).pair(launch.RouteDirect, 0)
 	p := start(t, program(t, "tests", "hot", plain), a, b, devices[0].UUID)
 	p.demand("ready")

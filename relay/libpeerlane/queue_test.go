@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-func TestDialQueueFullWaitsAndSaysSo(t *testing.T) {
+func TestDialQueueFullWaitsAndReturnsBusy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

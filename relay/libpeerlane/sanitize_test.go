@@ -16,7 +16,7 @@ import (
 //
 // PEERLANE_RANDOM_ROUNDS says how many messages of each thread, PEERLANE_RANDOM_SEED
 // repeats a failure's programs.
-func TestRandomThreads(t *testing.T) {
+func TestRandomThreadsUnderSanitizersFinish(t *testing.T) {
 	number := func(variable string, otherwise uint64) uint64 {
 		if text := os.Getenv(variable); text != "" {
 			n, err := strconv.ParseUint(text, 10, 64)

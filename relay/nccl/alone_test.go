@@ -33,7 +33,7 @@ nccl_tuner_v4 32 0 8 16 24
 nccl_tuner_v5 32 0 8 16 24
 `
 
-func TestTablesLieAsNCCLsHeadersHaveThem(t *testing.T) {
+func TestTableLayoutsMatchNCCLHeaders(t *testing.T) {
 	out, err := exec.Command(program(t, "layout")).CombinedOutput()
 	if err != nil || string(out) != layout {
 		t.Errorf("%v: %s", err, out)
@@ -61,7 +61,7 @@ func demand(t *testing.T, out string, lines ...string) {
 	}
 }
 
-func TestWithoutARelayInitFailsWithASentence(t *testing.T) {
+func TestInitWithoutRelayFailsWithReason(t *testing.T) {
 	nowhere := "PEERLANE_SOCKET=" + filepath.Join(t.TempDir(), "none/relay.sock")
 	const sentence = "warn: NET/Peerlane: no relay at "
 	// NCCL_NET names the plugin: NCCL ends when init fails.
@@ -167,7 +167,7 @@ func TestTunerUsersChannelsAreLeft(t *testing.T) {
 }
 
 // Before 2.22 NCCL has no tuner that can forbid it.
-func TestAnOldNCCLThatWouldUseLL128IsRefused(t *testing.T) {
+func TestOldNCCLWithLL128IsRefused(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	socket := "PEERLANE_SOCKET=" + h.lane(0).socket
 	const sentence = "warn: NET/Peerlane: NCCL 2.20 takes no tuner of this plugin's"
@@ -188,7 +188,7 @@ func TestAnOldNCCLThatWouldUseLL128IsRefused(t *testing.T) {
 	}
 }
 
-func TestDevicesAndMemory(t *testing.T) {
+func TestDevicesReportLanesAndRegisterMemory(t *testing.T) {
 	for _, ipc := range []bool{false, true} {
 		h := newHost(t, launch.RouteStaged)
 		h.ipc = ipc
@@ -264,7 +264,7 @@ func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
 }
 
 // The topology file beside the socket is NCCL's, unless somebody has said otherwise.
-func TestTheTopologyFileBesideTheSocket(t *testing.T) {
+func TestTopologyFileBesideSocketIsUsed(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	l := h.lane(0)
 	socket := "PEERLANE_SOCKET=" + l.socket

@@ -151,7 +151,7 @@ func seed(t *testing.T) uint64 {
 	return uint64(time.Now().UnixNano())
 }
 
-func TestEachVersionMovesRandomMessages(t *testing.T) {
+func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
 	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", seed: seed(t), links: 4, groups: 12, bytes: 64 << 10, depth: 4}
 	h := newHost(t, launch.RouteStaged)
 	a, b := h.lane(0), h.lane(1)
@@ -174,7 +174,7 @@ func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
-func TestSomeMebibytes(t *testing.T) {
+func TestMessagesOfMebibytesArrive(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 10, seed: seed(t), links: 2, groups: 3, bytes: 5 << 20, depth: 1}
 	if os.Getenv("PEERLANE_NCCL_SOAK") != "" {
@@ -183,7 +183,7 @@ func TestSomeMebibytes(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
-func TestUnderSanitizersAndFork(t *testing.T) {
+func TestPluginUnderSanitizersAndForkPasses(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{plugin: sanitizedPlugin(t), harness: program(t, "harness", sanitized...), mode: "fork", version: 11, seed: seed(t), links: 3, groups: 6, bytes: 10000, depth: 3}
 	r.environment = []string{"ASAN_OPTIONS=detect_leaks=0"} // the simulator keeps what it has
@@ -192,7 +192,7 @@ func TestUnderSanitizersAndFork(t *testing.T) {
 
 // What the harness is there for. A plugin that keeps the rules breaks none, as all other
 // tests show.
-func TestTheHarnessSeesABrokenPlugin(t *testing.T) {
+func TestHarnessDetectsBrokenPlugin(t *testing.T) {
 	r := run{plugin: brokenPlugin(t), harness: program(t, "harness"), version: 11, mode: "run", seed: 7, links: 2, groups: 60, bytes: 20000, depth: 4}
 	h := newHost(t, launch.RouteDirect)
 	a, b := h.lane(0), h.lane(1)
@@ -322,7 +322,7 @@ func TestMoreConnectsThanTheRelayTakesAtOnce(t *testing.T) {
 	}
 }
 
-func TestARelayThatDiesEndsEachCommunicatorWithASentence(t *testing.T) {
+func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 	h := newHost(t, launch.RouteStaged)
 	a, b := h.lane(0), h.lane(1)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), version: 12, mode: "kill", seed: seed(t), links: 3, groups: 1, bytes: 30000, depth: 4}
@@ -349,7 +349,7 @@ func TestARelayThatDiesEndsEachCommunicatorWithASentence(t *testing.T) {
 }
 
 // Up to version 10 NCCL calls init once, whatever happens to the relay.
-func TestANewCommunicatorAfterTheRelaysDeath(t *testing.T) {
+func TestCommunicatorAfterRelayDeathUsesNewRelay(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	a, b := h.lane(0), h.lane(1)
 	c := run{plugin: plugin(t), harness: program(t, "harness"), version: 10, mode: "anew", seed: seed(t), links: 3, groups: 6, bytes: 3000, depth: 4}.command(a, b)
@@ -400,7 +400,7 @@ func symbols(t *testing.T, f *elf.File) (shown []string) {
 	return shown
 }
 
-func TestAPluginOfOneVersionShowsItsTableAlone(t *testing.T) {
+func TestPluginOfOneVersionExportsItsTableAlone(t *testing.T) {
 	dir := build(t, "version", func(dir string) error { return nccl.BuildVersion(dir, 9) })
 	f, err := elf.Open(filepath.Join(dir, "libnccl-net-peerlane-v9.so"))
 	if err != nil {
@@ -416,7 +416,7 @@ func TestAPluginOfOneVersionShowsItsTableAlone(t *testing.T) {
 	}
 }
 
-func TestWhatTheLibraryShowsAndNeeds(t *testing.T) {
+func TestPluginLibraryExportsTablesAndNeedsLibc(t *testing.T) {
 	f, err := elf.Open(plugin(t))
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ var (
 // What a handle has is 128 bytes, of which 72 are not used yet.
 const handleRoom = 72
 
-func TestAnAddressInAHandle(t *testing.T) {
+func TestHandleAddressRoundTrips(t *testing.T) {
 	old := newKeys()
 	both := rotated(t, old)
 	last := finished(t, both)
@@ -40,7 +40,7 @@ func TestAnAddressInAHandle(t *testing.T) {
 }
 
 // Tenants have a relay connect only where a relay of the cluster listens.
-func TestAnAddressOfATenant(t *testing.T) {
+func TestTenantAddressOfOtherServiceIsRefused(t *testing.T) {
 	keys := newKeys()
 	good := keys.SealContact(toB, generation, somewhere)
 	open := func(of Target, g wire.UUID, c [ContactBytes]byte) error {

@@ -99,7 +99,7 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 	return a, b
 }
 
-func TestTwoHostsMeet(t *testing.T) {
+func TestHandshakeBetweenTwoHostsSucceeds(t *testing.T) {
 	keys := newKeys()
 	var before [32]byte
 	for _, c := range []struct {
@@ -138,7 +138,7 @@ func TestTwoHostsMeet(t *testing.T) {
 	}
 }
 
-func TestVersionsOfHosts(t *testing.T) {
+func TestHandshakeVersionsAreNegotiated(t *testing.T) {
 	for _, c := range []struct {
 		a, b [2]uint32
 		want uint32 // 0 for none
@@ -163,7 +163,7 @@ func TestVersionsOfHosts(t *testing.T) {
 	}
 }
 
-func TestWhatAListenerRefuses(t *testing.T) {
+func TestListenerRefusesInvalidHandshakes(t *testing.T) {
 	for _, c := range []struct {
 		admit  error
 		host   wire.UUID
@@ -208,7 +208,7 @@ func (c *counted) Write(p []byte) (int, error) {
 }
 
 // Who does not have the key sees a connection that closes, after no more than 512 bytes.
-func TestAStrangerLearnsNothing(t *testing.T) {
+func TestStrangerLearnsNothingFromListener(t *testing.T) {
 	keys := rotated(t, newKeys())
 	wrong := NewKey(someDay)
 	noise := make([]byte, 4096)
@@ -249,7 +249,7 @@ func TestAStrangerLearnsNothing(t *testing.T) {
 }
 
 // A stranger is not waited for, whatever it does in that time.
-func TestAStrangerWhoIsSlow(t *testing.T) {
+func TestSlowStrangerIsDisconnected(t *testing.T) {
 	_, b := relays(newKeys())
 	b.Time = 100 * time.Millisecond
 	stranger, theirs := net.Pipe()
@@ -276,7 +276,7 @@ func TestAStrangerWhoIsSlow(t *testing.T) {
 
 // A rogue listener, a proxy, another service: the initiator says one hello, in which
 // there is nothing to read, and no more.
-func TestAListenerWithoutTheKey(t *testing.T) {
+func TestListenerWithoutKeyGetsOneHello(t *testing.T) {
 	wrong, _ := relays(newKeys())
 	for _, c := range []struct {
 		name   string
@@ -372,7 +372,7 @@ func asItIs(_ int, message []byte) []byte { return message }
 
 // Whichever byte is changed, the initiator has no session, and the listener none unless
 // it was the last message.
-func TestEachByteMatters(t *testing.T) {
+func TestHandshakeWithChangedByteFails(t *testing.T) {
 	for _, tt := range []struct {
 		keys Keys
 		step int // with two keys the same code reads the same bytes: some suffice
@@ -396,7 +396,7 @@ func TestEachByteMatters(t *testing.T) {
 	}
 }
 
-func TestWhatIsCutShort(t *testing.T) {
+func TestTruncatedHandshakeFails(t *testing.T) {
 	a, b := relays(newKeys())
 	for n, size := range sizes {
 		for length := range size {
@@ -446,7 +446,7 @@ func TestHandshakeReplayIsRefused(t *testing.T) {
 }
 
 // Who sends another's hello again learns by nothing whether the listener is there.
-func TestAReplayedHelloLearnsNothing(t *testing.T) {
+func TestReplayedHelloLearnsNothing(t *testing.T) {
 	a, b := relays(newKeys())
 	var hello []byte
 	i, l := between(a, b, func(n int, message []byte) []byte {
@@ -480,7 +480,7 @@ func TestAReplayedHelloLearnsNothing(t *testing.T) {
 }
 
 // Messages of two conversations that run at once are not each other's.
-func TestSplicedConversations(t *testing.T) {
+func TestSplicedHandshakesAreRefused(t *testing.T) {
 	for n := range sizes {
 		a, b := relays(newKeys())
 		one, other := make(chan []byte, 1), make(chan []byte, 1)
@@ -510,7 +510,7 @@ func TestSplicedConversations(t *testing.T) {
 }
 
 // Who sends a relay its own messages does not get it to trust itself.
-func TestReflection(t *testing.T) {
+func TestReflectedHandshakeIsRefused(t *testing.T) {
 	a, _ := relays(newKeys())
 	i, l := between(a, a, asItIs) // a's hello, which is for b, at a's own listener
 	if wire.StatusOf(i.err) != wire.StatusBadHandle || wire.StatusOf(l.err) != wire.StatusBadHandle {
@@ -519,7 +519,7 @@ func TestReflection(t *testing.T) {
 }
 
 // Whatever order the hosts of a cluster are told of a rotation in.
-func TestRotation(t *testing.T) {
+func TestKeyRotationInAnyOrderKeepsHandshakes(t *testing.T) {
 	old := newKeys()
 	both := rotated(t, old)
 	last := finished(t, both)
@@ -554,7 +554,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func TestStreamsOfASession(t *testing.T) {
+func TestStreamOfSessionAuthenticates(t *testing.T) {
 	keys := newKeys()
 	a, b := relays(keys)
 	i, l := meet(a, b)
@@ -627,7 +627,7 @@ func TestStreamsOfASession(t *testing.T) {
 }
 
 // A name that is cut within a letter, or has a terminal's codes, hurts nobody.
-func TestNamesOfOthers(t *testing.T) {
+func TestForeignNamesAreSanitised(t *testing.T) {
 	a, b := relays(newKeys())
 	a.Name, b.Name = strings.Repeat("ü", 100), "\x1b[2J"
 	i, l := meet(a, b)

@@ -33,7 +33,7 @@ func finished(t testing.TB, k Keys) Keys {
 	return next
 }
 
-func TestAKeyFile(t *testing.T) {
+func TestKeyFileIsRead(t *testing.T) {
 	one := Keys{Current: NewKey(someDay)}
 	two := rotated(t, one)
 	line := `[0-9a-f]{16} 2026-11-22T1[34]:50:00Z [A-Za-z0-9+/]{43}=\n`
@@ -70,7 +70,7 @@ func TestAKeyFile(t *testing.T) {
 	}
 }
 
-func TestKeyFilesThatAreRefused(t *testing.T) {
+func TestInvalidKeyFilesAreRefused(t *testing.T) {
 	good := string(rotated(t, Keys{Current: NewKey(someDay)}).Text())
 	lines := strings.SplitAfter(good, "\n")
 	head, current, previous := lines[0], lines[1], lines[2]

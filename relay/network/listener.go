@@ -295,9 +295,9 @@ func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream 
 	return l.dialOne(ctx, by, by != "", at, func(conn net.Conn) (*Session, error) { return l.join(conn, s, stream) })
 }
 
-// interfaceTime is how long a connection may take where there are other ways, by other
+// interfaceTimeout is how long a connection may take where there are other ways, by other
 // interfaces: the kernel's second try of it is among that.
-const interfaceTime = 2500 * time.Millisecond
+const interfaceTimeout = 2500 * time.Millisecond
 
 // byInterface has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
 // address it has then. A kernel that asks for a privilege for that, before Linux 5.7, goes
@@ -333,7 +333,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 	}
 	limit := cmp.Or(l.Time, HandshakeTime)
 	if others {
-		limit = min(limit, interfaceTime)
+		limit = min(limit, interfaceTimeout)
 	}
 	for try := 1; ; try++ {
 		connecting, cancel := context.WithTimeout(ctx, limit)

@@ -88,7 +88,7 @@ func isClosed(conn net.Conn) bool {
 	return err != nil && !isTimeout(err)
 }
 
-func TestDialAndServe(t *testing.T) {
+func TestDialReachesServingListener(t *testing.T) {
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
 		a, b := relays(newKeys())
 		s := serveAt(t, b, at, 0, 0)
@@ -111,7 +111,7 @@ func TestDialAndServe(t *testing.T) {
 }
 
 // Who answers a connection is met before it has said anything; where nobody does, nobody is.
-func TestDialMeets(t *testing.T) {
+func TestDialReportsAcceptedConnection(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
@@ -154,7 +154,7 @@ func TestDialTriesEachAddress(t *testing.T) {
 }
 
 // A listener that had no room is asked again; one without the key a few times.
-func TestDialAsksAgain(t *testing.T) {
+func TestDialRetriesRefusedHandshakes(t *testing.T) {
 	a, b := relays(newKeys())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -204,7 +204,7 @@ func TestDialAsksAgain(t *testing.T) {
 }
 
 // Who gives up is told that, and not that the other side is silent.
-func TestDialGivenUp(t *testing.T) {
+func TestDialCanceledReturnsContextError(t *testing.T) {
 	a, _ := relays(newKeys())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -233,7 +233,7 @@ func TestDialGivenUp(t *testing.T) {
 }
 
 // Whoever is silent keeps nobody out, and there are never more of them than the limits.
-func TestManySilentStrangers(t *testing.T) {
+func TestSilentStrangersBlockNoHost(t *testing.T) {
 	const all, ofASource, strangers = 8, 4, 100
 	a, b := relays(newKeys())
 	before := runtime.NumGoroutine()
@@ -258,7 +258,7 @@ func TestManySilentStrangers(t *testing.T) {
 }
 
 // A source that is crowded loses its own oldest, not another's.
-func TestWhoHasToGo(t *testing.T) {
+func TestListenerEvictsOldestHandshakeOfCrowdedSource(t *testing.T) {
 	_, b := relays(newKeys())
 	s := serve(t, b, 5, 3)
 	honest := from(t, "127.0.0.9", s.at)
@@ -293,7 +293,7 @@ func TestWhoHasToGo(t *testing.T) {
 }
 
 // All who have the key come through, when as many come at once as one host may be.
-func TestManyHostsAtOnce(t *testing.T) {
+func TestManyHostsAtOnceConnect(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
 	var all sync.WaitGroup
@@ -344,7 +344,7 @@ func TestRespondToNoiseAllocatesLittle(t *testing.T) {
 }
 
 // The end of a listener is the end of all that is in a handshake.
-func TestServeEnds(t *testing.T) {
+func TestServeEndClosesHandshakes(t *testing.T) {
 	_, b := relays(newKeys())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -367,7 +367,7 @@ func TestServeEnds(t *testing.T) {
 	}
 }
 
-func TestSources(t *testing.T) {
+func TestSourceOfAddressIsItsPrefix(t *testing.T) {
 	for _, c := range []struct {
 		one, other string
 		same       bool
@@ -384,7 +384,7 @@ func TestSources(t *testing.T) {
 
 // Who has proven the key and closes, as one does that has come by another way, is told from
 // one that is refused; who has proven nothing is not.
-func TestWhoHasLeft(t *testing.T) {
+func TestClosedAfterProofDiffersFromRefusal(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
 	nowhere := Greeting{Host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}

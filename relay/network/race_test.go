@@ -12,7 +12,7 @@ import (
 
 // Ways are tried in their order, each one a delay after the one before or when that has
 // failed; the first that leads there wins, and nothing is left of the others.
-func TestRaces(t *testing.T) {
+func TestRaceFirstConnectionWins(t *testing.T) {
 	const delay, never = 250 * time.Millisecond, time.Hour
 	at := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	wrong, answered := errors.New("wrong"), errors.New("answered")
@@ -98,7 +98,7 @@ func TestRaces(t *testing.T) {
 
 // A way that leads to somebody is waited for longer, in each race that it is of: a relay that
 // is slow, since many come to it at once, has one connection of each and not one by each way.
-func TestWhoIsMetIsWaitedFor(t *testing.T) {
+func TestRaceAnsweredAddressGetsMoreTime(t *testing.T) {
 	at := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	wrong := errors.New("wrong")
 	type way struct {

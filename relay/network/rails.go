@@ -27,7 +27,7 @@ const (
 	interfaceBytes = 16 // IFNAMSIZ of linux/if.h
 	railBytes      = 8 + address.EndpointBytes + interfaceBytes
 	railsBytes     = 8 + MaxRails*railBytes
-	mostRail       = 1023 // as a plan's
+	maxRail        = 1023 // as a plan's
 )
 
 // TellRails says where this side listens. It is sealed for the session, so that nobody in
@@ -98,7 +98,7 @@ func decodeRails(text []byte) ([]Rail, error) {
 		if err != nil {
 			return nil, wire.Errorf(wire.StatusMalformed, "rail %d: %v", number, err)
 		}
-		if number < -1 || number > mostRail || flags > 1 {
+		if number < -1 || number > maxRail || flags > 1 {
 			return nil, wire.Errorf(wire.StatusMalformed, "rail %d, flags %#x", number, flags)
 		}
 		rails[i] = Rail{Number: int(number), Endpoint: at, Interface: wire.Text(b[8+address.EndpointBytes:]), Lane: flags == 1}

@@ -29,7 +29,7 @@ func sessionPair(t *testing.T) (a, b *Session) {
 }
 
 // Each side hears what the other one has told, whatever that is.
-func TestRailsAreTold(t *testing.T) {
+func TestRailsReachTheOtherSide(t *testing.T) {
 	all := []Rail{railAt(0, "10.0.0.1", true), railAt(7, "2001:db8::1", false), railAt(-1, "fe80::1", false), railAt(1023, "10.0.3.1", true)}
 	full := make([]Rail, MaxRails)
 	for i := range full {
@@ -54,7 +54,7 @@ func TestRailsAreTold(t *testing.T) {
 
 // What somebody in between has changed, or sent back, or recorded, is refused: it would
 // have a relay connect to where none is.
-func TestRailsOfSomebodyElse(t *testing.T) {
+func TestChangedRailsAreRefused(t *testing.T) {
 	sealed := func(s *Session) []byte {
 		t.Helper()
 		recorder, other := net.Pipe()
@@ -103,7 +103,7 @@ func TestRailsOfSomebodyElse(t *testing.T) {
 }
 
 // A connection by an interface goes by that one or not at all.
-func TestAConnectionByAnInterface(t *testing.T) {
+func TestConnectionByInterfaceUsesThatInterface(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func TestAConnectionByAnInterface(t *testing.T) {
 	s.Conn.Close()
 }
 
-func TestRailsThatMakeNoSense(t *testing.T) {
+func TestInvalidRailsAreRefused(t *testing.T) {
 	for name, change := range map[string]func([]byte){
 		"more than there is room for": func(b []byte) {
 			for i := range MaxRails {
@@ -165,7 +165,7 @@ func FuzzRails(f *testing.F) {
 			t.Fatalf("%d rails", len(rails))
 		}
 		for _, r := range rails {
-			if r.Number < -1 || r.Number > mostRail || r.Endpoint.Port == 0 || !address.Usable(r.Endpoint.Address) || len(r.Interface) > 3*interfaceBytes {
+			if r.Number < -1 || r.Number > maxRail || r.Endpoint.Port == 0 || !address.Usable(r.Endpoint.Address) || len(r.Interface) > 3*interfaceBytes {
 				t.Errorf("%+v", r)
 			}
 		}

@@ -82,7 +82,7 @@ func (a *authority) config(name string, uses ...x509.ExtKeyUsage) *tls.Config {
 	return c
 }
 
-func TestTLS(t *testing.T) {
+func TestTLSHandshakeSucceeds(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	hostOne, hostTwo := ours.config("host one"), ours.config("host two")
 	for _, c := range []struct {
@@ -127,7 +127,7 @@ func TestTLS(t *testing.T) {
 }
 
 // A certificate's name is somebody else's to choose.
-func TestNamesInCertificates(t *testing.T) {
+func TestCertificateNamesAreSanitised(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	name := "\x1b[2J" + strings.Repeat("x", 500)
 	a, b := relays(newKeys())
@@ -146,7 +146,7 @@ func TestNamesInCertificates(t *testing.T) {
 }
 
 // A stream of a session with TLS has none, and needs the session's secret as TLS made it.
-func TestStreamsOfASessionWithTLS(t *testing.T) {
+func TestStreamOfTLSSessionAuthenticates(t *testing.T) {
 	authority := newAuthority(t)
 	a, b := relays(newKeys())
 	a.TLS, b.TLS = authority.config("one"), authority.config("two")
@@ -162,7 +162,7 @@ func TestStreamsOfASessionWithTLS(t *testing.T) {
 
 // Who sits in between has a certificate of the authority, and passes the handshake on. He
 // can end TLS on both sides; the proofs within are not his to make.
-func TestTLSThatEndsInBetween(t *testing.T) {
+func TestTLSEndedByProxyIsRefused(t *testing.T) {
 	authority := newAuthority(t)
 	a, b := relays(newKeys())
 	a.TLS, b.TLS = authority.config("one"), authority.config("two")
@@ -205,7 +205,7 @@ func TestTLSThatEndsInBetween(t *testing.T) {
 }
 
 // Certificates are not shown to who does not have the key.
-func TestAStrangerSeesNoCertificate(t *testing.T) {
+func TestStrangerSeesNoCertificate(t *testing.T) {
 	_, b := relays(newKeys())
 	b.TLS = newAuthority(t).config("secret host")
 	client, theirs := net.Pipe()
@@ -220,7 +220,7 @@ func TestAStrangerSeesNoCertificate(t *testing.T) {
 	}
 }
 
-func TestCertificatesThatAreRefused(t *testing.T) {
+func TestInvalidCertificatesAreRefused(t *testing.T) {
 	good, other := newAuthority(t).files("one"), newAuthority(t).files("two")
 	for _, c := range []struct {
 		files Certificates

@@ -269,12 +269,12 @@ var (
 	Relays  = newSource()
 )
 
-// mostBehind is when a Source is crowded.
-const mostBehind = 256
+// maxBlocking is when a Source is crowded.
+const maxBlocking = 256
 
 // Crowded reports that the files in so many sockets hang that nobody else is to be
 // accepted: each that hangs up needs a descriptor until it is closed.
-func (s *Source) Crowded() bool { return s.behind.Load() >= mostBehind }
+func (s *Source) Crowded() bool { return s.behind.Load() >= maxBlocking }
 
 // block runs what may block.
 func (s *Source) block(f func()) {
@@ -332,12 +332,12 @@ func drain(fd int) bool {
 	return false
 }
 
-// mostOfPort bounds those of a Port.
-const mostOfPort = 8
+// maxBlockingOfPort bounds those of a Port.
+const maxBlockingOfPort = 8
 
-// hangTime is how long as many closes as may be are waited for before they are
+// hangTimeout is how long as many closes as may be are waited for before they are
 // taken to hang: a machine under load can be slow in starting them.
-const hangTime = time.Second
+const hangTimeout = time.Second
 
 // closing counts messages whose files are being closed.
 type closing struct {
@@ -363,7 +363,7 @@ func (c *closing) state() (full, hanging bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	full = c.count >= c.most
-	return full, full && time.Since(c.since) > hangTime
+	return full, full && time.Since(c.since) > hangTimeout
 }
 
 // close closes descriptors that nobody wants, and does not wait for that.
@@ -452,7 +452,7 @@ func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int)
 			return nil, wire.Errorf(wire.StatusBadDescriptor, "descriptor %d is no socket for messages", fd)
 		}
 	}
-	p := &Port{loop: loop, fd: fd, received: received, ended: ended, source: Relays, closing: closing{most: mostOfPort}}
+	p := &Port{loop: loop, fd: fd, received: received, ended: ended, source: Relays, closing: closing{most: maxBlockingOfPort}}
 	if err := p.watch(); err != nil {
 		return nil, err
 	}
@@ -653,18 +653,18 @@ func (p *Port) end(err error) {
 // is dropped.
 func (p *Port) Linger() { p.lingers = true }
 
-// leaveTime is how long the other side has to read the last that it is told.
-const leaveTime = 10 * time.Second
+// leaveTimeout is how long the other side has to read the last that it is told.
+const leaveTimeout = 10 * time.Second
 
 // Leave closes the socket once what is in the outbox has been sent, or the other
-// side has closed, or has not read it for leaveTime. Nothing is received any more.
+// side has closed, or has not read it for leaveTimeout. Nothing is received any more.
 func (p *Port) Leave() {
 	p.leaving = true
 	if len(p.outbox) == 0 {
 		p.Close()
 		return
 	}
-	time.AfterFunc(leaveTime, func() { p.loop.Do(p.Close) })
+	time.AfterFunc(leaveTimeout, func() { p.loop.Do(p.Close) })
 }
 
 // Close closes the socket; what is in the outbox is dropped.

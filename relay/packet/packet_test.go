@@ -53,7 +53,7 @@ func looped(t *testing.T) (loop *poll.Loop, fd int, other Conn) {
 	return loop, fd, other
 }
 
-func TestDescriptorsTravelWithTheirMessage(t *testing.T) {
+func TestDescriptorsArriveWithTheirMessage(t *testing.T) {
 	a, b := conns(t)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -99,7 +99,7 @@ func TestTooManyDescriptorsAreRefused(t *testing.T) {
 	}
 }
 
-func TestAPortKeepsWhatASlowReaderHasNoRoomFor(t *testing.T) {
+func TestPortQueuesMessagesForSlowReader(t *testing.T) {
 	loop, fdA, reader := looped(t)
 	var err error
 	var port *Port
@@ -144,7 +144,7 @@ func TestAPortKeepsWhatASlowReaderHasNoRoomFor(t *testing.T) {
 	}
 }
 
-func TestCallAfterTheEndSaysSo(t *testing.T) {
+func TestCallAfterLoopEndReturnsFalse(t *testing.T) {
 	loop, err := poll.New()
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestCallAfterTheEndSaysSo(t *testing.T) {
 	}
 }
 
-func TestTheLastWordsOfAPeerThatLeftAMessageUnread(t *testing.T) {
+func TestLastMessagesOfClosedPeerAreRead(t *testing.T) {
 	a, b := conns(t)
 	for _, c := range []Conn{a, b} {
 		if err := c.Send(&wire.PeerClose{Status: 7}, 0); err != nil {
@@ -179,7 +179,7 @@ func TestTheLastWordsOfAPeerThatLeftAMessageUnread(t *testing.T) {
 	}
 }
 
-func TestAPortThatLeavesSendsWhatWaits(t *testing.T) {
+func TestClosingPortSendsQueuedMessages(t *testing.T) {
 	loop, fdA, reader := looped(t)
 	var err error
 	const messages = 3000
@@ -209,7 +209,7 @@ func TestAPortThatLeavesSendsWhatWaits(t *testing.T) {
 	}
 }
 
-func TestAPortIsASocketForMessages(t *testing.T) {
+func TestPortRequiresMessageSocket(t *testing.T) {
 	loop, fd, _ := looped(t)
 	unix.Close(fd)
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -231,7 +231,7 @@ func TestAPortIsASocketForMessages(t *testing.T) {
 }
 
 // What is drained before a socket is closed, and what is not.
-func TestWhatASocketHasUnread(t *testing.T) {
+func TestSocketDrainedBeforeClose(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		send    []int // how many descriptors with each
@@ -278,11 +278,11 @@ func TestWhatASocketHasUnread(t *testing.T) {
 	}
 }
 
-func TestWhatBlocksIsBounded(t *testing.T) {
+func TestBlockingCallsAreBounded(t *testing.T) {
 	s := newSource()
 	var running, most atomic.Int64
 	release := make(chan struct{})
-	for i := range int64(mostBehind) {
+	for i := range int64(maxBlocking) {
 		if s.Crowded() {
 			t.Errorf("crowded by %d", i)
 		}
@@ -295,7 +295,7 @@ func TestWhatBlocksIsBounded(t *testing.T) {
 		})
 	}
 	if !s.Crowded() {
-		t.Errorf("not crowded by %d", mostBehind)
+		t.Errorf("not crowded by %d", maxBlocking)
 	}
 	until := func(what string, so func() bool) {
 		t.Helper()

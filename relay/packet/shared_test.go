@@ -191,7 +191,7 @@ func TestSharedMemoryKeepsTheOrder(t *testing.T) {
 }
 
 // What was written before the end comes before the end.
-func TestSharedMemoryBeforeTheEnd(t *testing.T) {
+func TestSharedMemoryMessagesPrecedeEnd(t *testing.T) {
 	a, b := sharing(t, false)
 	a.send(1)
 	b.next()
@@ -212,7 +212,7 @@ func TestSharedMemoryBeforeTheEnd(t *testing.T) {
 	}
 }
 
-func TestHostileSharedMemory(t *testing.T) {
+func TestHostileSharedMemoryEndsPort(t *testing.T) {
 	for name, attack := range map[string]func(*shared){
 		"a tail that is too far":     func(s *shared) { atomic.StoreUint64(s.out.tail, s.out.at+sharedSlots+1) },
 		"a tail that goes back":      func(s *shared) { atomic.StoreUint64(s.out.tail, s.out.at-1) },
@@ -253,7 +253,7 @@ func (s *shared) raw(length, kind uint32) {
 }
 
 // A message over the socket that nothing in the memory announced.
-func TestAMessageOutOfTurn(t *testing.T) {
+func TestUnannouncedSocketMessageEndsPort(t *testing.T) {
 	a, b := sharing(t, false)
 	a.send(1)
 	b.next()
@@ -298,7 +298,7 @@ func TestForeignMemoryIsCheckedFirst(t *testing.T) {
 
 // Both sides have the same windows, beside messages, from the time on that they are there
 // until the port is closed.
-func TestWindowsAreBothSides(t *testing.T) {
+func TestWindowsAreSharedUntilPortCloses(t *testing.T) {
 	for _, windows := range []bool{true, false} {
 		a, b := sharing(t, windows)
 		a.send(3 * sharedSlots) // with all slots used, and the memory mapped at both sides when the last is there

@@ -27,7 +27,7 @@ func (p *tireless) Arm() bool  { return false }
 func (p *tireless) Disarm()    {}
 
 // A descriptor that becomes ready has its turn however much there is to do.
-func TestDescriptorsHaveTheirTurn(t *testing.T) {
+func TestReadyDescriptorsAreServedUnderLoad(t *testing.T) {
 	l, err := New()
 	if err != nil {
 		t.Fatal(err)
@@ -89,8 +89,8 @@ func TestSpinnerKeepsLoopFromSleep(t *testing.T) {
 	}
 }
 
-// BenchmarkRound is a round of a loop that has something to do.
-func BenchmarkRound(b *testing.B) {
+// BenchmarkIteration is a round of a loop that has something to do.
+func BenchmarkIteration(b *testing.B) {
 	l, err := New()
 	if err != nil {
 		b.Fatal(err)

@@ -49,7 +49,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func TestWhatIsFoundOfANIC(t *testing.T) {
+func TestNICTestReportsDeviceState(t *testing.T) {
 	good := softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Peermem: "yes"}
 	with := func(change func(*softdevice.Device)) softdevice.Device {
 		d := good
@@ -136,7 +136,7 @@ func TestWhatIsFoundOfANIC(t *testing.T) {
 }
 
 // The pairs are connected by what relays are configured with, and it is told which that was.
-func TestTheWayIsTheConfigurations(t *testing.T) {
+func TestNICTestUsesConfiguredConnection(t *testing.T) {
 	for _, c := range []struct {
 		change func(*launch.Verbs)
 		way    string            // in the result

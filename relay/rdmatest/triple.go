@@ -20,10 +20,10 @@ import (
 const (
 	// tripleRounds is the number of rounds of a triple in each direction.
 	tripleRounds = 2048
-	// tripleTime ends the rounds of a triple early, after leastRounds: 8 GPUs and 4 NICs are to
+	// tripleDuration ends the rounds of a triple early, after minRounds: 8 GPUs and 4 NICs are to
 	// be tested within 10 s.
-	tripleTime  = 250 * time.Millisecond
-	leastRounds = 256
+	tripleDuration = 250 * time.Millisecond
+	minRounds      = 256
 	// slot is the size of the tested memory, and largest that of a write, bytes.
 	slot    = 2 << 20
 	largest = 256 << 10
@@ -279,7 +279,7 @@ func (t *tripleTest) rounds() (err error) {
 	sent := make([]byte, slot)
 	copy(sent, out) // the content of the source
 	begun := time.Now()
-	for t.result.Rounds < tripleRounds && (t.result.Rounds < leastRounds || time.Since(begun) < tripleTime) {
+	for t.result.Rounds < tripleRounds && (t.result.Rounds < minRounds || time.Since(begun) < tripleDuration) {
 		n, at := t.span()
 		if err := t.inbound(inside, found, at, n); err != nil {
 			return err

@@ -6,8 +6,8 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// TestWhoseMemoryIsFlushed demands no flush where the GPU orders NICs' writes for the GPU that reads.
-func TestWhoseMemoryIsFlushed(t *testing.T) {
+// TestFlushDependsOnGPUOrdering demands no flush where the GPU orders NICs' writes for the GPU that reads.
+func TestFlushDependsOnGPUOrdering(t *testing.T) {
 	for _, c := range []struct {
 		what          string
 		ordering      int // CU_GPU_DIRECT_RDMA_WRITES_ORDERING_*

@@ -105,7 +105,7 @@ func (a *incapable) Capable(m registration.Memory) (bool, error) {
 
 const access = verbs.LocalWrite | verbs.RemoteWrite
 
-func TestTheFirstWayThatWorks(t *testing.T) {
+func TestFirstWorkingRegistrationIsUsed(t *testing.T) {
 	own := registration.GPU{Asks: asks, On: 0}
 	other := registration.GPU{Asks: asks, On: 1}
 	yes := softdevice.Device{Name: "yes"}
@@ -256,7 +256,7 @@ func free(t *testing.T) (bytes uint64) {
 }
 
 // Without memory there is nothing to register, and bounce would hide that.
-func TestNoMemoryIsAnError(t *testing.T) {
+func TestRegistrationWithoutMemoryFails(t *testing.T) {
 	_, list := nics(t, softdevice.Device{Name: "yes"})
 	if r, err := madeBy(registration.GPU{Asks: asks, On: 0}, 1024*mib, list, access); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v, %v", r, err)
@@ -264,7 +264,7 @@ func TestNoMemoryIsAnError(t *testing.T) {
 }
 
 // What nvidia-peermem has registered may not be freed before.
-func TestMemoryIsFreedAfterItsRegistration(t *testing.T) {
+func TestMemoryOutlivesItsRegistration(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"})
 	r, err := madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
 	check(t, err)
@@ -294,7 +294,7 @@ func (w *watched) Close() error {
 	return w.Memory.Close()
 }
 
-func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
+func TestClientMemoryUsesItsOwnDescriptorAlone(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "yes"}, softdevice.Device{Name: "peermem", NoDMABuf: true, Peermem: "yes"})
 	m, err := device.Create(driver, 0, mib, cuda.Access{Device: 0, Write: true})
 	check(t, err)
@@ -322,7 +322,7 @@ func TestClientMemoryByItsOwnDescriptorAlone(t *testing.T) {
 }
 
 // Whatever a kernel refuses DMA-BUF with, the next way is tried, and the error is kept.
-func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
+func TestRegistrationErrorTriesNextMethod(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "n", Peermem: "yes"})
 	for _, refused := range []syscall.Errno{
 		syscall.EPERM, syscall.EIO, syscall.EBADF, syscall.EAGAIN, syscall.ENOMEM, syscall.EACCES, syscall.EFAULT, syscall.EBUSY, syscall.EINVAL,
@@ -350,9 +350,9 @@ func TestEveryErrorLeadsToTheNextWay(t *testing.T) {
 	}
 }
 
-// TestDataDirectComesFirst demands that a NIC's Data Direct function registers memory, and its other
+// TestDataDirectRegistersBeforeDMABuf demands that a NIC's Data Direct function registers memory, and its other
 // path where that fails.
-func TestDataDirectComesFirst(t *testing.T) {
+func TestDataDirectRegistersBeforeDMABuf(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		script string

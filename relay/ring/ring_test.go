@@ -66,7 +66,7 @@ func TestDescriptorsAndCompletionsKeepTheirOrder(t *testing.T) {
 	}
 }
 
-func TestAClientThatReadsNoCompletionsIsHeldBack(t *testing.T) {
+func TestClientThatReadsNoCompletionsIsHeldBack(t *testing.T) {
 	r, c := pair(t)
 	for i := range uint64(wire.RingEntries) {
 		if _, err := c.Post(wire.Descriptor{Cookie: i}); err != nil {
@@ -94,7 +94,7 @@ func TestAClientThatReadsNoCompletionsIsHeldBack(t *testing.T) {
 	}
 }
 
-func TestAHostileRingIsRefused(t *testing.T) {
+func TestHostileRingIsRefused(t *testing.T) {
 	bad := &wire.Error{Status: wire.StatusBadRing}
 	r, c := pair(t)
 	atomic.StoreUint64(&c.submitPage.Tail, wire.RingEntries+1)
@@ -111,7 +111,7 @@ func TestAHostileRingIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheClientCannotWriteCompletionsNorResizeTheMemory(t *testing.T) {
+func TestClientCannotWriteCompletionsOrResizeMemory(t *testing.T) {
 	r, _ := pair(t)
 	submit, complete := r.FDs()
 	if _, err := unix.Mmap(complete, 0, wire.CompleteBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
@@ -127,7 +127,7 @@ func TestTheClientCannotWriteCompletionsNorResizeTheMemory(t *testing.T) {
 	}
 }
 
-func TestReachedIsCyclic(t *testing.T) {
+func TestReachedComparesCyclically(t *testing.T) {
 	for _, c := range []struct {
 		now, value uint64
 		want       bool

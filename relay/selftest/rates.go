@@ -54,8 +54,8 @@ type plan struct {
 	depth, streams int
 }
 
-// leastPieces is how many a round has, however large they are.
-const leastPieces = 4
+// minPieces is how many a round has, however large they are.
+const minPieces = 4
 
 // through is the rate of a plan, by the relay's own queues.
 func (b *bench) through(rounds int, p plan, pull bool) (rate float64, err error) {
@@ -77,7 +77,7 @@ func (b *bench) rounds(rounds int, p plan, pull bool) (float64, error) {
 				time.Sleep(20 * time.Microsecond)
 			}
 		}
-		for i := 0; i < max(p.depth, leastPieces) || time.Now().Before(until); i++ {
+		for i := 0; i < max(p.depth, minPieces) || time.Now().Before(until); i++ {
 			for underWay == p.depth {
 				poll()
 			}
@@ -214,7 +214,7 @@ func (b *bench) calibrate(p *launch.Pair) error {
 		if chunk > b.job.SlotBytes {
 			break
 		}
-		for streams := 1; streams <= mostStreams; streams++ {
+		for streams := 1; streams <= maxStreams; streams++ {
 			if time.Now().After(end) {
 				return nil
 			}

@@ -172,9 +172,9 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 	return d, nil
 }
 
-// leastFree is what a GPU must have left beside our context and the test's memory,
+// minFreeBytes is what a GPU must have left beside our context and the test's memory,
 // bytes: whoever fills it shall not fail for a test's sake.
-const leastFree = 256 << 20
+const minFreeBytes = 256 << 20
 
 // shared refuses a GPU that one process at a time may use: it is somebody else's.
 func (t *tester) shared(g launch.GPU) error {
@@ -193,8 +193,8 @@ func (t *tester) shared(g launch.GPU) error {
 func (t *tester) room(d *device.Device) error {
 	return d.On(func() error {
 		free, _, err := t.driver.MemGetInfo()
-		if err == nil && free < leastFree+memory {
-			err = fmt.Errorf("GPU %s has %d MiB free, and a test leaves those be that have less than %d", d.BusID, free>>20, (leastFree+memory)>>20)
+		if err == nil && free < minFreeBytes+memory {
+			err = fmt.Errorf("GPU %s has %d MiB free, and a test leaves those be that have less than %d", d.BusID, free>>20, (minFreeBytes+memory)>>20)
 		}
 		return err
 	})
@@ -329,7 +329,7 @@ func (b *bench) free() error {
 }
 
 // most streams that the calibration tries.
-const mostStreams = 2
+const maxStreams = 2
 
 func (b *bench) allocate() error {
 	d := b.driver
@@ -369,7 +369,7 @@ func (b *bench) allocate() error {
 	if err := b.slots.Allow(cuda.Access{Device: b.server.Ordinal, Write: true}); err != nil {
 		return err
 	}
-	for range mostStreams {
+	for range maxStreams {
 		q, err := b.client.NewQueue()
 		if err != nil {
 			return err

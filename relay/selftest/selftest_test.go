@@ -67,7 +67,7 @@ var realGPUs = os.Getenv("PEERLANE_TEST_CUDA") == "driver"
 func do(t *testing.T, fault string, memory uint64, job launch.PairJob) ([]launch.Pair, map[string]sim.DeviceLog) {
 	t.Helper()
 	if realGPUs {
-		t.Skip("real GPUs have no faults to order: TestRealPairs is for them")
+		t.Skip("real GPUs have no faults to order: TestRealPairsPassSelfTest is for them")
 	}
 	dir := t.TempDir()
 	var devices []sim.Device
@@ -122,9 +122,9 @@ func ask(t *testing.T, pairs []launch.PairName, job string, environment []string
 
 // Each two GPUs of this machine, with PEERLANE_TEST_CUDA=driver; elsewhere there is
 // none.
-func TestRealPairs(t *testing.T) {
+func TestRealPairsPassSelfTest(t *testing.T) {
 	if !realGPUs {
-		return // TestAGoodPair is the same on simulated ones
+		return // TestGoodPairPassesSelfTest is the same on simulated ones
 	}
 	d, err := cuda.Open()
 	if err != nil {
@@ -173,7 +173,7 @@ const plenty = 1 << 30
 
 var pair01, pair02 = launch.PairName{GPU: gpu(0, ""), Server: gpu(1, "")}, launch.PairName{GPU: gpu(0, ""), Server: gpu(2, "")}
 
-func TestAGoodPair(t *testing.T) {
+func TestGoodPairPassesSelfTest(t *testing.T) {
 	found, log := run(t, "", plenty, pair01, pair02)
 	if len(found) != 2 {
 		t.Fatalf("found %+v", found)
@@ -199,7 +199,7 @@ func TestAGoodPair(t *testing.T) {
 	}
 }
 
-func TestWhatAPairFailsBy(t *testing.T) {
+func TestFaultyPairFailsWithReason(t *testing.T) {
 	for _, c := range []struct {
 		name, fault, verdict, reason string
 		other                        bool // a second pair is tested
@@ -243,7 +243,7 @@ func TestWhatAPairFailsBy(t *testing.T) {
 
 // Only a copy that does not end speaks against a pair. What takes long besides, as all
 // does on a busy host, says that it could not be tested.
-func TestAPairThatDoesNotEnd(t *testing.T) {
+func TestHangingCopyFailsItsPair(t *testing.T) {
 	for _, c := range []struct {
 		name, fault     string
 		copy, pair      time.Duration
@@ -264,8 +264,8 @@ func TestAPairThatDoesNotEnd(t *testing.T) {
 }
 
 // Nothing larger than a slot is chosen, and nothing by halves. On a busy machine it may
-// not come to its end within its time, and chooses nothing: TestChoose is for the choice.
-func TestTheCalibrationChooses(t *testing.T) {
+// not come to its end within its time, and chooses nothing: TestChooseTakesSmallestChunkNearBest is for the choice.
+func TestCalibrationChoosesWithinSlot(t *testing.T) {
 	for range 5 {
 		found, _ := do(t, "", plenty, launch.PairJob{Pairs: []launch.PairName{pair01}, SlotBytes: 1 << 20})
 		if len(found) != 1 {
@@ -275,7 +275,7 @@ func TestTheCalibrationChooses(t *testing.T) {
 		if p.Chunk == 0 && p.Depth == 0 && p.Streams == 0 {
 			continue
 		}
-		if p.Chunk != 1<<20 || !slices.Contains(depths, p.Depth) || p.Streams < 1 || p.Streams > mostStreams {
+		if p.Chunk != 1<<20 || !slices.Contains(depths, p.Depth) || p.Streams < 1 || p.Streams > maxStreams {
 			t.Errorf("chosen are pieces of %d, %d under way, by %d streams", p.Chunk, p.Depth, p.Streams)
 		}
 		return
@@ -284,15 +284,15 @@ func TestTheCalibrationChooses(t *testing.T) {
 }
 
 // Where no kernel runs the rest of the test counts.
-func TestAGPUThatRunsNoKernel(t *testing.T) {
+func TestGPUWithoutKernelsPassesOtherSteps(t *testing.T) {
 	found, _ := run(t, "cuModuleLoad*:error=209", plenty, pair01)
 	if len(found) != 1 || found[0].Verdict != launch.VerdictGood || !strings.HasPrefix(found[0].Reader, "not tried: kernels of Peerlane: cuModuleLoad") {
 		t.Errorf("found %s: %s, %s", found[0].Verdict, found[0].Reason, found[0].Reader)
 	}
 }
 
-func TestAGPUThatIsNearlyFull(t *testing.T) {
-	found, log := run(t, "", leastFree+memory/2, pair01)
+func TestNearlyFullGPUIsSkipped(t *testing.T) {
+	found, log := run(t, "", minFreeBytes+memory/2, pair01)
 	if len(found) != 1 || found[0].Verdict != launch.VerdictUntested || !strings.Contains(found[0].Reason, "has 272 MiB free, and a test leaves those be that have less than 288") {
 		t.Errorf("found %s: %s", found[0].Verdict, found[0].Reason)
 	}
@@ -303,7 +303,7 @@ func TestAGPUThatIsNearlyFull(t *testing.T) {
 	}
 }
 
-func TestAPairThatIsNotThere(t *testing.T) {
+func TestMissingPairFailsWithReason(t *testing.T) {
 	other := launch.PairName{GPU: gpu(0, "GPU-11111111-0000-0000-0000-000000000000"), Server: gpu(1, "")}
 	found, _ := run(t, "", plenty, launch.PairName{GPU: gpu(0, ""), Server: gpu(9, "")}, other)
 	// What another GPU answers for is not taken for the one that was asked for.
@@ -314,7 +314,7 @@ func TestAPairThatIsNotThere(t *testing.T) {
 
 // The smallest chunk that comes near the best, and a second stream only where it
 // brings something.
-func TestChoose(t *testing.T) {
+func TestChooseTakesSmallestChunkNearBest(t *testing.T) {
 	list := func(rates ...float64) (p []plan, r []float64) {
 		for i := range rates {
 			p = append(p, plan{chunks[i/2], fullDepth, 1 + i%2})

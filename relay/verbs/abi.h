@@ -3,7 +3,7 @@
 // rdma/rdma_cma.h of rdma-core 34 to 61, on 64-bit Linux. Names are theirs.
 // Fields that nothing here reads are there for what comes after them.
 //
-// TestABI compares sizes and offsets with the headers where they are installed.
+// TestABILayoutMatchesHeaders compares sizes and offsets with the headers where they are installed.
 #ifndef PEERLANE_VERBS_ABI_H
 #define PEERLANE_VERBS_ABI_H
 

@@ -173,7 +173,7 @@ func rdmaCore() (string, bool) {
 
 // Our declarations have the layout that is written above, x86-64's, of which sizes of
 // mutexes are; and so have the headers, where they are installed.
-func TestABI(t *testing.T) {
+func TestABILayoutMatchesHeaders(t *testing.T) {
 	ours := t.TempDir()
 	if err := os.WriteFile(filepath.Join(ours, "abi.h"), []byte(verbs.Header), 0o644); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestChooseGID(t *testing.T) {
+func TestChooseGIDTakesBestUsableGID(t *testing.T) {
 	gid := func(index int, kind GIDKind, address string) GID {
 		return GID{Index: index, Kind: kind, GID: netip.MustParseAddr(address).As16()}
 	}
@@ -63,7 +63,7 @@ func TestChooseGID(t *testing.T) {
 	}
 }
 
-func TestMTU(t *testing.T) {
+func TestMTUCodesMatchBytes(t *testing.T) {
 	for m, bytes := range map[MTU]int{MTU256: 256, MTU512: 512, MTU1024: 1024, MTU2048: 2048, MTU4096: 4096, 0: 0, 6: 0} {
 		if m.Bytes() != bytes {
 			t.Errorf("MTU %d: %d bytes, want %d", m, m.Bytes(), bytes)
@@ -80,7 +80,7 @@ func TestMTU(t *testing.T) {
 }
 
 // Rates as ibstat rounds them.
-func TestRates(t *testing.T) {
+func TestPortRatesMatchIbstat(t *testing.T) {
 	for _, c := range []struct {
 		width, speed uint8
 		want         float64
@@ -94,7 +94,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhatToDo(t *testing.T) {
+func TestErrorsOfVerbsNameTheRemedy(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want []string
@@ -120,7 +120,7 @@ func TestErrorsSayWhatToDo(t *testing.T) {
 	}
 }
 
-func TestALibraryThatIsNotThere(t *testing.T) {
+func TestMissingLibraryIsNamed(t *testing.T) {
 	var e *loadError
 	if _, err := OpenLibrary("/nowhere/libibverbs.so.1"); !errors.As(err, &e) || e.Reason == "" {
 		t.Errorf("%v", err)

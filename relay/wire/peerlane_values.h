@@ -2,16 +2,16 @@
 #ifndef PEERLANE_VALUES_H
 #define PEERLANE_VALUES_H
 
-/* Entries in each of a session's two rings; a power of two. */
+/* Entries of each of a session's two rings; a power of two. */
 #define PEERLANE_RING_ENTRIES (1024)
-/* Timelines of a session, and the distance between two of them in bytes. */
+/* Timelines of a session, and the distance between two timelines in bytes. */
 #define PEERLANE_TIMELINES (256)
 #define PEERLANE_TIMELINE_STRIDE (64)
-/* A timeline of a session that has ended stands here, so that every wait for a */
-/* smaller value is over (CUDA compares cyclically, hence not the largest). */
+/* The value of every timeline of an ended session, so that each wait for a smaller value */
+/* returns. CUDA compares cyclically, so the value is not the largest. */
 #define PEERLANE_TIMELINE_END (0x4000000000000000ull)
-/* A timeline that changes hands says whose turn it is: of the GPU's stream, or of */
-/* the relay. A stream waits for any of the bits of TurnStream and TimelineEnd. */
+/* The value of a hand-over's timeline names the side with the turn: the GPU's stream or */
+/* the relay. A stream waits for any bit of TurnStream and TimelineEnd. */
 #define PEERLANE_TURN_STREAM (1)
 #define PEERLANE_TURN_RELAY (2)
 /* Bounds of one session. */
@@ -20,21 +20,21 @@
 #define PEERLANE_MAX_LISTENERS (256)
 #define PEERLANE_MAX_EVENTS (1024)
 #define PEERLANE_MAX_REGIONS (4096)
-/* Entries of all lists of a session whose operations have not ended. */
+/* Entries of the pending lists of a session. */
 #define PEERLANE_MAX_LIST_ENTRIES (262144)
-/* Server GPUs that one Statistics reports. */
+/* Server GPUs in a Statistics message. */
 #define PEERLANE_MAX_SERVERS (8)
-/* Lanes of a container that one LanesReply names. */
+/* Lanes in a LanesReply message. */
 #define PEERLANE_MAX_LANES (32)
-/* What a client may ask the relay to do with exported memory. */
+/* Access of the relay to exported memory. */
 #define PEERLANE_ACCESS_SEND (1)
 #define PEERLANE_ACCESS_RECEIVE (2)
-/* What offered memory is for. */
+/* Access of remote programs to a region. */
 #define PEERLANE_REMOTE_READ (1)
 #define PEERLANE_REMOTE_WRITE (2)
-/* Allocations that one export is made of. */
+/* Allocations of one export. */
 #define PEERLANE_MAX_PARTS (2048)
-/* Routes of a connection: over slots on server GPUs, or one copy between two */
+/* Routes of a connection: staged over slots on server GPUs, or direct as one copy between two */
 /* containers of a host. */
 #define PEERLANE_ROUTE_STAGED (1)
 #define PEERLANE_ROUTE_DIRECT (2)

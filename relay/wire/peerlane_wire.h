@@ -14,17 +14,17 @@
 /* Versions of the protocol that this source speaks. */
 #define PEERLANE_OLDEST_VERSION (1)
 #define PEERLANE_NEWEST_VERSION (5)
-/* The version from which a relay knows a message. One that does not ends the session */
-/* that has it, so a client whose relay is older does not send it. */
+/* The first version with LaneNIC. A relay ends a session that sends an unknown message, so a */
+/* client does not send LaneNIC to an older relay. */
 #define PEERLANE_LANE_NIC_VERSION (2)
-/* The version from which two relays of a host have windows on route direct: the memory of */
-/* PeerShare ends with them. */
+/* The first version in which two relays of a host share windows on route direct: the memory of */
+/* PeerShare ends with the windows. */
 #define PEERLANE_WINDOWS_VERSION (3)
-/* The version from which a client allocates the pages of its host memory: HostMemory has */
+/* The first version in which a client allocates the pages of its host memory: HostMemory has */
 /* populates, and HostMemoryPopulated exists. */
 #define PEERLANE_POPULATE_VERSION (4)
-/* The version from which a relay has lists: OpReadList and OpWriteList of a client, and */
-/* PeerRanges and the messages after it of another relay. */
+/* The first version with lists: OpReadList and OpWriteList of a client, and PeerRanges and the */
+/* following messages of another relay. */
 #define PEERLANE_LIST_VERSION (5)
 /* "No timeline" in a Descriptor. */
 #define PEERLANE_NO_TIMELINE (0xffffffff)
@@ -43,36 +43,36 @@
 #define PEERLANE_OP_SEND (1)
 #define PEERLANE_OP_RECEIVE (2)
 #define PEERLANE_OP_CANCEL (3)
-/* Ends when what was posted before it on the connection has ended. */
+/* Ends when the earlier operations of the connection have ended. */
 #define PEERLANE_OP_FLUSH (4)
-/* One-sided, by the side that connected, on what the other has offered. */
+/* One-sided, by the connecting side, on regions of the accepting side. */
 #define PEERLANE_OP_READ (5)
 #define PEERLANE_OP_WRITE (6)
-/* The same for each ListEntryLayout of a list, which begins at `offset` bytes of the session's list */
-/* memory and has `length` entries. memory, key and remote_offset are 0. */
+/* One read or write for each ListEntryLayout of a list, which begins at `offset` bytes of the */
+/* session's list memory and has `length` entries. memory, key and remote_offset are 0. */
 #define PEERLANE_OP_READ_LIST (7)
 #define PEERLANE_OP_WRITE_LIST (8)
-/* Two relays exchange a list in parts of at most so many entries, and have at most so many */
-/* parts of a connection under way. */
+/* Two relays exchange a list in parts: entries of a part at most, and parts of a connection in */
+/* flight at most. */
 #define PEERLANE_PART_ENTRIES (1024)
 #define PEERLANE_PARTS_AT_ONCE (4)
 /* Ranges of one PeerRanges or PeerGrantRanges. */
 #define PEERLANE_MESSAGE_RANGES (60)
-/* The region of a PeerGrant whose ranges PeerGrantRanges brought. */
+/* The region of a PeerGrant whose ranges are in an earlier PeerGrantRanges. */
 #define PEERLANE_LIST_REGION (0xffffffff)
-/* What a relay would have of exported memory beside it: a DMABuf. */
+/* The relay asks for a DMABuf of the exported memory. */
 #define PEERLANE_WANTS_DMA_BUF (1)
-/* What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed */
-/* against any change of its size. */
+/* Kinds of memory: of a GPU a CUDA VMM allocation, of the host a memfd sealed against changes of */
+/* its size. */
 #define PEERLANE_MEMORY_GPU (0)
 #define PEERLANE_MEMORY_HOST (1)
-/* A GPU's, of several allocations, which messages before this one brought. */
+/* GPU memory of several allocations, which earlier messages brought. */
 #define PEERLANE_MEMORY_PARTS (2)
-/* A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's. */
+/* GPU memory of cudaMalloc, opened by an IPC handle: never of another relay. */
 #define PEERLANE_MEMORY_IPC (3)
-/* Of another host, which only its relay's grants say anything of. */
+/* Memory of another host, described only by the grants of that host's relay. */
 #define PEERLANE_MEMORY_REMOTE (4)
-/* Routes: what a relay asks another for, RouteAuto, and what a connection has. */
+/* Routes: RouteAuto in requests between relays, the others of connections. */
 #define PEERLANE_ROUTE_AUTO (0)
 
 /* X(number, text) for each status. */

@@ -13,30 +13,30 @@ const (
 	// Versions of the protocol that this source speaks.
 	OldestVersion = 1
 	NewestVersion = 5
-	// The version from which a relay knows a message. One that does not ends the session
-	// that has it, so a client whose relay is older does not send it.
+	// The first version with LaneNIC. A relay ends a session that sends an unknown message, so a
+	// client does not send LaneNIC to an older relay.
 	LaneNICVersion = 2
-	// The version from which two relays of a host have windows on route direct: the memory of
-	// PeerShare ends with them.
+	// The first version in which two relays of a host share windows on route direct: the memory of
+	// PeerShare ends with the windows.
 	WindowsVersion = 3
-	// The version from which a client allocates the pages of its host memory: HostMemory has
+	// The first version in which a client allocates the pages of its host memory: HostMemory has
 	// populates, and HostMemoryPopulated exists.
 	PopulateVersion = 4
-	// The version from which a relay has lists: OpReadList and OpWriteList of a client, and
-	// PeerRanges and the messages after it of another relay.
+	// The first version with lists: OpReadList and OpWriteList of a client, and PeerRanges and the
+	// following messages of another relay.
 	ListVersion = 5
-	// Entries in each of a session's two rings; a power of two.
+	// Entries of each of a session's two rings; a power of two.
 	RingEntries = 1024
-	// Timelines of a session, and the distance between two of them in bytes.
+	// Timelines of a session, and the distance between two timelines in bytes.
 	Timelines      = 256
 	TimelineStride = 64
-	// A timeline of a session that has ended stands here, so that every wait for a
-	// smaller value is over (CUDA compares cyclically, hence not the largest).
+	// The value of every timeline of an ended session, so that each wait for a smaller value
+	// returns. CUDA compares cyclically, so the value is not the largest.
 	TimelineEnd = 0x4000000000000000
 	// "No timeline" in a Descriptor.
 	NoTimeline = 0xffffffff
-	// A timeline that changes hands says whose turn it is: of the GPU's stream, or of
-	// the relay. A stream waits for any of the bits of TurnStream and TimelineEnd.
+	// The value of a hand-over's timeline names the side with the turn: the GPU's stream or
+	// the relay. A stream waits for any bit of TurnStream and TimelineEnd.
 	TurnStream = 1
 	TurnRelay  = 2
 	// Flags of a Descriptor. InTurn: the operation begins when wait_timeline is
@@ -56,56 +56,56 @@ const (
 	MaxListeners   = 256
 	MaxEvents      = 1024
 	MaxRegions     = 4096
-	// Entries of all lists of a session whose operations have not ended.
+	// Entries of the pending lists of a session.
 	MaxListEntries = 262144
-	// Server GPUs that one Statistics reports.
+	// Server GPUs in a Statistics message.
 	MaxServers = 8
-	// Lanes of a container that one LanesReply names.
+	// Lanes in a LanesReply message.
 	MaxLanes = 32
 	// Operations of a Descriptor.
 	OpSend    = 1
 	OpReceive = 2
 	OpCancel  = 3
-	// Ends when what was posted before it on the connection has ended.
+	// Ends when the earlier operations of the connection have ended.
 	OpFlush = 4
-	// One-sided, by the side that connected, on what the other has offered.
+	// One-sided, by the connecting side, on regions of the accepting side.
 	OpRead  = 5
 	OpWrite = 6
-	// The same for each ListEntryLayout of a list, which begins at `offset` bytes of the session's list
-	// memory and has `length` entries. memory, key and remote_offset are 0.
+	// One read or write for each ListEntryLayout of a list, which begins at `offset` bytes of the
+	// session's list memory and has `length` entries. memory, key and remote_offset are 0.
 	OpReadList  = 7
 	OpWriteList = 8
-	// Two relays exchange a list in parts of at most so many entries, and have at most so many
-	// parts of a connection under way.
+	// Two relays exchange a list in parts: entries of a part at most, and parts of a connection in
+	// flight at most.
 	PartEntries = 1024
 	PartsAtOnce = 4
 	// Ranges of one PeerRanges or PeerGrantRanges.
 	MessageRanges = 60
-	// The region of a PeerGrant whose ranges PeerGrantRanges brought.
+	// The region of a PeerGrant whose ranges are in an earlier PeerGrantRanges.
 	ListRegion = 0xffffffff
-	// What a client may ask the relay to do with exported memory.
+	// Access of the relay to exported memory.
 	AccessSend    = 1
 	AccessReceive = 2
-	// What a relay would have of exported memory beside it: a DMABuf.
+	// The relay asks for a DMABuf of the exported memory.
 	WantsDMABuf = 1
-	// What offered memory is for.
+	// Access of remote programs to a region.
 	RemoteRead  = 1
 	RemoteWrite = 2
-	// What memory is of: a GPU's is a CUDA VMM allocation, the host's a memfd sealed
-	// against any change of its size.
+	// Kinds of memory: of a GPU a CUDA VMM allocation, of the host a memfd sealed against changes of
+	// its size.
 	MemoryGPU  = 0
 	MemoryHost = 1
-	// A GPU's, of several allocations, which messages before this one brought.
+	// GPU memory of several allocations, which earlier messages brought.
 	MemoryParts = 2
-	// A GPU's, of cudaMalloc, opened by an IPC handle: never another relay's.
+	// GPU memory of cudaMalloc, opened by an IPC handle: never of another relay.
 	MemoryIPC = 3
-	// Of another host, which only its relay's grants say anything of.
+	// Memory of another host, described only by the grants of that host's relay.
 	MemoryRemote = 4
-	// Allocations that one export is made of.
+	// Allocations of one export.
 	MaxParts = 2048
-	// Routes: what a relay asks another for, RouteAuto, and what a connection has.
+	// Routes: RouteAuto in requests between relays, the others of connections.
 	RouteAuto = 0
-	// Routes of a connection: over slots on server GPUs, or one copy between two
+	// Routes of a connection: staged over slots on server GPUs, or direct as one copy between two
 	// containers of a host.
 	RouteStaged = 1
 	RouteDirect = 2

@@ -14,7 +14,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-func TestGeneratedFilesAreThoseOfTheDescription(t *testing.T) {
+func TestGeneratedFilesMatchTheDescription(t *testing.T) {
 	dir := t.TempDir()
 	description, err := os.ReadFile("protocol.def")
 	if err != nil {
@@ -42,7 +42,7 @@ func TestGeneratedFilesAreThoseOfTheDescription(t *testing.T) {
 }
 
 // The C compiler says where it puts each field; Go has to agree.
-func TestCAndGoLayOutAlike(t *testing.T) {
+func TestCAndGoLayoutsMatch(t *testing.T) {
 	compiler, err := exec.LookPath("cc")
 	programs.MustHave(t, err)
 	header, err := os.ReadFile("peerlane_wire.h")
@@ -106,7 +106,7 @@ func fieldsInC(t *testing.T, header, goName string) (name string, fields []strin
 	return "", nil
 }
 
-func TestMessagesComeBackAsTheyWent(t *testing.T) {
+func TestMessagesRoundTrip(t *testing.T) {
 	connect := &Connect{}
 	for i := range connect.Handle {
 		connect.Handle[i] = byte(i)
@@ -138,7 +138,7 @@ func TestVersionsAreNegotiated(t *testing.T) {
 	}
 }
 
-func TestTextOfAStrangerIsTamed(t *testing.T) {
+func TestTextOfStrangerIsSanitised(t *testing.T) {
 	field := make([]byte, 16)
 	SetText(field, "far too long for the field")
 	if got := Text(field); got != "far too long fo" {

@@ -108,7 +108,7 @@ func (p *planner) newAllocation(staged bool) *allocation {
 			}
 		}
 	}
-	if a.rough = ways > mostWays; a.rough {
+	if a.rough = ways > maxCandidates; a.rough {
 		a.parts = a.pieces(gpus, staged)
 		today, pxn := p.nowadays(gpus, false), p.nowadays(gpus, true)
 		for i, found := range a.parts.find(gpus) {
@@ -354,8 +354,8 @@ func (a *allocation) partsOf(f int, m mix) (parts []part) {
 
 // Bounds of the search.
 const (
-	mostSteps    = 4_000 // evaluations
-	mostPolished = 64    // largest number of GPUs of a host for polish, which compares lane by lane
+	maxSteps    = 4_000 // evaluations
+	maxPolished = 64    // largest number of GPUs of a host for polish, which compares lane by lane
 )
 
 // solve finds the members of the lanes.
@@ -628,7 +628,7 @@ func (a *allocation) slowestOf(rates []float64) float64 {
 
 // nccl returns NCCL's default choice of ways, without PXN or with PXN, whichever is faster.
 // lanes is nil if configuration forbids a way of the choice. On hosts with more than
-// mostPolished GPUs the weights are not whole: NCCL assigns hundreds of NICs to a GPU, and
+// maxPolished GPUs the weights are not whole: NCCL assigns hundreds of NICs to a GPU, and
 // rounding the weights takes as long as the plan.
 func (a *allocation) nccl() (name string, lanes []mix) {
 	for _, pxn := range []bool{false, true} {
@@ -645,7 +645,7 @@ func (a *allocation) nccl() (name string, lanes []mix) {
 				all = nil
 				break
 			}
-			if len(a.flows) <= mostPolished {
+			if len(a.flows) <= maxPolished {
 				m = rounded(m)
 			}
 			all = slices.Insert(all, f, m)
@@ -763,7 +763,7 @@ func (a *allocation) merit(f int, lanes []mix) (m merit) {
 // polish changes the server GPUs of lanes without a loss of rate on a busy host. A change makes
 // the lane faster on an idle host, loads server GPUs less, or removes members.
 func (a *allocation) polish(lanes []mix) {
-	if len(a.flows) > mostPolished {
+	if len(a.flows) > maxPolished {
 		return
 	}
 	rates := a.rates(lanes)
@@ -772,7 +772,7 @@ func (a *allocation) polish(lanes []mix) {
 		for f := range a.open {
 			best := a.merit(f, lanes)
 			for _, m := range a.alternatives(f, lanes[f]) {
-				if a.steps > mostSteps {
+				if a.steps > maxSteps {
 					return
 				}
 				before := lanes[f]

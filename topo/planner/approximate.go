@@ -27,17 +27,17 @@ const (
 	// load of one round.
 	sharpness  = 0.5
 	findRounds = 10 // rounds over the GPUs
-	mostFound  = 16 // largest number of candidates of a GPU from find
-	mostTries  = 2  // attempts at finding more ways, per level after the first
-	// mostPivots limits the search for the fastest lanes, mostCheaper the search for the
+	maxFound   = 16 // largest number of candidates of a GPU from find
+	maxTries   = 2  // attempts at finding more ways, per level after the first
+	// maxPivots limits the search for the fastest lanes, maxCheaper the search for the
 	// cheapest of the fastest. Hosts of 256 GPUs take about 2,000 pivots for the fastest lanes.
-	mostPivots, mostCheaper = 10_000, 2_000
-	leastAmount             = 1e-4 // smallest share of a lane that becomes a member
+	maxPivots, maxCheaper = 10_000, 2_000
+	minAmount             = 1e-4 // smallest share of a lane that becomes a member
 )
 
-// mostWays is the largest number of ways of a host for the dense algorithm. Tests change
-// mostWays.
-var mostWays = 4_000
+// maxCandidates is the largest number of ways of a host for the dense algorithm. Tests change
+// maxCandidates.
+var maxCandidates = 4_000
 
 // prices are the prices of links.
 type prices struct {
@@ -366,7 +366,7 @@ func (b *pieces) find(gpus []int) (found [][]part) {
 		slices.SortFunc(list, func(x, y part) int {
 			return cmp.Or(cmp.Compare(taken[i][y], taken[i][x]), cmp.Compare(x.server, y.server), cmp.Compare(x.nic, y.nic))
 		})
-		found = append(found, list[:min(len(list), mostFound)])
+		found = append(found, list[:min(len(list), maxFound)])
 	}
 	return found
 }
@@ -419,8 +419,8 @@ func (a *allocation) roughly() []mix {
 	}
 	proven := false
 	for left := true; left && m.enter(theLevel); {
-		for try := 0; !proven || try < mostTries; try++ {
-			ended := m.improve(mostPivots - m.pivots)
+		for try := 0; !proven || try < maxTries; try++ {
+			ended := m.improve(maxPivots - m.pivots)
 			m.priceLevel()
 			bound, cheapest, costs := a.prove(m)
 			if !proven && bound < a.bound {
@@ -439,10 +439,10 @@ func (a *allocation) roughly() []mix {
 		for f := range a.open {
 			proven = proven || m.spent(m.key[f]) > stuckCost
 		}
-		left = m.fix() && m.pivots < mostPivots
+		left = m.fix() && m.pivots < maxPivots
 	}
 	m.settle()
-	m.improve(mostCheaper)
+	m.improve(maxCheaper)
 	lanes := a.mixesOf(m)
 	a.measure()
 	return lanes
@@ -459,7 +459,7 @@ func (a *allocation) mixesOf(m *master) []mix {
 		}
 		var ways []candidate
 		for i, x := range m.amounts(f) {
-			if i == 0 || x.rate > leastAmount*m.rate[f] {
+			if i == 0 || x.rate > minAmount*m.rate[f] {
 				lanes[f] = append(lanes[f], share1{len(ways), max(x.rate, math.SmallestNonzeroFloat32)})
 				ways = append(ways, candidate{parts: []part{m.columns[x.column].way}})
 			}

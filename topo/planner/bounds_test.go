@@ -234,7 +234,7 @@ func processorTime(t testing.TB) time.Duration {
 // The revised simplex algorithm for large hosts reaches the optimum of the dense algorithm on
 // small hosts, and proves no smaller bound.
 func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
-	defer func(before int) { mostWays = before }(mostWays)
+	defer func(before int) { maxCandidates = before }(maxCandidates)
 	plain := func(r *rand.Rand, h *topo.Host) Config { return Config{} }
 	for _, tt := range []struct {
 		name   string
@@ -257,7 +257,7 @@ func TestPlanByColumnsReachesTheOptimumOfTheDenseAlgorithm(t *testing.T) {
 				h := sortedHost(tt.build(r, gpus, nics))
 				c := tt.config(r, h)
 				solved := func(most int) (slowest, bound float64) {
-					mostWays = most
+					maxCandidates = most
 					p, err := newPlanner(h, c)
 					if err != nil {
 						t.Fatal(err)
@@ -651,8 +651,8 @@ func TestExplainOfManyNICsStaysShort(t *testing.T) {
 
 // No price exists for the links of a pinned lane over a NIC without other lanes.
 func TestPlanByColumnsTakesPinnedLanesOverExcludedNICs(t *testing.T) {
-	defer func(before int) { mostWays = before }(mostWays)
-	mostWays = 0
+	defer func(before int) { maxCandidates = before }(maxCandidates)
+	maxCandidates = 0
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 32))
 		h := sortedHost(measuredAndVirtual(r, 2+r.IntN(7), 2+r.IntN(6)))
@@ -669,10 +669,10 @@ func TestPlanByColumnsTakesPinnedLanesOverExcludedNICs(t *testing.T) {
 			continue
 		}
 		rate := a.slowest(a.solve())
-		mostWays = 1 << 20
+		maxCandidates = 1 << 20
 		b := p.newAllocation(true)
 		exact := b.slowest(b.solve())
-		mostWays = 0
+		maxCandidates = 0
 		most := 0.0
 		for i := range h.NICs {
 			most += p.nicRate(i) / float64(a.open)

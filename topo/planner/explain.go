@@ -104,15 +104,15 @@ func (e *explanation) ways() {
 	}
 }
 
-// mostListed is the maximum number of devices in a sentence.
-const mostListed = 8
+// maxListed is the maximum number of devices in a sentence.
+const maxListed = 8
 
-// some joins the names of devices, up to mostListed names.
+// some joins the names of devices, up to maxListed names.
 func some(names []string) string {
-	if len(names) <= mostListed {
+	if len(names) <= maxListed {
 		return list(names)
 	}
-	return list(append(slices.Clone(names[:mostListed]), fmt.Sprintf("%d more", len(names)-mostListed)))
+	return list(append(slices.Clone(names[:maxListed]), fmt.Sprintf("%d more", len(names)-maxListed)))
 }
 
 // legs are the two parts of a relayed lane.
@@ -176,7 +176,7 @@ func (e *explanation) others() {
 			with[gpus] = append(with[gpus], nic)
 		}
 	}
-	if len(with) > mostListed {
+	if len(with) > maxListed {
 		e.say("It shares %d of its NICs with other GPUs.", len(with))
 		clear(with)
 	}

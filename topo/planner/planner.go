@@ -429,7 +429,7 @@ func (p *planner) setLegs(l *Lane, g int) {
 // CPU, and the rates of a bounce lane if the lane were staged. The rest of the lanes stay as
 // planned.
 func (p *planner) compare(lanes []Lane) {
-	if len(lanes) > mostPolished {
+	if len(lanes) > maxPolished {
 		return
 	}
 	var planned []carried
@@ -846,7 +846,7 @@ func (p *planner) noRelay(lanes []Lane, far int) []string {
 // gains reports whether the lanes are faster than the best choice without relays. The slowest lanes
 // decide first. For a host with too many lanes, gains returns true without a check.
 func (p *planner) gains(lanes []Lane) bool {
-	if len(lanes) > mostPolished {
+	if len(lanes) > maxPolished {
 		return true // too large for the check
 	}
 	a := p.newAllocation(false)

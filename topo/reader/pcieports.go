@@ -86,8 +86,8 @@ func inferredType(place, length int) string {
 	return topo.PortDownstream
 }
 
-// mostNamed is the maximum number of devices in a note.
-const mostNamed = 16
+// maxNamed is the maximum number of devices in a note.
+const maxNamed = 16
 
 // noteACS notes the switch ports whose ACS redirects traffic between GPUs and NICs below a switch
 // to the root complex, or that the kernel does not show ACS.
@@ -111,10 +111,10 @@ func (s *sysfs) noteACS() {
 	}
 }
 
-// named lists at most mostNamed names, and the number of further names.
+// named lists at most maxNamed names, and the number of further names.
 func named(names []string) string {
-	if len(names) <= mostNamed {
+	if len(names) <= maxNamed {
 		return strings.Join(names, ", ")
 	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:mostNamed], ", "), len(names)-mostNamed)
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNamed], ", "), len(names)-maxNamed)
 }

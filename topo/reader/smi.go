@@ -391,8 +391,8 @@ func (r *smiReader) host() (*topo.Host, error) {
 	return h, nil
 }
 
-// mostNVLinks is the maximum number of NVLinks of a GPU: 18 from Hopper on.
-const mostNVLinks = 18
+// maxNVLinks is the maximum number of NVLinks of a GPU: 18 from Hopper on.
+const maxNVLinks = 18
 
 // nvlinks returns the NVLinks of a GPU, from the count in NV4. If the sum over peers exceeds the
 // links of a GPU, the links lead to NVSwitches, and every peer shares the links.
@@ -408,7 +408,7 @@ func (r *smiReader) nvlinks(gpu string) (links []topo.NVLink) {
 		links = append(links, topo.NVLink{Peer: to, Count: n})
 		total += n
 	}
-	if total > mostNVLinks && equal && len(links) > 1 {
+	if total > maxNVLinks && equal && len(links) > 1 {
 		return []topo.NVLink{{Count: links[0].Count}}
 	}
 	return links

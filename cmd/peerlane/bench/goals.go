@@ -35,7 +35,7 @@ func goals() []goal {
 			"≥ 0.95 from 16 MiB, four GPUs; ≤ 1.0", tableRDMA,
 			func(row Row) bool { return row.Transport == launch.TransportVerbs }},
 		{"whole routes, of the best bounce", "≥ 6 from 16 MiB", "bounce", nil},
-		{"uniformity: one stream a GPU through paced NICs", "slowest over fastest ≥ 0.95, total ≥ 0.95", "uniformity", nil},
+		{"uniformity: one stream per GPU, paced NICs", "slowest over fastest ≥ 0.95, total ≥ 0.95", "uniformity", nil},
 		{"many clients, of one raw copy", "≥ 0.95, Jain's index ≥ 0.99", "many-clients", nil},
 		{"GPUs kept busy by another process: small copies, p99 of idle", "SMs held ≤ 2, memory-bound ≤ 3", "busy",
 			has("p99")},

@@ -156,11 +156,11 @@ func faults() []fault {
 		{name: "an IOMMU that translates", finds: []string{"warning iommu"}, says: "DMA-FQ",
 			change: func(m *made) { m.write("sys/kernel/iommu_groups/1/type", "DMA-FQ") }},
 
-		{name: "a NIC of iWARP", replan: true, finds: []string{"warning nic-flush"}, says: "iWARP cannot flush",
+		{name: "a NIC of iWARP", replan: true, of: "port0", finds: []string{"warning nic-flush"}, says: "iWARP cannot flush",
 			change: func(m *made) {
 				m.write(ib0+"/node_type", "4: RNIC")
 			}},
-		{name: "a port in INIT", replan: true, of: "state plan", finds: []string{"warning port-state"}, says: "INIT",
+		{name: "a port in INIT", replan: true, of: "state port0 plan", finds: []string{"warning port-state"}, says: "INIT",
 			change: func(m *made) { m.write(ib0+"/ports/1/state", "2: INIT") }},
 		{name: "a port without a signal", replan: true, of: "state plan",
 			finds: []string{"warning port-state", "warning port-physical"}, says: "DOWN", change: func(m *made) {

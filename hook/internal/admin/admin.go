@@ -54,6 +54,14 @@ func (e *versionError) Error() string {
 		e.supervisor, Version, e.request)
 }
 
+// RefusedError is the error of a request that the supervisor did not carry out.
+type RefusedError struct {
+	Request string // the command
+	Reason  string // the supervisor's text
+}
+
+func (e *RefusedError) Error() string { return e.Reason }
+
 type Answer struct {
 	Version int    `json:"version"`
 	Error   string `json:"error,omitempty"`
@@ -122,7 +130,7 @@ func AskUntil(l paths.Layout, id, command string, until time.Time) (Answer, erro
 		return Answer{}, &versionError{supervisor: answer.Version, request: command}
 	}
 	if answer.Error != "" {
-		return answer, errors.New(answer.Error)
+		return answer, &RefusedError{Request: command, Reason: answer.Error}
 	}
 	return answer, nil
 }

@@ -50,6 +50,7 @@ func TestAskOfAnotherReleaseNamesBothVersions(t *testing.T) {
 	if !errors.As(err, &refused) || *refused != (versionError{supervisor: Version + 1, request: Inspect}) {
 		t.Fatalf("the error is %v", err)
 	}
+	// The text itself: an operator reads both versions and the remedy in it.
 	const want = `the supervisor speaks version 2 of requests, this program version 1 for "inspect"; restart the container`
 	if err.Error() != want {
 		t.Errorf("the error is %q, not %q", err, want)

@@ -5,6 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // A config.json with a duplicate key is refused.
@@ -20,7 +23,8 @@ func TestParseDuplicateKeyFails(t *testing.T) {
 		`{"root": {"path": "a"}, "hooks": {}, "hooks": {}}`,
 		`{"root": {"path": "a"}, "hooks": {"createRuntime": [], "createRuntime": []}}`,
 	} {
-		if s, err := Parse([]byte(text)); !errors.Is(err, errDuplicateKey) {
+		s, err := Parse([]byte(text))
+		if _, ok := errors.AsType[*DuplicateKeyError](err); !ok {
 			t.Errorf("%s is %+v, %v", text, s, err)
 		}
 	}
@@ -41,7 +45,8 @@ func TestReadHugeSpecFailsUnread(t *testing.T) {
 		t.Fatal(err)
 	}
 	allocated := testing.AllocsPerRun(1, func() {
-		if _, err := Read(dir); !errors.Is(err, errTooLong) {
+		_, err := Read(dir)
+		if !testutil.HasError(err, &paths.SizeError{Path: path, Bytes: 100 << 20, Limit: MaxBytes}) {
 			t.Errorf("%v", err)
 		}
 	})

@@ -2,12 +2,15 @@ package ocispec
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 )
 
-// errDuplicateKey is the error of an object that has a key twice.
-var errDuplicateKey = errors.New("a key is there twice")
+// DuplicateKeyError is the error of an object that has a key twice.
+type DuplicateKeyError struct{ Second string } // the second value, as JSON
+
+func (e *DuplicateKeyError) Error() string {
+	return fmt.Sprintf("a key is there twice, the second time with %.60q", e.Second)
+}
 
 // NoDuplicateKeys rejects duplicate keys: JSON parsers differ in the value that they keep, so the
 // hook and the runtime could act on different values.
@@ -19,7 +22,7 @@ type NoDuplicateKeys[T any] struct {
 // UnmarshalJSON implements json.Unmarshaler.
 func (o *NoDuplicateKeys[T]) UnmarshalJSON(text []byte) error {
 	if o.given {
-		return fmt.Errorf("%w, the second time with %.60q", errDuplicateKey, text)
+		return &DuplicateKeyError{string(text)}
 	}
 	o.given = true
 	return json.Unmarshal(text, &o.Value)

@@ -3,7 +3,6 @@ package ocispec
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -63,11 +62,11 @@ func Read(bundle string) (*Spec, error) {
 	path := filepath.Join(bundle, "config.json")
 	text, err := ReadBounded(path, MaxBytes)
 	if err != nil {
-		return nil, fmt.Errorf("reading the container's configuration: %w", err)
+		return nil, notRead(path, err)
 	}
 	s, err := Parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("reading the container's configuration %s: %w", path, err)
+		return nil, notRead(path, err)
 	}
 	return s, nil
 }
@@ -109,7 +108,7 @@ func Parse(text []byte) (*Spec, error) {
 	s.Root.Path = d.Root.Value.Path.Value
 	s.Hooks.Prestart, s.Hooks.CreateRuntime = d.Hooks.Value.Prestart.Value, d.Hooks.Value.CreateRuntime.Value
 	if s.Root.Path == "" {
-		return nil, errors.New("no root file system")
+		return nil, errNoRoot
 	}
 	return s, nil
 }
@@ -134,20 +133,23 @@ func ReadBounded(path string, limit int64) (text []byte, err error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
+		return nil, paths.ErrNotRegular
 	}
 	if info.Size() > limit {
-		return nil, fmt.Errorf("%s %w of %d bytes", path, errTooLong, limit)
+		return nil, &paths.SizeError{Path: path, Bytes: info.Size(), Limit: limit}
 	}
 	text, err = io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit { // the file has grown
-		err = fmt.Errorf("%s %w of %d bytes", path, errTooLong, limit)
+		err = &paths.SizeError{Path: path, Bytes: int64(len(text)), Limit: limit}
 	}
 	return text, err
 }
 
-// errTooLong is the error of a file above a limit.
-var errTooLong = errors.New("is longer than the limit")
+var errNoRoot = errors.New("it names no root file system")
+
+func notRead(path string, cause error) error {
+	return &fault.Error{Operation: "read the container's configuration", Object: path, Cause: cause}
+}
 
 // NothingBelow refuses a mount below the relay's socket directory: a volume of an image, say.
 // Some runtimes make the mount point before the anchor is read-only, and so on the host.

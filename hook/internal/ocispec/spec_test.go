@@ -2,6 +2,9 @@ package ocispec
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +12,10 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestReadSpecReturnsFields(t *testing.T) {
@@ -39,22 +46,25 @@ func TestReadMalformedSpecFails(t *testing.T) {
 	write := func(text string) func(string) error {
 		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
 	}
+	is := func(err error) func(string) error { return func(string) error { return err } }
 	for name, test := range map[string]struct {
 		make func(path string) error
-		says string
+		want func(path string) error
 	}{
-		"none":            {func(string) error { return nil }, "no such file"},
-		"empty":           {write(""), "unexpected end"},
-		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file"},
-		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, "not a regular file"},
-		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, "not a regular file"},
-		"no root":         {write(`{}`), "no root file system"},
-		"a root of lists": {write(`{"root": {"path": []}}`), "cannot unmarshal"},
-		"an environment":  {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`), "cannot unmarshal"},
-		"arguments":       {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`), "cannot unmarshal"},
-		"very deep":       {write(strings.Repeat(`{"a":`, 100000)), "exceeded max depth"},
+		"none":            {func(string) error { return nil }, is(fs.ErrNotExist)},
+		"empty":           {write(""), is(&json.SyntaxError{Offset: 0})},
+		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, is(paths.ErrNotRegular)},
+		"one that waits":  {func(path string) error { return unix.Mkfifo(path, 0o600) }, is(paths.ErrNotRegular)},
+		"one without end": {func(path string) error { return os.Symlink("/dev/zero", path) }, is(paths.ErrNotRegular)},
+		"no root":         {write(`{}`), is(errNoRoot)},
+		"a root of lists": {write(`{"root": {"path": []}}`), is(&json.UnmarshalTypeError{Value: "array"})},
+		"an environment": {write(`{"root": {"path": "r"}, "process": {"env": {"A": "b"}}}`),
+			is(&json.UnmarshalTypeError{Value: "object"})},
+		"arguments": {write(`{"root": {"path": "r"}, "hooks": {"prestart": [{"args": [1]}]}}`),
+			is(&json.UnmarshalTypeError{Value: "number"})},
+		"very deep": {write(strings.Repeat(`{"a":`, 100000)), is(&json.SyntaxError{Offset: 10000*5 + 1})},
 		"longer than ours": {write(`{"root": {"path": "` + string(bytes.Repeat([]byte("r"), MaxBytes)) + `"}}`),
-			"is longer than the limit of 16777216 bytes"},
+			func(path string) error { return &paths.SizeError{Path: path, Bytes: MaxBytes + 22, Limit: MaxBytes} }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -62,8 +72,10 @@ func TestReadMalformedSpecFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err := Read(dir)
-			if err == nil || !strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), dir) {
-				t.Errorf("%v; want %q and the name of the file", err, test.says)
+			path := filepath.Join(dir, "config.json")
+			f, ok := errors.AsType[*fault.Error](err)
+			if !ok || f.Object != path || !testutil.HasError(f.Cause, test.want(path)) {
+				t.Errorf("%v; want %v of %s", err, test.want(path), path)
 			}
 		})
 	}

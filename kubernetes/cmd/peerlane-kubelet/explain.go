@@ -19,8 +19,8 @@ func explainCommand() *cobra.Command {
 		Use:   "explain POD",
 		Short: "Explain why a pod waits for devices",
 		Long: `explain prints, for each request of a pod that waits for devices and for each node, the free, allocated
-and tainted devices that match, and failing selectors and constraints: the scheduler says "cannot
-allocate all claims" for each of these. It runs with the kubeconfig of an administrator.`,
+and tainted devices that match, and failing selectors and constraints: the scheduler reports "cannot
+allocate all claims" in each case. It needs the kubeconfig of an administrator.`,
 		Example: "  peerlane-kubelet explain --namespace research job-0",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {

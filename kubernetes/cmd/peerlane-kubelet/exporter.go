@@ -28,7 +28,8 @@ func exporterCommand() *cobra.Command {
 		Use:   "exporter",
 		Short: "Export metrics of the node's relays to Prometheus",
 		Long: `exporter serves the metrics of "peerlane exporter", with the ids of containers, to Prometheus;
-docs/metrics.md lists each. peerlane_lane_condition has the conditions of the node's lanes. A host with tenancy = "multi" needs exporter.multi_tenancy.`,
+docs/metrics.md lists each metric. peerlane_lane_condition has the conditions of the node's lanes. A host
+with tenancy = "multi" needs exporter.multi_tenancy = true in config.toml.`,
 		Example: "  peerlane-kubelet exporter --listen :9836",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

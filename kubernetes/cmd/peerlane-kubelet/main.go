@@ -89,7 +89,7 @@ DRAConsumableCapacity, DRADeviceTaints and DRAExtendedResource.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.mode, "mode", modeAuto, "how to offer lanes: auto, dra, mixed, device-plugin; auto takes the mode for "+
+	f.StringVar(&o.mode, "mode", modeAuto, "API for lanes: auto, dra, mixed, device-plugin; auto takes the mode for "+
 		"the release of the API server, and device-plugin where the server has no resource.k8s.io/v1")
 	f.StringVar(&o.node, "node-name", os.Getenv("NODE_NAME"), "name of the node")
 	f.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"),

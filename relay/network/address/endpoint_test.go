@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestEndpoints(t *testing.T) {
+func TestParseEndpointReturnsAddresses(t *testing.T) {
 	for _, text := range []string{"10.1.0.7:20123", "[2001:db8::7]:1", "[fe80::7]:65535", "127.0.0.1:80", "[::1]:80", "169.254.1.1:5"} {
 		at := netip.MustParseAddrPort(text)
 		e := Endpoint{at.Addr(), at.Port()}
@@ -26,7 +26,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-func TestEndpointsThatAreRefused(t *testing.T) {
+func TestInvalidEndpointsAreRefused(t *testing.T) {
 	good := Endpoint{netip.MustParseAddr("10.1.0.7"), 20123}.Encode()
 	longer := good
 	longer[EndpointBytes-1] = 1

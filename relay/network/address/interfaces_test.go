@@ -27,7 +27,7 @@ var host = []Interface{
 	{Name: "bare", Up: true},
 }
 
-func TestWhichInterfaces(t *testing.T) {
+func TestInterfacesMatchConfiguration(t *testing.T) {
 	for _, c := range []struct {
 		list   string
 		family Family
@@ -71,7 +71,7 @@ func TestWhichInterfaces(t *testing.T) {
 }
 
 // Who finds no interface hears why each was none.
-func TestNoInterface(t *testing.T) {
+func TestNoMatchingInterfaceNamesEachReason(t *testing.T) {
 	list, err := ParseInterfaces("eth1,bare,docker,^docker")
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func TestNoInterface(t *testing.T) {
 	}
 }
 
-func TestListsThatAreRefused(t *testing.T) {
+func TestInvalidInterfaceListsAreRefused(t *testing.T) {
 	for _, text := range []string{",", "eth,,ib", "eth,", "^", "=", "^=", "eth 0", "eth/0", "mlx5_0:1", "=^eth", "e^th", "a-name-of-sixteen", "ü", strings.Repeat("a,", 64) + "a"} {
 		if list, err := ParseInterfaces(text); err == nil {
 			t.Errorf("%q is read as %+v", text, list)
@@ -98,7 +98,7 @@ func TestListsThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestThisHost(t *testing.T) {
+func TestInterfacesOfThisHostAreFound(t *testing.T) {
 	all, err := Host()
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestRangesOfPorts(t *testing.T) {
+func TestPortRangesAreParsed(t *testing.T) {
 	for text, want := range map[string]Ports{"20000-20999": {20000, 20999}, "7": {7, 7}, "1-65535": {1, 65535}} {
 		if got, err := ParsePorts(text); err != nil || got != want {
 			t.Errorf("%q: %v, %v", text, got, err)
@@ -58,7 +58,7 @@ func taken(t *testing.T, at string) (Ports, uint16) {
 	return Ports{}, 0
 }
 
-func TestListenOnAPortThatIsFree(t *testing.T) {
+func TestListenSkipsUsedPorts(t *testing.T) {
 	for _, at := range []string{"127.0.0.1", "::1"} {
 		address := netip.MustParseAddr(at)
 		busy, free := taken(t, at)
@@ -82,7 +82,7 @@ func TestListenOnAPortThatIsFree(t *testing.T) {
 }
 
 // Relays that begin at once do not all try the same ports first.
-func TestPortsAreDrawn(t *testing.T) {
+func TestPortsOfRelaysAreDrawnAtRandom(t *testing.T) {
 	drawn := map[int]bool{}
 	for range 8 {
 		l, err := Listen(t.Context(), netip.MustParseAddr("127.0.0.1"), Ports{20000, 29999})
@@ -98,7 +98,7 @@ func TestPortsAreDrawn(t *testing.T) {
 }
 
 // An address that the host does not have is no matter of ports.
-func TestListenWhereTheHostIsNot(t *testing.T) {
+func TestListenOnForeignAddressFails(t *testing.T) {
 	for _, at := range []string{"192.0.2.1", "2001:db8::1", "fe80::1%lo"} { // of documentation, RFC 5737 and 3849
 		_, err := Listen(t.Context(), netip.MustParseAddr(at), Ports{20000, 20999})
 		if err == nil || strings.Contains(err.Error(), "are in use") {

@@ -106,7 +106,7 @@ var (
 // Both are called on the loop.
 func (c *Channel) Receive(arrived func(immediate, length uint64), ended func()) *Arrivals {
 	a := &Arrivals{channel: c, arrived: arrived, ended: ended}
-	if c.over {
+	if c.closed {
 		c.peer.loop.Do(ended)
 		return a
 	}

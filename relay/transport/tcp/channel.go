@@ -11,16 +11,16 @@ import (
 // Channel is one connection's way for messages, and for the writes under its grants. It
 // belongs to the event loop.
 type Channel struct {
-	peer     *Peer
-	number   uint32
-	received func(wire.Message, uint32, []int)
-	ended    func(error)
-	arrivals *Arrivals
-	writes   int  // of this side, over data streams, that have not landed yet
-	over     bool // it is not the Peer's any more
-	left     bool // by this side
-	parted   bool // and the other side is told
-	deserted bool // by the other side
+	peer        *Peer
+	number      uint32
+	received    func(wire.Message, uint32, []int)
+	ended       func(error)
+	arrivals    *Arrivals
+	writes      int  // of this side, over data streams, that have not landed yet
+	closed      bool // it is not the Peer's any more
+	localClosed bool // by this side
+	finSent     bool // and the other side is told
+	deserted    bool // by the other side
 }
 
 // Open makes a channel, whose first message the other side's Accept gets. received is
@@ -38,7 +38,7 @@ func (p *Peer) Open(first wire.Message, sequence uint32, received func(wire.Mess
 	p.last += 2
 	c := &Channel{peer: p, number: p.last, received: received, ended: ended}
 	p.channels[c.number] = c
-	p.say(c.number, frameOpen, wire.Encode(first, sequence))
+	p.sendFrame(c.number, frameOpen, wire.Encode(first, sequence))
 	return c, nil
 }
 
@@ -53,34 +53,34 @@ func (c *Channel) Peer() *Peer { return c.peer }
 // Send sends a message with all that is sent in this round of the loop. A descriptor
 // does not reach another host: a message with one ends the Peer.
 func (c *Channel) Send(m wire.Message, sequence uint32, fds ...int) {
-	if c.left || c.over {
+	if c.localClosed || c.closed {
 		return
 	}
 	if len(fds) > 0 {
 		c.peer.fail(wire.Errorf(wire.StatusInternal, "a %T with a descriptor cannot be sent to another host", m), true)
 		return
 	}
-	c.peer.say(c.number, frameMessage, wire.Encode(m, sequence))
+	c.peer.sendFrame(c.number, frameMessage, wire.Encode(m, sequence))
 }
 
 // Leave ends the channel after what was sent, and written. Nothing is received any more;
 // what is granted can be written until the other side leaves as well.
 func (c *Channel) Leave() {
-	if c.left || c.over {
+	if c.localClosed || c.closed {
 		return
 	}
-	c.left = true
-	c.part()
+	c.localClosed = true
+	c.sendFin()
 }
 
 // part tells the other side that this one has left, once its writes have landed: they go
 // another way than the frame, which ends the other side's grants.
-func (c *Channel) part() {
-	if !c.left || c.parted || c.writes > 0 {
+func (c *Channel) sendFin() {
+	if !c.localClosed || c.finSent || c.writes > 0 {
 		return
 	}
-	c.parted = true
-	c.peer.say(c.number, frameLeave)
+	c.finSent = true
+	c.peer.sendFrame(c.number, frameLeave)
 	c.forget()
 }
 
@@ -102,10 +102,10 @@ func (c *Channel) Expect() {
 
 // forget lets a channel go that both sides have left.
 func (c *Channel) forget() {
-	if !c.parted || !c.deserted || c.over {
+	if !c.finSent || !c.deserted || c.closed {
 		return
 	}
-	c.over = true
+	c.closed = true
 	delete(c.peer.channels, c.number)
 	if c.peer.extension != nil {
 		c.peer.extension.Left(c)
@@ -119,8 +119,8 @@ func (c *Channel) theirs() bool { return c.number%2 != c.peer.last%2 }
 
 // end is the end of a channel whose Peer is dead.
 func (c *Channel) end(why error) {
-	told := c.left
-	c.left, c.parted, c.deserted = true, true, true
+	told := c.localClosed
+	c.localClosed, c.finSent, c.deserted = true, true, true
 	c.forget()
 	if !told {
 		c.ended(why)
@@ -133,12 +133,12 @@ func (p *Peer) frame(f frame) error {
 	case frameGoodbye:
 		return p.goodbye(f.payload)
 	case frameLanded:
-		return p.landed(binary.LittleEndian.Uint64(f.payload))
+		return p.acked(binary.LittleEndian.Uint64(f.payload))
 	case frameOpen:
 		return p.accept(f)
 	}
 	if f.kind == frameExtension && f.channel == 0 {
-		return p.heard(nil, f.payload)
+		return p.handleExtension(nil, f.payload)
 	}
 	c := p.channels[f.channel]
 	if c == nil || c.deserted {
@@ -147,20 +147,20 @@ func (p *Peer) frame(f frame) error {
 	switch f.kind {
 	case frameMessage:
 		m, sequence, err := wire.Decode(f.payload)
-		if err == nil && !c.left {
+		if err == nil && !c.localClosed {
 			c.received(m, sequence, nil)
 		}
 		return err
 	case frameEager:
 		return p.takeEager(c, f.payload)
 	case frameExtension:
-		return p.heard(c, f.payload)
+		return p.handleExtension(c, f.payload)
 	case frameLeave:
 		if err := c.endArrivals(false); err != nil {
 			return err
 		}
 		c.deserted = true
-		if c.left {
+		if c.localClosed {
 			c.forget()
 			return nil
 		}

@@ -95,12 +95,12 @@ func (o *outbox) call() {
 // most of a buffer that is kept for the next batch, bytes.
 const keptBuffer = 1 << 20
 
-// mostBatch is the longest write of what the control stream's writer takes, bytes. Each has
+// maxBatch is the longest write of what the control stream's writer takes, bytes. Each has
 // Config's silence: over TLS it goes out whole in that time or is lost.
-const mostBatch = 64 << 10
+const maxBatch = 64 << 10
 
-// mostTurns is how often in turn somebody writes also what others have to say.
-const mostTurns = 2
+// maxTurns is how often in turn somebody writes also what others have to say.
+const maxTurns = 2
 
 // utter says frames, with what else waits. Any goroutine may; it does not block.
 func (p *Peer) utter(data []byte, frames uint64) {
@@ -113,7 +113,7 @@ func (p *Peer) utter(data []byte, frames uint64) {
 		o.call()
 		return
 	}
-	for range mostTurns {
+	for range maxTurns {
 		if !o.pen.TryLock() {
 			return
 		}
@@ -170,7 +170,7 @@ func (p *Peer) writeControl() {
 			o.pen.Lock() // for ever
 		}
 		if !o.torn { // what follows would be taken for the rest of it
-			p.part()
+			p.sendFarewell()
 		}
 	}()
 	beat := time.NewTicker(p.config.Heartbeat)
@@ -214,7 +214,7 @@ func (p *Peer) write(silent []byte) bool {
 	if len(data) == 0 {
 		data = silent
 	}
-	most := mostBatch
+	most := maxBatch
 	if p.config.Alone {
 		most = 0
 	}
@@ -254,7 +254,7 @@ func batch(data []byte, most int) int {
 // relay acknowledges small ones only when its loop has its turn.
 const patience = 2
 
-// look ends a Peer whose other side lives and does nothing with what it is sent. It is
+// spin ends a Peer whose other side lives and does nothing with what it is sent. It is
 // called at each heartbeat, and counts these: while this process is stopped there are none,
 // and the other side's may be stopped as well.
 func (p *Peer) look() {
@@ -291,7 +291,7 @@ func (p *Peer) turns() bool {
 func (p *Peer) moved() { p.moves.Add(1) }
 
 // part tells the other side why the Peer ends, where it is to hear that.
-func (p *Peer) part() {
+func (p *Peer) sendFarewell() {
 	if p.parted == nil {
 		return
 	}
@@ -363,18 +363,18 @@ func (p *Peer) unlessDying(deadline func(time.Time) error) func(time.Time) error
 	}
 }
 
-// The buffers that frames are read into have leastBuffer bytes, and as many as mostBuffer
+// The buffers that frames are read into have minBuffer bytes, and as many as maxBuffer
 // once so much has come at once: most Peers of a relay that has many say little. There has
 // always to be room for one frame.
 const (
-	leastBuffer = 2 << 10
-	mostBuffer  = leastBuffer << 5
+	minBuffer = 2 << 10
+	maxBuffer = minBuffer << 5
 )
 
-var _ [mostBuffer - 2*(frameHeader+maxFrame)]struct{}
+var _ [maxBuffer - 2*(frameHeader+maxFrame)]struct{}
 
-// mostFrames is how many frames an inbox keeps room for.
-const mostFrames = 1 << 10
+// maxFrames is how many frames an inbox keeps room for.
+const maxFrames = 1 << 10
 
 // inbox is what was read, and the frames in it.
 type inbox struct {
@@ -385,7 +385,7 @@ type inbox struct {
 
 // parse finds the frames in what is there, heartbeats aside, and how many bytes these are.
 func (i *inbox) parse(there []byte) (used int, err error) {
-	if i.frames = i.frames[:0]; cap(i.frames) > mostFrames {
+	if i.frames = i.frames[:0]; cap(i.frames) > maxFrames {
 		i.frames = nil
 	}
 	for {
@@ -422,15 +422,15 @@ type intake struct {
 
 // A loop that spins reads the control stream of a Peer that was active a moment ago, every so often.
 const (
-	activeTime = 200 * time.Microsecond
-	askTime    = time.Microsecond
+	activeInterval = 200 * time.Microsecond
+	askInterval    = time.Microsecond
 	// quietBytes have to be there before the kernel wakes the reader of a stream that a loop reads: each
 	// wake-up takes the time of the other side's call.
 	quietBytes = 32 << 10
 )
 
 func newIntake() *intake {
-	i := &intake{size: leastBuffer, now: &inbox{buffer: make([]byte, leastBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1)}
+	i := &intake{size: minBuffer, now: &inbox{buffer: make([]byte, minBuffer)}, next: &inbox{}, handled: make(chan struct{}, 1)}
 	i.handled <- struct{}{}
 	i.mark = func(fd uintptr) {
 		low := 1
@@ -465,7 +465,7 @@ func readSocket(fd uintptr, b []byte) (int, error) {
 func (p *Peer) took(n int) error {
 	i := p.intake
 	p.carried[p.control].Received.Add(uint64(n))
-	if i.have += n; i.have == i.size && i.size < mostBuffer { // of what has come at once, or of a frame
+	if i.have += n; i.have == i.size && i.size < maxBuffer { // of what has come at once, or of a frame
 		i.size *= 2
 	}
 	used, err := i.now.parse(i.now.buffer[:i.have])
@@ -485,10 +485,10 @@ func (i *intake) goOn(left []byte) {
 // pollControl reads the control stream without blocking and handles the frames. Only the loop calls it.
 func (p *Peer) pollControl() bool {
 	i, now := p.intake, p.loop.Now()
-	if p.bare == nil || now-i.looked < askTime || p.isDying() {
+	if p.bare == nil || now-i.looked < askInterval || p.isDying() {
 		return false
 	}
-	p.hush(now-i.active <= activeTime)
+	p.hush(now-i.active <= activeInterval)
 	if !i.quiet || !i.mu.TryLock() {
 		return false
 	}
@@ -633,15 +633,15 @@ func (p *Peer) handle(frames []frame) {
 	}
 }
 
-// landed is the other side's word that a write is in its memory.
-func (p *Peer) landed(number uint64) error {
+// acked is the other side's word that a write is in its memory.
+func (p *Peer) acked(number uint64) error {
 	w := p.writes[number]
 	if w == nil {
 		return refused("write %d has landed, which is not under way", number)
 	}
 	// It can be known there before the writer here is told that its last byte is sent;
 	// until then the writer may read the source.
-	if p.supply.acknowledged(w) {
+	if p.queue.acknowledged(w) {
 		p.finish(w)
 	}
 	return nil
@@ -659,7 +659,7 @@ func (p *Peer) finish(w *write) {
 		c := p.channels[w.channel] // there until these have landed
 		c.writes--
 		w.done(nil)
-		c.part()
+		c.sendFin()
 	}
 }
 

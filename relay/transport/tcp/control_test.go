@@ -38,7 +38,7 @@ func (c *torn) Write(b []byte) (int, error) {
 }
 
 // A goodbye within a frame would be taken for the rest of it: for bytes of a write.
-func TestNoGoodbyeWithinAFrame(t *testing.T) {
+func TestGoodbyeWaitsForEndOfFrame(t *testing.T) {
 	t.Parallel()
 	conn := &torn{took: make(chan int, 1), enough: make(chan struct{})}
 	e, r := against(t, 0, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour}, func(c net.Conn) net.Conn {
@@ -141,7 +141,7 @@ func TestLongBatchesAreCut(t *testing.T) {
 }
 
 // A write that went with the messages can land when its channel is gone.
-func TestAWriteLandsAfterItsChannel(t *testing.T) {
+func TestEagerWriteAfterChannelEndLands(t *testing.T) {
 	e, r := against(t, 0, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour})
 	r.listens()
 	ended, done := make(chan error, 1), make(chan error, 1)
@@ -163,7 +163,7 @@ func TestAWriteLandsAfterItsChannel(t *testing.T) {
 
 // A relay whose loop stands still says nothing more, though its connections could, and
 // goes on when the loop does.
-func TestALoopThatStandsStillIsSilent(t *testing.T) {
+func TestStoppedLoopSendsNoHeartbeats(t *testing.T) {
 	e, r := against(t, 0, Config{Heartbeat: time.Millisecond, Dead: 10 * time.Millisecond}, func(c net.Conn) net.Conn {
 		return patient{Conn: c}
 	})
@@ -196,7 +196,7 @@ func TestALoopThatStandsStillIsSilent(t *testing.T) {
 }
 
 // Who lives and does not leave a channel that he has to is dead; who leaves in time is not.
-func TestAChannelHasToBeLeft(t *testing.T) {
+func TestChannelNotLeftInTimeEndsPeer(t *testing.T) {
 	const leaving = 100 * time.Millisecond
 	e, r := against(t, 0, Config{Heartbeat: time.Hour, Dead: time.Hour, Leaving: leaving})
 	r.listens()
@@ -224,7 +224,7 @@ func TestAChannelHasToBeLeft(t *testing.T) {
 
 // What a socket does not take at once is the writer's: nothing of it is lost, said twice or
 // out of turn, and no frame is torn.
-func TestWhatASocketDoesNotTake(t *testing.T) {
+func TestFullSocketKeepsFramesWhole(t *testing.T) {
 	ours, theirs := loopback(t)
 	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
 	t.Cleanup(r.close)
@@ -267,7 +267,7 @@ func TestWhatASocketDoesNotTake(t *testing.T) {
 }
 
 // Several who have something to say at once say all of it, whoever writes.
-func TestManySpeakers(t *testing.T) {
+func TestConcurrentSendersLoseNothing(t *testing.T) {
 	ours, theirs := loopback(t)
 	r := &raw{tb: t, control: ours, frames: make(chan frame, 1000)}
 	t.Cleanup(r.close)
@@ -295,7 +295,7 @@ func TestManySpeakers(t *testing.T) {
 }
 
 // Acknowledgements of short writes that came together go together.
-func TestAcknowledgementsOfATurnGoTogether(t *testing.T) {
+func TestAcknowledgementsOfIterationAreBatched(t *testing.T) {
 	const n, rounds = 64, 20
 	memory, source := make([]byte, n*64), make([]byte, n*64)
 	ready := make(chan *Arrivals, 1)
@@ -335,7 +335,7 @@ func TestAcknowledgementsOfATurnGoTogether(t *testing.T) {
 }
 
 // Whoever meets it first, of a connection that was reset it is said that it was.
-func TestAResetIsSaid(t *testing.T) {
+func TestConnectionResetIsReported(t *testing.T) {
 	for range 60 {
 		ours, theirs := loopback(t)
 		e := newSide(t, &Streams{piece: rawPiece, ours: rawPiece, control: theirs}, Config{Heartbeat: time.Hour, Dead: 2 * time.Hour})

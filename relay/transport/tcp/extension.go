@@ -43,19 +43,19 @@ func (p *Peer) Extension() Extension { return p.extension }
 
 // Tell says something to the other side's extension, of up to MaxExtension bytes. It
 // belongs to the loop.
-func (p *Peer) Tell(payload []byte) { p.say(0, frameExtension, payload) }
+func (p *Peer) Tell(payload []byte) { p.sendFrame(0, frameExtension, payload) }
 
 // Tell is Peer.Tell, of a channel.
 func (c *Channel) Tell(payload []byte) {
-	if !c.left && !c.over {
-		c.peer.say(c.number, frameExtension, payload)
+	if !c.localClosed && !c.closed {
+		c.peer.sendFrame(c.number, frameExtension, payload)
 	}
 }
 
 // Fail ends the Peer: both sides' clients are told why. Any goroutine may.
 func (p *Peer) Fail(why error) { p.fail(why, true) }
 
-func (p *Peer) heard(c *Channel, payload []byte) error {
+func (p *Peer) handleExtension(c *Channel, payload []byte) error {
 	if p.extension == nil {
 		return refused("a message for an extension, which there is none of")
 	}

@@ -56,7 +56,7 @@ func extended(t *testing.T) (a, b *side, at *carrier) {
 }
 
 // What an extension says keeps its place among the messages, and says whose it is.
-func TestAnExtensionIsHeardInItsPlace(t *testing.T) {
+func TestExtensionMessagesKeepTheirOrder(t *testing.T) {
 	a, b, at := extended(t)
 	a.loop.Call(func() { a.peer.Tell([]byte("one")) })
 	c := a.open(&wire.Done{}, ignore, func(error) {})
@@ -85,7 +85,7 @@ func TestAnExtensionIsHeardInItsPlace(t *testing.T) {
 }
 
 // Channels hear of a Peer's death when its extension touches no memory any more.
-func TestAnExtensionEndsBeforeTheChannels(t *testing.T) {
+func TestExtensionEndsBeforeChannels(t *testing.T) {
 	a, b, at := extended(t)
 	ended := make(chan error, 1)
 	a.open(&wire.Done{}, ignore, func(error) {})
@@ -113,7 +113,7 @@ func TestAnExtensionEndsBeforeTheChannels(t *testing.T) {
 }
 
 // A relay of an earlier release, which knows no extension, is told nothing of one.
-func TestWhoKnowsNoExtensionHearsNone(t *testing.T) {
+func TestPeerWithoutExtensionGetsNoExtensionMessage(t *testing.T) {
 	ours, theirs := net.Pipe()
 	gathering := &Gathering{Time: waitTime}
 	made, accepting := make(chan *Streams, 2), make(chan net.Conn, 2)
@@ -149,9 +149,9 @@ func TestWhoKnowsNoExtensionHearsNone(t *testing.T) {
 	dataOurs.Close()
 }
 
-// TestSilentPeerLivesByItsExtension demands that a silent control connection ends a Peer only when the
+// TestSilentPeerWithLiveExtensionSurvives demands that a silent control connection ends a Peer only when the
 // extension does not vouch for the other relay any more.
-func TestSilentPeerLivesByItsExtension(t *testing.T) {
+func TestSilentPeerWithLiveExtensionSurvives(t *testing.T) {
 	at := newCarrier()
 	at.alive.Store(int64(50 * time.Millisecond))
 	dialed, _ := greeted(t, pipes, 1, 0) // nobody speaks at the other end

@@ -33,8 +33,8 @@ const defaultPiece = 512 << 10
 
 // Bounds of what the other side may ask for, bytes.
 const (
-	leastPiece = 4 << 10
-	mostPiece  = 64 << 20
+	minPiece = 4 << 10
+	maxPiece = 64 << 20
 )
 
 // Streams are the connections of a Peer that is to be made.
@@ -97,7 +97,7 @@ func readGreeting(b []byte) (*greeting, error) {
 		return g, &wire.Error{Status: wire.Status(g.refusal), Reason: "the other relay takes no connection: " + wire.Status(g.refusal).String()}
 	case g.streams < 1 || g.streams > maxStreams || g.stream > g.streams:
 		return g, refused("stream %d of %d", g.stream, g.streams)
-	case g.piece < leastPiece || g.piece > mostPiece:
+	case g.piece < minPiece || g.piece > maxPiece:
 		return g, refused("pieces of %d bytes", g.piece)
 	}
 	return g, nil

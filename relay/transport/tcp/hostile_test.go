@@ -168,7 +168,7 @@ func TestLeavingWithinAWriteEndsThePeer(t *testing.T) {
 }
 
 // What ends in the middle is no message and no write.
-func TestTruncation(t *testing.T) {
+func TestTruncatedFramesDeliverNothing(t *testing.T) {
 	p := piece{channel: 3, region: 1, number: 1, immediate: 1, length: rawPiece, bytes: rawPiece}
 	piece := append(p.header(), make([]byte, rawPiece)...)
 	frame := appendFrame(nil, 3, frameMessage, wire.Encode(&wire.PeerWritten{}, 0))
@@ -202,7 +202,7 @@ func TestTruncation(t *testing.T) {
 }
 
 // Connections that do not belong together make no Peer, and hear of it.
-func TestGreetingsThatDoNotFit(t *testing.T) {
+func TestMismatchedGreetingsMakeNoPeer(t *testing.T) {
 	good := greeting{oldest: oldestVersion, newest: newestVersion, set: [16]byte{7}, streams: 2, piece: defaultPiece}
 	with := func(change func(*greeting)) []byte { g := good; change(&g); return g.bytes() }
 	cases := map[string]struct {
@@ -329,7 +329,7 @@ func TestMemoryIsRemovedWithAGrant(t *testing.T) {
 }
 
 // Who cannot make all connections makes none.
-func TestDialGivesUpAll(t *testing.T) {
+func TestDialFailureClosesAllConnections(t *testing.T) {
 	refuses := errors.New("no route to host")
 	var made []net.Conn
 	_, err := Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) {
@@ -375,7 +375,7 @@ func FuzzGreeting(f *testing.F) {
 	f.Add((&greeting{oldest: 1, newest: 1, streams: 4, stream: 2, piece: defaultPiece}).bytes())
 	f.Fuzz(func(t *testing.T, data []byte) {
 		g, err := readGreeting(data)
-		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < leastPiece || !bytes.Equal(g.bytes(), data)) {
+		if err == nil && (g.streams < 1 || g.streams > maxStreams || g.stream > g.streams || g.piece < minPiece || !bytes.Equal(g.bytes(), data)) {
 			t.Errorf("%+v", g)
 		}
 	})

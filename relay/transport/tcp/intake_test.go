@@ -58,7 +58,7 @@ func TestSpinningLoopReadsControlStream(t *testing.T) {
 	}
 	b.loop.Call(func() { b.loop.Add(spinning{}) })
 	testutil.Until(t, "a message that the loop has read", func() bool {
-		say(200) // one soon after the other: the loop reads for activeTime
+		say(200) // one soon after the other: the loop reads for activeInterval
 		return b.peer.intake.reads.Load() > 0
 	})
 	b.loop.Call(func() { b.loop.Remove(spinning{}) })

@@ -36,7 +36,7 @@ func (c *stopped) SetWriteDeadline(at time.Time) error {
 	return c.Conn.SetWriteDeadline(at)
 }
 
-// over reports whether a deadline passes while the process is stopped, or soon after.
+// closed reports whether a deadline passes while the process is stopped, or soon after.
 func (c *stopped) over(b []byte) bool {
 	if len(b) <= pieceHeader {
 		return false
@@ -84,7 +84,7 @@ var silenceOf100Minutes = Config{Heartbeat: 20 * time.Millisecond, Dead: 100 * t
 
 // Who was stopped itself does not take the other side for dead that says something when it
 // goes on.
-func TestAPauseIsNotSilence(t *testing.T) {
+func TestPausedPeerDoesNotBlameOtherSide(t *testing.T) {
 	t.Parallel()
 	conn, wrap := pausing(0, 1)
 	e, r := against(t, 0, silenceOf100Minutes, wrap)
@@ -102,7 +102,7 @@ func TestAPauseIsNotSilence(t *testing.T) {
 }
 
 // Nor does it when that was in the middle of a piece.
-func TestAPauseWithinAPiece(t *testing.T) {
+func TestPauseWithinPieceEndsNoPeer(t *testing.T) {
 	t.Parallel()
 	conn, wrap := pausing(1, 1)
 	e, r := against(t, 1, silenceOf100Minutes, wrap)
@@ -123,7 +123,7 @@ func TestAPauseWithinAPiece(t *testing.T) {
 }
 
 // Nor while it sends: the other side's process, which did not read, was stopped as well.
-func TestAPauseWhileSending(t *testing.T) {
+func TestPauseWhileSendingEndsNoPeer(t *testing.T) {
 	t.Parallel()
 	conn, wrap := pausing(1, 2) // the first with the header before it, which was taken
 	e, r := against(t, 1, silenceOf100Minutes, wrap)
@@ -152,7 +152,7 @@ func TestAPauseWhileSending(t *testing.T) {
 
 // How long a write does not go on is counted in heartbeats: of a pause of any length there
 // is one at most.
-func TestAPauseOfAWrite(t *testing.T) {
+func TestPauseOfWriteCountsOneHeartbeat(t *testing.T) {
 	const beats = 3
 	e, r := against(t, 1, Config{Heartbeat: time.Hour, Dead: beats * time.Hour})
 	r.listens()

@@ -138,7 +138,7 @@ type Peer struct {
 	landings  landings
 	outbox    outbox
 	intake    *intake
-	supply    supply
+	queue     sendQueue
 	counters  struct{ messages, batches, writes, pieces, eager atomic.Uint64 }
 
 	// Writes that are under way, and how often one of them went on; how often that was when
@@ -174,7 +174,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 		gone: gone, landings: landings{piece: uint64(s.piece), channels: map[uint32]*runway{}},
 		outbox: outbox{wake: make(chan struct{}, 1)}, intake: newIntake(),
 	}
-	p.supply.piece = uint64(s.ours)
+	p.queue.piece = uint64(s.ours)
 	p.config.Eager = min(p.config.Eager, s.ours) // a write with the messages is one piece
 	p.last, p.lastOpen = 0, 1                    // the other side's are 3, 5 …
 	if s.dialed {
@@ -183,7 +183,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 	if p.config.Extend != nil && s.version >= extensions {
 		p.extension = p.config.Extend(p)
 	}
-	p.supply.ready.L, p.supply.lookers = &p.supply.mu, mostLookers()
+	p.queue.wake.L, p.queue.maxSpinners = &p.queue.mu, maxSpinners()
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
 		tune(c, p.config.silence())
 		p.carried[c] = p.config.Carried(c)
@@ -255,7 +255,7 @@ func (p *Peer) fail(why error, tell bool) {
 		for _, c := range p.data {
 			c.Close()
 		}
-		p.supply.end()
+		p.queue.end()
 		go func() {
 			p.movers.Wait()
 			p.loop.Do(p.perish)
@@ -354,7 +354,7 @@ func (p *Peer) Poll() bool {
 }
 
 func (p *Peer) pollSent() bool {
-	if len(p.sent) == 0 || !p.urgent && p.loop.Now()-p.since < laterTime {
+	if len(p.sent) == 0 || !p.urgent && p.loop.Now()-p.since < ackDelay {
 		return false
 	}
 	p.urgent = false
@@ -378,16 +378,16 @@ func (p *Peer) Arm() bool {
 // Disarm has nothing to undo.
 func (p *Peer) Disarm() {}
 
-// laterTime is how long a frame of sayLater waits for another one: to send takes longer than most copies
+// ackDelay is how long a frame of sayLater waits for another one: to send takes longer than most copies
 // of few bytes, whose end the loop would not see meanwhile.
-const laterTime = 20 * time.Microsecond
+const ackDelay = 20 * time.Microsecond
 
-func (p *Peer) say(channel, kind uint32, payload ...[]byte) {
+func (p *Peer) sendFrame(channel, kind uint32, payload ...[]byte) {
 	p.urgent = true
 	p.sayLater(channel, kind, payload...)
 }
 
-// sayLater sends a frame together with the next one, or after laterTime.
+// sayLater sends a frame together with the next one, or after ackDelay.
 func (p *Peer) sayLater(channel, kind uint32, payload ...[]byte) {
 	if p.dead != nil {
 		return

@@ -18,7 +18,7 @@ import (
 
 // What is written under grants arrives, each byte and each immediate once, and the
 // source is given back when the bytes are there.
-func TestWritesArrive(t *testing.T) {
+func TestWritesUnderGrantsArrive(t *testing.T) {
 	for name, of := range networks {
 		for _, streams := range []int{1, 3} {
 			t.Run(fmt.Sprintf("%s/%d streams", name, streams), func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestWritesArrive(t *testing.T) {
 }
 
 // A grant can be filled by several writes, one after the other.
-func TestAGrantTakesSeveralWrites(t *testing.T) {
+func TestGrantTakesSeveralWrites(t *testing.T) {
 	memory := make([]byte, 100<<10)
 	source := bytes.Repeat([]byte("lane"), 25<<10)
 	lengths := make(chan uint64, 10)
@@ -155,7 +155,7 @@ func TestEagerWritesArePieces(t *testing.T) {
 }
 
 // Each channel has its messages in their order, and hears of the other side's end.
-func TestChannelsAreApart(t *testing.T) {
+func TestChannelsKeepSeparateOrder(t *testing.T) {
 	for name, of := range networks {
 		t.Run(name, func(t *testing.T) {
 			noGoroutines(t)
@@ -224,7 +224,7 @@ func TestChannelsAreApart(t *testing.T) {
 }
 
 // What one turn of the loop has to say goes out in one write.
-func TestMessagesOfATurnGoTogether(t *testing.T) {
+func TestMessagesOfIterationAreOneWrite(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		got := make(chan uint64, 1000)
 		dialed, accepted := greeted(t, pipes, 1, 0)
@@ -270,7 +270,7 @@ func TestMessagesOfATurnGoTogether(t *testing.T) {
 }
 
 // Whoever reads nothing ends the Peer before it keeps more than it may.
-func TestWhatNobodyReadsIsBounded(t *testing.T) {
+func TestUnreadMessagesAboveLimitEndPeer(t *testing.T) {
 	noGoroutines(t)
 	const most = 64 << 10
 	e, _ := against(t, 1, Config{Waiting: most, Dead: time.Hour, Heartbeat: 20 * time.Millisecond})
@@ -294,7 +294,7 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 }
 
 // While the loop is not done with what came, no more is read.
-func TestABusyLoopReadsNoMore(t *testing.T) {
+func TestBusyLoopReadsNoMore(t *testing.T) {
 	dialed, accepted := greeted(t, pipes, 1, 0)
 	in := &counted{Conn: accepted.control}
 	accepted.control = in
@@ -338,7 +338,7 @@ func TestABusyLoopReadsNoMore(t *testing.T) {
 }
 
 // Who says nothing, or takes nothing, is dead after its time, and what it was is said.
-func TestSilenceIsDeath(t *testing.T) {
+func TestSilentPeerIsClosedWithReason(t *testing.T) {
 	source := make([]byte, 64<<10)
 	config := Config{Name: "node7 (10.1.0.7 over eth2)", Heartbeat: 20 * time.Millisecond, Dead: 300 * time.Millisecond, Waiting: 1 << 30}
 	// Of the deadlines only the one that is looked for runs: on a slow host another could
@@ -428,7 +428,7 @@ func (e *side) granting(r *raw, channel uint32, memory []byte) (arrived chan uin
 
 // Whatever comes is a new beginning of the time after which the other side is dead, and
 // a Peer with nothing to say says that it lives.
-func TestHeartbeatsKeepAPeerAlive(t *testing.T) {
+func TestHeartbeatsKeepIdlePeerAlive(t *testing.T) {
 	ours, theirs := net.Pipe()
 	c := &counted{Conn: theirs}
 	newSide(t, &Streams{control: c, piece: rawPiece, ours: rawPiece}, Config{Heartbeat: time.Millisecond, Dead: time.Hour})
@@ -455,7 +455,7 @@ func TestHeartbeatsKeepAPeerAlive(t *testing.T) {
 
 // The end of either side, at whatever moment, ends each channel and each write once,
 // with a reason that says who, where and why.
-func TestTheEndOfAPeer(t *testing.T) {
+func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 	ends := map[string]struct {
 		end       func(a, b *side)
 		want      []string
@@ -519,7 +519,7 @@ func reset(c net.Conn) {
 
 // The source of a write is given back, also of a Peer that is dead, only when nothing
 // reads it any more; nor does the other side's word suffice for that.
-func TestASourceIsReadToTheEnd(t *testing.T) {
+func TestWriteSourceIsReleasedAfterLastRead(t *testing.T) {
 	for _, dies := range []bool{true, false} {
 		noGoroutines(t)
 		ours, theirs := net.Pipe()
@@ -541,8 +541,8 @@ func TestASourceIsReadToTheEnd(t *testing.T) {
 			testutil.Until(t, "the other side's word", func() bool {
 				said := false
 				e.loop.Call(func() {
-					e.peer.supply.mu.Lock()
-					defer e.peer.supply.mu.Unlock()
+					e.peer.queue.mu.Lock()
+					defer e.peer.queue.mu.Unlock()
 					for _, w := range e.peer.writes {
 						said = w.acknowledged
 					}
@@ -567,7 +567,7 @@ func TestASourceIsReadToTheEnd(t *testing.T) {
 }
 
 // Granted memory is given back only when nothing writes it any more.
-func TestGrantedMemoryIsWrittenToTheEnd(t *testing.T) {
+func TestGrantedMemoryIsReleasedAfterLastWrite(t *testing.T) {
 	noGoroutines(t)
 	ours, theirs := net.Pipe()
 	control, controls := net.Pipe()
@@ -601,7 +601,7 @@ func TestGrantedMemoryIsWrittenToTheEnd(t *testing.T) {
 
 // Whoever leaves a channel within a write: all of it lands, the channel ends, and the
 // Peer goes on.
-func TestLeavingWithinAWrite(t *testing.T) {
+func TestChannelLeftWithinWriteLandsAll(t *testing.T) {
 	for name, leaves := range map[string]func(sender, receiver *Channel){
 		"the receiver": func(_, receiver *Channel) { receiver.peer.loop.Call(receiver.Leave) },
 		"the sender":   func(sender, _ *Channel) { sender.peer.loop.Call(sender.Leave) },

@@ -14,7 +14,7 @@ import (
 
 // All clients of a relay share one Peer for each other relay and pair of NICs; one that
 // could not be reached, or has died, is dialed again.
-func TestAPairOfRelaysHasOnePeer(t *testing.T) {
+func TestRelayPairSharesOnePeer(t *testing.T) {
 	noGoroutines(t)
 	loop, err := poll.New()
 	if err != nil {
@@ -133,7 +133,7 @@ func newPeers(t *testing.T) (peers *Peers, dial func(context.Context) (*Streams,
 
 // Who comes while a Peer dies, which takes as long as something uses its connections,
 // gets another.
-func TestADyingPeerIsNotReached(t *testing.T) {
+func TestEndingPeerIsNotReused(t *testing.T) {
 	peers, dial := newPeers(t)
 	key := Key{Relay: "node7"}
 	first, err := peers.Reach(t.Context(), key, dial)
@@ -165,7 +165,7 @@ func (a *asked) Done() <-chan struct{} {
 }
 
 // One client that gives up does not take those with it who wait for its dialing.
-func TestWhoWaitsDialsItself(t *testing.T) {
+func TestCanceledDialLeavesOtherWaiters(t *testing.T) {
 	peers, dial := newPeers(t)
 	key := Key{Relay: "node7"}
 	impatient, cancel := context.WithCancel(t.Context())

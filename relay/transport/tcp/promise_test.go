@@ -16,7 +16,7 @@ import (
 
 // The channels hear within Dead that the other side is dead: no wait begins so late that
 // it ends after that, nor is any so short that heartbeats which come late are none.
-func TestTheTimeOfADeath(t *testing.T) {
+func TestPeerDeathIsReportedWithinLimit(t *testing.T) {
 	cases := map[string]struct {
 		config  Config
 		silence time.Duration
@@ -65,7 +65,7 @@ func (c *deadlines) SetWriteDeadline(at time.Time) error {
 func (c *deadlines) NetConn() net.Conn { return c.Conn }
 
 // Each wait for the other side is as long as silence may be, the kernel's too.
-func TestEachWaitIsOfSilence(t *testing.T) {
+func TestWaitsForPeerEqualSilenceLimit(t *testing.T) {
 	ahead := make(chan time.Duration, 10_000)
 	dialed, accepted := greeted(t, loopback, 1, 64<<10)
 	sockets := []*net.TCPConn{dialed.control.(*net.TCPConn), dialed.data[0].(*net.TCPConn)}
@@ -124,7 +124,7 @@ func (timeless) SetWriteDeadline(time.Time) error { return nil }
 
 // Of a death the channels hear at once. What the other side is told of it takes longer,
 // where it takes nothing any more, and does not keep them waiting; it is told all the same.
-func TestTheChannelsDoNotWaitForTheFarewell(t *testing.T) {
+func TestChannelsEndBeforeFarewellIsSent(t *testing.T) {
 	noGoroutines(t)
 	e, r := against(t, 1, Config{Dead: time.Hour}, func(c net.Conn) net.Conn { return timeless{c} })
 	ended := make(chan error, 1)
@@ -152,7 +152,7 @@ func (c fails) Read([]byte) (int, error) { return 0, c.with }
 
 // What the kernel has given up needs no word of the other side's: that is waited for only
 // where that side has ended the connection.
-func TestWhatTheKernelGivesUpIsOverAtOnce(t *testing.T) {
+func TestConnectionAbortedByKernelEndsAtOnce(t *testing.T) {
 	for _, with := range []error{unix.ETIMEDOUT, unix.EHOSTUNREACH, unix.ENETUNREACH} {
 		control := true
 		e, r := against(t, 1, Config{Heartbeat: time.Hour, Dead: 100 * time.Hour}, func(c net.Conn) net.Conn {
@@ -177,7 +177,7 @@ type numbered struct {
 
 // Of a data stream that has ended the other side hears which it was, by the control stream:
 // all that it would see by itself is that this one ends.
-func TestWhichStreamEndedIsTold(t *testing.T) {
+func TestEndedStreamIsNamedToOtherSide(t *testing.T) {
 	next := -1 // the control stream is 0
 	e, r := against(t, 2, Config{Heartbeat: 20 * time.Millisecond, Dead: time.Hour, Route: func(c net.Conn) string {
 		return fmt.Sprint("connection ", c.(numbered).number)

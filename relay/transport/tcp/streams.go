@@ -29,66 +29,66 @@ type write struct {
 	acknowledged bool
 }
 
-// supply is what the data streams' writers have to send. A writer takes a piece when it
+// sendQueue is what the data streams' writers have to send. A writer takes a piece when it
 // has sent the last, so that a slow stream gets fewer.
 //
 // To wake a goroutine takes long, and the event loop, which does not make room for it, has
 // it woken by the others, one after the other. So no more are woken than there are pieces,
 // and of those that have nothing to do some look for a while before they sleep.
-type supply struct {
+type sendQueue struct {
 	mu     sync.Mutex
-	ready  sync.Cond
+	wake   sync.Cond
 	queue  []*write
 	pieces uint64 // in the queue
 	ended  bool
 	piece  uint64 // bytes, at most
 
-	asleep, called, looking int         // writers: those called have not noticed yet
-	lookers                 int32       // of all supplies, at most
-	there                   atomic.Bool // there are pieces, or it is the end
+	sleeping, wakeups, spinning int         // writers: those called have not noticed yet
+	maxSpinners                 int32       // of all supplies, at most
+	ready                       atomic.Bool // there are pieces, or it is the end
 }
 
-// lookTime is how long a writer looks before it sleeps: longer than the pauses between two
+// spinTime is how long a writer looks before it sleeps: longer than the pauses between two
 // messages of a busy connection.
-const lookTime = 100 * time.Microsecond
+const spinTime = 100 * time.Microsecond
 
-// lookers is how many writers of this process look.
-var lookers atomic.Int32
+// maxSpinners is how many writers of this process look.
+var spinners atomic.Int32
 
-// mostLookers is how many may: a part of the processors that this process has, and none where
+// maxSpinners is how many may: a part of the processors that this process has, and none where
 // they are few.
-func mostLookers() int32 { return int32(runtime.GOMAXPROCS(0) / 4) }
+func maxSpinners() int32 { return int32(runtime.GOMAXPROCS(0) / 4) }
 
 // put is the loop's.
-func (s *supply) put(w *write) {
+func (s *sendQueue) put(w *write) {
 	poll.Lock(&s.mu)
 	s.queue = append(s.queue, w)
 	s.pieces += (w.length + s.piece - 1) / s.piece
-	s.there.Store(true)
+	s.ready.Store(true)
 	calls := 0
-	for ; s.asleep > 0 && s.pieces > uint64(s.called+s.looking); calls++ {
-		s.asleep--
-		s.called++
+	for ; s.sleeping > 0 && s.pieces > uint64(s.wakeups+s.spinning); calls++ {
+		s.sleeping--
+		s.wakeups++
 	}
 	s.mu.Unlock()
 	for range calls { // not under the lock: it takes long
-		s.ready.Signal()
+		s.wake.Signal()
 	}
 }
 
 // end has all writers end.
-func (s *supply) end() {
+func (s *sendQueue) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
-	s.there.Store(true)
-	s.called += s.asleep
-	s.asleep = 0
-	s.ready.Broadcast()
+	s.ready.Store(true)
+	s.wakeups += s.sleeping
+	s.sleeping = 0
+	s.wake.Broadcast()
 }
 
 // take waits for a piece, and gives none at the end.
-func (s *supply) take() (*write, piece, []byte) {
+func (s *sendQueue) take() (*write, piece, []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.wait()
@@ -103,51 +103,51 @@ func (s *supply) take() (*write, piece, []byte) {
 		s.queue = s.queue[1:]
 	}
 	if s.pieces--; s.pieces == 0 {
-		s.there.Store(false)
+		s.ready.Store(false)
 	}
 	return w, p, w.from[p.at:][:p.bytes]
 }
 
 // wait returns when there is a piece, or the end. The lock is held.
-func (s *supply) wait() {
+func (s *sendQueue) wait() {
 	for looked := false; len(s.queue) == 0 && !s.ended; {
-		if !looked && s.mayLook() {
-			s.looking++
+		if !looked && s.maySpin() {
+			s.spinning++
 			s.mu.Unlock()
-			s.look()
-			lookers.Add(-1)
+			s.spin()
+			spinners.Add(-1)
 			s.mu.Lock()
-			s.looking--
+			s.spinning--
 			looked = true
 			continue
 		}
-		s.asleep++
-		s.ready.Wait()
-		s.called--
+		s.sleeping++
+		s.wake.Wait()
+		s.wakeups--
 		looked = false
 	}
 }
 
-// mayLook reports whether a writer is counted among the lookers.
-func (s *supply) mayLook() bool {
-	if s.lookers == 0 {
+// maySpin reports whether a writer is counted among the spinners.
+func (s *sendQueue) maySpin() bool {
+	if s.maxSpinners == 0 {
 		return false
 	}
-	if lookers.Add(1) <= s.lookers {
+	if spinners.Add(1) <= s.maxSpinners {
 		return true
 	}
-	lookers.Add(-1)
+	spinners.Add(-1)
 	return false
 }
 
-// look returns when there is something, or after lookTime.
-func (s *supply) look() {
-	for begun := time.Now(); !s.there.Load() && time.Since(begun) < lookTime; {
+// spin returns when there is something, or after spinTime.
+func (s *sendQueue) spin() {
+	for begun := time.Now(); !s.ready.Load() && time.Since(begun) < spinTime; {
 	}
 }
 
 // sent counts a piece, and reports whether nothing is left to wait for.
-func (s *supply) sent(w *write, n uint32) bool {
+func (s *sendQueue) sent(w *write, n uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.left -= uint64(n)
@@ -155,7 +155,7 @@ func (s *supply) sent(w *write, n uint32) bool {
 }
 
 // acknowledged is the other side's word, on the loop; it reports what sent does.
-func (s *supply) acknowledged(w *write) bool {
+func (s *sendQueue) acknowledged(w *write) bool {
 	poll.Lock(&s.mu)
 	defer s.mu.Unlock()
 	again := w.acknowledged
@@ -201,7 +201,7 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	case p.dead != nil:
 		done(p.dead)
 		return
-	case c.left || c.over:
+	case c.localClosed || c.closed:
 		done(wire.Errorf(wire.StatusPeerClosed, "the relay at %s has closed the connection", p.config.Name))
 		return
 	}
@@ -220,18 +220,18 @@ func (c *Channel) write(to transport.Target, from []byte, immediate uint64, done
 	if len(from) <= p.config.Eager {
 		p.counters.eager.Add(1)
 		w.bytes, w.left = uint32(n), 0
-		p.say(c.number, frameEager, w.header(), from)
+		p.sendFrame(c.number, frameEager, w.header(), from)
 		return
 	}
 	w.streamed = true
 	c.writes++
-	p.supply.put(w)
+	p.queue.put(w)
 }
 
 // writeData sends pieces on one stream.
 func (p *Peer) writeData(c net.Conn) {
 	for {
-		w, h, from := p.supply.take()
+		w, h, from := p.queue.take()
 		if w == nil {
 			return
 		}
@@ -240,7 +240,7 @@ func (p *Peer) writeData(c net.Conn) {
 		}
 		p.counters.pieces.Add(1)
 		p.moved()
-		if p.supply.sent(w, h.bytes) {
+		if p.queue.sent(w, h.bytes) {
 			p.loop.Do(func() { p.finish(w) })
 		}
 	}

@@ -7,10 +7,10 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 )
 
-// newSupply is a supply whose writers only take, until it ends.
-func newSupply(t *testing.T, writers int, lookers int32) (s *supply, taken chan piece) {
-	s, taken = &supply{piece: 100, lookers: lookers}, make(chan piece, 1000)
-	s.ready.L = &s.mu
+// newSendQueue is a supply whose writers only take, until it ends.
+func newSendQueue(t *testing.T, writers int, spinners int32) (s *sendQueue, taken chan piece) {
+	s, taken = &sendQueue{piece: 100, maxSpinners: spinners}, make(chan piece, 1000)
+	s.wake.L = &s.mu
 	var all sync.WaitGroup
 	for range writers {
 		all.Go(func() {
@@ -29,17 +29,17 @@ func newSupply(t *testing.T, writers int, lookers int32) (s *supply, taken chan 
 
 func ofLength(n uint64) *write { return &write{piece: piece{length: n}, from: make([]byte, n)} }
 
-// asleep waits until so many writers are.
-func (s *supply) sleepers(t *testing.T, n int) {
+// sleeping waits until so many writers are.
+func (s *sendQueue) sleepers(t *testing.T, n int) {
 	testutil.Until(t, "the writers to sleep", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.asleep == n && s.called == 0 && s.looking == 0
+		return s.sleeping == n && s.wakeups == 0 && s.spinning == 0
 	})
 }
 
 // No more writers are called than there are pieces that nobody else comes for.
-func TestWritersAreCalledForTheirPieces(t *testing.T) {
+func TestWritersWakeOncePerPiece(t *testing.T) {
 	for _, c := range []struct {
 		name                                  string
 		called, looking                       int
@@ -54,19 +54,19 @@ func TestWritersAreCalledForTheirPieces(t *testing.T) {
 		{name: "one is called", length: 100, called: 1, waiting: 1, wantCalled: 2, asleepAtFirst: 7, wantAsleep: 6},
 		{name: "enough look", length: 200, looking: 2, asleepAtFirst: 8, wantAsleep: 8},
 	} {
-		s := &supply{piece: 100, called: c.called, looking: c.looking, asleep: c.asleepAtFirst, pieces: c.waiting}
-		s.ready.L = &s.mu
+		s := &sendQueue{piece: 100, wakeups: c.called, spinning: c.looking, sleeping: c.asleepAtFirst, pieces: c.waiting}
+		s.wake.L = &s.mu
 		s.put(ofLength(c.length))
-		if s.called != c.wantCalled || s.asleep != c.wantAsleep || !s.there.Load() {
-			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.called, s.asleep, c.wantCalled, c.wantAsleep)
+		if s.wakeups != c.wantCalled || s.sleeping != c.wantAsleep || !s.ready.Load() {
+			t.Errorf("%s: %d are called and %d asleep, want %d and %d", c.name, s.wakeups, s.sleeping, c.wantCalled, c.wantAsleep)
 		}
 	}
 }
 
 // Each piece is taken once, whether writers sleep or look, and all writers end.
-func TestPiecesAreTaken(t *testing.T) {
-	for _, lookers := range []int32{0, 1, 8} {
-		s, taken := newSupply(t, 8, lookers)
+func TestPiecesAreTakenOnce(t *testing.T) {
+	for _, spinners := range []int32{0, 1, 8} {
+		s, taken := newSendQueue(t, 8, spinners)
 		for round := range 200 {
 			if round%10 == 0 {
 				s.sleepers(t, 8)
@@ -78,12 +78,12 @@ func TestPiecesAreTaken(t *testing.T) {
 				bytes += uint64(receive(t, taken, "a piece").bytes)
 			}
 			if bytes != 251 {
-				t.Fatalf("%d lookers: pieces of %d bytes came, want 251", lookers, bytes)
+				t.Fatalf("%d spinners: pieces of %d bytes came, want 251", spinners, bytes)
 			}
 		}
 		s.sleepers(t, 8)
-		if s.there.Load() || s.pieces != 0 || len(s.queue) != 0 {
-			t.Errorf("%d lookers: %d pieces are left", lookers, s.pieces)
+		if s.ready.Load() || s.pieces != 0 || len(s.queue) != 0 {
+			t.Errorf("%d spinners: %d pieces are left", spinners, s.pieces)
 		}
 	}
 }

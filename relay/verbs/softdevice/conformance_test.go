@@ -29,7 +29,7 @@ func host(t testing.TB, devices ...softdevice.Device) (softdevice.Host, *verbs.L
 	return h, l
 }
 
-func TestConformanceRoCE(t *testing.T) {
+func TestConformanceRoCEDevicePasses(t *testing.T) {
 	nic := softdevice.Device{Name: "mlx5_0", GUID: 0x0c42a10300aabbcc, Address: "192.0.2.7"}
 	h, l := host(t, nic)
 	conformance.Run(t, conformance.Fixture{
@@ -42,7 +42,7 @@ func TestConformanceRoCE(t *testing.T) {
 	})
 }
 
-func TestConformanceIWARP(t *testing.T) {
+func TestConformanceIWARPDevicePasses(t *testing.T) {
 	_, l := host(t, softdevice.Device{Name: "siw0", GUID: 0x0c42a10300aabbcd, IWARP: true, Address: "192.0.2.8"})
 	conformance.Run(t, conformance.Fixture{
 		Library: l, Device: "siw0", Address: netip.MustParseAddr("192.0.2.8"), DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,

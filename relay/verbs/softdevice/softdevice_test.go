@@ -111,7 +111,7 @@ func TestOpenRefusesTheSoftwareDeviceWithoutPermission(t *testing.T) {
 	}
 }
 
-func TestEveryRefusalIsTold(t *testing.T) {
+func TestRefusalsOfDeviceAreReported(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	c, d := opened(t, l, "mlx5_0")
 	queue, err := c.NewQueue(4)
@@ -154,7 +154,7 @@ func TestEveryRefusalIsTold(t *testing.T) {
 	// Whatever failed on the way, nothing is left: the context closes.
 }
 
-func TestWhatTheProbeFinds(t *testing.T) {
+func TestProbeReportsDMABufSupport(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "yes"}, softdevice.Device{Name: "no", NoDMABuf: true})
 	for name, want := range map[string]verbs.Support{"yes": verbs.Yes, "no": verbs.No} {
 		c, _ := opened(t, l, name)
@@ -172,7 +172,7 @@ func TestWhatTheProbeFinds(t *testing.T) {
 }
 
 // What is given back too early is refused by name, and stays.
-func TestOrderOfRelease(t *testing.T) {
+func TestReleaseOutOfOrderIsRefused(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "mlx5_0"})
 	c, err := l.OpenDevice("mlx5_0")
 	check(t, err)
@@ -329,7 +329,7 @@ func child() error {
 	select {}
 }
 
-func TestTwoProcesses(t *testing.T) {
+func TestTwoProcessesExchangeWrites(t *testing.T) {
 	h, l := host(t, softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1"}, softdevice.Device{Name: "mlx5_1", GUID: 2, Address: "192.0.2.2"})
 	exe, err := os.Executable()
 	check(t, err)
@@ -397,7 +397,7 @@ func TestTwoProcesses(t *testing.T) {
 
 // Who asks for a connection may give its pair back before the answer comes, which then
 // finds none.
-func TestAnAnswerToAPairThatIsGone(t *testing.T) {
+func TestAnswerToDestroyedQueuePairIsDropped(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.1")
 	_, l := host(t, softdevice.Device{Name: "siw_0", GUID: 1, Address: at.String(), IWARP: true})
 	m, err := l.Manager()

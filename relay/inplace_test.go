@@ -93,7 +93,7 @@ func (p *pair) moveBetween(t *testing.T, from, to *memory, fromAt, toAt, n uint6
 // What a client of a near GPU lends is read and written by NICs where it lies, at each side
 // where that can be, in every size and place, and what has come is flushed. Whatever a NIC
 // refuses it with, or the client has none to lend, it bounces, and each side says which it is.
-func TestNearGPUsMemoryInPlace(t *testing.T) {
+func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 	const lentBytes = 1<<20 + 77 // no slots'
 	type side struct {
 		near  bool
@@ -282,9 +282,9 @@ func (p *byRDMA) lendBegun(t *testing.T) *byRDMA {
 	}
 }
 
-// TestCudaMallocMemoryGoesInPlace demands that a NIC reads memory of cudaMalloc where it lies: a DMA-BUF
+// TestCudaMallocMemoryTransfersInPlace demands that a NIC reads memory of cudaMalloc where it lies: a DMA-BUF
 // is of any range that a client owns.
-func TestCudaMallocMemoryGoesInPlace(t *testing.T) {
+func TestCudaMallocMemoryTransfersInPlace(t *testing.T) {
 	p := &byRDMA{lane: direct, change: func(c *launch.Config) { c.CUDAIPC = true }}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
@@ -344,7 +344,7 @@ func TestOwnerOrderingNeedsNoFlush(t *testing.T) {
 
 // What comes by a NIC that belongs to another lane is not received in place: the way from there
 // to the GPU is as far as a far GPU's, and nobody has tried it.
-func TestLentMemoryBesideAnotherNIC(t *testing.T) {
+func TestInPlaceMemoryBesideOtherLanesNICBounces(t *testing.T) {
 	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {
 		if l.NICs[0] == "rocep1" {
 			l.NICs = []string{"rocep2"}
@@ -374,7 +374,7 @@ func TestLentMemoryBesideAnotherNIC(t *testing.T) {
 }
 
 // Reads and writes of what is offered are in place, too, and withdrawing waits for them.
-func TestOneSidedInPlace(t *testing.T) {
+func TestOneSidedOperationsInPlaceDelayRevoke(t *testing.T) {
 	p := nearByRDMA(t)
 	before, _ := inPlace(t, p.relayA)
 	p.readsAndWrites(t)
@@ -390,7 +390,7 @@ func TestOneSidedInPlace(t *testing.T) {
 
 // A message that waits for its receiver uses memory that is given back meanwhile: the NICs
 // forget it when the message has gone, and not before.
-func TestLentMemoryIsGivenBackUnderAMessage(t *testing.T) {
+func TestInPlaceMemoryUnexportedInFlightStaysRegistered(t *testing.T) {
 	p := nearByRDMA(t)
 	want := random(t, 1<<20)
 	p.source.write(0, want)
@@ -419,7 +419,7 @@ func TestLentMemoryIsGivenBackUnderAMessage(t *testing.T) {
 // A NIC fails under a message between two memories, whether or not they are given back meanwhile:
 // other queue pairs come, whose domains know both, and the message arrives. What was given back
 // they forget then, and what was not goes in place at once.
-func TestLentMemoryUnderANICThatFails(t *testing.T) {
+func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	for _, c := range []struct {
 		name, fails string
 		unexport    bool
@@ -486,7 +486,7 @@ func TestLentMemoryUnderANICThatFails(t *testing.T) {
 
 // A client dies while a NIC reads its memory, or writes it: that stays registered, and the
 // GPU's, until the write has ended, and no longer.
-func TestDeathOfALender(t *testing.T) {
+func TestOwnerDeathInPlaceKeepsMemoryUntilWriteEnds(t *testing.T) {
 	for _, sends := range []bool{true, false} {
 		t.Run(map[bool]string{true: "that sends", false: "that receives"}[sends], func(t *testing.T) {
 			t.Parallel()
@@ -766,7 +766,7 @@ func playLender() error {
 
 // What a client lends that nobody wants is closed and takes nothing; what it lends twice stays
 // as it was first.
-func TestWhatIsLentUnasked(t *testing.T) {
+func TestUnrequestedDMABufIsClosed(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1) // a far GPU's, of which nothing is wanted
 	asked := false
@@ -829,7 +829,7 @@ func TestWhatIsLentUnasked(t *testing.T) {
 
 // A library of before does not answer what an export asks for: its memory bounces, and inspect
 // says why. An answer that comes late is as good as any.
-func TestALibraryThatKnowsNoLending(t *testing.T) {
+func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	p := &byRDMA{lane: direct}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
@@ -892,7 +892,7 @@ func TestALibraryThatKnowsNoLending(t *testing.T) {
 
 // Where a NIC does not forget lent memory its client hears that it is not given back, and the
 // relay, with which alone the registration ends, ends when nobody is attached.
-func TestLentMemoryThatANICKeeps(t *testing.T) {
+func TestInPlaceMemoryKeptByNICEndsIdleRelay(t *testing.T) {
 	p := (&byRDMA{lane: direct, kept: "could not give something back"}).lendAll(t)
 	if err := p.rdma.Script("ibv_dereg_mr errno=16 device=mlx5_0"); err != nil {
 		t.Fatal(err)
@@ -911,7 +911,7 @@ func TestLentMemoryThatANICKeeps(t *testing.T) {
 }
 
 // However many memories a client lends and gives back at once, few threads wait for NICs.
-func TestManyLentMemoriesAtOnce(t *testing.T) {
+func TestManyInPlaceMemoriesUseFewThreads(t *testing.T) {
 	p := nearByRDMA(t)
 	const memories, atOnce, n = 20, 16, 8 << 10
 	held := func(call string) (n int) {
@@ -970,7 +970,7 @@ func TestManyLentMemoriesAtOnce(t *testing.T) {
 
 // NICs are told of no more than a limit: what is lent beyond it bounces, and says so, until
 // something else is given back.
-func TestLentMemoryIsLimited(t *testing.T) {
+func TestInPlaceMemoryAboveLimitBounces(t *testing.T) {
 	p := nearByRDMA(t)
 	if before := p.relayA.LendingAtMost(pairBytes + 1<<20); before != 2*(8<<30) {
 		t.Errorf("%d bytes can be lent of a GPU that has 8 GiB", before)
@@ -1020,7 +1020,7 @@ func openOf(t *testing.T, fd int) (n int) {
 }
 
 // A client that has closed its session has its memory for itself.
-func TestASessionThatLentEnds(t *testing.T) {
+func TestClosedSessionReleasesInPlaceMemory(t *testing.T) {
 	p := nearByRDMA(t)
 	b, err := client.Dial(within(t), p.socketB)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 
 // What the kernel tells of descriptors: of a GPU's memory as Linux 6.18 does with an H200's
 // driver, and of others.
-func TestWhoseDMABuf(t *testing.T) {
+func TestDMABufLinkNamesItsOwner(t *testing.T) {
 	const file = "pos:\t0\nflags:\t02000002\nmnt_id:\t12\nino:\t1\n"
 	for _, c := range []struct {
 		what, fdinfo string
@@ -38,7 +38,7 @@ func TestWhoseDMABuf(t *testing.T) {
 
 // What is no DMA-BUF is told by its link: nothing that its owner can have wait, or make long, is
 // asked of it.
-func TestALentDescriptorIsJudgedByItsLink(t *testing.T) {
+func TestDMABufOfClientIsCheckedByItsLink(t *testing.T) {
 	const gpu = "pos:\t0\nsize:\t2097152\nexp_name:\tnv_dmabuf\n"
 	proc := t.TempDir()
 	for i, c := range []struct{ link, fdinfo, says string }{

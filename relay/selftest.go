@@ -16,19 +16,19 @@ import (
 // What is known of pairs of GPUs comes from the supervisor: a relay tests nothing
 // that others would believe, because it may be taken over.
 
-// testedTime is how long staging waits for a self-test that is under way. Two relays that
+// selfTestTimeout is how long staging waits for a self-test that is under way. Two relays that
 // connect may wait one after the other, and libpeerlane waits a minute for them. Where it
 // takes longer a pair counts as not tested, and what is found after all ends the relay
 // if it is that the pair is wrong.
-const testedTime = 20 * time.Second
+const selfTestTimeout = 20 * time.Second
 
 // Orphaned says that the supervisor has gone: nobody will say more of the pairs.
 func (r *Relay) Orphaned() { r.loop.Do(func() { r.config.Testing = false }) }
 
-// proven ends the relay where it has staged on a pair that is wrong, as it now knows:
+// endIfWrong ends the relay where it has staged on a pair that is wrong, as it now knows:
 // what its clients were sent there may be wrong. The next relay knows it before it
 // stages. It is called on the loop.
-func (r *Relay) proven() {
+func (r *Relay) endIfWrong() {
 	if r.config.SelfTest == "" || r.config.SelfTest == launch.SelfTestOff {
 		return
 	}
@@ -51,7 +51,7 @@ func (l *lane) stagedOn() (list []launch.GPU) {
 			list = append(list, p.gpu)
 		}
 	}
-	for _, s := range l.served {
+	for _, s := range l.serverUsage {
 		if s.bytes > 0 {
 			list = append(list, s.gpu)
 		}
@@ -59,10 +59,10 @@ func (l *lane) stagedOn() (list []launch.GPU) {
 	return list
 }
 
-// tested is the configuration once it says what is known of the pairs that the lane
+// selfTestResult is the configuration once it says what is known of the pairs that the lane
 // is to stage on. It may block.
-func (l *lane) tested() (config launch.Config, err error) {
-	for end := time.Now().Add(testedTime); ; time.Sleep(10 * time.Millisecond) {
+func (l *lane) selfTestResult() (config launch.Config, err error) {
+	for end := time.Now().Add(selfTestTimeout); ; time.Sleep(10 * time.Millisecond) {
 		if !l.relay.loop.Call(func() { config = l.relay.config }) {
 			return config, errEnding
 		}
@@ -70,7 +70,7 @@ func (l *lane) tested() (config launch.Config, err error) {
 			return config, nil
 		}
 		if time.Now().After(end) {
-			logrus.Warnf("the self-test of this container's GPUs has not ended within %v: going on without it", testedTime)
+			logrus.Warnf("the self-test of this container's GPUs has not ended within %v: going on without it", selfTestTimeout)
 			return config, nil
 		}
 	}
@@ -132,19 +132,19 @@ func (l *lane) route(config launch.Config, hello *wire.PeerHello) (uint32, error
 	return route, nil
 }
 
-// tuning is how copies to and from a server GPU are cut and issued; 0 stands for the
+// calibration is how copies to and from a server GPU are cut and issued; 0 stands for the
 // configuration's slots and one stream.
-type tuning struct {
+type calibration struct {
 	chunk          uint64
 	depth, streams int
 }
 
-// tuned is what the self-test chose for a server GPU, and what the configuration has
+// calibrated is what the self-test chose for a server GPU, and what the configuration has
 // in its place.
-func (l *lane) tuned(server launch.GPU, config launch.Config) tuning {
-	var t tuning
+func (l *lane) calibrated(server launch.GPU, config launch.Config) calibration {
+	var t calibration
 	if p := launch.FindPair(config.Pairs, launch.PairName{GPU: l.spec.GPU, Server: server}); p != nil && config.Calibrated {
-		t = tuning{p.Chunk, p.Depth, p.Streams}
+		t = calibration{p.Chunk, p.Depth, p.Streams}
 	}
 	if config.Chunk > 0 {
 		t.chunk = config.Chunk
@@ -162,19 +162,19 @@ func (l *lane) tuned(server launch.GPU, config launch.Config) tuning {
 // configured: slots of one chunk, and as many of them as its memory holds, but no
 // more than the depth of copies asks for while the NIC has as many, and not fewer
 // than are configured.
-func (t tuning) of(z size) size {
+func (t calibration) of(z size) size {
 	if t.chunk == 0 || t.chunk >= z.slotBytes {
 		return z
 	}
 	room := int(uint64(z.slots) * z.slotBytes / t.chunk)
 	if t.depth > 0 {
-		room = min(room, max(2*t.depth, z.slots, leastSlots))
+		room = min(room, max(2*t.depth, z.slots, minSlots))
 	}
-	return size{min(room, mostSlots), t.chunk}
+	return size{min(room, maxSlots), t.chunk}
 }
 
-// mostSlots is as many as can be configured.
-const mostSlots = 1024
+// maxSlots is as many as can be configured.
+const maxSlots = 1024
 
 // stageOn makes a region in each direction on a server GPU, if the pair is fit for
 // it.
@@ -183,7 +183,7 @@ func (l *lane) stageOn(server launch.GPU, slots int, config launch.Config, creat
 	if why := l.unfit(server, config); why != "" {
 		return placed{gpu: server, wanted: 2 * uint64(slots) * config.SlotBytes, note: why, unfit: true}
 	}
-	t := l.tuned(server, config)
+	t := l.calibrated(server, config)
 	p := l.place(server, t.of(configured), config.Admission, create, out, in)
 	p.tuning = t
 	return p

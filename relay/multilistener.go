@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// gate is a listener at several addresses, to which more can come.
-type gate struct {
+// multiListener is a listener at several addresses, to which more can come.
+type multiListener struct {
 	accepted chan accepted
 	closed   chan struct{}
 
@@ -21,10 +21,12 @@ type accepted struct {
 	err  error
 }
 
-func newGate() *gate { return &gate{accepted: make(chan accepted), closed: make(chan struct{})} }
+func newMultiListener() *multiListener {
+	return &multiListener{accepted: make(chan accepted), closed: make(chan struct{})}
+}
 
 // add accepts connections from one more listener, and closes it with the others.
-func (g *gate) add(l net.Listener) {
+func (g *multiListener) add(l net.Listener) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut {
@@ -48,7 +50,7 @@ func (g *gate) add(l net.Listener) {
 }
 
 // Accept gives the next connection of any, or the error of one.
-func (g *gate) Accept() (net.Conn, error) {
+func (g *multiListener) Accept() (net.Conn, error) {
 	select {
 	case a := <-g.accepted:
 		return a.conn, a.err
@@ -58,7 +60,7 @@ func (g *gate) Accept() (net.Conn, error) {
 }
 
 // Close closes all listeners.
-func (g *gate) Close() error {
+func (g *multiListener) Close() error {
 	g.mu.Lock()
 	if g.shut {
 		g.mu.Unlock()
@@ -75,7 +77,7 @@ func (g *gate) Close() error {
 }
 
 // Addr is the first one's.
-func (g *gate) Addr() net.Addr {
+func (g *multiListener) Addr() net.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.listeners[0].Addr()

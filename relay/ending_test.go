@@ -9,7 +9,7 @@ import (
 
 // What a client asked for when its relay came to its end is not granted, and the client
 // hears why.
-func TestARequestOfADyingRelay(t *testing.T) {
+func TestRequestToEndingRelayFailsWithReason(t *testing.T) {
 	h := newHost(t)
 	h.ends = "an illegal memory access"
 	socket, r := h.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))

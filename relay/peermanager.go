@@ -27,14 +27,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// hosts is the relay's way to those of other hosts: where it listens, and the sets of
+// peerManager is the relay's way to those of other hosts: where it listens, and the sets of
 // connections that there are. Its methods may be called from any goroutine but the
 // loop's, unless they say so.
-type hosts struct {
+type peerManager struct {
 	relay    *Relay
 	where    launch.Network
 	local    *network.Local
-	listener *gate
+	listener *multiListener
 	rails    *rails
 	timing   func(*tcp.Config)
 
@@ -50,15 +50,15 @@ type hosts struct {
 	refused string
 
 	mu       sync.Mutex
-	meetings map[*network.Session]*meeting // whose streams come still
+	pending  map[*network.Session]*pendingSession // whose streams come still
 	names    map[tcp.Key]string
 	accepted map[tcp.Key]netip.Addr // sets of others' making, and where they come from
 	ended    bool
 	last     uint64
 }
 
-// meeting is a session of a relay that dials here, until all its connections are there.
-type meeting struct {
+// pendingSession is a session of a relay that dials here, until all its connections are there.
+type pendingSession struct {
 	key    tcp.Key
 	from   netip.Addr
 	joined uint64 // streams that have come, by number
@@ -66,19 +66,19 @@ type meeting struct {
 	timer  *time.Timer
 }
 
-// gatherTime is how long the connections of a set have to come. More than so many sets of
+// gatherTimeout is how long the connections of a set have to come. More than so many sets of
 // one host, or in all, do not come at a time, nor are so many there that others have made:
 // each takes descriptors. A host is who says that it is it, and whose address it is.
 const (
-	gatherTime      = 10 * time.Second
-	mostMeetings    = 256
-	mostMeetingsOf  = 64
-	mostAccepted    = 4096
-	mostAcceptedOf  = 512
-	dialTime        = 2 * handshakeTime
-	expecting       = 1 // the byte that says so
-	reportedPeers   = 32
-	unnamedHostname = "an unnamed host"
+	gatherTimeout        = 10 * time.Second
+	maxPendingSessions   = 256
+	maxPendingSessionsOf = 64
+	maxAccepted          = 4096
+	maxAcceptedOf        = 512
+	dialTimeout          = 2 * handshakeTimeout
+	expecting            = 1 // the byte that says so
+	reportedPeers        = 32
+	unnamedHostname      = "an unnamed host"
 )
 
 // hostname is what relays of other hosts, and their errors, call this one.
@@ -135,9 +135,9 @@ func (r *Relay) onNetwork() {
 		r.offNetwork = r.noKey
 		return
 	}
-	h := &hosts{relay: r, where: *r.config.Network, meetings: map[*network.Session]*meeting{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
-		gathering: tcp.Gathering{Most: mostMeetings, MostOfOne: 1}} // each has the meeting of a set
-	h.listener, h.rails = newGate(), newRails(h.where.Addresses, r.wires)
+	h := &peerManager{relay: r, where: *r.config.Network, pending: map[*network.Session]*pendingSession{}, names: map[tcp.Key]string{}, accepted: map[tcp.Key]netip.Addr{}, stopped: make(chan struct{}),
+		gathering: tcp.Gathering{Most: maxPendingSessions, MostOfOne: 1}} // each has the meeting of a set
+	h.listener, h.rails = newMultiListener(), newRails(h.where.Addresses, r.wires)
 	if refused := h.listen(); len(h.rails.listening) == 0 {
 		r.offNetwork = strings.Join(refused, "; ")
 		logrus.Errorf("%s is not on the network: %s", r.name(), r.offNetwork)
@@ -170,12 +170,12 @@ func (r *Relay) refused(log *logrus.Entry, err error, what string) {
 		log.WithError(err).Debug(what)
 		return
 	}
-	r.grumble.warn(log, err, what)
+	r.warnings.warn(log, err, what)
 }
 
 // listen listens on the rails that lanes reach and nobody listened on yet. It belongs to
 // the loop. What could not be had are sentences.
-func (h *hosts) listen() (refused []string) {
+func (h *peerManager) listen() (refused []string) {
 	refused = h.rails.listen(h.relay.lanes, h.listener, func(at netip.Addr) (net.Listener, error) {
 		return h.relay.wires.listen(at, h.where.Ports)
 	})
@@ -198,12 +198,12 @@ func (r *Relay) contact(token, generation wire.UUID, l *lane) (c [network.Contac
 
 // close ends all connections to other hosts, whether the loop runs or not. Nothing of
 // them touches any memory when it returns.
-func (h *hosts) close() {
+func (h *peerManager) close() {
 	h.mu.Lock()
 	h.ended = true
-	for session, m := range h.meetings {
+	for session, m := range h.pending {
 		m.end()
-		delete(h.meetings, session)
+		delete(h.pending, session)
 	}
 	h.mu.Unlock()
 	close(h.stopped)
@@ -216,7 +216,7 @@ func (h *hosts) close() {
 }
 
 // peer is how a Peer of a key works.
-func (h *hosts) peer(key tcp.Key) tcp.Config {
+func (h *peerManager) peer(key tcp.Key) tcp.Config {
 	h.mu.Lock()
 	name := h.names[key]
 	h.mu.Unlock()
@@ -238,7 +238,7 @@ func (h *hosts) peer(key tcp.Key) tcp.Config {
 }
 
 // named keeps who the other side of a key is, and by which interface it is reached.
-func (h *hosts) named(key tcp.Key, s *network.Session) {
+func (h *peerManager) named(key tcp.Key, s *network.Session) {
 	name := s.Peer
 	if by := h.interfaceOf(s.Conn.LocalAddr()); by != "" {
 		name += " by " + by
@@ -248,7 +248,7 @@ func (h *hosts) named(key tcp.Key, s *network.Session) {
 	h.names[key] = name
 }
 
-func (h *hosts) interfaceOf(local net.Addr) string {
+func (h *peerManager) interfaceOf(local net.Addr) string {
 	a, known := h.rails.interfaceAt(local)
 	switch at := addressOf(local); {
 	case known:
@@ -261,7 +261,7 @@ func (h *hosts) interfaceOf(local net.Addr) string {
 
 // admit says who may go on with his handshake: who asks for a listener that is there, and
 // each stream of a session once.
-func (h *hosts) admit(g network.Greeting) error {
+func (h *peerManager) admit(g network.Greeting) error {
 	if g.Joined != nil {
 		if g.Stream < 1 || g.Stream > launch.MaxNetworkStreams {
 			return wire.Errorf(wire.StatusLimit, "stream %d; a relay has up to %d", g.Stream, launch.MaxNetworkStreams)
@@ -283,15 +283,15 @@ func (h *hosts) admit(g network.Greeting) error {
 }
 
 // met takes a connection of another relay that has come to the end of its handshake.
-func (h *hosts) met(s *network.Session) {
+func (h *peerManager) met(s *network.Session) {
 	key, err := h.meet(s)
 	if err == nil && s.Joined == nil {
 		// The first of a set: the others may come.
-		if err = s.Conn.SetWriteDeadline(time.Now().Add(handshakeTime)); err == nil {
+		if err = s.Conn.SetWriteDeadline(time.Now().Add(handshakeTimeout)); err == nil {
 			_, err = s.Conn.Write([]byte{expecting})
 		}
 		if err == nil {
-			err = s.Conn.SetReadDeadline(time.Now().Add(gatherTime))
+			err = s.Conn.SetReadDeadline(time.Now().Add(gatherTimeout))
 		}
 		if err == nil {
 			err = h.answer(s)
@@ -299,14 +299,14 @@ func (h *hosts) met(s *network.Session) {
 	}
 	if err != nil {
 		s.Conn.Close()
-		h.part(s)
+		h.forgetSession(s)
 		h.relay.refused(logrus.WithField("from", s.Peer), err, "a relay of another host was refused")
 		return
 	}
 	streams, err := h.gathering.Add(s.Conn, key.Relay)
 	if err != nil {
-		h.part(s)
-		h.relay.grumble.warn(logrus.WithField("from", s.Peer), err, "a relay of another host did not come through")
+		h.forgetSession(s)
+		h.relay.warnings.warn(logrus.WithField("from", s.Peer), err, "a relay of another host did not come through")
 		return
 	}
 	if streams == nil {
@@ -320,7 +320,7 @@ func (h *hosts) met(s *network.Session) {
 	h.mu.Lock()
 	h.accepted[key] = addressOf(first.Conn.RemoteAddr()) // before its meeting ends: one of both counts
 	h.mu.Unlock()
-	h.part(first)
+	h.forgetSession(first)
 	peer, err := h.peers.Accepted(key, streams)
 	if err != nil { // else it is forgotten at its end
 		h.forget(key)
@@ -330,7 +330,7 @@ func (h *hosts) met(s *network.Session) {
 }
 
 // forget lets go what is known of a Peer that is none any more.
-func (h *hosts) forget(key tcp.Key) {
+func (h *peerManager) forget(key tcp.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.names, key)
@@ -338,7 +338,7 @@ func (h *hosts) forget(key tcp.Key) {
 }
 
 // acceptedOf counts the sets that one address has made. It needs the lock.
-func (h *hosts) acceptedOf(from netip.Addr) (n int) {
+func (h *peerManager) acceptedOf(from netip.Addr) (n int) {
 	for _, a := range h.accepted {
 		if a == from {
 			n++
@@ -357,14 +357,14 @@ func addressOf(a net.Addr) netip.Addr {
 }
 
 // meet finds the set that a connection belongs to.
-func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
+func (h *peerManager) meet(s *network.Session) (tcp.Key, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ended {
 		return tcp.Key{}, errEnding
 	}
 	if s.Joined != nil {
-		m := h.meetings[s.Joined]
+		m := h.pending[s.Joined]
 		if m == nil {
 			return tcp.Key{}, wire.Errorf(wire.StatusLimit, "stream %d comes when its set is complete, or given up", s.Stream)
 		}
@@ -377,47 +377,47 @@ func (h *hosts) meet(s *network.Session) (tcp.Key, error) {
 	}
 	from := addressOf(s.Conn.RemoteAddr())
 	of := 0
-	for other, m := range h.meetings {
+	for other, m := range h.pending {
 		if other.Host == s.Host || m.from == from {
 			of++
 		}
 	}
-	if all, here := len(h.accepted), h.acceptedOf(from); all >= mostAccepted || here >= mostAcceptedOf {
-		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "other relays have made %d sets of connections, %d of them from %v; at most %d and %d can be", all, here, from, mostAccepted, mostAcceptedOf)
+	if all, here := len(h.accepted), h.acceptedOf(from); all >= maxAccepted || here >= maxAcceptedOf {
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "other relays have made %d sets of connections, %d of them from %v; at most %d and %d can be", all, here, from, maxAccepted, maxAcceptedOf)
 	}
-	if len(h.meetings) >= mostMeetings || of >= mostMeetingsOf {
-		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.meetings), of, mostMeetings, mostMeetingsOf)
+	if len(h.pending) >= maxPendingSessions || of >= maxPendingSessionsOf {
+		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.pending), of, maxPendingSessions, maxPendingSessionsOf)
 	}
 	h.last++
 	// Of its own: what a relay says of itself leads no connection of ours to it.
-	m := &meeting{
+	m := &pendingSession{
 		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
 		from:   from,
 		forget: h.local.Expect(s),
 	}
-	m.timer = time.AfterFunc(gatherTime, func() { h.part(s) })
-	h.meetings[s] = m
+	m.timer = time.AfterFunc(gatherTimeout, func() { h.forgetSession(s) })
+	h.pending[s] = m
 	return m.key, nil
 }
 
-// part ends what is expected of a session.
-func (h *hosts) part(s *network.Session) {
+// forgetSession ends what is expected of a session.
+func (h *peerManager) forgetSession(s *network.Session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if m := h.meetings[s]; m != nil {
+	if m := h.pending[s]; m != nil {
 		m.end()
-		delete(h.meetings, s)
+		delete(h.pending, s)
 	}
 }
 
-func (m *meeting) end() {
+func (m *pendingSession) end() {
 	m.timer.Stop()
 	m.forget()
 }
 
 // reach gives the connections of a lane to the relay that a handle leads to: those that
 // there are, or others. Lanes that reach the same rails share them.
-func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout, from *lane) (*tcp.Peer, error) {
+func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from *lane) (*tcp.Peer, error) {
 	target := network.Target{Host: handle.Host, Token: handle.Token}
 	at, err := h.local.Keys().OpenContact(target, handle.Generation, handle.Contact)
 	if errors.Is(err, network.ErrOtherKey) && h.where.Tenant != "" {
@@ -449,7 +449,7 @@ func (h *hosts) reach(ctx context.Context, handle wire.HandleLayout, from *lane)
 	}
 }
 
-func (h *hosts) unreached(err error) error {
+func (h *peerManager) unreached(err error) error {
 	if wire.StatusOf(err) != wire.StatusInternal {
 		return err
 	}
@@ -464,8 +464,8 @@ const (
 
 // dial makes a set of connections. While the other side has no room, as when all of a job
 // begin at once, it is asked again.
-func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
+func (h *peerManager) dial(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		streams, err := h.dialSet(ctx, key, target, at, from)
@@ -482,7 +482,7 @@ func (h *hosts) dial(ctx context.Context, key tcp.Key, target network.Target, at
 	}
 }
 
-func (h *hosts) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
+func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.Target, at address.Endpoint, from *lane) (*tcp.Streams, error) {
 	until, _ := ctx.Deadline()
 	h.rails.look()
 	first, went, err := h.knock(ctx, target, h.rails.doors(key.Relay, at))
@@ -538,13 +538,13 @@ func expected(c net.Conn, until time.Time) error {
 	return nil
 }
 
-// restTime is how long connections that this relay made, and that no client uses, are
+// idleTimeout is how long connections that this relay made, and that no client uses, are
 // kept for the next one: as long, or twice; those that others made three times or four.
-const restTime = 30 * time.Second
+const idleTimeout = 30 * time.Second
 
 // rest closes them after that.
-func (h *hosts) rest() {
-	every := time.NewTicker(restTime)
+func (h *peerManager) rest() {
+	every := time.NewTicker(idleTimeout)
 	defer every.Stop()
 	for {
 		select {
@@ -566,7 +566,7 @@ const (
 
 // closeIdle closes what was without a channel at the last looks, too. It belongs to the
 // loop, as Open does: nobody opens a channel meanwhile.
-func (h *hosts) closeIdle() {
+func (h *peerManager) closeIdle() {
 	before := h.resting
 	h.resting = map[*tcp.Peer]int{}
 	h.peers.Each(func(p *tcp.Peer) {
@@ -619,7 +619,7 @@ func (r *Relay) noNetwork() string {
 
 // networkState is what a relay has of the network. All but keys is of the loop.
 type networkState struct {
-	hosts      *hosts        // nil while it is on none
+	hosts      *peerManager  // nil while it is on none
 	fabric     *verbs.Fabric // the same
 	offNetwork string        // and why that could not be had
 	noKey      string        // the same of the key

@@ -234,7 +234,7 @@ func needGPUs(t *testing.T, n int) {
 func asConfigured(c *launch.Config) { c.Slots, c.SlotBytes = 8, 32*mib }
 
 // A training job has taken the server GPU.
-func TestAServerGPUWithoutRoom(t *testing.T) {
+func TestFullServerGPUShrinksStaging(t *testing.T) {
 	needGPUs(t, 2)
 	for _, c := range []struct {
 		free, wants uint64
@@ -367,7 +367,7 @@ func (f *fixture) bouncesBecause(t *testing.T) (why string) {
 
 // The bytes go through the host's memory when no server GPU has room, and which way
 // they went is there to be read.
-func TestTheBounceIsTheLastResort(t *testing.T) {
+func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 	needGPUs(t, 2)
 	for _, c := range []struct {
 		free, gpu uint64 // memory that is free, and staging that is had
@@ -416,7 +416,7 @@ func TestTheBounceIsTheLastResort(t *testing.T) {
 }
 
 // A lane that the plan has no server GPU for bounces.
-func TestALaneWithoutServersBounces(t *testing.T) {
+func TestLaneWithoutServersBounces(t *testing.T) {
 	lane := far(0, 1, "nic0")
 	lane.Relay, lane.Servers = false, nil
 	for _, role := range []string{launch.RoleFar, "near"} {
@@ -443,7 +443,7 @@ func (f *fixture) goesOn(t *testing.T) {
 
 // Lanes that bounce, and lanes that do not, on both sides of a connection: the NIC
 // copies between memories of each kind.
-func TestABounceAtOneSideOnly(t *testing.T) {
+func TestBounceAtOneSideTransfers(t *testing.T) {
 	const crowded = 1
 	for _, c := range []struct {
 		name     string
@@ -487,7 +487,7 @@ func TestABounceAtOneSideOnly(t *testing.T) {
 }
 
 // Reserved staging is there before the job that takes the rest.
-func TestReserveAtTheStart(t *testing.T) {
+func TestReservedStagingIsAllocatedAtStart(t *testing.T) {
 	needGPUs(t, 2)
 	h := newHost(t)
 	h.nic("nic0")
@@ -547,7 +547,7 @@ func (a *asker) count() int {
 }
 
 // What is not admitted is made smaller like what there is no memory for.
-func TestStagingThatIsNotAdmitted(t *testing.T) {
+func TestStagingAboveHostAccountIsMadeSmaller(t *testing.T) {
 	a := &asker{limit: 200 * mib}
 	h := newHost(t)
 	h.nic("nic0")
@@ -604,7 +604,7 @@ func TestStagingThatIsNotAdmitted(t *testing.T) {
 }
 
 // Two relays whose slots are of different sizes: each message crosses both.
-func TestSlotsOfDifferentSizes(t *testing.T) {
+func TestSlotsOfDifferentSizesTransfer(t *testing.T) {
 	for _, c := range []struct{ sender, receiver uint64 }{{1 * mib, 3 * mib}, {64 << 10, 1 * mib}, {2 * mib, 64 << 10}, {192 << 10, 128 << 10}} {
 		t.Run(fmt.Sprintf("%d to %d KiB", c.sender>>10, c.receiver>>10), func(t *testing.T) {
 			h := newHost(t)

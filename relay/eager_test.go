@@ -66,7 +66,7 @@ func (n *near) passTo(t *testing.T, size, at uint64) {
 // A short message between two host memories is not granted room: the sender's relay has
 // nothing of the receiver's memory mapped. It counts as others do. One that is not received
 // leaves its window to others.
-func TestShortMessagesNeedNoGrant(t *testing.T) {
+func TestEagerMessagesNeedNoGrant(t *testing.T) {
 	n := neighbours(t, "host", "host")
 	for range packet.Windows {
 		canceled, err := n.sending.Send(n.from.Memory, 0, 8)
@@ -112,7 +112,7 @@ func TestShortMessagesNeedNoGrant(t *testing.T) {
 // A short message into a GPU's memory is not granted room either: the receiver's relay stores or
 // writes it, whatever its size and address. Without an aperture a single byte, which no call
 // writes beside another process's kernel without a wait, is granted room.
-func TestShortMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
+func TestEagerMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
 	for _, c := range []struct {
 		aperture string
 		targets  int
@@ -148,7 +148,7 @@ func shortIntoGPU(t *testing.T, targets int) {
 // Short messages and long ones meet their receives in order, also more than there are
 // windows, before any receive is posted, into each kind of memory; one that does not fit,
 // and one that is taken back, keep no window.
-func TestShortMessagesKeepTheirOrder(t *testing.T) {
+func TestEagerMessagesKeepOrderWithLongOnes(t *testing.T) {
 	for _, to := range kinds {
 		t.Run(to, func(t *testing.T) {
 			n := neighbours(t, "host", to)
@@ -208,7 +208,7 @@ func TestShortMessagesKeepTheirOrder(t *testing.T) {
 }
 
 // A relay that knows no windows is not given any, and is not expected to.
-func TestOlderRelaysHaveNoWindows(t *testing.T) {
+func TestOlderRelayGetsNoEagerWindows(t *testing.T) {
 	for version, windows := range map[uint32]bool{wire.WindowsVersion - 1: false, wire.WindowsVersion: true} {
 		t.Run(fmt.Sprintf("version %d sends", version), func(t *testing.T) {
 			h := newHost(t)
@@ -297,12 +297,12 @@ func (p *player) take(ctx context.Context) error {
 	return p.await()
 }
 
-// BenchmarkShortMessages is a message from one container of a host to another and one
+// BenchmarkEagerMessages is a message from one container of a host to another and one
 // back, out of host memory into host memory, each when the one before it has come: as
 // NCCL's small operations are. Half of that is a hop. Idle connections are as many as
 // NCCL has there, 16 in each of six sessions. Two relays and two clients need a processor
 // each.
-func BenchmarkShortMessages(b *testing.B) {
+func BenchmarkEagerMessages(b *testing.B) {
 	for _, idle := range []int{0, 6} {
 		for _, n := range []uint64{8, 1024, 4096} {
 			b.Run(fmt.Sprintf("%d idle/%d bytes", idle*16, n), func(b *testing.B) {

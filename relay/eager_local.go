@@ -36,8 +36,8 @@ func allWindows() []uint64 {
 	return all
 }
 
-// sendShort sends a short message at once, if there is a window.
-func (s *sender) sendShort(op *operation) bool {
+// sendEagerLocal sends a short message at once, if there is a window.
+func (s *sender) sendEagerLocal(op *operation) bool {
 	left := len(s.windows) - 1
 	if left < 0 || op.length == 0 || op.length > packet.WindowBytes || !op.memory.mapped.Host() {
 		return false
@@ -54,8 +54,8 @@ func (s *sender) sendShort(op *operation) bool {
 	return true
 }
 
-// endShort is the receiver's answer to a message that may be in a window.
-func (s *sender) endShort(op *operation, status wire.Status) {
+// endEagerLocal is the receiver's answer to a message that may be in a window.
+func (s *sender) endEagerLocal(op *operation, status wire.Status) {
 	if !op.short {
 		return
 	}
@@ -72,8 +72,8 @@ func (s *sender) endShort(op *operation, status wire.Status) {
 
 // --- the receiver's side ------------------------------------------------------------
 
-// announcedShort is a message whose bytes are in a window.
-func (r *receiver) announcedShort(m *wire.PeerEager) error {
+// announcedEagerLocal is a message whose bytes are in a window.
+func (r *receiver) announcedEagerLocal(m *wire.PeerEager) error {
 	window := r.shared.Window(uint64(m.Window))
 	if m.Length == 0 || m.Length > uint64(len(window)) {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent %d bytes in window %d, which has %d", r.peer, m.Length, m.Window, len(window))
@@ -81,10 +81,10 @@ func (r *receiver) announcedShort(m *wire.PeerEager) error {
 	return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length, short: window[:m.Length]})
 }
 
-// takeShort copies a message out of its window. It reports false where the message has to wait
+// takeEagerLocal copies a message out of its window. It reports false where the message has to wait
 // for a grant after all. The window is mapped for as long as the connection is up, and so has
 // messages.
-func (r *receiver) takeShort(a *arrival) bool {
+func (r *receiver) takeEagerLocal(a *arrival) bool {
 	op := a.op
 	to := op.memory.place(op.offset)
 	done := func(err error) {

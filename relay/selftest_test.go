@@ -27,7 +27,7 @@ func triplesOf(nic string, servers ...int) (list []launch.Triple) {
 
 // A pair that fails its test, or is slower than the bounce, is replaced, and it is
 // said; so is one that is not tested, where that has to be.
-func TestPairsThatAreNotFit(t *testing.T) {
+func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 	needGPUs(t, 3)
 	wrong := found(1, launch.VerdictWrong, "1 of 8388608 bytes arrived wrong")
 	slow := found(1, launch.VerdictSlow, "3.0 GB/s, and the bounce 25.0")
@@ -82,7 +82,7 @@ func TestPairsThatAreNotFit(t *testing.T) {
 }
 
 // Staging waits for a self-test that is under way, and goes by what that finds.
-func TestStagingWaitsForTheSelfTest(t *testing.T) {
+func TestStagingDuringSelfTestWaits(t *testing.T) {
 	needGPUs(t, 3)
 	h := newHost(t)
 	h.nic("nic2")
@@ -125,7 +125,7 @@ func TestStagingWaitsForTheSelfTest(t *testing.T) {
 
 // A relay that has staged on a pair that turns out to be wrong ends with that, so that
 // the next one knows before it stages. It goes on with one that is slow, or not its own.
-func TestAVerdictThatComesLate(t *testing.T) {
+func TestLateBadVerdictEndsRelay(t *testing.T) {
 	needGPUs(t, 3)
 	const ends = "have failed their self-test since: 1 byte"
 	for _, c := range []struct {
@@ -179,7 +179,7 @@ func TestAVerdictThatComesLate(t *testing.T) {
 
 // Where a self-test speaks against copies between two containers' GPUs they are staged,
 // whichever of the two was the client's in the test; or refused, where that is forced.
-func TestADirectRouteThatIsNotFit(t *testing.T) {
+func TestDirectRouteOfUnfitPairIsStagedOrRefused(t *testing.T) {
 	needGPUs(t, 4)
 	swapped := launch.Pair{PairName: launch.PairName{GPU: gpu(3), Server: gpu(0)}, Verdict: launch.VerdictWrong, Reason: "1 byte"}
 	for _, c := range []struct {
@@ -223,7 +223,7 @@ func TestADirectRouteThatIsNotFit(t *testing.T) {
 }
 
 // Of spares nothing has to be known where a server is fit.
-func TestStagingDoesNotWaitForSpares(t *testing.T) {
+func TestStagingWithFitServerDoesNotWaitForSpares(t *testing.T) {
 	needGPUs(t, 3)
 	h := newHost(t)
 	h.nic("nic0")
@@ -237,7 +237,7 @@ func TestStagingDoesNotWaitForSpares(t *testing.T) {
 }
 
 // Of a lane that has no server GPU nothing is tested.
-func TestALaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
+func TestLaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
 	h.change = func(l *launch.Config) {
@@ -257,7 +257,7 @@ func TestALaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
 
 // What the calibration chose decides on slots and streams, within the memory that is
 // configured, and the configuration has its way.
-func TestCalibratedStaging(t *testing.T) {
+func TestCalibrationChoosesSlotsWithinConfiguration(t *testing.T) {
 	needGPUs(t, 2)
 	tuned := found(1, launch.VerdictGood, "")
 	tuned.Chunk, tuned.Depth, tuned.Streams = 4*mib, 8, 2

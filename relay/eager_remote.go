@@ -30,14 +30,14 @@ const (
 	eagerGrant = 1 << 63
 )
 
-// quotas are one direction's of a lane, in the host's memory. They belong to the loop.
-type quotas struct {
+// eagerBuffers are one direction's of a lane, in the host's memory. They belong to the loop.
+type eagerBuffers struct {
 	memory *region
 	free   []uint64 // where each begins
 }
 
-func newQuotas(g *region) *quotas {
-	q := &quotas{memory: g}
+func newEagerBuffers(g *region) *eagerBuffers {
+	q := &eagerBuffers{memory: g}
 	for i := range uint64(eagerQuotas) {
 		q.free = append(q.free, i*quotaBytes)
 	}
@@ -45,7 +45,7 @@ func newQuotas(g *region) *quotas {
 }
 
 // take gives a connection its quota, where there is one left.
-func (q *quotas) take() (at uint64, ok bool) {
+func (q *eagerBuffers) take() (at uint64, ok bool) {
 	if q == nil || len(q.free) == 0 {
 		return 0, false
 	}
@@ -54,13 +54,13 @@ func (q *quotas) take() (at uint64, ok bool) {
 	return at, true
 }
 
-func (q *quotas) giveBack(at uint64) { q.free = append(q.free, at) }
+func (q *eagerBuffers) release(at uint64) { q.free = append(q.free, at) }
 
 // --- the sender's side ------------------------------------------------------------
 
 // eagerOut is what a sender has of its receiver's windows, and a buffer here for each.
 type eagerOut struct {
-	quotas  *quotas
+	quotas  *eagerBuffers
 	at      uint64 // of the buffers
 	target  transport.Target
 	free    []int
@@ -71,8 +71,8 @@ func (e *eagerOut) buffer(window int) device.Place {
 	return e.quotas.memory.memory.At(e.at + uint64(window)*eagerBytes)
 }
 
-// give takes the receiver's quota.
-func (s *sender) give(m *wire.PeerQuota) error {
+// takeQuota takes the receiver's quota.
+func (s *sender) takeQuota(m *wire.PeerQuota) error {
 	if s.eager != nil || !s.remote() || m.Windows != eagerWindows || m.Bytes != eagerBytes || m.Region != eagerRegion {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave a quota of %d windows of %d bytes in region %d", s.peer, m.Windows, m.Bytes, m.Region)
 	}
@@ -157,7 +157,7 @@ func (s *sender) freeEager(window int) {
 
 // eagerIn is what a receiver has given its sender.
 type eagerIn struct {
-	quotas  *quotas
+	quotas  *eagerBuffers
 	at      uint64
 	windows [eagerWindows]eagerWindow
 }
@@ -165,7 +165,7 @@ type eagerIn struct {
 // eagerWindow is one message's: its announcement and its bytes come in any order.
 type eagerWindow struct {
 	arrival *arrival // nil until it is announced
-	landed  uint64   // bytes; 0 until they are there
+	arrived uint64   // bytes; 0 until they are there
 }
 
 // renewer is what a transport has that can write into windows.
@@ -182,8 +182,8 @@ func (r *receiver) windowed() transport.Arrivals {
 	return r.writes
 }
 
-// offer gives the sender a quota, where the lane has one left.
-func (r *receiver) offer() error {
+// expose gives the sender a quota, where the lane has one left.
+func (r *receiver) offerQuota() error {
 	at, ok := r.quotas[1].take()
 	if !ok {
 		return nil
@@ -204,7 +204,7 @@ func (r *receiver) offer() error {
 // announcedEager is a message whose bytes come, or have come, without a grant.
 func (r *receiver) announcedEager(m *wire.PeerEager) error {
 	if r.route == wire.RouteDirect {
-		return r.announcedShort(m)
+		return r.announcedEagerLocal(m)
 	}
 	switch {
 	case r.eager == nil || m.Window >= eagerWindows || m.Length == 0 || m.Length > eagerBytes:
@@ -213,25 +213,25 @@ func (r *receiver) announcedEager(m *wire.PeerEager) error {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s sent message %d into window %d, which has another", r.peer, m.Send, m.Window)
 	}
 	w := &r.eager.windows[m.Window]
-	if w.landed > 0 && w.landed != m.Length {
-		return wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes of a message of %d", r.peer, w.landed, m.Length)
+	if w.arrived > 0 && w.arrived != m.Length {
+		return wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes of a message of %d", r.peer, w.arrived, m.Length)
 	}
 	a := &arrival{send: m.Send, tag: m.Tag, length: m.Length, eager: w, window: int(m.Window)}
 	return r.announce(a)
 }
 
-// landedEager is a write into a window.
-func (r *receiver) landedEager(window, length uint64) {
+// arrivedEager is a write into a window.
+func (r *receiver) arrivedEager(window, length uint64) {
 	if r.down != nil {
 		return // and the window is not given again
 	}
-	if r.eager == nil || window >= eagerWindows || r.eager.windows[window].landed > 0 || length == 0 ||
+	if r.eager == nil || window >= eagerWindows || r.eager.windows[window].arrived > 0 || length == 0 ||
 		r.eager.windows[window].arrival != nil && r.eager.windows[window].arrival.length != length {
 		r.shutdown(wire.Errorf(wire.StatusMalformed, "the relay of %s wrote %d bytes into window %d, which is not what it had announced, or twice", r.peer, length, window))
 		return
 	}
 	w := &r.eager.windows[window]
-	w.landed = length
+	w.arrived = length
 	if a := w.arrival; a != nil {
 		r.settleEager(a)
 	}
@@ -241,7 +241,7 @@ func (r *receiver) landedEager(window, length uint64) {
 // or nowhere where it is refused.
 func (r *receiver) settleEager(a *arrival) {
 	switch {
-	case a.eager.landed == 0:
+	case a.eager.arrived == 0:
 	case a.answer != wire.StatusOK:
 		r.answerEager(a, a.answer)
 	case a.op != nil:

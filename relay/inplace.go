@@ -30,11 +30,11 @@ func (m *memory) wanted() bool {
 		m.session.relay.offRDMA() == "" && m.session.relay.fabric != nil
 }
 
-// lend takes a client's DMA-BUF descriptor of memory that it has exported, or its reason why
+// registerInPlace takes a client's DMA-BUF descriptor of memory that it has exported, or its reason why
 // there is none. What nobody wanted, and what comes again, is closed.
-func (s *session) lend(m *wire.DMABuf, fds []int) {
+func (s *session) registerInPlace(m *wire.DMABuf, fds []int) {
 	memory := s.memories[m.Memory]
-	if memory == nil || memory.retired || !memory.wanted() || memory.lent != nil || memory.unlent != "" {
+	if memory == nil || memory.retired || !memory.wanted() || memory.inPlace != nil || memory.notInPlace != "" {
 		s.port.CloseAll(fds)
 		return
 	}
@@ -48,7 +48,7 @@ func (s *session) lend(m *wire.DMABuf, fds []int) {
 		err = wire.Errorf(wire.StatusMalformed, "a DMA-BUF with %d descriptors", len(fds))
 	default:
 		if err = checkDMABuf(fds[0], memory.lane.device.Driver.Simulated()); err == nil {
-			err = memory.lane.lends(memory.length)
+			err = memory.lane.allowsInPlace(memory.length)
 		}
 		if err == nil {
 			err = s.relay.reserve(ofPart)
@@ -56,23 +56,23 @@ func (s *session) lend(m *wire.DMABuf, fds []int) {
 	}
 	if err != nil {
 		s.port.CloseAll(fds)
-		memory.unlent = err.Error()
+		memory.notInPlace = err.Error()
 		return
 	}
 	memory.takes.descriptors += ofPart.descriptors
-	memory.lane.lent += memory.length
-	memory.lent = memory.mapped.Lent(fds[0], memory.offset, memory.length)
+	memory.lane.inPlaceBytes += memory.length
+	memory.inPlace = memory.mapped.Lent(fds[0], memory.offset, memory.length)
 }
 
-// lentTimes is how often over a GPU's memory can be lent: what NICs know of it takes theirs,
+// inPlaceFactor is how often over a GPU's memory can be lent: what NICs know of it takes theirs,
 // which all tenants share, and one range can be exported any number of times.
-const lentTimes = 2
+const inPlaceFactor = 2
 
-// lends says why so many bytes more cannot be lent.
-func (l *lane) lends(bytes uint64) error {
-	if limit := l.mostLent; bytes > limit || l.lent > limit-bytes {
+// allowsInPlace says why so many bytes more cannot be lent.
+func (l *lane) allowsInPlace(bytes uint64) error {
+	if limit := l.maxInPlace; bytes > limit || l.inPlaceBytes > limit-bytes {
 		return wire.Errorf(wire.StatusLimit, "%s of GPU %s are lent to NICs, and the limit is %s, %d times what it has; export what is used, and no range again and again",
-			humanize.IBytes(l.lent), l.spec.GPU.BusID, humanize.IBytes(limit), lentTimes)
+			humanize.IBytes(l.inPlaceBytes), l.spec.GPU.BusID, humanize.IBytes(limit), inPlaceFactor)
 	}
 	return nil
 }
@@ -133,16 +133,16 @@ func (c *connection) near(m *memory) *device.Memory {
 	switch {
 	case m.mapped.Host() || m.staged != nil:
 		return m.mapped
-	case m.lent != nil && c.beside():
-		return m.lent
+	case m.inPlace != nil && c.beside():
+		return m.inPlace
 	}
 	return nil
 }
 
-// known reports whether the NICs read or write memory in place, and keeps of a near GPU's
+// registrars reports whether the NICs read or write memory in place, and keeps of a near GPU's
 // what is to be told of it.
 func (c *connection) known(m *memory) bool {
-	at, by := c.near(m), verbs.Of(c.abroad)
+	at, by := c.near(m), verbs.Of(c.remotePeer)
 	var unverified string
 	if c.lane.spec.Direct && at != nil && !m.mapped.Host() && m.staged == nil {
 		unverified = c.unverified(by)
@@ -154,15 +154,15 @@ func (c *connection) known(m *memory) bool {
 	var why string
 	switch {
 	case known:
-		c.tellLent("")
+		c.reportInPlace("")
 		return true
-	case m.unlent != "":
-		why = m.unlent
+	case m.notInPlace != "":
+		why = m.notInPlace
 	case unverified != "":
 		why = unverified
-	case m.lent == nil && m.wanted():
-		why = silentLender // it may come
-	case m.lent == nil:
+	case m.inPlace == nil && m.wanted():
+		why = noDMABufAnswer // it may come
+	case m.inPlace == nil:
 		why = "this memory cannot be lent"
 	case at == nil:
 		why = "data goes by a NIC that the GPU is not near to"
@@ -173,41 +173,41 @@ func (c *connection) known(m *memory) bool {
 		}
 		why = err.Error()
 	}
-	c.tellLent(why)
+	c.reportInPlace(why)
 	return false
 }
 
-// lentInPlace is how NICs know what clients have lent.
-var lentInPlace = slotsWay{registration.DMABuf, "dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
+// clientDMABuf is how NICs know what clients have lent.
+var clientDMABuf = slotsWay{registration.DMABuf, "dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
 
-// nothingLent is said of a near GPU's connection before it has carried anything.
-const nothingLent = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
+// noMemoryInPlace is said of a near GPU's connection before it has carried anything.
+const noMemoryInPlace = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
 
-// silentLender is said of memory whose process has not answered what an export asks it for, as
+// noDMABufAnswer is said of memory whose process has not answered what an export asks it for, as
 // a library that does not know the question does, or one that has not come to it yet.
-const silentLender = "its process has said nothing of a DMA-BUF (a library of before?)"
+const noDMABufAnswer = "its process has said nothing of a DMA-BUF (a library of before?)"
 
-// tellLent keeps what became of the latest memory, and tells the log what it was not told yet.
-func (c *connection) tellLent(refused string) {
-	if c.lentKnown && c.unlent == refused {
+// reportInPlace keeps what became of the latest memory, and tells the log what it was not told yet.
+func (c *connection) reportInPlace(refused string) {
+	if c.inPlaceKnown && c.notInPlace == refused {
 		return
 	}
-	c.lentKnown, c.unlent, c.registered = true, refused, lentInPlace
+	c.inPlaceKnown, c.notInPlace, c.registered = true, refused, clientDMABuf
 	if refused == "" {
-		c.lane.say(c.registered)
+		c.lane.logSlots(c.registered)
 		return
 	}
 	c.registered = bounces("the client's own memory is not reached in place: " + refused)
-	if refused == silentLender { // which can be over in a moment
+	if refused == noDMABufAnswer { // which can be over in a moment
 		return
 	}
 	r := c.session.relay
-	r.grumble.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
+	r.warnings.warn(c.session.log.WithField("gpu", c.lane.spec.GPU.BusID), errors.New(refused), "memory of a GPU near the NICs bounces through host memory")
 }
 
-// wentInPlace counts so many bytes of an operation that nobody has copied on the way.
-func (c *connection) wentInPlace(op *operation, n uint64) {
-	if m := op.memory; m.staged != nil || m.lent != nil && c.transport == launch.TransportVerbs {
+// countInPlace counts so many bytes of an operation that nobody has copied on the way.
+func (c *connection) countInPlace(op *operation, n uint64) {
+	if m := op.memory; m.staged != nil || m.inPlace != nil && c.transport == launch.TransportVerbs {
 		op.inPlace += n
 	}
 }

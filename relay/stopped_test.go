@@ -69,7 +69,7 @@ func playReceiver() error {
 //
 // PEERLANE_PATIENCE says how long each sleeps; else it is 6 s, of the 5 s after which a
 // relay that says nothing would be dead.
-func TestWhoSleepsIsWaitedFor(t *testing.T) {
+func TestStoppedProcessIsNotTakenForDead(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	sleep := 6 * time.Second
 	if wanted := os.Getenv("PEERLANE_PATIENCE"); wanted != "" {

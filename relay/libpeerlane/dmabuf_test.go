@@ -12,7 +12,7 @@ import (
 
 // A relay that would have a DMA-BUF of exported memory gets one of the whole allocation, or the
 // reason why there is none; one that would not gets neither.
-func TestMemoryIsLent(t *testing.T) {
+func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 	for _, wants := range []uint32{wire.WantsDMABuf, 0} {
 		type heard struct {
 			memory uint32
@@ -50,7 +50,7 @@ func TestMemoryIsLent(t *testing.T) {
 				packet.CloseAll(fds)
 			}
 		})
-		p := start(t, program(t, "tests", "lent", plain), socket, devices[0].UUID)
+		p := start(t, program(t, "tests", "dmabuf", plain), socket, devices[0].UUID)
 		p.demand("done")
 		<-done
 		p.end()

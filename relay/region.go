@@ -6,10 +6,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// offering is a range of a client's memory that the other sides of its connections read
+// exposedRegion is a range of a client's memory that the other sides of its connections read
 // or write by themselves: who has its key, on a connection that it is meant for, needs
 // nothing more of the client. All of it is of the loop.
-type offering struct {
+type exposedRegion struct {
 	number uint32
 	key    wire.UUID
 	memory *memory
@@ -19,29 +19,29 @@ type offering struct {
 	// Whom it is meant for: connections of a listener, or one. The other is 0.
 	listener, connection uint32
 
-	users     int // operations that can touch it
-	withdrawn bool
+	users   int // operations that can touch it
+	revoked bool
 	// gone is called when none can any more; nil where nobody waits for that.
 	gone func()
 }
 
-// serving is an operation's tie to what it reads or writes for the other side. Nobody is
+// servedOperation is an operation's tie to what it reads or writes for the other side. Nobody is
 // told of its end here.
-type serving struct {
-	offering *offering
-	at       *connection
+type servedOperation struct {
+	region *exposedRegion
+	at     *connection
 }
 
-func (v *serving) over() {
+func (v *servedOperation) finish() {
 	v.at.serving--
-	v.offering.users--
-	v.offering.memory.served--
-	v.offering.settle()
-	v.offering.memory.settle()
+	v.region.users--
+	v.region.memory.served--
+	v.region.settle()
+	v.region.memory.settle()
 }
 
-func (s *session) offer(m *wire.Expose, sequence uint32) {
-	o, err := s.newOffering(m)
+func (s *session) expose(m *wire.Expose, sequence uint32) {
+	o, err := s.newRegion(m)
 	if err == nil {
 		_, err = rand.Read(o.key[:])
 	}
@@ -49,14 +49,14 @@ func (s *session) offer(m *wire.Expose, sequence uint32) {
 		s.answer(sequence, err)
 		return
 	}
-	s.offers[o.number] = o
-	s.relay.offers[o.key] = o
-	o.memory.offers[o] = true
+	s.regions[o.number] = o
+	s.relay.regions[o.key] = o
+	o.memory.regions[o] = true
 	s.reply(&wire.Exposed{Region: o.number, Key: o.key}, sequence)
 }
 
-// newOffering checks what is to be offered.
-func (s *session) newOffering(m *wire.Expose) (*offering, error) {
+// newRegion checks what is to be offered.
+func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 	memory := s.memories[m.Memory]
 	if memory == nil || memory.retired || memory.empty {
 		return nil, wire.Errorf(wire.StatusUnknownMemory, "memory %d is not exported", m.Memory)
@@ -76,8 +76,8 @@ func (s *session) newOffering(m *wire.Expose) (*offering, error) {
 		return nil, wire.Errorf(wire.StatusNotPermitted, "memory %d is offered for more than it was exported for: to be read it has to be for sending, to be written for receiving", m.Memory)
 	case m.Length == 0 || m.Offset > memory.length || m.Length > memory.length-m.Offset:
 		return nil, wire.Errorf(wire.StatusOutOfRange, "a range of %d bytes at offset %d is offered of memory of %d", m.Length, m.Offset, memory.length)
-	case len(s.offers) >= wire.MaxRegions:
-		return nil, wire.Errorf(wire.StatusLimit, "%d ranges of memory are offered, which is the limit", len(s.offers))
+	case len(s.regions) >= wire.MaxRegions:
+		return nil, wire.Errorf(wire.StatusLimit, "%d ranges of memory are offered, which is the limit", len(s.regions))
 	case (m.Listener == 0) == (m.Connection == 0):
 		return nil, wire.Errorf(wire.StatusMalformed, "memory is offered to the connections of one listener, or to one connection")
 	}
@@ -103,7 +103,7 @@ func (s *session) newOffering(m *wire.Expose) (*offering, error) {
 	if memory.lane != lane {
 		return nil, wire.Errorf(wire.StatusWrongGPU, "memory %d is of GPU %s, and offered to connections of the lane of GPU %s", m.Memory, memory.lane.spec.GPU.BusID, lane.spec.GPU.BusID)
 	}
-	return &offering{
+	return &exposedRegion{
 		number: s.number(), memory: memory, offset: m.Offset, length: m.Length, access: m.Access,
 		listener: m.Listener, connection: m.Connection,
 	}, nil
@@ -117,30 +117,30 @@ func (s *session) visible(number uint32) *connection {
 	return nil
 }
 
-func (s *session) withdraw(number, sequence uint32) {
-	o := s.offers[number]
-	if o == nil || o.withdrawn {
+func (s *session) revoke(number, sequence uint32) {
+	o := s.regions[number]
+	if o == nil || o.revoked {
 		s.answer(sequence, wire.Errorf(wire.StatusUnknownMemory, "offer %d was withdrawn, or its memory unexported, or it never was", number))
 		return
 	}
 	o.gone = func() { s.answer(sequence, nil) }
-	o.withdraw()
+	o.revoke()
 }
 
-// withdraw lets no new operation begin.
-func (o *offering) withdraw() {
-	o.withdrawn = true
-	delete(o.memory.session.relay.offers, o.key)
-	delete(o.memory.offers, o)
+// revoke lets no new operation begin.
+func (o *exposedRegion) revoke() {
+	o.revoked = true
+	delete(o.memory.session.relay.regions, o.key)
+	delete(o.memory.regions, o)
 	o.settle()
 }
 
-func (o *offering) settle() {
+func (o *exposedRegion) settle() {
 	s := o.memory.session
-	if !o.withdrawn || o.users > 0 || s.offers[o.number] != o {
+	if !o.revoked || o.users > 0 || s.regions[o.number] != o {
 		return
 	}
-	delete(s.offers, o.number)
+	delete(s.regions, o.number)
 	if o.gone != nil {
 		o.gone()
 	}
@@ -148,8 +148,8 @@ func (o *offering) settle() {
 
 // exposed returns the region of a key, if the remote side of the connection may read (wire.OpSend) or
 // write (wire.OpReceive) it.
-func (c *connection) exposed(kind uint32, key wire.UUID) (*offering, wire.Status) {
-	o := c.session.relay.offers[key]
+func (c *connection) exposed(kind uint32, key wire.UUID) (*exposedRegion, wire.Status) {
+	o := c.session.relay.regions[key]
 	if o == nil || o.memory.session != c.session || o.connection != c.number && (o.listener == 0 || o.listener != c.listener) {
 		return nil, wire.StatusBadKey
 	}
@@ -180,7 +180,7 @@ func (c *connection) serve(kind uint32, key wire.UUID, offset, length uint64) (*
 	o.users++
 	c.serving++
 	return &operation{
-		session: c.session, serves: &serving{o, c}, began: c.session.relay.loop.Now(), kind: kind, memory: m,
+		session: c.session, serves: &servedOperation{o, c}, began: c.session.relay.loop.Now(), kind: kind, memory: m,
 		offset: o.offset + offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline,
 	}, wire.StatusOK
 }

@@ -19,38 +19,38 @@ import (
 // share.
 
 const (
-	// mostWelcoming bounds the hellos on channels that are being answered at a time: each
+	// maxWelcoming bounds the hellos on channels that are being answered at a time: each
 	// has a goroutine.
-	mostWelcoming = 256
-	// mostUnanswered is how many more may wait for that, as when all of a large job begin
+	maxWelcoming = 256
+	// maxUnanswered is how many more may wait for that, as when all of a large job begin
 	// at once.
-	mostUnanswered = 4096
-	// welcomeTime is how long the answer may take: a driver's, that makes staging.
-	welcomeTime = 2*handshakeTime + testedTime
-	// mostKept bounds what comes on a channel after the welcome and before the client
+	maxUnanswered = 4096
+	// welcomeTimeout is how long the answer may take: a driver's, that makes staging.
+	welcomeTimeout = 2*handshakeTimeout + selfTestTimeout
+	// maxKept bounds what comes on a channel after the welcome and before the client
 	// knows of its connection.
 	// openTries is how often connections are made anew that have ended just when a channel
 	// was to be opened.
 	openTries = 2
-	mostKept  = wire.RingEntries + wire.MaxMemories
+	maxKept   = wire.RingEntries + wire.MaxMemories
 )
 
 // atHost is the relay's name as other hosts are told it.
 func (r *Relay) atHost() string { return fmt.Sprintf("%s on host %s", r.name(), hostname()) }
 
-// openAbroadFor makes the lane ready for a connection with another host.
-func (l *lane) openAbroadFor(c *connection, config launch.Config, asked uint32) error {
+// openRemoteFor makes the lane ready for a connection with another host.
+func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) error {
 	if config.Network == nil {
 		return wire.Errorf(wire.StatusUnreachable, "%w", &fault.Error{Code: fault.NoNetwork, Operation: "this relay is on no network", Cause: errors.New(config.NoNetwork)})
 	}
 	if route := routeNumber(config.Route); route == wire.RouteDirect || asked == wire.RouteDirect {
 		return wire.Errorf(wire.StatusUnreachable, `route direct is between two containers of one host; with another one relay.route has to be "auto" or "staged" in config.toml on both`)
 	}
-	if err := l.openAbroad(config.Network); err != nil {
+	if err := l.openRemote(config.Network); err != nil {
 		return err
 	}
 	c.route, c.transport = wire.RouteStaged, launch.TransportTCP
-	c.out, c.in, c.quotas = l.abroad.out, l.abroad.in, l.abroad.quotas
+	c.out, c.in, c.quotas = l.remote.out, l.remote.in, l.remote.quotas
 	return nil
 }
 
@@ -59,18 +59,18 @@ func (l *lane) openAbroadFor(c *connection, config launch.Config, asked uint32) 
 // opening is a channel from its hello on until the connection takes it over. All but
 // answer is of the loop.
 type opening struct {
-	channel *tcp.Channel
-	link    *verbs.Link // nil where the data goes over tcp
-	answer  chan error  // has one value
-	told    bool
-	welcome *wire.PeerWelcome
-	kept    []wire.Message
-	ended   error
+	channel  *tcp.Channel
+	link     *verbs.Link // nil where the data goes over tcp
+	answer   chan error  // has one value
+	finished bool
+	welcome  *wire.PeerWelcome
+	kept     []wire.Message
+	ended    error
 }
 
-func (o *opening) tell(err error) {
-	if !o.told {
-		o.told = true
+func (o *opening) finish(err error) {
+	if !o.finished {
+		o.finished = true
 		o.answer <- err
 	}
 }
@@ -80,22 +80,22 @@ func (o *opening) received(m wire.Message, _ uint32, _ []int) {
 	case *wire.PeerWelcome:
 		if o.welcome == nil {
 			o.welcome = m
-			o.tell(nil)
+			o.finish(nil)
 			return
 		}
 	case *wire.Failure:
 		if o.welcome == nil {
-			o.tell(m.Err())
+			o.finish(m.Err())
 			return
 		}
 	}
 	if o.welcome == nil {
-		o.tell(wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", m))
+		o.finish(wire.Errorf(wire.StatusMalformed, "the relay of the other container answered with a %T", m))
 		return
 	}
-	if len(o.kept) >= mostKept {
+	if len(o.kept) >= maxKept {
 		o.channel.Leave()
-		o.ended = wire.Errorf(wire.StatusLimit, "the relay of the other container sent more than %d messages before the connection was open", mostKept)
+		o.ended = wire.Errorf(wire.StatusLimit, "the relay of the other container sent more than %d messages before the connection was open", maxKept)
 		return
 	}
 	o.kept = append(o.kept, m)
@@ -106,7 +106,7 @@ func (o *opening) lost(err error) {
 	if wire.StatusOf(err) == wire.StatusInternal {
 		err = wire.Errorf(wire.StatusUnreachable, "the relay of the other container left during the handshake")
 	}
-	o.tell(err)
+	o.finish(err)
 }
 
 // attach makes the connection the channel's.
@@ -131,8 +131,8 @@ func (o *opening) begin(c *connection) {
 }
 
 // dialHost is dial where the listener is reached over the network.
-func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (way, error) {
-	var h *hosts
+func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config) (attachment, error) {
+	var h *peerManager
 	var why string
 	if !r.loop.Call(func() { h, why = r.hosts, r.noNetwork() }) {
 		return nil, errEnding
@@ -146,7 +146,7 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 			Operation: "the listener is reached over the network, and its relay is on no network",
 			Cause:     errors.New("its host has no cluster key, or network.listen is off there")})
 	}
-	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
+	if err := c.lane.openRemoteFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
 	return r.openChannel(c, m, handle, config, func(ctx context.Context) (*tcp.Peer, error) { return h.reach(ctx, handle, c.lane) })
@@ -154,8 +154,8 @@ func (r *Relay) dialHost(c *connection, m *wire.Connect, handle wire.HandleLayou
 
 // openChannel is dialHost once the lane is ready: the sender's half of the handshake, with
 // the relay that reach finds.
-func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, reach func(context.Context) (*tcp.Peer, error)) (way, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialTime)
+func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, reach func(context.Context) (*tcp.Peer, error)) (attachment, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 	defer cancel()
 	hello := &wire.PeerHello{
 		Magic: wire.Magic, Oldest: wire.OldestVersion, Newest: wire.NewestVersion,
@@ -190,8 +190,8 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 	var err error
 	select {
 	case err = <-o.answer:
-	case <-time.After(welcomeTime):
-		err = wire.Errorf(wire.StatusUnreachable, "the relay at %s did not answer within %v", peer.Name(), welcomeTime)
+	case <-time.After(welcomeTimeout):
+		err = wire.Errorf(wire.StatusUnreachable, "the relay at %s did not answer within %v", peer.Name(), welcomeTimeout)
 	}
 	if err == nil && o.welcome.Route != wire.RouteStaged {
 		err = wire.Errorf(wire.StatusMalformed, "the relay at %s answered with route %d", peer.Name(), o.welcome.Route)
@@ -203,7 +203,7 @@ func (r *Relay) openChannel(c *connection, m *wire.Connect, handle wire.HandleLa
 		r.loop.Call(o.channel.Leave)
 		return nil, err
 	}
-	c.peer, c.abroad, c.peerGPU, c.version = wire.Text(o.welcome.Name[:]), peer, o.welcome.GPU, o.welcome.Version
+	c.peer, c.remotePeer, c.peerGPU, c.version = wire.Text(o.welcome.Name[:]), peer, o.welcome.GPU, o.welcome.Version
 	return o, nil
 }
 
@@ -219,7 +219,7 @@ type arriving struct {
 
 // refuseChannel answers a sender of another host with why it is not heard.
 func (r *Relay) refuseChannel(ch *tcp.Channel, err error) {
-	r.grumble.warn(logrus.WithField("from", ch.Peer().Name()), err, "a sender of another host was refused")
+	r.warnings.warn(logrus.WithField("from", ch.Peer().Name()), err, "a sender of another host was refused")
 	ch.Send(wire.NewFailure(err), 0)
 	ch.Leave()
 }
@@ -236,8 +236,8 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	case !ok || hello.Magic != wire.Magic:
 		r.refuseChannel(ch, wire.Errorf(wire.StatusMalformed, "the first message is not a relay's hello"))
 		return
-	case len(r.unanswered) >= mostUnanswered:
-		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit, "%d senders of other hosts wait for an answer of %s, which is the limit", mostUnanswered, r.name()))
+	case len(r.unanswered) >= maxUnanswered:
+		r.refuseChannel(ch, wire.Errorf(wire.StatusLimit, "%d senders of other hosts wait for an answer of %s, which is the limit", maxUnanswered, r.name()))
 		return
 	case err != nil:
 		r.refuseChannel(ch, err)
@@ -252,7 +252,7 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 
 // welcomeNext answers who waits, as many at a time as there may be. It belongs to the loop.
 func (r *Relay) welcomeNext() {
-	for len(r.unanswered) > 0 && r.welcoming < mostWelcoming {
+	for len(r.unanswered) > 0 && r.welcoming < maxWelcoming {
 		a := r.unanswered[0]
 		r.unanswered[0] = nil
 		if r.unanswered = r.unanswered[1:]; !a.left {
@@ -265,7 +265,7 @@ func (r *Relay) welcome(a *arriving) {
 	r.welcoming++
 	go func() {
 		l, c, welcome, err := r.invite(a.hello, func(l *lane, c *connection, config launch.Config, hello *wire.PeerHello) error {
-			if err := l.openAbroadFor(c, config, hello.Route); err != nil || a.by == nil {
+			if err := l.openRemoteFor(c, config, hello.Route); err != nil || a.by == nil {
 				return err
 			}
 			return r.take(c, a.by, false)
@@ -279,7 +279,7 @@ func (r *Relay) welcome(a *arriving) {
 				r.refuseChannel(a.channel, err)
 			default:
 				wire.SetText(welcome.Name[:], r.atHost())
-				c.abroad, c.peerGPU = a.channel.Peer(), a.hello.GPU
+				c.remotePeer, c.peerGPU = a.channel.Peer(), a.hello.GPU
 				l.connectChannel(c, a, welcome)
 			}
 			r.welcomeNext()

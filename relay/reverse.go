@@ -15,11 +15,11 @@ import (
 // a listener: the listener is one of this connection, whose token only that relay is told,
 // and which serves once. The two connections are twins: they end together.
 
-// backTime is how long the other relay may take to connect: it may have many to make.
-const backTime = 4 * welcomeTime
+// reverseTimeout is how long the other relay may take to connect: it may have many to make.
+const reverseTimeout = 4 * welcomeTimeout
 
-// wayBack is the second connection, at either end, from when it is asked for.
-type wayBack struct {
+// reverseConnection is the second connection, at either end, from when it is asked for.
+type reverseConnection struct {
 	// Of who reads: the listener, and what gives the other relay up.
 	listener *listener
 	late     *time.Timer
@@ -38,8 +38,8 @@ type waitingRead struct {
 
 // --- the side that reads ------------------------------------------------------------
 
-// openBack asks for the way back.
-func (s *sender) openBack() error {
+// openReverse asks for the way back.
+func (s *sender) openReverse() error {
 	r := s.session.relay
 	generation, err := wire.ParseGPU(r.config.Generation)
 	if err != nil {
@@ -57,11 +57,11 @@ func (s *sender) openBack() error {
 		return err
 	}
 	r.listeners[l.token] = l
-	w := &wayBack{listener: l, counted: true}
-	w.late = time.AfterFunc(backTime, func() {
+	w := &reverseConnection{listener: l, counted: true}
+	w.late = time.AfterFunc(reverseTimeout, func() {
 		r.loop.Do(func() {
 			if s.reading.back == w && r.listeners[l.token] == l {
-				s.shutdown(wire.Errorf(wire.StatusUnreachable, "the relay of %s did not open the way back for a read within %v", s.peer, backTime))
+				s.shutdown(wire.Errorf(wire.StatusUnreachable, "the relay of %s did not open the way back for a read within %v", s.peer, reverseTimeout))
 			}
 		})
 	})
@@ -71,7 +71,7 @@ func (s *sender) openBack() error {
 }
 
 // close lets nobody come any more.
-func (w *wayBack) close() {
+func (w *reverseConnection) close() {
 	if l := w.listener; l != nil && l.session.relay.listeners[l.token] == l {
 		delete(l.session.relay.listeners, l.token)
 	}
@@ -80,7 +80,7 @@ func (w *wayBack) close() {
 	}
 	if w.counted {
 		w.counted = false
-		w.listener.session.relay.giveBack(ofConnection)
+		w.listener.session.relay.release(ofConnection)
 	}
 }
 
@@ -98,8 +98,8 @@ func (l *listener) expects() bool {
 	return l.forward.down == nil && l.session.relay.listeners[l.token] == l
 }
 
-// cameBack makes a receiver the way back of a sender's reads.
-func (s *sender) cameBack(r *receiver) {
+// reverseOpened makes a receiver the way back of a sender's reads.
+func (s *sender) reverseOpened(r *receiver) {
 	s.reading.back.close() // it serves once
 	r.reader = s
 	s.pair(r.connection)
@@ -111,27 +111,27 @@ func (s *sender) cameBack(r *receiver) {
 // pair makes a connection and its way back twins.
 func (c *connection) pair(back *connection) { c.twin, back.twin = back, c }
 
-// backRefused is the other side's word that no way back can be opened.
-func (s *sender) backRefused(m *wire.PeerBackRefused) error {
+// reverseRefused is the other side's word that no way back can be opened.
+func (s *sender) reverseRefused(m *wire.PeerBackRefused) error {
 	w := s.reading.back
 	if w == nil || !w.listener.expects() || m.Status == uint32(wire.StatusOK) {
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s refused a way back that is not asked for", s.peer)
 	}
 	w.close()
 	s.reading.back = nil
-	s.noWayBack(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
+	s.failReads(&wire.Error{Status: wire.Status(m.Status), Reason: wire.Text(m.Reason[:])})
 	return nil
 }
 
-// againTime is for how long reads of a connection that got no way back do not ask for one.
-const againTime = time.Second
+// readRetryInterval is for how long reads of a connection that got no way back do not ask for one.
+const readRetryInterval = time.Second
 
-// noWayBack ends the reads that wait for a way back. What the reason is of is not the
+// failReads ends the reads that wait for a way back. What the reason is of is not the
 // connection, which stays up.
-func (s *sender) noWayBack(why error) {
+func (s *sender) failReads(why error) {
 	r := s.session.relay
-	r.grumble.warn(s.session.log, why, "no way back for reads")
-	s.reading.again = r.loop.Now() + againTime
+	r.warnings.warn(s.session.log, why, "no way back for reads")
+	s.reading.again = r.loop.Now() + readRetryInterval
 	s.stopReads(wire.StatusNoReverseConnection)
 }
 
@@ -145,35 +145,35 @@ func (s *sender) stopReads(status wire.Status) {
 
 // --- the side whose memory it is ----------------------------------------------------
 
-// openFor connects to the reader's relay.
-func (r *receiver) openFor(m *wire.PeerBack) error {
+// openReverseFor connects to the reader's relay.
+func (r *receiver) openReverseFor(m *wire.PeerBack) error {
 	switch {
 	case r.down != nil:
 		return nil
 	case r.back != nil || r.hidden:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s asks for a second way back", r.peer)
 	}
-	w := &wayBack{}
+	w := &reverseConnection{}
 	r.back = w
 	s := r.session
 	err := s.relay.reserve(ofConnection)
 	if err == nil && len(s.connections) >= wire.MaxConnections {
-		s.relay.giveBack(ofConnection)
+		s.relay.release(ofConnection)
 		err = wire.Errorf(wire.StatusLimit, "%d connections of a client of %s are open, which is the limit", len(s.connections), s.relay.name())
 	}
 	if err != nil {
-		r.refuseBack(err)
+		r.refuseReverse(err)
 		return nil
 	}
 	c := &connection{session: s, number: s.number(), counted: true, hidden: true, lane: r.lane}
 	s.later(func() {
 		if r.down != nil {
-			s.relay.giveBack(ofConnection)
+			s.relay.release(ofConnection)
 			return
 		}
-		var way way
+		var way attachment
 		s.beside(&s.opening, func() (err error) {
-			way, err = s.relay.dialBack(c, r.connection, m)
+			way, err = s.relay.dialReverse(c, r.connection, m)
 			return err
 		}, func(err error) {
 			defer s.next()
@@ -181,9 +181,9 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 				err = way.attach(c)
 			}
 			if err != nil {
-				s.relay.giveBack(ofConnection)
+				s.relay.release(ofConnection)
 				if r.down == nil {
-					r.refuseBack(err)
+					r.refuseReverse(err)
 				}
 				return
 			}
@@ -203,7 +203,7 @@ func (r *receiver) openFor(m *wire.PeerBack) error {
 }
 
 // opened serves the reads that have waited for the way back.
-func (r *receiver) opened(w *wayBack, by *sender) {
+func (r *receiver) opened(w *reverseConnection, by *sender) {
 	waiting := w.waiting
 	w.sender, w.waiting = by, nil
 	for _, m := range waiting {
@@ -217,10 +217,10 @@ func (r *receiver) opened(w *wayBack, by *sender) {
 	}
 }
 
-// refuseBack says that there is no way back, and for now no read.
-func (r *receiver) refuseBack(err error) {
+// refuseReverse says that there is no way back, and for now no read.
+func (r *receiver) refuseReverse(err error) {
 	r.back = nil
-	r.session.relay.grumble.warn(r.session.log, err, "no way back for reads")
+	r.session.relay.warnings.warn(r.session.log, err, "no way back for reads")
 	m := &wire.PeerBackRefused{Status: uint32(wire.StatusOf(err))}
 	wire.SetText(m.Reason[:], err.Error())
 	r.port.Send(m, 0)
@@ -248,22 +248,22 @@ func (s *session) next() {
 	}
 }
 
-// dialBack does the handshake of a way back, to the relay that a connection came from.
-func (r *Relay) dialBack(c, forward *connection, m *wire.PeerBack) (way, error) {
+// dialReverse does the handshake of a way back, to the relay that a connection came from.
+func (r *Relay) dialReverse(c, forward *connection, m *wire.PeerBack) (attachment, error) {
 	var config launch.Config
 	if !r.loop.Call(func() { config = r.config }) {
 		return nil, errEnding
 	}
 	handle := wire.HandleLayout{Token: m.Token, Generation: m.Generation}
 	connect := &wire.Connect{GPU: c.lane.uuid}
-	if forward.abroad == nil {
+	if forward.remotePeer == nil {
 		// Reads were posted with memory that is fit for the connection's route, which another
 		// configuration, or a pair's verdict, may have been the reason for.
 		return r.dialNeighbour(c, connect, handle, config, forward.route)
 	}
 	config.Route = launch.RouteStaged // its connection's
-	if err := c.lane.openAbroadFor(c, config, wire.RouteAuto); err != nil {
+	if err := c.lane.openRemoteFor(c, config, wire.RouteAuto); err != nil {
 		return nil, err
 	}
-	return r.openChannel(c, connect, handle, config, func(context.Context) (*tcp.Peer, error) { return forward.abroad, nil })
+	return r.openChannel(c, connect, handle, config, func(context.Context) (*tcp.Peer, error) { return forward.remotePeer, nil })
 }

@@ -13,13 +13,13 @@ func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *o
 	op = w.post(s.connection, wire.OpRead, 0, 0, n)
 	back = newReceiver(w.connection(wire.RouteStaged))
 	back.hidden = true
-	s.cameBack(back)
+	s.reverseOpened(back)
 	return w, s, back, op
 }
 
 // A read is all that was asked for, or an error; and one that is canceled before its data
 // comes gets none.
-func TestWhatARelayBringsForARead(t *testing.T) {
+func TestReadReturnsAllBytesOrAnError(t *testing.T) {
 	const n = 100
 	for _, c := range []struct {
 		name     string
@@ -74,7 +74,7 @@ func TestWhatARelayBringsForARead(t *testing.T) {
 
 // Where the way back cannot be opened the reads that were asked for end, also the next, and
 // one that comes later asks again.
-func TestAReadWithoutAWayBack(t *testing.T) {
+func TestReadWithoutReverseConnectionFailsAndLaterRetries(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	for range 2 {
@@ -104,10 +104,10 @@ func TestAReadWithoutAWayBack(t *testing.T) {
 }
 
 // A relay without room for the way back says so, and goes on.
-func TestNoRoomForAWayBack(t *testing.T) {
+func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 	w := newWorld(t)
 	r := newReceiver(w.connection(wire.RouteDirect))
-	full := use{connections: w.relay.limits.Connections}
+	full := quota{connections: w.relay.limits.Connections}
 	if err := w.relay.reserve(full); err != nil {
 		t.Fatal(err)
 	}
@@ -118,16 +118,16 @@ func TestNoRoomForAWayBack(t *testing.T) {
 		}
 		r.receive(&wire.PeerRead{Read: 1}, 0, nil) // that was under way
 	}
-	w.relay.giveBack(full)
+	w.relay.release(full)
 	w.leave(r.connection)
 	w.over()
 }
 
 // Nor does one that has no room for its own end of it ask.
-func TestNoRoomForAReadsWayBack(t *testing.T) {
+func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
-	full := use{connections: w.relay.limits.Connections}
+	full := quota{connections: w.relay.limits.Connections}
 	if err := w.relay.reserve(full); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNoReverseConnection) || s.down != nil || s.reading.back != nil {
 		t.Errorf("the read ended with %+v; down: %v; a way back: %v", done, s.down, s.reading.back)
 	}
-	w.relay.giveBack(full)
+	w.relay.release(full)
 	s.reading.again = 0
 	op = w.post(s.connection, wire.OpRead, 0, 0, 8)
 	if s.reading.asked[op.send] != op || len(w.relay.listeners) != 1 {
@@ -147,30 +147,30 @@ func TestNoRoomForAReadsWayBack(t *testing.T) {
 }
 
 // A session offers so much and no more.
-func TestOffersHaveALimit(t *testing.T) {
+func TestSessionRegionsAreLimited(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
 	m := &wire.Expose{Memory: w.mine.number, Length: 8, Access: wire.RemoteRead, Connection: c.number}
 	for range wire.MaxRegions {
-		w.session.offer(m, 1)
+		w.session.expose(m, 1)
 	}
-	if _, err := w.session.newOffering(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.offers) != wire.MaxRegions || len(w.relay.offers) != wire.MaxRegions {
-		t.Errorf("after %d: %v", len(w.session.offers), err)
+	if _, err := w.session.newRegion(m); wire.StatusOf(err) != wire.StatusLimit || len(w.session.regions) != wire.MaxRegions || len(w.relay.regions) != wire.MaxRegions {
+		t.Errorf("after %d: %v", len(w.session.regions), err)
 	}
 	w.mine.users++ // so that it stays, as the world's
 	w.mine.retire()
-	if len(w.session.offers)+len(w.relay.offers) != 0 {
-		t.Errorf("%d are left", len(w.session.offers))
+	if len(w.session.regions)+len(w.relay.regions) != 0 {
+		t.Errorf("%d are left", len(w.session.regions))
 	}
 }
 
 // A key is of its session: that of another client of the container, whose connection may
 // have the same number, opens nothing.
-func TestAKeyOfAnotherSession(t *testing.T) {
+func TestRegionKeyOfOtherSessionIsRefused(t *testing.T) {
 	w := newWorld(t)
 	c := w.connection(wire.RouteDirect)
-	o := &offering{key: wire.UUID{1}, memory: w.mine, length: 8, access: wire.RemoteRead, connection: c.number}
-	w.relay.offers[o.key] = o
+	o := &exposedRegion{key: wire.UUID{1}, memory: w.mine, length: 8, access: wire.RemoteRead, connection: c.number}
+	w.relay.regions[o.key] = o
 	other := *w.session
 	of := *c
 	of.session = &other
@@ -189,14 +189,14 @@ func TestAKeyOfAnotherSession(t *testing.T) {
 
 // A way back by another route than its connection's, for which the memory of reads was
 // found fit, takes both down.
-func TestAWayBackOfAnotherRoute(t *testing.T) {
+func TestReverseConnectionOfOtherRouteEndsBoth(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteStaged, w.mine).s
 	w.mine.kind = wire.MemoryIPC // which is read into by route staged alone
 	w.post(s.connection, wire.OpRead, 0, 0, 8)
 	back := newReceiver(w.connection(wire.RouteDirect))
 	back.hidden = true
-	s.cameBack(back)
+	s.reverseOpened(back)
 	if s.down == nil || s.down.Status != wire.StatusMalformed || back.down != s.down {
 		t.Fatalf("the connection is down with %v, the way back with %v", s.down, back.down)
 	}
@@ -207,14 +207,14 @@ func TestAWayBackOfAnotherRoute(t *testing.T) {
 
 // What is read does not come into memory of cudaMalloc from another relay, which would have
 // to write it.
-func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
+func TestReadIntoCudaMallocMemoryFromOtherRelayIsRefused(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	op := w.post(s.connection, wire.OpRead, 0, 0, 8)
 	w.mine.kind, w.mine.parts = wire.MemoryIPC, nil
 	back := newReceiver(w.connection(wire.RouteDirect))
 	back.hidden = true
-	s.cameBack(back)
+	s.reverseOpened(back)
 	back.receive(&wire.PeerReadData{Send: 1, Read: op.send, Length: op.length}, 0, nil)
 	w.read()
 	if done := w.ended[op.cookie]; done.Status != uint32(wire.StatusNotPermitted) {
@@ -226,7 +226,7 @@ func TestAReadIntoMemoryOfCudaMalloc(t *testing.T) {
 }
 
 // A way back that is awaited finds room in its session, whatever came meanwhile.
-func TestAWayBackIntoAFullSession(t *testing.T) {
+func TestReverseConnectionIntoFullSessionHasRoom(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
 	w.post(s.connection, wire.OpRead, 0, 0, 8)

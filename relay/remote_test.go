@@ -39,20 +39,20 @@ func (h *host) online(s *launch.Secrets) {
 	}
 }
 
-// abroad is two containers on two hosts.
-type abroad struct {
+// remotePeer is two containers on two hosts.
+type remotePair struct {
 	pair
 	relayA, relayB   *relay.Relay
 	socketA, socketB string
 }
 
-func hostsApart(t *testing.T) *abroad {
+func newRemotePair(t *testing.T) *remotePair {
 	t.Helper()
 	key := cluster()
 	hostA, hostB := newHost(t), newHost(t)
 	hostA.online(key)
 	hostB.online(key)
-	p := &abroad{}
+	p := &remotePair{}
 	p.socketA, p.relayA = hostA.start("a", launch.RouteAuto, -1, far(0, 1, "nic0"))
 	p.socketB, p.relayB = hostB.start("b", launch.RouteAuto, -1, far(3, 2, "nic1"))
 	p.a, p.b = attach(t, p.socketA), attach(t, p.socketB)
@@ -61,8 +61,8 @@ func hostsApart(t *testing.T) *abroad {
 	return p
 }
 
-func TestEveryByteArrivesOnAnotherHost(t *testing.T) {
-	p := hostsApart(t)
+func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
+	p := newRemotePair(t)
 	// Around what goes with the messages (4 KiB), a piece and a slot (256 KiB), all slots.
 	p.arrive(t, 0, 1, 7, 8, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 	report := p.relayA.Report()
@@ -75,8 +75,8 @@ func TestEveryByteArrivesOnAnotherHost(t *testing.T) {
 }
 
 // Host memory goes from where it lies to where it is to be, through no slot.
-func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
-	p := hostsApart(t)
+func TestHostMemoryBetweenHostsUsesNoSlot(t *testing.T) {
+	p := newRemotePair(t)
 	const n = 3<<20 + 5
 	from, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: n, GPU: uuid(t, 0)})
 	if err != nil {
@@ -131,8 +131,8 @@ func TestHostMemoryGoesToAnotherHostInPlace(t *testing.T) {
 }
 
 // All connections between two relays share one set of connections.
-func TestRelaysOfTwoHostsHaveOneSetOfConnections(t *testing.T) {
-	p := hostsApart(t)
+func TestRelaysOfTwoHostsShareOnePeer(t *testing.T) {
+	p := newRemotePair(t)
 	for range 5 {
 		join(t, p.a, 0, p.b, 3)
 	}
@@ -144,8 +144,8 @@ func TestRelaysOfTwoHostsHaveOneSetOfConnections(t *testing.T) {
 }
 
 // Connections that nobody uses end, and the next one has others.
-func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
-	p := hostsApart(t)
+func TestIdlePeerIsClosedAndReplaced(t *testing.T) {
+	p := newRemotePair(t)
 	p.relayA.CloseIdle()
 	p.relayA.CloseIdle()
 	if n := p.relayA.Report().Network; len(n.Peers) != 1 {
@@ -192,7 +192,7 @@ func TestIdleConnectionsToAnotherHostEnd(t *testing.T) {
 	peers(p.relayB, 0)
 }
 
-func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
+func TestHandleOfUnreachableHostIsRefusedWithReason(t *testing.T) {
 	key := cluster()
 	online, other, off := newHost(t), newHost(t), newHost(t)
 	online.online(key)
@@ -230,7 +230,7 @@ func TestAnotherHostsHandleIsRefusedWithAReason(t *testing.T) {
 
 // A listener that is closed is not there for other hosts either, first of a set of
 // connections or not.
-func TestAClosedListenerOfAnotherHost(t *testing.T) {
+func TestConnectToClosedListenerOfOtherHostFails(t *testing.T) {
 	for _, connected := range []bool{false, true} {
 		t.Run(fmt.Sprint("connected ", connected), func(t *testing.T) {
 			t.Parallel()
@@ -262,7 +262,7 @@ func TestAClosedListenerOfAnotherHost(t *testing.T) {
 
 // Whatever ends at one host, operations at the other end with an error that says what did,
 // and nothing of them is left there: no connection, and no use of the client's memory.
-func TestDeathOnAnotherHost(t *testing.T) {
+func TestDeathOnOtherHostEndsOperations(t *testing.T) {
 	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
 	stop := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Stop("for a test") }
 	leave := func(t *testing.T, _ *relay.Relay, s *client.Session) {
@@ -286,7 +286,7 @@ func TestDeathOnAnotherHost(t *testing.T) {
 		for _, bytes := range []uint64{1000, 1 << 20} { // without a grant, and with
 			t.Run(fmt.Sprintf("%s/%d bytes", name, bytes), func(t *testing.T) {
 				t.Parallel()
-				p := hostsApart(t)
+				p := newRemotePair(t)
 				var ops []*client.Operation
 				for i := range 20 {
 					var op *client.Operation
@@ -331,7 +331,7 @@ func TestDeathOnAnotherHost(t *testing.T) {
 
 // A sender's relay that stands still, or does not leave, while its connections live, keeps
 // nothing at the other host once that has closed the connection.
-func TestARelayOfAnotherHostThatDoesNotLeave(t *testing.T) {
+func TestStoppedRelayOfOtherHostKeepsNoResources(t *testing.T) {
 	key := cluster()
 	p := hostsWith(t, key, key, "127.0.0.1")
 	p.relayB.Leaving(100 * time.Millisecond)
@@ -362,9 +362,9 @@ func TestARelayOfAnotherHostThatDoesNotLeave(t *testing.T) {
 }
 
 // hostsWith joins two hosts of these secrets and addresses, and moves a message.
-func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
+func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *remotePair {
 	t.Helper()
-	p := &abroad{}
+	p := &remotePair{}
 	for i, s := range []*launch.Secrets{a, b} {
 		h := newHost(t)
 		h.online(s)
@@ -386,14 +386,14 @@ func hostsWith(t *testing.T, a, b *launch.Secrets, at string) *abroad {
 	return p
 }
 
-func (p *abroad) exchange(t *testing.T) {
+func (p *remotePair) exchange(t *testing.T) {
 	t.Helper()
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.move(t, 1<<20+5)
 }
 
 // Both hosts need the same, and may be at different steps of a rotation.
-func TestHostsOfOneCluster(t *testing.T) {
+func TestHostsDuringKeyRotationConnect(t *testing.T) {
 	old := network.Keys{Current: network.NewKey(time.Now())}
 	rotated, err := old.Rotate(time.Now())
 	if err != nil {
@@ -505,8 +505,8 @@ func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
 
 // Short messages go without a grant, as many as the sender has windows: what is more waits
 // for its receive. The windows come back, whatever becomes of the messages.
-func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
-	p := hostsApart(t)
+func TestEagerMessagesBetweenHostsNeedNoGrant(t *testing.T) {
+	p := newRemotePair(t)
 	const n, windows, more = 1000, 8, 5
 	host, err := p.a.HostMemory(within(t), client.HostMemory{Bytes: pairBytes, GPU: uuid(t, 0)})
 	if err != nil {
@@ -583,7 +583,7 @@ func TestShortMessagesToAnotherHostDoNotWait(t *testing.T) {
 }
 
 // A relay whose first key is none goes on the network with the next one.
-func TestAKeyThatComesLate(t *testing.T) {
+func TestClusterKeyAddedLaterOpensNetwork(t *testing.T) {
 	h := newHost(t)
 	h.online(nil)
 	_, r := h.start("late", launch.RouteAuto, -1, far(0, 1, "nic0"))

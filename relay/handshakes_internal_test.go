@@ -30,7 +30,7 @@ func greetingPair(t *testing.T) (ours, theirs packet.Conn) {
 	return ours, theirs
 }
 
-func (g *greetings) evicted(c packet.Conn) bool {
+func (g *pendingHandshakes) evicted(c packet.Conn) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.refused[c]
@@ -38,7 +38,7 @@ func (g *greetings) evicted(c packet.Conn) bool {
 
 func TestGreetingsFloodEvictsFlooderOnly(t *testing.T) {
 	const honest, flooder = 1, 2
-	g := &greetings{from: packet.Relays}
+	g := &pendingHandshakes{from: packet.Relays}
 	first, _ := greetingPair(t)
 	g.add(first, honest)
 	silent, _ := greetingPair(t)
@@ -69,7 +69,7 @@ func TestGreetingsFloodEvictsFlooderOnly(t *testing.T) {
 
 // Users that are many do not have more than their share.
 func TestGreetingsManyUsersEvictLargestShare(t *testing.T) {
-	g := &greetings{from: packet.Relays}
+	g := &pendingHandshakes{from: packet.Relays}
 	var large []packet.Conn
 	for range maxGreetingsOfUID {
 		c, _ := greetingPair(t)
@@ -86,7 +86,7 @@ func TestGreetingsManyUsersEvictLargestShare(t *testing.T) {
 }
 
 // Each connection is counted for its process's user.
-func TestGreetingsUIDIsThePeers(t *testing.T) {
+func TestGreetingsCountForUserOfPeerProcess(t *testing.T) {
 	c, _ := greetingPair(t)
 	if uid := uidOf(c); uid != uint32(unix.Geteuid()) {
 		t.Errorf("uid %d", uid)
