@@ -130,7 +130,7 @@ func (d lowOrder) GenerateKeypair(random io.Reader) (noise.DHKey, error) {
 func TestHandshakeLowOrderKeyIsRefused(t *testing.T) {
 	key := NewKey(someDay)
 	_, b := relays(Keys{Current: key})
-	// A hello for the ephemeral key 0, of somebody who has the cluster key.
+	// A hello for the ephemeral key 0, sealed with the cluster key.
 	state, err := noise.NewHandshakeState(noise.Config{
 		CipherSuite: noise.NewCipherSuite(lowOrder{noise.DH25519}, noise.CipherChaChaPoly, noise.HashSHA256), Pattern: noise.HandshakeNN, Initiator: true,
 		Prologue: append([]byte("peerlane network 2 "), key.ID[:]...), PresharedKey: key.derive(nil, "noise psk", 32),

@@ -2,10 +2,10 @@
 // thread that owns the state of the data path, so that the state needs no lock and a CUDA context
 // stays current.
 //
-// The loop spins while there is progress and for SpinTime after it; then it sleeps: in epoll where
-// everything that can happen makes a descriptor ready, or for short naps where something can only
-// be seen by looking (a copy's event, a timeline that a GPU advances). A running loop queries
-// descriptors only occasionally: that is a system call.
+// The loop spins while there is progress and for SpinTime after it, or as long as a [Spinner]
+// requests; then it sleeps: in epoll if every event makes a descriptor ready, or for short naps if
+// only polling can find an event (a copy's event, a timeline that a GPU advances). A running loop
+// queries descriptors only occasionally: that is a system call.
 package poll
 
 import (
@@ -43,6 +43,13 @@ type Poller interface {
 	Arm() bool
 	// Disarm is called after the sleep.
 	Disarm()
+}
+
+// Spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
+type Spinner interface {
+	Poller
+	// Spin returns how long after the last progress the loop spins.
+	Spin() time.Duration
 }
 
 // Loop is the event loop. Do, Call and Stop may be called from any goroutine,
@@ -226,7 +233,7 @@ func (l *Loop) Run() {
 		// threads, longer than the wait. The feeder of the loop may run on the core's sibling
 		// thread.
 		waited := l.now - last
-		if waited < SpinTime {
+		if waited < SpinTime || waited < l.spinTime() {
 			pause()
 			continue
 		}
@@ -256,6 +263,15 @@ func (l *Loop) runTasks() bool {
 		task()
 	}
 	return len(tasks) > 0
+}
+
+func (l *Loop) spinTime() (most time.Duration) {
+	for _, p := range l.pollers {
+		if s, is := p.(Spinner); is {
+			most = max(most, s.Spin())
+		}
+	}
+	return most
 }
 
 func (l *Loop) busy() bool {

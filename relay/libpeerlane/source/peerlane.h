@@ -358,7 +358,7 @@ struct peerlane_options {
 	uint32_t after_timeline;  /* PEERLANE_AFTER: start when this timeline has reached after_value */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: at the end, also after an error, the relay sets this timeline to signal_value */
 	uint64_t after_value;     /* operations of a connection start in their order */
-	uint64_t signal_value;    /* over RDMA, receives of one connection may end out of order: use one timeline per buffer */
+	uint64_t signal_value;    /* receives of a connection end in the order in which their messages were sent */
 };
 
 #define PEERLANE_AFTER 1u
