@@ -112,7 +112,7 @@ func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
 	checks := []Check{
-		{Name: "held", consequence: "w", remedy: "r", source: "l", run: func(context.Context, *Host) []Finding {
+		{Name: "held", why: "w", remedy: "r", source: "l", run: func(context.Context, *Host) []Finding {
 			<-held
 			return nil
 		}},

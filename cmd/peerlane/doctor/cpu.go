@@ -10,10 +10,10 @@ import (
 
 var cpuChecks = []Check{{
 	Name: "cpu-governor", subject: "processors",
-	source:      "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-	consequence: "a processor that wakes at a low frequency slows small messages",
-	remedy:      "cpupower frequency-set -g performance",
-	run:         checkGovernor,
+	source: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+	why:    "a processor that wakes at a low frequency slows small messages",
+	remedy: "cpupower frequency-set -g performance",
+	run:    checkGovernor,
 }}
 
 func checkGovernor(_ context.Context, h *Host) []Finding {

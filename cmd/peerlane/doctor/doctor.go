@@ -70,8 +70,8 @@ type Check struct {
 	Name string
 	// subject groups checks.
 	subject string
-	// source, consequence and remedy are the defaults of the fields of a finding.
-	source, consequence, remedy string
+	// source, why and remedy are the defaults of the fields of a finding.
+	source, why, remedy string
 	// run returns at least one finding. Examine fills in Check, Subject and empty fields.
 	run func(context.Context, *Host) []Finding
 }
@@ -163,7 +163,7 @@ func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Findi
 		f.Check, f.Subject = c.Name, c.subject
 		f.LookedAt = or(f.LookedAt, c.source)
 		if f.Status > OK {
-			f.Why, f.Remedy = or(f.Why, c.consequence), or(f.Remedy, c.remedy)
+			f.Why, f.Remedy = or(f.Why, c.why), or(f.Remedy, c.remedy)
 		}
 	}
 	return found

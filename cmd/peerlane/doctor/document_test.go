@@ -47,7 +47,7 @@ a time limit. Run it as root; without root it reports missing facts as unknown.
 				strings.ToUpper(subject[:1]), subject[1:])
 		}
 		escaped := strings.NewReplacer("<", "&lt;", "*", `\*`, "|", `\|`)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.source), escaped.Replace(c.consequence),
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.source), escaped.Replace(c.why),
 			escaped.Replace(c.remedy))
 	}
 	return b.String()
@@ -77,7 +77,7 @@ func TestDoctorChecksHaveAllFields(t *testing.T) {
 			t.Errorf("two checks are called %s", c.Name)
 		}
 		seen[c.Name] = true
-		if c.Name == "" || c.subject == "" || c.source == "" || c.consequence == "" || c.remedy == "" || c.run == nil {
+		if c.Name == "" || c.subject == "" || c.source == "" || c.why == "" || c.remedy == "" || c.run == nil {
 			t.Errorf("the check %q leaves something out", c.Name)
 		}
 	}

@@ -19,7 +19,7 @@ var driverChecks = []Check{
 	{
 		Name: "driver", subject: "driver",
 		source: "/proc/driver/nvidia/version, /sys/module/nvidia/version, and NVML's versions of driver and CUDA",
-		consequence: "relays need the CUDA driver API 11.7 (release 515); kernel modules and libraries of two releases refuse " +
+		why: "relays need the CUDA driver API 11.7 (release 515); kernel modules and libraries of two releases refuse " +
 			"each other",
 		remedy: "install NVIDIA's driver, release 515 or newer, and restart the host",
 		run:    checkDriver,
@@ -27,7 +27,7 @@ var driverChecks = []Check{
 	{
 		Name: "nvidia-peermem", subject: "driver",
 		source: "/sys/module/nvidia_peermem and its predecessor nv_peer_mem",
-		consequence: "without DMA-BUF, and for programs that pass a CUDA pointer to ibv_reg_mr, a NIC reaches GPU memory by " +
+		why: "without DMA-BUF, and for programs that pass a CUDA pointer to ibv_reg_mr, a NIC reaches GPU memory by " +
 			"this module only",
 		remedy: "modprobe nvidia-peermem, and for each start: echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
 		run:    checkPeermem,
@@ -36,7 +36,7 @@ var driverChecks = []Check{
 		Name: "dma-buf", subject: "driver",
 		source: "/proc/driver/nvidia/version (open kernel modules), /proc/sys/kernel/osrelease and the kernel's " +
 			"configuration, the release of libibverbs.so.1",
-		consequence: "a NIC registers GPU memory without nvidia-peermem; NVIDIA recommends it",
+		why: "a NIC registers GPU memory without nvidia-peermem; NVIDIA recommends it",
 		remedy: "install NVIDIA's open kernel modules, release 515 or newer, on Linux 5.12 or newer, and rdma-core 41 or " +
 			"newer",
 		run: checkDMABUF,

@@ -17,7 +17,7 @@ var engineChecks = []Check{{
 	Name: "engine-cdi", subject: "engines",
 	source: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, " +
 		"/etc/containerd/config.toml with its imports, /etc/crio/crio.conf and crio.conf.d",
-	consequence: "an engine without CDI refuses --device peerlane.dev/lane=N",
+	why: "an engine without CDI refuses --device peerlane.dev/lane=N",
 	remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and reports the effects of " +
 		"a restart; an engine without CDI needs peerlane-runtime (docs/containers.md)",
 	run: checkEngines,

@@ -22,31 +22,31 @@ import (
 var gpuChecks = []Check{
 	{
 		Name: "p2p", subject: "GPUs",
-		source:      "nvmlDeviceGetP2PStatus of pairs of GPUs with staging",
-		consequence: "a lane without copies between its GPUs bounces through the CPU's memory",
+		source: "nvmlDeviceGetP2PStatus of pairs of GPUs with staging",
+		why:    "a lane without copies between its GPUs bounces through the CPU's memory",
 		remedy: "nvidia-smi topo -p2p w shows the pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
 			"or see to IOMMU and ACS",
 		run: checkP2P,
 	},
 	{
 		Name: "self-test", subject: "GPUs",
-		source:      "the results of self-tests of this boot and driver (var/lib/peerlane/self-test.json)",
-		consequence: "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
-		remedy:      "peerlane self-test",
-		run:         checkSelfTest,
+		source: "the results of self-tests of this boot and driver (var/lib/peerlane/self-test.json)",
+		why:    "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
+		remedy: "peerlane self-test",
+		run:    checkSelfTest,
 	},
 	{
 		Name: "bar1", subject: "GPUs",
-		source:      "nvmlDeviceGetBAR1MemoryInfo, and the lanes' staging per GPU (peerlane plan)",
-		consequence: "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
+		source: "nvmlDeviceGetBAR1MemoryInfo, and the lanes' staging per GPU (peerlane plan)",
+		why:    "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
 		remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
 			"relay.slot_size in config.toml",
 		run: checkBAR1,
 	},
 	{
 		Name: "mig", subject: "GPUs", source: "nvmlDeviceGetMigMode",
-		consequence: "an instance cannot map another GPU's memory: no lane",
-		remedy:      "nvidia-smi -mig 0, or use another GPU",
+		why:    "an instance cannot map another GPU's memory: no lane",
+		remedy: "nvidia-smi -mig 0, or use another GPU",
 		run: mode("MIG is off", func(g topo.GPU) (string, string) {
 			if !g.MIG {
 				return "", ""
@@ -56,8 +56,8 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "vgpu", subject: "GPUs", source: "nvmlDeviceGetVirtualizationMode",
-		consequence: "a share of a GPU cannot map another GPU's memory: no lane",
-		remedy:      "pass a whole GPU through to this machine",
+		why:    "a share of a GPU cannot map another GPU's memory: no lane",
+		remedy: "pass a whole GPU through to this machine",
 		run: mode("no GPU is a share of one", func(g topo.GPU) (string, string) {
 			if !g.VGPU {
 				return "", ""
@@ -67,8 +67,8 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "compute-mode", subject: "GPUs", source: "nvmlDeviceGetComputeMode",
-		consequence: "relay and program both need a context; exclusive mode allows a single process, prohibited mode no process",
-		remedy:      "nvidia-smi -c 0",
+		why:    "relay and program both need a context; exclusive mode allows a single process, prohibited mode no process",
+		remedy: "nvidia-smi -c 0",
 		run: mode("compute modes are the default", func(g topo.GPU) (string, string) {
 			if g.ComputeMode == "" {
 				return "", ""
@@ -78,20 +78,20 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "mps", subject: "GPUs", source: "the names of processes, /proc/*/comm",
-		consequence: "MPS serves one user: a relay gets time slices of the GPU, and a fault of a client ends every client",
-		remedy:      "echo quit | nvidia-cuda-mps-control",
-		run:         checkMPS,
+		why:    "MPS serves one user: a relay gets time slices of the GPU, and a fault of a client ends every client",
+		remedy: "echo quit | nvidia-cuda-mps-control",
+		run:    checkMPS,
 	},
 	{
 		Name: "persistence-mode", subject: "GPUs", source: "nvmlDeviceGetPersistenceMode",
-		consequence: "without persistence mode the driver releases an unused GPU: the next container waits seconds, and " +
+		why: "without persistence mode the driver releases an unused GPU: the next container waits seconds, and " +
 			"settings are lost",
 		remedy: "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
 		run:    checkPersistence,
 	},
 	{
 		Name: "xid", subject: "GPUs", source: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
-		consequence: "the driver reports GPU faults only there; relays on such a GPU fail",
+		why: "the driver reports GPU faults only there; relays on such a GPU fail",
 		remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and " +
 			"reset the one GPU: nvidia-smi --gpu-reset -i N",
 		run: checkXid,

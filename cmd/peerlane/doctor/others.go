@@ -24,8 +24,8 @@ const otherHosts = "other hosts"
 var otherChecks = []Check{
 	{
 		Name: "reached", subject: otherHosts,
-		source:      "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
-		consequence: "relays connect in the same way",
+		source: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
+		why:    "relays connect in the same way",
 		remedy: "run peerlane doctor --serve there; let network.ports through every firewall between the hosts; ip route " +
 			"get ADDRESS shows the route of the packets",
 		run: each(checkReached),
@@ -34,15 +34,15 @@ var otherChecks = []Check{
 		Name: "cluster-keys", subject: otherHosts,
 		source: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both " +
 			"(peerlane key show)",
-		consequence: "relays with different keys refuse connections silently",
+		why: "relays with different keys refuse connections silently",
 		remedy: "compare peerlane key show on both hosts; copy /etc/peerlane/cluster.key of one host to the other, as " +
 			"root, mode 600",
 		run: each(checkKeys),
 	},
 	{
 		Name: "certificates", subject: otherHosts,
-		source:      "whether both hosts have network.tls_certificate, and trust each other's certificate",
-		consequence: "relays with certificates and relays without certificates refuse connections",
+		source: "whether both hosts have network.tls_certificate, and trust each other's certificate",
+		why:    "relays with certificates and relays without certificates refuse connections",
 		remedy: "give certificates of the same authority to every host, or to no host: network.tls_certificate, " +
 			"tls_key and " +
 			"tls_authority in config.toml",
@@ -50,54 +50,54 @@ var otherChecks = []Check{
 	},
 	{
 		Name: "protocol", subject: otherHosts,
-		source:      "the versions of the protocol between relays that the releases on both hosts speak",
-		consequence: "relays without a common version refuse connections",
-		remedy:      "install the same release on both hosts",
-		run:         each(checkProtocol),
+		source: "the versions of the protocol between relays that the releases on both hosts speak",
+		why:    "relays without a common version refuse connections",
+		remedy: "install the same release on both hosts",
+		run:    each(checkProtocol),
 	},
 	{
 		Name: "clock-skew", subject: otherHosts,
-		source:      "both hosts' clocks, read eight times over the connection",
-		consequence: "certificates and logs depend on the clocks",
+		source: "both hosts' clocks, read eight times over the connection",
+		why:    "certificates and logs depend on the clocks",
 		remedy: "synchronize both clocks with the same source: systemctl enable --now chronyd, or systemd-timesyncd; " +
 			"chronyc tracking shows the difference",
 		run: each(checkClock),
 	},
 	{
 		Name: "ports", subject: otherHosts,
-		source:      "network.ports on both hosts",
-		consequence: "relays connect only to ports of the configured range",
-		remedy:      "set the same network.ports in /etc/peerlane/config.toml of every host",
-		run:         each(checkPorts),
+		source: "network.ports on both hosts",
+		why:    "relays connect only to ports of the configured range",
+		remedy: "set the same network.ports in /etc/peerlane/config.toml of every host",
+		run:    each(checkPorts),
 	},
 	{
 		Name: "interfaces", subject: otherHosts,
-		source:      "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
-		consequence: "relays connect by addresses of a family that both hosts have",
-		remedy:      "set network.interfaces and network.family so that both hosts have addresses of the same network",
-		run:         each(checkInterfaces),
+		source: "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
+		why:    "relays connect by addresses of a family that both hosts have",
+		remedy: "set network.interfaces and network.family so that both hosts have addresses of the same network",
+		run:    each(checkInterfaces),
 	},
 	{
 		Name: "mtu", subject: otherHosts,
 		source: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB " +
 			"per direction",
-		consequence: "where full packets do not pass, small messages arrive and large ones hang",
+		why: "where full packets do not pass, small messages arrive and large ones hang",
 		remedy: "ip link set NETDEV mtu N, the same on both hosts and on every switch port between the hosts; tracepath " +
 			"ADDRESS shows where it changes",
 		run: each(checkMTU),
 	},
 	{
 		Name: "rails", subject: otherHosts,
-		source:      "the NICs that relays of both hosts use, by rail number (network.rails, plan.rails), and their link layer",
-		consequence: "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
+		source: "the NICs that relays of both hosts use, by rail number (network.rails, plan.rails), and their link layer",
+		why:    "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
 		remedy: "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of " +
 			"link",
 		run: each(checkRails),
 	},
 	{
 		Name: "link-rate", subject: otherHosts,
-		source:      "the rate of the NICs per rail, and of the interfaces of the connection, on both hosts",
-		consequence: "the slower end limits a transfer, and the slowest host a job",
+		source: "the rate of the NICs per rail, and of the interfaces of the connection, on both hosts",
+		why:    "the slower end limits a transfer, and the slowest host a job",
 		remedy: "check the cable, the transceiver and the switch port at the slower end; peerlane doctor there has " +
 			"the check port-rate",
 		run: each(checkLinkRate),

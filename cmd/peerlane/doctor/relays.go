@@ -18,21 +18,21 @@ var relayChecks = []Check{
 	{
 		Name: "relays", subject: "relays", source: "the state of each container's relay (peerlane relay list), and " +
 			"whether those that are ready answer",
-		consequence: "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
-		remedy:      "peerlane relay inspect CONTAINER shows its log",
-		run:         checkRelays,
+		why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
+		remedy: "peerlane relay inspect CONTAINER shows its log",
+		run:    checkRelays,
 	},
 	{
 		Name: "leftovers", subject: "relays", source: "generations, sockets and uids whose container has ended, and " +
 			"generations of another machine, in var/lib/peerlane and run/peerlane",
-		consequence: "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
-		remedy:      "peerlane relay gc",
-		run:         checkLeftovers,
+		why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
+		remedy: "peerlane relay gc",
+		run:    checkLeftovers,
 	},
 	{
 		Name: "staging", subject: "relays", source: "what all lanes can stage on each GPU (peerlane plan), its cap " +
 			"(staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
-		consequence: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
+		why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
 		remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays allocate slots before jobs " +
 			"fill the GPU; " +
 			"or lower relay.slots and relay.slot_size in config.toml",

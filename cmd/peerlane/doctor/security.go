@@ -20,30 +20,30 @@ var securityChecks = []Check{
 		Name: "selinux", subject: "security",
 		source: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name " +
 			"Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
-		consequence: "an enforcing policy can deny devices and the relay's socket",
-		remedy:      "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows the denials",
-		run:         checkSELinux,
+		why:    "an enforcing policy can deny devices and the relay's socket",
+		remedy: "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows the denials",
+		run:    checkSELinux,
 	},
 	{
 		Name: "apparmor", subject: "security",
 		source: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of " +
 			"/var/log/audit/audit.log",
-		consequence: "a profile can deny files to the hook, devices to a relay, or the socket to a container",
-		remedy:      "allow the denied access in the named profile, then apparmor_parser -r PROFILE",
-		run:         checkAppArmor,
+		why:    "a profile can deny files to the hook, devices to a relay, or the socket to a container",
+		remedy: "allow the denied access in the named profile, then apparmor_parser -r PROFILE",
+		run:    checkAppArmor,
 	},
 	{
 		Name: "cluster-key", subject: "security",
-		source:      "owner and mode of the cluster key and of network.tls_key",
-		consequence: "a process with the cluster key can act as a relay for every host",
-		remedy:      "chmod 600 the file, and peerlane key rotate, because another user may have read the key",
-		run:         checkKey,
+		source: "owner and mode of the cluster key and of network.tls_key",
+		why:    "a process with the cluster key can act as a relay for every host",
+		remedy: "chmod 600 the file, and peerlane key rotate, because another user may have read the key",
+		run:    checkKey,
 	},
 	{
 		Name: "sandbox", subject: "security",
 		source: "the mode of peerlane-relay, the pids controller of cgroup2, and missing parts of the sandboxes of " +
 			"running relays (peerlane relay inspect)",
-		consequence: "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and " +
+		why: "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and " +
 			"exhaust RLIMIT_NPROC",
 		remedy: "peerlane relay inspect CONTAINER shows the missing parts with reasons",
 		run:    checkSandbox,
