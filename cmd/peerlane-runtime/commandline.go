@@ -127,9 +127,9 @@ func takesNext(name string, args []string) bool {
 
 // Causes of an option that is not valid.
 var (
-	errNoValue       = errors.New("it requires a value: " + ownPrefix + "NAME=VALUE")
-	errUnknownOption = errors.New("unknown option; the options after " + ownPrefix + " are device, spec-dir, root, version " +
-		"and help")
+	errNoValue       = errors.New("requires a value: " + ownPrefix + "NAME=VALUE")
+	errUnknownOption = errors.New("unknown option; the options after " + ownPrefix +
+		" are device, spec-dir, root, version and help")
 	errRelative = errors.New("must be an absolute path, because engines run this program in many directories")
 )
 

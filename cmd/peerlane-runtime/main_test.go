@@ -112,7 +112,7 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 		{"unknown device", ownRuntime, `{}`, []string{"--peerlane-device=probe.dev/thing=9"},
 			[]string{"no CDI specification in ", "probe.dev/thing=9"}},
 		{"no runtime", "[runtime]\npath = \"/nowhere/runc\"\n", `{}`, nil, []string{"runtime.path: stat /nowhere/runc"}},
-		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"is not a program"}},
+		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"not a program"}},
 		{"an option that is none", ownRuntime, `{}`, []string{"--peerlane-lane=3"},
 			[]string{"--peerlane-lane=3: unknown option", "--peerlane-help"}},
 		{"a pattern that is none", ownRuntime + "devices = [\"*\"]\n", `{}`, nil,

@@ -43,8 +43,8 @@ func findRuntime(configured string, dirs []string) (string, error) {
 
 // Errors of a file that this program does not execute.
 var (
-	errNoProgram = errors.New("it is not a program")
-	errSelf      = errors.New("it is peerlane-runtime itself; set runtime.path in config.toml to the runtime to execute")
+	errNoProgram = errors.New("not a program")
+	errSelf      = errors.New("this is peerlane-runtime itself; set runtime.path in config.toml to the runtime to execute")
 )
 
 // check refuses a file that is not a program, a file that other users could have written, and this
