@@ -433,7 +433,8 @@ func TestFileOfTwoHostsNeedsHostNames(t *testing.T) {
 			t.Errorf("GPU and NIC on two hosts: %+v; want DIS", p)
 		}
 	}
-	if _, err := graph.Between(h, "0000:02:00.0", "0x2/mlx5_0"); err == nil || !strings.Contains(err.Error(), "0x2") {
+	_, err := graph.Between(h, "0000:02:00.0", "0x2/mlx5_0")
+	if !testutil.HasError(err, &graph.DeviceError{Name: "0000:02:00.0", Hosts: []string{"0xa5f31daa95182da8", "0x2"}}) {
 		t.Errorf("ambiguous name: error %v, want the host names", err)
 	}
 	if got, err := graph.Between(h, "0x2/0000:02:00.0", "0x2/mlx5_0"); err != nil || got.Type != topo.PHB {
