@@ -265,7 +265,7 @@ func (r *receiver) copyEager(a *arrival) {
 			r.session.relay.counters.staged += a.length
 			if r.down == nil {
 				delete(r.matched, a.send)
-				op.finish(wire.StatusOK)
+				r.end(a, wire.StatusOK)
 				r.answerEager(a, wire.StatusOK)
 			}
 		}

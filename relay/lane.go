@@ -247,7 +247,7 @@ func (l *lane) openStaging() error {
 	}
 	if l.weight("") > 0 && len(out.regions) > 0 && config.Bounce > 0 {
 		// A part of the lane is to go through the host's memory.
-		if p := l.bounce(size{l.slotsOn("", config.Slots), config.SlotBytes}, config.Bounce, &out, &in); p.bytes > 0 {
+		if p := l.bounce(size{l.slotsOn("", config.Slots), config.SlotBytes}, config.Bounce, device.CreateHost, &out, &in); p.bytes > 0 {
 			to, from := out.regions[len(out.regions)-1], in.regions[len(in.regions)-1]
 			to.number, from.number = uint32(len(out.regions)-1), uint32(len(in.regions)-1)
 			all = append(all, p)
@@ -266,7 +266,7 @@ func (l *lane) openStaging() error {
 		all = append(all, p)
 	}
 	if len(out.regions) == 0 && bouncing > 0 {
-		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, &out, &in)
+		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, device.CreateHost, &out, &in)
 		if !planned {
 			p.note = strings.TrimSuffix("the plan has no server GPU for this lane; "+p.note, "; ")
 		}
@@ -337,7 +337,7 @@ func (l *lane) openRemote(n *launch.Network) error {
 		return nil
 	}
 	var out, in staging
-	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, &out, &in)
+	p := l.bounce(size{n.Slots, n.SlotBytes}, n.Memory, device.CreateHuge, &out, &in)
 	if p.bytes == 0 {
 		return wire.Errorf(wire.StatusNoStaging, "the host's memory has no room for the slots of GPU %s that tcp needs: %s", l.spec.GPU.BusID, p.note)
 	}
@@ -345,7 +345,7 @@ func (l *lane) openRemote(n *launch.Network) error {
 		logrus.Warnf("the slots of GPU %s for other hosts are not as configured: %s", l.spec.GPU.BusID, p.note)
 	}
 	var short [2]*eagerBuffers
-	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory)
+	to, from, err := l.inHost(size{eagerQuotas, quotaBytes}, n.Memory, device.CreateHost)
 	if err != nil {
 		logrus.WithError(err).Warnf("short messages of GPU %s to other hosts wait for grants, as long ones do", l.spec.GPU.BusID)
 	} else {
@@ -381,7 +381,8 @@ type placed struct {
 	note          string // why it is not as configured
 	unfit         bool   // by the self-test
 	tuning        calibration
-	slots         size // that there are, in each direction
+	slots         size   // that there are, in each direction
+	pages         string // of slots for sends over TCP (device.Memory.Pages)
 }
 
 func notes(all []placed) string {
@@ -468,13 +469,13 @@ func (l *lane) place(server launch.GPU, want size, admission bool, create maker,
 // bounce makes a region in each direction in the host's memory, of which this
 // relay's lanes together may have so much: of the size that is wanted, or the
 // largest smaller one that there is room for.
-func (l *lane) bounce(want size, limit uint64, out, in *staging) placed {
+func (l *lane) bounce(want size, limit uint64, create hostMaker, out, in *staging) placed {
 	p := placed{host: true, wanted: 2 * uint64(want.slots) * want.slotBytes}
 	for z, more := want, true; more; z, more = z.smaller() {
-		to, from, err := l.inHost(z, limit)
+		to, from, err := l.inHost(z, limit, create)
 		if err == nil {
 			out.regions, in.regions = append(out.regions, to), append(in.regions, from)
-			p.bytes, p.slots = to.memory.Bytes+from.memory.Bytes, z
+			p.bytes, p.slots, p.pages = to.memory.Bytes+from.memory.Bytes, z, to.memory.Pages()
 			if p.note != "" {
 				p.note = fmt.Sprintf("%d slots of %s in place of %d of %s: %s",
 					z.slots, humanize.IBytes(z.slotBytes), want.slots, humanize.IBytes(want.slotBytes), p.note)
@@ -488,8 +489,11 @@ func (l *lane) bounce(want size, limit uint64, out, in *staging) placed {
 	return p
 }
 
+// hostMaker is device.CreateHost or device.CreateHuge.
+type hostMaker func(name string, bytes uint64) (*device.Memory, error)
+
 // inHost makes a region in each direction in the host's memory.
-func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
+func (l *lane) inHost(z size, limit uint64, create hostMaker) (out, in *region, err error) {
 	r, bytes := l.relay, 2*uint64(z.slots)*z.slotBytes
 	if have := r.bounced.Add(bytes); have > limit {
 		r.bounced.Add(-bytes)
@@ -520,7 +524,7 @@ func (l *lane) inHost(z size, limit uint64) (out, in *region, err error) {
 	one := func() (*region, error) {
 		g := &region{slots: z.slots, slotBytes: z.slotBytes, kind: wire.MemoryHost}
 		var err error
-		if g.memory, err = device.CreateHost("peerlane-slots", bytes/2); err != nil {
+		if g.memory, err = create("peerlane-slots", bytes/2); err != nil {
 			return nil, err
 		}
 		if err = g.memory.Pin(l.device); err == nil {

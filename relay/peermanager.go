@@ -598,6 +598,7 @@ func (r *Relay) networkReport() *launch.NetworkReport {
 		n.Peers = append(n.Peers, launch.NetworkPeer{
 			Name: p.Name(), Dialed: p.Dialed(), Channels: p.Channels(),
 			Messages: f.Messages, Batches: f.Batches, Writes: f.Writes, Eager: f.Eager,
+			Zerocopy: f.Zerocopy.String(),
 		})
 		r.byVerbs(p, &n.Peers[len(n.Peers)-1])
 	})

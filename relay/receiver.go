@@ -20,9 +20,11 @@ type receiver struct {
 	announced uint64 // the last message's number
 	// Messages and receives of one tag meet in their order; of those that wait no two
 	// have the same tag.
-	arrivals  []*arrival   // announced
-	receives  []*operation // started
-	matched   map[uint64]*arrival
+	arrivals []*arrival   // announced
+	receives []*operation // started
+	matched  map[uint64]*arrival
+	// unended are the receives that have met their messages, in the order in which they met.
+	unended   []*unended
 	grants    map[uint64]*grant
 	lastGrant uint64
 
@@ -56,6 +58,7 @@ type receiver struct {
 type arrival struct {
 	send, tag, length uint64
 	op                *operation // nil until matched
+	unended           *unended
 	granted, moved    uint64
 	// Of a short one that comes into a window: which, and what it is to be answered when
 	// its bytes are there, if it is refused.
@@ -64,6 +67,14 @@ type arrival struct {
 	answer wire.Status
 	// short are the bytes of one of this host, where they need no grant.
 	short []byte
+}
+
+// unended is a receive whose end is reported after the ends of those before it: over RDMA the bytes of
+// a later message can be there first, and a client may have one timeline for all receives.
+type unended struct {
+	op     *operation
+	ended  bool
+	status wire.Status
 }
 
 // grant is room for a part of a message.
@@ -167,13 +178,15 @@ func (r *receiver) takeReceive(tag uint64) *operation {
 }
 
 func (r *receiver) begin(a *arrival, op *operation) {
+	a.unended = &unended{op: op}
+	r.unended = append(r.unended, a.unended)
 	switch {
 	case a.length > op.length:
-		op.finish(wire.StatusTruncated)
+		r.end(a, wire.StatusTruncated)
 		r.refuse(a, wire.StatusTruncated)
 		return
 	case a.length == 0:
-		op.finish(wire.StatusOK)
+		r.end(a, wire.StatusOK)
 		r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
 		return
 	}
@@ -408,8 +421,19 @@ func (r *receiver) arrived(a *arrival, n uint64) {
 		return
 	}
 	delete(r.matched, a.send)
-	a.op.finish(wire.StatusOK)
+	r.end(a, wire.StatusOK)
 	r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
+}
+
+// end ends the receive of a message once those before it have ended.
+func (r *receiver) end(a *arrival, status wire.Status) {
+	a.unended.ended, a.unended.status = true, status
+	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.over) {
+		first := r.unended[0]
+		r.unended[0] = nil
+		r.unended = r.unended[1:]
+		first.op.finish(first.status)
+	}
 }
 
 func (r *receiver) stop(why *wire.Error) {
@@ -420,6 +444,12 @@ func (r *receiver) stop(why *wire.Error) {
 	for _, a := range r.matched {
 		a.op.fail(why)
 	}
+	for _, u := range r.unended {
+		if u.ended { // its bytes are there
+			u.op.finish(u.status)
+		}
+	}
+	r.unended = nil
 	r.settle()
 }
 

@@ -71,6 +71,13 @@ func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
 	}
 	if n := report.Network; n == nil || len(n.Peers) != 1 || !n.Peers[0].Dialed || n.Peers[0].Channels != 1 || !strings.Contains(n.Peers[0].Name, "container b") || !strings.Contains(n.Peers[0].Name, "by lo") {
 		t.Errorf("inspect shows the network %+v", n)
+	} else if z := n.Peers[0].Zerocopy; !strings.Contains(z, " of 2 data streams; ") || strings.Contains(z, "; 0 sends") || !strings.Contains(z, ", 0 wait for their notification") {
+		t.Errorf("inspect shows of MSG_ZEROCOPY %q", z)
+	}
+	for _, s := range report.Staging {
+		if s.Transport == launch.TransportTCP && !strings.Contains(s.Pages, "pages") {
+			t.Errorf("inspect shows the pages of slots as %q", s.Pages)
+		}
 	}
 }
 

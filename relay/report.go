@@ -61,6 +61,9 @@ func (r *Relay) Report() *launch.Report {
 				if s.Slots == 0 && p.bytes > 0 {
 					s.Slots, s.SlotBytes, s.Streams = p.slots.slots, p.slots.slotBytes, len(l.push.queues)
 				}
+				if p.pages != "" {
+					s.Pages = p.pages
+				}
 				if p.note != "" {
 					s.Note = strings.TrimPrefix(s.Note+"; "+p.note, "; ")
 				}

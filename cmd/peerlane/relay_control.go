@@ -197,6 +197,9 @@ func stagingWords(s launch.Staging) string {
 	if s.Slots > 0 {
 		text += fmt.Sprintf(", %d slots of %s each way by %d streams", s.Slots, humanize.IBytes(s.SlotBytes), s.Streams)
 	}
+	if s.Pages != "" {
+		text += ", in " + s.Pages
+	}
 	if s.Note != "" {
 		text += ": " + s.Note
 	}
@@ -276,6 +279,9 @@ func printNetwork(row func(what, value string), n *launch.NetworkReport) {
 			row("  its data", "over verbs, "+p.Way)
 		case launch.TransportTCP:
 			row("  its data", "over tcp: "+dash(p.Way))
+		}
+		if p.Zerocopy != "" && p.Transport != launch.TransportVerbs {
+			row("  MSG_ZEROCOPY", p.Zerocopy)
 		}
 	}
 }

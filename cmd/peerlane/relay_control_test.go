@@ -151,6 +151,32 @@ func TestHoldersOfTheGPUs(t *testing.T) {
 	}
 }
 
+// inspect shows the pages of slots for other hosts, and where data streams use MSG_ZEROCOPY.
+func TestInspectShowsZerocopy(t *testing.T) {
+	const pages, zerocopy = "transparent huge pages (MADV_HUGEPAGE)", "off (the kernel copied 32 sends in a row)"
+	const unused = "of a relay whose data goes over verbs"
+	rows := ""
+	printReport(func(what, value string) { rows += what + ": " + value + "\n" }, &launch.Report{
+		Staging: []launch.Staging{{
+			Host: true, Lane: "0000:17:00.0", Transport: launch.TransportTCP, Bytes: 1 << 20, Wanted: 1 << 20,
+			Slots: 2, SlotBytes: 1 << 18, Streams: 2, Pages: pages,
+		}},
+		Network: &launch.NetworkReport{Listening: "10.0.0.1:1", Peers: []launch.NetworkPeer{
+			{Transport: launch.TransportTCP, Zerocopy: zerocopy}, {Transport: launch.TransportVerbs, Zerocopy: unused},
+		}},
+	}, launch.Config{})
+	for _, want := range []string{
+		"2 slots of 256 KiB each way by 2 streams, in " + pages + "\n", "  MSG_ZEROCOPY: " + zerocopy + "\n",
+	} {
+		if !strings.Contains(rows, want) {
+			t.Errorf("no %q in\n%s", want, rows)
+		}
+	}
+	if strings.Contains(rows, unused) {
+		t.Errorf("MSG_ZEROCOPY in\n%s", rows)
+	}
+}
+
 // The text of a relay is untrusted: the relay may be compromised.
 func TestRelayTextIsSanitised(t *testing.T) {
 	const escape = "\x1b]0;evil\x07\u009b2Jtext\nforged"

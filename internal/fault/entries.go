@@ -119,7 +119,7 @@ var entries = []Entry{
 
 	{MountBelowSocket, "a volume covers the relay's socket",
 		"The container's configuration has a mount below `/run/peerlane`, from `-v`, `--mount` or VOLUME of the image.",
-		[]string{"Remove that volume."}, "containers.md#what-a-container-gets"},
+		[]string{"Remove that volume."}, "containers.md#content-of-a-container"},
 	{SocketPathLeads, "/run/peerlane of the image leads elsewhere",
 		"The image has a link or a file at `/run/peerlane`, another mount covers it, or the specification is stale.",
 		[]string{"Use an image without that link.", "Run `peerlane cdi refresh`."}, "security.md"},
@@ -196,7 +196,7 @@ var entries = []Entry{
 	{LimitMet, "the container has reached a limit of its relay",
 		"The error names the limit.",
 		[]string{"Free what the program does not use.", "Raise the key that the error names, or the container's memory " +
-			"limit."}, "relay.md#what-a-container-may-have-of-its-relay"},
+			"limit."}, "relay.md#limits-of-a-container"},
 
 	{NoStaging, "no server GPU has room for staging",
 		"The error has each GPU's reason: limit, other relays, free memory, or a failed self-test. `staging.bounce` " +

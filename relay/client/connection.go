@@ -116,8 +116,8 @@ func After(t *Timeline, value uint64) Option {
 }
 
 // Signal lets the relay set a timeline to a value when the operation has ended,
-// also with an error. Over transport verbs, receives of one connection may end in an
-// order that differs from the order of posting: use one timeline per buffer.
+// also with an error. Receives of one connection end in the order in which their messages
+// were sent, so that one timeline can serve all of them.
 func Signal(t *Timeline, value uint64) Option {
 	return func(d *wire.Descriptor) { d.SignalTimeline, d.SignalValue = t.number, value }
 }

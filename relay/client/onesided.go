@@ -56,6 +56,9 @@ func (r *Region) Revoke(ctx context.Context) error {
 // wire.StatusBadKey where the key names no region of this connection,
 // wire.StatusOutOfRange beyond the bounds of the region, wire.StatusNotPermitted where the
 // region is for reading alone.
+//
+// After failed queue pairs the relays repeat a write from its first byte: a program at the other side
+// that polls the memory can see bytes of a write a second time, also when it has changed them.
 func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
 	return c.oneSided(wire.OpWrite, m, offset, n, to, at, options)
 }

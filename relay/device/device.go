@@ -142,6 +142,7 @@ type Memory struct {
 	host     []byte
 	fd       int
 	made     bool    // here
+	pages    string  // of CreateHuge
 	pinnedBy *Device // nil: by none
 }
 

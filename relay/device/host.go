@@ -128,9 +128,12 @@ func ImportHost(fd int, bytes uint64) (*Memory, error) {
 }
 
 func (m *Memory) mapHost() error {
-	var err error
-	m.host, err = unix.Mmap(m.fd, 0, int(m.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return os.NewSyscallError("mmap", err)
+	at, err := unix.MmapPtr(m.fd, 0, nil, uintptr(m.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return os.NewSyscallError("mmap", err)
+	}
+	m.host = unsafe.Slice((*byte)(at), m.Bytes)
+	return nil
 }
 
 // Pin registers host memory with CUDA, once, so that the device can copy to and
@@ -164,7 +167,7 @@ func (m *Memory) closeHost() error {
 	if g := m.pinnedBy; g != nil {
 		err = g.On(func() error { return g.Driver.MemHostUnregister(unsafe.Pointer(&m.host[0])) })
 	}
-	err = errors.Join(err, os.NewSyscallError("munmap", unix.Munmap(m.host)))
+	err = errors.Join(err, os.NewSyscallError("munmap", unix.MunmapPtr(unsafe.Pointer(&m.host[0]), uintptr(m.Bytes))))
 	if m.made {
 		err = errors.Join(err, fallocate(m.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, m.Bytes))
 	}

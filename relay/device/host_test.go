@@ -3,6 +3,7 @@ package device_test
 import (
 	"bytes"
 	"crypto/rand"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -206,4 +207,76 @@ func TestShortMovesWithinTheHostAreOverAtOnce(t *testing.T) {
 	if !ended || q.Busy() || !bytes.Equal(view(m.At(8<<10), n), want) {
 		t.Errorf("ended: %v, busy: %v", ended, q.Busy())
 	}
+}
+
+// Huge pages are host memory as any other, of exactly the bytes that were asked for, and the
+// description names the kind of pages that the kernel reports.
+func TestHugePagesAreHostMemory(t *testing.T) {
+	for _, bytes := range []uint64{4 << 20, 3 << 20, 4096} {
+		m, err := device.CreateHuge("test", bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := m.Export()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Bytes != bytes || blocks(t, fd) < int64(bytes) {
+			t.Errorf("%d bytes, of which %d are there; %d were asked for", m.Bytes, blocks(t, fd), bytes)
+		}
+		data := view(m.At(0), bytes)
+		data[0], data[bytes-1] = 1, 2
+		if unix.Ftruncate(fd, 4096) == nil && bytes > 4096 {
+			t.Error("its size can be changed")
+		}
+		huge := hugeBytes(t, &data[0])
+		switch kind, _, _ := strings.Cut(m.Pages(), ":"); {
+		case strings.HasPrefix(kind, "reserved huge pages"), kind == "transparent huge pages (MADV_HUGEPAGE)":
+			if huge < bytes/(2<<20)*(2<<20) {
+				t.Errorf("%d of %d bytes are in huge pages: %s", huge, bytes, m.Pages())
+			}
+		case strings.HasPrefix(kind, "transparent huge pages"):
+			if huge == 0 || huge >= bytes {
+				t.Errorf("%d of %d bytes are in huge pages: %s", huge, bytes, m.Pages())
+			}
+		case kind == "small pages":
+			if huge != 0 {
+				t.Errorf("%d of %d bytes are in huge pages: %s", huge, bytes, m.Pages())
+			}
+		default:
+			t.Errorf("pages %q", m.Pages())
+		}
+		t.Logf("%d bytes: %s", bytes, m.Pages())
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		unix.Close(fd)
+	}
+}
+
+// hugeBytes returns how many bytes of the mapping at an address are in huge pages, by
+// /proc/self/smaps.
+func hugeBytes(t *testing.T, at *byte) (sum uint64) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, within, known := uint64(uintptr(unsafe.Pointer(at))), false, false
+	for line := range strings.Lines(string(text)) {
+		var from, to, size uint64
+		if n, _ := fmt.Sscanf(line, "%x-%x ", &from, &to); n == 2 {
+			within = from <= address && address < to
+			known = known || within
+			continue
+		}
+		name, rest, _ := strings.Cut(line, ":")
+		if n, _ := fmt.Sscanf(rest, "%d kB", &size); within && n == 1 && (name == "ShmemPmdMapped" || name == "Shared_Hugetlb" || name == "Private_Hugetlb") {
+			sum += size << 10
+		}
+	}
+	if !known {
+		t.Fatal("the mapping is not in smaps")
+	}
+	return sum
 }

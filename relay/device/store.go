@@ -135,9 +135,25 @@ func (g *Device) testStores(memory *Memory) error {
 	return errors.Join(err, d.StreamDestroy(stream), d.MemHostFree(host))
 }
 
+// OpenLoads opens the GPU's aperture for [Device.Load].
+func (g *Device) OpenLoads() (err error) {
+	if g.aperture, err = g.Driver.OpenAperture(g.BusID); err != nil {
+		g.writes.NoStores = err.Error()
+	}
+	return err
+}
+
+// MapLoads maps a memory of one allocation for the CPU's loads. fd is the allocation's descriptor, and
+// stays the caller's.
+func (m *Memory) MapLoads(g *Device, fd int) error { return m.mapAperture(g, fd, 0, m.Bytes, m.Bytes) }
+
 // MapStores maps length bytes of a memory of one allocation for the CPU's stores. fd is the
 // allocation's descriptor, and stays the caller's.
 func (m *Memory) MapStores(g *Device, fd int, offset, length uint64) error {
+	return m.mapAperture(g, fd, offset, length, maxMapped)
+}
+
+func (m *Memory) mapAperture(g *Device, fd int, offset, length, most uint64) error {
 	at := offset / aperturePage * aperturePage
 	n := (offset+length+aperturePage-1)/aperturePage*aperturePage - at
 	switch {
@@ -145,8 +161,8 @@ func (m *Memory) MapStores(g *Device, fd int, offset, length uint64) error {
 		return errors.New(g.writes.NoStores)
 	case len(m.parts) != 1 || m.On != g.Ordinal || length == 0 || at+n > m.Bytes || m.stores != nil:
 		return errors.New("not one allocation of this GPU")
-	case n > maxMapped:
-		return fmt.Errorf("%d bytes are more than %d", n, uint64(maxMapped))
+	case n > most:
+		return fmt.Errorf("%d bytes are more than %d", n, most)
 	}
 	limit := g.aperture.Size() / apertureShare
 	if g.mapped.Add(n) > limit {
@@ -182,6 +198,25 @@ func (g *Device) Store(to Place, from []byte) (bool, error) {
 		return false, nil
 	}
 	return true, store(to.stores, from, g.readsBack)
+}
+
+// Load reads bytes of the device's memory by the CPU: 1 µs for a word. It reports false if the memory
+// is not mapped. An access to a GPU that was reset or removed faults: that is the error.
+func Load(from Place, to []byte) (loaded bool, err error) {
+	if len(to) > len(from.stores) {
+		return false, nil
+	}
+	before := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(before)
+		if fault := recover(); fault != nil {
+			err = fmt.Errorf("reading GPU memory: %v", fault)
+		}
+	}()
+	for i := range to {
+		to[i] = read(&from.stores[i])
+	}
+	return true, nil
 }
 
 // store writes aligned words as one store each, and bytes before and behind them. An access to a

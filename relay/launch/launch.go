@@ -351,6 +351,8 @@ type Staging struct {
 	Slots     int    `json:"slots,omitempty"`
 	SlotBytes uint64 `json:"slotBytes,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
+	// Pages describes the pages of slots in host memory for other hosts: huge or small ones.
+	Pages string `json:"pages,omitempty"`
 }
 
 // Local reports whether the lanes reach only this host, over the links between its GPUs:

@@ -102,6 +102,8 @@ type NetworkPeer struct {
 	Batches  uint64 `json:"batches"`
 	Writes   uint64 `json:"writes"`
 	Eager    uint64 `json:"eager"`
+	// Zerocopy describes the use of MSG_ZEROCOPY by the data streams.
+	Zerocopy string `json:"zerocopy,omitempty"`
 	// Transport carries the data, TransportTCP or TransportVerbs; empty while it is being
 	// settled. Way says by which NICs, or why not by RDMA.
 	Transport string `json:"transport,omitempty"`

@@ -2,8 +2,8 @@
 // goroutine on one OS thread that owns all state of the data path, so that
 // none of it needs a lock and a CUDA context stays current.
 //
-// The loop spins while there is progress and for SpinTime after it; then it
-// sleeps: in epoll where everything that can happen makes a descriptor ready,
+// The loop spins while there is progress and for SpinTime after it, or as long as a [Spinner] asks for;
+// then it sleeps: in epoll where everything that can happen makes a descriptor ready,
 // or for short naps where something can only be seen by looking (a copy's
 // event, a timeline that a GPU advances). While it runs it asks for descriptors only
 // now and then: that is a system call.
@@ -46,6 +46,13 @@ type Poller interface {
 	Arm() bool
 	// Disarm is called after the sleep.
 	Disarm()
+}
+
+// Spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
+type Spinner interface {
+	Poller
+	// Spin returns how long after the last progress the loop spins.
+	Spin() time.Duration
 }
 
 // Loop is the event loop. Do, Call and Stop may be called from any goroutine,
@@ -229,7 +236,7 @@ func (l *Loop) Run() {
 		// costs two wake-ups of threads, longer than what is waited for. Whoever feeds the
 		// loop may run on the core's other thread.
 		waited := l.now - last
-		if waited < SpinTime {
+		if waited < SpinTime || waited < l.spinTime() {
 			pause()
 			continue
 		}
@@ -259,6 +266,15 @@ func (l *Loop) runTasks() bool {
 		task()
 	}
 	return len(tasks) > 0
+}
+
+func (l *Loop) spinTime() (most time.Duration) {
+	for _, p := range l.pollers {
+		if s, is := p.(Spinner); is {
+			most = max(most, s.Spin())
+		}
+	}
+	return most
 }
 
 func (l *Loop) busy() bool {

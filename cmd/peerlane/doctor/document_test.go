@@ -15,10 +15,10 @@ var update = flag.Bool("update", false, "write docs/doctor.md")
 // document is docs/doctor.md.
 func document() string {
 	var b strings.Builder
-	b.WriteString("<!-- Written by `go test ./cmd/peerlane/doctor -update` from the checks themselves. -->\n\n" + `# What peerlane doctor looks at
+	b.WriteString("<!-- Written by `go test ./cmd/peerlane/doctor -update` from the checks themselves. -->\n\n" + `# Checks of peerlane doctor
 
 ` + "`peerlane doctor`" + ` looks for causes of failing and slow lanes. It changes nothing, and each check has
-a time limit. Run it as root; it reports what it cannot see.
+a time limit. Run it as root; without root it reports missing facts as unknown.
 
 | result | meaning | exit status if it is the worst |
 |---|---|---|
@@ -30,7 +30,7 @@ a time limit. Run it as root; it reports what it cannot see.
 
 1: the doctor could not run. 2: wrong command line.
 
-- ` + "`--for gpu3`" + ` shows what touches the lane of GPU 3. The schema of ` + "`-o json`" + ` is
+- ` + "`--for gpu3`" + ` shows findings about the lane of GPU 3. The schema of ` + "`-o json`" + ` is
   [doctor.schema.json](doctor.schema.json): ` + "`lanes`" + ` are indexes of GPUs, or null for the host.
 - ` + "`--selftest`" + ` copies between the GPUs that lanes stage on, as ` + "`peerlane self-test`" + ` does.
 - ` + "`--rdma`" + ` tests [GPUs with NICs](relay.md#gpus-with-nics), then each lane's NIC with host memory and
@@ -43,7 +43,7 @@ a time limit. Run it as root; it reports what it cannot see.
 	for _, c := range append(All(), Others()...) {
 		if c.Subject != subject {
 			subject = c.Subject
-			fmt.Fprintf(&b, "\n## %s%s\n\n| check | looks at | why it matters | remedy |\n|---|---|---|---|\n",
+			fmt.Fprintf(&b, "\n## %s%s\n\n| check | source | consequence | remedy |\n|---|---|---|---|\n",
 				strings.ToUpper(subject[:1]), subject[1:])
 		}
 		escaped := strings.NewReplacer("<", "&lt;", "*", `\*`, "|", `\|`)

@@ -16,10 +16,10 @@ import (
 var engineChecks = []Check{{
 	Name: "engine-cdi", Subject: "engines",
 	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, " +
-		"/etc/containerd/config.toml and what it imports, /etc/crio/crio.conf and crio.conf.d",
+		"/etc/containerd/config.toml with its imports, /etc/crio/crio.conf and crio.conf.d",
 	Why: "an engine without CDI refuses --device peerlane.dev/lane=N",
-	Remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and says what its restart " +
-		"ends; for an engine that has none there is peerlane-runtime (docs/containers.md)",
+	Remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and reports the effects of " +
+		"a restart; an engine without CDI needs peerlane-runtime (docs/containers.md)",
 	Run: checkEngines,
 }}
 

@@ -22,22 +22,22 @@ import (
 var gpuChecks = []Check{
 	{
 		Name: "p2p", Subject: "GPUs",
-		LooksAt: "nvmlDeviceGetP2PStatus of each pair of GPUs that a lane stages on",
-		Why:     "a lane whose GPUs cannot copy to each other bounces through the CPU's memory",
-		Remedy: "nvidia-smi topo -p2p w shows all pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
+		LooksAt: "nvmlDeviceGetP2PStatus of pairs of GPUs with staging",
+		Why:     "a lane without copies between its GPUs bounces through the CPU's memory",
+		Remedy: "nvidia-smi topo -p2p w shows the pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
 			"or see to IOMMU and ACS",
 		Run: checkP2P,
 	},
 	{
 		Name: "self-test", Subject: "GPUs",
-		LooksAt: "what self-tests of this boot and driver have found (var/lib/peerlane/self-test.json)",
+		LooksAt: "the results of self-tests of this boot and driver (var/lib/peerlane/self-test.json)",
 		Why:     "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
 		Remedy:  "peerlane self-test",
 		Run:     checkSelfTest,
 	},
 	{
 		Name: "bar1", Subject: "GPUs",
-		LooksAt: "nvmlDeviceGetBAR1MemoryInfo, and what lanes stage on each GPU (peerlane plan)",
+		LooksAt: "nvmlDeviceGetBAR1MemoryInfo, and the lanes' staging per GPU (peerlane plan)",
 		Why:     "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
 		Remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
 			"relay.slot_size in config.toml",
@@ -67,7 +67,7 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "compute-mode", Subject: "GPUs", LooksAt: "nvmlDeviceGetComputeMode",
-		Why:    "relay and program both need a context; exclusive mode allows one, prohibited none",
+		Why:    "relay and program both need a context; exclusive mode allows a single process, prohibited mode no process",
 		Remedy: "nvidia-smi -c 0",
 		Run: mode("compute modes are the default", func(g topo.GPU) (string, string) {
 			if g.ComputeMode == "" {
@@ -78,13 +78,14 @@ var gpuChecks = []Check{
 	},
 	{
 		Name: "mps", Subject: "GPUs", LooksAt: "the names of processes, /proc/*/comm",
-		Why:    "MPS serves one user: a relay gets the GPU in turns only, and a fault of one client ends all",
+		Why:    "MPS serves one user: a relay gets time slices of the GPU, and a fault of a client ends every client",
 		Remedy: "echo quit | nvidia-cuda-mps-control",
 		Run:    checkMPS,
 	},
 	{
 		Name: "persistence-mode", Subject: "GPUs", LooksAt: "nvmlDeviceGetPersistenceMode",
-		Why:    "without it the driver releases an unused GPU: the next container waits seconds, and settings are lost",
+		Why: "without persistence mode the driver releases an unused GPU: the next container waits seconds, and " +
+			"settings are lost",
 		Remedy: "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
 		Run:    checkPersistence,
 	},

@@ -17,7 +17,7 @@ import (
 var limitChecks = []Check{
 	{
 		Name: "memlock-init", Subject: "limits",
-		LooksAt: "the limit of locked memory of the first process of each container that has gpu=, /proc/PID/limits",
+		LooksAt: "the limit of locked memory of the first process of containers with gpu=, /proc/PID/limits",
 		Why:     "with a low limit ibv_reg_mr fails (ENOMEM) and NCCL uses TCP; lane= needs none",
 		Remedy:  "start the container with --ulimit memlock=-1",
 		Run:     checkInitMemlock,

@@ -16,7 +16,7 @@ var nicChecks = []Check{
 	{
 		Name: "port-state", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/state",
-		Why:     "only an ACTIVE port carries data; without one the NIC serves no lane",
+		Why:     "only an ACTIVE port carries data; without an active port the NIC serves no lane",
 		Remedy: "check the cable and the switch port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
 			"that no subnet manager has configured the port; exclude an unused port by plan.exclude.nics in config.toml",
 		Run: checkState,
@@ -31,8 +31,8 @@ var nicChecks = []Check{
 	},
 	{
 		Name: "port-rate", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/rate, beside what the NIC's slot carries and what NICs of the same " +
-			"model do",
+		LooksAt: "/sys/class/infiniband/*/ports/*/rate, compared with the rates of the NIC's slot and of NICs of the " +
+			"same model",
 		Why:    "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
 		Remedy: "put the NIC into a wider slot; use a cable and a switch port of its rate",
 		Run:    checkRate,
@@ -40,7 +40,7 @@ var nicChecks = []Check{
 	{
 		Name: "link-layer", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/link_layer",
-		Why:     "InfiniBand and Ethernet lanes cannot reach each other",
+		Why:     "InfiniBand lanes cannot reach Ethernet lanes",
 		Remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind " +
 			"from lanes by plan.exclude.nics in config.toml",
 		Run: checkLinkLayer,
@@ -48,15 +48,15 @@ var nicChecks = []Check{
 	{
 		Name: "subnet-manager", Subject: "NICs",
 		LooksAt: "/sys/class/infiniband/*/ports/*/sm_lid of InfiniBand ports whose link is up",
-		Why:     "without one an InfiniBand port stays in INIT",
-		Remedy:  "start one on a switch, or on one host of the fabric: systemctl enable --now opensm",
+		Why:     "without a subnet manager an InfiniBand port stays in INIT",
+		Remedy:  "start a subnet manager on a switch, or on a host of the fabric: systemctl enable --now opensm",
 		Run:     checkSubnetManager,
 	},
 	{
 		Name: "nic-firmware", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/fw_ver of NICs of one model",
+		LooksAt: "/sys/class/infiniband/*/fw_ver of NICs of the same model",
 		Why:     "different firmware behaves differently under load",
-		Remedy:  "bring all to one version: mlxfwmanager -u, or the maker's tool, then restart",
+		Remedy:  "install the same version: mlxfwmanager -u, or the maker's tool, then restart",
 		Run:     checkFirmware,
 	},
 	{

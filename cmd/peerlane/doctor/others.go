@@ -26,7 +26,7 @@ var otherChecks = []Check{
 		Name: "reached", Subject: otherHosts,
 		LooksAt: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
 		Why:     "relays connect in the same way",
-		Remedy: "run peerlane doctor --serve there; let network.ports through each firewall between the hosts; ip route " +
+		Remedy: "run peerlane doctor --serve there; let network.ports through every firewall between the hosts; ip route " +
 			"get ADDRESS shows the route of the packets",
 		Run: each(checkReached),
 	},
@@ -34,7 +34,7 @@ var otherChecks = []Check{
 		Name: "cluster-keys", Subject: otherHosts,
 		LooksAt: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both " +
 			"(peerlane key show)",
-		Why: "relays with different keys refuse each other silently",
+		Why: "relays with different keys refuse connections silently",
 		Remedy: "compare peerlane key show on both hosts; copy /etc/peerlane/cluster.key of one host to the other, as " +
 			"root, mode 600",
 		Run: each(checkKeys),
@@ -42,15 +42,16 @@ var otherChecks = []Check{
 	{
 		Name: "certificates", Subject: otherHosts,
 		LooksAt: "whether both hosts have network.tls_certificate, and trust each other's certificate",
-		Why:     "relays of a host with certificates and of one without refuse each other",
-		Remedy: "give certificates of one authority to all hosts, or to none: network.tls_certificate, tls_key and " +
+		Why:     "relays with certificates and relays without certificates refuse connections",
+		Remedy: "give certificates of the same authority to every host, or to no host: network.tls_certificate, " +
+			"tls_key and " +
 			"tls_authority in config.toml",
 		Run: each(checkCertificates),
 	},
 	{
 		Name: "protocol", Subject: otherHosts,
 		LooksAt: "the versions of the protocol between relays that the releases on both hosts speak",
-		Why:     "relays without a common version refuse each other",
+		Why:     "relays without a common version refuse connections",
 		Remedy:  "install the same release on both hosts",
 		Run:     each(checkProtocol),
 	},
@@ -58,29 +59,30 @@ var otherChecks = []Check{
 		Name: "clock-skew", Subject: otherHosts,
 		LooksAt: "both hosts' clocks, read eight times over the connection",
 		Why:     "certificates and logs depend on the clocks",
-		Remedy: "synchronize both clocks with one source: systemctl enable --now chronyd, or systemd-timesyncd; " +
+		Remedy: "synchronize both clocks with the same source: systemctl enable --now chronyd, or systemd-timesyncd; " +
 			"chronyc tracking shows the difference",
 		Run: each(checkClock),
 	},
 	{
 		Name: "ports", Subject: otherHosts,
 		LooksAt: "network.ports on both hosts",
-		Why:     "relays connect to no other ports than those of their own range",
-		Remedy:  "set the same network.ports in /etc/peerlane/config.toml of all hosts",
+		Why:     "relays connect only to ports of the configured range",
+		Remedy:  "set the same network.ports in /etc/peerlane/config.toml of every host",
 		Run:     each(checkPorts),
 	},
 	{
 		Name: "interfaces", Subject: otherHosts,
 		LooksAt: "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
 		Why:     "relays connect by addresses of a family that both hosts have",
-		Remedy:  "set network.interfaces and network.family so that both hosts have addresses of one network",
+		Remedy:  "set network.interfaces and network.family so that both hosts have addresses of the same network",
 		Run:     each(checkInterfaces),
 	},
 	{
 		Name: "mtu", Subject: otherHosts,
-		LooksAt: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB each way",
-		Why:     "where full packets do not pass, small messages arrive and large ones hang",
-		Remedy: "ip link set NETDEV mtu N, the same on both hosts and on each switch port between them; tracepath " +
+		LooksAt: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB " +
+			"per direction",
+		Why: "where full packets do not pass, small messages arrive and large ones hang",
+		Remedy: "ip link set NETDEV mtu N, the same on both hosts and on every switch port between the hosts; tracepath " +
 			"ADDRESS shows where it changes",
 		Run: each(checkMTU),
 	},
@@ -94,7 +96,7 @@ var otherChecks = []Check{
 	},
 	{
 		Name: "link-rate", Subject: otherHosts,
-		LooksAt: "the rate of the NICs of each rail, and of the interfaces of the connection, on both hosts",
+		LooksAt: "the rate of the NICs per rail, and of the interfaces of the connection, on both hosts",
 		Why:     "the slower end limits a transfer, and the slowest host a job",
 		Remedy: "check the cable, the transceiver and the switch port at the slower end; peerlane doctor there has " +
 			"the check port-rate",
@@ -370,7 +372,7 @@ func checkMTU(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {
 	case m.PathMTU > 0 && m.PathMTU < here.MTU:
 		return warning("", "%s, and the path between them %d", said, m.PathMTU)
 	}
-	return ok("", "%s, and 1 MiB each way arrived", said)
+	return ok("", "%s, and 1 MiB per direction arrived", said)
 }
 
 func checkRails(ours meeting.Facts, _ Other, m meeting.Meeting) Finding {

@@ -17,7 +17,7 @@ var pcieChecks = []Check{
 		LooksAt: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in " +
 			"/sys/bus/pci/devices",
 		Why: "a narrow or slow link limits every lane over the device",
-		Remedy: "take the card out and put it in again, clean its contacts, try another slot or riser; see the slot's " +
+		Remedy: "reseat the card, clean the contacts, try another slot or riser; see the slot's " +
 			"width in the firmware's setup",
 		Run: checkLinks,
 	},

@@ -33,7 +33,8 @@ var relayChecks = []Check{
 		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap " +
 			"(staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
 		Why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
-		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays have theirs before jobs fill it; " +
+		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays allocate slots before jobs " +
+			"fill the GPU; " +
 			"or lower relay.slots and relay.slot_size in config.toml",
 		Run: checkStaging,
 	},

@@ -21,7 +21,7 @@ var securityChecks = []Check{
 		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name " +
 			"Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
 		Why:    "an enforcing policy can deny devices and the relay's socket",
-		Remedy: "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows what was denied",
+		Remedy: "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows the denials",
 		Run:    checkSELinux,
 	},
 	{
@@ -29,23 +29,23 @@ var securityChecks = []Check{
 		LooksAt: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of " +
 			"/var/log/audit/audit.log",
 		Why:    "a profile can deny files to the hook, devices to a relay, or the socket to a container",
-		Remedy: "allow in the profile that is named what was denied, then apparmor_parser -r PROFILE",
+		Remedy: "allow the denied access in the named profile, then apparmor_parser -r PROFILE",
 		Run:    checkAppArmor,
 	},
 	{
 		Name: "cluster-key", Subject: "security",
 		LooksAt: "owner and mode of the cluster key and of network.tls_key",
-		Why:     "whoever has the cluster key is a relay for all other hosts",
+		Why:     "a process with the cluster key can act as a relay for every host",
 		Remedy:  "chmod 600 the file, and peerlane key rotate, because another user may have read the key",
 		Run:     checkKey,
 	},
 	{
 		Name: "sandbox", Subject: "security",
-		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and what the sandbox of each relay that " +
-			"runs lacks (peerlane relay inspect)",
+		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and missing parts of the sandboxes of " +
+			"running relays (peerlane relay inspect)",
 		Why: "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and " +
 			"exhaust RLIMIT_NPROC",
-		Remedy: "peerlane relay inspect CONTAINER shows what is missing, and why",
+		Remedy: "peerlane relay inspect CONTAINER shows the missing parts with reasons",
 		Run:    checkSandbox,
 	},
 }

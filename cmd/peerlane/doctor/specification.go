@@ -19,13 +19,13 @@ var specificationChecks = []Check{
 		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes " +
 			"of this host",
 		Why:    "with an unreadable or unfitting configuration the hook can refuse containers with a lane",
-		Remedy: "correct the key that the finding names; docs/configuration.md describes all keys",
+		Remedy: "correct the key in the finding; docs/configuration.md describes the keys",
 		Run:    checkConfiguration,
 	},
 	{
 		Name: "specification", Subject: "installation", LooksAt: "the CDI specifications and the plan, beside what they " +
 			"would be of this host by now (peerlane cdi validate)",
-		Why:    "a stale specification gives another GPU's lane or none; engines ignore a damaged one silently",
+		Why:    "a stale specification gives another GPU's lane or none; engines ignore damaged specifications silently",
 		Remedy: "peerlane cdi refresh",
 		Run:    checkSpecification,
 	},

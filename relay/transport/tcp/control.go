@@ -307,9 +307,14 @@ func (p *Peer) sendFarewell() {
 // send writes all of it, as long as the other side takes something, by Config's silence. It
 // gives how many bytes went out.
 func (p *Peer) send(c net.Conn, data net.Buffers) (sent int64, all bool) {
+	return p.sendBy(c, func() (int64, error) { return data.WriteTo(c) })
+}
+
+// sendBy is send, of the bytes that step moves from where it stopped before.
+func (p *Peer) sendBy(c net.Conn, step func() (int64, error)) (sent int64, all bool) {
 	deadline := p.unlessDying(c.SetWriteDeadline)
 	move := func() (int64, error) {
-		n, err := data.WriteTo(c)
+		n, err := step()
 		sent += n
 		p.carried[c].Sent.Add(uint64(n))
 		return n, err

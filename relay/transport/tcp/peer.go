@@ -42,6 +42,9 @@ type Config struct {
 	// Waiting is how many bytes of messages may wait for the other side (32 MiB), and
 	// Channels how many channels it may have open (65536).
 	Waiting, Channels int
+	// zerocopy selects the data streams' sends that use MSG_ZEROCOPY; both are for tests.
+	zerocopy       zerocopyUse
+	zerocopyFaults zerocopyFaults
 	// Alone gives each message a write of its own, to measure what it is worth that they
 	// go together.
 	Alone bool
@@ -110,6 +113,8 @@ type Figures struct {
 	// Writes are those of slots, Pieces what of them went over data streams, and Eager
 	// those that went with the messages.
 	Writes, Pieces, Eager uint64
+	// Zerocopy are the sends without a copy.
+	Zerocopy Zerocopy
 }
 
 // Peer is the other relay, and the connections to it. Its methods belong to the event
@@ -120,6 +125,7 @@ type Peer struct {
 	control net.Conn
 	bare    syscall.RawConn // the control stream, where it is nothing but a socket
 	data    []net.Conn
+	copies  string                // why a data stream is not among those that send without a copy
 	carried map[net.Conn]*Carried // filled by newPeer alone
 
 	channels map[uint32]*Channel
@@ -184,6 +190,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 		p.extension = p.config.Extend(p)
 	}
 	p.queue.wake.L, p.queue.maxSpinners = &p.queue.mu, maxSpinners()
+	p.useZerocopy()
 	for _, c := range append([]net.Conn{p.control}, p.data...) {
 		tune(c, p.config.silence())
 		p.carried[c] = p.config.Carried(c)
@@ -213,7 +220,7 @@ func newPeer(loop *poll.Loop, s *Streams, config Config, gone func()) *Peer {
 // Figures may be called from any goroutine.
 func (p *Peer) Figures() Figures {
 	c := &p.counters
-	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load()}
+	return Figures{c.messages.Load(), c.batches.Load(), c.writes.Load(), c.pieces.Load(), c.eager.Load(), p.zerocopyFigures()}
 }
 
 // Name is the other relay, as Config says.
@@ -258,6 +265,11 @@ func (p *Peer) fail(why error, tell bool) {
 		p.queue.end()
 		go func() {
 			p.movers.Wait()
+			for _, c := range p.data {
+				if z, is := c.(*zerocopyConn); is {
+					z.drain() // until then the kernel reads the channels' memory
+				}
+			}
 			p.loop.Do(p.perish)
 			p.users.Wait()
 			p.control.Close()

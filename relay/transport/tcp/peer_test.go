@@ -513,6 +513,9 @@ func TestPeerEndEndsEachChannelOnce(t *testing.T) {
 }
 
 func reset(c net.Conn) {
+	if z, is := c.(*zerocopyConn); is {
+		c = z.TCPConn
+	}
 	_ = c.(*net.TCPConn).SetLinger(0)
 	c.Close()
 }

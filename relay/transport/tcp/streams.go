@@ -23,8 +23,11 @@ type write struct {
 	from     []byte
 	done     func(error)
 	streamed bool // over data streams
+	// pinned counts its zero-copy sends without a notification: the kernel may read from. It falls
+	// under sendQueue's lock.
+	pinned atomic.Int32
 
-	// Of supply's lock.
+	// Of sendQueue's lock.
 	left         uint64 // bytes that a stream has not sent yet
 	acknowledged bool
 }
@@ -151,7 +154,23 @@ func (s *sendQueue) sent(w *write, n uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w.left -= uint64(n)
-	return w.left == 0 && w.acknowledged
+	return w.complete()
+}
+
+// complete reports whether the source may be used again. The lock of sendQueue is held.
+func (w *write) complete() bool { return w.left == 0 && w.acknowledged && w.pinned.Load() == 0 }
+
+// released counts notifications of zero-copy sends, one for each write in the list, and returns the
+// writes for which nothing is left to wait for.
+func (s *sendQueue) released(list []*write) (complete []*write) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range list {
+		if w.pinned.Add(-1); w.complete() {
+			complete = append(complete, w)
+		}
+	}
+	return complete
 }
 
 // acknowledged is the other side's word, on the loop; it reports what sent does.
@@ -160,7 +179,7 @@ func (s *sendQueue) acknowledged(w *write) bool {
 	defer s.mu.Unlock()
 	again := w.acknowledged
 	w.acknowledged = true
-	return w.left == 0 && !again
+	return !again && w.complete()
 }
 
 // Link is a channel's way for writes. It implements transport.Link, for sources in host
@@ -235,7 +254,13 @@ func (p *Peer) writeData(c net.Conn) {
 		if w == nil {
 			return
 		}
-		if _, ok := p.send(c, net.Buffers{h.header(), from}); !ok {
+		ok := false
+		if z, is := c.(*zerocopyConn); is && z.wants(len(from)) {
+			_, ok = p.sendBy(c, z.sending(&outgoingPiece{write: w, header: h.header(), data: from}))
+		} else {
+			_, ok = p.send(c, net.Buffers{h.header(), from})
+		}
+		if !ok {
 			return
 		}
 		p.counters.pieces.Add(1)

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,11 +9,18 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/relay/device"
+	"github.com/peerlane/peerlane/relay/poll"
+	"github.com/peerlane/peerlane/relay/transport"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // BenchmarkZerocopy is the processor time for each byte that a process sends over a veth pair
@@ -38,11 +46,15 @@ func BenchmarkZerocopy(b *testing.B) {
 		must("ip", "-n", name, "address", "add", fmt.Sprintf("10.212.0.%d/24", i+1), "dev", fmt.Sprintf("plzero%d", i))
 		must("ip", "-n", name, "link", "set", fmt.Sprintf("plzero%d", i), "up")
 	}
-	for _, how := range []string{"copy", "zerocopy"} {
+	// Plain sockets, and the transport with writes of so many KiB.
+	for _, how := range []string{
+		"socket/copy", "socket/zerocopy", "transport/copy/512", "transport/zerocopy/512", "transport/copy/64", "transport/zerocopy/64",
+		"transport/copy/128", "transport/zerocopy/128",
+	} {
 		b.Run(how, func(b *testing.B) {
 			var total zerocopyResult
 			for b.Loop() {
-				sink := zerocopyProcess(names[1], "sink")
+				sink := zerocopyProcess(names[1], "sink/"+how)
 				out, err := sink.StdoutPipe()
 				if err != nil {
 					b.Fatal(err)
@@ -65,7 +77,7 @@ func BenchmarkZerocopy(b *testing.B) {
 				total.Sends, total.Copied = total.Sends+r.Sends, total.Copied+r.Copied
 			}
 			b.ReportMetric(float64(total.Nanoseconds)*1024/float64(total.Bytes), "processor-ns/KiB")
-			if how == "zerocopy" {
+			if total.Sends > 0 && strings.Contains(how, "zerocopy") {
 				b.ReportMetric(float64(total.Copied)/float64(total.Sends), "copied")
 			}
 			b.ReportMetric(0, "ns/op")
@@ -87,13 +99,18 @@ func zerocopyProcess(network, how string) *exec.Cmd {
 
 func TestMain(m *testing.M) {
 	var err error
-	switch how := os.Getenv(zerocopyVariable); how {
-	case "":
+	words := strings.Split(os.Getenv(zerocopyVariable), "/")
+	switch {
+	case words[0] == "":
 		os.Exit(m.Run())
-	case "sink":
+	case words[0] == "sink" && words[1] == "transport":
+		err = zerocopyTransportSink(words[3])
+	case words[0] == "sink":
 		err = zerocopySink()
+	case words[0] == "transport":
+		err = zerocopyTransport(words[1] == "zerocopy", words[2])
 	default:
-		err = zerocopySend(how == "zerocopy")
+		err = zerocopySend(words[1] == "zerocopy")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -237,6 +254,127 @@ func zerocopyEnds(fd int) (ended, copied int64, err error) {
 			}
 		}
 	}
+}
+
+// zerocopyPeer runs a Peer of a process, and calls begin on its loop.
+func zerocopyPeer(s *Streams, config Config, begin func(*poll.Loop, *Peer)) error {
+	loop, err := poll.New()
+	if err != nil {
+		return err
+	}
+	down := make(chan error, 1)
+	config.Name, config.Down = "other process", func(err error) { down <- err; loop.Stop() }
+	loop.Do(func() { begin(loop, New(loop, s, config)) })
+	loop.Run()
+	return <-down
+}
+
+// zerocopySlot parses the size of a write, and returns the writes of zerocopyTotal.
+func zerocopySlot(kib string) (bytes, writes int, err error) {
+	n, err := strconv.Atoi(kib)
+	if err != nil {
+		return 0, 0, err
+	}
+	return n << 10, zerocopyTotal / (n << 10), nil
+}
+
+// zerocopyTransportSink grants all writes, takes them, and ends at the other side's end.
+func zerocopyTransportSink(kib string) error {
+	slot, writes, err := zerocopySlot(kib)
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", zerocopyAddress)
+	if err != nil {
+		return err
+	}
+	fmt.Print("x")
+	gathering := &Gathering{Time: waitTime}
+	var s *Streams
+	for s == nil {
+		c, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		if s, err = gathering.Add(c, "sender"); err != nil {
+			return err
+		}
+	}
+	memory := make([]byte, zerocopyPieces*slot)
+	err = zerocopyPeer(s, Config{Accept: func(c *Channel, _ wire.Message, _ uint32) {
+		in := c.Receive(func(uint64, uint64) {}, func() {})
+		in.add(1, memory)
+		for n := range writes {
+			if err := in.Grant(uint64(n+1), 1, uint64(n%zerocopyPieces*slot), uint64(slot)); err != nil {
+				c.Peer().End(err)
+			}
+		}
+		c.Handle(func(wire.Message, uint32, []int) {}, func(error) {})
+		c.Send(&wire.Done{}, 0)
+	}}, func(*poll.Loop, *Peer) {})
+	if wire.StatusOf(err) == wire.StatusPeerRelayDied {
+		return nil // the sender's Close
+	}
+	return err
+}
+
+// zerocopyTransport sends zerocopyTotal bytes out of slots in huge pages.
+func zerocopyTransport(zerocopy bool, kib string) error {
+	slot, writes, err := zerocopySlot(kib)
+	if err != nil {
+		return err
+	}
+	memory, err := device.CreateHuge("zerocopy", uint64(zerocopyPieces*slot))
+	if err != nil {
+		return err
+	}
+	config := Config{zerocopy: zerocopyNever}
+	if zerocopy {
+		config.zerocopy = zerocopyAlways
+	}
+	s, err := Dial(context.Background(), time.Now().Add(waitTime), func(context.Context) (net.Conn, error) { return net.Dial("tcp", zerocopyAddress) }, 4, 0)
+	if err != nil {
+		return err
+	}
+	var r zerocopyResult
+	var begun time.Duration
+	failed := zerocopyPeer(s, config, func(_ *poll.Loop, p *Peer) {
+		var c *Channel
+		posted, ended := 0, 0
+		var post func(at int)
+		post = func(at int) {
+			if posted++; posted > writes {
+				return
+			}
+			c.Link().Write(transport.Target{Region: 1, Offset: uint64((posted - 1) % zerocopyPieces * slot)}, transport.Source{Place: memory.At(uint64(at * slot))}, uint64(slot), uint64(posted), func(err error) {
+				if err != nil {
+					return // the Peer's end tells
+				}
+				if ended++; ended < writes {
+					post(at)
+					return
+				}
+				f := p.Figures().Zerocopy
+				r = zerocopyResult{Bytes: int64(writes * slot), Nanoseconds: int64(processorTime() - begun), Sends: int64(f.Sends), Copied: int64(f.Copied)}
+				p.Close()
+			})
+		}
+		var err error
+		if c, err = p.Open(&wire.Done{}, 0, func(wire.Message, uint32, []int) {
+			begun = processorTime()
+			for at := range zerocopyPieces {
+				post(at)
+			}
+		}, func(error) {}); err != nil {
+			p.End(err)
+		}
+	})
+	if r.Bytes == 0 {
+		return failed
+	}
+	text, err := json.Marshal(r)
+	fmt.Println(string(text))
+	return errors.Join(err, memory.Close())
 }
 
 func processorTime() time.Duration {

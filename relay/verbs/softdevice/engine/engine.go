@@ -362,6 +362,11 @@ func (c *client) register(o order, fds []int) (err error) {
 	if err != nil {
 		return fmt.Errorf("register %d bytes: %w", o.bytes, err)
 	}
+	if o.kind == orderRegisterGPU && o.access&remoteRead != 0 {
+		if err := r.MapLoads(e.gpus[r.On].Device, fds[0]); err != nil {
+			logrus.WithError(err).Debug("a GPU copies short reads of a region of a software device")
+		}
+	}
 	e.regions[r.key] = r
 	return nil
 }
@@ -421,6 +426,9 @@ func (e *Engine) add(busID string) error {
 	g, err := device.Open(e.driver, busID)
 	if err != nil {
 		return err
+	}
+	if err := g.OpenLoads(); err != nil {
+		logrus.WithError(err).Debug("a GPU copies short reads of software devices")
 	}
 	q, err := g.NewQueue()
 	if err != nil {

@@ -23,7 +23,7 @@ type mover struct {
 // A stream has up to flyingBytes of copies, and two copies at least.
 const (
 	flyingCopies = 2
-	flyingBytes  = 16 << 20
+	flyingBytes  = 4 << 20
 	mergedBytes  = 64 << 20
 	lookedAt     = 8 // of the last jobs that wait, for one that a copy continues
 )
@@ -48,13 +48,21 @@ func (e *Engine) moverOf(q *device.Queue) *mover {
 // add has the bytes of a work copied with the next pump.
 func (m *mover) add(w *work) {
 	one := &job{w.from, w.target, w.fromAt, w.targetAt, uint64(w.length), []*work{w}}
-	for i := len(m.waiting) - 1; i >= max(0, len(m.waiting)-lookedAt); i-- {
-		if joined := m.waiting[i].join(one); joined != nil {
-			m.waiting[i] = joined
-			return
+	at := len(m.waiting)
+	for i := at - 1; i >= max(0, len(m.waiting)-lookedAt); i-- {
+		joined := m.waiting[i].join(one)
+		if joined == nil {
+			continue
 		}
+		if at < len(m.waiting) { // the work closes the gap between two jobs
+			m.waiting = slices.Delete(m.waiting, at, at+1)
+		}
+		m.waiting[i] = joined
+		one, at = joined, i
 	}
-	m.waiting = append(m.waiting, one)
+	if at == len(m.waiting) {
+		m.waiting = append(m.waiting, one)
+	}
 }
 
 // join returns the copy of both, nil if neither follows the other. Copies of different queue pairs

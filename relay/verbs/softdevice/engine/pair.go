@@ -240,6 +240,11 @@ func (w *work) begin() {
 			w.end(unix.EINVAL) // the engine reads for flushes of GPU memory
 			return
 		}
+		loaded, err := device.Load(w.from.At(w.fromAt), e.small.HostBytes()[w.read:w.read+uint64(w.length)])
+		if loaded {
+			w.end(err)
+			return
+		}
 		if err := e.small.Pin(g.Device); err != nil {
 			w.end(e.failed(err))
 			return
