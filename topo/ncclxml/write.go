@@ -63,8 +63,8 @@ func Write(h *topo.Host) ([]byte, error) {
 type SizeError struct{ Elements int }
 
 func (e *SizeError) Error() string {
-	return fmt.Sprintf("it would have %d elements, more than the %d that NCCL reads; peerlane topo -o json has no such limit",
-		e.Elements, maxNCCLElements)
+	return fmt.Sprintf("it would have %d elements, more than the %d that NCCL reads; peerlane topo -o json has no such "+
+		"limit", e.Elements, maxNCCLElements)
 }
 
 // UnwritableError is a text that NCCL's XML cannot hold: NCCL knows no entities
