@@ -52,10 +52,13 @@ func (r *Region) Revoke(ctx context.Context) error {
 // process made the connection; the process at the other side does nothing. It has ended when the
 // bytes are there; an operation of 0 bytes checks the access.
 //
-// Like sends, writes and reads begin in the order in which they are posted, and end in any: wait
-// for the end of an operation, or for a Flush, before a dependent operation. It ends with
-// wire.StatusBadKey where the key names no region of this connection, wire.StatusOutOfRange beyond
-// the bounds of the region, wire.StatusNotPermitted where the region is for reading alone.
+// Sends, writes and reads start in the order of the posts, and end in any order: wait for the end
+// of an operation, or for a Flush, before a dependent operation. The result is
+// wire.StatusBadKey if the key names no region of this connection, wire.StatusOutOfRange beyond
+// the bounds of the region, wire.StatusNotPermitted if the region is read-only.
+//
+// After failed queue pairs the relays repeat a write from the first byte: a program at the remote side
+// that polls the memory can read bytes of a write a second time, also after a change of the bytes.
 func (c *Connection) Write(m *Memory, offset, n uint64, to wire.RemoteKey, at uint64, options ...Option) (*Operation, error) {
 	return c.oneSided(wire.OpWrite, m, offset, n, to, at, options)
 }

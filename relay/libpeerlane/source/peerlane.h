@@ -468,6 +468,10 @@ PEERLANE_API int peerlane_revoke(peerlane_session *session, peerlane_region regi
  * order. Wait for the end of an operation, or for peerlane_flush(), before you post an
  * operation that depends on it.
  *
+ * After failed queue pairs the relays repeat a write from its first byte: a program at the
+ * remote side that polls the memory can see bytes of a write a second time, also when it has
+ * changed them.
+ *
  * Results: PEERLANE_STATUS_BAD_KEY if the key names no region of this connection, or a
  * revoked region; PEERLANE_STATUS_OUT_OF_RANGE beyond the bounds of the region;
  * PEERLANE_STATUS_NOT_PERMITTED if the region is read-only. The call returns
