@@ -29,7 +29,7 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What a thread's error lies in needs the loader, which is in each process.
+	// Thread-local errors need the loader, which every process has.
 	for _, n := range needed {
 		if !slices.Contains([]string{"libc.so.6", "libpthread.so.0", "libdl.so.2"}, n) && !strings.HasPrefix(n, "ld-linux") {
 			t.Errorf("it needs %s", n)
@@ -151,8 +151,7 @@ func TestLibraryBuiltTwiceIsIdentical(t *testing.T) {
 	}
 }
 
-// As a package would have it: pkg-config finds it, and a program is built by what
-// pkg-config says.
+// As a package would have it: pkg-config finds the library, and its flags build a program.
 func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	pkgConfig, err := exec.LookPath("pkg-config")
 	programs.MustHave(t, err)
@@ -183,7 +182,7 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	if err == nil && !strings.Contains(string(out), "["+libpeerlane.Name+"]") {
 		t.Errorf("the program does not name the library: %s", out)
 	}
-	// It runs where the loader finds it, and fails with a sentence where no relay is.
+	// The program runs if the loader finds the library, and fails with a message without a relay.
 	c := exec.Command(binary, filepath.Join(root, "none/s"), devices[0].UUID, "receive", "1", "1", "1")
 	c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+p.Library)
 	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "--device peerlane.dev/lane="+devices[0].UUID) {

@@ -92,12 +92,12 @@ func simulate(dir string) (err error) {
 
 // --- the host -----------------------------------------------------------------
 
-// host is a directory in which relays and NICs find each other.
+// host is a directory for the sockets of relays and NICs.
 type host struct {
 	*testing.T
 	dir string
-	// ipc are the containers whose relays take memory of cudaMalloc, copying those that
-	// see their server GPUs.
+	// ipc are the containers whose relays take memory of cudaMalloc, copying the containers with
+	// device nodes of server GPUs.
 	ipc, copying []string
 	// events are those whose relays take events of CUDA's IPC.
 	events []string
@@ -128,7 +128,7 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// config is a relay's, with the lanes of those GPUs over one server.
+// config returns a relay's configuration, with the lanes of the GPUs over a single server.
 func (h *host) config(name, route string, server int, gpus ...int) launch.Config {
 	h.Helper()
 	gpu := func(i int) launch.GPU { return launch.GPU{UUID: devices[i].UUID, BusID: devices[i].BusID, Index: i} }
@@ -233,7 +233,7 @@ func library(t *testing.T) string {
 	return dir
 }
 
-// once makes what several tests use, unless an earlier run has made it of the same files.
+// once builds files for several tests, unless an earlier run built them from the same sources.
 func once(t *testing.T, name string, build func(dir string) error) string {
 	t.Helper()
 	built.Lock()
@@ -273,7 +273,7 @@ func cc(dir string, args ...string) error {
 	return nil
 }
 
-// watched is what C is compiled with for a sanitizer.
+// watched are the C flags of a sanitizer.
 func watched(k kind) []string {
 	return []string{"-fsanitize=" + string(k), "-fno-sanitize-recover=all", "-DPEERLANE_UNBOUND", "-std=gnu11", "-O1", "-g", "-pthread"}
 }
@@ -387,8 +387,7 @@ func (p *process) say(line string) {
 	}
 }
 
-// end waits for the program's end, which must be a good one, and returns what it
-// wrote last.
+// end waits for the program's successful end, and returns its last line.
 func (p *process) end() string {
 	p.Helper()
 	p.in.Close()

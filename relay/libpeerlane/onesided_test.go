@@ -24,7 +24,7 @@ func TestCOneSidedOperationsMoveAllBytes(t *testing.T) {
 	}
 }
 
-// The example, while the one whose memory it is is stopped.
+// The example with a stopped owner.
 func TestRemoteMemoryOfStoppedProgramIsReadable(t *testing.T) {
 	const bytes, seed = 3_000_001, 41
 	remote := program(t, "examples", "remote", plain)

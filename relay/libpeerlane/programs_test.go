@@ -17,14 +17,13 @@ import (
 	"github.com/peerlane/peerlane/relay/softhost"
 )
 
-// kinds are how the C programs run: as they are shipped, and with what looks over
-// their shoulders.
+// kinds are how the C programs run: as shipped, and with sanitizers.
 var kinds = map[string]kind{"as shipped": plain, "address sanitizer": address, "thread sanitizer": thread}
 
 // kindOf tells of the programs that eachKind has built.
 var kindOf = map[string]kind{}
 
-// eachKind runs a test of a C program in each, where the compiler has it.
+// eachKind runs a test of a C program per build that the compiler supports.
 func eachKind(t *testing.T, name string, f func(t *testing.T, path string)) {
 	for words, k := range kinds {
 		t.Run(words, func(t *testing.T) {
@@ -131,8 +130,8 @@ func playRelay() int {
 	return 0
 }
 
-// process starts a relay as a process of its own; the program that it returns is the
-// relay, and its clients' socket is that of relay.
+// process starts a relay as a process of its own; the returned program is the relay, with the
+// socket of relay for clients.
 func (h *host) process(c launch.Config) *process {
 	h.Helper()
 	text, err := json.Marshal(c)

@@ -12,13 +12,12 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// layout is what a compiler makes of NCCL's own headers, release 2.30.7: size, and
-// offsets of the members in their order. To have it again: in a C++ program include
-// src/include/plugin/nccl_net.h and nccl_tuner.h (with src/include in the path, and a
-// nccl.h of a build, or one that declares ncclResult_t, ncclDataType_t and ncclRedOp_t
-// as enumerations) and print sizeof ncclNet_v8_t, ncclNetProperties_v8_t,
-// ncclTuner_v3_t and so on, and offsetof each member of theirs. Properties of version 10
-// are as those of 9.
+// layout is a compiler's layout of NCCL's headers, release 2.30.7: size, and offsets of the members
+// in their order. To have it again: in a C++ program include src/include/plugin/nccl_net.h and
+// nccl_tuner.h (with src/include in the path, and a nccl.h of a build, or one that declares
+// ncclResult_t, ncclDataType_t and ncclRedOp_t as enumerations) and print sizeof ncclNet_v8_t,
+// ncclNetProperties_v8_t, ncclTuner_v3_t and so on, and offsetof each member of theirs. Properties
+// of version 10 are as those of 9.
 const layout = `nccl_net_v8 152 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144
 nccl_net_v9 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
 nccl_net_v10 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
@@ -84,7 +83,7 @@ func TestLL128IsExcludedBetweenNodesOnly(t *testing.T) {
 	}
 }
 
-// tunings are the lines of what the tuner chooses by size, of each version.
+// tunings are the lines of the tuner's choices by size, per version.
 func tunings(t *testing.T, scope string, both bool, variables ...string) map[string][]string {
 	t.Helper()
 	h := newHost(t, launch.RouteDirect)
@@ -125,7 +124,7 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 		"8 ranks, tree first, all_reduce: 0; " + tree,
 		// Of PAT nothing is measured.
 		"2 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
-		// NCCL fails where a table has nothing left: who has chosen LL gets it.
+		// NCCL fails where a table has nothing left: a user with NCCL_PROTO=LL gets LL.
 		"2 ranks, LL alone, all_reduce: 0; 1024 ring LL 1; 262145 ring LL 2; 4194305 ring LL 4; 16777217 ring LL 8; 67108865 ring LL 0",
 	}
 	for _, both := range []bool{false, true} {
@@ -140,8 +139,8 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 	}
 }
 
-// A network is not what was measured: there NCCL chooses by size, and so it does where the
-// user has named another network.
+// The measurements do not cover networks: there NCCL chooses by size, and so it does where the user
+// has named another network.
 func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
 	for _, c := range []struct{ scope, variable string }{{launch.ScopeCluster, "NCCL_NET="}, {launch.ScopeAuto, "NCCL_NET=Socket"}} {
 		for version, lines := range tunings(t, c.scope, false, c.variable) {
@@ -223,8 +222,8 @@ func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 	}
 }
 
-// The variables hold for the whole process: the plugin sets them only where the container has
-// one lane, which is local, and the user has set neither them nor another network.
+// The variables hold for the whole process: the plugin sets the variables only in a container with
+// a single, local lane, if the user has set neither the variables nor a further network.
 func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
 	ours := map[string]string{"NCCL_BUFFSIZE": "16777216", "NCCL_P2P_NET_CHUNKSIZE": "2097152"}
 	for _, c := range []struct {
@@ -283,6 +282,6 @@ func TestTopologyFileBesideSocketIsUsed(t *testing.T) {
 			t.Errorf("%s: %s", c.variable, out)
 		}
 	}
-	// Of a process that has no relay NCCL takes what it sees.
+	// Without a relay NCCL uses the detected topology.
 	demand(t, alone(t, []string{socket + ".none", "NCCL_NET="}), "\ntopology: none\n")
 }

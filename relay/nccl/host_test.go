@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// host is a directory in which relays, each a process, and NICs find each other.
+// host is a directory for the sockets of relay processes and NICs.
 type host struct {
 	*testing.T
 	dir, route string
@@ -93,7 +93,7 @@ func listen(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 }
 
-// lane is a relay with the lane of one GPU over one NIC, and its clients' socket.
+// lane is a relay with the lane of a GPU over a NIC, with the socket for clients.
 type lane struct {
 	*exec.Cmd
 	socket, uuid string

@@ -34,7 +34,7 @@ func Dial(path string) (Conn, error) {
 	return Conn{c}, err
 }
 
-// FromFD makes a Conn of a descriptor, which it takes over.
+// FromFD makes a Conn from a descriptor, and owns the descriptor.
 func FromFD(fd int, name string) (Conn, error) {
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
@@ -56,7 +56,7 @@ func Pair() (a, b int, err error) {
 	return fds[0], fds[1], os.NewSyscallError("socketpair", err)
 }
 
-// Send sends one message and descriptors.
+// Send sends a message with descriptors.
 func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	var control []byte
 	if len(fds) > 0 {
@@ -66,8 +66,8 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	return err
 }
 
-// Receive reads one message of a relay, or of a client's own. The descriptors are
-// the caller's, also with an error. io.EOF says that the other side has closed.
+// Receive reads a message of a relay, or of a trusted client. The descriptors are the caller's,
+// also with an error. io.EOF says that the other side has closed.
 func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	for {
 		full, hanging := Relays.state()
@@ -100,8 +100,8 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	return decode(data[:n], control[:controls], flags)
 }
 
-// ReceiveBare reads one message that may bring no descriptors. One that does is
-// refused, and stays in the socket: Source.HangUp sees to it.
+// ReceiveBare reads a message without descriptors. A message with descriptors is refused, and stays
+// in the socket: Source.HangUp sees to it.
 func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -137,8 +137,8 @@ func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	return m, sequence, err
 }
 
-// peek looks at the next message and leaves it in the socket. MSG_CTRUNC says that
-// it brings descriptors.
+// peek reads the next message without removing it from the socket. MSG_CTRUNC means that the
+// message has descriptors.
 func peek(fd int, data []byte) (n, flags int, err error) {
 	return receive(fd, data, unix.MSG_PEEK)
 }
@@ -184,8 +184,8 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 	return answer, received, nil
 }
 
-// Detach gives up the Conn and returns its socket as a plain non-blocking descriptor. After an
-// error the Conn is unchanged.
+// Detach ends the Conn and returns the socket as a plain non-blocking descriptor. After an error
+// the Conn is unchanged.
 func (c Conn) Detach() (int, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -270,8 +270,8 @@ var (
 // maxBlocking is when a Source is crowded.
 const maxBlocking = 256
 
-// Crowded reports that the files in so many sockets hang that nobody else is to be accepted: a
-// closed connection needs a descriptor until the close.
+// Crowded reports so many hanging sockets that the Source must not accept connections: a closed
+// connection needs a descriptor until the close.
 func (s *Source) Crowded() bool { return s.behind.Load() >= maxBlocking }
 
 // block runs a function that may block.
@@ -285,7 +285,7 @@ func (s *Source) block(f func()) {
 	}()
 }
 
-// HangUp closes the socket of a Conn, and waits for nothing that is in it.
+// HangUp closes the socket of a Conn, without a wait for files in unread messages.
 func (s *Source) HangUp(c Conn) {
 	switch fd, err := c.Detach(); {
 	case err == nil:
@@ -298,8 +298,8 @@ func (s *Source) HangUp(c Conn) {
 
 // hangUp closes a socket. The close drops unread messages, so the caller reads them first.
 func (s *Source) hangUp(fd int) {
-	// Nothing comes any more, and the other side hears of the end now. It can fail
-	// only where that is so already.
+	// No message arrives any more, and the remote side gets the end now. It can fail only where
+	// that is so already.
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil && drain(fd) {
 		unix.Close(fd)
@@ -330,7 +330,7 @@ func drain(fd int) bool {
 	return false
 }
 
-// maxBlockingOfPort bounds those of a Port.
+// maxBlockingOfPort limits the blocking closes of a Port.
 const maxBlockingOfPort = 8
 
 // hangTimeout is how long as many closes as may be are waited for before they are
