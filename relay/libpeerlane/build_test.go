@@ -48,7 +48,7 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 	versioned := 0
 	for _, s := range symbols {
 		if s.Version == "" {
-			// Weak ones of the compiler's, which nobody has.
+			// Weak symbols of the compiler, which no library defines.
 			if !strings.HasPrefix(s.Name, "_ITM_") && s.Name != "__gmon_start__" {
 				t.Errorf("it needs %s of no version", s.Name)
 			}
@@ -80,8 +80,8 @@ func TestLibraryNeedsLibcOnly(t *testing.T) {
 // names of today.
 var earlierNames = map[string]string{"peerlane_offer": "peerlane_expose", "peerlane_withdraw": "peerlane_revoke"}
 
-// The library exports the functions that the header declares and the earlier names of
-// functions, with the version of the library, and no other symbol.
+// The library exports the declared functions and the earlier names of functions, with the version
+// of the library, and no further symbol.
 func TestLibraryExportsHeaderAndEarlierNames(t *testing.T) {
 	dir := library(t)
 	f, err := elf.Open(filepath.Join(dir, libpeerlane.Name))
@@ -190,7 +190,7 @@ func TestInstallationByPkgConfigBuildsProgram(t *testing.T) {
 	}
 }
 
-// The header is C++'s as well, and needs no other first.
+// The header compiles in C++, too, and needs no header before it.
 func TestHeaderAloneCompilesInCAndCPlusPlus(t *testing.T) {
 	dir := library(t)
 	for _, c := range [][]string{{"cc", "-std=c99", "-x", "c"}, {"c++", "-std=c++11", "-x", "c++"}} {

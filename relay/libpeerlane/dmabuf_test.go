@@ -11,7 +11,7 @@ import (
 )
 
 // A relay that requests a DMA-BUF of exported memory gets a DMA-BUF of the whole allocation, or the
-// reason for its absence; one that would not gets neither.
+// reason for its absence; a relay without the request gets neither.
 func TestExportedMemoryProvidesDMABuf(t *testing.T) {
 	for _, wants := range []uint32{wire.WantsDMABuf, 0} {
 		type heard struct {

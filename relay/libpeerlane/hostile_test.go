@@ -27,7 +27,7 @@ type fake struct {
 	pipe int // that wakes the client
 }
 
-// pretend serves one client by the function, and returns the socket.
+// pretend serves a client by the function, and returns the socket.
 func pretend(t *testing.T, serve func(f *fake)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -55,8 +55,8 @@ func pretend(t *testing.T, serve func(f *fake)) string {
 	return path
 }
 
-// hear takes the next message, if there is one before the session's end. A client that
-// closes its session waits until the relay hangs up.
+// hear reads the next message, unless the session ends. A closing client waits until the relay
+// hangs up.
 func (f *fake) hear() (wire.Message, uint32) {
 	m, sequence, fds, err := f.Receive()
 	packet.CloseAll(fds)
@@ -327,7 +327,7 @@ func TestInvalidAnswersEndSession(t *testing.T) {
 						if _, bye := m.(*wire.Goodbye); m == nil || bye {
 							return
 						}
-						for i := range uint32(100) { // of connections that nobody knows
+						for i := range uint32(100) { // of unknown connections
 							f.raw(wire.Encode(&wire.ConnectionDown{Connection: i}, 0))
 						}
 						f.raw(wire.Encode(&wire.Exported{Memory: 9}, sequence+1000)) // and answers to nothing

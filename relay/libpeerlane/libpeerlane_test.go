@@ -99,7 +99,7 @@ type host struct {
 	// ipc are the containers whose relays take memory of cudaMalloc, copying the containers with
 	// device nodes of server GPUs.
 	ipc, copying []string
-	// events are those whose relays take events of CUDA's IPC.
+	// events are the containers whose relays take CUDA IPC events.
 	events []string
 	slots  int // of 64 KiB, in each direction; 0: 4 of 1 MiB
 	relays []*relay.Relay
@@ -153,7 +153,7 @@ func (h *host) config(name, route string, server int, gpus ...int) launch.Config
 	return c
 }
 
-// relay starts a relay in this process and returns its clients' socket.
+// relay starts a relay in this process and returns the socket for clients.
 func (h *host) relay(name, route string, server int, gpus ...int) (socket string) {
 	h.Helper()
 	c := h.config(name, route, server, gpus...)
@@ -218,7 +218,7 @@ var buildKey = sync.OnceValues(func() (string, error) {
 	return programs.Key("*.go", "source/*", "tests/*", "examples/*", "../wire/*.h", "../../cuda/sim/*.go", "../../cuda/sim/libcuda/*")
 })
 
-// library is a directory with the library and its headers.
+// library is a directory with the library and the headers.
 func library(t *testing.T) string {
 	t.Helper()
 	_, err := libpeerlane.Compiler()
@@ -368,7 +368,7 @@ func (p *process) line() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// demand reads a line that has these words.
+// demand reads a line with the given words.
 func (p *process) demand(words ...string) {
 	p.Helper()
 	line := p.line()
@@ -607,7 +607,7 @@ func TestGoAndCProgramsTransfer(t *testing.T) {
 	}
 }
 
-// Eight processes of one GPU send to eight of another.
+// Eight processes of a GPU send to eight processes of a second GPU.
 func TestEightProcessesToEightTransfer(t *testing.T) {
 	transfer := program(t, "examples", "transfer", plain)
 	a, b := newHost(t).pair(launch.RouteStaged, 0, 1)

@@ -1,5 +1,6 @@
-// Package libpeerlane builds the C library that programs in containers reach their relay with, the
-// twin of package client. The folder source has the source, and the header with the documentation.
+// Package libpeerlane builds the C library by which programs in containers connect to relays, the C
+// counterpart of package client. The folder source has the source, and the header with the
+// documentation.
 package libpeerlane
 
 import (
@@ -30,9 +31,9 @@ var Flags = []string{
 	"-fPIC", "-fvisibility=hidden", "-pthread", "-DPEERLANE_BUILD",
 }
 
-// shared are the flags of a shared library, hardened as every shipped binary. It is never unloaded:
-// fork() calls its handlers, and a thread may run its code. libpthread and libdl are named because
-// before glibc 2.34 they are not in libc.
+// shared are the flags of a shared library, hardened as every shipped binary. The library is never
+// unloaded: fork() calls its handlers, and a thread may run its code. libpthread and libdl are
+// named because libc before glibc 2.34 does not contain them.
 var shared = []string{
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
 	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
@@ -86,8 +87,8 @@ func Compiler() ([]string, error) {
 	return nil, errors.New("no C compiler (cc, gcc) in PATH; install gcc")
 }
 
-// Build compiles the library into dir, with the link to it. It replaces an existing file
-// atomically, so that concurrent processes are safe.
+// Build compiles the library into dir, with the link. It replaces an existing file atomically, so
+// that concurrent processes are safe.
 func Build(dir string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -125,7 +126,7 @@ func Build(dir string) (err error) {
 	return nil
 }
 
-// Places are where an installation has its files.
+// Places are the directories of an installation.
 type Places struct {
 	Library   string // directories
 	Include   string

@@ -52,7 +52,7 @@ func TestRemoteMemoryOfStoppedProgramIsReadable(t *testing.T) {
 	}
 }
 
-// stop stops the program, and waits until it is.
+// stop stops the program, and waits for the stop.
 func (p *process) stop() {
 	p.Helper()
 	if err := p.Process.Signal(unix.SIGSTOP); err != nil {

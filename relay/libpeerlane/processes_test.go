@@ -26,12 +26,12 @@ import (
 
 // Random programs of client processes that stop, continue, fork, and are killed at any point,
 // compared with a model of delivery: as relay.TestModelMessagesMatchReceives, whose clients are in
-// its own process. A living process gets PeerClientDied for undelivered messages of a dead process,
-// and delivered messages are there; a stopped process is not taken for dead; a forked child has no
-// effect, also with the inherited descriptors.
+// the test's process. A living process gets PeerClientDied for undelivered messages of a dead
+// process, and delivered messages are there; a stopped process is not taken for dead; a forked
+// child has no effect, also with the inherited descriptors.
 //
-// PEERLANE_MODEL_PROGRAMS says how many programs of each kind and route; -rapid.seed
-// repeats a failure.
+// PEERLANE_MODEL_PROGRAMS is the number of programs per kind and route; -rapid.seed repeats a
+// failure.
 func TestProcessesModelMessagesMatchReceives(t *testing.T) {
 	for _, f := range []struct{ name, value string }{{"rapid.checks", "2"}, {"rapid.steps", "40"}, {"rapid.nofailfile", "true"}, {"rapid.shrinktime", "5s"}} {
 		before := flag.Lookup(f.name).Value.String()
@@ -149,7 +149,7 @@ func (o *transfer) player() *player {
 	return o.way.to
 }
 
-// stageOfProcesses is the model of one program.
+// stageOfProcesses is the model of a program.
 type stageOfProcesses struct {
 	host    *host
 	path    string
@@ -253,7 +253,7 @@ func (p *player) line(t *rapid.T) string {
 	return line[:len(line)-1]
 }
 
-// tell says something to a player without waiting for its answer.
+// tell sends a command to a player without a wait for the answer.
 func (p *player) tell(t *rapid.T, format string, arguments ...any) {
 	if _, err := fmt.Fprintf(p.in, format+"\n", arguments...); err != nil {
 		said, _ := os.ReadFile(p.log.Name())
@@ -354,7 +354,7 @@ func (w *stageOfProcesses) transfer(t *rapid.T, c *way, sends bool, tag, n uint6
 	o.number = p.must(t, "%s %d %d %d %d", kind, c.numbers[side], o.at, n, tag)
 }
 
-// fresh are bytes that nobody else has.
+// fresh returns unique bytes.
 func fresh(seed int, n uint64) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)}).Read(b)
@@ -383,7 +383,7 @@ func (w *stageOfProcesses) result(o *transfer, status wire.Status, moved uint64)
 	o.player().overwrite(o, fresh(w.posted, o.n))
 }
 
-// statusPending is PEERLANE_STATUS_PENDING, one of the library's own.
+// statusPending is PEERLANE_STATUS_PENDING of the library.
 const statusPending = 1000
 
 func (w *stageOfProcesses) look(t *rapid.T) {
@@ -402,7 +402,7 @@ func (w *stageOfProcesses) wait(t *rapid.T, o *transfer) {
 	w.result(o, status, moved)
 }
 
-// cancel waits for the end, which does not wait for the other side.
+// cancel waits for the end, which is independent of the remote side.
 func (w *stageOfProcesses) cancel(t *rapid.T) {
 	o := one(t, w.transfers(), func(o *transfer) bool { return !o.over && o.player().there() }, "operation")
 	t.Logf("cancel %s", o.name)
@@ -548,7 +548,7 @@ func (w *stageOfProcesses) partner(t *rapid.T, o *transfer) {
 	w.transfer(t, o.way, !o.sends, o.tag, o.n, true)
 }
 
-// meeting are the operations of a tag that take part in matching, in their order.
+// meeting returns the operations of a tag that take part in matching, in order.
 func (c *way) meeting(tag uint64) (sends, receives []*transfer) {
 	for _, o := range c.transfers {
 		switch {
@@ -603,7 +603,7 @@ func (w *stageOfProcesses) alone(t *rapid.T, o *transfer) {
 	}
 }
 
-// met judges a message and the receive that it met.
+// met judges a message and the matched receive.
 func (w *stageOfProcesses) met(t *rapid.T, send, receive *transfer) {
 	truncated := send.n > receive.n
 	for _, o := range []*transfer{send, receive} {
@@ -640,7 +640,7 @@ func (w *stageOfProcesses) settle(t *rapid.T, o *transfer, message []byte) {
 	copy(o.player().room.want[o.at:], got)
 }
 
-// leave ends all processes.
+// leave ends the processes.
 func (w *stageOfProcesses) leave(t *rapid.T) {
 	for _, p := range w.players {
 		if p.gone == wire.StatusOK {

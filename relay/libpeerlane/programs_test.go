@@ -37,8 +37,7 @@ func eachKind(t *testing.T, name string, f func(t *testing.T, path string)) {
 	}
 }
 
-// lacks says why a program of that kind cannot be built or does not run here, "" if
-// it can.
+// lacks returns the reason that a program of that kind cannot be built or run here, "" if possible.
 func lacks(t *testing.T, k kind) string {
 	t.Helper()
 	if k == plain {
@@ -94,7 +93,7 @@ func TestForkedChildHasNoSession(t *testing.T) {
 
 // --- a relay that can die -------------------------------------------------------
 
-// roleConfig is the configuration of a relay that is a process of its own.
+// roleConfig is the configuration of a relay in a separate process.
 const roleConfig = "PEERLANE_TEST_CONFIG"
 
 func playRelay() int {
@@ -106,7 +105,7 @@ func playRelay() int {
 			return nil
 		}
 		path := filepath.Join(c.Peers, name)
-		os.Remove(path) // of one that was killed
+		os.Remove(path) // of a killed relay
 		var l *net.UnixListener
 		l, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 		return l
@@ -130,8 +129,8 @@ func playRelay() int {
 	return 0
 }
 
-// process starts a relay as a process of its own; the returned program is the relay, with the
-// socket of relay for clients.
+// process starts a relay in a separate process; the returned program is the relay, with the socket
+// of relay for clients.
 func (h *host) process(c launch.Config) *process {
 	h.Helper()
 	text, err := json.Marshal(c)

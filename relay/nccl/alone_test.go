@@ -13,11 +13,11 @@ import (
 )
 
 // layout is a compiler's layout of NCCL's headers, release 2.30.7: size, and offsets of the members
-// in their order. To have it again: in a C++ program include src/include/plugin/nccl_net.h and
-// nccl_tuner.h (with src/include in the path, and a nccl.h of a build, or one that declares
-// ncclResult_t, ncclDataType_t and ncclRedOp_t as enumerations) and print sizeof ncclNet_v8_t,
+// in order. To repeat: in a C++ program include src/include/plugin/nccl_net.h and nccl_tuner.h
+// (with src/include in the path, and a nccl.h of a build, or one that declares ncclResult_t,
+// ncclDataType_t and ncclRedOp_t as enumerations) and print sizeof ncclNet_v8_t,
 // ncclNetProperties_v8_t, ncclTuner_v3_t and so on, and offsetof each member of theirs. Properties
-// of version 10 are as those of 9.
+// of versions 9 and 10 are equal.
 const layout = `nccl_net_v8 152 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144
 nccl_net_v9 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
 nccl_net_v10 160 0 8 16 24 32 40 48 56 64 72 80 88 96 104 112 120 128 136 144 152
@@ -39,7 +39,7 @@ func TestTableLayoutsMatchNCCLHeaders(t *testing.T) {
 	}
 }
 
-// alone runs the program with these variables and arguments.
+// alone runs the program with variables and arguments.
 func alone(t *testing.T, environment []string, arguments ...string) string {
 	t.Helper()
 	c := exec.Command(program(t, "alone", "-rdynamic"), append([]string{plugin(t)}, arguments...)...)
@@ -102,8 +102,8 @@ func tunings(t *testing.T, scope string, both bool, variables ...string) map[str
 	return found
 }
 
-// Above a size Simple replaces LL, and channels are few while messages are small. Channels 0
-// are NCCL's own number. Sizes are those from which an answer holds.
+// Above a size Simple replaces LL, and channels are few while messages are small. Channels 0 are
+// NCCL's own number. An answer holds from its size on.
 func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 	const (
 		all     = "1024 ring LL 1; 32769 ring Simple 1; 262145 ring Simple 2; 1048577 ring Simple 4; 4194305 ring Simple 8; 16777217 ring Simple 0"
@@ -139,8 +139,8 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 	}
 }
 
-// The measurements do not cover networks: there NCCL chooses by size, and so it does where the user
-// has named another network.
+// The measurements do not cover networks: there NCCL chooses by size, also if the user has named a
+// different network.
 func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
 	for _, c := range []struct{ scope, variable string }{{launch.ScopeCluster, "NCCL_NET="}, {launch.ScopeAuto, "NCCL_NET=Socket"}} {
 		for version, lines := range tunings(t, c.scope, false, c.variable) {
@@ -154,7 +154,7 @@ func TestTunerNetworkLanesLeavesLLAndChannels(t *testing.T) {
 	}
 }
 
-// The user's channels are the user's. LL is limited all the same.
+// The user's channels are the user's. LL is limited nevertheless.
 func TestTunerUsersChannelsAreLeft(t *testing.T) {
 	for _, variable := range []string{"NCCL_MIN_NCHANNELS=32", "NCCL_MAX_NCHANNELS=2", "NCCL_MIN_CTAS=8", "NCCL_MAX_CTAS=8"} {
 		for version, lines := range tunings(t, launch.ScopeAuto, false, variable) {
@@ -211,8 +211,8 @@ func TestDevicesReportLanesAndRegisterMemory(t *testing.T) {
 	}
 }
 
-// NCCL is told of local lanes the rate between GPUs, and that each lane is by itself. Scope
-// auto makes lanes local where the relay is on no network.
+// For local lanes NCCL gets the rate between GPUs, and a separate device per lane. Scope auto makes
+// lanes local where the relay is on no network.
 func TestLocalLanesHaveTheRateOfGPULinks(t *testing.T) {
 	for _, scope := range []string{launch.ScopeHost, launch.ScopeAuto} {
 		h := newHost(t, launch.RouteDirect)
@@ -262,7 +262,7 @@ func TestVariablesOfMessageSizesOneLocalLaneAreSet(t *testing.T) {
 	}
 }
 
-// The topology file beside the socket is NCCL's, unless somebody has said otherwise.
+// NCCL uses the topology file beside the socket, unless the user names a file.
 func TestTopologyFileBesideSocketIsUsed(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	l := h.lane(0)

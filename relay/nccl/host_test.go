@@ -71,7 +71,7 @@ type host struct {
 	// ipc: the relays take memory of cudaMalloc.
 	ipc   bool
 	scope string
-	// both: each relay has the lanes of GPUs 0 and 1.
+	// both: every relay has the lanes of GPUs 0 and 1.
 	both bool
 }
 
@@ -155,7 +155,7 @@ func (h *host) lane(i int) *lane {
 	return l
 }
 
-// beRelay serves until it is killed.
+// beRelay serves until the kill.
 func beRelay(text string) error {
 	var c launch.Config
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
@@ -179,7 +179,7 @@ func beRelay(text string) error {
 	if err != nil {
 		return err
 	}
-	// Nothing outlives the test, which closes this pipe by its end.
+	// No process outlives the test, whose end closes this pipe.
 	fmt.Println("ready")
 	time.AfterFunc(10*time.Minute, func() { os.Exit(1) })
 	return r.Run()

@@ -22,8 +22,8 @@ const Name = "libnccl-net-peerlane.so"
 //go:embed source
 var source embed.FS
 
-// shared are the flags of a shared library, as for libpeerlane. It is never unloaded: fork() goes
-// through it.
+// shared are the flags of a shared library, as for libpeerlane. The plugin is never unloaded:
+// fork() calls its handlers.
 var shared = []string{
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
 	"-shared", "-Wl,-soname," + Name, "-Wl,-z,defs,-z,relro,-z,now,-z,noexecstack,-z,nodelete",
@@ -62,10 +62,10 @@ func Unpack(dir string) ([]string, error) {
 	return names, nil
 }
 
-// Versions are those of NCCL's interface that the plugin has tables for.
+// Versions are the versions of NCCL's interface with a table in the plugin.
 var Versions = []int{8, 9, 10, 11, 12}
 
-// NameOf is the file of a plugin that shows the table of one version alone.
+// NameOf is the file of a plugin with the table of a single version.
 func NameOf(version int) string {
 	return strings.TrimSuffix(Name, ".so") + fmt.Sprintf("-v%d.so", version)
 }
@@ -78,7 +78,7 @@ func Build(dir string, more ...string) error { return build(dir, Name, 0, more) 
 // that version with an NCCL that would use a newer one.
 func BuildVersion(dir string, version int) error { return build(dir, NameOf(version), version, nil) }
 
-// build shows all tables if version is 0.
+// build exports every table if version is 0.
 func build(dir, name string, version int, more []string) (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

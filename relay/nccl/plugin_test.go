@@ -137,7 +137,7 @@ func (r run) must(t *testing.T, a, b *lane) {
 	}
 }
 
-// seed is a new one for each run of the tests; PEERLANE_NCCL_SEED repeats one.
+// seed is a new one for each run of the tests; PEERLANE_NCCL_SEED repeats a run.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	if text := os.Getenv("PEERLANE_NCCL_SEED"); text != "" {
@@ -166,7 +166,7 @@ func TestEachCommunicatorHas32Requests(t *testing.T) {
 	r.must(t, h.lane(0), h.lane(1))
 }
 
-// More receives at once than a session has places: 64 communicators in each direction.
+// More receives at once than a session has places: 64 communicators per direction.
 func TestManyCommunicatorsWithAllTheirReceives(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
 	r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "run", version: 11, seed: seed(t), links: 64, groups: 34, bytes: 64, depth: 32}
@@ -335,7 +335,7 @@ func TestRelayDeathEndsEachCommunicatorWithReason(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := p.end()
-	// Each rank has three ends of links.
+	// A rank has three ends of links.
 	if n := strings.Count(out, " ended: "); n != 6 {
 		t.Errorf("%d communicators have ended: %s", n, out)
 	}

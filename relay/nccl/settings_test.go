@@ -7,14 +7,14 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// kind is a container of one rank: the scope of the relay, the number of lanes, and a variable.
+// kind is a container of a rank: the scope of the relay, the number of lanes, and a variable.
 type kind struct {
 	scope    string
 	both     bool
 	variable string
 }
 
-// between runs the harness with a rank in each of two containers.
+// between runs the harness with two ranks in two containers.
 func between(t *testing.T, kinds [2]kind, environment ...string) (out string, ok bool) {
 	t.Helper()
 	h := newHost(t, launch.RouteDirect)

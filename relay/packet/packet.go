@@ -67,7 +67,7 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 }
 
 // Receive reads a message of a relay, or of a trusted client. The descriptors are the caller's,
-// also with an error. io.EOF says that the other side has closed.
+// also with an error. io.EOF: the remote side has closed.
 func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	for {
 		full, hanging := Relays.state()
@@ -101,7 +101,7 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 }
 
 // ReceiveBare reads a message without descriptors. A message with descriptors is refused, and stays
-// in the socket: Source.HangUp sees to it.
+// in the socket: Source.HangUp closes the socket.
 func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -110,7 +110,7 @@ func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	data := make([]byte, wire.MaxMessage+1)
 	var n, flags int
 	var failed error
-	for range 3 { // a reset is said before what is to be read, an end once too early; see Receive
+	for range 3 { // a reset precedes unread messages, an end comes once too early; see Receive
 		err = raw.Read(func(fd uintptr) bool {
 			if n, flags, failed = peek(int(fd), data); failed != nil || flags&unix.MSG_CTRUNC != 0 {
 				return failed != unix.EAGAIN
@@ -333,8 +333,8 @@ func drain(fd int) bool {
 // maxBlockingOfPort limits the blocking closes of a Port.
 const maxBlockingOfPort = 8
 
-// hangTimeout is how long as many closes as may be are waited for before they are
-// taken to hang: a machine under load can be slow in starting them.
+// hangTimeout is the time after which the maximum number of closes counts as hanging: a machine
+// under load can start closes slowly.
 const hangTimeout = time.Second
 
 // closing counts messages whose files are being closed.
@@ -364,7 +364,7 @@ func (c *closing) state() (full, hanging bool) {
 	return full, full && time.Since(c.since) > hangTimeout
 }
 
-// close closes descriptors that nobody wants, and does not wait for that.
+// close closes unwanted descriptors without a wait.
 func (s *Source) close(fds []int) { s.closeAll(fds, nil) }
 
 // CloseAll closes descriptors that came from a relay.
@@ -413,10 +413,10 @@ type Port struct {
 	takesBytes  int64 // that it has then
 }
 
-// From says where the other side is: a Port of whom nothing is said is a relay's.
+// From is the kind of the remote side: a Port of whom nothing is said is a relay's.
 func (p *Port) From(s *Source) { p.source = s }
 
-// CloseAll closes descriptors that came here and that nobody wants.
+// CloseAll closes received unwanted descriptors.
 func (p *Port) CloseAll(fds []int) { p.source.closeAll(fds, &p.closing) }
 
 // Hanging reports that descriptors are not taken over for now: too many of those
@@ -439,9 +439,8 @@ type outgoing struct {
 	plain bool
 }
 
-// NewPort takes fd over. received is called with every message and owns its
-// descriptors; ended once, with io.EOF when the other side has closed.
-// Neither is called after Close or Leave.
+// NewPort takes fd over. received is called with every message and owns its descriptors; ended
+// once, with io.EOF when the remote side has closed. Neither is called after Close or Leave.
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
 	// A stranger's descriptor may be anything.
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET} {
@@ -493,10 +492,10 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 	p.outbox = append(p.outbox, outgoing{data: data, fds: kept})
 }
 
-// broken is a message that could not be sent. Where the other side has closed,
-// reading tells so, and why. Anything else (no memory, too many descriptors on
-// their way) would leave the other side waiting for the message for ever. Both
-// come from the loop and not from within the caller.
+// broken is a message that could not be sent. If the remote side has closed, the read returns the
+// end and the reason. Anything else (no memory, too many descriptors on their way) would leave the
+// other side waiting for the message for ever. Both come from the loop and not from within the
+// caller.
 func (p *Port) broken(err error) {
 	switch err {
 	case unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN:
@@ -611,7 +610,7 @@ func (p *Port) drop() {
 	fd, dropped := p.fd, make(chan struct{})
 	p.dropped = dropped
 	p.source.block(func() {
-		_, _, _ = receiveBare(fd, make([]byte, 1)) // what is wrong with the socket the next read tells
+		_, _, _ = receiveBare(fd, make([]byte, 1)) // the next read returns the socket's error
 		close(dropped)
 		p.loop.Do(func() {
 			p.dropped = nil
@@ -678,7 +677,7 @@ func (p *Port) Close() {
 	}
 	p.fd = -1
 	if p.shared != nil {
-		// It is mapped, so that this cannot fail.
+		// The memory is mapped, so the call cannot fail.
 		_ = unix.Munmap(p.shared.memory)
 		p.shared = nil
 	}
@@ -688,14 +687,14 @@ func (p *Port) Close() {
 	p.outbox = nil
 }
 
-// Waiting is how many messages the other side has not made room for.
+// Waiting is the number of messages without room at the remote side.
 func (p *Port) Waiting() int { return len(p.outbox) }
 
 // takeAtOnce limits the messages of a port from shared memory before the next port.
 const takeAtOnce = 64
 
-// quiet reports that there is nothing to do: of a round's ports that holds for almost all,
-// and what comes by one of them waits for all others.
+// quiet reports that there is nothing to do: most ports of an iteration have no message, and a
+// message of a port waits for the remaining ports.
 func (p *Port) quiet() bool {
 	return len(p.outbox) == 0 && !p.leaving && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
 }

@@ -52,8 +52,8 @@ const libraryName = "libpeerlane-softdevice.so"
 //go:embed libibverbs/*.c libibverbs/*.h
 var source embed.FS
 
-// flags are the flags of the library, for any C compiler with GCC's command line. It needs glibc
-// alone.
+// flags are the flags of the library, for any C compiler with GCC's command line. The library needs
+// glibc alone.
 var flags = []string{
 	"-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wshadow", "-fPIC", "-fvisibility=hidden", "-pthread",
 	"-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2",
@@ -237,7 +237,8 @@ func New(dir string, devices ...Device) (Host, error) {
 	return h, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(h.Library(), text, 0o755), os.WriteFile(filepath.Join(dir, logName), nil, 0o644), h.Set(devices...))
 }
 
-// logName is the file of the record. Without it nothing is recorded, and no script is read.
+// logName is the file of the record. Without the record the library neither records calls nor reads
+// a script.
 const logName = "log"
 
 // Open lets processes of other users be on this host, without a record of calls and without a script,

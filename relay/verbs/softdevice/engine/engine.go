@@ -1,14 +1,15 @@
 // Package engine moves the bytes of software devices (package softdevice) on GPUs: a separate
 // process with a context on every GPU with registered memory. A process with a software device
 // registers GPU memory here by CUDA's export of the allocation, and requests copies between regions
-// of the host's processes. The copy engine of a GPU does each copy, as a NIC reads and writes GPU
-// memory without the GPU's processors.
+// of the host's processes. The copy engine of a GPU copies, as a NIC reads and writes GPU memory
+// without the GPU's processors.
 //
-// Work requests and their completions go by rings in shared memory (rings.go): the engine is the NIC
-// of the queue pairs that processes connect to it (pair.go). Registrations, and copies for
+// Work requests and completions travel over rings in shared memory (rings.go): the engine is the
+// NIC of the queue pairs that processes connect to it (pair.go). Registrations, and copies for
 // requests that the engine refuses, go by one message per order and per answer on a seqpacket
-// socket; libibverbs/engine.c is the other side. Numbers of regions are the keys of verbs: an even key (lkey) names a region of
-// the asking process, an odd key (rkey) a region that any process may write.
+// socket; libibverbs/engine.c is the other side. Numbers of regions are the keys of verbs: an even
+// key (lkey) names a region of the asking process, an odd key (rkey) a region that any process may
+// write.
 package engine
 
 import (
@@ -421,7 +422,7 @@ func (e *Engine) firstGPU() error {
 	return e.add(busID)
 }
 
-// add makes a context on a GPU, and gives the GPU access to all regions.
+// add makes a context on a GPU, and gives the GPU access to every region.
 func (e *Engine) add(busID string) error {
 	g, err := device.Open(e.driver, busID)
 	if err != nil {
