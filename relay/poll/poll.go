@@ -2,7 +2,7 @@
 // goroutine on one OS thread that owns all state of the data path, so that
 // none of it needs a lock and a CUDA context stays current.
 //
-// The loop spins while there is progress and for SpinTime after it, or as long as a [Spinner] asks for;
+// The loop spins while there is progress and for SpinTime after it, or as long as a spinner asks for;
 // then it sleeps: in epoll where everything that can happen makes a descriptor ready,
 // or for short naps where something can only be seen by looking (a copy's
 // event, a timeline that a GPU advances). While it runs it asks for descriptors only
@@ -48,8 +48,8 @@ type Poller interface {
 	Disarm()
 }
 
-// Spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
-type Spinner interface {
+// spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
+type spinner interface {
 	Poller
 	// Spin returns how long after the last progress the loop spins.
 	Spin() time.Duration
@@ -270,7 +270,7 @@ func (l *Loop) runTasks() bool {
 
 func (l *Loop) spinTime() (most time.Duration) {
 	for _, p := range l.pollers {
-		if s, is := p.(Spinner); is {
+		if s, is := p.(spinner); is {
 			most = max(most, s.Spin())
 		}
 	}
