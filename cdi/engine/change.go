@@ -243,13 +243,7 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	}
 	if len(again.keys) > 0 {
 		_, file := d.get(again.keys[0].Path...)
-		return fmt.Errorf(
-			"%s is overridden by %s, which %s reads after %s; change it there",
-			again.keys[0],
-			file,
-			name,
-			s.File,
-		)
+		return &overriddenError{again.keys[0].String(), file, name, s.File}
 	}
 	return nil
 }
@@ -387,6 +381,13 @@ func (c Change) Apply() error {
 }
 
 // errOtherFile reports that a recorded path now leads to another file.
+// overriddenError is the error of a key that a file sets again, which the engine reads later.
+type overriddenError struct{ key, by, engine, file string }
+
+func (e *overriddenError) Error() string {
+	return fmt.Sprintf("%s is overridden by %s, which %s reads after %s; change it there", e.key, e.by, e.engine, e.file)
+}
+
 var errOtherFile = errors.New("is not the file that Peerlane changed")
 
 // errConcurrent reports that another program has changed a file since Peerlane read it.

@@ -141,9 +141,19 @@ func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int,
 	case a := <-done:
 		return a.index, a.err
 	case <-ctx.Done():
-		return 0, fmt.Errorf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host",
-			name, limit)
+		return 0, &silentError{name, limit}
 	}
+}
+
+// silentError is the error of a host that does not answer which GPU has a name.
+type silentError struct {
+	gpu   string
+	limit time.Duration
+}
+
+func (e *silentError) Error() string {
+	return fmt.Sprintf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host", e.gpu,
+		e.limit)
 }
 
 // within runs a check with a limit. It abandons a check that does not return.
