@@ -2,7 +2,6 @@ package address
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -148,6 +147,11 @@ const NoRail = -1
 // virtual machines, whose addresses each host has.
 var bridges = []string{"docker", "virbr"}
 
+// passedError is the cause of a host without a usable interface.
+type passedError struct{ interfaces []string } // "NAME: reason" each
+
+func (e *passedError) Error() string { return cmp.Or(strings.Join(e.interfaces, "; "), "it has none") }
+
 // Choose lists the addresses to use, the best first: of the interfaces that are up and
 // that the list names, in its order, and of one in the kernel's. Where the list names none
 // they are all but those that it excludes, loopback, docker* and virbr*, and ib* comes
@@ -181,7 +185,7 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 	}
 	if len(found) == 0 {
 		return nil, &fault.Error{Code: fault.NoInterface, Operation: "no network interface of this host is usable by relays",
-			Cause: errors.New(cmp.Or(strings.Join(passed, "; "), "it has none")), Remedy: "set network.interfaces or network.family in config.toml"}
+			Cause: &passedError{passed}, Remedy: "set network.interfaces or network.family in config.toml"}
 	}
 	// Interfaces of one place stay in their order, and each together.
 	order := map[string]int{}
