@@ -88,10 +88,10 @@ func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 	}
 }
 
-// What a relay of an older release does not know it is not asked for, and the client hears
-// why; the session goes on.
+// The client sends no unknown request to a relay of an older release, and returns the reason; the
+// session goes on.
 func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
-	older := &Session{version: wire.LaneNICVersion - 1} // whatever is sent has nowhere to go
+	older := &Session{version: wire.LaneNICVersion - 1} // sends find no reader
 	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
 		t.Errorf("%v", err)
 	}
@@ -121,8 +121,7 @@ func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	}
 }
 
-// A driver that takes its time to unmap staging memory holds nothing else of its
-// session up.
+// A slow unmap of staging memory in the driver blocks no further call of the session.
 func TestUnmapDuringUnexportBlocksNoOtherCall(t *testing.T) {
 	over := wire.Errorf(wire.StatusClosed, "over")
 	s := &Session{broken: over, ended: make(chan struct{}), mapped: map[*Memory]bool{}}

@@ -24,8 +24,8 @@ type KeyID [clusterkey.IDBytes]byte
 
 func (id KeyID) String() string { return hex.EncodeToString(id[:]) }
 
-// Key is a secret that relays share. Nothing prints its secret: not %v, nor %+v of what
-// has it in it, nor JSON.
+// Key is a secret that relays share. Nothing prints its secret: neither %v, nor %+v of an enclosing
+// value, nor JSON.
 type Key struct {
 	ID KeyID
 	// Created is to the second, UTC.
@@ -62,8 +62,8 @@ func (k Key) String() string {
 // Format prints String, whatever the verb.
 func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
-// Keys are the cluster's: the one in use, and while a rotation is under way the one
-// before, which is still believed.
+// Keys are the cluster's: the current key, and during a rotation the previous key, which is still
+// valid.
 type Keys struct {
 	Current  Key
 	Previous *Key
@@ -79,7 +79,7 @@ func (k Keys) String() string {
 // Format prints String, whatever the verb.
 func (k Keys) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
-// all lists the keys that are believed, the one in use first.
+// all lists the valid keys, the current key first.
 func (k Keys) all() []Key {
 	if k.Previous == nil {
 		return []Key{k.Current}
@@ -191,7 +191,7 @@ func (e *keySecretError) Error() string {
 	return fmt.Sprintf("the secret is not that of key %.16q: one of them was changed", e.id)
 }
 
-// ParseKeys reads what Text writes, and nothing else. Its errors quote no secret.
+// ParseKeys reads exactly the output of Text. Its errors quote no secret.
 func ParseKeys(text []byte) (Keys, error) {
 	var k Keys
 	if len(text) > MaxKeyFile {

@@ -162,7 +162,7 @@ func TestSecretsAreNotPrinted(t *testing.T) {
 	}
 }
 
-// A file is refused, or it is what its keys are written as.
+// ParseKeys refuses a file, or the file is the text of the keys.
 func FuzzKeys(f *testing.F) {
 	one := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	text := one.Text()

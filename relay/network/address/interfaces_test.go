@@ -74,7 +74,7 @@ func TestInterfacesMatchConfiguration(t *testing.T) {
 	}
 }
 
-// Who finds no interface hears why each was none.
+// Without a matching interface the error has a reason per interface.
 func TestNoMatchingInterfaceNamesEachReason(t *testing.T) {
 	list, err := ParseInterfaces("eth1,bare,docker,^docker")
 	if err != nil {
@@ -126,7 +126,7 @@ func TestInterfacesOfThisHostAreFound(t *testing.T) {
 	}
 }
 
-// A list is refused, or each name is chosen or not, whatever else there is.
+// A list is refused, or decides on a name independently of further names.
 func FuzzInterfaces(f *testing.F) {
 	for _, seed := range []string{"", "eth,^eth9", "^docker,lo", "=ens1f0", "^=a,b", "a,b,c"} {
 		f.Add(seed, "eth0")

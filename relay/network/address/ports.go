@@ -48,8 +48,8 @@ func (e *takenError) Error() string {
 		e.ports, e.at)
 }
 
-// Listen listens on one port of the range at an address, which may have a zone. The ports
-// are tried in random order: a host has many relays, and all of them begin here.
+// Listen listens on one port of the range at an address, which may have a zone. The ports are tried
+// in random order: a host has many relays, which start with the same range.
 func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, error) {
 	// Of IPv4 or IPv6 as the address says, never both at once.
 	network := "tcp4"

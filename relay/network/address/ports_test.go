@@ -23,8 +23,7 @@ func TestPortRangesAreParsed(t *testing.T) {
 	}
 }
 
-// taken is ports that somebody listens on, one after the other, and one behind them that
-// nobody did a moment ago.
+// taken returns adjacent used ports, and the next port, which was free a moment ago.
 func taken(t *testing.T, at string) (Ports, uint16) {
 	t.Helper()
 	for range 100 {
