@@ -15,10 +15,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// memory is what a client has exported, or what was made for it: host memory, and
-// memory on a server GPU. It
-// stays mapped, and so pins the client's GPU memory, until it is retired and nothing
-// uses it.
+// memory is exported memory of a client, or memory that the relay made for the client: host memory,
+// and memory on a server GPU. The mapping, which pins the client's GPU memory, stays until the
+// memory is retired and unused.
 type memory struct {
 	session *session
 	number  uint32
@@ -36,20 +35,20 @@ type memory struct {
 	// empty is host memory whose client has not said that it allocated the pages: the relay
 	// has not pinned it, and no operation uses it.
 	empty bool
-	// gone is called when it has been freed, or when nothing but operations of its own
-	// client use it any more; nil where nobody waits for that.
+	// gone is called when the memory has been freed, or is used only by operations of its client;
+	// nil where nobody waits for that.
 	gone func()
-	// registrars are the ends of connections that have told others of this memory.
+	// registrars are the connection ends that registered or announced this memory.
 	registrars map[registrar]bool
-	// regions are the parts of it that others may read or write.
+	// regions are the exposed parts of the memory.
 	regions map[*exposedRegion]bool
-	// staged: it is on a server GPU, and the client copies to and from it.
+	// staged: the memory is on a server GPU, and the client copies to and from it.
 	staged *clientStaging
-	// inPlace is the exported range as NICs may know it, nil where the client has not lent it, and
-	// unlent the reason where it will not be.
+	// inPlace is the exported range for registration with NICs, nil without a DMA-BUF; notInPlace
+	// is the reason for its absence.
 	inPlace    *device.Memory
 	notInPlace string
-	// kept is why it is not given back though it was freed: NICs still know it.
+	// kept is the reason that freed memory is not given back: NICs still know it.
 	kept error
 }
 
@@ -68,11 +67,10 @@ type part struct {
 	offset uint64
 }
 
-// ofPart is what an allocation takes beside the first of a memory.
+// ofPart is the quota of an allocation after the first of a memory.
 var ofPart = quota{descriptors: 1}
 
-// exportPart keeps an allocation for the export that will come. What is wrong is
-// said then.
+// exportPart keeps an allocation for the export that will come. The export returns errors.
 func (s *session) exportPart(m *wire.ExportPart, fds []int) {
 	err := s.refusedParts
 	switch {
@@ -256,9 +254,8 @@ func (m *memory) open(gpu wire.UUID) error {
 	return nil
 }
 
-// nvidiaMajor is the character devices' of the NVIDIA driver (195, assigned in
-// the kernel's Documentation/admin-guide/devices.txt); an exported VMM
-// allocation is one of them.
+// nvidiaMajor is the character devices' of the NVIDIA driver (195, assigned in the kernel's
+// Documentation/admin-guide/devices.txt); an exported VMM allocation is such a file.
 const nvidiaMajor = 195
 
 // notExported returns the error of a descriptor that is no GPU memory.
@@ -289,9 +286,9 @@ func checkForeign(fd int, simulated bool) error {
 	return nil
 }
 
-// exportIPC takes memory of cudaMalloc. Its handle is no proof that it is the
-// client's, and what becomes of copies when the client frees it is undefined: hence
-// only where the configuration says so, and never for another relay.
+// exportIPC takes memory of cudaMalloc. The handle does not prove that the memory is the client's,
+// and copies after the client's free are undefined: hence only where the configuration says so, and
+// never for another relay.
 func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or use host memory"
 	if !s.relay.config.CUDAIPC {
@@ -457,8 +454,8 @@ func (m *memory) pin() error {
 	return nil
 }
 
-// populated pins host memory whose pages its client has allocated. If pinning fails, the
-// memory stays as it was until the client unexports it.
+// populated pins host memory whose pages its client has allocated. If pinning fails, the memory
+// stays unchanged until the client unexports it.
 func (s *session) populated(number, sequence uint32) {
 	m := s.memories[number]
 	switch {
@@ -477,8 +474,8 @@ func (s *session) populated(number, sequence uint32) {
 	})
 }
 
-// unexport answers when the memory is gone, or where operations of the client's, which it
-// knows of, are under way on it, when none of others is, which it does not.
+// unexport answers when the memory is gone, or, if the client's operations are in flight, when no
+// operation of a remote program remains.
 func (s *session) unexport(number, sequence uint32) {
 	m := s.memories[number]
 	if m == nil || m.retired {
@@ -521,7 +518,7 @@ func (m *memory) settle() {
 	m.session.settle()
 }
 
-// answer answers who waits for the memory's end.
+// answer replies to the request that waits for the memory's end.
 func (m *memory) answer() {
 	if gone := m.gone; gone != nil {
 		m.gone = nil
@@ -535,8 +532,7 @@ const takingBackAtOnce = 16
 
 func (m *memory) free() {
 	if m.session.relay.dying != nil {
-		// It is this relay that ends, and the client may be reading what it has received,
-		// as beside a relay that is killed.
+		// This relay ends, and the client may be reading received bytes, as after a relay's kill.
 		m.mapped.Leave()
 	}
 	fabric := m.session.relay.fabric
@@ -546,7 +542,7 @@ func (m *memory) free() {
 			known = fabric.Forget(m.mapped)
 		}
 		var err error
-		if m.inPlace != nil { // before what it is of is unmapped
+		if m.inPlace != nil { // before the unmap of its memory
 			known = fabric.Forget(m.inPlace)
 			err = m.inPlace.Close()
 		}
@@ -557,7 +553,7 @@ func (m *memory) free() {
 	}
 	s := m.session
 	after := func(err error) {
-		if known != nil { // only this process's end has them forget it
+		if known != nil { // only the end of this process deregisters the memory
 			m.kept = wire.Errorf(wire.StatusInternal, "memory of client process %d: %w", s.pid, known)
 			s.relay.wear(m.kept)
 		}
@@ -581,7 +577,7 @@ func (m *memory) free() {
 	}
 	// To free a GiB of pages takes a tenth of a second, and they count until then; NICs take
 	// their time to forget memory, too. Of staging memory the supervisor is told.
-	if m.inPlace != nil { // it is the client's own, who waits until no NIC can write it
+	if m.inPlace != nil { // the client owns the memory, and waits until no NIC can write it
 		s.bringing++
 	}
 	go func() {

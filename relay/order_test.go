@@ -7,9 +7,9 @@ import (
 	"github.com/peerlane/peerlane/relay/client"
 )
 
-// A short message comes with the message that announces it, and so before the bytes of a long one that was
-// sent earlier. The receive of the long one ends first all the same: a program may have one timeline for
-// all receives.
+// A short message arrives with its announcement, and so before the bytes of an earlier long
+// message. The receive of the long message ends first nevertheless: a program may use a single
+// timeline for its receives.
 func TestReceivesEndInOrderOfTheirMessages(t *testing.T) {
 	const long, short, rounds = 12 << 20, 8, 4
 	p := hostsByRDMA(t, 1, 4)

@@ -58,8 +58,8 @@ func postedBy(t *testing.T, rdma softdevice.Host) map[string]uint64 {
 	return by
 }
 
-// Two NICs with rates of 3 to 1 carry a lane's bytes by the weights of its plan, at their rates and
-// not above, and one of them carries all if the other one fails.
+// Two NICs with rates of 3 to 1 carry a lane's bytes by the weights of the plan, at most at their
+// rates, and after the failure of a NIC the remaining NIC carries the whole.
 func TestPacedNICsShareByWeights(t *testing.T) {
 	const rate, messages, n = 20e6, 48, 1 << 20 // bytes a second of the slower NIC
 	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {

@@ -17,34 +17,31 @@ import (
 // from a client.
 type receiver struct {
 	*connection
-	announced uint64 // the last message's number
-	// Messages and receives of one tag meet in their order; of those that wait no two
+	announced uint64 // the last message's number. Messages and receives of a tag match in order; of those that wait no two
 	// have the same tag.
 	arrivals []*arrival   // announced
 	receives []*operation // started
 	matched  map[uint64]*arrival
-	// unended are the receives that have met their messages, in the order in which they met.
+	// unended are the matched receives, in the order of their matches.
 	unended   []*unended
 	grants    map[uint64]*grant
 	lastGrant uint64
 
-	// Route staged: the sender's writes. Their end says that none comes into a slot of
-	// this connection any more.
+	// Route staged: the sender's writes. The end means that no further bytes arrive in a slot of
+	// this connection.
 	writes       transport.Arrivals
 	immediateEnd bool
-	// windows are what short messages of another host come through, where that is not
-	// writes.
+	// windows are the windows of short messages between relays of a host.
 	windows transport.Arrivals
 
 	eager *eagerIn // nil where the sender has no quota
 
-	// back is the way on which what was offered is read, nil until it is asked for; reader
-	// is whose way back this connection is, nil for none.
+	// back is the reverse connection for reads of regions, nil before the request; reader is whose
+	// way back this connection is, nil for none.
 	back   *reverseConnection
 	reader *sender
 
-	// ranges are those of the list message that will come, parts those of lists that are under
-	// way.
+	// ranges are the ranges of the next list message, parts the list parts in flight.
 	ranges []keyedRange
 	parts  int
 
@@ -65,7 +62,7 @@ type arrival struct {
 	eager  *eagerWindow
 	window int
 	answer wire.Status
-	// short are the bytes of one of this host, where they need no grant.
+	// short are the bytes of a local message without a grant.
 	short []byte
 }
 
@@ -213,7 +210,7 @@ func (r *receiver) begin(a *arrival, op *operation) {
 func (r *receiver) grantMemory(a *arrival) {
 	m := a.op.memory
 	r.advertise(m)
-	// Until the sender says that it is done, or is gone, it may write.
+	// The sender may write until it reports the end, or is gone.
 	a.op.underWay++
 	r.grant(&grant{arrival: a, length: a.length}, m.region(), m.offset+a.op.offset)
 }
@@ -295,7 +292,7 @@ func (r *receiver) grantPieces() {
 	}
 }
 
-// grantSlots grants one slot after the other, in turn with other messages.
+// grantSlots grants slots in sequence, alternating with further messages.
 func (r *receiver) grantSlots(a *arrival) { r.grantSlot(a, func() { r.grantSlots(a) }) }
 
 // grantSlot grants one slot, and calls more if bytes of the message are left.
@@ -483,8 +480,7 @@ func (r *receiver) landingsEnded() {
 	r.settle()
 }
 
-// drained: the sender has closed its end, which it does when it writes no more,
-// and so has its NIC.
+// drained: the sender and its NIC have closed their ends, which they do after the last write.
 func (r *receiver) drained() bool {
 	if !r.portDown || r.route == wire.RouteStaged && !r.immediateEnd {
 		return false

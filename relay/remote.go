@@ -27,15 +27,14 @@ const (
 	maxUnanswered = 4096
 	// welcomeTimeout is how long the answer may take: a driver's, that makes staging.
 	welcomeTimeout = 2*handshakeTimeout + selfTestTimeout
-	// maxKept bounds what comes on a channel after the welcome and before the client
-	// knows of its connection.
-	// openTries is how often connections are made anew that have ended just when a channel
-	// was to be opened.
+	// maxKept limits the messages of a channel after the welcome and before the client has the
+	// connection. openTries is how often connections are made anew that have ended just when a
+	// channel was to be opened.
 	openTries = 2
 	maxKept   = wire.RingEntries + wire.MaxMemories
 )
 
-// atHost is the relay's name as other hosts are told it.
+// atHost is the relay's name for remote hosts.
 func (r *Relay) atHost() string { return fmt.Sprintf("%s on host %s", r.name(), hostname()) }
 
 // openRemoteFor makes the lane ready for a connection with another host.
@@ -56,8 +55,8 @@ func (l *lane) openRemoteFor(c *connection, config launch.Config, asked uint32) 
 
 // --- the sender's side ------------------------------------------------------------
 
-// opening is a channel from its hello on until the connection takes it over. All but
-// answer is of the loop.
+// opening is a channel from the hello until the connection takes it over. All but answer is of the
+// loop.
 type opening struct {
 	channel  *tcp.Channel
 	link     *verbs.Link // nil where the data goes over tcp
@@ -119,7 +118,7 @@ func (o *opening) attach(c *connection) error {
 	return nil
 }
 
-// begin has the connection hear what has come meanwhile.
+// begin delivers the kept messages to the connection.
 func (o *opening) begin(c *connection) {
 	for _, m := range o.kept {
 		c.receive(m, 0, nil)
@@ -228,7 +227,7 @@ func (r *Relay) refuseChannel(ch *tcp.Channel, err error) {
 // opened, or has it wait. It is called on the loop.
 func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	hello, ok := first.(*wire.PeerHello)
-	by, err := r.receiverBy(ch.Peer()) // first: what was said of this channel is not of the next
+	by, err := r.receiverBy(ch.Peer()) // first: messages of this channel do not concern the next
 	switch {
 	case r.dying != nil:
 		r.refuseChannel(ch, r.dying)
@@ -250,7 +249,7 @@ func (r *Relay) welcomeChannel(ch *tcp.Channel, first wire.Message, _ uint32) {
 	r.welcomeNext()
 }
 
-// welcomeNext answers who waits, as many at a time as there may be. It belongs to the loop.
+// welcomeNext answers waiting channels, up to the limit. It belongs to the loop.
 func (r *Relay) welcomeNext() {
 	for len(r.unanswered) > 0 && r.welcoming < maxWelcoming {
 		a := r.unanswered[0]

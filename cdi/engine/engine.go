@@ -44,8 +44,8 @@ type Host struct {
 	ConfigFile string
 	// Version is the version of the engine; empty means to ask the engine.
 	Version string
-	// Ask asks an engine, by its daemon's socket, for its version; nil means Ask of this package.
-	Ask func(ctx context.Context, engine, socket string) (reply, error)
+	// ask returns the version of an engine from the socket of the daemon; nil means Ask of this package.
+	ask func(ctx context.Context, engine, socket string) (reply, error)
 }
 
 // reply is the version that an engine reports.
@@ -148,7 +148,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	d.root, s.File = h.Root, d.main
 	answer := reply{Version: h.Version}
 	if h.Version == "" {
-		ask := h.Ask
+		ask := h.ask
 		if ask == nil {
 			ask = askEngine
 		}

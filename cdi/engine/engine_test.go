@@ -686,7 +686,7 @@ func TestSocketFollowsConfiguration(t *testing.T) {
 		root := t.TempDir()
 		put(t, filepath.Join(root, c.file), c.text)
 		var got string
-		h := Host{Root: root, Ask: func(_ context.Context, _, socket string) (reply, error) {
+		h := Host{Root: root, ask: func(_ context.Context, _, socket string) (reply, error) {
 			got = socket
 			return reply{Version: "99.0"}, nil
 		}}

@@ -1,6 +1,6 @@
-// Package client is what a process in a container uses to reach its relay:
-// export GPU memory once, or have host memory made, connect, then send and receive
-// without a system call or a CUDA call for each operation.
+// Package client connects a process in a container to the container's relay: export GPU memory
+// once, or have host memory made, connect, then send and receive without a system call or a CUDA
+// call for each operation.
 //
 //	session, err := client.Dial(ctx, client.DefaultSocket)
 //	memory, err := session.Export(ctx, client.Allocation{FD: fd, Bytes: n, GPU: uuid})
@@ -10,10 +10,9 @@
 //	op, err := sending.Send(memory, 0, n)
 //	moved, err := op.Wait(ctx)
 //
-// All methods are safe for concurrent use. After the relay has died every
-// operation fails with wire.StatusRelayDied, all timelines stand at their end,
-// so that no stream waits for ever, and a new Dial reaches the relay's
-// successor.
+// All methods are safe for concurrent use. After the relay's death every operation fails with
+// wire.StatusRelayDied, every timeline has its end value, so that no stream waits for ever, and a
+// new Dial reaches the next relay.
 package client
 
 import (
@@ -62,7 +61,7 @@ type Session struct {
 	connections map[uint32]*Connection
 	mapped      map[*Memory]bool // here, with Data or Ptr
 	handOvers   map[uint32]*HandOver
-	keeping     bool         // a goroutine keeps those that have ended at their end
+	keeping     bool         // a goroutine keeps ended timelines at the end value
 	ring        *ring.Client // nil once closed
 	lists       lists
 
@@ -76,10 +75,10 @@ type reply struct {
 	fds     []int
 }
 
-// Dial connects to a relay's socket. The GPUs are those whose memory will be
-// exported, as far as they are known by now: without a relay, the error names
-// their lanes. While the relay's queue of connections is full Dial waits, until the context's
-// deadline or for a minute; then the error has StatusBusy.
+// Dial connects to a relay's socket. gpus are the GPUs whose memory the program will export, if
+// already known: without a relay, the error names their lanes. While the relay's queue of
+// connections is full Dial waits, until the context's deadline or for a minute; then the error has
+// StatusBusy.
 func Dial(ctx context.Context, socket string, gpus ...wire.UUID) (*Session, error) {
 	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion, gpus...)
 }
@@ -157,15 +156,15 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 // Version is the protocol's that both sides agreed on.
 func (s *Session) Version() uint32 { return s.version }
 
-// closeTimeout bounds how long Close waits for the relay: for copies that are under way,
-// and for what other relays were allowed to write.
+// closeTimeout bounds how long Close waits for the relay: for copies in flight, and for granted
+// writes of remote relays.
 const closeTimeout = 30 * time.Second
 
-// Close ends the session and returns when nothing writes its memory any more, nor reads
-// it: then what was exported may be freed. Operations that have not ended fail, and host
-// memory and staging memory are unmapped: no stream may use them any more. Where the
-// relay does not let go within 30 seconds, the error says so, and copies may still be
-// under way; as they may of a session that ended by itself.
+// Close ends the session and returns when the relay no longer reads or writes the exported memory:
+// then the program may free the memory. Operations that have not ended fail, and host memory and
+// staging memory are unmapped: no stream may use them any more. Where the relay does not let go
+// within 30 seconds, the error says so, and copies may still be under way; as they may of a session
+// that ended by itself.
 func (s *Session) Close() (err error) {
 	s.closing.Do(func() { err = s.close() })
 	return err
@@ -189,8 +188,8 @@ func (s *Session) close() error {
 	return err
 }
 
-// leave ends a session that works: nothing new begins, and what is under way comes to
-// its end. The relay closes the socket when that is so.
+// leave ends a session that works: no operation starts, and operations in flight end. The relay
+// closes the socket when that is so.
 func (s *Session) leave(why error) error {
 	end := time.Now().Add(closeTimeout)
 	// Before the lock, which a request holds that the relay makes no room for.
@@ -304,8 +303,7 @@ func (s *Session) readSocket() {
 	}
 }
 
-// unexpected is what there is to say of an error beside that the other side is
-// gone.
+// unexpected returns the details of an error other than the closed connection.
 func unexpected(err error) string {
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
 		return ""
@@ -374,8 +372,8 @@ func (s *Session) giveUp(sequence uint32) bool {
 	return waiting
 }
 
-// giveBack releases what the answer to a request that was given up brought:
-// nobody else knows of it.
+// giveBack releases the object that a late answer to an abandoned request brought: no caller knows
+// the object.
 func (s *Session) giveBack(m wire.Message) {
 	var request wire.Message
 	switch m := m.(type) {
@@ -396,7 +394,7 @@ func (s *Session) giveBack(m wire.Message) {
 	default:
 		return
 	}
-	// It fails where the session has ended, and the thing with it.
+	// The release fails if the session has ended, which also releases the object.
 	go func() { _, _ = s.request(context.Background(), request) }()
 }
 
@@ -436,15 +434,15 @@ type Allocation struct {
 	GPU wire.UUID
 	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
 	Access uint32
-	// DMABuf makes a DMA-BUF descriptor of all of FD, or of all Parts side by side
-	// (cuda.Driver.MemDMABufFD), which Export closes. It is called where the GPU is near the
-	// NICs, which then read and write the memory in place. nil is for none, and what it fails
+	// DMABuf makes a DMA-BUF descriptor of the whole FD, or of the adjacent Parts
+	// (cuda.Driver.MemDMABufFD); Export closes the descriptor. It is called where the GPU is near
+	// the NICs, which then read and write the memory in place. nil is for none, and what it fails
 	// with is told to the relay: then the data is copied. So it should with memory that
 	// cuda.Driver.PointerRDMACapable says no of, of which CUDA makes one all the same.
 	DMABuf func() (int, error)
 }
 
-// Part is one of the allocations of a range, in their order.
+// Part is an allocation of a range, in order.
 type Part struct {
 	FD     int    // as Allocation's
 	Bytes  uint64 // a multiple of the GPU's granularity, 2 MiB on those of today
@@ -457,12 +455,12 @@ type Memory struct {
 	number  uint32
 	// Bytes is the exported range's length.
 	Bytes uint64
-	// Data is host memory as this process has it mapped, until Unexport or the
-	// session's Close; nil of a GPU's. Messages are sent out of it and received into
-	// it as they are posted: it is ordinary memory, and no CUDA call is needed.
+	// Data is host memory as this process has it mapped, until Unexport or the session's Close; nil
+	// of a GPU's. Operations send from the memory and receive into the memory in the order of their
+	// posts: it is ordinary memory, and no CUDA call is needed.
 	Data []byte
-	// Ptr is staging memory as streams of the GPU that it was asked for see it, until
-	// Unexport or the session's Close.
+	// Ptr is the address of staging memory for streams of the requested GPU, valid until Unexport
+	// or the session's Close.
 	Ptr cuda.Ptr
 	// Server is the GPU that staging memory is on, ServerIndex its number on the host.
 	Server      wire.UUID
@@ -522,8 +520,7 @@ func (s *Session) lend(memory uint32, dmabuf func() (int, error)) error {
 	return errors.Join(s.tell(request, fd), os.NewSyscallError("close", unix.Close(fd)))
 }
 
-// exportParts sends the allocations one by one, and then the export that they are
-// for: one range at a time.
+// exportParts sends the allocations one by one, and then the export: one range at a time.
 func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts []Part) (*wire.Exported, error) {
 	if len(parts) > wire.MaxParts {
 		return nil, wire.Errorf(wire.StatusLimit, "a range of %d allocations; %d are possible: export it in several ranges", len(parts), wire.MaxParts)
@@ -532,7 +529,7 @@ func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts [
 	defer s.exports.Unlock()
 	for _, p := range parts {
 		if err := s.sendPart(p); err != nil {
-			// What was sent belongs to no other range.
+			// The sent allocations belong to no second range.
 			_, dropped := s.request(ctx, &wire.Export{Parts: wire.MaxParts + 1})
 			if wire.StatusOf(dropped) != wire.StatusMalformed {
 				err = errors.Join(err, dropped)
@@ -549,8 +546,8 @@ func (s *Session) sendPart(p Part) error {
 	return s.tell(&wire.ExportPart{Bytes: p.Bytes, Offset: p.Offset}, p.FD)
 }
 
-// tell sends what has no answer. The kernel bounds the descriptors that are on their way: then
-// it waits until the relay has read some.
+// tell sends a message without an answer. The kernel bounds the descriptors that are on their way:
+// then it waits until the relay has read some.
 func (s *Session) tell(m wire.Message, fds ...int) error {
 	for end := time.Now().Add(replyTimeout); ; time.Sleep(time.Millisecond) {
 		err := s.conn.Send(m, 0, fds...)
@@ -560,13 +557,11 @@ func (s *Session) tell(m wire.Message, fds ...int) error {
 	}
 }
 
-// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), where the
-// administrator allows it (relay.cuda_ipc) and the driver does: by the handle that
-// cuIpcGetMemHandle gives. FD and Bytes are not used; Offset is in the allocation
-// (cuMemGetAddressRange), and Length is needed. DMABuf makes a descriptor of the whole
-// allocation. Into it nothing is received on route
-// direct. It must not be freed before Unexport has returned and operations on it have
-// ended.
+// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), where the administrator allows it
+// (relay.cuda_ipc) and the driver does: by the handle that cuIpcGetMemHandle gives. FD and Bytes
+// are not used; Offset is in the allocation (cuMemGetAddressRange), and Length is needed. DMABuf
+// makes a descriptor of the whole allocation. Into it nothing is received on route direct. Free the
+// memory only after Unexport has returned and the memory's operations have ended.
 func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) (*Memory, error) {
 	if a.Access == 0 {
 		a.Access = wire.AccessSend | wire.AccessReceive
@@ -587,15 +582,16 @@ func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) 
 // HostMemory is host memory to be made.
 type HostMemory struct {
 	Bytes uint64
-	// GPU is the one whose lane it is for: connections of that lane send and receive
-	// it, and at their other side can be memory of either kind.
+	// GPU names the lane of the memory: connections of that lane send from and receive into the
+	// memory; the remote side may use GPU memory or host memory.
 	GPU wire.UUID
 	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
 	Access uint32
 }
 
 // HostMemory has the relay make host memory, which is zeros, and maps it here. This process
-// allocates the pages, so they count in its container's memory. The container needs no GPU for it but the lane's own.
+// allocates the pages, so the kernel charges the container. The container needs no GPU for it but
+// the lane's own.
 func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error) {
 	if h.Access == 0 {
 		h.Access = wire.AccessSend | wire.AccessReceive
@@ -646,9 +642,8 @@ func (s *Session) keep(m *Memory) (*Memory, error) {
 	return nil, errors.Join(broken, unmap())
 }
 
-// forget ends Data and Ptr for who reads them, and returns what unmaps them. The
-// session's lock is held for it, and not for what it returns: a driver may take its
-// time.
+// forget clears Data and Ptr, and returns a function that unmaps the memory. The caller holds the
+// session's lock for forget, and not for the returned function: a driver may take its time.
 func (m *Memory) forget() (unmap func() error) {
 	delete(m.session.mapped, m)
 	unmap, m.unmap, m.Data, m.Ptr = m.unmap, nil, nil, 0
@@ -658,15 +653,15 @@ func (m *Memory) forget() (unmap func() error) {
 	return unmap
 }
 
-// Unexport takes memory back: no new operation can use it, and the relay's
-// mapping goes when those under way have ended. Its regions are revoked, and it returns
-// when nobody else's operation touches the memory any more; of its own the program knows.
-// No stream of this process may use staging memory any more.
+// Unexport takes memory back: no new operation can use the memory, and the relay unmaps the memory
+// when operations in flight have ended. Unexport revokes the memory's regions, and returns when no
+// operation of a remote program accesses the memory; of its own the program knows. No stream of
+// this process may use staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {
 	m.session.mu.Lock()
 	unmap := m.forget()
 	m.session.mu.Unlock()
-	err := unmap() // first, so that nothing here keeps what the relay frees
+	err := unmap() // first, so that this process keeps no memory that the relay frees
 	_, asked := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
 	return errors.Join(asked, err)
 }
@@ -698,7 +693,7 @@ func (s *Session) Listen(ctx context.Context, gpu wire.UUID) (*Listener, error) 
 	return &Listener{session: s, number: m.Listener, gpu: gpu, handle: m.Handle}, nil
 }
 
-// Handle is what a sender needs. Whoever has it can connect.
+// Handle has the address and the secret of the listener. A program with the handle can connect.
 func (l *Listener) Handle() wire.Handle { return l.handle }
 
 // Accept waits for a sender.

@@ -19,14 +19,14 @@ const spinTime = 50 * time.Microsecond
 // on the socket while its status comes in the ring.
 const reasonTimeout = time.Second
 
-// Connection is a one-way way to another container: its sends or its receives
-// begin in the order in which they are posted.
+// Connection is a one-way way to another container: sends, and receives, start in the order of the
+// posts.
 type Connection struct {
 	session *Session
 	number  uint32
 	// Route is wire.RouteStaged or wire.RouteDirect.
 	Route uint32
-	// Peer says who is at the other side.
+	// Peer describes the remote side.
 	Peer string
 
 	once   sync.Once
@@ -248,8 +248,7 @@ func (op *Operation) Cancel() error {
 	return err
 }
 
-// spin looks at the ring for a short time, so that what ends soon is seen
-// without a sleep.
+// spin polls the ring for a short time, so that short operations end without a sleep.
 func (s *Session) spin(op *Operation) {
 	if s.spinners.Add(1) == 1 {
 		s.sleeps(false)
@@ -304,7 +303,7 @@ func (s *Session) drain() {
 			}
 			var failure error
 			if op.status == wire.StatusPeerClosed {
-				failure = s.left() // we are the one who closed
+				failure = s.left() // this side closed
 			}
 			op.end(c.Length, failure)
 		}

@@ -46,8 +46,8 @@ func (s *Session) Lanes(ctx context.Context) ([]wire.LaneGPU, error) {
 	return m.Lane[:m.Lanes], nil
 }
 
-// LaneNIC is what is known of the NIC of the lane of a GPU. A relay of an older release does
-// not tell: the error has StatusVersion, and the session goes on.
+// LaneNIC describes the NIC of the lane of a GPU. A relay of an older release does not tell: the
+// error has StatusVersion, and the session goes on.
 func (s *Session) LaneNIC(ctx context.Context, gpu wire.UUID) (*wire.LaneNICReply, error) {
 	if s.version < wire.LaneNICVersion {
 		return nil, wire.Errorf(wire.StatusVersion,

@@ -1,5 +1,5 @@
-// Package device is one GPU as a relay uses it: a lean context, memory that is
-// imported or created, and a queue of copies whose ends are seen by polling.
+// Package device is a relay's view of a GPU: a lean context, memory that is imported or created,
+// and a queue of copies whose ends are seen by polling.
 package device
 
 import (
@@ -70,9 +70,9 @@ func (g *Device) Close() error {
 	return g.Driver.CtxDestroy(g.context)
 }
 
-// Lost is what the context has met after which every call on it fails (see
-// [cuda.Result.Sticky]); nil while it works. It tells an error that comes of what
-// somebody else has sent from one of the device's own.
+// Lost is the error after which every call on the context fails (see [cuda.Result.Sticky]); nil
+// while it works. The result distinguishes errors caused by received memory from errors of the
+// device.
 func (g *Device) Lost() error {
 	err := g.On(func() error {
 		e, err := g.Driver.EventCreate(cuda.EventOptions{})
@@ -87,9 +87,9 @@ func (g *Device) Lost() error {
 	return nil
 }
 
-// On runs f on an OS thread that has the device's context current, and leaves the
-// thread as it was. Where that fails what f has done stands, and is its caller's: no other
-// goroutine gets the thread, which ends with this one.
+// On runs f on an OS thread that has the device's context current, and leaves the thread as it was.
+// If that fails, the effects of f stay, and belong to the caller: no further goroutine gets the
+// thread, which ends with this goroutine.
 func (g *Device) On(f func() error) error {
 	runtime.LockOSThread()
 	before, err := g.Driver.CtxGetCurrent()
@@ -118,7 +118,7 @@ func onThread(f func() error) error {
 
 // Memory is memory mapped into this process: of a device, or of the host.
 type Memory struct {
-	// Ptr is the address by which devices reach it, Bytes its size.
+	// Ptr is the memory's address for devices, Bytes the size.
 	Ptr   cuda.Ptr
 	Bytes uint64
 	// On is the device that the memory is on.
@@ -168,8 +168,8 @@ func Import(d *cuda.Driver, fd int, bytes uint64, access ...cuda.Access) (*Memor
 	return ImportParts(d, []Part{{fd, bytes}}, access...)
 }
 
-// ImportParts maps allocations of another process, all of one device, side by side.
-// The descriptors stay the caller's.
+// ImportParts maps adjacent allocations of a foreign process, on a single device. The descriptors
+// stay the caller's.
 func ImportParts(d *cuda.Driver, parts []Part, access ...cuda.Access) (*Memory, error) {
 	m := &Memory{driver: d}
 	for i, p := range parts {
@@ -288,7 +288,7 @@ func (m *Memory) release() error {
 // Allow adds access for a device.
 func (m *Memory) Allow(access cuda.Access) error {
 	if m.host != nil {
-		return nil // where it is pinned every device has it
+		return nil // every device can access pinned memory
 	}
 	return m.driver.MemSetAccess(m.Ptr, m.Bytes, access)
 }

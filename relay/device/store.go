@@ -42,9 +42,9 @@ type stores struct {
 	at     uint64 // of the memory
 }
 
-// OpenStores opens the GPU's aperture. With verify it compares bytes that the CPU stored with those
-// that a copy engine reads. Without the aperture, writes use the driver's calls; the error is the
-// reason.
+// OpenStores opens the GPU's aperture. With verify the call compares bytes stored by the CPU with
+// bytes read by a copy engine. Without the aperture, writes use the driver's calls; the error is
+// the reason.
 func (g *Device) OpenStores(verify bool) error {
 	g.writes.MostStores, g.writes.NoStores = 0, ""
 	err := g.openStores(verify)
@@ -191,8 +191,8 @@ func (s *stores) from(offset uint64) []byte {
 	return s.mapped.Bytes[offset-s.at:]
 }
 
-// Store writes bytes of the host into the device's memory by the CPU's stores. They have arrived
-// when it returns. It reports false where it cannot.
+// Store writes bytes of the host into the device's memory by the CPU's stores. The bytes have
+// arrived at the return. It reports false where it cannot.
 func (g *Device) Store(to Place, from []byte) (bool, error) {
 	if len(from) == 0 || len(from) > len(to.stores) || uint64(len(from)) > g.writes.MostStores {
 		return false, nil
@@ -219,8 +219,8 @@ func Load(from Place, to []byte) (loaded bool, err error) {
 	return true, nil
 }
 
-// store writes aligned words as one store each, and bytes before and behind them. An access to a
-// GPU that was reset or removed faults: that is the error.
+// store writes aligned words in single stores, and the bytes before and after the words. An access
+// to a GPU that was reset or removed faults: that is the error.
 func store(to, from []byte, readBack bool) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {

@@ -40,8 +40,8 @@ type Writes struct {
 	Measured   []WriteTime // by size; empty where nothing was measured
 }
 
-// WriteTime is how long a write of so many bytes takes by each method, from the call until its
-// end is known: the median. 0 is a method that cannot write so many, or that this device has not.
+// WriteTime is the duration of a write of so many bytes per method, from the call until the end is
+// known: the median. 0 is a method that cannot write so many, or that this device has not.
 type WriteTime struct {
 	Bytes               uint64
 	Words, Rows, Stores time.Duration
@@ -52,8 +52,8 @@ func (q *Queue) inWords(to cuda.Ptr, n uint64) bool {
 	return n%wordBytes == 0 && to%wordBytes == 0 && n <= q.device.writes.MostWords && !q.noWords
 }
 
-// Write copies bytes of the host into device memory, as Move does. They may change when it
-// returns. It reports false where it cannot: done is not called, and Move can.
+// Write copies bytes of the host into device memory, as Move does. The bytes may change after the
+// return. It reports false where it cannot: done is not called, and Move can.
 func (q *Queue) Write(to cuda.Ptr, from []byte, done func(error)) bool {
 	n := uint64(len(from))
 	// A single byte waits for a time slice, by whichever call.
@@ -136,9 +136,10 @@ func (q *Queue) write(to cuda.Ptr, from unsafe.Pointer, n uint64) (marked bool, 
 	return err == nil, err
 }
 
-// prime has words be written by a copy engine: the stream writes them by the engine of its last
-// work. Without one, and behind a copy within the device, that is the engine which waits for
-// time slices, 1.5 ms beside another process's kernel. A copy into host memory precedes them then.
+// prime has words be written by a copy engine: the stream writes the words by the engine of the
+// stream's last work. Without one, and behind a copy within the device, that is the engine which
+// waits for time slices, 1.5 ms beside another process's kernel. A copy into host memory precedes
+// them then.
 func (q *Queue) prime(from cuda.Ptr) error {
 	if q.copyEngine {
 		return nil
@@ -217,8 +218,8 @@ func (g *Device) MeasureWrites() error {
 	return err
 }
 
-// measure is what MeasureWrites does on a queue of its own. Without a result time or the
-// driver's call lacks.
+// measure does the work of MeasureWrites on a separate queue. Without a result time or the driver's
+// call lacks.
 func (q *Queue) measure(at Place) (Writes, error) {
 	to := at.Ptr
 	if !q.reserve(&q.own, ownBytes) {

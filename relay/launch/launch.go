@@ -1,17 +1,16 @@
-// Package launch is what a supervisor and the relay that it starts say to each
-// other. It is a leaf: the hook imports it, and with it nothing of the data
-// path.
+// Package launch has the messages between a supervisor and its relay. It is a leaf: the hook
+// imports the package, which imports no part of the data path.
 //
-// The relay is started as `peerlane-relay serve` with these descriptors open
-// and no others above 2:
+// The supervisor starts the relay as `peerlane-relay serve` with only these open descriptors above
+// 2:
 //
 //	3  listening SOCK_SEQPACKET socket of the clients
 //	4  listening SOCK_SEQPACKET socket of the peer relays
 //	5  SOCK_SEQPACKET socket to the supervisor
 //	6  pidfd of the container's init
 //
-// Standard error is a pipe to the supervisor, which the relay can outlive: it does
-// without it then, and ignores SIGPIPE.
+// Standard error is a pipe to the supervisor, which the relay can outlive: the relay continues
+// without a log then, and ignores SIGPIPE.
 //
 // Over descriptor 5 the supervisor sends a Config, one JSON document a
 // datagram, first at the start and then whenever the container's lanes
@@ -63,26 +62,24 @@ type Lane struct {
 	// Copy says that the container sees the device nodes of Servers too: its clients
 	// may have staging memory there, and copy themselves.
 	Copy bool `json:"copy,omitempty"`
-	// NIC is what is known of the first of NICs; nil where there is none.
+	// NIC describes the first of NICs; nil where there is none.
 	NIC *NIC `json:"nic,omitempty"`
-	// PeerMbps is the rate of the GPU's links to others of the host, 10^6 bits a second in
-	// each direction; 0 where unknown.
+	// PeerMbps is the rate of the links to further GPUs of the host, 10^6 bits per second and
+	// direction; 0 where unknown.
 	PeerMbps uint32 `json:"peerMbps,omitempty"`
-	// Spares take the place of Servers when none of these has room, the first that
-	// has.
+	// Spares replace Servers without room; the first spare with room is used.
 	Spares []Spare `json:"spares,omitempty"`
 }
 
-// Member is one way of a lane's traffic, and its weight: over a NIC, out of the memory of a
-// GPU, by its PCI address, the lane's own for what is direct; or of the host, where Server is
-// empty.
+// Member is a route of a lane's traffic, with a weight: over a NIC, from the memory of the GPU at a
+// PCI address, which for a direct member is the lane's GPU; or of the host, where Server is empty.
 type Member struct {
 	Server string `json:"server,omitempty"`
 	NIC    string `json:"nic"`
 	Weight int    `json:"weight"`
 }
 
-// NIC is what clients are told of a NIC, as NCCL has it (virtualswitch.NIC).
+// NIC is the description of a NIC for clients, with NCCL's values (virtualswitch.NIC).
 type NIC struct {
 	Name string `json:"name"`
 	GUID uint64 `json:"guid,omitempty"`
@@ -96,7 +93,7 @@ const maxWeight = 1024
 // RoleFar is topo's, which relays do not import.
 const RoleFar = "far"
 
-// Spare is a server GPU of other lanes, and the NICs that it is near to.
+// Spare is a server GPU of further lanes, with its near NICs.
 type Spare struct {
 	GPU
 	NICs []string `json:"nics"`
@@ -154,9 +151,9 @@ type Config struct {
 	// Bounce is the most host memory, bytes, that the lanes stage in when no server
 	// GPU has room; with 0 they do not.
 	Bounce uint64 `json:"bounce,omitempty"`
-	// OwnHostMemory is the most host memory, bytes, that the relay allocates for its
-	// container in all: memory of clients, slots, rings, and what it shares with other
-	// relays; 0 for a container without a memory limit.
+	// OwnHostMemory limits the relay's total host memory for the container, bytes: memory of
+	// clients, slots, rings, and memory shared with remote relays; 0 for a container without a
+	// memory limit.
 	OwnHostMemory uint64 `json:"ownHostMemory,omitempty"`
 	// HostAdmission says that the supervisor admits host memory, too: a Claim whose GPU
 	// is HostMemory.
@@ -166,25 +163,25 @@ type Config struct {
 	// IPCEvents says that operations may wait for events of clients by their IPC handles.
 	IPCEvents bool   `json:"ipcEvents,omitempty"`
 	Limits    Limits `json:"limits,omitzero"`
-	// SelfTest is what becomes of a pair of GPUs that is not tested: one of
-	// SelfTestOff, also where it is empty, SelfTestOnce and SelfTestRequired.
+	// SelfTest decides on untested pairs of GPUs: SelfTestOff, which is the default, SelfTestOnce
+	// or SelfTestRequired.
 	SelfTest string `json:"selfTest,omitempty"`
-	// Testing says that pairs are being tested at this moment, and that another
-	// configuration comes with what was found: staging waits for it.
+	// Testing reports a self-test in progress, whose results come with a further configuration:
+	// staging waits for it.
 	Testing bool `json:"testing,omitempty"`
-	// Pairs is what is known of the pairs that the lanes can stage on.
+	// Pairs are the results of pairs that lanes can stage on.
 	Pairs []Pair `json:"pairs"`
 	// Triples are the results of the lanes' GPUs with NICs. A lane bounces by NICs without a
 	// good one, unless SelfTest is off.
 	Triples []Triple `json:"triples,omitempty"`
-	// Calibrated says that what was found of a pair decides on the sizes of its slots
-	// and on streams; Chunk, Depth and Streams that are not 0 take its place.
+	// Calibrated: the result of a pair decides on slot sizes and streams; Chunk, Depth and Streams
+	// that are not 0 take its place.
 	Calibrated bool   `json:"calibrated,omitempty"`
 	Chunk      uint64 `json:"chunk,omitempty"` // bytes
 	Depth      int    `json:"depth,omitempty"`
 	Streams    int    `json:"streams,omitempty"`
-	// Network is nil for a relay that neither listens for those of other hosts nor
-	// connects to them; NoNetwork says why, to who tries.
+	// Network is nil for a relay without connections to remote hosts; NoNetwork is the reason, for
+	// errors.
 	Network   *Network `json:"network,omitempty"`
 	NoNetwork string   `json:"noNetwork,omitempty"`
 	// Verbs is nil for a relay that uses no RDMA.
@@ -197,8 +194,8 @@ const (
 	ReserveStart  = "start"  // when the container starts
 )
 
-// Limits bound what the clients of one container have of their relay, all of
-// them together. 0 stands for the value of DefaultLimits.
+// Limits bound the total resources of a container's clients in the relay. 0 stands for the value of
+// DefaultLimits.
 type Limits struct {
 	Clients     int `json:"clients,omitempty"`     // processes that are attached; each has two rings
 	Memories    int `json:"memories,omitempty"`    // exported
@@ -214,7 +211,7 @@ type Limits struct {
 	ClientStaging uint64 `json:"clientStaging,omitempty"`
 }
 
-// DefaultLimits are those of a configuration that states none.
+// DefaultLimits are the limits of a configuration without limits.
 var DefaultLimits = Limits{
 	Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30,
 	Staging: 4 << 30, ClientStaging: 2 << 30,
@@ -248,10 +245,10 @@ const (
 	RequestSecrets = "secrets"
 )
 
-// Request is what else a supervisor says; a document with "request" is one.
+// Request is a further message of a supervisor; a document with "request" is one.
 type Request struct {
 	Request string `json:"request"`
-	// Reason is what clients and peers are told at RequestEnd.
+	// Reason is the reason for clients and peers at RequestEnd.
 	Reason string `json:"reason,omitempty"`
 	// Secrets are of RequestSecrets.
 	Secrets *Secrets `json:"secrets,omitempty"`
@@ -264,7 +261,7 @@ type Status struct {
 	Report *Report `json:"report,omitempty"`
 }
 
-// Report is what a relay says of itself.
+// Report is a relay's report.
 type Report struct {
 	Clients []Client `json:"clients"`
 	// MoreClients have no room beside those; Used counts all.
@@ -279,7 +276,7 @@ type Report struct {
 	Received uint64 `json:"received"`
 	Staged   uint64 `json:"staged"`
 	Direct   uint64 `json:"direct"`
-	// Used is what clients have at this moment of what Limits leaves them.
+	// Used is the current use of Limits by clients.
 	Used   Limits `json:"used"`
 	Limits Limits `json:"limits"`
 	// BadHandles counts the senders whose handle no listener here gave out, since
@@ -330,20 +327,20 @@ type Client struct {
 	Connections int    `json:"connections"`
 }
 
-// Staging is what a relay has taken on a server GPU, or of the host's memory.
+// Staging is a relay's memory on a server GPU, or of the host.
 type Staging struct {
 	GPU string `json:"gpu"` // PCI address; empty where Host
 	// Host says that it is the host's memory: the lane of the GPU at the PCI address
 	// Lane bounces.
 	Host bool   `json:"host,omitempty"`
 	Lane string `json:"lane,omitempty"`
-	// Transport is TransportTCP of what is for other hosts; empty of all else.
+	// Transport is TransportTCP for staging to remote hosts; empty of all else.
 	Transport string `json:"transport,omitempty"`
 	Bytes     uint64 `json:"bytes"`
-	// Clients is what clients have there beside that, who copy themselves.
+	// Clients is the additional staging memory of clients that copy.
 	Clients uint64 `json:"clients,omitempty"`
-	// Wanted is what its configuration asks for there; Note says why Bytes is
-	// less, or why a GPU serves that is not among the lane's servers.
+	// Wanted is the configured size; Note says why Bytes is less, or why a GPU serves that is not
+	// among the lane's servers.
 	Wanted uint64 `json:"wanted"`
 	Note   string `json:"note,omitempty"`
 	// Slots of SlotBytes in each direction, and the streams that copy to and from

@@ -20,9 +20,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// controlSpace has room for all descriptors that a message can bring (SCM_MAX_FD
-// of net/scm.h), however many it may: what has no room the kernel closes before
-// the call returns, and that waits for whoever made the file.
+// controlSpace has room for the maximum number of descriptors of a message (SCM_MAX_FD of
+// net/scm.h), regardless of the permitted number: the kernel closes descriptors without room before
+// the call returns, and such a close waits for the maker of the file.
 var controlSpace = unix.CmsgSpace(253 * 4)
 
 // Conn is a connected socket for goroutines. Send may be called concurrently.
@@ -84,8 +84,8 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	control := make([]byte, controlSpace)
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
 	if errors.Is(err, unix.ECONNRESET) {
-		// Said once, and before what is still to be read, when the other side closes
-		// with messages of ours unread.
+		// The kernel reports the reset once, before unread messages, if the remote side closes with
+		// unread messages of this side.
 		n, controls, flags, _, err = c.ReadMsgUnix(data, control)
 	}
 	if errors.Is(err, io.EOF) && controls == 0 {
@@ -143,8 +143,8 @@ func peek(fd int, data []byte) (n, flags int, err error) {
 	return receive(fd, data, unix.MSG_PEEK)
 }
 
-// receiveBare reads a message and drops its descriptors, which can wait for as long
-// as who sent them likes.
+// receiveBare reads a message and drops the descriptors, which can block as long as the sender
+// likes.
 func receiveBare(fd int, data []byte) (n, flags int, err error) {
 	return receive(fd, data, 0)
 }
@@ -169,7 +169,7 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 	if sent != nil && !errors.Is(sent, unix.EPIPE) {
 		return nil, nil, sent
 	}
-	// Who has closed may have said why before.
+	// A closed remote side may have sent a reason before.
 	answer, _, received, err := c.Receive()
 	if err != nil && sent != nil {
 		err = sent
@@ -184,8 +184,8 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 	return answer, received, nil
 }
 
-// Detach gives up the Conn and returns its socket as a plain non-blocking
-// descriptor. After an error the Conn is what it was.
+// Detach gives up the Conn and returns its socket as a plain non-blocking descriptor. After an
+// error the Conn is unchanged.
 func (c Conn) Detach() (int, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -203,7 +203,7 @@ func (c Conn) Detach() (int, error) {
 	return fd, nil
 }
 
-// Refuse tells the other end of a socket why nobody serves it here, if it can be told.
+// Refuse sends the reason of a refusal to the remote end of a socket, if possible.
 func Refuse(fd int, why error, sequence uint32) {
 	_ = unix.Sendmsg(fd, wire.Encode(wire.NewFailure(why), sequence), nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
@@ -243,16 +243,14 @@ func rights(control []byte) ([]int, error) {
 	return fds, nil
 }
 
-// Source is where descriptors come from. To close a stranger's file, one of a FUSE
-// file system or a TCP socket that lingers, say, can take as long as the stranger
-// likes, and each close that hangs has a thread. So there is a bound, for all
-// messages of a Source and for those of each of its Ports: when the files of so many
-// hang, no descriptor is taken over any more.
+// Source is where descriptors come from. A stranger can delay the close of a file, for instance of
+// a FUSE file system or a lingering TCP socket, and every hanging close has a thread. So the number
+// is limited, for the messages of a Source and of a Port: when the files of so many hang, no
+// descriptor is taken over any more.
 //
-// A message that is not received has its descriptors in the socket, and whoever
-// receives it without them, or closes the socket, closes them. That is done apart
-// as well, by some threads: what has no thread waits, and when too much does nobody
-// is accepted any more (see Crowded).
+// An unread message keeps descriptors in the socket; a receive without descriptors, or the close of
+// the socket, closes the descriptors. That is done apart as well, by some threads: further closes
+// wait for a thread, and above a limit the Source accepts no connection (see Crowded).
 type Source struct {
 	closing
 	turns  chan struct{} // of what may block
@@ -263,7 +261,7 @@ func newSource() *Source {
 	return &Source{closing: closing{most: 64}, turns: make(chan struct{}, 64)}
 }
 
-// Where descriptors come from. What clients do does not keep those of relays out.
+// Where descriptors come from. Closes of clients do not delay closes of relays.
 var (
 	Clients = newSource()
 	Relays  = newSource()
@@ -272,11 +270,11 @@ var (
 // maxBlocking is when a Source is crowded.
 const maxBlocking = 256
 
-// Crowded reports that the files in so many sockets hang that nobody else is to be
-// accepted: each that hangs up needs a descriptor until it is closed.
+// Crowded reports that the files in so many sockets hang that nobody else is to be accepted: a
+// closed connection needs a descriptor until the close.
 func (s *Source) Crowded() bool { return s.behind.Load() >= maxBlocking }
 
-// block runs what may block.
+// block runs a function that may block.
 func (s *Source) block(f func()) {
 	s.behind.Add(1)
 	go func() {
@@ -298,7 +296,7 @@ func (s *Source) HangUp(c Conn) {
 	}
 }
 
-// hangUp closes a socket. What is in it unread goes, and is looked at first.
+// hangUp closes a socket. The close drops unread messages, so the caller reads them first.
 func (s *Source) hangUp(fd int) {
 	// Nothing comes any more, and the other side hears of the end now. It can fail
 	// only where that is so already.
@@ -310,8 +308,8 @@ func (s *Source) hangUp(fd int) {
 	s.block(func() { unix.Close(fd) })
 }
 
-// drain reads what brings no descriptors, and reports whether that was all. The
-// credentials that now come with each message tell an empty one from the end.
+// drain reads messages without descriptors, and reports whether no message remains. The credentials
+// of a message distinguish an empty message from the end.
 func drain(fd int) bool {
 	var data [1]byte
 	control := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
@@ -376,8 +374,8 @@ func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {
 		return
 	}
-	// Who sends too many gets no second message through on its Port, and one that
-	// hangs keeps all of its descriptors open.
+	// A sender of too many descriptors gets no second message through on the Port, and a hanging
+	// close keeps the message's descriptors open.
 	weight := 1 + len(fds)/64
 	s.add(weight)
 	if port != nil {
@@ -394,8 +392,7 @@ func (s *Source) closeAll(fds []int, port *closing) {
 	}()
 }
 
-// Port is a connected socket on the event loop. It implements poll.Poller for
-// what could not be sent at once.
+// Port is a connected socket on the event loop. Port implements poll.Poller for queued messages.
 type Port struct {
 	loop     *poll.Loop
 	fd       int
@@ -432,13 +429,13 @@ func (p *Port) state() (full, hanging bool) {
 	return full || all, hanging || allHanging
 }
 
-// maxWaiting bounds what the other side has not made room for.
+// maxWaiting limits the queue of messages without room at the remote side.
 const maxWaiting = 16384
 
 type outgoing struct {
 	data []byte
 	fds  []int // duplicates that belong to the outbox
-	// plain: it comes before all that goes by the order of shared memory.
+	// plain: the message precedes messages in the order of shared memory.
 	plain bool
 }
 
@@ -515,8 +512,8 @@ func (p *Port) broken(err error) {
 	p.loop.Do(func() { p.fail(err) })
 }
 
-// fail ends the connection for what has failed at this side. The other one hears why, if
-// it can be told.
+// fail ends the connection after a failure at this side. The remote side gets the reason, if
+// possible.
 func (p *Port) fail(err error) {
 	if p.deaf {
 		return // it has been said
@@ -548,7 +545,7 @@ func (p *Port) sendmsg(data []byte, fds []int) error {
 func (p *Port) read() {
 	data := make([]byte, wire.MaxMessage+1)
 	control := make([]byte, controlSpace)
-	// A bounded number at once, so that one busy socket starves no other.
+	// The number per call is limited, so that a busy socket starves no further socket.
 	ended := false
 	for range 64 {
 		if p.fd < 0 || p.dropped != nil {
@@ -572,8 +569,8 @@ func (p *Port) read() {
 		case err == unix.EINTR:
 			continue
 		case err == unix.ECONNRESET:
-			// Said once, when the other side closes with messages of ours unread. What
-			// it sent before, the reason of its end, say, is still to be read.
+			// Said once, when the other side closes with messages of ours unread. Messages sent
+			// before, for instance the reason of the end, remain readable.
 			continue
 		case err != nil:
 			p.fail(os.NewSyscallError("recvmsg", err))
@@ -608,8 +605,7 @@ func (p *Port) handle(data, control []byte, flags int) {
 	}
 }
 
-// drop receives the next message without its descriptors, beside the loop. What
-// comes behind it waits.
+// drop receives the next message without its descriptors, beside the loop. Later messages wait.
 func (p *Port) drop() {
 	p.loop.Unwatch(p.fd)
 	fd, dropped := p.fd, make(chan struct{})
@@ -630,7 +626,7 @@ func (p *Port) drop() {
 }
 
 func (p *Port) end(err error) {
-	// What the other side had written before its end comes before it.
+	// Messages written before the end precede the end.
 	p.readShared(sharedSlots)
 	switch {
 	case p.fd < 0, p.deaf && err != io.EOF:
@@ -648,16 +644,15 @@ func (p *Port) end(err error) {
 	}
 }
 
-// Linger has a socket that has failed at this side stay open until the other side closes
-// it: `ended` is called with what has failed, and again with io.EOF. What comes between
-// is dropped.
+// Linger keeps a failed socket open until the remote side closes: Port calls `ended` with the
+// failure, and again with io.EOF. Messages in between are dropped.
 func (p *Port) Linger() { p.lingers = true }
 
-// leaveTimeout is how long the other side has to read the last that it is told.
+// leaveTimeout limits the wait until the remote side has read the last messages.
 const leaveTimeout = 10 * time.Second
 
-// Leave closes the socket once what is in the outbox has been sent, or the other
-// side has closed, or has not read it for leaveTimeout. Nothing is received any more.
+// Leave closes the socket when the outbox has been sent, the remote side has closed, or
+// leaveTimeout has expired. Nothing is received any more.
 func (p *Port) Leave() {
 	p.leaving = true
 	if len(p.outbox) == 0 {
@@ -667,7 +662,7 @@ func (p *Port) Leave() {
 	time.AfterFunc(leaveTimeout, func() { p.loop.Do(p.Close) })
 }
 
-// Close closes the socket; what is in the outbox is dropped.
+// Close closes the socket; the outbox is dropped.
 func (p *Port) Close() {
 	if p.fd < 0 {
 		return
@@ -675,7 +670,7 @@ func (p *Port) Close() {
 	p.loop.Unwatch(p.fd)
 	p.loop.Remove(p)
 	if fd, dropped := p.fd, p.dropped; dropped != nil {
-		// Nobody else's descriptor may have this number while it is read.
+		// No second descriptor may get this number during the read.
 		_ = unix.Shutdown(fd, unix.SHUT_RDWR) // see hangUp
 		go func() { <-dropped; p.source.hangUp(fd) }()
 	} else {
@@ -696,8 +691,7 @@ func (p *Port) Close() {
 // Waiting is how many messages the other side has not made room for.
 func (p *Port) Waiting() int { return len(p.outbox) }
 
-// takeAtOnce bounds what one port brings from shared memory before others have
-// their turn.
+// takeAtOnce limits the messages of a port from shared memory before the next port.
 const takeAtOnce = 64
 
 // quiet reports that there is nothing to do: of a round's ports that holds for almost all,
@@ -706,7 +700,7 @@ func (p *Port) quiet() bool {
 	return len(p.outbox) == 0 && !p.leaving && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
 }
 
-// Poll sends what waits, and takes what has come through shared memory.
+// Poll sends queued messages, and reads messages from shared memory.
 func (p *Port) Poll() bool {
 	if p.quiet() {
 		return false
@@ -738,16 +732,15 @@ func (p *Port) Poll() bool {
 // Busy reports whether something waits to be sent.
 func (p *Port) Busy() bool { return len(p.outbox) > 0 }
 
-// Arm asks the other side to ring for what it writes to shared memory. Messages of
-// the socket make that ready.
+// Arm asks the remote side to wake this side after writes to shared memory. Messages of the socket
+// make that ready.
 func (p *Port) Arm() bool {
 	if p.shared == nil || !p.shared.reading || p.shared.due {
 		return false
 	}
 	in := &p.shared.in
-	// Either this side sees what was written, or the writer that it sleeps. A store
-	// would do, were it not for the race detector: its stores can come after loads
-	// that follow them.
+	// Either this side reads the message, or the writer reads that this side sleeps. A store would
+	// do, were it not for the race detector: its stores can come after loads that follow them.
 	_ = atomic.SwapUint32(in.sleeps, 1)
 	return atomic.LoadUint64(in.tail) != in.at
 }

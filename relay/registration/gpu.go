@@ -9,8 +9,8 @@ import (
 
 // GPU is an Allocator of memory on one GPU.
 type GPU struct {
-	// Asks is the device with the relay's context. Memory of cuMemCreate needs none on
-	// the GPU that it is on.
+	// Asks is the device with the relay's context. Memory of cuMemCreate needs no context on its
+	// GPU.
 	Asks *device.Device
 	On   cuda.Device
 	// Own makes a context on that GPU, which memory of cuMemAlloc needs, where Asks is

@@ -1,13 +1,12 @@
-// Package registration makes a GPU's memory one that NICs read and write, by the first
-// of these ways that works:
+// Package registration registers GPU memory with NICs, by the first working method:
 //
 //  1. DMA-BUF, of memory of cuMemCreate that is GPUDirect RDMA capable;
 //  2. nvidia-peermem, which is ibv_reg_mr on the GPU's address, of the same memory, and
 //     where that is EFAULT, of memory of cuMemAlloc, of which DMA-BUF is tried first, too;
 //  3. none: data goes through host memory (bounce).
 //
-// All NICs of a lane get the same memory. What was tried, and why it was not to be, is
-// kept, for people to see.
+// All NICs of a lane get the same memory. The result keeps the tried methods with their errors, for
+// reports.
 package registration
 
 import (
@@ -51,7 +50,7 @@ func (k Kind) String() string { return [...]string{"cuMemCreate", "cuMemAlloc"}[
 type Memory interface {
 	Address() uintptr
 	Size() uint64 // bytes
-	// DMABuf makes a descriptor of all of it, which the caller closes.
+	// DMABuf makes a descriptor of the whole memory, which the caller closes.
 	DMABuf() (int, error)
 	// DMABufPCIe makes one of a mapping over PCIe, for Data Direct.
 	DMABufPCIe() (int, error)
@@ -77,13 +76,13 @@ type Domain interface {
 type NIC struct {
 	Name   string
 	Domain Domain
-	// DataDirect has the NIC's Data Direct function tried before DMA-BUF over its other path.
+	// DataDirect tries the NIC's Data Direct function before DMA-BUF over the usual path.
 	DataDirect bool
 }
 
 // Step is one attempt.
 type Step struct {
-	NIC  string
+	nic  string
 	Way  Way
 	Kind Kind
 	Err  error // nil for one that worked
@@ -93,7 +92,7 @@ func (s Step) String() string {
 	if s.Way == Bounce {
 		return "through host memory (bounce)"
 	}
-	what := fmt.Sprintf("%s: %s, memory of %s", s.NIC, s.Way, s.Kind)
+	what := fmt.Sprintf("%s: %s, memory of %s", s.nic, s.Way, s.Kind)
 	if s.Err != nil {
 		return what + ": " + s.Err.Error()
 	}
@@ -107,11 +106,11 @@ type Registered struct {
 	Kind   Kind
 	// Regions are the NICs', in their order; the addresses in them are the memory's own.
 	Regions []*verbs.Region
-	// Steps are all attempts, in their order.
+	// Steps are the attempts, in order.
 	Steps []Step
 }
 
-// Way is the worst one of its NICs.
+// Way is the worst method of the NICs.
 func (r *Registered) Way() Way {
 	if r.Memory == nil {
 		return Bounce
@@ -125,7 +124,7 @@ func (r *Registered) Way() Way {
 	return worst
 }
 
-// String says what was tried.
+// String describes the attempt.
 func (r *Registered) String() string {
 	steps := make([]string, len(r.Steps))
 	for i, s := range r.Steps {
@@ -177,7 +176,7 @@ func Make(from Allocator, bytes uint64, nics []NIC, access verbs.Access) (*Regis
 				return nil, err
 			}
 			// The GPU has room, but not for a context of this process, for one.
-			r.Steps = append(r.Steps, Step{NIC: "all NICs", Way: Peermem, Kind: kind, Err: err})
+			r.Steps = append(r.Steps, Step{nic: "all NICs", Way: Peermem, Kind: kind, Err: err})
 			break
 		}
 		regions, another, err := r.try(from, memory, kind, nics, access)
@@ -205,7 +204,7 @@ func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, a
 	}
 	if err != nil {
 		for _, nic := range nics {
-			r.Steps = append(r.Steps, Step{NIC: nic.Name, Way: DMABuf, Kind: kind, Err: err})
+			r.Steps = append(r.Steps, Step{nic: nic.Name, Way: DMABuf, Kind: kind, Err: err})
 		}
 		return nil, true, nil
 	}
@@ -220,9 +219,9 @@ func (r *Registered) try(from Allocator, memory Memory, kind Kind, nics []NIC, a
 	return regions, false, nil
 }
 
-// With registers memory that there is with one NIC, by DMA-BUF or else by nvidia-peermem.
-// The steps are what was tried, the last one that which worked; without a region err is of
-// the last, and EFAULT says that memory of another kind may do.
+// With registers memory that there is with one NIC, by DMA-BUF or else by nvidia-peermem. The steps
+// are the attempts, the last of which worked; without a region err is of the last, and EFAULT says
+// that memory of another kind may do.
 func With(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs.Region, steps []Step, err error) {
 	for _, way := range []Way{DMABuf, Peermem} {
 		if way == DMABuf {
@@ -230,7 +229,7 @@ func With(memory Memory, kind Kind, nic NIC, access verbs.Access) (region *verbs
 		} else {
 			region, err = nic.Domain.Register(memory.Address(), memory.Size(), uint64(memory.Address()), access)
 		}
-		steps = append(steps, Step{NIC: nic.Name, Way: way, Kind: kind, Err: err})
+		steps = append(steps, Step{nic: nic.Name, Way: way, Kind: kind, Err: err})
 		if err == nil {
 			return region, steps, nil
 		}

@@ -2,10 +2,9 @@
 // descriptors and the timelines, which the client writes, and a ring of
 // completions, which the relay alone can write.
 //
-// For the relay the submit memory is hostile input: it copies a descriptor out
-// once and uses only its copy, keeps its own positions, and takes nothing from
-// this memory but the client's tail, the client's position in the completions,
-// and timelines.
+// For the relay the submit memory is hostile input: the relay copies a descriptor once and uses
+// only the copy, keeps private positions, and reads from the memory only the client's tail, the
+// client's position in the completions, and timelines.
 package ring
 
 import (
@@ -53,10 +52,9 @@ func (s *shared) unmap() error {
 // the comparison is cyclic, as cuStreamWaitValue64's is.
 func Reached(now, value uint64) bool { return int64(now-value) >= 0 }
 
-// publish writes a position before whatever the writer looks at next: either it sees
-// that the other side sleeps, or that side sees the position when it looks for the
-// last time. A store would do, were it not for the race detector: its stores can come
-// after loads that follow them.
+// publish writes a position before the writer's next read: either the writer reads that the remote
+// side sleeps, or the remote side reads the position in the last check before the sleep. A store
+// would do, were it not for the race detector: its stores can come after loads that follow them.
 func publish(position *uint64, value uint64) { _ = atomic.SwapUint64(position, value) }
 
 // Relay is the relay's side.
@@ -188,7 +186,7 @@ type Client struct {
 // ErrFull says that the ring holds RingEntries operations that have not ended.
 var ErrFull = errors.New("the ring is full: operations that were posted have to end first")
 
-// OpenClient maps what Welcome brought. The descriptors stay the caller's.
+// OpenClient maps the memory of a Welcome. The descriptors stay the caller's.
 func OpenClient(submitFD, completeFD int) (*Client, error) {
 	for fd, bytes := range map[int]int64{submitFD: wire.SubmitBytes, completeFD: wire.CompleteBytes} {
 		var stat unix.Stat_t

@@ -36,7 +36,7 @@ func Devices(holds bool, names ...string) (list []softdevice.Device) {
 	return list
 }
 
-// Use makes a host with software devices in a directory, for this process and those that it starts.
+// Use makes a host with software devices in a directory, for this process and its children.
 func Use(dir string, names ...string) error {
 	h, err := softdevice.New(dir, Devices(false, names...)...)
 	if err != nil {
@@ -46,7 +46,7 @@ func Use(dir string, names ...string) error {
 		os.Setenv(verbs.SoftwareVariable, verbs.SoftwareAllowed), os.Setenv(KeyVariable, NewKey()))
 }
 
-// Network returns the network of relays that reach each other over the loopback interface.
+// Network returns the network of relays on the loopback interface.
 func Network() *launch.Network {
 	return &launch.Network{
 		Addresses: []address.Chosen{{Interface: "lo", Address: netip.MustParseAddr("127.0.0.1")}},

@@ -1,10 +1,10 @@
 // Package transport is how bytes get from a sender's relay to a receiver's.
 // Each transport is a folder below.
 //
-// A connection talks with the other relay over its Control. The receiver grants a
-// range of its memory, tells the sender, and the sender's Link writes there, under the
-// grant's number; when all bytes of a write are there its Arrivals tell the receiver.
-// Nothing is kept back: what a turn of the event loop posts has gone out at its end.
+// A connection exchanges messages with the remote relay over a Control. The receiver grants a range
+// of its memory, tells the sender, and the sender's Link writes there, under the grant's number;
+// Arrivals report a complete write to the receiver. Nothing is kept back: messages posted in an
+// iteration of the event loop are sent at the end of the iteration.
 package transport
 
 import (
@@ -12,23 +12,22 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Control is a connection's way for messages to the other relay and back: a
-// packet.Port between two relays of one host. Who makes it says who is called with
-// each message, and once at the other side's end, unless this side has left before.
-// It belongs to the event loop.
+// Control is a connection's way for messages to the other relay and back: a packet.Port between two
+// relays of one host. The constructor's callbacks get every message, and the remote side's end
+// once, unless this side has left before. It belongs to the event loop.
 type Control interface {
 	// Send sends a message after those before it. The descriptors, which reach no other
 	// host, stay the caller's.
 	Send(m wire.Message, sequence uint32, fds ...int)
-	// Leave ends it after what was sent.
+	// Leave ends the channel after the sent messages.
 	Leave()
 	// Close ends it now.
 	Close()
 }
 
-// Arrivals are the receiver's end of a connection's writes. Who makes them says who is
-// called with each write that is there (its immediate and bytes), and once when no byte
-// of this connection can come any more. They belong to the event loop.
+// Arrivals are the receiver's end of a connection's writes. The constructor's callbacks get every
+// complete write (immediate and bytes), and once the end, after which no byte of this connection
+// can arrive. They belong to the event loop.
 type Arrivals interface {
 	// AddMemory makes memory known under the number that grants in it name. It has to
 	// stay until RemoveMemory, or until no byte can come.
@@ -48,8 +47,8 @@ type Source struct {
 	Place  device.Place
 	Region uint32
 	Offset uint64
-	// NICs are the weights by which NICs of this side share writes out of it, by name; nil
-	// where all are alike. A NIC without a weight reads none of it as long as another has one.
+	// NICs are the weights by which NICs of this side share writes out of it, by name; nil where
+	// all are alike. A NIC without a weight reads no byte as long as a NIC with a weight exists.
 	NICs map[string]int
 }
 
@@ -59,8 +58,8 @@ type Target struct {
 	Offset uint64
 }
 
-// Link is one connection's way to its receiver. It belongs to the event loop,
-// on which it also calls back.
+// Link sends a connection's data to the receiver. Link belongs to the event loop, and calls back on
+// the loop.
 type Link interface {
 	// AddTarget makes the receiver's memory, of a kind of wire.Memory*, writable
 	// under a number. The descriptors stay the caller's. Writes to the region may be

@@ -118,7 +118,7 @@ func (c *Context) Close() error {
 	return failed(int32(C.peerlane_close_device(c.l.calls, c.c)), "ibv_close_device", c.name)
 }
 
-// Attributes are what a device is and can do (ibv_device_attr). Limits are maxima.
+// Attributes are the properties and limits of a device (ibv_device_attr). Limits are maxima.
 type Attributes struct {
 	Firmware        string
 	NodeGUID        uint64

@@ -92,10 +92,9 @@ const (
 // errNoGID is the error of a port without a GID to use.
 var errNoGID = errors.New("no GID that can be used: the port's network interface has no address, or belongs to another network namespace")
 
-// ChooseGID chooses the GID that a queue pair's packets come from: the one that is
-// asked for, else on RoCE the first of the preferred kind and family, then of that kind
-// with another address that is routed, then one that is link-local, then of the other
-// kind; the first one on InfiniBand and iWARP.
+// ChooseGID chooses the GID that a queue pair's packets come from: the requested GID, else on RoCE
+// the first of the preferred kind and family, then of that kind with a different routed address,
+// then a link-local GID, then of the second kind; the first one on InfiniBand and iWARP.
 func ChooseGID(gids []GID, want Choice) (GID, error) {
 	if want.Index != AnyIndex {
 		for _, g := range gids {
@@ -122,7 +121,7 @@ func ChooseGID(gids []GID, want Choice) (GID, error) {
 	return best, nil
 }
 
-// rank is smaller for what is better. Those of InfiniBand are all alike.
+// rank is smaller for better GIDs. GIDs of InfiniBand have the same rank.
 func (g GID) rank(kind GIDKind, family family) int {
 	if g.Kind == GIDofIB {
 		return 0

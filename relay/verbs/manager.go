@@ -16,14 +16,14 @@ import (
 	"unsafe"
 )
 
-// MaxPrivate is how many bytes each side may say with a connection: what every transport
-// of rdma-core has room for.
+// MaxPrivate is how many bytes each side may say with a connection: the smallest limit of
+// rdma-core's transports.
 const MaxPrivate = 56
 
-// Manager is an opened librdmacm: connections by IP address, which iWARP needs and
-// InfiniBand and RoCE can do. It is safe for use from many goroutines, and is never
-// closed: librdmacm keeps every device open that it has found until the process ends, and
-// a driver that cannot take a device from its users (siw) lets it go no sooner.
+// Manager is an opened librdmacm: connections by IP address, which iWARP needs and InfiniBand and
+// RoCE can do. It is safe for use from many goroutines, and is never closed: librdmacm keeps every
+// found device open until the process ends, and a driver that cannot revoke a device from users
+// (siw) releases the device no sooner.
 type Manager struct {
 	l     *Library
 	calls *C.peerlane_manager
@@ -46,8 +46,8 @@ func (l *Library) Manager() (*Manager, error) {
 	return &Manager{l: l, calls: calls}, nil
 }
 
-// Events are what happens to the connections that are made on it. It and its IDs belong
-// to one goroutine at a time.
+// Events are the events of the manager's connections. The manager and its IDs belong to a single
+// goroutine at a time.
 type Events struct {
 	m       *Manager
 	channel *C.struct_rdma_event_channel
@@ -75,10 +75,10 @@ func (e *Events) Close() error {
 	return nil
 }
 
-// ConnectionKind is what happened to a connection (rdma_cm_event_type).
+// ConnectionKind is the kind of a connection event (rdma_cm_event_type).
 type ConnectionKind uint8
 
-// What happens to connections.
+// Events of connections.
 const (
 	AddressResolved ConnectionKind = C.RDMA_CM_EVENT_ADDR_RESOLVED
 	AddressError    ConnectionKind = C.RDMA_CM_EVENT_ADDR_ERROR
@@ -116,7 +116,7 @@ type ConnectionEvent struct {
 	Listener *ID
 	// Status is 0, a negative errno, or with Rejected the reason of the transport.
 	Status  int
-	Private []byte // what the other side says, padded by some transports
+	Private []byte // private data of the remote side, padded by some transports
 }
 
 // Err is nil for an event that is a step forward.
@@ -219,9 +219,9 @@ func (i *ID) ResolveRoute(limit time.Duration) error {
 	return failed(int32(C.peerlane_cm_resolve_route(i.e.m.calls, i.c, C.int(limit.Milliseconds()))), "rdma_resolve_route", "")
 }
 
-// Context is the device that the connection goes over, once its address is resolved or
-// its request has come. It is librdmacm's, one for each device and process; domains and
-// queues for the connection are made on it. Close does nothing.
+// Context is the device of the connection, after the address is resolved or the request has
+// arrived. librdmacm owns the context, one per device and process; domains and queues for the
+// connection are made on it. Close does nothing.
 func (i *ID) Context() (*Context, error) {
 	if i.c.verbs == nil {
 		return nil, errors.New("the connection has no device yet")
@@ -238,9 +238,9 @@ func (i *ID) Context() (*Context, error) {
 // devicePort is the port of that device.
 func (i *ID) devicePort() uint8 { return uint8(i.c.port_num) }
 
-// NewPair makes the connection's queue pair, in a domain of [ID.Context]
-// (rdma_create_qp). The connection manager takes it through its states, so that receives
-// can be posted at once and sends from Established on.
+// NewPair makes the connection's queue pair, in a domain of [ID.Context] (rdma_create_qp). The
+// connection manager changes the pair's states, so that receives can be posted at once and sends
+// from Established on.
 func (i *ID) NewPair(d *Domain, config PairConfig) (*Pair, error) {
 	a := config.attributes()
 	if r := C.peerlane_cm_create_qp(i.e.m.calls, i.c, d.pd, &a); r != 0 {
@@ -256,7 +256,7 @@ func (i *ID) closePair() error {
 	return nil
 }
 
-// Connection is what the sides of one agree on (rdma_conn_param).
+// Connection has the negotiated parameters of a connection (rdma_conn_param).
 type Connection struct {
 	Private         []byte // to the other side, at most MaxPrivate bytes
 	Retries         uint8  // as of Sending
@@ -270,7 +270,7 @@ func (c Connection) parameters() (data unsafe.Pointer, p C.struct_rdma_conn_para
 		return nil, p, fmt.Errorf("%d bytes of private data; there is room for %d", len(c.Private), MaxPrivate)
 	}
 	if len(c.Private) > 0 {
-		// C gets nothing of what it lies in.
+		// C gets no pointer into Go memory.
 		data = unsafe.Pointer(unsafe.SliceData(slices.Clone(c.Private)))
 	}
 	return data, C.struct_rdma_conn_param{

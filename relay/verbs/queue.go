@@ -25,7 +25,7 @@ type Queue struct {
 }
 
 // NewQueue makes a queue for at least so many completions that nobody has polled
-// (ibv_create_comp_channel, ibv_create_cq). One more is lost, and with it the queue.
+// (ibv_create_comp_channel, ibv_create_cq). A further completion is lost, and the queue fails.
 func (c *Context) NewQueue(entries int) (*Queue, error) {
 	q := &Queue{c: c}
 	if r := C.peerlane_create_cq(c.l.calls, c.c, C.int(entries), &q.cq); r != 0 {
@@ -46,7 +46,7 @@ func (q *Queue) Resize(entries int) error {
 // Is reports whether an event is about the queue.
 func (q *Queue) Is(e Event) bool { return e.queue != 0 && e.queue == uintptr(unsafe.Pointer(q.cq)) }
 
-// Failure is the event of the queue's error, for tests of who hears it.
+// Failure is the event of the queue's error, for tests of the receivers.
 func (q *Queue) Failure() Event {
 	return Event{Kind: QueueFailed, queue: uintptr(unsafe.Pointer(q.cq))}
 }
@@ -55,8 +55,8 @@ func (q *Queue) Failure() Event {
 // stays the queue's.
 func (q *Queue) FD() int { return int(q.cq.channel.fd) }
 
-// Arm asks for one event at FD with the next completion. One that came before has none:
-// so arm, then poll again, then wait (ibv_req_notify_cq).
+// Arm asks for one event at FD with the next completion. An earlier completion has no event: so
+// arm, then poll again, then wait (ibv_req_notify_cq).
 func (q *Queue) Arm() error {
 	return failed(int32(C.peerlane_arm(q.cq)), "ibv_req_notify_cq", q.c.name)
 }

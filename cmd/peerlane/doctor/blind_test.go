@@ -113,11 +113,11 @@ func TestDoctorHungCheckDoesNotBlockOthers(t *testing.T) {
 	held := make(chan struct{})
 	defer close(held)
 	checks := []Check{
-		{Name: "held", Why: "w", Remedy: "r", LooksAt: "l", Run: func(context.Context, *Host) []Finding {
+		{Name: "held", why: "w", remedy: "r", source: "l", run: func(context.Context, *Host) []Finding {
 			<-held
 			return nil
 		}},
-		{Name: "quick", Run: func(context.Context, *Host) []Finding { return []Finding{ok("host", "fine")} }},
+		{Name: "quick", run: func(context.Context, *Host) []Finding { return []Finding{ok("host", "fine")} }},
 	}
 	found := examine(context.Background(), &Host{}, checks, 10*time.Millisecond)
 	if len(found) != 2 || found[0].Status != Unknown || !strings.Contains(found[0].Found, "no answer within 10ms") ||

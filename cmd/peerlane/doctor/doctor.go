@@ -68,12 +68,12 @@ type Finding struct {
 type Check struct {
 	// Name is a word for programs, a public interface.
 	Name string
-	// Subject groups checks.
-	Subject string
-	// LooksAt, Why and Remedy are the defaults of the fields of a finding.
-	LooksAt, Why, Remedy string
-	// Run returns at least one finding. Examine fills in Check, Subject and empty fields.
-	Run func(context.Context, *Host) []Finding
+	// subject groups checks.
+	subject string
+	// source, why and remedy are the defaults of the fields of a finding.
+	source, why, remedy string
+	// run returns at least one finding. Examine fills in Check, Subject and empty fields.
+	run func(context.Context, *Host) []Finding
 }
 
 // All returns the checks in the order of output.
@@ -161,7 +161,7 @@ func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Findi
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	done := make(chan []Finding, 1)
-	go func() { done <- c.Run(ctx, h) }()
+	go func() { done <- c.run(ctx, h) }()
 	var found []Finding
 	select {
 	case found = <-done:
@@ -170,10 +170,10 @@ func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Findi
 	}
 	for i := range found {
 		f := &found[i]
-		f.Check, f.Subject = c.Name, c.Subject
-		f.LookedAt = or(f.LookedAt, c.LooksAt)
+		f.Check, f.Subject = c.Name, c.subject
+		f.LookedAt = or(f.LookedAt, c.source)
 		if f.Status > OK {
-			f.Why, f.Remedy = or(f.Why, c.Why), or(f.Remedy, c.Remedy)
+			f.Why, f.Remedy = or(f.Why, c.why), or(f.Remedy, c.remedy)
 		}
 	}
 	return found

@@ -1,6 +1,6 @@
-// Package conformance is what package verbs promises, as tests that run on the software device,
-// where there is no RDMA device, and on those that the kernel makes of network cards in
-// a guest (rxe, siw): so that the software device is not kinder than they are.
+// Package conformance tests the guarantees of package verbs on the software device, and on the
+// kernel's RDMA devices of network cards in a guest (rxe, siw): so that the software device is not
+// kinder than they are.
 package conformance
 
 import (
@@ -10,16 +10,16 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// Fixture is what the tests run on.
+// Fixture is the device of the tests.
 type Fixture struct {
 	Library *verbs.Library
 	Device  string
 	// Address is the device's, where pairs are connected by the connection manager;
 	// elsewhere they are connected out of band.
 	Address netip.Addr
-	// DMABuf is what the probe has to find.
+	// DMABuf is the expected result of the probe.
 	DMABuf verbs.Support
-	// LocalProtection is what a request ends with whose own memory is not registered:
+	// LocalProtection is the status of a request with unregistered local memory:
 	// LocalProtectionError, if the device is exact.
 	LocalProtection verbs.Status
 	// Port pulls the port's cable, or plugs it in; nil where it cannot.

@@ -302,7 +302,7 @@ func (h Host) replace(name, text string) error {
 
 // Call is a line of the record: a call and its arguments.
 type Call struct {
-	PID, Name string
+	pid, Name string
 	// Arguments are by name; "=" is what came of it, an errno.
 	Arguments map[string]string
 }
@@ -332,7 +332,7 @@ func (h Host) Calls(names ...string) ([]Call, error) {
 		if len(words) < 2 || len(wanted) > 0 && !wanted[words[1]] {
 			continue
 		}
-		c := Call{PID: words[0], Name: words[1], Arguments: map[string]string{"=": result}}
+		c := Call{pid: words[0], Name: words[1], Arguments: map[string]string{"=": result}}
 		for _, w := range words[2:] {
 			if name, value, ok := strings.Cut(w, "="); ok {
 				c.Arguments[name] = value

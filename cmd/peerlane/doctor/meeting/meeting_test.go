@@ -19,7 +19,7 @@ import (
 )
 
 func side(name string, key network.Key) Side {
-	return Side{Name: name, Keys: func() network.Keys { return network.Keys{Current: key} }, BulkTimeout: time.Minute}
+	return Side{Name: name, Keys: func() network.Keys { return network.Keys{Current: key} }, bulkTimeout: time.Minute}
 }
 
 var theirs = Facts{
@@ -153,7 +153,7 @@ func TestMeetingReportsStuckBytes(t *testing.T) {
 	l, at := listen(t, func(l net.Listener) net.Listener { return narrow{l, 100 << 10} })
 	serve(t, l, side("there", key))
 	ours := side("here", key)
-	ours.BulkTimeout = 100 * time.Millisecond
+	ours.bulkTimeout = 100 * time.Millisecond
 	m := Meet(context.Background(), ours, []netip.AddrPort{at})
 	if m.Err != nil || m.Stuck == nil || m.Theirs.Host != "there" {
 		t.Errorf("%+v", m)

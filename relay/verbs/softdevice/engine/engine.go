@@ -151,7 +151,7 @@ func New() (*Engine, error) {
 // Figures counts the work requests and copies of an engine since its start.
 type Figures struct {
 	Done    uint64 // completed work requests
-	Refused uint64 // work requests that the engine left to the posting process
+	refused uint64 // work requests that the engine left to the posting process
 	Copies  uint64 // copy calls for completed writes
 }
 

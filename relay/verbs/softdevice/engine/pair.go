@@ -170,7 +170,7 @@ func (p *pair) refuse(s *submission) {
 }
 
 func (p *pair) tellRefused(s *submission) {
-	p.owner.engine.figures.Refused++
+	p.owner.engine.figures.refused++
 	if !p.gone && !p.owner.gone {
 		p.owner.rings.report(report{kind: reportRefused, pair: p.number, slot: p.slot, serial: s.serial, length: s.length})
 	}
