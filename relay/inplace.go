@@ -138,7 +138,7 @@ func (c *connection) near(m *memory) *device.Memory {
 	return nil
 }
 
-// registrars reports whether the NICs read or write memory in place, and keeps of a near GPU's
+// known reports whether the NICs read or write memory in place, and keeps of a near GPU's
 // what is to be told of it.
 func (c *connection) known(m *memory) bool {
 	at, by := c.near(m), verbs.Of(c.remotePeer)

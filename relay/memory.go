@@ -29,14 +29,14 @@ type memory struct {
 	length  uint64
 	access  uint32
 	users   int
-	served  int   // of these, what the relay does for others (offering)
+	served  int   // of these, operations of remote programs on regions
 	takes   quota // of the relay's limits
 	retired bool
-	// empty is host memory whose client has not said that it allocated the pages: the relay
-	// has not pinned it, and no operation uses it.
+	// empty is host memory before the client has allocated the pages: the relay has not pinned the
+	// memory, and no operation uses it.
 	empty bool
 	// gone is called when the memory has been freed, or is used only by operations of its client;
-	// nil where nobody waits for that.
+	// nil without a waiter.
 	gone func()
 	// registrars are the connection ends that registered or announced this memory.
 	registrars map[registrar]bool
@@ -48,20 +48,20 @@ type memory struct {
 	// is the reason for its absence.
 	inPlace    *device.Memory
 	notInPlace string
-	// kept is the reason that freed memory is not given back: NICs still know it.
+	// kept is the reason that freed memory is not given back: NICs still have it registered.
 	kept error
 }
 
-// registrar is an end of a connection that has told a NIC, or the other relay, of a
-// memory.
+// registrar is a connection end that registered a memory with a NIC, or announced it to the remote
+// relay.
 type registrar interface {
-	// forget says that the memory goes.
+	// forget ends the registration before the memory is unmapped.
 	forget(m *memory)
 }
 
 func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
 
-// forgetSession is an allocation of an export that is still to come.
+// part is an allocation of a later export.
 type part struct {
 	device.Part
 	offset uint64
