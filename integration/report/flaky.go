@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// flakyLineError is the error of a line without a test or a cause.
+// flakyLineError is the error of a line that lacks a test or a cause.
 type flakyLineError struct {
 	path string
 	line int // from 1

@@ -78,14 +78,14 @@ func readMatrix(path string) ([]cell, error) {
 	return cells, nil
 }
 
-// countError is the error of a folder with another number of cells than its count.
+// countError is the error of a folder whose cells differ from the count in number.
 type countError struct {
 	at           test // place and folder
 	cells, count int
 }
 
 func (e *countError) Error() string {
-	return fmt.Sprintf("%s has %d cells of %s, and the count is %d: update the count with the cells", e.at.place, e.cells,
+	return fmt.Sprintf("%s has %d cells of %s, and the count is %d: update the count", e.at.place, e.cells,
 		e.at.name, e.count)
 }
 
