@@ -15,6 +15,7 @@ import (
 
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/planner"
 )
@@ -76,7 +77,7 @@ func Generate(plan *planner.Plan, o Options) ([]*specs.Spec, error) {
 	}
 	lanes, _ := g.offered(KindLane)
 	if len(lanes) == 0 {
-		return nil, fmt.Errorf("generating a CDI specification: %w", g.nothing())
+		return nil, notGenerated("", g.nothing())
 	}
 	specOf := map[string]func() *specs.Spec{KindLane: func() *specs.Spec { return g.spec(KindLane, lanes) }}
 	if gpus, _ := g.offered(KindGPU); len(gpus) > 0 {
@@ -92,7 +93,7 @@ func Generate(plan *planner.Plan, o Options) ([]*specs.Spec, error) {
 		}
 		spec := specOf[kind]()
 		if err := finish(spec); err != nil {
-			return nil, fmt.Errorf("generating the CDI specification of %s: %w", kind, err)
+			return nil, notGenerated("of "+kind, err)
 		}
 		out = append(out, spec)
 	}
@@ -144,40 +145,28 @@ type generator struct {
 
 func newGenerator(plan *planner.Plan, o Options) (*generator, error) {
 	if !filepath.IsAbs(o.HookPath) {
-		return nil, fmt.Errorf(
-			"generating a CDI specification: the hook's path %q is not absolute; runtimes search a relative path in "+
-				"directories that an image may choose",
-			o.HookPath,
-		)
+		return nil, notGenerated("", &optionError{"hook path", o.HookPath,
+			"must be absolute: runtimes search a relative path in directories that an image may choose"})
 	}
 	g := &generator{plan: plan, o: o, tenancy: cmp.Or(o.Tenancy, config.TenancySingle), gpus: map[string]topo.GPU{}}
 	if g.tenancy != config.TenancySingle && g.tenancy != config.TenancyMulti {
-		return nil, fmt.Errorf(
-			"generating a CDI specification: tenancy %q is neither %s nor %s",
-			o.Tenancy,
-			config.TenancySingle,
-			config.TenancyMulti,
-		)
+		return nil, notGenerated("", &optionError{"tenancy", o.Tenancy,
+			"must be " + config.TenancySingle + " or " + config.TenancyMulti})
 	}
 	for _, gpu := range plan.GPUs {
 		g.gpus[gpu.BusID] = gpu
 	}
 	var err error
 	if g.libraries, err = findLibraries(cmp.Or(o.LibraryDir, o.Layout.Libraries())); err != nil {
-		return nil, fmt.Errorf("generating a CDI specification: %w", err)
+		return nil, notGenerated("", err)
 	}
 	if g.peermem, err = FindPeermem(plan.Source.Sysfs, cmp.Or(o.Proc, "/proc")); err != nil {
-		return nil, fmt.Errorf("generating a CDI specification: %w", err)
+		return nil, notGenerated("", err)
 	}
 	for _, lane := range plan.Lanes {
 		for _, busID := range append([]string{lane.GPU}, lane.Servers...) {
 			if _, known := g.gpus[busID]; !known {
-				return nil, fmt.Errorf(
-					"generating a CDI specification: the plan's lane of %s names GPU %s, which the plan does not list; make the "+
-						"plan anew",
-					lane.GPU,
-					busID,
-				)
+				return nil, notGenerated("", &unlistedGPUError{lane: lane.GPU, gpu: busID})
 			}
 		}
 	}
@@ -226,12 +215,54 @@ func (g *generator) refusal(kind string, lane planner.Lane) error {
 // nothing explains a plan without a device.
 func (g *generator) nothing() error {
 	if len(g.plan.Lanes) == 0 {
-		return errors.New("the plan has no lane, because this host has no NVIDIA GPU; " +
-			"`peerlane topo` shows the devices of this host")
+		return errNoGPU
 	}
 	_, missing := g.offered(KindLane)
-	return fmt.Errorf("no GPU of the plan has a lane: %s", strings.Join(missing, "; "))
+	return &noLaneError{missing}
 }
+
+// notGenerated returns the error of specifications, or of the specification of a kind.
+func notGenerated(of string, cause error) error {
+	return &fault.Error{Operation: "generate the CDI specification", Object: of, Cause: cause}
+}
+
+var errNoGPU = errors.New("the plan has no lane, because this host has no NVIDIA GPU; " +
+	"`peerlane topo` shows the devices of this host")
+
+// noLaneError is the cause of a plan that refuses each GPU.
+type noLaneError struct{ missing []string } // a sentence per lane
+
+func (e *noLaneError) Error() string {
+	return "no GPU of the plan has a lane: " + strings.Join(e.missing, "; ")
+}
+
+// optionError is the cause of an impossible option.
+type optionError struct{ option, value, must string }
+
+func (e *optionError) Error() string { return fmt.Sprintf("%s %q: %s", e.option, e.value, e.must) }
+
+// unlistedGPUError is the cause of a damaged plan.
+type unlistedGPUError struct{ lane, gpu string } // PCI addresses
+
+func (e *unlistedGPUError) Error() string {
+	return fmt.Sprintf("the plan's lane of %s names GPU %s, which the plan does not list; make the plan anew", e.lane,
+		e.gpu)
+}
+
+// deviceNameError is the cause of a device name that CDI does not permit.
+type deviceNameError struct {
+	name string
+	err  error // nil for a name of two devices
+}
+
+func (e *deviceNameError) Error() string {
+	if e.err != nil {
+		return e.err.Error()
+	}
+	return "two devices of the plan are named " + e.name
+}
+
+func (e *deviceNameError) Unwrap() error { return e.err }
 
 func (g *generator) spec(kind string, lanes []planner.Lane) *specs.Spec {
 	spec := &specs.Spec{Kind: kind, ContainerEdits: g.commonEdits(kind)}
@@ -294,10 +325,10 @@ func checkNames(spec *specs.Spec) error {
 	seen := map[string]bool{}
 	for _, d := range spec.Devices {
 		if err := parser.ValidateDeviceName(d.Name); err != nil {
-			return err
+			return &deviceNameError{d.Name, err}
 		}
 		if seen[d.Name] {
-			return fmt.Errorf("two devices of the plan are named %s", d.Name)
+			return &deviceNameError{name: d.Name}
 		}
 		seen[d.Name] = true
 	}

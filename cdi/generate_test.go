@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -308,26 +309,43 @@ func TestPlansThatMakeNoSpecification(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		edit func(*planner.Plan, *Options)
-		want string
+		is   func(error) bool
 	}{
-		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} }, "this host has no NVIDIA GPU"},
-		{"every GPU refused", func(p *planner.Plan, _ *Options) { p.Lanes = p.Lanes[2:] },
-			"peerlane.dev/lane=2 is not offered: MIG is on"},
-		{"a hook that is looked up", func(_ *planner.Plan, o *Options) { o.HookPath = "peerlane-hook" }, "is not absolute"},
-		{"an unknown tenancy", func(_ *planner.Plan, o *Options) { o.Tenancy = "double" }, `tenancy "double" is neither`},
-		{"a server that is not listed", func(p *planner.Plan, _ *Options) { p.GPUs = p.GPUs[1:] },
-			"names GPU 0000:17:00.0, which the plan does not list"},
-		{"one UUID twice", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID },
-			"two devices of the plan are named GPU-00000000"},
+		{"no GPU", func(p *planner.Plan, _ *Options) { *p = planner.Plan{} },
+			func(err error) bool { return errors.Is(err, errNoGPU) }},
+		{"every GPU refused", func(p *planner.Plan, _ *Options) { p.Lanes = p.Lanes[2:] }, func(err error) bool {
+			e, ok := errors.AsType[*noLaneError](err)
+			return ok && len(e.missing) == 1 && strings.HasPrefix(e.missing[0], "peerlane.dev/lane=2 is not offered: MIG is on")
+		}},
+		{"a hook that is looked up", func(_ *planner.Plan, o *Options) { o.HookPath = "peerlane-hook" },
+			func(err error) bool {
+				e, ok := errors.AsType[*optionError](err)
+				return ok && e.option == "hook path" && e.value == "peerlane-hook"
+			}},
+		{"an unknown tenancy", func(_ *planner.Plan, o *Options) { o.Tenancy = "double" }, func(err error) bool {
+			e, ok := errors.AsType[*optionError](err)
+			return ok && e.option == "tenancy" && e.value == "double"
+		}},
+		{"a server that is not listed", func(p *planner.Plan, _ *Options) { p.GPUs = p.GPUs[1:] }, func(err error) bool {
+			e, ok := errors.AsType[*unlistedGPUError](err)
+			return ok && e.gpu == "0000:17:00.0"
+		}},
+		{"one UUID twice", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = p.GPUs[0].UUID }, func(err error) bool {
+			e, ok := errors.AsType[*deviceNameError](err)
+			return ok && e.name == testPlan().GPUs[0].UUID && e.err == nil
+		}},
 		{"a name that CDI does not allow", func(p *planner.Plan, _ *Options) { p.GPUs[1].UUID = "GPU=1" },
-			`device name "GPU=1"`},
+			func(err error) bool {
+				e, ok := errors.AsType[*deviceNameError](err)
+				return ok && e.name == "GPU=1" && e.err != nil
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			plan, o := testPlan(), testOptions(t)
 			test.edit(plan, &o)
 			list, err := Generate(plan, o)
-			if err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("Generate = %d specifications and error %v, want one with %q", len(list), err, test.want)
+			if !test.is(err) || list != nil {
+				t.Errorf("Generate = %d specifications and error %v", len(list), err)
 			}
 		})
 	}
@@ -366,7 +384,8 @@ func TestGroupsAreDevices(t *testing.T) {
 		t.Errorf("notes %q", notes)
 	}
 	plan.Groups = []planner.Group{{Name: "1", GPUs: []string{"0000:17:00.0"}}}
-	if _, err := Generate(plan, o); err == nil || !strings.Contains(err.Error(), "named 1") {
+	_, err = Generate(plan, o)
+	if e, ok := errors.AsType[*deviceNameError](err); !ok || e.name != "1" || e.err != nil {
 		t.Errorf("a group that is named as a GPU: %v", err)
 	}
 }

@@ -48,11 +48,11 @@ type HookCall struct {
 func Devices(files []File) []Device {
 	var all []Device
 	for _, f := range files {
-		if f.Spec == nil {
+		if f.spec == nil {
 			continue
 		}
-		for _, names := range sameEdits(f.Spec) {
-			d := newDevice(f.Spec, names)
+		for _, names := range sameEdits(f.spec) {
+			d := newDevice(f.spec, names)
 			d.File, d.Ignored = f.Path, ignored(files, f, names)
 			all = append(all, d)
 		}
@@ -169,14 +169,14 @@ func arguments(h *specs.Hook) hookArguments {
 // ignored returns the reason why engines do not use the definition of a device in a file.
 func ignored(files []File, in File, names []specs.Device) string {
 	for _, other := range files {
-		if other.Path == in.Path || other.Spec == nil || other.Spec.Kind != in.Spec.Kind ||
-			!sharesName(other.Spec, names) {
+		if other.Path == in.Path || other.spec == nil || other.spec.Kind != in.spec.Kind ||
+			!sharesName(other.spec, names) {
 			continue
 		}
-		if other.Priority == in.Priority {
+		if other.priority == in.priority {
 			return other.Path + " also defines it, so engines ignore both"
 		}
-		if other.Priority > in.Priority {
+		if other.priority > in.priority {
 			return other.Path + " hides it"
 		}
 	}
@@ -219,7 +219,7 @@ func Find(all []Device, name string) ([]Device, error) {
 // Generated returns specifications as files that are not installed.
 func Generated(list []*specs.Spec) (files []File) {
 	for _, spec := range list {
-		files = append(files, File{Spec: spec})
+		files = append(files, File{spec: spec})
 	}
 	return files
 }

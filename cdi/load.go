@@ -17,14 +17,14 @@ import (
 // File is a CDI file of Peerlane, or a file that defines devices of Peerlane's kinds.
 type File struct {
 	Path string
-	// Priority is the position of the directory in the list. A device in a later directory hides
+	// priority is the position of the directory in the list. A device in a later directory hides
 	// the same device in an earlier directory.
-	Priority int
-	// Mode and UID are the attributes of the file itself, not of the target of a link.
-	Mode fs.FileMode
-	UID  int
-	// Spec is nil if engines do not load the file; Err is the reason.
-	Spec *specs.Spec
+	priority int
+	// mode and uid are the attributes of the file itself, not of the target of a link.
+	mode fs.FileMode
+	uid  int
+	// spec is nil if engines do not load the file; Err is the reason.
+	spec *specs.Spec
 	Err  error
 }
 
@@ -68,9 +68,9 @@ func load(path string, priority int) (*File, error) {
 	named := isOurName(filepath.Base(path))
 	f := &File{
 		Path:     path,
-		Priority: priority,
-		Mode:     info.Mode(),
-		UID:      int(info.Sys().(*syscall.Stat_t).Uid),
+		priority: priority,
+		mode:     info.Mode(),
+		uid:      int(info.Sys().(*syscall.Stat_t).Uid),
 	} // as package os documents for Linux
 	text, err := os.ReadFile(path)
 	switch {
@@ -92,7 +92,7 @@ func load(path string, priority int) (*File, error) {
 	case err != nil || !strings.HasPrefix(spec.Kind, Vendor+"/"):
 		return nil, nil
 	default:
-		f.Spec = spec.Spec
+		f.spec = spec.Spec
 	}
 	return f, nil
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Peermem describes how NICs can read and write GPU memory on this host: by the kernel's DMA-BUF,
@@ -145,12 +147,22 @@ func LoadPeermem(sysfs, proc string, modprobe func(module string) error) (Peerme
 			fmt.Errorf("modprobe %s: it reports success, but %s/module does not list the module", module, sysfs),
 		)
 	}
-	return p, fmt.Errorf(
-		"loading nvidia-peermem, as cdi.load_peermem requires: %w; install the module of your driver, or remove the key "+
-			"of the configuration",
-		errors.Join(failures...),
-	)
+	return p, &fault.Error{Operation: "load nvidia-peermem, as cdi.load_peermem requires", Cause: errors.Join(failures...),
+		Remedy: "install the module of your driver, or remove the key of the configuration"}
 }
+
+// modprobeError is the error of a module that modprobe does not load.
+type modprobeError struct {
+	module string
+	err    error
+	output string // in a line
+}
+
+func (e *modprobeError) Error() string {
+	return fmt.Sprintf("modprobe %s: %v: %s", e.module, e.err, e.output)
+}
+
+func (e *modprobeError) Unwrap() error { return e.err }
 
 // Modprobe loads a kernel module.
 func Modprobe(module string) error {
@@ -163,12 +175,7 @@ func Modprobe(module string) error {
 	defer cancel()
 	said, err := exec.CommandContext(ctx, path, module).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf(
-			"modprobe %s: %w: %s",
-			module,
-			err,
-			strings.Join(strings.Fields(string(bytes.TrimSpace(said))), " "),
-		)
+		return &modprobeError{module, err, strings.Join(strings.Fields(string(bytes.TrimSpace(said))), " ")}
 	}
 	return nil
 }

@@ -2,12 +2,17 @@ package cdi
 
 import (
 	"errors"
+	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 const openDriver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  " +
@@ -87,14 +92,13 @@ func TestLoadPeermemLoadsMissingModule(t *testing.T) {
 		exists string // the module that the host has
 		tried  []string
 		want   string
-		err    string
+		fails  bool
 	}{
-		{"the module", host, "nvidia-peermem", []string{"nvidia-peermem"}, "DMA-BUF and nvidia_peermem", ""},
-		{"the predecessor", host, "nv_peer_mem", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF and nv_peer_mem", ""},
-		{"neither", host, "", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF",
-			"loading nvidia-peermem, as cdi.load_peermem requires: no module nvidia-peermem\nno module nv_peer_mem; install"},
-		{"no NIC", without("sys/class/infiniband/mlx5_0"), "nvidia-peermem", nil, "DMA-BUF", ""},
-		{"no driver", without("proc/driver/nvidia/version"), "nvidia-peermem", nil, "neither", ""},
+		{"the module", host, "nvidia-peermem", []string{"nvidia-peermem"}, "DMA-BUF and nvidia_peermem", false},
+		{"the predecessor", host, "nv_peer_mem", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF and nv_peer_mem", false},
+		{"neither", host, "", []string{"nvidia-peermem", "nv_peer_mem"}, "DMA-BUF", true},
+		{"no NIC", without("sys/class/infiniband/mlx5_0"), "nvidia-peermem", nil, "DMA-BUF", false},
+		{"no driver", without("proc/driver/nvidia/version"), "nvidia-peermem", nil, "neither", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			sysfs, proc := trees(t, test.files)
@@ -102,22 +106,31 @@ func TestLoadPeermemLoadsMissingModule(t *testing.T) {
 			modprobe := func(module string) error {
 				tried = append(tried, module)
 				if module != test.exists {
-					return errors.New("no module " + module)
+					return &modprobeError{module: module, err: fs.ErrNotExist}
 				}
 				return os.MkdirAll(filepath.Join(sysfs, "module", strings.ReplaceAll(module, "-", "_")), 0o755)
 			}
 			for again := range 2 {
 				found, err := LoadPeermem(sysfs, proc, modprobe)
-				if (err == nil) != (test.err == "") || err != nil && !strings.HasPrefix(err.Error(), test.err) {
-					t.Errorf("error %v, want %q", err, test.err)
+				if (err != nil) != test.fails {
+					t.Errorf("error %v", err)
+				}
+				if f, ok := errors.AsType[*fault.Error](err); test.fails && (!ok || f.Remedy == "" ||
+					f.Operation != "load nvidia-peermem, as cdi.load_peermem requires") {
+					t.Errorf("error %v", err)
+				}
+				for _, module := range test.tried {
+					if test.fails && !testutil.HasError(err, &modprobeError{module: module, err: fs.ErrNotExist}) {
+						t.Errorf("error %v does not have the failure of %s", err, module)
+					}
 				}
 				if !strings.HasPrefix(found.String(), test.want) {
 					t.Errorf("found %q, want %q", found, test.want)
 				}
-				if want := again == 0 && test.err == "" && len(test.tried) > 0; found.Loaded != want {
+				if want := again == 0 && !test.fails && len(test.tried) > 0; found.Loaded != want {
 					t.Errorf("the time %d, loaded is %t", again, found.Loaded)
 				}
-				if test.err != "" {
+				if test.fails {
 					break
 				}
 			}
@@ -142,8 +155,11 @@ func TestLoadPeermemReportsModprobeOutput(t *testing.T) {
 		t.Error(err)
 	}
 	write("echo 'modprobe: FATAL: Module not found.' >&2; exit 1\n")
-	if err := Modprobe("nvidia-peermem"); err == nil ||
-		err.Error() != "modprobe nvidia-peermem: exit status 1: modprobe: FATAL: Module not found." {
+	err := Modprobe("nvidia-peermem")
+	exit, exited := errors.AsType[*exec.ExitError](err)
+	if e, ok := errors.AsType[*modprobeError](err); !ok || e.module != "nvidia-peermem" || !exited ||
+		exit.ExitCode() != 1 ||
+		e.output != "modprobe: FATAL: Module not found." {
 		t.Errorf("error %v", err)
 	}
 }

@@ -28,7 +28,7 @@ func (i Installation) Install(
 		}
 		defer func() { err = errors.Join(err, held.Close()) }()
 	}
-	if i.Plan, i.Specs, err = read(); err != nil {
+	if i.plan, i.specs, err = read(); err != nil {
 		return nil, err
 	}
 	if dry {
@@ -41,7 +41,7 @@ func (i Installation) Install(
 // lock.
 func (i Installation) Remove(dry bool) ([]Change, error) {
 	if _, err := os.Stat(i.Layout.State()); errors.Is(err, fs.ErrNotExist) {
-		i.Plan, i.Specs = nil, nil
+		i.plan, i.specs = nil, nil
 		if dry {
 			return i.changes()
 		}

@@ -94,13 +94,13 @@ func (v *Validator) Validate() ([]Drift, error) {
 		v.Options.HookPath = v.hookInFiles()
 	}
 	var nothing error
-	if v.Specs, nothing = Generate(v.Live, v.Options); nothing != nil {
+	if v.specs, nothing = Generate(v.Live, v.Options); nothing != nil {
 		if Offers(v.Live) {
 			return nil, nothing
 		}
-		v.Plan = nil
+		v.plan = nil
 	} else {
-		v.Plan = v.Live
+		v.plan = v.Live
 	}
 	changes, err := v.changes()
 	if err != nil {
@@ -134,7 +134,7 @@ func (v *Validator) add(kind, subject, remedy, format string, args ...any) {
 // our kinds are not compared.
 func (v *Validator) ours() (files []File) {
 	for _, f := range v.Files {
-		if f.Spec != nil && isOurName(filepath.Base(f.Path)) {
+		if f.spec != nil && isOurName(filepath.Base(f.Path)) {
 			files = append(files, f)
 		}
 	}
@@ -145,7 +145,7 @@ func (v *Validator) ours() (files []File) {
 // that a different path of the hook is not reported as a difference.
 func (v *Validator) hookInFiles() string {
 	for _, f := range v.ours() {
-		for _, h := range f.Spec.ContainerEdits.Hooks {
+		for _, h := range f.spec.ContainerEdits.Hooks {
 			return h.Path
 		}
 	}
@@ -174,7 +174,7 @@ func (v *Validator) readPlan() (err error) {
 }
 
 func (v *Validator) checkFiles() {
-	if len(v.Files) == 0 && len(v.Specs) > 0 {
+	if len(v.Files) == 0 && len(v.specs) > 0 {
 		v.add(
 			driftMissing,
 			v.Dirs[0],
@@ -199,17 +199,17 @@ func (v *Validator) checkFiles() {
 			)
 		}
 		v.checkOwner(f.Path, 0o444)
-		if f.Spec == nil {
+		if f.spec == nil {
 			continue
 		}
-		if needed, err := specs.MinimumRequiredVersion(f.Spec); err == nil &&
-			needed != strings.TrimPrefix(f.Spec.Version, "v") {
+		if needed, err := specs.MinimumRequiredVersion(f.spec); err == nil &&
+			needed != strings.TrimPrefix(f.spec.Version, "v") {
 			v.add(
 				driftVersion,
 				f.Path,
 				remedyRefresh,
 				"it states CDI version %s and needs %s; engines ignore versions newer than their own",
-				f.Spec.Version,
+				f.spec.Version,
 				needed,
 			)
 		}
@@ -264,19 +264,19 @@ func (v *Validator) checkOwner(path string, readable fs.FileMode) {
 func (v *Validator) checkConflicts() {
 	for i, a := range v.Files {
 		for _, b := range v.Files[i+1:] {
-			if a.Spec == nil || b.Spec == nil || a.Spec.Kind != b.Spec.Kind || a.Priority != b.Priority {
+			if a.spec == nil || b.spec == nil || a.spec.Kind != b.spec.Kind || a.priority != b.priority {
 				continue
 			}
 			var both []string
-			for _, d := range a.Spec.Devices {
-				if sharesName(b.Spec, []specs.Device{d}) {
+			for _, d := range a.spec.Devices {
+				if sharesName(b.spec, []specs.Device{d}) {
 					both = append(both, d.Name)
 				}
 			}
 			if len(both) == 0 {
 				continue
 			}
-			which := a.Spec.Kind + "=" + both[0]
+			which := a.spec.Kind + "=" + both[0]
 			if len(both) > 1 {
 				which += fmt.Sprintf(" and %d more", len(both)-1)
 			}
@@ -295,7 +295,7 @@ func (v *Validator) checkConflicts() {
 func (v *Validator) checkKinds(nothing error) {
 	installed, want := map[string]string{}, map[string]bool{}
 	for _, f := range v.ours() {
-		installed[f.Spec.Kind] = f.Path
+		installed[f.spec.Kind] = f.Path
 	}
 	for _, f := range v.Files { // reported above
 		if f.Err != nil {
@@ -306,7 +306,7 @@ func (v *Validator) checkKinds(nothing error) {
 			}
 		}
 	}
-	for _, spec := range v.Specs {
+	for _, spec := range v.specs {
 		want[spec.Kind] = true
 		if _, there := installed[spec.Kind]; there || len(v.Files) == 0 {
 			continue
@@ -355,12 +355,12 @@ func (v *Validator) tenancy() string {
 // checkLayout finds specifications that lead to another root.
 func (v *Validator) checkLayout() {
 	for _, f := range v.ours() {
-		if root := otherRoot(f.Spec, v.Layout); root != "" {
+		if root := otherRoot(f.spec, v.Layout); root != "" {
 			v.add(driftLayout, f.Path, "run it with the intended --root, or peerlane cdi refresh",
 				"it belongs to the layout below %s, and this is the layout below %s", root, v.Layout.Root)
 		}
 	}
-	if len(v.Specs) == 0 || len(v.ours()) == 0 {
+	if len(v.specs) == 0 || len(v.ours()) == 0 {
 		return
 	}
 	anchor := v.Layout.Anchor()
@@ -417,7 +417,7 @@ func otherRoot(spec *specs.Spec, l paths.Layout) string {
 func (v *Validator) checkHooks() {
 	var hostPaths []string
 	for _, f := range v.ours() {
-		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
+		for _, d := range append(slices.Clone(f.spec.Devices), specs.Device{ContainerEdits: f.spec.ContainerEdits}) {
 			for _, h := range d.ContainerEdits.Hooks {
 				if !slices.Contains(hostPaths, h.Path) {
 					hostPaths = append(hostPaths, h.Path)
@@ -480,10 +480,10 @@ func (g installedGPU) name() string {
 func (v *Validator) installedGPUs() []installedGPU {
 	found := map[string]installedGPU{}
 	for _, f := range v.ours() {
-		if otherRoot(f.Spec, v.Layout) != "" {
+		if otherRoot(f.spec, v.Layout) != "" {
 			continue // possibly of another host
 		}
-		for _, d := range f.Spec.Devices {
+		for _, d := range f.spec.Devices {
 			for _, h := range d.ContainerEdits.Hooks {
 				lanes := arguments(h).lanes
 				for _, lane := range lanes {
@@ -687,7 +687,7 @@ func verbsNode(n topo.NIC) string {
 
 // checkLanes compares the lanes of the plan with the lanes of a new plan.
 func (v *Validator) checkLanes() {
-	if v.old == nil || v.Plan == nil {
+	if v.old == nil || v.plan == nil {
 		return
 	}
 	var others []string
@@ -728,7 +728,7 @@ var gpuNode = regexp.MustCompile(`^/dev/nvidia[a-z0-9-]*$`)
 func (v *Validator) checkNodes() {
 	var gpus, nics []string
 	for _, f := range v.ours() {
-		for _, d := range append(slices.Clone(f.Spec.Devices), specs.Device{ContainerEdits: f.Spec.ContainerEdits}) {
+		for _, d := range append(slices.Clone(f.spec.Devices), specs.Device{ContainerEdits: f.spec.ContainerEdits}) {
 			for _, n := range d.ContainerEdits.DeviceNodes {
 				path := cmp.Or(n.HostPath, n.Path)
 				if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) ||

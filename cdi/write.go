@@ -102,10 +102,10 @@ type Installation struct {
 	// Format is the format of the files. Empty keeps the format of a directory; the default is
 	// JSON.
 	Format Format
-	// Plan and Specs are the content to install. A nil Plan removes the plan; empty Specs remove
+	// plan and specs are the content to install. A nil plan removes the plan; empty specs remove
 	// the files of Peerlane.
-	Plan  *planner.Plan
-	Specs []*specs.Spec
+	plan  *planner.Plan
+	specs []*specs.Spec
 }
 
 // Change is one file that Apply writes or removes.
@@ -154,7 +154,7 @@ func (i Installation) changes() ([]Change, error) {
 		if format == "" {
 			format = formatOf(dir)
 		}
-		changes, err := directoryChanges(dir, format, i.Specs)
+		changes, err := directoryChanges(dir, format, i.specs)
 		if err != nil {
 			return nil, err
 		}
@@ -162,7 +162,7 @@ func (i Installation) changes() ([]Change, error) {
 	}
 	// Write the plan before the specifications that lead a hook to the plan, and remove the plan
 	// after the specifications.
-	if i.Plan == nil {
+	if i.plan == nil {
 		return append(all, plan...), nil
 	}
 	return append(plan, all...), nil
@@ -172,7 +172,7 @@ func (i Installation) changes() ([]Change, error) {
 // holds the layout's lock (Hold): otherwise a command that read the host earlier could replace
 // the files of a later command.
 func (i Installation) apply() ([]Change, error) {
-	if i.Plan != nil {
+	if i.plan != nil {
 		if err := i.Layout.Create(); err != nil {
 			return nil, fmt.Errorf("making Peerlane's directories: %w", err)
 		}
@@ -196,13 +196,13 @@ func (i Installation) planChange() (*Change, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the plan: %w", err)
 	}
-	if i.Plan == nil {
+	if i.plan == nil {
 		if old == nil {
 			return nil, nil
 		}
 		return &Change{Path: path, Removed: true, old: old}, nil
 	}
-	plan := settled(i.Plan)
+	plan := settled(i.plan)
 	text, err := json.MarshalIndent(plan, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("writing the plan: %w", err)

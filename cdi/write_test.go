@@ -279,7 +279,7 @@ func TestApplyRemovesLeftovers(t *testing.T) {
 	if err := os.Chtimes(left, time.Time{}, time.Now().Add(-2*holdTimeout)); err != nil {
 		t.Fatal(err)
 	}
-	i := Installation{Layout: l, Dirs: []string{dir}, Plan: testPlan(), Specs: generate(t, testOptions(t))}
+	i := Installation{Layout: l, Dirs: []string{dir}, plan: testPlan(), specs: generate(t, testOptions(t))}
 	if _, err := i.apply(); err != nil {
 		t.Fatal(err)
 	}

@@ -43,11 +43,15 @@ func (e *LibraryError) Error() string {
 		return fmt.Sprintf("CUDA library %s lacks %s: Peerlane needs an NVIDIA driver of release 515 (CUDA 11.7) or newer",
 			e.Library, e.Missing)
 	}
-	remedy := "install the NVIDIA driver, or in a container ask for the GPU (--device nvidia.com/gpu=N)"
+	return fmt.Sprintf("CUDA library %s cannot be loaded: %s; %s", e.Library, e.Reason, e.remedy())
+}
+
+// remedy is for a library that did not load.
+func (e *LibraryError) remedy() string {
 	if e.Library != DefaultLibrary {
-		remedy = "check " + LibraryVariable
+		return "check " + LibraryVariable
 	}
-	return fmt.Sprintf("CUDA library %s cannot be loaded: %s; %s", e.Library, e.Reason, remedy)
+	return "install the NVIDIA driver, or in a container ask for the GPU (--device nvidia.com/gpu=N)"
 }
 
 // Open loads the library that PEERLANE_CUDA_LIBRARY names, by default libcuda.so.1, and calls

@@ -64,10 +64,21 @@ func (d *Driver) ModuleLoadPTX(ptx string) (Module, error) {
 	}
 	err := d.failed(r, "cuModuleLoadDataEx", fmt.Sprintf("%d bytes of PTX", len(ptx)))
 	if text := strings.TrimSpace(C.GoString(&log[0])); text != "" {
-		return 0, fmt.Errorf("%w: %s", err, text)
+		return 0, &ModuleError{err, text}
 	}
 	return 0, err
 }
+
+// ModuleError is the error of a module that the driver does not compile or load.
+type ModuleError struct {
+	Err error
+	Log string // of the driver's compiler
+}
+
+func (e *ModuleError) Error() string { return e.Err.Error() + ": " + e.Log }
+
+// Unwrap returns the error of the call.
+func (e *ModuleError) Unwrap() error { return e.Err }
 
 // ModuleGetFunction returns the kernel of a name, or [ErrNotFound]. Under lazy loading this call
 // loads the kernel.

@@ -273,10 +273,10 @@ func attachLanes(l paths.Layout, config config.Config, plan *planner.Plan, spec 
 	if len(given) == 0 {
 		return warning, nil
 	}
-	r := Request{Container: c, Lanes: given, Config: config, Ignored: hostnetwork.IgnoredVariables(spec.Process.Env),
-		Pod: generation.PodOf(s.Annotations)}
+	r := Request{Container: c, Lanes: given, Config: config, ignored: hostnetwork.IgnoredVariables(spec.Process.Env),
+		pod: generation.PodOf(s.Annotations)}
 	if name := config.Network.TenantAnnotation; name != "" {
-		r.Tenant = s.Annotations[name]
+		r.tenant = s.Annotations[name]
 	}
 	var defaults error
 	g, starting, err := start(l, r, func(g *generation.Generation) error {

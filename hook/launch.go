@@ -39,12 +39,12 @@ type Request struct {
 	// HookBinary is the program with the command supervise; empty for the running program, if its
 	// name is peerlane-hook, or else the peerlane-hook in the same directory.
 	HookBinary string
-	// Ignored becomes the generation's.
-	Ignored []string
-	// Tenant is the value of the container's annotation network.tenant_annotation.
-	Tenant string
-	// Pod becomes the generation's.
-	Pod *generation.Pod
+	// ignored becomes the generation's.
+	ignored []string
+	// tenant is the value of the container's annotation network.tenant_annotation.
+	tenant string
+	// pod becomes the generation's.
+	pod *generation.Pod
 }
 
 // Launch gives a container a generation: sockets that accept connections from now on, and a
@@ -196,9 +196,9 @@ func claim(l paths.Layout, init process.Process, r Request, relay string) (g *ge
 	g = &generation.Generation{
 		ID: generation.NewID(), Container: r.Container, Init: init, Created: time.Now().UTC(),
 		Machine: generation.MachineID(l),
-		Ignored: r.Ignored, LogFormat: r.Config.Log.Format,
+		Ignored: r.ignored, LogFormat: r.Config.Log.Format,
 		Relay:   generation.Command{Path: relay, Environment: r.Config.Relay.Environment},
-		Network: r.Config.Network, Tenant: r.Tenant, Pod: r.Pod, Rails: r.Config.Plan.Rails,
+		Network: r.Config.Network, Tenant: r.tenant, Pod: r.pod, Rails: r.Config.Plan.Rails,
 		NetworkMemory: uint64(min(r.Config.Staging.BounceLimit, r.Config.Relay.Memory/4)),
 	}
 	if g.Sandbox, err = generation.NewSandbox(r.Config.Relay); err != nil {

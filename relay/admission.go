@@ -14,9 +14,8 @@ import (
 // that there is none.
 type Asker func(launch.Claim) (launch.Admission, error)
 
-// claims are what this relay has of the server GPUs by admission, over all its
-// lanes. The lock is held while an answer is waited for, so that claims are
-// decided one by one.
+// claims are the admitted allocations of this relay on server GPUs, over its lanes. The lock is
+// held during the wait for an answer, so that claims are decided in sequence.
 type claims struct {
 	mu   sync.Mutex
 	ask  Asker
@@ -28,10 +27,10 @@ type claims struct {
 	hostAdmission      bool
 }
 
-// errNotAdmitted says that other relays of the host have what may be taken.
+// errNotAdmitted: further relays of the host use the permitted memory.
 var errNotAdmitted = errors.New("not admitted")
 
-// AskBy says who admits staging. It is called before Configure.
+// AskBy sets the function that admits staging. It is called before Configure.
 func (r *Relay) AskBy(ask Asker) { r.claims.ask = ask }
 
 // take claims bytes more on a GPU that has so much memory, or says why they are

@@ -35,8 +35,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// victim is a relay in a process of its own, so that what it takes can be
-// measured, and a client of it that minds its own business.
+// victim is a relay in a separate process, so that the test can measure its resources, and a
+// well-behaved client.
 type victim struct {
 	t      *testing.T
 	host   *host
@@ -50,7 +50,7 @@ type victim struct {
 	before             taken
 }
 
-// taken is what a process takes.
+// taken counts the resources of a process.
 type taken struct {
 	files, threads int
 	resident       uint64 // bytes
@@ -93,8 +93,8 @@ func playRelay() error {
 	return r.Run()
 }
 
-// relayListeners are the sockets of a relay in a process of its own, which outlive
-// it, as a supervisor's do.
+// relayListeners are the sockets of a relay in a separate process, which outlive the relay, as a
+// supervisor's sockets do.
 func relayListeners(t *testing.T, paths ...string) []*os.File {
 	t.Helper()
 	var files []*os.File
@@ -117,8 +117,8 @@ func closeFiles(files []*os.File) {
 	}
 }
 
-// startRelay starts a relay in a process of its own, which ends when its standard
-// input does. It can be done again with the same listeners.
+// startRelay starts a relay in a separate process, which ends with its standard input. It can be
+// done again with the same listeners.
 func startRelay(c launch.Config, listeners []*os.File, log *os.File, environment ...string) (*exec.Cmd, io.Closer, error) {
 	config, err := json.Marshal(c)
 	if err != nil {
@@ -289,8 +289,8 @@ func (v *victim) takes() taken {
 	return now
 }
 
-// A relay that was attacked may keep what its runtime has grown to: some threads,
-// and memory that the garbage collector gives back late.
+// An attacked relay may keep the grown size of its Go runtime: some threads, and memory that the
+// garbage collector gives back late.
 const (
 	moreFiles    = 16
 	moreThreads  = 400
@@ -311,7 +311,7 @@ func (v *victim) closes() (now taken) {
 	}
 }
 
-// recovered demands that the relay has what it had before, but for some.
+// recovered demands that the relay has its former resources, with a tolerance.
 func (v *victim) recovered() {
 	v.t.Helper()
 	v.goesOn()
@@ -353,7 +353,7 @@ func (v *victim) session() packet.Conn {
 	return c
 }
 
-// ends reads until the relay has closed, and returns what it said last.
+// ends reads until the relay has closed, and returns the last message.
 func ends(t *testing.T, c packet.Conn) error {
 	t.Helper()
 	defer c.Close()
@@ -381,7 +381,7 @@ func TestSocketWithThousandConnectionsStillServes(t *testing.T) {
 		silent = append(silent, v.dial())
 		if i%250 == 249 {
 			v.goesOn()
-			v.comes() // who says hello is not kept out
+			v.comes() // a client with a hello is not kept out
 		}
 	}
 	if now := v.takes(); now.files > v.before.files+300 {
@@ -470,7 +470,7 @@ func TestSocketGarbageEndsConnectionOnly(t *testing.T) {
 	v.recovered()
 }
 
-// Each message of a session, cut short at every word, and with one byte more.
+// Every message of a session, cut at every word, and with an additional byte.
 func TestTruncatedMessagesEndTheirSession(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	v := newVictim(t, nil)
@@ -508,7 +508,7 @@ func TestMessageWithThousandDescriptorsIsRefused(t *testing.T) {
 	text := wire.Encode(&wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend}, 1)
 	for range 8 {
 		c := v.session()
-		// Those that wait in the socket when it is cut off are the kernel's.
+		// The kernel frees descriptors that wait in a closed socket.
 		for range 4 {
 			if _, _, err := c.WriteMsgUnix(text, unix.UnixRights(many...), nil); err != nil {
 				break
@@ -516,7 +516,7 @@ func TestMessageWithThousandDescriptorsIsRefused(t *testing.T) {
 		}
 		demand(t, ends(t, c), wire.StatusMalformed, "descriptors")
 	}
-	// As many as a message may have, and too many for what it asks.
+	// The maximum number for a message, and too many for the request.
 	c := v.session()
 	for range 1000 {
 		_, _, err := c.Exchange(&wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend}, time.Minute, many[:wire.MaxDescriptors]...)
@@ -561,8 +561,7 @@ func TestClientThatNeverReadsIsDisconnected(t *testing.T) {
 	v.recovered()
 }
 
-// A client can map all of the submit memory for writing, and nobody can keep it
-// from writing there what it likes, whenever it likes.
+// A client can map the whole submit memory for writing, and write any bytes there at any time.
 func TestRingRewrittenAtRandomHarmsNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	cut := 0
@@ -586,7 +585,7 @@ func TestRingRewrittenAtRandomHarmsNoOtherClient(t *testing.T) {
 		connection, region, own := v.withConnection(c)
 		rng := mathrand.New(mathrand.NewPCG(uint64(round), 7))
 		for i := range 2000 {
-			// Some operations are real, so that what is rewritten is in use.
+			// Some operations are valid, so that the rewritten memory is in use.
 			if i%4 == 0 {
 				_, _ = shared.Post(wire.Descriptor{
 					Operation: 1 + uint32(i/4)%3, Connection: connection, Memory: region, Length: 1 << 16, Cookie: uint64(i),
@@ -641,8 +640,8 @@ func TestRingRewrittenAtRandomHarmsNoOtherClient(t *testing.T) {
 	v.recovered()
 }
 
-// withConnection exports memory on a raw session and connects it to itself; the
-// receiving end is the good client's, which takes what comes.
+// withConnection exports memory on a raw session and connects it to itself; the receiving end
+// belongs to the good client, which takes every message.
 func (v *victim) withConnection(c packet.Conn) (connection, region uint32, own *memory) {
 	v.t.Helper()
 	own = allocate(v.t, 0, 2<<20)
@@ -677,8 +676,8 @@ func (v *victim) withConnection(c packet.Conn) (connection, region uint32, own *
 	return connected.Connection, exported.Memory, own
 }
 
-// What the relay alone writes, no client can: not by the descriptor, not by a
-// second one of the same file, not by its size.
+// No client can write memory that only the relay writes: not by the descriptor, not by a second
+// descriptor of the same file, not by a change of the size.
 func TestCompletionsCannotBeForged(t *testing.T) {
 	v := newVictim(t, nil)
 	c := v.dial()
@@ -724,8 +723,7 @@ func TestCompletionsCannotBeForged(t *testing.T) {
 	v.recovered()
 }
 
-// Timelines are the client's own to write: what it forges moves its own
-// operations, and nobody else's.
+// Timelines are the client's own to write: forged values affect only operations of that client.
 func TestForgedTimelinesAffectOwnOperationsOnly(t *testing.T) {
 	v := newVictim(t, nil)
 	bad := attachRaw(t, v.socket)
@@ -807,8 +805,7 @@ func TestExportRemovedDuringCopyHarmsNoOtherClient(t *testing.T) {
 		if _, err := sending.Send(m.Memory, 0, 1<<20); err != nil {
 			t.Fatal(err)
 		}
-		// It is sealed against what would make the relay fail, and no longer one's
-		// own once it is exported.
+		// The memory is sealed against changes that would make the relay fail.
 		if unix.Ftruncate(m.fd, 4096) == nil {
 			t.Error("exported memory can be made shorter")
 		}
@@ -838,9 +835,9 @@ func TestExportRemovedDuringCopyHarmsNoOtherClient(t *testing.T) {
 	v.recovered()
 }
 
-// fuse is a file system of one file whose close hangs until it is let go. It is
-// mounted nowhere: who has the file has it. Until then no process may be started
-// beside it, which would hang before it is executed.
+// fuse is a file system with a single file, whose close hangs until the test releases it. It is
+// mounted nowhere: the holder of the file has it. Until then no process may start, because the
+// process would hang before exec.
 type fuse struct {
 	t    *testing.T
 	file int // the file, open
@@ -969,7 +966,7 @@ func (f *fuse) answer(unique uint64, failure int32, out []byte) {
 	binary.LittleEndian.PutUint32(header, uint32(16+len(out)))
 	binary.LittleEndian.PutUint32(header[4:], uint32(failure))
 	binary.LittleEndian.PutUint64(header[8:], unique)
-	_, _ = unix.Write(f.fd, append(header, out...)) // ENOENT where who asked is gone
+	_, _ = unix.Write(f.fd, append(header, out...)) // ENOENT if the requester is gone
 }
 
 func (f *fuse) hanging() int {
@@ -989,8 +986,8 @@ func (f *fuse) letGo() {
 	f.held = nil
 }
 
-// A file of a file system that the client itself serves: every call on it can
-// hang, and its close does.
+// A file of a file system that the client itself serves: every call on the file can hang, and the
+// close does.
 func TestHangingFileDescriptorsBlockNoOtherClient(t *testing.T) {
 	v := newVictim(t, nil)
 	f := newFuse(t) // after that: a process that is started closes the file, and hangs
@@ -1020,7 +1017,7 @@ func TestHangingFileDescriptorsBlockNoOtherClient(t *testing.T) {
 	if hung > 100 || now.files > v.before.files+200 || now.threads > v.before.threads+400 {
 		t.Errorf("%d files hang; the relay took %+v and takes %+v", hung, v.before, now)
 	}
-	// With hello, too, and nobody waits for it.
+	// Also with hello, and no client waits.
 	for range 20 {
 		c := v.dial()
 		_, fds, err := c.Exchange(&wire.Hello{Magic: wire.Magic, Oldest: 1, Newest: wire.NewestVersion}, time.Minute, file)
@@ -1082,14 +1079,13 @@ func lingering(t *testing.T) (fd int, release func()) {
 		t.Fatal(err)
 	}
 	demand(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}))
-	release = sync.OnceFunc(func() { unix.Close(other) }) // what is unread there resets both
+	release = sync.OnceFunc(func() { unix.Close(other) }) // unread bytes there reset both
 	t.Cleanup(release)
 	return fd, release
 }
 
-// The last close of a TCP socket that lingers waits in the kernel, in whatever call
-// it comes: one that receives a message without its descriptors, and one that closes
-// a socket with messages unread.
+// The last close of a lingering TCP socket waits in the kernel, in any call: in a receive of a
+// message without its descriptors, and in the close of a socket with unread messages.
 func TestLingeringSocketsBlockNoOtherClient(t *testing.T) {
 	export := &wire.Export{Bytes: 4096, Length: 4096, GPU: uuid(t, 0), Access: wire.AccessSend}
 	null, err := os.Open(os.DevNull)
@@ -1175,8 +1171,7 @@ func TestLingeringSocketsBlockNoOtherClient(t *testing.T) {
 	}
 }
 
-// A handle has 128 random bits. Wrong ones are refused before anything is done
-// for them, and counted.
+// A handle has 128 random bits. The relay refuses wrong handles before any work, and counts them.
 func TestGuessedHandlesAreRefusedAndCounted(t *testing.T) {
 	h := newHost(t)
 	socketB, relayB := h.start("b", launch.RouteDirect, -1, far(3, 2, "nic1"))
@@ -1214,8 +1209,8 @@ func TestGuessedHandlesAreRefusedAndCounted(t *testing.T) {
 	}
 }
 
-// Whoever has a container's socket has its lanes: he exports memory of his own,
-// and nothing that others exported there is within his reach.
+// A process with a container's socket has the container's lanes: he exports memory of his own, and
+// nothing that others exported there is within his reach.
 func TestSocketOfOtherContainerGivesNoMemory(t *testing.T) {
 	h := newHost(t)
 	socket := h.relay("b", launch.RouteDirect, far(3, 2, "nic1"))
@@ -1301,8 +1296,8 @@ func TestSocketOfOtherContainerGivesNoMemory(t *testing.T) {
 	}
 }
 
-// Every limit of a container can be reached, says which it is, holds for all its
-// clients together, and ends with what reached it.
+// Every limit of a container can be reached, is named in the error, holds for the container's
+// clients together, and ends with the client that reached it.
 func TestContainerLimitsHoldForAllClientsTogether(t *testing.T) {
 	start := func(l launch.Limits) (string, *relay.Relay) {
 		h := newHost(t)

@@ -19,11 +19,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Whoever is slow, or stands still, costs the relay a bounded amount, and the others
-// nothing; and the administrator sees who waits for what while that lasts. The table is
-// in docs/relay.md.
+// A slow or stopped client costs the relay a bounded amount, and further clients nothing; and the
+// report shows the current waits with their causes. The table is in docs/relay.md.
 
-// report waits until a report says something.
+// told waits until a report says something.
 func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
 	t.Helper()
 	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {
@@ -114,7 +113,7 @@ func (w *slowWorld) signal(s unix.Signal) {
 	}
 }
 
-// passes has messages go from one client to another, one after the other.
+// passes sends messages in sequence between two clients.
 func (w *slowWorld) passes(messages int, from *client.Connection, source *client.Memory, to *client.Connection, target *client.Memory) {
 	w.Helper()
 	for range messages {
@@ -131,8 +130,8 @@ func (w *slowWorld) passes(messages int, from *client.Connection, source *client
 	}
 }
 
-// A relay that is stopped holds slots of another container's lane that it was granted
-// and does not fill. It has not all of them: who else sends there goes on.
+// A relay that is stopped holds slots of another container's lane that it was granted and does not
+// fill. The stopped relay does not hold every slot: further senders continue.
 func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	w := newSlowWorld(t)
 	slowSends, slowReceives, _ := join(t, w.clientA, 0, w.clientB, 3)
@@ -143,7 +142,7 @@ func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What is announced after it has arrived: so has the large one's word.
+	// Announced after arrival: so has the large one's word.
 	small, err := slowSends.Send(w.memoryA, 0, 0, client.Tag(2))
 	if err != nil {
 		t.Fatal(err)
@@ -180,8 +179,8 @@ func TestStoppedPeerLeavesSlotsToOtherSenders(t *testing.T) {
 	told(t, w.b, "no slot is held", func(r *launch.Report) bool { return with(r, "container a", false).Slots == 0 })
 }
 
-// What a stopped relay does not read is bounded by the ring of its peer's client, which
-// is full then and says so; another client of the same container goes on.
+// The ring of the peer's client bounds the messages that a stopped relay does not read; the full
+// ring is reported; another client of the same container goes on.
 func TestStoppedPeerBacklogIsBoundedByRing(t *testing.T) {
 	w := newSlowWorld(t)
 	slowSends, slowReceives, _ := join(t, w.clientB, 3, w.clientA, 0)
@@ -227,8 +226,8 @@ func TestStoppedPeerBacklogIsBoundedByRing(t *testing.T) {
 	}
 }
 
-// Whoever cancels a message has the other relay asked once, however often: else it
-// would be as many words that a stopped one does not read as end the connection.
+// Repeated cancels of a message send a single request to the remote relay: otherwise the unread
+// requests of a stopped relay would end the connection.
 func TestCancelRepeatedSendsOneRequest(t *testing.T) {
 	w := newSlowWorld(t)
 	sends, receives, _ := join(t, w.clientB, 3, w.clientA, 0)
@@ -252,8 +251,8 @@ func TestCancelRepeatedSendsOneRequest(t *testing.T) {
 	}
 }
 
-// The relay takes as many operations as there is room for completions, and none more
-// from a client that reads none; its other clients go on.
+// From a client that reads no completions the relay takes only as many operations as there is room
+// for completions; further clients continue.
 func TestClientWithFullCompletionRingBlocksOnlyItself(t *testing.T) {
 	h := newHost(t)
 	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
@@ -303,7 +302,7 @@ func TestClientWithFullCompletionRingBlocksOnlyItself(t *testing.T) {
 	if !full(r.Report()) {
 		t.Error("the ring is not full any more")
 	}
-	// It goes on where it reads, and what it has waited for is counted.
+	// The client continues after reading, and the wait is counted.
 	for read, end := 0, testutil.Begin(); read < posted; {
 		if _, ok := bad.Next(); ok {
 			read++

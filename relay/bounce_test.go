@@ -33,7 +33,7 @@ const mib = 1 << 20
 // fillGPU takes a GPU's memory but for so many bytes.
 func fillGPU(t *testing.T, i int, leave uint64) {
 	t.Helper()
-	// The context stays, so that what it takes is taken before.
+	// The context stays, so its memory is allocated before.
 	g, err := device.Open(driver, devices[i].BusID)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func fillGPU(t *testing.T, i int, leave uint64) {
 		if free < leave+granule {
 			return fmt.Errorf("GPU %d has %d MiB free, and %d are to be left", i, free/mib, leave/mib)
 		}
-		// Some granules fewer where the driver has more use for them than it says.
+		// Some granules fewer, because the driver uses more memory than reported.
 		for take := (free - leave) / granule * granule; ; take -= granule {
 			handle, err = driver.MemCreate(g.Ordinal, take, cuda.MemOptions{})
 			if !errors.Is(err, cuda.ErrOutOfMemory) || take == granule {
@@ -212,7 +212,7 @@ func (f *fixture) moveBytes(t *testing.T, n uint64) {
 	}
 }
 
-// staging is what the relay reports of a GPU.
+// staging returns the relay's report on a GPU.
 func (f *fixture) staging(t *testing.T, i int) launch.Staging {
 	t.Helper()
 	report := f.relay.Report()
@@ -255,7 +255,7 @@ func TestFullServerGPUShrinksStaging(t *testing.T) {
 			if s.Wanted != 512*mib || s.Bytes == 0 || s.Bytes > c.free {
 				t.Errorf("staging is %+v", s)
 			}
-			// A real driver needs something of its own of what is free.
+			// A real driver needs a part of the free memory.
 			if !realGPUs && (s.Bytes != c.wants || !strings.HasPrefix(s.Note, c.note) || c.note == "" && s.Note != "") {
 				t.Errorf("staging is %+v", s)
 			}
@@ -283,7 +283,7 @@ func TestFullServerGPUShrinksStaging(t *testing.T) {
 	})
 }
 
-// said collects what this process logs at a level or above.
+// said collects this process's log lines at a level or above.
 type said struct {
 	sync.Mutex
 	lines []string
@@ -326,7 +326,7 @@ func listenToLog(t *testing.T) *said {
 	return s
 }
 
-// bounced is what the relay reports of the host's memory.
+// bounced returns the relay's report on host memory.
 func (f *fixture) bounced() launch.Staging {
 	for _, s := range f.relay.Report().Staging {
 		if s.Host {
@@ -336,8 +336,8 @@ func (f *fixture) bounced() launch.Staging {
 	return launch.Staging{}
 }
 
-// through is what a relay counts of the slots on a GPU, or of those in the host's
-// memory, whose UUID is zero.
+// through returns a relay's byte counts of the slots on a GPU, or in host memory, whose UUID is
+// zero.
 func through(t *testing.T, s *client.Session, server wire.UUID) wire.ServerBytes {
 	t.Helper()
 	m, err := s.Statistics(within(t))
@@ -398,7 +398,7 @@ func TestFullServerGPUsBounceThroughHostMemory(t *testing.T) {
 				t.Errorf("the log says %q", log.lines)
 			}
 			gpu, ram := through(t, f.session, uuid(t, 1)), through(t, f.session, wire.UUID{})
-			const both = 2 * 2 * shortBytes // two messages, each out of one slot and through another
+			const both = 2 * 2 * shortBytes // two messages, both from a slot through a second slot
 			if c.gpu == 0 && (gpu.In != 0 || ram.In != both || ram.Out != both) || c.gpu > 0 && (ram.In != 0 || gpu.In != both) {
 				t.Errorf("%+v through the GPU's slots, %+v through the host's", gpu, ram)
 			}
@@ -546,7 +546,7 @@ func (a *asker) count() int {
 	return len(a.claims)
 }
 
-// What is not admitted is made smaller like what there is no memory for.
+// Staging that is not admitted becomes smaller, as staging without free memory does.
 func TestStagingAboveHostAccountIsMadeSmaller(t *testing.T) {
 	a := &asker{limit: 200 * mib}
 	h := newHost(t)
@@ -590,7 +590,7 @@ func TestStagingAboveHostAccountIsMadeSmaller(t *testing.T) {
 		t.Errorf("%d claims by 50 clients, and each try has %d", more, each)
 	}
 
-	// What was admitted and is not there is given back.
+	// Admitted memory without an allocation is given back.
 	a.admit(512 * mib)
 	fillGPU(t, 1, 0)
 	last := newSelf(t, h, far(0, 1, "nic0"))

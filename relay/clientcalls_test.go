@@ -25,9 +25,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// playWatchedClient is a program that uses package client from end to end whenever a line
-// comes in, and says how that went. All but package client's calls come before it is
-// watched.
+// playWatchedClient is a program that uses package client from end to end whenever a line comes in,
+// and says how that went. Every call except those of package client precedes the watch.
 func playWatchedClient() error {
 	d, err := cuda.Open()
 	if err != nil {
@@ -169,7 +168,7 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 	return c
 }
 
-// quota has it run once. It gives what the program was told.
+// use runs the program once. It returns the error of the program.
 func (c *watchedClient) use() (told string, err error) {
 	if _, err := c.stdin.(io.Writer).Write([]byte{1}); err != nil {
 		return "", err
@@ -178,8 +177,8 @@ func (c *watchedClient) use() (told string, err error) {
 	return told, err
 }
 
-// Each system call of package client that can fail fails once, in each way it can: the
-// program is told the cause, in time, its next session works, and nothing is left behind.
+// Every system call of package client that can fail fails once per possible error: the program is
+// told the cause, in time, its next session works, and nothing is left behind.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
 func TestClientSystemCallFaultsReturnErrors(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// clientCalls is what a program says of the CUDA calls of package client.
+// clientCalls is a program's report on the CUDA calls of package client.
 type clientCalls struct {
 	First, Second string // errors of the program's two tries
 	Begin, End    int    // of package client's calls at the first one, among all
@@ -76,8 +76,8 @@ func playClient() error {
 		return err
 	}
 	h, err := self.holds()
-	// The end of the session unmaps the rings a moment after Close. A lost context gives nothing back,
-	// and nobody looks at what stays then.
+	// The end of the session unmaps the rings a moment after Close. A lost context frees nothing,
+	// and the test does not check the rest then.
 	fault := os.Getenv("PEERLANE_SIM_FAULT")
 	call, _, _ := strings.Cut(fault, ":")
 	lost, most := contextLost(fault), before.mappings+kept[call].mappings
@@ -91,7 +91,7 @@ func playClient() error {
 	return json.NewEncoder(os.Stdout).Encode(said)
 }
 
-// kept is what stays when the driver does not take memory back: its file and its mapping.
+// kept has the resources that stay if the driver does not free memory: its file and its mapping.
 var kept = map[string]holding{"cuMemRelease": {files: 1, mappings: 1}, "cuMemUnmap": {files: 1, mappings: 1}}
 
 // contextLost reports that a CUDA context is lost after a fault with this effect.
@@ -99,7 +99,7 @@ func contextLost(effect string) bool {
 	return strings.HasSuffix(effect, "lost") || strings.HasSuffix(effect, "error=700")
 }
 
-// callCUDA uses timelines, a hand-over and staging memory, and gives all of it back.
+// callCUDA uses timelines, a hand-over and staging memory, and frees them.
 func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client.Session, id wire.UUID) (err error) {
 	timelines, err := s.RegisterTimelines(d)
 	if err != nil {
@@ -130,9 +130,9 @@ func callCUDA(ctx context.Context, d *cuda.Driver, stream cuda.Stream, s *client
 		d.StreamSynchronize(stream))
 }
 
-// Each CUDA call of package client meets each fault: the program is told of the call, in
-// time, its next try works where the context is not lost, and nothing is left behind, in
-// the client or in the relay, which goes on.
+// Every CUDA call of package client meets every fault: the program is told of the call, in time,
+// its next try works where the context is not lost, and nothing is left behind, in the client or in
+// the relay, which goes on.
 //
 // PEERLANE_FAULTS=all tries all faults; else there is one of each call.
 func TestClientCUDAFaultsReturnErrors(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Whoever has closed a session may use its memory for something else at once: copies
-// into it that were under way have ended, and no other begins.
+// After the close of a session the program may reuse the memory at once: copies in flight have
+// ended, and no copy starts.
 func TestClosedSessionMemoryIsNotWritten(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
@@ -56,8 +56,8 @@ func TestClosedSessionMemoryIsNotWritten(t *testing.T) {
 	}
 }
 
-// A relay that is stopped, or that means ill, can write slots only, on route staged: no
-// client of another container waits for it to close its session.
+// A relay that is stopped, or that means ill, can write slots only, on route staged: no client of a
+// further container waits for that relay in a close.
 func TestCloseBesideStoppedPeerReturns(t *testing.T) {
 	w := newSlowWorld(t)
 	sends, receives, _ := join(t, w.clientA, 0, w.clientB, 3)
@@ -81,8 +81,8 @@ func TestCloseBesideStoppedPeerReturns(t *testing.T) {
 	demand(t, err, wire.StatusPeerClosed)
 }
 
-// A sender may have its connection before the listener's client hears of it. Whether the
-// listener is closed just before or just after, it is why the connection ends.
+// A sender may have a connection before the listener's client gets the event. Whether the listener
+// is closed just before or just after, it is why the connection ends.
 func TestListenerClosedDuringConnectNamesTheReason(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0")))
 	for range 100 {

@@ -12,15 +12,15 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// connection is one end of a one-way way for messages. Operations start in the
-// order in which they were posted; each may wait for a timeline first.
+// connection is one end of a unidirectional stream of messages. Operations start in the order in
+// which they were posted; each may wait for a timeline first.
 type connection struct {
 	session *session
 	number  uint32
 	lane    *lane
 	route   uint32
-	// transport is one of launch.Transport*, and out and in the slots that it writes from
-	// and into; nil on route direct.
+	// transport is one of launch.Transport*, and out and in are the slots of the connection; nil on
+	// route direct.
 	transport string
 	out, in   *staging
 	// registered is how NICs know those, over verbs, or a near GPU's memory. Of that, inPlaceKnown
@@ -40,13 +40,13 @@ type connection struct {
 	shared     windows // of the port, between two relays of a host; nil elsewhere
 	sends      bool
 	side       side
-	// listener is the number of the one that accepted it, 0 where it was made here.
+	// listener is the number of the accepting listener, 0 for a connection made here.
 	listener uint32
-	// hidden: the client knows nothing of it. twin is the other connection of one that
-	// has a way back (reverse.go), nil elsewhere.
+	// hidden: the client knows nothing of it. twin pairs a connection with its reverse connection
+	// (reverse.go); nil without one.
 	hidden bool
 	twin   *connection
-	// servedOperation is how many operations the relay does here for the other side.
+	// serving is the number of operations that the relay does here for the other side.
 	serving int
 	flushes flushes
 
@@ -58,7 +58,7 @@ type connection struct {
 	slots    share // of its lane's
 }
 
-// side is what differs between sender and receiver.
+// side has the methods that differ between sender and receiver.
 type side interface {
 	// start begins an operation whose timeline has come.
 	start(op *operation)
@@ -67,12 +67,12 @@ type side interface {
 	// message handles a message of the other relay; an error takes the
 	// connection down.
 	message(m wire.Message, fds []int) error
-	// stop fails what is started; it is called once.
+	// stop fails started operations; it is called once.
 	stop(why *wire.Error)
 	// drained reports whether nothing is under way any more that could touch a
 	// memory of either side.
 	drained() bool
-	// free lets go of what belongs to the connection.
+	// free releases the connection's resources.
 	free()
 }
 
@@ -121,7 +121,7 @@ func (c *connection) refuse(op *operation, status wire.Status) {
 	op.finish(status)
 }
 
-// advance starts what is due.
+// advance starts operations that are due.
 func (c *connection) advance() bool {
 	progress := false
 	for c.down == nil && len(c.posted) > 0 && c.posted[0].due() {
@@ -200,8 +200,8 @@ func (c *connection) ended(err error) {
 	c.settle()
 }
 
-// lost is the end of the connection's channel to another host, by the other relay or of
-// all that goes there.
+// lost handles the end of the connection's channel to a remote host, by the remote relay or with
+// the whole Peer.
 func (c *connection) lost(err error) {
 	c.portDown = true
 	var why *wire.Error
@@ -212,8 +212,8 @@ func (c *connection) lost(err error) {
 	c.settle()
 }
 
-// shutdown takes the connection down for a reason, tells both sides, and lets
-// what is under way end. It goes when that is so.
+// shutdown takes the connection down for a reason, reports the reason to both sides, and waits for
+// operations in flight. It goes when that is so.
 func (c *connection) shutdown(why *wire.Error) {
 	if c.down != nil {
 		return
@@ -255,9 +255,8 @@ func (c *connection) settle() {
 	if c.counted {
 		c.session.relay.release(ofConnection)
 	}
-	// The sender's close tells the receiver that nothing writes any more; the
-	// receiver has waited for it. First goes what it has not read, the reason
-	// last.
+	// The sender's close tells the receiver that nothing writes any more; the receiver has waited
+	// for it. Queued messages go first, the reason last.
 	c.port.Leave()
 	c.side.free()
 	c.session.settle()
@@ -328,7 +327,7 @@ func (r *Relay) given() *wire.LanesReply {
 // not 0, by which a client recognises local lanes.
 const unknownPeerMbps = 100000
 
-// nicOf is what is known of the NIC of the lane of a GPU.
+// nicOf describes the NIC of the lane of a GPU.
 func (r *Relay) nicOf(gpu wire.UUID) (*wire.LaneNICReply, error) {
 	for _, l := range r.lanes {
 		if id, err := wire.ParseGPU(l.spec.GPU.UUID); err != nil || id != gpu {

@@ -31,8 +31,7 @@ func TestHistogramsKeepBucketOrder(t *testing.T) {
 	}
 }
 
-// A report of very many lanes and connections, all of them at work, fits into its
-// datagram.
+// A report of very many busy lanes and connections fits into its datagram.
 func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 	busy := launch.Figures{Operations: 1 << 62, Bytes: 1 << 62, InFlight: 1024}
 	for i := range buckets - 1 {
@@ -60,7 +59,7 @@ func TestReportOfManyLanesFitsDatagram(t *testing.T) {
 	}
 }
 
-// So does one of more clients than it has room for.
+// So does a report of more clients than fit.
 func TestReportOfManyClientsFitsDatagram(t *testing.T) {
 	r := &launch.Report{Clients: make([]launch.Client, toldClients)}
 	for i := range r.Clients {
@@ -102,8 +101,8 @@ func TestCountersAddAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkCounting is what counting costs an operation. One of 8 bytes takes some
-// 6.5 µs on the fastest GPUs that were measured (docs/benchmarks.md).
+// BenchmarkCounting measures the cost of counters per operation. One of 8 bytes takes some 6.5 µs
+// on the fastest GPUs that were measured (docs/benchmarks.md).
 func BenchmarkCounting(b *testing.B) {
 	c, op := counting(b)
 	b.ReportAllocs()

@@ -14,8 +14,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// The sizes of the deadlock test: each communicator is a connection either way, and
-// its messages are up to three slots and a half.
+// The sizes of the deadlock test: a communicator is a connection per direction, with messages of up
+// to three and a half slots.
 const (
 	communicators   = 16 // 64 where PEERLANE_DEADLOCK_ROUNDS is set
 	deadlockSlot    = 64 << 10
@@ -36,8 +36,8 @@ type parcel struct {
 	received   *client.Operation
 }
 
-// Many communicators over one pair of relays that has two slots each way: whatever
-// the order is in which their receives are posted, all messages arrive.
+// Many communicators share a pair of relays with two slots per direction: every message arrives,
+// for any order of posted receives.
 //
 // PEERLANE_DEADLOCK_ROUNDS says how many orders are tried; PEERLANE_DEADLOCK_SEED
 // repeats one.

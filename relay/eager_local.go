@@ -7,12 +7,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Short messages to another container of this host, on route direct, out of the host's
-// memory, do not wait for a grant: their bytes are in a window that both relays have
-// mapped when the announcement comes, and the receiver copies them into the client's
-// memory. Where it cannot do so at once it grants room, and the message goes as long ones do.
-// A window is the sender's again when its message is delivered, or refused. A message that
-// finds none waits for a grant.
+// Short messages to another container of this host, on route direct, out of the host's memory, do
+// not wait for a grant: the bytes are in a window mapped by both relays when the announcement
+// arrives, and the receiver copies the bytes into the client's memory. If the receiver cannot copy
+// at once, it grants room, and the message travels as a long message. A window is the sender's
+// again when its message is delivered, or refused. A message that finds none waits for a grant.
 
 // windows are a port's.
 type windows interface {
@@ -81,9 +80,8 @@ func (r *receiver) announcedEagerLocal(m *wire.PeerEager) error {
 	return r.announce(&arrival{send: m.Send, tag: m.Tag, length: m.Length, short: window[:m.Length]})
 }
 
-// takeEagerLocal copies a message out of its window. It reports false where the message has to wait
-// for a grant after all. The window is mapped for as long as the connection is up, and so has
-// messages.
+// takeEagerLocal copies a message out of its window. It returns false if the message has to wait
+// for a grant. The window is mapped for as long as the connection is up, and so has messages.
 func (r *receiver) takeEagerLocal(a *arrival) bool {
 	op := a.op
 	to := op.memory.place(op.offset)

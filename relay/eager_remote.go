@@ -9,13 +9,13 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Short messages to another host do not wait for a grant: each connection has a quota of
-// windows there, into which its sender writes one message each with the announcement. A
-// window is the sender's again when the receiver has delivered what was in it. A message
-// that finds none waits for a grant, as long ones do.
+// Short messages to another host do not wait for a grant: a connection has a quota of windows
+// there; the sender writes a message with the announcement into a window. The sender owns the
+// window again when the receiver has delivered the message. A message without a free window waits
+// for a grant, as a long message does.
 
 const (
-	// eagerBytes is how much a window holds: what tcp.Peer sends with the messages.
+	// eagerBytes is how much a window holds: the payload that tcp.Peer sends with messages.
 	eagerBytes = 4 << 10
 	// eagerWindows is how many a connection has.
 	eagerWindows = 8
@@ -44,7 +44,7 @@ func newEagerBuffers(g *region) *eagerBuffers {
 	return q
 }
 
-// take gives a connection its quota, where there is one left.
+// take returns a quota for a connection, if one is left.
 func (q *eagerBuffers) take() (at uint64, ok bool) {
 	if q == nil || len(q.free) == 0 {
 		return 0, false
@@ -58,7 +58,7 @@ func (q *eagerBuffers) release(at uint64) { q.free = append(q.free, at) }
 
 // --- the sender's side ------------------------------------------------------------
 
-// eagerOut is what a sender has of its receiver's windows, and a buffer here for each.
+// eagerOut has a sender's windows at the receiver, with a local buffer per window.
 type eagerOut struct {
 	quotas  *eagerBuffers
 	at      uint64 // of the buffers
@@ -139,7 +139,7 @@ func (s *sender) writeEager(op *operation, window int, from device.Place) {
 	})
 }
 
-// answered says that the receiver is done with what was in a window.
+// answered frees a window after the receiver's answer.
 func (s *sender) answered(window int) {
 	s.eager.windows[window].answered = true
 	s.freeEager(window)
@@ -155,26 +155,26 @@ func (s *sender) freeEager(window int) {
 
 // --- the receiver's side ------------------------------------------------------------
 
-// eagerIn is what a receiver has given its sender.
+// eagerIn has the windows that a receiver gave its sender.
 type eagerIn struct {
 	quotas  *eagerBuffers
 	at      uint64
 	windows [eagerWindows]eagerWindow
 }
 
-// eagerWindow is one message's: its announcement and its bytes come in any order.
+// eagerWindow is one message's: announcement and bytes arrive in any order.
 type eagerWindow struct {
 	arrival *arrival // nil until it is announced
 	arrived uint64   // bytes; 0 until they are there
 }
 
-// renewer is what a transport has that can write into windows.
+// renewer is implemented by transports that can write into windows.
 type renewer interface {
 	// Renew gives a range anew under the number of a grant that it was given by before.
 	Renew(immediate uint64, region uint32, offset, length uint64) error
 }
 
-// windowed is what short messages come through.
+// windowed returns the arrivals of short messages.
 func (r *receiver) windowed() transport.Arrivals {
 	if r.windows != nil {
 		return r.windows
@@ -182,7 +182,7 @@ func (r *receiver) windowed() transport.Arrivals {
 	return r.writes
 }
 
-// expose gives the sender a quota, where the lane has one left.
+// offerQuota gives the sender a quota, if the lane has one left.
 func (r *receiver) offerQuota() error {
 	at, ok := r.quotas[1].take()
 	if !ok {
@@ -265,7 +265,7 @@ func (r *receiver) copyEager(a *arrival) {
 			r.session.relay.counters.staged += a.length
 			if r.down == nil {
 				delete(r.matched, a.send)
-				op.finish(wire.StatusOK)
+				r.end(a, wire.StatusOK)
 				r.answerEager(a, wire.StatusOK)
 			}
 		}
@@ -282,7 +282,7 @@ func (r *receiver) copyEager(a *arrival) {
 	r.lane.pull.take().Move(to, from, a.length, done)
 }
 
-// answerEager gives the window again, and then says what has become of the message.
+// answerEager returns the window, and then reports the message's status.
 func (r *receiver) answerEager(a *arrival, status wire.Status) {
 	err := errors.New("the transport has no windows")
 	if writes, is := r.windowed().(renewer); is {

@@ -34,7 +34,7 @@ func neighbours(t *testing.T, from, to string) *near {
 	a, b := attach(t, left), attach(t, right)
 	n.from, n.to = sideOf(t, a, 0, from, 2<<20), sideOf(t, b, 3, to, 2<<20)
 	n.sending, n.receiving, _ = join(t, a, 0, b, 3)
-	n.pass(t, 0) // when its answer is there the relays have their windows
+	n.pass(t, 0) // after the answer the relays have windows
 	return n
 }
 
@@ -63,9 +63,9 @@ func (n *near) passTo(t *testing.T, size, at uint64) {
 	}
 }
 
-// A short message between two host memories is not granted room: the sender's relay has
-// nothing of the receiver's memory mapped. It counts as others do. One that is not received
-// leaves its window to others.
+// A short message between two host memories is not granted room: the sender's relay has nothing of
+// the receiver's memory mapped. It counts as others do. An unreceived message leaves its window to
+// further messages.
 func TestEagerMessagesNeedNoGrant(t *testing.T) {
 	n := neighbours(t, "host", "host")
 	for range packet.Windows {
@@ -110,7 +110,7 @@ func TestEagerMessagesNeedNoGrant(t *testing.T) {
 }
 
 // A short message into a GPU's memory is not granted room either: the receiver's relay stores or
-// writes it, whatever its size and address. Without an aperture a single byte, which no call
+// writes the message, for any size and address. Without an aperture a single byte, which no call
 // writes beside another process's kernel without a wait, is granted room.
 func TestEagerMessagesIntoGPUMemoryNeedNoGrant(t *testing.T) {
 	for _, c := range []struct {
@@ -145,9 +145,9 @@ func shortIntoGPU(t *testing.T, targets int) {
 	}
 }
 
-// Short messages and long ones meet their receives in order, also more than there are
-// windows, before any receive is posted, into each kind of memory; one that does not fit,
-// and one that is taken back, keep no window.
+// Short and long messages match receives in order, also more messages than windows, before any
+// posted receive, into every kind of memory; a message that does not fit, and a canceled message,
+// keep no window.
 func TestEagerMessagesKeepOrderWithLongOnes(t *testing.T) {
 	for _, to := range kinds {
 		t.Run(to, func(t *testing.T) {
@@ -270,7 +270,7 @@ func TestOlderRelayGetsNoEagerWindows(t *testing.T) {
 	}
 }
 
-// player is one of two clients that send each other messages of one size in turn.
+// player is one of two clients that alternate messages of a fixed size.
 type player struct {
 	memory             *client.Memory
 	sending, receiving *client.Connection
@@ -289,7 +289,7 @@ func (p *player) play() error {
 	return err
 }
 
-// take waits for the other's message, and has room for the one after it.
+// take waits for the remote message, and posts room for the next.
 func (p *player) take(ctx context.Context) error {
 	if _, err := p.awaited.Wait(ctx); err != nil {
 		return err
@@ -297,10 +297,9 @@ func (p *player) take(ctx context.Context) error {
 	return p.await()
 }
 
-// BenchmarkEagerMessages is a message from one container of a host to another and one
-// back, out of host memory into host memory, each when the one before it has come: as
-// NCCL's small operations are. Half of that is a hop. Idle connections are as many as
-// NCCL has there, 16 in each of six sessions. Two relays and two clients need a processor
+// BenchmarkEagerMessages measures a ping-pong between two containers of a host, from host memory
+// into host memory: as NCCL's small operations are. Half of that is a hop. Idle connections are as
+// many as NCCL has there, 16 in each of six sessions. Two relays and two clients need a processor
 // each.
 func BenchmarkEagerMessages(b *testing.B) {
 	for _, idle := range []int{0, 6} {

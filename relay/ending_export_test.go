@@ -2,8 +2,8 @@ package relay
 
 import "github.com/peerlane/peerlane/relay/wire"
 
-// EndWhileAsked ends the relay for a reason as soon as it does what a client has asked for
-// beside its loop, before the loop hears of that.
+// EndWhileAsked ends the relay for a reason as soon as a goroutine has done a client's request,
+// before the loop gets the result.
 func (r *Relay) EndWhileAsked(cause string, why *wire.Error) {
 	var look func()
 	look = func() {

@@ -7,8 +7,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What a client asked for when its relay came to its end is not granted, and the client
-// hears why.
+// An ending relay does not grant a client's request, and the client gets the reason.
 func TestRequestToEndingRelayFailsWithReason(t *testing.T) {
 	h := newHost(t)
 	h.ends = "an illegal memory access"

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Errors of the driver reach a client with the status of what failed, and name the call.
+// Errors of the driver reach a client with the status of the failed step, and name the call.
 func TestDriverErrorsReachClientAsStatus(t *testing.T) {
 	for _, c := range []struct {
 		fault  string
@@ -37,7 +37,7 @@ func TestDriverErrorsReachClientAsStatus(t *testing.T) {
 	}
 }
 
-// A relay that may open no more files says so, and does what it is asked when it may.
+// A relay at the limit of open files returns that error, and serves requests below the limit.
 func TestRelayWithoutDescriptorsFailsRequestsAndRecovers(t *testing.T) {
 	s := newStage(t, launch.RouteDirect)
 	p, err := s.begin(filepath.Join(t.TempDir(), "log"))
@@ -82,7 +82,7 @@ func TestRelayWithoutDescriptorsFailsRequestsAndRecovers(t *testing.T) {
 	}
 }
 
-// What this process closes ends with that, whatever the other side does.
+// Objects closed by this process report Closed, regardless of the remote side.
 func TestLocallyClosedConnectionReportsClosed(t *testing.T) {
 	s := attach(t, newHost(t).relay("a", launch.RouteDirect, far(0, 1, "nic0")))
 	sending, receiving, _ := join(t, s, 0, s, 0)
@@ -113,8 +113,8 @@ func TestSendAfterUnknownEventFails(t *testing.T) {
 	}
 }
 
-// A GPU on which no context can be made is the trouble of its own lane: those of the
-// container's other GPUs go on.
+// A GPU on which no context can be made is the trouble of its own lane: lanes of the container's
+// further GPUs continue.
 func TestFailedGPUEndsNoOtherLane(t *testing.T) {
 	needGPUs(t, 4)
 	v := newVictim(t, func(c *launch.Config) { c.Lanes = append(c.Lanes, far(2, 3, "nic0")) }, "PEERLANE_SIM_FAULT=cuCtxCreate:after=1:error=719")

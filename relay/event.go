@@ -7,9 +7,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// event is a client's event that the relay has opened: an operation can wait until what
-// is before its latest record has been done. The relay asks the driver; it never has a
-// stream wait for a stranger's event.
+// event is a client's event that the relay has opened: an operation can wait until the work before
+// the event's latest record has completed. The relay asks the driver; it never has a stream wait
+// for a stranger's event.
 type event struct {
 	relay   *Relay
 	lane    *lane
@@ -18,12 +18,11 @@ type event struct {
 	retired bool // it goes with the last of them
 }
 
-// ofEvent is what an event takes: the driver has a file of it open.
+// ofEvent is the quota of an event: the driver has a file of it open.
 var ofEvent = quota{descriptors: 1}
 
-// openEvent opens an event for the client. What becomes of it when the client destroys
-// it, or is taken for another's by a handle that is guessed, is the driver's: hence only
-// where the configuration says so.
+// openEvent opens an event for the client. The driver decides on an event that the client destroys,
+// and on a guessed handle of a foreign event: hence only where the configuration says so.
 func (s *session) openEvent(m *wire.Event, sequence uint32) {
 	const instead = "hand over by a timeline, which needs nothing of this"
 	switch {

@@ -35,8 +35,8 @@ func (r *Relay) Redialing(limit time.Duration) { r.redial = limit }
 // Settling limits the first connection of its queue pairs; it comes before Configure.
 func (r *Relay) Settling(limit time.Duration) { r.settle = limit }
 
-// LendingAtMost bounds what clients lend of the GPU of a relay's first lane, which has been
-// opened, and gives what was the limit, bytes.
+// LendingAtMost limits the memory in place of a relay's first lane, which must be open, and returns
+// the previous limit, bytes.
 func (r *Relay) LendingAtMost(bytes uint64) (before uint64) {
 	r.loop.Call(func() { before, r.lanes[0].maxInPlace = r.lanes[0].maxInPlace, bytes })
 	return before
@@ -48,7 +48,7 @@ func (r *Relay) Foreign() (bytes uint64) {
 	return bytes
 }
 
-// Targets is how many memories of other containers the relay was told of, of all connections.
+// Targets is the number of remote memories known to the relay, over its connections.
 func (r *Relay) Targets() (n int) {
 	r.loop.Call(func() {
 		for _, s := range r.sessions {
@@ -93,11 +93,10 @@ func (r *Relay) HaltAtRest() {
 	}
 }
 
-// CloseIdle closes the connections to other hosts that no client has used since it was
-// last called.
+// CloseIdle closes the connections to remote hosts that no client has used since the last call.
 func (r *Relay) CloseIdle() { r.loop.Call(r.hosts.closeIdle) }
 
-// Forget gives back what the process of a relay that was halted would, beside Free: its
+// Forget frees the resources that the end of a halted relay's process would free, beside Free: its
 // sessions' descriptors and rings.
 func (r *Relay) Forget() {
 	for _, s := range r.sessions {
@@ -135,8 +134,8 @@ func (r *Relay) Free() {
 	}
 }
 
-// OpenByRDMA opens a channel to each relay of another host, whose data is to go by RDMA,
-// with a first message, and gives what one is answered.
+// OpenByRDMA opens a channel with RDMA data to every remote relay, with a first message, and
+// returns the answer.
 func (r *Relay) OpenByRDMA(first wire.Message) error {
 	o := &opening{answer: make(chan error, 1)}
 	r.loop.Call(func() {

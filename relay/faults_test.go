@@ -125,7 +125,7 @@ func (p *subject) hasEnded(within time.Duration) bool {
 	}
 }
 
-// stop ends the process, and returns what it said.
+// stop ends the process, and returns the output.
 func (p *subject) stop() (said string, err error) {
 	p.stdin.Close()
 	if !p.hasEnded(time.Minute) {
@@ -142,7 +142,7 @@ func (p *subject) stop() (said string, err error) {
 	return string(text), errors.Join(err, read)
 }
 
-// holding is what a process holds beside what its runtime decides.
+// holding counts the resources of a process, except those of the Go runtime.
 type holding struct {
 	files, mappings, streams int
 	goroutines               int // 0: nobody knows
@@ -201,7 +201,7 @@ func (p *subject) holds() (h holding, err error) {
 	return h, err
 }
 
-// rests waits for what ends with a session, which it does soon, and is what is left.
+// rests waits for the end of a session's resources, and returns the rest.
 func (p *subject) rests() (h holding, err error) {
 	for last := -1; err == nil; time.Sleep(300 * time.Millisecond) {
 		if h, err = p.holds(); h.files+h.mappings+h.goroutines == last {
@@ -387,8 +387,8 @@ func (f fault) String() string {
 // only where one is current.
 func (f fault) ends() bool { return f.effect == "lost" }
 
-// isNamed reports whether a text says what has happened: the call, or, where another
-// call was the first to see the loss of the context, its result.
+// isNamed reports whether a text names the fault: the call, or, where another call was the first to
+// see the loss of the context, its result.
 func (f fault) isNamed(text string) bool {
 	result := map[string]string{"error=700": "CUDA_ERROR_ILLEGAL_ADDRESS", "lost": "CUDA_ERROR_UNKNOWN"}[f.effect]
 	return strings.Contains(text, f.call) || result != "" && strings.Contains(text, result)
@@ -442,8 +442,7 @@ func faults(calls map[string]int, all bool) (first, more []fault) {
 // than a second; a slow machine more.
 const endTimeout = 20 * time.Second
 
-// keeper starts a process that meets a fault, and its successor when it has ended, as
-// a supervisor does.
+// keeper starts a process with a fault, and a successor after its end, as a supervisor does.
 type keeper struct {
 	successor func() (*subject, error)
 	isNamed   func(text string) bool // whether what a process said names its fault
@@ -589,9 +588,9 @@ func (s *stage) meet(f fault, log string) (err error) {
 	return err
 }
 
-// Each CUDA call that a relay makes in a small program meets each fault: the program ends,
-// its error names the call, delivered bytes are right, the next program works in the same or in the
-// next process, and no resource remains. The calls are those that the simulator has seen.
+// Every CUDA call of a relay in a small program meets every fault: the program ends, its error
+// names the call, delivered bytes are right, the next program works in the same or in the next
+// process, and no resource remains. The calls are those that the simulator has seen.
 //
 // PEERLANE_FAULTS=all, as in `make soak-faults`, tries all faults; else there is one of each
 // call, and a few more.
@@ -615,7 +614,7 @@ func TestRelayCUDAFaultsEndOperationsWithErrors(t *testing.T) {
 					return known
 				})
 			}
-			// The same in each run: what is found by chance is found by those who look for it.
+			// The same in each run: the soak finds the rest.
 			rand.New(rand.NewPCG(9, 4)).Shuffle(len(more), func(i, j int) { more[i], more[j] = more[j], more[i] })
 			stages := []*stage{s}
 			for range 2 { // the programs of one stage would share their memory

@@ -22,7 +22,7 @@ type figures struct {
 	latency                   histogram
 }
 
-// stall is what operations have waited for one cause.
+// stall counts the waits of operations for a cause.
 type stall struct {
 	count uint64
 	time  time.Duration
@@ -49,8 +49,8 @@ const (
 
 var causeNames = [causes]string{launch.StallNoGrant, launch.StallNoSlot, launch.StallRingFull, launch.StallPacing}
 
-// A histogram has four buckets for each power of two of nanoseconds, and ends at
-// about a minute. The first and the last hold what is shorter or longer.
+// A histogram has four buckets for each power of two of nanoseconds, and ends at about a minute.
+// The first and the last bucket have shorter and longer durations.
 type histogram [buckets]uint64
 
 const (
@@ -76,7 +76,7 @@ func bound(bucket int) time.Duration {
 // begun counts an operation that the connection has taken.
 func (c *connection) begun() { c.figures.inFlight++ }
 
-// finish counts an operation that ends.
+// over counts an ended operation.
 func (c *connection) over(op *operation, status wire.Status) {
 	f := &c.figures
 	f.inFlight--
@@ -100,8 +100,8 @@ func (c *connection) stalled(why cause, since time.Duration) {
 	s.time += c.session.relay.loop.Now() - since
 }
 
-// withWaits are the figures with the waits that are not over: what stands still for
-// good is never counted otherwise.
+// withWaits are the figures with the waits that are not over: otherwise a permanent stall would
+// never count.
 func (c *connection) withWaits() figures {
 	f, s := c.figures, c.session
 	now := s.relay.loop.Now()
@@ -121,7 +121,7 @@ func (c *connection) withWaits() figures {
 	return f
 }
 
-// add adds the figures of a connection to those of its lane.
+// add adds a connection's figures to the lane's figures.
 func (f *figures) add(other *figures) {
 	f.operations += other.operations
 	f.bytes += other.bytes
@@ -147,7 +147,7 @@ type directions map[bool]*figures
 
 func newDirections() directions { return directions{true: {}, false: {}} }
 
-// report is what the administrator sees.
+// report returns the figures for reports.
 func (f *figures) report() launch.Figures {
 	t := launch.Figures{Operations: f.operations, Bytes: f.bytes, Failed: f.failed, InPlace: f.inPlace, InFlight: f.inFlight}
 	for i, s := range f.stalls {
@@ -163,8 +163,8 @@ func (f *figures) report() launch.Figures {
 	return t
 }
 
-// maxReportedConnections bounds the connections that a report shows, those with the most
-// bytes first: it has to fit into a datagram beside all else.
+// maxReportedConnections bounds the connections that a report shows, those with the most bytes
+// first: the list must fit into a datagram beside the rest of the report.
 const maxReportedConnections = 24
 
 // live adds the figures to a report.

@@ -24,7 +24,8 @@ func TestFiguresOfLanesAndConnectionsAreReported(t *testing.T) {
 			for range 5 {
 				p.move(t, 3<<20)
 			}
-			// One that waits for its receive, longer than those that need no grant, and one that fails.
+			// A message that waits for a receive, longer than messages without grants, and a
+			// failing message.
 			const short = 64 << 10
 			send, err := p.sending.Send(p.source.Memory, 0, short, client.Tag(1))
 			if err != nil {

@@ -25,8 +25,8 @@ const (
 	floodUID    = "PEERLANE_TEST_UID"
 )
 
-// playFlooder floods a socket as another user, until its standard input ends. It writes to
-// descriptor 3 when its first connection is open.
+// playFlooder floods a socket as another user, until its standard input ends. The process writes to
+// descriptor 3 when the first connection is open.
 func playFlooder() error {
 	socket := os.Getenv(floodSocket)
 	// The path is short, and needs no rights on the directories above.

@@ -6,9 +6,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// flushes are a connection's operations that end when all before them have: then all that
-// was sent before has been delivered, or the flush says what became of the first that was
-// not.
+// flushes are a connection's flush operations, which end after the earlier operations: earlier
+// messages are delivered then, or the flush has the status of the first failure.
 type flushes struct {
 	last uint64 // serial of the connection's operations
 	open []*flush
@@ -23,7 +22,7 @@ type flush struct {
 	lost    wire.Status
 }
 
-// settle ends it once nothing is before it.
+// settle ends a flush without earlier operations.
 func (f *flush) settle() {
 	if f.started && f.behind == 0 {
 		f.op.finish(f.lost)
@@ -66,7 +65,7 @@ func (f *flushes) missed(status wire.Status) {
 	}
 }
 
-// finish takes an operation that has ended away from the flushes behind it.
+// over takes an ended operation away from the flushes behind it.
 func (f *flushes) over(op *operation, status wire.Status) {
 	own := op.kind == wire.OpFlush
 	if own {

@@ -20,15 +20,15 @@ import (
 	"github.com/peerlane/peerlane/relay/transport/verbs"
 )
 
-// A lane's slots on its server GPUs for other hosts: NICs read and write them where they
-// are, once they are registered (relay/registration). By which way that works, and what
-// memory it asks for, is found out with a small piece of such memory, before slots are made.
-// Where none does, data bounces through the slots in the host's memory.
+// A lane's slots on server GPUs for remote hosts: NICs read and write registered slots in place
+// (relay/registration). Before slots are made, a small piece of memory shows the working method of
+// registration, and the required kind of memory. Where none does, data bounces through the slots in
+// the host's memory.
 
-// gpuSlots is what is known of that.
+// gpuSlots has the results.
 type gpuSlots struct {
 	deciding sync.Mutex
-	// tried is what came of it for those NICs of a Set.
+	// tried has the result for the NICs of a Set.
 	nics  string
 	tried *registration.Registered
 	// contexts are on server GPUs, where nvidia-peermem takes memory of cuMemAlloc alone,
@@ -41,7 +41,7 @@ type gpuSlots struct {
 	refused [2]refusedSlots
 }
 
-// refusedSlots is one attempt at all of the slots of a direction, which pins much memory.
+// refusedSlots is a failed attempt at the slots of a direction, which pins much memory.
 type refusedSlots struct {
 	at   time.Time
 	nics string
@@ -120,7 +120,7 @@ func (r *Relay) takeGPU(c *connection, by *verbs.Set, sends bool) (slotsWay, boo
 	return registered(steps), true
 }
 
-// registered says by which way slots are, the worst one of all, and what was better.
+// registered returns the slots' worst method of registration, with the errors of better methods.
 func registered(steps []registration.Step) slotsWay {
 	w, kind := registration.DMABuf, registration.VMM
 	var refused []string
@@ -217,9 +217,8 @@ func (l *lane) tryOn(by *verbs.Set, server launch.GPU) (*registration.Registered
 // peermem are the modules that have NICs register a GPU's addresses.
 var peermem = []string{"nvidia_peermem", "nv_peer_mem"}
 
-// contextOn makes a context on a server GPU, once, whose memory the lane's GPU reaches. It
-// takes some 265 MiB there, which is not done in vain where no module could make use of it.
-// The lock is held.
+// contextOn makes a context on a server GPU, once, whose memory the lane's GPU reaches. The context
+// takes some 265 MiB there, so it is made only if a module can use it. The lock is held.
 func (l *lane) contextOn(on cuda.Device) (*device.Device, error) {
 	g := &l.registered
 	if have := g.contexts[on]; have != nil {
@@ -261,8 +260,8 @@ func (l *lane) closeContexts() (err error) {
 	return err
 }
 
-// openAllocated makes the slots in memory of cuMemAlloc, on each server GPU that has room
-// and is fit for it. The lock is held.
+// openAllocated makes the slots in memory of cuMemAlloc, on every fit server GPU with room. The
+// lock is held.
 func (l *lane) openAllocated() (out, in *staging, err error) {
 	g := &l.registered
 	if g.out != nil {
@@ -313,10 +312,10 @@ func (l *lane) pools() (list []*staging) {
 	return list
 }
 
-// maxLoggedSlots bounds what is remembered to have been said.
+// maxLoggedSlots limits the remembered log lines.
 const maxLoggedSlots = 64
 
-// say tells the log by which way a lane's data goes through NICs, once for each.
+// logSlots logs by which way a lane's data goes through NICs, once for each.
 func (l *lane) logSlots(w slotsWay) {
 	g := &l.registered
 	g.deciding.Lock()
@@ -376,7 +375,7 @@ func (r *Relay) current(f func() error) error {
 	return on.On(f)
 }
 
-// least is the length of the shortest slot, bytes: what one write can have at most.
+// least is the length of the shortest slot, bytes: the maximum of a write.
 func (s *staging) least() uint64 {
 	least := s.regions[0].slotBytes
 	for _, g := range s.regions {

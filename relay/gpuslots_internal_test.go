@@ -8,8 +8,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// A lane has staged on a server GPU whatever its slots there are made of, and on none that
-// had no room: a verdict that comes late is about all of them.
+// A lane has staged on a server GPU for any kind of slots, and not on a GPU without room: a late
+// verdict concerns every kind.
 func TestLateVerdictConcernsEverySlotKind(t *testing.T) {
 	server := func(i int) launch.GPU { return launch.GPU{Index: i} }
 	l := &lane{

@@ -13,7 +13,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// slotsOfLane is how much a test's lane has on its server GPU in each direction, bytes.
+// slotsOfLane is the size of a test lane's slots on the server GPU per direction, bytes.
 const slotsOfLane = "4194304"
 
 // inOrder looks in the software device's record whether slots on GPUs were registered until no queue
@@ -57,12 +57,12 @@ func throughSlots(t *testing.T, s *client.Session, server int) (gpu, host uint64
 	return gpu, host
 }
 
-// Bytes go from a far GPU by its server GPU's slots and both NICs to the other side's, and
-// what a NIC has written is flushed before it is copied on. Where DMA-BUF is refused,
-// whatever the error, nvidia-peermem is tried, with memory of cuMemAlloc if that is what it
-// takes, and then the host's memory; both relays say which it is, and why.
+// Bytes travel from a far GPU through slots of the server GPU and both NICs to the remote GPU, and
+// the NIC's writes are flushed before the copy. After any error of DMA-BUF the relay tries
+// nvidia-peermem, if necessary with memory of cuMemAlloc, and then host memory; both relays say
+// which it is, and why.
 func TestServerGPUSlotsAreRegisteredWithNICs(t *testing.T) {
-	// Each side's NIC, and what is said of it.
+	// The NIC of both sides, with the report.
 	type nic struct {
 		noDMABuf bool
 		peermem  string
@@ -213,8 +213,8 @@ func TestNICWithoutFlushReceivesIntoHostMemory(t *testing.T) {
 	}
 }
 
-// Memory of a client on a server GPU goes from where it lies to where it is to be once the
-// NICs know it, through slots before; and they forget it before it is given back.
+// NICs access a client's memory on a server GPU in place after registration, and through slots
+// before; the relay deregisters the memory before it is freed.
 func TestStagingMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	p := &byRDMA{lane: copying}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
@@ -223,7 +223,7 @@ func TestStagingMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	from, to := stagingMemory(t, p.a, 0, n), stagingMemory(t, p.b, 3, n)
 	want := random(t, n)
 	from.write(0, want)
-	// What goes through a slot comes into the server GPU and leaves it.
+	// Bytes through a slot enter and leave the server GPU.
 	through := func() (in, out uint64) {
 		t.Helper()
 		sender, err := p.a.Statistics(within(t))

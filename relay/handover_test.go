@@ -63,12 +63,12 @@ func (w *worker) use() {
 	check(w.t, driver.CtxSetCurrent(w.context))
 }
 
-// graph captures what work asks for.
+// graph captures the calls of work.
 func (w *worker) graph(work ...func() error) cuda.GraphExec {
 	w.t.Helper()
 	w.use()
-	// The relays' threads in this process go on with what a capture of the whole
-	// process would refuse them.
+	// The relays' threads in this process make calls that a capture of the whole process would
+	// refuse.
 	check(w.t, driver.StreamBeginCapture(w.stream, cuda.CaptureThreadLocal))
 	for _, f := range work {
 		check(w.t, f())
@@ -147,9 +147,9 @@ func handOver(t *testing.T, s *client.Session, number, first uint32) *client.Han
 	return h
 }
 
-// One instantiated graph raises every word of a message by one and hands it to the
-// relay; another, at the other side, takes what was received. The CPUs only launch
-// the graphs and post the operations, both far ahead of what is moved.
+// A graph increments every word of a message and gives the turn to the relay; a second graph, at
+// the remote side, takes the received message. The CPUs only launch graphs and post operations, far
+// ahead of the transfers.
 func TestGraphReplaysHandOverEachMessage(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
@@ -331,8 +331,8 @@ func TestHandOverWithoutFirstTurnIsRefused(t *testing.T) {
 	handOver(t, p.a, 0, wire.TurnRelay)
 }
 
-// What a client writes into a descriptor and into its timelines is its own affair:
-// it moves no other's operation, and the relay says what cannot be.
+// A client's values in descriptors and timelines affect no foreign operation, and the relay refuses
+// impossible values.
 func TestHostileClientTurnsAffectOwnOperationsOnly(t *testing.T) {
 	h := newHost(t)
 	other, server := theOther()
@@ -388,8 +388,8 @@ func TestHostileClientTurnsAffectOwnOperationsOnly(t *testing.T) {
 		next(cookie, wire.StatusMalformed)
 	}
 
-	// Two operations of one turn: the second waits for the next, whatever the
-	// client writes meanwhile.
+	// Two operations of one turn: the second operation waits for the next turn, regardless of the
+	// client's writes.
 	inTurn := func(cookie uint64) {
 		post(wire.Descriptor{Cookie: cookie, Flags: wire.InTurn, WaitTimeline: 5, SignalTimeline: wire.NoTimeline})
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// greetingPair is a connection that begins its greeting, and its other end.
+// greetingPair is a connection at the begin of the handshake, with the remote end.
 func greetingPair(t *testing.T) (ours, theirs packet.Conn) {
 	t.Helper()
 	a, b, err := packet.Pair()
@@ -85,7 +85,7 @@ func TestGreetingsManyUsersEvictLargestShare(t *testing.T) {
 	}
 }
 
-// Each connection is counted for its process's user.
+// A connection counts for the user of its process.
 func TestGreetingsCountForUserOfPeerProcess(t *testing.T) {
 	c, _ := greetingPair(t)
 	if uid := uidOf(c); uid != uint32(unix.Geteuid()) {

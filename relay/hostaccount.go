@@ -12,11 +12,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// hostAccount counts the host memory that a relay allocates on behalf of its container:
-// memory of clients, slots, rings, and the memory that it shares with other relays. The
-// kernel charges a page to the control group of the process that touches it first. Clients
-// allocate the pages of their memory and rings (wire.HostMemoryPopulated), but a hostile
-// client need not, so the limit is a part of the container's own memory limit.
+// hostAccount counts the host memory that a relay allocates on behalf of its container: memory of
+// clients, slots, rings, and memory shared with remote relays. The kernel charges a page to the
+// control group of the process that touches it first. Clients allocate the pages of their memory
+// and rings (wire.HostMemoryPopulated), but a hostile client need not, so the limit is a part of
+// the container's own memory limit.
 type hostAccount struct {
 	mu    sync.Mutex
 	limit uint64 // bytes; 0 for none

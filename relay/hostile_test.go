@@ -324,7 +324,7 @@ func attachRaw(t *testing.T, socket string) raw {
 func TestHostileClientCannotStopTheLoop(t *testing.T) {
 	socket := newHost(t).relay("a", launch.RouteAuto, far(0, 1, "nic0"))
 	good, bad := attach(t, socket), attachRaw(t, socket)
-	// What is shared with the relay blocks from now on, and is full.
+	// The shared eventfd blocks from now on, and is full.
 	for _, fd := range []int{bad.wakeRelay, bad.wakeClient} {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0); err != nil {
 			t.Fatal(err)

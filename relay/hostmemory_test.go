@@ -167,7 +167,7 @@ func TestHostMemoryIsRefused(t *testing.T) {
 		}
 	}
 
-	// Too many of them, of which each is whole pages.
+	// Too many memories of whole pages.
 	const each = 64 << 10
 	var many []*client.Memory
 	for range 16 << 20 / each {
@@ -206,7 +206,7 @@ func TestInvalidOperationsOnHostMemoryAreRefused(t *testing.T) {
 	demand(t, err, wire.StatusWrongGPU)
 }
 
-// What is under way ends, and the memory after it.
+// Operations in flight end, and the memory afterwards.
 func TestHostMemoryUnexportedInFlightOutlivesOperations(t *testing.T) {
 	for _, route := range routes {
 		t.Run(route, func(t *testing.T) {
@@ -250,7 +250,7 @@ func TestHostMemoryUnexportedInFlightOutlivesOperations(t *testing.T) {
 	}
 }
 
-// made asks for host memory as a stranger does, who keeps the descriptor.
+// made requests host memory as a hostile client, which keeps the descriptor.
 func (v *victim) made(c interface {
 	Exchange(wire.Message, time.Duration, ...int) (wire.Message, []int, error)
 }, n uint64) (memory uint32, fd int) {
@@ -266,8 +266,8 @@ func (v *victim) made(c interface {
 	return made.Memory, fds[0]
 }
 
-// The client allocates the pages of host memory, and no operation uses the memory before. A
-// client that has not allocated them has the relay allocate them.
+// The client allocates the pages of host memory, and no operation uses the memory before. The relay
+// allocates the pages for an older client.
 func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 	h := newHost(t)
 	socket, r := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
@@ -378,8 +378,8 @@ func TestHostMemoryBeforeItsPagesIsUnusable(t *testing.T) {
 	}
 }
 
-// A client that does to its host memory what it likes hurts nobody, and keeps
-// nothing of the relay's when it has gone.
+// Arbitrary changes of a client to its host memory harm no further client, and leave no resource of
+// the relay after the client's end.
 func TestHostMemoryOfHostileClientHarmsNoOther(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.Limits.HostMemory = 64 << 20 })
 	const n = 16 << 20
@@ -443,7 +443,7 @@ func TestHostMemoryOfHostileClientHarmsNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// All at once, and the relay is full for others until they are gone.
+	// Both at once fill the relay for further clients until they are gone.
 	var fds []int
 	c := v.session()
 	for range 4 {
@@ -527,8 +527,8 @@ func TestClientDeathWithHostMemoryInFlightEndsOperationsFirst(t *testing.T) {
 	}
 }
 
-// What a client has received in host memory is there also after its relay was stopped,
-// until it closes the session: it may be reading it.
+// Received bytes in host memory stay after the relay's stop, until the client closes the session:
+// the client may be reading.
 func TestHostMemoryAfterRelayDeathStaysReadable(t *testing.T) {
 	h := newHost(t)
 	socket, stopped := h.start("a", launch.RouteDirect, -1, far(0, 1, "nic0"))
@@ -554,8 +554,8 @@ func TestHostMemoryAfterRelayDeathStaysReadable(t *testing.T) {
 	}
 }
 
-// Rings, clients' host memory and slots count in one account, which the container's memory
-// limit bounds, and give back what ends.
+// Rings, clients' host memory and slots share an account, which the container's memory limit
+// bounds, and release their share at the end.
 func TestHostAccountBoundsAllAllocations(t *testing.T) {
 	h := newHost(t)
 	h.change = func(c *launch.Config) { c.OwnHostMemory = 4 << 20 }

@@ -17,12 +17,11 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Memory of a GPU that is near its NICs needs no slots: the client lends it, by a DMA-BUF
-// descriptor that it makes itself, and NICs read and write it where it lies. They know it from
-// the first use on that finds it lent until it is given back; nothing of it is under way then,
-// as with memory that is copied. What is not lent, or what NICs refuse, bounces through slots in
-// the host's memory: never through slots on the same GPU, to which a copy would wait for the
-// client's kernels.
+// Memory of a GPU near the NICs needs no slots: the client passes a DMA-BUF descriptor of the
+// memory, and NICs read and write the memory in place. The memory is registered from the first use
+// after the descriptor's arrival until unexport; nothing of it is under way then, as with memory
+// that is copied. Memory without a DMA-BUF, or refused by NICs, bounces through slots in host
+// memory: never through slots on the same GPU, to which a copy would wait for the client's kernels.
 
 // wanted reports whether the relay would have NICs know a client's memory in place.
 func (m *memory) wanted() bool {
@@ -30,8 +29,8 @@ func (m *memory) wanted() bool {
 		m.session.relay.offRDMA() == "" && m.session.relay.fabric != nil
 }
 
-// registerInPlace takes a client's DMA-BUF descriptor of memory that it has exported, or its reason why
-// there is none. What nobody wanted, and what comes again, is closed.
+// registerInPlace takes a client's DMA-BUF descriptor of exported memory, or the client's reason
+// for its absence. Unrequested and repeated descriptors are closed.
 func (s *session) registerInPlace(m *wire.DMABuf, fds []int) {
 	memory := s.memories[m.Memory]
 	if memory == nil || memory.retired || !memory.wanted() || memory.inPlace != nil || memory.notInPlace != "" {
@@ -64,8 +63,8 @@ func (s *session) registerInPlace(m *wire.DMABuf, fds []int) {
 	memory.inPlace = memory.mapped.Lent(fds[0], memory.offset, memory.length)
 }
 
-// inPlaceFactor is how often over a GPU's memory can be lent: what NICs know of it takes theirs,
-// which all tenants share, and one range can be exported any number of times.
+// inPlaceFactor is how often over a GPU's memory can be lent: registrations use memory of NICs,
+// which tenants share, and a client can export a range any number of times.
 const inPlaceFactor = 2
 
 // allowsInPlace says why so many bytes more cannot be lent.
@@ -115,8 +114,8 @@ func checkProcDMABuf(proc string, fd int) error {
 	return nil
 }
 
-// ofGPU reads what the kernel tells of a descriptor (dma_buf_show_fdinfo, Linux 5.3): who has
-// exported a DMA-BUF. The driver calls itself nv_dmabuf, and before by its module's name.
+// ofGPU reads the exporter of a DMA-BUF from the kernel's fdinfo (dma_buf_show_fdinfo, Linux 5.3).
+// The driver calls itself nv_dmabuf, and before by its module's name.
 func ofGPU(fdinfo []byte) bool {
 	for line := range bytes.Lines(fdinfo) {
 		if by, is := bytes.CutPrefix(line, []byte("exp_name:\t")); is {
@@ -139,8 +138,8 @@ func (c *connection) near(m *memory) *device.Memory {
 	return nil
 }
 
-// registrars reports whether the NICs read or write memory in place, and keeps of a near GPU's
-// what is to be told of it.
+// known reports whether the NICs access memory in place, and records the result for memory of a
+// near GPU.
 func (c *connection) known(m *memory) bool {
 	at, by := c.near(m), verbs.Of(c.remotePeer)
 	var unverified string
@@ -177,17 +176,17 @@ func (c *connection) known(m *memory) bool {
 	return false
 }
 
-// clientDMABuf is how NICs know what clients have lent.
+// clientDMABuf is the registration of client memory.
 var clientDMABuf = slotsWay{registration.DMABuf, "dmabuf: the client's own memory, in place, registered by DMA-BUF: GPUDirect RDMA"}
 
 // noMemoryInPlace is said of a near GPU's connection before it has carried anything.
 const noMemoryInPlace = "the GPU is near the NICs and has no slots; a client's memory goes in place when NICs know it, and none has come yet"
 
-// noDMABufAnswer is said of memory whose process has not answered what an export asks it for, as
-// a library that does not know the question does, or one that has not come to it yet.
+// noDMABufAnswer is the reason for memory whose process has not answered the export's request,
+// because the library is too old, or the answer is pending.
 const noDMABufAnswer = "its process has said nothing of a DMA-BUF (a library of before?)"
 
-// reportInPlace keeps what became of the latest memory, and tells the log what it was not told yet.
+// reportInPlace records the result for the latest memory, and logs a new result.
 func (c *connection) reportInPlace(refused string) {
 	if c.inPlaceKnown && c.notInPlace == refused {
 		return

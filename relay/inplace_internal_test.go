@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What the kernel tells of descriptors: of a GPU's memory as Linux 6.18 does with an H200's
-// driver, and of others.
+// The kernel's fdinfo of descriptors: of a GPU's memory as Linux 6.18 does with an H200's driver,
+// and of others.
 func TestDMABufLinkNamesItsOwner(t *testing.T) {
 	const file = "pos:\t0\nflags:\t02000002\nmnt_id:\t12\nino:\t1\n"
 	for _, c := range []struct {
@@ -36,8 +36,8 @@ func TestDMABufLinkNamesItsOwner(t *testing.T) {
 	}
 }
 
-// What is no DMA-BUF is told by its link: nothing that its owner can have wait, or make long, is
-// asked of it.
+// The link identifies a file that is no DMA-BUF: the check reads nothing that the file's owner can
+// delay or enlarge.
 func TestDMABufOfClientIsCheckedByItsLink(t *testing.T) {
 	const gpu = "pos:\t0\nsize:\t2097152\nexp_name:\tnv_dmabuf\n"
 	proc := t.TempDir()

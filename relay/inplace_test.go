@@ -41,9 +41,9 @@ func (m *memory) dmabuf() (fd int, err error) {
 	return fd, err
 }
 
-// lend exports [offset, offset+n) of memory, and lends it: the first operation on it that the
-// relay takes then finds it lent. The DMA-BUF has no answer, and what is posted after it comes
-// by a ring, which the relay may look into first; a question after it does not overtake it.
+// lend exports [offset, offset+n) of memory, and lends it: the relay's first operation on the
+// memory then finds the DMA-BUF. The DMA-BUF message has no answer, and the relay may read the ring
+// first; a later request does not overtake the message.
 func (m *memory) lend(s *client.Session, offset, n uint64) {
 	m.t.Helper()
 	var err error
@@ -67,8 +67,8 @@ func inPlace(t *testing.T, r interface{ Report() *launch.Report }) (uint64, laun
 	return c[0].InPlace, c[0]
 }
 
-// moveBetween moves n bytes between the ranges that two memories lend, from and to their first
-// bytes on, which lie at some offset of the memory, and looks at all that is beside them.
+// moveBetween moves n bytes between the exported ranges of two memories, from their first bytes on,
+// and checks the bytes around the ranges.
 func (p *pair) moveBetween(t *testing.T, from, to *memory, fromAt, toAt, n uint64) {
 	t.Helper()
 	want, around := random(t, n), random(t, to.bytes)
@@ -90,9 +90,9 @@ func (p *pair) moveBetween(t *testing.T, from, to *memory, fromAt, toAt, n uint6
 	}
 }
 
-// What a client of a near GPU lends is read and written by NICs where it lies, at each side
-// where that can be, in every size and place, and what has come is flushed. Whatever a NIC
-// refuses it with, or the client has none to lend, it bounces, and each side says which it is.
+// NICs read and write exported memory of a near GPU in place, at every capable side, in every size
+// and place, and flush received bytes. After any refusal of a NIC, or without a DMA-BUF, the memory
+// bounces, and both sides report the method.
 func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 	const lentBytes = 1<<20 + 77 // no slots'
 	type side struct {
@@ -208,7 +208,7 @@ func TestNearGPUMemoryTransfersInPlace(t *testing.T) {
 			if !c.unflushed {
 				flushed(t, p.rdma, "rocep1", c.b.place || !c.b.near)
 			}
-			// They forget it, and only then it is given back (allGivenBack).
+			// The NICs deregister the memory before it is freed (allGivenBack).
 			for _, m := range []*memory{from, to} {
 				if err := m.Unexport(within(t)); err != nil {
 					t.Fatal(err)
@@ -342,8 +342,8 @@ func TestOwnerOrderingNeedsNoFlush(t *testing.T) {
 	}
 }
 
-// What comes by a NIC that belongs to another lane is not received in place: the way from there
-// to the GPU is as far as a far GPU's, and nobody has tried it.
+// Bytes from a NIC of a further lane are not received in place: the path from there to the GPU is
+// as long as a far GPU's, and untested.
 func TestInPlaceMemoryBesideOtherLanesNICBounces(t *testing.T) {
 	p := &byRDMA{lane: func(l launch.Lane) launch.Lane {
 		if l.NICs[0] == "rocep1" {
@@ -373,7 +373,7 @@ func TestInPlaceMemoryBesideOtherLanesNICBounces(t *testing.T) {
 	}
 }
 
-// Reads and writes of what is offered are in place, too, and withdrawing waits for them.
+// Reads and writes of regions are in place, too, and a revoke waits for them.
 func TestOneSidedOperationsInPlaceDelayRevoke(t *testing.T) {
 	p := nearByRDMA(t)
 	before, _ := inPlace(t, p.relayA)
@@ -417,8 +417,8 @@ func TestInPlaceMemoryUnexportedInFlightStaysRegistered(t *testing.T) {
 }
 
 // A NIC fails under a message between two memories, whether or not they are given back meanwhile:
-// other queue pairs come, whose domains know both, and the message arrives. What was given back
-// they forget then, and what was not goes in place at once.
+// other queue pairs come, whose domains know both, and the message arrives. Freed memory is
+// deregistered then, and remaining memory is in place at once.
 func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	for _, c := range []struct {
 		name, fails string
@@ -484,7 +484,7 @@ func TestInPlaceMemoryUnderFailedNICMovesToOthers(t *testing.T) {
 	}
 }
 
-// A client dies while a NIC reads its memory, or writes it: that stays registered, and the
+// A client dies while a NIC reads or writes the client's memory: that stays registered, and the
 // GPU's, until the write has ended, and no longer.
 func TestOwnerDeathInPlaceKeepsMemoryUntilWriteEnds(t *testing.T) {
 	for _, sends := range []bool{true, false} {
@@ -582,11 +582,11 @@ func TestOwnerDeathInPlaceKeepsMemoryUntilWriteEnds(t *testing.T) {
 	}
 }
 
-// lenderBytes is what the process that dies lends, and the length of its messages.
+// lenderBytes is the size of the dying process's memory, and the length of its messages.
 const lenderBytes = 1<<20 + 4096
 
-// dying is a client that lends memory, in a process of its own: it sends to a handle, or
-// listens, and says its handle.
+// dying is a client that lends memory, in a process of its own: the process sends to a handle, or
+// listens and prints its handle.
 type dying struct {
 	socket, handle string
 	gpu            int
@@ -615,7 +615,7 @@ func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 	return cmd, line
 }
 
-// lenderByte is what memory of cudaMalloc has that is lent.
+// lenderByte is the content of exported cudaMalloc memory.
 const lenderByte = 0x5a
 
 // lendCudaMalloc sends memory of cudaMalloc again and again.
@@ -764,8 +764,7 @@ func playLender() error {
 	}
 }
 
-// What a client lends that nobody wants is closed and takes nothing; what it lends twice stays
-// as it was first.
+// The relay closes an unrequested DMA-BUF, which uses no quota; a repeated DMA-BUF changes nothing.
 func TestUnrequestedDMABufIsClosed(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1) // a far GPU's, of which nothing is wanted
@@ -827,8 +826,8 @@ func TestUnrequestedDMABufIsClosed(t *testing.T) {
 	}
 }
 
-// A library of before does not answer what an export asks for: its memory bounces, and inspect
-// says why. An answer that comes late is as good as any.
+// An older library does not answer the export's request: its memory bounces, and inspect says why.
+// An answer that comes late is as good as any.
 func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	p := &byRDMA{lane: direct}
 	p.begin(t, launch.TransportVerbs, launch.TransportVerbs, 1, 1)
@@ -890,8 +889,8 @@ func TestLibraryWithoutInPlaceSupportBounces(t *testing.T) {
 	ask(&wire.Unexport{Memory: memory.Memory})
 }
 
-// Where a NIC does not forget lent memory its client hears that it is not given back, and the
-// relay, with which alone the registration ends, ends when nobody is attached.
+// If a NIC does not deregister memory, the client gets an error, and the relay, whose end alone
+// ends the registration, ends without attached clients.
 func TestInPlaceMemoryKeptByNICEndsIdleRelay(t *testing.T) {
 	p := (&byRDMA{lane: direct, kept: "could not give something back"}).lendAll(t)
 	if err := p.rdma.Script("ibv_dereg_mr errno=16 device=mlx5_0"); err != nil {
@@ -927,7 +926,7 @@ func TestManyInPlaceMemoriesUseFewThreads(t *testing.T) {
 		}
 		return n
 	}
-	// release lets what is held go on when there is as much as may be; nothing is held after.
+	// release continues the held calls at the maximum number; nothing is held after.
 	release := func(call string) {
 		t.Helper()
 		testutil.Until(t, "the calls that are held", func() bool { return held(call) >= atOnce })
@@ -968,8 +967,8 @@ func TestManyInPlaceMemoriesUseFewThreads(t *testing.T) {
 	}
 }
 
-// NICs are told of no more than a limit: what is lent beyond it bounces, and says so, until
-// something else is given back.
+// NICs are told of no more than a limit: memory above the limit bounces, with that reason, until
+// further memory is freed.
 func TestInPlaceMemoryAboveLimitBounces(t *testing.T) {
 	p := nearByRDMA(t)
 	if before := p.relayA.LendingAtMost(pairBytes + 1<<20); before != 2*(8<<30) {
@@ -988,7 +987,7 @@ func TestInPlaceMemoryAboveLimitBounces(t *testing.T) {
 	if made, _ := lentRegions(t, p.rdma, "mlx5_0", n); made > 0 {
 		t.Error("the NIC was told of it")
 	}
-	// What bounced is not counted, what is given back is not counted any more.
+	// Bounced memory does not count, nor does freed memory.
 	for range 3 {
 		if err := errors.Join(one.Unexport(within(t)), p.source.Unexport(within(t))); err != nil {
 			t.Fatal(err)
@@ -1019,7 +1018,7 @@ func openOf(t *testing.T, fd int) (n int) {
 	return n
 }
 
-// A client that has closed its session has its memory for itself.
+// After the close of a session no NIC accesses the client's memory.
 func TestClosedSessionReleasesInPlaceMemory(t *testing.T) {
 	p := nearByRDMA(t)
 	b, err := client.Dial(within(t), p.socketB)

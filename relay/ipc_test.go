@@ -112,7 +112,7 @@ func TestCudaMallocMemoryTransfersByIPC(t *testing.T) {
 			if !bytes.Equal(vmm.read(5, n), want) {
 				t.Error("the bytes are wrong")
 			}
-			// Into it, only where no other relay writes.
+			// Receives into the memory, only if no remote relay writes.
 			if route == launch.RouteDirect {
 				op, err := v.receiving.Receive(target, 0, n)
 				_, err = wait(t, op, err)
@@ -177,7 +177,7 @@ func TestCudaMallocMemoryIsRefused(t *testing.T) {
 	}
 }
 
-// A client that frees what it handed over, or dies with it.
+// A client frees exported memory, or dies.
 func TestCudaMallocMemoryFreedInFlightHarmsNoOther(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.CUDAIPC = true })
 	for round := range 6 {

@@ -21,8 +21,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// lane is one of the container's GPUs. Nothing of it exists before a client
-// needs it.
+// lane is one of the container's GPUs. A lane allocates nothing before a client needs it.
 type lane struct {
 	relay *Relay
 	spec  launch.Lane
@@ -41,7 +40,7 @@ type lane struct {
 	// The same, by openStaging.
 	out *staging
 	in  *staging
-	// remotePeer is what is for other hosts, by openRemote.
+	// remote has the slots for remote hosts, by openRemote.
 	remote struct {
 		out, in *staging
 		placed  placed
@@ -54,7 +53,7 @@ type lane struct {
 	nics []string
 	// placed says where staging is, and where it is not for want of room.
 	placed []placed
-	// inPlace is how much clients have lent NICs, bytes; of the loop.
+	// inPlaceBytes is the size of client memory in place, bytes; of the loop.
 	inPlaceBytes uint64
 	// turn picks the NIC of the next connection; of the loop.
 	turn int
@@ -206,9 +205,8 @@ func (l *lane) isStaged() bool {
 	return l.out != nil
 }
 
-// openStaging makes the slots on the server GPUs: as they are configured, or
-// smaller ones, or on another server GPU, whatever there is room for; and where
-// there is none, in the host's memory.
+// openStaging makes the slots on the server GPUs: as configured, or smaller, or on a further server
+// GPU, according to free memory; and where there is none, in the host's memory.
 func (l *lane) openStaging() error {
 	if err := l.open(); err != nil {
 		return err
@@ -325,8 +323,7 @@ func bounceWithin(c launch.Config) (limit uint64, none string) {
 	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
 }
 
-// openRemote makes the slots for other hosts, in the host's memory: what goes over TCP
-// goes through it.
+// openRemote makes the slots for other hosts, in the host's memory: TCP traffic uses these slots.
 func (l *lane) openRemote(n *launch.Network) error {
 	if err := l.open(); err != nil {
 		return err
@@ -359,8 +356,8 @@ func (l *lane) openRemote(n *launch.Network) error {
 	return nil
 }
 
-// reserve takes the staging before a client needs it. Where that fails it is tried
-// again when one does.
+// reserve takes the staging before a client needs it. After a failure the next connection tries
+// again.
 func (l *lane) reserve() {
 	if !l.spec.Relay {
 		return
@@ -372,8 +369,7 @@ func (l *lane) reserve() {
 	}
 }
 
-// placed is what became of a lane's staging on one server GPU, or in the host's
-// memory.
+// placed is the result of a lane's staging on a server GPU, or in host memory.
 type placed struct {
 	gpu           launch.GPU
 	host          bool
@@ -399,7 +395,7 @@ func notes(all []placed) string {
 	return strings.Join(list, "; ")
 }
 
-// announce says once in the log what staging lacks. The lane's lock is held.
+// announce logs missing staging once. The lane's lock is held.
 func (l *lane) announce(all []placed, some bool) {
 	text := notes(all)
 	if text == "" || text == l.announced {
@@ -419,9 +415,9 @@ type size struct {
 	slotBytes uint64
 }
 
-// A region is not made smaller than this: with one slot no copy overlaps with a
-// write, and small copies are slow. Between two H200, where large ones move 395
-// GB/s, those of 4 MiB move 317 and those of 64 KiB 25.
+// A region is not made smaller than this: with one slot no copy overlaps with a write, and small
+// copies are slow. Between two H200 large copies move 395 GB/s, copies of 4 MiB 317 and copies of
+// 64 KiB 25.
 const (
 	minSlots     = 2
 	minSlotBytes = 4 << 20
@@ -593,8 +589,8 @@ func (l *lane) server(g launch.GPU) (cuda.Device, wire.UUID, error) {
 	return ordinal, id, err
 }
 
-// claim has allocations of so many bytes each on a server GPU admitted, or says why
-// they are not.
+// claim requests the admission of equal allocations on a server GPU, and returns an error if
+// refused.
 func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, each uint64) (giveBack func(), err error) {
 	d := l.device.Driver
 	memory, err := d.DeviceTotalMem(ordinal)
@@ -612,8 +608,8 @@ func (l *lane) claim(server launch.GPU, ordinal cuda.Device, allocations int, ea
 	return func() { l.relay.claims.release(server.BusID, bytes, memory) }, nil
 }
 
-// maker makes memory on a server GPU that the lane's GPU reaches, and a descriptor of it
-// where it can be exported.
+// maker makes memory on a server GPU for the lane's GPU, and a descriptor if the memory can be
+// exported.
 type maker func(on cuda.Device, bytes uint64) (m *device.Memory, fd int, err error)
 
 func makeRegion(on cuda.Device, z size, create maker) (*region, error) {

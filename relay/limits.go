@@ -15,11 +15,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// What a relay holds for its clients is bounded over all of them (launch.Limits):
-// each bound of a single session would else be worth as much as processes can be
-// started.
+// launch.Limits bounds the resources of a relay's clients together: otherwise a container could
+// evade per-session limits by starting more processes.
 
-// quota is what one thing of a client's takes.
+// quota is the resource use of a client's object.
 type quota struct {
 	memories, connections, descriptors int
 	host                               uint64 // bytes of host memory that is made here
@@ -35,8 +34,7 @@ var (
 	ofConnection = quota{connections: 1, descriptors: 3, own: uint64(packet.SharedBytes(true))}
 )
 
-// spareDescriptors are for what belongs to no client: listeners, devices,
-// handshakes, staging.
+// spareDescriptors are for files without a client: listeners, devices, handshakes, staging.
 const spareDescriptors = 512
 
 // descriptorLimit is how many files the relay may open for clients.
@@ -53,8 +51,8 @@ func limitMet(key, format string, arguments ...any) error {
 	return wire.Errorf(wire.StatusLimit, "%w", &fault.Error{Code: fault.LimitMet, Operation: fmt.Sprintf(format, arguments...), Remedy: "free memory or connections, or raise " + key + " in config.toml"})
 }
 
-// reserve counts what a client is about to take, or says which limit is reached.
-// It belongs to the loop.
+// reserve counts a client's new resources, or returns an error that names the reached limit. It
+// belongs to the loop.
 func (r *Relay) reserve(u quota) error {
 	for _, c := range []struct {
 		have, more, limit int
@@ -109,16 +107,16 @@ func (r *Relay) release(u quota) {
 	r.used.descriptors -= u.descriptors
 }
 
-// Limits of the connections that have not said hello, of clients and of relays each. A
-// relay has a uid of its own, and so a share of its own of the connections to others.
+// Limits of the connections that have not said hello, of clients and of relays each. A relay has a
+// separate uid, and so a separate share of the connections.
 const (
 	maxGreetings      = 256 // in all
 	maxGreetingsOfUID = 64
 )
 
-// pendingHandshakes are the connections that have not said hello, oldest first. When a uid has
-// too many of them, greetings evicts one of that uid; when there are too many in all, one of
-// the uid that has most. So a process that floods the socket evicts only its own
+// pendingHandshakes are the connections that have not said hello, oldest first. When a uid has too
+// many connections, pendingHandshakes evicts a connection of that uid; when the total is too large,
+// a connection of the uid with the most. So a process that floods the socket evicts only its own
 // connections. The evicted connection is the oldest that has sent nothing.
 type pendingHandshakes struct {
 	from *packet.Source
@@ -253,8 +251,8 @@ func (g *pendingHandshakes) end(conn packet.Conn) bool {
 	return true
 }
 
-// warnings bounds what strangers can make a relay write into its log: some lines a
-// minute, and then how many more there would have been.
+// rateLimitedLogger limits the log lines that strangers can cause: some lines a minute, and then
+// the number of omitted lines.
 type rateLimitedLogger struct {
 	mu    sync.Mutex
 	since time.Time
@@ -266,7 +264,7 @@ const (
 	maxWarnings     = 20
 )
 
-// warn logs a warning about what somebody else does.
+// warn logs a warning about a remote side.
 func (g *rateLimitedLogger) warn(log *logrus.Entry, err error, what string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

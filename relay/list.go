@@ -12,12 +12,12 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// List operations: one operation of a client reads or writes many ranges of the other side's
-// exposed memory. The client writes the entries into list memory and posts one descriptor. The
-// sender's relay copies the entries in parts, checks each copy, and runs each part as a
-// one-sided operation (onesided.go) whose message is the bytes of all entries, one after the
-// other. Each side has its own pieces of this message, and merges neighbours: on route direct
-// a copy goes from piece to piece, on route staged several pieces share a slot.
+// List operations: a single operation of a client reads or writes many ranges of the remote side's
+// regions. The client writes the entries into list memory and posts one descriptor. The sender's
+// relay copies the entries in parts, checks the copies, and runs a part as a one-sided operation
+// (onesided.go) whose message is the concatenated bytes of the entries. Both sides divide the
+// message into pieces, and merge adjacent pieces: on route direct a copy goes from piece to piece,
+// on route staged several pieces share a slot.
 
 // maxParts bounds the parts of one session that are under way: each has about 100 KiB.
 const maxParts = 32
@@ -25,7 +25,7 @@ const maxParts = 32
 // entryBytes is the size of an entry in list memory.
 const entryBytes = uint64(unsafe.Sizeof(wire.ListEntryLayout{}))
 
-// list is a list operation from its begin to its end.
+// list is a list operation in progress.
 type list struct {
 	op      *operation // the client's: its offset is that in list memory, its length the entries
 	next    uint64     // the first entry that is in no part
@@ -66,7 +66,7 @@ type piece struct {
 	offset, length, start uint64 // start is the place in the message
 }
 
-// add appends bytes of a memory, to the last piece if they follow it.
+// add appends bytes of a memory, to the last piece if adjacent.
 func (p *pieces) add(m *memory, offset, length, start uint64) {
 	if n := len(p.list); n > 0 {
 		last := &p.list[n-1]
@@ -121,7 +121,7 @@ func (op *operation) copyIn(by *device.Queue, slot device.Place, from, n uint64,
 	by.Move(op.memory.place(op.offset+from), slot, n, done)
 }
 
-// finish is the end of an operation that has pieces.
+// over handles the end of an operation with pieces.
 func (p *pieces) over(op *operation, status wire.Status) {
 	if p.serves != nil {
 		p.serves.over()
@@ -136,8 +136,8 @@ func (p *pieces) over(op *operation, status wire.Status) {
 
 // --- the client's descriptor ---------------------------------------------------------
 
-// listMemory makes the memory of the session's lists, once. The client allocates the pages; the relay
-// only reads them, by pread, which allocates none.
+// listMemory makes the memory of the session's lists, once. The client allocates the pages; the
+// relay only reads the pages, by pread, which allocates no page.
 func (s *session) listMemory(sequence uint32) {
 	bytes := wire.MaxListEntries * entryBytes
 	if s.lists != nil { // the client gave the first request up
@@ -172,7 +172,7 @@ func (s *session) listMemory(sequence uint32) {
 // isList reports whether an operation is of a list.
 func isList(kind uint32) bool { return kind == wire.OpReadList || kind == wire.OpWriteList }
 
-// bindList checks the place of a list. Its entries are checked as their part begins.
+// bindList checks the place of a list. The relay checks the entries of a part at the part's begin.
 func (op *operation) bindList(c *connection) wire.Status {
 	switch {
 	case !c.sends:
@@ -222,7 +222,7 @@ func (s *sender) nextList() *list {
 	return nil
 }
 
-// beginPart copies the next entries of a list, checks them and begins their transfer.
+// beginPart copies and checks the next entries of a list, and starts the transfer.
 func (s *sender) beginPart(l *list) {
 	n := min(wire.PartEntries, l.op.length-l.next)
 	first := l.next
@@ -274,8 +274,8 @@ type keyedRange struct {
 	at, length uint64
 }
 
-// take checks entries, up to the first bad one, and makes the pieces of this side and the
-// ranges of the other side.
+// take checks entries, up to the first invalid entry, and makes the pieces of this side and the
+// ranges of the remote side.
 func (p *pieces) take(entries []wire.ListEntryLayout, kind uint32, c *connection) (ranges []keyedRange, length uint64, status wire.Status) {
 	need := uint32(wire.AccessSend)
 	if kind == wire.OpReadList {

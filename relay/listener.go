@@ -124,9 +124,8 @@ func (s *session) accept(m *wire.Accept, sequence uint32) {
 	}
 }
 
-// left reports whether the sender went by itself before it was accepted. Another may
-// come. Where something failed the sender may believe that it is connected, and who
-// accepts would wait for nobody.
+// left reports whether the sender went by itself before it was accepted. Another may come. After a
+// failure the sender may count as connected, and an accept would wait for ever.
 func (r *receiver) left() bool {
 	if r.down == nil {
 		return false
@@ -138,8 +137,7 @@ func (r *receiver) left() bool {
 	return false
 }
 
-// miss has an accept fail, the next one where none waits: a sender may believe that it is
-// connected.
+// miss fails a waiting accept, or the next accept: a sender may believe that it is connected.
 func (l *listener) miss(err error) {
 	if l.forward != nil {
 		l.forward.shutdown(wire.Errorf(wire.StatusInternal, "%s could not take the way back: %v", l.session.relay.name(), err))
@@ -184,8 +182,7 @@ func routeNumber(name string) uint32 {
 	return map[string]uint32{launch.RouteStaged: wire.RouteStaged, launch.RouteDirect: wire.RouteDirect}[name]
 }
 
-// agree picks the route of a connection from what both hosts' configuration
-// forces.
+// agree picks the route of a connection from the configurations of both hosts.
 func agree(ours, theirs uint32) (uint32, error) {
 	switch {
 	case theirs > wire.RouteDirect:
@@ -217,7 +214,7 @@ func (r *Relay) welcomePeer(conn packet.Conn, silent *pendingHandshakes) error {
 	if err != nil {
 		return err
 	}
-	// What comes now is the driver's time, not the other relay's.
+	// The following time is the driver's, not the remote relay's.
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
@@ -270,9 +267,8 @@ func (r *Relay) noListener() error {
 	return wire.Errorf(wire.StatusBadHandle, "no listener of %s answers to this handle; it was closed, or the handle is not one that a listener gave out", r.name())
 }
 
-// invite decides on another relay's hello: who is to be its receiver, on which
-// connection, and what it is answered. open sets the connection's way up: its route,
-// transport and slots. It may block.
+// invite decides on another relay's hello: the receiver, the connection, and the answer. open sets
+// the connection's way up: its route, transport and slots. It may block.
 func (r *Relay) invite(hello *wire.PeerHello, open func(*lane, *connection, launch.Config, *wire.PeerHello) error) (*listener, *connection, *wire.PeerWelcome, error) {
 	version, err := wire.Negotiate("sender's relay", hello.Oldest, hello.Newest)
 	if err != nil {
@@ -371,8 +367,8 @@ func (l *listener) connect(c *connection, fd, immediates int, shares, windows bo
 	l.take(receiver)
 }
 
-// take has the listener's client accept a receiver whose way to its sender is open, or
-// takes it down.
+// take gives the listener's client a receiver with an open link to the sender, or takes the
+// receiver down.
 func (l *listener) take(r *receiver) {
 	s, c := l.session, r.connection
 	c.hidden, c.listener = l.forward != nil, l.number
@@ -399,7 +395,8 @@ func (l *listener) take(r *receiver) {
 	case l.forward == nil && !l.open(): // it was closed while the sender came
 		c.shutdown(l.closed())
 	case !l.open(), l.forward == nil && (len(s.connections) > wire.MaxConnections || len(l.ready) >= maxUnaccepted):
-		// Not so of a way back: openReverse has found room for it, and its end would be its twin's.
+		// Not so of a way back: openReverse has reserved the room, and the end would take down the
+		// twin.
 		c.shutdown(wire.Errorf(wire.StatusLimit, "%s takes no more connections on this listener", s.relay.name()))
 	default:
 		if err := r.introduce(); err != nil {
@@ -423,8 +420,7 @@ func (l *listener) open() bool {
 	return l.session.listeners[l.number] == l
 }
 
-// introduce tells the sender of the slots that it will be granted, and the windows that
-// it has without.
+// introduce announces the slots for grants, and the windows, to the sender.
 func (r *receiver) introduce() error {
 	if r.in == nil {
 		return nil
@@ -482,7 +478,7 @@ func (s *session) connect(m *wire.Connect, sequence uint32) {
 	})
 }
 
-// attachment is what a handshake with the listener's relay comes to. Its methods belong to the
+// attachment is the result of a handshake with the listener's relay. Its methods belong to the
 // loop.
 type attachment interface {
 	// attach makes the connection its sender's; where it fails nothing is left of the way.
@@ -491,7 +487,7 @@ type attachment interface {
 	begin(c *connection)
 }
 
-// localPeer is the way to a relay of this host.
+// localPeer is the attachment to a relay of this host.
 type localPeer struct {
 	link    transport.Link
 	fd      int
@@ -544,8 +540,8 @@ func (r *Relay) dial(c *connection, m *wire.Connect) (attachment, error) {
 	return way, err
 }
 
-// errStagedByNICs says that a connection to a relay of this host is staged: NICs carry its data, and
-// relays connect as those of two hosts do.
+// errStagedByNICs says that a connection to a relay of this host is staged: NICs carry the data,
+// and relays connect as relays of two hosts do.
 var errStagedByNICs = errors.New("the route between the containers is staged: NICs carry the data")
 
 // localDialTimeout is how long a relay waits for room in the queue of another relay of the host.
@@ -585,7 +581,7 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 	}
 }
 
-// dialNeighbour is dial where the listener is on this host. The route is what is asked for.
+// dialNeighbour is dial where the listener is on this host. The route is the requested route.
 func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (attachment, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err
@@ -650,8 +646,7 @@ func (r *Relay) link(c *connection, config launch.Config, fds []int) (transport.
 	}
 	nic := filepath.Join(config.NICs, nics[turn%len(nics)]+".sock")
 	link, err := loop.Dial(r.loop, nic, fds[0], func(err error) {
-		// Before the connection is open, the first thing that it asks of the link
-		// tells it.
+		// Before the connection is open, its first call on the link gets the error.
 		if c.port != nil {
 			c.shutdown(wire.Errorf(wire.StatusOf(err), "%s: %v", r.name(), err))
 		}

@@ -9,8 +9,8 @@ import (
 
 // The side whose memory lists read and write, and the grants of lists on route direct.
 
-// maxServedParts bounds the parts of one connection that this side works on: those that the
-// other side may have under way, and as many that have ended there (maxServing has the reason).
+// maxServedParts bounds the parts of one connection that this side works on: the remote side's
+// parts in flight, and the same number of parts that have ended there (maxServing has the reason).
 const maxServedParts = 2 * wire.PartsAtOnce
 
 // rangeBytes is about the relay's memory for each range of a part.

@@ -6,10 +6,10 @@ import (
 	"github.com/peerlane/peerlane/relay/transport/verbs"
 )
 
-// A lane's members say how much of its traffic goes out of which GPU's memory and over which
-// NIC. Slots are taken by the weights of their server GPUs, each write is shared by NICs by
-// the weights that these have for that GPU, at both sides, and a lane with direct members and
-// others deals its grants out to both, in each direction. What fails has no turns any more, and its share is the others'.
+// A lane's members say how much of its traffic goes out of which GPU's memory and over which NIC. A
+// lane takes slots by the weights of server GPUs, divides writes among NICs by the NICs' weights
+// for that GPU, at both sides, and a lane with direct and staged members divides grants between
+// both, per direction. A failed member gets no turns, and the remaining members get its share.
 
 // weight is that of a GPU's memory, by its PCI address, or of the host's (""): of all members
 // there. It is 0 where the lane has no members.
@@ -41,8 +41,8 @@ func (l *lane) slotsOn(server string, slots int) int {
 	return max(1, (slots*own+all-1)/all)
 }
 
-// nicsOf are the weights of NICs for what is in a GPU's memory, or in the host's; nil where
-// the lane has no member there, so that all are alike.
+// nicsOf returns the weights of NICs for a GPU's memory, or for host memory; nil where the lane has
+// no member there, so that all are alike.
 func (l *lane) nicsOf(server string) map[string]int {
 	var weights map[string]int
 	for _, m := range l.spec.Members {
@@ -93,7 +93,7 @@ func (c *connection) throughSlots(m *memory) bool {
 	return mixture != nil && mixture.Next(func(i int) bool { return i == 0 || c.by(c.lane.stagedNICs()) }) == 1
 }
 
-// stagedNICs are the weights of NICs for what goes through slots.
+// stagedNICs returns the weights of NICs for slots.
 func (l *lane) stagedNICs() map[string]int {
 	weights := map[string]int{}
 	for _, m := range l.spec.Members {
@@ -117,7 +117,7 @@ func (c *connection) nicsFor(m *memory) map[string]int {
 
 // nicPath is an end of a connection's data over verbs.
 type nicPath interface {
-	// By reports whether all data goes by NICs of this side that are among these.
+	// By reports whether the data uses only these NICs of this side.
 	By(nics []string) bool
 	// Has reports whether some of it goes by a NIC of this side that has a weight.
 	Has(nics map[string]int) bool
@@ -144,9 +144,8 @@ func (c *connection) by(nics map[string]int) bool {
 	return path != nil && path.Has(nics)
 }
 
-// beside reports whether the data of a connection goes by NICs of its lane, and some of it by one
-// that is near the lane's own GPU: the others have no share of writes there. Without weights each
-// NIC has to be near.
+// beside reports whether a connection's data uses only NICs of the lane, including a NIC near the
+// lane's GPU: the others have no share of writes there. Without weights each NIC has to be near.
 func (c *connection) beside() bool {
 	path, own := c.overNICs(), c.lane.nicsOf(c.lane.spec.GPU.BusID)
 	return path != nil && path.By(c.lane.spec.NICs) && (own == nil || path.Has(own))

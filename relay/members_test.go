@@ -43,8 +43,8 @@ func writtenBy(t *testing.T, rdma softdevice.Host, skip int) (bytes map[string]u
 	return bytes, len(calls)
 }
 
-// mixedLane has the lane of host b receive three quarters in its client's memory by rocep1, and a
-// quarter in slots on its server GPU by rocep2.
+// mixedLane makes the lane of host b receive three quarters in client memory by rocep1, and a
+// quarter in slots on the server GPU by rocep2.
 func mixedLane(l launch.Lane) launch.Lane {
 	if l.NICs[0] != ofB[0].Name {
 		return l

@@ -15,10 +15,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// memory is what a client has exported, or what was made for it: host memory, and
-// memory on a server GPU. It
-// stays mapped, and so pins the client's GPU memory, until it is retired and nothing
-// uses it.
+// memory is exported memory of a client, or memory that the relay made for the client: host memory,
+// and memory on a server GPU. The mapping, which pins the client's GPU memory, stays until the
+// memory is retired and unused.
 type memory struct {
 	session *session
 	number  uint32
@@ -30,49 +29,48 @@ type memory struct {
 	length  uint64
 	access  uint32
 	users   int
-	served  int   // of these, what the relay does for others (offering)
+	served  int   // of these, operations of remote programs on regions
 	takes   quota // of the relay's limits
 	retired bool
-	// empty is host memory whose client has not said that it allocated the pages: the relay
-	// has not pinned it, and no operation uses it.
+	// empty is host memory before the client has allocated the pages: the relay has not pinned the
+	// memory, and no operation uses it.
 	empty bool
-	// gone is called when it has been freed, or when nothing but operations of its own
-	// client use it any more; nil where nobody waits for that.
+	// gone is called when the memory has been freed, or is used only by operations of its client;
+	// nil without a waiter.
 	gone func()
-	// registrars are the ends of connections that have told others of this memory.
+	// registrars are the connection ends that registered or announced this memory.
 	registrars map[registrar]bool
-	// regions are the parts of it that others may read or write.
+	// regions are the exposed parts of the memory.
 	regions map[*exposedRegion]bool
-	// staged: it is on a server GPU, and the client copies to and from it.
+	// staged: the memory is on a server GPU, and the client copies to and from it.
 	staged *clientStaging
-	// inPlace is the exported range as NICs may know it, nil where the client has not lent it, and
-	// unlent the reason where it will not be.
+	// inPlace is the exported range for registration with NICs, nil without a DMA-BUF; notInPlace
+	// is the reason for its absence.
 	inPlace    *device.Memory
 	notInPlace string
-	// kept is why it is not given back though it was freed: NICs still know it.
+	// kept is the reason that freed memory is not given back: NICs still have it registered.
 	kept error
 }
 
-// registrar is an end of a connection that has told a NIC, or the other relay, of a
-// memory.
+// registrar is a connection end that registered a memory with a NIC, or announced it to the remote
+// relay.
 type registrar interface {
-	// forget says that the memory goes.
+	// forget ends the registration before the memory is unmapped.
 	forget(m *memory)
 }
 
 func (m *memory) place(offset uint64) device.Place { return m.mapped.At(m.offset + offset) }
 
-// forgetSession is an allocation of an export that is still to come.
+// part is an allocation of a later export.
 type part struct {
 	device.Part
 	offset uint64
 }
 
-// ofPart is what an allocation takes beside the first of a memory.
+// ofPart is the quota of an allocation after the first of a memory.
 var ofPart = quota{descriptors: 1}
 
-// exportPart keeps an allocation for the export that will come. What is wrong is
-// said then.
+// exportPart keeps an allocation for the export that will come. The export returns errors.
 func (s *session) exportPart(m *wire.ExportPart, fds []int) {
 	err := s.refusedParts
 	switch {
@@ -256,9 +254,8 @@ func (m *memory) open(gpu wire.UUID) error {
 	return nil
 }
 
-// nvidiaMajor is the character devices' of the NVIDIA driver (195, assigned in
-// the kernel's Documentation/admin-guide/devices.txt); an exported VMM
-// allocation is one of them.
+// nvidiaMajor is the character devices' of the NVIDIA driver (195, assigned in the kernel's
+// Documentation/admin-guide/devices.txt); an exported VMM allocation is such a file.
 const nvidiaMajor = 195
 
 // notExported returns the error of a descriptor that is no GPU memory.
@@ -266,9 +263,8 @@ func notExported(cause error, remedy string) error {
 	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported, Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
 }
 
-// checkForeign looks at a descriptor that a stranger sent before anything else
-// is done with it: calls on a file of a FUSE file system, say, can hang for as
-// long as the stranger likes.
+// checkForeign checks a client's descriptor before any other call: a client can make calls on its
+// file hang, for instance in a FUSE file system.
 func checkForeign(fd int, simulated bool) error {
 	var s unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &s); err != nil {
@@ -289,9 +285,9 @@ func checkForeign(fd int, simulated bool) error {
 	return nil
 }
 
-// exportIPC takes memory of cudaMalloc. Its handle is no proof that it is the
-// client's, and what becomes of copies when the client frees it is undefined: hence
-// only where the configuration says so, and never for another relay.
+// exportIPC takes memory of cudaMalloc. The handle does not prove that the memory is the client's,
+// and copies after the client's free are undefined: so the configuration must permit it, and a
+// remote relay never gets the memory.
 func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	const instead = "allocate it by cuMemCreate (in PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or use host memory"
 	if !s.relay.config.CUDAIPC {
@@ -350,7 +346,7 @@ func (s *session) exportIPC(m *wire.ExportIPC, sequence uint32) {
 	})
 }
 
-// another counts a memory more, or says why there can be none.
+// another counts a further memory, or returns an error at the limit.
 func (s *session) another(access uint32, takes quota) error {
 	const all = wire.AccessSend | wire.AccessReceive
 	switch {
@@ -362,8 +358,8 @@ func (s *session) another(access uint32, takes quota) error {
 	return s.relay.reserve(takes)
 }
 
-// hostMemory makes host memory for the client. The relay makes it, because pages of
-// a stranger's can be taken away or made to hang.
+// hostMemory makes host memory for the client. The relay makes the memory, because a client can
+// remove pages of its file, or make accesses hang.
 func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	if limit := s.relay.limits.ClientHostMemory; m.Bytes > limit || s.host > limit-m.Bytes {
 		s.answer(sequence, limitMet("relay.limits.client_host_memory", "%s of host memory are asked for, and this process has %s, whose limit is %s",
@@ -390,8 +386,7 @@ func (s *session) hostMemory(m *wire.HostMemory, sequence uint32) {
 	})
 }
 
-// provide makes memory for the client, which has been counted, and answers with its
-// descriptor.
+// provide makes the counted memory for the client, and answers with the descriptor.
 func (s *session) provide(m *memory, sequence uint32, work func() error, made func() wire.Message) {
 	s.host += m.takes.host
 	s.staging += m.takes.staging
@@ -413,7 +408,7 @@ func (s *session) provide(m *memory, sequence uint32, work func() error, made fu
 	})
 }
 
-// make makes host memory, with a context on the lane's GPU.
+// make allocates host memory, with a context on the lane's GPU.
 func (m *memory) make(gpu wire.UUID) error {
 	lane, err := m.session.relay.laneOf(gpu)
 	if err != nil {
@@ -446,7 +441,7 @@ func (m *memory) make(gpu wire.UUID) error {
 	return nil
 }
 
-// pin allocates the pages of host memory that are missing, and registers it with CUDA.
+// pin allocates missing pages of host memory, and registers the memory with CUDA.
 func (m *memory) pin() error {
 	if err := m.mapped.Populate(); err != nil {
 		return err
@@ -457,8 +452,8 @@ func (m *memory) pin() error {
 	return nil
 }
 
-// populated pins host memory whose pages its client has allocated. If pinning fails, the
-// memory stays as it was until the client unexports it.
+// populated pins host memory after the client has allocated the pages. If pinning fails, the memory
+// stays unchanged until the client unexports it.
 func (s *session) populated(number, sequence uint32) {
 	m := s.memories[number]
 	switch {
@@ -477,8 +472,8 @@ func (s *session) populated(number, sequence uint32) {
 	})
 }
 
-// unexport answers when the memory is gone, or where operations of the client's, which it
-// knows of, are under way on it, when none of others is, which it does not.
+// unexport answers when the memory is gone, or, if the client's operations are in flight, when no
+// operation of a remote program remains.
 func (s *session) unexport(number, sequence uint32) {
 	m := s.memories[number]
 	if m == nil || m.retired {
@@ -489,7 +484,7 @@ func (s *session) unexport(number, sequence uint32) {
 	m.retire()
 }
 
-// retire lets no new operation use the memory.
+// retire prevents new operations on the memory.
 func (m *memory) retire() {
 	m.retired = true
 	for o := range m.regions {
@@ -521,7 +516,7 @@ func (m *memory) settle() {
 	m.session.settle()
 }
 
-// answer answers who waits for the memory's end.
+// answer replies to the request that waits for the memory's end.
 func (m *memory) answer() {
 	if gone := m.gone; gone != nil {
 		m.gone = nil
@@ -529,14 +524,13 @@ func (m *memory) answer() {
 	}
 }
 
-// takingBackAtOnce bounds the threads that wait until NICs have forgotten lent memory, whose
-// number clients say.
+// takingBackAtOnce limits the threads that wait for the deregistration of memory from NICs: clients
+// control the number of memories.
 const takingBackAtOnce = 16
 
 func (m *memory) free() {
 	if m.session.relay.dying != nil {
-		// It is this relay that ends, and the client may be reading what it has received,
-		// as beside a relay that is killed.
+		// This relay ends, and the client may be reading received bytes, as after a relay's kill.
 		m.mapped.Leave()
 	}
 	fabric := m.session.relay.fabric
@@ -546,7 +540,7 @@ func (m *memory) free() {
 			known = fabric.Forget(m.mapped)
 		}
 		var err error
-		if m.inPlace != nil { // before what it is of is unmapped
+		if m.inPlace != nil { // before the unmap of its memory
 			known = fabric.Forget(m.inPlace)
 			err = m.inPlace.Close()
 		}
@@ -557,7 +551,7 @@ func (m *memory) free() {
 	}
 	s := m.session
 	after := func(err error) {
-		if known != nil { // only this process's end has them forget it
+		if known != nil { // only the end of this process deregisters the memory
 			m.kept = wire.Errorf(wire.StatusInternal, "memory of client process %d: %w", s.pid, known)
 			s.relay.wear(m.kept)
 		}
@@ -579,9 +573,9 @@ func (m *memory) free() {
 		after(free())
 		return
 	}
-	// To free a GiB of pages takes a tenth of a second, and they count until then; NICs take
-	// their time to forget memory, too. Of staging memory the supervisor is told.
-	if m.inPlace != nil { // it is the client's own, who waits until no NIC can write it
+	// Freeing a GiB of pages takes a tenth of a second, and the pages count until then;
+	// deregistration from NICs is slow, too. The supervisor gets the end of staging memory.
+	if m.inPlace != nil { // the client owns the memory, and waits until no NIC can write it
 		s.bringing++
 	}
 	go func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// finish ends what the program left open, and judges.
+// finish ends open operations of the program, and judges.
 func (w *world) finish(t *rapid.T) {
 	for _, o := range w.posts() {
 		if s, _ := o.pipe.end(o.sends); o.hold != nil && !o.hold.released && s.gone == "" {
@@ -35,8 +35,7 @@ func (w *world) finish(t *rapid.T) {
 	}
 }
 
-// complete gives each message its receive and each receive its message, and waits
-// until all has ended.
+// complete gives every message a receive and every receive a message, and waits for the ends.
 func (w *world) complete(t *rapid.T, p *link) {
 	for _, o := range p.posts {
 		if o.cancel || o.bad != wire.StatusOK || p.ended != "" {
@@ -59,8 +58,8 @@ func (w *world) complete(t *rapid.T, p *link) {
 	}
 }
 
-// partner posts what an operation waits for, or cancels it where the other side has
-// taken its memory back.
+// partner posts the counterpart of an operation, or cancels the operation if the remote memory is
+// gone.
 func (w *world) partner(t *rapid.T, o *post) {
 	if s, _ := o.pipe.end(!o.sends); !s.unexported {
 		w.place(t, o.pipe, !o.sends, o.tag, o.n, false, false, wire.StatusOK)
@@ -73,7 +72,7 @@ func (w *world) partner(t *rapid.T, o *post) {
 	}
 }
 
-// pendingSession are the operations of a tag that take part in matching, in their order.
+// meeting returns the operations of a tag that take part in matching, in order.
 func (p *link) meeting(tag uint64) (sends, receives []*post) {
 	for _, o := range p.posts {
 		switch {
@@ -154,7 +153,7 @@ func (w *world) met(t *rapid.T, p *link, send, receive *post) {
 	if p.to.freed() {
 		return
 	}
-	// One of them said that the bytes are there.
+	// An operation reported arrival of the bytes.
 	if !bytes.Equal(receive.seen[:send.n], send.pattern) {
 		t.Fatalf("%s ended as %v, %s as %v, and the bytes differ from byte %d on",
 			send.name, send.err, receive.name, receive.err, firstDifference(receive.seen, send.pattern))
@@ -175,11 +174,10 @@ func firstDifference(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
-// abrupt: it ended without waiting until nothing can write its memory any more.
+// abrupt: the session ended without the wait for the last write into its memory.
 func (o *post) abrupt() bool { return is(o.err, wire.StatusRelayDied) }
 
-// look compares all of a memory: what no receive had, and what receives had when
-// they ended, is as it was.
+// look compares all of a memory: memory outside receives, and received bytes, are unchanged.
 func (w *world) look(t *rapid.T, s *attached) {
 	if s.freed() {
 		return
@@ -219,8 +217,7 @@ func (w *world) look(t *rapid.T, s *attached) {
 	}
 }
 
-// leave closes what there is, so that the next program finds the world as this one
-// did.
+// leave closes open objects, so that the next program starts from the same state.
 func (w *world) leave(t *rapid.T) {
 	for _, s := range w.sessions {
 		if err := s.session.Close(); err != nil && !strings.Contains(err.Error(), "closed") {
@@ -236,8 +233,8 @@ func (w *world) leave(t *rapid.T) {
 	}
 	for _, s := range w.sessions {
 		s.place.used = nil
-		// Beyond what was used nothing has changed, as look has seen; where it did not
-		// get there anything may have.
+		// look has checked that unused memory is unchanged; where it did not get there anything may
+		// have.
 		touched := s.used
 		if t.Failed() {
 			touched = modelBytes

@@ -30,12 +30,12 @@ type sided struct {
 	entries [][2]uint64
 	moved   uint64
 	err     error
-	// seen is, when it had ended, what was read, or what was written at the other side;
-	// frozen is that once the offer was withdrawn.
+	// seen has, at the end, the read bytes, or the bytes written at the remote side; frozen is that
+	// once the offer was withdrawn.
 	seen, frozen []byte
 }
 
-// oneSided posts one, on an offer of its own.
+// oneSided posts an operation on a separate region.
 func (w *world) oneSided(t *rapid.T) {
 	var open []*link
 	for _, p := range w.pipes {
@@ -65,7 +65,7 @@ func (w *world) oneSided(t *rapid.T) {
 
 	ctx, cancel := soon()
 	defer cancel()
-	// Some of what is behind it is offered as well, so that an offset leads there.
+	// The region extends behind the range, so that an offset can lead there.
 	offer, err := p.receiving.Expose(ctx, p.to.memory, o.there, n+guard, wire.RemoteRead|wire.RemoteWrite)
 	if err != nil {
 		t.Fatalf("offer: %v", err)
@@ -193,13 +193,7 @@ func (w *world) judgeSided(t *rapid.T, p *link) {
 			}
 		case p.ended != "":
 		case o.bad != wire.StatusOK && is(o.err, o.bad):
-			if o.bad != wire.StatusOutOfRange || o.entries == nil || o.cancel || o.withdrawn || p.to.unexported {
-				break
-			}
-			// The last byte is outside: it belongs to one entry.
-			if e := o.entries[o.op.Failed()]; e[0]+e[1] != o.n {
-				t.Fatalf("entry %d of %s failed, not the one at the end of the range", o.op.Failed(), o.name)
-			}
+			o.checkFailedEntry(t, p)
 		case is(o.err, wire.StatusCanceled) && o.cancel:
 		case is(o.err, wire.StatusBadKey) && (o.withdrawn || p.to.unexported):
 		// The relay looks up a list's memory only when its entries begin.
@@ -213,8 +207,19 @@ func (w *world) judgeSided(t *rapid.T, p *link) {
 	}
 }
 
-// lookSided notes in what a memory must be what one-sided operations brought, and returns
-// the ranges of which nobody knows.
+// checkFailedEntry demands that a list beyond the bounds of its region failed at the entry that has the
+// last byte of the range: only that byte is outside.
+func (o *sided) checkFailedEntry(t *rapid.T, p *link) {
+	if o.bad != wire.StatusOutOfRange || o.entries == nil || o.cancel || o.withdrawn || p.to.unexported {
+		return
+	}
+	if e := o.entries[o.op.Failed()]; e[0]+e[1] != o.n {
+		t.Fatalf("entry %d of %s failed, not the one at the end of the range", o.op.Failed(), o.name)
+	}
+}
+
+// lookSided adds the bytes of one-sided operations to a memory's expected content, and returns the
+// undefined ranges.
 func (w *world) lookSided(s *attached) (loose []*post) {
 	for _, p := range w.pipes {
 		for _, o := range p.sided {
@@ -228,7 +233,7 @@ func (w *world) lookSided(s *attached) (loose []*post) {
 				copy(s.want[o.there:], o.frozen)
 			case o.err == nil:
 				copy(s.want[o.there:], o.seen)
-			default: // the other side may know of the end later than who wrote
+			default: // the remote side may get the end later than the writer
 				loose = append(loose, &post{at: o.there, n: o.n})
 			}
 		}

@@ -22,11 +22,10 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Random programs of two containers' clients, against a model of what must be
-// delivered: per connection and tag the k-th message meets the k-th receive, whole,
-// once, what is read and written one-sidedly is whole, and unless somebody ended something
-// there is no error. Nothing else of any
-// memory changes, ever. A failure is shrunk, and prints the program.
+// Random programs of two containers' clients are compared with a model of delivery: per connection
+// and tag the k-th message matches the k-th receive, whole and once, one-sided operations are
+// whole, and without an ended object there is no error. Nothing else of any memory changes, ever. A
+// failure is shrunk, and prints the program.
 //
 // PEERLANE_MODEL_PROGRAMS says how many programs of each route; -rapid.seed repeats a
 // failure.
@@ -54,7 +53,7 @@ func TestModelMessagesMatchReceives(t *testing.T) {
 // more: an emulated machine runs few.
 const modelBatch = 15
 
-// The same where each copy ends as late as its order allows.
+// The same with copies that end as late as the order permits.
 func TestModelLateCopiesMatchReceives(t *testing.T) {
 	if out, err := modelElsewhere("15", "PEERLANE_SIM_LATE_MS=2"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -94,8 +93,8 @@ func setFlag(t *testing.T, name, value string) {
 	})
 }
 
-// The sizes of the model's world: messages of up to three slots and a half over few
-// slots, so that they wait for one another.
+// The sizes of the model's world: messages of up to three and a half slots over few slots, so that
+// messages wait for slots.
 const (
 	modelSlot       = 64 << 10
 	modelSlots      = 3
@@ -109,8 +108,8 @@ const (
 // modelEmpty is a memory before its first message.
 var modelEmpty = sync.OnceValue(newModelEmpty)
 
-// newModelEmpty makes one that is like it, where the race detector does not look at each
-// byte: that would be most of the work.
+// newModelEmpty makes an equal memory that the race detector does not check byte by byte: that
+// would be most of the work.
 func newModelEmpty() []byte {
 	b, err := unix.Mmap(-1, 0, modelBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -131,7 +130,7 @@ type container struct {
 	relay  *relay.Relay
 	ended  chan error
 	memory []*allocation // for sessions to export
-	wants  [][]byte      // like modelEmpty, for sessions to note what must be
+	wants  [][]byte      // like modelEmpty, for the expected content of sessions
 }
 
 // allocation is GPU memory, seen without CUDA: the simulator's is a file.
@@ -178,7 +177,7 @@ func (c *container) begin(h *host, route string) {
 	go func() { c.ended <- r.Run() }()
 }
 
-// end ends the relay: it says why to all, or is just gone, as one that was killed.
+// end ends the relay: the relay sends a reason, or is just gone, as after a kill.
 func (c *container) end(t testing.TB, atOnce bool) {
 	t.Helper()
 	if atOnce {

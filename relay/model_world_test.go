@@ -28,7 +28,7 @@ type world struct {
 	sessions   []*attached
 	pipes      []*link
 	program    []string
-	abrupt     bool // a session ended without waiting for what was under way
+	abrupt     bool // a session ended without a wait for operations in flight
 }
 
 // attached is a client's session with a memory of its own.
@@ -44,7 +44,7 @@ type attached struct {
 	gone       string // why it is over, or its memory is
 	abrupt     bool   // it did not wait for what was under way: docs/errors.md
 	unexported bool
-	want       []byte // what its memory must be; nil entries are in loose
+	want       []byte // the expected content of the memory; nil entries are in loose
 }
 
 // link is a connection.
@@ -94,7 +94,7 @@ func (w *world) say(t *rapid.T, format string, arguments ...any) {
 	t.Log(line)
 }
 
-// one draws an element by its place: what it is would be printed whole.
+// one draws an element by its index, because rapid would print the whole element.
 func one[T any](t *rapid.T, of []T, label string) T {
 	return of[rapid.IntRange(0, len(of)-1).Draw(t, label)]
 }
@@ -103,7 +103,7 @@ func soon() (context.Context, context.CancelFunc) {
 	return testutil.WithLimit(context.Background(), modelPatience)
 }
 
-// empty is what a session's memory must be at first.
+// empty is the initial content of a session's memory.
 func (c *container) empty() []byte {
 	if n := len(c.wants); n > 0 {
 		b := c.wants[n-1]
@@ -456,7 +456,7 @@ func (w *world) restart(t *rapid.T) {
 	}
 	at := rapid.IntRange(0, 1).Draw(t, "container")
 	c := w.containers[at]
-	// Who tells all of its end waits a while until it is heard.
+	// A relay that announces its end waits a while for the receivers.
 	atOnce := rapid.IntRange(0, 3).Draw(t, "at once") > 0
 	w.say(t, "restart the relay of %s (without a word: %v)", c.name, atOnce)
 	for _, s := range w.alive(c) {

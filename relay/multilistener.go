@@ -25,7 +25,7 @@ func newMultiListener() *multiListener {
 	return &multiListener{accepted: make(chan accepted), closed: make(chan struct{})}
 }
 
-// add accepts connections from one more listener, and closes it with the others.
+// add accepts connections from a further listener, which Close also closes.
 func (g *multiListener) add(l net.Listener) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -49,7 +49,7 @@ func (g *multiListener) add(l net.Listener) {
 	})
 }
 
-// Accept gives the next connection of any, or the error of one.
+// Accept returns the next connection or error of any listener.
 func (g *multiListener) Accept() (net.Conn, error) {
 	select {
 	case a := <-g.accepted:

@@ -6,18 +6,16 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// One-sided operations: the client of a sender reads and writes what the client of its
-// receiver has offered (offering), and the two relays do it alone: the other client may
-// be stopped.
+// One-sided operations: the client of a sender reads and writes regions of the receiver's client
+// (exposedRegion), and the relays need no help of that client: the other client may be stopped.
 //
-// A write is a message like a send's, PeerWrite, for which the receiver's relay posts the
-// receive itself. A read goes the other way: the two relays open a second connection, from
-// the receiver to the sender, which no client knows of (reverse.go), the receiver's relay
-// posts the send there, and the reading client's operation is the receive. So all that
-// holds for sends holds for them: who grants has room, who grants drains it, slots go
-// round, and nothing ends before all that touches its memory has.
+// A write is a message like a send's, PeerWrite, for which the receiver's relay posts the receive
+// itself. A read goes the other way: the two relays open a second connection, from the receiver to
+// the sender, which no client knows of (reverse.go), the receiver's relay posts the send there, and
+// the reading client's operation is the receive. So the rules of sends apply: the granting side has
+// room and drains the slots, and no operation ends before the last access to its memory.
 
-// reading is what a sender knows of its client's reads.
+// reading has a sender's state of its client's reads.
 type reading struct {
 	last uint64
 	// asked are those whose data has not begun to come, by number.
@@ -35,7 +33,7 @@ func (s *sender) write(op *operation) {
 	s.port.Send(&wire.PeerWrite{Send: op.send, Length: op.length, Offset: key.offset, Key: key.key}, 0)
 }
 
-// read asks for what a one-sided read is to bring.
+// read requests the bytes of a one-sided read.
 func (s *sender) read(op *operation) {
 	if s.ask(op) {
 		s.port.Send(&wire.PeerRead{Read: op.send, Length: op.length, Offset: op.remote.offset, Key: op.remote.key}, 0)
@@ -64,8 +62,8 @@ func (s *sender) ask(op *operation) bool {
 	return true
 }
 
-// cancelRead has a read end before its data begins to come. The other side's word on it
-// ends it, so that no more of them wait for one than a client can have.
+// cancelRead has a read end before its data begins to come. The remote side's answer ends the read,
+// so that the number of waiting reads stays within a client's limit.
 func (s *sender) cancelRead(cookie uint64) {
 	for _, op := range s.reading.asked {
 		if op.cookie == cookie {
@@ -119,9 +117,9 @@ func (r *receiver) readData(m *wire.PeerReadData) error {
 
 // --- the side whose memory it is ----------------------------------------------------
 
-// maxServing bounds what one connection's other side has under way here: all that its
-// client's ring has, and as many reads more that have ended there, while word of that, the
-// other relay's and the NIC's, comes behind what the client has posted since.
+// maxServing limits the operations of a connection's remote side here: the capacity of the client's
+// ring, and as many reads that have ended there, because the messages about these ends follow later
+// posts of the client.
 const maxServing = 2 * wire.RingEntries
 
 // crowded says that the other relay asks for more at a time than a client can.
@@ -174,7 +172,7 @@ func (r *receiver) get(m *wire.PeerRead) error {
 	return nil
 }
 
-// bring sends what a read asks for.
+// bring sends the bytes of a read.
 func (r *receiver) bring(m *wire.PeerRead, by *sender) {
 	op, status := r.serve(wire.OpSend, m.Key, m.Offset, m.Length)
 	if status != wire.StatusOK {

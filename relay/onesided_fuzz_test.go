@@ -35,7 +35,7 @@ func patterned(m *device.Memory) {
 	}
 }
 
-// record has a sender hear of what it is granted, mostly as it should be.
+// heard gives a sender mostly valid grants.
 func (l *fuzzLink) heard(do *script, duplicate func() int) {
 	if l.s.portDown {
 		return
@@ -128,10 +128,9 @@ func (w *world) ends(r *receiver) {
 	w.copied()
 }
 
-// FuzzPeerOfAReader is the relay of a client that has offered memory, and a NIC, that say
-// what they like to one whose client reads and writes. What is read lands where it was
-// asked for, what is written comes from there, each operation ends once, and nothing is
-// left.
+// FuzzPeerOfAReader sends arbitrary messages of the owner's relay and a NIC to a relay whose client
+// reads and writes. Read bytes land at the requested place, written bytes come from there, an
+// operation ends once, and no resource remains.
 func FuzzPeerOfAReader(f *testing.F) {
 	// A read on each route: it is asked for, the way back comes, data is announced, granted, filled.
 	f.Add([]byte{0, 1, 64, 0, 64, 0, 5, 6, 0, 0, 0, 0, 7, 0, 1, 255, 0, 7, 0, 1, 255, 0, 7, 0, 1, 255, 0, 9, 9})
@@ -258,9 +257,9 @@ func FuzzPeerOfAReader(f *testing.F) {
 	})
 }
 
-// FuzzPeerOfARegionOwner is the relay of a client that reads and writes, which says what it
-// likes to one whose client has offered memory. Nothing is written or shown beside the
-// ranges, nor after they are withdrawn, and nothing is left.
+// FuzzPeerOfARegionOwner sends arbitrary messages of a reader's relay to a relay whose client has
+// exposed memory. Nothing is written or shown beside the ranges, nor after they are withdrawn, and
+// nothing is left.
 func FuzzPeerOfARegionOwner(f *testing.F) {
 	// A write and a read of each route, and a withdrawal.
 	f.Add([]byte{0, 0, 0, 16, 0, 0, 0, 2, 1, 0, 255, 0, 2, 1, 0, 255, 0, 4, 5, 1, 0, 0, 0, 16, 0, 0, 0, 3, 0, 0, 3, 4, 0, 3, 1, 0, 1, 0, 0, 0, 0, 0, 64, 4, 3, 4, 200, 6, 0, 6, 1})

@@ -10,7 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ways are how a one-sided operation gets to the other side's memory.
+// ways are the routes of one-sided operations.
 var ways = []string{launch.RouteStaged, launch.RouteDirect, launch.TransportTCP, launch.TransportVerbs}
 
 // byWay is a connected pair.
@@ -25,7 +25,7 @@ func byWay(t *testing.T, way string) *pair {
 	return connected(t, way)
 }
 
-// expose lets the pair's sender at [offset, offset+n) of the receiver's memory.
+// offer exposes to the pair's sender [offset, offset+n) of the receiver's memory.
 func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access uint32) *client.Region {
 	t.Helper()
 	o, err := p.receiving.Expose(within(t), m, offset, n, access)
@@ -37,8 +37,8 @@ func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access ui
 
 const remoteBoth = wire.RemoteRead | wire.RemoteWrite
 
-// sided checks what one-sided operations of a size do, at places that are not aligned: all
-// bytes of the range move, and none beside it.
+// sided checks one-sided operations of a size at unaligned places: exactly the bytes of the range
+// move.
 func (p *pair) sided(t *testing.T, key wire.RemoteKey, base, n uint64) {
 	t.Helper()
 	const guard = 64
@@ -94,7 +94,7 @@ func TestOneSidedOperationsMoveAllBytes(t *testing.T) {
 	}
 }
 
-// What is offered is read and written, by every way and in every size.
+// Reads and writes of regions succeed, over every route and in every size.
 func (p *pair) readsAndWrites(t *testing.T) {
 	const base = 4096
 	key := p.offer(t, p.target.Memory, base, pairBytes-base, remoteBoth).Key()
@@ -132,7 +132,7 @@ func (p *pair) otherMemory(t *testing.T) {
 	}
 }
 
-// Many at once, over few slots, beside messages: all end, and each has its own bytes.
+// Many at once, over few slots, beside messages: the reads end, with the right bytes.
 func (p *pair) inFlight(t *testing.T) {
 	const each, many = 300<<10 + 1, 12
 	key := p.offer(t, p.target.Memory, 0, pairBytes, remoteBoth).Key()
@@ -177,7 +177,7 @@ func (p *pair) inFlight(t *testing.T) {
 	}
 }
 
-// What the key, or its lack, does not allow.
+// Operations that the key, or a missing key, forbids.
 func (p *pair) whatAKeyDoesNotAllow(t *testing.T) {
 	const n = 64 << 10
 	both, toRead, toWrite := p.offer(t, p.target.Memory, n, n, remoteBoth), p.offer(t, p.target.Memory, 0, n, wire.RemoteRead), p.offer(t, p.target.Memory, 0, n, wire.RemoteWrite)
@@ -245,7 +245,7 @@ func (p *pair) whatAKeyDoesNotAllow(t *testing.T) {
 	demand(t, read(unexported.Key(), 0, 8), wire.StatusBadKey)
 }
 
-// What cannot be offered.
+// Invalid regions.
 func TestInvalidRegionsAreRefused(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	h := p.receiving
@@ -281,7 +281,7 @@ func TestInvalidRegionsAreRefused(t *testing.T) {
 	}
 }
 
-// An offer of a listener is for those that have connected and those that will.
+// A listener's region serves present and later connections.
 func TestListenerRegionServesPresentAndLaterConnections(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
@@ -331,8 +331,8 @@ func TestListenerRegionServesPresentAndLaterConnections(t *testing.T) {
 	}
 }
 
-// What is withdrawn, or unexported, under traffic is not touched any more once that has
-// returned, and what had begun ended well or with the key's error.
+// After the return of a revoke or unexport under traffic no operation accesses the memory, and
+// started operations succeed or end with the key's error.
 func (p *pair) takenBackUnderTraffic(t *testing.T, o *client.Region, end func() error) {
 	const each = 1 << 20
 	p.source.write(0, bytes.Repeat([]byte{0xaa}, each))
@@ -425,7 +425,7 @@ func (p *pair) cancels(t *testing.T) {
 	p.sided(t, key, 0, 1<<20+3)
 }
 
-// When the side whose memory it is ends, what is under way does, and says why.
+// When the owner ends, operations in flight end with the reason.
 func TestOneSidedOwnerExitEndsOperations(t *testing.T) {
 	for i, way := range ways {
 		for name, end := range map[string]struct {
@@ -476,7 +476,7 @@ func TestOneSidedOwnerExitEndsOperations(t *testing.T) {
 	}
 }
 
-// A flush ends after all before it, and says what failed of it.
+// A flush ends after the earlier operations, with the status of a failure.
 func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	flush := func(c *client.Connection, options ...client.Option) *client.Operation {
@@ -529,7 +529,7 @@ func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 		t.Errorf("the flush has ended, the send: %t; its timeline stands at %d", ended(send), signal.Value())
 	}
 
-	// A failure is told once, by those that are behind it or by the next.
+	// A failure is reported once, by the pending flushes or by the next flush.
 	bad := func() {
 		t.Helper()
 		op, err := p.sending.Read(p.source.Memory, 0, 8, key, 4096)
@@ -539,7 +539,7 @@ func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 	bad()
 	_, err = wait(t, flush(p.sending), nil)
 	demand(t, err, wire.StatusOutOfRange)
-	// Also of what was refused when it was posted.
+	// Also of operations refused at the post.
 	op, err = p.sending.Send(p.source.Memory, pairBytes, 1)
 	_, err = wait(t, op, err)
 	demand(t, err, wire.StatusOutOfRange)
@@ -558,7 +558,7 @@ func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 	_, err = wait(t, first, nil)
 	demand(t, err, wire.StatusCanceled)
 
-	// One is canceled, and goes down with its connection.
+	// A flush is canceled, and ends with its connection.
 	if receive, err = p.receiving.Receive(p.target.Memory, 0, 64); err != nil {
 		t.Fatal(err)
 	}
@@ -577,7 +577,7 @@ func TestFlushEndsAfterEarlierOperations(t *testing.T) {
 	}
 }
 
-// An accept that does not wait says that nobody is there, and finds who is.
+// An accept with timeout 0 returns TimedOut without a sender, and otherwise the sender.
 func TestAcceptWithTimeoutZeroReturnsAtOnce(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))
@@ -605,8 +605,8 @@ func TestAcceptWithTimeoutZeroReturnsAtOnce(t *testing.T) {
 	}
 }
 
-// The way back of reads goes by the route of their connection, for which their memory was
-// found fit, whatever the configuration says by then.
+// The reverse connection uses the route of its connection, for which the memory was checked,
+// regardless of later configurations.
 func TestReverseConnectionKeepsRouteOfItsConnection(t *testing.T) {
 	needGPUs(t, 4)
 	for _, route := range routes {
@@ -638,8 +638,7 @@ func TestReverseConnectionKeepsRouteOfItsConnection(t *testing.T) {
 	}
 }
 
-// Ways back that are opened for others leave the requests of the client whose memory it is
-// their room.
+// Reverse connections opened for readers leave room for requests of the owner.
 func TestManyReverseConnectionsLeaveRoomForOwner(t *testing.T) {
 	p := connected(t, launch.RouteDirect)
 	listener, err := p.b.Listen(within(t), uuid(t, 3))

@@ -178,8 +178,7 @@ func TestInvalidRangesOfAllocationsAreRefused(t *testing.T) {
 	}
 }
 
-// What a client may not say of allocations, and allocations of which no export ever
-// comes.
+// Invalid allocations of a client, and allocations without an export.
 func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 	v := newVictim(t, func(c *launch.Config) { c.Limits.Descriptors = 4000 })
 	_, parts := allocateParts(t, 0, 1, 1)
@@ -249,7 +248,7 @@ func TestInvalidAllocationsOfHostileClientAreRefused(t *testing.T) {
 	v.recovered()
 }
 
-// A receiver's relay that says of allocations what is not so.
+// Invalid allocations of a receiver's relay.
 func TestInvalidAllocationsOfReceivingRelayEndConnection(t *testing.T) {
 	const g = 2 << 20
 	_, parts := allocateParts(t, 3, 1, 1)

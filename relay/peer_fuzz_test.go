@@ -21,8 +21,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Of the worlds below, bytes. Behind the slots, and around what operations may
-// touch, lies memory that nobody may write.
+// Of the worlds below, bytes. Memory behind the slots, and around the memory of operations, must
+// stay unchanged.
 const (
 	fuzzSlot      = 4096
 	fuzzSlots     = 3
@@ -61,8 +61,7 @@ func (f *fuzzWindows) Window(number uint64) []byte {
 	return f[number][:]
 }
 
-// deaf is a port that has closed: what is sent goes nowhere. And a loop that does
-// not run.
+// deaf is a port that has closed: sent messages are dropped. And a loop that does not run.
 var deaf = sync.OnceValues(func() (*packet.Port, *poll.Loop) {
 	loop, err := poll.New()
 	if err != nil {
@@ -201,7 +200,7 @@ func (w *world) region(number uint32, bytes uint64, fd func() int) (*wire.PeerRe
 	return m, []int{fd()}
 }
 
-// post is what a session does with a descriptor that is in order.
+// post does a session's work for a valid descriptor.
 func (w *world) post(c *connection, kind uint32, tag, offset, length uint64) *operation {
 	cookie := uint64(len(w.posted) + 1)
 	op := &operation{session: w.session, kind: kind, cookie: cookie, tag: tag, offset: offset, length: length, wait: wire.NoTimeline, signal: wire.NoTimeline}
@@ -239,7 +238,7 @@ func (w *world) copied() {
 	}
 }
 
-// finish is how all must be when a connection is gone.
+// over checks the state after the end of a connection.
 func (w *world) over() {
 	w.t.Helper()
 	w.read()
@@ -266,7 +265,7 @@ func (w *world) over() {
 	}
 }
 
-// fuzzLink is a NIC, or a copy engine, that does what the fuzzer says when it says so.
+// fuzzLink is a NIC, or a copy engine, controlled by the fuzzer.
 type fuzzLink struct {
 	*world
 	s       *sender
@@ -391,7 +390,7 @@ func (l *fuzzLink) writeEager(to transport.Target, from transport.Source, n uint
 	l.writes = append(l.writes, &fuzzWrite{to, of, n, from, done})
 }
 
-// inWindows checks that each window is free or one message's, of which it holds the bytes.
+// inWindows checks that a window is free, or has the bytes of a single message.
 func (l *fuzzLink) inWindows() {
 	if l.s.route != wire.RouteDirect {
 		return
@@ -456,7 +455,7 @@ func pattern(at uint64) byte { return byte(at*2654435761>>13) | 1 }
 
 var errFuzz = errors.New("the fuzzer says so")
 
-// script reads what the fuzzer does next.
+// script reads the fuzzer's next step.
 type script []byte
 
 func (s *script) next() int {
@@ -681,10 +680,9 @@ func (fuzzArrivals) Grant(uint64, uint32, uint64, uint64) error { return nil }
 func (fuzzArrivals) Renew(uint64, uint32, uint64, uint64) error { return nil }
 func (fuzzArrivals) Close()                                     {}
 
-// FuzzPeerOfAReceiver is a sender's relay, and a NIC, that say what they like.
-// Nothing is granted twice or beyond a slot or a posted receive, nothing is
-// written beside what was received, and when the connection is gone nothing is
-// left.
+// FuzzPeerOfAReceiver sends arbitrary messages of a sender's relay and a NIC. The receiver grants
+// nothing twice or beyond a slot or a posted receive, writes only received bytes, and the end of
+// the connection leaves no resource.
 func FuzzPeerOfAReceiver(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 100, 0, 1, 1, 0, 0, 0, 100, 0, 0, 3, 0, 200, 3, 0, 200, 4, 5, 5})
 	f.Add([]byte{1, 1, 0, 0, 100, 0, 0, 0, 0, 0, 100, 0, 0, 6, 0, 5})

@@ -27,9 +27,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// peerManager is the relay's way to those of other hosts: where it listens, and the sets of
-// connections that there are. Its methods may be called from any goroutine but the
-// loop's, unless they say so.
+// peerManager has the connections to relays of remote hosts: where it listens, and the sets of
+// connections that there are. Any goroutine except the loop may call its methods, unless stated
+// otherwise.
 type peerManager struct {
 	relay    *Relay
 	where    launch.Network
@@ -46,7 +46,7 @@ type peerManager struct {
 	// before; of the loop.
 	resting map[*tcp.Peer]int
 	stopped chan struct{}
-	// refused is what was said last of where it cannot listen; of the loop.
+	// refused is the last logged error of the listeners; of the loop.
 	refused string
 
 	mu       sync.Mutex
@@ -57,7 +57,7 @@ type peerManager struct {
 	last     uint64
 }
 
-// pendingSession is a session of a relay that dials here, until all its connections are there.
+// pendingSession is a session of a dialing relay, until the set of connections is complete.
 type pendingSession struct {
 	key    tcp.Key
 	from   netip.Addr
@@ -66,9 +66,9 @@ type pendingSession struct {
 	timer  *time.Timer
 }
 
-// gatherTimeout is how long the connections of a set have to come. More than so many sets of
-// one host, or in all, do not come at a time, nor are so many there that others have made:
-// each takes descriptors. A host is who says that it is it, and whose address it is.
+// gatherTimeout is how long the connections of a set have to come. The limits bound incomplete and
+// accepted sets, per host and in total: each takes descriptors. A host is identified by its claimed
+// id and its address.
 const (
 	gatherTimeout        = 10 * time.Second
 	maxPendingSessions   = 256
@@ -81,7 +81,7 @@ const (
 	unnamedHostname      = "an unnamed host"
 )
 
-// hostname is what relays of other hosts, and their errors, call this one.
+// hostname is this host's name for remote relays and their errors.
 func hostname() string {
 	name, err := os.Hostname()
 	if err != nil || name == "" {
@@ -90,9 +90,9 @@ func hostname() string {
 	return name
 }
 
-// Secrets takes the cluster key, and the certificates, before the relay goes on the
-// network; afterwards a changed key alone, which holds from the next handshake on. A relay
-// that is on none for want of a key goes on it.
+// Secrets takes the cluster key, and the certificates, before the relay goes on the network;
+// afterwards a changed key alone, which holds from the next handshake on. A relay that had no key
+// joins the network.
 func (r *Relay) Secrets(s launch.Secrets) error {
 	err := r.secrets(s)
 	if err != nil {
@@ -117,12 +117,12 @@ func (r *Relay) secrets(s launch.Secrets) error {
 		r.loop.Do(func() { r.tls = config })
 	}
 	r.keys.Store(&keys)
-	r.loop.Do(r.onNetwork) // one that had none before is on it from now on
+	r.loop.Do(r.onNetwork) // a relay without a network joins it from now on
 	return nil
 }
 
-// onNetwork goes on the network, once, if the configuration says where and there is a
-// key. It belongs to the loop. The relay serves its host without it, too.
+// onNetwork goes on the network, once, if the configuration says where and there is a key. It
+// belongs to the loop. Without a network the relay serves the local host.
 func (r *Relay) onNetwork() {
 	if r.hosts != nil {
 		r.hosts.listen() // for lanes that have come
@@ -173,8 +173,8 @@ func (r *Relay) refused(log *logrus.Entry, err error, what string) {
 	r.warnings.warn(log, err, what)
 }
 
-// listen listens on the rails that lanes reach and nobody listened on yet. It belongs to
-// the loop. What could not be had are sentences.
+// listen listens on the rails that lanes reach and nobody listened on yet. It belongs to the loop.
+// refused has an error text per unavailable address.
 func (h *peerManager) listen() (refused []string) {
 	refused = h.rails.listen(h.relay.lanes, h.listener, func(at netip.Addr) (net.Listener, error) {
 		return h.relay.wires.listen(at, h.where.Ports)
@@ -187,8 +187,8 @@ func (h *peerManager) listen() (refused []string) {
 	return refused
 }
 
-// contact is what a handle of a lane's listener says of this relay; zeros where it is on
-// no network. It belongs to the loop.
+// contact is this relay's address in a handle of a lane's listener; zeros where it is on no
+// network. It belongs to the loop.
 func (r *Relay) contact(token, generation wire.UUID, l *lane) (c [network.ContactBytes]byte) {
 	if r.hosts == nil {
 		return c
@@ -196,8 +196,8 @@ func (r *Relay) contact(token, generation wire.UUID, l *lane) (c [network.Contac
 	return r.keys.Load().SealContact(network.Target{Host: r.host, Token: token}, generation, r.hosts.rails.endpoint(l))
 }
 
-// close ends all connections to other hosts, whether the loop runs or not. Nothing of
-// them touches any memory when it returns.
+// close ends the connections to remote hosts, with or without a running loop. At the return no
+// connection accesses memory.
 func (h *peerManager) close() {
 	h.mu.Lock()
 	h.ended = true
@@ -237,7 +237,7 @@ func (h *peerManager) peer(key tcp.Key) tcp.Config {
 	return c
 }
 
-// named keeps who the other side of a key is, and by which interface it is reached.
+// named records the name and interface of the remote side of a key.
 func (h *peerManager) named(key tcp.Key, s *network.Session) {
 	name := s.Peer
 	if by := h.interfaceOf(s.Conn.LocalAddr()); by != "" {
@@ -259,8 +259,7 @@ func (h *peerManager) interfaceOf(local net.Addr) string {
 	return ""
 }
 
-// admit says who may go on with his handshake: who asks for a listener that is there, and
-// each stream of a session once.
+// admit accepts handshakes for existing listeners, and every stream of a session once.
 func (h *peerManager) admit(g network.Greeting) error {
 	if g.Joined != nil {
 		if g.Stream < 1 || g.Stream > launch.MaxNetworkStreams {
@@ -329,7 +328,7 @@ func (h *peerManager) met(s *network.Session) {
 	logrus.Infof("%s has connected over tcp", peer.Name())
 }
 
-// forget lets go what is known of a Peer that is none any more.
+// forget removes the state of an ended Peer.
 func (h *peerManager) forget(key tcp.Key) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -389,7 +388,7 @@ func (h *peerManager) meet(s *network.Session) (tcp.Key, error) {
 		return tcp.Key{}, wire.Errorf(wire.StatusLimit, "%d sets of connections are incomplete, %d of them of this host; at most %d and %d can be", len(h.pending), of, maxPendingSessions, maxPendingSessionsOf)
 	}
 	h.last++
-	// Of its own: what a relay says of itself leads no connection of ours to it.
+	// Of its own: a remote relay's claims cause no connection of this relay.
 	m := &pendingSession{
 		key:    tcp.Key{Relay: fmt.Sprintf("who came %d", h.last), Local: s.Conn.LocalAddr().String(), Remote: s.Conn.RemoteAddr().String()},
 		from:   from,
@@ -400,7 +399,7 @@ func (h *peerManager) meet(s *network.Session) (tcp.Key, error) {
 	return m.key, nil
 }
 
-// forgetSession ends what is expected of a session.
+// forgetSession removes a pending session.
 func (h *peerManager) forgetSession(s *network.Session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -442,7 +441,7 @@ func (h *peerManager) reach(ctx context.Context, handle wire.HandleLayout, from 
 		if err == nil {
 			return peer, nil
 		}
-		// Who dialed may have had the handle of a listener that is gone; this one has another.
+		// The dialing relay may have the handle of a closed listener; this one has another.
 		if mine || ctx.Err() != nil || wire.StatusOf(err) != wire.StatusBadHandle {
 			return nil, h.unreached(err)
 		}
@@ -456,7 +455,7 @@ func (h *peerManager) unreached(err error) error {
 	return wire.Errorf(wire.StatusUnreachable, "the relay of the other host cannot be reached from %v: %w", h.rails.endpoint(nil).Address, err)
 }
 
-// Pauses of dial, each about twice the one before.
+// Pauses of dial, which double.
 const (
 	firstPause = 20 * time.Millisecond
 	lastPause  = time.Second
@@ -519,8 +518,8 @@ func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.T
 	return streams, nil
 }
 
-// expected waits for the other side's word that the streams may come. Who has no room for
-// another set closes the connection instead.
+// expected waits for the other side's word that the streams may come. A relay without room for a
+// set closes the connection.
 func expected(c net.Conn, until time.Time) error {
 	word := make([]byte, 1)
 	err := c.SetReadDeadline(until)
@@ -557,15 +556,15 @@ func (h *peerManager) rest() {
 	}
 }
 
-// Looks of closeIdle at which a Peer without a channel is closed. What others have made
-// they close themselves, sooner, or it is closed here.
+// Looks of closeIdle at which a Peer without a channel is closed. Remote relays close accepted
+// sets, usually earlier; otherwise this relay closes them.
 const (
 	looksDialed   = 2
 	looksAccepted = 4
 )
 
-// closeIdle closes what was without a channel at the last looks, too. It belongs to the
-// loop, as Open does: nobody opens a channel meanwhile.
+// closeIdle closes sets without a channel since the last calls. It belongs to the loop, as Open
+// does: nobody opens a channel meanwhile.
 func (h *peerManager) closeIdle() {
 	before := h.resting
 	h.resting = map[*tcp.Peer]int{}
@@ -583,7 +582,7 @@ func (h *peerManager) closeIdle() {
 	})
 }
 
-// networkReport is what the administrator is told. It belongs to the loop.
+// networkReport returns the network's state for reports. It belongs to the loop.
 func (r *Relay) networkReport() *launch.NetworkReport {
 	h := r.hosts
 	if h == nil {
@@ -618,7 +617,7 @@ func (r *Relay) noNetwork() string {
 	return "it has no cluster key; peerlane key generate makes one"
 }
 
-// networkState is what a relay has of the network. All but keys is of the loop.
+// networkState is a relay's state of the network. All but keys is of the loop.
 type networkState struct {
 	hosts      *peerManager  // nil while it is on none
 	fabric     *verbs.Fabric // the same
@@ -628,12 +627,12 @@ type networkState struct {
 	tls        *tls.Config
 	welcoming  int // channels whose hello is being answered
 	unanswered []*arriving
-	// Of tests: what a Peer is made with, and what it is connected by.
+	// Of tests: the configuration and the connections of a Peer.
 	timing func(*tcp.Config)
 	wires  wires
 	// libibverbs is a path, where it is not the host's.
 	libibverbs string
-	// nicAddresses are of this host's NICs, where they are not its interfaces'.
+	// nicAddresses are addresses of this host's NICs, if different from the interfaces' addresses.
 	nicAddresses func() ([]netip.Addr, error)
 	// redial is how long queue pairs may take to be connected anew, 0 for as long as ever.
 	redial time.Duration

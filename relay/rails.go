@@ -25,15 +25,15 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Versions of what relays of two hosts say to each other before the greeting of a set of
-// connections. Version 3 came with version 2 of the handshake, which has forward secrecy.
+// Versions of the messages between relays of two hosts before the greeting of a set. Version 3 came
+// with version 2 of the handshake, which has forward secrecy.
 const (
 	oldestSession = 3
 	newestSession = 3
 )
 
-// rails are the interfaces of the relay: where it listens, what it connects by, and what
-// went over each. Its methods may be called from any goroutine.
+// rails are the interfaces of the relay: listening addresses, interfaces for connects, and traffic
+// per interface. Its methods may be called from any goroutine.
 type rails struct {
 	addresses []address.Chosen
 	links     func() (up func(address.Chosen) bool) // looks at the interfaces
@@ -61,8 +61,8 @@ type failure struct {
 	to netip.AddrPort
 }
 
-// retryInterval is how long a way that did not work is not tried again beside others: where
-// rails of two hosts are numbered alike and do not reach each other each try takes long.
+// retryInterval is how long a way that did not work is not tried again beside others: a try takes
+// long if equal rails of two hosts are not connected.
 const retryInterval = time.Minute
 
 // listening is an address at which the relay listens.
@@ -71,7 +71,7 @@ type listening struct {
 	endpoint address.Endpoint
 }
 
-// maxKnownRails bounds what is remembered of other relays.
+// maxKnownRails limits the remembered remote relays.
 const maxKnownRails = 4096
 
 func newRails(addresses []address.Chosen, w wires) *rails {
@@ -88,9 +88,9 @@ func newRails(addresses []address.Chosen, w wires) *rails {
 	return r
 }
 
-// links looks which interfaces of this host have a link (IFF_UP and IFF_LOWER_UP of
-// netdevice(7), by RTM_GETLINK; what net.Interfaces tells comes later), and still their
-// address. Where the kernel does not say, all have.
+// links looks which interfaces of this host have a link (IFF_UP and IFF_LOWER_UP of netdevice(7),
+// by RTM_GETLINK; net.Interfaces is delayed), and their unchanged address. Where the kernel does
+// not say, all have.
 func links() func(address.Chosen) bool {
 	have, err := net.InterfaceAddrs()
 	if err != nil {
@@ -148,7 +148,7 @@ func (r *rails) look() {
 	down := map[string]bool{}
 	for _, a := range r.addresses {
 		was, seen := down[a.Interface]
-		down[a.Interface] = (was || !seen) && !up(a) // all its addresses are gone
+		down[a.Interface] = (was || !seen) && !up(a) // the interface has no address
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,10 +180,10 @@ func (r *rails) of(l *lane) []int {
 	return slices.Compact(own)
 }
 
-// listen has the relay listen on an address of each rail that its lanes reach: the first
-// that can be had; and on the others that are up while all of a lane's are down. Where
-// none of these can be had, on any. What could not be had are sentences; it is not tried
-// again for retryInterval, unless an interface has changed: each client's Listen leads here.
+// listen has the relay listen on an address of each rail that its lanes reach: the first that can
+// be had; and on the others that are up while all of a lane's are down. Where none of these can be
+// had, on any. refused has an error text per unavailable address; it is not tried again for
+// retryInterval, unless an interface has changed: each client's Listen leads here.
 func (r *rails) listen(lanes []*lane, g *multiListener, at func(netip.Addr) (net.Listener, error)) (refused []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -262,7 +262,7 @@ func (r *rails) endpoint(l *lane) address.Endpoint {
 	return r.listening[0].endpoint
 }
 
-// advertise is what another relay hears of where this one listens. What is down it does not.
+// advertise returns the listening addresses for a remote relay, without rails that are down.
 func (r *rails) advertise(l *lane) (told []network.Rail) {
 	own := r.of(l)
 	r.mu.Lock()
@@ -275,7 +275,7 @@ func (r *rails) advertise(l *lane) (told []network.Rail) {
 	return told
 }
 
-// record keeps what another relay has told.
+// record stores the rails of a remote relay.
 func (r *rails) record(relay string, told []network.Rail) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -289,7 +289,7 @@ func (r *rails) record(relay string, told []network.Rail) {
 	forgetSome(r.places)
 }
 
-// forgetSome forgets any of what is too much to be remembered.
+// forgetSome removes entries above the limit.
 func forgetSome[K comparable, V any](known map[K]V) {
 	for key := range known {
 		if len(known) <= maxKnownRails {
@@ -299,8 +299,8 @@ func forgetSome[K comparable, V any](known map[K]V) {
 	}
 }
 
-// fail remembers a way that did not work, or was only silent while another worked: then it
-// may be slow, and streams of data still try it.
+// fail remembers a way that did not work, or was only silent while another worked: then the path
+// may be slow, and data streams still try it.
 func (r *rails) fail(w path, silent bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -332,11 +332,11 @@ func (w path) String() string {
 	return strings.TrimPrefix(where(w.by), " ")
 }
 
-// ways are those for the streams of data of a set: tiers of ways that are as good as each
-// other. The rails of the destination's lane that the sender's lane reaches, else another
-// that the lane reaches, else any that both hosts have; a rail's addresses go with those
-// of the same rail. What is left is how the first connection went; a host with one
-// interface has no other, and its routes need not go by that: an address can be a loopback's.
+// ways are those for the streams of data of a set: tiers of equally good paths. The rails of the
+// destination's lane that the sender's lane reaches, else another that the lane reaches, else any
+// that both hosts have; a rail's addresses go with those of the same rail. The last tier is the
+// path of the first connection; a host with a single interface has no other, and its routes need
+// not use that interface: an address can be a loopback's.
 func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]path) {
 	own := r.of(from)
 	r.mu.Lock()
@@ -368,7 +368,7 @@ func (r *rails) ways(from *lane, told []network.Rail) (tiers [][]path) {
 	return tiers
 }
 
-// single reports whether all addresses are of one interface.
+// single reports whether the addresses belong to a single interface.
 func (r *rails) single() bool {
 	return !slices.ContainsFunc(r.addresses, func(a address.Chosen) bool { return a.Interface != r.addresses[0].Interface })
 }
@@ -385,7 +385,7 @@ func (r *rails) interfaceOn(t network.Rail) (address.Chosen, bool) {
 	return r.addresses[i], true
 }
 
-// on is an endpoint as one interface reaches it.
+// on returns an endpoint for an interface.
 func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 	at := e.Address
 	if at.Is6() && at.IsLinkLocalUnicast() {
@@ -394,10 +394,10 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(at, e.Port)}
 }
 
-// doors are the ways to the first connection of a set: where the handle says, as the
-// kernel's routes go; then where the relay has said before that it listens as well, on the
-// same rails, those of its lane first; then where the handle says by each interface. What has
-// just failed comes last.
+// doors are the ways to the first connection of a set: where the handle says, as the kernel's
+// routes go; then where the relay has said before that it listens as well, on the same rails, those
+// of its lane first; then where the handle says by each interface. Recently failed addresses come
+// last.
 func (r *rails) doors(relay string, at address.Endpoint) []path {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -440,7 +440,8 @@ func (r *Relay) lookAtRails() {
 
 // --- a set of connections ------------------------------------------------------------
 
-// exchange hears of the other relay's rails, and tells of this one's: of a session that this side dialed, which its first word has come on.
+// exchange receives the remote relay's rails, and sends this relay's rails: of a session that this
+// side dialed, which its first word has come on.
 func (h *peerManager) exchange(s *network.Session, from *lane, relay string) ([]network.Rail, error) {
 	told, err := s.HearRails()
 	if err == nil {
@@ -468,13 +469,13 @@ func (h *peerManager) answer(s *network.Session) error {
 		told, err = s.HearRails()
 	}
 	if err == nil {
-		h.rails.record("", told) // what it is, only a handle says
+		h.rails.record("", told) // only a handle has its rail
 	}
 	return err
 }
 
-// knock makes the first connection of a set, by the first of the doors that is answered:
-// the next ones are tried beside one that is silent (network.Race).
+// knock makes the first connection of a set, by the first of the doors that is answered: the next
+// addresses are tried beside a silent address (network.Race).
 func (h *peerManager) knock(ctx context.Context, target network.Target, doors []path) (*network.Session, path, error) {
 	finish := network.Race[*network.Session]{
 		Ways: len(doors), Delay: cmp.Or(h.local.Delay, network.AttemptDelay), Answer: network.AnswerDelay,
@@ -517,8 +518,8 @@ func (h *peerManager) knock(ctx context.Context, target network.Target, doors []
 	return nil, path{}, failures
 }
 
-// answered reports whether an error is the word of who listens there, who answers no better
-// by another way.
+// answered reports whether an error is an answer of the listener, which a further address would not
+// improve.
 func answered(err error) bool {
 	return wire.StatusOf(err) != wire.StatusInternal || errors.Is(err, network.ErrSilent)
 }
@@ -533,8 +534,8 @@ type striping struct {
 	turn  int
 }
 
-// stripe tries each way of the best tier of which one works, at once; where none does, all
-// goes as the first connection went.
+// stripe tries the paths of a tier at once, and takes the first tier with a working path; otherwise
+// every stream uses the path of the first connection.
 func (h *peerManager) stripe(ctx context.Context, first *network.Session, went path, tiers [][]path) (*striping, error) {
 	remote, err := netip.ParseAddrPort(first.Conn.RemoteAddr().String())
 	if err != nil {
@@ -598,7 +599,7 @@ func (s *striping) next(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// close gives up what no set has taken.
+// close closes connections without a set.
 func (s *striping) close() {
 	for _, c := range s.made {
 		c.Close()
@@ -659,7 +660,7 @@ func (r *rails) broken(p *tcp.Peer) error {
 	return find()
 }
 
-// report is what went over each interface.
+// report returns the traffic per interface.
 func (r *rails) report() (all []launch.NetworkRail) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -682,7 +683,7 @@ func (r *rails) report() (all []launch.NetworkRail) {
 // reportedRails bounds the interfaces that a report has room for.
 const reportedRails = 32
 
-// pairs are the two ends of a Peer's streams of data, or where it has none of its control.
+// pairs are the two ends of a Peer's data streams, or, without data streams, of the control stream.
 func (r *rails) pairs(p *tcp.Peer) (all []launch.RailFigures) {
 	_, data := p.Connections()
 	r.mu.Lock()
@@ -707,7 +708,7 @@ func (r *rails) pairs(p *tcp.Peer) (all []launch.RailFigures) {
 	return all
 }
 
-// registration says what NICs see of a connection's memory.
+// registration describes the registration of a connection's memory.
 const registrationTCP = "host memory that the relay has pinned for its GPU; the kernel's TCP copies from it and to it: a bounce, without GPUDirect RDMA"
 
 // overTCP is the way of a connection's messages to another host, from the sender's GPU to

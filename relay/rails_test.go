@@ -57,8 +57,8 @@ func toldRails(t *testing.T, texts ...string) (all []network.Rail) {
 	return all
 }
 
-// A message leaves by the rail of its destination's lane where the sender's reaches it,
-// else by another that its lane reaches, else by any.
+// A message uses the rail of the destination's lane if the sender's lane reaches it, else a further
+// rail of the lane, else any rail.
 func TestPeerRailsPreferRailOfDestinationLane(t *testing.T) {
 	four := []string{"eth0 10.0.0.1 0 nic0", "eth1 10.0.1.1 1 nic1", "eth2 10.0.2.1 2 nic2", "eth3 10.0.3.1 3 nic3"}
 	for name, c := range map[string]struct {
@@ -101,7 +101,7 @@ func TestPeerRailsPreferRailOfDestinationLane(t *testing.T) {
 	}
 }
 
-// A way that did not work is not tried again at once, so that each set does not wait for it.
+// A failed address is not retried at once, so that sets do not wait for it.
 func TestFailedAddressIsNotRetriedAtOnce(t *testing.T) {
 	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth1 10.0.1.1 1 -"), wires{})
 	told := toldRails(t, "0 10.0.0.2 lane", "1 10.0.1.2 lane")
@@ -121,8 +121,8 @@ func TestFailedAddressIsNotRetriedAtOnce(t *testing.T) {
 	}
 }
 
-// The first connection goes where the handle says, and then where else the relay is known
-// to be, and by what else it can be reached.
+// The first connection uses the handle's address, then further known addresses of the relay, then
+// further interfaces.
 func TestFirstConnectionTriesHandleAddressFirst(t *testing.T) {
 	r := newRails(chosen(t, "eth0 10.0.0.1 0 -", "eth0 fe80::1%eth0 0 -", "eth1 10.0.1.1 1 -", "eth2 10.0.2.1 2 -"), wires{})
 	at := address.Endpoint{Address: netip.MustParseAddr("10.0.0.2"), Port: 7}
@@ -275,7 +275,7 @@ func carriedBy(r *Relay) map[string]uint64 {
 
 const railBytesMoved = 2 << 20
 
-// together has who sends data by one rail wait until some is sent by all.
+// together holds the data senders of a rail until every rail has a sender.
 type together struct {
 	mu   sync.Mutex
 	want int
@@ -359,7 +359,7 @@ func TestBytesUseTheRailsOfTheLanes(t *testing.T) {
 		}
 		w.relay.loop.Call(w.channel.Leave)
 	}
-	// The other side has received as many as were sent, and knows whose interfaces they are.
+	// The remote side has received the sent bytes, and knows the interfaces.
 	there := f.relays[1].hosts.rails
 	received := uint64(0)
 	for _, n := range there.report() {
@@ -388,12 +388,12 @@ func (n *cables) pull(out bool, texts ...string) {
 	}
 }
 
-// A set that is made while a rail does not work goes by the others: whether this host
-// sees it, or the other one, or nobody does before it is tried.
+// A set that is made while a rail does not work goes by the others: whether this host detects the
+// fault, or the remote host, or only the try.
 func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 	for name, c := range map[string]struct {
 		pulled []string
-		links  bool // who has the pulled cable sees it
+		links  bool // the host with the pulled cable detects it
 		nics   []string
 		want   []string
 		known  bool // the relays have met before
@@ -434,7 +434,7 @@ func TestPeerWithBrokenRailUsesOtherRails(t *testing.T) {
 			if !slices.Equal(used, c.want) || after[c.want[0]]-before[c.want[0]] < railBytesMoved {
 				t.Errorf("%v are used: %v, then %v", used, before, after)
 			}
-			// With the cable in its place again the next set has it, too.
+			// After the cable is back the next set uses the interface, too.
 			n.pull(false, c.pulled...)
 			f.relays[0].hosts.rails.mu.Lock()
 			clear(f.relays[0].hosts.rails.failed) // as a minute would
@@ -477,7 +477,7 @@ func TestRailFailureNamesItsInterface(t *testing.T) {
 	i := slices.IndexFunc(data, func(c net.Conn) bool { return strings.Contains(c.LocalAddr().String(), "11.0.0.0") })
 	data[i].(cable).Conn.Close()
 	var err error
-	for err == nil { // until it is noticed the other rail carries them
+	for err == nil { // until the detection the second rail carries the bytes
 		err = w.write(t)
 	}
 	if wire.StatusOf(err) != wire.StatusPeerRelayDied && wire.StatusOf(err) != wire.StatusPeerClosed {
@@ -515,9 +515,8 @@ func TestPulledCableReplacesPeer(t *testing.T) {
 	}
 }
 
-// Ways that swallow packets do not take the time of the others, however many they are, and
-// are not the first that are tried for the next set; but what is only slow stays a way for
-// data.
+// Any number of silent addresses delays no working address, and the next set does not try them
+// first; a slow address stays usable for data.
 func TestSilentAddressesDelayNoOtherAddress(t *testing.T) {
 	const rails = 8
 	f := newFleetOn(t, &cables{}, 2, rails, rails)
@@ -567,8 +566,8 @@ func TestSilentAddressesDelayNoOtherAddress(t *testing.T) {
 	}
 }
 
-// Who proves the key and goes, as a way does that another was faster than, takes no room of
-// those that come: it is let go at once.
+// A connection that closes after the proof, as the loser of a race does, frees its place for new
+// connections: it is let go at once.
 func TestClosedHandshakeFreesItsPlace(t *testing.T) {
 	f := newFleetOn(t, &cables{}, 2, 2, 2)
 	handle := f.listen(t, 1, nil)
@@ -601,8 +600,8 @@ func TestClosedHandshakeFreesItsPlace(t *testing.T) {
 	testutil.Until(t, "the set is still expected", func() bool { return meetings() <= 0 })
 }
 
-// A relay listens on the rails that its lanes reach, on more when lanes come that reach
-// more, and on any where none of these can be had.
+// A relay listens on the rails of its lanes, on more rails after more lanes, and on any rail if
+// these are unavailable.
 func TestRelayListensOnRailsOfItsLanes(t *testing.T) {
 	f := newFleetOn(t, &cables{}, 1, 1, 3)
 	r := f.relays[0]
@@ -660,11 +659,11 @@ func TestRelayListensOnRailsOfItsLanes(t *testing.T) {
 	}
 }
 
-// queued is how late who sends may be without the cable standing still: a socket and a NIC
-// have queues, and a sleep on a busy machine ends that late.
+// queued is the permitted delay of a sender without an idle cable: a socket and a NIC have queues,
+// and a sleep on a busy machine ends that late.
 const queued = 20 * time.Millisecond
 
-// paced has bytes leave at a rate, whoever sends them.
+// paced limits the rate of sent bytes over every sender.
 type paced struct {
 	rate float64 // bytes/s
 	mu   sync.Mutex

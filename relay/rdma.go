@@ -14,10 +14,10 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Between relays of two hosts the data goes by RDMA where both have NICs that can, beside
-// the connections over TCP that they share (remote.go): what is said there is the same.
+// Between relays of two hosts the data goes by RDMA where both have NICs that can, beside the
+// connections over TCP that they share (remote.go): the messages are the same.
 
-// newFabric is what the relay has of RDMA. It belongs to the loop.
+// newFabric returns the relay's RDMA state. It belongs to the loop.
 func (r *Relay) newFabric() *verbs.Fabric {
 	c := verbs.Config{
 		NICs: r.nics, Library: r.libibverbs, Slots: uint64(r.config.Network.Slots) * r.config.Network.SlotBytes,
@@ -31,8 +31,8 @@ func (r *Relay) newFabric() *verbs.Fabric {
 	return verbs.New(r.loop, c)
 }
 
-// offRDMA says why the relay has none, whatever NICs there are; empty where it may. It belongs
-// to the loop.
+// offRDMA returns the reason that the relay uses no RDMA, regardless of NICs; empty where it may.
+// It belongs to the loop.
 func (r *Relay) offRDMA() string {
 	switch {
 	case r.config.Transport != launch.TransportAuto && r.config.Transport != launch.TransportVerbs:
@@ -78,7 +78,7 @@ func (h *peerManager) extend(p *tcp.Peer) tcp.Extension {
 	return s
 }
 
-// senderBy is what the data of a connection goes by: nil for tcp. It waits until that is
+// senderBy returns the transport of a connection's data: nil for tcp. It waits until that is
 // settled, and has the lane's slots registered.
 func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*verbs.Set, error) {
 	settled := make(chan error, 1)
@@ -114,8 +114,8 @@ func (r *Relay) senderBy(peer *tcp.Peer, c *connection, config launch.Config) (*
 	return nil, nil
 }
 
-// receiverBy is what the data on a channel that was opened just now comes by: nil for tcp.
-// It belongs to the loop.
+// receiverBy returns the transport of the data of a new channel: nil for tcp. It belongs to the
+// loop.
 func (r *Relay) receiverBy(peer *tcp.Peer) (*verbs.Set, error) {
 	by := verbs.Of(peer)
 	if by != nil && by.Coming() {

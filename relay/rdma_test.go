@@ -18,8 +18,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// roce are NICs of a software device's host, in one network. What they write into a GPU's memory
-// is there for others when it has been flushed, and not before.
+// roce are NICs of a software device's host, in one network. NICs' writes into GPU memory are
+// visible to further devices only after a flush.
 func roce(host int, names ...string) (devices []softdevice.Device) {
 	for i, name := range names {
 		devices = append(devices, softdevice.Device{Name: name, GUID: uint64(host<<8 | i), Address: fmt.Sprintf("10.0.%d.%d", i, host), Holds: true})
@@ -60,7 +60,7 @@ type byRDMA struct {
 // ofA and ofB are the NICs of two hosts.
 var ofA, ofB = roce(1, "mlx5_0", "mlx5_1"), roce(2, "rocep1", "rocep2")
 
-// hostsByRDMA has two hosts with one or two NICs each.
+// hostsByRDMA makes two hosts with one or two NICs per host.
 func hostsByRDMA(t *testing.T, nics, pairs int) *byRDMA {
 	t.Helper()
 	return hostsThatRedial(t, nics, pairs, 0)
@@ -131,8 +131,8 @@ func (p *byRDMA) begin(t *testing.T, a, b string, nics, pairs int) {
 	p.source, p.target = exported(t, p.a, 0, pairBytes), exported(t, p.b, 3, pairBytes)
 }
 
-// allGivenBack looks, when the relays have ended, whether they have given back all that
-// they had of the NICs, and nothing too early.
+// allGivenBack checks after the end of the relays that every NIC object was destroyed, and none too
+// early.
 func allGivenBack(t *testing.T, rdma softdevice.Host) {
 	t.Helper()
 	inOrder(t, rdma)
@@ -173,8 +173,7 @@ func (p *byRDMA) data(t *testing.T) (transport, way string) {
 	return a.Peers[0].Transport, a.Peers[0].Way
 }
 
-// Every byte arrives, whatever the number of NICs and queue pairs that it is spread over,
-// and nothing long goes over TCP.
+// Every byte arrives, for any number of NICs and queue pairs, and no long message uses TCP.
 func TestRDMADeliversEveryByte(t *testing.T) {
 	for _, of := range []struct {
 		nics, pairs int
@@ -202,7 +201,7 @@ func TestRDMADeliversEveryByte(t *testing.T) {
 				t.Errorf("inspect shows the NICs %+v", n)
 			}
 			flushers := 1
-			if of.iwarp { // what has come is in the host's memory
+			if of.iwarp { // received bytes are in host memory
 				flushers = 0
 			}
 			if calls, err := p.rdma.Calls("ibv_create_qp"); err != nil || len(calls) != 2*of.nics*(of.pairs+flushers) {
@@ -219,8 +218,8 @@ func TestRDMADeliversEveryByte(t *testing.T) {
 	}
 }
 
-// Host memory goes from where it lies to where it is to be once the NICs know it, through
-// slots before; and they forget it before it is given back.
+// NICs access host memory in place after registration, and through slots before; the relay
+// deregisters the memory before it is freed.
 func TestHostMemoryOverRDMAIsUsedInPlace(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	const n = 1<<20 + 5
@@ -331,8 +330,8 @@ func TestManyClientsOverRDMAShareQueuePairs(t *testing.T) {
 	}
 }
 
-// Slots and tickets are both few, and a write that fills a slot needs one of each: many
-// connections whose receivers grant as much as they may all get through.
+// Slots and credits are few, and a write that fills a slot needs both: many connections with
+// maximal grants complete.
 func TestRDMAGrantsOverFewSlotsAllComplete(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	const connections, n = 100, 1 << 20 // four grants each, of 256 tickets
@@ -399,8 +398,7 @@ func TestRDMAGrantsOverFewSlotsAllComplete(t *testing.T) {
 	}
 }
 
-// A channel that is refused for its first message does no harm to the connections beside it,
-// nor to the next one.
+// A channel refused for its first message harms neither present connections nor the next one.
 func TestRefusedRDMAChannelHarmsNoOtherChannel(t *testing.T) {
 	p := hostsByRDMA(t, 1, 1)
 	for range 3 {
@@ -501,11 +499,11 @@ func TestRDMAUnavailableUsesTCPOrIsRefused(t *testing.T) {
 	}
 }
 
-// shortRedial is far less than what is promised, for tests of what happens then.
+// shortRedial is far below the guaranteed time, for tests of the timeout.
 const shortRedial = 300 * time.Millisecond
 
-// A NIC whose queue pairs fail, or its flush of what it has written into slots on a GPU, costs no
-// message: others come in their place, and the slots are registered anew.
+// A failure of a NIC's queue pairs, or of a flush of slots on a GPU, loses no message: new queue
+// pairs replace the failed pairs, and the relay registers the slots again.
 func TestFailedQueuePairsAreReplacedWithoutLoss(t *testing.T) {
 	t.Run("RoCE", func(t *testing.T) {
 		p := hostsThatRedial(t, 2, 2, time.Minute)
@@ -524,7 +522,7 @@ func TestFailedQueuePairsAreReplacedWithoutLoss(t *testing.T) {
 	})
 }
 
-// queuePairsThatFail do so at one NIC, at all, and at one that sends something.
+// queuePairsThatFail makes queue pairs fail at one NIC, at every NIC, and at a sending NIC.
 func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 	p.arrive(t, 1<<20)
 	for _, line := range []string{"send status=9 device=mlx5_1", "send status=12", "send status=12 device=" + sends} {
@@ -569,8 +567,8 @@ func queuePairsThatFail(t *testing.T, p *byRDMA, sends string) {
 	p.arrive(t, 0, 5, 1<<20+3)
 }
 
-// A port that goes down costs no message: what was to go by it goes by the other NIC. Only its
-// own NIC flushes what it has written into a GPU, and where that has not ended it is waited for.
+// A port that goes down costs no message: the second NIC carries its traffic. Only the writing NIC
+// can flush its writes into a GPU, so the relay waits for an unfinished flush.
 func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 	const mayWait, mustWait = 1, 2
 	for name, of := range map[string]struct {
@@ -664,8 +662,8 @@ func TestPortDownMovesTrafficToOtherNIC(t *testing.T) {
 	}
 }
 
-// A NIC that fails for good ends the operations of both sides with an error that says which
-// one and why, and nothing of them is left; the next connection has other queue pairs.
+// A permanent failure of a NIC ends the operations of both sides with an error that names the NIC
+// and the cause, and no resource remains; the next connection has other queue pairs.
 func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 	p := hostsThatRedial(t, 1, 2, shortRedial)
 	p.move(t, 1<<20)
@@ -695,8 +693,7 @@ func TestFailedNICEndsOperationsWithItsName(t *testing.T) {
 	p.arrive(t, 1<<20)
 }
 
-// Where the NICs do not take the sender's slots its data goes over TCP, and by RDMA the next
-// time that they do.
+// If NICs refuse the sender's slots, the data uses TCP, and RDMA after a later success.
 func TestUnregisteredSlotsSendOverTCP(t *testing.T) {
 	p := &byRDMA{}
 	p.begin(t, launch.TransportAuto, launch.TransportAuto, 1, 1)
@@ -777,8 +774,8 @@ func TestPulledCableEndsOperationsAndNextUsesTCP(t *testing.T) {
 	}
 }
 
-// Whatever dies at whatever time, under traffic both ways of its connection: operations at
-// the other host end, with an error that says what did, and nothing of them is left there.
+// Any process dies at any time, under traffic in both directions: operations at the remote host end
+// with an error that names the cause, and no resource remains there.
 func TestDeathOverRDMAEndsOperations(t *testing.T) {
 	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
 	leave := func(t *testing.T, _ *relay.Relay, s *client.Session) {

@@ -10,8 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
 )
 
-// What two relays say that they have of their NICs is what libibverbs made for them, and
-// has not been given back.
+// The relays' reports of NIC objects equal the objects that libibverbs made and not destroyed.
 func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 	const nics, pairs, n = 2, 3, 1 << 20
 	p := hostsByRDMA(t, nics, pairs)
@@ -70,8 +69,7 @@ func TestRDMAResourcesMatchLibibverbs(t *testing.T) {
 	}
 }
 
-// outstanding is how many more calls of those that make something than of the one that gives
-// it back went well.
+// outstanding is the number of successful creating calls minus successful destroying calls.
 func outstanding(t *testing.T, rdma softdevice.Host, given string, made ...string) (left int) {
 	t.Helper()
 	calls, err := rdma.Calls(append(made, given)...)

@@ -17,32 +17,31 @@ import (
 // from a client.
 type receiver struct {
 	*connection
-	announced uint64 // the last message's number
-	// Messages and receives of one tag meet in their order; of those that wait no two
+	announced uint64 // the last message's number. Messages and receives of a tag match in order; of those that wait no two
 	// have the same tag.
-	arrivals  []*arrival   // announced
-	receives  []*operation // started
-	matched   map[uint64]*arrival
+	arrivals []*arrival   // announced
+	receives []*operation // started
+	matched  map[uint64]*arrival
+	// unended are the matched receives, in the order of their matches.
+	unended   []*unended
 	grants    map[uint64]*grant
 	lastGrant uint64
 
-	// Route staged: the sender's writes. Their end says that none comes into a slot of
-	// this connection any more.
+	// Route staged: the sender's writes. The end means that no further bytes arrive in a slot of
+	// this connection.
 	writes       transport.Arrivals
 	immediateEnd bool
-	// windows are what short messages of another host come through, where that is not
-	// writes.
+	// windows are the windows of short messages between relays of a host.
 	windows transport.Arrivals
 
 	eager *eagerIn // nil where the sender has no quota
 
-	// back is the way on which what was offered is read, nil until it is asked for; reader
-	// is whose way back this connection is, nil for none.
+	// back is the reverse connection for reads of regions, nil before the request; reader is whose
+	// way back this connection is, nil for none.
 	back   *reverseConnection
 	reader *sender
 
-	// ranges are those of the list message that will come, parts those of lists that are under
-	// way.
+	// ranges are the ranges of the next list message, parts the list parts in flight.
 	ranges []keyedRange
 	parts  int
 
@@ -56,14 +55,23 @@ type receiver struct {
 type arrival struct {
 	send, tag, length uint64
 	op                *operation // nil until matched
+	unended           *unended
 	granted, moved    uint64
 	// Of a short one that comes into a window: which, and what it is to be answered when
 	// its bytes are there, if it is refused.
 	eager  *eagerWindow
 	window int
 	answer wire.Status
-	// short are the bytes of one of this host, where they need no grant.
+	// short are the bytes of a local message without a grant.
 	short []byte
+}
+
+// unended is a receive whose end is reported after the ends of those before it: over RDMA the bytes of
+// a later message can be there first, and a client may have one timeline for all receives.
+type unended struct {
+	op     *operation
+	ended  bool
+	status wire.Status
 }
 
 // grant is room for a part of a message.
@@ -167,13 +175,15 @@ func (r *receiver) takeReceive(tag uint64) *operation {
 }
 
 func (r *receiver) begin(a *arrival, op *operation) {
+	a.unended = &unended{op: op}
+	r.unended = append(r.unended, a.unended)
 	switch {
 	case a.length > op.length:
-		op.finish(wire.StatusTruncated)
+		r.end(a, wire.StatusTruncated)
 		r.refuse(a, wire.StatusTruncated)
 		return
 	case a.length == 0:
-		op.finish(wire.StatusOK)
+		r.end(a, wire.StatusOK)
 		r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
 		return
 	}
@@ -200,12 +210,12 @@ func (r *receiver) begin(a *arrival, op *operation) {
 func (r *receiver) grantMemory(a *arrival) {
 	m := a.op.memory
 	r.advertise(m)
-	// Until the sender says that it is done, or is gone, it may write.
+	// The sender may write until it reports the end, or is gone.
 	a.op.underWay++
 	r.grant(&grant{arrival: a, length: a.length}, m.region(), m.offset+a.op.offset)
 }
 
-// tell tells the sender of a memory, once.
+// advertise announces a memory to the sender, once.
 func (r *receiver) advertise(m *memory) {
 	if m.registrars[r] {
 		return
@@ -282,7 +292,7 @@ func (r *receiver) grantPieces() {
 	}
 }
 
-// grantSlots grants one slot after the other, in turn with other messages.
+// grantSlots grants slots in sequence, alternating with further messages.
 func (r *receiver) grantSlots(a *arrival) { r.grantSlot(a, func() { r.grantSlots(a) }) }
 
 // grantSlot grants one slot, and calls more if bytes of the message are left.
@@ -408,8 +418,19 @@ func (r *receiver) arrived(a *arrival, n uint64) {
 		return
 	}
 	delete(r.matched, a.send)
-	a.op.finish(wire.StatusOK)
+	r.end(a, wire.StatusOK)
 	r.port.Send(&wire.PeerDelivered{Send: a.send}, 0)
+}
+
+// end ends the receive of a message once those before it have ended.
+func (r *receiver) end(a *arrival, status wire.Status) {
+	a.unended.ended, a.unended.status = true, status
+	for len(r.unended) > 0 && (r.unended[0].ended || r.unended[0].op.over) {
+		first := r.unended[0]
+		r.unended[0] = nil
+		r.unended = r.unended[1:]
+		first.op.finish(first.status)
+	}
 }
 
 func (r *receiver) stop(why *wire.Error) {
@@ -420,6 +441,12 @@ func (r *receiver) stop(why *wire.Error) {
 	for _, a := range r.matched {
 		a.op.fail(why)
 	}
+	for _, u := range r.unended {
+		if u.ended { // its bytes are there
+			u.op.finish(u.status)
+		}
+	}
+	r.unended = nil
 	r.settle()
 }
 
@@ -453,8 +480,7 @@ func (r *receiver) landingsEnded() {
 	r.settle()
 }
 
-// drained: the sender has closed its end, which it does when it writes no more,
-// and so has its NIC.
+// drained: the sender and its NIC have closed their ends, which they do after the last write.
 func (r *receiver) drained() bool {
 	if !r.portDown || r.route == wire.RouteStaged && !r.immediateEnd {
 		return false

@@ -13,7 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/network"
 )
 
-// Who leaves after the handshake has as a rule come by another way: that is nothing to warn of.
+// A connection closed after the handshake is usually the loser of a race: that is nothing to warn
+// of.
 func TestPeerClosedAfterHandshakeIsNotWarnedAbout(t *testing.T) {
 	f := newFleet(t, 2, 1)
 	handle := f.listen(t, 1, nil)

@@ -6,17 +6,16 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// exposedRegion is a range of a client's memory that the other sides of its connections read
-// or write by themselves: who has its key, on a connection that it is meant for, needs
-// nothing more of the client. All of it is of the loop.
+// exposedRegion is a range of a client's memory that remote programs read or write: a program with
+// the key, on a permitted connection, needs no action of the client. It belongs to the loop.
 type exposedRegion struct {
 	number uint32
 	key    wire.UUID
 	memory *memory
-	// The range in what was exported, bytes.
+	// The range in the exported memory, bytes.
 	offset, length uint64
 	access         uint32
-	// Whom it is meant for: connections of a listener, or one. The other is 0.
+	// The permitted connections: those of a listener, or a single one. The other is 0.
 	listener, connection uint32
 
 	users   int // operations that can touch it
@@ -25,8 +24,8 @@ type exposedRegion struct {
 	gone func()
 }
 
-// servedOperation is an operation's tie to what it reads or writes for the other side. Nobody is
-// told of its end here.
+// servedOperation links an operation to the region that it reads or writes for the remote side. No
+// local client gets its end.
 type servedOperation struct {
 	region *exposedRegion
 	at     *connection
@@ -55,7 +54,7 @@ func (s *session) expose(m *wire.Expose, sequence uint32) {
 	s.reply(&wire.Exposed{Region: o.number, Key: o.key}, sequence)
 }
 
-// newRegion checks what is to be offered.
+// newRegion checks a request to expose memory.
 func (s *session) newRegion(m *wire.Expose) (*exposedRegion, error) {
 	memory := s.memories[m.Memory]
 	if memory == nil || memory.retired || memory.empty {
@@ -158,7 +157,7 @@ func (c *connection) exposed(kind uint32, key wire.UUID) (*exposedRegion, wire.S
 		need = wire.RemoteWrite
 	}
 	if o.access&need == 0 || kind == wire.OpReceive && o.memory.kind == wire.MemoryIPC && c.route == wire.RouteDirect {
-		// The other relay would have to write it, which no handle of IPC lets it.
+		// The remote relay would have to write the memory, which no IPC handle permits.
 		return nil, wire.StatusNotPermitted
 	}
 	return o, wire.StatusOK

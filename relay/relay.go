@@ -1,10 +1,10 @@
-// Package relay is the process that serves one container: it takes exports and
-// operations from the container's clients, owns staging memory on the server
-// GPUs, and moves bytes to and from the relays of other containers.
+// Package relay is the process that serves one container: it takes exports and operations from the
+// container's clients, owns staging memory on server GPUs, and moves bytes to and from the relays
+// of further containers.
 //
-// All state of the data path belongs to one event loop (package poll). What may
-// block, such as CUDA's imports and handshakes with other relays, runs on
-// goroutines of its own and comes back to the loop with its result.
+// The state of the data path belongs to a single event loop (package poll). Blocking work, such as
+// CUDA's imports and handshakes with remote relays, runs on separate goroutines, which return the
+// result to the loop.
 //
 //	session   one client process: its ring, memories, connections, listeners
 //	lane      one GPU: a context, copy queues, staging
@@ -34,8 +34,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// handshakeTimeout bounds what no client can delay but by misbehaving: the first
-// message after a connect, and the answer of another relay.
+// handshakeTimeout limits steps that only a misbehaving client can delay: the first message after a
+// connect, and the answer of another relay.
 const handshakeTimeout = 5 * time.Second
 
 // Relay serves one container.
@@ -111,7 +111,7 @@ func New(clients, peers *net.UnixListener, init int) (*Relay, error) {
 	return r, nil
 }
 
-// bootID tells one host, and one boot of it, from all others.
+// bootID identifies a host and its boot.
 func bootID() (wire.UUID, error) {
 	const file = "/proc/sys/kernel/random/boot_id"
 	text, err := os.ReadFile(file)
@@ -125,8 +125,8 @@ func bootID() (wire.UUID, error) {
 	return id, nil
 }
 
-// Configure sets or extends what the relay serves. Lanes are only ever added.
-// It may be called before and during Run.
+// Configure sets or extends the relay's lanes. Lanes are only ever added. It may be called before
+// and during Run.
 func (r *Relay) Configure(c launch.Config) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -169,8 +169,8 @@ func (r *Relay) Run() error {
 	if r.hosts != nil {
 		r.hosts.close()
 	}
-	// The loop has ended, and with it whoever else touched these. A socket that
-	// closes says that nothing is written any more.
+	// The loop has ended, and with it every user of these fields. A socket that closes says that
+	// nothing is written any more.
 	for _, l := range r.lanes {
 		if l.device == nil {
 			continue
@@ -204,8 +204,8 @@ func (r *Relay) Ending() launch.Ending {
 	return launch.Ending{Cause: r.cause, Reason: r.dying.Reason}
 }
 
-// Stop ends the relay: clients and peers are told why. Where the container has
-// ended that is the reason: who stops a relay then has only seen it earlier.
+// Stop ends the relay: clients and peers are told why. Where the container has ended that is the
+// reason: a process that stops the relay then has only detected the end earlier.
 func (r *Relay) Stop(why string) {
 	r.loop.Do(func() {
 		if r.initEnded() {
@@ -254,9 +254,9 @@ func (r *Relay) end(cause string, why *wire.Error) {
 	time.AfterFunc(100*time.Millisecond, r.loop.Stop)
 }
 
-// failed looks at a CUDA error. After a sticky one every further call fails, so
-// that only a new process can serve this container. That ends when the loop comes to
-// it: who calls this is in the middle of something.
+// failed looks at a CUDA error. After a sticky one every further call fails, so that only a new
+// process can serve this container. That ends when the loop comes to it: the caller is in the
+// middle of an operation.
 func (r *Relay) failed(err error) {
 	if cuda.Sticky(err) {
 		cause := launch.EndCUDA
@@ -269,9 +269,9 @@ func (r *Relay) failed(err error) {
 	}
 }
 
-// examine looks whether an error says that this process cannot go on. It may block,
-// and is not called on the loop. The contexts say so themselves, whatever the error is:
-// one that cannot be made on a GPU is no reason to end those of the others.
+// examine looks whether an error says that this process cannot go on. It may block, and is not
+// called on the loop. The contexts report the loss, regardless of the error: a context that cannot
+// be made on a GPU does not end lanes of further GPUs.
 func (r *Relay) examine(err error) {
 	if err == nil {
 		return
@@ -287,8 +287,7 @@ func (r *Relay) examine(err error) {
 			r.failed(err)
 		}
 	})
-	// One at a time: a driver may be slow to answer, and whoever fails another time
-	// asks again.
+	// One at a time: a driver may be slow to answer, and the next failure checks again.
 	if !r.examining.CompareAndSwap(false, true) {
 		return
 	}
@@ -300,9 +299,8 @@ func (r *Relay) examine(err error) {
 	}
 }
 
-// wear remembers that something could not be given back: client memory that is
-// pinned, say. Only the end of this process does it, which comes when nobody is
-// attached.
+// wear remembers that something could not be given back: client memory that is pinned, say. Only
+// the end of this process frees the memory, and the relay ends without attached clients.
 func (r *Relay) wear(err error) {
 	logrus.WithError(err).Error("something cannot be given back; this relay ends when no client is attached, and a new one begins")
 	if r.worn == nil {
@@ -321,7 +319,7 @@ func (r *Relay) rest() {
 
 func (r *Relay) accept(listener *net.UnixListener, silent *pendingHandshakes, greet func(packet.Conn, *pendingHandshakes)) {
 	for {
-		for silent.from.Crowded() { // the backlog holds who comes
+		for silent.from.Crowded() { // the backlog holds new clients
 			time.Sleep(10 * time.Millisecond)
 		}
 		conn, err := listener.AcceptUnix()
@@ -393,7 +391,7 @@ func join(list []string) string {
 
 var errEnding = wire.Errorf(wire.StatusRelayDied, "the relay is ending")
 
-// name says to the other side who this is.
+// name is this relay's name for remote sides.
 func (r *Relay) name() string {
 	container, _ := r.container.Load().(string) // none before the first configuration
 	return "container " + container

@@ -133,7 +133,7 @@ func uuid(t testing.TB, i int) wire.UUID {
 	return u
 }
 
-// host is a directory in which relays and NICs find each other.
+// host is a directory for the sockets of relays and NICs.
 type host struct {
 	t   testing.TB
 	dir string
@@ -243,8 +243,8 @@ func (h *host) useNICs(r *relay.Relay, c *launch.Config) error {
 	return r.Secrets(softhost.Secrets(h.key))
 }
 
-// withNICs puts the network and RDMA into a relay's configuration. It returns the environment of
-// a relay in a process of its own.
+// withNICs puts the network and RDMA into a relay's configuration. It returns the environment of a
+// relay in a separate process.
 func (h *host) withNICs(c *launch.Config) (environment []string) {
 	softhost.Configure(c)
 	return append(h.soft.Environment(), softhost.KeyVariable+"="+h.key)
@@ -454,7 +454,7 @@ func (m *memory) copy(offset uint64, b []byte, in bool) {
 	})
 }
 
-// copyBytes copies payload. The race detector would look at each of its words, for a third of the
+// copyBytes copies payload. The race detector would check every word, which takes a third of the
 // time of some tests.
 //
 //go:norace
@@ -1016,8 +1016,8 @@ func TestRelayStoppedAfterContainerEndReportsContainerEnd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// While the relay is busy both are queued, and so it hears of the stop
-			// before it sees the end.
+			// While the relay is busy both are queued, so the relay handles the stop before the
+			// end.
 			queued := make(chan bool)
 			stopped.Do(func() { <-queued })
 			stopped.Do(func() {

@@ -29,8 +29,8 @@ func cluster() *launch.Secrets {
 	return &launch.Secrets{ClusterKey: launch.NewSecret(network.Keys{Current: network.NewKey(time.Now())}.Text())}
 }
 
-// online puts the relays of a host on the network, and has them use nothing else, also
-// between two of one host.
+// online connects the relays of a host to the network, and makes them use only the network, also
+// within the host.
 func (h *host) online(s *launch.Secrets) {
 	h.secrets = s
 	h.change = func(c *launch.Config) {
@@ -39,7 +39,7 @@ func (h *host) online(s *launch.Secrets) {
 	}
 }
 
-// remotePeer is two containers on two hosts.
+// remotePair is two containers on two hosts.
 type remotePair struct {
 	pair
 	relayA, relayB   *relay.Relay
@@ -63,7 +63,7 @@ func newRemotePair(t *testing.T) *remotePair {
 
 func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
 	p := newRemotePair(t)
-	// Around what goes with the messages (4 KiB), a piece and a slot (256 KiB), all slots.
+	// Sizes around the eager limit (4 KiB), a piece and a slot (256 KiB), and the total of slots.
 	p.arrive(t, 0, 1, 7, 8, 4096, 4097, 256<<10-1, 256<<10, 256<<10+1, 1<<20+3, 11<<20+5)
 	report := p.relayA.Report()
 	if len(report.Connections) != 1 || report.Connections[0].Transport != launch.TransportTCP || !strings.Contains(report.Connections[0].Path, "-> tcp -> ") {
@@ -81,7 +81,7 @@ func TestSendBetweenHostsDeliversEveryByte(t *testing.T) {
 	}
 }
 
-// Host memory goes from where it lies to where it is to be, through no slot.
+// Host memory is sent and received in place, without a slot.
 func TestHostMemoryBetweenHostsUsesNoSlot(t *testing.T) {
 	p := newRemotePair(t)
 	const n = 3<<20 + 5
@@ -137,7 +137,7 @@ func TestHostMemoryBetweenHostsUsesNoSlot(t *testing.T) {
 	}
 }
 
-// All connections between two relays share one set of connections.
+// Connections between two relays share a set of TCP connections.
 func TestRelaysOfTwoHostsShareOnePeer(t *testing.T) {
 	p := newRemotePair(t)
 	for range 5 {
@@ -150,7 +150,7 @@ func TestRelaysOfTwoHostsShareOnePeer(t *testing.T) {
 	}
 }
 
-// Connections that nobody uses end, and the next one has others.
+// Unused sets end, and the next connection gets a new set.
 func TestIdlePeerIsClosedAndReplaced(t *testing.T) {
 	p := newRemotePair(t)
 	p.relayA.CloseIdle()
@@ -185,7 +185,7 @@ func TestIdlePeerIsClosedAndReplaced(t *testing.T) {
 	p.sending, p.receiving, p.handle = join(t, p.a, 0, p.b, 3)
 	p.move(t, 1<<20)
 	peers(p.relayA, 1)
-	// Who made them and does not end them keeps none here.
+	// A dialing relay that does not end a set keeps none here.
 	if err := p.sending.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
@@ -267,8 +267,8 @@ func TestConnectToClosedListenerOfOtherHostFails(t *testing.T) {
 	}
 }
 
-// Whatever ends at one host, operations at the other end with an error that says what did,
-// and nothing of them is left there: no connection, and no use of the client's memory.
+// After any end at one host, operations at the remote host end with an error that names the cause,
+// and no resource remains there: no connection, and no use of the client's memory.
 func TestDeathOnOtherHostEndsOperations(t *testing.T) {
 	halt := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Halt() }
 	stop := func(_ *testing.T, r *relay.Relay, _ *client.Session) { r.Stop("for a test") }
@@ -336,8 +336,8 @@ func TestDeathOnOtherHostEndsOperations(t *testing.T) {
 	}
 }
 
-// A sender's relay that stands still, or does not leave, while its connections live, keeps
-// nothing at the other host once that has closed the connection.
+// A stopped sender's relay, or one that does not leave, keeps no resource at the remote host after
+// that host has closed the connection.
 func TestStoppedRelayOfOtherHostKeepsNoResources(t *testing.T) {
 	key := cluster()
 	p := hostsWith(t, key, key, "127.0.0.1")
@@ -510,8 +510,8 @@ func certificates(t *testing.T) func(*launch.Secrets) *launch.Secrets {
 	}
 }
 
-// Short messages go without a grant, as many as the sender has windows: what is more waits
-// for its receive. The windows come back, whatever becomes of the messages.
+// Short messages go without a grant, as many as the sender has windows: further messages wait for a
+// receive. The windows become free again, for any end of the messages.
 func TestEagerMessagesBetweenHostsNeedNoGrant(t *testing.T) {
 	p := newRemotePair(t)
 	const n, windows, more = 1000, 8, 5
@@ -589,7 +589,7 @@ func TestEagerMessagesBetweenHostsNeedNoGrant(t *testing.T) {
 	gone(windows * n)
 }
 
-// A relay whose first key is none goes on the network with the next one.
+// A relay without a valid first key joins the network with the next key.
 func TestClusterKeyAddedLaterOpensNetwork(t *testing.T) {
 	h := newHost(t)
 	h.online(nil)

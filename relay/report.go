@@ -10,8 +10,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Report is what the administrator is told of this relay; nil where it is
-// ending.
+// Report returns the relay's report; nil where it is ending.
 func (r *Relay) Report() *launch.Report {
 	report := &launch.Report{Clients: []launch.Client{}, Contexts: []string{}, Staging: []launch.Staging{}}
 	done := r.loop.Call(func() {
@@ -117,15 +116,14 @@ func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1
 // toldClients is how many clients a report shows at most: more have no room in any.
 const toldClients = 1024
 
-// fit leaves out of the figures what has no room in a datagram beside the rest, of
-// containers with very many GPUs or clients: connections first, then how long
-// operations took, then clients.
+// fit drops figures without room in the datagram, for containers with very many GPUs or clients:
+// connections first, then how long operations took, then clients.
 func fit(report *launch.Report) {
 	const room = launch.MaxDatagram * 3 / 4
 	for {
 		text, err := json.Marshal(report)
 		if err != nil || len(text) <= room {
-			return // an error will be met again by whoever sends it
+			return // the sender of the report gets the same error
 		}
 		switch shown := len(report.Connections); {
 		case shown > 0:

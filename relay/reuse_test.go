@@ -25,9 +25,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// An operation's memory is its client's again the moment that it has ended, well or not:
-// a sender's is overwritten at once, and the receiver still has the message; a receiver's
-// is overwritten at once, or taken back and freed, and stays as it is then.
+// The client owns an operation's memory again from the end of the operation, successful or not: a
+// sender's is overwritten at once, and the receiver still has the message; a receiver's is
+// overwritten at once, or taken back and freed, and stays as it is then.
 //
 // PEERLANE_REUSE says how many operations of each route and kind of memory. It also runs on
 // real GPUs, with PEERLANE_TEST_CUDA=driver and -test.run '^TestMemoryReusedAtOnceKeepsMessages$'.
@@ -48,7 +48,7 @@ func TestMemoryReusedAtOnceKeepsMessages(t *testing.T) {
 	}
 }
 
-// The same where each copy ends as late as its order allows.
+// The same with copies that end as late as the order permits.
 func TestMemoryReusedAtOnceWithLateCopiesKeepsMessages(t *testing.T) {
 	run := exec.Command(os.Args[0], "-test.run=^TestMemoryReusedAtOnceKeepsMessages$", "-test.timeout=12h")
 	run.Env = append(os.Environ(), "PEERLANE_SIM_LATE_MS=2")
@@ -66,7 +66,7 @@ const (
 	reuseWorkers = 4
 )
 
-// contents are random bytes. Where they lie the race detector does not look at each one.
+// contents are random bytes. The race detector does not check the memory byte by byte.
 var contents = sync.OnceValue(func() []byte {
 	b, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -161,7 +161,7 @@ type reuseOf struct {
 	canceled int // which end was; -1: none
 }
 
-// region is memory of one end, of which it is known what is in it.
+// region is memory of one end with known content.
 type region struct {
 	end    int
 	memory *client.Memory
@@ -290,7 +290,7 @@ func (w *reuser) release(m *region) error {
 	return errors.Join(err, driver.CtxSetCurrent(w.contexts[m.end]), driver.MemUnmap(m.ptr, reuseRegion), driver.MemAddressFree(m.ptr, reuseRegion))
 }
 
-// put fills memory with what belongs to a new number.
+// put fills memory with the content of a new number.
 func (w *reuser) put(m *region, n uint64) (err error) {
 	m.number, m.n = w.numbers.Add(1), n
 	b := pick(m.number, n)
@@ -343,7 +343,7 @@ func (w *reuser) begin(slot *reuseOf) error {
 	if slot.short {
 		room--
 	}
-	// Each has a tag of its own: what is canceled meets nobody else.
+	// Every operation has a separate tag, so a canceled operation matches no further one.
 	post := [2]func() error{
 		func() (err error) {
 			slot.ops[0], err = w.sending.Send(slot.at[0].memory, 0, slot.n, client.Tag(slot.number))
@@ -378,8 +378,8 @@ func comesToEnd(op *client.Operation) bool {
 	}
 }
 
-// complete takes both ends' results, one after the other, and uses the memory of each at
-// once. broken: somebody ended the connection.
+// complete takes the results of both ends in sequence, and reuses the memory at once. broken:
+// somebody ended the connection.
 func (w *reuser) complete(slot *reuseOf, broken bool) error {
 	if slot.ops[0] == nil {
 		return nil
@@ -445,7 +445,7 @@ func (w *reuser) ended(slot *reuseOf, end int, result error) error {
 	if err := w.put(m, slot.n+uint64(end)*reuseGuard); err != nil || rand.IntN(200) > 0 {
 		return err
 	}
-	// Taken back, and freed a little later: what is seen of it until then nobody may write.
+	// Taken back, and freed a little later: until then no process may write the memory.
 	ctx, cancel := soon()
 	defer cancel()
 	if err := m.memory.Unexport(ctx); err != nil && !errors.Is(err, &wire.Error{Status: wire.StatusClosed}) {
@@ -464,7 +464,7 @@ func (w *reuser) ended(slot *reuseOf, end int, result error) error {
 	return err
 }
 
-// disturb ends connections under what is under way, and sessions.
+// disturb ends connections and sessions with operations in flight.
 func (w *reuser) disturb(i int) error {
 	switch {
 	case i%41 == 40:

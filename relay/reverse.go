@@ -10,17 +10,17 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A connection goes one way; what a one-sided read brings goes the other. With the first
-// read of a connection the receiver's relay connects to the sender's, as a sender does to
-// a listener: the listener is one of this connection, whose token only that relay is told,
-// and which serves once. The two connections are twins: they end together.
+// A connection goes one way; the bytes of a one-sided read travel in the reverse direction. With
+// the first read of a connection the receiver's relay connects to the sender's, as a sender does to
+// a listener: the listener is one of this connection, whose token only that relay is told, and
+// which serves once. The two connections are twins: they end together.
 
 // reverseTimeout is how long the other relay may take to connect: it may have many to make.
 const reverseTimeout = 4 * welcomeTimeout
 
 // reverseConnection is the second connection, at either end, from when it is asked for.
 type reverseConnection struct {
-	// Of who reads: the listener, and what gives the other relay up.
+	// At the reader: the listener, and the timer for the remote relay.
 	listener *listener
 	late     *time.Timer
 	counted  bool // in the relay's use, until it is the connection's
@@ -49,7 +49,7 @@ func (s *sender) openReverse() error {
 	if _, err := rand.Read(l.token[:]); err != nil {
 		return err
 	}
-	// Before it is asked for: one that comes and cannot be taken takes its twin with it.
+	// Before it is asked for: a reverse connection that cannot be accepted takes its twin down.
 	if n := len(s.session.connections); n >= wire.MaxConnections {
 		return wire.Errorf(wire.StatusLimit, "%d connections are open, which is the limit", n)
 	}
@@ -70,7 +70,7 @@ func (s *sender) openReverse() error {
 	return nil
 }
 
-// close lets nobody come any more.
+// close refuses further reverse connections.
 func (w *reverseConnection) close() {
 	if l := w.listener; l != nil && l.session.relay.listeners[l.token] == l {
 		delete(l.session.relay.listeners, l.token)
@@ -93,7 +93,7 @@ func (l *listener) claim() error {
 	return nil
 }
 
-// expects reports whether a way back may come by this listener.
+// expects reports whether a reverse connection may arrive at this listener.
 func (l *listener) expects() bool {
 	return l.forward.down == nil && l.session.relay.listeners[l.token] == l
 }
@@ -108,7 +108,7 @@ func (s *sender) reverseOpened(r *receiver) {
 	}
 }
 
-// pair makes a connection and its way back twins.
+// pair links a connection and its reverse connection.
 func (c *connection) pair(back *connection) { c.twin, back.twin = back, c }
 
 // reverseRefused is the other side's word that no way back can be opened.
@@ -126,8 +126,8 @@ func (s *sender) reverseRefused(m *wire.PeerBackRefused) error {
 // readRetryInterval is for how long reads of a connection that got no way back do not ask for one.
 const readRetryInterval = time.Second
 
-// failReads ends the reads that wait for a way back. What the reason is of is not the
-// connection, which stays up.
+// failReads ends the reads that wait for a way back. The reason does not concern the connection,
+// which stays up.
 func (s *sender) failReads(why error) {
 	r := s.session.relay
 	r.warnings.warn(s.session.log, why, "no way back for reads")
@@ -239,7 +239,8 @@ func (s *session) later(f func()) {
 	f()
 }
 
-// next opens what waits. It is called when a way back is not being opened any more.
+// next opens waiting reverse connections. It is called when a way back is not being opened any
+// more.
 func (s *session) next() {
 	for len(s.waiting) > 0 && s.opening < maxOpening {
 		f := s.waiting[0]

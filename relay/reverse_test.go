@@ -17,8 +17,8 @@ func readsAt(t *testing.T, n uint64) (w *world, s *sender, back *receiver, op *o
 	return w, s, back, op
 }
 
-// A read is all that was asked for, or an error; and one that is canceled before its data
-// comes gets none.
+// A read is all that was asked for, or an error; and a read canceled before its data arrives gets
+// none.
 func TestReadReturnsAllBytesOrAnError(t *testing.T) {
 	const n = 100
 	for _, c := range []struct {
@@ -123,7 +123,7 @@ func TestOwnerAtConnectionLimitRefusesReverseConnection(t *testing.T) {
 	w.over()
 }
 
-// Nor does one that has no room for its own end of it ask.
+// A relay without room for its end does not request one.
 func TestReaderAtConnectionLimitRefusesRead(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
@@ -205,8 +205,8 @@ func TestReverseConnectionOfOtherRouteEndsBoth(t *testing.T) {
 	w.over()
 }
 
-// What is read does not come into memory of cudaMalloc from another relay, which would have
-// to write it.
+// A read from a remote relay does not use memory of cudaMalloc, which the remote relay would have
+// to write.
 func TestReadIntoCudaMallocMemoryFromOtherRelayIsRefused(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s
@@ -225,7 +225,7 @@ func TestReadIntoCudaMallocMemoryFromOtherRelayIsRefused(t *testing.T) {
 	w.over()
 }
 
-// A way back that is awaited finds room in its session, whatever came meanwhile.
+// An awaited reverse connection has room in its session, regardless of later connections.
 func TestReverseConnectionIntoFullSessionHasRoom(t *testing.T) {
 	w := newWorld(t)
 	s := w.link(wire.RouteDirect, w.mine).s

@@ -94,7 +94,7 @@ func (c cable) Write(b []byte) (int, error) {
 func (c cable) LocalAddr() net.Addr  { return net.TCPAddrFromAddrPort(c.local) }
 func (c cable) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.remote) }
 
-// of are the cables of one host, one at each of its interfaces.
+// of returns the cables of a host, one per interface.
 func (n *cables) of(host []address.Chosen) wires {
 	return wires{
 		links: func() func(address.Chosen) bool {
@@ -241,7 +241,7 @@ func newFleetOn(tb testing.TB, n *cables, hosts, streams, rails int) *fleet {
 	return f
 }
 
-// connect opens a channel from each relay to the ones after it, so many at a time.
+// connect opens channels from every relay to the following relays, so many at a time.
 func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 	tb.Helper()
 	channels := make([][]*tcp.Channel, len(f.relays))
@@ -274,7 +274,7 @@ func (f *fleet) connect(tb testing.TB, each, atOnce int) [][]*tcp.Channel {
 	return channels
 }
 
-// round sends so many messages on each channel and waits until they are there.
+// round sends so many messages per channel and waits for their arrival.
 func (f *fleet) round(channels [][]*tcp.Channel, messages int) {
 	all := 0
 	for i, r := range f.relays {
@@ -292,7 +292,7 @@ func (f *fleet) round(channels [][]*tcp.Channel, messages int) {
 	}
 }
 
-// Relays of several hosts in one process find each other and talk, each with its neighbours.
+// Relays of several hosts in a single process connect and exchange messages with adjacent relays.
 func TestRelaysOfManyHostsConnect(t *testing.T) {
 	f := newFleet(t, 5, 1)
 	f.round(f.connect(t, 3, 8), 10)
@@ -305,8 +305,8 @@ func TestRelaysOfManyHostsConnect(t *testing.T) {
 	}
 }
 
-// Sets that find no room come when there is some: here those of another host take all, for
-// as long as two have asked in vain.
+// Sets that find no room come when there is some: here relays of a remote host use the whole room
+// until two relays were refused.
 func TestRelaysWithoutRoomRetryPeers(t *testing.T) {
 	f := newFleet(t, 3, 1)
 	h := f.relays[0].hosts
@@ -352,8 +352,8 @@ func TestRelaysWithoutRoomRetryPeers(t *testing.T) {
 	}
 }
 
-// What other relays make takes no more descriptors than the limits say, whatever host they
-// say that they are of, and what has ended is counted no more.
+// Accepted sets use no more descriptors than the limits, regardless of the claimed host, and ended
+// sets do not count.
 func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 	f := newFleet(t, 2, 2)
 	h, from := f.relays[0].hosts, f.relays[1].hosts.rails.endpoint(nil).Address
@@ -404,7 +404,7 @@ func TestPeersOfOtherRelaysAreBounded(t *testing.T) {
 		}
 	}
 
-	// Sets that are incomplete: one address is one host, whatever it says.
+	// Sets that are incomplete: an address counts as a single host, regardless of its claims.
 	h.mu.Lock()
 	for range maxPendingSessionsOf {
 		h.pending[&network.Session{}] = &pendingSession{from: from, timer: time.NewTimer(time.Hour), forget: func() {}}
@@ -495,9 +495,8 @@ func TestSendersOfOtherHostsQueueForAccept(t *testing.T) {
 	}
 }
 
-// BenchmarkHosts bootstraps relays of as many hosts in one process, each connected to so
-// many others as rings, trees or all of them need, and has all of them talk at once.
-// docs/scale.md has its figures.
+// BenchmarkHosts starts relays of many hosts in a process, connected as rings, trees or all-to-all
+// need, and measures concurrent messages. docs/scale.md has its figures.
 func BenchmarkHosts(b *testing.B) {
 	for _, size := range []struct{ hosts, each int }{{8, 7}, {100, 8}, {1000, 2}, {1000, 8}} {
 		for _, streams := range []int{1, 4} {

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// found is what a self-test said of GPU 0 and a server GPU.
+// found returns a self-test's result for GPU 0 and a server GPU.
 func found(server int, verdict, reason string) launch.Pair {
 	return launch.Pair{PairName: launch.PairName{GPU: gpu(0), Server: gpu(server)}, Verdict: verdict, Reason: reason}
 }
@@ -25,8 +25,8 @@ func triplesOf(nic string, servers ...int) (list []launch.Triple) {
 	return list
 }
 
-// A pair that fails its test, or is slower than the bounce, is replaced, and it is
-// said; so is one that is not tested, where that has to be.
+// A pair that fails the test, or is slower than the bounce, is replaced and reported; so is one
+// that is not tested, where that has to be.
 func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 	needGPUs(t, 3)
 	wrong := found(1, launch.VerdictWrong, "1 of 8388608 bytes arrived wrong")
@@ -81,7 +81,7 @@ func TestUnfitPairsAreReplacedAndReported(t *testing.T) {
 	}
 }
 
-// Staging waits for a self-test that is under way, and goes by what that finds.
+// Staging waits for a running self-test, and uses its result.
 func TestStagingDuringSelfTestWaits(t *testing.T) {
 	needGPUs(t, 3)
 	h := newHost(t)
@@ -123,8 +123,9 @@ func TestStagingDuringSelfTestWaits(t *testing.T) {
 	}
 }
 
-// A relay that has staged on a pair that turns out to be wrong ends with that, so that
-// the next one knows before it stages. It goes on with one that is slow, or not its own.
+// A relay that has staged on a pair with a late wrong verdict ends with that reason, so that the
+// next relay has the verdict before it stages. The relay continues after a slow verdict, or a
+// verdict on a foreign pair.
 func TestLateBadVerdictEndsRelay(t *testing.T) {
 	needGPUs(t, 3)
 	const ends = "have failed their self-test since: 1 byte"
@@ -255,8 +256,8 @@ func TestLaneThatBouncesWaitsForNoSelfTest(t *testing.T) {
 	}
 }
 
-// What the calibration chose decides on slots and streams, within the memory that is
-// configured, and the configuration has its way.
+// The calibration decides on slots and streams, within the configured memory, and explicit
+// configuration wins.
 func TestCalibrationChoosesSlotsWithinConfiguration(t *testing.T) {
 	needGPUs(t, 2)
 	tuned := found(1, launch.VerdictGood, "")

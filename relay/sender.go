@@ -11,8 +11,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// sender is a connection's sending end. It moves bytes only into what the
-// receiver has granted.
+// sender is a connection's sending end. A sender moves bytes only into granted memory of the
+// receiver.
 type sender struct {
 	*connection
 	link      transport.Link
@@ -33,8 +33,8 @@ type sender struct {
 	listing listing
 }
 
-// maxGrants bounds what a relay that grants byte by byte makes us keep: far more than
-// a lane has slots, or a session operations.
+// maxGrants limits the state for a remote relay that grants byte by byte: far more than a lane has
+// slots, or a session operations.
 const maxGrants = 1 << 14
 
 // target is memory of the receiver.
@@ -212,7 +212,7 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 			return wire.Errorf(wire.StatusBadDescriptor, "the relay of %s: %v", s.peer, err)
 		}
 		if s.route == wire.RouteDirect {
-			// Not all of its pages need be there, and those that a write makes are ours.
+			// Pages may be missing, and pages that a write allocates count for this process.
 			if err := s.session.relay.reserve(quota{foreign: m.Bytes}); err != nil {
 				return err
 			}
@@ -241,8 +241,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 		closeParts()
 		s.underWay--
 		if err != nil {
-			// No matter for failed: the descriptor is a stranger's, and what it causes
-			// says nothing of our context.
+			// No matter for failed: the descriptor is foreign, and its errors do not concern this
+			// relay's context.
 			go s.session.relay.examine(wire.Errorf(wire.StatusBadDescriptor, "the memory of %s cannot be mapped: %v", s.peer, err))
 			s.shutdown(wire.Errorf(ofCopies(err), "the memory of %s cannot be mapped: %v", s.peer, err))
 		}
@@ -260,8 +260,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	return nil
 }
 
-// granted checks what the other relay says as if a stranger said it: a wrong
-// number must not let it read another place of the client's memory.
+// granted checks the remote relay's message as untrusted input: a wrong number must not let it read
+// another place of the client's memory.
 func (s *sender) granted(m *wire.PeerGrant) error {
 	if m.Region == wire.ListRegion && s.route == wire.RouteDirect {
 		return s.grantedList(m)
@@ -274,8 +274,8 @@ func (s *sender) granted(m *wire.PeerGrant) error {
 	case op.pieces != nil && s.route == wire.RouteDirect:
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s granted one range for list message %d", s.peer, m.Send)
 	case m.Grant != s.granting+1 || m.Part != op.granted:
-		// Each grant and each byte once, and in order: what is posted twice under
-		// one number could not be told apart when it ends.
+		// Each grant and each byte once, and in order: two posts under the same number would be
+		// indistinguishable at their ends.
 		return wire.Errorf(wire.StatusMalformed, "the relay of %s gave grant %d of byte %d after grant %d up to byte %d", s.peer, m.Grant, m.Part, s.granting, op.granted)
 	case s.open >= maxGrants:
 		return wire.Errorf(wire.StatusLimit, "the relay of %s has %d grants open, which is the limit", s.peer, s.open)
@@ -310,9 +310,8 @@ func (s *sender) fill(m *wire.PeerGrant, op *operation) {
 	}
 }
 
-// whole moves what a grant has room for at once, out of the client's memory: on route
-// direct, and on route staged where the client has copied it to a server GPU, or over
-// TCP has it in the host's memory.
+// whole moves the bytes of a grant at once, from the client's memory: on route direct, and on route
+// staged if the client's memory is on a server GPU, or, over TCP, in host memory.
 func (s *sender) whole(m *wire.PeerGrant, op *operation, t *target) {
 	r, memory, at := s.session.relay, op.memory, op.offset+m.Part
 	from, routed := transport.Source{Place: memory.place(at)}, &r.counters.direct
@@ -358,9 +357,9 @@ func (s *sender) stageTicketed(m *wire.PeerGrant, op *operation, t *target) {
 	})
 }
 
-// stage moves what a grant has room for, from one byte on, through slots on a server
-// GPU: it fills a slot, and lets the NIC write that. Where the receiver's slots are
-// larger than ours the rest comes after it: one write at a time has the grant's number.
+// stage moves the bytes of a grant, from an offset on, through slots on a server GPU: it fills a
+// slot, and lets the NIC write that. Where the receiver's slots are larger than ours the rest comes
+// after it: one write at a time has the grant's number.
 func (s *sender) stage(m *wire.PeerGrant, op *operation, t *target, at uint64) {
 	r, lane := s.session.relay, s.lane
 	s.out.acquire(s.connection, func(slot *slot) bool {
@@ -427,7 +426,7 @@ func (s *sender) broken(err error, what string) {
 	s.shutdown(wire.Errorf(ofCopies(err), "%s: %s failed: %v", s.session.relay.name(), what, err))
 }
 
-// ofCopies is the status of what failed when bytes were to be moved.
+// ofCopies returns the status of a failed transfer.
 func ofCopies(err error) wire.Status {
 	if status := wire.StatusOf(err); status != wire.StatusInternal {
 		return status
@@ -435,8 +434,8 @@ func ofCopies(err error) wire.Status {
 	return wire.StatusCUDA
 }
 
-// delivered ends a message: its bytes are in the receiver's memory, or the
-// receiver does not want them.
+// delivered ends a message: the bytes are in the receiver's memory, or the receiver has dropped the
+// message.
 func (s *sender) delivered(m *wire.PeerDelivered) error {
 	op := s.active[m.Send]
 	if op == nil {
@@ -485,7 +484,7 @@ func (s *sender) stop(why *wire.Error) {
 	for _, op := range s.active {
 		if !op.delivered {
 			op.fail(why)
-		} // or our NIC's word is all that is missing, and conclude ends it
+		} // or only the NIC's completion is missing, and conclude ends the operation
 	}
 }
 

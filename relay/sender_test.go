@@ -13,8 +13,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A receiver may have a message, and leave, before the sender's own NIC has said
-// that it is done with it: the message was delivered all the same.
+// A receiver may get a message, and leave, before the sender's NIC has reported the completion: the
+// message was delivered all the same.
 func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 	left := wire.Errorf(wire.StatusPeerClosed, "the receiver ended its session")
 	for _, c := range []struct {
@@ -38,8 +38,8 @@ func TestDeliveredMessageAfterDisconnectSucceeds(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer reader.Close()
-			// A session that has ended answers nobody, and without its port the
-			// connection neither: what is left is the state under test.
+			// An ended session sends no answer, nor does its connection without a port: the rest is
+			// the state under test.
 			owner := &session{relay: &Relay{}, ring: completions, ended: left}
 			s := newSender(&connection{session: owner, portDown: true}, nil)
 			op := &operation{session: owner, cookie: 7, length: 8, signal: wire.NoTimeline, send: 1}

@@ -22,7 +22,7 @@ const maxBlocking = 32
 // maxUnread bounds the answers that a client has not read.
 const maxUnread = 4096
 
-// takeAtOnce bounds what one session puts in before others have their turn.
+// takeAtOnce limits the operations of a session before the next session.
 const takeAtOnce = 64
 
 // session is one client process. It implements poll.Poller.
@@ -137,8 +137,8 @@ func (s *session) shareMemory() (err error) {
 	if s.wakeRelay, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return os.NewSyscallError("eventfd", err)
 	}
-	// Who holds an eventfd can make it block for everybody. The ends of a pipe
-	// are apart: the client cannot reach this one.
+	// A holder of an eventfd can make writes block for every process. The ends of a pipe are apart:
+	// the client cannot reach this one.
 	var pipe [2]int
 	if err = unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return os.NewSyscallError("pipe2", err)
@@ -150,9 +150,8 @@ func (s *session) shareMemory() (err error) {
 // soPeerPIDFD is SO_PEERPIDFD of Linux 6.5, the same on amd64 and arm64.
 const soPeerPIDFD = 77
 
-// process names the process at the other end of a socket for as long as it
-// lives. A process that has forked keeps its socket open beyond its death, so
-// that only the pidfd tells.
+// process identifies the process at the remote end of a socket during its life. A forked child
+// keeps the socket open after the death of its parent, so only the pidfd reports the death.
 func process(conn packet.Conn) (pid, pidfd int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -167,10 +166,9 @@ func process(conn packet.Conn) (pid, pidfd int, err error) {
 		pid = int(who.Pid)
 		pidfd, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, soPeerPIDFD)
 		if errors.Is(err, unix.ENOPROTOOPT) {
-			// An older kernel. The process may have ended and its number been given
-			// to another since it connected; then that one's death is watched, and the
-			// socket's end, which both sides of a process without children see, does
-			// the rest.
+			// An older kernel. The process may have ended since the connect, and a new process may
+			// have its number; then that one's death is watched, and the socket's end, which both
+			// sides of a process without children see, does the rest.
 			pidfd, err = unix.PidfdOpen(pid, 0)
 		}
 	})
@@ -290,7 +288,7 @@ func (s *session) end(why *wire.Error) {
 // settle frees the session once nothing of it is under way.
 func (s *session) settle() {
 	if s.parting && len(s.memories) == 0 && s.bringing == 0 {
-		s.port.Close() // whatever is under way, it is not in the client's memory
+		s.port.Close() // operations in flight do not access the client's memory
 	}
 	if s.ended == nil || len(s.connections) > 0 || len(s.memories) > 0 || s.blocking+s.opening+s.bringing > 0 || s.relay.sessions[s.id] != s {
 		return
@@ -312,7 +310,7 @@ func (s *session) forget() {
 	s.free()
 }
 
-// free closes what a session holds without the loop.
+// free closes a session's resources outside the loop.
 func (s *session) free() {
 	if s.lists != nil {
 		if err := s.lists.Close(); err != nil {
@@ -339,8 +337,7 @@ func (s *session) receive(m wire.Message, sequence uint32, fds []int) {
 		s.port.CloseAll(fds)
 		return
 	}
-	// What was posted before this message was sent comes before it; what a client
-	// goes on posting meanwhile has its turn later.
+	// Operations posted before this message precede it; later posts of the client follow.
 	for n := 0; n <= wire.RingEntries/takeAtOnce && s.takeSome(); n++ {
 	}
 	if s.ended != nil {
@@ -445,7 +442,7 @@ func (s *session) block(sequence uint32, work func() error, then func(error)) {
 	s.beside(&s.blocking, work, then)
 }
 
-// beside is block of what is counted so.
+// beside is block for counted work.
 func (s *session) beside(count *int, work func() error, then func(error)) {
 	*count++
 	go func() {
@@ -455,7 +452,7 @@ func (s *session) beside(count *int, work func() error, then func(error)) {
 			then(err)
 			s.settle()
 		})
-		s.relay.examine(err) // after the answer, which says what was tried
+		s.relay.examine(err) // after the answer, which names the operation
 	}()
 }
 
@@ -512,8 +509,8 @@ func (s *session) takeSome() bool {
 	return true
 }
 
-// wasFull counts the time for which the ring of completions had no room, for
-// every connection: whatever the client has posted has waited.
+// wasFull counts the time for which the ring of completions had no room, for every connection: the
+// client's posts have waited.
 func (s *session) wasFull() {
 	for _, c := range s.connections {
 		if !c.hidden {
@@ -523,7 +520,7 @@ func (s *session) wasFull() {
 	s.fullSince = 0
 }
 
-// breakOff ends a session whose client does what the protocol forbids.
+// breakOff ends a session after a protocol violation of the client.
 func (s *session) breakOff(why *wire.Error) {
 	s.relay.warnings.warn(s.log, why, "a client is cut off")
 	s.port.Send(wire.NewFailure(why), 0)
@@ -579,7 +576,7 @@ func (s *session) take(d wire.Descriptor) {
 	}
 }
 
-// timelinesOf reports whether what a descriptor says of timelines can be.
+// timelinesOf reports whether a descriptor's timelines are valid.
 func timelinesOf(d wire.Descriptor) bool {
 	for _, timeline := range []uint32{d.WaitTimeline, d.SignalTimeline} {
 		if timeline != wire.NoTimeline && timeline >= wire.Timelines {
@@ -592,7 +589,7 @@ func timelinesOf(d wire.Descriptor) bool {
 	return d.Flags == 0
 }
 
-// operation is one of a client, or what the relay does for the client of another (serves).
+// operation is an operation of a client, or of a remote client on a local region (serves).
 type operation struct {
 	session        *session
 	connection     *connection   // once it is posted there
@@ -629,7 +626,7 @@ type operation struct {
 	over      bool
 }
 
-// remote is what a one-sided operation is about, as its client says.
+// remote is the target of a one-sided operation, as posted by the client.
 type remote struct {
 	key    wire.UUID
 	offset uint64
@@ -654,7 +651,7 @@ func (op *operation) bind(number uint32, c *connection) wire.Status {
 	case m.lane != c.lane:
 		return wire.StatusWrongGPU
 	case m.access&need == 0, m.kind == wire.MemoryIPC && need == wire.AccessReceive && c.route == wire.RouteDirect:
-		// The other relay would have to write it, which no handle lets it.
+		// The remote relay would have to write the memory, which no handle permits.
 		return wire.StatusNotPermitted
 	case op.offset > m.length || op.length > m.length-op.offset:
 		return wire.StatusOutOfRange
@@ -680,8 +677,8 @@ func (op *operation) begin() {
 	}
 }
 
-// endTurn gives the turn back to the stream, also after an error: it would wait for
-// ever. An operation that ended before its turn leaves it to the next.
+// endTurn gives the turn back to the stream, also after an error: it would wait for ever. An
+// operation that ended before its turn leaves the turn to the next.
 func (op *operation) endTurn() {
 	if !op.turn {
 		return

@@ -8,12 +8,12 @@ import (
 	"github.com/peerlane/peerlane/relay/stripe"
 )
 
-// staging is a lane's slots in one direction, striped over its server GPUs.
+// staging has a lane's slots of a direction, striped over server GPUs.
 //
-// A slot is held for as long as somebody else takes: the other relay to fill it, a NIC
-// to write it. So connections have equal shares of the slots and their turns one after
-// the other, however many messages each has, and the last free slot is for one that
-// holds none: who waits for a slow peer leaves the others theirs.
+// A slot is held for as long as somebody else takes: the other relay to fill it, a NIC to write it.
+// So connections have equal shares of the slots and alternate, regardless of their numbers of
+// messages, and the last free slot is for a connection without slots: a connection with a slow peer
+// leaves slots to the rest.
 type staging struct {
 	regions []*region
 	// dealer picks the region of the next slot, by weight; nil for one region.
@@ -118,7 +118,7 @@ func (s *staging) next() *connection {
 	return nil
 }
 
-// pick takes a free slot, of the region whose turn it is. A region that has none free has its
+// pick takes a free slot, of the region whose turn it is. A region without free slots gets its
 // turns later.
 func (s *staging) pick() *slot {
 	at := 0
@@ -135,8 +135,8 @@ func (s *staging) pick() *slot {
 	return slot
 }
 
-// fail has no slot of a region be taken any more, as long as another is left: its server GPU,
-// or the way to it, has failed. The others have its turns.
+// fail has no slot of a region be taken any more, as long as another is left: its server GPU, or
+// the path to it, has failed. The remaining regions get its turns.
 func (s *staging) fail(g *region) {
 	i := slices.Index(s.regions, g)
 	if s.dealer == nil || i < 0 || s.dealer.Failed(i) {

@@ -2,7 +2,7 @@ package relay
 
 import "testing"
 
-// user is a connection that wants slots, and releases them in their order.
+// user is a connection that requests slots, and releases them in order.
 type user struct {
 	*connection
 	staging *staging

@@ -433,10 +433,21 @@ const (
 	maxNUMA  = 1<<16 - 1
 )
 
+// RangeError reports a number out of range.
+type RangeError struct {
+	Number string // such as "GPU index"
+	Value  int
+	Max    int // the least number is 0
+}
+
+func (e *RangeError) Error() string {
+	return fmt.Sprintf("%s %d is out of range; must be 0 to %d", e.Number, e.Value, e.Max)
+}
+
 // CheckNUMA refuses an impossible number of a NUMA node; -1 is an unknown node.
 func CheckNUMA(numa int) error {
 	if numa < -1 || numa > maxNUMA {
-		return fmt.Errorf("NUMA node %d is out of range; must be 0 to %d", numa, maxNUMA)
+		return &RangeError{"NUMA node", numa, maxNUMA}
 	}
 	return nil
 }
@@ -444,7 +455,7 @@ func CheckNUMA(numa int) error {
 // CheckIndex refuses a number that no GPU has.
 func CheckIndex(index int) error {
 	if index < 0 || index > MaxIndex {
-		return fmt.Errorf("GPU index %d is out of range; must be 0 to %d", index, MaxIndex)
+		return &RangeError{"GPU index", index, MaxIndex}
 	}
 	return nil
 }
@@ -480,6 +491,20 @@ func (h *Host) Hosts() []string {
 	return names
 }
 
+// UnknownHostError reports a name without a host in a file.
+type UnknownHostError struct {
+	Name  string
+	Hosts []string // the host_hashes; nil for a file with one host
+}
+
+func (e *UnknownHostError) Error() string {
+	if e.Hosts == nil {
+		return fmt.Sprintf("host %q: the file describes one host, number 0", e.Name)
+	}
+	return fmt.Sprintf("host %q: the file describes %d hosts, numbers 0 to %d: %s", e.Name, len(e.Hosts), len(e.Hosts)-1,
+		strings.Join(e.Hosts, ", "))
+}
+
 // Only returns a host of a file with several hosts. The name is a number from 0, in the order
 // of the file, or the host_hash. The devices of the result have no Host.
 func (h *Host) Only(name string) (*Host, error) {
@@ -490,10 +515,9 @@ func (h *Host) Only(name string) (*Host, error) {
 	}
 	switch {
 	case at < 0 && len(hosts) == 1:
-		return nil, fmt.Errorf("host %q: the file describes one host, number 0", name)
+		return nil, &UnknownHostError{name, nil}
 	case at < 0:
-		return nil, fmt.Errorf("host %q: the file describes %d hosts, numbers 0 to %d: %s", name, len(hosts), len(hosts)-1,
-			strings.Join(hosts, ", "))
+		return nil, &UnknownHostError{name, hosts}
 	case len(hosts) == 1:
 		return h, nil
 	}

@@ -36,6 +36,13 @@ func (t PathType) String() string {
 	return pathTypeNames[t]
 }
 
+// PathTypeError reports a text that is not a path type.
+type PathTypeError struct{ Text string }
+
+func (e *PathTypeError) Error() string {
+	return fmt.Sprintf("unknown path type %q; use one of %s", e.Text, strings.Join(pathTypeNames[:], " "))
+}
+
 // ParsePathType is the inverse of String. Lower case is accepted.
 func ParsePathType(s string) (PathType, error) {
 	for i, name := range pathTypeNames {
@@ -43,7 +50,7 @@ func ParsePathType(s string) (PathType, error) {
 			return PathType(i), nil
 		}
 	}
-	return 0, fmt.Errorf("unknown path type %q; use one of %s", s, strings.Join(pathTypeNames[:], " "))
+	return 0, &PathTypeError{s}
 }
 
 // MarshalText writes the name, in JSON and elsewhere.

@@ -16,12 +16,21 @@ func (h *Host) CheckText() error {
 	return checkText(reflect.ValueOf(told), "")
 }
 
+// TextError reports a text with a control character.
+type TextError struct {
+	Field string // of a Host, such as "NICs[0].Name"
+	Text  string
+}
+
+func (e *TextError) Error() string {
+	return fmt.Sprintf("%s is %.80s: it contains a control character", e.Field, strconv.QuoteToASCII(e.Text))
+}
+
 func checkText(v reflect.Value, where string) error {
 	switch v.Kind() {
 	case reflect.String:
 		if strings.ContainsFunc(v.String(), unicode.IsControl) {
-			return fmt.Errorf("%s is %.80s: it contains a control character", strings.TrimPrefix(where, "."),
-				strconv.QuoteToASCII(v.String()))
+			return &TextError{strings.TrimPrefix(where, "."), v.String()}
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // askTimeout limits the time for an answer of a daemon or a program.
@@ -43,7 +45,7 @@ func askEngine(ctx context.Context, name, socket string) (reply, error) {
 			return reply{Version: strings.TrimPrefix(version, "v"), Daemon: true}, nil
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errOther) {
-			silent = fmt.Errorf("%s at %s: %w", name, socket, err)
+			silent = &fault.Error{Operation: "ask " + name + " at", Object: socket, Cause: err}
 		}
 	}
 	version, err := askProgram(ctx, name)

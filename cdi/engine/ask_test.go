@@ -10,12 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	versions "github.com/containerd/containerd/api/services/version/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // daemon implements the version service of containerd.
@@ -94,8 +95,8 @@ func TestProgramsAreAsked(t *testing.T) {
 	}
 	// A daemon that does not answer is an error, not a missing engine.
 	for _, name := range []string{docker, Containerd} {
-		if _, err := askEngine(context.Background(), name, dir); err == nil || errors.Is(err, ErrNotInstalled) ||
-			!strings.Contains(err.Error(), dir) {
+		_, err := askEngine(context.Background(), name, dir)
+		if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != dir || errors.Is(err, ErrNotInstalled) {
 			t.Errorf("of %s it said %v", name, err)
 		}
 	}

@@ -24,8 +24,8 @@ type Change struct {
 	Engine string
 	// Path is the file to write; the target, if the configuration is a link.
 	Path string
-	// Old and New are the contents; nil for a missing file.
-	Old, New []byte
+	// old and New are the contents; nil for a missing file.
+	old, New []byte
 	// Restart is the command that makes the engine read the change; empty if the engine reads the
 	// change by itself.
 	Restart string
@@ -36,18 +36,18 @@ type Change struct {
 }
 
 // None reports whether the change changes nothing.
-func (c Change) None() bool { return bytes.Equal(c.Old, c.New) && (c.Old == nil) == (c.New == nil) }
+func (c Change) None() bool { return bytes.Equal(c.old, c.New) && (c.old == nil) == (c.New == nil) }
 
 // Diff is the change as a unified diff.
 func (c Change) Diff() string {
 	from, to := c.Path, c.Path
-	if c.Old == nil {
+	if c.old == nil {
 		from = os.DevNull
 	}
 	if c.New == nil {
 		to = os.DevNull
 	}
-	return udiff.Unified(from, to, string(c.Old), string(c.New))
+	return udiff.Unified(from, to, string(c.old), string(c.New))
 }
 
 // Backup returns the path of the original file; empty if there was no file.
@@ -152,7 +152,7 @@ func (h Host) Configure(ctx context.Context, dir, name string, w Wanted) (Change
 	if err != nil {
 		return Change{}, s, err
 	}
-	c := Change{Engine: name, store: storeOf(dir, name), Old: s.text, New: s.text, Notes: s.Notes}
+	c := Change{Engine: name, store: storeOf(dir, name), old: s.text, New: s.text, Notes: s.Notes}
 	if c.Path, err = resolve(s.File); err != nil {
 		return c, s, err
 	}
@@ -243,13 +243,7 @@ func (h Host) reaches(name string, s State, text []byte, w Wanted) error {
 	}
 	if len(again.keys) > 0 {
 		_, file := d.get(again.keys[0].Path...)
-		return fmt.Errorf(
-			"%s is overridden by %s, which %s reads after %s; change it there",
-			again.keys[0],
-			file,
-			name,
-			s.File,
-		)
+		return &overriddenError{again.keys[0].String(), file, name, s.File}
 	}
 	return nil
 }
@@ -290,7 +284,7 @@ func Remove(dir, name string) (c Change, err error) {
 			c.store,
 		)
 	}
-	c.Old, err = os.ReadFile(r.Path)
+	c.old, err = os.ReadFile(r.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		c.Notes = append(c.Notes, fmt.Sprintf("%s no longer exists", r.Path))
 		return c, nil
@@ -298,11 +292,11 @@ func Remove(dir, name string) (c Change, err error) {
 	if err != nil {
 		return c, err
 	}
-	if c.New = r.original; hash(c.Old) == r.Result {
+	if c.New = r.original; hash(c.old) == r.Result {
 		return c, nil
 	}
 	l := engines[name].language
-	have, err := l.Read(c.Old)
+	have, err := l.Read(c.old)
 	if err != nil {
 		return c, inFile(r.Path, err)
 	}
@@ -324,7 +318,7 @@ func Remove(dir, name string) (c Change, err error) {
 			edit.Key{Path: k.Path, Value: restorable(edit.Get(before, k.Path...)), Keep: edit.Depth(before, k.Path)},
 		)
 	}
-	if c.New, err = edit.Set(l, c.Old, keys...); err != nil {
+	if c.New, err = edit.Set(l, c.old, keys...); err != nil {
 		return c, inFile(r.Path, err)
 	}
 	left, err := l.Read(c.New)
@@ -387,6 +381,13 @@ func (c Change) Apply() error {
 }
 
 // errOtherFile reports that a recorded path now leads to another file.
+// overriddenError is the error of a key that a file sets again, which the engine reads later.
+type overriddenError struct{ key, by, engine, file string }
+
+func (e *overriddenError) Error() string {
+	return fmt.Sprintf("%s is overridden by %s, which %s reads after %s; change it there", e.key, e.by, e.engine, e.file)
+}
+
 var errOtherFile = errors.New("is not the file that Peerlane changed")
 
 // errConcurrent reports that another program has changed a file since Peerlane read it.
@@ -397,7 +398,7 @@ func (c Change) write() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if !bytes.Equal(now, c.Old) {
+	if !bytes.Equal(now, c.old) {
 		return fmt.Errorf("%s %w; try again", c.Path, errConcurrent)
 	}
 	if c.New == nil {

@@ -84,7 +84,7 @@ func planContainerd(v version, d documents, w Wanted) (p decision, err error) {
 			value, file := cri.get(at("enable_cdi")...)
 			on, stated := value.(bool)
 			if value != nil && !stated {
-				return p, fmt.Errorf("%s: enable_cdi is not a boolean", file)
+				return p, &typeError{file, "enable_cdi", "boolean"}
 			}
 			if !on && (stated || !v.atLeast(2, 0)) {
 				p.cdi = CDIOff
@@ -153,7 +153,7 @@ func criTable(v version, d documents) (table []string, form int64, err error) {
 		return []string{"plugins", "io.containerd.grpc.v1.cri"}, form, nil
 	case form > 4:
 		// containerd migrates versions, and a migration may have moved the table.
-		return nil, 0, fmt.Errorf("%s has version %d, and this Peerlane supports versions up to 4", d.main, form)
+		return nil, 0, &formError{d.main, form}
 	}
 	return []string{"plugins", "io.containerd.cri.v1.runtime"}, form, nil
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,7 +39,7 @@ func planDocker(v version, d documents, w Wanted) (p decision, err error) {
 		value, file := d.get("features", "cdi")
 		on, stated := value.(bool)
 		if value != nil && !stated {
-			return p, fmt.Errorf("%s: features.cdi is not a boolean", file)
+			return p, &typeError{file, "features.cdi", "boolean"}
 		}
 		p.cdi = CDIOn
 		if !on && (stated || !v.atLeast(28, 2)) {

@@ -44,8 +44,8 @@ type Host struct {
 	ConfigFile string
 	// Version is the version of the engine; empty means to ask the engine.
 	Version string
-	// Ask asks an engine, by its daemon's socket, for its version; nil means Ask of this package.
-	Ask func(ctx context.Context, engine, socket string) (reply, error)
+	// ask returns the version of an engine from the socket of the daemon; nil means Ask of this package.
+	ask func(ctx context.Context, engine, socket string) (reply, error)
 }
 
 // reply is the version that an engine reports.
@@ -139,7 +139,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	s := State{Engine: name, Change: []string{}, Notes: []string{}}
 	e, known := engines[name]
 	if !known {
-		return s, fmt.Errorf("unknown engine %q; use one of %s", name, strings.Join(Names, ", "))
+		return s, &nameError{name}
 	}
 	d, err := e.find(h)
 	if err != nil {
@@ -148,7 +148,7 @@ func (h Host) Look(ctx context.Context, name string, w Wanted) (State, error) {
 	d.root, s.File = h.Root, d.main
 	answer := reply{Version: h.Version}
 	if h.Version == "" {
-		ask := h.Ask
+		ask := h.ask
 		if ask == nil {
 			ask = askEngine
 		}
@@ -259,9 +259,31 @@ func (d *documents) read(l edit.Language, path string) error {
 func inFile(path string, err error) error {
 	var at *edit.Error
 	if errors.As(err, &at) && at.Line > 0 {
-		return fmt.Errorf("%s:%d: %s", path, at.Line, at.Reason)
+		return &fileError{path, at}
 	}
 	return fmt.Errorf("%s: %w", path, err)
+}
+
+// fileError is an error at a line of a file.
+type fileError struct {
+	file string
+	at   *edit.Error
+}
+
+func (e *fileError) Error() string { return fmt.Sprintf("%s:%d: %s", e.file, e.at.Line, e.at.Reason) }
+
+func (e *fileError) Unwrap() error { return e.at }
+
+// typeError is the error of a key with a value of another type.
+type typeError struct{ file, key, want string }
+
+func (e *typeError) Error() string { return fmt.Sprintf("%s: %s is not a %s", e.file, e.key, e.want) }
+
+// nameError is the error of an unknown engine.
+type nameError struct{ name string }
+
+func (e *nameError) Error() string {
+	return fmt.Sprintf("unknown engine %q; use one of %s", e.name, strings.Join(Names, ", "))
 }
 
 // dropIns returns the files that match the pattern, in order.
@@ -310,7 +332,7 @@ func listed(d documents, path, standing, wanted []string) (*edit.Key, error) {
 	list := standing
 	if value != nil {
 		if list = edit.Texts(value); list == nil {
-			return nil, fmt.Errorf("%s: %s is not a list of strings", file, strings.Join(path, "."))
+			return nil, &typeError{file, strings.Join(path, "."), "list of strings"}
 		}
 	}
 	all, changed := d.withDirs(list, wanted)

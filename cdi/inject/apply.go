@@ -68,18 +68,28 @@ func unresolved(cache *cdi.Cache, specDirs, devices []string) error {
 		}
 	}
 	slices.Sort(why)
+	return &unknownDeviceError{specDirs, devices, why}
+}
+
+// unknownDeviceError is the error of devices without a usable specification.
+type unknownDeviceError struct {
+	specDirs, devices []string
+	problems          []string // of the files in specDirs, sorted
+}
+
+func (e *unknownDeviceError) Error() string {
 	text := fmt.Sprintf(
 		"no CDI specification in %s defines the device %s",
-		strings.Join(specDirs, " or "),
-		strings.Join(devices, ", "),
+		strings.Join(e.specDirs, " or "),
+		strings.Join(e.devices, ", "),
 	)
-	if len(why) > 0 {
-		return fmt.Errorf("%s; errors in that directory: %s", text, strings.Join(why, "; "))
+	if len(e.problems) > 0 {
+		return fmt.Sprintf("%s; errors in that directory: %s", text, strings.Join(e.problems, "; "))
 	}
-	if strings.HasPrefix(devices[0], "peerlane.dev/") {
-		return fmt.Errorf("%s; `peerlane cdi generate --spec-dir %s` makes one", text, specDirs[0])
+	if strings.HasPrefix(e.devices[0], "peerlane.dev/") {
+		return fmt.Sprintf("%s; `peerlane cdi generate --spec-dir %s` makes one", text, e.specDirs[0])
 	}
-	return fmt.Errorf("%s; the vendor's toolkit makes one", text)
+	return text + "; the vendor's toolkit makes one"
 }
 
 // removeDuplicates removes the hooks and rules that the library added a second time. The library
@@ -200,13 +210,17 @@ func check(text []byte, want *specs.Spec) error {
 		return err
 	}
 	if !bytes.Equal(gotText, wantText) {
-		return errors.New(
-			"the CDI library changes a part of config.json that this program cannot write, or the file has a key " +
-				"twice; please report it",
-		)
+		return errUnwritable
 	}
 	return nil
 }
+
+// Errors of a config.json that this program cannot change.
+var (
+	errUnwritable = errors.New("the CDI library changes a part of config.json that this program cannot write, or the " +
+		"file has a key twice; please report it")
+	errKeyTwice = errors.New("the file has a key twice")
+)
 
 // merger remembers the first error.
 type merger struct{ err error }
@@ -260,10 +274,11 @@ func mergeList[T any](m *merger, o object, key string, before, after []T) {
 	if len(texts) != len(before) {
 		m.fail(
 			fmt.Errorf(
-				"%s has %d elements in the text and %d after decoding; the file has a key twice",
+				"%s has %d elements in the text and %d after decoding; %w",
 				key,
 				len(texts),
 				len(before),
+				errKeyTwice,
 			),
 		)
 		return

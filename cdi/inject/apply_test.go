@@ -2,14 +2,18 @@ package inject
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // everything is a specification with every edit of CDI that needs no file of the host.
@@ -191,31 +195,44 @@ func TestDevicesThatCannotBeGiven(t *testing.T) {
 		name   string
 		files  map[string]string
 		config string
-		says   []string
+		want   error    // nil for an unknownDeviceError
+		says   []string // in its problems
 	}{
-		{"no specification", nil, `{}`, []string{"no CDI specification in ", "defines the device probe.dev/thing=0",
-			"the vendor's toolkit makes one"}},
-		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`,
-			[]string{"defines the device probe.dev/thing=0;"}},
-		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`,
-			[]string{"defines the device probe.dev/thing=0", `conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
-		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`,
-			[]string{"defines the device probe.dev/thing=0", "a.json", "failed to unmarshal"}},
-		{"no JSON", map[string]string{"a.json": everything}, `{`, []string{"unexpected end of JSON"}},
-		{"a list for an object", map[string]string{"a.json": everything}, `{"process":[]}`, []string{"process"}},
+		{"no specification", nil, `{}`, nil, nil},
+		{"unknown", map[string]string{"a.json": strings.Replace(everything, `"name": "0"`, `"name": "2"`, 1)}, `{}`, nil,
+			nil},
+		{"two of one name", map[string]string{"a.json": everything, "b.json": other}, `{}`, nil,
+			[]string{`conflicting device "probe.dev/thing=0"`, "a.json", "b.json"}},
+		{"broken", map[string]string{"a.json": `{"cdiVersion": `}, `{}`, nil,
+			[]string{"a.json", "failed to unmarshal"}},
+		{"no JSON", map[string]string{"a.json": everything}, `{`, &json.SyntaxError{Offset: 1}, nil},
+		{"a list for an object", map[string]string{"a.json": everything}, `{"process":[]}`,
+			&json.UnmarshalTypeError{Value: "array"}, nil},
 		{"a key twice", map[string]string{"a.json": everything},
-			`{"mounts":[{"destination":"/a"},{"destination":"/b"}],"Mounts":[{"destination":"/c"}]}`, []string{"a key twice"}},
+			`{"mounts":[{"destination":"/a"},{"destination":"/b"}],"Mounts":[{"destination":"/c"}]}`, errKeyTwice, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := apply([]byte(test.config), []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"})
+			dirs, devices := []string{specDir(t, test.files)}, []string{"probe.dev/thing=0"}
+			_, err := apply([]byte(test.config), dirs, devices)
 			if err == nil {
 				t.Fatal("it was given")
 			}
+			unknown, ok := errors.AsType[*unknownDeviceError](err)
+			switch {
+			case test.want != nil:
+				if !testutil.HasError(err, test.want) {
+					t.Errorf("error %v, want %v", err, test.want)
+				}
+			case !ok || !slices.Equal(unknown.specDirs, dirs) || !slices.Equal(unknown.devices, devices) ||
+				(len(unknown.problems) > 0) != (len(test.says) > 0):
+				t.Errorf("error %v, want an unknown device", err)
+			}
 			for _, words := range test.says {
-				if !strings.Contains(err.Error(), words) {
-					t.Errorf("the error does not say %q: %v", words, err)
+				if ok && len(unknown.problems) > 0 && !strings.Contains(unknown.problems[0], words) {
+					t.Errorf("the problem %q does not have %q", unknown.problems[0], words)
 				}
 			}
+			// The text itself: an engine shows the error to its user as one line.
 			if strings.Contains(err.Error(), "\n") {
 				t.Errorf("more than a line: %v", err)
 			}

@@ -11,6 +11,9 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/config/paths"
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // Options are the policies for requests of containers.
@@ -45,7 +48,7 @@ func Bundle(path string, o Options) error {
 	}
 	asked, err := requested(text)
 	if err != nil {
-		return fmt.Errorf("reading %s: %w", path, err)
+		return &fault.Error{Operation: "read", Object: path, Cause: err}
 	}
 	devices, err := permitted(append(all, asked...), o.Allowed, o.ConfigFile)
 	if err != nil || len(devices) == 0 {
@@ -70,14 +73,16 @@ func read(path string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is not a regular file (%v)", path, info.Mode())
+		return nil, nil, &fs.PathError{Op: "read", Path: path, Err: paths.ErrNotRegular}
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err == nil && len(text) > maxConfig {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxConfig)
+		err = &paths.SizeError{Path: path, Bytes: max(info.Size(), int64(len(text))), Limit: maxConfig}
 	}
 	return text, info, err
 }
+
+var errLink = errors.New("it is a symbolic link, and its target may belong to another bundle, too; copy the file")
 
 // replace replaces a file with a text in one step, with its owner and mode. It does not sync: an
 // engine writes a new bundle for every start.
@@ -85,8 +90,7 @@ func replace(path string, text []byte, like fs.FileInfo) (err error) {
 	if link, err := os.Lstat(path); err != nil {
 		return err
 	} else if !os.SameFile(link, like) {
-		return fmt.Errorf("%s is a symbolic link, and its target may belong to another bundle, too; copy the file",
-			path)
+		return fmt.Errorf("%s: %w", path, errLink)
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".config.json.*.tmp")
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -61,12 +62,13 @@ func permitted(all []request, allowed []string, configFile string) ([]string, er
 	var devices []string
 	for _, r := range all {
 		if _, _, _, err := parser.ParseQualifiedName(r.device); err != nil {
-			return nil, fmt.Errorf(`%s%w; a device name looks like "peerlane.dev/lane=3"`, r.asker(), err)
+			return nil, &fault.Error{Operation: r.asker() + "the device", Object: strconv.Quote(r.device), Cause: err,
+				Remedy: `a device name has the form "peerlane.dev/lane=3"`}
 		}
 		if r.by != "" &&
 			!slices.ContainsFunc(allowed, func(pattern string) bool { return config.DeviceMatches(pattern, r.device) }) {
 			return nil, &fault.Error{Code: fault.DeviceNotPermitted, Operation: r.asker() + "the device", Object: r.device,
-				Cause:  fmt.Errorf("runtime.devices in %s does not permit it (%s)", configFile, said(allowed)),
+				Cause:  &notPermittedError{configFile, allowed},
 				Remedy: "an administrator can add it, or make a runtime with --peerlane-device=" + r.device}
 		}
 		if !slices.Contains(devices, r.device) {
@@ -83,9 +85,16 @@ func (r request) asker() string {
 	return r.by + " asks for "
 }
 
-func said(allowed []string) string {
-	if len(allowed) == 0 {
-		return "it is empty"
+// notPermittedError is the cause of a device that is not in the administrator's list.
+type notPermittedError struct {
+	configFile string
+	allowed    []string
+}
+
+func (e *notPermittedError) Error() string {
+	list := "it is empty"
+	if len(e.allowed) > 0 {
+		list = "it has " + strings.Join(e.allowed, ", ")
 	}
-	return "it has " + strings.Join(allowed, ", ")
+	return fmt.Sprintf("runtime.devices in %s does not permit it (%s)", e.configFile, list)
 }

@@ -48,6 +48,7 @@ func TestRelayOfAnotherReleaseNamesBothVersions(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.want.Oldest, c.want.Newest = launch.OldestVersion, launch.Version
+			// The text itself: the answer has no other form of the error.
 			if status.OK || status.Error != c.want.Error() {
 				t.Errorf("the answer is %+v, not %q", status, c.want.Error())
 			}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -126,6 +125,24 @@ func takesNext(name string, args []string) bool {
 		})
 }
 
+// Causes of an option that is not valid.
+var (
+	errNoValue       = errors.New("requires a value: " + ownPrefix + "NAME=VALUE")
+	errUnknownOption = errors.New("unknown option; the options after " + ownPrefix +
+		" are device, spec-dir, root, version and help")
+	errRelative = errors.New("must be an absolute path, because engines run this program in many directories")
+)
+
+// optionError is the error of an option of this program.
+type optionError struct {
+	option string
+	cause  error
+}
+
+func (e *optionError) Error() string { return e.option + ": " + e.cause.Error() }
+
+func (e *optionError) Unwrap() error { return e.cause }
+
 func (o *own) set(arg string) error {
 	name, value, hasValue := strings.Cut(strings.TrimPrefix(arg, ownPrefix), "=")
 	switch name {
@@ -134,14 +151,13 @@ func (o *own) set(arg string) error {
 		return nil
 	case "device", "spec-dir", "root":
 		if !hasValue || value == "" {
-			return fmt.Errorf("%s requires a value: %s%s=VALUE", arg, ownPrefix, name)
+			return &optionError{arg, errNoValue}
 		}
 	default:
-		return fmt.Errorf("unknown option %s; the options after %s are device, spec-dir, root, version and "+
-			"help", arg, ownPrefix)
+		return &optionError{arg, errUnknownOption}
 	}
 	if name != "device" && !filepath.IsAbs(value) {
-		return fmt.Errorf("%s: must be an absolute path, because engines run this program in many directories", arg)
+		return &optionError{arg, errRelative}
 	}
 	switch name {
 	case "device":

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // The test binary is peerlane-runtime itself if the environment says so.
@@ -111,9 +112,9 @@ func TestErrorsAreTheRuntimes(t *testing.T) {
 		{"unknown device", ownRuntime, `{}`, []string{"--peerlane-device=probe.dev/thing=9"},
 			[]string{"no CDI specification in ", "probe.dev/thing=9"}},
 		{"no runtime", "[runtime]\npath = \"/nowhere/runc\"\n", `{}`, nil, []string{"runtime.path: stat /nowhere/runc"}},
-		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"is not a program"}},
+		{"no program", "[runtime]\npath = \"ROOT/etc\"\n", `{}`, nil, []string{"not a program"}},
 		{"an option that is none", ownRuntime, `{}`, []string{"--peerlane-lane=3"},
-			[]string{"unknown option --peerlane-lane=3", "--peerlane-help"}},
+			[]string{"--peerlane-lane=3: unknown option", "--peerlane-help"}},
 		{"a pattern that is none", ownRuntime + "devices = [\"*\"]\n", `{}`, nil,
 			[]string{`runtime.devices has "*"`, `"peerlane.dev/lane=*"`}},
 		{"a relative runtime", "[runtime]\npath = \"runc\"\n", `{}`, nil, []string{`runtime.path is "runc"`, "absolute"}},
@@ -174,11 +175,11 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 		}
 		return path
 	}
-	is := func(configured, want, says string) {
+	is := func(configured, want string, cause error) {
 		t.Helper()
 		got, err := findRuntime(configured, dirs)
-		if says == "" && (err != nil || got != want) || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
-			t.Errorf("found %q (%v), want %q %q", got, err, want, says)
+		if !testutil.HasError(err, cause) || err == nil && got != want {
+			t.Errorf("found %q (%v), want %q, %v", got, err, want, cause)
 		}
 	}
 	untrusted := func(configured, path, remedy string) {
@@ -189,21 +190,21 @@ func TestRuntimeChoiceFollowsCommandLine(t *testing.T) {
 			t.Errorf("found with %v, want %s of %s with the remedy %q", err, fault.UntrustedFile, path, remedy)
 		}
 	}
-	is("", "", "neither runc nor crun")
+	is("", "", exec.ErrNotFound)
 	crun := put(filepath.Join(first, "crun"), 0o755)
-	is("", crun, "")
+	is("", crun, nil)
 	runc := put(filepath.Join(second, "runc"), 0o755)
-	is("", runc, "") // runc comes before crun in any directory
-	is(crun, crun, "")
+	is("", runc, nil) // runc comes before crun in any directory
+	is(crun, crun, nil)
 	put(filepath.Join(first, "runc"), 0o644)
-	is("", "", "is not a program")
+	is("", "", errNoProgram)
 	wide := put(filepath.Join(first, "runc"), 0o777)
 	untrusted("", wide, "chmod go-w "+wide)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	is(self, "", "is peerlane-runtime itself")
+	is(self, "", errSelf)
 	if os.Geteuid() == 0 {
 		if err := os.Chown(crun, 1234, -1); err != nil {
 			t.Fatal(err)

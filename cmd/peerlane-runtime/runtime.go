@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -36,10 +37,15 @@ func findRuntime(configured string, dirs []string) (string, error) {
 			return path, err
 		}
 	}
-	return "", fmt.Errorf(
-		"neither runc nor crun found in %s; install one of them, or set runtime.path in config.toml", strings.Join(
-			dirs, ", "))
+	return "", &fault.Error{Operation: "find runc or crun in", Object: strings.Join(dirs, ", "), Cause: exec.ErrNotFound,
+		Remedy: "install one of them, or set runtime.path in config.toml"}
 }
+
+// Errors of a file that this program does not execute.
+var (
+	errNoProgram = errors.New("not a program")
+	errSelf      = errors.New("this is peerlane-runtime itself; set runtime.path in config.toml to the runtime to execute")
+)
 
 // check refuses a file that is not a program, a file that other users could have written, and this
 // program itself, which would execute itself endlessly.
@@ -51,7 +57,7 @@ func check(path string) error {
 	stat := info.Sys().(*syscall.Stat_t) // as package os documents for Linux
 	switch mode := info.Mode(); {
 	case !mode.IsRegular() || mode&0o111 == 0:
-		return fmt.Errorf("%s is not a program (%v)", path, mode)
+		return fmt.Errorf("%s: %w (%v)", path, errNoProgram, mode)
 	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid() && !unmapped(stat.Uid):
 		return &fault.Error{Code: fault.UntrustedFile, Operation: "trust the runtime", Object: path,
 			Cause: fmt.Errorf("it belongs to uid %d, but root runs it", stat.Uid), Remedy: "chown root " + path}
@@ -65,7 +71,7 @@ func check(path string) error {
 		return err
 	}
 	if os.SameFile(self, info) {
-		return fmt.Errorf("%s is peerlane-runtime itself; set runtime.path in config.toml to the runtime to execute", path)
+		return fmt.Errorf("%s: %w", path, errSelf)
 	}
 	return nil
 }

@@ -267,6 +267,16 @@ func binaries() (string, error) {
 	return filepath.Dir(hook), err
 }
 
+// Causes of a missing hook.
+var (
+	errNoHook   = errors.New("it does not exist, so containers with a lane could not start")
+	errHookMode = errors.New("it is not an executable file")
+)
+
+func hookError(path string, cause error) error {
+	return &fault.Error{Operation: "find the hook", Object: path, Cause: cause, Remedy: "name the hook with --hook"}
+}
+
 // firstHook returns the first path that exists, or the last path if none exists.
 func firstHook(paths ...string) (path string, err error) {
 	for _, path = range paths {
@@ -274,21 +284,18 @@ func firstHook(paths ...string) (path string, err error) {
 			return checkHook(path)
 		}
 	}
-	return path, fmt.Errorf(
-		"no hook found, neither %s; containers with a lane could not start; name the hook with --hook", strings.Join(
-			paths, " nor "))
+	return path, hookError(strings.Join(paths, " or "), errNoHook)
 }
 
 func checkHook(path string) (string, error) {
 	info, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return path, fmt.Errorf(
-			"the hook %s does not exist; containers with a lane could not start; name the hook with --hook", path)
+		return path, hookError(path, errNoHook)
 	case err != nil:
 		return path, fmt.Errorf("examining the hook: %w", err)
 	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-		return path, fmt.Errorf("the hook %s is not an executable file (%v); name the hook with --hook", path, info.Mode())
+		return path, hookError(path, errHookMode)
 	}
 	return path, nil
 }

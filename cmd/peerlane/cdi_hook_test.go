@@ -1,26 +1,27 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/fault"
 )
 
 // A package has the hook elsewhere than the command.
 func TestHookPathOfPackageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	beside, packaged := filepath.Join(dir, "bin", "peerlane-hook"), filepath.Join(dir, "libexec", "peerlane-hook")
-	check := func(want string, says ...string) {
+	check := func(want, object string, cause error) {
 		t.Helper()
 		got, err := firstHook(beside, packaged)
-		if got != want || (err == nil) != (len(says) == 0) {
+		if got != want || (err == nil) != (cause == nil) {
 			t.Errorf("the hook is %s (%v), want %s", got, err, want)
 		}
-		for _, words := range says {
-			if err != nil && !strings.Contains(err.Error(), words) {
-				t.Errorf("%v; want %q", err, words)
-			}
+		if f, ok := errors.AsType[*fault.Error](err); cause != nil && (!ok || f.Object != object || f.Cause != cause ||
+			f.Remedy != "name the hook with --hook") {
+			t.Errorf("%v; want %v of %s", err, cause, object)
 		}
 	}
 	put := func(path string, mode os.FileMode) {
@@ -32,13 +33,13 @@ func TestHookPathOfPackageIsFound(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check(packaged, "no hook found", beside, packaged, "--hook")
+	check(packaged, beside+" or "+packaged, errNoHook)
 	put(packaged, 0o755)
-	check(packaged)
+	check(packaged, "", nil)
 	put(beside, 0o644)
-	check(beside, "not an executable file", "--hook")
+	check(beside, beside, errHookMode)
 	if err := os.Chmod(beside, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	check(beside)
+	check(beside, "", nil)
 }

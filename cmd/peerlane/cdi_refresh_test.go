@@ -410,7 +410,7 @@ func TestRefreshKeepsTheInstalledHook(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The test binary has no hook in its directory.
-	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "no hook found") {
+	if _, errOut := h.fails(1, "refresh"); !strings.Contains(errOut, "find the hook") {
 		t.Errorf("standard error: %q", errOut)
 	}
 	h.run("refresh", "--hook", hookFile(t))

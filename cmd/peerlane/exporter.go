@@ -139,6 +139,9 @@ func (a *app) printMetrics(g prometheus.Gatherer) error {
 // unixPrefix begins an address that is a path.
 const unixPrefix = "unix:"
 
+// errTaken is the error of a socket in use.
+var errTaken = errors.New("another process listens at the socket")
+
 // listen listens at an address. A socket in the file system is for the exporter's user
 // and group.
 func listen(address string) (net.Listener, error) {
@@ -149,7 +152,7 @@ func listen(address string) (net.Listener, error) {
 	if info, err := os.Lstat(path); err == nil && info.Mode()&os.ModeSocket != 0 {
 		if c, err := net.Dial("unix", path); err == nil {
 			c.Close()
-			return nil, fmt.Errorf("another process listens at %s", path)
+			return nil, fmt.Errorf("%s: %w", path, errTaken)
 		}
 		if err := os.Remove(path); err != nil { // the socket of an exporter that was killed
 			return nil, err

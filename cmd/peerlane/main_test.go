@@ -139,7 +139,7 @@ func TestExitStatusAndTheSentenceThatGoesWithIt(t *testing.T) {
 		{"a lane for a GPU that is not there", append([]string{"plan", "--root", filepath.Join(dir, "nonsense")}, host...),
 			1, []string{"config.toml", `"17"`}},
 		{"no hook", append([]string{"cdi", "generate", "--hook", "/nowhere/peerlane-hook"}, host...), 1,
-			[]string{"the hook /nowhere/peerlane-hook does not exist", "--hook"}},
+			[]string{"find the hook /nowhere/peerlane-hook: it does not exist", "--hook"}},
 		{"a hook that cannot run", append([]string{"cdi", "generate", "--hook", notExecutable}, host...), 1,
 			[]string{"is not an executable file"}},
 		{"a picture of a plan without a GPU", []string{"plan", "-o", "svg", "--sysfs", filepath.Join(dir, "empty/sys"),

@@ -218,6 +218,12 @@ func (a *app) selfTest(ctx context.Context, t *selfTested, names []launch.PairNa
 }
 
 // judged returns the exit status for the results, as an error.
+// Causes of a failed self-test.
+var (
+	errUnfit    = errors.New("they are not fit to stage on")
+	errUntested = errors.New("they could not be tested")
+)
+
 func judged(pairs []launch.Pair) error {
 	count := map[string]int{}
 	for _, p := range pairs {
@@ -225,11 +231,12 @@ func judged(pairs []launch.Pair) error {
 	}
 	if bad := count[launch.VerdictWrong] + count[launch.VerdictSlow]; bad > 0 {
 		return findingError{exitPairs, &fault.Error{Code: fault.UnfitPair,
-			Operation: fmt.Sprintf("%d of %d pairs of GPUs are not fit to stage on", bad,
-				len(pairs)), Remedy: "run peerlane doctor"}}
+			Operation: "judge", Object: fmt.Sprintf("%d of %d pairs of GPUs", bad, len(pairs)), Cause: errUnfit,
+			Remedy: "run peerlane doctor"}}
 	}
 	if n := count[launch.VerdictUntested]; n > 0 {
-		return fmt.Errorf("%d of %d pairs of GPUs could not be tested", n, len(pairs))
+		return &fault.Error{Operation: "test", Object: fmt.Sprintf("%d of %d pairs of GPUs", n, len(pairs)),
+			Cause: errUntested}
 	}
 	return nil
 }

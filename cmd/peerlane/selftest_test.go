@@ -13,6 +13,7 @@ import (
 	"github.com/peerlane/peerlane/config"
 	"github.com/peerlane/peerlane/config/paths"
 	"github.com/peerlane/peerlane/hook/selftest"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -61,12 +62,13 @@ func TestSelfTestExitStatus(t *testing.T) {
 	for _, c := range []struct {
 		pairs []launch.Pair
 		code  int
-		says  string
+		cause error
+		count string
 	}{
-		{[]launch.Pair{good, good}, 0, ""},
-		{[]launch.Pair{good, slow}, exitPairs, "1 of 2 pairs of GPUs are not fit"},
-		{[]launch.Pair{wrong, slow, untested}, exitPairs, "2 of 3 pairs of GPUs are not fit"},
-		{[]launch.Pair{good, untested}, exitFailure, "1 of 2 pairs of GPUs could not be tested"},
+		{[]launch.Pair{good, good}, 0, nil, ""},
+		{[]launch.Pair{good, slow}, exitPairs, errUnfit, "1 of 2 pairs of GPUs"},
+		{[]launch.Pair{wrong, slow, untested}, exitPairs, errUnfit, "2 of 3 pairs of GPUs"},
+		{[]launch.Pair{good, untested}, exitFailure, errUntested, "1 of 2 pairs of GPUs"},
 	} {
 		err := judged(c.pairs)
 		code := 0
@@ -75,8 +77,12 @@ func TestSelfTestExitStatus(t *testing.T) {
 		} else if err != nil {
 			code = exitFailure
 		}
-		if code != c.code || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%d, %v; want %d, %s", code, err, c.code, c.says)
+		f, _ := errors.AsType[*fault.Error](err)
+		if finding := (findingError{}); errors.As(err, &finding) {
+			f, _ = errors.AsType[*fault.Error](finding.error)
+		}
+		if code != c.code || (f == nil) != (c.cause == nil) || f != nil && (f.Cause != c.cause || f.Object != c.count) {
+			t.Errorf("%d, %v; want %d, %s: %v", code, err, c.code, c.count, c.cause)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func TestModuleLoadsAndUnloads(t *testing.T) {
 	use(t, 0)
 	_, err := driver.ModuleLoadPTX(".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry broken() { brea; }\n")
 	refused(t, "PTX that does not compile", err, cuda.ErrInvalidPTX, cuda.ErrInvalidImage)
-	if e := (*cuda.CallError)(nil); errors.As(err, &e) && err.Error() == e.Error() {
+	if e, ok := errors.AsType[*cuda.ModuleError](err); !ok || e.Log == "" {
 		t.Errorf("%q has no log of the compiler", err)
 	}
 	_, err = driver.ModuleLoadPTX("this is no PTX")

@@ -99,7 +99,8 @@ func kernelMisuse() error {
 	const head = ".version 6.0\n.target sm_60\n.address_size 64\n.visible .entry "
 	_, err = p.ModuleLoadPTX(head + "another() { ret; }")
 	expect("a kernel that the simulator lacks", err, cuda.ErrInvalidPTX)
-	if err == nil || !strings.Contains(err.Error(), "simulator") || !strings.Contains(err.Error(), "another") {
+	e, ok := errors.AsType[*cuda.ModuleError](err)
+	if !ok || !strings.Contains(e.Log, "simulator") || !strings.Contains(e.Log, "another") {
 		wrong = append(wrong, fmt.Errorf("%v does not name the kernel and the simulator", err))
 	}
 	m, err := p.ModuleLoadPTX(head + "peerlane_spin() { ret; }")

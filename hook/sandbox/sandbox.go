@@ -44,8 +44,8 @@ type Spec struct {
 	// Open limits descriptors; 0 keeps the limit. Tasks limits, for a UID, threads and processes by
 	// RLIMIT_NPROC; 0 removes that limit, if a control group limits tasks or no limit is needed.
 	Open, Tasks uint64
-	// Processes permits new processes; a relay has only threads.
-	Processes bool
+	// processes permits new processes; a relay has only threads.
+	processes bool
 	// TCP is the range of ports for listeners and connections; zeros forbid TCP.
 	TCP address.Ports
 	// HostNetwork keeps the caller's network namespace and allows the sockets that RDMA needs.
@@ -186,7 +186,7 @@ func (s Spec) Arguments(report int, program string, arguments ...string) []strin
 			a = append(a, option+path)
 		}
 	}
-	if s.Processes {
+	if s.processes {
 		a = append(a, "--processes")
 	}
 	if s.TCP != (address.Ports{}) {
@@ -237,7 +237,7 @@ func Main(arguments []string) error {
 		return err
 	})
 	flags.BoolVar(&s.HostNetwork, "host-network", false, "")
-	flags.BoolVar(&s.Processes, "processes", false, "")
+	flags.BoolVar(&s.processes, "processes", false, "")
 	standard := flags.Bool("standard", true, "")
 	show := flags.Bool("show", false, "")
 	reportTo := flags.Int("report", -1, "")
@@ -433,7 +433,7 @@ func (s Spec) apply(program string) (Report, error) {
 			),
 		)
 	}
-	if err := filterCalls(s.network(), s.Processes); err != nil {
+	if err := filterCalls(s.network(), s.processes); err != nil {
 		r.lacks("a filter of system calls", err)
 	} else {
 		r.Seccomp = true

@@ -18,8 +18,8 @@ import (
 // level warning or above.
 type Message struct {
 	Text string // with "…" for each argument
-	At   string // the package, relative to the repository
-	Code string // the name of the code's constant in package fault; "" for an internal message
+	at   string // the package, relative to the repository
+	code string // the name of the code's constant in package fault; "" for an internal message
 }
 
 // Messages returns the messages of the installed programs and libraries, in order. root is
@@ -35,7 +35,7 @@ func Messages(root string) ([]Message, error) {
 	}
 	all = append(all, libraries...)
 	slices.SortFunc(all, func(a, b Message) int {
-		return strings.Compare(a.At+"\x00"+a.Text+"\x00"+a.Code, b.At+"\x00"+b.Text+"\x00"+b.Code)
+		return strings.Compare(a.at+"\x00"+a.Text+"\x00"+a.code, b.at+"\x00"+b.Text+"\x00"+b.code)
 	})
 	return slices.Compact(all), nil
 }

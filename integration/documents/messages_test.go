@@ -33,17 +33,17 @@ func TestEachMessageHasACodeOrIsInternal(t *testing.T) {
 	at, coded := "", 0
 	coveredText := map[string]bool{}
 	for _, m := range all {
-		if m.Code != "" {
+		if m.code != "" {
 			coded++
-			coveredText[m.At+"\x00"+m.Text] = true
+			coveredText[m.at+"\x00"+m.Text] = true
 		}
 	}
 	for _, m := range all {
-		if coveredText[m.At+"\x00"+m.Text] {
+		if coveredText[m.at+"\x00"+m.Text] {
 			continue
 		}
-		if m.At != at {
-			at = m.At
+		if m.at != at {
+			at = m.at
 			fmt.Fprintf(&b, "\n%s\n", at)
 		}
 		fmt.Fprintf(&b, "\t%s\n", m.Text)
@@ -90,7 +90,7 @@ func troubleshooting(t *testing.T, all []Message) []byte {
 		if e.See != "" {
 			fmt.Fprintf(b, "\nSee [%s](%s).\n", e.See, e.See)
 		}
-		if !slices.ContainsFunc(all, func(m Message) bool { return m.Code != "" && names[m.Code] == e.Code }) {
+		if !slices.ContainsFunc(all, func(m Message) bool { return m.code != "" && names[m.code] == e.Code }) {
 			t.Errorf("no program prints %s", e.Code)
 		}
 	}
@@ -123,8 +123,8 @@ func TestTroubleshootingHasEachCode(t *testing.T) {
 	}
 	names := constantNames(t)
 	for _, m := range all {
-		if m.Code != "" && names[m.Code] == "" {
-			t.Errorf("%s: %q has the unknown code %s", m.At, m.Text, m.Code)
+		if m.code != "" && names[m.code] == "" {
+			t.Errorf("%s: %q has the unknown code %s", m.at, m.Text, m.code)
 		}
 	}
 	current(t, root+"/docs/troubleshooting.md", troubleshooting(t, all))
@@ -149,7 +149,7 @@ func TestMessagesOfEachFormAreExtracted(t *testing.T) {
 	}
 	var got []string
 	for _, m := range messagesOf([]*ast.File{f}, "p") {
-		got = append(got, strings.TrimSuffix(m.Code+" "+m.Text, " "))
+		got = append(got, strings.TrimSuffix(m.code+" "+m.Text, " "))
 	}
 	want := []string{" reading …: …", " one; do …", " a …% of …...", " its own …", " dead after …", " careful",
 		"NoLane find …: …; do …", "NoLane why", "NoPort at …", "NoPort lose …", " E of …", " F of …", " take: …"}

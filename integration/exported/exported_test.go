@@ -32,6 +32,14 @@ type Pair struct{ Left, Right Part }
 
 type Part struct{ Name string }
 
+type Tagged struct {
+	Key string "json:\"key\""
+}
+
+type Failure struct{ Cause string }
+
+func (*Failure) Error() string { return "" }
+
 func (Part) String() string { return "" }
 
 func (Part) Unused() {}
@@ -49,7 +57,7 @@ func Used() Pair { return Pair{} }
 
 import "` + module + `/a"
 
-func use() { _, _ = a.Red, a.Used() }
+func use() { _, _, _, _ = a.Red, a.Used().Left, a.Tagged{}, a.Failure{} }
 `,
 	} {
 		path := filepath.Join(dir, name)
@@ -69,9 +77,11 @@ func use() { _, _ = a.Red, a.Used() }
 	}
 	want := []string{
 		"a/a.go:13: constant a.One",
-		"a/a.go:23: method a.Part.Unused",
-		"a/a.go:25: function a.Unused",
-		"a/a.go:29: type a.Shape",
+		"a/a.go:17: field a.Pair.Right",
+		"a/a.go:19: field a.Part.Name",
+		"a/a.go:31: method a.Part.Unused",
+		"a/a.go:33: function a.Unused",
+		"a/a.go:37: type a.Shape",
 		"integration/exported/exceptions.go: a.Used is in use or does not exist",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

@@ -162,9 +162,14 @@ func (s *survey) declarations(p *packages.Package) {
 			}
 			switch under := named.Underlying().(type) {
 			case *types.Struct:
+				fixed := encoded(under) || generated(p, o) || types.Implements(types.NewPointer(named), errorType)
 				for f := range under.Fields() {
-					if f.Exported() {
-						id.needs = append(id.needs, mentioned(p, f.Type())...)
+					if !f.Exported() {
+						continue
+					}
+					id.needs = append(id.needs, mentioned(p, f.Type())...)
+					if !fixed && !f.Embedded() {
+						declare(f, name+"."+f.Name(), "field")
 					}
 				}
 			case *types.Interface:
@@ -177,6 +182,29 @@ func (s *survey) declarations(p *packages.Package) {
 		}
 	}
 	s.groupConstants(p)
+}
+
+// errorType is the interface error. Callers can read every field of an error.
+var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
+
+// encoded reports whether a field of a struct has a tag: an encoder needs every field of the struct.
+func encoded(t *types.Struct) bool {
+	for i := range t.NumFields() {
+		if t.Tag(i) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// generated reports whether a generated file declares o: a description decides on its fields.
+func generated(p *packages.Package, o types.Object) bool {
+	for _, file := range p.Syntax {
+		if file.FileStart <= o.Pos() && o.Pos() < file.FileEnd {
+			return ast.IsGenerated(file)
+		}
+	}
+	return false
 }
 
 // groupConstants gives the constants of a block of untyped constants a group.

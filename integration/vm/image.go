@@ -17,18 +17,18 @@ import (
 
 // Image is a bootable image.
 type Image struct {
-	Kind   string
+	kind   string
 	Kernel string // vmlinux
 	Disk   string // ext4, read-only: machines write to a private copy
-	// Boot has the modules that the initial RAM file system loads, and the file "order" with their
+	// boot has the modules that the initial RAM file system loads, and the file "order" with their
 	// names.
-	Boot string
+	boot string
 }
 
 // Builder builds and caches images.
 type Builder struct {
-	// Dir is the cache; empty for peerlane/vm in the user's cache directory.
-	Dir string
+	// dir is the cache; empty for peerlane/vm in the user's cache directory.
+	dir string
 	// Progress is called for each step.
 	Progress func(format string, arguments ...any)
 }
@@ -54,14 +54,14 @@ func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
 	if b.Progress == nil {
 		b.Progress = func(string, ...any) {}
 	}
-	if b.Dir == "" {
+	if b.dir == "" {
 		cache, err := os.UserCacheDir()
 		if err != nil {
 			return nil, err
 		}
-		b.Dir = filepath.Join(cache, "peerlane", "vm")
+		b.dir = filepath.Join(cache, "peerlane", "vm")
 	}
-	if err := os.MkdirAll(b.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(b.dir, 0o755); err != nil {
 		return nil, err
 	}
 	of, err := findKernel()
@@ -72,8 +72,8 @@ func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	kernelDir := filepath.Join(b.Dir, "kernel-"+key)
-	diskDir := filepath.Join(b.Dir, kind+"-"+rootKey(kind, key))
+	kernelDir := filepath.Join(b.dir, "kernel-"+key)
+	diskDir := filepath.Join(b.dir, kind+"-"+rootKey(kind, key))
 	if !exists(kernelDir) || !exists(diskDir) {
 		if err := b.makeBoth(ctx, kind, of, kernelDir, diskDir); err != nil {
 			return nil, err
@@ -86,7 +86,7 @@ func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
 		}
 	}
 	return &Image{
-		Kind: kind, Kernel: filepath.Join(kernelDir, "vmlinux"), Boot: filepath.Join(kernelDir, "boot"),
+		kind: kind, Kernel: filepath.Join(kernelDir, "vmlinux"), boot: filepath.Join(kernelDir, "boot"),
 		Disk: filepath.Join(diskDir, "root.ext4"),
 	}, nil
 }
@@ -94,7 +94,7 @@ func (b *Builder) image(ctx context.Context, kind string) (*Image, error) {
 // makeBoth builds a missing kernel and a missing disk with the kernel's modules. A lock serialises
 // processes.
 func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDir, diskDir string) error {
-	cache := pinned.Cache{Dir: b.Dir, Progress: b.Progress}
+	cache := pinned.Cache{Dir: b.dir, Progress: b.Progress}
 	unlock, err := cache.Open(ctx)
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (b *Builder) makeBoth(ctx context.Context, kind string, of kernel, kernelDi
 	defer unlock()
 	// The root file system's packages do not need the kernel, which takes as long.
 	group, together := errgroup.WithContext(ctx)
-	tree := filepath.Join(b.Dir, "tree-"+kind)
+	tree := filepath.Join(b.dir, "tree-"+kind)
 	group.Go(func() error {
 		return cache.Once(filepath.Base(kernelDir), func(dir string) error { return b.makeKernel(together, dir, of) })
 	})
@@ -297,7 +297,7 @@ func (b *Builder) makeTree(ctx context.Context, tree, kind string) error {
 		arguments = append(arguments, "--customize-hook="+hook)
 	}
 	arguments = append(arguments, "--include="+strings.Join(inherited(kind, packages), ","), suite, tree)
-	_, err := step(ctx, b.Dir, "mmdebstrap", arguments...)
+	_, err := step(ctx, b.dir, "mmdebstrap", arguments...)
 	return err
 }
 

@@ -41,8 +41,8 @@ type Options struct {
 	// HangTimeout is the time without an answer to a ping after which the guest counts as hanging;
 	// 0 for a minute.
 	HangTimeout time.Duration
-	// KernelOptions are added to the kernel's command line.
-	KernelOptions []string
+	// kernelOptions are added to the kernel's command line.
+	kernelOptions []string
 }
 
 // Network joins two machines with a cable for each card.
@@ -76,8 +76,8 @@ const defaultHangTimeout = 60 * time.Second
 
 // Machine is a guest that runs.
 type Machine struct {
-	// Agent runs processes in the guest.
-	Agent *control.Client
+	// agent runs processes in the guest.
+	agent *control.Client
 	// Booted is the time from QEMU's start to the agent's first message.
 	Booted time.Duration
 	// Ready is that message.
@@ -106,7 +106,7 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	m.down, m.fail = context.WithCancelCause(context.Background())
 	if err := m.start(ctx); err != nil {
 		m.Stop()
-		return nil, fmt.Errorf("starting a %s virtual machine: %w", o.Image.Kind, m.explain(err))
+		return nil, fmt.Errorf("starting a %s virtual machine: %w", o.Image.kind, m.explain(err))
 	}
 	return m, nil
 }
@@ -141,14 +141,14 @@ func (m *Machine) start(ctx context.Context) error {
 		close(m.exited)
 	}()
 
-	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout[m.options.Image.Kind],
-		fmt.Errorf("not up within %v", bootTimeout[m.options.Image.Kind]))
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout[m.options.Image.kind],
+		fmt.Errorf("not up within %v", bootTimeout[m.options.Image.kind]))
 	defer cancel()
 	conn, err := m.accept(ctx, agentPort)
 	if err != nil {
 		return err
 	}
-	m.Agent = control.NewClient(conn)
+	m.agent = control.NewClient(conn)
 	requests, err := m.accept(ctx, hostPort)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (m *Machine) start(ctx context.Context) error {
 	}()
 	stop := context.AfterFunc(m.down, cancel)
 	defer stop()
-	if m.Ready, err = m.Agent.Ready(ctx); err != nil {
+	if m.Ready, err = m.agent.Ready(ctx); err != nil {
 		return m.cause(ctx, err)
 	}
 	m.Booted = time.Since(began)
@@ -223,15 +223,15 @@ func (m *Machine) arguments(initramfs string) []string {
 	o := m.options
 	in := func(name string) string { return filepath.Join(o.Dir, name) }
 	options := append([]string{
-		"console=ttyS0", "quiet", "root=/dev/vda", "rw", "peerlane.image=" + o.Image.Kind,
+		"console=ttyS0", "quiet", "root=/dev/vda", "rw", "peerlane.image=" + o.Image.kind,
 		// A panic ends the machine, so that tests do not wait for it.
 		"panic=-1", "oops=panic",
 		// Skip kernel features that cost time under emulation and do not affect Peerlane.
 		"nokaslr", "mitigations=off", "tsc=reliable", "no_timer_check", "cryptomgr.notests", "random.trust_cpu=on",
 		"rcupdate.rcu_expedited=1",
 		"audit=0", "nowatchdog", "net.ifnames=0",
-	}, o.KernelOptions...)
-	if o.Image.Kind == Small {
+	}, o.kernelOptions...)
+	if o.Image.kind == Small {
 		options = append(options, "apparmor=0")
 	} else {
 		options = append(options, "apparmor=1", "security=apparmor", "systemd.show_status=false",
@@ -305,7 +305,7 @@ func makeInitramfs(ctx context.Context, path string, o Options) error {
 	if err := copyFile(o.Agent, filepath.Join(tree, "init")); err != nil {
 		return err
 	}
-	if err := os.CopyFS(filepath.Join(tree, "modules"), os.DirFS(o.Image.Boot)); err != nil {
+	if err := os.CopyFS(filepath.Join(tree, "modules"), os.DirFS(o.Image.boot)); err != nil {
 		return err
 	}
 	if _, err := step(ctx, tree, "sh", "-c", `find . | cpio --quiet -o -H newc > "$0"`, path); err != nil {
@@ -323,7 +323,7 @@ func (m *Machine) watch() {
 		case <-time.After(m.options.HangTimeout / 6):
 		}
 		ctx, cancel := context.WithTimeout(m.down, m.options.HangTimeout)
-		err := m.Agent.Ping(ctx)
+		err := m.agent.Ping(ctx)
 		cancel()
 		if err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {
@@ -340,7 +340,7 @@ func (m *Machine) watch() {
 // includes the end of the console's text.
 func (m *Machine) Run(ctx context.Context, cmd control.Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	ended := make(chan error, 1)
-	go func() { ended <- m.Agent.Run(ctx, cmd, stdin, stdout, stderr) }()
+	go func() { ended <- m.agent.Run(ctx, cmd, stdin, stdout, stderr) }()
 	select {
 	case err := <-ended:
 		var status *control.ExitError
@@ -379,8 +379,8 @@ func (m *Machine) Stop() {
 		_ = m.qemu.Process.Kill() // may have ended
 		<-m.exited
 	}
-	if m.Agent != nil {
-		m.Agent.Close()
+	if m.agent != nil {
+		m.agent.Close()
 	}
 	if m.monitor != nil {
 		m.monitor.Close()

@@ -1,6 +1,6 @@
-// Package client is what a process in a container uses to reach its relay:
-// export GPU memory once, or have host memory made, connect, then send and receive
-// without a system call or a CUDA call for each operation.
+// Package client connects a process in a container to the container's relay: export GPU memory
+// once, or have the relay make host memory, connect, then send and receive without a system call or
+// a CUDA call per operation.
 //
 //	session, err := client.Dial(ctx, client.DefaultSocket)
 //	memory, err := session.Export(ctx, client.Allocation{FD: fd, Bytes: n, GPU: uuid})
@@ -10,10 +10,9 @@
 //	op, err := sending.Send(memory, 0, n)
 //	moved, err := op.Wait(ctx)
 //
-// All methods are safe for concurrent use. After the relay has died every
-// operation fails with wire.StatusRelayDied, all timelines stand at their end,
-// so that no stream waits for ever, and a new Dial reaches the relay's
-// successor.
+// All methods are safe for concurrent use. After the relay's death every operation fails with
+// wire.StatusRelayDied, every timeline has its end value, so that no stream waits for ever, and a
+// new Dial reaches the next relay.
 package client
 
 import (
@@ -36,14 +35,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// DefaultSocket is where a container finds its relay.
+// DefaultSocket is the path of the relay's socket in a container.
 const DefaultSocket = paths.ContainerDir + "/" + paths.SocketName
 
-// replyTimeout bounds the answer to a request that no other client can delay: it
-// includes the creation of a CUDA context and of staging memory.
+// replyTimeout bounds the answer to a request that no other client can delay: the time includes the
+// creation of a CUDA context and of staging memory.
 const replyTimeout = 60 * time.Second
 
-// Session is a client's tie to its relay.
+// Session connects a client to the relay.
 type Session struct {
 	conn    packet.Conn
 	version uint32
@@ -62,11 +61,11 @@ type Session struct {
 	connections map[uint32]*Connection
 	mapped      map[*Memory]bool // here, with Data or Ptr
 	handOvers   map[uint32]*HandOver
-	keeping     bool         // a goroutine keeps those that have ended at their end
+	keeping     bool         // a goroutine keeps ended timelines at the end value
 	ring        *ring.Client // nil once closed
 	lists       lists
 
-	exports  sync.Mutex // held while the allocations of one range are sent
+	exports  sync.Mutex // held while the allocations of a range are sent
 	spinners atomic.Int32
 	readers  sync.WaitGroup
 }
@@ -76,10 +75,10 @@ type reply struct {
 	fds     []int
 }
 
-// Dial connects to a relay's socket. The GPUs are those whose memory will be
-// exported, as far as they are known by now: without a relay, the error names
-// their lanes. While the relay's queue of connections is full Dial waits, until the context's
-// deadline or for a minute; then the error has StatusBusy.
+// Dial connects to a relay's socket. gpus are the GPUs whose memory the program will export, if
+// already known: without a relay, the error names their lanes. While the relay's queue of
+// connections is full Dial waits, until the context's deadline or for a minute; then the error has
+// StatusBusy.
 func Dial(ctx context.Context, socket string, gpus ...wire.UUID) (*Session, error) {
 	return dial(ctx, socket, wire.OldestVersion, wire.NewestVersion, gpus...)
 }
@@ -122,7 +121,7 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 			socket, welcome.Version, oldest, newest)
 	}
 	wake := os.NewFile(uintptr(fds[3]), "peerlane-wake")
-	// It does not say where Go cannot wait for it; each read would fail.
+	// SetDeadline fails if Go cannot wait for the descriptor; each read would fail.
 	if err := wake.SetReadDeadline(time.Time{}); err != nil {
 		packet.CloseAll(fds[:3])
 		wake.Close()
@@ -157,15 +156,15 @@ func dial(ctx context.Context, socket string, oldest, newest uint32, gpus ...wir
 // Version is the protocol's that both sides agreed on.
 func (s *Session) Version() uint32 { return s.version }
 
-// closeTimeout bounds how long Close waits for the relay: for copies that are under way,
-// and for what other relays were allowed to write.
+// closeTimeout bounds how long Close waits for the relay: for copies in flight, and for granted
+// writes of remote relays.
 const closeTimeout = 30 * time.Second
 
-// Close ends the session and returns when nothing writes its memory any more, nor reads
-// it: then what was exported may be freed. Operations that have not ended fail, and host
-// memory and staging memory are unmapped: no stream may use them any more. Where the
-// relay does not let go within 30 seconds, the error says so, and copies may still be
-// under way; as they may of a session that ended by itself.
+// Close ends the session and returns when the relay no longer reads or writes the exported memory:
+// then the program may free the memory. Operations that have not ended fail, and host memory and
+// staging memory are unmapped: streams must not use the timelines afterwards. Where the relay does
+// not let go within 30 seconds, the error says so, and copies may still be under way; as they may
+// of a session that ended by itself.
 func (s *Session) Close() (err error) {
 	s.closing.Do(func() { err = s.close() })
 	return err
@@ -189,8 +188,8 @@ func (s *Session) close() error {
 	return err
 }
 
-// leave ends a session that works: nothing new begins, and what is under way comes to
-// its end. The relay closes the socket when that is so.
+// leave ends a session that works: no operation starts, and operations in flight end. The relay
+// closes the socket when that is so.
 func (s *Session) leave(why error) error {
 	end := time.Now().Add(closeTimeout)
 	// Before the lock, which a request holds that the relay makes no room for.
@@ -219,7 +218,7 @@ func (s *Session) leave(why error) error {
 	}
 }
 
-// Err is nil while the session works, then why it does not.
+// Err is nil while the session works, and afterwards the cause of its end.
 func (s *Session) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,8 +254,8 @@ func (s *Session) fail(why error) {
 	for _, c := range s.connections {
 		c.takeDown(why)
 	}
-	// A read of the pipe returns at once from now on. Where it cannot be told to,
-	// it does at the relay's end of the session.
+	// A read of the pipe returns at once from now on. Without contact to the relay, operations end
+	// with the session.
 	_ = s.wakeClient.SetReadDeadline(time.Unix(1, 0))
 }
 
@@ -304,8 +303,7 @@ func (s *Session) readSocket() {
 	}
 }
 
-// unexpected is what there is to say of an error beside that the other side is
-// gone.
+// unexpected returns the details of an error other than the closed connection.
 func unexpected(err error) string {
 	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
 		return ""
@@ -313,7 +311,7 @@ func unexpected(err error) string {
 	return fmt.Sprintf(" (%v)", err)
 }
 
-// request sends a message and waits for its answer.
+// request sends a message and waits for the answer.
 func (s *Session) request(ctx context.Context, m wire.Message, fds ...int) (wire.Message, error) {
 	answer, received, err := s.exchange(ctx, m, fds...)
 	packet.CloseAll(received)
@@ -374,8 +372,8 @@ func (s *Session) giveUp(sequence uint32) bool {
 	return waiting
 }
 
-// giveBack releases what the answer to a request that was given up brought:
-// nobody else knows of it.
+// giveBack releases the object that a late answer to an abandoned request brought: no caller knows
+// the object.
 func (s *Session) giveBack(m wire.Message) {
 	var request wire.Message
 	switch m := m.(type) {
@@ -396,11 +394,11 @@ func (s *Session) giveBack(m wire.Message) {
 	default:
 		return
 	}
-	// It fails where the session has ended, and the thing with it.
+	// The release fails if the session has ended, which also releases the object.
 	go func() { _, _ = s.request(context.Background(), request) }()
 }
 
-// ask is request for answers of one type.
+// ask is request for answers of a single type.
 func ask[Answer wire.Message](ctx context.Context, s *Session, m wire.Message, fds ...int) (Answer, error) {
 	var none Answer
 	answer, err := s.request(ctx, m, fds...)
@@ -426,9 +424,8 @@ type Allocation struct {
 	FD int
 	// Bytes is the whole allocation's size.
 	Bytes uint64
-	// Parts are allocations that lie side by side in place of one, at most
-	// wire.MaxParts: a range of PyTorch's expandable segments, say. FD and Bytes are
-	// not used then.
+	// Parts are adjacent allocations in place of FD, at most wire.MaxParts: a range of PyTorch's
+	// expandable segments, say. FD and Bytes are not used then.
 	Parts []Part
 	// Offset and Length are the range that is exported; a Length of 0 is all.
 	Offset, Length uint64
@@ -436,19 +433,19 @@ type Allocation struct {
 	GPU wire.UUID
 	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
 	Access uint32
-	// DMABuf makes a DMA-BUF descriptor of all of FD, or of all Parts side by side
-	// (cuda.Driver.MemDMABufFD), which Export closes. It is called where the GPU is near the
-	// NICs, which then read and write the memory in place. nil is for none, and what it fails
-	// with is told to the relay: then the data is copied. So it should with memory that
-	// cuda.Driver.PointerRDMACapable says no of, of which CUDA makes one all the same.
+	// DMABuf makes a DMA-BUF descriptor of the whole FD, or of the adjacent Parts
+	// (cuda.Driver.MemDMABufFD); Export closes the descriptor. Export calls DMABuf if the GPU is
+	// near the NICs, which then read and write the memory in place. nil means no DMA-BUF; the relay
+	// gets the error of a failure: then the data is copied. DMABuf should fail for memory without
+	// cuda.Driver.PointerRDMACapable, of which CUDA nevertheless makes a DMA-BUF.
 	DMABuf func() (int, error)
 }
 
-// Part is one of the allocations of a range, in their order.
+// Part is an allocation of a range, in order.
 type Part struct {
 	FD     int    // as Allocation's
 	Bytes  uint64 // a multiple of the GPU's granularity, 2 MiB on those of today
-	Offset uint64 // in the range: where the part before it ends
+	Offset uint64 // in the range: at the end of the previous part
 }
 
 // Memory is memory that the relay has mapped.
@@ -457,14 +454,14 @@ type Memory struct {
 	number  uint32
 	// Bytes is the exported range's length.
 	Bytes uint64
-	// Data is host memory as this process has it mapped, until Unexport or the
-	// session's Close; nil of a GPU's. Messages are sent out of it and received into
-	// it as they are posted: it is ordinary memory, and no CUDA call is needed.
+	// Data is this process's mapping of host memory, until Unexport or the session's Close; nil of
+	// a GPU's. Operations send from the memory and receive into the memory in the order of their
+	// posts: ordinary memory, without a CUDA call.
 	Data []byte
-	// Ptr is staging memory as streams of the GPU that it was asked for see it, until
-	// Unexport or the session's Close.
+	// Ptr is the address of staging memory for streams of the requested GPU, valid until Unexport
+	// or the session's Close.
 	Ptr cuda.Ptr
-	// Server is the GPU that staging memory is on, ServerIndex its number on the host.
+	// Server is the GPU with the staging memory, ServerIndex the GPU's number on the host.
 	Server      wire.UUID
 	ServerIndex int
 	unmap       func() error // ends Data or Ptr; of the session's lock
@@ -507,7 +504,7 @@ func (s *Session) Export(ctx context.Context, a Allocation) (*Memory, error) {
 	return &Memory{session: s, number: m.Memory, Bytes: a.Length}, nil
 }
 
-// lend gives the relay a DMA-BUF of exported memory, or the reason why there is none.
+// lend sends the relay a DMA-BUF of exported memory, or the reason for its absence.
 func (s *Session) lend(memory uint32, dmabuf func() (int, error)) error {
 	request := &wire.DMABuf{Memory: memory}
 	if dmabuf == nil {
@@ -522,8 +519,7 @@ func (s *Session) lend(memory uint32, dmabuf func() (int, error)) error {
 	return errors.Join(s.tell(request, fd), os.NewSyscallError("close", unix.Close(fd)))
 }
 
-// exportParts sends the allocations one by one, and then the export that they are
-// for: one range at a time.
+// exportParts sends the allocations one by one, and then the export: one range at a time.
 func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts []Part) (*wire.Exported, error) {
 	if len(parts) > wire.MaxParts {
 		return nil, wire.Errorf(wire.StatusLimit, "a range of %d allocations; %d are possible: export it in several ranges", len(parts), wire.MaxParts)
@@ -532,7 +528,7 @@ func (s *Session) exportParts(ctx context.Context, request *wire.Export, parts [
 	defer s.exports.Unlock()
 	for _, p := range parts {
 		if err := s.sendPart(p); err != nil {
-			// What was sent belongs to no other range.
+			// The sent allocations belong to no second range.
 			_, dropped := s.request(ctx, &wire.Export{Parts: wire.MaxParts + 1})
 			if wire.StatusOf(dropped) != wire.StatusMalformed {
 				err = errors.Join(err, dropped)
@@ -549,8 +545,8 @@ func (s *Session) sendPart(p Part) error {
 	return s.tell(&wire.ExportPart{Bytes: p.Bytes, Offset: p.Offset}, p.FD)
 }
 
-// tell sends what has no answer. The kernel bounds the descriptors that are on their way: then
-// it waits until the relay has read some.
+// tell sends a message without an answer. The kernel limits the descriptors in flight: then the
+// send waits until the relay has read some.
 func (s *Session) tell(m wire.Message, fds ...int) error {
 	for end := time.Now().Add(replyTimeout); ; time.Sleep(time.Millisecond) {
 		err := s.conn.Send(m, 0, fds...)
@@ -560,13 +556,11 @@ func (s *Session) tell(m wire.Message, fds ...int) error {
 	}
 }
 
-// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), where the
-// administrator allows it (relay.cuda_ipc) and the driver does: by the handle that
-// cuIpcGetMemHandle gives. FD and Bytes are not used; Offset is in the allocation
-// (cuMemGetAddressRange), and Length is needed. DMABuf makes a descriptor of the whole
-// allocation. Into it nothing is received on route
-// direct. It must not be freed before Unexport has returned and operations on it have
-// ended.
+// ExportIPC is Export for memory of cudaMalloc (cuMemAlloc), if the administrator (relay.cuda_ipc)
+// and the driver permit CUDA IPC: by the handle that cuIpcGetMemHandle gives. FD and Bytes are not
+// used; Offset is in the allocation (cuMemGetAddressRange), and Length is needed. DMABuf makes a
+// descriptor of the whole allocation. On route direct the memory cannot be a receive buffer. Free
+// the memory only after Unexport has returned and the memory's operations have ended.
 func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) (*Memory, error) {
 	if a.Access == 0 {
 		a.Access = wire.AccessSend | wire.AccessReceive
@@ -587,15 +581,16 @@ func (s *Session) ExportIPC(ctx context.Context, handle [64]byte, a Allocation) 
 // HostMemory is host memory to be made.
 type HostMemory struct {
 	Bytes uint64
-	// GPU is the one whose lane it is for: connections of that lane send and receive
-	// it, and at their other side can be memory of either kind.
+	// GPU names the lane of the memory: connections of that lane send from and receive into the
+	// memory; the remote side may use GPU memory or host memory.
 	GPU wire.UUID
 	// Access is wire.AccessSend, wire.AccessReceive or both; 0 is both.
 	Access uint32
 }
 
-// HostMemory has the relay make host memory, which is zeros, and maps it here. This process
-// allocates the pages, so they count in its container's memory. The container needs no GPU for it but the lane's own.
+// HostMemory has the relay make zeroed host memory, and maps the memory here. This process
+// allocates the pages, so the kernel charges the container. The container needs only the lane's
+// GPU.
 func (s *Session) HostMemory(ctx context.Context, h HostMemory) (*Memory, error) {
 	if h.Access == 0 {
 		h.Access = wire.AccessSend | wire.AccessReceive
@@ -646,9 +641,8 @@ func (s *Session) keep(m *Memory) (*Memory, error) {
 	return nil, errors.Join(broken, unmap())
 }
 
-// forget ends Data and Ptr for who reads them, and returns what unmaps them. The
-// session's lock is held for it, and not for what it returns: a driver may take its
-// time.
+// forget clears Data and Ptr, and returns a function that unmaps the memory. The caller holds the
+// session's lock for forget, and not for the returned function: a driver may take its time.
 func (m *Memory) forget() (unmap func() error) {
 	delete(m.session.mapped, m)
 	unmap, m.unmap, m.Data, m.Ptr = m.unmap, nil, nil, 0
@@ -658,15 +652,15 @@ func (m *Memory) forget() (unmap func() error) {
 	return unmap
 }
 
-// Unexport takes memory back: no new operation can use it, and the relay's
-// mapping goes when those under way have ended. Its regions are revoked, and it returns
-// when nobody else's operation touches the memory any more; of its own the program knows.
-// No stream of this process may use staging memory any more.
+// Unexport takes memory back: no new operation can use the memory, and the relay unmaps the memory
+// when operations in flight have ended. Unexport revokes the memory's regions, and returns when no
+// operation of a remote program accesses the memory; the program knows the ends of local
+// operations. No stream of this process may use staging memory any more.
 func (m *Memory) Unexport(ctx context.Context) error {
 	m.session.mu.Lock()
 	unmap := m.forget()
 	m.session.mu.Unlock()
-	err := unmap() // first, so that nothing here keeps what the relay frees
+	err := unmap() // first, so that this process keeps no memory that the relay frees
 	_, asked := ask[*wire.Done](ctx, m.session, &wire.Unexport{Memory: m.number})
 	return errors.Join(asked, err)
 }
@@ -698,7 +692,7 @@ func (s *Session) Listen(ctx context.Context, gpu wire.UUID) (*Listener, error) 
 	return &Listener{session: s, number: m.Listener, gpu: gpu, handle: m.Handle}, nil
 }
 
-// Handle is what a sender needs. Whoever has it can connect.
+// Handle has the address and the secret of the listener. A program with the handle can connect.
 func (l *Listener) Handle() wire.Handle { return l.handle }
 
 // Accept waits for a sender.
@@ -713,8 +707,8 @@ func (l *Listener) Accept(ctx context.Context) (*Connection, error) {
 	}
 }
 
-// TryAccept is Accept that does not wait: nil where no sender is known yet. It asks the
-// relay, and a later one gets what that answers.
+// TryAccept is Accept that does not wait: nil where no sender is known yet. The request continues,
+// and a later Accept gets the answer.
 func (l *Listener) TryAccept() (*Connection, error) {
 	answer := l.ask()
 	select {
@@ -748,7 +742,7 @@ func (l *Listener) ask() chan accepted {
 	return answer
 }
 
-// later leaves an answer that has not come to the next who asks.
+// later passes a pending answer to the next caller.
 func (l *Listener) later(answer chan accepted) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,12 +2,14 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
@@ -86,10 +88,10 @@ func TestDialOtherVersionNamesBothVersions(t *testing.T) {
 	}
 }
 
-// What a relay of an older release does not know it is not asked for, and the client hears
-// why; the session goes on.
+// The client sends no unknown request to a relay of an older release, and returns the reason; the
+// session goes on.
 func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
-	older := &Session{version: wire.LaneNICVersion - 1} // whatever is sent has nowhere to go
+	older := &Session{version: wire.LaneNICVersion - 1} // sends find no reader
 	if _, err := older.LaneNIC(t.Context(), wire.UUID{}); wire.StatusOf(err) != wire.StatusVersion || !strings.Contains(err.Error(), "same release") {
 		t.Errorf("%v", err)
 	}
@@ -100,7 +102,8 @@ func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
 
 func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	err := dialed(t, filepath.Join(t.TempDir(), "nowhere", "none"), 1, 1)
-	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
+	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Code != fault.NoRelay ||
+		!strings.Contains(f.Remedy, "--device peerlane.dev/lane=") {
 		t.Errorf("no socket: %v", err)
 	}
 	other := answering(t, func(c packet.Conn, _ wire.Message) {
@@ -118,8 +121,7 @@ func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	}
 }
 
-// A driver that takes its time to unmap staging memory holds nothing else of its
-// session up.
+// A slow unmap of staging memory in the driver blocks no further call of the session.
 func TestUnmapDuringUnexportBlocksNoOtherCall(t *testing.T) {
 	over := wire.Errorf(wire.StatusClosed, "over")
 	s := &Session{broken: over, ended: make(chan struct{}), mapped: map[*Memory]bool{}}

@@ -12,10 +12,10 @@ type Event struct {
 	number  uint32
 }
 
-// Event has the relay open an event of a stream of a GPU, by the handle that
-// cuIpcGetEventHandle gives, so that operations can wait for it (AfterEvent) as they
-// wait for a timeline. It works where the administrator allows it (relay.events) and the
-// driver can: relay and container share /dev/shm and a uid. A timeline needs neither.
+// Event has the relay open a CUDA event of a GPU, by the handle of cuIpcGetEventHandle, so that
+// operations can wait for the event (AfterEvent) as for a timeline. The administrator
+// (relay.events) and the driver must permit events: relay and container share /dev/shm and a uid. A
+// timeline needs neither.
 func (s *Session) Event(ctx context.Context, gpu wire.UUID, handle [64]byte) (*Event, error) {
 	m, err := ask[*wire.EventOpened](ctx, s, &wire.Event{GPU: gpu, Handle: handle})
 	if err != nil {
@@ -24,14 +24,14 @@ func (s *Session) Event(ctx context.Context, gpu wire.UUID, handle [64]byte) (*E
 	return &Event{s, m.Event}, nil
 }
 
-// Close lets the relay forget the event, once the operations that wait for it do not any
-// more. It must not be destroyed before.
+// Close has the relay close the event, after the last operation that waits for the event. Destroy
+// the event only afterwards.
 func (e *Event) Close(ctx context.Context) error {
 	_, err := ask[*wire.Done](ctx, e.session, &wire.EventClose{Event: e.number})
 	return err
 }
 
-// AfterEvent lets the operation start when what is before the event's latest record has
-// been done. It has to be recorded before the operation is posted; recorded again before
-// the operation has begun, that may wait for the later record.
+// AfterEvent starts the operation when the work before the event's latest record has completed.
+// Record the event before the post of the operation; recorded again before the operation has begun,
+// that may wait for the later record.
 func AfterEvent(e *Event) Option { return func(d *wire.Descriptor) { d.WaitEvent = e.number } }

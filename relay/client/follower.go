@@ -6,11 +6,11 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Follower sets timelines when a stream of work gets to a point, without holding that
-// stream up. A stream that writes a value itself lets the copy before it drain and only
-// then begins the next one, which costs copies of 4 MiB a quarter of their rate
-// (docs/benchmarks.md); a follower has a stream of its own that waits for an event of the
-// other one, and writes. It belongs to the thread that has the stream's context.
+// Follower sets timelines when a stream of work gets to a point, without holding that stream up. A
+// stream that writes a value drains the copy before the write and only then starts the next copy,
+// which costs copies of 4 MiB a quarter of the rate (docs/benchmarks.md); a follower has a second
+// stream that waits for an event of the first stream, and writes. A Follower belongs to the thread
+// with the stream's context.
 //
 //	follower, err := timelines.Follow(stream)
 //
@@ -37,15 +37,15 @@ func (t *StreamTimelines) Follow(s cuda.Stream) (*Follower, error) {
 	return f, nil
 }
 
-// Write sets a timeline when all is done that the leading stream has now. Values come in
+// Write sets a timeline when the present work of the leading stream has completed. Values come in
 // the order of the calls. A stream that is captured is refused: see [HandOver].
 func (f *Follower) Write(to *Timeline, value uint64) error {
 	t := f.timelines
 	if err := t.uncaptured(f.leader, to.number, "the write of a value"); err != nil {
 		return err
 	}
-	// A wait is for what the event was recorded behind when the wait was asked for, so
-	// that one event does for all.
+	// A wait is for the work before the event's record at the time of the wait, so that a single
+	// event suffices.
 	if err := t.driver.EventRecord(f.event, f.leader); err != nil {
 		return err
 	}
@@ -55,8 +55,7 @@ func (f *Follower) Write(to *Timeline, value uint64) error {
 	return t.Write(f.stream, to, value)
 }
 
-// Close gives the follower's stream and event back, once it has written all that it was
-// told to.
+// Close destroys the follower's stream and event after the last write.
 func (f *Follower) Close() error {
 	d := f.timelines.driver
 	return errors.Join(d.StreamSynchronize(f.stream), d.StreamDestroy(f.stream), d.EventDestroy(f.event))

@@ -9,9 +9,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// HandOver is a timeline that changes hands: it says whether it is the turn of a
-// stream of the GPU, or of the relay. Unlike a wait for a value that grows, taking
-// a turn can be captured into a CUDA graph: each replay is one turn.
+// HandOver is a timeline that changes hands: its value names the side with the turn: a stream of
+// the GPU, or the relay. Unlike a wait for a value that grows, taking a turn can be captured into a
+// CUDA graph: a replay takes a turn.
 //
 //	sending, err := session.HandOver(0, wire.TurnStream)   // the stream fills first
 //	receiving, err := session.HandOver(1, wire.TurnRelay)  // the relay fills first
@@ -22,8 +22,8 @@ import (
 //
 //	connection.Receive(memory, 0, n, client.InTurn(receiving)) // one for each turn
 //
-// Operations may be posted before it is their turn, any number of them. A replay
-// whose operation nobody posts waits for it.
+// Operations may be posted before it is their turn, any number of them. A replay without a posted
+// operation waits for one.
 type HandOver struct {
 	session *Session
 	number  uint32
@@ -33,14 +33,14 @@ type HandOver struct {
 	operations int         // in turn that have not ended
 }
 
-// pollInterval is how often timelines that have ended are set to their end again: a
-// graph that is replayed after that sets them back itself.
+// pollInterval is the interval at which ended timelines are set to the end value again: a later
+// replay of a graph resets the value.
 const pollInterval = time.Millisecond
 
-// HandOver makes a timeline one that changes hands, and says whose turn is first:
-// wire.TurnStream or wire.TurnRelay. A stream must not use it meanwhile. Once it has
-// ended this begins it anew, but not before its operations have ended too: they would
-// take and give turns of the new one.
+// HandOver makes a timeline a hand-over, and sets the first turn: wire.TurnStream or
+// wire.TurnRelay. A stream must not use the timeline during the call. The call restarts an ended
+// hand-over, but not before the old operations have ended: old operations would use turns of the
+// new hand-over.
 func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 	if _, err := s.Timeline(number); err != nil {
 		return nil, err
@@ -62,17 +62,17 @@ func (s *Session) HandOver(number, first uint32) (*HandOver, error) {
 	return h, nil
 }
 
-// Err is nil while the hand-over goes on, then why it has ended: the session's
-// error, or that of the connection whose operations had their turn. Streams do not
-// wait for it any more then, and what their work finds in the memory says nothing.
+// Err is nil while the hand-over works, and afterwards the cause of its end: the session's error,
+// or the error of the connection of the latest operation. From then on streams do not wait for the
+// hand-over, and the memory's content is undefined.
 func (h *HandOver) Err() error {
 	h.session.mu.Lock()
 	defer h.session.mu.Unlock()
 	return h.ended
 }
 
-// InTurn lets an operation begin when it is the relay's turn, which goes to the
-// stream at its end, also with an error. It goes with neither After nor Signal.
+// InTurn starts an operation in the relay's turn; at the end of the operation, also after an error,
+// the stream gets the turn. InTurn excludes After and Signal.
 func InTurn(h *HandOver) Option {
 	return func(d *wire.Descriptor) { d.Flags, d.WaitTimeline = d.Flags|wire.InTurn, h.number }
 }
@@ -144,8 +144,8 @@ func (s *Session) keepOnce() bool {
 	return s.keeping
 }
 
-// Take lets a stream wait for its turn (cuStreamWaitValue64). Of a hand-over that
-// has ended it is the error that ended it.
+// Take makes a stream wait for its turn (cuStreamWaitValue64). For an ended hand-over it returns
+// the error that ended the hand-over.
 func (t *StreamTimelines) Take(s cuda.Stream, h *HandOver) error {
 	if err := h.Err(); err != nil {
 		return err
@@ -153,14 +153,14 @@ func (t *StreamTimelines) Take(s cuda.Stream, h *HandOver) error {
 	return t.driver.StreamWaitBits64(s, t.address(h.number), wire.TurnStream|wire.TimelineEnd)
 }
 
-// Give ends a stream's turn when it gets there (cuStreamWriteValue64): of a send,
-// the bytes are there; of a receive, they are not needed any more.
+// Give makes a stream end its turn (cuStreamWriteValue64): of a send, the bytes are there; of a
+// receive, they are not needed any more.
 func (t *StreamTimelines) Give(s cuda.Stream, h *HandOver) error {
 	return t.driver.StreamWriteValue64(s, t.address(h.number), wire.TurnRelay)
 }
 
-// uncaptured refuses a stream that is captured: what the values of a graph wait
-// for is there from the first replay on.
+// uncaptured refuses a stream that is captured: the values that a graph waits for exist from the
+// first replay on.
 func (t *StreamTimelines) uncaptured(s cuda.Stream, number uint32, what string) error {
 	status, err := t.driver.StreamCaptureStatus(s)
 	if err != nil {

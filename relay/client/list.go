@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ListEntry is one range of a list: Length bytes at Offset of a memory of this process, and from
-// byte At on of the region with the key. Length is at least 1.
+// ListEntry is a range of a list: Length bytes at Offset of a memory of this process, and from byte
+// At on of the region with the key. Length is at least 1.
 type ListEntry struct {
 	Memory         *Memory
 	Offset, Length uint64
@@ -24,37 +24,38 @@ type ListEntry struct {
 	At             uint64
 }
 
-// WriteList writes all entries of a list to regions of the other side, as one operation. It has
-// ended when all bytes are there; Wait returns their number. The relays move neighbouring
-// entries together. Entries have no order: no byte of a destination may be in two of them.
+// WriteList writes the entries of a list to regions of the remote side, in a single operation. The
+// operation ends when the bytes are in the remote memory; Wait returns the number of bytes. The
+// relays move neighbouring entries together. Entries have no order: no byte of a destination may be
+// in two of them.
 //
-// If an entry fails, no further entries begin, and Wait returns the status of the first entry
-// that failed; Failed is its index. Of the other entries each has then been moved, or none of
-// its bytes. If the connection goes down, an entry may be moved in part. The memories stay
-// exported until the operation has ended. Cancel ends a list whose entries have not all begun.
+// If an entry fails, no further entries begin, and Wait returns the status of the first entry that
+// failed; Failed is its index. The remaining entries have been moved completely or not at all. If
+// the connection goes down, an entry may be moved in part. The memories stay exported until the
+// operation has ended. Cancel ends a list with entries that have not started.
 //
 // A session has wire.MaxListEntries entries of lists that have not ended: for more WriteList
-// returns ErrListsFull. The first list of a session asks the relay for memory, at most until
-// ctx ends. A relay of an older release has no lists: the error, of the operation if it is the
-// relay of the other side, has wire.StatusVersion.
+// returns ErrListsFull. The first list of a session asks the relay for memory, at most until ctx
+// ends. A relay of an older release has no lists: the error has wire.StatusVersion; if the remote
+// relay is too old, the operation has that error.
 func (c *Connection) WriteList(ctx context.Context, entries []ListEntry, options ...Option) (*Operation, error) {
 	return c.list(ctx, wire.OpWriteList, entries, options)
 }
 
-// ReadList reads all entries of a list from regions of the other side; the rest is as with
+// ReadList reads the entries of a list from regions of the remote side; the rest is as with
 // WriteList and Read.
 func (c *Connection) ReadList(ctx context.Context, entries []ListEntry, options ...Option) (*Operation, error) {
 	return c.list(ctx, wire.OpReadList, entries, options)
 }
 
-// Failed is the index of the first entry that failed, of a list whose Wait returned an error of
-// its entries; 0 of other operations.
+// Failed is the index of the first failed entry, after Wait returned an error of an entry; 0 of
+// other operations.
 func (op *Operation) Failed() int { return int(op.failed) }
 
 // ErrListsFull says that the entries of lists that have not ended leave too little room.
 var ErrListsFull = fmt.Errorf("the session's lists are full: they have %d entries, and lists that were posted have to end first", wire.MaxListEntries)
 
-// lists are the session's list memory and the parts of it that are in use.
+// lists is the session's list memory, with the used spans.
 type lists struct {
 	memory    *Memory // nil before the first list
 	asking    chan struct{}

@@ -46,7 +46,7 @@ func TestDialQueueFullWaitsAndReturnsBusy(t *testing.T) {
 		t.Errorf("%v, %v", s, err)
 	}
 
-	// It waits for its turn, and hears what the relay says.
+	// The dial waits in the queue, and then gets the relay's answer.
 	done := make(chan error, 1)
 	go func() {
 		ctx, cancel := testutil.WithLimit(t.Context(), time.Minute)

@@ -1,5 +1,5 @@
-// Package device is one GPU as a relay uses it: a lean context, memory that is
-// imported or created, and a queue of copies whose ends are seen by polling.
+// Package device is a relay's view of a GPU: a lean context, memory that is imported or created,
+// and a queue of copies whose ends are seen by polling.
 package device
 
 import (
@@ -62,7 +62,7 @@ func (g *Device) Use() error { return g.Driver.CtxSetCurrent(g.context) }
 // Context is the device's, for calls that name two.
 func (g *Device) Context() cuda.Context { return g.context }
 
-// Close destroys the context. All memory and queues must be closed before.
+// Close destroys the context. Close memory and queues before.
 func (g *Device) Close() error {
 	if g.aperture != nil {
 		g.aperture.Close()
@@ -70,9 +70,9 @@ func (g *Device) Close() error {
 	return g.Driver.CtxDestroy(g.context)
 }
 
-// Lost is what the context has met after which every call on it fails (see
-// [cuda.Result.Sticky]); nil while it works. It tells an error that comes of what
-// somebody else has sent from one of the device's own.
+// Lost is the error after which every call on the context fails (see [cuda.Result.Sticky]); nil
+// while it works. The result distinguishes errors caused by received memory from errors of the
+// device.
 func (g *Device) Lost() error {
 	err := g.On(func() error {
 		e, err := g.Driver.EventCreate(cuda.EventOptions{})
@@ -87,9 +87,9 @@ func (g *Device) Lost() error {
 	return nil
 }
 
-// On runs f on an OS thread that has the device's context current, and leaves the
-// thread as it was. Where that fails what f has done stands, and is its caller's: no other
-// goroutine gets the thread, which ends with this one.
+// On runs f on an OS thread with the device's context current, and restores the thread's context.
+// If that fails, the effects of f stay, and belong to the caller: no further goroutine gets the
+// thread, which ends with this goroutine.
 func (g *Device) On(f func() error) error {
 	runtime.LockOSThread()
 	before, err := g.Driver.CtxGetCurrent()
@@ -118,7 +118,7 @@ func onThread(f func() error) error {
 
 // Memory is memory mapped into this process: of a device, or of the host.
 type Memory struct {
-	// Ptr is the address by which devices reach it, Bytes its size.
+	// Ptr is the memory's address for devices, Bytes the size.
 	Ptr   cuda.Ptr
 	Bytes uint64
 	// On is the device that the memory is on.
@@ -168,8 +168,8 @@ func Import(d *cuda.Driver, fd int, bytes uint64, access ...cuda.Access) (*Memor
 	return ImportParts(d, []Part{{fd, bytes}}, access...)
 }
 
-// ImportParts maps allocations of another process, all of one device, side by side.
-// The descriptors stay the caller's.
+// ImportParts maps adjacent allocations of a foreign process, on a single device. The descriptors
+// stay the caller's.
 func ImportParts(d *cuda.Driver, parts []Part, access ...cuda.Access) (*Memory, error) {
 	m := &Memory{driver: d}
 	for i, p := range parts {
@@ -199,8 +199,8 @@ func ImportParts(d *cuda.Driver, parts []Part, access ...cuda.Access) (*Memory, 
 	return m, nil
 }
 
-// OpenIPC maps memory of another process's cudaMalloc, the whole allocation. It
-// belongs to the device's context.
+// OpenIPC maps memory of another process's cudaMalloc, the whole allocation. The memory belongs to
+// the device's context.
 func (g *Device) OpenIPC(handle cuda.IPCMemHandle) (*Memory, error) {
 	m := &Memory{driver: g.Driver, openedBy: g}
 	err := g.On(func() error {
@@ -224,8 +224,8 @@ func (g *Device) OpenIPC(handle cuda.IPCMemHandle) (*Memory, error) {
 	return m, nil
 }
 
-// Create makes memory on a device, exportable and RDMA-capable where the
-// device can, and maps it. No context on that device is needed.
+// Create makes and maps memory on a device, exportable and RDMA-capable if the device supports it.
+// No context on that device is needed.
 func Create(d *cuda.Driver, on cuda.Device, bytes uint64, access ...cuda.Access) (*Memory, error) {
 	granularity, err := d.MemGranularity(on)
 	if err != nil {
@@ -288,13 +288,12 @@ func (m *Memory) release() error {
 // Allow adds access for a device.
 func (m *Memory) Allow(access cuda.Access) error {
 	if m.host != nil {
-		return nil // where it is pinned every device has it
+		return nil // every device can access pinned memory
 	}
 	return m.driver.MemSetAccess(m.Ptr, m.Bytes, access)
 }
 
-// Export makes a file descriptor of the memory, which is one allocation, for
-// another process.
+// Export makes a file descriptor of the memory, a single allocation, for a further process.
 func (m *Memory) Export() (int, error) {
 	if m.host != nil {
 		fd, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 3)

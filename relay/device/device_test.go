@@ -18,9 +18,8 @@ type leg struct {
 	from, to, issuer int
 }
 
-// BenchmarkLegsAtOnce runs the three legs of the staged route as endless
-// streams of copies that do not wait for each other: what the route could
-// reach at most. It reports each leg's GB/s.
+// BenchmarkLegsAtOnce runs the three legs of the staged route as independent endless streams of
+// copies: the upper limit of the route's rate. The benchmark reports GB/s per leg.
 func BenchmarkLegsAtOnce(b *testing.B) {
 	if os.Getenv("PEERLANE_TEST_CUDA") != "driver" {
 		b.Skip("needs four real GPUs: set PEERLANE_TEST_CUDA=driver")

@@ -15,8 +15,8 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// moveBesideKernels makes each kind and size of copy that a relay makes, and prints those
-// that the driver refuses or that bring wrong bytes.
+// moveBesideKernels makes the kinds and sizes of a relay's copies, and prints copies that the
+// driver refuses or that bring wrong bytes.
 func moveBesideKernels() error {
 	runtime.LockOSThread()
 	d, err := cuda.Open()
@@ -58,7 +58,7 @@ func moveBesideKernels() error {
 	if err := gpus[0].Use(); err != nil {
 		return err
 	}
-	// move makes one copy by a queue of its own: the first work of a stream.
+	// move makes a copy by a separate queue: the first work of a stream.
 	move := func(to, from device.Place, n uint64) (failed error) {
 		q, err := gpus[0].NewQueue()
 		if err != nil {
@@ -108,8 +108,8 @@ func moveBesideKernels() error {
 	return nil
 }
 
-// Beside another process's kernel the simulator refuses copies that would wait for its time
-// slice, as those within a GPU do. A relay makes none, but for a single byte, and within a GPU
+// Beside a kernel of a foreign process the simulator refuses copies that would wait for a time
+// slice, such as copies within a GPU. A relay makes none, but for a single byte, and within a GPU
 // the first of more than 1 MiB.
 func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
 	dir := t.TempDir()
@@ -140,7 +140,7 @@ func TestQueueBesideAnotherProcessesKernelNeedsNoTimeSlice(t *testing.T) {
 	}
 }
 
-// copyWithin makes large copies within a GPU, one after the other.
+// copyWithin makes a sequence of large copies within a GPU.
 func copyWithin() error {
 	runtime.LockOSThread()
 	d, g, err := openFirst()
@@ -216,7 +216,7 @@ func oneDevice(bytes uint64) (*device.Memory, *device.Queue, error) {
 	return memory, q, err
 }
 
-// failLater makes a copy within a GPU and one out of host memory, and prints their errors.
+// failLater makes a copy within a GPU and a copy from host memory, and prints the errors.
 func failLater() error {
 	const half = 64 << 10
 	memory, q, err := oneDevice(2 * half)
@@ -235,8 +235,8 @@ func failLater() error {
 	return q.Close()
 }
 
-// neverBounce makes copies within a GPU that take long by themselves, or seem to, and then one
-// that the queue would have bounce if it took that for a wait for a time slice.
+// neverBounce makes copies within a GPU that are slow, or seem slow, and then a copy that the queue
+// would bounce if the queue took the delay for a wait for a time slice.
 func neverBounce(which string) error {
 	const small, large = 1100 << 10, 256 << 20
 	memory, q, err := oneDevice(2 * large)
@@ -312,8 +312,8 @@ func runIn(t *testing.T, dir, mode string, variables ...string) (string, error) 
 	return string(out), err
 }
 
-// A copy of several calls, of which a later one fails, ends after the earlier ones: the queue
-// waits for its stream, and reports the error of that, too.
+// A copy of several calls with a failing later call ends after the earlier calls: the queue waits
+// for its stream, and reports the error of that, too.
 func TestQueueCopyFailsAfterAQueuedPieceEndsBehindIt(t *testing.T) {
 	const piece = "PEERLANE_SIM_FAULT=cuMemcpyHtoDAsync:error=1;cuStreamBatchMemOp*:error=1"
 	for _, c := range []struct{ faults, want string }{
@@ -337,7 +337,7 @@ func TestQueueSlowCopyWithoutAnotherProcessNextDoesNotBounce(t *testing.T) {
 	}
 }
 
-// A copy that tries again is one that can be judged: behind other copies each bounces.
+// A copy that tries again is one that can be judged: behind further copies every copy bounces.
 func TestQueueBusyStreamBesideAnotherProcessDoesNotTryAgain(t *testing.T) {
 	var slices uint64
 	for range 20 { // a late poll spoils the first copy

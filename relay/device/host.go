@@ -13,10 +13,9 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Host memory is a memfd: its descriptor crosses processes, and each of them that
-// copies between it and a GPU registers its own mapping with CUDA. It is sealed
-// against any change of its size, so that nobody can make another's access to it
-// fault.
+// Host memory is a memfd: processes share the descriptor, and a process that copies between the
+// memory and a GPU registers a mapping with CUDA. The memory is sealed against changes of the size,
+// so that no process can make an access of a second process fault.
 
 // hostSeals are those without which memory of another process is not mapped.
 const hostSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
@@ -88,7 +87,7 @@ func fallocate(fd int, how uint32, at, n uint64) error {
 // CheckHost says why a descriptor that somebody else made is not host memory of so
 // many bytes. It calls nothing that a stranger's file system would answer.
 func CheckHost(fd int, bytes uint64) error {
-	// This call knows the kernel's own files of memory from all others.
+	// This call distinguishes the kernel's memory files from further files.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil || seals&hostSeals != hostSeals {
 		return errors.New("the descriptor is not host memory (a memfd that is sealed against a change of its size)")
@@ -156,12 +155,13 @@ func (m *Memory) Pin(g *Device) error {
 	})
 }
 
-// Leave has Close leave the pages of host memory to whoever else has it mapped: they are
-// gone when nobody has.
+// After Leave, Close leaves the pages of host memory to further processes with a mapping: the
+// kernel frees the pages after the last unmap.
 func (m *Memory) Leave() { m.made = false }
 
-// closeHost unmaps host memory. Of memory that was made here the pages go, too,
-// although others may keep its descriptor: what they touch then is theirs.
+// closeHost unmaps host memory. Close also frees the pages of memory made here, although further
+// processes may keep the descriptor: later accesses of such a process allocate pages of that
+// process.
 func (m *Memory) closeHost() error {
 	var err error
 	if g := m.pinnedBy; g != nil {

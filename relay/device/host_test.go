@@ -61,7 +61,7 @@ func TestHostMemoryIsThereAndGoes(t *testing.T) {
 	if blocks(t, fd) < int64(whole) {
 		t.Error("a mapping that is closed took the pages with it")
 	}
-	// Whoever keeps the descriptor keeps no page.
+	// A process with the descriptor keeps no page.
 	if err := made.Close(); err != nil {
 		t.Fatal(err)
 	}

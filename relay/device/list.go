@@ -8,23 +8,22 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Copy is a copy of so many bytes, one of several.
+// Copy is an element of a list of copies.
 type Copy struct {
 	To, From Place
 	Bytes    uint64
 }
 
-// maxBatch bounds the copies of one batch. A batch takes the driver some microseconds for each
-// copy (docs/benchmarks.md), and the loop serves others between two batches of a list.
+// maxBatch bounds the copies of one batch. A batch takes the driver some microseconds per copy
+// (docs/benchmarks.md), and the loop serves further operations between two batches of a list.
 const maxBatch = 512
 
-// MoveList is Move for many copies, which have no order. done is called once, when all have
-// ended, with the first error: before MoveList returns if all have ended by then.
+// MoveList is Move for many copies, which have no order. done is called once, after the last copy,
+// with the first error; before the return of MoveList if the copies have ended by then.
 //
-// One batch call makes up to maxBatch copies between two devices, or from a device to host
-// memory. Copies within a device, or from host memory to a device, use the calls that Move
-// chooses, because a batch would wait for kernels. One thread makes all copies between host
-// memories.
+// One batch call makes up to maxBatch copies between two devices, or from a device to host memory.
+// Copies within a device, or from host memory to a device, use the calls that Move chooses, because
+// a batch would wait for kernels. A single thread makes the copies between host memories.
 func (q *Queue) MoveList(list []Copy, done func(error)) {
 	left, failed := 1, error(nil)
 	one := func(err error) {
@@ -91,7 +90,7 @@ func (q *Queue) moveHosts(list []Copy, done func(error)) {
 	})
 }
 
-// issueBatch issues copies with one call, and one event behind them. done is called once.
+// issueBatch issues copies with a single call, and an event after the copies. done is called once.
 func (q *Queue) issueBatch(list []Copy, done func(error)) {
 	q.flush() // it was asked for before
 	d, n := q.device.Driver, len(list)

@@ -9,8 +9,8 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// What was made in a device's context is its caller's, also where the context that was
-// current before cannot be that again.
+// Objects of a device's context belong to the caller, also if the previous context cannot become
+// current again.
 func TestWhatIsDoneOnADeviceStands(t *testing.T) {
 	if err := sim.Use(t.TempDir(), []sim.Device{
 		{Memory: 1 << 30, Name: "NVIDIA H100 80GB HBM3", UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:10:00.0"},

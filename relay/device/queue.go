@@ -11,13 +11,13 @@ import (
 	"github.com/peerlane/peerlane/cuda"
 )
 
-// Queue issues copies in order on a stream of its own and reports each one's
-// end. It implements poll.Poller and belongs to one thread.
+// Queue issues copies in order on a private stream and reports their ends. Queue implements
+// poll.Poller and belongs to a single thread.
 //
-// An event behind a copy, or behind several small ones, tells that it has ended.
-// A value that the stream writes would too, but the stream lets one copy drain
-// before it writes and begins the next after that (docs/benchmarks.md). Behind words
-// that the stream writes it is the faster one.
+// An event after a copy, or after several small copies, marks the end. A value written by the
+// stream would mark the end, too, but the stream drains a copy before the write and starts the next
+// copy afterwards (docs/benchmarks.md). After words written by the stream, a written value is
+// faster.
 type Queue struct {
 	device *Device
 	stream cuda.Stream
@@ -57,16 +57,16 @@ type mark struct {
 	sample time.Time // when it was issued, of a copy that [Queue.judge] judges; zero of others
 }
 
-// A copy of largeCopy, bytes, is issued by itself and has an event behind it. Smaller
-// ones are gathered until there are manyCopies, or until all that a round of the loop has
-// to issue is there; one call issues them, and one event is behind them. What takes time
-// is the call: the engines make several small copies beside each other.
+// A copy of at least largeCopy bytes is issued alone, with an event after it. The queue gathers
+// smaller copies up to manyCopies, or up to the end of the loop's iteration; a single call issues
+// the copies, followed by an event. The call takes the time: the engines make several small copies
+// concurrently.
 const (
 	largeCopy  = 256 << 10
 	manyCopies = 8
 )
 
-// batch is copies for one call.
+// batch has the copies of a call.
 type batch struct {
 	to, from [manyCopies]cuda.Ptr
 	sizes    [manyCopies]uint64
@@ -79,20 +79,19 @@ func (b *batch) add(to, from cuda.Ptr, n uint64, done func(error)) {
 	b.n++
 }
 
-// minLinear is the size from which on a copy out of host memory is made by a
-// copy engine whatever call issues it; a smaller one has to be a rectangle.
+// minLinear is the size from which a copy engine makes a copy from host memory, regardless of the
+// call; a smaller one has to be a rectangle.
 const minLinear = 32 << 10
 
-// Between two addresses of one device the driver copies with an engine that works in the time
-// slices of the device's kernels, whatever call asks: beside another process's kernel that
-// takes 2.0 ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have
-// engines that do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB
-// (docs/benchmarks.md). So copies of bounceLeast to bounceAlways, bytes, within one device go by
-// way of host memory. Larger ones, to bounceMost, do so after one that has waited for a slice
-// ([Queue.judge]): the next bounceCopies of them, and then the first of an empty stream tries
-// again. Smaller ones do so as well, but as two copies of which the second begins when the
-// first has ended: a rectangle cannot write 8 bytes at once, and a word has to be known
-// ([Queue.throughHost]).
+// Between two addresses of a device the driver copies with an engine that works in the time slices
+// of the device's kernels, regardless of the call: beside another process's kernel that takes 2.0
+// ms for any number of bytes, else 10 to 30 us. Two copies by way of host memory have engines that
+// do not wait: 12 us up to 16 KiB, 55 us for 1 MiB, 625 us for 16 MiB (docs/benchmarks.md). So
+// copies of bounceLeast to bounceAlways bytes within a device go through host memory. Larger
+// copies, up to bounceMost, bounce after a copy that has waited for a slice ([Queue.judge]): the
+// next bounceCopies copies bounce, and then the first copy of an empty stream tries again. Smaller
+// copies bounce, too, as two copies in sequence: a rectangle cannot write 8 bytes at once, and a
+// word has to be known ([Queue.throughHost]).
 const (
 	bounceLeast  = 16
 	bounceAlways = 1 << 20
@@ -124,10 +123,9 @@ func (q *Queue) Copy(to, from cuda.Ptr, n uint64, done func(error)) {
 	q.issue(Place{Ptr: to}, Place{Ptr: from}, n, done)
 }
 
-// Move is Copy between any memories. Where both are the host's the device has no
-// part in it: CUDA would wait for all that is before it in the stream, and then have
-// the calling thread copy. One of at most shortMove is over before Move returns, and done
-// has been called.
+// Move is Copy between any memories. Between two host memories the device is not involved: CUDA
+// would wait for the earlier work of the stream, and then copy in the calling thread. A move of at
+// most shortMove bytes ends before the return of Move, and done has been called.
 func (q *Queue) Move(to, from Place, n uint64, done func(error)) {
 	if to.Host == nil || from.Host == nil {
 		q.issue(to, from, n, done)
@@ -153,9 +151,9 @@ func (q *Queue) Move(to, from Place, n uint64, done func(error)) {
 	})
 }
 
-// processors are the turns of copies within the host: of all processors the loop is to
-// find one. A copy cannot be interrupted, and the garbage collector waits for it to
-// end, and all else for that, so it is made in pieces of hostPiece, bytes.
+// processors are the turns of copies within the host: of all processors the loop is to find one. A
+// copy is not interruptible, and the garbage collector, and so every goroutine, waits for the end
+// of a copy; so the thread copies in pieces of hostPiece, bytes.
 var processors = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
 const hostPiece = 1 << 20
@@ -240,8 +238,8 @@ func (q *Queue) bouncesWithin(n uint64, alone bool) bool {
 	return false
 }
 
-// copyWithin copies within the device by way of host memory. The stream makes one copy after
-// another, so that one buffer does for all.
+// copyWithin copies within the device by way of host memory. The stream makes copies in sequence,
+// so a single buffer suffices.
 func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 	d := q.device.Driver
 	if !q.reserve(&q.bounce, bouncePiece) {
@@ -270,7 +268,8 @@ func (q *Queue) copyWithin(to, from cuda.Ptr, n uint64) error {
 }
 
 // reserve allocates host memory at p, once, and clears it, as the driver does not: the marker of
-// words begins at 0. Without it copies are slower, and right. The context is current.
+// words begins at 0. Without the cleared memory copies are slower, and correct. The context is
+// current.
 func (q *Queue) reserve(p *unsafe.Pointer, bytes uint64) bool {
 	if *p == nil && !q.noHostMemory {
 		var err error
@@ -289,7 +288,7 @@ func (q *Queue) count(done func(error)) {
 	q.pending.push(done)
 }
 
-// flush issues what has been gathered, and puts an event behind it.
+// flush issues the gathered copies, and an event after the copies.
 func (q *Queue) flush() {
 	n := q.gathered.n
 	if n == 0 {
@@ -307,9 +306,10 @@ func (q *Queue) flush() {
 		case errors.Is(err, cuda.ErrNotSupported):
 			q.unbatched, err = true, nil
 		default:
-			// Some of them may be under way, and nobody is to use their memory again. Where the
-			// stream still works one of them was wrong, of a client's memory that went, say. The
-			// call does not tell which: each is made by itself, so that no other fails.
+			// Some copies may be in flight, so the memory must not be reused. If the stream still
+			// works, one of the copies was invalid, for instance because a client's memory is gone.
+			// The call does not tell which: the queue repeats the copies one by one, so that no
+			// valid copy fails.
 			if waited := d.StreamSynchronize(q.stream); waited != nil {
 				err = fmt.Errorf("%w; %w", err, waited)
 			} else {
@@ -317,7 +317,7 @@ func (q *Queue) flush() {
 			}
 		}
 	}
-	// What is told of an error may ask for more copies.
+	// A callback with an error may issue more copies.
 	for i, b := 0, q.issuing; i < n; i++ {
 		one := err
 		if one == nil && !issued {
@@ -335,7 +335,7 @@ func (q *Queue) flush() {
 	}
 }
 
-// mark puts an event behind all that is issued; the context is current.
+// mark issues an event after the issued copies; the context is current.
 func (q *Queue) mark() {
 	d := q.device.Driver
 	event, err := q.event()
@@ -347,8 +347,8 @@ func (q *Queue) mark() {
 		}
 		q.idle = append(q.idle, event)
 	}
-	// The copies run and their end cannot be seen by an event: wait for it here, so
-	// that nobody reuses the memory under them.
+	// The copies run without an event for the end: wait for the end here, so that no operation
+	// reuses the memory too early.
 	if waited := d.StreamSynchronize(q.stream); waited != nil {
 		err = fmt.Errorf("%w; %w", err, waited)
 	}
@@ -359,7 +359,7 @@ func (q *Queue) mark() {
 	q.end(q.issued, q.named(err))
 }
 
-// named adds to an error whose it is.
+// named adds the device to an error.
 func (q *Queue) named(err error) error {
 	if err == nil {
 		return nil
@@ -423,10 +423,10 @@ func (q *Queue) Poll() bool {
 	return q.pollHosts() || progress
 }
 
-// judge has the next copies bounce if the one that was issued at a time, and has ended, took
-// longer than sliceWait. Such a copy is at most bounceMost and was alone on the stream, so that
-// it waited for no other copy and its bytes alone take less. Where the previous look at it was
-// more than latePoll ago its end is not known well enough, and judge draws no conclusion.
+// judge makes the next copies bounce if an ended copy took longer than sliceWait since its issue.
+// Such a copy has at most bounceMost bytes and was alone on the stream, so the copy waited for no
+// earlier copy, and the bytes take less time. If the previous query was more than latePoll ago, the
+// time of the end is too uncertain, and judge draws no conclusion.
 func (q *Queue) judge(issued time.Time) {
 	now := time.Now()
 	if now.Sub(q.looked) <= latePoll && now.Sub(issued) > sliceWait {

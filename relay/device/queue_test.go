@@ -17,7 +17,7 @@ import (
 	"github.com/peerlane/peerlane/relay/device"
 )
 
-// The simulator reads its faults when it is loaded, so each case is a process.
+// The simulator reads faults when it is loaded, so every case is a process.
 const queueVariable = "PEERLANE_TEST_QUEUE"
 
 func TestMain(m *testing.M) {
@@ -57,8 +57,8 @@ func openFirst() (*cuda.Driver, *device.Device, error) {
 	return d, g, err
 }
 
-// copySix makes six small copies at once, and one more for each that fails; it prints
-// what became of them in the order in which they were told of.
+// copySix makes six small copies at once, and an additional copy per failure; it prints the results
+// in the order of the callbacks.
 func copySix() error {
 	runtime.LockOSThread()
 	d, g, err := openFirst()

@@ -16,8 +16,8 @@ import (
 )
 
 // Stores are writes by the CPU into GPU memory that is mapped through the GPU's BAR1
-// ([cuda.Aperture]). The driver has no part in them: a kernel sees the bytes after 1 µs, beside
-// any other kernel.
+// ([cuda.Aperture]). The driver is not involved: a kernel sees the bytes after 1 µs, beside any
+// other kernel.
 
 // storesVariable is the environment variable whose value 0 keeps a relay from stores.
 const storesVariable = "PEERLANE_STORES"
@@ -25,8 +25,8 @@ const storesVariable = "PEERLANE_STORES"
 // maxStore, bytes, is the largest write by stores. The event loop makes it: 0.3 to 0.5 µs.
 const maxStore = 4 << 10
 
-// apertureShare is the part of BAR1 that one relay maps at most. All processes of a host share
-// BAR1, which has 256 MiB or more.
+// apertureShare is a relay's maximum part of BAR1. The processes of a host share BAR1, which has
+// 256 MiB or more.
 const apertureShare = 64
 
 // maxMapped, bytes, is the largest memory that is mapped for stores.
@@ -42,9 +42,9 @@ type stores struct {
 	at     uint64 // of the memory
 }
 
-// OpenStores opens the GPU's aperture. With verify it compares bytes that the CPU stored with those
-// that a copy engine reads. Without the aperture, writes use the driver's calls; the error is the
-// reason.
+// OpenStores opens the GPU's aperture. With verify the call compares bytes stored by the CPU with
+// bytes read by a copy engine. Without the aperture, writes use the driver's calls; the error is
+// the reason.
 func (g *Device) OpenStores(verify bool) error {
 	g.writes.MostStores, g.writes.NoStores = 0, ""
 	err := g.openStores(verify)
@@ -135,9 +135,25 @@ func (g *Device) testStores(memory *Memory) error {
 	return errors.Join(err, d.StreamDestroy(stream), d.MemHostFree(host))
 }
 
-// MapStores maps length bytes of a memory of one allocation for the CPU's stores. fd is the
+// OpenLoads opens the GPU's aperture for [Device.Load].
+func (g *Device) OpenLoads() (err error) {
+	if g.aperture, err = g.Driver.OpenAperture(g.BusID); err != nil {
+		g.writes.NoStores = err.Error()
+	}
+	return err
+}
+
+// MapLoads maps a memory of a single allocation for the CPU's loads. fd is the allocation's
+// descriptor, and stays the caller's.
+func (m *Memory) MapLoads(g *Device, fd int) error { return m.mapAperture(g, fd, 0, m.Bytes, m.Bytes) }
+
+// MapStores maps length bytes of a memory of a single allocation for the CPU's stores. fd is the
 // allocation's descriptor, and stays the caller's.
 func (m *Memory) MapStores(g *Device, fd int, offset, length uint64) error {
+	return m.mapAperture(g, fd, offset, length, maxMapped)
+}
+
+func (m *Memory) mapAperture(g *Device, fd int, offset, length, most uint64) error {
 	at := offset / aperturePage * aperturePage
 	n := (offset+length+aperturePage-1)/aperturePage*aperturePage - at
 	switch {
@@ -145,8 +161,8 @@ func (m *Memory) MapStores(g *Device, fd int, offset, length uint64) error {
 		return errors.New(g.writes.NoStores)
 	case len(m.parts) != 1 || m.On != g.Ordinal || length == 0 || at+n > m.Bytes || m.stores != nil:
 		return errors.New("not one allocation of this GPU")
-	case n > maxMapped:
-		return fmt.Errorf("%d bytes are more than %d", n, uint64(maxMapped))
+	case n > most:
+		return fmt.Errorf("%d bytes are more than %d", n, most)
 	}
 	limit := g.aperture.Size() / apertureShare
 	if g.mapped.Add(n) > limit {
@@ -167,7 +183,7 @@ func (s *stores) close() error {
 	return s.device.aperture.Unmap(s.mapped)
 }
 
-// from is the mapping from an offset of the memory on, nil where it is not mapped.
+// from returns the mapping from an offset of the memory on, nil without a mapping.
 func (s *stores) from(offset uint64) []byte {
 	if s == nil || offset < s.at || offset-s.at >= uint64(len(s.mapped.Bytes)) {
 		return nil
@@ -175,8 +191,8 @@ func (s *stores) from(offset uint64) []byte {
 	return s.mapped.Bytes[offset-s.at:]
 }
 
-// Store writes bytes of the host into the device's memory by the CPU's stores. They have arrived
-// when it returns. It reports false where it cannot.
+// Store writes bytes of the host into the device's memory by the CPU's stores. The bytes have
+// arrived at the return. It reports false where it cannot.
 func (g *Device) Store(to Place, from []byte) (bool, error) {
 	if len(from) == 0 || len(from) > len(to.stores) || uint64(len(from)) > g.writes.MostStores {
 		return false, nil
@@ -184,8 +200,27 @@ func (g *Device) Store(to Place, from []byte) (bool, error) {
 	return true, store(to.stores, from, g.readsBack)
 }
 
-// store writes aligned words as one store each, and bytes before and behind them. An access to a
-// GPU that was reset or removed faults: that is the error.
+// Load reads bytes of the device's memory by the CPU: 1 µs for a word. The result is false if the
+// memory is not mapped. An access to a GPU that was reset or removed faults: that is the error.
+func Load(from Place, to []byte) (loaded bool, err error) {
+	if len(to) > len(from.stores) {
+		return false, nil
+	}
+	before := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(before)
+		if fault := recover(); fault != nil {
+			err = fmt.Errorf("reading GPU memory: %v", fault)
+		}
+	}()
+	for i := range to {
+		to[i] = read(&from.stores[i])
+	}
+	return true, nil
+}
+
+// store writes aligned words in single stores, and the bytes before and after the words. An access
+// to a GPU that was reset or removed faults: that is the error.
 func store(to, from []byte, readBack bool) (err error) {
 	before := debug.SetPanicOnFault(true)
 	defer func() {

@@ -9,7 +9,7 @@ import (
 )
 
 // A mapping without memory behind it faults as BAR1 of a GPU that was reset does.
-func TestStoreIntoLostMemoryReturnsAnError(t *testing.T) {
+func TestStoreAndLoadOfLostMemoryReturnErrors(t *testing.T) {
 	fd, err := unix.MemfdCreate("peerlane-test", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -34,6 +34,9 @@ func TestStoreIntoLostMemoryReturnsAnError(t *testing.T) {
 	}
 	if err := store(data, []byte("sixteen bytes---"), false); err == nil {
 		t.Error("a store into lost memory ends without an error")
+	}
+	if loaded, err := Load(Place{stores: data}, make([]byte, 1)); err == nil {
+		t.Errorf("a load from lost memory ends without an error: %v", loaded)
 	}
 	runtime.KeepAlive(data)
 }

@@ -94,7 +94,7 @@ func lostWords() error {
 	return nil
 }
 
-// measureWrites prints what was measured, and whether the method follows from it.
+// measureWrites prints the measurement, and whether the method follows from the result.
 func measureWrites() error {
 	_, g, err := openFirst()
 	if err != nil {
@@ -136,7 +136,7 @@ func TestQueueWritesShortCopiesWithoutASlice(t *testing.T) {
 	}
 }
 
-// A marker is not written by a stream that has failed: its end is known all the same.
+// A marker is not written by a stream that has failed: the end is known nevertheless.
 func TestQueueStreamFailsBeforeItsMarkerWriteEnds(t *testing.T) {
 	if out, err := runAlone(t, "lost words", "PEERLANE_SIM_FAULT=cuStreamBatchMemOp:error=700"); err != nil || out != "true" {
 		t.Errorf("%v: %q", err, out)

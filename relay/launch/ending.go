@@ -2,8 +2,8 @@ package launch
 
 import "strings"
 
-// Causes of a relay's end that it knows itself. Others, a signal that it cannot catch, a
-// panic, its supervisor knows.
+// Causes of a relay's end that the relay detects. The supervisor detects further causes: a signal
+// that the relay cannot catch, a panic.
 const (
 	EndContainer = "container ended"
 	EndSignal    = "signal"                            // one that asks for the end, SIGTERM
@@ -14,17 +14,16 @@ const (
 	EndPair      = "self-test"                         // a pair that it has staged on has failed one since
 )
 
-// Ending is the last that a relay tells its supervisor, where Config.Endings says that it
-// is heard: why it ends.
+// Ending is a relay's last message to the supervisor, if Config.Endings is set: why it ends.
 type Ending struct {
 	Cause  string `json:"cause"`
 	Reason string `json:"reason"`
 }
 
-// maxEnding bounds what is believed of an ending, bytes: a relay can have been taken over.
+// maxEnding limits the accepted bytes of an ending: a relay can have been taken over.
 const maxEnding = 1 << 10
 
-// Tame is an ending with no more in it than a line of a log has room for.
+// Tame returns an ending cut to the length of a log line.
 func (e Ending) Tame() Ending {
 	return Ending{tame(e.Cause), tame(e.Reason)}
 }
@@ -33,7 +32,7 @@ func tame(text string) string {
 	return Line(strings.ToValidUTF8(text[:min(len(text), maxEnding)], ""))
 }
 
-// Line is a text of a relay without what would move a terminal.
+// Line is a relay's text without control characters.
 func Line(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

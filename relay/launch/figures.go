@@ -15,23 +15,22 @@ type Figures struct {
 	Operations uint64 `json:"operations"` // that have ended
 	Bytes      uint64 `json:"bytes"`
 	Failed     uint64 `json:"failed,omitempty"`
-	// InPlace is of Bytes what NICs read or wrote where clients have it on a GPU: staging
-	// memory, which they copy to and from themselves, and their own on a GPU near the NICs.
+	// InPlace is the part of Bytes that NICs read or wrote in client memory on a GPU: staging
+	// memory, which clients copy to and from, and exported memory on a GPU near the NICs.
 	InPlace  uint64 `json:"inPlace,omitempty"`
 	InFlight int    `json:"inFlight"`
-	// Stalls are waits by their cause; several operations wait at a time.
+	// Stalls are waits by cause; several operations wait at a time.
 	Stalls []Stall `json:"stalls,omitempty"`
-	// Latency is how long operations took from when they could begin, the shortest
-	// first.
+	// Latency is the distribution of durations from the possible start, the shortest first.
 	Latency []Bucket `json:"latency,omitempty"`
 }
 
-// Stall is what operations have waited for one cause.
+// Stall counts the waits of operations for a cause.
 type Stall struct {
 	Cause string        `json:"cause"`
 	Count uint64        `json:"count"` // waits that are over
 	Time  time.Duration `json:"time"`  // nanoseconds, of all of those
-	// Waiting is how many wait now, and Longest how long one of them has, nanoseconds.
+	// Waiting is the number of current waits, and Longest the longest current wait, nanoseconds.
 	Waiting int           `json:"waiting,omitempty"`
 	Longest time.Duration `json:"longest,omitempty"`
 }
@@ -43,34 +42,34 @@ type Bucket struct {
 	Count uint64        `json:"count"`
 }
 
-// LaneFigures are those of one of the container's GPUs.
+// LaneFigures are the figures of a lane of the container.
 type LaneFigures struct {
 	GPU      string  `json:"gpu"` // PCI address
 	Sent     Figures `json:"sent"`
 	Received Figures `json:"received"`
 }
 
-// ConnectionFigures are those of one end of a connection.
+// ConnectionFigures are the figures of one end of a connection.
 type ConnectionFigures struct {
 	PID    int    `json:"pid"` // the client's, on the host
 	Number uint32 `json:"number"`
 	GPU    string `json:"gpu"` // PCI address
 	Peer   string `json:"peer"`
 	Route  string `json:"route"`
-	// Transport is one of Transport*, and Path the way of a message, with a reason where it
-	// is not the best that there could be.
+	// Transport is one of Transport*, and Path the route of a message, with the reason if a better
+	// route exists.
 	Transport string `json:"transport,omitempty"`
 	Path      string `json:"path,omitempty"`
 	Sends     bool   `json:"sends"` // or it receives
 	// Rails are the pairs of interfaces that it is striped over, between two hosts.
 	Rails []RailFigures `json:"rails,omitempty"`
-	// Registration says what memory NICs read and write, and how they know it; GDR that it
-	// is a GPU's, so that nothing bounces through host memory. Of TransportTCP, and of
+	// Registration names the memory that NICs access, and the method of registration; GDR means
+	// memory of a GPU, so no byte bounces through host memory. Of TransportTCP, and of
 	// TransportVerbs, where it begins with dmabuf, peermem or bounce.
 	Registration string `json:"registration,omitempty"`
 	GDR          bool   `json:"gdr,omitempty"`
-	// Slots of the lane that it holds now: one that holds some for long waits for its
-	// peer, or for a NIC.
+	// Slots of the lane in use by the connection: a connection that holds slots for long waits for
+	// the peer, or for a NIC.
 	Slots int `json:"slots,omitempty"`
 	Figures
 }
@@ -84,8 +83,8 @@ type RailFigures struct {
 	Streams   int    `json:"streams"` // for data, of this pair
 }
 
-// Since are the figures of the time after `before`, which are of the same relay.
-// What is in flight, and who waits, is that of now.
+// Since are the figures of the time after `before`, which are of the same relay. Operations in
+// flight and waits are current values.
 func (f Figures) Since(before Figures) Figures {
 	d := Figures{Operations: f.Operations - before.Operations, Bytes: f.Bytes - before.Bytes, Failed: f.Failed - before.Failed, InPlace: f.InPlace - before.InPlace, InFlight: f.InFlight}
 	for _, s := range f.Stalls {

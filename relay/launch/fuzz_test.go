@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// What a relay is told is one thing or the other, and what it does not refuse it
-// can work with: no name in it leads out of the directories that it is told.
+// A relay refuses a message or can work with it: no name leads out of the configured directories.
 func FuzzMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var c Config
@@ -41,8 +40,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// Whatever a self-test writes, only pairs that were asked for are believed, each once,
-// and each can be kept and read again.
+// From any output of a self-test the reader accepts only requested pairs, once per pair, and
+// accepted pairs can be stored and read again.
 func FuzzPairs(f *testing.F) {
 	head := line(PairHost{Driver: 13000})
 	for _, seed := range []string{

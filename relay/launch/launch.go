@@ -1,23 +1,21 @@
-// Package launch is what a supervisor and the relay that it starts say to each
-// other. It is a leaf: the hook imports it, and with it nothing of the data
-// path.
+// Package launch has the messages between a supervisor and its relay. The package is a leaf: the
+// hook imports the package, which imports no part of the data path.
 //
-// The relay is started as `peerlane-relay serve` with these descriptors open
-// and no others above 2:
+// The supervisor starts the relay as `peerlane-relay serve` with only these open descriptors above
+// 2:
 //
 //	3  listening SOCK_SEQPACKET socket of the clients
 //	4  listening SOCK_SEQPACKET socket of the peer relays
 //	5  SOCK_SEQPACKET socket to the supervisor
 //	6  pidfd of the container's init
 //
-// Standard error is a pipe to the supervisor, which the relay can outlive: it does
-// without it then, and ignores SIGPIPE.
+// Standard error is a pipe to the supervisor, which the relay can outlive: the relay continues
+// without a log then, and ignores SIGPIPE.
 //
-// Over descriptor 5 the supervisor sends a Config, one JSON document a
-// datagram, first at the start and then whenever the container's lanes
-// changed, or a Request. The relay answers each with a Status, in order. It may
-// itself send a Claim, which the supervisor answers with an Admission. The relay
-// ends by itself when descriptor 6 says that init has ended.
+// Over descriptor 5 the supervisor sends a Config, a JSON document per datagram, at the start and
+// after changes of the container's lanes, or a Request. The relay answers with a Status, in order.
+// The relay may send a Claim, which the supervisor answers with an Admission. The relay ends by
+// itself when descriptor 6 says that init has ended.
 package launch
 
 import (
@@ -48,7 +46,7 @@ type GPU struct {
 	Index int `json:"index"`
 }
 
-// Lane is one GPU's way to the network.
+// Lane is a GPU's connection to the network.
 type Lane struct {
 	GPU     GPU      `json:"gpu"`
 	Role    string   `json:"role"`    // topo's: near or RoleFar
@@ -57,32 +55,30 @@ type Lane struct {
 	NICs    []string `json:"nics"`    // RDMA device names, as in /sys/class/infiniband
 	// Direct says that NICs read and write the GPU's own memory, where they can.
 	Direct bool `json:"direct,omitempty"`
-	// Members say how much of the lane's traffic goes which way. A supervisor of an earlier
-	// release gives none: then all servers and NICs are alike.
+	// Members say how much of the lane's traffic goes which way. A supervisor of an earlier release
+	// sends no members: then servers and NICs are equal.
 	Members []Member `json:"members,omitempty"`
 	// Copy says that the container sees the device nodes of Servers too: its clients
 	// may have staging memory there, and copy themselves.
 	Copy bool `json:"copy,omitempty"`
-	// NIC is what is known of the first of NICs; nil where there is none.
+	// NIC describes the first of NICs; nil where there is none.
 	NIC *NIC `json:"nic,omitempty"`
-	// PeerMbps is the rate of the GPU's links to others of the host, 10^6 bits a second in
-	// each direction; 0 where unknown.
+	// PeerMbps is the rate of the links to further GPUs of the host, 10^6 bits per second and
+	// direction; 0 where unknown.
 	PeerMbps uint32 `json:"peerMbps,omitempty"`
-	// Spares take the place of Servers when none of these has room, the first that
-	// has.
+	// Spares replace Servers without room; the first spare with room is used.
 	Spares []Spare `json:"spares,omitempty"`
 }
 
-// Member is one way of a lane's traffic, and its weight: over a NIC, out of the memory of a
-// GPU, by its PCI address, the lane's own for what is direct; or of the host, where Server is
-// empty.
+// Member is a route of a lane's traffic, with a weight: over a NIC, from the memory of the GPU at a
+// PCI address, which for a direct member is the lane's GPU; or of the host, where Server is empty.
 type Member struct {
 	Server string `json:"server,omitempty"`
 	NIC    string `json:"nic"`
 	Weight int    `json:"weight"`
 }
 
-// NIC is what clients are told of a NIC, as NCCL has it (virtualswitch.NIC).
+// NIC is the description of a NIC for clients, with NCCL's values (virtualswitch.NIC).
 type NIC struct {
 	Name string `json:"name"`
 	GUID uint64 `json:"guid,omitempty"`
@@ -96,13 +92,13 @@ const maxWeight = 1024
 // RoleFar is topo's, which relays do not import.
 const RoleFar = "far"
 
-// Spare is a server GPU of other lanes, and the NICs that it is near to.
+// Spare is a server GPU of further lanes, with its near NICs.
 type Spare struct {
 	GPU
 	NICs []string `json:"nics"`
 }
 
-// Routes of a message between two containers of one host.
+// Routes of a message between two containers of a host.
 const (
 	RouteAuto   = "auto"   // direct
 	RouteStaged = "staged" // client GPU -> slot on a server GPU -> NIC -> slot -> client GPU
@@ -127,15 +123,15 @@ const (
 	ScopeHost    = "host"    // on this one
 )
 
-// Config is all that a relay is told.
+// Config is the configuration of a relay.
 type Config struct {
 	// Version is the Version of the supervisor; 0 of an earlier release.
 	Version    int    `json:"version,omitempty"`
 	Generation string `json:"generation"` // 32 hexadecimal digits
 	Container  string `json:"container"`  // the runtime's id, for messages only
 	Lanes      []Lane `json:"lanes"`
-	// Scope is where the peers of the lanes are; empty means ScopeCluster. Local resolves
-	// it.
+	// Scope is where the peers of the lanes are; empty means ScopeCluster. Local resolves the
+	// scope.
 	Scope     string `json:"scope,omitempty"`
 	Route     string `json:"route"`
 	Transport string `json:"transport"`
@@ -154,67 +150,67 @@ type Config struct {
 	// Bounce is the most host memory, bytes, that the lanes stage in when no server
 	// GPU has room; with 0 they do not.
 	Bounce uint64 `json:"bounce,omitempty"`
-	// OwnHostMemory is the most host memory, bytes, that the relay allocates for its
-	// container in all: memory of clients, slots, rings, and what it shares with other
-	// relays; 0 for a container without a memory limit.
+	// OwnHostMemory limits the relay's total host memory for the container, bytes: memory of
+	// clients, slots, rings, and memory shared with remote relays; 0 for a container without a
+	// memory limit.
 	OwnHostMemory uint64 `json:"ownHostMemory,omitempty"`
 	// HostAdmission says that the supervisor admits host memory, too: a Claim whose GPU
 	// is HostMemory.
 	HostAdmission bool `json:"hostAdmission,omitempty"`
-	// CUDAIPC says that clients' memory of cudaMalloc is taken by its IPC handle.
+	// CUDAIPC permits clients' memory of cudaMalloc by IPC handle.
 	CUDAIPC bool `json:"cudaIPC,omitempty"`
-	// IPCEvents says that operations may wait for events of clients by their IPC handles.
+	// IPCEvents permits operations that wait for events of clients by IPC handle.
 	IPCEvents bool   `json:"ipcEvents,omitempty"`
 	Limits    Limits `json:"limits,omitzero"`
-	// SelfTest is what becomes of a pair of GPUs that is not tested: one of
-	// SelfTestOff, also where it is empty, SelfTestOnce and SelfTestRequired.
+	// SelfTest decides on untested pairs of GPUs: SelfTestOff, which is the default, SelfTestOnce
+	// or SelfTestRequired.
 	SelfTest string `json:"selfTest,omitempty"`
-	// Testing says that pairs are being tested at this moment, and that another
-	// configuration comes with what was found: staging waits for it.
+	// Testing reports a self-test in progress, whose results come with a further configuration:
+	// staging waits for it.
 	Testing bool `json:"testing,omitempty"`
-	// Pairs is what is known of the pairs that the lanes can stage on.
+	// Pairs are the results of pairs that lanes can stage on.
 	Pairs []Pair `json:"pairs"`
 	// Triples are the results of the lanes' GPUs with NICs. A lane bounces by NICs without a
 	// good one, unless SelfTest is off.
 	Triples []Triple `json:"triples,omitempty"`
-	// Calibrated says that what was found of a pair decides on the sizes of its slots
-	// and on streams; Chunk, Depth and Streams that are not 0 take its place.
+	// Calibrated: the result of a pair decides on slot sizes and streams; Chunk, Depth and Streams
+	// that are not 0 take its place.
 	Calibrated bool   `json:"calibrated,omitempty"`
 	Chunk      uint64 `json:"chunk,omitempty"` // bytes
 	Depth      int    `json:"depth,omitempty"`
 	Streams    int    `json:"streams,omitempty"`
-	// Network is nil for a relay that neither listens for those of other hosts nor
-	// connects to them; NoNetwork says why, to who tries.
+	// Network is nil for a relay without connections to remote hosts; NoNetwork is the reason, for
+	// errors.
 	Network   *Network `json:"network,omitempty"`
 	NoNetwork string   `json:"noNetwork,omitempty"`
 	// Verbs is nil for a relay that uses no RDMA.
 	Verbs *Verbs `json:"verbs,omitempty"`
 }
 
-// When a relay takes its staging.
+// Times at which a relay allocates staging.
 const (
 	ReserveAttach = "attach" // when a client first needs it
 	ReserveStart  = "start"  // when the container starts
 )
 
-// Limits bound what the clients of one container have of their relay, all of
-// them together. 0 stands for the value of DefaultLimits.
+// Limits bound the total resources of a container's clients in the relay. 0 stands for the value of
+// DefaultLimits.
 type Limits struct {
 	Clients     int `json:"clients,omitempty"`     // processes that are attached; each has two rings
 	Memories    int `json:"memories,omitempty"`    // exported
 	Connections int `json:"connections,omitempty"` // in both directions
 	Descriptors int `json:"descriptors,omitempty"` // files that the relay has open for them
-	// Host memory that the relay makes for them, and as much of other containers'
-	// that it writes into; bytes. ClientHostMemory is of one process.
+	// Host memory that the relay makes for them, and as much of other containers' that it writes
+	// into; bytes. ClientHostMemory is the limit of a process.
 	HostMemory       uint64 `json:"hostMemory,omitempty"`
 	ClientHostMemory uint64 `json:"clientHostMemory,omitempty"`
-	// Memory on server GPUs that clients have who copy themselves, beside the slots;
-	// bytes. ClientStaging is of one process.
+	// Memory on server GPUs that clients have who copy themselves, beside the slots; bytes.
+	// ClientStaging is the limit of a process.
 	Staging       uint64 `json:"staging,omitempty"`
 	ClientStaging uint64 `json:"clientStaging,omitempty"`
 }
 
-// DefaultLimits are those of a configuration that states none.
+// DefaultLimits are the limits of a configuration without limits.
 var DefaultLimits = Limits{
 	Clients: 256, Memories: 16384, Connections: 4096, Descriptors: 32768, HostMemory: 4 << 30, ClientHostMemory: 1 << 30,
 	Staging: 4 << 30, ClientStaging: 2 << 30,
@@ -248,10 +244,10 @@ const (
 	RequestSecrets = "secrets"
 )
 
-// Request is what else a supervisor says; a document with "request" is one.
+// Request is a further message of a supervisor; a document with "request" is one.
 type Request struct {
 	Request string `json:"request"`
-	// Reason is what clients and peers are told at RequestEnd.
+	// Reason is the reason for clients and peers at RequestEnd.
 	Reason string `json:"reason,omitempty"`
 	// Secrets are of RequestSecrets.
 	Secrets *Secrets `json:"secrets,omitempty"`
@@ -264,12 +260,12 @@ type Status struct {
 	Report *Report `json:"report,omitempty"`
 }
 
-// Report is what a relay says of itself.
+// Report is a relay's report.
 type Report struct {
 	Clients []Client `json:"clients"`
 	// MoreClients have no room beside those; Used counts all.
 	MoreClients int `json:"moreClients,omitempty"`
-	// Contexts are the GPUs that it has a CUDA context on, as PCI addresses.
+	// Contexts are the GPUs with a CUDA context of the relay, as PCI addresses.
 	Contexts []string `json:"contexts"`
 	// Writes are the methods of short copies out of host memory into these GPUs.
 	Writes  []Writes  `json:"writes,omitempty"`
@@ -279,7 +275,7 @@ type Report struct {
 	Received uint64 `json:"received"`
 	Staged   uint64 `json:"staged"`
 	Direct   uint64 `json:"direct"`
-	// Used is what clients have at this moment of what Limits leaves them.
+	// Used is the current use of Limits by clients.
 	Used   Limits `json:"used"`
 	Limits Limits `json:"limits"`
 	// BadHandles counts the senders whose handle no listener here gave out, since
@@ -289,17 +285,17 @@ type Report struct {
 	// so much time has gone by.
 	At    time.Duration `json:"at"`
 	Lanes []LaneFigures `json:"laneFigures,omitempty"`
-	// Connections are those with the most bytes; MoreConnections are not shown.
+	// Connections are the connections with the most bytes; MoreConnections are not shown.
 	Connections     []ConnectionFigures `json:"connectionFigures,omitempty"`
 	MoreConnections int                 `json:"moreConnections,omitempty"`
-	// Network is nil where the relay is on none.
+	// Network is nil without a network.
 	Network *NetworkReport `json:"network,omitempty"`
 }
 
-// Writes are the methods of short copies out of host memory into a GPU, by size. Those of up to
-// Stores bytes are stores of the CPU through BAR1, into memory that is mapped there. Others of up
-// to Words bytes are words that a stream writes; larger ones, of less than 32 KiB, are two rows of
-// a rectangle.
+// Writes are the methods of short copies out of host memory into a GPU, by size. Copies of up to
+// Stores bytes are CPU stores through BAR1, into memory mapped there. Further copies of up to Words
+// bytes are words written by a stream; larger copies, of less than 32 KiB, are two rows of a
+// rectangle.
 type Writes struct {
 	GPU    string `json:"gpu"` // PCI address
 	Words  uint64 `json:"words"`
@@ -310,8 +306,8 @@ type Writes struct {
 	Measured []WriteTime `json:"measured,omitempty"`
 }
 
-// WriteTime is how long a copy of so many bytes takes by each method, microseconds: the median
-// at the relay's start. 0 is a method that was not measured.
+// WriteTime is the duration of a copy of so many bytes per method, microseconds: the median at the
+// relay's start. 0 is a method that was not measured.
 type WriteTime struct {
 	Bytes  uint64  `json:"bytes"`
 	Words  float64 `json:"wordsMicroseconds"`
@@ -330,20 +326,20 @@ type Client struct {
 	Connections int    `json:"connections"`
 }
 
-// Staging is what a relay has taken on a server GPU, or of the host's memory.
+// Staging is a relay's memory on a server GPU, or of the host.
 type Staging struct {
 	GPU string `json:"gpu"` // PCI address; empty where Host
 	// Host says that it is the host's memory: the lane of the GPU at the PCI address
 	// Lane bounces.
 	Host bool   `json:"host,omitempty"`
 	Lane string `json:"lane,omitempty"`
-	// Transport is TransportTCP of what is for other hosts; empty of all else.
+	// Transport is TransportTCP for staging to remote hosts; empty of all else.
 	Transport string `json:"transport,omitempty"`
 	Bytes     uint64 `json:"bytes"`
-	// Clients is what clients have there beside that, who copy themselves.
+	// Clients is the additional staging memory of clients that copy.
 	Clients uint64 `json:"clients,omitempty"`
-	// Wanted is what its configuration asks for there; Note says why Bytes is
-	// less, or why a GPU serves that is not among the lane's servers.
+	// Wanted is the configured size; Note says why Bytes is less, or why a GPU serves that is not
+	// among the lane's servers.
 	Wanted uint64 `json:"wanted"`
 	Note   string `json:"note,omitempty"`
 	// Slots of SlotBytes in each direction, and the streams that copy to and from
@@ -351,13 +347,13 @@ type Staging struct {
 	Slots     int    `json:"slots,omitempty"`
 	SlotBytes uint64 `json:"slotBytes,omitempty"`
 	Streams   int    `json:"streams,omitempty"`
-	// Pages describes the pages of slots in host memory for other hosts: huge or small ones.
+	// Pages describes the pages, huge or small, of slots in host memory for remote hosts.
 	Pages string `json:"pages,omitempty"`
 }
 
-// Local reports whether the lanes reach only this host, over the links between its GPUs:
-// then clients are told the rate of these links, and else that of the lane's NIC. With
-// ScopeAuto the lanes of a relay without a network are local, unless they are staged.
+// Local reports whether the lanes reach only this host, over the links between GPUs: then clients
+// get the rate of the links, otherwise the rate of the lane's NIC. With ScopeAuto the lanes of a
+// relay without a network are local, except staged lanes.
 func (c Config) Local() bool {
 	return c.Scope == ScopeHost || c.Scope == ScopeAuto && c.Network == nil && c.Route != RouteStaged
 }

@@ -9,18 +9,18 @@ import (
 	"github.com/peerlane/peerlane/relay/network/clusterkey"
 )
 
-// Network is where a relay meets those of other hosts. It goes on the network when it has
-// the cluster key (Secrets) as well.
+// Network configures connections to relays of remote hosts. The relay joins the network when the
+// relay also has the cluster key (Secrets).
 type Network struct {
-	// Addresses are those of this host that it uses, the best first: of each rail that its
-	// lanes reach it listens at the first that it can.
+	// Addresses are the local addresses of the relay, the best first: per rail of its lanes the
+	// relay listens at the first available address.
 	Addresses []address.Chosen `json:"addresses"`
 	Ports     address.Ports    `json:"ports"`
-	// Streams are the TCP connections for data to each other relay, beside one for control.
+	// Streams is the number of TCP connections for data per remote relay, in addition to a control
+	// connection.
 	Streams int `json:"streams"`
-	// Slots of SlotBytes each, in each direction, in the host's memory, are what a lane
-	// has for other hosts; Memory bounds those of all lanes, with what they bounce through,
-	// bytes.
+	// Slots is a lane's number of host-memory slots of SlotBytes per direction, for remote hosts;
+	// Memory limits the sum of the lanes' slots and bounce memory, bytes.
 	Slots     int    `json:"slots"`
 	SlotBytes uint64 `json:"slotBytes"`
 	Memory    uint64 `json:"memory"`
@@ -36,7 +36,7 @@ const (
 	MaxRail = 1023
 )
 
-// Check says what a relay cannot work with. A nil Network is a good one.
+// Check returns an error for an invalid configuration. A nil Network is valid.
 func (n *Network) Check() error {
 	switch {
 	case n == nil:
@@ -58,22 +58,22 @@ func (n *Network) Check() error {
 	return nil
 }
 
-// NetworkReport is what became of it.
+// NetworkReport reports the state of the network.
 type NetworkReport struct {
-	// Listening is an address that handles carry, Rails have the others; empty where there
-	// is none, and Error says why.
+	// Listening is the address in handles, empty without an address, with the cause in Error; Rails
+	// have the further addresses.
 	Listening string `json:"listening,omitempty"`
 	Error     string `json:"error,omitempty"`
-	// Rails are the interfaces that it may use, and what went over each.
+	// Rails are the permitted interfaces, with their traffic.
 	Rails []NetworkRail `json:"rails,omitempty"`
 	// Peers are the relays that connections go to and come from now.
 	Peers []NetworkPeer `json:"peers,omitempty"`
-	// Verbs is nil where the relay uses no RDMA, or has not needed it yet.
+	// Verbs is nil if the relay uses no RDMA, or has not needed RDMA yet.
 	Verbs *VerbsReport `json:"verbs,omitempty"`
 }
 
-// NetworkRail is an interface of this host, and what it has carried since the relay was
-// started, in all sets of TCP connections that there were.
+// NetworkRail is a local interface, with its traffic since the start of the relay, over every set
+// of TCP connections.
 type NetworkRail struct {
 	// Rail is its number; -1 for none.
 	Rail      int    `json:"rail"`
@@ -88,16 +88,16 @@ type NetworkRail struct {
 	Received uint64 `json:"received"` // bytes
 }
 
-// NetworkPeer is another relay, and the set of TCP connections to it.
+// NetworkPeer is a remote relay, with the set of TCP connections.
 type NetworkPeer struct {
-	// Name says who it is, on which host, by which addresses and interface.
+	// Name describes the remote relay: container, host, addresses and interface.
 	Name string `json:"name"`
 	// Dialed says that this relay made the connections: it sends there.
 	Dialed bool `json:"dialed"`
-	// Channels are the connections of clients that share these.
+	// Channels is the number of client connections over the set.
 	Channels int `json:"channels"`
-	// Messages are those that were sent to it, and Batches the writes that they went out
-	// in; Writes those of slots, of which Eager went with the messages.
+	// Messages is the number of sent messages, and Batches the number of writes; Writes the number
+	// of slot writes, of which Eager travelled with messages.
 	Messages uint64 `json:"messages"`
 	Batches  uint64 `json:"batches"`
 	Writes   uint64 `json:"writes"`
@@ -110,10 +110,10 @@ type NetworkPeer struct {
 	Way       string `json:"way,omitempty"`
 }
 
-// MaxSecret bounds each of Secrets, bytes, so that all have room in a datagram.
+// MaxSecret limits a field of Secrets, bytes, so that the fields fit into a datagram.
 const MaxSecret = 10 << 10
 
-// Check says what of the secrets cannot be sent.
+// Check returns an error for secrets that cannot be sent.
 func (s Secrets) Check() error {
 	for _, one := range []struct {
 		what   string

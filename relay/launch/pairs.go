@@ -17,11 +17,10 @@ import (
 	"unicode"
 )
 
-// A pair of GPUs is tested before a lane stages on it: `peerlane-relay self-test`,
-// a process that serves nobody, reads a PairJob from standard input and writes a
-// PairHost and then a Pair for each pair, one JSON document a line, to standard
-// output. Who started it believes of that what ReadPairs lets through, keeps it,
-// and tells relays by Config.Pairs.
+// A pair of GPUs is tested before a lane stages on it: `peerlane-relay self-test`, a process
+// without clients, reads a PairJob from standard input and writes a PairHost and then a Pair per
+// pair to standard output, a JSON document per line. The starter of the process stores the pairs
+// that ReadPairs accepts, and sends the pairs to relays in Config.Pairs.
 
 // Verdicts on a pair.
 const (
@@ -31,14 +30,14 @@ const (
 	VerdictUntested = "untested" // the test could not be made; nothing is known
 )
 
-// What a lane does with a pair that has not been tested.
+// Use of untested pairs by lanes.
 const (
 	SelfTestOff      = "off"      // nothing is tested, every pair is used
 	SelfTestOnce     = "once"     // a pair is tested once a boot; one that could not be is used
 	SelfTestRequired = "required" // only a pair that has passed is used
 )
 
-// PairName is a client's GPU and the server GPU that its lane stages on.
+// PairName is a client's GPU and a server GPU of the lane.
 type PairName struct {
 	GPU    GPU `json:"gpu"`
 	Server GPU `json:"server"`
@@ -48,47 +47,47 @@ func (n PairName) String() string {
 	return fmt.Sprintf("GPU %d (%s) and GPU %d (%s)", n.GPU.Index, n.GPU.BusID, n.Server.Index, n.Server.BusID)
 }
 
-// same reports whether two names mean the same devices, as far as both know them.
+// same reports whether two names mean the same devices, by the known parts of both.
 func (n PairName) same(o PairName) bool { return sameGPU(n.GPU, o.GPU) && sameGPU(n.Server, o.Server) }
 
 func sameGPU(a, b GPU) bool {
 	return a.BusID == b.BusID && (a.UUID == b.UUID || a.UUID == "" || b.UUID == "")
 }
 
-// PairJob is what a self-test is to do.
+// PairJob is the job of a self-test.
 type PairJob struct {
 	Pairs []PairName `json:"pairs"`
 	// SlotBytes is the largest chunk that the calibration tries, bytes.
 	SlotBytes uint64 `json:"slotBytes"`
 }
 
-// PairHost is what a self-test ran on.
+// PairHost is the host of a self-test.
 type PairHost struct {
 	// Driver is the CUDA version of the driver, 1000 × major + 10 × minor.
 	Driver int `json:"driver"`
-	// Simulated says that it is package cuda/sim: its rates say nothing about GPUs.
+	// Simulated says that it is package cuda/sim: the rates do not apply to GPUs.
 	Simulated bool `json:"simulated"`
 }
 
-// Pair is what a self-test found of a pair.
+// Pair is the result of a self-test for a pair.
 type Pair struct {
 	PairName
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty"` // unless it is good
 	// Bytes were copied and compared.
 	Bytes uint64 `json:"bytes"`
-	// Reader says whether a kernel that runs while a copy is made read what that
-	// brought: "passed", or why it was not tried.
+	// Reader reports whether a running kernel read the copied bytes: "passed", or why it was not
+	// tried.
 	Reader string `json:"reader,omitempty"`
-	// Push is out of the client's GPU, Pull into it.
+	// Push is the rate from the client's GPU, Pull the rate into the GPU.
 	Push PairRate `json:"push"`
 	Pull PairRate `json:"pull"`
-	// What the calibration chose: the size of a piece in bytes, how many of them are
-	// under way at a time, and by how many streams. 0 where it chose nothing.
+	// Choices of the calibration: the size of a piece in bytes, the number of pieces in flight, and
+	// the number of streams. 0 where it chose nothing.
 	Chunk   uint64 `json:"chunk,omitempty"`
 	Depth   int    `json:"depth,omitempty"`
 	Streams int    `json:"streams,omitempty"`
-	// Milliseconds is how long it took, and At when that was, in Unix seconds.
+	// Milliseconds is the duration, and At the time, in Unix seconds.
 	Milliseconds int64 `json:"milliseconds"`
 	At           int64 `json:"at"`
 }
@@ -100,8 +99,8 @@ type PairRate struct {
 	Bounce float64 `json:"bounce"` // between the client's GPU and pinned host memory
 }
 
-// Usable reports whether staging may be on the pair, where that has to be known
-// (SelfTestRequired) or not. A nil pair is one of which nothing is known.
+// Usable reports whether staging may be on the pair, where that has to be known (SelfTestRequired)
+// or not. A nil pair is unknown.
 func (p *Pair) Usable(required bool) bool {
 	switch {
 	case p == nil, p.Verdict == VerdictUntested:
@@ -113,13 +112,13 @@ func (p *Pair) Usable(required bool) bool {
 // Age is how long ago the test was.
 func (p *Pair) Age() time.Duration { return time.Since(time.Unix(p.At, 0)) }
 
-// Bounds of what a self-test can choose, and the configuration in its place.
+// Bounds of the values that a self-test, or the configuration, can choose.
 const (
 	MaxStreams = 8
 	MaxDepth   = 64
 )
 
-// Bounds of what it can say.
+// Bounds of a result.
 const (
 	maxPairs    = 4096
 	maxReason   = 512
@@ -191,7 +190,7 @@ func (p Pair) checkNumbers() error {
 	return nil
 }
 
-// strictly reads one JSON document that has no keys but those of value.
+// strictly reads a JSON document and refuses keys that value does not have.
 func strictly(text []byte, value any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -204,9 +203,8 @@ func strictly(text []byte, value any) error {
 	return nil
 }
 
-// ReadPairs reads what a self-test writes until its end, and calls a function for
-// each pair. Nothing of it is believed that was not asked for, that is there twice,
-// or that no self-test can find; what was read before an error is good.
+// ReadPairs reads the output of a self-test to the end, and calls a function per pair. It refuses
+// unrequested, repeated and impossible results; pairs before an error are valid.
 func ReadPairs(r io.Reader, asked []PairName, each func(PairHost, Pair)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxPairLine)
@@ -244,7 +242,7 @@ func ReadPairs(r io.Reader, asked []PairName, each func(PairHost, Pair)) error {
 	return nil
 }
 
-// PairRecord is what is kept of self-tests: of one boot, one driver.
+// PairRecord stores the results of self-tests: of a boot and a driver version.
 type PairRecord struct {
 	Version int    `json:"version"`
 	Boot    string `json:"boot"`    // /proc/sys/kernel/random/boot_id
@@ -262,7 +260,7 @@ const PairVersion = 1
 // MaxPairRecord bounds a record, bytes.
 const MaxPairRecord = 4 << 20
 
-// ReadPairRecord reads a record. It refuses what this release cannot have written.
+// ReadPairRecord reads a record. It refuses records that this release cannot have written.
 func ReadPairRecord(text []byte) (PairRecord, error) {
 	var r PairRecord
 	if len(text) > MaxPairRecord {
@@ -299,7 +297,7 @@ func ReadPairRecord(text []byte) (PairRecord, error) {
 	return r, nil
 }
 
-// FindPair is what a list has of a pair, nil for nothing.
+// FindPair returns the entry of a pair in a list, or nil.
 func FindPair(list []Pair, name PairName) *Pair {
 	if i := slices.IndexFunc(list, func(p Pair) bool { return p.same(name) }); i >= 0 {
 		return &list[i]
@@ -307,7 +305,7 @@ func FindPair(list []Pair, name PairName) *Pair {
 	return nil
 }
 
-// StagingPairs are those that lanes can stage on: servers first, then spares.
+// StagingPairs returns the pairs of lanes' staging: servers first, then spares.
 func StagingPairs(lanes []Lane) []PairName {
 	var list []PairName
 	add := func(n PairName) {

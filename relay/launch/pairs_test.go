@@ -30,7 +30,7 @@ func good(n PairName) Pair {
 	return Pair{PairName: n, Verdict: VerdictGood, Bytes: 25 << 20, Push: PairRate{395, 390, 55}, Pull: PairRate{396, 389, 54}, Chunk: 8 << 20, Depth: 4, Streams: 2, At: 1}
 }
 
-// What a tester that was taken over, or is of another release, says is not believed.
+// The reader refuses invalid output of a compromised tester, or of a different release.
 func TestInvalidSelfTestReportsAreRefused(t *testing.T) {
 	head := line(PairHost{Driver: 13000})
 	change := func(f func(*Pair)) string {

@@ -7,20 +7,20 @@ import (
 	"slices"
 )
 
-// `peerlane-relay rdma-test` tests NICs of this host by themselves: it reads an RDMAJob
-// from standard input and writes an RDMAResult for each memory that each NIC is to reach,
-// one JSON document a line, to standard output.
+// `peerlane-relay rdma-test` tests NICs of this host by themselves: the process reads an RDMAJob
+// from standard input and writes an RDMAResult per NIC and memory to standard output, a JSON
+// document per line.
 
-// RDMAJob is what is to be tested.
+// RDMAJob is the job of a test.
 type RDMAJob struct {
 	NICs []RDMANIC `json:"nics"`
 	// Triples are GPUs and NICs to test together, before NICs.
 	Triples []TripleName `json:"triples,omitempty"`
-	// Verbs is what relays use RDMA with; nil stands for DefaultVerbs.
+	// Verbs is the RDMA configuration of relays; nil stands for DefaultVerbs.
 	Verbs *Verbs `json:"verbs,omitempty"`
 }
 
-// RDMANIC is a NIC, and GPUs whose memory it is to reach.
+// RDMANIC is a NIC, with the GPUs whose memory is tested.
 type RDMANIC struct {
 	Name string `json:"name"`
 	GPUs []GPU  `json:"gpus"`
@@ -33,19 +33,19 @@ const (
 	MemoryPeermem = "nvidia-peermem" // a GPU's, registered by its address
 )
 
-// RDMAResult is what came of a NIC and a memory.
+// RDMAResult is the result for a NIC and a memory.
 type RDMAResult struct {
 	NIC string `json:"nic"`
-	// Triple is the result of one of the job's Triples; all else but NIC is empty then.
+	// Triple is the result of a triple of the job; then the fields except NIC are empty.
 	Triple *Triple `json:"triple,omitempty"`
 	// GPU is nil for the host's memory.
 	GPU    *GPU   `json:"gpu,omitempty"`
 	Memory string `json:"memory,omitempty"`
-	// Way is what the queue pairs were connected by: port, GID and partition key; empty
-	// where it did not come to that.
+	// Way is the connection method of the queue pairs: port, GID and partition key; empty where it
+	// did not come to that.
 	Way string `json:"way,omitempty"`
-	// Tried is the last step: "open", "register", "connect", "write", "read"; Failed is
-	// why it failed, empty where it did not. Untested says why there was nothing to try.
+	// Tried is the last step: "open", "register", "connect", "write", "read"; Failed is the cause
+	// of a failure, empty on success. Untested says why there was nothing to try.
 	Tried    string `json:"tried,omitempty"`
 	Failed   string `json:"failed,omitempty"`
 	Untested string `json:"untested,omitempty"`
@@ -57,8 +57,8 @@ type RDMAResult struct {
 	Read  float64 `json:"read,omitempty"`
 }
 
-// ReadRDMA reads what a test writes until its end, and calls a function for each result.
-// Nothing of it is believed that was not asked for; what was read before an error is good.
+// ReadRDMA reads the output of a test to the end, and calls a function per result. It refuses
+// unrequested results; results before an error are valid.
 func ReadRDMA(r io.Reader, asked RDMAJob, each func(RDMAResult)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxPairLine)

@@ -8,9 +8,9 @@ import (
 	"unicode"
 )
 
-// A triple is tested before a lane's data goes by a NIC through a GPU's memory: the NIC
-// writes into memory that is allocated and registered as slots are, and the client's GPU copies
-// it out; the client's GPU copies into it, and the NIC reads it. `peerlane-relay rdma-test`
+// A triple is tested before a lane's data goes by a NIC through a GPU's memory: the NIC writes into
+// memory that is allocated and registered as slots are, and the client's GPU copies it out; the
+// client's GPU copies into the memory, and the NIC reads the memory. `peerlane-relay rdma-test`
 // tests triples, in a sandbox as a relay's.
 
 // TripleName is a client's GPU, the GPU that has the memory, which may be the same one, and a
@@ -37,10 +37,9 @@ type Triple struct {
 	Reason  string `json:"reason,omitempty"` // unless it is good
 	// Memory is how the NIC knows the memory, one of Memory*.
 	Memory string `json:"memory,omitempty"`
-	// Flushed says that the NIC flushed its writes before each copy, as relays' NICs do for
-	// this memory.
+	// Flushed: the NIC flushed writes before every copy, as NICs of relays do for this memory.
 	Flushed bool `json:"flushed,omitempty"`
-	// Rounds is the number of rounds there and back, Bytes what was compared in them.
+	// Rounds is the number of round trips, Bytes the number of compared bytes.
 	Rounds int    `json:"rounds"`
 	Bytes  uint64 `json:"bytes"`
 	// Setting identifies firmware of the NIC, routing of peer-to-peer requests (ACS) and the
@@ -98,9 +97,9 @@ func ContainsTriple(list []TripleName, name TripleName) bool {
 	return slices.ContainsFunc(list, name.sameTriple)
 }
 
-// StagingTriples returns the triples by which data of a container's lanes can go: each server of
-// a lane that stages, and a near lane's own GPU, with each NIC of the lane, then with those of
-// the other lanes; then spares with the lane's NICs and those of the other lanes.
+// StagingTriples returns the triples by which data of a container's lanes can go: every server of a
+// staged lane, and the GPU of a near lane, with the NICs of the lane, then with the NICs of the
+// remaining lanes; then spares with the NICs of the lane and of the remaining lanes.
 func StagingTriples(lanes []Lane) []TripleName {
 	var list []TripleName
 	add := func(gpu, server GPU, nics []string) {

@@ -7,7 +7,7 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// Verbs is how a relay uses RDMA to other hosts. Its numbers are those that NCCL_IB_* have.
+// Verbs is how a relay uses RDMA to other hosts. The numbers have the meaning of NCCL_IB_*.
 type Verbs struct {
 	TrafficClass int `json:"trafficClass"` // 0 to 255
 	ServiceLevel int `json:"serviceLevel"` // 0 to 15
@@ -57,7 +57,7 @@ func (v *Verbs) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Check says what a relay cannot work with. A nil one is good: there is no RDMA then.
+// Check returns an error for an invalid configuration. A nil one is good: there is no RDMA then.
 func (v *Verbs) Check() error {
 	if v == nil {
 		return nil
@@ -87,18 +87,18 @@ func (v *Verbs) Check() error {
 	return &ValueError{"MTU of RDMA", v.MTU, "0, 256, 512, 1024, 2048, 4096"}
 }
 
-// VerbsReport is what became of the RDMA of a relay.
+// VerbsReport reports the RDMA state of a relay.
 type VerbsReport struct {
 	// Error says why there is none.
 	Error string `json:"error,omitempty"`
 	// NICs are those that are open, with port and GID.
 	NICs []string `json:"nics,omitempty"`
-	// Resources are what the relay has of each of those, in their order.
+	// Resources are the relay's objects per NIC, in the order of NICs.
 	Resources []NICResources `json:"resources,omitempty"`
 }
 
-// NICResources counts what a relay has of a NIC, as the kernel does for its process (rdma
-// resource show).
+// NICResources counts a relay's objects of a NIC, as the kernel does for the process (rdma resource
+// show).
 type NICResources struct {
 	NIC              string `json:"nic"`
 	QueuePairs       int    `json:"queuePairs"`

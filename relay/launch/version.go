@@ -2,11 +2,10 @@ package launch
 
 import "fmt"
 
-// Versions of the messages between supervisor and relay. A supervisor sends its version with
-// each Config. Supervisors of commit a099472 and before version 1 send none, which is
-// version 0. A relay serves supervisors of OldestVersion to Version: the supervisor of a running
-// container stays that of the release that started the container, while its next relay is the
-// installed program.
+// Versions of the messages between supervisor and relay. A supervisor sends a version with every
+// Config. Supervisors of commit a099472 and before version 1 send none, which is version 0. A relay
+// serves supervisors of OldestVersion to Version: the supervisor of a running container stays that
+// of the release that started the container, while its next relay is the installed program.
 const (
 	OldestVersion = 0
 	Version       = 1

@@ -10,20 +10,20 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// ContactBytes is what a handle needs to name a relay on the network: an
-// address.Endpoint, and two tags of 16 bytes.
+// ContactBytes is the size of a relay's address in a handle: an address.Endpoint, and two tags of
+// 16 bytes.
 const ContactBytes = address.EndpointBytes + 2*contactTag
 
 const contactTag = 16
 
-// ErrOtherKey is a handle that no relay with these keys has given out.
+// ErrOtherKey: no relay with these keys has made the handle.
 var ErrOtherKey = errors.New("the address in the handle was given out by no relay that has this cluster key; compare `peerlane key show` on both hosts")
 
-// SealContact says where the relay of a listener is reached, for the listener's handle.
-// Handles go through the hands of tenants; a relay that connected wherever one says
-// would be theirs to send about, in networks that they have no part of. So an address in a
-// handle is believed only with a tag by the cluster key, of the handle that it is in. While a
-// rotation is under way there are two, so that it is believed wherever the rotation is.
+// SealContact says where the relay of a listener is reached, for the listener's handle. Handles go
+// through the hands of tenants; tenants could direct a relay without this check into foreign
+// networks. So an address in a handle is valid only with a tag of that handle by the cluster key.
+// During a rotation there are two tags, so that hosts accept the address at any step of the
+// rotation.
 func (k Keys) SealContact(of Target, generation wire.UUID, e address.Endpoint) [ContactBytes]byte {
 	var c [ContactBytes]byte
 	at := e.Encode()
@@ -36,8 +36,7 @@ func (k Keys) SealContact(of Target, generation wire.UUID, e address.Endpoint) [
 	return c
 }
 
-// OpenContact is the address that SealContact sealed with one of these keys for the same
-// handle.
+// OpenContact returns the address that SealContact sealed for the same handle with one of the keys.
 func (k Keys) OpenContact(of Target, generation wire.UUID, c [ContactBytes]byte) (address.Endpoint, error) {
 	at := [address.EndpointBytes]byte(c[:address.EndpointBytes])
 	tags := c[len(at):]

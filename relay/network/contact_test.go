@@ -14,7 +14,7 @@ var (
 	somewhere  = address.Endpoint{Address: netip.MustParseAddr("10.1.0.7"), Port: 20123}
 )
 
-// What a handle has is 128 bytes, of which 72 are not used yet.
+// A handle has 128 bytes, of which 72 are unused.
 const handleRoom = 72
 
 func TestHandleAddressRoundTrips(t *testing.T) {
@@ -73,7 +73,7 @@ func TestTenantAddressOfOtherServiceIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever a handle has, an address comes out of it only with the cluster's tag.
+// OpenContact returns an address only from a handle with the cluster's tag.
 func FuzzContact(f *testing.F) {
 	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	good := keys.SealContact(toB, generation, somewhere)

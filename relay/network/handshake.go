@@ -28,8 +28,8 @@ import (
 // HandshakeTime bounds a whole handshake, of either side.
 const HandshakeTime = 5 * time.Second
 
-// Sizes of the messages, bytes. A hello is all that is read of a stranger. It is as long as
-// that of version 1 of the handshake (version1.go), so that a listener reads either as one.
+// Sizes of the messages, bytes. A listener reads only a hello of a stranger. The length is that of
+// version 1 of the handshake (version1.go), so that a listener reads both versions alike.
 const (
 	ephemeralBytes = 32 // an X25519 public key
 	tagBytes       = 16 // ChaCha20-Poly1305's
@@ -63,49 +63,48 @@ const (
 	outcomeLimit
 )
 
-// Local is one relay as the relays of other hosts meet it.
+// Local describes a relay to the relays of remote hosts.
 type Local struct {
-	// Host is what handles have for it.
+	// Host is the relay's id in handles.
 	Host wire.UUID
 	// Name is for messages: at most 63 bytes of it are told.
 	Name string
-	// Oldest and Newest are the versions of the protocol between hosts that it speaks.
+	// Oldest and Newest are the relay's versions of the protocol between hosts.
 	Oldest, Newest uint32
-	// Keys are the cluster's, asked for at each handshake: they rotate under a relay
-	// that runs.
+	// Keys returns the cluster's keys, called at every handshake, because keys rotate under a
+	// running relay.
 	Keys func() Keys
-	// TLS, of LoadTLS, is nil where no certificate is configured. Both sides of a
-	// session have it, or neither.
+	// TLS, of LoadTLS, is nil where no certificate is configured. Both sides of a session have TLS,
+	// or neither.
 	TLS *tls.Config
 	// Time bounds a handshake; 0 stands for HandshakeTime.
 	Time time.Duration
-	// Delay stands for AttemptDelay where it is not 0.
+	// Delay replaces AttemptDelay unless 0.
 	Delay time.Duration
-	// Connect makes connections in place of TCP's, by an interface where one is named; nil
-	// is TCP.
+	// Connect replaces TCP connects, by an interface if named; nil is TCP.
 	Connect func(ctx context.Context, to netip.AddrPort, by string) (net.Conn, error)
 
 	joins joins
 }
 
-// Target is a listener, as its handle names it.
+// Target is a listener, as named by a handle.
 type Target struct{ Host, Token wire.UUID }
 
-// Session is what a handshake comes to.
+// Session is the result of a handshake.
 type Session struct {
-	// Conn has no deadline, and its next byte is the first after the handshake. It is a
-	// *tls.Conn where Local has certificates.
+	// Conn has no deadline, and its next byte is the first after the handshake. Conn is a *tls.Conn
+	// if Local has certificates.
 	Conn net.Conn
-	// Version is the newest that both sides speak.
-	Version uint32
-	// Peer is the other relay's name, and its address.
+	// version is the newest protocol version of both sides.
+	version uint32
+	// Peer is name and address of the remote relay.
 	Peer string
-	// Host is the other relay's.
+	// Host is the remote relay's host id.
 	Host wire.UUID
-	// Target is the listener that it is for.
+	// Target is the requested listener.
 	Target Target
-	// Joined is the session that this is a stream of, and Stream its number; nil and 0
-	// for a session itself.
+	// Joined is the session of this stream, and Stream the stream's number; nil and 0 for a session
+	// itself.
 	Joined *Session
 	Stream uint32
 
@@ -113,10 +112,9 @@ type Session struct {
 	secret    func() [32]byte // as Key's
 }
 
-// Greeting is what an initiator that has proven the key asks for, before anything is
-// promised to it.
+// Greeting is the request of an initiator with a proven key.
 type Greeting struct {
-	Host   wire.UUID
+	host   wire.UUID
 	Name   string
 	Target Target
 	Joined *Session // nil for a new session
@@ -126,23 +124,22 @@ type Greeting struct {
 	tls                     bool
 }
 
-// ErrSilent is a connection that the other side closed without a word before it had
-// proven anything.
+// ErrSilent: the remote side closed the connection without a proof.
 var ErrSilent error = &fault.Error{Code: fault.KeyNotProven, Operation: "the relay there closed the connection without a word",
 	Cause: errors.New("it does not have this cluster key (compare `peerlane key show` on both hosts), speaks version 1 of the handshake between hosts and this host version 2 (install the same release on both), has no room for now, or is none")}
 
-// ErrStranger is who has not proven any key: what is read of him is not shown.
+// ErrStranger: the remote side has not proven a key; errors do not show received bytes.
 var ErrStranger = errors.New("it has not proven the cluster key")
 
-// Initiate does the initiator's side on a connection that it made to the target's
-// relay. It leaves the connection to the caller where it fails.
+// Initiate does the initiator's side on a connection to the target's relay. After an error the
+// caller owns the connection.
 func (l *Local) Initiate(conn net.Conn, to Target) (*Session, error) {
 	keys := l.Keys()
 	return l.initiate(conn, keys.all(), Greeting{purpose: purposeConnect, Target: to, tls: l.TLS != nil})
 }
 
-// join is Initiate for another stream of a session that this side initiated, which the
-// other side must expect. Stream is a number of the caller's.
+// join is Initiate for a further stream of an initiated session, which the remote side must expect.
+// Stream is a number of the caller's.
 func (l *Local) join(conn net.Conn, s *Session, stream uint32) (*Session, error) {
 	joined, err := l.initiate(conn, []Key{s.joinKey()}, Greeting{purpose: purposeJoin, Target: s.Target, Stream: stream})
 	if err == nil {
@@ -153,7 +150,7 @@ func (l *Local) join(conn net.Conn, s *Session, stream uint32) (*Session, error)
 
 func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error) {
 	defer l.deadline(conn)()
-	g.Host, g.Name, g.oldest, g.newest = l.Host, l.Name, l.Oldest, l.Newest
+	g.host, g.Name, g.oldest, g.newest = l.Host, l.Name, l.Oldest, l.Newest
 	hello, states := newHello(keys, rand.Reader)
 	if _, err := conn.Write(hello); err != nil {
 		if !isTimeout(err) { // closed before it was said
@@ -194,7 +191,7 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 		return nil, err
 	}
 	s := c.session(conn)
-	s.Version, s.Host, s.Target, s.Stream, s.initiated = w.version, w.host, g.Target, g.Stream, true
+	s.version, s.Host, s.Target, s.Stream, s.initiated = w.version, w.host, g.Target, g.Stream, true
 	s.Peer = peerName(w.name, conn)
 	if g.tls {
 		err = s.secure(tls.Client(conn, l.TLS), true)
@@ -202,9 +199,10 @@ func (l *Local) initiate(conn net.Conn, keys []Key, g Greeting) (*Session, error
 	return s, err
 }
 
-// Respond does the listener's side. What admit says, a *wire.Error for BadHandle or
-// Limit, reaches the initiator as its status. Respond asks it after the initiator has
-// answered this side's ephemeral key, so that no recorded message leads to it. Respond leaves the connection to the caller where it fails.
+// Respond does the listener's side. The initiator gets the status of admit's error, a *wire.Error
+// for BadHandle or Limit. Respond calls admit after the initiator has answered this side's
+// ephemeral key, so that no recorded message leads to the call. Respond leaves the connection to
+// the caller where it fails.
 func (l *Local) Respond(conn net.Conn, admit func(Greeting) error) (*Session, error) {
 	return l.respond(conn, admit, func() {})
 }
@@ -260,7 +258,7 @@ func (l *Local) respond(conn net.Conn, admit func(Greeting) error, proven func()
 		return nil, refused
 	}
 	s := c.session(conn)
-	s.Version, s.Host, s.Target, s.Joined, s.Stream = w.version, g.Host, g.Target, g.Joined, g.Stream
+	s.version, s.Host, s.Target, s.Joined, s.Stream = w.version, g.host, g.Target, g.Joined, g.Stream
 	s.Peer = peerName(g.Name, conn)
 	if g.tls {
 		err = s.secure(tls.Server(conn, l.TLS), false)
@@ -335,9 +333,9 @@ func (w *welcome) check(l *Local, g *Greeting) error {
 	return nil
 }
 
-// deadline sets the handshake's, and returns what takes it away.
+// deadline sets the handshake's deadline, and returns a function that removes it.
 func (l *Local) deadline(conn net.Conn) (clear func()) {
-	_ = conn.SetDeadline(time.Now().Add(cmp.Or(l.Time, HandshakeTime))) // fails where it is closed, as what follows does
+	_ = conn.SetDeadline(time.Now().Add(cmp.Or(l.Time, HandshakeTime))) // fails on a closed connection, as the following calls do
 	return func() { _ = conn.SetDeadline(time.Time{}) }
 }
 
@@ -362,8 +360,8 @@ func digest(parts [][]byte) []byte {
 	return h.Sum(nil)
 }
 
-// once is a cipher for one message: its key depends on all bytes that it is about, so
-// that a nonce is not needed.
+// once is a cipher for a single message: the key depends on the sealed bytes, so that no nonce is
+// needed.
 func once(key Key, label string, about [][]byte) cipher.AEAD {
 	block, err := aes.NewCipher(key.derive(digest(about), label, 32))
 	if err != nil {
@@ -390,8 +388,8 @@ func open(key Key, label string, sealed []byte, about ...[]byte) ([]byte, error)
 // suite is the Noise protocol's.
 var suite = noise.NewCipherSuite(noise.DH25519, noise.CipherChaChaPoly, noise.HashSHA256)
 
-// noise is one side of Noise_NNpsk0_25519_ChaChaPoly_SHA256 with a key, whose ephemeral key
-// is made of what random gives.
+// noise is one side of Noise_NNpsk0_25519_ChaChaPoly_SHA256 with a key; the ephemeral key is made
+// from random.
 func (k Key) noise(initiator bool, random io.Reader) *noise.HandshakeState {
 	state, err := noise.NewHandshakeState(noise.Config{
 		CipherSuite: suite, Random: random, Pattern: noise.HandshakeNN, Initiator: initiator,
@@ -403,8 +401,8 @@ func (k Key) noise(initiator bool, random io.Reader) *noise.HandshakeState {
 	return state
 }
 
-// newHello is an initiator's hello for one or two keys, and its states for the answer to
-// each. The states have one ephemeral key. Random bytes stand for a second key.
+// newHello returns an initiator's hello for one or two keys, and the states for the answers. The
+// states share an ephemeral key. Random bytes stand for a second key.
 func newHello(keys []Key, random io.Reader) ([]byte, []*noise.HandshakeState) {
 	var seed [ephemeralBytes]byte
 	_, _ = io.ReadFull(random, seed[:]) // never fails
@@ -428,8 +426,8 @@ func newHello(keys []Key, random io.Reader) ([]byte, []*noise.HandshakeState) {
 	return hello[:helloSize], states
 }
 
-// openHello finds the key that a hello proves, and returns the listener's state for the
-// answer, and the session that the key is of where it is not the cluster's.
+// openHello finds the proven key of a hello, and returns the listener's state for the answer, and,
+// for a session's key, the session.
 func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error) {
 	keys := l.Keys()
 	var named [2]KeyID
@@ -449,7 +447,7 @@ func (l *Local) openHello(hello []byte) (*noise.HandshakeState, *Session, error)
 	return nil, nil, fmt.Errorf("%w: it names keys %v and %v, and here is %v", ErrStranger, named[0], named[1], keys)
 }
 
-// slot is what a hello says for one key.
+// slot is the part of a hello for a key.
 type slot struct {
 	id     KeyID
 	sealed []byte
@@ -472,7 +470,7 @@ func newAnswer(state *noise.HandshakeState, hello []byte) ([]byte, *channel, err
 	return answer, newChannel(toInitiator, toListener, false, hello, answer), nil
 }
 
-// openAnswer tries the keys of the hello, of which the listener took one that it knows.
+// openAnswer tries the keys of the hello: the listener took a known key.
 func openAnswer(states []*noise.HandshakeState, hello, answer []byte) (*channel, error) {
 	for _, state := range states {
 		if _, toListener, toInitiator, err := state.ReadMessage(nil, answer); err == nil {
@@ -484,8 +482,8 @@ func openAnswer(states []*noise.HandshakeState, hello, answer []byte) (*channel,
 
 var errChanged = errors.New("the answer to hello is not from a relay that has the cluster key: something else listens there, or someone in between changes what is sent")
 
-// channel seals the messages after the Noise messages, each with the whole conversation
-// before it as associated data.
+// channel seals the messages after the Noise messages, with the whole preceding conversation as
+// associated data.
 type channel struct {
 	out, in      *noise.CipherState
 	secret       [32]byte // of both cipher states, when they began
@@ -522,8 +520,8 @@ func (c *channel) session(conn net.Conn) *Session {
 	return s
 }
 
-// nobodys is a key that nobody has: a hello with an id that is not known takes the
-// same time as one with a proof that is wrong.
+// nobodys is a key that nobody has: a hello with an unknown id takes the same time as a hello with
+// a wrong proof.
 var nobodys = sync.OnceValue(func() Key { return NewKey(time.Now()) })
 
 // find is the key of an id: the cluster's, that of a session that expects streams, or
@@ -548,7 +546,7 @@ func (g *Greeting) bytes() []byte {
 	}
 	b = append(b, g.Target.Host[:]...)
 	b = append(b, g.Target.Token[:]...)
-	b = append(b, g.Host[:]...)
+	b = append(b, g.host[:]...)
 	return appendName(b, g.Name)
 }
 
@@ -563,12 +561,12 @@ func parseHello(text []byte) (*Greeting, error) {
 	ids := text[24:]
 	g := &Greeting{
 		oldest: n[0], newest: n[1], purpose: n[2], Stream: n[3], tls: n[4] == 1,
-		Target: Target{Host: wire.UUID(ids[:16]), Token: wire.UUID(ids[16:32])}, Host: wire.UUID(ids[32:48]), Name: wire.Text(ids[48:]),
+		Target: Target{Host: wire.UUID(ids[:16]), Token: wire.UUID(ids[16:32])}, host: wire.UUID(ids[32:48]), Name: wire.Text(ids[48:]),
 	}
 	if g.oldest > g.newest || n[4] > 1 || n[5] != 0 || g.purpose != purposeConnect && g.purpose != purposeJoin {
 		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: versions %d to %d, purpose %d", g.oldest, g.newest, g.purpose)
 	}
-	// A stream of data is not encrypted, whatever its session is; and a session is no stream.
+	// A stream of data is never encrypted, also in a session with TLS; and a session is no stream.
 	if g.purpose == purposeJoin && g.tls || g.purpose == purposeConnect && g.Stream != 0 {
 		return nil, wire.Errorf(wire.StatusMalformed, "a hello of another relay that makes no sense: purpose %d, stream %d, TLS %v", g.purpose, g.Stream, g.tls)
 	}
@@ -603,7 +601,7 @@ func parseWelcome(text []byte) (*welcome, error) {
 	return w, nil
 }
 
-// appendName appends what nameBytes take of the text.
+// appendName appends the text, cut to nameBytes.
 func appendName(b []byte, name string) []byte {
 	var field [nameBytes]byte
 	wire.SetText(field[:], name)

@@ -93,8 +93,8 @@ func agreed(t *testing.T, initiator, listener outcome) (a, b *Session) {
 		t.Fatalf("initiator %v, listener %v", initiator.err, listener.err)
 	}
 	a, b = initiator.session, listener.session
-	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.Version != b.Version || a.Target != b.Target || a.Stream != b.Stream {
-		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.Version, b, b.Version)
+	if a.secretBytes() != b.secretBytes() || a.secretBytes() == [32]byte{} || a.version != b.version || a.Target != b.Target || a.Stream != b.Stream {
+		t.Fatalf("the two sides of a session differ: %v version %d, %v version %d", a, a.version, b, b.version)
 	}
 	return a, b
 }
@@ -122,13 +122,13 @@ func TestHandshakeBetweenTwoHostsSucceeds(t *testing.T) {
 				t.Error("two sessions have one secret")
 			}
 			before = sa.secretBytes()
-			if asked.Host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
+			if asked.host != hostA || asked.Name != "relay A" || asked.Target != toB || asked.Joined != nil {
 				t.Errorf("the listener was asked by %+v", asked)
 			}
-			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") || !strings.HasPrefix(sb.Peer, "relay A at ") || sa.Version != 3 {
-				t.Errorf("initiator %q version %d, listener %q", sa.Peer, sa.Version, sb.Peer)
+			if sa.Host != hostB || sb.Host != hostA || !strings.HasPrefix(sa.Peer, "relay B at ") || !strings.HasPrefix(sb.Peer, "relay A at ") || sa.version != 3 {
+				t.Errorf("initiator %q version %d, listener %q", sa.Peer, sa.version, sb.Peer)
 			}
-			// What follows is the users', from its first byte on.
+			// The following bytes belong to the user.
 			go func() { _, _ = sa.Conn.Write([]byte("first bytes")) }()
 			got := make([]byte, 11)
 			if _, err := io.ReadFull(sb.Conn, got); err != nil || string(got) != "first bytes" {
@@ -150,8 +150,8 @@ func TestHandshakeVersionsAreNegotiated(t *testing.T) {
 		a.Oldest, a.Newest, b.Oldest, b.Newest = c.a[0], c.a[1], c.b[0], c.b[1]
 		i, l := meet(a, b)
 		if c.want != 0 {
-			if s, _ := agreed(t, i, l); s.Version != c.want {
-				t.Errorf("%v and %v agreed on %d", c.a, c.b, s.Version)
+			if s, _ := agreed(t, i, l); s.version != c.want {
+				t.Errorf("%v and %v agreed on %d", c.a, c.b, s.version)
 			}
 			continue
 		}
@@ -189,7 +189,7 @@ func helloOf(keys ...Key) []byte {
 	return hello
 }
 
-// counted counts what is read from and written to a connection.
+// counted counts read and written bytes of a connection.
 type counted struct {
 	net.Conn
 	read, written int
@@ -207,7 +207,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Who does not have the key sees a connection that closes, after no more than 512 bytes.
+// A stranger sees a closing connection, after at most 512 bytes.
 func TestStrangerLearnsNothingFromListener(t *testing.T) {
 	keys := rotated(t, newKeys())
 	wrong := NewKey(someDay)
@@ -231,7 +231,7 @@ func TestStrangerLearnsNothingFromListener(t *testing.T) {
 			stranger, theirs := net.Pipe()
 			conn := &counted{Conn: theirs}
 			go func() {
-				_, _ = stranger.Write(c.say) // fails where not all of it is read
+				_, _ = stranger.Write(c.say) // fails on a partial read
 				if len(c.say) < helloSize {
 					stranger.Close()
 				}
@@ -248,7 +248,7 @@ func TestStrangerLearnsNothingFromListener(t *testing.T) {
 	}
 }
 
-// A stranger is not waited for, whatever it does in that time.
+// The listener does not wait for a slow stranger.
 func TestSlowStrangerIsDisconnected(t *testing.T) {
 	_, b := relays(newKeys())
 	b.Time = 100 * time.Millisecond
@@ -341,8 +341,8 @@ func TestListenerWithoutKeyGetsOneHello(t *testing.T) {
 // Messages, in their order.
 var sizes = []int{helloSize, answerSize, requestSize, welcomeSize}
 
-// between has a and b meet with somebody in between, who sees each message and passes on
-// what alter makes of it: less than all of it is the last.
+// between connects a and b through an attacker, who passes on the result of alter for every
+// message: a shortened message is the last.
 func between(a, b *Local, alter func(n int, message []byte) []byte) (initiator, listener outcome) {
 	ours, left := net.Pipe()
 	right, theirs := net.Pipe()
@@ -370,8 +370,8 @@ func between(a, b *Local, alter func(n int, message []byte) []byte) (initiator, 
 
 func asItIs(_ int, message []byte) []byte { return message }
 
-// Whichever byte is changed, the initiator has no session, and the listener none unless
-// it was the last message.
+// After a change of any byte the initiator has no session, and the listener has a session only
+// after a change in the last message.
 func TestHandshakeWithChangedByteFails(t *testing.T) {
 	for _, tt := range []struct {
 		keys Keys
@@ -413,7 +413,7 @@ func TestTruncatedHandshakeFails(t *testing.T) {
 	}
 }
 
-// What was recorded of one conversation is worth nothing in another.
+// Recorded messages of a handshake are useless in a second handshake.
 func TestHandshakeReplayIsRefused(t *testing.T) {
 	a, b := relays(newKeys())
 	var recorded [4][]byte
@@ -445,7 +445,7 @@ func TestHandshakeReplayIsRefused(t *testing.T) {
 	}
 }
 
-// Who sends another's hello again learns by nothing whether the listener is there.
+// A replayed hello reveals nothing about the listener.
 func TestReplayedHelloLearnsNothing(t *testing.T) {
 	a, b := relays(newKeys())
 	var hello []byte
@@ -479,7 +479,7 @@ func TestReplayedHelloLearnsNothing(t *testing.T) {
 	}
 }
 
-// Messages of two conversations that run at once are not each other's.
+// Messages of concurrent handshakes cannot be exchanged.
 func TestSplicedHandshakesAreRefused(t *testing.T) {
 	for n := range sizes {
 		a, b := relays(newKeys())
@@ -500,8 +500,7 @@ func TestSplicedHandshakesAreRefused(t *testing.T) {
 		}()
 		i, l := between(a, b, swap(other, one))
 		for _, c := range [][2]outcome{{i, l}, <-first} {
-			// Helloes that are swapped are just two conversations the other way about,
-			// in which the one side does not know the other's answer.
+			// Swapped hellos make two crossed handshakes, in which a side cannot read the answer.
 			if c[0].err == nil || c[1].err == nil && n < 3 {
 				t.Errorf("message %d swapped: initiator %v, listener %v", n, c[0].err, c[1].err)
 			}
@@ -509,7 +508,7 @@ func TestSplicedHandshakesAreRefused(t *testing.T) {
 	}
 }
 
-// Who sends a relay its own messages does not get it to trust itself.
+// A relay does not trust reflected messages.
 func TestReflectedHandshakeIsRefused(t *testing.T) {
 	a, _ := relays(newKeys())
 	i, l := between(a, a, asItIs) // a's hello, which is for b, at a's own listener
@@ -518,7 +517,7 @@ func TestReflectedHandshakeIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever order the hosts of a cluster are told of a rotation in.
+// A rotation may reach the hosts of a cluster in any order.
 func TestKeyRotationInAnyOrderKeepsHandshakes(t *testing.T) {
 	old := newKeys()
 	both := rotated(t, old)
@@ -604,7 +603,7 @@ func TestStreamOfSessionAuthenticates(t *testing.T) {
 	i, l = join(&elsewhere, 1)
 	refused("for another listener", i, l)
 	// The cluster key alone joins nothing, and a session's key begins no session.
-	a.TLS = &tls.Config{InsecureSkipVerify: true} // it would speak TLS where it is let
+	a.TLS = &tls.Config{InsecureSkipVerify: true} // this side would use TLS if permitted
 	for _, c := range []struct {
 		what string
 		key  Key
@@ -637,8 +636,8 @@ func TestForeignNamesAreSanitised(t *testing.T) {
 	}
 }
 
-// recording is a connection that was prepared: it reads what is there, and forgets what is
-// written, but for how much.
+// recording is a connection that was prepared: recording reads the given bytes, and counts written
+// bytes.
 type recording struct {
 	bytes.Reader
 	written int
@@ -661,7 +660,7 @@ func prepared(parts ...[]byte) *recording {
 // Nothing that strangers say is answered; a request of a relay that has the key and that
 // makes no sense is refused, or answered with a welcome that is no session.
 func FuzzListener(f *testing.F) {
-	g := Greeting{Host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
+	g := Greeting{host: hostA, Target: Target{Host: hostB, Token: wire.UUID{9}}, Name: "x", purpose: purposeConnect, oldest: 1, newest: 3}
 	keys := Keys{Current: keyOf([keyBytes]byte{1}, someDay)}
 	f.Add(helloOf(keys.Current), false)
 	f.Add(version1Hello(keys.Current, &g), false)
@@ -741,7 +740,7 @@ func FuzzInitiator(f *testing.F) {
 	f.Add(w.bytes(), true)
 	f.Add(make([]byte, answerSize), false)
 	f.Add([]byte("SSH-2.0-x\r\n"), false)
-	w = welcome{version: 4, oldest: 1, newest: 4, host: hostB} // not what both speak
+	w = welcome{version: 4, oldest: 1, newest: 4, host: hostB} // no common version
 	f.Add(w.bytes(), true)
 	w = welcome{version: 2, oldest: 1, newest: 3, host: hostB} // older than both speak
 	f.Add(w.bytes(), true)
@@ -758,7 +757,7 @@ func FuzzInitiator(f *testing.F) {
 				return
 			}
 			if !authentic {
-				_, _ = theirs.Write(text) // what is too long is not read
+				_, _ = theirs.Write(text) // an overlong message is not read
 				return
 			}
 			state, _, err := b.openHello(hello)
@@ -785,8 +784,8 @@ func FuzzInitiator(f *testing.F) {
 		switch {
 		case err == nil && !authentic:
 			t.Fatalf("%v believes a stranger", s)
-		case err == nil && (s.Version != min(3, binary.LittleEndian.Uint32(text[12:])) || s.Host != hostB):
-			t.Errorf("version %d of host %v", s.Version, s.Host)
+		case err == nil && (s.version != min(3, binary.LittleEndian.Uint32(text[12:])) || s.Host != hostB):
+			t.Errorf("version %d of host %v", s.version, s.Host)
 		}
 	})
 }

@@ -17,21 +17,19 @@ import (
 // keyBytes is the length of a cluster key's secret.
 const keyBytes = clusterkey.Bytes
 
-// KeyID names a key without telling it: 8 bytes that HKDF makes of the secret, so that
-// the same key has the same id on every host, and a file whose secret was changed is
-// noticed.
+// KeyID names a key without revealing it: 8 bytes that HKDF makes of the secret, so that the same
+// key has the same id on every host, and a file whose secret was changed is noticed.
 type KeyID [clusterkey.IDBytes]byte
 
 func (id KeyID) String() string { return hex.EncodeToString(id[:]) }
 
-// Key is a secret that relays share. Nothing prints its secret: not %v, nor %+v of what
-// has it in it, nor JSON.
+// Key is a secret that relays share. Nothing prints its secret: neither %v, nor %+v of an enclosing
+// value, nor JSON.
 type Key struct {
 	ID KeyID
 	// Created is to the second, UTC.
 	Created time.Time
-	// A function, because fmt does not ask a field that is not exported how it wants to
-	// be printed, and follows pointers.
+	// A function, because fmt does not call Format of an unexported field, and follows pointers.
 	secret func() [keyBytes]byte
 }
 
@@ -48,7 +46,7 @@ func keyOf(secret [keyBytes]byte, created time.Time) Key {
 	return k
 }
 
-// derive makes n bytes of the key, for one purpose.
+// derive makes n bytes from the key, for a single purpose.
 func (k Key) derive(salt []byte, label string, n int) []byte {
 	secret := k.secret()
 	return clusterkey.Derive(secret[:], salt, label, n)
@@ -62,8 +60,8 @@ func (k Key) String() string {
 // Format prints String, whatever the verb.
 func (k Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
-// Keys are the cluster's: the one in use, and while a rotation is under way the one
-// before, which is still believed.
+// Keys are the cluster's: the current key, and during a rotation the previous key, which is still
+// valid.
 type Keys struct {
 	Current  Key
 	Previous *Key
@@ -79,7 +77,7 @@ func (k Keys) String() string {
 // Format prints String, whatever the verb.
 func (k Keys) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, k.String()) }
 
-// all lists the keys that are believed, the one in use first.
+// all lists the valid keys, the current key first.
 func (k Keys) all() []Key {
 	if k.Previous == nil {
 		return []Key{k.Current}
@@ -87,11 +85,11 @@ func (k Keys) all() []Key {
 	return []Key{k.Current, *k.Previous}
 }
 
-// Rotate puts another key into use, and keeps the one that was. It refuses while
-// the last rotation is not finished: a host that was not told of it would be lost.
+// Rotate activates a new key, and keeps the previous key. Rotate fails before the end of the last
+// rotation: a host without the new key would lose contact.
 func (k Keys) Rotate(now time.Time) (Keys, error) {
 	if k.Previous != nil {
-		return Keys{}, fmt.Errorf("a rotation is under way: %v; finish it first, when every host has that file", k)
+		return Keys{}, fmt.Errorf("%v: %w", k, errRotating)
 	}
 	return Keys{Current: NewKey(now), Previous: &k.Current}, nil
 }
@@ -129,30 +127,92 @@ func (k Keys) Text() []byte {
 	return b.Bytes()
 }
 
-// ParseKeys reads what Text writes, and nothing else. Its errors quote no secret.
+// Errors of a key file. None has a secret.
+var (
+	errRotating    = errors.New("a rotation is under way; finish it first, when every host has that file")
+	errNoKeyFile   = fmt.Errorf("it does not begin with %q: it is no cluster key", keyFileHead+keyFileVersion)
+	errKeyFilePart = errors.New("its last line has no end: it was copied in part; copy it again")
+	errSameKey     = errors.New("its current and its previous key are the same one")
+	errKeyChanged  = errors.New("it is not written as peerlane key writes it: blanks or digits were changed")
+	errSecretForm  = fmt.Errorf("the secret is not the base64 of %d bytes", keyBytes)
+)
+
+// keySizeError is the error of a file above the limit.
+type keySizeError struct{ bytes int }
+
+func (e *keySizeError) Error() string {
+	return fmt.Sprintf("it has %d bytes, and a cluster key's file at most %d", e.bytes, MaxKeyFile)
+}
+
+// keyFormError is the error of a file of another version.
+type keyFormError struct{ version string }
+
+func (e *keyFormError) Error() string {
+	return fmt.Sprintf("its form is %.20q, and this version of Peerlane reads %q", e.version, keyFileVersion)
+}
+
+// keyLinesError is the error of a file with another number of keys.
+type keyLinesError struct{ lines int }
+
+func (e *keyLinesError) Error() string {
+	return fmt.Sprintf("it has %d lines of keys; one, or two during a rotation, are possible", e.lines)
+}
+
+// keyLineError is the error of a line of a file, from 1.
+type keyLineError struct {
+	line int
+	err  error
+}
+
+func (e *keyLineError) Error() string { return fmt.Sprintf("line %d: %v", e.line, e.err) }
+
+func (e *keyLineError) Unwrap() error { return e.err }
+
+// keyWordsError is the cause of a line without the words of a key.
+type keyWordsError struct{ name string } // keyCurrent or keyPrevious
+
+func (e *keyWordsError) Error() string {
+	return fmt.Sprintf("%q, an id, a date and a secret are expected, with a blank between each two", e.name)
+}
+
+// keyDateError is the cause of a line with another form of a date.
+type keyDateError struct{ date string }
+
+func (e *keyDateError) Error() string {
+	return fmt.Sprintf("%.30q is no date such as 2026-11-22T13:50:00Z", e.date)
+}
+
+// keySecretError is the cause of a line with the secret of another key.
+type keySecretError struct{ id string }
+
+func (e *keySecretError) Error() string {
+	return fmt.Sprintf("the secret is not that of key %.16q: one of them was changed", e.id)
+}
+
+// ParseKeys reads exactly the output of Text. Errors quote no secret.
 func ParseKeys(text []byte) (Keys, error) {
 	var k Keys
 	if len(text) > MaxKeyFile {
-		return k, fmt.Errorf("it has %d bytes, and a cluster key's file at most %d", len(text), MaxKeyFile)
+		return k, &keySizeError{len(text)}
 	}
 	first, rest, ended := strings.Cut(string(text), "\n")
 	version, ok := strings.CutPrefix(first, keyFileHead)
 	switch {
 	case !ok:
-		return k, fmt.Errorf("it does not begin with %q: it is no cluster key", keyFileHead+keyFileVersion)
+		return k, errNoKeyFile
 	case version != keyFileVersion:
-		return k, fmt.Errorf("its form is %.20q, and this version of Peerlane reads %q", version, keyFileVersion)
+		return k, &keyFormError{version}
 	case !ended || !strings.HasSuffix(rest, "\n"):
-		return k, errors.New("its last line has no end: it was copied in part; copy it again")
+		return k, errKeyFilePart
 	}
 	lines := strings.Split(strings.TrimSuffix(rest, "\n"), "\n")
 	if len(lines) > 2 {
-		return k, fmt.Errorf("it has %d lines of keys; one, or two during a rotation, are possible", len(lines))
+		return k, &keyLinesError{len(lines)}
 	}
 	for i, line := range lines {
 		key, err := parseKey(line, []string{keyCurrent, keyPrevious}[i])
 		if err != nil {
-			return Keys{}, fmt.Errorf("line %d: %w", i+2, err)
+			return Keys{}, &keyLineError{i + 2, err}
 		}
 		if i == 0 {
 			k.Current = key
@@ -161,10 +221,10 @@ func ParseKeys(text []byte) (Keys, error) {
 		}
 	}
 	if k.Previous != nil && k.Previous.ID == k.Current.ID {
-		return Keys{}, errors.New("its current and its previous key are the same one")
+		return Keys{}, errSameKey
 	}
 	if !bytes.Equal(k.Text(), text) {
-		return Keys{}, errors.New("it is not written as peerlane key writes it: blanks or digits were changed")
+		return Keys{}, errKeyChanged
 	}
 	return k, nil
 }
@@ -172,19 +232,19 @@ func ParseKeys(text []byte) (Keys, error) {
 func parseKey(line, name string) (Key, error) {
 	fields := strings.Split(line, " ")
 	if len(fields) != 4 || fields[0] != name {
-		return Key{}, fmt.Errorf(`%q, an id, a date and a secret are expected, with a blank between each two`, name)
+		return Key{}, &keyWordsError{name}
 	}
 	created, err := time.Parse(time.RFC3339, fields[2])
 	if err != nil || created.Location() != time.UTC {
-		return Key{}, fmt.Errorf("%.30q is no date such as 2026-11-22T13:50:00Z", fields[2])
+		return Key{}, &keyDateError{fields[2]}
 	}
 	decoded, err := base64.StdEncoding.Strict().DecodeString(fields[3])
 	if err != nil || len(decoded) != keyBytes {
-		return Key{}, fmt.Errorf("the secret is not the base64 of %d bytes", keyBytes)
+		return Key{}, errSecretForm
 	}
 	key := keyOf([keyBytes]byte(decoded), created)
 	if key.ID.String() != fields[1] {
-		return Key{}, fmt.Errorf("the secret is not that of key %.16q: one of them was changed", fields[1])
+		return Key{}, &keySecretError{fields[1]}
 	}
 	return key, nil
 }

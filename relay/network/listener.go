@@ -19,32 +19,32 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Limits of the connections that have not proven a key. Each takes a descriptor, a
-// goroutine and a few KiB, for HandshakeTime at most. As many as maxGuests more may have
-// proven one and not come to the end of their handshake.
+// Limits of the connections that have not proven a key. A guest takes a descriptor, a goroutine and
+// a few KiB, for HandshakeTime at most. Up to maxGuests further connections may have proven a key
+// without the end of the handshake.
 const (
 	maxGuests          = 256 // in all
 	maxGuestsOfASource = 128 // of one IPv4 address, or one IPv6 network of 64 bits
 )
 
-// Server accepts connections on a listener, and does the handshake with each.
+// Server accepts connections on a listener, and does the handshakes.
 type Server struct {
 	Local *Local
-	// Admit is Respond's; it is called by many goroutines.
+	// Admit is Respond's; many goroutines call the function.
 	Admit func(Greeting) error
-	// Accept takes a session over, and has to return soon. Streams of the session that come
-	// before it calls Local.Expect are refused.
+	// Accept takes a session over, and has to return soon. Streams of the session before the call
+	// of Local.Expect are refused.
 	Accept func(*Session)
-	// Refused is told of each connection that came to nothing. Strangers can have it
-	// called as often as they like: what it logs must be bounded.
+	// Refused is called for every failed connection. Strangers can cause any number of calls: the
+	// callback must limit its log.
 	Refused func(from net.Addr, err error)
-	// Guests and GuestsOfASource stand for maxGuests and maxGuestsOfASource where they
-	// are not 0.
-	Guests, GuestsOfASource int
+	// guests and guestsOfASource replace maxGuests and maxGuestsOfASource if
+	// not 0.
+	guests, guestsOfASource int
 }
 
-// Left reports whether an error says that the other side has closed the connection. One that
-// has proven the cluster key has as a rule come by another way at the same time (Race).
+// Left reports whether the error means that the remote side has closed the connection. A remote
+// side with a proven key has usually won by a different address (Race).
 func Left(err error) bool {
 	return !errors.Is(err, ErrStranger) && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
 }
@@ -52,11 +52,11 @@ func Left(err error) bool {
 // errCrowded is why a guest had to go.
 var errCrowded = errors.New("it had not come to the end of its handshake when too many others came")
 
-// Serve works until the listener is closed, and returns when nothing of it runs any
-// more. Accept's sessions live on.
+// Serve works until the listener is closed, and returns after the end of its goroutines. Accept's
+// sessions live on.
 func (s *Server) Serve(listener net.Listener) {
-	waiting := &guests{all: cmp.Or(s.Guests, maxGuests), of: cmp.Or(s.GuestsOfASource, maxGuestsOfASource)}
-	// Who had to go is counted here until his goroutine has ended, too.
+	waiting := &guests{all: cmp.Or(s.guests, maxGuests), of: cmp.Or(s.guestsOfASource, maxGuestsOfASource)}
+	// An evicted connection counts until the end of its goroutine.
 	room := make(chan struct{}, 3*waiting.all)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -103,10 +103,9 @@ type guest struct {
 	left   bool // it had to go, or has come to its end
 }
 
-// guests are those at a time, oldest first. When there are too many of a source its
-// oldest has to go; when there are too many in all, the oldest of the source that has
-// most. Who means it says all that he has to at once, so that whoever connects and is
-// silent keeps nobody else out; who has said something that is not read yet is not silent.
+// guests are those at a time, oldest first. Too many guests of a source evict that source's oldest;
+// too many in total evict the oldest of the source with the most. A relay sends its hello at once,
+// so that silent connections keep no host out; a connection with unread bytes is not silent.
 type guests struct {
 	all, of int
 
@@ -133,7 +132,7 @@ func (w *guests) begin(conn net.Conn) *guest {
 	return g
 }
 
-// prove is told of a guest who has proven a key. His host's may all come at once.
+// prove records that a guest has proven a key. His host's may all come at once.
 func (w *guests) prove(g *guest) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,7 +142,7 @@ func (w *guests) prove(g *guest) {
 	}
 }
 
-// count counts those who have proven a key, or those who have not, by their sources.
+// count counts guests with, or without, a proven key by source.
 func (w *guests) count(proven bool) (of map[netip.Addr]int, most netip.Addr, all int) {
 	of = map[netip.Addr]int{}
 	for _, g := range w.waiting {
@@ -206,7 +205,7 @@ func (w *guests) remove(g *guest) {
 	}
 }
 
-// end takes out who has come to an end. It reports false where he had to go before.
+// end removes an ended guest. It reports false where he had to go before.
 func (w *guests) end(g *guest) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -226,7 +225,7 @@ func (w *guests) close() {
 	}
 }
 
-// source is what counts as one: of IPv6 a host has a whole network.
+// source returns the origin for the limits: of IPv6 a host has a whole network.
 func source(from net.Addr) netip.Addr {
 	tcp, ok := from.(*net.TCPAddr)
 	if !ok {
@@ -239,26 +238,26 @@ func source(from net.Addr) netip.Addr {
 	return a
 }
 
-// Tries of Dial, and how long it waits after the first one.
+// Tries of Dial, and the wait after the first try.
 const (
 	dialTries = 5
 	dialPause = 20 * time.Millisecond
 )
 
-// Dial connects to one of the addresses, the first that answers (Race), and does the
-// initiator's side. A listener that closes without a word may only have had no room, so
-// that is tried a few times, for under a second.
+// Dial connects to the first answering address (Race), and does the initiator's side. A listener
+// that closes without a word may only have had no room, so that is tried a few times, for under a
+// second.
 func (l *Local) Dial(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
 	return l.DialBy(ctx, "", to, addresses)
 }
 
-// DialFirst is Dial for who has other ways than the kernel's routes, and does not wait long
-// for a connection by these.
+// DialFirst is Dial for callers with alternatives to the kernel's routes, and does not wait long
+// for a connection.
 func (l *Local) DialFirst(ctx context.Context, to Target, addresses []netip.AddrPort) (*Session, error) {
 	return l.dialAny(ctx, "", true, to, addresses)
 }
 
-// DialBy is Dial by an interface of this host, whatever its routes say.
+// DialBy is Dial by an interface of this host, regardless of routes.
 func (l *Local) DialBy(ctx context.Context, by string, to Target, addresses []netip.AddrPort) (*Session, error) {
 	return l.dialAny(ctx, by, by != "", to, addresses)
 }
@@ -279,7 +278,7 @@ func (l *Local) dialAny(ctx context.Context, by string, others bool, to Target, 
 	}
 	failed := slices.DeleteFunc(finish.Errors, func(err error) bool { return err == nil })
 	if ctx.Err() != nil {
-		// The connections were closed here: what these failed with says nothing of the other side.
+		// The connections were closed here: such errors do not concern the remote side.
 		failed = append(failed, unreached(fmt.Sprint("at ", addresses), ctx.Err()))
 	}
 	return nil, errors.Join(failed...)
@@ -295,13 +294,13 @@ func (l *Local) DialStreamBy(ctx context.Context, by string, s *Session, stream 
 	return l.dialOne(ctx, by, by != "", at, func(conn net.Conn) (*Session, error) { return l.join(conn, s, stream) })
 }
 
-// interfaceTimeout is how long a connection may take where there are other ways, by other
-// interfaces: the kernel's second try of it is among that.
+// interfaceTimeout limits a connect if further interfaces exist: the kernel's second try of it is
+// among that.
 const interfaceTimeout = 2500 * time.Millisecond
 
-// byInterface has a connection go out by an interface (SO_BINDTODEVICE of socket(7)), whose
-// address it has then. A kernel that asks for a privilege for that, before Linux 5.7, goes
-// by its routes.
+// byInterface binds a connection to an interface (SO_BINDTODEVICE of socket(7)), whose address the
+// connection has then. A kernel before Linux 5.7, which requires a privilege for that, uses its
+// routes.
 func byInterface(by string) func(network, address string, c syscall.RawConn) error {
 	if by == "" {
 		return nil
@@ -353,7 +352,7 @@ func (l *Local) dialOne(ctx context.Context, by string, others bool, address net
 		}
 		conn.Close()
 		if ctx.Err() != nil {
-			// The connection was closed here: what it failed with says nothing of the other side.
+			// The connection was closed here: such an error does not concern the remote side.
 			return nil, unreached(fmt.Sprint("at ", address), ctx.Err())
 		}
 		if !errors.Is(err, ErrSilent) || try == dialTries {

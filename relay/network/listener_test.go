@@ -39,7 +39,7 @@ func serveAt(t *testing.T, b *Local, at string, guests, ofASource int) *served {
 	}
 	s := &served{at: netip.MustParseAddrPort(listener.Addr().String()), sessions: make(chan *Session, 1024), refused: make(chan error, 4096)}
 	s.Server = &Server{
-		Local: b, Admit: admitB, Guests: guests, GuestsOfASource: ofASource,
+		Local: b, Admit: admitB, guests: guests, guestsOfASource: ofASource,
 		Accept: func(session *Session) { s.sessions <- session },
 		Refused: func(_ net.Addr, err error) {
 			select {
@@ -110,7 +110,7 @@ func TestDialReachesServingListener(t *testing.T) {
 	}
 }
 
-// Who answers a connection is met before it has said anything; where nobody does, nobody is.
+// Dial reports an accepted connection before the handshake, and reports none without a listener.
 func TestDialReportsAcceptedConnection(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
@@ -130,7 +130,7 @@ func TestDialReportsAcceptedConnection(t *testing.T) {
 	}
 }
 
-// An address where nobody listens does not keep from the next; none says which key it is.
+// An address where nobody listens does not keep from the next; no answer reveals the key.
 func TestDialTriesEachAddress(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
@@ -195,7 +195,7 @@ func TestDialRetriesRefusedHandshakes(t *testing.T) {
 	if _, err = a.Dial(ctx, toB, at); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
-	// What is refused with a reason is not asked again.
+	// Dial does not retry after a refusal with a reason.
 	closes.Store(0)
 	asked.Store(0)
 	if _, err = a.Dial(t.Context(), Target{Host: hostB}, at); wire.StatusOf(err) != wire.StatusBadHandle || asked.Load() != 1 {
@@ -203,7 +203,7 @@ func TestDialRetriesRefusedHandshakes(t *testing.T) {
 	}
 }
 
-// Who gives up is told that, and not that the other side is silent.
+// A canceled Dial returns the context's error, and not ErrSilent.
 func TestDialCanceledReturnsContextError(t *testing.T) {
 	a, _ := relays(newKeys())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -232,7 +232,7 @@ func TestDialCanceledReturnsContextError(t *testing.T) {
 	await(t, ended)
 }
 
-// Whoever is silent keeps nobody out, and there are never more of them than the limits.
+// Silent connections keep no host out, and never exceed the limits.
 func TestSilentStrangersBlockNoHost(t *testing.T) {
 	const all, ofASource, strangers = 8, 4, 100
 	a, b := relays(newKeys())
@@ -292,7 +292,7 @@ func TestListenerEvictsOldestHandshakeOfCrowdedSource(t *testing.T) {
 	}
 }
 
-// All who have the key come through, when as many come at once as one host may be.
+// Every relay with the key connects, also if as many connect at once as a host may have.
 func TestManyHostsAtOnceConnect(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
@@ -359,7 +359,7 @@ func TestServeEndClosesHandshakes(t *testing.T) {
 	if _, err := noisy.Write(make([]byte, helloSize)); err != nil {
 		t.Fatal(err)
 	}
-	await(t, begun) // so the silent one, who came before, is waited for
+	await(t, begun) // so the test waits for the earlier silent connection
 	listener.Close()
 	await(t, ended)
 	if !isClosed(silent) {
@@ -382,12 +382,12 @@ func TestSourceOfAddressIsItsPrefix(t *testing.T) {
 	}
 }
 
-// Who has proven the key and closes, as one does that has come by another way, is told from
-// one that is refused; who has proven nothing is not.
+// A connection closed after a proof, as by a race's loser, differs from a refusal; a connection
+// without a proof does not.
 func TestClosedAfterProofDiffersFromRefusal(t *testing.T) {
 	a, b := relays(newKeys())
 	s := serve(t, b, 0, 0)
-	nowhere := Greeting{Host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}
+	nowhere := Greeting{host: hostA, Target: Target{Host: hostB}, purpose: purposeConnect, oldest: 1, newest: 3}
 	for name, c := range map[string]struct {
 		play func(net.Conn)
 		left bool

@@ -5,40 +5,39 @@ import (
 	"time"
 )
 
-// AttemptDelay is how long a way is tried alone, before the next one is tried beside it: the
-// Connection Attempt Delay that RFC 8305 (section 5) recommends. net.Dialer does the like
-// for the two families of one name alone, and is over with the connection, before anybody
-// has proven anything.
+// AttemptDelay is the head start of an address before the next address: the Connection Attempt
+// Delay that RFC 8305 (section 5) recommends. net.Dialer does the like for the two families of one
+// name alone, and is over with the connection, before anybody has proven anything.
 const AttemptDelay = 250 * time.Millisecond
 
-// AnswerDelay is how long a way that leads to somebody is tried alone, before the next one is
-// tried beside it: a relay that is slow, since many come to it at once, is not to have each of
-// them come by all ways. Two others fit into HandshakeTime then.
+// AnswerDelay is the head start of an address that has accepted a connection: a relay under many
+// simultaneous connects should not get a connect per address from every host. Two others fit into
+// HandshakeTime then.
 const AnswerDelay = 1500 * time.Millisecond
 
-// Race is several ways to one thing, of which the earlier are the better. All ways may be
+// Race tries several addresses of a target, of which earlier addresses are better. All ways may be
 // tried at a time.
 type Race[T any] struct {
 	Ways int
-	// Delay is how long the last way that was begun is waited for before the next one is
-	// begun; one that fails is not waited for. Of a way that has met somebody it is Answer.
+	// Delay is the time between the starts of two addresses; one that fails is not waited for.
+	// Answer replaces Delay after an accepted connection.
 	Delay, Answer time.Duration
-	// Try goes a way, and ends soon when its context does.
+	// Try connects to an address, and ends soon after its context.
 	Try func(ctx context.Context, way int) (T, error)
-	// Settles says that no other way leads to anything else than this error: none is begun
-	// any more. Nil stands for one that never does.
+	// Settles reports an error that further addresses would not change: none is begun any more. Nil
+	// stands for one that never does.
 	Settles func(error) bool
-	// Drop takes back what a way has led to when another one has won.
+	// Drop releases the result of an address after another address has won.
 	Drop func(T)
 }
 
 // Finish is how a race ended.
 type Finish[T any] struct {
-	// Won is what the way Winner has led to; -1 where none has.
+	// Won is the result of the address Winner; -1 where none has.
 	Won    T
 	Winner int
-	// Begun are so many of the first ways, and Errors why each of these failed by itself: nil of
-	// the winner, and of those that were under way when the race ended.
+	// Begun is the number of tried addresses, and Errors their independent errors: nil of the
+	// winner, and of those that were under way when the race ended.
 	Begun  int
 	Errors []error
 }
@@ -46,15 +45,14 @@ type Finish[T any] struct {
 // meeting is the context key of the function that reportMet calls.
 type meeting struct{}
 
-// reportMet tells the races that a context is of, one within the other, that their way leads to
-// somebody, who is waited for.
+// reportMet reports to the nested races of a context that the address has accepted a connection.
 func reportMet(ctx context.Context) {
 	if met, of := ctx.Value(meeting{}).(func()); of {
 		met()
 	}
 }
 
-// Run gives the first that a way leads to. When it returns nothing is tried any more.
+// Run gives the first that a way leads to. At the return no try is running.
 func (r Race[T]) Run(ctx context.Context) Finish[T] {
 	type arrival struct {
 		way int

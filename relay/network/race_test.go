@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Ways are tried in their order, each one a delay after the one before or when that has
-// failed; the first that leads there wins, and nothing is left of the others.
+// Race tries addresses in order, after a delay or after the failure of the previous address; the
+// first that leads there wins, and nothing is left of the others.
 func TestRaceFirstConnectionWins(t *testing.T) {
 	const delay, never = 250 * time.Millisecond, time.Hour
 	at := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -96,8 +96,8 @@ func TestRaceFirstConnectionWins(t *testing.T) {
 	}
 }
 
-// A way that leads to somebody is waited for longer, in each race that it is of: a relay that
-// is slow, since many come to it at once, has one connection of each and not one by each way.
+// An address that has accepted a connection gets more time, in every race of the context: a slow
+// relay gets a connection per host, and not a connection per address.
 func TestRaceAnsweredAddressGetsMoreTime(t *testing.T) {
 	at := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	wrong := errors.New("wrong")

@@ -9,8 +9,8 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Rail is an address at which a relay listens, as it tells the other side of a session: a
-// handle has room for one, and none for the interfaces.
+// Rail is a listening address of a relay, as advertised to the remote side of a session: a handle
+// has room for a single address, and not for the interfaces.
 type Rail struct {
 	// Number is the rail's, from 0; -1 for an address that is on none.
 	Number    int
@@ -30,8 +30,8 @@ const (
 	maxRail        = 1023 // as a plan's
 )
 
-// TellRails says where this side listens. It is sealed for the session, so that nobody in
-// between has the other side connect to where no relay is; each side says it once.
+// TellRails says where this side listens. The message is sealed for the session, so that no
+// attacker in between can redirect connects of the remote side; a side sends the message once.
 func (s *Session) TellRails(rails []Rail) error {
 	if len(rails) > MaxRails {
 		return fmt.Errorf("%d rails to tell; at most %d are possible", len(rails), MaxRails)
@@ -44,7 +44,7 @@ func (s *Session) TellRails(rails []Rail) error {
 	return err
 }
 
-// HearRails is what the other side says by TellRails.
+// HearRails reads the message of TellRails.
 func (s *Session) HearRails() ([]Rail, error) {
 	label := railsOfInitiator
 	if s.initiated {
@@ -67,7 +67,7 @@ const (
 )
 
 // encodeRails makes a count (64 bits) and MaxRails of: number and flags (32 bits each), an
-// endpoint, an interface's name. What is not used is zero.
+// endpoint, an interface's name. Unused bytes are zero.
 func encodeRails(rails []Rail) []byte {
 	b := make([]byte, 0, railsBytes)
 	b = binary.LittleEndian.AppendUint64(b, uint64(len(rails)))

@@ -28,7 +28,7 @@ func sessionPair(t *testing.T) (a, b *Session) {
 	return i.session, l.session
 }
 
-// Each side hears what the other one has told, whatever that is.
+// Rails arrive unchanged at the remote side.
 func TestRailsReachTheOtherSide(t *testing.T) {
 	all := []Rail{railAt(0, "10.0.0.1", true), railAt(7, "2001:db8::1", false), railAt(-1, "fe80::1", false), railAt(1023, "10.0.3.1", true)}
 	full := make([]Rail, MaxRails)
@@ -52,8 +52,7 @@ func TestRailsReachTheOtherSide(t *testing.T) {
 	}
 }
 
-// What somebody in between has changed, or sent back, or recorded, is refused: it would
-// have a relay connect to where none is.
+// Changed, reflected and replayed rails are refused: a relay would connect to a wrong address.
 func TestChangedRailsAreRefused(t *testing.T) {
 	sealed := func(s *Session) []byte {
 		t.Helper()
@@ -102,7 +101,7 @@ func TestChangedRailsAreRefused(t *testing.T) {
 	}
 }
 
-// A connection by an interface goes by that one or not at all.
+// A connection by an interface uses that interface or fails.
 func TestConnectionByInterfaceUsesThatInterface(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -148,7 +147,7 @@ func TestInvalidRailsAreRefused(t *testing.T) {
 	}
 }
 
-// What makes no sense is refused, and what is taken is what was told.
+// Invalid rails are refused, and accepted rails are the sent rails.
 func FuzzRails(f *testing.F) {
 	f.Add(encodeRails(nil))
 	f.Add(encodeRails([]Rail{railAt(0, "10.0.0.1", true), railAt(-1, "2001:db8::1", false)}))

@@ -130,7 +130,7 @@ func (d lowOrder) GenerateKeypair(random io.Reader) (noise.DHKey, error) {
 func TestHandshakeLowOrderKeyIsRefused(t *testing.T) {
 	key := NewKey(someDay)
 	_, b := relays(Keys{Current: key})
-	// A hello for the ephemeral key 0, of somebody who has the cluster key.
+	// A hello for the ephemeral key 0, sealed with the cluster key.
 	state, err := noise.NewHandshakeState(noise.Config{
 		CipherSuite: noise.NewCipherSuite(lowOrder{noise.DH25519}, noise.CipherChaChaPoly, noise.HashSHA256), Pattern: noise.HandshakeNN, Initiator: true,
 		Prologue: append([]byte("peerlane network 2 "), key.ID[:]...), PresharedKey: key.derive(nil, "noise psk", 32),
@@ -172,7 +172,7 @@ func TestHandshakeVersion1IsNamed(t *testing.T) {
 	defer ours.Close()
 	told := make(chan *welcome, 1)
 	go func() {
-		hello := version1Hello(keys.Current, &Greeting{Host: hostA, Name: "relay A", Target: toB, purpose: purposeConnect, oldest: 1, newest: 2})
+		hello := version1Hello(keys.Current, &Greeting{host: hostA, Name: "relay A", Target: toB, purpose: purposeConnect, oldest: 1, newest: 2})
 		answer := make([]byte, ephemeralBytes+welcomeSize)
 		_, err := ours.Write(hello)
 		if err == nil {

@@ -19,7 +19,7 @@ func (s Session) String() string { return "session with " + s.Peer }
 // Format prints String, whatever the verb.
 func (s Session) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, s.String()) }
 
-// secretBytes is known to both sides and nobody else, and no other session has it.
+// secretBytes is a secret of both sides and of this session alone.
 func (s *Session) secretBytes() [32]byte { return s.secret() }
 
 // derive makes the session's secret of a key.
@@ -32,7 +32,7 @@ func (s *Session) derive(key Key, salt []byte, label string) {
 // key is the session's secret in a key's place.
 func (s *Session) key() Key { return keyOf(s.secretBytes(), time.Time{}) }
 
-// joinKey is what further streams of the session are sealed with.
+// joinKey seals the hellos of further streams of the session.
 func (s *Session) joinKey() Key {
 	var secret [keyBytes]byte
 	copy(secret[:], s.key().derive(nil, "join", len(secret)))
@@ -57,12 +57,11 @@ func (j *joins) find(id KeyID) (Key, *Session) {
 	return found.key, found.session
 }
 
-// Expect lets the initiator of a session add streams to it, until forget is called:
-// then nobody can any more, though the session lives. Which numbers are free, and how many
-// there may be, is admit's to say.
+// Expect permits the initiator of a session to add streams until the call of forget, also while the
+// session lives. Which numbers are free, and how many there may be, is admit's to say.
 //
-// A stream that comes before Expect is refused without a word, as a stranger is: an
-// initiator joins when this side has said on the session that it expects it.
+// A stream that comes before Expect is refused without a word, as a stranger is: an initiator joins
+// after this side's message that it expects the stream.
 func (l *Local) Expect(s *Session) (forget func()) {
 	key := s.joinKey()
 	l.joins.mu.Lock()
@@ -78,13 +77,13 @@ func (l *Local) Expect(s *Session) (forget func()) {
 	}
 }
 
-// Certificates are what TLS takes, in PEM: this host's certificate with those between it
-// and the authority, its key, and the authorities that both sides' certificates are of.
+// Certificates are the parameters of TLS, in PEM: this host's certificate chain and key, and the
+// authorities of both sides' certificates.
 type Certificates struct{ Certificate, Key, Authority []byte }
 
-// LoadTLS makes the configuration of TLS 1.3 for both sides. Who has a certificate of
-// one of the authorities is believed, whatever its name: handles have addresses, not
-// names, so the authority has to be the cluster's own.
+// LoadTLS makes the configuration of TLS 1.3 for both sides. Any certificate of one of the
+// authorities is valid, regardless of the name: handles have addresses, not names, so the authority
+// has to be the cluster's own.
 func LoadTLS(c Certificates) (*tls.Config, error) {
 	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
 	if err != nil {
@@ -114,7 +113,7 @@ func verify(chain []*x509.Certificate, authorities *x509.CertPool) error {
 	for _, c := range chain[1:] {
 		between.AddCert(c)
 	}
-	// Each relay is the one side and the other.
+	// A relay is client and server.
 	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
 		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: authorities, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
 			return fmt.Errorf("the certificate of %s: %w", tame(chain[0].Subject.String()), err)
@@ -148,7 +147,7 @@ func (s *Session) secure(conn *tls.Conn, initiator bool) error {
 	if !initiator {
 		ours, theirs = theirs, ours
 	}
-	// One after the other, so that no connection has to hold both at once.
+	// In sequence, so that no connection has to hold both at once.
 	say := func() error {
 		_, err := conn.Write(s.key().derive(nil, ours, 32))
 		return err

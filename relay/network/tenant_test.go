@@ -26,8 +26,8 @@ func tenants(t *testing.T, cluster Keys, name string) Keys {
 	return keys
 }
 
-// Each host makes the same key of a tenant's name, and no other name or cluster gives it,
-// during a rotation of the cluster key, too.
+// Hosts derive the same key from a tenant's name, and a different key for a different name or
+// cluster, also during a rotation of the cluster key.
 func TestTenantKeysDifferByNameAndCluster(t *testing.T) {
 	cluster := rotated(t, Keys{Current: NewKey(someDay)})
 	if a := tenants(t, cluster, "a"); !bytes.Equal(a.Text(), tenants(t, cluster, "a").Text()) || a.Previous == nil || !a.Current.Created.Equal(cluster.Current.Created) {
@@ -65,8 +65,8 @@ func TestTenantKeyOfBadFileOrNameFails(t *testing.T) {
 	}
 }
 
-// Relays of two tenants refuse each other: neither opens the other's handle, and a relay that
-// connects all the same is a stranger. Nor is the cluster key a tenant's.
+// Relays of two tenants refuse connections: a relay cannot open a foreign tenant's handle, and a
+// relay that connects nevertheless is a stranger. Nor is the cluster key a tenant's.
 func TestRelaysOfTwoTenantsRefuseEachOther(t *testing.T) {
 	cluster := newKeys()
 	keys := map[string]Keys{"the cluster": cluster, "a": tenants(t, cluster, "a"), "b": tenants(t, cluster, "b")}

@@ -145,7 +145,7 @@ func TestCertificateNamesAreSanitised(t *testing.T) {
 	}
 }
 
-// A stream of a session with TLS has none, and needs the session's secret as TLS made it.
+// A stream of a session with TLS has no TLS, and needs the session's secret from TLS.
 func TestStreamOfTLSSessionAuthenticates(t *testing.T) {
 	authority := newAuthority(t)
 	a, b := relays(newKeys())
@@ -160,8 +160,8 @@ func TestStreamOfTLSSessionAuthenticates(t *testing.T) {
 	}
 }
 
-// Who sits in between has a certificate of the authority, and passes the handshake on. He
-// can end TLS on both sides; the proofs within are not his to make.
+// The attacker in between has a certificate of the authority, and forwards the handshake. He can
+// end TLS on both sides; the proofs within are not his to make.
 func TestTLSEndedByProxyIsRefused(t *testing.T) {
 	authority := newAuthority(t)
 	a, b := relays(newKeys())
@@ -204,7 +204,7 @@ func TestTLSEndedByProxyIsRefused(t *testing.T) {
 	}
 }
 
-// Certificates are not shown to who does not have the key.
+// A listener shows no certificate to a stranger.
 func TestStrangerSeesNoCertificate(t *testing.T) {
 	_, b := relays(newKeys())
 	b.TLS = newAuthority(t).config("secret host")

@@ -14,21 +14,21 @@ import (
 // context.
 var ErrQueueFull = errors.New("the socket's queue of connections was full all the time")
 
-// maxBlockedDials limits the dials that wait in the kernel at a time: each of them
-// blocks a thread.
+// maxBlockedDials limits the dials that wait in the kernel at a time: a waiting dial blocks a
+// thread.
 const maxBlockedDials = 32
 
-// blockedDials has an element for each dial that waits in the kernel.
+// blockedDials has an element per dial that waits in the kernel.
 var blockedDials = make(chan struct{}, maxBlockedDials)
 
-// dialSlice is how long one connect waits in the kernel, which cannot be interrupted,
-// before DialContext looks at its context.
+// dialSlice is the time of an uninterruptible connect in the kernel, after which DialContext checks
+// the context.
 const dialSlice = 200 * time.Millisecond
 
-// DialContext connects to a listening socket. While the socket's accept queue is full it
-// waits in the kernel's queue, where each accept wakes the dial that waits longest. It
-// fails with ErrQueueFull when the context ends first. The context needs a deadline or
-// has to be canceled at some time.
+// DialContext connects to a listening socket. While the socket's accept queue is full, the dial
+// waits in the kernel's queue, where an accept wakes the oldest dial. DialContext fails with
+// ErrQueueFull when the context ends first. The context needs a deadline or has to be canceled at
+// some time.
 func DialContext(ctx context.Context, path string) (Conn, error) {
 	c, err := Dial(path)
 	if !errors.Is(err, unix.EAGAIN) {

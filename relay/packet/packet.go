@@ -20,9 +20,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// controlSpace has room for all descriptors that a message can bring (SCM_MAX_FD
-// of net/scm.h), however many it may: what has no room the kernel closes before
-// the call returns, and that waits for whoever made the file.
+// controlSpace has room for the maximum number of descriptors of a message (SCM_MAX_FD of
+// net/scm.h), regardless of the permitted number: the kernel closes descriptors without room before
+// the call returns, and such a close waits for the maker of the file.
 var controlSpace = unix.CmsgSpace(253 * 4)
 
 // Conn is a connected socket for goroutines. Send may be called concurrently.
@@ -34,7 +34,7 @@ func Dial(path string) (Conn, error) {
 	return Conn{c}, err
 }
 
-// FromFD makes a Conn of a descriptor, which it takes over.
+// FromFD makes a Conn from a descriptor, and owns the descriptor.
 func FromFD(fd int, name string) (Conn, error) {
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
@@ -56,7 +56,7 @@ func Pair() (a, b int, err error) {
 	return fds[0], fds[1], os.NewSyscallError("socketpair", err)
 }
 
-// Send sends one message and descriptors.
+// Send sends a message with descriptors.
 func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	var control []byte
 	if len(fds) > 0 {
@@ -66,8 +66,8 @@ func (c Conn) Send(m wire.Message, sequence uint32, fds ...int) error {
 	return err
 }
 
-// Receive reads one message of a relay, or of a client's own. The descriptors are
-// the caller's, also with an error. io.EOF says that the other side has closed.
+// Receive reads a message of a relay, or of a trusted client. The descriptors are the caller's,
+// also with an error. io.EOF: the remote side has closed.
 func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	for {
 		full, hanging := Relays.state()
@@ -84,8 +84,8 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	control := make([]byte, controlSpace)
 	n, controls, flags, _, err := c.ReadMsgUnix(data, control)
 	if errors.Is(err, unix.ECONNRESET) {
-		// Said once, and before what is still to be read, when the other side closes
-		// with messages of ours unread.
+		// The kernel reports the reset once, before unread messages, if the remote side closes with
+		// unread messages of this side.
 		n, controls, flags, _, err = c.ReadMsgUnix(data, control)
 	}
 	if errors.Is(err, io.EOF) && controls == 0 {
@@ -100,8 +100,8 @@ func (c Conn) Receive() (wire.Message, uint32, []int, error) {
 	return decode(data[:n], control[:controls], flags)
 }
 
-// ReceiveBare reads one message that may bring no descriptors. One that does is
-// refused, and stays in the socket: Source.HangUp sees to it.
+// ReceiveBare reads a message without descriptors. A message with descriptors is refused, and stays
+// in the socket: Source.HangUp closes the socket.
 func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -110,7 +110,7 @@ func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	data := make([]byte, wire.MaxMessage+1)
 	var n, flags int
 	var failed error
-	for range 3 { // a reset is said before what is to be read, an end once too early; see Receive
+	for range 3 { // a reset precedes unread messages, an end comes once too early; see Receive
 		err = raw.Read(func(fd uintptr) bool {
 			if n, flags, failed = peek(int(fd), data); failed != nil || flags&unix.MSG_CTRUNC != 0 {
 				return failed != unix.EAGAIN
@@ -137,14 +137,14 @@ func (c Conn) ReceiveBare() (wire.Message, uint32, error) {
 	return m, sequence, err
 }
 
-// peek looks at the next message and leaves it in the socket. MSG_CTRUNC says that
-// it brings descriptors.
+// peek reads the next message without removing it from the socket. MSG_CTRUNC means that the
+// message has descriptors.
 func peek(fd int, data []byte) (n, flags int, err error) {
 	return receive(fd, data, unix.MSG_PEEK)
 }
 
-// receiveBare reads a message and drops its descriptors, which can wait for as long
-// as who sent them likes.
+// receiveBare reads a message and drops the descriptors, which can block as long as the sender
+// likes.
 func receiveBare(fd int, data []byte) (n, flags int, err error) {
 	return receive(fd, data, 0)
 }
@@ -169,7 +169,7 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 	if sent != nil && !errors.Is(sent, unix.EPIPE) {
 		return nil, nil, sent
 	}
-	// Who has closed may have said why before.
+	// A closed remote side may have sent a reason before.
 	answer, _, received, err := c.Receive()
 	if err != nil && sent != nil {
 		err = sent
@@ -184,8 +184,8 @@ func (c Conn) Exchange(m wire.Message, timeout time.Duration, fds ...int) (wire.
 	return answer, received, nil
 }
 
-// Detach gives up the Conn and returns its socket as a plain non-blocking
-// descriptor. After an error the Conn is what it was.
+// Detach ends the Conn and returns the socket as a plain non-blocking descriptor. After an error
+// the Conn is unchanged.
 func (c Conn) Detach() (int, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -203,7 +203,7 @@ func (c Conn) Detach() (int, error) {
 	return fd, nil
 }
 
-// Refuse tells the other end of a socket why nobody serves it here, if it can be told.
+// Refuse sends the reason of a refusal to the remote end of a socket, if possible.
 func Refuse(fd int, why error, sequence uint32) {
 	_ = unix.Sendmsg(fd, wire.Encode(wire.NewFailure(why), sequence), nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 }
@@ -243,16 +243,14 @@ func rights(control []byte) ([]int, error) {
 	return fds, nil
 }
 
-// Source is where descriptors come from. To close a stranger's file, one of a FUSE
-// file system or a TCP socket that lingers, say, can take as long as the stranger
-// likes, and each close that hangs has a thread. So there is a bound, for all
-// messages of a Source and for those of each of its Ports: when the files of so many
-// hang, no descriptor is taken over any more.
+// Source is where descriptors come from. A stranger can delay the close of a file, for instance of
+// a FUSE file system or a lingering TCP socket, and every hanging close has a thread. So the number
+// is limited, for the messages of a Source and of a Port: when the files of so many hang, no
+// descriptor is taken over any more.
 //
-// A message that is not received has its descriptors in the socket, and whoever
-// receives it without them, or closes the socket, closes them. That is done apart
-// as well, by some threads: what has no thread waits, and when too much does nobody
-// is accepted any more (see Crowded).
+// An unread message keeps descriptors in the socket; a receive without descriptors, or the close of
+// the socket, closes the descriptors. That is done apart as well, by some threads: further closes
+// wait for a thread, and above a limit the Source accepts no connection (see Crowded).
 type Source struct {
 	closing
 	turns  chan struct{} // of what may block
@@ -263,7 +261,7 @@ func newSource() *Source {
 	return &Source{closing: closing{most: 64}, turns: make(chan struct{}, 64)}
 }
 
-// Where descriptors come from. What clients do does not keep those of relays out.
+// Where descriptors come from. Closes of clients do not delay closes of relays.
 var (
 	Clients = newSource()
 	Relays  = newSource()
@@ -272,11 +270,11 @@ var (
 // maxBlocking is when a Source is crowded.
 const maxBlocking = 256
 
-// Crowded reports that the files in so many sockets hang that nobody else is to be
-// accepted: each that hangs up needs a descriptor until it is closed.
+// Crowded reports so many hanging sockets that the Source must not accept connections: a closed
+// connection needs a descriptor until the close.
 func (s *Source) Crowded() bool { return s.behind.Load() >= maxBlocking }
 
-// block runs what may block.
+// block runs a function that may block.
 func (s *Source) block(f func()) {
 	s.behind.Add(1)
 	go func() {
@@ -287,7 +285,7 @@ func (s *Source) block(f func()) {
 	}()
 }
 
-// HangUp closes the socket of a Conn, and waits for nothing that is in it.
+// HangUp closes the socket of a Conn, without a wait for files in unread messages.
 func (s *Source) HangUp(c Conn) {
 	switch fd, err := c.Detach(); {
 	case err == nil:
@@ -298,10 +296,10 @@ func (s *Source) HangUp(c Conn) {
 	}
 }
 
-// hangUp closes a socket. What is in it unread goes, and is looked at first.
+// hangUp closes a socket. The close drops unread messages, so the caller reads them first.
 func (s *Source) hangUp(fd int) {
-	// Nothing comes any more, and the other side hears of the end now. It can fail
-	// only where that is so already.
+	// No message arrives any more, and the remote side gets the end now. It can fail only where
+	// that is so already.
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1) == nil && drain(fd) {
 		unix.Close(fd)
@@ -310,8 +308,8 @@ func (s *Source) hangUp(fd int) {
 	s.block(func() { unix.Close(fd) })
 }
 
-// drain reads what brings no descriptors, and reports whether that was all. The
-// credentials that now come with each message tell an empty one from the end.
+// drain reads messages without descriptors, and reports whether no message remains. The credentials
+// of a message distinguish an empty message from the end.
 func drain(fd int) bool {
 	var data [1]byte
 	control := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
@@ -332,11 +330,11 @@ func drain(fd int) bool {
 	return false
 }
 
-// maxBlockingOfPort bounds those of a Port.
+// maxBlockingOfPort limits the blocking closes of a Port.
 const maxBlockingOfPort = 8
 
-// hangTimeout is how long as many closes as may be are waited for before they are
-// taken to hang: a machine under load can be slow in starting them.
+// hangTimeout is the time after which the maximum number of closes counts as hanging: a machine
+// under load can start closes slowly.
 const hangTimeout = time.Second
 
 // closing counts messages whose files are being closed.
@@ -366,7 +364,7 @@ func (c *closing) state() (full, hanging bool) {
 	return full, full && time.Since(c.since) > hangTimeout
 }
 
-// close closes descriptors that nobody wants, and does not wait for that.
+// close closes unwanted descriptors without a wait.
 func (s *Source) close(fds []int) { s.closeAll(fds, nil) }
 
 // CloseAll closes descriptors that came from a relay.
@@ -376,8 +374,8 @@ func (s *Source) closeAll(fds []int, port *closing) {
 	if len(fds) == 0 {
 		return
 	}
-	// Who sends too many gets no second message through on its Port, and one that
-	// hangs keeps all of its descriptors open.
+	// A sender of too many descriptors gets no second message through on the Port, and a hanging
+	// close keeps the message's descriptors open.
 	weight := 1 + len(fds)/64
 	s.add(weight)
 	if port != nil {
@@ -394,8 +392,7 @@ func (s *Source) closeAll(fds []int, port *closing) {
 	}()
 }
 
-// Port is a connected socket on the event loop. It implements poll.Poller for
-// what could not be sent at once.
+// Port is a connected socket on the event loop. Port implements poll.Poller for queued messages.
 type Port struct {
 	loop     *poll.Loop
 	fd       int
@@ -416,10 +413,10 @@ type Port struct {
 	takesBytes  int64 // that it has then
 }
 
-// From says where the other side is: a Port of whom nothing is said is a relay's.
+// From is the kind of the remote side: a Port of whom nothing is said is a relay's.
 func (p *Port) From(s *Source) { p.source = s }
 
-// CloseAll closes descriptors that came here and that nobody wants.
+// CloseAll closes received unwanted descriptors.
 func (p *Port) CloseAll(fds []int) { p.source.closeAll(fds, &p.closing) }
 
 // Hanging reports that descriptors are not taken over for now: too many of those
@@ -432,19 +429,18 @@ func (p *Port) state() (full, hanging bool) {
 	return full || all, hanging || allHanging
 }
 
-// maxWaiting bounds what the other side has not made room for.
+// maxWaiting limits the queue of messages without room at the remote side.
 const maxWaiting = 16384
 
 type outgoing struct {
 	data []byte
 	fds  []int // duplicates that belong to the outbox
-	// plain: it comes before all that goes by the order of shared memory.
+	// plain: the message precedes messages in the order of shared memory.
 	plain bool
 }
 
-// NewPort takes fd over. received is called with every message and owns its
-// descriptors; ended once, with io.EOF when the other side has closed.
-// Neither is called after Close or Leave.
+// NewPort takes fd over. received is called with every message and owns its descriptors; ended
+// once, with io.EOF when the remote side has closed. Neither is called after Close or Leave.
 func NewPort(loop *poll.Loop, fd int, received func(wire.Message, uint32, []int), ended func(error)) (*Port, error) {
 	// A stranger's descriptor may be anything.
 	for option, want := range map[int]int{unix.SO_DOMAIN: unix.AF_UNIX, unix.SO_TYPE: unix.SOCK_SEQPACKET} {
@@ -496,10 +492,10 @@ func (p *Port) Send(m wire.Message, sequence uint32, fds ...int) {
 	p.outbox = append(p.outbox, outgoing{data: data, fds: kept})
 }
 
-// broken is a message that could not be sent. Where the other side has closed,
-// reading tells so, and why. Anything else (no memory, too many descriptors on
-// their way) would leave the other side waiting for the message for ever. Both
-// come from the loop and not from within the caller.
+// broken is a message that could not be sent. If the remote side has closed, the read returns the
+// end and the reason. Anything else (no memory, too many descriptors on their way) would leave the
+// other side waiting for the message for ever. Both come from the loop and not from within the
+// caller.
 func (p *Port) broken(err error) {
 	switch err {
 	case unix.EPIPE, unix.ECONNRESET, unix.ECONNREFUSED, unix.ENOTCONN:
@@ -515,8 +511,8 @@ func (p *Port) broken(err error) {
 	p.loop.Do(func() { p.fail(err) })
 }
 
-// fail ends the connection for what has failed at this side. The other one hears why, if
-// it can be told.
+// fail ends the connection after a failure at this side. The remote side gets the reason, if
+// possible.
 func (p *Port) fail(err error) {
 	if p.deaf {
 		return // it has been said
@@ -548,7 +544,7 @@ func (p *Port) sendmsg(data []byte, fds []int) error {
 func (p *Port) read() {
 	data := make([]byte, wire.MaxMessage+1)
 	control := make([]byte, controlSpace)
-	// A bounded number at once, so that one busy socket starves no other.
+	// The number per call is limited, so that a busy socket starves no further socket.
 	ended := false
 	for range 64 {
 		if p.fd < 0 || p.dropped != nil {
@@ -572,8 +568,8 @@ func (p *Port) read() {
 		case err == unix.EINTR:
 			continue
 		case err == unix.ECONNRESET:
-			// Said once, when the other side closes with messages of ours unread. What
-			// it sent before, the reason of its end, say, is still to be read.
+			// Said once, when the other side closes with messages of ours unread. Messages sent
+			// before, for instance the reason of the end, remain readable.
 			continue
 		case err != nil:
 			p.fail(os.NewSyscallError("recvmsg", err))
@@ -608,14 +604,13 @@ func (p *Port) handle(data, control []byte, flags int) {
 	}
 }
 
-// drop receives the next message without its descriptors, beside the loop. What
-// comes behind it waits.
+// drop receives the next message without its descriptors, beside the loop. Later messages wait.
 func (p *Port) drop() {
 	p.loop.Unwatch(p.fd)
 	fd, dropped := p.fd, make(chan struct{})
 	p.dropped = dropped
 	p.source.block(func() {
-		_, _, _ = receiveBare(fd, make([]byte, 1)) // what is wrong with the socket the next read tells
+		_, _, _ = receiveBare(fd, make([]byte, 1)) // the next read returns the socket's error
 		close(dropped)
 		p.loop.Do(func() {
 			p.dropped = nil
@@ -630,7 +625,7 @@ func (p *Port) drop() {
 }
 
 func (p *Port) end(err error) {
-	// What the other side had written before its end comes before it.
+	// Messages written before the end precede the end.
 	p.readShared(sharedSlots)
 	switch {
 	case p.fd < 0, p.deaf && err != io.EOF:
@@ -648,16 +643,15 @@ func (p *Port) end(err error) {
 	}
 }
 
-// Linger has a socket that has failed at this side stay open until the other side closes
-// it: `ended` is called with what has failed, and again with io.EOF. What comes between
-// is dropped.
+// Linger keeps a failed socket open until the remote side closes: Port calls `ended` with the
+// failure, and again with io.EOF. Messages in between are dropped.
 func (p *Port) Linger() { p.lingers = true }
 
-// leaveTimeout is how long the other side has to read the last that it is told.
+// leaveTimeout limits the wait until the remote side has read the last messages.
 const leaveTimeout = 10 * time.Second
 
-// Leave closes the socket once what is in the outbox has been sent, or the other
-// side has closed, or has not read it for leaveTimeout. Nothing is received any more.
+// Leave closes the socket when the outbox has been sent, the remote side has closed, or
+// leaveTimeout has expired. Nothing is received any more.
 func (p *Port) Leave() {
 	p.leaving = true
 	if len(p.outbox) == 0 {
@@ -667,7 +661,7 @@ func (p *Port) Leave() {
 	time.AfterFunc(leaveTimeout, func() { p.loop.Do(p.Close) })
 }
 
-// Close closes the socket; what is in the outbox is dropped.
+// Close closes the socket; the outbox is dropped.
 func (p *Port) Close() {
 	if p.fd < 0 {
 		return
@@ -675,7 +669,7 @@ func (p *Port) Close() {
 	p.loop.Unwatch(p.fd)
 	p.loop.Remove(p)
 	if fd, dropped := p.fd, p.dropped; dropped != nil {
-		// Nobody else's descriptor may have this number while it is read.
+		// No second descriptor may get this number during the read.
 		_ = unix.Shutdown(fd, unix.SHUT_RDWR) // see hangUp
 		go func() { <-dropped; p.source.hangUp(fd) }()
 	} else {
@@ -683,7 +677,7 @@ func (p *Port) Close() {
 	}
 	p.fd = -1
 	if p.shared != nil {
-		// It is mapped, so that this cannot fail.
+		// The memory is mapped, so the call cannot fail.
 		_ = unix.Munmap(p.shared.memory)
 		p.shared = nil
 	}
@@ -693,20 +687,19 @@ func (p *Port) Close() {
 	p.outbox = nil
 }
 
-// Waiting is how many messages the other side has not made room for.
+// Waiting is the number of messages without room at the remote side.
 func (p *Port) Waiting() int { return len(p.outbox) }
 
-// takeAtOnce bounds what one port brings from shared memory before others have
-// their turn.
+// takeAtOnce limits the messages of a port from shared memory before the next port.
 const takeAtOnce = 64
 
-// quiet reports that there is nothing to do: of a round's ports that holds for almost all,
-// and what comes by one of them waits for all others.
+// quiet reports that there is nothing to do: most ports of an iteration have no message, and a
+// message of a port waits for the remaining ports.
 func (p *Port) quiet() bool {
 	return len(p.outbox) == 0 && !p.leaving && (p.shared == nil || atomic.LoadUint64(p.shared.in.tail) == p.shared.in.at)
 }
 
-// Poll sends what waits, and takes what has come through shared memory.
+// Poll sends queued messages, and reads messages from shared memory.
 func (p *Port) Poll() bool {
 	if p.quiet() {
 		return false
@@ -738,16 +731,15 @@ func (p *Port) Poll() bool {
 // Busy reports whether something waits to be sent.
 func (p *Port) Busy() bool { return len(p.outbox) > 0 }
 
-// Arm asks the other side to ring for what it writes to shared memory. Messages of
-// the socket make that ready.
+// Arm asks the remote side to wake this side after writes to shared memory. Messages of the socket
+// make that ready.
 func (p *Port) Arm() bool {
 	if p.shared == nil || !p.shared.reading || p.shared.due {
 		return false
 	}
 	in := &p.shared.in
-	// Either this side sees what was written, or the writer that it sleeps. A store
-	// would do, were it not for the race detector: its stores can come after loads
-	// that follow them.
+	// Either this side reads the message, or the writer reads that this side sleeps. A store would
+	// do, were it not for the race detector: its stores can come after loads that follow them.
 	_ = atomic.SwapUint32(in.sleeps, 1)
 	return atomic.LoadUint64(in.tail) != in.at
 }

@@ -31,8 +31,8 @@ func conns(t *testing.T) (a, b Conn) {
 	return a, b
 }
 
-// looped is a loop that runs, and a pair of sockets: one for a port on it, and
-// the other side.
+// looped is a loop that runs, and a pair of sockets: a descriptor for a port on the loop, and the
+// remote descriptor.
 func looped(t *testing.T) (loop *poll.Loop, fd int, other Conn) {
 	t.Helper()
 	loop, err := poll.New()
@@ -230,7 +230,7 @@ func TestPortRequiresMessageSocket(t *testing.T) {
 	}
 }
 
-// What is drained before a socket is closed, and what is not.
+// Messages without descriptors are drained before the close of a socket.
 func TestSocketDrainedBeforeClose(t *testing.T) {
 	for _, c := range []struct {
 		name    string

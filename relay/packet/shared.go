@@ -11,16 +11,14 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Two relays of one host can send each other what fits through memory that both
-// have mapped, in place of datagrams: a busy relay makes no system call for it. One
-// side makes the memory and seals its size; for both it is hostile: each keeps its
-// own position, copies a message out before it looks at it, and ends the connection
-// where the other's position makes no sense.
+// Two relays of a host can exchange short messages through shared memory instead of datagrams: a
+// busy relay makes no system call for it. One side makes the memory and seals the size; for both it
+// is hostile: a side keeps a private position, copies a message before parsing, and ends the
+// connection if the remote position is impossible.
 //
-// Each direction has a page of positions and then its slots. What does not fit
-// into a slot, or has descriptors, goes over the socket, and an empty slot says when
-// it has its turn. Behind both there can be windows, for bytes that go with messages: who
-// uses which is for the messages to say.
+// A direction has a page of positions and then slots. A message too long for a slot, or with
+// descriptors, goes over the socket, and an empty slot marks its place in the order. Behind both
+// there can be windows, for bytes that go with messages: messages assign the windows.
 const (
 	sharedSlots = 128
 	slotBytes   = 128
@@ -29,12 +27,12 @@ const (
 	halfBytes   = slotsAt + sharedSlots*slotBytes
 	sharedBytes = 2 * halfBytes
 
-	// Windows is how many there are where there are some, of WindowBytes each.
+	// Windows is the number of windows, of WindowBytes bytes.
 	Windows     = 8
 	WindowBytes = 4 << 10
 )
 
-// shared is one side's view.
+// shared is the view of one side.
 type shared struct {
 	memory  []byte
 	out, in half
@@ -78,7 +76,7 @@ func SharedBytes(windows bool) int64 {
 	return sharedBytes
 }
 
-// makeShared makes the memory, and a descriptor of it for the other side.
+// makeShared makes the memory, and a descriptor for the remote side.
 func makeShared(size int64) (*shared, int, error) {
 	fd, err := unix.MemfdCreate("peerlane-peer", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -100,9 +98,9 @@ func makeShared(size int64) (*shared, int, error) {
 	return s, fd, nil
 }
 
-// openShared maps what the other side has made.
+// openShared maps memory of the remote side.
 func openShared(fd int, size int64) (*shared, error) {
-	// Of what is no memory of this kind nothing else is asked: that could hang.
+	// A descriptor of a different kind gets no further call: that could hang.
 	const sealed = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || seals&sealed != sealed {
 		return nil, wire.Errorf(wire.StatusBadDescriptor, "the other relay's memory is not sealed")
@@ -160,8 +158,8 @@ func (h *half) take(to *[slotBytes]byte) (data []byte, ok bool, err error) {
 	return to[slotHeader : slotHeader+n], true, nil
 }
 
-// Share makes memory to talk to the other side through, which must take it with
-// TakeShared, and expect as many windows. Where it cannot be made the socket does alone.
+// Share makes memory for messages to the remote side, which must call TakeShared with the same
+// number of windows. Without the memory only the socket is used.
 func (p *Port) Share(windows bool) error {
 	s, fd, err := makeShared(SharedBytes(windows))
 	if err != nil {
@@ -176,11 +174,11 @@ func (p *Port) Share(windows bool) error {
 	return nil
 }
 
-// TakeShared lets the other side Share.
+// TakeShared permits the remote side to Share.
 func (p *Port) TakeShared(windows bool) { p.takesShared, p.takesBytes = true, SharedBytes(windows) }
 
-// Window is the memory of one that both sides have, nil where there is none, or not yet. The
-// other side can write it at any time. It is gone when the Port is closed.
+// Window returns the memory of a shared window, or nil without shared memory. The remote side can
+// write the memory at any time. It is gone when the Port is closed.
 func (p *Port) Window(number uint64) []byte {
 	if p.shared == nil || number >= uint64(len(p.shared.windows)/WindowBytes) {
 		return nil
@@ -208,7 +206,7 @@ func (p *Port) takeShared(fds []int) error {
 	return nil
 }
 
-// becomeShared has all that is sent from now on go by the memory's order.
+// becomeShared sends later messages in the memory's order.
 func (p *Port) becomeShared(s *shared) {
 	for i := range p.outbox {
 		p.outbox[i].plain = true
@@ -257,8 +255,8 @@ func (p *Port) put(data []byte) error {
 // bell wakes a reader that sleeps.
 var bell = wire.Encode(&wire.PeerBell{}, 0)
 
-// readShared delivers what has come through the memory, at most so many messages
-// and up to one that comes over the socket. It reports whether there was any.
+// readShared delivers messages from the memory, up to a limit and up to a message over the socket.
+// It reports whether there was any.
 func (p *Port) readShared(most int) bool {
 	var buffer [slotBytes]byte
 	any := false
@@ -289,8 +287,8 @@ func (p *Port) readShared(most int) bool {
 	return any
 }
 
-// turn waits for the turn of a message that came over the socket: what the memory
-// has before it is delivered first.
+// turn waits for the turn of a message that came over the socket: earlier messages of the memory
+// are delivered first.
 func (p *Port) turn() error {
 	p.readShared(sharedSlots)
 	if p.fd < 0 {
@@ -303,8 +301,8 @@ func (p *Port) turn() error {
 	return nil
 }
 
-// ofSharing handles what a message of the socket has to do with shared memory. It
-// reports true where that is all; else the message has its turn now.
+// ofSharing handles the messages of the socket about shared memory. It returns true if the message
+// has no further content; else the message has its turn now.
 func (p *Port) ofSharing(m wire.Message, fds []int) (bool, error) {
 	switch m.(type) {
 	case *wire.PeerShare:

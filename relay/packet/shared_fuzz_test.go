@@ -7,10 +7,9 @@ import (
 	"testing"
 )
 
-// Whatever the other relay writes into the memory that both have: what is read is a
-// whole message within a slot, each slot is read once and in its turn, and positions
-// that cannot be are an error. What is written meanwhile never lies in a slot that the
-// other side has not read.
+// For any bytes that the remote relay writes into the shared memory: the reader gets whole messages
+// within slots, reads slots once and in order, and returns an error for impossible positions. The
+// writer never writes into a slot that the remote side has not read.
 func FuzzShared(f *testing.F) {
 	seed := func(tail, head uint64, lengths ...uint32) {
 		b := binary.LittleEndian.AppendUint64(nil, tail)

@@ -93,8 +93,8 @@ func (s *side) next() wire.Message {
 	return nil
 }
 
-// send sends numbered messages: small ones, ones that fit into no slot, and ones
-// with a descriptor. They are never all in the memory at a time.
+// send sends numbered messages: small messages, messages longer than a slot, and messages with a
+// descriptor. The memory never has room for the whole set.
 func (s *side) send(count int) {
 	file, err := os.Open(os.DevNull)
 	if err != nil {
@@ -118,8 +118,8 @@ func (s *side) send(count int) {
 	}
 }
 
-// BenchmarkQuietPorts is what a round of a loop spends on as many ports as NCCL has to
-// another container, none of which brings anything.
+// BenchmarkQuietPorts measures an iteration of a loop over as many idle ports as NCCL has to a
+// remote container.
 func BenchmarkQuietPorts(b *testing.B) {
 	loop, err := poll.New()
 	if err != nil {
@@ -175,7 +175,7 @@ func TestSharedMemoryKeepsTheOrder(t *testing.T) {
 			}
 		}
 	}
-	// Both sleep now; one message wakes the other side.
+	// Both sleep now; a message wakes the remote side.
 	for range 20 {
 		time.Sleep(time.Millisecond)
 		a.send(1)
@@ -190,7 +190,7 @@ func TestSharedMemoryKeepsTheOrder(t *testing.T) {
 	})
 }
 
-// What was written before the end comes before the end.
+// Messages written before the end precede the end.
 func TestSharedMemoryMessagesPrecedeEnd(t *testing.T) {
 	a, b := sharing(t, false)
 	a.send(1)

@@ -2,5 +2,5 @@
 
 package poll
 
-// pause leaves the processor's core to its other thread for some tens of nanoseconds.
+// pause leaves the core to the sibling thread for some tens of nanoseconds.
 func pause()

@@ -1,12 +1,11 @@
-// Package poll is the event loop of a relay and of an emulated NIC: one
-// goroutine on one OS thread that owns all state of the data path, so that
-// none of it needs a lock and a CUDA context stays current.
+// Package poll is the event loop of a relay and of an emulated NIC: a goroutine on a fixed OS
+// thread that owns the state of the data path, so that the state needs no lock and a CUDA context
+// stays current.
 //
-// The loop spins while there is progress and for SpinTime after it; then it
-// sleeps: in epoll where everything that can happen makes a descriptor ready,
-// or for short naps where something can only be seen by looking (a copy's
-// event, a timeline that a GPU advances). While it runs it asks for descriptors only
-// now and then: that is a system call.
+// The loop spins while there is progress and for SpinTime after it, or as long as a spinner
+// requests; then it sleeps: in epoll if every event makes a descriptor ready, or for short naps if
+// only polling can find an event (a copy's event, a timeline that a GPU advances). A running loop
+// queries descriptors only occasionally: that is a system call.
 package poll
 
 import (
@@ -22,22 +21,20 @@ import (
 // SpinTime is how long the loop looks again and again before it sleeps.
 const SpinTime = 50 * time.Microsecond
 
-// A nap is a sixteenth of the wait so far, up to lastNap: what is waited for is
-// noticed soon by the measure of the wait, and a wait of milliseconds costs a few
-// per cent of a core.
+// A nap is a sixteenth of the wait so far, up to lastNap: the loop notices an event early relative
+// to the wait, and a wait of milliseconds costs a few per cent of a core.
 const (
 	napShare = 16
 	lastNap  = 50 * time.Microsecond
 )
 
-// lookTime is how long a loop that runs does not ask for descriptors that are ready:
-// asking is a system call, the only one that a busy relay would make, and what is in a
-// hurry comes through memory.
+// lookTime is how long a loop that runs does not ask for descriptors that are ready: the query is
+// the only system call of a busy relay, and urgent messages come through memory.
 const lookTime = 5 * time.Microsecond
 
 // Poller is something that has to be looked at.
 type Poller interface {
-	// Poll does what can be done now and reports whether anything was.
+	// Poll does the pending work and reports whether there was any.
 	Poll() bool
 	// Busy reports whether something is under way that only Poll can see.
 	Busy() bool
@@ -46,6 +43,13 @@ type Poller interface {
 	Arm() bool
 	// Disarm is called after the sleep.
 	Disarm()
+}
+
+// spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
+type spinner interface {
+	Poller
+	// Spin returns how long after the last progress the loop spins.
+	Spin() time.Duration
 }
 
 // Loop is the event loop. Do, Call and Stop may be called from any goroutine,
@@ -111,8 +115,8 @@ func (l *Loop) Do(f func()) bool {
 	return !l.ended
 }
 
-// queue queues a task; the lock is held, so that the loop does not end, and
-// close what is rung, meanwhile.
+// queue queues a task; the caller holds the lock, so that the loop does not end and close the
+// eventfd.
 func (l *Loop) queue(f func()) {
 	l.tasks = append(l.tasks, f)
 	if l.sleeping {
@@ -122,8 +126,8 @@ func (l *Loop) queue(f func()) {
 }
 
 // Lock takes a lock that the loop takes as well, and that everybody holds for an instant only. It
-// tries for a while first: to park the loop, which is bound to its thread, and to wake it again
-// takes a hundred times as long.
+// tries for a while first: parking and waking the loop, which is bound to a thread, takes a hundred
+// times as long.
 func Lock(m *sync.Mutex) {
 	for range lockTries {
 		if m.TryLock() {
@@ -167,8 +171,8 @@ func (l *Loop) watch(fd int, events uint32, f func(uint32)) error {
 	return nil
 }
 
-// WatchEdges only ends the loop's sleep, at each write to an eventfd. It does
-// not read: a stranger who holds the eventfd too could make that block.
+// WatchEdges only ends the loop's sleep, at each write to an eventfd. It does not read: a stranger
+// with the eventfd could make the call block.
 func (l *Loop) WatchEdges(eventfd int) error {
 	return l.watch(eventfd, unix.EPOLLIN|unix.EPOLLET, func(uint32) {})
 }
@@ -205,8 +209,8 @@ func (l *Loop) Remove(p Poller) {
 func (l *Loop) Run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// Naps of microseconds are pointless with the default slack of 50 µs; where
-	// it is refused they are longer, and right all the same.
+	// Naps of microseconds are pointless with the default slack of 50 µs; if the kernel refuses the
+	// option, the sleeps are longer, and correct.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 	last := time.Since(l.start)
@@ -225,11 +229,11 @@ func (l *Loop) Run() {
 			last = l.now
 			continue
 		}
-		// The spin does not yield: to a goroutine that is bound to its thread that
-		// costs two wake-ups of threads, longer than what is waited for. Whoever feeds the
-		// loop may run on the core's other thread.
+		// The spin does not yield: for a goroutine bound to a thread a yield costs two wake-ups of
+		// threads, longer than the wait. The feeder of the loop may run on the core's sibling
+		// thread.
 		waited := l.now - last
-		if waited < SpinTime {
+		if waited < SpinTime || waited < l.spinTime() {
 			pause()
 			continue
 		}
@@ -259,6 +263,15 @@ func (l *Loop) runTasks() bool {
 		task()
 	}
 	return len(tasks) > 0
+}
+
+func (l *Loop) spinTime() (most time.Duration) {
+	for _, p := range l.pollers {
+		if s, is := p.(spinner); is {
+			most = max(most, s.Spin())
+		}
+	}
+	return most
 }
 
 func (l *Loop) busy() bool {
@@ -320,7 +333,7 @@ func (l *Loop) sleepShortly(nap time.Duration) {
 	_, _ = unix.Ppoll(fds, &timeout, nil) // a signal only ends the nap early
 }
 
-// end runs what was queued before the end, so that no Call waits for ever.
+// end runs the tasks queued before the end, so that no Call waits for ever.
 func (l *Loop) end() {
 	for {
 		l.mu.Lock()

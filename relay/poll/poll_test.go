@@ -1,10 +1,13 @@
 package poll
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 // tireless is a poller that always has more to do, for so many rounds.
@@ -48,6 +51,41 @@ func TestReadyDescriptorsAreServedUnderLoad(t *testing.T) {
 	l.Run()
 	if !heard {
 		t.Error("a descriptor that was ready was not heard of in a minute")
+	}
+}
+
+// armed counts how often the loop wants to sleep.
+type armed struct {
+	spin time.Duration
+	n    atomic.Int64
+}
+
+func (a *armed) Poll() bool          { return false }
+func (a *armed) Busy() bool          { return false }
+func (a *armed) Arm() bool           { a.n.Add(1); return false }
+func (a *armed) Disarm()             {}
+func (a *armed) Spin() time.Duration { return a.spin }
+
+func TestSpinnerKeepsLoopFromSleep(t *testing.T) {
+	for _, spin := range []time.Duration{0, time.Hour} {
+		l, err := New()
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &armed{spin: spin}
+		l.Add(a)
+		ended := make(chan bool)
+		go func() { l.Run(); close(ended) }()
+		if spin == 0 {
+			testutil.Until(t, "the loop to sleep", func() bool { return a.n.Load() > 0 })
+		} else {
+			time.Sleep(20 * SpinTime)
+		}
+		l.Stop()
+		<-ended
+		if n := a.n.Load(); spin > 0 && n > 0 {
+			t.Errorf("the loop has slept %d times beside a poller that asks it to spin", n)
+		}
 	}
 }
 

@@ -1,6 +1,6 @@
-// Package rdmatest tries what relays do with a NIC, on one host alone: two queue pairs of
-// the NIC are connected with each other, and data goes from the host's memory to the
-// host's or a GPU's and back, to be compared byte by byte, and to be timed.
+// Package rdmatest tests a NIC on a single host, with the calls of relays: the test connects two
+// queue pairs of the NIC, moves data from host memory to host or GPU memory and back, compares
+// every byte, and measures the rate.
 package rdmatest
 
 import (
@@ -32,8 +32,8 @@ const (
 // RateTime is how long a rate is measured.
 const RateTime = 100 * time.Millisecond
 
-// Run tests the NICs one after the other. openCUDA opens the driver for GPUs' memory;
-// each rate is measured for a time, and at least once.
+// Run tests the NICs in sequence. openCUDA opens the driver for GPUs' memory; each rate is measured
+// for a time, and at least once.
 func Run(l *verbs.Library, openCUDA func() (*cuda.Driver, error), job launch.RDMAJob, each time.Duration, tell func(launch.RDMAResult)) {
 	config := cmp.Or(job.Verbs, &launch.DefaultVerbs)
 	triples(l, openCUDA, job.Triples, config, func(t launch.Triple) { tell(launch.RDMAResult{NIC: t.NIC, Triple: &t}) })
@@ -140,7 +140,7 @@ func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(
 type target struct {
 	address uint64
 	region  *verbs.Region
-	// content copies what is in the memory, as its owner sees it.
+	// content returns a copy of the memory's bytes, as the owner reads them.
 	content func(into []byte) error
 	free    func() error
 }
@@ -281,7 +281,7 @@ func (b *bench) moves(r *launch.RDMAResult, t *target) (err error) {
 	return nil
 }
 
-// pattern is one in which no eight bytes are like others.
+// pattern returns bytes in which every aligned eight bytes differ.
 func pattern(b []byte) {
 	x := uint64(0x9e3779b97f4a7c15)
 	for i := 0; i < len(b); i += 8 {
@@ -304,7 +304,7 @@ func differ(a, b []byte) (n uint64) {
 	return n
 }
 
-// loop is two pairs of one NIC that are connected with each other.
+// loop has two connected queue pairs of a NIC.
 type loop struct {
 	queue *verbs.Queue
 	pairs []*verbs.Pair // requests are posted to the first
@@ -442,7 +442,7 @@ func (p *loop) wait(into []verbs.Completion) (int, error) {
 		if err := p.queue.Arm(); err != nil {
 			return 0, err
 		}
-		// What came before has no event.
+		// Earlier completions have no event.
 		if n, err := p.queue.Poll(into); n > 0 || err != nil {
 			return n, err
 		}
@@ -456,7 +456,7 @@ func (p *loop) wait(into []verbs.Completion) (int, error) {
 	}
 }
 
-// rate is what a request of that kind moves, GB/s.
+// rate returns the rate of requests of that kind, GB/s.
 func (p *loop) rate(request verbs.Send, each time.Duration) (float64, error) {
 	request.Length = piece
 	moved, begun := 0, time.Now()

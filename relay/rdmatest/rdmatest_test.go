@@ -61,8 +61,8 @@ func TestNICTestReportsDeviceState(t *testing.T) {
 		name   string
 		device softdevice.Device
 		script string
-		// host, dmabuf and peermem are what the results say: ok, or the last step and what
-		// the reason has in it.
+		// host, dmabuf and peermem are the expected results: ok, or the last step and a part of the
+		// reason.
 		want [3]string
 	}{
 		{"all is well", good, "", [3]string{all, all, all}},
@@ -117,7 +117,7 @@ func TestNICTestReportsDeviceState(t *testing.T) {
 					t.Errorf("%s: %q, want %q", r.Memory, is, want)
 				}
 			}
-			// Nothing is left: what was opened is closed.
+			// Nothing is left: opened objects are closed.
 			opened, err := h.Calls("ibv_open_device")
 			check(t, err)
 			closed, err := h.Calls("ibv_close_device")
@@ -135,7 +135,7 @@ func TestNICTestReportsDeviceState(t *testing.T) {
 	}
 }
 
-// The pairs are connected by what relays are configured with, and it is told which that was.
+// The test connects the pairs by the configured method of relays, and reports the method.
 func TestNICTestUsesConfiguredConnection(t *testing.T) {
 	for _, c := range []struct {
 		change func(*launch.Verbs)

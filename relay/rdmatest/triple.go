@@ -37,7 +37,7 @@ const (
 	receives = 16
 )
 
-// triples tests triples one after the other and tells of each. openCUDA opens the driver.
+// triples tests triples in sequence and reports every result. openCUDA opens the driver.
 func triples(l *verbs.Library, openCUDA func() (*cuda.Driver, error), names []launch.TripleName, config *launch.Verbs, tell func(launch.Triple)) {
 	for _, n := range names {
 		t := launch.Triple{TripleName: n}
@@ -137,8 +137,7 @@ type tripleTest struct {
 	stream cuda.Stream
 	event  cuda.Event
 	queue  *verbs.Queue
-	// pairs are two pairs that are connected with each other, and one that is connected
-	// with itself, for flushes.
+	// pairs has two connected queue pairs, and a loopback queue pair for flushes.
 	pairs  []*verbs.Pair
 	posted int // receives of pairs[1]
 	flush  bool
@@ -371,7 +370,7 @@ func (t *tripleTest) outbound(sent, found []byte, at, n int) error {
 	return t.compare(t.result.NIC+" read behind a copy of GPU "+t.result.GPU.BusID, sent[at:at+n], far[at:at+n], n)
 }
 
-// compare compares what arrived.
+// compare checks the received bytes.
 func (t *tripleTest) compare(what string, want, found []byte, n int) error {
 	t.result.Bytes += uint64(n)
 	if bad := differ(want, found); bad > 0 {
@@ -406,8 +405,8 @@ type polls struct {
 
 func newPolls() polls { return polls{end: time.Now().Add(limit)} }
 
-// empty follows a poll without a result. The processor may be what the device needs, so it pauses
-// after spins of them.
+// empty follows a poll without a result. The device may need the processor, so the loop pauses
+// after spins polls.
 func (p *polls) empty(lacks string) error {
 	if p.count++; p.count <= spins {
 		return nil
@@ -432,7 +431,7 @@ func (t *tripleTest) write(from uint64, lkey uint32, to uint64, rkey uint32, n i
 	return t.do(t.pairs[0], verbs.Send{Op: verbs.WriteImmediate, Flags: verbs.Signaled, Immediate: 1, Length: uint32(n), Address: from, LKey: lkey, Remote: to, RKey: rkey}, true)
 }
 
-// do posts a request and waits for its completion, and for the receive's where it is told.
+// do posts a request and waits for the completion, and, if requested, for the receive's completion.
 func (t *tripleTest) do(p *verbs.Pair, request verbs.Send, receive bool) error {
 	left := 1
 	if receive {

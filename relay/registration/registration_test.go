@@ -84,7 +84,7 @@ func nics(t testing.TB, devices ...softdevice.Device) (softdevice.Host, []regist
 	return h, list
 }
 
-// incapable says of memory of some kinds that NICs cannot have it.
+// incapable reports some kinds of memory as inaccessible to NICs.
 type incapable struct {
 	registration.Allocator
 	kinds map[registration.Kind]bool
@@ -212,7 +212,7 @@ func TestFirstWorkingRegistrationIsUsed(t *testing.T) {
 	}
 }
 
-// registeredWhole checks what the NICs were asked for.
+// registeredWhole checks the registrations of the NICs.
 func registeredWhole(t *testing.T, h softdevice.Host, r *registration.Registered) {
 	t.Helper()
 	calls, err := h.Calls("ibv_reg_dmabuf_mr", "ibv_reg_mr")
@@ -263,7 +263,7 @@ func TestRegistrationWithoutMemoryFails(t *testing.T) {
 	}
 }
 
-// What nvidia-peermem has registered may not be freed before.
+// Memory registered by nvidia-peermem must outlive the registration.
 func TestMemoryOutlivesItsRegistration(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "old", NoDMABuf: true, Peermem: "alloc"})
 	r, err := madeBy(registration.GPU{Asks: asks, On: 0}, mib, list, access)
@@ -321,7 +321,7 @@ func TestClientMemoryUsesItsOwnDescriptorAlone(t *testing.T) {
 	}
 }
 
-// Whatever a kernel refuses DMA-BUF with, the next way is tried, and the error is kept.
+// After any DMA-BUF error of a kernel, registration tries the next method, and keeps the error.
 func TestRegistrationErrorTriesNextMethod(t *testing.T) {
 	h, list := nics(t, softdevice.Device{Name: "n", Peermem: "yes"})
 	for _, refused := range []syscall.Errno{
@@ -350,8 +350,7 @@ func TestRegistrationErrorTriesNextMethod(t *testing.T) {
 	}
 }
 
-// TestDataDirectRegistersBeforeDMABuf demands that a NIC's Data Direct function registers memory, and its other
-// path where that fails.
+// A NIC's Data Direct function registers memory first, and the usual path after a failure.
 func TestDataDirectRegistersBeforeDMABuf(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -10,9 +10,9 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// A client writes what it likes to the memory that it shares, between any two steps
-// of the relay: the relay takes no more than it has room to answer, what it has
-// taken does not change, and a ring that makes no sense is refused.
+// A client writes arbitrary bytes to the shared memory, between any two steps of the relay: the
+// relay takes no more descriptors than it can answer, taken descriptors do not change, and an
+// impossible ring is refused.
 func FuzzRing(f *testing.F) {
 	f.Fuzz(func(t *testing.T, steps []byte) {
 		r, c := pair(t)

@@ -1,11 +1,9 @@
-// Package ring is the memory that a client and its relay share: a ring of
-// descriptors and the timelines, which the client writes, and a ring of
-// completions, which the relay alone can write.
+// Package ring is the shared memory of a client and a relay: a ring of descriptors and the
+// timelines, which the client writes, and a ring of completions, which the relay alone can write.
 //
-// For the relay the submit memory is hostile input: it copies a descriptor out
-// once and uses only its copy, keeps its own positions, and takes nothing from
-// this memory but the client's tail, the client's position in the completions,
-// and timelines.
+// For the relay the submit memory is hostile input: the relay copies a descriptor once and uses
+// only the copy, keeps private positions, and reads from the memory only the client's tail, the
+// client's position in the completions, and timelines.
 package ring
 
 import (
@@ -53,10 +51,9 @@ func (s *shared) unmap() error {
 // the comparison is cyclic, as cuStreamWaitValue64's is.
 func Reached(now, value uint64) bool { return int64(now-value) >= 0 }
 
-// publish writes a position before whatever the writer looks at next: either it sees
-// that the other side sleeps, or that side sees the position when it looks for the
-// last time. A store would do, were it not for the race detector: its stores can come
-// after loads that follow them.
+// publish writes a position before the writer's next read: either the writer reads that the remote
+// side sleeps, or the remote side reads the position in the last check before the sleep. A store
+// would do, were it not for the race detector: its stores can come after loads that follow them.
 func publish(position *uint64, value uint64) { _ = atomic.SwapUint64(position, value) }
 
 // Relay is the relay's side.
@@ -68,7 +65,7 @@ type Relay struct {
 	reserved             uint64 // descriptors taken: each will need a completion
 }
 
-// NewRelay makes the memory of one session.
+// NewRelay makes the memory of a session.
 func NewRelay() (*Relay, error) {
 	r := &Relay{submitFD: -1, completeFD: -1}
 	var err error
@@ -80,7 +77,7 @@ func NewRelay() (*Relay, error) {
 		return nil, errors.Join(err, unix.Munmap(submit), unix.Close(r.submitFD))
 	}
 	r.shared = view(submit, complete)
-	// From here on nobody can map the completions for writing but us.
+	// From here on only this process can write the completions.
 	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	_, err = unix.FcntlInt(uintptr(r.completeFD), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
 	if err == nil {
@@ -117,8 +114,8 @@ func (r *Relay) Close() error {
 	return errors.Join(r.unmap(), unix.Close(r.submitFD), unix.Close(r.completeFD))
 }
 
-// Take copies out the next descriptor, if there is one. It takes no more than
-// there is room for completions: a client that does not read them waits.
+// Take copies out the next descriptor, if there is one. Take stops without room for completions, so
+// a client that reads no completions waits.
 func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
 	tail := atomic.LoadUint64(&r.submitPage.Tail)
 	if tail == r.taken {
@@ -142,13 +139,13 @@ func (r *Relay) Take() (d wire.Descriptor, ok bool, err error) {
 	return d, true, nil
 }
 
-// Full reports whether descriptors wait for want of room for their completions.
+// Full reports whether descriptors wait for room for completions.
 func (r *Relay) Full() bool {
 	return atomic.LoadUint64(&r.submitPage.Tail) != r.taken &&
 		r.reserved-atomic.LoadUint64(&r.submitPage.CompletedHead) >= wire.RingEntries
 }
 
-// Complete ends an operation that Take has returned. Each may end once.
+// Complete ends an operation that Take has returned. An operation may end once.
 func (r *Relay) Complete(c wire.Completion) {
 	r.completions[r.written%wire.RingEntries] = c
 	r.written++
@@ -173,12 +170,11 @@ func (r *Relay) Awake() { atomic.StoreUint32(&r.completePage.RelaySleeps, 0) }
 // Timeline reads a timeline.
 func (r *Relay) Timeline(i uint32) uint64 { return atomic.LoadUint64(r.timeline(i)) }
 
-// Advance sets a timeline. Nothing of the relay's ever depends on reading it
-// back.
+// Advance sets a timeline. The relay never depends on reading the value back.
 func (r *Relay) Advance(i uint32, value uint64) { atomic.StoreUint64(r.timeline(i), value) }
 
-// Client is the client's side. Its methods are not safe for concurrent use,
-// but for Post against Next.
+// Client is the client's side. The methods are not safe for concurrent use, except Post beside
+// Next.
 type Client struct {
 	shared
 	posted   uint64
@@ -188,7 +184,7 @@ type Client struct {
 // ErrFull says that the ring holds RingEntries operations that have not ended.
 var ErrFull = errors.New("the ring is full: operations that were posted have to end first")
 
-// OpenClient maps what Welcome brought. The descriptors stay the caller's.
+// OpenClient maps the memory of a Welcome. The descriptors stay the caller's.
 func OpenClient(submitFD, completeFD int) (*Client, error) {
 	for fd, bytes := range map[int]int64{submitFD: wire.SubmitBytes, completeFD: wire.CompleteBytes} {
 		var stat unix.Stat_t
@@ -214,9 +210,8 @@ func OpenClient(submitFD, completeFD int) (*Client, error) {
 	return &Client{shared: view(submit, complete)}, nil
 }
 
-// Populate allocates the pages of shared memory that are missing, so that the kernel charges
-// them to this process's control group. It keeps the bytes, and only reads memory that is not
-// writable.
+// Populate allocates the pages of shared memory that are missing, so that the kernel charges them
+// to this process's control group. Populate keeps the bytes, and only reads read-only memory.
 func Populate(memory []byte, writable bool) error {
 	advice := unix.MADV_POPULATE_READ
 	if writable {
@@ -236,7 +231,7 @@ func Populate(memory []byte, writable bool) error {
 	}
 }
 
-// touch accesses a word of each page.
+// touch accesses a word per page.
 func touch(memory []byte, writable bool) {
 	for at := 0; at < len(memory); at += os.Getpagesize() {
 		word := (*uint32)(unsafe.Pointer(&memory[at]))
@@ -291,7 +286,7 @@ func (c *Client) Timeline(i uint32) uint64 { return atomic.LoadUint64(c.timeline
 // Advance sets a timeline.
 func (c *Client) Advance(i uint32, value uint64) { atomic.StoreUint64(c.timeline(i), value) }
 
-// Timelines is the memory of all timelines, for registration with CUDA.
+// Timelines is the memory of the timelines, for registration with CUDA.
 func (c *Client) Timelines() []byte {
 	return c.submit[wire.SubmitTimelines : wire.SubmitTimelines+wire.Timelines*wire.TimelineStride]
 }

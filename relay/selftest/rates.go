@@ -10,8 +10,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// Times of the measurements. A rate is the best of a few short rounds: whatever
-// disturbs one makes it slower, never faster.
+// Times of the measurements. A rate is the best of a few short rounds: a disturbance makes a round
+// slower, never faster.
 const (
 	rateRounds = 3
 	fewRounds  = 2 // of the calibration, which compares many
@@ -20,8 +20,8 @@ const (
 	// calibrationTime bounds the calibration of a pair, but for the round that is
 	// under way when it is over.
 	calibrationTime = 200 * time.Millisecond
-	// againTime is how long a pair that seems slow is measured again, and againPause
-	// the time between: somebody else's copies share its path, and have their pauses.
+	// againTime is how long a pair that seems slow is measured again, and againPause the time
+	// between: foreign copies share the path, with pauses.
 	againTime  = 1500 * time.Millisecond
 	againPause = 20 * time.Millisecond
 )
@@ -29,9 +29,9 @@ const (
 // bounceChunk is the size of the pieces that the best bounces work in, bytes.
 const bounceChunk = 4 << 20
 
-// best is the best rate of some rounds, GB/s, or of one where that takes long, as on simulated GPUs,
-// whose rates say nothing about GPUs. A round issues pieces until its time is over, at least two, and
-// waits for them; it returns their bytes.
+// best is the best rate of some rounds, GB/s, or of one where that takes long, as on simulated
+// GPUs, whose rates say nothing about GPUs. A round issues at least two pieces until the time is
+// over, waits for the pieces, and returns their bytes.
 func (b *bench) best(rounds int, round func(until time.Time) (uint64, error)) (float64, error) {
 	if b.driver.Simulated() {
 		rounds = 1
@@ -54,7 +54,7 @@ type plan struct {
 	depth, streams int
 }
 
-// minPieces is how many a round has, however large they are.
+// minPieces is the minimum number of pieces of a round, for any size.
 const minPieces = 4
 
 // through is the rate of a plan, by the relay's own queues.
@@ -104,12 +104,13 @@ func (b *bench) rounds(rounds int, p plan, pull bool) (float64, error) {
 	})
 }
 
-// simple is the rate of copies that one call issues in a GPU's own stream.
+// simple is the rate of copies of a single call in a GPU's stream.
 func (b *bench) simple(by *device.Device, chunk uint64, issue func(s cuda.Stream) error) (float64, error) {
 	return b.best(rateRounds, func(until time.Time) (uint64, error) {
 		var moved uint64
 		for moved == 0 || time.Now().Before(until) {
-			// Two at a time, so that one begins where the other ends.
+			// Two pieces are in flight, so that the next piece starts at the end of the previous
+			// piece.
 			if err := b.byItself(by, func(s cuda.Stream) error { return errors.Join(issue(s), issue(s)) }); err != nil {
 				return 0, err
 			}
@@ -119,7 +120,7 @@ func (b *bench) simple(by *device.Device, chunk uint64, issue func(s cuda.Stream
 	})
 }
 
-// rates measures a pair's copies, and what they are compared with.
+// rates measures a pair's copies, and the copies of the comparison.
 func (b *bench) rates(p *launch.Pair) error {
 	d, host := b.driver, unsafe.Pointer(&b.view[0])
 	whole := plan{chunk: memory, depth: 2, streams: 1}
@@ -138,8 +139,8 @@ func (b *bench) rates(p *launch.Pair) error {
 			return b.simple(b.client, bounceChunk, func(s cuda.Stream) error { return d.MemcpyHtoDAsync(b.mine.Ptr, host, bounceChunk, s) })
 		}},
 	}
-	// What a context on the server's GPU would bring. A relay has none, so no pair
-	// fails for the want of it.
+	// The rate with a context on the server's GPU. A relay has no such context, so a failure here
+	// fails no pair.
 	if b.mine.Allow(cuda.Access{Device: b.server.Ordinal, Write: true}) == nil {
 		byServer := func(to, from cuda.Ptr) func() (float64, error) {
 			return func() (rate float64, err error) {
@@ -176,9 +177,8 @@ func (b *bench) rates(p *launch.Pair) error {
 	return err
 }
 
-// What the calibration tries, and what it is content with: the least of each that
-// makes so much of the best rate that was seen. Small pieces overlap with what
-// comes after them, and few of them take little memory.
+// The candidates and the target of the calibration: the smallest values with this share of the best
+// measured rate. Small pieces overlap with the next leg, and few pieces take little memory.
 var (
 	chunks = []uint64{1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20, 32 << 20}
 	depths = []int{1, 2, 4, 8}
@@ -191,8 +191,8 @@ const (
 	anotherStream = 1.03 // a second stream has to bring as much
 )
 
-// calibrate chooses chunk, depth and streams. Where its time does not last for all
-// that it tries it chooses nothing.
+// calibrate chooses chunk, depth and streams. If the time is too short for the candidates, the
+// calibration chooses nothing.
 func (b *bench) calibrate(p *launch.Pair) error {
 	end := time.Now().Add(calibrationTime)
 	both := func(of plan) (float64, error) {
@@ -260,7 +260,7 @@ func choose(tried []plan, rates []float64) (plan, bool) {
 		if rates[i] < content*top {
 			continue
 		}
-		// What has one stream comes right before what has two.
+		// A candidate with one stream precedes the same candidate with two streams.
 		if p.streams == 1 && i+1 < len(tried) && tried[i+1].chunk == p.chunk && rates[i+1] > anotherStream*rates[i] {
 			p = tried[i+1]
 		}

@@ -12,23 +12,22 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// What a running kernel reads: so many bytes, across the border of the client's two
-// allocations, and that often with another pattern in the same place.
+// Reads of a running kernel: so many bytes, across the border of the client's two allocations, and
+// that often with another pattern in the same place.
 const (
 	readBytes  = 256 << 10
 	readRounds = 8
-	// readPolls is how often it looks for its flag before it gives up: a second or
-	// two, in which others' kernels have had their slices.
+	// readPolls is the number of polls of the flag before the kernel gives up: a second or two, in
+	// which foreign kernels have had time slices.
 	readPolls = 2_000_000
 )
 
 // readerPassed is the value of launch.Pair.Reader after a reader without a wrong byte.
 const readerPassed = "passed"
 
-// running tests that a kernel which runs while a copy is made, and is told of its
-// end by a flag in the host's memory, reads what that has brought: it has seen the
-// place before, and nothing but the copy itself makes it look anew. A GPU where no
-// kernel runs is no reason against the pair.
+// running tests that a kernel that runs during a copy, and reads the end from a flag in host
+// memory, reads the copied bytes: the kernel has read the place before, and only the copy can
+// refresh the value. A GPU where no kernel runs is no reason against the pair.
 func (b *bench) running(p *launch.Pair) error {
 	client := ends{b.client, b.mine, half - readBytes/2}
 	server := ends{b.server, b.slots, 2<<20 - readBytes/2}
@@ -87,7 +86,7 @@ func (b *bench) read(from, to ends) (why, err error) {
 		return err, page.Free()
 	}
 	seen, err := b.feed(from, to, seed, page)
-	page.SetFlag(readRounds) // for who is waiting still, and then reads what was not copied
+	page.SetFlag(readRounds) // releases a waiting kernel, which then reads bytes that were not copied
 	if sticky(err) {
 		return nil, err
 	}
@@ -107,9 +106,9 @@ func (b *bench) read(from, to ends) (why, err error) {
 	return nil, nil
 }
 
-// feed copies one pattern after the other and tells the kernel of each, when it has
-// read the one before. It stops where the kernel does, or has found something, and
-// says how far that was.
+// feed copies patterns in sequence and signals the kernel after every copy, when the kernel has
+// read the previous pattern. It stops where the kernel does, or has found something, and says how
+// far that was.
 func (b *bench) feed(from, to ends, seed uint64, page *kernels.Page) (seen kernels.Progress, err error) {
 	for round := range uint64(readRounds) {
 		kernels.Pattern{Seed: seed + round}.Fill(b.view[:readBytes])

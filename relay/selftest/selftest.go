@@ -1,13 +1,12 @@
-// Package selftest tests pairs of GPUs before a relay stages one's bytes on the
-// other: whether copies arrive bit by bit, also at odd sizes and places, and how
-// fast they are beside the bounce through the host's memory. From that it chooses
-// the sizes of pieces, how many are under way, and by how many streams.
+// Package selftest tests pairs of GPUs before a relay stages one's bytes on the other: whether
+// copies arrive bit by bit, also at odd sizes and places, and how fast they are beside the bounce
+// through the host's memory. From the rates it chooses the size of pieces, the number in flight,
+// and the number of streams.
 //
-// It works with memory as relays have it: the client's imported, of two
-// allocations side by side, and the server's created by who has a context on the
-// client's GPU. Beside that it has a context on the server's GPU, by which it
-// looks at what is there without a copy between the two, and runs a kernel that
-// reads while a copy is made.
+// It works with memory as relays have it: imported client memory of two adjacent allocations, and
+// server memory created by a process with a context on the client's GPU. In addition the test has a
+// context on the server's GPU, to read the bytes there without a copy between the GPUs, and to run
+// a kernel that reads during a copy.
 package selftest
 
 import (
@@ -40,8 +39,8 @@ const (
 	hostMemory = 8<<20 + 64<<10
 )
 
-// limits are how long one copy between two GPUs may be under way, and how long all of
-// a pair's test may take. The hook ends a tester that has not ended itself.
+// limits are the maximum durations of a copy between two GPUs, and of a pair's whole test. The hook
+// ends a tester that has not ended itself.
 type limits struct{ copy, pair time.Duration }
 
 // Those of GPUs, and of simulated ones, whose copies wait for this host's processors.
@@ -50,10 +49,10 @@ var (
 	simulatedLimits = limits{copy: 2 * time.Minute, pair: 4 * time.Minute}
 )
 
-// Run tests pairs, one after the other, and tells of each. The error is of the
-// driver as a whole, and nothing is told then. After a CUDA error that loses a
-// context, or a copy that does not end, the pairs that are left are not told of:
-// a new process can test them. stuck is called from another goroutine, last.
+// Run tests pairs in sequence, and reports every result. The error is of the driver as a whole, and
+// nothing is told then. After a CUDA error that loses a context, or a copy that does not end, the
+// pairs that are left are not told of: a new process can test them. stuck is called from another
+// goroutine, last.
 func Run(d *cuda.Driver, job launch.PairJob, tell, stuck func(launch.Pair)) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -88,12 +87,12 @@ func Run(d *cuda.Driver, job launch.PairJob, tell, stuck func(launch.Pair)) erro
 	return nil
 }
 
-// watch calls stuck where a pair's test does not end. A copy that is under way and does
-// not end speaks against the pair, and cannot be taken back, so that the process has to
-// end. All else that takes long, such as making contexts on a busy host, does not.
+// watch calls stuck where a pair's test does not end. A copy that is under way and does not end
+// speaks against the pair, and cannot be taken back, so that the process has to end. Further slow
+// steps, such as making contexts on a busy host, do not count.
 //
-// It counts its own turns, and looks at no clock: while this process was stopped, or
-// had no processor, no copy was looked for.
+// The watch counts iterations, and reads no clock: while this process was stopped, or had no
+// processor, no copy was looked for.
 func (t *tester) watch(within limits, stop <-chan struct{}, stuck func(verdict, reason string)) {
 	const turn = 100 * time.Millisecond
 	turns := time.NewTicker(turn)
@@ -121,13 +120,13 @@ func (t *tester) watch(within limits, stop <-chan struct{}, stuck func(verdict, 
 	}
 }
 
-// copies are those between the two GPUs, as watch sees them.
+// copies are the copies between the two GPUs in view of watch.
 type copies struct {
-	step     atomic.Uint64 // another one with each that begins or ends
+	step     atomic.Uint64 // changes with every begin and end of a copy
 	underWay atomic.Bool
 }
 
-// await marks that copies are under way while f issues them and waits for them.
+// await marks copies as in flight while f issues the copies and waits for their ends.
 func (c *copies) await(f func()) {
 	c.step.Add(1)
 	c.underWay.Store(true)
@@ -172,11 +171,11 @@ func (t *tester) open(g launch.GPU) (*device.Device, error) {
 	return d, nil
 }
 
-// minFreeBytes is what a GPU must have left beside our context and the test's memory,
-// bytes: whoever fills it shall not fail for a test's sake.
+// minFreeBytes is the free memory that a GPU must keep beside the test's context and memory, bytes:
+// a job that fills the GPU must not fail because of a test.
 const minFreeBytes = 256 << 20
 
-// shared refuses a GPU that one process at a time may use: it is somebody else's.
+// shared refuses a GPU in exclusive mode, which belongs to a foreign process.
 func (t *tester) shared(g launch.GPU) error {
 	ordinal, err := t.driver.DeviceByPCIBusID(g.BusID)
 	if err != nil {
@@ -257,10 +256,10 @@ func (t *tester) slow(p *launch.Pair) string {
 	return ""
 }
 
-// least is the rate that a pair must make beside a bounce's, GB/s. Two copies over
-// the same PCIe link differ by some percent. The times of simulated GPUs are those of
-// this host's processors, which others use as well: they say something where a copy
-// of the test's memory takes a third of a second.
+// least is the rate that a pair must make beside a bounce's, GB/s. Two copies over the same PCIe
+// link differ by some percent. Times of simulated GPUs depend on the host's processors, which
+// further processes share: they say something where a copy of the test's memory takes a third of a
+// second.
 func (t *tester) least(bounce float64) float64 {
 	if t.driver.Simulated() {
 		return min(bounce/50, 0.1)
@@ -268,7 +267,7 @@ func (t *tester) least(bounce float64) float64 {
 	return 0.9 * bounce
 }
 
-// bench is what one pair is tested with.
+// bench has the objects of a pair's test.
 type bench struct {
 	*tester
 	client, server *device.Device
@@ -397,12 +396,11 @@ func (b *bench) allocate() error {
 	return nil
 }
 
-// span is what one copy moves: n bytes between a place in the client's memory and
-// one in the slots.
+// span is the range of a copy: n bytes between a place in the client's memory and one in the slots.
 type span struct{ client, slot, n uint64 }
 
-// spans are odd ones, and those across what drivers and links have borders at:
-// 64 bytes, pages, 2 MiB, and the two allocations of the client's memory.
+// spans are odd ranges, and ranges across boundaries of drivers and links: 64 bytes, pages, 2 MiB,
+// and the two allocations of the client's memory.
 var spans = []span{
 	{0, 0, 1}, {1, 0, 1}, {3, 5, 7}, {8, 0, 8}, {63, 1, 2},
 	{half - 1, 63, 2}, {half - 3, 2<<20 - 2, 5}, {7, 0, 4095}, {0, 4097, 4096}, {half - 4096, 0, 8192},
@@ -438,8 +436,8 @@ type ends struct {
 	at     uint64
 }
 
-// window is the span at a place with its guards: where it begins, and how long the
-// guard before it and all of it are.
+// window is the span at a place with its guards: the begin, and the lengths of the guard before the
+// range and of the whole.
 func (e ends) window(n uint64) (begin, before, all uint64) {
 	before = min(e.at, guard)
 	begin = e.at - before
@@ -471,7 +469,7 @@ func (b *bench) one(from, to ends, n, seed uint64) error {
 	return compare(b.view[:all], expected, before, n, from, to)
 }
 
-// compare says what is wrong with bytes that arrived.
+// compare returns an error for wrong received bytes.
 func compare(got, expected []byte, before, n uint64, from, to ends) error {
 	if bytes.Equal(got, expected) {
 		return nil
@@ -508,17 +506,17 @@ func pattern(to []byte, seed uint64) {
 	}
 }
 
-// fill copies what is in pinned host memory to a GPU, by itself.
+// fill copies pinned host memory to a GPU, by the GPU's stream.
 func (b *bench) fill(by *device.Device, to cuda.Ptr, n uint64) error {
 	return b.byItself(by, func(s cuda.Stream) error { return b.driver.MemcpyHtoDAsync(to, unsafe.Pointer(&b.view[0]), n, s) })
 }
 
-// look copies what a GPU has into pinned host memory, by itself.
+// look copies GPU memory into pinned host memory, by the GPU's stream.
 func (b *bench) look(by *device.Device, from cuda.Ptr, n uint64) error {
 	return b.byItself(by, func(s cuda.Stream) error { return b.driver.MemcpyDtoHAsync(unsafe.Pointer(&b.view[0]), from, n, s) })
 }
 
-// byItself runs calls on a GPU's own stream, and waits for what they issue.
+// byItself runs calls on a GPU's stream, and waits for the issued work.
 func (b *bench) byItself(by *device.Device, calls func(cuda.Stream) error) error {
 	if err := by.Use(); err != nil {
 		return err
@@ -532,8 +530,8 @@ func (b *bench) byItself(by *device.Device, calls func(cuda.Stream) error) error
 // together is from which size on a relay issues a copy by itself.
 const together = 256 << 10
 
-// copy is one copy as a relay makes it: a small one goes with others in one call, and so
-// is two here.
+// copy makes a copy as a relay does: a relay batches small copies, so a small copy is two copies
+// here.
 func (b *bench) copy(to, from device.Place, n uint64) error {
 	underWay := 0
 	var err error

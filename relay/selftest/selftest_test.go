@@ -16,8 +16,8 @@ import (
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
-// child has a test binary do the job that its standard input says: what the
-// simulator does wrong is in its environment.
+// child has a test binary do the job that its standard input says: the environment has the faults
+// of the simulator.
 const child = "PEERLANE_TEST_SELFTEST"
 
 // patience has the nanoseconds of a child's limits, of a copy and of a pair.
@@ -213,9 +213,9 @@ func TestFaultyPairFailsWithReason(t *testing.T) {
 		{"a GPU that is taken", "cuCtxCreate*:times=1:error=46", launch.VerdictUntested, "CUDA_ERROR_DEVICE_UNAVAILABLE", true},
 		{"a wrong byte that a running kernel reads", "cuMemcpyAsync:after=14:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:11:00.0 read 1 wrong words of 8 bytes", false},
 		{"the same in the other direction", "cuMemcpyAsync:after=25:times=1:corrupt", launch.VerdictWrong, "a kernel that runs on 0000:10:00.0 read 1 wrong words of 8 bytes", false},
-		// Behind the copies that are compared every one is late, and none of those between
-		// GPU and host: a round of 4 in each direction, 2 and 2 by the server, and a round in
-		// each direction when they are measured again, which takes longer than it may.
+		// After the compared copies every copy between the GPUs is late, and no copy between GPU
+		// and host: a round of 4 per direction, 2 and 2 by the server, and a round per direction of
+		// the second measurement, which exceeds the limit.
 		{"slower than the bounce", "cuMemcpyAsync:after=28:times=20:delay=1000", launch.VerdictSlow, "and the bounce through the host's memory", false},
 		{"slow for a moment", "cuMemcpyAsync:after=28:times=4:delay=800", launch.VerdictGood, "", false},
 	} {
@@ -241,8 +241,8 @@ func TestFaultyPairFailsWithReason(t *testing.T) {
 	}
 }
 
-// Only a copy that does not end speaks against a pair. What takes long besides, as all
-// does on a busy host, says that it could not be tested.
+// Only a copy that does not end speaks against a pair. A further delay, as on a busy host, makes
+// the pair untested.
 func TestHangingCopyFailsItsPair(t *testing.T) {
 	for _, c := range []struct {
 		name, fault     string
@@ -263,8 +263,8 @@ func TestHangingCopyFailsItsPair(t *testing.T) {
 	}
 }
 
-// Nothing larger than a slot is chosen, and nothing by halves. On a busy machine it may
-// not come to its end within its time, and chooses nothing: TestChooseTakesSmallestChunkNearBest is for the choice.
+// Nothing larger than a slot is chosen, and nothing by halves. On a busy machine the calibration
+// may not end in time, and chooses nothing: TestChooseTakesSmallestChunkNearBest is for the choice.
 func TestCalibrationChoosesWithinSlot(t *testing.T) {
 	for range 5 {
 		found, _ := do(t, "", plenty, launch.PairJob{Pairs: []launch.PairName{pair01}, SlotBytes: 1 << 20})
@@ -306,7 +306,7 @@ func TestNearlyFullGPUIsSkipped(t *testing.T) {
 func TestMissingPairFailsWithReason(t *testing.T) {
 	other := launch.PairName{GPU: gpu(0, "GPU-11111111-0000-0000-0000-000000000000"), Server: gpu(1, "")}
 	found, _ := run(t, "", plenty, launch.PairName{GPU: gpu(0, ""), Server: gpu(9, "")}, other)
-	// What another GPU answers for is not taken for the one that was asked for.
+	// The answer of a different GPU does not count for the requested GPU.
 	if len(found) != 2 || found[0].Verdict != launch.VerdictUntested || found[1].Verdict != launch.VerdictUntested || !strings.Contains(found[1].Reason, "the plan says") {
 		t.Errorf("found %+v", found)
 	}

@@ -2,8 +2,8 @@
 // knows nothing of devices.
 package stripe
 
-// Scheduler deals out turns. Over any number of turns each member has its weight's share of
-// them, to within one turn, as long as all can take theirs. It is for one goroutine.
+// Scheduler deals out turns. Over any number of turns a member gets a share by weight, to within a
+// turn, while every member is ready. A Scheduler is for a single goroutine.
 type Scheduler struct {
 	members []member
 }
@@ -11,7 +11,7 @@ type Scheduler struct {
 type member struct {
 	weight int
 	failed bool
-	// credit is what the member is owed, in parts of a turn: the sum of all weights is one.
+	// credit is the member's outstanding share, in parts of a turn: the sum of the weights is one.
 	credit int
 }
 
@@ -36,13 +36,12 @@ func (s *Scheduler) sum() (sum int) {
 	return sum
 }
 
-// owedMost bounds what a member is owed that could not take its turns, in turns. Without a
-// bound it would have all turns for as long as it had none.
+// owedMost limits the credit of a busy member, in turns. Without a limit a member would get every
+// turn after a long busy time.
 const owedMost = 2
 
-// Next gives the next turn to a member that is ready, and returns its place; -1 where none
-// is. A nil ready says that all are. A member that is not ready is owed its turn, and has it
-// as soon as it is.
+// Next gives the next turn to a member that is ready, and returns its place; -1 where none is. A
+// nil ready says that all are. A busy member keeps the credit, and gets the turn when ready.
 func (s *Scheduler) Next(ready func(int) bool) int {
 	sum, best := s.sum(), -1
 	for i := range s.members {
@@ -63,7 +62,7 @@ func (s *Scheduler) Next(ready func(int) bool) int {
 	return best
 }
 
-// Fail takes a member out. The others have its turns, by their weights.
+// Fail takes a member out. The ready members share the turns by weight.
 func (s *Scheduler) Fail(i int) { s.set(i, true) }
 
 // restore takes a member in that Fail took out. It is owed no turn.
@@ -74,7 +73,7 @@ func (s *Scheduler) set(i int, failed bool) {
 		return
 	}
 	s.members[i].failed = failed
-	for i := range s.members { // what was owed was by other shares
+	for i := range s.members { // the credit was for the old shares
 		s.members[i].credit = 0
 	}
 }
@@ -82,8 +81,8 @@ func (s *Scheduler) set(i int, failed bool) {
 // Failed reports whether a member is out.
 func (s *Scheduler) Failed(i int) bool { return s.members[i].failed }
 
-// Split shares so many units out by weight: the parts come to all of them, and each is within
-// one unit of its share. Of weight 0 is nothing.
+// Split shares so many units out by weight: the parts cover the whole, and a part is within a unit
+// of the share. Of weight 0 is nothing.
 func Split(units uint64, weights []float64) []uint64 {
 	parts := make([]uint64, len(weights))
 	sum := 0.0

@@ -93,8 +93,8 @@ func TestSchedulerAfterFailureMovesTheShareToTheOthers(t *testing.T) {
 	}
 }
 
-// A member that is busy does not stop the others, and has the turns that it is owed as soon
-// as it can: but no more than a few of them.
+// A busy member does not stop the remaining members, and gets the outstanding turns when ready: but
+// no more than a few of them.
 func TestSchedulerWithBusyMemberOwesItsTurns(t *testing.T) {
 	s := New([]int{1, 1})
 	busy := func(i int) bool { return i == 1 }

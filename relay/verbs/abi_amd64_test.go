@@ -16,9 +16,9 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// layout is rdma-core's, of its headers: a line is an expression in C and its value. A
-// structure has its size, and the offset of its last field that Peerlane uses, or of
-// each where more than sizes could be wrong. Of those with a mutex the size is x86-64's.
+// layout is rdma-core's, of its headers: a line is an expression in C and its value. An entry has
+// the size of a structure and the offset of the last used field, or of several fields if more than
+// sizes could be wrong. Of those with a mutex the size is x86-64's.
 const layout = `
 sizeof(union ibv_gid) = 16
 sizeof(struct ibv_gid_entry) = 32
@@ -195,7 +195,7 @@ func TestABILayoutMatchesHeaders(t *testing.T) {
 
 type measured struct{ layout, constants string }
 
-// measure compiles and runs a program that prints what layout asks for, and the constants.
+// measure compiles and runs a program that prints the values of layout, and the constants.
 func measure(t *testing.T, include, rdma string, flags ...string) measured {
 	t.Helper()
 	var text strings.Builder

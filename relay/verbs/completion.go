@@ -10,7 +10,7 @@ import (
 	"unsafe"
 )
 
-// Completion says that a request has ended (ibv_wc). Its memory is the caller's again.
+// Completion says that a request has ended (ibv_wc). The caller owns the memory again.
 type Completion struct {
 	ID        uint64 // the request's
 	Status    Status
@@ -32,7 +32,7 @@ const (
 	_ = -(unsafe.Sizeof(Recv{}) ^ unsafe.Sizeof(C.peerlane_recv{}))
 )
 
-// CompletionOp is what has ended (ibv_wc_opcode).
+// CompletionOp is the kind of an ended request (ibv_wc_opcode).
 type CompletionOp uint32
 
 // What ends.
@@ -61,7 +61,7 @@ const (
 	ReceiverRetryExceeded Status = C.IBV_WC_RNR_RETRY_EXC_ERR
 )
 
-// The words of ibv_wc_status_str, and what each means to whoever reads them.
+// The words of ibv_wc_status_str, with explanations for the reader.
 var statuses = [...]struct{ name, means string }{
 	0:  {"success", ""},
 	1:  {"local length error", "a message does not fit the receive that it came for"},
@@ -104,7 +104,7 @@ func (c *Completion) Err() error {
 	return &completionError{Status: c.Status, Pair: c.Pair, Vendor: c.Vendor}
 }
 
-// completionError is a request that failed, and with it its queue pair.
+// completionError is the failure of a request, and so of the queue pair.
 type completionError struct {
 	Status Status
 	Pair   uint32

@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// Error is a call of libibverbs or librdmacm that failed. It unwraps to its errno.
+// Error is a call of libibverbs or librdmacm that failed. Error unwraps to the errno.
 type Error struct {
 	Call  string // "ibv_reg_mr"
 	On    string // what it was made on, for people: "mlx5_0, 4096 bytes at 0x7f0000000000"
@@ -31,7 +31,7 @@ func (e *Error) Error() string {
 // Unwrap gives the errno, for [errors.Is].
 func (e *Error) Unwrap() error { return e.Errno }
 
-// errnoNames are those that the documentation of rdma-core speaks of.
+// errnoNames are the names in rdma-core's documentation.
 var errnoNames = map[syscall.Errno]string{
 	syscall.EPERM:           "EPERM",
 	syscall.ENOENT:          "ENOENT",
@@ -51,7 +51,7 @@ var errnoNames = map[syscall.Errno]string{
 	syscall.ETIMEDOUT:       "ETIMEDOUT",
 }
 
-// remedy is what the reader can do, where the errno of that call says so.
+// remedy returns the remedy for an errno of the call, if known.
 func (e *Error) remedy() string {
 	switch e.Call {
 	case "ibv_reg_mr", "ibv_reg_dmabuf_mr":

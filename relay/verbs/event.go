@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// EventKind is what happened to a device (ibv_event_type).
+// EventKind is the kind of a device event (ibv_event_type).
 type EventKind uint8
 
 // Events that Peerlane tells apart.
@@ -41,7 +41,7 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("event %d", uint8(k))
 }
 
-// Fatal reports whether what the event is about can no longer be used.
+// Fatal reports whether the object of the event is unusable.
 func (k EventKind) Fatal() bool {
 	switch k {
 	case QueueFailed, PairFailed, PairRequestError, PairAccessError, DeviceFailed:
@@ -69,8 +69,8 @@ func (e Event) String() string {
 	return e.Kind.String()
 }
 
-// AsyncFD is readable when there is an event. It does not block, and stays the
-// context's.
+// AsyncFD is readable when there is an event. The descriptor does not block, and belongs to the
+// context.
 func (c *Context) AsyncFD() int { return int(c.c.async_fd) }
 
 // NextAsync takes the next event; ok is false when there is none (ibv_get_async_event).

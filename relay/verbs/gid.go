@@ -49,8 +49,8 @@ func (g GID) String() string {
 	return fmt.Sprintf("GID %d (%s, %s)", g.Index, g.Address(), g.Kind)
 }
 
-// GIDs reads a port's GID table (ibv_query_gid_ex). Entries that are empty, or that
-// cannot be read because they belong to another network namespace, are left out.
+// GIDs reads a port's GID table (ibv_query_gid_ex). Empty entries, and unreadable entries of a
+// foreign network namespace, are left out.
 func (c *Context) GIDs(port uint8) ([]GID, error) {
 	p, err := c.Port(port)
 	if err != nil {
@@ -92,10 +92,9 @@ const (
 // errNoGID is the error of a port without a GID to use.
 var errNoGID = errors.New("no GID that can be used: the port's network interface has no address, or belongs to another network namespace")
 
-// ChooseGID chooses the GID that a queue pair's packets come from: the one that is
-// asked for, else on RoCE the first of the preferred kind and family, then of that kind
-// with another address that is routed, then one that is link-local, then of the other
-// kind; the first one on InfiniBand and iWARP.
+// ChooseGID chooses the GID that a queue pair's packets come from: the requested GID, else on RoCE
+// the first of the preferred kind and family, then of that kind with a different routed address,
+// then a link-local GID, then of the second kind; the first one on InfiniBand and iWARP.
 func ChooseGID(gids []GID, want Choice) (GID, error) {
 	if want.Index != AnyIndex {
 		for _, g := range gids {
@@ -122,7 +121,7 @@ func ChooseGID(gids []GID, want Choice) (GID, error) {
 	return best, nil
 }
 
-// rank is smaller for what is better. Those of InfiniBand are all alike.
+// rank is smaller for better GIDs. GIDs of InfiniBand have the same rank.
 func (g GID) rank(kind GIDKind, family family) int {
 	if g.Kind == GIDofIB {
 		return 0

@@ -21,13 +21,13 @@ const LibraryVariable = "PEERLANE_VERBS_LIBRARY"
 
 // SoftwareVariable names the environment variable without which Open refuses the software device
 // (package softdevice); its value is SoftwareAllowed. `peerlane demo`, `peerlane bench` and tests
-// set it for their relays: no relay of a tenant's container moves data by software by mistake.
+// set the variable for relays: no relay of a tenant's container moves data by software by mistake.
 const (
 	SoftwareVariable = "PEERLANE_SOFTWARE_DEVICE"
 	SoftwareAllowed  = "allow"
 )
 
-// What rdma-core installs.
+// Files of rdma-core.
 const (
 	defaultLibrary = "libibverbs.so.1"
 	managerLibrary = "librdmacm.so.1"

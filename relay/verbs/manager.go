@@ -16,14 +16,14 @@ import (
 	"unsafe"
 )
 
-// MaxPrivate is how many bytes each side may say with a connection: what every transport
-// of rdma-core has room for.
+// MaxPrivate is the maximum of private data per side of a connection, bytes: the smallest limit of
+// rdma-core's transports.
 const MaxPrivate = 56
 
-// Manager is an opened librdmacm: connections by IP address, which iWARP needs and
-// InfiniBand and RoCE can do. It is safe for use from many goroutines, and is never
-// closed: librdmacm keeps every device open that it has found until the process ends, and
-// a driver that cannot take a device from its users (siw) lets it go no sooner.
+// Manager is an opened librdmacm: connections by IP address, which iWARP needs and InfiniBand and
+// RoCE can do. It is safe for use from many goroutines, and is never closed: librdmacm keeps every
+// found device open until the process ends, and a driver that cannot revoke a device from users
+// (siw) releases the device no sooner.
 type Manager struct {
 	l     *Library
 	calls *C.peerlane_manager
@@ -46,8 +46,8 @@ func (l *Library) Manager() (*Manager, error) {
 	return &Manager{l: l, calls: calls}, nil
 }
 
-// Events are what happens to the connections that are made on it. It and its IDs belong
-// to one goroutine at a time.
+// Events are the events of the manager's connections. The manager and its IDs belong to a single
+// goroutine at a time.
 type Events struct {
 	m       *Manager
 	channel *C.struct_rdma_event_channel
@@ -63,7 +63,7 @@ func (m *Manager) NewEvents() (*Events, error) {
 	return e, nil
 }
 
-// FD is readable when there is an event. It does not block, and stays theirs.
+// FD is readable when there is an event. The descriptor does not block, and belongs to the events.
 func (e *Events) FD() int { return int(e.channel.fd) }
 
 // Close gives the channel back. Every ID has to be closed before.
@@ -75,10 +75,10 @@ func (e *Events) Close() error {
 	return nil
 }
 
-// ConnectionKind is what happened to a connection (rdma_cm_event_type).
+// ConnectionKind is the kind of a connection event (rdma_cm_event_type).
 type ConnectionKind uint8
 
-// What happens to connections.
+// Events of connections.
 const (
 	AddressResolved ConnectionKind = C.RDMA_CM_EVENT_ADDR_RESOLVED
 	AddressError    ConnectionKind = C.RDMA_CM_EVENT_ADDR_ERROR
@@ -116,7 +116,7 @@ type ConnectionEvent struct {
 	Listener *ID
 	// Status is 0, a negative errno, or with Rejected the reason of the transport.
 	Status  int
-	Private []byte // what the other side says, padded by some transports
+	Private []byte // private data of the remote side, padded by some transports
 }
 
 // Err is nil for an event that is a step forward.
@@ -166,7 +166,7 @@ type ID struct {
 	pair *Pair
 }
 
-// NewID makes one (rdma_create_id).
+// NewID makes an ID (rdma_create_id).
 func (e *Events) NewID() (*ID, error) {
 	var c *C.struct_rdma_cm_id
 	if r := C.peerlane_cm_id(e.m.calls, e.channel, &c); r != 0 {
@@ -175,7 +175,7 @@ func (e *Events) NewID() (*ID, error) {
 	return e.know(c), nil
 }
 
-// Close ends it; its pair has to be closed before (rdma_destroy_id).
+// Close ends it; close the pair before (rdma_destroy_id).
 func (i *ID) Close() error {
 	if i.pair != nil {
 		return &Error{Call: "rdma_destroy_id", On: "its queue pair is there", Errno: syscall.EBUSY}
@@ -206,8 +206,8 @@ func (i *ID) Listen(at netip.AddrPort, backlog int) error {
 // Port is this side's.
 func (i *ID) Port() uint16 { return uint16(C.peerlane_cm_port(i.e.m.calls, i.c)) }
 
-// ResolveAddress begins to look for the device that leads to an address, from another
-// one or from the zero value, any; AddressResolved or AddressError follows.
+// ResolveAddress starts the search for the device of a route to an address, from a source address,
+// or from any for the zero value; AddressResolved or AddressError follows.
 func (i *ID) ResolveAddress(from, to netip.AddrPort, limit time.Duration) error {
 	source, destination := address(from), address(to)
 	r := C.peerlane_cm_resolve_address(i.e.m.calls, i.c, &source, &destination, C.int(limit.Milliseconds()))
@@ -219,9 +219,9 @@ func (i *ID) ResolveRoute(limit time.Duration) error {
 	return failed(int32(C.peerlane_cm_resolve_route(i.e.m.calls, i.c, C.int(limit.Milliseconds()))), "rdma_resolve_route", "")
 }
 
-// Context is the device that the connection goes over, once its address is resolved or
-// its request has come. It is librdmacm's, one for each device and process; domains and
-// queues for the connection are made on it. Close does nothing.
+// Context is the device of the connection, after the address is resolved or the request has
+// arrived. librdmacm owns the context, one per device and process; domains and queues of the
+// connection are made on the context. Close does nothing.
 func (i *ID) Context() (*Context, error) {
 	if i.c.verbs == nil {
 		return nil, errors.New("the connection has no device yet")
@@ -238,9 +238,9 @@ func (i *ID) Context() (*Context, error) {
 // devicePort is the port of that device.
 func (i *ID) devicePort() uint8 { return uint8(i.c.port_num) }
 
-// NewPair makes the connection's queue pair, in a domain of [ID.Context]
-// (rdma_create_qp). The connection manager takes it through its states, so that receives
-// can be posted at once and sends from Established on.
+// NewPair makes the connection's queue pair, in a domain of [ID.Context] (rdma_create_qp). The
+// connection manager changes the pair's states, so that receives can be posted at once and sends
+// from Established on.
 func (i *ID) NewPair(d *Domain, config PairConfig) (*Pair, error) {
 	a := config.attributes()
 	if r := C.peerlane_cm_create_qp(i.e.m.calls, i.c, d.pd, &a); r != 0 {
@@ -256,7 +256,7 @@ func (i *ID) closePair() error {
 	return nil
 }
 
-// Connection is what the sides of one agree on (rdma_conn_param).
+// Connection has the negotiated parameters of a connection (rdma_conn_param).
 type Connection struct {
 	Private         []byte // to the other side, at most MaxPrivate bytes
 	Retries         uint8  // as of Sending
@@ -270,7 +270,7 @@ func (c Connection) parameters() (data unsafe.Pointer, p C.struct_rdma_conn_para
 		return nil, p, fmt.Errorf("%d bytes of private data; there is room for %d", len(c.Private), MaxPrivate)
 	}
 	if len(c.Private) > 0 {
-		// C gets nothing of what it lies in.
+		// C gets no pointer into Go memory.
 		data = unsafe.Pointer(unsafe.SliceData(slices.Clone(c.Private)))
 	}
 	return data, C.struct_rdma_conn_param{
@@ -282,7 +282,7 @@ func (c Connection) parameters() (data unsafe.Pointer, p C.struct_rdma_conn_para
 	}, nil
 }
 
-// Connect asks the other side, once the route is resolved; Established, Rejected,
+// Connect sends the request to the remote side, after the route is resolved; Established, Rejected,
 // Unreachable or ConnectError follows (rdma_connect).
 func (i *ID) Connect(with Connection) error {
 	data, p, err := with.parameters()
@@ -292,8 +292,7 @@ func (i *ID) Connect(with Connection) error {
 	return failed(int32(C.peerlane_cm_connect(i.e.m.calls, i.c, data, &p)), "rdma_connect", "")
 }
 
-// Accept takes a connection that was asked for, once it has a pair; Established follows
-// (rdma_accept).
+// Accept accepts a requested connection, after the pair is made; Established follows (rdma_accept).
 func (i *ID) Accept(with Connection) error {
 	data, p, err := with.parameters()
 	if err != nil {
@@ -302,7 +301,7 @@ func (i *ID) Accept(with Connection) error {
 	return failed(int32(C.peerlane_cm_accept(i.e.m.calls, i.c, data, &p)), "rdma_accept", "")
 }
 
-// Reject refuses one that was asked for (rdma_reject).
+// Reject refuses a requested connection (rdma_reject).
 func (i *ID) Reject(private []byte) error {
 	data, p, err := Connection{Private: private}.parameters()
 	if err != nil {

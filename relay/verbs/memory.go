@@ -11,12 +11,12 @@ import (
 	"syscall"
 )
 
-// Access is what may be done with registered memory (ibv_access_flags). The NIC may
-// always read it for its own side's writes and sends.
+// Access is the permitted access to registered memory (ibv_access_flags). The NIC may always read
+// the memory for local writes and sends.
 type Access uint32
 
-// Access flags. RemoteWrite needs LocalWrite. RelaxedOrdering is a request, which
-// providers without it pass over; it is not for memory that somebody polls.
+// Access flags. RemoteWrite needs LocalWrite. RelaxedOrdering is a request, which providers without
+// support ignore; not for polled memory.
 const (
 	LocalWrite      Access = C.IBV_ACCESS_LOCAL_WRITE // by receives and reads
 	RemoteWrite     Access = C.IBV_ACCESS_REMOTE_WRITE
@@ -30,7 +30,7 @@ type Domain struct {
 	pd *C.struct_ibv_pd
 }
 
-// NewDomain makes one (ibv_alloc_pd).
+// NewDomain makes a domain (ibv_alloc_pd).
 func (c *Context) NewDomain() (*Domain, error) {
 	d := &Domain{c: c}
 	if r := C.peerlane_alloc_pd(c.l.calls, c.c, &d.pd); r != 0 {
@@ -42,12 +42,12 @@ func (c *Context) NewDomain() (*Domain, error) {
 // context is the device that it was made on.
 func (d *Domain) context() *Context { return d.c }
 
-// Close gives it back (ibv_dealloc_pd): EBUSY while it has regions or pairs.
+// Close destroys the domain (ibv_dealloc_pd): EBUSY while the domain has regions or pairs.
 func (d *Domain) Close() error {
 	return failed(int32(C.peerlane_dealloc_pd(d.c.l.calls, d.pd)), "ibv_dealloc_pd", d.c.name)
 }
 
-// Region is registered memory: the NIC reads and writes it until Close.
+// Region is registered memory: the NIC accesses the memory until Close.
 type Region struct {
 	c  *Context
 	mr *C.struct_ibv_mr
@@ -65,10 +65,9 @@ func (d *Domain) Register(memory uintptr, n, iova uint64, access Access) (*Regio
 	return m, nil
 }
 
-// RegisterDMABuf registers n bytes from offset of what a DMA-BUF descriptor stands for,
-// under the addresses from iova on. The descriptor stays the caller's, who may close it
-// at once (ibv_reg_dmabuf_mr). The error is an [*Error]: EOPNOTSUPP also where libibverbs
-// is older than the call.
+// RegisterDMABuf registers n bytes from offset of a DMA-BUF, under the addresses from iova on. The
+// caller keeps the descriptor, and may close it at once (ibv_reg_dmabuf_mr). The error is an
+// [*Error]: EOPNOTSUPP also where libibverbs is older than the call.
 func (d *Domain) RegisterDMABuf(fd int, offset, n, iova uint64, access Access) (*Region, error) {
 	m := &Region{c: d.c}
 	r := C.peerlane_reg_dmabuf_mr(d.c.l.calls, d.pd, C.uint64_t(offset), C.size_t(n), C.uint64_t(iova), C.int(fd), C.uint(access), &m.mr)
@@ -89,11 +88,11 @@ func (d *Domain) RegisterDataDirect(fd int, offset, n, iova uint64, access Acces
 	return m, nil
 }
 
-// DataDirect reports whether the device reaches GPUs by a PCIe function of its own, beside that to the
-// processor (mlx5dv_get_data_direct_sysfs_path).
+// DataDirect reports whether the device reaches GPUs by a separate PCIe function
+// (mlx5dv_get_data_direct_sysfs_path).
 func (c *Context) DataDirect() bool { return C.peerlane_data_direct(c.l.calls, c.c) != 0 }
 
-// LKey is the key for this side's requests, RKey the one for the other side's.
+// LKey is the key for local requests, RKey the key for remote requests.
 func (r *Region) LKey() uint32 { return uint32(r.mr.lkey) }
 
 // RKey is the key for the other side's requests.
@@ -119,9 +118,9 @@ func (s Support) String() string {
 	return [...]string{"could not tell", "yes", "no"}[s]
 }
 
-// DMABuf tells whether the device registers DMA-BUF descriptors, and what the probe
-// came to: it registers descriptor -1, which a driver that knows the call refuses with
-// EBADF, and one that does not with EOPNOTSUPP or EPROTONOSUPPORT.
+// DMABuf reports whether the device registers DMA-BUF descriptors, with the error of the probe: the
+// probe registers descriptor -1, which a driver with the call refuses with EBADF, and a driver
+// without the call with EOPNOTSUPP or EPROTONOSUPPORT.
 func (c *Context) DMABuf() (Support, error) {
 	d, err := c.NewDomain()
 	if err != nil {

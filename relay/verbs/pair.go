@@ -15,11 +15,11 @@ import (
 	"unsafe"
 )
 
-// PairConfig is what a queue pair is made with.
+// PairConfig has the parameters of a queue pair.
 type PairConfig struct {
 	Send, Recv *Queue // where completions go; may be the same
-	// SendDepth and RecvDepth are how many requests can be posted that have not ended.
-	// An unsignalled one ends with the next signalled completion after it.
+	// SendDepth and RecvDepth are how many requests can be posted that have not ended. An
+	// unsignalled request ends with the next signalled completion.
 	SendDepth, RecvDepth int
 	// Inline is up to how many bytes a request with the flag Inline may have.
 	Inline int
@@ -44,14 +44,14 @@ func (p PairConfig) attributes() C.struct_ibv_qp_init_attr {
 type Pair struct {
 	c  *Context
 	qp *C.struct_ibv_qp
-	// id is the connection that it belongs to, if the connection manager made it.
+	// id is the pair's connection, if the connection manager made the pair.
 	id *ID
 	// inline is how many bytes the device lets be inline.
 	inline int
 }
 
 // NewPair makes a queue pair (ibv_create_qp). It is in state Reset; [Pair.Init],
-// [Pair.ReadyToReceive] and [Pair.ReadyToSend] connect it with another one.
+// [Pair.ReadyToReceive] and [Pair.ReadyToSend] connect the pair with a second pair.
 func (d *Domain) NewPair(config PairConfig) (*Pair, error) {
 	p := &Pair{c: d.c}
 	a := config.attributes()
@@ -62,7 +62,7 @@ func (d *Domain) NewPair(config PairConfig) (*Pair, error) {
 	return p, nil
 }
 
-// Number is what the other side connects to, 24 bits.
+// Number is the number for the remote side, 24 bits.
 func (p *Pair) Number() uint32 { return uint32(p.qp.qp_num) }
 
 // inlineBytes is up to how many bytes a request with the flag inlineBytes may have.
@@ -108,7 +108,7 @@ func (p *Pair) modify(to PairState, a *C.struct_ibv_qp_attr, mask C.int) error {
 	return failed(int32(r), "ibv_modify_qp", p.on()+", to "+to.String())
 }
 
-// Init lets receives be posted. Access is what the other side may do.
+// Init lets receives be posted. Access is the permitted remote access.
 func (p *Pair) Init(port uint8, pkeyIndex uint16, access Access) error {
 	a := C.struct_ibv_qp_attr{
 		port_num:        C.uint8_t(port),
@@ -118,7 +118,7 @@ func (p *Pair) Init(port uint8, pkeyIndex uint16, access Access) error {
 	return p.modify(Init, &a, C.IBV_QP_PORT|C.IBV_QP_PKEY_INDEX|C.IBV_QP_ACCESS_FLAGS)
 }
 
-// Route is the way to the other pair.
+// Route is the route to the remote pair.
 type Route struct {
 	Pair uint32 // the other one's number
 	PSN  uint32 // that the other one begins with, 24 bits
@@ -135,12 +135,12 @@ type Route struct {
 	// Reads is how many of the other side's reads may be under way, 1 to
 	// Attributes.PairReads.
 	Reads uint8
-	// ReceiverTimer is how long the other side waits where no receive is posted: a code
-	// of the InfiniBand specification, 12 for 0.64 ms.
+	// ReceiverTimer is the wait of the remote side without a posted receive: a code of the
+	// InfiniBand specification, 12 for 0.64 ms.
 	ReceiverTimer uint8
 }
 
-// ReadyToReceive lets the other side's requests be answered.
+// ReadyToReceive enables answers to remote requests.
 func (p *Pair) ReadyToReceive(to Route) error {
 	a := C.struct_ibv_qp_attr{
 		path_mtu:           C.int(to.MTU),
@@ -163,15 +163,15 @@ func (p *Pair) ReadyToReceive(to Route) error {
 		C.IBV_QP_AV|C.IBV_QP_PATH_MTU|C.IBV_QP_DEST_QPN|C.IBV_QP_RQ_PSN|C.IBV_QP_MAX_DEST_RD_ATOMIC|C.IBV_QP_MIN_RNR_TIMER)
 }
 
-// ECE is what a queue pair offers, or accepts, of Enhanced Connection Establishment (ibv_ece).
+// ECE has the offered, or accepted, options of Enhanced Connection Establishment (ibv_ece).
 type ECE struct {
 	Vendor  uint32 // IEEE OUI, 0 without ECE
 	Options uint32
 	Mask    uint32
 }
 
-// ECE returns the options of a queue pair: those of its device until SetECE, then those that the
-// device accepts (ibv_query_ece). Without support the error is EOPNOTSUPP.
+// ECE returns the options of a queue pair: the device's options until SetECE, then the accepted
+// options (ibv_query_ece). Without support the error is EOPNOTSUPP.
 func (p *Pair) ECE() (ECE, error) {
 	var e C.struct_ibv_ece
 	if r := C.peerlane_query_ece(p.c.l.calls, p.qp, &e); r != 0 {
@@ -180,7 +180,7 @@ func (p *Pair) ECE() (ECE, error) {
 	return ECE{uint32(e.vendor_id), uint32(e.options), uint32(e.comp_mask)}, nil
 }
 
-// SetECE asks for options of the other side. The device takes them at ReadyToReceive
+// SetECE requests options of the remote side. The device applies the options at ReadyToReceive
 // (ibv_set_ece).
 func (p *Pair) SetECE(to ECE) error {
 	e := C.struct_ibv_ece{vendor_id: C.uint32_t(to.Vendor), options: C.uint32_t(to.Options), comp_mask: C.uint32_t(to.Mask)}
@@ -209,12 +209,10 @@ func (p *Pair) ReadyToSend(how Sending) error {
 		C.IBV_QP_SQ_PSN|C.IBV_QP_TIMEOUT|C.IBV_QP_RETRY_CNT|C.IBV_QP_RNR_RETRY|C.IBV_QP_MAX_QP_RD_ATOMIC)
 }
 
-// Fail ends it: what is posted completes as Flushed, and nothing is sent or written any
-// more.
+// Fail ends it: posted requests complete as Flushed, and the pair sends and writes nothing.
 func (p *Pair) Fail() error { return p.modify(Failed, &C.struct_ibv_qp_attr{}, 0) }
 
-// Close gives it back, and completions of it that nobody has polled are lost
-// (ibv_destroy_qp).
+// Close destroys the pair, and unpolled completions are lost (ibv_destroy_qp).
 func (p *Pair) Close() error {
 	if p.id != nil {
 		return p.id.closePair()
@@ -223,11 +221,11 @@ func (p *Pair) Close() error {
 	return failed(int32(C.peerlane_destroy_qp(p.c.l.calls, p.qp)), "ibv_destroy_qp", on)
 }
 
-// Op is what a send request does (ibv_wr_opcode).
+// Op is the operation of a send request (ibv_wr_opcode).
 type Op uint32
 
-// What send requests do. Those with an immediate, and SendMessage, take a receive of the
-// other side.
+// Operations of send requests. Operations with an immediate, and SendMessage, use a receive of the
+// remote side.
 const (
 	Write                Op = C.IBV_WR_RDMA_WRITE
 	WriteImmediate       Op = C.IBV_WR_RDMA_WRITE_WITH_IMM
@@ -247,7 +245,7 @@ const (
 	Inline    SendFlags = C.IBV_SEND_INLINE // bytes are taken when it is posted, and need no region
 )
 
-// Send is a send request of one piece of memory.
+// Send is a send request of a single piece of memory.
 type Send struct {
 	ID        uint64 // comes back with the completion
 	Address   uint64 // of this side's memory, within its region's addresses
@@ -260,8 +258,8 @@ type Send struct {
 	Flags     SendFlags
 }
 
-// PostSend posts requests in order, and says how many were posted: those before the one
-// that failed (ibv_post_send). ENOMEM: the queue is full.
+// PostSend posts requests in order, and says how many were posted: the requests before the failed
+// request (ibv_post_send). ENOMEM: the queue is full.
 func (p *Pair) PostSend(sends []Send) (int, error) {
 	var posted C.int
 	r := C.peerlane_post_send(p.qp, (*C.peerlane_send)(unsafe.Pointer(unsafe.SliceData(sends))), C.int(len(sends)), &posted)
@@ -271,8 +269,7 @@ func (p *Pair) PostSend(sends []Send) (int, error) {
 	return len(sends), nil
 }
 
-// Recv is a receive request of one piece of memory; of Length 0 it takes an immediate
-// alone.
+// Recv is a receive request of a single piece of memory; of Length 0 it takes an immediate alone.
 type Recv struct {
 	ID      uint64 // comes back with the completion
 	Address uint64
@@ -280,8 +277,8 @@ type Recv struct {
 	LKey    uint32
 }
 
-// PostRecv posts receives in order, and says how many were posted: those before the one
-// that failed (ibv_post_recv). ENOMEM: the queue is full.
+// PostRecv posts receives in order, and says how many were posted: the requests before the failed
+// request (ibv_post_recv). ENOMEM: the queue is full.
 func (p *Pair) PostRecv(receives []Recv) (int, error) {
 	var posted C.int
 	r := C.peerlane_post_recv(p.qp, (*C.peerlane_recv)(unsafe.Pointer(unsafe.SliceData(receives))), C.int(len(receives)), &posted)

@@ -24,7 +24,7 @@ func (s PortState) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// LinkLayer is what a port's cable carries.
+// LinkLayer is the protocol of a port's cable.
 type LinkLayer uint8
 
 // Link layers (IBV_LINK_LAYER_*).
@@ -75,7 +75,7 @@ func MTUOf(bytes int) (m MTU, ok bool) {
 	return 0, false
 }
 
-// Port is what a port is and does now (ibv_port_attr).
+// Port is the state of a port (ibv_port_attr).
 type Port struct {
 	State         PortState
 	PhysicalState uint8 // 5 is LinkUp, as sysfs's phys_state says it

@@ -1,6 +1,5 @@
-// Package wire holds what crosses a socket or lies in shared memory: control
-// messages between a client and its relay, peer messages between relays,
-// messages to an emulated NIC, and the rings.
+// Package wire has the layouts of messages and of shared memory: control messages between a client
+// and its relay, peer messages between relays, messages to an emulated NIC, and the rings.
 //
 // protocol.def describes all layouts once; the Go form (protocol.go) and the C
 // form (peerlane_wire.h, and peerlane_values.h for programs) are made from it.
@@ -37,12 +36,12 @@ func (s Status) String() string {
 	return fmt.Sprintf("status %d, which this version does not know", uint32(s))
 }
 
-// Error is a Status other than StatusOK with the sentence that goes with it.
-// errors.Is compares statuses: errors.Is(err, &wire.Error{Status: ...}).
+// Error is a Status other than StatusOK with a message. errors.Is compares statuses: errors.Is(err,
+// &wire.Error{Status: ...}).
 type Error struct {
 	Status Status
 	Reason string
-	cause  error // what %w of Errorf wrapped; nil for nothing
+	cause  error // the error that %w of Errorf wrapped; nil for nothing
 }
 
 func (e *Error) Error() string {
@@ -64,11 +63,11 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// Unwrap is what [Errorf] has wrapped.
+// Unwrap returns the error that [Errorf] has wrapped.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Errorf makes an Error. It wraps what %w stands for, as fmt.Errorf does, which is
-// not sent to anybody.
+// Errorf makes an Error. Errorf wraps the error of %w, as fmt.Errorf does; the wrapped error is not
+// sent.
 func Errorf(s Status, format string, arguments ...any) *Error {
 	err := fmt.Errorf(format, arguments...)
 	return &Error{Status: s, Reason: err.Error(), cause: errors.Unwrap(err)}
@@ -110,8 +109,8 @@ func (u UUID) GPU() string {
 
 func (u UUID) String() string { return hex.EncodeToString(u[:]) }
 
-// Handle is what a listener hands out; a sender must have it. It fits NCCL's
-// limit of 128 bytes.
+// Handle is the address and the secret of a listener; a sender must have it. It fits NCCL's limit
+// of 128 bytes.
 type Handle [128]byte
 
 // Layout interprets the handle's bytes; the caller checks Magic.
@@ -120,7 +119,7 @@ func (h *Handle) Layout() HandleLayout { return *(*HandleLayout)(unsafe.Pointer(
 // Handle is the layout as opaque bytes.
 func (l HandleLayout) Handle() Handle { return *(*Handle)(unsafe.Pointer(&l)) }
 
-// RemoteKey is what who offers memory hands out; who reads or writes it must have it.
+// RemoteKey is the key of a region, which every read and write of the region needs.
 type RemoteKey [64]byte
 
 // NewRemoteKey is the key of an offer of so many bytes, for an access of Remote*.
@@ -129,7 +128,7 @@ func NewRemoteKey(key UUID, length uint64, access uint32) RemoteKey {
 	return *(*RemoteKey)(unsafe.Pointer(&l))
 }
 
-// Layout interprets the key's bytes. ok is false where they are none.
+// Layout interprets the key's bytes. ok is false for bytes without the layout.
 func (k RemoteKey) Layout() (l RemoteKeyLayout, ok bool) {
 	l = *(*RemoteKeyLayout)(unsafe.Pointer(&k))
 	return l, l.Magic == RemoteKeyMagic
@@ -163,7 +162,7 @@ func Encode(m Message, sequence uint32) []byte {
 	return bytes.Clone(m.bytes())
 }
 
-// Decode reads one datagram. Its length must be exactly that of its type.
+// Decode reads one datagram. The length must be exactly the length of the type.
 func Decode(datagram []byte) (Message, uint32, error) {
 	if len(datagram) < 8 {
 		return nil, 0, Errorf(StatusMalformed, "a message of %d bytes: a header alone has 8", len(datagram))

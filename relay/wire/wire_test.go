@@ -41,7 +41,7 @@ func TestGeneratedFilesMatchTheDescription(t *testing.T) {
 	}
 }
 
-// The C compiler says where it puts each field; Go has to agree.
+// The C compiler prints the offsets of fields; Go has to agree.
 func TestCAndGoLayoutsMatch(t *testing.T) {
 	compiler, err := exec.LookPath("cc")
 	programs.MustHave(t, err)

@@ -139,6 +139,20 @@ func (t *Table) First(device int) int { return t.first[device] }
 
 // Between finds the nearest path between two devices. A name is a PCI address or a NIC's name;
 // "HOST/NAME" for several hosts. The rules are NCCL's, before the policies on P2P, GPUDirect
+// DeviceError reports a name without a device, or with devices of several hosts.
+type DeviceError struct {
+	Name  string
+	Hosts []string // two hosts with the name; nil for none
+}
+
+func (e *DeviceError) Error() string {
+	if e.Hosts == nil {
+		return fmt.Sprintf("no path to %q: not the PCI address of a GPU or NIC, nor the name of a NIC of this host", e.Name)
+	}
+	return fmt.Sprintf("no path to %q: hosts %s and %s both have it; name it as %s/%s", e.Name, e.Hosts[0], e.Hosts[1],
+		e.Hosts[0], e.Name)
+}
+
 // and PXN.
 func Between(h *topo.Host, busA, busB string) (topo.Path, error) {
 	devices := Devices(h)
@@ -177,11 +191,9 @@ func findDevice(devices []Endpoint, name string) (Endpoint, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return Endpoint{}, fmt.Errorf("no path to %q: not the PCI address of a GPU or NIC, nor the name of a NIC "+
-			"of this host", name)
+		return Endpoint{}, &DeviceError{Name: name}
 	case len(found) > 1 && found[0].ID.Host != found[1].ID.Host:
-		return Endpoint{}, fmt.Errorf("no path to %q: hosts %s and %s both have it; name it as %s/%s",
-			name, found[0].ID.Host, found[1].ID.Host, found[0].ID.Host, name)
+		return Endpoint{}, &DeviceError{name, []string{found[0].ID.Host, found[1].ID.Host}}
 	}
 	return found[0], nil
 }

@@ -54,10 +54,17 @@ func Write(h *topo.Host) ([]byte, error) {
 		return nil, fmt.Errorf("writing NCCL's XML: %w", err)
 	}
 	if n := root.count(); n > maxNCCLElements {
-		return nil, fmt.Errorf("writing NCCL's XML: it would have %d elements, more than the %d that NCCL reads; peerlane "+
-			"topo -o json has no such limit", n, maxNCCLElements)
+		return nil, fmt.Errorf("writing NCCL's XML: %w", &SizeError{n})
 	}
 	return root.text(), nil
+}
+
+// SizeError reports a host with more elements than NCCL reads.
+type SizeError struct{ Elements int }
+
+func (e *SizeError) Error() string {
+	return fmt.Sprintf("it would have %d elements, more than the %d that NCCL reads; peerlane topo -o json has no such "+
+		"limit", e.Elements, maxNCCLElements)
 }
 
 // UnwritableError is a text that NCCL's XML cannot hold: NCCL knows no entities
@@ -177,10 +184,40 @@ type ncclWriter struct {
 	nets     map[string]int // number of <net> by host
 }
 
+// ErrNoTree reports a host without a tree.
+var ErrNoTree = errors.New("the text of nvidia-smi topo -m has path types without a tree, but NCCL's file needs a " +
+	"tree; make a file with a tree by peerlane topo capture on that host")
+
+// PlaceError reports a device at a NUMA node, or at a switch, that the host does not list.
+type PlaceError struct {
+	Device string
+	NUMA   int    // if Switch is empty
+	Switch string // PCI address
+}
+
+func (e *PlaceError) Error() string {
+	if e.Switch != "" {
+		return fmt.Sprintf("%s is at switch %s, which the host does not list", e.Device, e.Switch)
+	}
+	return fmt.Sprintf("%s is at NUMA node %d, which the host does not list", e.Device, e.NUMA)
+}
+
+// SwitchError reports a switch without a path to a CPU, or two switches with one address.
+type SwitchError struct {
+	BusID string
+	Twice bool
+}
+
+func (e *SwitchError) Error() string {
+	if e.Twice {
+		return "two switches have the address " + e.BusID
+	}
+	return fmt.Sprintf("switch %s is not connected to a CPU", e.BusID)
+}
+
 func documentOf(h *topo.Host) (*element, error) {
 	if h.Matrix != nil {
-		return nil, errors.New("the text of nvidia-smi topo -m has path types without a tree, but NCCL's file needs a " +
-			"tree; make a file with a tree by peerlane topo capture on that host")
+		return nil, ErrNoTree
 	}
 	h = AsNCCLReads(h)
 	w := &ncclWriter{
@@ -374,12 +411,12 @@ func (w *ncclWriter) above(host, what string, p topo.Place, numa int) (*element,
 		if e := w.cpus[graph.CPUID(host, numa)]; e != nil {
 			return e, nil
 		}
-		return nil, fmt.Errorf("%s is at NUMA node %d, which the host does not list", what, numa)
+		return nil, &PlaceError{Device: what, NUMA: numa}
 	}
 	if e := w.switches[graph.NodeID{Kind: graph.SwitchNode, Host: host, Name: p.Switch}]; e != nil {
 		return e, nil
 	}
-	return nil, fmt.Errorf("%s is at switch %s, which the host does not list", what, p.Switch)
+	return nil, &PlaceError{Device: what, Switch: p.Switch}
 }
 
 // addSwitches attaches a switch to the switch above.
@@ -396,7 +433,7 @@ func (w *ncclWriter) addSwitches() error {
 		}
 		id := graph.NodeID{Kind: graph.SwitchNode, Host: s.Host, Name: s.BusID}
 		if w.switches[id] != nil {
-			return fmt.Errorf("two switches have the address %s", s.BusID)
+			return &SwitchError{s.BusID, true}
 		}
 		w.switches[id] = e
 	}
@@ -423,7 +460,7 @@ func (w *ncclWriter) noCycle() error {
 	visit(w.root)
 	for _, s := range w.host.Switches {
 		if !reached[w.switches[graph.NodeID{Kind: graph.SwitchNode, Host: s.Host, Name: s.BusID}]] {
-			return fmt.Errorf("switch %s is not connected to a CPU", s.BusID)
+			return &SwitchError{s.BusID, false}
 		}
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo/internal/topotest/ncclfile"
 
 	"github.com/google/go-cmp/cmp"
@@ -272,31 +273,50 @@ func TestWriteUnreadableValueFails(t *testing.T) {
 		change(h)
 		return h
 	}
+	is := func(want error) func(error) bool { return func(err error) bool { return testutil.HasError(err, want) } }
+	text := func(text string) func(error) bool {
+		return func(err error) bool {
+			e, ok := errors.AsType[*ncclxml.UnwritableError](err)
+			return ok && e.Text == text
+		}
+	}
 	for name, tt := range map[string]struct {
 		host *topo.Host
-		want string
+		is   func(error) bool
 	}{
-		"without a tree":   {&topo.Host{Matrix: map[[2]string]topo.PathType{}}, "without a tree"},
-		"a quote":          {one(func(h *topo.Host) { h.NICs[0].Name = `a"b` }), `"a\"b"`},
-		"an entity":        {one(func(h *topo.Host) { h.NICs[0].Name = "a&b" }), "entities"},
-		"a control":        {one(func(h *topo.Host) { h.CPUs[0].Vendor = "a\nb" }), "vendor of a <cpu>"},
-		"no UTF-8":         {one(func(h *topo.Host) { h.NICs[0].GUID = "\xff" }), "guid of a <net>"},
-		"a long name":      {one(func(h *topo.Host) { h.NICs[0].Name = strings.Repeat("n", 254) }), "253 bytes"},
-		"a node not there": {one(func(h *topo.Host) { h.CPUs = h.CPUs[:1] }), "NUMA node 1"},
-		"a switch nowhere": {one(func(h *topo.Host) { h.GPUs[0].Switch = "0000:99:00.0" }), "0000:99:00.0"},
+		"without a tree": {&topo.Host{Matrix: map[[2]string]topo.PathType{}}, is(ncclxml.ErrNoTree)},
+		"a quote":        {one(func(h *topo.Host) { h.NICs[0].Name = `a"b` }), text(`a"b`)},
+		"an entity":      {one(func(h *topo.Host) { h.NICs[0].Name = "a&b" }), text("a&b")},
+		"a control": {one(func(h *topo.Host) { h.CPUs[0].Vendor = "a\nb" }),
+			is(&ncclxml.UnwritableError{What: "attribute vendor of a <cpu>", Text: "a\nb"})},
+		"no UTF-8": {one(func(h *topo.Host) { h.NICs[0].GUID = "\xff" }),
+			is(&ncclxml.UnwritableError{What: "attribute guid of a <net>", Text: "\xff"})},
+		"a long name": {one(func(h *topo.Host) { h.NICs[0].Name = strings.Repeat("n", 254) }),
+			text(strings.Repeat("n", 254))},
+		"a node not there": {one(func(h *topo.Host) { h.CPUs = h.CPUs[:1] }), func(err error) bool {
+			e, ok := errors.AsType[*ncclxml.PlaceError](err)
+			return ok && e.NUMA == 1 && e.Switch == ""
+		}},
+		"a switch nowhere": {one(func(h *topo.Host) { h.GPUs[0].Switch = "0000:99:00.0" }), func(err error) bool {
+			e, ok := errors.AsType[*ncclxml.PlaceError](err)
+			return ok && e.Switch == "0000:99:00.0"
+		}},
 		"a circle": {one(func(h *topo.Host) { h.Switches[0].Switch = h.Switches[1].BusID }),
-			"switch 0000:01:00.0 is not connected to a CPU"},
+			is(&ncclxml.SwitchError{BusID: "0000:01:00.0"})},
 		"a switch twice": {one(func(h *topo.Host) { h.Switches = append(h.Switches, h.Switches[1]) }),
-			"two switches have the address 0000:05:00.0"},
+			is(&ncclxml.SwitchError{BusID: "0000:05:00.0", Twice: true})},
 		"many elements": {one(func(h *topo.Host) {
 			for i := range 240 {
 				h.GPUs = append(h.GPUs, topo.GPU{BusID: fmt.Sprintf("0001:%02x:00.0", i), Index: 9 + i})
 			}
-		}), "more than the 255 that NCCL reads"},
+		}), func(err error) bool {
+			e, ok := errors.AsType[*ncclxml.SizeError](err)
+			return ok && e.Elements > 255
+		}},
 	} {
 		text, err := ncclxml.Write(tt.host)
-		if err == nil || !strings.Contains(err.Error(), tt.want) || text != nil {
-			t.Errorf("%s: %v; want an error with %q", name, err, tt.want)
+		if !tt.is(err) || text != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

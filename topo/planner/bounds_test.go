@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
@@ -486,7 +488,9 @@ func TestPlanStagesNearGPUsToRaiseSlowestRate(t *testing.T) {
 			t.Errorf("near %q: %s", tt.near, diff)
 		}
 	}
-	if _, err := Make(host(), Config{Near: "far"}); err == nil || !strings.Contains(err.Error(), "plan.near") {
+	_, err := Make(host(), Config{Near: "far"})
+	if e, ok := errors.AsType[*keyError](err); !ok || e.Key != "plan.near" ||
+		!testutil.HasError(e.Err, &valueError{"far", "must be auto or direct"}) {
 		t.Errorf("near = far: %v", err)
 	}
 }

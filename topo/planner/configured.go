@@ -2,7 +2,6 @@ package planner
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -27,7 +26,7 @@ func (p *planner) setLimits() error {
 		case topo.PIX, topo.PXB, topo.P2C, topo.PHB, topo.NODE, topo.SYS:
 			return nil
 		}
-		return fmt.Errorf("%s: %v is not a path from a GPU to a NIC; must be one of PIX PXB P2C PHB NODE SYS", key, t)
+		return &keyError{key, &valueError{t, "must be a path from a GPU to a NIC: PIX PXB P2C PHB NODE SYS"}}
 	}
 	limit := cmp.Or(p.config.GDR.MaxPath, topo.PXB)
 	if err := check("gdr.max_path", limit); err != nil {
@@ -40,7 +39,7 @@ func (p *planner) setLimits() error {
 			err = check("a limit", p.config.GDR.NICs[name])
 		}
 		if err != nil {
-			return fmt.Errorf("gdr.nics.%s: %w", name, err)
+			return &keyError{"gdr.nics." + name, err}
 		}
 		p.limit[n] = p.config.GDR.NICs[name]
 	}
@@ -52,20 +51,20 @@ func (p *planner) setExclusions() error {
 	for _, name := range p.config.Exclude.GPUs {
 		g, err := p.findGPU(name)
 		if err != nil {
-			return fmt.Errorf("plan.exclude.gpus: %w", err)
+			return &keyError{"plan.exclude.gpus", err}
 		}
 		p.refused[g] = cmp.Or(p.refused[g], "configuration excludes it (plan.exclude.gpus)")
 	}
 	for _, name := range p.config.Exclude.NICs {
 		n, err := p.findNIC(name)
 		if err != nil {
-			return fmt.Errorf("plan.exclude.nics: %w", err)
+			return &keyError{"plan.exclude.nics", err}
 		}
 		p.exclude.nics[n] = true
 	}
 	for _, pair := range p.config.Exclude.Pairs {
 		if err := p.excludePair(pair); err != nil {
-			return fmt.Errorf("plan.exclude.pairs: %q: %w", pair, err)
+			return &keyError{fmt.Sprintf("plan.exclude.pairs: %q", pair), err}
 		}
 	}
 	return nil
@@ -73,7 +72,7 @@ func (p *planner) setExclusions() error {
 
 func (p *planner) excludePair(pair []string) error {
 	if len(pair) != 2 {
-		return errors.New("a pair must be the names of a GPU and a NIC, or of two GPUs")
+		return errPairForm
 	}
 	a, err := p.findGPU(pair[0])
 	if err != nil {
@@ -86,9 +85,9 @@ func (p *planner) excludePair(pair []string) error {
 	b, err := p.findGPU(pair[1])
 	switch {
 	case err != nil:
-		return fmt.Errorf("%q is not a NIC of this host (%s), and %w", pair[1], p.nicNames(), err)
+		return &unknownNICError{pair[1], p.nicNames(), err}
 	case a == b:
-		return errors.New("both names are the same GPU")
+		return errSameGPU
 	}
 	p.exclude.toGPU[[2]int{a, b}], p.exclude.toGPU[[2]int{b, a}] = true, true
 	return nil
@@ -99,7 +98,7 @@ func (p *planner) excludePair(pair []string) error {
 func (p *planner) setRails() error {
 	for name, rail := range p.config.Rails {
 		if rail < 0 || rail > 1023 {
-			return fmt.Errorf("plan.rails.%s is %d; must be 0 to 1023", name, rail)
+			return &keyError{"plan.rails." + name, &valueError{rail, "must be 0 to 1023"}}
 		}
 		p.rails[name] = rail
 	}
@@ -137,10 +136,10 @@ func (p *planner) limitStaging() error {
 	for _, name := range slices.Sorted(maps.Keys(p.config.Staging.GPUs)) {
 		g, err := p.findGPU(name)
 		if err == nil && named[g] {
-			err = fmt.Errorf("GPU %d is named twice", p.host.GPUs[g].Index)
+			err = &twiceError{gpu: p.host.GPUs[g].Index}
 		}
 		if err != nil {
-			return fmt.Errorf("staging.gpus: %w", err)
+			return &keyError{"staging.gpus", err}
 		}
 		named[g] = true
 		limit := p.config.Staging.GPUs[name]
@@ -162,7 +161,7 @@ func (p *planner) findGPU(name string) (int, error) {
 func (p *planner) findWorking(name string) (int, error) {
 	g, err := p.findGPU(name)
 	if err == nil && p.refused[g] != "" {
-		err = fmt.Errorf("%s (this is GPU %d)", p.refused[g], p.host.GPUs[g].Index)
+		err = &refusedError{fmt.Sprintf("GPU %d", p.host.GPUs[g].Index), p.refused[g]}
 	}
 	return g, err
 }
@@ -171,7 +170,7 @@ func (p *planner) findNIC(name string) (int, error) {
 	if n := p.nic(name); n >= 0 {
 		return n, nil
 	}
-	return 0, fmt.Errorf("no NIC %q; known are %s", name, p.nicNames())
+	return 0, &unknownNICError{name: name, known: p.nicNames()}
 }
 
 func (p *planner) nicNames() string {
@@ -190,17 +189,17 @@ func (p *planner) pin(a Assignment) error {
 	}
 	switch {
 	case p.pinned[g] != nil:
-		return fmt.Errorf("GPU %d already has an assignment", p.host.GPUs[g].Index)
+		return &twiceError{p.host.GPUs[g].Index, true}
 	case len(a.Servers) == 0 && len(a.NICs) == 0:
-		return errors.New("servers or nics are required")
+		return errNoMember
 	case a.Kind != "" && a.Kind != KindDirect && a.Kind != KindStaged && a.Kind != KindBounce:
-		return fmt.Errorf("kind is %q; must be %s, %s or %s", a.Kind, KindDirect, KindStaged, KindBounce)
+		return &keyError{"kind", &valueError{a.Kind, "must be " + KindDirect + ", " + KindStaged + " or " + KindBounce}}
 	case len(a.Servers) > 0 && a.Kind != "" && a.Kind != KindStaged:
-		return fmt.Errorf("kind is %q, which does not allow servers", a.Kind)
+		return &keyError{"kind", &valueError{a.Kind, "does not allow servers"}}
 	}
 	servers, err := p.assignedServers(g, a)
 	if err != nil {
-		return fmt.Errorf("servers: %w", err)
+		return &keyError{"servers", err}
 	}
 	names, err := p.assignedNICs(a.NICs, servers)
 	if err != nil {
@@ -218,7 +217,7 @@ func (p *planner) pin(a Assignment) error {
 			break
 		}
 		if len(servers) == 0 {
-			return fmt.Errorf("no GPU near %s can serve it; name servers", names[0])
+			return &noServerError{names[0]}
 		}
 	}
 	l := p.empty(g)
@@ -270,10 +269,9 @@ func (p *planner) assignedServers(g int, a Assignment) (servers []int, err error
 		case err != nil:
 			return nil, err
 		case s == g:
-			return nil, fmt.Errorf("GPU %d cannot serve itself: a copy within a GPU waits for the programs that run on it",
-				p.host.GPUs[g].Index)
+			return nil, errServesSelf
 		case slices.Contains(servers, s):
-			return nil, fmt.Errorf("GPU %d is named twice", p.host.GPUs[s].Index)
+			return nil, &twiceError{gpu: p.host.GPUs[s].Index}
 		}
 		servers = append(servers, s)
 	}
@@ -285,10 +283,10 @@ func (p *planner) assignedServers(g int, a Assignment) (servers []int, err error
 func (p *planner) assignedNICs(names []string, servers []int) ([]string, error) {
 	for i, name := range names {
 		if name == "" || slices.Contains(names[:i], name) {
-			return nil, fmt.Errorf("nics: %q is empty or named twice", name)
+			return nil, &keyError{fmt.Sprintf("nics: %q", name), errNICName}
 		}
 		if n := p.nic(name); n >= 0 && p.host.NICs[n].Refusal() != "" {
-			return nil, fmt.Errorf("nics: %s: %s", name, p.host.NICs[n].Refusal())
+			return nil, &keyError{"nics", &refusedError{name, p.host.NICs[n].Refusal()}}
 		}
 	}
 	if len(names) > 0 {
@@ -304,7 +302,7 @@ func (p *planner) assignedNICs(names []string, servers []int) ([]string, error) 
 		}
 	}
 	if best < 0 {
-		return nil, errors.New(`nics is missing, and this host has no RDMA NIC with an active port; for an emulated NIC set nics = ["emulated0"]`)
+		return nil, errNoActiveNIC
 	}
 	return []string{p.host.NICs[best].Name}, nil
 }

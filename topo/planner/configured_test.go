@@ -1,11 +1,13 @@
 package planner
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 	"github.com/peerlane/peerlane/topo/reader"
@@ -103,36 +105,63 @@ func TestConfigurationShapesThePlan(t *testing.T) {
 func TestConfigurationOfMissingDevicesIsRefused(t *testing.T) {
 	for _, tt := range []struct {
 		config Config
-		want   string
+		keys   []string // of nested KeyErrors
+		cause  error    // nil for an unknown GPU
+		gpu    string   // the unknown GPU
 	}{
-		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_7": topo.PHB}}},
-			"gdr.nics.mlx5_7: no NIC \"mlx5_7\"; known are mlx5_0, mlx5_1"},
+		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_7": topo.PHB}}}, []string{"gdr.nics.mlx5_7"},
+			&unknownNICError{name: "mlx5_7", known: "mlx5_0, mlx5_1"}, ""},
 		{Config{GDR: GDRPolicy{NICs: map[string]topo.PathType{"mlx5_0": topo.PXN}}},
-			"gdr.nics.mlx5_0: a limit: PXN is not a path"},
-		{Config{Exclude: Exclude{GPUs: []string{"8"}}}, `plan.exclude.gpus: no GPU "8"`},
-		{Config{Exclude: Exclude{NICs: []string{"eth0"}}}, `plan.exclude.nics: no NIC "eth0"`},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"0"}}}}, "a pair must be the names of a GPU and a NIC"},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "eth0"}}}}, `"eth0" is not a NIC of this host (mlx5_0, mlx5_1)`},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "0000:01:00.0"}}}}, "both names are the same GPU"},
-		{Config{Exclude: Exclude{Pairs: [][]string{{"mlx5_0", "0"}}}}, `no GPU "mlx5_0"`},
-		{Config{Rails: map[string]int{"mlx5_0": -1}}, "plan.rails.mlx5_0 is -1; must be 0 to 1023"},
-		{Config{Staging: StagingConfig{GPUs: map[string]uint64{"9": 1}}}, `staging.gpus: no GPU "9"`},
-		{Config{Staging: StagingConfig{GPUs: map[string]uint64{"0": 1, "0000:01:00.0": 2}}}, "GPU 0 is named twice"},
-		{Config{Groups: map[string][]string{"half": {"0", "9"}}}, `groups.half: no GPU "9"`},
-		{Config{Groups: map[string][]string{"half": {"0", "0"}}}, "groups.half: GPU 0 is named twice"},
-		{Config{Groups: map[string][]string{"half": nil}}, "groups.half: a group needs a GPU"},
+			[]string{"gdr.nics.mlx5_0", "a limit"},
+			&valueError{topo.PXN, "must be a path from a GPU to a NIC: PIX PXB P2C PHB NODE SYS"}, ""},
+		{Config{Exclude: Exclude{GPUs: []string{"8"}}}, []string{"plan.exclude.gpus"}, nil, "8"},
+		{Config{Exclude: Exclude{NICs: []string{"eth0"}}}, []string{"plan.exclude.nics"},
+			&unknownNICError{name: "eth0", known: "mlx5_0, mlx5_1"}, ""},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"0"}}}}, []string{`plan.exclude.pairs: ["0"]`}, errPairForm, ""},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "eth0"}}}}, []string{`plan.exclude.pairs: ["0" "eth0"]`},
+			&unknownNICError{"eth0", "mlx5_0, mlx5_1",
+				&topo.UnknownGPUError{Name: "eth0", Known: topotest.TwoSockets().Host().GPUs}}, ""},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"0", "0000:01:00.0"}}}},
+			[]string{`plan.exclude.pairs: ["0" "0000:01:00.0"]`}, errSameGPU, ""},
+		{Config{Exclude: Exclude{Pairs: [][]string{{"mlx5_0", "0"}}}}, []string{`plan.exclude.pairs: ["mlx5_0" "0"]`}, nil,
+			"mlx5_0"},
+		{Config{Rails: map[string]int{"mlx5_0": -1}}, []string{"plan.rails.mlx5_0"},
+			&valueError{-1, "must be 0 to 1023"}, ""},
+		{Config{Staging: StagingConfig{GPUs: map[string]uint64{"9": 1}}}, []string{"staging.gpus"}, nil, "9"},
+		{Config{Staging: StagingConfig{GPUs: map[string]uint64{"0": 1, "0000:01:00.0": 2}}}, []string{"staging.gpus"},
+			&twiceError{gpu: 0}, ""},
+		{Config{Groups: map[string][]string{"half": {"0", "9"}}}, []string{"groups.half"}, nil, "9"},
+		{Config{Groups: map[string][]string{"half": {"0", "0"}}}, []string{"groups.half"}, &twiceError{gpu: 0}, ""},
+		{Config{Groups: map[string][]string{"half": nil}}, []string{"groups.half"}, errEmptyGroup, ""},
 		{Config{Exclude: Exclude{GPUs: []string{"1"}}, Groups: map[string][]string{"half": {"0", "1"}}},
-			"groups.half: configuration excludes it"},
+			[]string{"groups.half"}, &refusedError{"GPU 1", "configuration excludes it (plan.exclude.gpus)"}, ""},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: "relay", NICs: []string{"a"}}}},
-			`kind is "relay"; must be direct, staged or bounce`},
+			[]string{`plan.lane for GPU "0"`, "kind"}, &valueError{"relay", "must be direct, staged or bounce"}, ""},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindDirect, Servers: []string{"1"}}}},
-			`kind is "direct", which does not allow servers`},
+			[]string{`plan.lane for GPU "0"`, "kind"}, &valueError{"direct", "does not allow servers"}, ""},
 		{Config{Lanes: []Assignment{{GPU: "0", Kind: KindStaged, NICs: []string{"emulated0"}}}},
-			"no GPU near emulated0 can serve it"},
+			[]string{`plan.lane for GPU "0"`}, &noServerError{"emulated0"}, ""},
 	} {
-		if _, err := Make(topotest.TwoSockets().Host(), tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%v; want an error with %q", err, tt.want)
+		_, err := Make(topotest.TwoSockets().Host(), tt.config)
+		if diff := cmp.Diff(tt.keys, keysOf(err)); diff != "" {
+			t.Errorf("%v: keys (-want +got):\n%s", err, diff)
 		}
+		unknown, _ := errors.AsType[*topo.UnknownGPUError](err)
+		if tt.cause != nil && !testutil.HasError(err, tt.cause) ||
+			tt.cause == nil && (unknown == nil || unknown.Name != tt.gpu) {
+			t.Errorf("%v; want the cause %v, or the unknown GPU %q", err, tt.cause, tt.gpu)
+		}
+	}
+}
+
+// keysOf returns the keys of nested KeyErrors, the outermost first.
+func keysOf(err error) (keys []string) {
+	for {
+		e, ok := errors.AsType[*keyError](err)
+		if !ok {
+			return keys
+		}
+		keys, err = append(keys, e.Key), e.Err
 	}
 }
 

@@ -47,9 +47,7 @@ func Parse(text []byte) (*Plan, error) {
 			return nil, err
 		}
 		if !readable(is.Version) {
-			return nil, fmt.Errorf("it has version %d, and this program supports versions %d and "+
-				"%d", is.Version, oldestPlanVersion,
-				Version)
+			return nil, &versionError{is.Version}
 		}
 		return nil, err
 	}
@@ -70,14 +68,14 @@ func (p *Plan) Check() error {
 	for _, l := range p.Lanes {
 		for _, busID := range append([]string{l.GPU}, l.Servers...) {
 			if !known[busID] {
-				return fmt.Errorf("the lane of %s names GPU %s, which the plan does not list", l.GPU, busID)
+				return &unlistedError{l.GPU, busID}
 			}
 		}
 		if l.Relay != (len(l.Servers) > 0) {
-			return fmt.Errorf("the lane of %s is contradictory: relay is %t with %d servers", l.GPU, l.Relay, len(l.Servers))
+			return &contradictionError{lane: l.GPU, relay: l.Relay, servers: len(l.Servers)}
 		}
 		if l.Kind != "" && l.Relay != (l.Kind == KindStaged) {
-			return fmt.Errorf("the lane of %s is contradictory: relay is %t and kind is %s", l.GPU, l.Relay, l.Kind)
+			return &contradictionError{l.GPU, l.Relay, len(l.Servers), l.Kind}
 		}
 		if err := l.checkMembers(); err != nil {
 			return fmt.Errorf("the lane of %s: %w", l.GPU, err)

@@ -1,14 +1,17 @@
 package planner
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
+	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
 
@@ -67,23 +70,27 @@ func TestBadPlanFileIsRefusedWithAReason(t *testing.T) {
 	if _, err := Read(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
-	for text, want := range map[string]string{
-		``:               "unexpected end",
-		`{"version":99}`: "version 99",
-		`{"version":1,"lanes":"of another form"}`:                                                             "it has version 1, and this program supports versions 2 and 3",
-		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","kind":"staged"}]}`:    "kind is staged",
-		`{"version":2,"lanes":[{"gpu":"0000:01:00.0"}]}`:                                                      "0000:01:00.0",
-		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","relay":true}]}`:       "contradictory",
-		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","servers":["x"]}]}`:    "GPU x",
-		`{"version":2,"gpus":[{"busid":"0000:01:00.0"}],"lanes":[{"gpu":"0000:01:00.0","path":"SOMEWHERE"}]}`: "SOMEWHERE",
+	const gpu = `"gpus":[{"busid":"0000:01:00.0"}]`
+	lane := "0000:01:00.0"
+	for text, want := range map[string]error{
+		``:               &json.SyntaxError{Offset: 0},
+		`{"version":99}`: &versionError{99},
+		`{"version":1,"lanes":"of another form"}`: &versionError{1},
+		`{"version":2,` + gpu + `,"lanes":[{"gpu":"0000:01:00.0","kind":"staged"}]}`: &contradictionError{lane, false, 0,
+			"staged"},
+		`{"version":2,"lanes":[{"gpu":"0000:01:00.0"}]}`: &unlistedError{lane, lane},
+		`{"version":2,` + gpu + `,"lanes":[{"gpu":"0000:01:00.0","relay":true}]}`: &contradictionError{lane, true, 0,
+			""},
+		`{"version":2,` + gpu + `,"lanes":[{"gpu":"0000:01:00.0","servers":["x"]}]}`:    &unlistedError{lane, "x"},
+		`{"version":2,` + gpu + `,"lanes":[{"gpu":"0000:01:00.0","path":"SOMEWHERE"}]}`: &topo.PathTypeError{Text: "SOMEWHERE"},
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		var f *fault.Error
 		if _, err := Read(path); !errors.As(err, &f) || f.Code != fault.UnreadablePlan || f.Object != path ||
-			!strings.Contains(f.Cause.Error(), want) {
-			t.Errorf("%s: %v; want %s of the file with the cause %q", text, err, fault.UnreadablePlan, want)
+			!testutil.HasError(f.Cause, want) {
+			t.Errorf("%s: %v; want %s of the file with the cause %v", text, err, fault.UnreadablePlan, want)
 		}
 	}
 }

@@ -324,15 +324,15 @@ func (p *planner) groups() ([]Group, error) {
 		for _, gpu := range p.config.Groups[name] {
 			g, err := p.findWorking(gpu)
 			if err == nil && slices.Contains(places, g) {
-				err = fmt.Errorf("GPU %d is named twice", p.host.GPUs[g].Index)
+				err = &twiceError{gpu: p.host.GPUs[g].Index}
 			}
 			if err != nil {
-				return nil, fmt.Errorf("groups.%s: %w", name, err)
+				return nil, &keyError{"groups." + name, err}
 			}
 			places = append(places, g)
 		}
 		if len(places) == 0 {
-			return nil, fmt.Errorf("groups.%s: a group needs a GPU", name)
+			return nil, &keyError{"groups." + name, errEmptyGroup}
 		}
 		slices.Sort(places)
 		group := Group{Name: name}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
@@ -309,31 +311,47 @@ func TestWrongConfigurationIsRefusedWithAReason(t *testing.T) {
 	mig.GPUs[1].MIG = true
 	none := topotest.Build(1).GPU(0, "", "").GPU(0, "", "").Host()
 	lanes := func(a ...Assignment) Config { return Config{Lanes: a} }
+	zero := func(keys ...string) []string { return append([]string{`plan.lane for GPU "0"`}, keys...) }
 	for _, tt := range []struct {
 		name   string
 		host   *topo.Host
 		config Config
-		want   string
+		keys   []string // of nested KeyErrors
+		cause  error    // nil for an unknown GPU
+		gpu    string   // the unknown GPU
 	}{
-		{"a limit that is no path to a NIC", none, Config{GDR: GDRPolicy{MaxPath: topo.NVL}}, "gdr.max_path: NVL"},
-		{"an unknown GPU", none, lanes(Assignment{GPU: "9", Servers: []string{"0"}}), `plan.lane for GPU "9": no GPU "9"`},
-		{"an unknown server", none, lanes(Assignment{GPU: "0", Servers: []string{"9"}}), `servers: no GPU "9"`},
-		{"a GPU that serves itself", none, lanes(Assignment{GPU: "0", Servers: []string{"0000:01:00.0"}}),
-			"cannot serve itself"},
+		{"a limit that is no path to a NIC", none, Config{GDR: GDRPolicy{MaxPath: topo.NVL}}, []string{"gdr.max_path"},
+			&valueError{topo.NVL, "must be a path from a GPU to a NIC: PIX PXB P2C PHB NODE SYS"}, ""},
+		{"an unknown GPU", none, lanes(Assignment{GPU: "9", Servers: []string{"0"}}), []string{`plan.lane for GPU "9"`},
+			nil, "9"},
+		{"an unknown server", none, lanes(Assignment{GPU: "0", Servers: []string{"9"}}), zero("servers"), nil, "9"},
+		{"a GPU that serves itself", none, lanes(Assignment{GPU: "0", Servers: []string{"0000:01:00.0"}}), zero("servers"),
+			errServesSelf, ""},
 		{"a server named twice", topotest.TwoSockets().Host(),
-			lanes(Assignment{GPU: "2", Servers: []string{"0", "0000:01:00.0"}}), "GPU 0 is named twice"},
+			lanes(Assignment{GPU: "2", Servers: []string{"0", "0000:01:00.0"}}),
+			[]string{`plan.lane for GPU "2"`, "servers"}, &twiceError{gpu: 0}, ""},
 		{"a GPU assigned twice", none, lanes(
 			Assignment{GPU: "0", Servers: []string{"1"}, NICs: []string{"a"}},
-			Assignment{GPU: "0000:01:00.0", NICs: []string{"a"}}), "already"},
-		{"an empty assignment", none, lanes(Assignment{GPU: "0"}), "servers or nics are required"},
-		{"no NIC to be found", none, lanes(Assignment{GPU: "0", Servers: []string{"1"}}), `nics = ["emulated0"]`},
-		{"a NIC named twice", none, lanes(Assignment{GPU: "0", NICs: []string{"a", "a"}}), `"a"`},
-		{"a NIC without a name", none, lanes(Assignment{GPU: "0", NICs: []string{""}}), `""`},
-		{"a GPU in MIG mode", mig, lanes(Assignment{GPU: "1", NICs: []string{"mlx5_0"}}), "MIG is on"},
-		{"a server in MIG mode", mig, lanes(Assignment{GPU: "2", Servers: []string{"1"}}), "servers: MIG is on"},
+			Assignment{GPU: "0000:01:00.0", NICs: []string{"a"}}), []string{`plan.lane for GPU "0000:01:00.0"`},
+			&twiceError{0, true}, ""},
+		{"an empty assignment", none, lanes(Assignment{GPU: "0"}), zero(), errNoMember, ""},
+		{"no NIC to be found", none, lanes(Assignment{GPU: "0", Servers: []string{"1"}}), zero(), errNoActiveNIC, ""},
+		{"a NIC named twice", none, lanes(Assignment{GPU: "0", NICs: []string{"a", "a"}}), zero(`nics: "a"`), errNICName,
+			""},
+		{"a NIC without a name", none, lanes(Assignment{GPU: "0", NICs: []string{""}}), zero(`nics: ""`), errNICName, ""},
+		{"a GPU in MIG mode", mig, lanes(Assignment{GPU: "1", NICs: []string{"mlx5_0"}}),
+			[]string{`plan.lane for GPU "1"`}, &refusedError{"GPU 1", mig.GPUs[1].Refusal()}, ""},
+		{"a server in MIG mode", mig, lanes(Assignment{GPU: "2", Servers: []string{"1"}}),
+			[]string{`plan.lane for GPU "2"`, "servers"}, &refusedError{"GPU 1", mig.GPUs[1].Refusal()}, ""},
 	} {
-		if _, err := Make(tt.host, tt.config); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: error %v, want %q", tt.name, err, tt.want)
+		_, err := Make(tt.host, tt.config)
+		if diff := cmp.Diff(tt.keys, keysOf(err)); diff != "" {
+			t.Errorf("%s: error %v, keys (-want +got):\n%s", tt.name, err, diff)
+		}
+		unknown, _ := errors.AsType[*topo.UnknownGPUError](err)
+		if tt.cause != nil && !testutil.HasError(err, tt.cause) ||
+			tt.cause == nil && (unknown == nil || unknown.Name != tt.gpu) {
+			t.Errorf("%s: error %v; want the cause %v, or the unknown GPU %q", tt.name, err, tt.cause, tt.gpu)
 		}
 	}
 }
@@ -415,7 +433,8 @@ func TestFileOfTwoHostsNeedsHostNames(t *testing.T) {
 			t.Errorf("GPU and NIC on two hosts: %+v; want DIS", p)
 		}
 	}
-	if _, err := graph.Between(h, "0000:02:00.0", "0x2/mlx5_0"); err == nil || !strings.Contains(err.Error(), "0x2") {
+	_, err := graph.Between(h, "0000:02:00.0", "0x2/mlx5_0")
+	if !testutil.HasError(err, &graph.DeviceError{Name: "0000:02:00.0", Hosts: []string{"0xa5f31daa95182da8", "0x2"}}) {
 		t.Errorf("ambiguous name: error %v, want the host names", err)
 	}
 	if got, err := graph.Between(h, "0x2/0000:02:00.0", "0x2/mlx5_0"); err != nil || got.Type != topo.PHB {
@@ -518,7 +537,8 @@ func TestOnlyOfFileWithTwoHostsReturnsNamedHost(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"2", "-1", "0x3", "", "x"} {
-		if one, err := h.Only(name); err == nil || one != nil || !strings.Contains(err.Error(), "numbers 0 to 1: 0xa5, 0x2") {
+		one, err := h.Only(name)
+		if one != nil || !testutil.HasError(err, &topo.UnknownHostError{Name: name, Hosts: []string{"0xa5", "0x2"}}) {
 			t.Errorf("host %q: %v", name, err)
 		}
 	}
@@ -529,7 +549,7 @@ func TestOnlyOfFileWithTwoHostsReturnsNamedHost(t *testing.T) {
 	if one, err := alone.Only("0"); err != nil || one != alone {
 		t.Error(err)
 	}
-	if _, err := alone.Only("1"); err == nil || !strings.Contains(err.Error(), "one host, number 0") {
+	if _, err := alone.Only("1"); !testutil.HasError(err, &topo.UnknownHostError{Name: "1"}) {
 		t.Error(err)
 	}
 }

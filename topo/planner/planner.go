@@ -55,7 +55,7 @@ func newPlanner(h *topo.Host, c Config) (*planner, error) {
 		p.refused = append(p.refused, p.refusal(g))
 	}
 	if near := c.Near; near != "" && near != "auto" && near != nearDirect {
-		return nil, fmt.Errorf("plan.near: %q is unknown; must be auto or %s", near, nearDirect)
+		return nil, &keyError{"plan.near", &valueError{near, "must be auto or " + nearDirect}}
 	}
 	for _, configure := range []func() error{p.setLimits, p.setExclusions, p.setRails, p.limitStaging} {
 		if err := configure(); err != nil {
@@ -75,7 +75,7 @@ func newPlanner(h *topo.Host, c Config) (*planner, error) {
 	p.options = make([][]*option, len(h.GPUs))
 	for _, a := range c.Lanes {
 		if err := p.pin(a); err != nil {
-			return nil, fmt.Errorf("plan.lane for GPU %q: %w", a.GPU, err)
+			return nil, &keyError{fmt.Sprintf("plan.lane for GPU %q", a.GPU), err}
 		}
 	}
 	return p, nil

@@ -184,7 +184,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	input := &limited{r: r, left: maxCapture, what: "compressed"}
 	uncompressed, err := gzip.NewReader(input)
 	if err != nil {
-		return nil, fmt.Errorf("it is not compressed by gzip, or truncated: %w", err)
+		return nil, fmt.Errorf("%w: %w", errNotGzip, err)
 	}
 	stream := &limited{r: uncompressed, left: maxCaptureTar, what: "unpacked"}
 	p := unpacking{tar: tar.NewReader(stream), held: held{"/": {names: map[string]bool{}}}}
@@ -205,7 +205,7 @@ func readCapture(r io.Reader) (*topo.Host, error) {
 	}
 	h, err := readHost(o, p.held)
 	if err != nil {
-		return nil, fmt.Errorf("its content is not a host: %w", err)
+		return nil, fmt.Errorf("%w: %w", errNotHost, err)
 	}
 	h.Source = topo.Source{Kind: sourceCapture}
 	return h, nil
@@ -220,7 +220,7 @@ type limited struct {
 
 func (l *limited) Read(p []byte) (int, error) {
 	if l.left <= 0 {
-		return 0, fmt.Errorf("it exceeds the limit of %s bytes of a capture", l.what)
+		return 0, &streamError{l.what}
 	}
 	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
 	l.left -= int64(n)
@@ -240,7 +240,7 @@ func (p *unpacking) header() (captureHeader, error) {
 	p.number = 1
 	member, err := p.tar.Next()
 	if err == nil && (member.Name != captureHead || member.Typeflag != tar.TypeReg) {
-		err = fmt.Errorf("it is %q, not %s: this is another tar.gz", member.Name, captureHead)
+		err = &otherTarError{member.Name}
 	}
 	var data []byte
 	if err == nil {
@@ -251,13 +251,13 @@ func (p *unpacking) header() (captureHeader, error) {
 		err = json.Unmarshal(data, &h)
 	}
 	if err == nil && h.Format != captureFormat {
-		err = fmt.Errorf("it has format %d, and this version of peerlane reads format %d", h.Format, captureFormat)
+		err = &formatError{h.Format}
 	}
 	if err == nil && h.NVML != nil {
 		err = h.NVML.check()
 	}
 	if err != nil {
-		return h, fmt.Errorf("member 1: %w", err)
+		return h, &memberError{number: 1, err: err}
 	}
 	return h, nil
 }
@@ -266,22 +266,21 @@ func (p *unpacking) header() (captureHeader, error) {
 func (n *capturedNVML) check() error {
 	const most = 1 << 12 // GPUs, and links of a GPU
 	if len(n.Answer) > most {
-		return fmt.Errorf("NVML's answer has %d GPUs, more than %d", len(n.Answer), most)
+		return &countError{items: "GPUs in NVML's answer", count: len(n.Answer), max: most}
 	}
 	for i, g := range n.Answer {
 		links := g.NVLinksCPU
 		if len(g.Failures) > most || g.NVLinksCPU < 0 || g.C2C < 0 || g.C2C > most || g.C2CBandwidth < 0 ||
 			g.C2CBandwidth > 1<<30 {
-			return fmt.Errorf("GPU %d of NVML's answer has impossible failures or links to the CPU", i)
+			return &answerError{i, "failures or links to the CPU"}
 		}
 		for _, count := range g.NVLinks {
 			if links += count; count < 0 || links > most {
-				return fmt.Errorf("GPU %d of NVML's answer has an impossible number of NVLinks", i)
+				return &answerError{i, "number of NVLinks"}
 			}
 		}
 		if g.Index < 0 || g.Index >= most || g.Minor < -1 || g.Minor >= 1<<20 || g.Capability < 0 || g.Capability > 10000 {
-			return fmt.Errorf("GPU %d of NVML's answer: impossible index %d, minor %d or capability %d", i, g.Index, g.Minor,
-				g.Capability)
+			return &answerError{i, fmt.Sprintf("index %d, minor %d or capability %d", g.Index, g.Minor, g.Capability)}
 		}
 	}
 	return nil
@@ -289,7 +288,7 @@ func (n *capturedNVML) check() error {
 
 func (p *unpacking) data(m *tar.Header) ([]byte, error) {
 	if m.Size > maxCaptureFile {
-		return nil, fmt.Errorf("it has %d bytes, more than %d", m.Size, maxCaptureFile)
+		return nil, &countError{items: "bytes", count: int(m.Size), max: maxCaptureFile}
 	}
 	data := make([]byte, m.Size)
 	_, err := io.ReadFull(p.tar, data)
@@ -304,13 +303,13 @@ func (p *unpacking) members() error {
 		}
 		p.number++
 		if err != nil {
-			return fmt.Errorf("member %d: %w", p.number, err)
+			return &memberError{number: p.number, err: err}
 		}
 		if err = p.member(member); err == nil && p.number > maxCaptureMembers {
-			err = p.tooMuch() // a tar can repeat a directory
+			err = errTooMuch // a tar can repeat a directory
 		}
 		if err != nil {
-			return fmt.Errorf("member %d, %q: %w", p.number, member.Name[:min(len(member.Name), 200)], err)
+			return &memberError{p.number, member.Name, err}
 		}
 	}
 }
@@ -318,11 +317,11 @@ func (p *unpacking) members() error {
 func (p *unpacking) member(m *tar.Header) error {
 	name := strings.TrimSuffix(m.Name, "/")
 	if len(m.Name) > maxCapturePath || len(m.Linkname) > maxCapturePath {
-		return fmt.Errorf("its path or target is longer than %d bytes", maxCapturePath)
+		return errLongPath
 	}
 	if name != path.Clean(name) || name != "sys" && name != "proc" && !strings.HasPrefix(name, "sys/") &&
 		!strings.HasPrefix(name, "proc/") || strings.ContainsRune(name, 0) {
-		return errors.New(`paths of a capture must be below sys/ or proc/, without "." or ".." elements`)
+		return errOutside
 	}
 	e := heldFile{}
 	var err error
@@ -336,20 +335,15 @@ func (p *unpacking) member(m *tar.Header) error {
 	case tar.TypeSymlink:
 		if e.target = m.Linkname; path.IsAbs(e.target) || path.Clean(e.target) != e.target ||
 			escapes("/"+path.Dir(name), e.target) {
-			return fmt.Errorf("its link to %q leads out of the capture", e.target)
+			return &linkError{e.target}
 		}
 	default:
-		return fmt.Errorf("it has type %q; a capture may only have files, directories and symbolic links", m.Typeflag)
+		return &typeError{m.Typeflag}
 	}
 	if p.content += len(e.data) + len(e.target); p.content > maxCaptureContent {
-		return p.tooMuch()
+		return errTooMuch
 	}
 	return p.hold("/"+name, e)
-}
-
-func (p *unpacking) tooMuch() error {
-	return fmt.Errorf("it exceeds the limits of a capture: %d files, links and directories, %d bytes",
-		maxCaptureMembers, maxCaptureContent)
 }
 
 // escapes reports whether a relative target leads from dir above the root.
@@ -372,7 +366,7 @@ func (p *unpacking) hold(at string, e heldFile) error {
 		if old.names != nil && e.names != nil {
 			return nil // the directory follows a file of the directory
 		}
-		return errors.New("it occurs twice")
+		return errTwice
 	}
 	if dir := path.Dir(at); dir != at {
 		above, there := p.held[dir]
@@ -383,12 +377,12 @@ func (p *unpacking) hold(at string, e heldFile) error {
 			above = p.held[dir]
 		}
 		if above.names == nil {
-			return fmt.Errorf("%s is not a directory", dir)
+			return fmt.Errorf("%s %w", dir, errNotDirectory)
 		}
 		above.names[path.Base(at)] = true
 	}
 	if p.content += len(at); p.content > maxCaptureContent || len(p.held) >= maxCaptureMembers {
-		return p.tooMuch()
+		return errTooMuch
 	}
 	p.held[at] = e
 	return nil

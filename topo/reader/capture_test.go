@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/internal/topotest"
 )
@@ -373,62 +375,68 @@ func TestReadCaptureHostileInputFails(t *testing.T) {
 	deep := strings.Repeat("a/", maxCapturePath/2)
 	for name, c := range map[string]struct {
 		capture []byte
-		want    string
+		number  int // of the member; 0 for none
+		want    error
 	}{
-		"nothing":                {nil, "not compressed by gzip"},
-		"no gzip":                {[]byte("<system/>"), "not compressed by gzip"},
-		"gzip of nothing":        {compress(t, nil), "member 1: EOF"},
-		"gzip of a text":         {compress(t, []byte(strings.Repeat("text ", 300))), "member 1"},
-		"another tar":            {pack(t, []string{"etc/passwd"}, "root"), `member 1: it is "etc/passwd"`},
-		"a head that is a link":  {pack(t, []string{captureHead}, "-> sys"), "member 1"},
-		"a head that is no JSON": {head("{"), "member 1"},
-		"another format":         {head(`{"peerlaneCapture": 2}`), "format 2, and this version"},
-		"no format":              {head(`{}`), "format 0"},
-		"NVML with an index below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"Index": -1}]}}`),
-			"GPU 0 of NVML's answer"},
-		"NVML with too many links": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": 1000000000}}]}}`),
-			"NVLinks"},
-		"NVML with links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": -5}}]}}`), "NVLinks"},
-		"NVML with C2C below 0":   {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2C": -1}]}}`), "links to the CPU"},
-		"NVML with C2C without end": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2CBandwidth": 10000000000}]}}`),
-			"links to the CPU"},
-		"NVML with CPU links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinksCPU": -1}]}}`),
-			"links to the CPU"},
+		"nothing":                {nil, 0, errNotGzip},
+		"no gzip":                {[]byte("<system/>"), 0, errNotGzip},
+		"gzip of nothing":        {compress(t, nil), 1, io.EOF},
+		"gzip of a text":         {compress(t, []byte(strings.Repeat("text ", 300))), 1, tar.ErrHeader},
+		"another tar":            {pack(t, []string{"etc/passwd"}, "root"), 1, &otherTarError{"etc/passwd"}},
+		"a head that is a link":  {pack(t, []string{captureHead}, "-> sys"), 1, &otherTarError{captureHead}},
+		"a head that is no JSON": {head("{"), 1, &json.SyntaxError{Offset: 1}},
+		"another format":         {head(`{"peerlaneCapture": 2}`), 1, &formatError{2}},
+		"no format":              {head(`{}`), 1, &formatError{0}},
+		"NVML with an index below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"Index": -1}]}}`), 1,
+			&answerError{0, "index -1, minor 0 or capability 0"}},
+		"NVML with too many links": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": 1000000000}}]}}`), 1,
+			&answerError{0, "number of NVLinks"}},
+		"NVML with links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinks": {"": -5}}]}}`), 1,
+			&answerError{0, "number of NVLinks"}},
+		"NVML with C2C below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2C": -1}]}}`), 1,
+			&answerError{0, "failures or links to the CPU"}},
+		"NVML with C2C without end": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"C2CBandwidth": 10000000000}]}}`), 1,
+			&answerError{0, "failures or links to the CPU"}},
+		"NVML with CPU links below 0": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [{"NVLinksCPU": -1}]}}`), 1,
+			&answerError{0, "failures or links to the CPU"}},
 		"NVML with a million GPUs": {head(`{"peerlaneCapture": 1, "nvml": {"gpus": [` + strings.Repeat("{},", 5000) +
-			`{}]}}`), "5001 GPUs"},
-		"a path from the root":        {member("/sys/a", ""), "must be below sys/ or proc/"},
-		"a path above":                {member("sys/../../a", ""), "must be below sys/ or proc/"},
-		"a path above at once":        {member("../sys/a", ""), "must be below sys/ or proc/"},
-		"a path elsewhere":            {member("etc/passwd", ""), "must be below sys/ or proc/"},
-		"a path that only begins so":  {member("system/a", ""), "must be below sys/ or proc/"},
-		"a path with two slashes":     {member("sys//a", ""), "must be below sys/ or proc/"},
-		"a second head":               {member(captureHead, headText), "member 2"},
-		"a long path":                 {member("sys/"+deep+"a", ""), "longer than 1024 bytes"},
-		"a long target":               {member("sys/a", "-> "+deep+"a"), "longer than 1024 bytes"},
-		"a link to the root":          {member("sys/a", "-> /"), "leads out of"},
-		"a link out":                  {member("sys/a", "-> ../../etc/passwd"), "leads out of"},
-		"a link far out":              {member("sys/b/a", "-> ../../../../etc"), "leads out of"},
-		"a link that goes down first": {member("sys/a", "-> b/../../../etc"), "leads out of"},
-		"a hard link": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeLink, Linkname: "sys/b"}),
-			"has type '1'"},
-		"a device": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}),
-			"has type '3'"},
-		"a pipe": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeFifo}), "has type '6'"},
-		"a huge file": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 1 << 40}),
-			"1099511627776 bytes"},
-		"a file that is not there":    {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 5}), "unexpected EOF"},
-		"a file twice":                {two("sys/a", "1", "sys/a", "2"), "member 3, \"sys/a\": it occurs twice"},
-		"a file over a directory":     {two("sys/a/", "", "sys/a", "2"), "twice"},
-		"a directory over a file":     {two("sys/a", "1", "sys/a/", ""), "twice"},
-		"a file in a file":            {two("sys/a", "1", "sys/a/b", "2"), "/sys/a is not a directory"},
-		"a file through a link":       {two("sys/a", "-> ../proc", "sys/a/b", "2"), "/sys/a is not a directory"},
-		"a link that leads to itself": {two("sys/bus", "-> class", "sys/class", "-> bus"), "not a host"},
-		"no host":                     {member("sys/bus/pci/devices/x", "1"), "not a host"},
+			`{}]}}`), 1, &countError{items: "GPUs in NVML's answer", count: 5001, max: 1 << 12}},
+		"a path from the root":        {member("/sys/a", ""), 2, errOutside},
+		"a path above":                {member("sys/../../a", ""), 2, errOutside},
+		"a path above at once":        {member("../sys/a", ""), 2, errOutside},
+		"a path elsewhere":            {member("etc/passwd", ""), 2, errOutside},
+		"a path that only begins so":  {member("system/a", ""), 2, errOutside},
+		"a path with two slashes":     {member("sys//a", ""), 2, errOutside},
+		"a second head":               {member(captureHead, headText), 2, errOutside},
+		"a long path":                 {member("sys/"+deep+"a", ""), 2, errLongPath},
+		"a long target":               {member("sys/a", "-> "+deep+"a"), 2, errLongPath},
+		"a link to the root":          {member("sys/a", "-> /"), 2, &linkError{"/"}},
+		"a link out":                  {member("sys/a", "-> ../../etc/passwd"), 2, &linkError{"../../etc/passwd"}},
+		"a link far out":              {member("sys/b/a", "-> ../../../../etc"), 2, &linkError{"../../../../etc"}},
+		"a link that goes down first": {member("sys/a", "-> b/../../../etc"), 2, &linkError{"b/../../../etc"}},
+		"a hard link": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeLink, Linkname: "sys/b"}), 2,
+			&typeError{'1'}},
+		"a device": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}), 2,
+			&typeError{'3'}},
+		"a pipe": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeFifo}), 2, &typeError{'6'}},
+		"a huge file": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 1 << 40}), 2,
+			&countError{items: "bytes", count: 1 << 40, max: maxCaptureFile}},
+		"a file that is not there": {special(tar.Header{Name: "sys/a", Typeflag: tar.TypeReg, Size: 5}), 2,
+			io.ErrUnexpectedEOF},
+		"a file twice":                {two("sys/a", "1", "sys/a", "2"), 3, errTwice},
+		"a file over a directory":     {two("sys/a/", "", "sys/a", "2"), 3, errTwice},
+		"a directory over a file":     {two("sys/a", "1", "sys/a/", ""), 3, errTwice},
+		"a file in a file":            {two("sys/a", "1", "sys/a/b", "2"), 3, errNotDirectory},
+		"a file through a link":       {two("sys/a", "-> ../proc", "sys/a/b", "2"), 3, errNotDirectory},
+		"a link that leads to itself": {two("sys/bus", "-> class", "sys/class", "-> bus"), 0, errNotHost},
+		"no host":                     {member("sys/bus/pci/devices/x", "1"), 0, errNotHost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := hostOfCapture(bytes.NewReader(c.capture))
-			if err == nil || h != nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v, %v; want an error with %q", h, err, c.want)
+			member, _ := errors.AsType[*memberError](err)
+			if h != nil || !testutil.HasError(err, c.want) || (member == nil) != (c.number == 0) ||
+				member != nil && member.number != c.number {
+				t.Errorf("%v, %v; want %v of member %d", h, err, c.want, c.number)
 			}
 		})
 	}
@@ -483,43 +491,43 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		bomb func(w *tar.Writer) error
-		want string
+		want error
 	}{
 		"content": {func(w *tar.Writer) (err error) {
 			for i := 0; err == nil; i++ {
 				err = file(w, fmt.Sprint("sys/", i), maxCaptureFile)
 			}
 			return err
-		}, "exceeds the limits of a capture"},
+		}, errTooMuch},
 		"members": {func(w *tar.Writer) (err error) {
 			for i := 0; err == nil; i++ {
 				err = file(w, fmt.Sprint("sys/", i), 0)
 			}
 			return err
-		}, "exceeds the limits of a capture"},
+		}, errTooMuch},
 		"directories": {func(w *tar.Writer) (err error) {
 			for i := 0; err == nil; i++ {
 				err = file(w, fmt.Sprintf("sys/%d/%sx", i, strings.Repeat("a/", 400)), 0)
 			}
 			return err
-		}, "exceeds the limits of a capture"},
+		}, errTooMuch},
 		"a name said again and again": {func(w *tar.Writer) (err error) {
 			for err == nil {
 				err = w.WriteHeader(&tar.Header{Name: "sys/a/", Typeflag: tar.TypeDir})
 			}
 			return err
-		}, "exceeds the limits of a capture"},
+		}, errTooMuch},
 		"a file of another kind": {func(w *tar.Writer) error {
 			return file(w, "sys/a", 1<<40)
-		}, "1099511627776 bytes"},
+		}, &countError{items: "bytes", count: 1 << 40, max: maxCaptureFile}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			_, err := hostOfCapture(packed(c.bomb))
 			runtime.ReadMemStats(&after)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v; want %q", err, c.want)
+			if !testutil.HasError(err, c.want) {
+				t.Errorf("%v; want %v", err, c.want)
 			}
 			// total allocation, including the allocation for packing
 			if used := after.TotalAlloc - before.TotalAlloc; used > 800<<20 {
@@ -528,8 +536,8 @@ func TestReadCaptureBombFailsAtLimit(t *testing.T) {
 		})
 	}
 	// Bytes after the end of the tar are read for the checksum of gzip.
-	if n, err := io.Copy(io.Discard, &limited{r: endless{}, left: 1 << 20, what: "unpacked"}); n != 1<<20 || err == nil ||
-		!strings.Contains(err.Error(), "the limit of unpacked bytes") {
+	if n, err := io.Copy(io.Discard, &limited{r: endless{}, left: 1 << 20, what: "unpacked"}); n != 1<<20 ||
+		!testutil.HasError(err, &streamError{"unpacked"}) {
 		t.Errorf("of an endless reader %d bytes come, and %v", n, err)
 	}
 	// Noise does not compress. The noise follows the header of a file of permitted size.

@@ -3,7 +3,6 @@ package reader
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"maps"
@@ -53,8 +52,10 @@ func (machine) Resolve(path string) (string, error) {
 		return at, nil
 	}
 	at, err := filepath.EvalSymlinks(path)
-	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) { // of a loop
-		err = &fs.PathError{Op: "lstat", Path: path, Err: err}
+	if named := (*fs.PathError)(nil); err != nil && !errors.As(err, &named) {
+		cause := syscall.ELOOP // EvalSymlinks has no type for it
+		_ = errors.As(err, &cause)
+		err = &fs.PathError{Op: "lstat", Path: path, Err: cause}
 	}
 	return at, err
 }
@@ -86,7 +87,8 @@ func readDir(path string, most int) ([]fs.DirEntry, error) {
 		return nil, err
 	}
 	if len(entries) > most {
-		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: fmt.Errorf("it has more than %d entries", most)}
+		return nil, &fs.PathError{Op: "readdirent", Path: path, Err: &countError{items: "entries", max: most,
+			countless: true}}
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	return entries, nil
@@ -260,7 +262,7 @@ func openRegularAt(dir int, name, path string) (descriptor, error) {
 		case syscall.S_IFDIR:
 			err = syscall.EISDIR
 		default:
-			err = errors.New("it is not a regular file")
+			err = errNotRegular
 		}
 	}
 	_ = d.Close()
@@ -279,7 +281,7 @@ func (d descriptor) readAll() ([]byte, error) {
 			return nil, &fs.PathError{Op: "read", Path: d.path, Err: err}
 		}
 		if text = append(text, buffer[:max(n, 0)]...); len(text) > maxFile {
-			return nil, &fs.PathError{Op: "read", Path: d.path, Err: fmt.Errorf("it has more than %d bytes", maxFile)}
+			return nil, &fs.PathError{Op: "read", Path: d.path, Err: &countError{items: "bytes", max: maxFile, countless: true}}
 		}
 		if n <= 0 || d.short(n, len(buffer)) {
 			return text, nil

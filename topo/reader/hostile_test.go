@@ -50,28 +50,29 @@ func TestSysfsIrregularFileFailsAtOnce(t *testing.T) {
 		}
 		return os.Truncate(at, 1<<40)
 	}
+	long := &countError{items: "bytes", max: maxFile, countless: true}
 	for name, c := range map[string]struct {
 		at    string
 		spoil func(at string) error
-		want  string
+		want  error
 	}{
-		"a pipe for an attribute":        {"devices/pci0000:10/0000:10:01.0/numa_node", pipe, "not a regular file"},
-		"a pipe for a port's state":      {function + "/infiniband/mlx5_0/ports/1/state", pipe, "not a regular file"},
-		"a pipe for a configuration":     {function + "/config", pipe, "not a regular file"},
-		"a pipe for an interface's name": {function + "/infiniband/mlx5_0/ports/1/" + firstGID, pipe, "not a regular file"},
-		"a pipe for the processors":      {"../proc/cpuinfo", pipe, "not a regular file"},
-		"a pipe for a directory":         {"class/infiniband", pipe, "not a directory"},
-		"a device for an attribute":      {function + "/vendor", zero, "not a regular file"},
-		"a device for a configuration":   {function + "/config", zero, "not a regular file"},
-		"a link to itself":               {function + "/class", loop, "too many"},
-		"a link to itself for a device":  {"bus/pci/devices/0000:11:00.0", loop, "too many"},
-		"a link to itself for a NIC":     {"class/infiniband/mlx5_0", loop, "too many"},
-		"a link to itself for a list":    {"bus/pci/devices", loop, "too many"},
-		"an attribute without end":       {function + "/class", huge, "more than 16777216 bytes"},
+		"a pipe for an attribute":        {"devices/pci0000:10/0000:10:01.0/numa_node", pipe, errNotRegular},
+		"a pipe for a port's state":      {function + "/infiniband/mlx5_0/ports/1/state", pipe, errNotRegular},
+		"a pipe for a configuration":     {function + "/config", pipe, errNotRegular},
+		"a pipe for an interface's name": {function + "/infiniband/mlx5_0/ports/1/" + firstGID, pipe, errNotRegular},
+		"a pipe for the processors":      {"../proc/cpuinfo", pipe, errNotRegular},
+		"a pipe for a directory":         {"class/infiniband", pipe, syscall.ENOTDIR},
+		"a device for an attribute":      {function + "/vendor", zero, errNotRegular},
+		"a device for a configuration":   {function + "/config", zero, errNotRegular},
+		"a link to itself":               {function + "/class", loop, syscall.ELOOP},
+		"a link to itself for a device":  {"bus/pci/devices/0000:11:00.0", loop, syscall.ELOOP},
+		"a link to itself for a NIC":     {"class/infiniband/mlx5_0", loop, syscall.ELOOP},
+		"a link to itself for a list":    {"bus/pci/devices", loop, syscall.ELOOP},
+		"an attribute without end":       {function + "/class", huge, long},
 		"a driver's answer without end": {"../proc/driver/nvidia/gpus/0001:00:00.0/information", huge,
-			"more than 16777216 bytes"},
+			long},
 		"a directory for a configuration": {function + "/config", func(at string) error { return os.Mkdir(at, 0o755) },
-			"is a directory"},
+			syscall.EISDIR},
 	} {
 		o := topotest.Tree(t, variedHost())
 		at := filepath.Join(o.Sysfs, c.at)
@@ -83,8 +84,9 @@ func TestSysfsIrregularFileFailsAtOnce(t *testing.T) {
 			if by == "capturing" && strings.Contains(c.at, "bus/pci/devices/") {
 				continue // Capture does not follow the link
 			}
-			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(c.at)) {
-				t.Errorf("%s, %s: %v; want an error with %q and the file", name, by, err, c.want)
+			path, ok := errors.AsType[*fs.PathError](err)
+			if !testutil.HasError(err, c.want) || !ok || !strings.Contains(path.Path, filepath.Base(c.at)) {
+				t.Errorf("%s, %s: %v; want %v and the file", name, by, err, c.want)
 			}
 		}
 	}
@@ -138,8 +140,9 @@ func TestReadDirAboveLimitFails(t *testing.T) {
 	if err != nil || len(entries) != 3 || entries[0].Name() != "a" || entries[2].Name() != "c" {
 		t.Errorf("%v, %v", entries, err)
 	}
-	if _, err := readDir(dir, 2); err == nil || !strings.Contains(err.Error(), dir) ||
-		!strings.Contains(err.Error(), "more than 2 entries") {
+	_, err = readDir(dir, 2)
+	if path, ok := errors.AsType[*fs.PathError](err); !ok || path.Path != dir ||
+		!testutil.HasError(err, &countError{items: "entries", max: 2, countless: true}) {
 		t.Errorf("three entries where two may be: %v", err)
 	}
 }
@@ -280,13 +283,15 @@ func TestSysfsTooManyDevicesFail(t *testing.T) {
 	}
 	o := topotest.Tree(t, nil)
 	address := func(i int) string { return fmt.Sprintf("%04x:%02x:%02x.%x", i>>16, i>>8&0xff, i>>3&0x1f, i&7) }
-	for want, c := range map[string]struct {
+	for want, c := range map[countError]struct {
 		dir     string
 		entries []fs.DirEntry
 	}{
-		"4097 GPUs": {"bus/pci/devices", entries(topo.MaxDevices+1, address)},
-		"4097 RDMA": {"class/infiniband", entries(topo.MaxDevices+1, func(i int) string { return fmt.Sprint("mlx5_", i) })},
-		"1024 NUMA": {"devices/system/node", entries(maxNodes+1, func(i int) string { return fmt.Sprint("node", i) })},
+		{items: "GPUs", count: 4097, max: topo.MaxDevices}: {"bus/pci/devices", entries(topo.MaxDevices+1, address)},
+		{items: "RDMA devices", count: 4097, max: topo.MaxDevices}: {"class/infiniband",
+			entries(topo.MaxDevices+1, func(i int) string { return fmt.Sprint("mlx5_", i) })},
+		{items: "NUMA nodes", max: 1024, countless: true}: {"devices/system/node",
+			entries(maxNodes+1, func(i int) string { return fmt.Sprint("node", i) })},
 	} {
 		_, err := readHost(o, answering{
 			file: func(path string) ([]byte, error) {
@@ -311,24 +316,24 @@ func TestSysfsTooManyDevicesFail(t *testing.T) {
 				return nil, nil
 			},
 		})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want %q", err, want)
+		if !testutil.HasError(err, &want) {
+			t.Errorf("%v; want %v", err, &want)
 		}
 	}
 }
 
 func TestSysfsNUMANumberAboveLimitFails(t *testing.T) {
-	for want, files := range map[string]map[string]string{
-		"sys/devices/system/node/node65536: NUMA node 65536 is out of " +
-			"range": {"sys/devices/system/node/node65536/cpulist": "0"},
-		"numa_node of PCI device 0000:01:00.0: NUMA node 4611686018427387904": {
+	for want, files := range map[int]map[string]string{
+		65536: {"sys/devices/system/node/node65536/cpulist": "0"},
+		4611686018427387904: {
 			"sys/devices/system/node/node0/cpulist": "0", "sys/devices/system/node/node1/cpulist": "1",
 		},
 	} {
 		topotest.Device(files, "pci0000:00/0000:01:00.0", topotest.GPUClass, topotest.GPUVendor,
 			"numa_node=4611686018427387904")
-		if h, err := Sysfs(topotest.Tree(t, files)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v, %v; want %q", h, err, want)
+		h, err := Sysfs(topotest.Tree(t, files))
+		if !testutil.HasError(err, &topo.RangeError{Number: "NUMA node", Value: want, Max: 65535}) {
+			t.Errorf("%+v, %v; want NUMA node %d", h, err, want)
 		}
 	}
 }

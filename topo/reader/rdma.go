@@ -27,7 +27,7 @@ func (s *sysfs) readNICs() error {
 		return err
 	}
 	if len(names) > topo.MaxDevices {
-		return fmt.Errorf("there are %d RDMA devices, more than %d", len(names), topo.MaxDevices)
+		return &countError{items: "RDMA devices", count: len(names), max: topo.MaxDevices}
 	}
 	bonds, members, cards := map[string]string{}, map[string]int{}, map[string]string{}
 	for _, name := range names {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
 	"github.com/peerlane/peerlane/topo/internal/lazyregexp"
@@ -25,7 +26,7 @@ func Sysfs(o topo.Options) (*topo.Host, error) {
 	root, _ := o.Roots()
 	root, err := filepath.Abs(root)
 	if err != nil {
-		return nil, fmt.Errorf("reading the topology below %s: %w", root, err)
+		return nil, &fault.Error{Operation: "read the topology below", Object: root, Cause: err}
 	}
 	files := &attributes{root: strings.TrimSuffix(root, "/") + "/"}
 	defer files.close()
@@ -38,7 +39,7 @@ func readHost(o topo.Options, from files) (*topo.Host, error) {
 	// plans.
 	root, err := filepath.Abs(sysfsRoot)
 	if err != nil {
-		return nil, fmt.Errorf("reading the topology below %s: %w", sysfsRoot, err)
+		return nil, &fault.Error{Operation: "read the topology below", Object: sysfsRoot, Cause: err}
 	}
 	s := sysfs{
 		files: from, root: root, proc: proc,
@@ -48,7 +49,7 @@ func readHost(o topo.Options, from files) (*topo.Host, error) {
 	s.host = &topo.Host{Source: topo.Source{Kind: topo.SourceSysfs, Sysfs: s.root}}
 	for _, read := range []func() error{s.readNodes, s.readGPUs, s.readNICs} {
 		if err := read(); err != nil {
-			return nil, fmt.Errorf("reading the topology below %s: %w", s.root, err)
+			return nil, &fault.Error{Operation: "read the topology below", Object: s.root, Cause: err}
 		}
 	}
 	s.addUnknownNode()
@@ -60,7 +61,7 @@ func readHost(o topo.Options, from files) (*topo.Host, error) {
 	}
 	s.host.Judge()
 	if err := s.host.CheckText(); err != nil {
-		return nil, fmt.Errorf("reading the topology below %s: %w", s.root, err)
+		return nil, &fault.Error{Operation: "read the topology below", Object: s.root, Cause: err}
 	}
 	return s.host, nil
 }
@@ -162,7 +163,7 @@ func (s *sysfs) readNodes() error {
 			continue
 		}
 		if len(s.host.CPUs) == maxNodes {
-			return fmt.Errorf("it has more than %d NUMA nodes", maxNodes)
+			return &countError{items: "NUMA nodes", max: maxNodes, countless: true}
 		}
 		numa, err := strconv.Atoi(m[1])
 		if err == nil {
@@ -274,7 +275,7 @@ func (s *sysfs) readGPUs() error {
 		s.host.GPUs = append(s.host.GPUs, gpu)
 	}
 	if len(s.host.GPUs) > topo.MaxDevices {
-		return fmt.Errorf("there are %d GPUs, more than %d", len(s.host.GPUs), topo.MaxDevices)
+		return &countError{items: "GPUs", count: len(s.host.GPUs), max: topo.MaxDevices}
 	}
 	// NVML numbers by PCI address, too, and knows no GPU of another maker.
 	slices.SortFunc(s.host.GPUs, func(a, b topo.GPU) int {

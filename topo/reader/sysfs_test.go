@@ -1,12 +1,14 @@
 package reader
 
 import (
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/topo"
 	"github.com/peerlane/peerlane/topo/graph"
 	"github.com/peerlane/peerlane/topo/internal/bandwidths"
@@ -252,7 +254,8 @@ func TestSysfsBrokenTreeFails(t *testing.T) {
 		}
 		spoil(files)
 		o := topotest.Tree(t, files)
-		if _, err := Sysfs(o); err == nil || !strings.Contains(err.Error(), o.Sysfs) {
+		_, err := Sysfs(o)
+		if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != o.Sysfs {
 			t.Errorf("%s: %v; want an error that names %s", name, err, o.Sysfs)
 		}
 	}

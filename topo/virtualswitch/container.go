@@ -10,6 +10,8 @@ import (
 	"github.com/peerlane/peerlane/topo/planner"
 )
 
+var errNoTree = errors.New("the plan lacks the tree of its host; peerlane cdi refresh writes it")
+
 // ContainerXML returns the virtual switch of a container as a topology file of NCCL. gpus are
 // the PCI addresses of the container's GPUs. The file has each GPU beside the virtual NIC of
 // the GPU's lane, and the switches above. NCCL reads GPUs and NVLinks from NVML, and the
@@ -17,7 +19,7 @@ import (
 // local the lanes reach only this host: see newLocal.
 func ContainerXML(p *planner.Plan, gpus []string, local bool) ([]byte, error) {
 	if len(p.CPUs) == 0 {
-		return nil, errors.New("the plan lacks the tree of its host; peerlane cdi refresh writes it")
+		return nil, errNoTree
 	}
 	host := topo.Host{Source: p.Source, CPUs: p.CPUs, Switches: p.Switches, GPUs: p.GPUs, NICs: p.NICs}
 	v, err := newSwitch(&host, p, local)

@@ -1,6 +1,7 @@
 package virtualswitch
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -243,7 +244,8 @@ func TestVirtualSwitchOfManyGPUs(t *testing.T) {
 		}
 		seen[n.BusID] = true
 	}
-	if _, err := ncclxml.Write(v); err == nil || !strings.Contains(err.Error(), "more than the 255 that NCCL reads") {
+	_, err = ncclxml.Write(v)
+	if e, ok := errors.AsType[*ncclxml.SizeError](err); !ok || e.Elements <= 255 {
 		t.Errorf("%v; NCCL has no room for so many", err)
 	}
 }

@@ -130,7 +130,7 @@ func (o Options) Check() error {
 	} {
 		for _, name := range list.have {
 			if !slices.Contains(list.choice, name) {
-				return fmt.Errorf("--%s %s: unknown value; use %s", list.flag, name, strings.Join(list.choice, ", "))
+				return &flagError{list.flag, name, "unknown value; use " + strings.Join(list.choice, ", ")}
 			}
 		}
 	}
@@ -139,26 +139,26 @@ func (o Options) Check() error {
 		"depths": repeats(o.Depths), "pace": repeats(o.Pace),
 	} {
 		if twice {
-			return fmt.Errorf("--%s has a duplicate value", flag)
+			return &flagError{flag, nil, "has a duplicate value"}
 		}
 	}
 	for _, n := range o.Sizes {
 		if n == 0 || n > 1<<30 {
-			return fmt.Errorf("--sizes %d: must be 1 byte to 1 GiB", n)
+			return &flagError{"sizes", n, "must be 1 byte to 1 GiB"}
 		}
 	}
 	for _, n := range o.Depths {
 		if n < 1 || n > 256 {
-			return fmt.Errorf("--depths %d: must be 1 to 256 messages in flight", n)
+			return &flagError{"depths", n, "must be 1 to 256 messages in flight"}
 		}
 	}
 	for _, n := range o.Pace {
 		if n <= 0 {
-			return fmt.Errorf("--pace %v: must be positive", n)
+			return &flagError{"pace", n, "must be positive"}
 		}
 	}
 	if o.Duration < 0 || o.Duration > time.Minute {
-		return fmt.Errorf("--duration %v: must be at most a minute", o.Duration)
+		return &flagError{"duration", o.Duration, "must be at most a minute"}
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/topo"
 )
 
@@ -45,19 +46,20 @@ func TestResultWithoutBaselineIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Report)
-		want   string // of the refusal; empty for none
+		want   error // nil for success
 	}{
-		{"as measured", func(*Report) {}, ""},
+		{"as measured", func(*Report) {}, nil},
 		{"the baseline was not measured", func(r *Report) { r.Baselines = r.Baselines[1:] },
-			`a ratio to "raw 64 KiB", which this run did not measure`},
+			&ratioError{result().Rows[0].name(), "raw 64 KiB", GBs, ""}},
 		{"two of one name", func(r *Report) {
 			r.Baselines = append(r.Baselines, Baseline{Name: "raw 64 KiB", Value: 30, Unit: GBs})
-		}, "twice"},
-		{"of another unit", func(r *Report) { r.Baselines[0].Unit = microseconds }, "in µs"},
-		{"a baseline of nothing", func(r *Report) { r.Baselines[0].Value = 0 }, `"raw 64 KiB" is 0`},
-		{"no rows", func(r *Report) { r.Rows = nil }, "no rows"},
-		{"another version", func(r *Report) { r.Version = 9 }, "version 9"},
-		{"a value below 0", func(r *Report) { r.Rows[0].Value = -1 }, "is -1"},
+		}, &baselineError{"raw 64 KiB", 30, true}},
+		{"of another unit", func(r *Report) { r.Baselines[0].Unit = microseconds },
+			&ratioError{result().Rows[0].name(), "raw 64 KiB", GBs, microseconds}},
+		{"a baseline of nothing", func(r *Report) { r.Baselines[0].Value = 0 }, &baselineError{"raw 64 KiB", 0, false}},
+		{"no rows", func(r *Report) { r.Rows = nil }, errNoRows},
+		{"another version", func(r *Report) { r.Version = 9 }, &versionError{9}},
+		{"a value below 0", func(r *Report) { r.Rows[0].Value = -1 }, &rowError{result().Rows[0].name(), -1}},
 	} {
 		r := result()
 		c.change(r)
@@ -66,8 +68,8 @@ func TestResultWithoutBaselineIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = Read(bytes.NewReader(text))
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%s: %v, want %q", c.name, err, c.want)
+		if !testutil.HasError(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 	}
 	if _, err := Read(strings.NewReader(`{"version": 1, "ratios": [2]}`)); err == nil {
@@ -279,22 +281,27 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 	if err := good.Check(); err != nil {
 		t.Error(err)
 	}
-	for want, change := range map[string]func(*Options){
-		"--table":                      func(o *Options) { o.Tables = []string{"copies"} },
-		"--routes":                     func(o *Options) { o.Routes = []string{"auto"} },
-		"--baselines":                  func(o *Options) { o.Baselines = []string{"slow"} },
-		"--sizes":                      func(o *Options) { o.Sizes = []uint64{0} },
-		"--depths":                     func(o *Options) { o.Depths = []int{1000} },
-		"--pace":                       func(o *Options) { o.Pace = []float64{-1} },
-		"--duration":                   func(o *Options) { o.Duration = time.Hour },
-		"--pace has a duplicate value": func(o *Options) { o.Pace = []float64{25, 50, 25} },
-		"--busy":                       func(o *Options) { o.Busy = []string{"nobody"} },
-		"--gpus":                       func(o *Options) { o.GPUs = "some" },
+	for _, c := range []struct {
+		flag   string
+		value  any
+		change func(*Options)
+	}{
+		{"table", "copies", func(o *Options) { o.Tables = []string{"copies"} }},
+		{"routes", "auto", func(o *Options) { o.Routes = []string{"auto"} }},
+		{"baselines", "slow", func(o *Options) { o.Baselines = []string{"slow"} }},
+		{"sizes", uint64(0), func(o *Options) { o.Sizes = []uint64{0} }},
+		{"depths", 1000, func(o *Options) { o.Depths = []int{1000} }},
+		{"pace", -1.0, func(o *Options) { o.Pace = []float64{-1} }},
+		{"duration", time.Hour, func(o *Options) { o.Duration = time.Hour }},
+		{"pace", nil, func(o *Options) { o.Pace = []float64{25, 50, 25} }}, // a duplicate
+		{"busy", "nobody", func(o *Options) { o.Busy = []string{"nobody"} }},
+		{"gpus", "some", func(o *Options) { o.GPUs = "some" }},
 	} {
 		o := good
-		change(&o)
-		if err := o.Check(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
+		c.change(&o)
+		err := o.Check()
+		if e, ok := errors.AsType[*flagError](err); !ok || e.flag != c.flag || e.value != c.value {
+			t.Errorf("--%s %v: %v", c.flag, c.value, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/peerlane/peerlane/cmd/peerlane/measure"
 	"github.com/peerlane/peerlane/config"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
 )
@@ -38,13 +39,13 @@ func (f *far) ask(e benchTask) (taskResult, error) {
 	}
 	var o taskResult
 	if err != nil {
-		return o, fmt.Errorf("the bench on %s disconnected before its answer (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
+		return o, &lostError{f.name, "before its answer (" + cmp.Or(e.Task, e.Do) + ")", err}
 	}
 	if err := json.Unmarshal(line, &o); err != nil {
 		return o, fmt.Errorf("unknown answer of the bench on %s (%s): %w", f.name, cmp.Or(e.Task, e.Do), err)
 	}
 	if o.Error != "" {
-		return o, fmt.Errorf("on %s: %.1000s", f.name, o.Error)
+		return o, &remoteError{f.name, o.Error}
 	}
 	return o, nil
 }
@@ -129,7 +130,7 @@ func meet(ctx context.Context, o Options, own *network.Local, to string) (*far, 
 	progress(o, "connecting to %s", to)
 	session, err := own.Dial(ctx, meetingPlace, at)
 	if err != nil {
-		return nil, fmt.Errorf("no peerlane bench --listen answers at %s: %w", to, err)
+		return nil, &fault.Error{Operation: "no peerlane bench --listen answers at", Object: to, Cause: err}
 	}
 	return &far{session.Peer, newLines(session.Conn)}, nil
 }
@@ -155,14 +156,13 @@ func (r *run) withHost(f *far) (err error) {
 		return err
 	}
 	if met.Side == nil {
-		return fmt.Errorf("the bench on %s sent no name", f.name)
+		return fmt.Errorf("the bench on %s: %w", f.name, errNoName)
 	}
 	if err := side.with(*met.Side); err != nil {
 		return err
 	}
 	if side.Boot == met.Side.Boot && cmp.Or(r.Transport, launch.TransportAuto) == launch.TransportAuto {
-		return errors.New("both benches run on one host, whose relays use the network only with --transport tcp; measure " +
-			"within a host without --connect")
+		return errOneHost
 	}
 	r.report.Hosts = []Side{side.known(), met.Side.known()}
 	r.report.Host = fmt.Sprintf("A is %s, %s; B is %s, %s", side.Name, side.Host, met.Side.Name, met.Side.Host)

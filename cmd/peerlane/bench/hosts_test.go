@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/launch"
 	"github.com/peerlane/peerlane/relay/network"
+	"github.com/peerlane/peerlane/relay/wire"
 )
 
 // withKey is a host that has a cluster key.
@@ -122,22 +124,39 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
 	for name, c := range map[string]struct {
-		to, want string
+		to string
+		is func(error) bool
 	}{
-		"nobody is there":           {gone.Addr().String(), "no peerlane bench --listen answers at"},
-		"one that says nothing":     {silent.Addr().String(), "i/o timeout"},
-		"another key":               {answering(t, mustLocal(t, withKey(t, newKeys())), hangsUp), "peerlane key show"},
-		"another version":           {answering(t, later, hangsUp), "speaks versions 7 to 8"},
-		"one that goes away":        {answering(t, mustLocal(t, o), hangsUp), "disconnected before its answer (meet)"},
-		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), "sent no name"},
-		"one of another language":   {answering(t, mustLocal(t, o), answers("hello")), "unknown answer of the bench"},
-		"one that cannot": {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)),
-			"no GPU is here"},
+		"nobody is there": {gone.Addr().String(), func(err error) bool {
+			f, ok := errors.AsType[*fault.Error](err)
+			return ok && f.Object == gone.Addr().String() && errors.Is(err, syscall.ECONNREFUSED)
+		}},
+		"one that says nothing": {silent.Addr().String(), is(os.ErrDeadlineExceeded)},
+		"another key":           {answering(t, mustLocal(t, withKey(t, newKeys())), hangsUp), is(fault.KeyNotProven)},
+		"another version": {answering(t, later, hangsUp), func(err error) bool {
+			return wire.StatusOf(err) == wire.StatusVersion
+		}},
+		"one that goes away": {answering(t, mustLocal(t, o), hangsUp), func(err error) bool {
+			e, ok := errors.AsType[*lostError](err)
+			return ok && e.when == "before its answer (meet)"
+		}},
+		"one that does not say who": {answering(t, mustLocal(t, o), answers("{}")), is(errNoName)},
+		"one of another language": {answering(t, mustLocal(t, o), answers("hello")), func(err error) bool {
+			return testutil.HasError(err, &json.SyntaxError{Offset: 1})
+		}},
+		"one that cannot": {answering(t, mustLocal(t, o), answers(`{"error": "no GPU is here"}`)), func(err error) bool {
+			e, ok := errors.AsType[*remoteError](err)
+			return ok && e.reason == "no GPU is here"
+		}},
 		"real GPUs": {answering(t, mustLocal(t, o), answers(`{"side": {"name": "b", "simulated": false}}`)),
-			"are simulated, and the GPUs of b are real"},
+			func(err error) bool {
+				e, ok := errors.AsType[*kindError](err)
+				return ok && e.simulated && e.other == "b" && !e.simulatedOthers
+			}},
 		"a bench of the same host": {answering(t, mustLocal(t, o), answers(jsonOf(t, taskResult{Side: &same}))),
-			"--transport tcp"},
+			is(errOneHost)},
 	} {
 		own := mustLocal(t, o)
 		if name == "one that says nothing" {
@@ -148,8 +167,8 @@ func TestBenchesThatDoNotMeet(t *testing.T) {
 			err = f.giveUp(r.withHost(f))
 			f.conn.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v; want %q", name, err, c.want)
+		if !c.is(err) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	without := o
@@ -181,7 +200,8 @@ func TestPlainSocketsOfABenchThatEnds(t *testing.T) {
 	defer f.conn.Close()
 	r := &run{ctx: context.Background()}
 	_, err = r.plainWith(f, plain{Sockets: measure.Sockets{Threads: 1, Each: 1}, Duration: time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "refused") || !strings.Contains(err.Error(), "disconnected") {
+	lost, ok := errors.AsType[*lostError](err)
+	if !ok || lost.bench != f.name || !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -199,20 +219,26 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	lost := func(err error) bool {
+		e, ok := errors.AsType[*lostError](err)
+		return ok && e.when == "before the end"
+	}
 	for name, c := range map[string]struct {
 		says   []string
 		answer string // to the last
-		want   string
+		is     func(error) bool
 	}{
-		"one that goes away": {[]string{side}, `"gpus":`, "disconnected before the end"},
-		"one that gives up":  {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", "aborted: no lane here"},
-		"one with real GPUs": {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "the GPUs of a are real",
-			"disconnected"},
-		"one that hurries": {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "no client has been started",
-			"disconnected"},
+		"one that goes away": {[]string{side}, `"gpus":`, lost},
+		"one that gives up": {[]string{side, `{"task": "end", "why": "no lane here"}`}, "", func(err error) bool {
+			e, ok := errors.AsType[*abortError](err)
+			return ok && e.reason == "no lane here"
+		}},
+		"one with real GPUs": {[]string{`{"task": "meet", "side": {"name": "a"}}`}, "the GPUs of a are real", lost},
+		"one that hurries":   {[]string{`{"do": "send", "size": 8, "depth": 1}`}, "no client has been started", lost},
 		"one that wants much": {[]string{`{"task": "attach", "bytes": 1099511627776, "transport": "tcp"}`},
-			"1099511627776 bytes", "disconnected"},
-		"a result that is none": {[]string{`{"task": "end", "report": {"version": 1}}`}, "", "no rows"},
+			"1099511627776 bytes", lost},
+		"a result that is none": {[]string{`{"task": "end", "report": {"version": 1}}`}, "",
+			func(err error) bool { return errors.Is(err, errNoRows) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := locally(t)
@@ -241,14 +267,14 @@ func TestListenJudgesConnectingBench(t *testing.T) {
 				} else if last && c.answer != "" {
 					// A second bench gets the answer that the place is taken.
 					if _, err := mustLocal(t, o).Dial(context.Background(), meetingPlace, []netip.AddrPort{at}); err == nil ||
-						!strings.Contains(err.Error(), "takes no more connections") {
+						wire.StatusOf(err) != wire.StatusLimit {
 						t.Errorf("second bench: %v", err)
 					}
 				}
 			}
 			s.Conn.Close()
-			if got := <-ended; got.err == nil || !strings.Contains(got.err.Error(), c.want) {
-				t.Errorf("error %v, %v; want %q", got.Report, got.err, c.want)
+			if got := <-ended; !c.is(got.err) {
+				t.Errorf("error %v, %v", got.Report, got.err)
 			}
 		})
 	}
@@ -298,7 +324,7 @@ func TestListenNoticesLostBench(t *testing.T) {
 			conn.Close()
 			select {
 			case err := <-ended:
-				if err == nil || !strings.Contains(err.Error(), "disconnected") {
+				if lost, ok := errors.AsType[*lostError](err); !ok || lost.bench != "a" {
 					t.Errorf("error %v", err)
 				}
 			case <-testutil.After(time.Minute):
@@ -380,15 +406,19 @@ func TestRowsOfChangingTransportAreRefused(t *testing.T) {
 		sees[0].Transport, sees[1].Transport = there, back
 		return sees
 	}
-	for _, c := range []struct{ before, after, want string }{
-		{"verbs verbs", "verbs verbs", ""}, {"verbs tcp", "verbs tcp", ""},
-		{"tcp verbs", "verbs verbs", "A to B went over tcp at first and over verbs"},
-		{"verbs verbs", "verbs tcp", "B to A went over verbs at first and over tcp"}, {"verbs verbs", "verbs ", "B to A"},
+	for _, c := range []struct {
+		before, after string
+		want          error
+	}{
+		{"verbs verbs", "verbs verbs", nil}, {"verbs tcp", "verbs tcp", nil},
+		{"tcp verbs", "verbs verbs", &transportError{"A", "B", "tcp", "verbs"}},
+		{"verbs verbs", "verbs tcp", &transportError{"B", "A", "verbs", "tcp"}},
+		{"verbs verbs", "verbs ", &transportError{"B", "A", "verbs", ""}},
 	} {
 		there, back, _ := strings.Cut(c.before, " ")
 		after, afterBack, _ := strings.Cut(c.after, " ")
 		err := unchanged([2]string{"A", "B"}, by(there, back), by(after, afterBack))
-		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+		if !testutil.HasError(err, c.want) {
 			t.Errorf("%s, then %s: %v", c.before, c.after, err)
 		}
 		is := bothWays(by(there, back))
@@ -430,7 +460,7 @@ func TestResultOfTwoHostsIsPrinted(t *testing.T) {
 		t.Error("the plot does not say that it is of two hosts, or has no baseline")
 	}
 	r.Simulated = true
-	if err := r.check(); err == nil || !strings.Contains(err.Error(), "mixes real and simulated GPUs") {
+	if err := r.check(); !errors.Is(err, errMixed) {
 		t.Errorf("real and simulated GPUs: %v", err)
 	}
 	r.Hosts[0].Simulated, r.Hosts[1].Simulated = true, true

@@ -155,7 +155,7 @@ func (g *guest) serve() (report *Report, err error) {
 		case g.ctx.Err() != nil:
 			return nil, context.Cause(g.ctx)
 		case l.err != nil:
-			return nil, fmt.Errorf("the bench on %s disconnected before the end: %w", g.name, l.err)
+			return nil, &lostError{g.name, "before the end", l.err}
 		}
 		var o taskResult
 		e, err := parseTask(l.text)
@@ -169,7 +169,7 @@ func (g *guest) serve() (report *Report, err error) {
 			o.Error = err.Error()
 		}
 		if err := g.say(o); err != nil {
-			return nil, fmt.Errorf("the bench on %s disconnected: %w", g.name, err)
+			return nil, &lostError{bench: g.name, err: err}
 		}
 	}
 }
@@ -201,7 +201,7 @@ func (g *guest) hear(said chan<- line, over <-chan struct{}) {
 // end takes the result, and acknowledges it.
 func (g *guest) end(e benchTask) (*Report, error) {
 	if e.After == nil {
-		return nil, fmt.Errorf("the bench on %s aborted: %.1000s", g.name, e.Why)
+		return nil, &abortError{g.name, e.Why}
 	}
 	if err := e.After.check(); err != nil {
 		return nil, fmt.Errorf("the result of the bench on %s: %w", g.name, err)

@@ -174,9 +174,7 @@ func (s Side) with(other Side) error {
 	if s.Simulated == other.Simulated {
 		return nil
 	}
-	words := map[bool]string{true: "simulated", false: "real"}
-	return fmt.Errorf("the GPUs of this host (%s) are %s, and the GPUs of %s are %s; give --gpus simulated on both "+
-		"hosts, or --gpus real", s.Name, words[s.Simulated], other.Name, words[other.Simulated])
+	return &kindError{s.Name, other.Name, s.Simulated, other.Simulated}
 }
 
 // known returns a side in the form of a result.

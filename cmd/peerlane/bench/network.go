@@ -165,8 +165,7 @@ func bothWays(sees [2]launch.ConnectionFigures) string {
 func unchanged(names [2]string, before, after [2]launch.ConnectionFigures) error {
 	for from, name := range names {
 		if was, is := before[from].Transport, after[from].Transport; was != is {
-			return fmt.Errorf("%s to %s went over %s at first and over %s at the end: the rows would mix both", name,
-				names[1-from], was, is)
+			return &transportError{name, names[1-from], was, is}
 		}
 	}
 	return nil

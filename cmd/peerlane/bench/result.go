@@ -176,26 +176,26 @@ func Read(in io.Reader) (*Report, error) {
 // check returns an error for a report that cannot be shown.
 func (r *Report) check() error {
 	if r.Version != version {
-		return fmt.Errorf("the result has version %d, and this peerlane reads version %d", r.Version, version)
+		return &versionError{r.Version}
 	}
 	if n := len(r.Hosts); n != 0 && n != 2 {
 		return fmt.Errorf("the result has %d hosts; a result between hosts has two", n)
 	}
 	for _, s := range r.Hosts {
 		if s.Simulated != r.Simulated {
-			return errors.New("the result mixes real and simulated GPUs")
+			return errMixed
 		}
 	}
 	if len(r.Rows)+len(r.Missing) == 0 {
-		return errors.Join(errors.New("the result has no rows"), errors.New(strings.Join(r.Problems, "; ")))
+		return errors.Join(errNoRows, errors.New(strings.Join(r.Problems, "; ")))
 	}
 	units := map[string]string{}
 	for _, b := range r.Baselines {
 		if _, twice := units[b.Name]; twice {
-			return fmt.Errorf("the result has the baseline %q twice, so ratios are ambiguous", b.Name)
+			return &baselineError{b.Name, b.Value, true}
 		}
 		if !finite(b.Value) || b.Value <= 0 {
-			return fmt.Errorf("the baseline %q is %v", b.Name, b.Value)
+			return &baselineError{b.Name, b.Value, false}
 		}
 		units[b.Name] = b.Unit
 	}
@@ -205,13 +205,12 @@ func (r *Report) check() error {
 		case row.Asked != nil && (row.Asked.Least == nil) == (row.Asked.Most == nil):
 			return fmt.Errorf("%s needs either a minimum or a maximum", row.name())
 		case !finite(row.Value) || row.Value < 0:
-			return fmt.Errorf("%s is %v", row.name(), row.Value)
+			return &rowError{row.name(), row.Value}
 		case row.Baseline == "":
 		case !measured:
-			return fmt.Errorf("%s would be a ratio to %q, which this run did not measure; run peerlane bench with that baseline",
-				row.name(), row.Baseline)
+			return &ratioError{row.name(), row.Baseline, row.Unit, ""}
 		case unit != row.Unit:
-			return fmt.Errorf("%s is in %s, but its baseline %q is in %s", row.name(), row.Unit, row.Baseline, unit)
+			return &ratioError{row.name(), row.Baseline, row.Unit, unit}
 		}
 	}
 	return nil

@@ -9,11 +9,11 @@ import (
 )
 
 var cpuChecks = []Check{{
-	Name: "cpu-governor", Subject: "processors",
-	LooksAt: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
-	Why:     "a processor that wakes at a low frequency slows small messages",
-	Remedy:  "cpupower frequency-set -g performance",
-	Run:     checkGovernor,
+	Name: "cpu-governor", subject: "processors",
+	source: "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+	why:    "a processor that wakes at a low frequency slows small messages",
+	remedy: "cpupower frequency-set -g performance",
+	run:    checkGovernor,
 }}
 
 func checkGovernor(_ context.Context, h *Host) []Finding {

@@ -68,12 +68,12 @@ type Finding struct {
 type Check struct {
 	// Name is a word for programs, a public interface.
 	Name string
-	// Subject groups checks.
-	Subject string
-	// LooksAt, Why and Remedy are the defaults of the fields of a finding.
-	LooksAt, Why, Remedy string
-	// Run returns at least one finding. Examine fills in Check, Subject and empty fields.
-	Run func(context.Context, *Host) []Finding
+	// subject groups checks.
+	subject string
+	// source, why and remedy are the defaults of the fields of a finding.
+	source, why, remedy string
+	// run returns at least one finding. Examine fills in Check, Subject and empty fields.
+	run func(context.Context, *Host) []Finding
 }
 
 // All returns the checks in the order of output.
@@ -141,9 +141,19 @@ func (h *Host) lane(ctx context.Context, name string, limit time.Duration) (int,
 	case a := <-done:
 		return a.index, a.err
 	case <-ctx.Done():
-		return 0, fmt.Errorf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host",
-			name, limit)
+		return 0, &silentError{name, limit}
 	}
+}
+
+// silentError is the error of a host that does not answer which GPU has a name.
+type silentError struct {
+	gpu   string
+	limit time.Duration
+}
+
+func (e *silentError) Error() string {
+	return fmt.Sprintf("looking for GPU %s: no answer within %v; omit the GPU to run the checks of the whole host", e.gpu,
+		e.limit)
 }
 
 // within runs a check with a limit. It abandons a check that does not return.
@@ -151,7 +161,7 @@ func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Findi
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	done := make(chan []Finding, 1)
-	go func() { done <- c.Run(ctx, h) }()
+	go func() { done <- c.run(ctx, h) }()
 	var found []Finding
 	select {
 	case found = <-done:
@@ -160,10 +170,10 @@ func (c Check) within(ctx context.Context, h *Host, limit time.Duration) []Findi
 	}
 	for i := range found {
 		f := &found[i]
-		f.Check, f.Subject = c.Name, c.Subject
-		f.LookedAt = or(f.LookedAt, c.LooksAt)
+		f.Check, f.Subject = c.Name, c.subject
+		f.LookedAt = or(f.LookedAt, c.source)
 		if f.Status > OK {
-			f.Why, f.Remedy = or(f.Why, c.Why), or(f.Remedy, c.Remedy)
+			f.Why, f.Remedy = or(f.Why, c.why), or(f.Remedy, c.remedy)
 		}
 	}
 	return found

@@ -41,14 +41,14 @@ a time limit. Run it as root; without root it reports missing facts as unknown.
 `)
 	subject := ""
 	for _, c := range append(All(), Others()...) {
-		if c.Subject != subject {
-			subject = c.Subject
+		if c.subject != subject {
+			subject = c.subject
 			fmt.Fprintf(&b, "\n## %s%s\n\n| check | source | consequence | remedy |\n|---|---|---|---|\n",
 				strings.ToUpper(subject[:1]), subject[1:])
 		}
 		escaped := strings.NewReplacer("<", "&lt;", "*", `\*`, "|", `\|`)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.LooksAt), escaped.Replace(c.Why),
-			escaped.Replace(c.Remedy))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.Name, escaped.Replace(c.source), escaped.Replace(c.why),
+			escaped.Replace(c.remedy))
 	}
 	return b.String()
 }
@@ -77,7 +77,7 @@ func TestDoctorChecksHaveAllFields(t *testing.T) {
 			t.Errorf("two checks are called %s", c.Name)
 		}
 		seen[c.Name] = true
-		if c.Name == "" || c.Subject == "" || c.LooksAt == "" || c.Why == "" || c.Remedy == "" || c.Run == nil {
+		if c.Name == "" || c.subject == "" || c.source == "" || c.why == "" || c.remedy == "" || c.run == nil {
 			t.Errorf("the check %q leaves something out", c.Name)
 		}
 	}

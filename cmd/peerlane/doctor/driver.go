@@ -17,29 +17,29 @@ import (
 
 var driverChecks = []Check{
 	{
-		Name: "driver", Subject: "driver",
-		LooksAt: "/proc/driver/nvidia/version, /sys/module/nvidia/version, and NVML's versions of driver and CUDA",
-		Why: "relays need the CUDA driver API 11.7 (release 515); kernel modules and libraries of two releases refuse " +
+		Name: "driver", subject: "driver",
+		source: "/proc/driver/nvidia/version, /sys/module/nvidia/version, and NVML's versions of driver and CUDA",
+		why: "relays need the CUDA driver API 11.7 (release 515); kernel modules and libraries of two releases refuse " +
 			"each other",
-		Remedy: "install NVIDIA's driver, release 515 or newer, and restart the host",
-		Run:    checkDriver,
+		remedy: "install NVIDIA's driver, release 515 or newer, and restart the host",
+		run:    checkDriver,
 	},
 	{
-		Name: "nvidia-peermem", Subject: "driver",
-		LooksAt: "/sys/module/nvidia_peermem and its predecessor nv_peer_mem",
-		Why: "without DMA-BUF, and for programs that pass a CUDA pointer to ibv_reg_mr, a NIC reaches GPU memory by " +
+		Name: "nvidia-peermem", subject: "driver",
+		source: "/sys/module/nvidia_peermem and its predecessor nv_peer_mem",
+		why: "without DMA-BUF, and for programs that pass a CUDA pointer to ibv_reg_mr, a NIC reaches GPU memory by " +
 			"this module only",
-		Remedy: "modprobe nvidia-peermem, and for each start: echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
-		Run:    checkPeermem,
+		remedy: "modprobe nvidia-peermem, and for each start: echo nvidia-peermem > /etc/modules-load.d/nvidia-peermem.conf",
+		run:    checkPeermem,
 	},
 	{
-		Name: "dma-buf", Subject: "driver",
-		LooksAt: "/proc/driver/nvidia/version (open kernel modules), /proc/sys/kernel/osrelease and the kernel's " +
+		Name: "dma-buf", subject: "driver",
+		source: "/proc/driver/nvidia/version (open kernel modules), /proc/sys/kernel/osrelease and the kernel's " +
 			"configuration, the release of libibverbs.so.1",
-		Why: "a NIC registers GPU memory without nvidia-peermem; NVIDIA recommends it",
-		Remedy: "install NVIDIA's open kernel modules, release 515 or newer, on Linux 5.12 or newer, and rdma-core 41 or " +
+		why: "a NIC registers GPU memory without nvidia-peermem; NVIDIA recommends it",
+		remedy: "install NVIDIA's open kernel modules, release 515 or newer, on Linux 5.12 or newer, and rdma-core 41 or " +
 			"newer",
-		Run: checkDMABUF,
+		run: checkDMABUF,
 	},
 }
 

@@ -14,13 +14,13 @@ import (
 )
 
 var engineChecks = []Check{{
-	Name: "engine-cdi", Subject: "engines",
-	LooksAt: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, " +
+	Name: "engine-cdi", subject: "engines",
+	source: "the versions of dockerd, containerd, crio and podman, and their configuration: /etc/docker/daemon.json, " +
 		"/etc/containerd/config.toml with its imports, /etc/crio/crio.conf and crio.conf.d",
-	Why: "an engine without CDI refuses --device peerlane.dev/lane=N",
-	Remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and reports the effects of " +
+	why: "an engine without CDI refuses --device peerlane.dev/lane=N",
+	remedy: "peerlane runtime configure switches CDI on in the engine's configuration, and reports the effects of " +
 		"a restart; an engine without CDI needs peerlane-runtime (docs/containers.md)",
-	Run: checkEngines,
+	run: checkEngines,
 }}
 
 // known is a container engine and the probe of its CDI support.

@@ -21,33 +21,33 @@ import (
 
 var gpuChecks = []Check{
 	{
-		Name: "p2p", Subject: "GPUs",
-		LooksAt: "nvmlDeviceGetP2PStatus of pairs of GPUs with staging",
-		Why:     "a lane without copies between its GPUs bounces through the CPU's memory",
-		Remedy: "nvidia-smi topo -p2p w shows the pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
+		Name: "p2p", subject: "GPUs",
+		source: "nvmlDeviceGetP2PStatus of pairs of GPUs with staging",
+		why:    "a lane without copies between its GPUs bounces through the CPU's memory",
+		remedy: "nvidia-smi topo -p2p w shows the pairs; keep lanes from this one by plan.exclude.pairs in config.toml, " +
 			"or see to IOMMU and ACS",
-		Run: checkP2P,
+		run: checkP2P,
 	},
 	{
-		Name: "self-test", Subject: "GPUs",
-		LooksAt: "the results of self-tests of this boot and driver (var/lib/peerlane/self-test.json)",
-		Why:     "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
-		Remedy:  "peerlane self-test",
-		Run:     checkSelfTest,
+		Name: "self-test", subject: "GPUs",
+		source: "the results of self-tests of this boot and driver (var/lib/peerlane/self-test.json)",
+		why:    "copies can succeed with wrong bytes; a wrong or slow pair is replaced by other servers or the bounce",
+		remedy: "peerlane self-test",
+		run:    checkSelfTest,
 	},
 	{
-		Name: "bar1", Subject: "GPUs",
-		LooksAt: "nvmlDeviceGetBAR1MemoryInfo, and the lanes' staging per GPU (peerlane plan)",
-		Why:     "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
-		Remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
+		Name: "bar1", subject: "GPUs",
+		source: "nvmlDeviceGetBAR1MemoryInfo, and the lanes' staging per GPU (peerlane plan)",
+		why:    "a NIC reaches GPU memory through BAR1; memory that does not fit cannot be registered",
+		remedy: "switch on Resizable BAR and Above 4G Decoding in the firmware's setup; or lower relay.slots and " +
 			"relay.slot_size in config.toml",
-		Run: checkBAR1,
+		run: checkBAR1,
 	},
 	{
-		Name: "mig", Subject: "GPUs", LooksAt: "nvmlDeviceGetMigMode",
-		Why:    "an instance cannot map another GPU's memory: no lane",
-		Remedy: "nvidia-smi -mig 0, or use another GPU",
-		Run: mode("MIG is off", func(g topo.GPU) (string, string) {
+		Name: "mig", subject: "GPUs", source: "nvmlDeviceGetMigMode",
+		why:    "an instance cannot map another GPU's memory: no lane",
+		remedy: "nvidia-smi -mig 0, or use another GPU",
+		run: mode("MIG is off", func(g topo.GPU) (string, string) {
 			if !g.MIG {
 				return "", ""
 			}
@@ -55,10 +55,10 @@ var gpuChecks = []Check{
 		}),
 	},
 	{
-		Name: "vgpu", Subject: "GPUs", LooksAt: "nvmlDeviceGetVirtualizationMode",
-		Why:    "a share of a GPU cannot map another GPU's memory: no lane",
-		Remedy: "pass a whole GPU through to this machine",
-		Run: mode("no GPU is a share of one", func(g topo.GPU) (string, string) {
+		Name: "vgpu", subject: "GPUs", source: "nvmlDeviceGetVirtualizationMode",
+		why:    "a share of a GPU cannot map another GPU's memory: no lane",
+		remedy: "pass a whole GPU through to this machine",
+		run: mode("no GPU is a share of one", func(g topo.GPU) (string, string) {
 			if !g.VGPU {
 				return "", ""
 			}
@@ -66,10 +66,10 @@ var gpuChecks = []Check{
 		}),
 	},
 	{
-		Name: "compute-mode", Subject: "GPUs", LooksAt: "nvmlDeviceGetComputeMode",
-		Why:    "relay and program both need a context; exclusive mode allows a single process, prohibited mode no process",
-		Remedy: "nvidia-smi -c 0",
-		Run: mode("compute modes are the default", func(g topo.GPU) (string, string) {
+		Name: "compute-mode", subject: "GPUs", source: "nvmlDeviceGetComputeMode",
+		why:    "relay and program both need a context; exclusive mode allows a single process, prohibited mode no process",
+		remedy: "nvidia-smi -c 0",
+		run: mode("compute modes are the default", func(g topo.GPU) (string, string) {
 			if g.ComputeMode == "" {
 				return "", ""
 			}
@@ -77,24 +77,24 @@ var gpuChecks = []Check{
 		}),
 	},
 	{
-		Name: "mps", Subject: "GPUs", LooksAt: "the names of processes, /proc/*/comm",
-		Why:    "MPS serves one user: a relay gets time slices of the GPU, and a fault of a client ends every client",
-		Remedy: "echo quit | nvidia-cuda-mps-control",
-		Run:    checkMPS,
+		Name: "mps", subject: "GPUs", source: "the names of processes, /proc/*/comm",
+		why:    "MPS serves one user: a relay gets time slices of the GPU, and a fault of a client ends every client",
+		remedy: "echo quit | nvidia-cuda-mps-control",
+		run:    checkMPS,
 	},
 	{
-		Name: "persistence-mode", Subject: "GPUs", LooksAt: "nvmlDeviceGetPersistenceMode",
-		Why: "without persistence mode the driver releases an unused GPU: the next container waits seconds, and " +
+		Name: "persistence-mode", subject: "GPUs", source: "nvmlDeviceGetPersistenceMode",
+		why: "without persistence mode the driver releases an unused GPU: the next container waits seconds, and " +
 			"settings are lost",
-		Remedy: "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
-		Run:    checkPersistence,
+		remedy: "systemctl enable --now nvidia-persistenced, or nvidia-smi -pm 1",
+		run:    checkPersistence,
 	},
 	{
-		Name: "xid", Subject: "GPUs", LooksAt: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
-		Why: "the driver reports GPU faults only there; relays on such a GPU fail",
-		Remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and " +
+		Name: "xid", subject: "GPUs", source: "the kernel's log since the start, /dev/kmsg, for NVRM: Xid",
+		why: "the driver reports GPU faults only there; relays on such a GPU fail",
+		remedy: "look the number up in NVIDIA's list of Xid errors; drain the lanes (peerlane relay drain --all) and " +
 			"reset the one GPU: nvidia-smi --gpu-reset -i N",
-		Run: checkXid,
+		run: checkXid,
 	},
 }
 

@@ -16,19 +16,19 @@ import (
 
 var limitChecks = []Check{
 	{
-		Name: "memlock-init", Subject: "limits",
-		LooksAt: "the limit of locked memory of the first process of containers with gpu=, /proc/PID/limits",
-		Why:     "with a low limit ibv_reg_mr fails (ENOMEM) and NCCL uses TCP; lane= needs none",
-		Remedy:  "start the container with --ulimit memlock=-1",
-		Run:     checkInitMemlock,
+		Name: "memlock-init", subject: "limits",
+		source: "the limit of locked memory of the first process of containers with gpu=, /proc/PID/limits",
+		why:    "with a low limit ibv_reg_mr fails (ENOMEM) and NCCL uses TCP; lane= needs none",
+		remedy: "start the container with --ulimit memlock=-1",
+		run:    checkInitMemlock,
 	},
 	{
-		Name: "memlock-exec", Subject: "limits",
-		LooksAt: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
-		Why:     "exec gets the engine's limit; with gpu= and nic= programs register memory themselves",
-		Remedy: "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of " +
+		Name: "memlock-exec", subject: "limits",
+		source: "the limit of locked memory of dockerd, containerd and crio, /proc/PID/limits",
+		why:    "exec gets the engine's limit; with gpu= and nic= programs register memory themselves",
+		remedy: "give the engine's unit LimitMEMLOCK=infinity; it has effect with the engine's next start, and that of " +
 			"Docker ends its containers, unless live-restore is on",
-		Run: checkExecMemlock,
+		run: checkExecMemlock,
 	},
 }
 

@@ -14,65 +14,65 @@ import (
 
 var nicChecks = []Check{
 	{
-		Name: "port-state", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/state",
-		Why:     "only an ACTIVE port carries data; without an active port the NIC serves no lane",
-		Remedy: "check the cable and the switch port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
+		Name: "port-state", subject: "NICs",
+		source: "/sys/class/infiniband/*/ports/*/state",
+		why:    "only an ACTIVE port carries data; without an active port the NIC serves no lane",
+		remedy: "check the cable and the switch port; on Ethernet: ip link set NETDEV up; on InfiniBand INIT means " +
 			"that no subnet manager has configured the port; exclude an unused port by plan.exclude.nics in config.toml",
-		Run: checkState,
+		run: checkState,
 	},
 	{
-		Name: "port-physical", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/phys_state",
-		Why:     "a port that is not LinkUp has no signal",
-		Remedy: "check the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or " +
+		Name: "port-physical", subject: "NICs",
+		source: "/sys/class/infiniband/*/ports/*/phys_state",
+		why:    "a port that is not LinkUp has no signal",
+		remedy: "check the cable, the transceiver and the port at the other end; Disabled: ip link set NETDEV up, or " +
 			"ibportstate",
-		Run: checkPhysical,
+		run: checkPhysical,
 	},
 	{
-		Name: "port-rate", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/rate, compared with the rates of the NIC's slot and of NICs of the " +
+		Name: "port-rate", subject: "NICs",
+		source: "/sys/class/infiniband/*/ports/*/rate, compared with the rates of the NIC's slot and of NICs of the " +
 			"same model",
-		Why:    "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
-		Remedy: "put the NIC into a wider slot; use a cable and a switch port of its rate",
-		Run:    checkRate,
+		why:    "a narrow slot, or a slow cable or switch, limits every lane over the NIC",
+		remedy: "put the NIC into a wider slot; use a cable and a switch port of its rate",
+		run:    checkRate,
 	},
 	{
-		Name: "link-layer", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/link_layer",
-		Why:     "InfiniBand lanes cannot reach Ethernet lanes",
-		Remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind " +
+		Name: "link-layer", subject: "NICs",
+		source: "/sys/class/infiniband/*/ports/*/link_layer",
+		why:    "InfiniBand lanes cannot reach Ethernet lanes",
+		remedy: "mlxconfig -d ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart; or keep one kind " +
 			"from lanes by plan.exclude.nics in config.toml",
-		Run: checkLinkLayer,
+		run: checkLinkLayer,
 	},
 	{
-		Name: "subnet-manager", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/sm_lid of InfiniBand ports whose link is up",
-		Why:     "without a subnet manager an InfiniBand port stays in INIT",
-		Remedy:  "start a subnet manager on a switch, or on a host of the fabric: systemctl enable --now opensm",
-		Run:     checkSubnetManager,
+		Name: "subnet-manager", subject: "NICs",
+		source: "/sys/class/infiniband/*/ports/*/sm_lid of InfiniBand ports whose link is up",
+		why:    "without a subnet manager an InfiniBand port stays in INIT",
+		remedy: "start a subnet manager on a switch, or on a host of the fabric: systemctl enable --now opensm",
+		run:    checkSubnetManager,
 	},
 	{
-		Name: "nic-firmware", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/fw_ver of NICs of the same model",
-		Why:     "different firmware behaves differently under load",
-		Remedy:  "install the same version: mlxfwmanager -u, or the maker's tool, then restart",
-		Run:     checkFirmware,
+		Name: "nic-firmware", subject: "NICs",
+		source: "/sys/class/infiniband/*/fw_ver of NICs of the same model",
+		why:    "different firmware behaves differently under load",
+		remedy: "install the same version: mlxfwmanager -u, or the maker's tool, then restart",
+		run:    checkFirmware,
 	},
 	{
-		Name: "nic-flush", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/node_type, and the driver",
-		Why:     "iWARP, and eRDMA in iWARP mode, cannot flush writes into GPU memory",
-		Remedy:  "eRDMA: its compatible mode",
-		Run:     checkFlush,
+		Name: "nic-flush", subject: "NICs",
+		source: "/sys/class/infiniband/*/node_type, and the driver",
+		why:    "iWARP, and eRDMA in iWARP mode, cannot flush writes into GPU memory",
+		remedy: "eRDMA: its compatible mode",
+		run:    checkFlush,
 	},
 	{
-		Name: "error-counters", Subject: "NICs",
-		LooksAt: "/sys/class/infiniband/*/ports/*/counters and hw_counters, twice",
-		Why:     "rising errors are lost packets: a bad cable, dirty optics, or missing flow control",
-		Remedy: "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch " +
+		Name: "error-counters", subject: "NICs",
+		source: "/sys/class/infiniband/*/ports/*/counters and hw_counters, twice",
+		why:    "rising errors are lost packets: a bad cable, dirty optics, or missing flow control",
+		remedy: "clean or change cable and transceiver; on Ethernet see that PFC or ECN is configured on NIC and switch " +
 			"alike",
-		Run: checkCounters,
+		run: checkCounters,
 	},
 }
 

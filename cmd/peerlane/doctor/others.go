@@ -23,84 +23,84 @@ const otherHosts = "other hosts"
 
 var otherChecks = []Check{
 	{
-		Name: "reached", Subject: otherHosts,
-		LooksAt: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
-		Why:     "relays connect in the same way",
-		Remedy: "run peerlane doctor --serve there; let network.ports through every firewall between the hosts; ip route " +
+		Name: "reached", subject: otherHosts,
+		source: "a connection to the other host's doctor (peerlane doctor --serve), by TCP, on a port of the relays' range",
+		why:    "relays connect in the same way",
+		remedy: "run peerlane doctor --serve there; let network.ports through every firewall between the hosts; ip route " +
 			"get ADDRESS shows the route of the packets",
-		Run: each(checkReached),
+		run: each(checkReached),
 	},
 	{
-		Name: "cluster-keys", Subject: otherHosts,
-		LooksAt: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both " +
+		Name: "cluster-keys", subject: otherHosts,
+		source: "the handshake by which relays of two hosts prove the cluster key, and the ids of the keys on both " +
 			"(peerlane key show)",
-		Why: "relays with different keys refuse connections silently",
-		Remedy: "compare peerlane key show on both hosts; copy /etc/peerlane/cluster.key of one host to the other, as " +
+		why: "relays with different keys refuse connections silently",
+		remedy: "compare peerlane key show on both hosts; copy /etc/peerlane/cluster.key of one host to the other, as " +
 			"root, mode 600",
-		Run: each(checkKeys),
+		run: each(checkKeys),
 	},
 	{
-		Name: "certificates", Subject: otherHosts,
-		LooksAt: "whether both hosts have network.tls_certificate, and trust each other's certificate",
-		Why:     "relays with certificates and relays without certificates refuse connections",
-		Remedy: "give certificates of the same authority to every host, or to no host: network.tls_certificate, " +
+		Name: "certificates", subject: otherHosts,
+		source: "whether both hosts have network.tls_certificate, and trust each other's certificate",
+		why:    "relays with certificates and relays without certificates refuse connections",
+		remedy: "give certificates of the same authority to every host, or to no host: network.tls_certificate, " +
 			"tls_key and " +
 			"tls_authority in config.toml",
-		Run: each(checkCertificates),
+		run: each(checkCertificates),
 	},
 	{
-		Name: "protocol", Subject: otherHosts,
-		LooksAt: "the versions of the protocol between relays that the releases on both hosts speak",
-		Why:     "relays without a common version refuse connections",
-		Remedy:  "install the same release on both hosts",
-		Run:     each(checkProtocol),
+		Name: "protocol", subject: otherHosts,
+		source: "the versions of the protocol between relays that the releases on both hosts speak",
+		why:    "relays without a common version refuse connections",
+		remedy: "install the same release on both hosts",
+		run:    each(checkProtocol),
 	},
 	{
-		Name: "clock-skew", Subject: otherHosts,
-		LooksAt: "both hosts' clocks, read eight times over the connection",
-		Why:     "certificates and logs depend on the clocks",
-		Remedy: "synchronize both clocks with the same source: systemctl enable --now chronyd, or systemd-timesyncd; " +
+		Name: "clock-skew", subject: otherHosts,
+		source: "both hosts' clocks, read eight times over the connection",
+		why:    "certificates and logs depend on the clocks",
+		remedy: "synchronize both clocks with the same source: systemctl enable --now chronyd, or systemd-timesyncd; " +
 			"chronyc tracking shows the difference",
-		Run: each(checkClock),
+		run: each(checkClock),
 	},
 	{
-		Name: "ports", Subject: otherHosts,
-		LooksAt: "network.ports on both hosts",
-		Why:     "relays connect only to ports of the configured range",
-		Remedy:  "set the same network.ports in /etc/peerlane/config.toml of every host",
-		Run:     each(checkPorts),
+		Name: "ports", subject: otherHosts,
+		source: "network.ports on both hosts",
+		why:    "relays connect only to ports of the configured range",
+		remedy: "set the same network.ports in /etc/peerlane/config.toml of every host",
+		run:    each(checkPorts),
 	},
 	{
-		Name: "interfaces", Subject: otherHosts,
-		LooksAt: "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
-		Why:     "relays connect by addresses of a family that both hosts have",
-		Remedy:  "set network.interfaces and network.family so that both hosts have addresses of the same network",
-		Run:     each(checkInterfaces),
+		Name: "interfaces", subject: otherHosts,
+		source: "the interfaces and addresses that relays use on both hosts (network.interfaces, network.family)",
+		why:    "relays connect by addresses of a family that both hosts have",
+		remedy: "set network.interfaces and network.family so that both hosts have addresses of the same network",
+		run:    each(checkInterfaces),
 	},
 	{
-		Name: "mtu", Subject: otherHosts,
-		LooksAt: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB " +
+		Name: "mtu", subject: otherHosts,
+		source: "the MTU of the interfaces at both ends of the connection, that of the path (TCP_INFO), and 1 MiB " +
 			"per direction",
-		Why: "where full packets do not pass, small messages arrive and large ones hang",
-		Remedy: "ip link set NETDEV mtu N, the same on both hosts and on every switch port between the hosts; tracepath " +
+		why: "where full packets do not pass, small messages arrive and large ones hang",
+		remedy: "ip link set NETDEV mtu N, the same on both hosts and on every switch port between the hosts; tracepath " +
 			"ADDRESS shows where it changes",
-		Run: each(checkMTU),
+		run: each(checkMTU),
 	},
 	{
-		Name: "rails", Subject: otherHosts,
-		LooksAt: "the NICs that relays of both hosts use, by rail number (network.rails, plan.rails), and their link layer",
-		Why:     "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
-		Remedy: "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of " +
+		Name: "rails", subject: otherHosts,
+		source: "the NICs that relays of both hosts use, by rail number (network.rails, plan.rails), and their link layer",
+		why:    "hosts that number NICs differently cross switches; InfiniBand does not reach Ethernet",
+		remedy: "number the NICs alike by network.rails or plan.rails in config.toml of both hosts, and use one kind of " +
 			"link",
-		Run: each(checkRails),
+		run: each(checkRails),
 	},
 	{
-		Name: "link-rate", Subject: otherHosts,
-		LooksAt: "the rate of the NICs per rail, and of the interfaces of the connection, on both hosts",
-		Why:     "the slower end limits a transfer, and the slowest host a job",
-		Remedy: "check the cable, the transceiver and the switch port at the slower end; peerlane doctor there has " +
+		Name: "link-rate", subject: otherHosts,
+		source: "the rate of the NICs per rail, and of the interfaces of the connection, on both hosts",
+		why:    "the slower end limits a transfer, and the slowest host a job",
+		remedy: "check the cable, the transceiver and the switch port at the slower end; peerlane doctor there has " +
 			"the check port-rate",
-		Run: each(checkLinkRate),
+		run: each(checkLinkRate),
 	},
 }
 

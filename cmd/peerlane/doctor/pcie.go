@@ -13,30 +13,30 @@ import (
 
 var pcieChecks = []Check{
 	{
-		Name: "pcie-link", Subject: "PCIe",
-		LooksAt: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in " +
+		Name: "pcie-link", subject: "PCIe",
+		source: "current_link_width, max_link_width, current_link_speed and max_link_speed of GPUs and NICs in " +
 			"/sys/bus/pci/devices",
-		Why: "a narrow or slow link limits every lane over the device",
-		Remedy: "reseat the card, clean the contacts, try another slot or riser; see the slot's " +
+		why: "a narrow or slow link limits every lane over the device",
+		remedy: "reseat the card, clean the contacts, try another slot or riser; see the slot's " +
 			"width in the firmware's setup",
-		Run: checkLinks,
+		run: checkLinks,
 	},
 	{
-		Name: "acs", Subject: "PCIe",
-		LooksAt: "the Access Control Services of switch ports between GPUs and NICs, in /sys/bus/pci/devices/*/config",
-		Why:     "with redirection, traffic below one switch passes the CPU: GPUDirect RDMA and copies are slow or wrong",
-		Remedy: "on a host that passes no device to a virtual machine setpci until the next start, and for each start " +
+		Name: "acs", subject: "PCIe",
+		source: "the Access Control Services of switch ports between GPUs and NICs, in /sys/bus/pci/devices/*/config",
+		why:    "with redirection, traffic below one switch passes the CPU: GPUDirect RDMA and copies are slow or wrong",
+		remedy: "on a host that passes no device to a virtual machine setpci until the next start, and for each start " +
 			"the kernel's parameter \"pci=disable_acs_redir=...\", in quotation marks",
-		Run: checkACS,
+		run: checkACS,
 	},
 	{
-		Name: "iommu", Subject: "PCIe",
-		LooksAt: "the type of the IOMMU group of GPUs and NICs, /sys/bus/pci/devices/*/iommu_group/type",
-		Why: "translation sends transfers over the CPU, and with DMA-BUF can give a NIC wrong addresses " +
+		Name: "iommu", subject: "PCIe",
+		source: "the type of the IOMMU group of GPUs and NICs, /sys/bus/pci/devices/*/iommu_group/type",
+		why: "translation sends transfers over the CPU, and with DMA-BUF can give a NIC wrong addresses " +
 			"(open-gpu-kernel-modules#1324)",
-		Remedy: "start the kernel with iommu=pt (and on Intel intel_iommu=on); hosts that pass devices to virtual " +
+		remedy: "start the kernel with iommu=pt (and on Intel intel_iommu=on); hosts that pass devices to virtual " +
 			"machines need translation",
-		Run: checkIOMMU,
+		run: checkIOMMU,
 	},
 }
 

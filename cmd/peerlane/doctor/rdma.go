@@ -63,12 +63,12 @@ const slow = 0.5
 // test.
 func RDMA(results []launch.RDMAResult, failed error) Check {
 	return Check{
-		Name: "rdma", Subject: "NICs",
-		LooksAt: "an active test: two queue pairs of the NIC, connected with each other by the GID and partition key that " +
+		Name: "rdma", subject: "NICs",
+		source: "an active test: two queue pairs of the NIC, connected with each other by the GID and partition key that " +
 			"relays use (verbs in config.toml), write and read the memory; each byte is compared",
-		Why:    "relays do the same; what fails here fails between hosts, too, where it looks like a fault of the network",
-		Remedy: "read the reason; docs/network.md has what RDMA needs",
-		Run:    func(_ context.Context, h *Host) []Finding { return h.rdma(results, failed) },
+		why:    "relays do the same; what fails here fails between hosts, too, where it looks like a fault of the network",
+		remedy: "read the reason; docs/network.md has what RDMA needs",
+		run:    func(_ context.Context, h *Host) []Finding { return h.rdma(results, failed) },
 	}
 }
 

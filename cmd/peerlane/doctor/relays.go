@@ -16,27 +16,27 @@ import (
 
 var relayChecks = []Check{
 	{
-		Name: "relays", Subject: "relays", LooksAt: "the state of each container's relay (peerlane relay list), and " +
+		Name: "relays", subject: "relays", source: "the state of each container's relay (peerlane relay list), and " +
 			"whether those that are ready answer",
-		Why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
-		Remedy: "peerlane relay inspect CONTAINER shows its log",
-		Run:    checkRelays,
+		why:    "the lane of a container works only while its relay does; without a supervisor a dead relay stays dead",
+		remedy: "peerlane relay inspect CONTAINER shows its log",
+		run:    checkRelays,
 	},
 	{
-		Name: "leftovers", Subject: "relays", LooksAt: "generations, sockets and uids whose container has ended, and " +
+		Name: "leftovers", subject: "relays", source: "generations, sockets and uids whose container has ended, and " +
 			"generations of another machine, in var/lib/peerlane and run/peerlane",
-		Why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
-		Remedy: "peerlane relay gc",
-		Run:    checkLeftovers,
+		why:    "remains of a killed supervisor keep a uid, a socket, and perhaps GPU memory",
+		remedy: "peerlane relay gc",
+		run:    checkLeftovers,
 	},
 	{
-		Name: "staging", Subject: "relays", LooksAt: "what all lanes can stage on each GPU (peerlane plan), its cap " +
+		Name: "staging", subject: "relays", source: "what all lanes can stage on each GPU (peerlane plan), its cap " +
 			"(staging.limit), and its free memory (nvmlDeviceGetMemoryInfo)",
-		Why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
-		Remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays allocate slots before jobs " +
+		why: "without room on its server GPUs a relay uses smaller slots, another server, or the CPU's memory",
+		remedy: "free memory on that GPU; or relay.reserve = \"start\", so that relays allocate slots before jobs " +
 			"fill the GPU; " +
 			"or lower relay.slots and relay.slot_size in config.toml",
-		Run: checkStaging,
+		run: checkStaging,
 	},
 }
 

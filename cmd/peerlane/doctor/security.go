@@ -17,36 +17,36 @@ import (
 
 var securityChecks = []Check{
 	{
-		Name: "selinux", Subject: "security",
-		LooksAt: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name " +
+		Name: "selinux", subject: "security",
+		source: "/sys/fs/selinux/enforce, the boolean container_use_devices, and denials since the start that name " +
 			"Peerlane: in the kernel's log, and where auditd runs at the end of /var/log/audit/audit.log",
-		Why:    "an enforcing policy can deny devices and the relay's socket",
-		Remedy: "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows the denials",
-		Run:    checkSELinux,
+		why:    "an enforcing policy can deny devices and the relay's socket",
+		remedy: "setsebool -P container_use_devices 1; ausearch -m avc -c peerlane-relay shows the denials",
+		run:    checkSELinux,
 	},
 	{
-		Name: "apparmor", Subject: "security",
-		LooksAt: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of " +
+		Name: "apparmor", subject: "security",
+		source: "denials since the start that name Peerlane: in the kernel's log, and where auditd runs at the end of " +
 			"/var/log/audit/audit.log",
-		Why:    "a profile can deny files to the hook, devices to a relay, or the socket to a container",
-		Remedy: "allow the denied access in the named profile, then apparmor_parser -r PROFILE",
-		Run:    checkAppArmor,
+		why:    "a profile can deny files to the hook, devices to a relay, or the socket to a container",
+		remedy: "allow the denied access in the named profile, then apparmor_parser -r PROFILE",
+		run:    checkAppArmor,
 	},
 	{
-		Name: "cluster-key", Subject: "security",
-		LooksAt: "owner and mode of the cluster key and of network.tls_key",
-		Why:     "a process with the cluster key can act as a relay for every host",
-		Remedy:  "chmod 600 the file, and peerlane key rotate, because another user may have read the key",
-		Run:     checkKey,
+		Name: "cluster-key", subject: "security",
+		source: "owner and mode of the cluster key and of network.tls_key",
+		why:    "a process with the cluster key can act as a relay for every host",
+		remedy: "chmod 600 the file, and peerlane key rotate, because another user may have read the key",
+		run:    checkKey,
 	},
 	{
-		Name: "sandbox", Subject: "security",
-		LooksAt: "the mode of peerlane-relay, the pids controller of cgroup2, and missing parts of the sandboxes of " +
+		Name: "sandbox", subject: "security",
+		source: "the mode of peerlane-relay, the pids controller of cgroup2, and missing parts of the sandboxes of " +
 			"running relays (peerlane relay inspect)",
-		Why: "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and " +
+		why: "a container with CAP_SETUID can take a relay's uid, trace a relay whose program that uid can read, and " +
 			"exhaust RLIMIT_NPROC",
-		Remedy: "peerlane relay inspect CONTAINER shows the missing parts with reasons",
-		Run:    checkSandbox,
+		remedy: "peerlane relay inspect CONTAINER shows the missing parts with reasons",
+		run:    checkSandbox,
 	},
 }
 

@@ -16,31 +16,31 @@ import (
 
 var specificationChecks = []Check{
 	{
-		Name: "configuration", Subject: "installation", LooksAt: "/etc/peerlane/config.toml, and the plan that it makes " +
+		Name: "configuration", subject: "installation", source: "/etc/peerlane/config.toml, and the plan that it makes " +
 			"of this host",
-		Why:    "with an unreadable or unfitting configuration the hook can refuse containers with a lane",
-		Remedy: "correct the key in the finding; docs/configuration.md describes the keys",
-		Run:    checkConfiguration,
+		why:    "with an unreadable or unfitting configuration the hook can refuse containers with a lane",
+		remedy: "correct the key in the finding; docs/configuration.md describes the keys",
+		run:    checkConfiguration,
 	},
 	{
-		Name: "specification", Subject: "installation", LooksAt: "the CDI specifications and the plan, beside what they " +
+		Name: "specification", subject: "installation", source: "the CDI specifications and the plan, beside what they " +
 			"would be of this host by now (peerlane cdi validate)",
-		Why:    "a stale specification gives another GPU's lane or none; engines ignore damaged specifications silently",
-		Remedy: "peerlane cdi refresh",
-		Run:    checkSpecification,
+		why:    "a stale specification gives another GPU's lane or none; engines ignore damaged specifications silently",
+		remedy: "peerlane cdi refresh",
+		run:    checkSpecification,
 	},
 	{
-		Name: "hook", Subject: "installation", LooksAt: "the hook that the specifications name: its file, its owner, and " +
+		Name: "hook", subject: "installation", source: "the hook that the specifications name: its file, its owner, and " +
 			"the mount that it lies on (/proc/self/mountinfo)",
-		Why:    "if runtimes cannot execute it, no container with a lane starts",
-		Remedy: "install it again, or peerlane cdi refresh --hook PATH",
-		Run:    checkHook,
+		why:    "if runtimes cannot execute it, no container with a lane starts",
+		remedy: "install it again, or peerlane cdi refresh --hook PATH",
+		run:    checkHook,
 	},
 	{
-		Name: "dev-char", Subject: "installation", LooksAt: "/dev/char/MAJOR:MINOR of the nodes of GPUs and NICs",
-		Why:    "without the link a container loses the device at the next systemctl daemon-reload",
-		Remedy: "nvidia-ctk system create-dev-char-symlinks --create-all",
-		Run:    checkDevChar,
+		Name: "dev-char", subject: "installation", source: "/dev/char/MAJOR:MINOR of the nodes of GPUs and NICs",
+		why:    "without the link a container loses the device at the next systemctl daemon-reload",
+		remedy: "nvidia-ctk system create-dev-char-symlinks --create-all",
+		run:    checkDevChar,
 	},
 }
 

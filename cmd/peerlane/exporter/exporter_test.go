@@ -5,6 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -24,6 +26,7 @@ import (
 
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -265,7 +268,7 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 		served <- err
 	}()
 	got, err := Remote(socket)()
-	if err == nil || err.Error() != broken.Error() {
+	if e, ok := errors.AsType[*collectorError](err); !ok || e.text != fmt.Sprint(broken) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
 	got.Error = ""
@@ -280,7 +283,9 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("snapshot (-want +got):\n%s", diff)
 	}
-	if _, err := Remote(socket)(); err == nil || !strings.Contains(err.Error(), "journalctl") {
+	_, err = Remote(socket)()
+	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Object != socket || !errors.Is(err, io.ErrUnexpectedEOF) ||
+		f.Remedy != "journalctl -u 'peerlane-exporter-collector@*' has the collector's error" {
 		t.Errorf("of half a snapshot: %v", err)
 	}
 	for range 2 {
@@ -288,7 +293,9 @@ func TestRemoteReadsWhatWriteWrites(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := Remote(socket + "x")(); err == nil || !strings.Contains(err.Error(), "systemctl start") {
+	_, err = Remote(socket + "x")()
+	if f, ok := errors.AsType[*fault.Error](err); !ok || !errors.Is(err, fs.ErrNotExist) ||
+		f.Remedy != "systemctl start peerlane-exporter-collector.socket" {
 		t.Errorf("without a socket: %v", err)
 	}
 }

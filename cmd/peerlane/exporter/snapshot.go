@@ -4,14 +4,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"time"
 
 	"github.com/peerlane/peerlane/hook/control"
 	"github.com/peerlane/peerlane/hook/generation"
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/relay/launch"
 )
 
@@ -71,6 +70,11 @@ const (
 	remoteTimeout = 8 * time.Second // less than Prometheus' 10 s
 )
 
+// collectorError is an error that the collector reports.
+type collectorError struct{ text string }
+
+func (e *collectorError) Error() string { return e.text }
+
 // Remote reads snapshots from the socket of peerlane-exporter-collector.socket, one per
 // connection.
 func Remote(socket string) Source {
@@ -78,19 +82,19 @@ func Remote(socket string) Source {
 		var s Snapshot
 		c, err := net.DialTimeout("unix", socket, remoteTimeout)
 		if err != nil {
-			return s, fmt.Errorf("connecting to the collector: %w; systemctl start peerlane-exporter-collector.socket", err)
+			return s, &fault.Error{Operation: "connect to the collector", Cause: err,
+				Remedy: "systemctl start peerlane-exporter-collector.socket"}
 		}
 		defer c.Close()
 		if err := c.SetDeadline(time.Now().Add(remoteTimeout)); err != nil {
 			return s, err
 		}
 		if err := json.NewDecoder(io.LimitReader(c, maxSnapshot)).Decode(&s); err != nil {
-			return s, fmt.Errorf(
-				"reading a snapshot of relays from %s: %w; journalctl -u 'peerlane-exporter-collector@*' has the collector's "+
-					"error", socket, err)
+			return s, &fault.Error{Operation: "read a snapshot of relays from", Object: socket, Cause: err,
+				Remedy: "journalctl -u 'peerlane-exporter-collector@*' has the collector's error"}
 		}
 		if s.Error != "" {
-			return s, errors.New(s.Error)
+			return s, &collectorError{s.Error}
 		}
 		return s, nil
 	}

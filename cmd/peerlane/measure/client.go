@@ -18,7 +18,7 @@ import (
 // mapped, and a connection in each direction after the setup. The client belongs to the thread
 // with the context.
 type Client struct {
-	Driver    *cuda.Driver
+	driver    *cuda.Driver
 	GPU       wire.UUID
 	Session   *client.Session
 	Streams   *client.StreamTimelines
@@ -61,7 +61,7 @@ type Buffer struct {
 	Ptr    cuda.Ptr
 	Stream cuda.Stream
 	Memory *client.Memory
-	Bytes  uint64
+	bytes  uint64
 }
 
 // copies reports whether this process copies to and from staging memory itself.
@@ -74,7 +74,7 @@ func (b *Buffer) copies() bool { return b.Memory.Ptr != 0 }
 // testbed). With 0 the relay copies.
 func AttachCopying(ctx context.Context, d *cuda.Driver, device cuda.Device, gpu wire.UUID, socket string, bytes,
 	staging uint64) (*Client, error) {
-	c := &Client{Driver: d, GPU: gpu}
+	c := &Client{driver: d, GPU: gpu}
 	var err error
 	if c.context, err = d.CtxGetCurrent(); err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (c *Client) Close() error {
 
 func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging uint64, access uint32) (*Buffer,
 	error) {
-	d := c.Driver
+	d := c.driver
 	granule, err := d.MemGranularity(device)
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (c *Client) buffer(ctx context.Context, device cuda.Device, bytes, staging 
 	if err != nil {
 		return nil, err
 	}
-	b := &Buffer{Bytes: bytes}
+	b := &Buffer{bytes: bytes}
 	if b.Ptr, err = d.MemAddressReserve(bytes, 0); err != nil {
 		return nil, err
 	}
@@ -216,7 +216,7 @@ func (c *Client) HandOff(ctx context.Context, starts bool, rounds int, base, tag
 		}
 		times = append(times, time.Since(start)/2)
 	}
-	return times, c.Driver.StreamSynchronize(c.Incoming.Stream)
+	return times, c.driver.StreamSynchronize(c.Incoming.Stream)
 }
 
 // CopyOut has the stream of Outgoing copy the next message, from its begin, to the staging
@@ -227,7 +227,7 @@ func (c *Client) copyOut(stream cuda.Stream, n uint64) error {
 	if !c.Outgoing.copies() {
 		return nil
 	}
-	return c.Driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
+	return c.driver.MemcpyAsync(c.Outgoing.Memory.Ptr, c.Outgoing.Ptr, n, stream)
 }
 
 // CopyIn has the stream of Incoming copy the received message out of the staging memory; if the
@@ -236,7 +236,7 @@ func (c *Client) CopyIn(n uint64) error {
 	if !c.Incoming.copies() {
 		return nil
 	}
-	return c.Driver.MemcpyAsync(c.Incoming.Ptr, c.Incoming.Memory.Ptr, n, c.Incoming.Stream)
+	return c.driver.MemcpyAsync(c.Incoming.Ptr, c.Incoming.Memory.Ptr, n, c.Incoming.Stream)
 }
 
 // Stream posts consecutive messages of one size. If this process copies itself, the staging
@@ -278,7 +278,7 @@ func (s *Stream) buffer() *Buffer {
 
 // Post posts the next message. A send first waits for the end of the send Depth before.
 func (s *Stream) Post() (*client.Operation, error) {
-	c, b, d := s.c, s.buffer(), s.c.Driver
+	c, b, d := s.c, s.buffer(), s.c.driver
 	post := c.Receiving.Receive
 	if s.sends {
 		post = c.Sending.Send
@@ -332,7 +332,7 @@ func (s *Stream) End() error {
 	if !b.copies() {
 		return nil
 	}
-	return s.c.Driver.StreamSynchronize(b.Stream)
+	return s.c.driver.StreamSynchronize(b.Stream)
 }
 
 // keptTimes bounds the messages whose times are kept.
@@ -399,14 +399,14 @@ func (c *Client) StreamReceive(ctx context.Context, size uint64, depth int, tag 
 	// The thread may differ from the thread with the context.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	before, err := c.Driver.CtxGetCurrent()
+	before, err := c.driver.CtxGetCurrent()
 	if err == nil {
-		err = c.Driver.CtxSetCurrent(c.context)
+		err = c.driver.CtxSetCurrent(c.context)
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.Driver.CtxSetCurrent(before)) }()
+	defer func() { err = errors.Join(err, c.driver.CtxSetCurrent(before)) }()
 	var flight []*client.Operation
 	messages := c.NewStream(false, size, 2*depth, tag)
 	for {

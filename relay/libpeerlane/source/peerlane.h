@@ -358,7 +358,7 @@ struct peerlane_options {
 	uint32_t after_timeline;  /* PEERLANE_AFTER: start when this timeline has reached after_value */
 	uint32_t signal_timeline; /* PEERLANE_SIGNAL: at the end, also after an error, the relay sets this timeline to signal_value */
 	uint64_t after_value;     /* operations of a connection start in their order */
-	uint64_t signal_value;    /* over RDMA, receives of one connection may end out of order: use one timeline per buffer */
+	uint64_t signal_value;    /* receives of a connection end in the order in which their messages were sent */
 };
 
 #define PEERLANE_AFTER 1u
@@ -467,6 +467,10 @@ PEERLANE_API int peerlane_revoke(peerlane_session *session, peerlane_region regi
  * Sends, reads and writes start in the order in which the program posts them, and end in any
  * order. Wait for the end of an operation, or for peerlane_flush(), before you post an
  * operation that depends on it.
+ *
+ * After failed queue pairs the relays repeat a write from its first byte: a program at the
+ * remote side that polls the memory can see bytes of a write a second time, also when it has
+ * changed them.
  *
  * Results: PEERLANE_STATUS_BAD_KEY if the key names no region of this connection, or a
  * revoked region; PEERLANE_STATUS_OUT_OF_RANGE beyond the bounds of the region;

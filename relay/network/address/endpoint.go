@@ -9,9 +9,9 @@ import (
 // EndpointBytes is the length of an endpoint in a listener's handle.
 const EndpointBytes = 24
 
-// Endpoint is where a relay is reached. It has no scope: a link-local address's zone is
-// the number of an interface of the host that has it, and says nothing on another; who
-// connects uses its own interfaces (Dials).
+// Endpoint is where a relay is reached. An endpoint has no scope: the zone of a link-local address
+// is an interface number of its host, and has no meaning on a remote host; the dialing host uses
+// local interfaces (Dials).
 type Endpoint struct {
 	Address netip.Addr // without a zone
 	Port    uint16
@@ -27,7 +27,7 @@ func (e Endpoint) Encode() [EndpointBytes]byte {
 	return b
 }
 
-// DecodeEndpoint reads what Encode wrote. It refuses what no relay can be reached at.
+// DecodeEndpoint reads the output of Encode, and refuses unreachable addresses.
 func DecodeEndpoint(b [EndpointBytes]byte) (Endpoint, error) {
 	e := Endpoint{netip.AddrFrom16([16]byte(b[:16])).Unmap(), binary.LittleEndian.Uint16(b[16:])}
 	if _, usable := kindOf(e.Address.WithZone("any")); !usable || e.Port == 0 || [6]byte(b[18:]) != [6]byte{} {
@@ -36,8 +36,8 @@ func DecodeEndpoint(b [EndpointBytes]byte) (Endpoint, error) {
 	return e, nil
 }
 
-// Dials lists what to connect to for an endpoint: a link-local IPv6 address at each of
-// this host's chosen interfaces that has one itself, and any other once.
+// Dials lists the addresses to dial for an endpoint: a link-local IPv6 address at the chosen local
+// interfaces with a link-local address, and any further address once.
 func (e Endpoint) Dials(chosen []Chosen) []netip.AddrPort {
 	if !e.Address.Is6() || !e.Address.IsLinkLocalUnicast() {
 		return []netip.AddrPort{netip.AddrPortFrom(e.Address, e.Port)}

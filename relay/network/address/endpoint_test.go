@@ -14,7 +14,7 @@ func TestParseEndpointReturnsAddresses(t *testing.T) {
 			t.Errorf("%s is %v after it was in a handle, %v", text, got, err)
 		}
 	}
-	// The bytes are what other versions read.
+	// The bytes are the format of every version.
 	want := [EndpointBytes]byte{10: 0xff, 11: 0xff, 12: 10, 13: 1, 14: 0, 15: 7, 16: 0x9b, 17: 0x4e}
 	if got := (Endpoint{netip.MustParseAddr("10.1.0.7"), 20123}).Encode(); got != want {
 		t.Errorf("% x, want % x", got, want)
@@ -64,7 +64,7 @@ func TestLinkLocalAddressesAreTriedAtOwnInterfaces(t *testing.T) {
 	}
 }
 
-// Whatever a handle has, it is refused or somewhere to connect to.
+// Any bytes of a handle are refused, or are an address to dial.
 func FuzzEndpoint(f *testing.F) {
 	good := Endpoint{netip.MustParseAddr("10.1.0.7"), 20123}.Encode()
 	f.Add(good[:])

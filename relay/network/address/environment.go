@@ -9,22 +9,22 @@ import (
 type Ignored struct {
 	// Name is the variable's, "NCCL_SOCKET_IFNAME".
 	Name string
-	// Key is of config.toml, the one that has the effect on relays; empty where none has.
-	Key string
-	// Note is what else is to be known, a clause; empty for nothing.
-	Note string
+	// key is the key of config.toml with the same effect on relays; empty without such a key.
+	key string
+	// note is an additional clause for the message; may be empty.
+	note string
 }
 
 // String is a sentence for the job's log.
 func (i Ignored) String() string {
 	text := i.Name + " has no effect on Peerlane's relays: "
-	if i.Key == "" {
+	if i.key == "" {
 		text += "no key of their host's config.toml stands for it"
 	} else {
-		text += "the host's administrator sets " + i.Key + " in config.toml"
+		text += "the host's administrator sets " + i.key + " in config.toml"
 	}
-	if i.Note != "" {
-		text += "; " + i.Note
+	if i.note != "" {
+		text += "; " + i.note
 	}
 	return text
 }
@@ -38,25 +38,25 @@ const (
 // ncclKeys are the variables for which there is a key, or more to say. Names are of
 // NCCL's documentation, "Environment Variables".
 var ncclKeys = map[string]Ignored{
-	"NCCL_SOCKET_IFNAME":   {Key: "network.interfaces", Note: ownSockets},
-	"NCCL_SOCKET_FAMILY":   {Key: "network.family", Note: ownSockets},
-	"NCCL_SOCKET_NTHREADS": {Key: "network.streams", Note: ownSockets},
-	"NCCL_IB_HCA":          {Key: "plan.exclude.nics, or plan.lane.nics,", Note: ofVerbs},
-	"NCCL_IB_DISABLE":      {Key: "relay.transport", Note: "which transport relays use follows from the host's NICs, unless it says otherwise"},
-	"NCCL_IB_MERGE_NICS":   {Key: "plan.lane.nics", Note: ofVerbs},
+	"NCCL_SOCKET_IFNAME":   {key: "network.interfaces", note: ownSockets},
+	"NCCL_SOCKET_FAMILY":   {key: "network.family", note: ownSockets},
+	"NCCL_SOCKET_NTHREADS": {key: "network.streams", note: ownSockets},
+	"NCCL_IB_HCA":          {key: "plan.exclude.nics, or plan.lane.nics,", note: ofVerbs},
+	"NCCL_IB_DISABLE":      {key: "relay.transport", note: "which transport relays use follows from the host's NICs, unless it says otherwise"},
+	"NCCL_IB_MERGE_NICS":   {key: "plan.lane.nics", note: ofVerbs},
 
-	"NCCL_IB_TC":                 {Key: "verbs.tc", Note: isVerbs},
-	"NCCL_IB_SL":                 {Key: "verbs.sl", Note: isVerbs},
-	"NCCL_IB_PKEY":               {Key: "verbs.pkey", Note: isVerbs},
-	"NCCL_IB_TIMEOUT":            {Key: "verbs.timeout", Note: isVerbs},
-	"NCCL_IB_RETRY_CNT":          {Key: "verbs.retry_cnt", Note: isVerbs},
-	"NCCL_IB_GID_INDEX":          {Key: "verbs.gid_index", Note: isVerbs},
-	"NCCL_IB_QPS_PER_CONNECTION": {Key: "verbs.qps_per_connection", Note: isVerbs},
+	"NCCL_IB_TC":                 {key: "verbs.tc", note: isVerbs},
+	"NCCL_IB_SL":                 {key: "verbs.sl", note: isVerbs},
+	"NCCL_IB_PKEY":               {key: "verbs.pkey", note: isVerbs},
+	"NCCL_IB_TIMEOUT":            {key: "verbs.timeout", note: isVerbs},
+	"NCCL_IB_RETRY_CNT":          {key: "verbs.retry_cnt", note: isVerbs},
+	"NCCL_IB_GID_INDEX":          {key: "verbs.gid_index", note: isVerbs},
+	"NCCL_IB_QPS_PER_CONNECTION": {key: "verbs.qps_per_connection", note: isVerbs},
 }
 
-// IgnoredVariables reports, by name, the NCCL_SOCKET_* and NCCL_IB_* variables of an
-// environment ("NAME=value" each): relays are the host's, and nothing that a container
-// sets changes how they use the network.
+// IgnoredVariables reports, by name, the NCCL_SOCKET_* and NCCL_IB_* variables of an environment (a
+// list of "NAME=value"): relays belong to the host, and a container's variables do not change their
+// use of the network.
 func IgnoredVariables(environment []string) []Ignored {
 	var found []Ignored
 	for _, variable := range environment {
@@ -67,7 +67,7 @@ func IgnoredVariables(environment []string) []Ignored {
 		}
 		known, ok := ncclKeys[name]
 		if !ok {
-			known.Note = map[bool]string{true: ownSockets, false: ofVerbs}[socket]
+			known.note = map[bool]string{true: ownSockets, false: ofVerbs}[socket]
 		}
 		known.Name = name
 		found = append(found, known)

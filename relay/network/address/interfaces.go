@@ -2,7 +2,6 @@ package address
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,8 +11,7 @@ import (
 	"github.com/peerlane/peerlane/internal/fault"
 )
 
-// Interfaces is a choice of network interfaces by their names. The zero value is the
-// standard choice.
+// Interfaces is a choice of network interfaces by name. The zero value is the standard choice.
 type Interfaces struct {
 	named, excluded []pattern
 }
@@ -33,10 +31,9 @@ const (
 	maxName     = 15
 )
 
-// ParseInterfaces reads a list as NCCL reads NCCL_SOCKET_IFNAME: prefixes of names, with
-// commas between them; "=" in front of the list makes them whole names, "^" excludes
-// what they match, "^=" both. Beyond NCCL, a list that begins with neither can have
-// them in front of single names: "eth,^eth9".
+// ParseInterfaces reads a list as NCCL reads NCCL_SOCKET_IFNAME: prefixes of names, with commas
+// between them; "=" before the list means whole names, "^" excludes the matches, "^=" both. Beyond
+// NCCL, a list without such a prefix can have the prefixes before single names: "eth,^eth9".
 func ParseInterfaces(text string) (Interfaces, error) {
 	var list Interfaces
 	if text == "" {
@@ -69,11 +66,11 @@ func modifiers(text string) (excludes, exact bool, rest string) {
 	return excludes, exact, rest
 }
 
-// Interface is one of a host's.
+// Interface is a network interface of a host.
 type Interface struct {
 	Name         string
 	Up, Loopback bool
-	// Addresses have the interface's name as the zone where they are link-local IPv6.
+	// Link-local IPv6 addresses have the interface's name as the zone.
 	Addresses []netip.Addr
 }
 
@@ -130,29 +127,34 @@ func (f Family) allows(a netip.Addr) bool {
 	return true
 }
 
-// Chosen is an address that relays may use, and its interface.
+// Chosen is an address for relays, with the interface.
 type Chosen struct {
 	Interface string
 	Address   netip.Addr
-	// Rail is the number of its network among those of the cluster, from 0: NICs of one
-	// rail reach each other best. NoRail is none.
+	// Rail is the number of the network in the cluster, from 0: NICs of the same rail have the best
+	// paths. NoRail is none.
 	Rail int
-	// Device is the RDMA device of the interface; empty where it has none.
+	// Device is the RDMA device of the interface; empty without a device.
 	Device string `json:",omitempty"`
 }
 
 // NoRail is the rail of an address that is on none.
 const NoRail = -1
 
-// Never used unless they are named, as NCCL does it: bridges of containers and of
-// virtual machines, whose addresses each host has.
+// Used only by name, as in NCCL: bridges of containers and of virtual machines, whose addresses
+// every host has.
 var bridges = []string{"docker", "virbr"}
 
-// Choose lists the addresses to use, the best first: of the interfaces that are up and
-// that the list names, in its order, and of one in the kernel's. Where the list names none
-// they are all but those that it excludes, loopback, docker* and virbr*, and ib* comes
-// first. Of one interface it is IPv4 before IPv6, and link-local addresses last. The
-// error, where there is none, says what there is.
+// passedError is the cause of a host without a usable interface.
+type passedError struct{ interfaces []string } // "NAME: reason" each
+
+func (e *passedError) Error() string { return cmp.Or(strings.Join(e.interfaces, "; "), "it has none") }
+
+// Choose lists the addresses to use, the best first: of the listed interfaces that are up, in the
+// list's order; addresses of an interface are in the kernel's order. Without a listed name the
+// interfaces are the rest without excluded names, loopback, docker* and virbr*, and ib* comes
+// first. IPv4 precedes IPv6 in an interface, and link-local addresses are last. If no interface
+// matches, the error lists the interfaces.
 func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 	type ranked struct {
 		Chosen
@@ -181,9 +183,9 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 	}
 	if len(found) == 0 {
 		return nil, &fault.Error{Code: fault.NoInterface, Operation: "no network interface of this host is usable by relays",
-			Cause: errors.New(cmp.Or(strings.Join(passed, "; "), "it has none")), Remedy: "set network.interfaces or network.family in config.toml"}
+			Cause: &passedError{passed}, Remedy: "set network.interfaces or network.family in config.toml"}
 	}
-	// Interfaces of one place stay in their order, and each together.
+	// Interfaces of equal rank keep the order, and stay together.
 	order := map[string]int{}
 	for n, i := range all {
 		order[i.Name] = n
@@ -198,7 +200,7 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 	return chosen, nil
 }
 
-// place is where an interface stands in the list, or why it does not.
+// place is the position of an interface in the list, or the reason of its absence.
 func (l Interfaces) place(i Interface) (int, string) {
 	matches := func(p pattern) bool { return p.matches(i.Name) }
 	if slices.ContainsFunc(l.excluded, matches) {
@@ -224,7 +226,7 @@ func (l Interfaces) place(i Interface) (int, string) {
 	return 1, ""
 }
 
-// kindOf says how good an address is, 0 best, and whether it is of use at all.
+// kindOf returns the rank of an address, 0 best, and whether the address is usable.
 func kindOf(a netip.Addr) (int, bool) {
 	switch {
 	case !Usable(a):
@@ -239,8 +241,7 @@ func kindOf(a netip.Addr) (int, bool) {
 	return 0, true
 }
 
-// Usable reports whether an address is one that a host can have. With a zone, :: is
-// not what netip calls unspecified.
+// Usable reports whether a host can have the address. With a zone, :: is not unspecified for netip.
 func Usable(a netip.Addr) bool {
 	return a.IsValid() && !a.WithZone("").IsUnspecified() && !a.IsMulticast()
 }

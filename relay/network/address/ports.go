@@ -18,7 +18,7 @@ import (
 // Ports is a range of TCP ports, both ends in it.
 type Ports struct{ First, Last uint16 }
 
-// ParsePorts reads "20000-20999", or one port, "20000".
+// ParsePorts reads "20000-20999", or a single port, "20000".
 func ParsePorts(text string) (Ports, error) {
 	from, to, isRange := strings.Cut(text, "-")
 	if !isRange {
@@ -37,8 +37,19 @@ func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
 // Count is how many ports there are.
 func (p Ports) Count() int { return int(p.Last) - int(p.First) + 1 }
 
-// Listen listens on one port of the range at an address, which may have a zone. The ports
-// are tried in random order: a host has many relays, and all of them begin here.
+// takenError is the cause of a range without a free port.
+type takenError struct {
+	ports Ports
+	at    netip.Addr
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("all %d ports of network.ports %v at %v are in use, and each relay takes one", e.ports.Count(),
+		e.ports, e.at)
+}
+
+// Listen listens on a port of the range at an address, which may have a zone. The ports are tried
+// in random order: a host has many relays, which start with the same range.
 func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, error) {
 	// Of IPv4 or IPv6 as the address says, never both at once.
 	network := "tcp4"
@@ -64,5 +75,5 @@ func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, 
 		return nil, fmt.Errorf("listening for relays of other hosts: no port of network.ports %v at %v is free: %w", ports, at, refused)
 	}
 	return nil, &fault.Error{Code: fault.NoPort, Operation: "listening for relays of other hosts",
-		Cause: fmt.Errorf("all %d ports of network.ports %v at %v are in use, and each relay takes one", ports.Count(), ports, at), Remedy: "give a larger range in config.toml (ss -ltn shows who has them)"}
+		Cause: &takenError{ports, at}, Remedy: "give a larger range in config.toml (ss -ltn shows who has them)"}
 }

@@ -1,10 +1,13 @@
 package address
 
 import (
+	"errors"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
+
+	"github.com/peerlane/peerlane/internal/fault"
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 func TestPortRangesAreParsed(t *testing.T) {
@@ -20,8 +23,7 @@ func TestPortRangesAreParsed(t *testing.T) {
 	}
 }
 
-// taken is ports that somebody listens on, one after the other, and one behind them that
-// nobody did a moment ago.
+// taken returns adjacent used ports, and the next port, which was free a moment ago.
 func taken(t *testing.T, at string) (Ports, uint16) {
 	t.Helper()
 	for range 100 {
@@ -63,7 +65,7 @@ func TestListenSkipsUsedPorts(t *testing.T) {
 		address := netip.MustParseAddr(at)
 		busy, free := taken(t, at)
 		_, err := Listen(t.Context(), address, busy)
-		if err == nil || !strings.Contains(err.Error(), "all 3 ports of network.ports "+busy.String()) {
+		if busy.Count() != 3 || !testutil.HasError(err, &takenError{busy, address}) {
 			t.Errorf("%v", err)
 		}
 		l, err := Listen(t.Context(), address, Ports{busy.First, free})
@@ -81,7 +83,7 @@ func TestListenSkipsUsedPorts(t *testing.T) {
 	}
 }
 
-// Relays that begin at once do not all try the same ports first.
+// Relays that start at once try different ports first.
 func TestPortsOfRelaysAreDrawnAtRandom(t *testing.T) {
 	drawn := map[int]bool{}
 	for range 8 {
@@ -101,7 +103,7 @@ func TestPortsOfRelaysAreDrawnAtRandom(t *testing.T) {
 func TestListenOnForeignAddressFails(t *testing.T) {
 	for _, at := range []string{"192.0.2.1", "2001:db8::1", "fe80::1%lo"} { // of documentation, RFC 5737 and 3849
 		_, err := Listen(t.Context(), netip.MustParseAddr(at), Ports{20000, 20999})
-		if err == nil || strings.Contains(err.Error(), "are in use") {
+		if err == nil || errors.Is(err, fault.NoPort) {
 			t.Errorf("%s: %v", at, err)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package clusterkey derives keys of a cluster key: what its parts are for, and the key of
-// one tenant. It imports nothing of the handshake, because peerlane-hook, which is small,
-// derives the keys of tenants.
+// Package clusterkey derives keys of a cluster key: the uses of its parts, and the key of a tenant.
+// It imports nothing of the handshake, because peerlane-hook, which is small, derives the keys of
+// tenants.
 package clusterkey
 
 import (
@@ -36,9 +36,9 @@ func Derive(secret, salt []byte, label string, n int) []byte {
 func ID(secret []byte) []byte { return Derive(secret, nil, "key id", IDBytes) }
 
 // Tenant returns the text of a key file whose keys belong to one tenant of the cluster: HKDF
-// makes each secret of the cluster's and of the tenant's name, so the same name gives the
-// same keys on each host, and a tenant's keys tell neither the cluster's nor another
-// tenant's. Dates stay. text is as network.Keys.Text writes it; no error quotes a secret.
+// derives the secrets from the cluster's secret and the tenant's name, so the same name gives the
+// same keys on every host, and a tenant's keys reveal neither the cluster's keys nor the keys of a
+// further tenant. Dates stay. text is as network.Keys.Text writes it; no error quotes a secret.
 func Tenant(text []byte, name string) ([]byte, error) {
 	if err := CheckTenant(name); err != nil {
 		return nil, err

@@ -143,7 +143,7 @@ func (s *Set) issue() {
 		}
 		t.number = s.last
 		pairs := s.pairsOf(s.endsOf(t.arrivals.channel).path)
-		t.parts, t.tells = parts(t.length, len(pairs)), s.heard(pairs)
+		t.parts, t.tells = s.shape(pairs).parts(t.length), s.heard(pairs)
 		s.tickets[t.number] = t
 		t.arrivals.channel.Tell(encode(&ticketed{Kind: kindTicket, Ticket: t.number, Grant: t.grant}))
 	}

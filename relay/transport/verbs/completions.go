@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/poll"
 	"github.com/peerlane/peerlane/relay/verbs"
@@ -33,9 +34,11 @@ type completions struct {
 	shared    map[*verbs.Context][]*completionQueue // under the Fabric's mu
 	reserving sync.Mutex                            // held by the goroutine that makes or enlarges one
 	// The event loop owns the rest: the queues that it polls, and the groups with work.
-	polled []*completionQueue
-	due    []*Set
-	spare  []*Set
+	polled     []*completionQueue
+	due        []*Set
+	spare      []*Set
+	completed  time.Duration // of the loop's clock, when completions were taken last
+	processors int
 }
 
 // leastEntries is the room of a first completion queue.
@@ -202,6 +205,9 @@ func (f *Fabric) Poll() bool {
 			return true
 		}
 	}
+	if progress {
+		f.completed = f.loop.Now()
+	}
 	if len(f.due) == 0 {
 		return progress
 	}
@@ -218,6 +224,22 @@ func (f *Fabric) Poll() bool {
 	}
 	f.spare = due[:0]
 	return progress
+}
+
+// On hosts with many processors the loop does not sleep between completions that follow each other:
+// waking up takes longer than the copies and writes of a MiB.
+const (
+	manyProcessors = 16
+	activeTime     = time.Millisecond
+	activeSpin     = 200 * time.Microsecond
+)
+
+// Spin returns how long the loop spins. The event loop calls it (package poll).
+func (f *Fabric) Spin() time.Duration {
+	if f.processors < manyProcessors || f.completed == 0 || f.loop.Now()-f.completed > activeTime {
+		return 0
+	}
+	return activeSpin
 }
 
 // Busy reports whether a group waits for the end of what it has posted, which has a limit.

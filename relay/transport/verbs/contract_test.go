@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/launch"
@@ -241,6 +242,27 @@ func TestDataDirectNeedsFlush(t *testing.T) {
 		}
 		if w.b.fabric.flushes(purpose{&device.Memory{}, true}) {
 			t.Error("b0 has no Data Direct, and its writes are flushed")
+		}
+	}
+}
+
+// TestCompletionsKeepLoopFromSleep demands that the loop of a host with many processors spins for longer
+// after a completion.
+func TestCompletionsKeepLoopFromSleep(t *testing.T) {
+	w := connected(t)
+	f := w.a.fabric
+	for processors, want := range map[int]time.Duration{2: 0, manyProcessors: activeSpin} {
+		before, after := time.Duration(-1), time.Duration(-1)
+		w.a.loop.Call(func() { f.processors, f.completed = processors, 0; before = f.Spin() })
+		write := w.granted(t, uint64(processors))
+		done := make(chan error, 1)
+		w.a.loop.Call(func() { write(func(err error) { after = f.Spin(); done <- err }) })
+		if err := receive(t, done, "the write's end"); err != nil {
+			t.Fatal(err)
+		}
+		receive(t, w.arrived, "the arrival")
+		if before != 0 || after != want {
+			t.Errorf("%d processors: the loop spins for %v without completions and for %v with one, want %v", processors, before, after, want)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -73,6 +74,9 @@ type Config struct {
 	Redial time.Duration
 	// PortWait is the time that a port without a link has before its queue pairs are given up (5 s).
 	PortWait time.Duration
+	// MinPairPart is the shortest part of a write for one of several queue pairs of a link, bytes; 0 for a
+	// MiB. Both relays need the same: tests have parts of short writes.
+	MinPairPart uint64
 }
 
 // SettleTime is how long it takes at most, unless Config says otherwise, until it is
@@ -125,7 +129,7 @@ func New(loop *poll.Loop, config Config) *Fabric {
 	f := &Fabric{
 		loop: loop, config: config, ending: endingTime, memories: map[purpose]*registration{}, closing: map[*registration]bool{}, forgotten: make(chan struct{}),
 		domains: domains{renewed: map[*nic]bool{}}, beside: make(chan struct{}, registeringAtOnce), sets: map[*Set]bool{},
-		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}},
+		ports: map[*nic]int{}, back: backTime, completions: completions{shared: map[*verbs.Context][]*completionQueue{}, processors: runtime.NumCPU()},
 	}
 	loop.Add(f)
 	return f

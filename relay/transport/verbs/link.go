@@ -63,18 +63,18 @@ func (w *write) ended(err error) {
 // Link is a channel's way for writes. It implements transport.Link, for sources in memory
 // that the Fabric knows.
 type Link struct {
-	set     *Set
-	channel *tcp.Channel
-	nics    []string
-	most    uint64
-	pairs   []int
-	regions map[uint32]*regionKeys
-	tickets map[uint64]uint32 // by grant, that are not used yet
-	waiting map[uint64]func(error)
-	unheard map[uint32]*write // by ticket: the receiver has not said that they arrived
-	writes  map[uint64]*write // by grant
-	left    bool              // the channel is: no ticket comes any more
-	short   shortWrites
+	set      *Set
+	channel  *tcp.Channel
+	nics     []string
+	most     uint64
+	pairs    []int
+	regions  map[uint32]*regionKeys
+	tickets  map[uint64]uint32 // by grant, that are not used yet
+	waiting  map[uint64]func(error)
+	unheard  map[uint32]*write // by ticket: the receiver has not said that they arrived
+	writes   map[uint64]*write // by grant
+	left     bool              // the channel is: no ticket comes any more
+	splitter splitter
 }
 
 var (
@@ -284,14 +284,14 @@ func (s *Set) post(w *write, ticket uint32) {
 		s.learn(w, ticket)
 		return
 	}
-	w.left = parts(w.bytes, len(pairs))
+	w.left = s.shape(pairs).parts(w.bytes)
 	if err := w.link.expect(ticket, w); err != nil {
 		w.ended(err)
 		s.peer.Fail(err)
 		return
 	}
 	s.touch()
-	for _, part := range w.link.split(w.bytes, ticket, w.nics, region.Weights) {
+	for _, part := range w.link.split(w.bytes, w.nics, region.Weights) {
 		p := s.pairs[pairs[part.pair]]
 		theirs := s.links[p.link].theirs
 		s.waitingParts += p.push(verbs.Send{

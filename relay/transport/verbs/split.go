@@ -1,46 +1,41 @@
 package verbs
 
-import "github.com/peerlane/peerlane/relay/stripe"
+import (
+	"cmp"
 
-// A write is spread over the queue pairs of its path in parts of whole granules, so that
-// each begins where a cache line of both hosts does, and is as long but for the last. Both
-// sides reckon it from the length and the number of pairs alone: the receiver knows how
-// many immediates tell that all of it is there.
-const (
-	granule = 128 // bytes
-	// leastPart is the shortest part of a write that has several, bytes: a work request of
-	// its own costs more than a shorter one would save.
-	leastPart = 8 << 10
+	"github.com/peerlane/peerlane/relay/stripe"
 )
 
-// partBytes is the length of each part but the last of n bytes over so many pairs.
-func partBytes(n uint64, pairs int) uint64 {
-	each := (n + uint64(pairs) - 1) / uint64(pairs)
-	each = (each + granule - 1) / granule * granule
-	return min(max(each, leastPart), n)
+// A write is spread over the links of its path, so that all NICs carry a part, and a long one over the
+// queue pairs of each link as well, which switches may route differently. Each part is a work request,
+// a completion at both sides and a receive, so that a write of a MiB has one part for each link, and
+// writes take turns at the queue pairs. Parts begin at multiples of granule, where a cache line of both
+// hosts begins. The receiver computes their number from the length and the path: it waits for as many
+// immediates.
+const (
+	granule = 128 // bytes
+	// minLinkPart is the shortest part of a link, bytes.
+	minLinkPart = 8 << 10
+	minPairPart = 1 << 20
+)
+
+// pathShape is the number of links of a path, and of queue pairs of each link, and the shortest part of a
+// queue pair where the part of a link is split.
+type pathShape struct {
+	links, perLink int
+	minPairPart    uint64
 }
 
-// parts is how many parts there are, at least one.
-func parts(n uint64, pairs int) int {
-	if n == 0 {
-		return 1
-	}
-	each := partBytes(n, pairs)
-	return int((n + each - 1) / each)
+// linksFor returns over how many links a write of n bytes is spread.
+func (p pathShape) linksFor(n uint64) int { return max(1, min(int(n/minLinkPart), p.links)) }
+
+// pairsFor returns over how many queue pairs of each of these links.
+func (p pathShape) pairsFor(n uint64) int {
+	return max(1, min(int(n/uint64(p.linksFor(n))/p.minPairPart), p.perLink))
 }
 
-// part is where part i begins, and its length.
-func part(n uint64, pairs, i int) (at, length uint64) {
-	each := partBytes(n, pairs)
-	at = uint64(i) * each
-	return at, min(each, n-at)
-}
-
-// pairOf is which pair of a path carries part i of a ticket's write: writes of one part
-// take turns.
-func pairOf(ticket uint32, i, pairs int) int {
-	return int((uint64(ticket) + uint64(i)) % uint64(pairs))
-}
+// parts returns the number of parts.
+func (p pathShape) parts(n uint64) int { return p.linksFor(n) * p.pairsFor(n) }
 
 // piece is a part of a write, and the pair of the path that carries it.
 type piece struct {
@@ -48,28 +43,30 @@ type piece struct {
 	at, length uint64
 }
 
-// shortWrites deals writes that have fewer parts than the path has pairs out to its pairs, by
-// weight.
-type shortWrites struct {
+// splitter splits the writes of a sender.
+type splitter struct {
+	turn  int   // of the links, for writes that have parts for some
+	turns []int // of the queue pairs of each link
+	// dealer picks the links of writes that have parts for some, by weights.
 	weights []float64
 	dealer  *stripe.Scheduler
 }
 
-// weigh returns the share of each queue pair of a path in a write. own has the weights of this
+// weigh returns the share of each link of a path in a write. own has the weights of this
 // side's NICs by name, theirs those of the other side's NICs; without weights, the NICs of a side
-// have equal ones. The queue pairs between two NICs have equal shares. If both sides have
-// weights, two NICs have the lesser of their shares: neither NIC carries more than it is to.
-func (s *Set) weigh(pairs []int, own map[string]int, theirs [maxCards]uint16) []float64 {
+// have equal ones. If both sides have weights, two NICs have the lesser of their shares: neither NIC
+// carries more than it is to.
+func (s *Set) weigh(links []int, own map[string]int, theirs [maxCards]uint16) []float64 {
 	var ends [][2]int
-	for _, at := range pairs {
-		l := s.links[s.pairs[at].link]
+	for _, at := range links {
+		l := s.links[at]
 		ends = append(ends, [2]int{l.ours, l.theirs})
 	}
 	return weighEnds(ends, func(i int) float64 { return float64(own[s.nics[i].name]) }, own != nil,
 		func(i int) float64 { return float64(theirs[i]) }, theirs != [maxCards]uint16{})
 }
 
-// weighEnds is weigh for queue pairs between a NIC of each side.
+// weighEnds is weigh for links between a NIC of each side.
 func weighEnds(ends [][2]int, own func(int) float64, byOwn bool, theirs func(int) float64, byTheirs bool) []float64 {
 	weights := make([]float64, len(ends))
 	one := func(int) float64 { return 1 }
@@ -93,8 +90,8 @@ func weighEnds(ends [][2]int, own func(int) float64, byOwn bool, theirs func(int
 	return weights
 }
 
-// sharesOf shares one out to the NICs of a side by weight, and the share of each NIC to its queue
-// pairs by the weights of the NICs at the other side.
+// sharesOf shares one out to the NICs of a side by weight, and the share of each NIC to its links by the
+// weights of the NICs at the other side.
 func sharesOf(ends [][2]int, side int, weight, other func(int) float64) []float64 {
 	sum, at := 0.0, map[int]float64{} // of the NICs of the side, and of the other side of each
 	for _, e := range ends {
@@ -112,68 +109,94 @@ func sharesOf(ends [][2]int, side int, weight, other func(int) float64) []float6
 	return shares
 }
 
-// split spreads a write over the queue pairs of the path by the weights of NICs. The parts are as
-// many as the receiver expects: one without bytes still tells it that it has come. Where no
-// NIC of the path has a weight, because those that have have failed, all are alike.
-func (l *Link) split(n uint64, ticket uint32, own map[string]int, theirs [maxCards]uint16) []piece {
+// split spreads a write over the path by the weights of NICs. The parts are as many as the receiver
+// expects: one without bytes still tells it that it has come. Where no NIC of the path has a weight,
+// because those that have have failed, all are alike.
+func (l *Link) split(n uint64, own map[string]int, theirs [maxCards]uint16) []piece {
+	shape := l.set.shape(l.pairs)
 	if own == nil && theirs == [maxCards]uint16{} {
-		return evenly(n, ticket, len(l.pairs))
+		return l.splitter.split(n, shape, nil)
 	}
-	return l.short.split(n, ticket, l.set.weigh(l.pairs, own, theirs))
+	var links []int
+	for i := 0; i < len(l.pairs); i += shape.perLink {
+		links = append(links, l.set.pairs[l.pairs[i]].link)
+	}
+	return l.splitter.split(n, shape, l.set.weigh(links, own, theirs))
 }
 
-func evenly(n uint64, ticket uint32, pairs int) (pieces []piece) {
-	for i := range parts(n, pairs) {
-		at, length := part(n, pairs, i)
-		pieces = append(pieces, piece{pairOf(ticket, i, pairs), at, length})
+// shape returns the shape of a path with these queue pairs.
+func (s *Set) shape(pairs []int) pathShape {
+	return pathShape{len(pairs) / s.perLink, s.perLink, cmp.Or(s.fabric.config.MinPairPart, minPairPart)}
+}
+
+// split splits a write of n bytes. weights are those of the links, nil for equal ones.
+func (w *splitter) split(n uint64, shape pathShape, weights []float64) []piece {
+	if len(w.turns) != shape.links {
+		w.turns = make([]int, shape.links)
+	}
+	k, perLink := shape.linksFor(n), shape.pairsFor(n)
+	chosen, carries := w.choose(k, shape.links, weights)
+	lengths := stripe.Split((n+granule-1)/granule, carries)
+	pieces := make([]piece, 0, k*perLink)
+	at := uint64(0)
+	for i, link := range chosen {
+		end := at + min(lengths[i]*granule, n-at)
+		each := ((end-at+uint64(perLink)-1)/uint64(perLink) + granule - 1) / granule * granule
+		if perLink == shape.perLink {
+			w.turns[link] = 0 // the NIC has the parts in the order of their bytes
+		}
+		for range perLink {
+			length := min(each, end-at)
+			pieces = append(pieces, piece{link*shape.perLink + w.turns[link], at, length})
+			w.turns[link] = (w.turns[link] + 1) % shape.perLink
+			at += length
+		}
 	}
 	return pieces
 }
 
-func (w *shortWrites) split(n uint64, ticket uint32, weights []float64) []piece {
-	alike, sum := true, 0.0
+// choose returns k of the links, and the weight of each.
+func (w *splitter) choose(k, links int, weights []float64) (chosen []int, carries []float64) {
+	alike := true
 	for _, weight := range weights {
 		alike = alike && weight == weights[0]
-		sum += weight
 	}
-	if alike || sum == 0 {
-		return evenly(n, ticket, len(weights))
-	}
-	count := parts(n, len(weights))
-	carries := weights
-	chosen := make([]bool, len(weights))
-	if count < len(weights) {
-		w.deal(weights)
-		carries = make([]float64, len(weights))
-		for left := count; left > 0; left-- {
-			i := w.dealer.Next(func(i int) bool { return !chosen[i] })
-			for k := 0; i < 0; k++ { // fewer have a weight than there are parts
-				if !chosen[k] {
-					i = k
-				}
+	if alike || total(weights) == 0 {
+		for range k {
+			if k < links {
+				chosen = append(chosen, w.turn%links)
+				w.turn++
+			} else {
+				chosen = append(chosen, len(chosen))
 			}
-			chosen[i], carries[i] = true, weights[i]
+			carries = append(carries, 1)
 		}
-		if total(carries) == 0 {
-			return evenly(n, ticket, len(weights))
+		return chosen, carries
+	}
+	if k == links {
+		for i := range links {
+			chosen = append(chosen, i)
 		}
-	} else {
-		for i := range chosen {
-			chosen[i] = true
+		return chosen, weights
+	}
+	w.deal(weights)
+	taken := make([]bool, links)
+	for range k {
+		i := w.dealer.Next(func(i int) bool { return !taken[i] })
+		for at := 0; i < 0; at++ { // fewer have a weight than there are parts
+			if !taken[at] {
+				i = at
+			}
+		}
+		taken[i] = true
+		chosen, carries = append(chosen, i), append(carries, weights[i])
+	}
+	if total(carries) == 0 {
+		for i := range carries {
+			carries[i] = 1
 		}
 	}
-	granules := stripe.Split((n+granule-1)/granule, carries)
-	var pieces []piece
-	at := uint64(0)
-	for i := range chosen {
-		if !chosen[i] {
-			continue
-		}
-		length := min(granules[i]*granule, n-at)
-		pieces = append(pieces, piece{i, at, length})
-		at += length
-	}
-	return pieces
+	return chosen, carries
 }
 
 func total(weights []float64) (sum float64) {
@@ -187,7 +210,7 @@ func total(weights []float64) (sum float64) {
 const turnsOfAll = 1 << 12
 
 // deal makes the scheduler anew where weights are others than before.
-func (w *shortWrites) deal(weights []float64) {
+func (w *splitter) deal(weights []float64) {
 	same := len(w.weights) == len(weights)
 	for i := 0; same && i < len(weights); i++ {
 		same = w.weights[i] == weights[i]

@@ -5,74 +5,77 @@ import (
 	"testing"
 )
 
-// Whatever the length, the parts lie side by side, are of whole granules but for the last,
-// are each on a pair of its own, and are as many as the receiver expects.
-func TestAWriteIsSplit(t *testing.T) {
-	for _, pairs := range []int{1, 2, 3, 7, 8, 64} {
-		for _, n := range []uint64{0, 1, 127, 128, 129, leastPart - 1, leastPart, leastPart + 1, 2*leastPart + 1, 256<<10 - 1, 4 << 20, 4<<20 + 5, 1 << 30, 1<<30 + 77} {
-			count := parts(n, pairs)
-			if count < 1 || count > pairs {
-				t.Fatalf("%d bytes over %d pairs have %d parts", n, pairs, count)
-			}
-			if n >= uint64(pairs)*leastPart && n >= uint64(pairs*pairs)*granule && count != pairs {
-				t.Errorf("%d bytes over %d pairs have %d parts: some carry nothing", n, pairs, count)
-			}
-			end, used := uint64(0), map[int]bool{}
-			for i := range count {
-				at, length := part(n, pairs, i)
-				if at != end || at%granule != 0 || length == 0 && n > 0 || i < count-1 && (length%granule != 0 || length < leastPart) {
-					t.Fatalf("%d bytes over %d pairs: part %d has %d bytes at %d, after %d", n, pairs, i, length, at, end)
-				}
-				end = at + length
-				used[pairOf(4294967290, i, pairs)] = true
-			}
-			if end != n || len(used) != count {
-				t.Errorf("%d bytes over %d pairs: %d parts on %d pairs have %d bytes", n, pairs, count, len(used), end)
+// Parts lie side by side, are of whole granules but for the last, are each on a pair of its own, and are
+// as many as the receiver expects. Each link has the share of its weight in all writes of a length.
+func TestSplitKeepsPartsAndShares(t *testing.T) {
+	for _, perLink := range []int{1, 3, 4} {
+		for _, weights := range [][]float64{{1}, {1, 1}, {1, 1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0}, {7}} {
+			for _, n := range []uint64{1, 129, minLinkPart, minLinkPart + 1, 2*minLinkPart + 1, 64 << 10, 1<<20 + 5, 4<<20 - 1, 32 << 20} {
+				shape := pathShape{len(weights), perLink, minPairPart}
+				checkSplit(t, n, shape, weights)
 			}
 		}
-	}
-	if pairOf(7, 0, 4) == pairOf(8, 0, 4) {
-		t.Error("two short writes one after the other are on one pair")
 	}
 }
 
-// By weights, too, the parts lie side by side and are as many as the receiver expects, each on
-// a pair of its own; and each pair has its weight's share of the bytes, of long writes and of
-// short ones.
-func TestSplitByWeightsKeepsPartsAndShares(t *testing.T) {
-	for _, weights := range [][]float64{{1, 1}, {3, 1}, {2, 1, 0}, {0, 0, 5, 1}, {0.5, 0.5, 3}, {0, 0}, {7}} {
-		for _, n := range []uint64{1, 129, leastPart, leastPart + 1, 2*leastPart + 1, 64 << 10, 1<<20 + 5, 32 << 20} {
-			var w shortWrites
-			sent, all := make([]uint64, len(weights)), uint64(0)
-			const writes = 400
-			for ticket := range uint32(writes) {
-				pieces, used, end := w.split(n, ticket, weights), map[int]bool{}, uint64(0)
-				if len(pieces) != parts(n, len(weights)) {
-					t.Fatalf("%d bytes by %v have %d parts, and the receiver waits for %d", n, weights, len(pieces), parts(n, len(weights)))
-				}
-				for _, p := range pieces {
-					if p.at != end || p.at%granule != 0 && p.length > 0 || used[p.pair] {
-						t.Fatalf("%d bytes by %v: parts %v", n, weights, pieces)
-					}
-					used[p.pair] = true
-					end += p.length
-					sent[p.pair] += p.length
-					all += p.length
-				}
-				if end != n {
-					t.Fatalf("%d bytes by %v: the parts have %d", n, weights, end)
-				}
+func checkSplit(t *testing.T, n uint64, shape pathShape, weights []float64) {
+	t.Helper()
+	var w splitter
+	byLink, byPair, all := make([]uint64, shape.links), make([]uint64, shape.links*shape.perLink), uint64(0)
+	for range 400 {
+		pieces, used, end := w.split(n, shape, weights), map[int]bool{}, uint64(0)
+		if len(pieces) != shape.parts(n) {
+			t.Fatalf("%d bytes by %v over %+v have %d parts, and the receiver waits for %d", n, weights, shape, len(pieces), shape.parts(n))
+		}
+		for _, p := range pieces {
+			if p.at != end || p.at%granule != 0 && p.length > 0 || used[p.pair] {
+				t.Fatalf("%d bytes by %v over %+v: parts %v", n, weights, shape, pieces)
 			}
-			sum := total(weights)
-			if sum == 0 || parts(n, len(weights)) > 1 && parts(n, len(weights)) < len(weights) || n < uint64(len(weights))*64*granule && parts(n, len(weights)) > 1 {
-				continue // parts of different lengths, or of few granules
-			}
-			for i, weight := range weights {
-				if off := float64(sent[i])/float64(all) - weight/sum; off > 0.02 || off < -0.02 {
-					t.Errorf("%d bytes by %v: pair %d has carried %.3f of all, want %.3f", n, weights, i, float64(sent[i])/float64(all), weight/sum)
-				}
+			used[p.pair] = true
+			end += p.length
+			byLink[p.pair/shape.perLink] += p.length
+			byPair[p.pair] += p.length
+			all += p.length
+		}
+		if end != n {
+			t.Fatalf("%d bytes by %v over %+v: the parts have %d", n, weights, shape, end)
+		}
+	}
+	k, sum := shape.linksFor(n), total(weights)
+	if k > 1 && (k < shape.links || n < uint64(shape.links)*64*granule) {
+		return // parts of different lengths, or of few granules
+	}
+	for i, weight := range weights {
+		want := 1 / float64(shape.links)
+		if sum > 0 {
+			want = weight / sum
+		}
+		if off := float64(byLink[i])/float64(all) - want; off > 0.02 || off < -0.02 {
+			t.Errorf("%d bytes by %v over %+v: link %d has carried %.3f of all, want %.3f", n, weights, shape, i, float64(byLink[i])/float64(all), want)
+		}
+		for _, got := range byPair[i*shape.perLink : (i+1)*shape.perLink] {
+			share := float64(byLink[i]) / float64(shape.perLink)
+			if off := float64(got) - share; off > 0.05*share+2*float64(n) || off < -0.05*share-2*float64(n) {
+				t.Errorf("%d bytes by %v over %+v: the pairs of link %d have carried %v", n, weights, shape, i, byPair)
 			}
 		}
+	}
+}
+
+// Each part is a work request, a completion and a receive: a write of a MiB over one link has one, and the
+// next one is on the next queue pair.
+func TestWriteOfAMiBHasOnePartForEachLink(t *testing.T) {
+	var w splitter
+	for i := range 8 {
+		if pieces := w.split(1<<20, pathShape{1, 4, minPairPart}, nil); len(pieces) != 1 || pieces[0] != (piece{i % 4, 0, 1 << 20}) {
+			t.Fatalf("write %d: parts %v", i, pieces)
+		}
+	}
+	if pieces := w.split(1<<20, pathShape{2, 4, minPairPart}, nil); len(pieces) != 2 || pieces[0].length != 512<<10 {
+		t.Errorf("over two links: parts %v", pieces)
+	}
+	if n := (pathShape{1, 4, minPairPart}).parts(16 << 20); n != 4 {
+		t.Errorf("a write of 16 MiB has %d parts, want one for each queue pair", n)
 	}
 }
 

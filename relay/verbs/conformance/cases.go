@@ -46,7 +46,7 @@ func device(t *testing.T, f Fixture) {
 	gids, err := c.GIDs(1)
 	check(t, err)
 	if f.managed() {
-		return // siw has one, of its card's address
+		return // siw has a GID, of the card's address
 	}
 	gid, err := verbs.ChooseGID(gids, verbs.Choice{Index: verbs.AnyIndex})
 	check(t, err)
@@ -109,7 +109,7 @@ func memory(t *testing.T, f Fixture) {
 	}
 }
 
-// release checks that what others depend on is not given back before them.
+// release checks that an object is not destroyed before its dependents.
 func release(t *testing.T, f Fixture) {
 	c := open(t, f)
 	e := equip(t, c)
@@ -149,8 +149,8 @@ func transfers(t *testing.T, f Fixture) {
 		}
 	}
 	if f.managed() {
-		// A write of iWARP ends when it is sent; what comes after it on the same pair tells
-		// that it is there.
+		// A write of iWARP ends when it is sent; a later request on the same pair shows the
+		// arrival.
 		b.receive(verbs.Recv{ID: 9, Address: b.at(0), Length: page, LKey: b.region.LKey()})
 		a.post(verbs.Send{ID: 2, Op: verbs.SendMessage, Flags: verbs.Signaled, Address: a.at(0), LKey: a.region.LKey(), Length: 16})
 		a.want(verbs.Completion{ID: 2, Op: verbs.SendDone})
@@ -175,7 +175,7 @@ func transfers(t *testing.T, f Fixture) {
 		}
 		return
 	}
-	// Unsignalled ones before it end with it; of no bytes is the last.
+	// Earlier unsignalled requests end with it; of no bytes is the last.
 	b.receive(verbs.Recv{ID: 10}, verbs.Recv{ID: 11}, verbs.Recv{ID: 12, Address: b.at(0), Length: page, LKey: b.region.LKey()})
 	unsignalled, empty := immediate, immediate
 	unsignalled.Flags, unsignalled.Immediate, unsignalled.ID = 0, 7, 5
@@ -235,8 +235,8 @@ func localProtection(t *testing.T, f Fixture) {
 	a.failed(f)
 }
 
-// failed waits until the pair has failed, which rxe lets it do after the completion that
-// says so. One of siw's follows its TCP connection.
+// failed waits until the pair has failed, which rxe lets it do after the completion that says so. A
+// pair of siw follows the TCP connection.
 func (e *end) failed(f Fixture) {
 	e.t.Helper()
 	for deadline := time.Now().Add(patience); !f.managed(); time.Sleep(time.Millisecond) {

@@ -1,6 +1,6 @@
-// Package conformance is what package verbs promises, as tests that run on the software device,
-// where there is no RDMA device, and on those that the kernel makes of network cards in
-// a guest (rxe, siw): so that the software device is not kinder than they are.
+// Package conformance tests the guarantees of package verbs on the software device, and on the
+// kernel's RDMA devices of network cards in a guest (rxe, siw): so that the software device is not
+// kinder than they are.
 package conformance
 
 import (
@@ -10,30 +10,50 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// Fixture is what the tests run on.
+// Fixture is the device of the tests.
 type Fixture struct {
 	Library *verbs.Library
 	Device  string
 	// Address is the device's, where pairs are connected by the connection manager;
 	// elsewhere they are connected out of band.
 	Address netip.Addr
-	// DMABuf is what the probe has to find.
+	// DMABuf is the expected result of the probe.
 	DMABuf verbs.Support
-	// LocalProtection is what a request ends with whose own memory is not registered:
+	// LocalProtection is the status of a request with unregistered local memory:
 	// LocalProtectionError, if the device is exact.
 	LocalProtection verbs.Status
 	// Port pulls the port's cable, or plugs it in; nil where it cannot.
 	Port func(t testing.TB, plugged bool)
 }
 
+// Kind is a kind of device.
+type Kind string
+
+// Kinds of devices, in the order of the columns of docs/network/conformance.md.
+const (
+	SoftwareRoCE  Kind = "software device, RoCE"
+	RXE           Kind = "rxe"
+	SoftwareIWARP Kind = "software device, iWARP"
+	SIW           Kind = "siw"
+)
+
+// Expect returns a fixture with the results in which the kinds differ. docs/network/conformance.md
+// lists the differences.
+func Expect(k Kind) Fixture {
+	switch k {
+	case RXE: // the kernel overwrites the status of the request that failed
+		return Fixture{DMABuf: verbs.No, LocalProtection: verbs.Flushed}
+	case SIW:
+		return Fixture{DMABuf: verbs.No, LocalProtection: verbs.LocalOperationError}
+	}
+	return Fixture{DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError}
+}
+
 func (f Fixture) managed() bool { return f.Address.IsValid() }
 
-// Run runs all of them.
-func Run(t *testing.T, f Fixture) {
-	for _, c := range []struct {
-		name string
-		test func(*testing.T, Fixture)
-	}{
+// cases returns the tests, in order.
+func cases() []testCase {
+	return []testCase{
 		{"device", device},
 		{"memory", memory},
 		{"order of release", release},
@@ -45,7 +65,17 @@ func Run(t *testing.T, f Fixture) {
 		{"a failed pair is flushed", flushed},
 		{"refused connection", refused},
 		{"port events", portEvents},
-	} {
+	}
+}
+
+type testCase struct {
+	name string
+	test func(*testing.T, Fixture)
+}
+
+// Run runs all of them.
+func Run(t *testing.T, f Fixture) {
+	for _, c := range cases() {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/peerlane/peerlane/relay/verbs"
 )
 
-// patience is what any event may take, in a guest under load, too.
+// patience limits the wait for any event, also in a guest under load.
 const patience = 2 * time.Minute
 
 func check(t testing.TB, err error) {
@@ -22,7 +22,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// closes checks that something closes when the test ends, after what was made later.
+// closes closes an object at the end of the test, after later objects, and checks the error.
 func closes(t testing.TB, what interface{ Close() error }) {
 	t.Cleanup(func() {
 		if err := what.Close(); err != nil {
@@ -57,7 +57,7 @@ func open(t testing.TB, f Fixture) *verbs.Context {
 
 const (
 	page = 4096
-	// half of an end's memory is what it sends from, the other what comes.
+	// half of an end's memory is for sends, half for receives.
 	half = 64 * page
 )
 
@@ -74,7 +74,7 @@ type end struct {
 
 const remote = verbs.LocalWrite | verbs.RemoteWrite | verbs.RemoteRead
 
-// equip makes what an end has beside its pair.
+// equip makes the objects of an end except the pair.
 func equip(t testing.TB, c *verbs.Context) *end {
 	t.Helper()
 	e := &end{t: t, c: c}
@@ -186,8 +186,8 @@ func next(t testing.TB, from *verbs.Events, want verbs.ConnectionKind) verbs.Con
 	}
 }
 
-// asked is a connection that has been asked for: both sides' IDs, with what the one that
-// asks says. The other one has not answered.
+// asked is a connection that has been asked for: the IDs of both sides, with the private data of
+// the connecting side. The accepting side has not answered.
 func asked(t testing.TB, f Fixture, events *verbs.Events, private []byte) (a, b *end, asks, answers *verbs.ID) {
 	t.Helper()
 	listener, err := events.NewID()

@@ -16,7 +16,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// host makes a host and opens its library.
+// host makes a host and opens the library.
 func host(t testing.TB, devices ...softdevice.Device) (softdevice.Host, *verbs.Library) {
 	t.Helper()
 	h, err := softdevice.New(t.TempDir(), devices...)
@@ -32,19 +32,19 @@ func host(t testing.TB, devices ...softdevice.Device) (softdevice.Host, *verbs.L
 func TestConformanceRoCEDevicePasses(t *testing.T) {
 	nic := softdevice.Device{Name: "mlx5_0", GUID: 0x0c42a10300aabbcc, Address: "192.0.2.7"}
 	h, l := host(t, nic)
-	conformance.Run(t, conformance.Fixture{
-		Library: l, Device: "mlx5_0", DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
-		Port: func(t testing.TB, plugged bool) {
-			now := nic
-			now.Down = !plugged
-			check(t, h.Set(now))
-		},
-	})
+	f := conformance.Expect(conformance.SoftwareRoCE)
+	f.Library, f.Device = l, "mlx5_0"
+	f.Port = func(t testing.TB, plugged bool) {
+		now := nic
+		now.Down = !plugged
+		check(t, h.Set(now))
+	}
+	conformance.Run(t, f)
 }
 
 func TestConformanceIWARPDevicePasses(t *testing.T) {
 	_, l := host(t, softdevice.Device{Name: "siw0", GUID: 0x0c42a10300aabbcd, IWARP: true, Address: "192.0.2.8"})
-	conformance.Run(t, conformance.Fixture{
-		Library: l, Device: "siw0", Address: netip.MustParseAddr("192.0.2.8"), DMABuf: verbs.Yes, LocalProtection: verbs.LocalProtectionError,
-	})
+	f := conformance.Expect(conformance.SoftwareIWARP)
+	f.Library, f.Device, f.Address = l, "siw0", netip.MustParseAddr("192.0.2.8")
+	conformance.Run(t, f)
 }

@@ -287,7 +287,7 @@ func (f field) goType() string {
 	return fmt.Sprintf("[%d]%s", f.count, f.element)
 }
 
-// cConstants writes those that are public or those that are not.
+// cConstants writes the public or the private constants.
 func (p *protocol) cConstants(b *bytes.Buffer, public bool) {
 	for _, c := range p.constants {
 		if c.public != public {
@@ -304,7 +304,7 @@ func (p *protocol) cConstants(b *bytes.Buffer, public bool) {
 	}
 }
 
-// cValues is what programs see of the protocol. It includes nothing.
+// cValues writes the public part of the protocol. The header includes no file.
 func (p *protocol) cValues() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "/* %s */\n#ifndef PEERLANE_VALUES_H\n#define PEERLANE_VALUES_H\n\n", origin)

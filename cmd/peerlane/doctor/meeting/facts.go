@@ -61,19 +61,37 @@ func (f Facts) text() ([]byte, error) {
 	return text, err
 }
 
+// sizeError is the error of facts above the limit.
+type sizeError struct{ bytes int }
+
+func (e *sizeError) Error() string {
+	return fmt.Sprintf("facts of %d bytes exceed the limit of %d", e.bytes, maxFacts)
+}
+
+// factsError is the error of facts that no doctor sends.
+type factsError struct {
+	keys, interfaces, rails int
+	oldest, newest          uint32 // versions
+}
+
+func (e *factsError) Error() string {
+	return fmt.Sprintf("%d keys, %d interfaces, %d rails, versions %d to %d", e.keys, e.interfaces, e.rails, e.oldest,
+		e.newest)
+}
+
 // parseFacts reads another host's facts. The host has the cluster key, and may lie nevertheless:
 // parseFacts limits lists, and removes control characters from texts.
 func parseFacts(text []byte) (Facts, error) {
 	var f Facts
 	if len(text) > maxFacts {
-		return f, fmt.Errorf("facts of %d bytes exceed the limit of %d", len(text), maxFacts)
+		return f, &sizeError{len(text)}
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
 		return Facts{}, fmt.Errorf("invalid facts from the other host: %w", err)
 	}
 	if len(f.Keys) > 2 || len(f.Interfaces) > maxList || len(f.Rails) > maxList || f.Oldest > f.Newest {
-		return Facts{}, fmt.Errorf("invalid facts from the other host: %d keys, %d interfaces, %d rails, versions %d to %d",
-			len(f.Keys), len(f.Interfaces), len(f.Rails), f.Oldest, f.Newest)
+		return Facts{}, fmt.Errorf("invalid facts from the other host: %w",
+			&factsError{len(f.Keys), len(f.Interfaces), len(f.Rails), f.Oldest, f.Newest})
 	}
 	for _, s := range []*string{&f.Host, &f.Release, &f.Ports, &f.Why} {
 		tame(s)

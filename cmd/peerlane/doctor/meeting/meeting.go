@@ -27,7 +27,7 @@ import (
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
-// Version of this protocol. Facts have the versions of the protocol between relays.
+// version is the version of this protocol. Facts have the versions of the protocol between relays.
 const version = 2
 
 // target is the name of a doctor: no listener of a relay has the name, and a relay answers so.
@@ -54,8 +54,8 @@ type Side struct {
 	Keys func() network.Keys
 	// Certificates are the configuration's; nil without certificates.
 	Certificates *network.Certificates
-	// BulkTimeout replaces the constant unless 0.
-	BulkTimeout time.Duration
+	// bulkTimeout replaces the constant unless 0.
+	bulkTimeout time.Duration
 }
 
 func (s Side) local() (*network.Local, error) {
@@ -240,7 +240,7 @@ func (m *Meeting) ask(conn net.Conn, side Side) error {
 	if m.Theirs, err = parseFacts(text); err != nil {
 		return err
 	}
-	most := side.BulkTimeout
+	most := side.bulkTimeout
 	if most == 0 {
 		most = bulkTimeout
 	}

@@ -2,6 +2,7 @@ package meeting
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -12,12 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/network"
 	"github.com/peerlane/peerlane/relay/wire"
 )
 
 func side(name string, key network.Key) Side {
-	return Side{Name: name, Keys: func() network.Keys { return network.Keys{Current: key} }, BulkTimeout: time.Minute}
+	return Side{Name: name, Keys: func() network.Keys { return network.Keys{Current: key} }, bulkTimeout: time.Minute}
 }
 
 var theirs = Facts{
@@ -151,7 +153,7 @@ func TestMeetingReportsStuckBytes(t *testing.T) {
 	l, at := listen(t, func(l net.Listener) net.Listener { return narrow{l, 100 << 10} })
 	serve(t, l, side("there", key))
 	ours := side("here", key)
-	ours.BulkTimeout = 100 * time.Millisecond
+	ours.bulkTimeout = 100 * time.Millisecond
 	m := Meet(context.Background(), ours, []netip.AddrPort{at})
 	if m.Err != nil || m.Stuck == nil || m.Theirs.Host != "there" {
 		t.Errorf("%+v", m)
@@ -172,16 +174,15 @@ func TestMeetingEndsWithItsContext(t *testing.T) {
 }
 
 func TestFactsAreTame(t *testing.T) {
-	for text, want := range map[string]string{
-		`{"host":"a\u001b[2Jb","release":"` + strings.Repeat("x", 1000) + `"}`: "",
-		`{"keys":["1","2","3"]}`:        "3 keys",
-		`{"oldest":2,"newest":1}`:       "versions 2 to 1",
-		`{"host":7}`:                    "invalid facts from the other host",
-		strings.Repeat(" ", maxFacts+1): "exceed the limit",
+	for text, want := range map[string]error{
+		`{"host":"a\u001b[2Jb","release":"` + strings.Repeat("x", 1000) + `"}`: nil,
+		`{"keys":["1","2","3"]}`:        &factsError{keys: 3},
+		`{"oldest":2,"newest":1}`:       &factsError{oldest: 2, newest: 1},
+		`{"host":7}`:                    &json.UnmarshalTypeError{Value: "number"},
+		strings.Repeat(" ", maxFacts+1): &sizeError{maxFacts + 1},
 	} {
 		f, err := parseFacts([]byte(text))
-		if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" &&
-			(err != nil || f.Host != "a [2Jb" || len(f.Release) != maxText) {
+		if !testutil.HasError(err, want) || want == nil && (f.Host != "a [2Jb" || len(f.Release) != maxText) {
 			t.Errorf("%.40q: %+v, %v", text, f, err)
 		}
 	}

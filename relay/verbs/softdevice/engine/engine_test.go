@@ -15,6 +15,7 @@ import (
 
 	"github.com/peerlane/peerlane/cuda"
 	"github.com/peerlane/peerlane/cuda/sim"
+	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/device"
 	"github.com/peerlane/peerlane/relay/verbs"
 	"github.com/peerlane/peerlane/relay/verbs/softdevice"
@@ -280,7 +281,32 @@ func TestEngineMergesPartsThatFollowEachOther(t *testing.T) {
 	}
 }
 
-// Requests of host memory are the process's own, and immediates keep their order among all.
+// The report of an unsignaled write wakes the process, which has no completion then, and the next report
+// has to wake it again.
+func TestArmedQueueTellsOfCompletionBehindUnsignaledWrite(t *testing.T) {
+	a, b, _, served := servedEnds(t, 0)
+	check(t, a.queue.Arm())
+	write := verbs.Send{ID: 1, Op: verbs.Write, Address: uint64(a.memory.Address()), LKey: a.region.LKey(), Length: 4096, Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
+	for i := range uint64(4) {
+		_, err := a.pair.PostSend([]verbs.Send{write})
+		check(t, err)
+		testutil.Until(t, "the engine to do an unsignaled write", func() bool { return served.Figures().Done == i+1 })
+		time.Sleep(20 * time.Millisecond) // the process takes the report
+	}
+	write.ID, write.Flags = 2, verbs.Signaled
+	_, err := a.pair.PostSend([]verbs.Send{write})
+	check(t, err)
+	ready := []unix.PollFd{{Fd: int32(a.queue.FD()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ready, 20_000); n != 1 {
+		t.Fatalf("no event of an armed queue in 20 s: %v", err)
+	}
+	check(t, a.queue.Acknowledge())
+	if c := a.completes(); c.Err() != nil || c.ID != 2 {
+		t.Fatalf("%+v (%v)", c, c.Err())
+	}
+}
+
+// The process handles requests of host memory, and immediates keep a common order.
 func TestImmediatesOfEngineAndProcessKeepTheirOrder(t *testing.T) {
 	a, b, _, served := servedEnds(t, 0)
 	var receives []verbs.Recv
@@ -313,7 +339,7 @@ func TestImmediatesOfEngineAndProcessKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// A sender hears of the success of those writes alone whose immediates its receiver gets.
+// A sender gets success only for writes whose immediates the receiver gets.
 func TestReceiverThatFailsHasEachImmediateThatSucceeded(t *testing.T) {
 	for try := range 10 {
 		a, b, _ := twoEnds(t)
@@ -374,7 +400,7 @@ func TestRateIsOfAllQueuePairsOfADevice(t *testing.T) {
 }
 
 func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
-	a, b, _, served := servedEnds(t, 0)
+	a, b, _ := twoEnds(t)
 	in := pattern(mib+100, 5) // more than passes through at a time
 	copy(a.host, in)
 	write := verbs.Send{Op: verbs.Write, Address: a.hostAt(), LKey: a.hostKnown.LKey(), Length: uint32(len(in)), Remote: uint64(b.memory.Address()), RKey: b.region.RKey()}
@@ -392,15 +418,40 @@ func TestGPUAndHostMemoryExchangeByTheEngine(t *testing.T) {
 	if !bytes.Equal(a.host[:len(in)], in) {
 		t.Error("GPU to host: the bytes are others")
 	}
-	// A read, by which NICs flush.
-	before := served.Figures()
-	read := verbs.Send{Op: verbs.Read, Address: a.hostAt() + mib, LKey: a.hostKnown.LKey(), Length: 1, Remote: uint64(b.memory.Address()) + 7, RKey: b.region.RKey()}
-	if c := a.does(read); c.Err() != nil || a.host[mib] != in[7] {
-		t.Errorf("read: %v, byte %d, want %d", c.Err(), a.host[mib], in[7])
+}
+
+// Reads flush a NIC's writes. The CPU reads through BAR1, and a copy engine does where BAR1 has no room.
+func TestShortReadTakesNoCopyWithAperture(t *testing.T) {
+	for name, c := range map[string]struct {
+		aperture string
+		copies   uint64
+	}{"aperture": {"", 0}, "no aperture": {"refuse", 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("PEERLANE_SIM_APERTURE", c.aperture)
+			a, b, _, served := servedEnds(t, 0)
+			in := pattern(64, 5)
+			b.fill(in)
+			before, copied := served.Figures(), copiesOf(t)
+			read := verbs.Send{Op: verbs.Read, Address: a.hostAt(), LKey: a.hostKnown.LKey(), Length: 17, Remote: uint64(b.memory.Address()) + 7, RKey: b.region.RKey()}
+			if c := a.does(read); c.Err() != nil || !bytes.Equal(a.host[:17], in[7:24]) {
+				t.Errorf("read: %v, bytes %v, want %v", c.Err(), a.host[:17], in[7:24])
+			}
+			if after := served.Figures(); after.Done != before.Done+1 {
+				t.Errorf("the engine did not do the read: %+v", after)
+			}
+			if copies := copiesOf(t) - copied; copies != c.copies {
+				t.Errorf("the read took %d copies, want %d", copies, c.copies)
+			}
+		})
 	}
-	if after := served.Figures(); after.Done != before.Done+1 {
-		t.Errorf("the engine did not do the read: %+v", after)
-	}
+}
+
+// copiesOf returns the number of copies of the second simulated GPU.
+func copiesOf(t *testing.T) uint64 {
+	t.Helper()
+	logs, err := sim.ReadLog(simulator)
+	check(t, err)
+	return logs[1].Copies
 }
 
 func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
@@ -425,7 +476,7 @@ func TestEngineRefusesWhatKeysDoNotAllow(t *testing.T) {
 	}
 }
 
-// A device whose fault is in its treatment of GPU memory has that memory in its own process.
+// A device with a fault of GPU memory handles that memory in its process.
 func TestFaultyDeviceDoesNotUseTheEngine(t *testing.T) {
 	h, err := softdevice.New(t.TempDir(), softdevice.Device{Name: "mlx5_0", GUID: 1, Address: "192.0.2.1", Fault: softdevice.FaultLostTail})
 	check(t, err)

@@ -6,6 +6,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+static int armed; // queues; the lock is held
+
+static void disarm(struct queue *q)
+{
+	armed -= q->armed;
+	q->armed = false;
+}
+
+bool queue_armed(void) { return armed > 0; }
+
 API struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
 	struct rule rule = host_script("ibv_create_comp_channel", context->device->name);
@@ -106,6 +116,7 @@ API int ibv_destroy_cq(struct ibv_cq *cq)
 	// The real one waits for acknowledgements, for ever.
 	int error = q->pairs || q->unacknowledged ? EBUSY : 0;
 	if (!error) {
+		disarm(q);
 		((struct context *)cq->context)->queues--;
 		if (cq->channel)
 			cq->channel->refcnt--;
@@ -152,8 +163,8 @@ void queue_push(struct ibv_cq *cq, struct ibv_wc wc)
 		return;
 	}
 	q->ring[(q->first + q->count++) % q->capacity] = wc;
-	if (q->armed && cq->channel) {
-		q->armed = false;
+	if (q->armed) {
+		disarm(q);
 		if (write(((struct channel *)cq->channel)->end, &cq, sizeof cq) != sizeof cq)
 			host_log("event of a queue lost");
 	}
@@ -192,7 +203,10 @@ int queue_arm(struct ibv_cq *cq, int solicited)
 	(void)solicited;
 	pthread_mutex_lock(&lock);
 	rings_take(); // these came before
-	((struct queue *)cq)->armed = true;
+	if (cq->channel && !((struct queue *)cq)->armed) {
+		((struct queue *)cq)->armed = true;
+		armed++;
+	}
 	rings_arm();
 	pthread_mutex_unlock(&lock);
 	return 0;

@@ -71,6 +71,8 @@ static void *waiter(void *none)
 	while (eventfd_read(from_engine, &n) == 0 || errno == EINTR) {
 		pthread_mutex_lock(&lock);
 		rings_take();
+		if (queue_armed()) // the report may be of an unsignaled request
+			rings_arm();
 		pthread_mutex_unlock(&lock);
 	}
 	return none;

@@ -253,5 +253,7 @@ int rdma_destroy_id(struct rdma_cm_id *id);
 
 int queue_poll(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int queue_arm(struct ibv_cq *cq, int solicited);
+// queue_armed reports whether a completion queue is armed; the lock is held.
+bool queue_armed(void);
 
 #endif
