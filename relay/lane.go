@@ -49,14 +49,10 @@ type lane struct {
 	}
 	// registered are the slots on server GPUs for other hosts' NICs: out and in, or others.
 	registered gpuSlots
-	// nics are those beside the GPUs that staging is on.
-	nics []string
 	// placed says where staging is, and where it is not for want of room.
 	placed []placed
 	// inPlace is how much clients have lent NICs, bytes; of the loop.
 	inPlaceBytes uint64
-	// turn picks the NIC of the next connection; of the loop.
-	turn int
 	// mixed deals grants to the client's memory in place and to slots, in each direction of a
 	// lane that has both; nil for others. It is of the loop.
 	mixed struct{ out, in *stripe.Scheduler }
@@ -226,21 +222,15 @@ func (l *lane) openStaging() error {
 	if time.Since(l.full) < fullPause {
 		return l.noRoom
 	}
-	// A far GPU that the plan has no server for bounces without Peerlane, too.
 	planned := l.spec.Relay && len(l.spec.Servers) > 0
-	bouncing, bounce := bounceWithin(config)
-	if !planned && (l.spec.Role != launch.RoleFar || bouncing == 0) {
+	if !planned {
 		return wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
 			Operation: fmt.Sprintf("the lane of GPU %s has no server GPU to stage on (role %s)", l.spec.GPU.BusID, l.spec.Role),
 			Remedy:    "use route direct, or name servers in [[plan.lane]] of config.toml"})
 	}
 	var out, in staging
 	var all []placed
-	servers, spares := l.spec.Servers, l.spec.Spares
-	if !planned {
-		servers, spares = nil, nil
-	}
-	for _, server := range servers {
+	for _, server := range l.spec.Servers {
 		all = append(all, l.stageOn(server, l.slotsOn(server.BusID, config.Slots), config, l.create, &out, &in))
 	}
 	if l.weight("") > 0 && len(out.regions) > 0 && config.Bounce > 0 {
@@ -251,30 +241,15 @@ func (l *lane) openStaging() error {
 			all = append(all, p)
 		}
 	}
-	nics := l.spec.NICs
-	for _, spare := range spares {
+	for _, spare := range l.spec.Spares {
 		if len(out.regions) > 0 {
 			break
 		}
 		p := l.stageOn(spare.GPU, config.Slots, config, l.create, &out, &in)
 		if p.bytes > 0 {
 			p.note = strings.TrimSuffix("it serves in place of the lane's own servers; "+p.note, "; ")
-			nics = spare.NICs
 		}
 		all = append(all, p)
-	}
-	if len(out.regions) == 0 && bouncing > 0 {
-		p := l.bounce(size{config.Slots, config.SlotBytes}, bouncing, device.CreateHost, &out, &in)
-		if !planned {
-			p.note = strings.TrimSuffix("the plan has no server GPU for this lane; "+p.note, "; ")
-		}
-		all = append(all, p)
-		bounce = ", and nor has the host's memory"
-		if text := notes(all); p.bytes > 0 {
-			logrus.Warnf("the lane of GPU %s bounces through %s of host memory, for as long as this relay lives: %s",
-				l.spec.GPU.BusID, humanize.IBytes(p.bytes), text)
-			l.announced = text
-		}
 	}
 	l.announce(all, len(out.regions) > 0)
 	if len(out.regions) == 0 {
@@ -286,7 +261,7 @@ func (l *lane) openStaging() error {
 			lacks = "is fit"
 		}
 		l.full, l.noRoom = time.Now(), wire.Errorf(wire.StatusNoStaging, "%w", &fault.Error{Code: fault.NoStaging,
-			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s%s", lacks, l.spec.GPU.BusID, bounce), Cause: errors.New(notes(all))})
+			Operation: fmt.Sprintf("no server GPU %s to stage for GPU %s", lacks, l.spec.GPU.BusID), Cause: errors.New(notes(all))})
 		return l.noRoom
 	}
 	most := 1
@@ -303,7 +278,7 @@ func (l *lane) openStaging() error {
 	out.fill()
 	in.fill()
 	if !l.relay.loop.Call(func() {
-		l.out, l.in, l.nics, l.placed = &out, &in, nics, all
+		l.out, l.in, l.placed = &out, &in, all
 		l.relay.endIfWrong() // what came meanwhile
 	}) {
 		return errEnding
@@ -312,15 +287,6 @@ func (l *lane) openStaging() error {
 		"gpu": l.spec.GPU.BusID, "servers": len(out.regions), "slots": len(out.free), "slot": humanize.IBytes(out.regions[0].slotBytes),
 	}).Info("staging is ready")
 	return nil
-}
-
-// bounceWithin returns the limit of slots in host memory for the emulated NIC, and the words for none.
-// Data that NICs carry bounces through the slots for other hosts.
-func bounceWithin(c launch.Config) (limit uint64, none string) {
-	if stagedByNICs(c) {
-		return 0, ""
-	}
-	return c.Bounce, ", and staging.bounce in config.toml does not allow the host's memory"
 }
 
 // openRemote makes the slots for other hosts, in the host's memory: TCP traffic uses these slots.
@@ -645,7 +611,7 @@ type region struct {
 	memory    *device.Memory
 	slots     int
 	slotBytes uint64
-	fd        int // export, for emulated NICs; -1 for none
+	fd        int // export; -1 for none
 	// weight is by which the region has its part of the lane's slots' turns, and nics those of
 	// NICs for what is in it; nil where all are alike.
 	weight  int
