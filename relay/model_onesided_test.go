@@ -193,13 +193,7 @@ func (w *world) judgeSided(t *rapid.T, p *link) {
 			}
 		case p.ended != "":
 		case o.bad != wire.StatusOK && is(o.err, o.bad):
-			if o.bad != wire.StatusOutOfRange || o.entries == nil || o.cancel || o.withdrawn || p.to.unexported {
-				break
-			}
-			// The last byte is outside: it belongs to one entry.
-			if e := o.entries[o.op.Failed()]; e[0]+e[1] != o.n {
-				t.Fatalf("entry %d of %s failed, not the one at the end of the range", o.op.Failed(), o.name)
-			}
+			o.checkFailedEntry(t, p)
 		case is(o.err, wire.StatusCanceled) && o.cancel:
 		case is(o.err, wire.StatusBadKey) && (o.withdrawn || p.to.unexported):
 		// The relay looks up a list's memory only when its entries begin.
@@ -210,6 +204,17 @@ func (w *world) judgeSided(t *rapid.T, p *link) {
 		if o.signal != nil && !o.signal.Reached(1) {
 			t.Fatalf("%s has ended and its timeline stands at %d", o.name, o.signal.Value())
 		}
+	}
+}
+
+// checkFailedEntry demands that a list beyond the bounds of its region failed at the entry that has the
+// last byte of the range: only that byte is outside.
+func (o *sided) checkFailedEntry(t *rapid.T, p *link) {
+	if o.bad != wire.StatusOutOfRange || o.entries == nil || o.cancel || o.withdrawn || p.to.unexported {
+		return
+	}
+	if e := o.entries[o.op.Failed()]; e[0]+e[1] != o.n {
+		t.Fatalf("entry %d of %s failed, not the one at the end of the range", o.op.Failed(), o.name)
 	}
 }
 

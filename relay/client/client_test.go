@@ -2,12 +2,14 @@ package client
 
 import (
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/peerlane/peerlane/internal/fault"
 	"github.com/peerlane/peerlane/internal/testutil"
 	"github.com/peerlane/peerlane/relay/packet"
 	"github.com/peerlane/peerlane/relay/ring"
@@ -100,7 +102,8 @@ func TestOlderRelayUnknownRequestsFailLocally(t *testing.T) {
 
 func TestDialWithoutRelayNamesTheCause(t *testing.T) {
 	err := dialed(t, filepath.Join(t.TempDir(), "nowhere", "none"), 1, 1)
-	if err == nil || !strings.Contains(err.Error(), "--device peerlane.dev/lane=") {
+	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Code != fault.NoRelay ||
+		!strings.Contains(f.Remedy, "--device peerlane.dev/lane=") {
 		t.Errorf("no socket: %v", err)
 	}
 	other := answering(t, func(c packet.Conn, _ wire.Message) {

@@ -91,7 +91,7 @@ func (k Keys) all() []Key {
 // the last rotation is not finished: a host that was not told of it would be lost.
 func (k Keys) Rotate(now time.Time) (Keys, error) {
 	if k.Previous != nil {
-		return Keys{}, fmt.Errorf("a rotation is under way: %v; finish it first, when every host has that file", k)
+		return Keys{}, fmt.Errorf("%v: %w", k, errRotating)
 	}
 	return Keys{Current: NewKey(now), Previous: &k.Current}, nil
 }
@@ -129,30 +129,92 @@ func (k Keys) Text() []byte {
 	return b.Bytes()
 }
 
+// Errors of a key file. None has a secret.
+var (
+	errRotating    = errors.New("a rotation is under way; finish it first, when every host has that file")
+	errNoKeyFile   = fmt.Errorf("it does not begin with %q: it is no cluster key", keyFileHead+keyFileVersion)
+	errKeyFilePart = errors.New("its last line has no end: it was copied in part; copy it again")
+	errSameKey     = errors.New("its current and its previous key are the same one")
+	errKeyChanged  = errors.New("it is not written as peerlane key writes it: blanks or digits were changed")
+	errSecretForm  = fmt.Errorf("the secret is not the base64 of %d bytes", keyBytes)
+)
+
+// keySizeError is the error of a file above the limit.
+type keySizeError struct{ bytes int }
+
+func (e *keySizeError) Error() string {
+	return fmt.Sprintf("it has %d bytes, and a cluster key's file at most %d", e.bytes, MaxKeyFile)
+}
+
+// keyFormError is the error of a file of another version.
+type keyFormError struct{ version string }
+
+func (e *keyFormError) Error() string {
+	return fmt.Sprintf("its form is %.20q, and this version of Peerlane reads %q", e.version, keyFileVersion)
+}
+
+// keyLinesError is the error of a file with another number of keys.
+type keyLinesError struct{ lines int }
+
+func (e *keyLinesError) Error() string {
+	return fmt.Sprintf("it has %d lines of keys; one, or two during a rotation, are possible", e.lines)
+}
+
+// keyLineError is the error of a line of a file, from 1.
+type keyLineError struct {
+	line int
+	err  error
+}
+
+func (e *keyLineError) Error() string { return fmt.Sprintf("line %d: %v", e.line, e.err) }
+
+func (e *keyLineError) Unwrap() error { return e.err }
+
+// keyWordsError is the cause of a line without the words of a key.
+type keyWordsError struct{ name string } // keyCurrent or keyPrevious
+
+func (e *keyWordsError) Error() string {
+	return fmt.Sprintf("%q, an id, a date and a secret are expected, with a blank between each two", e.name)
+}
+
+// keyDateError is the cause of a line with another form of a date.
+type keyDateError struct{ date string }
+
+func (e *keyDateError) Error() string {
+	return fmt.Sprintf("%.30q is no date such as 2026-11-22T13:50:00Z", e.date)
+}
+
+// keySecretError is the cause of a line with the secret of another key.
+type keySecretError struct{ id string }
+
+func (e *keySecretError) Error() string {
+	return fmt.Sprintf("the secret is not that of key %.16q: one of them was changed", e.id)
+}
+
 // ParseKeys reads exactly the output of Text. Its errors quote no secret.
 func ParseKeys(text []byte) (Keys, error) {
 	var k Keys
 	if len(text) > MaxKeyFile {
-		return k, fmt.Errorf("it has %d bytes, and a cluster key's file at most %d", len(text), MaxKeyFile)
+		return k, &keySizeError{len(text)}
 	}
 	first, rest, ended := strings.Cut(string(text), "\n")
 	version, ok := strings.CutPrefix(first, keyFileHead)
 	switch {
 	case !ok:
-		return k, fmt.Errorf("it does not begin with %q: it is no cluster key", keyFileHead+keyFileVersion)
+		return k, errNoKeyFile
 	case version != keyFileVersion:
-		return k, fmt.Errorf("its form is %.20q, and this version of Peerlane reads %q", version, keyFileVersion)
+		return k, &keyFormError{version}
 	case !ended || !strings.HasSuffix(rest, "\n"):
-		return k, errors.New("its last line has no end: it was copied in part; copy it again")
+		return k, errKeyFilePart
 	}
 	lines := strings.Split(strings.TrimSuffix(rest, "\n"), "\n")
 	if len(lines) > 2 {
-		return k, fmt.Errorf("it has %d lines of keys; one, or two during a rotation, are possible", len(lines))
+		return k, &keyLinesError{len(lines)}
 	}
 	for i, line := range lines {
 		key, err := parseKey(line, []string{keyCurrent, keyPrevious}[i])
 		if err != nil {
-			return Keys{}, fmt.Errorf("line %d: %w", i+2, err)
+			return Keys{}, &keyLineError{i + 2, err}
 		}
 		if i == 0 {
 			k.Current = key
@@ -161,10 +223,10 @@ func ParseKeys(text []byte) (Keys, error) {
 		}
 	}
 	if k.Previous != nil && k.Previous.ID == k.Current.ID {
-		return Keys{}, errors.New("its current and its previous key are the same one")
+		return Keys{}, errSameKey
 	}
 	if !bytes.Equal(k.Text(), text) {
-		return Keys{}, errors.New("it is not written as peerlane key writes it: blanks or digits were changed")
+		return Keys{}, errKeyChanged
 	}
 	return k, nil
 }
@@ -172,19 +234,19 @@ func ParseKeys(text []byte) (Keys, error) {
 func parseKey(line, name string) (Key, error) {
 	fields := strings.Split(line, " ")
 	if len(fields) != 4 || fields[0] != name {
-		return Key{}, fmt.Errorf(`%q, an id, a date and a secret are expected, with a blank between each two`, name)
+		return Key{}, &keyWordsError{name}
 	}
 	created, err := time.Parse(time.RFC3339, fields[2])
 	if err != nil || created.Location() != time.UTC {
-		return Key{}, fmt.Errorf("%.30q is no date such as 2026-11-22T13:50:00Z", fields[2])
+		return Key{}, &keyDateError{fields[2]}
 	}
 	decoded, err := base64.StdEncoding.Strict().DecodeString(fields[3])
 	if err != nil || len(decoded) != keyBytes {
-		return Key{}, fmt.Errorf("the secret is not the base64 of %d bytes", keyBytes)
+		return Key{}, errSecretForm
 	}
 	key := keyOf([keyBytes]byte(decoded), created)
 	if key.ID.String() != fields[1] {
-		return Key{}, fmt.Errorf("the secret is not that of key %.16q: one of them was changed", fields[1])
+		return Key{}, &keySecretError{fields[1]}
 	}
 	return key, nil
 }

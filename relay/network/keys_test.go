@@ -5,11 +5,14 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/peerlane/peerlane/internal/testutil"
 )
 
 var someDay = time.Date(2026, 11, 22, 13, 50, 0, 0, time.UTC)
@@ -56,7 +59,7 @@ func TestKeyFileIsRead(t *testing.T) {
 	if two.Previous.ID != one.Current.ID || two.Current.ID == one.Current.ID {
 		t.Errorf("%v after a rotation is %v", one, two)
 	}
-	if _, err := two.Rotate(someDay); err == nil || !strings.Contains(err.Error(), "finish it first") {
+	if _, err := two.Rotate(someDay); !errors.Is(err, errRotating) {
 		t.Errorf("another rotation: %v", err)
 	}
 	if last := finished(t, two); last.Previous != nil || last.Current.ID != two.Current.ID {
@@ -82,34 +85,41 @@ func TestInvalidKeyFilesAreRefused(t *testing.T) {
 		words[n] = with
 		return strings.Join(words, " ") + "\n"
 	}
-	for _, c := range []struct{ name, text, says string }{
-		{"empty", "", "it is no cluster key"},
-		{"another file", "-----BEGIN CERTIFICATE-----\n", "it is no cluster key"},
-		{"of a later version", "peerlane cluster key 2\n" + current, `its form is "2"`},
-		{"the head alone", head, "copied in part"},
-		{"no end", head + strings.TrimSuffix(current, "\n"), "copied in part"},
-		{"half a key", head + current[:40] + "\n", "an id, a date and a secret are expected"},
-		{"previous alone", head + previous, `line 2: "current"`},
-		{"in another order", head + previous + current, `line 2: "current"`},
-		{"two in use", head + current + current, `line 3: "previous"`},
-		{"the same twice", head + current + strings.Replace(current, "current", "previous", 1), "are the same one"},
-		{"three", good + previous, "3 lines of keys"},
-		{"an empty line", head + "\n" + current, "line 2"},
-		{"CRLF", strings.ReplaceAll(good, "\n", "\r\n"), "its form is"},
-		{"two blanks", head + strings.Replace(current, " ", "  ", 1), "line 2"},
-		{"no date", head + word(current, 2, "yesterday"), `"yesterday" is no date`},
-		{"a local date", head + word(current, 2, "2026-11-22T13:50:00+01:00"), "is no date"},
-		{"half seconds", head + word(current, 2, "2026-11-22T13:50:00.5Z"), "not written as peerlane key writes it"},
-		{"short", head + word(current, 3, base64.StdEncoding.EncodeToString(make([]byte, 31))), "not the base64 of 32 bytes"},
-		{"another secret", head + word(current, 3, secret), "not that of key"},
-		{"capitals", head + word(current, 1, strings.ToUpper(other.Current.ID.String())), "not that of key"},
-		{"endless", good + strings.Repeat("\n", MaxKeyFile), "at most 1024"},
+	id := other.Current.ID.String()
+	at := func(line int, err error) error { return &keyLineError{line, err} }
+	for _, c := range []struct {
+		name, text string
+		want       error
+	}{
+		{"empty", "", errNoKeyFile},
+		{"another file", "-----BEGIN CERTIFICATE-----\n", errNoKeyFile},
+		{"of a later version", "peerlane cluster key 2\n" + current, &keyFormError{"2"}},
+		{"the head alone", head, errKeyFilePart},
+		{"no end", head + strings.TrimSuffix(current, "\n"), errKeyFilePart},
+		{"half a key", head + current[:40] + "\n", at(2, &keyWordsError{"current"})},
+		{"previous alone", head + previous, at(2, &keyWordsError{"current"})},
+		{"in another order", head + previous + current, at(2, &keyWordsError{"current"})},
+		{"two in use", head + current + current, at(3, &keyWordsError{"previous"})},
+		{"the same twice", head + current + strings.Replace(current, "current", "previous", 1), errSameKey},
+		{"three", good + previous, &keyLinesError{3}},
+		{"an empty line", head + "\n" + current, at(2, &keyWordsError{"current"})},
+		{"CRLF", strings.ReplaceAll(good, "\n", "\r\n"), &keyFormError{"1\r"}},
+		{"two blanks", head + strings.Replace(current, " ", "  ", 1), at(2, &keyWordsError{"current"})},
+		{"no date", head + word(current, 2, "yesterday"), at(2, &keyDateError{"yesterday"})},
+		{"a local date", head + word(current, 2, "2026-11-22T13:50:00+01:00"),
+			at(2, &keyDateError{"2026-11-22T13:50:00+01:00"})},
+		{"half seconds", head + word(current, 2, "2026-11-22T13:50:00.5Z"), errKeyChanged},
+		{"short", head + word(current, 3, base64.StdEncoding.EncodeToString(make([]byte, 31))), at(2, errSecretForm)},
+		{"another secret", head + word(current, 3, secret), at(2, &keySecretError{strings.Fields(current)[1]})},
+		{"capitals", head + word(current, 1, strings.ToUpper(id)), at(2, &keySecretError{strings.ToUpper(id)})},
+		{"endless", good + strings.Repeat("\n", MaxKeyFile), &keySizeError{len(good) + MaxKeyFile}},
 	} {
 		_, err := ParseKeys([]byte(c.text))
-		if err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v; want %q", c.name, err, c.says)
+		if !testutil.HasError(err, c.want) {
+			t.Errorf("%s: %v; want %v", c.name, err, c.want)
 			continue
 		}
+		// The text itself: users and logs have it.
 		for _, line := range []string{current, previous} {
 			if s := strings.Fields(line)[3]; strings.Contains(err.Error(), s[:12]) {
 				t.Errorf("%s: the error has the secret: %v", c.name, err)

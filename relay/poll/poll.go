@@ -2,7 +2,7 @@
 // thread that owns the state of the data path, so that the state needs no lock and a CUDA context
 // stays current.
 //
-// The loop spins while there is progress and for SpinTime after it, or as long as a [Spinner]
+// The loop spins while there is progress and for SpinTime after it, or as long as a spinner
 // requests; then it sleeps: in epoll if every event makes a descriptor ready, or for short naps if
 // only polling can find an event (a copy's event, a timeline that a GPU advances). A running loop
 // queries descriptors only occasionally: that is a system call.
@@ -45,8 +45,8 @@ type Poller interface {
 	Disarm()
 }
 
-// Spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
-type Spinner interface {
+// spinner is a Poller that may keep the loop from sleep for longer than SpinTime.
+type spinner interface {
 	Poller
 	// Spin returns how long after the last progress the loop spins.
 	Spin() time.Duration
@@ -267,7 +267,7 @@ func (l *Loop) runTasks() bool {
 
 func (l *Loop) spinTime() (most time.Duration) {
 	for _, p := range l.pollers {
-		if s, is := p.(Spinner); is {
+		if s, is := p.(spinner); is {
 			most = max(most, s.Spin())
 		}
 	}

@@ -2,7 +2,6 @@ package address
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -147,6 +146,11 @@ const NoRail = -1
 // each host has.
 var bridges = []string{"docker", "virbr"}
 
+// passedError is the cause of a host without a usable interface.
+type passedError struct{ interfaces []string } // "NAME: reason" each
+
+func (e *passedError) Error() string { return cmp.Or(strings.Join(e.interfaces, "; "), "it has none") }
+
 // Choose lists the addresses to use, the best first: of the listed interfaces that are up, in the
 // list's order; addresses of an interface are in the kernel's order. Without a listed name the
 // interfaces are the rest without excluded names, loopback, docker* and virbr*, and ib* comes
@@ -180,7 +184,7 @@ func (l Interfaces) Choose(all []Interface, f Family) ([]Chosen, error) {
 	}
 	if len(found) == 0 {
 		return nil, &fault.Error{Code: fault.NoInterface, Operation: "no network interface of this host is usable by relays",
-			Cause: errors.New(cmp.Or(strings.Join(passed, "; "), "it has none")), Remedy: "set network.interfaces or network.family in config.toml"}
+			Cause: &passedError{passed}, Remedy: "set network.interfaces or network.family in config.toml"}
 	}
 	// Interfaces of equal rank keep the order, and stay together.
 	order := map[string]int{}

@@ -37,6 +37,17 @@ func (p Ports) String() string { return fmt.Sprintf("%d-%d", p.First, p.Last) }
 // Count is how many ports there are.
 func (p Ports) Count() int { return int(p.Last) - int(p.First) + 1 }
 
+// takenError is the cause of a range without a free port.
+type takenError struct {
+	ports Ports
+	at    netip.Addr
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("all %d ports of network.ports %v at %v are in use, and each relay takes one", e.ports.Count(),
+		e.ports, e.at)
+}
+
 // Listen listens on one port of the range at an address, which may have a zone. The ports are tried
 // in random order: a host has many relays, which start with the same range.
 func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, error) {
@@ -64,5 +75,5 @@ func Listen(ctx context.Context, at netip.Addr, ports Ports) (*net.TCPListener, 
 		return nil, fmt.Errorf("listening for relays of other hosts: no port of network.ports %v at %v is free: %w", ports, at, refused)
 	}
 	return nil, &fault.Error{Code: fault.NoPort, Operation: "listening for relays of other hosts",
-		Cause: fmt.Errorf("all %d ports of network.ports %v at %v are in use, and each relay takes one", ports.Count(), ports, at), Remedy: "give a larger range in config.toml (ss -ltn shows who has them)"}
+		Cause: &takenError{ports, at}, Remedy: "give a larger range in config.toml (ss -ltn shows who has them)"}
 }

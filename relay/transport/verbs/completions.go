@@ -234,7 +234,7 @@ const (
 	activeSpin     = 200 * time.Microsecond
 )
 
-// Spin returns how long the loop spins. It implements poll.Spinner.
+// Spin returns how long the loop spins. The event loop calls it (package poll).
 func (f *Fabric) Spin() time.Duration {
 	if f.processors < manyProcessors || f.completed == 0 || f.loop.Now()-f.completed > activeTime {
 		return 0
