@@ -22,7 +22,7 @@ import (
 // A slow or stopped client costs the relay a bounded amount, and further clients nothing; and the
 // report shows the current waits with their causes. The table is in docs/relay.md.
 
-// report waits until a report says something.
+// told waits until a report says something.
 func told(t *testing.T, r *relay.Relay, what string, says func(*launch.Report) bool) *launch.Report {
 	t.Helper()
 	for end := testutil.Begin(); ; time.Sleep(time.Millisecond) {

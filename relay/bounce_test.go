@@ -283,7 +283,7 @@ func TestFullServerGPUShrinksStaging(t *testing.T) {
 	})
 }
 
-// said collects what this process logs at a level or above.
+// said collects this process's log lines at a level or above.
 type said struct {
 	sync.Mutex
 	lines []string

@@ -168,7 +168,7 @@ func startWatchedClient(t *testing.T, socket string) *watchedClient {
 	return c
 }
 
-// quota has it run once. It returns the error of the program.
+// use runs the program once. It returns the error of the program.
 func (c *watchedClient) use() (told string, err error) {
 	if _, err := c.stdin.(io.Writer).Write([]byte{1}); err != nil {
 		return "", err

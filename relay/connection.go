@@ -46,7 +46,7 @@ type connection struct {
 	// (reverse.go); nil without one.
 	hidden bool
 	twin   *connection
-	// servedOperation is how many operations the relay does here for the other side.
+	// serving is the number of operations that the relay does here for the other side.
 	serving int
 	flushes flushes
 

@@ -182,7 +182,7 @@ func (r *receiver) windowed() transport.Arrivals {
 	return r.writes
 }
 
-// expose gives the sender a quota, where the lane has one left.
+// offerQuota gives the sender a quota, if the lane has one left.
 func (r *receiver) offerQuota() error {
 	at, ok := r.quotas[1].take()
 	if !ok {

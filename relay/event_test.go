@@ -141,7 +141,7 @@ func playEvents() error {
 		return err
 	}
 	for round := range uint64(20) {
-		// What is sent is copied by the stream, behind the gate.
+		// The stream copies the sent bytes, behind the gate.
 		text := unsafe.Slice((*byte)(written), mib)
 		for i := range text {
 			text[i] = byte(round + 1)

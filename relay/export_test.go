@@ -96,7 +96,7 @@ func (r *Relay) HaltAtRest() {
 // CloseIdle closes the connections to remote hosts that no client has used since the last call.
 func (r *Relay) CloseIdle() { r.loop.Call(r.hosts.closeIdle) }
 
-// Forget gives back what the process of a relay that was halted would, beside Free: its
+// Forget frees the resources that the end of a halted relay's process would free, beside Free: its
 // sessions' descriptors and rings.
 func (r *Relay) Forget() {
 	for _, s := range r.sessions {

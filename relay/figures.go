@@ -76,7 +76,7 @@ func bound(bucket int) time.Duration {
 // begun counts an operation that the connection has taken.
 func (c *connection) begun() { c.figures.inFlight++ }
 
-// finish counts an operation that ends.
+// over counts an ended operation.
 func (c *connection) over(op *operation, status wire.Status) {
 	f := &c.figures
 	f.inFlight--

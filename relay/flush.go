@@ -65,7 +65,7 @@ func (f *flushes) missed(status wire.Status) {
 	}
 }
 
-// finish takes an operation that has ended away from the flushes behind it.
+// over takes an ended operation away from the flushes behind it.
 func (f *flushes) over(op *operation, status wire.Status) {
 	own := op.kind == wire.OpFlush
 	if own {

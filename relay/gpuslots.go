@@ -315,7 +315,7 @@ func (l *lane) pools() (list []*staging) {
 // maxLoggedSlots limits the remembered log lines.
 const maxLoggedSlots = 64
 
-// say tells the log by which way a lane's data goes through NICs, once for each.
+// logSlots logs by which way a lane's data goes through NICs, once for each.
 func (l *lane) logSlots(w slotsWay) {
 	g := &l.registered
 	g.deciding.Lock()

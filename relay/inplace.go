@@ -138,8 +138,8 @@ func (c *connection) near(m *memory) *device.Memory {
 	return nil
 }
 
-// registrars reports whether the NICs read or write memory in place, and keeps of a near GPU's
-// what is to be told of it.
+// known reports whether the NICs access memory in place, and records the result for memory of a
+// near GPU.
 func (c *connection) known(m *memory) bool {
 	at, by := c.near(m), verbs.Of(c.remotePeer)
 	var unverified string

@@ -615,7 +615,7 @@ func (p dying) start(t *testing.T) (*exec.Cmd, string) {
 	return cmd, line
 }
 
-// lenderByte is what memory of cudaMalloc has that is lent.
+// lenderByte is the content of exported cudaMalloc memory.
 const lenderByte = 0x5a
 
 // lendCudaMalloc sends memory of cudaMalloc again and again.

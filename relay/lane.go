@@ -53,7 +53,7 @@ type lane struct {
 	nics []string
 	// placed says where staging is, and where it is not for want of room.
 	placed []placed
-	// inPlace is how much clients have lent NICs, bytes; of the loop.
+	// inPlaceBytes is the size of client memory in place, bytes; of the loop.
 	inPlaceBytes uint64
 	// turn picks the NIC of the next connection; of the loop.
 	turn int

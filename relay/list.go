@@ -121,7 +121,7 @@ func (op *operation) copyIn(by *device.Queue, slot device.Place, from, n uint64,
 	by.Move(op.memory.place(op.offset+from), slot, n, done)
 }
 
-// finish is the end of an operation that has pieces.
+// over handles the end of an operation with pieces.
 func (p *pieces) over(op *operation, status wire.Status) {
 	if p.serves != nil {
 		p.serves.over()

@@ -439,7 +439,7 @@ func FuzzPeerOfAListOwner(f *testing.F) {
 	})
 }
 
-// What a list owner exposes: length bytes at first, of memories of whole bytes.
+// Regions of a list owner: length bytes at first, of memories of whole bytes.
 const ownerFirst, ownerLength, ownerWhole = 4096, 8192, 16384
 
 // listOwner is the world of FuzzPeerOfAListOwner.

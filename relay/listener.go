@@ -581,7 +581,7 @@ func greetNeighbour(socket string, hello *wire.PeerHello) (packet.Conn, wire.Mes
 	}
 }
 
-// dialNeighbour is dial where the listener is on this host. The route is what is asked for.
+// dialNeighbour is dial where the listener is on this host. The route is the requested route.
 func (r *Relay) dialNeighbour(c *connection, m *wire.Connect, handle wire.HandleLayout, config launch.Config, route uint32) (attachment, error) {
 	if err := c.lane.open(); err != nil {
 		return nil, err

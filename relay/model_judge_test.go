@@ -72,7 +72,7 @@ func (w *world) partner(t *rapid.T, o *post) {
 	}
 }
 
-// pendingSession are the operations of a tag that take part in matching, in their order.
+// meeting returns the operations of a tag that take part in matching, in order.
 func (p *link) meeting(tag uint64) (sends, receives []*post) {
 	for _, o := range p.posts {
 		switch {

@@ -35,7 +35,7 @@ func patterned(m *device.Memory) {
 	}
 }
 
-// record gives a sender mostly valid grants.
+// heard gives a sender mostly valid grants.
 func (l *fuzzLink) heard(do *script, duplicate func() int) {
 	if l.s.portDown {
 		return

@@ -25,7 +25,7 @@ func byWay(t *testing.T, way string) *pair {
 	return connected(t, way)
 }
 
-// expose lets the pair's sender at [offset, offset+n) of the receiver's memory.
+// offer exposes to the pair's sender [offset, offset+n) of the receiver's memory.
 func (p *pair) offer(t *testing.T, m *client.Memory, offset, n uint64, access uint32) *client.Region {
 	t.Helper()
 	o, err := p.receiving.Expose(within(t), m, offset, n, access)

@@ -238,7 +238,7 @@ func (w *world) copied() {
 	}
 }
 
-// finish is how all must be when a connection is gone.
+// over checks the state after the end of a connection.
 func (w *world) over() {
 	w.t.Helper()
 	w.read()

@@ -518,8 +518,8 @@ func (h *peerManager) dialSet(ctx context.Context, key tcp.Key, target network.T
 	return streams, nil
 }
 
-// expected waits for the other side's word that the streams may come. Who has no room for
-// another set closes the connection instead.
+// expected waits for the other side's word that the streams may come. A relay without room for a
+// set closes the connection.
 func expected(c net.Conn, until time.Time) error {
 	word := make([]byte, 1)
 	err := c.SetReadDeadline(until)

@@ -180,10 +180,10 @@ func (r *rails) of(l *lane) []int {
 	return slices.Compact(own)
 }
 
-// listen has the relay listen on an address of each rail that its lanes reach: the first
-// that can be had; and on the others that are up while all of a lane's are down. Where
-// none of these can be had, on any. What could not be had are sentences; it is not tried
-// again for retryInterval, unless an interface has changed: each client's Listen leads here.
+// listen has the relay listen on an address of each rail that its lanes reach: the first that can
+// be had; and on the others that are up while all of a lane's are down. Where none of these can be
+// had, on any. refused has an error text per unavailable address; it is not tried again for
+// retryInterval, unless an interface has changed: each client's Listen leads here.
 func (r *rails) listen(lanes []*lane, g *multiListener, at func(netip.Addr) (net.Listener, error)) (refused []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -394,10 +394,10 @@ func on(by address.Chosen, e address.Endpoint) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(at, e.Port)}
 }
 
-// doors are the ways to the first connection of a set: where the handle says, as the
-// kernel's routes go; then where the relay has said before that it listens as well, on the
-// same rails, those of its lane first; then where the handle says by each interface. What has
-// just failed comes last.
+// doors are the ways to the first connection of a set: where the handle says, as the kernel's
+// routes go; then where the relay has said before that it listens as well, on the same rails, those
+// of its lane first; then where the handle says by each interface. Recently failed addresses come
+// last.
 func (r *rails) doors(relay string, at address.Endpoint) []path {
 	r.mu.Lock()
 	defer r.mu.Unlock()

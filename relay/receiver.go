@@ -215,7 +215,7 @@ func (r *receiver) grantMemory(a *arrival) {
 	r.grant(&grant{arrival: a, length: a.length}, m.region(), m.offset+a.op.offset)
 }
 
-// tell tells the sender of a memory, once.
+// advertise announces a memory to the sender, once.
 func (r *receiver) advertise(m *memory) {
 	if m.registrars[r] {
 		return

@@ -12,7 +12,7 @@ type exposedRegion struct {
 	number uint32
 	key    wire.UUID
 	memory *memory
-	// The range in what was exported, bytes.
+	// The range in the exported memory, bytes.
 	offset, length uint64
 	access         uint32
 	// The permitted connections: those of a listener, or a single one. The other is 0.

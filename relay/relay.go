@@ -204,8 +204,8 @@ func (r *Relay) Ending() launch.Ending {
 	return launch.Ending{Cause: r.cause, Reason: r.dying.Reason}
 }
 
-// Stop ends the relay: clients and peers are told why. Where the container has
-// ended that is the reason: who stops a relay then has only seen it earlier.
+// Stop ends the relay: clients and peers are told why. Where the container has ended that is the
+// reason: a process that stops the relay then has only detected the end earlier.
 func (r *Relay) Stop(why string) {
 	r.loop.Do(func() {
 		if r.initEnded() {
@@ -254,9 +254,9 @@ func (r *Relay) end(cause string, why *wire.Error) {
 	time.AfterFunc(100*time.Millisecond, r.loop.Stop)
 }
 
-// failed looks at a CUDA error. After a sticky one every further call fails, so
-// that only a new process can serve this container. That ends when the loop comes to
-// it: who calls this is in the middle of something.
+// failed looks at a CUDA error. After a sticky one every further call fails, so that only a new
+// process can serve this container. That ends when the loop comes to it: the caller is in the
+// middle of an operation.
 func (r *Relay) failed(err error) {
 	if cuda.Sticky(err) {
 		cause := launch.EndCUDA

@@ -39,7 +39,7 @@ func (h *host) online(s *launch.Secrets) {
 	}
 }
 
-// remotePeer is two containers on two hosts.
+// remotePair is two containers on two hosts.
 type remotePair struct {
 	pair
 	relayA, relayB   *relay.Relay

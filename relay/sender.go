@@ -260,8 +260,8 @@ func (s *sender) addTarget(m *wire.PeerRegion, fds []int) error {
 	return nil
 }
 
-// granted checks what the other relay says as if a stranger said it: a wrong
-// number must not let it read another place of the client's memory.
+// granted checks the remote relay's message as untrusted input: a wrong number must not let it read
+// another place of the client's memory.
 func (s *sender) granted(m *wire.PeerGrant) error {
 	if m.Region == wire.ListRegion && s.route == wire.RouteDirect {
 		return s.grantedList(m)

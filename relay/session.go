@@ -442,7 +442,7 @@ func (s *session) block(sequence uint32, work func() error, then func(error)) {
 	s.beside(&s.blocking, work, then)
 }
 
-// beside is block of what is counted so.
+// beside is block for counted work.
 func (s *session) beside(count *int, work func() error, then func(error)) {
 	*count++
 	go func() {

@@ -308,8 +308,8 @@ func (a *account) has(i int) uint64 {
 	return a.held[devices[i].BusID]
 }
 
-// Clients' staging memory is in the host's account as slots are: what is not admitted
-// is not made, what is in use stays, and what a dead session had is given back.
+// Clients' staging memory is in the host's account as slots are: refused memory is not made, used
+// memory stays, and memory of a dead session is freed.
 func TestStagingMemoryCountsInHostAccount(t *testing.T) {
 	var held account
 	held.limit = 30 * mib
@@ -359,7 +359,7 @@ func TestStagingMemoryCountsInHostAccount(t *testing.T) {
 	}
 	testutil.Until(t, "slots of staging", func() bool { return held.has(1) == slots })
 
-	// A session that ends gives back what it had, also out of an operation.
+	// An ended session frees its memory, also during an operation.
 	memory = stagingMemory(t, a, 0, 8*mib)
 	if _, err := sending.Send(memory.Memory, 0, 8*mib); err != nil {
 		t.Fatal(err)
@@ -419,8 +419,7 @@ func TestStagingMemoryAvoidsPairsThatFailedSelfTest(t *testing.T) {
 	}
 }
 
-// A client that goes on writing into what is sent gets wrong bytes, in its own message
-// alone.
+// A client that writes into memory in flight corrupts only its own message.
 func TestClientWritingIntoSentMemoryCorruptsOwnMessageOnly(t *testing.T) {
 	h := newHost(t)
 	h.nic("nic0")
@@ -565,7 +564,7 @@ func TestStagingMemoryWithoutDeviceNodeIsRefused(t *testing.T) {
 	testutil.Until(t, "the use of the relay's resources", func() bool { return r.Report().Used == (launch.Limits{}) })
 }
 
-// What a process had that is killed is nobody's: not in the account, nor on the GPU.
+// Memory of a killed process is freed: not in the account, nor on the GPU.
 func TestStagingMemoryOfKilledProcessIsFreed(t *testing.T) {
 	h := newHost(t)
 	socket, r := h.start("a", launch.RouteDirect, -1, copying(far(0, 1, "nic0")))

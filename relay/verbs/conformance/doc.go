@@ -51,7 +51,7 @@ func Expect(k Kind) Fixture {
 
 func (f Fixture) managed() bool { return f.Address.IsValid() }
 
-// cases are the tests, in their order.
+// cases returns the tests, in order.
 func cases() []testCase {
 	return []testCase{
 		{"device", device},
