@@ -122,8 +122,9 @@ func TestTunerLocalLanesLimitsLLAndChannelsBySize(t *testing.T) {
 		"8 ranks, ring first, all_gather: 0; 1024 ring LL 1; 262145 ring Simple 1; " + eighths,
 		"8 ranks, ring first, all_reduce: 0; 1024 ring LL 1; 131073 ring Simple 1; " + eighths,
 		"8 ranks, tree first, all_reduce: 0; " + tree,
-		// Of PAT nothing is measured.
-		"2 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
+		// PAT is left to more ranks than two.
+		"2 ranks, pat first, all_gather: 0; 1024 ring LL 1; 65537 ring Simple 1; " + halves,
+		"8 ranks, pat first, all_gather: 0; 1024 pat Simple 0",
 		// NCCL fails where a table has nothing left: a user with NCCL_PROTO=LL gets LL.
 		"2 ranks, LL alone, all_reduce: 0; 1024 ring LL 1; 262145 ring LL 2; 4194305 ring LL 4; 16777217 ring LL 8; 67108865 ring LL 0",
 	}

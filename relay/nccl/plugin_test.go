@@ -159,6 +159,17 @@ func TestEachPluginVersionMovesRandomMessages(t *testing.T) {
 	}
 }
 
+// A send of host memory ends when the plugin has copied it, so that NCCL's kernel runs ahead of a
+// receiver that waits for its time slice. Sends that are under way when their communicator is closed
+// arrive.
+func TestSendsOfHostMemoryEndBeforeTheirReceives(t *testing.T) {
+	for _, route := range []string{launch.RouteDirect, launch.RouteStaged} {
+		h := newHost(t, route)
+		r := run{plugin: plugin(t), harness: program(t, "harness"), mode: "ahead", version: 11, seed: seed(t), links: 2, groups: 1, bytes: 64, depth: 1}
+		r.must(t, h.lane(0), h.lane(1))
+	}
+}
+
 // More receives than a ring has places, of which each communicator may have 32.
 func TestEachCommunicatorHas32Requests(t *testing.T) {
 	h := newHost(t, launch.RouteDirect)
