@@ -108,7 +108,7 @@ func (s *session) closeParts(parts []part) {
 	s.port.CloseAll(fds)
 }
 
-// sideBySide says why allocations are not one range of so many bytes.
+// sideBySide returns an error unless the allocations are a single range of so many bytes.
 func sideBySide(parts []part, bytes uint64) error {
 	var sum uint64
 	for i, p := range parts {
@@ -263,7 +263,7 @@ func notExported(cause error, remedy string) error {
 	return wire.Errorf(wire.StatusBadDescriptor, "%w", &fault.Error{Code: fault.NotExported, Operation: "import the exported descriptor", Cause: cause, Remedy: remedy})
 }
 
-// checkForeign checks a client's descriptor before any other call: a client can make calls on its
+// checkForeign checks a client's descriptor before any other call: a client can make calls on a
 // file hang, for instance in a FUSE file system.
 func checkForeign(fd int, simulated bool) error {
 	var s unix.Statx_t
